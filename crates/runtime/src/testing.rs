@@ -117,6 +117,7 @@ fn run<const N: usize>(
         host,
         vector: 1,
         run: 1,
+        results: 1,
         converts: false,
         location,
     };

@@ -134,7 +134,8 @@ pub fn copy(target: Target<'_>, src: View<'_>, dst: View<'_>) -> Result<()> {
             None => ((&ANY, src.dtype as usize), [any_vector(src.dtype), 1], host),
         }
     };
-    let described = Op { name: NAME, program, host, vector, run, converts: false, location };
+    let described =
+        Op { name: NAME, program, host, vector, run, results: 1, converts: false, location };
     let args = Args { to: dst.dtype as u32 };
     // SAFETY: the kernels and CPU implementations are those of this pair of dtypes.
     unsafe { iter::run(target, &described, [src, dst], args) }

@@ -1,7 +1,5 @@
 //! The kernels of an op: one for operands that lie alike, one for all others.
 
-use std::fmt::Write;
-
 use warpline_runtime::DType;
 use warpline_runtime::iter::{Flat, Index, Params};
 use warpline_runtime::module::{ELEMENT, SPACE, Source};
@@ -12,105 +10,204 @@ use crate::programs::cuda_type;
 
 /// The source of an op's kernels for a dtype.
 pub(super) fn source(op: &Op, variant: &str) -> Source {
-    let source = match op.inputs.len() {
+    let structs = match op.inputs.len() {
         1 => structs::<1, 2>(),
         2 => structs::<2, 3>(),
         3 => structs::<3, 4>(),
         _ => structs::<4, 5>(),
     };
-    let source = source.push(ELEMENT).push(SPACE).push(&functions::called_by(op.cuda));
-    let source = source.push(&format!("#define NUMBER {NUMBER}"));
-    source.push(include_str!("elementwise.cuh")).push(&kernels(op, variant))
+    around(structs, op.cuda, &kernels(op, variant))
 }
 
-fn structs<const I: usize, const N: usize>() -> Source {
+/// A source with these structs and kernels. `expressions` are those of the ops that the kernels compute.
+pub(super) fn around(structs: Source, expressions: &str, kernels: &str) -> Source {
+    let source = structs.push(ELEMENT).push(SPACE).push(&functions::called_by(expressions));
+    let source = source.push(&format!("#define NUMBER {NUMBER}"));
+    source.push(include_str!("elementwise.cuh")).push(kernels)
+}
+
+/// The parameters of kernels of `I` operands, with the results `N` views.
+pub(super) fn structs<const I: usize, const N: usize>() -> Source {
     Source::new().with::<Params<Flat, Numbers<I>>>().with::<Params<Index<N>, Numbers<I>>>()
 }
 
-/// What computes one element, and the loops around it.
+/// The code of an op: its function of one element, and the kernels around it.
 fn kernels(op: &Op, variant: &str) -> String {
-    let out = if op.output == Output::Bool { "boolean" } else { cuda_type(variant) };
     let types = op.inputs.iter().map(|i| if i.is_bool { "boolean" } else { cuda_type(variant) });
-    let inputs: Vec<(usize, &str, &str)> =
-        op.inputs.iter().zip(types).enumerate().map(|(k, (i, ty))| (k, i.name, ty)).collect();
-    let each = |f: &dyn Fn(usize, &str, &str) -> String, between: &str| {
-        let parts: Vec<String> = inputs.iter().map(|&(k, name, ty)| f(k, name, ty)).collect();
-        parts.join(between)
-    };
-    let parameters = each(&|_, name, ty| format!("compute_t<{ty}> {name}"), ", ");
-    let pointers = each(&|k, _, ty| format!("const {ty}* in{k}"), ", ");
-    let count = inputs.len();
+    let inputs: Vec<(bool, &str)> =
+        op.inputs.iter().map(|input| input.is_bool).zip(types).collect();
+    let result = if op.output == Output::Bool { "boolean" } else { cuda_type(variant) };
+    let parameters: Vec<String> = (op.inputs.iter().zip(&inputs))
+        .map(|(input, (_, ty))| format!("compute_t<{ty}> {}", input.name))
+        .collect();
+    let function = format!(
+        "typedef compute_t<{}> C;\ntypedef compute_t<{result}> R;\n\
+         __device__ __forceinline__ void function({}, R& result) {{ result = (R)({}); }}\n",
+        cuda_type(variant),
+        parameters.join(", "),
+        op.cuda,
+    );
     let dtype = DType::ALL.into_iter().find(|dtype| dtype.suffix() == variant);
     let (vector, run) = dtype.map_or((1, 1), |dtype| (op.vector(dtype), op.run(dtype)));
     let name = format!("{}_{variant}", op.name);
-    let mut text = format!(
-        "typedef compute_t<{}> C;\ntypedef compute_t<{out}> R;\n\
-         __device__ __forceinline__ R function({parameters}) {{ return (R)({}); }}\n",
-        cuda_type(variant),
-        op.cuda,
-    );
-    let results = format!(
-        "        R r[V];\n#pragma unroll\n        for (int k = 0; k < V; k++) r[k] = function({});\n",
-        each(&|k, _, _| format!("x{k}[k]"), ", "),
-    );
-    // One condition says what is loaded, and no load waits for a branch: small tensors take as long as that.
-    let loads = each(
-        &|k, _, ty| {
+    let args = ("Numbers", "p.args");
+    function + &Kernels { name, args, inputs: &inputs, results: &[result], vector, run }.source()
+}
+
+/// The kernels around `function`, which takes one element of each operand and a reference to each result.
+pub(super) struct Kernels<'a> {
+    /// Prefix of the kernels' names.
+    pub(super) name: String,
+    /// The type of the arguments, and the expression of the [`Numbers`] among them.
+    pub(super) args: (&'a str, &'a str),
+    /// Operands: whether each is a condition, and its type in memory.
+    pub(super) inputs: &'a [(bool, &'a str)],
+    /// Types of the results in memory. A result among several may be unwanted, which its dtype [`NUMBER`] says.
+    pub(super) results: &'a [&'a str],
+    /// Elements per thread of the flat kernel.
+    pub(super) vector: usize,
+    /// Elements per thread of the strided kernel.
+    pub(super) run: usize,
+}
+
+impl Kernels<'_> {
+    pub(super) fn source(&self) -> String {
+        self.flat() + &self.strided() + &self.converting()
+    }
+
+    /// Joins a text for each operand.
+    fn inputs(&self, between: &str, f: impl Fn(usize, bool, &str) -> String) -> String {
+        let parts = self.inputs.iter().enumerate().map(|(k, (is_bool, ty))| f(k, *is_bool, ty));
+        parts.collect::<Vec<_>>().join(between)
+    }
+
+    /// Joins a text for each result. The first number counts the operands, too.
+    fn results(&self, between: &str, f: impl Fn(usize, usize, &str) -> String) -> String {
+        let first = self.inputs.len();
+        let parts = self.results.iter().enumerate().map(|(k, ty)| f(first + k, k, ty));
+        parts.collect::<Vec<_>>().join(between)
+    }
+
+    /// Statements that write the wanted results.
+    fn stores(&self, indent: &str, store: impl Fn(usize, usize, &str) -> String) -> String {
+        let numbers = self.args.1;
+        self.results("", |k, result, ty| {
+            let wanted = match self.results {
+                [_] => String::new(),
+                _ => format!("if (!is_number<{k}>({numbers})) "),
+            };
+            format!("{indent}{wanted}{};\n", store(k, result, ty))
+        })
+    }
+
+    /// The head of a kernel whose operands and results are pointers.
+    fn head(&self, kernel: &str, space: &str) -> String {
+        format!(
+            "extern \"C\" __global__ void {}_{kernel}({}, {}, \
+             const __grid_constant__ Params<{space}, {}<{}>> p) {{\n",
+            self.name,
+            self.inputs(", ", |k, _, ty| format!("const {ty}* in{k}")),
+            self.results(", ", |_, k, ty| format!("{ty}* out{k}")),
+            self.args.0,
+            self.inputs.len(),
+        )
+    }
+
+    /// Calls the function for each of `V` elements.
+    fn calls(&self) -> String {
+        format!(
+            "{}#pragma unroll\n        for (int k = 0; k < V; k++) function({}, {});\n",
+            self.results("", |_, k, ty| format!("        compute_t<{ty}> r{k}[V];\n")),
+            self.inputs(", ", |k, _, _| format!("x{k}[k]")),
+            self.results(", ", |_, k, _| format!("r{k}[k]")),
+        )
+    }
+
+    /// Calls the function for one element: the arguments are given, the results `r0`, `r1` and so on.
+    fn call(&self, indent: &str, arguments: &str) -> String {
+        format!(
+            "{}{indent}function({arguments}, {});\n",
+            self.results("", |_, k, ty| format!("{indent}compute_t<{ty}> r{k};\n")),
+            self.results(", ", |_, k, _| format!("r{k}")),
+        )
+    }
+
+    fn flat(&self) -> String {
+        let numbers = self.args.1;
+        // One condition says what is loaded, and no load waits for a branch: small tensors take as long as that.
+        let loads = self.inputs("", |k, _, ty| {
             format!(
-                "    Raw<V * sizeof({ty})> v{k};\n    if (whole & !is_number<{k}>(p.args)) \
+                "    Raw<V * sizeof({ty})> v{k};\n    if (whole & !is_number<{k}>({numbers})) \
                  v{k} = *(const Raw<V * sizeof({ty})>*)(in{k} + i);\n"
             )
-        },
-        "",
-    );
-    let vectors = each(
-        &|k, _, ty| {
+        });
+        let vectors = self.inputs("", |k, _, ty| {
             format!(
-                "        compute_t<{ty}> x{k}[V];\n        operand<{k}, {ty}>(v{k}, p.args, x{k});\n"
+                "        compute_t<{ty}> x{k}[V];\n        operand<{k}, {ty}>(v{k}, {numbers}, x{k});\n"
             )
-        },
-        "",
-    );
-    let _ = write!(
-        text,
-        "extern \"C\" __global__ void {name}_flat({pointers}, {out}* out, \
-         const __grid_constant__ Params<Flat, Numbers<{count}>> p) {{\n    constexpr int V = {vector};\n    \
-         const u32 n = p.space.numel;\n    u32 i = (u32)thread() * V;\n    \
-         const bool whole = i + V <= n;\n{loads}    if (whole) {{\n{vectors}{results}        store_vec(out + i, r);\n        return;\n    }}\n\
-         #pragma unroll 1\n    for (; i < n; i++) store(out[i], function({}));\n}}\n",
-        each(&|k, _, _| format!("operand<{k}>(in{k} + i, p.args)"), ", "),
-    );
-    let runs = each(
-        &|k, _, ty| {
+        });
+        let elements = self.inputs(", ", |k, _, _| format!("operand<{k}>(in{k} + i, {numbers})"));
+        format!(
+            "{}    constexpr int V = {};\n    const u32 n = p.space.numel;\n    \
+             u32 i = (u32)thread() * V;\n    const bool whole = i + V <= n;\n{loads}    \
+             if (whole) {{\n{vectors}{}{}        return;\n    }}\n\
+             #pragma unroll 1\n    for (; i < n; i++) {{\n{}{}    }}\n}}\n",
+            self.head("flat", "Flat"),
+            self.vector,
+            self.calls(),
+            self.stores("        ", |_, k, _| format!("store_vec(out{k} + i, r{k})")),
+            self.call("        ", &elements),
+            self.stores("        ", |_, k, _| format!("store(out{k}[i], r{k})")),
+        )
+    }
+
+    fn strided(&self) -> String {
+        let numbers = self.args.1;
+        let views = self.inputs.len() + self.results.len();
+        let runs = self.inputs("", |k, _, ty| {
             format!(
                 "        compute_t<{ty}> x{k}[V];\n        \
-                 operand<{k}>(in{k}, p.space.dims[0].strides[{k}], run, p.args, x{k});\n"
+                 operand<{k}>(in{k}, p.space.dims[0].strides[{k}], run, {numbers}, x{k});\n"
             )
-        },
-        "",
-    );
-    let _ = write!(
-        text,
-        "extern \"C\" __global__ void {name}_strided({pointers}, {out}* out, \
-         const __grid_constant__ Params<Index<{operands}>, Numbers<{count}>> p) {{\n    constexpr int V = {run};\n    \
-         Run<{operands}> run;\n    if (run_of<V>(p.space, (u32)thread(), out, run)) {{\n{runs}{results}        \
-         store_run(out + run.at[{count}], p.space.dims[0].strides[{count}], run, r);\n    }}\n}}\n",
-        operands = count + 1,
-    );
-    let elements = op.inputs.iter().zip(&inputs).map(|(input, (k, _, ty))| match input.is_bool {
-        true => format!("condition<{k}>(in{k}, at[{k}], p.args)"),
-        false => format!("element<{k}, {ty}>(in{k}, at[{k}], p.args)"),
-    });
-    let _ = write!(
-        text,
-        "extern \"C\" __global__ void {name}_converting({}, void* out, \
-         const __grid_constant__ Params<Index<{operands}>, Numbers<{count}>> p) {{\n    \
-         const u32 i = (u32)thread();\n    if (i >= p.space.numel) return;\n    \
-         i32 at[{operands}];\n    offsets(p.space, i, at);\n    \
-         convert_to<{out}>(out, at[{count}], dtype<{count}>(p.args), Element<{out}>::store(function({})));\n}}\n",
-        each(&|k, _, _| format!("const void* in{k}"), ", "),
-        elements.collect::<Vec<_>>().join(", "),
-        operands = count + 1,
-    );
-    text
+        });
+        let stores = self.stores("        ", |k, result, _| {
+            format!(
+                "store_run(out{result} + run.at[{k}], p.space.dims[0].strides[{k}], run, r{result})"
+            )
+        });
+        format!(
+            "{}    constexpr int V = {};\n    Run<{views}> run;\n    \
+             if (run_of<V>(p.space, (u32)thread(), out{}, run)) {{\n{runs}{}{stores}    }}\n}}\n",
+            self.head("strided", &format!("Index<{views}>")),
+            self.run,
+            self.results.len() - 1,
+            self.calls(),
+        )
+    }
+
+    fn converting(&self) -> String {
+        let numbers = self.args.1;
+        let views = self.inputs.len() + self.results.len();
+        let elements = self.inputs(", ", |k, is_bool, ty| match is_bool {
+            true => format!("condition<{k}>(in{k}, at[{k}], {numbers})"),
+            false => format!("element<{k}, {ty}>(in{k}, at[{k}], {numbers})"),
+        });
+        let stores = self.stores("    ", |k, result, ty| {
+            format!(
+                "convert_to<{ty}>(out{result}, at[{k}], dtype<{k}>({numbers}), Element<{ty}>::store(r{result}))"
+            )
+        });
+        format!(
+            "extern \"C\" __global__ void {}_converting({}, {}, \
+             const __grid_constant__ Params<Index<{views}>, {}<{}>> p) {{\n    \
+             const u32 i = (u32)thread();\n    if (i >= p.space.numel) return;\n    \
+             i32 at[{views}];\n    offsets(p.space, i, at);\n{}{stores}}}\n",
+            self.name,
+            self.inputs(", ", |k, _, _| format!("const void* in{k}")),
+            self.results(", ", |_, k, _| format!("void* out{k}")),
+            self.args.0,
+            self.inputs.len(),
+            self.call("    ", &elements),
+        )
+    }
 }

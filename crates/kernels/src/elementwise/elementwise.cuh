@@ -27,9 +27,9 @@ __device__ __forceinline__ compute_t<T> operand(const T* p, const Numbers<N>& nu
 }
 
 // A run of it, of which all may be the same element.
-template <int K, class T, int V, int N>
+template <int K, class T, int V, int N, int VIEWS>
 __device__ __forceinline__ void operand(
-    const T* p, i32 stride, const Run<N + 1>& run, const Numbers<N>& numbers, compute_t<T> (&to)[V]) {
+    const T* p, i32 stride, const Run<VIEWS>& run, const Numbers<N>& numbers, compute_t<T> (&to)[V]) {
     if (is_number<K>(numbers)) all_of<T>(number<compute_t<T>>(numbers.number[K]), to);
     else if (stride == 0) all_of<T>(load(p[run.at[K]]), to);
     else load_run(p + run.at[K], stride, run, to);

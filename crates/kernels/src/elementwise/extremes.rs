@@ -1,6 +1,6 @@
 //! Bounds, and extremes that leave NaN out.
 
-use super::formula::Backward;
+use super::backward::Backward;
 use super::real::Real;
 use super::table::ops;
 
@@ -34,23 +34,26 @@ ops! {
     }, gradients(g) { x: x.isfinite().select(g, 0.0) }
 }
 
+/// Formulas that are not those of the op with the same value.
+pub(super) const OTHERS: &[&Backward] = &[&CLAMP_MIN, &CLAMP_MAX, &HARDTANH];
+
 /// Gradients of `torch.clamp_min(x, low)`, whose value is that of [`MAXIMUM`](super::MAXIMUM): of equal operands the
 /// first has all.
-pub static CLAMP_MIN: Backward = Backward::new("clamp_min", |builder| {
+pub static CLAMP_MIN: Backward = Backward::new("clamp_min", "clamp_min_backward", |builder| {
     let (x, low, g) = (builder.operand(), builder.operand(), builder.gradient());
     builder.set(x, x.ge(low).select(g, 0.0));
     builder.set(low, x.lt(low).select(g, 0.0));
 });
 
 /// Gradients of `torch.clamp_max(x, high)`, whose value is that of [`MINIMUM`](super::MINIMUM).
-pub static CLAMP_MAX: Backward = Backward::new("clamp_max", |builder| {
+pub static CLAMP_MAX: Backward = Backward::new("clamp_max", "clamp_max_backward", |builder| {
     let (x, high, g) = (builder.operand(), builder.operand(), builder.gradient());
     builder.set(x, x.le(high).select(g, 0.0));
     builder.set(high, x.gt(high).select(g, 0.0));
 });
 
 /// The gradient of `torch.nn.functional.hardtanh(x, low, high)`, whose value is that of [`CLAMP`].
-pub static HARDTANH: Backward = Backward::new("hardtanh", |builder| {
+pub static HARDTANH: Backward = Backward::new("hardtanh", "hardtanh_backward", |builder| {
     let (x, low, high) = (builder.operand(), builder.operand(), builder.operand());
     let g = builder.gradient();
     builder.set(x, x.gt(low).and(x.lt(high)).select(g, 0.0));

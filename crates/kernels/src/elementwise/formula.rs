@@ -12,47 +12,21 @@
 
 use std::cell::RefCell;
 use std::ops::{Add, Div, Mul, Neg, Sub};
-use std::sync::OnceLock;
 
 use super::*;
 
 /// The largest number of operands of an op.
 pub const MAX_OPERANDS: usize = 4;
 
-/// The backward formulas of an op, built on first use.
-#[derive(Debug)]
-pub struct Backward {
-    name: &'static str,
-    build: fn(&mut Builder),
-    formula: OnceLock<Formula>,
-}
-
-impl Backward {
-    pub(super) const fn new(name: &'static str, build: fn(&mut Builder)) -> Self {
-        Self { name, build, formula: OnceLock::new() }
-    }
-
-    /// Name of the op.
-    #[must_use]
-    pub const fn name(&self) -> &'static str {
-        self.name
-    }
-
-    /// The steps of all gradients.
-    pub fn formula(&self) -> &Formula {
-        self.formula.get_or_init(|| {
-            let mut builder = Builder::default();
-            (self.build)(&mut builder);
-            Formula { steps: STEPS.take(), gradients: builder.gradients }
-        })
-    }
-}
-
 /// The gradients of an op's operands, as steps that share common subexpressions.
 #[derive(Debug)]
 pub struct Formula {
     steps: Vec<Step>,
     gradients: [Option<usize>; MAX_OPERANDS],
+    /// Steps of bools.
+    conditions: Vec<usize>,
+    leaves: Vec<usize>,
+    computed: Vec<usize>,
 }
 
 /// A step of a formula: a number or a bool for each element.
@@ -83,6 +57,11 @@ impl Step {
         }
     }
 
+    /// Whether this is the gradient of the result, an operand, or the result.
+    fn is_leaf(&self) -> bool {
+        matches!(self, Self::Gradient | Self::Operand(_) | Self::Result)
+    }
+
     fn same_as(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Gradient, Self::Gradient) | (Self::Result, Self::Result) => true,
@@ -95,6 +74,56 @@ impl Step {
 }
 
 impl Formula {
+    pub(super) fn new(build: fn(&mut Builder)) -> Self {
+        let mut builder = Builder::default();
+        build(&mut builder);
+        let mut formula = Self {
+            steps: STEPS.take(),
+            gradients: builder.gradients,
+            conditions: builder.conditions,
+            leaves: Vec::new(),
+            computed: Vec::new(),
+        };
+        let uses = formula.uses(0..MAX_OPERANDS);
+        let used = (0..formula.steps.len()).filter(|&k| uses[k] > 0);
+        formula.leaves = used.filter(|&k| formula.steps[k].is_leaf()).collect();
+        let computed =
+            |k: &usize| formula.gradient(*k).is_some_and(|step| !formula.steps[step].is_leaf());
+        formula.computed = (0..MAX_OPERANDS).filter(computed).collect();
+        formula
+    }
+
+    /// The indices of the leaves that gradients read.
+    #[must_use]
+    pub fn leaves(&self) -> &[usize] {
+        &self.leaves
+    }
+
+    /// Whether a leaf is an operand of bools.
+    #[must_use]
+    pub fn is_condition(&self, leaf: usize) -> bool {
+        self.conditions.contains(&leaf)
+    }
+
+    /// The operands whose gradients are computed. The gradients of the others, if there are any, are leaves.
+    #[must_use]
+    pub fn computed(&self) -> &[usize] {
+        &self.computed
+    }
+
+    /// Number of launches that compute the gradients of `operands` an op at a time. A constant gradient takes one.
+    #[must_use]
+    pub fn launches(&self, operands: impl IntoIterator<Item = usize> + Clone) -> usize {
+        let uses = self.uses(operands.clone());
+        let constant = |k: usize| operands.clone().into_iter().any(|o| self.gradient(o) == Some(k));
+        let launches = self.steps.iter().enumerate().filter(|(k, step)| match step {
+            Step::Gradient | Step::Operand(_) | Step::Result => false,
+            Step::Constant(_) => constant(*k),
+            Step::Single(_) | Step::Apply(..) => uses[*k] > 0,
+        });
+        launches.count()
+    }
+
     /// All steps. Each reads only steps before it.
     #[must_use]
     pub fn steps(&self) -> &[Step] {
@@ -148,6 +177,7 @@ fn apply<const N: usize>(op: &'static Op, operands: [usize; N]) -> usize {
 #[derive(Debug, Default)]
 pub(super) struct Builder {
     operands: usize,
+    conditions: Vec<usize>,
     gradients: [Option<usize>; MAX_OPERANDS],
 }
 
@@ -160,7 +190,9 @@ impl Builder {
 
     /// Declares the next operand, a condition.
     pub(super) fn condition(&mut self) -> Condition {
-        Condition(self.operand().0)
+        let step = self.operand().0;
+        self.conditions.push(step);
+        Condition(step)
     }
 
     /// Returns the gradient of the result.

@@ -94,6 +94,31 @@ where
     [start::<F, T, O, Flat, I, N>, start::<F, T, O, Index<N>, I, N>]
 }
 
+/// Computes an op of slices ([`Slices`](super::Slices)).
+///
+/// # Safety
+/// `inputs` has `I` pointers to `n` values of `T::Compute` each, and `out` is valid for as many, no more than
+/// [`SLICE`]. No two of them overlap.
+pub(super) unsafe fn slices<F, T, O, const I: usize>(inputs: &[*const u8], out: *mut u8, n: usize)
+where
+    T: HostElement,
+    O: HostElement,
+    F: Function<T::Compute, I, Out = O::Compute>,
+{
+    let inputs = from_fn(|k| inputs[k].cast::<T::Compute>());
+    if TypeId::of::<T>() == TypeId::of::<O>() {
+        // SAFETY: the caller's promise.
+        return unsafe { F::run(inputs, out.cast(), n) };
+    }
+    let mut results = [O::Compute::from_bits(0); SLICE];
+    // SAFETY: the caller's promise, and the buffer has as many.
+    unsafe { F::run(inputs, results.as_mut_ptr(), n) };
+    for (k, result) in results[..n].iter().enumerate() {
+        // SAFETY: as above.
+        unsafe { out.cast::<T::Compute>().add(k).write(T::Compute::from_number(*result)) };
+    }
+}
+
 /// # Safety
 /// As [`HostKernel`]: `I` operands, of which none is read that a number stands for, then the result
 /// of `O`, with [`Params`] of `S` and [`Numbers`].
@@ -111,7 +136,7 @@ where
 
 /// Elements that are converted at a time: enough that a call is nothing, few enough that they stay in
 /// the nearest cache.
-const SLICE: usize = 32 * LANES;
+pub(super) const SLICE: usize = 32 * LANES;
 
 /// The loop, compiled once for all ops of these types.
 ///
@@ -161,7 +186,7 @@ type Read<C> = unsafe fn(*const u8, isize, isize, &mut [C]);
 type Write<C> = unsafe fn(*mut u8, isize, isize, &[C]);
 
 /// An input, as what is computed in: elements of any dtype, as a condition's of bools, or a number.
-struct Reader<T: HostElement> {
+pub(super) struct Reader<T: HostElement> {
     memory: Shared<T>,
     stride: isize,
     /// Whether memory is taken as it is.
@@ -172,7 +197,12 @@ struct Reader<T: HostElement> {
 }
 
 impl<T: HostElement> Reader<T> {
-    fn new(memory: Shared<T>, stride: isize, dtype: DType, number: Option<T::Compute>) -> Self {
+    pub(super) fn new(
+        memory: Shared<T>,
+        stride: isize,
+        dtype: DType,
+        number: Option<T::Compute>,
+    ) -> Self {
         let own = dtype == T::DTYPE;
         Self {
             memory,
@@ -187,7 +217,7 @@ impl<T: HostElement> Reader<T> {
     /// # Safety
     /// There are `n` elements from `offset` on, which nobody writes meanwhile; no more than [`SLICE`],
     /// unless it is done in place.
-    unsafe fn read(&mut self, offset: isize, n: usize) -> *const T::Compute {
+    pub(super) unsafe fn read(&mut self, offset: isize, n: usize) -> *const T::Compute {
         if self.in_place {
             return self.memory.at(offset).cast();
         }
@@ -293,7 +323,7 @@ unsafe fn write_own<O: HostElement>(
 }
 
 /// The result, of any dtype.
-struct Writer<O: HostElement> {
+pub(super) struct Writer<O: HostElement> {
     memory: Shared<O>,
     stride: isize,
     in_place: bool,
@@ -302,7 +332,7 @@ struct Writer<O: HostElement> {
 }
 
 impl<O: HostElement> Writer<O> {
-    fn new(memory: Shared<O>, stride: isize, dtype: DType) -> Self {
+    pub(super) fn new(memory: Shared<O>, stride: isize, dtype: DType) -> Self {
         let own = dtype == O::DTYPE;
         Self {
             memory,
@@ -314,13 +344,13 @@ impl<O: HostElement> Writer<O> {
     }
 
     /// Where the results of elements from `offset` on go first.
-    fn place(&mut self, offset: isize) -> *mut O::Compute {
+    pub(super) fn place(&mut self, offset: isize) -> *mut O::Compute {
         if self.in_place { self.memory.at(offset).cast() } else { self.buffer.as_mut_ptr() }
     }
 
     /// # Safety
     /// As [`Reader::read`], for writes; `n` results are in their place.
-    unsafe fn write(&mut self, offset: isize, n: usize) {
+    pub(super) unsafe fn write(&mut self, offset: isize, n: usize) {
         if !self.in_place {
             // SAFETY: the caller's promise, of elements of the dtype that is written.
             unsafe { (self.write)(self.memory.0.cast(), offset, self.stride, &self.buffer[..n]) };

@@ -5,6 +5,7 @@
 
 mod activation;
 mod arithmetic;
+mod backward;
 mod bitwise;
 mod comparison;
 mod cuda;
@@ -36,12 +37,13 @@ use warpline_runtime::{DType, Error, Result, iter};
 
 pub use activation::*;
 pub use arithmetic::*;
+pub use backward::{Backward, apply_backward};
 pub use bitwise::*;
 pub use comparison::*;
 pub use division::*;
 pub use exponential::*;
 pub use extremes::*;
-pub use formula::{Backward, Formula, MAX_OPERANDS, Step};
+pub use formula::{Formula, MAX_OPERANDS, Step};
 pub use gamma::*;
 pub use gradient::*;
 pub use logical::*;
@@ -73,7 +75,7 @@ pub fn table() -> impl Iterator<Item = &'static Op> {
 }
 
 pub(crate) fn programs() -> impl Iterator<Item = &'static Program> {
-    table().map(|op| &op.program)
+    table().map(|op| &op.program).chain(backward::fused().iter().map(|backward| backward.program()))
 }
 
 /// An op's entry.
@@ -87,11 +89,23 @@ pub struct Op {
     cuda: &'static str,
     /// Whether that is a few instructions.
     short: bool,
-    host: fn(DType) -> Option<[HostKernel; 2]>,
+    host: fn(DType) -> Option<Host>,
     rounds: NumberRounding,
     backward: Option<Backward>,
     program: Program,
 }
+
+/// The CPU implementation of an op for a dtype.
+#[derive(Clone, Copy, Debug)]
+struct Host {
+    /// For operands that lie alike, and for all others.
+    kernels: [HostKernel; 2],
+    slices: Slices,
+}
+
+/// Computes an op of slices of the compute type: pointers to the inputs, then the pointer to the result, whose bools are
+/// numbers of the compute type, and the number of elements.
+type Slices = unsafe fn(&[*const u8], *mut u8, usize);
 
 /// An operand of an entry.
 #[derive(Clone, Debug)]

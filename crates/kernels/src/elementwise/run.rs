@@ -31,14 +31,14 @@ impl From<Scalar> for Arg<'_> {
     }
 }
 
-/// Stands for a dtype of an operand that is a number.
+/// Stands for the dtype of an operand that is a number, and of a result that is not wanted.
 pub(super) const NUMBER: u32 = 15;
 
 /// The kernels' arguments besides the operands.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct Numbers<const N: usize> {
-    /// Of inputs and result, four bits each: the dtype, or [`NUMBER`].
+    /// Of inputs and results, four bits each: the dtype, or [`NUMBER`].
     dtypes: u32,
     /// What is computed in.
     number: [Bits; N],
@@ -47,11 +47,25 @@ pub(super) struct Numbers<const N: usize> {
 cuda_struct!(Numbers<N> { dtypes, number });
 
 impl<const N: usize> Numbers<N> {
-    fn code(&self, operand: usize) -> u32 {
-        self.dtypes >> (4 * operand) & 15
+    /// The dtype's number of an input, or of a result as the views are counted; or [`NUMBER`].
+    pub(super) fn code(&self, view: usize) -> u32 {
+        self.dtypes >> (4 * view) & 15
     }
 
-    /// The dtype of an input that is no number, or of the result as number `N`.
+    /// Sets the code of a view that has none yet.
+    #[inline(always)]
+    pub(super) fn set_code(&mut self, view: usize, code: u32) {
+        self.dtypes |= code << (4 * view);
+    }
+
+    /// Sets an input to a number of these bits.
+    #[inline(always)]
+    pub(super) fn set_number(&mut self, input: usize, bits: u64) {
+        self.set_code(input, NUMBER);
+        self.number[input] = bits.into();
+    }
+
+    /// The dtype of an input that is no number, or of a wanted result as the views are counted.
     pub(super) fn dtype(&self, operand: usize) -> DType {
         DType::ALL[self.code(operand) as usize % DType::ALL.len()]
     }
@@ -81,7 +95,7 @@ fn rounds(op: &Op, dtype: DType, target: Target<'_>) -> bool {
 }
 
 /// A number as an op on `dtype` takes it. A float for integers has been refused before, but for a condition.
-fn bits(value: Scalar, dtype: DType, rounded: bool) -> u64 {
+pub(super) fn bits(value: Scalar, dtype: DType, rounded: bool) -> u64 {
     dispatch!(dtype, all T => {
         let value = <T as HostElement>::Compute::from_scalar(value);
         Number::to_bits(if rounded { T::put(value).get() } else { value })
@@ -141,8 +155,8 @@ fn run<const I: usize, const N: usize>(
         None => result,
     };
     let mut converts = out.dtype != result;
-    let dtypes = (out.dtype as u32) << (4 * I);
-    let mut numbers = Numbers { dtypes, number: [Bits::default(); I] };
+    let mut numbers = Numbers::<I>::zeroed();
+    numbers.set_code(I, out.dtype as u32);
     let mut untouched = 0;
     let mut views = [out; N];
     for (k, arg) in args.iter().enumerate() {
@@ -150,12 +164,11 @@ fn run<const I: usize, const N: usize>(
             Arg::Tensor(view) => {
                 views[k] = *view;
                 converts |= view.dtype != expected(k);
-                numbers.dtypes |= (view.dtype as u32) << (4 * k);
+                numbers.set_code(k, view.dtype as u32);
             }
             Arg::Number(value) => {
                 untouched |= 1 << k;
-                numbers.dtypes |= NUMBER << (4 * k);
-                numbers.number[k] = bits(*value, expected(k), rounds(op, dtype, target)).into();
+                numbers.set_number(k, bits(*value, expected(k), rounds(op, dtype, target)));
             }
         }
     }
@@ -167,7 +180,8 @@ fn run<const I: usize, const N: usize>(
     let described = iter::Op {
         name: op.name,
         program: (&op.program, op.dtypes.variant(dtype)),
-        host,
+        host: host.kernels,
+        results: 1,
         vector: op.vector(dtype),
         run: op.run(dtype),
         converts,

@@ -72,7 +72,7 @@ macro_rules! backward {
         $name:expr, [$($input:ident $(: $kind:ident)?),+],
         $g:ident [$($out:ident)?] $($operand:ident: $gradient:expr),+
     ) => {
-        Some($crate::elementwise::formula::Backward::new($name, |builder| {
+        Some($crate::elementwise::Backward::new($name, concat!($name, "_backward"), |builder| {
             $(
                 #[allow(unused_variables)]
                 let $input = table::operand!(builder $(, $kind)?);
@@ -222,7 +222,12 @@ macro_rules! host {
 
 macro_rules! kernels {
     ($f:ident, $output:ident, [$($input:ident),+], $ty:ty) => {
-        Some(host::kernels::<$f, $ty, table::element!($output, $ty), { table::count!($($input)+) }, { 1 + table::count!($($input)+) }>())
+        Some($crate::elementwise::Host {
+            kernels: host::kernels::<
+                $f, $ty, table::element!($output, $ty), { table::count!($($input)+) }, { 1 + table::count!($($input)+) }
+            >(),
+            slices: host::slices::<$f, $ty, table::element!($output, $ty), { table::count!($($input)+) }>,
+        })
     };
 }
 

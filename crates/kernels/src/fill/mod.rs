@@ -87,6 +87,7 @@ fn fill_at(
         host: cpu::fill_kernels(size),
         vector: vector_width(size),
         run: vector_width(size),
+        results: 1,
         converts: false,
         location,
     };

@@ -51,6 +51,8 @@ pub struct Op {
     pub vector: usize,
     /// Elements that a thread of the strided kernel takes at a time.
     pub run: usize,
+    /// Number of results: the last of the views, which are written. At least 1.
+    pub results: usize,
     /// Whether operands are of other dtypes than the kernels: then the third kernel runs, an element a
     /// thread, with the parameters and the CPU implementation of the strided one.
     pub converts: bool,
@@ -63,7 +65,7 @@ pub const fn vector_width(size: usize) -> usize {
     if size < 2 { 8 } else { 16 / size }
 }
 
-/// Runs an op on `N` views of the same sizes: all but the last are read, the last is written.
+/// Runs an op on `N` views of the same sizes: the operands, which are read, then the [results](Op::results).
 ///
 /// # Errors
 /// [`Error::ShapeMismatch`], [`Error::OverlappingWrite`], [`Error::OverlappingOperands`],
@@ -71,7 +73,7 @@ pub const fn vector_width(size: usize) -> usize {
 ///
 /// # Safety
 /// The kernels and CPU implementations must be right for the views' dtypes and these arguments,
-/// and do no more than read all operands and write the last, elements in step.
+/// and do no more than read all operands and write the results, elements in step.
 #[track_caller]
 pub unsafe fn run<const N: usize, A: Pod>(
     target: Target<'_>,
@@ -83,8 +85,8 @@ pub unsafe fn run<const N: usize, A: Pod>(
     unsafe { run_some(target, op, views, 0, args) }
 }
 
-/// [`run`] where some operands are not touched: those whose bit in `untouched` is set, for which the
-/// kernels have numbers among their arguments. `views` has the result in their place.
+/// [`run`] where some views are not touched: those whose bit in `untouched` is set. These are operands for which the
+/// kernels have numbers among their arguments, and unwanted results. `views` has a wanted result in their place.
 ///
 /// # Errors
 /// As [`run`].
@@ -109,17 +111,17 @@ pub unsafe fn run_some<const N: usize, A: Pod>(
             });
         }
     }
-    let declared = operands(views, untouched);
+    let declared = operands(op, views, untouched);
     launch::check_in_place(op.name, &declared)?;
     // SAFETY: the caller's promise.
     unsafe { run_part(target, op, views, &declared, untouched, args) }
 }
 
-/// What is done to each view; nothing to those that are not touched.
-fn operands<const N: usize>(views: [View<'_>; N], untouched: u64) -> [Operand<'_>; N] {
+/// The access of the kernels to each view.
+fn operands<'a, const N: usize>(op: &Op, views: [View<'a>; N], untouched: u64) -> [Operand<'a>; N] {
     std::array::from_fn(|k| match views[k] {
-        view if k == N - 1 => view.write(),
         view if untouched >> k & 1 == 1 => view.untouched(),
+        view if k + op.results >= N => view.write(),
         view => view.read(),
     })
 }
@@ -144,7 +146,7 @@ unsafe fn run_part<const N: usize, A: Pod>(
     if !plan.fits() {
         return halves(&views, |part| {
             // SAFETY: the caller's promise, which holds for parts too.
-            unsafe { run_part(target, op, part, &operands(part, untouched), untouched, args) }
+            unsafe { run_part(target, op, part, &operands(op, part, untouched), untouched, args) }
         });
     }
     let aligned = |v: &View<'_>| v.layout.offset().is_multiple_of(op.vector);

@@ -43,8 +43,9 @@ impl<'a> Ordered<'a> {
         marking: &'a Marking<'a>,
     ) -> Result<Self> {
         check_world(stream, storages, site.op)?;
-        let mut uses: SmallVec<[MutexGuard<'_, Uses>; 4]> =
-            storages.iter().map(|(s, _)| s.uses()).collect();
+        let mut uses: SmallVec<[MutexGuard<'_, Uses>; 4]> = SmallVec::new();
+        // Faster than `collect`.
+        storages.iter().for_each(|(storage, _)| uses.push(storage.uses()));
         let carried = marking.carry(touches, storages, &mut uses)?;
         let watch = if detects_races {
             Some(Box::new(Watch::new(stream, site, touches, storages, &uses)?))

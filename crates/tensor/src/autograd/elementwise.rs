@@ -3,7 +3,8 @@
 use smallvec::SmallVec;
 use warpline_kernels::elementwise::{Backward, Op, Step};
 
-use super::formula::{Source, Sources, evaluate};
+use super::formula::{self, Source, Sources};
+use super::fused;
 use crate::autograd::{
     Context, Gradients, check_in_place, record, record_in_place, refuse, wanted, wanted_in_place,
 };
@@ -69,13 +70,16 @@ impl<'a> Plan<'a> {
     }
 
     fn rule(&self) -> impl Fn(&Context<'_>, &Tensor) -> Result<Gradients> + Send + Sync + 'static {
-        let (formula, sources) = (self.backward.formula(), self.sources.clone());
+        let (backward, sources) = (self.backward, self.sources.clone());
         let operands: SmallVec<[usize; 3]> = self.inputs.iter().map(|(_, k)| *k).collect();
         move |context, grad| {
             let wanted = |(input, &operand)| context.needs(input).then_some(operand);
             let wanted: SmallVec<[Option<usize>; 3]> =
                 operands.iter().enumerate().map(wanted).collect();
-            evaluate(formula, &wanted, &sources, context, grad)
+            match fused::evaluate(backward, &wanted, &sources, context, grad)? {
+                Some(gradients) => Ok(gradients),
+                None => formula::evaluate(backward.formula(), &wanted, &sources, context, grad),
+            }
         }
     }
 }

@@ -66,10 +66,13 @@ pub(super) fn evaluate(
         let Some(step) = operand.and_then(|operand| formula.gradient(operand)) else {
             return Ok(None);
         };
-        match values.take(step)? {
-            Value::Tensor(gradient) => Ok(Some(gradient)),
-            Value::Number(number) => grad.full_like(number, ()).map(Some),
-        }
+        let gradient = match values.take(step)? {
+            Value::Tensor(gradient) => gradient,
+            Value::Number(number) => grad.full_like(number, ())?,
+        };
+        // Another operand may have the same gradient.
+        values.values[step] = Some(Value::Tensor(gradient.clone()));
+        Ok(Some(gradient))
     };
     wanted.iter().map(&mut gradient).collect()
 }
@@ -92,7 +95,7 @@ impl Values {
 }
 
 /// The error for a formula that reads a value that the forward pass did not provide for.
-fn missing() -> Error {
+pub(super) fn missing() -> Error {
     Error::gradient("elementwise", "a formula reads a value that is missing".into())
 }
 

@@ -23,6 +23,7 @@ mod elementwise;
 mod engine;
 mod formula;
 mod function;
+mod fused;
 mod gradcheck;
 mod hooks;
 mod meta;

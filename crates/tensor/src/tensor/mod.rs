@@ -45,7 +45,7 @@ pub use factories::{
 pub use index::{Index, IndexRange, IntoIndices};
 pub use indexing::ScatterReduce;
 pub use operands::TensorOrScalar;
-pub(crate) use operands::{apply as apply_elementwise, common_dtype_of};
+pub(crate) use operands::{apply as apply_elementwise, common_dtype, common_dtype_of};
 pub use order::{isin, searchsorted};
 pub use pending::Pending;
 pub use powers::RoundingMode;

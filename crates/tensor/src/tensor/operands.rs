@@ -1,5 +1,6 @@
 //! Applies elementwise ops to operands: tensors and numbers.
 
+use std::borrow::Cow;
 use std::panic::Location;
 
 use smallvec::SmallVec;
@@ -35,7 +36,7 @@ impl<S: Into<Scalar>> From<S> for TensorOrScalar<'_> {
 
 /// The dtype in which operands meet: tensors without dimensions and numbers count only if their
 /// category is higher (`torch.result_type`).
-pub(super) fn common_dtype(operands: &[TensorOrScalar<'_>]) -> DType {
+pub(crate) fn common_dtype(operands: &[TensorOrScalar<'_>]) -> DType {
     let (mut full, mut single, mut number) = (None, None, None);
     for operand in operands {
         let (kind, dtype) = match operand {
@@ -55,12 +56,13 @@ pub(crate) fn common_dtype_of(op: &'static Op, operands: &[TensorOrScalar<'_>]) 
 }
 
 /// The checked operands of an op.
-struct Operands<'a> {
-    inputs: SmallVec<[Input<'a>; 4]>,
-    /// The sizes to which the tensors broadcast.
-    sizes: Sizes,
-    /// Whether all tensors have these sizes.
-    same_sizes: bool,
+struct Operands<'a, 'o> {
+    /// Tensors without dimensions that count as numbers are numbers here.
+    inputs: Cow<'o, [TensorOrScalar<'a>]>,
+    /// The first of the tensors that are passed to the kernel.
+    first: &'a Tensor,
+    /// The sizes to which the tensors broadcast. `None` if all have the same.
+    broadcast: Option<Sizes>,
     /// The dtype in which the operands meet, and that of the result.
     common: DType,
     result: DType,
@@ -68,19 +70,14 @@ struct Operands<'a> {
     main: &'a Tensor,
 }
 
-enum Input<'a> {
-    Tensor(&'a Tensor),
-    Number(Scalar),
-}
-
 /// The layout of each operand that has to be broadcast. Empty if none has: a layout is large.
 type Layouts = Vec<Option<Layout>>;
 
-impl<'a> Operands<'a> {
+impl<'a, 'o> Operands<'a, 'o> {
     // Inlined, so that the large result is not copied.
     #[inline(always)]
     #[track_caller]
-    fn new(op: &'static Op, operands: &[TensorOrScalar<'a>], common: DType) -> Result<Self> {
+    fn new(op: &'static Op, operands: &'o [TensorOrScalar<'a>], common: DType) -> Result<Self> {
         check_bool_sub(op, operands)?;
         let (compute, result) = op.dtypes(common)?;
         let tensors = || {
@@ -93,15 +90,14 @@ impl<'a> Operands<'a> {
         else {
             return Err(Error::invalid(op.name(), "needs a tensor among its operands".into()));
         };
-        let mut inputs = SmallVec::new();
-        let (mut sizes, mut same_sizes) = (None::<Sizes>, true);
+        let mut inputs = Cow::Borrowed(operands);
+        let (mut first, mut common_sizes) = (None::<&Tensor>, None::<Sizes>);
         for (k, operand) in operands.iter().enumerate() {
             let dtype = if op.is_condition(k) { DType::Bool } else { compute };
-            inputs.push(match *operand {
+            match *operand {
                 TensorOrScalar::Scalar(number) => {
                     check_divisor(op, k, number, dtype)?;
                     check_fits(op.name(), number, dtype)?;
-                    Input::Number(number)
                 }
                 TensorOrScalar::Tensor(t) if counts_as_number(op, k, t, main, common) => {
                     // Integers wrap in a smaller dtype, where a number would be refused. PyTorch's kernels of two
@@ -109,7 +105,7 @@ impl<'a> Operands<'a> {
                     let converts = dtype.category() == Category::Int || operands.len() > 2;
                     let number =
                         if converts { t.in_dtype(dtype)?.to_scalar() } else { t.to_scalar() };
-                    Input::Number(number?)
+                    inputs.to_mut()[k] = TensorOrScalar::Scalar(number?);
                 }
                 TensorOrScalar::Tensor(t) => {
                     if k < place {
@@ -117,29 +113,33 @@ impl<'a> Operands<'a> {
                     } else if k > place {
                         check_together(op.name(), main, t)?;
                     }
-                    if sizes.is_none() {
-                        sizes = Some(t.size().iter().copied().collect());
-                    } else if let Some(sizes) = &mut sizes
-                        && sizes[..] != *t.size()
-                    {
-                        same_sizes = false;
-                        *sizes = broadcast(sizes, t.size()).of(op.name())?;
+                    let sizes = common_sizes.as_deref().or_else(|| first.map(Tensor::size));
+                    match sizes {
+                        Some(sizes) if *sizes != *t.size() => {
+                            common_sizes = Some(broadcast(sizes, t.size()).of(op.name())?);
+                        }
+                        _ => {}
                     }
-                    Input::Tensor(t)
+                    first.get_or_insert(t);
                 }
-            });
+            }
         }
-        let sizes = sizes.unwrap_or_default();
-        Ok(Self { inputs, sizes, same_sizes, common, result, main })
+        let first = first.unwrap_or(main);
+        Ok(Self { inputs, first, broadcast: common_sizes, common, result, main })
+    }
+
+    /// The sizes of the result.
+    fn sizes(&self) -> &[usize] {
+        self.broadcast.as_deref().unwrap_or(self.first.size())
     }
 
     #[track_caller]
     fn layouts(&self, sizes: &[usize]) -> Result<Layouts> {
-        if self.same_sizes && self.sizes[..] == *sizes {
+        if self.broadcast.is_none() && *self.first.size() == *sizes {
             return Ok(Layouts::new());
         }
-        let layout = |input: &Input<'_>| match input {
-            Input::Tensor(tensor) if *tensor.size() != *sizes => {
+        let layout = |input: &TensorOrScalar<'_>| match input {
+            TensorOrScalar::Tensor(tensor) if *tensor.size() != *sizes => {
                 tensor.layout().expand(sizes).map(Some)
             }
             _ => Ok(None),
@@ -159,11 +159,11 @@ impl<'a> Operands<'a> {
         let mut args: SmallVec<[Arg<'_>; 4]> = SmallVec::new();
         for (k, input) in self.inputs.iter().enumerate() {
             args.push(match input {
-                Input::Tensor(tensor) => {
+                TensorOrScalar::Tensor(tensor) => {
                     let layout = layout_of(tensor, layouts, k);
                     Arg::Tensor(View { layout, ..tensor.as_view() })
                 }
-                Input::Number(number) => Arg::Number(*number),
+                TensorOrScalar::Scalar(number) => Arg::Number(*number),
             });
         }
         table::apply(target, op, self.common, &args, out.as_view())
@@ -183,10 +183,10 @@ pub(crate) fn apply(
     common: DType,
 ) -> Result<Tensor> {
     let inputs = Operands::new(op, operands, common)?;
-    let layouts = if inputs.same_sizes { Layouts::new() } else { inputs.layouts(&inputs.sizes)? };
+    let layouts = inputs.layouts(inputs.sizes())?;
     let mut tensors: SmallVec<[&Layout; 4]> = SmallVec::new();
     for (k, input) in inputs.inputs.iter().enumerate() {
-        if let Input::Tensor(tensor) = input {
+        if let TensorOrScalar::Tensor(tensor) = input {
             tensors.push(layout_of(tensor, &layouts, k));
         }
     }
@@ -242,8 +242,8 @@ pub(super) fn apply_in_place_as(
     }
     // Elements in step may be overwritten; any other overlap goes through a copy.
     let in_step = inputs.inputs.iter().all(|input| match input {
-        Input::Tensor(b) => in_step(a, b),
-        Input::Number(_) => true,
+        TensorOrScalar::Tensor(b) => in_step(a, b),
+        TensorOrScalar::Scalar(_) => true,
     });
     let record = prepare_in_place(backward, name, a, operands)?;
     let (exec, layouts) = (a.exec()?, inputs.layouts(a.size())?);

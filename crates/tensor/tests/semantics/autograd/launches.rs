@@ -1,11 +1,15 @@
 //! How many launches a step of training takes: of small networks they are most of its time.
 
+use warpline::autograd::{self, GradOptions};
 use warpline::functional::{
     AttentionOptions, CrossEntropyOptions, cross_entropy, layer_norm, linear,
     scaled_dot_product_attention,
 };
-use warpline::{DType, Device, Result, Tensor, randint, randn};
+use warpline::{
+    DType, Device, Result, Tensor, TensorOrScalar, by_name, ones, randint, randn, tensor,
+};
 use warpline_cuda_sys_safe::sim::CallKind;
+use warpline_kernels::elementwise::{Op, table};
 
 use crate::boxes::SimBox;
 
@@ -89,7 +93,7 @@ fn parts_of_a_split_are_put_together_by_one() {
         let y = parts[0].mul(&parts[1])?.mul(&parts[2])?;
         let grad = randn([8, 4], Device::cuda(0))?;
         let ((), backward) = enqueued(&sim, || y.backward_with(Some(&grad), false, false))?;
-        assert_eq!(backward, 4 + 1);
+        assert_eq!(backward, 2 + 1);
         Ok(())
     });
 }
@@ -132,16 +136,58 @@ fn attention_of_others_is_seven_and_ten() {
     assert_eq!(attention_over_packed_heads(DType::F32).unwrap(), (7, 10));
 }
 
+/// Operands inside the op's domain, all of which want a gradient where they can.
+fn operands(op: &'static Op) -> Result<Vec<Tensor>> {
+    let differentiable = |k| op.backward().is_some_and(|b| b.formula().gradient(k).is_some());
+    let operand = |k: usize| {
+        let values: Vec<f32> = (0..8)
+            .map(|i| {
+                let range = op.domain(k);
+                (range.start + (range.end - range.start) * f64::from(2 * i + 1) / 16.0) as f32
+            })
+            .collect();
+        match op.is_condition(k) {
+            true => tensor((0..8).map(|i| i % 3 == 0).collect::<Vec<_>>(), Device::cuda(0)),
+            false => tensor(values, Device::cuda(0))?.requires_grad_(differentiable(k)),
+        }
+    };
+    (0..op.inputs()).map(operand).collect()
+}
+
 #[test]
-fn steps_of_numbers_take_no_launch() {
+fn a_backward_pass_of_an_elementwise_op_is_one() {
+    let sim = SimBox::lazy(1);
+    sim.enter(|| {
+        let ops = table().filter(|op| op.dtypes(DType::F32).is_ok() && op.backward().is_some());
+        let mut passes = 0;
+        for op in ops {
+            let operands = operands(op)?;
+            let given: Vec<TensorOrScalar<'_>> = operands.iter().map(Into::into).collect();
+            let out = by_name::elementwise(op, &given)?;
+            let grad = ones([8], Device::cuda(0))?;
+            let inputs: Vec<&Tensor> = operands.iter().filter(|t| t.requires_grad()).collect();
+            let (grads, launches) = enqueued(&sim, || {
+                autograd::grad(&[&out], &inputs, &[Some(&grad)], GradOptions::default())
+            })?;
+            assert_eq!(grads.len(), inputs.len(), "{}", op.name());
+            assert!(launches <= 1, "{}: {launches}", op.name());
+            passes += launches;
+        }
+        assert!(passes > 60, "{passes}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_gradient_without_other_operands_runs_an_op() {
     let sim = SimBox::lazy(1);
     sim.enter(|| {
         let x = randn([8], Device::cuda(0))?.requires_grad_(true)?;
+        let y = randn([8], Device::cuda(0))?;
         let grad = randn([8], Device::cuda(0))?;
-        let y = x.pow(3.0)?;
-        let ((), backward) = enqueued(&sim, || y.backward_with(Some(&grad), false, false))?;
-        // The power, its product with the exponent, and the product with the gradient.
-        assert_eq!(backward, 3);
+        let product = x.mul(&y)?;
+        let ((), backward) = enqueued(&sim, || product.backward_with(Some(&grad), false, false))?;
+        assert_eq!(backward, 1);
         Ok(())
     });
 }

@@ -1,0 +1,160 @@
+//! The CPU implementation of backward passes: the ops' loops over slices that stay in the nearest cache.
+
+use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+use warpline_runtime::host::{
+    Cast, GRAIN, HostElement, Number, Shared, parallel_for, params, rows,
+};
+use warpline_runtime::iter::{Flat, Index, Params, Space};
+use warpline_runtime::{DType, dispatch};
+
+use super::cuda::for_counts;
+use super::fused;
+use super::run::Fused;
+use crate::elementwise::Slices;
+use crate::elementwise::formula::{Formula, Step};
+use crate::elementwise::host::{Reader, SLICE, Writer};
+use crate::elementwise::run::NUMBER;
+
+/// The CPU implementations of a backward pass on elements of a dtype, with so many inputs and results. `None` if there
+/// is none: the dtype is not a float, or no formula has so many.
+pub(super) fn kernels(dtype: DType, inputs: usize, results: usize) -> Option<[HostKernel; 2]> {
+    dispatch!(dtype, float T => of::<T>(inputs, results), _ => None)
+}
+
+fn of<T: HostElement>(inputs: usize, results: usize) -> Option<[HostKernel; 2]> {
+    macro_rules! choose {
+        ($(($i:literal, $k:literal))*) => {
+            match (inputs, results) {
+                $(($i, $k) => Some([
+                    start::<T, Flat, $i, { $i + $k }>,
+                    start::<T, Index<{ $i + $k }>, $i, { $i + $k }>,
+                ]),)*
+                _ => None,
+            }
+        };
+    }
+    for_counts!(choose)
+}
+
+/// # Safety
+/// As [`HostKernel`]: `I` inputs, of which none is read that a number stands for, then the results of `T`, of which
+/// unwanted ones are not written, with [`Params`] of `S` and [`Fused`].
+unsafe fn start<T, S, const I: usize, const N: usize>(launch: &HostLaunch<'_>)
+where
+    T: HostElement,
+    S: Space<N>,
+{
+    let Params { space, args, .. }: Params<S, Fused<I>> = params(launch);
+    if let Some(backward) = fused().get(args.formula as usize) {
+        // SAFETY: the caller's promise.
+        unsafe { over::<T, I, N>(launch, &space.index(), args, backward.formula()) }
+    }
+}
+
+/// Values of a slice.
+type Slice<T> = [<T as HostElement>::Compute; SLICE];
+
+/// # Safety
+/// As [`start`].
+unsafe fn over<T: HostElement, const I: usize, const N: usize>(
+    launch: &HostLaunch<'_>,
+    index: &Index<N>,
+    Fused { numbers, .. }: Fused<I>,
+    formula: &Formula,
+) {
+    let strides = index.inner_strides();
+    let memory: [Shared<T>; N] = std::array::from_fn(|k| Shared::operand(launch, k));
+    // Each wanted result: its place among the views, and the step that computes it.
+    let results: Vec<(usize, usize, usize)> = (I..N)
+        .zip(formula.computed())
+        .filter(|(k, _)| numbers.code(*k) != NUMBER)
+        .filter_map(|(k, &operand)| Some((k, operand, formula.gradient(operand)?)))
+        .collect();
+    let uses = formula.uses(results.iter().map(|(_, operand, _)| *operand));
+    let steps: Vec<(usize, Code)> = (formula.steps().iter().enumerate())
+        .filter(|(k, _)| uses[*k] > 0)
+        .filter_map(|(k, step)| Some((k, code::<T>(step)?)))
+        .collect();
+    parallel_for(launch.parallel, index.numel(), GRAIN, |range| {
+        let mut inputs: [Reader<T>; I] = std::array::from_fn(|k| {
+            let number = numbers.number(k).map(T::Compute::from_bits);
+            Reader::new(memory[k], strides[k], numbers.dtype(k), number)
+        });
+        let mut outs: Vec<Writer<T>> = results
+            .iter()
+            .map(|&(k, ..)| Writer::new(memory[k], strides[k], numbers.dtype(k)))
+            .collect();
+        let zero = T::Compute::from_bits(0);
+        let mut buffers: Vec<Slice<T>> = vec![[zero; SLICE]; formula.steps().len()];
+        for (k, code) in &steps {
+            if let Code::Constant(number) = code {
+                buffers[*k] = [T::Compute::from_scalar((*number).into()); SLICE];
+            }
+        }
+        // The values of each step: a buffer's, or those of an input in its place.
+        let mut values: Vec<*const u8> =
+            buffers.iter().map(|buffer| buffer.as_ptr().cast()).collect();
+        rows(index, range, |at, n| {
+            for first in (0..n).step_by(SLICE) {
+                let n = SLICE.min(n - first);
+                let offset = |k: usize| at[k] + first as isize * strides[k];
+                for (k, &leaf) in formula.leaves().iter().enumerate().take(I) {
+                    if uses[leaf] > 0 {
+                        // SAFETY: elements of the row from `first` on, as the caller promises.
+                        values[leaf] = unsafe { inputs[k].read(offset(k), n) }.cast();
+                    }
+                }
+                for (k, code) in &steps {
+                    match code {
+                        Code::Constant(_) => {}
+                        Code::Single(step) => {
+                            for (i, value) in buffers[*k][..n].iter_mut().enumerate() {
+                                // SAFETY: a step before has as many values.
+                                let wide =
+                                    unsafe { values[*step].cast::<T::Compute>().add(i).read() };
+                                *value = T::Compute::from_number(Cast::<f32>::cast(wide));
+                            }
+                        }
+                        Code::Apply(slices, reads) => {
+                            let mut inputs = [std::ptr::null(); 4];
+                            for (input, read) in inputs.iter_mut().zip(reads) {
+                                *input = values[*read];
+                            }
+                            let out = buffers[*k].as_mut_ptr();
+                            // SAFETY: steps before have as many values, in other buffers or in inputs.
+                            unsafe { slices(&inputs[..reads.len()], out.cast(), n) };
+                        }
+                    }
+                }
+                for ((k, _, step), out) in results.iter().zip(&mut outs) {
+                    // SAFETY: elements of the row from `first` on, as the caller promises.
+                    unsafe {
+                        let place = out.place(offset(*k));
+                        values[*step].cast::<T::Compute>().copy_to_nonoverlapping(place, n);
+                        out.write(offset(*k), n);
+                    }
+                }
+            }
+        });
+    });
+}
+
+/// How the CPU computes a step.
+enum Code {
+    Constant(f64),
+    Single(usize),
+    Apply(Slices, Vec<usize>),
+}
+
+/// `None` for a leaf.
+fn code<T: HostElement>(step: &Step) -> Option<Code> {
+    match step {
+        Step::Gradient | Step::Operand(_) | Step::Result => None,
+        Step::Constant(number) => Some(Code::Constant(*number)),
+        Step::Single(step) => Some(Code::Single(*step)),
+        Step::Apply(op, _) => {
+            let host = (op.host)(T::DTYPE)?;
+            Some(Code::Apply(host.slices, step.reads().to_vec()))
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Backward passes in one launch: programs that compute the gradients of all operands of an op from its formulas.
+//!
+//! A program is printed from the formulas, each step as a call of its entry's CUDA expression (`cuda.rs`). The CPU runs
+//! the entries' loops over slices, a step after the other (`host.rs`). Halves are rounded once, when a gradient is
+//! written.
+
+mod cuda;
+mod host;
+mod run;
+
+use std::sync::{LazyLock, OnceLock};
+
+use warpline_runtime::DType;
+use warpline_runtime::iter::CONVERTING_KERNELS;
+use warpline_runtime::module::Program;
+
+use super::formula::{Builder, Formula, MAX_OPERANDS};
+use super::{extremes, table};
+use crate::programs::FLOATS;
+
+pub use run::apply_backward;
+
+/// The backward formulas of an op, built on first use, and the program that computes them.
+#[derive(Debug)]
+pub struct Backward {
+    name: &'static str,
+    build: fn(&mut Builder),
+    formula: OnceLock<Formula>,
+    program: Program,
+}
+
+impl Backward {
+    /// `program` is the name of the op's program.
+    pub(super) const fn new(
+        name: &'static str,
+        program: &'static str,
+        build: fn(&mut Builder),
+    ) -> Self {
+        let program = Program::new(program, FLOATS, CONVERTING_KERNELS, cuda::source)
+            .with_ptx(crate::programs::committed);
+        Self { name, build, formula: OnceLock::new(), program }
+    }
+
+    /// Name of the op.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The steps of all gradients.
+    pub fn formula(&self) -> &Formula {
+        self.formula.get_or_init(|| Formula::new(self.build))
+    }
+
+    pub(super) fn program(&self) -> &Program {
+        &self.program
+    }
+}
+
+/// The backward passes that have a program: those that take several launches without.
+pub(super) fn fused() -> &'static [&'static Backward] {
+    static FUSED: LazyLock<Vec<&Backward>> = LazyLock::new(|| {
+        let all = table().filter_map(|op| op.backward()).chain(extremes::OTHERS.iter().copied());
+        all.filter(|backward| backward.formula().launches(0..MAX_OPERANDS) > 1).collect()
+    });
+    &FUSED
+}
+
+/// The variant of the program that computes in a dtype. `None` if the dtype is not a float.
+fn variant(dtype: DType) -> Option<usize> {
+    FLOATS.iter().position(|suffix| *suffix == dtype.suffix())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::elementwise::Step;
+
+    #[test]
+    fn a_gradient_that_is_not_computed_is_that_of_the_result() {
+        for backward in table().filter_map(|op| op.backward()) {
+            let formula = backward.formula();
+            for operand in (0..MAX_OPERANDS).filter(|k| !formula.computed().contains(k)) {
+                let step = formula.gradient(operand).map(|step| formula.steps()[step]);
+                assert!(matches!(step, None | Some(Step::Gradient)), "{}", backward.name());
+            }
+        }
+    }
+
+    #[test]
+    fn every_fused_formula_has_kernels() {
+        assert!(fused().len() > 40, "{}", fused().len());
+        for backward in fused() {
+            let (leaves, computed) = (backward.formula().leaves(), backward.formula().computed());
+            let counts = format!("{}: {} and {}", backward.name(), leaves.len(), computed.len());
+            for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
+                assert!(host::kernels(dtype, leaves.len(), computed.len()).is_some(), "{counts}");
+                let variant = variant(dtype).expect("a float");
+                let kernel = format!("{}_{}_flat(", backward.program().name(), dtype.suffix());
+                let source = backward.program().source(variant).text();
+                assert!(source.contains(&kernel), "{counts}: {source}");
+            }
+        }
+    }
+}

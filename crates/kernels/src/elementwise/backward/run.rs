@@ -1,0 +1,138 @@
+//! Launches a backward pass.
+
+use std::panic::Location;
+
+use bytemuck::{Pod, Zeroable};
+use warpline_runtime::iter;
+use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct};
+
+use super::cuda::for_counts;
+use super::{Backward, fused, host, variant};
+use crate::elementwise::Arg;
+use crate::elementwise::run::{NUMBER, Numbers, bits};
+
+/// The kernels' arguments besides the views.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct Fused<const N: usize> {
+    pub(super) numbers: Numbers<N>,
+    /// Index of the backward pass in [`fused`], for the CPU implementation.
+    pub(super) formula: u32,
+}
+
+cuda_struct!(Fused<N> { numbers, formula });
+
+// SAFETY: all fields are numbers, so zeros are valid.
+unsafe impl<const N: usize> Zeroable for Fused<N> {}
+// SAFETY: `repr(C)` of 32-bit integers: no padding, every bit pattern is valid.
+unsafe impl<const N: usize> Pod for Fused<N> {}
+
+/// Computes the wanted gradients of an op's operands in one launch.
+///
+/// `inputs` has the values of [`leaves`](crate::elementwise::Formula::leaves), and `results` the memory for the
+/// gradients of [`computed`](crate::elementwise::Formula::computed) operands, `None` for unwanted ones. Inputs that only
+/// unwanted gradients read may be any number. The views have the same sizes. All is computed in `dtype`: elements of
+/// other dtypes are converted as they are read and written. Conditions are bools.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] if the formulas have no program because they are a single op, if the number of inputs or
+/// results is not that of the formulas, or if no result is wanted; [`Error::UnsupportedDType`] if `dtype` is not a float;
+/// [`Error::DTypeMismatch`] for a condition that is not of bools; [`Error::ShapeMismatch`] if the sizes differ;
+/// [`Error::OverlappingWrite`], [`Error::OverlappingOperands`] or [`Error::OutOfStorage`] for the memory of the results;
+/// errors of the launch.
+#[track_caller]
+pub fn apply_backward(
+    target: Target<'_>,
+    backward: &'static Backward,
+    dtype: DType,
+    inputs: &[Arg<'_>],
+    results: &[Option<View<'_>>],
+) -> Result<()> {
+    let formula = backward.formula();
+    let expected = (formula.leaves().len(), formula.computed().len());
+    if expected != (inputs.len(), results.len()) {
+        let (given, takes) = ((inputs.len(), results.len()), expected);
+        let reason = format!("takes {takes:?} inputs and results, not {given:?}");
+        return Err(Error::invalid(backward.name(), reason));
+    }
+    macro_rules! choose {
+        ($(($i:literal, $k:literal))*) => {
+            match expected {
+                $(($i, $k) => run::<$i, { $i + $k }>(target, backward, dtype, inputs, results),)*
+                _ => Err(Error::invalid(backward.name(), "has no backward program".into())),
+            }
+        };
+    }
+    for_counts!(choose)
+}
+
+#[track_caller]
+fn run<const I: usize, const N: usize>(
+    target: Target<'_>,
+    backward: &'static Backward,
+    dtype: DType,
+    inputs: &[Arg<'_>],
+    results: &[Option<View<'_>>],
+) -> Result<()> {
+    let name = backward.name();
+    let own = |other: &&Backward| std::ptr::eq(*other, backward);
+    let (Some(formula), Some(out)) =
+        (fused().iter().position(own), results.iter().flatten().next().copied())
+    else {
+        let reason = "has no backward program, or no gradient is wanted";
+        return Err(Error::invalid(name, reason.into()));
+    };
+    let unsupported = || Error::UnsupportedDType { location: Location::caller(), op: name, dtype };
+    let variant = variant(dtype).ok_or_else(unsupported)?;
+    let host = host::kernels(dtype, I, N - I).ok_or_else(unsupported)?;
+    let mut numbers = Numbers::<I>::zeroed();
+    let (mut views, mut untouched, mut converts) = ([out; N], 0, false);
+    for ((k, input), &leaf) in inputs.iter().enumerate().zip(backward.formula().leaves()) {
+        let is_condition = backward.formula().is_condition(leaf);
+        match input {
+            Arg::Tensor(view) if is_condition && view.dtype != DType::Bool => {
+                let (expected, actual) = (DType::Bool, view.dtype);
+                let location = Location::caller();
+                return Err(Error::DTypeMismatch { location, op: name, expected, actual });
+            }
+            Arg::Tensor(view) => {
+                views[k] = *view;
+                converts |= view.dtype != dtype && !is_condition;
+                numbers.set_code(k, view.dtype as u32);
+            }
+            Arg::Number(value) => {
+                untouched |= 1 << k;
+                let of = if is_condition { DType::Bool } else { dtype };
+                numbers.set_number(k, bits(*value, of, false));
+            }
+        }
+    }
+    for (k, result) in (I..N).zip(results) {
+        match result {
+            Some(view) => {
+                views[k] = *view;
+                converts |= view.dtype != dtype;
+                numbers.set_code(k, view.dtype as u32);
+            }
+            None => {
+                untouched |= 1 << k;
+                numbers.set_code(k, NUMBER);
+            }
+        }
+    }
+    let vector = if dtype == DType::F64 { 2 } else { 4 };
+    let described = iter::Op {
+        name,
+        program: (backward.program(), variant),
+        host,
+        vector,
+        run: vector,
+        results: N - I,
+        converts,
+        location: Location::caller(),
+    };
+    let args = Fused { numbers, formula: formula as u32 };
+    // SAFETY: kernels and loops are those of this dtype and these formulas, and are told the views' dtypes; inputs that
+    // are numbers and unwanted results are not touched, and are said so.
+    unsafe { iter::run_some(target, &described, views, untouched, args) }
+}

@@ -1,0 +1,94 @@
+//! Backward passes of elementwise ops in one launch.
+
+use smallvec::SmallVec;
+use warpline_kernels::elementwise::{Arg, Backward, Step, apply_backward};
+use warpline_runtime::{Layout, View};
+
+use super::formula::{Source, Sources, missing};
+use super::{Context, Gradients, mode};
+use crate::tensor::common_dtype;
+use crate::{Result, Scalar, Tensor, TensorOrScalar};
+
+/// A value that the program reads.
+enum Leaf {
+    Tensor(Tensor, Layout),
+    Number(Scalar),
+}
+
+/// Computes the gradients of the operands in `wanted`, one for each element of `wanted`, by the op's backward program.
+///
+/// Returns `None` if ops have to compute them: under `create_graph`, because gradients of the gradients are wanted; and
+/// for gradients that take no more than one launch.
+pub(super) fn evaluate(
+    backward: &'static Backward,
+    wanted: &[Option<usize>],
+    sources: &Sources,
+    context: &Context<'_>,
+    grad: &Tensor,
+) -> Result<Option<Gradients>> {
+    let formula = backward.formula();
+    let operands = || wanted.iter().flatten().copied();
+    if mode::is_grad_enabled() || formula.launches(operands()) < 2 {
+        return Ok(None);
+    }
+    let uses = formula.uses(operands());
+    let mut leaves: SmallVec<[Leaf; 4]> = SmallVec::new();
+    for &step in formula.leaves() {
+        let tensor = match formula.steps()[step] {
+            _ if uses[step] == 0 => None,
+            Step::Gradient => Some(grad.clone()),
+            _ => match sources.iter().find(|(k, _)| *k == step).ok_or_else(missing)?.1 {
+                Source::Number(number) => {
+                    leaves.push(Leaf::Number(number));
+                    continue;
+                }
+                Source::Saved(saved) => Some(context.saved(saved)?),
+            },
+        };
+        leaves.push(match tensor {
+            Some(tensor) if tensor.device() == grad.device() => {
+                let layout = tensor.layout().expand(grad.size())?;
+                Leaf::Tensor(tensor, layout)
+            }
+            // A CPU tensor without dimensions beside a GPU's counts as a number.
+            Some(tensor) => Leaf::Number(tensor.to_scalar()?),
+            None => Leaf::Number(Scalar::Int(0)),
+        });
+    }
+    let mut numbers_of: SmallVec<[TensorOrScalar<'_>; 4]> = SmallVec::new();
+    let mut layouts: SmallVec<[&Layout; 4]> = SmallVec::new();
+    for (leaf, &step) in leaves.iter().zip(formula.leaves()) {
+        if let Leaf::Tensor(tensor, layout) = leaf {
+            layouts.push(layout);
+            if !formula.is_condition(step) {
+                numbers_of.push(tensor.into());
+            }
+        }
+    }
+    let dtype = common_dtype(&numbers_of);
+    let exec = grad.exec()?;
+    let mut computed: SmallVec<[Option<Tensor>; 4]> = SmallVec::new();
+    for operand in formula.computed() {
+        let is_wanted = operands().any(|wanted| wanted == *operand);
+        computed.push(is_wanted.then(|| exec.empty_for(&layouts, dtype)).transpose()?);
+    }
+    let args: SmallVec<[Arg<'_>; 4]> = leaves
+        .iter()
+        .map(|leaf| match leaf {
+            Leaf::Tensor(tensor, layout) => Arg::Tensor(View { layout, ..tensor.as_view() }),
+            Leaf::Number(number) => Arg::Number(*number),
+        })
+        .collect();
+    let results: SmallVec<[Option<View<'_>>; 4]> =
+        computed.iter().map(|tensor| tensor.as_ref().map(Tensor::as_view)).collect();
+    apply_backward(exec.target(), backward, dtype, &args, &results)?;
+    let gradient = |operand: &Option<usize>| {
+        let operand = (*operand)?;
+        match formula.computed().iter().position(|computed| *computed == operand) {
+            Some(k) => computed[k].clone(),
+            // The gradients that are not computed are the result's.
+            None => formula.gradient(operand).map(|_| grad.clone()),
+        }
+    };
+    Ok(Some(wanted.iter().map(gradient).collect()))
+}
