@@ -4,6 +4,8 @@ use std::panic::Location;
 use std::path::Path;
 use std::sync::Arc;
 
+use warpline::autograd::{Context, Function, GradcheckOptions, Gradients, ToSave};
+use warpline::autograd::{gradcheck, gradgradcheck};
 use warpline::cuda;
 use warpline::{DType, Error, IndexCheck, RaceReport, Result, Runtime, RuntimeConfig, SyncPolicy};
 use warpline::{Tensor, full, tensor, with_runtime, zeros};
@@ -22,6 +24,28 @@ fn bags(weight: &Tensor, indices: &Tensor) -> Result<Tensor> {
     let exec = weight.exec()?;
     embedding_bag(exec.target(), weight.as_view(), indices.as_view(), out.as_view())?;
     Ok(out)
+}
+
+/// `embedding_bag` with its gradient.
+struct EmbeddingBag;
+
+impl Function for EmbeddingBag {
+    const NAME: &'static str = "embedding_bag";
+
+    fn forward(&self, save: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+        save.tensor(inputs[1]);
+        Ok(vec![bags(inputs[0], inputs[1])?])
+    }
+
+    fn backward(&self, context: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients> {
+        let indices = context.saved(0)?;
+        let Some(grad) = &grads[0] else { return Ok([None, None].into_iter().collect()) };
+        // The gradient of a bag is that of each row of the weight which the bag names.
+        let rows = grad.repeat_interleave(indices.size()[1], 0)?;
+        let weight = zeros(context.sizes(0), (grad.dtype(), grad.device()))?;
+        let weight = weight.index_add(0, &indices.reshape([-1])?, &rows)?;
+        Ok([Some(weight), None].into_iter().collect())
+    }
 }
 
 const SCHEDULES: [Schedule; 6] = [
@@ -293,6 +317,19 @@ fn crates_come_with_what_their_programs_were_compiled_to() {
     }
 }
 
+#[test]
+fn its_gradients_agree_with_differences() {
+    let check = |at: &str| {
+        let weight = tensor([[0.5f64, -1.0], [2.0, 3.0], [0.0, 1.5]], at)?.requires_grad_(true)?;
+        let indices = tensor([[0i64, 2], [2, 2]], at)?;
+        let f = |inputs: &[Tensor]| EmbeddingBag.apply(&[&inputs[0], &indices]);
+        gradcheck(f, &[weight.clone()], GradcheckOptions::default())?;
+        gradgradcheck(f, &[weight], GradcheckOptions::default())
+    };
+    check("cpu").unwrap();
+    on_simulated(|| check("cuda"));
+}
+
 /// All Rust of the page is what is built and tested here.
 #[test]
 fn the_page_shows_this_code() {
@@ -300,6 +337,7 @@ fn the_page_shows_this_code() {
     let files = [
         include_str!("embedding_bag.rs"),
         include_str!("tests.rs"),
+        include_str!("squareplus.rs"),
         include_str!("../examples/ptx.rs"),
     ];
     let blocks: Vec<&str> =

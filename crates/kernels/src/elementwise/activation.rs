@@ -5,10 +5,13 @@ use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
 use super::formula::Expr;
 use super::host::scalars;
 use super::real::{Real, SELU_ALPHA, SELU_SCALE};
-use super::table::ops;
+use crate::elementwise_ops as ops;
 use crate::math;
 
 ops! {
+    // SAFETY: the expressions of CUDA are arithmetic on their operands.
+    unsafe ptx crate::programs::committed;
+
     /// `torch.relu`: a NaN stays one; not on bool.
     RELU = "relu"(x), NUMBERS => Same, "x < (C)0 ? (C)0 : x", {
         int => if x > 0 { x } else { 0 }, float => if x < 0.0 { 0.0 } else { x }

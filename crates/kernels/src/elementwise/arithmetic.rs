@@ -1,9 +1,12 @@
 //! Sums, products, quotients, extremes.
 
 use super::formula::{Condition, Expr};
-use super::table::ops;
+use crate::elementwise_ops as ops;
 
 ops! {
+    // SAFETY: the expressions of CUDA are arithmetic on their operands.
+    unsafe ptx crate::programs::committed;
+
     /// `torch.add`; on bool, `or`.
     ADD = "add"(x, y), ALL => Same, "x + y", { all => x.add(y) }, rounds OnCpu, gradients(g) { x: g, y: g }
     /// `torch.sub`; not on bool.

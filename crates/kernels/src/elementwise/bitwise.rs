@@ -1,9 +1,12 @@
 //! Bits of integers.
 
 use super::integer::Integer;
-use super::table::ops;
+use crate::elementwise_ops as ops;
 
 ops! {
+    // SAFETY: the expressions of CUDA are arithmetic on their operands.
+    unsafe ptx crate::programs::committed;
+
     /// `torch.bitwise_and`; on bool, `and`.
     BITWISE_AND = "bitwise_and"(x, y), INTEGRAL => Same, "x & y", { bool => x & y, int => x & y }
     /// `torch.bitwise_or`; on bool, `or`.

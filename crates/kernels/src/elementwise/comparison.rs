@@ -1,8 +1,11 @@
 //! Comparisons.
 
-use super::table::ops;
+use crate::elementwise_ops as ops;
 
 ops! {
+    // SAFETY: the expressions of CUDA are arithmetic on their operands.
+    unsafe ptx crate::programs::committed;
+
     /// `torch.eq`.
     EQ = "eq"(x, y), ALL => Bool, "x == y", { all => x == y }
     /// `torch.ne`.

@@ -4,19 +4,20 @@ use warpline_runtime::DType;
 use warpline_runtime::iter::{Flat, Index, Params};
 use warpline_runtime::module::{ELEMENT, SPACE, Source};
 
+use super::entry::Output;
 use super::run::{NUMBER, Numbers};
-use super::{Op, Output, functions};
+use super::{Op, functions};
 use crate::programs::cuda_type;
 
 /// The source of an op's kernels for a dtype.
-pub(super) fn source(op: &Op, variant: &str) -> Source {
-    let structs = match op.inputs.len() {
+pub fn source(op: &Op, variant: &str) -> Source {
+    let structs = match op.entry.inputs.len() {
         1 => structs::<1, 2>(),
         2 => structs::<2, 3>(),
         3 => structs::<3, 4>(),
         _ => structs::<4, 5>(),
     };
-    around(structs, op.cuda, &kernels(op, variant))
+    around(structs, op.entry.cuda, &kernels(op, variant))
 }
 
 /// A source with these structs and kernels. `expressions` are those of the ops that the kernels compute.
@@ -33,11 +34,12 @@ pub(super) fn structs<const I: usize, const N: usize>() -> Source {
 
 /// The code of an op: its function of one element, and the kernels around it.
 fn kernels(op: &Op, variant: &str) -> String {
-    let types = op.inputs.iter().map(|i| if i.is_bool { "boolean" } else { cuda_type(variant) });
+    let types =
+        op.entry.inputs.iter().map(|i| if i.is_bool { "boolean" } else { cuda_type(variant) });
     let inputs: Vec<(bool, &str)> =
-        op.inputs.iter().map(|input| input.is_bool).zip(types).collect();
-    let result = if op.output == Output::Bool { "boolean" } else { cuda_type(variant) };
-    let parameters: Vec<String> = (op.inputs.iter().zip(&inputs))
+        op.entry.inputs.iter().map(|input| input.is_bool).zip(types).collect();
+    let result = if op.entry.output == Output::Bool { "boolean" } else { cuda_type(variant) };
+    let parameters: Vec<String> = (op.entry.inputs.iter().zip(&inputs))
         .map(|(input, (_, ty))| format!("compute_t<{ty}> {}", input.name))
         .collect();
     let function = format!(
@@ -45,11 +47,11 @@ fn kernels(op: &Op, variant: &str) -> String {
          __device__ __forceinline__ void function({}, R& result) {{ result = (R)({}); }}\n",
         cuda_type(variant),
         parameters.join(", "),
-        op.cuda,
+        op.entry.cuda,
     );
     let dtype = DType::ALL.into_iter().find(|dtype| dtype.suffix() == variant);
     let (vector, run) = dtype.map_or((1, 1), |dtype| (op.vector(dtype), op.run(dtype)));
-    let name = format!("{}_{variant}", op.name);
+    let name = format!("{}_{variant}", op.entry.name);
     let args = ("Numbers", "p.args");
     function + &Kernels { name, args, inputs: &inputs, results: &[result], vector, run }.source()
 }

@@ -3,9 +3,12 @@
 
 use super::integer::Integer;
 use super::real::Real;
-use super::table::ops;
+use crate::elementwise_ops as ops;
 
 ops! {
+    // SAFETY: the expressions of CUDA are arithmetic on their operands.
+    unsafe ptx crate::programs::committed;
+
     /// `torch.floor_divide`, and `torch.div` with `rounding_mode="floor"`; not on bool.
     FLOOR_DIVIDE = "floor_divide"(x, y in 0.5..2.0), NUMBERS => Same, "floor_over(x, y)", {
         int => x.floor_over(y), float => x.floor_over(y)

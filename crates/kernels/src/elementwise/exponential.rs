@@ -4,10 +4,13 @@ use std::f64::consts::{LN_2, LN_10};
 
 use super::host::scalars;
 use super::integer::Integer;
-use super::table::ops;
+use crate::elementwise_ops as ops;
 use crate::math;
 
 ops! {
+    // SAFETY: the expressions of CUDA are arithmetic on their operands.
+    unsafe ptx crate::programs::committed;
+
     /// `torch.exp`.
     EXP = "exp"(x), TO_FLOATS => Same, "exp_of(x)", {
         f32 = math::exp, f64 = scalars(f64::exp)

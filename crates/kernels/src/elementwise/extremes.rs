@@ -1,10 +1,13 @@
 //! Bounds, and extremes that leave NaN out.
 
-use super::backward::Backward;
+use super::backward::{Backward, source};
 use super::real::Real;
-use super::table::ops;
+use crate::elementwise_ops as ops;
 
 ops! {
+    // SAFETY: the expressions of CUDA are arithmetic on their operands.
+    unsafe ptx crate::programs::committed;
+
     /// `torch.clamp` with both bounds: NaN if any is; the upper one where they cross. Not on bool.
     CLAMP = "clamp"(x, low, high), NUMBERS => Same, "clamped(x, low, high)", {
         int => x.max(low).min(high), float => x.clamped(low, high)
@@ -34,26 +37,36 @@ ops! {
     }, gradients(g) { x: x.isfinite().select(g, 0.0) }
 }
 
+/// A [`Backward`] without an entry.
+macro_rules! other {
+    ($id:ident, $name:literal, $build:expr) => {{
+        let source = |_: &_, variant: &_| source(Some(&$id), variant);
+        let program = Backward::program_of(concat!($name, "_backward"), source);
+        // SAFETY: the program is that of the backward pass.
+        unsafe { Backward::new($name, program.with_ptx(crate::programs::committed), $build) }
+    }};
+}
+
 /// Formulas that are not those of the op with the same value.
 pub(super) const OTHERS: &[&Backward] = &[&CLAMP_MIN, &CLAMP_MAX, &HARDTANH];
 
 /// Gradients of `torch.clamp_min(x, low)`, whose value is that of [`MAXIMUM`](super::MAXIMUM): of equal operands the
 /// first has all.
-pub static CLAMP_MIN: Backward = Backward::new("clamp_min", "clamp_min_backward", |builder| {
+pub static CLAMP_MIN: Backward = other!(CLAMP_MIN, "clamp_min", |builder| {
     let (x, low, g) = (builder.operand(), builder.operand(), builder.gradient());
     builder.set(x, x.ge(low).select(g, 0.0));
     builder.set(low, x.lt(low).select(g, 0.0));
 });
 
 /// Gradients of `torch.clamp_max(x, high)`, whose value is that of [`MINIMUM`](super::MINIMUM).
-pub static CLAMP_MAX: Backward = Backward::new("clamp_max", "clamp_max_backward", |builder| {
+pub static CLAMP_MAX: Backward = other!(CLAMP_MAX, "clamp_max", |builder| {
     let (x, high, g) = (builder.operand(), builder.operand(), builder.gradient());
     builder.set(x, x.le(high).select(g, 0.0));
     builder.set(high, x.gt(high).select(g, 0.0));
 });
 
 /// The gradient of `torch.nn.functional.hardtanh(x, low, high)`, whose value is that of [`CLAMP`].
-pub static HARDTANH: Backward = Backward::new("hardtanh", "hardtanh_backward", |builder| {
+pub static HARDTANH: Backward = other!(HARDTANH, "hardtanh", |builder| {
     let (x, low, high) = (builder.operand(), builder.operand(), builder.operand());
     let g = builder.gradient();
     builder.set(x, x.gt(low).and(x.lt(high)).select(g, 0.0));

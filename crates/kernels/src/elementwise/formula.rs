@@ -175,7 +175,7 @@ fn apply<const N: usize>(op: &'static Op, operands: [usize; N]) -> usize {
 
 /// Builds the formula of an entry: its operands in order, then the gradients.
 #[derive(Debug, Default)]
-pub(super) struct Builder {
+pub struct Builder {
     operands: usize,
     conditions: Vec<usize>,
     gradients: [Option<usize>; MAX_OPERANDS],
@@ -183,30 +183,30 @@ pub(super) struct Builder {
 
 impl Builder {
     /// Declares the next operand, a number.
-    pub(super) fn operand(&mut self) -> Expr {
+    pub fn operand(&mut self) -> Expr {
         self.operands += 1;
         Expr(push(Step::Operand(self.operands - 1)))
     }
 
     /// Declares the next operand, a condition.
-    pub(super) fn condition(&mut self) -> Condition {
+    pub fn condition(&mut self) -> Condition {
         let step = self.operand().0;
         self.conditions.push(step);
         Condition(step)
     }
 
     /// Returns the gradient of the result.
-    pub(super) fn gradient(&self) -> Expr {
+    pub fn gradient(&self) -> Expr {
         Expr(push(Step::Gradient))
     }
 
     /// Returns the result.
-    pub(super) fn result(&self) -> Expr {
+    pub fn result(&self) -> Expr {
         Expr(push(Step::Result))
     }
 
     /// Sets the gradient of an operand.
-    pub(super) fn set(&mut self, operand: Expr, gradient: impl Into<Expr>) {
+    pub fn set(&mut self, operand: Expr, gradient: impl Into<Expr>) {
         // Operands are declared first, so the index of an operand is that of its step.
         debug_assert!(operand.0 < self.operands, "only operands have gradients");
         self.gradients[operand.0] = Some(gradient.into().0);
@@ -215,11 +215,11 @@ impl Builder {
 
 /// A number for each element.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Expr(usize);
+pub struct Expr(usize);
 
 /// A bool for each element.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Condition(usize);
+pub struct Condition(usize);
 
 impl From<f64> for Expr {
     fn from(constant: f64) -> Self {
@@ -266,7 +266,9 @@ macro_rules! functions {
     ($($name:ident($($other:ident),*) $op:ident $result:ident;)*) => {
         /// Ops that formulas use.
         impl Expr {$(
-            pub(super) fn $name(self, $($other: impl Into<Expr>),*) -> $result {
+            #[doc = concat!("Applies [`", stringify!($op), "`].")]
+            #[must_use]
+            pub fn $name(self, $($other: impl Into<Expr>),*) -> $result {
                 $result(apply(&$op, [self.0, $($other.into().0),*]))
             }
         )*}
@@ -278,6 +280,7 @@ functions! {
     sign() SIGN Expr;
     square() SQUARE Expr;
     reciprocal() RECIPROCAL Expr;
+    sqrt() SQRT Expr;
     rsqrt() RSQRT Expr;
     exp() EXP Expr;
     exp2() EXP2 Expr;
@@ -310,22 +313,26 @@ functions! {
 
 impl Expr {
     /// Rounds to `float32`.
-    pub(super) fn single(self) -> Self {
+    pub fn single(self) -> Self {
         Self(push(Step::Single(self.0)))
     }
 }
 
 impl Condition {
-    pub(super) fn and(self, other: Self) -> Self {
+    /// Holds where both conditions hold.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
         Self(apply(&LOGICAL_AND, [self.0, other.0]))
     }
 
-    pub(super) fn or(self, other: Self) -> Self {
+    /// Holds where one of the conditions holds.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
         Self(apply(&LOGICAL_OR, [self.0, other.0]))
     }
 
     /// Selects `yes` where the condition holds, else `no`.
-    pub(super) fn select(self, yes: impl Into<Expr>, no: impl Into<Expr>) -> Expr {
+    pub fn select(self, yes: impl Into<Expr>, no: impl Into<Expr>) -> Expr {
         Expr(apply(&WHERE, [self.0, yes.into().0, no.into().0]))
     }
 }

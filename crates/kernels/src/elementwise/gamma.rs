@@ -6,9 +6,12 @@ use super::activation::bell;
 use super::formula::Expr;
 use super::host::scalars;
 use super::real::{Real, digamma, erfinv};
-use super::table::ops;
+use crate::elementwise_ops as ops;
 
 ops! {
+    // SAFETY: the expressions of CUDA are arithmetic on their operands.
+    unsafe ptx crate::programs::committed;
+
     /// `torch.lgamma`.
     LGAMMA = "lgamma"(x), TO_FLOATS => Same, "lgamma_of(x)", {
         f32 = scalars(|x: f32| libm::lgamma(x.into()) as f32), f64 = scalars(libm::lgamma)

@@ -5,9 +5,12 @@ use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
 
 use super::formula::Expr;
 use super::real::Slope;
-use super::table::ops;
+use crate::elementwise_ops as ops;
 
 ops! {
+    // SAFETY: the expressions of CUDA are arithmetic on their operands.
+    unsafe ptx crate::programs::committed;
+
     /// Of [`RELU`](super::RELU), whose result is `y`.
     RELU_BACKWARD = "relu_backward"(grad, y), FLOATS => Same, "y <= (C)0 ? (C)0 : grad", {
         float => if y <= 0.0 { 0.0 } else { grad }

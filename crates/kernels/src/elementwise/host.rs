@@ -14,9 +14,12 @@ use warpline_runtime::{DType, dispatch};
 use super::run::Numbers;
 use crate::math::{Convert, vectorized};
 
-/// What an op computes from `N` values of `C`.
-pub(super) trait Function<C, const N: usize> {
-    /// What it results in.
+/// The CPU implementation of an op of `N` inputs of `C`.
+///
+/// # Safety
+/// [`Function::run`] touches no more than its safety section says.
+pub unsafe trait Function<C, const N: usize> {
+    /// Type of the results.
     type Out;
 
     /// Computes `n` results.
@@ -33,7 +36,7 @@ pub(super) trait Function<C, const N: usize> {
 /// # Safety
 /// As [`Function::run`].
 #[inline(always)]
-pub(super) unsafe fn each<C: Copy, R: Copy, const N: usize>(
+pub unsafe fn each<C: Copy, R: Copy, const N: usize>(
     inputs: [*const C; N],
     out: *mut R,
     n: usize,
@@ -58,12 +61,7 @@ pub(super) unsafe fn each<C: Copy, R: Copy, const N: usize>(
 ///
 /// # Safety
 /// As [`Function::run`].
-pub(super) unsafe fn in_slices<C: Copy>(
-    input: *const C,
-    out: *mut C,
-    n: usize,
-    f: impl Fn(&mut [C]),
-) {
+pub unsafe fn in_slices<C: Copy>(input: *const C, out: *mut C, n: usize, f: impl Fn(&mut [C])) {
     // A slice at a time is still in the nearest cache once it was copied.
     for first in (0..n).step_by(SLICE) {
         let n = SLICE.min(n - first);
@@ -84,7 +82,7 @@ pub(super) fn scalars<C: Copy>(f: impl Fn(C) -> C) -> impl Fn(&mut [C]) {
 }
 
 /// The CPU implementations of an op on elements `T`, with results `O`.
-pub(super) fn kernels<F, T, O, const I: usize, const N: usize>() -> [HostKernel; 2]
+pub fn kernels<F, T, O, const I: usize, const N: usize>() -> [HostKernel; 2]
 where
     T: HostElement,
     O: HostElement,
@@ -94,12 +92,12 @@ where
     [start::<F, T, O, Flat, I, N>, start::<F, T, O, Index<N>, I, N>]
 }
 
-/// Computes an op of slices ([`Slices`](super::Slices)).
+/// Computes an op of slices ([`Slices`](super::entry::Slices)).
 ///
 /// # Safety
 /// `inputs` has `I` pointers to `n` values of `T::Compute` each, and `out` is valid for as many, no more than
 /// [`SLICE`]. No two of them overlap.
-pub(super) unsafe fn slices<F, T, O, const I: usize>(inputs: &[*const u8], out: *mut u8, n: usize)
+pub unsafe fn slices<F, T, O, const I: usize>(inputs: &[*const u8], out: *mut u8, n: usize)
 where
     T: HostElement,
     O: HostElement,

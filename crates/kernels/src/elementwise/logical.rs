@@ -1,8 +1,11 @@
 //! Questions whose answers are bools.
 
-use super::table::ops;
+use crate::elementwise_ops as ops;
 
 ops! {
+    // SAFETY: the expressions of CUDA are arithmetic on their operands.
+    unsafe ptx crate::programs::committed;
+
     /// `torch.logical_and`: anything but 0 is true.
     LOGICAL_AND = "logical_and"(x, y), ALL => Bool, "truth(x) && truth(y)", {
         bool => x & y, int => x != 0 && y != 0, float => x != 0.0 && y != 0.0

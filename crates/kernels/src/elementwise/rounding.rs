@@ -1,9 +1,12 @@
 //! Rounding and signs. Integers are what they round to.
 
 use super::real::Real;
-use super::table::ops;
+use crate::elementwise_ops as ops;
 
 ops! {
+    // SAFETY: the expressions of CUDA are arithmetic on their operands.
+    unsafe ptx crate::programs::committed;
+
     /// `torch.floor`; not on bool.
     FLOOR = "floor"(x), NUMBERS => Same, "floor_of(x)", { int => x, float => x.floor() }, gradients(g) {
         x: 0.0

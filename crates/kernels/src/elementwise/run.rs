@@ -8,7 +8,8 @@ use warpline_runtime::iter::{self, Bits};
 use warpline_runtime::{Category, DType, Error, Result, Scalar, Target, View};
 use warpline_runtime::{cuda_struct, dispatch};
 
-use super::{NumberRounding, Op, Output};
+use super::Op;
+use super::entry::{NumberRounding, Output};
 
 /// An operand: a tensor, or a number, which costs neither memory nor a second launch.
 #[derive(Clone, Copy, Debug)]
@@ -86,8 +87,8 @@ fn rounds(op: &Op, dtype: DType, target: Target<'_>) -> bool {
     if !dtype.is_float() || dtype.size() > 2 {
         return false;
     }
-    op.output == Output::Bool
-        || match op.rounds {
+    op.entry.output == Output::Bool
+        || match op.entry.rounds {
             NumberRounding::Never => false,
             NumberRounding::OnCpu => matches!(target, Target::Cpu(_)),
             NumberRounding::Always => true,
@@ -128,7 +129,9 @@ pub fn apply(
         [a, b] => run::<2, 3>(target, op, common, &[a, b], out, location),
         [a, b, c] => run::<3, 4>(target, op, common, &[a, b, c], out, location),
         [a, b, c, d] => run::<4, 5>(target, op, common, &[a, b, c, d], out, location),
-        _ => Err(Error::invalid(op.name, format!("takes 1 to 4 operands, not {}", args.len()))),
+        _ => {
+            Err(Error::invalid(op.entry.name, format!("takes 1 to 4 operands, not {}", args.len())))
+        }
     }
 }
 
@@ -142,14 +145,14 @@ fn run<const I: usize, const N: usize>(
     out: View<'_>,
     location: &'static Location<'static>,
 ) -> Result<()> {
-    if op.inputs.len() != I {
-        let reason = format!("takes {} operands, not {I}", op.inputs.len());
-        return Err(Error::invalid(op.name, reason));
+    if op.entry.inputs.len() != I {
+        let reason = format!("takes {} operands, not {I}", op.entry.inputs.len());
+        return Err(Error::invalid(op.entry.name, reason));
     }
     let (dtype, result) = op.dtypes(common)?;
     check(op, args, dtype)?;
     // As the program's variant has them; what is other is converted.
-    let expected = |k: usize| match op.inputs.get(k) {
+    let expected = |k: usize| match op.entry.inputs.get(k) {
         Some(input) if input.is_bool => DType::Bool,
         Some(_) => dtype,
         None => result,
@@ -172,14 +175,14 @@ fn run<const I: usize, const N: usize>(
             }
         }
     }
-    let host = (op.host)(dtype).ok_or(Error::UnsupportedDType {
+    let host = (op.entry.host)(dtype).ok_or(Error::UnsupportedDType {
         location: Location::caller(),
-        op: op.name,
+        op: op.entry.name,
         dtype,
     })?;
     let described = iter::Op {
-        name: op.name,
-        program: (&op.program, op.dtypes.variant(dtype)),
+        name: op.entry.name,
+        program: (&op.entry.program, op.entry.dtypes.variant(dtype)),
         host: host.kernels,
         results: 1,
         vector: op.vector(dtype),
@@ -195,13 +198,13 @@ fn run<const I: usize, const N: usize>(
 /// Refuses conditions that are not of bools, and float numbers for integers.
 #[track_caller]
 fn check(op: &Op, args: &[Arg<'_>], dtype: DType) -> Result<()> {
-    for (input, arg) in op.inputs.iter().zip(args) {
+    for (input, arg) in op.entry.inputs.iter().zip(args) {
         match arg {
             Arg::Tensor(view) if input.is_bool && view.dtype != DType::Bool => {
                 let (expected, actual) = (DType::Bool, view.dtype);
                 return Err(Error::DTypeMismatch {
                     location: Location::caller(),
-                    op: op.name,
+                    op: op.entry.name,
                     expected,
                     actual,
                 });
@@ -211,7 +214,7 @@ fn check(op: &Op, args: &[Arg<'_>], dtype: DType) -> Result<()> {
             {
                 return Err(Error::CannotCast {
                     location: Location::caller(),
-                    op: op.name,
+                    op: op.entry.name,
                     from: DType::F32,
                     to: dtype,
                 });

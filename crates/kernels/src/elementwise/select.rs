@@ -1,8 +1,11 @@
 //! One of two, or something between them.
 
-use super::table::ops;
+use crate::elementwise_ops as ops;
 
 ops! {
+    // SAFETY: the expressions of CUDA are arithmetic on their operands.
+    unsafe ptx crate::programs::committed;
+
     /// `torch.where`: `x` where the condition holds, else `y`.
     WHERE = "where"(c: bool, x, y), ALL => Same, "c ? x : y", {
         all => if c == C::from_bits(0) { y } else { x }

@@ -1,94 +1,162 @@
-//! How an op is entered.
+//! Declares ops.
 
-/// Entries of ops. Each has its documentation; its name; the names of its operands, with their
-/// [`domain`](super::Op::domain) if it is not the default; the dtypes that
-/// it is computed in; whether the result's elements are of the same or bools; CUDA's expression; and
-/// the CPU's, of which each is for some of the compute types:
+/// Declares elementwise ops with their gradients, each a `static` [`Op`](crate::elementwise::Op).
 ///
-/// - `all` for any [`Number`](warpline_runtime::host::Number), or `bool`, `int` (any width), `float`
-///   (`f32` and `f64`) for these alone, or `f32` and `f64` each; `C` in `all` is the compute type;
-/// - `f32 = function, f64 = function` for functions that change a slice of one input in place;
+/// `docs/add-an-op.md` in the repository explains the parts of an entry. After the entries' head, `unsafe;`, GPU code is compiled on
+/// first use. After `unsafe ptx committed;`, the function `committed` returns the compressed PTX of a program by the
+/// program's name, or `None`.
 ///
-/// then `rounds OnCpu` or `rounds Always`, if kernels for halves round a number operand
-/// ([`NumberRounding`](super::NumberRounding));
+/// # Safety
 ///
-/// and, for differentiable ops, `gradients(g, out) { operand: formula }` ([`formula`](super::formula)), where `g` is
-/// the gradient of the result and `out` the result. The forward pass saves the operands and results that the formulas
-/// of the wanted gradients read, and nothing else.
-macro_rules! ops {
-    ($($(#[$doc:meta])* $id:ident = $name:literal($($input:ident $(: $kind:ident)? $(in $domain:expr)?),+),
+/// CUDA's expression computes a value from the operands, ends, and has no other effect. The author of the entries vouches for this
+/// with the `unsafe` in their head.
+///
+/// # Examples
+///
+/// ```
+/// use warpline_kernels::elementwise_ops;
+///
+/// elementwise_ops! {
+///     // SAFETY: CUDA's expression is arithmetic on the operand.
+///     unsafe;
+///
+///     /// `2 x`.
+///     DOUBLED = "doubled"(x), FLOATS => Same, "x + x", { float => x + x }, gradients(g) { x: g * 2.0 }
+/// }
+///
+/// assert_eq!(DOUBLED.name(), "doubled");
+/// ```
+///
+/// A formula names the operands, the gradient and the result, and nothing else. The forward pass saves what it names.
+///
+/// ```compile_fail,E0425
+/// warpline_kernels::elementwise_ops! {
+///     // SAFETY: CUDA's expression is arithmetic on the operand.
+///     unsafe;
+///
+///     /// `x²`, whose gradient names an operand that the op does not have.
+///     SQUARED = "squared"(x), FLOATS => Same, "x * x", { float => x * x }, gradients(g) { x: g * y }
+/// }
+/// ```
+///
+/// A condition is no number.
+///
+/// ```compile_fail,E0277
+/// warpline_kernels::elementwise_ops! {
+///     // SAFETY: CUDA's expression is arithmetic on the operands.
+///     unsafe;
+///
+///     /// `x` where `c` holds, else 0.
+///     KEPT = "kept"(c: bool, x), FLOATS => Same, "c ? x : (C)0", { float => if c != 0.0 { x } else { 0.0 } },
+///         gradients(g) { x: g * c }
+/// }
+/// ```
+#[macro_export]
+macro_rules! elementwise_ops {
+    (@ $unsafe:tt $committed:tt
+        $($(#[$doc:meta])* $id:ident = $name:literal($($input:ident $(: $kind:ident)? $(in $domain:expr)?),+),
         $dtypes:ident => $output:ident, $cuda:literal, { $($cpu:tt)* }
         $(, rounds $rounds:ident)?
         $(, gradients($g:ident $(, $out:ident)?) { $($operand:ident: $gradient:expr),+ $(,)? })?)*) => {
         /// The entries of this file.
-        pub(super) const OPS: &[&$crate::elementwise::Op] = &[$(&$id),*];
+        #[allow(dead_code)]
+        pub(crate) const OPS: &[&$crate::elementwise::Op] = &[$(&$id),*];
 
         $($(#[$doc])*
         pub static $id: $crate::elementwise::Op = {
-            use $crate::elementwise::{DTypes, Input, Op, Output, cuda, host, is_short, table};
+            use $crate::elementwise::entry::{DTypes, Entry, Input, Output, is_short, op_source, program};
 
-            /// What the CPU computes.
+            /// The CPU implementation.
             #[derive(Debug)]
             struct Function;
 
-            const DTYPES: DTypes = $crate::elementwise::$dtypes;
+            const DTYPES: DTypes = $crate::elementwise::entry::$dtypes;
             const INPUTS: &[Input] = &[$(Input {
                 name: stringify!($input),
-                is_bool: table::is_bool!($($kind)?),
-                domain: table::domain!($($domain)?),
+                is_bool: $crate::__elementwise_is_bool!($($kind)?),
+                domain: $crate::__elementwise_domain!($($domain)?),
             }),+];
 
-            table::cpu! { Function, $output, [$($input),+], $($cpu)* }
+            $crate::__elementwise_cpu! { Function, $output, [$($input),+], $($cpu)* }
 
-            Op {
+            let entry = Entry {
                 name: $name,
                 inputs: INPUTS,
                 dtypes: DTYPES,
                 output: Output::$output,
                 cuda: $cuda,
                 short: is_short($cuda, INPUTS.len()),
-                host: |dtype| table::host!(dtype, Function, $output, [$($input),+], $($cpu)*),
-                rounds: table::rounds!($($rounds)?),
-                backward: table::backward!(
-                    $name, [$($input $(: $kind)?),+] $(, $g [$($out)?] $($operand: $gradient),+)?
+                host: |dtype| $crate::__elementwise_host!(dtype, Function, $output, [$($input),+], $($cpu)*),
+                rounds: $crate::__elementwise_rounds!($($rounds)?),
+                backward: $crate::__elementwise_backward!(
+                    $unsafe, $id, $name, [$($input $(: $kind)?),+], $committed $(, $g [$($out)?] $($operand: $gradient),+)?
                 ),
-                program: warpline_runtime::module::Program::new(
-                    $name,
-                    DTYPES.variants(),
-                    warpline_runtime::iter::CONVERTING_KERNELS,
-                    |_, variant| cuda::source(&$id, variant),
-                )
-                .with_ptx($crate::programs::committed),
-            }
+                program: $crate::__elementwise_committed!(
+                    program($name, DTYPES, |_, variant| op_source(&$id, variant)), $committed
+                ),
+            };
+            $unsafe { $crate::elementwise::Op::new(entry) }
         };)*
+    };
+    ($unsafe:tt; $($entries:tt)*) => {
+        $crate::elementwise_ops! { @ $unsafe [] $($entries)* }
+    };
+    ($unsafe:tt ptx $committed:path; $($entries:tt)*) => {
+        $crate::elementwise_ops! { @ $unsafe [$committed] $($entries)* }
     };
 }
 
-macro_rules! backward {
-    ($name:expr, $inputs:tt) => {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __elementwise_backward {
+    ($unsafe:tt, $id:ident, $name:expr, $inputs:tt, $committed:tt) => {
         None
     };
     (
-        $name:expr, [$($input:ident $(: $kind:ident)?),+],
+        $unsafe:tt, $id:ident, $name:expr, [$($input:ident $(: $kind:ident)?),+], $committed:tt,
         $g:ident [$($out:ident)?] $($operand:ident: $gradient:expr),+
     ) => {
-        Some($crate::elementwise::Backward::new($name, concat!($name, "_backward"), |builder| {
-            $(
+        Some({
+            let program = $crate::__elementwise_committed!(
+                $crate::elementwise::entry::Backward::program_of(
+                    concat!($name, "_backward"),
+                    |_, variant| $crate::elementwise::entry::backward_source($id.backward(), variant),
+                ),
+                $committed
+            );
+            let build: fn(&mut $crate::elementwise::entry::Builder) = |builder| {
+                $(
+                    #[allow(unused_variables)]
+                    let $input = $crate::__elementwise_operand!(builder $(, $kind)?);
+                )+
                 #[allow(unused_variables)]
-                let $input = table::operand!(builder $(, $kind)?);
-            )+
-            #[allow(unused_variables)]
-            let $g = builder.gradient();
-            $(let $out = builder.result();)?
-            $(
-                let gradient = $gradient;
-                builder.set($operand, gradient);
-            )+
-        }))
+                let $g = builder.gradient();
+                $(let $out = builder.result();)?
+                $(
+                    let gradient = $gradient;
+                    builder.set($operand, gradient);
+                )+
+            };
+            $unsafe { $crate::elementwise::entry::Backward::new($name, program, build) }
+        })
     };
 }
 
-macro_rules! operand {
+/// A program with its committed PTX, if there is any.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __elementwise_committed {
+    ($program:expr, []) => {
+        $program
+    };
+    ($program:expr, [$committed:path]) => {
+        $program.with_ptx($committed)
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __elementwise_operand {
     ($builder:ident) => {
         $builder.operand()
     };
@@ -97,7 +165,9 @@ macro_rules! operand {
     };
 }
 
-macro_rules! domain {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __elementwise_domain {
     () => {
         -2.0..2.0
     };
@@ -106,16 +176,20 @@ macro_rules! domain {
     };
 }
 
-macro_rules! rounds {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __elementwise_rounds {
     () => {
-        $crate::elementwise::NumberRounding::Never
+        $crate::elementwise::entry::NumberRounding::Never
     };
     ($rounds:ident) => {
-        $crate::elementwise::NumberRounding::$rounds
+        $crate::elementwise::entry::NumberRounding::$rounds
     };
 }
 
-macro_rules! is_bool {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __elementwise_is_bool {
     () => {
         false
     };
@@ -125,64 +199,73 @@ macro_rules! is_bool {
 }
 
 /// The function of each compute type.
-macro_rules! cpu {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __elementwise_cpu {
     ($f:ident, $output:ident, $inputs:tt,) => {};
     ($f:ident, $output:ident, [$($input:ident),+], all => $body:expr) => {
-        impl<C: warpline_runtime::host::Number> host::Function<C, { table::count!($($input)+) }> for $f {
-            type Out = table::out!($output, C);
+        // SAFETY: `each` and `in_slices` keep to the slices.
+        unsafe impl<C: $crate::elementwise::entry::runtime::host::Number> $crate::elementwise::entry::Function<C, { $crate::__elementwise_count!($($input)+) }> for $f {
+            type Out = $crate::__elementwise_out!($output, C);
 
-            unsafe fn run(inputs: [*const C; table::count!($($input)+)], out: *mut Self::Out, n: usize) {
+            unsafe fn run(inputs: [*const C; $crate::__elementwise_count!($($input)+)], out: *mut Self::Out, n: usize) {
                 // SAFETY: the caller's promise.
                 unsafe {
-                    host::each(inputs, out, n, #[inline(always)] |[$($input),+]: [C; table::count!($($input)+)]| $body);
+                    $crate::elementwise::entry::each(inputs, out, n, #[inline(always)] |[$($input),+]: [C; $crate::__elementwise_count!($($input)+)]| $body);
                 }
             }
         }
     };
     ($f:ident, $output:ident, $inputs:tt, bool => $body:expr $(, $($rest:tt)*)?) => {
-        table::cpu_of! { $f, $output, $inputs, $body, bool }
-        $(table::cpu! { $f, $output, $inputs, $($rest)* })?
+        $crate::__elementwise_cpu_of! { $f, $output, $inputs, $body, bool }
+        $($crate::__elementwise_cpu! { $f, $output, $inputs, $($rest)* })?
     };
     ($f:ident, $output:ident, $inputs:tt, int => $body:expr $(, $($rest:tt)*)?) => {
-        table::cpu_of! { $f, $output, $inputs, $body, u8 i8 i16 i32 i64 }
-        $(table::cpu! { $f, $output, $inputs, $($rest)* })?
+        $crate::__elementwise_cpu_of! { $f, $output, $inputs, $body, u8 i8 i16 i32 i64 }
+        $($crate::__elementwise_cpu! { $f, $output, $inputs, $($rest)* })?
     };
     ($f:ident, $output:ident, $inputs:tt, float => $body:expr $(, $($rest:tt)*)?) => {
-        table::cpu_of! { $f, $output, $inputs, $body, f32 f64 }
-        $(table::cpu! { $f, $output, $inputs, $($rest)* })?
+        $crate::__elementwise_cpu_of! { $f, $output, $inputs, $body, f32 f64 }
+        $($crate::__elementwise_cpu! { $f, $output, $inputs, $($rest)* })?
     };
     ($f:ident, $output:ident, $inputs:tt, f32 => $single:expr, f64 => $double:expr) => {
-        table::cpu_of! { $f, $output, $inputs, $single, f32 }
-        table::cpu_of! { $f, $output, $inputs, $double, f64 }
+        $crate::__elementwise_cpu_of! { $f, $output, $inputs, $single, f32 }
+        $crate::__elementwise_cpu_of! { $f, $output, $inputs, $double, f64 }
     };
     ($f:ident, $output:ident, $inputs:tt, $ty:ident = $function:expr $(, $($rest:tt)*)?) => {
-        impl host::Function<$ty, 1> for $f {
+        // SAFETY: `each` and `in_slices` keep to the slices.
+        unsafe impl $crate::elementwise::entry::Function<$ty, 1> for $f {
             type Out = $ty;
 
             unsafe fn run([input]: [*const $ty; 1], out: *mut $ty, n: usize) {
                 // SAFETY: the caller's promise.
-                unsafe { host::in_slices(input, out, n, $function) };
+                unsafe { $crate::elementwise::entry::in_slices(input, out, n, $function) };
             }
         }
-        $(table::cpu! { $f, $output, $inputs, $($rest)* })?
+        $($crate::__elementwise_cpu! { $f, $output, $inputs, $($rest)* })?
     };
 }
 
-macro_rules! cpu_of {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __elementwise_cpu_of {
     ($f:ident, $output:ident, $inputs:tt, $body:expr, $($ty:ident)*) => {
-        $(table::cpu_one! { $f, $output, $inputs, $body, $ty })*
+        $($crate::__elementwise_cpu_one! { $f, $output, $inputs, $body, $ty })*
     };
 }
 
-macro_rules! cpu_one {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __elementwise_cpu_one {
     ($f:ident, $output:ident, [$($input:ident),+], $body:expr, $ty:ident) => {
-        impl host::Function<$ty, { table::count!($($input)+) }> for $f {
-            type Out = table::out!($output, $ty);
+        // SAFETY: `each` and `in_slices` keep to the slices.
+        unsafe impl $crate::elementwise::entry::Function<$ty, { $crate::__elementwise_count!($($input)+) }> for $f {
+            type Out = $crate::__elementwise_out!($output, $ty);
 
-            unsafe fn run(inputs: [*const $ty; table::count!($($input)+)], out: *mut Self::Out, n: usize) {
+            unsafe fn run(inputs: [*const $ty; $crate::__elementwise_count!($($input)+)], out: *mut Self::Out, n: usize) {
                 // SAFETY: the caller's promise.
                 unsafe {
-                    host::each(inputs, out, n, #[inline(always)] |[$($input),+]: [$ty; table::count!($($input)+)]| $body);
+                    $crate::elementwise::entry::each(inputs, out, n, #[inline(always)] |[$($input),+]: [$ty; $crate::__elementwise_count!($($input)+)]| $body);
                 }
             }
         }
@@ -190,48 +273,54 @@ macro_rules! cpu_one {
 }
 
 /// The loops of a dtype, if the op has it.
-macro_rules! host {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __elementwise_host {
     ($dtype:ident, $f:ident, $output:ident, $inputs:tt, all => $($_:tt)*) => {
-        warpline_runtime::dispatch!($dtype, all T => table::kernels!($f, $output, $inputs, T))
+        $crate::elementwise::entry::runtime::dispatch!($dtype, all T => $crate::__elementwise_kernels!($f, $output, $inputs, T))
     };
     ($dtype:ident, $f:ident, $output:ident, $inputs:tt, bool => $b:expr, int => $i:expr, float => $e:expr) => {
-        warpline_runtime::dispatch!($dtype, all T => table::kernels!($f, $output, $inputs, T))
+        $crate::elementwise::entry::runtime::dispatch!($dtype, all T => $crate::__elementwise_kernels!($f, $output, $inputs, T))
     };
     ($dtype:ident, $f:ident, $output:ident, $inputs:tt, bool => $b:expr, int => $i:expr) => {
         match $dtype {
-            warpline_runtime::DType::Bool => table::kernels!($f, $output, $inputs, warpline_runtime::host::Truth),
-            other => warpline_runtime::dispatch!(other, int T => table::kernels!($f, $output, $inputs, T), _ => None),
+            $crate::elementwise::entry::runtime::DType::Bool => $crate::__elementwise_kernels!($f, $output, $inputs, $crate::elementwise::entry::runtime::host::Truth),
+            other => $crate::elementwise::entry::runtime::dispatch!(other, int T => $crate::__elementwise_kernels!($f, $output, $inputs, T), _ => None),
         }
     };
     ($dtype:ident, $f:ident, $output:ident, $inputs:tt, int => $i:expr) => {
-        warpline_runtime::dispatch!($dtype, int T => table::kernels!($f, $output, $inputs, T), _ => None)
+        $crate::elementwise::entry::runtime::dispatch!($dtype, int T => $crate::__elementwise_kernels!($f, $output, $inputs, T), _ => None)
     };
     ($dtype:ident, $f:ident, $output:ident, $inputs:tt, int => $i:expr, float => $e:expr) => {
-        warpline_runtime::dispatch!($dtype, number T => table::kernels!($f, $output, $inputs, T), _ => None)
+        $crate::elementwise::entry::runtime::dispatch!($dtype, number T => $crate::__elementwise_kernels!($f, $output, $inputs, T), _ => None)
     };
     ($dtype:ident, $f:ident, $output:ident, $inputs:tt, float => $e:expr) => {
-        warpline_runtime::dispatch!($dtype, float T => table::kernels!($f, $output, $inputs, T), _ => None)
+        $crate::elementwise::entry::runtime::dispatch!($dtype, float T => $crate::__elementwise_kernels!($f, $output, $inputs, T), _ => None)
     };
     ($dtype:ident, $f:ident, $output:ident, $inputs:tt, f32 => $($_:tt)*) => {
-        warpline_runtime::dispatch!($dtype, float T => table::kernels!($f, $output, $inputs, T), _ => None)
+        $crate::elementwise::entry::runtime::dispatch!($dtype, float T => $crate::__elementwise_kernels!($f, $output, $inputs, T), _ => None)
     };
     ($dtype:ident, $f:ident, $output:ident, $inputs:tt, f32 = $($_:tt)*) => {
-        warpline_runtime::dispatch!($dtype, float T => table::kernels!($f, $output, $inputs, T), _ => None)
+        $crate::elementwise::entry::runtime::dispatch!($dtype, float T => $crate::__elementwise_kernels!($f, $output, $inputs, T), _ => None)
     };
 }
 
-macro_rules! kernels {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __elementwise_kernels {
     ($f:ident, $output:ident, [$($input:ident),+], $ty:ty) => {
-        Some($crate::elementwise::Host {
-            kernels: host::kernels::<
-                $f, $ty, table::element!($output, $ty), { table::count!($($input)+) }, { 1 + table::count!($($input)+) }
+        Some($crate::elementwise::entry::Host {
+            kernels: $crate::elementwise::entry::kernels::<
+                $f, $ty, $crate::__elementwise_element!($output, $ty), { $crate::__elementwise_count!($($input)+) }, { 1 + $crate::__elementwise_count!($($input)+) }
             >(),
-            slices: host::slices::<$f, $ty, table::element!($output, $ty), { table::count!($($input)+) }>,
+            slices: $crate::elementwise::entry::slices::<$f, $ty, $crate::__elementwise_element!($output, $ty), { $crate::__elementwise_count!($($input)+) }>,
         })
     };
 }
 
-macro_rules! out {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __elementwise_out {
     (Same, $c:ty) => {
         $c
     };
@@ -240,16 +329,20 @@ macro_rules! out {
     };
 }
 
-macro_rules! element {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __elementwise_element {
     (Same, $t:ty) => {
         $t
     };
     (Bool, $t:ty) => {
-        warpline_runtime::host::Truth
+        $crate::elementwise::entry::runtime::host::Truth
     };
 }
 
-macro_rules! count {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __elementwise_count {
     ($a:ident) => {
         1
     };
@@ -263,8 +356,3 @@ macro_rules! count {
         4
     };
 }
-
-pub(super) use {
-    backward, count, cpu, cpu_of, cpu_one, domain, element, host, is_bool, kernels, operand, ops,
-    out, rounds,
-};

@@ -3,10 +3,13 @@
 use std::f64::consts::PI;
 
 use super::host::scalars;
-use super::table::ops;
+use crate::elementwise_ops as ops;
 use crate::math;
 
 ops! {
+    // SAFETY: the expressions of CUDA are arithmetic on their operands.
+    unsafe ptx crate::programs::committed;
+
     /// `torch.sin`.
     SIN = "sin"(x), TO_FLOATS => Same, "sin_of(x)", {
         f32 = scalars(f32::sin), f64 = scalars(f64::sin)

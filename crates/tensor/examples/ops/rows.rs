@@ -40,6 +40,7 @@ pub(crate) fn gpu() -> Vec<Spec> {
         dimensions(),
         dtypes(),
         products(),
+        gradients(),
         host(),
         graphs(),
     ];
@@ -220,6 +221,20 @@ fn products() -> Vec<Spec> {
 }
 
 /// What a call costs the host.
+/// Backward passes of elementwise ops.
+fn gradients() -> Vec<Spec> {
+    let ops = [
+        "gradient of gelu",
+        "gradient of mish",
+        "gradient of erf",
+        "gradients of mul",
+        "gradients of div",
+    ];
+    ops.into_iter()
+        .flat_map(|op| [F32, BF16].map(|dtype| row("gradients", op, dtype, &[1 << 26])))
+        .collect()
+}
+
 fn host() -> Vec<Spec> {
     let part = |op, sizes: &[usize]| row("host", op, F32, sizes);
     let mut rows: Vec<Spec> =

@@ -123,6 +123,17 @@ impl Spec {
         Ok(((causal_attention(q, k, v)?, operands), self.operand()?))
     }
 
+    /// The result of an op of `N` operands that want gradients, with the operands and the result's gradient.
+    pub(crate) fn recorded<const N: usize>(
+        &self,
+        op: impl Fn(&[Tensor; N]) -> Result<Tensor>,
+    ) -> Result<((Tensor, [Tensor; N]), Tensor)> {
+        let leaf = || self.operand()?.requires_grad_(true);
+        let operands: Vec<Tensor> = (0..N).map(|_| leaf()).collect::<Result<_>>()?;
+        let Ok(operands) = <[Tensor; N]>::try_from(operands) else { unreachable!("N operands") };
+        Ok(((op(&operands)?, operands), self.operand()?))
+    }
+
     /// An element for each row.
     pub(crate) fn column(&self) -> Result<Tensor> {
         self.random(&[self.sizes[0], 1])

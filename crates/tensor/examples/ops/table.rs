@@ -59,13 +59,13 @@ impl Op {
 }
 
 macro_rules! ops {
-    ($($name:literal, $work:expr, ($($x:ident: $make:ident),*) => $call:expr;)*) => {
+    ($($name:literal, $work:expr, ($($x:ident: $make:ident $(($op:expr))?),*) => $call:expr;)*) => {
         pub(crate) const OPS: &[Op] = &[$(Op {
             name: $name,
             work: $work,
             make: |spec| {
                 let _ = spec; // some ops need no operand
-                $(let $x = spec.$make()?;)*
+                $(let $x = spec.$make($($op)?)?;)*
                 Ok(Box::new(move || { $call?; Ok(()) }))
             },
         }),*];
@@ -111,6 +111,11 @@ ops! {
     "gradients of layer_norm's weight and bias", Times(2.0), (n: normalized, g: operand) => gradients(&n, &g);
     "causal attention", Calls, (q: operand, k: operand, v: operand) => causal_attention(&q, &k, &v);
     "gradients of causal attention", Calls, (a: attended) => gradients(&a.0, &a.1);
+    "gradient of gelu", Times(3.0), (a: recorded(|[x]| x.gelu())) => gradients(&a.0, &a.1);
+    "gradient of mish", Times(3.0), (a: recorded(|[x]| x.mish())) => gradients(&a.0, &a.1);
+    "gradient of erf", Times(3.0), (a: recorded(|[x]| x.erf())) => gradients(&a.0, &a.1);
+    "gradients of mul", Times(5.0), (a: recorded(|[x, y]| x.mul(y))) => gradients(&a.0, &a.1);
+    "gradients of div", Times(5.0), (a: recorded(|[x, y]| x.div(y))) => gradients(&a.0, &a.1);
     "transpose", Times(2.0), (x: operand) => x.t()?.contiguous();
     "permute 0213", Times(2.0), (x: operand) => x.permute([0, 2, 1, 3])?.contiguous();
     "permute 0231", Times(2.0), (x: operand) => x.permute([0, 2, 3, 1])?.contiguous();

@@ -46,6 +46,11 @@ class Spec:
             q, k, v = (self.operand().requires_grad_() for _ in range(3))
             return causal_attention(q, k, v), (q, k, v), self.operand()
 
+    def recorded(self, count, call):
+        with torch.inference_mode(False):
+            operands = tuple(self.operand().requires_grad_() for _ in range(count))
+            return call(*operands), operands, self.operand()
+
     def column(self):
         return self.random([self.sizes[0], 1])
 
@@ -125,6 +130,11 @@ op("gradients of layer_norm's weight and bias", lambda s: (s.normalized(), s.ope
    lambda n, g: torch.ops.aten.native_layer_norm_backward(g, *n, [False, True, True]))
 op("causal attention", lambda s: (s.operand(), s.operand(), s.operand()), causal_attention)
 op("gradients of causal attention", lambda s: s.attended(), gradients)
+op("gradient of gelu", lambda s: s.recorded(1, torch.nn.functional.gelu), gradients)
+op("gradient of mish", lambda s: s.recorded(1, torch.nn.functional.mish), gradients)
+op("gradient of erf", lambda s: s.recorded(1, torch.erf), gradients)
+op("gradients of mul", lambda s: s.recorded(2, torch.mul), gradients)
+op("gradients of div", lambda s: s.recorded(2, torch.div), gradients)
 op("transpose", lambda s: (s.operand(),), lambda x: x.t().contiguous())
 op("permute 0213", lambda s: (s.operand(),), lambda x: x.permute(0, 2, 1, 3).contiguous())
 op("permute 0231", lambda s: (s.operand(),), lambda x: x.permute(0, 2, 3, 1).contiguous())

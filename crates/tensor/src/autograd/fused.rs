@@ -28,7 +28,7 @@ pub(super) fn evaluate(
 ) -> Result<Option<Gradients>> {
     let formula = backward.formula();
     let operands = || wanted.iter().flatten().copied();
-    if mode::is_grad_enabled() || formula.launches(operands()) < 2 {
+    if mode::is_grad_enabled() || !backward.is_fused() || formula.launches(operands()) < 2 {
         return Ok(None);
     }
     let uses = formula.uses(operands());

@@ -3,13 +3,14 @@
 use std::fmt::Write;
 
 use warpline_runtime::iter::{Flat, Index, Params};
-use warpline_runtime::module::{Program, Source};
+use warpline_runtime::module::Source;
 
-use super::fused;
+use super::Backward;
 use super::run::Fused;
+use crate::elementwise::Op;
 use crate::elementwise::cuda::{Kernels, around};
+use crate::elementwise::entry::Output;
 use crate::elementwise::formula::{Formula, MAX_OPERANDS, Step};
-use crate::elementwise::{Op, Output};
 use crate::programs::cuda_type;
 
 /// The counts of inputs and results that formulas have. Calls a macro with them.
@@ -22,10 +23,9 @@ macro_rules! for_counts {
 }
 pub(super) use for_counts;
 
-/// The source of a backward pass's kernels for a dtype.
-pub(super) fn source(program: &Program, variant: &str) -> Source {
-    let of_program = fused().iter().find(|backward| std::ptr::eq(backward.program(), program));
-    let Some(backward) = of_program else { return Source::new() };
+/// The source of a backward pass's kernels for a dtype. `None` has no kernels.
+pub fn source(backward: Option<&Backward>, variant: &str) -> Source {
+    let Some(backward) = backward else { return Source::new() };
     let formula = backward.formula();
     let (leaves, computed) = (formula.leaves(), formula.computed());
     let (element, ops) = (cuda_type(variant), ops(formula));
@@ -37,14 +37,14 @@ pub(super) fn source(program: &Program, variant: &str) -> Source {
         .collect();
     function += &body(formula, &inputs);
     let kernels = Kernels {
-        name: format!("{}_{variant}", program.name()),
+        name: format!("{}_{variant}", backward.program().name()),
         args: ("Fused", "p.args.numbers"),
         inputs: &inputs,
         results: &vec![element; computed.len()],
         vector: if element == "f64" { 2 } else { 4 },
         run: if element == "f64" { 2 } else { 4 },
     };
-    let expressions: Vec<&str> = ops.iter().map(|op| op.cuda).collect();
+    let expressions: Vec<&str> = ops.iter().map(|op| op.entry.cuda).collect();
     let structs = structs(leaves.len(), computed.len());
     around(structs, &expressions.join("\n"), &(function + &kernels.source()))
 }
@@ -67,16 +67,17 @@ fn ops(formula: &Formula) -> Vec<&'static Op> {
 /// A function of an op's expression.
 fn helper(op: &Op) -> String {
     let parameters: Vec<String> = op
+        .entry
         .inputs
         .iter()
         .map(|input| format!("{} {}", if input.is_bool { "bool" } else { "C" }, input.name))
         .collect();
-    let result = if op.output == Output::Bool { "bool" } else { "C" };
+    let result = if op.entry.output == Output::Bool { "bool" } else { "C" };
     format!(
         "__device__ __forceinline__ {result} op_{}({}) {{ return ({result})({}); }}\n",
-        op.name,
+        op.entry.name,
         parameters.join(", "),
-        op.cuda
+        op.entry.cuda
     )
 }
 
@@ -99,7 +100,7 @@ fn body(formula: &Formula, inputs: &[(bool, &str)]) -> String {
             Step::Single(step) => writeln!(text, "    const C s{k} = (C)(f32)s{step};"),
             Step::Apply(op, _) => {
                 let reads: Vec<String> = step.reads().iter().map(|s| format!("s{s}")).collect();
-                writeln!(text, "    const auto s{k} = op_{}({});", op.name, reads.join(", "))
+                writeln!(text, "    const auto s{k} = op_{}({});", op.entry.name, reads.join(", "))
             }
         };
     }
@@ -116,6 +117,16 @@ fn literal(number: f64) -> String {
         true => format!("{number:?}"),
         false => format!("__longlong_as_double(0x{:x})", number.to_bits()),
     }
+}
+
+/// Whether there are kernels of so many inputs and results.
+pub(super) fn has_kernels(inputs: usize, results: usize) -> bool {
+    macro_rules! find {
+        ($($counts:tt)*) => {
+            [$($counts),*].contains(&(inputs, results))
+        };
+    }
+    for_counts!(find)
 }
 
 fn structs(inputs: usize, results: usize) -> Source {

@@ -8,9 +8,8 @@ use warpline_runtime::iter::{Flat, Index, Params, Space};
 use warpline_runtime::{DType, dispatch};
 
 use super::cuda::for_counts;
-use super::fused;
 use super::run::Fused;
-use crate::elementwise::Slices;
+use crate::elementwise::entry::Slices;
 use crate::elementwise::formula::{Formula, Step};
 use crate::elementwise::host::{Reader, SLICE, Writer};
 use crate::elementwise::run::NUMBER;
@@ -45,10 +44,8 @@ where
     S: Space<N>,
 {
     let Params { space, args, .. }: Params<S, Fused<I>> = params(launch);
-    if let Some(backward) = fused().get(args.formula as usize) {
-        // SAFETY: the caller's promise.
-        unsafe { over::<T, I, N>(launch, &space.index(), args, backward.formula()) }
-    }
+    // SAFETY: the caller's promise.
+    unsafe { over::<T, I, N>(launch, &space.index(), args, args.backward().formula()) }
 }
 
 /// Values of a slice.
@@ -153,7 +150,7 @@ fn code<T: HostElement>(step: &Step) -> Option<Code> {
         Step::Constant(number) => Some(Code::Constant(*number)),
         Step::Single(step) => Some(Code::Single(*step)),
         Step::Apply(op, _) => {
-            let host = (op.host)(T::DTYPE)?;
+            let host = (op.entry.host)(T::DTYPE)?;
             Some(Code::Apply(host.slices, step.reads().to_vec()))
         }
     }

@@ -8,16 +8,17 @@ mod cuda;
 mod host;
 mod run;
 
-use std::sync::{LazyLock, OnceLock};
+use std::sync::OnceLock;
 
 use warpline_runtime::DType;
 use warpline_runtime::iter::CONVERTING_KERNELS;
-use warpline_runtime::module::Program;
+use warpline_runtime::module::{Program, Source};
 
 use super::formula::{Builder, Formula, MAX_OPERANDS};
 use super::{extremes, table};
 use crate::programs::FLOATS;
 
+pub use cuda::source;
 pub use run::apply_backward;
 
 /// The backward formulas of an op, built on first use, and the program that computes them.
@@ -30,15 +31,21 @@ pub struct Backward {
 }
 
 impl Backward {
-    /// `program` is the name of the op's program.
-    pub(super) const fn new(
-        name: &'static str,
-        program: &'static str,
-        build: fn(&mut Builder),
-    ) -> Self {
-        let program = Program::new(program, FLOATS, CONVERTING_KERNELS, cuda::source)
-            .with_ptx(crate::programs::committed);
+    /// Makes the backward pass of an op.
+    ///
+    /// # Safety
+    /// `program` is [`program_of`](Self::program_of) this with [`source`].
+    #[doc(hidden)]
+    #[must_use]
+    pub const unsafe fn new(name: &'static str, program: Program, build: fn(&mut Builder)) -> Self {
         Self { name, build, formula: OnceLock::new(), program }
+    }
+
+    /// The program of a backward pass, of this name and source.
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn program_of(name: &'static str, source: fn(&Program, &str) -> Source) -> Program {
+        Program::new(name, FLOATS, CONVERTING_KERNELS, source)
     }
 
     /// Name of the op.
@@ -52,18 +59,26 @@ impl Backward {
         self.formula.get_or_init(|| Formula::new(self.build))
     }
 
-    pub(super) fn program(&self) -> &Program {
+    /// The program that computes the gradients, with a variant for each float dtype.
+    #[must_use]
+    pub const fn program(&self) -> &Program {
         &self.program
+    }
+
+    /// Whether the program computes the gradients: they take several launches without it, and there are kernels for as many
+    /// inputs and results.
+    #[must_use]
+    pub fn is_fused(&self) -> bool {
+        let formula = self.formula();
+        formula.launches(0..MAX_OPERANDS) > 1
+            && cuda::has_kernels(formula.leaves().len(), formula.computed().len())
     }
 }
 
-/// The backward passes that have a program: those that take several launches without.
-pub(super) fn fused() -> &'static [&'static Backward] {
-    static FUSED: LazyLock<Vec<&Backward>> = LazyLock::new(|| {
-        let all = table().filter_map(|op| op.backward()).chain(extremes::OTHERS.iter().copied());
-        all.filter(|backward| backward.formula().launches(0..MAX_OPERANDS) > 1).collect()
-    });
-    &FUSED
+/// The backward passes of the table that run programs.
+pub(super) fn fused() -> impl Iterator<Item = &'static Backward> {
+    let all = table().filter_map(|op| op.backward()).chain(extremes::OTHERS.iter().copied());
+    all.filter(|backward| backward.is_fused())
 }
 
 /// The variant of the program that computes in a dtype. `None` if the dtype is not a float.
@@ -89,7 +104,7 @@ mod tests {
 
     #[test]
     fn every_fused_formula_has_kernels() {
-        assert!(fused().len() > 40, "{}", fused().len());
+        assert!(fused().count() > 60, "{}", fused().count());
         for backward in fused() {
             let (leaves, computed) = (backward.formula().leaves(), backward.formula().computed());
             let counts = format!("{}: {} and {}", backward.name(), leaves.len(), computed.len());

@@ -3,11 +3,11 @@
 use std::panic::Location;
 
 use bytemuck::{Pod, Zeroable};
-use warpline_runtime::iter;
+use warpline_runtime::iter::{self, Bits};
 use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct};
 
 use super::cuda::for_counts;
-use super::{Backward, fused, host, variant};
+use super::{Backward, host, variant};
 use crate::elementwise::Arg;
 use crate::elementwise::run::{NUMBER, Numbers, bits};
 
@@ -16,11 +16,21 @@ use crate::elementwise::run::{NUMBER, Numbers, bits};
 #[repr(C)]
 pub(super) struct Fused<const N: usize> {
     pub(super) numbers: Numbers<N>,
-    /// Index of the backward pass in [`fused`], for the CPU implementation.
-    pub(super) formula: u32,
+    /// Address of the [`Backward`], for the CPU implementation.
+    backward: Bits,
 }
 
-cuda_struct!(Fused<N> { numbers, formula });
+cuda_struct!(Fused<N> { numbers, backward });
+
+impl<const N: usize> Fused<N> {
+    /// # Safety
+    /// The arguments are those of a launch of a backward pass.
+    pub(super) unsafe fn backward(&self) -> &'static Backward {
+        let address = u64::from(self.backward) as usize;
+        // SAFETY: `run` has taken the address of a static from a reference and exposed it.
+        unsafe { &*std::ptr::with_exposed_provenance(address) }
+    }
+}
 
 // SAFETY: all fields are numbers, so zeros are valid.
 unsafe impl<const N: usize> Zeroable for Fused<N> {}
@@ -75,10 +85,7 @@ fn run<const I: usize, const N: usize>(
     results: &[Option<View<'_>>],
 ) -> Result<()> {
     let name = backward.name();
-    let own = |other: &&Backward| std::ptr::eq(*other, backward);
-    let (Some(formula), Some(out)) =
-        (fused().iter().position(own), results.iter().flatten().next().copied())
-    else {
+    let Some(out) = results.iter().flatten().next().copied().filter(|_| backward.is_fused()) else {
         let reason = "has no backward program, or no gradient is wanted";
         return Err(Error::invalid(name, reason.into()));
     };
@@ -131,7 +138,8 @@ fn run<const I: usize, const N: usize>(
         converts,
         location: Location::caller(),
     };
-    let args = Fused { numbers, formula: formula as u32 };
+    let address = std::ptr::from_ref(backward).expose_provenance() as u64;
+    let args = Fused { numbers, backward: address.into() };
     // SAFETY: kernels and loops are those of this dtype and these formulas, and are told the views' dtypes; inputs that
     // are numbers and unwanted results are not touched, and are said so.
     unsafe { iter::run_some(target, &described, views, untouched, args) }

@@ -1,7 +1,9 @@
 //! Replays in a row: the tensors that nothing else uses meanwhile need not be looked at.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use warpline::cuda::{self, CudaGraph, Stream};
-use warpline::{Result, Tensor, full, ones, zeros};
+use warpline::{Result, SyncPolicy, Tensor, full, ones, simulated, with_runtime, zeros};
 
 use super::values;
 use crate::common::World;
@@ -136,4 +138,33 @@ fn streams(_: &World) -> Result<()> {
     }
     assert_eq!(values(&y)?, [sum; 64]);
     Ok(())
+}
+
+#[test]
+fn graphs_are_replayed_while_the_policy_changes() {
+    const REPLAYS: usize = 500;
+    let runtime = simulated(1).unwrap();
+    let body = || -> Result<()> {
+        let (x, y) = (zeros([8], 0)?, zeros([8], 0)?);
+        let mut graph = CudaGraph::new();
+        let twice = chain(&mut graph, &x, &y)?;
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    for policy in [SyncPolicy::Manual, SyncPolicy::Auto] {
+                        runtime.set_sync_policy(policy);
+                        std::thread::yield_now();
+                    }
+                }
+            });
+            let replayed = (0..REPLAYS).try_for_each(|_| graph.replay());
+            done.store(true, Ordering::Relaxed);
+            replayed
+        })?;
+        assert_eq!(values(&twice)?, [2.0 * REPLAYS as f32; 8]);
+        assert_eq!(values(&y)?, [(REPLAYS * (REPLAYS + 1) / 2) as f32; 8]);
+        Ok(())
+    };
+    with_runtime(&runtime, body).unwrap();
 }

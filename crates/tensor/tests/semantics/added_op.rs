@@ -1,0 +1,79 @@
+//! The op that `docs/add-an-op.md` adds.
+
+use warpline::autograd::{GradcheckOptions, gradcheck, gradgradcheck};
+use warpline::{DType, Result, Tensor, by_name, simulated, tensor, with_runtime};
+use warpline_kernels::elementwise_ops;
+
+elementwise_ops! {
+    // SAFETY: CUDA's expression is arithmetic on the operands.
+    unsafe;
+
+    /// `(x + sqrt(x² + b)) / 2`: a `relu` without a corner.
+    SQUAREPLUS = "squareplus"(x, b in 0.5..4.0), FLOATS => Same, "(x + sqrt_of(x * x + b)) / (C)2", {
+        float => (x + (x * x + b).sqrt()) / 2.0
+    }, gradients(g) {
+        x: g * (x * (x.square() + b).rsqrt() + 1.0) * 0.5,
+        b: g * (x.square() + b).rsqrt() * 0.25
+    }
+}
+
+fn everywhere(test: impl Fn(&str) -> Result<()>) -> Result<()> {
+    test("cpu")?;
+    with_runtime(&simulated(1)?, || test("cuda"))
+}
+
+#[test]
+fn the_page_shows_this_entry() {
+    let page = include_str!("../../../../docs/add-an-op.md");
+    let entry = page.split("```rust\n").nth(1).and_then(|rest| rest.split("```").next());
+    let entry = entry.expect("a block");
+    assert!(entry.contains("SQUAREPLUS"), "{entry}");
+    assert!(include_str!("added_op.rs").contains(entry), "not as here:\n{entry}");
+}
+
+#[test]
+fn an_entry_is_an_op_of_tensors_and_numbers() -> Result<()> {
+    everywhere(|at| {
+        let (x, b) = (tensor([-2f32, 0.0, 1.5], at)?, tensor([5f32, 4.0, 0.0], at)?);
+        let y = by_name::elementwise(&SQUAREPLUS, &[(&x).into(), (&b).into()])?;
+        assert_eq!(y.to_vec::<f32>()?, [0.5, 1.0, 1.5]);
+        let y = by_name::elementwise(&SQUAREPLUS, &[(&x).into(), 4.0.into()])?;
+        assert_eq!(y.i(1)?.item::<f32>()?, 1.0);
+        let y = by_name::elementwise(&SQUAREPLUS, &[(&x.to(DType::BF16)?).into(), 4.0.into()])?;
+        assert_eq!((y.dtype(), y.i(1)?.item::<f32>()?), (DType::BF16, 1.0));
+        assert!(
+            by_name::elementwise(&SQUAREPLUS, &[(&x.to(DType::I64)?).into(), 4.into()]).is_err()
+        );
+        Ok(())
+    })
+}
+
+#[test]
+fn an_entry_has_first_and_second_gradients() -> Result<()> {
+    everywhere(|at| {
+        let x = tensor([-2f64, 0.0, 1.5], at)?.requires_grad_(true)?;
+        let b = tensor([[0.5f64], [2.0]], at)?.requires_grad_(true)?;
+        let f = |inputs: &[Tensor]| {
+            Ok(vec![by_name::elementwise(
+                &SQUAREPLUS,
+                &[(&inputs[0]).into(), (&inputs[1]).into()],
+            )?])
+        };
+        gradcheck(f, &[x.clone(), b.clone()], GradcheckOptions::default())?;
+        gradgradcheck(f, &[x, b], GradcheckOptions::default())
+    })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_an_entry_is_compiled_on_first_use() {
+    let gradients = |at: &str| -> Result<Vec<f32>> {
+        let x = tensor([-2f32, 0.0, 1.5], at)?.requires_grad_(true)?;
+        by_name::elementwise(&SQUAREPLUS, &[(&x).into(), 4.0.into()])?.sum(())?.backward()?;
+        x.grad().expect("a gradient").to_vec()
+    };
+    let (found, expected) = (gradients("cuda").unwrap(), gradients("cpu").unwrap());
+    for (found, expected) in found.iter().zip(&expected) {
+        assert!((found - expected).abs() < 1e-6, "{found} and {expected}");
+    }
+}
