@@ -95,6 +95,7 @@ macro_rules! elementwise_ops {
                     program($name, DTYPES, |_, variant| op_source(&$id, variant)), $committed
                 ),
             };
+            // SAFETY: the author of the entry vouches for CUDA's expression; the rest is of this macro.
             $unsafe { $crate::elementwise::Op::new(entry) }
         };)*
     };
@@ -137,6 +138,7 @@ macro_rules! __elementwise_backward {
                     builder.set($operand, gradient);
                 )+
             };
+            // SAFETY: the program is that of the backward pass.
             $unsafe { $crate::elementwise::entry::Backward::new($name, program, build) }
         })
     };
