@@ -86,7 +86,11 @@ pub fn gradgradcheck(
     inputs: &[Tensor],
     options: GradcheckOptions,
 ) -> Result<()> {
-    let outputs = f(inputs)?;
+    // Results such as indices have no gradient.
+    let differentiable = |inputs: &[Tensor]| -> Result<Vec<Tensor>> {
+        Ok(f(inputs)?.into_iter().filter(Tensor::requires_grad).collect())
+    };
+    let outputs = differentiable(inputs)?;
     let (count, mut all) = (inputs.len(), inputs.to_vec());
     for (o, output) in outputs.iter().enumerate() {
         let made_up = |i: usize| 0.5 + ((i * 7 + o * 3) % 11) as f64 / 11.0;
@@ -96,7 +100,7 @@ pub fn gradgradcheck(
         all.push(upstream.requires_grad_(true)?);
     }
     let gradients = |all: &[Tensor]| {
-        let outputs = f(&all[..count])?;
+        let outputs = differentiable(&all[..count])?;
         let outputs: Vec<&Tensor> = outputs.iter().collect();
         let upstream: Vec<Option<&Tensor>> = all[count..].iter().map(Some).collect();
         let tracked: Vec<&Tensor> = all[..count].iter().filter(|t| t.requires_grad()).collect();

@@ -63,7 +63,9 @@ impl Tensor {
     /// As there.
     #[track_caller]
     pub fn cumprod_(&self, dim: isize) -> Result<&Self> {
-        let all = self.cumprod(dim).of("cumprod_")?;
+        // The gradient reads the elements that this overwrites.
+        let former = if wanted(&[self]) { self.copy().of("cumprod_")? } else { self.clone() };
+        let all = former.cumprod(dim).of("cumprod_")?;
         self.copy_(&all, false).of("cumprod_")
     }
 

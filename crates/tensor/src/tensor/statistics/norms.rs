@@ -125,6 +125,10 @@ impl Tensor {
         if p.is_nan() || p < 0.0 {
             return Err(Error::invalid(op, format!("p must not be negative, but is {p}")));
         }
+        let dtype = self.dtype().promote(other.dtype());
+        if !dtype.is_float() {
+            return Err(Error::UnsupportedDType { location: Location::caller(), op, dtype });
+        }
         // As PyTorch has it: a product for many rows, which takes less memory and is a little less exact.
         if p == 2.0 && (rows > 25 || others > 25) {
             return self.distances_by_product(other).of(op);
