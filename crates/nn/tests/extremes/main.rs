@@ -6,6 +6,9 @@ mod cases;
 mod kernels;
 mod memory;
 mod modules;
+#[allow(dead_code)] // other test programs read more of a function
+#[path = "../common/sources.rs"]
+mod parser;
 mod sources;
 
 use std::io::Write;

@@ -1,6 +1,8 @@
 //! Finds the public functions with integer parameters in the sources.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use super::parser::{self, Function};
 
 /// Functions that the table does not call, each with the reason.
 pub(crate) const ELSEWHERE: &[(&str, &str)] = &[
@@ -18,6 +20,7 @@ pub(crate) const ELSEWHERE: &[(&str, &str)] = &[
     ("gradient", "indices of an op's own operands"),
     ("domain", "indices of an op's own operands"),
     ("uses", "indices of an op's own operands"),
+    ("launches", "indices of an op's own operands"),
     ("saved", "indices of an op's own inputs"),
     ("needs", "indices of an op's own inputs"),
     ("sizes", "indices of an op's own inputs"),
@@ -48,7 +51,7 @@ pub(crate) fn functions() -> Vec<(String, String)> {
     let crates = Path::new("..");
     let mut found = Vec::new();
     for name in ["tensor", "kernels", "nn"] {
-        for file in files(&crates.join(name).join("src")) {
+        for file in parser::files(&crates.join(name).join("src")) {
             let text = std::fs::read_to_string(&file).expect("a source");
             let shown = file.strip_prefix(crates).unwrap_or(&file).display().to_string();
             found.extend(in_text(&text).into_iter().map(|name| (shown.clone(), name)));
@@ -58,39 +61,14 @@ pub(crate) fn functions() -> Vec<(String, String)> {
     found
 }
 
-fn files(folder: &Path) -> Vec<PathBuf> {
-    let mut all = Vec::new();
-    for entry in std::fs::read_dir(folder).expect("a folder of sources").flatten() {
-        let path = entry.path();
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if path.is_dir() {
-            all.extend(files(&path));
-        } else if name.ends_with(".rs") && !name.contains("test") {
-            all.push(path);
-        }
-    }
-    all.sort();
-    all
-}
-
-/// Names of a file's public functions with an integer, but for those that macros name.
+/// Names of a file's public functions with an integer, except those that macros name.
 fn in_text(text: &str) -> Vec<String> {
-    let public = text.match_indices("pub fn ").chain(text.match_indices("pub const fn "));
-    let named = public.filter_map(|(at, head)| {
-        let rest = &text[at + head.len()..];
-        let name: String = rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
-        let open = rest.find('(')?;
-        let mut depth = 0;
-        let end = rest[open..].find(|c| {
-            depth += i32::from(c == '(') - i32::from(c == ')');
-            depth == 0
-        })?;
-        let parameters = &rest[open..open + end];
-        let words = parameters.split(|c: char| !c.is_alphanumeric());
-        let has = words.into_iter().any(|word| TYPES.contains(&word));
-        (has && !name.is_empty()).then(|| qualified(&text[..at], name)).flatten()
-    });
-    named.collect()
+    let has_integer = |function: &Function| {
+        let mut words = function.parameters.split(|c: char| !c.is_alphanumeric());
+        words.any(|word| TYPES.contains(&word))
+    };
+    let functions = parser::functions(text).into_iter();
+    functions.filter(|f| !f.from_macro && has_integer(f)).filter_map(qualified).collect()
 }
 
 /// Names that several types have; they stand in the table with their type's.
@@ -98,16 +76,13 @@ const SHARED: [&str; 6] =
     ["new", "with_settings", "with_bias", "with_padding", "set_epoch", "step_to"];
 
 /// Returns a function's name in the table; `None` for one of a type that a macro names.
-fn qualified(before: &str, name: String) -> Option<String> {
-    if !SHARED.contains(&name.as_str()) {
-        return Some(name);
+fn qualified(function: Function) -> Option<String> {
+    match function.owner {
+        Some(owner) if SHARED.contains(&function.name.as_str()) => {
+            (!owner.is_empty()).then(|| format!("{owner}::{}", function.name))
+        }
+        _ => Some(function.name),
     }
-    let is_impl = |line: &&str| line.trim_start().starts_with("impl");
-    let head = before.lines().rev().find(is_impl)?.trim_start().strip_prefix("impl")?;
-    let head = head.trim_start_matches(['<', '\'', ' ']);
-    let of = head.find("> ").filter(|at| *at < 4).map_or(head, |at| &head[at + 2..]);
-    let of: String = of.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
-    (!of.is_empty()).then(|| format!("{of}::{name}"))
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! The worlds that tests run in, and where the goldens lie.
 #![allow(dead_code)] // each test binary uses its part
 
+pub(crate) mod sources;
+
 use std::path::PathBuf;
 
 use warpline::{Device, Result, Runtime, RuntimeConfig, SyncPolicy, with_runtime};
