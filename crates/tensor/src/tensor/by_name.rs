@@ -10,20 +10,26 @@ pub type Unary = fn(&Tensor) -> Result<Tensor>;
 /// A method of a tensor and another operand.
 pub type Binary = fn(&Tensor, TensorOrScalar<'_>) -> Result<Tensor>;
 
-fn find<F: Copy>(tables: &[&[(&str, F)]], name: &str) -> Option<F> {
-    tables.iter().copied().flatten().find(|(known, _)| *known == name).map(|(_, method)| *method)
+/// Returns the elementwise methods of one tensor, each with its name.
+pub fn unary_methods() -> impl Iterator<Item = (&'static str, Unary)> {
+    unary::METHODS.iter().chain(unary::QUESTIONS).copied()
+}
+
+/// Returns the elementwise methods of two operands, each with its name.
+pub fn binary_methods() -> impl Iterator<Item = (&'static str, Binary)> {
+    ops::METHODS.iter().copied()
 }
 
 /// The elementwise method of one tensor that has this name.
 #[must_use]
 pub fn unary(name: &str) -> Option<Unary> {
-    find(&[unary::METHODS, unary::QUESTIONS], name)
+    unary_methods().find(|(known, _)| *known == name).map(|(_, method)| method)
 }
 
 /// The elementwise method of two operands that has this name.
 #[must_use]
 pub fn binary(name: &str) -> Option<Binary> {
-    find(&[ops::METHODS], name)
+    binary_methods().find(|(known, _)| *known == name).map(|(_, method)| method)
 }
 
 /// Applies an entry of the table of elementwise ops. A condition comes first.

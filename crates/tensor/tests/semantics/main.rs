@@ -59,6 +59,7 @@ mod pinned;
 mod ported;
 mod races;
 mod random;
+mod registry;
 mod sticky;
 mod streams;
 mod threads;

@@ -1,6 +1,5 @@
 //! Gradients: the graph, the pass, in-place ops, views, hooks.
 
-mod differences;
 mod drops;
 mod edges;
 mod functions;

@@ -1,0 +1,133 @@
+//! The registry against the public functions in the sources.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use super::{registry, report};
+use crate::common::sources::{self, Function};
+
+const AUTOGRAD: &str = "autograd plumbing";
+const STATE: &str = "reads the state of a random generator";
+
+/// Public functions that give tensors and are no ops, each with the reason.
+const NO_OPS: &[(&str, &str)] = &[
+    ("autograd::Context::saved", AUTOGRAD),
+    ("autograd::Tensor::requires_grad_", AUTOGRAD),
+    ("autograd::Tensor::grad", AUTOGRAD),
+    ("autograd::grad", AUTOGRAD),
+    ("autograd::checkpoint", "runs the program's own function"),
+    ("Generator::get_state", STATE),
+    ("get_rng_state", STATE),
+    ("cuda::get_rng_state", STATE),
+    ("multiprocessing::Channel::recv", "receives another process's tensor"),
+    ("by_name::elementwise", "calls the table's entries, which the registry has"),
+];
+
+/// Returns the path under which the registry has a function of a file, such as `Tensor::add`.
+fn path(file: &Path, function: &Function) -> String {
+    let mut folders = file.components().map(|part| part.as_os_str().to_string_lossy());
+    let module = match folders.next().as_deref() {
+        Some("tensor") if file.ends_with("by_name.rs") => "by_name::",
+        Some("tensor") | None => "",
+        Some("functional") => "functional::",
+        Some("cuda") => "cuda::",
+        Some("autograd") => "autograd::",
+        Some("multiprocessing") => "multiprocessing::",
+        Some(_) => "",
+    };
+    let owner = function.owner.as_ref().map_or(String::new(), |owner| format!("{owner}::"));
+    format!("{module}{owner}{}", function.name)
+}
+
+/// Returns the paths of the crate's public functions that give tensors.
+pub(super) fn public() -> BTreeSet<String> {
+    // Cargo runs tests in the package's folder.
+    let folder = Path::new("src");
+    let mut found = BTreeSet::new();
+    for file in sources::files(folder) {
+        let text = std::fs::read_to_string(&file).expect("a source");
+        let inner = file.strip_prefix(folder).expect("a file of the folder");
+        let is_tensors = |f: &&Function| f.owner.as_deref() == Some("Tensor");
+        let gives = |f: &&Function| {
+            f.output.contains("Tensor") || (is_tensors(f) && f.output.contains("Self"))
+        };
+        let functions = sources::functions(&text);
+        found.extend(functions.iter().filter(gives).map(|function| path(inner, function)));
+    }
+    assert!(found.len() > 480, "the scanner found {} functions", found.len());
+    found
+}
+
+#[test]
+fn every_public_function_is_an_op_or_listed() {
+    let public = public();
+    let ops: BTreeSet<String> = registry().into_iter().map(|entry| entry.name).collect();
+    let table: BTreeSet<String> = warpline_kernels::elementwise::table()
+        .map(|op| format!("elementwise::{}", op.name()))
+        .collect();
+    let listed: BTreeSet<String> = NO_OPS.iter().map(|(name, _)| (*name).to_owned()).collect();
+    let mut failures = Vec::new();
+    for name in public.union(&table).filter(|name| !ops.contains(*name) && !listed.contains(*name))
+    {
+        failures
+            .push(format!("{name} is neither in the registry nor on the list of other functions"));
+    }
+    for name in ops.union(&listed).filter(|name| !public.contains(*name) && !table.contains(*name))
+    {
+        failures.push(format!("{name} does not exist"));
+    }
+    for name in ops.intersection(&listed) {
+        failures.push(format!("{name} is in the registry and on the list of other functions"));
+    }
+    report("completeness", public.len() + table.len(), &failures);
+}
+
+#[test]
+fn entries_have_titles_of_their_own_and_reasons() {
+    let mut titles = BTreeSet::new();
+    for entry in registry() {
+        let title = entry.title();
+        assert!(!entry.samples.is_empty(), "{title} has no sample");
+        assert_ne!(entry.without_gradient, Some(""), "{title} has no reason");
+        assert_ne!(entry.differs, Some(""), "{title} has no reason");
+        assert!(titles.insert(title.clone()), "{title} is there twice");
+    }
+    assert!(NO_OPS.iter().all(|(_, reason)| !reason.is_empty()));
+}
+
+#[test]
+fn the_scanner_finds_functions_of_macros_and_their_types() {
+    let text = "
+macro_rules! methods {
+    ($($(#[$doc:meta])* $name:ident $keep:ident($($parameter:ident),+) $op:ident;)*) => {
+        impl Tensor {$(
+            pub fn $name(&self) -> Result<Self> { one() }
+            pub fn $keep(&self, x: impl Fn(i32) -> i32) -> Result<&Self> { one() }
+        )*}
+    };
+}
+methods! {
+    /// Documentation; with a semicolon.
+    sum sum_keepdim(a) Sum;
+    #[doc(alias = \"x\")]
+    any any_keepdim(a, b) Any;
+}
+impl<const D: usize> Default for Options<D> { pub fn of(x: [u8; 2]) -> Self where Self: Sized { y() } }
+pub fn free<T: Copy>(n: usize) -> Result<Tensor> { x() }
+";
+    let found: Vec<String> = sources::functions(text)
+        .iter()
+        .map(|f| format!("{:?} {} -> {}", f.owner.as_deref().unwrap_or("-"), f.name, f.output))
+        .collect();
+    assert_eq!(
+        found,
+        [
+            "\"Tensor\" sum -> Result<Self>",
+            "\"Tensor\" any -> Result<Self>",
+            "\"Tensor\" sum_keepdim -> Result<&Self>",
+            "\"Tensor\" any_keepdim -> Result<&Self>",
+            "\"Options\" of -> Self",
+            "\"-\" free -> Result<Tensor>",
+        ]
+    );
+}

@@ -1,0 +1,98 @@
+//! Convolutions, their transposes, and the columns of images.
+
+use warpline::Tensor;
+use warpline::functional::*;
+
+use super::entry::{Entry, floats};
+use super::sample::{Arg, x};
+
+/// Samples of image, weight and bias.
+fn three(image: &[usize], weight: &[usize], bias: usize) -> [Vec<Arg>; 1] {
+    [vec![x(image), x(weight), x(&[bias])]]
+}
+
+/// Samples of image and weight.
+fn two(image: &[usize], weight: &[usize]) -> [Vec<Arg>; 1] {
+    [vec![x(image), x(weight)]]
+}
+
+pub(super) fn entries() -> Vec<Entry> {
+    let mut entries = convolutions();
+    entries.extend(transposed());
+    entries.extend(columns());
+    entries.into_iter().map(|entry| entry.slack(4.0)).collect()
+}
+
+fn convolutions() -> Vec<Entry> {
+    let all =
+        || ConvOptions { stride: [2, 1], padding: [1, 2].into(), dilation: [1, 2], groups: 2 };
+    vec![
+        Entry::new("functional::conv1d", floats, two(&[1, 2, 5], &[2, 2, 3]), |x| {
+            let options = ConvOptions { padding: Padding::Same, ..Default::default() };
+            conv1d(&x[0], &x[1], None, &options)
+        }),
+        Entry::new("functional::conv2d", floats, three(&[2, 4, 3, 4], &[2, 4, 2, 2], 2), |x| {
+            conv2d(&x[0], &x[1], Some(&x[2]), &ConvOptions::default())
+        }),
+        Entry::new(
+            "functional::conv2d",
+            floats,
+            three(&[2, 4, 3, 4], &[2, 2, 2, 2], 2),
+            move |x| conv2d(&x[0], &x[1], Some(&x[2]), &all()),
+        )
+        .with("all options"),
+        Entry::new(
+            "functional::conv2d",
+            floats,
+            two(&[2, 3, 4], &[3, 2, 1, 1]),
+            |x: &[Tensor]| conv2d(&x[0], &x[1], None, &ConvOptions::default()),
+        )
+        .with("without batch"),
+        Entry::new("functional::conv3d", floats, two(&[1, 1, 2, 3, 2], &[2, 1, 2, 2, 1]), |x| {
+            conv3d(&x[0], &x[1], None, &ConvOptions::default())
+        }),
+    ]
+}
+
+fn transposed() -> Vec<Entry> {
+    let all = || ConvTransposeOptions {
+        stride: [2, 1],
+        padding: [1, 0],
+        output_padding: [1, 0],
+        dilation: [1, 2],
+        groups: 2,
+    };
+    vec![
+        Entry::new("functional::conv_transpose1d", floats, two(&[1, 2, 4], &[2, 2, 3]), |x| {
+            conv_transpose1d(&x[0], &x[1], None, &ConvTransposeOptions::default())
+        }),
+        Entry::new(
+            "functional::conv_transpose2d",
+            floats,
+            three(&[1, 2, 2, 3], &[2, 2, 2, 2], 4),
+            move |x| conv_transpose2d(&x[0], &x[1], Some(&x[2]), &all()),
+        ),
+        Entry::new(
+            "functional::conv_transpose3d",
+            floats,
+            two(&[1, 1, 2, 2, 2], &[1, 2, 2, 1, 2]),
+            |x| conv_transpose3d(&x[0], &x[1], None, &ConvTransposeOptions::default()),
+        ),
+    ]
+}
+
+fn columns() -> Vec<Entry> {
+    let padded = || FoldOptions { padding: [1, 0], stride: [2, 1], ..Default::default() };
+    vec![
+        Entry::new("functional::unfold", floats, [vec![x(&[1, 2, 4, 5])]], |x| {
+            unfold(&x[0], [2, 2], &FoldOptions::default())
+        }),
+        Entry::new("functional::unfold", floats, [vec![x(&[1, 2, 4, 5])]], move |x| {
+            unfold(&x[0], [2, 2], &padded())
+        })
+        .with("padded"),
+        Entry::new("functional::fold", floats, [vec![x(&[1, 4, 4])]], |x| {
+            fold(&x[0], [3, 3], [2, 2], &FoldOptions::default())
+        }),
+    ]
+}

@@ -1,0 +1,159 @@
+//! An entry of the registry.
+
+use std::fmt::Write;
+
+use warpline::autograd::GradcheckOptions;
+use warpline::{DType, Result, Tensor};
+
+use super::sample::Arg;
+
+/// The function that an entry calls.
+type Call = Box<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>>>;
+
+/// A public op, with samples of its arguments.
+pub(super) struct Entry {
+    /// Path in the crate, such as `Tensor::add`, or `elementwise::add` for an entry of the table.
+    pub(super) name: String,
+    /// The parameters of this entry, where an op has several entries.
+    pub(super) variant: String,
+    takes: Box<dyn Fn(DType) -> bool>,
+    pub(super) samples: Vec<Vec<Arg>>,
+    pub(super) call: Call,
+    /// The arguments that have a gradient if they are floats.
+    pub(super) differentiable: Vec<usize>,
+    /// The reason why the other arguments of floats have none.
+    pub(super) without_gradient: Option<&'static str>,
+    /// Tolerance of the comparisons with differences.
+    pub(super) differences: GradcheckOptions,
+    /// The reason why results on two devices differ, if they do. Sizes and dtypes are equal.
+    pub(super) differs: Option<&'static str>,
+    /// Factor of the tolerance between devices and between backward passes.
+    pub(super) slack: f64,
+}
+
+impl Entry {
+    /// Returns an entry of an op that is differentiable in all arguments of floats.
+    pub(super) fn new<R: Results>(
+        name: impl Into<String>,
+        takes: impl Fn(DType) -> bool + 'static,
+        samples: impl IntoIterator<Item = Vec<Arg>>,
+        call: impl Fn(&[Tensor]) -> Result<R> + 'static,
+    ) -> Self {
+        let samples: Vec<Vec<Arg>> = samples.into_iter().collect();
+        let first = samples.first().map_or(&[][..], |args| &args[..]);
+        Self {
+            name: name.into(),
+            variant: String::new(),
+            takes: Box::new(takes),
+            differentiable: (0..first.len()).filter(|&k| first[k].is_numeric()).collect(),
+            samples,
+            call: Box::new(move |args| call(args).map(R::into_results)),
+            without_gradient: None,
+            differences: GradcheckOptions::default(),
+            differs: None,
+            slack: 1.0,
+        }
+    }
+
+    /// Names the parameters of this entry.
+    pub(super) fn with(mut self, variant: impl Into<String>) -> Self {
+        self.variant = variant.into();
+        self
+    }
+
+    /// Replaces the dtypes that the op takes.
+    pub(super) fn of(mut self, takes: impl Fn(DType) -> bool + 'static) -> Self {
+        self.takes = Box::new(takes);
+        self
+    }
+
+    /// Declares the arguments that have a gradient, and the reason why others have none.
+    pub(super) fn only(mut self, differentiable: &[usize], reason: &'static str) -> Self {
+        self.differentiable = differentiable.to_vec();
+        self.without_gradient = Some(reason);
+        self
+    }
+
+    /// Declares that no argument has a gradient.
+    pub(super) fn constant(self, reason: &'static str) -> Self {
+        self.only(&[], reason)
+    }
+
+    /// Sets the tolerance of the comparisons with differences.
+    pub(super) fn differences(mut self, options: GradcheckOptions) -> Self {
+        self.differences = options;
+        self
+    }
+
+    /// Compares only sizes and dtypes between devices.
+    pub(super) fn differs(mut self, reason: &'static str) -> Self {
+        self.differs = Some(reason);
+        self
+    }
+
+    /// Multiplies the tolerance between devices and between backward passes.
+    pub(super) fn slack(mut self, factor: f64) -> Self {
+        self.slack = factor;
+        self
+    }
+
+    /// Whether the op takes arguments of a dtype.
+    pub(super) fn takes(&self, dtype: DType) -> bool {
+        (self.takes)(dtype)
+    }
+
+    /// Name and parameters.
+    pub(super) fn title(&self) -> String {
+        let mut title = self.name.clone();
+        if !self.variant.is_empty() {
+            let _ = write!(title, "[{}]", self.variant);
+        }
+        title
+    }
+}
+
+/// The returned type of an op.
+pub(super) trait Results: 'static {
+    fn into_results(self) -> Vec<Tensor>;
+}
+
+impl Results for Tensor {
+    fn into_results(self) -> Vec<Tensor> {
+        vec![self]
+    }
+}
+
+impl Results for (Tensor, Tensor) {
+    fn into_results(self) -> Vec<Tensor> {
+        vec![self.0, self.1]
+    }
+}
+
+impl Results for Vec<Tensor> {
+    fn into_results(self) -> Vec<Tensor> {
+        self
+    }
+}
+
+impl Results for (Tensor, Option<Tensor>, Option<Tensor>) {
+    fn into_results(self) -> Vec<Tensor> {
+        [Some(self.0), self.1, self.2].into_iter().flatten().collect()
+    }
+}
+
+/// Sets of dtypes.
+pub(super) fn floats(dtype: DType) -> bool {
+    dtype.is_float()
+}
+
+pub(super) fn numbers(dtype: DType) -> bool {
+    dtype != DType::Bool
+}
+
+pub(super) fn integers(dtype: DType) -> bool {
+    !dtype.is_float() && dtype != DType::Bool
+}
+
+pub(super) fn every(_: DType) -> bool {
+    true
+}

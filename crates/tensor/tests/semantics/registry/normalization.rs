@@ -1,0 +1,82 @@
+//! Norms of layers, groups and batches.
+
+use warpline::functional::*;
+
+use super::entry::{Entry, floats, numbers};
+use super::sample::{Arg, positive, x};
+
+/// Samples of an input, and of weights and biases of some size.
+fn three(input: &[usize], channels: &[usize]) -> Vec<Arg> {
+    vec![x(input), x(channels), x(channels)]
+}
+
+pub(super) fn entries() -> Vec<Entry> {
+    let mut entries = rows();
+    entries.extend(channels());
+    entries.into_iter().map(|entry| entry.slack(4.0)).collect()
+}
+
+fn rows() -> Vec<Entry> {
+    vec![
+        Entry::new(
+            "functional::layer_norm",
+            floats,
+            [three(&[2, 3], &[3]), three(&[2, 1, 4], &[4]), three(&[0, 3], &[3])],
+            |x| layer_norm(&x[0], x[1].size(), &x[1], &x[2], 1e-5),
+        ),
+        Entry::new("functional::layer_norm", floats, [three(&[2, 2, 3], &[2, 3])], |x| {
+            layer_norm(&x[0], [2, 3], &x[1], &x[2], 1e-2)
+        })
+        .with("of two dimensions"),
+        Entry::new("functional::layer_norm", floats, [vec![x(&[2, 3])]], |x| {
+            layer_norm(&x[0], 3, None, None, 1e-5)
+        })
+        .with("without weight"),
+        Entry::new("functional::rms_norm", floats, [vec![x(&[2, 3]), x(&[3])]], |x| {
+            rms_norm(&x[0], 3, &x[1], 1e-5)
+        }),
+        Entry::new("functional::rms_norm", floats, [vec![x(&[2, 3])]], |x| {
+            rms_norm(&x[0], 3, None, None)
+        })
+        .with("without weight"),
+        Entry::new("functional::group_norm", floats, [three(&[2, 4, 2], &[4])], |x| {
+            group_norm(&x[0], 2, &x[1], &x[2], 1e-5)
+        }),
+    ]
+}
+
+fn channels() -> Vec<Entry> {
+    let evaluated = || {
+        let mut args = three(&[4, 3], &[3]);
+        args.extend([x(&[3]), positive(&[3])]);
+        [args]
+    };
+    vec![
+        Entry::new(
+            "functional::batch_norm",
+            floats,
+            [three(&[4, 3], &[3]), three(&[3, 2, 2], &[2])],
+            |x| {
+                let (weight, bias) = (Some(&x[1]), Some(&x[2]));
+                let options =
+                    BatchNormOptions { weight, bias, training: true, ..Default::default() };
+                batch_norm(&x[0], None, None, &options)
+            },
+        )
+        .with("training"),
+        Entry::new("functional::batch_norm", numbers, evaluated(), |x| {
+            let (weight, bias) = (Some(&x[1]), Some(&x[2]));
+            let options = BatchNormOptions { weight, bias, training: false, ..Default::default() };
+            batch_norm(&x[0], &x[3], &x[4], &options)
+        })
+        .with("evaluation"),
+        Entry::new("functional::instance_norm", floats, [vec![x(&[2, 2, 3])]], |x| {
+            instance_norm(&x[0], None, None, &Default::default())
+        }),
+        Entry::new("functional::instance_norm", floats, [vec![x(&[2, 2, 3]), x(&[2])]], |x| {
+            let options = InstanceNormOptions { weight: Some(&x[1]), ..Default::default() };
+            instance_norm(&x[0], None, None, &options)
+        })
+        .with("weight"),
+    ]
+}

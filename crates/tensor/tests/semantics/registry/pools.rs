@@ -1,0 +1,138 @@
+//! Pools, resizing, padding, and pixels.
+
+use warpline::functional::*;
+use warpline::{Result, Scalar, Tensor};
+
+use super::entry::{Entry, Results, every, floats};
+use super::sample::{Arg, x};
+
+fn rows() -> [Vec<Arg>; 2] {
+    [vec![x(&[1, 2, 6])], vec![x(&[2, 5])]]
+}
+
+fn images() -> [Vec<Arg>; 2] {
+    [vec![x(&[1, 2, 4, 5])], vec![x(&[2, 4, 5])]]
+}
+
+fn volumes() -> [Vec<Arg>; 1] {
+    [vec![x(&[1, 1, 3, 2, 4])]]
+}
+
+fn of<R: Results>(
+    name: &'static str,
+    samples: impl IntoIterator<Item = Vec<Arg>>,
+    call: fn(&Tensor) -> Result<R>,
+) -> Entry {
+    Entry::new(name, floats, samples, move |x: &[Tensor]| call(&x[0]))
+}
+
+pub(super) fn entries() -> Vec<Entry> {
+    let mut entries = largest();
+    entries.extend(averages());
+    entries.extend(resized());
+    entries.extend(padded());
+    entries
+}
+
+fn largest() -> Vec<Entry> {
+    const MAX: MaxPoolOptions<2> =
+        MaxPoolOptions { stride: Some([1, 2]), padding: [1, 1], dilation: [1, 1], ceil_mode: true };
+    vec![
+        of("functional::max_pool1d", rows(), |x| max_pool1d(x, [2], &Default::default())),
+        of("functional::max_pool1d_with_indices", rows(), |x| {
+            max_pool1d_with_indices(x, [2], &Default::default())
+        }),
+        of("functional::max_pool2d", images(), |x| max_pool2d(x, [2, 3], &MAX)),
+        of("functional::max_pool2d_with_indices", images(), |x| {
+            max_pool2d_with_indices(x, [2, 3], &MAX)
+        }),
+        of("functional::max_pool3d", volumes(), |x| max_pool3d(x, [2, 1, 2], &Default::default())),
+        of("functional::max_pool3d_with_indices", volumes(), |x| {
+            max_pool3d_with_indices(x, [2, 1, 2], &Default::default())
+        }),
+        of("functional::adaptive_max_pool1d", rows(), |x| adaptive_max_pool1d(x, [3])),
+        of("functional::adaptive_max_pool1d_with_indices", rows(), |x| {
+            adaptive_max_pool1d_with_indices(x, [3])
+        }),
+        of("functional::adaptive_max_pool2d", images(), |x| adaptive_max_pool2d(x, [3, 2])),
+        of("functional::adaptive_max_pool2d_with_indices", images(), |x| {
+            adaptive_max_pool2d_with_indices(x, [3, 2])
+        }),
+        of("functional::adaptive_max_pool3d", volumes(), |x| adaptive_max_pool3d(x, [2, 1, 2])),
+        of("functional::adaptive_max_pool3d_with_indices", volumes(), |x| {
+            adaptive_max_pool3d_with_indices(x, [2, 1, 2])
+        }),
+    ]
+}
+
+fn averages() -> Vec<Entry> {
+    const OPTIONS: AvgPoolOptions<2> = AvgPoolOptions {
+        stride: Some([2, 2]),
+        padding: [1, 1],
+        ceil_mode: true,
+        count_include_pad: false,
+        divisor_override: None,
+    };
+    vec![
+        of("functional::avg_pool1d", rows(), |x| avg_pool1d(x, [2], &Default::default())),
+        of("functional::avg_pool2d", images(), |x| avg_pool2d(x, [2, 3], &OPTIONS)),
+        of("functional::avg_pool3d", volumes(), |x| avg_pool3d(x, [2, 1, 2], &Default::default())),
+        of("functional::adaptive_avg_pool1d", rows(), |x| adaptive_avg_pool1d(x, [3])),
+        of("functional::adaptive_avg_pool2d", images(), |x| adaptive_avg_pool2d(x, [3, 2])),
+        of("functional::adaptive_avg_pool3d", volumes(), |x| adaptive_avg_pool3d(x, [2, 1, 2])),
+    ]
+}
+
+fn resized() -> Vec<Entry> {
+    let images = [
+        InterpolateMode::Nearest,
+        InterpolateMode::NearestExact,
+        InterpolateMode::Bilinear,
+        InterpolateMode::Bicubic,
+        InterpolateMode::Area,
+    ]
+    .map(|mode| (mode, &[1, 1, 2, 3][..], vec![3, 5]));
+    let others = [
+        (InterpolateMode::Linear, &[1, 2, 3][..], vec![5]),
+        (InterpolateMode::Trilinear, &[1, 1, 2, 3, 2], vec![3, 2, 4]),
+    ];
+    let entries = images.into_iter().chain(others).map(|(mode, sizes, size)| {
+        let options = InterpolateOptions { size: Some(size), mode, ..Default::default() };
+        Entry::new("functional::interpolate", floats, [vec![x(sizes)]], move |x: &[Tensor]| {
+            interpolate(&x[0], &options)
+        })
+        .with(format!("{mode:?}"))
+    });
+    entries.collect()
+}
+
+fn padded() -> Vec<Entry> {
+    let modes = [
+        PadMode::Constant(Scalar::Int(2)),
+        PadMode::Reflect,
+        PadMode::Replicate,
+        PadMode::Circular,
+    ];
+    let modes = modes.map(|mode| {
+        Entry::new("functional::pad", every, [vec![x(&[1, 1, 3, 3])]], move |x: &[Tensor]| {
+            pad(&x[0], &[1, 2, 2, 1], mode)
+        })
+        .with(format!("{mode:?}"))
+    });
+    let others = [
+        Entry::new("functional::pad", every, [vec![x(&[3, 3])]], |x| {
+            pad(&x[0], &[-1, 2], PadMode::default())
+        })
+        .with("negative"),
+        Entry::new("functional::pixel_shuffle", every, [vec![x(&[1, 4, 2, 2])]], |x| {
+            pixel_shuffle(&x[0], 2)
+        }),
+        Entry::new("functional::pixel_unshuffle", every, [vec![x(&[1, 1, 4, 2])]], |x| {
+            pixel_unshuffle(&x[0], 2)
+        }),
+        Entry::new("functional::glu", every, [vec![x(&[2, 4])], vec![x(&[0, 2])]], |x| {
+            glu(&x[0], 1)
+        }),
+    ];
+    modes.into_iter().chain(others).collect()
+}

@@ -1,0 +1,97 @@
+//! Products of matrices and vectors, and sums of products.
+
+use warpline::functional::linear;
+use warpline::{Result, Tensor, einsum};
+
+use super::entry::{Entry, every, floats, numbers};
+use super::in_place::on_copy;
+use super::sample::{Arg, each, x};
+
+pub(super) fn entries() -> Vec<Entry> {
+    let mut entries = matrices();
+    entries.extend(added());
+    entries.extend(contracted());
+    entries
+}
+
+fn two(
+    name: &'static str,
+    sizes: &[[&[usize]; 2]],
+    call: fn(&Tensor, &Tensor) -> Result<Tensor>,
+) -> Entry {
+    let samples: Vec<Vec<Arg>> = sizes.iter().map(|[a, b]| vec![x(a), x(b)]).collect();
+    Entry::new(name, numbers, samples, move |x: &[Tensor]| call(&x[0], &x[1]))
+}
+
+fn matrices() -> Vec<Entry> {
+    let any: [[&[usize]; 2]; 6] = [
+        [&[2, 3], &[3, 2]],
+        [&[2, 1, 2, 3], &[4, 3, 2]],
+        [&[2, 3], &[3]],
+        [&[3], &[4, 3, 2]],
+        [&[3], &[3]],
+        [&[2, 0], &[0, 3]],
+    ];
+    let large: [[&[usize]; 2]; 1] = [[&[33, 20], &[20, 17]]];
+    vec![
+        two("Tensor::matmul", &any, |a, b| a.matmul(b)),
+        two("Tensor::matmul", &large, |a, b| a.matmul(b)).with("larger").slack(4.0),
+        two("Tensor::mm", &[[&[2, 3], &[3, 2]], [&[1, 1], &[1, 1]]], |a, b| a.mm(b)),
+        two("Tensor::bmm", &[[&[2, 2, 3], &[2, 3, 2]], [&[0, 2, 3], &[0, 3, 2]]], |a, b| a.bmm(b)),
+        two("Tensor::mv", &[[&[2, 3], &[3]]], |a, b| a.mv(b)),
+        two("Tensor::dot", &[[&[3], &[3]]], |a, b| a.dot(b)),
+        two("Tensor::outer", &[[&[2], &[3]], [&[0], &[3]]], |a, b| a.outer(b)).of(every),
+        two("Tensor::kron", &[[&[2, 2], &[2, 1]], [&[2, 2], &[3]]], |a, b| a.kron(b)).of(every),
+        Entry::new("Tensor::trace", every, each(&[&[2, 3], &[3, 3]]), |x| x[0].trace()),
+    ]
+}
+
+fn added() -> Vec<Entry> {
+    let three = |sizes: &[[&[usize]; 3]]| -> Vec<Vec<Arg>> {
+        sizes.iter().map(|[a, b, c]| vec![x(a), x(b), x(c)]).collect()
+    };
+    let mm =
+        || three(&[[&[2], &[3, 4], &[4, 2]], [&[3, 2], &[3, 4], &[4, 2]], [&[], &[2, 3], &[3, 1]]]);
+    let bmm = || three(&[[&[2, 3, 2], &[2, 3, 4], &[2, 4, 2]]]);
+    let mv = || three(&[[&[3], &[3, 4], &[4]]]);
+    let whole = || three(&[[&[3, 2], &[3, 4], &[4, 2]]]);
+    let layers =
+        || three(&[[&[2, 2, 3], &[2, 3], &[2]], [&[3], &[2, 3], &[2]], [&[0, 3], &[2, 3], &[2]]]);
+    vec![
+        Entry::new("Tensor::addmm", floats, mm(), |x| x[0].addmm(&x[1], &x[2], 0.5, 2.0)),
+        Entry::new("Tensor::baddbmm", floats, bmm(), |x| x[0].baddbmm(&x[1], &x[2], 0.5, 2.0)),
+        Entry::new("Tensor::addmv", floats, mv(), |x| x[0].addmv(&x[1], &x[2], 0.5, 2.0)),
+        Entry::new("Tensor::addmm", numbers, mm(), |x| x[0].addmm(&x[1], &x[2], 2, 3))
+            .with("integers"),
+        Entry::new("Tensor::addmm_", floats, whole(), |x| {
+            on_copy(x, |t| t.addmm_(&x[1], &x[2], 0.5, 2.0))
+        }),
+        Entry::new("Tensor::baddbmm_", floats, bmm(), |x| {
+            on_copy(x, |t| t.baddbmm_(&x[1], &x[2], 0.5, 2.0))
+        }),
+        Entry::new("Tensor::addmv_", floats, mv(), |x| {
+            on_copy(x, |t| t.addmv_(&x[1], &x[2], 0.5, 2.0))
+        }),
+        Entry::new("functional::linear", numbers, layers(), |x| linear(&x[0], &x[1], &x[2])),
+        Entry::new("functional::linear", numbers, [vec![x(&[2, 3]), x(&[4, 3])]], |x| {
+            linear(&x[0], &x[1], None)
+        })
+        .with("without bias"),
+    ]
+}
+
+fn contracted() -> Vec<Entry> {
+    let sum = |equation: &'static str, sizes: &[&[usize]]| {
+        let sample: Vec<Arg> = sizes.iter().map(|sizes| x(sizes)).collect();
+        Entry::new("einsum", numbers, [sample], move |x: &[Tensor]| einsum(equation, x))
+            .with(equation)
+    };
+    vec![
+        sum("ij,jk,k->ik", &[&[2, 3], &[3, 2], &[2]]),
+        sum("ii->i", &[&[3, 3]]).of(every),
+        sum("bii,ij,b->jb", &[&[2, 3, 3], &[3, 4], &[2]]),
+        sum("...ij,ij", &[&[2, 3, 4], &[3, 4]]),
+        two("Tensor::tensordot", &[[&[2, 3], &[3, 2]]], |a, b| a.tensordot(b, 1)),
+        two("Tensor::tensordot_dims", &[[&[2, 3], &[4, 3]]], |a, b| a.tensordot_dims(b, 1, 1)),
+    ]
+}
