@@ -36,6 +36,7 @@ fn what_reaches_too_far_is_cut_where_it_does() {
         host: [count, count],
         vector: 1,
         run: 1,
+        results: 1,
         converts: false,
         location: Location::caller(),
     };
