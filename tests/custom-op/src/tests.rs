@@ -40,7 +40,7 @@ impl Function for EmbeddingBag {
     fn backward(&self, context: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients> {
         let indices = context.saved(0)?;
         let Some(grad) = &grads[0] else { return Ok([None, None].into_iter().collect()) };
-        // The gradient of a bag is that of each row of the weight which the bag names.
+        // Each row of the weight that a bag names receives the gradient of the bag.
         let rows = grad.repeat_interleave(indices.size()[1], 0)?;
         let weight = zeros(context.sizes(0), (grad.dtype(), grad.device()))?;
         let weight = weight.index_add(0, &indices.reshape([-1])?, &rows)?;

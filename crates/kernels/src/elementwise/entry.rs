@@ -30,6 +30,24 @@ pub struct Entry {
     pub program: Program,
 }
 
+/// Returns a function of elements as it is. Its type is thereby known before the function is used.
+#[inline(always)]
+pub fn of_elements<C, R, F: Fn([C; N]) -> R, const N: usize>(f: F) -> F {
+    f
+}
+
+/// Whether no operand but the first is a condition.
+pub const fn conditions_come_first(inputs: &[Input]) -> bool {
+    let mut k = 1;
+    while k < inputs.len() {
+        if inputs[k].is_bool {
+            return false;
+        }
+        k += 1;
+    }
+    true
+}
+
 /// The program of an op.
 pub const fn program(
     name: &'static str,

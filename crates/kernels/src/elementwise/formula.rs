@@ -75,7 +75,10 @@ impl Step {
 
 impl Formula {
     pub(super) fn new(build: fn(&mut Builder)) -> Self {
-        let mut builder = Builder::default();
+        // Restored if `build` panics, too: another formula may be under way on this thread.
+        let _outer = Outer(STEPS.take());
+        let mut builder =
+            Builder { operands: 0, conditions: Vec::new(), gradients: [None; MAX_OPERANDS] };
         build(&mut builder);
         let mut formula = Self {
             steps: STEPS.take(),
@@ -103,6 +106,15 @@ impl Formula {
     #[must_use]
     pub fn is_condition(&self, leaf: usize) -> bool {
         self.conditions.contains(&leaf)
+    }
+
+    /// Whether comparisons alone read a leaf in the gradients.
+    pub(super) fn is_compared(&self, leaf: usize) -> bool {
+        let uses = self.uses(0..MAX_OPERANDS);
+        let mut readers = (self.steps.iter().zip(uses))
+            .filter(|(step, uses)| *uses > 0 && step.reads().contains(&leaf));
+        readers
+            .all(|(step, _)| matches!(step, Step::Apply(op, _) if op.entry.output == Output::Bool))
     }
 
     /// The operands whose gradients are computed. The gradients of the others, if there are any, are leaves.
@@ -153,8 +165,17 @@ impl Formula {
 }
 
 thread_local! {
-    /// The steps of the formula that this thread builds. Builders do not nest.
+    /// The steps of the formula that this thread builds.
     static STEPS: RefCell<Vec<Step>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The steps of a formula that waits for another one to be built.
+struct Outer(Vec<Step>);
+
+impl Drop for Outer {
+    fn drop(&mut self) {
+        STEPS.set(std::mem::take(&mut self.0));
+    }
 }
 
 /// Adds a step unless an equal step exists. Returns its index.
@@ -174,7 +195,7 @@ fn apply<const N: usize>(op: &'static Op, operands: [usize; N]) -> usize {
 }
 
 /// Builds the formula of an entry: its operands in order, then the gradients.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Builder {
     operands: usize,
     conditions: Vec<usize>,
@@ -208,7 +229,10 @@ impl Builder {
     /// Sets the gradient of an operand.
     pub fn set(&mut self, operand: Expr, gradient: impl Into<Expr>) {
         // Operands are declared first, so the index of an operand is that of its step.
-        debug_assert!(operand.0 < self.operands, "only operands have gradients");
+        assert!(
+            operand.0 < self.operands,
+            "a gradient has the name of an operand, and no operand that of `g` or `out`"
+        );
         self.gradients[operand.0] = Some(gradient.into().0);
     }
 }

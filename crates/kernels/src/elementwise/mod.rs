@@ -91,8 +91,8 @@ impl Op {
     /// Makes an op of its declaration.
     ///
     /// # Safety
-    /// The expression of CUDA computes a value from the operands and has no other effect, and the sources of the programs
-    /// are those of [`entry`].
+    /// CUDA's expression computes a value from the operands, ends, and has no other effect. The sources of the program are those
+    /// of [`entry`], and its committed PTX was made from them. `host` has the kernels of [`entry`] for as many inputs of the dtype.
     #[doc(hidden)]
     #[must_use]
     pub const unsafe fn new(entry: Entry) -> Self {

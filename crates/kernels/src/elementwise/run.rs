@@ -95,6 +95,11 @@ fn rounds(op: &Op, dtype: DType, target: Target<'_>) -> bool {
         }
 }
 
+/// A condition as a number of the type that is computed in.
+pub(super) fn truth(condition: Scalar) -> Scalar {
+    Scalar::Int(condition.to_bool().into())
+}
+
 /// A number as an op on `dtype` takes it. A float for integers has been refused before, but for a condition.
 pub(super) fn bits(value: Scalar, dtype: DType, rounded: bool) -> u64 {
     dispatch!(dtype, all T => {
@@ -171,7 +176,8 @@ fn run<const I: usize, const N: usize>(
             }
             Arg::Number(value) => {
                 untouched |= 1 << k;
-                numbers.set_number(k, bits(*value, expected(k), rounds(op, dtype, target)));
+                let value = if op.is_condition(k) { truth(*value) } else { *value };
+                numbers.set_number(k, bits(value, dtype, rounds(op, dtype, target)));
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Declares ops.
 
-/// Declares elementwise ops with their gradients, each a `static` [`Op`](crate::elementwise::Op).
+/// Declares elementwise ops with their gradients. Each op is a `static` [`Op`](crate::elementwise::Op).
 ///
 /// `docs/add-an-op.md` in the repository explains the parts of an entry. After the entries' head, `unsafe;`, GPU code is compiled on
 /// first use. After `unsafe ptx committed;`, the function `committed` returns the compressed PTX of a program by the
@@ -8,8 +8,11 @@
 ///
 /// # Safety
 ///
-/// CUDA's expression computes a value from the operands, ends, and has no other effect. The author of the entries vouches for this
-/// with the `unsafe` in their head.
+/// CUDA's expression computes a value from the operands, ends, and has no other effect. `committed` returns what NVRTC made of
+/// the programs' sources. The author of the entries vouches for this with the `unsafe` in their head.
+///
+/// The names of operands are also CUDA's: they are no keywords of C++, and not `C`, `R`, `NUMBER` or `result`. A module has one
+/// invocation, because the list of its entries is `OPS`.
 ///
 /// # Examples
 ///
@@ -64,7 +67,7 @@ macro_rules! elementwise_ops {
 
         $($(#[$doc])*
         pub static $id: $crate::elementwise::Op = {
-            use $crate::elementwise::entry::{DTypes, Entry, Input, Output, is_short, op_source, program};
+            use $crate::elementwise::entry::{self, DTypes, Entry, Input, Output};
 
             /// The CPU implementation.
             #[derive(Debug)]
@@ -77,6 +80,8 @@ macro_rules! elementwise_ops {
                 domain: $crate::__elementwise_domain!($($domain)?),
             }),+];
 
+            const { assert!(entry::conditions_come_first(INPUTS), "the condition of an op is its first operand") };
+
             $crate::__elementwise_cpu! { Function, $output, [$($input),+], $($cpu)* }
 
             let entry = Entry {
@@ -85,14 +90,14 @@ macro_rules! elementwise_ops {
                 dtypes: DTYPES,
                 output: Output::$output,
                 cuda: $cuda,
-                short: is_short($cuda, INPUTS.len()),
+                short: entry::is_short($cuda, INPUTS.len()),
                 host: |dtype| $crate::__elementwise_host!(dtype, Function, $output, [$($input),+], $($cpu)*),
                 rounds: $crate::__elementwise_rounds!($($rounds)?),
                 backward: $crate::__elementwise_backward!(
                     $unsafe, $id, $name, [$($input $(: $kind)?),+], $committed $(, $g [$($out)?] $($operand: $gradient),+)?
                 ),
                 program: $crate::__elementwise_committed!(
-                    program($name, DTYPES, |_, variant| op_source(&$id, variant)), $committed
+                    entry::program($name, DTYPES, |_, variant| entry::op_source(&$id, variant)), $committed
                 ),
             };
             // SAFETY: the author of the entry vouches for CUDA's expression; the rest is of this macro.
@@ -211,10 +216,11 @@ macro_rules! __elementwise_cpu {
             type Out = $crate::__elementwise_out!($output, C);
 
             unsafe fn run(inputs: [*const C; $crate::__elementwise_count!($($input)+)], out: *mut Self::Out, n: usize) {
+                let f = $crate::elementwise::entry::of_elements(
+                    #[inline(always)] |[$($input),+]: [C; $crate::__elementwise_count!($($input)+)]| $body
+                );
                 // SAFETY: the caller's promise.
-                unsafe {
-                    $crate::elementwise::entry::each(inputs, out, n, #[inline(always)] |[$($input),+]: [C; $crate::__elementwise_count!($($input)+)]| $body);
-                }
+                unsafe { $crate::elementwise::entry::each(inputs, out, n, f) };
             }
         }
     };
@@ -240,8 +246,9 @@ macro_rules! __elementwise_cpu {
             type Out = $ty;
 
             unsafe fn run([input]: [*const $ty; 1], out: *mut $ty, n: usize) {
+                let f = $function;
                 // SAFETY: the caller's promise.
-                unsafe { $crate::elementwise::entry::in_slices(input, out, n, $function) };
+                unsafe { $crate::elementwise::entry::in_slices(input, out, n, f) };
             }
         }
         $($crate::__elementwise_cpu! { $f, $output, $inputs, $($rest)* })?
@@ -265,10 +272,11 @@ macro_rules! __elementwise_cpu_one {
             type Out = $crate::__elementwise_out!($output, $ty);
 
             unsafe fn run(inputs: [*const $ty; $crate::__elementwise_count!($($input)+)], out: *mut Self::Out, n: usize) {
+                let f = $crate::elementwise::entry::of_elements(
+                    #[inline(always)] |[$($input),+]: [$ty; $crate::__elementwise_count!($($input)+)]| $body
+                );
                 // SAFETY: the caller's promise.
-                unsafe {
-                    $crate::elementwise::entry::each(inputs, out, n, #[inline(always)] |[$($input),+]: [$ty; $crate::__elementwise_count!($($input)+)]| $body);
-                }
+                unsafe { $crate::elementwise::entry::each(inputs, out, n, f) };
             }
         }
     };

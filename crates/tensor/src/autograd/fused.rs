@@ -7,7 +7,7 @@ use warpline_runtime::{Layout, View};
 use super::formula::{Source, Sources, missing};
 use super::{Context, Gradients, mode};
 use crate::tensor::common_dtype;
-use crate::{Result, Scalar, Tensor, TensorOrScalar};
+use crate::{DType, Result, Scalar, Tensor, TensorOrScalar};
 
 /// A value that the program reads.
 enum Leaf {
@@ -46,11 +46,10 @@ pub(super) fn evaluate(
             },
         };
         leaves.push(match tensor {
-            Some(tensor) if tensor.device() == grad.device() => {
+            Some(tensor) if !counts_as_number(&tensor, grad) => {
                 let layout = tensor.layout().expand(grad.size())?;
                 Leaf::Tensor(tensor, layout)
             }
-            // A CPU tensor without dimensions beside a GPU's counts as a number.
             Some(tensor) => Leaf::Number(tensor.to_scalar()?),
             None => Leaf::Number(Scalar::Int(0)),
         });
@@ -64,6 +63,9 @@ pub(super) fn evaluate(
                 numbers_of.push(tensor.into());
             }
         }
+    }
+    if layouts.is_empty() {
+        return Ok(None);
     }
     let dtype = common_dtype(&numbers_of);
     let exec = grad.exec()?;
@@ -91,4 +93,11 @@ pub(super) fn evaluate(
         }
     };
     Ok(Some(wanted.iter().map(gradient).collect()))
+}
+
+/// Whether a saved tensor is passed as a number: on the CPU, without dimensions, beside a GPU's tensor, or beside halves on the CPU,
+/// which are computed in `float32` with it.
+fn counts_as_number(tensor: &Tensor, grad: &Tensor) -> bool {
+    let halves = matches!(grad.dtype(), DType::F16 | DType::BF16) && grad.dim() > 0;
+    tensor.dim() == 0 && !tensor.is_cuda() && (grad.is_cuda() || halves)
 }

@@ -1,4 +1,4 @@
-//! Ops without their methods: by name, for tests that take ops from a file, and by entry.
+//! Ops without their methods: by name, and by entry, as ops of other crates are applied.
 
 use warpline_kernels::elementwise::Op;
 
@@ -32,7 +32,8 @@ pub fn binary(name: &str) -> Option<Binary> {
     binary_methods().find(|(known, _)| *known == name).map(|(_, method)| method)
 }
 
-/// Applies an entry of the table of elementwise ops. A condition comes first.
+/// Applies an elementwise op: an entry of [`table`](warpline_kernels::elementwise::table), or of another crate's
+/// [`elementwise_ops!`](warpline_kernels::elementwise_ops). Records its gradient. A condition comes first.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the number of operands is wrong or no operand is a

@@ -15,6 +15,8 @@ elementwise_ops! {
         x: g * (x * (x.square() + b).rsqrt() + 1.0) * 0.5,
         b: g * (x.square() + b).rsqrt() * 0.25
     }
+    /// `x` where `c` holds, else 0.
+    KEPT = "kept"(c: bool, x), FLOATS => Same, "c ? x : (C)0", { float => c * x }, gradients(g) { x: c.select(g, 0.0) }
 }
 
 fn everywhere(test: impl Fn(&str) -> Result<()>) -> Result<()> {
@@ -44,6 +46,18 @@ fn an_entry_is_an_op_of_tensors_and_numbers() -> Result<()> {
         assert!(
             by_name::elementwise(&SQUAREPLUS, &[(&x.to(DType::I64)?).into(), 4.into()]).is_err()
         );
+        Ok(())
+    })
+}
+
+#[test]
+fn a_condition_may_be_a_number() -> Result<()> {
+    everywhere(|at| {
+        let x = tensor([-2f32, 1.5], at)?.requires_grad_(true)?;
+        for (condition, kept) in [(true, [-2.0, 1.5]), (false, [0.0, 0.0])] {
+            let y = by_name::elementwise(&KEPT, &[condition.into(), (&x).into()])?;
+            assert_eq!(y.detach().to_vec::<f32>()?, kept);
+        }
         Ok(())
     })
 }

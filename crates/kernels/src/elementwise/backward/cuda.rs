@@ -13,11 +13,11 @@ use crate::elementwise::entry::Output;
 use crate::elementwise::formula::{Formula, MAX_OPERANDS, Step};
 use crate::programs::cuda_type;
 
-/// The counts of inputs and results that formulas have. Calls a macro with them.
+/// The counts of inputs and results that programs have: no more than five and three, whose dtypes are four bits each of 32. Calls a macro with them.
 macro_rules! for_counts {
     ($macro:ident) => {
         $macro! {
-            (1, 1) (2, 1) (2, 2) (3, 1) (3, 2) (3, 3) (4, 1) (4, 2) (4, 3) (5, 1) (5, 2) (5, 3)
+            (1, 1) (1, 2) (1, 3) (2, 1) (2, 2) (2, 3) (3, 1) (3, 2) (3, 3) (4, 1) (4, 2) (4, 3) (5, 1) (5, 2) (5, 3)
         }
     };
 }

@@ -88,9 +88,12 @@ unsafe fn over<T: HostElement, const I: usize, const N: usize>(
                 buffers[*k] = [T::Compute::from_scalar((*number).into()); SLICE];
             }
         }
+        let buffers = buffers.as_mut_ptr();
+        // SAFETY: there is a buffer for each step. From here on, they are reached through these pointers alone.
+        let buffer = |k: usize| unsafe { buffers.add(k) }.cast::<T::Compute>();
         // The values of each step: a buffer's, or those of an input in its place.
         let mut values: Vec<*const u8> =
-            buffers.iter().map(|buffer| buffer.as_ptr().cast()).collect();
+            (0..formula.steps().len()).map(|k| buffer(k).cast_const().cast()).collect();
         rows(index, range, |at, n| {
             for first in (0..n).step_by(SLICE) {
                 let n = SLICE.min(n - first);
@@ -105,11 +108,13 @@ unsafe fn over<T: HostElement, const I: usize, const N: usize>(
                     match code {
                         Code::Constant(_) => {}
                         Code::Single(step) => {
-                            for (i, value) in buffers[*k][..n].iter_mut().enumerate() {
-                                // SAFETY: a step before has as many values.
-                                let wide =
-                                    unsafe { values[*step].cast::<T::Compute>().add(i).read() };
-                                *value = T::Compute::from_number(Cast::<f32>::cast(wide));
+                            for i in 0..n {
+                                // SAFETY: a step before has as many values, and the buffer has room for them.
+                                unsafe {
+                                    let wide = values[*step].cast::<T::Compute>().add(i).read();
+                                    let single = T::Compute::from_number(Cast::<f32>::cast(wide));
+                                    buffer(*k).add(i).write(single);
+                                }
                             }
                         }
                         Code::Apply(slices, reads) => {
@@ -117,9 +122,8 @@ unsafe fn over<T: HostElement, const I: usize, const N: usize>(
                             for (input, read) in inputs.iter_mut().zip(reads) {
                                 *input = values[*read];
                             }
-                            let out = buffers[*k].as_mut_ptr();
                             // SAFETY: steps before have as many values, in other buffers or in inputs.
-                            unsafe { slices(&inputs[..reads.len()], out.cast(), n) };
+                            unsafe { slices(&inputs[..reads.len()], buffer(*k).cast(), n) };
                         }
                     }
                 }

@@ -9,7 +9,7 @@ use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct};
 use super::cuda::for_counts;
 use super::{Backward, host, variant};
 use crate::elementwise::Arg;
-use crate::elementwise::run::{NUMBER, Numbers, bits};
+use crate::elementwise::run::{NUMBER, Numbers, bits, truth};
 
 /// The kernels' arguments besides the views.
 #[derive(Clone, Copy, Debug)]
@@ -109,8 +109,10 @@ fn run<const I: usize, const N: usize>(
             }
             Arg::Number(value) => {
                 untouched |= 1 << k;
-                let of = if is_condition { DType::Bool } else { dtype };
-                numbers.set_number(k, bits(*value, of, false));
+                let value = if is_condition { truth(*value) } else { *value };
+                // As in forward passes, comparisons of halves round a number.
+                let rounded = dtype.size() == 2 && backward.formula().is_compared(leaf);
+                numbers.set_number(k, bits(value, dtype, rounded));
             }
         }
     }

@@ -129,3 +129,37 @@ fn hardtanh_in_place_has_the_slope_of_hardtanh() -> Result<()> {
     assert_eq!(x.grad().expect("a gradient").to_vec::<f64>()?, [0.0, 1.0, 0.0, 0.0]);
     Ok(())
 }
+
+#[test]
+fn a_bound_of_halves_is_rounded_in_the_backward_pass_too() -> Result<()> {
+    with_runtime(&simulated(1)?, || {
+        for at in ["cpu", "cuda"] {
+            for dtype in [DType::F16, DType::BF16] {
+                // The nearest halves are above 0.3 or below it, and equal the bound as PyTorch compares them.
+                let x = tensor([0.3, 0.1, -0.2], (dtype, at))?.requires_grad_(true)?;
+                let gradient = |y: Tensor| -> Result<Vec<f64>> {
+                    x.set_grad(None)?;
+                    y.sum(())?.backward()?;
+                    x.grad().expect("a gradient").to(DType::F64)?.to_vec()
+                };
+                assert_eq!(gradient(x.clamp(-1.0, 0.3)?)?, [1.0; 3], "{at}, {dtype}");
+                assert_eq!(gradient(x.clamp(0.1, 2.0)?)?, [1.0, 1.0, 0.0], "{at}, {dtype}");
+                assert_eq!(gradient(x.clamp_max(0.3)?)?, [1.0; 3], "{at}, {dtype}");
+                assert_eq!(gradient(x.clamp_min(0.1)?)?, [1.0, 1.0, 0.0], "{at}, {dtype}");
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn a_gradient_does_not_depend_on_which_others_are_wanted() -> Result<()> {
+    let gradient = |wanted: bool| -> Result<Vec<f32>> {
+        let x = tensor([1.0, 3.0], DType::F16)?.requires_grad_(true)?;
+        let y = tensor(0.123_456_7f32, ())?.requires_grad_(wanted)?;
+        x.mul(&y)?.sum(())?.backward()?;
+        x.grad().expect("a gradient").to(DType::F32)?.to_vec()
+    };
+    assert_eq!(gradient(true)?, gradient(false)?);
+    Ok(())
+}
