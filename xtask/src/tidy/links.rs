@@ -92,6 +92,18 @@ fn anchors(text: &str) -> Vec<String> {
 mod tests {
     use super::*;
 
+    #[test]
+    fn the_page_of_ops_shows_the_entry_that_is_tested() {
+        let root = crate::workspace::root().expect("the workspace");
+        let read = |path: &str| std::fs::read_to_string(root.join(path)).expect("a file");
+        let page = read("docs/add-an-op.md");
+        let entry = page.split("```rust\n").nth(1).and_then(|rest| rest.split("```").next());
+        let entry = entry.expect("a block");
+        assert!(entry.contains("SQUAREPLUS"), "{entry}");
+        let tested = read("crates/tensor/tests/semantics/added_op.rs");
+        assert!(tested.contains(entry), "not as it is tested:\n{entry}");
+    }
+
     fn found(text: &str) -> Vec<(usize, String)> {
         let read = |path: &str| match path {
             "docs/b.md" => {

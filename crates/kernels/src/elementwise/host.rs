@@ -96,7 +96,7 @@ where
 ///
 /// # Safety
 /// `inputs` has `I` pointers to `n` values of `T::Compute` each, and `out` is valid for as many, no more than
-/// [`SLICE`]. No two of them overlap.
+/// 512. No two of them overlap.
 pub unsafe fn slices<F, T, O, const I: usize>(inputs: &[*const u8], out: *mut u8, n: usize)
 where
     T: HostElement,
@@ -135,6 +135,8 @@ where
 /// Elements that are converted at a time: enough that a call is nothing, few enough that they stay in
 /// the nearest cache.
 pub(super) const SLICE: usize = 32 * LANES;
+
+const _: () = assert!(SLICE == 512, "the documentation of `slices` has this number");
 
 /// The loop, compiled once for all ops of these types.
 ///
