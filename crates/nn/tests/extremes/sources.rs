@@ -21,6 +21,7 @@ pub(crate) const ELSEWHERE: &[(&str, &str)] = &[
     ("domain", "indices of an op's own operands"),
     ("uses", "indices of an op's own operands"),
     ("launches", "indices of an op's own operands"),
+    ("is_short", "a number of operands, from which it computes nothing"),
     ("saved", "indices of an op's own inputs"),
     ("needs", "indices of an op's own inputs"),
     ("sizes", "indices of an op's own inputs"),
