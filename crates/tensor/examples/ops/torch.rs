@@ -140,14 +140,14 @@ mod tests {
         for line in PROGRAM.lines().filter(|line| line.starts_with("op(\"")) {
             let name = line.split('"').nth(1).unwrap();
             let theirs: Vec<&str> =
-                line.split("s.").skip(1).filter_map(|part| part.split("()").next()).collect();
+                line.split("s.").skip(1).filter_map(|part| part.split('(').next()).collect();
             let entry =
                 ours.lines().find(|l| l.trim().starts_with(&format!("\"{name}\", "))).unwrap();
             let (operands, _) = entry.split_once(" => ").unwrap();
             let operands: Vec<&str> = operands
                 .split(": ")
                 .skip(1)
-                .filter_map(|part| part.split([',', ')']).next())
+                .filter_map(|part| part.split([',', ')', '(']).next())
                 .collect();
             assert_eq!(operands, theirs, "{name}");
         }
