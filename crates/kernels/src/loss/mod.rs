@@ -92,10 +92,10 @@ pub struct Nll<'a> {
 }
 
 impl Nll<'_> {
-    /// What total weights are in: `f32` for the halves.
+    /// The dtype of the total weight for logarithms of a dtype: `f32` for the halves.
     #[must_use]
-    pub fn total_dtype(&self) -> DType {
-        if self.log.dtype == DType::F64 { DType::F64 } else { DType::F32 }
+    pub fn total_dtype(log: DType) -> DType {
+        if log == DType::F64 { DType::F64 } else { DType::F32 }
     }
 
     /// The weight, or what stands in its place among the operands and is not read.
@@ -178,7 +178,8 @@ pub fn nll_loss(
 ) -> Result<()> {
     let location = Location::caller();
     let (index, host) = variant!(op, location, nll.log.dtype, nll_loss);
-    let losses = nll.params(op, [(loss, nll.log.dtype), (total, nll.total_dtype())])?;
+    let losses =
+        nll.params(op, [(loss, nll.log.dtype), (total, Nll::total_dtype(nll.log.dtype))])?;
     let operands =
         [nll.log.read(), nll.classes.read(), nll.weight_operand(), loss.write(), total.write()];
     check_operands(op, &operands)?;
@@ -220,7 +221,8 @@ pub fn nll_loss_backward(
     const OP: &str = "nll_loss_backward";
     let location = Location::caller();
     let (index, host) = variant!(OP, location, nll.log.dtype, nll_loss_backward);
-    let mut params = nll.params(OP, [(grad, nll.log.dtype), (total, nll.total_dtype())])?;
+    let mut params =
+        nll.params(OP, [(grad, nll.log.dtype), (total, Nll::total_dtype(nll.log.dtype))])?;
     if out.dtype != nll.log.dtype {
         let (expected, actual) = (nll.log.dtype, out.dtype);
         return Err(Error::DTypeMismatch { location, op: OP, expected, actual });

@@ -70,7 +70,7 @@ fn every_float_and_size(target: Target<'_>) {
                         of_weight.as_deref(),
                         mean,
                     );
-                    let wide = nll.total_dtype();
+                    let wide = Nll::total_dtype(nll.log.dtype);
                     let out = Tensor::garbage(target, dtype, &[]);
                     let weights = Tensor::garbage(target, wide, &[]);
                     nll_loss(target, "nll_loss", &nll, out.view(), weights.view()).unwrap();

@@ -23,7 +23,8 @@ struct Checkpoint<F> {
 impl<F> Checkpoint<F> {
     /// Checks that the recomputed results are like the first.
     fn check(&self, context: &Context<'_>, again: &[Tensor]) -> Result<()> {
-        let fail = |reason| Err(Error::gradient("checkpoint", reason).at(context.node.location));
+        let fail =
+            |reason| Err(Error::gradient("checkpoint", reason).at(context.inputs.node.location));
         let made = self.made.get().map_or(&[][..], Vec::as_slice);
         if made.len() != again.len() {
             let (first, now) = (made.len(), again.len());
@@ -70,7 +71,7 @@ where
         if mode::is_grad_enabled() {
             let reason = "what is computed again has no gradients of gradients, which a pass with `create_graph` is to \
                           record; call the function without a checkpoint";
-            return Err(Error::gradient(Self::NAME, reason.into()).at(context.node.location));
+            return Err(Error::gradient(Self::NAME, reason.into()).at(context.inputs.node.location));
         }
         let inputs = (0..context.inputs()).map(|i| {
             let input = context.saved(i)?.detach();
@@ -90,14 +91,14 @@ where
                 given.push(grad.as_ref());
             }
         }
-        if !context.partial {
-            backward_at(context.node.location, &roots, &given, Options::default())?;
+        if !context.inputs.partial {
+            backward_at(context.inputs.node.location, &roots, &given, Options::default())?;
             return Ok(inputs.iter().map(Tensor::grad).collect());
         }
         let wanted: Vec<&Tensor> = inputs.iter().filter(|input| input.requires_grad()).collect();
         let options = GradOptions { allow_unused: true, ..GradOptions::default() };
         let mut found =
-            grad_at(context.node.location, &roots, &wanted, &given, options)?.into_iter();
+            grad_at(context.inputs.node.location, &roots, &wanted, &given, options)?.into_iter();
         let of = |input: &Tensor| if input.requires_grad() { found.next().flatten() } else { None };
         Ok(inputs.iter().map(of).collect())
     }

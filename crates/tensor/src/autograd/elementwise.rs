@@ -1,86 +1,80 @@
-//! Records elementwise ops. The formulas of their gradients stand beside the ops ([`Backward`]).
+//! Records elementwise ops. The formulas of their gradients stand beside the ops ([`entries::Backward`]).
 
 use smallvec::SmallVec;
-use warpline_kernels::elementwise::{Backward, Op, Step};
+use warpline_kernels::elementwise::{self as entries, Op, Step};
 
-use super::formula::{self, Source, Sources};
+use super::formula::{self, Leaves, Value};
 use super::fused;
 use crate::autograd::{
-    Context, Gradients, check_in_place, record, record_in_place, refuse, wanted, wanted_in_place,
+    Backward, Gradients, Inputs, check_in_place, record, record_in_place, refuse, saved, wanted,
+    wanted_in_place,
 };
 use crate::{Result, Tensor, TensorOrScalar};
 
-/// The inputs of an op's node and the tensors to save for it.
+saved! {
+    /// An elementwise op.
+    struct Elementwise {
+        backward: &'static entries::Backward,
+        /// The operand that each input of the node is.
+        operands: SmallVec<[usize; 3]>,
+        /// The values that the formulas of the wanted gradients read.
+        leaves: Leaves,
+    }
+}
+
+impl Elementwise {
+    /// The operands whose gradients are wanted, one for each input.
+    fn wanted(&self, inputs: &Inputs<'_>) -> SmallVec<[Option<usize>; 3]> {
+        let wanted = |(input, &operand)| inputs.needs(input).then_some(operand);
+        self.operands.iter().enumerate().map(wanted).collect()
+    }
+}
+
+impl Backward for Elementwise {
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        formula::evaluate(self.backward.formula(), &self.wanted(inputs), &self.leaves, grad)
+    }
+
+    fn fused(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Option<Gradients>> {
+        fused::evaluate(self.backward, &self.wanted(inputs), &self.leaves, grad)
+    }
+}
+
+/// The inputs of an op's node, and its state.
 struct Plan<'a> {
-    backward: &'static Backward,
-    /// The node's inputs, each with the index of its operand.
-    inputs: SmallVec<[(&'a Tensor, usize); 3]>,
-    /// The tensors that the formulas of the wanted gradients read.
-    saved: SmallVec<[&'a Tensor; 3]>,
-    /// The index of the op's result in `saved`.
-    result: Option<usize>,
-    sources: Sources,
+    inputs: SmallVec<[&'a Tensor; 3]>,
+    saved: Elementwise,
 }
 
 impl<'a> Plan<'a> {
     fn new(
-        backward: &'static Backward,
+        backward: &'static entries::Backward,
         operands: &[TensorOrScalar<'a>],
-        result: &'a Tensor,
+        result: &Tensor,
     ) -> Self {
-        let mut plan = Self {
-            backward,
-            inputs: SmallVec::new(),
-            saved: SmallVec::new(),
-            result: None,
-            sources: Sources::new(),
-        };
+        let (mut inputs, mut indices) = (SmallVec::new(), SmallVec::new());
+        let mut leaves = Leaves::new();
         for (k, operand) in operands.iter().enumerate() {
             if let TensorOrScalar::Tensor(tensor) = operand {
-                plan.inputs.push((tensor, k));
+                inputs.push(*tensor);
+                indices.push(k);
             }
         }
         let formula = backward.formula();
-        let wanted = plan.inputs.iter().filter(|(tensor, _)| tensor.requires_grad());
-        let uses = formula.uses(wanted.map(|(_, operand)| *operand));
+        let wanted = |(input, k): (&&Tensor, &usize)| input.requires_grad().then_some(*k);
+        let uses = formula.uses(inputs.iter().zip(&indices).filter_map(wanted));
         for (k, step) in formula.steps().iter().enumerate().filter(|(k, _)| uses[*k] > 0) {
-            let source = match step {
+            let value = match step {
                 Step::Operand(operand) => match operands[*operand] {
-                    TensorOrScalar::Scalar(number) => Source::Number(number),
-                    TensorOrScalar::Tensor(tensor) => plan.save(tensor),
+                    TensorOrScalar::Scalar(number) => Value::Number(number),
+                    TensorOrScalar::Tensor(tensor) => Value::Tensor(tensor.clone()),
                 },
-                Step::Result => {
-                    plan.result = Some(plan.saved.len());
-                    plan.save(result)
-                }
+                Step::Result => Value::Tensor(result.clone()),
                 _ => continue,
             };
-            plan.sources.push((k, source));
+            leaves.push((k, value));
         }
-        plan
-    }
-
-    fn save(&mut self, tensor: &'a Tensor) -> Source {
-        self.saved.push(tensor);
-        Source::Saved(self.saved.len() - 1)
-    }
-
-    fn tensors(&self) -> SmallVec<[&'a Tensor; 3]> {
-        self.inputs.iter().map(|(tensor, _)| *tensor).collect()
-    }
-
-    fn rule(&self) -> impl Fn(&Context<'_>, &Tensor) -> Result<Gradients> + Send + Sync + 'static {
-        let (backward, sources) = (self.backward, self.sources.clone());
-        let operands: SmallVec<[usize; 3]> = self.inputs.iter().map(|(_, k)| *k).collect();
-        move |context, grad| {
-            let wanted = |(input, &operand)| context.needs(input).then_some(operand);
-            let wanted: SmallVec<[Option<usize>; 3]> =
-                operands.iter().enumerate().map(wanted).collect();
-            match fused::evaluate(backward, &wanted, &sources, context, grad)? {
-                Some(gradients) => Ok(gradients),
-                None => formula::evaluate(backward.formula(), &wanted, &sources, context, grad),
-            }
-        }
+        Self { inputs, saved: Elementwise { backward, operands: indices, leaves } }
     }
 }
 
@@ -105,7 +99,7 @@ pub(crate) fn elementwise(
 #[cold]
 #[track_caller]
 pub(crate) fn elementwise_as(
-    backward: &'static Backward,
+    backward: &'static entries::Backward,
     operands: &[TensorOrScalar<'_>],
     out: Tensor,
 ) -> Result<Tensor> {
@@ -114,13 +108,13 @@ pub(crate) fn elementwise_as(
     }
     check_differentiable(backward, operands)?;
     let plan = Plan::new(backward, operands, &out);
-    record(backward.name(), out.clone(), &plan.tensors(), &plan.saved, plan.rule())
+    record(backward.name(), out, &plan.inputs, plan.saved)
 }
 
 /// Fails if the gradient of an operand is wanted that has no formula.
 #[track_caller]
 fn check_differentiable(
-    backward: &'static Backward,
+    backward: &'static entries::Backward,
     operands: &[TensorOrScalar<'_>],
 ) -> Result<()> {
     for (k, operand) in operands.iter().enumerate() {
@@ -153,8 +147,6 @@ fn tensors<'a>(operands: &[TensorOrScalar<'a>]) -> SmallVec<[&'a Tensor; 4]> {
 pub(crate) struct InPlaceRecord<'a> {
     name: &'static str,
     plan: Plan<'a>,
-    /// Copies of the saved tensors whose memory is overwritten, with their indices among these.
-    former: SmallVec<[(usize, Tensor); 1]>,
 }
 
 /// Prepares the record of an op that will write into `a`, one of its operands. After the op has run, call
@@ -162,7 +154,7 @@ pub(crate) struct InPlaceRecord<'a> {
 #[inline]
 #[track_caller]
 pub(crate) fn prepare_in_place<'a>(
-    backward: Option<&'static Backward>,
+    backward: Option<&'static entries::Backward>,
     name: &'static str,
     a: &'a Tensor,
     operands: &[TensorOrScalar<'a>],
@@ -184,7 +176,7 @@ impl<'a> InPlaceRecord<'a> {
     #[cold]
     #[track_caller]
     fn new(
-        backward: Option<&'static Backward>,
+        backward: Option<&'static entries::Backward>,
         name: &'static str,
         a: &'a Tensor,
         operands: &[TensorOrScalar<'a>],
@@ -199,28 +191,32 @@ impl<'a> InPlaceRecord<'a> {
         check_differentiable(backward, operands)?;
         let mut plan = Plan::new(backward, operands, a);
         // `record_in_place` takes the overwritten tensor first.
-        let own = plan.inputs.iter().position(|(tensor, _)| tensor.is_same(a)).unwrap_or(0);
+        let own = plan.inputs.iter().position(|tensor| tensor.is_same(a)).unwrap_or(0);
         plan.inputs.swap(0, own);
-        let mut former: SmallVec<[(usize, Tensor); 1]> = SmallVec::new();
-        for (i, saved) in plan.saved.iter().enumerate() {
-            if plan.result == Some(i) || !saved.storage().same_as(a.storage()) {
+        plan.saved.operands.swap(0, own);
+        // Operands whose memory is overwritten are copied before, each once.
+        let mut copies: SmallVec<[(Tensor, Tensor); 1]> = SmallVec::new();
+        let steps = backward.formula().steps();
+        for (step, value) in &mut plan.saved.leaves {
+            let (Step::Operand(_), Value::Tensor(tensor)) = (&steps[*step], value) else {
+                continue;
+            };
+            if !tensor.storage().same_as(a.storage()) {
                 continue;
             }
-            let copied = former.iter().find(|(k, _)| plan.saved[*k].is_same(saved));
+            let copied = copies.iter().find(|(former, _)| former.is_same(tensor));
             let copy = match copied {
                 Some((_, copy)) => copy.clone(),
-                None => saved.copy()?,
+                None => tensor.copy()?,
             };
-            former.push((i, copy));
+            copies.push((std::mem::replace(tensor, copy.clone()), copy));
         }
-        Ok(Some(Box::new(Self { name, plan, former })))
+        Ok(Some(Box::new(Self { name, plan })))
     }
 
     #[cold]
     #[track_caller]
     fn record(self) -> Result<()> {
-        let mut saved: SmallVec<[&Tensor; 3]> = self.plan.saved.iter().copied().collect();
-        self.former.iter().for_each(|(i, former)| saved[*i] = former);
-        record_in_place(self.name, &self.plan.tensors(), &saved, self.plan.rule())
+        record_in_place(self.name, &self.plan.inputs, self.plan.saved)
     }
 }

@@ -3,34 +3,39 @@
 use smallvec::SmallVec;
 use warpline_kernels::elementwise::{Formula, Op, Step};
 
-use super::{Context, Gradients};
+use super::{Gradients, Saved};
 use crate::tensor::{apply_elementwise, common_dtype_of};
 use crate::{DType, Device, Error, Result, Scalar, Tensor, TensorOrScalar};
 
-/// For each operand or result that a formula reads, the index of its step and its source in a backward pass.
-pub(super) type Sources = SmallVec<[(usize, Source); 4]>;
+/// The operands and the result that a formula reads, each with the index of its step.
+pub(super) type Leaves = SmallVec<[(usize, Value); 4]>;
 
-/// The source of an operand or result in a backward pass.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Source {
-    /// A number operand.
+/// The value of a step.
+#[derive(Clone)]
+pub(super) enum Value {
     Number(Scalar),
-    /// The node's saved tensor with this index.
-    Saved(usize),
+    Tensor(Tensor),
 }
 
-#[derive(Clone)]
-enum Value {
-    Tensor(Tensor),
-    Number(Scalar),
+impl Saved for Value {
+    fn each(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
+        match self {
+            Self::Number(_) => Ok(()),
+            Self::Tensor(tensor) => f(tensor),
+        }
+    }
+}
+
+/// Returns the value of a step that is an operand or the result.
+pub(super) fn leaf(leaves: &Leaves, step: usize) -> Result<&Value> {
+    leaves.iter().find(|(k, _)| *k == step).map(|(_, value)| value).ok_or_else(missing)
 }
 
 /// Computes the gradients of the operands in `wanted`, one for each element of `wanted`.
 pub(super) fn evaluate(
     formula: &Formula,
     wanted: &[Option<usize>],
-    sources: &Sources,
-    context: &Context<'_>,
+    leaves: &Leaves,
     grad: &Tensor,
 ) -> Result<Gradients> {
     let mut values = Values {
@@ -43,12 +48,7 @@ pub(super) fn evaluate(
         }
         let value = match step {
             Step::Gradient => Value::Tensor(grad.clone()),
-            Step::Operand(_) | Step::Result => {
-                match sources.iter().find(|(step, _)| *step == k).ok_or_else(missing)?.1 {
-                    Source::Number(number) => Value::Number(number),
-                    Source::Saved(saved) => Value::Tensor(context.saved(saved)?),
-                }
-            }
+            Step::Operand(_) | Step::Result => leaf(leaves, k)?.clone(),
             Step::Constant(number) => Value::Number(Scalar::Float(*number)),
             Step::Single(step) => match values.take(*step)? {
                 Value::Number(number) => Value::Number(f64::from(number.to_f64() as f32).into()),
@@ -95,7 +95,7 @@ impl Values {
 }
 
 /// The error for a formula that reads a value that the forward pass did not provide for.
-pub(super) fn missing() -> Error {
+fn missing() -> Error {
     Error::gradient("elementwise", "a formula reads a value that is missing".into())
 }
 

@@ -1,9 +1,13 @@
 //! Ops of the program's own, with their gradients.
 
+use std::sync::Arc;
+
 use warpline_runtime::launch::report_as;
 
+use super::backward::{Backward, Inputs};
 use super::node::{Gradients, Node};
 use super::record::{record_all, wanted};
+use super::saved::Saved;
 use super::{Context, mode};
 use crate::{Error, Result, Tensor};
 
@@ -91,31 +95,53 @@ pub trait Function: Send + Sync + Sized + 'static {
         };
         let outputs: Vec<Tensor> = outputs.into_iter().map(apart).collect();
         let results: Vec<&Tensor> = outputs.iter().collect();
-        let saved: Vec<&Tensor> = save.0.iter().collect();
-        let rule = move |context: &Context<'_>, grads: &[Option<Tensor>]| {
-            // The ops are the program's, which knows their calls.
-            let mut returned = report_as(None, || self.backward(context, grads))
-                .map_err(|error| failed(context, error))?;
-            check(context, &returned)?;
-            returned.truncate(context.inputs());
-            Ok(returned)
-        };
-        record_all(Self::NAME, &results, inputs, &saved, rule)?;
+        let call = Call { function: Arc::new(self), saved: save.0 };
+        record_all(Self::NAME, &results, inputs, call)?;
         Ok(outputs)
     }
 }
 
+/// A function that was called, and the tensors that it saved.
+struct Call<F> {
+    function: Arc<F>,
+    saved: Vec<Tensor>,
+}
+
+impl<F> Clone for Call<F> {
+    fn clone(&self) -> Self {
+        Self { function: Arc::clone(&self.function), saved: self.saved.clone() }
+    }
+}
+
+impl<F: Function> Saved for Call<F> {
+    fn each(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
+        self.saved.each(f)
+    }
+}
+
+impl<F: Function> Backward<[Option<Tensor>]> for Call<F> {
+    fn backward(&self, grads: &[Option<Tensor>], inputs: &Inputs<'_>) -> Result<Gradients> {
+        let context = &Context { inputs: *inputs, saved: &self.saved };
+        // The ops are the program's, which knows their calls.
+        let mut returned = report_as(None, || self.function.backward(context, grads))
+            .map_err(|error| failed(inputs, error))?;
+        check(inputs, &returned)?;
+        returned.truncate(inputs.len());
+        Ok(returned)
+    }
+}
+
 /// Checks the gradients that a function of the program returned, as PyTorch does. The engine checks their sizes.
-fn check(context: &Context<'_>, returned: &[Option<Tensor>]) -> Result<()> {
-    let fail = |reason| Err(Error::gradient(context.node.name, reason).at(context.node.location));
-    let expected = context.inputs();
+fn check(inputs: &Inputs<'_>, returned: &[Option<Tensor>]) -> Result<()> {
+    let fail = |reason| Err(Error::gradient(inputs.node.name, reason).at(inputs.node.location));
+    let expected = inputs.len();
     if returned.len() < expected || returned.iter().skip(expected).any(Option::is_some) {
         let got = returned.len();
         return fail(format!("backward returned {got} gradients, but there are {expected} inputs"));
     }
     for (i, grad) in returned.iter().enumerate() {
         let Some(grad) = grad else { continue };
-        if !context.needs(i) {
+        if !inputs.needs(i) {
             continue;
         }
         if !grad.dtype().is_float() {
@@ -124,7 +150,7 @@ fn check(context: &Context<'_>, returned: &[Option<Tensor>]) -> Result<()> {
                 "backward returned a gradient of dtype {dtype} for input {i}; gradients are floating-point tensors"
             ));
         }
-        let (device, own) = (grad.device(), context.device(i));
+        let (device, own) = (grad.device(), inputs.device(i));
         if device != own && grad.dim() > 0 {
             return fail(format!(
                 "backward returned a gradient on {device} for input {i} on {own}"
@@ -136,14 +162,14 @@ fn check(context: &Context<'_>, returned: &[Option<Tensor>]) -> Result<()> {
 
 /// An error of a function's gradient. The ops of which that consists are the program's, so the message has them and
 /// their lines, too.
-fn failed(context: &Context<'_>, error: Error) -> Error {
+fn failed(inputs: &Inputs<'_>, error: Error) -> Error {
     match error {
         Error::InvalidArgument { .. }
         | Error::ShapeMismatch { .. }
         | Error::BroadcastMismatch { .. }
         | Error::OperandDTypes { .. }
         | Error::UnsupportedDType { .. } => {
-            let Node { name, location, .. } = **context.node;
+            let Node { name, location, .. } = **inputs.node;
             Error::gradient(name, format!("its gradient failed: {error}")).at(location)
         }
         other => other,

@@ -1,63 +1,61 @@
 //! Backward passes of elementwise ops in one launch.
 
 use smallvec::SmallVec;
-use warpline_kernels::elementwise::{Arg, Backward, Step, apply_backward};
+use warpline_kernels::elementwise::{self as entries, Arg, Step, apply_backward};
 use warpline_runtime::{Layout, View};
 
-use super::formula::{Source, Sources, missing};
-use super::{Context, Gradients, mode};
+use super::Gradients;
+use super::formula::{Leaves, Value, leaf};
 use crate::tensor::common_dtype;
 use crate::{DType, Result, Scalar, Tensor, TensorOrScalar};
 
 /// A value that the program reads.
-enum Leaf {
+enum Input {
     Tensor(Tensor, Layout),
     Number(Scalar),
 }
 
 /// Computes the gradients of the operands in `wanted`, one for each element of `wanted`, by the op's backward program.
 ///
-/// Returns `None` if ops have to compute them: under `create_graph`, because gradients of the gradients are wanted; and
-/// for gradients that take no more than one launch.
+/// Returns `None` if ops compute them in no more than one launch.
 pub(super) fn evaluate(
-    backward: &'static Backward,
+    backward: &'static entries::Backward,
     wanted: &[Option<usize>],
-    sources: &Sources,
-    context: &Context<'_>,
+    leaves: &Leaves,
     grad: &Tensor,
 ) -> Result<Option<Gradients>> {
     let formula = backward.formula();
     let operands = || wanted.iter().flatten().copied();
-    if mode::is_grad_enabled() || !backward.is_fused() || formula.launches(operands()) < 2 {
+    if !backward.is_fused() || formula.launches(operands()) < 2 {
         return Ok(None);
     }
     let uses = formula.uses(operands());
-    let mut leaves: SmallVec<[Leaf; 4]> = SmallVec::new();
+    let mut inputs: SmallVec<[Input; 4]> = SmallVec::new();
     for &step in formula.leaves() {
         let tensor = match formula.steps()[step] {
             _ if uses[step] == 0 => None,
             Step::Gradient => Some(grad.clone()),
-            _ => match sources.iter().find(|(k, _)| *k == step).ok_or_else(missing)?.1 {
-                Source::Number(number) => {
-                    leaves.push(Leaf::Number(number));
+            _ => match leaf(leaves, step)? {
+                Value::Number(number) => {
+                    inputs.push(Input::Number(*number));
                     continue;
                 }
-                Source::Saved(saved) => Some(context.saved(saved)?),
+                Value::Tensor(tensor) => Some(tensor.clone()),
             },
         };
-        leaves.push(match tensor {
+        inputs.push(match tensor {
             Some(tensor) if !counts_as_number(&tensor, grad) => {
                 let layout = tensor.layout().expand(grad.size())?;
-                Leaf::Tensor(tensor, layout)
+                Input::Tensor(tensor, layout)
             }
-            Some(tensor) => Leaf::Number(tensor.to_scalar()?),
-            None => Leaf::Number(Scalar::Int(0)),
+            Some(tensor) => Input::Number(tensor.to_scalar()?),
+            None => Input::Number(Scalar::Int(0)),
         });
     }
     let mut numbers_of: SmallVec<[TensorOrScalar<'_>; 4]> = SmallVec::new();
     let mut layouts: SmallVec<[&Layout; 4]> = SmallVec::new();
-    for (leaf, &step) in leaves.iter().zip(formula.leaves()) {
-        if let Leaf::Tensor(tensor, layout) = leaf {
+    for (input, &step) in inputs.iter().zip(formula.leaves()) {
+        if let Input::Tensor(tensor, layout) = input {
             layouts.push(layout);
             if !formula.is_condition(step) {
                 numbers_of.push(tensor.into());
@@ -74,11 +72,11 @@ pub(super) fn evaluate(
         let is_wanted = operands().any(|wanted| wanted == *operand);
         computed.push(is_wanted.then(|| exec.empty_for(&layouts, dtype)).transpose()?);
     }
-    let args: SmallVec<[Arg<'_>; 4]> = leaves
+    let args: SmallVec<[Arg<'_>; 4]> = inputs
         .iter()
-        .map(|leaf| match leaf {
-            Leaf::Tensor(tensor, layout) => Arg::Tensor(View { layout, ..tensor.as_view() }),
-            Leaf::Number(number) => Arg::Number(*number),
+        .map(|input| match input {
+            Input::Tensor(tensor, layout) => Arg::Tensor(View { layout, ..tensor.as_view() }),
+            Input::Number(number) => Arg::Number(*number),
         })
         .collect();
     let results: SmallVec<[Option<View<'_>>; 4]> =

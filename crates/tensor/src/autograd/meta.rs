@@ -264,9 +264,7 @@ impl Node {
             stream: leaf.stream(),
             next: SmallVec::new(),
             outputs: 1,
-            saved: Mutex::new(Some(SmallVec::new())),
             work: Work::Accumulate(leaf.clone()),
-            inner: None,
             hooks: Mutex::default(),
         }
     }

@@ -10,25 +10,26 @@ use smallvec::SmallVec;
 use warpline_runtime::Sizes;
 use warpline_stream::Stream;
 
-use super::Context;
+use super::backward::{Inputs, Rule};
 use super::hooks::Hook;
 use super::reclaim::{Owned, reclaim};
-use super::saved::Saved;
-use crate::{DType, Device, Result, Tensor};
+use crate::{DType, Device, Error, Result, Tensor};
 
 /// Gradients of an op's inputs, in their order; `None` where there is none.
 pub type Gradients = SmallVec<[Option<Tensor>; 2]>;
 
-/// From the gradients of an op's results to those of its inputs.
-pub(super) type Rule =
-    Box<dyn Fn(&Context<'_>, &[Option<Tensor>]) -> Result<Gradients> + Send + Sync>;
-
 /// What a node does with the gradients that come in.
 pub(super) enum Work {
-    /// Passes them on to where the inputs came from.
-    Rule(Rule),
+    /// Computes those of the inputs. `None` once a backward pass has freed the rule.
+    Rule(Mutex<Option<Arc<dyn Rule>>>),
     /// Adds them to a leaf's.
     Accumulate(Tensor),
+}
+
+impl Work {
+    pub(super) fn rule(rule: Arc<dyn Rule>) -> Self {
+        Self::Rule(Mutex::new(Some(rule)))
+    }
 }
 
 /// A place where a gradient goes: one of a node's results.
@@ -76,11 +77,7 @@ pub(crate) struct Node {
     pub(super) next: SmallVec<[Next; 2]>,
     /// How many results it had.
     pub(super) outputs: usize,
-    /// `None` once a backward pass has freed it.
-    pub(super) saved: Mutex<Option<SmallVec<[Saved; 2]>>>,
     pub(super) work: Work,
-    /// The node of an in-place op on a view, which this one wraps.
-    pub(super) inner: Option<Arc<Node>>,
     pub(super) hooks: Mutex<Vec<Hook>>,
 }
 
@@ -99,22 +96,47 @@ pub(super) fn next_sequence_nr() -> u64 {
 
 impl Default for Work {
     fn default() -> Self {
-        Self::Rule(Box::new(|_, _| Ok(Gradients::new())))
+        Self::Rule(Mutex::new(None))
     }
 }
 
 impl Node {
-    pub(super) fn saved(&self) -> MutexGuard<'_, Option<SmallVec<[Saved; 2]>>> {
-        self.saved.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Makes the node of an op, which takes the next place in the order of this thread's nodes.
+    pub(super) fn new(
+        name: &'static str,
+        location: &'static Location<'static>,
+        stream: Option<Stream>,
+        next: SmallVec<[Next; 2]>,
+        outputs: usize,
+        rule: Arc<dyn Rule>,
+    ) -> Self {
+        let (sequence_nr, work) = (next_sequence_nr(), Work::rule(rule));
+        Self { sequence_nr, name, location, stream, next, outputs, work, hooks: Mutex::default() }
     }
 
-    /// Frees what was saved.
+    /// Computes the gradients of the inputs.
+    pub(super) fn run(
+        self: &Arc<Self>,
+        grads: &[Option<Tensor>],
+        partial: bool,
+    ) -> Result<Gradients> {
+        let Work::Rule(rule) = &self.work else { return Ok(Gradients::new()) };
+        let Some(rule) = lock(rule).clone() else {
+            let reason = "its saved tensors have been freed, since backward went through the graph before; to go \
+                          through it again, call that with `retain_graph`";
+            return Err(Error::gradient(self.name, reason.into()).at(self.location));
+        };
+        rule.run(grads, &Inputs { node: self, partial })
+    }
+
+    /// Frees the saved tensors.
     pub(super) fn release(&self) {
-        // Dropped without the lock: saved tensors may own hooks of the program.
-        let saved = self.saved().take();
-        drop(saved);
-        if let Some(inner) = &self.inner {
-            inner.release();
+        let Work::Rule(rule) = &self.work else { return };
+        // Released and dropped without the lock: saved tensors may own hooks of the program.
+        let current = lock(rule).clone();
+        if current.is_some_and(|rule| rule.release()) {
+            let freed = lock(rule).take();
+            drop(freed);
         }
     }
 
@@ -139,17 +161,18 @@ impl fmt::Debug for Node {
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Everything of a node that may own more of the graph.
-pub(super) type Parts =
-    (SmallVec<[Next; 2]>, Option<SmallVec<[Saved; 2]>>, Work, Option<Arc<Node>>, Vec<Hook>);
+pub(super) type Parts = (SmallVec<[Next; 2]>, Work, Vec<Hook>);
 
 impl Drop for Node {
     fn drop(&mut self) {
         reclaim(Owned::Node((
             mem::take(&mut self.next),
-            self.saved.get_mut().unwrap_or_else(PoisonError::into_inner).take(),
             mem::take(&mut self.work),
-            self.inner.take(),
             mem::take(self.hooks.get_mut().unwrap_or_else(PoisonError::into_inner)),
         )));
     }

@@ -1,8 +1,8 @@
 //! Drops graphs without recursion.
 //!
-//! A tensor owns the node that made it, its gradient and its hooks. A node owns its inputs' nodes, saved tensors, its
-//! rule and its hooks, and rules and hooks own values of the program. A chain of these is as long as the program makes
-//! it, so none of them is dropped from within the drop of another.
+//! A tensor owns the node that made it, its gradient and its hooks. A node owns its inputs' nodes, its rule
+//! with the saved tensors, and its hooks, and rules and hooks own values of the program. A chain of these is as long as
+//! the program makes it, so none of them is dropped from within the drop of another.
 
 use std::any::Any;
 use std::cell::RefCell;

@@ -1,15 +1,14 @@
 //! How an op enters the graph.
 
 use std::panic::Location;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use smallvec::SmallVec;
 use warpline_stream::Stream;
 
+use super::backward::{self, Backward, Incoming, linear};
 use super::meta::Meta;
-use super::node::{Edge, Gradients, Like, Next, Node, Rule, Work, next_sequence_nr};
-use super::saved::Saved;
-use super::{Context, mode, views};
+use super::node::{Edge, Like, Next, Node};
+use super::{mode, views};
 use crate::exec::Exec;
 use crate::{Error, Result, Tensor};
 
@@ -50,47 +49,28 @@ impl Tensor {
 
 /// The node of an op that made `outputs` of `inputs`.
 #[track_caller]
-pub(super) fn node(
+fn node<G: Incoming + ?Sized + 'static>(
     name: &'static str,
     outputs: &[&Tensor],
     inputs: &[&Tensor],
-    saved: &[&Tensor],
-    rule: Rule,
-) -> Result<Node> {
-    let keep = |tensor: &&Tensor| {
-        let output = outputs.iter().position(|output| output.is_same(tensor));
-        Saved::new(name, tensor, output)
-    };
-    let saved = saved.iter().map(keep).collect::<Result<_>>()?;
-    Ok(Node {
-        sequence_nr: next_sequence_nr(),
-        name,
-        location: Location::caller(),
-        stream: outputs.first().and_then(|tensor| tensor.stream()),
-        next: inputs.iter().map(|t| Next { edge: t.edge(), like: Like::of(t) }).collect(),
-        outputs: outputs.len(),
-        saved: Mutex::new(Some(saved)),
-        work: Work::Rule(rule),
-        inner: None,
-        hooks: Mutex::default(),
-    })
+    saved: impl Backward<G>,
+) -> Result<Arc<Node>> {
+    let rule = backward::rule(name, outputs, saved)?;
+    let stream = outputs.first().and_then(|tensor| tensor.stream());
+    let next = inputs.iter().map(|t| Next { edge: t.edge(), like: Like::of(t) }).collect();
+    Ok(Arc::new(Node::new(name, Location::caller(), stream, next, outputs.len(), rule)))
 }
 
-/// Records that `output` was made of `inputs`. `rule` returns their gradients for the one that comes in; it
-/// gets at `saved`, of which `output` may be one, through its context.
+/// Records that `output` was made of `inputs`. `saved` computes their gradients from the result's; the result may be
+/// one of its tensors.
 #[track_caller]
 pub(crate) fn record(
     name: &'static str,
     output: Tensor,
     inputs: &[&Tensor],
-    saved: &[&Tensor],
-    rule: impl Fn(&Context<'_>, &Tensor) -> Result<Gradients> + Send + Sync + 'static,
+    saved: impl Backward,
 ) -> Result<Tensor> {
-    let rule: Rule = Box::new(move |context, grads| match grads {
-        [Some(grad)] => rule(context, grad),
-        _ => Ok(Gradients::new()),
-    });
-    let node = Arc::new(node(name, &[&output], inputs, saved, rule)?);
+    let node = node(name, &[&output], inputs, saved)?;
     attach(&output, Edge { node, output: 0 });
     Ok(output)
 }
@@ -101,10 +81,9 @@ pub(crate) fn record_all(
     name: &'static str,
     outputs: &[&Tensor],
     inputs: &[&Tensor],
-    saved: &[&Tensor],
-    rule: impl Fn(&Context<'_>, &[Option<Tensor>]) -> Result<Gradients> + Send + Sync + 'static,
+    saved: impl Backward<[Option<Tensor>]>,
 ) -> Result<()> {
-    let node = Arc::new(node(name, outputs, inputs, saved, Box::new(rule))?);
+    let node = node(name, outputs, inputs, saved)?;
     for (output, tensor) in outputs.iter().enumerate() {
         if tensor.dtype().is_float() {
             attach(tensor, Edge { node: node.clone(), output });
@@ -143,26 +122,21 @@ pub(crate) fn check_in_place(name: &'static str, tensor: &Tensor) -> Result<()> 
     Err(Error::gradient(name, reason.into()))
 }
 
-/// Records that an op has changed `inputs[0]` in place. A gradient that the rule needs of it as it was is
-/// that of a copy. Called once it is written.
+/// Records that an op has changed `inputs[0]` in place. If the gradient reads the former elements, `saved` has a copy of
+/// them. Called after the change.
 #[track_caller]
 pub(crate) fn record_in_place(
     name: &'static str,
     inputs: &[&Tensor],
-    saved: &[&Tensor],
-    rule: impl Fn(&Context<'_>, &Tensor) -> Result<Gradients> + Send + Sync + 'static,
+    saved: impl Backward,
 ) -> Result<()> {
     let [tensor, ..] = inputs else { return Ok(()) };
-    let rule: Rule = Box::new(move |context, grads| match grads {
-        [Some(grad)] => rule(context, grad),
-        _ => Ok(Gradients::new()),
-    });
-    let node = node(name, &[tensor], inputs, saved, rule)?;
+    let node = node(name, &[tensor], inputs, saved)?;
     match tensor.base() {
-        Some(base) => views::rebase(tensor, base, Arc::new(node)),
+        Some(base) => views::rebase(tensor, base, node),
         None => {
             let meta = Meta::of(tensor);
-            meta.set_edge(Edge { node: Arc::new(node), output: 0 });
+            meta.set_edge(Edge { node, output: 0 });
             meta.next_history();
             Ok(())
         }
@@ -173,7 +147,5 @@ pub(crate) fn record_in_place(
 /// what it depended on has a gradient of zeros, and not none.
 #[track_caller]
 pub(crate) fn record_overwritten(name: &'static str, tensor: &Tensor) -> Result<()> {
-    record_in_place(name, &[tensor], &[], |_, grad| {
-        Ok(SmallVec::from_iter([Some(grad.zeros_like(())?)]))
-    })
+    record_in_place(name, &[tensor], linear(|grad, _| grad.zeros_like(())))
 }

@@ -1,22 +1,93 @@
-//! Tensors that a rule needs, as they were.
+//! The state that an op saves for its backward pass.
 
 use std::sync::Arc;
 
-use warpline_runtime::Version;
+use smallvec::SmallVec;
+use warpline_runtime::{Layout, Scalar, Version};
 
 use super::meta::Meta;
 use super::mode;
 use super::node::{Edge, Node};
 use crate::{Error, Result, Tensor};
 
-/// A tensor that a backward pass needs.
-///
-/// Never owns the autograd state of a tensor that an op made, nor its base: an in-place op may later give that state a
-/// node which leads back to the one that saves the tensor, and neither would ever be freed.
-pub(super) struct Saved {
-    tensor: Tensor,
-    source: Source,
+/// State that an op saves. The [`saved!`] macro declares structs of it, whose fields all have to be of such types: a
+/// tensor in a type that does not implement this trait does not compile.
+pub(crate) trait Saved: Clone + Send + Sync + 'static {
+    /// Calls `f` on each tensor, always in the same order.
+    fn each(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
+        let _ = f;
+        Ok(())
+    }
+}
+
+/// Declares structs that implement [`Saved`].
+macro_rules! saved {
+    ($($(#[$doc:meta])* $vis:vis struct $name:ident {
+        $($(#[$field_doc:meta])* $field_vis:vis $field:ident: $type:ty),* $(,)?
+    })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone)]
+        $vis struct $name { $($(#[$field_doc])* $field_vis $field: $type),* }
+
+        impl $crate::autograd::Saved for $name {
+            fn each(
+                &mut self,
+                f: &mut dyn FnMut(&mut $crate::Tensor) -> $crate::Result<()>,
+            ) -> $crate::Result<()> {
+                $($crate::autograd::Saved::each(&mut self.$field, f)?;)*
+                Ok(())
+            }
+        }
+    )*};
+}
+pub(crate) use saved;
+
+macro_rules! without_tensors {
+    ($($type:ty),*) => {$(impl Saved for $type {})*};
+}
+
+without_tensors!(bool, usize, isize, i64, f64, Scalar, Layout);
+
+impl<T: Send + Sync> Saved for &'static T {}
+
+impl Saved for Tensor {
+    fn each(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
+        f(self)
+    }
+}
+
+impl<T: Saved> Saved for Option<T> {
+    fn each(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
+        self.iter_mut().try_for_each(|item| item.each(f))
+    }
+}
+
+impl<T: Saved> Saved for Vec<T> {
+    fn each(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
+        self.iter_mut().try_for_each(|item| item.each(f))
+    }
+}
+
+impl<T: Saved, const N: usize> Saved for SmallVec<[T; N]>
+where
+    [T; N]: smallvec::Array<Item = T>,
+{
+    fn each(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
+        self.iter_mut().try_for_each(|item| item.each(f))
+    }
+}
+
+impl<A: Saved, B: Saved> Saved for (A, B) {
+    fn each(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
+        self.0.each(f)?;
+        self.1.each(f)
+    }
+}
+
+/// The version of a saved tensor, and its place in the graph.
+pub(super) struct Mark {
     version: Version,
+    source: Source,
 }
 
 /// Where the gradient of a saved tensor goes in a recorded pass.
@@ -29,27 +100,34 @@ enum Source {
     Other(Option<Edge>),
 }
 
-impl Saved {
-    /// Saves `tensor`; `output` if it is one of the op's own results, and which.
-    #[track_caller]
-    pub(super) fn new(op: &'static str, tensor: &Tensor, output: Option<usize>) -> Result<Self> {
+impl Mark {
+    /// Marks a tensor that op `op` saves, of whose results it may be one.
+    ///
+    /// Replaces the tensor, unless it is a leaf, by one that owns neither its autograd state nor its base: an in-place op
+    /// may later give that state a node which leads back to the one that saves the tensor, and neither would ever be
+    /// freed.
+    pub(super) fn new(op: &'static str, tensor: &mut Tensor, outputs: &[&Tensor]) -> Result<Self> {
         if tensor.is_inference() {
             let reason = "a tensor that was made in inference mode cannot be saved for a gradient; use a copy of it";
             return Err(Error::gradient(op, reason.into()));
         }
         let version = tensor.storage().version();
-        let (tensor, source) = match output {
-            Some(output) => (tensor.alias(), Source::Output(output)),
-            None if !tensor.requires_grad() => (tensor.alias(), Source::Other(None)),
-            None if tensor.is_leaf() => (tensor.clone(), Source::Leaf),
-            None => (tensor.alias(), Source::Other(tensor.edge())),
+        let source = match outputs.iter().position(|output| output.is_same(tensor)) {
+            Some(output) => Source::Output(output),
+            None if !tensor.requires_grad() => Source::Other(None),
+            None if tensor.is_leaf() => Source::Leaf,
+            None => Source::Other(tensor.edge()),
         };
-        Ok(Self { tensor, source, version })
+        if !matches!(source, Source::Leaf) {
+            *tensor = tensor.alias();
+        }
+        Ok(Self { version, source })
     }
 
-    /// The tensor, if nobody has changed it since.
-    pub(super) fn unpack(&self, node: &Arc<Node>) -> Result<Tensor> {
-        let storage = self.tensor.storage();
+    /// Checks that a tensor was not changed since the op saved it. Gives it its place in the graph where the pass is
+    /// recorded.
+    pub(super) fn unpack(&self, tensor: &mut Tensor, node: &Arc<Node>) -> Result<()> {
+        let storage = tensor.storage();
         if !self.version.is_of(storage) && !storage.is_shared() {
             let what = match self.source {
                 Source::Output(_) => "its result",
@@ -58,8 +136,8 @@ impl Saved {
             let reason = format!(
                 "one of the tensors needed for the gradient has been modified by an in-place operation: {what}, a \
                  {} tensor of shape {:?}",
-                self.tensor.dtype(),
-                self.tensor.size()
+                tensor.dtype(),
+                tensor.size()
             );
             return Err(Error::gradient(node.name, reason).at(node.location));
         }
@@ -69,9 +147,10 @@ impl Saved {
             Source::Output(output) => Some(Edge { node: node.clone(), output: *output }),
             Source::Other(Some(edge)) => Some(edge.clone()),
         };
-        let Some(edge) = edge else { return Ok(self.tensor.clone()) };
-        let tensor = self.tensor.alias();
-        Meta::of(&tensor).set_edge(edge);
-        Ok(tensor)
+        if let Some(edge) = edge {
+            *tensor = tensor.alias();
+            Meta::of(tensor).set_edge(edge);
+        }
+        Ok(())
     }
 }

@@ -1,45 +1,37 @@
 //! Views, and in-place ops on them.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use smallvec::{SmallVec, smallvec};
 use warpline_runtime::{Layout, Sizes, Strides};
 
-use super::Context;
+use super::backward::{Backward, Incoming, Inputs, Rule, linear};
 use super::meta::Meta;
-use super::node::{Edge, Gradients, Like, Next, Node, Rule, Work, next_sequence_nr};
+use super::node::{Edge, Gradients, Like, Next, Node};
 use super::record::{record, record_all, wanted};
+use super::saved::{Saved, saved};
+use crate::tensor::composite::signed;
 use crate::tensor::list;
 use crate::{Result, Tensor};
 
 impl Tensor {
-    /// A view with this layout, recorded if a gradient is wanted; `rule` returns this tensor's gradient for
-    /// the view's.
+    /// A view with this layout, recorded if a gradient is wanted.
     #[inline]
     #[track_caller]
     pub(crate) fn viewed(
         &self,
         name: &'static str,
         layout: Layout,
-        rule: impl Fn(&Context<'_>, &Tensor) -> Result<Tensor> + Send + Sync + 'static,
+        saved: impl Backward,
     ) -> Result<Tensor> {
         let view = self.view_with(layout);
-        if !wanted(&[self]) {
-            return Ok(view);
-        }
-        record(name, view, &[self], &[], move |context, grad| {
-            Ok(smallvec![Some(rule(context, grad)?)])
-        })
+        if wanted(&[self]) { record(name, view, &[self], saved) } else { Ok(view) }
     }
 
     /// [`Tensor::viewed`] of all elements in their order, under other sizes.
     #[track_caller]
     pub(crate) fn viewed_reshaped(&self, name: &'static str, layout: Layout) -> Result<Tensor> {
-        self.viewed(name, layout, |context, grad| {
-            let sizes: SmallVec<[isize; 6]> =
-                context.sizes(0).iter().map(|&n| n as isize).collect();
-            grad.reshape(&sizes[..])
-        })
+        self.viewed(name, layout, linear(reshape_back))
     }
 
     /// [`Tensor::viewed`] of some elements, each at most once; `part` makes the same view of another tensor.
@@ -48,9 +40,9 @@ impl Tensor {
         &self,
         name: &'static str,
         layout: Layout,
-        part: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
+        part: impl Fn(&Tensor) -> Result<Tensor> + Copy + Send + Sync + 'static,
     ) -> Result<Tensor> {
-        self.viewed(name, layout, move |context, grad| embed(grad, context.sizes(0), &part))
+        self.viewed(name, layout, linear(move |grad, inputs| embed(grad, inputs.sizes(0), part)))
     }
 
     /// Views with these layouts, which share all elements out among them, recorded as one op if a gradient is wanted;
@@ -60,7 +52,7 @@ impl Tensor {
         &self,
         name: &'static str,
         layouts: Vec<Layout>,
-        whole: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
+        whole: impl Fn(&[Tensor]) -> Result<Tensor> + Copy + Send + Sync + 'static,
     ) -> Result<Vec<Tensor>> {
         let mut views = list(name, layouts.len())?;
         views.extend(layouts.into_iter().map(|layout| self.view_with(layout)));
@@ -68,17 +60,7 @@ impl Tensor {
             return Ok(views);
         }
         let sizes: Vec<Sizes> = views.iter().map(|view| view.size().into()).collect();
-        let outputs = views.iter().collect::<Vec<_>>();
-        record_all(name, &outputs, &[self], &[], move |_, grads| {
-            let Some(like) = grads.iter().flatten().next() else { return Ok(Gradients::new()) };
-            let share = |(grad, sizes): (&Option<Tensor>, &Sizes)| match grad {
-                Some(grad) => Ok(grad.clone()),
-                None => like.new_zeros(&sizes[..], ()),
-            };
-            let shares = grads.iter().zip(&sizes).map(share).collect::<Result<Vec<_>>>()?;
-            Ok(smallvec![Some(whole(&shares)?)])
-        })?;
-        drop(outputs);
+        record_all(name, &views.iter().collect::<Vec<_>>(), &[self], Shares { sizes, whole })?;
         Ok(views)
     }
 
@@ -91,22 +73,61 @@ impl Tensor {
         from: Layout,
         as_if: Layout,
     ) -> Result<Tensor> {
-        let geometry = Geometry { base: from, view: as_if };
-        self.viewed(name, layout, move |_, grad| {
-            let whole = scattered(&geometry, grad)?;
-            if overlapping(&geometry.base).is_empty() {
-                return Ok(whole);
-            }
-            // Elements that are one in memory share its gradient.
-            let itself = Geometry { base: geometry.base.clone(), view: geometry.base.clone() };
-            whole.div(&scattered(&itself, &grad.new_ones(geometry.base.sizes(), ())?)?)
-        })
+        self.viewed(name, layout, Strided { geometry: Geometry { base: from, view: as_if } })
+    }
+}
+
+/// The gradient of a view of all elements in their order.
+pub(crate) fn reshape_back(grad: &Tensor, inputs: &Inputs<'_>) -> Result<Tensor> {
+    grad.reshape(&signed(inputs.sizes(0))[..])
+}
+
+/// The sizes of views that share out a tensor, and the inverse of the sharing.
+#[derive(Clone)]
+struct Shares<F> {
+    sizes: Vec<Sizes>,
+    whole: F,
+}
+
+impl<F: Copy + Send + Sync + 'static> Saved for Shares<F> {}
+
+impl<F> Backward<[Option<Tensor>]> for Shares<F>
+where
+    F: Fn(&[Tensor]) -> Result<Tensor> + Copy + Send + Sync + 'static,
+{
+    fn backward(&self, grads: &[Option<Tensor>], _: &Inputs<'_>) -> Result<Gradients> {
+        let Some(like) = grads.iter().flatten().next() else { return Ok(Gradients::new()) };
+        let share = |(grad, sizes): (&Option<Tensor>, &Sizes)| match grad {
+            Some(grad) => Ok(grad.clone()),
+            None => like.new_zeros(&sizes[..], ()),
+        };
+        let shares = grads.iter().zip(&self.sizes).map(share).collect::<Result<Vec<_>>>()?;
+        Ok(smallvec![Some((self.whole)(&shares)?)])
+    }
+}
+
+saved! {
+    /// A view of any elements of the memory.
+    struct Strided { geometry: Geometry }
+}
+
+impl Backward for Strided {
+    fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
+        let geometry = &self.geometry;
+        let whole = scattered(geometry, grad)?;
+        if overlapping(&geometry.base).is_empty() {
+            return Ok(smallvec![Some(whole)]);
+        }
+        // Elements that are one in memory share its gradient.
+        let itself = Geometry { base: geometry.base.clone(), view: geometry.base.clone() };
+        let shares = scattered(&itself, &grad.new_ones(geometry.base.sizes(), ())?)?;
+        Ok(smallvec![Some(whole.div(&shares)?)])
     }
 }
 
 /// Zeros of these sizes, but for `grad` where `part` shows it.
 #[track_caller]
-fn embed(
+pub(crate) fn embed(
     grad: &Tensor,
     sizes: &[usize],
     part: impl Fn(&Tensor) -> Result<Tensor>,
@@ -116,11 +137,9 @@ fn embed(
     Ok(whole)
 }
 
-/// Where a view lies in its base.
-#[derive(Clone)]
-struct Geometry {
-    base: Layout,
-    view: Layout,
+saved! {
+    /// Where a view lies in its base.
+    struct Geometry { base: Layout, view: Layout }
 }
 
 impl Geometry {
@@ -156,27 +175,23 @@ fn end(layout: &Layout) -> usize {
 pub(super) fn renew(view: &Tensor, base: &Tensor) {
     let history = base.base_history();
     let Some(edge) = base.edge() else { return };
-    let geometry = Geometry::new(base, view);
-    let like = Like::of(base);
-    let rule: Rule = Box::new(move |_, grads| match grads {
-        [Some(grad)] => Ok(smallvec![Some(scattered(&geometry, grad)?)]),
-        _ => Ok(Gradients::new()),
-    });
-    let node = Node {
-        sequence_nr: next_sequence_nr(),
-        name: "as_strided",
-        location: edge.node.location,
-        stream: edge.node.stream.clone(),
-        next: smallvec![Next { edge: Some(edge), like }],
-        outputs: 1,
-        saved: Mutex::new(Some(SmallVec::new())),
-        work: Work::Rule(rule),
-        inner: None,
-        hooks: Mutex::default(),
-    };
+    let rule = Arc::new(Renewed(Geometry::new(base, view)));
+    let (location, stream) = (edge.node.location, edge.node.stream.clone());
+    let next = smallvec![Next { edge: Some(edge), like: Like::of(base) }];
+    let node = Node::new("as_strided", location, stream, next, 1, rule);
     let meta = Meta::of(view);
     meta.set_edge(Edge { node: Arc::new(node), output: 0 });
     meta.set_history(history);
+}
+
+/// The rule of a view whose base was changed in place.
+struct Renewed(Geometry);
+
+impl Rule for Renewed {
+    fn run(&self, grads: &[Option<Tensor>], _: &Inputs<'_>) -> Result<Gradients> {
+        let Some(grad) = Tensor::of(grads) else { return Ok(Gradients::new()) };
+        Ok(smallvec![Some(scattered(&self.0, grad)?)])
+    }
 }
 
 /// The base's gradient for a view's. Elements that the view shows several times are summed.
@@ -233,16 +248,33 @@ fn overlapping(layout: &Layout) -> SmallVec<[usize; 6]> {
 /// Records an in-place op on a view: the base has another node, which passes what is not in the view on as it
 /// comes, and what is through `op`, the op's own.
 pub(super) fn rebase(view: &Tensor, base: &Tensor, op: Arc<Node>) -> Result<()> {
-    let geometry = Geometry::new(base, view);
     let mut next: SmallVec<[Next; 2]> = smallvec![Next { edge: base.edge(), like: Like::of(base) }];
     let others = op.next.iter().skip(1);
     next.extend(others.map(|next| Next { edge: next.edge.clone(), like: next.like.clone() }));
-    let inner = op.clone();
-    let rule: Rule = Box::new(move |_, grads| {
-        let [Some(grad)] = grads else { return Ok(Gradients::new()) };
-        let (whole, part) = geometry.windows(grad)?;
+    let (location, stream) = (op.location, op.stream.clone());
+    let rule = Arc::new(CopySlices { geometry: Geometry::new(base, view), op });
+    let node = Node::new("CopySlices", location, stream, next, 1, rule);
+    let meta = Meta::of(base);
+    let history = meta.next_history();
+    meta.set_edge(Edge { node: Arc::new(node), output: 0 });
+    // The view follows at its next use.
+    Meta::of(view).set_history(history.wrapping_sub(1));
+    Ok(())
+}
+
+/// The rule of a base whose view was changed in place.
+struct CopySlices {
+    geometry: Geometry,
+    /// The node of the in-place op.
+    op: Arc<Node>,
+}
+
+impl Rule for CopySlices {
+    fn run(&self, grads: &[Option<Tensor>], inputs: &Inputs<'_>) -> Result<Gradients> {
+        let Some(grad) = Tensor::of(grads) else { return Ok(Gradients::new()) };
+        let (whole, part) = self.geometry.windows(grad)?;
         whole.copy_(grad, false)?;
-        let mut through = inner.run(&[Some(part.copy()?)], false)?;
+        let mut through = self.op.run(&[Some(part.copy()?)], inputs.partial)?;
         match through.first_mut().and_then(Option::take) {
             Some(own) => part.copy_(&own, false)?,
             None => part.zero_()?,
@@ -252,23 +284,10 @@ pub(super) fn rebase(view: &Tensor, base: &Tensor, op: Arc<Node>) -> Result<()> 
             None => through.push(Some(whole)),
         }
         Ok(through)
-    });
-    let node = Node {
-        sequence_nr: next_sequence_nr(),
-        name: "CopySlices",
-        location: op.location,
-        stream: op.stream.clone(),
-        next,
-        outputs: 1,
-        saved: Mutex::new(Some(SmallVec::new())),
-        work: Work::Rule(rule),
-        inner: Some(op),
-        hooks: Mutex::default(),
-    };
-    let meta = Meta::of(base);
-    let history = meta.next_history();
-    meta.set_edge(Edge { node: Arc::new(node), output: 0 });
-    // The view follows at its next use.
-    Meta::of(view).set_history(history.wrapping_sub(1));
-    Ok(())
+    }
+
+    fn release(&self) -> bool {
+        self.op.release();
+        false
+    }
 }

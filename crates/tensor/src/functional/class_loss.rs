@@ -4,8 +4,8 @@ use smallvec::smallvec;
 use warpline_kernels::loss::{self as kernel, Nll};
 
 use super::{CrossEntropyOptions, Reduction};
-use crate::autograd::{is_grad_enabled, record_all, wanted};
-use crate::tensor::softmax_backward;
+use crate::autograd::{Backward, Gradients, Inputs, record_all, saved, wanted};
+use crate::tensor::Softmax;
 use crate::{DType, Result, Tensor};
 
 /// Rows up to which one block adds their losses: with more, several launches that use all of a GPU are faster.
@@ -36,68 +36,59 @@ pub(super) fn fused(
         return Ok(None);
     }
     let log = input.detach().log_softmax(1)?;
-    let of =
-        Loss { ignore_index: options.ignore_index, mean: options.reduction == Reduction::Mean };
-    let nll = of.nll(&log, classes, weight);
     let exec = log.exec()?;
     let loss = exec.empty(&[], log.dtype())?;
-    let total = exec.empty(&[], nll.total_dtype())?;
-    kernel::nll_loss(exec.target(), "cross_entropy", &nll, loss.as_view(), total.as_view())?;
+    let total = exec.empty(&[], Nll::total_dtype(log.dtype()))?;
+    let saved = ClassLoss {
+        log: log.clone(),
+        classes: classes.clone(),
+        total,
+        weight: weight.cloned(),
+        ignore_index: options.ignore_index,
+        mean: options.reduction == Reduction::Mean,
+    };
+    let (of_loss, of_total) = (loss.as_view(), saved.total.as_view());
+    kernel::nll_loss(exec.target(), "cross_entropy", &saved.nll(), of_loss, of_total)?;
     if wanted(&[input]) {
         // The logarithms are a result too, so that gradients of gradients know what they depend on.
-        let mut saved = vec![&log, classes, &total];
-        saved.extend(weight);
-        let weighted = weight.is_some();
-        record_all("cross_entropy", &[&loss, &log], &[input], &saved, move |context, grads| {
-            let saved = [context.saved(0)?, context.saved(1)?, context.saved(2)?];
-            let weight = weighted.then(|| context.saved(3)).transpose()?;
-            let of_loss = |grad: &Tensor| of.backward(grad, &saved, weight.as_ref());
-            let of_log = |grad: &Tensor| softmax_backward(grad, &saved[0], 1, true);
-            Ok(smallvec![match (&grads[0], &grads[1]) {
-                (Some(loss), Some(log)) => Some(of_loss(loss)?.add(&of_log(log)?)?),
-                (Some(loss), None) => Some(of_loss(loss)?),
-                (None, Some(log)) => Some(of_log(log)?),
-                (None, None) => None,
-            }])
-        })?;
+        record_all("cross_entropy", &[&loss, &log], &[input], saved)?;
     }
     Ok(Some(loss))
 }
 
-/// What the gradient needs to know of the options.
-#[derive(Clone, Copy)]
-struct Loss {
-    ignore_index: i64,
-    mean: bool,
+saved! {
+    struct ClassLoss {
+        log: Tensor,
+        classes: Tensor,
+        /// The sum of the weights.
+        total: Tensor,
+        weight: Option<Tensor>,
+        ignore_index: i64,
+        mean: bool,
+    }
 }
 
-impl Loss {
-    fn nll<'a>(self, log: &'a Tensor, classes: &'a Tensor, weight: Option<&'a Tensor>) -> Nll<'a> {
+impl ClassLoss {
+    fn nll(&self) -> Nll<'_> {
         Nll {
-            log: log.as_view(),
-            classes: classes.as_view(),
-            weight: weight.map(Tensor::as_view),
+            log: self.log.as_view(),
+            classes: self.classes.as_view(),
+            weight: self.weight.as_ref().map(Tensor::as_view),
             ignore_index: self.ignore_index,
             mean: self.mean,
         }
     }
 
-    /// The input's gradient, for the loss's.
-    fn backward(
-        self,
-        grad: &Tensor,
-        [log, classes, total]: &[Tensor; 3],
-        weight: Option<&Tensor>,
-    ) -> Result<Tensor> {
-        if !is_grad_enabled() {
-            let exec = log.exec()?;
-            let out = exec.empty(log.size(), log.dtype())?;
-            let nll = self.nll(log, classes, weight);
-            let [grad, total] = [grad, total].map(Tensor::as_view);
-            kernel::nll_loss_backward(exec.target(), grad, &nll, total, out.as_view())?;
-            return Ok(out);
-        }
-        // The same in ops that have gradients themselves.
+    fn launched(&self, grad: &Tensor) -> Result<Tensor> {
+        let exec = self.log.exec()?;
+        let out = exec.empty(self.log.size(), self.log.dtype())?;
+        let [grad, total] = [grad, &self.total].map(Tensor::as_view);
+        kernel::nll_loss_backward(exec.target(), grad, &self.nll(), total, out.as_view())?;
+        Ok(out)
+    }
+
+    fn composed(&self, grad: &Tensor) -> Result<Tensor> {
+        let Self { log, classes, total, weight, .. } = self;
         let ignored = classes.eq(self.ignore_index)?;
         let index = classes.masked_fill(&ignored, 0)?;
         let own = match weight {
@@ -109,5 +100,32 @@ impl Loss {
         let every = log.arange_beside(0, log.size()[1])?;
         let is_own = index.unsqueeze(1)?.eq(&every)?.to(log.dtype())?;
         log.exp()?.sub(&is_own)?.mul(&own.mul(grad)?.unsqueeze(1)?)
+    }
+
+    /// The input's gradient, which is the sum of those for the loss and for the logarithms.
+    fn gradients(
+        &self,
+        grads: &[Option<Tensor>],
+        of_loss: fn(&Self, &Tensor) -> Result<Tensor>,
+        of_log: fn(&Softmax, &Tensor) -> Result<Tensor>,
+    ) -> Result<Gradients> {
+        let [loss, log] = grads else { return Ok(Gradients::new()) };
+        let softmax = Softmax { out: self.log.clone(), dim: 1, log: true };
+        let loss = loss.as_ref().map(|grad| of_loss(self, grad)).transpose()?;
+        let log = log.as_ref().map(|grad| of_log(&softmax, grad)).transpose()?;
+        Ok(smallvec![match (loss, log) {
+            (Some(loss), Some(log)) => Some(loss.add(&log)?),
+            (loss, log) => loss.or(log),
+        }])
+    }
+}
+
+impl Backward<[Option<Tensor>]> for ClassLoss {
+    fn backward(&self, grads: &[Option<Tensor>], _: &Inputs<'_>) -> Result<Gradients> {
+        self.gradients(grads, Self::composed, Softmax::composed)
+    }
+
+    fn fused(&self, grads: &[Option<Tensor>], _: &Inputs<'_>) -> Result<Option<Gradients>> {
+        self.gradients(grads, Self::launched, Softmax::launched).map(Some)
     }
 }

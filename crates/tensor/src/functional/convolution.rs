@@ -1,13 +1,12 @@
 //! What convolutions are made of: the convolution and its two gradients. Each is linear in both of its operands,
 //! and the gradients of each are the other two, so that gradients of gradients come of themselves.
 
-use smallvec::smallvec;
 use warpline_kernels::conv::{Window, col2im, im2col};
 use warpline_kernels::copy::copy;
 use warpline_kernels::matmul::matmul;
 use warpline_runtime::{Layout, Sizes, Strides, View};
 
-use crate::autograd::{no_grad, record, wanted};
+use crate::autograd::{Backward, Gradients, Inputs, Saved, no_grad, record, saved, wanted};
 use crate::{Result, Tensor};
 
 /// Of a convolution's columns there are no more bytes than this at a time, unless one image has them: on the CPU
@@ -39,14 +38,7 @@ pub(super) fn convolution(
     if !wanted(&inputs) {
         return Ok(out);
     }
-    record("convolution", out, &inputs, &[x, weight], move |context, grad| {
-        let of_x = || transposed(grad, &context.saved(1)?, None, of);
-        let of_weight = || weight_gradient(&context.saved(0)?, grad, of);
-        let x = context.needs(0).then(of_x).transpose()?;
-        let weight = context.needs(1).then(of_weight).transpose()?;
-        let bias = context.needs(2).then(|| of.bias_gradient(grad)).transpose()?;
-        Ok([x, weight, bias].into_iter().take(context.inputs()).collect())
-    })
+    record("convolution", out, &inputs, Convolution { operands: Operands::new(x, weight, of) })
 }
 
 /// The gradient of the convolution's images for that of its results; with a bias, a transposed convolution.
@@ -63,14 +55,7 @@ pub(super) fn transposed(
     if !wanted(&inputs) {
         return Ok(out);
     }
-    record("convolution", out, &inputs, &[y, weight], move |context, grad| {
-        let of_y = || convolution(grad, &context.saved(1)?, None, of);
-        let of_weight = || weight_gradient(grad, &context.saved(0)?, of);
-        let y = context.needs(0).then(of_y).transpose()?;
-        let weight = context.needs(1).then(of_weight).transpose()?;
-        let bias = context.needs(2).then(|| of.bias_gradient(grad)).transpose()?;
-        Ok([y, weight, bias].into_iter().take(context.inputs()).collect())
-    })
+    record("convolution", out, &inputs, Transposed { operands: Operands::new(y, weight, of) })
 }
 
 /// The gradient of the weight, of the images and the gradient of the results.
@@ -80,13 +65,72 @@ fn weight_gradient(x: &Tensor, y: &Tensor, of: Geometry) -> Result<Tensor> {
     if !wanted(&[x, y]) {
         return Ok(out);
     }
-    record("convolution_backward", out, &[x, y], &[x, y], move |context, grad| {
-        let of_x = || transposed(&context.saved(1)?, grad, None, of);
-        let of_y = || convolution(&context.saved(0)?, grad, None, of);
-        let x = context.needs(0).then(of_x).transpose()?;
-        let y = context.needs(1).then(of_y).transpose()?;
-        Ok(smallvec![x, y])
-    })
+    record(
+        "convolution_backward",
+        out,
+        &[x, y],
+        WeightGradient { operands: Operands::new(x, y, of) },
+    )
+}
+
+saved! {
+    /// The operands of a bilinear op. Each is saved if the other has a gradient.
+    struct Operands { first: Option<Tensor>, second: Option<Tensor>, of: Geometry }
+}
+
+impl Saved for Geometry {}
+
+impl Operands {
+    fn new(first: &Tensor, second: &Tensor, of: Geometry) -> Self {
+        let kept = |t: &Tensor, other: &Tensor| other.requires_grad().then(|| t.clone());
+        Self { first: kept(first, second), second: kept(second, first), of }
+    }
+
+    /// The gradients of the operands, each computed from the other, and of a bias if there is one.
+    fn gradients(
+        &self,
+        grad: &Tensor,
+        inputs: &Inputs<'_>,
+        of_first: impl FnOnce(&Tensor) -> Result<Tensor>,
+        of_second: impl FnOnce(&Tensor) -> Result<Tensor>,
+    ) -> Result<Gradients> {
+        let first = self.second.as_ref().map(of_first).transpose()?;
+        let second = self.first.as_ref().map(of_second).transpose()?;
+        let bias = inputs.gradient(2, || self.of.bias_gradient(grad))?;
+        Ok([first, second, bias].into_iter().take(inputs.len()).collect())
+    }
+}
+
+saved! {
+    struct Convolution { operands: Operands }
+
+    struct Transposed { operands: Operands }
+
+    struct WeightGradient { operands: Operands }
+}
+
+impl Backward for Convolution {
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        let of = self.operands.of;
+        let of_x = |weight: &Tensor| transposed(grad, weight, None, of);
+        self.operands.gradients(grad, inputs, of_x, |x| weight_gradient(x, grad, of))
+    }
+}
+
+impl Backward for Transposed {
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        let of = self.operands.of;
+        let of_y = |weight: &Tensor| convolution(grad, weight, None, of);
+        self.operands.gradients(grad, inputs, of_y, |y| weight_gradient(grad, y, of))
+    }
+}
+
+impl Backward for WeightGradient {
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        let of = self.operands.of;
+        let of_x = |y: &Tensor| transposed(y, grad, None, of);
+        self.operands.gradients(grad, inputs, of_x, |x| convolution(x, grad, None, of))
+    }
 }
 
 /// A tensor under other sizes and strides.

@@ -5,7 +5,7 @@ use std::panic::Location;
 use smallvec::smallvec;
 
 use super::{Reduction, class_loss};
-use crate::autograd::{record_all, wanted};
+use crate::autograd::{Backward, Gradients, Inputs, record_all, saved, wanted};
 use crate::called::Called;
 use crate::{DType, Error, Result, Tensor};
 
@@ -138,29 +138,37 @@ fn picked_log_softmax(input: &Tensor, dim: isize, index: &Tensor) -> Result<(Ten
     let log = input.detach().log_softmax(dim)?;
     let picked = log.gather_as("cross_entropy", dim, index)?;
     if wanted(&[input]) {
-        let saved = [&log, index];
-        record_all("cross_entropy", &[&log, &picked], &[input], &saved, move |context, grads| {
-            let (log, index) = (context.saved(0)?, context.saved(1)?);
-            // The gradients of all of them together, of which each takes its share.
-            let mut sum = None;
-            if let Some(grad) = &grads[0] {
-                sum = Some(grad.sum_keepdim(dim)?);
-            }
-            if let Some(grad) = &grads[1] {
-                sum = Some(sum.map_or(Ok(grad.clone()), |sum| sum.add(grad))?);
-            }
-            let Some(sum) = sum else { return Ok(smallvec![None]) };
-            let mut of_input = log.exp()?.mul(&sum.neg()?)?;
-            if let Some(grad) = &grads[1] {
-                of_input.scatter_add_(dim, &index, grad)?;
-            }
-            if let Some(grad) = &grads[0] {
-                of_input = of_input.add(grad)?;
-            }
-            Ok(smallvec![Some(of_input)])
-        })?;
+        let saved = PickedLogSoftmax { log: log.clone(), index: index.clone(), dim };
+        record_all("cross_entropy", &[&log, &picked], &[input], saved)?;
     }
     Ok((log, picked))
+}
+
+saved! {
+    struct PickedLogSoftmax { log: Tensor, index: Tensor, dim: isize }
+}
+
+impl Backward<[Option<Tensor>]> for PickedLogSoftmax {
+    fn backward(&self, grads: &[Option<Tensor>], _: &Inputs<'_>) -> Result<Gradients> {
+        let Self { log, index, dim } = self;
+        let [of_log, of_picked] = grads else { return Ok(Gradients::new()) };
+        // The gradients of all of them together, of which each takes its share.
+        let sum = of_log.as_ref().map(|grad| grad.sum_keepdim(*dim)).transpose()?;
+        let sum = match (sum, of_picked) {
+            (Some(sum), Some(grad)) => sum.add(grad)?,
+            (Some(sum), None) => sum,
+            (None, Some(grad)) => grad.clone(),
+            (None, None) => return Ok(Gradients::new()),
+        };
+        let mut of_input = log.exp()?.mul(&sum.neg()?)?;
+        if let Some(grad) = of_picked {
+            of_input.scatter_add_(*dim, index, grad)?;
+        }
+        if let Some(grad) = of_log {
+            of_input = of_input.add(grad)?;
+        }
+        Ok(smallvec![Some(of_input)])
+    }
 }
 
 /// The losses of class indices, each with its weight, which is 0 where the target is ignored. In `f32` for half-width

@@ -1,10 +1,10 @@
 //! Dropout.
 
-use smallvec::SmallVec;
+use smallvec::smallvec;
 use warpline_kernels::random;
 use warpline_runtime::CudaDevice;
 
-use crate::autograd;
+use crate::autograd::{self, Backward, Gradients, Inputs, saved};
 use crate::called::Called;
 use crate::exec::Exec;
 use crate::{DType, Error, Result, Tensor};
@@ -68,10 +68,19 @@ fn fused(op: &'static str, input: &Tensor, p: f64, device: &CudaDevice) -> Resul
     if !autograd::wanted(&[input]) {
         return Ok(out);
     }
-    autograd::record("native_dropout", out, &[input], &[&kept], move |context, grad| {
-        let kept = context.saved(0)?.to(grad.dtype())?;
-        Ok(SmallVec::from_iter([Some(grad.mul(&kept.mul(1.0 / p)?)?)]))
-    })
+    autograd::record("native_dropout", out, &[input], Dropout { kept, p })
+}
+
+saved! {
+    /// The kept elements, each kept with probability `p`.
+    struct Dropout { kept: Tensor, p: f64 }
+}
+
+impl Backward for Dropout {
+    fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
+        let kept = self.kept.to(grad.dtype())?;
+        Ok(smallvec![Some(grad.mul(&kept.mul(1.0 / self.p)?)?)])
+    }
 }
 
 /// What is drawn has the first `own` sizes of the input, and 1 for the others.

@@ -7,7 +7,7 @@ use warpline_kernels::attention::{
 use warpline_runtime::Layout;
 
 use super::plain_attention::gradients;
-use crate::autograd::{Context, Gradients, is_grad_enabled, record, wanted};
+use crate::autograd::{Backward, Gradients, Inputs, Saved, record, saved, wanted};
 use crate::called::Called;
 use crate::exec::Exec;
 use crate::{DType, Result, Tensor};
@@ -50,46 +50,52 @@ pub(super) fn flash_attention(
     if !wanted(&inputs) {
         return Ok(Some(out));
     }
-    let saved = [&q, &k, &v, &out.clone(), &lse];
-    let out = record(OP, out, &inputs, &saved, move |context, grad| {
-        if is_grad_enabled() {
-            composite(context, weighing, grad)
-        } else {
-            kernels(context, weighing, grad)
-        }
-    })?;
-    Ok(Some(out))
+    let saved = Flash { q: q.clone(), k: k.clone(), v: v.clone(), out: out.clone(), lse, weighing };
+    record(OP, out, &inputs, saved).map(Some)
 }
 
-fn kernels(context: &Context<'_>, weighing: Weighing, grad: &Tensor) -> Result<Gradients> {
-    let saved = |i: usize| context.saved(i);
-    let (q, k, v, out, lse, grad) =
-        (saved(0)?, saved(1)?, saved(2)?, saved(3)?, saved(4)?, taken(grad)?);
-    let exec = q.exec()?;
-    let delta = exec.empty(lse.size(), DType::F32)?;
-    let grads = [result(&exec, &q)?, result(&exec, &k)?, result(&exec, &v)?];
-    {
-        let [q, k, v] = [&q, &k, &v].map(Tensor::as_view);
-        let [dq, dk, dv] = grads.each_ref().map(Tensor::as_view);
-        let (of_out, sums) = ([out.as_view(), grad.as_view()], [lse.as_view(), delta.as_view()]);
-        attention_backward(exec.target(), [q, k, v], weighing, of_out, sums, [dq, dk, dv])?;
+saved! {
+    struct Flash {
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        /// Logarithms of the sums of exponentials.
+        lse: Tensor,
+        weighing: Weighing,
     }
-    Ok(grads.into_iter().enumerate().map(|(i, grad)| context.needs(i).then_some(grad)).collect())
 }
 
-/// The same in ops that have gradients themselves, from the weights as they were.
-fn composite(context: &Context<'_>, weighing: Weighing, grad: &Tensor) -> Result<Gradients> {
-    let operand = |i: usize| context.saved(i)?.widened();
-    let (q, k) = (operand(0)?, operand(1)?);
-    let scores = q.mul(weighing.scale)?.matmul(&k.transpose(-2, -1)?)?;
-    let scores = if weighing.is_causal {
-        let hidden = scores.above(OP, 0)?;
-        scores.masked_fill(&hidden, f64::NEG_INFINITY)?
-    } else {
-        scores
-    };
-    let (weights, operands) = (scores.softmax(-1)?, [q, k, operand(2)?]);
-    gradients(context, &operands, &weights, weighing.scale, Some(&grad.widened()?), None)
+impl Saved for Weighing {}
+
+impl Backward for Flash {
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        let operands = [self.q.widened()?, self.k.widened()?, self.v.widened()?];
+        let scores = operands[0].mul(self.weighing.scale)?;
+        let scores = scores.matmul(&operands[1].transpose(-2, -1)?)?;
+        let scores = if self.weighing.is_causal {
+            let hidden = scores.above(OP, 0)?;
+            scores.masked_fill(&hidden, f64::NEG_INFINITY)?
+        } else {
+            scores
+        };
+        let (weights, scale) = (scores.softmax(-1)?, self.weighing.scale);
+        gradients(inputs, &operands, &weights, scale, Some(&grad.widened()?), None)
+    }
+
+    fn fused(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Option<Gradients>> {
+        let Self { q, k, v, out, lse, weighing } = self;
+        let grad = taken(grad)?;
+        let exec = q.exec()?;
+        let delta = exec.empty(lse.size(), DType::F32)?;
+        let grads = [result(&exec, q)?, result(&exec, k)?, result(&exec, v)?];
+        let operands = [q, k, v].map(Tensor::as_view);
+        let to = grads.each_ref().map(Tensor::as_view);
+        let (of_out, sums) = ([out.as_view(), grad.as_view()], [lse.as_view(), delta.as_view()]);
+        attention_backward(exec.target(), operands, *weighing, of_out, sums, to)?;
+        let wanted = |(i, grad)| inputs.needs(i).then_some(grad);
+        Ok(Some(grads.into_iter().enumerate().map(wanted).collect()))
+    }
 }
 
 /// A copy where the kernels do not take it as it lies.

@@ -2,11 +2,10 @@
 
 use std::panic::Location;
 
-use smallvec::smallvec;
 use warpline_kernels::conv::{Window, col2im, im2col};
 
 use super::conv::{batched, last, mismatch, positive, window};
-use crate::autograd::{no_grad, record, wanted};
+use crate::autograd::{linear, no_grad, record, wanted};
 use crate::called::Called;
 use crate::{Error, Result, Tensor};
 
@@ -126,7 +125,7 @@ fn spread(x: &Tensor, of: Window) -> Result<Tensor> {
     if !wanted(&[x]) {
         return Ok(out);
     }
-    record("im2col", out, &[x], &[], move |_, grad| Ok(smallvec![Some(sums(grad, of)?)]))
+    record("im2col", out, &[x], linear(move |grad, _| sums(grad, of)))
 }
 
 #[track_caller]
@@ -141,5 +140,5 @@ fn sums(x: &Tensor, of: Window) -> Result<Tensor> {
     if !wanted(&[x]) {
         return Ok(out);
     }
-    record("col2im", out, &[x], &[], move |_, grad| Ok(smallvec![Some(spread(grad, of)?)]))
+    record("col2im", out, &[x], linear(move |grad, _| spread(grad, of)))
 }

@@ -2,11 +2,10 @@
 
 use std::panic::Location;
 
-use smallvec::smallvec;
 use warpline_kernels::resample::{Kind, resample, resample_backward};
 
 use super::pool::{adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d};
-use crate::autograd::{no_grad, record, wanted};
+use crate::autograd::{linear, no_grad, record, wanted};
 use crate::called::Called;
 use crate::tensor::composite::signed;
 use crate::{Error, Result, Tensor};
@@ -205,9 +204,7 @@ fn resized(image: &Tensor, of: Along) -> Result<Tensor> {
     if !wanted(&[image]) {
         return Ok(out);
     }
-    record("interpolate", out, &[image], &[], move |_, grad| {
-        Ok(smallvec![Some(resized_gradient(grad, of)?)])
-    })
+    record("interpolate", out, &[image], linear(move |grad, _| resized_gradient(grad, of)))
 }
 
 /// The transpose, which is the gradient; its own is [`resized`].
@@ -221,7 +218,5 @@ fn resized_gradient(grad: &Tensor, of: Along) -> Result<Tensor> {
     if !wanted(&[grad]) {
         return Ok(out);
     }
-    record("interpolate_backward", out, &[grad], &[], move |_, grad| {
-        Ok(smallvec![Some(resized(grad, of)?)])
-    })
+    record("interpolate_backward", out, &[grad], linear(move |grad, _| resized(grad, of)))
 }

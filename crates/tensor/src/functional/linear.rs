@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 use warpline_kernels::matmul::matmul;
 use warpline_runtime::{Layout, Sizes};
 
-use crate::autograd::{Gradients, record, wanted};
+use crate::autograd::{Backward, Gradients, Inputs, record, saved, wanted};
 use crate::called::Called;
 use crate::tensor::composite::signed;
 use crate::{Result, Tensor};
@@ -71,15 +71,15 @@ fn one_node(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Op
     }
     // The bias comes first, as among the edges of PyTorch's `addmm`: this decides which gradient is added first.
     let inputs: SmallVec<[&Tensor; 3]> = bias.into_iter().chain([input, weight]).collect();
-    let x_at = inputs.len() - 2;
     if !wanted(&inputs) {
         return Ok(Some(out));
     }
-    // What only the other's gradient takes is not kept.
-    let for_input = input.requires_grad().then_some(weight);
-    let for_weight = weight.requires_grad().then_some(input);
-    let input_at = for_input.iter().count();
-    let saved: SmallVec<[&Tensor; 2]> = for_input.into_iter().chain(for_weight).collect();
+    let saved = Linear {
+        input: weight.requires_grad().then(|| input.clone()),
+        weight: input.requires_grad().then(|| weight.clone()),
+        rows,
+        features,
+    };
     // What PyTorch ends with.
     let name = match (input.dim(), bias) {
         (2, None) => "mm",
@@ -87,21 +87,41 @@ fn one_node(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Op
         (_, None) => "unsafe_view",
         (_, Some(_)) => "view",
     };
-    let out = record(name, out, &inputs, &saved, move |context, grad| {
-        let grad = grad.reshape([rows, features])?;
-        let of_input = || {
-            let x = grad.matmul(&context.saved(0)?)?;
-            let sizes = context.sizes(x_at);
+    Ok(Some(record(name, out, &inputs, saved)?))
+}
+
+saved! {
+    struct Linear {
+        /// There if the weight has a gradient.
+        input: Option<Tensor>,
+        /// There if the input has a gradient.
+        weight: Option<Tensor>,
+        rows: usize,
+        features: usize,
+    }
+}
+
+impl Backward for Linear {
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        // With a bias, that is the first input.
+        let biased = inputs.len() > 2;
+        let grad = grad.reshape([self.rows, self.features])?;
+        let of_input = |weight: &Tensor| {
+            let x = grad.matmul(weight)?;
+            let sizes = inputs.sizes(usize::from(biased));
             if sizes.len() == 2 { Ok(x) } else { x.reshape(signed(sizes)) }
         };
-        let of_weight = || grad.t()?.matmul(&context.saved(input_at)?.reshape([rows, width])?);
+        let of_weight = |input: &Tensor| {
+            let width = input.size()[input.dim() - 1];
+            grad.t()?.matmul(&input.reshape([self.rows, width])?)
+        };
+        let of_input = self.weight.as_ref().map(of_input).transpose()?;
+        let of_weight = self.input.as_ref().map(of_weight).transpose()?;
         let mut grads = Gradients::new();
-        if x_at > 0 {
-            grads.push(context.needs(0).then(|| grad.sum(0)).transpose()?);
+        if biased {
+            grads.push(inputs.gradient(0, || grad.sum(0))?);
         }
-        grads.push(context.needs(x_at).then(of_input).transpose()?);
-        grads.push(context.needs(x_at + 1).then(of_weight).transpose()?);
+        grads.extend([of_input, of_weight]);
         Ok(grads)
-    })?;
-    Ok(Some(out))
+    }
 }

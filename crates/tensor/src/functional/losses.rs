@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use smallvec::smallvec;
 
-use crate::autograd::{record, wanted};
+use crate::autograd::{Backward, Gradients, Inputs, record, saved, wanted};
 use crate::called::Called;
 use crate::{Error, Result, Tensor, where_cond};
 
@@ -181,20 +181,32 @@ fn entropy_of_two(x: &Tensor, t: &Tensor) -> Result<Tensor> {
     if !wanted(&[x, t]) {
         return Ok(losses);
     }
-    record("binary_cross_entropy", losses, &[x, t], &[x, t], |context, grad| {
-        let (x, t) = (context.saved(0)?, context.saved(1)?);
-        let of_x = || {
-            let slope = x.neg()?.add(1)?.mul(&x)?.clamp_min(1e-12)?;
-            grad.mul(&x.sub(&t)?)?.div(&slope)
+    let saved = EntropyOfTwo { x: x.clone(), t: x.requires_grad().then(|| t.clone()) };
+    record("binary_cross_entropy", losses, &[x, t], saved)
+}
+
+saved! {
+    struct EntropyOfTwo {
+        x: Tensor,
+        /// There if `x` has a gradient.
+        t: Option<Tensor>,
+    }
+}
+
+impl Backward for EntropyOfTwo {
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        let x = &self.x;
+        let of_x = |t: &Tensor| {
+            let slope = x.neg()?.add(1)?.mul(x)?.clamp_min(1e-12)?;
+            grad.mul(&x.sub(t)?)?.div(&slope)
         };
         let of_t = || {
-            let [of_one, of_zero] = logs_above(&x)?;
+            let [of_one, of_zero] = logs_above(x)?;
             grad.mul(&of_zero.sub(&of_one)?)
         };
-        let of_x = context.needs(0).then(of_x).transpose()?;
-        let of_t = context.needs(1).then(of_t).transpose()?;
-        Ok(smallvec![of_x, of_t])
-    })
+        let of_x = self.t.as_ref().map(of_x).transpose()?;
+        Ok(smallvec![of_x, inputs.gradient(1, of_t)?])
+    }
 }
 
 /// The logarithms of `x` and of `1 - x`, but at least -100.

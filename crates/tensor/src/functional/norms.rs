@@ -5,7 +5,7 @@ use std::panic::Location;
 use smallvec::{SmallVec, smallvec};
 
 use super::row_norm::RowNorm;
-use crate::autograd::{record_all, wanted};
+use crate::autograd::{Backward, Gradients, Inputs, record_all, saved, wanted};
 use crate::called::Called;
 use crate::tensor::composite::signed;
 use crate::{DType, Error, IntoShape, Result, Tensor};
@@ -97,24 +97,40 @@ pub(super) fn standardized(
         let count = x.numel() as f64 / scale.numel().max(1) as f64;
         let dims: SmallVec<[isize; 6]> = dims.into();
         // The scale is a result too, so that gradients of gradients know what it depends on.
-        let outputs = [&result, &scale];
-        record_all("standardize", &outputs, &[x], &outputs, move |context, grads| {
-            let (y, scale) = (context.saved(0)?, context.saved(1)?);
-            let mut of_x = None;
-            if let Some(grad) = &grads[0] {
-                let along = grad.mul(&y)?.mean_keepdim(&dims[..])?;
-                let rest = grad.addcmul(&y, &along, -1)?;
-                let rest = if centred { rest.sub(&grad.mean_keepdim(&dims[..])?)? } else { rest };
-                of_x = Some(rest.mul(&scale)?);
-            }
-            if let Some(grad) = &grads[1] {
-                let step = scale.square()?.mul(grad)?.div(-count)?.mul(&y)?;
-                of_x = Some(of_x.map_or(Ok(step.clone()), |own| own.add(&step))?);
-            }
-            Ok(smallvec![of_x])
-        })?;
+        let saved = Standardize { y: result.clone(), scale: scale.clone(), dims, count, centred };
+        record_all("standardize", &[&result, &scale], &[x], saved)?;
     }
     Ok(Standard { result, moments, scale })
+}
+
+saved! {
+    struct Standardize {
+        y: Tensor,
+        scale: Tensor,
+        dims: SmallVec<[isize; 6]>,
+        /// Number of elements per mean.
+        count: f64,
+        centred: bool,
+    }
+}
+
+impl Backward<[Option<Tensor>]> for Standardize {
+    fn backward(&self, grads: &[Option<Tensor>], _: &Inputs<'_>) -> Result<Gradients> {
+        let Self { y, scale, .. } = self;
+        let mut of_x = None;
+        if let Some(grad) = &grads[0] {
+            let dims = &self.dims[..];
+            let along = grad.mul(y)?.mean_keepdim(dims)?;
+            let rest = grad.addcmul(y, &along, -1)?;
+            let rest = if self.centred { rest.sub(&grad.mean_keepdim(dims)?)? } else { rest };
+            of_x = Some(rest.mul(scale)?);
+        }
+        if let Some(grad) = &grads[1] {
+            let step = scale.square()?.mul(grad)?.div(-self.count)?.mul(y)?;
+            of_x = Some(of_x.map_or(Ok(step.clone()), |own| own.add(&step))?);
+        }
+        Ok(smallvec![of_x])
+    }
 }
 
 /// With mean 0 and variance 1 over the last dimensions, those of `normalized_shape`, times `weight` plus `bias`

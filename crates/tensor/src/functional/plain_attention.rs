@@ -7,7 +7,7 @@ use warpline_kernels::matmul::{matmul, needs_contiguous};
 use warpline_kernels::softmax::{attention_weights, attention_weights_backward};
 use warpline_runtime::checked_numel;
 
-use crate::autograd::{Context, Gradients, is_grad_enabled, record_all, wanted};
+use crate::autograd::{Backward, Gradients, Inputs, record_all, saved, wanted};
 use crate::called::Called;
 use crate::{DType, Result, Tensor};
 
@@ -57,67 +57,61 @@ impl PlainAttention {
         let out = product(&weights, &v, q.dtype())?;
         if wanted(&[&q, &k, &v]) {
             // The weights are a result too, so that gradients of gradients know what they depend on.
-            let saved = [&q, &k, &v, &weights];
-            record_all(OP, &[&out, &weights], &[&q, &k, &v], &saved, move |context, grads| {
-                match grads {
-                    [Some(grad), None] if !is_grad_enabled() => self.kernels(context, grad),
-                    [grad, of_weights] => {
-                        self.composite(context, grad.as_ref(), of_weights.as_ref())
-                    }
-                    _ => Ok(Gradients::new()),
-                }
-            })?;
+            let saved = Plain {
+                q: q.clone(),
+                k: k.clone(),
+                v: v.clone(),
+                weights: weights.clone(),
+                weighing: self.0,
+            };
+            record_all(OP, &[&out, &weights], &[&q, &k, &v], saved)?;
         }
         let sizes: SmallVec<[usize; 6]> =
             batch.iter().chain([queries, value_width]).copied().collect();
         Ok(Some(if sizes[..] == *out.size() { out } else { out.unsafe_view(&sizes).of(OP)? }))
     }
+}
 
-    fn kernels(self, context: &Context<'_>, grad: &Tensor) -> Result<Gradients> {
-        let saved = |i: usize| context.saved(i);
-        let (weights, dtype) = (saved(3)?, context.dtype(0));
-        let grad = dense(grad)?;
-        let mut grads: Gradients = smallvec![None; 3];
-        if context.needs(2) {
-            grads[2] = Some(product(&turned(&weights)?, &grad, dtype)?);
-        }
-        if !context.needs(0) && !context.needs(1) {
-            return Ok(grads);
+saved! {
+    struct Plain { q: Tensor, k: Tensor, v: Tensor, weights: Tensor, weighing: Weighing }
+}
+
+impl Backward<[Option<Tensor>]> for Plain {
+    fn backward(&self, grads: &[Option<Tensor>], inputs: &Inputs<'_>) -> Result<Gradients> {
+        let widened = |t: &Option<Tensor>| t.as_ref().map(Tensor::widened).transpose();
+        let [grad, of_weights] = grads else { return Ok(Gradients::new()) };
+        let (grad, of_weights) = (widened(grad)?, widened(of_weights)?);
+        let operands = [self.q.widened()?, self.k.widened()?, self.v.widened()?];
+        let (weights, scale) = (self.weights.widened()?, self.weighing.scale);
+        gradients(inputs, &operands, &weights, scale, grad.as_ref(), of_weights.as_ref())
+    }
+
+    /// For the gradient of the result alone.
+    fn fused(&self, grads: &[Option<Tensor>], inputs: &Inputs<'_>) -> Result<Option<Gradients>> {
+        let [Some(grad), None] = grads else { return Ok(None) };
+        let Self { q, k, v, weights, weighing: Weighing { scale, is_causal } } = self;
+        let (grad, dtype) = (dense(grad)?, inputs.dtype(0));
+        let of_value = inputs.gradient(2, || product(&turned(weights)?, &grad, dtype))?;
+        if !inputs.needs(0) && !inputs.needs(1) {
+            return Ok(Some(smallvec![None, None, of_value]));
         }
         let exec = weights.exec()?;
         let of_scores = exec.empty(weights.size(), dtype)?;
         {
-            let of_weights = product(&grad, &turned(&saved(2)?)?, wide(dtype))?;
-            let views = [&of_weights, &weights, &of_scores].map(Tensor::as_view);
-            let (target, Weighing { scale, is_causal }) = (exec.target(), self.0);
-            attention_weights_backward(target, views[0], views[1], scale, is_causal, views[2])?;
+            let of_weights = product(&grad, &turned(v)?, wide(dtype))?;
+            let views = [&of_weights, weights, &of_scores].map(Tensor::as_view);
+            let target = exec.target();
+            attention_weights_backward(target, views[0], views[1], *scale, *is_causal, views[2])?;
         }
-        if context.needs(0) {
-            grads[0] = Some(product(&of_scores, &saved(1)?, dtype)?);
-        }
-        if context.needs(1) {
-            grads[1] = Some(product(&turned(&of_scores)?, &saved(0)?, dtype)?);
-        }
-        Ok(grads)
-    }
-
-    /// The same in ops that have gradients themselves, for the gradients of both results.
-    fn composite(
-        self,
-        context: &Context<'_>,
-        grad: Option<&Tensor>,
-        of_weights: Option<&Tensor>,
-    ) -> Result<Gradients> {
-        let saved = |i: usize| context.saved(i)?.widened();
-        let (operands, weights) = ([saved(0)?, saved(1)?, saved(2)?], saved(3)?);
-        let [grad, of_weights] = [grad, of_weights].map(|t| t.map(Tensor::widened).transpose());
-        gradients(context, &operands, &weights, self.0.scale, grad?.as_ref(), of_weights?.as_ref())
+        let of_query = inputs.gradient(0, || product(&of_scores, k, dtype))?;
+        let of_key = inputs.gradient(1, || product(&turned(&of_scores)?, q, dtype))?;
+        Ok(Some(smallvec![of_query, of_key, of_value]))
     }
 }
 
 /// The gradients of query, key and value for that of the result and that of the weights, in ops that have gradients.
 pub(super) fn gradients(
-    context: &Context<'_>,
+    inputs: &Inputs<'_>,
     [q, k, v]: &[Tensor; 3],
     weights: &Tensor,
     scale: f64,
@@ -126,7 +120,7 @@ pub(super) fn gradients(
 ) -> Result<Gradients> {
     let of_value = |grad: &Tensor| weights.transpose(-2, -1)?.matmul(grad);
     let by_value = |grad: &Tensor| grad.matmul(&v.transpose(-2, -1)?);
-    let of_value = grad.filter(|_| context.needs(2)).map(of_value).transpose()?;
+    let of_value = grad.filter(|_| inputs.needs(2)).map(of_value).transpose()?;
     let of_weights = match (grad.map(by_value).transpose()?, of_weights) {
         (Some(by_value), Some(own)) => by_value.add(own)?,
         (Some(by_value), None) => by_value,
@@ -135,9 +129,8 @@ pub(super) fn gradients(
     };
     let along = of_weights.mul(weights)?.sum_keepdim(-1)?;
     let of_scores = of_weights.sub(&along)?.mul(weights)?.mul(scale)?;
-    let of_query = context.needs(0).then(|| of_scores.matmul(k)).transpose()?;
-    let of_key = || of_scores.transpose(-2, -1)?.matmul(q);
-    let of_key = context.needs(1).then(of_key).transpose()?;
+    let of_query = inputs.gradient(0, || of_scores.matmul(k))?;
+    let of_key = inputs.gradient(1, || of_scores.transpose(-2, -1)?.matmul(q))?;
     Ok(smallvec![of_query, of_key, of_value])
 }
 

@@ -5,7 +5,7 @@ use smallvec::smallvec;
 use warpline_kernels::pool::{self, Divisor, Places, Window};
 use warpline_runtime::Sizes;
 
-use crate::autograd::{no_grad, record, wanted};
+use crate::autograd::{Backward, Gradients, Inputs, Saved, linear, no_grad, record, saved, wanted};
 use crate::tensor::composite::signed;
 use crate::{DType, Result, Tensor};
 
@@ -34,10 +34,30 @@ pub(super) fn largest(x: &Tensor, of: Pooling) -> Result<(Tensor, Tensor)> {
     if !wanted(&[x]) {
         return Ok((values, indices));
     }
-    let values = record("max_pool", values, &[x], &[&indices], move |context, grad| {
-        Ok(smallvec![Some(largest_gradient(grad, &context.saved(0)?, of)?)])
-    })?;
+    let values = record("max_pool", values, &[x], MaxPool { indices: indices.clone(), of })?;
     Ok((values, indices))
+}
+
+impl Saved for Pooling {}
+
+saved! {
+    struct MaxPool { indices: Tensor, of: Pooling }
+
+    struct MaxPoolBackward { indices: Tensor }
+}
+
+impl Backward for MaxPool {
+    fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
+        Ok(smallvec![Some(largest_gradient(grad, &self.indices, self.of)?)])
+    }
+}
+
+impl Backward for MaxPoolBackward {
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        let indices = self.indices.flatten(2, -1)?;
+        let picked = grad.contiguous()?.flatten(2, -1)?.gather(2, &indices)?;
+        Ok(smallvec![Some(picked.reshape(&signed(inputs.sizes(0)))?)])
+    }
 }
 
 /// The gradient of [`largest`]'s image.
@@ -51,11 +71,7 @@ fn largest_gradient(y: &Tensor, indices: &Tensor, of: Pooling) -> Result<Tensor>
     if !wanted(&[y]) {
         return Ok(out);
     }
-    record("max_pool_backward", out, &[y], &[indices], move |context, grad| {
-        let (indices, sizes) = (context.saved(0)?.flatten(2, -1)?, signed(context.sizes(0)));
-        let picked = grad.contiguous()?.flatten(2, -1)?.gather(2, &indices)?;
-        Ok(smallvec![Some(picked.reshape(&sizes)?)])
-    })
+    record("max_pool_backward", out, &[y], MaxPoolBackward { indices: indices.clone() })
 }
 
 /// The average of each place.
@@ -68,9 +84,7 @@ pub(super) fn averages(x: &Tensor, of: Pooling, divisor: Divisor) -> Result<Tens
     if !wanted(&[x]) {
         return Ok(out);
     }
-    record("avg_pool", out, &[x], &[], move |_, grad| {
-        Ok(smallvec![Some(averages_gradient(grad, of, divisor)?)])
-    })
+    record("avg_pool", out, &[x], linear(move |grad, _| averages_gradient(grad, of, divisor)))
 }
 
 /// The gradient of [`averages`]'s image.
@@ -84,7 +98,5 @@ fn averages_gradient(y: &Tensor, of: Pooling, divisor: Divisor) -> Result<Tensor
     if !wanted(&[y]) {
         return Ok(out);
     }
-    record("avg_pool_backward", out, &[y], &[], move |_, grad| {
-        Ok(smallvec![Some(averages(grad, of, divisor)?)])
-    })
+    record("avg_pool_backward", out, &[y], linear(move |grad, _| averages(grad, of, divisor)))
 }

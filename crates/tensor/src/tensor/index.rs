@@ -2,10 +2,10 @@
 
 use std::ops::{Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive};
 
-use smallvec::SmallVec;
-
+use smallvec::{SmallVec, smallvec};
 use warpline_runtime::Layout;
 
+use crate::autograd::{Backward, Gradients, Inputs, Saved, embed};
 use crate::called::Called;
 use crate::{Error, Result, Tensor};
 
@@ -169,7 +169,18 @@ impl Tensor {
                 }
             }
         }
-        self.viewed_part("index", layout, move |whole| whole.i(&indices[..]))
+        self.viewed("index", layout, Indexed(indices))
+    }
+}
+
+#[derive(Clone)]
+struct Indexed(SmallVec<[Index; 6]>);
+
+impl Saved for Indexed {}
+
+impl Backward for Indexed {
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        Ok(smallvec![Some(embed(grad, inputs.sizes(0), |whole| whole.i(&self.0[..]))?)])
     }
 }
 

@@ -6,7 +6,7 @@ use smallvec::{SmallVec, smallvec};
 use warpline_kernels::matmul as kernel;
 use warpline_runtime::{Sizes, broadcast, checked_numel};
 
-use crate::autograd::{record, wanted};
+use crate::autograd::{Backward, Gradients, Inputs, linear, record, saved, wanted};
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Error, Result, Tensor};
@@ -71,7 +71,7 @@ impl Tensor {
         } else {
             let flat = |t: &Tensor, x: usize, y: usize| {
                 let all: Sizes = batch.iter().copied().chain([x, y]).collect();
-                t.viewed("expand", t.layout().expand(&all)?, |_, grad| Ok(grad.clone()))?
+                t.viewed("expand", t.layout().expand(&all)?, linear(|grad, _| Ok(grad.clone())))?
                     .reshape(&shape(&[count, x, y]))
             };
             // What reshaping copies is to be on the device that multiplies.
@@ -97,32 +97,43 @@ fn product(a: &Tensor, b: &Tensor, sizes: &[usize]) -> Result<Tensor> {
         return Ok(out);
     }
     let name = if a.dim() == 2 { "mm" } else { "bmm" };
-    record(name, out, &[a, b], &[a, b], |context, grad| {
+    let transposed = (is_transposed(a)?, is_transposed(b)?);
+    let saved = MatMul {
+        a: b.requires_grad().then(|| a.clone()),
+        b: a.requires_grad().then(|| b.clone()),
+        transposed,
+    };
+    record(name, out, &[a, b], saved)
+}
+
+saved! {
+    struct MatMul {
+        /// There if the other has a gradient.
+        a: Option<Tensor>,
+        b: Option<Tensor>,
+        /// Whether the operands are transposed views.
+        transposed: (bool, bool),
+    }
+}
+
+impl Backward for MatMul {
+    fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
         // The gradient of a transposed view is computed as its base lies, and so needs no copy there.
-        let of_a = || {
-            let (a, b) = (context.saved(0)?, context.saved(1)?);
-            if is_transposed(&a)? {
-                b.matmul(&grad.transpose(-2, -1)?)?.transpose(-2, -1)
-            } else {
-                grad.matmul(&b.transpose(-2, -1)?)
-            }
+        let of_a = |b: &Tensor| match self.transposed.0 {
+            true => b.matmul(&grad.transpose(-2, -1)?)?.transpose(-2, -1),
+            false => grad.matmul(&b.transpose(-2, -1)?),
         };
-        let of_b = || {
-            let (a, b) = (context.saved(0)?, context.saved(1)?);
-            if is_transposed(&b)? {
-                grad.transpose(-2, -1)?.matmul(&a)?.transpose(-2, -1)
-            } else {
-                a.transpose(-2, -1)?.matmul(grad)
-            }
+        let of_b = |a: &Tensor| match self.transposed.1 {
+            true => grad.transpose(-2, -1)?.matmul(a)?.transpose(-2, -1),
+            false => a.transpose(-2, -1)?.matmul(grad),
         };
-        let a = context.needs(0).then(of_a).transpose()?;
-        let b = context.needs(1).then(of_b).transpose()?;
-        Ok(smallvec![a, b])
-    })
+        let of_a = self.b.as_ref().map(of_a).transpose()?;
+        Ok(smallvec![of_a, self.a.as_ref().map(of_b).transpose()?])
+    }
 }
 
 fn is_transposed(t: &Tensor) -> Result<bool> {
-    Ok(!t.is_contiguous() && t.transpose(-2, -1)?.is_contiguous())
+    Ok(!t.is_contiguous() && t.layout().transpose(-2, -1)?.is_contiguous())
 }
 
 /// Batch sizes, then rows and columns. There are at least two dimensions.

@@ -51,7 +51,7 @@ pub use pending::Pending;
 pub use powers::RoundingMode;
 pub use products::einsum;
 pub use promote::{promote_types, result_type};
-pub(crate) use reduce::softmax_backward;
+pub(crate) use reduce::Softmax;
 pub use reduce::{IntoDim, IntoDims};
 pub use select::embedding;
 pub(crate) use select::embedding_padded;

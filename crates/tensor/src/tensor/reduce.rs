@@ -5,7 +5,7 @@ use warpline_kernels::reduce::{ReduceOp, reduce};
 use warpline_kernels::softmax as kernel;
 use warpline_runtime::{Layout, Sizes};
 
-use crate::autograd::{is_grad_enabled, record, refuse, wanted};
+use crate::autograd::{Backward, Gradients, Inputs, Saved, record, saved, wanted};
 use crate::called::Called;
 use crate::{Error, Result, Tensor, cat, where_cond};
 
@@ -140,62 +140,108 @@ fn record_reduction(
     out: Tensor,
     which: SmallVec<[usize; 6]>,
 ) -> Result<Tensor> {
-    let name = op.name();
-    let dims: SmallVec<[isize; 6]> = which.iter().map(|&d| d as isize).collect();
-    let reduced = which.clone();
-    // With the dimensions that are gone, of size 1.
-    let kept = move |t: &Tensor, sizes: &[usize]| {
-        let size = |(d, &n): (usize, &usize)| if which.contains(&d) { 1 } else { n as isize };
-        t.reshape(&sizes.iter().enumerate().map(size).collect::<SmallVec<[isize; 6]>>()[..])
-    };
-    let over = move |t: &Tensor, reduce: fn(&Tensor, &[isize]) -> Result<Tensor>| {
-        if dims.is_empty() { Ok(t.clone()) } else { reduce(t, &dims) }
-    };
-    let sum: fn(&Tensor, &[isize]) -> Result<Tensor> = |t, dims| t.sum_keepdim(dims);
-    let product: fn(&Tensor, &[isize]) -> Result<Tensor> = |t, dims| t.prod_keepdim(dims);
-    let saved = out.clone();
+    let (name, inputs, reduced) = (op.name(), [a], Reduced(which));
     match op {
-        ReduceOp::Sum => record(name, out, &[a], &[], move |context, grad| {
-            let sizes = context.sizes(0);
-            Ok(smallvec![Some(expand(&kept(grad, sizes)?, sizes)?)])
-        }),
+        ReduceOp::Sum => record(name, out, &inputs, Sum { reduced }),
         ReduceOp::Mean => {
             let count = (a.numel() / out.numel().max(1)) as f64;
-            record(name, out, &[a], &[], move |context, grad| {
-                let sizes = context.sizes(0);
-                Ok(smallvec![Some(expand(&kept(&grad.div(count)?, sizes)?, sizes)?)])
-            })
+            record(name, out, &inputs, Mean { count, reduced })
         }
-        // Of equal elements each has its share.
         ReduceOp::Max | ReduceOp::Min => {
-            record(name, out, &[a], &[a, &saved], move |context, grad| {
-                let (x, sizes) = (context.saved(0)?, context.sizes(0));
-                let equal = x.eq(&kept(&context.saved(1)?, sizes)?)?.to(grad.dtype())?;
-                let share = kept(grad, sizes)?.div(&over(&equal, sum)?)?;
-                Ok(smallvec![Some(equal.mul(&share)?)])
-            })
+            let extreme = Extreme { x: a.clone(), out: out.clone(), reduced };
+            record(name, out, &inputs, extreme)
         }
-        // An element's slope is the product of the others: of all, divided by it; where it alone is zero, of
-        // those that are not; and where two are, zero.
-        ReduceOp::Prod => record(name, out, &[a], &[a], move |context, grad| {
-            let x = context.saved(0)?;
-            if is_grad_enabled() && x.numel() > 0 {
-                // Which says nothing of how the slope changes at a zero.
-                let slope = product_of_others(&x, &reduced)?;
-                return Ok(smallvec![Some(slope.mul(&kept(grad, context.sizes(0))?)?)]);
-            }
-            let zero = x.eq(0.0)?;
-            let others = over(&where_cond(&zero, 1.0, &x)?, product)?;
-            let zeros = over(&zero.to(x.dtype())?, sum)?;
-            let whole = where_cond(&zeros.eq(0.0)?, &others, 0.0)?.div(&x)?;
-            let alone = where_cond(&zeros.eq(1.0)?, &others, 0.0)?;
-            let slope = where_cond(&zero, &alone, &whole)?;
-            Ok(smallvec![Some(slope.mul(&kept(grad, context.sizes(0))?)?)])
-        }),
-        _ => {
-            refuse(name, &[a])?;
-            Ok(out)
-        }
+        ReduceOp::Prod => record(name, out, &inputs, Product { x: a.clone(), reduced }),
+        // Bools and indices have no gradients.
+        ReduceOp::Any | ReduceOp::All | ReduceOp::ArgMax | ReduceOp::ArgMin => Ok(out),
+    }
+}
+
+/// The dimensions that were reduced.
+#[derive(Clone)]
+struct Reduced(SmallVec<[usize; 6]>);
+
+impl Saved for Reduced {}
+
+impl Reduced {
+    /// The result of a reduction, or its gradient, with size 1 in these dimensions of a tensor of `sizes`.
+    fn kept(&self, t: &Tensor, sizes: &[usize]) -> Result<Tensor> {
+        let size = |(d, &n): (usize, &usize)| if self.0.contains(&d) { 1 } else { n as isize };
+        t.reshape(&sizes.iter().enumerate().map(size).collect::<SmallVec<[isize; 6]>>()[..])
+    }
+
+    /// `reduce` over these dimensions.
+    fn over(&self, t: &Tensor, reduce: fn(&Tensor, &[isize]) -> Result<Tensor>) -> Result<Tensor> {
+        let dims: SmallVec<[isize; 6]> = self.0.iter().map(|&d| d as isize).collect();
+        if dims.is_empty() { Ok(t.clone()) } else { reduce(t, &dims) }
+    }
+
+    fn sum(&self, t: &Tensor) -> Result<Tensor> {
+        self.over(t, |t, dims| t.sum_keepdim(dims))
+    }
+
+    fn product(&self, t: &Tensor) -> Result<Tensor> {
+        self.over(t, |t, dims| t.prod_keepdim(dims))
+    }
+}
+
+saved! {
+    struct Sum { reduced: Reduced }
+
+    struct Mean { count: f64, reduced: Reduced }
+
+    /// A largest or smallest element.
+    struct Extreme { x: Tensor, out: Tensor, reduced: Reduced }
+
+    struct Product { x: Tensor, reduced: Reduced }
+}
+
+impl Backward for Sum {
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        let sizes = inputs.sizes(0);
+        Ok(smallvec![Some(expand(&self.reduced.kept(grad, sizes)?, sizes)?)])
+    }
+}
+
+impl Backward for Mean {
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        let sizes = inputs.sizes(0);
+        let share = self.reduced.kept(&grad.div(self.count)?, sizes)?;
+        Ok(smallvec![Some(expand(&share, sizes)?)])
+    }
+}
+
+impl Backward for Extreme {
+    /// Equal elements have equal shares.
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        let (reduced, sizes) = (&self.reduced, inputs.sizes(0));
+        let equal = self.x.eq(&reduced.kept(&self.out, sizes)?)?.to(grad.dtype())?;
+        let share = reduced.kept(grad, sizes)?.div(&reduced.sum(&equal)?)?;
+        Ok(smallvec![Some(equal.mul(&share)?)])
+    }
+}
+
+impl Backward for Product {
+    /// The slope of an element is the product of the others.
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        let slope = match self.x.numel() {
+            0 => self.x.clone(),
+            _ => product_of_others(&self.x, &self.reduced.0)?,
+        };
+        Ok(smallvec![Some(slope.mul(&self.reduced.kept(grad, inputs.sizes(0))?)?)])
+    }
+
+    /// The product of the others is that of all, divided by the element. It is zero beside a zero; the only zero has the
+    /// product of all others. Says nothing of the slope's own gradient at a zero.
+    fn fused(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Option<Gradients>> {
+        let (x, reduced) = (&self.x, &self.reduced);
+        let zero = x.eq(0.0)?;
+        let others = reduced.product(&where_cond(&zero, 1.0, x)?)?;
+        let zeros = reduced.sum(&zero.to(x.dtype())?)?;
+        let whole = where_cond(&zeros.eq(0.0)?, &others, 0.0)?.div(x)?;
+        let alone = where_cond(&zeros.eq(1.0)?, &others, 0.0)?;
+        let slope = where_cond(&zero, &alone, &whole)?;
+        Ok(Some(smallvec![Some(slope.mul(&reduced.kept(grad, inputs.sizes(0))?)?)]))
     }
 }
 
@@ -355,32 +401,46 @@ impl Tensor {
             return Ok(out);
         }
         let saved = out.clone();
-        record(name, out, &[self], &[&saved], move |context, grad| {
-            Ok(smallvec![Some(softmax_backward(grad, &context.saved(0)?, d, log)?)])
-        })
+        record(name, out, &[self], Softmax { out: saved, dim: d, log })
     }
 }
 
-/// The gradient of what softmax over dimension `dim`, or its logarithm, made `out` of: one launch, or ops that have
-/// gradients themselves.
-#[track_caller]
-pub(crate) fn softmax_backward(
-    grad: &Tensor,
-    out: &Tensor,
-    dim: usize,
-    log: bool,
-) -> Result<Tensor> {
-    if !is_grad_enabled() {
-        let exec = out.exec()?;
-        let result = exec.empty(out.size(), out.dtype())?;
-        let (target, views) = (exec.target(), [grad, out, &result].map(Tensor::as_view));
-        kernel::softmax_backward(target, views[0], views[1], dim, views[2], log)?;
-        return Ok(result);
+saved! {
+    /// The result of softmax over dimension `dim`, or its logarithm.
+    pub(crate) struct Softmax {
+        pub(crate) out: Tensor,
+        pub(crate) dim: usize,
+        pub(crate) log: bool,
     }
-    let dim = dim as isize;
-    if log {
-        grad.sub(&out.exp()?.mul(&grad.sum_keepdim(dim)?)?)
-    } else {
-        out.mul(&grad.sub(&grad.mul(out)?.sum_keepdim(dim)?)?)
+}
+
+impl Softmax {
+    /// The input's gradient in one launch.
+    pub(crate) fn launched(&self, grad: &Tensor) -> Result<Tensor> {
+        let exec = self.out.exec()?;
+        let result = exec.empty(self.out.size(), self.out.dtype())?;
+        let views = [grad, &self.out, &result].map(Tensor::as_view);
+        kernel::softmax_backward(exec.target(), views[0], views[1], self.dim, views[2], self.log)?;
+        Ok(result)
+    }
+
+    /// The input's gradient in ops that have gradients themselves.
+    pub(crate) fn composed(&self, grad: &Tensor) -> Result<Tensor> {
+        let (out, dim) = (&self.out, self.dim as isize);
+        if self.log {
+            grad.sub(&out.exp()?.mul(&grad.sum_keepdim(dim)?)?)
+        } else {
+            out.mul(&grad.sub(&grad.mul(out)?.sum_keepdim(dim)?)?)
+        }
+    }
+}
+
+impl Backward for Softmax {
+    fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
+        Ok(smallvec![Some(self.composed(grad)?)])
+    }
+
+    fn fused(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Option<Gradients>> {
+        Ok(Some(smallvec![Some(self.launched(grad)?)]))
     }
 }

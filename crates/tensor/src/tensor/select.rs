@@ -7,7 +7,7 @@ use warpline_kernels::{indexing, scatter};
 use warpline_runtime::launch::report_as;
 
 use super::indexing::as_indices;
-use crate::autograd::{record, wanted};
+use crate::autograd::{Backward, Gradients, Inputs, Saved, record, saved, wanted};
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Result, Tensor};
@@ -48,10 +48,12 @@ impl Tensor {
         if !out.dtype().is_float() || !wanted(&[self]) {
             return Ok(out);
         }
-        record("index_select", out, &[self], &[index], move |context, grad| {
-            let none = grad.new_zeros(context.sizes(0), ())?;
-            Ok(smallvec![Some(none.index_add_(dim as isize, &context.saved(0)?, grad)?.clone())])
-        })
+        record(
+            "index_select",
+            out,
+            &[self],
+            IndexSelect { dim: dim as isize, index: index.clone() },
+        )
     }
 
     /// The elements at the places of `index`, but along dimension `dim` at what it holds
@@ -86,16 +88,36 @@ impl Tensor {
         if !out.dtype().is_float() || !wanted(&[self]) {
             return Ok(out);
         }
-        let location = Location::caller();
-        record("gather", out, &[self], &[index], move |context, grad| {
-            let none = grad.new_zeros(context.sizes(0), ())?;
-            let index = context.saved(0)?;
-            // The node is named as in PyTorch, which gathers within other ops, too.
-            let sum = report_as(Some((op, location)), || {
-                none.scatter_add_(dim as isize, &index, grad).cloned()
-            })?;
-            Ok(smallvec![Some(sum)])
-        })
+        let (dim, index, called) = (dim as isize, index.clone(), Caller(op, Location::caller()));
+        record("gather", out, &[self], Gather { dim, index, called })
+    }
+}
+
+/// The op that gathers, and its call: the node is named as in PyTorch, which gathers within other ops, too.
+#[derive(Clone)]
+struct Caller(&'static str, &'static Location<'static>);
+
+impl Saved for Caller {}
+
+saved! {
+    struct IndexSelect { dim: isize, index: Tensor }
+
+    struct Gather { dim: isize, index: Tensor, called: Caller }
+}
+
+impl Backward for IndexSelect {
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        let whole = grad.new_zeros(inputs.sizes(0), ())?;
+        Ok(smallvec![Some(whole.index_add_(self.dim, &self.index, grad)?.clone())])
+    }
+}
+
+impl Backward for Gather {
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        let whole = grad.new_zeros(inputs.sizes(0), ())?;
+        let Caller(op, location) = self.called;
+        let add = || whole.scatter_add_(self.dim, &self.index, grad).cloned();
+        Ok(smallvec![Some(report_as(Some((op, location)), add)?)])
     }
 }
 
@@ -135,10 +157,29 @@ pub(crate) fn embedding_padded(
     if !out.dtype().is_float() || !wanted(&[weight]) {
         return Ok(out);
     }
-    record("embedding", out, &[weight], &[indices], move |context, grad| {
-        let rows = context.sizes(0)[0];
-        Ok(smallvec![Some(embedding_backward(grad, &context.saved(0)?, rows, padding)?)])
-    })
+    record("embedding", out, &[weight], Embedding { indices: indices.clone(), padding })
+}
+
+saved! {
+    struct Embedding { indices: Tensor, padding: Option<usize> }
+
+    struct EmbeddingBackward { indices: Tensor, padding: Option<usize> }
+}
+
+impl Backward for Embedding {
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        let rows = inputs.sizes(0)[0];
+        Ok(smallvec![Some(embedding_backward(grad, &self.indices, rows, self.padding)?)])
+    }
+}
+
+impl Backward for EmbeddingBackward {
+    fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
+        let all = embedding(grad, &self.indices)?;
+        let Some(row) = self.padding else { return Ok(smallvec![Some(all)]) };
+        let skipped = self.indices.eq(row as i64)?.unsqueeze(-1)?;
+        Ok(smallvec![Some(all.masked_fill(&skipped, 0)?)])
+    }
 }
 
 /// The gradient of an embedding's weight of `rows` rows, from that of its result; of the row `padding` it is 0.
@@ -164,11 +205,5 @@ fn embedding_backward(
     if !wanted(&[grad]) {
         return Ok(out);
     }
-    record(OP, out, &[grad], &[indices], move |context, grad| {
-        let index = context.saved(0)?;
-        let all = embedding(grad, &index)?;
-        let Some(row) = padding else { return Ok(smallvec![Some(all)]) };
-        let skipped = index.eq(row as i64)?.unsqueeze(-1)?;
-        Ok(smallvec![Some(all.masked_fill(&skipped, 0)?)])
-    })
+    record(OP, out, &[grad], EmbeddingBackward { indices: indices.clone(), padding })
 }

@@ -8,7 +8,10 @@ use smallvec::smallvec;
 use warpline_kernels::copy;
 use warpline_runtime::{Layout, MemoryFormat, Storage, launch};
 
-use crate::autograd::{check_in_place, record, record_in_place, wanted, wanted_in_place};
+use crate::autograd::{
+    Backward, Gradients, Inputs, Saved, check_in_place, linear, record, record_in_place, wanted,
+    wanted_in_place,
+};
 use crate::called::Called;
 use crate::exec::{Exec, empty_in, reaches};
 use crate::{DType, Device, Element, Error, Result, Scalar, Tensor, TensorOptions};
@@ -41,9 +44,12 @@ impl Tensor {
         if !copy.dtype().is_float() || !wanted(&[self]) {
             return Ok(copy);
         }
-        record(name, copy, &[self], &[], |context, grad| {
-            Ok(smallvec![Some(grad.to((context.dtype(0), context.device(0)))?)])
-        })
+        record(
+            name,
+            copy,
+            &[self],
+            linear(|grad, inputs| grad.to((inputs.dtype(0), inputs.device(0)))),
+        )
     }
 
     #[track_caller]
@@ -247,10 +253,7 @@ impl Tensor {
         }
         check_in_place("copy_", self)?;
         self.overwrite(src, non_blocking)?;
-        record_in_place("copy_", &[self, src], &[], |context, grad| {
-            let own = context.needs(0).then(|| grad.zeros_like(())).transpose()?;
-            Ok(smallvec![own, Some(grad.clone())])
-        })?;
+        record_in_place("copy_", &[self, src], Overwrite)?;
         Ok(self)
     }
 
@@ -476,5 +479,16 @@ impl Tensor {
             }
             _ => Ok(()),
         }
+    }
+}
+
+#[derive(Clone)]
+struct Overwrite;
+
+impl Saved for Overwrite {}
+
+impl Backward for Overwrite {
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        Ok(smallvec![inputs.gradient(0, || grad.zeros_like(()))?, Some(grad.clone())])
     }
 }

@@ -9,7 +9,7 @@ use warpline_runtime::{Layout, Sizes, checked_numel, resolve_dim};
 
 use super::index::{self, IndexRange};
 use super::reduce::{IntoDim, IntoDims};
-use crate::autograd::{record, wanted};
+use crate::autograd::{Backward, Gradients, Inputs, linear, record, reshape_back, saved, wanted};
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Error, IntoSizes, MemoryFormat, Result, Tensor};
@@ -55,11 +55,7 @@ impl Tensor {
         if !wanted(&[self]) {
             return Ok(view);
         }
-        record("view", view, &[self], &[], |context, grad| {
-            let sizes: SmallVec<[isize; 6]> =
-                context.sizes(0).iter().map(|&n| n as isize).collect();
-            Ok(smallvec![Some(grad.reshape(&sizes[..])?)])
-        })
+        record("view", view, &[self], linear(reshape_back))
     }
 
     /// Replaces the one −1 in a shape.
@@ -107,7 +103,7 @@ impl Tensor {
             return Ok(self.clone());
         }
         let layout = self.layout().transpose(dim0, dim1).of("transpose")?;
-        self.viewed("transpose", layout, move |_, grad| grad.transpose(dim0, dim1))
+        self.viewed("transpose", layout, linear(move |grad, _| grad.transpose(dim0, dim1)))
     }
 
     /// The transpose of a matrix; a vector or scalar stays as it is.
@@ -120,7 +116,7 @@ impl Tensor {
             0 | 1 => Ok(self.clone()),
             2 => {
                 let layout = self.layout().transpose(0, 1)?;
-                self.viewed("t", layout, |_, grad| grad.t())
+                self.viewed("t", layout, linear(|grad, _| grad.t()))
             }
             n => Err(Error::ShapeMismatch {
                 location: Location::caller(),
@@ -138,13 +134,11 @@ impl Tensor {
     pub fn permute(&self, dims: impl IntoDims) -> Result<Self> {
         let dims = dims.into_dims();
         let layout = self.layout().permute(&dims).of("permute")?;
-        self.viewed("permute", layout, move |_, grad| {
-            let mut inverse: SmallVec<[isize; 6]> = SmallVec::from_elem(0, dims.len());
-            for (to, &from) in dims.iter().enumerate() {
-                inverse[resolve_dim(from, dims.len())?] = to as isize;
-            }
-            grad.permute(&inverse[..])
-        })
+        let mut inverse: SmallVec<[isize; 6]> = SmallVec::from_elem(0, dims.len());
+        for (to, &from) in dims.iter().enumerate() {
+            inverse[resolve_dim(from, dims.len()).of("permute")?] = to as isize;
+        }
+        self.viewed("permute", layout, Permute { inverse })
     }
 
     /// Repeats dimensions of size 1, and new leading ones, without copying; −1 keeps a size.
@@ -170,7 +164,7 @@ impl Tensor {
         }
         // A gradient is summed to its tensor's sizes wherever it comes from.
         let layout = self.layout().expand(&to).of("expand")?;
-        self.viewed("expand", layout, |_, grad| Ok(grad.clone()))
+        self.viewed("expand", layout, linear(|grad, _| Ok(grad.clone())))
     }
 
     /// `length` indices of a dimension from `start` on, which may count from the end.
@@ -213,8 +207,9 @@ impl Tensor {
         self.check_has_dims("slice")?;
         let size = self.size()[self.layout().dim(dim).of("slice")?];
         let range = index::within(range.bounds(), size);
-        let layout = self.layout().slice(dim, range.start, range.end, step)?;
-        self.viewed_part("slice", layout, move |whole| whole.slice(dim, range.clone(), step))
+        let (start, end) = (range.start, range.end);
+        let layout = self.layout().slice(dim, start, end, step)?;
+        self.viewed_part("slice", layout, move |whole| whole.slice(dim, start..end, step))
     }
 
     #[track_caller]
@@ -397,20 +392,35 @@ pub fn cat<T: Borrow<Tensor>>(tensors: &[T], dim: isize) -> Result<Tensor> {
     if !out.dtype().is_float() || !wanted(&tensors) {
         return Ok(out);
     }
-    let lengths: SmallVec<[usize; 8]> =
-        tensors.iter().map(|t| if skipped(t) { 0 } else { t.size()[d] }).collect();
-    record("cat", out, &tensors, &[], move |context, grad| {
+    let lengths = tensors.iter().map(|t| if skipped(t) { 0 } else { t.size()[d] }).collect();
+    record("cat", out, &tensors, Cat { dim: d, lengths })
+}
+
+saved! {
+    struct Permute { inverse: SmallVec<[isize; 6]> }
+
+    struct Cat { dim: usize, lengths: SmallVec<[usize; 8]> }
+}
+
+impl Backward for Permute {
+    fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
+        Ok(smallvec![Some(grad.permute(&self.inverse[..])?)])
+    }
+}
+
+impl Backward for Cat {
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
         let mut start = 0;
         let mut part = |(i, &length): (usize, &usize)| {
             let from = start as isize;
             start += length;
-            if !context.needs(i) || length == 0 {
+            if !inputs.needs(i) || length == 0 {
                 return Ok(None);
             }
-            grad.narrow(d as isize, from, length).map(Some)
+            grad.narrow(self.dim as isize, from, length).map(Some)
         };
-        lengths.iter().enumerate().map(&mut part).collect()
-    })
+        self.lengths.iter().enumerate().map(&mut part).collect()
+    }
 }
 
 /// Joins tensors of one shape along a new dimension (`torch.stack`).

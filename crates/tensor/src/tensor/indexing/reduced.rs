@@ -1,30 +1,34 @@
 //! The gradients of `scatter_reduce`.
 
+use smallvec::smallvec;
+
 use super::ScatterReduce;
+use super::scatter::within;
+use crate::autograd::{Backward, Gradients, Inputs, saved};
 use crate::{Result, Tensor, where_cond};
 
-/// A call, by its arguments.
-pub(super) struct Reduced {
-    pub(super) dim: isize,
-    pub(super) reduce: ScatterReduce,
-    pub(super) include_self: bool,
+saved! {
+    pub(super) struct Reduced {
+        pub(super) x: Tensor,
+        pub(super) src: Tensor,
+        pub(super) index: Tensor,
+        pub(super) out: Tensor,
+        pub(super) dim: isize,
+        pub(super) reduce: ScatterReduce,
+        pub(super) include_self: bool,
+    }
 }
 
-impl Reduced {
-    /// Of `x` and `src`, as PyTorch has them: of equal extremes each has its share.
-    pub(super) fn gradients(
-        &self,
-        grad: &Tensor,
-        x: &Tensor,
-        src: &Tensor,
-        index: &Tensor,
-        out: &Tensor,
-    ) -> Result<(Tensor, Tensor)> {
-        let dim = self.dim;
-        let src = &first(src, index.size())?;
+impl Backward for Reduced {
+    /// As in PyTorch, equal extremes have equal shares.
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        let Self { x, index, out, dim, .. } = self;
+        let dim = *dim;
+        let narrowed = |t: Tensor, (d, &n): (usize, &usize)| t.narrow(d as isize, 0, n);
+        let src = &index.size().iter().enumerate().try_fold(self.src.clone(), narrowed)?;
         let (of_x, of_src) = match self.reduce {
             ScatterReduce::Sum => (grad.clone(), grad.gather(dim, index)?),
-            ScatterReduce::Prod => self.of_products(grad, x, src, index, out)?,
+            ScatterReduce::Prod => self.of_products(grad, src)?,
             ScatterReduce::Mean => {
                 let own = grad.new_full(grad.size(), i64::from(self.include_self), ())?;
                 let count = own.scatter_add(dim, index, &src.ones_like(())?)?.clamp_min(1.0)?;
@@ -38,19 +42,15 @@ impl Reduced {
             }
         };
         let of_x = if self.include_self { of_x } else { of_x.scatter(dim, index, 0)? };
-        Ok((of_x, of_src))
+        Ok(smallvec![Some(of_x), Some(within(&of_src, inputs.sizes(1))?)])
     }
+}
 
-    /// The product of the others: where a single one is zero it is taken without it.
-    fn of_products(
-        &self,
-        grad: &Tensor,
-        x: &Tensor,
-        src: &Tensor,
-        index: &Tensor,
-        out: &Tensor,
-    ) -> Result<(Tensor, Tensor)> {
-        let dim = self.dim;
+impl Reduced {
+    /// The product of the others. A single zero among them is left out.
+    fn of_products(&self, grad: &Tensor, src: &Tensor) -> Result<(Tensor, Tensor)> {
+        let Self { x, index, out, dim, .. } = self;
+        let dim = *dim;
         let product = |x: &Tensor, src: &Tensor| {
             x.scatter_reduce(dim, index, src, ScatterReduce::Prod, self.include_self)
         };
@@ -68,10 +68,4 @@ impl Reduced {
         )?;
         Ok((of_x, of_src))
     }
-}
-
-/// What of a source an index of these sizes takes.
-fn first(src: &Tensor, sizes: &[usize]) -> Result<Tensor> {
-    let narrowed = |t: Tensor, (d, &n): (usize, &usize)| t.narrow(d as isize, 0, n);
-    sizes.iter().enumerate().try_fold(src.clone(), narrowed)
 }

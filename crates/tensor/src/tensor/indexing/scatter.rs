@@ -7,7 +7,10 @@ use super::as_indices;
 use super::reduced::Reduced;
 #[cfg(doc)]
 use crate::Error;
-use crate::autograd::{Context, check_in_place, record, record_in_place, wanted, wanted_in_place};
+use crate::autograd::{
+    Backward, Gradients, Inputs, Saved, check_in_place, record, record_in_place, saved, wanted,
+    wanted_in_place,
+};
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::tensor::TensorOrScalar;
@@ -124,13 +127,16 @@ impl Tensor {
         if !self.dtype().is_float() || !wanted(&[self, src]) {
             return Ok(out);
         }
-        let saved = out.clone();
-        record(OP, out, &[self, src], &[self, src, index, &saved], move |context, grad| {
-            let of = Reduced { dim, reduce, include_self };
-            let [x, src, index, out] = [0, 1, 2, 3].map(|i| context.saved(i));
-            let (x, src) = of.gradients(grad, &x?, &src?, &index?, &out?)?;
-            Ok(smallvec![Some(x), Some(within(&src, context.sizes(1))?)])
-        })
+        let saved = Reduced {
+            x: self.clone(),
+            src: src.clone(),
+            index: index.clone(),
+            out: out.clone(),
+            dim,
+            reduce,
+            include_self,
+        };
+        record(OP, out, &[self, src], saved)
     }
 
     /// [`Tensor::scatter_reduce`] in place.
@@ -200,23 +206,12 @@ impl Tensor {
         if !wanted {
             return Ok(out);
         }
-        let rule = move |context: &Context<'_>, grad: &Tensor| {
-            let index = context.saved(0)?;
-            let of_self = || match reduce {
-                Reduce::Assign => grad.scatter(dim, &index, 0),
-                _ => Ok(grad.clone()),
-            };
-            let of_src = || within(&grad.gather(dim, &index)?, context.sizes(1));
-            Ok(smallvec![
-                context.needs(0).then(of_self).transpose()?,
-                context.needs(1).then(of_src).transpose()?
-            ])
-        };
+        let saved = Scatter { dim, index: index.clone(), replaces: reduce == Reduce::Assign };
         if in_place {
-            record_in_place(op, &[self, src], &[index], rule)?;
+            record_in_place(op, &[self, src], saved)?;
             return Ok(out);
         }
-        record(op, out, &[self, src], &[index], rule)
+        record(op, out, &[self, src], saved)
     }
 
     /// One element of this dtype, expanded.
@@ -293,6 +288,28 @@ impl Tensor {
     }
 }
 
+saved! {
+    struct Scatter {
+        dim: isize,
+        index: Tensor,
+        /// Whether the elements are replaced, and not added to.
+        replaces: bool,
+    }
+}
+
+impl Backward for Scatter {
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        let of_self = inputs.gradient(0, || match self.replaces {
+            true => grad.scatter(self.dim, &self.index, 0),
+            false => Ok(grad.clone()),
+        })?;
+        let of_src = || within(&grad.gather(self.dim, &self.index)?, inputs.sizes(1));
+        Ok(smallvec![of_self, inputs.gradient(1, of_src)?])
+    }
+}
+
+impl Saved for ScatterReduce {}
+
 /// What is no larger than any element.
 fn lowest(of: &Tensor) -> Scalar {
     match of.dtype() {
@@ -320,7 +337,7 @@ fn highest(of: &Tensor) -> Scalar {
 }
 
 /// The gradient of what lies behind an index's sizes is zero.
-fn within(grad: &Tensor, sizes: &[usize]) -> Result<Tensor> {
+pub(super) fn within(grad: &Tensor, sizes: &[usize]) -> Result<Tensor> {
     if grad.size() == sizes {
         return Ok(grad.clone());
     }

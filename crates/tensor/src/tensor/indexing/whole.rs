@@ -6,7 +6,10 @@ use smallvec::smallvec;
 use warpline_kernels::scatter;
 
 use super::{as_indices, spread};
-use crate::autograd::{Context, check_in_place, record, record_in_place, wanted, wanted_in_place};
+use crate::autograd::{
+    Backward, Gradients, Inputs, check_in_place, record, record_in_place, saved, wanted,
+    wanted_in_place,
+};
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Error, Result, Scalar, Tensor};
@@ -146,16 +149,12 @@ impl Tensor {
         if !wanted {
             return Ok(out);
         }
-        let rule = move |context: &Context<'_>, grad: &Tensor| {
-            let of_source = || grad.index_select(dim, &context.saved(0)?);
-            let of_source = context.needs(1).then(of_source).transpose()?;
-            Ok(smallvec![context.needs(0).then(|| grad.clone()), of_source])
-        };
+        let saved = IndexAdd { dim, index: index.clone() };
         if in_place {
-            record_in_place(op, &[self, source], &[index], rule)?;
+            record_in_place(op, &[self, source], saved)?;
             return Ok(out);
         }
-        record(op, out, &[self, source], &[index], rule)
+        record(op, out, &[self, source], saved)
     }
 
     /// A vector of indices for each element of the parts that it names; what is put there has these sizes, or
@@ -186,5 +185,16 @@ impl Tensor {
             return Err(Error::ShapeMismatch { location: Location::caller(), op, reason });
         }
         Ok(spread(&index, d, &all))
+    }
+}
+
+saved! {
+    struct IndexAdd { dim: isize, index: Tensor }
+}
+
+impl Backward for IndexAdd {
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        let of_source = inputs.gradient(1, || grad.index_select(self.dim, &self.index))?;
+        Ok(smallvec![inputs.needs(0).then(|| grad.clone()), of_source])
     }
 }

@@ -3,7 +3,7 @@
 use smallvec::smallvec;
 use warpline_kernels::scan::{ScanOp, scan};
 
-use crate::autograd::{record, record_all, wanted};
+use crate::autograd::{Backward, Gradients, Inputs, linear, record, saved, wanted};
 use crate::called::Called;
 use crate::{DType, Result, Tensor, where_cond};
 
@@ -24,9 +24,7 @@ impl Tensor {
         if !out.dtype().is_float() || !wanted(&[self]) {
             return Ok(out);
         }
-        record("cumsum", out, &[self], &[], move |_, grad| {
-            Ok(smallvec![Some(from_behind(grad, dim)?)])
-        })
+        record("cumsum", out, &[self], linear(move |grad, _| from_behind(grad, dim)))
     }
 
     /// [`Tensor::cumsum`] in place; the dtype stays.
@@ -50,11 +48,8 @@ impl Tensor {
         if !out.dtype().is_float() || !wanted(&[self]) {
             return Ok(out);
         }
-        let saved = out.clone();
-        record("cumprod", out, &[self], &[self, &saved], move |context, grad| {
-            let (x, out) = (context.saved(0)?, context.saved(1)?);
-            Ok(smallvec![Some(of_products(grad, &x, &out, dim)?)])
-        })
+        let saved = CumProd { x: self.clone(), out: out.clone(), dim };
+        record("cumprod", out, &[self], saved)
     }
 
     /// [`Tensor::cumprod`] in place; the dtype stays.
@@ -109,11 +104,8 @@ impl Tensor {
         let (values, places) = (out.as_view(), Some(index.as_view()));
         scan(exec.target(), by, self.as_view(), d, values, places)?;
         if out.dtype().is_float() && wanted(&[self]) {
-            record_all(op, &[&out, &index], &[self], &[&index], move |context, grads| {
-                let Some(Some(grad)) = grads.first() else { return Ok(smallvec![None]) };
-                let none = grad.new_zeros(context.sizes(0), ())?;
-                Ok(smallvec![Some(none.scatter_add_(dim, &context.saved(0)?, grad)?.clone())])
-            })?;
+            let out = record(op, out, &[self], Extremes { dim, indices: index.clone() })?;
+            return Ok((out, index));
         }
         Ok((out, index))
     }
@@ -124,17 +116,34 @@ fn from_behind(t: &Tensor, dim: isize) -> Result<Tensor> {
     t.flip(dim)?.cumsum(dim)?.flip(dim)
 }
 
-/// The gradient of products. Those before a row's first zero come from results divided by them; the zero itself
-/// has the products without it, up to the second one; behind it all results are zero whatever comes.
-fn of_products(grad: &Tensor, x: &Tensor, out: &Tensor, dim: isize) -> Result<Tensor> {
-    let zero = x.eq(0.0)?;
-    let zeros = zero.cumsum(dim)?;
-    let (none, one) = (zeros.eq(0)?, zeros.eq(1)?);
-    let divided = from_behind(&where_cond(&none, &out.mul(grad)?, 0.0)?, dim)?;
-    let before = divided.div(&where_cond(&none, x, 1.0)?)?;
-    let first = zero.logical_and(&one)?;
-    // From the first zero on to the second, as if the first were one.
-    let without = where_cond(&first.logical_or(&zeros.gt(1)?)?, 1.0, x)?.cumprod(dim)?;
-    let behind = where_cond(&one, &without.mul(grad)?, 0.0)?.sum_keepdim(dim)?;
-    where_cond(&none, &before, &where_cond(&first, &behind, 0.0)?)
+saved! {
+    struct CumProd { x: Tensor, out: Tensor, dim: isize }
+
+    /// The indices of running extremes.
+    struct Extremes { dim: isize, indices: Tensor }
+}
+
+impl Backward for CumProd {
+    /// Elements before a row's first zero divide the results. The zero has the products without it, up to the second
+    /// zero. After that, all results are zero.
+    fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
+        let Self { x, out, dim } = self;
+        let zero = x.eq(0.0)?;
+        let zeros = zero.cumsum(*dim)?;
+        let (none, one) = (zeros.eq(0)?, zeros.eq(1)?);
+        let divided = from_behind(&where_cond(&none, &out.mul(grad)?, 0.0)?, *dim)?;
+        let before = divided.div(&where_cond(&none, x, 1.0)?)?;
+        let first = zero.logical_and(&one)?;
+        // From the first zero on to the second, as if the first were one.
+        let without = where_cond(&first.logical_or(&zeros.gt(1)?)?, 1.0, x)?.cumprod(*dim)?;
+        let behind = where_cond(&one, &without.mul(grad)?, 0.0)?.sum_keepdim(*dim)?;
+        Ok(smallvec![Some(where_cond(&none, &before, &where_cond(&first, &behind, 0.0)?)?)])
+    }
+}
+
+impl Backward for Extremes {
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        let whole = grad.new_zeros(inputs.sizes(0), ())?;
+        Ok(smallvec![Some(whole.scatter_add_(self.dim, &self.indices, grad)?.clone())])
+    }
 }

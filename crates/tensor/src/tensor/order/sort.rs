@@ -3,7 +3,7 @@
 use smallvec::smallvec;
 use warpline_kernels::sort;
 
-use crate::autograd::{record_all, wanted};
+use crate::autograd::{Backward, Gradients, Inputs, record, saved, wanted};
 use crate::called::Called;
 use crate::{DType, Error, Result, Tensor};
 
@@ -30,11 +30,8 @@ impl Tensor {
         let (to, places) = (values.as_view(), indices.as_view());
         sort::sort(exec.target(), self.as_view(), d, descending, to, places)?;
         if values.dtype().is_float() && wanted(&[self]) {
-            record_all(OP, &[&values, &indices], &[self], &[&indices], move |context, grads| {
-                let Some(Some(grad)) = grads.first() else { return Ok(smallvec![None]) };
-                let none = grad.new_zeros(context.sizes(0), ())?;
-                Ok(smallvec![Some(none.scatter_(dim, &context.saved(0)?, grad)?.clone())])
-            })?;
+            let values = record(OP, values, &[self], Sort { dim, indices: indices.clone() })?;
+            return Ok((values, indices));
         }
         Ok((values, indices))
     }
@@ -79,5 +76,16 @@ impl Tensor {
             if t.dim() == 0 { t.reshape([1])?.narrow(0, 0, k) } else { t.narrow(dim, 0, k) }
         };
         Ok((first(&values).of(OP)?.copy().of(OP)?, first(&indices).of(OP)?.copy().of(OP)?))
+    }
+}
+
+saved! {
+    struct Sort { dim: isize, indices: Tensor }
+}
+
+impl Backward for Sort {
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        let whole = grad.new_zeros(inputs.sizes(0), ())?;
+        Ok(smallvec![Some(whole.scatter_(self.dim, &self.indices, grad)?.clone())])
     }
 }

@@ -3,7 +3,7 @@
 use smallvec::{SmallVec, smallvec};
 use warpline_runtime::{Layout, Strides};
 
-use crate::autograd::{record, wanted};
+use crate::autograd::{Backward, Gradients, Inputs, record, saved, wanted};
 use crate::called::Called;
 use crate::{Error, IntoDims, Result, Tensor, cat};
 
@@ -45,7 +45,7 @@ impl Tensor {
         if !out.dtype().is_float() || !wanted(&[self]) {
             return Ok(out);
         }
-        record("flip", out, &[self], &[], move |_, grad| Ok(smallvec![Some(grad.flip(&dims[..])?)]))
+        record("flip", out, &[self], Flip { dims })
     }
 
     /// [`Tensor::flip`] of the columns, the second dimension (`torch.fliplr`).
@@ -104,5 +104,15 @@ impl Tensor {
             out = cat(&[front, behind], dim).of(OP)?;
         }
         if out.is_same(self) { self.copy().of(OP) } else { Ok(out) }
+    }
+}
+
+saved! {
+    struct Flip { dims: SmallVec<[isize; 6]> }
+}
+
+impl Backward for Flip {
+    fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
+        Ok(smallvec![Some(grad.flip(&self.dims[..])?)])
     }
 }

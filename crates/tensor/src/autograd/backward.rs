@@ -1,0 +1,166 @@
+//! Gradients of ops: the trait that the saved state of an op implements, and its call by the engine.
+
+use std::marker::PhantomData;
+use std::panic::Location;
+use std::sync::Arc;
+
+use smallvec::{SmallVec, smallvec};
+
+use super::mode;
+use super::node::{Gradients, Node};
+use super::saved::{Mark, Saved};
+use crate::{DType, Device, Result, Tensor};
+
+/// The gradient of an op. The state that the op saves implements it.
+///
+/// `G` is the gradient that comes in: that of the only result, or a slice with one for each of several results.
+pub(crate) trait Backward<G: ?Sized = Tensor>: Saved {
+    /// Returns the gradients of the inputs, in their order, computed by ops that have gradients themselves.
+    fn backward(&self, grad: &G, inputs: &Inputs<'_>) -> Result<Gradients>;
+
+    /// Returns the gradients of the inputs, computed by kernels that are not recorded. `None`: by [`Self::backward`]. The
+    /// engine does not call this under `create_graph`.
+    fn fused(&self, grad: &G, inputs: &Inputs<'_>) -> Result<Option<Gradients>> {
+        let _ = (grad, inputs);
+        Ok(None)
+    }
+}
+
+/// Makes the state of a linear op of one input, whose gradient is a function of the result's. A function that is `Copy`
+/// owns no tensor, so that none is kept unseen.
+pub(crate) fn linear<F>(gradient: F) -> impl Backward
+where
+    F: Fn(&Tensor, &Inputs<'_>) -> Result<Tensor> + Copy + Send + Sync + 'static,
+{
+    Linear(gradient)
+}
+
+#[derive(Clone, Copy)]
+struct Linear<F>(F);
+
+impl<F: Copy + Send + Sync + 'static> Saved for Linear<F> {}
+
+impl<F> Backward for Linear<F>
+where
+    F: Fn(&Tensor, &Inputs<'_>) -> Result<Tensor> + Copy + Send + Sync + 'static,
+{
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        Ok(smallvec![Some(self.0(grad, inputs)?)])
+    }
+}
+
+/// The inputs of a recorded op.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Inputs<'a> {
+    pub(super) node: &'a Arc<Node>,
+    /// Whether the pass is for certain gradients alone, and must change no leaf.
+    pub(super) partial: bool,
+}
+
+impl Inputs<'_> {
+    /// Number of inputs.
+    pub(crate) fn len(&self) -> usize {
+        self.node.next.len()
+    }
+
+    /// Whether input `index` exists and wants a gradient.
+    pub(crate) fn needs(&self, index: usize) -> bool {
+        self.node.next.get(index).is_some_and(|next| next.edge.is_some())
+    }
+
+    /// Computes the gradient of input `index` if it wants one.
+    pub(crate) fn gradient(
+        &self,
+        index: usize,
+        f: impl FnOnce() -> Result<Tensor>,
+    ) -> Result<Option<Tensor>> {
+        self.needs(index).then(f).transpose()
+    }
+
+    /// The sizes of input `index`.
+    pub(crate) fn sizes(&self, index: usize) -> &[usize] {
+        self.node.next.get(index).map_or(&[], |next| &next.like.sizes)
+    }
+
+    /// The dtype of input `index`.
+    pub(crate) fn dtype(&self, index: usize) -> DType {
+        self.node.next.get(index).map_or(DType::F32, |next| next.like.dtype)
+    }
+
+    /// The device of input `index`.
+    pub(crate) fn device(&self, index: usize) -> Device {
+        self.node.next.get(index).map_or(Device::Cpu, |next| next.like.device)
+    }
+}
+
+/// A [`Backward`] as a node keeps it.
+pub(super) trait Rule: Send + Sync {
+    /// Computes the gradients of the inputs from those of the results.
+    fn run(&self, grads: &[Option<Tensor>], inputs: &Inputs<'_>) -> Result<Gradients>;
+
+    /// Ends a pass without `retain_graph`. Returns whether the node drops the rule, because it saves tensors.
+    fn release(&self) -> bool {
+        false
+    }
+}
+
+/// The form of the gradients that [`Backward`] takes.
+pub(super) trait Incoming {
+    /// `None` if there is nothing to pass on.
+    fn of(grads: &[Option<Tensor>]) -> Option<&Self>;
+}
+
+impl Incoming for Tensor {
+    fn of(grads: &[Option<Tensor>]) -> Option<&Self> {
+        grads.first().and_then(Option::as_ref)
+    }
+}
+
+impl Incoming for [Option<Tensor>] {
+    fn of(grads: &[Option<Tensor>]) -> Option<&Self> {
+        Some(grads)
+    }
+}
+
+/// The state of an op, and a mark for each tensor in it.
+struct Recorded<S, G: ?Sized> {
+    state: S,
+    marks: SmallVec<[Mark; 2]>,
+    grad: PhantomData<fn(&G)>,
+}
+
+/// Makes the rule of op `op` with results `outputs`.
+#[track_caller]
+pub(super) fn rule<G: Incoming + ?Sized + 'static>(
+    op: &'static str,
+    outputs: &[&Tensor],
+    mut state: impl Backward<G>,
+) -> Result<Arc<dyn Rule>> {
+    let (mut marks, location) = (SmallVec::new(), Location::caller());
+    state.each(&mut |tensor| {
+        marks.push(Mark::new(op, tensor, outputs).map_err(|error| error.at(location))?);
+        Ok(())
+    })?;
+    Ok(Arc::new(Recorded { state, marks, grad: PhantomData }))
+}
+
+impl<G: Incoming + ?Sized, S: Backward<G>> Rule for Recorded<S, G> {
+    fn run(&self, grads: &[Option<Tensor>], inputs: &Inputs<'_>) -> Result<Gradients> {
+        let Some(grad) = G::of(grads) else { return Ok(Gradients::new()) };
+        let mut state = self.state.clone();
+        let mut marks = self.marks.iter();
+        state.each(&mut |tensor| {
+            marks.next().map_or(Ok(()), |mark| mark.unpack(tensor, inputs.node))
+        })?;
+        if !mode::is_grad_enabled()
+            && let Some(gradients) = state.fused(grad, inputs)?
+        {
+            return Ok(gradients);
+        }
+        state.backward(grad, inputs)
+    }
+
+    fn release(&self) -> bool {
+        !self.marks.is_empty()
+    }
+}
