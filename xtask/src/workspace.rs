@@ -96,6 +96,9 @@ pub(crate) struct Dependency {
     pub(crate) name: String,
     #[serde(default)]
     pub(crate) optional: bool,
+    /// `None`: of the library or program. Otherwise `dev` or `build`.
+    #[serde(default)]
+    pub(crate) kind: Option<String>,
 }
 
 /// What a crate builds: its library, a test, an example.

@@ -48,7 +48,7 @@ pub(super) fn check(
 }
 
 /// The line that names the dependency.
-fn line_of(manifest: &str, name: &str) -> usize {
+pub(super) fn line_of(manifest: &str, name: &str) -> usize {
     let names = |line: &str| {
         line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['.', ' ', '=']))
             || line.contains(&format!("\"{name}\""))
@@ -76,7 +76,7 @@ mod tests {
         }
         let dependencies = dependencies
             .iter()
-            .map(|&(name, optional)| Dependency { name: name.to_owned(), optional })
+            .map(|&(name, optional)| Dependency { name: name.to_owned(), optional, kind: None })
             .collect();
         let member = Crate {
             name: name.to_owned(),

@@ -1,5 +1,6 @@
 //! `cargo xtask tidy`: what the compiler does not check about the workspace.
 
+mod dependencies;
 mod layers;
 mod lexer;
 mod links;
@@ -11,7 +12,7 @@ use std::fmt;
 use anyhow::{Result, bail};
 
 use self::lexer::Line;
-use crate::workspace::{self, Crate};
+use crate::workspace;
 
 /// One thing that is wrong, and where.
 #[derive(Debug, PartialEq, Eq)]
@@ -63,17 +64,14 @@ impl Source {
 pub(crate) fn run() -> Result<()> {
     let root = workspace::root()?;
     let crates = workspace::crates(&root)?;
+    let names: Vec<&str> = crates.iter().map(|member| member.name.as_str()).collect();
     let mut complaints = Vec::new();
-    for member in &crates {
-        let manifest = workspace::relative(&root, &member.manifest_path);
-        let text = workspace::read(&member.manifest_path)?;
-        let members: Vec<&str> = crates.iter().map(|c| c.name.as_str()).collect();
-        complaints.extend(layers::check(member, &members, &manifest, &text));
-    }
     let mut files = 0;
     let mut unsafe_files = Vec::new();
     let outside = root.join("tests");
-    for dir in crates.iter().map(Crate::dir).chain([outside.as_path()]) {
+    let folders = crates.iter().map(|member| (member.dir(), Some(member)));
+    for (dir, member) in folders.chain([(outside.as_path(), None)]) {
+        let mut sources = Vec::new();
         for path in workspace::files(dir, &["rs", "cu", "cuh"])? {
             let (name, text) = (workspace::relative(&root, &path), workspace::read(&path)?);
             complaints.extend(rules::length(&name, &text));
@@ -85,9 +83,18 @@ pub(crate) fn run() -> Result<()> {
                 if unsafety::has_unsafe(&source) {
                     unsafe_files.push(name);
                 }
+                sources.push(source);
             }
         }
+        if let Some(member) = member {
+            let manifest = workspace::relative(&root, &member.manifest_path);
+            let text = workspace::read(&member.manifest_path)?;
+            complaints.extend(layers::check(member, &names, &manifest, &text));
+            complaints.extend(dependencies::check(member, &sources, &manifest, &text));
+        }
     }
+    let text = workspace::read(&root.join("Cargo.toml"))?;
+    complaints.extend(dependencies::unclaimed("Cargo.toml", &text, &crates));
     complaints.extend(unsafety::stale(&unsafe_files));
     for path in workspace::files(&root, &["md"])? {
         // What a symbolic link stands for is looked at where it is.

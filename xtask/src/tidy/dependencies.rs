@@ -1,0 +1,116 @@
+//! Every dependency is used.
+
+use super::layers::line_of;
+use super::{Complaint, Source};
+use crate::workspace::Crate;
+
+const RULE: &str = "dependencies";
+
+/// Finds dependencies of `member` that no source of the crate names. `manifest` is the path of its `Cargo.toml`, and
+/// `text` the content.
+pub(super) fn check(
+    member: &Crate,
+    sources: &[Source],
+    manifest: &str,
+    text: &str,
+) -> Vec<Complaint> {
+    let mut complaints = Vec::new();
+    for dependency in &member.dependencies {
+        let name = dependency.name.as_str();
+        let is_product = dependency.kind.is_none();
+        let mut sources = sources.iter().filter(|source| source.in_src() || !is_product);
+        // A crate names itself for the features that its tests need.
+        if name == member.name || sources.any(|source| names(source, &name.replace('-', "_"))) {
+            continue;
+        }
+        let place = if is_product { "its library or program" } else { "any of its sources" };
+        complaints.push(Complaint {
+            path: manifest.to_owned(),
+            line: line_of(text, name),
+            rule: RULE,
+            text: format!("{} does not use {name} in {place}", member.name),
+            warning: false,
+        });
+    }
+    complaints
+}
+
+/// Finds dependencies that the workspace's manifest offers and no crate takes.
+pub(super) fn unclaimed(manifest: &str, text: &str, crates: &[Crate]) -> Vec<Complaint> {
+    let table =
+        text.lines().enumerate().skip_while(|(_, line)| *line != "[workspace.dependencies]");
+    let entries = table.skip(1).take_while(|(_, line)| !line.starts_with('['));
+    let named = entries.filter_map(|(at, line)| Some((at, line.split_once([' ', '='])?.0)));
+    let claimed =
+        |name: &str| crates.iter().flat_map(|member| &member.dependencies).any(|d| d.name == name);
+    let is_unclaimed =
+        |(_, name): &(usize, &str)| !name.is_empty() && !name.starts_with('#') && !claimed(name);
+    let complaint = |(at, name): (usize, &str)| Complaint {
+        path: manifest.to_owned(),
+        line: at + 1,
+        rule: RULE,
+        text: format!("no crate of the workspace depends on {name}"),
+        warning: false,
+    };
+    named.filter(is_unclaimed).map(complaint).collect()
+}
+
+/// Whether a source names a crate, in code or in a documented example.
+fn names(source: &Source, crate_name: &str) -> bool {
+    let path = format!("{crate_name}::");
+    source.lines.iter().any(|line| line.has_word(crate_name) || line.comment.contains(&path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workspace::Dependency;
+
+    fn member(dependencies: &[(&str, Option<&str>)]) -> Crate {
+        let dependency = |&(name, kind): &(&str, Option<&str>)| Dependency {
+            name: name.to_owned(),
+            optional: false,
+            kind: kind.map(str::to_owned),
+        };
+        Crate {
+            name: "a".to_owned(),
+            version: "0.1.0".to_owned(),
+            manifest_path: "Cargo.toml".into(),
+            dependencies: dependencies.iter().map(dependency).collect(),
+            targets: Vec::new(),
+        }
+    }
+
+    fn complaints(dependencies: &[(&str, Option<&str>)]) -> Vec<String> {
+        let text = "[dependencies]\nused-crate = \"1\"\nunused = \"1\"\n";
+        let sources = [
+            Source::new("crates/a/src/lib.rs", "// unused\nuse used_crate::Name;\n"),
+            Source::new("crates/a/tests/b.rs", "use of_tests::Name;\n"),
+            Source::new("crates/a/src/c.rs", "/// ```\n/// use of_examples::Name;\n/// ```\n"),
+        ];
+        let found = check(&member(dependencies), &sources, "Cargo.toml", text);
+        found.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn an_unused_dependency_is_named_with_its_line() {
+        let text =
+            "Cargo.toml:3: error [dependencies] a does not use unused in its library or program";
+        assert_eq!(complaints(&[("used-crate", None), ("unused", None)]), [text]);
+    }
+
+    #[test]
+    fn only_tests_need_a_dependency_of_tests() {
+        assert!(complaints(&[("of-tests", Some("dev")), ("of-examples", Some("dev"))]).is_empty());
+        assert_eq!(complaints(&[("of-tests", None)]).len(), 1);
+        assert_eq!(complaints(&[("unused", Some("dev"))]).len(), 1);
+    }
+
+    #[test]
+    fn an_offer_that_no_crate_takes_is_named() {
+        let text = "[workspace.dependencies]\n# First.\nused = \"1\"\nunused = { path = \"b\" }\n\n[profile]\nx = 1\n";
+        let found = unclaimed("Cargo.toml", text, &[member(&[("used", None)])]);
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].line, found[0].rule), (4, RULE));
+    }
+}
