@@ -80,16 +80,18 @@ impl State {
         }
     }
 
+    /// Whether it is time to poll for completion although no launch needs a place.
+    fn is_due(&self, last: OpNumber) -> bool {
+        last >= self.asked_at + APART
+    }
+
     /// Settles launches that are over, if that is known or the device says so.
     fn settle_done(&mut self, last: OpNumber) {
-        let due = last >= self.asked_at + APART;
-        if !due && !self.free.is_empty() && !self.running.len().is_multiple_of(ASK) {
-            return;
-        }
         self.settle(&|_| false);
-        if (due || self.running.len() >= ASK)
+        if (self.is_due(last) || self.running.len() >= ASK)
             && let Some((event, point)) = self.asked.take()
         {
+            self.asked_at = last;
             if event.query().unwrap_or(false) {
                 // The streams are not told: a program that does not wait has no order from it.
                 self.settle(&|at| point.covers(at.progress.stream, at.op));
@@ -142,7 +144,11 @@ impl Mailbox {
     ) -> Result<(CheckedLaunch, [u64; 3]), DriverError> {
         let (mut state, place, former) = loop {
             let mut state = self.state();
-            state.settle_done(stream.last_op());
+            let last = stream.last_op();
+            let polls = state.free.is_empty() || state.running.len().is_multiple_of(ASK);
+            if polls || state.is_due(last) {
+                state.settle_done(last);
+            }
             if let Some((place, former)) = state.free.pop_front() {
                 break (state, place, former);
             }
@@ -161,8 +167,11 @@ impl Mailbox {
 
     /// Enters a replay that is about to be enqueued.
     pub(crate) fn run(&self, stream: &Stream, replay: CheckedLaunch) {
-        let mut state = self.state();
-        state.settle_done(stream.last_op());
+        let (mut state, last) = (self.state(), stream.last_op());
+        // A replay needs no place, and a poll costs as much as the rest of it.
+        if state.is_due(last) {
+            state.settle_done(last);
+        }
         state.running.push_back(replay);
     }
 
@@ -187,7 +196,10 @@ impl Mailbox {
         {
             return union.clone();
         }
-        state.settle_done(stream.last_op());
+        let last = stream.last_op();
+        if state.is_due(last) || state.running.len().is_multiple_of(ASK) {
+            state.settle_done(last);
+        }
         let at = At { progress: Arc::clone(stream.progress()), op };
         let union = CheckedLaunch::union(launches.iter().cloned(), at);
         state.running.push_back(union.clone());
@@ -203,7 +215,7 @@ impl Mailbox {
         let last = stream.last_op();
         let idle = {
             let mut state = self.state();
-            let due = last >= state.asked_at + APART && !state.running.is_empty();
+            let due = state.is_due(last) && !state.running.is_empty();
             if state.asked.is_some() || !(due || state.running.len() >= ASK) {
                 return;
             }

@@ -51,7 +51,7 @@ ops! {
     /// `torch.nn.functional.elu`. Floats only.
     ELU = "elu"(x, alpha in 0.5..2.0), FLOATS => Same, "x > (C)0 ? x : alpha * expm1_of(x)", {
         float => if x > 0.0 { x } else { alpha * x.exp_m1() }
-    }, gradients(g) { x: g * x.gt(0.0).select(1.0, below_zero(x).exp() * alpha) }
+    }, gradients(g) { x: g * x.le(0.0).select(below_zero(x).exp() * alpha, 1.0) }
     /// `torch.nn.functional.celu`. Floats only.
     CELU = "celu"(x, alpha in 0.5..2.0), FLOATS => Same, "x > (C)0 ? x : alpha * expm1_of(quotient_of(x, alpha))", {
         float => if x > 0.0 { x } else { alpha * (x / alpha).exp_m1() }
@@ -59,14 +59,14 @@ ops! {
         x: {
             // PyTorch has the quotient in single precision.
             let over = 1.0 / alpha.single();
-            g * x.gt(0.0).select(1.0, (below_zero(x) * over).exp() * (over * alpha))
+            g * x.le(0.0).select((below_zero(x) * over).exp() * (over * alpha), 1.0)
         }
     }
     /// `torch.nn.functional.selu`. Floats only.
     SELU = "selu"(x), FLOATS => Same,
         "(C)1.0507009873554804934193349852946 * (x > (C)0 ? x : (C)1.6732632423543772848170429916717 * expm1_of(x))", {
         float => x.selu()
-    }, gradients(g) { x: g * x.gt(0.0).select(SELU_SCALE, below_zero(x).exp() * (SELU_SCALE * SELU_ALPHA)) }
+    }, gradients(g) { x: g * x.le(0.0).select(below_zero(x).exp() * (SELU_SCALE * SELU_ALPHA), SELU_SCALE) }
     /// `torch.nn.functional.leaky_relu`. Floats only.
     LEAKY_RELU = "leaky_relu"(x, slope), FLOATS => Same, "x > (C)0 ? x : x * slope", {
         float => if x > 0.0 { x } else { x * slope }

@@ -41,7 +41,7 @@ ops! {
     }
     /// `torch.rsqrt`.
     RSQRT = "rsqrt"(x in 0.2..4.0), TO_FLOATS => Same, "rsqrt_of(x)", { float => 1.0 / x.sqrt() }, gradients(g, out) {
-        x: g * out.pow(3.0) * -0.5
+        x: g * (out.square() * out) * -0.5
     }
     /// `torch.exp2`.
     EXP2 = "exp2"(x), TO_FLOATS => Same, "exp2_of(x)", { float => x.exp2() }, gradients(g, out) {

@@ -11,7 +11,7 @@ ops! {
     /// `torch.clamp` with both bounds: NaN if any is; the upper one where they cross. Not on bool.
     CLAMP = "clamp"(x, low, high), NUMBERS => Same, "clamped(x, low, high)", {
         int => x.max(low).min(high), float => x.clamped(low, high)
-    }, gradients(g) {
+    }, gradients(g) rounded(low, high) {
         x: x.ge(low).and(x.le(high)).select(g, 0.0),
         low: low.lt(high).and(x.lt(low)).select(g, 0.0),
         high: x.gt(high).or(high.lt(low)).select(g, 0.0)
@@ -54,6 +54,7 @@ pub(super) const OTHERS: &[&Backward] = &[&CLAMP_MIN, &CLAMP_MAX, &HARDTANH];
 /// first has all.
 pub static CLAMP_MIN: Backward = other!(CLAMP_MIN, "clamp_min", |builder| {
     let (x, low, g) = (builder.operand(), builder.operand(), builder.gradient());
+    builder.round(low);
     builder.set(x, x.ge(low).select(g, 0.0));
     builder.set(low, x.lt(low).select(g, 0.0));
 });
@@ -61,13 +62,15 @@ pub static CLAMP_MIN: Backward = other!(CLAMP_MIN, "clamp_min", |builder| {
 /// Gradients of `torch.clamp_max(x, high)`, whose value is that of [`MINIMUM`](super::MINIMUM).
 pub static CLAMP_MAX: Backward = other!(CLAMP_MAX, "clamp_max", |builder| {
     let (x, high, g) = (builder.operand(), builder.operand(), builder.gradient());
+    builder.round(high);
     builder.set(x, x.le(high).select(g, 0.0));
     builder.set(high, x.gt(high).select(g, 0.0));
 });
 
-/// The gradient of `torch.nn.functional.hardtanh(x, low, high)`, whose value is that of [`CLAMP`].
+/// The gradient of `torch.nn.functional.hardtanh(x, low, high)`, whose value is that of [`CLAMP`]. As in PyTorch, a NaN
+/// lets it through.
 pub static HARDTANH: Backward = other!(HARDTANH, "hardtanh", |builder| {
     let (x, low, high) = (builder.operand(), builder.operand(), builder.operand());
     let g = builder.gradient();
-    builder.set(x, x.gt(low).and(x.lt(high)).select(g, 0.0));
+    builder.set(x, x.le(low).or(x.ge(high)).select(0.0, g));
 });

@@ -25,6 +25,8 @@ pub struct Formula {
     gradients: [Option<usize>; MAX_OPERANDS],
     /// Steps of bools.
     conditions: Vec<usize>,
+    /// Operands that are rounded if they are numbers.
+    rounded: Vec<usize>,
     leaves: Vec<usize>,
     computed: Vec<usize>,
 }
@@ -77,13 +79,13 @@ impl Formula {
     pub(super) fn new(build: fn(&mut Builder)) -> Self {
         // Restored if `build` panics, too: another formula may be under way on this thread.
         let _outer = Outer(STEPS.take());
-        let mut builder =
-            Builder { operands: 0, conditions: Vec::new(), gradients: [None; MAX_OPERANDS] };
+        let mut builder = Builder::default();
         build(&mut builder);
         let mut formula = Self {
             steps: STEPS.take(),
             gradients: builder.gradients,
             conditions: builder.conditions,
+            rounded: builder.rounded,
             leaves: Vec::new(),
             computed: Vec::new(),
         };
@@ -108,13 +110,10 @@ impl Formula {
         self.conditions.contains(&leaf)
     }
 
-    /// Whether comparisons alone read a leaf in the gradients.
-    pub(super) fn is_compared(&self, leaf: usize) -> bool {
-        let uses = self.uses(0..MAX_OPERANDS);
-        let mut readers = (self.steps.iter().zip(uses))
-            .filter(|(step, uses)| *uses > 0 && step.reads().contains(&leaf));
-        readers
-            .all(|(step, _)| matches!(step, Step::Apply(op, _) if op.entry.output == Output::Bool))
+    /// Whether a leaf is an operand that is rounded to the dtype of the elements if it is a number.
+    #[must_use]
+    pub fn is_rounded(&self, leaf: usize) -> bool {
+        self.rounded.contains(&leaf)
     }
 
     /// The operands whose gradients are computed. The gradients of the others, if there are any, are leaves.
@@ -195,10 +194,11 @@ fn apply<const N: usize>(op: &'static Op, operands: [usize; N]) -> usize {
 }
 
 /// Builds the formula of an entry: its operands in order, then the gradients.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Builder {
     operands: usize,
     conditions: Vec<usize>,
+    rounded: Vec<usize>,
     gradients: [Option<usize>; MAX_OPERANDS],
 }
 
@@ -214,6 +214,12 @@ impl Builder {
         let step = self.operand().0;
         self.conditions.push(step);
         Condition(step)
+    }
+
+    /// Rounds an operand that is a number to the dtype of the elements, as PyTorch's comparisons of halves do. Without this,
+    /// formulas read numbers unrounded.
+    pub fn round(&mut self, operand: Expr) {
+        self.rounded.push(operand.0);
     }
 
     /// Returns the gradient of the result.
@@ -233,7 +239,8 @@ impl Builder {
             operand.0 < self.operands,
             "a gradient has the name of an operand, and no operand that of `g` or `out`"
         );
-        self.gradients[operand.0] = Some(gradient.into().0);
+        let former = self.gradients[operand.0].replace(gradient.into().0);
+        assert!(former.is_none(), "an operand has one gradient");
     }
 }
 

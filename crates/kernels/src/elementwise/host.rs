@@ -96,7 +96,7 @@ where
 ///
 /// # Safety
 /// `inputs` has `I` pointers to `n` values of `T::Compute` each, and `out` is valid for as many, no more than
-/// 512. No two of them overlap.
+/// 512. `out` overlaps no input.
 pub unsafe fn slices<F, T, O, const I: usize>(inputs: &[*const u8], out: *mut u8, n: usize)
 where
     T: HostElement,

@@ -117,6 +117,12 @@ impl Op {
         self.entry.backward.as_ref()
     }
 
+    /// Whether the result is of bools.
+    #[must_use]
+    pub fn returns_bools(&self) -> bool {
+        self.entry.output == Output::Bool
+    }
+
     /// Whether an operand is a condition: bools, whatever the others are.
     #[must_use]
     pub fn is_condition(&self, operand: usize) -> bool {

@@ -60,7 +60,7 @@ macro_rules! elementwise_ops {
         $($(#[$doc:meta])* $id:ident = $name:literal($($input:ident $(: $kind:ident)? $(in $domain:expr)?),+),
         $dtypes:ident => $output:ident, $cuda:literal, { $($cpu:tt)* }
         $(, rounds $rounds:ident)?
-        $(, gradients($g:ident $(, $out:ident)?) { $($operand:ident: $gradient:expr),+ $(,)? })?)*) => {
+        $(, gradients($g:ident $(, $out:ident)?) $(rounded($($rounded:ident),+))? { $($operand:ident: $gradient:expr),+ $(,)? })?)*) => {
         /// The entries of this file.
         #[allow(dead_code)]
         pub(crate) const OPS: &[&$crate::elementwise::Op] = &[$(&$id),*];
@@ -94,7 +94,7 @@ macro_rules! elementwise_ops {
                 host: |dtype| $crate::__elementwise_host!(dtype, Function, $output, [$($input),+], $($cpu)*),
                 rounds: $crate::__elementwise_rounds!($($rounds)?),
                 backward: $crate::__elementwise_backward!(
-                    $unsafe, $id, $name, [$($input $(: $kind)?),+], $committed $(, $g [$($out)?] $($operand: $gradient),+)?
+                    $unsafe, $id, $name, [$($input $(: $kind)?),+], $committed $(, $g [$($out)?] [$($($rounded)+)?] $($operand: $gradient),+)?
                 ),
                 program: $crate::__elementwise_committed!(
                     entry::program($name, DTYPES, |_, variant| entry::op_source(&$id, variant)), $committed
@@ -120,7 +120,7 @@ macro_rules! __elementwise_backward {
     };
     (
         $unsafe:tt, $id:ident, $name:expr, [$($input:ident $(: $kind:ident)?),+], $committed:tt,
-        $g:ident [$($out:ident)?] $($operand:ident: $gradient:expr),+
+        $g:ident [$($out:ident)?] [$($rounded:ident)*] $($operand:ident: $gradient:expr),+
     ) => {
         Some({
             let program = $crate::__elementwise_committed!(
@@ -137,6 +137,7 @@ macro_rules! __elementwise_backward {
                 )+
                 #[allow(unused_variables)]
                 let $g = builder.gradient();
+                $(builder.round($rounded);)*
                 $(let $out = builder.result();)?
                 $(
                     let gradient = $gradient;

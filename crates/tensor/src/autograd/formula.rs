@@ -48,7 +48,10 @@ pub(super) fn evaluate(
         }
         let value = match step {
             Step::Gradient => Value::Tensor(grad.clone()),
-            Step::Operand(_) | Step::Result => leaf(leaves, k)?.clone(),
+            Step::Operand(_) | Step::Result => match leaf(leaves, k)? {
+                Value::Number(number) => Value::Number(as_read(formula, k, *number, grad)?),
+                tensor => tensor.clone(),
+            },
             Step::Constant(number) => Value::Number(Scalar::Float(*number)),
             Step::Single(step) => match values.take(*step)? {
                 Value::Number(number) => Value::Number(f64::from(number.to_f64() as f32).into()),
@@ -75,6 +78,18 @@ pub(super) fn evaluate(
         Ok(Some(gradient))
     };
     wanted.iter().map(&mut gradient).collect()
+}
+
+/// A number operand as a formula reads it.
+fn as_read(formula: &Formula, leaf: usize, number: Scalar, grad: &Tensor) -> Result<Scalar> {
+    match number {
+        // A bool is 0 or 1 in arithmetic.
+        Scalar::Bool(bool) if !formula.is_condition(leaf) => Ok(Scalar::Float(bool.into())),
+        number if formula.is_rounded(leaf) && grad.dtype().size() == 2 => {
+            grad.new_full((), number, (grad.dtype(), Device::Cpu))?.to_scalar()
+        }
+        number => Ok(number),
+    }
 }
 
 /// The values of the evaluated steps.
@@ -121,7 +136,11 @@ fn apply(op: &'static Op, operands: &[Value], grad: &Tensor) -> Result<Value> {
         [_, TensorOrScalar::Scalar(_), TensorOrScalar::Scalar(_)] if op.is_condition(0) => {
             grad.dtype()
         }
-        _ => common_dtype_of(op, &operands),
+        // Comparisons round a number to halves; formulas compare numbers exactly.
+        _ => match common_dtype_of(op, &operands) {
+            common if op.returns_bools() && common.is_float() && common.size() == 2 => DType::F32,
+            common => common,
+        },
     };
     apply_elementwise(op, &operands, common).map(Value::Tensor)
 }

@@ -5,7 +5,9 @@ use std::panic::Location;
 use warpline_kernels::elementwise as table;
 
 use super::inplace::check_filled;
-use super::operands::{TensorOrScalar, apply, apply_in_place, as_filled, common_dtype};
+use super::operands::{
+    TensorOrScalar, apply, apply_in_place, apply_in_place_as, as_filled, common_dtype,
+};
 use crate::autograd::{elementwise_as, no_grad};
 use crate::called::Called;
 use crate::{DType, Error, Result, Scalar, Tensor};
@@ -71,11 +73,7 @@ impl Tensor {
     /// As [`Tensor::add`].
     #[track_caller]
     pub fn clamp_min<'a>(&self, min: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
-        let operands = [self.into(), min.into()];
-        let common = common_dtype(&operands);
-        check_not_bool("clamp_min", common)?;
-        let out = no_grad(|| apply(&table::MAXIMUM, &operands, common)).of("clamp_min")?;
-        elementwise_as(&table::CLAMP_MIN, &operands, out)
+        self.bound(&table::MAXIMUM, &table::CLAMP_MIN, min.into())
     }
 
     /// At most `max`; NaN where either is. Not for bools (`torch.clamp_max`).
@@ -84,11 +82,7 @@ impl Tensor {
     /// As [`Tensor::add`].
     #[track_caller]
     pub fn clamp_max<'a>(&self, max: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
-        let operands = [self.into(), max.into()];
-        let common = common_dtype(&operands);
-        check_not_bool("clamp_max", common)?;
-        let out = no_grad(|| apply(&table::MINIMUM, &operands, common)).of("clamp_max")?;
-        elementwise_as(&table::CLAMP_MAX, &operands, out)
+        self.bound(&table::MINIMUM, &table::CLAMP_MAX, max.into())
     }
 
     /// [`Tensor::clamp_min`] in place.
@@ -97,8 +91,7 @@ impl Tensor {
     /// As [`Tensor::clamp_`].
     #[track_caller]
     pub fn clamp_min_<'a>(&self, min: impl Into<TensorOrScalar<'a>>) -> Result<&Self> {
-        let [_, most] = limits(self.dtype());
-        self.clamp_to("clamp_min_", min.into(), [None, Some(most)])
+        self.bound_(&table::MAXIMUM, &table::CLAMP_MIN, "clamp_min_", min.into())
     }
 
     /// [`Tensor::clamp_max`] in place.
@@ -107,22 +100,37 @@ impl Tensor {
     /// As [`Tensor::clamp_`].
     #[track_caller]
     pub fn clamp_max_<'a>(&self, max: impl Into<TensorOrScalar<'a>>) -> Result<&Self> {
-        let [least, _] = limits(self.dtype());
-        self.clamp_to("clamp_max_", max.into(), [Some(least), None])
+        self.bound_(&table::MINIMUM, &table::CLAMP_MAX, "clamp_max_", max.into())
     }
 
-    /// [`Tensor::clamp_`] to `given` and the one limit that is there.
+    /// Applies [`table::MAXIMUM`] or [`table::MINIMUM`] with the gradients of a bound.
     #[track_caller]
-    fn clamp_to(
+    fn bound(
         &self,
-        name: &'static str,
-        given: TensorOrScalar<'_>,
-        limits: [Option<Scalar>; 2],
-    ) -> Result<&Self> {
-        let common = common_dtype(&[self.into(), given]);
+        op: &'static table::Op,
+        backward: &'static table::Backward,
+        bound: TensorOrScalar<'_>,
+    ) -> Result<Self> {
+        let operands = [self.into(), bound];
+        let (name, common) = (backward.name(), common_dtype(&operands));
         check_not_bool(name, common)?;
-        let [min, max] = limits.map(|limit| limit.map_or(given, Into::into));
-        apply_in_place(&table::CLAMP, name, self, &[self.into(), min, max], common)?;
+        let out = no_grad(|| apply(op, &operands, common)).of(name)?;
+        elementwise_as(backward, &operands, out)
+    }
+
+    /// [`Tensor::bound`] in place.
+    #[track_caller]
+    fn bound_(
+        &self,
+        op: &'static table::Op,
+        backward: &'static table::Backward,
+        name: &'static str,
+        bound: TensorOrScalar<'_>,
+    ) -> Result<&Self> {
+        let operands = [self.into(), bound];
+        let common = common_dtype(&operands);
+        check_not_bool(name, common)?;
+        apply_in_place_as(op, Some(backward), name, self, &operands, common)?;
         Ok(self)
     }
 
@@ -221,22 +229,6 @@ impl Tensor {
         };
         let numbers = [nan.unwrap_or(0.0), posinf.unwrap_or(most), neginf.unwrap_or(-most)];
         Some(numbers.map(|v| Scalar::Float(v).into()))
-    }
-}
-
-/// What nothing of a dtype is below, and above.
-fn limits(dtype: DType) -> [Scalar; 2] {
-    let whole = |least: i64, most: i64| [least, most].map(Scalar::Int);
-    match dtype {
-        DType::Bool => whole(0, 1),
-        DType::U8 => whole(0, u8::MAX.into()),
-        DType::I8 => whole(i8::MIN.into(), i8::MAX.into()),
-        DType::I16 => whole(i16::MIN.into(), i16::MAX.into()),
-        DType::I32 => whole(i32::MIN.into(), i32::MAX.into()),
-        DType::I64 => whole(i64::MIN, i64::MAX),
-        DType::F16 | DType::BF16 | DType::F32 | DType::F64 => {
-            [f64::NEG_INFINITY, f64::INFINITY].map(Scalar::Float)
-        }
     }
 }
 

@@ -16,7 +16,7 @@ elementwise_ops! {
         b: g * (x.square() + b).rsqrt() * 0.25
     }
     /// `x` where `c` holds, else 0.
-    KEPT = "kept"(c: bool, x), FLOATS => Same, "c ? x : (C)0", { float => c * x }, gradients(g) { x: c.select(g, 0.0) }
+    KEPT = "kept"(c: bool, x), FLOATS => Same, "c ? x : (C)0", { float => if c != 0.0 { x } else { 0.0 } }, gradients(g) { x: c.select(g, 0.0) }
 }
 
 fn everywhere(test: impl Fn(&str) -> Result<()>) -> Result<()> {

@@ -110,8 +110,7 @@ fn run<const I: usize, const N: usize>(
             Arg::Number(value) => {
                 untouched |= 1 << k;
                 let value = if is_condition { truth(*value) } else { *value };
-                // As in forward passes, comparisons of halves round a number.
-                let rounded = dtype.size() == 2 && backward.formula().is_compared(leaf);
+                let rounded = dtype.size() == 2 && backward.formula().is_rounded(leaf);
                 numbers.set_number(k, bits(value, dtype, rounded));
             }
         }

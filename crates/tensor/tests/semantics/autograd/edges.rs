@@ -3,9 +3,12 @@
 use serde_json::Value;
 use warpline::autograd::{self, GradOptions};
 use warpline::{
-    DType, Result, Scalar, Tensor, TensorOrScalar, by_name, simulated, tensor, with_runtime,
+    DType, Result, Scalar, SyncPolicy, Tensor, TensorOrScalar, by_name, simulated, tensor,
+    with_runtime,
 };
 use warpline_kernels::elementwise::table;
+
+use crate::common;
 
 /// Made by `gradient_edges.py` beside it.
 const GOLDENS: &str = include_str!("../../goldens/gradient_edges.json");
@@ -84,16 +87,22 @@ fn check(case: &Value, at: &str) -> Result<()> {
     Ok(())
 }
 
+fn check_all(at: &str) -> Result<()> {
+    let goldens: Value = serde_json::from_str(GOLDENS).expect("json");
+    let mut cases = goldens["cases"].as_array().expect("cases").iter();
+    cases.try_for_each(|case| check(case, at))
+}
+
 #[test]
 fn gradients_at_the_edges_of_formulas_are_pytorchs() -> Result<()> {
-    let goldens: Value = serde_json::from_str(GOLDENS).expect("json");
-    with_runtime(&simulated(1)?, || {
-        for case in goldens["cases"].as_array().expect("cases") {
-            check(case, "cpu")?;
-            check(case, "cuda")?;
-        }
-        Ok(())
-    })
+    check_all("cpu")?;
+    with_runtime(&simulated(1)?, || check_all("cuda"))
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_gradients_at_the_edges_of_formulas_are_pytorchs() {
+    common::gpu(1, SyncPolicy::Auto, |_| check_all("cuda"));
 }
 
 /// The former elements are what the gradient needs, whichever tensor of the same memory is an operand.
@@ -130,26 +139,107 @@ fn hardtanh_in_place_has_the_slope_of_hardtanh() -> Result<()> {
     Ok(())
 }
 
+fn rounded_bounds(at: &str) -> Result<()> {
+    for dtype in [DType::F16, DType::BF16] {
+        // The nearest halves are above 0.3 or below it, and equal the bound as PyTorch compares them.
+        let x = tensor([0.3, 0.1, -0.2], (dtype, at))?.requires_grad_(true)?;
+        for create_graph in [false, true] {
+            let gradient = |y: Tensor| -> Result<Vec<f64>> {
+                let options = GradOptions { create_graph, ..GradOptions::default() };
+                let found = autograd::grad(&[&y.sum(())?], &[&x], &[], options)?.remove(0);
+                found.expect("a gradient").to(DType::F64)?.to_vec()
+            };
+            let what = format!("{at}, {dtype}, create_graph: {create_graph}");
+            assert_eq!(gradient(x.clamp(-1.0, 0.3)?)?, [1.0; 3], "{what}");
+            assert_eq!(gradient(x.clamp(0.1, 2.0)?)?, [1.0, 1.0, 0.0], "{what}");
+            assert_eq!(gradient(x.clamp_max(0.3)?)?, [1.0; 3], "{what}");
+            assert_eq!(gradient(x.clamp_min(0.1)?)?, [1.0, 1.0, 0.0], "{what}");
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn a_bound_of_halves_is_rounded_in_the_backward_pass_too() -> Result<()> {
-    with_runtime(&simulated(1)?, || {
-        for at in ["cpu", "cuda"] {
-            for dtype in [DType::F16, DType::BF16] {
-                // The nearest halves are above 0.3 or below it, and equal the bound as PyTorch compares them.
-                let x = tensor([0.3, 0.1, -0.2], (dtype, at))?.requires_grad_(true)?;
-                let gradient = |y: Tensor| -> Result<Vec<f64>> {
-                    x.set_grad(None)?;
-                    y.sum(())?.backward()?;
-                    x.grad().expect("a gradient").to(DType::F64)?.to_vec()
-                };
-                assert_eq!(gradient(x.clamp(-1.0, 0.3)?)?, [1.0; 3], "{at}, {dtype}");
-                assert_eq!(gradient(x.clamp(0.1, 2.0)?)?, [1.0, 1.0, 0.0], "{at}, {dtype}");
-                assert_eq!(gradient(x.clamp_max(0.3)?)?, [1.0; 3], "{at}, {dtype}");
-                assert_eq!(gradient(x.clamp_min(0.1)?)?, [1.0, 1.0, 0.0], "{at}, {dtype}");
-            }
+    rounded_bounds("cpu")?;
+    with_runtime(&simulated(1)?, || rounded_bounds("cuda"))
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_a_bound_of_halves_is_rounded_in_the_backward_pass_too() {
+    common::gpu(1, SyncPolicy::Auto, |_| rounded_bounds("cuda"));
+}
+
+/// As in PyTorch's kernels, which compute these in `float32`. The nearest half to 0.1 is below it, and the nearest bfloat16
+/// to 0.3 above.
+fn exact_bounds(at: &str) -> Result<()> {
+    type Case = (DType, f64, fn(&Tensor) -> Result<Tensor>, f64);
+    let cases: [Case; 4] = [
+        (DType::F16, 0.1, |x| x.hardtanh(-0.1, 0.1), 1.0),
+        (DType::BF16, 0.3, |x| x.hardtanh(0.3, 1.0), 1.0),
+        (DType::BF16, 0.3, |x| x.softplus(1.0, 0.3), 1.0),
+        (DType::F16, 0.1, |x| x.logit(Some(0.1)), 0.0),
+    ];
+    for (k, (dtype, value, f, expected)) in cases.into_iter().enumerate() {
+        for create_graph in [false, true] {
+            let x = tensor([value], (dtype, at))?.requires_grad_(true)?;
+            let options = GradOptions { create_graph, ..GradOptions::default() };
+            let found = autograd::grad(&[&f(&x)?.sum(())?], &[&x], &[], options)?.remove(0);
+            let found = found.expect("a gradient").item::<f64>()?;
+            assert_eq!(found, expected, "case {k} on {at}, create_graph: {create_graph}");
         }
-        Ok(())
-    })
+    }
+    Ok(())
+}
+
+#[test]
+fn a_bound_of_halves_is_exact_where_the_value_is() -> Result<()> {
+    exact_bounds("cpu")?;
+    with_runtime(&simulated(1)?, || exact_bounds("cuda"))
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_a_bound_of_halves_is_exact_where_the_value_is() {
+    common::gpu(1, SyncPolicy::Auto, |_| exact_bounds("cuda"));
+}
+
+#[test]
+fn a_bool_is_a_number_in_recorded_gradients() -> Result<()> {
+    let x = tensor([2.0, 3.0], DType::F32)?.requires_grad_(true)?;
+    let end = tensor([4.0, 4.0], DType::F32)?;
+    for create_graph in [false, true] {
+        let gradient = |y: Tensor| -> Result<Vec<f32>> {
+            let options = GradOptions { create_graph, ..GradOptions::default() };
+            let found = autograd::grad(&[&y.sum(())?], &[&x], &[], options)?.remove(0);
+            found.expect("a gradient").to_vec()
+        };
+        assert_eq!(gradient(x.pow(true)?)?, [1.0, 1.0]);
+        assert_eq!(gradient(x.lerp(&end, true)?)?, [0.0, 0.0]);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_bound_in_place_has_the_gradient_of_the_bound() -> Result<()> {
+    let x = tensor([1.0, 3.0], DType::F64)?;
+    let bound = tensor(f64::INFINITY, ())?.requires_grad_(true)?;
+    x.copy()?.clamp_min_(&bound)?.sum(())?.backward()?;
+    assert_eq!(bound.grad().expect("a gradient").item::<f64>()?, 2.0);
+    Ok(())
+}
+
+#[test]
+fn an_operand_that_no_gradient_reads_may_change() -> Result<()> {
+    let weight = tensor([[2.0]], DType::F64)?;
+    let x = tensor([[3.0]], DType::F64)?.requires_grad_(true)?;
+    let input = x.mul(1.0)?;
+    let product = input.matmul(&weight)?;
+    input.detach().zero_()?;
+    product.sum(())?.backward()?;
+    assert_eq!(x.grad().expect("a gradient").item::<f64>()?, 2.0);
+    Ok(())
 }
 
 #[test]

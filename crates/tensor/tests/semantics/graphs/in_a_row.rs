@@ -84,19 +84,24 @@ fn threads(_: &World) -> Result<()> {
     let shared = ones([256], 0)?;
     let runtime = warpline::runtime();
     let totals: Vec<Tensor> = (0..3).map(|_| zeros([256], 0)).collect::<Result<_>>()?;
+    // Captured before the threads start: a sanitizer's own calls beside a capture invalidate it.
+    let capture = |total: &Tensor| {
+        let (stream, mut graph) = (Stream::new(0)?, CudaGraph::new());
+        // Each graph writes its own total and reads the others' tensor.
+        let captured = || {
+            total.add_(&shared)?;
+            total.mul(1.0)
+        };
+        let copy = cuda::with_stream(&stream, || graph.capture(captured))?;
+        Ok((stream, graph, copy))
+    };
+    let graphs = totals.iter().map(capture).collect::<Result<Vec<_>>>()?;
     std::thread::scope(|scope| {
-        for (at, total) in totals.iter().enumerate() {
+        for (at, (stream, graph, copy)) in graphs.into_iter().enumerate() {
             let (shared, runtime) = (&shared, &runtime);
             scope.spawn(move || {
                 warpline::with_runtime(runtime, || {
-                    let stream = Stream::new(0)?;
                     cuda::with_stream(&stream, || {
-                        let mut graph = CudaGraph::new();
-                        // Each graph writes its own total and reads the others' tensor.
-                        let copy = graph.capture(|| {
-                            total.add_(shared)?;
-                            total.mul(1.0)
-                        })?;
                         for round in 0..ROUNDS {
                             graph.replay()?;
                             match (round + at) % 5 {
