@@ -10,14 +10,14 @@ ops! {
     /// `torch.add`; on bool, `or`.
     ADD = "add"(x, y), ALL => Same, "x + y", { all => x.add(y) }, rounds OnCpu, gradients(g) { x: g, y: g }
     /// `torch.sub`; not on bool.
-    SUB = "sub"(x, y), NUMBERS => Same, "x - y", { all => x.sub(y) }, rounds OnCpu, gradients(g) { x: g, y: -g }
+    SUB = "sub"(x, y), NUMBERS => Same, "x - y", { all => x.sub(y) }, rounds OnCpu, rules [RefusesBools], gradients(g) { x: g, y: -g }
     /// `torch.mul`; on bool, `and`.
-    MUL = "mul"(x, y), ALL => Same, "x * y", { all => x.mul(y) }, gradients(g) {
+    MUL = "mul"(x, y), ALL => Same, "x * y", { all => x.mul(y) }, rules [WideSecond], gradients(g) {
         x: g * y,
         y: g * x
     }
     /// `torch.div`, true division: on floats, which integers are converted to first.
-    DIV = "div"(x, y in 0.5..2.0), TO_FLOATS => Same, "x / y", { float => x / y }, gradients(g) {
+    DIV = "div"(x, y in 0.5..2.0), TO_FLOATS => Same, "x / y", { float => x / y }, rules [WideSecond], gradients(g) {
         x: g / y,
         y: -(g * (x / y / y))
     }

@@ -12,22 +12,22 @@ ops! {
     /// `torch.floor_divide`, and `torch.div` with `rounding_mode="floor"`; not on bool.
     FLOOR_DIVIDE = "floor_divide"(x, y in 0.5..2.0), NUMBERS => Same, "floor_over(x, y)", {
         int => x.floor_over(y), float => x.floor_over(y)
-    }, gradients(g) { x: 0.0, y: 0.0 }
+    }, rules [DividesIntegers, WideSecond], gradients(g) { x: 0.0, y: 0.0 }
     /// `torch.div` with `rounding_mode="trunc"`; not on bool.
     DIV_TRUNC = "div_trunc"(x, y in 0.5..2.0), NUMBERS => Same, "over(x, y)", {
         int => x.over(y), float => (x / y).trunc()
-    }, gradients(g) {
+    }, rules [DividesIntegers, WideSecond], gradients(g) {
         x: 0.0,
         y: 0.0
     }
     /// `torch.remainder`: of the divisor's sign; not on bool.
     REMAINDER = "remainder"(x, y in 0.5..2.0), NUMBERS => Same, "floor_rest(x, y)", {
         int => x.floor_rest(y), float => x.floor_rest(y)
-    }, rounds Always, gradients(g) { x: g, y: -(g * x.floor_divide(y)) }
+    }, rounds Always, rules [DividesIntegers], gradients(g) { x: g, y: -(g * x.floor_divide(y)) }
     /// `torch.fmod`: of the dividend's sign; not on bool.
     FMOD = "fmod"(x, y in 0.5..2.0), NUMBERS => Same, "rest(x, y)", {
         int => x.rest(y), float => x % y
-    }, rounds Always, gradients(g) {
+    }, rounds Always, rules [DividesIntegers], gradients(g) {
         x: g,
         y: -(g * x.div_trunc(y))
     }

@@ -26,6 +26,7 @@ pub struct Entry {
     pub short: bool,
     pub host: fn(DType) -> Option<Host>,
     pub rounds: NumberRounding,
+    pub rules: &'static [Rule],
     pub backward: Option<Backward>,
     pub program: Program,
 }
@@ -78,6 +79,20 @@ pub struct Input {
     pub is_bool: bool,
     /// Values that tests sample.
     pub domain: Range<f64>,
+}
+
+/// What callers of an op do with certain operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// Refuse bools, also beside operands of other dtypes.
+    RefusesBools,
+    /// Refuse the number 0 as the second operand of integers.
+    DividesIntegers,
+    /// Refuse a negative number as the second operand of integers.
+    RaisesIntegers,
+    /// Pass a second operand without dimensions beside halves on the CPU as a number. PyTorch's CPU kernels read it in
+    /// `float32`.
+    WideSecond,
 }
 
 /// Whether kernels for halves round a number operand to the dtype first. PyTorch's kernels do if their function

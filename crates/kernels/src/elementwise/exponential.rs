@@ -58,7 +58,7 @@ ops! {
     /// `torch.pow`. Integers wrap, and have 0 as a negative power unless they are 1 or -1. Not on bool.
     POW = "pow"(x in 0.2..3.0, y), NUMBERS => Same, "power(x, y)", {
         int => x.to_power(y), float => x.powf(y)
-    }, rounds Always, gradients(g, out) {
+    }, rounds Always, rules [RaisesIntegers], gradients(g, out) {
         // The exponent 0 has the slope 0; 0 to a power that is not negative has none in the exponent.
         x: y.eq(0.0).select(0.0, g * (y * x.pow(y - 1.0))),
         y: g * x.eq(0.0).and(y.ge(0.0)).select(0.0, out * x.log())

@@ -42,6 +42,7 @@ pub use backward::{Backward, apply_backward};
 pub use bitwise::*;
 pub use comparison::*;
 pub use division::*;
+pub use entry::Rule;
 pub use exponential::*;
 pub use extremes::*;
 pub use formula::{Condition, Expr, Formula, MAX_OPERANDS, Step};
@@ -115,6 +116,12 @@ impl Op {
     #[must_use]
     pub const fn backward(&self) -> Option<&Backward> {
         self.entry.backward.as_ref()
+    }
+
+    /// Whether callers follow a rule for the op's operands.
+    #[must_use]
+    pub fn has_rule(&self, rule: Rule) -> bool {
+        self.entry.rules.contains(&rule)
     }
 
     /// Whether the result is of bools.

@@ -60,6 +60,7 @@ macro_rules! elementwise_ops {
         $($(#[$doc:meta])* $id:ident = $name:literal($($input:ident $(: $kind:ident)? $(in $domain:expr)?),+),
         $dtypes:ident => $output:ident, $cuda:literal, { $($cpu:tt)* }
         $(, rounds $rounds:ident)?
+        $(, rules [$($rule:ident),+])?
         $(, gradients($g:ident $(, $out:ident)?) $(rounded($($rounded:ident),+))? { $($operand:ident: $gradient:expr),+ $(,)? })?)*) => {
         /// The entries of this file.
         #[allow(dead_code)]
@@ -93,6 +94,7 @@ macro_rules! elementwise_ops {
                 short: entry::is_short($cuda, INPUTS.len()),
                 host: |dtype| $crate::__elementwise_host!(dtype, Function, $output, [$($input),+], $($cpu)*),
                 rounds: $crate::__elementwise_rounds!($($rounds)?),
+                rules: &[$($($crate::elementwise::Rule::$rule),+)?],
                 backward: $crate::__elementwise_backward!(
                     $unsafe, $id, $name, [$($input $(: $kind)?),+], $committed $(, $g [$($out)?] [$($($rounded)+)?] $($operand: $gradient),+)?
                 ),

@@ -6,8 +6,8 @@ use warpline_runtime::{Layout, View};
 
 use super::Gradients;
 use super::formula::{Leaves, Value, leaf};
-use crate::tensor::common_dtype;
-use crate::{DType, Result, Scalar, Tensor, TensorOrScalar};
+use crate::tensor::{common_dtype, counts_as_number};
+use crate::{Result, Scalar, Tensor, TensorOrScalar};
 
 /// A value that the program reads.
 enum Input {
@@ -44,7 +44,8 @@ pub(super) fn evaluate(
             },
         };
         inputs.push(match tensor {
-            Some(tensor) if !counts_as_number(&tensor, grad) => {
+            // Formulas are computed in `float32` for halves.
+            Some(tensor) if !counts_as_number(&tensor, grad, grad.dtype(), true) => {
                 let layout = tensor.layout().expand(grad.size())?;
                 Input::Tensor(tensor, layout)
             }
@@ -91,11 +92,4 @@ pub(super) fn evaluate(
         }
     };
     Ok(Some(wanted.iter().map(gradient).collect()))
-}
-
-/// Whether a saved tensor is passed as a number: on the CPU, without dimensions, beside a GPU's tensor, or beside halves on the CPU,
-/// which are computed in `float32` with it.
-fn counts_as_number(tensor: &Tensor, grad: &Tensor) -> bool {
-    let halves = matches!(grad.dtype(), DType::F16 | DType::BF16) && grad.dim() > 0;
-    tensor.dim() == 0 && !tensor.is_cuda() && (grad.is_cuda() || halves)
 }

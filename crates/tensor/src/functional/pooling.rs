@@ -56,7 +56,7 @@ impl Backward for MaxPoolBackward {
     fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
         let indices = self.indices.flatten(2, -1)?;
         let picked = grad.contiguous()?.flatten(2, -1)?.gather(2, &indices)?;
-        Ok(smallvec![Some(picked.reshape(&signed(inputs.sizes(0)))?)])
+        Ok(smallvec![Some(picked.reshape(signed(inputs.sizes(0)))?)])
     }
 }
 

@@ -21,6 +21,7 @@ mod print;
 mod products;
 mod promote;
 mod reduce;
+mod reduce_backward;
 mod select;
 mod shapes;
 mod statistics;
@@ -45,14 +46,16 @@ pub use factories::{
 pub use index::{Index, IndexRange, IntoIndices};
 pub use indexing::ScatterReduce;
 pub use operands::TensorOrScalar;
-pub(crate) use operands::{apply as apply_elementwise, common_dtype, common_dtype_of};
+pub(crate) use operands::{
+    apply as apply_elementwise, common_dtype, common_dtype_of, counts_as_number,
+};
 pub use order::{isin, searchsorted};
 pub use pending::Pending;
 pub use powers::RoundingMode;
 pub use products::einsum;
 pub use promote::{promote_types, result_type};
-pub(crate) use reduce::Softmax;
 pub use reduce::{IntoDim, IntoDims};
+pub(crate) use reduce_backward::Softmax;
 pub use select::embedding;
 pub(crate) use select::embedding_padded;
 pub(crate) use shapes::list;

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::panic::Location;
 
 use smallvec::SmallVec;
-use warpline_kernels::elementwise::{self as table, Arg, Backward, Op};
+use warpline_kernels::elementwise::{self as table, Arg, Backward, Op, Rule};
 use warpline_runtime::{Layout, Sizes, Target, View, broadcast};
 
 use super::promote::combine;
@@ -78,7 +78,7 @@ impl<'a, 'o> Operands<'a, 'o> {
     #[inline(always)]
     #[track_caller]
     fn new(op: &'static Op, operands: &'o [TensorOrScalar<'a>], common: DType) -> Result<Self> {
-        check_bool_sub(op, operands)?;
+        check_no_bools(op, operands)?;
         let (compute, result) = op.dtypes(common)?;
         let tensors = || {
             operands.iter().enumerate().filter_map(|(k, operand)| match operand {
@@ -99,7 +99,14 @@ impl<'a, 'o> Operands<'a, 'o> {
                     check_divisor(op, k, number, dtype)?;
                     check_fits(op.name(), number, dtype)?;
                 }
-                TensorOrScalar::Tensor(t) if counts_as_number(op, k, t, main, common) => {
+                TensorOrScalar::Tensor(t)
+                    if counts_as_number(
+                        t,
+                        main,
+                        common,
+                        k == 1 && op.has_rule(Rule::WideSecond),
+                    ) =>
+                {
                     // Integers wrap in a smaller dtype, where a number would be refused. PyTorch's kernels of two
                     // operands read a float unrounded, and those of `lerp` and `addcmul` convert it first.
                     let converts = dtype.category() == Category::Int || operands.len() > 2;
@@ -258,32 +265,25 @@ pub(super) fn apply_in_place_as(
 }
 
 /// Whether a tensor without dimensions is passed to the kernel as a number. As in PyTorch, this holds for a CPU
-/// tensor beside a GPU's. It also holds on the CPU for the second operand of products and quotients of halves, which PyTorch's
-/// CPU kernels read in `f32`.
-fn counts_as_number(op: &'static Op, k: usize, t: &Tensor, main: &Tensor, common: DType) -> bool {
+/// tensor beside a GPU's. It also holds on the CPU beside halves, if the op reads it in `float32` (`wide`).
+pub(crate) fn counts_as_number(t: &Tensor, main: &Tensor, common: DType, wide: bool) -> bool {
     if t.dim() > 0 || t.is_cuda() {
         return false;
     }
     if main.is_cuda() {
         return t.storage().runtime().same_as(main.storage().runtime());
     }
-    let halves = matches!(common, DType::F16 | DType::BF16);
-    halves
-        && k == 1
-        && main.dim() > 0
-        && [&table::MUL, &table::DIV, &table::FLOOR_DIVIDE, &table::DIV_TRUNC]
-            .iter()
-            .any(|o| std::ptr::eq(*o, op))
+    wide && main.dim() > 0 && matches!(common, DType::F16 | DType::BF16)
 }
 
-/// Refuses bools among the operands of `sub`.
+/// Refuses bools among the operands of an op with [`Rule::RefusesBools`].
 #[track_caller]
-fn check_bool_sub(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> Result<()> {
+fn check_no_bools(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> Result<()> {
     let is_bool = |operand: &TensorOrScalar<'_>| match operand {
         TensorOrScalar::Tensor(tensor) => tensor.dtype() == DType::Bool,
         TensorOrScalar::Scalar(number) => number.category() == Category::Bool,
     };
-    if std::ptr::eq(op, &table::SUB) && operands.iter().any(is_bool) {
+    if op.has_rule(Rule::RefusesBools) && operands.iter().any(is_bool) {
         return Err(Error::UnsupportedDType {
             location: Location::caller(),
             op: op.name(),
@@ -299,11 +299,10 @@ fn check_divisor(op: &'static Op, k: usize, number: Scalar, compute: DType) -> R
     if k != 1 || compute.is_float() {
         return Ok(());
     }
-    let divides = [&table::FLOOR_DIVIDE, &table::DIV_TRUNC, &table::REMAINDER, &table::FMOD];
-    if number.to_i64() == 0 && divides.iter().any(|d| std::ptr::eq(*d, op)) {
+    if number.to_i64() == 0 && op.has_rule(Rule::DividesIntegers) {
         return Err(Error::invalid(op.name(), "integers cannot be divided by zero".into()));
     }
-    if number.to_i64() < 0 && std::ptr::eq(op, &table::POW) {
+    if number.to_i64() < 0 && op.has_rule(Rule::RaisesIntegers) {
         let reason = "integers to negative integer powers are not allowed; convert them to floats";
         return Err(Error::invalid(op.name(), reason.into()));
     }

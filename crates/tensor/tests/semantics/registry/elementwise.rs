@@ -2,7 +2,7 @@
 
 use warpline::autograd::GradcheckOptions;
 use warpline::{DType, Scalar, Tensor, TensorOrScalar, by_name};
-use warpline_kernels::elementwise::{Op, table};
+use warpline_kernels::elementwise::{Op, Rule, table};
 
 use super::entry::Entry;
 use super::sample::{Arg, mask, within};
@@ -67,7 +67,9 @@ pub(super) fn op_of(name: &str) -> &'static Op {
 
 pub(super) fn takes(op: &'static Op) -> impl Fn(DType) -> bool {
     // Subtraction of bools is computed, but refused to callers.
-    move |dtype| op.dtypes(dtype).is_ok() && !(op.name() == "sub" && dtype == DType::Bool)
+    move |dtype| {
+        op.dtypes(dtype).is_ok() && !(op.has_rule(Rule::RefusesBools) && dtype == DType::Bool)
+    }
 }
 
 fn is_bool(op: &'static Op) -> bool {
@@ -153,7 +155,7 @@ fn with_number(op: &'static Op, number: Option<usize>, i: usize) -> Entry {
     // Among integers and bools a float makes the dtype.
     let takes = move |dtype: DType| {
         op.dtypes(if dtype.is_float() { dtype } else { DType::F32 }).is_ok()
-            && !(op.name() == "sub" && dtype == DType::Bool)
+            && !(op.has_rule(Rule::RefusesBools) && dtype == DType::Bool)
     };
     let name = format!("elementwise::{}", op.name());
     let variant = match number {

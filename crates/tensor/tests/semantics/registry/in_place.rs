@@ -18,26 +18,26 @@ pub(super) fn on_copy(
 
 macro_rules! unary {
     ($($name:ident)*) => {
-        [$((stringify!($name), |x: &[Tensor]| on_copy(x, |t| t.$name()))),*]
+        &[$((stringify!($name), |x: &[Tensor]| on_copy(x, |t| t.$name()))),*]
     };
 }
 
 macro_rules! binary {
     ($($name:ident)*) => {
-        [$((stringify!($name), |x: &[Tensor]| on_copy(x, |t| t.$name(&x[1])))),*]
+        &[$((stringify!($name), |x: &[Tensor]| on_copy(x, |t| t.$name(&x[1])))),*]
     };
 }
 
 type Method = fn(&[Tensor]) -> Result<Tensor>;
 
-const UNARY: [(&str, Method); 51] = unary! {
+const UNARY: &[(&str, Method)] = unary! {
     neg_ abs_ sign_ square_ relu_ floor_ ceil_ round_ exp_ expm1_ log_ log1p_ sqrt_ rsqrt_
     reciprocal_ sin_ cos_ tanh_ erf_ sigmoid_ silu_ gelu_ gelu_tanh_ selu_ hardsigmoid_ hardswish_
     mish_ sgn_ trunc_ frac_ exp2_ log2_ log10_ tan_ asin_ acos_ atan_ sinh_ cosh_ asinh_ acosh_
     atanh_ deg2rad_ rad2deg_ erfc_ erfinv_ lgamma_ digamma_ sinc_ logical_not_ bitwise_not_
 };
 
-const BINARY: [(&str, Method); 30] = binary! {
+const BINARY: &[(&str, Method)] = binary! {
     add_ sub_ mul_ div_ pow_ remainder_ fmod_ floor_divide_ atan2_ hypot_ copysign_ nextafter_
     xlogy_ heaviside_ eq_ ne_ lt_ le_ gt_ ge_ logical_and_ logical_or_ logical_xor_ bitwise_and_
     bitwise_or_ bitwise_xor_ bitwise_left_shift_ bitwise_right_shift_ gcd_ lcm_
@@ -45,14 +45,14 @@ const BINARY: [(&str, Method); 30] = binary! {
 
 pub(super) fn entries() -> Vec<Entry> {
     let mut entries = Vec::new();
-    for (name, method) in UNARY {
+    for &(name, method) in UNARY {
         let op = op_of(name.trim_end_matches('_'));
         let samples = [&[9][..], &[2, 3], &[], &[0, 3]];
         let samples = samples.map(|sizes| vec![within(sizes, op.domain(0))]);
         let entry = Entry::new(format!("Tensor::{name}"), keeps(op), samples, method);
         entries.push(with_gradient(op, entry));
     }
-    for (name, method) in BINARY {
+    for &(name, method) in BINARY {
         let op = op_of(name.trim_end_matches('_'));
         let samples = [(&[9][..], &[9][..]), (&[2, 3], &[3]), (&[2, 3], &[]), (&[0, 3], &[1])];
         let samples = samples.map(|(a, b)| vec![within(a, op.domain(0)), within(b, op.domain(1))]);

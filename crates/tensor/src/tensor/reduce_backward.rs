@@ -1,0 +1,183 @@
+//! Gradients of reductions and of softmax.
+
+use smallvec::{SmallVec, smallvec};
+use warpline_kernels::reduce::ReduceOp;
+use warpline_kernels::softmax as kernel;
+
+use crate::autograd::{Backward, Gradients, Inputs, Saved, record, saved};
+use crate::{Result, Tensor, cat, where_cond};
+
+/// Records a reduction over dimensions `which`. A result's gradient goes to the elements that it was made of.
+#[track_caller]
+pub(super) fn record_reduction(
+    op: ReduceOp,
+    a: &Tensor,
+    out: Tensor,
+    which: SmallVec<[usize; 6]>,
+) -> Result<Tensor> {
+    let (name, inputs, reduced) = (op.name(), [a], Reduced(which));
+    match op {
+        ReduceOp::Sum => record(name, out, &inputs, Sum { reduced }),
+        ReduceOp::Mean => {
+            let count = (a.numel() / out.numel().max(1)) as f64;
+            record(name, out, &inputs, Mean { count, reduced })
+        }
+        ReduceOp::Max | ReduceOp::Min => {
+            let extreme = Extreme { x: a.clone(), out: out.clone(), reduced };
+            record(name, out, &inputs, extreme)
+        }
+        ReduceOp::Prod => record(name, out, &inputs, Product { x: a.clone(), reduced }),
+        // Bools and indices have no gradients.
+        ReduceOp::Any | ReduceOp::All | ReduceOp::ArgMax | ReduceOp::ArgMin => Ok(out),
+    }
+}
+
+/// The dimensions that were reduced.
+#[derive(Clone)]
+struct Reduced(SmallVec<[usize; 6]>);
+
+impl Saved for Reduced {}
+
+impl Reduced {
+    /// The result of a reduction, or its gradient, with size 1 in these dimensions of a tensor of `sizes`.
+    fn kept(&self, t: &Tensor, sizes: &[usize]) -> Result<Tensor> {
+        let size = |(d, &n): (usize, &usize)| if self.0.contains(&d) { 1 } else { n as isize };
+        t.reshape(&sizes.iter().enumerate().map(size).collect::<SmallVec<[isize; 6]>>()[..])
+    }
+
+    /// `reduce` over these dimensions.
+    fn over(&self, t: &Tensor, reduce: fn(&Tensor, &[isize]) -> Result<Tensor>) -> Result<Tensor> {
+        let dims: SmallVec<[isize; 6]> = self.0.iter().map(|&d| d as isize).collect();
+        if dims.is_empty() { Ok(t.clone()) } else { reduce(t, &dims) }
+    }
+
+    fn sum(&self, t: &Tensor) -> Result<Tensor> {
+        self.over(t, |t, dims| t.sum_keepdim(dims))
+    }
+
+    fn product(&self, t: &Tensor) -> Result<Tensor> {
+        self.over(t, |t, dims| t.prod_keepdim(dims))
+    }
+}
+
+saved! {
+    struct Sum { reduced: Reduced }
+
+    struct Mean { count: f64, reduced: Reduced }
+
+    /// A largest or smallest element.
+    struct Extreme { x: Tensor, out: Tensor, reduced: Reduced }
+
+    struct Product { x: Tensor, reduced: Reduced }
+}
+
+impl Backward for Sum {
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        let sizes = inputs.sizes(0);
+        Ok(smallvec![Some(expand(&self.reduced.kept(grad, sizes)?, sizes)?)])
+    }
+}
+
+impl Backward for Mean {
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        let sizes = inputs.sizes(0);
+        let share = self.reduced.kept(&grad.div(self.count)?, sizes)?;
+        Ok(smallvec![Some(expand(&share, sizes)?)])
+    }
+}
+
+impl Backward for Extreme {
+    /// Equal elements have equal shares.
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        let (reduced, sizes) = (&self.reduced, inputs.sizes(0));
+        let equal = self.x.eq(&reduced.kept(&self.out, sizes)?)?.to(grad.dtype())?;
+        let share = reduced.kept(grad, sizes)?.div(&reduced.sum(&equal)?)?;
+        Ok(smallvec![Some(equal.mul(&share)?)])
+    }
+}
+
+impl Backward for Product {
+    /// The slope of an element is the product of the others.
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        let slope = match self.x.numel() {
+            0 => self.x.clone(),
+            _ => product_of_others(&self.x, &self.reduced.0)?,
+        };
+        Ok(smallvec![Some(slope.mul(&self.reduced.kept(grad, inputs.sizes(0))?)?)])
+    }
+
+    /// The product of the others is that of all, divided by the element. It is zero beside a zero; the only zero has the
+    /// product of all others. Says nothing of the slope's own gradient at a zero.
+    fn fused(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Option<Gradients>> {
+        let (x, reduced) = (&self.x, &self.reduced);
+        let zero = x.eq(0.0)?;
+        let others = reduced.product(&where_cond(&zero, 1.0, x)?)?;
+        let zeros = reduced.sum(&zero.to(x.dtype())?)?;
+        let whole = where_cond(&zeros.eq(0.0)?, &others, 0.0)?.div(x)?;
+        let alone = where_cond(&zeros.eq(1.0)?, &others, 0.0)?;
+        let slope = where_cond(&zero, &alone, &whole)?;
+        Ok(Some(smallvec![Some(slope.mul(&reduced.kept(grad, inputs.sizes(0))?)?)]))
+    }
+}
+
+/// For each element the product of the others along dimensions `which`: of those before it and those behind it.
+#[track_caller]
+fn product_of_others(x: &Tensor, which: &[usize]) -> Result<Tensor> {
+    let kept = (0..x.dim()).filter(|d| !which.contains(d));
+    let order: SmallVec<[usize; 6]> = kept.chain(which.iter().copied()).collect();
+    let dims = |order: &[usize]| order.iter().map(|&d| d as isize).collect::<SmallVec<[_; 6]>>();
+    let last = x.permute(&dims(&order)[..])?;
+    let flat = last.reshape([-1, which.iter().map(|&d| x.size()[d] as isize).product()])?;
+    let (one, count) = (flat.narrow(1, 0, 1)?.ones_like(())?, flat.size()[1] - 1);
+    let before = cat(&[&one, &flat.narrow(1, 0, count)?], 1)?.cumprod(1)?;
+    let behind = cat(&[&flat.narrow(1, 1, count)?, &one], 1)?.flip(1)?.cumprod(1)?.flip(1)?;
+    let mut back = order.clone();
+    order.iter().enumerate().for_each(|(place, &d)| back[d] = place);
+    let sizes: SmallVec<[isize; 6]> = last.size().iter().map(|&n| n as isize).collect();
+    before.mul(&behind)?.reshape(&sizes[..])?.permute(&dims(&back)[..])
+}
+
+#[track_caller]
+fn expand(t: &Tensor, sizes: &[usize]) -> Result<Tensor> {
+    t.expand(&sizes.iter().map(|&n| n as isize).collect::<SmallVec<[isize; 6]>>()[..])
+}
+
+saved! {
+    /// The result of softmax over dimension `dim`, or its logarithm.
+    pub(crate) struct Softmax {
+        pub(crate) out: Tensor,
+        pub(crate) dim: usize,
+        pub(crate) log: bool,
+    }
+}
+
+impl Softmax {
+    /// The input's gradient in one launch.
+    pub(crate) fn launched(&self, grad: &Tensor) -> Result<Tensor> {
+        let exec = self.out.exec()?;
+        let result = exec.empty(self.out.size(), self.out.dtype())?;
+        let views = [grad, &self.out, &result].map(Tensor::as_view);
+        kernel::softmax_backward(exec.target(), views[0], views[1], self.dim, views[2], self.log)?;
+        Ok(result)
+    }
+
+    /// The input's gradient in ops that have gradients themselves.
+    pub(crate) fn composed(&self, grad: &Tensor) -> Result<Tensor> {
+        let (out, dim) = (&self.out, self.dim as isize);
+        if self.log {
+            grad.sub(&out.exp()?.mul(&grad.sum_keepdim(dim)?)?)
+        } else {
+            out.mul(&grad.sub(&grad.mul(out)?.sum_keepdim(dim)?)?)
+        }
+    }
+}
+
+impl Backward for Softmax {
+    fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
+        Ok(smallvec![Some(self.composed(grad)?)])
+    }
+
+    fn fused(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Option<Gradients>> {
+        Ok(Some(smallvec![Some(self.launched(grad)?)]))
+    }
+}
