@@ -60,6 +60,25 @@ fn replays_by_threads_happen_in_one_order() {
     });
 }
 
+/// The replays of one stream update the same record of uses.
+#[test]
+fn threads_replay_one_graph_on_one_stream() {
+    check(|| {
+        let (sim, runtime) = world();
+        let stream = stream(&runtime);
+        let streams = [(); 2].map(|()| stream.clone());
+        let shared = two_graphs(&runtime, &streams);
+        drop((runtime, stream));
+        let before = vec![1, 2 * 3 + 12, 12];
+        let steps = [
+            vec![Step::Replay(0), Step::Replay(0), Step::Read(1)],
+            vec![Step::Replay(0), shared.random_step(), Step::Replay(0)],
+        ];
+        run(shared, before, streams.into_iter().zip(steps).collect());
+        assert!(sim.usage().all_released(), "{:?}", sim.usage());
+    });
+}
+
 /// What a graph made is dropped by one thread while another replays it.
 #[test]
 fn what_a_graph_made_is_dropped_while_it_is_replayed() {
