@@ -201,7 +201,7 @@ impl Graph {
             return Err(Error::NotReplayed { location: Location::caller(), op: OP });
         }
         // Not with collectives: other ranks may wait for what this thread enqueues next.
-        if self.communicators.is_empty() && self.checks.has_failed(stream) {
+        if self.communicators.is_empty() && self.checks.has_failed() {
             // All replays write the state.
             self.log.state.wait_for_host(true)?;
         }
