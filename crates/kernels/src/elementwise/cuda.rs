@@ -136,7 +136,7 @@ impl Kernels<'_> {
 
     fn flat(&self) -> String {
         let numbers = self.args.1;
-        // One condition says what is loaded, and no load waits for a branch: small tensors take as long as that.
+        // Each load has one condition and waits for no branch, because loads bound the time of small tensors.
         let loads = self.inputs("", |k, _, ty| {
             format!(
                 "    Raw<V * sizeof({ty})> v{k};\n    if (whole & !is_number<{k}>({numbers})) \

@@ -1,4 +1,4 @@
-//! Quotients that are rounded, and what they leave. An integer divided by zero is defined: all bits are
+//! Rounded quotients and their remainders. An integer divided by zero is defined: all bits are
 //! set, and the rest is the dividend.
 
 use super::integer::Integer;

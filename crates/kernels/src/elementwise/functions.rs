@@ -1,15 +1,15 @@
-//! What an op's expression calls of `functions.cuh`, and no more: so a change there changes the GPU
-//! code of the ops that it concerns.
+//! Selects the functions of `functions.cuh` that an op's expression calls. A change of a function thereby changes the GPU
+//! code of its callers alone.
 
 use std::collections::HashSet;
 
-/// The file; what follows an empty line stands for itself, and so does each use of a macro.
+/// The file. Empty lines separate its parts, and each use of a macro is a part.
 const FILE: &str = include_str!("functions.cuh");
 
 /// A part of the file.
 struct Part {
     text: String,
-    /// What it declares, by any other part's name for it.
+    /// The names that it declares.
     names: Vec<&'static str>,
 }
 

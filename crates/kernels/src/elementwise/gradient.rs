@@ -1,5 +1,5 @@
-//! Gradients of activations, of which each is several ops otherwise: of the gradient that comes in, and the
-//! op's result or operand.
+//! Gradients of activations as ops of two operands: the gradient of the result, and the result or the operand. As formulas
+//! in the activations' own entries, each would be several ops under `create_graph`.
 
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
 
@@ -11,19 +11,19 @@ ops! {
     // SAFETY: the expressions of CUDA are arithmetic on their operands.
     unsafe ptx crate::programs::committed;
 
-    /// Of [`RELU`](super::RELU), whose result is `y`.
+    /// Gradient of [`RELU`](super::RELU), whose result is `y`.
     RELU_BACKWARD = "relu_backward"(grad, y), FLOATS => Same, "y <= (C)0 ? (C)0 : grad", {
         float => if y <= 0.0 { 0.0 } else { grad }
     }, gradients(g) { grad: g.relu_backward(y), y: 0.0 }
-    /// Of [`SIGMOID`](super::SIGMOID), whose result is `y` (`aten::sigmoid_backward`).
+    /// Gradient of [`SIGMOID`](super::SIGMOID), whose result is `y` (`aten::sigmoid_backward`).
     SIGMOID_BACKWARD = "sigmoid_backward"(grad, y), FLOATS => Same, "grad * ((C)1 - y) * y", {
         float => grad * (1.0 - y) * y
     }, gradients(g) { grad: g.sigmoid_backward(y), y: g * grad * (y * -2.0 + 1.0) }
-    /// Of `tanh`, whose result is `y` (`aten::tanh_backward`).
+    /// Gradient of `tanh`, whose result is `y` (`aten::tanh_backward`).
     TANH_BACKWARD = "tanh_backward"(grad, y), FLOATS => Same, "grad * ((C)1 - y * y)", {
         float => grad * (1.0 - y * y)
     }, gradients(g) { grad: g.tanh_backward(y), y: g * grad * (y * -2.0) }
-    /// Of [`SILU`](super::SILU), whose operand is `x` (`aten::silu_backward`).
+    /// Gradient of [`SILU`](super::SILU), whose operand is `x` (`aten::silu_backward`).
     SILU_BACKWARD = "silu_backward"(grad, x), FLOATS => Same, "grad * silu_slope(x)", {
         float => grad * x.silu_slope()
     }, gradients(g) {

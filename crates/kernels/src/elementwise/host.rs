@@ -1,5 +1,5 @@
-//! The loops of all ops on the CPU: elements are read as what is computed in, a function goes over
-//! them, and what it leaves is written. Only the function is compiled for each op.
+//! The loops of all ops on the CPU: elements are read and converted to the compute type, a function goes over them, and
+//! the results are converted and written. Only the function is compiled for each op.
 
 use std::any::TypeId;
 use std::array::from_fn;

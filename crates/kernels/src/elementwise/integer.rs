@@ -1,4 +1,4 @@
-//! Functions of integers that Rust has not, or not for all that they may be called with.
+//! Functions of integers that Rust lacks, or that panic in Rust for some arguments.
 
 /// An integer that ops are computed in. Everything wraps, and nothing panics.
 pub(super) trait Integer: Copy {
@@ -8,13 +8,13 @@ pub(super) trait Integer: Copy {
     fn over(self, y: Self) -> Self;
     /// The quotient, rounded down; by zero, all bits are set.
     fn floor_over(self, y: Self) -> Self;
-    /// What [`Integer::over`] leaves; by zero, the dividend.
+    /// The remainder of [`Integer::over`]; by zero, the dividend.
     fn rest(self, y: Self) -> Self;
-    /// What [`Integer::floor_over`] leaves: of the divisor's sign; by zero, the dividend.
+    /// The remainder of [`Integer::floor_over`], with the divisor's sign; by zero, the dividend.
     fn floor_rest(self, y: Self) -> Self;
     /// Shifted left; 0 where all bits are shifted out or the count is negative.
     fn shifted_left(self, count: Self) -> Self;
-    /// Shifted right; where all bits are shifted out or the count is negative, what the sign fills.
+    /// Shifted right; 0 or -1, by the sign, if all bits are shifted out or the count is negative.
     fn shifted_right(self, count: Self) -> Self;
     /// The greatest common divisor; 0 of two zeros.
     fn common_divisor(self, y: Self) -> Self;

@@ -1,4 +1,4 @@
-//! Functions of floats that Rust has not, as PyTorch computes them.
+//! Functions of floats that Rust lacks, as PyTorch computes them.
 
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
 
@@ -9,7 +9,7 @@ pub(super) const SELU_SCALE: f64 = 1.050_700_987_355_480_5;
 
 /// A float that ops are computed in.
 pub(super) trait Real: Copy {
-    /// What a quotient that is rounded down leaves: of the divisor's sign.
+    /// The remainder of [`Real::floor_over`], with the divisor's sign.
     fn floor_rest(self, y: Self) -> Self;
     /// The quotient, rounded down.
     fn floor_over(self, y: Self) -> Self;

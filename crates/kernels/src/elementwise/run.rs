@@ -39,9 +39,9 @@ pub(super) const NUMBER: u32 = 15;
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct Numbers<const N: usize> {
-    /// Of inputs and results, four bits each: the dtype, or [`NUMBER`].
+    /// The dtypes of inputs and results, four bits each; [`NUMBER`] for a number.
     dtypes: u32,
-    /// What is computed in.
+    /// The bits of inputs that are numbers, in the compute type.
     number: [Bits; N],
 }
 
@@ -156,7 +156,7 @@ fn run<const I: usize, const N: usize>(
     }
     let (dtype, result) = op.dtypes(common)?;
     check(op, args, dtype)?;
-    // As the program's variant has them; what is other is converted.
+    // The dtypes of the program's variant. Others are converted.
     let expected = |k: usize| match op.entry.inputs.get(k) {
         Some(input) if input.is_bool => DType::Bool,
         Some(_) => dtype,

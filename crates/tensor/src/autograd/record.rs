@@ -18,8 +18,7 @@ pub(crate) fn wanted(inputs: &[&Tensor]) -> bool {
     inputs.iter().any(|tensor| tensor.requires_grad()) && mode::is_grad_enabled()
 }
 
-/// Whether an op that changes `tensor` in place is to be recorded, or refused, `others` being what it is changed
-/// with.
+/// Whether an op that changes `tensor` in place has to be recorded, or refused. `others` are its other operands.
 #[inline]
 pub(crate) fn wanted_in_place(tensor: &Tensor, others: &[&Tensor]) -> bool {
     let hidden = || tensor.is_unrecorded_view() && tensor.base().is_some_and(Tensor::requires_grad);

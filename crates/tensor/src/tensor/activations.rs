@@ -140,7 +140,7 @@ impl Tensor {
         Ok(self)
     }
 
-    /// A number as an element of this dtype would be: what it is compared with was rounded too.
+    /// Rounds a number to this dtype, as PyTorch does before it compares elements with the number.
     #[track_caller]
     fn rounded(&self, op: &'static str, number: Scalar) -> Result<Scalar> {
         check_filled(op, number, self.dtype())?;

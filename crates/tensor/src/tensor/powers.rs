@@ -38,7 +38,7 @@ impl Tensor {
         let exponent = exponent.into();
         if let TensorOrScalar::Scalar(number) = exponent {
             let common = result_type_scalar(self, number);
-            // What is as well computed directly, and of -inf differs: there PyTorch has NaN as root.
+            // Squares and roots have kernels of their own. PyTorch's root of -inf is NaN, unlike a power of 0.5.
             if number.to_f64() == 2.0 && common == self.dtype() && common != DType::Bool {
                 return self.square();
             }

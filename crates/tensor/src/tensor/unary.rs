@@ -141,7 +141,7 @@ methods! {
     tanhshrink TANHSHRINK;
 }
 
-/// `op(a)`, where only floats may be anything but `otherwise`.
+/// `op(a)` for floats, and `otherwise` for every element of other dtypes.
 #[track_caller]
 fn question(op: &'static Op, a: &Tensor, otherwise: bool) -> Result<Tensor> {
     if a.dtype().is_float() { apply(op, a) } else { a.full_like(otherwise, DType::Bool) }
