@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
-use warpline::cuda::{self, Stream};
+use warpline::cuda::{self, CudaGraph, Stream};
 use warpline::{
     DType, Error, Result, RuntimeConfig, SyncPolicy, Tensor, arange, embedding, full, zeros,
 };
@@ -23,11 +23,19 @@ const MIDDLE: [usize; 2] = [1, 2];
 /// What a random program does, to tensors by their numbers; the last of them is page-locked.
 #[derive(Clone, Debug)]
 enum Step {
-    Pick { to: usize, bad: bool },
+    Pick {
+        to: usize,
+        bad: bool,
+    },
     Add(usize, [usize; 2]),
     AddInto(usize, usize),
     Copy(usize, usize),
     Middle(usize, usize),
+    /// Replays the graph with an index.
+    Replay {
+        bad: bool,
+        times: u8,
+    },
     Fill(usize),
     Read(usize),
     Wait(usize),
@@ -43,6 +51,7 @@ fn step() -> impl Strategy<Value = (usize, Step)> {
         2 => (on_device(), on_device()).prop_map(|(to, a)| Step::AddInto(to, a)),
         3 => (place(), place()).prop_map(|(to, a)| Step::Copy(to, a)),
         2 => (place(), on_device()).prop_map(|(to, a)| Step::Middle(to, a)),
+        2 => (any::<bool>(), 1..4u8).prop_map(|(bad, times)| Step::Replay { bad, times }),
         1 => place().prop_map(Step::Fill),
         3 => place().prop_map(Step::Read),
         1 => (0usize..3).prop_map(Step::Wait),
@@ -81,6 +90,10 @@ impl Model {
 
 struct Program {
     tensors: Vec<Tensor>,
+    /// Picks a row for tensor 0, and adds tensor 2 to tensor 1.
+    graph: CudaGraph,
+    /// The index of the row.
+    index: Tensor,
     models: Vec<Model>,
     /// What the host knows to have failed.
     known: Indices,
@@ -116,8 +129,18 @@ fn run(steps: &[(usize, Step)], schedule: Schedule) -> Result<()> {
     let tensors = (0..TENSORS).map(|_| zeros([WIDTH], 0)).chain([host()]);
     let streams = [0; 3].map(|_| cuda::Stream::new(0));
     let streams: Vec<Stream> = streams.into_iter().collect::<Result<_>>()?;
+    let tensors = tensors.collect::<Result<Vec<Tensor>>>()?;
+    let (mut graph, index) = (CudaGraph::new(), zeros([1], (DType::I64, 0))?);
+    cuda::with_stream(&streams[0], || {
+        graph.capture(|| {
+            tensors[0].copy_(&embedding(&table, &index)?.view([WIDTH as isize])?, false)?;
+            tensors[1].add_(&tensors[2]).map(drop)
+        })
+    })?;
     let mut program = Program {
-        tensors: tensors.collect::<Result<_>>()?,
+        tensors,
+        graph,
+        index,
         models: vec![Model::default(); TENSORS + 1],
         known: Indices::new(),
         issued: Indices::new(),
@@ -193,6 +216,27 @@ impl Program {
                     let model = &mut self.models[*to];
                     model.middle = marks;
                     MIDDLE.iter().for_each(|k| model.values[*k] = x.values[*k]);
+                }
+            }
+            Step::Replay { bad, times } => {
+                // Replays that overlap would share their failures.
+                let _ = cuda::synchronize(0);
+                self.known = self.issued.clone();
+                let index = if *bad { 100 + i } else { i % 4 };
+                self.index.fill_(index)?;
+                let marks = &self.models[1].marks() | &self.models[2].marks();
+                for _ in 0..*times {
+                    if !self.done(self.graph.replay(), &marks, context) {
+                        return Ok(());
+                    }
+                    let picked = std::array::from_fn(|k| (4 * index) as f32 + k as f32);
+                    self.models[0] = Model { values: picked, ..Model::default() };
+                    if *bad {
+                        self.issued.insert(index);
+                        self.models[0].whole.insert(index);
+                    }
+                    let added = self.models[2].values;
+                    self.models[1].values.iter_mut().zip(added).for_each(|(to, x)| *to += x);
                 }
             }
             Step::Fill(t) => {
