@@ -22,6 +22,7 @@ pub(crate) const ELSEWHERE: &[(&str, &str)] = &[
     ("uses", "indices of an op's own operands"),
     ("launches", "indices of an op's own operands"),
     ("is_short", "a number of operands, from which it computes nothing"),
+    ("is_rounded", "indices of an op's own operands"),
     ("saved", "indices of an op's own inputs"),
     ("needs", "indices of an op's own inputs"),
     ("sizes", "indices of an op's own inputs"),
