@@ -138,11 +138,15 @@ fn apply(op: &'static Op, operands: &[Value], grad: &Tensor) -> Result<Value> {
         }
         // Comparisons round a number to halves; formulas compare numbers exactly.
         _ => match common_dtype_of(op, &operands) {
-            common if op.returns_bools() && common.is_float() && common.size() == 2 => DType::F32,
+            DType::F16 | DType::BF16 if op.returns_bools() && has_number(&operands) => DType::F32,
             common => common,
         },
     };
     apply_elementwise(op, &operands, common).map(Value::Tensor)
+}
+
+fn has_number(operands: &[TensorOrScalar<'_>]) -> bool {
+    operands.iter().any(|operand| matches!(operand, TensorOrScalar::Scalar(_)))
 }
 
 /// Applies an op to numbers, on the CPU in `float64`.

@@ -1,7 +1,7 @@
 //! Backward passes of elementwise ops in one launch.
 
 use smallvec::SmallVec;
-use warpline_kernels::elementwise::{self as entries, Arg, Step, apply_backward};
+use warpline_kernels::elementwise::{self as entries, Arg, Formula, Step, apply_backward};
 use warpline_runtime::{Layout, View};
 
 use super::Gradients;
@@ -44,8 +44,10 @@ pub(super) fn evaluate(
             },
         };
         inputs.push(match tensor {
-            // Formulas are computed in `float32` for halves.
-            Some(tensor) if !counts_as_number(&tensor, grad, grad.dtype(), true) => {
+            // Formulas compute halves in `float32`, but comparisons read a tensor in the halves' dtype.
+            Some(tensor)
+                if !counts_as_number(&tensor, grad, grad.dtype(), !is_compared(formula, step)) =>
+            {
                 let layout = tensor.layout().expand(grad.size())?;
                 Input::Tensor(tensor, layout)
             }
@@ -92,4 +94,11 @@ pub(super) fn evaluate(
         }
     };
     Ok(Some(wanted.iter().map(gradient).collect()))
+}
+
+/// Whether a comparison reads a leaf.
+fn is_compared(formula: &Formula, leaf: usize) -> bool {
+    formula.steps().iter().any(
+        |step| matches!(step, Step::Apply(op, _) if op.returns_bools() && step.reads().contains(&leaf)),
+    )
 }

@@ -206,7 +206,9 @@ impl Tensor {
         if !wanted {
             return Ok(out);
         }
-        let saved = Scatter { dim, index: index.clone(), replaces: reduce == Reduce::Assign };
+        let replaces = reduce == Reduce::Assign;
+        let index = (replaces || src.requires_grad()).then(|| index.clone());
+        let saved = Scatter { dim, index, replaces };
         if in_place {
             record_in_place(op, &[self, src], saved)?;
             return Ok(out);
@@ -291,7 +293,8 @@ impl Tensor {
 saved! {
     struct Scatter {
         dim: isize,
-        index: Tensor,
+        /// `None` if elements are added and the source wants no gradient.
+        index: Option<Tensor>,
         /// Whether the elements are replaced, and not added to.
         replaces: bool,
     }
@@ -299,12 +302,13 @@ saved! {
 
 impl Backward for Scatter {
     fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
-        let of_self = inputs.gradient(0, || match self.replaces {
-            true => grad.scatter(self.dim, &self.index, 0),
-            false => Ok(grad.clone()),
+        let of_self = inputs.gradient(0, || match &self.index {
+            Some(index) if self.replaces => grad.scatter(self.dim, index, 0),
+            _ => Ok(grad.clone()),
         })?;
-        let of_src = || within(&grad.gather(self.dim, &self.index)?, inputs.sizes(1));
-        Ok(smallvec![of_self, inputs.gradient(1, of_src)?])
+        let of_src = |index| within(&grad.gather(self.dim, index)?, inputs.sizes(1));
+        let index = self.index.as_ref().filter(|_| inputs.needs(1));
+        Ok(smallvec![of_self, index.map(of_src).transpose()?])
     }
 }
 

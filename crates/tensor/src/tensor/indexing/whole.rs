@@ -149,7 +149,7 @@ impl Tensor {
         if !wanted {
             return Ok(out);
         }
-        let saved = IndexAdd { dim, index: index.clone() };
+        let saved = IndexAdd { dim, index: source.requires_grad().then(|| index.clone()) };
         if in_place {
             record_in_place(op, &[self, source], saved)?;
             return Ok(out);
@@ -189,12 +189,17 @@ impl Tensor {
 }
 
 saved! {
-    struct IndexAdd { dim: isize, index: Tensor }
+    struct IndexAdd {
+        dim: isize,
+        /// `None` if the source wants no gradient.
+        index: Option<Tensor>,
+    }
 }
 
 impl Backward for IndexAdd {
     fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
-        let of_source = inputs.gradient(1, || grad.index_select(self.dim, &self.index))?;
+        let of_source = self.index.as_ref().map(|index| grad.index_select(self.dim, index));
+        let of_source = of_source.transpose()?;
         Ok(smallvec![inputs.needs(0).then(|| grad.clone()), of_source])
     }
 }

@@ -3,8 +3,8 @@
 use serde_json::Value;
 use warpline::autograd::{self, GradOptions};
 use warpline::{
-    DType, Result, Scalar, SyncPolicy, Tensor, TensorOrScalar, by_name, simulated, tensor,
-    with_runtime,
+    DType, Result, Scalar, SyncPolicy, Tensor, TensorOrScalar, by_name, ones, simulated, tensor,
+    with_runtime, zeros,
 };
 use warpline_kernels::elementwise::table;
 
@@ -239,6 +239,29 @@ fn an_operand_that_no_gradient_reads_may_change() -> Result<()> {
     input.detach().zero_()?;
     product.sum(())?.backward()?;
     assert_eq!(x.grad().expect("a gradient").item::<f64>()?, 2.0);
+    let x = zeros([4], DType::F64)?.requires_grad_(true)?;
+    let (index, source) = (tensor([0i64, 1], ())?, ones([2], DType::F64)?);
+    let sums = [x.scatter_add(0, &index, &source)?, x.index_add(0, &index, &source)?];
+    index.add_(1)?;
+    sums[0].add(&sums[1])?.sum(())?.backward()?;
+    assert_eq!(x.grad().expect("a gradient").to_vec::<f64>()?, [2.0; 4]);
+    Ok(())
+}
+
+/// The value reads such a tensor in the dtype of the halves, and so do plain and recorded gradients.
+#[test]
+fn a_bound_without_dimensions_is_rounded_to_halves() -> Result<()> {
+    let x = tensor([0.1], DType::F16)?.requires_grad_(true)?;
+    let bound = tensor(0.1, DType::F32)?;
+    for create_graph in [false, true] {
+        let gradient = |y: Tensor| -> Result<f64> {
+            let options = GradOptions { create_graph, ..GradOptions::default() };
+            let found = autograd::grad(&[&y.sum(())?], &[&x], &[], options)?.remove(0);
+            found.expect("a gradient").item::<f64>()
+        };
+        assert_eq!(gradient(x.maximum(&bound)?)?, 0.5, "create_graph: {create_graph}");
+        assert_eq!(gradient(x.clamp_min(&bound)?)?, 1.0, "create_graph: {create_graph}");
+    }
     Ok(())
 }
 
