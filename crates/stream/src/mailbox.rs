@@ -91,12 +91,12 @@ impl State {
         if (self.is_due(last) || self.running.len() >= ASK)
             && let Some((event, point)) = self.asked.take()
         {
-            self.asked_at = last;
             if event.query().unwrap_or(false) {
                 // The streams are not told: a program that does not wait has no order from it.
                 self.settle(&|at| point.covers(at.progress.stream, at.op));
                 self.idle = Some(event);
             } else {
+                self.asked_at = last;
                 self.asked = Some((event, point));
             }
         }

@@ -24,13 +24,8 @@ pub(super) fn check(
             continue;
         }
         let place = if is_product { "its library or program" } else { "any of its sources" };
-        complaints.push(Complaint {
-            path: manifest.to_owned(),
-            line: line_of(text, name),
-            rule: RULE,
-            text: format!("{} does not use {name} in {place}", member.name),
-            warning: false,
-        });
+        let complaint = format!("{} does not use {name} in {place}", member.name);
+        complaints.push(Complaint::error(manifest, line_of(text, name), RULE, complaint));
     }
     complaints
 }
@@ -45,12 +40,9 @@ pub(super) fn unclaimed(manifest: &str, text: &str, crates: &[Crate]) -> Vec<Com
         |name: &str| crates.iter().flat_map(|member| &member.dependencies).any(|d| d.name == name);
     let is_unclaimed =
         |(_, name): &(usize, &str)| !name.is_empty() && !name.starts_with('#') && !claimed(name);
-    let complaint = |(at, name): (usize, &str)| Complaint {
-        path: manifest.to_owned(),
-        line: at + 1,
-        rule: RULE,
-        text: format!("no crate of the workspace depends on {name}"),
-        warning: false,
+    let complaint = |(at, name): (usize, &str)| {
+        let text = format!("no crate of the workspace depends on {name}");
+        Complaint::error(manifest, at + 1, RULE, text)
     };
     named.filter(is_unclaimed).map(complaint).collect()
 }

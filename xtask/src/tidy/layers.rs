@@ -16,13 +16,7 @@ pub(super) fn check(
     if member.name == "xtask" {
         return Vec::new();
     }
-    let complaint = |line, text| Complaint {
-        path: manifest.to_owned(),
-        line,
-        rule: RULE,
-        text,
-        warning: false,
-    };
+    let complaint = |line, text: String| Complaint::error(manifest, line, RULE, text);
     let Some((_, allowed)) = LAYERS.iter().find(|(name, _)| *name == member.name) else {
         let text = format!("{} is in no layer: give it a place in LAYERS", member.name);
         return vec![complaint(1, text)];

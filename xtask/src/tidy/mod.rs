@@ -25,6 +25,12 @@ struct Complaint {
     warning: bool,
 }
 
+impl Complaint {
+    fn error(path: &str, line: usize, rule: &'static str, text: impl Into<String>) -> Self {
+        Self { path: path.to_owned(), line, rule, text: text.into(), warning: false }
+    }
+}
+
 impl fmt::Display for Complaint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = if self.warning { "warning" } else { "error" };
@@ -56,8 +62,7 @@ impl Source {
     }
 
     fn complaint(&self, line: usize, rule: &'static str, text: impl Into<String>) -> Complaint {
-        let (path, text) = (self.path.clone(), text.into());
-        Complaint { path, line, rule, text, warning: false }
+        Complaint::error(&self.path, line, rule, text)
     }
 }
 

@@ -87,12 +87,9 @@ pub(super) fn stale(files_with_unsafe: &[String]) -> Vec<Complaint> {
     UNSAFE_ALLOWED
         .iter()
         .filter(|(prefix, _)| unused(prefix))
-        .map(|(prefix, _)| Complaint {
-            path: (*prefix).to_owned(),
-            line: 1,
-            rule: "unsafe",
-            text: "nothing here is unsafe: take it off UNSAFE_ALLOWED".to_owned(),
-            warning: false,
+        .map(|(prefix, _)| {
+            let text = "nothing here is unsafe: take it off UNSAFE_ALLOWED";
+            Complaint::error(prefix, 1, "unsafe", text)
         })
         .collect()
 }

@@ -81,7 +81,7 @@ pub struct Input {
     pub domain: Range<f64>,
 }
 
-/// What callers of an op do with certain operands.
+/// A treatment of operands that an op asks of its callers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// Refuse bools, also beside operands of other dtypes.

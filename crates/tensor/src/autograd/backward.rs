@@ -1,5 +1,6 @@
 //! Gradients of ops: the trait that the saved state of an op implements, and its call by the engine.
 
+use std::borrow::Cow;
 use std::marker::PhantomData;
 use std::panic::Location;
 use std::sync::Arc;
@@ -147,11 +148,13 @@ pub(super) fn rule<G: Incoming + ?Sized + 'static>(
 impl<G: Incoming + ?Sized, S: Backward<G>> Rule for Recorded<S, G> {
     fn run(&self, grads: &[Option<Tensor>], inputs: &Inputs<'_>) -> Result<Gradients> {
         let Some(grad) = G::of(grads) else { return Ok(Gradients::new()) };
-        let mut state = self.state.clone();
-        let mut marks = self.marks.iter();
-        state.each(&mut |tensor| {
-            marks.next().map_or(Ok(()), |mark| mark.unpack(tensor, inputs.node))
-        })?;
+        let mut state = Cow::Borrowed(&self.state);
+        if !self.marks.is_empty() {
+            let mut marks = self.marks.iter();
+            state.to_mut().each(&mut |tensor| {
+                marks.next().map_or(Ok(()), |mark| mark.unpack(tensor, inputs.node))
+            })?;
+        }
         if !mode::is_grad_enabled()
             && let Some(gradients) = state.fused(grad, inputs)?
         {

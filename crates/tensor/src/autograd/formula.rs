@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 use warpline_kernels::elementwise::{Formula, Op, Step};
 
 use super::{Gradients, Saved};
-use crate::tensor::{apply_elementwise, common_dtype_of};
+use crate::tensor::{apply_elementwise, common_dtype_of, rounded};
 use crate::{DType, Device, Error, Result, Scalar, Tensor, TensorOrScalar};
 
 /// The operands and the result that a formula reads, each with the index of its step.
@@ -49,7 +49,7 @@ pub(super) fn evaluate(
         let value = match step {
             Step::Gradient => Value::Tensor(grad.clone()),
             Step::Operand(_) | Step::Result => match leaf(leaves, k)? {
-                Value::Number(number) => Value::Number(as_read(formula, k, *number, grad)?),
+                Value::Number(number) => Value::Number(as_read(formula, k, *number, grad)),
                 tensor => tensor.clone(),
             },
             Step::Constant(number) => Value::Number(Scalar::Float(*number)),
@@ -81,14 +81,14 @@ pub(super) fn evaluate(
 }
 
 /// A number operand as a formula reads it.
-fn as_read(formula: &Formula, leaf: usize, number: Scalar, grad: &Tensor) -> Result<Scalar> {
+fn as_read(formula: &Formula, leaf: usize, number: Scalar, grad: &Tensor) -> Scalar {
     match number {
         // A bool is 0 or 1 in arithmetic.
-        Scalar::Bool(bool) if !formula.is_condition(leaf) => Ok(Scalar::Float(bool.into())),
+        Scalar::Bool(bool) if !formula.is_condition(leaf) => Scalar::Float(bool.into()),
         number if formula.is_rounded(leaf) && grad.dtype().size() == 2 => {
-            grad.new_full((), number, (grad.dtype(), Device::Cpu))?.to_scalar()
+            rounded(number, grad.dtype())
         }
-        number => Ok(number),
+        number => number,
     }
 }
 

@@ -46,7 +46,9 @@ pub(super) fn evaluate(
         inputs.push(match tensor {
             // Formulas compute halves in `float32`, but comparisons read a tensor in the halves' dtype.
             Some(tensor)
-                if !counts_as_number(&tensor, grad, grad.dtype(), !is_compared(formula, step)) =>
+                if !counts_as_number(&tensor, grad, grad.dtype(), || {
+                    !is_compared(formula, step)
+                }) =>
             {
                 let layout = tensor.layout().expand(grad.size())?;
                 Input::Tensor(tensor, layout)

@@ -48,7 +48,7 @@ macro_rules! without_tensors {
 
 without_tensors!(bool, usize, isize, i64, f64, Scalar, Layout);
 
-impl<T: Send + Sync> Saved for &'static T {}
+impl<T: Sync + ?Sized> Saved for &'static T {}
 
 impl Saved for Tensor {
     fn each(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {

@@ -152,7 +152,7 @@ impl Backward<[Option<Tensor>]> for PickedLogSoftmax {
     fn backward(&self, grads: &[Option<Tensor>], _: &Inputs<'_>) -> Result<Gradients> {
         let Self { log, index, dim } = self;
         let [of_log, of_picked] = grads else { return Ok(Gradients::new()) };
-        // The gradients of all of them together, of which each takes its share.
+        // Through the softmax, each class gets a share of the sum of all gradients.
         let sum = of_log.as_ref().map(|grad| grad.sum_keepdim(*dim)).transpose()?;
         let sum = match (sum, of_picked) {
             (Some(sum), Some(grad)) => sum.add(grad)?,

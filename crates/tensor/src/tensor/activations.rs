@@ -5,8 +5,7 @@ use std::panic::Location;
 use warpline_kernels::elementwise as table;
 
 use super::inplace::check_filled;
-use super::operands::{apply, apply_in_place, apply_in_place_as, as_filled};
-use crate::autograd::{elementwise_as, no_grad};
+use super::operands::{apply, apply_as, apply_in_place, apply_in_place_as, rounded};
 use crate::called::Called;
 use crate::{Category, DType, Error, Result, Scalar, Tensor};
 
@@ -144,13 +143,7 @@ impl Tensor {
     #[track_caller]
     fn rounded(&self, op: &'static str, number: Scalar) -> Result<Scalar> {
         check_filled(op, number, self.dtype())?;
-        let v = number.to_f64() as f32;
-        Ok(match self.dtype() {
-            DType::F16 => Scalar::Float(half::f16::from_f32(v).into()),
-            DType::BF16 => Scalar::Float(half::bf16::from_f32(v).into()),
-            DType::F32 => Scalar::Float(v.into()),
-            other => as_filled(number, other),
-        })
+        Ok(rounded(number, self.dtype()))
     }
 
     /// At least `min` and at most `max`; not for bools.
@@ -160,8 +153,8 @@ impl Tensor {
     #[track_caller]
     pub fn hardtanh(&self, min: f64, max: f64) -> Result<Self> {
         let [min, max] = self.bounds("hardtanh", [min, max])?;
-        let out = no_grad(|| self.clamp(min, max)).of("hardtanh")?;
-        elementwise_as(&table::HARDTANH, &[self.into(), min.into(), max.into()], out)
+        let operands = [self.into(), min.into(), max.into()];
+        apply_as(&table::CLAMP, &table::HARDTANH, &operands, self.dtype())
     }
 
     /// [`Tensor::hardtanh`] in place.

@@ -6,9 +6,8 @@ use warpline_kernels::elementwise as table;
 
 use super::inplace::check_filled;
 use super::operands::{
-    TensorOrScalar, apply, apply_in_place, apply_in_place_as, as_filled, common_dtype,
+    TensorOrScalar, apply, apply_as, apply_in_place, apply_in_place_as, as_filled, common_dtype,
 };
-use crate::autograd::{elementwise_as, no_grad};
 use crate::called::Called;
 use crate::{DType, Error, Result, Scalar, Tensor};
 
@@ -112,10 +111,9 @@ impl Tensor {
         bound: TensorOrScalar<'_>,
     ) -> Result<Self> {
         let operands = [self.into(), bound];
-        let (name, common) = (backward.name(), common_dtype(&operands));
-        check_not_bool(name, common)?;
-        let out = no_grad(|| apply(op, &operands, common)).of(name)?;
-        elementwise_as(backward, &operands, out)
+        let common = common_dtype(&operands);
+        check_not_bool(backward.name(), common)?;
+        apply_as(op, backward, &operands, common)
     }
 
     /// [`Tensor::bound`] in place.

@@ -47,7 +47,7 @@ pub use index::{Index, IndexRange, IntoIndices};
 pub use indexing::ScatterReduce;
 pub use operands::TensorOrScalar;
 pub(crate) use operands::{
-    apply as apply_elementwise, common_dtype, common_dtype_of, counts_as_number,
+    apply as apply_elementwise, common_dtype, common_dtype_of, counts_as_number, rounded,
 };
 pub use order::{isin, searchsorted};
 pub use pending::Pending;

@@ -8,7 +8,7 @@ use warpline_kernels::elementwise::{self as table, Arg, Backward, Op, Rule};
 use warpline_runtime::{Layout, Sizes, Target, View, broadcast};
 
 use super::promote::combine;
-use crate::autograd::{elementwise, finish_in_place, prepare_in_place};
+use crate::autograd::{elementwise, elementwise_as, finish_in_place, no_grad, prepare_in_place};
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Category, DType, Error, Result, Scalar, Tensor};
@@ -100,12 +100,9 @@ impl<'a, 'o> Operands<'a, 'o> {
                     check_fits(op.name(), number, dtype)?;
                 }
                 TensorOrScalar::Tensor(t)
-                    if counts_as_number(
-                        t,
-                        main,
-                        common,
-                        k == 1 && op.has_rule(Rule::WideSecond),
-                    ) =>
+                    if counts_as_number(t, main, common, || {
+                        k == 1 && op.has_rule(Rule::WideSecond)
+                    }) =>
                 {
                     // Integers wrap in a smaller dtype, where a number would be refused. PyTorch's kernels of two
                     // operands read a float unrounded, and those of `lerp` and `addcmul` convert it first.
@@ -215,6 +212,18 @@ pub(super) fn apply_in_place(
     apply_in_place_as(op, op.backward(), name, a, operands, common)
 }
 
+/// [`apply`] of an op that has the value of an entry and formulas of its own.
+#[track_caller]
+pub(super) fn apply_as(
+    op: &'static Op,
+    backward: &'static Backward,
+    operands: &[TensorOrScalar<'_>],
+    common: DType,
+) -> Result<Tensor> {
+    let out = no_grad(|| apply(op, operands, common)).of(backward.name())?;
+    elementwise_as(backward, operands, out)
+}
+
 /// [`apply_in_place`] of an op that has the value of an entry and formulas of its own.
 #[track_caller]
 pub(super) fn apply_in_place_as(
@@ -265,15 +274,21 @@ pub(super) fn apply_in_place_as(
 }
 
 /// Whether a tensor without dimensions is passed to the kernel as a number. As in PyTorch, this holds for a CPU
-/// tensor beside a GPU's. It also holds on the CPU beside halves, if the op reads it in `float32` (`wide`).
-pub(crate) fn counts_as_number(t: &Tensor, main: &Tensor, common: DType, wide: bool) -> bool {
+/// tensor beside a GPU's. It also holds on the CPU beside halves, if the op reads it in `float32` (`is_wide`).
+#[inline]
+pub(crate) fn counts_as_number(
+    t: &Tensor,
+    main: &Tensor,
+    common: DType,
+    is_wide: impl FnOnce() -> bool,
+) -> bool {
     if t.dim() > 0 || t.is_cuda() {
         return false;
     }
     if main.is_cuda() {
         return t.storage().runtime().same_as(main.storage().runtime());
     }
-    wide && main.dim() > 0 && matches!(common, DType::F16 | DType::BF16)
+    main.dim() > 0 && matches!(common, DType::F16 | DType::BF16) && is_wide()
 }
 
 /// Refuses bools among the operands of an op with [`Rule::RefusesBools`].
@@ -349,6 +364,17 @@ fn broadcast_error(a: &Tensor, b: &Tensor) -> Error {
                 &sizes[..]
             ),
         },
+    }
+}
+
+/// A number as an element of a dtype has it.
+pub(crate) fn rounded(number: Scalar, dtype: DType) -> Scalar {
+    let single = number.to_f64() as f32;
+    match dtype {
+        DType::F16 => Scalar::Float(half::f16::from_f32(single).into()),
+        DType::BF16 => Scalar::Float(half::bf16::from_f32(single).into()),
+        DType::F32 => Scalar::Float(single.into()),
+        other => as_filled(number, other),
     }
 }
 

@@ -7,7 +7,7 @@ use warpline_kernels::{indexing, scatter};
 use warpline_runtime::launch::report_as;
 
 use super::indexing::as_indices;
-use crate::autograd::{Backward, Gradients, Inputs, Saved, record, saved, wanted};
+use crate::autograd::{Backward, Gradients, Inputs, record, saved, wanted};
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Result, Tensor};
@@ -88,21 +88,21 @@ impl Tensor {
         if !out.dtype().is_float() || !wanted(&[self]) {
             return Ok(out);
         }
-        let (dim, index, called) = (dim as isize, index.clone(), Caller(op, Location::caller()));
-        record("gather", out, &[self], Gather { dim, index, called })
+        let (dim, index, location) = (dim as isize, index.clone(), Location::caller());
+        record("gather", out, &[self], Gather { dim, index, op, location })
     }
 }
-
-/// The op that gathers, and its call: the node is named as in PyTorch, which gathers within other ops, too.
-#[derive(Clone)]
-struct Caller(&'static str, &'static Location<'static>);
-
-impl Saved for Caller {}
 
 saved! {
     struct IndexSelect { dim: isize, index: Tensor }
 
-    struct Gather { dim: isize, index: Tensor, called: Caller }
+    struct Gather {
+        dim: isize,
+        index: Tensor,
+        /// The op that gathers. The node is named as in PyTorch, which gathers within other ops, too.
+        op: &'static str,
+        location: &'static Location<'static>,
+    }
 }
 
 impl Backward for IndexSelect {
@@ -115,9 +115,8 @@ impl Backward for IndexSelect {
 impl Backward for Gather {
     fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
         let whole = grad.new_zeros(inputs.sizes(0), ())?;
-        let Caller(op, location) = self.called;
         let add = || whole.scatter_add_(self.dim, &self.index, grad).cloned();
-        Ok(smallvec![Some(report_as(Some((op, location)), add)?)])
+        Ok(smallvec![Some(report_as(Some((self.op, self.location)), add)?)])
     }
 }
 

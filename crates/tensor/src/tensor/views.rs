@@ -134,11 +134,7 @@ impl Tensor {
     pub fn permute(&self, dims: impl IntoDims) -> Result<Self> {
         let dims = dims.into_dims();
         let layout = self.layout().permute(&dims).of("permute")?;
-        let mut inverse: SmallVec<[isize; 6]> = SmallVec::from_elem(0, dims.len());
-        for (to, &from) in dims.iter().enumerate() {
-            inverse[resolve_dim(from, dims.len()).of("permute")?] = to as isize;
-        }
-        self.viewed("permute", layout, Permute { inverse })
+        self.viewed("permute", layout, Permute { dims })
     }
 
     /// Repeats dimensions of size 1, and new leading ones, without copying; −1 keeps a size.
@@ -397,14 +393,18 @@ pub fn cat<T: Borrow<Tensor>>(tensors: &[T], dim: isize) -> Result<Tensor> {
 }
 
 saved! {
-    struct Permute { inverse: SmallVec<[isize; 6]> }
+    struct Permute { dims: SmallVec<[isize; 6]> }
 
     struct Cat { dim: usize, lengths: SmallVec<[usize; 8]> }
 }
 
 impl Backward for Permute {
     fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
-        Ok(smallvec![Some(grad.permute(&self.inverse[..])?)])
+        let mut inverse: SmallVec<[isize; 6]> = SmallVec::from_elem(0, self.dims.len());
+        for (to, &from) in self.dims.iter().enumerate() {
+            inverse[resolve_dim(from, self.dims.len())?] = to as isize;
+        }
+        Ok(smallvec![Some(grad.permute(&inverse[..])?)])
     }
 }
 

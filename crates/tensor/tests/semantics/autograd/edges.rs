@@ -139,16 +139,19 @@ fn hardtanh_in_place_has_the_slope_of_hardtanh() -> Result<()> {
     Ok(())
 }
 
+/// The gradient of `x` for the sum of `y`.
+fn gradient(x: &Tensor, y: &Tensor, create_graph: bool) -> Result<Vec<f64>> {
+    let options = GradOptions { create_graph, ..GradOptions::default() };
+    let found = autograd::grad(&[&y.sum(())?], &[x], &[], options)?.remove(0);
+    found.expect("a gradient").to(DType::F64)?.to_vec()
+}
+
 fn rounded_bounds(at: &str) -> Result<()> {
     for dtype in [DType::F16, DType::BF16] {
         // The nearest halves are above 0.3 or below it, and equal the bound as PyTorch compares them.
         let x = tensor([0.3, 0.1, -0.2], (dtype, at))?.requires_grad_(true)?;
         for create_graph in [false, true] {
-            let gradient = |y: Tensor| -> Result<Vec<f64>> {
-                let options = GradOptions { create_graph, ..GradOptions::default() };
-                let found = autograd::grad(&[&y.sum(())?], &[&x], &[], options)?.remove(0);
-                found.expect("a gradient").to(DType::F64)?.to_vec()
-            };
+            let gradient = |y: Tensor| gradient(&x, &y, create_graph);
             let what = format!("{at}, {dtype}, create_graph: {create_graph}");
             assert_eq!(gradient(x.clamp(-1.0, 0.3)?)?, [1.0; 3], "{what}");
             assert_eq!(gradient(x.clamp(0.1, 2.0)?)?, [1.0, 1.0, 0.0], "{what}");
@@ -184,10 +187,8 @@ fn exact_bounds(at: &str) -> Result<()> {
     for (k, (dtype, value, f, expected)) in cases.into_iter().enumerate() {
         for create_graph in [false, true] {
             let x = tensor([value], (dtype, at))?.requires_grad_(true)?;
-            let options = GradOptions { create_graph, ..GradOptions::default() };
-            let found = autograd::grad(&[&f(&x)?.sum(())?], &[&x], &[], options)?.remove(0);
-            let found = found.expect("a gradient").item::<f64>()?;
-            assert_eq!(found, expected, "case {k} on {at}, create_graph: {create_graph}");
+            let found = gradient(&x, &f(&x)?, create_graph)?;
+            assert_eq!(found, [expected], "case {k} on {at}, create_graph: {create_graph}");
         }
     }
     Ok(())
@@ -210,11 +211,7 @@ fn a_bool_is_a_number_in_recorded_gradients() -> Result<()> {
     let x = tensor([2.0, 3.0], DType::F32)?.requires_grad_(true)?;
     let end = tensor([4.0, 4.0], DType::F32)?;
     for create_graph in [false, true] {
-        let gradient = |y: Tensor| -> Result<Vec<f32>> {
-            let options = GradOptions { create_graph, ..GradOptions::default() };
-            let found = autograd::grad(&[&y.sum(())?], &[&x], &[], options)?.remove(0);
-            found.expect("a gradient").to_vec()
-        };
+        let gradient = |y: Tensor| gradient(&x, &y, create_graph);
         assert_eq!(gradient(x.pow(true)?)?, [1.0, 1.0]);
         assert_eq!(gradient(x.lerp(&end, true)?)?, [0.0, 0.0]);
     }
@@ -254,13 +251,9 @@ fn a_bound_without_dimensions_is_rounded_to_halves() -> Result<()> {
     let x = tensor([0.1], DType::F16)?.requires_grad_(true)?;
     let bound = tensor(0.1, DType::F32)?;
     for create_graph in [false, true] {
-        let gradient = |y: Tensor| -> Result<f64> {
-            let options = GradOptions { create_graph, ..GradOptions::default() };
-            let found = autograd::grad(&[&y.sum(())?], &[&x], &[], options)?.remove(0);
-            found.expect("a gradient").item::<f64>()
-        };
-        assert_eq!(gradient(x.maximum(&bound)?)?, 0.5, "create_graph: {create_graph}");
-        assert_eq!(gradient(x.clamp_min(&bound)?)?, 1.0, "create_graph: {create_graph}");
+        let gradient = |y: Tensor| gradient(&x, &y, create_graph);
+        assert_eq!(gradient(x.maximum(&bound)?)?, [0.5], "create_graph: {create_graph}");
+        assert_eq!(gradient(x.clamp_min(&bound)?)?, [1.0], "create_graph: {create_graph}");
     }
     Ok(())
 }
