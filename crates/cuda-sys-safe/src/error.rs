@@ -403,6 +403,17 @@ impl DriverError {
         self
     }
 
+    /// The line that asked for the call, if it is known.
+    #[must_use]
+    pub fn location(&self) -> Option<&'static Location<'static>> {
+        match self {
+            Self::Cuda(error) => error.location,
+            Self::DeviceLost { cause, .. } => cause.location,
+            Self::LibraryCall { location, .. } => *location,
+            _ => None,
+        }
+    }
+
     /// Says what the caller was doing, unless that is already known.
     #[must_use]
     pub fn with_detail(mut self, detail: impl FnOnce() -> String) -> Self {

@@ -44,8 +44,8 @@ impl Window {
     /// one, any positive value is valid and has no effect.
     ///
     /// # Errors
-    /// [`Error::ShapeMismatch`] if the image, the result, the window, or the part of the image that the window
-    /// reaches has 2³¹ elements or more; [`Error::InvalidArgument`] if a stride or a dilation is 0.
+    /// [`ErrorKind::ShapeMismatch`] if the image, the result, the window, or the part of the image that the window
+    /// reaches has 2³¹ elements or more; [`ErrorKind::InvalidArgument`] if a stride or a dilation is 0.
     #[track_caller]
     pub fn check(&self, op: &'static str) -> Result<()> {
         self.packed(op).map(drop)
@@ -56,7 +56,7 @@ impl Window {
     pub(crate) fn packed(&self, op: &'static str) -> Result<Taps> {
         let location = Location::caller();
         if self.stride.contains(&0) || self.dilation.contains(&0) {
-            return Err(Error::invalid(op, "a stride or dilation of 0".into()).at(location));
+            return Err(Error::invalid(op, "a stride or dilation of 0").at(location));
         }
         let taken = |step: [usize; 3], count: [usize; 3]| {
             std::array::from_fn(|d| if count[d] > 1 { step[d] } else { 1 })
@@ -68,7 +68,7 @@ impl Window {
         };
         window.narrowed().ok_or_else(|| {
             let reason = "the image, or what a window reaches of it, has 2³¹ elements or more";
-            Error::ShapeMismatch { op, location, reason: reason.into() }
+            Error::shape(op, reason).at(location)
         })
     }
 
@@ -173,7 +173,7 @@ pub(crate) fn images(
     {
         let reason =
             format!("a tensor of {own:?} where a batch of images of {sizes:?} is expected");
-        return Err(Error::ShapeMismatch { op, location, reason });
+        return Err(Error::shape(op, reason).at(location));
     }
     let mut strides = [0; 5];
     let at = |d: usize| view.strides()[d] as i64;

@@ -1,8 +1,6 @@
 //! Where a module's input has to be.
 
-use std::panic::Location;
-
-use warpline::{Error, Result, Tensor};
+use warpline::{ErrorKind, Result, Tensor};
 
 /// Refuses an input that is elsewhere than a parameter, by the parameter's name and both devices.
 #[track_caller]
@@ -24,11 +22,6 @@ pub(crate) fn check(
     if meet {
         return Ok(());
     }
-    let (first, second) = (input.device(), parameter.device());
-    Err(Error::DeviceMismatch {
-        location: Location::caller(),
-        op: module,
-        first: format!("{first} (the input)"),
-        second: format!("{second} (the parameter `{name}`)"),
-    })
+    let (name, input, parameter) = (name.to_owned(), input.device(), parameter.device());
+    Err(ErrorKind::ParameterDevice { name, input, parameter }.of(module))
 }

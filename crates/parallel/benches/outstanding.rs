@@ -6,11 +6,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use warpline::{Runtime, RuntimeConfig, cuda, ones, with_runtime};
+use warpline::{Error, Result, Runtime, RuntimeConfig, cuda, ones, with_runtime};
 use warpline_cuda_sys_safe::null::NullDriver;
-use warpline_parallel::distributed::{
-    Error, HashStore, InitOptions, ReduceOp, Result, init_process_group,
-};
+use warpline_parallel::distributed::{HashStore, InitOptions, ReduceOp, init_process_group};
 
 fn main() -> Result<()> {
     if std::env::var_os("WARPLINE_DRIVER").is_some() {

@@ -6,11 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use warpline::cuda::CudaGraph;
-use warpline::{Runtime, RuntimeConfig, ones, with_runtime};
+use warpline::{Result, Runtime, RuntimeConfig, ones, with_runtime};
 use warpline_cuda_sys_safe::null::NullDriver;
-use warpline_parallel::distributed::{
-    HashStore, InitOptions, ReduceOp, Result, init_process_group,
-};
+use warpline_parallel::distributed::{HashStore, InitOptions, ReduceOp, init_process_group};
 
 /// The system's allocator, which counts bytes.
 struct Counting;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use warpline_sync::OnceLock;
 use warpline_sync::atomic::{AtomicU64, Ordering};
 
-use crate::Error;
+use crate::{Error, ErrorKind, Site};
 
 /// How far the collectives of a communicator are, and why the others never will be: work that is
 /// aborted ends for the driver as any other does. Clones share it.
@@ -31,7 +31,7 @@ impl Completion {
     }
 
     /// Enters that the others will not be done. It comes before they are aborted. From now on, what
-    /// they were to write, and what was computed from it, is refused as [`Error::Collective`].
+    /// they were to write, and what was computed from it, is refused as [`ErrorKind::Collective`].
     pub fn fail(&self, why: Arc<dyn StdError + Send + Sync>) {
         let _ = self.0.failed.set(why); // the first counts
     }
@@ -62,8 +62,9 @@ impl Pending {
     /// The error, if it is known that it will not be done.
     pub(crate) fn failed(&self) -> Option<Error> {
         let why = self.completion.0.failed.get()?;
-        let (op, location, source) = (self.op, self.location, Arc::clone(why));
-        (!self.is_done()).then_some(Error::Collective { op, location, cause: source })
+        let site = Site { op: self.op, location: self.location };
+        let error = || Error::new(ErrorKind::Collective, site).with_source(Arc::clone(why));
+        (!self.is_done()).then(error)
     }
 
     /// Whether the other one is done, or fails, with this one: it came before it on the communicator.

@@ -127,7 +127,7 @@ impl CpuGenerator {
     /// Goes on from where a [`CpuGenerator::state`] was taken (`torch.set_rng_state`).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for bytes that are no state.
+    /// [`ErrorKind::InvalidArgument`] for bytes that are no state.
     #[track_caller]
     pub fn set_state(&mut self, state: &[u8]) -> Result<()> {
         const OP: &str = "set_rng_state";
@@ -143,7 +143,7 @@ impl CpuGenerator {
         };
         let (left, seeded) = (word(8) as u32 as usize, word(8) >> 32);
         if seeded != 1 || !(1..=BLOCK).contains(&left) {
-            let reason = "the bytes are not those of a CPU generator's state".to_owned();
+            let reason = "the bytes are not those of a CPU generator's state";
             return Err(Error::invalid(OP, reason));
         }
         let mut block = Box::new([0; BLOCK]);
@@ -233,7 +233,7 @@ impl CudaGenerator {
     /// Goes on from where a [`CudaGenerator::state`] was taken (`torch.cuda.set_rng_state`).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for bytes that are no state.
+    /// [`ErrorKind::InvalidArgument`] for bytes that are no state.
     #[track_caller]
     pub fn set_state(&mut self, state: &[u8]) -> Result<()> {
         let (words, rest) = state.as_chunks::<8>();

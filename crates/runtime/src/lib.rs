@@ -9,7 +9,6 @@
 mod completion;
 #[macro_use]
 mod dispatch;
-mod dtype;
 mod error;
 pub mod generator;
 pub mod graph;
@@ -29,9 +28,6 @@ pub mod testing;
 mod view;
 
 pub use completion::Completion;
-pub use dtype::{Category, DType, Element, Scalar};
-pub use error::{Error, Result};
-pub use half::{bf16, f16};
 pub use launch::Target;
 pub use layout::{Layout, MemoryFormat, Sizes, Strides, broadcast, checked_numel, resolve_dim};
 #[doc(hidden)]
@@ -42,10 +38,13 @@ pub use runtime::{
     CudaDevice, GeneratorGuard, HostCacheStats, Runtime, RuntimeConfig, Staging, SyncPolicy,
 };
 pub use semaphore::{OwnSemaphore, PeerSemaphore, SharedSemaphore};
-pub use storage::{ExportedStorage, Site, Storage, Version};
+pub use storage::{ExportedStorage, Storage, Version};
 pub use view::{Operand, View};
 pub use warpline_cuda_sys_safe::{Access, InvalidVariable};
 pub use warpline_stream::{IndexCheck, Stream};
+pub use warpline_types::{
+    Category, DType, Device, Element, Error, ErrorKind, Result, ResultExt, Scalar, Site, bf16, f16,
+};
 
 /// The program of this crate's README runs.
 #[cfg(doctest)]

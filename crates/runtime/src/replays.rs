@@ -7,9 +7,9 @@ use std::sync::Arc;
 use warpline_cuda_sys_safe::owned::Communicator;
 use warpline_stream::Stream;
 
-use crate::Result;
 use crate::completion::{Completion, Pending};
-use crate::storage::{Site, Source, Sources};
+use crate::storage::{Source, Sources};
+use crate::{Result, Site};
 
 /// Who watches the calls on a communicator, as a process group does: graphs in which some were
 /// captured keep it, and launch their replays through it.
@@ -18,7 +18,7 @@ pub trait Replays: Send + Sync {
     /// replay of `calls`, which are the captured ones' names in their order, on the stream.
     ///
     /// # Errors
-    /// Those of `launch`; [`crate::Error::Collective`] where the communicator can be used no more.
+    /// Those of `launch`; [`crate::ErrorKind::Collective`] where the communicator can be used no more.
     fn replay(
         &self,
         calls: &Calls,

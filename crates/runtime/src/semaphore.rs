@@ -17,10 +17,10 @@ use warpline_cuda_sys_safe::{Access, CudaCode, DriverError, OsHandle};
 use warpline_stream::Stream;
 use warpline_sync::{Mutex, MutexGuard, OnceLock};
 
+use crate::Site;
 use crate::launch::enqueue;
 use crate::race::Touch;
 use crate::runtime::{Unused, new_memory_id};
-use crate::storage::Site;
 use crate::{CudaDevice, Error, Result, Runtime, Storage, SyncPolicy};
 pub(crate) use awaited::Awaited;
 
@@ -177,7 +177,7 @@ impl OwnSemaphore {
         const OP: &str = "send";
         let device = self.page.runtime.device(self.page.device)?.properties().uuid;
         let Some(words) = &self.page.words else {
-            return Err(Error::invalid(OP, "it is gone".to_owned()));
+            return Err(Error::invalid(OP, "it is gone"));
         };
         let handle = words.export().map_err(|e| Error::driver(OP, e))?;
         Ok(SharedSemaphore { handle, bytes: words.bytes(), device })
@@ -219,7 +219,7 @@ impl OwnSemaphore {
         let enqueued = enqueue(stream, all_of(storage), site(op, location), |_| {
             // SAFETY: the page knows of the stream, and goes once that is done with it.
             unsafe { words.write_on(stream.raw(), WORD, number) }?;
-            stream.note_launch(op, location, std::iter::empty());
+            stream.note_launch(site(op, location), std::iter::empty());
             Ok(())
         });
         let enqueued = match enqueued {
@@ -307,7 +307,7 @@ impl PeerSemaphore {
     }
 
     /// Counts the other process as gone and lets the waiting stream go on. Work that is not signalled
-    /// by now counts as never done, and reading its results fails with [`Error::PeerGone`].
+    /// by now counts as never done, and reading its results fails with [`ErrorKind::PeerGone`].
     ///
     /// The other process's GPU may still come to an earlier signal, which makes the number smaller
     /// again. So call this again and again until it returns false: nothing waits any more.
@@ -373,10 +373,10 @@ impl PeerSemaphore {
     /// host does, until `deadline`.
     ///
     /// Reads on the host of the storage, and of anything computed from it, wait for the number for at
-    /// most `limit`. They fail with [`Error::PeerGone`] if it never comes.
+    /// most `limit`. They fail with [`ErrorKind::PeerGone`] if it never comes.
     ///
     /// # Errors
-    /// [`Error::PeerGone`]; [`Error::TimedOut`] after the deadline; the driver's own.
+    /// [`ErrorKind::PeerGone`]; [`ErrorKind::TimedOut`] after the deadline; the driver's own.
     pub fn wait(
         &self,
         (storage, stream): (&Storage, &Stream),
@@ -404,7 +404,7 @@ impl PeerSemaphore {
         let enqueued = enqueue(own, all_of(storage), site(op, location), |_| {
             // SAFETY: the page knows of the stream, and goes once that is done with it.
             unsafe { words.wait_on(own.raw(), WORD, number) }?;
-            own.note_launch(op, location, std::iter::empty());
+            own.note_launch(site(op, location), std::iter::empty());
             Ok(())
         });
         self.entered();

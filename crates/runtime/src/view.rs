@@ -1,12 +1,11 @@
 //! One tensor as an op sees it: bytes, layout, dtype.
 
-use std::panic::Location;
 use std::sync::LazyLock;
 
 use warpline_cuda_sys_safe::Access;
 
 use crate::overlap;
-use crate::{DType, Error, Layout, Result, Sizes, Storage, Strides, checked_numel};
+use crate::{DType, ErrorKind, Layout, Result, Sizes, Storage, Strides, checked_numel};
 
 /// A borrowed tensor: what every op takes.
 #[derive(Clone, Copy, Debug)]
@@ -75,20 +74,19 @@ impl<'a> View<'a> {
     /// Refuses a layout that reaches outside its storage.
     ///
     /// # Errors
-    /// [`Error::OutOfStorage`].
+    /// [`ErrorKind::OutOfStorage`].
     #[track_caller]
     pub fn check_inside(&self, op: &'static str) -> Result<()> {
         if self.bytes_end().is_some_and(|end| end <= self.storage.bytes()) {
             return Ok(());
         }
-        Err(Error::OutOfStorage {
-            location: Location::caller(),
-            op,
+        Err(ErrorKind::OutOfStorage {
             sizes: self.sizes().to_vec(),
             strides: self.strides().to_vec(),
             offset: self.layout.offset(),
             bytes: self.storage.bytes(),
-        })
+        }
+        .of(op))
     }
 
     /// Bytes from the storage's start to the view's end; `None` if it starts before that.
@@ -114,14 +112,10 @@ impl<'a> View<'a> {
     /// then write it at once; and where that is hard to tell, as of no view of a plain tensor.
     ///
     /// # Errors
-    /// [`Error::OverlappingWrite`].
+    /// [`ErrorKind::OverlappingWrite`].
     #[track_caller]
     pub fn check_writable(&self, op: &'static str) -> Result<()> {
-        if overlap::within(self.layout) {
-            Err(Error::OverlappingWrite { location: Location::caller(), op })
-        } else {
-            Ok(())
-        }
+        if overlap::within(self.layout) { Err(ErrorKind::OverlappingWrite.of(op)) } else { Ok(()) }
     }
 }
 

@@ -13,7 +13,7 @@ use warpline_cuda_sys_safe::{CaptureMode, StreamHandle};
 use warpline_sync::atomic::{AtomicBool, Ordering};
 use warpline_sync::{Mutex, MutexGuard};
 
-use crate::{OpNumber, Result, Stream, StreamError};
+use crate::{Error, ErrorKind, OpNumber, Result, Stream};
 
 /// What a capture notes about itself; whoever begins it decides.
 pub type CaptureLog = Arc<dyn Any + Send + Sync>;
@@ -50,8 +50,8 @@ impl Captured {
     /// what comes too late is not enqueued.
     ///
     /// # Errors
-    /// [`StreamError::NotCapturing`] once the capture has ended, or what `f` returns.
-    pub fn submit<R, E: From<StreamError>>(
+    /// [`ErrorKind::NotCapturing`] once the capture has ended, or what `f` returns.
+    pub fn submit<R, E: From<Error>>(
         &self,
         token: LaunchToken,
         f: impl FnOnce(StreamHandle) -> std::result::Result<R, E>,
@@ -119,7 +119,7 @@ impl Slot {
         location: &'static Location<'static>,
     ) -> Result<()> {
         if self.twin_in.is_some() && !self.is_capturing() {
-            return Err(StreamError::NotCapturing { location, call });
+            return Err(ErrorKind::NotCapturing.of(call).at(location));
         }
         Ok(())
     }
@@ -172,21 +172,13 @@ impl Stream {
     /// Refuses to wait on the host for captured work, which does not run.
     #[track_caller]
     pub(crate) fn refuse_twin(&self, call: &'static str) -> Result<()> {
-        if self.is_twin() {
-            Err(StreamError::Capturing { location: Location::caller(), call })
-        } else {
-            Ok(())
-        }
+        if self.is_twin() { Err(ErrorKind::Capturing.of(call)) } else { Ok(()) }
     }
 
     /// Refuses to ask about a stream, or wait for it, while it is captured.
     #[track_caller]
     pub(crate) fn refuse_capturing(&self, call: &'static str) -> Result<()> {
-        if self.is_capturing() {
-            Err(StreamError::Capturing { location: Location::caller(), call })
-        } else {
-            Ok(())
-        }
+        if self.is_capturing() { Err(ErrorKind::Capturing.of(call)) } else { Ok(()) }
     }
 
     /// Captures what this stream is given from now on, instead of running it, until the result is
@@ -196,7 +188,7 @@ impl Stream {
     /// The driver's mode is the relaxed one, in which other threads, and this one, may do as ever.
     ///
     /// # Errors
-    /// [`StreamError::CannotCapture`] for a default stream and for one that is captured already,
+    /// [`ErrorKind::CannotCapture`] for a default stream and for one that is captured already,
     /// or the driver's own.
     #[track_caller]
     pub fn begin_capture(&self, log: CaptureLog, token: LaunchToken) -> Result<CaptureGuard> {
@@ -214,10 +206,7 @@ impl Stream {
         };
         match begun {
             Ok(Some(raw)) => Ok(CaptureGuard { stream: self.clone(), raw: Some(raw), capture }),
-            Ok(None) => Err(StreamError::NotCapturing {
-                location: Location::caller(),
-                call: "begin_capture",
-            }),
+            Ok(None) => Err(ErrorKind::NotCapturing.of("begin_capture")),
             Err(error) => Err(error),
         }
         .inspect_err(|_| {
@@ -234,19 +223,16 @@ impl Stream {
         wait: impl FnOnce(&Stream, LaunchToken) -> Result<()>,
     ) -> Result<()> {
         let Some(capture) = capture.upgrade() else {
-            return Err(StreamError::CapturedEvent { location: Location::caller(), call });
+            return Err(ErrorKind::CapturedEvent.of(call));
         };
         let mut streams = capture.lock();
         let Some(streams) = &mut *streams else {
-            return Err(StreamError::CapturedEvent { location: Location::caller(), call });
+            return Err(ErrorKind::CapturedEvent.of(call));
         };
         if capture.device != self.device_index() {
-            return Err(StreamError::WrongDevice {
-                location: Location::caller(),
-                call: "a capture is of one device: the stream that waits",
-                expected: capture.device,
-                found: self.device_index(),
-            });
+            let object = "a capture is of one device: the stream that waits";
+            let (expected, found) = (capture.device, self.device_index());
+            return Err(ErrorKind::WrongDevice { object, expected, found }.of(call));
         }
         self.enter_capture(&capture, streams, |twin| wait(twin, capture.token))
     }
@@ -262,12 +248,12 @@ impl Stream {
     ) -> Result<R> {
         if self.is_default() {
             let reason = "it is the default stream; use another";
-            return Err(StreamError::CannotCapture { location: Location::caller(), reason });
+            return Err(ErrorKind::CannotCapture { reason }.of("begin_capture"));
         }
         if self.is_twin() {
             // The stream that it stood for would not know, and what that is given would be captured.
             let reason = "it stands for a stream in a capture; use that stream";
-            return Err(StreamError::CannotCapture { location: Location::caller(), reason });
+            return Err(ErrorKind::CannotCapture { reason }.of("begin_capture"));
         }
         let twin = Stream::twin(self, Arc::downgrade(capture));
         let location = Location::caller();
@@ -278,7 +264,7 @@ impl Stream {
             }
             if self.is_capturing() {
                 let reason = "it is being captured already";
-                return Err(StreamError::CannotCapture { location, reason });
+                return Err(ErrorKind::CannotCapture { reason }.of("begin_capture").at(location));
             }
             let entered = enter(&twin)?;
             slot.set(Some(Captured { capture: Arc::clone(capture), twin: twin.clone() }));
@@ -317,8 +303,7 @@ impl CaptureGuard {
 
     #[track_caller]
     fn finish(&mut self, join: bool) -> Result<owned::Graph> {
-        let not_capturing =
-            StreamError::NotCapturing { location: Location::caller(), call: "end_capture" };
+        let not_capturing = ErrorKind::NotCapturing.of("end_capture");
         let (Some(raw), Some(streams)) = (self.raw.take(), self.capture.lock().take()) else {
             return Err(not_capturing);
         };

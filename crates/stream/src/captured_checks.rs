@@ -1,6 +1,5 @@
 //! Where the captured kernels of a graph report failed checks.
 
-use std::panic::Location;
 use std::sync::{Arc, PoisonError, Weak};
 
 use warpline_cuda_sys_safe::DriverError;
@@ -10,8 +9,8 @@ use warpline_sync::{Mutex, MutexGuard};
 
 use crate::checked::{At, CheckedLaunch};
 use crate::devices::World;
-use crate::index_check::{Failure, Place, REPLAYED, Site};
-use crate::{CheckOwner, IndexCheck, OpNumber, Stream};
+use crate::index_check::{Failure, Place, REPLAYED};
+use crate::{CheckOwner, IndexCheck, OpNumber, Site, Stream};
 
 /// The failures of a replay, by the numbers of their kernels.
 pub(crate) type KernelFailures = Box<[(usize, Arc<Failure>)]>;
@@ -48,18 +47,13 @@ impl CapturedChecks {
     ///
     /// # Errors
     /// The driver's own, if more mapped memory is needed.
-    pub fn add(
-        &self,
-        stream: &Stream,
-        op: &'static str,
-        location: &'static Location<'static>,
-    ) -> Result<(usize, [u64; 3]), DriverError> {
+    pub fn add(&self, stream: &Stream, site: Site) -> Result<(usize, [u64; 3]), DriverError> {
         let world = &stream.core().world;
         let place = world.checks.places(stream.core(), 1)?.pop();
         let address = place.as_ref().map_or(0, Place::address);
         let mut state = self.state();
         state.world = Arc::downgrade(world);
-        state.places.extend(place.map(|place| (place, (op, location))));
+        state.places.extend(place.map(|place| (place, site)));
         Ok((state.places.len().saturating_sub(1), [address, REPLAYED, 0]))
     }
 

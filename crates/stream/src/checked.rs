@@ -12,9 +12,9 @@ use warpline_sync::{Mutex, OnceLock};
 
 use self::resolve::Known;
 use crate::captured_checks::{CapturedChecks, KernelFailures};
-use crate::index_check::{Failure, Place, Site};
+use crate::index_check::{Failure, Place};
 use crate::order::Progress;
-use crate::{CheckOwner, IndexCheck, KernelSet, OpNumber};
+use crate::{CheckOwner, IndexCheck, KernelSet, OpNumber, Site};
 
 /// The outcome of a check, or of several.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use crate::checked::At;
 use crate::clock::{Clock, Point};
 use crate::device::Core;
 use crate::index_check::Place;
-use crate::{CheckOwner, Mailbox, Result, StreamError};
+use crate::{CheckOwner, Mailbox, Result};
 
 /// Places that are allocated together.
 const PAGE: usize = 512;
@@ -88,7 +88,7 @@ impl Checks {
     /// are known to be done and settled; or of a thread's that has ended.
     ///
     /// # Errors
-    /// [`StreamError::IndexCheck`]. One at a time: further ones are left for the next call.
+    /// [`ErrorKind::IndexCheck`]. One at a time: further ones are left for the next call.
     #[inline]
     pub(crate) fn report(&self, points: &[Point]) -> Result<()> {
         if !self.any.load(Ordering::Relaxed) {
@@ -98,7 +98,7 @@ impl Checks {
         let covers = |stream, op| points.iter().any(|point| point.covers(stream, op));
         let failed = self.mailboxes().iter().find_map(|mailbox| mailbox.report(&owner, &covers));
         match failed {
-            Some(failed) => Err(StreamError::IndexCheck(failed)),
+            Some(failed) => Err(failed.into()),
             None => Ok(()),
         }
     }

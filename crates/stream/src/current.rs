@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use warpline_sync::thread_local;
 
 use crate::devices::Inner;
-use crate::{Result, Stream, StreamError};
+use crate::{ErrorKind, Result, Stream};
 
 /// What a thread has chosen in one world. Without an entry it is at device 0 and the default
 /// streams.
@@ -63,7 +63,7 @@ fn write<R>(
     call: &'static str,
     f: impl FnOnce(&mut Current) -> R,
 ) -> Result<R> {
-    let ending = |_| StreamError::ThreadEnding { call };
+    let ending = |_| ErrorKind::ThreadEnding.of(call);
     let id = devices.id();
     let (result, dead) = CURRENT
         .try_with(|table| {

@@ -1,7 +1,6 @@
 //! A device and its streams.
 
 use std::fmt;
-use std::panic::Location;
 use std::sync::{Arc, PoisonError, Weak};
 
 use warpline_cuda_sys_safe::{
@@ -13,7 +12,7 @@ use warpline_sync::atomic::{AtomicUsize, Ordering};
 use crate::devices::World;
 use crate::event_pool::EventPool;
 use crate::stream::{Inner, Stream};
-use crate::{Result, StreamError};
+use crate::{Error, ErrorKind, Result};
 
 /// Streams in the pool of one priority of one device. Asking for one more gives the first again.
 pub const STREAMS_PER_POOL: usize = 32;
@@ -54,7 +53,7 @@ impl Core {
     /// A driver's error with the launches it may be of: those of the stream with the id `asked`
     /// first and, where none was asked or the device is lost, those of all others.
     #[cold]
-    pub(crate) fn surfaced(&self, asked: Option<u64>, source: DriverError) -> StreamError {
+    pub(crate) fn surfaced(&self, asked: Option<u64>, source: DriverError) -> Error {
         let lost = source.loses_device();
         let mut streams = self.streams();
         streams.retain(|s| lost || asked.is_none_or(|id| id == s.id()));
@@ -63,7 +62,7 @@ impl Core {
         if pending.is_empty() {
             return source.into();
         }
-        StreamError::Surfaced { cause: source, pending }
+        Error::from(source).with_kind(ErrorKind::Surfaced { pending })
     }
 }
 
@@ -178,22 +177,18 @@ impl Device {
     /// `synchronize` take account of it.
     ///
     /// # Errors
-    /// [`StreamError::WrongDevice`]; [`StreamError::OtherDevices`] for another driver's stream, and
+    /// [`ErrorKind::WrongDevice`]; [`ErrorKind::RuntimeMismatch`] for another driver's stream, and
     /// while other [`Devices`](crate::Devices) of the same driver use it.
     #[track_caller]
     pub fn external_stream(&self, stream: owned::Stream) -> Result<Stream> {
         const CALL: &str = "external_stream";
         let core = &self.0.core;
         if !Arc::ptr_eq(stream.driver(), &core.driver) {
-            return Err(StreamError::OtherDevices { location: Location::caller(), call: CALL });
+            return Err(ErrorKind::RuntimeMismatch.of(CALL));
         }
         if stream.device() != core.index {
-            return Err(StreamError::WrongDevice {
-                location: Location::caller(),
-                call: "external_stream: the stream",
-                expected: core.index,
-                found: stream.device(),
-            });
+            let (expected, found) = (core.index, stream.device());
+            return Err(ErrorKind::WrongDevice { object: "the stream", expected, found }.of(CALL));
         }
         if stream.handle() == StreamHandle::default_of(core.index) {
             return Ok(self.0.default.clone());
@@ -204,16 +199,13 @@ impl Device {
     /// Blocks the host until all work on the device is done (`torch.cuda.synchronize`).
     ///
     /// # Errors
-    /// [`StreamError::Capturing`] while one of its streams is captured; [`StreamError::IndexCheck`] as
+    /// [`ErrorKind::Capturing`] while one of its streams is captured; [`ErrorKind::IndexCheck`] as
     /// of [`Stream::synchronize`]; the driver's own, including those of earlier asynchronous work.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let core = &self.0.core;
         if core.captures.load(Ordering::SeqCst) > 0 {
-            return Err(StreamError::Capturing {
-                location: Location::caller(),
-                call: "synchronize",
-            });
+            return Err(ErrorKind::Capturing.of("synchronize"));
         }
         let mut before: Vec<_> = core.streams().iter().map(Stream::now).collect();
         before.extend(core.world.checks.points(core.index));

@@ -1,7 +1,6 @@
 //! The devices of one driver, with each thread's current device and streams.
 
 use std::fmt;
-use std::panic::Location;
 use std::sync::Arc;
 
 use std::sync::atomic::AtomicU64;
@@ -10,7 +9,7 @@ use warpline_sync::atomic::{AtomicUsize, Ordering};
 
 use crate::checks::Checks;
 use crate::current;
-use crate::{Device, DeviceGuard, Result, Stream, StreamError, StreamGuard};
+use crate::{Device, DeviceGuard, Error, ErrorKind, Result, Stream, StreamGuard};
 
 /// What all devices of one driver share.
 #[derive(Debug)]
@@ -97,15 +96,20 @@ impl Devices {
     /// A device.
     ///
     /// # Errors
-    /// [`StreamError::NoSuchDevice`].
+    /// [`ErrorKind::NoSuchDevice`].
     #[inline]
+    #[track_caller]
     pub fn get(&self, index: usize) -> Result<&Device> {
-        self.0.devices.get(index).ok_or_else(|| self.no_such(index))
+        match self.0.devices.get(index) {
+            Some(device) => Ok(device),
+            None => Err(self.no_such(index)),
+        }
     }
 
     #[cold]
-    fn no_such(&self, index: usize) -> StreamError {
-        StreamError::NoSuchDevice { index, count: self.count() }
+    #[track_caller]
+    fn no_such(&self, index: usize) -> Error {
+        ErrorKind::NoSuchDevice { index, count: self.count() }.of("")
     }
 
     /// All devices, in order.
@@ -123,7 +127,7 @@ impl Devices {
     /// (`torch.cuda.set_device`). Creates no context.
     ///
     /// # Errors
-    /// [`StreamError::NoSuchDevice`].
+    /// [`ErrorKind::NoSuchDevice`].
     #[inline]
     pub fn set_device(&self, index: usize) -> Result<usize> {
         self.get(index)?;
@@ -133,7 +137,7 @@ impl Devices {
     /// This thread's current stream of a device (`torch.cuda.current_stream`).
     ///
     /// # Errors
-    /// [`StreamError::NoSuchDevice`].
+    /// [`ErrorKind::NoSuchDevice`].
     pub fn current_stream(&self, device: usize) -> Result<Stream> {
         self.with_current_stream(device, Stream::clone)
     }
@@ -143,7 +147,7 @@ impl Devices {
     /// `f` keeps the stream it was given.
     ///
     /// # Errors
-    /// [`StreamError::NoSuchDevice`].
+    /// [`ErrorKind::NoSuchDevice`].
     pub fn with_current_stream<R>(&self, device: usize, f: impl FnOnce(&Stream) -> R) -> Result<R> {
         let Some(of) = self.0.devices.get(device) else { return Err(self.no_such(device)) };
         Ok(match current::stream(self.id(), device) {
@@ -156,7 +160,7 @@ impl Devices {
     /// PyTorch's C++ interface, it leaves the current device alone; a [`StreamGuard`] switches it.
     ///
     /// # Errors
-    /// [`StreamError::OtherDevices`].
+    /// [`ErrorKind::RuntimeMismatch`].
     #[inline]
     #[track_caller]
     pub fn set_current_stream(&self, stream: &Stream) -> Result<()> {
@@ -170,14 +174,14 @@ impl Devices {
         if Arc::ptr_eq(&stream.core().world, &self.0.world) {
             return Ok(());
         }
-        Err(StreamError::OtherDevices { location: Location::caller(), call })
+        Err(ErrorKind::RuntimeMismatch.of(call))
     }
 
     /// Makes a device this thread's current one until the guard is dropped
     /// (`torch.cuda.device`).
     ///
     /// # Errors
-    /// [`StreamError::NoSuchDevice`].
+    /// [`ErrorKind::NoSuchDevice`].
     #[inline(always)] // a guard handed over through memory costs more than all it does
     pub fn device_guard(&self, index: usize) -> Result<DeviceGuard> {
         Ok(DeviceGuard::new(self.id(), self.set_device(index)?))
@@ -187,7 +191,7 @@ impl Devices {
     /// until the guard is dropped (`torch.cuda.stream`).
     ///
     /// # Errors
-    /// [`StreamError::OtherDevices`].
+    /// [`ErrorKind::RuntimeMismatch`].
     #[inline(always)] // a guard handed over through memory costs more than all it does
     #[track_caller]
     pub fn stream_guard(&self, stream: &Stream) -> Result<StreamGuard> {
@@ -200,7 +204,7 @@ impl Devices {
     /// if `f` panics.
     ///
     /// # Errors
-    /// [`StreamError::NoSuchDevice`]; `f` is not run then.
+    /// [`ErrorKind::NoSuchDevice`]; `f` is not run then.
     pub fn with_device<R>(&self, index: usize, f: impl FnOnce() -> R) -> Result<R> {
         let _guard = self.device_guard(index)?;
         Ok(f())
@@ -210,7 +214,7 @@ impl Devices {
     /// one, and restores both, also if `f` panics.
     ///
     /// # Errors
-    /// [`StreamError::OtherDevices`]; `f` is not run then.
+    /// [`ErrorKind::RuntimeMismatch`]; `f` is not run then.
     #[track_caller]
     pub fn with_stream<R>(&self, stream: &Stream, f: impl FnOnce() -> R) -> Result<R> {
         let _guard = self.stream_guard(stream).map_err(|e| e.of("with_stream"))?;

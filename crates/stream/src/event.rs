@@ -1,6 +1,5 @@
 //! Events.
 
-use std::panic::Location;
 use std::sync::{Arc, PoisonError};
 
 use warpline_cuda_sys_safe::EventFlags;
@@ -10,7 +9,7 @@ use crate::clock::Point;
 use crate::device::Core;
 use crate::event_pool::PooledEvent;
 use crate::stream::Stream;
-use crate::{Result, StreamError};
+use crate::{ErrorKind, Result};
 
 /// A mark in a stream (`torch.cuda.Event`). Clones share it.
 ///
@@ -40,11 +39,7 @@ impl Recorded {
     /// Refuses to wait on the host for captured work, which does not run.
     #[track_caller]
     fn refuse_captured(&self, call: &'static str) -> Result<()> {
-        if self.point.capture.is_some() {
-            Err(StreamError::CapturedEvent { location: Location::caller(), call })
-        } else {
-            Ok(())
-        }
+        if self.point.capture.is_some() { Err(ErrorKind::CapturedEvent.of(call)) } else { Ok(()) }
     }
 }
 
@@ -88,11 +83,11 @@ impl Event {
     /// Records all work enqueued on the stream so far (`Event.record`).
     ///
     /// # Errors
-    /// [`StreamError::WrongDevice`] when it was first recorded on another device,
-    /// [`StreamError::OtherDevices`], or the driver's own.
+    /// [`ErrorKind::WrongDevice`] when it was first recorded on another device,
+    /// [`ErrorKind::RuntimeMismatch`], or the driver's own.
     #[track_caller]
     pub fn record(&self, stream: &Stream) -> Result<()> {
-        self.record_as(stream, "record", "record: the stream")
+        self.record_as(stream, "record", "the stream")
     }
 
     /// [`Event::record`] as an operation of another name, of which errors are to speak.
@@ -101,19 +96,15 @@ impl Event {
         &self,
         stream: &Stream,
         call: &'static str,
-        argument: &'static str,
+        object: &'static str,
     ) -> Result<()> {
         let mut recorded = self.lock();
         let (event, generation) = match &*recorded {
             Some(old) => {
                 stream.check_same_devices(old.event.core(), call)?;
                 if old.device != stream.device_index() {
-                    return Err(StreamError::WrongDevice {
-                        location: Location::caller(),
-                        call: argument,
-                        expected: old.device,
-                        found: stream.device_index(),
-                    });
+                    let (expected, found) = (old.device, stream.device_index());
+                    return Err(ErrorKind::WrongDevice { object, expected, found }.of(call));
                 }
                 (Arc::clone(&old.event), old.generation + 1)
             }
@@ -128,7 +119,7 @@ impl Event {
     /// Nothing if it was never recorded.
     ///
     /// # Errors
-    /// [`StreamError::OtherDevices`], or the driver's own.
+    /// [`ErrorKind::RuntimeMismatch`], or the driver's own.
     #[track_caller]
     pub fn wait(&self, stream: &Stream) -> Result<()> {
         self.wait_as(stream, "wait")
@@ -165,7 +156,7 @@ impl Event {
     /// if it was never recorded.
     ///
     /// # Errors
-    /// As [`Event::query`]; [`StreamError::IndexCheck`] as of [`Stream::synchronize`].
+    /// As [`Event::query`]; [`ErrorKind::IndexCheck`] as of [`Stream::synchronize`].
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         self.wait_on_host("synchronize", Point::settle_and_report)
@@ -207,31 +198,29 @@ impl Event {
     /// Milliseconds from this event's latest record to `end`'s (`Event.elapsed_time`).
     ///
     /// # Errors
-    /// [`StreamError::NoTiming`], [`StreamError::EventNotRecorded`], [`StreamError::OtherDevices`],
-    /// [`StreamError::WrongDevice`] or [`StreamError::EventNotFinished`], or the driver's own.
+    /// [`ErrorKind::NoTiming`], [`ErrorKind::EventNotRecorded`], [`ErrorKind::RuntimeMismatch`],
+    /// [`ErrorKind::WrongDevice`] or [`ErrorKind::EventNotFinished`], or the driver's own.
     #[track_caller]
     pub fn elapsed_time(&self, end: &Event) -> Result<f32> {
         const CALL: &str = "elapsed_time";
         if !(self.0.flags.timing && end.0.flags.timing) {
-            return Err(StreamError::NoTiming { location: Location::caller(), call: CALL });
+            return Err(ErrorKind::NoTiming.of(CALL));
         }
         let event_of = |event: &Event| event.lock().as_ref().map(|r| Arc::clone(&r.event));
         let (Some(from), Some(to)) = (event_of(self), event_of(end)) else {
-            return Err(StreamError::EventNotRecorded { location: Location::caller(), call: CALL });
+            return Err(ErrorKind::EventNotRecorded.of(CALL));
         };
         if from.core().world.id() != to.core().world.id() {
-            return Err(StreamError::OtherDevices { location: Location::caller(), call: CALL });
+            return Err(ErrorKind::RuntimeMismatch.of(CALL));
         }
         if from.device() != to.device() {
-            return Err(StreamError::WrongDevice {
-                location: Location::caller(),
-                call: "elapsed_time: the end event",
-                expected: from.device(),
-                found: to.device(),
-            });
+            let (expected, found) = (from.device(), to.device());
+            return Err(
+                ErrorKind::WrongDevice { object: "the end event", expected, found }.of(CALL)
+            );
         }
         if !(self.query()? && end.query()?) {
-            return Err(StreamError::EventNotFinished { location: Location::caller(), call: CALL });
+            return Err(ErrorKind::EventNotFinished.of(CALL));
         }
         Ok(from.elapsed(&to)?)
     }

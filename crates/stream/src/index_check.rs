@@ -1,6 +1,5 @@
 //! Failed index checks: the report of a kernel, its place in memory, and the thread to be told.
 
-use std::fmt;
 use std::panic::Location;
 // A cache key: schedules need not be checked around it.
 use std::sync::Arc;
@@ -9,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 use warpline_cuda_sys_safe::owned::MappedWords;
 use warpline_sync::atomic::{AtomicBool, Ordering};
 
-use crate::CheckOwner;
+use crate::{CheckOwner, Error, ErrorKind, Site};
 
 /// The launch number that all replays of a captured kernel report.
 pub(crate) const REPLAYED: u64 = u64::MAX;
@@ -18,11 +17,8 @@ pub(crate) const REPLAYED: u64 = u64::MAX;
 /// the latest failure need not be looked at again.
 pub(crate) static FAILURES: AtomicU64 = AtomicU64::new(1);
 
-/// A kernel met an index that its dimension does not have.
-#[derive(Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{op}: index {index} is out of range for dimension {dim} with size {size}, in the call at {location}"
-)]
+/// A failed index check: an index that its dimension does not have. Converts into [`ErrorKind::IndexCheck`].
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexCheck {
     /// The op.
     pub op: &'static str,
@@ -36,15 +32,24 @@ pub struct IndexCheck {
     pub location: &'static Location<'static>,
 }
 
-/// Its message: what `main` prints of the error that it returns, and `unwrap` of the one that it meets.
-impl fmt::Debug for IndexCheck {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
+impl IndexCheck {
+    /// The failed check that an error of [`ErrorKind::IndexCheck`] reports.
+    #[must_use]
+    pub fn of(error: &Error) -> Option<Self> {
+        match (error.kind(), error.location()) {
+            (&ErrorKind::IndexCheck { index, dim, size }, Some(location)) => {
+                Some(Self { op: error.op(), index, dim, size, location })
+            }
+            _ => None,
+        }
     }
 }
 
-/// The call that launched a kernel: the op, and where it was called.
-pub(crate) type Site = (&'static str, &'static Location<'static>);
+impl From<IndexCheck> for Error {
+    fn from(IndexCheck { op, index, dim, size, location }: IndexCheck) -> Self {
+        Self::new(ErrorKind::IndexCheck { index, dim, size }, Site { op, location })
+    }
+}
 
 /// The words of mapped memory in which a kernel reports a failed check: launch, index, call,
 /// dimension, size. The first word of an empty place is 0.
@@ -70,7 +75,7 @@ impl Place {
     }
 
     /// The report of launch `says`, if there is one.
-    pub(crate) fn report(&self, says: u64, (op, location): Site) -> Option<IndexCheck> {
+    pub(crate) fn report(&self, says: u64, Site { op, location }: Site) -> Option<IndexCheck> {
         let Self { page, first } = self;
         if page.load(*first) != says {
             return None;

@@ -10,7 +10,7 @@
 //! use std::sync::Arc;
 //! use warpline_stream::driver::null::NullDriver;
 //! use warpline_stream::driver::owned::LaunchToken;
-//! use warpline_stream::{Devices, Stream, StreamError};
+//! use warpline_stream::{Devices, Stream, Error};
 //!
 //! let devices = Devices::new(Arc::new(NullDriver::new(2)))?;
 //! let producer = Stream::new(devices.get(0)?)?;
@@ -20,7 +20,7 @@
 //! let token = unsafe { LaunchToken::new() };
 //! let ((), op) = producer.submit(token, |_handle| {
 //!     // Enqueue a kernel or a copy here.
-//!     Ok::<(), StreamError>(())
+//!     Ok::<(), Error>(())
 //! })?;
 //! consumer.wait_for(&producer, op)?; // the consumer's later work comes after it
 //!
@@ -28,7 +28,7 @@
 //!     assert_eq!(devices.current_device(), 1);
 //! })?;
 //! assert_eq!(devices.current_device(), 0);
-//! # Ok::<(), StreamError>(())
+//! # Ok::<(), Error>(())
 //! ```
 #![forbid(unsafe_code)]
 
@@ -40,7 +40,6 @@ mod clock;
 mod current;
 mod device;
 mod devices;
-mod error;
 mod event;
 mod event_pool;
 mod guard;
@@ -61,12 +60,10 @@ pub use clock::Before;
 pub use current::apart;
 pub use device::{Device, STREAMS_PER_POOL};
 pub use devices::Devices;
-pub use error::{Result, StreamError};
 pub use event::Event;
 pub use guard::{DeviceGuard, StreamGuard};
 pub use index_check::IndexCheck;
 pub use kernel_set::KernelSet;
-pub use launches::{Launch, PendingLaunches};
 pub use mailbox::Mailbox;
 pub use op_event::OpEvent;
 pub use owner::CheckOwner;
@@ -74,6 +71,7 @@ pub use stream::{Stream, StreamDevice};
 /// The drivers: the machine's, and simulated ones.
 pub use warpline_cuda_sys_safe as driver;
 pub use warpline_cuda_sys_safe::EventFlags;
+pub use warpline_types::{Error, ErrorKind, Launch, PendingLaunches, Result, ResultExt, Site};
 
 /// The number of an operation on its stream: 1 for the first, one more for each later one.
 ///

@@ -5,7 +5,6 @@
 //! report, for the data that depends on it and for the `synchronize` that tells its owner.
 
 use std::collections::VecDeque;
-use std::panic::Location;
 use std::sync::{Arc, PoisonError};
 
 use warpline_cuda_sys_safe::owned::{self, LaunchToken};
@@ -16,7 +15,7 @@ use crate::checked::{At, CheckedLaunch};
 use crate::clock::Point;
 use crate::index_check::{Failure, Place};
 use crate::order::Progress;
-use crate::{CheckOwner, IndexCheck, OpNumber, Stream};
+use crate::{CheckOwner, IndexCheck, OpNumber, Site, Stream};
 
 /// Places that a stream is given at first.
 const PLACES: usize = 16;
@@ -130,18 +129,12 @@ impl Mailbox {
         &self,
         _token: LaunchToken,
         stream: &Stream,
-        op: &'static str,
-        location: &'static Location<'static>,
+        site: Site,
     ) -> Result<(CheckedLaunch, [u64; 3]), DriverError> {
-        self.begin(stream, op, location)
+        self.begin(stream, site)
     }
 
-    fn begin(
-        &self,
-        stream: &Stream,
-        op: &'static str,
-        location: &'static Location<'static>,
-    ) -> Result<(CheckedLaunch, [u64; 3]), DriverError> {
+    fn begin(&self, stream: &Stream, site: Site) -> Result<(CheckedLaunch, [u64; 3]), DriverError> {
         let (mut state, place, former) = loop {
             let mut state = self.state();
             let last = stream.last_op();
@@ -160,7 +153,7 @@ impl Mailbox {
         let number = stream.last_op() + 1;
         let at = At { progress: Arc::clone(stream.progress()), op: number };
         let address = place.address();
-        let launch = CheckedLaunch::on(former, (op, location), at, place, number);
+        let launch = CheckedLaunch::on(former, site, at, place, number);
         state.running.push_back(launch.clone());
         Ok((launch, [address, number, 0]))
     }

@@ -1,7 +1,6 @@
 //! One numbering for a driver's stream, whoever wraps it, whenever.
 
 use std::any::Any;
-use std::panic::Location;
 use std::sync::{Arc, PoisonError, Weak};
 
 use warpline_cuda_sys_safe::owned;
@@ -10,7 +9,7 @@ use warpline_sync::Mutex;
 use crate::device::Core;
 use crate::order::Progress;
 use crate::stream::Inner;
-use crate::{Result, Stream, StreamError};
+use crate::{ErrorKind, Result, Stream};
 
 /// What stays with a driver's stream as long as it exists.
 #[derive(Debug)]
@@ -32,7 +31,7 @@ impl Stream {
     /// numbers go on: what others know of them stays true.
     ///
     /// # Errors
-    /// [`StreamError::OtherDevices`] while it is another [`Devices`](crate::Devices)' stream.
+    /// [`ErrorKind::RuntimeMismatch`] while it is another [`Devices`](crate::Devices)' stream.
     #[track_caller]
     pub(crate) fn wrap(core: &Arc<Core>, raw: owned::Stream, call: &'static str) -> Result<Self> {
         let new = || -> Arc<dyn Any + Send + Sync> {
@@ -41,11 +40,11 @@ impl Stream {
         };
         let numbering = Arc::clone(raw.numbering().get_or_init(new));
         let Ok(numbering) = numbering.downcast::<Numbering>() else {
-            return Err(StreamError::OtherDevices { location: Location::caller(), call });
+            return Err(ErrorKind::RuntimeMismatch.of(call));
         };
         // Anybody can put there what another stream has: one's work would count as the other's.
         if numbering.progress.stream != raw.id() {
-            return Err(StreamError::OtherDevices { location: Location::caller(), call });
+            return Err(ErrorKind::RuntimeMismatch.of(call));
         }
         let mut stands = numbering.stream.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(inner) = stands.upgrade() {

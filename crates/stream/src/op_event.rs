@@ -18,7 +18,7 @@ use crate::{OpNumber, Result};
 /// let stream = devices.get(0)?.stream_from_pool(0)?;
 /// let event = stream.op_event(stream.last_op())?;
 /// assert!(event.query()?);
-/// # Ok::<(), warpline_stream::StreamError>(())
+/// # Ok::<(), warpline_stream::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct OpEvent {
@@ -30,7 +30,7 @@ impl Stream {
     /// The event recorded after operation `op`, or after a later one where there is none.
     ///
     /// # Errors
-    /// [`StreamError::Capturing`](crate::StreamError::Capturing) while the stream is captured, or the
+    /// [`ErrorKind::Capturing`](crate::ErrorKind::Capturing) while the stream is captured, or the
     /// driver's own.
     #[track_caller]
     pub fn op_event(&self, op: OpNumber) -> Result<OpEvent> {
@@ -47,9 +47,9 @@ impl OpEvent {
     #[track_caller]
     pub fn query(&self) -> Result<bool> {
         let core = self.event.core();
-        let done = self.query_silently().map_err(|e| match e {
-            crate::StreamError::Driver(source) => core.surfaced(None, source),
-            e => e,
+        let done = self.query_silently().map_err(|e| match (e.kind(), e.driver_error()) {
+            (crate::ErrorKind::Driver, Some(source)) => core.surfaced(None, source.clone()),
+            _ => e,
         })?;
         if done {
             self.point.settle(core);

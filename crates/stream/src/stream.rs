@@ -17,7 +17,7 @@ use crate::device::Core;
 use crate::event_pool::PooledEvent;
 use crate::launches::Launches;
 use crate::order::{Checkpoint, Checkpoints, Progress};
-use crate::{Device, Event, Mailbox, OpNumber, PendingLaunches, Result, StreamError};
+use crate::{Device, Error, ErrorKind, Event, Mailbox, OpNumber, PendingLaunches, Result, Site};
 
 /// A stream of one device. Clones share it; equality and hash go by [`Stream::id`].
 #[derive(Clone)]
@@ -102,20 +102,14 @@ impl Inner {
         let State { checkpoints, clock } = state;
         if checkpoints.at_or_after(op).is_none() {
             if self.capture.captured().is_some() {
-                return Err(StreamError::Capturing {
-                    location: Location::caller(),
-                    call: "wait_for",
-                });
+                return Err(ErrorKind::Capturing.of("wait_for"));
             }
             checkpoints.record(&self.core, &self.raw, last, clock)?;
         }
         match checkpoints.at_or_after(op).cloned() {
             Some(Checkpoint { op, before, event }) => Ok((event, self.point_at(op, before))),
             // Not reached: one was recorded at `last`, which is not before `op`.
-            None => Err(StreamError::EventNotRecorded {
-                location: Location::caller(),
-                call: "wait_for",
-            }),
+            None => Err(ErrorKind::EventNotRecorded.of("wait_for")),
         }
     }
 
@@ -133,9 +127,7 @@ impl Inner {
         // While it is captured: the one that was recorded as that began.
         match state.checkpoints.latest().cloned() {
             Some(Checkpoint { op, before, event }) => Ok(Some((event, self.point_at(op, before)))),
-            None => {
-                Err(StreamError::Capturing { location: Location::caller(), call: "wait_for_all" })
-            }
+            None => Err(ErrorKind::Capturing.of("wait_for_all")),
         }
     }
 
@@ -172,7 +164,7 @@ pub trait StreamDevice<In> {
 }
 
 impl StreamDevice<()> for &Device {
-    type Error = StreamError;
+    type Error = Error;
 
     #[track_caller]
     fn stream(self, priority: i32) -> Result<Stream> {
@@ -367,9 +359,9 @@ impl Stream {
     /// wait for itself. The token says that it is a launch path that asks.
     ///
     /// # Errors
-    /// What `f` returns; [`StreamError::NotCapturing`] for the twin of a capture that is over.
+    /// What `f` returns; [`ErrorKind::NotCapturing`] for the twin of a capture that is over.
     #[track_caller]
-    pub fn submit<R, E: From<StreamError>>(
+    pub fn submit<R, E: From<Error>>(
         &self,
         _token: LaunchToken,
         f: impl FnOnce(StreamHandle) -> std::result::Result<R, E>,
@@ -406,7 +398,7 @@ impl Stream {
         let (result, op, point) = self.with_acting(|inner, state| {
             inner.capture.refuse_ended("submit_waited", location)?;
             let result = f(inner.raw.handle())?;
-            Ok::<_, StreamError>((result, inner.advance(state), inner.point(state)))
+            Ok::<_, Error>((result, inner.advance(state), inner.point(state)))
         })?;
         point.settle(self.core());
         Ok((result, op))
@@ -417,12 +409,11 @@ impl Stream {
     /// yet, and is not noted.
     pub fn note_launch<'a>(
         &self,
-        op: &'static str,
-        location: &'static Location<'static>,
+        site: Site,
         operands: impl Iterator<Item = (&'static str, &'a [usize])>,
     ) {
         if !self.is_capturing() {
-            self.0.launches.note(op, self.last_op() + 1, location, operands);
+            self.0.launches.note(self.last_op() + 1, site, operands);
         }
     }
 
@@ -437,7 +428,7 @@ impl Stream {
     /// A driver's error at a wait, a query or a launch, with the launches it may be of: those of
     /// this stream that are not known to be complete and, where the device is lost, of its others.
     #[must_use]
-    pub fn surfaced(&self, source: DriverError) -> StreamError {
+    pub fn surfaced(&self, source: DriverError) -> Error {
         self.core().surfaced(Some(self.id()), source)
     }
 

@@ -22,7 +22,7 @@ mod linux {
 
     use anyhow::{Context, ensure};
     use warpline::multiprocessing::Channel;
-    use warpline::{Error, arange, cuda, ones};
+    use warpline::{ErrorKind, ResultExt, arange, cuda, ones};
 
     const ROLE: &str = "SHARE_TENSOR_ROLE";
 
@@ -60,7 +60,7 @@ mod linux {
             }
             // The consumer ends without a word. What it had is still here.
             let gone = channel.recv();
-            ensure!(matches!(gone, Err(Error::PeerGone { .. })), "{gone:?}");
+            ensure!(matches!(gone.kind(), Some(ErrorKind::PeerGone { .. })), "{gone:?}");
             println!(
                 "producer: the consumer is gone; its last write is here: {}",
                 tensor.select(0, 0)?

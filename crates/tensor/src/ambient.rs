@@ -11,7 +11,7 @@
 //!
 //! A program with rights that its caller has not (a setuid program) keeps no code, and reads none.
 //! One that holds what it cannot hold, or whose name begins with `WARPLINE_` and means nothing, leaves a runtime without CUDA: whatever needs a device, or asks
-//! whether there is one, is [`Error::InvalidVariable`], and CPU tensors work.
+//! whether there is one, is [`ErrorKind::InvalidVariable`], and CPU tensors work.
 
 use std::cell::RefCell;
 use std::env::VarError;
@@ -126,7 +126,7 @@ pub fn simulated_with(devices: usize, visible: Option<&str>) -> Result<Runtime> 
 /// and the like. `CUDA_VISIBLE_DEVICES` decides over the devices of the former.
 ///
 /// # Errors
-/// [`Error::Driver`] when the driver cannot be had or has no device; [`Error::InvalidArgument`] for a
+/// [`ErrorKind::Driver`] when the driver cannot be had or has no device; [`ErrorKind::InvalidArgument`] for a
 /// `spec` that means nothing.
 #[track_caller]
 pub fn open(spec: &str, config: &RuntimeConfig) -> Result<Runtime> {
@@ -229,6 +229,7 @@ fn caches(read: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ErrorKind;
 
     fn lookup(
         variables: &[(&str, &str)],
@@ -306,13 +307,13 @@ mod tests {
         };
         for hidden in ["", "-1", " ", "none", "NoDevFiles", "-1,0"] {
             let error = asked(hidden).unwrap_err();
-            assert!(matches!(error, Error::CudaUnavailable { .. }), "{error}");
+            assert!(matches!(error.kind(), ErrorKind::CudaUnavailable { .. }), "{error}");
             assert!(!error.to_string().contains("NVIDIA GPU"), "{error}");
         }
         let slips = ["7", "0,0", "+2,0", "GPU-123", "99999999999999999999"];
         for slip in slips.into_iter().chain(["all", "cuda:1", "gpu-0", "[0]", "MIG-1", ",0"]) {
             let error = asked(slip).unwrap_err();
-            assert!(matches!(error, Error::InvalidVariable(_)), "{error}");
+            assert!(matches!(error.kind(), ErrorKind::InvalidVariable), "{error}");
             assert!(error.to_string().contains(&format!("is `{slip}`")), "{error}");
         }
         assert_eq!(asked("1,7").unwrap(), 1, "as the driver has it");
@@ -321,7 +322,7 @@ mod tests {
     #[test]
     fn a_box_without_simulated_gpus_is_not_told_to_find_a_real_one() {
         let error = with(&[("WARPLINE_DRIVER", "sim:0")]).devices().map(|d| d.count()).unwrap_err();
-        assert!(matches!(error, Error::CudaUnavailable { .. }), "{error}");
+        assert!(matches!(error.kind(), ErrorKind::CudaUnavailable { .. }), "{error}");
         let text = error.to_string();
         assert!(text.contains("sim:1") && !text.contains("NVIDIA GPU"), "{text}");
     }

@@ -1,116 +1,8 @@
-//! Where a tensor lives: parsing and printing of device names.
+//! Arguments that name a device.
 
-use std::fmt;
 use std::panic::Location;
-use std::str::FromStr;
 
-use crate::{Error, Result};
-
-/// A place for tensors (`torch.device`).
-///
-/// ```
-/// use warpline::Device;
-///
-/// assert_eq!("cuda:1".parse::<Device>()?, Device::Cuda(Some(1)));
-/// assert_eq!(Device::Cuda(None).to_string(), "cuda");
-/// assert!("cudaa".parse::<Device>().is_err());
-/// # Ok::<(), warpline::Error>(())
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Device {
-    /// Host memory, and the host's cores.
-    #[default]
-    Cpu,
-    /// A GPU by its index; `None` is whichever is current when the device is used.
-    Cuda(Option<usize>),
-}
-
-/// PyTorch keeps device indices in eight bits.
-const MAX_INDEX: usize = 127;
-
-impl Device {
-    /// The GPU with that index.
-    #[must_use]
-    pub const fn cuda(index: usize) -> Self {
-        Self::Cuda(Some(index))
-    }
-
-    /// Whether it is a GPU.
-    #[must_use]
-    pub const fn is_cuda(self) -> bool {
-        matches!(self, Self::Cuda(_))
-    }
-
-    /// Whether it is the host.
-    #[must_use]
-    pub const fn is_cpu(self) -> bool {
-        matches!(self, Self::Cpu)
-    }
-
-    /// The GPU's index, if one is named.
-    #[must_use]
-    pub const fn index(self) -> Option<usize> {
-        match self {
-            Self::Cpu => None,
-            Self::Cuda(index) => index,
-        }
-    }
-}
-
-impl fmt::Display for Device {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Cpu => f.write_str("cpu"),
-            Self::Cuda(None) => f.write_str("cuda"),
-            Self::Cuda(Some(index)) => write!(f, "cuda:{index}"),
-        }
-    }
-}
-
-impl FromStr for Device {
-    type Err = Error;
-
-    /// Reads `cpu`, `cuda`, `cuda:N` and, as PyTorch does, `cpu:0`.
-    fn from_str(text: &str) -> Result<Self> {
-        let bad = |reason| {
-            let (text, op) = (text.to_owned(), "");
-            Error::InvalidDeviceString { text, reason, op, location: None }
-        };
-        let (kind, index) = match text.split_once(':') {
-            Some((kind, index)) => (kind, Some(index)),
-            None => (text, None),
-        };
-        if kind != "cpu" && kind != "cuda" {
-            return Err(bad("expected one of cpu, cuda at the start of the string"));
-        }
-        let index = match index {
-            None => None,
-            Some(digits) => {
-                if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
-                    return Err(bad("after the colon must come an index, a number from 0 on"));
-                }
-                if digits.len() > 1 && digits.starts_with('0') {
-                    return Err(bad("the index must not start with a zero"));
-                }
-                let index = digits.parse().ok().filter(|i| *i <= MAX_INDEX);
-                Some(index.ok_or_else(|| bad("the index must be at most 127"))?)
-            }
-        };
-        match (kind, index) {
-            ("cuda", index) => Ok(Self::Cuda(index)),
-            (_, None | Some(0)) => Ok(Self::Cpu),
-            _ => Err(bad("the CPU's only index is 0")),
-        }
-    }
-}
-
-impl TryFrom<&str> for Device {
-    type Error = Error;
-
-    fn try_from(text: &str) -> Result<Self> {
-        text.parse()
-    }
-}
+use crate::{Device, Error, Result};
 
 /// What can name a device: a [`Device`], a string such as `"cuda:1"`, or a GPU's index.
 #[diagnostic::on_unimplemented(
@@ -121,7 +13,7 @@ pub trait IntoDevice {
     /// The device.
     ///
     /// # Errors
-    /// [`Error::InvalidDeviceString`].
+    /// [`ErrorKind::InvalidDeviceString`].
     fn into_device(self) -> Result<Device>;
 }
 
@@ -166,51 +58,5 @@ impl IntoDevice for usize {
     #[track_caller]
     fn into_device(self) -> Result<Device> {
         Ok(Device::Cuda(Some(self)))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_round_trip() {
-        for (text, device) in [
-            ("cpu", Device::Cpu),
-            ("cuda", Device::Cuda(None)),
-            ("cuda:0", Device::cuda(0)),
-            ("cuda:12", Device::cuda(12)),
-        ] {
-            assert_eq!(text.parse::<Device>().unwrap(), device);
-            assert_eq!(device.to_string(), text);
-        }
-        assert_eq!("cpu:0".parse::<Device>().unwrap(), Device::Cpu);
-    }
-
-    #[test]
-    fn nonsense_is_refused_with_its_text() {
-        for text in [
-            "",
-            "cudaa",
-            "CUDA",
-            "cuda:",
-            "cuda:-1",
-            "cuda:+1",
-            "cuda:01",
-            "cuda:1:2",
-            "cuda: 1",
-            "cuda:x",
-            "cuda:128",
-            "cuda:99999999999999999999",
-            "cpu:1",
-            ":0",
-            "gpu",
-            " cuda",
-            "cuda:١",
-        ] {
-            let error = text.parse::<Device>().unwrap_err();
-            assert!(matches!(error, Error::InvalidDeviceString { .. }), "{text}");
-            assert!(error.to_string().contains(&format!("'{text}'")), "{error}");
-        }
     }
 }

@@ -7,7 +7,7 @@ use warpline_stream::Stream;
 
 use warpline_runtime::Storage;
 
-use crate::{DType, Device, Error, Result, Runtime, Tensor, TensorOptions};
+use crate::{DType, Device, Error, ErrorKind, Result, Runtime, Tensor, TensorOptions};
 
 /// Where ops on a tensor run: the host, or its device with this thread's current stream there. For ops
 /// of other crates, which take a [`Target`] and the tensors' [views](Tensor::as_view).
@@ -64,7 +64,7 @@ impl<'a> Exec<'a> {
         match self {
             Self::Cuda(_, _, stream) if stream.is_capturing() => {
                 let reason = "the host would wait for what comes with a replay; do it after one";
-                Err(Error::capture(op, reason.into()))
+                Err(Error::capture(op, reason))
             }
             _ => Ok(()),
         }
@@ -133,11 +133,7 @@ pub(crate) fn empty_in(
         return Exec::on(runtime, device)?.empty_in(layout, dtype);
     }
     if device.is_cuda() {
-        return Err(Error::CannotPin {
-            op: "",
-            location: Location::caller(),
-            device: device.to_string(),
-        });
+        return Err(ErrorKind::CannotPin { device }.of(""));
     }
     let storage = Storage::pinned(runtime, byte_size(&layout, dtype)?)?;
     Ok(Tensor::from_parts(storage, layout, dtype))
@@ -147,7 +143,8 @@ pub(crate) fn empty_in(
 fn byte_size(layout: &Layout, dtype: DType) -> Result<usize> {
     let bytes = layout.numel().checked_mul(dtype.size()).filter(|b| *b <= isize::MAX as usize);
     let location = Location::caller();
-    bytes.ok_or_else(|| Error::SizeOverflow { op: "", location, sizes: layout.sizes().into() })
+    bytes
+        .ok_or_else(|| ErrorKind::SizeOverflow { sizes: layout.sizes().into() }.of("").at(location))
 }
 
 /// Whether ops on `a`'s device may read `b`: it is on the same device, or on one whose memory they
@@ -166,11 +163,11 @@ pub(crate) fn reaches(a: &Tensor, b: &Tensor) -> bool {
 #[track_caller]
 pub(crate) fn check_together(op: &'static str, a: &Tensor, b: &Tensor) -> Result<()> {
     if !a.storage().runtime().same_as(b.storage().runtime()) {
-        return Err(Error::RuntimeMismatch { location: Location::caller(), op });
+        return Err(ErrorKind::RuntimeMismatch.of(op));
     }
     if reaches(a, b) {
         return Ok(());
     }
-    let (first, second) = (a.device().to_string(), b.device().to_string());
-    Err(Error::DeviceMismatch { location: Location::caller(), op, first, second })
+    let (first, second) = (a.device(), b.device());
+    Err(ErrorKind::DeviceMismatch { first, second }.of(op))
 }

@@ -90,7 +90,7 @@ pub fn get_rng_state() -> Result<Tensor> {
 /// Makes the CPU's generator go on from a state (`torch.set_rng_state`), of PyTorch's too.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] unless it is a tensor of bytes on the host that holds a state.
+/// [`ErrorKind::InvalidArgument`] unless it is a tensor of bytes on the host that holds a state.
 #[track_caller]
 pub fn set_rng_state(state: &Tensor) -> Result<()> {
     let state = bytes("set_rng_state", state)?;

@@ -54,7 +54,7 @@ mod shape;
 mod tensor;
 
 pub use ambient::{manual_seed, open, runtime, simulated, simulated_with, with_runtime};
-pub use device::{Device, IntoDevice};
+pub use device::IntoDevice;
 pub use exec::Exec;
 pub use generator::{Generator, get_rng_state, set_rng_state};
 pub use options::TensorOptions;
@@ -69,9 +69,9 @@ pub use tensor::{
     stack, tensor, tril_indices, triu_indices, vstack, where_cond, zeros,
 };
 pub use warpline_runtime::{
-    Access, Category, DType, Element, Error, HostCacheStats, IndexCheck, InvalidVariable,
-    MemoryFormat, Race, RaceReport, RacingUse, Result, Runtime, RuntimeConfig, Scalar, Site,
-    Staging, SyncPolicy,
+    Access, Category, DType, Device, Element, Error, ErrorKind, HostCacheStats, InvalidVariable,
+    MemoryFormat, Race, RaceReport, RacingUse, Result, ResultExt, Runtime, RuntimeConfig, Scalar,
+    Site, Staging, SyncPolicy,
 };
 
 pub(crate) use tensor::index;

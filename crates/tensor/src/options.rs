@@ -79,7 +79,7 @@ impl TensorOptions {
     /// The device asked for.
     ///
     /// # Errors
-    /// [`Error::InvalidDeviceString`] where its name meant nothing.
+    /// [`ErrorKind::InvalidDeviceString`] where its name meant nothing.
     #[track_caller]
     pub fn requested_device(&self) -> Result<Option<Device>> {
         match &self.device {

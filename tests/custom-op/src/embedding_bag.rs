@@ -7,7 +7,7 @@ use bytemuck::{Pod, Zeroable};
 use warpline_runtime::host::{HostKernel, HostLaunch, Shared, parallel_for, params};
 use warpline_runtime::launch::{self, Call, Code, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, iter};
+use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View, cuda_struct, iter};
 
 /// What the kernel and the CPU function are told. Strides are in elements.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -89,8 +89,8 @@ unsafe fn on_host<T: Copy + Default + AddAssign>(launch: &HostLaunch<'_>) {
 /// that row of `out`. `weight` and `out` are matrices of `f32` or `f64`, of any strides.
 ///
 /// # Errors
-/// [`Error::UnsupportedDType`], [`Error::DTypeMismatch`], [`Error::ShapeMismatch`]; those of
-/// [`check_operands`] and [`launch::run`]; [`Error::IndexCheck`] for an index that is no row of `weight`.
+/// [`ErrorKind::UnsupportedDType`], [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`]; those of
+/// [`check_operands`] and [`launch::run`]; [`ErrorKind::IndexCheck`] for an index that is no row of `weight`.
 #[track_caller]
 pub fn embedding_bag(
     target: Target<'_>,
@@ -103,21 +103,21 @@ pub fn embedding_bag(
     let (variant, host): (usize, HostKernel) = match weight.dtype {
         DType::F32 => (0, on_host::<f32>),
         DType::F64 => (1, on_host::<f64>),
-        dtype => return Err(Error::UnsupportedDType { op: OP, dtype, location }),
+        dtype => return Err(ErrorKind::UnsupportedDType { dtype }.of(OP).at(location)),
     };
     for (view, expected) in [(indices, DType::I64), (out, weight.dtype)] {
         if view.dtype != expected {
-            return Err(Error::DTypeMismatch { op: OP, expected, actual: view.dtype, location });
+            return Err(ErrorKind::DTypeMismatch { expected, actual: view.dtype }.of(OP).at(location));
         }
     }
     let (&[size, width], &[rows, bag]) = (weight.sizes(), indices.sizes()) else {
         let reason = "weight and indices must be matrices".to_owned();
-        return Err(Error::ShapeMismatch { op: OP, reason, location });
+        return Err(Error::shape(OP, reason).at(location));
     };
     if out.sizes() != [rows, width] {
         let reason =
             format!("a result of {:?} where {:?} are computed", out.sizes(), [rows, width]);
-        return Err(Error::ShapeMismatch { op: OP, reason, location });
+        return Err(Error::shape(OP, reason).at(location));
     }
     let operands = [weight.read(), indices.read(), out.write()];
     check_operands(OP, &operands)?;

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use warpline::autograd::{Context, Function, GradcheckOptions, Gradients, ToSave};
 use warpline::autograd::{gradcheck, gradgradcheck};
 use warpline::cuda;
-use warpline::{DType, Error, IndexCheck, RaceReport, Result, Runtime, RuntimeConfig, SyncPolicy};
+use warpline::{DType, Error, ErrorKind, RaceReport, Result, Runtime, RuntimeConfig, SyncPolicy};
+use warpline_runtime::IndexCheck;
 use warpline::{Tensor, full, tensor, with_runtime, zeros};
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver, ViolationKind};
 use warpline_runtime::host::{HostKernel, HostLaunch, Shared};
@@ -140,11 +141,8 @@ fn streams_are_ordered_by_its_operands() {
 
 #[track_caller]
 fn failed<T>(result: Result<T>) -> IndexCheck {
-    match result {
-        Err(Error::IndexCheck(failed)) => failed,
-        Err(other) => panic!("another error: {other}"),
-        Ok(_) => panic!("no error"),
-    }
+    let error = result.map(|_| ()).expect_err("an index is out of range");
+    IndexCheck::of(&error).unwrap_or_else(|| panic!("another error: {error}"))
 }
 
 fn assert_is_of(failed: &IndexCheck, line: u32) {
@@ -180,7 +178,8 @@ fn uses_that_nothing_orders_are_a_race_under_the_manual_policy() {
         let (one, other) = (cuda::Stream::new(())?, cuda::Stream::new(())?);
         cuda::with_stream(&one, || weight.fill_(2.0).map(drop))?;
         let (raced, line) = cuda::with_stream(&other, || Ok((bags(&weight, &index), line!())))?;
-        let Err(Error::Race(race)) = raced else { panic!("no race") };
+        let error = raced.expect_err("a race");
+        let race = error.find::<Race>().expect("a race");
         assert_eq!((race.first.op, race.second.op), ("fill_", "embedding_bag"));
         assert_eq!((race.second.argument, race.second.location.line()), (0, line));
         other.wait_stream(&one)?;
@@ -216,13 +215,13 @@ fn operands_that_do_not_fit_are_refused() {
     };
     run(&weight, &index, &out).unwrap();
     let refused = |result: Result<()>| result.unwrap_err();
-    assert!(matches!(refused(run(&index, &index, &out)), Error::UnsupportedDType { .. }));
-    assert!(matches!(refused(run(&weight, &weight, &out)), Error::DTypeMismatch { .. }));
+    assert!(matches!(refused(run(&index, &index, &out)).kind(), ErrorKind::UnsupportedDType { .. }));
+    assert!(matches!(refused(run(&weight, &weight, &out)).kind(), ErrorKind::DTypeMismatch { .. }));
     let row = out.narrow(0, 0, 1).unwrap();
-    assert!(matches!(refused(run(&weight, &index, &row)), Error::ShapeMismatch { .. }));
+    assert!(matches!(refused(run(&weight, &index, &row)).kind(), ErrorKind::ShapeMismatch { .. }));
     let same = row.expand([4, 4]).unwrap();
-    assert!(matches!(refused(run(&weight, &index, &same)), Error::OverlappingWrite { .. }));
-    assert!(matches!(refused(run(&out, &index, &out)), Error::OverlappingOperands { .. }));
+    assert!(matches!(refused(run(&weight, &index, &same)).kind(), ErrorKind::OverlappingWrite));
+    assert!(matches!(refused(run(&out, &index, &out)).kind(), ErrorKind::OverlappingOperands));
 }
 
 /// Sets the element after the one that it declares to write, too.

@@ -15,7 +15,7 @@ use crate::programs::{HALVES, LANES, committed};
 use warpline_runtime::cuda_struct;
 use warpline_runtime::launch::{self, Call, Code, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Operand, Result, Target, View, checked_numel};
+use warpline_runtime::{DType, Error, ErrorKind, Operand, Result, Target, View, checked_numel};
 
 pub(crate) const PROGRAMS: &[&Program] = &[&ATTENTION, &ATTENTION_BACKWARD];
 
@@ -165,8 +165,8 @@ pub struct Weighing {
 /// takes [`has_attention`] and [`attention_takes`] say.
 ///
 /// # Errors
-/// [`Error::UnsupportedDType`], [`Error::DTypeMismatch`]; [`Error::ShapeMismatch`], also for what it does not take as it
-/// lies; [`Error::OverlappingOperands`], [`Error::OverlappingWrite`]; otherwise as [`launch::run`].
+/// [`ErrorKind::UnsupportedDType`], [`ErrorKind::DTypeMismatch`]; [`ErrorKind::ShapeMismatch`], also for what it does not take as it
+/// lies; [`ErrorKind::OverlappingOperands`], [`ErrorKind::OverlappingWrite`]; otherwise as [`launch::run`].
 #[track_caller]
 pub fn attention(
     target: Target<'_>,
@@ -237,14 +237,14 @@ fn check(
     let location = Location::caller();
     let dtype = q.dtype;
     if !matches!(dtype, DType::F16 | DType::BF16) {
-        return Err(Error::UnsupportedDType { location, op, dtype });
+        return Err(ErrorKind::UnsupportedDType { dtype }.of(op).at(location));
     }
     let halves = [k, v].into_iter().chain(others.iter().map(|(view, _)| *view));
     let dtypes = halves.map(|view| (view, dtype)).chain(sums.iter().map(|&v| (v, DType::F32)));
     for (view, expected) in dtypes {
         if view.dtype != expected {
             let actual = view.dtype;
-            return Err(Error::DTypeMismatch { location, op, expected, actual });
+            return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op).at(location));
         }
     }
     let [outer, inner, queries, width] = last_four(q.sizes(), 1);
@@ -274,7 +274,7 @@ fn check(
             v.strides(),
             WIDTHS[1],
         );
-        return Err(Error::ShapeMismatch { location, op, reason });
+        return Err(Error::shape(op, reason).at(location));
     }
     Ok(Attention {
         outer: outer as u64,

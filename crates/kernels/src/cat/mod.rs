@@ -12,7 +12,7 @@ use warpline_runtime::cuda_struct;
 use warpline_runtime::iter::{BLOCK, magic};
 use warpline_runtime::launch::{self, Call, Code, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{Error, Operand, Result, Target, View};
+use warpline_runtime::{Error, ErrorKind, Operand, Result, Target, View};
 
 use crate::copy;
 use crate::programs::{bits, committed};
@@ -94,8 +94,8 @@ impl Pair {
 /// Dtypes may differ; elements are then converted to that of `out`.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`], [`Error::DimOutOfRange`], [`Error::OutOfStorage`],
-/// [`Error::OverlappingWrite`], [`Error::OverlappingOperands`], and what a launch can fail with.
+/// [`ErrorKind::ShapeMismatch`], [`ErrorKind::DimOutOfRange`], [`ErrorKind::OutOfStorage`],
+/// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`], and what a launch can fail with.
 #[track_caller]
 pub fn cat(target: Target<'_>, inputs: &[View<'_>], dim: usize, out: View<'_>) -> Result<()> {
     check_sizes(inputs, dim, out)?;
@@ -126,7 +126,7 @@ fn check_sizes(inputs: &[View<'_>], dim: usize, out: View<'_>) -> Result<()> {
     let (sizes, location) = (out.sizes(), Location::caller());
     if dim >= sizes.len() {
         let (dim, ndim) = (dim as isize, sizes.len());
-        return Err(Error::DimOutOfRange { op: OP, dim, ndim, location });
+        return Err(ErrorKind::DimOutOfRange { dim, ndim }.of(OP).at(location));
     }
     let fits = |input: &View<'_>| {
         let of = input.sizes();
@@ -138,7 +138,7 @@ fn check_sizes(inputs: &[View<'_>], dim: usize, out: View<'_>) -> Result<()> {
     }
     let all: Vec<&[usize]> = inputs.iter().map(|input| input.sizes()).collect();
     let reason = format!("a result of {sizes:?} for {all:?}, joined along dimension {dim}");
-    Err(Error::ShapeMismatch { op: OP, reason, location })
+    Err(Error::shape(OP, reason).at(location))
 }
 
 /// Whether an input's elements are moved as they are.

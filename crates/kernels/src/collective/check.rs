@@ -1,20 +1,19 @@
 //! What a call on a communicator is refused for, before anything is enqueued.
 
 use std::ops::Range;
-use std::panic::Location;
 use std::sync::Arc;
 
 use warpline_cuda_sys_safe::nccl::ReduceOp;
 use warpline_cuda_sys_safe::owned::Communicator;
 
 use super::{Op, nccl_type};
-use warpline_runtime::{CudaDevice, DType, Error, Result, View};
+use warpline_runtime::{CudaDevice, DType, Device, Error, ErrorKind, Result, View};
 
 /// Refuses a communicator of another device or driver than the target's.
 #[track_caller]
 pub(super) fn device(op: &'static str, comm: &Communicator, device: &CudaDevice) -> Result<()> {
     if !Arc::ptr_eq(comm.driver(), device.driver()) {
-        return Err(Error::RuntimeMismatch { location: Location::caller(), op });
+        return Err(ErrorKind::RuntimeMismatch.of(op));
     }
     same_device(op, comm, device.index())
 }
@@ -24,8 +23,8 @@ fn same_device(op: &'static str, comm: &Communicator, device: usize) -> Result<(
     if comm.device() == device {
         return Ok(());
     }
-    let [first, second] = [comm.device(), device].map(|index| format!("cuda:{index}"));
-    Err(Error::DeviceMismatch { location: Location::caller(), op, first, second })
+    let [first, second] = [comm.device(), device].map(Device::cuda);
+    Err(ErrorKind::DeviceMismatch { first, second }.of(op))
 }
 
 /// Refuses what is wrong with one call by itself.
@@ -37,13 +36,8 @@ pub(super) fn one(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Resul
         match view.storage.cuda_device() {
             Some(device) => same_device(op, comm, device.index())?,
             None => {
-                let first = format!("cuda:{}", comm.device());
-                return Err(Error::DeviceMismatch {
-                    location: Location::caller(),
-                    op,
-                    first,
-                    second: "cpu".into(),
-                });
+                let (first, second) = (Device::cuda(comm.device()), Device::Cpu);
+                return Err(ErrorKind::DeviceMismatch { first, second }.of(op));
             }
         }
         if !view.layout.is_contiguous() {
@@ -60,12 +54,7 @@ pub(super) fn one(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Resul
     if let (Some(input), Some(output)) = (input, output)
         && input.dtype != output.dtype
     {
-        return Err(Error::DTypeMismatch {
-            location: Location::caller(),
-            op,
-            expected: input.dtype,
-            actual: output.dtype,
-        });
+        return Err(ErrorKind::DTypeMismatch { expected: input.dtype, actual: output.dtype }.of(op));
     }
     match *call {
         Op::AllReduce { input, op: ReduceOp::Avg, .. }
@@ -73,11 +62,7 @@ pub(super) fn one(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Resul
         | Op::ReduceScatter { input, op: ReduceOp::Avg, .. }
             if input.dtype == DType::Bool =>
         {
-            return Err(Error::UnsupportedDType {
-                location: Location::caller(),
-                op,
-                dtype: DType::Bool,
-            });
+            return Err(ErrorKind::UnsupportedDType { dtype: DType::Bool }.of(op));
         }
         Op::Broadcast { root: rank, .. }
         | Op::Reduce { root: rank, .. }
@@ -112,16 +97,15 @@ fn sizes(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> {
         Op::ReduceScatter { .. } => "the input has to have as many elements for each rank",
         _ => "both have to have as many elements",
     };
-    Err(Error::ShapeMismatch {
-        location: Location::caller(),
+    Err(Error::shape(
         op,
-        reason: format!(
+        format!(
             "an input of sizes {:?} and an output of {:?} on {} ranks: {rule}",
             input.sizes(),
             output.sizes(),
             comm.ranks()
         ),
-    })
+    ))
 }
 
 /// Refuses an output that shares memory with its input, but where it lies as NCCL has it in place.
@@ -137,7 +121,7 @@ fn in_place(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> 
     if allowed || !share(&input, &output) {
         return Ok(());
     }
-    Err(Error::OverlappingOperands { location: Location::caller(), op })
+    Err(ErrorKind::OverlappingOperands.of(op))
 }
 
 /// Refuses what is wrong with calls only together: they run in no order, and what is sent to oneself
@@ -152,7 +136,7 @@ pub(super) fn group(op: &'static str, comm: &Communicator, calls: &[Op<'_>]) -> 
                 _ => false,
             };
             if clash(&a_out, &b_out) || clash(&a_out, &b_in) || clash(&a_in, &b_out) {
-                return Err(Error::OverlappingOperands { location: Location::caller(), op });
+                return Err(ErrorKind::OverlappingOperands.of(op));
             }
         }
     }

@@ -15,7 +15,9 @@ use warpline_cuda_sys_safe::owned::Communicator;
 use warpline_cuda_sys_safe::{DevicePtr, HostLaunch, StreamHandle};
 
 use warpline_runtime::launch::{self, Call, Code, address};
-use warpline_runtime::{Completion, DType, Error, Operand, Replays, Result, Target, View};
+use warpline_runtime::{
+    Completion, DType, Device, ErrorKind, Operand, Replays, Result, Target, View,
+};
 
 /// One call on a communicator, of contiguous tensors on its device. `output` may be `input`, of
 /// [`Op::AllGather`] and [`Op::ReduceScatter`] the rank's own part of the larger one; otherwise they
@@ -131,12 +133,12 @@ type Operands<'a> = SmallVec<[Operand<'a>; 2]>;
 /// Bools are sent as `u8`, of which [`ReduceOp::Sum`] is the largest, as in PyTorch.
 ///
 /// # Errors
-/// [`Error::DeviceMismatch`] for tensors that are not on the communicator's device, a CPU target
-/// included; [`Error::UnsupportedDType`] for `int16` and for the mean of bools;
-/// [`Error::DTypeMismatch`]; [`Error::ShapeMismatch`]; [`Error::OverlappingOperands`];
-/// [`Error::InvalidArgument`] for what is not contiguous, for a rank that there is not, and for sends
+/// [`ErrorKind::DeviceMismatch`] for tensors that are not on the communicator's device, a CPU target
+/// included; [`ErrorKind::UnsupportedDType`] for `int16` and for the mean of bools;
+/// [`ErrorKind::DTypeMismatch`]; [`ErrorKind::ShapeMismatch`]; [`ErrorKind::OverlappingOperands`];
+/// [`ErrorKind::InvalidArgument`] for what is not contiguous, for a rank that there is not, and for sends
 /// to this very rank that are not received in the group; otherwise as [`launch::run`], with NCCL's
-/// own as [`Error::Driver`].
+/// own as [`ErrorKind::Driver`].
 ///
 /// ```
 /// use std::{panic::Location, thread, time::Duration};
@@ -178,13 +180,8 @@ pub fn run<'a>(
 ) -> Result<()> {
     let Watched { comm, number, replays } = comm.into();
     let Target::Cuda(_, device, _) = target else {
-        let first = format!("cuda:{}", comm.device());
-        return Err(Error::DeviceMismatch {
-            location: Location::caller(),
-            op: name,
-            first,
-            second: "cpu".into(),
-        });
+        let (first, second) = (Device::cuda(comm.device()), Device::Cpu);
+        return Err(ErrorKind::DeviceMismatch { first, second }.of(name));
     };
     check::device(name, comm, device)?;
     let mut operands = Operands::new();
@@ -290,7 +287,7 @@ fn nccl_type(op: &'static str, dtype: DType) -> Result<NcclType> {
         DType::Bool | DType::U8 => NcclType::U8,
         DType::I8 => NcclType::I8,
         DType::I16 => {
-            return Err(Error::UnsupportedDType { location: Location::caller(), op, dtype });
+            return Err(ErrorKind::UnsupportedDType { dtype }.of(op));
         }
         DType::I32 => NcclType::I32,
         DType::I64 => NcclType::I64,

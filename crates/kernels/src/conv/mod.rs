@@ -14,7 +14,7 @@ use warpline_cuda_sys_safe::HostKernel;
 use warpline_runtime::cuda_struct;
 use warpline_runtime::launch::{self, Call, Code, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Result, Target, View};
+use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View};
 
 use crate::programs::{BITS, FLOATS, bits, committed};
 use crate::window::{Taps, grid, images};
@@ -57,8 +57,8 @@ cuda_struct!(Columns { taps, batch, channels, image, columns });
 /// Outside of the image are zeros. Any dtype.
 ///
 /// # Errors
-/// [`Error::DTypeMismatch`], [`Error::ShapeMismatch`], [`Error::InvalidArgument`], [`Error::OutOfStorage`],
-/// [`Error::OverlappingWrite`], [`Error::OverlappingOperands`], and what a launch can fail with.
+/// [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`], [`ErrorKind::InvalidArgument`], [`ErrorKind::OutOfStorage`],
+/// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`], and what a launch can fail with.
 #[track_caller]
 pub fn im2col(
     target: Target<'_>,
@@ -103,7 +103,7 @@ pub fn im2col(
 /// elements that `im2col` would make of it. Floats; the halves are added in `f32`.
 ///
 /// # Errors
-/// [`Error::UnsupportedDType`], otherwise as [`im2col`].
+/// [`ErrorKind::UnsupportedDType`], otherwise as [`im2col`].
 #[track_caller]
 pub fn col2im(
     target: Target<'_>,
@@ -119,7 +119,7 @@ pub fn col2im(
         DType::BF16 => (1, cpu::col2im::<half::bf16>),
         DType::F32 => (2, cpu::col2im::<f32>),
         DType::F64 => (3, cpu::col2im::<f64>),
-        dtype => return Err(Error::UnsupportedDType { op: OP, dtype, location }),
+        dtype => return Err(ErrorKind::UnsupportedDType { dtype }.of(OP).at(location)),
     };
     check_operands(OP, &[columns.read(), image.write()])?;
     if image.numel() == 0 {
@@ -151,7 +151,7 @@ fn check(op: &'static str, image: View<'_>, window: &Window, columns: View<'_>) 
     let location = Location::caller();
     if image.dtype != columns.dtype {
         let (expected, actual) = (image.dtype, columns.dtype);
-        return Err(Error::DTypeMismatch { op, location, expected, actual });
+        return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op).at(location));
     }
     let taps = window.packed(op)?;
     let ([batch, channels], strides) = images(op, image, window.input)?;
@@ -170,7 +170,7 @@ fn check(op: &'static str, image: View<'_>, window: &Window, columns: View<'_>) 
             rows.unwrap_or(usize::MAX),
             window.places()
         );
-        return Err(Error::ShapeMismatch { op, location, reason });
+        return Err(Error::shape(op, reason).at(location));
     }
     let columns = [columns.strides()[0], columns.strides()[1]].map(|s| s as i64);
     Ok(Columns { taps, batch: batch as u32, channels: channels as u32, image: strides, columns })

@@ -81,8 +81,8 @@ fn pair(from: DType, to: DType) -> Option<usize> {
 /// tensors too, of which PyTorch promises nothing there.
 ///
 /// # Errors
-/// [`warpline_runtime::Error::ShapeMismatch`], [`warpline_runtime::Error::OverlappingWrite`],
-/// [`warpline_runtime::Error::OverlappingOperands`], [`warpline_runtime::Error::OutOfStorage`], and what a launch can fail with.
+/// [`warpline_runtime::ErrorKind::ShapeMismatch`], [`warpline_runtime::ErrorKind::OverlappingWrite`],
+/// [`warpline_runtime::ErrorKind::OverlappingOperands`], [`warpline_runtime::ErrorKind::OutOfStorage`], and what a launch can fail with.
 #[track_caller]
 pub fn copy(target: Target<'_>, src: View<'_>, dst: View<'_>) -> Result<()> {
     const NAME: &str = "copy_";

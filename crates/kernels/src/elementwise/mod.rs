@@ -31,10 +31,9 @@ mod tests;
 mod trigonometric;
 
 use std::ops::Range;
-use std::panic::Location;
 
 use warpline_runtime::module::Program;
-use warpline_runtime::{DType, Error, Result, iter};
+use warpline_runtime::{DType, ErrorKind, Result, iter};
 
 pub use activation::*;
 pub use arithmetic::*;
@@ -153,7 +152,7 @@ impl Op {
     /// `common` ([`DType::promote`], [`result_type`](warpline_runtime::Scalar::result_type)).
     ///
     /// # Errors
-    /// [`Error::UnsupportedDType`] where PyTorch has no such op of the dtype.
+    /// [`ErrorKind::UnsupportedDType`] where PyTorch has no such op of the dtype.
     #[track_caller]
     pub fn dtypes(&self, common: DType) -> Result<(DType, DType)> {
         let compute = if (self.entry.dtypes.first..=self.entry.dtypes.last).contains(&common) {
@@ -161,11 +160,7 @@ impl Op {
         } else if self.entry.dtypes.converts {
             DType::F32
         } else {
-            return Err(Error::UnsupportedDType {
-                location: Location::caller(),
-                op: self.entry.name,
-                dtype: common,
-            });
+            return Err(ErrorKind::UnsupportedDType { dtype: common }.of(self.entry.name));
         };
         Ok((compute, if self.entry.output == Output::Bool { DType::Bool } else { compute }))
     }

@@ -5,7 +5,7 @@ use std::panic::Location;
 use bytemuck::{Pod, Zeroable};
 use warpline_runtime::host::{HostElement, Number};
 use warpline_runtime::iter::{self, Bits};
-use warpline_runtime::{Category, DType, Error, Result, Scalar, Target, View};
+use warpline_runtime::{Category, DType, Error, ErrorKind, Result, Scalar, Target, View};
 use warpline_runtime::{cuda_struct, dispatch};
 
 use super::Op;
@@ -116,10 +116,10 @@ pub(super) fn bits(value: Scalar, dtype: DType, rounded: bool) -> u64 {
 /// entry round it to `common` first.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] if the number of operands is not the op's; [`Error::UnsupportedDType`] if the op has no
-/// `common`; [`Error::CannotCast`] for a float number among integers; [`Error::DTypeMismatch`] for a condition that is
-/// not of bools; [`Error::ShapeMismatch`] if an operand's sizes are not those of `out`; [`Error::OverlappingWrite`],
-/// [`Error::OverlappingOperands`] or [`Error::OutOfStorage`] for the memory of `out`; errors of the launch.
+/// [`ErrorKind::InvalidArgument`] if the number of operands is not the op's; [`ErrorKind::UnsupportedDType`] if the op has no
+/// `common`; [`ErrorKind::CannotCast`] for a float number among integers; [`ErrorKind::DTypeMismatch`] for a condition that is
+/// not of bools; [`ErrorKind::ShapeMismatch`] if an operand's sizes are not those of `out`; [`ErrorKind::OverlappingWrite`],
+/// [`ErrorKind::OverlappingOperands`] or [`ErrorKind::OutOfStorage`] for the memory of `out`; errors of the launch.
 #[track_caller]
 pub fn apply(
     target: Target<'_>,
@@ -181,11 +181,8 @@ fn run<const I: usize, const N: usize>(
             }
         }
     }
-    let host = (op.entry.host)(dtype).ok_or(Error::UnsupportedDType {
-        location: Location::caller(),
-        op: op.entry.name,
-        dtype,
-    })?;
+    let host =
+        (op.entry.host)(dtype).ok_or(ErrorKind::UnsupportedDType { dtype }.of(op.entry.name))?;
     let described = iter::Op {
         name: op.entry.name,
         program: (&op.entry.program, op.entry.dtypes.variant(dtype)),
@@ -208,22 +205,12 @@ fn check(op: &Op, args: &[Arg<'_>], dtype: DType) -> Result<()> {
         match arg {
             Arg::Tensor(view) if input.is_bool && view.dtype != DType::Bool => {
                 let (expected, actual) = (DType::Bool, view.dtype);
-                return Err(Error::DTypeMismatch {
-                    location: Location::caller(),
-                    op: op.entry.name,
-                    expected,
-                    actual,
-                });
+                return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op.entry.name));
             }
             Arg::Number(value)
                 if value.category() == Category::Float && !dtype.is_float() && !input.is_bool =>
             {
-                return Err(Error::CannotCast {
-                    location: Location::caller(),
-                    op: op.entry.name,
-                    from: DType::F32,
-                    to: dtype,
-                });
+                return Err(ErrorKind::CannotCast { from: DType::F32, to: dtype }.of(op.entry.name));
             }
             _ => {}
         }

@@ -12,7 +12,7 @@ use crate::programs::{BITS, NUMBERS, bits, committed};
 use warpline_runtime::iter::{self, BLOCK, Bits, Flat, Index, Op, Params, grid, run, vector_width};
 use warpline_runtime::launch::{Call, Code};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Layout, Result, Scalar, Target, View, launch};
+use warpline_runtime::{DType, Error, ErrorKind, Layout, Result, Scalar, Target, View, launch};
 use warpline_runtime::{cuda_struct, dispatch};
 
 /// Fills for elements of 1, 2, 4 and 8 bytes, each flat and strided, then sequences per dtype.
@@ -66,7 +66,7 @@ pub(crate) fn bits_of(dtype: DType, value: Scalar) -> u64 {
 /// Sets every element to `value`, converted to the dtype (`Tensor.fill_`).
 ///
 /// # Errors
-/// [`Error::OverlappingWrite`], and what a launch can fail with.
+/// [`ErrorKind::OverlappingWrite`], and what a launch can fail with.
 #[track_caller]
 pub fn fill(target: Target<'_>, out: View<'_>, value: Scalar) -> Result<()> {
     fill_at(target, "fill_", out, value, Location::caller())
@@ -100,7 +100,7 @@ fn fill_at(
 /// integers if the dtype and both numbers are, otherwise in `f64`.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`], [`Error::UnsupportedDType`] of bool, [`Error::OverlappingWrite`], and
+/// [`ErrorKind::ShapeMismatch`], [`ErrorKind::UnsupportedDType`] of bool, [`ErrorKind::OverlappingWrite`], and
 /// what a launch can fail with.
 #[track_caller]
 pub fn arange(target: Target<'_>, out: View<'_>, start: Scalar, step: Scalar) -> Result<()> {
@@ -156,13 +156,13 @@ fn run_sequence(
     let dtype = out.dtype;
     let &[stride] = out.strides() else {
         let reason = format!("a result of one dimension is needed, not {:?}", out.sizes());
-        return Err(Error::ShapeMismatch { location: Location::caller(), op: name, reason });
+        return Err(Error::shape(name, reason));
     };
     launch::check_operands(name, &[out.write()])?;
     let host = dispatch!(
         dtype,
         number T => cpu::sequence::<T>,
-        _ => return Err(Error::UnsupportedDType { location: Location::caller(), op: name, dtype })
+        _ => return Err(ErrorKind::UnsupportedDType { dtype }.of(name))
     );
     let sequence = Sequence { stride: stride as i64, ..sequence };
     let call = Call {
@@ -186,14 +186,14 @@ fn run_sequence(
 /// Ones on the diagonal of a matrix, zeros elsewhere (`torch.eye`).
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`] where `out` is no matrix, [`Error::OverlappingWrite`], and what a
+/// [`ErrorKind::ShapeMismatch`] where `out` is no matrix, [`ErrorKind::OverlappingWrite`], and what a
 /// launch can fail with.
 #[track_caller]
 pub fn eye(target: Target<'_>, out: View<'_>) -> Result<()> {
     let location = Location::caller();
     let (&[n, m], &[row, column]) = (out.sizes(), out.strides()) else {
         let reason = format!("a result of two dimensions is needed, not {:?}", out.sizes());
-        return Err(Error::ShapeMismatch { location: Location::caller(), op: "eye", reason });
+        return Err(Error::shape("eye", reason));
     };
     fill_at(target, "eye", out, Scalar::Int(0), location)?;
     let diagonal = Layout::from_parts(

@@ -2,7 +2,7 @@
 //!
 //! All three are one kernel: the source is seen with the result's sizes, as if it had stride 0
 //! where the index decides, and the index likewise. An index that is out of range, as negative ones
-//! are, is reported as [`Error::IndexCheck`] says, and marks the result; the kernel writes 0 there.
+//! are, is reported as [`ErrorKind::IndexCheck`] says, and marks the result; the kernel writes 0 there.
 
 mod cpu;
 #[cfg(test)]
@@ -21,7 +21,7 @@ use warpline_runtime::cuda_struct;
 use warpline_runtime::iter::{BLOCK, Index, Plan, halves};
 use warpline_runtime::launch::{self, Call, Code, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Layout, Result, Sizes, Strides, Target, View};
+use warpline_runtime::{DType, Error, ErrorKind, Layout, Result, Sizes, Strides, Target, View};
 
 pub(crate) const PROGRAMS: &[&Program] = &[&GATHER];
 
@@ -77,10 +77,10 @@ impl Along {
 /// `out`. `index` has at most one dimension and is `int32` or `int64`.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DimOutOfRange`];
-/// [`Error::InvalidArgument`] for indices of another dtype; [`Error::OutOfStorage`],
-/// [`Error::OverlappingWrite`], [`Error::OverlappingOperands`], [`Error::TooManyDims`]; otherwise as
-/// [`launch::run`]; [`Error::IndexCheck`].
+/// [`ErrorKind::ShapeMismatch`], [`ErrorKind::DTypeMismatch`], [`ErrorKind::DimOutOfRange`];
+/// [`ErrorKind::InvalidArgument`] for indices of another dtype; [`ErrorKind::OutOfStorage`],
+/// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`], [`ErrorKind::TooManyDims`]; otherwise as
+/// [`launch::run`]; [`ErrorKind::IndexCheck`].
 #[track_caller]
 pub fn index_select(
     target: Target<'_>,
@@ -110,13 +110,12 @@ pub fn index_select(
 /// The sizes of [`index_select`]'s result.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`] for an index of several dimensions, or of other than one element where
+/// [`ErrorKind::ShapeMismatch`] for an index of several dimensions, or of other than one element where
 /// the input is a scalar.
 #[track_caller]
 pub fn index_select_sizes(input: &[usize], dim: usize, index: &[usize]) -> Result<Sizes> {
     let location = Location::caller();
-    let refuse =
-        |reason: String| Err(Error::ShapeMismatch { location, op: "index_select", reason });
+    let refuse = |reason: String| Err(Error::shape("index_select", reason).at(location));
     if index.len() > 1 {
         return refuse(format!("the index has sizes {index:?}; it may have one dimension at most"));
     }
@@ -175,16 +174,15 @@ pub fn gather_as(
     let (from, to) = (layouts[0].sizes(), layouts[1].sizes());
     let fits = |d: usize| d == dim || to[d] <= from[d];
     if from.len() != to.len() || !(0..to.len()).all(fits) {
-        return Err(Error::ShapeMismatch {
-            location: Location::caller(),
+        return Err(Error::shape(
             op,
-            reason: format!(
+            format!(
                 "an index of sizes {:?} for an input of {:?}; it must have as many dimensions, and \
                  be no larger in any but dimension {dim}",
                 index.sizes(),
                 input.sizes()
             ),
-        });
+        ));
     }
     let mut source = layouts[0].strides().to_vec();
     source[dim] = 0;
@@ -223,12 +221,12 @@ pub fn embedding(
 /// The sizes of [`embedding`]'s result.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`] unless the weight is a matrix.
+/// [`ErrorKind::ShapeMismatch`] unless the weight is a matrix.
 #[track_caller]
 pub fn embedding_sizes(weight: &[usize], indices: &[usize]) -> Result<Sizes> {
     let &[_, row] = weight else {
         let reason = format!("the weight has sizes {weight:?}; it must have two dimensions");
-        return Err(Error::ShapeMismatch { location: Location::caller(), op: "embedding", reason });
+        return Err(Error::shape("embedding", reason));
     };
     Ok(indices.iter().copied().chain([row]).collect())
 }
@@ -240,12 +238,7 @@ fn check(op: &'static str, input: View<'_>, index: View<'_>, out: View<'_>) -> R
         return Err(Error::invalid(op, reason));
     }
     if out.dtype != input.dtype {
-        return Err(Error::DTypeMismatch {
-            location: Location::caller(),
-            op,
-            expected: input.dtype,
-            actual: out.dtype,
-        });
+        return Err(ErrorKind::DTypeMismatch { expected: input.dtype, actual: out.dtype }.of(op));
     }
     check_operands(op, &[input.read(), index.read(), out.write()])
 }
@@ -261,16 +254,15 @@ fn check_sizes(
     if out.sizes() == sizes {
         return Ok(());
     }
-    Err(Error::ShapeMismatch {
-        location: Location::caller(),
+    Err(Error::shape(
         op,
-        reason: format!(
+        format!(
             "a result of {:?} for an input of {:?} and indices of {:?}",
             out.sizes(),
             input.sizes(),
             index.sizes()
         ),
-    })
+    ))
 }
 
 /// Launches the kernel. Source and indices come with their strides in the result's dimensions.

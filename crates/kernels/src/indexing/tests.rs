@@ -5,6 +5,7 @@ use std::panic::Location;
 use super::*;
 use warpline_runtime::DType::{BF16, F32, F64, I8, I16, I32, I64};
 use warpline_runtime::testing::{Tensor, on_every_target, on_gpu, samples, shapes};
+use warpline_runtime::{ErrorKind, IndexCheck};
 
 /// Row-major steps of sizes.
 fn steps(sizes: &[usize]) -> Vec<usize> {
@@ -155,11 +156,11 @@ fn out_of_range(target: Target<'_>) {
 
 /// What an op wrote whose check failed cannot be used, on the CPU as on a device: until it is
 /// overwritten, though by a part of what its memory holds.
-fn assert_marked(target: Target<'_>, out: &Tensor, error: &warpline_runtime::IndexCheck) {
+fn assert_marked(target: Target<'_>, out: &Tensor, error: &IndexCheck) {
     let copy = Tensor::garbage(target, out.dtype, out.view().sizes());
     for _ in 0..2 {
         let used = crate::copy::copy(target, out.view(), copy.view());
-        assert!(matches!(&used, Err(Error::IndexCheck(failed)) if failed == error), "{used:?}");
+        assert_eq!(used.as_ref().err().and_then(IndexCheck::of).as_ref(), Some(error), "{used:?}");
         let read = match target {
             Target::Cpu(_) => warpline_runtime::launch::read_bytes((&out.storage, 0), &mut [0]),
             Target::Cuda(runtime, _, stream) => {
@@ -175,7 +176,7 @@ fn assert_marked(target: Target<'_>, out: &Tensor, error: &warpline_runtime::Ind
                 )
             }
         };
-        assert!(matches!(&read, Err(Error::IndexCheck(failed)) if failed == error), "{read:?}");
+        assert_eq!(read.as_ref().err().and_then(IndexCheck::of).as_ref(), Some(error), "{read:?}");
     }
     assert_eq!(copy.floats(target), vec![77.0; copy.view().numel()], "what was refused changed it");
 }
@@ -191,7 +192,7 @@ fn marked_in_part(target: Target<'_>) {
     let copy = Tensor::garbage(target, F32, &[2]);
     for from in [1, 2, 3] {
         let used = crate::copy::copy(target, part(from).view(), copy.view());
-        assert!(matches!(&used, Err(Error::IndexCheck(failed)) if *failed == error), "{used:?}");
+        assert_eq!(used.as_ref().err().and_then(IndexCheck::of).as_ref(), Some(&error), "{used:?}");
     }
     for from in [0, 4] {
         crate::copy::copy(target, part(from).view(), copy.view()).unwrap();
@@ -215,20 +216,17 @@ fn gpu_a_part_is_marked() {
 }
 
 /// The error of an op, at once or at a wait.
-fn reported(target: Target<'_>, at_once: Result<()>) -> warpline_runtime::IndexCheck {
+fn reported(target: Target<'_>, at_once: Result<()>) -> IndexCheck {
     let error = match target {
         Target::Cpu(_) => at_once.expect_err("on the host it is known at once"),
         Target::Cuda(_, _, stream) => {
             at_once.expect("on a device it is not");
-            let error = Error::from(stream.synchronize().expect_err("the first wait"));
+            let error = stream.synchronize().expect_err("the first wait");
             stream.synchronize().expect("it is reported once");
             error
         }
     };
-    match error {
-        Error::IndexCheck(failed) => failed,
-        other => panic!("{other:?}"),
-    }
+    IndexCheck::of(&error).unwrap_or_else(|| panic!("{error}"))
 }
 
 #[test]
@@ -265,7 +263,7 @@ fn many_out_of_range(target: Target<'_>) {
     let out = Tensor::garbage(target, I8, &[n]);
     let at_once = gather(target, input.view(), 0, index.view(), out.view());
     let error = reported(target, at_once);
-    assert!((9..n as i64).contains(&error.index), "{error}");
+    assert!((9..n as i64).contains(&error.index), "{error:?}");
     let out = out.unmarked().floats(target);
     assert!(out[..9] == [77.0; 9] && out[9..].iter().all(|v| *v == 0.0));
 }
@@ -339,36 +337,40 @@ fn bad_arguments() {
         let zero =
             |sizes: &[usize]| Tensor::new(target, I64, sizes, &vec![0.0; sizes.iter().product()]);
         macro_rules! fails {
-            ($call:expr, $error:pat) => {
-                let result = $call;
-                assert!(matches!(result, Err($error)), "{result:?}");
+            ($call:expr, $op:literal: $kind:pat) => {
+                let error = $call.unwrap_err();
+                assert!(matches!((error.op(), error.kind()), ($op, $kind)), "{error}");
+            };
+            ($call:expr, $kind:pat) => {
+                let error = $call.unwrap_err();
+                assert!(matches!(error.kind(), $kind), "{error}");
             };
         }
         let index = zero(&[2]);
         let select = |a: &Tensor, dim, index: &Tensor, out: &Tensor| {
             index_select(target, a.view(), dim, index.view(), out.view())
         };
-        fails!(select(&a, 2, &index, &out), Error::DimOutOfRange { dim: 2, ndim: 2, .. });
-        fails!(select(&a, 1, &index, &out), Error::ShapeMismatch { op: "index_select", .. });
-        fails!(select(&a, 0, &zero(&[1, 2]), &out), Error::ShapeMismatch { .. });
-        fails!(select(&make(F32, &[]), 0, &index, &out), Error::ShapeMismatch { .. });
-        fails!(select(&a, 0, &make(F32, &[2]), &out), Error::InvalidArgument { .. });
-        fails!(select(&a, 0, &make(I16, &[2]), &out), Error::InvalidArgument { .. });
-        fails!(select(&a, 0, &index, &make(BF16, &[2, 3])), Error::DTypeMismatch { .. });
-        fails!(select(&a, 0, &index, &a), Error::OverlappingOperands { .. });
+        fails!(select(&a, 2, &index, &out), ErrorKind::DimOutOfRange { dim: 2, ndim: 2, .. });
+        fails!(select(&a, 1, &index, &out), "index_select": ErrorKind::ShapeMismatch { .. });
+        fails!(select(&a, 0, &zero(&[1, 2]), &out), ErrorKind::ShapeMismatch { .. });
+        fails!(select(&make(F32, &[]), 0, &index, &out), ErrorKind::ShapeMismatch { .. });
+        fails!(select(&a, 0, &make(F32, &[2]), &out), ErrorKind::InvalidArgument { .. });
+        fails!(select(&a, 0, &make(I16, &[2]), &out), ErrorKind::InvalidArgument { .. });
+        fails!(select(&a, 0, &index, &make(BF16, &[2, 3])), ErrorKind::DTypeMismatch { .. });
+        fails!(select(&a, 0, &index, &a), ErrorKind::OverlappingOperands);
         let expanded = make(F32, &[1, 3]).with(|l| l.expand(&[2, 3]));
-        fails!(select(&a, 0, &index, &expanded), Error::OverlappingWrite { .. });
+        fails!(select(&a, 0, &index, &expanded), ErrorKind::OverlappingWrite);
         let gather = |a: &Tensor, dim, index: &Tensor, out: &Tensor| {
             gather(target, a.view(), dim, index.view(), out.view())
         };
         let large = zero(&[2, 4]);
-        fails!(gather(&a, 0, &large, &make(F32, &[2, 4])), Error::ShapeMismatch { .. });
+        fails!(gather(&a, 0, &large, &make(F32, &[2, 4])), ErrorKind::ShapeMismatch { .. });
         gather(&a, 1, &large, &make(F32, &[2, 4])).unwrap();
-        fails!(gather(&a, 0, &index, &make(F32, &[2])), Error::ShapeMismatch { .. });
-        fails!(gather(&a, 0, &zero(&[2, 3]), &make(F32, &[2])), Error::ShapeMismatch { .. });
+        fails!(gather(&a, 0, &index, &make(F32, &[2])), ErrorKind::ShapeMismatch { .. });
+        fails!(gather(&a, 0, &zero(&[2, 3]), &make(F32, &[2])), ErrorKind::ShapeMismatch { .. });
         let embed =
             |w: &Tensor, out: &Tensor| embedding(target, w.view(), index.view(), out.view());
-        fails!(embed(&make(F32, &[2]), &out), Error::ShapeMismatch { op: "embedding", .. });
-        fails!(embed(&a, &make(F32, &[2, 2])), Error::ShapeMismatch { .. });
+        fails!(embed(&make(F32, &[2]), &out), "embedding": ErrorKind::ShapeMismatch { .. });
+        fails!(embed(&a, &make(F32, &[2, 2])), ErrorKind::ShapeMismatch { .. });
     });
 }

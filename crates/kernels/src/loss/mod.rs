@@ -13,7 +13,7 @@ use crate::programs::{FLOATS, LANES, committed};
 use warpline_runtime::cuda_struct;
 use warpline_runtime::launch::{self, Call, Code, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Operand, Result, Target, View};
+use warpline_runtime::{DType, Error, ErrorKind, Operand, Result, Target, View};
 
 pub(crate) const PROGRAMS: &[&Program] = &[&NLL_LOSS, &NLL_LOSS_BACKWARD];
 
@@ -112,12 +112,12 @@ impl Nll<'_> {
         for (view, expected) in own.into_iter().chain(scalars) {
             if view.dtype != expected {
                 let actual = view.dtype;
-                return Err(Error::DTypeMismatch { location, op, expected, actual });
+                return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op).at(location));
             }
         }
         let &[rows, size] = log.sizes() else {
             let reason = format!("logarithms of {:?}; they must be a matrix", log.sizes());
-            return Err(Error::ShapeMismatch { location, op, reason });
+            return Err(Error::shape(op, reason).at(location));
         };
         let weighs = self.weight.is_none_or(|weight| weight.sizes() == [size]);
         if classes.sizes() != [rows] || !weighs || scalars.iter().any(|(s, _)| s.numel() != 1) {
@@ -127,7 +127,7 @@ impl Nll<'_> {
                 self.weight.map(|weight| weight.sizes()),
                 log.sizes()
             );
-            return Err(Error::ShapeMismatch { location, op, reason });
+            return Err(Error::shape(op, reason).at(location));
         }
         let steps = |view: View<'_>| [view.strides()[0] as i64, view.strides()[1] as i64];
         Ok(Losses {
@@ -154,7 +154,7 @@ macro_rules! variant {
             DType::F32 => (2, cpu::$kernel::<f32> as HostKernel),
             DType::F64 => (3, cpu::$kernel::<f64> as HostKernel),
             dtype => {
-                return Err(Error::UnsupportedDType { location: $location, op: $op, dtype });
+                return Err(ErrorKind::UnsupportedDType { dtype }.of($op).at($location));
             }
         }
     };
@@ -162,12 +162,12 @@ macro_rules! variant {
 
 /// `torch.nn.functional.nll_loss`: the sum, or mean, of the rows' losses into `loss`, one element of the
 /// logarithms' dtype, and the total weight of the rows that count into `total`, one element of
-/// [`Nll::total_dtype`]. Sums are the same each time. An index out of range is [`Error::IndexCheck`], named after
+/// [`Nll::total_dtype`]. Sums are the same each time. An index out of range is [`ErrorKind::IndexCheck`], named after
 /// `op`, as of [`gather`](crate::indexing::gather).
 ///
 /// # Errors
-/// [`Error::UnsupportedDType`], [`Error::DTypeMismatch`], [`Error::ShapeMismatch`], [`Error::OverlappingWrite`],
-/// [`Error::OverlappingOperands`]; otherwise as [`launch::run`]; [`Error::IndexCheck`].
+/// [`ErrorKind::UnsupportedDType`], [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`], [`ErrorKind::OverlappingWrite`],
+/// [`ErrorKind::OverlappingOperands`]; otherwise as [`launch::run`]; [`ErrorKind::IndexCheck`].
 #[track_caller]
 pub fn nll_loss(
     target: Target<'_>,
@@ -225,11 +225,11 @@ pub fn nll_loss_backward(
         nll.params(OP, [(grad, nll.log.dtype), (total, Nll::total_dtype(nll.log.dtype))])?;
     if out.dtype != nll.log.dtype {
         let (expected, actual) = (nll.log.dtype, out.dtype);
-        return Err(Error::DTypeMismatch { location, op: OP, expected, actual });
+        return Err(ErrorKind::DTypeMismatch { expected, actual }.of(OP).at(location));
     }
     if out.sizes() != nll.log.sizes() {
         let reason = format!("a result of {:?} for {:?}", out.sizes(), nll.log.sizes());
-        return Err(Error::ShapeMismatch { location, op: OP, reason });
+        return Err(Error::shape(OP, reason).at(location));
     }
     let operands = [
         grad.read(),

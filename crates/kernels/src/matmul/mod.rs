@@ -17,7 +17,7 @@ use blas::Gemm;
 use warpline_runtime::cuda_struct;
 use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{CudaDevice, DType, Error, Result, Target, View};
+use warpline_runtime::{CudaDevice, DType, Error, ErrorKind, Result, Target, View};
 
 const OP: &str = "matmul";
 
@@ -119,8 +119,8 @@ impl Product {
 /// may have any strides.
 ///
 /// # Errors
-/// [`Error::UnsupportedDType`], [`Error::DTypeMismatch`], [`Error::ShapeMismatch`],
-/// [`Error::OverlappingWrite`], [`Error::OverlappingOperands`]; otherwise as [`launch::run`].
+/// [`ErrorKind::UnsupportedDType`], [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`],
+/// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`]; otherwise as [`launch::run`].
 #[track_caller]
 pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Result<()> {
     let location = Location::caller();
@@ -203,19 +203,16 @@ fn check(a: View<'_>, b: View<'_>, out: View<'_>) -> Result<Product> {
     let is_half = [DType::F16, DType::BF16].contains(&a.dtype);
     for (other, or_f32) in [(b, false), (out, is_half)] {
         if other.dtype != a.dtype && !(or_f32 && other.dtype == DType::F32) {
-            return Err(Error::DTypeMismatch {
-                location: Location::caller(),
-                op: OP,
-                expected: a.dtype,
-                actual: other.dtype,
-            });
+            return Err(ErrorKind::DTypeMismatch { expected: a.dtype, actual: other.dtype }.of(OP));
         }
     }
     let location = Location::caller();
-    let mismatch = || Error::ShapeMismatch {
-        location,
-        op: OP,
-        reason: format!("{:?} by {:?} does not give {:?}", a.sizes(), b.sizes(), out.sizes()),
+    let mismatch = || {
+        Error::shape(
+            OP,
+            format!("{:?} by {:?} does not give {:?}", a.sizes(), b.sizes(), out.sizes()),
+        )
+        .at(location)
     };
     let (batch, m, k, n) = match (a.sizes(), b.sizes(), out.sizes()) {
         (&[m, k], &[k2, n], &[m2, n2]) if (k, m, n) == (k2, m2, n2) => (1, m, k, n),
@@ -238,7 +235,7 @@ fn kernel(dtype: DType, wide: bool) -> Result<(usize, HostKernel)> {
         DType::F16 if wide => return Ok((0, cpu::halves::<half::f16, f32>)),
         DType::BF16 if wide => return Ok((1, cpu::halves::<half::bf16, f32>)),
         DType::Bool => {
-            return Err(Error::UnsupportedDType { location: Location::caller(), op: OP, dtype });
+            return Err(ErrorKind::UnsupportedDType { dtype }.of(OP));
         }
         DType::U8 => cpu::integers::<u8>,
         DType::I8 => cpu::integers::<i8>,

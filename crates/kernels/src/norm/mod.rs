@@ -15,7 +15,7 @@ use crate::turn::{Scratch, TURN, ticket};
 use warpline_runtime::cuda_struct;
 use warpline_runtime::launch::{self, Call, Code, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Operand, Result, Target, View};
+use warpline_runtime::{DType, Error, ErrorKind, Operand, Result, Target, View};
 
 pub(crate) const PROGRAMS: &[&Program] = &[&LAYER_NORM, &LAYER_NORM_BACKWARD];
 
@@ -115,7 +115,7 @@ impl LayerNorm<'_> {
         for (view, expected, numel) in all.chain(weight).chain(others).chain(moments) {
             if view.dtype != expected {
                 let actual = view.dtype;
-                return Err(Error::DTypeMismatch { location, op, expected, actual });
+                return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op).at(location));
             }
             if view.numel() != numel || !view.layout.is_contiguous() {
                 let reason = format!(
@@ -124,7 +124,7 @@ impl LayerNorm<'_> {
                     view.sizes(),
                     view.strides()
                 );
-                return Err(Error::ShapeMismatch { location, op, reason });
+                return Err(Error::shape(op, reason).at(location));
             }
         }
         Ok(Norm {
@@ -192,7 +192,7 @@ macro_rules! variant {
             DType::F64 => (3, cpu::$($kernel)*::<f64> as HostKernel),
             dtype => {
                 let (op, location) = ($op, Location::caller());
-                return Err(Error::UnsupportedDType { location, op, dtype });
+                return Err(ErrorKind::UnsupportedDType { dtype }.of(op).at(location));
             }
         }
     };
@@ -202,8 +202,8 @@ macro_rules! variant {
 /// written. The halves are computed in `f32`.
 ///
 /// # Errors
-/// [`Error::UnsupportedDType`], [`Error::DTypeMismatch`]; [`Error::ShapeMismatch`], also for views that are not
-/// contiguous; [`Error::OverlappingWrite`], [`Error::OverlappingOperands`]; otherwise as [`launch::run`].
+/// [`ErrorKind::UnsupportedDType`], [`ErrorKind::DTypeMismatch`]; [`ErrorKind::ShapeMismatch`], also for views that are not
+/// contiguous; [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`]; otherwise as [`launch::run`].
 #[track_caller]
 pub fn layer_norm(
     target: Target<'_>,

@@ -14,7 +14,7 @@ use warpline_runtime::cuda_struct;
 use warpline_runtime::iter::BLOCK;
 use warpline_runtime::launch::{self, Call, Code, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Operand, Result, Target, View};
+use warpline_runtime::{DType, Error, ErrorKind, Operand, Result, Target, View};
 
 use crate::programs::{FLOATS, committed};
 
@@ -251,8 +251,8 @@ pub fn takes(view: View<'_>) -> bool {
 /// read from `rates`.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for tensors that [`takes`] refuses, for `rates` of other floats or too few, and if what the rule keeps
-/// is missing; [`Error::DTypeMismatch`], [`Error::ShapeMismatch`], [`Error::OverlappingOperands`], and what a launch can fail with.
+/// [`ErrorKind::InvalidArgument`] for tensors that [`takes`] refuses, for `rates` of other floats or too few, and if what the rule keeps
+/// is missing; [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`], [`ErrorKind::OverlappingOperands`], and what a launch can fail with.
 #[track_caller]
 pub fn step(
     target: Target<'_>,
@@ -273,7 +273,7 @@ pub fn step(
         return Err(Error::invalid(op, reason));
     }
     if matches!(rule, Rule::Scale) && rates.is_none() {
-        return Err(Error::invalid(op, "there is nothing to scale by".into()));
+        return Err(Error::invalid(op, "there is nothing to scale by"));
     }
     let update = rule.update(rates.is_some());
     for tensors in tensors.chunks(TENSORS) {
@@ -282,7 +282,7 @@ pub fn step(
         let mut operands: SmallVec<[Operand<'_>; TENSORS * LISTS + 1]> = SmallVec::new();
         for (part, of) in params.tensors.iter_mut().zip(tensors) {
             let Ok(numel) = u32::try_from(of.param.numel()) else {
-                let reason = "a parameter has 2³² elements or more".into();
+                let reason = "a parameter has 2³² elements or more";
                 return Err(Error::invalid(op, reason));
             };
             *part = Part { first: params.blocks, numel };
@@ -316,7 +316,7 @@ pub fn step(
         check_operands(op, &operands)?;
         let dtype = first.param.dtype;
         let Some(host) = cpu::kernel(rule, dtype) else {
-            return Err(Error::UnsupportedDType { location, op, dtype });
+            return Err(ErrorKind::UnsupportedDType { dtype }.of(op).at(location));
         };
         let call = Call {
             op,
@@ -346,15 +346,15 @@ fn check(op: &'static str, first: View<'_>, param: View<'_>, view: View<'_>) -> 
     let location = Location::caller();
     if view.dtype != first.dtype {
         let (expected, actual) = (first.dtype, view.dtype);
-        return Err(Error::DTypeMismatch { location, op, expected, actual });
+        return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op).at(location));
     }
     if view.sizes() != param.sizes() {
         let reason = format!("{:?} beside a parameter of {:?}", view.sizes(), param.sizes());
-        return Err(Error::ShapeMismatch { op, reason, location });
+        return Err(Error::shape(op, reason).at(location));
     }
     if !takes(view) {
         let reason = "operands are contiguous floats, fewer than 2³¹ of each";
-        return Err(Error::invalid(op, reason.into()));
+        return Err(Error::invalid(op, reason));
     }
     Ok(())
 }

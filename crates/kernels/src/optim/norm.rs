@@ -9,7 +9,7 @@ use warpline_runtime::host::{GRAIN, HostElement, Shared, parallel_for, params};
 use warpline_runtime::iter::BLOCK;
 use warpline_runtime::launch::{self, Call, Code, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Operand, Result, Target, View, dispatch};
+use warpline_runtime::{DType, Error, ErrorKind, Operand, Result, Target, View, dispatch};
 
 use super::cpu::Real;
 use super::{CHUNK, Part, TENSORS, Update, takes};
@@ -57,8 +57,8 @@ pub fn sum_dtype(dtype: DType) -> DType {
 /// [`sum_dtype`]. What is left is to add these.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for tensors that [`takes`] refuses; [`Error::DTypeMismatch`], [`Error::ShapeMismatch`],
-/// [`Error::OverlappingOperands`], and what a launch can fail with.
+/// [`ErrorKind::InvalidArgument`] for tensors that [`takes`] refuses; [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`],
+/// [`ErrorKind::OverlappingOperands`], and what a launch can fail with.
 #[track_caller]
 pub fn sum_squares(target: Target<'_>, tensors: &[View<'_>], out: View<'_>) -> Result<()> {
     let location = Location::caller();
@@ -66,24 +66,24 @@ pub fn sum_squares(target: Target<'_>, tensors: &[View<'_>], out: View<'_>) -> R
     for view in tensors {
         if view.dtype != dtype {
             let (expected, actual) = (dtype, view.dtype);
-            return Err(Error::DTypeMismatch { location, op: OP, expected, actual });
+            return Err(ErrorKind::DTypeMismatch { expected, actual }.of(OP).at(location));
         }
         if !takes(*view) {
             let reason = "operands are contiguous floats, fewer than 2³¹ of each";
-            return Err(Error::invalid(OP, reason.into()));
+            return Err(Error::invalid(OP, reason));
         }
     }
     if out.dtype != sum_dtype(dtype) {
         let (expected, actual) = (sum_dtype(dtype), out.dtype);
-        return Err(Error::DTypeMismatch { location, op: OP, expected, actual });
+        return Err(ErrorKind::DTypeMismatch { expected, actual }.of(OP).at(location));
     }
     let count = partial_sums(tensors);
     if out.sizes() != [count] || !out.layout.is_contiguous() {
         let reason = format!("a result of {:?} for {count} sums", out.sizes());
-        return Err(Error::ShapeMismatch { op: OP, reason, location });
+        return Err(Error::shape(OP, reason).at(location));
     }
     let Some(host) = kernel(dtype) else {
-        return Err(Error::UnsupportedDType { location, op: OP, dtype });
+        return Err(ErrorKind::UnsupportedDType { dtype }.of(OP).at(location));
     };
     let mut begun = 0;
     for tensors in tensors.chunks(TENSORS) {

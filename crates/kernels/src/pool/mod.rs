@@ -14,7 +14,7 @@ use warpline_cuda_sys_safe::HostKernel;
 use warpline_runtime::cuda_struct;
 use warpline_runtime::launch::{self, Call, Code, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Operand, Result, Target, View};
+use warpline_runtime::{DType, Error, ErrorKind, Operand, Result, Target, View};
 
 use crate::programs::{FLOATS, committed};
 use crate::window::{Taps, grid, images};
@@ -90,8 +90,8 @@ cuda_struct!(Pools { taps, batch, channels, image, divisor, adaptive, padded });
 /// `indices`, of `int64`, are contiguous. A NaN is the largest. Floats.
 ///
 /// # Errors
-/// [`Error::UnsupportedDType`], [`Error::DTypeMismatch`], [`Error::ShapeMismatch`], [`Error::InvalidArgument`],
-/// [`Error::OutOfStorage`], [`Error::OverlappingWrite`], [`Error::OverlappingOperands`], and what a launch can
+/// [`ErrorKind::UnsupportedDType`], [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`], [`ErrorKind::InvalidArgument`],
+/// [`ErrorKind::OutOfStorage`], [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`], and what a launch can
 /// fail with.
 #[track_caller]
 pub fn max_pool(
@@ -171,11 +171,11 @@ pub fn avg_pool_backward(
 #[track_caller]
 fn divided(op: &'static str, params: Pools, divisor: Divisor) -> Result<Pools> {
     if params.adaptive == 0 && params.taps.dilation != [1; 3] {
-        return Err(Error::invalid(op, "averages have no dilation".into()));
+        return Err(Error::invalid(op, "averages have no dilation"));
     }
     let (divisor, padded) = match divisor {
         Divisor::Number(0) => {
-            return Err(Error::invalid(op, "the divisor must be not zero".into()));
+            return Err(Error::invalid(op, "the divisor must be not zero"));
         }
         Divisor::Number(number) => (number, 0),
         Divisor::Padded => (0, 1),
@@ -232,12 +232,14 @@ fn check(
     let location = Location::caller();
     let dtype = image.dtype;
     if !dtype.is_float() {
-        return Err(Error::UnsupportedDType { op, location, dtype });
+        return Err(ErrorKind::UnsupportedDType { dtype }.of(op).at(location));
     }
     let wanted = results.iter().map(|r| (r, dtype)).chain(indices.iter().map(|i| (i, DType::I64)));
     for (view, expected) in wanted {
         if view.dtype != expected {
-            return Err(Error::DTypeMismatch { op, location, expected, actual: view.dtype });
+            return Err(ErrorKind::DTypeMismatch { expected, actual: view.dtype }
+                .of(op)
+                .at(location));
         }
         let ([batch, channels], _) = images(op, *view, window.output)?;
         if !view.layout.is_contiguous() || [batch, channels] != image.sizes()[..2] {
@@ -247,7 +249,7 @@ fn check(
                 view.strides(),
                 image.sizes()
             );
-            return Err(Error::ShapeMismatch { op, location, reason });
+            return Err(Error::shape(op, reason).at(location));
         }
     }
     let ([batch, channels], strides) = images(op, image, window.input)?;
@@ -259,7 +261,7 @@ fn check(
     if adaptive && !(0..3).all(|d| fits(parts(d)) && (window.input[d] > 0 || window.output[d] == 0))
     {
         let reason = format!("{:?} parts of an image of {:?}", window.output, window.input);
-        return Err(Error::ShapeMismatch { op, location, reason });
+        return Err(Error::shape(op, reason).at(location));
     }
     Ok(Pools {
         taps,

@@ -47,7 +47,7 @@ cuda_struct!(Drop { numel, place, threads, rounds, vec, p, scale });
 /// bools. `out` and `kept` are as `input` is.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] unless all are contiguous and of the same size; [`Error::UnsupportedDType`]; as
+/// [`ErrorKind::InvalidArgument`] unless all are contiguous and of the same size; [`ErrorKind::UnsupportedDType`]; as
 /// [`launch::run`].
 #[track_caller]
 pub fn dropout(
@@ -62,7 +62,7 @@ pub fn dropout(
         && (out.dtype, kept.dtype) == (input.dtype, DType::Bool);
     if !alike {
         let reason = "the input, the result and the bools must be contiguous and of one size";
-        return Err(Error::invalid(OP, reason.into()));
+        return Err(Error::invalid(OP, reason));
     }
     launch::check_operands(OP, &[input.read(), out.write(), kept.write()])?;
     if input.numel() == 0 {

@@ -25,7 +25,7 @@ use warpline_runtime::generator::CpuGenerator;
 use warpline_runtime::host::{Cast, HostElement};
 use warpline_runtime::launch;
 use warpline_runtime::module::Program;
-use warpline_runtime::{DType, Error, Result, Site, Target, View};
+use warpline_runtime::{DType, Error, ErrorKind, Result, Site, Target, View};
 
 pub use dropout::dropout;
 pub use permute::randperm;
@@ -84,7 +84,7 @@ where
 /// Fills with uniform values in `[from, to)` (`Tensor.uniform_`). `out` is of a float dtype.
 ///
 /// # Errors
-/// [`Error::UnsupportedDType`]; [`Error::InvalidArgument`] when `from > to`, or when the
+/// [`ErrorKind::UnsupportedDType`]; [`ErrorKind::InvalidArgument`] when `from > to`, or when the
 /// interval is wider than the dtype; otherwise as [`launch::run`].
 #[track_caller]
 pub fn uniform(target: Target<'_>, out: View<'_>, from: f64, to: f64) -> Result<()> {
@@ -117,7 +117,7 @@ pub fn uniform(target: Target<'_>, out: View<'_>, from: f64, to: f64) -> Result<
 /// Fills with normal values (`Tensor.normal_`). `out` is of a float dtype.
 ///
 /// # Errors
-/// [`Error::UnsupportedDType`]; [`Error::InvalidArgument`] when `std` is negative or NaN;
+/// [`ErrorKind::UnsupportedDType`]; [`ErrorKind::InvalidArgument`] when `std` is negative or NaN;
 /// otherwise as [`launch::run`].
 #[track_caller]
 pub fn normal(target: Target<'_>, out: View<'_>, mean: f64, std: f64) -> Result<()> {
@@ -133,7 +133,7 @@ pub fn normal(target: Target<'_>, out: View<'_>, mean: f64, std: f64) -> Result<
 /// dtype.
 ///
 /// # Errors
-/// [`Error::UnsupportedDType`]; [`Error::InvalidArgument`] when `lambda` is not positive;
+/// [`ErrorKind::UnsupportedDType`]; [`ErrorKind::InvalidArgument`] when `lambda` is not positive;
 /// otherwise as [`launch::run`].
 #[track_caller]
 pub fn exponential(target: Target<'_>, out: View<'_>, lambda: f64) -> Result<()> {
@@ -149,7 +149,7 @@ pub fn exponential(target: Target<'_>, out: View<'_>, lambda: f64) -> Result<()>
 /// dtype.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] when `p` is not in `[0, 1]`; otherwise as [`launch::run`].
+/// [`ErrorKind::InvalidArgument`] when `p` is not in `[0, 1]`; otherwise as [`launch::run`].
 #[track_caller]
 pub fn bernoulli(target: Target<'_>, out: View<'_>, p: f64) -> Result<()> {
     const OP: &str = "bernoulli_";
@@ -163,7 +163,7 @@ pub fn bernoulli(target: Target<'_>, out: View<'_>, p: f64) -> Result<()> {
 /// of any dtype that holds them.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] when there is no such integer, or when the dtype does not reach
+/// [`ErrorKind::InvalidArgument`] when there is no such integer, or when the dtype does not reach
 /// them; otherwise as [`launch::run`].
 #[track_caller]
 pub fn randint(target: Target<'_>, out: View<'_>, low: i64, high: i64) -> Result<()> {
@@ -220,11 +220,7 @@ fn fill(
 
 #[track_caller]
 fn require_float(op: &'static str, dtype: DType) -> Result<()> {
-    if dtype.is_float() {
-        Ok(())
-    } else {
-        Err(Error::UnsupportedDType { location: Location::caller(), op, dtype })
-    }
+    if dtype.is_float() { Ok(()) } else { Err(ErrorKind::UnsupportedDType { dtype }.of(op)) }
 }
 
 #[track_caller]

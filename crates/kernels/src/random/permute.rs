@@ -20,7 +20,7 @@ use warpline_runtime::iter::Walk;
 use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::Program;
 use warpline_runtime::{
-    CudaDevice, DType, Error, Layout, Operand, Result, Runtime, Storage, Target, View,
+    CudaDevice, DType, Error, ErrorKind, Layout, Operand, Result, Runtime, Storage, Target, View,
 };
 use warpline_runtime::{cuda_struct, dispatch};
 
@@ -66,24 +66,19 @@ cuda_struct!(Pair { key, index });
 /// of size `n`, in any dtype that holds its values but bool.
 ///
 /// # Errors
-/// [`Error::UnsupportedDType`] for bool; [`Error::ShapeMismatch`]; [`Error::InvalidArgument`]
+/// [`ErrorKind::UnsupportedDType`] for bool; [`ErrorKind::ShapeMismatch`]; [`ErrorKind::InvalidArgument`]
 /// when the dtype does not hold `n`; what allocating scratch memory and [`launch::run`] fail with.
 #[track_caller]
 pub fn randperm(target: Target<'_>, out: View<'_>) -> Result<()> {
     let location = Location::caller();
     if out.dtype == DType::Bool {
-        return Err(Error::UnsupportedDType {
-            location: Location::caller(),
-            op: OP,
-            dtype: out.dtype,
-        });
+        return Err(ErrorKind::UnsupportedDType { dtype: out.dtype }.of(OP));
     }
     if out.sizes().len() != 1 {
-        return Err(Error::ShapeMismatch {
-            location: Location::caller(),
-            op: OP,
-            reason: format!("the result has one dimension, but {:?} was given", out.sizes()),
-        });
+        return Err(Error::shape(
+            OP,
+            format!("the result has one dimension, but {:?} was given", out.sizes()),
+        ));
     }
     let largest = match out.dtype {
         DType::U8 => u8::MAX.into(),

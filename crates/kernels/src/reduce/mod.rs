@@ -22,7 +22,7 @@ use plan::{BLOCK, Kernel, MOST_OUTPUTS, Plan, UNROLL};
 use warpline_runtime::dispatch;
 use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Result, Scalar, Target, View};
+use warpline_runtime::{DType, Error, ErrorKind, Result, Scalar, Target, View};
 
 /// What is made of the elements that go into one result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -67,11 +67,10 @@ impl ReduceOp {
     /// The result's dtype.
     ///
     /// # Errors
-    /// [`Error::UnsupportedDType`]: the mean of integers, and an index among bools.
+    /// [`ErrorKind::UnsupportedDType`]: the mean of integers, and an index among bools.
     #[track_caller]
     pub fn result_dtype(self, dtype: DType) -> Result<DType> {
-        let unsupported =
-            Err(Error::UnsupportedDType { location: Location::caller(), op: self.name(), dtype });
+        let unsupported = Err(ErrorKind::UnsupportedDType { dtype }.of(self.name()));
         Ok(match self {
             Self::Sum | Self::Prod if !dtype.is_float() => DType::I64,
             Self::Mean if !dtype.is_float() => return unsupported,
@@ -229,9 +228,9 @@ fn halves(
 /// elements in row-major order.
 ///
 /// # Errors
-/// [`Error::UnsupportedDType`], [`Error::DTypeMismatch`], [`Error::ShapeMismatch`],
-/// [`Error::DimOutOfRange`], [`Error::OverlappingWrite`], [`Error::OverlappingOperands`];
-/// [`Error::InvalidArgument`] for an extreme of no elements, and for indices over several but not
+/// [`ErrorKind::UnsupportedDType`], [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`],
+/// [`ErrorKind::DimOutOfRange`], [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`];
+/// [`ErrorKind::InvalidArgument`] for an extreme of no elements, and for indices over several but not
 /// all dimensions; otherwise as [`launch::run`].
 #[track_caller]
 pub fn reduce(
@@ -245,12 +244,7 @@ pub fn reduce(
     let location = Location::caller();
     let expected = op.result_dtype(a.dtype)?;
     if out.dtype != expected {
-        return Err(Error::DTypeMismatch {
-            location: Location::caller(),
-            op: name,
-            expected,
-            actual: out.dtype,
-        });
+        return Err(ErrorKind::DTypeMismatch { expected, actual: out.dtype }.of(name));
     }
     let indices = matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin);
     if indices && dims.len() > 1 && dims.len() < a.sizes().len() {

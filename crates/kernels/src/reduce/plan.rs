@@ -1,13 +1,11 @@
 //! Which elements go into which result, and how the work is shared out.
 
-use std::panic::Location;
-
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
 
 use warpline_runtime::cuda_struct;
 use warpline_runtime::iter::{Dim, Walk, magic};
-use warpline_runtime::{Error, Result, View};
+use warpline_runtime::{Error, ErrorKind, Result, View};
 
 /// The parameter block of every reduction.
 ///
@@ -180,12 +178,7 @@ impl Plan {
         let is_reduced = |d: usize| dims.is_empty() || dims.contains(&d);
         let ndim = a.sizes().len();
         if let Some(&dim) = dims.iter().find(|&&d| d >= ndim.max(1)) {
-            return Err(Error::DimOutOfRange {
-                op,
-                location: Location::caller(),
-                dim: dim as isize,
-                ndim,
-            });
+            return Err(ErrorKind::DimOutOfRange { dim: dim as isize, ndim }.of(op));
         }
         let kept: SmallVec<[usize; 6]> = (0..ndim).filter(|&d| !is_reduced(d)).collect();
         // The result has the dimensions that are kept, or all of them with size 1 where reduced.
@@ -195,15 +188,10 @@ impl Plan {
         let plain = out.sizes().len() == kept.len()
             && kept.iter().zip(out.sizes()).all(|(&d, &size)| a.sizes()[d] == size);
         if !keepdim && !plain {
-            return Err(Error::ShapeMismatch {
-                location: Location::caller(),
+            return Err(Error::shape(
                 op,
-                reason: format!(
-                    "{:?} reduced over {dims:?} does not give {:?}",
-                    a.sizes(),
-                    out.sizes()
-                ),
-            });
+                format!("{:?} reduced over {dims:?} does not give {:?}", a.sizes(), out.sizes()),
+            ));
         }
         let mut kept_dims: SmallVec<[Dim<2>; 6]> = kept
             .iter()
@@ -273,7 +261,7 @@ impl Plan {
     /// Shares the work out to the blocks of a GPU of so many multiprocessors. Returns the grid.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] where more elements go into a result than a kernel can count.
+    /// [`ErrorKind::InvalidArgument`] where more elements go into a result than a kernel can count.
     #[track_caller]
     pub(super) fn share_out(
         &mut self,

@@ -15,7 +15,7 @@ use warpline_runtime::cuda_struct;
 use warpline_runtime::iter::BLOCK;
 use warpline_runtime::launch::{self, Call, Code, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Result, Target, View};
+use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View};
 
 use crate::programs::{FLOATS, committed};
 
@@ -61,8 +61,8 @@ cuda_struct!(Resample { outer, inner, input, output, kind, align_corners, scale 
 /// not count. Floats.
 ///
 /// # Errors
-/// [`Error::UnsupportedDType`], [`Error::DTypeMismatch`], [`Error::ShapeMismatch`], [`Error::OutOfStorage`],
-/// [`Error::OverlappingOperands`], and what a launch can fail with.
+/// [`ErrorKind::UnsupportedDType`], [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`], [`ErrorKind::OutOfStorage`],
+/// [`ErrorKind::OverlappingOperands`], and what a launch can fail with.
 #[track_caller]
 pub fn resample(
     target: Target<'_>,
@@ -102,11 +102,11 @@ fn run(
         DType::BF16 => [cpu::forward::<half::bf16>, cpu::backward::<half::bf16>],
         DType::F32 => [cpu::forward::<f32>, cpu::backward::<f32>],
         DType::F64 => [cpu::forward::<f64>, cpu::backward::<f64>],
-        dtype => return Err(Error::UnsupportedDType { op, location, dtype }),
+        dtype => return Err(ErrorKind::UnsupportedDType { dtype }.of(op).at(location)),
     };
     if result.dtype != image.dtype {
         let (expected, actual) = (image.dtype, result.dtype);
-        return Err(Error::DTypeMismatch { op, location, expected, actual });
+        return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op).at(location));
     }
     let fits = match (image.sizes(), result.sizes()) {
         (&[a, input, b], &[c, output, d]) => {
@@ -123,7 +123,7 @@ fn run(
             image.sizes(),
             result.sizes()
         );
-        return Err(Error::ShapeMismatch { op, location, reason });
+        return Err(Error::shape(op, reason).at(location));
     }
     let (&[outer, input, inner], &[_, output, _]) = (image.sizes(), result.sizes()) else {
         return Ok(());

@@ -15,7 +15,7 @@ use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, Shared};
 use warpline_runtime::iter::{BLOCK, Walk};
 use warpline_runtime::launch::{self, Call, Code, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, dispatch};
+use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View, cuda_struct, dispatch};
 
 /// Elements of a row that a thread has together.
 const EACH: usize = 4;
@@ -84,8 +84,8 @@ cuda_struct!(Scan { rows, size, steps, walk });
 /// dtype; of the extremes also their places, into `index`, of `int64`. Halves are computed in `f32`.
 ///
 /// # Errors
-/// [`Error::DTypeMismatch`], [`Error::ShapeMismatch`], [`Error::DimOutOfRange`], [`Error::TooManyDims`],
-/// [`Error::OverlappingWrite`], [`Error::OverlappingOperands`]; [`Error::InvalidArgument`] where `index` is
+/// [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`], [`ErrorKind::DimOutOfRange`], [`ErrorKind::TooManyDims`],
+/// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`]; [`ErrorKind::InvalidArgument`] where `index` is
 /// there and has no use, or is not and has; otherwise as [`launch::run`].
 #[track_caller]
 pub fn scan(
@@ -99,16 +99,18 @@ pub fn scan(
     let (op, location) = (scan.name(), Location::caller());
     if index.is_some() != scan.is_indexed() {
         let reason = "places are of the largest and the smallest, and of no others";
-        return Err(Error::invalid(op, reason.into()));
+        return Err(Error::invalid(op, reason));
     }
     let dtypes = [Some((out, a.dtype)), index.map(|index| (index, DType::I64))];
     for (view, expected) in dtypes.into_iter().flatten() {
         if view.dtype != expected {
-            return Err(Error::DTypeMismatch { location, op, expected, actual: view.dtype });
+            return Err(ErrorKind::DTypeMismatch { expected, actual: view.dtype }
+                .of(op)
+                .at(location));
         }
         if view.sizes() != a.sizes() {
             let reason = format!("a result of {:?} for an input of {:?}", view.sizes(), a.sizes());
-            return Err(Error::ShapeMismatch { location, op, reason });
+            return Err(Error::shape(op, reason).at(location));
         }
     }
     let ndim = a.sizes().len();

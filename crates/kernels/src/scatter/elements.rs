@@ -115,10 +115,10 @@ cuda_struct!(Scatter { report, elements, count, steps, lines, places });
 /// Floats are added in the indices' order on the CPU, and on a GPU unless there are many for each place.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DimOutOfRange`];
-/// [`Error::InvalidArgument`] for indices of another dtype; [`Error::OutOfStorage`],
-/// [`Error::OverlappingWrite`], [`Error::OverlappingOperands`], [`Error::TooManyDims`]; otherwise as
-/// [`launch::run`]; [`Error::IndexCheck`].
+/// [`ErrorKind::ShapeMismatch`], [`ErrorKind::DTypeMismatch`], [`ErrorKind::DimOutOfRange`];
+/// [`ErrorKind::InvalidArgument`] for indices of another dtype; [`ErrorKind::OutOfStorage`],
+/// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`], [`ErrorKind::TooManyDims`]; otherwise as
+/// [`launch::run`]; [`ErrorKind::IndexCheck`].
 #[track_caller]
 pub fn scatter(
     target: Target<'_>,
@@ -151,7 +151,7 @@ pub fn scatter(
             source.sizes(),
             out.sizes()
         );
-        return Err(Error::ShapeMismatch { location, op, reason });
+        return Err(Error::shape(op, reason).at(location));
     }
     let mut used = from.clone();
     for d in 0..ndim {

@@ -169,7 +169,7 @@ fn part(
             source.sizes(),
             out.sizes()
         );
-        return Err(Error::ShapeMismatch { location: Location::caller(), op, reason });
+        return Err(Error::shape(op, reason));
     }
     let dims = (0..ndim).rev().filter(|&d| d != dim);
     let dims = dims.map(|d| (out.sizes()[d], [source.strides()[d], out.strides()[d]]));

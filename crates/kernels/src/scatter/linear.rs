@@ -48,7 +48,7 @@ pub fn linear_index(
     super::check_index_dtype(op, out)?;
     if out.sizes() != index.sizes() {
         let reason = format!("indices of {:?} and {:?}", out.sizes(), index.sizes());
-        return Err(Error::ShapeMismatch { location: Location::caller(), op, reason });
+        return Err(Error::shape(op, reason));
     }
     let operands = [index.read(), if first { out.write() } else { out.read_write() }];
     check_operands(op, &operands)?;

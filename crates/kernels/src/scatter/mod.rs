@@ -1,6 +1,6 @@
 //! Elements put, or added to others, where indices say: `scatter`, `index_add` and their like.
 //!
-//! An index that is out of range, as negative ones are, is reported as [`Error::IndexCheck`] says, and marks
+//! An index that is out of range, as negative ones are, is reported as [`ErrorKind::IndexCheck`] says, and marks
 //! the result; what belongs to it is left out.
 
 mod elements;
@@ -12,7 +12,7 @@ mod tests;
 use std::panic::Location;
 
 use warpline_runtime::module::Program;
-use warpline_runtime::{DType, Error, Result, View};
+use warpline_runtime::{DType, Error, ErrorKind, Result, View};
 
 pub use elements::{Reduce, scatter};
 pub use index_add::{embedding_backward, index_add, index_add_as};
@@ -35,5 +35,5 @@ fn check_same_dtype(op: &'static str, out: View<'_>, source: View<'_>) -> Result
         return Ok(());
     }
     let (location, expected, actual) = (Location::caller(), out.dtype, source.dtype);
-    Err(Error::DTypeMismatch { location, op, expected, actual })
+    Err(ErrorKind::DTypeMismatch { expected, actual }.of(op).at(location))
 }

@@ -14,7 +14,7 @@ use warpline_runtime::host::{self, Cast, GRAIN, HostElement, LANES as HOST_LANES
 use warpline_runtime::iter::vector_width;
 use warpline_runtime::launch::{self, Call, Code, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Operand, Result, Target, View};
+use warpline_runtime::{DType, Error, ErrorKind, Operand, Result, Target, View};
 
 /// Rows that a few lanes have in registers, and those of a block; and the same of no whole vectors.
 const KERNELS: &[&str] = &["short", "long", "short_odd", "long_odd"];
@@ -71,7 +71,7 @@ fn scores_dtype(op: &'static str, dtype: DType) -> Result<DType> {
     match dtype {
         DType::F16 | DType::BF16 | DType::F32 => Ok(DType::F32),
         DType::F64 => Ok(DType::F64),
-        _ => Err(Error::UnsupportedDType { location: Location::caller(), op, dtype }),
+        _ => Err(ErrorKind::UnsupportedDType { dtype }.of(op)),
     }
 }
 
@@ -80,8 +80,8 @@ fn scores_dtype(op: &'static str, dtype: DType) -> Result<DType> {
 /// have a weight of 0. The scores of half-width weights are of `f32`. Both views are contiguous.
 ///
 /// # Errors
-/// [`Error::UnsupportedDType`] for what is not a float, [`Error::DTypeMismatch`]; [`Error::ShapeMismatch`], also for
-/// views that are not contiguous; [`Error::OverlappingOperands`]; otherwise as [`launch::run`].
+/// [`ErrorKind::UnsupportedDType`] for what is not a float, [`ErrorKind::DTypeMismatch`]; [`ErrorKind::ShapeMismatch`], also for
+/// views that are not contiguous; [`ErrorKind::OverlappingOperands`]; otherwise as [`launch::run`].
 #[track_caller]
 pub fn attention_weights(
     target: Target<'_>,
@@ -143,7 +143,7 @@ fn params(
     for &(view, expected) in views {
         if view.dtype != expected {
             let actual = view.dtype;
-            return Err(Error::DTypeMismatch { location, op, expected, actual });
+            return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op).at(location));
         }
         let fits = view.sizes() == sizes && view.layout.is_contiguous();
         if sizes.len() != 3 || sizes[2] > i32::MAX as usize || !fits {
@@ -153,7 +153,7 @@ fn params(
                 view.sizes(),
                 view.strides()
             );
-            return Err(Error::ShapeMismatch { location, op, reason });
+            return Err(Error::shape(op, reason).at(location));
         }
     }
     Ok(Attention {

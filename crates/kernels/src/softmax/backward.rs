@@ -12,7 +12,7 @@ use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, Shared};
 use warpline_runtime::iter::Walk;
 use warpline_runtime::launch::{self, Call, Code, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Result, Target, View};
+use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View};
 
 /// Rows of a few lanes, of a block, and rows side by side.
 const KERNELS: &[&str] = &["warp", "block", "columns"];
@@ -50,9 +50,9 @@ cuda_struct!(Gradient { rows, size, team, log, steps, walk });
 /// the halves are computed in `f32`.
 ///
 /// # Errors
-/// [`Error::UnsupportedDType`] for what is not a float, [`Error::DTypeMismatch`], [`Error::ShapeMismatch`],
-/// [`Error::DimOutOfRange`], [`Error::TooManyDims`], [`Error::OverlappingWrite`],
-/// [`Error::OverlappingOperands`]; otherwise as [`launch::run`].
+/// [`ErrorKind::UnsupportedDType`] for what is not a float, [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`],
+/// [`ErrorKind::DimOutOfRange`], [`ErrorKind::TooManyDims`], [`ErrorKind::OverlappingWrite`],
+/// [`ErrorKind::OverlappingOperands`]; otherwise as [`launch::run`].
 #[track_caller]
 pub fn softmax_backward(
     target: Target<'_>,
@@ -69,16 +69,16 @@ pub fn softmax_backward(
         DType::BF16 => (1, rows::<half::bf16>),
         DType::F32 => (2, rows::<f32>),
         DType::F64 => (3, rows::<f64>),
-        dtype => return Err(Error::UnsupportedDType { location, op, dtype }),
+        dtype => return Err(ErrorKind::UnsupportedDType { dtype }.of(op).at(location)),
     };
     for view in [grad, result] {
         if view.dtype != out.dtype {
             let (expected, actual) = (out.dtype, view.dtype);
-            return Err(Error::DTypeMismatch { location, op, expected, actual });
+            return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op).at(location));
         }
         if view.sizes() != out.sizes() {
             let reason = format!("{:?} for a softmax of {:?}", view.sizes(), out.sizes());
-            return Err(Error::ShapeMismatch { location, op, reason });
+            return Err(Error::shape(op, reason).at(location));
         }
     }
     let ndim = out.sizes().len();

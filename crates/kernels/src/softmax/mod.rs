@@ -19,7 +19,7 @@ use warpline_runtime::cuda_struct;
 use warpline_runtime::iter::{Walk, vector_width};
 use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Result, Target, View};
+use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View};
 
 pub use attention::{attention_weights, attention_weights_backward};
 pub use backward::softmax_backward;
@@ -105,9 +105,9 @@ cuda_struct!(Rows { rows, size, source_step, result_step, columns, tiles, height
 /// the same sizes and float dtype. The halves are computed in `f32`. `out` may be `a` itself.
 ///
 /// # Errors
-/// [`Error::UnsupportedDType`] for what is not a float, [`Error::DTypeMismatch`],
-/// [`Error::ShapeMismatch`], [`Error::DimOutOfRange`], [`Error::TooManyDims`],
-/// [`Error::OverlappingWrite`], [`Error::OverlappingOperands`]; otherwise as [`launch::run`].
+/// [`ErrorKind::UnsupportedDType`] for what is not a float, [`ErrorKind::DTypeMismatch`],
+/// [`ErrorKind::ShapeMismatch`], [`ErrorKind::DimOutOfRange`], [`ErrorKind::TooManyDims`],
+/// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`]; otherwise as [`launch::run`].
 #[track_caller]
 pub fn softmax(
     target: Target<'_>,
@@ -119,14 +119,9 @@ pub fn softmax(
     let op = if log { "log_softmax" } else { "softmax" };
     let location = Location::caller();
     if out.dtype != a.dtype {
-        return Err(Error::DTypeMismatch {
-            location: Location::caller(),
-            op,
-            expected: a.dtype,
-            actual: out.dtype,
-        });
+        return Err(ErrorKind::DTypeMismatch { expected: a.dtype, actual: out.dtype }.of(op));
     }
-    let unsupported = Error::UnsupportedDType { location: Location::caller(), op, dtype: a.dtype };
+    let unsupported = ErrorKind::UnsupportedDType { dtype: a.dtype }.of(op);
     let (index, host): (usize, HostKernel) = match a.dtype {
         DType::F16 => (0, cpu::softmax::<half::f16>),
         DType::BF16 => (1, cpu::softmax::<half::bf16>),
@@ -135,11 +130,10 @@ pub fn softmax(
         _ => return Err(unsupported),
     };
     if a.sizes() != out.sizes() {
-        return Err(Error::ShapeMismatch {
-            location: Location::caller(),
+        return Err(Error::shape(
             op,
-            reason: format!("a result of {:?} for an input of {:?}", out.sizes(), a.sizes()),
-        });
+            format!("a result of {:?} for an input of {:?}", out.sizes(), a.sizes()),
+        ));
     }
     let ndim = a.sizes().len();
     check_dim(op, dim, ndim)?;

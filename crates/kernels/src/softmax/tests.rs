@@ -3,6 +3,7 @@
 use super::*;
 use warpline_runtime::DType::{BF16, F16, F32, F64, I64};
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu, samples};
+use warpline_runtime::{ErrorKind, ResultExt};
 
 /// Softmax of each row of `size` values `step` apart, in `f64`.
 fn reference(values: &[f64], size: usize, step: usize, log: bool) -> Vec<f64> {
@@ -156,8 +157,8 @@ fn in_place_but_not_shifted() {
         assert_eq!(a.floats(target), [0.25; 4]);
         let (first, second) = (a.with(|l| l.narrow(0, 0, 3)), a.with(|l| l.narrow(0, 1, 3)));
         assert!(matches!(
-            softmax(target, first.view(), 0, second.view(), false),
-            Err(Error::OverlappingOperands { .. })
+            softmax(target, first.view(), 0, second.view(), false).kind(),
+            Some(ErrorKind::OverlappingOperands)
         ));
     });
 }
@@ -172,17 +173,17 @@ fn a_scalar_and_nothing_and_bad_arguments() {
         softmax(target, none.view(), 0, none.view(), false).unwrap();
         let integers = Tensor::garbage(target, I64, &[2]);
         assert!(matches!(
-            softmax(target, integers.view(), 0, integers.view(), false),
-            Err(Error::UnsupportedDType { .. })
+            softmax(target, integers.view(), 0, integers.view(), false).kind(),
+            Some(ErrorKind::UnsupportedDType { .. })
         ));
         let (a, b) = (Tensor::garbage(target, F32, &[2]), Tensor::garbage(target, F32, &[3]));
         assert!(matches!(
-            softmax(target, a.view(), 0, b.view(), false),
-            Err(Error::ShapeMismatch { .. })
+            softmax(target, a.view(), 0, b.view(), false).kind(),
+            Some(ErrorKind::ShapeMismatch { .. })
         ));
         assert!(matches!(
-            softmax(target, a.view(), 1, a.view(), false),
-            Err(Error::DimOutOfRange { .. })
+            softmax(target, a.view(), 1, a.view(), false).kind(),
+            Some(ErrorKind::DimOutOfRange { .. })
         ));
     });
 }

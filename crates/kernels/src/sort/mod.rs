@@ -19,7 +19,7 @@ use warpline_runtime::iter::Walk;
 use warpline_runtime::launch::{self, Call, Code, check_operands};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{
-    DType, Error, Layout, Operand, Result, Storage, Target, View, cuda_struct, dispatch,
+    DType, Error, ErrorKind, Layout, Operand, Result, Storage, Target, View, cuda_struct, dispatch,
 };
 
 pub use search::searchsorted;
@@ -90,8 +90,8 @@ cuda_struct!(Pair { key, index });
 /// their places into `indices`, of `int64`. A NaN is larger than any number.
 ///
 /// # Errors
-/// [`Error::DTypeMismatch`], [`Error::ShapeMismatch`], [`Error::DimOutOfRange`], [`Error::TooManyDims`],
-/// [`Error::OverlappingWrite`], [`Error::OverlappingOperands`]; what allocating scratch memory and
+/// [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`], [`ErrorKind::DimOutOfRange`], [`ErrorKind::TooManyDims`],
+/// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`]; what allocating scratch memory and
 /// [`launch::run`] fail with.
 #[track_caller]
 pub fn sort(
@@ -106,11 +106,11 @@ pub fn sort(
     for (view, expected) in [(values, a.dtype), (indices, DType::I64)] {
         if view.dtype != expected {
             let actual = view.dtype;
-            return Err(Error::DTypeMismatch { location, op: OP, expected, actual });
+            return Err(ErrorKind::DTypeMismatch { expected, actual }.of(OP).at(location));
         }
         if view.sizes() != a.sizes() {
             let reason = format!("a result of {:?} for an input of {:?}", view.sizes(), a.sizes());
-            return Err(Error::ShapeMismatch { location, op: OP, reason });
+            return Err(Error::shape(OP, reason).at(location));
         }
     }
     let ndim = a.sizes().len();

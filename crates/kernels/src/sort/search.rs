@@ -10,7 +10,7 @@ use warpline_runtime::host::{self, GRAIN, HostElement, Shared};
 use warpline_runtime::iter::{BLOCK, Walk};
 use warpline_runtime::launch::{self, Call, Code, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, dispatch};
+use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View, cuda_struct, dispatch};
 
 const OP: &str = "searchsorted";
 
@@ -39,8 +39,8 @@ cuda_struct!(Search { elements, size, step, right, walk });
 /// dimension.
 ///
 /// # Errors
-/// [`Error::DTypeMismatch`], [`Error::UnsupportedDType`] of bools, [`Error::ShapeMismatch`],
-/// [`Error::TooManyDims`], [`Error::OverlappingWrite`], [`Error::OverlappingOperands`]; otherwise as
+/// [`ErrorKind::DTypeMismatch`], [`ErrorKind::UnsupportedDType`] of bools, [`ErrorKind::ShapeMismatch`],
+/// [`ErrorKind::TooManyDims`], [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`]; otherwise as
 /// [`launch::run`].
 #[track_caller]
 pub fn searchsorted(
@@ -54,11 +54,11 @@ pub fn searchsorted(
     for (expected, view) in [(sorted.dtype, values), (DType::I64, out)] {
         if view.dtype != expected {
             let actual = view.dtype;
-            return Err(Error::DTypeMismatch { location, op: OP, expected, actual });
+            return Err(ErrorKind::DTypeMismatch { expected, actual }.of(OP).at(location));
         }
     }
     let dtype = sorted.dtype;
-    let unsupported = Error::UnsupportedDType { location, op: OP, dtype };
+    let unsupported = ErrorKind::UnsupportedDType { dtype }.of(OP).at(location);
     let host: HostKernel = dispatch!(dtype, number T => on_host::<T>, _ => return Err(unsupported));
     let (rows, sizes) = (sorted.sizes(), values.sizes());
     let ndim = sizes.len();
@@ -68,7 +68,7 @@ pub fn searchsorted(
             "sorted rows of {rows:?} for values of {sizes:?}; there must be one for all of them, or one for \
              each of their rows"
         );
-        return Err(Error::ShapeMismatch { location, op: OP, reason });
+        return Err(Error::shape(OP, reason).at(location));
     }
     check_operands(OP, &[sorted.read(), values.read(), out.write()])?;
     if out.numel() == 0 {

@@ -1,7 +1,7 @@
 //! Views against a model that spells out every element's offset.
 
 use proptest::prelude::*;
-use warpline_runtime::{Error, Layout, broadcast};
+use warpline_runtime::{Error, ErrorKind, Layout, ResultExt, broadcast};
 
 /// The offset of every element, in row-major order of the indices.
 fn offsets(layout: &Layout) -> Vec<isize> {
@@ -93,7 +93,7 @@ proptest! {
 fn expand_repeats_and_refuses() -> Result<(), Error> {
     let expanded = contiguous(&[3, 1]).expand(&[2, 3, 4])?;
     assert_eq!(expanded.strides(), [0, 1, 0]);
-    assert!(matches!(contiguous(&[3]).expand(&[2]), Err(Error::ExpandMismatch { .. })));
+    assert!(matches!(contiguous(&[3]).expand(&[2]).kind(), Some(ErrorKind::ExpandMismatch { .. })));
     Ok(())
 }
 
@@ -112,12 +112,21 @@ fn broadcast_follows_the_rules() -> Result<(), Error> {
 #[test]
 fn bad_dimensions_indices_and_sizes_are_errors() {
     let layout = contiguous(&[2, 3]);
-    assert!(matches!(layout.transpose(0, 2), Err(Error::DimOutOfRange { dim: 2, ndim: 2, .. })));
-    assert!(matches!(layout.select(1, -4), Err(Error::IndexOutOfRange { index: -4, .. })));
-    assert!(matches!(layout.narrow(0, 1, 2), Err(Error::IndexOutOfRange { .. })));
+    assert!(matches!(
+        layout.transpose(0, 2).kind(),
+        Some(ErrorKind::DimOutOfRange { dim: 2, ndim: 2, .. })
+    ));
+    assert!(matches!(
+        layout.select(1, -4).kind(),
+        Some(ErrorKind::IndexOutOfRange { index: -4, .. })
+    ));
+    assert!(matches!(layout.narrow(0, 1, 2).kind(), Some(ErrorKind::IndexOutOfRange { .. })));
     assert!(layout.permute(&[0, 0]).is_err());
     assert!(layout.permute(&[0]).is_err());
-    assert!(matches!(Layout::contiguous(&[usize::MAX, 2]), Err(Error::SizeOverflow { .. })));
+    assert!(matches!(
+        Layout::contiguous(&[usize::MAX, 2]).kind(),
+        Some(ErrorKind::SizeOverflow { .. })
+    ));
     assert!(layout.narrow(0, isize::MAX, 1).is_err());
     assert!(layout.narrow(0, 0, usize::MAX).is_err());
 }
@@ -129,8 +138,11 @@ fn a_scalar_has_no_dimension_to_take_apart() -> Result<(), Error> {
     assert!(scalar.transpose(0, 1).is_err());
     assert_eq!(scalar.permute(&[])?, scalar);
     assert!(scalar.permute(&[0]).is_err());
-    assert!(matches!(scalar.narrow(0, 0, 1), Err(Error::DimOutOfRange { ndim: 0, .. })));
-    assert!(matches!(scalar.select(0, 0), Err(Error::DimOutOfRange { ndim: 0, .. })));
+    assert!(matches!(
+        scalar.narrow(0, 0, 1).kind(),
+        Some(ErrorKind::DimOutOfRange { ndim: 0, .. })
+    ));
+    assert!(matches!(scalar.select(0, 0).kind(), Some(ErrorKind::DimOutOfRange { ndim: 0, .. })));
     assert!(scalar.slice(0, 0, 1, 1).is_err());
     assert_eq!(scalar.squeeze(0)?, scalar);
     Ok(())

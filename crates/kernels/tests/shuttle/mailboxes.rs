@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use warpline_kernels::indexing;
+use warpline_runtime::ErrorKind;
 use warpline_runtime::graph::{Capturing, GraphPool};
 use warpline_runtime::{Error, Storage};
-use warpline_stream::StreamError;
 
 use super::*;
 
@@ -13,10 +13,10 @@ use super::*;
 fn told(result: Result<()>) -> Option<i64> {
     match result {
         Ok(()) => None,
-        Err(Error::IndexCheck(check) | Error::Stream(StreamError::IndexCheck(check))) => {
-            Some(check.index)
-        }
-        Err(error) => panic!("{error}"),
+        Err(error) => match error.kind() {
+            ErrorKind::IndexCheck { index, .. } => Some(*index),
+            _ => panic!("{error}"),
+        },
     }
 }
 

@@ -96,7 +96,7 @@ fn no_capture_holds_a_piece() {
                 Location::caller(),
             ) {
                 Ok(()) => true,
-                Err(Error::Stream(_) | Error::Capture { .. }) => false,
+                Err(error) if is_capture(error.kind()) => false,
                 Err(error) => panic!("{error}"),
             }
         };

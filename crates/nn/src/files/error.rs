@@ -5,21 +5,21 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use warpline::Error;
+use warpline::{Error, ErrorKind};
 
 /// Why a file was not loaded or saved.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
     /// The system's own: no such file, no rights, no space.
-    #[error("{}: {doing}: {source}", path.display())]
+    #[error("{}: {doing}: {cause}", path.display())]
     Io {
         /// Which file.
         path: PathBuf,
         /// What was being done.
         doing: &'static str,
         /// Why it failed.
-        source: Arc<io::Error>,
+        cause: Arc<io::Error>,
     },
     /// The file is no safetensors file, or was cut or changed.
     #[error("{}: {reason}", path.display())]
@@ -40,12 +40,12 @@ pub enum FileError {
         dtype: String,
     },
     /// Memory or a copy.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {cause}", path.display())]
     Tensor {
         /// Which file.
         path: PathBuf,
         /// What failed.
-        source: Box<Error>,
+        cause: Error,
     },
 }
 
@@ -56,20 +56,17 @@ impl fmt::Debug for FileError {
     }
 }
 
-/// So that a function that returns [`warpline::Result`] can use `?`.
+/// [`ErrorKind::File`] with this source.
 impl From<FileError> for Error {
     #[track_caller]
     fn from(error: FileError) -> Self {
-        match error {
-            FileError::Tensor { source, .. } => *source,
-            other => Self::invalid("safetensors", other.to_string()),
-        }
+        ErrorKind::File.of("").with_source(Arc::new(error))
     }
 }
 
 impl FileError {
     pub(super) fn io(path: &Path, doing: &'static str) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self::Io { path: path.to_owned(), doing, source: Arc::new(source) }
+        move |cause| Self::Io { path: path.to_owned(), doing, cause: Arc::new(cause) }
     }
 
     pub(super) fn invalid(path: &Path, reason: impl Into<String>) -> Self {
@@ -77,6 +74,6 @@ impl FileError {
     }
 
     pub(super) fn tensor(path: &Path) -> impl FnOnce(Error) -> Self {
-        move |source| Self::Tensor { path: path.to_owned(), source: Box::new(source) }
+        move |cause| Self::Tensor { path: path.to_owned(), cause }
     }
 }

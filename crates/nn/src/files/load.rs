@@ -11,12 +11,13 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use serde::Deserialize;
-use warpline::{DType, Device, Exec, IntoDevice, Tensor, TensorOptions, empty};
+use warpline::{DType, Device, Error, Exec, IntoDevice, Result, Tensor, TensorOptions, empty};
 use warpline_runtime::launch::{copy_bytes, fill_bytes};
 
 use super::FileError;
 use super::header::{Once, Opened};
 use crate::StateDict;
+use crate::called::Called as _;
 
 /// What is read at once. A thread has two of these, so that one is on the wire while it reads the other.
 const PIECE: usize = 8 << 20;
@@ -63,13 +64,12 @@ impl fmt::Debug for LoadOptions<'_> {
 /// ```
 ///
 /// # Errors
-/// [`FileError`] if a file cannot be opened, is not a regular file, or is not a valid safetensors file, or if memory
-/// for a tensor cannot be allocated. Nothing is loaded then.
+/// [`ErrorKind::File`](warpline::ErrorKind::File), whose source is a [`FileError`], if a file cannot be opened, is not a
+/// regular file, or is not a valid safetensors file, or if memory for a tensor cannot be allocated. Nothing is loaded then.
 #[track_caller]
-pub fn load_file(path: impl AsRef<Path>, device: impl IntoDevice) -> Result<StateDict, FileError> {
-    let path = path.as_ref();
-    let device = device.into_device().map_err(FileError::tensor(path))?;
-    load_file_with(path, LoadOptions { device, progress: None })
+pub fn load_file(path: impl AsRef<Path>, device: impl IntoDevice) -> Result<StateDict> {
+    let device = device.into_device().of("load_file")?;
+    load(path.as_ref(), LoadOptions { device, progress: None }).map_err(Error::from).of("load_file")
 }
 
 /// [`load_file`] that says how far it is.
@@ -77,11 +77,11 @@ pub fn load_file(path: impl AsRef<Path>, device: impl IntoDevice) -> Result<Stat
 /// # Errors
 /// As [`load_file`].
 #[track_caller]
-pub fn load_file_with(
-    path: impl AsRef<Path>,
-    mut options: LoadOptions<'_>,
-) -> Result<StateDict, FileError> {
-    let path = path.as_ref();
+pub fn load_file_with(path: impl AsRef<Path>, options: LoadOptions<'_>) -> Result<StateDict> {
+    load(path.as_ref(), options).map_err(Error::from).of("load_file_with")
+}
+
+fn load(path: &Path, mut options: LoadOptions<'_>) -> Result<StateDict, FileError> {
     // All headers are looked at before anything is allocated.
     let files = opened(path)?;
     let total: usize = files.iter().flat_map(|f| &f.entries).map(|entry| entry.bytes).sum();

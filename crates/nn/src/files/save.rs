@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use safetensors::tensor::{Metadata, TensorInfo};
-use warpline::Tensor;
+use warpline::{Error, Result, Tensor};
 use warpline_files::NewFile;
 use warpline_runtime::launch::read_bytes;
 
@@ -15,6 +15,7 @@ use super::FileError;
 use super::header::{METADATA, of_dtype};
 use super::load::read_index;
 use crate::StateDict;
+use crate::called::Called as _;
 
 /// Bytes that are written at once.
 const PIECE: usize = 1 << 20;
@@ -83,11 +84,12 @@ fn write(tensor: &Tensor, path: &Path, file: &mut impl Write) -> Result<(), File
 /// Tensors that share memory are written one by one.
 ///
 /// # Errors
-/// [`FileError`] if a tensor cannot be copied to the host, or the file not be written. The former file is then as it
+/// [`ErrorKind::File`](warpline::ErrorKind::File), whose source is a [`FileError`], if a tensor cannot be copied to the
+/// host, or the file cannot be written. The former file is then as it
 /// was, unless only the last step failed, which syncs the folder.
 #[track_caller]
-pub fn save_file(state: &StateDict, path: impl AsRef<Path>) -> Result<(), FileError> {
-    save_file_with(state, &BTreeMap::new(), path)
+pub fn save_file(state: &StateDict, path: impl AsRef<Path>) -> Result<()> {
+    save_to(state, &BTreeMap::new(), path.as_ref()).map_err(Error::from).of("save_file")
 }
 
 /// [`save_file`] with a text for each of some names (`metadata`).
@@ -99,8 +101,15 @@ pub fn save_file_with(
     state: &StateDict,
     metadata: &BTreeMap<String, String>,
     path: impl AsRef<Path>,
+) -> Result<()> {
+    save_to(state, metadata, path.as_ref()).map_err(Error::from).of("save_file_with")
+}
+
+fn save_to(
+    state: &StateDict,
+    metadata: &BTreeMap<String, String>,
+    path: &Path,
 ) -> Result<(), FileError> {
-    let path = path.as_ref();
     let (header, tensors) = header(state, metadata, path)?;
     let failed = |error| FileError::io(path, "writing it")(error);
     let mut file = BufWriter::with_capacity(PIECE, NewFile::create(path).map_err(failed)?);
@@ -128,12 +137,8 @@ const INDEX: &str = "model.safetensors.index.json";
 /// As [`save_file`]; [`FileError::Io`] of the kind [`WouldBlock`](std::io::ErrorKind::WouldBlock) if the folder stays
 /// locked by others for ten minutes.
 #[track_caller]
-pub fn save_sharded(
-    state: &StateDict,
-    folder: impl AsRef<Path>,
-    max_bytes: usize,
-) -> Result<(), FileError> {
-    save_within(TURN, state, folder.as_ref(), max_bytes)
+pub fn save_sharded(state: &StateDict, folder: impl AsRef<Path>, max_bytes: usize) -> Result<()> {
+    save_within(TURN, state, folder.as_ref(), max_bytes).map_err(Error::from).of("save_sharded")
 }
 
 /// [`save_sharded`] that waits up to `limit` for other saves.
@@ -196,7 +201,7 @@ fn save_all(
     for (i, (shard, bytes)) in shards.iter().enumerate() {
         let name = format!("{PREFIX}{tag}-{:05}-of-{count:05}{SUFFIX}", i + 1);
         written.insert(name.clone());
-        save_file(shard, folder.join(&name))?;
+        save_to(shard, &BTreeMap::new(), &folder.join(&name))?;
         map.extend(shard.names().map(|tensor| (tensor.to_owned(), name.clone().into())));
         total = total.saturating_add(*bytes);
     }
@@ -253,8 +258,8 @@ mod tests {
         let before = files();
         let other = warpline_files::lock_folder(&folder, Duration::ZERO).unwrap();
         let refused = save_within(Duration::from_millis(20), &state, &folder, 8);
-        let Err(FileError::Io { source, .. }) = refused else { panic!("{refused:?}") };
-        assert_eq!(source.kind(), ErrorKind::WouldBlock);
+        let Err(FileError::Io { cause, .. }) = refused else { panic!("{refused:?}") };
+        assert_eq!(cause.kind(), ErrorKind::WouldBlock);
         assert_eq!(files(), before);
         drop(other);
         save_within(Duration::ZERO, &state, &folder, 8).unwrap();

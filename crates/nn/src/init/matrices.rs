@@ -7,7 +7,7 @@ use super::refused;
 /// The identity.
 ///
 /// # Errors
-/// [`warpline::Error::InvalidArgument`] of a tensor that is no matrix.
+/// [`warpline::ErrorKind::InvalidArgument`] of a tensor that is no matrix.
 #[track_caller]
 pub fn eye_(tensor: &Tensor) -> Result<&Tensor> {
     let &[rows, columns] = tensor.size() else {
@@ -21,7 +21,7 @@ pub fn eye_(tensor: &Tensor) -> Result<&Tensor> {
 /// Filters that hand channels on as they are: `[out, in, ..]` with a one in the middle of filter (`i`, `i`).
 ///
 /// # Errors
-/// [`warpline::Error::InvalidArgument`] of a tensor of fewer than three dimensions or more than five.
+/// [`warpline::ErrorKind::InvalidArgument`] of a tensor of fewer than three dimensions or more than five.
 #[track_caller]
 pub fn dirac_(tensor: &Tensor) -> Result<&Tensor> {
     let sizes = tensor.size();
@@ -43,7 +43,7 @@ pub fn dirac_(tensor: &Tensor) -> Result<&Tensor> {
 /// A (semi-)orthogonal matrix times `gain`; of more dimensions the first stays, and the others are taken together.
 ///
 /// # Errors
-/// [`warpline::Error::InvalidArgument`] of a tensor of fewer than two dimensions.
+/// [`warpline::ErrorKind::InvalidArgument`] of a tensor of fewer than two dimensions.
 #[track_caller]
 pub fn orthogonal_(tensor: &Tensor, gain: f64) -> Result<&Tensor> {
     if tensor.dim() < 2 {
@@ -93,7 +93,7 @@ fn orthonormalise(vectors: &mut [Vec<f64>]) {
 /// Draws from the normal distribution, and of each column sets a part (`sparsity`, rounded up) to zero.
 ///
 /// # Errors
-/// [`warpline::Error::InvalidArgument`] of a tensor that is no matrix.
+/// [`warpline::ErrorKind::InvalidArgument`] of a tensor that is no matrix.
 #[track_caller]
 pub fn sparse_(tensor: &Tensor, sparsity: f64, std: f64) -> Result<&Tensor> {
     let &[rows, columns] = tensor.size() else {

@@ -78,7 +78,7 @@ pub fn zeros_(tensor: &Tensor) -> Result<&Tensor> {
 /// Draws uniformly from ±`gain` · √(6 / (fan in + fan out)) (Glorot).
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] of a tensor of fewer than two dimensions; as [`Tensor::uniform_`].
+/// [`ErrorKind::InvalidArgument`] of a tensor of fewer than two dimensions; as [`Tensor::uniform_`].
 #[track_caller]
 pub fn xavier_uniform_(tensor: &Tensor, gain: f64) -> Result<&Tensor> {
     let (fan_in, fan_out) = fans("xavier_uniform_", tensor)?;

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::panic::Location;
 
 use warpline::autograd::mark_moved;
-use warpline::{DType, Device, Error, MemoryFormat, Result, Tensor, TensorOptions};
+use warpline::{DType, Device, Error, ErrorKind, MemoryFormat, Result, Tensor, TensorOptions};
 
 pub use state::{LoadError, Mismatch, StateDict};
 pub use visitor::{Member, MemberMut, Visitor, VisitorMut};
@@ -130,9 +130,10 @@ pub trait Module {
     /// device. With `strict`, both must have the same names. Nothing is copied if anything does not fit.
     ///
     /// # Errors
-    /// [`LoadError`], which names all that is missing, too much, or of another shape.
+    /// [`ErrorKind::LoadState`](warpline::ErrorKind::LoadState), whose source, a [`LoadError`], names all tensors that are
+    /// missing, unexpected, or of another shape.
     #[track_caller]
-    fn load_state_dict(&mut self, state: &StateDict, strict: bool) -> Result<(), LoadError> {
+    fn load_state_dict(&mut self, state: &StateDict, strict: bool) -> Result<()> {
         state::load(&self.state_dict(), state, strict)
     }
 
@@ -163,7 +164,7 @@ pub trait Module {
     /// A parameter that is as asked for stays the same tensor. The others are replaced, unlike in PyTorch: their
     /// hooks and gradients go over to the new tensors, tied parameters stay tied, and the old tensors are marked as
     /// moved. An optimizer that was built before the move, a new hook on an old tensor and a gradient that arrives
-    /// there fail with [`Error::Moved`]. So build the optimizer after the move. A clone of the module has
+    /// there fail with [`ErrorKind::Moved`]. So build the optimizer after the move. A clone of the module has
     /// the old tensors, too: to train both, first assign each parameter of one of them anew
     /// (`net.weight = Parameter::new(net.weight.copy()?)?`).
     ///
@@ -195,7 +196,7 @@ pub trait Module {
     /// replaces parameters.
     ///
     /// # Errors
-    /// As [`Tensor::share_memory`]; [`Error::CannotShare`] of a module on the host, which could not be
+    /// As [`Tensor::share_memory`]; [`ErrorKind::CannotShare`] of a module on the host, which could not be
     /// used any more.
     #[track_caller]
     fn share_memory(&mut self) -> Result<()> {
@@ -205,7 +206,7 @@ pub trait Module {
                 let reason = "a parameter is on the host, where ops on shared memory are refused; \
                               move the module to a GPU first, or share tensors one by one";
                 let reason = format!("{name}: {reason}");
-                return Err(Error::CannotShare { location, op: "share_memory", reason });
+                return Err(ErrorKind::CannotShare { reason }.of("share_memory").at(location));
             }
         }
         let shared = Exchange::new(self, |is_parameter, tensor| match is_parameter {

@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 
-use warpline::{DType, Device, Error, Result, Tensor};
+use warpline::{DType, Device, Error, ErrorKind, Result, Tensor};
 
 /// Tensors by name, in order (`state_dict`, an `OrderedDict`).
 #[derive(Clone, Default)]
@@ -155,7 +156,7 @@ impl fmt::Debug for Mismatch {
 #[non_exhaustive]
 pub enum LoadError {
     /// Names or shapes differ.
-    #[error("load_state_dict: {}", differences(missing, unexpected, mismatched))]
+    #[error("{}", differences(missing, unexpected, mismatched))]
     Differs {
         /// Names of the module that the state has not.
         missing: Vec<String>,
@@ -165,12 +166,12 @@ pub enum LoadError {
         mismatched: Vec<Mismatch>,
     },
     /// Copying failed.
-    #[error("load_state_dict: {name}: {cause}")]
+    #[error("{name}: {cause}")]
     Copy {
         /// What was copied.
         name: String,
         /// What it failed with.
-        cause: Box<Error>,
+        cause: Error,
     },
 }
 
@@ -193,20 +194,17 @@ impl fmt::Debug for LoadError {
     }
 }
 
-/// So that a function that returns [`warpline::Result`] can use `?`.
+/// [`ErrorKind::LoadState`] with this source.
 impl From<LoadError> for Error {
     #[track_caller]
     fn from(error: LoadError) -> Self {
-        match error {
-            LoadError::Copy { cause, .. } => *cause,
-            differs => Self::invalid("load_state_dict", differs.to_string()),
-        }
+        ErrorKind::LoadState.of("load_state_dict").with_source(Arc::new(error))
     }
 }
 
 /// Copies `given` into the tensors of the same names.
 #[track_caller]
-pub(super) fn load(own: &StateDict, given: &StateDict, strict: bool) -> Result<(), LoadError> {
+pub(super) fn load(own: &StateDict, given: &StateDict, strict: bool) -> Result<()> {
     let absent = |from: &StateDict, of: &StateDict| -> Vec<String> {
         of.names().filter(|name| from.get(name).is_none()).map(str::to_owned).collect()
     };
@@ -221,13 +219,13 @@ pub(super) fn load(own: &StateDict, given: &StateDict, strict: bool) -> Result<(
     }
     let (missing, unexpected) = (absent(given, own), absent(own, given));
     if !mismatched.is_empty() || (strict && !(missing.is_empty() && unexpected.is_empty())) {
-        return Err(LoadError::Differs { missing, unexpected, mismatched });
+        return Err(LoadError::Differs { missing, unexpected, mismatched }.into());
     }
     for (name, tensor) in own.iter() {
         if let Some(new) = given.get(name)
             && let Err(cause) = tensor.copy_(&new.detach(), false)
         {
-            return Err(LoadError::Copy { name: name.to_owned(), cause: Box::new(cause) });
+            return Err(LoadError::Copy { name: name.to_owned(), cause }.into());
         }
     }
     Ok(())

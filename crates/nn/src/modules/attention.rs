@@ -55,7 +55,7 @@ impl MultiheadAttention {
     /// With settings of one's own.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] where the heads do not divide the width; when the memory cannot be had.
+    /// [`ErrorKind::InvalidArgument`] where the heads do not divide the width; when the memory cannot be had.
     #[track_caller]
     pub fn with_settings(
         width: usize,

@@ -110,7 +110,7 @@ macro_rules! convolutions {
             /// Perhaps without a bias. Parameters are drawn as PyTorch draws them.
             ///
             /// # Errors
-            /// [`Error::InvalidArgument`] where the groups do not divide the channels; when the memory cannot be had.
+            /// [`ErrorKind::InvalidArgument`] where the groups do not divide the channels; when the memory cannot be had.
             #[track_caller]
             pub fn with_bias(
                 inputs: usize,

@@ -20,7 +20,7 @@ macro_rules! dropouts {
             /// Zero with probability `p`.
             ///
             /// # Errors
-            /// [`Error::InvalidArgument`] of a probability outside 0 to 1.
+            /// [`ErrorKind::InvalidArgument`] of a probability outside 0 to 1.
             #[track_caller]
             pub fn new(p: f64) -> Result<Self> {
                 if (0.0..=1.0).contains(&p) {

@@ -27,7 +27,7 @@ impl Embedding {
     /// [`Embedding::new`], of which the entry `padding_idx` is zero and is not learned.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] where there is no such entry; as [`Embedding::new`].
+    /// [`ErrorKind::InvalidArgument`] where there is no such entry; as [`Embedding::new`].
     #[track_caller]
     pub fn with_padding(
         entries: usize,

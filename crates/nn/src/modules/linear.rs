@@ -101,7 +101,7 @@ impl Bilinear {
     /// Applies the map to `[.., in1]` and `[.., in2]`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for other last sizes, and for batches that differ; [`Error::DeviceMismatch`].
+    /// [`ErrorKind::InvalidArgument`] for other last sizes, and for batches that differ; [`ErrorKind::DeviceMismatch`].
     #[track_caller]
     pub fn forward(&self, x1: &Tensor, x2: &Tensor) -> Result<Tensor> {
         place::check("Bilinear", x1, "weight", &self.weight)?;

@@ -112,7 +112,7 @@ impl GroupNorm {
     /// With weight and bias, and 1e-5 for `eps`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] where the groups do not divide the channels; when the memory cannot be had.
+    /// [`ErrorKind::InvalidArgument`] where the groups do not divide the channels; when the memory cannot be had.
     #[track_caller]
     pub fn new(
         num_groups: usize,

@@ -268,7 +268,7 @@ fn uncount(slots: &mut [Slot<'_>]) -> Result<()> {
         if is_capturing(slot.param)? {
             let reason =
                 "a step can be captured where steps are counted on the device: set `capturable`";
-            return Err(Error::invalid("step", reason.into()));
+            return Err(Error::invalid("step", reason));
         }
         if let Some(counter) = slot.state.counter.take() {
             slot.state.step = counter.item::<f32>()? as u64;

@@ -51,7 +51,7 @@ pub trait Optimizer {
     /// Changes a group's setting.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is none of that name.
+    /// [`ErrorKind::InvalidArgument`] if there is none of that name.
     #[track_caller]
     fn set_setting(&mut self, group: usize, name: &str, value: f64) -> Result<()>;
 
@@ -63,7 +63,7 @@ pub trait Optimizer {
     /// Changes a group's learning rate; if that is in a tensor, there too.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is no such group.
+    /// [`ErrorKind::InvalidArgument`] if there is no such group.
     #[track_caller]
     fn set_lr(&mut self, group: usize, lr: f64) -> Result<()> {
         self.set_setting(group, "lr", lr)
@@ -79,7 +79,7 @@ pub trait Optimizer {
     /// Goes on from a state (`load_state_dict`), whose tensors are copied. Nothing is changed if anything does not fit.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`], which names what does not fit.
+    /// [`ErrorKind::InvalidArgument`], which names what does not fit.
     #[track_caller]
     fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()>;
 }
@@ -96,7 +96,7 @@ impl<R: Rule> Optim<R> {
     /// An optimizer of parameters that have all settings in common.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] without parameters, for one that is given twice or is no leaf, and for settings that make
+    /// [`ErrorKind::InvalidArgument`] without parameters, for one that is given twice or is no leaf, and for settings that make
     /// no sense.
     #[track_caller]
     pub fn new(params: Vec<Tensor>, options: R) -> Result<Self> {
@@ -111,7 +111,7 @@ impl<R: Rule> Optim<R> {
     pub fn with_groups(groups: Vec<ParamGroup<R>>) -> Result<Self> {
         let mut all = Self { groups: Vec::new(), states: Vec::new() };
         if groups.is_empty() {
-            return Err(Error::invalid(R::NAME, "there are no parameters to optimize".into()));
+            return Err(Error::invalid(R::NAME, "there are no parameters to optimize"));
         }
         for group in groups {
             all.add_param_group(group)?;
@@ -235,7 +235,7 @@ pub(super) fn refuse_capture(param: &Tensor) -> Result<()> {
     }
     let reason = "what an optimizer keeps of a parameter is made by its first step, which cannot be captured; \
                   take a step before";
-    Err(Error::invalid("step", reason.into()))
+    Err(Error::invalid("step", reason))
 }
 
 /// Whether ops on a tensor go into a graph.

@@ -16,7 +16,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use warpline::{DType, Error, Result, Tensor, with_runtime};
+use warpline::{DType, Error, ErrorKind, Result, Tensor, with_runtime};
 
 /// An extreme number in each type that a parameter has.
 #[derive(Clone, Copy, Debug)]
@@ -232,7 +232,7 @@ fn names_call(name: &str, error: &Error) -> bool {
         .into_iter()
         .chain(others)
         .any(|op| text.starts_with(&format!("{op}: ")) || text.contains(&format!("(in {op})")));
-    let is_driver = matches!(error, Error::Driver { .. });
+    let is_driver = matches!(error.kind(), ErrorKind::Driver);
     named && (is_driver || error.location().is_some_and(|at| at.file().contains("extremes")))
 }
 

@@ -104,9 +104,7 @@ fn saved(at: &str, max_bytes: usize) -> Result<()> {
     let state = Linear::new(2, 2, at)?.state_dict();
     let done = warpline_nn::save_sharded(&state, &folder, max_bytes);
     let _ = std::fs::remove_dir_all(&folder);
-    done.map_err(|e| warpline::Error::InvalidArgument {
-        op: "save_sharded",
-        location: std::panic::Location::caller(),
-        reason: e.to_string(),
+    done.map_err(|e| {
+        warpline::Error::invalid("save_sharded", e.to_string()).at(std::panic::Location::caller())
     })
 }

@@ -1,7 +1,7 @@
 //! Modules against what they consist of, on every device; each with gradients of all parameters.
 
 use warpline::functional::{ConvOptions, MaxPoolOptions, PadMode, Padding, conv2d, pad};
-use warpline::{Error, Result, Tensor, manual_seed, ones, randn, tensor};
+use warpline::{ErrorKind, Result, Tensor, manual_seed, ones, randn, tensor};
 use warpline_nn::{
     BatchNorm2d, Conv2d, CrossEntropyLoss, Dropout, Embedding, Flatten, GRU, GRUCell,
     InstanceNorm1d, LSTM, LSTMCell, LayerNorm, Linear, MaxPool2d, Module, MultiheadAttention,
@@ -203,7 +203,7 @@ fn an_input_that_is_elsewhere_names_the_parameter_and_both_devices() {
             LSTM::new(3, 2, "cuda:0")?.forward(&x, None).unwrap_err(),
         ];
         for (error, name) in errors.iter().zip(["weight", "weight", "weight_ih_l0"]) {
-            assert!(matches!(error, Error::DeviceMismatch { .. }), "{error}");
+            assert!(matches!(error.kind(), ErrorKind::DeviceMismatch { .. }), "{error}");
             let text = error.to_string();
             for said in [&format!("`{name}`")[..], "cpu", "cuda:0", "modules.rs"] {
                 assert!(text.contains(said), "{text}");

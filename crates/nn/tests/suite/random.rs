@@ -5,7 +5,8 @@ use serde_json::Value;
 use warpline::data::{DataLoader, Dataset, DistributedSampler, Sampler};
 use warpline::functional::{ConvOptions, dropout, dropout2d};
 use warpline::{
-    DType, Error, Generator, Result, Tensor, arange_start, full, manual_seed, ones, zeros,
+    DType, ErrorKind, Generator, Result, ResultExt, Tensor, arange_start, full, manual_seed, ones,
+    zeros,
 };
 use warpline_nn::init::{self, FanMode, Nonlinearity};
 use warpline_nn::{
@@ -220,7 +221,10 @@ fn probabilities_are_checked_and_nothing_is_drawn_out_of_training() {
     worlds(1, |world: &World| {
         for place in world.places() {
             let x = ones([4], place)?;
-            assert!(matches!(dropout(&x, 1.5, true), Err(Error::InvalidArgument { .. })));
+            assert!(matches!(
+                dropout(&x, 1.5, true).kind(),
+                Some(ErrorKind::InvalidArgument { .. })
+            ));
             assert!(dropout(&x, 0.5, false)?.is_same(&x));
             assert_eq!(dropout(&x, 1.0, true)?.to_vec::<f32>()?, [0.0; 4]);
         }

@@ -103,7 +103,7 @@ fn what_does_not_fit_is_named_and_nothing_is_loaded() {
         state.insert("final.0.bias", full([4], 9.0, ())?);
         state.insert("extra", full([4], 9.0, ())?);
         let error = net.load_state_dict(&state, true).expect_err("three things are wrong");
-        let LoadError::Differs { missing, unexpected, mismatched } = &error else {
+        let Some(LoadError::Differs { missing, unexpected, mismatched }) = error.find() else {
             panic!("{error}")
         };
         assert_eq!((&missing[..], &unexpected[..]), (&["scale".into()][..], &["extra".into()][..]));

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use std::{hint, thread};
 
 use warpline::autograd::Modes;
-use warpline::{Runtime, cuda, with_runtime};
+use warpline::{Result, Runtime, cuda, with_runtime};
 use warpline_nn::Forward;
 use warpline_stream::{CheckOwner, Stream, apart};
 
@@ -31,7 +31,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub(super) fn spawn(device: usize) -> Result<Self, DataParallelError> {
+    pub(super) fn spawn(device: usize) -> Result<Self> {
         let (messages, received) = channel();
         let name = format!("DataParallel cuda:{device}");
         let work = move || {
@@ -59,12 +59,12 @@ impl Worker {
     }
 
     /// Refuses the threads of another process: a forked child has none.
-    pub(super) fn check(&self) -> Result<(), DataParallelError> {
+    pub(super) fn check(&self) -> Result<()> {
         if self.process == std::process::id() {
             return Ok(());
         }
         let reason = "this is a forked child; make its own DataParallel".into();
-        Err(DataParallelError::Thread { device: self.device, reason })
+        Err(DataParallelError::Thread { device: self.device, reason }.into())
     }
 }
 
@@ -102,7 +102,7 @@ pub(super) fn parallel_apply<M, I>(
     workers: &[Worker],
     runtime: &Runtime,
     calls: Vec<Call<'_, M, I>>,
-) -> Result<Vec<M::Output>, DataParallelError>
+) -> Result<Vec<M::Output>>
 where
     M: Forward<I> + Send + 'static,
     M::Output: Send + 'static,
@@ -138,11 +138,7 @@ where
         match outcome.ok_or_else(gone)? {
             Ok(Ok(output)) => outputs.push(output),
             Ok(Err(source)) => {
-                return Err(DataParallelError::Replica {
-                    replica,
-                    device,
-                    cause: Box::new(source),
-                });
+                return Err(DataParallelError::Replica { replica, device, cause: source }.into());
             }
             Err(panic) => resume_unwind(panic),
         }

@@ -1,9 +1,12 @@
-//! What can go wrong.
+//! Errors of `DataParallel`.
 
 use std::fmt;
-use warpline::{Device, Error};
+use std::sync::Arc;
 
-/// What [`super::DataParallel`] fails with.
+use warpline::{Device, Error, ErrorKind};
+
+/// The reason why [`super::DataParallel`] failed: the source of an error of
+/// [`ErrorKind::DataParallel`](warpline::ErrorKind::DataParallel).
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum DataParallelError {
@@ -19,7 +22,7 @@ pub enum DataParallelError {
         found: Device,
     },
     /// Device ids that cannot be used.
-    #[error("DataParallel: device_ids {device_ids:?}: {reason}")]
+    #[error("device_ids {device_ids:?}: {reason}")]
     DeviceIds {
         /// The ids.
         device_ids: Vec<usize>,
@@ -28,7 +31,7 @@ pub enum DataParallelError {
     },
     /// An output device that is none.
     #[error(
-        "DataParallel: output_device {output_device} is no device: give a GPU's index, or -1 or \"cpu\" for the host"
+        "output_device {output_device} is no device: give a GPU's index, or -1 or \"cpu\" for the host"
     )]
     OutputDevice {
         /// What was given.
@@ -42,7 +45,7 @@ pub enum DataParallelError {
         /// Its device.
         device: usize,
         /// What it failed with.
-        cause: Box<Error>,
+        cause: Error,
     },
     /// An output that is in host memory.
     #[error(
@@ -54,7 +57,7 @@ pub enum DataParallelError {
     },
     /// Outputs that do not fit together along the dimension.
     #[error(
-        "gather: the output of replica {replica} has shape {found:?}, but all sizes other than that of dimension {dim} must be those of replica 0's, {expected:?}"
+        "the output of replica {replica} has shape {found:?}, but all sizes other than that of dimension {dim} must be those of replica 0's, {expected:?}"
     )]
     GatherShapes {
         /// Whose output.
@@ -67,22 +70,19 @@ pub enum DataParallelError {
         dim: isize,
     },
     /// Outputs that are not built alike.
-    #[error("gather: the replicas' outputs are not built alike: {reason}")]
+    #[error("the replicas' outputs are not built alike: {reason}")]
     GatherStructure {
         /// How they differ.
         reason: String,
     },
     /// A thread that could not be started, or is gone: that of a forked child's parent.
-    #[error("DataParallel: the thread for cuda:{device} cannot be used: {reason}")]
+    #[error("the thread for cuda:{device} cannot be used: {reason}")]
     Thread {
         /// Whose replicas it was to run.
         device: usize,
         /// Why not.
         reason: String,
     },
-    /// Everything else: scattering, copying and gathering.
-    #[error(transparent)]
-    Tensor(#[from] Error),
 }
 
 /// Its message: what `main` prints of the error that it returns, and `unwrap` of the one that it meets.
@@ -92,12 +92,16 @@ impl fmt::Debug for DataParallelError {
     }
 }
 
-/// So that a function that returns [`warpline::Result`], such as another module's forward, can use `?`.
+/// [`ErrorKind::DataParallel`] with this source.
 impl From<DataParallelError> for Error {
+    #[track_caller]
     fn from(error: DataParallelError) -> Self {
-        match error {
-            DataParallelError::Tensor(error) => error,
-            error => Self::invalid("DataParallel", error.to_string()),
-        }
+        let op = match &error {
+            DataParallelError::GatherFromCpu { .. }
+            | DataParallelError::GatherShapes { .. }
+            | DataParallelError::GatherStructure { .. } => "gather",
+            _ => "DataParallel",
+        };
+        ErrorKind::DataParallel.of(op).with_source(Arc::new(error))
     }
 }

@@ -6,7 +6,7 @@ use std::hash::Hash;
 use std::sync::Once;
 
 use warpline::autograd::{Context, Function, Gradients, ToSave};
-use warpline::{Device, Result, Tensor};
+use warpline::{Device, Error, Result, Tensor};
 use warpline_runtime::resolve_dim;
 
 use super::DataParallelError;
@@ -30,16 +30,16 @@ pub trait Gather: Sized + Send + 'static {
     /// # Errors
     /// [`DataParallelError::GatherFromCpu`], [`DataParallelError::GatherShapes`],
     /// [`DataParallelError::GatherStructure`]; what copying fails with.
-    fn gather(outputs: Vec<Self>, to: GatherTo) -> Result<Self, DataParallelError>;
+    fn gather(outputs: Vec<Self>, to: GatherTo) -> Result<Self>;
 }
 
 /// Along dimension 0 tensors without dimensions become the elements of a vector, of which a warning is
 /// logged through `tracing`, once in a process.
 impl Gather for Tensor {
     #[track_caller]
-    fn gather(mut outputs: Vec<Self>, to: GatherTo) -> Result<Self, DataParallelError> {
+    fn gather(mut outputs: Vec<Self>, to: GatherTo) -> Result<Self> {
         if let Some(replica) = outputs.iter().position(|output| !output.is_cuda()) {
-            return Err(DataParallelError::GatherFromCpu { replica });
+            return Err(DataParallelError::GatherFromCpu { replica }.into());
         }
         if to.dim == 0 && outputs.iter().all(|output| output.dim() == 0) {
             // Once, as Python's warnings.
@@ -63,7 +63,8 @@ impl Gather for Tensor {
                     found: found.to_vec(),
                     expected: first.size().to_vec(),
                     dim: to.dim,
-                });
+                }
+                .into());
             }
             sizes[dim] += found[dim];
         }
@@ -117,7 +118,7 @@ impl Function for Join {
 
 impl<T: Gather> Gather for Option<T> {
     #[track_caller]
-    fn gather(outputs: Vec<Self>, to: GatherTo) -> Result<Self, DataParallelError> {
+    fn gather(outputs: Vec<Self>, to: GatherTo) -> Result<Self> {
         if matches!(outputs.first(), Some(None)) {
             return Ok(None);
         }
@@ -132,7 +133,7 @@ impl<T: Gather> Gather for Option<T> {
 
 impl<T: Gather> Gather for Vec<T> {
     #[track_caller]
-    fn gather(outputs: Vec<Self>, to: GatherTo) -> Result<Self, DataParallelError> {
+    fn gather(outputs: Vec<Self>, to: GatherTo) -> Result<Self> {
         let lengths: Vec<usize> = outputs.iter().map(Vec::len).collect();
         let length = lengths.first().copied().ok_or_else(nothing)?;
         if lengths.iter().any(|l| *l != length) {
@@ -152,7 +153,7 @@ macro_rules! maps {
             V: Gather,
         {
             #[track_caller]
-            fn gather(outputs: Vec<Self>, to: GatherTo) -> Result<Self, DataParallelError> {
+            fn gather(outputs: Vec<Self>, to: GatherTo) -> Result<Self> {
                 let mut outputs = outputs.into_iter();
                 let first = outputs.next().ok_or_else(nothing)?;
                 let mut others: Vec<Self> = outputs.collect();
@@ -180,7 +181,7 @@ maps! {
 }
 
 impl Gather for () {
-    fn gather(_: Vec<Self>, _: GatherTo) -> Result<Self, DataParallelError> {
+    fn gather(_: Vec<Self>, _: GatherTo) -> Result<Self> {
         Ok(())
     }
 }
@@ -189,7 +190,7 @@ macro_rules! tuples {
     ($(($($name:ident $value:ident),*);)*) => {$(
         impl<$($name: Gather),*> Gather for ($($name,)*) {
             #[track_caller]
-            fn gather(outputs: Vec<Self>, to: GatherTo) -> Result<Self, DataParallelError> {
+            fn gather(outputs: Vec<Self>, to: GatherTo) -> Result<Self> {
                 struct Parts<$($name),*> { $($value: Vec<$name>),* }
                 let mut parts = Parts { $($value: Vec::with_capacity(outputs.len())),* };
                 for ($($value,)*) in outputs {
@@ -210,10 +211,10 @@ tuples! {
     (A a, B b, C c, D d, E e, F f);
 }
 
-fn unlike(reason: String) -> DataParallelError {
-    DataParallelError::GatherStructure { reason }
+fn unlike(reason: String) -> Error {
+    DataParallelError::GatherStructure { reason }.into()
 }
 
-fn nothing() -> DataParallelError {
+fn nothing() -> Error {
     unlike("there are none".into())
 }

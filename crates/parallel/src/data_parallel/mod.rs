@@ -10,7 +10,7 @@ mod scatter;
 use std::any::TypeId;
 use std::sync::{Mutex, PoisonError};
 
-use warpline::{Device, Error, Runtime};
+use warpline::{Device, Error, Result, Runtime};
 use warpline_nn::{Forward, Module, Visitor, VisitorMut};
 use warpline_stream::Stream;
 
@@ -37,7 +37,7 @@ use replicate::{Copies, Tensors, replicate};
 ///     let net = DataParallel::new(model)?;
 ///     let out = net.forward(warpline::ones([6, 4], "cuda:0")?)?;
 ///     assert_eq!((out.size(), out.device().to_string()), (&[6, 2][..], "cuda:0".into()));
-///     Ok::<_, warpline_parallel::DataParallelError>(())
+///     Ok::<_, warpline::Error>(())
 /// })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -74,7 +74,7 @@ impl<M: Module> DataParallel<M> {
     /// # Errors
     /// As [`DataParallel::with_options`].
     #[track_caller]
-    pub fn new(module: M) -> Result<Self, DataParallelError> {
+    pub fn new(module: M) -> Result<Self> {
         Self::with_options(module, DataParallelOptions::new())
     }
 
@@ -82,12 +82,9 @@ impl<M: Module> DataParallel<M> {
     ///
     /// # Errors
     /// [`DataParallelError::DeviceIds`], [`DataParallelError::OutputDevice`],
-    /// [`Error::NoSuchDevice`]; [`DataParallelError::Thread`]; what moving the module fails with.
+    /// [`ErrorKind::NoSuchDevice`]; [`DataParallelError::Thread`]; what moving the module fails with.
     #[track_caller]
-    pub fn with_options(
-        mut module: M,
-        options: DataParallelOptions,
-    ) -> Result<Self, DataParallelError> {
+    pub fn with_options(mut module: M, options: DataParallelOptions) -> Result<Self> {
         let (device_ids, output_device) = options.devices(&warpline::runtime())?;
         if let [device] = device_ids[..] {
             module.to(Device::cuda(device))?;
@@ -138,14 +135,14 @@ impl<M> DataParallel<M> {
     /// failed, once all have ended; what [`Scatter`] and [`Gather`] fail with. Where the first that
     /// failed panicked, this panics with the same, once all have ended.
     #[track_caller]
-    pub fn forward<I>(&self, input: I) -> Result<M::Output, DataParallelError>
+    pub fn forward<I>(&self, input: I) -> Result<M::Output>
     where
         M: Module + Forward<I> + Clone + Send + 'static,
         M::Output: Gather,
         I: Scatter,
     {
         let Some(&device) = self.device_ids.first() else {
-            return Ok(self.module.forward(input)?);
+            return self.module.forward(input);
         };
         for worker in &self.workers {
             worker.check()?;
@@ -162,10 +159,10 @@ impl<M> DataParallel<M> {
         };
         if inputs.is_empty() || inputs.len() > self.device_ids.len() {
             let reason = format!("{} pieces for {:?}", inputs.len(), self.device_ids);
-            return Err(Error::invalid("scatter", reason).into());
+            return Err(Error::invalid("scatter", reason));
         }
         if self.device_ids.len() == 1 {
-            return Ok(self.module.forward(inputs.swap_remove(0))?);
+            return self.module.forward(inputs.swap_remove(0));
         }
         // Until the outputs are joined: they may be what is kept.
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -191,7 +188,7 @@ impl<M> DataParallel<M> {
             // A capture's copies are made when it is replayed, and would be taken for made.
             if self.device_ids.len() > 1 && stream.is_capturing() {
                 let reason = "a graph is of one device; capture the module by itself";
-                return Err(Error::capture("DataParallel", reason.into()));
+                return Err(Error::capture("DataParallel", reason));
             }
             streams.push(stream);
         }

@@ -1,6 +1,6 @@
 //! Which devices are used.
 
-use warpline::{Device, Error, IntoDevice as _, Result, Runtime};
+use warpline::{Device, Error, ErrorKind, IntoDevice as _, Result, Runtime};
 
 use super::DataParallelError;
 
@@ -56,14 +56,16 @@ impl From<i32> for OutputDevice {
 
 impl OutputDevice {
     #[track_caller]
-    fn device(&self, runtime: &Runtime) -> Result<Device, DataParallelError> {
+    fn device(&self, runtime: &Runtime) -> Result<Device> {
         let device = match &self.0 {
             Named::Device(device) => *device,
             Named::Text(text) => text.into_device()?,
             Named::Number(-1) => Device::Cpu,
             Named::Number(number) => match usize::try_from(*number) {
                 Ok(index) => Device::cuda(index),
-                Err(_) => return Err(DataParallelError::OutputDevice { output_device: *number }),
+                Err(_) => {
+                    return Err(DataParallelError::OutputDevice { output_device: *number }.into());
+                }
             },
         };
         let Device::Cuda(index) = device else { return Ok(device) };
@@ -106,18 +108,18 @@ impl DataParallelOptions {
 
     /// The GPUs, and where outputs are joined. Without GPUs there are none, whatever was asked for.
     #[track_caller]
-    pub(super) fn devices(
-        &self,
-        runtime: &Runtime,
-    ) -> Result<(Vec<usize>, Device), DataParallelError> {
+    pub(super) fn devices(&self, runtime: &Runtime) -> Result<(Vec<usize>, Device)> {
         let count = match runtime.devices() {
             Ok(devices) => devices.count(),
-            Err(Error::CudaUnavailable { .. }) => return Ok((Vec::new(), Device::Cpu)),
-            Err(error) => return Err(error.into()),
+            Err(error) if matches!(error.kind(), ErrorKind::CudaUnavailable { .. }) => {
+                return Ok((Vec::new(), Device::Cpu));
+            }
+            Err(error) => return Err(error),
         };
         let device_ids = self.device_ids.clone().unwrap_or_else(|| (0..count).collect());
-        let refused =
-            |reason| DataParallelError::DeviceIds { device_ids: device_ids.clone(), reason };
+        let refused = |reason| {
+            Error::from(DataParallelError::DeviceIds { device_ids: device_ids.clone(), reason })
+        };
         let Some(&first) = device_ids.first() else { return Err(refused("there must be one")) };
         for (i, &device) in device_ids.iter().enumerate() {
             runtime.device(device)?;

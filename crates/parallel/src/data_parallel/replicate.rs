@@ -2,11 +2,10 @@
 //! either side was written since.
 
 use std::collections::HashMap;
-use std::panic::Location;
 use std::sync::Arc;
 
 use warpline::autograd::{Context, Function, Gradients, ToSave, is_grad_enabled};
-use warpline::{DType, Device, Error, Result, Runtime, Tensor};
+use warpline::{DType, Device, Error, ErrorKind, Result, Runtime, Tensor};
 use warpline_nn::{Module, Visitor, VisitorMut};
 use warpline_runtime::Version;
 use warpline_stream::Stream;
@@ -25,22 +24,17 @@ impl Tensors {
     /// Looks at them all.
     ///
     /// # Errors
-    /// [`DataParallelError::WrongDevice`]; [`Error::RuntimeMismatch`].
+    /// [`DataParallelError::WrongDevice`]; [`ErrorKind::RuntimeMismatch`].
     #[track_caller]
-    pub(super) fn of(
-        module: &impl Module,
-        runtime: &Runtime,
-        device: usize,
-    ) -> Result<Self, DataParallelError> {
+    pub(super) fn of(module: &impl Module, runtime: &Runtime, device: usize) -> Result<Self> {
         let mut all = Vec::new();
         module.visit(&mut Visitor::new(&mut |_, member| all.extend(member.tensor().cloned())));
         if all.iter().any(|tensor| !tensor.storage().runtime().same_as(runtime)) {
-            let location = Location::caller();
-            return Err(Error::RuntimeMismatch { location, op: "DataParallel" }.into());
+            return Err(ErrorKind::RuntimeMismatch.of("DataParallel"));
         }
         let elsewhere = |device_of: &Device| *device_of != Device::cuda(device);
         if let Some(found) = all.iter().map(Tensor::device).find(elsewhere) {
-            return Err(DataParallelError::WrongDevice { expected: device, found });
+            return Err(DataParallelError::WrongDevice { expected: device, found }.into());
         }
         Ok(Self::new(all))
     }
@@ -155,7 +149,7 @@ impl Copies {
             }
         }));
         if more {
-            let reason = "a clone of the module has more parameters or buffers than it".into();
+            let reason = "a clone of the module has more parameters or buffers than it";
             return Err(Error::invalid("DataParallel", reason));
         }
         Ok(())

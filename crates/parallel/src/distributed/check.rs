@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::group::Shared;
 use super::signature::Signature;
-use super::{Error, RankCall, Result, StoreError};
+use super::{GroupError, RankCall, Result, StoreError};
 
 /// How long the store is waited for before it is seen whether the group has failed meanwhile.
 const SLICE: Duration = Duration::from_millis(100);
@@ -23,7 +23,7 @@ pub(super) fn compare(group: &Shared, seq: u64, call: &Signature) -> Result<bool
         return Ok(true);
     }
     let call = call.to_string();
-    Err(Error::Mismatch { rank: group.rank(), seq, call, differing: compared })
+    Err(GroupError::Mismatch { rank: group.rank(), seq, call, differing: compared }.into())
 }
 
 /// What a rank has set, waited for.

@@ -3,7 +3,7 @@
 use std::env::VarError;
 use std::time::Duration;
 
-use super::{Error, Result, Secret};
+use super::{GroupError, Result, Secret};
 
 /// The settings of a rank.
 #[derive(Clone, Debug)]
@@ -45,7 +45,7 @@ impl Environment {
                     "the local rank (LOCAL_RANK) is {local}, but the devices are cuda:0 to cuda:{}",
                     devices - 1
                 );
-                Err(Error::Environment { problems: vec![problem] })
+                Err(GroupError::Environment { problems: vec![problem] }.into())
             }
             local_rank => Ok(local_rank),
         }
@@ -174,7 +174,7 @@ pub(super) fn read(read: Read<'_>) -> Result<Environment> {
                 secret,
             })
         }
-        _ => Err(Error::Environment { problems: problems.0 }),
+        _ => Err(GroupError::Environment { problems: problems.0 }.into()),
     }
 }
 

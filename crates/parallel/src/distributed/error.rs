@@ -1,21 +1,33 @@
-//! What can go wrong with process groups.
+//! Errors of process groups.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use warpline::{Error, ErrorKind};
+
 use super::StoreError;
 
-/// The result of an operation on a process group.
-pub type Result<T, E = Error> = std::result::Result<T, E>;
-
-/// Why a process group could not do what was asked.
+/// The reason why a process group failed: the source of an error of
+/// [`ErrorKind::ProcessGroup`](warpline::ErrorKind::ProcessGroup), or of
+/// [`ErrorKind::Collective`](warpline::ErrorKind::Collective) for results that cannot be used.
+///
+/// ```
+/// use warpline_parallel::distributed::{GroupError, InitOptions, init_process_group};
+///
+/// let options = InitOptions::from_environment();
+/// if let Err(error) = options
+///     && let Some(GroupError::Environment { problems }) = error.find()
+/// {
+///     println!("{problems:?}");
+/// }
+/// ```
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
-    /// The environment does not say who this process is, or says nonsense.
+pub enum GroupError {
+    /// Variables of the environment that give this process's rank are missing or invalid.
     #[error(
-        "init_process_group: {}. A launcher sets these (`warpline-run`, `torchrun --no-python`, \
+        "{}. A launcher sets these (`warpline-run`, `torchrun --no-python`, \
          `srun`, `mpirun`); or give them from code with `InitOptions::new`", problems.join("; ")
     )]
     Environment {
@@ -23,10 +35,7 @@ pub enum Error {
         problems: Vec<String>,
     },
     /// Not all ranks came together.
-    #[error(
-        "init_process_group: rank {rank} of {world_size}: {reason}{}",
-        Ranks(missing, "; not heard of: ")
-    )]
+    #[error("rank {rank} of {world_size}: {reason}{}", Ranks(missing, "; not heard of: "))]
     Init {
         /// Who says so.
         rank: usize,
@@ -58,58 +67,40 @@ pub enum Error {
         /// Those of the ranks that differ.
         differing: Vec<RankCall>,
     },
-    /// An argument that cannot be accepted.
-    #[error("{op} on rank {rank}: {reason}")]
-    InvalidArgument {
-        /// The operation.
-        op: &'static str,
-        /// Whose call it was.
-        rank: usize,
-        /// What is wrong, and what would be right.
-        reason: String,
-    },
-    /// The tensors or the launch.
-    #[error(transparent)]
-    Op(#[from] warpline::Error),
-    /// The store.
-    #[error(transparent)]
-    Store(#[from] StoreError),
 }
 
 /// Its message: what `main` prints of the error that it returns, and `unwrap` of the one that it meets.
-impl fmt::Debug for Error {
+impl fmt::Debug for GroupError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-impl From<warpline_stream::StreamError> for Error {
-    fn from(error: warpline_stream::StreamError) -> Self {
-        Self::Op(error.into())
+impl From<GroupError> for Error {
+    #[track_caller]
+    fn from(error: GroupError) -> Self {
+        let op = match &error {
+            GroupError::Environment { .. } | GroupError::Init { .. } => "init_process_group",
+            // The message names the group's call.
+            _ => return Self::unlocated(ErrorKind::ProcessGroup).with_source(Arc::new(error)),
+        };
+        ErrorKind::ProcessGroup.of(op).with_source(Arc::new(error))
     }
 }
 
-/// For closures that return the tensors' own errors, such as that of a graph's capture: what is not
-/// one is kept as text.
-impl From<Error> for warpline::Error {
-    fn from(error: Error) -> Self {
-        match error {
-            Error::Op(error) => error,
-            other => Self::invalid("process group", other.to_string()),
-        }
+/// [`ErrorKind::ProcessGroup`] with this source.
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Self {
+        Self::unlocated(ErrorKind::ProcessGroup).with_source(Arc::new(error))
     }
 }
 
-impl Error {
-    /// The failure of the group behind this error, if it is one.
+impl GroupError {
+    /// The failure of the group that an error reports, if there is one.
     #[must_use]
-    pub fn failure(&self) -> Option<&Failure> {
-        match self {
+    pub fn failure(error: &Error) -> Option<&Failure> {
+        match error.find()? {
             Self::CollectiveTimeout(failure) | Self::PeerFailed(failure) => Some(failure),
-            // Of what was to be written.
-            Self::Op(warpline::Error::Collective { cause, .. }) => {
-                cause.downcast_ref::<Self>()?.failure()
-            }
             _ => None,
         }
     }

@@ -13,7 +13,7 @@ use super::environment::{self, DEFAULT_TIMEOUT, Environment};
 use super::error::{Ranks, UNKNOWN};
 use super::group::Parts;
 use super::store::{Deadline, look_up};
-use super::{Error, PrefixStore, ProcessGroup, Result, Store, StoreError, TcpStore};
+use super::{Error, GroupError, PrefixStore, ProcessGroup, Result, Store, StoreError, TcpStore};
 
 /// What [`init_process_group`] is given.
 #[derive(Clone, Debug)]
@@ -86,7 +86,7 @@ impl InitOptions {
     /// without one; every other address needs it. `warpline-run` makes a secret for its ranks.
     ///
     /// # Errors
-    /// [`Error::Environment`], which names each variable that is missing or wrong, a local rank for
+    /// [`GroupError::Environment`], which names each variable that is missing or wrong, a local rank for
     /// which there is no device included; [`Error::Store`] if the store cannot be hosted or reached,
     /// with [`StoreError::NeedsSecret`] if `MASTER_ADDR` is not a loopback address and there is no
     /// `WARPLINE_SECRET`.
@@ -182,7 +182,7 @@ where
 ///                 let x = full([4], rank as f64 + 1.0, rank)?;
 ///                 group.all_reduce(&x, ReduceOp::Sum, false)?;
 ///                 assert_eq!(x.to_vec::<f32>()?, [3.0; 4]);
-///                 Ok::<_, warpline_parallel::distributed::Error>(())
+///                 Ok::<_, warpline::Error>(())
 ///             })
 ///             .unwrap();
 ///         });
@@ -192,15 +192,15 @@ where
 /// ```
 ///
 /// # Errors
-/// [`Error::Init`] where not all ranks come within the timeout, naming those; [`Error::Store`];
-/// [`Error::Op`] without a GPU or without NCCL.
+/// [`GroupError::Init`] where not all ranks come within the timeout, naming those; [`Error::Store`];
+/// an error of the tensors without a GPU or without NCCL.
 pub fn init_process_group(options: InitOptions) -> Result<ProcessGroup> {
     let InitOptions { rank, world_size, timeout, .. } = options;
     let deadline = Deadline::after(timeout);
     let grace = Deadline::after(timeout.saturating_add(GRACE));
     if rank >= world_size {
         let reason = format!("there are {world_size} ranks, numbered from 0 on");
-        return Err(Error::InvalidArgument { op: "init_process_group", rank, reason });
+        return Err(Error::invalid("init_process_group", format!("on rank {rank}: {reason}")));
     }
     let runtime = runtime();
     let device = match options.device {
@@ -222,7 +222,7 @@ pub fn init_process_group(options: InitOptions) -> Result<ProcessGroup> {
     })?;
     let meeting = Arc::<PrefixStore>::clone(&store);
     let joined = deadline.bound(|| join(options, runtime, device, meeting, [deadline, grace]));
-    if !matches!(joined, Ok(_) | Err(Error::Store(_))) {
+    if joined.as_ref().is_err_and(|error| error.find::<StoreError>().is_none()) {
         // The error that is returned matters more than one of this call.
         let _ = grace.bound(|| store.set(GIVEN_UP, b""));
     }
@@ -259,7 +259,7 @@ fn join(
 ) -> Result<ProcessGroup> {
     let InitOptions { rank, world_size, timeout, .. } = options;
     let driver = runtime.device(device)?.driver();
-    let nccl = |e| Error::Op(warpline::Error::driver("init_process_group", e));
+    let nccl = |e| Error::driver("init_process_group", e);
     store.set(&format!("came/{rank}"), b"")?;
     let failed = |mut reason: String| {
         let mut missing = Vec::new();
@@ -275,7 +275,7 @@ fn join(
                 }
             }
         }
-        Error::Init { rank, world_size, reason, missing }
+        Error::from(GroupError::Init { rank, world_size, reason, missing })
     };
     let id = if rank == 0 {
         let id = driver.nccl().and_then(|nccl| nccl.unique_id());

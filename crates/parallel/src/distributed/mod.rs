@@ -9,6 +9,8 @@
 //! `NCCL_SOCKET_IFNAME` chooses the network interface. The store's messages after the proof of the
 //! secret are not encrypted either.
 
+use warpline::{Error, Result};
+
 mod check;
 mod environment;
 mod error;
@@ -21,7 +23,7 @@ mod store;
 mod watchdog;
 mod work;
 
-pub use error::{Error, Failure, RankCall, Result};
+pub use error::{Failure, GroupError, RankCall};
 pub use group::{P2p, ProcessGroup};
 pub use init::{InitOptions, init_process_group};
 pub use store::{

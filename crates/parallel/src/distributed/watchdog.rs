@@ -8,7 +8,7 @@ use super::error::{Ranks, UNKNOWN};
 use super::group::Shared;
 use super::record::{self, Call};
 use super::store::Deadline;
-use super::{Error, Failure, StoreError};
+use super::{Failure, GroupError, StoreError};
 
 /// How a failure's reason begins that is nothing but a timeout.
 const TIMED_OUT: &str = "it was not done within";
@@ -80,7 +80,7 @@ fn reported(group: &Shared) -> String {
 }
 
 /// Publishes this rank's record, reads the others', and says what is wrong.
-fn examine(group: &Shared, mut reason: String, unfinished: Option<Call>) -> Error {
+fn examine(group: &Shared, mut reason: String, unfinished: Option<Call>) -> GroupError {
     let (parts, rank) = (&group.parts, group.rank());
     let (own, last) = {
         let ring = group.ring();
@@ -128,5 +128,5 @@ fn examine(group: &Shared, mut reason: String, unfinished: Option<Call>) -> Erro
     let (group, timeout) = (parts.name.clone(), parts.timeout);
     let failure = Failure { group, rank, op, seq, location, reason, missing, differing, timeout };
     let failure = Arc::new(failure);
-    if timed_out { Error::CollectiveTimeout(failure) } else { Error::PeerFailed(failure) }
+    if timed_out { GroupError::CollectiveTimeout(failure) } else { GroupError::PeerFailed(failure) }
 }

@@ -69,8 +69,8 @@ impl Work {
     /// host waits for nothing. Nothing to do without `async_op`.
     ///
     /// # Errors
-    /// [`Error::CollectiveTimeout`](super::Error::CollectiveTimeout) and
-    /// [`Error::PeerFailed`](super::Error::PeerFailed) once the group has failed; the driver's own.
+    /// [`GroupError::CollectiveTimeout`](GroupError::CollectiveTimeout) and
+    /// [`GroupError::PeerFailed`](GroupError::PeerFailed) once the group has failed; the driver's own.
     #[track_caller]
     pub fn wait(&self) -> Result<()> {
         self.group.check_alive()?;

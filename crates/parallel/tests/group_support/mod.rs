@@ -4,9 +4,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use warpline::{Runtime, RuntimeConfig, SyncPolicy, Tensor, full, open, with_runtime};
+use warpline::{
+    Error, Result, Runtime, RuntimeConfig, SyncPolicy, Tensor, full, open, with_runtime,
+};
 use warpline_parallel::distributed::{
-    Error, HashStore, InitOptions, ProcessGroup, ReduceOp, Result, init_process_group,
+    HashStore, InitOptions, ProcessGroup, ReduceOp, init_process_group,
 };
 
 /// Long enough to be never reached.

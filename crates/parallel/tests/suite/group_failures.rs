@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use warpline::{Runtime, RuntimeConfig, open, with_runtime};
 use warpline_cuda_sys_safe::null::NullDriver;
-use warpline_parallel::distributed::{Error, HashStore, InitOptions, ReduceOp, init_process_group};
+use warpline_parallel::distributed::{
+    GroupError, HashStore, InitOptions, ReduceOp, init_process_group,
+};
 
 use crate::group_support::{LONG, Ranks, at, schedules, values, works};
 
@@ -24,7 +26,8 @@ fn a_mismatch_is_an_error_on_every_rank_that_names_the_calls() {
             Ok(work.and_then(|work| work.synchronize()).unwrap_err())
         });
         for (rank, error) in errors.iter().enumerate() {
-            let failure = error.failure().unwrap_or_else(|| panic!("rank {rank}: {error}"));
+            let failure =
+                GroupError::failure(&error).unwrap_or_else(|| panic!("rank {rank}: {error}"));
             assert_eq!(failure.rank, rank);
             let text = error.to_string();
             // As the ranks' records have them, or as the simulated NCCL does.
@@ -60,18 +63,18 @@ fn a_rank_that_does_not_come_is_named_at_the_timeout_and_a_new_group_works() {
             } else {
                 group.all_reduce(&x, ReduceOp::Max, true)?.synchronize().unwrap_err()
             };
-            let failure = error.failure().unwrap_or_else(|| panic!("{error}"));
+            let failure = GroupError::failure(&error).unwrap_or_else(|| panic!("{error}"));
             assert_eq!((failure.rank, failure.missing.len()), (group.rank(), 0), "{error}");
             assert!(error.to_string().contains("all_reduce(float32[3], Max)"), "{error}");
             if group.rank() != 2 {
-                assert!(matches!(error, Error::CollectiveTimeout(_) | Error::PeerFailed(_)));
+                assert!(GroupError::failure(&error).is_some());
                 assert_eq!((failure.seq, failure.differing.len()), (2, 1), "{error}");
                 assert_eq!(failure.differing[0].rank, 2, "{error}");
                 assert!(failure.location.contains("group_failures.rs:"), "{error}");
             }
             // Everything after it is refused with the same.
-            assert!(group.barrier().unwrap_err().failure().is_some());
-            assert!(group.new_group(&[0]).unwrap_err().failure().is_some());
+            assert!(GroupError::failure(&group.barrier().unwrap_err()).is_some());
+            assert!(GroupError::failure(&group.new_group(&[0]).unwrap_err()).is_some());
             Ok(())
         });
         // The process lives, and makes a new one.
@@ -95,8 +98,8 @@ fn a_rank_is_gone(ranks: &Ranks) {
     });
     for (rank, error) in errors.iter().enumerate().take(gone) {
         let error = error.as_ref().unwrap_or_else(|| panic!("rank {rank} has no error"));
-        assert!(matches!(error, Error::PeerFailed(_)), "{error}");
-        let failure = error.failure().unwrap();
+        assert!(matches!(error.find(), Some(GroupError::PeerFailed(_))), "{error}");
+        let failure = GroupError::failure(&error).unwrap();
         assert!(failure.missing.contains(&gone), "{error}");
         assert_eq!((failure.rank, failure.seq), (rank, 2));
         assert!(failure.op.starts_with("all_reduce("), "{error}");
@@ -142,10 +145,9 @@ fn unfinished_results_are_refused(ranks: &Ranks, async_op: bool) {
         })();
         let refused = |what: &str, error: Option<warpline::Error>| {
             let error = error.unwrap_or_else(|| panic!("{what} was read"));
-            assert!(matches!(error, warpline::Error::Collective { .. }), "{what}: {error}");
+            assert!(matches!(error.kind(), warpline::ErrorKind::Collective), "{what}: {error}");
             assert!(error.to_string().contains("all_reduce at "), "{error}");
-            let error = Error::from(error);
-            let failure = error.failure().unwrap_or_else(|| panic!("{what}: {error}"));
+            let failure = GroupError::failure(&error).unwrap_or_else(|| panic!("{what}: {error}"));
             assert_eq!((failure.rank, failure.seq), (0, 3), "{error}");
         };
         match computed {
@@ -217,12 +219,15 @@ fn a_first_call_waits_in_vain(ranks: &Ranks) {
             }
             Ok(group.failure().unwrap())
         });
-        let failure = errors[0].failure().unwrap_or_else(|| panic!("{}", errors[0]));
+        let failure = GroupError::failure(&errors[0]).unwrap_or_else(|| panic!("{}", errors[0]));
         assert!(failure.op.starts_with("all_reduce("), "{failure:?}");
         assert!(failure.reason.starts_with("it was not done within"), "{failure:?}");
         assert!(failure.location.contains("group_failures.rs:"), "{failure:?}");
         assert_eq!(failure.differing.len(), 1, "{failure:?}");
-        assert_eq!((failure.differing[0].rank, errors[1].failure().unwrap().rank), (1, 1));
+        assert_eq!(
+            (failure.differing[0].rank, GroupError::failure(&errors[1]).unwrap().rank),
+            (1, 1)
+        );
         assert!(begun.elapsed() < LONG);
     }
 }
@@ -250,7 +255,9 @@ fn ranks_that_do_not_join_are_named() {
         let errors = ranks.init_without(absent);
         assert_eq!(errors.len(), 2);
         for error in errors {
-            let Error::Init { missing, world_size: 3, .. } = &error else { panic!("{error}") };
+            let Some(GroupError::Init { missing, world_size: 3, .. }) = error.find() else {
+                panic!("{error}")
+            };
             assert_eq!(*missing, [absent], "{error}");
         }
     }
@@ -268,7 +275,7 @@ fn who_gave_up_waiting_meets_the_others_later() {
             with_runtime(&runtime, || init_process_group(options))
         };
         let error = init(early, Duration::from_millis(50)).unwrap_err();
-        assert!(matches!(error, Error::Init { .. }), "{error}");
+        assert!(matches!(error.find(), Some(GroupError::Init { .. })), "{error}");
         std::thread::scope(|scope| {
             for rank in 0..2 {
                 let (runtime, init) = (&runtime, &init);

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use crate::group_support::{LONG, Ranks, at, gpu_spec, schedules, values};
 use warpline::cuda::{self, CudaGraph};
-use warpline::{Tensor, with_runtime};
-use warpline_parallel::distributed::{Error, P2p, ProcessGroup, ReduceOp, Result};
+use warpline::{Result, Tensor, with_runtime};
+use warpline_parallel::distributed::{GroupError, P2p, ProcessGroup, ReduceOp};
 
 /// Reached on purpose, but not by ranks that make their calls, however busy the machine is.
 const SHORT: Duration = Duration::from_millis(1500);
@@ -20,12 +20,12 @@ fn capture(group: &ProcessGroup, body: impl FnOnce() -> Result<()>) -> Result<Cu
 }
 
 /// That reading this is refused as what that collective has not written.
-fn refused<T>(what: &str, op: &str, read: warpline::Result<T>) -> Error {
+fn refused<T>(what: &str, op: &str, read: warpline::Result<T>) -> warpline::Error {
     let error = read.err().unwrap_or_else(|| panic!("{what} was read"));
-    assert!(matches!(error, warpline::Error::Collective { .. }), "{what}: {error}");
-    assert!(error.to_string().contains(&format!("what {op} at ")), "{what}: {error}");
+    assert!(matches!(error.kind(), warpline::ErrorKind::Collective), "{what}: {error}");
+    assert!(error.to_string().contains(&format!("{op} at ")), "{what}: {error}");
     assert!(error.to_string().contains("group_replays.rs:"), "{what}: {error}");
-    error.into()
+    error
 }
 
 /// Rank 1 replays once less than rank 0, which hangs.
@@ -62,7 +62,7 @@ fn a_replay_hangs(ranks: &Ranks) {
         graph.replay()?;
         let later = (|| (&y + 1.0)?.sum(()))();
         let error = refused("the result", "all_reduce", x.to_vec::<f32>());
-        let failure = error.failure().expect("the group's own");
+        let failure = GroupError::failure(&error).expect("the group's own");
         // Two calls, three that were captured, two replays, a barrier, this one.
         assert_eq!(
             (failure.rank, failure.seq, &*failure.reason),
@@ -128,7 +128,7 @@ fn a_graph_of_two_groups_is_watched_by_each() {
             match alone.all_reduce(&y, ReduceOp::Sum, false) {
                 Ok(work) => assert_eq!(work.seq(), 4),
                 Err(error) => {
-                    let failure = error.failure().unwrap_or_else(|| panic!("{error}"));
+                    let failure = GroupError::failure(&error).unwrap_or_else(|| panic!("{error}"));
                     assert_eq!((failure.seq, &*failure.op), (3, "replay(all_reduce)"), "{error}");
                 }
             }

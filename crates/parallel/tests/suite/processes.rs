@@ -4,10 +4,10 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use warpline::{cuda, full};
+use warpline::{Result, cuda, full};
 use warpline_parallel::distributed::launch::{Launch, Outcome};
 use warpline_parallel::distributed::{
-    InitOptions, ProcessGroup, ReduceOp, Result, init_process_group,
+    GroupError, InitOptions, ProcessGroup, ReduceOp, init_process_group,
 };
 
 use crate::group_support::{LONG, gpu_spec, number};
@@ -68,7 +68,7 @@ fn survives(group: ProcessGroup, victim: usize) {
     let failed = group.all_reduce(&x, ReduceOp::Sum, true).and_then(|work| work.synchronize());
     let error = failed.unwrap_err();
     assert!(begun.elapsed() < LONG);
-    let failure = error.failure().unwrap_or_else(|| panic!("{error}"));
+    let failure = GroupError::failure(&error).unwrap_or_else(|| panic!("{error}"));
     assert!(failure.missing.contains(&victim), "{error}");
     assert_eq!((failure.rank, failure.seq), (rank, 2), "{error}");
     assert!(failure.location.contains("processes.rs:"), "{error}");

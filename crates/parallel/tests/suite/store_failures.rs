@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use warpline::{RuntimeConfig, open, with_runtime};
+use warpline::{Error, RuntimeConfig, open, with_runtime};
 use warpline_parallel::distributed::{
-    Error, HashStore, InitOptions, ReduceOp, Store, StoreError, StoreResult, init_process_group,
+    GroupError, HashStore, InitOptions, ReduceOp, Store, StoreError, StoreResult,
+    init_process_group,
 };
 
 use crate::group_support::{at, works};
@@ -101,7 +102,7 @@ fn error_of_a_timeout(text: &'static str) -> Error {
 fn a_timeout_without_the_store_is_not_said_to_have_all_ranks_there() {
     for (text, unknown) in [("", "rank 1, rank 2"), ("record/2", "rank 2")] {
         let error = error_of_a_timeout(text);
-        assert!(matches!(error, Error::PeerFailed(_)), "{text}: {error}");
+        assert!(matches!(error.find(), Some(GroupError::PeerFailed(_))), "{text}: {error}");
         for told in ["it was not done within", "the disk is gone"] {
             assert!(error.to_string().contains(told), "{text}: {error}");
         }
@@ -121,7 +122,9 @@ fn ranks_that_init_could_not_ask_about_are_told() {
         assert!(error.to_string().contains("the disk is gone"), "{text}: {error}");
         let told = format!("; the store could not be asked about {unknown}");
         assert!(error.to_string().contains(&told), "{text}: {error}");
-        let Error::Init { missing, .. } = error else { panic!("{text}: {error}") };
-        assert_eq!(missing, absent, "{text}");
+        let Some(GroupError::Init { missing, .. }) = error.find() else {
+            panic!("{text}: {error}")
+        };
+        assert_eq!(*missing, absent, "{text}");
     }
 }

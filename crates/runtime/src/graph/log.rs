@@ -7,15 +7,15 @@ use smallvec::SmallVec;
 use warpline_alloc::cuda::CudaBlock;
 use warpline_cuda_sys_safe::owned::Communicator;
 use warpline_cuda_sys_safe::{DriverError, StreamHandle};
-use warpline_stream::{Captured, CapturedChecks, OpNumber, Stream, StreamError};
+use warpline_stream::{Captured, CapturedChecks, OpNumber, Stream};
 use warpline_sync::{Mutex, MutexGuard};
 
 use super::pool::GraphPool;
 use crate::launch::{Marking, TOKEN};
 use crate::race::{Touch, Watch};
 use crate::replays::{self, Replays};
-use crate::storage::{Marks, Member, Replayed, Site, Uses, WeakStorage, uses_elsewhere};
-use crate::{CudaDevice, Error, Result, Storage, SyncPolicy};
+use crate::storage::{Marks, Member, Replayed, Uses, WeakStorage, uses_elsewhere};
+use crate::{CudaDevice, Error, Result, Site, Storage, SyncPolicy};
 
 /// One capture's notes.
 pub(crate) struct Log {
@@ -139,7 +139,7 @@ impl Log {
         noted.reclaim();
         drop(noted);
         let block = device.allocator().malloc_from(self.pool.memory(), bytes, stream.raw());
-        block.map_err(Error::alloc("empty"))
+        block.map_err(crate::error::alloc("empty"))
     }
 
     /// What is made in the pool.
@@ -240,8 +240,8 @@ impl Log {
     ) -> Result<OpNumber> {
         let Some(log) = Self::of_captured(captured) else {
             let (op, location) = (site.op, site.location);
-            let reason = "the capture is not a graph's".to_owned();
-            return Err(Error::Capture { op, reason, location });
+            let reason = "the capture is not a graph's";
+            return Err(Error::capture(op, reason).at(location));
         };
         let mut noted = log.noted();
         let Noted { entries, made, .. } = &mut *noted;
@@ -324,7 +324,7 @@ fn in_order(
             watch = Some(Watch::new(twin, site, touches, storages, uses)?);
         }
     }
-    let ((), op) = captured.submit(TOKEN, |handle| f(handle).map_err(StreamError::from))?;
+    let ((), op) = captured.submit(TOKEN, |handle| f(handle).map_err(Error::from))?;
     for ((_, write), uses) in storages.iter().zip(uses.iter_mut()) {
         uses.enter(twin, op, *write, site);
     }

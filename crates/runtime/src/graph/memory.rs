@@ -3,14 +3,14 @@
 use warpline_stream::Stream;
 
 use super::Log;
-use crate::{Error, Result, Runtime, Storage};
+use crate::{Result, Runtime, Storage};
 
 impl Storage {
     /// Memory of a device from its caching allocator, to be used first on `stream`; its contents
     /// are left over from its last user.
     ///
     /// # Errors
-    /// The allocator's own, out of memory first among them; [`Error::RuntimeMismatch`] for a
+    /// The allocator's own, out of memory first among them; [`ErrorKind::RuntimeMismatch`] for a
     /// stream of another runtime.
     #[track_caller]
     pub fn device(runtime: &Runtime, bytes: usize, stream: &Stream) -> Result<Self> {
@@ -33,7 +33,7 @@ impl Storage {
             Some(block) => block,
             None => {
                 let block = device.allocator().malloc(bytes, stream.raw());
-                block.map_err(Error::alloc("empty"))?
+                block.map_err(crate::error::alloc("empty"))?
             }
         };
         let storage = Self::found(runtime, block, bytes, stream, None);

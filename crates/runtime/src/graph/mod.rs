@@ -15,13 +15,13 @@ use std::sync::Arc;
 use warpline_alloc::cuda::CudaBackend;
 use warpline_alloc::{HostCapture, PoolRoute};
 use warpline_cuda_sys_safe::owned::GraphExec;
-use warpline_stream::{CaptureGuard, CaptureLog, CapturedChecks, Stream, StreamError};
+use warpline_stream::{CaptureGuard, CaptureLog, CapturedChecks, Stream};
 use warpline_sync::atomic::{AtomicU64, Ordering};
 
 use crate::launch::{Replay, TOKEN};
 use crate::replays;
-use crate::storage::{ReplayMember, ReplayUses, Replayed, Site, Sources};
-use crate::{Error, Result, Runtime, Storage, SyncPolicy, Target};
+use crate::storage::{ReplayMember, ReplayUses, Replayed, Sources};
+use crate::{Device, Error, ErrorKind, Result, Runtime, Site, Storage, SyncPolicy, Target};
 use log::Held;
 
 pub(crate) use log::Log;
@@ -50,7 +50,7 @@ impl Capturing {
     ///
     /// # Errors
     /// [`Error::Stream`] for a default stream, and for one that is captured already;
-    /// [`Error::DeviceMismatch`] for a pool of another device; [`Error::RuntimeMismatch`]; the
+    /// [`ErrorKind::DeviceMismatch`] for a pool of another device; [`ErrorKind::RuntimeMismatch`]; the
     /// driver's own.
     #[track_caller]
     pub fn begin(runtime: &Runtime, stream: &Stream, pool: &GraphPool) -> Result<Self> {
@@ -59,7 +59,7 @@ impl Capturing {
         pool.check_world(device.device().devices_id(), "capture_begin")?;
         check_device("capture_begin", pool.device(), stream)?;
         if stream.is_capturing() {
-            return Err(Error::capture("capture_begin", "the stream is captured already".into()));
+            return Err(Error::capture("capture_begin", "the stream is captured already"));
         }
         let state = pool.state(runtime, stream)?.clone();
         let log = Arc::new(Log::new(pool.clone(), state));
@@ -80,15 +80,14 @@ impl Capturing {
     /// that joined need not be waited for by the program.
     ///
     /// # Errors
-    /// [`Error::Driver`]: the driver gave the capture up, or under [`SyncPolicy::Manual`] a stream
+    /// [`ErrorKind::Driver`]: the driver gave the capture up, or under [`SyncPolicy::Manual`] a stream
     /// that joined was not waited for.
     #[track_caller]
     pub fn end(mut self) -> Result<Graph> {
         let join = self.runtime.sync_policy() == SyncPolicy::Auto;
         let graph = self.capture.take().map(|capture| capture.end(join));
         let notes = self.log.take();
-        let not_capturing =
-            StreamError::NotCapturing { location: Location::caller(), call: "capture_end" };
+        let not_capturing = ErrorKind::NotCapturing.of("capture_end");
         let exec = graph
             .ok_or(not_capturing)??
             .instantiate()
@@ -183,9 +182,9 @@ impl Graph {
     /// write new values there before. Random ops go on in the device's sequence from where it is.
     ///
     /// # Errors
-    /// [`Error::Capture`] while `stream` is captured; [`Error::NotReplayed`] while a graph was not
-    /// replayed whose results it uses; [`Error::DeviceMismatch`],
-    /// [`Error::RuntimeMismatch`]; [`Error::Collective`] where a process group has failed whose calls it
+    /// [`ErrorKind::Capture`] while `stream` is captured; [`ErrorKind::NotReplayed`] while a graph was not
+    /// replayed whose results it uses; [`ErrorKind::DeviceMismatch`],
+    /// [`ErrorKind::RuntimeMismatch`]; [`ErrorKind::Collective`] where a process group has failed whose calls it
     /// holds; otherwise as [`crate::launch::run`].
     #[track_caller]
     pub fn replay(&self, stream: &Stream) -> Result<()> {
@@ -193,12 +192,12 @@ impl Graph {
         let location = Location::caller();
         if stream.is_capturing() {
             let reason = "a graph cannot be replayed on a stream that is being captured";
-            return Err(Error::capture(OP, reason.into()));
+            return Err(Error::capture(OP, reason));
         }
         self.runtime.check_stream(stream, OP)?;
         check_device(OP, self.pool().device(), stream)?;
         if !self.needed.iter().all(|replayed| replayed.load(Ordering::Relaxed)) {
-            return Err(Error::NotReplayed { location: Location::caller(), op: OP });
+            return Err(ErrorKind::NotReplayed.of(OP));
         }
         // Not with collectives: other ranks may wait for what this thread enqueues next.
         if self.communicators.is_empty() && self.checks.has_failed() {
@@ -270,11 +269,6 @@ fn check_device(op: &'static str, device: usize, stream: &Stream) -> Result<()> 
     if stream.device_index() == device {
         return Ok(());
     }
-    let name = |index| format!("cuda:{index}");
-    Err(Error::DeviceMismatch {
-        location: Location::caller(),
-        op,
-        first: name(device),
-        second: name(stream.device_index()),
-    })
+    let (first, second) = (Device::cuda(device), Device::cuda(stream.device_index()));
+    Err(ErrorKind::DeviceMismatch { first, second }.of(op))
 }

@@ -97,7 +97,7 @@ impl<'a> Sequence<'a> {
     /// Goes back to where it was.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] where one is a generator's and the other a capture's.
+    /// [`ErrorKind::InvalidArgument`] where one is a generator's and the other a capture's.
     #[track_caller]
     pub fn go_to(&mut self, position: &Position) -> Result<()> {
         match (&mut self.0, &position.0) {
@@ -108,7 +108,7 @@ impl<'a> Sequence<'a> {
             }
             _ => {
                 let reason = "random numbers of a capture cannot be drawn again outside of it, nor others in it";
-                Err(Error::invalid("set_rng_state", reason.into()))
+                Err(Error::invalid("set_rng_state", reason))
             }
         }
     }

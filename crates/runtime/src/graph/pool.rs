@@ -1,6 +1,5 @@
 //! The memory that graphs are captured in.
 
-use std::panic::Location;
 use std::sync::{Arc, PoisonError, Weak};
 
 use warpline_alloc::cuda::{CudaBackend, CudaBlock};
@@ -10,7 +9,7 @@ use warpline_sync::{Mutex, MutexGuard, OnceLock};
 
 use super::{Log, check_device};
 use crate::storage::{Member, Pool, Replayed, Uses, WeakStorage};
-use crate::{CudaDevice, Error, Result, Runtime, Storage};
+use crate::{CudaDevice, ErrorKind, Result, Runtime, Storage};
 
 /// Memory that one or more graphs share (`torch.cuda.graph_pool_handle`). Clones share it. What is
 /// made in a capture lies there, and what is dropped in it is used again in it and in later
@@ -76,7 +75,7 @@ impl GraphPool {
     /// The stream for captures that have none of their own, which is always the same one.
     ///
     /// # Errors
-    /// [`Error::RuntimeMismatch`] and [`Error::DeviceMismatch`] for a device that is not its own;
+    /// [`ErrorKind::RuntimeMismatch`] and [`ErrorKind::DeviceMismatch`] for a device that is not its own;
     /// the driver's own, when it has to be made.
     #[track_caller]
     pub fn stream(&self, device: &CudaDevice) -> Result<&Stream> {
@@ -95,7 +94,7 @@ impl GraphPool {
         if self.0.devices_id == devices_id {
             Ok(())
         } else {
-            Err(Error::RuntimeMismatch { location: Location::caller(), op })
+            Err(ErrorKind::RuntimeMismatch.of(op))
         }
     }
 

@@ -68,8 +68,8 @@ pub const fn vector_width(size: usize) -> usize {
 /// Runs an op on `N` views of the same sizes: the operands, which are read, then the [results](Op::results).
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`], [`Error::OverlappingWrite`], [`Error::OverlappingOperands`],
-/// [`Error::OutOfStorage`], [`Error::TooManyDims`], and those of [`launch::run`].
+/// [`ErrorKind::ShapeMismatch`], [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`],
+/// [`ErrorKind::OutOfStorage`], [`ErrorKind::TooManyDims`], and those of [`launch::run`].
 ///
 /// # Safety
 /// The kernels and CPU implementations must be right for the views' dtypes and these arguments,
@@ -104,11 +104,10 @@ pub unsafe fn run_some<const N: usize, A: Pod>(
     let out = views[N - 1];
     for view in &views[..N - 1] {
         if view.sizes() != out.sizes() {
-            return Err(Error::ShapeMismatch {
-                location: Location::caller(),
-                op: op.name,
-                reason: format!("operands of {:?} and {:?}", view.sizes(), out.sizes()),
-            });
+            return Err(Error::shape(
+                op.name,
+                format!("operands of {:?} and {:?}", view.sizes(), out.sizes()),
+            ));
         }
     }
     let declared = operands(op, views, untouched);

@@ -100,7 +100,7 @@ impl<const N: usize> Plan<N> {
     /// `start` elements after a whole one.
     ///
     /// # Errors
-    /// [`crate::Error::TooManyDims`].
+    /// [`crate::ErrorKind::TooManyDims`].
     #[track_caller]
     pub fn in_runs(mut self, op: &'static str, vector: usize, start: usize) -> Result<Index<N>> {
         let aligned = start.is_multiple_of(vector);

@@ -1,14 +1,12 @@
 //! The elements an elementwise kernel goes over.
 
-use std::panic::Location;
-
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
 
 use super::runs::Runs;
 use super::walk::{Dim, merged};
 use crate::layout::is_row_major;
-use crate::{Error, Result};
+use crate::{ErrorKind, Result, ResultExt};
 
 /// Dimensions a kernel can tell apart; what merges with a neighbour does not count.
 pub(super) const MAX_DIMS: usize = 16;
@@ -211,16 +209,11 @@ impl<const N: usize> Plan<N> {
     /// As a kernel's parameters. Only where [`Plan::fits`].
     ///
     /// # Errors
-    /// [`Error::TooManyDims`].
+    /// [`ErrorKind::TooManyDims`].
     #[track_caller]
     pub fn index(&self, op: &'static str) -> Result<Index<N>> {
         if self.dims.len() > MAX_DIMS {
-            return Err(Error::TooManyDims {
-                location: Location::caller(),
-                op,
-                ndim: self.dims.len(),
-                max: MAX_DIMS,
-            });
+            return Err(ErrorKind::TooManyDims { ndim: self.dims.len(), max: MAX_DIMS }.of(op));
         }
         let mut index = Index::<N>::zeroed();
         (index.numel, index.ndim) = (self.numel as u32, self.dims.len() as u32);
@@ -377,7 +370,7 @@ mod tests {
         let sizes = [2usize; 17];
         let strides: Vec<isize> = (0..17).map(|d| 3isize.pow(d)).collect();
         let plan = Plan::new(&sizes, [&strides]);
-        assert!(matches!(plan.index("add"), Err(Error::TooManyDims { ndim: 17, .. })));
+        assert!(matches!(plan.index("add").kind(), Some(ErrorKind::TooManyDims { ndim: 17, .. })));
         let distinct: BTreeSet<_> = strides.iter().collect();
         assert_eq!(distinct.len(), 17);
     }

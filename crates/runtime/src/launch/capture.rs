@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use warpline_cuda_sys_safe::DriverError;
 use warpline_cuda_sys_safe::owned::GraphExec;
-use warpline_stream::{CapturedChecks, OpNumber, Stream, StreamError};
+use warpline_stream::{CapturedChecks, OpNumber, Stream};
 
 use super::cpu::with_host_locks;
 use super::cuda::{located, refuse_captured};
@@ -12,8 +12,8 @@ use super::ordered::{Ordered, wait_for_own};
 use super::{Marking, TOKEN};
 use crate::race::Touch;
 use crate::replays::Captured;
-use crate::storage::{ReplayUses, Site, Source, Sources, Turn};
-use crate::{Runtime, Storage, SyncPolicy};
+use crate::storage::{ReplayUses, Source, Sources, Turn};
+use crate::{Error, Runtime, Site, Storage, SyncPolicy};
 
 type Result<T, E = crate::Error> = std::result::Result<T, E>;
 
@@ -43,12 +43,12 @@ enum Attempt {
 
 /// Why a replay was not launched.
 enum Unlaunched {
-    Failed(StreamError),
+    Failed(Error),
     MustVisitAll,
 }
 
-impl From<StreamError> for Unlaunched {
-    fn from(error: StreamError) -> Self {
+impl From<Error> for Unlaunched {
+    fn from(error: Error) -> Self {
         Self::Failed(error)
     }
 }
@@ -167,11 +167,11 @@ impl Replay<'_> {
             let launch = || unsafe { self.exec.launch(stream.raw()) };
             while_usable(self.communicators, &launch).map_err(|error| {
                 withdraw();
-                StreamError::from(error)
+                Error::from(error)
             })?;
             let own = replay.into_iter().map(Source::Launch);
             marking.own.borrow_mut().extend(own.chain(self.numbers.iter().cloned()));
-            stream.note_launch(site.op, site.location, std::iter::empty());
+            stream.note_launch(site, std::iter::empty());
             Ok(())
         };
         Ok(stream.submit(TOKEN, launch)?.1)

@@ -1,7 +1,6 @@
 //! Runs an op on the host's cores.
 
 use std::cell::Cell;
-use std::panic::Location;
 use std::sync::PoisonError;
 
 use smallvec::SmallVec;
@@ -12,8 +11,8 @@ use super::marks::{wait_for_host, wrote_on_host};
 use super::report::Local;
 use super::{Call, distinct};
 use crate::race::{Touch, check_host};
-use crate::storage::{Site, not_host};
-use crate::{Error, IndexCheck, Operand, Result, Storage, host};
+use crate::storage::not_host;
+use crate::{Error, ErrorKind, IndexCheck, Operand, Result, Site, Storage, host};
 
 #[track_caller]
 pub(super) fn run(call: &Call<'_>) -> Result<()> {
@@ -59,7 +58,7 @@ fn with_checked(
     for operand in operands {
         let view = operand.view;
         if !view.storage.runtime().same_as(operands[0].view.storage.runtime()) {
-            return Err(Error::RuntimeMismatch { location: Location::caller(), op });
+            return Err(ErrorKind::RuntimeMismatch.of(op));
         }
         let Some(base) = view.storage.host_ptr() else { return Err(not_host(op, view.storage)) };
         // The element at index zero; inside the storage because the layout is.
@@ -98,7 +97,7 @@ impl Holding {
         if HOLDS.try_with(|holds| holds.replace(true)).unwrap_or(false) {
             let reason = "host memory was used inside a closure that is given locked host memory; use it \
                           before or after that call";
-            return Err(Error::invalid(op, reason.to_owned()));
+            return Err(Error::invalid(op, reason));
         }
         Ok(Self)
     }
@@ -113,7 +112,7 @@ impl Drop for Holding {
 /// Runs `f` while holding each storage's host lock, taken in address order.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] if this thread runs such an `f` already; the error of `f`.
+/// [`ErrorKind::InvalidArgument`] if this thread runs such an `f` already; the error of `f`.
 #[track_caller]
 pub(crate) fn with_host_locks<'a, R>(
     op: &'static str,

@@ -1,10 +1,10 @@
 //! Runs an op on a stream: orders it after the uses it conflicts with, then enqueues it.
 
-use std::panic::Location;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use warpline_cuda_sys_safe::{DeviceCode, DevicePtr, DriverError, Footprint, Launch, StreamHandle};
-use warpline_stream::{OpNumber, Stream, StreamError};
+use warpline_stream::{OpNumber, Stream};
 
 use super::marks::Marking;
 use super::ordered::{check_world, in_order};
@@ -12,14 +12,14 @@ use super::{Call, Code, Report, TOKEN, distinct};
 use crate::completion::Pending;
 use crate::graph::Log;
 use crate::race::Touch;
-use crate::storage::{Site, Source};
-use crate::{CudaDevice, Error, Operand, Result, Storage, View};
+use crate::storage::Source;
+use crate::{CudaDevice, Device, Error, ErrorKind, Operand, Result, Site, Storage, View};
 
 #[track_caller]
 pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Result<()> {
     // Streams of two worlds cannot be ordered, and a kernel means nothing to another device's stream.
     if device.device().devices_id() != stream.devices_id() {
-        return Err(Error::RuntimeMismatch { location: Location::caller(), op: call.op });
+        return Err(ErrorKind::RuntimeMismatch.of(call.op));
     }
     if stream.device_index() != device.index() {
         return Err(other_device(call.op, device.index(), stream.device_index()));
@@ -28,14 +28,12 @@ pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Resu
         && blocks > i32::MAX as u32
     {
         let reason = "there are more elements than one kernel launch covers: a GPU takes fewer than 2³¹ blocks";
-        return Err(Error::invalid(call.op, reason.to_owned()));
+        return Err(Error::invalid(call.op, reason));
     }
     let site = Site { op: call.op, location: call.location };
     let function = |kernel| {
         device.function(kernel).map_err(|e| match e.driver_error() {
-            Some(source) if source.loses_device() => {
-                located(StreamError::from(source.clone()).into(), stream, site)
-            }
+            Some(source) if source.loses_device() => located(source.clone().into(), stream, site),
             _ => e,
         })
     };
@@ -88,7 +86,7 @@ pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Resu
             marking.own.borrow_mut().push(source);
         }
         let operands = call.operands.iter().map(|o| (o.view.dtype.name(), o.view.sizes()));
-        stream.note_launch(call.op, call.location, operands);
+        stream.note_launch(site, operands);
         Ok(())
     })
     .map_err(|e| describe(e, stream, call))?;
@@ -107,12 +105,9 @@ fn footprint<'a>(ptr: DevicePtr, device: usize, operand: &Operand<'a>) -> Footpr
 fn place(op: &'static str, device: usize, view: &View<'_>) -> Result<(DevicePtr, usize)> {
     let ptr = address(op, view)?;
     let Some(owner) = view.storage.cuda_device() else {
-        return Err(Error::DeviceMismatch {
-            location: Location::caller(),
-            op,
-            first: "cuda".into(),
-            second: "cpu".into(),
-        });
+        return Err(
+            ErrorKind::DeviceMismatch { first: Device::Cuda(None), second: Device::Cpu }.of(op)
+        );
     };
     // A kernel that follows another device's address without peer access loses its own device.
     if owner.index() != device && !view.storage.runtime().peer_access_enabled(device, owner.index())
@@ -126,12 +121,9 @@ fn place(op: &'static str, device: usize, view: &View<'_>) -> Result<(DevicePtr,
 #[track_caller]
 pub fn address(op: &'static str, view: &View<'_>) -> Result<DevicePtr> {
     let Some(base) = view.storage.device_ptr() else {
-        return Err(Error::DeviceMismatch {
-            location: Location::caller(),
-            op,
-            first: "cuda".into(),
-            second: "cpu".into(),
-        });
+        return Err(
+            ErrorKind::DeviceMismatch { first: Device::Cuda(None), second: Device::Cpu }.of(op)
+        );
     };
     // SAFETY: a layout with elements lies inside its storage, so its first element does. Without elements, the
     // address may wrap, and nothing is read or written there.
@@ -141,13 +133,7 @@ pub fn address(op: &'static str, view: &View<'_>) -> Result<DevicePtr> {
 #[cold]
 #[track_caller]
 fn other_device(op: &'static str, first: usize, second: usize) -> Error {
-    let name = |index| format!("cuda:{index}");
-    Error::DeviceMismatch {
-        location: Location::caller(),
-        op,
-        first: name(first),
-        second: name(second),
-    }
+    ErrorKind::DeviceMismatch { first: Device::cuda(first), second: Device::cuda(second) }.of(op)
 }
 
 /// The storages of what work touches: each once, in the order in which locks are taken.
@@ -210,7 +196,7 @@ where
 /// What a copy from or to pageable memory fails with in a capture.
 #[track_caller]
 pub(super) fn pageable_in_capture(op: &'static str) -> Error {
-    Error::capture(op, "one end is pageable host memory; pin it (`pin_memory`)".into())
+    Error::capture(op, "one end is pageable host memory; pin it (`pin_memory`)")
 }
 
 /// [`enqueue`] of what no capture can hold, for storages of which each is there once, in the order in
@@ -229,16 +215,16 @@ where
 {
     let submit = |handle| {
         refuse_captured(stream, site)?;
-        f(handle).map_err(StreamError::from)
+        f(handle).map_err(Error::from)
     };
     in_order(stream, distinct, touches, site, marking, || Ok(stream.submit(TOKEN, submit)?.1))
 }
 
 /// For what no capture can hold, as it is submitted: another thread may have begun to capture the
 /// stream since it was asked.
-pub(super) fn refuse_captured(stream: &Stream, site: Site) -> Result<(), StreamError> {
+pub(super) fn refuse_captured(stream: &Stream, site: Site) -> Result<(), Error> {
     if stream.is_capturing() {
-        return Err(StreamError::Capturing { location: site.location, call: site.op });
+        return Err(Error::new(ErrorKind::Capturing, site));
     }
     Ok(())
 }
@@ -261,15 +247,15 @@ where
     in_order(stream, &distinct, &touches, site, &Marking::default(), f)
 }
 
-/// Says which op failed, on what, called from where.
+/// Names the op, its operands and its call in the error of a failed launch.
 #[cold]
 fn describe(error: Error, stream: &Stream, call: &Call<'_>) -> Error {
     let site = Site { op: call.op, location: call.location };
-    let (op, source) = match located(error, stream, site) {
-        Error::Driver { op, cause } => (op, cause),
-        error => return error,
+    let error = located(error, stream, site);
+    let (ErrorKind::Driver, Some(source)) = (error.kind(), error.driver_error()) else {
+        return error;
     };
-    let source = source.with_detail(|| {
+    let source = source.clone().with_detail(|| {
         let operands: Vec<String> = call
             .operands
             .iter()
@@ -277,25 +263,26 @@ fn describe(error: Error, stream: &Stream, call: &Call<'_>) -> Error {
             .collect();
         format!("{}({})", call.op, operands.join(", "))
     });
-    Error::driver(op, source)
+    Error::driver(error.op(), source)
 }
 
-/// Says which work failed, called from where. Where its device was lost before, says which launches
-/// that may be of, if there are any; waits have said so themselves.
+/// Names the op and its call in the error of a failed driver call. If the device was lost before the call, the error lists the
+/// launches that may have lost it; the errors of waits list them already.
 #[cold]
 pub(super) fn located(error: Error, stream: &Stream, site: Site) -> Error {
-    let Site { op, location } = site;
-    let earlier = match &error {
-        Error::Stream(StreamError::Driver(e)) if e.loses_device() => stream.surfaced(e.clone()),
-        Error::Stream(StreamError::Surfaced { .. }) => return error,
-        _ => match error.driver_error() {
-            Some(source) => return Error::driver(op, source.clone().at(location)),
-            None => return error,
-        },
+    let (ErrorKind::Driver | ErrorKind::NotStarted { .. }, Some(source)) =
+        (error.kind(), error.driver_error())
+    else {
+        return error;
     };
-    match earlier {
-        cause @ StreamError::Surfaced { .. } => Error::NotStarted { op, location, cause },
-        StreamError::Driver(source) => Error::driver(op, source.at(location)),
-        _ => error,
+    // A stream's error names no op yet; the error of an allocation does.
+    if error.op().is_empty() && source.loses_device() {
+        let surfaced = stream.surfaced(source.clone());
+        if let ErrorKind::Surfaced { pending } = surfaced.kind() {
+            let pending = Arc::clone(pending);
+            let error = surfaced.with_kind(ErrorKind::NotStarted { pending });
+            return error.of(site.op).at(site.location);
+        }
     }
+    Error::driver(site.op, source.clone().at(site.location))
 }

@@ -8,15 +8,15 @@ use super::cpu::with_host_locks;
 use super::marks::{wait_for_host, wrote_on_host};
 use super::transfer::check_range;
 use crate::race::{Touch, check_host};
-use crate::storage::{Site, not_host};
-use crate::{Error, Result, Storage};
+use crate::storage::not_host;
+use crate::{ErrorKind, Result, Site, Storage};
 
 /// Copies bytes of host memory from a byte offset on into `out`, once device work that writes
 /// them is done.
 ///
 /// # Errors
-/// [`crate::Error::IndexOutOfRange`] when they do not lie inside; what that work failed with;
-/// [`crate::Error::IndexCheck`] and [`crate::Error::Collective`] of what they were computed from.
+/// [`crate::ErrorKind::IndexOutOfRange`] when they do not lie inside; what that work failed with;
+/// [`crate::ErrorKind::IndexCheck`] and [`crate::ErrorKind::Collective`] of what they were computed from.
 #[track_caller]
 pub fn read_bytes(src: (&Storage, usize), out: &mut [u8]) -> Result<()> {
     let site = Site { op: "read_bytes", location: Location::caller() };
@@ -82,7 +82,7 @@ pub fn write_bytes(dst: (&Storage, usize), bytes: &[u8]) -> Result<()> {
 /// and waits for would wait for ever.
 ///
 /// # Errors
-/// As [`read_bytes`]; [`crate::Error::SharedHostMemory`] of memory that other processes may write to.
+/// As [`read_bytes`]; [`crate::ErrorKind::SharedHostMemory`] of memory that other processes may write to.
 #[track_caller]
 pub fn fill_bytes<R>(
     dst: (&Storage, usize),
@@ -95,7 +95,7 @@ pub fn fill_bytes<R>(
     check_range(op, storage, offset, len)?;
     let Some(base) = storage.host_ptr() else {
         if storage.is_shared_host() {
-            return Err(Error::SharedHostMemory { location: Location::caller(), op });
+            return Err(ErrorKind::SharedHostMemory.of(op));
         }
         return Err(not_host(op, storage));
     };

@@ -47,7 +47,7 @@ impl Marking<'_> {
     /// What the marks of all that is read are.
     ///
     /// # Errors
-    /// [`crate::Error::IndexCheck`], [`crate::Error::Collective`] where it is known that one failed.
+    /// [`crate::ErrorKind::IndexCheck`], [`crate::ErrorKind::Collective`] where it is known that one failed.
     #[inline]
     #[track_caller]
     pub(crate) fn carry(

@@ -34,7 +34,7 @@ use crate::completion::Completion;
 use crate::module::Program;
 use crate::overlap::{self, Overlap};
 use crate::replays::Replays;
-use crate::{CudaDevice, Error, Operand, Result, Runtime, Storage};
+use crate::{CudaDevice, Error, ErrorKind, Operand, Result, Runtime, Storage};
 
 pub(crate) use capture::Replay;
 pub use cpu::with_operands;
@@ -75,12 +75,12 @@ impl Target<'_> {
     /// the launch sees to that.
     ///
     /// # Errors
-    /// [`Error::RuntimeMismatch`]; [`Error::NoSuchDevice`].
+    /// [`ErrorKind::RuntimeMismatch`]; [`ErrorKind::NoSuchDevice`].
     #[track_caller]
     pub fn check(&self, op: &'static str) -> Result<()> {
         let Self::Cuda(runtime, device, stream) = self else { return Ok(()) };
         if runtime.device(device.index())?.device() != device.device() {
-            return Err(Error::RuntimeMismatch { location: Location::caller(), op });
+            return Err(ErrorKind::RuntimeMismatch.of(op));
         }
         runtime.check_stream(stream, op)
     }
@@ -125,7 +125,7 @@ pub enum Code<'a> {
 /// Returns `n` as a number of blocks of a [`Code::Kernel`]'s grid.
 ///
 /// A GPU takes fewer than 2³¹ blocks in x. A larger `n` becomes a number of blocks that [`run`] refuses on a
-/// GPU with [`Error::InvalidArgument`]; it never wraps around to a smaller grid. On the CPU the grid is not used.
+/// GPU with [`ErrorKind::InvalidArgument`]; it never wraps around to a smaller grid. On the CPU the grid is not used.
 #[must_use]
 pub fn blocks(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
@@ -163,12 +163,12 @@ pub struct Call<'a> {
 /// error, and so does the next `synchronize` of the thread that made the call.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] on a GPU if the grid has 2³¹ blocks or more in x; [`Error::RuntimeMismatch`];
-/// [`Error::DeviceMismatch`]; [`Error::NoGpuCode`] where a real device
-/// has no code for the op; [`Error::Driver`] where the driver refuses the launch; on a CUDA target
-/// also what an operand's earlier work failed with; [`Error::IndexCheck`] and [`Error::Collective`]
-/// of what an operand was computed from, where that is known to have failed; [`Error::IndexCheck`] of
-/// the op itself on the CPU; [`Error::Race`] under [`SyncPolicy::Manual`](crate::SyncPolicy).
+/// [`ErrorKind::InvalidArgument`] on a GPU if the grid has 2³¹ blocks or more in x; [`ErrorKind::RuntimeMismatch`];
+/// [`ErrorKind::DeviceMismatch`]; [`ErrorKind::NoGpuCode`] where a real device
+/// has no code for the op; [`ErrorKind::Driver`] where the driver refuses the launch; on a CUDA target
+/// also what an operand's earlier work failed with; [`ErrorKind::IndexCheck`] and [`ErrorKind::Collective`]
+/// of what an operand was computed from, where that is known to have failed; [`ErrorKind::IndexCheck`] of
+/// the op itself on the CPU; [`ErrorKind::Race`] under [`SyncPolicy::Manual`](crate::SyncPolicy).
 ///
 /// # Safety
 /// Order, lifetimes and the addresses that the code is given are seen to here. The caller vouches for
@@ -211,7 +211,7 @@ pub unsafe fn run(target: Target<'_>, call: &Call<'_>) -> Result<()> {
     }
     if call.checks_indices && call.params.len() < size_of::<Report>() {
         let reason = "the parameters of an op that checks indices must begin with a `Report`";
-        return Err(Error::invalid(call.op, reason.to_owned()));
+        return Err(Error::invalid(call.op, reason));
     }
     match target {
         Target::Cpu(_) => cpu::run(call),
@@ -224,7 +224,7 @@ pub unsafe fn run(target: Target<'_>, call: &Call<'_>) -> Result<()> {
 /// memory with one that is written.
 ///
 /// # Errors
-/// [`Error::OutOfStorage`], [`Error::OverlappingWrite`], [`Error::OverlappingOperands`].
+/// [`ErrorKind::OutOfStorage`], [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`].
 #[track_caller]
 pub fn check_operands(op: &'static str, operands: &[Operand<'_>]) -> Result<()> {
     check_sharing(op, operands, false)
@@ -255,7 +255,7 @@ fn check_sharing(op: &'static str, operands: &[Operand<'_>], in_place: bool) -> 
                 }
         };
         if !operands.iter().enumerate().all(|(other, operand)| other == at || apart(operand)) {
-            return Err(Error::OverlappingOperands { location: Location::caller(), op });
+            return Err(ErrorKind::OverlappingOperands.of(op));
         }
     }
     for operand in operands {

@@ -6,9 +6,8 @@ use warpline_sync::MutexGuard;
 
 use super::marks::Marking;
 use crate::race::{Touch, Watch};
-use crate::storage::{FORMER, Site, Sources, Uses, uses_elsewhere};
-use crate::{Error, Result, Runtime, Storage, SyncPolicy};
-use std::panic::Location;
+use crate::storage::{FORMER, Sources, Uses, uses_elsewhere};
+use crate::{Error, ErrorKind, Result, Runtime, Site, Storage, SyncPolicy};
 
 /// Work that comes after the uses that it conflicts with and is about to be enqueued. It holds the locks on
 /// its storages' uses until its own are entered: another thread that shares a storage sees them.
@@ -30,8 +29,8 @@ impl<'a> Ordered<'a> {
     /// stream wait for their uses.
     ///
     /// # Errors
-    /// [`Error::RuntimeMismatch`] for storages of several runtimes; the failure of a check that the work
-    /// depends on; [`Error::Race`]; those of the waits.
+    /// [`ErrorKind::RuntimeMismatch`] for storages of several runtimes; the failure of a check that the work
+    /// depends on; [`ErrorKind::Race`]; those of the waits.
     #[inline]
     #[track_caller]
     pub(super) fn begin(
@@ -147,7 +146,7 @@ pub(super) fn check_world(
     if one {
         first.runtime().check_stream(stream, op)
     } else {
-        Err(Error::RuntimeMismatch { location: Location::caller(), op })
+        Err(ErrorKind::RuntimeMismatch.of(op))
     }
 }
 

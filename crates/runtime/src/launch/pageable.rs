@@ -12,14 +12,14 @@ use std::sync::PoisonError;
 use warpline_alloc::cuda::CudaPinnedBlock;
 use warpline_cuda_sys_safe::owned::Event;
 use warpline_cuda_sys_safe::{Copy, CopyEnd, DevicePtr, EventFlags};
-use warpline_stream::{OpNumber, Stream, StreamError};
+use warpline_stream::{OpNumber, Stream};
 use warpline_sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use warpline_sync::{Mutex, OnceLock};
 
 use super::TOKEN;
 use super::cuda::refuse_captured;
 use crate::host::{Shared, together};
-use crate::{Result, Runtime, Site};
+use crate::{Error, Result, Runtime, Site};
 
 /// A copy to be staged.
 pub(super) struct Staged<'a> {
@@ -162,11 +162,11 @@ impl<'a> Staged<'a> {
             refuse_captured(self.stream, site)?;
             // SAFETY: the device's end is live and in order with the stream; the slot is used
             // again only after its event, or a failure, which the ring's cache is told of.
-            unsafe { raw.driver().memcpy_async(&copy, handle) }.map_err(StreamError::from)?;
-            Ok::<_, StreamError>(slot.event.record(raw))
+            unsafe { raw.driver().memcpy_async(&copy, handle) }.map_err(Error::from)?;
+            Ok::<_, Error>(slot.event.record(raw))
         })?;
         self.last.fetch_max(op, Ordering::Relaxed);
-        recorded.map_err(StreamError::from)?;
+        recorded.map_err(Error::from)?;
         slot.pending = Some(part);
         Ok(())
     }
@@ -175,7 +175,7 @@ impl<'a> Staged<'a> {
     #[track_caller]
     fn finish(&self, slot: &mut Slot) -> Result<()> {
         let Some(part) = slot.pending.take() else { return Ok(()) };
-        slot.event.synchronize().map_err(StreamError::from)?;
+        slot.event.synchronize().map_err(Error::from)?;
         if !self.to_device {
             // SAFETY: both are live for these bytes; nobody else writes them, and the slot has
             // them, as its event says.

@@ -1,7 +1,6 @@
 //! How a kernel says that a check of its own failed.
 
 use std::cell::Cell;
-use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytemuck::{Pod, Zeroable};
@@ -10,24 +9,19 @@ use warpline_cuda_sys_safe::DriverError;
 use warpline_stream::{IndexCheck, KernelSet, Stream};
 
 use super::{Call, TOKEN};
+use crate::Site;
 use crate::graph::Log;
 use crate::storage::Source;
 
-/// An op, and where it was called.
-type Named = (&'static str, &'static Location<'static>);
-
 thread_local! {
     /// The call that reports of this thread's launches name. `None`: each launch's own.
-    static NAMED: Cell<Option<Named>> = const { Cell::new(None) };
+    static NAMED: Cell<Option<Site>> = const { Cell::new(None) };
 }
 
-/// Runs `f`, whose launches report indices out of range as those of a call of an op at a place; with `None`, each as
-/// its own. A gradient reads the indices of its forward op, whose call the program knows.
-pub fn report_as<R>(
-    call: Option<(&'static str, &'static Location<'static>)>,
-    f: impl FnOnce() -> R,
-) -> R {
-    struct Restore(Option<Named>);
+/// Runs `f`, whose launches report indices out of range as those of another call; with `None`, each as its own. A
+/// gradient reads the indices of its forward op, whose call the program knows.
+pub fn report_as<R>(call: Option<Site>, f: impl FnOnce() -> R) -> R {
+    struct Restore(Option<Site>);
     impl Drop for Restore {
         fn drop(&mut self) {
             NAMED.set(self.0);
@@ -38,8 +32,8 @@ pub fn report_as<R>(
 }
 
 /// The call that a launch's report names.
-fn named(call: &Call<'_>) -> Named {
-    NAMED.get().unwrap_or((call.op, call.location))
+fn named(call: &Call<'_>) -> Site {
+    NAMED.get().unwrap_or(Site { op: call.op, location: call.location })
 }
 
 /// A place in a mailbox: launch, index, site, dimension, size. The first is 0 while it is empty.
@@ -92,15 +86,15 @@ impl Report {
         call: &Call<'_>,
         stream: &Stream,
     ) -> Result<(Params, Source), DriverError> {
-        let (op, location) = named(call);
+        let site = named(call);
         // By now no other thread begins a capture of the stream, or ends it.
         let (told, source) = match Log::of(stream) {
             None => {
-                let (launch, told) = stream.mailbox().launch(TOKEN, stream, op, location)?;
+                let (launch, told) = stream.mailbox().launch(TOKEN, stream, site)?;
                 (told, Source::Launch(launch))
             }
             Some(log) => {
-                let (kernel, told) = log.checks().add(stream, op, location)?;
+                let (kernel, told) = log.checks().add(stream, site)?;
                 (told, Source::Captured(KernelSet::of(kernel)))
             }
         };
@@ -148,7 +142,7 @@ impl Local {
         if launch == 0 {
             return None;
         }
-        let (op, location) = named(call);
+        let Site { op, location } = named(call);
         Some(IndexCheck {
             op,
             index: index as i64,

@@ -5,7 +5,7 @@ use std::panic::Location;
 use std::ptr::NonNull;
 
 use warpline_cuda_sys_safe::{Access, Copy, CopyEnd, DriverError, MemsetValue, StreamHandle};
-use warpline_stream::{OpNumber, Stream, StreamError};
+use warpline_stream::{OpNumber, Stream};
 
 use super::TOKEN;
 use super::cpu::with_host_locks;
@@ -13,8 +13,8 @@ use super::cuda::{enqueue, enqueue_with, located, pageable_in_capture, refuse_ca
 use super::pageable::Staged;
 use super::unlinked;
 use crate::race::Touch;
-use crate::storage::{Site, not_host};
-use crate::{CudaDevice, Error, Result, Storage};
+use crate::storage::not_host;
+use crate::{CudaDevice, Error, ErrorKind, Result, Site, Storage};
 
 /// What the driver is given first of a copy between two places in device memory, in bytes, and how
 /// many times as much each time after. To start a piece takes it about a sixteenth of the time that
@@ -31,7 +31,7 @@ const PIECE_GROWTH: usize = 16;
 /// to pageable memory, through page-locked memory ([`crate::Staging`]).
 ///
 /// # Errors
-/// [`Error::IndexOutOfRange`] when the bytes do not lie inside; the driver's own.
+/// [`ErrorKind::IndexOutOfRange`] when the bytes do not lie inside; the driver's own.
 #[track_caller]
 pub fn copy_bytes(
     stream: &Stream,
@@ -49,7 +49,7 @@ pub fn copy_bytes(
     }
     let runtime = src.0.runtime();
     if !dst.0.runtime().same_as(runtime) {
-        return Err(Error::RuntimeMismatch { location: Location::caller(), op: "copy_" });
+        return Err(ErrorKind::RuntimeMismatch.of("copy_"));
     }
     runtime.check_stream(stream, "copy_")?;
     let site = Site { op: "copy_", location };
@@ -72,7 +72,7 @@ pub fn copy_bytes(
         // stream, page-locked ones are kept from reuse by their recorded use, pageable ones are
         // waited for below while their host lock is held.
         unsafe { enqueue_pieces(stream, &copy, handle) }?;
-        stream.note_launch("copy_", location, [("bytes", [bytes].as_slice())].into_iter());
+        stream.note_launch(site, [("bytes", [bytes].as_slice())].into_iter());
         Ok(())
     };
     let submit = || {
@@ -81,7 +81,7 @@ pub fn copy_bytes(
             // The driver returns once the bytes are there: nothing is left to be waited for.
             let waited = |handle| {
                 refuse_captured(stream, site)?;
-                piece_by_piece(handle).map_err(StreamError::from)
+                piece_by_piece(handle).map_err(Error::from)
             };
             let copied = || Ok(stream.submit_waited(TOKEN, waited)?.1);
             return enqueue_with(stream, touches, site, copied).map_err(located);
@@ -180,7 +180,7 @@ fn refuse_waiting_copy(pageable: bool, non_blocking: bool) -> Result<()> {
         (true, _) => Err(pageable_in_capture("copy_")),
         (_, false) => {
             let reason = "the host would wait for it; make it non-blocking";
-            Err(Error::capture("copy_", reason.into()))
+            Err(Error::capture("copy_", reason))
         }
         _ => Ok(()),
     }
@@ -243,14 +243,13 @@ pub(super) fn check_range(
     if offset.checked_add(bytes).is_some_and(|end| end <= storage.bytes()) {
         return Ok(());
     }
-    Err(Error::IndexOutOfRange {
-        location: Location::caller(),
-        op,
+    Err(ErrorKind::IndexOutOfRange {
         dim: 0,
         index: offset as isize,
         length: bytes,
         size: storage.bytes(),
-    })
+    }
+    .of(op))
 }
 
 /// Fills `count` elements of device memory from a byte offset on.
@@ -280,7 +279,7 @@ pub fn memset(
         // SAFETY: the range lies inside a live storage whose allocator knows of the stream.
         unsafe { driver.memset_async(ptr, value, count, handle) }?;
         let bytes = [count * value.size()];
-        stream.note_launch(op, location, [("bytes", bytes.as_slice())].into_iter());
+        stream.note_launch(site, [("bytes", bytes.as_slice())].into_iter());
         Ok(())
     })
     .map_err(|e| located(e, stream, site))?;

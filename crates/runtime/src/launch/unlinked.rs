@@ -5,13 +5,13 @@ use std::panic::Location;
 
 use warpline_alloc::cuda::CudaPinnedBlock;
 use warpline_cuda_sys_safe::{Access, Copy, CopyEnd};
-use warpline_stream::{OpNumber, Stream, StreamError};
+use warpline_stream::{OpNumber, Stream};
 
 use super::TOKEN;
 use super::cuda::{enqueue_with, located, refuse_captured};
 use super::transfer::end;
+use crate::Site;
 use crate::race::Touch;
-use crate::storage::Site;
 use crate::{Error, Result, Storage};
 
 /// Pieces on their way at a time.
@@ -38,7 +38,7 @@ pub(super) fn copy(
     };
     let piece = runtime.staging().chunk.clamp(1, bytes);
     let ring = runtime.pinned_cache()?.alloc(bytes.div_ceil(piece).min(RING) * piece);
-    let ring = ring.map_err(Error::alloc("copy_"))?;
+    let ring = ring.map_err(crate::error::alloc("copy_"))?;
     let (out, into) = (on(from)?, on(to)?);
     let pieces =
         Pieces { stream, out, into, dst: end(dst)?, src: end(src)?, bytes, piece, ring, site };
@@ -124,7 +124,7 @@ impl Pieces<'_> {
             let near = self.ring.as_ptr().add(place * self.piece);
             (CopyEnd::Host(near), shifted(self.src, start), shifted(self.dst, start))
         };
-        let at = |side| move |error: StreamError| located(error.into(), side, self.site);
+        let at = |side| move |error: Error| located(error.into(), side, self.site);
         out.wait_for(into, *read).map_err(at(out))?;
         // SAFETY: the device's end as the caller promises; of the place all reads come before.
         let op = unsafe { self.submit(out, Copy { dst: near, src, bytes }) }.map_err(at(out))?;
@@ -139,15 +139,15 @@ impl Pieces<'_> {
     /// # Safety
     /// As of the driver's `memcpy_async`.
     #[track_caller]
-    unsafe fn submit(&self, side: &Stream, copy: Copy) -> Result<OpNumber, StreamError> {
+    unsafe fn submit(&self, side: &Stream, copy: Copy) -> Result<OpNumber, Error> {
         let ((), op) = side.submit(TOKEN, |handle| {
             refuse_captured(side, self.site)?;
             // SAFETY: the caller's promise.
             unsafe { side.raw().driver().memcpy_async(&copy, handle) }?;
             let sizes = [copy.bytes];
             let operands = [("bytes", sizes.as_slice())].into_iter();
-            side.note_launch(self.site.op, self.site.location, operands);
-            Ok::<_, StreamError>(())
+            side.note_launch(self.site, operands);
+            Ok::<_, Error>(())
         })?;
         Ok(op)
     }

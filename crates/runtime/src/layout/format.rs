@@ -35,7 +35,7 @@ impl Layout {
     /// row-major.
     ///
     /// # Errors
-    /// [`Error::SizeOverflow`]; [`Error::InvalidArgument`] for sizes that the format says nothing of.
+    /// [`ErrorKind::SizeOverflow`]; [`ErrorKind::InvalidArgument`] for sizes that the format says nothing of.
     #[track_caller]
     pub fn in_format(sizes: &[usize], format: MemoryFormat) -> Result<Self> {
         let plain = Self::contiguous(sizes)?;

@@ -7,7 +7,7 @@ use std::panic::Location;
 pub use format::MemoryFormat;
 use smallvec::SmallVec;
 
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// Sizes per dimension.
 pub type Sizes = SmallVec<[usize; 6]>;
@@ -34,7 +34,7 @@ impl Layout {
     /// A row-major layout at offset 0.
     ///
     /// # Errors
-    /// [`Error::SizeOverflow`] when the number of elements does not fit `isize`.
+    /// [`ErrorKind::SizeOverflow`] when the number of elements does not fit `isize`.
     #[track_caller]
     pub fn contiguous(sizes: &[usize]) -> Result<Self> {
         let numel = checked_numel(sizes)?;
@@ -110,7 +110,7 @@ impl Layout {
     /// Turns `dim`, which may count from the end, into an index.
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`].
+    /// [`ErrorKind::DimOutOfRange`].
     #[inline]
     #[track_caller]
     pub fn dim(&self, dim: isize) -> Result<usize> {
@@ -121,7 +121,7 @@ impl Layout {
     #[track_caller]
     fn own_dim(&self, dim: isize) -> Result<usize> {
         if self.ndim() == 0 {
-            Err(Error::DimOutOfRange { op: "", location: Location::caller(), dim, ndim: 0 })
+            Err(ErrorKind::DimOutOfRange { dim, ndim: 0 }.of(""))
         } else {
             self.dim(dim)
         }
@@ -130,7 +130,7 @@ impl Layout {
     /// Swaps two dimensions. The one that a scalar may name is no dimension to swap.
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`].
+    /// [`ErrorKind::DimOutOfRange`].
     #[track_caller]
     pub fn transpose(&self, dim0: isize, dim1: isize) -> Result<Self> {
         let (a, b) = (self.dim(dim0)?, self.dim(dim1)?);
@@ -145,7 +145,7 @@ impl Layout {
     /// Reorders all dimensions.
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`], or [`Error::InvalidArgument`] when `dims` is no permutation.
+    /// [`ErrorKind::DimOutOfRange`], or [`ErrorKind::InvalidArgument`] when `dims` is no permutation.
     #[track_caller]
     pub fn permute(&self, dims: &[isize]) -> Result<Self> {
         let mut seen: SmallVec<[bool; 6]> = SmallVec::from_elem(false, self.ndim());
@@ -173,21 +173,16 @@ impl Layout {
     /// `length` indices of `dim`, from `start` on.
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`], or [`Error::IndexOutOfRange`].
+    /// [`ErrorKind::DimOutOfRange`], or [`ErrorKind::IndexOutOfRange`].
     #[track_caller]
     pub fn narrow(&self, dim: isize, start: isize, length: usize) -> Result<Self> {
         let d = self.own_dim(dim)?;
         let size = self.sizes[d];
         let first = if start < 0 { start.saturating_add_unsigned(size) } else { start };
         if first < 0 || first as usize > size || length > size - first as usize {
-            return Err(Error::IndexOutOfRange {
-                location: Location::caller(),
-                op: "narrow",
-                dim: d,
-                index: start,
-                length,
-                size,
-            });
+            return Err(
+                ErrorKind::IndexOutOfRange { dim: d, index: start, length, size }.of("narrow")
+            );
         }
         let mut out = self.clone();
         out.sizes[d] = length;
@@ -199,11 +194,11 @@ impl Layout {
     /// off.
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] when `step` is zero.
+    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] when `step` is zero.
     #[track_caller]
     pub fn slice(&self, dim: isize, start: usize, end: usize, step: usize) -> Result<Self> {
         if step == 0 {
-            return Err(Error::invalid("slice", "the step must be greater than zero".into()));
+            return Err(Error::invalid("slice", "the step must be greater than zero"));
         }
         let d = self.own_dim(dim)?;
         let size = self.sizes[d];
@@ -219,21 +214,14 @@ impl Layout {
     /// One index of `dim`, which goes away.
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`], or [`Error::IndexOutOfRange`].
+    /// [`ErrorKind::DimOutOfRange`], or [`ErrorKind::IndexOutOfRange`].
     #[track_caller]
     pub fn select(&self, dim: isize, index: isize) -> Result<Self> {
         let d = self.own_dim(dim)?;
         let size = self.sizes[d];
         let i = if index < 0 { index.saturating_add_unsigned(size) } else { index };
         if i < 0 || i as usize >= size {
-            return Err(Error::IndexOutOfRange {
-                location: Location::caller(),
-                op: "select",
-                dim: d,
-                index,
-                length: 1,
-                size,
-            });
+            return Err(ErrorKind::IndexOutOfRange { dim: d, index, length: 1, size }.of("select"));
         }
         let mut out = self.clone();
         out.offset = out.offset_by(i, self.strides[d]);
@@ -245,7 +233,7 @@ impl Layout {
     /// Removes a dimension of size 1; leaves others alone.
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`].
+    /// [`ErrorKind::DimOutOfRange`].
     #[track_caller]
     pub fn squeeze(&self, dim: isize) -> Result<Self> {
         let d = self.dim(dim)?;
@@ -271,7 +259,7 @@ impl Layout {
     /// Inserts a dimension of size 1 before `dim`, which may be one past the last.
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`].
+    /// [`ErrorKind::DimOutOfRange`].
     #[track_caller]
     pub fn unsqueeze(&self, dim: isize) -> Result<Self> {
         let d = resolve_dim(dim, self.ndim() + 1)?;
@@ -290,15 +278,14 @@ impl Layout {
     /// Repeats dimensions of size 1, and new leading ones, by a stride of zero.
     ///
     /// # Errors
-    /// [`Error::ExpandMismatch`].
+    /// [`ErrorKind::ExpandMismatch`].
     #[track_caller]
     pub fn expand(&self, sizes: &[usize]) -> Result<Self> {
         let location = Location::caller();
-        let mismatch = || Error::ExpandMismatch {
-            op: "",
-            location,
-            from: self.sizes.to_vec(),
-            to: sizes.to_vec(),
+        let mismatch = || {
+            ErrorKind::ExpandMismatch { from: self.sizes.to_vec(), to: sizes.to_vec() }
+                .of("")
+                .at(location)
         };
         let new = sizes.len().checked_sub(self.ndim()).ok_or_else(mismatch)?;
         checked_numel(sizes)?;
@@ -395,12 +382,12 @@ pub(crate) fn is_row_major(sizes: &[usize], strides: &[isize]) -> bool {
 /// Turns a dimension that may count from the end into an index; a scalar has one dimension to name.
 ///
 /// # Errors
-/// [`Error::DimOutOfRange`].
+/// [`ErrorKind::DimOutOfRange`].
 #[track_caller]
 pub fn resolve_dim(dim: isize, ndim: usize) -> Result<usize> {
     let n = ndim.max(1) as isize;
     if dim < -n || dim >= n {
-        return Err(Error::DimOutOfRange { op: "", location: Location::caller(), dim, ndim });
+        return Err(ErrorKind::DimOutOfRange { dim, ndim }.of(""));
     }
     Ok(if dim < 0 { dim + n } else { dim } as usize)
 }
@@ -408,17 +395,13 @@ pub fn resolve_dim(dim: isize, ndim: usize) -> Result<usize> {
 /// The number of elements.
 ///
 /// # Errors
-/// [`Error::SizeOverflow`] when it does not fit `isize`, or would not if no size were zero: so
+/// [`ErrorKind::SizeOverflow`] when it does not fit `isize`, or would not if no size were zero: so
 /// products of some of a layout's sizes fit as well.
 #[track_caller]
 pub fn checked_numel(sizes: &[usize]) -> Result<usize> {
     let numel = sizes.iter().fold(1usize, |n, &size| n.saturating_mul(size.max(1)));
     if numel > isize::MAX as usize {
-        return Err(Error::SizeOverflow {
-            op: "",
-            location: Location::caller(),
-            sizes: sizes.to_vec(),
-        });
+        return Err(ErrorKind::SizeOverflow { sizes: sizes.to_vec() }.of(""));
     }
     Ok(if sizes.contains(&0) { 0 } else { numel })
 }
@@ -426,7 +409,7 @@ pub fn checked_numel(sizes: &[usize]) -> Result<usize> {
 /// The sizes that two tensors' sizes broadcast to (`torch.broadcast_shapes`).
 ///
 /// # Errors
-/// [`Error::BroadcastMismatch`].
+/// [`ErrorKind::BroadcastMismatch`].
 #[track_caller]
 pub fn broadcast(a: &[usize], b: &[usize]) -> Result<Sizes> {
     let ndim = a.len().max(b.len());
@@ -438,13 +421,7 @@ pub fn broadcast(a: &[usize], b: &[usize]) -> Result<Sizes> {
             (1, y) => y,
             (x, 1) => x,
             (x, y) => {
-                return Err(Error::BroadcastMismatch {
-                    op: "",
-                    location: Location::caller(),
-                    a: x,
-                    b: y,
-                    dim: d,
-                });
+                return Err(ErrorKind::BroadcastMismatch { a: x, b: y, dim: d }.of(""));
             }
         });
     }

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use warpline_files::NewFile;
 
 use super::{Compiler, Program, compile};
-use crate::{Error, Result};
+use crate::{ErrorKind, Result};
 
 /// What a variant's PTX begins with; its name and the hash of its source follow.
 const HEAD: &str = "//! variant ";
@@ -105,21 +105,23 @@ fn pack(program: &Program, compiler: &Compiler) -> Result<Vec<u8>> {
         text += &head(program, variant);
         text += &compiler.ptx(program, variant)?;
     }
-    compressed(&text).map_err(|e| Error::NoGpuCode { op: program.name(), reason: e.to_string() })
+    compressed(&text).map_err(|e| ErrorKind::NoGpuCode { reason: e.to_string() }.of(program.name()))
 }
 
 /// Compiles a program and writes its file, unless that is there and of this source.
 ///
 /// # Errors
-/// The compiler's own; [`Error::NoGpuCode`] where the file cannot be written.
+/// The compiler's own; [`ErrorKind::NoGpuCode`] where the file cannot be written.
 pub fn update(folder: &Path, program: &Program, compiler: &Compiler) -> Result<Change> {
     if stale(folder, &[program]).is_empty() {
         return Ok(Change::None);
     }
     let packed = pack(program, compiler)?;
-    let failed = |e: std::io::Error| Error::NoGpuCode {
-        op: program.name(),
-        reason: format!("its file in {} cannot be written: {e}", folder.display()),
+    let failed = |e: std::io::Error| {
+        ErrorKind::NoGpuCode {
+            reason: format!("its file in {} cannot be written: {e}", folder.display()),
+        }
+        .of(program.name())
     };
     // Other processes may write the same file, and builds read it.
     let mut file = NewFile::create(&path(folder, program)).map_err(failed)?;

@@ -8,7 +8,7 @@ use warpline_cuda_sys_safe::{Driver, FunctionHandle};
 use warpline_sync::OnceLock;
 
 use super::{Program, artefact, compiled, newer, single};
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// Variants of a chunk, and chunks: 16 Ki variants, of which a process has one for each op and dtype.
 const CHUNK: usize = 64;
@@ -75,7 +75,9 @@ impl KernelCache {
             Ok(ptx) if !is_real && !has_kernels(&ptx, program, variant) => {
                 Ok(names_only(program, variant))
             }
-            Err(Error::NoGpuCode { .. }) if !is_real => Ok(names_only(program, variant)),
+            Err(error) if !is_real && matches!(error.kind(), ErrorKind::NoGpuCode { .. }) => {
+                Ok(names_only(program, variant))
+            }
             compiled => compiled,
         }
     }
@@ -100,5 +102,5 @@ fn names_only(program: &Program, variant: usize) -> String {
 #[cold]
 fn none(program: &Program, why: &str) -> Error {
     let reason = format!("the program's modules or kernels {why}");
-    Error::NoGpuCode { op: program.name(), reason }
+    ErrorKind::NoGpuCode { reason }.of(program.name())
 }

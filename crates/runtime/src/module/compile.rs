@@ -21,7 +21,7 @@ impl Compiler {
     /// Loads it.
     ///
     /// # Errors
-    /// [`Error::Driver`], which says where it was looked for.
+    /// [`ErrorKind::Driver`], which says where it was looked for.
     pub fn find() -> Result<Self> {
         Ok(Self(Nvrtc::load(None).map_err(|e| Error::driver("nvrtc", e))?))
     }
@@ -36,7 +36,7 @@ impl Compiler {
     /// A variant's PTX, without what changes from one compilation of it to the next.
     ///
     /// # Errors
-    /// [`Error::Driver`] with the compiler's messages.
+    /// [`ErrorKind::Driver`] with the compiler's messages.
     pub fn ptx(&self, program: &Program, variant: usize) -> Result<String> {
         let name = program.module_name(variant);
         let options = options();

@@ -7,7 +7,7 @@ use dashmap::DashMap;
 use warpline_sync::Mutex;
 
 use super::{Compiler, Program, artefact, disk};
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// PTX by the hash of its source.
 #[derive(Debug, Default)]
@@ -23,7 +23,7 @@ static PROCESS: LazyLock<Compiled> = LazyLock::new(Compiled::default);
 /// that kept it in `folder`, or now.
 ///
 /// # Errors
-/// [`Error::NoGpuCode`] where there is no compiler; the compiler's own.
+/// [`ErrorKind::NoGpuCode`] where there is no compiler; the compiler's own.
 pub(super) fn at_run_time(
     program: &Program,
     variant: usize,
@@ -80,7 +80,7 @@ pub(super) fn no_code(program: &Program, why: &Error) -> Error {
          `warpline_runtime::module::update` and give it to `Program::with_ptx`",
         program.name()
     );
-    Error::NoGpuCode { op: program.name(), reason }
+    ErrorKind::NoGpuCode { reason }.of(program.name())
 }
 
 #[cfg(test)]
@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn a_failed_compilation_is_no_result() {
         let compiled = Compiled::default();
-        let refused = Error::invalid("twice", "line 1".into());
+        let refused = Error::invalid("twice", "line 1");
         assert!(compiled.get(&TWICE, 0, None, || Err(refused)).is_err());
         assert_eq!(compiled.get(&TWICE, 0, None, || Ok("ptx".into())).unwrap(), "ptx");
     }
@@ -220,7 +220,7 @@ mod tests {
             variable: "WARPLINE_NVRTC",
         };
         let error = no_code(&TWICE, &Error::driver("nvrtc", why));
-        assert!(matches!(error, Error::NoGpuCode { op: "twice", .. }));
+        assert!(matches!((error.op(), error.kind()), ("twice", ErrorKind::NoGpuCode { .. })));
         let text = error.to_string();
         for part in ["libnvrtc.so.12", "WARPLINE_NVRTC", "module::update", "with_ptx"] {
             assert!(text.contains(part), "{part} is not in {text}");

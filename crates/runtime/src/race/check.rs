@@ -9,8 +9,8 @@ use warpline_stream::{Before, OpNumber, Stream};
 
 use super::history::Entry;
 use super::{History, Race, RacingUse, Span, Touch, printed};
-use crate::storage::{Site, Uses};
-use crate::{Result, Runtime, Storage};
+use crate::storage::Uses;
+use crate::{Result, Runtime, Site, Storage};
 
 /// Work that was found in order and is about to be enqueued.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ impl Watch {
     /// Compares an op's accesses with the histories of its storages, in whose order `uses` are.
     ///
     /// # Errors
-    /// [`crate::Error::Race`], where races are to be errors.
+    /// [`crate::ErrorKind::Race`], where races are to be errors.
     pub(crate) fn new(
         stream: &Stream,
         site: Site,

@@ -24,7 +24,7 @@ use warpline_stream::Stream;
 use warpline_sync::atomic::{AtomicU8, Ordering};
 use warpline_sync::{Mutex, MutexGuard};
 
-use crate::{CudaDevice, Error, Result};
+use crate::{CudaDevice, Result};
 
 pub(crate) use check::{Watch, bury, check_host};
 pub(crate) use history::History;
@@ -44,7 +44,7 @@ pub enum RaceReport {
     Collect,
     /// They are kept, and logged as warnings through `tracing`.
     Log,
-    /// The op that completes one is not enqueued and returns [`crate::Error::Race`]. Possible
+    /// The op that completes one is not enqueued and returns [`crate::ErrorKind::Race`]. Possible
     /// races are kept, as by [`RaceReport::Collect`].
     Error,
 }
@@ -131,7 +131,7 @@ impl Detector {
         let report = self.report();
         for race in races {
             if report == RaceReport::Error && race.certain {
-                return Err(Error::Race(Box::new(race)));
+                return Err(race.into());
             }
             if report == RaceReport::Log {
                 tracing::warn!(target: "warpline::race", "{race:#}");

@@ -1,10 +1,12 @@
 //! Races as text.
 
 use std::fmt;
+use std::sync::Arc;
 
 use warpline_stream::Stream;
 
 use super::{Race, RacingUse};
+use crate::{Error, ErrorKind};
 
 impl RacingUse {
     fn kind(&self) -> &'static str {
@@ -80,6 +82,15 @@ impl Race {
              {below:width$}  {lead}{second}──▶",
             "", ""
         )
+    }
+}
+
+impl std::error::Error for Race {}
+
+/// The race as the error of its second use.
+impl From<Race> for Error {
+    fn from(race: Race) -> Self {
+        Self::unlocated(ErrorKind::Race).with_source(Arc::new(race))
     }
 }
 

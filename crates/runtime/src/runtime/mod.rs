@@ -20,7 +20,7 @@ use warpline_sync::{Mutex, OnceLock};
 
 use crate::generator::CpuGenerator;
 use crate::race::Detector;
-use crate::{Error, Race, RaceReport, Result};
+use crate::{Error, ErrorKind, Race, RaceReport, Result};
 
 pub use device::CudaDevice;
 pub use generators::GeneratorGuard;
@@ -126,8 +126,8 @@ impl Runtime {
     }
 
     /// A runtime without CUDA: CPU tensors work, and `cuda` is an error that gives `reason`:
-    /// [`Error::CudaUnavailable`] where there is no GPU, [`Error::InvalidVariable`] or
-    /// [`Error::Driver`] where something is wrong.
+    /// [`ErrorKind::CudaUnavailable`] where there is no GPU, [`ErrorKind::InvalidVariable`] or
+    /// [`ErrorKind::Driver`] where something is wrong.
     #[must_use]
     pub fn without_cuda(reason: DriverError, config: &RuntimeConfig) -> Self {
         Self::build(Err(reason), Vec::new(), config)
@@ -182,7 +182,7 @@ impl Runtime {
     /// A device.
     ///
     /// # Errors
-    /// [`Error::CudaUnavailable`] or [`Error::NoSuchDevice`].
+    /// [`ErrorKind::CudaUnavailable`] or [`ErrorKind::NoSuchDevice`].
     #[track_caller]
     pub fn device(&self, index: usize) -> Result<&CudaDevice> {
         if let Some(gpu) = self.gpu(index) {
@@ -190,7 +190,7 @@ impl Runtime {
         }
         self.devices()?;
         let (count, location) = (self.0.gpus.len(), Location::caller());
-        Err(Error::NoSuchDevice { index, count, op: "", location })
+        Err(ErrorKind::NoSuchDevice { index, count }.of("").at(location))
     }
 
     /// [`Runtime::device`] where nobody asks why there is none.
@@ -201,22 +201,22 @@ impl Runtime {
     /// The devices with their current-device and current-stream state.
     ///
     /// # Errors
-    /// [`Error::CudaUnavailable`] when there is no driver or no device; [`Error::InvalidVariable`] or
-    /// [`Error::Driver`] when something is wrong with what there is.
+    /// [`ErrorKind::CudaUnavailable`] when there is no driver or no device; [`ErrorKind::InvalidVariable`] or
+    /// [`ErrorKind::Driver`] when something is wrong with what there is.
     #[inline]
     #[track_caller]
     pub fn devices(&self) -> Result<&Devices> {
         match &self.0.devices {
             Ok(devices) if !self.0.gpus.is_empty() => Ok(devices),
             Ok(_) => Err(no_device()),
-            Err(reason) => Err(Error::no_cuda(reason.clone())),
+            Err(reason) => Err(crate::error::no_cuda(reason.clone())),
         }
     }
 
     /// The driver.
     ///
     /// # Errors
-    /// [`Error::CudaUnavailable`].
+    /// [`ErrorKind::CudaUnavailable`].
     #[track_caller]
     pub fn driver(&self) -> Result<&Arc<dyn Driver>> {
         Ok(self.devices()?.driver())
@@ -225,7 +225,7 @@ impl Runtime {
     /// The cache of page-locked host memory.
     ///
     /// # Errors
-    /// [`Error::CudaUnavailable`].
+    /// [`ErrorKind::CudaUnavailable`].
     #[track_caller]
     pub fn pinned_cache(&self) -> Result<&CudaHostCache> {
         let driver = self.driver()?;
@@ -326,12 +326,12 @@ impl Runtime {
     #[track_caller]
     pub(crate) fn check_stream(&self, stream: &Stream, op: &'static str) -> Result<()> {
         if self.devices()?.id() != stream.devices_id() {
-            return Err(Error::RuntimeMismatch { location: Location::caller(), op });
+            return Err(ErrorKind::RuntimeMismatch.of(op));
         }
         if stream.is_twin() {
             let reason = "a captured stream's twin only numbers the capture's operations: give the \
                           stream itself";
-            return Err(Error::invalid(op, reason.to_owned()));
+            return Err(Error::invalid(op, reason));
         }
         Ok(())
     }
@@ -366,5 +366,5 @@ impl Runtime {
 #[cold]
 #[track_caller]
 fn no_device() -> Error {
-    Error::no_cuda(DriverError::NoDevice { reason: "the driver has none".into() })
+    crate::error::no_cuda(DriverError::NoDevice { reason: "the driver has none".into() })
 }

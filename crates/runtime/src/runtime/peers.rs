@@ -2,7 +2,7 @@
 
 use std::sync::PoisonError;
 
-use warpline_cuda_sys_safe::CudaCode;
+use warpline_cuda_sys_safe::{CudaCode, DriverError};
 use warpline_sync::Mutex;
 use warpline_sync::atomic::{AtomicU8, Ordering};
 
@@ -41,8 +41,8 @@ impl Runtime {
     /// Lets ops on `device` read the memory of `peer` directly. Nothing where that is so already.
     ///
     /// # Errors
-    /// The driver's own, where there is no link; [`Error::NoSuchDevice`],
-    /// [`Error::CudaUnavailable`].
+    /// The driver's own, where there is no link; [`ErrorKind::NoSuchDevice`],
+    /// [`ErrorKind::CudaUnavailable`].
     #[track_caller]
     pub fn enable_peer_access(&self, device: usize, peer: usize) -> Result<()> {
         let (device, peer) = (self.device(device)?.index(), self.device(peer)?.index());
@@ -81,8 +81,9 @@ impl Runtime {
             return Ok(false);
         }
         match self.connect(device, peer) {
-            Err(Error::Driver { cause: source, .. })
-                if source.code() == Some(CudaCode::TOO_MANY_PEERS) =>
+            Err(error)
+                if error.driver_error().and_then(DriverError::code)
+                    == Some(CudaCode::TOO_MANY_PEERS) =>
             {
                 self.0.peers.pair(device, peer).store(UNREACHABLE, Ordering::Release);
                 Ok(false)

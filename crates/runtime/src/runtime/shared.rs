@@ -19,7 +19,7 @@ use warpline_sync::{Mutex, MutexGuard};
 
 use super::Runtime;
 use crate::storage::WeakStorage;
-use crate::{Error, Result, Storage};
+use crate::{ErrorKind, Result, Storage};
 
 /// How often the host looks whether work is done, while it waits for that within a limit.
 const SLICE: Duration = Duration::from_micros(100);
@@ -188,7 +188,7 @@ impl Runtime {
     /// the memory although its storage was dropped, the host waits for that work until `deadline`.
     ///
     /// # Errors
-    /// The error of `make`, and of that work; [`Error::TimedOut`] after the deadline.
+    /// The error of `make`, and of that work; [`ErrorKind::TimedOut`] after the deadline.
     #[track_caller]
     pub(crate) fn shared_storage(
         &self,
@@ -222,7 +222,9 @@ impl Runtime {
                     let reason = "the memory came before, and work that still uses it was not done \
                                   before the timeout";
                     let (op, location) = ("recv", Location::caller());
-                    return Err(Error::TimedOut { op, reason: reason.to_owned(), location });
+                    return Err(ErrorKind::TimedOut { reason: reason.to_owned() }
+                        .of(op)
+                        .at(location));
                 }
                 Some(_) => std::thread::sleep(SLICE),
             }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{PeerSemaphore, SLICE, reaches};
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result, Site};
 
 /// A number that bytes wait for.
 #[derive(Clone, Debug)]
@@ -43,11 +43,11 @@ impl Awaited {
     /// A process that is gone stops no stream, and whoever reads finds out.
     ///
     /// # Errors
-    /// [`Error::TimedOut`].
+    /// [`ErrorKind::TimedOut`].
     pub(crate) fn wait_within_limit(&self) -> Result<()> {
         let Some(limit) = self.limit else { return Ok(()) };
         match self.wait_on_host(Instant::now().checked_add(limit)) {
-            Err(timed_out @ Error::TimedOut { .. }) => Err(timed_out),
+            Err(error) if matches!(error.kind(), ErrorKind::TimedOut { .. }) => Err(error),
             _ => Ok(()),
         }
     }
@@ -60,7 +60,7 @@ impl Awaited {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 let reason = "the other process's work was not done before the timeout".to_owned();
                 let (op, location) = (self.op, self.location);
-                return Err(Error::TimedOut { op, reason, location });
+                return Err(ErrorKind::TimedOut { reason }.of(op).at(location));
             }
             std::thread::sleep(SLICE);
         }
@@ -71,7 +71,8 @@ impl Awaited {
     pub(super) fn gone(&self) -> Error {
         let reason = "it ended before its work was done that this call was to wait for; what the \
                       tensor holds is not known, and may still change";
-        Error::PeerGone { location: self.location, op: self.op, reason: reason.to_owned() }
+        let site = Site { op: self.op, location: self.location };
+        Error::new(ErrorKind::PeerGone { reason: reason.to_owned() }, site)
     }
 }
 

@@ -86,7 +86,7 @@ impl Marks {
     /// Adds what these bytes depend on to `sources`.
     ///
     /// # Errors
-    /// [`crate::Error::IndexCheck`], [`crate::Error::Collective`], [`crate::Error::PeerGone`] where that
+    /// [`crate::ErrorKind::IndexCheck`], [`crate::ErrorKind::Collective`], [`crate::ErrorKind::PeerGone`] where that
     /// is known to have failed.
     #[track_caller]
     pub(crate) fn read(&mut self, bytes: &Range<usize>, sources: &mut Sources) -> Result<()> {

@@ -23,7 +23,7 @@ use warpline_sync::{Mutex, MutexGuard, RwLock};
 
 use crate::runtime::{KEPT_FROM, Unused};
 use crate::semaphore::{Awaited, PeerSemaphore};
-use crate::{CudaDevice, Error, Result, Runtime, race};
+use crate::{CudaDevice, Error, ErrorKind, Result, Runtime, Site, race};
 
 pub use shared::ExportedStorage;
 use shared::SharedBlock;
@@ -159,7 +159,7 @@ impl Storage {
             Some(cache) => cache.take(bytes),
             None => HostMemory::pageable(bytes),
         };
-        let refused = Error::alloc("empty");
+        let refused = crate::error::alloc("empty");
         let memory = memory.map_err(|error| match error {
             DriverError::HostMemory { bytes: requested, reason } => {
                 refused(AllocError::HostMemory { requested, reason })
@@ -173,11 +173,11 @@ impl Storage {
     /// last user.
     ///
     /// # Errors
-    /// [`Error::CudaUnavailable`], or the driver's own, that of a forked child among them.
+    /// [`ErrorKind::CudaUnavailable`], or the driver's own, that of a forked child among them.
     #[track_caller]
     pub fn pinned(runtime: &Runtime, bytes: usize) -> Result<Self> {
         runtime.check_process("empty")?;
-        let block = runtime.pinned_cache()?.alloc(bytes).map_err(Error::alloc("empty"))?;
+        let block = runtime.pinned_cache()?.alloc(bytes).map_err(crate::error::alloc("empty"))?;
         Ok(Self::new(runtime, Memory::Pinned(block), bytes))
     }
 
@@ -292,7 +292,7 @@ impl Storage {
     /// (`Tensor.record_stream`). Under [`crate::SyncPolicy::Auto`] every launch does this itself.
     ///
     /// # Errors
-    /// [`Error::RuntimeMismatch`] for a stream of another runtime.
+    /// [`ErrorKind::RuntimeMismatch`] for a stream of another runtime.
     #[track_caller]
     pub fn record_stream(&self, stream: &Stream) -> Result<()> {
         if matches!(self.0.memory, Memory::Pageable(_) | Memory::Gone) {
@@ -343,7 +343,7 @@ impl Storage {
     /// received with. Comes before the host waits for a stream, for which it can set no limit.
     ///
     /// # Errors
-    /// [`Error::TimedOut`].
+    /// [`ErrorKind::TimedOut`].
     pub(crate) fn wait_for_peers(&self) -> Result<()> {
         if !self.is_marked() {
             return Ok(());
@@ -356,7 +356,7 @@ impl Storage {
     /// indices, or on a collective, that failed, or on work of a process that is gone.
     ///
     /// # Errors
-    /// [`Error::IndexCheck`]; [`Error::Collective`]; [`Error::PeerGone`].
+    /// [`ErrorKind::IndexCheck`]; [`ErrorKind::Collective`]; [`ErrorKind::PeerGone`].
     #[track_caller]
     pub fn check_marks(&self, bytes: Range<usize>) -> Result<()> {
         if !self.is_marked() {
@@ -407,7 +407,7 @@ impl Storage {
     pub(crate) fn check_replayed(&self, captured: bool, op: &'static str) -> Result<()> {
         match &self.0.member {
             Some(member) if !member.was_replayed() && !captured => {
-                Err(Error::NotReplayed { location: Location::caller(), op })
+                Err(ErrorKind::NotReplayed.of(op))
             }
             _ => Ok(()),
         }
@@ -486,20 +486,11 @@ impl Storage {
     }
 }
 
-/// A use as reported to the programmer.
-#[derive(Clone, Copy, Debug)]
-pub struct Site {
-    /// The op.
-    pub op: &'static str,
-    /// Where it was called.
-    pub location: &'static Location<'static>,
-}
-
 /// Refuses an operation on host memory that is really a device's, or other processes' too.
 #[track_caller]
 pub(crate) fn not_host(op: &'static str, storage: &Storage) -> Error {
     if storage.is_shared_host() {
-        return Error::SharedHostMemory { location: Location::caller(), op };
+        return ErrorKind::SharedHostMemory.of(op);
     }
     Error::driver(
         op,

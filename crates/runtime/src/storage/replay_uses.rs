@@ -8,8 +8,8 @@ use slab::Slab;
 use warpline_stream::{CheckOutcome, CheckedLaunch, KernelSet, OpNumber, Stream};
 use warpline_sync::{Mutex, MutexGuard};
 
-use super::{Marks, Replaying, Site, Source, Sources, Storage, Uses, WeakStorage};
-use crate::SyncPolicy;
+use super::{Marks, Replaying, Source, Sources, Storage, Uses, WeakStorage};
+use crate::{Site, SyncPolicy};
 
 /// The uses of storages by a graph's replays. A replay is entered here instead of in each of its
 /// storages, so that its cost does not grow with their number.

@@ -9,12 +9,12 @@ use std::time::Instant;
 
 use warpline_cuda_sys_safe::owned::{PhysicalMemory, Reservation};
 use warpline_cuda_sys_safe::{CudaCode, DriverError, MemsetValue, OsHandle};
-use warpline_stream::{Stream, StreamError};
+use warpline_stream::Stream;
 
-use super::{Memory, Site, Storage};
+use super::{Memory, Storage};
 use crate::launch::TOKEN;
 use crate::runtime::{SharedMapping, Unused, new_memory_id};
-use crate::{CudaDevice, Error, Result, Runtime};
+use crate::{CudaDevice, Error, ErrorKind, Result, Runtime, Site};
 
 /// A storage's part in memory that processes share.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub struct ExportedStorage {
 #[cold]
 #[track_caller]
 pub(super) fn other_memory(op: &'static str) -> Error {
-    Error::invalid(op, "other memory has come with this number before".to_owned())
+    Error::invalid(op, "other memory has come with this number before")
 }
 
 impl Storage {
@@ -58,7 +58,7 @@ impl Storage {
     /// It does not come from the caching allocator, and does not count among what that allocated.
     ///
     /// # Errors
-    /// [`Error::CannotShare`] where driver, device or system cannot share memory, and while the
+    /// [`ErrorKind::CannotShare`] where driver, device or system cannot share memory, and while the
     /// stream is captured; the driver's own, out of memory first among them.
     #[track_caller]
     pub fn shared(runtime: &Runtime, bytes: usize, stream: &Stream) -> Result<Self> {
@@ -90,7 +90,7 @@ impl Storage {
     /// What another process gets at this memory with. Work on it may be under way.
     ///
     /// # Errors
-    /// [`Error::CannotShare`] of a storage that is not [`Storage::shared`], or that came from
+    /// [`ErrorKind::CannotShare`] of a storage that is not [`Storage::shared`], or that came from
     /// another process; the driver's own.
     #[track_caller]
     pub fn export(&self) -> Result<ExportedStorage> {
@@ -103,11 +103,7 @@ impl Storage {
         if received {
             let reason =
                 "it came from another process: only who made it can send it, or send a copy";
-            return Err(Error::CannotShare {
-                location: Location::caller(),
-                op: OP,
-                reason: reason.into(),
-            });
+            return Err(ErrorKind::CannotShare { reason: reason.into() }.of(OP));
         }
         let block = match &self.0.memory {
             Memory::Shared(block) => block,
@@ -134,7 +130,7 @@ impl Storage {
     /// still uses the memory although its storage was dropped.
     ///
     /// # Errors
-    /// [`Error::CannotShare`] if its device is not visible here; [`Error::TimedOut`] after the deadline;
+    /// [`ErrorKind::CannotShare`] if its device is not visible here; [`ErrorKind::TimedOut`] after the deadline;
     /// the driver's own, if it is no such memory.
     #[track_caller]
     pub fn import(
@@ -190,7 +186,7 @@ impl Storage {
     /// The number that its memory has in each process.
     ///
     /// # Errors
-    /// [`Error::CannotShare`] of a storage that no other process can have.
+    /// [`ErrorKind::CannotShare`] of a storage that no other process can have.
     #[track_caller]
     pub fn shared_id(&self, op: &'static str) -> Result<u128> {
         match &self.0.memory {
@@ -221,7 +217,7 @@ impl Storage {
                  share what `share_memory` returns"
             }
         };
-        Error::CannotShare { location: Location::caller(), op, reason: reason.into() }
+        ErrorKind::CannotShare { reason: reason.into() }.of(op)
     }
 }
 
@@ -259,25 +255,21 @@ fn map(
 #[track_caller]
 fn clear(stream: &Stream, mapping: &SharedMapping, site: Site) -> Result<()> {
     let words = mapping.bytes() / 4;
-    let failed = |e: StreamError| match e.driver_error() {
+    let failed = |e: Error| match e.driver_error() {
         Some(source) => Error::driver(site.op, source.clone().at(site.location)),
         None => e.into(),
     };
     stream
         .submit(TOKEN, |handle| {
             if stream.is_capturing() {
-                return Err(StreamError::Capturing { location: site.location, call: site.op });
+                return Err(Error::new(ErrorKind::Capturing, site));
             }
             let driver = stream.raw().driver();
             // SAFETY: all of a mapping that goes only once the stream is done with it, whether or
             // not there comes to be a storage.
             unsafe { driver.memset_async(mapping.ptr(), MemsetValue::U32(0), words, handle) }?;
-            stream.note_launch(
-                site.op,
-                site.location,
-                [("bytes", [words * 4].as_slice())].into_iter(),
-            );
-            Ok::<_, StreamError>(())
+            stream.note_launch(site, [("bytes", [words * 4].as_slice())].into_iter());
+            Ok::<_, Error>(())
         })
         .map_err(failed)?;
     Ok(())
@@ -286,7 +278,7 @@ fn clear(stream: &Stream, mapping: &SharedMapping, site: Site) -> Result<()> {
 #[track_caller]
 fn device_of<'a>(runtime: &'a Runtime, uuid: [u8; 16], driver: &str) -> Result<&'a CudaDevice> {
     let location = Location::caller();
-    let refuse = |reason: String| Err(Error::CannotShare { location, op: "recv", reason });
+    let refuse = |reason: String| Err(ErrorKind::CannotShare { reason }.of("recv").at(location));
     let own = runtime.driver()?.name();
     if own != driver {
         return refuse(format!("it is memory of the {driver} driver, and this runtime has {own}"));
@@ -303,7 +295,7 @@ fn device_of<'a>(runtime: &'a Runtime, uuid: [u8; 16], driver: &str) -> Result<&
 #[track_caller]
 pub(super) fn cannot_share(op: &'static str, error: DriverError) -> Error {
     if error.code() == Some(CudaCode::NOT_SUPPORTED) {
-        return Error::CannotShare { location: Location::caller(), op, reason: error.to_string() };
+        return ErrorKind::CannotShare { reason: error.to_string() }.of(op);
     }
     Error::driver(op, error)
 }

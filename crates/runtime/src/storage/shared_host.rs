@@ -13,7 +13,7 @@ use warpline_cuda_sys_safe::owned::SharedHostMemory;
 use super::shared::other_memory;
 use super::{ExportedStorage, Memory, Storage};
 use crate::runtime::new_memory_id;
-use crate::{Error, Result, Runtime};
+use crate::{Error, ErrorKind, Result, Runtime};
 
 /// A storage's part in host memory that processes share.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ impl Storage {
     /// [`crate::launch::write_bytes`] alone.
     ///
     /// # Errors
-    /// [`Error::CannotShare`] where the system has no such memory, or none left; the driver's own.
+    /// [`ErrorKind::CannotShare`] where the system has no such memory, or none left; the driver's own.
     #[track_caller]
     pub fn shared_host(runtime: &Runtime, bytes: usize) -> Result<Self> {
         const OP: &str = "share_memory";
@@ -56,7 +56,7 @@ impl Storage {
         runtime.sweep_shared();
         let location = Location::caller();
         let memory = SharedHostMemory::new(driver(runtime), bytes).map_err(|e| match e.code() {
-            None => Error::CannotShare { location, op: OP, reason: e.to_string() },
+            None => ErrorKind::CannotShare { reason: e.to_string() }.of(OP).at(location),
             Some(_) => Error::driver(OP, e),
         })?;
         let (id, location) = (new_memory_id(), Location::caller());

@@ -3,8 +3,9 @@
 use smallvec::SmallVec;
 use warpline_stream::{OpNumber, Stream};
 
+use super::Marks;
 use super::replay_uses::Attached;
-use super::{Marks, Site};
+use crate::Site;
 use crate::race::History;
 
 /// Stands for the number of what was there before the memory was allocated: all that its stream was

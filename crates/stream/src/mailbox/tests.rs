@@ -3,8 +3,10 @@
 use warpline_cuda_sys_safe::sim::SimConfig;
 
 use super::*;
+use std::panic::Location;
+
 use crate::index_check::REPLAYED;
-use crate::{CapturedChecks, CheckOutcome, Devices, KernelSet, StreamError};
+use crate::{CapturedChecks, CheckOutcome, Devices, ErrorKind, KernelSet, ResultExt as _};
 
 fn stream() -> Stream {
     let devices = Devices::new(SimConfig::new(1).build()).unwrap();
@@ -39,8 +41,7 @@ fn what_a_launch_said_stays_when_its_place_is_given_away() {
     let stream = stream();
     let mut launches = Vec::new();
     for i in 0..10 * PLACES as u64 {
-        let here = Location::caller();
-        let (launch, [_, says, _]) = stream.mailbox().begin(&stream, "test", here).unwrap();
+        let (launch, [_, says, _]) = stream.mailbox().begin(&stream, Site::here("test")).unwrap();
         run(&stream);
         if i % 3 == 0 {
             say(launch.place().unwrap(), i, says);
@@ -65,8 +66,7 @@ fn what_a_launch_said_stays_when_its_place_is_given_away() {
 fn a_launch_that_was_refused_leaves_its_place() {
     let stream = stream();
     for _ in 0..10 * PLACES {
-        let here = Location::caller();
-        let (launch, _) = stream.mailbox().begin(&stream, "test", here).unwrap();
+        let (launch, _) = stream.mailbox().begin(&stream, Site::here("test")).unwrap();
         stream.mailbox().withdraw(&launch);
     }
     let State { free, running, .. } = &*stream.mailbox().state();
@@ -77,14 +77,14 @@ fn a_launch_that_was_refused_leaves_its_place() {
 fn a_replay_that_was_refused_leaves_no_failure() {
     let stream = stream();
     let checks = Arc::new(CapturedChecks::default());
-    checks.add(&stream, "test", Location::caller()).unwrap();
+    checks.add(&stream, Site::here("test")).unwrap();
     let replay = || checks.begin(&stream, stream.last_op() + 1).unwrap();
     let failed = replay();
     run(&stream);
     checks.with_place(0, |place| say(place, 7, REPLAYED));
     let refused = replay();
     // Meanwhile another thread waits.
-    assert!(matches!(stream.synchronize(), Err(StreamError::IndexCheck(_))));
+    assert!(matches!(stream.synchronize().kind(), Some(ErrorKind::IndexCheck { .. })));
     stream.mailbox().withdraw(&refused);
     let next = replay();
     run(&stream);
@@ -96,7 +96,7 @@ fn a_replay_that_was_refused_leaves_no_failure() {
 fn what_replays_say_at_once_is_said_by_each() {
     let stream = stream();
     let checks = Arc::new(CapturedChecks::default());
-    checks.add(&stream, "test", Location::caller()).unwrap();
+    checks.add(&stream, Site::here("test")).unwrap();
     let replay = || {
         let replay = checks.begin(&stream, stream.last_op() + 1).unwrap();
         run(&stream);
@@ -104,7 +104,7 @@ fn what_replays_say_at_once_is_said_by_each() {
     };
     let both = [replay(), replay()];
     checks.with_place(0, |place| say(place, 7, REPLAYED));
-    assert!(matches!(stream.synchronize(), Err(StreamError::IndexCheck(_))));
+    assert!(matches!(stream.synchronize().kind(), Some(ErrorKind::IndexCheck { .. })));
     assert_eq!(both.each_ref().map(index), [Some(7); 2]);
     let next = replay();
     stream.synchronize().unwrap();
@@ -112,8 +112,7 @@ fn what_replays_say_at_once_is_said_by_each() {
 }
 
 fn launch(stream: &Stream) -> (CheckedLaunch, u64) {
-    let here = Location::caller();
-    let (launch, [_, says, _]) = stream.mailbox().begin(stream, "test", here).unwrap();
+    let (launch, [_, says, _]) = stream.mailbox().begin(stream, Site::here("test")).unwrap();
     run(stream);
     (launch, says)
 }
@@ -203,8 +202,10 @@ fn only_the_owner_of_a_launch_is_told_until_its_thread_ends() {
     fail(5);
     let told = |stream: &Stream| match stream.synchronize() {
         Ok(()) => None,
-        Err(StreamError::IndexCheck(check)) => Some(check.index),
-        Err(error) => panic!("{error}"),
+        Err(error) => match error.kind() {
+            ErrorKind::IndexCheck { index, .. } => Some(*index),
+            _ => panic!("{error}"),
+        },
     };
     std::thread::scope(|scope| {
         let other = scope.spawn(|| {
@@ -231,7 +232,7 @@ fn a_replay_stands_for_the_replays_that_it_overlaps() {
     let stream = devices.get(0).unwrap().exclusive_stream(0).unwrap();
     let checks = Arc::new(CapturedChecks::default());
     for _ in 0..3 {
-        checks.add(&stream, "test", Location::caller()).unwrap();
+        checks.add(&stream, Site::here("test")).unwrap();
     }
     let replay = |stream: &Stream| {
         let replay = checks.begin(stream, stream.last_op() + 1).unwrap();

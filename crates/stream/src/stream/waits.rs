@@ -9,7 +9,7 @@ impl Stream {
     /// Does nothing if that order already holds.
     ///
     /// # Errors
-    /// [`StreamError::OtherDevices`], or the driver's own.
+    /// [`ErrorKind::RuntimeMismatch`], or the driver's own.
     #[track_caller]
     pub fn wait_for(&self, other: &Stream, op: OpNumber) -> Result<()> {
         if self.is_ordered_after(other, op)? {
@@ -131,9 +131,9 @@ impl Stream {
             self.with_acting(|inner, state| match (inner.capture.twin_in(), &point.capture) {
                 (None, Some(capture)) => Ok(Some(capture)),
                 (Some(own), Some(other)) if !own.ptr_eq(other) => {
-                    Err(StreamError::OutsideCapture { location, call })
+                    Err(ErrorKind::OutsideCapture.of(call).at(location))
                 }
-                (Some(_), None) => Err(StreamError::OutsideCapture { location, call }),
+                (Some(_), None) => Err(ErrorKind::OutsideCapture.of(call).at(location)),
                 _ => {
                     inner.capture.refuse_ended(call, location)?;
                     inner.wait_at(state, event, point).map(|()| None)
@@ -153,7 +153,7 @@ impl Stream {
         if self.0.core.world.id() == core.world.id() {
             return Ok(());
         }
-        Err(StreamError::OtherDevices { location: Location::caller(), call })
+        Err(ErrorKind::RuntimeMismatch.of(call))
     }
 
     /// Whether all its work is done (`Stream.query`).
@@ -175,7 +175,7 @@ impl Stream {
     /// Blocks the host until all its work is done (`Stream.synchronize`).
     ///
     /// # Errors
-    /// As [`Stream::query`]; [`StreamError::IndexCheck`], once, if an index was out of range in a launch
+    /// As [`Stream::query`]; [`ErrorKind::IndexCheck`], once, if an index was out of range in a launch
     /// of this thread, or of a thread that has ended.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {

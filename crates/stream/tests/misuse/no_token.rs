@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use warpline_cuda_sys_safe::owned::LaunchToken;
 use warpline_cuda_sys_safe::CaptureMode;
-use warpline_stream::{CapturedChecks, Stream, StreamError};
+use warpline_stream::{CapturedChecks, Stream, Error};
 
 fn forged() -> LaunchToken {
     LaunchToken(())
@@ -15,7 +15,7 @@ fn waited(stream: &Stream) {
 }
 
 fn submitted(stream: &Stream) {
-    let _ = stream.submit(|_| Ok::<_, StreamError>(()));
+    let _ = stream.submit(|_| Ok::<_, Error>(()));
 }
 
 fn checked(stream: &Stream) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use shuttle::rand::{RngCore, thread_rng};
-use warpline_stream::{Devices, Event, Stream, StreamError};
+use warpline_stream::{Devices, Error, Event, Stream};
 
 use crate::fake::FakeDriver;
 use crate::{Ran, Task, check, streams, task, together, world};
@@ -120,7 +120,7 @@ fn the_first_record_settles_the_device() {
                     recorded.fetch_add(1, Ordering::SeqCst);
                     assert_eq!(event.device_index(), Some(device));
                 }
-                Err(StreamError::WrongDevice { expected, found, .. }) => {
+                Err(Error::WrongDevice { expected, found, .. }) => {
                     assert_eq!((expected, found), (1 - device, device));
                 }
                 Err(other) => panic!("{other}"),

@@ -20,7 +20,7 @@ use shuttle::Runner;
 use shuttle::rand::{RngCore, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use warpline_cuda_sys_safe::owned::LaunchToken;
-use warpline_stream::{Devices, OpNumber, Stream, StreamError};
+use warpline_stream::{Devices, Error, OpNumber, Stream};
 
 /// Runs it under random schedules, and under some with few preemptions.
 fn check(test: impl Fn() + Send + Sync + Clone + 'static) {
@@ -95,7 +95,7 @@ impl Ran {
         let work = move || ran.0.lock().unwrap_or_else(PoisonError::into_inner).push(tag);
         // SAFETY: the handle is the live stream's own.
         let enqueue = |handle| unsafe { driver.launch_host_func(handle, Box::new(work)) };
-        let enqueue = |handle| enqueue(handle).map_err(StreamError::from);
+        let enqueue = |handle| enqueue(handle).map_err(Error::from);
         stream.submit(TOKEN, enqueue).unwrap().1
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use warpline_cuda_sys_safe::null::NullDriver;
-use warpline_stream::{Devices, Event, OpNumber, Stream, StreamError};
+use warpline_stream::{Devices, Error, Event, OpNumber, Stream};
 
 const STREAMS: usize = 5;
 const EVENTS: usize = 3;
@@ -73,7 +73,7 @@ impl Graph {
 }
 
 fn work(stream: &Stream) -> OpNumber {
-    stream.submit(crate::support::TOKEN, |_| Ok::<(), StreamError>(())).unwrap().1
+    stream.submit(crate::support::TOKEN, |_| Ok::<(), Error>(())).unwrap().1
 }
 
 proptest! {

@@ -1,6 +1,6 @@
 //! Which driver calls ordering costs, and what a wait covers.
 
-use warpline_stream::{Event, StreamError};
+use warpline_stream::{Error, ErrorKind, Event};
 
 use crate::support::{Clock, TOKEN, counted, schedules, work};
 
@@ -11,16 +11,13 @@ fn operations_are_numbered_from_one() {
     assert_eq!(stream.last_op(), 0);
     assert_eq!(work(stream, || ()), 1);
     assert_eq!(work(stream, || ()), 2);
-    let failed: Result<((), _), StreamError> = stream.submit(TOKEN, |_| {
-        Err(StreamError::EventNotRecorded {
-            location: std::panic::Location::caller(),
-            call: "test",
-        })
+    let failed: Result<((), _), Error> = stream.submit(TOKEN, |_| {
+        Err(ErrorKind::EventNotRecorded.of("test").at(std::panic::Location::caller()))
     });
     assert!(failed.is_err());
     assert_eq!(stream.last_op(), 2, "what was not enqueued has no number");
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        stream.submit(TOKEN, |_| -> Result<(), StreamError> { panic!("on purpose") })
+        stream.submit(TOKEN, |_| -> Result<(), Error> { panic!("on purpose") })
     }));
     assert!(panicked.is_err());
     assert_eq!(work(stream, || ()), 3, "a panic while enqueueing leaves the stream usable");

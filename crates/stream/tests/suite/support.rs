@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use warpline_cuda_sys_safe::Driver;
 use warpline_cuda_sys_safe::owned::LaunchToken;
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
-use warpline_stream::{Devices, OpNumber, Stream, StreamError};
+use warpline_stream::{Devices, Error, OpNumber, Stream};
 
 pub(crate) use crate::fake::FakeDriver;
 
@@ -85,7 +85,7 @@ pub(crate) fn work(stream: &Stream, f: impl FnOnce() + Send + 'static) -> OpNumb
     let ((), op) = stream
         .submit(TOKEN, |handle| {
             // SAFETY: the handle is the live stream's own.
-            unsafe { driver.launch_host_func(handle, Box::new(f)) }.map_err(StreamError::from)
+            unsafe { driver.launch_host_func(handle, Box::new(f)) }.map_err(Error::from)
         })
         .expect("launch_host_func");
     op

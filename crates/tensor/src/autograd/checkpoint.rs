@@ -71,7 +71,7 @@ where
         if mode::is_grad_enabled() {
             let reason = "what is computed again has no gradients of gradients, which a pass with `create_graph` is to \
                           record; call the function without a checkpoint";
-            return Err(Error::gradient(Self::NAME, reason.into()).at(context.inputs.node.location));
+            return Err(Error::gradient(Self::NAME, reason).at(context.inputs.node.location));
         }
         let inputs = (0..context.inputs()).map(|i| {
             let input = context.saved(i)?.detach();
@@ -181,7 +181,7 @@ fn sequence<R>(
 /// ```
 ///
 /// # Errors
-/// Whatever `f` returns. The backward pass fails with [`Error::Gradient`] if it has `create_graph`, if the recomputed
+/// Whatever `f` returns. The backward pass fails with [`ErrorKind::Gradient`] if it has `create_graph`, if the recomputed
 /// results differ from the first in number, sizes, dtype or device, and if none of them requires a gradient.
 #[track_caller]
 pub fn checkpoint(

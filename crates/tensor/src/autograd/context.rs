@@ -14,7 +14,7 @@ impl Context<'_> {
     /// The tensor that was saved as number `index`.
     ///
     /// # Errors
-    /// [`Error::Gradient`] if there is none. A backward pass fails before it calls the function if a saved tensor was modified
+    /// [`ErrorKind::Gradient`] if there is none. A backward pass fails before it calls the function if a saved tensor was modified
     /// in place since, or if a pass without `retain_graph` has freed them.
     pub fn saved(&self, index: usize) -> Result<Tensor> {
         self.saved.get(index).cloned().ok_or_else(|| {

@@ -11,11 +11,12 @@ use warpline_runtime::launch::report_as;
 use warpline_stream::Stream;
 
 use super::accumulate::accumulate;
+use super::function::is_bad_argument;
 use super::hooks::{call_hooks, call_leaf_hooks};
 use super::mode;
 use super::node::{Edge, Gradients, Like, Node, Work};
 use crate::called::Called;
-use crate::{Error, Result, Runtime, Tensor};
+use crate::{Error, ErrorKind, Result, Runtime, Site, Tensor};
 
 /// What a backward pass is to do besides.
 #[derive(Clone, Copy, Debug, Default)]
@@ -291,7 +292,9 @@ impl Pass {
         let returned = if useful {
             let returned = on(&self.runtime, node, || {
                 let returned =
-                    report_as(Some((node.name, node.location)), || node.run(&grads, partial))?;
+                    report_as(Some(Site { op: node.name, location: node.location }), || {
+                        node.run(&grads, partial)
+                    })?;
                 drop(grads);
                 fitted(node, returned)
             });
@@ -419,23 +422,11 @@ fn sum_to(node: &Node, grad: &Tensor, sizes: &[usize]) -> Result<Tensor> {
 /// An error of an op's gradient, under the op's name and at the line of its forward call. The ops of which the gradient
 /// consists are not the program's.
 fn while_running(node: &Arc<Node>, error: Error) -> Error {
-    let error = match error {
-        Error::Gradient { .. } => return error,
-        error => error.of(node.name).at(node.location),
-    };
-    match error {
-        Error::InvalidArgument { .. }
-        | Error::ShapeMismatch { .. }
-        | Error::BroadcastMismatch { .. }
-        | Error::OperandDTypes { .. }
-        | Error::UnsupportedDType { .. } => {
-            let text = error.to_string();
-            let (name, place) =
-                (format!("{}: ", node.name), format!(" (called at {})", node.location));
-            let text = text.strip_prefix(&name).unwrap_or(&text);
-            let text = text.strip_suffix(&place).unwrap_or(text);
-            Error::gradient(node.name, format!("its gradient failed: {text}")).at(node.location)
+    match error.kind() {
+        ErrorKind::Gradient { .. } => error,
+        kind if is_bad_argument(kind) => {
+            Error::gradient(node.name, format!("its gradient failed: {kind}")).at(node.location)
         }
-        other => other,
+        _ => error.of(node.name).at(node.location),
     }
 }

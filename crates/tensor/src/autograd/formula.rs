@@ -111,7 +111,7 @@ impl Values {
 
 /// The error for a formula that reads a value that the forward pass did not provide for.
 fn missing() -> Error {
-    Error::gradient("elementwise", "a formula reads a value that is missing".into())
+    Error::gradient("elementwise", "a formula reads a value that is missing")
 }
 
 /// Applies an op to the values of earlier steps.

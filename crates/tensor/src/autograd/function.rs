@@ -9,7 +9,7 @@ use super::node::{Gradients, Node};
 use super::record::{record_all, wanted};
 use super::saved::Saved;
 use super::{Context, mode};
-use crate::{Error, Result, Tensor};
+use crate::{Error, ErrorKind, Result, Tensor};
 
 /// What a function's backward pass will need.
 #[derive(Debug, Default)]
@@ -68,7 +68,7 @@ pub trait Function: Send + Sync + Sized + 'static {
     ///
     /// Each gradient is a floating-point tensor on its input's device, with the input's sizes or sizes that the input's
     /// broadcast to. Another dtype is converted, and a gradient without dimensions is moved. Anything else, and too few
-    /// or too many gradients, is an [`Error::Gradient`] of the backward pass; surplus `None`s are ignored.
+    /// or too many gradients, is an [`ErrorKind::Gradient`] of the backward pass; surplus `None`s are ignored.
     ///
     /// # Errors
     /// Whatever its ops fail with.
@@ -77,7 +77,7 @@ pub trait Function: Send + Sync + Sized + 'static {
     /// Computes the results, and records them if an input wants a gradient.
     ///
     /// # Errors
-    /// As [`Function::forward`]; [`crate::Error::Gradient`] if a tensor cannot be saved.
+    /// As [`Function::forward`]; [`crate::ErrorKind::Gradient`] if a tensor cannot be saved.
     #[track_caller]
     fn apply(self, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
         let mut save = ToSave::default();
@@ -163,15 +163,21 @@ fn check(inputs: &Inputs<'_>, returned: &[Option<Tensor>]) -> Result<()> {
 /// An error of a function's gradient. The ops of which that consists are the program's, so the message has them and
 /// their lines, too.
 fn failed(inputs: &Inputs<'_>, error: Error) -> Error {
-    match error {
-        Error::InvalidArgument { .. }
-        | Error::ShapeMismatch { .. }
-        | Error::BroadcastMismatch { .. }
-        | Error::OperandDTypes { .. }
-        | Error::UnsupportedDType { .. } => {
-            let Node { name, location, .. } = **inputs.node;
-            Error::gradient(name, format!("its gradient failed: {error}")).at(location)
-        }
-        other => other,
+    if !is_bad_argument(error.kind()) {
+        return error;
     }
+    let Node { name, location, .. } = **inputs.node;
+    Error::gradient(name, format!("its gradient failed: {error}")).at(location)
+}
+
+/// Whether an op refused its arguments, which in a gradient the rule has made.
+pub(super) const fn is_bad_argument(kind: &ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::InvalidArgument { .. }
+            | ErrorKind::ShapeMismatch { .. }
+            | ErrorKind::BroadcastMismatch { .. }
+            | ErrorKind::OperandDTypes { .. }
+            | ErrorKind::UnsupportedDType { .. }
+    )
 }

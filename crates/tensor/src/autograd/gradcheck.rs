@@ -34,7 +34,7 @@ impl Default for GradcheckOptions {
 /// ```
 ///
 /// # Errors
-/// [`Error::Gradient`] that names the first element that differs, and both numbers; whatever `f` fails with.
+/// [`ErrorKind::Gradient`] that names the first element that differs, and both numbers; whatever `f` fails with.
 #[track_caller]
 pub fn gradcheck(
     f: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,

@@ -179,7 +179,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Gradient`] of a tensor that wants no gradient.
+    /// [`ErrorKind::Gradient`] of a tensor that wants no gradient.
     #[track_caller]
     pub fn register_hook(
         &self,
@@ -188,7 +188,7 @@ impl Tensor {
         if !self.requires_grad() {
             let reason =
                 "a tensor that wants no gradient has none to hook; call requires_grad_(true) first";
-            return Err(Error::gradient("register_hook", reason.into()));
+            return Err(Error::gradient("register_hook", reason));
         }
         check_not_moved("register_hook", self)?;
         let (id, call): (u64, GradHook) = (id(), Arc::new(hook));
@@ -199,7 +199,7 @@ impl Tensor {
         }
         let edge = self.edge();
         let Some(edge) = edge else {
-            return Err(Error::gradient("register_hook", "the tensor has no graph".into()));
+            return Err(Error::gradient("register_hook", "the tensor has no graph"));
         };
         edge.node.add_hook(Hook { id, output: edge.output, call, keeps: false });
         Ok(HookHandle { id, place: Place::Node(Arc::downgrade(&edge.node)) })
@@ -209,12 +209,12 @@ impl Tensor {
     /// and of the tensor as in-place ops leave it.
     ///
     /// # Errors
-    /// [`Error::Gradient`] of a tensor that wants no gradient.
+    /// [`ErrorKind::Gradient`] of a tensor that wants no gradient.
     #[track_caller]
     pub fn retain_grad(&self) -> Result<()> {
         if !self.requires_grad() {
             let reason = "a tensor that wants no gradient has none to keep";
-            return Err(Error::gradient("retain_grad", reason.into()));
+            return Err(Error::gradient("retain_grad", reason));
         }
         if self.is_leaf() {
             return Ok(());
@@ -254,7 +254,7 @@ impl Tensor {
     /// [recipe](crate::guide::from_pytorch#optimizer-steps-in-the-backward-pass).
     ///
     /// # Errors
-    /// [`Error::Gradient`] of anything but a leaf that wants a gradient.
+    /// [`ErrorKind::Gradient`] of anything but a leaf that wants a gradient.
     #[track_caller]
     pub fn register_post_accumulate_grad_hook(
         &self,
@@ -262,7 +262,7 @@ impl Tensor {
     ) -> Result<HookHandle> {
         if !self.requires_grad() || !self.is_leaf() {
             let reason = "only a leaf that wants a gradient accumulates one";
-            return Err(Error::gradient("register_post_accumulate_grad_hook", reason.into()));
+            return Err(Error::gradient("register_post_accumulate_grad_hook", reason));
         }
         check_not_moved("register_post_accumulate_grad_hook", self)?;
         let (id, hooks) = (id(), Meta::of(self).own_hooks());

@@ -1,14 +1,12 @@
 //! Leaves that were moved: a module has another tensor in their place.
 
-use std::panic::Location;
-
 use super::meta::Meta;
-use crate::{Error, Result, Tensor};
+use crate::{ErrorKind, Result, Tensor};
 
 /// Marks the leaf `old` as moved: `new` has its place in a module from now on, where it is called `name`. Hooks of `old` go
 /// over to `new`, and their handles remove them there.
 ///
-/// Gradients that arrive at `old`, new hooks on it and [`check_not_moved`] are [`Error::Moved`] afterwards, so that an
+/// Gradients that arrive at `old`, new hooks on it and [`check_not_moved`] are [`ErrorKind::Moved`] afterwards, so that an
 /// optimizer that has `old` cannot go on in silence. `old` stays marked; marking it again has no effect.
 ///
 /// `Module::to` of `warpline-nn` calls this. A program needs it only for modules of its own making.
@@ -34,9 +32,9 @@ pub fn mark_moved(old: &Tensor, new: &Tensor, name: &str) {
 /// Checks that no module has another tensor in the place of `leaf`.
 ///
 /// # Errors
-/// [`Error::Moved`] under the name `op` if [`mark_moved`] was called with `leaf` as the old tensor.
+/// [`ErrorKind::Moved`] under the name `op` if [`mark_moved`] was called with `leaf` as the old tensor.
 #[track_caller]
 pub fn check_not_moved(op: &'static str, leaf: &Tensor) -> Result<()> {
     let Some(name) = leaf.moved() else { return Ok(()) };
-    Err(Error::Moved { op, name: name.clone(), location: Location::caller() })
+    Err(ErrorKind::Moved { name: name.clone() }.of(op))
 }

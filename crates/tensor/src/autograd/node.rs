@@ -124,7 +124,7 @@ impl Node {
         let Some(rule) = lock(rule).clone() else {
             let reason = "its saved tensors have been freed, since backward went through the graph before; to go \
                           through it again, call that with `retain_graph`";
-            return Err(Error::gradient(self.name, reason.into()).at(self.location));
+            return Err(Error::gradient(self.name, reason).at(self.location));
         };
         rule.run(grads, &Inputs { node: self, partial })
     }

@@ -33,7 +33,7 @@ pub(crate) fn refuse(op: &'static str, inputs: &[&Tensor]) -> Result<()> {
         return Ok(());
     }
     let reason = "it has no gradient, but an input wants one; call it in `no_grad`, or on what `detach` returns";
-    Err(Error::gradient(op, reason.into()))
+    Err(Error::gradient(op, reason))
 }
 
 impl Tensor {
@@ -118,7 +118,7 @@ pub(crate) fn check_in_place(name: &'static str, tensor: &Tensor) -> Result<()> 
     } else {
         return Ok(());
     };
-    Err(Error::gradient(name, reason.into()))
+    Err(Error::gradient(name, reason))
 }
 
 /// Records that an op has changed `inputs[0]` in place. If the gradient reads the former elements, `saved` has a copy of

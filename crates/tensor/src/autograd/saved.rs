@@ -8,7 +8,7 @@ use warpline_runtime::{Layout, Scalar, Version};
 use super::meta::Meta;
 use super::mode;
 use super::node::{Edge, Node};
-use crate::{Error, Result, Tensor};
+use crate::{Error, Result, Site, Tensor};
 
 /// State that an op saves. The [`saved!`] macro declares structs of it, whose fields all have to be of such types: a
 /// tensor in a type that does not implement this trait does not compile.
@@ -46,7 +46,7 @@ macro_rules! without_tensors {
     ($($type:ty),*) => {$(impl Saved for $type {})*};
 }
 
-without_tensors!(bool, usize, isize, i64, f64, Scalar, Layout);
+without_tensors!(bool, usize, isize, i64, f64, Scalar, Site, Layout);
 
 impl<T: Sync + ?Sized> Saved for &'static T {}
 
@@ -109,7 +109,7 @@ impl Mark {
     pub(super) fn new(op: &'static str, tensor: &mut Tensor, outputs: &[&Tensor]) -> Result<Self> {
         if tensor.is_inference() {
             let reason = "a tensor that was made in inference mode cannot be saved for a gradient; use a copy of it";
-            return Err(Error::gradient(op, reason.into()));
+            return Err(Error::gradient(op, reason));
         }
         let version = tensor.storage().version();
         let source = match outputs.iter().position(|output| output.is_same(tensor)) {

@@ -24,7 +24,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Gradient`] of a dtype that has no gradient, of an inference tensor, and when what was
+    /// [`ErrorKind::Gradient`] of a dtype that has no gradient, of an inference tensor, and when what was
     /// computed from others is to want none: that is what [`Tensor::detach`] is for.
     #[track_caller]
     pub fn requires_grad_(&self, requires_grad: bool) -> Result<Self> {
@@ -37,14 +37,14 @@ impl Tensor {
         if requires_grad && self.is_inference() {
             let reason =
                 "a tensor that was made in inference mode cannot want a gradient; use a copy of it";
-            return Err(Error::gradient(op, reason.into()));
+            return Err(Error::gradient(op, reason));
         }
         if !self.is_leaf() {
             if requires_grad {
                 return Ok(self.clone());
             }
             let reason = "what was computed from tensors that want a gradient wants one; use what `detach` returns";
-            return Err(Error::gradient(op, reason.into()));
+            return Err(Error::gradient(op, reason));
         }
         if requires_grad {
             check_not_moved(op, self)?;
@@ -69,7 +69,7 @@ impl Tensor {
     /// Sets the gradient, or takes it away (`Tensor.grad = …`).
     ///
     /// # Errors
-    /// [`Error::Gradient`] of one that has other sizes, another dtype or device than this tensor.
+    /// [`ErrorKind::Gradient`] of one that has other sizes, another dtype or device than this tensor.
     #[track_caller]
     pub fn set_grad(&self, grad: Option<Tensor>) -> Result<()> {
         if let Some(grad) = &grad
@@ -114,7 +114,7 @@ impl Tensor {
     /// is waited for, and later work comes after it.
     ///
     /// # Errors
-    /// [`Error::Gradient`] if the tensor has several elements or wants no gradient; if a graph was freed, or a
+    /// [`ErrorKind::Gradient`] if the tensor has several elements or wants no gradient; if a graph was freed, or a
     /// tensor that is needed was changed in place.
     #[track_caller]
     pub fn backward(&self) -> Result<()> {
@@ -144,7 +144,7 @@ impl Tensor {
 fn root(op: &'static str, tensor: &Tensor, gradient: Option<&Tensor>) -> Result<(Edge, Tensor)> {
     let Some(edge) = tensor.edge() else {
         let reason = "the tensor wants no gradient, and was computed from none that does";
-        return Err(Error::gradient(op, reason.into()));
+        return Err(Error::gradient(op, reason));
     };
     let gradient = match gradient {
         Some(gradient) if gradient.size() == tensor.size() => start(op, tensor, gradient)?,
@@ -237,7 +237,7 @@ pub struct GradOptions {
 /// ```
 ///
 /// # Errors
-/// [`Error::Gradient`] as [`Tensor::backward`]; for an input that wants no gradient, or that the outputs do not
+/// [`ErrorKind::Gradient`] as [`Tensor::backward`]; for an input that wants no gradient, or that the outputs do not
 /// depend on.
 #[track_caller]
 pub fn grad(
@@ -285,7 +285,7 @@ pub(super) fn grad_at(
 /// tensor, or none at all. `None` stands for ones, of a tensor with one element.
 ///
 /// # Errors
-/// As [`Tensor::backward_with`], and [`Error::Gradient`] if the lists differ in length.
+/// As [`Tensor::backward_with`], and [`ErrorKind::Gradient`] if the lists differ in length.
 #[track_caller]
 pub fn backward(
     tensors: &[&Tensor],

@@ -14,11 +14,11 @@ pub use warpline_runtime::graph::GraphPool;
 /// into the inputs first ([`copy_`](crate::Tensor::copy_)), and find the results where the capture
 /// left them. Inputs are kept for as long as the graph, whoever else drops them. What is made in
 /// the capture lies in the graph's [pool](CudaGraph::pool) and holds nothing before the first
-/// replay: using it before is [`Error::NotReplayed`].
+/// replay: using it before is [`ErrorKind::NotReplayed`].
 ///
 /// A capture holds whatever is enqueued on its stream, and on streams that are made to wait for it;
 /// all these are of one device. Work of the host is done at once and is no part of it. What cannot be captured is
-/// [`Error::Capture`] or [`Error::Stream`] and names the op: whatever makes the host wait
+/// [`ErrorKind::Capture`] or [`Error::Stream`] and names the op: whatever makes the host wait
 /// (`item`, `to_vec`, `synchronize`, copies from and to memory that is not pinned), queries of
 /// events and streams, and waits for work from before the capture, which replays see to themselves.
 ///
@@ -68,7 +68,7 @@ pub fn graph_pool_handle(device: impl CudaDeviceArg) -> Result<GraphPool> {
 /// Whether this thread's current stream is being captured.
 ///
 /// # Errors
-/// [`Error::CudaUnavailable`].
+/// [`ErrorKind::CudaUnavailable`].
 #[track_caller]
 pub fn is_current_stream_capturing() -> Result<bool> {
     Ok(super::current_stream(())?.is_capturing())
@@ -97,7 +97,7 @@ impl CudaGraph {
     /// later captures.
     ///
     /// # Errors
-    /// As [`CudaGraph::capture`]; [`Error::DeviceMismatch`] for a pool of another device.
+    /// As [`CudaGraph::capture`]; [`ErrorKind::DeviceMismatch`] for a pool of another device.
     #[track_caller]
     pub fn capture_with<R>(
         &mut self,
@@ -120,9 +120,7 @@ impl CudaGraph {
     fn captured(&self, op: &'static str) -> Result<&Graph> {
         match &self.graph {
             Some(graph) => Ok(graph),
-            None => {
-                Err(Error::invalid(op, "the graph holds nothing; capture something first".into()))
-            }
+            None => Err(Error::invalid(op, "the graph holds nothing; capture something first")),
         }
     }
 
@@ -131,8 +129,8 @@ impl CudaGraph {
     /// would have without a graph.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an empty graph; [`Error::Capture`] while the current stream
-    /// is captured; [`Error::Collective`] once a process group has failed whose calls it holds; otherwise
+    /// [`ErrorKind::InvalidArgument`] for an empty graph; [`ErrorKind::Capture`] while the current stream
+    /// is captured; [`ErrorKind::Collective`] once a process group has failed whose calls it holds; otherwise
     /// what launching fails with.
     #[track_caller]
     pub fn replay(&self) -> Result<()> {
@@ -149,7 +147,7 @@ impl CudaGraph {
     /// Where it was captured, for other graphs to share.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an empty graph.
+    /// [`ErrorKind::InvalidArgument`] for an empty graph.
     #[track_caller]
     pub fn pool(&self) -> Result<GraphPool> {
         Ok(self.captured("pool")?.pool().clone())

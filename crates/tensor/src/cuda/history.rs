@@ -41,7 +41,7 @@ fn ask_all<R>(f: impl Fn(&CudaAllocator) -> R) -> Result<Vec<R>> {
 /// ```
 ///
 /// # Errors
-/// [`crate::Error::CudaUnavailable`].
+/// [`crate::ErrorKind::CudaUnavailable`].
 #[track_caller]
 pub fn memory_snapshot() -> Result<Vec<SegmentInfo>> {
     Ok(ask_all(CudaAllocator::segments).of("memory_snapshot")?.concat())
@@ -54,7 +54,7 @@ pub fn memory_snapshot() -> Result<Vec<SegmentInfo>> {
 /// [`Backtraces`](super::Backtraces); without those, entries name the place that asked.
 ///
 /// # Errors
-/// [`crate::Error::CudaUnavailable`].
+/// [`crate::ErrorKind::CudaUnavailable`].
 #[track_caller]
 pub fn record_memory_history(config: impl Into<Option<TraceConfig>>) -> Result<()> {
     let config = config.into();
@@ -81,7 +81,7 @@ pub fn record_memory_history(config: impl Into<Option<TraceConfig>>) -> Result<(
 /// ```
 ///
 /// # Errors
-/// [`crate::Error::CudaUnavailable`].
+/// [`crate::ErrorKind::CudaUnavailable`].
 #[track_caller]
 pub fn snapshot() -> Result<Snapshot> {
     let runtime = runtime();
@@ -111,7 +111,7 @@ pub fn snapshot() -> Result<Snapshot> {
 /// ```
 ///
 /// # Errors
-/// [`crate::Error::CudaUnavailable`]; [`crate::Error::InvalidArgument`] with the path and the reason where the
+/// [`crate::ErrorKind::CudaUnavailable`]; [`crate::ErrorKind::InvalidArgument`] with the path and the reason where the
 /// file cannot be written.
 #[cfg(feature = "snapshot")]
 #[track_caller]
@@ -130,7 +130,7 @@ pub fn dump_snapshot(path: impl AsRef<Path>) -> Result<()> {
 /// Sets a mark in what is recorded of all devices.
 ///
 /// # Errors
-/// [`crate::Error::CudaUnavailable`].
+/// [`crate::ErrorKind::CudaUnavailable`].
 #[track_caller]
 pub fn annotate(text: &str) -> Result<()> {
     let runtime = runtime();
@@ -144,7 +144,7 @@ pub fn annotate(text: &str) -> Result<()> {
 /// (`torch.cuda.memory._set_memory_metadata`).
 ///
 /// # Errors
-/// [`crate::Error::CudaUnavailable`].
+/// [`crate::ErrorKind::CudaUnavailable`].
 #[track_caller]
 pub fn set_memory_metadata(text: &str) -> Result<()> {
     ask_all(|a| a.set_memory_metadata(text)).map(drop).of("set_memory_metadata")

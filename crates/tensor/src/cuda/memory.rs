@@ -169,7 +169,7 @@ pub fn mem_get_info(device: impl CudaDeviceArg) -> Result<MemInfo> {
 /// Limits what the allocator may reserve to a share of the device's memory, from 0 to 1.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for any other number; as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::InvalidArgument`] for any other number; as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn set_per_process_memory_fraction(fraction: f64, device: impl CudaDeviceArg) -> Result<()> {
     ask(device, |a| a.set_memory_fraction(fraction))

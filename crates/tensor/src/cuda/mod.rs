@@ -28,7 +28,9 @@ use warpline_cuda_sys_safe::DeviceProperties;
 
 use crate::ambient::InUse;
 use crate::called::Called as _;
-use crate::{Device, Error, IntoDevice, Race, RaceReport, Result, Runtime, SyncPolicy, runtime};
+use crate::{
+    Device, Error, ErrorKind, IntoDevice, Race, RaceReport, Result, Runtime, SyncPolicy, runtime,
+};
 
 pub use graph::{CudaGraph, GraphPool, graph, graph_pool_handle, is_current_stream_capturing};
 pub use host_memory::{
@@ -63,8 +65,8 @@ pub trait CudaDeviceArg {
     /// Its index in a runtime.
     ///
     /// # Errors
-    /// [`Error::InvalidDeviceString`], [`Error::InvalidArgument`] for the CPU,
-    /// [`Error::NoSuchDevice`], [`Error::CudaUnavailable`].
+    /// [`ErrorKind::InvalidDeviceString`], [`ErrorKind::InvalidArgument`] for the CPU,
+    /// [`ErrorKind::NoSuchDevice`], [`ErrorKind::CudaUnavailable`].
     fn index_in(self, runtime: &Runtime) -> Result<usize>;
 }
 
@@ -92,9 +94,7 @@ device_args!(usize, Device, &Device, &str, &String, String);
 #[track_caller]
 fn index_of(runtime: &Runtime, device: Device) -> Result<usize> {
     match device {
-        Device::Cpu => {
-            Err(Error::invalid("cuda", "expected a CUDA device, but 'cpu' was given".into()))
-        }
+        Device::Cpu => Err(Error::invalid("cuda", "expected a CUDA device, but 'cpu' was given")),
         Device::Cuda(None) => ().index_in(runtime),
         Device::Cuda(Some(index)) => Ok(runtime.device(index)?.index()),
     }
@@ -114,8 +114,8 @@ fn index_of(runtime: &Runtime, device: Device) -> Result<usize> {
 /// ```
 ///
 /// # Errors
-/// [`Error::InvalidVariable`] where a variable of the environment, such as `WARPLINE_ALLOC_CONF`, holds
-/// what it cannot hold; [`Error::Driver`] where a driver is installed that does not work.
+/// [`ErrorKind::InvalidVariable`] where a variable of the environment, such as `WARPLINE_ALLOC_CONF`, holds
+/// what it cannot hold; [`ErrorKind::Driver`] where a driver is installed that does not work.
 #[doc(alias = "cuda_is_available")]
 #[track_caller]
 pub fn is_available() -> Result<bool> {
@@ -130,7 +130,7 @@ pub fn is_available() -> Result<bool> {
 pub fn device_count() -> Result<usize> {
     match InUse::get().devices() {
         Ok(devices) => Ok(devices.count()),
-        Err(Error::CudaUnavailable { .. }) => Ok(0),
+        Err(error) if matches!(error.kind(), ErrorKind::CudaUnavailable { .. }) => Ok(0),
         Err(error) => Err(error),
     }
 }
@@ -138,7 +138,7 @@ pub fn device_count() -> Result<usize> {
 /// This thread's current device.
 ///
 /// # Errors
-/// [`Error::CudaUnavailable`].
+/// [`ErrorKind::CudaUnavailable`].
 #[track_caller]
 pub fn current_device() -> Result<usize> {
     ().index_in(&runtime()).of("current_device")

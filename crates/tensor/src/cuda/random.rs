@@ -8,7 +8,7 @@ use crate::{Result, Tensor, runtime};
 /// Seeds the generator of the current device.
 ///
 /// # Errors
-/// [`Error::CudaUnavailable`](crate::Error::CudaUnavailable).
+/// [`ErrorKind::CudaUnavailable`](crate::ErrorKind::CudaUnavailable).
 #[track_caller]
 pub fn manual_seed(seed: u64) -> Result<()> {
     let runtime = runtime();
@@ -44,7 +44,7 @@ pub fn get_rng_state(device: impl CudaDeviceArg) -> Result<Tensor> {
 /// Makes a device's generator go on from a state (`torch.cuda.set_rng_state`), of PyTorch's too.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) unless it is a tensor of bytes on the host that holds a
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) unless it is a tensor of bytes on the host that holds a
 /// state; as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn set_rng_state(state: &Tensor, device: impl CudaDeviceArg) -> Result<()> {

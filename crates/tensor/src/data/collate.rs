@@ -19,7 +19,7 @@ pub trait PinMemory: Sized {
     /// A copy in page-locked memory; what is there already stays.
     ///
     /// # Errors
-    /// [`crate::Error::CudaUnavailable`], or when there is no memory to lock.
+    /// [`crate::ErrorKind::CudaUnavailable`], or when there is no memory to lock.
     fn pin_memory(self) -> Result<Self>;
 }
 

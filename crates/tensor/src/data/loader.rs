@@ -72,11 +72,11 @@ impl<D: Dataset> DataLoader<D> {
     /// Samples per batch.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when zero.
+    /// [`ErrorKind::InvalidArgument`] when zero.
     #[track_caller]
     pub fn batch_size(mut self, batch_size: usize) -> Result<Self> {
         if batch_size == 0 {
-            return Err(Error::invalid("DataLoader", "batch_size must be greater than 0".into()));
+            return Err(Error::invalid("DataLoader", "batch_size must be greater than 0"));
         }
         self.batch_size = batch_size;
         Ok(self)

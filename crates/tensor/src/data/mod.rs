@@ -4,8 +4,6 @@ mod collate;
 mod loader;
 mod sampler;
 
-use std::panic::Location;
-
 pub use collate::{Collate, PinMemory};
 pub use loader::{Batches, DataLoader};
 pub use sampler::{DistributedSampler, RandomSampler, Sampler};
@@ -43,20 +41,19 @@ impl TensorDataset {
     /// Pairs row `i` of `inputs` with row `i` of `targets`.
     ///
     /// # Errors
-    /// [`Error::ShapeMismatch`] when they have no rows, or not as many.
+    /// [`ErrorKind::ShapeMismatch`] when they have no rows, or not as many.
     #[track_caller]
     pub fn new(inputs: Tensor, targets: Tensor) -> Result<Self> {
         let rows = |t: &Tensor| t.size().first().copied();
         if rows(&inputs).is_none() || rows(&inputs) != rows(&targets) {
-            return Err(Error::ShapeMismatch {
-                location: Location::caller(),
-                op: "TensorDataset",
-                reason: format!(
+            return Err(Error::shape(
+                "TensorDataset",
+                format!(
                     "inputs of shape {:?} and targets of shape {:?} need the same first size",
                     inputs.size(),
                     targets.size()
                 ),
-            });
+            ));
         }
         Ok(Self { inputs, targets })
     }

@@ -100,7 +100,7 @@ impl DistributedSampler {
     /// The part of `rank` of `replicas`, in a random order that all ranks have in common.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] of a rank that is none.
+    /// [`ErrorKind::InvalidArgument`] of a rank that is none.
     #[track_caller]
     pub fn new(samples: usize, replicas: usize, rank: usize) -> Result<Self> {
         if rank >= replicas {

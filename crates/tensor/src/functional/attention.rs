@@ -1,14 +1,12 @@
 //! Attention.
 
-use std::panic::Location;
-
 use warpline_kernels::attention::Weighing;
 
 use super::flash_attention::flash_attention;
 use super::plain_attention::PlainAttention;
 use crate::called::Called;
 use crate::tensor::composite::signed;
-use crate::{DType, Error, Result, Tensor};
+use crate::{DType, Error, ErrorKind, Result, Tensor};
 
 /// What [`scaled_dot_product_attention`] may be told.
 #[derive(Clone, Debug, Default)]
@@ -44,7 +42,7 @@ pub struct AttentionOptions<'a> {
 /// ```
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`] for fewer than two dimensions; [`Error::OperandDTypes`]; [`Error::InvalidArgument`] for a
+/// [`ErrorKind::ShapeMismatch`] for fewer than two dimensions; [`ErrorKind::OperandDTypes`]; [`ErrorKind::InvalidArgument`] for a
 /// mask of integers, a mask and `is_causal`, heads that do not divide, a `dropout_p` outside 0 to 1; as [`Tensor::matmul`].
 #[track_caller]
 pub fn scaled_dot_product_attention(
@@ -119,7 +117,7 @@ fn masked(scores: &Tensor, mask: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
 fn shared_heads(op: &'static str, q: &Tensor, t: &Tensor) -> Result<Tensor> {
     let (&[.., heads, _, _], &[.., own, _, _]) = (q.size(), t.size()) else {
         let reason = "enable_gqa needs at least 3 dimensions";
-        return Err(Error::invalid(op, reason.into()));
+        return Err(Error::invalid(op, reason));
     };
     if own == heads {
         return Ok(t.clone());
@@ -147,19 +145,15 @@ fn check(
 ) -> Result<()> {
     for (name, tensor) in [("query", query), ("key", key), ("value", value)] {
         if tensor.dim() < 2 {
-            return Err(Error::ShapeMismatch {
-                location: Location::caller(),
+            return Err(Error::shape(
                 op,
-                reason: format!("the {name} needs at least 2 dimensions, but has {}", tensor.dim()),
-            });
+                format!("the {name} needs at least 2 dimensions, but has {}", tensor.dim()),
+            ));
         }
         if tensor.dtype() != query.dtype() {
-            return Err(Error::OperandDTypes {
-                location: Location::caller(),
-                op,
-                first: query.dtype(),
-                second: tensor.dtype(),
-            });
+            return Err(
+                ErrorKind::OperandDTypes { first: query.dtype(), second: tensor.dtype() }.of(op)
+            );
         }
     }
     if !(0.0..=1.0).contains(&options.dropout_p) {
@@ -169,7 +163,7 @@ fn check(
     if let Some(mask) = options.attn_mask {
         if options.is_causal {
             let reason = "a mask and is_causal cannot be given both";
-            return Err(Error::invalid(op, reason.into()));
+            return Err(Error::invalid(op, reason));
         }
         if mask.dtype() != DType::Bool && !mask.dtype().is_float() {
             let reason = format!("the mask must be of bools or floats, but is of {}", mask.dtype());

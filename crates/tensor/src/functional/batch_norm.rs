@@ -1,7 +1,5 @@
 //! Normalisation by channel.
 
-use std::panic::Location;
-
 use super::norms::{per_channel, scaled, standardized};
 use crate::called::Called;
 use crate::{Error, Result, Tensor};
@@ -43,9 +41,9 @@ impl Default for BatchNormOptions<'_> {
 /// ```
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`] for fewer than two dimensions, and unless there is a number for each channel of what is given;
-/// [`Error::InvalidArgument`] for one value per channel in training, and without running statistics otherwise;
-/// [`Error::UnsupportedDType`] for anything but floats.
+/// [`ErrorKind::ShapeMismatch`] for fewer than two dimensions, and unless there is a number for each channel of what is given;
+/// [`ErrorKind::InvalidArgument`] for one value per channel in training, and without running statistics otherwise;
+/// [`ErrorKind::UnsupportedDType`] for anything but floats.
 #[track_caller]
 pub fn batch_norm<'a>(
     input: &Tensor,
@@ -81,7 +79,7 @@ pub fn batch_norm<'a>(
         per_channel(running_var, input.dim()).of(op)?,
     ) else {
         let reason = "running_mean and running_var must be given unless in training";
-        return Err(Error::invalid(op, reason.into()));
+        return Err(Error::invalid(op, reason));
     };
     let centred = x.sub(&mean).of(op)?;
     let scale = var.widened().of(op)?.add(options.eps).of(op)?.rsqrt().of(op)?;
@@ -107,25 +105,23 @@ fn update(running: Option<&Tensor>, batch: &Tensor, factor: f64, momentum: f64) 
 #[track_caller]
 fn check(op: &'static str, input: &Tensor, others: [Option<&Tensor>; 4]) -> Result<usize> {
     let &[_, channels, ..] = input.size() else {
-        return Err(Error::ShapeMismatch {
-            location: Location::caller(),
+        return Err(Error::shape(
             op,
-            reason: format!("needs at least 2 dimensions, but the input has {}", input.dim()),
-        });
+            format!("needs at least 2 dimensions, but the input has {}", input.dim()),
+        ));
     };
     let names = ["running_mean", "running_var", "weight", "bias"];
     for (name, other) in names.iter().zip(others) {
         if let Some(other) = other
             && other.size() != [channels]
         {
-            return Err(Error::ShapeMismatch {
-                location: Location::caller(),
+            return Err(Error::shape(
                 op,
-                reason: format!(
+                format!(
                     "{name} must have a number for each of {channels} channels, but is of {:?}",
                     other.size()
                 ),
-            });
+            ));
         }
     }
     Ok(channels)

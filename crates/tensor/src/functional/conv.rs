@@ -7,7 +7,7 @@ use warpline_kernels::conv::Window;
 use super::convolution::{Geometry, convolution, transposed};
 use crate::called::Called;
 use crate::exec::check_together;
-use crate::{Error, Result, Tensor};
+use crate::{Error, ErrorKind, Result, Tensor};
 
 /// What is around the image that is convolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,8 +78,8 @@ macro_rules! convolutions {
         $(#[$doc])*
         ///
         /// # Errors
-        /// [`Error::ShapeMismatch`], [`Error::InvalidArgument`] for options that do not fit together,
-        /// [`Error::UnsupportedDType`] for what is not a float, [`Error::OperandDTypes`], [`Error::DeviceMismatch`],
+        /// [`ErrorKind::ShapeMismatch`], [`ErrorKind::InvalidArgument`] for options that do not fit together,
+        /// [`ErrorKind::UnsupportedDType`] for what is not a float, [`ErrorKind::OperandDTypes`], [`ErrorKind::DeviceMismatch`],
         /// and what the launches fail with.
         #[track_caller]
         pub fn $name(
@@ -173,7 +173,7 @@ fn forward<const D: usize>(
         let reach = reach(kernel[d], dilation[d]);
         match padding {
             Padding::Same if stride[d] != 1 => {
-                let reason = "padding as `Same` needs a stride of 1".into();
+                let reason = "padding as `Same` needs a stride of 1";
                 return Err(Error::invalid(op, reason));
             }
             Padding::Same => {
@@ -256,7 +256,7 @@ fn reach(kernel: usize, dilation: usize) -> usize {
 
 #[track_caller]
 pub(super) fn mismatch(op: &'static str, reason: String) -> Error {
-    Error::ShapeMismatch { op, location: Location::caller(), reason }
+    Error::shape(op, reason)
 }
 
 #[track_caller]
@@ -325,13 +325,13 @@ fn check<const D: usize>(
     positive(op, "groups", groups)?;
     if !input.dtype().is_float() {
         let (dtype, location) = (input.dtype(), Location::caller());
-        return Err(Error::UnsupportedDType { op, location, dtype });
+        return Err(ErrorKind::UnsupportedDType { dtype }.of(op).at(location));
     }
     for other in [Some(weight), bias].into_iter().flatten() {
         check_together(op, input, other)?;
         if other.dtype() != input.dtype() {
             let (first, second) = (input.dtype(), other.dtype());
-            return Err(Error::OperandDTypes { op, location: Location::caller(), first, second });
+            return Err(ErrorKind::OperandDTypes { first, second }.of(op));
         }
     }
     Ok(())

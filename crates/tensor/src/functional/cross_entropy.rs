@@ -1,7 +1,5 @@
 //! Losses of classes.
 
-use std::panic::Location;
-
 use smallvec::smallvec;
 
 use super::{Reduction, class_loss};
@@ -52,8 +50,8 @@ impl Default for NllLossOptions<'_> {
 /// An index out of range is an error as of [`Tensor::gather`].
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`] for a target of other sizes, and unless there is a weight for each class;
-/// [`Error::InvalidArgument`] for class indices that are not `int64` (or `uint8`, if there is one dimension at most), and for
+/// [`ErrorKind::ShapeMismatch`] for a target of other sizes, and unless there is a weight for each class;
+/// [`ErrorKind::InvalidArgument`] for class indices that are not `int64` (or `uint8`, if there is one dimension at most), and for
 /// a `label_smoothing` outside 0 to 1; as [`Tensor::log_softmax`] and [`Tensor::gather`].
 #[track_caller]
 pub fn cross_entropy(
@@ -235,11 +233,9 @@ fn of_probabilities(
 #[track_caller]
 fn class_dim(op: &'static str, input: &Tensor) -> Result<isize> {
     match input.dim() {
-        0 => Err(Error::ShapeMismatch {
-            location: Location::caller(),
-            op,
-            reason: "the input must have at least one dimension, that of the classes".into(),
-        }),
+        0 => {
+            Err(Error::shape(op, "the input must have at least one dimension, that of the classes"))
+        }
         1 => Ok(0),
         _ => Ok(1),
     }
@@ -262,28 +258,26 @@ fn check_target(op: &'static str, input: &Tensor, target: &Tensor, dim: isize) -
         );
         return Err(Error::invalid(op, reason));
     }
-    Err(Error::ShapeMismatch {
-        location: Location::caller(),
+    Err(Error::shape(
         op,
-        reason: format!(
+        format!(
             "for an input of {:?} the target of class indices must be of {sizes:?}, but is of {:?}",
             input.size(),
             target.size()
         ),
-    })
+    ))
 }
 
 #[track_caller]
 fn check_weight(op: &'static str, classes: usize, weight: Option<&Tensor>) -> Result<()> {
     match weight {
-        Some(weight) if weight.size() != [classes] => Err(Error::ShapeMismatch {
-            location: Location::caller(),
+        Some(weight) if weight.size() != [classes] => Err(Error::shape(
             op,
-            reason: format!(
+            format!(
                 "there must be a weight for each of {classes} classes, but they are of {:?}",
                 weight.size()
             ),
-        }),
+        )),
         _ => Ok(()),
     }
 }

@@ -20,7 +20,7 @@ use crate::{DType, Error, Result, Tensor};
 /// ```
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] of a probability outside 0 to 1; [`Error::UnsupportedDType`] for anything but floats.
+/// [`ErrorKind::InvalidArgument`] of a probability outside 0 to 1; [`ErrorKind::UnsupportedDType`] for anything but floats.
 #[track_caller]
 pub fn dropout(input: &Tensor, p: f64, training: bool) -> Result<Tensor> {
     dropped("dropout", input, p, training, input.dim())

@@ -7,7 +7,7 @@ use warpline_kernels::conv::{Window, col2im, im2col};
 use super::conv::{batched, last, mismatch, positive, window};
 use crate::autograd::{linear, no_grad, record, wanted};
 use crate::called::Called;
-use crate::{Error, Result, Tensor};
+use crate::{ErrorKind, Result, Tensor};
 
 /// Options of [`unfold`] and [`fold`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ impl Default for FoldOptions {
 /// ```
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`], [`Error::InvalidArgument`] for options of 0, [`Error::UnsupportedDType`] for what is not a
+/// [`ErrorKind::ShapeMismatch`], [`ErrorKind::InvalidArgument`] for options of 0, [`ErrorKind::UnsupportedDType`] for what is not a
 /// float, and what the launch fails with.
 #[track_caller]
 pub fn unfold(input: &Tensor, kernel_size: [usize; 2], options: &FoldOptions) -> Result<Tensor> {
@@ -97,7 +97,7 @@ fn of_images(
     let &FoldOptions { dilation, padding, stride } = options;
     if !input.dtype().is_float() {
         let (dtype, location) = (input.dtype(), Location::caller());
-        return Err(Error::UnsupportedDType { op, location, dtype });
+        return Err(ErrorKind::UnsupportedDType { dtype }.of(op).at(location));
     }
     let mut output = sizes;
     for d in 0..2 {

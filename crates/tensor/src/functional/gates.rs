@@ -7,7 +7,7 @@ use crate::{Error, Result, Tensor};
 /// said).
 ///
 /// # Errors
-/// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] for a dimension of odd size.
+/// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] for a dimension of odd size.
 #[track_caller]
 pub fn glu(input: &Tensor, dim: isize) -> Result<Tensor> {
     let op = "glu";

@@ -8,7 +8,7 @@ use super::pool::{adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d}
 use crate::autograd::{linear, no_grad, record, wanted};
 use crate::called::Called;
 use crate::tensor::composite::signed;
-use crate::{Error, Result, Tensor};
+use crate::{Error, ErrorKind, Result, Tensor};
 
 /// How [`interpolate`] makes the elements between those of the image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,8 +60,8 @@ pub struct InterpolateOptions {
 /// ```
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for options that do not fit together or to the image's dimensions,
-/// [`Error::ShapeMismatch`] for an image or result without elements, [`Error::UnsupportedDType`] for what is not a
+/// [`ErrorKind::InvalidArgument`] for options that do not fit together or to the image's dimensions,
+/// [`ErrorKind::ShapeMismatch`] for an image or result without elements, [`ErrorKind::UnsupportedDType`] for what is not a
 /// float, and what the launches fail with.
 #[track_caller]
 pub fn interpolate(input: &Tensor, options: &InterpolateOptions) -> Result<Tensor> {
@@ -92,11 +92,11 @@ pub fn interpolate(input: &Tensor, options: &InterpolateOptions) -> Result<Tenso
     }
     if !input.dtype().is_float() {
         let (dtype, location) = (input.dtype(), Location::caller());
-        return Err(Error::UnsupportedDType { op: OP, location, dtype });
+        return Err(ErrorKind::UnsupportedDType { dtype }.of(OP).at(location));
     }
     if input.size()[2..].contains(&0) || sizes.contains(&0) {
         let reason = format!("from {:?} to {sizes:?}; neither may be empty", &input.size()[2..]);
-        return Err(Error::ShapeMismatch { op: OP, location: Location::caller(), reason });
+        return Err(Error::shape(OP, reason));
     }
     if mode == InterpolateMode::Area {
         let area = match sizes[..] {
@@ -138,7 +138,7 @@ fn target_sizes(
 ) -> Result<(Vec<usize>, Vec<f64>)> {
     if !(3..=5).contains(&input.dim()) {
         let reason = format!("an image of 3, 4 or 5 dimensions, not {:?}", input.size());
-        return Err(Error::ShapeMismatch { op, location: Location::caller(), reason });
+        return Err(Error::shape(op, reason));
     }
     let own = &input.size()[2..];
     let of_sizes = |sizes: &[usize]| -> Vec<f64> {

@@ -30,7 +30,7 @@ impl Reduction {
             Self::None => Ok(losses.clone()),
             Self::Mean => losses.mean(()),
             Self::Sum => losses.sum(()),
-            Self::BatchMean => Err(Error::invalid(op, "batchmean is for kl_div alone".into())),
+            Self::BatchMean => Err(Error::invalid(op, "batchmean is for kl_div alone")),
         }
     }
 
@@ -99,7 +99,7 @@ pub fn l1_loss(input: &Tensor, target: &Tensor, reduction: Reduction) -> Result<
 /// (`torch.nn.functional.smooth_l1_loss`, which has 1 for `beta` where nothing is said).
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for a negative `beta`; as [`mse_loss`].
+/// [`ErrorKind::InvalidArgument`] for a negative `beta`; as [`mse_loss`].
 #[track_caller]
 pub fn smooth_l1_loss(
     input: &Tensor,
@@ -126,7 +126,7 @@ pub fn smooth_l1_loss(
 /// (`torch.nn.functional.huber_loss`, which has 1 for `delta` where nothing is said).
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] unless `delta` is above zero; as [`mse_loss`].
+/// [`ErrorKind::InvalidArgument`] unless `delta` is above zero; as [`mse_loss`].
 #[track_caller]
 pub fn huber_loss(
     input: &Tensor,
@@ -153,7 +153,7 @@ pub fn huber_loss(
 /// the loss is NaN.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for other sizes, and on the CPU for an element of `input` or `target` that is not
+/// [`ErrorKind::InvalidArgument`] for other sizes, and on the CPU for an element of `input` or `target` that is not
 /// from 0 to 1; as [`Tensor::mul`], [`Tensor::mean`].
 #[track_caller]
 pub fn binary_cross_entropy<'a>(

@@ -1,7 +1,5 @@
 //! Normalisation over dimensions of each element of a batch.
 
-use std::panic::Location;
-
 use smallvec::{SmallVec, smallvec};
 
 use super::row_norm::RowNorm;
@@ -14,14 +12,13 @@ use crate::{DType, Error, IntoShape, Result, Tensor};
 #[track_caller]
 fn normalized_dims(op: &'static str, input: &Tensor, shape: &[usize]) -> Result<Vec<isize>> {
     if shape.is_empty() || !input.size().ends_with(shape) {
-        return Err(Error::ShapeMismatch {
-            location: Location::caller(),
+        return Err(Error::shape(
             op,
-            reason: format!(
+            format!(
                 "normalized_shape {shape:?} must be the last dimensions of the input, which is of {:?}",
                 input.size()
             ),
-        });
+        ));
     }
     Ok((1..=shape.len() as isize).map(|d| -d).collect())
 }
@@ -36,14 +33,10 @@ fn check_parameters(
         if let Some(parameter) = parameter
             && parameter.size() != sizes
         {
-            return Err(Error::ShapeMismatch {
-                location: Location::caller(),
+            return Err(Error::shape(
                 op,
-                reason: format!(
-                    "the {name} must be of {sizes:?}, but is of {:?}",
-                    parameter.size()
-                ),
-            });
+                format!("the {name} must be of {sizes:?}, but is of {:?}", parameter.size()),
+            ));
         }
     }
     Ok(())
@@ -145,8 +138,8 @@ impl Backward<[Option<Tensor>]> for Standardize {
 /// ```
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`] unless `normalized_shape`, `weight` and `bias` are the input's last dimensions;
-/// [`Error::UnsupportedDType`] for anything but floats.
+/// [`ErrorKind::ShapeMismatch`] unless `normalized_shape`, `weight` and `bias` are the input's last dimensions;
+/// [`ErrorKind::UnsupportedDType`] for anything but floats.
 #[track_caller]
 pub fn layer_norm<'a>(
     input: &Tensor,
@@ -201,8 +194,8 @@ pub fn rms_norm<'a>(
 /// Half-width floats are computed in `f32`.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`] for fewer than two dimensions, and unless there is a weight and a bias for each channel;
-/// [`Error::InvalidArgument`] where the groups do not divide the channels; [`Error::UnsupportedDType`] for anything but
+/// [`ErrorKind::ShapeMismatch`] for fewer than two dimensions, and unless there is a weight and a bias for each channel;
+/// [`ErrorKind::InvalidArgument`] where the groups do not divide the channels; [`ErrorKind::UnsupportedDType`] for anything but
 /// floats.
 #[track_caller]
 pub fn group_norm<'a>(
@@ -214,11 +207,10 @@ pub fn group_norm<'a>(
 ) -> Result<Tensor> {
     let (op, weight, bias) = ("group_norm", weight.into(), bias.into());
     let &[batch, channels, ..] = input.size() else {
-        return Err(Error::ShapeMismatch {
-            location: Location::caller(),
+        return Err(Error::shape(
             op,
-            reason: format!("needs at least 2 dimensions, but the input has {}", input.dim()),
-        });
+            format!("needs at least 2 dimensions, but the input has {}", input.dim()),
+        ));
     };
     if num_groups == 0 || !channels.is_multiple_of(num_groups) {
         let reason = format!("{num_groups} groups must divide {channels} channels");

@@ -1,7 +1,5 @@
 //! Padding.
 
-use std::panic::Location;
-
 use smallvec::SmallVec;
 
 use crate::called::Called;
@@ -39,7 +37,7 @@ impl Default for PadMode {
 /// ```
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for an odd count of numbers, more than twice the dimensions, more than there is to
+/// [`ErrorKind::InvalidArgument`] for an odd count of numbers, more than twice the dimensions, more than there is to
 /// reflect or repeat, or a number that the dtype cannot hold.
 #[track_caller]
 pub fn pad(input: &Tensor, pad: &[isize], mode: PadMode) -> Result<Tensor> {
@@ -100,13 +98,10 @@ fn by_index(t: &Tensor, d: usize, before: isize, after: isize, mode: PadMode) ->
     };
     let length = before.saturating_add(size).saturating_add(after);
     if before > most || after > most || length < 0 {
-        return Err(Error::InvalidArgument {
-            location: Location::caller(),
-            op: "pad",
-            reason: format!(
-                "dimension {d} of size {size} cannot be padded by {before} and {after}"
-            ),
-        });
+        return Err(Error::invalid(
+            "pad",
+            format!("dimension {d} of size {size} cannot be padded by {before} and {after}"),
+        ));
     }
     let places = t.arange_beside(before.saturating_neg(), length as usize)?;
     let size = size as i64;

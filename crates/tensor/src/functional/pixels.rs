@@ -1,7 +1,5 @@
 //! Channels as pixels.
 
-use std::panic::Location;
-
 use crate::called::Called;
 use crate::{Error, Result, Tensor};
 
@@ -12,11 +10,10 @@ fn picture(op: &'static str, input: &Tensor) -> Result<(Vec<usize>, [usize; 3])>
         &[ref batch @ .., channels, height, width] => {
             Ok((batch.to_vec(), [channels, height, width]))
         }
-        sizes => Err(Error::ShapeMismatch {
-            location: Location::caller(),
+        sizes => Err(Error::shape(
             op,
-            reason: format!("needs at least 3 dimensions, but the input is of {sizes:?}"),
-        }),
+            format!("needs at least 3 dimensions, but the input is of {sizes:?}"),
+        )),
     }
 }
 
@@ -24,7 +21,7 @@ fn picture(op: &'static str, input: &Tensor) -> Result<(Vec<usize>, [usize; 3])>
 /// (`torch.nn.functional.pixel_shuffle`).
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`] for fewer than three dimensions; [`Error::InvalidArgument`] where the factor's square does not
+/// [`ErrorKind::ShapeMismatch`] for fewer than three dimensions; [`ErrorKind::InvalidArgument`] where the factor's square does not
 /// divide the channels.
 #[track_caller]
 pub fn pixel_shuffle(input: &Tensor, upscale_factor: usize) -> Result<Tensor> {

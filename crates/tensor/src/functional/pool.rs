@@ -7,7 +7,7 @@ use warpline_kernels::pool::{Divisor, Places, Window};
 use super::conv::{batched, last, mismatch, positive, window};
 use super::pooling::{Pooling, averages, largest};
 use crate::called::Called;
-use crate::{Error, Result, Tensor};
+use crate::{Error, ErrorKind, Result, Tensor};
 
 /// Options of [`max_pool1d`], [`max_pool2d`] and [`max_pool3d`], a number for each of `D` dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,8 +60,8 @@ macro_rules! pools {
         $(#[$doc])*
         ///
         /// # Errors
-        /// [`Error::ShapeMismatch`], [`Error::InvalidArgument`] for options that do not fit together,
-        /// [`Error::UnsupportedDType`] for what is not a float, and what the launch fails with.
+        /// [`ErrorKind::ShapeMismatch`], [`ErrorKind::InvalidArgument`] for options that do not fit together,
+        /// [`ErrorKind::UnsupportedDType`] for what is not a float, and what the launch fails with.
         #[track_caller]
         pub fn $name(
             input: &Tensor,
@@ -115,8 +115,8 @@ macro_rules! averages {
         $(#[$doc])*
         ///
         /// # Errors
-        /// [`Error::ShapeMismatch`], [`Error::InvalidArgument`] for options that do not fit together,
-        /// [`Error::UnsupportedDType`] for what is not a float, and what the launch fails with.
+        /// [`ErrorKind::ShapeMismatch`], [`ErrorKind::InvalidArgument`] for options that do not fit together,
+        /// [`ErrorKind::UnsupportedDType`] for what is not a float, and what the launch fails with.
         #[track_caller]
         pub fn $name(
             input: &Tensor,
@@ -156,7 +156,7 @@ macro_rules! adaptive {
             stringify!($avg), "`).")]
         ///
         /// # Errors
-        /// [`Error::ShapeMismatch`], [`Error::UnsupportedDType`] for what is not a float, and what the launch fails
+        /// [`ErrorKind::ShapeMismatch`], [`ErrorKind::UnsupportedDType`] for what is not a float, and what the launch fails
         /// with.
         #[track_caller]
         pub fn $avg(input: &Tensor, output_size: [usize; $d]) -> Result<Tensor> {
@@ -226,7 +226,7 @@ fn average<const D: usize>(
         options;
     let window = moving(op, input, [kernel, stride.unwrap_or(kernel), padding, [1; D]], ceil_mode)?;
     let divisor = match divisor_override {
-        Some(0) => return Err(Error::invalid(op, "divisor must be not zero".into())),
+        Some(0) => return Err(Error::invalid(op, "divisor must be not zero")),
         Some(number) => Divisor::Number(number),
         None if count_include_pad => Divisor::Padded,
         None => Divisor::Inside,
@@ -246,7 +246,7 @@ fn check<const D: usize>(op: &'static str, input: &Tensor) -> Result<()> {
     }
     if !input.dtype().is_float() {
         let (dtype, location) = (input.dtype(), Location::caller());
-        return Err(Error::UnsupportedDType { op, location, dtype });
+        return Err(ErrorKind::UnsupportedDType { dtype }.of(op).at(location));
     }
     Ok(())
 }

@@ -18,7 +18,7 @@ use crate::{DType, Error, Result, Scalar, Tensor};
 /// ```
 ///
 /// # Errors
-/// As [`crate::embedding()`]; [`Error::InvalidArgument`] for padding that is no row.
+/// As [`crate::embedding()`]; [`ErrorKind::InvalidArgument`] for padding that is no row.
 #[track_caller]
 pub fn embedding(input: &Tensor, weight: &Tensor, padding_idx: Option<isize>) -> Result<Tensor> {
     let rows = weight.size().first().copied().unwrap_or(0) as isize;
@@ -43,7 +43,7 @@ pub fn embedding(input: &Tensor, weight: &Tensor, padding_idx: Option<isize>) ->
 /// ```
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for what is not of `int64`; [`Error::IndexCheck`] for an index that is negative
+/// [`ErrorKind::InvalidArgument`] for what is not of `int64`; [`ErrorKind::IndexCheck`] for an index that is negative
 /// or too large.
 #[track_caller]
 pub fn one_hot(input: &Tensor, num_classes: Option<usize>) -> Result<Tensor> {
@@ -57,7 +57,7 @@ pub fn one_hot(input: &Tensor, num_classes: Option<usize>) -> Result<Tensor> {
     let classes = match num_classes {
         Some(classes) => classes,
         None if input.numel() == 0 => {
-            return Err(Error::invalid(OP, "num_classes does not follow from no indices".into()));
+            return Err(Error::invalid(OP, "num_classes does not follow from no indices"));
         }
         // Of negative indices alone there are none, and each of them is out of range.
         None => input.amax(()).of(OP)?.item::<i64>().of(OP)?.max(-1).saturating_add(1) as usize,

@@ -20,7 +20,7 @@ use crate::{Error, Result, Tensor};
 ///
 /// Dropping a channel waits, within the timeout, until both processes' GPUs have done the work that
 /// was sent and received over it. After the timeout, the other process counts as gone: streams that
-/// wait for its work go on, and reading its tensors is [`Error::PeerGone`].
+/// wait for its work go on, and reading its tensors is [`ErrorKind::PeerGone`].
 ///
 /// See [the module](super) for what is promised.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl Channel {
     /// Two ends of one channel. One goes to a child process, as a descriptor that it inherits.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the system refuses to make a socket.
+    /// [`ErrorKind::InvalidArgument`] if the system refuses to make a socket.
     #[track_caller]
     pub fn pair() -> Result<(Self, Self)> {
         match UnixStream::pair() {
@@ -62,7 +62,7 @@ impl Channel {
     /// not bound.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the timeout is zero.
+    /// [`ErrorKind::InvalidArgument`] if the timeout is zero.
     #[track_caller]
     pub fn set_timeout(&self, timeout: Option<Duration>) -> Result<()> {
         let set = self.socket.set_read_timeout(timeout);
@@ -80,9 +80,9 @@ impl Channel {
     /// A leaf that requires a gradient arrives as one. Gradients themselves are not sent.
     ///
     /// # Errors
-    /// [`Error::CannotShare`] if the tensor is not in shared memory, or came from another process;
-    /// [`Error::Gradient`] if it requires a gradient and is no leaf; [`Error::PeerGone`];
-    /// [`Error::TimedOut`]; the error of work on the tensor, if that is known to have failed.
+    /// [`ErrorKind::CannotShare`] if the tensor is not in shared memory, or came from another process;
+    /// [`ErrorKind::Gradient`] if it requires a gradient and is no leaf; [`ErrorKind::PeerGone`];
+    /// [`ErrorKind::TimedOut`]; the error of work on the tensor, if that is known to have failed.
     #[track_caller]
     pub fn send(&self, tensor: &Tensor) -> Result<()> {
         const OP: &str = "send";
@@ -99,7 +99,7 @@ impl Channel {
 
     /// Receives a tensor. What the sender had enqueued on it by the time it sent it comes before all
     /// that is done with it here. Should the sender be gone before that was done, reading it, or what
-    /// was computed from it, is [`Error::PeerGone`].
+    /// was computed from it, is [`ErrorKind::PeerGone`].
     ///
     /// It is on the same GPU, whatever its number is here, and cannot be sent on, but copied. It
     /// requires a gradient if the sent tensor did, but not in
@@ -113,14 +113,14 @@ impl Channel {
     ///   bounds this, nor the host's waits for this stream or for the whole device
     ///   ([`cuda::synchronize`](crate::cuda::synchronize), and calls for which the driver waits, such as
     ///   releasing page-locked memory).
-    /// - A host read of the tensor, or of anything computed from it, is [`Error::TimedOut`] once the
+    /// - A host read of the tensor, or of anything computed from it, is [`ErrorKind::TimedOut`] once the
     ///   channel's timeout has passed. It can be tried again.
     ///
     /// To give up, drop the channel: once the timeout has passed, all its streams go on.
     ///
     /// # Errors
-    /// [`Error::PeerGone`] if none comes any more; [`Error::TimedOut`]; [`Error::CannotShare`] if its
-    /// GPU is not visible here; [`Error::InvalidArgument`] if what arrives is no tensor.
+    /// [`ErrorKind::PeerGone`] if none comes any more; [`ErrorKind::TimedOut`]; [`ErrorKind::CannotShare`] if its
+    /// GPU is not visible here; [`ErrorKind::InvalidArgument`] if what arrives is no tensor.
     #[track_caller]
     pub fn recv(&self) -> Result<Tensor> {
         const OP: &str = "recv";
@@ -152,8 +152,8 @@ impl Channel {
     /// is done, or will be: it is ordered as by [`Channel::send`].
     ///
     /// # Errors
-    /// [`Error::CannotShare`] if the tensor is not in shared memory; [`Error::PeerGone`];
-    /// [`Error::TimedOut`]; the error of work on the tensor, if that is known to have failed.
+    /// [`ErrorKind::CannotShare`] if the tensor is not in shared memory; [`ErrorKind::PeerGone`];
+    /// [`ErrorKind::TimedOut`]; the error of work on the tensor, if that is known to have failed.
     #[track_caller]
     pub fn send_event(&self, tensor: &Tensor) -> Result<()> {
         const OP: &str = "send_event";
@@ -166,7 +166,7 @@ impl Channel {
     /// there comes before all that is done here from now on, as with [`Channel::recv`].
     ///
     /// # Errors
-    /// [`Error::PeerGone`] if it never will; [`Error::TimedOut`]; [`Error::InvalidArgument`] if it sent
+    /// [`ErrorKind::PeerGone`] if it never will; [`ErrorKind::TimedOut`]; [`ErrorKind::InvalidArgument`] if it sent
     /// something else.
     #[track_caller]
     pub fn recv_event(&self, tensor: &Tensor) -> Result<()> {
@@ -183,7 +183,7 @@ impl Channel {
         if sent == id {
             return self.await_peer(OP, tensor, signal, (deadline, limit), location);
         }
-        Err(Error::invalid(OP, "the other process sent the event of another tensor".into()))
+        Err(Error::invalid(OP, "the other process sent the event of another tensor"))
     }
 
     /// The timeout, and the end of a receiving call that begins now.

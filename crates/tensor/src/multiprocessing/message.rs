@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use warpline_runtime::{ExportedStorage, Layout, Sizes, Strides, checked_numel};
 
-use crate::{DType, Error, Result, Tensor};
+use crate::{DType, Error, ErrorKind, Result, Tensor};
 
 /// The first bytes of each message: a mark and the version of what follows.
 const MARK: [u8; 8] = *b"wrplne\x00\x03";
@@ -79,7 +79,7 @@ impl Sent {
             None => Ok(sent),
             Some(flaw) => {
                 let reason = format!("{flaw}; make it contiguous first");
-                Err(Error::CannotShare { location: Location::caller(), op: "send", reason })
+                Err(ErrorKind::CannotShare { reason }.of("send"))
             }
         }
     }

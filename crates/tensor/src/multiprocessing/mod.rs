@@ -30,7 +30,7 @@
 //! # What is promised
 //! - **Lifetime.** The memory lives until no process has it, and a message on its way counts. Who made
 //!   it may end, or be killed at any moment: the others keep the memory with what was last written,
-//!   nothing leaks, and what needs the one that is gone is [`Error::PeerGone`](crate::Error::PeerGone).
+//!   nothing leaks, and what needs the one that is gone is [`ErrorKind::PeerGone`](crate::ErrorKind::PeerGone).
 //! - **Order.** [`Channel::send`] comes after all work that the sender has enqueued on the tensor, and
 //!   all that the receiver does with it comes after that, so that it finds what that wrote, and never
 //!   what was there before. Streams wait for each other on the GPU, the hosts for nothing. What a
@@ -40,7 +40,7 @@
 //!   wrong data, as between unordered streams, and is reported by nobody.
 //! - **Kills.** Work that a process had enqueued when it was killed may never be done. Whoever waits for
 //!   it goes on, and each read on the host of such a tensor, or of what was computed from it, is
-//!   [`Error::PeerGone`](crate::Error::PeerGone), for good: what it holds is not known, and its last
+//!   [`ErrorKind::PeerGone`](crate::ErrorKind::PeerGone), for good: what it holds is not known, and its last
 //!   user's kernels may still write to it. A process that ends by itself drops its channels first,
 //!   which waits for what they have sent.
 //! - **Where the host waits.** The sender's, for host memory, under
@@ -63,10 +63,10 @@
 //! need not be waited for. The others may write to it at any time, so host code gets copies only:
 //! [`Tensor::copy`](crate::Tensor::copy), [`Tensor::copy_`](crate::Tensor::copy_) into a contiguous
 //! one, [`Tensor::to_vec`](crate::Tensor::to_vec), printing. Ops on the host itself are
-//! [`Error::SharedHostMemory`](crate::Error::SharedHostMemory), where PyTorch lets them race.
+//! [`ErrorKind::SharedHostMemory`](crate::ErrorKind::SharedHostMemory), where PyTorch lets them race.
 //!
 //! # What cannot be shared
-//! [`Error::CannotShare`](crate::Error::CannotShare) says why: modules on the host; memory of the caching
+//! [`ErrorKind::CannotShare`](crate::ErrorKind::CannotShare) says why: modules on the host; memory of the caching
 //! allocator (share what `share_memory` returns); what came from another process (send a copy); GPUs
 //! that the receiver does not see; drivers without virtual memory; systems other than Linux.
 //!

@@ -233,7 +233,7 @@ impl Peers {
         let location = Location::caller();
         let failed = |e: std::io::Error| {
             let reason = format!("nobody can watch the other process: {e}");
-            Error::InvalidArgument { op: "recv", reason, location }
+            Error::invalid("recv", reason).at(location)
         };
         let socket = socket.as_fd().try_clone_to_owned().map_err(failed)?;
         let (end, ended) = UnixStream::pair().map_err(failed)?;
@@ -246,7 +246,7 @@ impl Peers {
     }
 
     /// Waits until no stream waits for the other process, or the deadline has passed. Then the other
-    /// process counts as gone: what it has not done by now is [`Error::PeerGone`].
+    /// process counts as gone: what it has not done by now is [`ErrorKind::PeerGone`].
     pub(super) fn settle(&mut self, deadline: Deadline) {
         let watch = self.watch.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let Some(Watch { process, thread, end }) = watch else { return }; // no stream waits

@@ -1,6 +1,6 @@
 //! Bytes of messages over a Unix socket, each call within one deadline.
 
-use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -16,7 +16,7 @@ use rustix::net::{
 };
 
 use super::message::{self, HEAD, Kind, nonsense};
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result, ResultExt as _};
 
 /// The end of a call. `None`: the call may wait for ever.
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +38,7 @@ impl Deadline {
     /// Time until the deadline.
     ///
     /// # Errors
-    /// [`Error::TimedOut`] if there is none.
+    /// [`ErrorKind::TimedOut`] if there is none.
     #[track_caller]
     fn remaining(self, op: &'static str) -> Result<Option<Duration>> {
         let Some(at) = self.0 else { return Ok(None) };
@@ -46,7 +46,7 @@ impl Deadline {
             Some(left) if !left.is_zero() => Ok(Some(left)),
             _ => {
                 let reason = "the other process did nothing before the timeout".to_owned();
-                Err(Error::TimedOut { location: Location::caller(), op, reason })
+                Err(ErrorKind::TimedOut { reason }.of(op))
             }
         }
     }
@@ -97,7 +97,7 @@ impl Direction {
     /// Waits for the calls of other threads.
     ///
     /// # Errors
-    /// [`Error::TimedOut`]; [`Error::InvalidArgument`] if part of a message was lost.
+    /// [`ErrorKind::TimedOut`]; [`ErrorKind::InvalidArgument`] if part of a message was lost.
     #[track_caller]
     pub(super) fn take(&self, op: &'static str, deadline: Deadline) -> Result<Turn<'_>> {
         let mut state = self.lock();
@@ -111,7 +111,7 @@ impl Direction {
             };
         }
         if state.broken {
-            let reason = "part of a message was lost: make a new channel".to_owned();
+            let reason = "part of a message was lost: make a new channel";
             return Err(Error::invalid(op, reason));
         }
         state.busy = true;
@@ -181,7 +181,7 @@ impl Turn<'_> {
         // A closure does not know its caller's line.
         let location = Location::caller();
         let read = read().map_err(|error: Error| error.at(location));
-        self.broken = !matches!(read, Ok(_) | Err(Error::PeerGone { .. }));
+        self.broken = !matches!(read.kind(), None | Some(ErrorKind::PeerGone { .. }));
         read.map(|(kind, body)| (kind, body, handle))
     }
 
@@ -248,7 +248,7 @@ fn read_rest(
 #[cold]
 #[track_caller]
 fn gone(op: &'static str, how: &str) -> Error {
-    Error::PeerGone { location: Location::caller(), op, reason: how.to_owned() }
+    ErrorKind::PeerGone { reason: how.to_owned() }.of(op)
 }
 
 /// A failure of the socket as an error.
@@ -257,9 +257,9 @@ fn gone(op: &'static str, how: &str) -> Error {
 pub(super) fn failed(op: &'static str, error: impl Into<io::Error>) -> Error {
     let error = error.into();
     match error.kind() {
-        ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::NotConnected => {
-            gone(op, &error.to_string())
-        }
+        io::ErrorKind::BrokenPipe
+        | io::ErrorKind::ConnectionReset
+        | io::ErrorKind::NotConnected => gone(op, &error.to_string()),
         _ => Error::invalid(op, format!("the socket failed: {error}")),
     }
 }

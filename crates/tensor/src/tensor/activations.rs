@@ -1,13 +1,11 @@
 //! Activations with parameters (`torch.nn.functional`).
 
-use std::panic::Location;
-
 use warpline_kernels::elementwise as table;
 
 use super::inplace::check_filled;
 use super::operands::{apply, apply_as, apply_in_place, apply_in_place_as, rounded};
 use crate::called::Called;
-use crate::{Category, DType, Error, Result, Scalar, Tensor};
+use crate::{Category, DType, Error, ErrorKind, Result, Scalar, Tensor};
 
 macro_rules! methods {
     ($($(#[$doc:meta])* $name:ident($($parameter:ident),+) $op:ident;)*) => {
@@ -15,7 +13,7 @@ macro_rules! methods {
             $(#[$doc])*
             ///
             /// # Errors
-            /// [`crate::Error::UnsupportedDType`], and what the launch fails with.
+            /// [`crate::ErrorKind::UnsupportedDType`], and what the launch fails with.
             #[track_caller]
             pub fn $name(&self, $($parameter: f64),+) -> Result<Self> {
                 let operands = [self.into(), $(Scalar::Float($parameter).into()),+];
@@ -43,7 +41,7 @@ macro_rules! in_place_methods {
             #[doc = concat!("[`Tensor::", stringify!($name), "`] in place.")]
             ///
             /// # Errors
-            /// As without the underscore; [`crate::Error::OverlappingWrite`].
+            /// As without the underscore; [`crate::ErrorKind::OverlappingWrite`].
             #[track_caller]
             pub fn $in_place(&self, $($parameter: f64),+) -> Result<&Self> {
                 let operands = [self.into(), $(Scalar::Float($parameter).into()),+];
@@ -73,8 +71,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a `lambda` that is negative or that the dtype cannot hold;
-    /// [`Error::UnsupportedDType`], and what the launch fails with.
+    /// [`ErrorKind::InvalidArgument`] for a `lambda` that is negative or that the dtype cannot hold;
+    /// [`ErrorKind::UnsupportedDType`], and what the launch fails with.
     #[track_caller]
     pub fn softshrink(&self, lambda: f64) -> Result<Self> {
         if lambda.is_nan() || lambda < 0.0 {
@@ -89,7 +87,7 @@ impl Tensor {
     /// (`torch.nn.functional.hardshrink`).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a `lambda` that the dtype cannot hold; [`Error::UnsupportedDType`], and what
+    /// [`ErrorKind::InvalidArgument`] for a `lambda` that the dtype cannot hold; [`ErrorKind::UnsupportedDType`], and what
     /// the launch fails with.
     #[track_caller]
     pub fn hardshrink(&self, lambda: f64) -> Result<Self> {
@@ -109,7 +107,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for numbers that the dtype cannot hold; [`Error::UnsupportedDType`], and what the
+    /// [`ErrorKind::InvalidArgument`] for numbers that the dtype cannot hold; [`ErrorKind::UnsupportedDType`], and what the
     /// launch fails with.
     #[track_caller]
     pub fn threshold(
@@ -125,7 +123,7 @@ impl Tensor {
     /// [`Tensor::threshold`] in place.
     ///
     /// # Errors
-    /// As [`Tensor::threshold`]; [`Error::OverlappingWrite`].
+    /// As [`Tensor::threshold`]; [`ErrorKind::OverlappingWrite`].
     #[track_caller]
     pub fn threshold_(
         &self,
@@ -149,7 +147,7 @@ impl Tensor {
     /// At least `min` and at most `max`; not for bools.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a negative bound of unsigned elements, otherwise as [`Tensor::clamp`].
+    /// [`ErrorKind::InvalidArgument`] for a negative bound of unsigned elements, otherwise as [`Tensor::clamp`].
     #[track_caller]
     pub fn hardtanh(&self, min: f64, max: f64) -> Result<Self> {
         let [min, max] = self.bounds("hardtanh", [min, max])?;
@@ -160,7 +158,7 @@ impl Tensor {
     /// [`Tensor::hardtanh`] in place.
     ///
     /// # Errors
-    /// As [`Tensor::hardtanh`]; [`Error::OverlappingWrite`].
+    /// As [`Tensor::hardtanh`]; [`ErrorKind::OverlappingWrite`].
     #[track_caller]
     pub fn hardtanh_(&self, min: f64, max: f64) -> Result<&Self> {
         self.hardtanh_as("hardtanh_", [min, max])
@@ -179,13 +177,9 @@ impl Tensor {
     #[track_caller]
     fn bounds(&self, op: &'static str, bounds: [f64; 2]) -> Result<[Scalar; 2]> {
         match self.dtype() {
-            DType::Bool => Err(Error::UnsupportedDType {
-                location: Location::caller(),
-                op,
-                dtype: DType::Bool,
-            }),
+            DType::Bool => Err(ErrorKind::UnsupportedDType { dtype: DType::Bool }.of(op)),
             DType::U8 if bounds.iter().any(|v| *v <= -1.0) => {
-                Err(Error::invalid(op, "unsigned elements have no negative bounds".into()))
+                Err(Error::invalid(op, "unsigned elements have no negative bounds"))
             }
             dtype if dtype.category() == Category::Int => Ok(bounds.map(|v| Scalar::Int(v as i64))),
             _ => Ok(bounds.map(Scalar::Float)),
@@ -224,7 +218,7 @@ impl Tensor {
     /// [`Tensor::logit`] in place.
     ///
     /// # Errors
-    /// [`Error::CannotCast`] for integers and bools, otherwise as [`Tensor::logit`].
+    /// [`ErrorKind::CannotCast`] for integers and bools, otherwise as [`Tensor::logit`].
     #[track_caller]
     pub fn logit_(&self, eps: Option<f64>) -> Result<&Self> {
         let operands = [self.into(), Scalar::Float(eps.unwrap_or(-1.0)).into()];

@@ -1,7 +1,5 @@
 //! Bounds, and choices between elements.
 
-use std::panic::Location;
-
 use warpline_kernels::elementwise as table;
 
 use super::inplace::check_filled;
@@ -9,7 +7,7 @@ use super::operands::{
     TensorOrScalar, apply, apply_as, apply_in_place, apply_in_place_as, as_filled, common_dtype,
 };
 use crate::called::Called;
-use crate::{DType, Error, Result, Scalar, Tensor};
+use crate::{DType, Error, ErrorKind, Result, Scalar, Tensor};
 
 /// `x` where the condition holds, else `y` (`torch.where`). The condition is of bools.
 ///
@@ -21,7 +19,7 @@ use crate::{DType, Error, Result, Scalar, Tensor};
 /// ```
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for a condition that is not of bools, otherwise as [`Tensor::add`].
+/// [`ErrorKind::InvalidArgument`] for a condition that is not of bools, otherwise as [`Tensor::add`].
 #[doc(alias = "where")]
 #[track_caller]
 pub fn where_cond<'a>(
@@ -53,7 +51,7 @@ impl Tensor {
     /// [`Tensor::clamp`] in place.
     ///
     /// # Errors
-    /// [`Error::CannotCast`] when the result's category is above this tensor's, otherwise as
+    /// [`ErrorKind::CannotCast`] when the result's category is above this tensor's, otherwise as
     /// [`Tensor::clamp`].
     #[track_caller]
     pub fn clamp_<'a>(
@@ -148,7 +146,7 @@ impl Tensor {
     /// `value` where the mask holds. The dtype stays (`torch.masked_fill`).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when the dtype cannot hold the value, and for a mask that is not of bools;
+    /// [`ErrorKind::InvalidArgument`] when the dtype cannot hold the value, and for a mask that is not of bools;
     /// otherwise as [`Tensor::add`].
     #[track_caller]
     pub fn masked_fill(&self, mask: &Tensor, value: impl Into<Scalar>) -> Result<Self> {
@@ -198,7 +196,7 @@ impl Tensor {
     /// [`Tensor::nan_to_num`] in place.
     ///
     /// # Errors
-    /// [`Error::OverlappingWrite`]; what the launch fails with.
+    /// [`ErrorKind::OverlappingWrite`]; what the launch fails with.
     #[track_caller]
     pub fn nan_to_num_(
         &self,
@@ -247,7 +245,7 @@ fn check_bools(op: &'static str, argument: &str, chooses: &Tensor) -> Result<()>
 #[track_caller]
 fn check_not_bool(op: &'static str, dtype: DType) -> Result<()> {
     if dtype == DType::Bool {
-        return Err(Error::UnsupportedDType { location: Location::caller(), op, dtype });
+        return Err(ErrorKind::UnsupportedDType { dtype }.of(op));
     }
     Ok(())
 }

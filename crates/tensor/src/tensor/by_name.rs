@@ -36,8 +36,8 @@ pub fn binary(name: &str) -> Option<Binary> {
 /// [`elementwise_ops!`](warpline_kernels::elementwise_ops). Records its gradient. A condition comes first.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the number of operands is wrong or no operand is a
-/// tensor, [`Error::UnsupportedDType`](crate::Error::UnsupportedDType) if the entry lacks the operands' dtype.
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the number of operands is wrong or no operand is a
+/// tensor, [`ErrorKind::UnsupportedDType`](crate::ErrorKind::UnsupportedDType) if the entry lacks the operands' dtype.
 #[track_caller]
 pub fn elementwise(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> Result<Tensor> {
     operands::apply(op, operands, operands::common_dtype_of(op, operands))

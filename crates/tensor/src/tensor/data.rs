@@ -1,7 +1,5 @@
 //! What a tensor can be made from: numbers, arrays, slices and vectors, nested.
 
-use std::panic::Location;
-
 use warpline_runtime::Sizes;
 
 use crate::{Element, Error, Result};
@@ -20,7 +18,7 @@ pub trait TensorData {
     /// The shape.
     ///
     /// # Errors
-    /// [`Error::ShapeMismatch`] where rows differ in shape.
+    /// [`ErrorKind::ShapeMismatch`] where rows differ in shape.
     fn sizes(&self) -> Result<Sizes>;
 
     /// Appends the numbers, row-major.
@@ -71,14 +69,10 @@ impl<T: TensorData> TensorData for [T] {
             for (i, row) in rest.iter().enumerate() {
                 let other = row.sizes()?;
                 if other != inner {
-                    return Err(Error::ShapeMismatch {
-                        location: Location::caller(),
-                        op: "tensor",
-                        reason: format!(
-                            "row {} has shape {other:?}, but the first has {inner:?}",
-                            i + 1
-                        ),
-                    });
+                    return Err(Error::shape(
+                        "tensor",
+                        format!("row {} has shape {other:?}, but the first has {inner:?}", i + 1),
+                    ));
                 }
             }
         }

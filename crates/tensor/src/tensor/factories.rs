@@ -17,7 +17,7 @@ use crate::{
 /// A tensor whose elements are not set; `float32` on the CPU unless asked otherwise.
 ///
 /// # Errors
-/// [`Error::SizeOverflow`], what the allocator fails with, and what is wrong with the options.
+/// [`ErrorKind::SizeOverflow`], what the allocator fails with, and what is wrong with the options.
 #[track_caller]
 pub fn empty(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<Tensor> {
     empty_in(&runtime(), &sizes.into_shape(), &options.into(), DType::F32).of("empty")
@@ -82,7 +82,7 @@ fn filled(sizes: &[usize], value: Scalar, options: &TensorOptions, dtype: DType)
 /// ```
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`] where rows differ in length; [`Error::InvalidArgument`] for a number that
+/// [`ErrorKind::ShapeMismatch`] where rows differ in length; [`ErrorKind::InvalidArgument`] for a number that
 /// the dtype asked for cannot hold; as [`empty()`].
 #[track_caller]
 pub fn tensor(data: impl TensorData, options: impl Into<TensorOptions>) -> Result<Tensor> {
@@ -145,7 +145,7 @@ pub fn arange_start(
 /// `start, start + step, …` up to but without `end`.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] when `step` is zero or leads away from `end`, an argument is not
+/// [`ErrorKind::InvalidArgument`] when `step` is zero or leads away from `end`, an argument is not
 /// finite, or the dtype asked for cannot hold the numbers; as [`empty()`].
 #[track_caller]
 pub fn arange_start_step(
@@ -175,10 +175,9 @@ pub fn arange_start_step(
 #[track_caller]
 fn range_length(start: Scalar, end: Scalar, step: Scalar, floats: bool) -> Result<usize> {
     let location = Location::caller();
-    let invalid = |reason: &str| Error::InvalidArgument {
-        op: "arange",
-        reason: format!("{reason} (start {start}, end {end}, step {step})"),
-        location,
+    let invalid = |reason: &str| {
+        Error::invalid("arange", format!("{reason} (start {start}, end {end}, step {step})"))
+            .at(location)
     };
     if step.to_f64() == 0.0 {
         return Err(invalid("the step must not be zero"));
@@ -210,7 +209,7 @@ fn range_length(start: Scalar, end: Scalar, step: Scalar, floats: bool) -> Resul
 /// otherwise.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] when a bound is not finite; as [`empty()`].
+/// [`ErrorKind::InvalidArgument`] when a bound is not finite; as [`empty()`].
 #[track_caller]
 pub fn linspace(
     start: impl Into<Scalar>,
@@ -279,7 +278,7 @@ pub fn eye(
 /// Uniform in `[0, 1)`; `float32` unless asked otherwise.
 ///
 /// # Errors
-/// As [`empty()`]; [`Error::UnsupportedDType`] for anything but floats.
+/// As [`empty()`]; [`ErrorKind::UnsupportedDType`] for anything but floats.
 #[track_caller]
 pub fn rand(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<Tensor> {
     let out = empty_in(&runtime(), &sizes.into_shape(), &options.into(), DType::F32).of("rand")?;
@@ -301,7 +300,7 @@ pub fn randn(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result
 /// Integers from `low` up to but without `high`; `int64` unless asked otherwise.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] when there is no integer between the bounds, or the dtype cannot
+/// [`ErrorKind::InvalidArgument`] when there is no integer between the bounds, or the dtype cannot
 /// hold them; as [`empty()`].
 #[track_caller]
 pub fn randint(
@@ -339,7 +338,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidReshape`] when there are more or fewer elements; as [`tensor()`].
+    /// [`ErrorKind::InvalidReshape`] when there are more or fewer elements; as [`tensor()`].
     #[doc(alias = "from_shape_vec")]
     #[doc(alias = "from_slice")]
     #[doc(alias = "from_numpy")]

@@ -7,7 +7,7 @@ use warpline_runtime::Layout;
 
 use crate::autograd::{Backward, Gradients, Inputs, Saved, embed};
 use crate::called::Called;
-use crate::{Error, Result, Tensor};
+use crate::{Error, ErrorKind, Result, Tensor};
 
 /// What is taken of one dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,8 +143,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::IndexOutOfRange`] for a single index outside its dimension;
-    /// [`Error::InvalidArgument`] for more indices than dimensions.
+    /// [`ErrorKind::IndexOutOfRange`] for a single index outside its dimension;
+    /// [`ErrorKind::InvalidArgument`] for more indices than dimensions.
     #[doc(alias = "index")]
     #[doc(alias = "get")]
     #[doc(alias = "__getitem__")]
@@ -187,11 +187,11 @@ impl Backward for Indexed {
 /// One index of `dim`, of which an error is to say that it is the caller's dimension `own`: those that were
 /// indexed before are gone.
 fn select(layout: &Layout, dim: isize, index: isize, own: usize) -> Result<Layout> {
-    layout.select(dim, index).map_err(|mut error| {
-        if let Error::IndexOutOfRange { dim, .. } = &mut error {
-            *dim = own;
+    layout.select(dim, index).map_err(|error| match *error.kind() {
+        ErrorKind::IndexOutOfRange { index, length, size, .. } => {
+            error.with_kind(ErrorKind::IndexOutOfRange { dim: own, index, length, size })
         }
-        error
+        _ => error,
     })
 }
 

@@ -10,8 +10,8 @@ impl Tensor {
     /// Sets every element.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when the dtype cannot hold the value;
-    /// [`Error::OverlappingWrite`].
+    /// [`ErrorKind::InvalidArgument`] when the dtype cannot hold the value;
+    /// [`ErrorKind::OverlappingWrite`].
     #[track_caller]
     pub fn fill_(&self, value: impl Into<Scalar>) -> Result<&Self> {
         let value = value.into();
@@ -25,7 +25,7 @@ impl Tensor {
     /// Sets every element to zero.
     ///
     /// # Errors
-    /// [`Error::OverlappingWrite`].
+    /// [`ErrorKind::OverlappingWrite`].
     #[track_caller]
     pub fn zero_(&self) -> Result<&Self> {
         self.fill_(0)
@@ -34,8 +34,8 @@ impl Tensor {
     /// Draws every element from the normal distribution.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when `std` is negative or an argument is not finite;
-    /// [`Error::UnsupportedDType`] for anything but floats.
+    /// [`ErrorKind::InvalidArgument`] when `std` is negative or an argument is not finite;
+    /// [`ErrorKind::UnsupportedDType`] for anything but floats.
     #[track_caller]
     pub fn normal_(&self, mean: f64, std: f64) -> Result<&Self> {
         check_finite("normal_", &[("mean", mean), ("std", std)])?;
@@ -48,8 +48,8 @@ impl Tensor {
     /// Draws every element uniformly from `[from, to)`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when `from` is above `to` or a bound is not finite;
-    /// [`Error::UnsupportedDType`] for anything but floats.
+    /// [`ErrorKind::InvalidArgument`] when `from` is above `to` or a bound is not finite;
+    /// [`ErrorKind::UnsupportedDType`] for anything but floats.
     #[track_caller]
     pub fn uniform_(&self, from: f64, to: f64) -> Result<&Self> {
         check_finite("uniform_", &[("from", from), ("to", to)])?;
@@ -62,7 +62,7 @@ impl Tensor {
     /// Draws every element from the integers from `low` up to but without `high`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when there are none, or the dtype cannot hold them.
+    /// [`ErrorKind::InvalidArgument`] when there are none, or the dtype cannot hold them.
     #[track_caller]
     pub fn random_(&self, low: i64, high: i64) -> Result<&Self> {
         let exec = self.exec()?;
@@ -74,7 +74,7 @@ impl Tensor {
     /// Sets every element to 1 with probability `p`, else to 0.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when `p` is outside 0 to 1.
+    /// [`ErrorKind::InvalidArgument`] when `p` is outside 0 to 1.
     #[track_caller]
     pub fn bernoulli_(&self, p: f64) -> Result<&Self> {
         let exec = self.exec()?;
@@ -86,8 +86,8 @@ impl Tensor {
     /// Draws every element from the exponential distribution of rate `lambda`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when `lambda` is not above 0 and finite;
-    /// [`Error::UnsupportedDType`] for anything but floats.
+    /// [`ErrorKind::InvalidArgument`] when `lambda` is not above 0 and finite;
+    /// [`ErrorKind::UnsupportedDType`] for anything but floats.
     #[track_caller]
     pub fn exponential_(&self, lambda: f64) -> Result<&Self> {
         check_finite("exponential_", &[("lambda", lambda)])?;

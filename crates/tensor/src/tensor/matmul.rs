@@ -1,7 +1,5 @@
 //! Matrix products, with PyTorch's rules for ranks.
 
-use std::panic::Location;
-
 use smallvec::{SmallVec, smallvec};
 use warpline_kernels::matmul as kernel;
 use warpline_runtime::{Sizes, broadcast, checked_numel};
@@ -9,36 +7,31 @@ use warpline_runtime::{Sizes, broadcast, checked_numel};
 use crate::autograd::{Backward, Gradients, Inputs, linear, record, saved, wanted};
 use crate::called::Called;
 use crate::exec::check_together;
-use crate::{Error, Result, Tensor};
+use crate::{Error, ErrorKind, Result, Tensor};
 
 impl Tensor {
     /// The matrix product (`torch.matmul`): of two vectors their dot product, of a matrix and a
     /// vector the map, of more dimensions a product per batch, whose dimensions broadcast.
     ///
     /// # Errors
-    /// [`Error::ShapeMismatch`], [`Error::BroadcastMismatch`], [`Error::OperandDTypes`],
-    /// [`Error::DeviceMismatch`], and what the launch fails with.
+    /// [`ErrorKind::ShapeMismatch`], [`ErrorKind::BroadcastMismatch`], [`ErrorKind::OperandDTypes`],
+    /// [`ErrorKind::DeviceMismatch`], and what the launch fails with.
     #[track_caller]
     pub fn matmul(&self, other: &Tensor) -> Result<Self> {
         check_together("matmul", self, other)?;
         if self.dtype() != other.dtype() {
-            return Err(Error::OperandDTypes {
-                location: Location::caller(),
-                op: "matmul",
-                first: self.dtype(),
-                second: other.dtype(),
-            });
+            return Err(ErrorKind::OperandDTypes { first: self.dtype(), second: other.dtype() }
+                .of("matmul"));
         }
         if self.dim() == 0 || other.dim() == 0 {
-            return Err(Error::ShapeMismatch {
-                location: Location::caller(),
-                op: "matmul",
-                reason: format!(
+            return Err(Error::shape(
+                "matmul",
+                format!(
                     "both arguments need at least 1 dimension, but they have {} and {}",
                     self.dim(),
                     other.dim()
                 ),
-            });
+            ));
         }
         // A vector is a row on the left and a column on the right; the result loses it again.
         let (row, column) = (self.dim() == 1, other.dim() == 1);
@@ -47,11 +40,10 @@ impl Tensor {
         let (batch_a, [m, k]) = split(a.size());
         let (batch_b, [k2, n]) = split(b.size());
         if k != k2 {
-            return Err(Error::ShapeMismatch {
-                location: Location::caller(),
-                op: "matmul",
-                reason: format!("mat1 and mat2 shapes cannot be multiplied ({m}x{k} and {k2}x{n})"),
-            });
+            return Err(Error::shape(
+                "matmul",
+                format!("mat1 and mat2 shapes cannot be multiplied ({m}x{k} and {k2}x{n})"),
+            ));
         }
         let batch = broadcast(batch_a, batch_b).of("matmul")?;
         let count = checked_numel(&batch).of("matmul")?;

@@ -234,7 +234,7 @@ impl Tensor {
     /// host memory.
     ///
     /// # Errors
-    /// [`crate::Error::RuntimeMismatch`] for a stream of another runtime.
+    /// [`crate::ErrorKind::RuntimeMismatch`] for a stream of another runtime.
     #[track_caller]
     pub fn record_stream(&self, stream: &crate::cuda::Stream) -> crate::Result<()> {
         self.0.storage.record_stream(stream)

@@ -1,7 +1,6 @@
 //! Applies elementwise ops to operands: tensors and numbers.
 
 use std::borrow::Cow;
-use std::panic::Location;
 
 use smallvec::SmallVec;
 use warpline_kernels::elementwise::{self as table, Arg, Backward, Op, Rule};
@@ -11,7 +10,7 @@ use super::promote::combine;
 use crate::autograd::{elementwise, elementwise_as, finish_in_place, no_grad, prepare_in_place};
 use crate::called::Called;
 use crate::exec::check_together;
-use crate::{Category, DType, Error, Result, Scalar, Tensor};
+use crate::{Category, DType, Error, ErrorKind, Result, Scalar, Tensor};
 
 /// The other operand of a binary op: a tensor or a number.
 #[derive(Clone, Copy, Debug)]
@@ -88,7 +87,7 @@ impl<'a, 'o> Operands<'a, 'o> {
         };
         let Some((place, main)) = tensors().find(|(_, t)| t.is_cuda()).or_else(|| tensors().next())
         else {
-            return Err(Error::invalid(op.name(), "needs a tensor among its operands".into()));
+            return Err(Error::invalid(op.name(), "needs a tensor among its operands"));
         };
         let mut inputs = Cow::Borrowed(operands);
         let (mut first, mut common_sizes) = (None::<&Tensor>, None::<Sizes>);
@@ -236,12 +235,7 @@ pub(super) fn apply_in_place_as(
 ) -> Result<()> {
     let (_, result) = op.dtypes(common)?;
     if result.category() > a.dtype().category() {
-        return Err(Error::CannotCast {
-            location: Location::caller(),
-            op: name,
-            from: result,
-            to: a.dtype(),
-        });
+        return Err(ErrorKind::CannotCast { from: result, to: a.dtype() }.of(name));
     }
     a.as_view().check_writable(name)?;
     for operand in operands {
@@ -299,11 +293,7 @@ fn check_no_bools(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> Result<()
         TensorOrScalar::Scalar(number) => number.category() == Category::Bool,
     };
     if op.has_rule(Rule::RefusesBools) && operands.iter().any(is_bool) {
-        return Err(Error::UnsupportedDType {
-            location: Location::caller(),
-            op: op.name(),
-            dtype: DType::Bool,
-        });
+        return Err(ErrorKind::UnsupportedDType { dtype: DType::Bool }.of(op.name()));
     }
     Ok(())
 }
@@ -315,11 +305,11 @@ fn check_divisor(op: &'static Op, k: usize, number: Scalar, compute: DType) -> R
         return Ok(());
     }
     if number.to_i64() == 0 && op.has_rule(Rule::DividesIntegers) {
-        return Err(Error::invalid(op.name(), "integers cannot be divided by zero".into()));
+        return Err(Error::invalid(op.name(), "integers cannot be divided by zero"));
     }
     if number.to_i64() < 0 && op.has_rule(Rule::RaisesIntegers) {
         let reason = "integers to negative integer powers are not allowed; convert them to floats";
-        return Err(Error::invalid(op.name(), reason.into()));
+        return Err(Error::invalid(op.name(), reason));
     }
     Ok(())
 }
@@ -355,15 +345,14 @@ fn in_step(a: &Tensor, b: &Tensor) -> bool {
 fn broadcast_error(a: &Tensor, b: &Tensor) -> Error {
     match broadcast(a.size(), b.size()) {
         Err(error) => error,
-        Ok(sizes) => Error::ShapeMismatch {
-            location: Location::caller(),
-            op: "in-place",
-            reason: format!(
+        Ok(sizes) => Error::shape(
+            "in-place",
+            format!(
                 "output with shape {:?} doesn't match the broadcast shape {:?}",
                 a.size(),
                 &sizes[..]
             ),
-        },
+        ),
     }
 }
 

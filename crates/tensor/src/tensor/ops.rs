@@ -23,7 +23,7 @@ macro_rules! methods {
             $(#[$doc])*
             ///
             /// # Errors
-            /// [`crate::Error::BroadcastMismatch`], [`crate::Error::DeviceMismatch`], and what the launch fails
+            /// [`crate::ErrorKind::BroadcastMismatch`], [`crate::ErrorKind::DeviceMismatch`], and what the launch fails
             /// with.
             #[track_caller]
             pub fn $name<'a>(&self, other: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
@@ -115,7 +115,7 @@ macro_rules! in_place_methods {
             $(#[$doc])*
             ///
             /// # Errors
-            /// [`crate::Error::CannotCast`] when the result's category is above this tensor's, otherwise
+            /// [`crate::ErrorKind::CannotCast`] when the result's category is above this tensor's, otherwise
             /// as without the underscore.
             #[track_caller]
             pub fn $name<'a>(&self, other: impl Into<TensorOrScalar<'a>>) -> Result<&Self> {

@@ -1,11 +1,10 @@
 //! Values on their way from a device to the host.
 
 use std::fmt;
-use std::panic::Location;
 
 use crate::cuda::Event;
 use crate::exec::Exec;
-use crate::{Element, Error, Result, Tensor};
+use crate::{Element, ErrorKind, Result, Tensor};
 
 /// A value that a device is still to write (PyTorch: what `t.to('cpu', non_blocking=True)` gives,
 /// with an event that says when it may be read).
@@ -80,17 +79,13 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::DTypeMismatch`] when `T` is not the tensor's dtype; what enqueueing the copy fails
+    /// [`ErrorKind::DTypeMismatch`] when `T` is not the tensor's dtype; what enqueueing the copy fails
     /// with.
     #[track_caller]
     pub fn to_vec_async<T: Element>(&self) -> Result<Pending<Vec<T>>> {
         if self.dtype() != T::DTYPE {
-            return Err(Error::DTypeMismatch {
-                location: Location::caller(),
-                op: "to_vec_async",
-                expected: T::DTYPE,
-                actual: self.dtype(),
-            });
+            return Err(ErrorKind::DTypeMismatch { expected: T::DTYPE, actual: self.dtype() }
+                .of("to_vec_async"));
         }
         // On the host there is nothing to wait for, but others may write to the memory.
         let from = if self.is_cuda() { self.clone() } else { self.duplicate()? };

@@ -1,14 +1,12 @@
 //! Powers, rounded quotients, and other ops that ask for more than an entry.
 
-use std::panic::Location;
-
 use warpline_kernels::elementwise as table;
 
 use super::operands::{TensorOrScalar, apply, apply_in_place, common_dtype};
 use super::ops;
 use super::promote::{result_type, result_type_scalar};
 use crate::called::Called;
-use crate::{DType, Error, Result, Scalar, Tensor};
+use crate::{DType, Error, ErrorKind, Result, Scalar, Tensor};
 
 /// How a quotient is rounded (`rounding_mode` of `torch.div`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +29,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for integers to the power of a negative number, otherwise as
+    /// [`ErrorKind::InvalidArgument`] for integers to the power of a negative number, otherwise as
     /// [`Tensor::add`].
     #[track_caller]
     pub fn pow<'a>(&self, exponent: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
@@ -65,7 +63,7 @@ impl Tensor {
     /// a tensor's zero all bits are set. Not for bools.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for integers divided by the number zero, otherwise as
+    /// [`ErrorKind::InvalidArgument`] for integers divided by the number zero, otherwise as
     /// [`Tensor::add`].
     #[track_caller]
     pub fn div_rounded<'a>(
@@ -92,7 +90,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::UnsupportedDType`] for anything but floats, and what the launch fails with.
+    /// [`ErrorKind::UnsupportedDType`] for anything but floats, and what the launch fails with.
     #[track_caller]
     pub fn round_decimals(&self, decimals: i64) -> Result<Self> {
         self.check_rounds()?;
@@ -107,7 +105,7 @@ impl Tensor {
     /// [`Tensor::round_decimals`] in place.
     ///
     /// # Errors
-    /// As [`Tensor::round_decimals`]; [`Error::OverlappingWrite`].
+    /// As [`Tensor::round_decimals`]; [`ErrorKind::OverlappingWrite`].
     #[track_caller]
     pub fn round_decimals_(&self, decimals: i64) -> Result<&Self> {
         self.check_rounds()?;
@@ -169,7 +167,7 @@ impl Tensor {
     /// `self + value * a * b`; not for bools (`torch.addcmul`).
     ///
     /// # Errors
-    /// [`Error::CannotCast`] for a float `value` among integers, otherwise as [`Tensor::add`].
+    /// [`ErrorKind::CannotCast`] for a float `value` among integers, otherwise as [`Tensor::add`].
     #[track_caller]
     pub fn addcmul(&self, a: &Tensor, b: &Tensor, value: impl Into<Scalar>) -> Result<Self> {
         let operands = [self.into(), a.into(), b.into(), value.into().into()];
@@ -179,7 +177,7 @@ impl Tensor {
     /// [`Tensor::addcmul`] in place.
     ///
     /// # Errors
-    /// [`Error::CannotCast`] when the result's category is above this tensor's, otherwise as [`Tensor::addcmul`].
+    /// [`ErrorKind::CannotCast`] when the result's category is above this tensor's, otherwise as [`Tensor::addcmul`].
     #[track_caller]
     pub fn addcmul_(&self, a: &Tensor, b: &Tensor, value: impl Into<Scalar>) -> Result<&Self> {
         let operands = [self.into(), a.into(), b.into(), value.into().into()];
@@ -201,7 +199,7 @@ impl Tensor {
     /// [`Tensor::addcdiv`] in place.
     ///
     /// # Errors
-    /// [`Error::CannotCast`] when the result's category is above this tensor's, otherwise as [`Tensor::addcdiv`].
+    /// [`ErrorKind::CannotCast`] when the result's category is above this tensor's, otherwise as [`Tensor::addcdiv`].
     #[track_caller]
     pub fn addcdiv_(&self, a: &Tensor, b: &Tensor, value: impl Into<Scalar>) -> Result<&Self> {
         let operands = [self.into(), a.into(), b.into(), value.into().into()];
@@ -214,17 +212,12 @@ impl Tensor {
     /// NaN to NaN if `equal_nan` (`torch.isclose`).
     ///
     /// # Errors
-    /// [`Error::DTypeMismatch`], otherwise as [`Tensor::add`].
+    /// [`ErrorKind::DTypeMismatch`], otherwise as [`Tensor::add`].
     #[track_caller]
     pub fn isclose(&self, other: &Tensor, rtol: f64, atol: f64, equal_nan: bool) -> Result<Self> {
         let (op, expected, actual) = ("isclose", self.dtype(), other.dtype());
         if expected != actual {
-            return Err(Error::DTypeMismatch {
-                location: Location::caller(),
-                op,
-                expected,
-                actual,
-            });
+            return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op));
         }
         let mut close = self.eq(other)?;
         if equal_nan && expected.is_float() {
@@ -271,7 +264,7 @@ impl Tensor {
     /// `self + alpha * other` (`torch.add` with `alpha`).
     ///
     /// # Errors
-    /// As [`Tensor::add`]; [`Error::InvalidArgument`] for a float `alpha` and integer tensors.
+    /// As [`Tensor::add`]; [`ErrorKind::InvalidArgument`] for a float `alpha` and integer tensors.
     #[doc(alias = "alpha")]
     #[track_caller]
     pub fn add_scaled(&self, other: &Tensor, alpha: impl Into<Scalar>) -> Result<Self> {

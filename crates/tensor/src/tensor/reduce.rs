@@ -139,7 +139,7 @@ macro_rules! methods {
             $(#[$doc])*
             ///
             /// # Errors
-            /// [`Error::DimOutOfRange`], [`Error::UnsupportedDType`], and what the launch fails
+            /// [`ErrorKind::DimOutOfRange`], [`ErrorKind::UnsupportedDType`], and what the launch fails
             /// with.
             #[track_caller]
             pub fn $name(&self, dims: impl IntoDims) -> Result<Self> {
@@ -184,7 +184,7 @@ impl Tensor {
     /// `()` in the flattened tensor; a NaN is the largest. `int64`.
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] where there is no element.
+    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] where there is no element.
     #[track_caller]
     pub fn argmax(&self, dim: impl IntoDim) -> Result<Self> {
         apply(ReduceOp::ArgMax, self, dim.into_dim().as_slice(), false)
@@ -238,7 +238,7 @@ impl Tensor {
     /// `exp(self)` divided by its sum along a dimension. Floats only.
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`], [`Error::UnsupportedDType`].
+    /// [`ErrorKind::DimOutOfRange`], [`ErrorKind::UnsupportedDType`].
     #[track_caller]
     pub fn softmax(&self, dim: isize) -> Result<Self> {
         self.softmax_or_log(dim, false)

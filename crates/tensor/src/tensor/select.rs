@@ -1,7 +1,5 @@
 //! Elements picked by tensors of indices.
 
-use std::panic::Location;
-
 use smallvec::smallvec;
 use warpline_kernels::{indexing, scatter};
 use warpline_runtime::launch::report_as;
@@ -10,7 +8,7 @@ use super::indexing::as_indices;
 use crate::autograd::{Backward, Gradients, Inputs, record, saved, wanted};
 use crate::called::Called;
 use crate::exec::check_together;
-use crate::{Result, Tensor};
+use crate::{Result, Site, Tensor};
 
 impl Tensor {
     /// Of dimension `dim` what `index` names, one after the other, in memory of its own
@@ -22,21 +20,21 @@ impl Tensor {
     /// device stays usable.
     ///
     /// ```
-    /// # use warpline::{Error, tensor};
+    /// # use warpline::{ErrorKind, tensor};
     /// let t = tensor(&[[1, 2, 3], [4, 5, 6]], ())?;
     /// let columns = t.index_select(1, &tensor([2i64, 0], ())?)?;
     /// assert_eq!(columns.to_vec::<i32>()?, [3, 1, 6, 4]);
     /// let error = t.index_select(0, &tensor([2i64], ())?).unwrap_err();
-    /// assert!(matches!(error, Error::IndexCheck(failed) if failed.index == 2 && failed.size == 2));
+    /// assert!(matches!(error.kind(), ErrorKind::IndexCheck { index: 2, dim: 0, size: 2 }));
     /// # Ok::<(), warpline::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::IndexCheck`](crate::Error::IndexCheck) as above;
-    /// [`Error::DimOutOfRange`](crate::Error::DimOutOfRange);
-    /// [`Error::ShapeMismatch`](crate::Error::ShapeMismatch) for an index of several dimensions;
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for one of another dtype;
-    /// [`Error::DeviceMismatch`](crate::Error::DeviceMismatch).
+    /// [`ErrorKind::IndexCheck`](crate::ErrorKind::IndexCheck) as above;
+    /// [`ErrorKind::DimOutOfRange`](crate::ErrorKind::DimOutOfRange);
+    /// [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) for an index of several dimensions;
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for one of another dtype;
+    /// [`ErrorKind::DeviceMismatch`](crate::ErrorKind::DeviceMismatch).
     #[track_caller]
     pub fn index_select(&self, dim: isize, index: &Tensor) -> Result<Self> {
         check_together("index_select", self, index)?;
@@ -88,8 +86,8 @@ impl Tensor {
         if !out.dtype().is_float() || !wanted(&[self]) {
             return Ok(out);
         }
-        let (dim, index, location) = (dim as isize, index.clone(), Location::caller());
-        record("gather", out, &[self], Gather { dim, index, op, location })
+        let (dim, index, call) = (dim as isize, index.clone(), Site::here(op));
+        record("gather", out, &[self], Gather { dim, index, call })
     }
 }
 
@@ -100,8 +98,7 @@ saved! {
         dim: isize,
         index: Tensor,
         /// The op that gathers. The node is named as in PyTorch, which gathers within other ops, too.
-        op: &'static str,
-        location: &'static Location<'static>,
+        call: Site,
     }
 }
 
@@ -116,7 +113,7 @@ impl Backward for Gather {
     fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
         let whole = grad.new_zeros(inputs.sizes(0), ())?;
         let add = || whole.scatter_add_(self.dim, &self.index, grad).cloned();
-        Ok(smallvec![Some(report_as(Some((self.op, self.location)), add)?)])
+        Ok(smallvec![Some(report_as(Some(self.call), add)?)])
     }
 }
 
@@ -134,7 +131,7 @@ impl Backward for Gather {
 /// ```
 ///
 /// # Errors
-/// As [`Tensor::index_select`]; [`Error::ShapeMismatch`](crate::Error::ShapeMismatch) unless `weight`
+/// As [`Tensor::index_select`]; [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) unless `weight`
 /// has two dimensions.
 #[track_caller]
 pub fn embedding(weight: &Tensor, indices: &Tensor) -> Result<Tensor> {

@@ -14,7 +14,7 @@ use crate::autograd::{
 };
 use crate::called::Called;
 use crate::exec::{Exec, empty_in, reaches};
-use crate::{DType, Device, Element, Error, Result, Scalar, Tensor, TensorOptions};
+use crate::{DType, Device, Element, Error, ErrorKind, Result, Scalar, Tensor, TensorOptions};
 
 impl Tensor {
     /// A copy of the elements in memory of its own, with the dimensions in their order (torch's
@@ -178,15 +178,11 @@ impl Tensor {
     /// A copy in page-locked host memory; the tensor itself if it is there already.
     ///
     /// # Errors
-    /// [`Error::CannotPin`] on a GPU; [`Error::CudaUnavailable`] without one to lock it for.
+    /// [`ErrorKind::CannotPin`] on a GPU; [`ErrorKind::CudaUnavailable`] without one to lock it for.
     #[track_caller]
     pub fn pin_memory(&self) -> Result<Self> {
         if self.is_cuda() {
-            return Err(Error::CannotPin {
-                op: "pin_memory",
-                location: Location::caller(),
-                device: self.device().to_string(),
-            });
+            return Err(ErrorKind::CannotPin { device: self.device() }.of("pin_memory"));
         }
         self.to(TensorOptions::new().pin_memory(true)).of("pin_memory")
     }
@@ -198,13 +194,13 @@ impl Tensor {
     /// That of a CPU tensor is page-locked where there is a GPU. Since others may write to it at any
     /// time, it can be copied (from and to GPUs without waiting, by [`Tensor::copy`], by
     /// [`Tensor::copy_`] where it is contiguous), read ([`Tensor::to_vec`], [`Tensor::item`], printing)
-    /// and sent; ops on the host are refused ([`Error::SharedHostMemory`]).
+    /// and sent; ops on the host are refused ([`ErrorKind::SharedHostMemory`]).
     ///
     /// A leaf that requires a gradient gives a leaf that requires one, without a gradient so far. As it
     /// is another tensor, share parameters before an optimizer is built over them.
     ///
     /// # Errors
-    /// [`Error::CannotShare`], which says why: a driver or system that cannot. [`Error::Gradient`] if the
+    /// [`ErrorKind::CannotShare`], which says why: a driver or system that cannot. [`ErrorKind::Gradient`] if the
     /// tensor requires a gradient and is no leaf: the copy would be cut off from its graph. Out of
     /// memory; the errors of [`Tensor::copy_`].
     #[track_caller]
@@ -226,7 +222,7 @@ impl Tensor {
         }
         let reason = "the tensor requires a gradient and is no leaf, and autograd does not cross \
                       processes; use what `detach` returns to share its values alone";
-        Err(Error::gradient(op, reason.to_owned()))
+        Err(Error::gradient(op, reason))
     }
 
     /// Whether it is in memory that other processes can have.
@@ -243,7 +239,7 @@ impl Tensor {
     /// these comes after it.
     ///
     /// # Errors
-    /// [`Error::ExpandMismatch`], [`Error::OverlappingWrite`], [`Error::RuntimeMismatch`], and
+    /// [`ErrorKind::ExpandMismatch`], [`ErrorKind::OverlappingWrite`], [`ErrorKind::RuntimeMismatch`], and
     /// what the copy fails with.
     #[track_caller]
     pub fn copy_(&self, src: &Tensor, non_blocking: bool) -> Result<&Self> {
@@ -261,7 +257,7 @@ impl Tensor {
     #[track_caller]
     pub(super) fn overwrite(&self, src: &Tensor, non_blocking: bool) -> Result<()> {
         if !self.storage().runtime().same_as(src.storage().runtime()) {
-            return Err(Error::RuntimeMismatch { location: Location::caller(), op: "copy_" });
+            return Err(ErrorKind::RuntimeMismatch.of("copy_"));
         }
         let expanded;
         let mut src = src;
@@ -311,7 +307,7 @@ impl Tensor {
     #[track_caller]
     fn write_shared_host(&self, src: &Tensor) -> Result<()> {
         if !self.is_contiguous() {
-            return Err(Error::SharedHostMemory { location: Location::caller(), op: "copy_" });
+            return Err(ErrorKind::SharedHostMemory.of("copy_"));
         }
         let src = src.copied_to(&src.exec()?, self.layout().preserved(), self.dtype())?;
         let mut bytes = vec![0; src.numel() * src.element_size()];
@@ -374,7 +370,7 @@ impl Tensor {
     /// All elements, row-major. Waits for the device.
     ///
     /// # Errors
-    /// [`Error::DTypeMismatch`] when `T` is not the tensor's dtype; what earlier work on the
+    /// [`ErrorKind::DTypeMismatch`] when `T` is not the tensor's dtype; what earlier work on the
     /// device failed with.
     #[doc(alias = "tolist")]
     #[doc(alias = "numpy")]
@@ -382,12 +378,9 @@ impl Tensor {
     #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         if self.dtype() != T::DTYPE {
-            return Err(Error::DTypeMismatch {
-                location: Location::caller(),
-                op: "to_vec",
-                expected: T::DTYPE,
-                actual: self.dtype(),
-            });
+            return Err(
+                ErrorKind::DTypeMismatch { expected: T::DTYPE, actual: self.dtype() }.of("to_vec")
+            );
         }
         self.check_readable("to_vec")?;
         let host = self.cpu().of("to_vec")?.contiguous().of("to_vec")?;
@@ -429,11 +422,11 @@ impl Tensor {
     /// The one element, as a number. Waits for the device.
     ///
     /// # Errors
-    /// [`Error::NotAScalar`]; what earlier work on the device failed with.
+    /// [`ErrorKind::NotAScalar`]; what earlier work on the device failed with.
     #[track_caller]
     pub fn to_scalar(&self) -> Result<Scalar> {
         let location = Location::caller();
-        let not_one = || Error::NotAScalar { op: "to_scalar", location, numel: self.numel() };
+        let not_one = || ErrorKind::NotAScalar { numel: self.numel() }.of("to_scalar").at(location);
         if self.numel() != 1 {
             return Err(not_one());
         }
@@ -453,20 +446,15 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::ValueDoesNotFit`] for an integer outside `T`'s range, a float with a fraction as an
+    /// [`ErrorKind::ValueDoesNotFit`] for an integer outside `T`'s range, a float with a fraction as an
     /// integer, a finite one that `T` has no finite value for; as [`Tensor::to_scalar`].
     #[track_caller]
     pub fn item<T: Element>(&self) -> Result<T> {
         self.check_readable("item")?;
         let (value, dtype) = (self.to_scalar().of("item")?, self.dtype());
         let op = "item";
-        T::from_scalar(value).ok_or(Error::ValueDoesNotFit {
-            location: Location::caller(),
-            op,
-            value,
-            dtype,
-            asked: T::DTYPE,
-        })
+        T::from_scalar(value)
+            .ok_or(ErrorKind::ValueDoesNotFit { value, dtype, asked: T::DTYPE }.of(op))
     }
 
     /// Refuses to wait for elements on a stream that is captured, where they do not come.
@@ -475,7 +463,7 @@ impl Tensor {
         match self.exec()? {
             Exec::Cuda(_, _, stream) if stream.is_capturing() => {
                 let reason = "the host would wait for the values; read them after a replay";
-                Err(Error::capture(op, reason.into()))
+                Err(Error::capture(op, reason))
             }
             _ => Ok(()),
         }

@@ -17,7 +17,7 @@ macro_rules! methods {
             $(#[$doc])*
             ///
             /// # Errors
-            /// [`crate::Error::UnsupportedDType`], and what the launch fails with.
+            /// [`crate::ErrorKind::UnsupportedDType`], and what the launch fails with.
             #[track_caller]
             pub fn $name(&self) -> Result<Self> {
                 apply(&table::$op, self).of(stringify!($name))
@@ -199,7 +199,7 @@ macro_rules! in_place_methods {
             #[doc = concat!("[`Tensor::", stringify!($name), "`] in place.")]
             ///
             /// # Errors
-            /// [`crate::Error::CannotCast`] where the result is of floats and this tensor is not, otherwise
+            /// [`crate::ErrorKind::CannotCast`] where the result is of floats and this tensor is not, otherwise
             /// as without the underscore.
             #[track_caller]
             pub fn $in_place(&self) -> Result<&Self> {

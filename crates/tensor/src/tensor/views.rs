@@ -12,14 +12,14 @@ use super::reduce::{IntoDim, IntoDims};
 use crate::autograd::{Backward, Gradients, Inputs, linear, record, reshape_back, saved, wanted};
 use crate::called::Called;
 use crate::exec::check_together;
-use crate::{Error, IntoSizes, MemoryFormat, Result, Tensor};
+use crate::{Error, ErrorKind, IntoSizes, MemoryFormat, Result, Tensor};
 
 impl Tensor {
     /// The same elements under other sizes: a view where the strides allow it, else a copy. One
     /// size may be −1 and follows from the others.
     ///
     /// # Errors
-    /// [`Error::InvalidReshape`].
+    /// [`ErrorKind::InvalidReshape`].
     #[track_caller]
     pub fn reshape(&self, shape: impl IntoSizes) -> Result<Self> {
         let sizes = self.infer_sizes(&shape.into_sizes()).of("reshape")?;
@@ -32,17 +32,20 @@ impl Tensor {
     /// The same elements under other sizes, sharing memory. One size may be −1.
     ///
     /// # Errors
-    /// [`Error::InvalidReshape`]; [`Error::ViewNeedsCopy`] where only a copy could have those
+    /// [`ErrorKind::InvalidReshape`]; [`ErrorKind::ViewNeedsCopy`] where only a copy could have those
     /// sizes.
     #[track_caller]
     pub fn view(&self, shape: impl IntoSizes) -> Result<Self> {
         let sizes = self.infer_sizes(&shape.into_sizes()).of("view")?;
         let location = Location::caller();
-        let layout = self.layout().view(&sizes).ok_or_else(|| Error::ViewNeedsCopy {
-            location,
-            from: self.size().into(),
-            strides: self.stride().into(),
-            to: sizes.to_vec(),
+        let layout = self.layout().view(&sizes).ok_or_else(|| {
+            ErrorKind::ViewNeedsCopy {
+                from: self.size().into(),
+                strides: self.stride().into(),
+                to: sizes.to_vec(),
+            }
+            .of("view")
+            .at(location)
         })?;
         self.viewed_reshaped("view", layout)
     }
@@ -63,7 +66,8 @@ impl Tensor {
     fn infer_sizes(&self, shape: &[isize]) -> Result<Sizes> {
         let numel = self.numel();
         let location = Location::caller();
-        let invalid = || Error::InvalidReshape { op: "", location, shape: shape.to_vec(), numel };
+        let invalid =
+            || ErrorKind::InvalidReshape { shape: shape.to_vec(), numel }.of("").at(location);
         let mut sizes = Sizes::new();
         let mut open = None;
         for (d, &size) in shape.iter().enumerate() {
@@ -94,7 +98,7 @@ impl Tensor {
     /// Swaps two dimensions.
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`].
+    /// [`ErrorKind::DimOutOfRange`].
     #[track_caller]
     pub fn transpose(&self, dim0: isize, dim1: isize) -> Result<Self> {
         if self.dim() == 0 {
@@ -109,7 +113,7 @@ impl Tensor {
     /// The transpose of a matrix; a vector or scalar stays as it is.
     ///
     /// # Errors
-    /// [`Error::ShapeMismatch`] for more than two dimensions.
+    /// [`ErrorKind::ShapeMismatch`] for more than two dimensions.
     #[track_caller]
     pub fn t(&self) -> Result<Self> {
         match self.dim() {
@@ -118,18 +122,17 @@ impl Tensor {
                 let layout = self.layout().transpose(0, 1)?;
                 self.viewed("t", layout, linear(|grad, _| grad.t()))
             }
-            n => Err(Error::ShapeMismatch {
-                location: Location::caller(),
-                op: "t",
-                reason: format!("expects at most 2 dimensions, but the tensor has {n}"),
-            }),
+            n => Err(Error::shape(
+                "t",
+                format!("expects at most 2 dimensions, but the tensor has {n}"),
+            )),
         }
     }
 
     /// Reorders all dimensions.
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`], or [`Error::InvalidArgument`] when `dims` is no permutation.
+    /// [`ErrorKind::DimOutOfRange`], or [`ErrorKind::InvalidArgument`] when `dims` is no permutation.
     #[track_caller]
     pub fn permute(&self, dims: impl IntoDims) -> Result<Self> {
         let dims = dims.into_dims();
@@ -140,7 +143,7 @@ impl Tensor {
     /// Repeats dimensions of size 1, and new leading ones, without copying; −1 keeps a size.
     ///
     /// # Errors
-    /// [`Error::ExpandMismatch`]; [`Error::InvalidArgument`] for other negative sizes.
+    /// [`ErrorKind::ExpandMismatch`]; [`ErrorKind::InvalidArgument`] for other negative sizes.
     #[track_caller]
     pub fn expand(&self, sizes: impl IntoSizes) -> Result<Self> {
         let sizes = sizes.into_sizes();
@@ -166,7 +169,7 @@ impl Tensor {
     /// `length` indices of a dimension from `start` on, which may count from the end.
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`], or [`Error::IndexOutOfRange`].
+    /// [`ErrorKind::DimOutOfRange`], or [`ErrorKind::IndexOutOfRange`].
     #[track_caller]
     pub fn narrow(&self, dim: isize, start: isize, length: usize) -> Result<Self> {
         self.check_has_dims("narrow")?;
@@ -177,7 +180,7 @@ impl Tensor {
     /// One index of a dimension, which goes away.
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`], or [`Error::IndexOutOfRange`].
+    /// [`ErrorKind::DimOutOfRange`], or [`ErrorKind::IndexOutOfRange`].
     #[track_caller]
     pub fn select(&self, dim: isize, index: isize) -> Result<Self> {
         self.check_has_dims("select")?;
@@ -197,7 +200,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`], or [`Error::InvalidArgument`] when `step` is zero.
+    /// [`ErrorKind::DimOutOfRange`], or [`ErrorKind::InvalidArgument`] when `step` is zero.
     #[track_caller]
     pub fn slice(&self, dim: isize, range: impl IndexRange, step: usize) -> Result<Self> {
         self.check_has_dims("slice")?;
@@ -211,11 +214,7 @@ impl Tensor {
     #[track_caller]
     pub(super) fn check_has_dims(&self, op: &'static str) -> Result<()> {
         if self.dim() == 0 {
-            return Err(Error::ShapeMismatch {
-                location: Location::caller(),
-                op,
-                reason: "cannot be applied to a 0-dim tensor".into(),
-            });
+            return Err(Error::shape(op, "cannot be applied to a 0-dim tensor"));
         }
         Ok(())
     }
@@ -223,7 +222,7 @@ impl Tensor {
     /// Without a dimension of size 1; `None` or `()` is all of them. A dimension of another size stays.
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`].
+    /// [`ErrorKind::DimOutOfRange`].
     #[track_caller]
     pub fn squeeze(&self, dim: impl IntoDim) -> Result<Self> {
         let layout = match dim.into_dim() {
@@ -236,7 +235,7 @@ impl Tensor {
     /// With a new dimension of size 1 before `dim`, which may be one past the last.
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`].
+    /// [`ErrorKind::DimOutOfRange`].
     #[track_caller]
     pub fn unsqueeze(&self, dim: isize) -> Result<Self> {
         let layout = self.layout().unsqueeze(dim).of("unsqueeze")?;
@@ -246,7 +245,7 @@ impl Tensor {
     /// The dimensions from `start` to `end`, both included, as one; a view where possible.
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] when `start` comes after `end`.
+    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] when `start` comes after `end`.
     #[track_caller]
     pub fn flatten(&self, start: isize, end: isize) -> Result<Self> {
         let (first, last) =
@@ -305,7 +304,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for sizes that the format says nothing of; what making the copy fails
+    /// [`ErrorKind::InvalidArgument`] for sizes that the format says nothing of; what making the copy fails
     /// with.
     #[doc(alias = "memory_format")]
     #[track_caller]
@@ -330,24 +329,20 @@ impl Tensor {
 /// one-dimensional tensors skipped, as in PyTorch.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] without tensors; [`Error::ShapeMismatch`] where other dimensions
-/// differ; [`Error::DeviceMismatch`].
+/// [`ErrorKind::InvalidArgument`] without tensors; [`ErrorKind::ShapeMismatch`] where other dimensions
+/// differ; [`ErrorKind::DeviceMismatch`].
 #[track_caller]
 pub fn cat<T: Borrow<Tensor>>(tensors: &[T], dim: isize) -> Result<Tensor> {
     let tensors: SmallVec<[&Tensor; 8]> = tensors.iter().map(Borrow::borrow).collect();
     let Some(&head) = tensors.first() else {
-        return Err(Error::invalid("cat", "expected at least one tensor".into()));
+        return Err(Error::invalid("cat", "expected at least one tensor"));
     };
     let mut dtype = head.dtype();
     for tensor in &tensors {
         check_together("cat", head, tensor)?;
         dtype = dtype.promote(tensor.dtype());
         if tensor.dim() == 0 {
-            return Err(Error::ShapeMismatch {
-                location: Location::caller(),
-                op: "cat",
-                reason: "a 0-dim tensor cannot be concatenated".into(),
-            });
+            return Err(Error::shape("cat", "a 0-dim tensor cannot be concatenated"));
         }
     }
     let skipped = |t: &Tensor| t.size() == [0];
@@ -359,15 +354,14 @@ pub fn cat<T: Borrow<Tensor>>(tensors: &[T], dim: isize) -> Result<Tensor> {
         let fits = tensor.dim() == model.dim()
             && (0..model.dim()).all(|i| i == d || tensor.size()[i] == model.size()[i]);
         if !fits {
-            return Err(Error::ShapeMismatch {
-                location: Location::caller(),
-                op: "cat",
-                reason: format!(
+            return Err(Error::shape(
+                "cat",
+                format!(
                     "sizes must match except in dimension {d}, but {:?} and {:?} were given",
                     model.size(),
                     tensor.size()
                 ),
-            });
+            ));
         }
         sizes[d] = sizes[d].saturating_add(tensor.size()[d]);
     }
@@ -430,18 +424,17 @@ impl Backward for Cat {
 #[track_caller]
 pub fn stack<T: Borrow<Tensor>>(tensors: &[T], dim: isize) -> Result<Tensor> {
     let Some(head) = tensors.first().map(Borrow::borrow) else {
-        return Err(Error::invalid("stack", "expected at least one tensor".into()));
+        return Err(Error::invalid("stack", "expected at least one tensor"));
     };
     if let Some(other) = tensors.iter().map(Borrow::borrow).find(|t| t.size() != head.size()) {
-        return Err(Error::ShapeMismatch {
-            location: Location::caller(),
-            op: "stack",
-            reason: format!(
+        return Err(Error::shape(
+            "stack",
+            format!(
                 "all tensors must have one size, but {:?} and {:?} were given",
                 head.size(),
                 other.size()
             ),
-        });
+        ));
     }
     let d = resolve_dim(dim, head.dim() + 1).of("stack")?;
     let rows = tensors.iter().map(|t| t.borrow().unsqueeze(dim)).collect::<Result<Vec<_>>>();

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use warpline::multiprocessing::Channel;
-use warpline::{DType, Error, Result, Runtime, Tensor, cuda, full, ones, with_runtime};
+use warpline::{
+    DType, ErrorKind, Result, ResultExt, Runtime, Tensor, cuda, full, ones, with_runtime,
+};
 use warpline_cuda_sys_safe::StreamHandle;
 use warpline_cuda_sys_safe::sim::{Hold, Schedule, SimDriver};
 
@@ -112,7 +114,7 @@ fn timed_out<T>(result: Result<T>) -> bool {
 }
 
 fn is_gone<T>(result: Result<T>) -> bool {
-    matches!(result, Err(Error::PeerGone { .. }))
+    matches!(result.kind(), Some(ErrorKind::PeerGone { .. }))
 }
 
 fn schedules() -> impl Iterator<Item = Schedule> {
@@ -388,7 +390,7 @@ fn sharing_what_was_computed_from_a_leaf_says_to_detach_it() {
         let view = shared.narrow(0, 0, 2)?;
         for refused in [computed.share_memory().map(drop), here.send(&view)] {
             let error = refused.expect_err("the gradient was lost");
-            assert!(matches!(error, Error::Gradient { .. }), "{error}");
+            assert!(matches!(error.kind(), ErrorKind::Gradient { .. }), "{error}");
             assert!(error.to_string().contains("detach"), "{error}");
         }
         assert_eq!(computed.detach().share_memory()?.to_vec::<f32>()?, [2.0; 3]);

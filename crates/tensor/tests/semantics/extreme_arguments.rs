@@ -7,7 +7,8 @@ use warpline::functional::{
     conv_transpose1d, conv1d, fold, max_pool2d, unfold,
 };
 use warpline::{
-    Error, Result, arange, ones, simulated, tensor, tril_indices, triu_indices, with_runtime, zeros,
+    ErrorKind, Result, ResultExt, arange, ones, simulated, tensor, tril_indices, triu_indices,
+    with_runtime, zeros,
 };
 
 const STEPS: [usize; 6] = [1 << 31, (1 << 31) + 1, 1 << 32, 1 << 63, usize::MAX - 1, usize::MAX];
@@ -62,7 +63,7 @@ fn a_padding_of_two_to_the_40_is_an_error() -> Result<()> {
         for padding in [1 << 31, 1 << 40, isize::MAX as usize, usize::MAX] {
             let options = FoldOptions { padding: [padding; 2], ..Default::default() };
             let error = unfold(&image, [2, 2], &options).unwrap_err();
-            assert!(matches!(error, Error::ShapeMismatch { .. }), "{error}");
+            assert!(matches!(error.kind(), ErrorKind::ShapeMismatch { .. }), "{error}");
             let options = ConvOptions { padding: [padding].into(), ..Default::default() };
             assert!(conv1d(&row, &ones([1, 1, 2], at)?, None, &options).is_err());
             let options = MaxPoolOptions { padding: [padding; 2], ..Default::default() };
@@ -113,7 +114,7 @@ fn repeating_more_often_than_a_size_counts_is_an_error() -> Result<()> {
         for times in [usize::MAX, 1 << 63] {
             let errors = [one.repeat([times]), one.tile([times]), one.repeat_interleave(times, 0)];
             for error in errors.map(|out| out.unwrap_err()) {
-                assert!(matches!(error, Error::SizeOverflow { .. }), "{error}");
+                assert!(matches!(error.kind(), ErrorKind::SizeOverflow { .. }), "{error}");
             }
         }
         Ok(())
@@ -165,10 +166,13 @@ fn roll_by_any_number_moves_by_its_remainder() -> Result<()> {
 fn more_views_than_memory_holds_are_an_error() -> Result<()> {
     everywhere(|at| {
         let wide = ones([1], at)?.expand([1isize << 46])?;
-        assert!(matches!(wide.unbind(0), Err(Error::InvalidArgument { .. })));
-        assert!(matches!(wide.split(1, 0), Err(Error::InvalidArgument { .. })));
-        assert!(matches!(wide.chunk(1 << 46, 0), Err(Error::InvalidArgument { .. })));
-        assert!(matches!(wide.tensor_split(1 << 46, 0), Err(Error::InvalidArgument { .. })));
+        assert!(matches!(wide.unbind(0).kind(), Some(ErrorKind::InvalidArgument { .. })));
+        assert!(matches!(wide.split(1, 0).kind(), Some(ErrorKind::InvalidArgument { .. })));
+        assert!(matches!(wide.chunk(1 << 46, 0).kind(), Some(ErrorKind::InvalidArgument { .. })));
+        assert!(matches!(
+            wide.tensor_split(1 << 46, 0).kind(),
+            Some(ErrorKind::InvalidArgument { .. })
+        ));
         Ok(())
     })
 }

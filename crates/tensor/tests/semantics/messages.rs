@@ -7,9 +7,9 @@ use std::panic::Location;
 use warpline::cuda::PoolOptions;
 use warpline::data::{DataLoader, Dataset};
 use warpline::{
-    DType, Device, Error, Result, SyncPolicy, Tensor, TensorOptions, arange, cat, cuda, embedding,
-    empty, eye, full, linspace, ones, rand, randint, randn, randperm, simulated, stack, tensor,
-    where_cond, with_runtime, zeros,
+    DType, Device, Error, ErrorKind, Result, SyncPolicy, Tensor, TensorOptions, arange, cat, cuda,
+    embedding, empty, eye, full, linspace, ones, rand, randint, randn, randperm, simulated, stack,
+    tensor, where_cond, with_runtime, zeros,
 };
 use warpline_runtime::View;
 use warpline_runtime::iter::halves;
@@ -277,7 +277,7 @@ fn loaders_fail_at_the_line_that_asks_for_a_batch() -> Result<()> {
         }
         fn get(&self, index: usize) -> Result<Tensor> {
             match index {
-                2.. => Err(Error::invalid("get", "no such sample".into())),
+                2.. => Err(Error::invalid("get", "no such sample")),
                 _ => ones([index + 1], ()),
             }
         }
@@ -292,7 +292,7 @@ fn loaders_fail_at_the_line_that_asks_for_a_batch() -> Result<()> {
     }
     // What one launch cannot do is done in two, in a closure.
     let t = ones([4], ())?;
-    let fails = |_: [View<'_>; 1]| Err(Error::invalid("half", "no".into()));
+    let fails = |_: [View<'_>; 1]| Err(Error::invalid("half", "no"));
     refused("half", halves(&[t.as_view()], fails));
     Ok(())
 }
@@ -335,8 +335,7 @@ fn debug_is_the_message_and_no_source_repeats_it() -> Result<()> {
                 ),
             ),
         ];
-        errors
-            .push(Error::Stream(warpline_stream::StreamError::NoSuchDevice { index: 1, count: 1 }));
+        errors.push(ErrorKind::NoSuchDevice { index: 1, count: 1 }.of("get"));
         for error in errors {
             let text = error.to_string();
             assert_eq!(format!("{error:?}"), text);

@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 use warpline::{
-    DType, Device, Error, Result, Tensor, empty, manual_seed, rand, randint, randn, randperm, zeros,
+    DType, Device, ErrorKind, Result, ResultExt, Tensor, empty, manual_seed, rand, randint, randn,
+    randperm, zeros,
 };
 
 use crate::common::{self, World};
@@ -160,16 +161,16 @@ fn refusals(world: &World) -> Result<()> {
             t.fill_(1e300),
         ];
         for result in results {
-            assert!(matches!(result, Err(Error::InvalidArgument { .. })), "{result:?}");
+            assert!(matches!(result.kind(), Some(ErrorKind::InvalidArgument { .. })), "{result:?}");
         }
         assert_eq!(t.to_vec::<f32>()?, [0.0; 3], "untouched");
         let bytes = zeros([3], (DType::U8, at))?;
-        assert!(matches!(bytes.normal_(0.0, 1.0), Err(Error::UnsupportedDType { .. })));
-        assert!(matches!(bytes.fill_(300), Err(Error::InvalidArgument { .. })));
-        assert!(matches!(bytes.random_(0, 1000), Err(Error::InvalidArgument { .. })));
+        assert!(matches!(bytes.normal_(0.0, 1.0).kind(), Some(ErrorKind::UnsupportedDType { .. })));
+        assert!(matches!(bytes.fill_(300).kind(), Some(ErrorKind::InvalidArgument { .. })));
+        assert!(matches!(bytes.random_(0, 1000).kind(), Some(ErrorKind::InvalidArgument { .. })));
         let expanded = zeros([1], at)?.expand([3])?;
-        assert!(matches!(expanded.fill_(1.0), Err(Error::OverlappingWrite { .. })));
-        assert!(matches!(expanded.normal_(0.0, 1.0), Err(Error::OverlappingWrite { .. })));
+        assert!(matches!(expanded.fill_(1.0).kind(), Some(ErrorKind::OverlappingWrite)));
+        assert!(matches!(expanded.normal_(0.0, 1.0).kind(), Some(ErrorKind::OverlappingWrite)));
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! S8: with `launch_blocking`, every launch is waited for and reports its own failure at its call
 //! site; without, the failure comes up at the next synchronisation and names the launch.
 
-use warpline::{Error, Result, RuntimeConfig, cuda, ones};
+use warpline::{Error, ErrorKind, Result, RuntimeConfig, cuda, ones};
 use warpline_cuda_sys_safe::CudaCode;
 use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule, SimConfig};
 
@@ -35,7 +35,7 @@ fn s08_a_blocking_launch_reports_its_own_failure() {
             world.sim.inject(illegal_address().on(device));
             let (line, result) = (line!(), a.add(&b));
             let error = result.expect_err("a failed launch");
-            assert!(matches!(error, Error::Driver { op: "add", .. }), "{error:?}");
+            assert!(matches!((error.op(), error.kind()), ("add", ErrorKind::Driver)), "{error:?}");
             assert_names(&error, "add", line);
             Ok(())
         });

@@ -1,18 +1,17 @@
 //! S8: an error that surfaces after its launch lists the launches on the stream that are not known
 //! to be complete, oldest first, each with its shapes and call site.
 
-use warpline::{Error, Result, SyncPolicy, Tensor, cuda, ones};
+use warpline::{Error, ErrorKind, Result, SyncPolicy, Tensor, cuda, ones};
 use warpline_cuda_sys_safe::CudaCode;
 use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule};
-use warpline_stream::{PendingLaunches, StreamError};
+use warpline_stream::PendingLaunches;
 
 use crate::boxes::{SimBox, schedules};
 
 fn pending(error: &Error) -> &[PendingLaunches] {
-    match error {
-        Error::Stream(StreamError::Surfaced { pending, .. })
-        | Error::NotStarted { cause: StreamError::Surfaced { pending, .. }, .. } => pending,
-        other => panic!("it lists no launches: {other:?}"),
+    match error.kind() {
+        ErrorKind::Surfaced { pending } | ErrorKind::NotStarted { pending } => pending,
+        _ => panic!("it lists no launches: {error}"),
     }
 }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 use warpline::cuda::{self, CudaGraph, Stream};
 use warpline::{
-    DType, Error, Result, RuntimeConfig, SyncPolicy, Tensor, arange, embedding, full, zeros,
+    DType, ErrorKind, Result, RuntimeConfig, SyncPolicy, Tensor, arange, embedding, full, zeros,
 };
 use warpline_cuda_sys_safe::sim::Schedule;
 
@@ -116,7 +116,7 @@ impl Program {
 fn again<R>(mut f: impl FnMut() -> Result<R>) -> Result<R> {
     for _ in 0..8 {
         match f() {
-            Err(Error::IndexCheck(_)) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::IndexCheck { .. }) => {}
             answer => return answer,
         }
     }

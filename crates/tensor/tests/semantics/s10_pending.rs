@@ -2,7 +2,7 @@
 //! given to anyone else.
 
 use warpline::{
-    DType, Error, Pending, Result, SyncPolicy, Tensor, arange, cuda, full, ones, zeros,
+    DType, ErrorKind, Pending, Result, SyncPolicy, Tensor, arange, cuda, full, ones, zeros,
 };
 use warpline_cuda_sys_safe::CudaCode;
 use warpline_cuda_sys_safe::sim::{CallKind, Fault};
@@ -50,7 +50,10 @@ fn arrive(world: &World) -> Result<()> {
         let empty = zeros([0, 3], device)?.to_vec_async::<f32>()?;
         assert!(empty.wait()?.is_empty());
         let wrong = ones([2], device)?.to_vec_async::<f64>().expect_err("f32");
-        assert!(matches!(wrong, Error::DTypeMismatch { op: "to_vec_async", .. }), "{wrong}");
+        assert!(
+            matches!((wrong.op(), wrong.kind()), ("to_vec_async", ErrorKind::DTypeMismatch { .. })),
+            "{wrong}"
+        );
     }
     Ok(())
 }

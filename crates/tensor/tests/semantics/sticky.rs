@@ -47,12 +47,9 @@ impl Blow {
 
 /// The driver's error behind any of ours.
 fn driver_error(error: &Error) -> &DriverError {
-    match error {
-        Error::Alloc { cause: source, .. } => match &**source {
-            AllocError::Backend { .. } => source.backend().expect("a driver's error"),
-            other => panic!("{other}"),
-        },
-        other => other.driver_error().unwrap_or_else(|| panic!("not the driver's: {other}")),
+    match error.find::<AllocError>() {
+        Some(source) => source.backend().unwrap_or_else(|| panic!("not the driver's: {error}")),
+        None => error.driver_error().unwrap_or_else(|| panic!("not the driver's: {error}")),
     }
 }
 

@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use bytemuck::{Pod, Zeroable};
 use warpline_runtime::iter::{self, Bits};
-use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct};
+use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View, cuda_struct};
 
 use super::cuda::for_counts;
 use super::{Backward, host, variant};
@@ -45,10 +45,10 @@ unsafe impl<const N: usize> Pod for Fused<N> {}
 /// other dtypes are converted as they are read and written. Conditions are bools.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] if the formulas have no program because they are a single op, if the number of inputs or
-/// results is not that of the formulas, or if no result is wanted; [`Error::UnsupportedDType`] if `dtype` is not a float;
-/// [`Error::DTypeMismatch`] for a condition that is not of bools; [`Error::ShapeMismatch`] if the sizes differ;
-/// [`Error::OverlappingWrite`], [`Error::OverlappingOperands`] or [`Error::OutOfStorage`] for the memory of the results;
+/// [`ErrorKind::InvalidArgument`] if the formulas have no program because they are a single op, if the number of inputs or
+/// results is not that of the formulas, or if no result is wanted; [`ErrorKind::UnsupportedDType`] if `dtype` is not a float;
+/// [`ErrorKind::DTypeMismatch`] for a condition that is not of bools; [`ErrorKind::ShapeMismatch`] if the sizes differ;
+/// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`] or [`ErrorKind::OutOfStorage`] for the memory of the results;
 /// errors of the launch.
 #[track_caller]
 pub fn apply_backward(
@@ -69,7 +69,7 @@ pub fn apply_backward(
         ($(($i:literal, $k:literal))*) => {
             match expected {
                 $(($i, $k) => run::<$i, { $i + $k }>(target, backward, dtype, inputs, results),)*
-                _ => Err(Error::invalid(backward.name(), "has no backward program".into())),
+                _ => Err(Error::invalid(backward.name(), "has no backward program")),
             }
         };
     }
@@ -87,9 +87,9 @@ fn run<const I: usize, const N: usize>(
     let name = backward.name();
     let Some(out) = results.iter().flatten().next().copied().filter(|_| backward.is_fused()) else {
         let reason = "has no backward program, or no gradient is wanted";
-        return Err(Error::invalid(name, reason.into()));
+        return Err(Error::invalid(name, reason));
     };
-    let unsupported = || Error::UnsupportedDType { location: Location::caller(), op: name, dtype };
+    let unsupported = || ErrorKind::UnsupportedDType { dtype }.of(name);
     let variant = variant(dtype).ok_or_else(unsupported)?;
     let host = host::kernels(dtype, I, N - I).ok_or_else(unsupported)?;
     let mut numbers = Numbers::<I>::zeroed();
@@ -100,7 +100,7 @@ fn run<const I: usize, const N: usize>(
             Arg::Tensor(view) if is_condition && view.dtype != DType::Bool => {
                 let (expected, actual) = (DType::Bool, view.dtype);
                 let location = Location::caller();
-                return Err(Error::DTypeMismatch { location, op: name, expected, actual });
+                return Err(ErrorKind::DTypeMismatch { expected, actual }.of(name).at(location));
             }
             Arg::Tensor(view) => {
                 views[k] = *view;

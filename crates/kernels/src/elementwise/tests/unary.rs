@@ -1,9 +1,9 @@
 //! Cases for ops of one operand, the same on every target.
 
-use warpline_runtime::Target;
 use warpline_runtime::testing::{
     Tensor, assert_close, on_every_target, on_gpu, samples, shapes, stored,
 };
+use warpline_runtime::{ErrorKind, ResultExt as _, Target};
 
 use super::super::*;
 
@@ -140,8 +140,8 @@ fn dtypes_follow_pytorch() {
     assert_eq!(EXP.dtypes(DType::Bool).unwrap(), (DType::F32, DType::F32));
     assert_eq!(EXP.dtypes(DType::F64).unwrap(), (DType::F64, DType::F64));
     assert_eq!(ABS.dtypes(DType::I8).unwrap(), (DType::I8, DType::I8));
-    assert!(matches!(NEG.dtypes(DType::Bool), Err(Error::UnsupportedDType { .. })));
-    assert!(matches!(GELU.dtypes(DType::I32), Err(Error::UnsupportedDType { .. })));
+    assert!(matches!(NEG.dtypes(DType::Bool).kind(), Some(ErrorKind::UnsupportedDType { .. })));
+    assert!(matches!(GELU.dtypes(DType::I32).kind(), Some(ErrorKind::UnsupportedDType { .. })));
 }
 
 #[test]
@@ -149,6 +149,6 @@ fn what_cannot_be_done_is_an_error() {
     on_every_target(|target| {
         let b = Tensor::garbage(target, DType::Bool, &[4]);
         let neg = apply(target, &NEG, DType::Bool, &[b.view().into()], b.view());
-        assert!(matches!(neg, Err(Error::UnsupportedDType { .. })));
+        assert!(matches!(neg.kind(), Some(ErrorKind::UnsupportedDType { .. })));
     });
 }

@@ -62,11 +62,11 @@ impl Stacked {
     ) -> Result<Self> {
         if hidden == 0 || options.num_layers == 0 {
             let reason = "needs one hidden feature and one layer or more";
-            return Err(Error::invalid(op, reason.into()));
+            return Err(Error::invalid(op, reason));
         }
         if !(0.0..=1.0).contains(&options.dropout) {
             let reason = "dropout is a probability, from 0 to 1";
-            return Err(Error::invalid(op, reason.into()));
+            return Err(Error::invalid(op, reason));
         }
         let directions = 1 + usize::from(options.bidirectional);
         let mut weights = Vec::new();
@@ -226,7 +226,7 @@ macro_rules! networks {
             /// With settings of one's own. Parameters are drawn uniformly from ±1/√`hidden`.
             ///
             /// # Errors
-            /// [`Error::InvalidArgument`] of settings that mean nothing; when the memory cannot be had.
+            /// [`ErrorKind::InvalidArgument`] of settings that mean nothing; when the memory cannot be had.
             #[track_caller]
             pub fn with_settings(
                 inputs: usize,

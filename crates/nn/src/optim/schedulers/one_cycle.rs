@@ -78,7 +78,7 @@ impl OneCycleLR {
     /// A schedule of `total_steps` steps with the same largest rate for all groups.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] without steps, for a part that is not from 0 to 1, and for an optimizer without momentum or betas
+    /// [`ErrorKind::InvalidArgument`] without steps, for a part that is not from 0 to 1, and for an optimizer without momentum or betas
     /// unless `cycle_momentum` is off.
     #[track_caller]
     pub fn new(
@@ -90,12 +90,12 @@ impl OneCycleLR {
         let max_lrs = vec![max_lr; optimizer.group_count()];
         if total_steps == 0 || !(0.0..=1.0).contains(&options.pct_start) {
             let reason = "there must be a step at least, and pct_start must be from 0 to 1";
-            return Err(Error::invalid(NAME, reason.into()));
+            return Err(Error::invalid(NAME, reason));
         }
         if options.cycle_momentum && momentum_of(optimizer).is_none() {
             let reason =
                 "the optimizer has no momentum or betas to go with; turn cycle_momentum off";
-            return Err(Error::invalid(NAME, reason.into()));
+            return Err(Error::invalid(NAME, reason));
         }
         let last_lr = max_lrs.clone();
         let mut all =

@@ -16,11 +16,11 @@ impl ProcessGroup {
     /// Combines a tensor of all ranks, in place, on every rank (`torch.distributed.all_reduce`).
     ///
     /// # Errors
-    /// [`Error::Op`](super::super::Error::Op) for a tensor that is not contiguous, is on another
+    /// an error of the tensors for a tensor that is not contiguous, is on another
     /// device or of a dtype that NCCL does not have (`int16`; of bools, the mean);
-    /// [`Error::CollectiveTimeout`](super::super::Error::CollectiveTimeout) and
-    /// [`Error::PeerFailed`](super::super::Error::PeerFailed) once the group has failed;
-    /// [`Error::Mismatch`](super::super::Error::Mismatch) in debug mode.
+    /// [`GroupError::CollectiveTimeout`](GroupError::CollectiveTimeout) and
+    /// [`GroupError::PeerFailed`](GroupError::PeerFailed) once the group has failed;
+    /// [`GroupError::Mismatch`](GroupError::Mismatch) in debug mode.
     #[track_caller]
     pub fn all_reduce(&self, tensor: &Tensor, op: ReduceOp, async_op: bool) -> Result<Work> {
         self.all_reduce_coalesced_at(

@@ -23,7 +23,7 @@ use super::record::{Ring, State};
 use super::signature::Signature;
 use super::store::Deadline;
 use super::work::{Done, Tensors};
-use super::{Error, Result, Store, Work, check, watchdog};
+use super::{Error, GroupError, Result, Store, Work, check, watchdog};
 
 pub use pairs::P2p;
 
@@ -37,7 +37,7 @@ pub use pairs::P2p;
 /// keeps the group; each replay counts as one call, with the same timeout.
 ///
 /// Once the group has failed, what its unfinished calls were to write holds anything: reading it on the
-/// host, or anything computed from it, is [`warpline::Error::Collective`], until it is overwritten.
+/// host, or anything computed from it, is [`warpline::ErrorKind::Collective`], until it is overwritten.
 ///
 /// Clones share the group. When the last one is dropped it ends once its work is done, in the
 /// background; so wait for that work before the process ends.
@@ -79,7 +79,7 @@ pub(super) struct Shared {
     /// Held from a call's number to its launch, so that both have one order.
     launching: Mutex<()>,
     ring: Mutex<Ring>,
-    failure: OnceLock<Error>,
+    failure: OnceLock<GroupError>,
     wanted: Mutex<Wanted>,
     wake: Condvar,
     barrier: OnceLock<Tensor>,
@@ -136,11 +136,11 @@ impl Shared {
 
     /// Refuses what comes after a failure.
     pub(super) fn check_alive(&self) -> Result<()> {
-        self.failure.get().map_or(Ok(()), |failure| Err(failure.clone()))
+        self.failure.get().map_or(Ok(()), |failure| Err(failure.clone().into()))
     }
 
     /// From now on all is refused.
-    pub(super) fn fail(&self, error: Error) {
+    pub(super) fn fail(&self, error: GroupError) {
         let completion = {
             let mut ring = self.ring();
             // The last time that what is done is known from what was aborted.
@@ -154,7 +154,7 @@ impl Shared {
 
     /// What to return for an error of a launch: the group's failure, where there is one or NCCL's
     /// error makes one.
-    fn explained(&self, error: warpline::Error) -> Error {
+    fn explained(&self, error: Error) -> Error {
         if is_of_comm(&error) {
             self.wake(|wanted| wanted.trouble = Some(error.to_string()));
             // The watchdog asks the other ranks, within bounds.
@@ -164,12 +164,12 @@ impl Shared {
                 std::thread::sleep(Duration::from_millis(2));
             }
         }
-        self.check_alive().err().unwrap_or(Error::Op(error))
+        self.check_alive().err().unwrap_or(error)
     }
 }
 
 /// Whether it is NCCL that failed, not this call alone.
-fn is_of_comm(error: &warpline::Error) -> bool {
+fn is_of_comm(error: &Error) -> bool {
     use warpline_cuda_sys_safe::DriverError::{CollectiveMismatch, LibraryCall};
     matches!(error.driver_error(), Some(LibraryCall { .. } | CollectiveMismatch(_)))
 }
@@ -197,7 +197,7 @@ impl ProcessGroup {
             compared: Mutex::default(),
             compared_last: Mutex::default(),
         });
-        watchdog::start(&shared).map_err(|error| Error::Init {
+        watchdog::start(&shared).map_err(|error| GroupError::Init {
             rank: shared.rank(),
             world_size: shared.parts.comm.ranks(),
             reason: format!("its watchdog cannot be started: {error}"),
@@ -243,11 +243,12 @@ impl ProcessGroup {
     /// Why it can be used no more; `None` while it can.
     #[must_use]
     pub fn failure(&self) -> Option<Error> {
-        self.shared().failure.get().cloned()
+        self.shared().failure.get().cloned().map(Error::from)
     }
 
+    #[track_caller]
     fn invalid(&self, op: &'static str, reason: String) -> Error {
-        Error::InvalidArgument { op, rank: self.rank(), reason }
+        Error::invalid(op, format!("on rank {}: {reason}", self.rank()))
     }
 
     /// Refuses what waits on the host while the current stream is captured: there is nothing to wait
@@ -260,7 +261,7 @@ impl ProcessGroup {
             return Ok(());
         }
         let reason = "it waits on the host, which a capture cannot: call it before or after";
-        Err(Error::Op(warpline::Error::capture(op, reason.into())))
+        Err(Error::capture(op, reason))
     }
 
     /// Records a call, compares it with the other ranks' in debug mode, and runs `enqueue` with the
@@ -308,14 +309,11 @@ impl ProcessGroup {
             launched(stream).map(Some)
         })();
         // Closures do not know the caller.
-        let enqueued = enqueued.map_err(|error| match error {
-            Error::Op(error) => Error::Op(error.at(location)),
-            other => other,
-        });
+        let enqueued = enqueued.map_err(|error: Error| error.at(location));
         let event = match enqueued {
             Ok(event) => event,
             // Its record stays, for the ranks to see.
-            Err(Error::Op(error)) if is_of_comm(&error) => return Err(shared.explained(error)),
+            Err(error) if is_of_comm(&error) => return Err(shared.explained(error)),
             Err(error) => {
                 // What the ranks have compared has had its number on all of them.
                 match compared {

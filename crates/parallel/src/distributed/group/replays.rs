@@ -4,20 +4,24 @@ use std::panic::Location;
 use std::sync::{Arc, PoisonError};
 
 use warpline::cuda::Stream;
+use warpline::{Error, ErrorKind, Result, Site};
 use warpline_runtime::{Calls, Completion, Replays};
 
-use super::super::Error;
+use super::super::GroupError;
 use super::super::record::State;
 use super::super::signature::Signature;
 use super::{Handle, is_of_comm, launched};
 
 const NAME: &str = "replay";
 
-/// As a replay's own error, which is a tensor's.
-fn refused(error: Error, location: &'static Location<'static>) -> warpline::Error {
-    match error {
-        Error::Op(error) => error,
-        failed => warpline::Error::Collective { op: NAME, location, cause: Arc::new(failed) },
+/// The error of a replay that the group's failure refused: its results cannot be used.
+fn refused(error: Error, location: &'static Location<'static>) -> Error {
+    match error.find::<GroupError>() {
+        Some(failure) => {
+            let site = Site { op: NAME, location };
+            Error::new(ErrorKind::Collective, site).with_source(Arc::new(failure.clone()))
+        }
+        None => error,
     }
 }
 
@@ -28,8 +32,8 @@ impl Replays for Handle {
         calls: &Calls,
         stream: &Stream,
         location: &'static Location<'static>,
-        launch: &mut dyn FnMut(&Completion, u64) -> warpline::Result<()>,
-    ) -> warpline::Result<()> {
+        launch: &mut dyn FnMut(&Completion, u64) -> Result<()>,
+    ) -> Result<()> {
         let shared = &self.0;
         let _in_order = shared.launching.lock().unwrap_or_else(PoisonError::into_inner);
         shared.check_alive().map_err(|failed| refused(failed, location))?;
@@ -38,11 +42,11 @@ impl Replays for Handle {
             let (id, _) = ring.begin(Signature::new(NAME).calls(calls), location);
             (id, ring.completion().clone())
         };
-        let enqueued = launch(&completion, id + 1).map_err(Error::from);
+        let enqueued = launch(&completion, id + 1);
         match enqueued.and_then(|()| launched(stream)) {
             Ok(event) => shared.ring().set(id, State::Launched(event)),
             // Its record stays, for the ranks to see.
-            Err(Error::Op(error)) if is_of_comm(&error) => {
+            Err(error) if is_of_comm(&error) => {
                 return Err(refused(shared.explained(error), location));
             }
             Err(error) => {

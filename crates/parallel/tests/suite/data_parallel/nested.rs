@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use warpline::{Result, Tensor, arange, ones};
-use warpline_parallel::{DataParallel, DataParallelError};
+use warpline_parallel::DataParallel;
 
 use super::nets::Runs;
 use super::world::{Done, SimBox, values};
@@ -90,7 +90,7 @@ fn scalars(devices: usize) -> Done {
 fn outputs_that_do_not_fit_are_refused() {
     SimBox::lazy(2).enter(|| {
         let x = || ones([4, 3], 0);
-        let refused = |error: DataParallelError, parts: &[&str]| {
+        let refused = |error: warpline::Error, parts: &[&str]| {
             let text = error.to_string();
             assert!(parts.iter().all(|part| text.contains(part)), "{text}");
         };

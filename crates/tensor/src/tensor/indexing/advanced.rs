@@ -8,7 +8,7 @@ use warpline_runtime::{Sizes, broadcast};
 
 use super::as_indices;
 use crate::called::Called;
-use crate::{DType, Error, Result, Tensor};
+use crate::{DType, Error, ErrorKind, Result, Tensor};
 
 /// What is indexed: the dimensions that have indices in front, as one, and the indices as numbers in that.
 struct Indexed {
@@ -44,9 +44,9 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::IndexCheck`] as of [`Tensor::index_select`]; [`Error::InvalidArgument`] for more indices than
-    /// dimensions, or of other dtypes; [`Error::ShapeMismatch`] for a mask of other sizes;
-    /// [`Error::BroadcastMismatch`]; [`Error::DeviceMismatch`].
+    /// [`ErrorKind::IndexCheck`] as of [`Tensor::index_select`]; [`ErrorKind::InvalidArgument`] for more indices than
+    /// dimensions, or of other dtypes; [`ErrorKind::ShapeMismatch`] for a mask of other sizes;
+    /// [`ErrorKind::BroadcastMismatch`]; [`ErrorKind::DeviceMismatch`].
     #[doc(alias = "__getitem__")]
     #[track_caller]
     pub fn index(&self, indices: &[Option<&Tensor>]) -> Result<Self> {
@@ -60,8 +60,8 @@ impl Tensor {
     /// CPU, and any on a GPU.
     ///
     /// # Errors
-    /// As [`Tensor::index`]; [`Error::DTypeMismatch`] for values of another dtype;
-    /// [`Error::ExpandMismatch`].
+    /// As [`Tensor::index`]; [`ErrorKind::DTypeMismatch`] for values of another dtype;
+    /// [`ErrorKind::ExpandMismatch`].
     #[track_caller]
     pub fn index_put(
         &self,
@@ -86,7 +86,7 @@ impl Tensor {
     /// [`Tensor::index_put`] in place: `t[rows, columns] = values` in Python, or `+=` that counts each index.
     ///
     /// # Errors
-    /// As there; [`Error::OverlappingOperands`] where `values` share memory with this tensor.
+    /// As there; [`ErrorKind::OverlappingOperands`] where `values` share memory with this tensor.
     #[doc(alias = "__setitem__")]
     #[track_caller]
     pub fn index_put_(
@@ -187,7 +187,7 @@ impl Tensor {
                         self.size()
                     );
                     let location = Location::caller();
-                    return Err(Error::ShapeMismatch { location, op, reason });
+                    return Err(Error::shape(op, reason).at(location));
                 }
                 let held = here.nonzero().of(op)?;
                 for d in 0..here.dim() {
@@ -278,5 +278,5 @@ fn check_values(op: &'static str, of: &Tensor, values: &Tensor) -> Result<()> {
     if expected == actual {
         return Ok(());
     }
-    Err(Error::DTypeMismatch { location, op, expected, actual })
+    Err(ErrorKind::DTypeMismatch { expected, actual }.of(op).at(location))
 }

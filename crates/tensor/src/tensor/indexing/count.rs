@@ -2,7 +2,7 @@
 
 use super::as_indices;
 use crate::called::Called;
-use crate::{DType, Error, Result, Tensor};
+use crate::{DType, Error, ErrorKind, Result, Tensor};
 
 impl Tensor {
     /// How often each number comes in a vector of integers that are not negative, or the sum of the weights
@@ -16,8 +16,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for what is no vector of integers, or has negative ones;
-    /// [`Error::ShapeMismatch`] for other than a weight each; [`Error::Capture`] while a graph is captured.
+    /// [`ErrorKind::InvalidArgument`] for what is no vector of integers, or has negative ones;
+    /// [`ErrorKind::ShapeMismatch`] for other than a weight each; [`ErrorKind::Capture`] while a graph is captured.
     #[track_caller]
     pub fn bincount(&self, weights: Option<&Tensor>, minlength: usize) -> Result<Self> {
         const OP: &str = "bincount";
@@ -56,15 +56,15 @@ impl Tensor {
     /// (`torch.histc`).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no bins, for bounds that are not finite, or `min` above `max`;
-    /// [`Error::UnsupportedDType`] for what is not of floats.
+    /// [`ErrorKind::InvalidArgument`] for no bins, for bounds that are not finite, or `min` above `max`;
+    /// [`ErrorKind::UnsupportedDType`] for what is not of floats.
     #[track_caller]
     pub fn histc(&self, bins: usize, min: f64, max: f64) -> Result<Self> {
         const OP: &str = "histc";
         crate::autograd::refuse(OP, &[self])?;
         if !self.dtype().is_float() {
             let (location, dtype) = (std::panic::Location::caller(), self.dtype());
-            return Err(Error::UnsupportedDType { location, op: OP, dtype });
+            return Err(ErrorKind::UnsupportedDType { dtype }.of(OP).at(location));
         }
         let (mut min, mut max) = (min, max);
         if (min, max) == (0.0, 0.0) && self.numel() > 0 {

@@ -6,7 +6,7 @@ use warpline_runtime::broadcast;
 
 use crate::called::Called;
 use crate::tensor::order::searchsorted;
-use crate::{DType, Error, Result, Tensor, arange_start, where_cond};
+use crate::{DType, Error, ErrorKind, Result, Tensor, arange_start, where_cond};
 
 impl Tensor {
     /// The indices of the elements that are not zero, a row for each in row-major order (`torch.nonzero`). The
@@ -20,7 +20,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// What the launches fail with; [`Error::Capture`] while a graph is captured.
+    /// What the launches fail with; [`ErrorKind::Capture`] while a graph is captured.
     #[track_caller]
     pub fn nonzero(&self) -> Result<Self> {
         const OP: &str = "nonzero";
@@ -52,8 +52,8 @@ impl Tensor {
     /// (`torch.masked_select`). The host waits for how many these are.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a mask that is not of bools; [`Error::BroadcastMismatch`];
-    /// [`Error::Capture`] while a graph is captured.
+    /// [`ErrorKind::InvalidArgument`] for a mask that is not of bools; [`ErrorKind::BroadcastMismatch`];
+    /// [`ErrorKind::Capture`] while a graph is captured.
     #[track_caller]
     pub fn masked_select(&self, mask: &Tensor) -> Result<Self> {
         const OP: &str = "masked_select";
@@ -69,15 +69,15 @@ impl Tensor {
     /// (`torch.masked_scatter`).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a mask that is not of bools; [`Error::DTypeMismatch`];
-    /// [`Error::ExpandMismatch`]; [`Error::IndexCheck`] for a source of fewer elements than the mask holds for.
+    /// [`ErrorKind::InvalidArgument`] for a mask that is not of bools; [`ErrorKind::DTypeMismatch`];
+    /// [`ErrorKind::ExpandMismatch`]; [`ErrorKind::IndexCheck`] for a source of fewer elements than the mask holds for.
     #[track_caller]
     pub fn masked_scatter(&self, mask: &Tensor, source: &Tensor) -> Result<Self> {
         const OP: &str = "masked_scatter";
         check_mask(OP, self, mask)?;
         let (location, expected, actual) = (Location::caller(), self.dtype(), source.dtype());
         if expected != actual {
-            return Err(Error::DTypeMismatch { location, op: OP, expected, actual });
+            return Err(ErrorKind::DTypeMismatch { expected, actual }.of(OP).at(location));
         }
         let sizes = broadcast(self.size(), mask.size()).of(OP)?;
         let sizes: Vec<isize> = sizes.iter().map(|&n| n as isize).collect();
@@ -91,7 +91,7 @@ impl Tensor {
             // Nothing can be picked from it, and need not where the mask holds for nothing.
             if flat.any(()).of(OP)?.item::<bool>().of(OP)? {
                 let reason = "the source has no elements, but the mask holds for some";
-                return Err(Error::invalid(OP, reason.into()));
+                return Err(Error::invalid(OP, reason));
             }
             return self.expand(&sizes).of(OP)?.copy().of(OP);
         }

@@ -49,9 +49,9 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::IndexCheck`]; [`Error::DimOutOfRange`]; [`Error::ShapeMismatch`];
-    /// [`Error::DTypeMismatch`] where `src` is of another dtype; [`Error::InvalidArgument`] for indices of
-    /// another, or a number that this one cannot hold; [`Error::DeviceMismatch`].
+    /// [`ErrorKind::IndexCheck`]; [`ErrorKind::DimOutOfRange`]; [`ErrorKind::ShapeMismatch`];
+    /// [`ErrorKind::DTypeMismatch`] where `src` is of another dtype; [`ErrorKind::InvalidArgument`] for indices of
+    /// another, or a number that this one cannot hold; [`ErrorKind::DeviceMismatch`].
     #[track_caller]
     pub fn scatter<'a>(
         &self,
@@ -65,7 +65,7 @@ impl Tensor {
     /// [`Tensor::scatter`] in place.
     ///
     /// # Errors
-    /// As there; [`Error::OverlappingOperands`] where `src` shares memory with this tensor.
+    /// As there; [`ErrorKind::OverlappingOperands`] where `src` shares memory with this tensor.
     #[track_caller]
     pub fn scatter_<'a>(
         &self,

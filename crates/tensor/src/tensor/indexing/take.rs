@@ -39,7 +39,7 @@ impl Tensor {
     /// vectors (`torch.take_along_dim`).
     ///
     /// # Errors
-    /// As [`Tensor::gather`]; [`Error::BroadcastMismatch`].
+    /// As [`Tensor::gather`]; [`ErrorKind::BroadcastMismatch`].
     #[track_caller]
     pub fn take_along_dim(&self, index: &Tensor, dim: impl IntoDim) -> Result<Self> {
         const OP: &str = "take_along_dim";

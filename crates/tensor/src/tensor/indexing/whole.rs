@@ -1,7 +1,5 @@
 //! Whole parts along a dimension, named by a vector of indices: `index_add` and its like.
 
-use std::panic::Location;
-
 use smallvec::smallvec;
 use warpline_kernels::scatter;
 
@@ -38,7 +36,7 @@ impl Tensor {
     /// [`Tensor::index_add`] in place.
     ///
     /// # Errors
-    /// As there; [`Error::OverlappingOperands`] where `source` shares memory with this tensor.
+    /// As there; [`ErrorKind::OverlappingOperands`] where `source` shares memory with this tensor.
     #[track_caller]
     pub fn index_add_(&self, dim: isize, index: &Tensor, source: &Tensor) -> Result<&Self> {
         self.added("index_add_", dim, index, source, true)?;
@@ -182,7 +180,7 @@ impl Tensor {
                 self.size(),
                 sizes.unwrap_or(&all)
             );
-            return Err(Error::ShapeMismatch { location: Location::caller(), op, reason });
+            return Err(Error::shape(op, reason));
         }
         Ok(spread(&index, d, &all))
     }

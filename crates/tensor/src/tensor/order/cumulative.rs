@@ -17,7 +17,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`](crate::Error::DimOutOfRange), and what the launch fails with.
+    /// [`ErrorKind::DimOutOfRange`](crate::ErrorKind::DimOutOfRange), and what the launch fails with.
     #[track_caller]
     pub fn cumsum(&self, dim: isize) -> Result<Self> {
         let out = self.scanned("cumsum", ScanOp::Sum, dim)?;

@@ -2,7 +2,7 @@
 
 use super::searchsorted;
 use crate::called::Called;
-use crate::{DType, Error, Result, Tensor};
+use crate::{DType, Error, ErrorKind, Result, Tensor};
 
 /// Threads of a block of PyTorch's kernel, each of which draws one index.
 const BLOCK: usize = 128;
@@ -20,8 +20,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] of other than one or two dimensions, of no samples, of more samples than weights without
-    /// `replacement`, and on the host of weights that are negative, infinite or NaN; [`Error::UnsupportedDType`] for anything but floats.
+    /// [`ErrorKind::InvalidArgument`] of other than one or two dimensions, of no samples, of more samples than weights without
+    /// `replacement`, and on the host of weights that are negative, infinite or NaN; [`ErrorKind::UnsupportedDType`] for anything but floats.
     #[track_caller]
     pub fn multinomial(&self, num_samples: usize, replacement: bool) -> Result<Self> {
         let op = "multinomial";
@@ -29,7 +29,7 @@ impl Tensor {
         let refused = |reason: String| Err(Error::invalid(op, reason).at(location));
         if !self.dtype().is_float() {
             let dtype = self.dtype();
-            return Err(Error::UnsupportedDType { location, op, dtype });
+            return Err(ErrorKind::UnsupportedDType { dtype }.of(op).at(location));
         }
         let (rows, weights) = match *self.size() {
             [weights] => (1, weights),

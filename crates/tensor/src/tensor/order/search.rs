@@ -19,10 +19,10 @@ use crate::{DType, Result, Tensor};
 /// ```
 ///
 /// # Errors
-/// [`Error::DTypeMismatch`](crate::Error::DTypeMismatch);
-/// [`Error::ShapeMismatch`](crate::Error::ShapeMismatch);
-/// [`Error::UnsupportedDType`](crate::Error::UnsupportedDType) of bools;
-/// [`Error::DeviceMismatch`](crate::Error::DeviceMismatch).
+/// [`ErrorKind::DTypeMismatch`](crate::ErrorKind::DTypeMismatch);
+/// [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch);
+/// [`ErrorKind::UnsupportedDType`](crate::ErrorKind::UnsupportedDType) of bools;
+/// [`ErrorKind::DeviceMismatch`](crate::ErrorKind::DeviceMismatch).
 #[track_caller]
 pub fn searchsorted(sorted: &Tensor, values: &Tensor, right: bool) -> Result<Tensor> {
     check_together("searchsorted", values, sorted)?;
@@ -59,7 +59,7 @@ impl Tensor {
     /// [`searchsorted`] of this tensor's elements in a vector of boundaries (`torch.bucketize`).
     ///
     /// # Errors
-    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for boundaries that are no vector.
+    /// As there; [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for boundaries that are no vector.
     #[track_caller]
     pub fn bucketize(&self, boundaries: &Tensor, right: bool) -> Result<Self> {
         if boundaries.dim() != 1 {

@@ -7,7 +7,7 @@ impl Tensor {
     /// The `k`-th smallest element along a dimension, counted from 1, and where it is (`torch.kthvalue`).
     ///
     /// # Errors
-    /// As [`Tensor::sort`]; [`Error::InvalidArgument`] for a `k` that there is not.
+    /// As [`Tensor::sort`]; [`ErrorKind::InvalidArgument`] for a `k` that there is not.
     #[track_caller]
     pub fn kthvalue(&self, k: usize, dim: isize) -> Result<(Self, Self)> {
         let (values, indices) = self.kthvalue_keepdim(k, dim).of("kthvalue")?;
@@ -39,7 +39,7 @@ impl Tensor {
     /// there is one.
     ///
     /// # Errors
-    /// As [`Tensor::sort`]; [`Error::InvalidArgument`] where there is no element.
+    /// As [`Tensor::sort`]; [`ErrorKind::InvalidArgument`] where there is no element.
     #[track_caller]
     pub fn median(&self, dim: isize) -> Result<(Self, Self)> {
         let (values, indices) = self.median_keepdim(dim).of("median")?;

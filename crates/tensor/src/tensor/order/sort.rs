@@ -19,7 +19,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`], and what the launches fail with.
+    /// [`ErrorKind::DimOutOfRange`], and what the launches fail with.
     #[track_caller]
     pub fn sort(&self, dim: isize, descending: bool) -> Result<(Self, Self)> {
         const OP: &str = "sort";
@@ -58,7 +58,7 @@ impl Tensor {
     /// they are (`torch.topk`).
     ///
     /// # Errors
-    /// As [`Tensor::sort`]; [`Error::InvalidArgument`] for more than there are.
+    /// As [`Tensor::sort`]; [`ErrorKind::InvalidArgument`] for more than there are.
     #[track_caller]
     pub fn topk(&self, k: usize, dim: isize, largest: bool) -> Result<(Self, Self)> {
         const OP: &str = "topk";

@@ -17,7 +17,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] for a dimension that appears several times.
+    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] for a dimension that appears several times.
     #[track_caller]
     pub fn flip(&self, dims: impl IntoDims) -> Result<Self> {
         let dims = dims.into_dims();
@@ -76,7 +76,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] for other than a shift for each dimension.
+    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] for other than a shift for each dimension.
     #[track_caller]
     pub fn roll(&self, shifts: impl IntoDims, dims: impl IntoDims) -> Result<Self> {
         const OP: &str = "roll";

@@ -18,7 +18,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Capture`](crate::Error::Capture) while a graph is captured; [`Error::Gradient`](crate::Error::Gradient)
+    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) while a graph is captured; [`ErrorKind::Gradient`](crate::ErrorKind::Gradient)
     /// where a gradient is wanted; what the launches fail with.
     #[track_caller]
     pub fn unique(

@@ -1,7 +1,5 @@
 //! Sums of products of two tensors over dimensions that both have.
 
-use std::panic::Location;
-
 use crate::called::Called;
 use crate::tensor::composite::signed;
 use crate::{Error, IntoDims, Result, Tensor};
@@ -18,7 +16,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::ShapeMismatch`] where these dimensions differ in size; [`Error::InvalidArgument`] where there are
+    /// [`ErrorKind::ShapeMismatch`] where these dimensions differ in size; [`ErrorKind::InvalidArgument`] where there are
     /// not as many; as [`Tensor::matmul`].
     #[track_caller]
     pub fn tensordot(&self, other: &Tensor, dims: usize) -> Result<Self> {
@@ -35,7 +33,7 @@ impl Tensor {
     /// The products with another tensor, summed over pairs of dimensions (`torch.tensordot` with two lists).
     ///
     /// # Errors
-    /// As [`Tensor::tensordot`]; [`Error::DimOutOfRange`].
+    /// As [`Tensor::tensordot`]; [`ErrorKind::DimOutOfRange`].
     #[doc(alias = "tensordot")]
     #[track_caller]
     pub fn tensordot_dims(
@@ -58,15 +56,14 @@ impl Tensor {
         let size = |t: &Tensor, d: &isize| t.size()[*d as usize];
         for (a, b) in summed_a.iter().zip(&summed_b) {
             if size(self, a) != size(other, b) {
-                return Err(Error::ShapeMismatch {
-                    location: Location::caller(),
-                    op: "tensordot",
-                    reason: format!(
+                return Err(Error::shape(
+                    "tensordot",
+                    format!(
                         "contracted dimensions need to match, but dimension {a} has size {} and {b} has {}",
                         size(self, a),
                         size(other, b)
                     ),
-                });
+                ));
             }
         }
         let sizes: Vec<usize> = (free_a.iter().map(|d| size(self, d)))

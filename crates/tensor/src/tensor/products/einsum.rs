@@ -29,7 +29,7 @@ enum Label {
 /// ```
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for an equation that cannot be read, or does not fit the operands; as [`Tensor::matmul`].
+/// [`ErrorKind::InvalidArgument`] for an equation that cannot be read, or does not fit the operands; as [`Tensor::matmul`].
 #[track_caller]
 pub fn einsum<T: Borrow<Tensor>>(equation: &str, operands: &[T]) -> Result<Tensor> {
     let op = "einsum";
@@ -48,7 +48,7 @@ pub fn einsum<T: Borrow<Tensor>>(equation: &str, operands: &[T]) -> Result<Tenso
     check_sizes(equation, &order, &aligned)?;
     let mut rest = aligned.into_iter();
     let Some(mut out) = rest.next() else {
-        return Err(Error::invalid(op, "must have at least one operand".into()));
+        return Err(Error::invalid(op, "must have at least one operand"));
     };
     let mut open: Vec<usize> = (kept..order.len()).collect();
     while let Some(next) = rest.next() {

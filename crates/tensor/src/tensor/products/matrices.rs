@@ -3,20 +3,16 @@
 use std::panic::Location;
 
 use crate::called::Called;
-use crate::{Error, Result, Scalar, Tensor};
+use crate::{Error, ErrorKind, Result, Scalar, Tensor};
 
 #[track_caller]
 fn check_dims(op: &'static str, tensors: &[(&Tensor, &str, usize)]) -> Result<()> {
     for (tensor, name, dims) in tensors {
         if tensor.dim() != *dims {
-            return Err(Error::ShapeMismatch {
-                location: Location::caller(),
+            return Err(Error::shape(
                 op,
-                reason: format!(
-                    "{name} must have {dims} dimensions, but it is of {:?}",
-                    tensor.size()
-                ),
-            });
+                format!("{name} must have {dims} dimensions, but it is of {:?}", tensor.size()),
+            ));
         }
     }
     Ok(())
@@ -26,7 +22,7 @@ impl Tensor {
     /// The product of two matrices (`torch.mm`).
     ///
     /// # Errors
-    /// [`Error::ShapeMismatch`] for anything but two dimensions; as [`Tensor::matmul`].
+    /// [`ErrorKind::ShapeMismatch`] for anything but two dimensions; as [`Tensor::matmul`].
     #[track_caller]
     pub fn mm(&self, mat2: &Tensor) -> Result<Self> {
         check_dims("mm", &[(self, "the first", 2), (mat2, "the second", 2)])?;
@@ -36,21 +32,20 @@ impl Tensor {
     /// The products of as many pairs of matrices (`torch.bmm`).
     ///
     /// # Errors
-    /// [`Error::ShapeMismatch`] for anything but three dimensions, and unless both have as many matrices; as
+    /// [`ErrorKind::ShapeMismatch`] for anything but three dimensions, and unless both have as many matrices; as
     /// [`Tensor::matmul`].
     #[track_caller]
     pub fn bmm(&self, mat2: &Tensor) -> Result<Self> {
         check_dims("bmm", &[(self, "the first", 3), (mat2, "the second", 3)])?;
         if self.size()[0] != mat2.size()[0] {
-            return Err(Error::ShapeMismatch {
-                location: Location::caller(),
-                op: "bmm",
-                reason: format!(
+            return Err(Error::shape(
+                "bmm",
+                format!(
                     "expects as many matrices of both, but they are of {:?} and {:?}",
                     self.size(),
                     mat2.size()
                 ),
-            });
+            ));
         }
         self.matmul(mat2).of("bmm")
     }
@@ -58,7 +53,7 @@ impl Tensor {
     /// The product of a matrix and a vector (`torch.mv`).
     ///
     /// # Errors
-    /// [`Error::ShapeMismatch`] for other dimensions; as [`Tensor::matmul`].
+    /// [`ErrorKind::ShapeMismatch`] for other dimensions; as [`Tensor::matmul`].
     #[track_caller]
     pub fn mv(&self, vec: &Tensor) -> Result<Self> {
         check_dims("mv", &[(self, "the matrix", 2), (vec, "the vector", 1)])?;
@@ -68,7 +63,7 @@ impl Tensor {
     /// The dot product of two vectors (`torch.dot`).
     ///
     /// # Errors
-    /// [`Error::ShapeMismatch`] for anything but one dimension; as [`Tensor::matmul`].
+    /// [`ErrorKind::ShapeMismatch`] for anything but one dimension; as [`Tensor::matmul`].
     #[track_caller]
     pub fn dot(&self, other: &Tensor) -> Result<Self> {
         check_dims("dot", &[(self, "the first", 1), (other, "the second", 1)])?;
@@ -85,7 +80,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::ShapeMismatch`] for anything but one dimension; as [`Tensor::mul`].
+    /// [`ErrorKind::ShapeMismatch`] for anything but one dimension; as [`Tensor::mul`].
     #[doc(alias = "ger")]
     #[track_caller]
     pub fn outer(&self, vec2: &Tensor) -> Result<Self> {
@@ -104,7 +99,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// As [`Tensor::mm`]; [`Error::ExpandMismatch`]; [`Error::InvalidArgument`] for floats as `alpha` or `beta`
+    /// As [`Tensor::mm`]; [`ErrorKind::ExpandMismatch`]; [`ErrorKind::InvalidArgument`] for floats as `alpha` or `beta`
     /// of integers.
     #[track_caller]
     pub fn addmm(
@@ -204,7 +199,7 @@ impl Tensor {
         if self.size() != product.size() {
             let (location, op) = (Location::caller(), "addmm_");
             let reason = format!("a product of {:?} into {:?}", product.size(), self.size());
-            return Err(Error::ShapeMismatch { location, op, reason });
+            return Err(Error::shape(op, reason).at(location));
         }
         self.check_product(&product, beta, alpha)?;
         let product = if alpha.to_f64() == 1.0 { product } else { product.mul(alpha)? };
@@ -233,12 +228,8 @@ impl Tensor {
     #[track_caller]
     fn check_product(&self, product: &Tensor, beta: Scalar, alpha: Scalar) -> Result<()> {
         if self.dtype() != product.dtype() {
-            return Err(Error::OperandDTypes {
-                location: Location::caller(),
-                op: "addmm",
-                first: self.dtype(),
-                second: product.dtype(),
-            });
+            return Err(ErrorKind::OperandDTypes { first: self.dtype(), second: product.dtype() }
+                .of("addmm"));
         }
         if alpha.category() > product.dtype().category()
             || beta.category() > product.dtype().category()
@@ -253,7 +244,7 @@ impl Tensor {
     /// The sum of a matrix's diagonal, of integers as `int64` (`torch.trace`).
     ///
     /// # Errors
-    /// [`Error::ShapeMismatch`] for anything but two dimensions; as [`Tensor::sum`].
+    /// [`ErrorKind::ShapeMismatch`] for anything but two dimensions; as [`Tensor::sum`].
     #[track_caller]
     pub fn trace(&self) -> Result<Self> {
         check_dims("trace", &[(self, "the matrix", 2)])?;

@@ -1,7 +1,6 @@
 //! Matrices from their diagonals, and back.
 
 use std::borrow::Borrow;
-use std::panic::Location;
 
 use smallvec::SmallVec;
 
@@ -20,17 +19,16 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::ShapeMismatch`] for anything but one or two dimensions.
+    /// [`ErrorKind::ShapeMismatch`] for anything but one or two dimensions.
     #[track_caller]
     pub fn diag(&self, diagonal: isize) -> Result<Self> {
         match self.dim() {
             1 => self.diag_embed(diagonal, 0, 1).of("diag"),
             2 => self.diagonal(diagonal, 0, 1).of("diag")?.copy().of("diag"),
-            n => Err(Error::ShapeMismatch {
-                location: Location::caller(),
-                op: "diag",
-                reason: format!("expects 1 or 2 dimensions, but the tensor has {n}"),
-            }),
+            n => Err(Error::shape(
+                "diag",
+                format!("expects 1 or 2 dimensions, but the tensor has {n}"),
+            )),
         }
     }
 
@@ -38,17 +36,13 @@ impl Tensor {
     /// dimensions `dim1` and `dim2` of the result (`torch.diag_embed`, which has -2 and -1 for them).
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] when both dimensions are the same;
-    /// [`Error::ShapeMismatch`] of a tensor without dimensions.
+    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] when both dimensions are the same;
+    /// [`ErrorKind::ShapeMismatch`] of a tensor without dimensions.
     #[track_caller]
     pub fn diag_embed(&self, offset: isize, dim1: isize, dim2: isize) -> Result<Self> {
         let op = "diag_embed";
         let Some(&length) = self.size().last() else {
-            return Err(Error::ShapeMismatch {
-                location: Location::caller(),
-                op,
-                reason: "cannot be applied to a 0-dim tensor".into(),
-            });
+            return Err(Error::shape(op, "cannot be applied to a 0-dim tensor"));
         };
         // The columns' elements, each in one row: those beside the diagonal are cut away.
         let beside = offset.unsigned_abs();
@@ -80,7 +74,7 @@ impl Tensor {
 /// ```
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`] for more than two dimensions; as [`cat`].
+/// [`ErrorKind::ShapeMismatch`] for more than two dimensions; as [`cat`].
 #[track_caller]
 pub fn block_diag<T: Borrow<Tensor>>(tensors: &[T]) -> Result<Tensor> {
     let op = "block_diag";
@@ -91,11 +85,10 @@ pub fn block_diag<T: Borrow<Tensor>>(tensors: &[T]) -> Result<Tensor> {
             0 | 1 => tensor.reshape([1, tensor.numel()]).of(op)?,
             2 => tensor.clone(),
             n => {
-                return Err(Error::ShapeMismatch {
-                    location: Location::caller(),
+                return Err(Error::shape(
                     op,
-                    reason: format!("expects at most 2 dimensions, but a tensor has {n}"),
-                });
+                    format!("expects at most 2 dimensions, but a tensor has {n}"),
+                ));
             }
         });
     }

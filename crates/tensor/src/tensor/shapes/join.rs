@@ -1,7 +1,6 @@
 //! Tensors put together along dimensions that they may lack.
 
 use std::borrow::Borrow;
-use std::panic::Location;
 
 use crate::called::Called;
 use crate::tensor::composite::signed;
@@ -29,14 +28,14 @@ pub enum MeshIndexing {
 /// ```
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] without tensors, and of different dtypes; [`Error::ShapeMismatch`] for more than one
+/// [`ErrorKind::InvalidArgument`] without tensors, and of different dtypes; [`ErrorKind::ShapeMismatch`] for more than one
 /// dimension.
 #[track_caller]
 pub fn meshgrid<T: Borrow<Tensor>>(tensors: &[T], indexing: MeshIndexing) -> Result<Vec<Tensor>> {
     let op = "meshgrid";
     let mut tensors: Vec<&Tensor> = tensors.iter().map(Borrow::borrow).collect();
     let Some(&head) = tensors.first() else {
-        return Err(Error::invalid(op, "expected at least one tensor".into()));
+        return Err(Error::invalid(op, "expected at least one tensor"));
     };
     if let Some(other) = tensors.iter().find(|t| t.dtype() != head.dtype()) {
         let reason = format!(
@@ -47,11 +46,10 @@ pub fn meshgrid<T: Borrow<Tensor>>(tensors: &[T], indexing: MeshIndexing) -> Res
         return Err(Error::invalid(op, reason));
     }
     if let Some(other) = tensors.iter().find(|t| t.dim() > 1) {
-        return Err(Error::ShapeMismatch {
-            location: Location::caller(),
+        return Err(Error::shape(
             op,
-            reason: format!("expects vectors and numbers, but one is of {:?}", other.size()),
-        });
+            format!("expects vectors and numbers, but one is of {:?}", other.size()),
+        ));
     }
     let exchanged = indexing == MeshIndexing::Xy && tensors.len() > 1;
     if exchanged {

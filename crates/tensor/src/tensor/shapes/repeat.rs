@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::called::Called;
 use crate::tensor::composite::signed;
-use crate::{Error, IntoDim, IntoShape, Result, Tensor};
+use crate::{Error, ErrorKind, IntoDim, IntoShape, Result, Tensor};
 
 impl Tensor {
     /// The tensor so many times along each dimension, and along new leading ones, in memory of its own
@@ -20,20 +20,19 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::ShapeMismatch`] for fewer numbers than there are dimensions; [`Error::SizeOverflow`] if the result has
+    /// [`ErrorKind::ShapeMismatch`] for fewer numbers than there are dimensions; [`ErrorKind::SizeOverflow`] if the result has
     /// more elements than `isize` counts.
     #[track_caller]
     pub fn repeat(&self, repeats: impl IntoShape) -> Result<Self> {
         let repeats = repeats.into_shape();
         let Some(new) = repeats.len().checked_sub(self.dim()) else {
-            return Err(Error::ShapeMismatch {
-                location: Location::caller(),
-                op: "repeat",
-                reason: format!(
+            return Err(Error::shape(
+                "repeat",
+                format!(
                     "{repeats:?} has fewer numbers than the tensor has dimensions, {}",
                     self.dim()
                 ),
-            });
+            ));
         };
         // Each dimension with one before it, which is expanded; together they are the repeated one.
         let mut apart: SmallVec<[isize; 12]> = SmallVec::new();
@@ -76,7 +75,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`].
+    /// [`ErrorKind::DimOutOfRange`].
     #[track_caller]
     pub fn repeat_interleave(&self, repeats: usize, dim: impl IntoDim) -> Result<Self> {
         let op = "repeat_interleave";
@@ -102,7 +101,7 @@ fn counted(op: &'static str, times: usize, of: &Tensor) -> Result<isize> {
     let location = Location::caller();
     isize::try_from(times).map_err(|_| {
         let sizes = [times].iter().chain(of.size()).copied().collect();
-        Error::SizeOverflow { op, location, sizes }
+        ErrorKind::SizeOverflow { sizes }.of(op).at(location)
     })
 }
 

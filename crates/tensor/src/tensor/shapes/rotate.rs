@@ -15,7 +15,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] for anything but two dimensions that differ.
+    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] for anything but two dimensions that differ.
     #[track_caller]
     pub fn rot90(&self, k: isize, dims: impl IntoDims) -> Result<Self> {
         let (op, dims) = ("rot90", dims.into_dims());

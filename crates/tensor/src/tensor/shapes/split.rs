@@ -7,7 +7,7 @@ impl Tensor {
     /// Views of `size` indices of a dimension each, the last of what is left.
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] when `size` is zero but the dimension
+    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] when `size` is zero but the dimension
     /// is not.
     #[track_caller]
     pub fn split(&self, size: usize, dim: isize) -> Result<Vec<Self>> {
@@ -17,7 +17,7 @@ impl Tensor {
             return Ok(vec![self.clone()]);
         }
         if size == 0 {
-            return Err(Error::invalid("split", "the size must be greater than zero".into()));
+            return Err(Error::invalid("split", "the size must be greater than zero"));
         }
         let lengths = (0..total.div_ceil(size)).map(|i| size.min(total - i * size));
         self.shares("split", dim, lengths)
@@ -26,12 +26,12 @@ impl Tensor {
     /// At most `chunks` views of equal size along a dimension, the last perhaps smaller.
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] when `chunks` is zero.
+    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] when `chunks` is zero.
     #[track_caller]
     pub fn chunk(&self, chunks: usize, dim: isize) -> Result<Vec<Self>> {
         self.check_has_dims("chunk")?;
         if chunks == 0 {
-            return Err(Error::invalid("chunk", "the number of chunks must be over zero".into()));
+            return Err(Error::invalid("chunk", "the number of chunks must be over zero"));
         }
         let total = self.size()[self.layout().dim(dim).of("chunk")?];
         if total == 0 {
@@ -52,7 +52,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] for sizes that do not add up to the dimension's.
+    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] for sizes that do not add up to the dimension's.
     #[track_caller]
     pub fn split_with_sizes(&self, sizes: &[usize], dim: isize) -> Result<Vec<Self>> {
         let own = self.size_to_split("split_with_sizes", dim)?;
@@ -74,13 +74,13 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] when `sections` is zero.
+    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] when `sections` is zero.
     #[track_caller]
     pub fn tensor_split(&self, sections: usize, dim: isize) -> Result<Vec<Self>> {
         let own = self.size_to_split("tensor_split", dim)?;
         if sections == 0 {
             let reason = "the number of sections must be over zero";
-            return Err(Error::invalid("tensor_split", reason.into()));
+            return Err(Error::invalid("tensor_split", reason));
         }
         let (size, longer) = (own / sections, own % sections);
         self.shares("tensor_split", dim, (0..sections).map(|i| size + usize::from(i < longer)))
@@ -90,7 +90,7 @@ impl Tensor {
     /// negative ones count from the end, and what lies beyond the dimension is cut off.
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`].
+    /// [`ErrorKind::DimOutOfRange`].
     #[doc(alias = "tensor_split")]
     #[track_caller]
     pub fn tensor_split_at(&self, indices: &[isize], dim: isize) -> Result<Vec<Self>> {
@@ -122,7 +122,7 @@ impl Tensor {
     /// A view of each index of a dimension, which goes away (`torch.unbind`).
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] of a tensor without dimensions.
+    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] of a tensor without dimensions.
     #[track_caller]
     pub fn unbind(&self, dim: isize) -> Result<Vec<Self>> {
         let own = self.size_to_split("unbind", dim)?;
@@ -153,7 +153,7 @@ impl Tensor {
     #[track_caller]
     fn size_to_split(&self, op: &'static str, dim: isize) -> Result<usize> {
         if self.dim() == 0 {
-            return Err(Error::invalid(op, "cannot be applied to a 0-dim tensor".into()));
+            return Err(Error::invalid(op, "cannot be applied to a 0-dim tensor"));
         }
         Ok(self.size()[self.layout().dim(dim).of(op)?])
     }

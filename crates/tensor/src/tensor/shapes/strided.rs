@@ -1,13 +1,11 @@
 //! Views with strides of their own.
 
-use std::panic::Location;
-
 use smallvec::SmallVec;
 use warpline_runtime::{Layout, Sizes, Strides, resolve_dim};
 
 use crate::called::Called;
 use crate::tensor::composite::signed;
-use crate::{Error, IntoDims, IntoShape, IntoSizes, Result, Tensor};
+use crate::{Error, ErrorKind, IntoDims, IntoShape, IntoSizes, Result, Tensor};
 
 impl Tensor {
     /// The elements whose indices of two dimensions differ by `offset`, as the last dimension of a view
@@ -21,7 +19,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] when both dimensions are the same.
+    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] when both dimensions are the same.
     #[track_caller]
     pub fn diagonal(&self, offset: isize, dim1: isize, dim2: isize) -> Result<Self> {
         let layout = self.layout();
@@ -62,7 +60,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for strides that are negative, as many as there are sizes, or that leave
+    /// [`ErrorKind::InvalidArgument`] for strides that are negative, as many as there are sizes, or that leave
     /// the storage.
     #[track_caller]
     pub fn as_strided(
@@ -110,7 +108,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] for a slice larger than the dimension, and when `step` is
+    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] for a slice larger than the dimension, and when `step` is
     /// zero.
     #[track_caller]
     pub fn unfold(&self, dim: isize, size: usize, step: usize) -> Result<Self> {
@@ -121,7 +119,7 @@ impl Tensor {
             return Err(Error::invalid("unfold", reason));
         }
         if step == 0 {
-            return Err(Error::invalid("unfold", "the step must be greater than zero".into()));
+            return Err(Error::invalid("unfold", "the step must be greater than zero"));
         }
         if self.dim() == 0 {
             return self.unsqueeze(0)?.narrow(0, 0, size).of("unfold");
@@ -149,7 +147,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] where there are not as many of both, or one is named
+    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] where there are not as many of both, or one is named
     /// twice.
     #[doc(alias = "moveaxis")]
     #[track_caller]
@@ -192,7 +190,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`]; [`Error::InvalidReshape`] for sizes that do not multiply to the dimension's.
+    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidReshape`] for sizes that do not multiply to the dimension's.
     #[track_caller]
     pub fn unflatten(&self, dim: isize, sizes: impl IntoSizes) -> Result<Self> {
         let (d, mut inner) = (self.layout().dim(dim).of("unflatten")?, sizes.into_sizes());
@@ -202,12 +200,8 @@ impl Tensor {
         if let (&[i], true) = (&open[..], known > 0 && own % known == 0) {
             inner[i] = own / known;
         } else if !open.is_empty() || known != own || inner.is_empty() {
-            return Err(Error::InvalidReshape {
-                op: "unflatten",
-                location: Location::caller(),
-                shape: inner.to_vec(),
-                numel: own as usize,
-            });
+            return Err(ErrorKind::InvalidReshape { shape: inner.to_vec(), numel: own as usize }
+                .of("unflatten"));
         }
         let mut shape = signed(self.size());
         shape.splice(d..(d + 1).min(self.dim()), inner);

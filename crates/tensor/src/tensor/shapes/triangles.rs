@@ -1,7 +1,6 @@
 //! Triangles of matrices.
 
 use std::ops::Range;
-use std::panic::Location;
 
 use crate::called::Called;
 use crate::{DType, Error, Result, Tensor, TensorOptions, tensor};
@@ -19,7 +18,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::ShapeMismatch`] for fewer than two dimensions.
+    /// [`ErrorKind::ShapeMismatch`] for fewer than two dimensions.
     #[track_caller]
     pub fn tril(&self, diagonal: isize) -> Result<Self> {
         self.masked_fill(&self.above("tril", diagonal)?, 0).of("tril")
@@ -37,7 +36,7 @@ impl Tensor {
     /// [`Tensor::tril`] in place.
     ///
     /// # Errors
-    /// As there; [`Error::OverlappingWrite`].
+    /// As there; [`ErrorKind::OverlappingWrite`].
     #[track_caller]
     pub fn tril_(&self, diagonal: isize) -> Result<&Self> {
         self.masked_fill_(&self.above("tril_", diagonal)?, 0).of("tril_")
@@ -69,14 +68,10 @@ impl Tensor {
     #[track_caller]
     fn places(&self, op: &'static str, diagonal: isize) -> Result<(Self, Self)> {
         let &[.., rows, columns] = self.size() else {
-            return Err(Error::ShapeMismatch {
-                location: Location::caller(),
+            return Err(Error::shape(
                 op,
-                reason: format!(
-                    "the tensor must have at least 2 dimensions, but has {}",
-                    self.dim()
-                ),
-            });
+                format!("the tensor must have at least 2 dimensions, but has {}", self.dim()),
+            ));
         };
         // Beyond the matrix all diagonals are the same.
         let most = rows.max(columns) as isize;

@@ -26,7 +26,7 @@ impl Tensor {
     /// Whether both have the same sizes and elements (`torch.equal`). The host waits for it.
     ///
     /// # Errors
-    /// [`crate::Error::DeviceMismatch`], and what the wait fails with.
+    /// [`crate::ErrorKind::DeviceMismatch`], and what the wait fails with.
     #[track_caller]
     pub fn equal(&self, other: &Tensor) -> Result<bool> {
         check_together("equal", self, other)?;

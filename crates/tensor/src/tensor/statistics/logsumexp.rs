@@ -16,7 +16,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`crate::Error::DimOutOfRange`], and what the launch fails with.
+    /// [`crate::ErrorKind::DimOutOfRange`], and what the launch fails with.
     #[track_caller]
     pub fn logsumexp(&self, dims: impl IntoDims) -> Result<Self> {
         self.log_of_sum(&dims.into_dims(), false).of("logsumexp")

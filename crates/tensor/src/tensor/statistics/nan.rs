@@ -52,7 +52,7 @@ impl Tensor {
         if !self.dtype().is_float() {
             let location = std::panic::Location::caller();
             let (op, dtype) = ("nanmean", self.dtype());
-            return Err(crate::Error::UnsupportedDType { location, op, dtype });
+            return Err(crate::ErrorKind::UnsupportedDType { dtype }.of(op).at(location));
         }
         let nan = self.isnan()?;
         // Half-width sums may be larger than their dtype holds, where the mean is not.
@@ -110,7 +110,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`crate::Error::DimOutOfRange`]; [`crate::Error::ShapeMismatch`] of a tensor without dimensions.
+    /// [`crate::ErrorKind::DimOutOfRange`]; [`crate::ErrorKind::ShapeMismatch`] of a tensor without dimensions.
     #[track_caller]
     pub fn diff(&self, n: usize, dim: isize) -> Result<Self> {
         let d = self.layout().dim(dim).of("diff")?;

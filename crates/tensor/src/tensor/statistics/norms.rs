@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use crate::autograd::wanted;
 use crate::called::Called;
-use crate::{DType, Error, IntoDims, Result, Tensor, cat};
+use crate::{DType, Error, ErrorKind, IntoDims, Result, Tensor, cat};
 
 impl Tensor {
     /// The norm of vectors along dimensions: of order 2 their length, 1 the sum of sizes, 0 how many are not zero,
@@ -20,7 +20,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`], [`Error::UnsupportedDType`], and what the launch fails with.
+    /// [`ErrorKind::DimOutOfRange`], [`ErrorKind::UnsupportedDType`], and what the launch fails with.
     #[track_caller]
     pub fn vector_norm(&self, ord: f64, dims: impl IntoDims) -> Result<Self> {
         self.norm_over("vector_norm", ord, &dims.into_dims(), false).of("vector_norm")
@@ -57,7 +57,7 @@ impl Tensor {
     fn norm_over(&self, op: &'static str, p: f64, dims: &[isize], keepdim: bool) -> Result<Self> {
         if !self.dtype().is_float() {
             let location = Location::caller();
-            return Err(Error::UnsupportedDType { location, op, dtype: self.dtype() });
+            return Err(ErrorKind::UnsupportedDType { dtype: self.dtype() }.of(op).at(location));
         }
         let x = self.widened()?;
         let norm = if p == f64::INFINITY {
@@ -99,35 +99,33 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::ShapeMismatch`] where rows differ in length, and for fewer than two dimensions;
-    /// [`Error::InvalidArgument`] for a negative `p`; as [`Tensor::vector_norm`].
+    /// [`ErrorKind::ShapeMismatch`] where rows differ in length, and for fewer than two dimensions;
+    /// [`ErrorKind::InvalidArgument`] for a negative `p`; as [`Tensor::vector_norm`].
     #[track_caller]
     pub fn cdist(&self, other: &Tensor, p: f64) -> Result<Self> {
         let op = "cdist";
         let (&[.., rows, width], &[.., others, other_width]) = (self.size(), other.size()) else {
-            return Err(Error::ShapeMismatch {
-                location: Location::caller(),
+            return Err(Error::shape(
                 op,
-                reason: format!(
+                format!(
                     "both need at least 2 dimensions, but have {} and {}",
                     self.dim(),
                     other.dim()
                 ),
-            });
+            ));
         };
         if width != other_width {
-            return Err(Error::ShapeMismatch {
-                location: Location::caller(),
+            return Err(Error::shape(
                 op,
-                reason: format!("rows must be of one length, but are of {width} and {other_width}"),
-            });
+                format!("rows must be of one length, but are of {width} and {other_width}"),
+            ));
         }
         if p.is_nan() || p < 0.0 {
             return Err(Error::invalid(op, format!("p must not be negative, but is {p}")));
         }
         let dtype = self.dtype().promote(other.dtype());
         if !dtype.is_float() {
-            return Err(Error::UnsupportedDType { location: Location::caller(), op, dtype });
+            return Err(ErrorKind::UnsupportedDType { dtype }.of(op));
         }
         // As PyTorch has it: a product for many rows, which takes less memory and is a little less exact.
         if p == 2.0 && (rows > 25 || others > 25) {

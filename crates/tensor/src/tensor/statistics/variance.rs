@@ -1,7 +1,7 @@
 //! Variance and standard deviation.
 
 use crate::called::Called;
-use crate::{Error, IntoDims, Result, Tensor};
+use crate::{ErrorKind, IntoDims, Result, Tensor};
 
 impl Tensor {
     /// The variance over dimensions: the squares of the distances from the mean, divided by their number less
@@ -17,7 +17,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`], [`Error::UnsupportedDType`], and what the launch fails with.
+    /// [`ErrorKind::DimOutOfRange`], [`ErrorKind::UnsupportedDType`], and what the launch fails with.
     #[track_caller]
     pub fn var(&self, dims: impl IntoDims, correction: usize) -> Result<Self> {
         Ok(self.variance(&dims.into_dims(), correction, false, false).of("var")?.0)
@@ -99,7 +99,7 @@ impl Tensor {
         if !self.dtype().is_float() {
             let dtype = self.dtype();
             let location = std::panic::Location::caller();
-            return Err(Error::UnsupportedDType { location, op: "var", dtype });
+            return Err(ErrorKind::UnsupportedDType { dtype }.of("var").at(location));
         }
         let Moments { mut mean, squares, count, .. } = self.widened()?.moments(dims)?;
         let mut spread = squares.sum_keepdim(dims)?.div(count.saturating_sub(correction) as f64)?;

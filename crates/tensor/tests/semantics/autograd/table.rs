@@ -1,6 +1,6 @@
 //! Gradients of ops of the elementwise table. The registry compares them with differences.
 
-use warpline::{Error, by_name, tensor};
+use warpline::{ErrorKind, ResultExt, by_name, tensor};
 use warpline_kernels::elementwise::table;
 
 use super::{grad, leaf};
@@ -12,7 +12,7 @@ fn a_wanted_gradient_without_formula_is_an_error_of_the_forward_pass() {
         let elu = table().find(|op| op.name() == "elu").expect("an entry");
         let (x, alpha) = (leaf(&[1.0, -2.0])?, leaf(&[0.5, 0.7])?);
         let failed = by_name::elementwise(elu, &[(&x).into(), (&alpha).into()]);
-        assert!(matches!(failed, Err(Error::Gradient { .. })), "{failed:?}");
+        assert!(matches!(failed.kind(), Some(ErrorKind::Gradient { .. })), "{failed:?}");
         by_name::elementwise(elu, &[(&x).into(), (&alpha.detach()).into()]).map(drop)
     });
 }
@@ -29,7 +29,7 @@ fn operands_of_unwanted_gradients_are_not_saved() {
         assert_eq!(grad(&a)?, [3.0]);
         let product = a.mul(1.0)?.mul(&b)?;
         b.add_(1.0)?;
-        assert!(matches!(product.backward(), Err(Error::Gradient { .. })));
+        assert!(matches!(product.backward().kind(), Some(ErrorKind::Gradient { .. })));
         Ok(())
     });
 }

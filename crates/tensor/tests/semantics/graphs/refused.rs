@@ -1,7 +1,8 @@
 //! What cannot be captured: an error that names the op, and a capture that goes on.
 
 use warpline::cuda::{self, CudaGraph, Event, Stream};
-use warpline::{Error, Result, full, ones, tensor, zeros};
+use warpline::{Error, ErrorKind, Result, full, ones, tensor, zeros};
+use warpline_alloc::AllocError;
 use warpline_cuda_sys_safe::owned::LaunchToken;
 
 use super::{captured, values};
@@ -21,7 +22,16 @@ fn refused<R: std::fmt::Debug, E: Into<Error> + std::fmt::Debug>(op: &str, answe
     let text = error.to_string();
     assert!(text.starts_with(op), "{text}, not {op}");
     assert!(text.contains("captur"), "{text}");
-    assert!(matches!(error, Error::Capture { .. } | Error::Stream(_)), "{error:?}");
+    let refusals = matches!(
+        error.kind(),
+        ErrorKind::Capture { .. }
+            | ErrorKind::CannotCapture { .. }
+            | ErrorKind::Capturing
+            | ErrorKind::NotCapturing
+            | ErrorKind::OutsideCapture
+            | ErrorKind::CapturedEvent
+    );
+    assert!(refusals, "{error:?}");
 }
 
 fn waits(_: &World) -> Result<()> {
@@ -122,7 +132,7 @@ fn memory(_: &World) -> Result<()> {
     let y = captured(&mut graph, &stream, || {
         let y = (&x + 1.0)?;
         let error = zeros([1 << 45], 0).expect_err("no device has as much");
-        assert!(matches!(&error, Error::Alloc { cause: e, .. } if e.is_out_of_memory()), "{error}");
+        assert!(error.find().is_some_and(AllocError::is_out_of_memory), "{error}");
         cuda::empty_cache();
         &y * 2.0
     })?;

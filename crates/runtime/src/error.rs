@@ -1,0 +1,35 @@
+//! Errors of lower layers as errors of an op.
+
+use std::panic::Location;
+use std::sync::Arc;
+
+use warpline_alloc::AllocError;
+use warpline_cuda_sys_safe::DriverError;
+
+use crate::{Error, ErrorKind};
+
+const FIND_ONE: &str = "Run on a machine with an NVIDIA GPU and its driver, use the device 'cpu', or \
+                        ask for simulated GPUs with WARPLINE_DRIVER=sim:N";
+const SHOW_ONE: &str = "Let CUDA_VISIBLE_DEVICES name devices that are there, or unset it; or use the \
+                        device 'cpu'";
+const SIMULATE_ONE: &str = "Ask for simulated GPUs with `sim:1` or more, or use the device 'cpu'";
+
+/// Makes [`ErrorKind::Alloc`] of an allocator's error, in a call of `op` by the caller of this function: closures do not
+/// know their caller.
+#[track_caller]
+pub(crate) fn alloc(op: &'static str) -> impl FnOnce(AllocError) -> Error {
+    let location = Location::caller();
+    move |source| ErrorKind::Alloc.of(op).at(location).with_source(Arc::new(source))
+}
+
+/// The error where there is no CUDA: [`ErrorKind::CudaUnavailable`] without a GPU to use, otherwise the driver's error.
+#[track_caller]
+pub(crate) fn no_cuda(source: DriverError) -> Error {
+    let hint = match &source {
+        DriverError::DevicesHidden { .. } => SHOW_ONE,
+        DriverError::NoneSimulated { .. } => SIMULATE_ONE,
+        source if source.is_no_device() => FIND_ONE,
+        _ => return Error::driver("CUDA cannot be used", source),
+    };
+    ErrorKind::CudaUnavailable { reason: source.to_string(), hint }.of("")
+}

@@ -1,0 +1,56 @@
+use std::error::Error as StdError;
+
+use warpline_cuda_sys_safe::{CudaCode, DriverError};
+
+use super::*;
+use crate::DType;
+
+fn driver_error() -> DriverError {
+    DriverError::cuda("cuLaunchKernel", CudaCode::ILLEGAL_ADDRESS, Some(0))
+}
+
+#[test]
+fn a_message_has_op_text_and_line() {
+    let error = ErrorKind::UnsupportedDType { dtype: DType::I64 }.of("exp");
+    let (line, text) = (line!() - 1, error.to_string());
+    let expected = format!(
+        "exp: it does not support torch.int64; convert with `to` (called at {}:{line}:",
+        file!()
+    );
+    assert!(text.starts_with(&expected), "{text}");
+    assert_eq!(format!("{error:?}"), text);
+}
+
+#[test]
+fn a_message_has_its_source_once() {
+    let error = Error::driver("add", driver_error());
+    assert_eq!(error.to_string(), format!("add: {}", driver_error()));
+    assert!(error.source().is_none());
+    assert_eq!(error.driver_error().map(ToString::to_string), Some(driver_error().to_string()));
+    let here = Location::caller();
+    let both = error.clone().at(here).to_string();
+    assert_eq!(both, format!("add: {} (called at {here})", driver_error()));
+    // A driver's error that knows the line says so itself.
+    let known = Error::driver("add", driver_error().at(here)).at(here).to_string();
+    assert_eq!(known.matches(&here.to_string()).count(), 1, "{known}");
+    // A nested error is found through the outer one.
+    let outer = ErrorKind::Collective.of("all_reduce").with_source(Arc::new(error));
+    assert!(outer.driver_error().is_some());
+}
+
+#[test]
+fn errors_of_earlier_calls_keep_their_site() {
+    let check = ErrorKind::IndexCheck { index: 9, dim: 0, size: 3 }.of("gather");
+    let location = check.location();
+    let check = check.of("item").at(Location::caller());
+    assert_eq!((check.op(), check.location()), ("gather", location));
+    let other = ErrorKind::RuntimeMismatch.of("add").of("mul").at(Location::caller());
+    assert_eq!(other.op(), "mul");
+    assert_ne!(other.location(), location);
+}
+
+#[test]
+fn a_result_is_two_words() {
+    assert_eq!(size_of::<Result<Box<u8>>>(), 2 * size_of::<usize>());
+    assert_eq!(size_of::<Result<()>>(), size_of::<usize>());
+}

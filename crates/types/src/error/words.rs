@@ -1,0 +1,29 @@
+//! Parts of error messages.
+
+use std::fmt;
+
+/// The length of a range of indices, where it is not 1.
+pub(super) struct Length(pub(super) usize);
+
+impl fmt::Display for Length {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == 1 { Ok(()) } else { write!(f, " with length {}", self.0) }
+    }
+}
+
+/// The reason why a shape with negative sizes is invalid.
+pub(super) struct Negative<'a>(pub(super) &'a [isize]);
+
+impl fmt::Display for Negative<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.iter().find(|&&size| size < -1) {
+            None if self.0.contains(&-1) && self.0.contains(&0) => {
+                f.write_str(": next to a 0, -1 can be any size; name it")
+            }
+            None => Ok(()),
+            Some(size) => {
+                write!(f, ": a size cannot be {size}; -1 is inferred from the other sizes")
+            }
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Launches as error reports name them.
+
+use std::fmt;
+use std::panic::Location;
+
+use crate::Site;
+
+/// Number of operands that are kept of a launch.
+const OPERANDS: usize = 4;
+/// Number of sizes that are kept of an operand.
+const DIMS: usize = 4;
+
+/// The dtype and the shape of a launch's operand.
+#[derive(Clone, Copy, Debug, Default)]
+struct Shape {
+    dtype: &'static str,
+    ndim: usize,
+    sizes: [usize; DIMS],
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}[", self.dtype)?;
+        for (i, size) in self.sizes.iter().take(self.ndim).enumerate() {
+            write!(f, "{}{size}", if i == 0 { "" } else { ", " })?;
+        }
+        f.write_str(if self.ndim > DIMS { ", ..]" } else { "]" })
+    }
+}
+
+/// An op that was enqueued on a stream, with the shapes of its first operands.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch {
+    /// The op's name.
+    pub op: &'static str,
+    /// Number of the operation on its stream.
+    pub number: u64,
+    /// The line of the call.
+    pub location: &'static Location<'static>,
+    count: usize,
+    operands: [Shape; OPERANDS],
+}
+
+impl Launch {
+    /// A launch without operands.
+    #[must_use]
+    pub fn new(number: u64, Site { op, location }: Site) -> Self {
+        Self { op, number, location, count: 0, operands: [Shape::default(); OPERANDS] }
+    }
+
+    /// Replaces the launch with another one, whose operands are given by dtype name and shape. Does not allocate.
+    #[inline]
+    pub fn replace<'a>(
+        &mut self,
+        number: u64,
+        site: Site,
+        operands: impl Iterator<Item = (&'static str, &'a [usize])>,
+    ) {
+        (self.op, self.number, self.location, self.count) = (site.op, number, site.location, 0);
+        for (dtype, sizes) in operands {
+            if let Some(operand) = self.operands.get_mut(self.count) {
+                (operand.dtype, operand.ndim) = (dtype, sizes.len());
+                for (kept, size) in operand.sizes.iter_mut().zip(sizes) {
+                    *kept = *size;
+                }
+            }
+            self.count += 1;
+        }
+    }
+}
+
+impl fmt::Display for Launch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}(", self.op)?;
+        for (i, operand) in self.operands.iter().take(self.count).enumerate() {
+            write!(f, "{}{operand}", if i == 0 { "" } else { ", " })?;
+        }
+        let more = if self.count > OPERANDS { ", .." } else { "" };
+        write!(f, "{more}) at {}", self.location)
+    }
+}
+
+/// The launches of one stream that are not known to be complete.
+#[derive(Clone, Debug)]
+pub struct PendingLaunches {
+    /// The stream's name, as it is printed.
+    pub stream: String,
+    /// The latest launches, oldest first.
+    pub launches: Vec<Launch>,
+    /// Number of earlier operations that are not known to be complete either, and were not kept.
+    pub older: u64,
+}
+
+impl fmt::Display for PendingLaunches {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "not known to be complete on {}, oldest first:", self.stream)?;
+        if self.older > 0 {
+            write!(f, "\n  {} older operation(s), not kept", self.older)?;
+        }
+        self.launches.iter().try_for_each(|launch| write!(f, "\n  {launch}"))
+    }
+}
