@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use warpline::{Error, Result, Runtime, RuntimeConfig, cuda, ones, with_runtime};
+use warpline::{Result, Runtime, RuntimeConfig, cuda, ones, with_runtime};
 use warpline_cuda_sys_safe::null::NullDriver;
 use warpline_parallel::distributed::{HashStore, InitOptions, ReduceOp, init_process_group};
 
@@ -15,7 +15,7 @@ fn main() -> Result<()> {
         return growth();
     }
     let driver = Arc::new(NullDriver::without_completion(1));
-    let runtime = Runtime::new(driver, RuntimeConfig::default()).map_err(Error::from)?;
+    let runtime = Runtime::new(driver, RuntimeConfig::default())?;
     with_runtime(&runtime, growth)
 }
 
@@ -32,7 +32,7 @@ fn row(name: &str, mut item: impl FnMut() -> Result<()>) -> Result<()> {
         print!("  {items:>6}: {each:>7.0} ns ({:.1} x)", each / *first.get_or_insert(each));
     }
     println!();
-    Ok(cuda::synchronize(0)?)
+    cuda::synchronize(0)
 }
 
 fn growth() -> Result<()> {
@@ -44,6 +44,6 @@ fn growth() -> Result<()> {
     row("all_reduce, async_op", || group.all_reduce(&x, ReduceOp::Sum, true).map(drop))?;
     row("all_reduce, add_", || {
         group.all_reduce(&x, ReduceOp::Sum, false)?;
-        Ok(x.add_(1.0).map(drop)?)
+        x.add_(1.0).map(drop)
     })
 }

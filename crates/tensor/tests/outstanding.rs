@@ -133,7 +133,7 @@ fn all() -> Result<()> {
         Ok(())
     })?;
     let streams = (0..8).map(|_| Stream::new(0)).collect::<std::result::Result<Vec<_>, _>>()?;
-    flat("wait for an event", || Ok(streams[0].wait_event(&stream.record_event(None)?)?))?;
+    flat("wait for an event", || streams[0].wait_event(&stream.record_event(None)?))?;
     let mut turn = 0;
     let mut on_next = |t: &Tensor| {
         turn += 1;

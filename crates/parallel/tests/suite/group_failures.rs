@@ -27,7 +27,7 @@ fn a_mismatch_is_an_error_on_every_rank_that_names_the_calls() {
         });
         for (rank, error) in errors.iter().enumerate() {
             let failure =
-                GroupError::failure(&error).unwrap_or_else(|| panic!("rank {rank}: {error}"));
+                GroupError::failure(error).unwrap_or_else(|| panic!("rank {rank}: {error}"));
             assert_eq!(failure.rank, rank);
             let text = error.to_string();
             // As the ranks' records have them, or as the simulated NCCL does.
@@ -99,7 +99,7 @@ fn a_rank_is_gone(ranks: &Ranks) {
     for (rank, error) in errors.iter().enumerate().take(gone) {
         let error = error.as_ref().unwrap_or_else(|| panic!("rank {rank} has no error"));
         assert!(matches!(error.find(), Some(GroupError::PeerFailed(_))), "{error}");
-        let failure = GroupError::failure(&error).unwrap();
+        let failure = GroupError::failure(error).unwrap();
         assert!(failure.missing.contains(&gone), "{error}");
         assert_eq!((failure.rank, failure.seq), (rank, 2));
         assert!(failure.op.starts_with("all_reduce("), "{error}");

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use super::runs::Runs;
 use super::walk::{Dim, merged};
 use crate::layout::is_row_major;
-use crate::{ErrorKind, Result, ResultExt};
+use crate::{ErrorKind, Result};
 
 /// Dimensions a kernel can tell apart; what merges with a neighbour does not count.
 pub(super) const MAX_DIMS: usize = 16;

@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
 
 use super::space::MAX_DIMS;
-use crate::{ErrorKind, Result, ResultExt};
+use crate::{ErrorKind, Result};
 
 /// A dimension of `N` operands: its size, and their strides in elements.
 pub type Dim<const N: usize> = (usize, [isize; N]);

@@ -127,7 +127,7 @@ impl Replay<'_> {
         // memory goes to nobody else before it is done.
         let op = match unsafe { self.submit(stream, site, &marking, turn.as_ref()) } {
             Ok(op) => op,
-            Err(Unlaunched::Failed(error)) => return Err(error.into()),
+            Err(Unlaunched::Failed(error)) => return Err(error),
             Err(Unlaunched::MustVisitAll) => return Ok(Attempt::MustVisitAll),
         };
         let found = work.carried.clone();

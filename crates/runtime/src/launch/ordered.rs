@@ -130,7 +130,7 @@ pub(super) fn wait_for_own(
     }
     waited.map_err(|e| match e.driver_error() {
         Some(source) => Error::driver(site.op, source.clone()),
-        None => e.into(),
+        None => e,
     })
 }
 

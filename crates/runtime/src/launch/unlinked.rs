@@ -34,7 +34,7 @@ pub(super) fn copy(
         if device == stream.device_index() {
             return Ok(stream.clone());
         }
-        Ok(runtime.devices()?.current_stream(device)?)
+        runtime.devices()?.current_stream(device)
     };
     let piece = runtime.staging().chunk.clamp(1, bytes);
     let ring = runtime.pinned_cache()?.alloc(bytes.div_ceil(piece).min(RING) * piece);
@@ -89,7 +89,7 @@ impl Pieces<'_> {
         // Whoever asked has ordered its own stream only.
         for side in sides {
             if let Err(error) = side.wait_stream(stream) {
-                return (None, Err(located(error.into(), side, self.site)));
+                return (None, Err(located(error, side, self.site)));
             }
         }
         for side in sides {
@@ -124,7 +124,7 @@ impl Pieces<'_> {
             let near = self.ring.as_ptr().add(place * self.piece);
             (CopyEnd::Host(near), shifted(self.src, start), shifted(self.dst, start))
         };
-        let at = |side| move |error: Error| located(error.into(), side, self.site);
+        let at = |side| move |error: Error| located(error, side, self.site);
         out.wait_for(into, *read).map_err(at(out))?;
         // SAFETY: the device's end as the caller promises; of the place all reads come before.
         let op = unsafe { self.submit(out, Copy { dst: near, src, bytes }) }.map_err(at(out))?;

@@ -257,7 +257,7 @@ fn clear(stream: &Stream, mapping: &SharedMapping, site: Site) -> Result<()> {
     let words = mapping.bytes() / 4;
     let failed = |e: Error| match e.driver_error() {
         Some(source) => Error::driver(site.op, source.clone().at(site.location)),
-        None => e.into(),
+        None => e,
     };
     stream
         .submit(TOKEN, |handle| {

@@ -141,7 +141,7 @@ impl CudaGraph {
     #[track_caller]
     fn current_stream(&self, graph: &Graph) -> Result<Stream> {
         let devices = graph.runtime().devices()?;
-        Ok(devices.current_stream(graph.pool().device())?)
+        devices.current_stream(graph.pool().device())
     }
 
     /// Where it was captured, for other graphs to share.

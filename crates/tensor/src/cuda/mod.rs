@@ -165,7 +165,7 @@ pub fn set_device(device: impl CudaDeviceArg) -> Result<()> {
 pub fn device(device: impl CudaDeviceArg) -> Result<DeviceGuard> {
     let runtime = InUse::get();
     let index = device.index_in(&runtime).of("device")?;
-    Ok(runtime.devices()?.device_guard(index)?)
+    runtime.devices()?.device_guard(index)
 }
 
 /// Runs `f` with a device as this thread's current one; the former one is back afterwards, after
@@ -187,7 +187,7 @@ pub fn with_device<R>(device: impl CudaDeviceArg, f: impl FnOnce() -> Result<R>)
 pub fn synchronize(device: impl CudaDeviceArg) -> Result<()> {
     let runtime = runtime();
     let index = device.index_in(&runtime).of("synchronize")?;
-    Ok(runtime.device(index)?.device().synchronize()?)
+    runtime.device(index)?.device().synchronize()
 }
 
 /// A device's name.

@@ -16,7 +16,7 @@ use crate::{Device, Error, Result, runtime};
 pub fn current_stream(device: impl CudaDeviceArg) -> Result<Stream> {
     let runtime = runtime();
     let index = device.index_in(&runtime).of("current_stream")?;
-    Ok(runtime.devices()?.current_stream(index)?)
+    runtime.devices()?.current_stream(index)
 }
 
 /// A device's default stream, which waits for its other blocking streams and they for it.
@@ -44,7 +44,7 @@ macro_rules! stream_devices {
             fn stream(self, priority: i32) -> Result<Stream> {
                 let runtime = runtime();
                 let index = self.index_in(&runtime).of("Stream::new")?;
-                Ok(runtime.device(index)?.device().stream_from_pool(priority)?)
+                runtime.device(index)?.device().stream_from_pool(priority)
             }
         }
     )*};
@@ -61,7 +61,7 @@ stream_devices!((), usize, Device, &Device, &str, &String, String);
 pub fn exclusive_stream(device: impl CudaDeviceArg, priority: i32) -> Result<Stream> {
     let runtime = runtime();
     let index = device.index_in(&runtime).of("exclusive_stream")?;
-    Ok(runtime.device(index)?.device().exclusive_stream(priority)?)
+    runtime.device(index)?.device().exclusive_stream(priority)
 }
 
 /// A stream made elsewhere (`torch.cuda.ExternalStream`).
@@ -73,7 +73,7 @@ pub fn exclusive_stream(device: impl CudaDeviceArg, priority: i32) -> Result<Str
 pub fn external_stream(stream: owned::Stream) -> Result<Stream> {
     let runtime = runtime();
     let index = stream.device();
-    Ok(runtime.device(index)?.device().external_stream(stream)?)
+    runtime.device(index)?.device().external_stream(stream)
 }
 
 /// Makes a stream this thread's current one on its device (`torch.cuda.set_stream`), and that
@@ -99,7 +99,7 @@ pub fn set_stream(stream: &Stream) -> Result<()> {
 #[doc(alias = "StreamContext")]
 #[track_caller]
 pub fn stream(stream: &Stream) -> Result<StreamGuard> {
-    Ok(InUse::get().devices()?.stream_guard(stream).map_err(|e| e.of("stream"))?)
+    InUse::get().devices()?.stream_guard(stream).map_err(|e| e.of("stream"))
 }
 
 /// Runs `f` with a stream as the current one; the former one is back afterwards, after a panic

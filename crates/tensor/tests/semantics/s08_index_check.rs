@@ -62,10 +62,10 @@ fn until(mut done: impl FnMut() -> Result<bool>) -> Result<()> {
 /// tensors.
 fn silent_waits() -> Vec<Wait> {
     vec![
-        |_| until(|| Ok(cuda::current_stream(())?.query()?)),
+        |_| until(|| cuda::current_stream(())?.query()),
         |_| {
             let event = cuda::current_stream(())?.record_event(None)?;
-            until(|| Ok(event.query()?))
+            until(|| event.query())
         },
         |_| indices(0, &[1, 2]).map(drop),
         |_| zeros([2], 0)?.to_vec::<f32>().map(drop),
@@ -87,8 +87,8 @@ fn silent_waits() -> Vec<Wait> {
 fn waits() -> Vec<Wait> {
     vec![
         |_| cuda::synchronize(()),
-        |_| Ok(cuda::current_stream(())?.synchronize()?),
-        |_| Ok(cuda::current_stream(())?.record_event(None)?.synchronize()?),
+        |_| cuda::current_stream(())?.synchronize(),
+        |_| cuda::current_stream(())?.record_event(None)?.synchronize(),
         |t| t.to_vec::<f32>().map(drop),
         |t| t.sum(())?.item::<f32>().map(drop),
         |t| t.cpu().map(drop),

@@ -33,18 +33,18 @@ fn s08_an_error_lists_the_launches_it_may_be_of() {
     type Wait = fn(&Tensor) -> Error;
     let waits: [Wait; 6] = [
         |_| cuda::synchronize(0).expect_err("synchronize"),
-        |_| cuda::current_stream(0).expect("it").synchronize().expect_err("stream").into(),
+        |_| cuda::current_stream(0).expect("it").synchronize().expect_err("stream"),
         |a| a.to_vec::<f32>().expect_err("a copy back"),
         |a| a.sum(()).and_then(|s| s.item::<f32>()).expect_err("item"),
         |_| loop {
             match cuda::current_stream(0).expect("it").query() {
                 Ok(done) => assert!(!done, "the launch has failed"),
-                Err(error) => return error.into(),
+                Err(error) => return error,
             }
         },
         |_| {
-            let event = cuda::current_stream(0).and_then(|s| Ok(s.record_event(None)?));
-            event.expect("an event").synchronize().expect_err("event").into()
+            let event = cuda::current_stream(0).and_then(|s| s.record_event(None));
+            event.expect("an event").synchronize().expect_err("event")
         },
     ];
     for (i, wait) in waits.into_iter().enumerate() {
@@ -144,7 +144,7 @@ fn s08_other_streams_of_a_lost_device_come_after() {
             }
             let (other, failed) = (line!(), cuda::with_stream(&s, || b.neg()));
             let error = match failed {
-                Ok(_) => s.synchronize().map_err(Error::from).expect_err("the device is lost"),
+                Ok(_) => s.synchronize().expect_err("the device is lost"),
                 Err(error) => error,
             };
             let lists: Vec<_> = pending(&error).iter().map(listed).collect();

@@ -120,10 +120,10 @@ fn sticky_the_device_answers_with_its_cause_for_good() {
             assert_lost_on(1, b.to("cuda:1"), "to a peer", blow);
             assert_lost(pinned.to_non_blocking("cuda:0"), "to", blow);
             assert_lost(zeros([50 << 20], 0), "an allocation", blow);
-            assert_lost(s.synchronize().map_err(Error::from), "stream.synchronize", blow);
-            assert_lost(s.query().map_err(Error::from), "stream.query", blow);
-            assert_lost(event.record(&s).map_err(Error::from), "event.record", blow);
-            assert_lost(s.record_event(None).map_err(Error::from), "record_event", blow);
+            assert_lost(s.synchronize(), "stream.synchronize", blow);
+            assert_lost(s.query(), "stream.query", blow);
+            assert_lost(event.record(&s), "event.record", blow);
+            assert_lost(s.record_event(None), "record_event", blow);
             assert_lost(cuda::exclusive_stream(0, 0), "a new stream", blow);
         }
         // What asks no device still answers.
@@ -152,7 +152,7 @@ fn sticky_all_devices_go_and_cpu_tensors_stay() {
             assert_lost_on(1, other.to_vec::<f32>(), "to_vec", blow);
             assert_lost_on(1, host.to(1), "to", blow);
             assert_lost_on(1, zeros([50 << 20], 1), "an allocation", blow);
-            assert_lost_on(1, s.synchronize().map_err(Error::from), "stream.synchronize", blow);
+            assert_lost_on(1, s.synchronize(), "stream.synchronize", blow);
             assert!(host.pin_memory().is_err(), "nothing can be page-locked any more");
             assert_eq!((&host + 1.0)?.sum(())?.item::<f32>()?, 20.0);
             assert_eq!(host.matmul(&full([10], 2.0, ())?)?.item::<f32>()?, 20.0);

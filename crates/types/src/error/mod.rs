@@ -209,7 +209,7 @@ impl fmt::Display for Error {
         }
         match location {
             // A driver's error may name the line itself.
-            Some(location) if !self.driver_error().is_some_and(|e| e.location().is_some()) => {
+            Some(location) if self.driver_error().is_none_or(|e| e.location().is_none()) => {
                 write!(f, " (called at {location})")
             }
             _ => Ok(()),

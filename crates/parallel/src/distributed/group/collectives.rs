@@ -59,7 +59,7 @@ impl ProcessGroup {
             let ops = tensors.iter().map(Tensor::as_view);
             let ops: SmallVec<[_; 1]> =
                 ops.map(|view| Op::AllReduce { input: view, output: view, op }).collect();
-            Ok(collective::run(target, comm, name, &ops, location)?)
+            collective::run(target, comm, name, &ops, location)
         })
     }
 
@@ -74,7 +74,7 @@ impl ProcessGroup {
         let op = Op::Broadcast { input: view, output: view, root: src };
         let signature = Signature::new("broadcast").of(tensor).root(src);
         self.launch((signature, async_op), location, smallvec![tensor.clone()], |target, comm| {
-            Ok(collective::run(target, comm, "broadcast", &[op], location)?)
+            collective::run(target, comm, "broadcast", &[op], location)
         })
     }
 
@@ -96,7 +96,7 @@ impl ProcessGroup {
         let call = Op::Reduce { input: view, output: view, op, root: dst };
         let signature = Signature::new("reduce").of(tensor).reduce(op).root(dst);
         self.launch((signature, async_op), location, smallvec![tensor.clone()], |target, comm| {
-            Ok(collective::run(target, comm, "reduce", &[call], location)?)
+            collective::run(target, comm, "reduce", &[call], location)
         })
     }
 
@@ -117,7 +117,7 @@ impl ProcessGroup {
         let signature = Signature::new("all_gather_into_tensor").of(output).of(input);
         let keep = smallvec![output.clone(), input.clone()];
         self.launch((signature, async_op), location, keep, |target, comm| {
-            Ok(collective::run(target, comm, "all_gather_into_tensor", &[op], location)?)
+            collective::run(target, comm, "all_gather_into_tensor", &[op], location)
         })
     }
 
@@ -139,7 +139,7 @@ impl ProcessGroup {
         let signature = Signature::new("reduce_scatter_tensor").of(output).of(input).reduce(op);
         let keep = smallvec![output.clone(), input.clone()];
         self.launch((signature, async_op), location, keep, |target, comm| {
-            Ok(collective::run(target, comm, "reduce_scatter_tensor", &[call], location)?)
+            collective::run(target, comm, "reduce_scatter_tensor", &[call], location)
         })
     }
 
@@ -168,7 +168,7 @@ impl ProcessGroup {
             (signature, false),
             location,
             smallvec![tensor.clone()],
-            |target, comm| Ok(collective::run(target, comm, "barrier", &[op], location)?),
+            |target, comm| collective::run(target, comm, "barrier", &[op], location),
         )?;
         work.synchronize()
     }

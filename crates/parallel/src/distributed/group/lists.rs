@@ -50,7 +50,7 @@ impl ProcessGroup {
         let signature = outputs.iter().fold(Signature::new(NAME), Signature::of);
         let keep = outputs.iter().chain([input]).cloned().collect();
         self.launch((signature, async_op), location, keep, |target, comm| {
-            Ok(collective::run(target, comm, NAME, &ops, location)?)
+            collective::run(target, comm, NAME, &ops, location)
         })
     }
 
@@ -79,7 +79,7 @@ impl ProcessGroup {
         let signature = inputs.iter().fold(Signature::new(NAME).reduce(op), Signature::of);
         let keep = [output].into_iter().chain(inputs).cloned().collect();
         self.launch((signature, async_op), location, keep, |target, comm| {
-            Ok(collective::run(target, comm, NAME, &ops, location)?)
+            collective::run(target, comm, NAME, &ops, location)
         })
     }
 
@@ -152,7 +152,7 @@ impl ProcessGroup {
             start += length;
             part
         };
-        Ok(splits.iter().map(part).collect::<warpline::Result<_>>()?)
+        splits.iter().map(part).collect::<warpline::Result<_>>()
     }
 
     fn exchange(
@@ -180,7 +180,7 @@ impl ProcessGroup {
             false => signature,
         };
         self.launch((call, async_op), location, keep, |target, comm| {
-            Ok(collective::run(target, comm, name, &ops, location)?)
+            collective::run(target, comm, name, &ops, location)
         })
     }
 
@@ -208,7 +208,7 @@ impl ProcessGroup {
         let signature = Signature::new(NAME).of(tensor).root(dst);
         let keep = outputs.iter().chain([tensor]).cloned().collect();
         self.launch((signature, async_op), location, keep, |target, comm| {
-            Ok(collective::run(target, comm, NAME, &ops, location)?)
+            collective::run(target, comm, NAME, &ops, location)
         })
     }
 
@@ -235,7 +235,7 @@ impl ProcessGroup {
         let signature = Signature::new(NAME).of(tensor).root(src);
         let keep = [tensor].into_iter().chain(inputs).cloned().collect();
         self.launch((signature, async_op), location, keep, |target, comm| {
-            Ok(collective::run(target, comm, NAME, &ops, location)?)
+            collective::run(target, comm, NAME, &ops, location)
         })
     }
 

@@ -138,7 +138,7 @@ fn runtimes_do_not_mix() {
         there.enter(|| {
             let theirs = ones([2], 0)?;
             for x in [x.clone(), theirs.clone()] {
-                let error = net.forward(x).map_err(Error::from).unwrap_err();
+                let error = net.forward(x).unwrap_err();
                 assert!(matches!(error.kind(), ErrorKind::RuntimeMismatch), "{error:?}");
             }
             Ok(())
