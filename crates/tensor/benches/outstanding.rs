@@ -4,8 +4,8 @@
 //! `WARPLINE_DRIVER=cuda` it runs on the machine's first GPU, with `WARPLINE_DRIVER=sim:1,lazy` on a
 //! simulated one.
 //!
-//! The first table shows the time of a graph's replay, and on a GPU that of a bare `cuGraphLaunch` of as
-//! many kernels, with up to a thousand replays outstanding. The second one shows, for each kind of
+//! The first table shows the time of a graph's replay and of a bare `cuGraphLaunch` of the same graph, with up to a
+//! thousand replays outstanding. The second one shows, for each kind of
 //! work, the time per item of a thousand, ten thousand and a hundred thousand items without a wait. An
 //! argument runs only the rows that contain it.
 
@@ -13,9 +13,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use warpline::cuda::{self, CudaGraph, Stream};
-use warpline::{DType, Error, Result, Runtime, RuntimeConfig, Tensor, ones, with_runtime, zeros};
+use warpline::{DType, Error, Result, Runtime, RuntimeConfig, ones, with_runtime, zeros};
 use warpline_cuda_sys_safe::null::NullDriver;
-use warpline_cuda_sys_safe::{CaptureMode, GraphExecHandle};
 
 const ITEMS: [usize; 3] = [1_000, 10_000, 100_000];
 /// Kernels of a graph.
@@ -131,41 +130,6 @@ fn decoder(kernels: usize) -> Result<CudaGraph> {
     Ok(graph)
 }
 
-/// As many kernels in a graph that Warpline does not know, launched by the driver alone.
-struct Bare {
-    exec: GraphExecHandle,
-    stream: Stream,
-    _tensors: Vec<Tensor>,
-}
-
-impl Bare {
-    fn new(kernels: usize) -> Result<Self> {
-        let tensors = (0..kernels).map(|_| zeros([1, 4], 0)).collect::<Result<Vec<_>>>()?;
-        let stream = cuda::exclusive_stream(0, 0)?;
-        let add = || tensors.iter().try_for_each(|t| t.add_(1.0).map(drop));
-        cuda::with_stream(&stream, add)?; // modules are loaded, and allocators told
-        stream.synchronize()?;
-        let raw = stream.raw();
-        let driver = raw.driver();
-        let failed = |error| Error::driver("outstanding", error);
-        // SAFETY: the stream is nobody else's, and the graph's kernels use tensors that are kept with it.
-        let exec = unsafe {
-            driver.begin_capture(raw.handle(), CaptureMode::Relaxed).map_err(failed)?;
-            cuda::with_stream(&stream, add)?;
-            let graph = driver.end_capture(raw.handle()).map_err(failed)?;
-            driver.graph_instantiate(graph).map_err(failed)?
-        };
-        Ok(Self { exec, stream, _tensors: tensors })
-    }
-
-    fn launch(&self) -> Result<()> {
-        let raw = self.stream.raw();
-        // SAFETY: the graph's tensors are kept, and used by nothing else.
-        let launched = unsafe { raw.driver().graph_launch(self.exec, raw.handle()) };
-        launched.map_err(|error| Error::driver("outstanding", error))
-    }
-}
-
 /// Keeps the GPU busy for about as long as the host takes to enqueue the replays.
 fn occupy(stream: &Stream, kernels: usize) -> Result<()> {
     if warpline::runtime().driver()?.name() != "cuda" {
@@ -177,66 +141,67 @@ fn occupy(stream: &Stream, kernels: usize) -> Result<()> {
     })
 }
 
-/// Prints microseconds per replay, by the replays that are outstanding: on the program's only stream, after
-/// another stream was used, when an event follows each operation, and of the driver's call alone.
+/// Prints microseconds per replay and per `cuGraphLaunch` of the same executable graph, by the replays that are
+/// outstanding: on the program's only stream, and after another stream was used.
 fn replays() -> Result<()> {
-    println!("\nmicroseconds per replay, by the number of replays outstanding");
-    print!("{:30}", "kernels");
-    OUTSTANDING.iter().for_each(|outstanding| print!("{outstanding:>10}"));
+    println!(
+        "\nmicroseconds per replay, per cuGraphLaunch, and their ratio, by the number of replays outstanding"
+    );
+    print!("{:22}", "kernels");
+    OUTSTANDING.iter().for_each(|outstanding| print!("{outstanding:>20}"));
     println!();
     let stream = cuda::current_stream(0)?;
-    let own = || -> Result<Vec<Vec<f64>>> {
-        let each = KERNELS.iter().map(|&kernels| {
+    for streams in ["", ", a second stream"] {
+        if !streams.is_empty() {
+            cuda::with_stream(&Stream::new(0)?, || zeros([1], 0)?.add_(1.0).map(drop))?;
+        }
+        for kernels in KERNELS {
             let graph = decoder(kernels)?;
             graph.replay()?;
-            timed(&stream, kernels, || graph.replay())
-        });
-        each.collect()
-    };
-    let one_stream = own()?;
-    cuda::with_stream(&Stream::new(0)?, || zeros([1], 0)?.add_(1.0).map(drop))?;
-    let two_streams = own()?;
-    for ((kernels, one), two) in KERNELS.into_iter().zip(&one_stream).zip(&two_streams) {
-        print_row(&format!("{kernels}"), one);
-        print_row("  with a second stream", two);
-        let bare = Bare::new(kernels)?;
-        bare.launch()?;
-        print_row("  cuGraphLaunch", &timed(&bare.stream, kernels, || bare.launch())?);
+            print!("{:22}", format!("{kernels}{streams}"));
+            for [own, bare] in timed(&graph, &stream, kernels)? {
+                print!("{:>20}", format!("{own:.2} {bare:.2} {:.2}", own / bare));
+            }
+            println!();
+        }
     }
     Ok(())
 }
 
-/// Medians of [`TIMED`] replays, in microseconds.
-fn timed(
-    stream: &Stream,
-    kernels: usize,
-    mut replay: impl FnMut() -> Result<()>,
-) -> Result<Vec<f64>> {
+/// Medians in microseconds of [`TIMED`] replays and of [`TIMED`] bare launches of the same graph, which take turns,
+/// for each number of replays outstanding.
+fn timed(graph: &CudaGraph, stream: &Stream, kernels: usize) -> Result<Vec<[f64; 2]>> {
+    let (raw, exec) = (stream.raw(), graph.raw_cuda_graph_exec()?);
+    let bare = || {
+        // SAFETY: the graph is kept, its tensors are used on this stream alone, and the stream is synchronized below,
+        // before anything is dropped.
+        let launched = unsafe { raw.driver().graph_launch(exec, raw.handle()) };
+        launched.map_err(|error| Error::driver("outstanding", error))
+    };
     stream.synchronize()?;
     occupy(stream, kernels)?;
     let mut done = 0;
     let mut medians = Vec::new();
     for outstanding in OUTSTANDING {
         while done < outstanding {
-            replay()?;
+            graph.replay()?;
             done += 1;
         }
-        let mut times = Vec::new();
+        let mut times = [Vec::new(), Vec::new()];
         for _ in 0..TIMED {
             let start = Instant::now();
-            replay()?;
-            times.push(start.elapsed().as_secs_f64() * 1e6);
+            graph.replay()?;
+            let between = Instant::now();
+            bare()?;
+            times[0].push((between - start).as_secs_f64() * 1e6);
+            times[1].push(between.elapsed().as_secs_f64() * 1e6);
         }
-        done += TIMED;
-        times.sort_unstable_by(f64::total_cmp);
-        medians.push(times[TIMED / 2]);
+        done += 2 * TIMED;
+        medians.push(times.map(|mut times| {
+            times.sort_unstable_by(f64::total_cmp);
+            times[TIMED / 2]
+        }));
     }
     stream.synchronize()?;
     Ok(medians)
-}
-
-fn print_row(name: &str, times: &[f64]) {
-    print!("{name:30}");
-    times.iter().for_each(|time| print!("{time:>10.2}"));
-    println!();
 }

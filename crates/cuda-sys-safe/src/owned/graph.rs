@@ -166,7 +166,13 @@ impl GraphExec {
     /// The device it was captured on.
     #[must_use]
     pub fn device(&self) -> usize {
-        self.handle.lock().unwrap_or_else(PoisonError::into_inner).device()
+        self.handle().device()
+    }
+
+    /// The driver's handle, valid while this object lives.
+    #[must_use]
+    pub fn handle(&self) -> GraphExecHandle {
+        *self.handle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Enqueues one replay. Replays of the same executable run one after another.

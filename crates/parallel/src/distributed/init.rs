@@ -87,7 +87,7 @@ impl InitOptions {
     ///
     /// # Errors
     /// [`GroupError::Environment`], which names each variable that is missing or wrong, a local rank for
-    /// which there is no device included; [`Error::Store`] if the store cannot be hosted or reached,
+    /// which there is no device included; a [`StoreError`] as the source if the store cannot be hosted or reached,
     /// with [`StoreError::NeedsSecret`] if `MASTER_ADDR` is not a loopback address and there is no
     /// `WARPLINE_SECRET`.
     pub fn from_env() -> Result<Self> {

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use warpline_alloc::cuda::CudaBackend;
 use warpline_alloc::{HostCapture, PoolRoute};
+use warpline_cuda_sys_safe::GraphExecHandle;
 use warpline_cuda_sys_safe::owned::GraphExec;
 use warpline_stream::{CaptureGuard, CaptureLog, CapturedChecks, Stream};
 use warpline_sync::atomic::{AtomicU64, Ordering};
@@ -49,7 +50,7 @@ impl Capturing {
     /// spoil the capture, nor does what other threads do.
     ///
     /// # Errors
-    /// [`Error::Stream`] for a default stream, and for one that is captured already;
+    /// [`ErrorKind::CannotCapture`] for a default stream, and for one that is captured already;
     /// [`ErrorKind::DeviceMismatch`] for a pool of another device; [`ErrorKind::RuntimeMismatch`]; the
     /// driver's own.
     #[track_caller]
@@ -175,6 +176,12 @@ impl Graph {
     #[must_use]
     pub fn pool(&self) -> &GraphPool {
         &self.log.pool
+    }
+
+    /// The driver's handle of the executable graph, valid while this object lives.
+    #[must_use]
+    pub fn exec_handle(&self) -> GraphExecHandle {
+        self.exec.handle()
     }
 
     /// Runs everything that was captured, on `stream`, in order with all other uses of what it

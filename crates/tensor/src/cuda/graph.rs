@@ -1,5 +1,6 @@
 //! Graphs: a run of ops that is captured once and replayed at the cost of one launch.
 
+use warpline_cuda_sys_safe::GraphExecHandle;
 use warpline_runtime::graph::{Capturing, Graph};
 
 use super::{CudaDeviceArg, Stream};
@@ -136,6 +137,16 @@ impl CudaGraph {
     pub fn replay(&self) -> Result<()> {
         let graph = self.captured("replay")?;
         graph.replay(&self.current_stream(graph)?)
+    }
+
+    /// The driver's handle of the executable graph (`CUDAGraph.raw_cuda_graph_exec`), for calls of the driver that Warpline
+    /// does not make. It is valid until the graph is captured anew, reset or dropped.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for an empty graph.
+    #[track_caller]
+    pub fn raw_cuda_graph_exec(&self) -> Result<GraphExecHandle> {
+        Ok(self.captured("raw_cuda_graph_exec")?.exec_handle())
     }
 
     #[track_caller]

@@ -67,7 +67,7 @@ pub fn exclusive_stream(device: impl CudaDeviceArg, priority: i32) -> Result<Str
 /// A stream made elsewhere (`torch.cuda.ExternalStream`).
 ///
 /// # Errors
-/// [`crate::Error::Stream`] when it is of another driver.
+/// [`ErrorKind::RuntimeMismatch`](crate::ErrorKind::RuntimeMismatch) if the stream belongs to another driver.
 #[doc(alias = "ExternalStream")]
 #[track_caller]
 pub fn external_stream(stream: owned::Stream) -> Result<Stream> {
@@ -80,7 +80,7 @@ pub fn external_stream(stream: owned::Stream) -> Result<Stream> {
 /// device the current one. [`stream`] and [`with_stream`] also put the former ones back.
 ///
 /// # Errors
-/// [`crate::Error::Stream`] when it is of another runtime.
+/// [`ErrorKind::RuntimeMismatch`](crate::ErrorKind::RuntimeMismatch) if the stream belongs to another runtime.
 #[track_caller]
 pub fn set_stream(stream: &Stream) -> Result<()> {
     let runtime = runtime();
@@ -94,7 +94,7 @@ pub fn set_stream(stream: &Stream) -> Result<()> {
 /// is dropped (`torch.cuda.stream`).
 ///
 /// # Errors
-/// [`crate::Error::Stream`] when it is of another runtime.
+/// [`ErrorKind::RuntimeMismatch`](crate::ErrorKind::RuntimeMismatch) if the stream belongs to another runtime.
 #[inline(always)] // as in `Devices::stream_guard`
 #[doc(alias = "StreamContext")]
 #[track_caller]
@@ -106,7 +106,7 @@ pub fn stream(stream: &Stream) -> Result<StreamGuard> {
 /// too.
 ///
 /// # Errors
-/// [`crate::Error::Stream`] when it is of another runtime; `f` is not run then.
+/// [`ErrorKind::RuntimeMismatch`](crate::ErrorKind::RuntimeMismatch) if the stream belongs to another runtime; `f` is not run then.
 #[track_caller]
 pub fn with_stream<R>(stream: &Stream, f: impl FnOnce() -> Result<R>) -> Result<R> {
     let guard = InUse::get().devices()?.stream_guard(stream);

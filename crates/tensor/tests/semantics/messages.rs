@@ -372,6 +372,23 @@ fn runtimes_streams_and_events_fail_under_their_own_names() -> Result<()> {
     })
 }
 
+/// Streams, events, tensors and files return one error type, so the closure needs no annotation.
+#[test]
+fn a_closure_uses_streams_and_tensors_with_one_error_type() -> Result<()> {
+    with_runtime(&simulated(1)?, || {
+        let stream = cuda::Stream::new(())?;
+        let x = ones([2], "cuda")?;
+        let work = || {
+            let event = stream.record_event(None)?;
+            let sum = x.sum(())?;
+            event.synchronize()?;
+            sum.item::<f32>()
+        };
+        assert_eq!(work()?, 2.0);
+        Ok(())
+    })
+}
+
 /// A race that printing completes is one of the line that prints.
 #[test]
 fn a_race_completed_by_printing_is_reported_at_the_line_that_prints() -> Result<()> {

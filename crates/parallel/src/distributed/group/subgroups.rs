@@ -16,7 +16,7 @@ impl ProcessGroup {
     /// group was given before.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](super::super::Error::InvalidArgument) for a list that is empty, or
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) for a list that is empty, or
     /// has a rank twice or one that there is not; while the current stream is captured; as [`ProcessGroup::all_reduce`].
     #[track_caller]
     pub fn new_group(&self, ranks: &[usize]) -> Result<Option<ProcessGroup>> {
