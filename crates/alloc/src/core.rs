@@ -1,4 +1,12 @@
-//! What all shards of an allocator share.
+//! The state that all shards of an allocator share: the backend, the list of shards in lock order,
+//! the policies, the captures and the trace.
+//!
+//! Lock order: the policies (taken by misses only), then the list of shards, then shards in the
+//! order of that list, then the global counters, then the trace. A thread that holds the policies
+//! locks one shard at a time, except when it adds up counters.
+//!
+//! Invariant: no driver call that can block, no observer and no `Drop` of memory runs under a
+//! shard's lock. Events are recorded and queried there.
 
 use std::sync::{Arc, PoisonError, Weak};
 

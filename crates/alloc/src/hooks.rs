@@ -1,4 +1,5 @@
-//! What callers are told of, or called for, when memory runs short or moves.
+//! Observers and callbacks of the program: called when memory runs short or moves, but not for
+//! requests that they make themselves.
 
 use std::sync::Arc;
 

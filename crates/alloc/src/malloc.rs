@@ -1,4 +1,7 @@
-//! A request, from the hit that serves it to the last resort before it fails.
+//! Serves a request, from a cache hit to the last attempt before an out-of-memory error.
+//!
+//! A hit happens under one shard's lock. Misses run one at a time, under the lock of the policies,
+//! and hold no shard's lock while they call the backend.
 
 use std::panic::Location;
 use std::sync::{Arc, Weak};

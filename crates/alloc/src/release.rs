@@ -1,5 +1,9 @@
-//! Segments on their way back to the backend: they wait for the end of a capture, and what the
-//! backend refuses is tried again.
+//! Returns segments to the backend.
+//!
+//! A segment waits until a running capture has ended. Memory that the backend refuses to take back
+//! stays free where it was and keeps serving requests. If it can serve none there (its pool is
+//! gone, or its pages are mapped nowhere), it waits in a list. All of it counts as reserved and
+//! under `refused_releases`. Refused releases are retried at misses and when the cache is emptied.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

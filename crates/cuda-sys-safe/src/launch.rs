@@ -1,4 +1,13 @@
-//! The one description of work on a device: what it is called, what it runs, what it touches.
+//! The description of device work that every driver takes.
+//!
+//! A [`Launch`] holds the op's name, the GPU code, the CPU implementation, the footprints of the
+//! operands, the parameters and the line of the call. A [`Footprint`] says which elements of an
+//! operand the work may touch. Its pointer is the kernel's argument, so the declaration and the
+//! kernel cannot disagree about the address.
+//!
+//! The simulated driver runs the CPU implementation on the same operands. With `check_footprints`
+//! it also runs the CPU implementation on poisoned copies, and reports each element that was
+//! touched without being declared.
 
 use std::fmt;
 use std::panic::Location;

@@ -1,4 +1,4 @@
-//! The system calls of a save, which tests can watch.
+//! The system calls of a save. Tests watch, fail and interrupt them (`watch`).
 
 use std::fs;
 use std::io;

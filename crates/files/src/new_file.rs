@@ -1,4 +1,5 @@
-//! Files that take their place when they are complete.
+//! Files that take their place when they are complete: a temporary file with a random name is
+//! written and synced, then renamed, and the folder is synced.
 
 use std::fs::{self, File, OpenOptions};
 use std::hash::{BuildHasher, Hasher, RandomState};

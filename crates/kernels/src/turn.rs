@@ -1,4 +1,11 @@
-//! Blocks that share results: each leaves what it has in scratch memory, and the last to do so folds all of it.
+//! Blocks that share a result: each leaves its part in scratch memory, and the last block to finish
+//! folds all parts.
+//!
+//! The blocks count themselves in that scratch memory, which holds arbitrary bytes at first. The
+//! first block writes the launch's number there, which no other launch has. So nothing has to be
+//! cleared, and one launch is enough.
+//!
+//! Reductions, and the gradients of layer norms' weights and biases, share results this way.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,4 +1,5 @@
-//! Where a module's input has to be.
+//! Checks that a module's input is on the device of its first parameter, so that the error names
+//! both.
 
 use warpline::{ErrorKind, Result, Tensor};
 

@@ -1,10 +1,27 @@
-//! Order between streams of this process and of others, by numbers in memory that both have.
+//! Order between streams of several processes, by numbers in shared memory.
 //!
-//! As with CUDA's external semaphores of the timeline kind: a stream signals, behind its work, a number
-//! greater than those before; streams of another process wait until the number is there. An event for
-//! other processes would do the same, but nothing says what becomes of a wait for it when the process
-//! that recorded it is killed. Here the waiting process itself lets its streams go on once it sees that
-//! the other is gone; the number that was there by then says what was done, and the rest is refused.
+//! # Approach
+//!
+//! As with CUDA's timeline semaphores, a stream *signals* a number behind its work, greater than
+//! those before (`cuStreamWriteValue32`). Streams of another process wait for the number
+//! (`cuStreamWaitValue32`). Each side has, for each device, one page of host memory that both sides
+//! lock; the channel carries it. The wait is entered as a write of the tensor's storage, so a
+//! stream of the program waits only when it uses the tensor, and a peer that stalls stops no other
+//! stream.
+//!
+//! Numbers come in order. Where another stream signalled before, the semaphore's own stream waits
+//! for it and then signals. A message whose number is not greater than that of the message before
+//! is refused, and so is a number 2³¹ or more above those that the stream has passed. Bytes whose
+//! number has not come are marked, as a kernel that checks indices marks its results: each host
+//! read of them, or of data computed from them, fails if the number never came.
+//!
+//! # Killed processes
+//!
+//! Interprocess events are not used, because nothing specifies a wait for the event of a killed
+//! process. (With driver 580 such a wait counted as done in the few runs that were tried, in all of
+//! which the wait began after the kill.) Here the waiting process itself lets its streams continue
+//! once it sees that the other process is gone. The number that was there by then says what was
+//! done, and the rest is refused.
 
 mod awaited;
 

@@ -1,8 +1,14 @@
-//! Capturing what streams are given, instead of running it.
+//! Stream capture: work is recorded into a graph instead of run.
 //!
-//! While a stream is captured, a *twin* with the same driver's stream stands for it: it numbers the
-//! captured work, and its table and checkpoints tell what is ordered within the capture. What the
-//! stream was given before keeps its numbers and can be waited for by others all the while.
+//! During a capture, a *twin* stands for each captured stream: the same driver's stream with its
+//! own numbers, checkpoints and clock. Waits within the capture use the twin and are captured.
+//! Earlier work of the stream keeps its numbers, so other streams can still wait for it. A stream
+//! joins the capture when it waits for an event of the capture. Only the `CaptureGuard` that began
+//! the capture ends it.
+//!
+//! An operation that would invalidate the capture is refused before the driver hears of it. A
+//! capture begins, ends and takes streams in under locks, so an operation of another thread is
+//! either captured and numbered by the twin, or run and numbered by the stream.
 
 use std::any::Any;
 use std::panic::Location;

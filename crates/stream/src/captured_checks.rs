@@ -1,4 +1,12 @@
-//! Where the captured kernels of a graph report failed checks.
+//! The reports of failed checks by the captured kernels of a graph.
+//!
+//! A captured kernel has fixed arguments, so it has one place for all replays. A failure of one of
+//! several overlapping replays therefore also marks the later replays, and earlier ones whose
+//! outcome is not known yet. Once the failure is known, the next replay waits for the running ones,
+//! so that it has an outcome of its own.
+//!
+//! Bytes that depend on a replay need not depend on earlier replays on the same stream that it
+//! overlaps (`CheckedLaunch::covers`). Replays in a row therefore leave one dependency.
 
 use std::sync::{Arc, PoisonError, Weak};
 

@@ -1,4 +1,9 @@
 //! Launches of kernels that check indices, and unions of them, for the data that depends on them.
+//!
+//! Invariant: passing a dependency on costs the same, however many launches are outstanding. Bytes
+//! depend on at most a few [`CheckedLaunch`]es. If an operation would depend on more, it makes a
+//! *union*, which shares its inputs. A settled union drops its inputs, so only work in flight is
+//! kept. A count of all failures tells whether a pending union has to be examined again.
 
 mod resolve;
 

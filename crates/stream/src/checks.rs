@@ -1,4 +1,11 @@
-//! All mailboxes of the devices of one driver, and what a wait does with the reports in them.
+//! All mailboxes of the devices of one driver, and the handling of their reports at waits.
+//!
+//! Invariant: `synchronize` alone reports a failure, once, to its owner (`owner.rs`). A read or a
+//! launch that returned the failure to its owner counts as that report. If the owner's thread has
+//! ended, the next `synchronize` of any thread that covers the launch reports it. Of several
+//! failures of one owner on one stream, the oldest is reported. All other waits and queries only
+//! record outcomes. Reads of the data always report, see `launch/marks.rs` of `warpline-runtime`.
+//! Until a kernel that checks is launched, a wait costs one load more.
 
 use std::sync::{Arc, PoisonError};
 

@@ -1,8 +1,9 @@
 //! Vector clocks: which operations of which streams come before a stream's work.
 //!
-//! A stream's clock is raised by its waits. A record of an event keeps the clock as it was then,
-//! and a wait for it takes the maximum. What the host has seen done comes before everything that
-//! is enqueued later, on any stream; each stream's [`Progress`] says how far that goes.
+//! A wait raises the waiting stream's clock to that of the event's record. Work that the host has
+//! seen complete comes before everything that is enqueued later, on any stream; each stream's
+//! [`Progress`] says how far that goes. A clock is copied only when it changes, so each event and
+//! checkpoint can keep the clock of its record.
 
 use std::sync::{Arc, Weak};
 

@@ -1,4 +1,10 @@
-//! The latest launches of a stream, so that an error that surfaces later can name the launches that may have caused it.
+//! The last 64 launches of each stream, for error messages.
+//!
+//! A driver's error surfaces at a later wait, query or launch, which cannot know the launch that
+//! failed. The message therefore lists the launches that are not known to be complete, oldest
+//! first, with op, dtypes, shapes and call site, and counts the launches that were dropped from the
+//! list. If the device is lost, it also lists the launches of the device's other streams. A launch
+//! is noted under the submit lock, without an allocation.
 
 use std::sync::PoisonError;
 

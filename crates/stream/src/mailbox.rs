@@ -1,8 +1,20 @@
-//! Where the kernels of one stream report failed checks.
+//! The reports of failed checks by the kernels of one stream.
 //!
-//! A kernel never traps. It writes its report to its launch's *place*, a few words of mapped memory,
-//! which no other launch is given before this launch is known to be done. The launch then keeps the
-//! report, for the data that depends on it and for the `synchronize` that tells its owner.
+//! A kernel that checks indices never traps, because a trap would lose the device. On failure it
+//! writes a report (the launch's number on its stream, the index, the dimension and its size) to
+//! the *place* of its launch: a few words of page-locked memory that no other launch has while this
+//! one may run. It uses plain stores, because not every machine makes a GPU's atomics on host
+//! memory visible to the host as such. The launch's `CheckedLaunch` keeps the report, for the data
+//! that depends on the launch and for the `synchronize` that tells the launch's owner.
+//!
+//! A mailbox takes more places when all are lent. It polls an event after every few launches, so a
+//! program that never waits needs only as many places as launches are in flight.
+//!
+//! A mailbox holds launches, replays and unions (`checked.rs`) in the order of the stream, and
+//! settles them from the front.
+//!
+//! Lock order: the lock on all mailboxes comes before that of each. Both come after a stream's
+//! submit lock and before the driver.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError};

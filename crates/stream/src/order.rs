@@ -1,4 +1,9 @@
-//! How far streams are, and the events by which one waits for a part of another's work.
+//! How far each stream has come, and the events by which one stream waits for part of another's
+//! work.
+//!
+//! Once a second stream is in use, each operation is followed by a pooled event, a *checkpoint*. A
+//! wait for an operation uses the checkpoint that follows it, so the wait covers the producer's
+//! last use of a tensor and not its later work.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! The threads that failed index checks are reported to.
+//! The thread to which a failed index check is reported: the thread that made the call, or the
+//! thread for which a loader's worker or a replica's thread works.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Weak};

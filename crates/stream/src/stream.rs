@@ -1,4 +1,13 @@
 //! Streams, the numbering of their operations, and waits between them.
+//!
+//! Each stream numbers its operations. The numbering belongs to the driver's stream: a driver's
+//! stream that is wrapped again gets the existing stream object, or continues its numbers. `submit`
+//! enqueues and numbers in one step. `wait_for(other, op)` makes later work of this stream wait, on
+//! the GPU, for an operation of another stream. If that order is already known, it costs one
+//! comparison.
+//!
+//! Lock order: an event, then a capture's list of streams, then a stream's submit lock, then the
+//! submit lock of its twin. Only the thread that ends a capture holds the locks of several streams.
 
 mod waits;
 

@@ -1,4 +1,8 @@
-//! Errors under the name of the function that was called, at the line of the call.
+//! Errors under the name of the called function, at the line of the call.
+//!
+//! A function that can fail, and every function on the way from a public function to it, is
+//! `#[track_caller]`. Closures get the location as an argument, or their errors do. A function that
+//! consists of other public functions puts its own name on their errors.
 
 use std::panic::Location;
 

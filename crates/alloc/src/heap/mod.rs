@@ -1,6 +1,20 @@
-//! The memory of one stream in one pool: chains of records that cover each segment, and indices of
-//! those that are free. It neither counts nor calls the backend; whoever changes it holds its
-//! shard's lock.
+//! The memory of one stream in one pool.
+//!
+//! Each segment is covered by a chain of records, one for each block or gap (`record.rs`). An index
+//! finds free records by size (`free_index.rs`): the smallest that fits, and among equal sizes the
+//! one with the lowest address, as in PyTorch. Under the default policy, small blocks of equal size
+//! are reused last freed first. The status of a record lies outside the record, because a free
+//! looks at two neighbours, and most neighbours are not free: their records need not be loaded.
+//!
+//! In an arena, addresses and memory are separate. A record of an arena may have no memory of its
+//! own: it is *unmapped*, *detached* (memory is being mapped there), *migrated* (its page has its
+//! home elsewhere now, and may come back) or *aliased* (its memory is in use at other addresses).
+//!
+//! Invariant: a byte has one owner. A page may be mapped many times but has one home, and aliased
+//! memory is free nowhere: it belongs to one alias. The memory of one heap is used in the order of
+//! one stream.
+//!
+//! A heap neither counts nor calls the backend. The caller holds the lock of the heap's shard.
 
 mod alias;
 mod arena;

@@ -1,15 +1,20 @@
-//! A shard: what serves one stream in one pool.
+//! A shard: the part of an allocator that serves one stream in one pool.
 //!
-//! # Who keeps whom alive
+//! A thread finds its stream's shard without a lock (`table.rs`). The shard's `State` has a heap,
+//! the other streams that use its blocks, the shard's counters, and one lock. A hit and a free
+//! happen in `State` from beginning to end.
 //!
-//! - The allocator's stream table, or a private pool, owns its shards (`Arc<Shard>`), and each shard
+//! # Lifetimes
+//!
+//! - The allocator's stream table, or a private pool, owns its shards (`Arc<Shard>`). Each shard
 //!   owns a reference to the core (`Arc<Core>`). The core knows its shards only weakly.
-//! - A [`ShardCell`] is never deallocated, so a block refers to it without being counted. While a
-//!   block lives its shard does: whoever owns it retires it before letting go of it, and if
-//!   blocks are left then the cell keeps the shard (`retired`) until the last of them is freed.
-//! - A shard that nobody owns any more, while streams still use blocks that were freed, is left to
-//!   the core (`orphans`) until they are done. As it owns the core, that is a cycle for as long; the
-//!   allocator's end breaks it, as it takes all orphans out, and waits for them.
+//! - A [`ShardCell`] is never deallocated but used again by a later shard, so a block refers to its
+//!   cell without a reference count. A shard lives as long as its blocks: its owner retires it
+//!   before it lets go of it, and if blocks are left, the cell keeps the shard (`retired`) until
+//!   the last of them is freed. Only a shard's end vacates its cell.
+//! - A shard without an owner, whose freed blocks are still used by streams, is left to the core
+//!   (`orphans`) until the streams are done. Because the shard owns the core, that is a cycle for
+//!   as long. The allocator's end breaks it: it takes all orphans out and waits for them.
 
 mod cell;
 mod state;

@@ -1,4 +1,12 @@
 //! Statistics, under PyTorch's names.
+//!
+//! # Exact peaks without a shared counter
+//!
+//! Counters and peaks are exact at any moment, although no counter is shared by two streams. Each
+//! shard counts for itself and knows a limit: up to it, the sum over all shards cannot pass the
+//! known peak. Only a shard that reaches its limit locks all shards and adds up their counters. A
+//! hit counts the bytes that the caller received and subtracts them from the remaining room. The
+//! other counters are brought up to date when somebody reads them.
 
 mod counters;
 mod global;

@@ -1,10 +1,36 @@
 //! Collectives between devices: NCCL's interface, with its own names.
 //!
-//! [`Nccl`] is to NCCL what [`Driver`](crate::Driver) is to the CUDA driver, and
-//! [`Driver::nccl`](crate::Driver::nccl) returns the one that goes with a driver: the library itself
-//! for the real one, a simulated one for the simulated. Making communicators never blocks: a call that
-//! is not through yet is [`CommState::InProgress`], and [`Nccl::comm_state`] is asked until it is. A
-//! collective may block until all ranks have called it; [`Nccl::comm_interrupt`] ends it.
+//! [`Nccl`] is to NCCL what [`Driver`](crate::Driver) is to the CUDA driver.
+//! [`Driver::nccl`](crate::Driver::nccl) returns the implementation that belongs to a driver: the
+//! NCCL library for the real driver, a simulated one for the simulated driver.
+//!
+//! Making a communicator never blocks. A call that is still running reports
+//! [`CommState::InProgress`], and the caller polls [`Nccl::comm_state`]. A collective may block
+//! until all ranks have called it; [`Nccl::comm_interrupt`] ends it.
+//!
+//! # Departed ranks
+//!
+//! A rank may leave as soon as its own work is done. Its departure fails the communicator only if
+//! another rank waits for it. A rank that leaves during a split counts as departed in the new
+//! communicator.
+//!
+//! # Aborts
+//!
+//! An abort has to end a call that hangs, and must not free memory that the call uses.
+//! [`Communicator::abort`](crate::owned::Communicator::abort) works in two steps:
+//!
+//! 1. `comm_interrupt` makes the hanging call return. It takes no lock, because the hanging call
+//!    holds the communicator's lock.
+//! 2. `comm_abort` then frees the communicator, with no lock held. NCCL waits there until the
+//!    graphs that hold calls of the communicator are destroyed. A thread that owns such a graph may
+//!    try to launch it first; the launch is refused.
+//!
+//! `state` and `is_aborted` wait for no lock. While the process ends, aborts are let in until the
+//! running calls have returned.
+//!
+//! A graph keeps the communicators of its captured calls. They are locked during a launch of the
+//! graph, so that no communicator is aborted under it. After an abort, launches of the graph are
+//! refused.
 
 pub(crate) mod null;
 pub(crate) mod real;

@@ -1,4 +1,6 @@
-//! A rank's end of an NCCL communicator.
+//! A rank's end of an NCCL communicator. It lets one thread in at a time, and polls the making of a
+//! communicator with a limit. When its last clone is dropped it is aborted, in a thread of its own
+//! where that could take long.
 
 use std::fmt;
 use std::panic::Location;

@@ -1,7 +1,25 @@
-//! Owned driver objects: each keeps its driver alive and is released on drop.
+//! Owned driver objects. Each keeps its driver alive and is released on drop. Safe code cannot
+//! forge them.
 //!
-//! They cannot be forged by safe code. A release that the driver refuses keeps the object, with all
-//! that it needs, among those that are [counted and tried again](Refused).
+//! # Work and order
+//!
+//! Safe code cannot enqueue work. With a [`Stream`] it can add order and ask questions; launches,
+//! copies and replays are `unsafe`. A layer that forbids `unsafe` still has to be told three things
+//! that it cannot check: that work was enqueued, that work is done, and that work may be captured.
+//! It accepts each of them only together with a [`LaunchToken`], which only an `unsafe` function
+//! makes. The launch path of `warpline-runtime` holds the only token of the workspace.
+//!
+//! - Beginning a capture takes the token and returns an object. Only that object ends the capture.
+//! - Waiting on a captured event joins the capture only if the caller holds the token.
+//! - Replaying a graph is `unsafe`.
+//! - A driver's stream that is wrapped twice is one [`Stream`].
+//!
+//! # Refused releases
+//!
+//! A release that the driver refuses keeps the object, with everything that the object needs, in a
+//! list of the driver ([`Refused`]). The list counts refused releases by kind. It retries them when
+//! an object of the same kind is released or allocated, and in `retry_refused`. A caller that has
+//! to know at once, as the allocators do, calls `release` instead of dropping the object.
 
 use std::sync::Arc;
 

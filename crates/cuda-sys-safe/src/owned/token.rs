@@ -1,4 +1,4 @@
-//! What a launch path shows to the safe layers between it and the driver.
+//! The token with which the launch path vouches for the work that it enqueues.
 
 /// Lets its holder tell safe code what it has enqueued. It takes no space, and cannot be made without
 /// `unsafe`.

@@ -1,4 +1,6 @@
-//! The functions of `libcuda` that are used, and where the library is looked for.
+//! The functions of `libcuda` that are used, and the places where the library is looked for. The
+//! functions are a table of pointers with cudarc's types, so a missing symbol is an error that
+//! names it.
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 use std::path::PathBuf;

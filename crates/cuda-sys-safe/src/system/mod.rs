@@ -1,16 +1,22 @@
-//! What differs between operating systems, behind one interface with one file for each system.
+//! The differences between operating systems, behind one interface with one file for each system.
 //!
 //! | | Linux | macOS | Windows |
 //! |---|---|---|---|
 //! | large memory | huge pages where possible | as the system likes | as the system likes |
 //! | pages for devices | huge where possible, provided in one call, not copied by forks | touched one by one | touched one by one |
-//! | memory mapped at several addresses | a file in memory | an unlinked temporary file | not done: simulated devices have no virtual memory |
+//! | memory mapped at several addresses | a file in memory | an unlinked temporary file | not done: simulated devices have no virtual memory, and the allocator uses plain segments |
 //! | memory for other processes | a file in memory whose size is sealed | not done | not done |
 //! | forks | noticed | noticed | there are none |
 //! | elevated rights | `AT_SECURE` | `issetugid` | a program has its caller's |
 //! | libraries | `dlopen` | `dlopen` | never from the current folder; `PATH` and `CUDA_PATH` are searched |
 //!
 //! Outside of this module only the names of libraries and tests ask for the system.
+//!
+//! # Forks
+//!
+//! A fork moves no page that a device knows. Registered pages are wiped in the forked child: the
+//! child has zeros of its own at their addresses, so nothing else can appear there, and the
+//! parent's pages stay in place.
 
 use std::ptr::NonNull;
 

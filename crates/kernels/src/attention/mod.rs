@@ -1,5 +1,27 @@
-//! Attention of half-width floats in one launch, and its gradients in two, by tensor cores: neither scores nor weights
-//! are ever in memory. For other dtypes they are: [`attention_weights`](crate::softmax::attention_weights).
+//! Attention of half-width floats in one launch, and its gradients in two, on tensor cores. Neither
+//! scores nor weights are in memory. For other dtypes they are:
+//! [`attention_weights`](crate::softmax::attention_weights).
+//!
+//! # Algorithm
+//!
+//! FlashAttention-2 with `mma.sync`, for devices of compute capability 8.0 and later. A block has
+//! 64 queries. It keeps their scores for 64 keys at a time (32 where operands are wider than 64) in
+//! registers, while the next keys are fetched with `cp.async`. It writes the result and the
+//! logarithm of each query's sum.
+//!
+//! The gradient takes two kernels: one has 64 queries for each block and goes over the keys, the
+//! other has 64 keys and goes over the queries. Both recompute the weights. No atomics are used, so
+//! sums are the same in each run.
+//!
+//! Operands may have any strides of whole vectors, and results have the layout of their operands,
+//! so heads that lie side by side in the result of one linear layer need no copy. `tiles.cuh` holds
+//! the common parts of the three kernels.
+//!
+//! # Limits
+//!
+//! Instructions that `compute_75` lacks stand in blocks that the module loader replaces
+//! (`module/newer.rs` of `warpline-runtime`). The code that stands there in the PTX traps, and is
+//! never launched.
 
 mod cpu;
 #[cfg(test)]

@@ -1,7 +1,10 @@
-//! What a convolution is made of besides a matrix product: images to the columns that are multiplied
+//! The parts of a convolution besides the matrix product: images to the columns that are multiplied
 //! (`im2col`, PyTorch's `unfold`), and its transpose (`col2im`, `fold`).
 //!
-//! Both have a result's element written by one thread, which adds in a fixed order: sums are the same each time.
+//! A convolution multiplies the columns of as many images at a time as keep the columns within a
+//! bound. The transpose gathers: each element of the image has one thread, which adds its
+//! contributions in a fixed order, so sums are the same in each run. Pools and resizing work the
+//! same way.
 
 mod cpu;
 #[cfg(test)]

@@ -1,14 +1,24 @@
 //! Formulas of gradients.
 //!
-//! A formula is a list of steps. Each step applies an entry of the table to earlier steps. The leaves are the op's
-//! operands, its result, and the gradient of that result. Code that runs entries can therefore run formulas, and the
-//! gradients of the entries give the second gradients.
+//! A formula is a list of steps in which equal steps are one. A leaf is the gradient of the result,
+//! an operand, the result, or a constant. Another step is `Single` (a number rounded to `float32`,
+//! as PyTorch rounds some parameters) or `Apply`, which applies an entry of the table to earlier
+//! steps. Code that runs entries can therefore run formulas, and the gradients of the entries give
+//! the second gradients. The first use of a [`Backward`] builds its formula.
 //!
 //! Entries write formulas in Rust's operators and the table's names:
 //!
 //! ```text
 //! gradients(g, out) { x: g * y * x.pow(y - 1.0), y: g * out * x.log() }
 //! ```
+//!
+//! `g` is the gradient of the result, and `out` the result. An `Expr` is a number for each element,
+//! a `Condition` a bool. A formula can name nothing but its operands, `g` and `out`, so it cannot
+//! read a tensor that was not saved. An operand without a formula (a parameter) is not
+//! differentiable.
+//!
+//! `CLAMP_MIN`, `CLAMP_MAX` and `HARDTANH` are `Backward`s without an entry: their ops run the
+//! entries of `maximum`, `minimum` and `clamp`, with other gradients.
 
 use std::cell::RefCell;
 use std::ops::{Add, Div, Mul, Neg, Sub};

@@ -1,7 +1,27 @@
 //! Ops that compute each element of the result from the same element of their operands.
 //!
-//! An op is an entry of a table ([`table`]): name, dtypes, the expressions of CUDA and of the CPU, and the formulas of
-//! its gradients ([`Backward`]). Kernels (`cuda.rs`) and loops (`host.rs`) are the same for all ops.
+//! An op is an entry of a table ([`table`]): its name, dtypes, the expressions of CUDA and of the
+//! CPU, and the formulas of its gradients ([`Backward`]). Kernels (`cuda.rs`) and loops (`host.rs`)
+//! are the same for all ops. [`elementwise_ops!`](crate::elementwise_ops) declares entries, in this
+//! crate and in others; the caller's `unsafe` vouches for the CUDA expression.
+//!
+//! Operands of other dtypes are converted as they are read, and results as they are written
+//! ([`apply`]), on a GPU by a third kernel of each op. The façade chooses the common dtype, because
+//! it depends on which operands are tensors without dimensions.
+//!
+//! # Why a value is written twice and its gradient once
+//!
+//! A value is one expression in CUDA and one in Rust. A single generic function, called with
+//! numbers on the CPU and traced into CUDA, would save the second text. But for most entries the
+//! two texts differ for a reason: the CPU has functions over whole slices (`math`), CUDA has
+//! out-of-line functions for each type so that a first use compiles fast, and both follow PyTorch's
+//! roundings on their side. These differences would become overrides beside the traced function.
+//! Only a GPU can compare the two texts; the tests `gpu_table` and `gpu_a_gpu_agrees_with_the_cpu`
+//! do.
+//!
+//! A gradient has no such differences. Written as a list of entries, it serves four readers: CUDA
+//! prints it, the CPU runs it over slices, the façade evaluates it with recorded ops, and
+//! [`Formula::uses`] finds the tensors to save.
 
 mod activation;
 mod arithmetic;

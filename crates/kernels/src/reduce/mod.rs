@@ -1,4 +1,8 @@
 //! Reductions over any dimensions: sum, product, mean, extremes and where they are, any, all.
+//!
+//! There are five folds: `sum`, `prod`, `extreme`, `arg_extreme` and `truth`. The smallest element
+//! is computed as the largest of the negated ones. `fold.cuh` defines the folds, `reduce.cuh` the
+//! distribution of the elements, and `plan.rs` chooses it.
 
 mod cpu;
 #[cfg(test)]

@@ -1,4 +1,17 @@
-//! Which elements go into which result, and how the work is shared out.
+//! Plans a reduction: which elements go into which result, and how threads and blocks share the
+//! work.
+//!
+//! Each fold has three programs. *rows* loads vectors of neighbouring elements of one result.
+//! *columns* loads vectors of neighbouring results. *strided* takes any strides and dimensions, one
+//! element at a time. Each has a second kernel (`_split`) for blocks that share a result. It is
+//! separate because it is a third longer, and the driver takes a third longer to compile it.
+//! Vectors are loaded four at a time, and added one or two at a time in a loop, to keep the code
+//! short for the same reason.
+//!
+//! The plan assigns threads to a result, blocks that take turns within the runs of a result, and
+//! blocks for segments of it. Blocks that share a result leave their parts in scratch memory, and
+//! the last block folds the parts in the order of the blocks (`turn.rs`). Sums are therefore the
+//! same in each run.
 
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;

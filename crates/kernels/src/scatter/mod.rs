@@ -1,7 +1,12 @@
-//! Elements put, or added to others, where indices say: `scatter`, `index_add` and their like.
+//! Elements written, or added to others, where indices say: `scatter`, `index_add` and their like.
 //!
-//! An index that is out of range, as negative ones are, is reported as [`ErrorKind::IndexCheck`] says, and marks
-//! the result; what belongs to it is left out.
+//! Sums have a fixed order wherever that is cheap. A block of `index_add` owns rows of the result
+//! and searches all indices for its own; the gradient of an embedding always runs this way.
+//! `scatter` gives each element of the result one thread. Atomics are used only where that would be
+//! too much work.
+//!
+//! An index that is out of range, as negative ones are, is reported as [`ErrorKind::IndexCheck`] says,
+//! and marks the result; its element is left out.
 
 mod elements;
 mod index_add;

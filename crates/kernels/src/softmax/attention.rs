@@ -1,4 +1,8 @@
-//! Attention's weights, which are softmax of scaled scores, and the scores' gradient.
+//! The weights of attention (the softmax of scaled scores), and the gradient of the scores, for
+//! attention that is two products with a softmax between them.
+//!
+//! The kernels know how far a query sees under a causal mask. Weights of half-width floats are kept
+//! in that dtype; scores, and the gradient of the weights, are products in `f32`.
 
 use std::panic::Location;
 

@@ -1,4 +1,9 @@
 //! Softmax and its logarithm over one dimension, and their gradients.
+//!
+//! A row is read once if a warp (up to 1,024 values, 512 of `f64`) or a block (up to 16,384 values,
+//! 8,192 of `f64`) can keep it in registers. A longer row is read twice, the second time from the
+//! end. Columns that lie side by side are read twice, and a block shares them. The gradient is one
+//! kernel, because a training step of many small launches takes as long as its launches.
 
 mod attention;
 #[cfg(test)]

@@ -1,7 +1,10 @@
-//! Rows in order, and where values belong in them.
+//! Sorting of rows, and the search for positions in sorted rows.
 //!
-//! A row up to `TILE` elements is sorted by a block in shared memory; longer ones as pairs of a key and a place
-//! in scratch memory, in passes. Equal elements stay in their order.
+//! Sorting moves pairs of a key and a place, so it is stable. A row of up to `TILE` (2,048)
+//! elements is sorted by one block in shared memory. Longer rows are sorted as pairs in scratch
+//! memory, in passes. `topk`, `median` and `kthvalue` are a sort and a part of its result.
+//! `nonzero`, and with it masks and `unique`, searches numbers (`search.rs`) in a running sum
+//! (`scan/`).
 
 mod cpu;
 mod search;

@@ -2,7 +2,7 @@
 //! drop what it made.
 
 use warpline_runtime::graph::{Capturing, Graph, GraphPool};
-use warpline_runtime::{Error, ErrorKind, Storage};
+use warpline_runtime::Storage;
 use warpline_stream::Event;
 
 use super::*;

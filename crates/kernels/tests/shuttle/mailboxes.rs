@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use warpline_kernels::indexing;
-use warpline_runtime::ErrorKind;
 use warpline_runtime::graph::{Capturing, GraphPool};
 use warpline_runtime::{Error, Storage};
 

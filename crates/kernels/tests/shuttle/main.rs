@@ -24,7 +24,7 @@ use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver};
 use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::{Program, Source};
 use warpline_runtime::{
-    CudaDevice, DType, Layout, Operand, Result, Runtime, RuntimeConfig, Staging, Storage, Target,
+    CudaDevice, DType, ErrorKind, Layout, Operand, Result, Runtime, RuntimeConfig, Staging, Storage, Target,
     View,
 };
 use warpline_stream::Stream;
@@ -41,6 +41,18 @@ fn check(test: impl Fn() + Send + Sync + Clone + 'static) {
     config.stack_size = 1 << 19;
     Runner::new(RandomScheduler::new(schedules), config.clone()).run(test.clone());
     Runner::new(PctScheduler::new(3, schedules / 2), config).run(test);
+}
+
+/// Whether a capture that began or ended meanwhile refused the work.
+fn is_capture(kind: &ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::Capture { .. }
+            | ErrorKind::Capturing
+            | ErrorKind::NotCapturing
+            | ErrorKind::OutsideCapture
+            | ErrorKind::CapturedEvent
+    )
 }
 
 /// A number below `end`.

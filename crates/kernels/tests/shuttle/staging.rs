@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use warpline_cuda_sys_safe::CudaCode;
 use warpline_cuda_sys_safe::sim::{CallKind, Fault};
-use warpline_runtime::{Error, Storage};
+use warpline_runtime::Storage;
 
 use super::*;
 

@@ -1,4 +1,8 @@
-//! Tensors out of files: several threads read pieces into page-locked memory, from where they go to the device.
+//! Loads tensors from files.
+//!
+//! All headers are checked against the lengths of their files before anything is allocated. Then
+//! several threads read pieces of 8 MiB into page-locked memory (`launch::fill_bytes`). Each thread
+//! has two pieces: one is on the wire to the device while the thread fills the other.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -1,4 +1,7 @@
 //! Writes tensors into files.
+//!
+//! A save writes a new file beside the former one and renames it (`warpline-files`). Shards get
+//! names that no other save uses, and their index is replaced last.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;

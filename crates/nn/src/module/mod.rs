@@ -1,4 +1,21 @@
 //! Modules: parameters and buffers under names, which move, train and are saved together.
+//!
+//! [`Module`] has two required methods, `visit` and `visit_mut`, which show each member (a
+//! `Parameter`, a `Buffer` or a `Training` flag) to a visitor under its name. The derive macro
+//! writes both, one line for each field in the order of the fields. Everything else is built on
+//! them. A visit cannot fail: operations that can fail run before or after it, on the collected
+//! members.
+//!
+//! Settings (numbers, `bool`, `String`) are modules without members, so only fields of other types
+//! have to be marked. A plain `Tensor` is not a module, so that no tensor is forgotten.
+//!
+//! Invariant: one parameter under several names remains one. Parameters are the same if their
+//! elements lie at the same place (`Known`), as in replicas. `parameters` lists it once,
+//! `state_dict` under each name, and `to` and `share_memory` make one copy of it.
+//!
+//! Invariant: a state is loaded entirely or not at all. All names and shapes are compared first.
+//! Then tensors are copied into the module's own tensors, so an optimizer keeps the tensors that it
+//! has.
 
 mod fields;
 mod state;

@@ -1,4 +1,9 @@
 //! Steps of many parameters in one launch.
+//!
+//! Contiguous parameters go into launches of sixteen, by device, dtype and number of steps. The
+//! kernels of `warpline_kernels::optim` take one pointer for each tensor, each an operand, so order
+//! and races are known as for any op. Other parameters are stepped by ops of tensors, which state
+//! the same formula again.
 
 use warpline::{DType, Device, Result, Tensor};
 use warpline_kernels::optim::{self as kernels, Tensors};

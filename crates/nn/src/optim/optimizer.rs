@@ -1,4 +1,8 @@
-//! What all optimizers have in common.
+//! The common part of all optimizers: groups, states, saving (`Optim<R>`). A rule `R` has the
+//! settings of one optimizer and its step (`rule.rs`).
+//!
+//! Values that change from replay to replay of a captured step (the number of the step, the rate)
+//! are read from device memory. State that a first step would create is refused within a capture.
 
 use warpline::autograd::{check_not_moved, no_grad};
 use warpline::{DType, Error, Exec, Result, Tensor};

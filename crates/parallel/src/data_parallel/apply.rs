@@ -1,4 +1,11 @@
 //! The threads that run replicas.
+//!
+//! Each device but the first has a thread. It is woken when the forward pass begins, polls for its
+//! call for some 50 µs, and then sleeps. Replicas run with the caller's runtime and the caller's
+//! current stream of their device; the first runs on the caller's thread. The current device and
+//! streams that a module chooses on another thread end with its call (`stream::apart`). All
+//! replicas are waited for. Of several failures the first in the order of the replicas is returned,
+//! and a panic is resumed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel, sync_channel};

@@ -1,5 +1,17 @@
-//! Copies of a module's parameters and buffers on other devices, which are made anew only where
-//! either side was written since.
+//! Copies of a module's parameters and buffers on other devices.
+//!
+//! A replica is a fresh clone of the module whose tensors are exchanged for copies on its device.
+//! The first replica has the module's own tensors. Copies are kept between forward passes. A copy
+//! is made again only if the `Version` of either side has changed (every launch, copy, replay and
+//! host access that writes changes it), or if the program kept a tensor of a former replica.
+//!
+//! Invariant: a copy is fresh or made again. Its version is taken before the copy is enqueued, so a
+//! write in between counts as a later one, and no other code has a copy while it is written.
+//! Captures are refused, because their copies are made only at the replay.
+//!
+//! Under `SyncPolicy::Manual` the program orders its own tensors with its current streams, as in
+//! PyTorch. A forward pass on other streams than the last one waits for those itself where it uses
+//! kept copies.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Inputs, cut into one piece for each device.
+//! Inputs, cut into one piece for each device. Pieces for other devices go first, without the host
+//! waiting; pieces from host memory go straight to their device.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;

@@ -1,4 +1,8 @@
 //! How ranks come together in a group.
+//!
+//! Rank 0 puts NCCL's id into the store. The n-th group that a rank makes meets the n-th of the
+//! other ranks, so a process whose group has failed makes the next one. A rank's device is the
+//! given one, or its local rank, or a guess: its rank modulo the number of devices.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};

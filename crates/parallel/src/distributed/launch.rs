@@ -1,4 +1,5 @@
-//! Starts the ranks of one host as processes, as `warpline-run` does.
+//! Starts the ranks of one host as processes, as `warpline-run` does. The store runs in the
+//! launcher, which outlives the ranks.
 
 use std::ffi::OsString;
 use std::fmt;

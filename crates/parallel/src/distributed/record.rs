@@ -1,4 +1,5 @@
-//! Each rank's record of its last calls on a group, and what several ranks' records say together.
+//! Each rank's record of its last calls on a group, by number, and the conclusions from several
+//! ranks' records. Sends and receives are numbered for each pair of ranks and direction.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::Location;

@@ -1,4 +1,14 @@
-//! A thread per group that notices what hangs, asks the ranks what they called, and ends the group.
+//! A thread for each group that detects calls that hang, and ends the group.
+//!
+//! If a call is older than the timeout, NCCL reports an error, or another rank has reported a
+//! failure, the watchdog publishes this rank's record, reads the other ranks' records, determines
+//! which rank is missing or differs, and aborts the communicator. It keeps the group alive until
+//! the group's work is done, so dropping a group neither waits nor cuts off work.
+//!
+//! Invariant: aborted results are not read. The results of a collective, and everything computed
+//! from them, are marked with the collective's number (`completion.rs` of `warpline-runtime`). The
+//! watchdog enters the completed calls, fails the others, and only then aborts. From then on, host
+//! reads and launches of marked bytes fail with `ErrorKind::Collective`.
 
 use std::io;
 use std::sync::Arc;

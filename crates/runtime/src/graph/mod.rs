@@ -1,8 +1,21 @@
-//! Graphs: work that was captured once and is replayed as a whole.
+//! Graphs: work that is captured once and replayed as a whole.
 //!
-//! What a capture uses is noted by `Log` as its ops are launched, and becomes the declaration of
-//! the replay: it waits for other streams' uses of the same storages, and later uses wait for it.
-//! Within a capture nothing waits for work from before it.
+//! While a stream is captured, the launch path enters each op's storages in the capture's `Log`.
+//! The log is the declaration of every replay: a replay is enqueued like any other op, waits for
+//! other streams' uses of the same storages, and later uses wait for it. Within a capture nothing
+//! waits for work from before it.
+//!
+//! The graph keeps storages from outside the capture. Of storages that another capture made, that
+//! capture's graph must have been replayed.
+//!
+//! Tensors made in the capture lie in the graph's [`GraphPool`] and may be dropped during the
+//! capture. Graphs of one pool are ordered with one another, and with uses of dropped tensors,
+//! through one small storage of the pool: the place in memory from which random ops of a replay
+//! start (PyTorch's `PhiloxCudaState`). Each replay writes it.
+//!
+//! `Storage` knows nothing of graphs: `memory.rs` decides what memory a capture gives, and
+//! `storage/member.rs` ties a storage to its pool. Generators know nothing of launches: `philox.rs`
+//! decides where a random op starts.
 
 mod log;
 mod memory;

@@ -1,4 +1,9 @@
-//! What CPU implementations share: parameters, threads, loops over strided views.
+//! The common parts of CPU implementations: parameters, threads, loops over strided views.
+//!
+//! CPU implementations run on a thread pool of their own. If they shared the program's pool,
+//! waiting there could pick up a job of the program that needs a lock which the op holds. A forked
+//! child gets a new pool. A CPU implementation cannot return an error, so its own allocations must
+//! not grow with the size to which an operand is expanded.
 
 mod element;
 mod halves;

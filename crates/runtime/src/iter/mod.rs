@@ -1,8 +1,11 @@
-//! The iteration layer: kernels that go over the elements of operands of common sizes and any strides.
+//! The iteration layer: kernels that go over the elements of operands of common sizes and any
+//! strides.
 //!
-//! A family declares its kernels once: per dtype a *flat* one, for operands that are contiguous
-//! and aligned, and a *strided* one, each with a CPU implementation that takes the same
-//! parameters. [`run`] chooses between them, checks the operands, and launches.
+//! A family declares its kernels once: for each dtype a *flat* one, for operands that are
+//! contiguous and aligned, and a *strided* one (`runs.rs`), each with a CPU implementation that
+//! takes the same parameters. Elementwise ops have a third one, for operands of other dtypes, which
+//! converts as it reads and writes. [`run`] chooses between them, checks the operands, and
+//! launches.
 
 mod params;
 mod runs;

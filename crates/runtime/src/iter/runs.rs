@@ -1,4 +1,12 @@
 //! How the threads of a strided kernel share the elements.
+//!
+//! A thread takes a *run*: the elements of one vector in the innermost dimension, starting where
+//! the result's vectors start. Of each operand, a run is one vector, one element (broadcast), or
+//! elements that lie apart.
+//!
+//! If an operand lies the other way round, as in a transpose, blocks take tiles of two dimensions,
+//! so that whole memory sectors of all operands are read through the first-level cache. Shared
+//! memory would be no faster. For the same reason, grids cover all elements instead of looping.
 
 use bytemuck::{Pod, Zeroable};
 

@@ -1,9 +1,26 @@
-//! Passes failed checks of indices and failed collectives on, from the data that work reads to the data
-//! that it writes.
+//! Passes pending outcomes on, from the data that work reads to the data that it writes.
 //!
-//! A launch of a kernel that checks, or of a collective, marks its results. Work that reads marked bytes
-//! marks its own results with the same, because the outcome is not known yet. Once a failure is known,
-//! such work is refused. Bytes that are overwritten lose their marks.
+//! A kernel that checks indices cannot stop its stream, and an aborted collective ends like any
+//! other work. Both may leave wrong bytes, so their results carry *marks*:
+//!
+//! - A launch of a kernel that checks, and a collective, mark the bytes that they write.
+//! - Work that reads marked bytes marks its own results with the same sources, because the outcome
+//!   is not known yet. That holds for launches, copies and replays alike.
+//! - Once the host knows of a failure, work that would read the marked bytes is refused with it:
+//!   launches, copies and replays as they are enqueued, host code after it has waited for the
+//!   bytes.
+//! - The next reader drops a mark whose check has passed. Bytes that are overwritten entirely keep
+//!   only the marks of the work that overwrote them.
+//!
+//! Dependency lists are shared (`Arc`), so passing one on costs one reference count. Where an
+//! operation would depend on more than two launches, it depends on their union. All of this happens
+//! under the locks on `Uses` that ordering takes anyway. Unmarked storages cost a look at an empty
+//! list; host code looks at a flag.
+//!
+//! A capture keeps marks of its own. In them, a set of kernels that check stands for their
+//! launches, a collective for the number that its replay will have, and "before the replay" for
+//! outside dependencies. Each replay marks its results with itself, narrowed to the kernels that
+//! the bytes depend on.
 
 use std::cell::RefCell;
 use std::ops::{DerefMut, Range};

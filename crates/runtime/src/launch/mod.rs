@@ -1,9 +1,42 @@
-//! The one way in which ops run: on the host's cores, or on a stream of a device.
+//! The launch path: the only way in which ops run, on the host's cores or on a stream of a device.
 //!
 //! An op describes itself in a [`Call`]: its operands with what it does to each, its plain-data
-//! parameters, its CPU implementation, and the code a GPU runs. From that one declaration come
-//! the kernel's pointer arguments, the waits between streams, what the allocator is told, what a
-//! simulated GPU runs, and what an error or a race report says.
+//! parameters, its CPU implementation, and the code that a GPU runs. The kernel's pointer
+//! arguments, the waits between streams, the reports to the allocator, the work of a simulated GPU,
+//! and the texts of errors and race reports all follow from this declaration.
+//!
+//! # Steps on a device
+//!
+//! 1. Refuse a stream or storage of another runtime, and memory that the device cannot reach.
+//! 2. Find the kernel. After the first launch this takes no lock and compares no string.
+//! 3. Lock the `Uses` of the distinct storages, in the order of their addresses.
+//! 4. Collect the pending checks of the bytes that the op reads (`marks.rs`), and refuse the op if
+//!    one is known to have failed.
+//! 5. Under [`SyncPolicy::Manual`](crate::SyncPolicy), compare the op with the histories of its
+//!    storages and report races.
+//! 6. Under [`SyncPolicy::Auto`](crate::SyncPolicy), and for page-locked memory under either policy,
+//!    make the stream wait, on the GPU, for each conflicting use on another stream. On its own stream
+//!    a storage costs one comparison.
+//! 7. Tell the allocator of streams that it has not been told of: under `Auto`, and for page-locked
+//!    and shared memory under either policy.
+//! 8. Enqueue the work, enter it as a use of its storages, and unlock.
+//!
+//! On the CPU: lock the storages for the host, in the order of their addresses, wait for device
+//! copies that use the bytes, and run the CPU implementation.
+//!
+//! While a stream is captured, the storages are entered in the capture's log (`graph/log.rs`)
+//! instead of `Uses`.
+//!
+//! # Lock order
+//!
+//! Random generator, then host locks (in the order of the storages' addresses), then `Uses` (in the
+//! same order), a capture's log or the histories of freed memory, then a graph's record of replays,
+//! then a stream's submit lock, then the allocator or the driver. No thread takes a lock of an
+//! earlier group while it holds one of a later group.
+//!
+//! Invariant: host memory is never raced. Host code reaches bytes only under the storage's host
+//! lock and after waiting for conflicting device work. A copy is entered in `Uses` while the host
+//! lock is held.
 
 mod capture;
 mod cpu;

@@ -1,4 +1,12 @@
-//! The order of a device's work with other uses of its storages.
+//! Orders device work after other uses of its storages.
+//!
+//! Memory from the allocator is in order with its own stream only. The first use on another stream
+//! therefore asks the memory's own stream, and waits for it unless it is idle: work of the memory's
+//! previous owner may still run there.
+//!
+//! Operands in another device's memory are refused unless the program enabled that pair
+//! (`runtime/peers.rs`). They are then ordered, and their allocator is told, as for any other
+//! stream's use.
 
 use smallvec::SmallVec;
 use warpline_stream::{OpNumber, Stream};

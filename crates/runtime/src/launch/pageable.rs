@@ -1,8 +1,11 @@
 //! Copies between pageable memory and a device, staged through page-locked memory.
 //!
 //! Several threads each take the next piece: into page-locked memory and onto the wire, or off the
-//! wire and out of page-locked memory. Each has two pieces, so that one is on the wire while it
-//! copies the other. The driver never sees the pageable memory.
+//! wire and out of page-locked memory. Each thread has two pieces, so that one is on the wire while
+//! it copies the other. The driver never sees the pageable memory.
+//!
+//! The whole copy counts as one use of the device memory. It is entered for the last operation,
+//! also if a piece failed.
 
 use std::ops::Range;
 use std::panic::Location;

@@ -1,4 +1,12 @@
-//! How a kernel says that a check of its own failed.
+//! The report of a kernel that checks indices.
+//!
+//! The parameters of such a kernel begin with a [`Report`]. A launch enters the address of its
+//! place in the stream's mailbox. A capture enters a place that its graph keeps. On the CPU the
+//! call itself has the place, and returns the error.
+//!
+//! The error names the launch's op and call. The kernels of a gradient read the indices of the
+//! forward op, so while a gradient is computed, the error names the forward op and its call
+//! (`report_as`).
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};

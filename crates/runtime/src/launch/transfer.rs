@@ -1,4 +1,8 @@
-//! Copies and memsets of plain bytes, through the same ordering as launches.
+//! Copies and memsets of plain bytes, ordered as launches are.
+//!
+//! A copy is one driver call where possible. Between linked devices the peer link is opened on
+//! first need, for copies only. Copies of pageable memory are staged (`pageable.rs`), and so are
+//! copies between devices without a link (`unlinked.rs`).
 
 use std::ops::Range;
 use std::panic::Location;

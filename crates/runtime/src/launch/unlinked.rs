@@ -1,5 +1,6 @@
-//! Copies between devices without a peer link: through page-locked memory, several pieces at a
-//! time on their way. Nothing waits on the host.
+//! Copies between devices without a peer link: several pieces at a time go through page-locked
+//! memory, ordered on the GPUs alone. The host does not wait. The copy counts as one use of both
+//! storages.
 
 use std::panic::Location;
 

@@ -1,4 +1,8 @@
-//! What was compiled at run time: kept in memory for this process, in files for later ones.
+//! PTX that was compiled at run time. Each source is compiled once in a process, and kept in files
+//! for later processes.
+//!
+//! Files are found by the hash of the source and hold a hash of their own content. A file that was
+//! truncated or changed is compiled again.
 
 use std::path::Path;
 use std::sync::{Arc, LazyLock, PoisonError};

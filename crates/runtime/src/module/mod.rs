@@ -1,9 +1,15 @@
-//! An op's GPU code: its CUDA source, what that was compiled to, and the loaded modules of a device.
+//! An op's GPU code: its CUDA source, the PTX compiled from it, and the loaded modules of a device.
 //!
-//! An op has a [`Program`]. Its source is text that the op makes, with the structs that its kernels
-//! take generated from the Rust ones ([`CudaType`]), so that nothing is written down twice. It is
-//! compiled ahead of time ([`update`]), into one file per program, or at run time where NVRTC is found.
-//! Kernels are loaded one by one, each as a module of its own: the driver compiles what is used.
+//! An op has a [`Program`] with variants, mostly one for each dtype, which have the same kernels.
+//! Its source is text that the op makes; the structs that its kernels take are generated from the
+//! Rust ones ([`CudaType`]), so that nothing is written down twice. The source is compiled ahead of
+//! time ([`update`]) into one compressed PTX file for each program, or at run time where NVRTC is
+//! found.
+//!
+//! A kernel is loaded on first use, as a module of its own (`single.rs`), so that the driver
+//! compiles only kernels that are launched. PTX is made for compute capability 7.5 and runs on all
+//! later devices. Where a newer device has an instruction for something that the PTX does by hand,
+//! the loader substitutes it (`newer.rs`; for `bf16` see `cuda/element.cuh`).
 
 mod artefact;
 mod cache;

@@ -1,10 +1,18 @@
 //! The race detector of [`crate::SyncPolicy::Manual`].
 //!
-//! Each storage has a history of the accesses that later ones may race with. Before work is
-//! enqueued, what it declares to touch is compared with the histories: an access that conflicts,
-//! shares a byte and does not come before by the streams' clocks is a race. The history of freed
-//! device memory is kept by address, for whoever is given the addresses next; where the allocator
-//! maps a free page at another address, the history goes with it.
+//! The `Uses` of each storage hold a history of accesses: the bytes, the stream and operation, and
+//! the argument of the call. Before work is enqueued, its declared accesses are compared with the
+//! history: first the hulls of the byte ranges, then the bytes themselves within a limit. An access
+//! that conflicts, shares a byte and does not come before by the streams' clocks is a race.
+//!
+//! A history entry is dropped once a later one stands in for it: a later access that is ordered
+//! after it, touches all its bytes and conflicts with everything that it conflicts with.
+//!
+//! The history of freed device memory is kept by address, for the next owner of the addresses,
+//! except for order that the allocator itself provides (`graves.rs`). If the allocator maps a free
+//! page at another address, the history moves along. Host code is compared with the history of
+//! page-locked memory. That host code waits for such memory, which soundness requires, does not
+//! count as order.
 
 mod check;
 mod graves;

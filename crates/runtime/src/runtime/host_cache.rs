@@ -1,8 +1,19 @@
-//! Freed blocks of pageable host memory, kept for later tensors.
+//! A cache of pageable host memory.
 //!
-//! A new block of some size costs the system more than an op that writes it: pages have to be found,
-//! zeroed and entered, and taken apart again when it is freed. So large blocks that are freed are kept
-//! up to a limit, and the next tensor of about their size has one, with what its last user left there.
+//! A new block costs the system more than an op that writes it: pages have to be found, zeroed and
+//! entered, and taken apart again when the block is freed. Freed blocks of 64 KiB and more are
+//! therefore kept for the next tensors, up to
+//! [`RuntimeConfig::host_cache_limit`](crate::RuntimeConfig) bytes and 512 blocks. Beyond that, the
+//! blocks that were kept longest are released.
+//!
+//! Sizes are rounded up by at most an eighth, and a block serves only requests of its rounded size.
+//! A reused block holds the bytes of its last user, as reused device memory does: a caller that
+//! needs zeros writes them.
+//!
+//! New blocks of 1 MiB and more are mapped, in huge pages where the system has any. Their pages are
+//! provided at the first write, by the threads that share the op. Smaller blocks come from the
+//! standard library and are not kept. Neither are blocks in a forked child, where another thread of
+//! the parent may have held the cache's lock.
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;

@@ -1,4 +1,8 @@
-//! Which devices may reach which others' memory.
+//! Peer access between devices.
+//!
+//! A program enables a pair of devices for the operands of ops. `cuCtxEnablePeerAccess` opens only
+//! memory of `cuMemAlloc`. Pages that the allocator maps itself are opened one by one, including
+//! those that are mapped later (`cuda/peers.rs` of `warpline-alloc`).
 
 use std::sync::PoisonError;
 

@@ -1,7 +1,8 @@
-//! Memory that other processes may have too: which devices may reach it, and when it is unmapped.
+//! Memory that is shared with other processes: which devices reach it, and when it is unmapped.
 //!
-//! Unmapping does not wait for work that uses the addresses, so what is dropped waits here until
-//! events say that its streams are done with it. The host waits only where the runtime ends.
+//! Unmapping does not wait for work that uses the addresses. Dropped memory therefore waits here,
+//! with an event on each stream that used it, and a later call unmaps it when the events have
+//! completed. The host waits only at the end of the runtime.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};

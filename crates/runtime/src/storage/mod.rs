@@ -1,4 +1,8 @@
-//! Memory that tensors share, and the record of who used it last.
+//! Memory that tensors share, and the record of its last uses.
+//!
+//! A [`Storage`] is bytes (pageable, page-locked or device memory) with its `Uses`: the last write
+//! and the reads since then, by stream, and the marks of pending checks (`marks.rs`). `Storage`
+//! knows nothing of graphs, see `graph/mod.rs`.
 
 mod marks;
 mod member;

@@ -1,4 +1,19 @@
-//! Uses of storages by a graph's replays, which are entered once for all storages.
+//! Uses of storages by a graph's replays, entered once for all storages.
+//!
+//! Invariant: a replay costs the host the same, however many tensors its graph uses.
+//!
+//! A storage is *attached* to a graph while the graph's last replay is its last use. The graph's
+//! record then holds this use and its marks for all attached storages, and a replay updates only
+//! the record. Any other use locks the storage's `Uses`, which enters the last replay there and
+//! detaches the storage. The next replay orders itself after the uses of the detached storages and
+//! attaches them again.
+//!
+//! A replay visits all storages if it runs on another stream than the last one, if bytes that it
+//! reads depend on pending checks other than those of the last replay's own kernels, or if the last
+//! replay failed.
+//!
+//! Graphs with collectives, and graphs under `SyncPolicy::Manual`, attach nothing. Page-locked
+//! memory, and memory that is shared with other processes, is never attached.
 
 use std::collections::HashSet;
 use std::ops::DerefMut;

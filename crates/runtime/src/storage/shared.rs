@@ -1,7 +1,9 @@
-//! Device memory that other processes may have too.
+//! Device memory that is shared with other processes.
 //!
-//! Each such storage is physical memory of its own, mapped here and wherever it was sent: nothing
-//! else of this process can be seen there. It lives until nobody has it, whoever made it.
+//! Each such storage is physical memory of its own, created as exportable, zeroed, and mapped by
+//! itself here and wherever it was sent, so that no other memory of this process is visible through
+//! it. It lives as long as any process has it. There are no counters and no files, so nothing has
+//! to be cleaned up after a killed process.
 
 use std::panic::Location;
 use std::sync::Arc;

@@ -1,7 +1,15 @@
-//! Host memory that other processes may have too.
+//! Host memory that is shared with other processes: a sealed file in memory, mapped and registered
+//! with the driver in each process.
 //!
-//! They may write to it at any time, so that no Rust reference to it may ever be made: host kernels
-//! are refused, the host reads and writes it by copies of whole bytes, and devices by theirs.
+//! Invariant: no reference to shared host memory is ever made, because other processes may write to
+//! it at any time. `Storage::host_ptr` returns none, so host kernels are refused.
+//! `launch::read_bytes` and `write_bytes`, which copies and printing use, copy it byte by byte as
+//! atomics; the simulator does the same with registered memory. They copy bytes and not words,
+//! because memory that was sent twice has two addresses, and atomics of two sizes must not meet. To
+//! devices it is page-locked memory like any other, and `Uses` order their copies.
+//!
+//! The size of the file is never a multiple of 2 MiB, and that of a simulated device's memory
+//! always is, so a peer cannot send one file as both.
 
 use std::panic::Location;
 use std::sync::Arc;

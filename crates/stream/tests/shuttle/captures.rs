@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use warpline_stream::{CaptureGuard, Devices, Error, Event, Stream};
+use warpline_stream::{CaptureGuard, Devices, Error, Event, Stream, ErrorKind, ResultExt as _};
 
 use crate::fake::FakeDriver;
 use crate::{Ran, TOKEN, check, streams, task, together};
@@ -74,7 +74,7 @@ fn what_comes_too_late_for_a_capture_is_not_enqueued() {
                     Ok::<_, Error>(())
                 };
                 let given = captured.submit(TOKEN, enqueue);
-                assert!(matches!(given, Ok(_) | Err(Error::NotCapturing { .. })));
+                assert!(matches!(given.kind(), None | Some(ErrorKind::NotCapturing)));
             }
         };
         together([task(ends), task(gives)]);
@@ -95,7 +95,7 @@ fn a_stream_that_joins_a_capture_leaves_it_at_its_end() {
             let (joins, event, ran) = (joins.clone(), event.clone(), ran.clone());
             task(move || {
                 let waited = joins.wait_event(&event);
-                assert!(matches!(waited, Ok(()) | Err(Error::CapturedEvent { .. })));
+                assert!(matches!(waited.kind(), None | Some(ErrorKind::CapturedEvent)));
                 ran.work(&joins, tag);
             })
         });

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use shuttle::rand::{RngCore, thread_rng};
-use warpline_stream::{Devices, Error, Event, Stream};
+use warpline_stream::{Devices, Event, Stream, ErrorKind};
 
 use crate::fake::FakeDriver;
 use crate::{Ran, Task, check, streams, task, together, world};
@@ -120,10 +120,12 @@ fn the_first_record_settles_the_device() {
                     recorded.fetch_add(1, Ordering::SeqCst);
                     assert_eq!(event.device_index(), Some(device));
                 }
-                Err(Error::WrongDevice { expected, found, .. }) => {
-                    assert_eq!((expected, found), (1 - device, device));
-                }
-                Err(other) => panic!("{other}"),
+                Err(error) => match error.kind() {
+                    ErrorKind::WrongDevice { expected, found, .. } => {
+                        assert_eq!((*expected, *found), (1 - device, device));
+                    }
+                    _ => panic!("{error}"),
+                },
             })
         }));
         assert_eq!(recorded.load(Ordering::SeqCst), 1);

@@ -1,4 +1,13 @@
-//! Gradients of ops: the trait that the saved state of an op implements, and its call by the engine.
+//! Gradients of ops: the trait of an op's saved state, and its call by the engine.
+//!
+//! The state is a struct, declared by `saved!`, that implements [`Backward`]. `backward` computes
+//! the gradients of the inputs by ops of tensors, which are recorded under `create_graph`, so
+//! gradients of gradients need nothing more. `fused` computes them by kernels that are not
+//! recorded. The engine calls `fused` first, and under `create_graph` only `backward`, so no op has
+//! to ask for the mode.
+//!
+//! A linear op of one input saves nothing: [`linear`] makes its state from a function that is
+//! `Copy` and therefore owns no tensor.
 
 use std::borrow::Cow;
 use std::marker::PhantomData;

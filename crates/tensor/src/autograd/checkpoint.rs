@@ -1,4 +1,9 @@
-//! Less memory for more time: what is computed again in the backward pass.
+//! Checkpoints: intermediate results are recomputed in the backward pass, which takes less memory
+//! and more time.
+//!
+//! The recomputation draws the same random numbers. Generators, and the sequences that captures
+//! draw from (`graph::Sequence`), are set back to the state at the first computation, and
+//! afterwards forward again.
 
 use std::sync::OnceLock;
 

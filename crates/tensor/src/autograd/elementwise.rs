@@ -1,4 +1,9 @@
-//! Records elementwise ops. The formulas of their gradients stand beside the ops ([`entries::Backward`]).
+//! Records elementwise ops. The formulas of their gradients stand beside the ops
+//! ([`entries::Backward`]).
+//!
+//! All ops of the table share one state, `Elementwise`. `Formula::uses` tells which operands and
+//! results the wanted gradients read; only these are saved. A wanted operand without a formula is
+//! an error in the forward pass.
 
 use smallvec::SmallVec;
 use warpline_kernels::elementwise::{self as entries, Op, Step};

@@ -1,4 +1,22 @@
 //! The backward pass.
+//!
+//! # Order
+//!
+//! Nodes are counted from the roots. A node runs when all its gradients have arrived, on the stream
+//! of its op. The calling thread runs all nodes: launches return at once, so one thread keeps
+//! several devices busy.
+//!
+//! Of the ready nodes, the one with the highest sequence number runs first, as in PyTorch. Each
+//! thread numbers its nodes, and accumulators have the highest number of all. Equal numbers run in
+//! the order in which the nodes became ready: the order of the edges of the node before, or of the
+//! roots. Nothing depends on addresses or on the timing of threads, so sums, and the order of
+//! hooks, are the same in each pass.
+//!
+//! # Streams
+//!
+//! Under `SyncPolicy::Auto`, the launch path orders the streams. Under `Manual`, a node's stream
+//! waits for the stream that its gradient was made on, and at the end the caller's streams wait for
+//! those of the leaves.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BinaryHeap, HashMap, HashSet};

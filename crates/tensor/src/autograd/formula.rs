@@ -1,4 +1,8 @@
-//! Evaluates formulas of gradients with ops of tensors. Those ops are recorded, which gives the second gradients.
+//! Evaluates formulas of gradients with ops of tensors. Those ops are recorded, which gives the
+//! second gradients.
+//!
+//! A value is dropped with its last use. Steps of numbers alone are computed on the CPU in
+//! `float64` and take no launch.
 
 use smallvec::SmallVec;
 use warpline_kernels::elementwise::{Formula, Op, Step};

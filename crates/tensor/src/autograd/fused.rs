@@ -1,4 +1,5 @@
-//! Backward passes of elementwise ops in one launch.
+//! Backward passes of elementwise ops in one launch, by the op's backward program. Gradients that
+//! take one launch anyway are computed by `formula.rs`.
 
 use smallvec::SmallVec;
 use warpline_kernels::elementwise::{self as entries, Arg, Formula, Step, apply_backward};

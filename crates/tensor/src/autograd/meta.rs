@@ -1,4 +1,9 @@
-//! What each tensor knows of gradients: nothing, until one is wanted.
+//! The autograd state of a tensor, allocated on first use.
+//!
+//! A `Tensor` is a handle of an `Inner`, as in Python it is a handle of a `TensorImpl`: clones are
+//! the same tensor, and a view or the result of `detach` is another tensor over the same memory.
+//! Beside storage, layout and dtype, `Inner` has a slot. The slot is empty until a gradient is
+//! wanted, and names the base of a view. A tensor that is not tracked costs one look at the slot.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};

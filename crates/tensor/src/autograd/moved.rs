@@ -1,4 +1,14 @@
-//! Leaves that were moved: a module has another tensor in their place.
+//! Leaves whose place in a module another tensor has taken.
+//!
+//! `Module::to`, `share_memory` and `Parameter::set_data` put a new tensor in a parameter's place
+//! and mark the old one as moved, so that an optimizer that holds the old tensor fails instead of
+//! training it without effect. Hooks go over to the new tensor: both share one list (`LeafHooks`),
+//! so handles still remove them. A parameter that a move leaves as it is stays the same tensor and
+//! is not marked.
+//!
+//! PyTorch exchanges the memory of the parameter instead. Here that would need a lock on each use:
+//! a tensor lends out its sizes, strides and storage by reference, and graphs, saved tensors and
+//! launches rely on all three staying as they are.
 
 use super::meta::Meta;
 use crate::{ErrorKind, Result, Tensor};

@@ -1,4 +1,8 @@
-//! The graph: a node for each op that was recorded, whose edges lead to where its inputs came from.
+//! The graph: a node for each recorded op, with edges to the nodes of its inputs.
+//!
+//! An edge holds the sizes, dtype and device that a gradient has to have there. The engine sums and
+//! converts gradients to fit, so the rules of ops need not. A node also keeps the stream that its
+//! op ran on, and the line of the call.
 
 use std::cell::Cell;
 use std::fmt;

@@ -1,8 +1,14 @@
 //! Drops graphs without recursion.
 //!
-//! A tensor owns the node that made it, its gradient and its hooks. A node owns its inputs' nodes, its rule
-//! with the saved tensors, and its hooks, and rules and hooks own values of the program. A chain of these is as long as
-//! the program makes it, so none of them is dropped from within the drop of another.
+//! A tensor owns the node that made it, its gradient and its hooks. A node owns the nodes of its
+//! inputs, its rule with the saved tensors, and its hooks. Rules and hooks own values of the
+//! program, by closures and fields, and these may own tensors. Such a chain can be as long as the
+//! program makes it. So each drop hands its values to a list of the thread, which drops one at a
+//! time. The sources of memory pools use the same list. If a `Drop` of the program panics, the list
+//! is emptied first, and then the panic continues.
+//!
+//! Invariant: values of the program are dropped without a lock. Hooks, gradients and saved tensors
+//! are moved out from under a lock before they are dropped.
 
 use std::any::Any;
 use std::cell::RefCell;

@@ -1,4 +1,14 @@
-//! How an op enters the graph.
+//! Records ops in the graph.
+//!
+//! An op computes its result and asks [`wanted`]. If a gradient is wanted, the op calls [`record`]
+//! with its inputs and its saved state. An op that consists of other ops saves nothing. An op
+//! without a gradient calls [`refuse`], which fails if a gradient is wanted.
+//!
+//! Invariant: no silent stop. An op whose input wants a gradient is recorded, or fails in the
+//! forward pass.
+//!
+//! An in-place change is checked before it is launched, and recorded after it. The changed tensor
+//! gets another node; if the tensor is a view, its base gets one (`views.rs`).
 
 use std::panic::Location;
 use std::sync::Arc;

@@ -1,4 +1,11 @@
 //! The state that an op saves for its backward pass.
+//!
+//! `record` visits each tensor of a state. A type without the trait `Saved` cannot be a field of a
+//! state, so no tensor is missed. The node keeps a [`Mark`] for each saved tensor: the version of
+//! its storage, and the place where its gradient goes. A leaf is kept itself. Any other tensor is
+//! replaced by an alias without its slot, because the slot of a result leads to its node, and the
+//! slot of an input may do so after an in-place op: a node that kept a slot could keep itself
+//! alive. A backward pass checks the versions and frees the state.
 
 use std::sync::Arc;
 

@@ -1,4 +1,9 @@
 //! Views, and in-place ops on them.
+//!
+//! If a view is changed in place, its base gets a new node, `CopySlices`, which passes on the
+//! gradient of the elements outside the view. The base also counts its *history*. A view that was
+//! made before sees that its own history is older, and makes its node anew from the base's when it
+//! is used.
 
 use std::sync::Arc;
 

@@ -1,5 +1,8 @@
-//! What convolutions are made of: the convolution and its two gradients. Each is linear in both of its operands,
-//! and the gradients of each are the other two, so that gradients of gradients come of themselves.
+//! The convolution and its two gradients.
+//!
+//! Each of the three is linear in both of its operands, and the gradients of each are the other
+//! two, so gradients of gradients need no more code. A convolution saves the images if the weight
+//! wants a gradient, and the weight if the images want one. Columns are not saved but made again.
 
 use warpline_kernels::conv::{Window, col2im, im2col};
 use warpline_kernels::copy::copy;

@@ -1,4 +1,8 @@
-//! A socket that carries tensors.
+//! A channel: a Unix socket that carries tensors.
+//!
+//! A message has the layout, dtype, sizes, the device's UUID and the number of the memory, with one
+//! file descriptor (`SCM_RIGHTS`). It is checked on receipt before anything is made of it. The
+//! receiver imports and maps the memory. The end of the socket's file is `PeerGone`.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;

@@ -1,4 +1,27 @@
-//! The semaphores of a channel, by which streams of both sides wait for each other.
+//! The semaphores of a channel, by which streams of both processes wait for each other
+//! (`semaphore.rs` of `warpline-runtime`).
+//!
+//! A host read waits for the numbers that its bytes depend on, within the channel's timeout, before
+//! it waits for a stream. One deadline bounds each call (`socket.rs`).
+//!
+//! # A peer that is gone
+//!
+//! A thread of the channel watches the socket. When the peer is gone, the thread notes the number
+//! that was there, and writes the number that this process's streams wait for, so that they
+//! continue. Everything that was not signalled by then is `PeerGone`. The mark on a shared storage
+//! itself survives overwriting, because kernels of a dying process may still run.
+//!
+//! # Dropping a channel
+//!
+//! A dropped channel waits, within its timeout, for the numbers that it has signalled and for those
+//! that are signalled to it. Then the thread releases its streams, as if the peer were gone.
+//!
+//! # When the host waits
+//!
+//! The host waits where streams cannot wait for each other: for host memory; under
+//! `SyncPolicy::Manual`; for a captured stream of the receiver; on a driver without waits for
+//! words; and before sending a tensor that depends on a check, a collective or a third process,
+//! because the receiver could not be told of its failure.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;

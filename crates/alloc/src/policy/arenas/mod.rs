@@ -1,8 +1,17 @@
-//! The physical side of arenas: reserved addresses, and which pages are mapped there. What of them
-//! is in use is in the shards' heaps.
+//! The physical side of arenas: reserved addresses, and the pages that are mapped there. The heaps
+//! know which of them are in use.
 //!
 //! A page may be mapped at many addresses. One of them is its *home*: there its memory is free, or
-//! part of a block. Everywhere else it is an *alias*.
+//! part of a block. Everywhere else the page is an *alias*.
+//!
+//! Invariant: no address is unmapped while work may use it, including work on streams that the
+//! allocator was not told of. Before pages are unmapped, the device is waited for, as PyTorch's
+//! `cudaFree` does: once for all pages that go, and once for all windows that were given up since.
+//! Hits, and pages that move between homes, never wait. A page that moved stays mapped at its
+//! former home, so unknown work may find another block's bytes there, as in any reused memory, but
+//! never an address without memory. Nothing is unmapped while the device cannot be waited for. A
+//! backend without such a wait is asked to wait for the streams that the allocator knows; a stream
+//! that cannot be waited for keeps its own pages, and no others.
 
 mod refused;
 mod release;

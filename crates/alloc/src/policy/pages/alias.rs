@@ -1,5 +1,9 @@
-//! Requests for which enough is free, but not in one piece: the pieces are mapped once more, one
-//! behind the other, in a window.
+//! Serves a request for which enough memory is free, but not in one piece: the pieces are mapped
+//! once more, one behind the other, in a window.
+//!
+//! Pieces are taken by address, because a repeating program then finds its windows again. An alias
+//! of more than 16 pages takes the shortest pieces instead, so that long free pieces stay whole.
+//! When the block is freed, its pieces are free again and the window stays.
 
 use super::{MovablePages, Need};
 use crate::core::DeviceWait;

@@ -1,6 +1,17 @@
-//! How much more than what is needed the policy reserves before it moves pages that are free
-//! elsewhere. All its constants are here; `docs/default-policy.md` says what each was measured to
-//! buy.
+//! How much more memory than needed the policy reserves before it moves free pages.
+//!
+//! New pages are made while all pages exceed the peak of the requested bytes, those of waiting
+//! threads included, by at most 1/64 or 8 MiB, whichever is more. If free memory is so scattered
+//! that even aliases could not use it until there was 1/32 more than the peak, the 1/64 counts from
+//! there.
+//!
+//! A program whose requests never recur, or whose streams take pages from each other in turns,
+//! would map pages forever. When each page was mapped anew eight times on average, not counting one
+//! page for every 256 requests, the headroom grows by a quarter. It stays grown until the cache is
+//! emptied. A page that comes back from another stream without a call counts as one mapping. The
+//! option `headroom_percent` sets the headroom instead.
+//!
+//! All constants are here; `docs/default-policy.md` says what each was measured to gain.
 
 use crate::Backend;
 use crate::core::Core;

@@ -1,16 +1,28 @@
-//! Pages that move: little is reserved that is not allocated, because pages that are free anywhere
-//! serve a request before new ones are made. `docs/default-policy.md` explains it from the beginning.
+//! Pages that move. Little memory is reserved that is not allocated, because free pages anywhere
+//! serve a request before new pages are made. `docs/default-policy.md` explains the policy from the
+//! beginning, with a traced request.
 //!
-//! Each stream and pool has arenas of its own, in which pages lie side by side and free blocks are
-//! found as anywhere. What a request does that nothing there fits is [`serve`](MovablePages::serve):
+//! Each stream and pool has arenas of its own, where pages lie side by side and the best free block
+//! is found as under any policy. [`serve`](MovablePages::serve) handles a request that nothing
+//! there fits, in this order:
 //!
-//! 1. A *window* is found again ([`alias`]): addresses behind which free memory of this heap is
-//!    mapped already.
-//! 2. New pages expand an arena, as long as there is *headroom* ([`headroom`]).
-//! 3. Free pages of other heaps *migrate* here ([`migrate`]), or new ones are made, until enough is
-//!    free here.
-//! 4. The block becomes an *alias* ([`alias`]): pieces of free memory are mapped once more, behind
-//!    each other, in a new window.
+//! 1. Reuse a *window* ([`windows`]): addresses behind which free memory of this heap is already
+//!    mapped.
+//! 2. Map new pages at the end of an arena, while there is *headroom* ([`headroom`]).
+//! 3. *Migrate* free pages of other heaps here ([`migrate`]), or make new ones, until enough memory
+//!    is free here. Pages that had their home here before go first, where they are still mapped,
+//!    then other pages, then new ones. Memory that another stream freed comes with a wait on the
+//!    device.
+//! 4. Make the block an *alias* ([`alias`]): map pieces of free memory once more, one behind the
+//!    other, in a new window.
+//!
+//! The oldest window that fits is taken, and new windows lie behind the old ones. A program that
+//! repeats itself therefore makes the same choices again and finds the windows that it made: from
+//! its second or third round on, it makes no mapping call.
+//!
+//! The time of a mapping does not depend on the page's size, and setting the access of many pages
+//! in one call saves nothing. `page_size_mb` makes the pages of the large pool larger; the small
+//! pool's pages stay.
 
 mod alias;
 mod headroom;

@@ -1,6 +1,10 @@
-//! Windows: addresses behind which pages are mapped that have their home elsewhere, in any order, so
-//! that a block can be made of memory that lies apart. A window stays when its block is freed, for
-//! the next request that it fits.
+//! Windows: addresses behind which pages with homes elsewhere are mapped, in any order, so that a
+//! block can be made of scattered memory.
+//!
+//! A window stays when its block is freed, for the next request that it fits. When all windows
+//! together have eight times as many mappings as there are pages, or 16 Ki mappings, a shard that
+//! has more than its share gives up its unused windows. The addresses are reused, and the old
+//! mappings removed, when the work that the stream had by then is done.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

@@ -11,6 +11,10 @@
 //! NCCL obeys its own `NCCL_*` variables. On machines where GPUs of one NVLink switch are shared with
 //! others, run with `NCCL_NVLS_ENABLE=0`: NVLink multicast concerns the whole switch. It cannot be
 //! turned off from here, since a program's environment cannot be changed safely once it has threads.
+//!
+//! # Threads
+//! One thread at a time enqueues work for a device, whatever the communicator. A thread that waits for
+//! its turn, and a thread that aborts, do not depend on the thread that has the turn.
 
 mod api;
 mod exit;

@@ -1,11 +1,23 @@
-//! A communicator, which is three of NCCL's, made one after the other.
+//! A communicator, which consists of three of NCCL's.
 //!
-//! With communicators whose calls block, collectives of small tensors take a third of the time. But
-//! such a call hangs when it waits for ranks that never make theirs (the first one, which connects
-//! them), and an abort of its communicator would free what the call uses. So collectives run on a
-//! blocking communicator that was split off another one, which does nothing but share its abort flag
-//! with it (`splitShare`): aborting that one ends both the call and what hangs on the GPU. Parts that
-//! the user splits off come of the first one, which shares nothing: they live on.
+//! # Problem
+//!
+//! NCCL has two kinds of communicator. A call on a non-blocking one takes some 50 µs, a call on a
+//! blocking one a few. But a blocking call hangs as long as another rank does not make its call
+//! (the first call, which connects the ranks, always waits), and `ncclCommAbort` frees memory that
+//! a hanging call still uses.
+//!
+//! # Approach
+//!
+//! Collectives run on a blocking communicator (*comm*). It is split off a non-blocking *parent*
+//! with `splitShare`, so that both share one abort flag. Aborting the parent alone ends a call that
+//! hangs in *comm*, and work that hangs on the GPU, without freeing anything that the call uses.
+//!
+//! Both are split off a *root*. Communicators that the user splits are made from the root too. They
+//! share no flag with *comm*, so they survive its abort.
+//!
+//! The stages are made one after another, because each split is asynchronous: `comm_state` starts
+//! the next stage when the previous one is ready.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;

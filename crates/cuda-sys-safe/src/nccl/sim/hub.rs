@@ -1,4 +1,7 @@
-//! What knows all ranks of the communicators that come of one id.
+//! The hub: a state machine of the calls and data of all ranks whose communicators have one id. The
+//! process that makes the id owns the hub. Ranks of that process call it directly; others send the
+//! same requests through a socket (`process.rs`). It matches the calls and sends results to the
+//! ranks' seats (`seat.rs`).
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;

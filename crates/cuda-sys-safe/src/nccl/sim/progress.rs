@@ -1,4 +1,11 @@
-//! Having other ranks' devices run what somebody waits for.
+//! Drives other ranks while a thread waits for them.
+//!
+//! Work runs only inside driver calls, so a thread that waits for a collective has to run the other
+//! ranks' work itself. It runs one operation at a time, and only operations that the collective
+//! needs.
+//!
+//! Lock order: a driver's state, then a hub, then a seat, then the count of changes. Release a
+//! driver's lock before you drive other ranks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};

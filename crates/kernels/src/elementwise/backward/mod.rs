@@ -1,8 +1,16 @@
-//! Backward passes in one launch: programs that compute the gradients of all operands of an op from its formulas.
+//! Backward passes in one launch: programs that compute the gradients of all operands of an op from
+//! its formulas.
 //!
-//! A program is printed from the formulas, each step as a call of its entry's CUDA expression (`cuda.rs`). The CPU runs
-//! the entries' loops over slices, a step after the other (`host.rs`). Halves are rounded once, when a gradient is
-//! written.
+//! A backward pass that would take several launches has a program, `NAME_backward`, for float
+//! dtypes. Its inputs are the leaves that the formulas read, its results the gradients that are
+//! computed; gradients that are not wanted, and their inputs, are not touched. Each step is printed
+//! as a call of its entry's CUDA expression (`cuda.rs`), and the kernels around it are those of
+//! entries. On the CPU, the entries' loops run over slices of 512 elements, a step after the other,
+//! so that no whole intermediate is in memory (`host.rs`). Halves are computed in `float32` and
+//! rounded once, when a gradient is written.
+//!
+//! The kernels' arguments hold the address of the [`Backward`], by which the common CPU function
+//! finds the formula.
 
 mod cuda;
 mod host;

@@ -1,4 +1,5 @@
-//! Learning rates that change with time (`torch.optim.lr_scheduler`).
+//! Learning rates that change with time (`torch.optim.lr_scheduler`). A schedule holds no
+//! optimizer: each call receives it.
 
 mod chained;
 mod one_cycle;

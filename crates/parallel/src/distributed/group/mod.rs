@@ -1,4 +1,19 @@
 //! A process group: a rank's end of it, and how its calls are launched.
+//!
+//! Each collective is one launch of one NCCL group. `ProcessGroup::launch` gives a call its number,
+//! compares it with the other ranks' calls through the store in debug mode (`check.rs`; sends and
+//! receives are compared by their number between two ranks), and enqueues it on the current stream,
+//! or asynchronously on the group's own. It keeps the event that the stream records after each
+//! operation (`OpEvent`), which can be queried without the stream's lock.
+//!
+//! Invariant: a host wait on a group's work ends. It asks in turns whether the work is done and
+//! whether the group has failed. The failure is set before the communicator is aborted, so aborted
+//! work is never taken for completed work.
+//!
+//! Lock order: `launching` (of several groups in one graph, in the order of their communicators),
+//! then the locks of a launch, then the driver. The ring is held for moments, and only the driver's
+//! lock is taken under it. The watchdog takes neither `launching` nor the lock of a storage or
+//! stream: a call that hangs in NCCL holds those, and the watchdog has to end it.
 
 mod collectives;
 mod lists;

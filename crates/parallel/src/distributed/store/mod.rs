@@ -1,4 +1,10 @@
-//! Where the ranks of a group meet: keys and values that all of them see (`torch.distributed.Store`).
+//! Where the ranks of a group meet: keys and values that all of them see
+//! (`torch.distributed.Store`).
+//!
+//! `values.rs` has the map and its size limit, `checked.rs` the limits on keys and values,
+//! `deadline.rs` the single deadline of all steps of a call. `FileStore` is a log under a lock; a
+//! call waits for the lock no longer than its timeout. Tests run random programs on each store and
+//! compare it with a map.
 
 mod checked;
 mod deadline;

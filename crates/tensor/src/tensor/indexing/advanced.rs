@@ -1,4 +1,8 @@
 //! Advanced indexing: `t[rows, :, columns]` by tensors of indices and masks.
+//!
+//! An op by several tensors of indices first makes one number of each tuple (`linear_index`, which
+//! checks each index against its own dimension). Then it is `index_select`, `index_copy` or
+//! `index_add` of rows.
 
 use std::panic::Location;
 

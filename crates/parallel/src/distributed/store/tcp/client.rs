@@ -1,4 +1,7 @@
-//! The side that asks: connections that are made, kept and given up.
+//! The client: connections that are made, kept and closed.
+//!
+//! Each call uses a connection of its own, so a wait holds up no other call. Long waits are
+//! repeated in slices, so that the client notices a host that is gone without a word.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
