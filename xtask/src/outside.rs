@@ -13,6 +13,9 @@ use crate::{package, workspace};
 const ALLOC_ALONE: [&str; 2] = ["crates/alloc/tests/outside", "crates/alloc/examples/cudarc"];
 /// A crate with an op of its own.
 const CUSTOM_OP: &str = "tests/custom-op";
+/// Arguments to clippy: the workspace's lints that are off by default.
+const LINTS: [&str; 5] =
+    ["--", "-Dwarnings", "-Dclippy::dbg_macro", "-Dclippy::todo", "-Dclippy::unimplemented"];
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -53,9 +56,13 @@ fn test(project: &str, options: &[&str], test: &[String]) -> Result<()> {
     sh.change_dir(&root);
     package::pack(&sh, &crates)?;
     let packages = package::unpack_all(&root, &crates)?;
-    let patches: Vec<String> = packages.iter().flat_map(|(name, path)| patch(name, path)).collect();
+    let patches = packages.iter().flat_map(|(name, path)| patch(name, path));
+    let patches = &patches.collect::<Vec<_>>();
     let cargo = workspace::cargo();
     cmd!(sh, "{cargo} fmt --check --manifest-path {manifest}").run()?;
+    cmd!(sh, "{cargo} clippy --all-targets --manifest-path {manifest} {options...} {patches...}")
+        .args(LINTS)
+        .run()?;
     cmd!(sh, "{cargo} test --manifest-path {manifest} {options...} {patches...} {test...}")
         .run()?;
     Ok(())

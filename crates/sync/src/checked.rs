@@ -72,3 +72,21 @@ impl<T> Default for OnceLock<T> {
         Self::new()
     }
 }
+
+/// [`std::sync::LazyLock`] for a static. Each execution makes a value of its own, because the checker's
+/// locks cannot be shared by executions.
+#[derive(Debug)]
+pub struct LazyLock<T: Sync>(shuttle::lazy_static::Lazy<T>);
+
+impl<T: Sync> LazyLock<T> {
+    /// Creates a lazy value that `make` computes on first use.
+    #[must_use]
+    pub const fn new(make: fn() -> T) -> Self {
+        Self(shuttle::lazy_static::Lazy::new(make))
+    }
+
+    /// Returns this execution's value.
+    pub fn force(this: &'static Self) -> &'static T {
+        this.0.get()
+    }
+}

@@ -14,7 +14,7 @@
 mod checked;
 
 #[cfg(shuttle)]
-pub use checked::{OnceLock, let_others_run};
+pub use checked::{LazyLock, OnceLock, let_others_run};
 #[cfg(shuttle)]
 pub use shuttle::{
     sync::{
@@ -26,8 +26,8 @@ pub use shuttle::{
 #[cfg(not(shuttle))]
 pub use std::{
     sync::{
-        Barrier, Condvar, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard,
-        atomic, mpsc,
+        Barrier, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard,
+        RwLockWriteGuard, atomic, mpsc,
     },
     thread, thread_local,
 };

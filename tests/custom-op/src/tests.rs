@@ -93,7 +93,7 @@ fn is_the_plain_loop(device: &str) -> Result<()> {
     let indices: Vec<i64> = (0..ROWS * BAG).map(|i| (i * i % SIZE) as i64).collect();
     let result = expected(&values, WIDTH, &indices, BAG);
     let of = |data: &[f64], sizes: [isize; 2], dtype| -> Result<Tensor> {
-        tensor(data, device)?.to(dtype)?.reshape(&sizes)
+        tensor(data, device)?.to(dtype)?.reshape(sizes)
     };
     let transposed: Vec<f64> =
         (0..WIDTH * SIZE).map(|i| values[i % SIZE * WIDTH + i / SIZE]).collect();
@@ -130,7 +130,7 @@ fn simulated_devices_do_under_every_schedule() {
 fn streams_are_ordered_by_its_operands() {
     on_simulated(|| {
         let (one, other) = (cuda::Stream::new(())?, cuda::Stream::new(())?);
-        let index = tensor(&[[0i64, 1], [1, 1]], "cuda")?;
+        let index = tensor([[0i64, 1], [1, 1]], "cuda")?;
         let weight = cuda::with_stream(&one, || full([2, 3], 1.0, "cuda")? * 3.0)?;
         let sums = cuda::with_stream(&other, || bags(&weight, &index))?;
         cuda::with_stream(&one, || weight.fill_(100.0))?;
@@ -153,16 +153,16 @@ fn assert_is_of(failed: &IndexCheck, line: u32) {
 #[test]
 fn an_index_that_is_out_of_range_is_an_error_with_the_place_of_the_call() {
     let weight = full([2, 3], 1.0, "cpu").unwrap();
-    let index = tensor(&[[0i64, 9]], "cpu").unwrap();
+    let index = tensor([[0i64, 9]], "cpu").unwrap();
     let (result, line) = (bags(&weight, &index), line!());
     assert_is_of(&failed(result), line);
     on_simulated(|| {
-        let (weight, index) = (full([2, 3], 1.0, "cuda")?, tensor(&[[0i64, 9]], "cuda")?);
+        let (weight, index) = (full([2, 3], 1.0, "cuda")?, tensor([[0i64, 9]], "cuda")?);
         let (sums, line) = (bags(&weight, &index)?, line!());
         assert_is_of(&failed(sums.to_vec::<f32>()), line);
         assert_is_of(&failed((&sums + 1.0).and_then(|more| more.to_vec::<f32>())), line);
         // The device goes on.
-        let index = tensor(&[[0i64, 1]], "cuda")?;
+        let index = tensor([[0i64, 1]], "cuda")?;
         assert_eq!(bags(&weight, &index)?.to_vec::<f32>()?, [2.0; 3]);
         Ok(())
     });
@@ -172,7 +172,7 @@ fn an_index_that_is_out_of_range_is_an_error_with_the_place_of_the_call() {
 fn uses_that_nothing_orders_are_a_race_under_the_manual_policy() {
     let (_, runtime) = simulated(Schedule::Lazy, SyncPolicy::Manual);
     let raced = with_runtime(&runtime, || {
-        let index = tensor(&[[0i64, 1]], "cuda")?;
+        let index = tensor([[0i64, 1]], "cuda")?;
         let weight = full([2, 3], 1.0, "cuda")?;
         cuda::synchronize(())?;
         let (one, other) = (cuda::Stream::new(())?, cuda::Stream::new(())?);
@@ -191,7 +191,7 @@ fn uses_that_nothing_orders_are_a_race_under_the_manual_policy() {
 #[test]
 fn graphs_replay_it_and_its_check() {
     on_simulated(|| {
-        let (weight, index) = (full([2, 3], 1.0, "cuda")?, tensor(&[[0i64, 1]], "cuda")?);
+        let (weight, index) = (full([2, 3], 1.0, "cuda")?, tensor([[0i64, 1]], "cuda")?);
         let ((graph, sums), line) = (cuda::graph(|| bags(&weight, &index))?, line!());
         graph.replay()?;
         assert_eq!(sums.to_vec::<f32>()?, [2.0; 3]);
@@ -322,7 +322,7 @@ fn its_gradients_agree_with_differences() {
         let weight = tensor([[0.5f64, -1.0], [2.0, 3.0], [0.0, 1.5]], at)?.requires_grad_(true)?;
         let indices = tensor([[0i64, 2], [2, 2]], at)?;
         let f = |inputs: &[Tensor]| EmbeddingBag.apply(&[&inputs[0], &indices]);
-        gradcheck(f, &[weight.clone()], GradcheckOptions::default())?;
+        gradcheck(f, std::slice::from_ref(&weight), GradcheckOptions::default())?;
         gradgradcheck(f, &[weight], GradcheckOptions::default())
     };
     check("cpu").unwrap();
@@ -352,7 +352,7 @@ fn the_page_shows_this_code() {
 fn gpu_computes_what_a_plain_loop_does() {
     is_the_plain_loop("cuda").unwrap();
     let (weight, index) =
-        (full([2, 3], 1.0, "cuda").unwrap(), tensor(&[[0i64, 9]], "cuda").unwrap());
+        (full([2, 3], 1.0, "cuda").unwrap(), tensor([[0i64, 9]], "cuda").unwrap());
     let (sums, line) = (bags(&weight, &index).unwrap(), line!());
     assert_is_of(&failed(sums.to_vec::<f32>()), line);
 }

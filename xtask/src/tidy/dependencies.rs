@@ -49,8 +49,7 @@ pub(super) fn unclaimed(manifest: &str, text: &str, crates: &[Crate]) -> Vec<Com
 
 /// Whether a source names a crate, in code or in a documented example.
 fn names(source: &Source, crate_name: &str) -> bool {
-    let path = format!("{crate_name}::");
-    source.lines.iter().any(|line| line.has_word(crate_name) || line.comment.contains(&path))
+    source.lines_with(crate_name).next().is_some() || source.documents(&format!("{crate_name}::"))
 }
 
 #[cfg(test)]
@@ -78,8 +77,9 @@ mod tests {
         let sources = [
             Source::new("crates/a/src/lib.rs", "// unused\nuse used_crate::Name;\n"),
             Source::new("crates/a/tests/b.rs", "use of_tests::Name;\n"),
-            Source::new("crates/a/src/c.rs", "/// ```\n/// use of_examples::Name;\n/// ```\n"),
-        ];
+            Source::new("crates/a/src/c.rs", "//! ```\n//! use of_examples::Name;\n//! ```\n"),
+        ]
+        .map(Result::unwrap);
         let found = check(&member(dependencies), &sources, "Cargo.toml", text);
         found.iter().map(ToString::to_string).collect()
     }

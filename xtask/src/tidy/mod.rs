@@ -2,16 +2,16 @@
 
 mod dependencies;
 mod layers;
-mod lexer;
 mod links;
 mod rules;
+mod source;
 mod unsafety;
 
 use std::fmt;
 
 use anyhow::{Result, bail};
 
-use self::lexer::Line;
+use self::source::Source;
 use crate::workspace;
 
 /// One thing that is wrong, and where.
@@ -38,34 +38,6 @@ impl fmt::Display for Complaint {
     }
 }
 
-/// A source file taken apart.
-#[derive(Debug)]
-struct Source {
-    /// Below the workspace root, with forward slashes.
-    path: String,
-    lines: Vec<Line>,
-    /// For each line: whether it is test code.
-    test: Vec<bool>,
-}
-
-impl Source {
-    fn new(path: &str, text: &str) -> Self {
-        let lines = lexer::lines(text);
-        let all_test = ["/tests/", "/benches/", "/tests.rs"].iter().any(|part| path.contains(part));
-        let test = if all_test { vec![true; lines.len()] } else { lexer::test_lines(&lines) };
-        Self { path: path.to_owned(), lines, test }
-    }
-
-    /// Whether it belongs to a crate's product: its library or program.
-    fn in_src(&self) -> bool {
-        self.path.contains("/src/")
-    }
-
-    fn complaint(&self, line: usize, rule: &'static str, text: impl Into<String>) -> Complaint {
-        Complaint::error(&self.path, line, rule, text)
-    }
-}
-
 pub(crate) fn run() -> Result<()> {
     let root = workspace::root()?;
     let crates = workspace::crates(&root)?;
@@ -82,8 +54,8 @@ pub(crate) fn run() -> Result<()> {
             complaints.extend(rules::length(&name, &text));
             files += 1;
             if name.ends_with(".rs") {
-                let source = Source::new(&name, &text);
-                complaints.extend(rules::check(&source, &text));
+                let source = Source::new(&name, &text)?;
+                complaints.extend(rules::check(&source));
                 complaints.extend(unsafety::check(&source));
                 if unsafety::has_unsafe(&source) {
                     unsafe_files.push(name);
@@ -132,18 +104,8 @@ mod tests {
 
     #[test]
     fn a_complaint_names_place_and_rule() {
-        let source = Source::new("crates/a/src/b.rs", "fn f() {}\n");
+        let source = Source::new("crates/a/src/b.rs", "fn f() {}\n").unwrap();
         let text = source.complaint(3, "header", "no header").to_string();
         assert_eq!(text, "crates/a/src/b.rs:3: error [header] no header");
-    }
-
-    #[test]
-    fn tests_and_benches_are_test_code() {
-        let is_test = |path| Source::new(path, "fn f() {}\n").test[0];
-        assert!(is_test("crates/a/tests/b.rs"));
-        assert!(is_test("crates/a/benches/b.rs"));
-        assert!(is_test("crates/a/src/b/tests.rs"));
-        assert!(!is_test("crates/a/src/b.rs"));
-        assert!(!is_test("crates/a/examples/b.rs"));
     }
 }

@@ -1,14 +1,16 @@
-//! Rules about single files: header, length, left-over macros, environment variables.
+//! Rules about single files: header, length, locks.
 
-use super::{Complaint, Source};
+use proc_macro2::Ident;
+use syn::spanned::Spanned;
+use syn::visit::{self, Visit};
+use syn::{Attribute, ItemMod, ItemUse, Macro, Meta, Path, UseTree};
+
+use super::{Complaint, Source, source};
 
 /// Lines a file may have.
 const MOST_LINES: usize = 600;
 /// Lines from which on we say so.
 const MANY_LINES: usize = 400;
-
-/// Macros that must not stay in a product.
-const LEFT_OVER: &[&str] = &["todo!", "unimplemented!", "dbg!"];
 
 /// Crates whose locks a checker of schedules must know.
 const CHECKED: &[&str] =
@@ -16,32 +18,17 @@ const CHECKED: &[&str] =
 /// What they take from `warpline-sync`. Other things of the standard library stop no thread.
 const LOCKS: &[&str] = &["Mutex", "RwLock", "Condvar", "MutexGuard", "Barrier"];
 
-pub(super) fn check(source: &Source, text: &str) -> Vec<Complaint> {
+pub(super) fn check(source: &Source) -> Vec<Complaint> {
     let mut complaints = Vec::new();
-    if source.in_src() && !has_header(text) {
-        complaints.push(source.complaint(
-            1,
-            "header",
-            "the file must begin with a `//!` line that says what it holds",
-        ));
+    if source.in_src() && !has_header(source) {
+        let text = "the file must begin with a `//!` line that says what it holds";
+        complaints.push(source.complaint(1, "header", text));
     }
-    for (at, line) in source.lines.iter().enumerate() {
-        for name in LEFT_OVER {
-            if source.in_src() && starts_a_word(&line.code, name) {
-                complaints.push(source.complaint(at + 1, "left-over", format!("`{name}`")));
-            }
-        }
-        let checked = CHECKED.iter().any(|dir| source.path.starts_with(dir)) && !source.test[at];
-        if checked && line.code.contains("std::sync") && LOCKS.iter().any(|l| line.has_word(l)) {
-            let text = "a lock of the standard library's: take `warpline_sync`'s";
-            complaints.push(source.complaint(at + 1, "locks", text));
-        }
-        for name in ["set_var", "remove_var"] {
-            if !source.test[at] && line.has_word(name) {
-                let text = format!("`{name}`: pass configuration as an argument");
-                complaints.push(source.complaint(at + 1, "environment", text));
-            }
-        }
+    if CHECKED.iter().any(|dir| source.path.starts_with(dir)) && !source.is_test() {
+        let mut locks = Locks::default();
+        locks.visit_file(&source.file);
+        let text = "a lock of the standard library's: take `warpline_sync`'s";
+        complaints.extend(locks.lines.iter().map(|line| source.complaint(*line, "locks", text)));
     }
     complaints
 }
@@ -57,16 +44,71 @@ pub(super) fn length(path: &str, text: &str) -> Option<Complaint> {
     })
 }
 
-/// Whether the first line that says something is a module comment. Inner attributes may precede.
-fn has_header(text: &str) -> bool {
-    text.lines()
-        .find(|line| !line.trim().is_empty() && !line.starts_with("#!["))
-        .is_some_and(|line| line.starts_with("//!"))
+/// Returns whether the file begins with a module comment. Other inner attributes may precede it.
+fn has_header(source: &Source) -> bool {
+    let attributes = &source.file.attrs;
+    let before = attributes.first().map_or(0, |first| first.span().start().line - 1);
+    attributes.iter().any(|attribute| attribute.path().is_ident("doc"))
+        && source.text.lines().take(before).all(|line| line.trim().is_empty())
 }
 
-fn starts_a_word(code: &str, name: &str) -> bool {
-    code.match_indices(name)
-        .any(|(at, _)| !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_'))
+/// Lines outside tests that name a lock of the standard library.
+#[derive(Debug, Default)]
+struct Locks {
+    lines: Vec<usize>,
+}
+
+impl Locks {
+    /// Visits the names that a `use` imports from the module `path`.
+    fn import(&mut self, path: &[&Ident], tree: &UseTree) {
+        match tree {
+            UseTree::Path(module) => self.import(&[path, &[&module.ident]].concat(), &module.tree),
+            UseTree::Name(item) => self.name(&[path, &[&item.ident]].concat()),
+            UseTree::Rename(item) => self.name(&[path, &[&item.ident]].concat()),
+            UseTree::Group(group) => group.items.iter().for_each(|tree| self.import(path, tree)),
+            UseTree::Glob(_) => {}
+        }
+    }
+
+    fn name(&mut self, path: &[&Ident]) {
+        if let [root, module, item, ..] = path
+            && *root == "std"
+            && *module == "sync"
+            && LOCKS.iter().any(|lock| *item == lock)
+        {
+            self.lines.push(item.span().start().line);
+        }
+    }
+}
+
+impl<'ast> Visit<'ast> for Locks {
+    fn visit_item_mod(&mut self, module: &'ast ItemMod) {
+        if !module.attrs.iter().any(is_test_only) {
+            visit::visit_item_mod(self, module);
+        }
+    }
+
+    fn visit_item_use(&mut self, item: &'ast ItemUse) {
+        self.import(&[], &item.tree);
+    }
+
+    fn visit_path(&mut self, path: &'ast Path) {
+        self.name(&path.segments.iter().map(|segment| &segment.ident).collect::<Vec<_>>());
+        visit::visit_path(self, path);
+    }
+
+    fn visit_macro(&mut self, call: &'ast Macro) {
+        let names = source::idents(call.tokens.clone());
+        names.windows(3).for_each(|path| self.name(&path.iter().collect::<Vec<_>>()));
+    }
+}
+
+/// Returns whether an attribute is `#[cfg(test)]` or `#[cfg(all(test, …))]`.
+fn is_test_only(attribute: &Attribute) -> bool {
+    let Meta::List(list) = &attribute.meta else { return false };
+    let names = source::idents(list.tokens.clone());
+    let all = usize::from(names.first().is_some_and(|name| name == "all"));
+    list.path.is_ident("cfg") && names.get(all).is_some_and(|name| name == "test")
 }
 
 #[cfg(test)]
@@ -74,7 +116,7 @@ mod tests {
     use super::*;
 
     fn rules(path: &str, text: &str) -> Vec<(usize, &'static str)> {
-        check(&Source::new(path, text), text).iter().map(|c| (c.line, c.rule)).collect()
+        check(&Source::new(path, text).unwrap()).iter().map(|c| (c.line, c.rule)).collect()
     }
 
     #[test]
@@ -88,27 +130,6 @@ mod tests {
     }
 
     #[test]
-    fn left_over_macros_are_found_in_code_only() {
-        let text = "//! A.\nfn f() { todo!() }\nfn g() { dbg!(1); unimplemented!(\"\") }\n";
-        let found = [(2, "left-over"), (3, "left-over"), (3, "left-over")];
-        assert_eq!(rules("crates/a/src/b.rs", text), found);
-        let text = "//! todo!\n// dbg!\nfn f() { x(\"todo!\"); my_dbg!(1); }\n";
-        assert_eq!(rules("crates/a/src/b.rs", text), []);
-        assert_eq!(rules("crates/a/tests/b.rs", "fn f() { dbg!(1); }\n"), []);
-    }
-
-    #[test]
-    fn only_tests_set_variables() {
-        let text = "//! A.\nfn f() { std::env::set_var(a, b) }\n";
-        assert_eq!(rules("crates/a/src/b.rs", text), [(2, "environment")]);
-        assert_eq!(rules("crates/a/tests/b.rs", text), []);
-        let text = "//! A.\n#[cfg(test)]\nmod tests {\n    fn f() { set_var(a, b) }\n}\n";
-        assert_eq!(rules("crates/a/src/b.rs", text), []);
-        let text = format!("{text}fn g() {{ remove_var(a) }}\n");
-        assert_eq!(rules("crates/a/src/b.rs", &text), [(6, "environment")]);
-    }
-
-    #[test]
     fn locks_are_those_that_the_checker_knows() {
         let text = "//! A.\nuse std::sync::{Arc, Mutex};\nuse std::sync::Arc;\n";
         assert_eq!(rules("crates/alloc/src/b.rs", text), [(2, "locks")]);
@@ -116,6 +137,29 @@ mod tests {
         assert_eq!(rules("crates/alloc/tests/b.rs", text), []);
         let text = "//! A.\nuse warpline_sync::Mutex;\nuse std::sync::{Arc, PoisonError};\n";
         assert_eq!(rules("crates/alloc/src/b.rs", text), []);
+    }
+
+    #[test]
+    fn locks_are_found_wherever_they_are_named() {
+        let found = |text: &str| rules("crates/alloc/src/b.rs", &format!("//! A.\n{text}\n"));
+        assert_eq!(found("use std::{\nsync::{Mutex as M, Condvar},\n};"), [(3, "locks"); 2]);
+        assert_eq!(found("fn f(a: &std::sync::RwLock<u8>) {}"), [(2, "locks")]);
+        assert_eq!(found("fn f() { g::<std::sync::Barrier>(std::sync::Mutex::new(1)); }").len(), 2);
+        assert_eq!(found("thread_local! { static A: std::sync::Mutex<u8> = b(); }").len(), 1);
+        assert_eq!(found("// std::sync::Mutex\nconst A: &str = \"std::sync::Mutex\";"), []);
+    }
+
+    #[test]
+    fn only_tests_have_locks_of_the_standard_library() {
+        let text = "//! A.\n#[cfg(test)]\nmod tests {\n    use std::sync::Mutex;\n}\n";
+        assert_eq!(rules("crates/alloc/src/b.rs", text), []);
+        assert_eq!(rules("crates/alloc/src/b.rs", &text.replace("test)", "all(test, unix))")), []);
+        for attribute in ["cfg(not(test))", "cfg(any(test, unix))"] {
+            let text = text.replace("cfg(test)", attribute);
+            assert_eq!(rules("crates/alloc/src/b.rs", &text), [(4, "locks")]);
+        }
+        let text = format!("{text}use std::sync::Mutex;\n");
+        assert_eq!(rules("crates/alloc/src/b.rs", &text), [(6, "locks")]);
     }
 
     #[test]

@@ -1,6 +1,12 @@
 //! Where `unsafe` may stand, and what must stand above it.
 
-use super::lexer::Line;
+use std::mem;
+
+use proc_macro2::Span;
+use syn::spanned::Spanned;
+use syn::visit::{self, Visit};
+use syn::{Attribute, ExprUnsafe, ItemImpl, Meta, Stmt};
+
 use super::{Complaint, Source};
 
 /// The only places below a crate's `src` where `unsafe` may stand, each with its reason.
@@ -54,31 +60,31 @@ const FORBIDS: &[&str] = &[
 
 pub(super) fn check(source: &Source) -> Vec<Complaint> {
     let mut complaints = Vec::new();
-    let forbids = |line: &Line| line.code.contains("#![forbid(unsafe_code)]");
-    if FORBIDS.contains(&source.path.as_str()) && !source.lines.iter().any(forbids) {
+    if FORBIDS.contains(&source.path.as_str()) && !source.file.attrs.iter().any(forbids_unsafe) {
         let text = "the crate must carry `#![forbid(unsafe_code)]`";
         complaints.push(source.complaint(1, "forbid-unsafe", text));
     }
-    let allowed = !source.in_src() || allowance(&source.path).is_some();
-    for (at, line) in source.lines.iter().enumerate() {
-        if !allowed && line.has_word("unsafe") {
-            let text = "`unsafe` outside the places in UNSAFE_ALLOWED";
-            complaints.push(source.complaint(at + 1, "unsafe", text));
-        }
-        let needs_reason = line.words("unsafe").any(|rest| {
-            let rest = rest.trim_start();
-            rest.starts_with('{') || rest.starts_with("impl")
-        });
-        if needs_reason && !explained(&source.lines, at) {
-            let text = "no `// SAFETY:` comment directly above";
-            complaints.push(source.complaint(at + 1, "safety", text));
-        }
+    if source.in_src() && allowance(&source.path).is_none() {
+        let text = "`unsafe` outside the places in UNSAFE_ALLOWED";
+        let lines = source.lines_with("unsafe");
+        complaints.extend(lines.map(|line| source.complaint(line, "unsafe", text)));
     }
+    let text = source.text.lines().collect();
+    let mut undocumented = UndocumentedUnsafe { text, statement: 1, found: Vec::new() };
+    undocumented.visit_file(&source.file);
+    let text = "no `// SAFETY:` comment directly above";
+    let lines = undocumented.found.into_iter();
+    complaints.extend(lines.map(|line| source.complaint(line, "safety", text)));
     complaints
 }
 
 pub(super) fn has_unsafe(source: &Source) -> bool {
-    source.lines.iter().any(|line| line.has_word("unsafe"))
+    source.lines_with("unsafe").next().is_some()
+}
+
+fn forbids_unsafe(attribute: &Attribute) -> bool {
+    matches!(&attribute.meta, Meta::List(list)
+        if list.path.is_ident("forbid") && list.tokens.to_string() == "unsafe_code")
 }
 
 /// Complains about allowances that no file makes use of.
@@ -99,25 +105,49 @@ fn allowance(path: &str) -> Option<&'static str> {
     UNSAFE_ALLOWED.iter().find(|(prefix, _)| path.starts_with(prefix)).map(|(_, why)| *why)
 }
 
-/// Whether the statement around line `at` has a comment with `SAFETY:` directly above it, or on a
-/// line of its own.
-fn explained(lines: &[Line], at: usize) -> bool {
-    if lines[at].comment.contains("SAFETY:") {
-        return true;
-    }
-    for line in lines[..at].iter().rev() {
-        let code = line.code.trim();
-        if line.comment.contains("SAFETY:") {
-            return true;
+/// Lines of unsafe blocks and impls without a comment that says why they are sound. Clippy's
+/// `undocumented_unsafe_blocks` checks the workspace as it is compiled here, macros included. This check adds
+/// code for other systems and projects outside the workspace.
+struct UndocumentedUnsafe<'a> {
+    text: Vec<&'a str>,
+    /// First line of the innermost statement.
+    statement: usize,
+    found: Vec<usize>,
+}
+
+impl UndocumentedUnsafe<'_> {
+    /// Expects a comment with `SAFETY:` on the line of `unsafe`, above it or above the statement.
+    fn expect_comment(&mut self, keyword: Span, statement: usize) {
+        let line = keyword.start().line;
+        let explained = |line: &usize| {
+            let above = self.text[..line - 1].iter().rev().map(|line| line.trim_start());
+            let mut comment = above.take_while(|line| line.starts_with("//"));
+            self.text[line - 1].contains("// SAFETY:") || comment.any(|l| l.contains("SAFETY:"))
+        };
+        if ![line, statement].iter().any(explained) {
+            self.found.push(line);
         }
-        let comment = code.is_empty() && !line.comment.is_empty();
-        let attribute = code.starts_with("#[");
-        let ends_here = code.is_empty() || code.ends_with([';', '{', '}', ',']);
-        if !comment && !attribute && ends_here {
-            return false;
-        }
     }
-    false
+}
+
+impl<'ast> Visit<'ast> for UndocumentedUnsafe<'_> {
+    fn visit_stmt(&mut self, stmt: &'ast Stmt) {
+        let outer = mem::replace(&mut self.statement, stmt.span().start().line);
+        visit::visit_stmt(self, stmt);
+        self.statement = outer;
+    }
+
+    fn visit_expr_unsafe(&mut self, block: &'ast ExprUnsafe) {
+        self.expect_comment(block.unsafe_token.span, self.statement);
+        visit::visit_expr_unsafe(self, block);
+    }
+
+    fn visit_item_impl(&mut self, item: &'ast ItemImpl) {
+        if let Some(keyword) = &item.unsafety {
+            self.expect_comment(keyword.span, item.span().start().line);
+        }
+        visit::visit_item_impl(self, item);
+    }
 }
 
 #[cfg(test)]
@@ -125,7 +155,7 @@ mod tests {
     use super::*;
 
     fn rules(path: &str, text: &str) -> Vec<(usize, &'static str)> {
-        check(&Source::new(path, text)).iter().map(|c| (c.line, c.rule)).collect()
+        check(&Source::new(path, text).unwrap()).iter().map(|c| (c.line, c.rule)).collect()
     }
 
     const DRIVER: &str = "crates/cuda-sys-safe/src/a.rs";
@@ -146,7 +176,7 @@ mod tests {
         assert_eq!(rules("crates/runtime/src/launch/cuda.rs", text), []);
         assert_eq!(rules(DRIVER, text), []);
         assert_eq!(rules("crates/alloc/tests/counting.rs", text), []);
-        assert_eq!(rules("crates/alloc/src/a.rs", "// unsafe\nlet a = \"unsafe\";\n"), []);
+        assert_eq!(rules("crates/alloc/src/a.rs", "// unsafe\nconst A: &str = \"unsafe\";\n"), []);
     }
 
     #[test]
@@ -154,20 +184,25 @@ mod tests {
         assert_eq!(rules(DRIVER, "fn f() {\n    unsafe { g() }\n}\n"), [(2, "safety")]);
         assert_eq!(rules(DRIVER, "unsafe impl Send for A {}\n"), [(1, "safety")]);
         assert_eq!(rules(DRIVER, "// SAFETY: a\nunsafe impl Send for A {}\n"), []);
-        assert_eq!(rules(DRIVER, "// SAFETY: two\n// lines\n#[x]\nunsafe { g() }\n"), []);
+        assert_eq!(rules(DRIVER, "// SAFETY: two\n// lines\n#[x]\nunsafe impl A for B {}\n"), []);
         assert_eq!(rules(DRIVER, "unsafe fn f(g: unsafe fn()) {}\n"), []);
-        assert_eq!(rules("crates/alloc/tests/a.rs", "unsafe { g() }\n"), [(1, "safety")]);
+        assert_eq!(
+            rules("crates/alloc/tests/a.rs", "fn f() { unsafe { g() } }\n"),
+            [(1, "safety")]
+        );
     }
 
     #[test]
     fn the_comment_belongs_to_the_statement() {
-        let text = "// SAFETY: a\nlet x =\n    unsafe { g() };\n";
-        assert_eq!(rules(DRIVER, text), []);
+        let rules = |body: &str| rules(DRIVER, &format!("fn f() {{\n{body}}}\n"));
+        assert_eq!(rules("// SAFETY: a\nlet x =\n    unsafe { g() };\n"), []);
+        assert_eq!(rules("let x =\n    // SAFETY: a\n    unsafe { g() };\n"), []);
+        assert_eq!(rules("// SAFETY: two\n// lines\n#[x]\nunsafe { g() }\n"), []);
         let text = "// SAFETY: a\nlet y = 1;\nunsafe { g() };\n";
-        assert_eq!(rules(DRIVER, text), [(3, "safety")]);
+        assert_eq!(rules(text), [(4, "safety")]);
         let text = "// SAFETY: a\nunsafe { g() };\nunsafe { g() };\n";
-        assert_eq!(rules(DRIVER, text), [(3, "safety")]);
-        assert_eq!(rules(DRIVER, "// SAFETY: a\n\nunsafe { g() };\n"), [(3, "safety")]);
+        assert_eq!(rules(text), [(4, "safety")]);
+        assert_eq!(rules("// SAFETY: a\n\nunsafe { g() };\n"), [(4, "safety")]);
     }
 
     #[test]

@@ -4,23 +4,23 @@
 //! Files are found by the hash of the source and hold a hash of their own content. A file that was
 //! truncated or changed is compiled again.
 
+use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Arc, LazyLock, PoisonError};
+use std::sync::{Arc, PoisonError};
 
-use dashmap::DashMap;
-use warpline_sync::Mutex;
+use warpline_sync::{LazyLock, Mutex, MutexGuard};
 
 use super::{Compiler, Program, artefact, disk};
 use crate::{Error, ErrorKind, Result};
 
-/// PTX by the hash of its source.
+/// PTX by the hash of its source. A device looks a kernel up here once, before it loads it.
 #[derive(Debug, Default)]
-pub(super) struct Compiled(DashMap<String, Slot>);
+pub(super) struct Compiled(Mutex<HashMap<String, Slot>>);
 
 /// The PTX of one source, locked while it is compiled.
 type Slot = Arc<Mutex<Option<String>>>;
 
-/// That of this process.
+/// PTX compiled by this process.
 static PROCESS: LazyLock<Compiled> = LazyLock::new(Compiled::default);
 
 /// A variant's PTX where none was compiled ahead of time: compiled in this process, by an earlier one
@@ -33,7 +33,7 @@ pub(super) fn at_run_time(
     variant: usize,
     folder: Option<&Path>,
 ) -> Result<String> {
-    PROCESS.get(program, variant, folder, || {
+    LazyLock::force(&PROCESS).get(program, variant, folder, || {
         let found = Compiler::find();
         found.map_err(|why| no_code(program, &why))?.ptx(program, variant)
     })
@@ -51,15 +51,14 @@ impl Compiled {
     ) -> Result<String> {
         let hash = artefact::hash(program, variant);
         let name = format!("{hash}.ptx");
-        let slot = Arc::clone(&self.0.entry(hash).or_default());
-        let lock = || slot.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = lock().clone() {
+        let slot = Arc::clone(lock(&self.0).entry(hash).or_default());
+        if let Some(known) = lock(&slot).clone() {
             return Ok(known);
         }
         if let Some(ptx) = folder.and_then(|folder| disk::load(folder, &name)) {
-            return Ok(lock().get_or_insert(ptx).clone());
+            return Ok(lock(&slot).get_or_insert(ptx).clone());
         }
-        let mut place = lock();
+        let mut place = lock(&slot);
         // Another thread compiled it meanwhile.
         if let Some(known) = &*place {
             return Ok(known.clone());
@@ -72,6 +71,10 @@ impl Compiled {
         }
         Ok(ptx)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Says what to do about it.

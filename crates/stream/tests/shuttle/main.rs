@@ -11,6 +11,7 @@ mod events;
 #[allow(dead_code, reason = "the other tests use the rest")]
 #[path = "../suite/fake.rs"]
 mod fake;
+mod statics;
 mod streams;
 mod waits;
 
