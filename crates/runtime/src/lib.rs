@@ -1,10 +1,10 @@
 //! What any op of Warpline stands on: storage, views, the one launch path, race detection, graphs,
 //! generators.
 //!
-//! An op describes each launch in one [`launch::Call`]. From that come the order between streams,
+//! An op declares its kernels as [`launch::Kernel`]s, which is its one unsafe step: [`launch::Kernel::new`] says what the
+//! author vouches for. Each launch becomes one [`launch::Call`], from which come the order between streams,
 //! race reports, what a simulated GPU runs, and what an error says. Ops take [`View`]s and a
-//! [`Target`]; [`iter`] walks operands of any strides. [`launch::run`] is the one unsafe step of an op, and
-//! says what its author vouches for; `docs/custom-ops.md` walks through an op of another crate.
+//! [`Target`]; [`iter`] walks operands of any strides. `docs/custom-ops.md` walks through an op of another crate.
 
 mod completion;
 #[macro_use]
