@@ -1,27 +1,22 @@
 //! Private pools: memory that only chosen requests are served from.
 
-use std::collections::HashMap;
+mod routes;
+
 use std::fmt;
 use std::panic::Location;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use warpline_sync::Mutex;
-use warpline_sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use warpline_sync::thread::{self, ThreadId};
+use warpline_sync::atomic::Ordering;
+use warpline_sync::thread;
 
-use crate::allocator::Shared;
+use self::routes::Filter;
+pub use self::routes::PoolOptions;
+pub(crate) use self::routes::{Pool, Routes};
 use crate::core::Core;
-use crate::shard::{Shard, State, lock};
-use crate::{AllocError, AllocatorConfig, Backend, Block, CachingAllocator};
-
-/// How a [`MemPool`] behaves.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PoolOptions {
-    /// Its free memory serves other requests too before they fail.
-    pub use_on_oom: bool,
-    /// Its blocks are never split.
-    pub no_split: bool,
-}
+use crate::shared::Shared;
+use crate::sync::lock;
+use crate::{AllocError, Backend, Block, CachingAllocator};
 
 /// A pool of its own within an allocator (`torch.cuda.MemPool`): requests are served from it while
 /// a [route](CachingAllocator::use_pool) leads there, and its memory serves no others. Clones share
@@ -32,37 +27,6 @@ pub struct PoolOptions {
 /// stay what they are, as a captured graph needs.
 pub struct MemPool<B: Backend> {
     pub(crate) inner: Arc<Pool<B>>,
-}
-
-pub(crate) struct Pool<B: Backend> {
-    pub(crate) id: u64,
-    pub(crate) options: PoolOptions,
-    /// Where its memory comes from, if not from the allocator's own.
-    backend: Option<Arc<B>>,
-    /// What its allocator's shards share.
-    core: Weak<Core<B>>,
-    shards: Mutex<HashMap<u64, Arc<Shard<B>>>>,
-}
-
-/// Which requests a route leads to a pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Filter {
-    Thread(ThreadId),
-    Stream(u64),
-}
-
-struct Route<B: Backend> {
-    number: u64,
-    filter: Filter,
-    pool: Arc<Pool<B>>,
-}
-
-/// All routes of an allocator.
-pub(crate) struct Routes<B: Backend> {
-    /// How many there are.
-    count: AtomicUsize,
-    next: AtomicU64,
-    routes: Mutex<Vec<Route<B>>>,
 }
 
 /// Leads requests to a pool until it is dropped.
@@ -99,64 +63,6 @@ impl<B: Backend> MemPool<B> {
     #[must_use]
     pub fn use_count(&self) -> usize {
         Arc::strong_count(&self.inner)
-    }
-}
-
-impl<B: Backend> Pool<B> {
-    /// What serves a stream here.
-    pub(crate) fn shard(
-        &self,
-        core: &Arc<Core<B>>,
-        config: &Mutex<AllocatorConfig>,
-        stream: &B::Stream,
-    ) -> Arc<Shard<B>> {
-        let mut shards = lock(&self.shards);
-        let shard = shards.entry(B::stream_id(stream)).or_insert_with(|| {
-            let config = lock(config);
-            let mut state =
-                State::new(stream.clone(), Arc::clone(&core.clock), Arc::clone(&core.tracer));
-            state.set_config(core.in_force(&config, self.id));
-            state.no_split = self.options.no_split;
-            core.register(Shard::new(core, state, self.id, self.backend.clone()))
-        });
-        Arc::clone(shard)
-    }
-
-    /// What served a stream here so far.
-    pub(crate) fn known_shard(&self, stream: u64) -> Option<Arc<Shard<B>>> {
-        lock(&self.shards).get(&stream).cloned()
-    }
-}
-
-impl<B: Backend> Drop for Pool<B> {
-    fn drop(&mut self) {
-        let shards = self.shards.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
-        for shard in shards.values() {
-            shard.retire();
-        }
-    }
-}
-
-impl<B: Backend> Default for Routes<B> {
-    fn default() -> Self {
-        Self { count: AtomicUsize::new(0), next: AtomicU64::new(0), routes: Mutex::default() }
-    }
-}
-
-impl<B: Backend> Routes<B> {
-    #[inline]
-    pub(crate) fn exist(&self) -> bool {
-        self.count.load(Ordering::Relaxed) > 0
-    }
-
-    /// The pool that a request for a stream is led to: by the route that was made last.
-    pub(crate) fn find(&self, stream: u64) -> Option<Arc<Pool<B>>> {
-        let routes = lock(&self.routes);
-        let leads = |route: &&Route<B>| match route.filter {
-            Filter::Thread(id) => id == thread::current().id(),
-            Filter::Stream(id) => id == stream,
-        };
-        routes.iter().rev().find(leads).map(|route| Arc::clone(&route.pool))
     }
 }
 
@@ -233,7 +139,7 @@ impl<B: Backend> CachingAllocator<B> {
     pub fn capture(&self) -> PoolRoute<B> {
         let shared = self.shared();
         shared.core.begin_capture();
-        let number = shared.routes.next.fetch_add(1, Ordering::Relaxed);
+        let number = shared.routes.fresh_number();
         PoolRoute { shared: Arc::clone(shared), number, capture: true }
     }
 
@@ -271,11 +177,10 @@ impl<B: Backend> Shared<B> {
         filter: Filter,
         capture: bool,
     ) -> PoolRoute<B> {
-        let number = self.routes.next.fetch_add(1, Ordering::Relaxed);
+        let number = self.routes.fresh_number();
         let pool = Arc::clone(&pool.inner);
         if self.may_lead_to(&pool) {
-            lock(&self.routes.routes).push(Route { number, filter, pool });
-            self.routes.count.fetch_add(1, Ordering::SeqCst);
+            self.routes.add(number, filter, pool);
         }
         PoolRoute { shared: Arc::clone(self), number, capture }
     }
@@ -283,15 +188,8 @@ impl<B: Backend> Shared<B> {
 
 impl<B: Backend> Drop for PoolRoute<B> {
     fn drop(&mut self) {
-        let routes = &self.shared.routes;
-        let route = {
-            let mut routes = lock(&routes.routes);
-            let at = routes.iter().position(|route| route.number == self.number);
-            at.map(|at| routes.remove(at))
-        };
-        routes.count.fetch_sub(usize::from(route.is_some()), Ordering::SeqCst);
-        // The pool may go with it, which takes locks.
-        drop(route);
+        // The pool may be dropped with its last route. No lock is held then.
+        drop(self.shared.routes.remove(self.number));
         if self.capture {
             self.shared.core.end_capture();
         }
