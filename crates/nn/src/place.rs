@@ -23,6 +23,6 @@ pub(crate) fn check(
     if meet {
         return Ok(());
     }
-    let (name, input, parameter) = (name.to_owned(), input.device(), parameter.device());
-    Err(ErrorKind::ParameterDevice { name, input, parameter }.of(module))
+    let (first, second) = (input.device(), parameter.device());
+    Err(ErrorKind::DeviceMismatch { first, second, parameter: name.to_owned() }.of(module))
 }

@@ -110,7 +110,7 @@ mod tests {
         assert!(first.failed().is_none());
         for pending in [&second, &third] {
             let text = pending.failed().unwrap().to_string();
-            assert!(text.contains("what all_reduce at ") && text.contains("completion.rs:"));
+            assert!(text.contains("all_reduce at ") && text.contains("completion.rs:"));
             assert!(!pending.is_done());
         }
         assert!(third.covers(&second) && !second.covers(&third));

@@ -169,5 +169,5 @@ pub(crate) fn check_together(op: &'static str, a: &Tensor, b: &Tensor) -> Result
         return Ok(());
     }
     let (first, second) = (a.device(), b.device());
-    Err(ErrorKind::DeviceMismatch { first, second }.of(op))
+    Err(ErrorKind::device_mismatch(first, second).of(op))
 }

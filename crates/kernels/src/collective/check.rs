@@ -24,7 +24,7 @@ fn same_device(op: &'static str, comm: &Communicator, device: usize) -> Result<(
         return Ok(());
     }
     let [first, second] = [comm.device(), device].map(Device::cuda);
-    Err(ErrorKind::DeviceMismatch { first, second }.of(op))
+    Err(ErrorKind::device_mismatch(first, second).of(op))
 }
 
 /// Refuses what is wrong with one call by itself.
@@ -37,7 +37,7 @@ pub(super) fn one(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Resul
             Some(device) => same_device(op, comm, device.index())?,
             None => {
                 let (first, second) = (Device::cuda(comm.device()), Device::Cpu);
-                return Err(ErrorKind::DeviceMismatch { first, second }.of(op));
+                return Err(ErrorKind::device_mismatch(first, second).of(op));
             }
         }
         if !view.layout.is_contiguous() {

@@ -181,7 +181,7 @@ pub fn run<'a>(
     let Watched { comm, number, replays } = comm.into();
     let Target::Cuda(_, device, _) = target else {
         let (first, second) = (Device::cuda(comm.device()), Device::Cpu);
-        return Err(ErrorKind::DeviceMismatch { first, second }.of(name));
+        return Err(ErrorKind::device_mismatch(first, second).of(name));
     };
     check::device(name, comm, device)?;
     let mut operands = Operands::new();

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use warpline::full;
 use warpline_files::{Call, watch};
-use warpline_nn::{StateDict, load_file, save_file, save_sharded};
+use warpline_nn::{FileError, StateDict, load_file, save_file, save_sharded};
 
 use crate::files::Folder;
 
@@ -335,6 +335,7 @@ fn loading_a_fifo_or_a_folder_is_an_error_and_does_not_wait() {
         let (path, (done, outcome)) = (folder.file(name), channel());
         thread::spawn(move || done.send(load_file(path, "cpu").map(drop)));
         let error = outcome.recv_timeout(Duration::from_secs(30)).expect(name).unwrap_err();
-        assert!(error.to_string().ends_with("it is not a regular file"), "{error}");
+        let source = error.find::<FileError>().expect("the file's error").to_string();
+        assert!(source.ends_with("it is not a regular file"), "{error}");
     }
 }

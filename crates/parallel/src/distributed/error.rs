@@ -13,9 +13,9 @@ use super::StoreError;
 /// [`ErrorKind::Collective`](warpline::ErrorKind::Collective) for results that cannot be used.
 ///
 /// ```
-/// use warpline_parallel::distributed::{GroupError, InitOptions, init_process_group};
+/// use warpline_parallel::distributed::{GroupError, InitOptions};
 ///
-/// let options = InitOptions::from_environment();
+/// let options = InitOptions::from_env();
 /// if let Err(error) = options
 ///     && let Some(GroupError::Environment { problems }) = error.find()
 /// {

@@ -290,5 +290,5 @@ fn check_device(op: &'static str, device: usize, stream: &Stream) -> Result<()> 
         return Ok(());
     }
     let (first, second) = (Device::cuda(device), Device::cuda(stream.device_index()));
-    Err(ErrorKind::DeviceMismatch { first, second }.of(op))
+    Err(ErrorKind::device_mismatch(first, second).of(op))
 }

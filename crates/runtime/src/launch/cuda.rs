@@ -106,7 +106,7 @@ fn place(op: &'static str, device: usize, view: &View<'_>) -> Result<(DevicePtr,
     let ptr = address(op, view)?;
     let Some(owner) = view.storage.cuda_device() else {
         return Err(
-            ErrorKind::DeviceMismatch { first: Device::Cuda(None), second: Device::Cpu }.of(op)
+            ErrorKind::device_mismatch(Device::Cuda(None), Device::Cpu).of(op)
         );
     };
     // A kernel that follows another device's address without peer access loses its own device.
@@ -122,7 +122,7 @@ fn place(op: &'static str, device: usize, view: &View<'_>) -> Result<(DevicePtr,
 pub fn address(op: &'static str, view: &View<'_>) -> Result<DevicePtr> {
     let Some(base) = view.storage.device_ptr() else {
         return Err(
-            ErrorKind::DeviceMismatch { first: Device::Cuda(None), second: Device::Cpu }.of(op)
+            ErrorKind::device_mismatch(Device::Cuda(None), Device::Cpu).of(op)
         );
     };
     // SAFETY: a layout with elements lies inside its storage, so its first element does. Without elements, the
@@ -133,7 +133,7 @@ pub fn address(op: &'static str, view: &View<'_>) -> Result<DevicePtr> {
 #[cold]
 #[track_caller]
 fn other_device(op: &'static str, first: usize, second: usize) -> Error {
-    ErrorKind::DeviceMismatch { first: Device::cuda(first), second: Device::cuda(second) }.of(op)
+    ErrorKind::device_mismatch(Device::cuda(first), Device::cuda(second)).of(op)
 }
 
 /// The storages of what work touches: each once, in the order in which locks are taken.

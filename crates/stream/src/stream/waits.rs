@@ -93,7 +93,7 @@ impl Stream {
     #[track_caller]
     pub fn record_event(&self, event: Option<&Event>) -> Result<Event> {
         let event = event.cloned().unwrap_or_default();
-        event.record_as(self, "record_event", "record_event: the stream")?;
+        event.record_as(self, "record_event", "the stream")?;
         Ok(event)
     }
 

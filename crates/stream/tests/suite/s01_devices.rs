@@ -52,7 +52,7 @@ fn bad_ordinals(devices: &Devices) {
     let count = devices.count();
     let is_refused = |error: Error| {
         assert_eq!(
-            error.to_string(),
+            error.kind().to_string(),
             format!(
                 "invalid device ordinal: cuda:{count} was asked for, but {count} device(s) are visible"
             )

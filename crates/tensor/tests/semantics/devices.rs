@@ -110,7 +110,7 @@ fn mixed(_: &World) -> Result<()> {
         (&a, &c, "cuda:0 and cpu!"),
     ] {
         let error = (x + y).expect_err("different devices");
-        assert!(error.to_string().starts_with(&format!("{text}{names}")), "{error}");
+        assert!(error.to_string().starts_with(&format!("add: {text}{names}")), "{error}");
         for result in [x.lt(y), x.matmul(y), warpline::cat(&[x, y], 0)] {
             assert!(matches!(result.kind(), Some(ErrorKind::DeviceMismatch { .. })));
         }

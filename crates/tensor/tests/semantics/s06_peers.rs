@@ -65,7 +65,8 @@ fn every_op(devices: usize) -> Result<()> {
         refused.as_ref().map(Error::kind),
         Some(ErrorKind::DeviceMismatch {
             first: Device::Cuda(Some(0)),
-            second: Device::Cuda(Some(1))
+            second: Device::Cuda(Some(1)),
+            ..
         })
     );
     assert!(named, "{refused:?}");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Error;
-use super::words::{Length, Negative};
+use super::words::{Devices, Length, Negative};
 use crate::{DType, Device, PendingLaunches, Scalar, Site};
 
 /// The kind of an [`Error`], with its shapes, dtypes, indices or devices.
@@ -91,25 +91,16 @@ pub enum ErrorKind {
     },
     /// Operands are on different devices.
     #[error(
-        "Expected all tensors to be on the same device, but found at least two devices, {first} and {second}!"
+        "Expected all tensors to be on the same device, but found at least two devices, {}!",
+        Devices(*first, *second, parameter)
     )]
     DeviceMismatch {
-        /// The first operand's device.
+        /// The first operand's device; a module's input, if `parameter` is not empty.
         first: Device,
         /// The other operand's device.
         second: Device,
-    },
-    /// The input of a module is on another device than a parameter of the module.
-    #[error(
-        "Expected all tensors to be on the same device, but found at least two devices, {input} (the input) and          {parameter} (the parameter `{name}`)!"
-    )]
-    ParameterDevice {
-        /// The parameter's name in the module.
-        name: String,
-        /// The input's device.
-        input: Device,
-        /// The parameter's device.
-        parameter: Device,
+        /// Name of the module's parameter that is the other operand; empty if an op found the mismatch.
+        parameter: String,
     },
     /// A stream or event is on another device than the call needs.
     #[error("{object} is on cuda:{found}, but one on cuda:{expected} is needed")]
@@ -397,6 +388,12 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
+    /// [`ErrorKind::DeviceMismatch`] of two operands.
+    #[must_use]
+    pub const fn device_mismatch(first: Device, second: Device) -> Self {
+        Self::DeviceMismatch { first, second, parameter: String::new() }
+    }
+
     /// An error of this kind in a call of `op` by the caller of the function that calls this.
     #[cold]
     #[must_use]

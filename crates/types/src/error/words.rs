@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::Device;
+
 /// The length of a range of indices, where it is not 1.
 pub(super) struct Length(pub(super) usize);
 
@@ -25,5 +27,18 @@ impl fmt::Display for Negative<'_> {
                 write!(f, ": a size cannot be {size}; -1 is inferred from the other sizes")
             }
         }
+    }
+}
+
+/// Two devices; with the name of a parameter, those of a module's input and of this parameter.
+pub(super) struct Devices<'a>(pub(super) Device, pub(super) Device, pub(super) &'a str);
+
+impl fmt::Display for Devices<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(first, second, parameter) = self;
+        if parameter.is_empty() {
+            return write!(f, "{first} and {second}");
+        }
+        write!(f, "{first} (the input) and {second} (the parameter `{parameter}`)")
     }
 }

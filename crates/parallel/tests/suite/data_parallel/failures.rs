@@ -80,7 +80,7 @@ fn errors(devices: usize) -> Done {
     // One replica too has its number.
     let net = DataParallel::new(Runs(|x: Tensor| x.reshape([7])))?;
     let text = net.forward(ones([1], 0)?).unwrap_err().to_string();
-    assert!(text.starts_with("in replica 0 on device cuda:0: "), "{text}");
+    assert!(text.starts_with("DataParallel: in replica 0 on device cuda:0: "), "{text}");
     Ok(())
 }
 

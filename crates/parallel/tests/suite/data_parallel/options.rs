@@ -71,13 +71,13 @@ fn parameters_and_buffers_must_be_on_the_first_device() {
         };
         let net = DataParallel::new(Linear::new(1, 1, ())?)?;
         let error = net.forward(ones([2, 1], 0)?).unwrap_err();
-        assert_eq!(error.to_string(), message("cpu"));
+        assert_eq!(error.find::<DataParallelError>().unwrap().to_string(), message("cpu"));
         // Each forward looks, and at buffers too.
         let mut net = DataParallel::new(Counts::new(0)?)?;
         net.forward(ones([2], 0)?)?;
         net.module_mut().count.set(zeros([], 1)?);
         let error = net.forward(ones([2], 0)?).unwrap_err();
-        assert_eq!(error.to_string(), message("cuda:1"));
+        assert_eq!(error.find::<DataParallelError>().unwrap().to_string(), message("cuda:1"));
         net.to("cuda:0")?;
         net.forward(ones([2], 0)?)?;
         Ok(())

@@ -97,7 +97,7 @@ fn captured_collectives_are_the_replays_of_their_communicator() {
     assert_eq!(read(&mut new, 8..16), [Source::Collective(of("captured", 1, 11))]);
     completions[0].fail(std::sync::Arc::new(std::fmt::Error));
     let text = new.failed(&(0..8)).unwrap().to_string();
-    assert!(text.contains("what captured at "), "{text}");
+    assert!(text.contains("captured at "), "{text}");
     assert!(new.failed(&(8..16)).is_none());
 }
 
