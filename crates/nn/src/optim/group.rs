@@ -31,7 +31,7 @@ impl<R: Rule> ParamGroup<R> {
     /// graph reads it at each replay. [`set_lr`](super::Optimizer::set_lr) writes it.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a tensor of several elements or of integers.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) for a tensor of several elements or of integers.
     #[track_caller]
     pub fn with_lr_tensor(mut self, lr: Tensor) -> Result<Self> {
         if lr.numel() != 1 || !lr.dtype().is_float() {

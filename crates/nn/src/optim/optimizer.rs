@@ -55,7 +55,7 @@ pub trait Optimizer {
     /// Changes a group's setting.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if there is none of that name.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if there is none of that name.
     #[track_caller]
     fn set_setting(&mut self, group: usize, name: &str, value: f64) -> Result<()>;
 
@@ -67,7 +67,7 @@ pub trait Optimizer {
     /// Changes a group's learning rate; if that is in a tensor, there too.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if there is no such group.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if there is no such group.
     #[track_caller]
     fn set_lr(&mut self, group: usize, lr: f64) -> Result<()> {
         self.set_setting(group, "lr", lr)
@@ -83,7 +83,7 @@ pub trait Optimizer {
     /// Goes on from a state (`load_state_dict`), whose tensors are copied. Nothing is changed if anything does not fit.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`], which names what does not fit.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument), which names what does not fit.
     #[track_caller]
     fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()>;
 }
@@ -100,7 +100,7 @@ impl<R: Rule> Optim<R> {
     /// An optimizer of parameters that have all settings in common.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] without parameters, for one that is given twice or is no leaf, and for settings that make
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) without parameters, for one that is given twice or is no leaf, and for settings that make
     /// no sense.
     #[track_caller]
     pub fn new(params: Vec<Tensor>, options: R) -> Result<Self> {

@@ -56,7 +56,7 @@ impl OptimizerState {
     /// What [`OptimizerState::to_tensors`] has made tensors of.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`], which names the entry that is none of an optimizer's.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument), which names the entry that is none of an optimizer's.
     #[track_caller]
     pub fn from_tensors(tensors: &StateDict) -> Result<Self> {
         let mut all = Self::default();

@@ -185,7 +185,7 @@ impl StepLR {
     /// A schedule; PyTorch's `gamma` is 0.1 where nothing is said.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a `step_size` of 0.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) for a `step_size` of 0.
     #[track_caller]
     pub fn new(optimizer: &mut dyn Optimizer, step_size: u32, gamma: f64) -> Result<Self> {
         Self::of(optimizer, Steps { step_size: step_size.into(), gamma })
@@ -218,7 +218,7 @@ impl ConstantLR {
     /// A schedule; PyTorch has a third for 5 epochs where nothing is said.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a factor that is not from 0 to 1.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) for a factor that is not from 0 to 1.
     #[track_caller]
     pub fn new(optimizer: &mut dyn Optimizer, factor: f64, total_iters: u32) -> Result<Self> {
         Self::of(optimizer, Constant { factor, total_iters: total_iters.into() })
@@ -229,7 +229,7 @@ impl LinearLR {
     /// A schedule; PyTorch goes from a third to 1 within 5 epochs where nothing is said.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for factors that are not from 0 to 1, or a first one of 0.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) for factors that are not from 0 to 1, or a first one of 0.
     #[track_caller]
     pub fn new(
         optimizer: &mut dyn Optimizer,
@@ -246,7 +246,7 @@ impl CosineAnnealingLR {
     /// A schedule whose rates are least, at `eta_min`, after `t_max` epochs.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a `t_max` of 0.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) for a `t_max` of 0.
     #[track_caller]
     pub fn new(optimizer: &mut dyn Optimizer, t_max: u32, eta_min: f64) -> Result<Self> {
         Self::of(optimizer, Cosine { t_max: t_max.into(), eta_min })
@@ -270,7 +270,7 @@ impl LambdaLR {
     /// A schedule with a function for each group.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] unless there is one for each.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) unless there is one for each.
     #[track_caller]
     pub fn with_lambdas(optimizer: &mut dyn Optimizer, lambdas: Vec<Lambda>) -> Result<Self> {
         check_groups(Lambdas::NAME, optimizer, lambdas.len())?;

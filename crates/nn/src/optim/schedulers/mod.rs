@@ -43,7 +43,7 @@ pub trait Scheduler {
     /// Goes on to the next epoch.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] beyond the last one, where there is a last one, and for an optimizer with other groups.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) beyond the last one, where there is a last one, and for an optimizer with other groups.
     #[track_caller]
     fn step(&mut self, optimizer: &mut dyn Optimizer) -> Result<()>;
 
@@ -63,7 +63,7 @@ pub trait Scheduler {
     /// Goes on from a state (`load_state_dict`). The optimizer's rates are part of its own state.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`], which names what is missing.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument), which names what is missing.
     #[track_caller]
     fn load_state_dict(&mut self, state: &SchedulerState) -> Result<()>;
 }

@@ -78,7 +78,7 @@ impl OneCycleLR {
     /// A schedule of `total_steps` steps with the same largest rate for all groups.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] without steps, for a part that is not from 0 to 1, and for an optimizer without momentum or betas
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) without steps, for a part that is not from 0 to 1, and for an optimizer without momentum or betas
     /// unless `cycle_momentum` is off.
     #[track_caller]
     pub fn new(

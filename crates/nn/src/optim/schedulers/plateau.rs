@@ -65,7 +65,7 @@ impl ReduceLROnPlateau {
     /// A schedule.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a factor of 1 or more.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) for a factor of 1 or more.
     #[track_caller]
     pub fn new(optimizer: &dyn Optimizer, options: PlateauOptions) -> Result<Self> {
         if options.factor.is_nan() || options.factor >= 1.0 {
@@ -80,7 +80,7 @@ impl ReduceLROnPlateau {
     /// Goes on to the next epoch, in which the value has become `metric`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for an optimizer with other groups.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) for an optimizer with other groups.
     #[track_caller]
     pub fn step(&mut self, optimizer: &mut dyn Optimizer, metric: f64) -> Result<()> {
         check_groups(NAME, optimizer, self.last_lr.len())?;
@@ -140,7 +140,7 @@ impl ReduceLROnPlateau {
     /// Goes on from a state (`load_state_dict`).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`], which names what is missing.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument), which names what is missing.
     #[track_caller]
     pub fn load_state_dict(&mut self, state: &SchedulerState) -> Result<()> {
         let (last_epoch, best) = (state.get("last_epoch")? as i64, state.get("best")?);

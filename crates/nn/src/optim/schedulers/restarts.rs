@@ -29,7 +29,7 @@ impl CosineAnnealingWarmRestarts {
     /// A schedule; PyTorch's `t_mult` is 1 and `eta_min` 0 where nothing is said.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a `t_0` or `t_mult` of 0.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) for a `t_0` or `t_mult` of 0.
     #[track_caller]
     pub fn new(optimizer: &mut dyn Optimizer, t_0: u32, t_mult: u32, eta_min: f64) -> Result<Self> {
         if t_0 == 0 || t_mult == 0 {
@@ -47,7 +47,7 @@ impl CosineAnnealingWarmRestarts {
     /// Goes to any epoch, which may lie between two (`step(epoch)`).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a negative one.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) for a negative one.
     #[track_caller]
     pub fn step_to(&mut self, optimizer: &mut dyn Optimizer, epoch: f64) -> Result<()> {
         if !(epoch >= 0.0 && epoch.is_finite()) {

@@ -21,7 +21,7 @@ impl SequentialLR {
     /// Schedules for the same optimizer, with an epoch for each but the first, at which it begins.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] unless there is one milestone fewer than there are schedules.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) unless there is one milestone fewer than there are schedules.
     #[track_caller]
     pub fn new(
         optimizer: &mut dyn Optimizer,
