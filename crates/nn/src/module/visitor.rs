@@ -83,19 +83,20 @@ impl Path {
 
 macro_rules! visitor {
     ($name:ident, $member:ident, $visit:ident, [$($mutable:tt)?]) => {
-        #[doc = concat!("Goes through a module's members: what [`Module::", stringify!($visit), "`] is given.")]
+        #[doc = concat!("A visitor of a module's members: the argument of [`Module::", stringify!($visit), "`].")]
         pub struct $name<'v> {
             path: Path,
             see: &'v mut dyn FnMut(&str, $member<'_>),
         }
 
         impl<'v> $name<'v> {
-            /// Of which each parameter, buffer and flag is shown to `see` with its name.
+            /// Creates a visitor that calls `see` with the name of each parameter, buffer and training flag, and the
+            /// member.
             pub fn new(see: &'v mut dyn FnMut(&str, $member<'_>)) -> Self {
                 Self { path: Path::default(), see }
             }
 
-            /// Goes through a member, whose names begin with `name`; one without a name has its own alone.
+            /// Visits a field. `name` and a dot come before the names of its members; an empty `name` adds nothing.
             pub fn member<M: Module + ?Sized>(&mut self, name: &str, module: & $($mutable)? M) {
                 let before = self.path.enter(name);
                 module.$visit(self);
