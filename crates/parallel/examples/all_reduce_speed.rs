@@ -142,7 +142,7 @@ type Destroy = unsafe extern "C" fn(*mut c_void) -> c_int;
 impl Bare {
     /// Creates a communicator on the device that is current for the driver on this thread.
     fn new(id: &UniqueId, ranks: usize, rank: usize) -> anyhow::Result<Self> {
-        // SAFETY: it is NCCL's, which is loaded already and found by its name.
+        // SAFETY: the library is NCCL, which is already loaded, so no initializer runs.
         let library = unsafe { Library::new("libnccl.so.2") }?;
         let mut comm = ptr::null_mut();
         // SAFETY: the signature is nccl.h's.
@@ -179,9 +179,9 @@ impl Bare {
 
 impl Drop for Bare {
     fn drop(&mut self) {
-        // SAFETY: the signature is nccl.h's; the communicator is not used afterwards.
+        // SAFETY: the signature is nccl.h's.
         if let Ok(destroy) = unsafe { self.library.get::<Destroy>(b"ncclCommDestroy\0") } {
-            // SAFETY: as above.
+            // SAFETY: the signature is nccl.h's; the communicator is not used afterwards.
             unsafe { destroy(self.comm) };
         }
     }
@@ -234,7 +234,7 @@ fn rank(shared: &Shared, rank: usize) -> anyhow::Result<Vec<(Vec<&'static str>, 
         ways.push((
             "Communicator",
             Box::new(|| {
-                // SAFETY: stream and memory are alive, as large as it says, until it is synchronised.
+                // SAFETY: the stream, and `count` elements of memory, stay alive until the stream is synchronised.
                 Ok(unsafe { comm.enqueue(&call, stream.raw().handle()) }?)
             }),
         ));

@@ -124,7 +124,7 @@ impl Opened {
             }
             at = to;
             let place = begin.saturating_add(from as u64);
-            // Sums could be too large for a number.
+            // `begin + to` could overflow.
             if to as u64 > length - begin {
                 let reason = format!(
                     "the tensor `{name}` lies in bytes {place} to {} of the file, which has {length}: it was cut",

@@ -41,7 +41,7 @@ use replicate::{Copies, Tensors, replicate};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// As in PyTorch:
+/// Like PyTorch:
 /// - All parameters and buffers must be on the first device. The replica on the first device shares their memory, so
 ///   its writes to buffers persist; writes of other replicas to their buffers are lost.
 /// - Each forward pass clones the module for each replica. Replicas share everything that clones share, such as the
@@ -50,7 +50,7 @@ use replicate::{Copies, Tensors, replicate};
 ///   not wait for a device, unless an input is in pageable memory or the output device is the CPU.
 /// - Without a GPU, or with a single one, the module is called directly.
 ///
-/// Unlike in PyTorch:
+/// Unlike PyTorch:
 /// - Copies of parameters and buffers are kept between forward passes. A copy is renewed only after a write to the copy
 ///   or to the original.
 /// - Each device but the first has a thread that lives as long as the `DataParallel`. The current device and streams

@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(device(None, 4).unwrap(), None);
         let error = device(Some("4"), 4).unwrap_err().to_string();
         assert!(error.contains("LOCAL_RANK") && error.contains("is 4, but"), "{error}");
-        // Without any device, that is what init_process_group reports.
+        // Without any device, `init_process_group` returns the error.
         assert_eq!(device(Some("3"), 0).unwrap(), Some(3));
     }
 

@@ -8,7 +8,7 @@ use crate::{DType, Device, PendingLaunches, Scalar, Site};
 
 /// The kind of an [`Error`], with shapes, dtypes, indices or devices.
 ///
-/// For some kinds the details are in the error's source. [`Error::find`] returns a source by its type.
+/// Some kinds have their details in the error's source, which [`Error::find`] returns by type.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ErrorKind {

@@ -42,7 +42,7 @@ use super::{Error, GroupError, Result, Store, Work, check, watchdog};
 
 pub use pairs::P2p;
 
-/// One rank's handle of a process group (`torch.distributed.ProcessGroup`), over NCCL.
+/// A rank's handle of a process group (`torch.distributed.ProcessGroup`), over NCCL.
 /// [`init_process_group`](super::init_process_group) forms groups and has an example.
 ///
 /// All ranks must make the same calls in the same order, each with tensors on its own device. A call returns before the

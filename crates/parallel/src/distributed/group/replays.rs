@@ -1,9 +1,9 @@
 //! Replays of graphs that hold captured calls of a group.
 //!
-//! A graph keeps the groups of its calls (`collective::Replays`) and launches its replays through
-//! them. On each group, a replay is one more call. It is done when the entire replay is done, and
-//! its number marks the results of the captured calls. Replays are not compared between ranks:
-//! their calls were compared when they were captured.
+//! A graph keeps the groups of its calls (`collective::Replays`) and launches its replays through these groups. On each
+//! group, a replay counts as one call. This call is done when the entire replay is done, and its number marks the
+//! results of the captured calls. Replays are not compared between ranks, because their calls were compared when they
+//! were captured.
 
 use std::panic::Location;
 use std::sync::{Arc, PoisonError};

@@ -1,4 +1,4 @@
-//! One deadline for all steps of a call.
+//! Deadlines that bound all steps of a call.
 
 use std::cell::Cell;
 use std::io::{self, Read, Write};
@@ -118,7 +118,7 @@ mod tests {
 
     use super::*;
 
-    /// Two ends of a connection.
+    /// Returns the two ends of a connection.
     fn pair() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -12,7 +12,7 @@ use super::{MAX_KEY, MAX_VALUE, StoreError, StoreResult, Unchecked, timed_out};
 
 /// The first bytes of the file.
 const MAGIC: &[u8; 8] = b"WLFSTOR1";
-/// Bytes of a record before its key: its kind, the key's length, the value's.
+/// Bytes of a record before its key: kind, length of the key, length of the value.
 const HEADER: usize = 9;
 const SET: u8 = 1;
 const DELETE: u8 = 2;
@@ -170,7 +170,7 @@ impl Log {
     fn catch_up(&mut self) -> io::Result<()> {
         let length = self.file.metadata()?.len();
         if length < self.read {
-            // Another process has emptied it.
+            // Another process has truncated the file.
             self.read = 0;
             self.values.clear();
         }
