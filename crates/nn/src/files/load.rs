@@ -224,7 +224,7 @@ fn read(
                 error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(reason);
                 return;
             }
-            // Cannot fail: the receiver outlives the threads.
+            // The receiver outlives the threads.
             let _ = sender.send(piece.bytes);
         }
     };

@@ -188,8 +188,8 @@ pub trait Module {
     /// The other parameters are replaced, unlike in PyTorch: their hooks and gradients pass to the new tensors, tied
     /// parameters stay tied, and the old tensors are marked as moved. An optimizer step on an old tensor, a new hook on
     /// it, and a gradient that arrives there fail with [`ErrorKind::Moved`]. A clone of the module also has the old
-    /// tensors. To train both, first give one of them new parameters (`net.weight =
-    /// Parameter::new(net.weight.copy()?)?`).
+    /// tensors. To train both, first give one of them new parameters
+    /// (`net.weight = Parameter::new(net.weight.copy()?)?`).
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if the dtype is not floating point; errors of [`Tensor::to`].

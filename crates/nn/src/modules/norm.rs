@@ -289,7 +289,7 @@ macro_rules! batch_norms {
             NormOptions::default(),
             concat!(
                 "Normalises each channel to mean 0 and variance 1 (`torch.nn.", stringify!($name),
-                "`). Training uses the batch's statistics and updates the running ones; evaluation uses the running ones."
+                "`). Training uses the batch's statistics and updates the running statistics; evaluation uses the latter."
             ),
             "Creates a norm of `channels` channels with PyTorch's settings."
         );

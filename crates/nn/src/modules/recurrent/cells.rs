@@ -83,7 +83,7 @@ macro_rules! forward {
             }
         }
 
-        /// The input is the pair of input and hidden state.
+        /// Takes the pair of input and hidden state.
         impl Forward<(Tensor, Tensor)> for $name {
             type Output = Tensor;
 
@@ -120,7 +120,7 @@ impl LSTMCell {
     }
 }
 
-/// The input is the input and the pair of hidden state and cell state.
+/// Takes the input, and the pair of hidden state and cell state.
 impl Forward<(Tensor, (Tensor, Tensor))> for LSTMCell {
     type Output = (Tensor, Tensor);
 

@@ -295,9 +295,9 @@ forward!(RNN);
 forward!(GRU);
 
 impl LSTM {
-    /// Runs the network over `x`, which is `[time, batch, in]` (`[batch, time, in]` with `batch_first`) or `[time,
-    /// in]`. `states` are the initial hidden state and cell state, each `[layers · directions, batch, hidden]` or,
-    /// without a batch, `[layers · directions, hidden]`. Default: zeros.
+    /// Runs the network over `x`, which is `[time, batch, in]` (`[batch, time, in]` with `batch_first`) or
+    /// `[time, in]`. `states` are the initial hidden state and cell state, each `[layers · directions, batch, hidden]`
+    /// or, without a batch, `[layers · directions, hidden]`. Default: zeros.
     ///
     /// Returns the hidden states of the last layer at all times, with last size `directions · hidden`, and the final
     /// hidden state and cell state of each layer and direction, with the shapes of `states`.
