@@ -1,4 +1,4 @@
-//! The system calls of a save. Tests watch, fail and interrupt them (`watch`).
+//! The system calls of a save. Tests observe them and make them fail (`watch`).
 
 use std::fs;
 use std::io;
@@ -45,8 +45,8 @@ mod watched {
         static WATCHER: RefCell<Option<Watcher>> = const { RefCell::new(None) };
     }
 
-    /// Runs `f`, and before each of its saves' system calls on this thread runs `watcher`. An error from
-    /// `watcher` takes the place of the call.
+    /// Runs `f`, and runs `watcher` before each system call of a save that `f` makes on this thread. If `watcher`
+    /// returns an error, the system call is skipped and fails with that error.
     pub fn watch<R>(
         watcher: impl FnMut(Call) -> io::Result<()> + 'static,
         f: impl FnOnce() -> R,
@@ -65,7 +65,7 @@ mod watched {
 /// Removes a file.
 ///
 /// # Errors
-/// Those of [`std::fs::remove_file`].
+/// Errors of [`std::fs::remove_file`].
 pub fn remove(path: &Path) -> io::Result<()> {
     begin(Call::Remove)?;
     fs::remove_file(path)

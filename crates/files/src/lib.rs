@@ -1,6 +1,6 @@
-//! Files that are written completely or not at all, and opened without waiting.
+//! Writes files atomically (completely or not at all) and opens files without blocking.
 //!
-//! Not for other programs: it has what Warpline's crates use and changes with them.
+//! Internal to Warpline: the interface changes with the crates that use it.
 
 #![forbid(unsafe_code)]
 

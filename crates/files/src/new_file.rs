@@ -1,5 +1,5 @@
-//! Files that take their place when they are complete: a temporary file with a random name is
-//! written and synced, then renamed, and the folder is synced.
+//! Atomic replacement of files. The content is written to a temporary file with a random name and synced. Then the
+//! file is renamed to its final name, and the folder is synced.
 
 use std::fs::{self, File, OpenOptions};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 
 use crate::calls::{Call, begin, remove};
 
-/// Attempts to find a name that is free. A random name of 64 bits is taken only if somebody aims at it.
+/// Maximum number of temporary names to try. A random 64-bit name is in use only if another process aims at it.
 const ATTEMPTS: usize = 16;
 
-/// A file that takes its place at a path in [`commit`](NewFile::commit). Until then it has a temporary name in
-/// the same folder, `.NAME.RANDOM.part`, and readers of the path see the former file. Dropping it without a
-/// commit removes it.
+/// A new file that [`commit`](NewFile::commit) moves to its path. Before the commit the file has a temporary name in
+/// the same folder, `.NAME.RANDOM.part`, and readers of the path see the previous file. Dropping a `NewFile` without a
+/// commit removes the temporary file.
 ///
-/// The temporary file is always created anew: an existing file or symbolic link of that name is not opened. A
+/// The temporary file is always newly created: an existing file or symbolic link of the same name is never opened. A
 /// process that is killed before the commit leaves the temporary file behind.
 ///
 /// ```
@@ -43,13 +43,13 @@ impl NewFile {
     /// Creates the temporary file of `path`.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] if `path` does not end in a file's name; the system's error if the file
-    /// cannot be created.
+    /// [`io::ErrorKind::InvalidInput`] if `path` does not end in a file name; the system's error if the file cannot be
+    /// created.
     pub fn create(path: &Path) -> io::Result<Self> {
         let Some(name) = path.file_name() else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path has no file name"));
         };
-        // A system's limit on names, usually 255 bytes, holds for the temporary name too.
+        // The temporary name must also fit the system's limit on names, usually 255 bytes.
         let name: String = name.to_string_lossy().chars().take(40).collect();
         let mut attempt = 0;
         loop {
@@ -69,11 +69,11 @@ impl NewFile {
         }
     }
 
-    /// Lets only the file's owner read and write it, where the system has such permissions. By default the process's
-    /// umask decides.
+    /// Restricts reading and writing to the file's owner (mode 0600) on Unix; does nothing on other systems. Default:
+    /// the permissions that the process's umask allows.
     ///
     /// # Errors
-    /// The system's error.
+    /// The system's error if the permissions cannot be set.
     pub fn restrict_to_owner(&self) -> io::Result<()> {
         #[cfg(unix)]
         {
@@ -83,12 +83,12 @@ impl NewFile {
         Ok(())
     }
 
-    /// Replaces the file at the path by this one: syncs the file, renames it, and syncs the folder. A symbolic
-    /// link at the path is itself replaced.
+    /// Replaces the file at the path with this file: syncs this file, renames it, and syncs the folder. A symbolic link
+    /// at the path is itself replaced.
     ///
     /// # Errors
-    /// The system's error. The former file is then in its place, unless only the sync of the folder failed:
-    /// then this one is, but a loss of power may bring the former one back.
+    /// The system's error. After an error the previous file is still at the path, unless only the sync of the folder
+    /// failed. In that case the new file is at the path, but a power loss may restore the previous file.
     pub fn commit(mut self) -> io::Result<()> {
         begin(Call::Sync)?;
         self.file.sync_all()?;
@@ -119,15 +119,15 @@ impl Drop for NewFile {
     }
 }
 
-/// Returns a random number for a name that is unique and cannot be guessed.
+/// Returns a random number, for names that must be unique and hard to guess.
 pub fn random() -> u64 {
     let mut hasher = RandomState::new().build_hasher();
-    // A forked child has its parent's random keys.
+    // A forked child inherits its parent's random keys.
     hasher.write_u32(std::process::id());
     hasher.finish()
 }
 
-/// Syncs the folder of a file, where the system can.
+/// Syncs the folder that contains a file, if the system can sync folders.
 #[cfg(unix)]
 fn sync_folder(path: &Path) -> io::Result<()> {
     let folder = match path.parent() {
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
     use crate::watch;
 
-    /// An empty folder that is removed at the end.
+    /// A new, empty folder that is removed on drop.
     struct Folder(PathBuf);
 
     impl Folder {

@@ -1,14 +1,14 @@
-//! Opening files for reading.
+//! Opens files and locks folders without blocking.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Opens a regular file for reading. Never waits, unlike [`File::open`], which waits for the writer of a FIFO.
+/// Opens a regular file for reading. Never blocks, whereas [`File::open`] blocks on a FIFO until the FIFO has a writer.
 ///
 /// # Errors
-/// Those of [`File::open`]; [`io::ErrorKind::InvalidInput`] if `path` is not a regular file.
+/// Errors of [`File::open`]; [`io::ErrorKind::InvalidInput`] if `path` is not a regular file.
 pub fn open(path: &Path) -> io::Result<File> {
     let file = open_at_once(path)?;
     if !file.metadata()?.is_file() {
@@ -17,11 +17,11 @@ pub fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Locks a folder for this process until the result is dropped. Waits for another holder up to `limit`.
+/// Locks a folder exclusively until the returned file is dropped. Waits up to `limit` while the folder is locked.
 ///
 /// # Errors
-/// [`io::ErrorKind::WouldBlock`] if another holder keeps the lock; [`io::ErrorKind::NotADirectory`] if `folder` is
-/// none; the system's error, where folders cannot be opened or locked.
+/// [`io::ErrorKind::WouldBlock`] if the folder is still locked after `limit`; [`io::ErrorKind::NotADirectory`] if
+/// `folder` is not a folder; the system's error if the folder cannot be opened or locked.
 pub fn lock_folder(folder: &Path, limit: Duration) -> io::Result<File> {
     let deadline = Instant::now() + limit;
     let folder = open_at_once(folder)?;
@@ -39,7 +39,7 @@ pub fn lock_folder(folder: &Path, limit: Duration) -> io::Result<File> {
     }
 }
 
-/// [`File::open`] that never waits.
+/// Opens a file like [`File::open`], but never blocks.
 fn open_at_once(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true);

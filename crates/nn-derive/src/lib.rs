@@ -1,4 +1,4 @@
-//! `#[derive(Module)]` of `warpline-nn`, which gives it out and documents it.
+//! The derive macro `Module` of `warpline-nn`, which re-exports and documents it.
 
 #![forbid(unsafe_code)]
 
@@ -7,8 +7,9 @@ use proc_macro2::TokenStream as Tokens;
 use quote::quote;
 use syn::{Data, DeriveInput, Error, Field, Fields, Index, LitStr, Member, parse_quote};
 
-/// Makes a struct a module: each field is a member under its name, in the order of the fields, unless it is marked
-/// `#[module(skip)]`. `#[module(name = "…")]` gives it another name.
+/// Implements `warpline_nn::Module` for a struct. Each field becomes a member with the field's name (its index in a
+/// tuple struct), in declaration order. `#[module(name = "…")]` renames a member; `#[module(skip)]` leaves out the
+/// field. Each type parameter gets the bound `Module`.
 #[proc_macro_derive(Module, attributes(module))]
 pub fn derive_module(input: TokenStream) -> TokenStream {
     let input = syn::parse_macro_input!(input as DeriveInput);
@@ -42,7 +43,7 @@ fn implementation(mut input: DeriveInput) -> Result<Tokens, Error> {
     })
 }
 
-/// The name and the place of each field that is a member.
+/// Returns the member name and the field of each member.
 fn members(fields: &Fields) -> Result<Vec<(String, Member)>, Error> {
     let mut members = Vec::new();
     for (i, field) in fields.iter().enumerate() {
@@ -63,7 +64,7 @@ fn members(fields: &Fields) -> Result<Vec<(String, Member)>, Error> {
     Ok(members)
 }
 
-/// What `#[module(…)]` says of a field.
+/// The `#[module(…)]` attributes of a field.
 #[derive(Default)]
 struct Marks {
     skip: bool,

@@ -1,4 +1,5 @@
-//! What a step of training costs the host above the driver, with one that does nothing: networks of `model_speed`.
+//! Measures the host's cost of a training step above the driver, with a driver that does nothing. The networks are
+//! those of `model_speed`.
 
 use std::sync::Arc;
 

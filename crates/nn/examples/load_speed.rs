@@ -1,12 +1,12 @@
-//! How fast a safetensors file goes from the system's cache of files to a GPU, with safetensors' own loader for PyTorch
-//! beside in the same run:
+//! Measures how fast a safetensors file is loaded from the page cache to a GPU, and compares with safetensors' own
+//! loader for PyTorch in the same run:
 //!
 //! ```text
 //! cargo run --release -p warpline-nn --example load_speed -- --gib 4 --python python3
 //! ```
 //!
-//! The first load allocates the memory; those after it find that of the one before. With `WARPLINE_DRIVER=sim:1` it shows that
-//! everything runs, and no times of use.
+//! The first load allocates the memory; later loads reuse the memory of the load before. `WARPLINE_DRIVER=sim:1` only
+//! checks that the program runs; its times are meaningless.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,16 +18,16 @@ use warpline_nn::{StateDict, load_file, save_file};
 
 #[derive(Debug, Parser)]
 struct Args {
-    /// How much to load.
+    /// Size of the file, in GiB.
     #[arg(long, default_value_t = 1.0)]
     gib: f64,
-    /// A tensor's size.
+    /// Size of each tensor, in MiB.
     #[arg(long, default_value_t = 32)]
     mib: usize,
-    /// Where the file is for a while.
+    /// Folder for the temporary file. Default: the system's.
     #[arg(long)]
     folder: Option<PathBuf>,
-    /// A Python that has PyTorch and safetensors.
+    /// Python interpreter with PyTorch and safetensors, for the comparison.
     #[arg(long)]
     python: Option<PathBuf>,
 }
@@ -51,7 +51,7 @@ fn main() -> anyhow::Result<()> {
     let folder = args.folder.clone().unwrap_or_else(std::env::temp_dir);
     let path = folder.join(format!("load_speed-{}.safetensors", std::process::id()));
     let outcome = compare(&args, &path);
-    // The file is gone whatever came out.
+    // Remove the file even after an error.
     let removed = std::fs::remove_file(&path);
     outcome?;
     Ok(removed?)

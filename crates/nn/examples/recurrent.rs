@@ -1,4 +1,4 @@
-//! A recurrent network whose hidden state is made on the input's device.
+//! A recurrent network that creates its hidden state on the input's device.
 
 #[path = "support/mod.rs"]
 pub(crate) mod support;
@@ -19,7 +19,7 @@ fn unroll(device: Device) -> Result<Vec<f32>> {
     hidden.to_vec()
 }
 
-/// Runs on the CPU and on two devices.
+/// Compares runs on two devices with a run on the CPU.
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     let expected = unroll(Device::Cpu)?;
     support::on_devices(2, || {

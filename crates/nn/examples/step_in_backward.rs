@@ -1,4 +1,5 @@
-//! Optimizer steps within the backward pass: each gradient is used and freed before the next one is computed.
+//! Runs optimizer steps within the backward pass, so that each gradient is used and freed before the next gradient is
+//! computed.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -6,14 +7,14 @@ use warpline::{Result, randn};
 use warpline_nn::optim::{AdamW, AdamWOptions, Optimizer};
 use warpline_nn::{Linear, Module, ReLU, Sequential};
 
-/// Steps each parameter as soon as its gradient is there, until the returned optimizers are dropped.
+/// Updates each parameter as soon as its gradient is complete, until the returned optimizers are dropped.
 pub(crate) fn step_in_backward(net: &impl Module) -> Result<Vec<Arc<Mutex<AdamW>>>> {
     let mut optimizers = Vec::new();
     for parameter in net.parameters() {
         let options = AdamWOptions { lr: 0.01, ..Default::default() };
         let optimizer = Arc::new(Mutex::new(AdamW::new(vec![parameter.clone()], options)?));
-        // The parameter owns its hook, and the optimizer owns the parameter. If the hook owned the optimizer, none of
-        // them would ever be freed.
+        // The parameter owns its hook, and the optimizer owns the parameter. A hook that owned the optimizer would form
+        // a cycle, and nothing would be freed.
         let weak = Arc::downgrade(&optimizer);
         parameter.register_post_accumulate_grad_hook(move |parameter| {
             let Some(optimizer) = weak.upgrade() else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! A small convolutional network that learns to read handwritten digits:
+//! Trains a small convolutional network to recognize handwritten digits:
 //! `cargo run --release -p warpline-nn --example train_digits -- --device cuda`.
 
 #[path = "support/mod.rs"]
@@ -20,7 +20,7 @@ use warpline_nn::{
 
 #[derive(Debug, Parser)]
 struct Args {
-    /// cpu, cuda, cuda:1, or sim:1 for a simulated GPU.
+    /// Device: cpu, cuda, cuda:1, or sim:1 for a simulated GPU.
     #[arg(long, default_value = "cpu")]
     device: String,
     #[arg(long, default_value_t = 400)]
@@ -33,12 +33,12 @@ struct Args {
     seed: u64,
 }
 
-/// Images of `[n, 1, 8, 8]` from 0 to 1, and their digits.
+/// Images, `[n, 1, 8, 8]`, with values from 0 to 1, and their digits, `[n]`.
 type Digits = (Tensor, Tensor);
 
-/// What is learned from, and every fifth image, which is held out.
+/// Returns the training set and the test set, which is every fifth image.
 fn digits() -> anyhow::Result<(Digits, Digits)> {
-    // The folder at run time: the checkout may have moved since it was built.
+    // Prefer the folder at run time, because the checkout may have moved since the build.
     let package = std::env::var_os("CARGO_MANIFEST_DIR");
     let package = package.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
     let path = package.join("examples/data/digits.safetensors");
@@ -78,7 +78,7 @@ fn network(device: Device) -> Result<Sequential> {
     Ok(net)
 }
 
-/// The share of images that are read rightly.
+/// Returns the fraction of images that the network classifies correctly.
 fn accuracy(net: &mut Sequential, (images, labels): &Digits, device: Device) -> Result<f32> {
     net.eval();
     let right = no_grad(|| {

@@ -1,17 +1,17 @@
-//! Errors under the name of the module that was called, at the line of the call.
+//! Relabels errors with the called module and the location of the call.
 
 use std::panic::Location;
 
 use warpline::Result;
 
-/// Names the call of an error.
+/// Sets the call that an error reports.
 pub(crate) trait Called {
-    /// Returns an error as that of `module`, called by the caller of the function that calls this.
+    /// Sets the error's op to `module` and its location to the caller of the function that calls this method.
     #[track_caller]
     fn of(self, module: &'static str) -> Self;
 
-    /// Returns an error as one of a call by the caller of the function that calls this. Methods of trait objects do not
-    /// know their caller.
+    /// Sets the error's location to the caller of the function that calls this method. Needed after calls of
+    /// trait-object methods, which do not know their caller.
     #[track_caller]
     fn here(self) -> Self;
 }

@@ -1,4 +1,5 @@
-//! Neural networks for Warpline (`torch.nn`, `torch.optim`): modules, their state by PyTorch's names, initialisers.
+//! Neural networks for Warpline (`torch.nn`, `torch.optim`): modules, initialisers, optimizers, learning-rate
+//! schedulers, and safetensors files. State dictionaries use PyTorch's names.
 //!
 //! ```
 //! use warpline_nn::{Linear, Module, ReLU, Sequential};
@@ -13,7 +14,7 @@
 
 #![forbid(unsafe_code)]
 
-// So that `#[derive(Module)]` works in here, too.
+// Lets `#[derive(Module)]`, whose code names `::warpline_nn`, work inside this crate.
 extern crate self as warpline_nn;
 
 mod called;
@@ -36,7 +37,7 @@ pub use modules::*;
 pub use parameter::{Buffer, Parameter, Training};
 pub use warpline_nn_derive::Module;
 
-/// The program of this crate's README runs.
+/// Runs the examples of this crate's README as documentation tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct CrateReadme;

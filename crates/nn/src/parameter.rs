@@ -1,4 +1,4 @@
-//! What a module's fields are made of.
+//! Parameters, buffers and training flags of modules.
 
 use std::fmt;
 use std::ops::Deref;
@@ -8,9 +8,9 @@ use warpline::{Result, Tensor};
 
 use crate::module::{Member, MemberMut, Module, Visitor, VisitorMut};
 
-/// A tensor that is learned (`torch.nn.Parameter`). It is used as a tensor.
+/// A tensor that is learned (`torch.nn.Parameter`). Dereferences to [`Tensor`].
 ///
-/// A clone is the same parameter: under two names it is *tied*, and stays so when the module is moved.
+/// A clone is the same parameter. A parameter with several names in a module is *tied*; [`Module::to`] keeps it tied.
 #[derive(Clone)]
 pub struct Parameter(Tensor);
 
@@ -21,27 +21,28 @@ pub struct Buffer {
     persistent: bool,
 }
 
-/// Whether a module is in training, as `module.training` in PyTorch. [`Module::train`] and
-/// [`Module::eval`] set it in all of a module's members.
+/// The training flag of a module (`module.training`). [`Module::train`] and [`Module::eval`] set the flags of a module
+/// and all its members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Training(bool);
 
 impl Parameter {
-    /// A parameter with this tensor's memory, which wants a gradient if it is of floats.
+    /// Creates a parameter that shares the tensor's memory. A floating-point parameter requires a gradient.
     ///
     /// # Errors
-    /// As [`Tensor::requires_grad_`].
+    /// The same as [`Tensor::requires_grad_`].
     #[track_caller]
     pub fn new(tensor: Tensor) -> Result<Self> {
         let data = tensor.detach();
         Ok(Self(if data.dtype().is_float() { data.requires_grad_(true)? } else { data }))
     }
 
-    /// Puts another tensor in its place (`parameter.data = …`). The old tensor, which clones and optimizers keep, is
-    /// marked as moved, as by [`Module::to`]. To leave clones alone, assign a new [`Parameter`] instead.
+    /// Replaces the parameter's tensor (`parameter.data = …`). Clones and optimizers keep the old tensor, which is
+    /// marked as moved: later uses fail with [`ErrorKind::Moved`](warpline::ErrorKind::Moved), as after [`Module::to`].
+    /// To keep clones usable, assign a new [`Parameter`] instead.
     ///
     /// # Errors
-    /// As [`Parameter::new`].
+    /// The same as [`Parameter::new`].
     #[track_caller]
     pub fn set_data(&mut self, tensor: Tensor) -> Result<()> {
         let new = Self::new(tensor)?;
@@ -56,50 +57,51 @@ impl Parameter {
 }
 
 impl Buffer {
-    /// A buffer that is part of the module's state.
+    /// Creates a persistent buffer, which is part of [`Module::state_dict`].
     #[must_use]
     pub fn new(tensor: Tensor) -> Self {
         Self { tensor, persistent: true }
     }
 
-    /// A buffer that is no part of [`Module::state_dict`], as it can be computed again (`persistent=False`).
+    /// Creates a buffer that is not part of [`Module::state_dict`] (`persistent=False`), for values that can be
+    /// recomputed.
     #[must_use]
     pub fn not_persistent(tensor: Tensor) -> Self {
         Self { tensor, persistent: false }
     }
 
-    /// Whether it is part of the module's state.
+    /// Returns `true` if the buffer is part of [`Module::state_dict`].
     #[must_use]
     pub fn is_persistent(&self) -> bool {
         self.persistent
     }
 
-    /// Puts another tensor in its place.
+    /// Replaces the buffer's tensor.
     pub fn set(&mut self, tensor: Tensor) {
         self.tensor = tensor;
     }
 }
 
 impl Training {
-    /// In training or not.
+    /// Creates a flag.
     #[must_use]
     pub fn new(training: bool) -> Self {
         Self(training)
     }
 
-    /// Whether it is in training.
+    /// Returns `true` in training mode.
     #[must_use]
     pub fn get(self) -> bool {
         self.0
     }
 
-    /// Sets it.
+    /// Sets the flag.
     pub fn set(&mut self, training: bool) {
         self.0 = training;
     }
 }
 
-/// A module begins in training.
+/// A new module is in training mode.
 impl Default for Training {
     fn default() -> Self {
         Self(true)
@@ -122,7 +124,7 @@ impl Deref for Buffer {
     }
 }
 
-/// Its values would have to be waited for.
+/// Writes shape, dtype and device, but no values, because reading values would wait for the device.
 fn describe(tensor: &Tensor, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     write!(f, "{name}({:?}, {}, {})", tensor.size(), tensor.dtype(), tensor.device())
 }

@@ -1,9 +1,9 @@
-//! Checks that a module's input is on the device of its first parameter, so that the error names
-//! both.
+//! Checks that a module's input is on the device of the module's first parameter, so that the error can name the
+//! parameter.
 
 use warpline::{ErrorKind, Result, Tensor};
 
-/// Refuses an input that is elsewhere than a parameter, by the parameter's name and both devices.
+/// Returns [`ErrorKind::DeviceMismatch`] if `input` is on a device that cannot access `parameter`.
 #[track_caller]
 pub(crate) fn check(
     module: &'static str,
@@ -13,7 +13,7 @@ pub(crate) fn check(
 ) -> Result<()> {
     let (own, other) = (input.storage(), parameter.storage());
     let meet = match (own.cuda_device(), other.cuda_device()) {
-        // Devices may have access to each other's memory; which needs it, the op knows.
+        // With peer access in either direction, the op itself checks whether it has the access that it needs.
         (Some(a), Some(b)) => {
             let reaches = |a, b| own.runtime().peer_access_enabled(a, b);
             reaches(a.index(), b.index()) || reaches(b.index(), a.index())

@@ -1,4 +1,4 @@
-"""PyTorch beside examples/all_reduce_speed.rs: the same sizes, measured in the same way."""
+"""Measures PyTorch with the sizes and in the way of examples/all_reduce_speed.rs."""
 
 import argparse
 import ctypes
@@ -12,7 +12,7 @@ LIMIT = 60
 
 
 class Start:
-    """Where all ranks wait for each other, without sleeping."""
+    """A barrier of all ranks that does not sleep."""
 
     def __init__(self, came, rank):
         self.came, self.rank, self.round = came, rank, 0

@@ -1,4 +1,4 @@
-"""PyTorch beside examples/data_parallel_speed.rs: the same shapes, measured in the same way."""
+"""Measures PyTorch with the shapes and in the way of examples/data_parallel_speed.rs."""
 
 import argparse
 import time

@@ -1,4 +1,4 @@
-//! What a collective costs the host while other collectives are outstanding.
+//! Measures the host's cost of a collective while other collectives are outstanding.
 //!
 //! `cargo bench -p warpline-parallel --bench outstanding` runs on a driver that completes nothing. With
 //! `WARPLINE_DRIVER=cuda` it runs on the machine's first GPU, in a group of one rank.
@@ -19,7 +19,7 @@ fn main() -> Result<()> {
     with_runtime(&runtime, growth)
 }
 
-/// Prints the nanoseconds per item of each number of items.
+/// Prints the time per item, in nanoseconds, for several numbers of items.
 fn row(name: &str, mut item: impl FnMut() -> Result<()>) -> Result<()> {
     (0..100).try_for_each(|_| item())?;
     print!("{name:30}");

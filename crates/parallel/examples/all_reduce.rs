@@ -1,8 +1,8 @@
-//! All-reduce of two or more ranks, each a process with a GPU of its own.
+//! All-reduce of two or more ranks. Each rank is a process with its own GPU.
 //!
-//! On simulated GPUs: `cargo run -p warpline-parallel --example all_reduce -- --ranks 2 --driver sim`;
-//! on real ones the same with `--driver cuda`. Under a launcher, such as `torchrun --no-python`, it
-//! is one rank and starts none.
+//! On simulated GPUs: `cargo run -p warpline-parallel --example all_reduce -- --ranks 2 --driver sim`; on real GPUs the
+//! same with `--driver cuda`. Under a launcher, such as `torchrun --no-python`, the program runs as one rank and starts
+//! no processes.
 
 use std::process::ExitCode;
 
@@ -14,20 +14,20 @@ use warpline_parallel::distributed::{InitOptions, ReduceOp, init_process_group};
 /// All-reduce of several processes.
 #[derive(Parser)]
 struct Args {
-    /// How many to start.
+    /// Number of ranks to start.
     #[arg(long, default_value_t = 2)]
     ranks: usize,
-    /// What they run on: `cuda`, or `sim`.
+    /// Driver of the ranks: `cuda` or `sim`.
     #[arg(long, default_value = "cuda")]
     driver: String,
-    /// Elements of the tensor.
+    /// Number of elements of the tensor.
     #[arg(long, default_value_t = 1024)]
     size: usize,
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    // Set by whoever starts ranks.
+    // Launchers set one of these variables.
     let names = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"];
     if names.iter().any(|name| std::env::var_os(name).is_some()) {
         return match rank(args.size) {
@@ -56,12 +56,12 @@ fn rank(size: usize) -> Result<(), Box<dyn std::error::Error>> {
     let (rank, ranks) = (group.rank(), group.world_size());
     cuda::set_device(group.device())?;
 
-    // Like any op: on the current stream, before what comes after it.
+    // Runs on the current stream, like any op, before later work on the stream.
     let x = full([size], rank as f64 + 1.0, "cuda")?;
     group.all_reduce(&x, ReduceOp::Sum, false)?;
     let sum = (x.sum(())? / size as f64)?.item::<f32>()?;
 
-    // On the group's own stream, beside other work, until it is waited for.
+    // Runs on the group's own stream, concurrently with other work, until `wait`.
     let y = full([size], rank as f64, "cuda")?;
     let work = group.all_reduce(&y, ReduceOp::Max, true)?;
     let squares = (&x * &x)?;

@@ -1,5 +1,5 @@
-//! How long an all-reduce of two or more GPUs takes through a process group, and by NCCL itself in
-//! the same process. Beside it, `benches/all_reduce.py` measures PyTorch with the same sizes.
+//! Measures an all-reduce of two or more GPUs through a process group and by NCCL directly, in the same process.
+//! `benches/all_reduce.py` measures PyTorch with the same sizes.
 //!
 //! ```sh
 //! cargo run --release -p warpline-parallel --example all_reduce_speed
@@ -7,9 +7,9 @@
 //!     --kib 4,64 --runs 5 --loops 2
 //! ```
 //!
-//! For each size and way: the median time from a rank's call to its stream being synchronised, all
-//! ranks having started together; the median time per call of many that are enqueued before one
-//! synchronisation; and how long the host was busy with each of those.
+//! For each size and way of calling, prints three medians: the time from a call to the synchronisation of the stream,
+//! with all ranks starting at the same time; the time per call in a loop that ends with one synchronisation; and the
+//! host's time per call in that loop.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -31,30 +31,30 @@ use warpline_parallel::distributed::{
 
 #[derive(Clone, Debug, Parser)]
 struct Args {
-    /// Ranks: threads with a GPU each.
+    /// Number of ranks. Each rank is a thread with its own GPU.
     #[arg(long, default_value_t = 2)]
     ranks: usize,
-    /// Sizes in KiB.
+    /// Sizes of the tensors, in KiB.
     #[arg(long, value_delimiter = ',', default_values_t = [4, 1024, 32 * 1024, 256 * 1024])]
     kib: Vec<usize>,
-    /// Single calls that are timed, of which the median counts.
+    /// Number of single calls to time.
     #[arg(long, default_value_t = 100)]
     runs: usize,
-    /// Loops that are timed, of which the median counts.
+    /// Number of loops to time.
     #[arg(long, default_value_t = 9)]
     loops: usize,
-    /// Calls a driver and an NCCL that do nothing: what is left is the host's own work.
+    /// Use a driver and an NCCL that do nothing, to measure the host's own work.
     #[arg(long)]
     null: bool,
-    /// Calls in a loop.
+    /// Number of calls in a loop.
     #[arg(long, default_value_t = 50)]
     calls: usize,
 }
 
-/// How long anything may take.
+/// Time limit of every wait.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Where all ranks wait for each other, without sleeping.
+/// A barrier of all ranks that does not sleep.
 struct Start {
     ranks: usize,
     came: AtomicUsize,
@@ -72,10 +72,10 @@ impl Start {
     }
 }
 
-/// One way to call an all-reduce.
+/// A way to call an all-reduce: its name and the call.
 type Way<'a> = (&'static str, Box<dyn Fn() -> anyhow::Result<()> + 'a>);
 
-/// Per way: of one call, per call of a loop, and of that the host's part.
+/// Times of each way: of a single call, per call in a loop, and the host's part of the latter.
 type Times = Vec<[Duration; 3]>;
 
 fn median(times: &mut [Duration]) -> Duration {
@@ -91,7 +91,7 @@ fn time(args: &Args, start: &Start, stream: &Stream, ways: &[Way<'_>]) -> anyhow
             stream.raw().synchronize()?;
         }
     }
-    // In turns, so that a clock that changes meets all of them.
+    // Alternates between the ways, so that changes of the GPU's clock affect all of them.
     for _ in 0..args.runs {
         for ((_, call), times) in ways.iter().zip(&mut all) {
             start.wait()?;
@@ -117,7 +117,7 @@ fn time(args: &Args, start: &Start, stream: &Stream, ways: &[Way<'_>]) -> anyhow
     Ok(all.into_iter().map(|times| times.map(|mut t| median(&mut t))).collect())
 }
 
-/// NCCL as it comes, with a communicator whose calls block.
+/// NCCL called directly, with a blocking communicator.
 struct Bare {
     library: Library,
     comm: *mut c_void,
@@ -140,9 +140,9 @@ type AllReduce = unsafe extern "C" fn(
 type Destroy = unsafe extern "C" fn(*mut c_void) -> c_int;
 
 impl Bare {
-    /// With the device that is current for the driver on this thread.
+    /// Creates a communicator on the device that is current for the driver on this thread.
     fn new(id: &UniqueId, ranks: usize, rank: usize) -> anyhow::Result<Self> {
-        // SAFETY: it is NCCL's, which is loaded already and found by its name.
+        // SAFETY: the library is NCCL, which is already loaded, so no initializer runs.
         let library = unsafe { Library::new("libnccl.so.2") }?;
         let mut comm = ptr::null_mut();
         // SAFETY: the signature is nccl.h's.
@@ -154,7 +154,7 @@ impl Bare {
         Ok(Self { library, comm })
     }
 
-    /// What sums floats in place.
+    /// Returns a function that sums floats in place.
     fn all_reduce(
         &self,
         memory: &DeviceMemory,
@@ -179,15 +179,15 @@ impl Bare {
 
 impl Drop for Bare {
     fn drop(&mut self) {
-        // SAFETY: the signature is nccl.h's; the communicator is not used afterwards.
+        // SAFETY: the signature is nccl.h's.
         if let Ok(destroy) = unsafe { self.library.get::<Destroy>(b"ncclCommDestroy\0") } {
-            // SAFETY: as above.
+            // SAFETY: the signature is nccl.h's; the communicator is not used afterwards.
             unsafe { destroy(self.comm) };
         }
     }
 }
 
-/// What each rank needs besides its number.
+/// The data that all ranks share.
 struct Shared {
     args: Args,
     store: Arc<HashStore>,
@@ -215,7 +215,7 @@ fn rank(shared: &Shared, rank: usize) -> anyhow::Result<Vec<(Vec<&'static str>, 
     let (runtime, stream) = (runtime(), cuda::current_stream(rank)?);
     let driver = runtime.driver()?;
     let comm = Communicator::new(driver, rank, &ids[0], args.ranks, rank, LIMIT)?;
-    // A driver call makes the device current on this thread, for NCCL to take.
+    // This driver call makes the device current on this thread, which NCCL requires.
     stream.raw().synchronize()?;
     let real = driver.name() == "cuda";
     let bare = real.then(|| Bare::new(&ids[1], args.ranks, rank)).transpose()?;
@@ -234,7 +234,7 @@ fn rank(shared: &Shared, rank: usize) -> anyhow::Result<Vec<(Vec<&'static str>, 
         ways.push((
             "Communicator",
             Box::new(|| {
-                // SAFETY: stream and memory are alive, as large as it says, until it is synchronised.
+                // SAFETY: the stream, and `count` elements of memory, stay alive until the stream is synchronised.
                 Ok(unsafe { comm.enqueue(&call, stream.raw().handle()) }?)
             }),
         ));

@@ -1,4 +1,4 @@
-//! A network on several GPUs, as PyTorch's CUDA-semantics note has it:
+//! Runs a network on several GPUs, as in PyTorch's note on CUDA semantics:
 //!
 //! ```sh
 //! WARPLINE_DRIVER=sim:4 cargo run -p warpline-parallel --example data_parallel
@@ -14,15 +14,15 @@ use warpline_parallel::{DataParallel, DataParallelOptions};
 
 #[derive(Debug, Parser)]
 struct Args {
-    /// How many GPUs; all there are by default.
+    /// Number of GPUs. Default: all.
     #[arg(long)]
     devices: Option<usize>,
-    /// Rows of the input.
+    /// Number of rows of the input.
     #[arg(long, default_value_t = 10)]
     batch: usize,
 }
 
-/// A network that notes where it computes what.
+/// A network that records the device and shapes of each forward pass.
 #[derive(Clone, Module)]
 struct Model {
     net: Sequential,

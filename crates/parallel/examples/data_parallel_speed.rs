@@ -1,5 +1,5 @@
-//! How long a forward of eight `Linear` with `ReLU` takes on one GPU and on several. Beside it,
-//! `benches/data_parallel.py` measures PyTorch with the same shapes.
+//! Measures the forward pass of eight `Linear` with `ReLU` on one GPU and on several GPUs. `benches/data_parallel.py`
+//! measures PyTorch with the same shapes.
 //!
 //! ```sh
 //! cargo run --release -p warpline-parallel --example data_parallel_speed
@@ -16,19 +16,19 @@ use warpline_parallel::{DataParallel, DataParallelOptions};
 
 #[derive(Debug, Parser)]
 struct Args {
-    /// Numbers of GPUs; 2, 4 and 8 by default, as far as there are so many.
+    /// Numbers of GPUs to use. Default: 2, 4 and 8, up to the number of GPUs.
     #[arg(long, value_delimiter = ',')]
     devices: Vec<usize>,
-    /// Rows of the input.
+    /// Numbers of rows of the input.
     #[arg(long, value_delimiter = ',', default_values_t = [1024, 8192, 32768])]
     batches: Vec<usize>,
-    /// Inputs and outputs of each layer.
+    /// Number of inputs and outputs of each layer.
     #[arg(long, default_value_t = 4096)]
     width: usize,
-    /// Timed forwards, of which the median counts.
+    /// Number of forward passes to time. The median is printed.
     #[arg(long, default_value_t = 9)]
     runs: usize,
-    /// Have the input in page-locked memory, and not on the first GPU.
+    /// Put the input in page-locked memory instead of on the first GPU.
     #[arg(long)]
     pinned: bool,
 }
@@ -40,7 +40,7 @@ fn synchronize() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The median time until all is done, and until the host was free again.
+/// Returns the median times until all work is done, and until the host is free again.
 fn time(runs: usize, f: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<[Duration; 2]> {
     f()?;
     f()?;

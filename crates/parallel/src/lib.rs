@@ -1,4 +1,4 @@
-//! Many GPUs and many processes: `DataParallel` and process groups (`torch.nn.DataParallel`,
+//! Several GPUs and several processes: `DataParallel` and process groups (`torch.nn.DataParallel`,
 //! `torch.distributed`).
 
 #![forbid(unsafe_code)]
@@ -8,7 +8,7 @@ pub mod distributed;
 
 pub use data_parallel::{DataParallel, DataParallelError, DataParallelOptions};
 
-/// The program of this crate's README runs.
+/// Runs the examples of this crate's README as documentation tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct CrateReadme;

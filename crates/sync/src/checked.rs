@@ -1,68 +1,70 @@
-//! What the checker does not have.
+//! Replacements for types of the standard library that shuttle lacks.
 
 use std::sync::PoisonError;
 
 use shuttle::sync::Mutex;
 use shuttle::sync::atomic::{AtomicBool, Ordering};
 
-/// Where the checker may go on with another thread. Nothing without it.
+/// Marks a point where the checker may switch to another thread. Does nothing in builds without the checker.
 pub fn let_others_run() {
-    // Any access of an atomic is such a place. To yield would say that nothing is to be done here.
+    // The checker may switch threads at any access to an atomic. A yield would tell it that this thread has to wait.
     AtomicBool::new(false).load(Ordering::SeqCst);
 }
 
-/// [`std::sync::OnceLock`], whose every use lets other threads run, and whose closure may too.
+/// A [`std::sync::OnceLock`] for the checker, which may switch threads at each use and inside the closure of
+/// [`get_or_init`](OnceLock::get_or_init).
 #[derive(Debug)]
 pub struct OnceLock<T> {
     value: std::sync::OnceLock<T>,
-    /// Held while a value is made.
+    /// Held during initialization.
     making: Mutex<()>,
 }
 
 impl<T> OnceLock<T> {
-    /// An empty one.
+    /// Creates an empty cell.
     #[must_use]
     pub const fn new() -> Self {
         Self { value: std::sync::OnceLock::new(), making: Mutex::new(()) }
     }
 
-    /// What is in it.
+    /// Returns the value, or `None` if the cell is empty.
     pub fn get(&self) -> Option<&T> {
         let_others_run();
         self.value.get()
     }
 
-    /// What is in it, to be changed.
+    /// Returns the value for modification, or `None` if the cell is empty.
     pub fn get_mut(&mut self) -> Option<&mut T> {
         self.value.get_mut()
     }
 
-    /// What is in it, which is gone then.
+    /// Consumes the cell and returns its value.
     pub fn into_inner(self) -> Option<T> {
         self.value.into_inner()
     }
 
-    /// Takes out what is in it.
+    /// Takes the value and leaves the cell empty.
     pub fn take(&mut self) -> Option<T> {
         self.value.take()
     }
 
-    /// Puts something in.
+    /// Stores a value in an empty cell.
     ///
     /// # Errors
-    /// Gives it back where there is something already.
+    /// Returns `value` if the cell already has a value.
     pub fn set(&self, value: T) -> Result<(), T> {
         let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
         self.value.set(value)
     }
 
-    /// What is in it, made now if need be.
+    /// Returns the value, after initializing an empty cell with `make`.
     pub fn get_or_init(&self, make: impl FnOnce() -> T) -> &T {
         if let Some(value) = self.get() {
             return value;
         }
         let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
-        // The others wait for the lock, so that none is stopped inside the standard library's.
+        // Other threads wait for `making`, so that no thread blocks inside the standard library, which the checker
+        // cannot see.
         self.value.get_or_init(make)
     }
 }
@@ -73,8 +75,8 @@ impl<T> Default for OnceLock<T> {
     }
 }
 
-/// [`std::sync::LazyLock`] for a static. Each execution makes a value of its own, because the checker's
-/// locks cannot be shared by executions.
+/// A [`std::sync::LazyLock`] for statics. Each execution of a test computes its own value, because executions cannot
+/// share the checker's locks.
 #[derive(Debug)]
 pub struct LazyLock<T: Sync>(shuttle::lazy_static::Lazy<T>);
 
@@ -85,7 +87,7 @@ impl<T: Sync> LazyLock<T> {
         Self(shuttle::lazy_static::Lazy::new(make))
     }
 
-    /// Returns this execution's value.
+    /// Returns the value of this execution, after computing it on first use.
     pub fn force(this: &'static Self) -> &'static T {
         this.0.get()
     }

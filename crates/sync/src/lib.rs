@@ -1,12 +1,12 @@
-//! Locks, atomics, channels and threads for Warpline's own crates: the standard library's, or in a
-//! build with `--cfg shuttle` those of the checker [shuttle](https://docs.rs/shuttle), which runs a
-//! test under many schedules of its threads.
+//! Locks, atomics, channels and threads for Warpline's own crates: those of the standard library, or in a build with
+//! `--cfg shuttle` those of the checker [shuttle](https://docs.rs/shuttle), which runs a test under many thread
+//! schedules.
 //!
-//! Not for others: it has what Warpline's crates use and changes with them. It is chosen by a `cfg`
-//! and not by a feature, which cargo would turn on for a whole program because one crate asks for it.
+//! Internal to Warpline: the interface changes with the crates that use it. A `cfg` selects the checker rather than a
+//! feature, because cargo enables a feature for a whole program as soon as one crate asks for it.
 //!
-//! The checker goes on with another thread only where these are used: counting an `Arc`, say, is one
-//! step with what comes before it. A lock of the standard library must not be held there.
+//! The checker switches threads only at uses of these items. Other operations, such as counting an `Arc`, form one step
+//! with the preceding use. A lock of the standard library must not be held across a use of these items.
 
 #![forbid(unsafe_code)]
 
@@ -32,7 +32,7 @@ pub use std::{
     thread, thread_local,
 };
 
-/// Where the checker may go on with another thread. Nothing without it.
+/// Marks a point where the checker may switch to another thread. Does nothing in builds without the checker.
 #[cfg(not(shuttle))]
 #[inline]
 pub fn let_others_run() {}

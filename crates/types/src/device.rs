@@ -1,11 +1,11 @@
-//! Names of devices: parsing and printing.
+//! Device names: parsing and printing.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::{Error, ErrorKind, Result};
 
-/// A place for tensors (`torch.device`).
+/// A device that holds tensors (`torch.device`).
 ///
 /// ```
 /// use warpline_types::Device;
@@ -17,36 +17,36 @@ use crate::{Error, ErrorKind, Result};
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Device {
-    /// Host memory, and the host's cores.
+    /// The host.
     #[default]
     Cpu,
-    /// A GPU by its index; `None` is whichever is current when the device is used.
+    /// The GPU with this index. `None`: the current GPU at the time of use.
     Cuda(Option<usize>),
 }
 
-/// PyTorch keeps device indices in eight bits.
+/// Highest device index, as in PyTorch, which stores indices in a signed byte.
 const MAX_INDEX: usize = 127;
 
 impl Device {
-    /// The GPU with that index.
+    /// Returns the GPU with this index.
     #[must_use]
     pub const fn cuda(index: usize) -> Self {
         Self::Cuda(Some(index))
     }
 
-    /// Whether it is a GPU.
+    /// Returns `true` for a GPU.
     #[must_use]
     pub const fn is_cuda(self) -> bool {
         matches!(self, Self::Cuda(_))
     }
 
-    /// Whether it is the host.
+    /// Returns `true` for the host.
     #[must_use]
     pub const fn is_cpu(self) -> bool {
         matches!(self, Self::Cpu)
     }
 
-    /// The GPU's index, if one is named.
+    /// Returns the index of the GPU. `None` for the host and for the current GPU.
     #[must_use]
     pub const fn index(self) -> Option<usize> {
         match self {
@@ -69,7 +69,10 @@ impl fmt::Display for Device {
 impl FromStr for Device {
     type Err = Error;
 
-    /// Reads `cpu`, `cuda`, `cuda:N` and, as PyTorch does, `cpu:0`.
+    /// Parses `cpu`, `cpu:0`, `cuda` and `cuda:N`, where `N` is from 0 to 127.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidDeviceString`] for any other text.
     fn from_str(text: &str) -> Result<Self> {
         let bad = |reason| {
             Error::unlocated(ErrorKind::InvalidDeviceString { text: text.to_owned(), reason })

@@ -1,4 +1,4 @@
-//! Element types and how they combine.
+//! Element types, numbers, and type promotion.
 
 use std::fmt;
 
@@ -7,8 +7,8 @@ use half::{bf16, f16};
 
 /// The type of a tensor's elements (`torch.dtype`).
 //
-// As wide as the references beside it in a view: a copy of that is whole words, which are read back as
-// they were stored. With padding it took a fifth more time to dispatch an op.
+// As wide as a reference, so that a view, which holds both, has no padding and is copied word by word. With padding,
+// dispatching an op took a fifth more time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u64)]
 pub enum DType {
@@ -34,19 +34,19 @@ pub enum DType {
     F64,
 }
 
-/// Bool below integers below floats: a higher category wins promotion.
+/// The category of a dtype or number. In type promotion the higher category wins: `Bool` < `Int` < `Float`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Category {
     /// `bool`.
     Bool,
     /// Signed and unsigned integers.
     Int,
-    /// Floats of any width.
+    /// Floating-point numbers of any width.
     Float,
 }
 
 impl DType {
-    /// Every dtype, in declaration order: `ALL[d as usize] == d`.
+    /// All dtypes in declaration order: `ALL[d as usize] == d`.
     pub const ALL: [DType; 10] = [
         DType::Bool,
         DType::U8,
@@ -60,7 +60,7 @@ impl DType {
         DType::F64,
     ];
 
-    /// Bytes per element.
+    /// Returns the size of an element, in bytes.
     #[must_use]
     pub const fn size(self) -> usize {
         match self {
@@ -71,7 +71,7 @@ impl DType {
         }
     }
 
-    /// The suffixes of all, in order: what modules that exist for each dtype are called.
+    /// The kernel-name suffix of each dtype, in the order of [`DType::ALL`].
     pub const SUFFIXES: [&str; 10] = {
         let mut suffixes = [""; 10];
         let mut i = 0;
@@ -82,7 +82,7 @@ impl DType {
         suffixes
     };
 
-    /// PyTorch's name without the `torch.`, such as `float32`.
+    /// Returns PyTorch's name of the dtype without the `torch.`, such as `float32`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -99,7 +99,7 @@ impl DType {
         }
     }
 
-    /// The suffix of kernel names, such as `f32`.
+    /// Returns the suffix of kernel names for this dtype, such as `f32`.
     #[must_use]
     pub const fn suffix(self) -> &'static str {
         match self {
@@ -116,13 +116,13 @@ impl DType {
         }
     }
 
-    /// The dtype with that PyTorch name.
+    /// Returns the dtype with this PyTorch name (without the `torch.`). `None` if there is no such dtype.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|d| d.name() == name)
     }
 
-    /// Its category.
+    /// Returns the category of the dtype.
     #[must_use]
     pub const fn category(self) -> Category {
         match self {
@@ -132,13 +132,13 @@ impl DType {
         }
     }
 
-    /// Whether it is a float.
+    /// Returns `true` for floating-point dtypes.
     #[must_use]
     pub const fn is_float(self) -> bool {
         matches!(self.category(), Category::Float)
     }
 
-    /// The dtype two tensors' elements meet in (`torch.promote_types`).
+    /// Returns the dtype to which an op converts operands of these two dtypes (`torch.promote_types`).
     #[must_use]
     pub fn promote(self, other: Self) -> Self {
         use DType::*;
@@ -165,7 +165,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A Rust type that is a tensor's element.
+/// A Rust type that corresponds to a dtype.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no element type of tensors",
     label = "expected `bool`, `u8`, `i8`, `i16`, `i32`, `i64`, `f16`, `bf16`, `f32` or `f64`"
@@ -173,13 +173,15 @@ mod sealed {
 pub trait Element:
     sealed::Sealed + NoUninit + CheckedBitPattern + Send + Sync + fmt::Debug + 'static
 {
-    /// Its dtype.
+    /// The dtype of this type.
     const DTYPE: DType;
-    /// Its value as a [`Scalar`].
+    /// Converts the value to a [`Scalar`].
     fn to_scalar(self) -> Scalar;
-    /// The value, if the type can hold it: integers within their range, floats rounded where they are
-    /// finite afterwards, and as an integer a float only without a fraction. As a bool, whether it is
-    /// not zero.
+    /// Converts a number to this type, or returns `None` if the type cannot hold the number.
+    ///
+    /// - `bool`: true if the number is not zero.
+    /// - Integers: the number must be in range and have no fractional part.
+    /// - Floats: the number is rounded; a finite number must stay finite.
     fn from_scalar(scalar: Scalar) -> Option<Self>;
 }
 
@@ -194,7 +196,7 @@ fn integer<T: TryFrom<i64>>(scalar: Scalar) -> Option<T> {
 
 const TWO_63: f64 = 9_223_372_036_854_775_808.0;
 
-/// A conversion between floats, if it leaves what is finite finite.
+/// Converts between floats. Returns `None` if a finite value overflows to infinity.
 fn float<T>(scalar: Scalar, convert: fn(f64) -> T, is_finite: fn(&T) -> bool) -> Option<T> {
     let value = scalar.to_f64();
     let converted = convert(value);
@@ -236,7 +238,7 @@ element! {
     f64 => F64, Scalar::Float, |s| Some(s.to_f64());
 }
 
-/// One number of any category, as Python's `bool`, `int`, `float`.
+/// A number of any category, like Python's `bool`, `int` and `float`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scalar {
     /// A truth value.
@@ -248,7 +250,7 @@ pub enum Scalar {
 }
 
 impl Scalar {
-    /// Its category.
+    /// Returns the category of the number.
     #[must_use]
     pub const fn category(self) -> Category {
         match self {
@@ -258,7 +260,7 @@ impl Scalar {
         }
     }
 
-    /// The dtype a factory gives it: `bool`, `int64` or `float32`.
+    /// Returns the dtype of a tensor that is made from this number: `bool`, `int64` or `float32`.
     #[must_use]
     pub const fn default_dtype(self) -> DType {
         match self {
@@ -268,13 +270,13 @@ impl Scalar {
         }
     }
 
-    /// The dtype of an op between a tensor of `dtype` and this number (`torch.result_type`).
+    /// Returns the dtype of an op between a tensor of `dtype` and this number (`torch.result_type`).
     #[must_use]
     pub fn result_type(self, dtype: DType) -> DType {
         if self.category() > dtype.category() { self.default_dtype() } else { dtype }
     }
 
-    /// Whether it is not zero.
+    /// Returns `true` if the number is not zero.
     #[must_use]
     pub fn to_bool(self) -> bool {
         match self {
@@ -284,7 +286,7 @@ impl Scalar {
         }
     }
 
-    /// As an integer, towards zero and saturating.
+    /// Converts to an integer. Floats are rounded towards zero and saturate; NaN becomes 0.
     #[must_use]
     pub fn to_i64(self) -> i64 {
         match self {
@@ -294,7 +296,7 @@ impl Scalar {
         }
     }
 
-    /// As a float.
+    /// Converts to a float. Integers that `f64` cannot represent are rounded.
     #[must_use]
     pub fn to_f64(self) -> f64 {
         match self {
@@ -319,7 +321,7 @@ impl fmt::Display for Scalar {
 mod tests {
     use super::*;
 
-    /// Whether each dtype that numbers are read as can hold a value.
+    /// Returns the dtypes that can hold a value.
     fn holds(value: Scalar) -> Vec<DType> {
         let mut all = Vec::new();
         macro_rules! ask {

@@ -1,16 +1,16 @@
-//! Launches as error reports name them.
+//! Descriptions of launches for error reports.
 
 use std::fmt;
 use std::panic::Location;
 
 use crate::Site;
 
-/// Number of operands that are kept of a launch.
+/// Maximum number of operands recorded per launch.
 const OPERANDS: usize = 4;
-/// Number of sizes that are kept of an operand.
+/// Maximum number of sizes recorded per operand.
 const DIMS: usize = 4;
 
-/// The dtype and the shape of a launch's operand.
+/// The dtype and the shape of an operand.
 #[derive(Clone, Copy, Debug, Default)]
 struct Shape {
     dtype: &'static str,
@@ -31,24 +31,25 @@ impl fmt::Display for Shape {
 /// An op that was enqueued on a stream, with the shapes of its first operands.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch {
-    /// The op's name.
+    /// Name of the op.
     pub op: &'static str,
-    /// Number of the operation on its stream.
+    /// Sequence number of the operation on its stream.
     pub number: u64,
-    /// The line of the call.
+    /// Source location of the call.
     pub location: &'static Location<'static>,
     count: usize,
     operands: [Shape; OPERANDS],
 }
 
 impl Launch {
-    /// A launch without operands.
+    /// Creates a launch without operands.
     #[must_use]
     pub fn new(number: u64, Site { op, location }: Site) -> Self {
         Self { op, number, location, count: 0, operands: [Shape::default(); OPERANDS] }
     }
 
-    /// Replaces the launch with another one, whose operands are given by dtype name and shape. Does not allocate.
+    /// Overwrites this record with another launch. `operands` yields a dtype name and a shape per operand. Does not
+    /// allocate.
     #[inline]
     pub fn replace<'a>(
         &mut self,
@@ -80,14 +81,14 @@ impl fmt::Display for Launch {
     }
 }
 
-/// The launches of one stream that are not known to be complete.
+/// Launches on one stream that are not known to be complete.
 #[derive(Clone, Debug)]
 pub struct PendingLaunches {
-    /// The stream's name, as it is printed.
+    /// Display name of the stream.
     pub stream: String,
-    /// The latest launches, oldest first.
+    /// The most recent launches, oldest first.
     pub launches: Vec<Launch>,
-    /// Number of earlier operations that are not known to be complete either, and were not kept.
+    /// Number of earlier operations without a record that are not known to be complete.
     pub older: u64,
 }
 

@@ -1,7 +1,7 @@
-//! Types that every layer of Warpline names: dtypes and numbers, names of devices, call sites, and the error.
+//! The types that all layers of Warpline share: dtypes, numbers, device names, call sites, and the error.
 //!
-//! One [`Error`] serves streams, storage, kernels, tensors, modules and process groups, so that `?` works on any mix of
-//! calls in one function or closure. The other crates export these types again.
+//! Streams, storage, kernels, tensors, modules and process groups all return [`Error`], so `?` works on any mix of
+//! calls in one function or closure. The other crates re-export these types.
 #![forbid(unsafe_code)]
 
 mod device;
@@ -19,7 +19,7 @@ pub use site::Site;
 /// The driver layer.
 pub use warpline_cuda_sys_safe as driver;
 
-/// The program of this crate's README runs.
+/// Runs the examples of this crate's README as documentation tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct CrateReadme;

@@ -1,18 +1,19 @@
-//! Call sites: an op and the line that called it.
+//! Call sites: an op and the source location of its call.
 
 use std::panic::Location;
 
-/// An op, and where it was called.
+/// An op and the source location of its call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Site {
-    /// The op's name.
+    /// Name of the op.
     pub op: &'static str,
-    /// The line of the call.
+    /// Source location of the call.
     pub location: &'static Location<'static>,
 }
 
 impl Site {
-    /// The site of a call of `op` by the caller of the function that calls this.
+    /// Returns a call site of `op`. The location is that of the call to the `#[track_caller]` function that calls
+    /// `here`.
     #[inline]
     #[must_use]
     #[track_caller]

@@ -1,3 +1,4 @@
-//! The training script of `docs/from-pytorch.md`, beside PyTorch's in `train.py`. A test includes the program too.
+//! The training script of `docs/from-pytorch.md`. `train.py` is PyTorch's version. A test includes `program.rs` as
+//! well.
 
 include!("program.rs");

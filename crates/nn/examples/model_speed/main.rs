@@ -1,10 +1,11 @@
-//! How long steps of training take on a GPU, and how much memory, with PyTorch beside in the same run:
+//! Measures the time and peak memory of training steps on a GPU, and compares with PyTorch in the same run:
 //!
 //! ```text
 //! cargo run --release -p warpline-nn --example model_speed -- --python python3 [--only mlp]
 //! ```
 //!
-//! Without `--python` ours alone. With `WARPLINE_DRIVER=sim:1` it shows that everything runs, and no times of use.
+//! Without `--python` there is no comparison. `WARPLINE_DRIVER=sim:1` only checks that the program runs; its times are
+//! meaningless.
 
 mod models;
 
@@ -18,7 +19,7 @@ use warpline::{DType, Result, Tensor, cuda, randint, randn};
 use warpline_nn::Module;
 use warpline_nn::optim::{AdamW, AdamWOptions, Optimizer, Sgd, SgdOptions};
 
-/// A figure under its name, by which `pytorch.py` prints that of the same step.
+/// A measurement. `pytorch.py` prints the measurement of the same step under the same name.
 struct Figure {
     name: &'static str,
     micros: f64,
@@ -60,10 +61,10 @@ fn gib(bytes: f64) -> f64 {
     bytes / (1u64 << 30) as f64
 }
 
-/// PyTorch's side. It is part of this program, so that one file is enough on a GPU host.
+/// PyTorch's script, embedded so that a single file is enough on a GPU host.
 const PYTORCH: &str = include_str!("pytorch.py");
 
-/// PyTorch's figures: name, microseconds, bytes at the peak.
+/// Runs PyTorch's script. Returns names, times in microseconds, and peak memory in bytes.
 fn torch(python: &str, only: &str) -> anyhow::Result<Vec<(String, f64, f64)>> {
     let output = Command::new(python).args(["-c", PYTORCH, only]).output()?;
     anyhow::ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -76,7 +77,7 @@ fn torch(python: &str, only: &str) -> anyhow::Result<Vec<(String, f64, f64)>> {
     Ok(text.lines().filter_map(line).collect())
 }
 
-/// The median time of `inner` calls of `f`, after some that do not count.
+/// Returns the median time per call of `f` over `outer` runs of `inner` calls, after a warm-up.
 fn median(
     name: &'static str,
     inner: u32,
@@ -120,7 +121,7 @@ fn ours(only: &str) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// [`median`] of replays of a captured step.
+/// Captures a step and returns the [`median`] of its replays.
 fn captured(
     name: &'static str,
     inner: u32,
@@ -156,7 +157,7 @@ fn small() -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// A step, and that of a small model as a graph.
+/// Measures a step, and for the small model also the replay of the step as a graph.
 fn gpt(
     name: &'static str,
     dtype: DType,
@@ -187,7 +188,7 @@ fn gpt(
 mod tests {
     use super::*;
 
-    /// In any folder, as where an archive was unpacked. The shell stands in for Python.
+    /// The script is found from any folder, as after unpacking an archive. A shell script replaces Python.
     #[test]
     #[cfg(unix)]
     fn pytorchs_side_is_found_without_its_file() {

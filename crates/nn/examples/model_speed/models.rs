@@ -1,4 +1,4 @@
-//! The models.
+//! The models that `model_speed` measures.
 
 use warpline::functional::{
     AttentionOptions, CrossEntropyOptions, cross_entropy, linear, scaled_dot_product_attention,
@@ -6,7 +6,7 @@ use warpline::functional::{
 use warpline::{DType, Result, Tensor, arange};
 use warpline_nn::{Embedding, LayerNorm, Linear, Module, ReLU, Sequential};
 
-/// Three layers of 256.
+/// Three linear layers with inputs of width 256.
 pub(crate) fn mlp() -> Result<Sequential> {
     Ok(Sequential::new()
         .with(Linear::new(256, 256, ())?)
@@ -16,7 +16,7 @@ pub(crate) fn mlp() -> Result<Sequential> {
         .with(Linear::new(256, 10, ())?))
 }
 
-/// How large a GPT is.
+/// Sizes of a GPT.
 #[derive(Clone, Copy)]
 pub(crate) struct GptSizes {
     pub(crate) width: usize,
@@ -85,7 +85,7 @@ impl Gpt {
         })
     }
 
-    /// The mean cross entropy of `[batch, length]` tokens and what is to come of each.
+    /// Returns the mean cross entropy of `[batch, length]` tokens and the expected next tokens.
     pub(crate) fn loss(&self, tokens: &Tensor, targets: &Tensor) -> Result<Tensor> {
         let positions = arange(tokens.size()[1] as i64, tokens.device())?;
         let mut x = self.wte.forward(tokens)?.add(&self.wpe.forward(&positions)?)?;

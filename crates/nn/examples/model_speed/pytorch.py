@@ -1,4 +1,4 @@
-# PyTorch's part of `model_speed`: the same models and steps. A line each: name, microseconds, bytes at the peak.
+# PyTorch's part of `model_speed`: the same models and steps. Prints one line per step: name, microseconds, peak bytes.
 import sys
 import time
 

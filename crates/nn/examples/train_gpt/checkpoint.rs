@@ -1,4 +1,4 @@
-//! Saving a training and going on with it: what follows is the same, bit for bit.
+//! Saves and resumes a training run. A resumed run has bit-identical results.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use warpline_nn::{Module, StateDict, load_file, save_file};
 
 use super::train::Training;
 
-/// Writes all that the training goes on from into one file.
+/// Writes the complete state of the training to one file.
 pub(crate) fn save(training: &Training, path: &Path) -> anyhow::Result<()> {
     let mut all = training.model.state_dict().with_prefix("model");
     all.extend(training.optimizer.state_dict()?.to_tensors()?.with_prefix("optimizer"));
@@ -23,7 +23,8 @@ pub(crate) fn save(training: &Training, path: &Path) -> anyhow::Result<()> {
     Ok(save_file(&all, path)?)
 }
 
-/// Goes on from a file. The training is one of the same sizes and settings, on a device of the same kind.
+/// Restores the state from a file. `training` must have the sizes and settings of the saved run, on a device of the
+/// same kind.
 pub(crate) fn resume(training: &mut Training, path: &Path) -> anyhow::Result<()> {
     let all = load_file(path, Device::Cpu)?;
     training.model.load_state_dict(&all.under_prefix("model"), true)?;

@@ -1,7 +1,8 @@
-//! A small GPT that learns to write as a text is written, character by character:
+//! Trains a small GPT on the characters of a text:
 //! `cargo run --release -p warpline-nn --example train_gpt -- --device cuda --save gpt.safetensors`.
 //!
-//! With `--stop` it ends early; with `--resume gpt.safetensors` it then goes on as if it had not been stopped.
+//! `--stop` ends the training early. `--resume gpt.safetensors` continues it, with the same results as without the
+//! stop.
 
 mod checkpoint;
 mod model;
@@ -25,27 +26,27 @@ use train::{Settings, Training};
 
 #[derive(Debug, Parser)]
 struct Args {
-    /// cpu, cuda, cuda:1, or sim:1 for a simulated GPU.
+    /// Device: cpu, cuda, cuda:1, or sim:1 for a simulated GPU.
     #[arg(long, default_value = "cpu")]
     device: String,
-    /// How many steps the whole training has.
+    /// Number of steps of the whole training.
     #[arg(long, default_value_t = 1000)]
     steps: u32,
     /// Stop after this step.
     #[arg(long)]
     stop: Option<u32>,
-    /// Where to write what a later run goes on from.
+    /// File to save the state in, for a later run.
     #[arg(long)]
     save: Option<PathBuf>,
-    /// Go on from such a file.
+    /// Saved file to continue from.
     #[arg(long)]
     resume: Option<PathBuf>,
-    /// How many characters to write at the end.
+    /// Number of characters to generate at the end.
     #[arg(long, default_value_t = 300)]
     sample: usize,
     #[arg(long, default_value_t = 0.8)]
     temperature: f64,
-    /// Another text to learn from.
+    /// Text to learn from. Default: the beginning of Shakespeare's plays.
     #[arg(long)]
     text: Option<PathBuf>,
     #[arg(long, default_value_t = 1)]
@@ -66,7 +67,7 @@ struct Args {
     dropout: f64,
 }
 
-/// Steps between two looks at the loss, each of which waits for the device.
+/// Number of steps between reads of the loss. Each read waits for the device.
 const LOOK: u32 = 10;
 
 fn main() -> anyhow::Result<()> {
@@ -83,7 +84,7 @@ fn run(args: &Args, device: Device) -> anyhow::Result<()> {
     );
     anyhow::ensure!(args.temperature > 0.0, "the temperature must be greater than 0");
     anyhow::ensure!(args.context > 0, "there must be a context of one character or more");
-    // What was learned would be lost.
+    // Fail before the training rather than lose its result.
     if let Some(folder) = args.save.as_ref().and_then(|path| path.parent()) {
         let there = folder.as_os_str().is_empty() || folder.is_dir();
         anyhow::ensure!(there, "{}: there is no such folder to save in", folder.display());
@@ -116,7 +117,7 @@ fn run(args: &Args, device: Device) -> anyhow::Result<()> {
     }
     if args.sample > 0 {
         let start = characters.encode("\n");
-        // A text without line breaks begins with its first character.
+        // Without line breaks in the text, start with the first token.
         let start = if start.is_empty() { vec![0] } else { start };
         let (length, temperature) = (args.sample, args.temperature);
         let written = sample::generate(&mut training, sizes.context, &start, length, temperature)?;

@@ -1,14 +1,14 @@
-//! A small GPT: a decoder of blocks that normalise first, as GPT-2 has them.
+//! A small GPT: a decoder of pre-norm blocks, as in GPT-2.
 
 use warpline::functional::{AttentionOptions, linear, scaled_dot_product_attention};
 use warpline::{DType, Device, Result, Tensor, arange};
 use warpline_nn::{Dropout, Embedding, LayerNorm, Linear, Module, Training, init};
 
-/// Its sizes.
+/// Sizes of the model.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     pub(crate) vocabulary: usize,
-    /// How many tokens it looks at.
+    /// Maximum number of tokens in the input.
     pub(crate) context: usize,
     pub(crate) width: usize,
     pub(crate) layers: usize,
@@ -103,7 +103,7 @@ impl Block {
     }
 }
 
-/// The model. Its head is its table of tokens.
+/// The model. Its output layer is tied to the token embedding.
 #[derive(Clone, Debug, Module)]
 pub(crate) struct Gpt {
     wte: Embedding,
@@ -114,7 +114,8 @@ pub(crate) struct Gpt {
 }
 
 impl Gpt {
-    /// With GPT-2's first parameters, drawn on the host, so that they are the same for every device.
+    /// Creates a model with GPT-2's initialisation. Parameters are drawn on the host, so that they are the same on
+    /// every device.
     pub(crate) fn new(sizes: &Sizes, device: Device) -> Result<Self> {
         let mut gpt = Self {
             wte: Embedding::new(sizes.vocabulary, sizes.width, ())?,
@@ -127,7 +128,7 @@ impl Gpt {
             if name.ends_with("bias") {
                 init::zeros_(&parameter)?;
             } else if parameter.dim() == 2 {
-                // What is added to the residual stream is smaller, the more there is of it.
+                // GPT-2 scales the layers that add to the residual stream by 1/√(number of such layers).
                 let parts = if name.contains("c_proj") { 2.0 * sizes.layers as f64 } else { 1.0 };
                 init::normal_(&parameter, 0.0, 0.02 / parts.sqrt())?;
             }
@@ -136,7 +137,7 @@ impl Gpt {
         Ok(gpt)
     }
 
-    /// The logits of what follows each of the tokens: `[batch, time]` to `[batch, time, vocabulary]`.
+    /// Returns the logits of the token after each of `tokens`: `[batch, time]` to `[batch, time, vocabulary]`.
     pub(crate) fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         let places = arange(tokens.size()[1] as i64, (DType::I64, tokens.device()))?;
         let x = self.wte.forward(tokens)?.add(&self.wpe.forward(&places)?)?;

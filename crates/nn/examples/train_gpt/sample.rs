@@ -1,4 +1,4 @@
-//! Text that a model writes.
+//! Generates text from a model.
 
 use warpline::autograd::no_grad;
 use warpline::{Result, tensor};
@@ -7,8 +7,7 @@ use warpline_nn::Module;
 use super::model::Gpt;
 use super::train::Training;
 
-/// What the model writes after `start`, of so many tokens: the likelier a token, the more often; below a `temperature` of 1 even
-/// more so.
+/// Samples `length` tokens after `start` from the model's probabilities. A `temperature` below 1 favours likely tokens.
 pub(crate) fn generate(
     training: &mut Training,
     context: usize,
@@ -38,7 +37,7 @@ fn next_token(
 ) -> Result<i64> {
     let logits = model.forward(&tensor(seen, device)?.unsqueeze(0)?)?.select(1, -1)?;
     let likely = logits.div(temperature)?.softmax(-1)?;
-    // As `torch.multinomial` draws one.
+    // Draws in the same way as `torch.multinomial`.
     let waiting = likely.empty_like(())?;
     waiting.exponential_(1.0)?;
     likely.div(&waiting)?.argmax(-1)?.item()

@@ -1,11 +1,11 @@
-//! A text as characters, and pieces of it to learn from.
+//! Tokenizes a text by characters and cuts it into training samples.
 
 use std::collections::BTreeSet;
 
 use warpline::data::Dataset;
 use warpline::{Device, Result, Tensor, tensor};
 
-/// The characters that a text has. A token is a character's place in them.
+/// The distinct characters of a text. A token is the index of a character.
 #[derive(Clone, Debug)]
 pub(crate) struct Characters(Vec<char>);
 
@@ -19,7 +19,7 @@ impl Characters {
         self.0.len()
     }
 
-    /// Characters that the text did not have are left out.
+    /// Converts a text to tokens. Skips unknown characters.
     pub(crate) fn encode(&self, text: &str) -> Vec<i64> {
         text.chars().filter_map(|c| self.0.binary_search(&c).ok()).map(|i| i as i64).collect()
     }
@@ -29,7 +29,7 @@ impl Characters {
     }
 }
 
-/// Every piece of a text of `context` tokens, with the tokens that follow each of them.
+/// The data set of all windows of `context` tokens. The target of a window is the window shifted by one token.
 #[derive(Debug)]
 pub(crate) struct Pieces {
     tokens: Tensor,

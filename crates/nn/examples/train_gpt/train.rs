@@ -1,4 +1,4 @@
-//! Training, step by step.
+//! The state of a training run and its step.
 
 use warpline::data::{Batches, DataLoader};
 use warpline::functional::{CrossEntropyOptions, cross_entropy};
@@ -11,17 +11,17 @@ use warpline_nn::optim::{
 use super::model::{Gpt, Sizes};
 use super::text::Pieces;
 
-/// How it learns.
+/// Settings of a training run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) batch_size: usize,
-    /// The steps that the learning rate falls in.
+    /// Number of steps in which the learning rate falls to its minimum.
     pub(crate) steps: u32,
     pub(crate) lr: f64,
     pub(crate) seed: u64,
 }
 
-/// A training with all that it goes on from.
+/// A training run with its complete state.
 #[derive(Debug)]
 pub(crate) struct Training {
     pub(crate) model: Gpt,
@@ -30,12 +30,12 @@ pub(crate) struct Training {
     pub(crate) device: Device,
     pub(crate) step: u32,
     loader: DataLoader<Pieces>,
-    /// Where the order of the pieces comes from.
+    /// Generator of the order of the samples.
     pub(crate) generator: Generator,
-    /// As it was when this epoch began.
+    /// State of the generator at the start of this epoch.
     pub(crate) epoch: Tensor,
     batches: Batches<Pieces>,
-    /// Batches of this epoch that were taken.
+    /// Number of batches taken from this epoch.
     pub(crate) taken: usize,
 }
 
@@ -75,7 +75,7 @@ impl Training {
         })
     }
 
-    /// Goes to a place in the epoch that began with the generator as `epoch` says.
+    /// Moves to batch `taken` of the epoch that began with the generator state `epoch`.
     pub(crate) fn seek(&mut self, epoch: Tensor, taken: usize) -> Result<()> {
         self.generator.set_state(&epoch)?;
         self.batches = self.loader.iter_from(taken)?;
@@ -96,7 +96,7 @@ impl Training {
         Ok((inputs.to_non_blocking(self.device)?, targets.to_non_blocking(self.device)?))
     }
 
-    /// One step. The loss is a tensor, for which the host need not wait.
+    /// Runs one step. Returns the loss as a tensor, so that the host does not wait.
     pub(crate) fn step(&mut self) -> Result<Tensor> {
         let (inputs, targets) = self.next_batch()?;
         self.optimizer.zero_grad()?;

@@ -1,4 +1,4 @@
-//! What can be wrong with a file.
+//! Errors of loading and saving files.
 
 use std::fmt;
 use std::io;
@@ -7,56 +7,56 @@ use std::sync::Arc;
 
 use warpline::{Error, ErrorKind};
 
-/// Why a file was not loaded or saved.
+/// The reason why a file could not be loaded or saved.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
-    /// The system's own: no such file, no rights, no space.
+    /// A system call failed, for example because the file does not exist or the disk is full.
     #[error("{}: {doing}: {cause}", path.display())]
     Io {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// What was being done.
+        /// The failed action, such as "opening it".
         doing: &'static str,
-        /// Why it failed.
+        /// The system's error.
         cause: Arc<io::Error>,
     },
-    /// The file is no safetensors file, or was cut or changed.
+    /// The file is not a valid safetensors file or index, or a state cannot be written as one.
     #[error("{}: {reason}", path.display())]
     Invalid {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong, and where.
+        /// The fault and its position.
         reason: String,
     },
-    /// A tensor of a dtype that there is not.
+    /// A tensor has a dtype that Warpline does not have.
     #[error("{}: the tensor `{name}` is of dtype {dtype}, which there is not here", path.display())]
     DType {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Which tensor.
+        /// Name of the tensor.
         name: String,
-        /// As the file has it.
+        /// The dtype as written in the file, such as `F8_E4M3`.
         dtype: String,
     },
-    /// Memory or a copy.
+    /// Memory for a tensor could not be allocated, or a tensor could not be copied.
     #[error("{}: {cause}", path.display())]
     Tensor {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// What failed.
+        /// Error of the allocation or copy.
         cause: Error,
     },
 }
 
-/// Its message, as `main` prints of the error that it returns.
+/// Writes the same message as `Display`, because a `main` that returns an error prints its `Debug` form.
 impl fmt::Debug for FileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-/// [`ErrorKind::File`] with this source.
+/// Converts to [`ErrorKind::File`] with the `FileError` as its source.
 impl From<FileError> for Error {
     #[track_caller]
     fn from(error: FileError) -> Self {

@@ -1,4 +1,4 @@
-//! What a file says of itself, checked against its length.
+//! Headers of safetensors files, checked against the length of the file.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +16,7 @@ use warpline::DType;
 
 use super::FileError;
 
-/// A JSON object, in which each name is there once.
+/// A JSON object whose names are unique.
 pub(super) struct Once<V>(pub(super) BTreeMap<String, V>);
 
 impl<'de, V: Deserialize<'de>> Deserialize<'de> for Once<V> {
@@ -46,29 +46,29 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for Once<V> {
     }
 }
 
-/// Larger headers are taken for something else.
+/// Largest accepted header, in bytes. A larger size means that the file has another format.
 const MOST: u64 = 100 << 20;
 
-/// The name of what is no tensor.
+/// Name of the header's entry for metadata, which is not a tensor.
 pub(super) const METADATA: &str = "__metadata__";
 
-/// A tensor's place in a file.
+/// The position of a tensor in a file.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) name: String,
     pub(super) dtype: DType,
     pub(super) sizes: Vec<usize>,
-    /// Where its bytes begin, from the beginning of the file.
+    /// Offset of the tensor's first byte from the start of the file.
     pub(super) begin: u64,
     pub(super) bytes: usize,
 }
 
-/// A file whose header is in order.
+/// An open file with a valid header.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) path: PathBuf,
     pub(super) file: File,
-    /// In the order of their places.
+    /// Tensors in the order of their offsets.
     pub(super) entries: Vec<Entry>,
 }
 
@@ -124,7 +124,7 @@ impl Opened {
             }
             at = to;
             let place = begin.saturating_add(from as u64);
-            // Sums could be too large for a number.
+            // `begin + to` could overflow.
             if to as u64 > length - begin {
                 let reason = format!(
                     "the tensor `{name}` lies in bytes {place} to {} of the file, which has {length}: it was cut",

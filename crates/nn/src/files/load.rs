@@ -1,8 +1,8 @@
 //! Loads tensors from files.
 //!
-//! All headers are checked against the lengths of their files before anything is allocated. Then
-//! several threads read pieces of 8 MiB into page-locked memory (`launch::fill_bytes`). Each thread
-//! has two pieces: one is on the wire to the device while the thread fills the other.
+//! All headers are checked against the lengths of their files before anything is allocated. Then several threads read
+//! pieces of 8 MiB into page-locked memory (`launch::fill_bytes`). Each thread has two buffers: the device copies from
+//! one while the thread fills the other.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -23,26 +23,26 @@ use super::header::{Once, Opened};
 use crate::StateDict;
 use crate::called::Called as _;
 
-/// What is read at once. A thread has two of these, so that one is on the wire while it reads the other.
+/// Bytes per read, and size of a thread's page-locked buffers.
 const PIECE: usize = 8 << 20;
-/// Threads that read; one copies some 8 GB/s out of the system's cache of files.
+/// Maximum number of reading threads. One thread copies about 8 GB/s from the page cache.
 const THREADS: usize = 8;
 
-/// How much of a load is done.
+/// The progress of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes that were read.
+    /// Bytes read so far.
     pub bytes: u64,
-    /// Bytes of all tensors.
+    /// Bytes of all tensors together.
     pub total: u64,
 }
 
-/// What [`load_file_with`] may be told.
+/// Options of [`load_file_with`].
 #[derive(Default)]
 pub struct LoadOptions<'a> {
-    /// Where the tensors are to be; the host by default.
+    /// Device of the loaded tensors. Default: the host.
     pub device: Device,
-    /// Is told of each piece that was read.
+    /// Callback that runs on the calling thread after each piece (up to 8 MiB) has been read. Default: `None`.
     pub progress: Option<&'a mut dyn FnMut(Progress)>,
 }
 
@@ -52,8 +52,8 @@ impl fmt::Debug for LoadOptions<'_> {
     }
 }
 
-/// The tensors of a safetensors file (`safetensors.torch.load_file`), or of all files that a `….index.json` names, on a
-/// device. What makes up a dtype and a shape is the file's.
+/// Loads the tensors of a safetensors file onto a device (`safetensors.torch.load_file`). If the extension of `path` is
+/// `json`, loads the tensors of all files in that index. Names, dtypes and shapes are those in the files.
 ///
 /// ```
 /// use warpline_nn::{Linear, Module, load_file, save_file};
@@ -68,25 +68,27 @@ impl fmt::Debug for LoadOptions<'_> {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::File`](warpline::ErrorKind::File), whose source is a [`FileError`], if a file cannot be opened, is not a
-/// regular file, or is not a valid safetensors file, or if memory for a tensor cannot be allocated. Nothing is loaded then.
+/// [`ErrorKind::InvalidDeviceString`](warpline::ErrorKind::InvalidDeviceString) if `device` is not a device name;
+/// [`ErrorKind::File`](warpline::ErrorKind::File) with a [`FileError`] as its source: [`FileError::Io`] if a file
+/// cannot be opened or read or is not a regular file, [`FileError::Invalid`] or [`FileError::DType`] if it is not a
+/// valid safetensors file, [`FileError::Tensor`] if memory cannot be allocated.
 #[track_caller]
 pub fn load_file(path: impl AsRef<Path>, device: impl IntoDevice) -> Result<StateDict> {
     let device = device.into_device().of("load_file")?;
     load(path.as_ref(), LoadOptions { device, progress: None }).map_err(Error::from).of("load_file")
 }
 
-/// [`load_file`] that says how far it is.
+/// Loads like [`load_file`], with options that include a progress callback.
 ///
 /// # Errors
-/// As [`load_file`].
+/// [`ErrorKind::File`](warpline::ErrorKind::File), with the same sources as [`load_file`].
 #[track_caller]
 pub fn load_file_with(path: impl AsRef<Path>, options: LoadOptions<'_>) -> Result<StateDict> {
     load(path.as_ref(), options).map_err(Error::from).of("load_file_with")
 }
 
 fn load(path: &Path, mut options: LoadOptions<'_>) -> Result<StateDict, FileError> {
-    // All headers are looked at before anything is allocated.
+    // All headers are checked before anything is allocated.
     let files = opened(path)?;
     let total: usize = files.iter().flat_map(|f| &f.entries).map(|entry| entry.bytes).sum();
     let (mut state, mut pieces) = (StateDict::new(), Vec::new());
@@ -118,10 +120,10 @@ struct Index {
     weight_map: Once<String>,
 }
 
-/// Attempts to open the files of an index that saves keep replacing.
+/// Maximum number of attempts to open the files of an index that concurrent saves replace.
 const ATTEMPTS: usize = 100;
 
-/// Opens all files of a path, checks their headers, and that they have the tensors that an index names.
+/// Opens all files of a path. Checks their headers, and that they contain the tensors that an index names.
 fn opened(path: &Path) -> Result<Vec<Opened>, FileError> {
     if path.extension().is_none_or(|end| end != "json") {
         return Ok(vec![Opened::new(path)?]);
@@ -162,7 +164,7 @@ fn indexed(path: &Path, text: &str) -> Result<Vec<Opened>, FileError> {
             return Err(FileError::invalid(path, reason));
         }
         let mut file = Opened::new(&path.with_file_name(name))?;
-        // Others may have more than the index wants of them.
+        // A file may contain tensors that the index assigns to another file or does not name.
         file.entries.retain(|entry| places.get(&entry.name) == Some(name));
         files.push(file);
     }
@@ -174,18 +176,18 @@ fn indexed(path: &Path, text: &str) -> Result<Vec<Opened>, FileError> {
     Ok(files)
 }
 
-/// A part of a tensor, and where it is in which file.
+/// A part of a tensor and its position in a file.
 struct Piece<'a> {
     file: &'a Opened,
     name: &'a str,
     from: u64,
     tensor: Tensor,
-    /// Where it begins in the tensor, in bytes.
+    /// Offset in the tensor, in bytes.
     at: usize,
     bytes: usize,
 }
 
-/// Reads all pieces; `done` is told how many bytes there are so far, on this thread.
+/// Reads all pieces. Calls `done` on this thread with the number of bytes read so far.
 #[track_caller]
 fn read(
     pieces: &[Piece<'_>],
@@ -195,11 +197,11 @@ fn read(
     let Some(first) = pieces.first() else { return Ok(()) };
     let location = std::panic::Location::caller();
     let failed = |error| FileError::tensor(&first.file.path)(error);
-    // Current streams are each thread's own; pieces go to the caller's.
+    // Each thread has its own current stream; all copies use the caller's.
     let exec = first.tensor.exec().map_err(failed)?;
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let threads = THREADS.min(cores).min(pieces.len());
-    // What the device is given in pieces, each in page-locked memory.
+    // Page-locked buffers, two per thread.
     let mut rings: Vec<Vec<Tensor>> = Vec::new();
     if device.is_cuda() {
         let piece = pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0);
@@ -222,7 +224,7 @@ fn read(
                 error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(reason);
                 return;
             }
-            // The other end goes last.
+            // The receiver outlives the threads.
             let _ = sender.send(piece.bytes);
         }
     };
@@ -267,7 +269,7 @@ impl Piece<'_> {
             })
         };
         let Some(staged) = staged else { return fill(&self.tensor, self.at) };
-        // Waits for what is still on the wire of it.
+        // Waits for the previous copy from this buffer.
         fill(staged, 0)?;
         let Exec::Cuda(_, _, stream) = exec else { return Ok(()) };
         let (to, from) = ((self.tensor.storage(), self.at), (staged.storage(), 0));

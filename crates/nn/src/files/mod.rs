@@ -1,4 +1,4 @@
-//! Tensors in files: [safetensors](https://huggingface.co/docs/safetensors), also in several files with an index.
+//! Tensors in [safetensors](https://huggingface.co/docs/safetensors) files, single or sharded with an index.
 
 mod error;
 mod header;

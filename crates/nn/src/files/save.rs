@@ -1,7 +1,7 @@
 //! Writes tensors into files.
 //!
-//! A save writes a new file beside the former one and renames it (`warpline-files`). Shards get
-//! names that no other save uses, and their index is replaced last.
+//! A save writes a new file beside the previous one and renames it (`warpline-files`). Shards get names that no other
+//! save uses, and their index is replaced last.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
@@ -20,12 +20,12 @@ use super::load::read_index;
 use crate::StateDict;
 use crate::called::Called as _;
 
-/// Bytes that are written at once.
+/// Bytes per write.
 const PIECE: usize = 1 << 20;
 /// The longest header that readers accept, in bytes.
 const MAX_HEADER: usize = 100_000_000;
 
-/// Returns a file's first bytes, up to the data, and its tensors in the order of their data.
+/// Returns the bytes of a file before its data, and the tensors in the order of their data.
 fn header<'a>(
     state: &'a StateDict,
     metadata: &BTreeMap<String, String>,
@@ -78,27 +78,29 @@ fn write(tensor: &Tensor, path: &Path, file: &mut impl Write) -> Result<(), File
     Ok(())
 }
 
-/// Writes tensors into a safetensors file (`safetensors.torch.save_file`), replacing the file that is there.
+/// Writes tensors to a safetensors file (`safetensors.torch.save_file`). Replaces an existing file.
 ///
-/// The replacement is atomic: the tensors go into a new file beside it, `.NAME.RANDOM.part`, which is synced to the
-/// disk and then renamed. Readers, other writers and a process that is killed see a complete file, the former or the
-/// new one. A killed process leaves its `.part` file behind. A symbolic link at the path is replaced by the file.
+/// The replacement is atomic: the tensors are written to a temporary file in the same folder, `.NAME.RANDOM.part`,
+/// which is synced to the disk and then renamed. At any time the path holds a complete file, the previous or the new
+/// one, even if several processes save or the process is killed. A killed process leaves its `.part` file behind. A
+/// symbolic link at the path is replaced by the file.
 ///
-/// Tensors that share memory are written one by one.
+/// Tensors that share memory are written separately.
 ///
 /// # Errors
-/// [`ErrorKind::File`](warpline::ErrorKind::File), whose source is a [`FileError`], if a tensor cannot be copied to the
-/// host, or the file cannot be written. The former file is then as it
-/// was, unless only the last step failed, which syncs the folder.
+/// [`ErrorKind::File`](warpline::ErrorKind::File) with a [`FileError`] as its source: [`FileError::Tensor`] if a tensor
+/// cannot be copied to the host, [`FileError::Io`] if the file cannot be written, [`FileError::Invalid`] if a tensor is
+/// named `__metadata__` or the header would exceed 100 MB. The previous file is then unchanged, unless only the last
+/// step failed, the sync of the folder.
 #[track_caller]
 pub fn save_file(state: &StateDict, path: impl AsRef<Path>) -> Result<()> {
     save_to(state, &BTreeMap::new(), path.as_ref()).map_err(Error::from).of("save_file")
 }
 
-/// [`save_file`] with a text for each of some names (`metadata`).
+/// Saves like [`save_file`], with metadata: a text per name (`metadata`).
 ///
 /// # Errors
-/// As [`save_file`].
+/// The same as [`save_file`].
 #[track_caller]
 pub fn save_file_with(
     state: &StateDict,
@@ -124,27 +126,27 @@ fn save_to(
     file.commit().map_err(FileError::io(path, "putting it in place"))
 }
 
-/// Name of the index of several files.
+/// File name of the index.
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Writes tensors into a folder: files of at most `max_bytes` of data, or one tensor, and their index,
-/// `model.safetensors.index.json`, which [`load_file`](crate::load_file) takes.
+/// Writes tensors to several files in a folder, with an index, `model.safetensors.index.json`, that
+/// [`load_file`](crate::load_file) accepts. Each file has at most `max_bytes` bytes of data, or a single larger tensor.
 ///
-/// The index is replaced atomically, as by [`save_file`], after all files that it names. These have names that no
-/// other save uses, `model-RANDOM-NNNNN-of-NNNNN.safetensors`, so the former index stays valid until then. Files of
-/// that form that the new index does not name are then removed: those of the former save, and of saves that were
-/// killed. Saves to one folder take turns; each waits up to ten minutes. Where the file system has no locks, nothing is
-/// removed.
+/// The index is replaced atomically, as by [`save_file`], after all files that it names. These files have names that no
+/// other save uses, `model-RANDOM-NNNNN-of-NNNNN.safetensors`, so the previous index stays valid until it is replaced.
+/// Afterwards all files with names of that form that the new index does not name are removed: those of the previous
+/// save and of saves that were killed. Saves to the same folder take turns; each waits up to ten minutes. On a file
+/// system without locks nothing is removed.
 ///
 /// # Errors
-/// As [`save_file`]; [`FileError::Io`] of the kind [`WouldBlock`](std::io::ErrorKind::WouldBlock) if the folder stays
-/// locked by others for ten minutes.
+/// The same as [`save_file`]; [`FileError::Io`] with the kind [`WouldBlock`](std::io::ErrorKind::WouldBlock) if other
+/// saves lock the folder for ten minutes.
 #[track_caller]
 pub fn save_sharded(state: &StateDict, folder: impl AsRef<Path>, max_bytes: usize) -> Result<()> {
     save_within(TURN, state, folder.as_ref(), max_bytes).map_err(Error::from).of("save_sharded")
 }
 
-/// [`save_sharded`] that waits up to `limit` for other saves.
+/// Saves like [`save_sharded`], but waits up to `limit` for other saves.
 #[track_caller]
 fn save_within(
     limit: Duration,
@@ -153,7 +155,7 @@ fn save_within(
     max_bytes: usize,
 ) -> Result<(), FileError> {
     let turn = match warpline_files::lock_folder(folder, limit) {
-        // The holder would remove the files of this save.
+        // Without the lock, the other save would remove the files of this one.
         Err(error) if error.kind() == ErrorKind::WouldBlock => {
             return Err(FileError::io(folder, "waiting for other saves to it")(error));
         }
@@ -183,7 +185,7 @@ fn save_within(
         true => saved.is_ok() && turn.is_ok() && is_shard(name) && !written.contains(name),
         false => written.contains(name),
     };
-    // An error here matters less than the outcome of the save.
+    // Failures to remove files are ignored: they do not affect the saved state.
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_name().to_str().is_some_and(is_stale) {
             let _ = warpline_files::remove(&entry.path());
@@ -218,13 +220,13 @@ fn save_all(
     save().map_err(FileError::io(&path, "writing it"))
 }
 
-/// Longest wait for other saves to the folder.
+/// Longest wait for other saves to the same folder.
 const TURN: Duration = Duration::from_secs(600);
 
 const PREFIX: &str = "model-";
 const SUFFIX: &str = ".safetensors";
 
-/// Whether a name is of the form `model-RANDOM-NNNNN-of-NNNNN.safetensors`.
+/// Returns `true` for names of the form `model-RANDOM-NNNNN-of-NNNNN.safetensors`.
 fn is_shard(name: &str) -> bool {
     let Some(middle) = name.strip_prefix(PREFIX).and_then(|rest| rest.strip_suffix(SUFFIX)) else {
         return false;

@@ -1,36 +1,36 @@
-//! How many inputs and outputs an element of a weight meets, and what an activation keeps of a variance.
+//! Fan-in and fan-out of weights, and gains of activations.
 
 use warpline::{Result, Tensor};
 
 use super::refused;
 
-/// Which of both variances is kept.
+/// The fan that Kaiming initialisation divides the variance by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FanMode {
-    /// That of the forward pass.
+    /// Fan-in: preserves the variance of activations in the forward pass.
     #[default]
     FanIn,
-    /// That of the backward pass.
+    /// Fan-out: preserves the variance of gradients in the backward pass.
     FanOut,
 }
 
-/// What comes after a layer.
+/// The activation that follows a layer, which determines the gain.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Nonlinearity {
-    /// Nothing, or a convolution.
+    /// No activation, or a linear or convolution layer. Gain 1.
     Linear,
-    /// A sigmoid.
+    /// Sigmoid. Gain 1.
     Sigmoid,
-    /// A hyperbolic tangent.
+    /// Hyperbolic tangent. Gain 5/3.
     Tanh,
-    /// A rectifier.
+    /// ReLU. Gain √2.
     ReLU,
-    /// A rectifier with this slope below zero.
+    /// Leaky ReLU with this negative slope. Gain √(2 / (1 + slope²)).
     LeakyReLU(f64),
-    /// A scaled exponential unit.
+    /// SELU. Gain 3/4.
     SELU,
     /// PyTorch's default for [`kaiming_uniform_`](super::kaiming_uniform_) and
-    /// [`kaiming_normal_`](super::kaiming_normal_): a leaky rectifier whose slope is 0.
+    /// [`kaiming_normal_`](super::kaiming_normal_): a leaky ReLU with slope 0. Gain √2.
     #[default]
     Default,
 }
@@ -44,7 +44,8 @@ impl FanMode {
     }
 }
 
-/// By what a standard deviation is multiplied for an activation (`calculate_gain`).
+/// Returns the recommended gain of an activation: the factor of a weight's standard deviation
+/// (`torch.nn.init.calculate_gain`).
 #[must_use]
 pub fn calculate_gain(nonlinearity: Nonlinearity) -> f64 {
     match nonlinearity {
@@ -56,7 +57,7 @@ pub fn calculate_gain(nonlinearity: Nonlinearity) -> f64 {
     }
 }
 
-/// Fan in and fan out of a weight of `[out, in, ..]`.
+/// Returns fan-in and fan-out of a weight of shape `[out, in, ..]`.
 #[track_caller]
 pub(crate) fn fans(op: &'static str, tensor: &Tensor) -> Result<(usize, usize)> {
     let [out, inputs, field @ ..] = tensor.size() else {

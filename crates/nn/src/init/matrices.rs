@@ -1,13 +1,13 @@
-//! Initialisers of matrices.
+//! Initialisers of matrices and filters.
 
 use warpline::{DType, Result, Tensor, eye, randn, randperm, zeros};
 
 use super::refused;
 
-/// The identity.
+/// Fills a matrix with the identity.
 ///
 /// # Errors
-/// [`warpline::ErrorKind::InvalidArgument`] of a tensor that is no matrix.
+/// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the tensor does not have two dimensions.
 #[track_caller]
 pub fn eye_(tensor: &Tensor) -> Result<&Tensor> {
     let &[rows, columns] = tensor.size() else {
@@ -18,10 +18,12 @@ pub fn eye_(tensor: &Tensor) -> Result<&Tensor> {
     Ok(tensor)
 }
 
-/// Filters that hand channels on as they are: `[out, in, ..]` with a one in the middle of filter (`i`, `i`).
+/// Fills the weight of a convolution, `[out, in, ..]`, so that it passes channels on unchanged: a one in the middle of
+/// each filter `(i, i)`, zeros elsewhere.
 ///
 /// # Errors
-/// [`warpline::ErrorKind::InvalidArgument`] of a tensor of fewer than three dimensions or more than five.
+/// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the tensor does not have three to five
+/// dimensions.
 #[track_caller]
 pub fn dirac_(tensor: &Tensor) -> Result<&Tensor> {
     let sizes = tensor.size();
@@ -40,10 +42,12 @@ pub fn dirac_(tensor: &Tensor) -> Result<&Tensor> {
     Ok(tensor)
 }
 
-/// A (semi-)orthogonal matrix times `gain`; of more dimensions the first stays, and the others are taken together.
+/// Fills a matrix with a (semi-)orthogonal matrix times `gain`. A tensor with more than two dimensions is treated as a
+/// matrix whose columns are all dimensions but the first, flattened.
 ///
 /// # Errors
-/// [`warpline::ErrorKind::InvalidArgument`] of a tensor of fewer than two dimensions.
+/// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the tensor has fewer than two dimensions;
+/// errors of [`randn`].
 #[track_caller]
 pub fn orthogonal_(tensor: &Tensor, gain: f64) -> Result<&Tensor> {
     if tensor.dim() < 2 {
@@ -72,8 +76,8 @@ pub fn orthogonal_(tensor: &Tensor, gain: f64) -> Result<&Tensor> {
     Ok(tensor)
 }
 
-/// What a QR decomposition with a positive diagonal of R has as Q: each vector without its parts along
-/// those before it. Twice, as the first time leaves rounding errors.
+/// Computes the Q of a QR decomposition whose R has a positive diagonal: subtracts from each vector its projections on
+/// the vectors before it (Gram-Schmidt). Does so twice, because the first pass leaves rounding errors.
 fn orthonormalise(vectors: &mut [Vec<f64>]) {
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
     for i in 0..vectors.len() {
@@ -90,10 +94,12 @@ fn orthonormalise(vectors: &mut [Vec<f64>]) {
     }
 }
 
-/// Draws from the normal distribution, and of each column sets a part (`sparsity`, rounded up) to zero.
+/// Fills a matrix from the normal distribution with mean 0 and standard deviation `std`, then sets random elements of
+/// each column to zero: the fraction `sparsity` of the rows, rounded up.
 ///
 /// # Errors
-/// [`warpline::ErrorKind::InvalidArgument`] of a tensor that is no matrix.
+/// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the tensor does not have two dimensions;
+/// errors of [`Tensor::normal_`].
 #[track_caller]
 pub fn sparse_(tensor: &Tensor, sparsity: f64, std: f64) -> Result<&Tensor> {
     let &[rows, columns] = tensor.size() else {

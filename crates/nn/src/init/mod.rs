@@ -1,5 +1,5 @@
-//! Initialisers (`torch.nn.init`). They change a tensor in place, also a parameter, without being recorded, and for a seed give
-//! PyTorch's values.
+//! Initialisers (`torch.nn.init`). They fill a tensor or parameter in place, without recording gradients, and draw the
+//! same values as PyTorch for the same seed.
 
 mod fans;
 mod matrices;
@@ -13,30 +13,30 @@ pub use matrices::{dirac_, eye_, orthogonal_, sparse_};
 
 pub(crate) use fans::fans;
 
-/// Draws uniformly from `[a, b)`.
+/// Fills a tensor from the uniform distribution on `[a, b)`.
 ///
 /// # Errors
-/// As [`Tensor::uniform_`].
+/// The same as [`Tensor::uniform_`].
 #[track_caller]
 pub fn uniform_(tensor: &Tensor, a: f64, b: f64) -> Result<&Tensor> {
     tensor.detach().uniform_(a, b)?;
     Ok(tensor)
 }
 
-/// Draws from the normal distribution.
+/// Fills a tensor from the normal distribution with mean `mean` and standard deviation `std`.
 ///
 /// # Errors
-/// As [`Tensor::normal_`].
+/// The same as [`Tensor::normal_`].
 #[track_caller]
 pub fn normal_(tensor: &Tensor, mean: f64, std: f64) -> Result<&Tensor> {
     tensor.detach().normal_(mean, std)?;
     Ok(tensor)
 }
 
-/// Draws from the normal distribution, but none below `a` or above `b`.
+/// Fills a tensor from the normal distribution with mean `mean` and standard deviation `std`, truncated to `[a, b]`.
 ///
 /// # Errors
-/// As [`Tensor::uniform_`].
+/// The same as [`Tensor::uniform_`].
 #[track_caller]
 pub fn trunc_normal_(tensor: &Tensor, mean: f64, std: f64, a: f64, b: f64) -> Result<&Tensor> {
     let below = |x: f64| (1.0 + libm::erf((x - mean) / std / SQRT_2)) / 2.0;
@@ -50,7 +50,7 @@ pub fn trunc_normal_(tensor: &Tensor, mean: f64, std: f64, a: f64, b: f64) -> Re
 /// Sets every element to `value`.
 ///
 /// # Errors
-/// As [`Tensor::fill_`].
+/// The same as [`Tensor::fill_`].
 #[track_caller]
 pub fn constant_(tensor: &Tensor, value: impl Into<Scalar>) -> Result<&Tensor> {
     tensor.detach().fill_(value)?;
@@ -60,7 +60,7 @@ pub fn constant_(tensor: &Tensor, value: impl Into<Scalar>) -> Result<&Tensor> {
 /// Sets every element to 1.
 ///
 /// # Errors
-/// As [`Tensor::fill_`].
+/// The same as [`Tensor::fill_`].
 #[track_caller]
 pub fn ones_(tensor: &Tensor) -> Result<&Tensor> {
     constant_(tensor, 1)
@@ -69,16 +69,17 @@ pub fn ones_(tensor: &Tensor) -> Result<&Tensor> {
 /// Sets every element to 0.
 ///
 /// # Errors
-/// As [`Tensor::fill_`].
+/// The same as [`Tensor::fill_`].
 #[track_caller]
 pub fn zeros_(tensor: &Tensor) -> Result<&Tensor> {
     constant_(tensor, 0)
 }
 
-/// Draws uniformly from ±`gain` · √(6 / (fan in + fan out)) (Glorot).
+/// Fills a weight `[out, in, ..]` uniformly from ±`gain` · √(6 / (fan-in + fan-out)) (Glorot).
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] of a tensor of fewer than two dimensions; as [`Tensor::uniform_`].
+/// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the tensor has fewer than two dimensions;
+/// errors of [`Tensor::uniform_`].
 #[track_caller]
 pub fn xavier_uniform_(tensor: &Tensor, gain: f64) -> Result<&Tensor> {
     let (fan_in, fan_out) = fans("xavier_uniform_", tensor)?;
@@ -87,17 +88,20 @@ pub fn xavier_uniform_(tensor: &Tensor, gain: f64) -> Result<&Tensor> {
     uniform_(tensor, -bound, bound)
 }
 
-/// Draws from the normal distribution of standard deviation `gain` · √(2 / (fan in + fan out)) (Glorot).
+/// Fills a weight `[out, in, ..]` from the normal distribution with mean 0 and standard deviation
+/// `gain` · √(2 / (fan-in + fan-out)) (Glorot).
 ///
 /// # Errors
-/// As [`xavier_uniform_`].
+/// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the tensor has fewer than two dimensions;
+/// errors of [`Tensor::normal_`].
 #[track_caller]
 pub fn xavier_normal_(tensor: &Tensor, gain: f64) -> Result<&Tensor> {
     let (fan_in, fan_out) = fans("xavier_normal_", tensor)?;
     normal_(tensor, 0.0, gain * (2.0 / (fan_in + fan_out) as f64).sqrt())
 }
 
-/// Draws uniformly from ±gain · √(3 / fan) (He).
+/// Fills a weight `[out, in, ..]` uniformly from ±gain · √(3 / fan) (He). `nonlinearity` determines the gain
+/// ([`calculate_gain`]), `mode` the fan. PyTorch's defaults are the defaults of both types.
 ///
 /// ```
 /// use warpline_nn::init::{FanMode, Nonlinearity, kaiming_uniform_};
@@ -109,7 +113,8 @@ pub fn xavier_normal_(tensor: &Tensor, gain: f64) -> Result<&Tensor> {
 /// ```
 ///
 /// # Errors
-/// As [`xavier_uniform_`].
+/// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the tensor has fewer than two dimensions;
+/// errors of [`Tensor::uniform_`].
 #[track_caller]
 pub fn kaiming_uniform_(
     tensor: &Tensor,
@@ -125,10 +130,12 @@ pub fn kaiming_uniform_(
     uniform_(tensor, -bound, bound)
 }
 
-/// Draws from the normal distribution of standard deviation gain / √fan (He).
+/// Fills a weight `[out, in, ..]` from the normal distribution with mean 0 and standard deviation gain / √fan (He).
+/// `nonlinearity` determines the gain ([`calculate_gain`]), `mode` the fan.
 ///
 /// # Errors
-/// As [`xavier_uniform_`].
+/// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the tensor has fewer than two dimensions;
+/// errors of [`Tensor::normal_`].
 #[track_caller]
 pub fn kaiming_normal_(
     tensor: &Tensor,
@@ -142,7 +149,7 @@ pub fn kaiming_normal_(
     normal_(tensor, 0.0, calculate_gain(nonlinearity) / (fan as f64).sqrt())
 }
 
-/// What an initialiser refuses.
+/// Returns the error for a tensor whose shape an initialiser does not support.
 #[track_caller]
 fn refused(op: &'static str, reason: &str, tensor: &Tensor) -> Error {
     Error::invalid(op, format!("{reason}, but the tensor's shape is {:?}", tensor.size()))

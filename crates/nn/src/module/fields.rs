@@ -1,4 +1,4 @@
-//! What the fields of a module may be, besides modules.
+//! Implementations of [`Module`] for settings, containers and tuples, so that they can be fields of modules.
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -7,7 +7,7 @@ use warpline::DType;
 
 use super::{Module, Visitor, VisitorMut};
 
-/// Settings: they have no parameters.
+/// Implements [`Module`] for settings, which have no members.
 macro_rules! settings {
     ($($ty:ty),*) => {$(
         impl Module for $ty {
@@ -41,7 +41,7 @@ impl<T> Module for PhantomData<T> {
     fn visit_mut(&mut self, _: &mut VisitorMut<'_>) {}
 }
 
-/// A module that may be left out, as a bias.
+/// An optional module, such as a bias. `None` has no members.
 impl<M: Module> Module for Option<M> {
     fn visit(&self, visitor: &mut Visitor<'_>) {
         if let Some(module) = self {
@@ -66,7 +66,7 @@ impl<M: Module + ?Sized> Module for Box<M> {
     }
 }
 
-/// `torch.nn.ModuleList` and `ParameterList`: members are named by their index.
+/// `torch.nn.ModuleList` and `ParameterList`: the name of a member is its index.
 impl<M: Module> Module for Vec<M> {
     fn visit(&self, visitor: &mut Visitor<'_>) {
         self.iter().enumerate().for_each(|(i, module)| visitor.member(&i.to_string(), module));
@@ -87,7 +87,7 @@ impl<M: Module, const N: usize> Module for [M; N] {
     }
 }
 
-/// `torch.nn.ModuleDict` and `ParameterDict`: members are named by their key.
+/// `torch.nn.ModuleDict` and `ParameterDict`: the name of a member is its key. Members are in the order of the keys.
 impl<M: Module> Module for BTreeMap<String, M> {
     fn visit(&self, visitor: &mut Visitor<'_>) {
         self.iter().for_each(|(name, module)| visitor.member(name, module));

@@ -1,21 +1,19 @@
-//! Modules: parameters and buffers under names, which move, train and are saved together.
+//! Modules: named parameters and buffers that are moved, trained and saved together.
 //!
-//! [`Module`] has two required methods, `visit` and `visit_mut`, which show each member (a
-//! `Parameter`, a `Buffer` or a `Training` flag) to a visitor under its name. The derive macro
-//! writes both, one line for each field in the order of the fields. Everything else is built on
-//! them. A visit cannot fail: operations that can fail run before or after it, on the collected
-//! members.
+//! [`Module`] has two required methods, `visit` and `visit_mut`, which show each member (a `Parameter`, a `Buffer` or a
+//! `Training` flag) with its name to a visitor. The derive macro writes both methods, with one line per field in
+//! declaration order. All other methods are built on these two. A visit cannot fail: operations that can fail run
+//! before or after the visit, on the collected members.
 //!
-//! Settings (numbers, `bool`, `String`) are modules without members, so only fields of other types
-//! have to be marked. A plain `Tensor` is not a module, so that no tensor is forgotten.
+//! Settings (numbers, `bool`, `String`) are modules without members, so only fields of other types need a mark. A plain
+//! `Tensor` is not a module, so that no tensor is forgotten.
 //!
-//! Invariant: one parameter under several names remains one. Parameters are the same if their
-//! elements lie at the same place (`Known`), as in replicas. `parameters` lists it once,
-//! `state_dict` under each name, and `to` and `share_memory` make one copy of it.
+//! Invariant: a parameter with several names stays one parameter. Two parameters are the same if their elements have
+//! the same addresses (`Known`), as in replicas. `parameters` lists such a parameter once, `state_dict` lists it under
+//! each name, and `to` and `share_memory` make one copy of it.
 //!
-//! Invariant: a state is loaded entirely or not at all. All names and shapes are compared first.
-//! Then tensors are copied into the module's own tensors, so an optimizer keeps the tensors that it
-//! has.
+//! Invariant: a state that does not fit changes nothing. `load_state_dict` first compares all names and shapes. Then it
+//! copies into the module's own tensors, so an optimizer's references to the parameters stay valid.
 
 mod fields;
 mod state;
@@ -30,7 +28,7 @@ use warpline::{DType, Device, Error, ErrorKind, MemoryFormat, Result, Tensor, Te
 pub use state::{LoadError, Mismatch, StateDict};
 pub use visitor::{Member, MemberMut, Visitor, VisitorMut};
 
-/// Something with parameters (`torch.nn.Module`): a plain struct, mostly with `#[derive(Module)]`.
+/// A neural network or a layer (`torch.nn.Module`): usually a plain struct with `#[derive(Module)]`.
 ///
 /// ```
 /// use warpline::{Result, Tensor};
@@ -54,27 +52,31 @@ pub use visitor::{Member, MemberMut, Visitor, VisitorMut};
 /// # Ok::<(), warpline::Error>(())
 /// ```
 ///
-/// A field is a [`Parameter`](crate::Parameter), a [`Buffer`](crate::Buffer), a
-/// [`Training`](crate::Training) flag, another module, `Option`, `Vec` (`ModuleList`),
-/// `BTreeMap<String, _>` (`ModuleDict`), an array or a tuple of these, or a setting (a number, a `bool`,
-/// a `String`), which is left alone. Fields of other types are marked `#[module(skip)]`; `#[module(name = "…")]`
-/// gives a field another name. A plain `Tensor` has to be made one of the former two, or skipped.
+/// The derive macro accepts these types of fields:
 ///
-/// Members come in the order of the fields. One parameter under two names is shown under both, and
-/// remains one whatever is done with the module.
+/// - [`Parameter`](crate::Parameter), [`Buffer`](crate::Buffer), [`Training`](crate::Training), and other modules;
+/// - `Option`, `Vec` (`ModuleList`), `BTreeMap<String, _>` (`ModuleDict`), arrays, and tuples of these;
+/// - settings (numbers, `bool`, `String`), which are not members;
+/// - any other type, if the field is marked `#[module(skip)]`.
+///
+/// A plain `Tensor` must be wrapped in `Parameter` or `Buffer`, or skipped. `#[module(name = "…")]` renames a field.
+///
+/// Members are in the order of the fields. A visit shows a parameter with two names under both names. The methods below
+/// treat it as one parameter.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no module",
     label = "a module's field is a module, `Parameter`, `Buffer`, or an `Option`, `Vec` or array of those",
     note = "wrap a `Tensor` in `Parameter::new` or `Buffer::new`; mark a field that is none with `#[module(skip)]`"
 )]
 pub trait Module {
-    /// Shows all members to `visitor`, in a fixed order.
+    /// Shows all members to `visitor`, always in the same order.
     fn visit(&self, visitor: &mut Visitor<'_>);
 
-    /// Shows all members to `visitor`, which may exchange them, in the order of [`Module::visit`].
+    /// Shows all members to `visitor`, which may replace them. The order is that of [`Module::visit`].
     fn visit_mut(&mut self, visitor: &mut VisitorMut<'_>);
 
-    /// Every parameter with its name (`named_parameters`). One with several names is there once, under the first.
+    /// Returns all parameters with their names (`named_parameters`). A parameter with several names appears once, under
+    /// the first name.
     fn named_parameters(&self) -> Vec<(String, Tensor)> {
         let mut all = Vec::new();
         let mut known = Known::default();
@@ -88,7 +90,8 @@ pub trait Module {
         all
     }
 
-    /// Every buffer with its name (`named_buffers`). One with several names is there once, under the first.
+    /// Returns all buffers with their names (`named_buffers`). A buffer with several names appears once, under the
+    /// first name.
     fn named_buffers(&self) -> Vec<(String, Tensor)> {
         let mut all = Vec::new();
         let mut known = Known::default();
@@ -102,17 +105,17 @@ pub trait Module {
         all
     }
 
-    /// Every parameter (`parameters`), each once.
+    /// Returns all parameters (`parameters`), each once.
     fn parameters(&self) -> Vec<Tensor> {
         self.named_parameters().into_iter().map(|(_, tensor)| tensor).collect()
     }
 
-    /// Every buffer (`buffers`), each once.
+    /// Returns all buffers (`buffers`), each once.
     fn buffers(&self) -> Vec<Tensor> {
         self.named_buffers().into_iter().map(|(_, tensor)| tensor).collect()
     }
 
-    /// Sets whether the module and all its members are in training (`module.train(mode)`).
+    /// Sets the training flags of the module and all its members (`module.train(mode)`).
     fn set_training(&mut self, training: bool) {
         self.visit_mut(&mut VisitorMut::new(&mut |_, member| {
             if let MemberMut::Training(flag) = member {
@@ -121,18 +124,18 @@ pub trait Module {
         }));
     }
 
-    /// Into training (`module.train()`).
+    /// Switches to training mode (`module.train()`).
     fn train(&mut self) {
         self.set_training(true);
     }
 
-    /// Out of training (`module.eval()`): dropout does nothing, batch norm uses what it has seen.
+    /// Switches to evaluation mode (`module.eval()`): dropout does nothing, and batch norm uses its running statistics.
     fn eval(&mut self) {
         self.set_training(false);
     }
 
-    /// All parameters and persistent buffers, under their names (`state_dict`). The tensors have the
-    /// module's own memory, and want no gradient.
+    /// Returns all parameters and persistent buffers by name (`state_dict`). The tensors share the module's memory and
+    /// do not require gradients.
     fn state_dict(&self) -> StateDict {
         let mut all = StateDict::new();
         self.visit(&mut Visitor::new(&mut |name, member| match member {
@@ -143,30 +146,32 @@ pub trait Module {
         all
     }
 
-    /// Copies tensors into the module's own, by name (`load_state_dict`), converted to their dtype and
-    /// device. With `strict`, both must have the same names. Nothing is copied if anything does not fit.
+    /// Copies the tensors of `state` into the module's tensors of the same names (`load_state_dict`), converted to the
+    /// module's dtypes and devices. If `strict`, the module and `state` must have the same names. Nothing is copied
+    /// unless all names and shapes fit.
     ///
     /// # Errors
-    /// [`ErrorKind::LoadState`](warpline::ErrorKind::LoadState), whose source, a [`LoadError`], names all tensors that are
-    /// missing, unexpected, or of another shape.
+    /// [`ErrorKind::LoadState`](warpline::ErrorKind::LoadState) with a [`LoadError`] as its source:
+    /// [`LoadError::Differs`] if shapes differ or, with `strict`, names are missing or unexpected; [`LoadError::Copy`]
+    /// if a copy fails.
     #[track_caller]
     fn load_state_dict(&mut self, state: &StateDict, strict: bool) -> Result<()> {
         state::load(&self.state_dict(), state, strict)
     }
 
-    /// Takes every parameter's gradient away (`zero_grad`).
+    /// Removes the gradients of all parameters (`zero_grad`).
     ///
     /// # Errors
-    /// None.
+    /// Never fails.
     #[track_caller]
     fn zero_grad(&self) -> Result<()> {
         self.parameters().iter().try_for_each(|parameter| parameter.set_grad(None))
     }
 
-    /// Sets whether every parameter wants a gradient (`module.requires_grad_`).
+    /// Sets whether the parameters require gradients (`module.requires_grad_`).
     ///
     /// # Errors
-    /// As [`Tensor::requires_grad_`].
+    /// The same as [`Tensor::requires_grad_`].
     #[track_caller]
     fn requires_grad_(&self, requires_grad: bool) -> Result<()> {
         for parameter in self.parameters() {
@@ -175,18 +180,19 @@ pub trait Module {
         Ok(())
     }
 
-    /// Moves every parameter and buffer to a device; floats to a dtype, and those of as many dimensions to
-    /// a memory format (`Module.to`). When one cannot be moved, none is.
+    /// Moves all parameters and buffers to a device, a dtype or a memory format (`Module.to`). The dtype applies to
+    /// floating-point tensors; a memory format applies to tensors with its number of dimensions (4 or 5). If a tensor
+    /// cannot be converted, the module stays unchanged.
     ///
-    /// A parameter that is as asked for stays the same tensor. The others are replaced, unlike in PyTorch: their
-    /// hooks and gradients go over to the new tensors, tied parameters stay tied, and the old tensors are marked as
-    /// moved. An optimizer that was built before the move, a new hook on an old tensor and a gradient that arrives
-    /// there fail with [`ErrorKind::Moved`]. So build the optimizer after the move. A clone of the module has
-    /// the old tensors, too: to train both, first assign each parameter of one of them anew
+    /// Build the optimizer after the move. A parameter that already has the requested properties stays the same tensor.
+    /// The other parameters are replaced, unlike in PyTorch: their hooks and gradients pass to the new tensors, tied
+    /// parameters stay tied, and the old tensors are marked as moved. An optimizer step on an old tensor, a new hook on
+    /// it, and a gradient that arrives there fail with [`ErrorKind::Moved`]. A clone of the module also has the old
+    /// tensors. To train both, first give one of them new parameters
     /// (`net.weight = Parameter::new(net.weight.copy()?)?`).
     ///
     /// # Errors
-    /// As [`Tensor::to`].
+    /// [`ErrorKind::InvalidArgument`] if the dtype is not floating point; errors of [`Tensor::to`].
     #[track_caller]
     fn to(&mut self, options: impl Into<TensorOptions>) -> Result<()>
     where
@@ -208,13 +214,12 @@ pub trait Module {
         Ok(())
     }
 
-    /// Puts every parameter into memory that other processes can have, and which
-    /// `warpline::multiprocessing` carries to them. When one cannot be, none is. As [`Module::to`], this
-    /// replaces parameters.
+    /// Moves all parameters into memory that `warpline::multiprocessing` can share with other processes. Replaces
+    /// parameters in the same way as [`Module::to`]. If a parameter cannot be shared, the module stays unchanged.
     ///
     /// # Errors
-    /// As [`Tensor::share_memory`]; [`ErrorKind::CannotShare`] of a module on the host, which could not be
-    /// used any more.
+    /// [`ErrorKind::CannotShare`] if a parameter is on the host, because ops on shared host memory are refused; errors
+    /// of [`Tensor::share_memory`].
     #[track_caller]
     fn share_memory(&mut self) -> Result<()> {
         let location = Location::caller();
@@ -235,21 +240,21 @@ pub trait Module {
     }
 }
 
-/// What a module computes, where others are to call it: `DataParallel`, [`Sequential`](crate::Sequential).
-/// Several inputs are a tuple.
+/// The forward pass of a module, for generic callers such as `DataParallel` and [`Sequential`](crate::Sequential).
+/// `Input` is a tuple if there are several inputs.
 pub trait Forward<Input> {
-    /// What comes out.
+    /// The result of the forward pass.
     type Output;
 
-    /// Computes the output. It takes `&self`: a buffer is updated in place.
+    /// Computes the output. Buffers, such as running statistics, are updated in place.
     ///
     /// # Errors
-    /// Whatever the module's ops fail with.
+    /// Errors of the module's ops.
     fn forward(&self, input: Input) -> Result<Self::Output>;
 }
 
-/// What makes two tensors the same one: elements of one dtype in the same places. A buffer that shares a parameter's memory
-/// is not the parameter: it wants no gradient.
+/// The identity of a tensor: address, dtype, sizes, strides, and whether it requires a gradient. The last distinguishes
+/// a parameter from a buffer that shares its memory.
 type Key = (u64, DType, Vec<usize>, Vec<isize>, bool);
 
 fn key(tensor: &Tensor) -> Key {
@@ -262,7 +267,7 @@ fn key(tensor: &Tensor) -> Key {
     (place, tensor.dtype(), size, stride, tensor.requires_grad())
 }
 
-/// Tensors that were seen.
+/// The set of tensors that a visit has seen.
 #[derive(Default)]
 struct Known(HashMap<Key, usize>);
 
@@ -272,18 +277,18 @@ impl Known {
         self.place(tensor) == next
     }
 
-    /// Its number, in the order in which they were first seen.
+    /// Returns the tensor's number, in the order in which tensors were first seen.
     fn place(&mut self, tensor: &Tensor) -> usize {
         let next = self.0.len();
         *self.0.entry(key(tensor)).or_insert(next)
     }
 }
 
-/// New tensors for a module's own, made before any is replaced.
+/// Replacements for a module's tensors, all computed before the first tensor is replaced.
 struct Exchange(HashMap<Key, Tensor>);
 
 impl Exchange {
-    /// Calls `f` with each parameter (`true`) and each buffer (`false`) once, however many names it has.
+    /// Calls `f` once for each parameter (`true`) and each buffer (`false`), even if it has several names.
     fn new(
         module: &(impl Module + ?Sized),
         f: impl Fn(bool, &Tensor) -> Result<Tensor>,
@@ -308,7 +313,7 @@ impl Exchange {
             let Some(old) = member.tensor() else { return };
             let old_key = key(old);
             let Some(new) = self.0.get(&old_key) else { return };
-            // Where nothing changed, even tensors that merely share memory stay the ones that they are.
+            // An unchanged tensor keeps its identity, even if other tensors share its memory.
             if key(new) == old_key {
                 return;
             }
@@ -320,8 +325,8 @@ impl Exchange {
     }
 }
 
-/// The tensor that `f` makes of a tensor's memory. It requires a gradient if the tensor does, and has one if the tensor
-/// has one. Returns the tensor itself if `f` changes nothing.
+/// Applies `f` to a tensor's data and to its gradient, if there is one. The result requires a gradient if the tensor
+/// does. Returns the tensor itself if `f` changes nothing.
 fn replacement(tensor: &Tensor, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
     let data = tensor.detach();
     let new = f(&data)?;
@@ -338,7 +343,7 @@ fn replacement(tensor: &Tensor, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result
     Ok(new)
 }
 
-/// What a module's options ask of one of its tensors.
+/// Returns the part of a module's options that applies to one of its tensors.
 fn for_tensor(options: &TensorOptions, device: Option<Device>, tensor: &Tensor) -> TensorOptions {
     let mut own = TensorOptions::new().pin_memory(options.pins_memory());
     if let Some(device) = device {

@@ -1,4 +1,4 @@
-//! A module's tensors by name (`state_dict`).
+//! State dictionaries: a module's tensors by name.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use warpline::{DType, Device, Error, ErrorKind, Result, Tensor};
 
-/// Tensors by name, in order (`state_dict`, an `OrderedDict`).
+/// Tensors by name, in insertion order (the `OrderedDict` that PyTorch's `state_dict` returns).
 #[derive(Clone, Default)]
 pub struct StateDict {
     entries: Vec<(String, Tensor)>,
@@ -14,13 +14,13 @@ pub struct StateDict {
 }
 
 impl StateDict {
-    /// Without entries.
+    /// Creates an empty state.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Puts a tensor under a name; one that is there already is exchanged, and returned.
+    /// Inserts a tensor under a name. Returns the tensor that had the name before; the new one takes its position.
     pub fn insert(&mut self, name: impl Into<String>, tensor: Tensor) -> Option<Tensor> {
         let name = name.into();
         if let Some(&place) = self.places.get(&name) {
@@ -35,42 +35,42 @@ impl StateDict {
         self.insert(name, tensor.detach());
     }
 
-    /// The tensor of that name.
+    /// Returns the tensor with this name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Tensor> {
         self.places.get(name).map(|&place| &self.entries[place].1)
     }
 
-    /// Names and tensors, in order.
+    /// Iterates over names and tensors, in insertion order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Tensor)> {
         self.entries.iter().map(|(name, tensor)| (name.as_str(), tensor))
     }
 
-    /// The names, in order.
+    /// Iterates over the names, in insertion order.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.entries.iter().map(|(name, _)| name.as_str())
     }
 
-    /// How many there are.
+    /// Returns the number of tensors.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// Returns `true` if there are no tensors.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// These, each name with `prefix` and a dot before it: to save several in one file.
+    /// Puts `prefix` and a dot before each name, to save several states in one file.
     #[must_use]
     pub fn with_prefix(self, prefix: &str) -> Self {
         let entries = self.entries.into_iter();
         entries.map(|(name, tensor)| (format!("{prefix}.{name}"), tensor)).collect()
     }
 
-    /// Those whose names begin with `prefix` and a dot, without that.
+    /// Returns the tensors whose names begin with `prefix` and a dot, with that prefix removed from their names.
     #[must_use]
     pub fn under_prefix(&self, prefix: &str) -> Self {
         let under = |name: &str| Some(name.strip_prefix(prefix)?.strip_prefix('.')?.to_owned());
@@ -103,14 +103,14 @@ impl IntoIterator for StateDict {
     }
 }
 
-/// Names, shapes, dtypes and devices: values would have to be waited for.
+/// Writes names, shapes, dtypes and devices, but no values, because reading values would wait for the device.
 impl fmt::Debug for StateDict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.iter().map(|(name, tensor)| (name, What::of(tensor)))).finish()
     }
 }
 
-/// What a tensor is, but for its values.
+/// Shape, dtype and device of a tensor.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct What {
     size: Vec<usize>,
@@ -136,10 +136,10 @@ impl fmt::Debug for What {
     }
 }
 
-/// A tensor that does not fit where its name is.
+/// A tensor of a state whose shape differs from that of the module's tensor.
 #[derive(Clone)]
 pub struct Mismatch {
-    /// Its name.
+    /// Name of the tensor.
     pub name: String,
     given: What,
     own: What,
@@ -151,26 +151,26 @@ impl fmt::Debug for Mismatch {
     }
 }
 
-/// Why a state could not be loaded; nothing was.
+/// The reason why a state could not be loaded.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// Names or shapes differ.
+    /// Names or shapes differ. Nothing was loaded.
     #[error("{}", differences(missing, unexpected, mismatched))]
     Differs {
-        /// Names of the module that the state has not.
+        /// Names that are in the module but not in the state.
         missing: Vec<String>,
-        /// Names of the state that the module has not.
+        /// Names that are in the state but not in the module.
         unexpected: Vec<String>,
-        /// What is of another shape.
+        /// Tensors whose shapes differ.
         mismatched: Vec<Mismatch>,
     },
-    /// Copying failed.
+    /// A tensor could not be copied. Tensors before it in the module's order have been loaded.
     #[error("{name}: {cause}")]
     Copy {
-        /// What was copied.
+        /// Name of the tensor.
         name: String,
-        /// What it failed with.
+        /// Error of the copy.
         cause: Error,
     },
 }
@@ -187,14 +187,14 @@ fn differences(missing: &[String], unexpected: &[String], mismatched: &[Mismatch
     parts.join("; ")
 }
 
-/// Its message, as `main` prints of the error that it returns.
+/// Writes the same message as `Display`, because a `main` that returns an error prints its `Debug` form.
 impl fmt::Debug for LoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-/// [`ErrorKind::LoadState`] with this source.
+/// Converts to [`ErrorKind::LoadState`] with the `LoadError` as its source.
 impl From<LoadError> for Error {
     #[track_caller]
     fn from(error: LoadError) -> Self {
@@ -202,7 +202,7 @@ impl From<LoadError> for Error {
     }
 }
 
-/// Copies `given` into the tensors of the same names.
+/// Copies the tensors of `given` into the tensors of `own` with the same names.
 #[track_caller]
 pub(super) fn load(own: &StateDict, given: &StateDict, strict: bool) -> Result<()> {
     let absent = |from: &StateDict, of: &StateDict| -> Vec<String> {

@@ -1,23 +1,23 @@
-//! How a module shows what it has.
+//! Visitors of modules, and the members that they see.
 
 use warpline::Tensor;
 
 use super::Module;
 use crate::{Buffer, Parameter, Training};
 
-/// What a module has, to be looked at.
+/// A member of a module, by shared reference.
 #[derive(Debug)]
 pub enum Member<'a> {
-    /// What is learned.
+    /// A parameter.
     Parameter(&'a Parameter),
-    /// What belongs to the module but is not learned.
+    /// A buffer.
     Buffer(&'a Buffer),
-    /// Whether the module is in training.
+    /// A training flag.
     Training(&'a Training),
 }
 
 impl Member<'_> {
-    /// The parameter's or buffer's tensor.
+    /// Returns the tensor of a parameter or buffer. `None` for a training flag.
     #[must_use]
     pub fn tensor(&self) -> Option<&Tensor> {
         match self {
@@ -29,7 +29,7 @@ impl Member<'_> {
 }
 
 impl MemberMut<'_> {
-    /// The parameter's or buffer's tensor.
+    /// Returns the tensor of a parameter or buffer. `None` for a training flag.
     #[must_use]
     pub fn tensor(&self) -> Option<&Tensor> {
         match self {
@@ -39,7 +39,8 @@ impl MemberMut<'_> {
         }
     }
 
-    /// Puts another tensor in the parameter's or buffer's place, as it is.
+    /// Replaces the tensor of a parameter or buffer. Does nothing to a training flag. Does not mark the old tensor as
+    /// moved and keeps `tensor`'s `requires_grad`.
     pub fn replace(&mut self, tensor: Tensor) {
         match self {
             Self::Parameter(parameter) => parameter.replace(tensor),
@@ -49,23 +50,23 @@ impl MemberMut<'_> {
     }
 }
 
-/// What a module has, to be changed.
+/// A member of a module, by mutable reference.
 #[derive(Debug)]
 pub enum MemberMut<'a> {
-    /// What is learned.
+    /// A parameter.
     Parameter(&'a mut Parameter),
-    /// What belongs to the module but is not learned.
+    /// A buffer.
     Buffer(&'a mut Buffer),
-    /// Whether the module is in training.
+    /// A training flag.
     Training(&'a mut Training),
 }
 
-/// The name of the member that is looked at.
+/// The full name of the visited member.
 #[derive(Debug, Default)]
 struct Path(String);
 
 impl Path {
-    /// Goes to a member; the result is what [`Path::leave`] takes.
+    /// Appends the name of a member. Returns the argument for [`Path::leave`].
     fn enter(&mut self, name: &str) -> usize {
         let before = self.0.len();
         if before > 0 && !name.is_empty() {
@@ -82,19 +83,20 @@ impl Path {
 
 macro_rules! visitor {
     ($name:ident, $member:ident, $visit:ident, [$($mutable:tt)?]) => {
-        #[doc = concat!("Goes through a module's members: what [`Module::", stringify!($visit), "`] is given.")]
+        #[doc = concat!("A visitor of a module's members: the argument of [`Module::", stringify!($visit), "`].")]
         pub struct $name<'v> {
             path: Path,
             see: &'v mut dyn FnMut(&str, $member<'_>),
         }
 
         impl<'v> $name<'v> {
-            /// Of which each parameter, buffer and flag is shown to `see` with its name.
+            /// Creates a visitor that calls `see` with the name of each parameter, buffer and training flag, and the
+            /// member.
             pub fn new(see: &'v mut dyn FnMut(&str, $member<'_>)) -> Self {
                 Self { path: Path::default(), see }
             }
 
-            /// Goes through a member, whose names begin with `name`; one without a name has its own alone.
+            /// Visits a field. `name` and a dot come before the names of its members; an empty `name` adds nothing.
             pub fn member<M: Module + ?Sized>(&mut self, name: &str, module: & $($mutable)? M) {
                 let before = self.path.enter(name);
                 module.$visit(self);

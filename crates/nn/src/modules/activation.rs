@@ -1,4 +1,4 @@
-//! Activations.
+//! Activation functions as modules.
 
 use warpline::functional::{glu, softmin};
 use warpline::{Result, Tensor};
@@ -9,10 +9,12 @@ use crate::{Forward, Module, Parameter};
 macro_rules! forward {
     ($name:ident, $self:ident, $x:ident => $body:expr) => {
         impl $name {
-            /// Applies it.
+            /// Applies the module to an input.
             ///
             /// # Errors
-            /// What the op fails with.
+            /// Errors of the op that the module applies;
+            /// [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if the module has a parameter that
+            /// the input's device cannot access.
             #[track_caller]
             pub fn forward(&self, $x: &Tensor) -> Result<Tensor> {
                 let $self = self;
@@ -45,8 +47,8 @@ macro_rules! activations {
 }
 
 activations! {
-    "The larger of each element and zero" ReLU relu;
-    "The rectifier, at most 6" ReLU6 relu6;
+    "max(x, 0)" ReLU relu;
+    "min(max(x, 0), 6)" ReLU6 relu6;
     "1 / (1 + exp(-x))" Sigmoid sigmoid;
     "The hyperbolic tangent" Tanh tanh;
     "x · sigmoid(x)" SiLU silu;
@@ -54,15 +56,15 @@ activations! {
     "The scaled exponential unit" SELU selu;
     "x / (1 + |x|)" Softsign softsign;
     "The logarithm of the sigmoid" LogSigmoid logsigmoid;
-    "A sigmoid of pieces" Hardsigmoid hardsigmoid;
+    "The piecewise linear sigmoid, min(max(x / 6 + 1 / 2, 0), 1)" Hardsigmoid hardsigmoid;
     "x · hardsigmoid(x)" Hardswish hardswish;
     "x - tanh(x)" Tanhshrink tanhshrink;
 }
 
-/// An activation with settings: each field with its type and PyTorch's default, and what is computed.
+/// Defines activations with settings: fields with PyTorch's defaults, and the computation.
 macro_rules! with_settings {
     ($($doc:literal $name:ident { $($field:ident: $ty:ty = $default:expr),* } ($this:ident, $x:ident) => $body:expr;)*) => {$(
-        #[doc = concat!($doc, " (`torch.nn.", stringify!($name), "`). `Default` has PyTorch's settings.")]
+        #[doc = concat!($doc, " (`torch.nn.", stringify!($name), "`). The defaults of the fields are PyTorch's.")]
         #[derive(Clone, Copy, Debug, Module)]
         #[allow(missing_docs)] // PyTorch's names
         pub struct $name {
@@ -80,37 +82,41 @@ macro_rules! with_settings {
 }
 
 with_settings! {
-    "The Gaussian error linear unit; `tanh` asks for its approximation" GELU { tanh: bool = false }
+    "The Gaussian error linear unit; `tanh` selects the approximation by a hyperbolic tangent" GELU { tanh: bool = false }
         (s, x) => if s.tanh { x.gelu_tanh() } else { x.gelu() };
-    "The rectifier with a slope below zero" LeakyReLU { negative_slope: f64 = 0.01 }
+    "x if x > 0, otherwise `negative_slope` · x" LeakyReLU { negative_slope: f64 = 0.01 }
         (s, x) => x.leaky_relu(s.negative_slope);
-    "The exponential linear unit" ELU { alpha: f64 = 1.0 } (s, x) => x.elu(s.alpha);
-    "The continuous exponential linear unit" CELU { alpha: f64 = 1.0 } (s, x) => x.celu(s.alpha);
-    "log(1 + exp(beta · x)) / beta" Softplus { beta: f64 = 1.0, threshold: f64 = 20.0 }
-        (s, x) => x.softplus(s.beta, s.threshold);
-    "Nearer to zero by `lambd`" Softshrink { lambd: f64 = 0.5 } (s, x) => x.softshrink(s.lambd);
-    "Zero near zero" Hardshrink { lambd: f64 = 0.5 } (s, x) => x.hardshrink(s.lambd);
-    "Between two bounds" Hardtanh { min_val: f64 = -1.0, max_val: f64 = 1.0 }
+    "The exponential linear unit: x if x > 0, otherwise `alpha` · (exp(x) - 1)" ELU { alpha: f64 = 1.0 }
+        (s, x) => x.elu(s.alpha);
+    "The continuously differentiable exponential linear unit: x if x > 0, otherwise `alpha` · (exp(x / `alpha`) - 1)"
+        CELU { alpha: f64 = 1.0 } (s, x) => x.celu(s.alpha);
+    "log(1 + exp(`beta` · x)) / `beta`, and x where `beta` · x > `threshold`"
+        Softplus { beta: f64 = 1.0, threshold: f64 = 20.0 } (s, x) => x.softplus(s.beta, s.threshold);
+    "x moved towards zero by `lambd`, and 0 where |x| ≤ `lambd`" Softshrink { lambd: f64 = 0.5 }
+        (s, x) => x.softshrink(s.lambd);
+    "x, and 0 where |x| ≤ `lambd`" Hardshrink { lambd: f64 = 0.5 } (s, x) => x.hardshrink(s.lambd);
+    "x clamped to `min_val` and `max_val`" Hardtanh { min_val: f64 = -1.0, max_val: f64 = 1.0 }
         (s, x) => x.hardtanh(s.min_val, s.max_val);
     "The softmax along a dimension" Softmax { dim: isize = -1 } (s, x) => x.softmax(s.dim);
-    "The softmax of the negative along a dimension" Softmin { dim: isize = -1 } (s, x) => softmin(x, s.dim);
+    "The softmax of -x along a dimension" Softmin { dim: isize = -1 } (s, x) => softmin(x, s.dim);
     "The logarithm of the softmax along a dimension" LogSoftmax { dim: isize = -1 }
         (s, x) => x.log_softmax(s.dim);
-    "One half times the sigmoid of the other" GLU { dim: isize = -1 } (s, x) => glu(x, s.dim);
+    "The gated linear unit: the first half of a dimension times the sigmoid of the second half" GLU { dim: isize = -1 }
+        (s, x) => glu(x, s.dim);
 }
 
-/// The rectifier with a slope below zero that is learned (`torch.nn.PReLU`).
+/// The leaky ReLU with a learned negative slope (`torch.nn.PReLU`).
 #[derive(Clone, Debug, Module)]
 pub struct PReLU {
-    /// `[channels]`, or one for all.
+    /// The negative slopes, `[channels]`, or `[1]` for all channels. Channels are dimension 1 of the input.
     pub weight: Parameter,
 }
 
 impl PReLU {
-    /// Slopes of 0.25.
+    /// Creates a module with `channels` slopes of 0.25, PyTorch's initial value.
     ///
     /// # Errors
-    /// When the memory cannot be had.
+    /// The same as [`warpline::full`].
     #[track_caller]
     pub fn new(channels: usize, options: impl Into<warpline::TensorOptions>) -> Result<Self> {
         let weight = warpline::full([channels], 0.25, floats(options)).and_then(Parameter::new);
@@ -118,7 +124,7 @@ impl PReLU {
     }
 }
 
-/// Parameters are of floats where nothing else is asked for.
+/// Sets the dtype of `options` to `float32` if they request none.
 pub(super) fn floats(options: impl Into<warpline::TensorOptions>) -> warpline::TensorOptions {
     let options = options.into();
     match options.requested_dtype() {
@@ -141,7 +147,7 @@ impl PReLU {
         }
         let slope =
             if x.dim() > 1 { self.weight.reshape(&sizes)? } else { Tensor::clone(&self.weight) };
-        // At zero the gradient is that of the slope alone.
+        // At zero the gradient is that of the slope.
         x.relu()?.add(&x.clamp_max(0.0)?.mul(&slope)?)
     }
 }

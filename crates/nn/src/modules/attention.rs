@@ -1,4 +1,4 @@
-//! Attention with several heads.
+//! Multi-head attention.
 
 use warpline::functional::{AttentionOptions, linear, scaled_dot_product_attention};
 use warpline::{Error, Result, Tensor, TensorOptions, empty, zeros};
@@ -9,14 +9,14 @@ use crate::called::Called;
 use crate::init::{xavier_uniform_, zeros_};
 use crate::{Module, Parameter, Training, place};
 
-/// Settings of [`MultiheadAttention`]. `Default` has PyTorch's.
+/// Settings of [`MultiheadAttention`]. The defaults are PyTorch's.
 #[derive(Clone, Copy, Debug)]
 pub struct MultiheadAttentionOptions {
-    /// The probability with which weights are dropped in training.
+    /// Probability of dropping an attention weight in training. Default: 0.
     pub dropout: f64,
-    /// Whether there are biases.
+    /// Adds biases to the projections. Default: true.
     pub bias: bool,
-    /// Whether the batch is the first dimension and time the second, instead of the other way round.
+    /// Inputs and outputs are `[batch, time, width]` instead of `[time, batch, width]`. Default: false.
     pub batch_first: bool,
 }
 
@@ -26,15 +26,15 @@ impl Default for MultiheadAttentionOptions {
     }
 }
 
-/// Attention with several heads (`torch.nn.MultiheadAttention`), of queries, keys and values of one width. It returns no
-/// weights (`need_weights=False`).
+/// Multi-head attention (`torch.nn.MultiheadAttention`) for queries, keys and values of equal width. Does not return
+/// the attention weights (`need_weights=False`).
 #[derive(Clone, Debug, Module)]
 pub struct MultiheadAttention {
-    /// `[3 · width, width]`: of queries, keys and values.
+    /// Projections of queries, keys and values, `[3 · width, width]`.
     pub in_proj_weight: Parameter,
-    /// `[3 · width]`.
+    /// Biases of these projections, `[3 · width]`.
     pub in_proj_bias: Option<Parameter>,
-    /// What comes last.
+    /// The output projection.
     pub out_proj: Linear,
     num_heads: usize,
     dropout: f64,
@@ -43,19 +43,20 @@ pub struct MultiheadAttention {
 }
 
 impl MultiheadAttention {
-    /// With PyTorch's settings.
+    /// Creates a module with PyTorch's default settings.
     ///
     /// # Errors
-    /// As [`MultiheadAttention::with_settings`].
+    /// The same as [`MultiheadAttention::with_settings`].
     #[track_caller]
     pub fn new(width: usize, num_heads: usize, options: impl Into<TensorOptions>) -> Result<Self> {
         Self::with_settings(width, num_heads, MultiheadAttentionOptions::default(), options)
     }
 
-    /// With settings of one's own.
+    /// Creates a module with the given settings. Parameters are initialised as in PyTorch. Default dtype: `float32`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] where the heads do not divide the width; when the memory cannot be had.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `num_heads` does not divide `width`;
+    /// errors of [`empty`] and [`Tensor::uniform_`].
     #[track_caller]
     pub fn with_settings(
         width: usize,
@@ -78,7 +79,7 @@ impl MultiheadAttention {
         options: &TensorOptions,
     ) -> Result<Self> {
         let weight = empty([width.saturating_mul(3), width], options)?;
-        // In the order in which PyTorch draws.
+        // PyTorch draws in this order.
         let out_proj = Linear::with_bias(width, width, settings.bias, options)?;
         xavier_uniform_(&weight, 1.0)?;
         let mut bias = None;
@@ -99,12 +100,19 @@ impl MultiheadAttention {
         })
     }
 
-    /// Of queries `[time, batch, width]`, keys and values `[other time, batch, width]`, or as `batch_first` has it; a batch
-    /// of one has two dimensions. A mask is one of bools that says which keys queries may **not** see, as PyTorch's
-    /// module has it, or of floats that are added: `[time, other time]`, or `[batch · heads, time, other time]`.
+    /// Computes attention. Queries are `[time, batch, width]`, keys and values `[source time, batch, width]`; with
+    /// `batch_first` the batch comes first. Inputs without a batch have two dimensions. The result has the shape of the
+    /// queries.
+    ///
+    /// `attn_mask` is `[time, source time]` or `[batch · heads, time, source time]`. In a boolean mask, true means that
+    /// the query may **not** see the key, as in PyTorch's module. A floating-point mask is added to the scores.
+    /// `is_causal` hides later keys; it has no effect if there is an `attn_mask`.
     ///
     /// # Errors
-    /// When shapes or devices do not fit.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if an input does not have two or three
+    /// dimensions, or the mask has another shape; [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch)
+    /// if `query` is on a device that cannot access the parameters; errors of [`linear()`] and
+    /// [`scaled_dot_product_attention`].
     #[track_caller]
     pub fn forward<'a>(
         &self,
@@ -162,7 +170,7 @@ impl MultiheadAttention {
             ..AttentionOptions::default()
         };
         let out = scaled_dot_product_attention(&heads[0], &heads[1], &heads[2], &options)?;
-        // [batch, heads, time, width of one] to what the queries are.
+        // From [batch, heads, time, width / heads] back to the layout of the queries.
         let out = out.transpose(1, 2)?.flatten(2, 3)?;
         let out = self.out_proj.forward(&out)?;
         match (query.dim(), self.batch_first) {
@@ -172,7 +180,7 @@ impl MultiheadAttention {
         }
     }
 
-    /// `[batch, heads, time, width of one]`.
+    /// Projects an input and splits it into heads: `[batch, heads, time, width / heads]`.
     #[track_caller]
     fn heads(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         let x = match (x.dim(), self.batch_first) {

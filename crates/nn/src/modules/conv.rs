@@ -12,7 +12,7 @@ use crate::called::Called;
 use crate::init::{FanMode, Nonlinearity, fans, kaiming_uniform_};
 use crate::{Forward, Module, Parameter, place};
 
-/// Weight and bias as PyTorch draws them.
+/// Draws weight and bias as PyTorch does: uniformly from ±1/√fan-in.
 #[track_caller]
 fn parameters(
     op: &'static str,
@@ -40,7 +40,7 @@ fn check_groups(op: &'static str, inputs: usize, outputs: usize, groups: usize) 
 
 /// Settings of a convolution.
 trait Settings: Copy {
-    /// The image with what is around it, unless these are zeros, and what is left of the settings then.
+    /// Pads the image in a mode other than zeros. Returns the padded image and the settings without the padding.
     #[track_caller]
     fn around(self, x: &Tensor, _weight: &Tensor, _mode: PadMode) -> Result<(Tensor, Self)> {
         Ok((x.clone(), self))
@@ -52,13 +52,13 @@ impl<const D: usize> Settings for ConvTransposeOptions<D> {}
 impl<const D: usize> Settings for ConvOptions<D> {
     #[track_caller]
     fn around(self, x: &Tensor, weight: &Tensor, mode: PadMode) -> Result<(Tensor, Self)> {
-        // The convolution itself refuses these.
+        // The convolution returns the error for strided `Same` padding.
         let strided = self.padding == Padding::Same && self.stride != [1; D];
         if mode == PadMode::default() || strided {
             return Ok((x.clone(), self));
         }
         let mut sides = Vec::with_capacity(2 * D);
-        // The last dimension comes first.
+        // `pad` expects the last dimension first.
         for d in (0..D).rev() {
             let (before, after) = match self.padding {
                 Padding::Zeros(sizes) => (sizes[d], sizes[d]),
@@ -77,13 +77,13 @@ impl<const D: usize> Settings for ConvOptions<D> {
 
 macro_rules! convolutions {
     ($($name:ident $d:literal $function:ident $options:ident |$in:ident, $out:ident, $groups:ident| $sizes:expr;)*) => {$(
-        #[doc = concat!("A convolution (`torch.nn.", stringify!($name), "`): ")]
-        #[doc = concat!("[`", stringify!($function), "`] with a weight and a bias.")]
+        #[doc = concat!("A convolution module (`torch.nn.", stringify!($name), "`): ")]
+        #[doc = concat!("[`", stringify!($function), "`] with a learned weight and bias.")]
         #[derive(Clone, Debug, Module)]
         pub struct $name {
-            /// The windows.
+            #[doc = concat!("The weight, in the layout of [`", stringify!($function), "`].")]
             pub weight: Parameter,
-            /// `[out]`.
+            /// The bias, `[out]`.
             pub bias: Option<Parameter>,
             #[module(skip)]
             options: $options<$d>,
@@ -92,10 +92,11 @@ macro_rules! convolutions {
         }
 
         impl $name {
-            /// With a bias and PyTorch's settings but these.
+            /// Creates a convolution of `inputs` to `outputs` channels with a bias. Parameters are drawn uniformly from
+            /// ±1/√fan-in, with PyTorch's values for a seed.
             ///
             /// # Errors
-            /// As with or without a bias.
+            /// The same as [`Self::with_bias`].
             #[track_caller]
             pub fn new(
                 inputs: usize,
@@ -107,10 +108,11 @@ macro_rules! convolutions {
                 Self::with_bias(inputs, outputs, kernel_size, settings, true, options)
             }
 
-            /// Perhaps without a bias. Parameters are drawn as PyTorch draws them.
+            /// Creates a convolution like [`Self::new`], without a bias if `bias` is false.
             ///
             /// # Errors
-            /// [`ErrorKind::InvalidArgument`] where the groups do not divide the channels; when the memory cannot be had.
+            /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `settings.groups` does not
+            /// divide `inputs` and `outputs`; errors of [`empty`] and [`Tensor::uniform_`].
             #[track_caller]
             pub fn with_bias(
                 inputs: usize,
@@ -149,7 +151,7 @@ convolutions! {
 macro_rules! padding_modes {
     ($($name:ident)*) => {$(
         impl $name {
-            /// With something else than zeros around the image (`padding_mode`).
+            /// Sets how the image is padded (`padding_mode`). Default: zeros.
             #[must_use]
             pub fn padding_mode(mut self, mode: PadMode) -> Self {
                 self.padding_mode = mode;

@@ -8,8 +8,8 @@ use crate::{Forward, Module, Training};
 
 macro_rules! dropouts {
     ($($doc:literal $name:ident $function:ident;)*) => {$(
-        #[doc = concat!("In training each ", $doc, " is zero with probability `p`, and the others are larger by 1 / (1 - p) ")]
-        #[doc = concat!("(`torch.nn.", stringify!($name), "`).")]
+        #[doc = concat!("Zeroes each ", $doc, " with probability `p` in training, and multiplies the others by 1 / (1 - p) ")]
+        #[doc = concat!("(`torch.nn.", stringify!($name), "`). Returns its input in evaluation.")]
         #[derive(Clone, Copy, Debug, Module)]
         pub struct $name {
             p: f64,
@@ -17,10 +17,10 @@ macro_rules! dropouts {
         }
 
         impl $name {
-            /// Zero with probability `p`.
+            /// Creates a module that drops with probability `p`.
             ///
             /// # Errors
-            /// [`ErrorKind::InvalidArgument`] of a probability outside 0 to 1.
+            /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `p` is not from 0 to 1.
             #[track_caller]
             pub fn new(p: f64) -> Result<Self> {
                 if (0.0..=1.0).contains(&p) {

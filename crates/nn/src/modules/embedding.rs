@@ -1,4 +1,4 @@
-//! Vectors that indices name.
+//! Embedding tables.
 
 use warpline::functional::embedding;
 use warpline::{Error, Result, Tensor, TensorOptions, randn};
@@ -6,28 +6,29 @@ use warpline::{Error, Result, Tensor, TensorOptions, randn};
 use crate::called::Called;
 use crate::{Forward, Module, Parameter, place};
 
-/// A table of vectors (`torch.nn.Embedding`): indices `[..]` to `[.., width]`.
+/// A table of vectors (`torch.nn.Embedding`). Maps integer indices `[..]` to vectors `[.., width]`.
 #[derive(Clone, Debug, Module)]
 pub struct Embedding {
-    /// `[entries, width]`.
+    /// The table, `[entries, width]`.
     pub weight: Parameter,
     padding_idx: Option<usize>,
 }
 
 impl Embedding {
-    /// A table drawn from the normal distribution.
+    /// Creates a table of `entries` vectors, drawn from the standard normal distribution.
     ///
     /// # Errors
-    /// When the memory cannot be had.
+    /// The same as [`randn`].
     #[track_caller]
     pub fn new(entries: usize, width: usize, options: impl Into<TensorOptions>) -> Result<Self> {
         Self::with_padding(entries, width, None, options)
     }
 
-    /// [`Embedding::new`], of which the entry `padding_idx` is zero and is not learned.
+    /// Creates a table like [`Embedding::new`], whose entry `padding_idx` is zero and gets no gradient.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] where there is no such entry; as [`Embedding::new`].
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `padding_idx` is not below `entries`;
+    /// errors of [`randn`].
     #[track_caller]
     pub fn with_padding(
         entries: usize,
@@ -48,16 +49,17 @@ impl Embedding {
         Ok(Self { weight: Parameter::new(weight).of(op)?, padding_idx })
     }
 
-    /// A table that is there (`from_pretrained`).
+    /// Creates a table from an existing parameter (`from_pretrained`).
     #[must_use]
     pub fn from_weight(weight: Parameter) -> Self {
         Self { weight, padding_idx: None }
     }
 
-    /// The vectors.
+    /// Looks up the vectors of `indices`.
     ///
     /// # Errors
-    /// As [`embedding`].
+    /// [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if `indices` is on a device that cannot
+    /// access `weight`; errors of [`embedding`].
     #[track_caller]
     pub fn forward(&self, indices: &Tensor) -> Result<Tensor> {
         place::check("Embedding", indices, "weight", &self.weight)?;

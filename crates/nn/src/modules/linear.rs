@@ -7,29 +7,29 @@ use crate::called::Called;
 use crate::init::{FanMode, Nonlinearity, kaiming_uniform_, uniform_};
 use crate::{Forward, Module, Parameter, place};
 
-/// `x @ weightᵀ + bias` (`torch.nn.Linear`): `[.., in]` to `[.., out]`.
+/// The linear map `x @ weightᵀ + bias` (`torch.nn.Linear`), from `[.., in]` to `[.., out]`.
 #[derive(Clone, Debug, Module)]
 pub struct Linear {
-    /// `[out, in]`.
+    /// The weight, `[out, in]`.
     pub weight: Parameter,
-    /// `[out]`.
+    /// The bias, `[out]`.
     pub bias: Option<Parameter>,
 }
 
 impl Linear {
-    /// Parameters drawn uniformly from ±1/√`inputs`, as PyTorch draws them.
+    /// Creates a map with a bias. Parameters are drawn uniformly from ±1/√`inputs`, with PyTorch's values for a seed.
     ///
     /// # Errors
-    /// When the memory cannot be had.
+    /// Errors of [`empty`] and [`Tensor::uniform_`].
     #[track_caller]
     pub fn new(inputs: usize, outputs: usize, options: impl Into<TensorOptions>) -> Result<Self> {
         Self::with_bias(inputs, outputs, true, options)
     }
 
-    /// [`Linear::new`], perhaps without a bias.
+    /// Creates a map like [`Linear::new`], without a bias if `bias` is false.
     ///
     /// # Errors
-    /// As [`Linear::new`].
+    /// The same as [`Linear::new`].
     #[track_caller]
     pub fn with_bias(
         inputs: usize,
@@ -40,16 +40,18 @@ impl Linear {
         let options = options.into();
         let op = "Linear";
         let weight = empty([outputs, inputs], &options).of(op)?;
-        // The slope with which PyTorch has the bound 1/√in.
+        // With this slope the bound is 1/√in, as in PyTorch.
         kaiming_uniform_(&weight, FanMode::FanIn, Nonlinearity::LeakyReLU(5f64.sqrt())).of(op)?;
         let bias = bias.then(|| uniform([outputs], 1.0 / (inputs as f64).sqrt(), &options));
         Ok(Self { weight: Parameter::new(weight).of(op)?, bias: bias.transpose().of(op)? })
     }
 
-    /// Applies the map.
+    /// Applies the map to `x`, `[.., in]`.
     ///
     /// # Errors
-    /// When `x` is on another device or its last size is not `in`.
+    /// [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if `x` is on a device that cannot access
+    /// `weight`; errors of [`linear()`], such as [`ErrorKind::ShapeMismatch`](warpline::ErrorKind::ShapeMismatch) if
+    /// the last size of `x` is not `in`.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         place::check("Linear", x, "weight", &self.weight)?;
@@ -57,7 +59,7 @@ impl Linear {
     }
 }
 
-/// A parameter drawn uniformly from ±`bound`; of zeros where nothing comes in.
+/// Creates a parameter drawn uniformly from ±`bound`, or zeros if `bound` is not finite because there are no inputs.
 #[track_caller]
 pub(super) fn uniform<const N: usize>(
     sizes: [usize; N],
@@ -70,20 +72,20 @@ pub(super) fn uniform<const N: usize>(
     Parameter::new(tensor)
 }
 
-/// `x1ᵀ A x2 + bias` for each feature (`torch.nn.Bilinear`).
+/// The bilinear map `x1ᵀ A x2 + bias`, with one matrix `A` per output feature (`torch.nn.Bilinear`).
 #[derive(Clone, Debug, Module)]
 pub struct Bilinear {
-    /// `[out, in1, in2]`.
+    /// The matrices, `[out, in1, in2]`.
     pub weight: Parameter,
-    /// `[out]`.
+    /// The bias, `[out]`.
     pub bias: Option<Parameter>,
 }
 
 impl Bilinear {
-    /// Parameters drawn uniformly from ±1/√`in1`.
+    /// Creates a map, without a bias if `bias` is false. Parameters are drawn uniformly from ±1/√`in1`.
     ///
     /// # Errors
-    /// When the memory cannot be had.
+    /// Errors of [`empty`] and [`Tensor::uniform_`].
     #[track_caller]
     pub fn new(
         in1: usize,
@@ -98,10 +100,12 @@ impl Bilinear {
         Ok(Self { weight, bias })
     }
 
-    /// Applies the map to `[.., in1]` and `[.., in2]`.
+    /// Applies the map to `[.., in1]` and `[.., in2]`, whose leading sizes must be equal. Returns `[.., out]`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for other last sizes, and for batches that differ; [`ErrorKind::DeviceMismatch`].
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the last sizes are not `in1` and `in2`
+    /// or the leading sizes differ; [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if an input is
+    /// on a device that cannot access `weight`; errors of [`Tensor::matmul`].
     #[track_caller]
     pub fn forward(&self, x1: &Tensor, x2: &Tensor) -> Result<Tensor> {
         place::check("Bilinear", x1, "weight", &self.weight)?;
@@ -110,7 +114,7 @@ impl Bilinear {
         self.apply(x1, x2).of("Bilinear")
     }
 
-    /// Refuses inputs of other batches, which would be broadcast.
+    /// Returns an error if the inputs' leading sizes differ, because the ops would broadcast them.
     #[track_caller]
     fn check_sizes(&self, x1: &Tensor, x2: &Tensor) -> Result<()> {
         let weight = self.weight.size();

@@ -1,4 +1,4 @@
-//! Losses.
+//! Loss functions as modules.
 
 use warpline::functional::{
     self, CrossEntropyOptions, NllLossOptions, Reduction, binary_cross_entropy,
@@ -9,16 +9,16 @@ use warpline::{Result, Tensor};
 
 use crate::{Buffer, Forward, Module, place};
 
-/// A loss of an input and a target: its settings with PyTorch's defaults, and what is computed.
+/// Defines losses of an input and a target: fields with PyTorch's defaults, and the computation.
 macro_rules! losses {
     ($($doc:literal $name:ident { $($field:ident: $ty:ty = $default:expr),* } ($this:ident, $x:ident, $target:ident) => $body:expr;)*) => {$(
-        #[doc = concat!($doc, " (`torch.nn.", stringify!($name), "`). `Default` has PyTorch's settings.")]
+        #[doc = concat!($doc, " (`torch.nn.", stringify!($name), "`). The defaults of the fields are PyTorch's.")]
         #[derive(Clone, Debug, Module)]
         #[allow(missing_docs)] // PyTorch's names
         pub struct $name {
             $(#[module(skip)] pub $field: $ty,)*
             #[module(skip)]
-            /// What becomes of the losses of single elements.
+            /// Reduction of the losses of all elements. Default: their mean.
             pub reduction: Reduction,
         }
 
@@ -35,10 +35,12 @@ macro_rules! losses {
 macro_rules! loss {
     ($name:ident, $this:ident, $x:ident, $target:ident => $body:expr) => {
         impl $name {
-            /// The loss of an input and a target.
+            /// Computes the loss of an input and a target.
             ///
             /// # Errors
-            /// What the function of that name fails with.
+            /// Errors of the corresponding function in [`functional`], such as [`functional::mse_loss`];
+            /// [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if the loss has a weight that the
+            /// input's device cannot access.
             #[track_caller]
             pub fn forward(&self, $x: &Tensor, $target: &Tensor) -> Result<Tensor> {
                 let $this = self;
@@ -60,28 +62,27 @@ macro_rules! loss {
 losses! {
     "The squared error" MSELoss {} (s, x, t) => mse_loss(x, t, s.reduction);
     "The absolute error" L1Loss {} (s, x, t) => l1_loss(x, t, s.reduction);
-    "The squared error near zero, beyond that the absolute one" SmoothL1Loss { beta: f64 = 1.0 }
+    "The squared error up to `beta`, and the absolute error above" SmoothL1Loss { beta: f64 = 1.0 }
         (s, x, t) => smooth_l1_loss(x, t, s.reduction, s.beta);
-    "The squared error up to `delta`, beyond that the absolute one" HuberLoss { delta: f64 = 1.0 }
+    "The squared error up to `delta`, and the absolute error above" HuberLoss { delta: f64 = 1.0 }
         (s, x, t) => huber_loss(x, t, s.reduction, s.delta);
-    "The cross entropy of probabilities" BCELoss {} (s, x, t) => binary_cross_entropy(x, t, None, s.reduction);
-    "The cross entropy of logits of two classes" BCEWithLogitsLoss {}
+    "The binary cross entropy of probabilities" BCELoss {} (s, x, t) => binary_cross_entropy(x, t, None, s.reduction);
+    "The binary cross entropy of logits" BCEWithLogitsLoss {}
         (s, x, t) => binary_cross_entropy_with_logits(x, t, None, s.reduction, None);
-    "The divergence of logarithms of probabilities from a target" KLDivLoss { log_target: bool = false }
+    "The Kullback-Leibler divergence of log-probabilities from a target" KLDivLoss { log_target: bool = false }
         (s, x, t) => kl_div(x, t, s.reduction, s.log_target);
 }
 
-/// The cross entropy of logits and class indices, or probabilities (`torch.nn.CrossEntropyLoss`). `Default` has PyTorch's
-/// settings.
+/// The cross entropy of logits with class indices or class probabilities (`torch.nn.CrossEntropyLoss`).
 #[derive(Clone, Debug, Module)]
 pub struct CrossEntropyLoss {
-    /// How much each class weighs.
+    /// Weight of each class, `[classes]`. Default: `None`, equal weights.
     pub weight: Option<Buffer>,
-    /// The class index of what does not count.
+    /// Class index of targets that are ignored. Default: -100.
     pub ignore_index: i64,
-    /// How much of the target is spread over all classes.
+    /// Fraction of the target's probability that is spread evenly over all classes, from 0 to 1. Default: 0.
     pub label_smoothing: f64,
-    /// What becomes of the losses of single elements.
+    /// Reduction of the losses of all elements. Default: their mean.
     #[module(skip)]
     pub reduction: Reduction,
 }
@@ -102,14 +103,14 @@ loss!(CrossEntropyLoss, s, x, t => {
     functional::cross_entropy(x, t, &CrossEntropyOptions { weight, ignore_index, reduction, label_smoothing })
 });
 
-/// The loss of logarithms of probabilities and class indices (`torch.nn.NLLLoss`). `Default` has PyTorch's settings.
+/// The negative log-likelihood of log-probabilities with class indices (`torch.nn.NLLLoss`).
 #[derive(Clone, Debug, Module)]
 pub struct NLLLoss {
-    /// How much each class weighs.
+    /// Weight of each class, `[classes]`. Default: `None`, equal weights.
     pub weight: Option<Buffer>,
-    /// The class index of what does not count.
+    /// Class index of targets that are ignored. Default: -100.
     pub ignore_index: i64,
-    /// What becomes of the losses of single elements.
+    /// Reduction of the losses of all elements. Default: their mean.
     #[module(skip)]
     pub reduction: Reduction,
 }

@@ -1,4 +1,4 @@
-//! Normalisations.
+//! Normalisation modules.
 
 use warpline::functional::{
     BatchNormOptions, InstanceNormOptions, batch_norm, group_norm, instance_norm, layer_norm,
@@ -10,29 +10,29 @@ use super::activation::{floats, forward};
 use crate::called::Called;
 use crate::{Buffer, Forward, Module, Parameter, Training, place};
 
-/// A weight of ones and a bias of zeros.
+/// Creates a weight of ones and a bias of zeros.
 #[track_caller]
 fn affine(sizes: &[usize], options: &TensorOptions) -> Result<(Parameter, Parameter)> {
     let options = floats(options);
     Ok((Parameter::new(ones(sizes, &options)?)?, Parameter::new(zeros(sizes, &options)?)?))
 }
 
-/// With mean 0 and variance 1 over the last dimensions (`torch.nn.LayerNorm`).
+/// Normalises the last dimensions to mean 0 and variance 1, then applies weight and bias (`torch.nn.LayerNorm`).
 #[derive(Clone, Debug, Module)]
 pub struct LayerNorm {
-    /// Of the normalised sizes.
+    /// Factor of each normalised element, of shape `normalized_shape`.
     pub weight: Option<Parameter>,
-    /// Of the normalised sizes.
+    /// Summand of each normalised element, of shape `normalized_shape`.
     pub bias: Option<Parameter>,
     normalized_shape: Vec<usize>,
     eps: f64,
 }
 
 impl LayerNorm {
-    /// Over the last dimensions, of these sizes; with weight and bias, and 1e-5 for `eps`.
+    /// Creates a norm over the last dimensions, whose sizes are `normalized_shape`, with weight, bias and `eps` 1e-5.
     ///
     /// # Errors
-    /// When the memory cannot be had.
+    /// Errors of [`ones`] and [`zeros`].
     #[track_caller]
     pub fn new(
         normalized_shape: impl IntoShape,
@@ -43,7 +43,7 @@ impl LayerNorm {
         Ok(Self { weight: Some(weight), bias: Some(bias), normalized_shape, eps: 1e-5 })
     }
 
-    /// With another `eps`.
+    /// Sets the number that is added to the variance or mean square.
     #[must_use]
     pub fn eps(mut self, eps: f64) -> Self {
         self.eps = eps;
@@ -58,20 +58,21 @@ forward!(LayerNorm, this, x => {
     layer_norm(x, &this.normalized_shape, this.weight.as_deref(), this.bias.as_deref(), this.eps)
 });
 
-/// Divided by the root of the mean square over the last dimensions (`torch.nn.RMSNorm`).
+/// Divides by the root of the mean square of the last dimensions, then applies the weight (`torch.nn.RMSNorm`).
 #[derive(Clone, Debug, Module)]
 pub struct RMSNorm {
-    /// Of the normalised sizes.
+    /// Factor of each normalised element, of shape `normalized_shape`.
     pub weight: Option<Parameter>,
     normalized_shape: Vec<usize>,
     eps: Option<f64>,
 }
 
 impl RMSNorm {
-    /// Over the last dimensions, of these sizes; with a weight, and the dtype's `eps`.
+    /// Creates a norm over the last dimensions, whose sizes are `normalized_shape`, with a weight. Default `eps`: the
+    /// machine epsilon of the input's dtype.
     ///
     /// # Errors
-    /// When the memory cannot be had.
+    /// The same as [`ones`].
     #[track_caller]
     pub fn new(
         normalized_shape: impl IntoShape,
@@ -82,7 +83,7 @@ impl RMSNorm {
         Ok(Self { weight: Some(weight.of("RMSNorm")?), normalized_shape, eps: None })
     }
 
-    /// With another `eps`.
+    /// Sets the number that is added to the variance or mean square.
     #[must_use]
     pub fn eps(mut self, eps: f64) -> Self {
         self.eps = Some(eps);
@@ -97,22 +98,23 @@ forward!(RMSNorm, this, x => {
     rms_norm(x, &this.normalized_shape, this.weight.as_deref(), this.eps)
 });
 
-/// With mean 0 and variance 1 over groups of channels (`torch.nn.GroupNorm`).
+/// Normalises groups of channels to mean 0 and variance 1, then applies weight and bias (`torch.nn.GroupNorm`).
 #[derive(Clone, Debug, Module)]
 pub struct GroupNorm {
-    /// `[channels]`.
+    /// Factor of each channel, `[channels]`.
     pub weight: Option<Parameter>,
-    /// `[channels]`.
+    /// Summand of each channel, `[channels]`.
     pub bias: Option<Parameter>,
     num_groups: usize,
     eps: f64,
 }
 
 impl GroupNorm {
-    /// With weight and bias, and 1e-5 for `eps`.
+    /// Creates a norm with weight, bias and `eps` 1e-5.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] where the groups do not divide the channels; when the memory cannot be had.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `num_groups` does not divide `channels`;
+    /// errors of [`ones`] and [`zeros`].
     #[track_caller]
     pub fn new(
         num_groups: usize,
@@ -127,7 +129,7 @@ impl GroupNorm {
         Ok(Self { weight: Some(weight), bias: Some(bias), num_groups, eps: 1e-5 })
     }
 
-    /// With another `eps`.
+    /// Sets the number that is added to the variance or mean square.
     #[must_use]
     pub fn eps(mut self, eps: f64) -> Self {
         self.eps = eps;
@@ -142,16 +144,20 @@ forward!(GroupNorm, this, x => {
     group_norm(x, this.num_groups, this.weight.as_deref(), this.bias.as_deref(), this.eps)
 });
 
-/// Settings of batch and instance norms. `Default` has PyTorch's for batch norms.
+/// Settings of batch and instance norms. The defaults are PyTorch's for batch norms; [`NormOptions::instance`] has
+/// those for instance norms.
 #[derive(Clone, Copy, Debug)]
 pub struct NormOptions {
-    /// Is added to the variance.
+    /// Number that is added to the variance. Default: 1e-5.
     pub eps: f64,
-    /// How much of a batch's mean and variance goes into the running ones; `None`: these are the means over all batches.
+    /// Weight of a batch's statistics in the running statistics. Default: 0.1. `None`: the running statistics of a
+    /// batch norm are averages over all batches, which waits for the device once per batch; those of an instance norm
+    /// do not change.
     pub momentum: Option<f64>,
-    /// Whether there are a weight and a bias.
+    /// Creates a weight and a bias for each channel. Default: true.
     pub affine: bool,
-    /// Whether there are a running mean and variance.
+    /// Keeps a running mean and variance. Without them the batch's statistics are also used in evaluation. Default:
+    /// true.
     pub track_running_stats: bool,
 }
 
@@ -162,14 +168,14 @@ impl Default for NormOptions {
 }
 
 impl NormOptions {
-    /// PyTorch's for instance norms: neither parameters nor running statistics.
+    /// Returns PyTorch's settings for instance norms: neither parameters nor running statistics.
     #[must_use]
     pub fn instance() -> Self {
         Self { affine: false, track_running_stats: false, ..Self::default() }
     }
 }
 
-/// What both have.
+/// The common part of batch and instance norms.
 #[derive(Clone, Debug, Module)]
 struct Channels {
     weight: Option<Parameter>,
@@ -211,7 +217,7 @@ impl Channels {
         })
     }
 
-    /// Counts a batch in training; how much of it goes into the running statistics.
+    /// Counts a batch in training. Returns the weight of the batch in the running statistics.
     #[track_caller]
     fn counted(&self) -> Result<f64> {
         let Some(count) = self.num_batches_tracked.as_ref().filter(|_| self.training.get()) else {
@@ -239,7 +245,7 @@ impl Channels {
     }
 }
 
-/// A norm of channels with its constructors; `$settings` are PyTorch's.
+/// Defines a norm of channels and its constructors. `$settings` are PyTorch's.
 macro_rules! of_channels {
     ($name:ident, $settings:expr, $doc:expr, $default:expr) => {
         #[doc = $doc]
@@ -253,16 +259,16 @@ macro_rules! of_channels {
             #[doc = $default]
             ///
             /// # Errors
-            /// When the memory cannot be had.
+            /// Errors of [`ones`] and [`zeros`].
             #[track_caller]
             pub fn new(channels: usize, options: impl Into<TensorOptions>) -> Result<Self> {
                 Self::with_settings(channels, $settings, options)
             }
 
-            /// With settings of one's own.
+            /// Creates a norm of `channels` channels with the given settings.
             ///
             /// # Errors
-            /// When the memory cannot be had.
+            /// Errors of [`ones`] and [`zeros`].
             #[track_caller]
             pub fn with_settings(
                 channels: usize,
@@ -282,10 +288,10 @@ macro_rules! batch_norms {
             $name,
             NormOptions::default(),
             concat!(
-                "With mean 0 and variance 1 by channel (`torch.nn.", stringify!($name),
-                "`): in training those of the batch, which go into the running ones, otherwise those."
+                "Normalises each channel to mean 0 and variance 1 (`torch.nn.", stringify!($name),
+                "`). Training uses the batch's statistics and updates the running statistics; evaluation uses the latter."
             ),
-            "With PyTorch's settings."
+            "Creates a norm of `channels` channels with PyTorch's settings."
         );
 
         forward!($name, this, x => {
@@ -316,9 +322,9 @@ macro_rules! instance_norms {
             $name,
             NormOptions::instance(),
             concat!(
-                "With mean 0 and variance 1 by channel of each element of the batch (`torch.nn.", stringify!($name), "`)."
+                "Normalises each channel of each sample to mean 0 and variance 1 (`torch.nn.", stringify!($name), "`)."
             ),
-            "With PyTorch's settings: no parameters."
+            "Creates a norm of `channels` channels with PyTorch's settings: neither parameters nor running statistics."
         );
 
         forward!($name, this, x => {
@@ -333,7 +339,7 @@ macro_rules! instance_norms {
             };
             let (mean, var) = (c.running_mean.as_deref(), c.running_var.as_deref());
             if x.dim() == $dims[0] {
-                // One element, without a batch.
+                // A single sample without a batch dimension.
                 return instance_norm(&x.unsqueeze(0)?, mean, var, &options)?.squeeze(0);
             }
             instance_norm(x, mean, var, &options)

@@ -1,4 +1,4 @@
-//! Pools, and other sizes.
+//! Pooling and upsampling.
 
 use warpline::functional::{
     AvgPoolOptions, InterpolateOptions, MaxPoolOptions, adaptive_avg_pool1d, adaptive_avg_pool2d,
@@ -12,7 +12,7 @@ use crate::{Forward, Module};
 
 macro_rules! pools {
     ($($doc:literal $name:ident $d:literal $function:ident $options:ident;)*) => {$(
-        #[doc = concat!($doc, " of each window (`torch.nn.", stringify!($name), "`).")]
+        #[doc = concat!($doc, " of each window (`torch.nn.", stringify!($name), "`): [`", stringify!($function), "`].")]
         #[derive(Clone, Debug, Module)]
         pub struct $name {
             #[module(skip)]
@@ -22,7 +22,7 @@ macro_rules! pools {
         }
 
         impl $name {
-            /// Of windows of this size, side by side where the settings do not say otherwise.
+            /// Creates a pool with windows of `kernel_size`. The default stride is the window size.
             #[must_use]
             pub fn new(kernel_size: [usize; $d], settings: $options<$d>) -> Self {
                 Self { kernel_size, options: settings }
@@ -44,10 +44,11 @@ pools! {
 
 macro_rules! adaptive {
     ($($doc:literal $name:ident $d:literal $function:ident;)*) => {$(
-        #[doc = concat!($doc, " of windows that give a result of these sizes (`torch.nn.", stringify!($name), "`).")]
+        #[doc = concat!($doc, " of each window, with windows chosen for a given output size ")]
+        #[doc = concat!("(`torch.nn.", stringify!($name), "`): [`", stringify!($function), "`].")]
         #[derive(Clone, Copy, Debug, Module)]
         pub struct $name {
-            /// The result's sizes.
+            /// Spatial sizes of the output.
             #[module(skip)]
             pub output_size: [usize; $d],
         }
@@ -63,10 +64,10 @@ adaptive! {
     "The largest element" AdaptiveMaxPool2d 2 adaptive_max_pool2d;
 }
 
-/// Other sizes of images (`torch.nn.Upsample`).
+/// Resizes images (`torch.nn.Upsample`): [`interpolate()`].
 #[derive(Clone, Debug, Module)]
 pub struct Upsample {
-    /// Which sizes, and how.
+    /// The output size or scale factor, and the interpolation mode.
     #[module(skip)]
     pub options: InterpolateOptions,
 }

@@ -1,4 +1,4 @@
-//! Modules one after the other.
+//! Sequences of modules.
 
 use std::fmt;
 
@@ -6,10 +6,10 @@ use warpline::{Result, Tensor};
 
 use crate::{Forward, Module, Visitor, VisitorMut};
 
-/// A module from a tensor to a tensor, as [`Sequential`] holds it. Every such module that can be
-/// cloned and sent to another thread is one.
+/// A module that maps a tensor to a tensor, as an element of [`Sequential`]. Implemented for every such module that is
+/// `Clone`, `Send` and `Sync`.
 pub trait Layer: Module + Forward<Tensor, Output = Tensor> + Send + Sync {
-    /// A clone, which shares parameters and buffers.
+    /// Returns a clone that shares parameters and buffers.
     fn boxed_clone(&self) -> Box<dyn Layer>;
 }
 
@@ -28,7 +28,7 @@ impl Clone for Box<dyn Layer> {
     }
 }
 
-/// Modules of which each has the output of the one before as its input (`torch.nn.Sequential`).
+/// A sequence of modules: the output of each module is the input of the next (`torch.nn.Sequential`).
 ///
 /// ```
 /// use warpline_nn::{Linear, ReLU, Sequential};
@@ -43,40 +43,40 @@ pub struct Sequential {
 }
 
 impl Sequential {
-    /// Without modules: its output is its input.
+    /// Creates an empty sequence, which returns its input.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// With one more module at the end.
+    /// Appends a module and returns the sequence.
     #[must_use]
     pub fn with(mut self, layer: impl Layer + 'static) -> Self {
         self.push(layer);
         self
     }
 
-    /// Adds a module at the end (`append`).
+    /// Appends a module (`append`).
     pub fn push(&mut self, layer: impl Layer + 'static) {
         self.layers.push(Box::new(layer));
     }
 
-    /// How many modules there are.
+    /// Returns the number of modules.
     #[must_use]
     pub fn len(&self) -> usize {
         self.layers.len()
     }
 
-    /// Whether there are none.
+    /// Returns `true` if there are no modules.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.layers.is_empty()
     }
 
-    /// Calls one after the other.
+    /// Applies the modules in order.
     ///
     /// # Errors
-    /// The first that a module fails with.
+    /// The error of the first module that fails.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let mut x = x.clone();
@@ -87,7 +87,7 @@ impl Sequential {
     }
 }
 
-/// Members are named by their index.
+/// The name of a member is its index.
 impl Module for Sequential {
     fn visit(&self, visitor: &mut Visitor<'_>) {
         self.layers.visit(visitor);

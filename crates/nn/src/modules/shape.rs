@@ -1,22 +1,22 @@
-//! Modules that only change sizes.
+//! Modules that change only the shape of their input, or nothing.
 
 use warpline::{Result, Tensor};
 
 use super::activation::forward;
 use crate::{Forward, Module};
 
-/// Its input (`torch.nn.Identity`).
+/// Returns its input (`torch.nn.Identity`).
 #[derive(Clone, Copy, Debug, Default, Module)]
 pub struct Identity;
 
 forward!(Identity, _this, x => Ok(x.clone()));
 
-/// Dimensions taken together (`torch.nn.Flatten`): all but the first, by default.
+/// Flattens a range of dimensions into one (`torch.nn.Flatten`). Default: all dimensions but the first.
 #[derive(Clone, Copy, Debug, Module)]
 pub struct Flatten {
-    /// The first of them.
+    /// First dimension of the range. Negative: counted from the end. Default: 1.
     pub start_dim: isize,
-    /// The last of them.
+    /// Last dimension of the range, inclusive. Negative: counted from the end. Default: -1.
     pub end_dim: isize,
 }
 
@@ -28,12 +28,12 @@ impl Default for Flatten {
 
 forward!(Flatten, this, x => x.flatten(this.start_dim, this.end_dim));
 
-/// A dimension in several (`torch.nn.Unflatten`).
+/// Splits a dimension into several (`torch.nn.Unflatten`).
 #[derive(Clone, Debug, Module)]
 pub struct Unflatten {
-    /// Which.
+    /// The dimension to split. Negative: counted from the end.
     pub dim: isize,
-    /// The sizes, of which one may be -1.
+    /// Sizes of the new dimensions. One size may be -1, which is inferred.
     #[module(skip)]
     pub sizes: Vec<isize>,
 }

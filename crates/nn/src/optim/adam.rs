@@ -1,4 +1,4 @@
-//! Adam, and with weights that decay on their own.
+//! Adam and AdamW.
 
 use warpline::{DType, Device, Error, Result, Tensor, cat, full};
 use warpline_kernels::optim::Rule as Kernel;
@@ -10,28 +10,29 @@ use super::rule::{Rate, Rule, Slot, check_fraction, check_not_negative, descend,
 /// Adam (`torch.optim.Adam`).
 pub type Adam = Optim<AdamOptions>;
 
-/// Adam whose weights decay by themselves, not by their gradients (`torch.optim.AdamW`).
+/// Adam with decoupled weight decay, which shrinks the weights instead of changing their gradients
+/// (`torch.optim.AdamW`).
 pub type AdamW = Optim<AdamWOptions>;
 
-/// One settings struct for each, which differ in what they are by default.
+/// Defines the settings of an optimizer. Adam and AdamW differ in their defaults and in the decay.
 macro_rules! options {
     ($(#[$doc:meta])* $name:ident $optimizer:literal $weight_decay:literal $decoupled:literal) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq)]
         pub struct $name {
-            /// The learning rate.
+            /// Learning rate. Default: 1e-3.
             pub lr: f64,
-            /// How much is kept of the running means of gradients and of their squares.
+            /// Decay rates of the running averages of gradients and of squared gradients. Default: 0.9 and 0.999.
             pub betas: (f64, f64),
-            /// What is added to the divisor.
+            /// Number that is added to the denominator. Default: 1e-8.
             pub eps: f64,
-            /// How much weights decay.
+            /// Weight decay. Default: 0 for [`Adam`], 0.01 for [`AdamW`].
             pub weight_decay: f64,
-            /// Whether to divide by the largest mean of squares that there was.
+            /// Divides by the largest average of squared gradients so far (AMSGrad). Default: false.
             pub amsgrad: bool,
-            /// Upwards.
+            /// Maximizes the objective instead of minimizing it. Default: false.
             pub maximize: bool,
-            /// Whether steps are counted on the device, so that a captured step can be replayed.
+            /// Counts steps on the device, so that a captured step can be replayed. Default: false.
             pub capturable: bool,
         }
 
@@ -88,7 +89,7 @@ options! {
     AdamWOptions "AdamW" 1e-2 true
 }
 
-/// What both do.
+/// The common step of Adam and AdamW.
 struct Both {
     betas: (f64, f64),
     eps: f64,
@@ -107,7 +108,7 @@ impl Both {
         } else {
             uncount(slots)?;
         }
-        // Counters are the same tensor where they are the same number.
+        // Parameters with the same step count share a counter tensor.
         let (buckets, others) = buckets(slots, |slot| {
             (slot.state.step, slot.state.counter.as_ref().map(Tensor::data_ptr))
         });
@@ -148,8 +149,8 @@ impl Both {
         others.into_iter().try_for_each(|slot| self.step_one(slot, lr))
     }
 
-    /// What changes from replay to replay of a captured step, computed by the device: the rate with the correction of the
-    /// mean, the root of the correction of the squares, what is left of weights.
+    /// Computes on the device the values that change between replays of a captured step: the learning rate over the
+    /// bias correction of the mean, the root of the bias correction of the squares, and the factor of decayed weights.
     #[track_caller]
     fn rates(
         &self,
@@ -173,7 +174,7 @@ impl Both {
         cat(&[lr.div(&correction1)?, root, kept], 0)
     }
 
-    /// A step in ops of tensors.
+    /// Updates one parameter with tensor ops, for layouts that the fused kernel does not support.
     #[track_caller]
     fn step_one(&self, slot: &mut Slot<'_>, lr: &Rate) -> Result<()> {
         let (param, (beta1, beta2)) = (slot.param, self.betas);
@@ -214,7 +215,7 @@ impl Both {
         }
     }
 
-    /// The same with a number of steps that only the device knows.
+    /// Updates one parameter with a step count that is in device memory.
     #[track_caller]
     fn descend_by_counter(
         &self,
@@ -236,7 +237,7 @@ impl Both {
     }
 }
 
-/// Counts a step of each of these on the device. Parameters that have always stepped together share a counter.
+/// Counts a step of each parameter on the device. Parameters that have always stepped together share a counter.
 #[track_caller]
 fn count(slots: &mut [Slot<'_>]) -> Result<()> {
     let mut counted: Vec<(Option<u64>, Device, u64, Tensor)> = Vec::new();
@@ -261,7 +262,7 @@ fn count(slots: &mut [Slot<'_>]) -> Result<()> {
     counted.iter().try_for_each(|(.., counter)| counter.add_(1.0).map(drop))
 }
 
-/// Lets the host count, which a captured step could not.
+/// Moves the step counts to the host. Returns an error during a capture, because the host does not run in a replay.
 #[track_caller]
 fn uncount(slots: &mut [Slot<'_>]) -> Result<()> {
     for slot in slots {

@@ -1,4 +1,4 @@
-//! Gradients that are kept from being too large.
+//! Gradient clipping.
 
 use warpline::autograd::{check_not_moved, is_grad_enabled, no_grad};
 use warpline::{Result, Tensor, empty, stack, zeros};
@@ -6,8 +6,9 @@ use warpline_kernels::optim::{self as kernels, Tensors};
 
 use super::fused::rate;
 
-/// Scales the gradients of `parameters` together so that their norm is at most `max_norm`
-/// (`torch.nn.utils.clip_grad_norm_`). Returns what it was before, as a tensor: nothing is waited for.
+/// Scales the gradients of `parameters` by a common factor so that their total norm is at most `max_norm`
+/// (`torch.nn.utils.clip_grad_norm_`). Returns the total norm before scaling as a tensor, so that the host does not
+/// wait.
 ///
 /// ```
 /// use warpline::tensor;
@@ -22,7 +23,8 @@ use super::fused::rate;
 /// ```
 ///
 /// # Errors
-/// As [`get_total_norm`].
+/// [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a module's move replaced a parameter; errors of
+/// [`get_total_norm`].
 #[track_caller]
 pub fn clip_grad_norm_(parameters: &[Tensor], max_norm: f64, norm_type: f64) -> Result<Tensor> {
     let location = std::panic::Location::caller();
@@ -36,11 +38,12 @@ pub fn clip_grad_norm_(parameters: &[Tensor], max_norm: f64, norm_type: f64) -> 
     no_grad(run).map_err(|e: warpline::Error| e.of("clip_grad_norm_").at(location))
 }
 
-/// Clamps each element of the gradients of `parameters` to at most `clip_value` and at least its negative
+/// Clamps each element of the gradients of `parameters` to `[-clip_value, clip_value]`
 /// (`torch.nn.utils.clip_grad_value_`).
 ///
 /// # Errors
-/// What the launches fail with.
+/// [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a module's move replaced a parameter; errors of
+/// [`Tensor::clamp_`].
 #[track_caller]
 pub fn clip_grad_value_(parameters: &[Tensor], clip_value: f64) -> Result<()> {
     let location = std::panic::Location::caller();
@@ -54,10 +57,11 @@ pub fn clip_grad_value_(parameters: &[Tensor], clip_value: f64) -> Result<()> {
     no_grad(run).map_err(|e: warpline::Error| e.of("clip_grad_value_").at(location))
 }
 
-/// The norm of all elements of tensors, as if they were one vector (`torch.nn.utils.get_total_norm`), on the first one's device.
+/// Returns the norm of all elements of `tensors` as one vector, on the device of the first tensor
+/// (`torch.nn.utils.get_total_norm`). 0 if there are no tensors.
 ///
 /// # Errors
-/// As [`Tensor::vector_norm`].
+/// The same as [`Tensor::vector_norm`].
 #[track_caller]
 pub fn get_total_norm(tensors: &[Tensor], norm_type: f64) -> Result<Tensor> {
     let Some(first) = tensors.first() else { return zeros([], ()) };
@@ -79,12 +83,12 @@ pub fn get_total_norm(tensors: &[Tensor], norm_type: f64) -> Result<Tensor> {
     }
 }
 
-/// Whether the norm is to have a gradient.
+/// Returns `true` if the norm needs a gradient.
 fn wanted(tensors: &[Tensor]) -> bool {
     is_grad_enabled() && tensors.iter().any(Tensor::requires_grad)
 }
 
-/// Tensors that a launch takes together, and the others.
+/// Groups tensors that one launch can handle. Returns the groups and the other tensors.
 fn alike(tensors: &[Tensor]) -> (Vec<Vec<&Tensor>>, Vec<&Tensor>) {
     let (mut buckets, mut others): (Vec<Vec<&Tensor>>, Vec<&Tensor>) = (Vec::new(), Vec::new());
     for tensor in tensors {
@@ -102,7 +106,7 @@ fn alike(tensors: &[Tensor]) -> (Vec<Vec<&Tensor>>, Vec<&Tensor>) {
     (buckets, others)
 }
 
-/// The length of tensors that are alike, as one vector.
+/// Returns the 2-norm of tensors of one device and dtype as one vector.
 #[track_caller]
 fn length(tensors: &[&Tensor]) -> Result<Tensor> {
     let views: Vec<_> = tensors.iter().map(|tensor| tensor.as_view()).collect();
@@ -113,7 +117,7 @@ fn length(tensors: &[&Tensor]) -> Result<Tensor> {
     sums.sum(())?.sqrt()?.to(dtype)
 }
 
-/// Multiplies all by a number in memory.
+/// Multiplies all tensors by a number in device memory.
 #[track_caller]
 fn scale_all(tensors: &[Tensor], by: &Tensor) -> Result<()> {
     let (buckets, others) = alike(tensors);
@@ -131,7 +135,7 @@ fn scale_all(tensors: &[Tensor], by: &Tensor) -> Result<()> {
     others.into_iter().try_for_each(|tensor| tensor.mul_(&by.to(tensor.device())?).map(drop))
 }
 
-/// The gradients that there are, of parameters that are still their modules' own.
+/// Returns the existing gradients, after checking that no move replaced a parameter.
 #[track_caller]
 fn grads(op: &'static str, parameters: &[Tensor]) -> Result<Vec<Tensor>> {
     let mut all = Vec::new();

@@ -1,16 +1,15 @@
-//! Steps of many parameters in one launch.
+//! Updates of several parameters in one launch.
 //!
-//! Contiguous parameters go into launches of sixteen, by device, dtype and number of steps. The
-//! kernels of `warpline_kernels::optim` take one pointer for each tensor, each an operand, so order
-//! and races are known as for any op. Other parameters are stepped by ops of tensors, which state
-//! the same formula again.
+//! Contiguous parameters of equal device, dtype and step count are updated in launches of sixteen. The kernels of
+//! `warpline_kernels::optim` take each tensor as an operand of its own, so ordering and race detection work as for any
+//! op. Other parameters are updated with tensor ops, which compute the same formula.
 
 use warpline::{DType, Device, Result, Tensor};
 use warpline_kernels::optim::{self as kernels, Tensors};
 
 use super::rule::Slot;
 
-/// Parameters that go into the same launches, by what they have to have in common.
+/// Parameters that one launch can update, with their common device, dtype and `K`.
 pub(super) struct Bucket<'a, 'p, K> {
     key: (Device, DType, K),
     pub(super) slots: Vec<&'a mut Slot<'p>>,
@@ -25,7 +24,7 @@ impl<K> Bucket<'_, '_, K> {
         self.key.0
     }
 
-    /// The step, with what of it is to be read from memory.
+    /// Runs the step. `rates` are the values that the kernel reads from device memory.
     #[track_caller]
     pub(super) fn run(&self, rule: &kernels::Rule, rates: Option<&Tensor>) -> Result<()> {
         let Some(first) = self.slots.first() else { return Ok(()) };
@@ -43,7 +42,7 @@ impl<K> Bucket<'_, '_, K> {
     }
 }
 
-/// Shares parameters out: those that a launch of many takes, and the others.
+/// Groups parameters by device, dtype and `key`. Returns the groups and the parameters that need tensor ops.
 pub(super) fn buckets<'a, 'p, K: PartialEq>(
     slots: &'a mut [Slot<'p>],
     key: impl Fn(&Slot<'p>) -> K,
@@ -65,7 +64,7 @@ pub(super) fn buckets<'a, 'p, K: PartialEq>(
     (buckets, others)
 }
 
-/// A number in memory as the launches read it.
+/// Converts a learning rate to the form that the kernels read: `float64`, `[1]`, on `device`.
 #[track_caller]
 pub(super) fn rate(lr: &Tensor, device: Device) -> Result<Tensor> {
     lr.to((DType::F64, device))?.reshape([1])

@@ -1,4 +1,4 @@
-//! Parameters that have their settings in common.
+//! Parameter groups.
 
 use std::panic::Location;
 
@@ -7,31 +7,32 @@ use warpline::{Error, Result, Tensor};
 
 use super::rule::Rule;
 
-/// Parameters with the settings of their own (an entry of `param_groups`).
+/// Parameters that share settings (an entry of `param_groups`).
 #[derive(Clone, Debug)]
 pub struct ParamGroup<R> {
     params: Vec<Tensor>,
-    /// Their settings, which may be changed between steps.
+    /// The settings. May be changed between steps.
     pub options: R,
-    /// The learning rate in memory of the parameters' device, if it is to be changed between replays of a step that
-    /// was captured. It goes before the one among the options.
+    /// Learning rate in device memory, so that it can change between replays of a captured step. Takes precedence over
+    /// the one in `options`.
     pub(super) lr_tensor: Option<Tensor>,
-    /// The learning rate that schedulers began with.
+    /// Learning rate at the creation of the first scheduler.
     pub(super) initial_lr: Option<f64>,
 }
 
 impl<R: Rule> ParamGroup<R> {
-    /// A group.
+    /// Creates a group.
     #[must_use]
     pub fn new(params: Vec<Tensor>, options: R) -> Self {
         Self { params, options, lr_tensor: None, initial_lr: None }
     }
 
-    /// A group whose learning rate is in the one element of a tensor (`lr=torch.tensor(…)`): a step that was captured into a
-    /// graph reads it at each replay. [`set_lr`](super::Optimizer::set_lr) writes it.
+    /// Takes the learning rate from a tensor with one element (`lr=torch.tensor(…)`). A captured step reads the tensor
+    /// at each replay. [`set_lr`](super::Optimizer::set_lr) writes to it.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a tensor of several elements or of integers.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the tensor does not have exactly one
+    /// element or is not floating point.
     #[track_caller]
     pub fn with_lr_tensor(mut self, lr: Tensor) -> Result<Self> {
         if lr.numel() != 1 || !lr.dtype().is_float() {
@@ -46,19 +47,19 @@ impl<R: Rule> ParamGroup<R> {
         Ok(self)
     }
 
-    /// The parameters.
+    /// Returns the parameters.
     #[must_use]
     pub fn params(&self) -> &[Tensor] {
         &self.params
     }
 
-    /// The learning rate's tensor, if it has one.
+    /// Returns the tensor that holds the learning rate, if there is one.
     #[must_use]
     pub fn lr_tensor(&self) -> Option<&Tensor> {
         self.lr_tensor.as_ref()
     }
 
-    /// Refuses what cannot be optimized.
+    /// Checks the settings, and that each parameter is a leaf that appears once and was not replaced by a move.
     #[track_caller]
     pub(super) fn check(&self, earlier: &[Self]) -> Result<()> {
         let location = Location::caller();

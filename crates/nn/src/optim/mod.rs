@@ -1,4 +1,4 @@
-//! Optimizers (`torch.optim`): what changes parameters by their gradients, how fast, and how far at most.
+//! Optimizers, learning-rate schedulers and gradient clipping (`torch.optim`).
 //!
 //! ```
 //! use warpline_nn::optim::{Optimizer, Sgd, SgdOptions};

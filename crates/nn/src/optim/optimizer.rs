@@ -1,8 +1,8 @@
-//! The common part of all optimizers: groups, states, saving (`Optim<R>`). A rule `R` has the
-//! settings of one optimizer and its step (`rule.rs`).
+//! The common part of all optimizers: groups, state, saving (`Optim<R>`). A rule `R` has the settings of one optimizer
+//! and computes its step (`rule.rs`).
 //!
-//! Values that change from replay to replay of a captured step (the number of the step, the rate)
-//! are read from device memory. State that a first step would create is refused within a capture.
+//! A captured step reads values that change between replays (the step count, the learning rate) from device memory. A
+//! step that would create state cannot be captured, because each replay would create the state anew.
 
 use warpline::autograd::{check_not_moved, no_grad};
 use warpline::{DType, Error, Exec, Result, Tensor};
@@ -12,32 +12,34 @@ use super::rule::{ParamState, Rate, Rule, Slot};
 use super::state::{self, OptimizerState};
 use crate::called::Called;
 
-/// An optimizer (`torch.optim.Optimizer`), of whatever rule.
+/// An optimizer (`torch.optim.Optimizer`).
 pub trait Optimizer {
-    /// Changes each parameter that has a gradient; others stay, and so does what is kept of them.
+    /// Updates each parameter that has a gradient. Other parameters and their states stay unchanged.
     ///
     /// # Errors
-    /// What its ops fail with.
+    /// [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a module's move replaced a parameter;
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if a captured step would create state or
+    /// counts steps on the host; errors of the ops.
     #[track_caller]
     fn step(&mut self) -> Result<()>;
 
-    /// All parameters, in the order in which a state numbers them.
+    /// Returns all parameters, in the order of their numbers in [`OptimizerState`].
     fn parameters(&self) -> Vec<Tensor>;
 
-    /// Takes all gradients away (`zero_grad`), so that a parameter without one is left alone by the next step.
+    /// Removes the gradients of all parameters (`zero_grad`). The next step skips parameters without a gradient.
     ///
     /// # Errors
-    /// None today.
+    /// The default implementation never fails.
     #[track_caller]
     fn zero_grad(&self) -> Result<()> {
         self.parameters().iter().try_for_each(|parameter| parameter.set_grad(None))
     }
 
-    /// Sets the gradients that there are to zero (`zero_grad(set_to_none=False)`): they stay where they are, as a captured
-    /// backward pass needs it.
+    /// Sets existing gradients to zero (`zero_grad(set_to_none=False)`). The gradients keep their memory, which a
+    /// captured backward pass needs.
     ///
     /// # Errors
-    /// What the launches fail with.
+    /// Errors of [`Tensor::zero_`].
     #[track_caller]
     fn zero_grad_in_place(&self) -> Result<()> {
         let grads = self.parameters().into_iter().filter_map(|parameter| parameter.grad());
@@ -45,72 +47,77 @@ pub trait Optimizer {
         zeroed.of("zero_grad_in_place")
     }
 
-    /// How many groups of parameters there are.
+    /// Returns the number of parameter groups.
     fn group_count(&self) -> usize;
 
-    /// A group's setting by PyTorch's name (`param_groups[group]["lr"]`); a flag is 0 or 1, the two `betas` are `betas.0` and
-    /// `betas.1`. `None` if there is none.
+    /// Returns a setting of a group by PyTorch's name (`param_groups[group]["lr"]`). A flag is 0 or 1; `betas` are
+    /// `betas.0` and `betas.1`. `None` if there is no such group or setting.
     fn setting(&self, group: usize, name: &str) -> Option<f64>;
 
-    /// Changes a group's setting.
+    /// Changes a setting of a group. The names are those of [`Optimizer::setting`].
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if there is none of that name.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if there is no such group or setting;
+    /// errors of [`Tensor::fill_`] if the learning rate is in a tensor.
     #[track_caller]
     fn set_setting(&mut self, group: usize, name: &str, value: f64) -> Result<()>;
 
-    /// A group's learning rate, as it was set last.
+    /// Returns the learning rate of a group that was set last. 0 if there is no such group.
     fn lr(&self, group: usize) -> f64 {
         self.setting(group, "lr").unwrap_or(0.0)
     }
 
-    /// Changes a group's learning rate; if that is in a tensor, there too.
+    /// Sets the learning rate of a group, and of its [tensor](ParamGroup::with_lr_tensor) if there is one.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if there is no such group.
+    /// The same as [`Optimizer::set_setting`].
     #[track_caller]
     fn set_lr(&mut self, group: usize, lr: f64) -> Result<()> {
         self.set_setting(group, "lr", lr)
     }
 
-    /// What a program needs to go on from here (`state_dict`). Its tensors are the optimizer's own.
+    /// Returns the state that a later run needs to continue (`state_dict`). Its tensors share the optimizer's memory.
     ///
     /// # Errors
-    /// None today.
+    /// Errors of [`warpline::full`], which makes tensors of step counts.
     #[track_caller]
     fn state_dict(&self) -> Result<OptimizerState>;
 
-    /// Goes on from a state (`load_state_dict`), whose tensors are copied. Nothing is changed if anything does not fit.
+    /// Restores a state (`load_state_dict`). Copies its tensors. Nothing changes unless all groups, settings and shapes
+    /// fit.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`], which names what does not fit.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the number or sizes of groups, a
+    /// setting, or the name or shape of a tensor does not fit the optimizer; errors of the copies.
     #[track_caller]
     fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()>;
 }
 
-/// An optimizer of a rule: [`Sgd`](super::Sgd), [`Adam`](super::Adam), [`AdamW`](super::AdamW), [`RmsProp`](super::RmsProp).
+/// An optimizer with the update rule `R`. Its aliases are [`Sgd`](super::Sgd), [`Adam`](super::Adam),
+/// [`AdamW`](super::AdamW) and [`RmsProp`](super::RmsProp).
 #[derive(Debug)]
 pub struct Optim<R> {
     pub(super) groups: Vec<ParamGroup<R>>,
-    /// Of each group's parameters.
+    /// State of each parameter of each group.
     pub(super) states: Vec<Vec<ParamState>>,
 }
 
 impl<R: Rule> Optim<R> {
-    /// An optimizer of parameters that have all settings in common.
+    /// Creates an optimizer with one group of parameters.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] without parameters, for one that is given twice or is no leaf, and for settings that make
-    /// no sense.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if there are no parameters, a parameter is
+    /// not a leaf or appears twice, or a setting is out of range; [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a
+    /// module's move replaced a parameter.
     #[track_caller]
     pub fn new(params: Vec<Tensor>, options: R) -> Result<Self> {
         Self::with_groups(vec![ParamGroup::new(params, options)])
     }
 
-    /// An optimizer of groups with settings of their own.
+    /// Creates an optimizer with groups that have their own settings.
     ///
     /// # Errors
-    /// As [`Optim::new`].
+    /// The same as [`Optim::new`].
     #[track_caller]
     pub fn with_groups(groups: Vec<ParamGroup<R>>) -> Result<Self> {
         let mut all = Self { groups: Vec::new(), states: Vec::new() };
@@ -126,7 +133,7 @@ impl<R: Rule> Optim<R> {
     /// Adds a group (`add_param_group`).
     ///
     /// # Errors
-    /// As [`Optim::new`].
+    /// The same as [`Optim::new`].
     #[track_caller]
     pub fn add_param_group(&mut self, group: ParamGroup<R>) -> Result<()> {
         group.check(&self.groups)?;
@@ -135,13 +142,13 @@ impl<R: Rule> Optim<R> {
         Ok(())
     }
 
-    /// The groups (`param_groups`).
+    /// Returns the groups (`param_groups`).
     #[must_use]
     pub fn param_groups(&self) -> &[ParamGroup<R>] {
         &self.groups
     }
 
-    /// The groups, whose settings may be changed between steps.
+    /// Returns the groups for changes of their settings between steps.
     #[must_use]
     pub fn param_groups_mut(&mut self) -> &mut [ParamGroup<R>] {
         &mut self.groups
@@ -224,14 +231,14 @@ impl<R: Rule> Optimizer for Optim<R> {
     }
 }
 
-/// A counter of steps where a parameter is.
+/// Creates a step counter on the device of a parameter.
 #[track_caller]
 pub(super) fn counter(param: &Tensor, value: f64) -> Result<Tensor> {
     refuse_capture(param)?;
     warpline::full([], value, (DType::F32, param.device()))
 }
 
-/// Refuses to make within a capture what an optimizer keeps: each replay would begin with it anew.
+/// Returns an error during a capture. Called before state is created, because each replay would create the state anew.
 #[track_caller]
 pub(super) fn refuse_capture(param: &Tensor) -> Result<()> {
     if !is_capturing(param)? {
@@ -242,7 +249,7 @@ pub(super) fn refuse_capture(param: &Tensor) -> Result<()> {
     Err(Error::invalid("step", reason))
 }
 
-/// Whether ops on a tensor go into a graph.
+/// Returns `true` if ops on the tensor are being captured.
 #[track_caller]
 pub(super) fn is_capturing(tensor: &Tensor) -> Result<bool> {
     match tensor.exec()? {
@@ -251,7 +258,8 @@ pub(super) fn is_capturing(tensor: &Tensor) -> Result<bool> {
     }
 }
 
-/// Parameters that have always stepped together have one counter. Those that now stay behind get one of their own.
+/// Gives parameters without a gradient a counter of their own, if they shared one with parameters that now step.
+/// Parameters that have always stepped together share a counter.
 #[track_caller]
 fn part_counters(params: &[Tensor], states: &mut [ParamState]) -> Result<()> {
     if states.iter().all(|state| state.counter.is_none()) {

@@ -13,19 +13,19 @@ pub type RmsProp = Optim<RmsPropOptions>;
 /// Settings of [`RmsProp`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RmsPropOptions {
-    /// The learning rate.
+    /// Learning rate. Default: 1e-2.
     pub lr: f64,
-    /// How much is kept of the running mean of squares.
+    /// Decay rate of the running average of squared gradients. Default: 0.99.
     pub alpha: f64,
-    /// What is added to the divisor.
+    /// Number that is added to the denominator. Default: 1e-8.
     pub eps: f64,
-    /// How much of each weight is added to its gradient.
+    /// Weight decay: this factor times each weight is added to its gradient. Default: 0.
     pub weight_decay: f64,
-    /// How much of the former step is taken again.
+    /// Momentum factor: the part of the momentum buffer that each step keeps. Default: 0, no momentum.
     pub momentum: f64,
-    /// Whether to divide by the gradients' deviation instead of their size.
+    /// Divides by the standard deviation of the gradients instead of their root mean square. Default: false.
     pub centered: bool,
-    /// Upwards.
+    /// Maximizes the objective instead of minimizing it. Default: false.
     pub maximize: bool,
 }
 
@@ -94,7 +94,7 @@ impl Rule for RmsPropOptions {
 }
 
 impl RmsPropOptions {
-    /// A step in ops of tensors.
+    /// Updates one parameter with tensor ops, for layouts that the fused kernel does not support.
     #[track_caller]
     fn step_one(&self, slot: &mut Slot<'_>, lr: &Rate) -> Result<()> {
         let param = slot.param;

@@ -1,32 +1,32 @@
-//! What one optimizer does differently from the others.
+//! Update rules: the parts in which optimizers differ.
 
 use warpline::{Result, Tensor};
 
 use super::optimizer::refuse_capture;
 
-/// The settings of an optimizer, which are also what says how it steps.
+/// An update rule: the settings of an optimizer and the computation of its step.
 pub trait Rule: Clone + std::fmt::Debug {
-    /// The optimizer's name.
+    /// Name of the optimizer.
     const NAME: &'static str;
-    /// What its state's tensors are called, in the order of `ParamState::tensors`.
+    /// Names of a parameter's state tensors, in the order of `ParamState::tensors`.
     const TENSORS: &'static [&'static str];
 
-    /// The settings by PyTorch's names; a flag is 0 or 1.
+    /// Returns the settings with PyTorch's names. A flag is 0 or 1.
     fn settings(&self) -> Vec<(&'static str, f64)>;
 
-    /// Sets the one of that name; whether there is one.
+    /// Changes a setting by its name. Returns `false` if there is no such setting.
     fn set(&mut self, name: &str, value: f64) -> bool;
 
-    /// Says what is wrong with the settings.
+    /// Checks the settings.
     ///
     /// # Errors
-    /// A sentence.
+    /// A sentence that describes the first invalid setting.
     fn check(&self) -> Result<(), String>;
 
-    /// Changes parameters that have a gradient.
+    /// Updates parameters that have a gradient.
     ///
     /// # Errors
-    /// What its ops fail with.
+    /// Errors of the ops.
     fn step(&self, slots: &mut [Slot<'_>], lr: &Rate) -> Result<()>;
 }
 
@@ -35,34 +35,34 @@ pub trait Rule: Clone + std::fmt::Debug {
 pub enum Rate {
     /// A number.
     Number(f64),
-    /// What a tensor has when the step runs.
+    /// A tensor with one element, read when the step runs.
     Tensor(Tensor),
 }
 
-/// What an optimizer keeps of a parameter.
+/// The state that an optimizer keeps for a parameter.
 #[derive(Clone, Debug, Default)]
 pub struct ParamState {
-    /// Steps that there were. Those of a `capturable` one are in `counter`.
+    /// Number of steps so far. Not used if there is a `counter`.
     pub step: u64,
-    /// The same in memory of the parameter's device.
+    /// Number of steps so far in device memory, for `capturable` optimizers.
     pub counter: Option<Tensor>,
-    /// Its tensors, as [`Rule::TENSORS`] has their names.
+    /// State tensors, named by [`Rule::TENSORS`].
     pub tensors: [Option<Tensor>; 3],
 }
 
-/// A parameter that has a gradient.
+/// A parameter with its gradient and state.
 #[derive(Debug)]
 pub struct Slot<'a> {
     /// The parameter.
     pub param: &'a Tensor,
-    /// Its gradient.
+    /// Gradient of the parameter.
     pub grad: Tensor,
-    /// What is kept of it.
+    /// State of the parameter.
     pub state: &'a mut ParamState,
 }
 
 impl ParamState {
-    /// One of its tensors, zeros at first.
+    /// Returns a state tensor. Creates it with zeros on first use.
     #[track_caller]
     pub(super) fn zeros(&mut self, which: usize, param: &Tensor) -> Result<Tensor> {
         if let Some(tensor) = &self.tensors[which] {
@@ -76,7 +76,7 @@ impl ParamState {
 }
 
 impl Slot<'_> {
-    /// The gradient to go down by: with the sign that is wanted, and the decay of weights.
+    /// Returns the gradient, negated for `maximize`, plus `weight_decay` times the parameter.
     #[track_caller]
     pub(super) fn gradient(&self, maximize: bool, weight_decay: f64) -> Result<Tensor> {
         let grad = if maximize { self.grad.neg()? } else { self.grad.clone() };
@@ -84,7 +84,7 @@ impl Slot<'_> {
     }
 }
 
-/// `param -= lr * by`.
+/// Computes `param -= lr * by`.
 #[track_caller]
 pub(super) fn descend(param: &Tensor, by: &Tensor, lr: &Rate) -> Result<()> {
     match lr {
@@ -93,7 +93,7 @@ pub(super) fn descend(param: &Tensor, by: &Tensor, lr: &Rate) -> Result<()> {
     }
 }
 
-/// A field of settings.
+/// A field of a settings struct, converted from and to `f64`.
 pub(super) trait Setting {
     fn number(&self) -> f64;
     fn put(&mut self, value: f64);
@@ -119,7 +119,7 @@ impl Setting for bool {
     }
 }
 
-/// The two methods of [`Rule`] that name each field.
+/// Writes [`Rule::settings`] and [`Rule::set`] from a list of names and fields.
 macro_rules! settings {
     ($($name:literal $field:ident $(. $part:tt)?),* $(,)?) => {
         fn settings(&self) -> Vec<(&'static str, f64)> {
@@ -140,7 +140,7 @@ macro_rules! settings {
 
 pub(super) use settings;
 
-/// Says which number must not be negative but is.
+/// Returns an error that names the first number that is negative or NaN.
 pub(super) fn check_not_negative(numbers: &[(&str, f64)]) -> Result<(), String> {
     match numbers.iter().find(|(_, number)| number.is_nan() || *number < 0.0) {
         Some((name, number)) => Err(format!("{name} must be 0 or more, but is {number}")),
@@ -148,7 +148,7 @@ pub(super) fn check_not_negative(numbers: &[(&str, f64)]) -> Result<(), String> 
     }
 }
 
-/// Says which number is no part of a whole.
+/// Returns an error that names the first number that is not in `[0, 1)`.
 pub(super) fn check_fraction(numbers: &[(&str, f64)]) -> Result<(), String> {
     match numbers.iter().find(|(_, number)| !(0.0..1.0).contains(number)) {
         Some((name, number)) => Err(format!("{name} must be from 0 to below 1, but is {number}")),

@@ -7,23 +7,23 @@ use super::fused::{buckets, rate};
 use super::optimizer::{Optim, refuse_capture};
 use super::rule::{Rate, Rule, Slot, check_not_negative, descend, settings};
 
-/// Stochastic gradient descent, with momentum if it is asked for (`torch.optim.SGD`).
+/// Stochastic gradient descent, optionally with momentum (`torch.optim.SGD`).
 pub type Sgd = Optim<SgdOptions>;
 
 /// Settings of [`Sgd`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SgdOptions {
-    /// The learning rate.
+    /// Learning rate. Default: 1e-3.
     pub lr: f64,
-    /// How much of the former step is taken again.
+    /// Momentum factor: the part of the momentum buffer that each step keeps. Default: 0, no momentum.
     pub momentum: f64,
-    /// How much less of the gradient is added to the momentum.
+    /// Dampening: the gradient enters the momentum buffer with the factor `1 - dampening`. Default: 0.
     pub dampening: f64,
-    /// How much of each weight is added to its gradient.
+    /// Weight decay: this factor times each weight is added to its gradient. Default: 0.
     pub weight_decay: f64,
-    /// Nesterov's momentum, which needs a momentum and no dampening.
+    /// Uses Nesterov momentum, which requires a momentum and no dampening. Default: false.
     pub nesterov: bool,
-    /// Upwards.
+    /// Maximizes the objective instead of minimizing it. Default: false.
     pub maximize: bool,
 }
 
@@ -89,7 +89,7 @@ impl Rule for SgdOptions {
 }
 
 impl SgdOptions {
-    /// A step in ops of tensors.
+    /// Updates one parameter with tensor ops, for layouts that the fused kernel does not support.
     #[track_caller]
     fn step_one(&self, slot: &mut Slot<'_>, lr: &Rate) -> Result<()> {
         let grad = slot.gradient(self.maximize, self.weight_decay)?;
@@ -102,7 +102,7 @@ impl SgdOptions {
                 buffer.clone()
             }
             None => {
-                // It begins as the gradient, whatever the dampening.
+                // The first value is the gradient, without dampening.
                 refuse_capture(slot.param)?;
                 let buffer = slot.param.empty_like(())?;
                 buffer.copy_(&grad, false)?;

@@ -1,4 +1,4 @@
-//! What an optimizer saves.
+//! Saved state of optimizers.
 
 use std::collections::BTreeMap;
 use std::panic::Location;
@@ -10,30 +10,31 @@ use super::optimizer::Optim;
 use super::rule::{ParamState, Rule};
 use crate::StateDict;
 
-/// What an optimizer keeps and how it is set (`torch.optim.Optimizer.state_dict`), by the numbers of its parameters: those of the
-/// first group come first.
+/// The state and settings of an optimizer (`torch.optim.Optimizer.state_dict`). Parameters are numbered from 0 in the
+/// order of the groups.
 #[derive(Clone, Debug, Default)]
 pub struct OptimizerState {
-    /// Of each parameter that was changed, tensors by PyTorch's names; `step` has one element.
+    /// State tensors of each updated parameter, by PyTorch's names. The step count, `step`, is a tensor with one
+    /// element.
     pub state: BTreeMap<usize, BTreeMap<String, Tensor>>,
     /// The groups.
     pub param_groups: Vec<GroupState>,
 }
 
-/// How a group of parameters is set.
+/// The settings and parameters of a group.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GroupState {
-    /// The settings by PyTorch's names; a flag is 0 or 1, the two `betas` are `betas.0` and `betas.1`.
+    /// Settings by PyTorch's names. A flag is 0 or 1; `betas` are `betas.0` and `betas.1`.
     pub settings: BTreeMap<String, f64>,
-    /// The numbers of its parameters.
+    /// Numbers of the group's parameters.
     pub params: Vec<usize>,
 }
 
 impl OptimizerState {
-    /// All of it as tensors by name, such as `state.0.exp_avg` and `param_groups.0.lr`, to be saved in a file.
+    /// Converts to tensors with names such as `state.0.exp_avg` and `param_groups.0.lr`, which a file can hold.
     ///
     /// # Errors
-    /// When the memory cannot be had.
+    /// Errors of [`full`].
     #[track_caller]
     pub fn to_tensors(&self) -> Result<StateDict> {
         let mut all = StateDict::new();
@@ -53,10 +54,11 @@ impl OptimizerState {
         Ok(all)
     }
 
-    /// What [`OptimizerState::to_tensors`] has made tensors of.
+    /// Converts back from the tensors of [`OptimizerState::to_tensors`].
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`], which names the entry that is none of an optimizer's.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if a name is neither `state.N.…` nor
+    /// `param_groups.N.…`; errors of [`Tensor::to_vec`] and [`Tensor::to_scalar`].
     #[track_caller]
     pub fn from_tensors(tensors: &StateDict) -> Result<Self> {
         let mut all = Self::default();
@@ -70,7 +72,7 @@ impl OptimizerState {
                 ("state", Some(index)) => {
                     all.state.entry(index).or_default().insert(field.into(), tensor.clone());
                 }
-                // A number of groups that a file cannot have is not believed.
+                // The bound keeps a corrupt index from allocating many groups.
                 ("param_groups", Some(index)) if index < tensors.len() => {
                     if all.param_groups.len() <= index {
                         all.param_groups.resize_with(index + 1, GroupState::default);
@@ -98,7 +100,7 @@ fn number(tensor: &Tensor) -> Result<f64> {
     tensor.to_scalar().map(|number| number.to_f64())
 }
 
-/// What `optimizer` would go on with.
+/// Returns the state of `optimizer`.
 #[track_caller]
 pub(super) fn save<R: Rule>(optimizer: &Optim<R>) -> Result<OptimizerState> {
     let mut all = OptimizerState::default();
@@ -132,7 +134,7 @@ pub(super) fn save<R: Rule>(optimizer: &Optim<R>) -> Result<OptimizerState> {
     Ok(all)
 }
 
-/// Puts what was saved into `optimizer`, or nothing of it.
+/// Restores a saved state. Changes nothing unless the state fits `optimizer`.
 #[track_caller]
 pub(super) fn load<R: Rule>(optimizer: &mut Optim<R>, saved: &OptimizerState) -> Result<()> {
     let location = Location::caller();
@@ -172,7 +174,8 @@ pub(super) fn load<R: Rule>(optimizer: &mut Optim<R>, saved: &OptimizerState) ->
     if known != saved.state.len() {
         return invalid("the state has parameters that are in none of its groups".into());
     }
-    // What a captured step goes on with stays where it is, but for counters that are one and are to be several.
+    // Captured steps keep reading the same memory. The exception is a shared counter whose parameters now differ in
+    // steps.
     let mut states = states.into_iter();
     let mut counted: Vec<(u64, u64)> = Vec::new();
     for (group, formers) in groups.iter().zip(&mut optimizer.states) {
@@ -201,7 +204,7 @@ pub(super) fn load<R: Rule>(optimizer: &mut Optim<R>, saved: &OptimizerState) ->
     Ok(())
 }
 
-/// The state of a parameter, in memory of its own.
+/// Copies the saved state of a parameter.
 #[track_caller]
 fn loaded<R: Rule>(
     param: &Tensor,
@@ -232,12 +235,12 @@ fn loaded<R: Rule>(
     Ok(state)
 }
 
-/// Whether steps are counted on the device.
+/// Returns `true` if the group counts steps on the device.
 fn is_capturable<R: Rule>(group: &ParamGroup<R>) -> bool {
     group.options.settings().iter().any(|(name, value)| *name == "capturable" && *value != 0.0)
 }
 
-/// A new state in the tensors of the former one, where both have them.
+/// Copies a new state into the tensors of the former one, where both have them.
 #[track_caller]
 fn in_place(former: &ParamState, new: ParamState) -> Result<ParamState> {
     let mut tensors = new.tensors;

@@ -7,21 +7,21 @@ use std::process::ExitCode;
 use clap::Parser;
 use warpline_parallel::distributed::launch::Launch;
 
-/// Starts a program as several ranks on this host, each with RANK, LOCAL_RANK, WORLD_SIZE,
-/// MASTER_ADDR, MASTER_PORT and a new WARPLINE_SECRET in its environment. Each line of output comes after `[rank]: `. When a
-/// rank fails the others are killed, and its exit code is this one's.
+/// Starts a program as several ranks on this host. Each rank has RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+/// and a new WARPLINE_SECRET in its environment. Each line of output is printed after `[rank]: `. If a rank fails, the
+/// other ranks are killed and the exit code is that of the failed rank.
 #[derive(Parser)]
 #[command(name = "warpline-run", version)]
 struct Args {
-    /// How many ranks to start.
+    /// Number of ranks to start.
     #[arg(short, long = "nproc", visible_alias = "nproc-per-node")]
     nproc: usize,
-    /// The driver that the ranks use: `cuda`, or `sim` and options.
+    /// Driver of the ranks: `cuda`, or `sim` with options.
     #[arg(long)]
     driver: Option<String>,
-    /// The program.
+    /// Program to run.
     program: PathBuf,
-    /// Its arguments.
+    /// Arguments of the program.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<OsString>,
 }

@@ -1,11 +1,10 @@
 //! The threads that run replicas.
 //!
-//! Each device but the first has a thread. It is woken when the forward pass begins, polls for its
-//! call for some 50 µs, and then sleeps. Replicas run with the caller's runtime and the caller's
-//! current stream of their device; the first runs on the caller's thread. The current device and
-//! streams that a module chooses on another thread end with its call (`stream::apart`). All
-//! replicas are waited for. Of several failures the first in the order of the replicas is returned,
-//! and a panic is resumed.
+//! Each device but the first has a thread. The thread is woken when the forward pass begins, polls for its call for
+//! about 50 µs, and then sleeps. Replicas run with the caller's runtime and the caller's current stream of their
+//! device. The first replica runs on the caller's thread. The current device and streams that a module sets on another
+//! thread are reset after the call (`stream::apart`). The caller waits for all replicas. If several replicas fail, the
+//! failure of the first one is returned, or its panic is resumed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel, sync_channel};
@@ -19,17 +18,17 @@ use warpline_stream::{CheckOwner, Stream, apart};
 
 use super::DataParallelError;
 
-/// How long a thread looks for the next message before it sleeps: to be woken takes longer than to
-/// enqueue a small network.
+/// Time for which a thread polls for a message before it sleeps. Waking a thread takes longer than enqueuing a small
+/// network.
 const SPIN: Duration = Duration::from_micros(50);
 
 enum Message {
-    /// There will be a call soon.
+    /// A call will follow soon.
     Ready,
     Call(Box<dyn FnOnce() + Send>),
 }
 
-/// A thread that lives as long as this.
+/// A thread that lives as long as the `Worker`.
 #[derive(Debug)]
 pub(super) struct Worker {
     device: usize,
@@ -44,8 +43,8 @@ impl Worker {
         let work = move || {
             while let Some(message) = next(&received) {
                 if let Message::Call(call) = message {
-                    // Each is as in a thread of its own, whatever the one before left behind. A
-                    // payload is leaked, since dropping it could panic again.
+                    // `apart` resets the state that the call leaves on the thread. The payload of a panic
+                    // is leaked, because dropping it could panic again.
                     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| apart(call))) {
                         std::mem::forget(payload);
                     }
@@ -59,13 +58,13 @@ impl Worker {
         Ok(Self { device, process: std::process::id(), messages })
     }
 
-    /// Wakes it ahead of a call.
+    /// Wakes the thread ahead of a call.
     pub(super) fn wake(&self) {
-        // Should it be gone, the call says so.
+        // If the thread has ended, the call returns the error.
         let _ = self.messages.send(Message::Ready);
     }
 
-    /// Refuses the threads of another process: a forked child has none.
+    /// Returns an error in a forked child, which does not have the threads of its parent.
     pub(super) fn check(&self) -> Result<()> {
         if self.process == std::process::id() {
             return Ok(());
@@ -75,7 +74,7 @@ impl Worker {
     }
 }
 
-/// The next message; `None` once nobody is left to send one.
+/// Returns the next message, or `None` after all senders have been dropped.
 fn next<T>(received: &Receiver<T>) -> Option<T> {
     let start = Instant::now();
     while start.elapsed() < SPIN {
@@ -91,7 +90,7 @@ fn next<T>(received: &Receiver<T>) -> Option<T> {
     received.recv().ok()
 }
 
-/// One replica's call.
+/// The call of a replica.
 pub(super) struct Call<'a, M, I> {
     pub(super) device: usize,
     /// The caller's current stream of the device.
@@ -100,11 +99,13 @@ pub(super) struct Call<'a, M, I> {
     pub(super) input: I,
 }
 
-/// Runs the first call here and each other by its thread, all at once (`parallel_apply`), and returns
-/// their outputs in order once all are done. By then no replica exists any more.
+/// Runs all calls at the same time (`torch.nn.parallel.parallel_apply`): the first on this thread, the others on the
+/// threads of their devices. Returns the outputs in order, after all calls have ended and all replicas have been
+/// dropped.
 ///
 /// # Errors
-/// Of the first that failed. Where that one panicked, so does this.
+/// [`DataParallelError::Replica`] for the first failed call, [`DataParallelError::Thread`] if its thread has ended. If
+/// the first failed call panicked, the panic is resumed.
 pub(super) fn parallel_apply<M, I>(
     workers: &[Worker],
     runtime: &Runtime,
@@ -129,7 +130,7 @@ where
             let outcome = owner.within(|| modes.within(run));
             let _ = sender.send((i + 1, outcome));
         };
-        // A thread that is gone drops the call, and with it what would send its outcome.
+        // If the thread has ended, the call is dropped, and with it the sender of its outcome.
         let _ = worker.messages.send(Message::Call(Box::new(job)));
     }
     drop(sender);
@@ -159,7 +160,7 @@ fn run<M, I>(runtime: &Runtime, stream: &Stream, replica: M, input: I) -> Outcom
 where
     M: Forward<I>,
 {
-    // What a panic may leave half done goes with the replica.
+    // A panic can leave only the replica in a broken state, and the replica is dropped.
     catch_unwind(AssertUnwindSafe(|| {
         with_runtime(runtime, || cuda::with_stream(stream, move || replica.forward(input)))
     }))

@@ -5,94 +5,92 @@ use std::sync::Arc;
 
 use warpline::{Device, Error, ErrorKind};
 
-/// The reason why [`super::DataParallel`] failed: the source of an error of
-/// [`ErrorKind::DataParallel`](warpline::ErrorKind::DataParallel).
+/// The reason why [`super::DataParallel`] failed: the source of an error of the kind [`ErrorKind::DataParallel`].
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum DataParallelError {
-    /// A parameter or buffer that is not where replicas are made from. [`warpline_nn::Module::to`]
-    /// moves it there.
+    /// A parameter or buffer is not on the first GPU. [`warpline_nn::Module::to`] moves it there.
     #[error(
         "module must have its parameters and buffers on device cuda:{expected} (device_ids[0]) but found one of them on device: {found}"
     )]
     WrongDevice {
-        /// The first of the device ids.
+        /// Index of the first GPU.
         expected: usize,
-        /// Where it is.
+        /// Device of the parameter or buffer.
         found: Device,
     },
-    /// Device ids that cannot be used.
+    /// The list of GPUs is invalid.
     #[error("device_ids {device_ids:?}: {reason}")]
     DeviceIds {
-        /// The ids.
+        /// Indices of the GPUs.
         device_ids: Vec<usize>,
-        /// What is wrong with them.
+        /// The rule that the list breaks.
         reason: &'static str,
     },
-    /// An output device that is none.
+    /// The output device is a negative number other than -1.
     #[error(
         "output_device {output_device} is no device: give a GPU's index, or -1 or \"cpu\" for the host"
     )]
     OutputDevice {
-        /// What was given.
+        /// The number.
         output_device: i32,
     },
-    /// The forward of one replica failed.
+    /// The forward pass of a replica failed.
     #[error("in replica {replica} on device cuda:{device}: {cause}")]
     Replica {
-        /// Which.
+        /// Number of the replica.
         replica: usize,
-        /// Its device.
+        /// Index of the replica's GPU.
         device: usize,
-        /// What it failed with.
+        /// Error of the forward pass.
         cause: Error,
     },
-    /// An output that is in host memory.
+    /// An output is on the CPU.
     #[error(
         "Gather function not implemented for CPU tensors: the output of replica {replica} is on the CPU"
     )]
     GatherFromCpu {
-        /// Whose output.
+        /// Number of the replica.
         replica: usize,
     },
-    /// Outputs that do not fit together along the dimension.
+    /// Outputs differ in a size other than that of the gathered dimension.
     #[error(
         "the output of replica {replica} has shape {found:?}, but all sizes other than that of dimension {dim} must be those of replica 0's, {expected:?}"
     )]
     GatherShapes {
-        /// Whose output.
+        /// Number of the replica.
         replica: usize,
-        /// Its sizes.
+        /// Shape of the replica's output.
         found: Vec<usize>,
-        /// The first replica's.
+        /// Shape of the first replica's output.
         expected: Vec<usize>,
-        /// The dimension along which they are joined.
+        /// The gathered dimension.
         dim: isize,
     },
-    /// Outputs that are not built alike.
+    /// Outputs differ in structure: in the length of a list, the keys of a map, or the presence of an option.
     #[error("the replicas' outputs are not built alike: {reason}")]
     GatherStructure {
-        /// How they differ.
+        /// The difference.
         reason: String,
     },
-    /// A thread that could not be started, or is gone: that of a forked child's parent.
+    /// The thread of a GPU could not be started or has ended. A forked child does not have the threads of its parent.
     #[error("the thread for cuda:{device} cannot be used: {reason}")]
     Thread {
-        /// Whose replicas it was to run.
+        /// Index of the GPU.
         device: usize,
-        /// Why not.
+        /// The cause.
         reason: String,
     },
 }
 
-/// Its message: what `main` prints of the error that it returns, and `unwrap` of the one that it meets.
+/// Writes the same message as `Display`, because `unwrap`, and a `main` that returns an error, print the `Debug` form.
 impl fmt::Debug for DataParallelError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-/// [`ErrorKind::DataParallel`] with this source.
+/// Converts to [`ErrorKind::DataParallel`] with the `DataParallelError` as its source.
 impl From<DataParallelError> for Error {
     #[track_caller]
     fn from(error: DataParallelError) -> Self {

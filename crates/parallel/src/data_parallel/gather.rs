@@ -1,4 +1,4 @@
-//! Outputs of replicas, joined on one device.
+//! Gathers the outputs of replicas on one device.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
@@ -14,27 +14,30 @@ use super::DataParallelError;
 const SCALARS: &str = "Was asked to gather along dimension 0, but all input tensors were scalars; \
                        will instead unsqueeze and return a vector.";
 
-/// Where outputs are joined.
+/// The destination of a gather: a device and a dimension.
 #[derive(Clone, Copy, Debug)]
 pub struct GatherTo {
     pub(super) device: Device,
     pub(super) dim: isize,
 }
 
-/// An output that can be joined (`torch.nn.parallel.gather`): tensors along a dimension, on a GPU or
-/// the CPU; tuples, `Vec`s and maps part by part; `Option`s of which the first decides whether there
-/// is anything to join.
+/// An output that can be gathered (`torch.nn.parallel.gather`). Tensors are concatenated along a dimension, on a GPU or
+/// the CPU. Tuples, `Vec`s and maps are gathered element by element. An `Option` is `None` if that of the first replica
+/// is.
 pub trait Gather: Sized + Send + 'static {
-    /// Joins the outputs of the replicas, which are in their order; there is at least one.
+    /// Gathers the outputs of the replicas, in order. `outputs` has at least one element.
     ///
     /// # Errors
-    /// [`DataParallelError::GatherFromCpu`], [`DataParallelError::GatherShapes`],
-    /// [`DataParallelError::GatherStructure`]; what copying fails with.
+    /// [`ErrorKind::DataParallel`](warpline::ErrorKind::DataParallel) with a [`DataParallelError`] as its source:
+    /// [`DataParallelError::GatherFromCpu`] if a tensor is on the CPU, [`DataParallelError::GatherShapes`] if tensors
+    /// differ in a size other than that of the dimension, [`DataParallelError::GatherStructure`] if lists, maps or
+    /// options differ in structure. [`ErrorKind::DimOutOfRange`](warpline::ErrorKind::DimOutOfRange) if the tensors do
+    /// not have the dimension; errors of the copies.
     fn gather(outputs: Vec<Self>, to: GatherTo) -> Result<Self>;
 }
 
-/// Along dimension 0 tensors without dimensions become the elements of a vector, of which a warning is
-/// logged through `tracing`, once in a process.
+/// Tensors without dimensions become the elements of a vector, if the dimension is 0. A warning about this is logged
+/// through `tracing`, once per process.
 impl Gather for Tensor {
     #[track_caller]
     fn gather(mut outputs: Vec<Self>, to: GatherTo) -> Result<Self> {
@@ -42,7 +45,7 @@ impl Gather for Tensor {
             return Err(DataParallelError::GatherFromCpu { replica }.into());
         }
         if to.dim == 0 && outputs.iter().all(|output| output.dim() == 0) {
-            // Once, as Python's warnings.
+            // Once, like Python's warnings.
             static WARNED: Once = Once::new();
             WARNED.call_once(|| tracing::warn!("{SCALARS}"));
             for output in &mut outputs {
@@ -73,12 +76,12 @@ impl Gather for Tensor {
     }
 }
 
-/// Tensors next to each other on one device. A gradient is cut as they were joined, and the pieces are moved to their
-/// devices.
+/// The concatenation of tensors on one device. The backward pass splits the gradient and moves the parts to the devices
+/// of the tensors.
 struct Join {
     device: Device,
     dim: isize,
-    /// Of the result.
+    /// Shape of the result.
     sizes: Vec<usize>,
 }
 
@@ -87,7 +90,7 @@ impl Function for Join {
 
     fn forward(&self, _save: &mut ToSave, parts: &[&Tensor]) -> Result<Vec<Tensor>> {
         let joined = parts[0].new_empty(&self.sizes, self.device)?;
-        // What is on its way from another device first; the host waits only for a result of its own.
+        // Copies between devices are enqueued first. The host waits only if the result is in host memory.
         for near in [false, true] {
             let mut start = 0;
             for part in parts {

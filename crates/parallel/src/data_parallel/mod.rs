@@ -1,4 +1,4 @@
-//! A module on several GPUs of one process (`torch.nn.DataParallel`).
+//! Runs a module on several GPUs of one process (`torch.nn.DataParallel`).
 
 mod apply;
 mod error;
@@ -22,9 +22,8 @@ pub use scatter::{Scatter, ScatterTo};
 use apply::{Call, Worker, parallel_apply};
 use replicate::{Copies, Tensors, replicate};
 
-/// Runs a module on several GPUs (`torch.nn.DataParallel`): its input is cut along the batch
-/// dimension, each GPU computes a piece with a replica of the module, and the outputs are joined on
-/// one of them.
+/// Runs a module on several GPUs (`torch.nn.DataParallel`). The input is split along the batch dimension, each GPU
+/// processes one chunk with a replica of the module, and the outputs are concatenated on one device.
 ///
 /// ```
 /// use warpline::{simulated, with_runtime};
@@ -42,47 +41,54 @@ use replicate::{Copies, Tensors, replicate};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// As in PyTorch:
-/// - All parameters and buffers are on the first device. Its replica shares their memory, so that
-///   what it writes to a buffer stays; what other replicas write to theirs is lost.
-/// - A replica is a clone of the module as it is at that forward. What a clone shares, such as an
-///   [`std::sync::Arc`], replicas share.
-/// - Each runs with the caller's runtime and the caller's current stream of its device. The host waits
-///   for no device, unless an input is in pageable memory or the output is to be on the CPU.
-/// - Where there is no GPU the module runs as it is; on one GPU it is called directly.
+/// Like PyTorch:
+/// - All parameters and buffers must be on the first device. The replica on the first device shares their memory, so
+///   its writes to buffers persist; writes of other replicas to their buffers are lost.
+/// - Each forward pass clones the module for each replica. Replicas share everything that clones share, such as the
+///   contents of an [`std::sync::Arc`].
+/// - Each replica runs with the caller's runtime and the caller's current stream of the replica's device. The host does
+///   not wait for a device, unless an input is in pageable memory or the output device is the CPU.
+/// - Without a GPU, or with a single one, the module is called directly.
 ///
-/// Unlike in PyTorch, copies of parameters and buffers are kept, and made again only where either
-/// side was written since. Each device but the first has a thread for as long as this lives; what
-/// a module chooses there (the current device, current streams) ends with the call. Forwards of several
-/// threads run one after the other, as far as the host is concerned. In a graph's capture
-/// it is refused, unless it has one GPU.
+/// Unlike PyTorch:
+/// - Copies of parameters and buffers are kept between forward passes. A copy is renewed only after a write to the copy
+///   or to the original.
+/// - Each device but the first has a thread that lives as long as the `DataParallel`. The current device and streams
+///   that a module sets there are reset after the call.
+/// - Forward passes that several threads start run one after the other on the host.
+/// - A forward pass on several GPUs cannot be captured in a graph.
 #[derive(Debug)]
 pub struct DataParallel<M> {
     module: M,
-    /// Empty where there is no GPU.
+    /// Indices of the GPUs. Empty without a GPU.
     device_ids: Vec<usize>,
     output_device: Device,
     dim: isize,
-    /// For each device but the first.
+    /// Threads of all devices but the first.
     workers: Vec<Worker>,
     kept: Mutex<Vec<Copies>>,
 }
 
 impl<M: Module> DataParallel<M> {
-    /// Over all GPUs, in their order; outputs are joined on the first.
+    /// Uses all GPUs, in the order of their indices. Outputs are gathered on GPU 0.
     ///
     /// # Errors
-    /// As [`DataParallel::with_options`].
+    /// The same as [`DataParallel::with_options`].
     #[track_caller]
     pub fn new(module: M) -> Result<Self> {
         Self::with_options(module, DataParallelOptions::new())
     }
 
-    /// With settings of one's own. Where only one GPU is to be used, the module is moved there.
+    /// Uses the GPUs and the output device of `options`. With a single GPU, moves the module there.
     ///
     /// # Errors
-    /// [`DataParallelError::DeviceIds`], [`DataParallelError::OutputDevice`],
-    /// [`ErrorKind::NoSuchDevice`]; [`DataParallelError::Thread`]; what moving the module fails with.
+    /// [`ErrorKind::DataParallel`](warpline::ErrorKind::DataParallel) with a [`DataParallelError`] as its source:
+    /// [`DataParallelError::DeviceIds`] if the list of GPUs is empty or has a GPU twice,
+    /// [`DataParallelError::OutputDevice`] if the output device is a negative number other than -1,
+    /// [`DataParallelError::Thread`] if a thread cannot be started.
+    /// [`ErrorKind::NoSuchDevice`](warpline::ErrorKind::NoSuchDevice) if there is no GPU with an index;
+    /// [`ErrorKind::InvalidDeviceString`](warpline::ErrorKind::InvalidDeviceString) if the output device is not a
+    /// device name; errors of [`Module::to`].
     #[track_caller]
     pub fn with_options(mut module: M, options: DataParallelOptions) -> Result<Self> {
         let (device_ids, output_device) = options.devices(&warpline::runtime())?;
@@ -97,43 +103,51 @@ impl<M: Module> DataParallel<M> {
 }
 
 impl<M> DataParallel<M> {
-    /// The module.
+    /// Returns the module.
     #[must_use]
     pub fn module(&self) -> &M {
         &self.module
     }
 
-    /// The module, to be changed: the next forward sees it.
+    /// Returns the module for modification. The next forward pass uses the modified module.
     #[must_use]
     pub fn module_mut(&mut self) -> &mut M {
         &mut self.module
     }
 
-    /// The module, which needs no other.
+    /// Consumes the `DataParallel` and returns the module.
     #[must_use]
     pub fn into_module(self) -> M {
         self.module
     }
 
-    /// The GPUs; none where the module runs on the CPU.
+    /// Returns the indices of the GPUs. Empty if the module runs on the CPU.
     #[must_use]
     pub fn device_ids(&self) -> &[usize] {
         &self.device_ids
     }
 
-    /// Where outputs of several replicas are joined.
+    /// Returns the device on which outputs are gathered.
     #[must_use]
     pub fn output_device(&self) -> Device {
         self.output_device
     }
 
-    /// Computes the module's output for an input. It may be anything that [`Scatter`] cuts; several
-    /// arguments are a tuple, none is `()`, for which there is one replica.
+    /// Computes the module's output. The input may have any type that implements [`Scatter`]. Several arguments are a
+    /// tuple. No argument is `()`, which runs a single replica.
     ///
     /// # Errors
-    /// [`DataParallelError::WrongDevice`]; [`DataParallelError::Replica`] of the first replica that
-    /// failed, once all have ended; what [`Scatter`] and [`Gather`] fail with. Where the first that
-    /// failed panicked, this panics with the same, once all have ended.
+    /// [`ErrorKind::DataParallel`](warpline::ErrorKind::DataParallel) with a [`DataParallelError`] as its source:
+    /// [`DataParallelError::WrongDevice`] if a parameter or buffer is not on the first GPU,
+    /// [`DataParallelError::Replica`] for the first replica that failed, after all replicas have ended,
+    /// [`DataParallelError::Thread`] in a forked child.
+    /// [`ErrorKind::RuntimeMismatch`](warpline::ErrorKind::RuntimeMismatch) if a parameter or buffer belongs to another
+    /// runtime; [`ErrorKind::Capture`](warpline::ErrorKind::Capture) during a capture, with several GPUs;
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the [`Scatter`] of a program's own type
+    /// returns no chunk or more chunks than GPUs; errors of [`Scatter`] and [`Gather`].
+    ///
+    /// # Panics
+    /// If the first failed replica panicked, resumes its panic after all replicas have ended.
     #[track_caller]
     pub fn forward<I>(&self, input: I) -> Result<M::Output>
     where
@@ -164,7 +178,7 @@ impl<M> DataParallel<M> {
         if self.device_ids.len() == 1 {
             return self.module.forward(inputs.swap_remove(0));
         }
-        // Until the outputs are joined: they may be what is kept.
+        // Locked until the outputs are gathered, because an output may be one of the kept copies.
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let streams = &streams[..inputs.len()];
         let replicas = replicate(module, &tensors, &mut kept, streams)?;
@@ -178,14 +192,14 @@ impl<M> DataParallel<M> {
         M::Output::gather(outputs, GatherTo { device: self.output_device, dim: self.dim })
     }
 
-    /// The caller's current streams of the devices.
+    /// Returns the caller's current stream of each device.
     #[track_caller]
     fn streams(&self, runtime: &Runtime) -> Result<Vec<Stream>, Error> {
         let devices = runtime.devices()?;
         let mut streams = Vec::with_capacity(self.device_ids.len());
         for &device in &self.device_ids {
             let stream = devices.current_stream(device)?;
-            // A capture's copies are made when it is replayed, and would be taken for made.
+            // Captured copies run only in replays, but would be recorded as up to date now.
             if self.device_ids.len() > 1 && stream.is_capturing() {
                 let reason = "a graph is of one device; capture the module by itself";
                 return Err(Error::capture("DataParallel", reason));
@@ -196,7 +210,7 @@ impl<M> DataParallel<M> {
     }
 }
 
-/// Its parameters are the module's, under names that begin with `module.`, as in PyTorch.
+/// The members are those of the module. Their names begin with `module.`, as in PyTorch.
 impl<M: Module> Module for DataParallel<M> {
     fn visit(&self, visitor: &mut Visitor<'_>) {
         visitor.member("module", &self.module);

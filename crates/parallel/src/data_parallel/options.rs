@@ -1,10 +1,10 @@
-//! Which devices are used.
+//! Options of `DataParallel`.
 
 use warpline::{Device, Error, ErrorKind, IntoDevice as _, Result, Runtime};
 
 use super::DataParallelError;
 
-/// Settings of a [`super::DataParallel`].
+/// Options of [`super::DataParallel`]: GPUs, output device and batch dimension.
 ///
 /// ```
 /// use warpline_parallel::DataParallelOptions;
@@ -18,8 +18,8 @@ pub struct DataParallelOptions {
     pub(super) dim: isize,
 }
 
-/// Where outputs are joined: made from a [`Device`], a name such as `"cpu"`, a GPU's index, or −1 for
-/// the CPU.
+/// The device on which outputs are gathered. Converts from a [`Device`], a name such as `"cpu"`, and the index of a
+/// GPU, where -1 is the CPU.
 #[derive(Clone, Debug)]
 pub struct OutputDevice(Named);
 
@@ -79,34 +79,36 @@ impl OutputDevice {
 }
 
 impl DataParallelOptions {
-    /// All GPUs, outputs on the first, batches along dimension 0.
+    /// Creates options with the defaults: all GPUs, outputs on the first GPU, batch dimension 0.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Which GPUs, of which the first has the module.
+    /// Sets the indices of the GPUs. The module must be on the first of them. Default: all GPUs.
     #[must_use]
     pub fn device_ids(mut self, device_ids: &[usize]) -> Self {
         self.device_ids = Some(device_ids.to_vec());
         self
     }
 
-    /// Where outputs are joined; it need not be one of the GPUs that compute.
+    /// Sets the device on which outputs are gathered, which need not be one of the GPUs that compute. Default: the
+    /// first GPU.
     #[must_use]
     pub fn output_device(mut self, device: impl Into<OutputDevice>) -> Self {
         self.output_device = Some(device.into());
         self
     }
 
-    /// The dimension along which inputs are cut and outputs joined.
+    /// Sets the dimension along which inputs are split and outputs are concatenated. Negative: counted from the end.
+    /// Default: 0.
     #[must_use]
     pub fn dim(mut self, dim: isize) -> Self {
         self.dim = dim;
         self
     }
 
-    /// The GPUs, and where outputs are joined. Without GPUs there are none, whatever was asked for.
+    /// Returns the GPUs and the output device. Without GPUs, returns an empty list and the CPU, whatever was requested.
     #[track_caller]
     pub(super) fn devices(&self, runtime: &Runtime) -> Result<(Vec<usize>, Device)> {
         let count = match runtime.devices() {
@@ -139,7 +141,7 @@ impl DataParallelOptions {
     }
 }
 
-/// A device, its memory, and its multiprocessors.
+/// Index of a device, its memory in bytes, and its number of multiprocessors.
 type Sizes = (usize, [u64; 2]);
 
 fn sizes(runtime: &Runtime, device: usize) -> Result<Sizes> {
@@ -148,8 +150,8 @@ fn sizes(runtime: &Runtime, device: usize) -> Result<Sizes> {
     Ok((device, [memory, u64::from(properties.multiprocessor_count)]))
 }
 
-/// What PyTorch warns of: the smallest GPU has less than three quarters of the largest's memory or
-/// multiprocessors.
+/// Returns PyTorch's warning if the smallest GPU has less than three quarters of the memory or multiprocessors of the
+/// largest GPU.
 fn imbalance(sizes: &[Sizes]) -> Option<String> {
     [0, 1].into_iter().find_map(|what| {
         let least = sizes.iter().min_by_key(|(_, size)| size[what])?;

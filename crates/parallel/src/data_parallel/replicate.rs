@@ -1,17 +1,16 @@
 //! Copies of a module's parameters and buffers on other devices.
 //!
-//! A replica is a fresh clone of the module whose tensors are exchanged for copies on its device.
-//! The first replica has the module's own tensors. Copies are kept between forward passes. A copy
-//! is made again only if the `Version` of either side has changed (every launch, copy, replay and
-//! host access that writes changes it), or if the program kept a tensor of a former replica.
+//! A replica is a fresh clone of the module whose tensors are replaced by copies on the replica's device. The first
+//! replica has the module's own tensors. Copies are kept between forward passes. A copy is renewed only if the
+//! `Version` of the copy or of the original has changed (each launch, copy, replay and host access that writes changes
+//! it), or if the program kept a tensor of an earlier replica.
 //!
-//! Invariant: a copy is fresh or made again. Its version is taken before the copy is enqueued, so a
-//! write in between counts as a later one, and no other code has a copy while it is written.
-//! Captures are refused, because their copies are made only at the replay.
+//! Invariant: a copy is up to date or is renewed. The version of the original is read before the copy is enqueued, so a
+//! concurrent write counts as a later write. No other code has access to a copy while it is written. Captures are
+//! refused, because captured copies run only in replays.
 //!
-//! Under `SyncPolicy::Manual` the program orders its own tensors with its current streams, as in
-//! PyTorch. A forward pass on other streams than the last one waits for those itself where it uses
-//! kept copies.
+//! Under `SyncPolicy::Manual` the program orders its own tensors with its current streams, as in PyTorch. A forward
+//! pass on different streams than the last one makes these streams wait for the last uses of the kept copies.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,17 +25,18 @@ use super::DataParallelError;
 
 /// The parameters and buffers of a module.
 pub(super) struct Tensors {
-    /// Each once, though several parameters may be the same tensor.
+    /// The distinct tensors. Several parameters may be the same tensor.
     distinct: Vec<Tensor>,
-    /// For each that is visited, which of these it is.
+    /// Index in `distinct` of each visited tensor.
     places: Arc<[usize]>,
 }
 
 impl Tensors {
-    /// Looks at them all.
+    /// Collects all parameters and buffers.
     ///
     /// # Errors
-    /// [`DataParallelError::WrongDevice`]; [`ErrorKind::RuntimeMismatch`].
+    /// [`DataParallelError::WrongDevice`] if a tensor is not on `device`; [`ErrorKind::RuntimeMismatch`] if a tensor
+    /// belongs to another runtime.
     #[track_caller]
     pub(super) fn of(module: &impl Module, runtime: &Runtime, device: usize) -> Result<Self> {
         let mut all = Vec::new();
@@ -68,20 +68,20 @@ impl Tensors {
     }
 }
 
-/// The copies on one device, kept from one forward to the next.
+/// The copies on one device, kept between forward passes.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     copies: Vec<Kept>,
-    /// The stream that they were used on last.
+    /// The stream of their last use.
     stream: Option<Stream>,
 }
 
 #[derive(Debug)]
 struct Kept {
     tensor: Tensor,
-    /// What it is a copy of, and itself, as both were then.
+    /// Versions of the original and of the copy when the copy was made.
     versions: [Version; 2],
-    /// Which elements of that storage it is a copy of: from where on, and with which strides.
+    /// Address and strides of the original.
     place: (u64, Vec<isize>),
 }
 
@@ -94,7 +94,7 @@ impl Kept {
         Ok(Self { tensor, versions, place: (source.data_ptr(), source.stride().to_vec()) })
     }
 
-    /// Brings it up to date.
+    /// Renews the copy if it is out of date.
     #[track_caller]
     fn refresh(&mut self, source: &Tensor, device: usize) -> Result<()> {
         let (copy, [theirs, own]) = (&self.tensor, &self.versions);
@@ -102,7 +102,7 @@ impl Kept {
         let alike = copy.size() == source.size()
             && copy.dtype() == source.dtype()
             && copy.storage().runtime().same_as(source.storage().runtime());
-        // Whoever has kept a tensor of a former replica keeps it as it is.
+        // A tensor of an earlier replica that the program kept must not change.
         if !alike || !copy.is_unique() {
             *self = Self::new(source, device)?;
         } else if !theirs.is_of(source.storage())
@@ -119,7 +119,7 @@ impl Kept {
 }
 
 impl Copies {
-    /// Makes them what the module's tensors are, for use on this stream of their device.
+    /// Brings all copies up to date, for use on `stream`.
     #[track_caller]
     fn refresh(&mut self, tensors: &Tensors, stream: &Stream) -> Result<()> {
         // Under `SyncPolicy::Manual` nothing else orders uses on two streams.
@@ -139,7 +139,7 @@ impl Copies {
         Ok(())
     }
 
-    /// Puts them in the place of a module's own, whose gradients come through them.
+    /// Replaces the tensors of a replica by the copies. Gradients flow through the copies to the module's tensors.
     #[track_caller]
     fn put(&self, module: &mut impl Module, tensors: &Tensors) -> Result<()> {
         let tracked = self.copies.iter().zip(&tensors.distinct).map(|(kept, source)| {
@@ -168,8 +168,8 @@ impl Copies {
     }
 }
 
-/// A tensor's copy on another device, which is there already. Its gradient is moved to the tensor's device, where the
-/// backward pass adds those of all replicas.
+/// The autograd node of an existing copy on another device. The backward pass moves the gradient to the original's
+/// device, where the gradients of all replicas are added.
 struct Broadcast(Tensor);
 
 impl Function for Broadcast {
@@ -187,7 +187,8 @@ impl Function for Broadcast {
     }
 }
 
-/// A replica for each stream's device (`replicate`). The first has the module's own tensors.
+/// Creates a replica for the device of each stream (`torch.nn.parallel.replicate`). The first replica has the module's
+/// own tensors.
 #[track_caller]
 pub(super) fn replicate<M: Module + Clone>(
     module: M,

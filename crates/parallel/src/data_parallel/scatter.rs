@@ -1,5 +1,5 @@
-//! Inputs, cut into one piece for each device. Pieces for other devices go first, without the host
-//! waiting; pieces from host memory go straight to their device.
+//! Splits inputs into one chunk per device. Chunks for the other devices are copied first. The host does not wait for
+//! these copies, and chunks in host memory are copied directly to their device.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use warpline::{DType, Device, Result, Scalar, Tensor};
 
-/// Where the pieces of an input go.
+/// The destination of a scatter: devices and a dimension.
 #[derive(Clone, Copy, Debug)]
 pub struct ScatterTo<'a> {
     pub(super) device_ids: &'a [usize],
@@ -15,19 +15,18 @@ pub struct ScatterTo<'a> {
 }
 
 impl ScatterTo<'_> {
-    /// How many devices there are. There may be fewer pieces.
+    /// Returns the number of devices, which is the largest number of chunks.
     #[must_use]
     pub fn devices(&self) -> usize {
         self.device_ids.len()
     }
 }
 
-/// An input that can be cut up (`torch.nn.parallel.scatter`). Tensors are cut along one dimension
-/// into chunks of ⌈size / devices⌉, of which there may be fewer than devices; tuples, `Vec`s,
-/// `Option`s and maps have theirs cut; anything else every replica has: numbers and text as they are,
-/// and what is shared by reference in an [`Arc`].
+/// An input that can be split between replicas (`torch.nn.parallel.scatter`). Tensors are split along a dimension into
+/// chunks of size ⌈size / devices⌉; there may be fewer chunks than devices. Tuples, `Vec`s, `Option`s and maps are
+/// split element by element. Numbers and text are passed to every replica, and so is an [`Arc`], by reference.
 ///
-/// A struct of one's own goes by way of a tuple:
+/// A struct can implement `Scatter` by way of a tuple:
 ///
 /// ```
 /// use warpline::{Result, Tensor};
@@ -43,19 +42,19 @@ impl ScatterTo<'_> {
 /// }
 /// ```
 pub trait Scatter: Sized + Send + 'static {
-    /// The pieces, in the devices' order: at least one, and at most as many as there are devices.
+    /// Returns the chunks in the order of the devices: at least one, and at most [`ScatterTo::devices`].
     ///
     /// # Errors
-    /// What cutting and copying fail with.
+    /// Errors of [`Tensor::chunk`] and [`Tensor::to_non_blocking`].
     fn scatter(self, to: ScatterTo<'_>) -> Result<Vec<Self>>;
 }
 
-/// From page-locked memory and from a GPU the pieces are copied without the host waiting.
+/// The host does not wait for copies from page-locked memory or from a GPU.
 impl Scatter for Tensor {
     #[track_caller]
     fn scatter(self, to: ScatterTo<'_>) -> Result<Vec<Self>> {
         let mut chunks = self.chunk(to.devices(), to.dim)?;
-        // The first device's piece is mostly there already; the others have a way to go.
+        // The first device usually holds its chunk already, so the other chunks go first.
         let places = chunks.iter_mut().zip(to.device_ids).skip(1);
         for (chunk, &device) in places {
             *chunk = chunk.to_non_blocking(Device::cuda(device))?;
@@ -77,7 +76,7 @@ impl<T: Scatter + Clone> Scatter for Option<T> {
     }
 }
 
-/// Adds one more part to each piece; where there are fewer of it, the pieces beyond go.
+/// Adds a part to each chunk. Drops the chunks for which there is no part.
 fn add<T, P>(
     pieces: &mut Option<Vec<T>>,
     parts: Vec<P>,
@@ -134,7 +133,7 @@ macro_rules! tuples {
             fn scatter(self, to: ScatterTo<'_>) -> Result<Vec<Self>> {
                 let ($($value,)*) = self;
                 $(let mut $value = $value.scatter(to)?.into_iter();)*
-                // As Python's `zip`: to the end of the shortest.
+                // Like Python's `zip`, ends with the shortest.
                 Ok(std::iter::from_fn(|| Some(($($value.next()?,)*))).collect())
             }
         }
@@ -165,7 +164,7 @@ whole! {
     String, &'static str, Scalar, DType, Device
 }
 
-/// Every replica has the same one.
+/// Every replica gets the same reference.
 impl<T: Send + Sync + 'static + ?Sized> Scatter for Arc<T> {
     fn scatter(self, to: ScatterTo<'_>) -> Result<Vec<Self>> {
         Ok(vec![self; to.devices()])

@@ -1,4 +1,4 @@
-//! Debug mode: the ranks' calls are compared before anything is launched.
+//! Debug mode: compares the ranks' calls before anything is launched.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use super::group::Shared;
 use super::signature::Signature;
 use super::{GroupError, RankCall, Result, StoreError};
 
-/// How long the store is waited for before it is seen whether the group has failed meanwhile.
+/// Time to wait for the store between two checks whether the group has failed.
 const SLICE: Duration = Duration::from_millis(100);
 
-/// Compares this rank's call with those of the ranks that it needs, waiting for theirs. False where
-/// there is nothing to compare, as the call is refused anyway.
+/// Waits for the matching calls of the other ranks and compares them with this rank's call. Returns `false` without a
+/// comparison if the launch will refuse the call.
 pub(super) fn compare(group: &Shared, seq: u64, call: &Signature) -> Result<bool> {
     let compared = match call.peer {
         None => collective(group, seq, call)?,
@@ -26,18 +26,19 @@ pub(super) fn compare(group: &Shared, seq: u64, call: &Signature) -> Result<bool
     Err(GroupError::Mismatch { rank: group.rank(), seq, call, differing: compared }.into())
 }
 
-/// What a rank has set, waited for.
+/// Waits until a key is set, or the group has failed. Returns the value.
 fn told(group: &Shared, key: &str) -> Result<String> {
     loop {
         match group.parts.store.get(key, SLICE) {
-            // The watchdog sees to the timeout.
+            // The watchdog enforces the group's timeout.
             Err(StoreError::Timeout { .. }) => group.check_alive()?,
             told => return Ok(String::from_utf8_lossy(&told?).into_owned()),
         }
     }
 }
 
-/// A call of all ranks: its text has to be one, and what each sends to each what that one receives.
+/// Compares a call of all ranks. Its text must be equal on all ranks, and each rank must receive from each rank the
+/// content that this rank sends. Returns the calls that differ.
 fn collective(group: &Shared, seq: u64, call: &Signature) -> Result<Vec<RankCall>> {
     let (parts, rank, ranks) = (&group.parts, group.rank(), group.parts.comm.ranks());
     let key = |seq: u64, rank: usize| format!("check/{seq}/{rank}");
@@ -48,7 +49,7 @@ fn collective(group: &Shared, seq: u64, call: &Signature) -> Result<Vec<RankCall
         false => told(group, &key(seq, other)),
     });
     let told: Vec<_> = told.collect::<Result<_>>()?;
-    // All have come to this call, so that nobody reads what was compared before.
+    // All ranks have reached this call, so no rank still reads the key of the previous comparison.
     if let Some(last) = group.compared_last(seq) {
         parts.store.delete(&key(last, rank))?;
     }
@@ -80,7 +81,7 @@ fn collective(group: &Shared, seq: u64, call: &Signature) -> Result<Vec<RankCall
     Ok(differing)
 }
 
-/// A call as text, and of an exchange what goes to each rank and comes from each, a line for each.
+/// Encodes a call as text. For an exchange, adds a line for the content sent to each rank and received from each rank.
 fn encode(call: &Signature, ranks: usize) -> String {
     let mut text = call.to_string();
     if call.parts.is_empty() {
@@ -94,8 +95,8 @@ fn encode(call: &Signature, ranks: usize) -> String {
     text
 }
 
-/// Sends and receives: each has to meet the other end's, which is the next between these two ranks in
-/// that direction.
+/// Compares sends and receives. Each must match the next call of the other end between the two ranks, in that
+/// direction. Returns the calls that differ, or `None` if the launch will refuse the call.
 fn pairs(group: &Shared, call: &Signature) -> Result<Option<Vec<RankCall>>> {
     let (store, rank, ranks) = (&group.parts.store, group.rank(), group.parts.comm.ranks());
     let calls = if call.parts.is_empty() { std::slice::from_ref(call) } else { &call.parts };
@@ -104,7 +105,7 @@ fn pairs(group: &Shared, call: &Signature) -> Result<Option<Vec<RankCall>>> {
     if !known || count((rank, true)) != count((rank, false)) {
         return Ok(None);
     }
-    // All are told before the first is waited for: they are in no order among them.
+    // All keys are set before the first wait, because the calls of a batch have no order.
     let mut waiting = Vec::new();
     for call in calls {
         let Some((peer, sends)) = call.peer else { continue };
@@ -120,7 +121,7 @@ fn pairs(group: &Shared, call: &Signature) -> Result<Option<Vec<RankCall>>> {
     let mut differing = Vec::new();
     for (call, peer, key) in waiting {
         let told = told(group, &key)?;
-        // Nobody else reads it.
+        // No other rank reads this key.
         store.delete(&key)?;
         let (content, theirs) = told.split_once('\n').unwrap_or((&told, ""));
         if content != call.content() {

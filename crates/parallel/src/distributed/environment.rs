@@ -1,33 +1,33 @@
-//! Who this process is, as launchers say it in the environment.
+//! Reads rank, store and device of this process from the environment variables that launchers set.
 
 use std::env::VarError;
 use std::time::Duration;
 
 use super::{GroupError, Result, Secret};
 
-/// The settings of a rank.
+/// The settings of a rank in the environment.
 #[derive(Clone, Debug)]
 pub(super) struct Environment {
     pub(super) rank: usize,
     pub(super) world_size: usize,
     pub(super) local_rank: Option<usize>,
     pub(super) host: String,
-    /// Of the store.
+    /// Port of the store.
     pub(super) port: u16,
-    /// Whether the launcher hosts the store, not rank 0.
+    /// The launcher hosts the store, not rank 0.
     pub(super) launcher_hosts: bool,
     pub(super) debug: bool,
     pub(super) secret: Option<Secret>,
 }
 
-/// The default of `init_process_group`, as PyTorch's for NCCL.
+/// Default timeout of a group, the same as PyTorch's for NCCL.
 pub(super) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// How many kinds of launchers are known.
+/// Number of known launchers.
 const LAUNCHERS: usize = 4;
 
-/// The names that launchers have for one thing: torchrun, Open MPI, MPICH and Intel MPI, Slurm. What MPI
-/// starts in a job of Slurm's has Slurm's variables too, all ranks the same ones, so these come last.
+/// Names of the same variable in torchrun, Open MPI, MPICH and Intel MPI, and Slurm. Slurm is last, because processes
+/// that MPI starts within a Slurm job all have the same Slurm variables.
 const RANK: [&str; LAUNCHERS] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"];
 const WORLD_SIZE: [&str; LAUNCHERS] =
     ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"];
@@ -35,10 +35,10 @@ const LOCAL_RANK: [&str; LAUNCHERS] =
     ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"];
 
 impl Environment {
-    /// The index of the rank's device, where it is said and there is any.
+    /// Returns the index of the rank's device. `None` if the environment names none.
     pub(super) fn device(&self, devices: usize) -> Result<Option<usize>> {
         match self.local_rank {
-            // A launcher may show each rank no device but its own.
+            // A launcher may make only its own device visible to each rank.
             Some(_) if devices == 1 => Ok(Some(0)),
             Some(local) if local >= devices && devices > 0 => {
                 let problem = format!(
@@ -54,7 +54,7 @@ impl Environment {
 
 type Read<'a> = &'a dyn Fn(&str) -> Result<String, VarError>;
 
-/// What was found wrong so far.
+/// The problems found so far.
 struct Problems(Vec<String>);
 
 impl Problems {
@@ -77,19 +77,19 @@ impl Problems {
         number
     }
 
-    /// The first of these that is set, with its name.
+    /// Returns the name and value of the first variable that is set.
     fn first<'n>(&mut self, read: Read<'_>, names: &[&'n str]) -> Option<(&'n str, String)> {
         names.iter().find_map(|name| Some((*name, self.text(read, name)?)))
     }
 }
 
-/// Reads it. Rank and number of ranks are taken from one launcher: MPI's and Slurm's own
-/// variables count only where `RANK` is not set.
+/// Reads the environment. Rank and number of ranks come from the same launcher. Variables of MPI and Slurm count only
+/// if `RANK` is not set.
 pub(super) fn read(read: Read<'_>) -> Result<Environment> {
     let mut problems = Problems(Vec::new());
     let rank = problems.first(read, &RANK);
     let launcher = rank.as_ref().and_then(|(name, _)| RANK.iter().position(|r| r == name));
-    // Of one launcher alone, so that no rank of one is counted among those of another.
+    // From the same launcher, so that a rank of one is not counted among the ranks of another.
     let names = |all: &[&'static str; LAUNCHERS]| launcher.map_or(vec![all[0]], |at| vec![all[at]]);
     let world_size = problems.first(read, &names(&WORLD_SIZE));
     let local_rank = problems.first(read, &names(&LOCAL_RANK));
@@ -141,8 +141,8 @@ pub(super) fn read(read: Read<'_>) -> Result<Environment> {
         let secret = Secret::new(text);
         secret.map_err(|error| problems.0.push(format!("WARPLINE_SECRET: {error}"))).ok()
     });
-    // torchrun sets MASTER_ADDR to the host's name. Ranks of one machine that have no secret meet at the
-    // loopback instead, where none is needed; all of them see the same two numbers.
+    // torchrun sets MASTER_ADDR to the host's name. Ranks on one machine without a secret meet at the loopback address
+    // instead, which needs no secret. All ranks see the same two numbers, so they agree.
     let local_world_size =
         problems.text(read, "LOCAL_WORLD_SIZE").and_then(|text| text.parse().ok());
     let one_machine = launcher == Some(0) && local_world_size == world_size;
@@ -178,7 +178,7 @@ pub(super) fn read(read: Read<'_>) -> Result<Environment> {
     }
 }
 
-/// The port for our store where PyTorch's agent listens on `MASTER_PORT` itself: the next one.
+/// Returns the store's port if PyTorch's agent listens on `MASTER_PORT` itself: the next port.
 fn beside(port: u16) -> u16 {
     port.checked_add(1).unwrap_or(port - 1)
 }
@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(device(None, 4).unwrap(), None);
         let error = device(Some("4"), 4).unwrap_err().to_string();
         assert!(error.contains("LOCAL_RANK") && error.contains("is 4, but"), "{error}");
-        // Without any device, that is what init_process_group reports.
+        // Without any device, `init_process_group` returns the error.
         assert_eq!(device(Some("3"), 0).unwrap(), Some(3));
     }
 

@@ -8,9 +8,8 @@ use warpline::{Error, ErrorKind};
 
 use super::StoreError;
 
-/// The reason why a process group failed: the source of an error of
-/// [`ErrorKind::ProcessGroup`](warpline::ErrorKind::ProcessGroup), or of
-/// [`ErrorKind::Collective`](warpline::ErrorKind::Collective) for results that cannot be used.
+/// The reason why a process group failed: the source of an error of the kind [`ErrorKind::ProcessGroup`], or of the
+/// kind [`ErrorKind::Collective`] for results that cannot be used.
 ///
 /// ```
 /// use warpline_parallel::distributed::{GroupError, InitOptions};
@@ -25,51 +24,51 @@ use super::StoreError;
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupError {
-    /// Variables of the environment that give this process's rank are missing or invalid.
+    /// Environment variables that describe this process's rank are missing or invalid.
     #[error(
         "{}. A launcher sets these (`warpline-run`, `torchrun --no-python`, \
          `srun`, `mpirun`); or give them from code with `InitOptions::new`", problems.join("; ")
     )]
     Environment {
-        /// Each variable that is missing or cannot be used, with why.
+        /// A sentence for each missing or invalid variable.
         problems: Vec<String>,
     },
-    /// Not all ranks came together.
+    /// The group could not be formed, for example because not all ranks arrived in time.
     #[error("rank {rank} of {world_size}: {reason}{}", Ranks(missing, "; not heard of: "))]
     Init {
-        /// Who says so.
+        /// The rank that reports the error.
         rank: usize,
-        /// How many ranks there should be.
+        /// Number of ranks of the group.
         world_size: usize,
-        /// What failed.
+        /// The cause.
         reason: String,
-        /// The ranks that have not come.
+        /// The ranks that did not arrive.
         missing: Vec<usize>,
     },
-    /// A collective was not done in time, though all ranks are there.
+    /// A collective did not complete within the timeout, although all ranks responded.
     #[error("{0}")]
     CollectiveTimeout(Arc<Failure>),
-    /// Another rank, or the store, is gone or has failed.
+    /// Another rank or the store is gone or has failed.
     #[error("{0}")]
     PeerFailed(Arc<Failure>),
-    /// The ranks' calls do not match; found in debug mode, before anything was launched.
+    /// The ranks made different calls. Detected in debug mode, before anything was launched.
     #[error(
         "rank {rank}: collective {seq} is {call} here, but {}; nothing was launched",
         differing.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
     )]
     Mismatch {
-        /// Who says so.
+        /// The rank that reports the error.
         rank: usize,
-        /// Its number in the group.
+        /// Number of the collective in the group.
         seq: u64,
-        /// This rank's call.
+        /// Call of this rank.
         call: String,
-        /// Those of the ranks that differ.
+        /// Calls of the ranks that differ.
         differing: Vec<RankCall>,
     },
 }
 
-/// Its message: what `main` prints of the error that it returns, and `unwrap` of the one that it meets.
+/// Writes the same message as `Display`, because `unwrap`, and a `main` that returns an error, print the `Debug` form.
 impl fmt::Debug for GroupError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -88,7 +87,7 @@ impl From<GroupError> for Error {
     }
 }
 
-/// [`ErrorKind::ProcessGroup`] with this source.
+/// Converts to [`ErrorKind::ProcessGroup`] with the `StoreError` as its source.
 impl From<StoreError> for Error {
     fn from(error: StoreError) -> Self {
         Self::unlocated(ErrorKind::ProcessGroup).with_source(Arc::new(error))
@@ -96,7 +95,8 @@ impl From<StoreError> for Error {
 }
 
 impl GroupError {
-    /// The failure of the group that an error reports, if there is one.
+    /// Returns the group's failure that `error` reports: the content of [`GroupError::CollectiveTimeout`] or
+    /// [`GroupError::PeerFailed`] among its sources.
     #[must_use]
     pub fn failure(error: &Error) -> Option<&Failure> {
         match error.find()? {
@@ -106,12 +106,12 @@ impl GroupError {
     }
 }
 
-/// What another rank called.
+/// A call of another rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankCall {
-    /// Which rank.
+    /// The rank.
     pub rank: usize,
-    /// Its call, with where it was made; or what it did instead.
+    /// The call with its source location, or a description of what the rank did instead.
     pub call: String,
 }
 
@@ -121,27 +121,27 @@ impl fmt::Display for RankCall {
     }
 }
 
-/// Why a group's communicator was aborted. The group refuses all further calls with this; the process
-/// may go on, and make a new one.
+/// The failure for which a group's communicator was aborted. All further calls on the group fail with it. The process
+/// can continue and form a new group.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// The group.
+    /// Name of the group.
     pub group: String,
-    /// Who says so: its rank in the group.
+    /// The rank that reports the failure.
     pub rank: usize,
-    /// This rank's oldest unfinished call, or its last where all are finished; empty if none.
+    /// The oldest unfinished call of this rank, or its last call if all are finished. Empty if there is no call.
     pub op: String,
-    /// That call's number in the group.
+    /// Number of that call in the group.
     pub seq: u64,
-    /// Where it was made.
+    /// Source location of that call.
     pub location: String,
-    /// What was noticed.
+    /// The event that revealed the failure.
     pub reason: String,
-    /// The ranks that published no record of their calls: dead, or stuck outside the device's work.
+    /// Ranks that published no record of their calls: they are dead, or blocked outside of device work.
     pub missing: Vec<usize>,
-    /// The ranks whose calls are not the ones that this rank's unfinished call needs.
+    /// Ranks whose calls do not match the unfinished call of this rank.
     pub differing: Vec<RankCall>,
-    /// What was allowed.
+    /// Timeout of the group.
     pub timeout: Duration,
 }
 
@@ -159,10 +159,10 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Comes before the ranks of which nothing is known, because the store failed.
+/// Text before a list of ranks whose state is unknown because the store failed.
 pub(super) const UNKNOWN: &str = "; the store could not be asked about ";
 
-/// A list of ranks after some text; nothing where there are none.
+/// Prints a text and a list of ranks. Prints nothing if the list is empty.
 pub(super) struct Ranks<'a>(pub(super) &'a [usize], pub(super) &'static str);
 
 impl fmt::Display for Ranks<'_> {

@@ -1,8 +1,8 @@
-//! How ranks come together in a group.
+//! Forms process groups.
 //!
-//! Rank 0 puts NCCL's id into the store. The n-th group that a rank makes meets the n-th of the
-//! other ranks, so a process whose group has failed makes the next one. A rank's device is the
-//! given one, or its local rank, or a guess: its rank modulo the number of devices.
+//! Rank 0 puts NCCL's id into the store. The n-th group that a rank forms meets the n-th group of the other ranks, so a
+//! process whose group has failed forms the next one. The device of a rank is the given device, or its local rank, or a
+//! guess: the rank modulo the number of devices.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -19,36 +19,35 @@ use super::group::Parts;
 use super::store::{Deadline, look_up};
 use super::{Error, GroupError, PrefixStore, ProcessGroup, Result, Store, StoreError, TcpStore};
 
-/// What [`init_process_group`] is given.
+/// Options of [`init_process_group`].
 #[derive(Clone, Debug)]
 pub struct InitOptions {
-    /// Where the ranks meet.
+    /// Store in which the ranks meet.
     pub store: Arc<dyn Store>,
-    /// This rank's number, from 0 on.
+    /// Number of this rank, from 0.
     pub rank: usize,
-    /// How many ranks there are.
+    /// Number of ranks.
     pub world_size: usize,
-    /// Time for a collective, and for all ranks to come together. After a timeout the store is asked
-    /// for at most another second which ranks are missing. Stores of a program's own have to bound
-    /// their calls without a timeout themselves.
+    /// Time limit of each collective, and for all ranks to arrive. Default: 10 minutes. After the limit, up to one more
+    /// second is spent on asking the store which ranks are missing. A [`Store`] of a program's own must itself bound
+    /// its calls that take no timeout.
     pub timeout: Duration,
-    /// The index of this rank's device. `None` is the rank modulo the number of devices, as PyTorch
-    /// guesses: right where each host has as many ranks as devices.
+    /// Index of this rank's device. Default: `None`, the rank modulo the number of devices, as in PyTorch. That guess
+    /// is right if each host has as many ranks as devices.
     pub device: Option<usize>,
-    /// Whether the ranks' calls are compared through the store before they are launched, as with
-    /// `WARPLINE_DISTRIBUTED_DEBUG=DETAIL`: of collectives all that has to be the same, of sends and
-    /// receives dtype and number of elements, in their order between two ranks. That costs several
-    /// round trips for each, and the call waits for the other ranks' on the host.
+    /// Debug mode (`WARPLINE_DISTRIBUTED_DEBUG=DETAIL`): compares the calls of the ranks through the store before each
+    /// launch. For collectives, compares everything that must be equal; for sends and receives, dtype and number of
+    /// elements, in their order between two ranks. Each call then costs several round trips to the store, and the host
+    /// waits for the calls of the other ranks. Default: false.
     pub debug: bool,
-    /// The group's name in errors and in the store.
+    /// Name of the group in errors and in the store. Default: `default`.
     pub name: String,
-    /// Which rank hosts the store, if it goes with that rank: errors name it then.
+    /// The rank whose process hosts the store, so that errors can name that rank if the store is lost. Default: `None`.
     pub store_host: Option<usize>,
 }
 
 impl InitOptions {
-    /// From code: the ranks may be threads, each with a group of its own. The timeout is 10 minutes,
-    /// the device [`None`](InitOptions::device).
+    /// Creates options with the defaults. The ranks may be threads of one process, each with its own group.
     #[must_use]
     pub fn new(store: Arc<dyn Store>, rank: usize, world_size: usize) -> Self {
         Self {
@@ -63,48 +62,49 @@ impl InitOptions {
         }
     }
 
-    /// From the environment, as launchers set it.
+    /// Reads the options from the environment variables that launchers set.
     ///
     /// | variable | meaning |
     /// |---|---|
-    /// | `RANK`, `WORLD_SIZE` | this rank, and how many there are |
-    /// | `LOCAL_WORLD_SIZE` | how many ranks this machine has. If all, and without a secret, the store is at 127.0.0.1, whatever `MASTER_ADDR` says |
-    /// | `LOCAL_RANK` | the index of its device. Where only one device is visible, that one. Without it, as [`InitOptions::device`] says |
-    /// | `MASTER_ADDR`, `MASTER_PORT` | where rank 0 hosts the store |
-    /// | `WARPLINE_MASTER_PORT` | the same, before `MASTER_PORT` |
+    /// | `RANK`, `WORLD_SIZE` | number of this rank, and number of ranks |
+    /// | `LOCAL_WORLD_SIZE` | number of ranks on this machine. If these are all ranks and there is no secret, the store is at 127.0.0.1, whatever `MASTER_ADDR` is |
+    /// | `LOCAL_RANK` | index of the device. If only one device is visible, index 0 is used instead. If not set, see [`InitOptions::device`] |
+    /// | `MASTER_ADDR`, `MASTER_PORT` | address and port at which rank 0 hosts the store |
+    /// | `WARPLINE_MASTER_PORT` | port of the store; takes precedence over `MASTER_PORT` |
     /// | `WARPLINE_SECRET` | the job's [`Secret`](super::Secret), the same random text on every rank |
-    /// | `WARPLINE_DISTRIBUTED_DEBUG` | `DETAIL`: [`InitOptions::debug`] |
+    /// | `WARPLINE_DISTRIBUTED_DEBUG` | `DETAIL` enables [`InitOptions::debug`]; `OFF` and `INFO` do not |
     ///
-    /// Where `RANK` is not set, Open MPI's `OMPI_COMM_WORLD_RANK`, `_SIZE` and `_LOCAL_RANK` are taken, or
-    /// else `PMI_RANK`, `PMI_SIZE` and `MPI_LOCALRANKID` of MPICH and Intel MPI, or else Slurm's
-    /// `SLURM_PROCID`, `SLURM_NTASKS` and `SLURM_LOCALID`. None of these sets `MASTER_ADDR` and
-    /// `MASTER_PORT`: the job's script has to.
+    /// If `RANK` is not set, the variables of another launcher are used: `OMPI_COMM_WORLD_RANK`, `_SIZE` and
+    /// `_LOCAL_RANK` of Open MPI, or `PMI_RANK`, `PMI_SIZE` and `MPI_LOCALRANKID` of MPICH and Intel MPI, or
+    /// `SLURM_PROCID`, `SLURM_NTASKS` and `SLURM_LOCALID` of Slurm, in this order. These launchers set neither
+    /// `MASTER_ADDR` nor `MASTER_PORT`; the job's script must set both.
     ///
-    /// `torchrun` listens on `MASTER_PORT` itself (`TORCHELASTIC_USE_AGENT_STORE=True`), with a
-    /// protocol of PyTorch's own. Then the store is at the next port, `MASTER_PORT + 1` (below it
-    /// after 65535), which has to be free on rank 0's host, or at `WARPLINE_MASTER_PORT`.
+    /// `torchrun` itself listens on `MASTER_PORT`, with PyTorch's protocol (`TORCHELASTIC_USE_AGENT_STORE=True`). The
+    /// store is then at `WARPLINE_MASTER_PORT`, or at `MASTER_PORT + 1` (65534 if `MASTER_PORT` is 65535), which must
+    /// be free on the host of rank 0.
     ///
-    /// A process makes its store once: groups that are made later from the environment meet there
-    /// too. Rank 0 listens on `MASTER_ADDR` alone, which has to be an address of its host, or a name
-    /// of one. A loopback address needs no `WARPLINE_SECRET`, but is open to all users of the machine
-    /// without one; every other address needs it. `warpline-run` makes a secret for its ranks.
+    /// A process creates its store once. Groups that are later created from the environment use the same store. Rank 0
+    /// listens on `MASTER_ADDR` only, which must be an address or name of its host. A loopback address needs no
+    /// `WARPLINE_SECRET`, but without a secret all users of the machine have access. Every other address needs a
+    /// secret. `warpline-run` creates a secret for its ranks.
     ///
     /// # Errors
-    /// [`GroupError::Environment`], which names each variable that is missing or wrong, a local rank for
-    /// which there is no device included; a [`StoreError`] as the source if the store cannot be hosted or reached,
-    /// with [`StoreError::NeedsSecret`] if `MASTER_ADDR` is not a loopback address and there is no
-    /// `WARPLINE_SECRET`.
+    /// [`ErrorKind::ProcessGroup`](warpline::ErrorKind::ProcessGroup) with one of these sources:
+    /// [`GroupError::Environment`], which names each variable that is missing or invalid, including a local rank
+    /// without a device; a [`StoreError`] if the store cannot be hosted or reached, [`StoreError::NeedsSecret`] if
+    /// `MASTER_ADDR` is not a loopback address and there is no `WARPLINE_SECRET`. Errors of [`cuda::device_count`].
     pub fn from_env() -> Result<Self> {
         Self::from_env_with(DEFAULT_TIMEOUT)
     }
 
-    /// [`InitOptions::from_env`] with another timeout, which holds for reaching the store too.
+    /// Reads the options like [`InitOptions::from_env`], with another timeout, which also limits the time to reach the
+    /// store.
     ///
     /// # Errors
-    /// As [`InitOptions::from_env`].
+    /// The same as [`InitOptions::from_env`].
     pub fn from_env_with(timeout: Duration) -> Result<Self> {
         let found = environment::read(&|name| std::env::var(name))?;
-        // Before the store is reached: nobody waits for a rank that cannot be one.
+        // Checked before the store is reached, so that no other rank waits for a rank without a device.
         let device = found.device(cuda::device_count()?)?;
         let store = store_of(&found, timeout)?;
         let mut options = Self::new(store, found.rank, found.world_size);
@@ -116,7 +116,7 @@ impl InitOptions {
     }
 }
 
-/// The store that this process has made from the environment, with what it was made from.
+/// The store that this process has created from the environment, and that environment.
 static STORE: Mutex<Option<(Environment, Arc<TcpStore>)>> = Mutex::new(None);
 
 fn store_of(found: &Environment, timeout: Duration) -> Result<Arc<TcpStore>> {
@@ -129,8 +129,8 @@ fn store_of(found: &Environment, timeout: Duration) -> Result<Arc<TcpStore>> {
     if let Some(store) = made(&kept()) {
         return Ok(store);
     }
-    // Names are looked up and connections are made without the lock: another thread with a shorter
-    // timeout does not wait for this one.
+    // Names are looked up and connections are made without the lock, so that a thread with a shorter timeout does not
+    // wait for this thread.
     let (address, secret) = ((found.host.clone(), found.port), found.secret.as_ref());
     if found.rank == 0 && !found.launcher_hosts {
         let addresses = listening(address, Deadline::after(timeout));
@@ -151,8 +151,8 @@ fn store_of(found: &Environment, timeout: Duration) -> Result<Arc<TcpStore>> {
     Ok(store)
 }
 
-/// Addresses at which rank 0 may listen. Loopback addresses come last, because some systems give a
-/// host's own name one of them beside the address that other hosts know.
+/// Returns the addresses at which rank 0 may listen. Loopback addresses come last, because some systems give a host's
+/// own name a loopback address beside the address that other hosts know.
 fn listening<A>(name: A, deadline: Deadline) -> io::Result<Vec<SocketAddr>>
 where
     A: ToSocketAddrs + Send + Sync + 'static,
@@ -162,12 +162,12 @@ where
     Ok(found)
 }
 
-/// Brings the ranks together in a process group (`torch.distributed.init_process_group`). All call
-/// it, and it returns once all have. Each rank has a device of its own.
+/// Forms a process group (`torch.distributed.init_process_group`). All ranks call this function, and it returns after
+/// all ranks have arrived. Each rank needs its own device.
 ///
-/// A process may make several groups, one after the other or at once: the n-th that a rank makes
-/// with some name and number of ranks meets the n-th of the others, those left out where a rank gave
-/// up: after an error all may try again.
+/// A process may form several groups, one after the other or at the same time. Among groups of the same name and number
+/// of ranks, the n-th group of a rank meets the n-th group of the other ranks. Attempts that a rank gave up are
+/// skipped, so all ranks can try again after an error.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -196,8 +196,12 @@ where
 /// ```
 ///
 /// # Errors
-/// [`GroupError::Init`] where not all ranks come within the timeout, naming those; [`Error::Store`];
-/// an error of the tensors without a GPU or without NCCL.
+/// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `rank` is not below `world_size`;
+/// [`ErrorKind::ProcessGroup`](warpline::ErrorKind::ProcessGroup) with the source [`GroupError::Init`] if not all ranks
+/// arrive within the timeout (the error names the missing ranks) or NCCL cannot connect them, or with a [`StoreError`]
+/// if the store fails; [`ErrorKind::CudaUnavailable`](warpline::ErrorKind::CudaUnavailable) without a GPU,
+/// [`ErrorKind::NoSuchDevice`](warpline::ErrorKind::NoSuchDevice) if there is no such device,
+/// [`ErrorKind::Driver`](warpline::ErrorKind::Driver) without NCCL.
 pub fn init_process_group(options: InitOptions) -> Result<ProcessGroup> {
     let InitOptions { rank, world_size, timeout, .. } = options;
     let deadline = Deadline::after(timeout);
@@ -211,14 +215,14 @@ pub fn init_process_group(options: InitOptions) -> Result<ProcessGroup> {
         Some(device) => device,
         None => guessed(rank, runtime.devices()?.count()),
     };
-    // All ranks make as many groups as this one; one that joins again begins where it left off.
+    // All ranks count the same rounds; a rank that tries again continues with its next round.
     let name = &options.name;
     let store = deadline.bound(|| {
         loop {
             let round = options.store.add(&format!("{name}/{world_size}/{rank}"), 1)?;
             let prefix = format!("{name}/{world_size}/round {round}");
             let store = PrefixStore::new(prefix, Arc::clone(&options.store));
-            // Who gave up waiting here tries the next, if any.
+            // A rank has given up this round, so it will meet the others in a later one.
             if !store.check(&[GIVEN_UP])? {
                 break Ok::<_, Error>(Arc::new(store));
             }
@@ -227,21 +231,20 @@ pub fn init_process_group(options: InitOptions) -> Result<ProcessGroup> {
     let meeting = Arc::<PrefixStore>::clone(&store);
     let joined = deadline.bound(|| join(options, runtime, device, meeting, [deadline, grace]));
     if joined.as_ref().is_err_and(|error| error.find::<StoreError>().is_none()) {
-        // The error that is returned matters more than one of this call.
+        // An error of this call must not replace the returned error.
         let _ = grace.bound(|| store.set(GIVEN_UP, b""));
     }
     joined
 }
 
-/// Time, after the timeout, to ask the store which ranks are missing, and to tell it that this rank has
-/// given up.
+/// Time after the timeout for asking the store which ranks are missing, and for telling it that this rank has given up.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// The device of a rank that says nothing of it.
+/// Returns the device of a rank whose options name none.
 fn guessed(rank: usize, devices: usize) -> usize {
     let device = rank.checked_rem(devices).unwrap_or(0);
     if devices > 1 {
-        // As PyTorch warns.
+        // PyTorch warns, too.
         tracing::warn!(
             "init_process_group: rank {rank} takes cuda:{device}, which is a guess by its rank; where \
              hosts have other numbers of ranks than of devices, set LOCAL_RANK or InitOptions::device"
@@ -250,10 +253,10 @@ fn guessed(rank: usize, devices: usize) -> usize {
     device
 }
 
-/// Set by a rank that has left without a group.
+/// Key that a rank sets when it gives up a round.
 const GIVEN_UP: &str = "given up";
 
-/// Meets the others of this round.
+/// Meets the other ranks of this round and forms the group.
 fn join(
     options: InitOptions,
     runtime: Runtime,
@@ -283,7 +286,7 @@ fn join(
     };
     let id = if rank == 0 {
         let id = driver.nccl().and_then(|nccl| nccl.unique_id());
-        // So that the others do not wait for it in vain.
+        // The other ranks would otherwise wait for the id in vain.
         let told = id.as_ref().map_or_else(|e| e.to_string().into(), |id| id.as_bytes().to_vec());
         store.set("id", &told)?;
         id.map_err(nccl)?

@@ -1,5 +1,5 @@
-//! Starts the ranks of one host as processes, as `warpline-run` does. The store runs in the
-//! launcher, which outlives the ranks.
+//! Starts the ranks of one host as processes, as `warpline-run` does. The store runs in the launcher, which outlives
+//! the ranks.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -12,24 +12,24 @@ use std::time::{Duration, Instant};
 
 use super::{Secret, TcpStore};
 
-/// Where a line was written.
+/// The output stream of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// To the standard output.
+    /// Standard output.
     Stdout,
-    /// To the standard error.
+    /// Standard error.
     Stderr,
 }
 
-/// What is told of each line of a rank's output, without its end.
+/// Callback for each line of output: the rank, the output stream, and the line without its line break.
 pub type OnLine = Arc<dyn Fn(usize, Output, &str) + Send + Sync>;
 
-/// A program that is to run as several ranks on this host.
+/// A builder that runs a program as several ranks on this host.
 ///
-/// Each process finds `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`,
-/// `MASTER_PORT` and a new `WARPLINE_SECRET` in its environment, and
-/// [`InitOptions::from_env`](super::InitOptions::from_env) does the rest. The store is the launcher's
-/// own, so that it outlives each rank. The secret keeps other users of the machine out of it.
+/// Each process has `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` and a new
+/// `WARPLINE_SECRET` in its environment, which [`InitOptions::from_env`](super::InitOptions::from_env) reads. The
+/// launcher hosts the store, so that the store outlives each rank. The secret denies other users of the machine access
+/// to the store.
 ///
 /// ```no_run
 /// use warpline_parallel::distributed::launch::Launch;
@@ -48,13 +48,14 @@ pub struct Launch {
     on_line: OnLine,
 }
 
-/// How long the output of ranks that have ended is waited for: a process of theirs may hold it open.
+/// Longest wait for the end of the output after all ranks have ended, because a child process of a rank may hold it
+/// open.
 const LAST_OUTPUT: Duration = Duration::from_secs(5);
-/// How often the ranks are asked whether they have ended.
+/// Time between two checks whether ranks have ended.
 const POLL: Duration = Duration::from_millis(5);
 
 impl Launch {
-    /// `program` as this many ranks.
+    /// Creates a launch of `program` with this number of ranks.
     pub fn new(program: impl Into<PathBuf>, ranks: usize) -> Self {
         Self {
             program: program.into(),
@@ -66,46 +67,46 @@ impl Launch {
         }
     }
 
-    /// Adds an argument.
+    /// Adds an argument of the program.
     #[must_use]
     pub fn arg(mut self, arg: impl Into<OsString>) -> Self {
         self.args.push(arg.into());
         self
     }
 
-    /// Sets a variable of every rank's environment.
+    /// Sets an environment variable of every rank.
     #[must_use]
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.variables.push((name.into(), value.into()));
         self
     }
 
-    /// The driver that the ranks use: `cuda`, or `sim` and options (`WARPLINE_DRIVER`). `sim` alone
-    /// gives each rank as many simulated devices as there are ranks.
+    /// Sets the driver of the ranks: `cuda`, or `sim` with options (`WARPLINE_DRIVER`). `sim` alone gives each rank as
+    /// many simulated devices as there are ranks.
     #[must_use]
     pub fn driver(self, spec: &str) -> Self {
         let devices = format!("sim:{}", self.ranks);
         self.env("WARPLINE_DRIVER", if spec == "sim" { devices.as_str() } else { spec })
     }
 
-    /// Lets the others go on when a rank fails. Otherwise they are killed.
+    /// Lets the other ranks continue after a rank has failed. Default: false, they are killed.
     #[must_use]
     pub fn keep_going(mut self, keep_going: bool) -> Self {
         self.keep_going = keep_going;
         self
     }
 
-    /// Says what is done with each line of output. By default it is printed after `[rank]: `.
+    /// Sets the callback for each line of output. Default: prints the line after `[rank]: `.
     #[must_use]
     pub fn on_line(mut self, on_line: OnLine) -> Self {
         self.on_line = on_line;
         self
     }
 
-    /// Runs all ranks to their end.
+    /// Starts all ranks and waits until they have ended.
     ///
     /// # Errors
-    /// As [`Launch::spawn`].
+    /// The same as [`Launch::spawn`] and [`Ranks::wait`].
     pub fn run(self) -> io::Result<Outcome> {
         self.spawn()?.wait()
     }
@@ -113,8 +114,8 @@ impl Launch {
     /// Starts all ranks.
     ///
     /// # Errors
-    /// Where the program cannot be started, or there is no port for the store; an
-    /// [`io::ErrorKind::InvalidInput`] without ranks. No rank is left running then.
+    /// [`io::ErrorKind::InvalidInput`] if the number of ranks is 0; the system's error if the program or a thread
+    /// cannot be started; [`io::ErrorKind::Other`] if the store cannot be hosted. No rank keeps running after an error.
     pub fn spawn(self) -> io::Result<Ranks> {
         if self.ranks == 0 {
             let text = "at least one rank has to be started";
@@ -135,7 +136,7 @@ impl Launch {
             let mut command = Command::new(&self.program);
             command.args(&self.args).stdin(Stdio::null());
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
-            // What a launcher around this one has set means another store.
+            // An outer launcher may have set these for its own store.
             for name in ["TORCHELASTIC_USE_AGENT_STORE", "WARPLINE_MASTER_PORT"] {
                 command.env_remove(name);
             }
@@ -145,7 +146,7 @@ impl Launch {
             command.env("MASTER_ADDR", "127.0.0.1");
             command.env("MASTER_PORT", ranks._store.port().to_string());
             command.env("WARPLINE_LAUNCHER_STORE", "1");
-            // The environment of a process, unlike its arguments, is its user's alone to read.
+            // Other users can read the arguments of a process, but not its environment.
             command.env("WARPLINE_SECRET", secret.to_text().unwrap_or_default());
             command.envs(self.variables.iter().map(|(name, value)| (name, value)));
             let child = command.spawn().map_err(|error| {
@@ -195,17 +196,17 @@ fn read_lines(
     let _ = ended.send(());
 }
 
-/// One write for each line, so that those of several ranks do not mix.
+/// Prints a line in a single write, so that the lines of several ranks do not mix.
 fn print(rank: usize, output: Output, line: &str) {
     let text = format!("[{rank}]: {line}\n");
-    // Nothing can be told of it where our own output is closed.
+    // An error means that the launcher's own output is closed, so it cannot be reported.
     let _ = match output {
         Output::Stdout => io::stdout().lock().write_all(text.as_bytes()),
         Output::Stderr => io::stderr().lock().write_all(text.as_bytes()),
     };
 }
 
-/// Ranks that run. Those that still do when it is dropped are killed.
+/// Running ranks. Dropping `Ranks` kills the ranks that are still running.
 #[derive(Debug)]
 pub struct Ranks {
     children: Vec<(Child, Option<ExitStatus>)>,
@@ -220,17 +221,16 @@ impl Ranks {
     /// Kills a rank.
     ///
     /// # Errors
-    /// The system's own; an [`io::ErrorKind::InvalidInput`] for a rank that there is not.
+    /// [`io::ErrorKind::InvalidInput`] if there is no such rank; the system's error if it cannot be killed.
     pub fn kill(&mut self, rank: usize) -> io::Result<()> {
         let child = self.children.get_mut(rank);
         child.ok_or(io::ErrorKind::InvalidInput)?.0.kill()
     }
 
-    /// Waits until all have ended. When one fails the others are killed, unless
-    /// [`Launch::keep_going`] was asked for.
+    /// Waits until all ranks have ended. If a rank fails, kills the other ranks, unless [`Launch::keep_going`] is set.
     ///
     /// # Errors
-    /// The system's own.
+    /// The system's error if the state of a rank cannot be queried.
     pub fn wait(mut self) -> io::Result<Outcome> {
         loop {
             let mut running = false;
@@ -266,7 +266,7 @@ impl Ranks {
     fn kill_all(&mut self) {
         for (child, status) in &mut self.children {
             if status.is_none() {
-                // One that has just ended needs no more.
+                // The rank may have just ended.
                 let _ = child.kill();
             }
         }
@@ -284,18 +284,18 @@ impl Drop for Ranks {
     }
 }
 
-/// How the ranks have ended.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Of each rank.
+    /// Exit status of each rank.
     pub statuses: Vec<ExitStatus>,
-    /// The rank that failed first; `None` where all went well.
+    /// The first rank that failed. `None` if all ranks succeeded.
     pub first_failed: Option<usize>,
 }
 
 impl Outcome {
-    /// The exit code for all of them: that of the rank that failed first, or 0. A rank that a signal
-    /// has ended has 128 and its number, as in a shell.
+    /// Returns the exit code of the run: that of the first rank that failed, or 0. As in a shell, the exit code of a
+    /// rank that a signal has ended is 128 plus the number of the signal.
     #[must_use]
     pub fn code(&self) -> i32 {
         let Some(status) = self.first_failed.and_then(|rank| self.statuses.get(rank)) else {

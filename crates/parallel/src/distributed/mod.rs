@@ -1,13 +1,12 @@
-//! Process groups of ranks that are threads or processes (`torch.distributed`).
+//! Process groups (`torch.distributed`). Ranks are threads or processes.
 //!
-//! # On a network
+//! # Security on a network
 //!
-//! Ranks meet in a [`Store`]. A [`TcpStore`] on the network asks every client for the job's
-//! [`Secret`] (`WARPLINE_SECRET`), because whoever can write to the store decides where NCCL
-//! connects to. NCCL's own connections, which carry the tensors, are neither authenticated nor
-//! encrypted: on the network where a job runs, NCCL's ports have to be out of the reach of others.
-//! `NCCL_SOCKET_IFNAME` chooses the network interface. The store's messages after the proof of the
-//! secret are not encrypted either.
+//! Ranks meet in a [`Store`]. A [`TcpStore`] on a network requires the job's [`Secret`] (`WARPLINE_SECRET`) from every
+//! client, because a client that can write to the store determines which addresses NCCL connects to. After the proof of
+//! the secret, the store's messages are not encrypted. NCCL's connections, which carry the tensors, are neither
+//! authenticated nor encrypted: make NCCL's ports unreachable for others on the job's network. `NCCL_SOCKET_IFNAME`
+//! selects NCCL's network interface.
 
 use warpline::{Error, Result};
 

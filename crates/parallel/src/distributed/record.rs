@@ -1,5 +1,5 @@
-//! Each rank's record of its last calls on a group, by number, and the conclusions from several
-//! ranks' records. Sends and receives are numbered for each pair of ranks and direction.
+//! Records of each rank's last calls on a group, and the comparison of several ranks' records. Sends and receives are
+//! numbered for each pair of ranks and direction.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::Location;
@@ -12,30 +12,29 @@ use warpline_stream::OpEvent;
 use super::RankCall;
 use super::signature::Signature;
 
-/// Finished calls that are kept.
+/// Maximum number of finished calls in a record.
 const KEPT: usize = 256;
-/// Calls from one look at which are done to the next, where nobody else looks.
+/// Number of calls between two checks for finished calls, if nothing else checks.
 const LOOK: u64 = 16;
-/// Calls that are looked at together.
+/// Number of calls in one check.
 const WINDOW: usize = 2 * LOOK as usize;
 
-/// How far a call is.
+/// The state of a call.
 #[derive(Debug)]
 pub(super) enum State {
     /// Not yet launched: the ranks' calls are being compared.
     Preparing,
-    /// On its stream; the event comes after it.
+    /// Enqueued on its stream. The event comes after the call.
     Launched(OpEvent),
-    /// Done, or captured, to run in replays.
+    /// Done, or captured, so that it runs in replays.
     Done,
 }
 
 #[derive(Debug)]
 struct Entry {
-    /// Over all calls of this rank on the group.
+    /// Number among all calls of this rank on the group, from 0.
     id: u64,
-    /// Of a collective its number in the group; of what two ranks do its number between them, in
-    /// that direction.
+    /// Number of a collective in the group. For a send or receive, the number between the two ranks, in that direction.
     seq: u64,
     signature: Signature,
     location: &'static Location<'static>,
@@ -50,14 +49,14 @@ pub(super) struct Ring {
     next_id: u64,
     collectives: u64,
     pairs: HashMap<(usize, bool), u64>,
-    /// The first calls, so many, are done.
+    /// Number of entries at the front that are done.
     finished: usize,
-    /// What knows of them by their ids, counted from 1 on.
+    /// Completion of the calls for code that depends on their results. Uses ids plus 1.
     completion: Completion,
 }
 
 impl Ring {
-    /// Enters a call; its id and number.
+    /// Adds a call. Returns its id and its number.
     pub(super) fn begin(
         &mut self,
         signature: Signature,
@@ -78,7 +77,7 @@ impl Ring {
         (id, seq)
     }
 
-    /// How far the calls are, for what depends on their results.
+    /// Returns the completion of the calls, for code that depends on their results.
     pub(super) fn completion(&self) -> &Completion {
         &self.completion
     }
@@ -87,14 +86,14 @@ impl Ring {
         self.entries.iter().rposition(|entry| entry.id == id)
     }
 
-    /// Says how far a call is.
+    /// Sets the state of a call.
     pub(super) fn set(&mut self, id: u64, state: State) {
         if let Some(at) = self.find(id) {
             self.entries[at].state = state;
         }
     }
 
-    /// Takes back a call that was refused: the last one.
+    /// Removes the last call, which was not launched, and frees its number.
     pub(super) fn undo(&mut self, id: u64) {
         let Some(entry) = self.find(id).and_then(|at| self.entries.remove(at)) else { return };
         self.finished = self.finished.min(self.entries.len());
@@ -104,9 +103,9 @@ impl Ring {
         }
     }
 
-    /// Notes which calls are done by now, oldest first, and forgets finished calls beyond [`KEPT`].
+    /// Marks calls that are done, oldest first, and removes finished calls beyond [`KEPT`].
     pub(super) fn settle(&mut self) {
-        // Window by window, so that the cost does not grow with the calls that are outstanding.
+        // Window by window, so that the cost does not grow with the number of outstanding calls.
         while self.settle_window() {}
         while self.entries.len() > KEPT && self.finished > 0 {
             self.entries.pop_front();
@@ -114,7 +113,7 @@ impl Ring {
         }
     }
 
-    /// Notes which of the oldest unfinished calls are done. Returns whether a whole window is.
+    /// Marks those of the oldest unfinished calls that are done. Returns `true` if a whole window is done.
     fn settle_window(&mut self) -> bool {
         let open = self.entries.range(self.finished..).take(WINDOW);
         let begun = open.take_while(|entry| !matches!(entry.state, State::Preparing));
@@ -125,8 +124,8 @@ impl Ring {
             _ => None,
         });
         let launched: SmallVec<[_; WINDOW]> = launched.collect();
-        // NCCL runs a communicator's calls one after the other: few have to be asked. An error is a
-        // device's that is lost, which launches report.
+        // NCCL runs the calls of a communicator one after the other, so a few queries suffice. An error means a lost
+        // device, which launches report.
         let done = |(_, event): &(usize, &OpEvent)| event.query_silently().unwrap_or(true);
         let finished = launched.get(done_of(&launched, done)).map_or(end, |open| open.0);
         drop(launched);
@@ -140,14 +139,13 @@ impl Ring {
         whole && finished == end
     }
 
-    /// The oldest call that is not done, and since when it is under way. [`Ring::settle`] comes
-    /// first.
+    /// Returns the oldest call that is not done, and its start. Call [`Ring::settle`] first.
     pub(super) fn oldest_unfinished(&self) -> Option<(Call, Instant)> {
         let mut unfinished = self.entries.iter().filter(|e| !matches!(e.state, State::Done));
         unfinished.next().map(|entry| (Call::of(entry), entry.begun))
     }
 
-    /// The last call.
+    /// Returns the last call.
     pub(super) fn last(&self) -> Option<Call> {
         self.entries.back().map(Call::of)
     }
@@ -157,7 +155,7 @@ impl Ring {
     }
 }
 
-/// How many of these, which end one after the other, are done.
+/// Returns how many elements are done. Elements must become done in order.
 fn done_of<T>(all: &[T], done: impl Fn(&T) -> bool) -> usize {
     match all.last() {
         Some(last) if done(last) => all.len(),
@@ -165,13 +163,13 @@ fn done_of<T>(all: &[T], done: impl Fn(&T) -> bool) -> usize {
     }
 }
 
-/// An entry as it is published.
+/// A published entry of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Call {
     pub(super) seq: u64,
-    /// The other rank and whether this one sends, of what only two ranks do.
+    /// For a send or receive, the other rank and whether this rank sends.
     pub(super) peer: Option<(usize, bool)>,
-    /// As all ranks have to call it.
+    /// Description of the call, equal on all ranks if the calls match.
     pub(super) text: String,
     pub(super) location: String,
     pub(super) done: bool,
@@ -189,7 +187,7 @@ impl Call {
     }
 }
 
-/// A rank's calls as bytes for the store: a line each, its fields between tabs.
+/// Encodes the calls of a rank for the store: one line per call, with fields separated by tabs.
 pub(super) fn encode(calls: &[Call]) -> Vec<u8> {
     let mut text = String::new();
     for call in calls {
@@ -205,7 +203,7 @@ pub(super) fn encode(calls: &[Call]) -> Vec<u8> {
     text.into()
 }
 
-/// What [`encode`] has written; lines that make no sense are left out.
+/// Decodes the output of [`encode`]. Skips invalid lines.
 pub(super) fn decode(bytes: &[u8]) -> Vec<Call> {
     let text = String::from_utf8_lossy(bytes);
     let call = |line: &str| {
@@ -222,8 +220,8 @@ pub(super) fn decode(bytes: &[u8]) -> Vec<Call> {
     text.lines().filter_map(call).collect()
 }
 
-/// What the others have called otherwise than `rank`, whose record is `own`, needs. `others` are the
-/// records of the ranks that published one.
+/// Returns the calls of other ranks that do not match those of `rank`, up to its call `unfinished`. `own` is the record
+/// of `rank`; `others` are the records of the ranks that published one.
 pub(super) fn differences(
     rank: usize,
     own: &[Call],
@@ -242,7 +240,7 @@ pub(super) fn differences(
         let call = format!("has not called the {op} that goes with it; {}", last(calls));
         return vec![RankCall { rank: peer, call }];
     }
-    // The first collective that two ranks called differently, if there is one.
+    // Looks for the first collective in which the ranks' calls differ.
     let own = own.iter().filter(|c| c.peer.is_none() && c.seq <= unfinished.seq);
     for call in own {
         let found = others.iter().filter_map(|(rank, calls)| {

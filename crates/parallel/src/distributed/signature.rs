@@ -1,4 +1,4 @@
-//! What a rank called, as it is compared with the other ranks' calls.
+//! Signatures of calls, which are compared between ranks.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,23 +8,22 @@ use warpline::Tensor;
 use warpline_cuda_sys_safe::nccl::ReduceOp;
 use warpline_runtime::Calls;
 
-/// A dtype, and sizes where they count.
+/// A dtype, and the sizes if they must be equal on all ranks.
 type Shape = (&'static str, Option<SmallVec<[usize; 4]>>);
 
-/// A call as it is compared between ranks.
+/// The properties of a call that must be equal on all ranks.
 #[derive(Clone, Debug)]
 pub(super) struct Signature {
     pub(super) op: &'static str,
-    /// Dtypes and sizes, where they have to be the same on all ranks.
+    /// Dtypes and sizes of the tensors.
     shapes: SmallVec<[Shape; 2]>,
     reduce: Option<ReduceOp>,
     root: Option<usize>,
-    /// The other rank, of what only two ranks do, and whether this one sends. `usize::MAX` is of
-    /// several.
+    /// For a send or receive, the other rank and whether this rank sends. The rank is `usize::MAX` for several peers.
     pub(super) peer: Option<(usize, bool)>,
-    /// Of a replay, what was captured.
+    /// For a replay, the captured calls.
     calls: Option<Calls>,
-    /// In debug mode, what it sends to and receives from single ranks.
+    /// In debug mode, the sends and receives that the call consists of.
     pub(super) parts: Vec<Signature>,
 }
 
@@ -46,7 +45,7 @@ impl Signature {
         self
     }
 
-    /// A tensor whose sizes may differ from rank to rank.
+    /// Adds a tensor whose sizes may differ from rank to rank.
     pub(super) fn of_dtype(mut self, tensor: &Tensor) -> Self {
         self.shapes.push((tensor.dtype().name(), None));
         self
@@ -57,7 +56,7 @@ impl Signature {
         self
     }
 
-    /// Of what two ranks do, what both ends have to agree on.
+    /// Returns the content of a send or receive, which must be equal at both ends: dtype and number of elements.
     pub(super) fn content(&self) -> String {
         let content = self.shapes.first().map(|(dtype, sizes)| {
             let count: usize = sizes.iter().flatten().product();
@@ -76,14 +75,13 @@ impl Signature {
         self
     }
 
-    /// The ranks of a group.
+    /// Adds the ranks of a new group.
     pub(super) fn ranks(mut self, ranks: &[usize]) -> Self {
         self.shapes.push(("ranks ", Some(SmallVec::from_slice(ranks))));
         self
     }
 
-    /// The calls that a replay makes. With any among them that not all ranks make, no other rank need
-    /// have the like.
+    /// Adds the calls of a replay. If one of them is a send or receive, other ranks need not make a matching call.
     pub(super) fn calls(mut self, calls: &Calls) -> Self {
         let alone = calls.iter().any(|call| matches!(*call, "send" | "recv" | "batch_isend_irecv"));
         self.peer = alone.then_some((usize::MAX, true));

@@ -1,14 +1,14 @@
-//! A thread for each group that detects calls that hang, and ends the group.
+//! The watchdog: a thread per group that detects calls that hang and aborts the group.
 //!
-//! If a call is older than the timeout, NCCL reports an error, or another rank has reported a
-//! failure, the watchdog publishes this rank's record, reads the other ranks' records, determines
-//! which rank is missing or differs, and aborts the communicator. It keeps the group alive until
-//! the group's work is done, so dropping a group neither waits nor cuts off work.
+//! The watchdog acts if a call is older than the timeout, NCCL reports an error, or another rank has reported a
+//! failure. It publishes this rank's record, reads the other ranks' records, determines which rank is missing or
+//! differs, and aborts the communicator. It keeps the group alive until the group's work is done, so dropping a group
+//! neither waits nor cuts off work.
 //!
-//! Invariant: aborted results are not read. The results of a collective, and everything computed
-//! from them, are marked with the collective's number (`completion.rs` of `warpline-runtime`). The
-//! watchdog enters the completed calls, fails the others, and only then aborts. From then on, host
-//! reads and launches of marked bytes fail with `ErrorKind::Collective`.
+//! Invariant: aborted results are not read. The results of a collective, and everything computed from them, are marked
+//! with the collective's number (`completion.rs` of `warpline-runtime`). The watchdog enters the completed calls, fails
+//! the other calls, and only then aborts. From then on, host reads and launches of marked bytes fail with
+//! `ErrorKind::Collective`.
 
 use std::io;
 use std::sync::Arc;
@@ -20,26 +20,26 @@ use super::record::{self, Call};
 use super::store::Deadline;
 use super::{Failure, GroupError, StoreError};
 
-/// How a failure's reason begins that is nothing but a timeout.
+/// Start of the reason of a failure that is only a timeout.
 const TIMED_OUT: &str = "it was not done within";
-/// Set in the store by the first rank that notices.
+/// Key that the first rank to detect a failure sets in the store.
 const FAILED: &str = "failed";
 
-/// Time for the store to say whether another rank has noticed a failure. Short, because a store that does
-/// not answer delays the detection of a timeout.
+/// Time limit for asking the store whether another rank has detected a failure. Short, because a store that does not
+/// answer delays the detection of a timeout.
 const QUESTION: Duration = Duration::from_secs(5);
 
-/// How long the other ranks have to publish their records.
+/// Returns the time that the other ranks have to publish their records.
 pub(super) fn bound(timeout: Duration) -> Duration {
     timeout.clamp(Duration::from_secs(1), Duration::from_secs(30))
 }
 
-/// How often it looks.
+/// Returns the time between two checks.
 fn tick(timeout: Duration) -> Duration {
     (timeout / 8).clamp(Duration::from_millis(2), Duration::from_secs(1))
 }
 
-/// Starts it. It ends once nobody holds the group and its work is done, or the group has failed.
+/// Starts the watchdog. It ends after the group was dropped and its work is done, or after the group has failed.
 pub(super) fn start(group: &Arc<Shared>) -> io::Result<()> {
     let group = Arc::clone(group);
     let thread = std::thread::Builder::new().name("warpline-watchdog".into());
@@ -61,7 +61,7 @@ fn watch(group: &Shared) {
             (Some(trouble), _) => Some(trouble),
             (None, Err(error)) => Some(error.to_string()),
             (None, Ok(_)) if late => Some(format!("{TIMED_OUT} {timeout:?}")),
-            // A store that is gone is no failure: its host may have ended after the last call.
+            // A lost store is not a failure: its host may have ended after the last call.
             (None, Ok(_)) => {
                 match Deadline::after(QUESTION).bound(|| group.parts.store.check(&[FAILED])) {
                     Ok(true) => Some(reported(group)),
@@ -77,7 +77,7 @@ fn watch(group: &Shared) {
             if unfinished.is_none() {
                 return;
             }
-            // Nobody wakes it any more.
+            // The group was dropped, so no call wakes the watchdog any more.
             tick = Duration::from_millis(2);
             std::thread::sleep(tick);
         }
@@ -89,7 +89,7 @@ fn reported(group: &Shared) -> String {
     String::from_utf8_lossy(&told).into_owned()
 }
 
-/// Publishes this rank's record, reads the others', and says what is wrong.
+/// Publishes this rank's record, reads the other ranks' records, and returns the resulting error.
 fn examine(group: &Shared, mut reason: String, unfinished: Option<Call>) -> GroupError {
     let (parts, rank) = (&group.parts, group.rank());
     let (own, last) = {

@@ -1,4 +1,4 @@
-//! What a collective returns: how to wait for it.
+//! Handles of launched collectives.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,31 +16,31 @@ use super::record::State;
 /// The tensors of a call.
 pub(super) type Tensors = SmallVec<[Tensor; 2]>;
 
-/// A collective that was launched (`torch.distributed.Work`). It keeps the tensors of the call.
-/// Dropped, it changes nothing: the collective goes on.
+/// A handle of a launched collective (`torch.distributed.Work`). Keeps the tensors of the call alive. Dropping the
+/// handle does not cancel the collective.
 pub struct Work {
     group: Arc<Shared>,
     done: Done,
-    /// In the rank's record.
+    /// Number of the call in the rank's record.
     id: u64,
     seq: u64,
     tensors: Tensors,
 }
 
-/// Where its end is.
+/// The point at which the collective is done.
 #[derive(Debug)]
 pub(super) enum Done {
-    /// On the stream that was current.
+    /// An operation on the stream that was current.
     Op(Stream, u64),
-    /// On the group's stream.
+    /// An event on the group's stream.
     Event(OpEvent),
-    /// In a capture that the group's stream has joined.
+    /// An event in a capture that the group's stream has joined.
     Captured(Event),
 }
 
-/// How long a host wait asks again and again before it sleeps between the questions.
+/// Time for which a host wait polls without sleeping.
 const SPIN: Duration = Duration::from_micros(100);
-/// The longest sleep between two questions.
+/// Longest sleep between two polls.
 const NAP: Duration = Duration::from_millis(1);
 
 impl Work {
@@ -53,24 +53,28 @@ impl Work {
         Self { group, done, id, seq, tensors }
     }
 
-    /// Its number in the group.
+    /// Returns the number of the collective in the group. For a send or receive, the number between the two ranks, in
+    /// that direction.
     #[must_use]
     pub fn seq(&self) -> u64 {
         self.seq
     }
 
-    /// The tensors of the call: what it writes, then what it reads.
+    /// Returns the tensors of the call: first those that it writes, then those that it reads.
     #[must_use]
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors
     }
 
-    /// Makes later work on the current stream wait for the collective, on the GPU (`Work.wait`). The
-    /// host waits for nothing. Nothing to do without `async_op`.
+    /// Makes later work on the current stream wait for the collective, on the GPU (`Work.wait`). The host does not
+    /// wait. Needed only after calls with `async_op`.
     ///
     /// # Errors
-    /// [`GroupError::CollectiveTimeout`](GroupError::CollectiveTimeout) and
-    /// [`GroupError::PeerFailed`](GroupError::PeerFailed) once the group has failed; the driver's own.
+    /// [`ErrorKind::ProcessGroup`](warpline::ErrorKind::ProcessGroup) with a
+    /// [`GroupError`](crate::distributed::GroupError) as its source,
+    /// [`GroupError::CollectiveTimeout`](crate::distributed::GroupError::CollectiveTimeout) or
+    /// [`GroupError::PeerFailed`](crate::distributed::GroupError::PeerFailed), once the group has failed;
+    /// [`ErrorKind::Driver`](warpline::ErrorKind::Driver) if the driver fails.
     #[track_caller]
     pub fn wait(&self) -> Result<()> {
         self.group.check_alive()?;
@@ -84,10 +88,11 @@ impl Work {
         Ok(())
     }
 
-    /// Whether the collective is done (`Work.is_completed`).
+    /// Returns `true` if the collective is done (`Work.is_completed`).
     ///
     /// # Errors
-    /// As [`Work::wait`]; what earlier work on the device failed with.
+    /// The same as [`Work::wait`]; [`ErrorKind::Surfaced`](warpline::ErrorKind::Surfaced) if earlier work on the device
+    /// failed.
     #[track_caller]
     pub fn is_completed(&self) -> Result<bool> {
         let done = match &self.done {
@@ -95,7 +100,7 @@ impl Work {
             Done::Event(event) => event.query(),
             Done::Captured(event) => event.query(),
         };
-        // Work that was aborted counts as done for the driver.
+        // The driver reports aborted work as done.
         self.group.check_alive()?;
         let done = done?;
         if done {
@@ -104,10 +109,10 @@ impl Work {
         Ok(done)
     }
 
-    /// Blocks the host until the collective is done, or the group has failed.
+    /// Blocks the host until the collective is done or the group has failed.
     ///
     /// # Errors
-    /// As [`Work::is_completed`].
+    /// The same as [`Work::is_completed`].
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let begun = Instant::now();

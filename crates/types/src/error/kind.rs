@@ -1,4 +1,4 @@
-//! Kinds of errors, with the values that a caller may want to match.
+//! Error kinds, with the values that a caller may want to match.
 
 use std::sync::Arc;
 
@@ -6,21 +6,21 @@ use super::Error;
 use super::words::{Devices, Length, Negative};
 use crate::{DType, Device, PendingLaunches, Scalar, Site};
 
-/// The kind of an [`Error`], with its shapes, dtypes, indices or devices.
+/// The kind of an [`Error`], with shapes, dtypes, indices or devices.
 ///
-/// Kinds whose text says "see the source" have the details in the error's source, which [`Error::find`] returns.
+/// Some kinds have their details in the error's source, which [`Error::find`] returns by type.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// A driver call failed. The source is a [`DriverError`](warpline_cuda_sys_safe::DriverError).
     #[error("the driver failed")]
     Driver,
-    /// A driver call failed at a wait, a query or a launch. The failure may be of any launch that was not known to be
-    /// complete. An error that loses the device may also be of another stream's launch. The source is a
+    /// A wait, a query or a launch reported a driver failure. Any launch that was not known to be complete may have
+    /// caused the failure; if the failure lost the device, so may launches on other streams. The source is a
     /// [`DriverError`](warpline_cuda_sys_safe::DriverError).
     #[error("{}", pending.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
     Surfaced {
-        /// The launches that may have failed; first those of the stream that was asked.
+        /// The launches that may have failed. Those of the stream of the failed call come first.
         pending: Arc<[PendingLaunches]>,
     },
     /// An op was not started because earlier work had failed. The source is a
@@ -30,43 +30,46 @@ pub enum ErrorKind {
         /// The launches that may have failed.
         pending: Arc<[PendingLaunches]>,
     },
-    /// An op such as `index_select`, `gather` or `embedding` met an index that is out of range. On the CPU the op returns
-    /// this error. On a GPU each host read of the result, or of a tensor computed from it, returns this error until
-    /// the result is overwritten, and so does each launch that reads the result once the failure is known. `synchronize`
-    /// (of a device, stream or event) reports the error once, to the thread that made the call, or to any thread if that
-    /// one has ended. The device stays usable. The error's op and location are those of the launch.
+    /// An op such as `index_select`, `gather` or `embedding` met an index that is out of range.
+    ///
+    /// On the CPU the op returns this error. On a GPU each host read of the result, or of a tensor computed from the
+    /// result, returns this error until the result is overwritten. So does each launch that reads the result, once the
+    /// failure is known. `synchronize` (of a device, stream or event) reports the error once, to the thread that
+    /// launched the op, or to any thread if that thread has ended. The device stays usable. The error's op and location
+    /// are those of the launch.
     #[error("index {index} is out of range for dimension {dim} with size {size}")]
     IndexCheck {
-        /// The index; one of them where several are out of range.
+        /// The index. One of them if several are out of range.
         index: i64,
         /// The indexed dimension.
         dim: usize,
         /// Size of that dimension.
         size: usize,
     },
-    /// A collective failed, because another rank is gone or late, so its results cannot be used: each host read of
-    /// them, or of a tensor computed from them, returns this error until they are overwritten, and so does each launch that reads
-    /// them once the failure is known. The source is the process group's own error.
+    /// A collective failed because another rank is gone or late, so its results cannot be used.
+    ///
+    /// Each host read of a result, or of a tensor computed from a result, returns this error until the result is
+    /// overwritten. So does each launch that reads a result, once the failure is known. The source is the error of the
+    /// process group.
     #[error("its results cannot be used")]
     Collective,
-    /// An op has no code for this GPU: none was compiled ahead of time, and none can be compiled now.
+    /// An op has no code for this GPU: no code was compiled ahead of time, and none can be compiled at run time.
     #[error("there is no GPU code: {reason}")]
     NoGpuCode {
-        /// The cause, and what would help.
+        /// The cause and the remedy.
         reason: String,
     },
     /// Memory could not be allocated. The source is an `AllocError`.
     #[error("allocation failed")]
     Alloc,
-    /// A variable of the environment has an invalid value, so CUDA is not used at all. Every call that needs a device,
-    /// or asks whether there is one, returns this error. The source is an
-    /// [`InvalidVariable`](warpline_cuda_sys_safe::InvalidVariable).
+    /// An environment variable has an invalid value. Every call that needs a device, or asks for the number of devices,
+    /// returns this error. The source is an [`InvalidVariable`](warpline_cuda_sys_safe::InvalidVariable).
     #[error("a variable of the environment has an invalid value")]
     InvalidVariable,
-    /// The device `cuda` was asked for where there is none.
+    /// A GPU was requested, but none can be used.
     #[error("CUDA is not available. {hint}. The cause: {reason}")]
     CudaUnavailable {
-        /// The drivers that were tried, and how they failed.
+        /// The drivers that were tried, each with its failure.
         reason: String,
         /// The remedy.
         hint: &'static str,
@@ -76,7 +79,7 @@ pub enum ErrorKind {
     InvalidDeviceString {
         /// The string.
         text: String,
-        /// What is wrong with the string.
+        /// The rule that the string breaks.
         reason: &'static str,
     },
     /// There is no device with this index.
@@ -102,17 +105,17 @@ pub enum ErrorKind {
         /// Name of the module's parameter that is the other operand; empty if an op found the mismatch.
         parameter: String,
     },
-    /// A stream or event is on another device than the call needs.
+    /// A stream or event is on a different device than the call needs.
     #[error("{object} is on cuda:{found}, but one on cuda:{expected} is needed")]
     WrongDevice {
         /// The object, such as `the stream`.
         object: &'static str,
-        /// Index of the device that is needed.
+        /// Index of the device that the call needs.
         expected: usize,
         /// Index of the device that the object is on.
         found: usize,
     },
-    /// Tensors, streams or events of two runtimes were used together.
+    /// Tensors, streams or events of different runtimes were used together.
     #[error(
         "the tensors, streams or events belong to different runtimes and cannot be used together"
     )]
@@ -123,7 +126,7 @@ pub enum ErrorKind {
     /// An event has no timing.
     #[error("both events must keep times; make them with `Event::timing()`")]
     NoTiming,
-    /// An event is not completed yet.
+    /// An event has not completed yet.
     #[error("both events must have been completed; `synchronize` them first")]
     EventNotFinished,
     /// The thread is ending, and its current device and streams are gone.
@@ -135,10 +138,10 @@ pub enum ErrorKind {
         /// The cause.
         reason: &'static str,
     },
-    /// No capture began on the stream, or the capture has ended.
+    /// No capture is in progress that began on the stream.
     #[error("no capture that is still under way began on this stream")]
     NotCapturing,
-    /// The host would wait for captured work, which does not run.
+    /// The host would wait for captured work, which does not run during the capture.
     #[error(
         "operation not permitted when stream is capturing; do it before the capture or after it"
     )]
@@ -148,21 +151,22 @@ pub enum ErrorKind {
         "the stream is being captured and cannot depend on work outside its capture; wait for that before the capture begins"
     )]
     OutsideCapture,
-    /// An event was last recorded in a capture, and has no meaning outside it.
+    /// An event was last recorded in a capture, so it cannot be used outside the capture.
     #[error("the event was last recorded in a capture; record it anew outside")]
     CapturedEvent,
-    /// An op cannot be part of a graph, and was called on a captured stream. The capture goes on without it.
+    /// An op that cannot be part of a graph was called on a stream that is being captured. The capture continues
+    /// without the op.
     #[error("operation not permitted when stream is capturing: {reason}")]
     Capture {
-        /// The cause, and the remedy.
+        /// The cause and the remedy.
         reason: String,
     },
-    /// A tensor was made in a capture whose graph has not been replayed since.
+    /// A tensor was created in a capture whose graph has not been replayed yet.
     #[error(
         "the tensor was made while a graph was captured and holds nothing yet; replay the graph first"
     )]
     NotReplayed,
-    /// Under `SyncPolicy::Manual`, two uses of the same memory are not ordered. The source is a `Race`.
+    /// Two uses of the same memory are not ordered, under `SyncPolicy::Manual`. The source is a `Race`.
     #[error("a race")]
     Race,
     /// Shapes do not broadcast.
@@ -177,7 +181,7 @@ pub enum ErrorKind {
         /// The dimension, counted from the front of the broadcast shape.
         dim: usize,
     },
-    /// A shape does not expand to another one.
+    /// A tensor cannot be expanded to the requested shape.
     #[error("a tensor of shape {from:?} cannot be expanded to {to:?}")]
     ExpandMismatch {
         /// The tensor's shape.
@@ -185,13 +189,13 @@ pub enum ErrorKind {
         /// The requested shape.
         to: Vec<usize>,
     },
-    /// An op cannot combine shapes.
+    /// The shapes of an op's operands do not fit each other.
     #[error("{reason}")]
     ShapeMismatch {
-        /// The shapes, and the shapes that would be right.
+        /// The shapes and the expected shapes.
         reason: String,
     },
-    /// A shape has another number of elements than the tensor.
+    /// The requested shape does not have the tensor's number of elements.
     #[error("shape '{shape:?}' is invalid for input of size {numel}{}", Negative(shape))]
     InvalidReshape {
         /// The requested shape.
@@ -199,7 +203,7 @@ pub enum ErrorKind {
         /// The tensor's number of elements.
         numel: usize,
     },
-    /// Strides do not allow a view of a shape.
+    /// The tensor's strides do not allow a view of the requested shape.
     #[error(
         "shape {from:?} with strides {strides:?} cannot be seen as {to:?} without a copy; use reshape"
     )]
@@ -211,7 +215,7 @@ pub enum ErrorKind {
         /// The requested shape.
         to: Vec<usize>,
     },
-    /// The tensor does not have this dimension.
+    /// A dimension is out of range.
     #[error("Dimension out of range: {dim} was asked for, but the tensor has {ndim} dimension(s)")]
     DimOutOfRange {
         /// The requested dimension.
@@ -219,14 +223,14 @@ pub enum ErrorKind {
         /// The tensor's number of dimensions.
         ndim: usize,
     },
-    /// The dimension does not have this index.
+    /// An index, or a range of indices, is out of bounds for its dimension.
     #[error("index {index}{} is out of bounds for dimension {dim} with size {size}", Length(*length))]
     IndexOutOfRange {
         /// The dimension.
         dim: usize,
-        /// The first requested index.
+        /// The index, or the first index of the range.
         index: isize,
-        /// Number of requested indices.
+        /// Number of indices in the range; 1 for a single index.
         length: usize,
         /// Size of the dimension.
         size: usize,
@@ -243,7 +247,7 @@ pub enum ErrorKind {
         /// The dtype.
         dtype: DType,
     },
-    /// A result does not fit the tensor that it is to be stored in.
+    /// A result's dtype cannot be converted to the dtype of the tensor that the op writes to.
     #[error("a result of {from} cannot be stored in a tensor of {to}")]
     CannotCast {
         /// The result's dtype.
@@ -251,7 +255,7 @@ pub enum ErrorKind {
         /// The tensor's dtype.
         to: DType,
     },
-    /// A tensor has another dtype than expected.
+    /// A tensor does not have the expected dtype.
     #[error("the tensor holds {actual}, not {expected}")]
     DTypeMismatch {
         /// The expected dtype.
@@ -259,7 +263,7 @@ pub enum ErrorKind {
         /// The tensor's dtype.
         actual: DType,
     },
-    /// Operands have two dtypes where one is needed.
+    /// Operands that must have the same dtype have different dtypes.
     #[error(
         "both tensors must have the same dtype, but they are of {first} and {second}; convert one with `to`"
     )]
@@ -269,7 +273,7 @@ pub enum ErrorKind {
         /// The other operand's dtype.
         second: DType,
     },
-    /// A value was read as a type that cannot hold it.
+    /// The requested type cannot hold the value of an element.
     #[error("the value {value} of {dtype} does not fit {asked}")]
     ValueDoesNotFit {
         /// The value.
@@ -285,12 +289,12 @@ pub enum ErrorKind {
         /// The tensor's number of elements.
         numel: usize,
     },
-    /// A tensor that is written to has several indices at one address.
+    /// Several elements of a written-to tensor share one address.
     #[error(
         "more than one element of the written-to tensor refers to a single memory location; write to a `copy()` of it"
     )]
     OverlappingWrite,
-    /// A result would be written over part of an operand.
+    /// An operand and the written-to tensor share some, but not all, of their memory.
     #[error(
         "an operand and the written-to tensor share some, but not all, of their memory; pass a `copy()` of the operand"
     )]
@@ -319,7 +323,7 @@ pub enum ErrorKind {
         /// The largest supported number.
         max: usize,
     },
-    /// A tensor that is not in CPU memory was to be pinned.
+    /// A tensor that is not in CPU memory cannot be pinned.
     #[error("cannot pin a tensor on {device}: only CPU tensors can be pinned")]
     CannotPin {
         /// The tensor's device.
@@ -331,46 +335,45 @@ pub enum ErrorKind {
          `copy_` to write to it"
     )]
     SharedHostMemory,
-    /// Other processes cannot access a tensor.
+    /// A tensor cannot be shared with another process.
     #[error("the tensor cannot be shared with another process: {reason}")]
     CannotShare {
-        /// The cause, and the remedy.
+        /// The cause and the remedy.
         reason: String,
     },
-    /// The process at the other end of a channel has ended, or has closed the channel, also before it completed the work
-    /// that a received tensor depends on.
+    /// The peer process of a channel has ended or closed the channel. Reads of a received tensor also fail with this
+    /// kind, if the peer ended before it completed the work that the tensor depends on.
     #[error("the other process is gone: {reason}")]
     PeerGone {
-        /// How the end of the process was noticed.
+        /// The event that revealed the end of the peer.
         reason: String,
     },
-    /// The process at the other end of a channel did not do its part before the channel's timeout. The call can be
-    /// made again.
+    /// The peer process of a channel did not respond within the channel's timeout. The call can be repeated.
     #[error("timed out: {reason}")]
     TimedOut {
-        /// The awaited action.
+        /// The action that timed out.
         reason: String,
     },
-    /// A gradient cannot be computed: an op has no rule, a graph was freed, or a tensor was changed after it was saved. The
-    /// location of an op that fails in a backward pass is that of its forward op.
+    /// A gradient cannot be computed: an op has no gradient, the graph was freed, or a saved tensor was modified. The
+    /// location of an error in a backward pass is that of the forward op.
     #[error("{reason}")]
     Gradient {
-        /// The cause, and what would help.
+        /// The cause and the remedy.
         reason: String,
     },
-    /// The module of a parameter was moved, and has another tensor in the parameter's place.
+    /// A parameter was used after its module was moved, which replaced the parameter by another tensor.
     #[error(
         "the parameter `{name}` was moved, and its module has another tensor in its place; build the optimizer, \
          register hooks and run the forward pass after the move"
     )]
     Moved {
-        /// The parameter's name in the module that was moved, such as `layers.0.weight`.
+        /// Name of the parameter in the moved module, such as `layers.0.weight`.
         name: Arc<str>,
     },
     /// A file could not be loaded or saved. The source is a `FileError`.
     #[error("a file could not be loaded or saved")]
     File,
-    /// A state does not fit a module. The source is a `LoadError`.
+    /// A state could not be loaded into a module. The source is a `LoadError`.
     #[error("the state does not fit the module")]
     LoadState,
     /// `DataParallel` failed. The source is a `DataParallelError`.
@@ -379,22 +382,22 @@ pub enum ErrorKind {
     /// A process group or its store failed. The source is a `GroupError` or a `StoreError`.
     #[error("the process group failed")]
     ProcessGroup,
-    /// An argument is invalid for another reason.
+    /// An argument is invalid for a reason that no other kind names.
     #[error("{reason}")]
     InvalidArgument {
-        /// What is wrong, and what would be right.
+        /// The rule that the argument breaks.
         reason: String,
     },
 }
 
 impl ErrorKind {
-    /// [`ErrorKind::DeviceMismatch`] of two operands.
+    /// Creates [`ErrorKind::DeviceMismatch`] of two operands.
     #[must_use]
     pub const fn device_mismatch(first: Device, second: Device) -> Self {
         Self::DeviceMismatch { first, second, parameter: String::new() }
     }
 
-    /// An error of this kind in a call of `op` by the caller of the function that calls this.
+    /// Creates an error of this kind in a call of `op`, located as by [`Site::here`].
     #[cold]
     #[must_use]
     #[track_caller]
@@ -402,8 +405,7 @@ impl ErrorKind {
         Error::new(self, Site::here(op))
     }
 
-    /// Whether the error belongs to an earlier call, which its op and location name. The name of a later call
-    /// does not replace them.
+    /// Returns `true` for errors that belong to an earlier call. Later calls do not replace their op and location.
     pub(super) const fn is_of_earlier_call(&self) -> bool {
         matches!(
             self,

@@ -1,4 +1,4 @@
-//! The error of all layers: a kind, the call that failed, and the error of a lower layer that caused it.
+//! The error of all layers: a kind, the failed call, and the error of a lower layer as its source.
 
 mod kind;
 #[cfg(test)]
@@ -16,10 +16,12 @@ use crate::Site;
 
 pub use kind::ErrorKind;
 
-/// The result of a call.
+/// The result of a fallible call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The reason why a call failed. The call changed nothing that existed before, unless its documentation says otherwise.
+/// The error of a call: its kind, the op, the source location of the call, and the error that caused it.
+///
+/// A failed call leaves everything that existed before unchanged, unless its documentation says otherwise.
 ///
 /// ```
 /// use warpline_types::{Device, ErrorKind};
@@ -31,7 +33,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// }
 /// ```
 //
-// A pointer, so that results fit two registers and failures cost nothing where there are none.
+// Boxed, so that a `Result` of a pointer fits two registers and success costs nothing.
 #[derive(Clone)]
 pub struct Error(Box<Inner>);
 
@@ -45,21 +47,21 @@ struct Inner {
 }
 
 impl Error {
-    /// An error of a call.
+    /// Creates an error of the call at a site.
     #[cold]
     #[must_use]
     pub fn new(kind: ErrorKind, Site { op, location }: Site) -> Self {
         Self(Box::new(Inner { kind, op, location: Some(location), source: None }))
     }
 
-    /// An error that does not know its call. [`Error::of`] and [`Error::at`] name it later.
+    /// Creates an error without an op and a location. [`Error::of`] and [`Error::at`] set them later.
     #[cold]
     #[must_use]
     pub fn unlocated(kind: ErrorKind) -> Self {
         Self(Box::new(Inner { kind, op: "", location: None, source: None }))
     }
 
-    /// [`ErrorKind::InvalidArgument`] in a call of `op` by the caller of the function that calls this.
+    /// Creates an [`ErrorKind::InvalidArgument`] in a call of `op`, located as by [`Site::here`].
     #[cold]
     #[must_use]
     #[track_caller]
@@ -67,7 +69,7 @@ impl Error {
         ErrorKind::InvalidArgument { reason: reason.into() }.of(op)
     }
 
-    /// [`ErrorKind::ShapeMismatch`] in a call of `op` by the caller of the function that calls this.
+    /// Creates an [`ErrorKind::ShapeMismatch`] in a call of `op`, located as by [`Site::here`].
     #[cold]
     #[must_use]
     #[track_caller]
@@ -75,7 +77,7 @@ impl Error {
         ErrorKind::ShapeMismatch { reason: reason.into() }.of(op)
     }
 
-    /// [`ErrorKind::Gradient`] in a call of `op` by the caller of the function that calls this.
+    /// Creates an [`ErrorKind::Gradient`] in a call of `op`, located as by [`Site::here`].
     #[cold]
     #[must_use]
     #[track_caller]
@@ -83,7 +85,7 @@ impl Error {
         ErrorKind::Gradient { reason: reason.into() }.of(op)
     }
 
-    /// [`ErrorKind::Capture`] in a call of `op` by the caller of the function that calls this.
+    /// Creates an [`ErrorKind::Capture`] in a call of `op`, located as by [`Site::here`].
     #[cold]
     #[must_use]
     #[track_caller]
@@ -91,7 +93,8 @@ impl Error {
         ErrorKind::Capture { reason: reason.into() }.of(op)
     }
 
-    /// [`ErrorKind::Driver`] for a failed driver call of `op`, or [`ErrorKind::InvalidVariable`].
+    /// Creates the error of a failed driver call in `op`: [`ErrorKind::InvalidVariable`] if `source` is
+    /// `DriverError::InvalidVariable`, otherwise [`ErrorKind::Driver`].
     #[cold]
     #[must_use]
     pub fn driver(op: &'static str, source: DriverError) -> Self {
@@ -99,22 +102,22 @@ impl Error {
         error.of(op)
     }
 
-    /// Sets the error of a lower layer that caused this one. The message contains the source's message.
+    /// Sets the error of a lower layer that caused this error. The message of this error contains the source's message.
     #[must_use]
     pub fn with_source(mut self, source: Arc<dyn StdError + Send + Sync>) -> Self {
         self.0.source = Some(source);
         self
     }
 
-    /// Changes the kind, and keeps op, location and source.
+    /// Replaces the kind. Keeps the op, the location and the source.
     #[must_use]
     pub fn with_kind(mut self, kind: ErrorKind) -> Self {
         self.0.kind = kind;
         self
     }
 
-    /// Names the op that was called, where the error is of an op that it consists of. The errors of earlier calls
-    /// ([`ErrorKind::IndexCheck`], for example) keep the op that they name.
+    /// Sets the op. An op that is made of other ops puts its own name on their errors. An error that belongs to an
+    /// earlier call (such as [`ErrorKind::IndexCheck`]) keeps its op.
     #[must_use]
     pub fn of(mut self, op: &'static str) -> Self {
         if !self.0.kind.is_of_earlier_call() {
@@ -123,8 +126,8 @@ impl Error {
         self
     }
 
-    /// Sets the line of the call, for closures and trait objects, which do not know their caller's line. The errors of
-    /// earlier calls keep the line that they name.
+    /// Sets the source location of the call. Closures and methods of trait objects do not know their caller's location.
+    /// An error that belongs to an earlier call (such as [`ErrorKind::IndexCheck`]) keeps its location.
     #[must_use]
     pub fn at(mut self, location: &'static Location<'static>) -> Self {
         if !self.0.kind.is_of_earlier_call() {
@@ -133,25 +136,25 @@ impl Error {
         self
     }
 
-    /// The kind, with shapes, dtypes, indices or devices.
+    /// Returns the kind, which holds shapes, dtypes, indices or devices.
     #[must_use]
     pub fn kind(&self) -> &ErrorKind {
         &self.0.kind
     }
 
-    /// Name of the op that failed; empty if the error does not name one.
+    /// Returns the name of the failed op. Empty if the error has no op.
     #[must_use]
     pub fn op(&self) -> &'static str {
         self.0.op
     }
 
-    /// The line that called the op, if it is known.
+    /// Returns the source location of the call, if it is known.
     #[must_use]
     pub fn location(&self) -> Option<&'static Location<'static>> {
         self.0.location
     }
 
-    /// The error of type `E` among the sources, such as a `DriverError` or an `AllocError`.
+    /// Returns the first error of type `E` in the chain of sources, such as a `DriverError` or an `AllocError`.
     ///
     /// ```
     /// use warpline_types::Error;
@@ -175,14 +178,15 @@ impl Error {
         None
     }
 
-    /// The driver's error among the sources, if there is one.
+    /// Returns the first [`DriverError`] in the chain of sources.
     #[must_use]
     pub fn driver_error(&self) -> Option<&DriverError> {
         self.find()
     }
 }
 
-/// Writes the message: the op, the kind's text, the source's message, and the line of the call.
+/// Writes the message: the op, the source's message (the kind's text if there is no source), and the location of the
+/// call. [`ErrorKind::NotStarted`], [`ErrorKind::Surfaced`] and [`ErrorKind::Collective`] print both texts.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { kind, op, location, source } = &*self.0;
@@ -208,7 +212,7 @@ impl fmt::Display for Error {
             None => write!(f, "{kind}")?,
         }
         match location {
-            // A driver's error may name the line itself.
+            // The message of a driver error may already contain a location.
             Some(location) if self.driver_error().is_none_or(|e| e.location().is_none()) => {
                 write!(f, " (called at {location})")
             }
@@ -217,7 +221,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// Writes the message: `main` prints the error that it returns this way, and `unwrap` the error that it meets.
+/// Writes the same message as `Display`, because `unwrap`, and a `main` that returns an error, print the `Debug` form.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -225,7 +229,8 @@ impl fmt::Debug for Error {
 }
 
 impl StdError for Error {
-    /// The source of the source. The message of this error contains that of the source itself.
+    /// Returns the source of this error's source, because the message of this error contains the direct source's
+    /// message.
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.0.source.as_deref()?.source()
     }
@@ -242,7 +247,7 @@ impl From<DriverError> for Error {
     }
 }
 
-/// Access to the error in a result.
+/// Access to the error kind of a result.
 ///
 /// ```
 /// use warpline_types::{Device, ErrorKind, ResultExt};
@@ -251,7 +256,7 @@ impl From<DriverError> for Error {
 /// assert!(matches!(parsed.kind(), Some(ErrorKind::InvalidDeviceString { .. })));
 /// ```
 pub trait ResultExt {
-    /// The kind of the error; `None` of a success.
+    /// Returns the kind of the error. `None` for `Ok`.
     fn kind(&self) -> Option<&ErrorKind>;
 }
 

@@ -1,10 +1,10 @@
-//! Parts of error messages.
+//! Parts of error messages that depend on a value.
 
 use std::fmt;
 
 use crate::Device;
 
-/// The length of a range of indices, where it is not 1.
+/// Prints the length of a range of indices, unless the length is 1.
 pub(super) struct Length(pub(super) usize);
 
 impl fmt::Display for Length {
@@ -13,7 +13,7 @@ impl fmt::Display for Length {
     }
 }
 
-/// The reason why a shape with negative sizes is invalid.
+/// Prints why a shape with negative sizes is invalid.
 pub(super) struct Negative<'a>(pub(super) &'a [isize]);
 
 impl fmt::Display for Negative<'_> {

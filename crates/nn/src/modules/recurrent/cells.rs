@@ -1,4 +1,4 @@
-//! One step of a recurrent network.
+//! Cells: single steps of recurrent networks.
 
 use warpline::{Error, Result, Tensor, TensorOptions};
 
@@ -6,7 +6,7 @@ use super::{Kind, Weights};
 use crate::called::Called;
 use crate::{Forward, Module, place};
 
-/// Refuses what is no input of a step, and states that are none for it: of other sizes they would be broadcast.
+/// Checks device and shape of an input, and the shapes of its states, which the ops would otherwise broadcast.
 #[track_caller]
 fn check(op: &'static str, weights: &Weights, x: &Tensor, states: &[&Tensor]) -> Result<()> {
     place::check(op, x, "weight_ih", &weights.ih)?;
@@ -27,7 +27,8 @@ fn check(op: &'static str, weights: &Weights, x: &Tensor, states: &[&Tensor]) ->
 
 macro_rules! cells {
     ($($doc:literal $name:ident $kind:ident;)*) => {$(
-        #[doc = concat!($doc, " (`torch.nn.", stringify!($name), "`): input `[batch, in]`, hidden `[batch, hidden]`.")]
+        #[doc = concat!($doc, " (`torch.nn.", stringify!($name), "`). Inputs are `[batch, in]` or `[in]`, ")]
+        #[doc = "states `[batch, hidden]` or `[hidden]`."]
         #[derive(Clone, Debug, Module)]
         pub struct $name {
             #[module(name = "")]
@@ -35,20 +36,20 @@ macro_rules! cells {
         }
 
         impl $name {
-            /// Parameters drawn uniformly from ±1/√`hidden`.
+            /// Creates a cell with biases. Parameters are drawn uniformly from ±1/√`hidden`.
             ///
             /// # Errors
-            /// When the memory cannot be had.
+            /// Errors of [`warpline::empty`] and [`Tensor::uniform_`].
             #[track_caller]
             pub fn new(inputs: usize, hidden: usize, options: impl Into<TensorOptions>) -> Result<Self> {
                 let weights = Weights::new(Kind::$kind, inputs, hidden, true, &options.into());
                 Ok(Self { weights: weights.of(stringify!($name))? })
             }
 
-            /// A zero hidden state for `x`: made on the input's device, whatever the current device is.
+            /// Returns a zero hidden state for `x`, on the device of `x`, whichever device is current.
             ///
             /// # Errors
-            /// When the memory cannot be had.
+            /// The same as [`Tensor::new_zeros`].
             #[track_caller]
             pub fn initial_hidden(&self, x: &Tensor) -> Result<Tensor> {
                 self.weights.zeros(x)
@@ -58,18 +59,21 @@ macro_rules! cells {
 }
 
 cells! {
-    "`tanh(W x + b + U h + c)`" RNNCell Tanh;
-    "A long short-term memory" LSTMCell Lstm;
-    "A gated recurrent unit" GRUCell Gru;
+    "An Elman cell, `tanh(W x + b + U h + c)`" RNNCell Tanh;
+    "A long short-term memory (LSTM) cell" LSTMCell Lstm;
+    "A gated recurrent unit (GRU) cell" GRUCell Gru;
 }
 
 macro_rules! forward {
     ($name:ident $kind:ident) => {
         impl $name {
-            /// The next hidden state.
+            /// Returns the next hidden state.
             ///
             /// # Errors
-            /// When shapes or devices do not fit.
+            /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `x` does not have one or two
+            /// dimensions, or `hidden` does not fit it;
+            /// [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if `x` is on a device that cannot
+            /// access the parameters; errors of [`warpline::functional::linear()`].
             #[track_caller]
             pub fn forward(&self, x: &Tensor, hidden: &Tensor) -> Result<Tensor> {
                 let op = stringify!($name);
@@ -79,7 +83,7 @@ macro_rules! forward {
             }
         }
 
-        /// Of the input and the hidden state.
+        /// Takes the pair of input and hidden state.
         impl Forward<(Tensor, Tensor)> for $name {
             type Output = Tensor;
 
@@ -95,10 +99,12 @@ forward!(RNNCell Tanh);
 forward!(GRUCell Gru);
 
 impl LSTMCell {
-    /// The next hidden state and cell, of those before.
+    /// Returns the next hidden state and cell state.
     ///
     /// # Errors
-    /// When shapes or devices do not fit.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `x` does not have one or two dimensions,
+    /// or a state does not fit it; [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if `x` is on a
+    /// device that cannot access the parameters; errors of [`warpline::functional::linear()`].
     #[track_caller]
     pub fn forward(
         &self,
@@ -109,12 +115,12 @@ impl LSTMCell {
         check(op, &self.weights, x, &[hidden, cell])?;
         let gates = self.weights.of_input(x).of(op)?;
         let (hidden, next) = Kind::Lstm.step(&self.weights, &gates, (hidden, Some(cell))).of(op)?;
-        // An LSTM's step has one.
+        // An LSTM step always returns a cell state.
         Ok((hidden, next.unwrap_or_else(|| cell.clone())))
     }
 }
 
-/// Of the input, the hidden state and the cell.
+/// Takes the input, and the pair of hidden state and cell state.
 impl Forward<(Tensor, (Tensor, Tensor))> for LSTMCell {
     type Output = (Tensor, Tensor);
 

@@ -12,7 +12,7 @@ use warpline::{Result, Tensor, TensorOptions};
 use super::linear::uniform;
 use crate::{Module, Parameter, Visitor, VisitorMut};
 
-/// How a hidden state follows from one before.
+/// The update rule of the hidden state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Tanh,
@@ -22,7 +22,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// Rows of a weight for each feature.
+    /// Number of weight rows per hidden feature.
     fn gates(self) -> usize {
         match self {
             Self::Tanh | Self::ReLU => 1,
@@ -31,7 +31,8 @@ impl Kind {
         }
     }
 
-    /// The next hidden state, and an LSTM's next cell, of the input's part of the gates.
+    /// Returns the next hidden state and, for an LSTM, the next cell state. `input` is the input's contribution to the
+    /// gates.
     #[track_caller]
     fn step(
         self,
@@ -73,7 +74,7 @@ struct Weights {
 }
 
 impl Weights {
-    /// Drawn uniformly from ±1/√hidden, in the order in which they are shown.
+    /// Draws all parameters uniformly from ±1/√hidden, in the order in which they are visited.
     #[track_caller]
     fn new(
         kind: Kind,
@@ -91,13 +92,13 @@ impl Weights {
         })
     }
 
-    /// The input's part of the gates.
+    /// Returns the input's contribution to the gates.
     #[track_caller]
     fn of_input(&self, x: &Tensor) -> Result<Tensor> {
         linear(x, &self.ih, self.bias_ih.as_deref())
     }
 
-    /// A zero hidden state for an input of `[.., features]`, where the input is.
+    /// Returns a zero hidden state for an input of `[.., features]`, on the input's device.
     #[track_caller]
     fn zeros(&self, x: &Tensor) -> Result<Tensor> {
         let mut sizes = x.size().to_vec();
@@ -107,7 +108,7 @@ impl Weights {
         x.new_zeros(sizes, ())
     }
 
-    /// Shows them with PyTorch's names, which end alike.
+    /// Shows the parameters with PyTorch's names and the suffix `end`.
     fn visit(&self, end: &str, visitor: &mut Visitor<'_>) {
         visitor.member(&format!("weight_ih{end}"), &self.ih);
         visitor.member(&format!("weight_hh{end}"), &self.hh);
@@ -131,7 +132,7 @@ impl Weights {
     }
 }
 
-/// As in a cell, where names have no end.
+/// The parameters of a cell, whose names have no suffix.
 impl Module for Weights {
     fn visit(&self, visitor: &mut Visitor<'_>) {
         Weights::visit(self, "", visitor);

@@ -1,4 +1,4 @@
-//! Recurrent networks over sequences, in layers and both directions.
+//! Recurrent networks over sequences, with several layers and one or two directions.
 
 use warpline::functional::dropout;
 use warpline::{Error, Result, Tensor, TensorOptions, cat, stack};
@@ -7,20 +7,21 @@ use super::{Kind, Weights};
 use crate::called::Called;
 use crate::{Forward, Module, Training, Visitor, VisitorMut, place};
 
-/// Settings of [`RNN`], [`LSTM`] and [`GRU`]. `Default` has PyTorch's.
+/// Settings of [`RNN`], [`LSTM`] and [`GRU`]. The defaults are PyTorch's.
 #[derive(Clone, Copy, Debug)]
 pub struct RecurrentOptions {
-    /// Layers, each of which has the output of the one before as its input.
+    /// Number of stacked layers. Default: 1.
     pub num_layers: usize,
-    /// Whether there are biases.
+    /// Adds biases. Default: true.
     pub bias: bool,
-    /// Whether the batch is the first dimension and time the second, instead of the other way round.
+    /// Inputs and outputs are `[batch, time, ..]` instead of `[time, batch, ..]`. Does not apply to states. Default:
+    /// false.
     pub batch_first: bool,
-    /// The dropout's probability between layers in training.
+    /// Probability of dropout between layers in training. Default: 0.
     pub dropout: f64,
-    /// Whether each layer also goes through time backwards.
+    /// Runs each layer in both directions of time and concatenates the outputs. Default: false.
     pub bidirectional: bool,
-    /// Whether an [`RNN`] has rectifiers, instead of hyperbolic tangents.
+    /// Uses ReLU instead of tanh. Only for [`RNN`]. Default: false.
     pub relu: bool,
 }
 
@@ -37,17 +38,17 @@ impl Default for RecurrentOptions {
     }
 }
 
-/// What all three have.
+/// The common part of [`RNN`], [`LSTM`] and [`GRU`].
 #[derive(Clone, Debug)]
 struct Stacked {
     kind: Kind,
-    /// By layer, and by direction within it.
+    /// Parameters, ordered by layer, then by direction.
     weights: Vec<Weights>,
     options: RecurrentOptions,
     training: Training,
 }
 
-/// What comes out: the last layer's hidden states at all times, and each layer's last one, with an LSTM's cells.
+/// The last layer's hidden states at all times, the final hidden state of each layer, and an LSTM's final cell states.
 type Output = (Tensor, Tensor, Option<Tensor>);
 
 impl Stacked {
@@ -83,13 +84,14 @@ impl Stacked {
         1 + usize::from(self.options.bidirectional)
     }
 
-    /// The end of the names of one layer's parameters in one direction.
+    /// Returns the suffix of the parameter names of one layer and direction.
     fn end(&self, i: usize) -> String {
         let (layer, direction) = (i / self.directions(), i % self.directions());
         format!("_l{layer}{}", if direction == 1 { "_reverse" } else { "" })
     }
 
-    /// `x` is `[time, batch, in]` or `[time, in]`, or as `batch_first` has it; states are `[layers · directions, ..]`.
+    /// Runs all layers. `x` is `[time, batch, in]`, `[time, in]`, or with `batch_first` `[batch, time, in]`. States are
+    /// `[layers · directions, ..]`.
     #[track_caller]
     fn forward(
         &self,
@@ -147,7 +149,7 @@ impl Stacked {
         Ok((output, stack(&hiddens, 0)?, cell))
     }
 
-    /// Refuses a state that is none for an input of `[time, .., in]`: of other sizes it would be broadcast.
+    /// Checks the shape of a state for an input `[time, .., in]`, because the ops would otherwise broadcast the state.
     #[track_caller]
     fn check_state(&self, op: &'static str, x: &Tensor, state: &Tensor) -> Result<()> {
         let mut sizes = vec![self.weights.len()];
@@ -160,7 +162,7 @@ impl Stacked {
         Err(Error::invalid(op, reason))
     }
 
-    /// One layer in one direction.
+    /// Runs one layer in one direction.
     #[track_caller]
     fn direction(
         &self,
@@ -170,7 +172,7 @@ impl Stacked {
         backwards: bool,
     ) -> Result<(Tensor, Tensor, Option<Tensor>)> {
         let weights = &self.weights[i];
-        // The inputs of all times meet their weight at once.
+        // One product covers the inputs of all times.
         let gates = weights.of_input(x)?;
         let times = x.size()[0];
         let mut outputs = Vec::with_capacity(times);
@@ -214,19 +216,20 @@ macro_rules! networks {
         }
 
         impl $name {
-            /// One layer in one direction.
+            /// Creates a network of one layer and one direction, with PyTorch's default settings.
             ///
             /// # Errors
-            /// As with settings of one's own.
+            /// The same as [`Self::with_settings`].
             #[track_caller]
             pub fn new(inputs: usize, hidden: usize, options: impl Into<TensorOptions>) -> Result<Self> {
                 Self::with_settings(inputs, hidden, RecurrentOptions::default(), options)
             }
 
-            /// With settings of one's own. Parameters are drawn uniformly from ±1/√`hidden`.
+            /// Creates a network with the given settings. Parameters are drawn uniformly from ±1/√`hidden`.
             ///
             /// # Errors
-            /// [`ErrorKind::InvalidArgument`] of settings that mean nothing; when the memory cannot be had.
+            /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `hidden` or `num_layers` is 0 or
+            /// `dropout` is not from 0 to 1; errors of [`warpline::empty`] and [`Tensor::uniform_`].
             #[track_caller]
             pub fn with_settings(
                 inputs: usize,
@@ -244,18 +247,26 @@ macro_rules! networks {
 }
 
 networks! {
-    "A recurrent network of `tanh(W x + b + U h + c)`" RNN relu => if relu { Kind::ReLU } else { Kind::Tanh };
-    "A long short-term memory" LSTM _relu => Kind::Lstm;
-    "Gated recurrent units" GRU _relu => Kind::Gru;
+    "An Elman network, `tanh(W x + b + U h + c)`" RNN relu => if relu { Kind::ReLU } else { Kind::Tanh };
+    "A long short-term memory (LSTM) network" LSTM _relu => Kind::Lstm;
+    "A gated recurrent unit (GRU) network" GRU _relu => Kind::Gru;
 }
 
 macro_rules! forward {
     ($name:ident) => {
         impl $name {
-            /// The last layer's hidden states at all times, and each layer's last one; from zero, where none is given.
+            /// Runs the network over `x`, which is `[time, batch, in]` (`[batch, time, in]` with `batch_first`) or
+            /// `[time, in]`. `hidden` is the initial state, `[layers · directions, batch, hidden]` or, without a batch,
+            /// `[layers · directions, hidden]`. Default: zeros.
+            ///
+            /// Returns the hidden states of the last layer at all times, with last size `directions · hidden`, and the
+            /// final hidden state of each layer and direction, with the shape of `hidden`.
             ///
             /// # Errors
-            /// When shapes or devices do not fit.
+            /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `x` does not have two or three
+            /// dimensions or no time steps, or `hidden` does not fit it;
+            /// [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if `x` is on a device that cannot
+            /// access the parameters; errors of [`warpline::functional::linear()`].
             #[track_caller]
             pub fn forward<'a>(
                 &self,
@@ -284,11 +295,18 @@ forward!(RNN);
 forward!(GRU);
 
 impl LSTM {
-    /// The last layer's hidden states at all times, and each layer's last hidden state and cell; from zero, where none
-    /// are given.
+    /// Runs the network over `x`, which is `[time, batch, in]` (`[batch, time, in]` with `batch_first`) or
+    /// `[time, in]`. `states` are the initial hidden state and cell state, each `[layers · directions, batch, hidden]`
+    /// or, without a batch, `[layers · directions, hidden]`. Default: zeros.
+    ///
+    /// Returns the hidden states of the last layer at all times, with last size `directions · hidden`, and the final
+    /// hidden state and cell state of each layer and direction, with the shapes of `states`.
     ///
     /// # Errors
-    /// When shapes or devices do not fit.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `x` does not have two or three
+    /// dimensions or has no time steps, or a state does not fit it;
+    /// [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if `x` is on a device that cannot access
+    /// the parameters; errors of [`warpline::functional::linear()`].
     #[track_caller]
     pub fn forward<'a>(
         &self,
@@ -297,7 +315,7 @@ impl LSTM {
     ) -> Result<(Tensor, (Tensor, Tensor))> {
         let states = states.into().map(|(hidden, cell)| (hidden, Some(cell)));
         let (output, hidden, cell) = self.stacked.forward("LSTM", x, states).of("LSTM")?;
-        // An LSTM has cells.
+        // An LSTM always returns cell states.
         let cell = match cell {
             Some(cell) => cell,
             None => hidden.zeros_like(())?,

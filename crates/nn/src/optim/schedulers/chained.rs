@@ -1,4 +1,4 @@
-//! Schedules of which each rate follows from the one before, so that several go together.
+//! Schedules that compute each learning rate from the previous one, so that several can be combined.
 
 use std::f64::consts::PI;
 use std::fmt;
@@ -10,10 +10,10 @@ use super::{Scheduler, SchedulerState, check_groups, initial_lrs};
 use crate::called::Called;
 use crate::optim::Optimizer;
 
-/// One of the schedules that PyTorch computes from the rate before: [`StepLR`], [`MultiStepLR`], [`ExponentialLR`],
-/// [`ConstantLR`], [`LinearLR`], [`CosineAnnealingLR`], [`LambdaLR`].
+/// A scheduler that computes each learning rate from the previous one: [`StepLR`], [`MultiStepLR`], [`ExponentialLR`],
+/// [`ConstantLR`], [`LinearLR`], [`CosineAnnealingLR`]. [`LambdaLR`] computes it from the initial rate.
 ///
-/// Several may change the rates of one optimizer, step by step: their factors then come together.
+/// Several schedulers can change the rates of one optimizer: their factors multiply. [`LambdaLR`] overwrites the rate.
 #[derive(Clone, Debug)]
 pub struct Chained<S> {
     schedule: S,
@@ -22,23 +22,23 @@ pub struct Chained<S> {
     last_epoch: i64,
 }
 
-/// A schedule.
+/// A learning rate as a function of the epoch and the previous rate.
 pub trait Schedule {
-    /// Its name.
+    /// Name of the scheduler.
     const NAME: &'static str;
 
-    /// Says what is wrong with its numbers.
+    /// Checks the numbers of the schedule.
     ///
     /// # Errors
-    /// A sentence.
+    /// A sentence that describes the invalid number.
     fn check(&self) -> Result<(), String> {
         Ok(())
     }
 
-    /// The rate of an epoch after the one before had `lr`; `base` is that of the beginning.
+    /// Returns the learning rate of `epoch`. `lr` is the rate of the previous epoch, `base` the initial rate.
     fn next(&self, group: usize, epoch: i64, lr: f64, base: f64) -> f64;
 
-    /// The rate of epoch 0, whatever there was before.
+    /// Returns the learning rate of epoch 0.
     fn first(&self, group: usize, base: f64) -> f64 {
         self.next(group, 0, base, base)
     }
@@ -57,7 +57,7 @@ impl<S: Schedule> Chained<S> {
         Ok(all)
     }
 
-    /// How often it has gone on to another epoch.
+    /// Returns the current epoch: the number of steps since the creation or the last restart.
     #[must_use]
     pub fn last_epoch(&self) -> i64 {
         self.last_epoch
@@ -111,49 +111,49 @@ impl<S: Schedule> Scheduler for Chained<S> {
     }
 }
 
-/// Rates times `gamma` every `step_size` epochs (`StepLR`).
+/// Multiplies the learning rates by `gamma` every `step_size` epochs (`StepLR`).
 pub type StepLR = Chained<Steps>;
-/// Rates times `gamma` at each of some epochs (`MultiStepLR`).
+/// Multiplies the learning rates by `gamma` at given epochs (`MultiStepLR`).
 pub type MultiStepLR = Chained<Milestones>;
-/// Rates times `gamma` at each epoch (`ExponentialLR`).
+/// Multiplies the learning rates by `gamma` at each epoch (`ExponentialLR`).
 pub type ExponentialLR = Chained<Powers>;
-/// Rates times a factor until an epoch (`ConstantLR`).
+/// Multiplies the learning rates by a factor until a given epoch (`ConstantLR`).
 pub type ConstantLR = Chained<Constant>;
-/// Rates times a factor that goes in a line from one value to another (`LinearLR`).
+/// Multiplies the learning rates by a factor that changes linearly between two values (`LinearLR`).
 pub type LinearLR = Chained<Line>;
-/// Rates that go along half a cosine to a least one, and back (`CosineAnnealingLR`).
+/// Lowers the learning rates along half a cosine to a minimum, then raises them again (`CosineAnnealingLR`).
 pub type CosineAnnealingLR = Chained<Cosine>;
-/// Rates times a function of the epoch (`LambdaLR`).
+/// Multiplies the initial learning rates by a function of the epoch (`LambdaLR`).
 pub type LambdaLR = Chained<Lambdas>;
 
-/// See [`StepLR`].
+/// Schedule of [`StepLR`].
 #[derive(Clone, Copy, Debug)]
 pub struct Steps {
     step_size: i64,
     gamma: f64,
 }
 
-/// See [`MultiStepLR`].
+/// Schedule of [`MultiStepLR`].
 #[derive(Clone, Debug)]
 pub struct Milestones {
     milestones: Vec<i64>,
     gamma: f64,
 }
 
-/// See [`ExponentialLR`].
+/// Schedule of [`ExponentialLR`].
 #[derive(Clone, Copy, Debug)]
 pub struct Powers {
     gamma: f64,
 }
 
-/// See [`ConstantLR`].
+/// Schedule of [`ConstantLR`].
 #[derive(Clone, Copy, Debug)]
 pub struct Constant {
     factor: f64,
     total_iters: i64,
 }
 
-/// See [`LinearLR`].
+/// Schedule of [`LinearLR`].
 #[derive(Clone, Copy, Debug)]
 pub struct Line {
     start: f64,
@@ -161,7 +161,7 @@ pub struct Line {
     total_iters: i64,
 }
 
-/// See [`CosineAnnealingLR`].
+/// Schedule of [`CosineAnnealingLR`].
 #[derive(Clone, Copy, Debug)]
 pub struct Cosine {
     t_max: i64,
@@ -171,7 +171,7 @@ pub struct Cosine {
 /// A function of the epoch.
 type Lambda = Arc<dyn Fn(i64) -> f64 + Send + Sync>;
 
-/// See [`LambdaLR`].
+/// Schedule of [`LambdaLR`].
 #[derive(Clone)]
 pub struct Lambdas(Vec<Lambda>);
 
@@ -182,10 +182,11 @@ impl fmt::Debug for Lambdas {
 }
 
 impl StepLR {
-    /// A schedule; PyTorch's `gamma` is 0.1 where nothing is said.
+    /// Creates a scheduler. PyTorch's default for `gamma` is 0.1.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a `step_size` of 0.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `step_size` is 0; errors of
+    /// [`Optimizer::set_lr`].
     #[track_caller]
     pub fn new(optimizer: &mut dyn Optimizer, step_size: u32, gamma: f64) -> Result<Self> {
         Self::of(optimizer, Steps { step_size: step_size.into(), gamma })
@@ -193,10 +194,11 @@ impl StepLR {
 }
 
 impl MultiStepLR {
-    /// A schedule; an epoch that is there twice counts twice. PyTorch's `gamma` is 0.1 where nothing is said.
+    /// Creates a scheduler. A milestone that is listed twice multiplies by `gamma` twice. PyTorch's default for `gamma`
+    /// is 0.1.
     ///
     /// # Errors
-    /// None today.
+    /// The same as [`Optimizer::set_lr`].
     #[track_caller]
     pub fn new(optimizer: &mut dyn Optimizer, milestones: &[i64], gamma: f64) -> Result<Self> {
         Self::of(optimizer, Milestones { milestones: milestones.to_vec(), gamma })
@@ -204,10 +206,10 @@ impl MultiStepLR {
 }
 
 impl ExponentialLR {
-    /// A schedule.
+    /// Creates a scheduler.
     ///
     /// # Errors
-    /// None today.
+    /// The same as [`Optimizer::set_lr`].
     #[track_caller]
     pub fn new(optimizer: &mut dyn Optimizer, gamma: f64) -> Result<Self> {
         Self::of(optimizer, Powers { gamma })
@@ -215,10 +217,11 @@ impl ExponentialLR {
 }
 
 impl ConstantLR {
-    /// A schedule; PyTorch has a third for 5 epochs where nothing is said.
+    /// Creates a scheduler that uses `factor` for `total_iters` epochs. PyTorch's defaults are 1/3 and 5.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a factor that is not from 0 to 1.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `factor` is not from 0 to 1; errors of
+    /// [`Optimizer::set_lr`].
     #[track_caller]
     pub fn new(optimizer: &mut dyn Optimizer, factor: f64, total_iters: u32) -> Result<Self> {
         Self::of(optimizer, Constant { factor, total_iters: total_iters.into() })
@@ -226,10 +229,12 @@ impl ConstantLR {
 }
 
 impl LinearLR {
-    /// A schedule; PyTorch goes from a third to 1 within 5 epochs where nothing is said.
+    /// Creates a scheduler whose factor goes from `start_factor` to `end_factor` within `total_iters` epochs. PyTorch's
+    /// defaults are 1/3, 1 and 5.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for factors that are not from 0 to 1, or a first one of 0.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `start_factor` is not in `(0, 1]` or
+    /// `end_factor` not in `[0, 1]`; errors of [`Optimizer::set_lr`].
     #[track_caller]
     pub fn new(
         optimizer: &mut dyn Optimizer,
@@ -243,10 +248,11 @@ impl LinearLR {
 }
 
 impl CosineAnnealingLR {
-    /// A schedule whose rates are least, at `eta_min`, after `t_max` epochs.
+    /// Creates a scheduler that reaches the minimum `eta_min` after `t_max` epochs.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a `t_max` of 0.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `t_max` is 0; errors of
+    /// [`Optimizer::set_lr`].
     #[track_caller]
     pub fn new(optimizer: &mut dyn Optimizer, t_max: u32, eta_min: f64) -> Result<Self> {
         Self::of(optimizer, Cosine { t_max: t_max.into(), eta_min })
@@ -254,10 +260,10 @@ impl CosineAnnealingLR {
 }
 
 impl LambdaLR {
-    /// A schedule with the same function for all groups.
+    /// Creates a scheduler with one function for all groups. `lambda` maps an epoch to a factor.
     ///
     /// # Errors
-    /// None today.
+    /// The same as [`Optimizer::set_lr`].
     #[track_caller]
     pub fn new(
         optimizer: &mut dyn Optimizer,
@@ -267,10 +273,11 @@ impl LambdaLR {
         Self::of(optimizer, Lambdas(lambdas))
     }
 
-    /// A schedule with a function for each group.
+    /// Creates a scheduler with a function for each group.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] unless there is one for each.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the number of functions is not the
+    /// number of groups; errors of [`Optimizer::set_lr`].
     #[track_caller]
     pub fn with_lambdas(optimizer: &mut dyn Optimizer, lambdas: Vec<Lambda>) -> Result<Self> {
         check_groups(Lambdas::NAME, optimizer, lambdas.len())?;
@@ -371,7 +378,7 @@ impl Schedule for Cosine {
         }
         let cosine = |epoch: i64| 1.0 + (PI * epoch as f64 / t_max as f64).cos();
         if (epoch - 1 - t_max) % (2 * t_max) == 0 {
-            // The rate before was the least one: nothing times anything would stay there.
+            // The previous rate was the minimum, so a ratio of cosines would divide by zero.
             return lr + (base - eta_min) * (1.0 - (PI / t_max as f64).cos()) / 2.0;
         }
         cosine(epoch) / cosine(epoch - 1) * (lr - eta_min) + eta_min

@@ -1,5 +1,5 @@
-//! Learning rates that change with time (`torch.optim.lr_scheduler`). A schedule holds no
-//! optimizer: each call receives it.
+//! Learning-rate schedulers (`torch.optim.lr_scheduler`). A scheduler does not own its optimizer: each call receives
+//! the optimizer as an argument.
 
 mod chained;
 mod one_cycle;
@@ -23,8 +23,9 @@ use super::Optimizer;
 use crate::StateDict;
 use crate::called::Called;
 
-/// Sets an optimizer's learning rates by the number of epochs, or of whatever it is that [`Scheduler::step`] is called after
-/// (`torch.optim.lr_scheduler.LRScheduler`). It is made for one optimizer, whose rates it sets to those of the beginning.
+/// A learning-rate scheduler (`torch.optim.lr_scheduler.LRScheduler`): sets an optimizer's learning rates as a function
+/// of the epoch. An epoch is the time between two calls of [`Scheduler::step`]; it may also be a batch. A scheduler
+/// belongs to one optimizer. Its constructor sets the rates of epoch 0.
 ///
 /// ```
 /// use warpline_nn::optim::{ExponentialLR, Optimizer, Scheduler, Sgd, SgdOptions};
@@ -40,43 +41,48 @@ use crate::called::Called;
 /// # Ok::<(), warpline::Error>(())
 /// ```
 pub trait Scheduler {
-    /// Goes on to the next epoch.
+    /// Advances to the next epoch and sets its learning rates.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] beyond the last one, where there is a last one, and for an optimizer with other groups.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the schedule has ended ([`OneCycleLR`]),
+    /// or `optimizer` has a different number of groups than at the scheduler's creation; errors of
+    /// [`Optimizer::set_lr`].
     #[track_caller]
     fn step(&mut self, optimizer: &mut dyn Optimizer) -> Result<()>;
 
-    /// Begins anew, from the rates that the optimizer had when its first scheduler was made (`step(0)`).
+    /// Restarts at epoch 0, from the learning rates that the optimizer had when its first scheduler was created
+    /// (`step(0)`).
     ///
     /// # Errors
-    /// As [`Scheduler::step`].
+    /// The same as [`Scheduler::step`].
     #[track_caller]
     fn restart(&mut self, optimizer: &mut dyn Optimizer) -> Result<()>;
 
-    /// The rates that were set last, of each group (`get_last_lr`).
+    /// Returns the most recent learning rate of each group (`get_last_lr`).
     fn last_lr(&self) -> &[f64];
 
-    /// What it goes on from, by PyTorch's names (`state_dict`).
+    /// Returns the state of the scheduler, by PyTorch's names (`state_dict`).
     fn state_dict(&self) -> SchedulerState;
 
-    /// Goes on from a state (`load_state_dict`). The optimizer's rates are part of its own state.
+    /// Restores a state (`load_state_dict`). Does not set the optimizer's learning rates, which are part of the
+    /// optimizer's state.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`], which names what is missing.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if an entry is missing; the message names
+    /// the entry.
     #[track_caller]
     fn load_state_dict(&mut self, state: &SchedulerState) -> Result<()>;
 }
 
-/// Numbers by name: what a scheduler goes on from.
+/// The state of a scheduler: numbers by name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SchedulerState(pub BTreeMap<String, f64>);
 
 impl SchedulerState {
-    /// As tensors by name, to be saved in a file.
+    /// Converts to tensors with the same names, which a file can hold.
     ///
     /// # Errors
-    /// When the memory cannot be had.
+    /// The same as [`full`].
     #[track_caller]
     pub fn to_tensors(&self) -> Result<StateDict> {
         let mut all = StateDict::new();
@@ -86,10 +92,10 @@ impl SchedulerState {
         Ok(all)
     }
 
-    /// What [`SchedulerState::to_tensors`] has made tensors of.
+    /// Converts back from the tensors of [`SchedulerState::to_tensors`].
     ///
     /// # Errors
-    /// What reading a tensor fails with.
+    /// The same as [`Tensor::to_scalar`](warpline::Tensor::to_scalar).
     #[track_caller]
     pub fn from_tensors(tensors: &StateDict) -> Result<Self> {
         let mut all = BTreeMap::new();
@@ -117,7 +123,7 @@ impl SchedulerState {
         }
     }
 
-    /// As many as there are in `values`.
+    /// Returns as many numbers as there are in `values`.
     #[track_caller]
     fn get_all(&self, name: &str, values: &[f64]) -> Result<Vec<f64>> {
         let mut all = Vec::with_capacity(values.len());
@@ -128,7 +134,8 @@ impl SchedulerState {
     }
 }
 
-/// The rates that an optimizer's first scheduler has found; what finds them keeps them there.
+/// Returns the learning rates that the optimizer had when its first scheduler was created. The first call stores them
+/// in the optimizer.
 #[track_caller]
 fn initial_lrs(optimizer: &mut dyn Optimizer) -> Result<Vec<f64>> {
     let mut all = Vec::new();
@@ -146,7 +153,7 @@ fn initial_lrs(optimizer: &mut dyn Optimizer) -> Result<Vec<f64>> {
     Ok(all)
 }
 
-/// Refuses an optimizer with other groups than the one that a scheduler was made for.
+/// Returns an error unless `optimizer` has `of` groups.
 #[track_caller]
 fn check_groups(name: &'static str, optimizer: &dyn Optimizer, of: usize) -> Result<()> {
     let count = optimizer.group_count();

@@ -1,4 +1,4 @@
-//! Rates that go up once and down once.
+//! The one-cycle schedule.
 
 use std::f64::consts::PI;
 
@@ -10,34 +10,35 @@ use crate::optim::Optimizer;
 
 const NAME: &str = "OneCycleLR";
 
-/// How [`OneCycleLR`] goes from one rate to another.
+/// The curve by which [`OneCycleLR`] goes from one learning rate to another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Anneal {
-    /// Along half a cosine.
+    /// Half a cosine.
     #[default]
     Cos,
-    /// In a line.
+    /// A straight line.
     Linear,
 }
 
-/// What [`OneCycleLR`] may be told.
+/// Options of [`OneCycleLR`]. The defaults are PyTorch's.
 #[derive(Clone, Copy, Debug)]
 pub struct OneCycleOptions {
-    /// Which part of the steps goes up.
+    /// Fraction of the steps in which the learning rate rises, from 0 to 1. Default: 0.3.
     pub pct_start: f64,
-    /// How to go.
+    /// Curve between learning rates. Default: [`Anneal::Cos`].
     pub anneal_strategy: Anneal,
-    /// Whether the momentum, or the first of the betas, goes the other way.
+    /// Changes the momentum (the first beta of Adam) in the opposite direction of the learning rate. Default: true.
     pub cycle_momentum: bool,
-    /// The least momentum.
+    /// Lowest momentum. Default: 0.85.
     pub base_momentum: f64,
-    /// The largest momentum.
+    /// Highest momentum. Default: 0.95.
     pub max_momentum: f64,
-    /// How much less than the largest rate the first one is.
+    /// Highest learning rate divided by the initial one. Default: 25.
     pub div_factor: f64,
-    /// How much less than the first rate the last one is.
+    /// Initial learning rate divided by the final one. Default: 1e4.
     pub final_div_factor: f64,
-    /// Whether to go down to the first rate in as many steps as up, and then to the last one.
+    /// Lowers the learning rate to the initial one in as many steps as it rises, then to the final one. Default: false,
+    /// lowers it to the final one directly.
     pub three_phase: bool,
 }
 
@@ -56,8 +57,8 @@ impl Default for OneCycleOptions {
     }
 }
 
-/// Rates that go up to the largest one and down to almost none, within a number of steps (`OneCycleLR`). It is called after each
-/// batch.
+/// Raises the learning rates to a maximum and then lowers them to almost zero within a number of steps (`OneCycleLR`).
+/// Call [`Scheduler::step`] after each batch.
 #[derive(Clone, Debug)]
 pub struct OneCycleLR {
     max_lrs: Vec<f64>,
@@ -67,7 +68,7 @@ pub struct OneCycleLR {
     last_epoch: i64,
 }
 
-/// From where to where, until which step.
+/// A part of the cycle: its last step, and learning rate and momentum at its ends.
 struct Phase {
     end_step: f64,
     lr: (f64, f64),
@@ -75,11 +76,12 @@ struct Phase {
 }
 
 impl OneCycleLR {
-    /// A schedule of `total_steps` steps with the same largest rate for all groups.
+    /// Creates a scheduler of `total_steps` steps with the maximum `max_lr` for all groups.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] without steps, for a part that is not from 0 to 1, and for an optimizer without momentum or betas
-    /// unless `cycle_momentum` is off.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `total_steps` is 0, `pct_start` is not
+    /// from 0 to 1, or `cycle_momentum` is set and the optimizer has neither a momentum nor betas; errors of
+    /// [`Optimizer::set_setting`].
     #[track_caller]
     pub fn new(
         optimizer: &mut dyn Optimizer,
@@ -137,7 +139,7 @@ impl OneCycleLR {
             for (i, phase) in phases.iter().enumerate() {
                 let step = step as f64;
                 if step <= phase.end_step || i + 1 == phases.len() {
-                    // Of a phase without steps there is the end alone.
+                    // A phase without steps consists of its end only.
                     let span = phase.end_step - start;
                     let part = if span == 0.0 { 1.0 } else { (step - start) / span };
                     let lr = self.between(phase.lr, part);
@@ -164,7 +166,7 @@ impl OneCycleLR {
     }
 }
 
-/// What the momentum is called there.
+/// Returns the name of the optimizer's momentum setting.
 fn momentum_of(optimizer: &dyn Optimizer) -> Option<&'static str> {
     ["betas.0", "momentum"].into_iter().find(|name| optimizer.setting(0, name).is_some())
 }

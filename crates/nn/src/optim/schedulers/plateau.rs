@@ -1,4 +1,4 @@
-//! Rates that go down when nothing gets better any more.
+//! Learning-rate reduction on a plateau of a metric.
 
 use warpline::{Error, Result};
 
@@ -8,31 +8,31 @@ use crate::optim::Optimizer;
 
 const NAME: &str = "ReduceLROnPlateau";
 
-/// What counts as better.
+/// The smallest change of the metric that counts as an improvement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Threshold {
-    /// By at least this part of the best value (`threshold_mode="rel"`).
+    /// More than this fraction of the best value (`threshold_mode="rel"`).
     Relative(f64),
-    /// By at least this much (`threshold_mode="abs"`).
+    /// More than this amount (`threshold_mode="abs"`).
     Absolute(f64),
 }
 
-/// What [`ReduceLROnPlateau`] may be told.
+/// Options of [`ReduceLROnPlateau`]. The defaults are PyTorch's.
 #[derive(Clone, Copy, Debug)]
 pub struct PlateauOptions {
-    /// Whether more is better (`mode="max"`).
+    /// Higher values of the metric are better (`mode="max"`). Default: false.
     pub maximize: bool,
-    /// What rates are multiplied by.
+    /// Factor of a reduction, below 1. Default: 0.1.
     pub factor: f64,
-    /// How many epochs without anything better are let pass.
+    /// Number of epochs without improvement that are tolerated before a reduction. Default: 10.
     pub patience: u32,
-    /// What counts as better.
+    /// Smallest change that counts as an improvement. Default: `Relative(1e-4)`.
     pub threshold: Threshold,
-    /// How many epochs are let pass after rates have gone down, before others count.
+    /// Number of epochs after a reduction that do not count as epochs without improvement. Default: 0.
     pub cooldown: u32,
-    /// The least rate.
+    /// Lowest learning rate. Default: 0.
     pub min_lr: f64,
-    /// A change that is no larger is not made.
+    /// A reduction is skipped unless it changes the learning rate by more than this. Default: 1e-8.
     pub eps: f64,
 }
 
@@ -50,7 +50,7 @@ impl Default for PlateauOptions {
     }
 }
 
-/// Rates that go down once a value, such as the loss, has not become better for some epochs (`ReduceLROnPlateau`).
+/// Reduces the learning rates when a metric, such as the loss, stops improving (`ReduceLROnPlateau`).
 #[derive(Clone, Debug)]
 pub struct ReduceLROnPlateau {
     options: PlateauOptions,
@@ -62,10 +62,10 @@ pub struct ReduceLROnPlateau {
 }
 
 impl ReduceLROnPlateau {
-    /// A schedule.
+    /// Creates a scheduler.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a factor of 1 or more.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the factor is NaN or not below 1.
     #[track_caller]
     pub fn new(optimizer: &dyn Optimizer, options: PlateauOptions) -> Result<Self> {
         if options.factor.is_nan() || options.factor >= 1.0 {
@@ -77,10 +77,11 @@ impl ReduceLROnPlateau {
         Ok(Self { options, last_lr, last_epoch: 0, best, bad_epochs: 0, cooldown: 0 })
     }
 
-    /// Goes on to the next epoch, in which the value has become `metric`.
+    /// Advances to the next epoch. `metric` is the value of the metric in the epoch that has ended.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for an optimizer with other groups.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `optimizer` has a different number of
+    /// groups than at the scheduler's creation; errors of [`Optimizer::set_lr`].
     #[track_caller]
     pub fn step(&mut self, optimizer: &mut dyn Optimizer, metric: f64) -> Result<()> {
         check_groups(NAME, optimizer, self.last_lr.len())?;
@@ -119,13 +120,13 @@ impl ReduceLROnPlateau {
         }
     }
 
-    /// The rates that the last step left, of each group (`get_last_lr`).
+    /// Returns the learning rate of each group after the last step (`get_last_lr`).
     #[must_use]
     pub fn last_lr(&self) -> &[f64] {
         &self.last_lr
     }
 
-    /// What it goes on from, by PyTorch's names (`state_dict`).
+    /// Returns the state of the scheduler, by PyTorch's names (`state_dict`).
     #[must_use]
     pub fn state_dict(&self) -> SchedulerState {
         let mut state = SchedulerState::default();
@@ -137,10 +138,11 @@ impl ReduceLROnPlateau {
         state
     }
 
-    /// Goes on from a state (`load_state_dict`).
+    /// Restores a state (`load_state_dict`).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`], which names what is missing.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if an entry is missing; the message names
+    /// the entry.
     #[track_caller]
     pub fn load_state_dict(&mut self, state: &SchedulerState) -> Result<()> {
         let (last_epoch, best) = (state.get("last_epoch")? as i64, state.get("best")?);

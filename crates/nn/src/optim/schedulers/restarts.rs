@@ -1,4 +1,4 @@
-//! Cosines that begin again and again.
+//! Cosine annealing with restarts.
 
 use std::f64::consts::PI;
 
@@ -10,8 +10,9 @@ use crate::optim::Optimizer;
 
 const NAME: &str = "CosineAnnealingWarmRestarts";
 
-/// Rates that go along half a cosine to a least one and begin again, after `t_0` epochs, then after `t_mult` times as many, and
-/// so on (`CosineAnnealingWarmRestarts`).
+/// Lowers the learning rates along half a cosine to a minimum, then restarts at the initial rates
+/// (`CosineAnnealingWarmRestarts`). The first cycle has `t_0` epochs; each later cycle has `t_mult` times as many as
+/// the cycle before.
 #[derive(Clone, Debug)]
 pub struct CosineAnnealingWarmRestarts {
     t_0: i64,
@@ -20,16 +21,17 @@ pub struct CosineAnnealingWarmRestarts {
     base_lrs: Vec<f64>,
     last_lr: Vec<f64>,
     last_epoch: i64,
-    /// Epochs since the last restart, and from it to the next.
+    /// Epochs since the last restart. `t_i` is the length of the current cycle, in epochs.
     t_cur: f64,
     t_i: i64,
 }
 
 impl CosineAnnealingWarmRestarts {
-    /// A schedule; PyTorch's `t_mult` is 1 and `eta_min` 0 where nothing is said.
+    /// Creates a scheduler with the minimum `eta_min`. PyTorch's defaults are 1 for `t_mult` and 0 for `eta_min`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a `t_0` or `t_mult` of 0.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `t_0` or `t_mult` is 0; errors of
+    /// [`Optimizer::set_lr`].
     #[track_caller]
     pub fn new(optimizer: &mut dyn Optimizer, t_0: u32, t_mult: u32, eta_min: f64) -> Result<Self> {
         if t_0 == 0 || t_mult == 0 {
@@ -44,10 +46,11 @@ impl CosineAnnealingWarmRestarts {
         Ok(all)
     }
 
-    /// Goes to any epoch, which may lie between two (`step(epoch)`).
+    /// Moves to any epoch, which may be fractional (`step(epoch)`).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a negative one.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `epoch` is negative or not finite, or
+    /// `optimizer` has a different number of groups than at the scheduler's creation; errors of [`Optimizer::set_lr`].
     #[track_caller]
     pub fn step_to(&mut self, optimizer: &mut dyn Optimizer, epoch: f64) -> Result<()> {
         if !(epoch >= 0.0 && epoch.is_finite()) {

@@ -1,4 +1,4 @@
-//! Schedules one after the other.
+//! Sequences of schedulers.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use crate::optim::Optimizer;
 
 const NAME: &str = "SequentialLR";
 
-/// Schedules of which each goes on from its milestone, until the next one's (`SequentialLR`).
+/// Runs several schedulers in sequence: each from its milestone to the next milestone (`SequentialLR`).
 pub struct SequentialLR {
     schedulers: Vec<Box<dyn Scheduler>>,
     milestones: Vec<i64>,
@@ -18,10 +18,12 @@ pub struct SequentialLR {
 }
 
 impl SequentialLR {
-    /// Schedules for the same optimizer, with an epoch for each but the first, at which it begins.
+    /// Creates a sequence of schedulers of one optimizer. `milestones` has the first epoch of each scheduler but the
+    /// first.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] unless there is one milestone fewer than there are schedules.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the number of milestones is not the
+    /// number of schedulers minus 1; errors of [`Optimizer::set_lr`].
     #[track_caller]
     pub fn new(
         optimizer: &mut dyn Optimizer,
@@ -36,7 +38,7 @@ impl SequentialLR {
             );
             return Err(Error::invalid(NAME, reason));
         }
-        // Each has set the rates of its own beginning.
+        // The constructors of the schedulers have changed the learning rates.
         for (group, lr) in initial_lrs(optimizer)?.into_iter().enumerate() {
             optimizer.set_lr(group, lr).here()?;
         }
@@ -44,7 +46,7 @@ impl SequentialLR {
         Ok(Self { schedulers, milestones, last_epoch: 0 })
     }
 
-    /// Which one an epoch is of.
+    /// Returns the index of the scheduler for the current epoch.
     fn at(&self) -> usize {
         self.milestones.partition_point(|milestone| *milestone <= self.last_epoch)
     }

@@ -1,4 +1,4 @@
-//! Collectives of one tensor, or one in and one out.
+//! Collectives of one tensor, or of one input and one output.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -13,14 +13,22 @@ use super::super::{Result, Work};
 use super::ProcessGroup;
 
 impl ProcessGroup {
-    /// Combines a tensor of all ranks, in place, on every rank (`torch.distributed.all_reduce`).
+    /// Reduces the tensors of all ranks, in place, and leaves the result on every rank
+    /// (`torch.distributed.all_reduce`).
     ///
     /// # Errors
-    /// an error of the tensors for a tensor that is not contiguous, is on another
-    /// device or of a dtype that NCCL does not have (`int16`; of bools, the mean);
-    /// [`GroupError::CollectiveTimeout`](GroupError::CollectiveTimeout) and
-    /// [`GroupError::PeerFailed`](GroupError::PeerFailed) once the group has failed;
-    /// [`GroupError::Mismatch`](GroupError::Mismatch) in debug mode.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if a tensor is not contiguous;
+    /// [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if a tensor is not on the group's device;
+    /// [`ErrorKind::UnsupportedDType`](warpline::ErrorKind::UnsupportedDType) for `int16`, and for the mean of `bool`s;
+    /// [`ErrorKind::RuntimeMismatch`](warpline::ErrorKind::RuntimeMismatch) if a tensor belongs to another runtime.
+    ///
+    /// [`ErrorKind::ProcessGroup`](warpline::ErrorKind::ProcessGroup) with a
+    /// [`GroupError`](crate::distributed::GroupError) as its source:
+    /// [`GroupError::CollectiveTimeout`](crate::distributed::GroupError::CollectiveTimeout) or
+    /// [`GroupError::PeerFailed`](crate::distributed::GroupError::PeerFailed) once the group has failed,
+    /// [`GroupError::Mismatch`](crate::distributed::GroupError::Mismatch) if the ranks' calls differ in debug mode; or
+    /// with a [`StoreError`](crate::distributed::StoreError) if the store fails in debug mode. Errors of the launch
+    /// ([`collective::run`](warpline_kernels::collective::run)).
     #[track_caller]
     pub fn all_reduce(&self, tensor: &Tensor, op: ReduceOp, async_op: bool) -> Result<Work> {
         self.all_reduce_coalesced_at(
@@ -31,11 +39,12 @@ impl ProcessGroup {
         )
     }
 
-    /// [`ProcessGroup::all_reduce`] of several tensors in one launch
+    /// Reduces several tensors like [`ProcessGroup::all_reduce`], in one launch
     /// (`torch.distributed.all_reduce_coalesced`).
     ///
     /// # Errors
-    /// As [`ProcessGroup::all_reduce`]; for tensors that share memory.
+    /// The same as [`ProcessGroup::all_reduce`];
+    /// [`ErrorKind::OverlappingOperands`](warpline::ErrorKind::OverlappingOperands) if tensors share memory.
     #[track_caller]
     pub fn all_reduce_coalesced(
         &self,
@@ -63,10 +72,11 @@ impl ProcessGroup {
         })
     }
 
-    /// Gives all ranks the tensor of rank `src`, in place (`torch.distributed.broadcast`).
+    /// Copies the tensor of rank `src` into the tensors of all other ranks (`torch.distributed.broadcast`).
     ///
     /// # Errors
-    /// As [`ProcessGroup::all_reduce`]; for a rank that there is not.
+    /// The same as [`ProcessGroup::all_reduce`]; [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument)
+    /// if there is no rank `src`.
     #[track_caller]
     pub fn broadcast(&self, tensor: &Tensor, src: usize, async_op: bool) -> Result<Work> {
         let location = Location::caller();
@@ -78,11 +88,12 @@ impl ProcessGroup {
         })
     }
 
-    /// Combines a tensor of all ranks, in place, on rank `dst`; what the others' hold then is left as
-    /// it was (`torch.distributed.reduce`).
+    /// Reduces the tensors of all ranks, in place, and leaves the result on rank `dst` (`torch.distributed.reduce`).
+    /// The tensors of the other ranks do not change.
     ///
     /// # Errors
-    /// As [`ProcessGroup::broadcast`].
+    /// The same as [`ProcessGroup::all_reduce`]; [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument)
+    /// if there is no rank `dst`.
     #[track_caller]
     pub fn reduce(
         &self,
@@ -100,11 +111,14 @@ impl ProcessGroup {
         })
     }
 
-    /// `output` is `input` of all ranks, one after the other
-    /// (`torch.distributed.all_gather_into_tensor`).
+    /// Concatenates the `input`s of all ranks in `output`, on every rank (`torch.distributed.all_gather_into_tensor`).
+    /// `output` has `world_size` times as many elements as `input`.
     ///
     /// # Errors
-    /// As [`ProcessGroup::all_reduce`]; for an output that has not as many elements.
+    /// The same as [`ProcessGroup::all_reduce`]; [`ErrorKind::ShapeMismatch`](warpline::ErrorKind::ShapeMismatch) if
+    /// the numbers of elements do not fit; [`ErrorKind::DTypeMismatch`](warpline::ErrorKind::DTypeMismatch) if the
+    /// dtypes differ; [`ErrorKind::OverlappingOperands`](warpline::ErrorKind::OverlappingOperands) if `input` shares
+    /// memory with `output` in another place than its own part.
     #[track_caller]
     pub fn all_gather_into_tensor(
         &self,
@@ -121,11 +135,11 @@ impl ProcessGroup {
         })
     }
 
-    /// `output` is this rank's part of `input` of all ranks, combined
-    /// (`torch.distributed.reduce_scatter_tensor`).
+    /// Reduces the `input`s of all ranks, and writes the part of this rank to `output`
+    /// (`torch.distributed.reduce_scatter_tensor`). `input` has `world_size` times as many elements as `output`.
     ///
     /// # Errors
-    /// As [`ProcessGroup::all_gather_into_tensor`].
+    /// The same as [`ProcessGroup::all_gather_into_tensor`].
     #[track_caller]
     pub fn reduce_scatter_tensor(
         &self,
@@ -143,12 +157,12 @@ impl ProcessGroup {
         })
     }
 
-    /// Blocks the host until all ranks have come here, and what the current stream was given before
-    /// is done (`torch.distributed.barrier`).
+    /// Blocks the host until all ranks have called `barrier` and the earlier work on the current stream is done
+    /// (`torch.distributed.barrier`).
     ///
     /// # Errors
-    /// As [`ProcessGroup::all_reduce`]; what earlier work on the device failed with; while the
-    /// current stream is captured.
+    /// The same as [`ProcessGroup::all_reduce`]; [`ErrorKind::Surfaced`](warpline::ErrorKind::Surfaced) if earlier work
+    /// on the device failed; [`ErrorKind::Capture`](warpline::ErrorKind::Capture) while the current stream is captured.
     #[track_caller]
     pub fn barrier(&self) -> Result<()> {
         let location = Location::caller();
@@ -173,7 +187,7 @@ impl ProcessGroup {
         work.synchronize()
     }
 
-    /// Waits on the host for all that the group was given.
+    /// Blocks the host until all calls of the group are done.
     pub(super) fn drain(&self) -> Result<()> {
         let shared = Arc::clone(self.shared());
         loop {

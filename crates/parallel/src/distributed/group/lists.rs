@@ -1,4 +1,4 @@
-//! Collectives of several tensors, one for each rank.
+//! Collectives of lists of tensors, with one tensor per rank.
 
 use std::panic::Location;
 
@@ -31,11 +31,16 @@ impl ProcessGroup {
         Err(self.invalid(op, format!("there is no rank {rank}: there are {}", self.world_size())))
     }
 
-    /// `outputs[r]` is `input` of rank `r` (`torch.distributed.all_gather`). They may differ in size
+    /// Copies `input` of rank `r` to `outputs[r]` on every rank (`torch.distributed.all_gather`). The sizes may differ
     /// from rank to rank.
     ///
     /// # Errors
-    /// As [`ProcessGroup::all_reduce`]; where there is not an output for each rank.
+    /// The same as [`ProcessGroup::all_reduce`]; [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument)
+    /// if there is not one output per rank; [`ErrorKind::ShapeMismatch`](warpline::ErrorKind::ShapeMismatch) if `input`
+    /// does not have as many elements as `outputs[rank]`;
+    /// [`ErrorKind::DTypeMismatch`](warpline::ErrorKind::DTypeMismatch) if their dtypes differ;
+    /// [`ErrorKind::OverlappingOperands`](warpline::ErrorKind::OverlappingOperands) if tensors share memory,
+    /// except `input` with `outputs[rank]`.
     #[track_caller]
     pub fn all_gather(&self, outputs: &[Tensor], input: &Tensor, async_op: bool) -> Result<Work> {
         const NAME: &str = "all_gather";
@@ -54,11 +59,16 @@ impl ProcessGroup {
         })
     }
 
-    /// `output` is `inputs[own rank]` of all ranks, combined (`torch.distributed.reduce_scatter`).
-    /// They may differ in size from rank to rank.
+    /// Reduces `inputs[r]` of all ranks, and writes the result to `output` of rank `r`
+    /// (`torch.distributed.reduce_scatter`). The sizes may differ from rank to rank.
     ///
     /// # Errors
-    /// As [`ProcessGroup::all_reduce`]; where there is not an input for each rank.
+    /// The same as [`ProcessGroup::all_reduce`]; [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument)
+    /// if there is not one input per rank; [`ErrorKind::ShapeMismatch`](warpline::ErrorKind::ShapeMismatch) if `output`
+    /// does not have as many elements as `inputs[rank]`;
+    /// [`ErrorKind::DTypeMismatch`](warpline::ErrorKind::DTypeMismatch) if their dtypes differ;
+    /// [`ErrorKind::OverlappingOperands`](warpline::ErrorKind::OverlappingOperands) if tensors share memory,
+    /// except `output` with `inputs[rank]`.
     #[track_caller]
     pub fn reduce_scatter(
         &self,
@@ -83,10 +93,12 @@ impl ProcessGroup {
         })
     }
 
-    /// `outputs[r]` is `inputs[own rank]` of rank `r` (`torch.distributed.all_to_all`).
+    /// Sends `inputs[r]` to rank `r`, and receives from rank `r` into `outputs[r]` (`torch.distributed.all_to_all`).
     ///
     /// # Errors
-    /// As [`ProcessGroup::all_reduce`]; where there is not a tensor for each rank.
+    /// The same as [`ProcessGroup::all_reduce`]; [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument)
+    /// if there is not one input and one output per rank;
+    /// [`ErrorKind::OverlappingOperands`](warpline::ErrorKind::OverlappingOperands) if tensors share memory.
     #[track_caller]
     pub fn all_to_all(
         &self,
@@ -102,12 +114,15 @@ impl ProcessGroup {
         self.exchange((signature, async_op), (outputs, inputs), keep, Location::caller())
     }
 
-    /// Sends a part of `input` to each rank, and puts what each sends one after the other into
-    /// `output` (`torch.distributed.all_to_all_single`). The parts' lengths along the first
-    /// dimension are given by the splits; `None` makes equal parts.
+    /// Sends a part of `input` to each rank, and concatenates the received parts in `output`
+    /// (`torch.distributed.all_to_all_single`). The splits are the lengths of the parts along the first dimension.
+    /// `None`: equal parts.
     ///
     /// # Errors
-    /// As [`ProcessGroup::all_reduce`]; for splits that are not one for each rank or do not add up.
+    /// The same as [`ProcessGroup::all_reduce`]; [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument)
+    /// if there is not one split per rank, or the splits do not add up to the first size;
+    /// [`ErrorKind::OverlappingOperands`](warpline::ErrorKind::OverlappingOperands) if `input` and `output` share
+    /// memory.
     #[track_caller]
     pub fn all_to_all_single(
         &self,
@@ -121,13 +136,13 @@ impl ProcessGroup {
         let location = Location::caller();
         let outputs = self.parts(NAME, "the output", output, output_splits)?;
         let inputs = self.parts(NAME, "the input", input, input_splits)?;
-        // Sizes may differ, however they were given.
+        // Ranks may have different sizes, with and without splits.
         let signature = Signature::new(NAME).of_dtype(input);
         let keep = smallvec![output.clone(), input.clone()];
         self.exchange((signature, async_op), (&outputs, &inputs), keep, location)
     }
 
-    /// A tensor's parts for all ranks.
+    /// Splits a tensor into the parts of all ranks.
     fn parts(
         &self,
         op: &'static str,
@@ -184,12 +199,13 @@ impl ProcessGroup {
         })
     }
 
-    /// `outputs[r]` of rank `dst` is `tensor` of rank `r`; only there is a list given
-    /// (`torch.distributed.gather`).
+    /// Copies `tensor` of rank `r` to `outputs[r]` of rank `dst` (`torch.distributed.gather`). Only rank `dst` passes a
+    /// list; the other ranks pass `None`.
     ///
     /// # Errors
-    /// As [`ProcessGroup::all_reduce`]; where `dst` gives no list of one tensor for each rank, or
-    /// another rank gives one.
+    /// The same as [`ProcessGroup::all_reduce`]; [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument)
+    /// if there is no rank `dst`, rank `dst` does not pass a list with one tensor per rank, or another rank passes a
+    /// list; [`ErrorKind::OverlappingOperands`](warpline::ErrorKind::OverlappingOperands) if tensors share memory.
     #[track_caller]
     pub fn gather(
         &self,
@@ -212,11 +228,11 @@ impl ProcessGroup {
         })
     }
 
-    /// `tensor` is `inputs[own rank]` of rank `src`; only there is a list given
-    /// (`torch.distributed.scatter`).
+    /// Copies `inputs[r]` of rank `src` to `tensor` of rank `r` (`torch.distributed.scatter`). Only rank `src` passes a
+    /// list; the other ranks pass `None`.
     ///
     /// # Errors
-    /// As [`ProcessGroup::gather`].
+    /// The same as [`ProcessGroup::gather`], with `src` in the place of `dst`.
     #[track_caller]
     pub fn scatter(
         &self,
@@ -239,7 +255,7 @@ impl ProcessGroup {
         })
     }
 
-    /// The list that only `root` gives.
+    /// Returns the list on rank `root`, and an empty list on the other ranks.
     fn list_at<'a>(
         &self,
         op: &'static str,

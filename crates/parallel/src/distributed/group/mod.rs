@@ -1,19 +1,19 @@
-//! A process group: a rank's end of it, and how its calls are launched.
+//! Process groups: one rank's handle, and the launch of its calls.
 //!
-//! Each collective is one launch of one NCCL group. `ProcessGroup::launch` gives a call its number,
-//! compares it with the other ranks' calls through the store in debug mode (`check.rs`; sends and
-//! receives are compared by their number between two ranks), and enqueues it on the current stream,
-//! or asynchronously on the group's own. It keeps the event that the stream records after each
-//! operation (`OpEvent`), which can be queried without the stream's lock.
+//! Each collective is one launch of one NCCL group. `ProcessGroup::launch` gives a call its number. In debug mode it
+//! compares the call with the other ranks' calls through the store (`check.rs`; sends and receives are compared by
+//! their number between two ranks). Then it enqueues the call on the current stream, or with `async_op` on the group's
+//! own stream. It keeps the event that the stream records after each operation (`OpEvent`), which can be queried
+//! without the stream's lock.
 //!
-//! Invariant: a host wait on a group's work ends. It asks in turns whether the work is done and
-//! whether the group has failed. The failure is set before the communicator is aborted, so aborted
-//! work is never taken for completed work.
+//! Invariant: a host wait on a group's work ends. The wait alternately checks whether the work is done and whether the
+//! group has failed. The failure is set before the communicator is aborted, so aborted work is never taken for
+//! completed work.
 //!
-//! Lock order: `launching` (of several groups in one graph, in the order of their communicators),
-//! then the locks of a launch, then the driver. The ring is held for moments, and only the driver's
-//! lock is taken under it. The watchdog takes neither `launching` nor the lock of a storage or
-//! stream: a call that hangs in NCCL holds those, and the watchdog has to end it.
+//! Lock order: `launching` (of several groups in one graph, in the order of their communicators), then the locks of a
+//! launch, then the driver. The ring is locked briefly, and only the driver's lock is taken under it. The watchdog
+//! takes neither `launching` nor the lock of a storage or stream, because a call that hangs in NCCL holds these locks,
+//! and the watchdog must be able to end it.
 
 mod collectives;
 mod lists;
@@ -42,26 +42,27 @@ use super::{Error, GroupError, Result, Store, Work, check, watchdog};
 
 pub use pairs::P2p;
 
-/// A rank's end of a process group (`torch.distributed.ProcessGroup`, with NCCL below).
+/// A rank's handle of a process group (`torch.distributed.ProcessGroup`), over NCCL.
+/// [`init_process_group`](super::init_process_group) forms groups and has an example.
 ///
-/// All ranks make the same calls in the same order, each with tensors on its own device. A call
-/// returns before it is done. Without `async_op` it is enqueued on the current stream, like any op.
-/// With it, it goes to the group's own stream, after what the current one was given so far, and
-/// [`Work::wait`] makes the current stream wait for it; ops that use its tensors wait by themselves
-/// under [`warpline::SyncPolicy::Auto`]. A call without `async_op` may be captured in a graph, which
-/// keeps the group; each replay counts as one call, with the same timeout.
+/// All ranks must make the same calls in the same order, each with tensors on its own device. A call returns before the
+/// collective is done. Without `async_op` the collective is enqueued on the current stream, like any op. With
+/// `async_op` it is enqueued on the group's own stream, after the earlier work on the current stream. [`Work::wait`]
+/// then makes the current stream wait for the collective. Under [`warpline::SyncPolicy::Auto`], ops that use its
+/// tensors also wait without that call.
 ///
-/// Once the group has failed, what its unfinished calls were to write holds anything: reading it on the
-/// host, or anything computed from it, is [`warpline::ErrorKind::Collective`], until it is overwritten.
+/// A call without `async_op` may be captured in a graph, which keeps the group alive. Each replay counts as one call,
+/// with the same timeout.
 ///
-/// Clones share the group. When the last one is dropped it ends once its work is done, in the
-/// background; so wait for that work before the process ends.
+/// After the group has failed, the results of its unfinished calls are undefined. Host reads of these results, or of
+/// tensors computed from them, fail with [`warpline::ErrorKind::Collective`] until they are overwritten.
 ///
-/// See [`init_process_group`](super::init_process_group) for how it is made and an example.
+/// Clones share the group. After the last clone is dropped, the group finishes its work in the background and ends.
+/// Wait for the work before the process ends.
 #[derive(Clone)]
 pub struct ProcessGroup(Arc<Handle>);
 
-/// What users hold: when it goes, the watchdog ends.
+/// The part of a group that users own. Dropping the last handle stops the watchdog.
 #[derive(Debug)]
 struct Handle(Arc<Shared>);
 
@@ -71,27 +72,27 @@ impl Drop for Handle {
     }
 }
 
-/// What a group is made of.
+/// The parts of a new group.
 #[derive(Debug)]
 pub(super) struct Parts {
     pub(super) name: String,
-    /// The ranks it has in the first group.
+    /// Numbers of the members in the first group.
     pub(super) members: Vec<usize>,
     pub(super) runtime: Runtime,
     pub(super) comm: Communicator,
     pub(super) store: Arc<dyn Store>,
-    /// Which rank of the first group hosts the store, where it is known to go with it.
+    /// The rank of the first group whose process hosts the store, if known.
     pub(super) store_host: Option<usize>,
     pub(super) timeout: Duration,
     pub(super) debug: bool,
 }
 
-/// What the threads that call and the watchdog share.
+/// The state that calling threads and the watchdog share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) parts: Parts,
     stream: Stream,
-    /// Held from a call's number to its launch, so that both have one order.
+    /// Locked while a call gets its number and is launched, so that numbers have the order of launches.
     launching: Mutex<()>,
     ring: Mutex<Ring>,
     failure: OnceLock<GroupError>,
@@ -99,18 +100,18 @@ pub(super) struct Shared {
     wake: Condvar,
     barrier: OnceLock<Tensor>,
     subgroups: Mutex<u64>,
-    /// In debug mode: how many sends and receives were compared, by the other rank and direction.
+    /// In debug mode, the number of compared sends and receives by peer and direction.
     compared: Mutex<HashMap<(usize, bool), u64>>,
-    /// In debug mode: the number of the last collective that was compared. Replays are not.
+    /// In debug mode, the number of the last compared collective. Replays are not compared.
     compared_last: Mutex<Option<u64>>,
 }
 
-/// What is asked of the watchdog.
+/// Requests to the watchdog.
 #[derive(Debug, Default)]
 pub(super) struct Wanted {
-    /// Nobody holds the group any more.
+    /// The last handle was dropped.
     pub(super) stop: bool,
-    /// A launch failed, with this.
+    /// Message of a failed launch.
     pub(super) trouble: Option<String>,
 }
 
@@ -123,7 +124,7 @@ impl Shared {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of the next send to, or receive from, a rank, among those that are compared.
+    /// Returns the number of the next compared send to, or receive from, a rank.
     pub(super) fn next_of_pair(&self, end: (usize, bool)) -> u64 {
         let mut compared = self.compared.lock().unwrap_or_else(PoisonError::into_inner);
         let count = compared.entry(end).or_default();
@@ -131,7 +132,7 @@ impl Shared {
         *count
     }
 
-    /// Enters that this collective was compared; the number of the one before.
+    /// Records that a collective was compared. Returns the number of the collective compared before.
     pub(super) fn compared_last(&self, seq: u64) -> Option<u64> {
         self.compared_last.lock().unwrap_or_else(PoisonError::into_inner).replace(seq)
     }
@@ -141,7 +142,7 @@ impl Shared {
         self.wake.notify_all();
     }
 
-    /// Waits a while, or until something is asked of the watchdog; what that is.
+    /// Waits until there is a request to the watchdog, or `tick` has passed. Returns the requests.
     pub(super) fn wanted(&self, tick: Duration) -> (bool, Option<String>) {
         let wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.wake.wait_timeout_while(wanted, tick, |w| !w.stop && w.trouble.is_none());
@@ -149,16 +150,16 @@ impl Shared {
         (wanted.stop, wanted.trouble.take())
     }
 
-    /// Refuses what comes after a failure.
+    /// Returns the failure of the group, if it has failed.
     pub(super) fn check_alive(&self) -> Result<()> {
         self.failure.get().map_or(Ok(()), |failure| Err(failure.clone().into()))
     }
 
-    /// From now on all is refused.
+    /// Sets the failure, so that all later calls fail, and aborts the communicator.
     pub(super) fn fail(&self, error: GroupError) {
         let completion = {
             let mut ring = self.ring();
-            // The last time that what is done is known from what was aborted.
+            // After the abort, completed calls cannot be told from aborted calls.
             ring.settle();
             ring.completion().clone()
         };
@@ -167,12 +168,12 @@ impl Shared {
         self.parts.comm.abort();
     }
 
-    /// What to return for an error of a launch: the group's failure, where there is one or NCCL's
-    /// error makes one.
+    /// Returns the error to report for a failed launch: the group's failure, if there is one or NCCL's error causes
+    /// one.
     fn explained(&self, error: Error) -> Error {
         if is_of_comm(&error) {
             self.wake(|wanted| wanted.trouble = Some(error.to_string()));
-            // The watchdog asks the other ranks, within bounds.
+            // The watchdog reads the other ranks' records, which takes a bounded time.
             let bound = watchdog::bound(self.parts.timeout) + Duration::from_secs(10);
             let begun = Instant::now();
             while self.failure.get().is_none() && begun.elapsed() < bound {
@@ -183,14 +184,14 @@ impl Shared {
     }
 }
 
-/// Whether it is NCCL that failed, not this call alone.
+/// Returns `true` if NCCL failed, so that the communicator cannot be used any more.
 fn is_of_comm(error: &Error) -> bool {
     use warpline_cuda_sys_safe::DriverError::{CollectiveMismatch, LibraryCall};
     matches!(error.driver_error(), Some(LibraryCall { .. } | CollectiveMismatch(_)))
 }
 
-/// The event after what was just enqueued. The watchdog asks it without the stream's lock, which a call
-/// that hangs holds.
+/// Returns the event after the operation that was just enqueued. The watchdog queries the event without the stream's
+/// lock, which a call that hangs holds.
 fn launched(stream: &Stream) -> Result<OpEvent> {
     stream.op_event(stream.last_op())
 }
@@ -225,37 +226,37 @@ impl ProcessGroup {
         &self.0.0
     }
 
-    /// This rank's number in the group (`get_rank`).
+    /// Returns the number of this rank in the group (`get_rank`).
     #[must_use]
     pub fn rank(&self) -> usize {
         self.shared().rank()
     }
 
-    /// How many ranks it has (`get_world_size`).
+    /// Returns the number of ranks (`get_world_size`).
     #[must_use]
     pub fn world_size(&self) -> usize {
         self.shared().parts.comm.ranks()
     }
 
-    /// The device of this rank's tensors.
+    /// Returns the device of this rank, where its tensors must be.
     #[must_use]
     pub fn device(&self) -> warpline::Device {
         warpline::Device::cuda(self.shared().parts.comm.device())
     }
 
-    /// Its name.
+    /// Returns the name of the group.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.shared().parts.name
     }
 
-    /// How long a collective may take.
+    /// Returns the time limit of a collective.
     #[must_use]
     pub fn timeout(&self) -> Duration {
         self.shared().parts.timeout
     }
 
-    /// Why it can be used no more; `None` while it can.
+    /// Returns the failure of the group. `None` while the group can be used.
     #[must_use]
     pub fn failure(&self) -> Option<Error> {
         self.shared().failure.get().cloned().map(Error::from)
@@ -266,8 +267,8 @@ impl ProcessGroup {
         Error::invalid(op, format!("on rank {}: {reason}", self.rank()))
     }
 
-    /// Refuses what waits on the host while the current stream is captured: there is nothing to wait
-    /// for.
+    /// Returns an error while the current stream is captured. Called by functions that wait on the host, because
+    /// captured work does not run.
     #[track_caller]
     fn refuse_capture(&self, op: &'static str) -> Result<()> {
         let parts = &self.shared().parts;
@@ -279,8 +280,8 @@ impl ProcessGroup {
         Err(Error::capture(op, reason))
     }
 
-    /// Records a call, compares it with the other ranks' in debug mode, and runs `enqueue` with the
-    /// stream that it goes to as the current one.
+    /// Records a call, compares it with the other ranks' calls in debug mode, and runs `enqueue` with the stream of the
+    /// call as the current stream.
     fn launch(
         &self,
         (signature, async_op): (Signature, bool),
@@ -317,20 +318,20 @@ impl ProcessGroup {
             let target = Target::Cuda(runtime, runtime.device(device)?, stream);
             let replays = || Arc::clone(&self.0) as Arc<dyn Replays>;
             enqueue(target, Watched::new(&parts.comm, &completion, id + 1, &replays))?;
-            // What is captured runs in replays, which are launches of their own.
+            // Captured calls run in replays, which are separate launches.
             if stream.is_capturing() {
                 return Ok(None);
             }
             launched(stream).map(Some)
         })();
-        // Closures do not know the caller.
+        // Closures do not know their caller's location.
         let enqueued = enqueued.map_err(|error: Error| error.at(location));
         let event = match enqueued {
             Ok(event) => event,
-            // Its record stays, for the ranks to see.
+            // The record of the call stays for the other ranks.
             Err(error) if is_of_comm(&error) => return Err(shared.explained(error)),
             Err(error) => {
-                // What the ranks have compared has had its number on all of them.
+                // A compared call has used up its number on all ranks.
                 match compared {
                     true => shared.ring().set(id, State::Done),
                     false => shared.ring().undo(id),

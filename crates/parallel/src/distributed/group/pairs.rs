@@ -1,4 +1,4 @@
-//! What two ranks do: send and receive.
+//! Point-to-point communication: send and receive.
 
 use std::panic::Location;
 
@@ -10,24 +10,25 @@ use super::super::signature::Signature;
 use super::super::{Result, Work};
 use super::ProcessGroup;
 
-/// One of several sends and receives (`torch.distributed.P2POp`).
+/// A send or receive of a batch (`torch.distributed.P2POp`).
 #[derive(Clone, Copy)]
 #[allow(missing_debug_implementations)] // tensors show their elements, which may still be written
 pub enum P2p<'a> {
-    /// Sends the tensor to that rank (`isend`).
+    /// Sends the tensor to the rank (`isend`).
     Send(&'a Tensor, usize),
-    /// Receives the tensor from that rank (`irecv`).
+    /// Receives the tensor from the rank (`irecv`).
     Recv(&'a Tensor, usize),
 }
 
 impl ProcessGroup {
     /// Sends a tensor to rank `dst` (`torch.distributed.send`; with `async_op`, `isend`).
     ///
-    /// Two ranks that both send before they receive wait for each other, on the GPU, until the
-    /// timeout: [`ProcessGroup::batch_isend_irecv`] does both at once.
+    /// If two ranks both send before they receive, they wait for each other on the GPU until the timeout. Use
+    /// [`ProcessGroup::batch_isend_irecv`], which does both at the same time.
     ///
     /// # Errors
-    /// As [`ProcessGroup::broadcast`]; for this very rank as `dst`.
+    /// The same as [`ProcessGroup::all_reduce`]; [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument)
+    /// if there is no rank `dst`, or `dst` is this rank.
     #[track_caller]
     pub fn send(&self, tensor: &Tensor, dst: usize, async_op: bool) -> Result<Work> {
         let location = Location::caller();
@@ -41,7 +42,7 @@ impl ProcessGroup {
     /// Receives a tensor from rank `src` (`torch.distributed.recv`; with `async_op`, `irecv`).
     ///
     /// # Errors
-    /// As [`ProcessGroup::send`].
+    /// The same as [`ProcessGroup::send`], with `src` in the place of `dst`.
     #[track_caller]
     pub fn recv(&self, tensor: &Tensor, src: usize, async_op: bool) -> Result<Work> {
         let location = Location::caller();
@@ -52,11 +53,13 @@ impl ProcessGroup {
         })
     }
 
-    /// Several sends and receives, in one launch and in no order among them, on the group's stream
-    /// (`torch.distributed.batch_isend_irecv`). Not all ranks have to take part.
+    /// Runs several sends and receives in one launch on the group's stream, without an order among them
+    /// (`torch.distributed.batch_isend_irecv`). Not all ranks need to take part.
     ///
     /// # Errors
-    /// As [`ProcessGroup::send`]; for none at all.
+    /// The same as [`ProcessGroup::all_reduce`]; [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument)
+    /// if `calls` is empty, a rank does not exist, or the sends to this rank do not match the receives from it;
+    /// [`ErrorKind::OverlappingOperands`](warpline::ErrorKind::OverlappingOperands) if tensors share memory.
     #[track_caller]
     pub fn batch_isend_irecv(&self, calls: &[P2p<'_>]) -> Result<Work> {
         const NAME: &str = "batch_isend_irecv";
@@ -74,7 +77,7 @@ impl ProcessGroup {
             false => Op::Recv { output: tensor.as_view(), peer: *peer },
         });
         let ops: Vec<_> = ops.collect();
-        // Of no rank in particular.
+        // The call has no single peer.
         let mut signature = Signature::new(NAME).peer(usize::MAX, true);
         if self.shared().parts.debug {
             signature = signature.parts(all.iter().map(|(tensor, peer, sends)| {

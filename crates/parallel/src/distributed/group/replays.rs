@@ -1,9 +1,9 @@
 //! Replays of graphs that hold captured calls of a group.
 //!
-//! A graph keeps the groups of its calls (`collective::Replays`) and launches its replays through
-//! them. On each group, a replay is one more call. It is done when the entire replay is done, and
-//! its number marks the results of the captured calls. Replays are not compared between ranks:
-//! their calls were compared when they were captured.
+//! A graph keeps the groups of its calls (`collective::Replays`) and launches its replays through these groups. On each
+//! group, a replay counts as one call. This call is done when the entire replay is done, and its number marks the
+//! results of the captured calls. Replays are not compared between ranks, because their calls were compared when they
+//! were captured.
 
 use std::panic::Location;
 use std::sync::{Arc, PoisonError};
@@ -19,7 +19,7 @@ use super::{Handle, is_of_comm, launched};
 
 const NAME: &str = "replay";
 
-/// The error of a replay that the group's failure refused: its results cannot be used.
+/// Converts the group's failure to the error of a replay, whose results cannot be used. Returns other errors unchanged.
 fn refused(error: Error, location: &'static Location<'static>) -> Error {
     match error.find::<GroupError>() {
         Some(failure) => {
@@ -30,7 +30,7 @@ fn refused(error: Error, location: &'static Location<'static>) -> Error {
     }
 }
 
-/// Not compared in debug mode, as the calls were when they were captured.
+/// Replays are not compared in debug mode, because their calls were compared when they were captured.
 impl Replays for Handle {
     fn replay(
         &self,
@@ -50,7 +50,7 @@ impl Replays for Handle {
         let enqueued = launch(&completion, id + 1);
         match enqueued.and_then(|()| launched(stream)) {
             Ok(event) => shared.ring().set(id, State::Launched(event)),
-            // Its record stays, for the ranks to see.
+            // The record of the replay stays for the other ranks.
             Err(error) if is_of_comm(&error) => {
                 return Err(refused(shared.explained(error), location));
             }

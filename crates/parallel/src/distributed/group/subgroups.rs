@@ -1,4 +1,4 @@
-//! Groups of some of a group's ranks.
+//! Subgroups of process groups.
 
 use std::panic::Location;
 use std::sync::{Arc, PoisonError};
@@ -10,14 +10,16 @@ use super::super::{PrefixStore, Result, check};
 use super::{Parts, ProcessGroup};
 
 impl ProcessGroup {
-    /// A group of some of this one's ranks, which get numbers in it in their order
-    /// (`torch.distributed.new_group`, by `ncclCommSplit`). All ranks of this group have to call it
-    /// with the same list; those that are not in it get `None`. It waits, on the host, for what this
-    /// group was given before.
+    /// Forms a group of some ranks of this group (`torch.distributed.new_group`, with `ncclCommSplit`). In the new
+    /// group the ranks are numbered in ascending order. All ranks of this group must call `new_group` with the same
+    /// ranks; those that are not listed get `None`. Blocks the host until all earlier calls of this group are done.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) for a list that is empty, or
-    /// has a rank twice or one that there is not; while the current stream is captured; as [`ProcessGroup::all_reduce`].
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the list is empty, or has a rank twice
+    /// or a rank that does not exist; [`ErrorKind::Capture`](warpline::ErrorKind::Capture) while the current stream is
+    /// captured; [`ErrorKind::ProcessGroup`](warpline::ErrorKind::ProcessGroup) with a
+    /// [`GroupError`](crate::distributed::GroupError) as its source once the group has failed, or if the ranks' calls
+    /// differ in debug mode.
     #[track_caller]
     pub fn new_group(&self, ranks: &[usize]) -> Result<Option<ProcessGroup>> {
         const NAME: &str = "new_group";
@@ -48,7 +50,8 @@ impl ProcessGroup {
             let comm = parts.comm.split(color, self.rank(), parts.timeout);
             comm.map_err(|e| shared.explained(warpline::Error::driver(NAME, e)))
         })();
-        // A split that has failed is no work that hangs, but what a failure of the group is told of.
+        // Done even after a failed split, because nothing of it can hang. A failure of the group can still name the
+        // call.
         shared.ring().set(id, State::Done);
         let number = {
             let mut number = shared.subgroups.lock().unwrap_or_else(PoisonError::into_inner);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{MAX_KEY, MAX_KEYS, MAX_VALUE, Store, StoreError, StoreResult};
 
-/// A store's operations, given what is within the limits.
+/// The operations of a store, called after the limits have been checked.
 pub trait Unchecked: Send + Sync + fmt::Debug {
     fn set(&self, key: &str, value: &[u8]) -> StoreResult<()>;
     fn get(&self, key: &str, timeout: Duration) -> StoreResult<Vec<u8>>;
@@ -74,7 +74,7 @@ fn check(op: &'static str, key: &str, values: &[&[u8]]) -> StoreResult<()> {
 
 fn check_keys(op: &'static str, keys: &[&str]) -> StoreResult<()> {
     check_size(op, "the list of keys", keys.len(), MAX_KEYS)?;
-    // So that a list fits a message as a value does.
+    // A list of keys must fit into a message, as a value must.
     let bytes = keys.iter().map(|key| key.len() + 4).sum();
     check_size(op, "the text of the keys", bytes, MAX_VALUE)?;
     keys.iter().try_for_each(|key| check(op, key, &[]))

@@ -1,19 +1,19 @@
-//! One deadline for all steps of a call.
+//! Deadlines that bound all steps of a call.
 
 use std::cell::Cell;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// Time for a call that has no timeout of its own.
+/// Time limit of a call that takes no timeout.
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 thread_local! {
-    /// Deadline of this thread's calls that have no timeout of their own.
+    /// Deadline of this thread's calls that take no timeout.
     static CALLS: Cell<Deadline> = const { Cell::new(Deadline(None)) };
 }
 
-/// The time at which a call ends; `None` if the clock cannot hold that time.
+/// The time at which a call must end. `None`: beyond the range of the clock.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::distributed) struct Deadline(Option<Instant>);
 
@@ -22,7 +22,7 @@ impl Deadline {
         Self(Instant::now().checked_add(timeout))
     }
 
-    /// The deadline of a call that has no timeout of its own.
+    /// Returns the deadline of a call that takes no timeout.
     pub(super) fn of_call() -> Self {
         CALLS.get().at_most(CALL_TIMEOUT)
     }
@@ -39,7 +39,7 @@ impl Deadline {
         f()
     }
 
-    /// The remaining time; zero once the deadline has passed.
+    /// Returns the remaining time. Zero after the deadline.
     pub(in crate::distributed) fn left(self) -> Duration {
         self.0.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()))
     }
@@ -48,7 +48,7 @@ impl Deadline {
         self.left().is_zero()
     }
 
-    /// This deadline, or the end of `timeout` if that comes first.
+    /// Returns the earlier of this deadline and the end of `timeout`.
     pub(in crate::distributed) fn at_most(self, timeout: Duration) -> Self {
         let other = Self::after(timeout);
         match (self.0, other.0) {
@@ -65,11 +65,11 @@ pub(super) struct Timed<'a> {
     pub(super) deadline: Deadline,
 }
 
-/// The most bytes of one write: some systems restart the timeout whenever a part of a write is taken.
+/// Largest size of one write, in bytes. Some systems restart the timeout whenever a part of a write is accepted.
 const WRITE: usize = 64 << 10;
 
 impl Timed<'_> {
-    /// The time for the next system call, which takes no timeout of zero.
+    /// Returns the timeout of the next system call, which must not be zero.
     fn left(&self) -> io::Result<Option<Duration>> {
         match self.deadline.left() {
             Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
@@ -77,7 +77,7 @@ impl Timed<'_> {
         }
     }
 
-    /// Runs a system call again when only its own timeout has passed.
+    /// Repeats a system call if its own timeout, but not the deadline, has passed.
     fn repeat(&self, mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
         loop {
             match call() {
@@ -118,7 +118,7 @@ mod tests {
 
     use super::*;
 
-    /// Two ends of a connection.
+    /// Returns the two ends of a connection.
     fn pair() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

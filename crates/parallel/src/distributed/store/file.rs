@@ -12,24 +12,23 @@ use super::{MAX_KEY, MAX_VALUE, StoreError, StoreResult, Unchecked, timed_out};
 
 /// The first bytes of the file.
 const MAGIC: &[u8; 8] = b"WLFSTOR1";
-/// Bytes of a record before its key: its kind, the key's length, the value's.
+/// Bytes of a record before its key: kind, length of the key, length of the value.
 const HEADER: usize = 9;
 const SET: u8 = 1;
 const DELETE: u8 = 2;
-/// Pause between two looks at the file while a key is waited for.
+/// Pause between two reads of the file while waiting for a key.
 const POLL: Duration = Duration::from_millis(5);
-/// Pause between two tries to lock the file.
+/// Pause between two attempts to lock the file.
 const LOCK_POLL: Duration = Duration::from_millis(1);
 
 /// A store in a file that all ranks can open (`torch.distributed.FileStore`).
 ///
-/// The file is a log, to which every change is appended under an exclusive lock on it, so it grows
-/// with every change. A process that is killed while it appends leaves a record without an end,
-/// which readers ignore and the next change overwrites. The file is made where it does not exist and
-/// never deleted: a run has to begin with a file that no earlier run used. On a network file system
-/// the locks have to be seen by all hosts.
+/// The file is a log. Every change is appended under an exclusive lock on the file, so the file grows with every
+/// change. A process that is killed while it appends leaves an incomplete record, which readers ignore and the next
+/// change overwrites. The file is created if it does not exist, and is never deleted. A run must begin with a file that
+/// no earlier run has used. On a network file system the locks must be visible to all hosts.
 ///
-/// A timeout includes the time for the lock. Calls without a timeout wait 30 seconds for it.
+/// A timeout includes the wait for the lock. Calls without a timeout wait up to 30 seconds for the lock.
 #[derive(Debug)]
 pub struct FileStore {
     path: PathBuf,
@@ -51,10 +50,10 @@ struct Log {
 }
 
 impl FileStore {
-    /// The store in the file at `path`.
+    /// Opens or creates the store in the file at `path`.
     ///
     /// # Errors
-    /// [`StoreError::File`] if the file cannot be opened or locked, or is not a store's.
+    /// [`StoreError::File`] if the file cannot be opened or locked within 30 seconds, or is not the file of a store.
     pub fn open(path: impl AsRef<Path>) -> StoreResult<Self> {
         let path = path.as_ref().to_path_buf();
         let mut options = OpenOptions::new();
@@ -70,13 +69,13 @@ impl FileStore {
         Ok(store)
     }
 
-    /// The path of the file.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Takes the log for this thread; `None` if other threads use it until the deadline.
+    /// Takes the log for this thread. Returns `None` if other threads use the log until the deadline.
     fn take(&self, deadline: Deadline) -> Option<Log> {
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -88,8 +87,7 @@ impl FileStore {
         }
     }
 
-    /// Runs `f` on the whole log under the file's lock; `None` if the lock is not free until the
-    /// deadline.
+    /// Runs `f` on the up-to-date log under the file's lock. Returns `None` if the lock is not free until the deadline.
     fn locked_until<R>(
         &self,
         op: &'static str,
@@ -110,7 +108,7 @@ impl FileStore {
         result
     }
 
-    /// Runs a call that has no timeout of its own.
+    /// Runs a call that takes no timeout.
     fn locked<R>(
         &self,
         op: &'static str,
@@ -156,7 +154,7 @@ fn failed(op: &'static str, path: &Path, error: &io::Error) -> StoreError {
 }
 
 impl Log {
-    /// Locks the file; false if it is locked until the deadline.
+    /// Locks the file. Returns `false` if another process holds the lock until the deadline.
     fn try_lock(&self, deadline: Deadline) -> io::Result<bool> {
         loop {
             match self.file.try_lock() {
@@ -172,7 +170,7 @@ impl Log {
     fn catch_up(&mut self) -> io::Result<()> {
         let length = self.file.metadata()?.len();
         if length < self.read {
-            // Another process has emptied it.
+            // Another process has truncated the file.
             self.read = 0;
             self.values.clear();
         }
@@ -189,7 +187,7 @@ impl Log {
                 return Err(not_a_store("its first bytes"));
             }
             if magic.len() < MAGIC.len() {
-                // A process was killed while it wrote them.
+                // A process was killed while it wrote the first bytes.
                 return Ok(());
             }
             self.read = MAGIC.len() as u64;
@@ -205,7 +203,7 @@ impl Log {
         Ok(())
     }
 
-    /// Appends a record, over one that has no end.
+    /// Appends a record. Overwrites an incomplete record at the end.
     fn append(&mut self, (kind, key, value): Entry<'_>) -> io::Result<()> {
         self.file.set_len(self.read)?;
         self.file.seek(SeekFrom::Start(self.read))?;
@@ -230,7 +228,7 @@ impl Log {
     }
 }
 
-/// The next record, in `bytes`; `None` at the end and for a record without an end.
+/// Reads the next record into `bytes`. Returns `None` at the end of the file and for an incomplete record.
 fn record<'a>(from: &mut impl Read, bytes: &'a mut Vec<u8>) -> io::Result<Option<Entry<'a>>> {
     bytes.clear();
     from.by_ref().take(HEADER as u64).read_to_end(bytes)?;

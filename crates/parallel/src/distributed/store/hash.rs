@@ -6,13 +6,13 @@ use std::time::Duration;
 use super::table::Table;
 use super::{StoreResult, Unchecked, timed_out};
 
-/// A store in this process's memory, for ranks that are threads of it
-/// (`torch.distributed.HashStore`). Clones share it.
+/// A store in the memory of this process, for ranks that are threads (`torch.distributed.HashStore`). Clones share the
+/// keys and values.
 #[derive(Clone, Debug, Default)]
 pub struct HashStore(Arc<Table>);
 
 impl HashStore {
-    /// An empty store.
+    /// Creates an empty store.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

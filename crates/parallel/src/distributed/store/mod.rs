@@ -1,5 +1,4 @@
-//! Where the ranks of a group meet: keys and values that all of them see
-//! (`torch.distributed.Store`).
+//! Stores: keys and values that all ranks of a group see (`torch.distributed.Store`).
 //!
 //! `values.rs` has the map and its size limit, `checked.rs` the limits on keys and values,
 //! `deadline.rs` the single deadline of all steps of a call. `FileStore` is a log under a lock; a
@@ -29,23 +28,23 @@ pub use secret::Secret;
 pub use tcp::TcpStore;
 pub(super) use tcp::look_up;
 
-/// The result of a store's operation.
+/// The result of an operation on a store.
 pub type StoreResult<T> = Result<T, StoreError>;
 
-/// The most bytes that a key may have.
+/// Largest size of a key, in bytes.
 pub const MAX_KEY: usize = 4 << 10;
-/// The most bytes that a value may have.
+/// Largest size of a value, in bytes.
 pub const MAX_VALUE: usize = 16 << 20;
-/// The most keys that may be waited for at once.
+/// Largest number of keys in one call of [`Store::wait`] or [`Store::check`].
 pub const MAX_KEYS: usize = 1 << 16;
-/// The most bytes that all keys and values of a store may have, 128 more for each key. Replaced and
-/// deleted values count until they are sent to the clients that asked for them.
+/// Largest total size of the keys and values of a store, in bytes. Each key counts 128 bytes more than its length.
+/// Replaced and deleted values count until they have been sent to the clients that requested them.
 pub const MAX_STORED: usize = 256 << 20;
 
-/// Keys and values that all ranks see (`torch.distributed.Store`).
+/// A key-value store that all ranks share (`torch.distributed.Store`).
 ///
-/// Operations on one key are atomic, and a value that was set is seen by all later operations of
-/// every rank. A store may be used by several threads at once; one that waits holds up no other.
+/// Operations on a key are atomic, and all later operations of every rank see the new value. Several threads may use a
+/// store at the same time; a waiting thread does not block the other threads.
 ///
 /// ```
 /// use std::time::Duration;
@@ -58,33 +57,33 @@ pub const MAX_STORED: usize = 256 << 20;
 /// # Ok::<(), warpline_parallel::distributed::StoreError>(())
 /// ```
 pub trait Store: Any + Send + Sync + fmt::Debug {
-    /// Sets a key, whether or not it was set before.
+    /// Sets a key. Replaces an existing value.
     ///
     /// # Errors
-    /// [`StoreError::TooLarge`] if the key or the value is; [`StoreError::Full`] if the store has no
-    /// room for it; [`StoreError::Lost`] or [`StoreError::File`] if the store cannot be used.
+    /// [`StoreError::TooLarge`] if the key or the value is too large; [`StoreError::Full`] if the store has no room for
+    /// the value; [`StoreError::Lost`] or [`StoreError::NotAStore`] if the server of a [`TcpStore`] cannot be used;
+    /// [`StoreError::File`] if the file of a [`FileStore`] cannot be used.
     fn set(&self, key: &str, value: &[u8]) -> StoreResult<()>;
 
-    /// A key's value, waited for until it is set.
+    /// Returns the value of a key. Waits until the key is set.
     ///
     /// # Errors
-    /// [`StoreError::Timeout`] if the key is not set, or the store does not answer, within `timeout`,
-    /// which bounds the entire call; otherwise as [`Store::set`].
+    /// [`StoreError::Timeout`] if the key is not set, or the store does not answer, within `timeout`, which bounds the
+    /// entire call; the errors of [`Store::set`].
     fn get(&self, key: &str, timeout: Duration) -> StoreResult<Vec<u8>>;
 
-    /// Adds to a key's value, a decimal number, which starts at 0; returns the sum.
+    /// Adds to the value of a key, a decimal number that starts at 0. Returns the sum.
     ///
     /// # Errors
-    /// [`StoreError::NotANumber`] where the key was set to something else, or the sum is beyond
-    /// 64 bits; as [`Store::set`].
+    /// [`StoreError::NotANumber`] if the value of the key is not a number or the sum overflows 64 bits; the errors of
+    /// [`Store::set`].
     fn add(&self, key: &str, amount: i64) -> StoreResult<i64>;
 
-    /// Sets a key to `desired` if its value is `expected`, or if it is not set and `expected` is
-    /// empty; returns what its value is then. `None` where it is not set: PyTorch's returns
-    /// `expected` there.
+    /// Sets a key to `desired` if its value is `expected`, or if the key is not set and `expected` is empty. Returns
+    /// the resulting value. `None` if the key is not set; PyTorch returns `expected` in that case.
     ///
     /// # Errors
-    /// As [`Store::set`].
+    /// The same as [`Store::set`].
     fn compare_set(
         &self,
         key: &str,
@@ -92,49 +91,49 @@ pub trait Store: Any + Send + Sync + fmt::Debug {
         desired: &[u8],
     ) -> StoreResult<Option<Vec<u8>>>;
 
-    /// Deletes a key (`delete_key`); whether it was set.
+    /// Deletes a key (`delete_key`). Returns `true` if the key was set.
     ///
     /// # Errors
-    /// As [`Store::set`].
+    /// The same as [`Store::set`].
     fn delete(&self, key: &str) -> StoreResult<bool>;
 
-    /// Waits until all of these keys are set.
+    /// Waits until all keys are set.
     ///
     /// # Errors
-    /// As [`Store::get`].
+    /// The same as [`Store::get`].
     fn wait(&self, keys: &[&str], timeout: Duration) -> StoreResult<()>;
 
-    /// Whether all of these keys are set.
+    /// Returns `true` if all keys are set.
     ///
     /// # Errors
-    /// As [`Store::set`].
+    /// The same as [`Store::set`].
     fn check(&self, keys: &[&str]) -> StoreResult<bool>;
 }
 
-/// Why a store could not do what was asked.
+/// The reason why an operation on a store failed.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// A key was not set in time, or the store did not say so in time.
+    /// A key was not set in time, or the store did not reply in time.
     #[error("{op}: {} within {timeout:?}", missed(keys, *replied))]
     Timeout {
         /// The operation.
         op: &'static str,
-        /// The keys that were waited for; the first few of many.
+        /// The awaited keys, at most the first eight.
         keys: Vec<String>,
-        /// How long.
+        /// Timeout of the call.
         timeout: Duration,
-        /// Whether the store replied that a key is not set. Without a reply, all may be set.
+        /// The store replied that a key is not set. If false, all keys may be set.
         replied: bool,
     },
-    /// A key, a value or a list of keys beyond the limits.
+    /// A key, a value or a list of keys is larger than its limit.
     #[error("{op}: {what} has {size}, the most is {max}")]
     TooLarge {
         /// The operation.
         op: &'static str,
-        /// What is too large.
+        /// The part that is too large, such as `the key`.
         what: &'static str,
-        /// Its size.
+        /// Size of the part, in bytes, or number of keys.
         size: usize,
         /// The limit.
         max: usize,
@@ -147,17 +146,17 @@ pub enum StoreError {
         /// The limit, in bytes.
         max: usize,
     },
-    /// A value that cannot be added to.
+    /// A value is not a number, or the sum overflows 64 bits.
     #[error("add: the key {key:?} holds {value:?}, to which {amount} cannot be added")]
     NotANumber {
         /// The key.
         key: String,
-        /// Its value; the first few bytes of a long one.
+        /// Value of the key, at most its first 32 bytes.
         value: String,
-        /// What was to be added.
+        /// The number to add.
         amount: i64,
     },
-    /// Nobody answered at the store's address in time.
+    /// No server answered at the store's address in time.
     #[error(
         "no store could be reached at {address} within {timeout:?}: {reason}. Rank 0 hosts it: is \
          it running, and is this address right as seen from here?"
@@ -165,12 +164,12 @@ pub enum StoreError {
     Unreachable {
         /// The address.
         address: String,
-        /// How long was tried.
+        /// Timeout of the call.
         timeout: Duration,
-        /// What the last try failed with.
+        /// Error of the last attempt.
         reason: String,
     },
-    /// An address that other machines can reach, and no secret.
+    /// The address is not a loopback address, and there is no secret.
     #[error(
         "the store's address {address} is not a loopback address, and there is no secret: set \
          WARPLINE_SECRET to the same random text on every rank (`openssl rand -hex 32` prints one), \
@@ -185,16 +184,16 @@ pub enum StoreError {
     WrongSecret {
         /// The address.
         address: String,
-        /// Which end has refused the other.
+        /// The end that refused the other end.
         reason: String,
     },
-    /// A secret that cannot be used.
+    /// A secret is invalid.
     #[error("the secret cannot be used: {reason}. `openssl rand -hex 32` prints a good one")]
     InvalidSecret {
-        /// Why not.
+        /// The cause.
         reason: String,
     },
-    /// What listens at the address is no store of this kind.
+    /// The server at the address is not a Warpline store.
     #[error(
         "what listens at {address} is not a Warpline store: {reason}. PyTorch's own stores speak \
          another protocol; choose another port"
@@ -202,20 +201,20 @@ pub enum StoreError {
     NotAStore {
         /// The address.
         address: String,
-        /// What it did.
+        /// The unexpected behaviour of the server.
         reason: String,
     },
-    /// The store's server is gone.
+    /// The connection to the store's server is lost.
     #[error("{op}: the connection to the store at {address} is lost: {reason}")]
     Lost {
         /// The operation.
         op: &'static str,
-        /// The server's address.
+        /// Address of the server.
         address: String,
-        /// What the connection failed with.
+        /// Error of the connection.
         reason: String,
     },
-    /// The port cannot be listened on.
+    /// The store cannot listen on its address.
     #[error(
         "the store cannot listen on {address}: {reason}. The address has to be one of this host's, \
          and the port free"
@@ -223,7 +222,7 @@ pub enum StoreError {
     Bind {
         /// The address.
         address: String,
-        /// Why not.
+        /// The cause.
         reason: String,
     },
     /// The store's file cannot be used.
@@ -231,21 +230,21 @@ pub enum StoreError {
     File {
         /// The operation.
         op: &'static str,
-        /// Its path.
+        /// Path of the file.
         path: String,
-        /// Why not.
+        /// The cause.
         reason: String,
     },
 }
 
-/// Its message: what `main` prints of the error that it returns, and `unwrap` of the one that it meets.
+/// Writes the same message as `Display`, because `unwrap`, and a `main` that returns an error, print the `Debug` form.
 impl fmt::Debug for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-/// What did not happen in time.
+/// Describes the event that did not happen in time.
 fn missed(keys: &[String], replied: bool) -> String {
     match replied {
         true => format!("not all of the keys {keys:?} were set"),

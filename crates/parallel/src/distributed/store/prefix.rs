@@ -1,4 +1,4 @@
-//! A part of a store of one's own.
+//! A view of a store that is limited to a prefix.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use super::{Store, StoreResult};
 
-/// A store all of whose keys begin with a prefix in the one below
-/// (`torch.distributed.PrefixStore`).
+/// A store that puts a prefix before all keys of an underlying store (`torch.distributed.PrefixStore`).
 #[derive(Clone, Debug)]
 pub struct PrefixStore {
     prefix: String,
@@ -15,7 +14,7 @@ pub struct PrefixStore {
 }
 
 impl PrefixStore {
-    /// The keys of `below` that begin with `prefix` and a slash.
+    /// Creates a store of the keys of `below` that begin with `prefix` and a slash.
     #[must_use]
     pub fn new(prefix: impl Into<String>, below: Arc<dyn Store>) -> Self {
         let prefix = prefix.into();

@@ -8,7 +8,7 @@ use sha2::Sha256;
 
 use super::{StoreError, StoreResult};
 
-/// Least number of bytes of a secret.
+/// Smallest size of a secret, in bytes.
 const MIN_SECRET: usize = 16;
 
 /// Length of a [`Proof`], in bytes.
@@ -17,20 +17,19 @@ pub(super) const PROOF: usize = 32;
 /// A MAC over a handshake.
 pub(super) type Proof = [u8; PROOF];
 
-/// A secret that the ranks of a job share. Both ends of a connection to a
-/// [`TcpStore`](super::TcpStore) prove that they know it. It is never sent, and `Debug` does not
-/// print it.
+/// A secret that the ranks of a job share. Both ends of a connection to a [`TcpStore`](super::TcpStore) prove that they
+/// know the secret. The secret is never sent, and `Debug` does not print it.
 ///
-/// It has to be random, because whoever connects can test guesses: `openssl rand -hex 32` prints a
-/// good one.
+/// The secret must be random, because anyone who connects can test guesses. `openssl rand -hex 32` prints a good
+/// secret.
 #[derive(Clone)]
 pub struct Secret(Arc<[u8]>);
 
 impl Secret {
-    /// A secret of these bytes.
+    /// Creates a secret from bytes.
     ///
     /// # Errors
-    /// [`StoreError::InvalidSecret`] if there are fewer than 16.
+    /// [`StoreError::InvalidSecret`] if there are fewer than 16 bytes.
     pub fn new(secret: impl AsRef<[u8]>) -> StoreResult<Self> {
         match secret.as_ref() {
             short if short.len() < MIN_SECRET => {
@@ -42,7 +41,7 @@ impl Secret {
         }
     }
 
-    /// A new secret of 32 random bytes, as 64 hexadecimal digits.
+    /// Creates a secret from 32 random bytes, written as 64 hexadecimal digits.
     ///
     /// # Errors
     /// [`StoreError::InvalidSecret`] if the system gives no random bytes.
@@ -51,7 +50,7 @@ impl Secret {
         Self::new(digits)
     }
 
-    /// The secret as text for a process's environment, if it is UTF-8.
+    /// Returns the secret as text for the environment of a process. `None` if it is not UTF-8.
     pub(in super::super) fn to_text(&self) -> Option<&str> {
         std::str::from_utf8(&self.0).ok()
     }
@@ -63,7 +62,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// 32 bytes that nobody can guess.
+/// Returns 32 bytes from the system's cryptographic random generator.
 pub(super) fn random() -> StoreResult<[u8; 32]> {
     let mut bytes = [0; 32];
     match getrandom::fill(&mut bytes) {
@@ -74,15 +73,15 @@ pub(super) fn random() -> StoreResult<[u8; 32]> {
     }
 }
 
-/// The end of a connection that proves its knowledge. A proof counts for one end only, so that a
-/// peer cannot return the proof that it was sent.
+/// The end of a connection that makes a proof. A proof is valid for one end only, so that a peer cannot send back the
+/// proof that it received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Client,
     Server,
 }
 
-/// The MAC of one handshake, whose nonces are new on each connection.
+/// Computes the MAC of a handshake. Each connection has new nonces.
 fn mac(secret: Option<&Secret>, end: End, nonces: [&[u8; 32]; 2]) -> Hmac<Sha256> {
     // An empty key stands for "no secret". A `Secret` is never empty.
     let key = secret.map_or(&[][..], |secret| &secret.0);
@@ -97,12 +96,12 @@ fn mac(secret: Option<&Secret>, end: End, nonces: [&[u8; 32]; 2]) -> Hmac<Sha256
     mac
 }
 
-/// Proof of one end that it knows the secret; `nonces` are the client's and the server's.
+/// Returns the proof of one end that it knows the secret. `nonces` are the client's and the server's.
 pub(super) fn prove(secret: Option<&Secret>, end: End, nonces: [&[u8; 32]; 2]) -> Proof {
     mac(secret, end, nonces).finalize().into_bytes().into()
 }
 
-/// Whether a proof holds. The comparison takes the same time for every wrong proof.
+/// Returns `true` if a proof is valid. The comparison takes the same time for every invalid proof.
 pub(super) fn holds(
     secret: Option<&Secret>,
     end: End,

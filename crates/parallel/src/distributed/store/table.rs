@@ -27,13 +27,13 @@ impl Table {
         result
     }
 
-    /// Waits until all keys are set; `None` if they are not in time.
+    /// Waits until all keys are set. Returns `None` if the time runs out.
     pub(super) fn waited(
         &self,
         keys: &[&str],
         timeout: Duration,
     ) -> Option<MutexGuard<'_, Values>> {
-        // A timeout that the clock cannot hold is none.
+        // A timeout beyond the range of the clock means no timeout.
         let deadline = Instant::now().checked_add(timeout);
         let mut values = self.lock();
         loop {

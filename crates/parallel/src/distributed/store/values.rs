@@ -1,4 +1,4 @@
-//! The keys and values of a store, and how many bytes they may take.
+//! The keys and values of a store, and their size limit.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,8 @@ pub(super) struct Values {
     map: HashMap<String, Arc<[u8]>>,
     /// Size of all entries.
     bytes: usize,
-    /// Values that were replaced or deleted while replies held them. They count as long as replies do.
+    /// Values that were replaced or deleted while replies held them. They count towards the limit until the replies are
+    /// sent.
     replaced: Vec<Arc<[u8]>>,
 }
 
@@ -36,7 +37,7 @@ impl Values {
         keys.iter().all(|key| self.contains(key.as_ref()))
     }
 
-    /// Refuses a value that would take the store beyond [`MAX_STORED`].
+    /// Returns the size of the store with the new value, or an error if it would exceed [`MAX_STORED`].
     pub(super) fn check_room(
         &mut self,
         op: &'static str,
@@ -60,7 +61,7 @@ impl Values {
         Ok(())
     }
 
-    /// The sum that `add` would store.
+    /// Returns the sum that `add` would store.
     pub(super) fn sum(&self, key: &str, amount: i64) -> StoreResult<i64> {
         let Some(value) = self.map.get(key) else { return Ok(amount) };
         let number = std::str::from_utf8(value).ok().and_then(|text| text.parse::<i64>().ok());
@@ -77,7 +78,7 @@ impl Values {
         Ok(sum)
     }
 
-    /// Whether `compare_set` sets.
+    /// Returns `true` if `compare_set` would set the key.
     pub(super) fn may_set(&self, key: &str, expected: &[u8]) -> bool {
         self.map.get(key).map_or(expected.is_empty(), |value| **value == *expected)
     }

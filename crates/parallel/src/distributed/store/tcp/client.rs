@@ -1,7 +1,7 @@
-//! The client: connections that are made, kept and closed.
+//! The client and its connections.
 //!
-//! Each call uses a connection of its own, so a wait holds up no other call. Long waits are
-//! repeated in slices, so that the client notices a host that is gone without a word.
+//! Each call uses its own connection, so a wait does not block other calls. Long waits are repeated in slices, so that
+//! the client detects a host that has disappeared without closing the connection.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -14,12 +14,12 @@ use super::super::secret::Secret;
 use super::handshake::{self, Failed};
 use super::wire::{self, Reply, Request};
 
-/// Pause between two tries to reach a server.
+/// Pause between two attempts to reach a server.
 const RETRY: Duration = Duration::from_millis(50);
-/// Age at which an unused connection is not used again. It is less than the time after which a server
-/// closes one.
+/// Age from which an idle connection is not used again. Less than the time after which a server closes idle
+/// connections.
 const MAX_IDLE: Duration = Duration::from_secs(60);
-/// Most unused connections that are kept.
+/// Largest number of idle connections to keep.
 const MAX_KEPT: usize = 8;
 
 /// A client of one server.
@@ -27,12 +27,12 @@ const MAX_KEPT: usize = 8;
 pub(super) struct Client {
     addresses: Vec<SocketAddr>,
     secret: Option<Secret>,
-    /// Unused connections, and since when.
+    /// Idle connections, and the time since which each is idle.
     idle: Mutex<Vec<(TcpStream, Instant)>>,
 }
 
 impl Client {
-    /// A client with its first connection.
+    /// Creates a client with a first connection.
     pub(super) fn connect(
         addresses: Vec<SocketAddr>,
         secret: Option<Secret>,
@@ -57,8 +57,8 @@ impl Client {
         let mut timed = Timed { stream: &stream, deadline };
         wire::send(&mut timed, &request.encode())?;
         let reply = Reply::decode(&wire::receive(&mut timed)?)?;
-        // A connection that has failed is dropped instead, since a late reply would be taken for the
-        // next request's.
+        // A failed connection is dropped instead, because a late reply would be taken for the reply to the next
+        // request.
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < MAX_KEPT {
             idle.push((stream, Instant::now()));
@@ -66,7 +66,7 @@ impl Client {
         Ok(reply)
     }
 
-    /// An unused connection, or a new one.
+    /// Returns an idle connection, or a new one.
     fn connection(&self, deadline: Deadline) -> Result<TcpStream, Failed> {
         {
             let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
@@ -77,7 +77,8 @@ impl Client {
         }
         loop {
             match connect(&self.addresses, self.secret.as_ref(), deadline) {
-                // The server closes handshakes when it has too many: no request was sent yet.
+                // The server closes handshakes if it has too many. Trying again is safe, because no request was sent
+                // yet.
                 Err(Failed::Io(error)) if was_closed(&error) && deadline.left() > RETRY => {
                     std::thread::sleep(RETRY);
                 }
@@ -87,13 +88,13 @@ impl Client {
     }
 }
 
-/// Whether the other side has closed a connection that it had accepted.
+/// Returns `true` if the peer closed a connection that it had accepted.
 fn was_closed(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
 }
 
-/// Looks up the addresses of a name. The system's look-up has no timeout, so a thread does it.
+/// Looks up the addresses of a name, in a separate thread, because the system's look-up has no timeout.
 pub(in crate::distributed) fn look_up<A>(
     name: &Arc<A>,
     deadline: Deadline,
@@ -109,7 +110,7 @@ where
     finds.recv_timeout(deadline.left()).unwrap_or_else(|_| Err(timed_out()))
 }
 
-/// Connects to the first address that takes a connection, and shakes hands.
+/// Connects to the first address that accepts a connection, and runs the handshake.
 pub(super) fn connect(
     addresses: &[SocketAddr],
     secret: Option<&Secret>,
@@ -118,7 +119,7 @@ pub(super) fn connect(
     let error = io::Error::new(io::ErrorKind::AddrNotAvailable, "its name has no address");
     let mut last = Failed::Io(error);
     for (at, address) in addresses.iter().enumerate() {
-        // Each address has its part of the time, so that one without an answer leaves some.
+        // Each address gets a part of the time, so that an address that does not answer leaves time for the next.
         let part = deadline.left() / (addresses.len() - at) as u32;
         let deadline = deadline.at_most(part);
         let left = deadline.left().clamp(Duration::from_millis(1), Duration::from_secs(3600));
@@ -136,8 +137,8 @@ pub(super) fn greet(
     secret: Option<&Secret>,
     deadline: Deadline,
 ) -> Result<TcpStream, Failed> {
-    // Without a listener, a connection may get the port that it goes to as its own, and then reaches
-    // itself.
+    // Without a listener, the system may choose the destination port as the connection's own port, so that it connects
+    // to itself.
     if stream.local_addr()? == stream.peer_addr()? {
         let error = io::Error::new(io::ErrorKind::ConnectionRefused, "nothing listens there");
         return Err(Failed::Io(error));
@@ -147,8 +148,8 @@ pub(super) fn greet(
     Ok(stream)
 }
 
-/// Tries until a connection is made or the deadline passes. Names are looked up again each time, as
-/// the host may not be known yet. `check` may refuse the addresses.
+/// Tries to connect until the deadline. Looks up the name again each time, because the host may not be known yet.
+/// `check` may refuse the addresses.
 pub(super) fn retry<A, E>(
     name: A,
     secret: Option<&Secret>,

@@ -7,7 +7,7 @@
 //! | client | its proof: an HMAC-SHA256 over its role and both nonces, with the secret as key |
 //! | server | [`ACCEPTED`] and its own proof, or [`REFUSED`] |
 //!
-//! Without a secret the key is empty, and anybody can make the proofs.
+//! Without a secret the key is empty, and anyone can make the proofs.
 
 use std::io::{self, Read, Write};
 
@@ -23,10 +23,10 @@ pub(super) const ANSWER: usize = PROOF;
 const REFUSED: u8 = 0;
 const ACCEPTED: u8 = 1;
 
-/// Why a client has no connection.
+/// The reason why a client could not connect.
 #[derive(Debug)]
 pub(super) enum Failed {
-    /// The connection failed, or the server is busy; another try may succeed.
+    /// The connection failed, or the server is busy. Another attempt may succeed.
     Io(io::Error),
     /// The peer speaks another protocol.
     Foreign(String),
@@ -47,14 +47,14 @@ fn hello(nonce: &[u8; 32]) -> Vec<u8> {
     [GREETING.as_slice(), nonce].concat()
 }
 
-/// The client's side.
+/// Runs the client's side of the handshake.
 pub(super) fn greet(
     stream: &mut (impl Read + Write),
     secret: Option<&Secret>,
 ) -> Result<(), Failed> {
     let ours = random().map_err(io::Error::other)?;
     stream.write_all(&hello(&ours))?;
-    // The greeting comes first, because a server of another kind may send less than a nonce.
+    // The greeting is read separately, because a server of another protocol may send fewer bytes than a nonce.
     let (mut greeting, mut theirs) = ([0; GREETING.len()], [0; 32]);
     stream.read_exact(&mut greeting)?;
     if &greeting != GREETING {
@@ -87,7 +87,7 @@ pub(super) struct Challenge {
 }
 
 impl Challenge {
-    /// Answers a client's first [`HELLO`] bytes; returns the bytes to send.
+    /// Answers a client's first [`HELLO`] bytes. Also returns the bytes to send.
     pub(super) fn new(heard: &[u8]) -> io::Result<(Self, Vec<u8>)> {
         let theirs = heard.strip_prefix(GREETING).and_then(|nonce| nonce.try_into().ok());
         let theirs = theirs.ok_or_else(|| invalid("another greeting"))?;
@@ -95,7 +95,7 @@ impl Challenge {
         Ok((Self { theirs, ours }, hello(&ours)))
     }
 
-    /// Checks a client's proof; returns whether it holds, and the bytes to send.
+    /// Checks a client's proof. Returns whether the proof is valid, and the bytes to send.
     pub(super) fn answer(&self, secret: Option<&Secret>, proof: &[u8]) -> (bool, Vec<u8>) {
         let nonces = [&self.theirs, &self.ours];
         match holds(secret, End::Client, nonces, proof) {

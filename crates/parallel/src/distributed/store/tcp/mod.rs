@@ -1,4 +1,4 @@
-//! A store that one process hosts, and the others reach over TCP.
+//! A store that one process hosts and other processes reach over TCP.
 
 mod client;
 mod handshake;
@@ -17,24 +17,23 @@ use handshake::Failed;
 use server::Server;
 use wire::{Reply, Request};
 
-/// Longest wait that one request asks for; it is repeated until the caller's time is up. So a client
-/// notices within [`CALL_TIMEOUT`] that its server is gone without a word.
+/// Longest wait of one request. The request is repeated until the caller's timeout, so that a client detects within
+/// [`CALL_TIMEOUT`] that its server has disappeared without closing the connection.
 const WAIT_SLICE: Duration = Duration::from_secs(5);
-/// Time for the reply of a wait that has ended.
+/// Additional time for the reply after the end of a wait.
 const SLACK: Duration = Duration::from_millis(500);
 
-/// A store that one process hosts and the others reach over TCP (`torch.distributed.TCPStore`).
+/// A store that one process hosts and other processes reach over TCP (`torch.distributed.TCPStore`).
 ///
-/// Both ends of each connection prove by a keyed challenge that they know the job's [`Secret`], which
-/// is never sent. Without a secret the store listens on, and clients connect to, loopback addresses
-/// only, where every user of the machine can use it. What follows the proofs is neither encrypted nor
-/// signed: whoever can change packets on their way can change keys and values.
+/// Both ends of each connection prove by a keyed challenge that they know the job's [`Secret`], which is never sent.
+/// Without a secret the store listens on, and clients connect to, loopback addresses only, and every user of the
+/// machine has access. The messages after the proofs are neither encrypted nor signed: anyone who can modify packets on
+/// the network can modify keys and values.
 ///
-/// A call's timeout bounds the entire call, with half a second for the last reply. Calls without one
-/// end within 30 seconds. The server bounds the size of keys, values and messages
-/// ([`MAX_KEY`](super::MAX_KEY), [`MAX_VALUE`](super::MAX_VALUE)) and of all of them together
-/// ([`MAX_STORED`](super::MAX_STORED)), and the number and the time of connections, of which clients of
-/// one address have at most half.
+/// A timeout bounds the entire call, plus half a second for the last reply. Calls without a timeout end within 30
+/// seconds. The server limits the size of keys, values and messages ([`MAX_KEY`](super::MAX_KEY),
+/// [`MAX_VALUE`](super::MAX_VALUE)), their total size ([`MAX_STORED`](super::MAX_STORED)), and the number and idle time
+/// of connections. Clients of one address get at most half of the connections.
 ///
 /// ```
 /// use std::time::Duration;
@@ -49,7 +48,7 @@ const SLACK: Duration = Duration::from_millis(500);
 /// ```
 #[derive(Debug)]
 pub struct TcpStore {
-    /// As errors show it.
+    /// Address in error messages.
     address: String,
     ends: Ends,
 }
@@ -61,18 +60,18 @@ enum Ends {
 }
 
 impl TcpStore {
-    /// A store without a secret that this process hosts at a loopback address, until it is dropped.
-    /// Port 0 takes any that is free.
+    /// Hosts a store without a secret at a loopback address. The server ends when the store is dropped. Port 0 selects
+    /// a free port.
     ///
     /// # Errors
-    /// [`StoreError::NeedsSecret`] if the address is not a loopback address; [`StoreError::Bind`] if
-    /// it cannot be listened on.
+    /// [`StoreError::NeedsSecret`] if the address is not a loopback address; [`StoreError::Bind`] if the server cannot
+    /// listen on it.
     pub fn host(address: impl ToSocketAddrs) -> StoreResult<Self> {
         Self::host_with(address, None)
     }
 
-    /// [`TcpStore::host`] with a secret, which allows every address of this host. The store listens
-    /// on that address alone.
+    /// Hosts a store like [`TcpStore::host`]. With a secret, `address` may be any address of this host. The server
+    /// listens on that address only.
     ///
     /// ```
     /// use std::time::Duration;
@@ -89,7 +88,8 @@ impl TcpStore {
     /// ```
     ///
     /// # Errors
-    /// As [`TcpStore::host`].
+    /// [`StoreError::NeedsSecret`] if there is no secret and the address is not a loopback address;
+    /// [`StoreError::Bind`] if the server cannot listen on the address.
     pub fn host_with(address: impl ToSocketAddrs, secret: Option<&Secret>) -> StoreResult<Self> {
         let addresses: Vec<_> =
             address.to_socket_addrs().map(Iterator::collect).unwrap_or_default();
@@ -102,14 +102,13 @@ impl TcpStore {
         Ok(Self { address: server.address().to_string(), ends: Ends::Host(server) })
     }
 
-    /// A store without a secret, at a loopback address, that another process hosts or will host
-    /// within `timeout`.
+    /// Connects to a store without a secret at a loopback address. Retries until `timeout`, because the store may be
+    /// hosted later.
     ///
     /// # Errors
-    /// [`StoreError::Unreachable`] if no connection is made within `timeout`;
-    /// [`StoreError::NotAStore`] if the peer speaks another protocol; [`StoreError::NeedsSecret`] if
-    /// the address is not a loopback address; [`StoreError::WrongSecret`] if the server asks for a
-    /// secret.
+    /// [`StoreError::Unreachable`] if no connection is made within `timeout`; [`StoreError::NotAStore`] if the server
+    /// uses another protocol; [`StoreError::NeedsSecret`] if the address is not a loopback address;
+    /// [`StoreError::WrongSecret`] if the server requires a secret.
     pub fn connect<A>(address: A, timeout: Duration) -> StoreResult<Self>
     where
         A: ToSocketAddrs + Send + Sync + 'static,
@@ -117,10 +116,11 @@ impl TcpStore {
         Self::connect_with(address, None, timeout)
     }
 
-    /// [`TcpStore::connect`] with the secret that the host has.
+    /// Connects to a store like [`TcpStore::connect`], with the secret of the host. With a secret, every address is
+    /// allowed.
     ///
     /// # Errors
-    /// As [`TcpStore::connect`]; [`StoreError::WrongSecret`] if the host has another secret or none.
+    /// The same as [`TcpStore::connect`]; [`StoreError::WrongSecret`] if the host has another secret or none.
     pub fn connect_with<A>(
         address: A,
         secret: Option<&Secret>,
@@ -147,7 +147,7 @@ impl TcpStore {
         }
     }
 
-    /// The port that its host listens on.
+    /// Returns the port of the server.
     #[must_use]
     pub fn port(&self) -> u16 {
         match &self.ends {
@@ -156,13 +156,13 @@ impl TcpStore {
         }
     }
 
-    /// Whether this process hosts it.
+    /// Returns `true` if this process hosts the store.
     #[must_use]
     pub fn is_host(&self) -> bool {
         matches!(self.ends, Ends::Host(_))
     }
 
-    /// Number of connections that its host has; 0 if another process hosts it.
+    /// Returns the number of open connections of the server. 0 if another process hosts the store.
     #[must_use]
     pub fn connections(&self) -> usize {
         match &self.ends {
@@ -171,7 +171,7 @@ impl TcpStore {
         }
     }
 
-    /// Sends a request; `None` if there is no reply until the deadline.
+    /// Sends a request. Returns `None` if there is no reply until the deadline.
     fn request_until(
         &self,
         op: &'static str,
@@ -185,7 +185,7 @@ impl TcpStore {
         let address = || self.address.clone();
         match reply {
             Ok(reply) => Ok(Some(reply)),
-            // `WouldBlock` and others may come with the last try of several.
+            // The last of several attempts may fail with `WouldBlock` or another error.
             Err(Failed::Io(_)) if deadline.has_passed() => Ok(None),
             Err(Failed::Io(error)) => {
                 Err(StoreError::Lost { op, address: address(), reason: reason(&error) })
@@ -199,7 +199,7 @@ impl TcpStore {
         }
     }
 
-    /// Sends a request that the server replies to at once.
+    /// Sends a request to which the server replies at once.
     fn request(&self, op: &'static str, request: &Request<'_>) -> StoreResult<Reply> {
         let reply = self.request_until(op, request, Deadline::of_call())?;
         reply.ok_or_else(|| self.silent(op))
@@ -221,7 +221,7 @@ impl TcpStore {
         }
     }
 
-    /// Repeats a request that waits for keys until they are set or the time is up.
+    /// Repeats a request that waits for keys until the keys are set or the timeout has passed.
     fn waited<'a>(
         &self,
         (op, keys, timeout): (&'static str, &[&str], Duration),
@@ -246,7 +246,7 @@ impl TcpStore {
     }
 }
 
-/// Refuses an address that other machines can reach, if there is no secret.
+/// Returns an error if there is no secret and an address is not a loopback address.
 fn check_loopback(addresses: &[SocketAddr], secret: Option<&Secret>) -> StoreResult<()> {
     let outside = addresses.iter().find(|address| !address.ip().to_canonical().is_loopback());
     match outside {

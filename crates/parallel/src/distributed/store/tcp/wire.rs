@@ -1,4 +1,4 @@
-//! Messages: a length, then a request or a reply.
+//! Messages of the store's protocol: a length, then a request or a reply.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -6,25 +6,25 @@ use std::time::Duration;
 
 use super::super::{MAX_KEY, MAX_KEYS, MAX_VALUE};
 
-/// The most bytes of a message: a key, two values and their lengths.
+/// Largest size of a message, in bytes: a key, two values and their lengths.
 pub(super) const MAX_MESSAGE: usize = 2 * MAX_VALUE + MAX_KEY + 64;
 
 pub(super) fn send(stream: &mut impl Write, message: &[u8]) -> io::Result<()> {
     let length = u32::try_from(message.len()).map_err(|_| invalid("a message is too long"))?;
-    // One write, so that it is one packet where it fits.
+    // One write, so that a small message is one packet.
     let mut bytes = Vec::with_capacity(4 + message.len());
     bytes.extend(length.to_le_bytes());
     bytes.extend(message);
     stream.write_all(&bytes)
 }
 
-/// The bytes of a reply with a value before the value itself, its message's length included.
+/// Returns the bytes before the value in a reply with a value, including the length of the message.
 pub(super) fn value_head(length: usize) -> Vec<u8> {
     let message = (1 + 4 + length as u32).to_le_bytes();
     [&message[..], &[1], &(length as u32).to_le_bytes()].concat()
 }
 
-/// The length of a message, of the four bytes before it.
+/// Decodes the length of a message from the four bytes before it.
 pub(super) fn length(bytes: [u8; 4]) -> io::Result<usize> {
     match u32::from_le_bytes(bytes) as usize {
         length if length <= MAX_MESSAGE => Ok(length),
@@ -68,7 +68,7 @@ pub(super) enum Reply {
     Number(i64),
     /// A key is not set.
     NotYet,
-    /// The value that cannot be added to.
+    /// The value, which is not a number or would overflow.
     NotANumber(String),
     /// The store has no room.
     Full,
@@ -150,7 +150,7 @@ impl Reply {
     }
 }
 
-/// Milliseconds, rounded up, so that no wait ends before its time.
+/// Converts to milliseconds, rounded up, so that no wait ends early.
 fn millis(wait: Duration) -> i64 {
     wait.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(i64::MAX)
 }
@@ -179,7 +179,7 @@ impl Out {
     }
 }
 
-/// The rest of a message. Keys and values are held to the limits of all stores.
+/// The unread rest of a message. Enforces the limits on keys and values.
 struct In<'a>(&'a [u8]);
 
 impl<'a> In<'a> {

@@ -1,4 +1,4 @@
-//! One connection of a server: bytes in, bytes out, and its phase.
+//! A connection of the server: input, output, and its phase.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -10,13 +10,13 @@ use super::super::super::secret::Secret;
 use super::super::handshake::{ANSWER, Challenge, HELLO};
 use super::super::wire::{self, Reply};
 
-/// Time for a handshake.
+/// Time limit of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time for a client to send the whole of a request, or to take the whole of a reply.
+/// Time limit for a client to send a whole request, or to receive a whole reply.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time between two requests of a client.
+/// Longest time between two requests of a client.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
-/// Most bytes read in one turn, so that no connection holds up the others.
+/// Largest number of bytes read in one turn, so that no connection blocks the others.
 const TURN: usize = 256 << 10;
 
 /// The step of the protocol that a connection is at.
@@ -36,12 +36,12 @@ enum Phase {
     Refused,
 }
 
-/// What a turn of a connection has led to.
+/// The result of a turn of a connection.
 #[derive(Debug)]
 pub(super) enum Turn {
     /// Nothing more can be read or written now.
     Blocked,
-    /// More may be possible at once; other connections come first.
+    /// More may be possible at once. Other connections come first.
     More,
     /// The client has proven that it knows the secret.
     Authenticated,
@@ -62,12 +62,12 @@ impl Connection {
         Self { stream, phase: Phase::Hello, input: Vec::new(), output: Output::default() }
     }
 
-    /// Bytes of memory that hold an unfinished request.
+    /// Returns the size of the buffer of an unfinished request, in bytes.
     pub(super) fn buffered(&self) -> usize {
         self.input.capacity()
     }
 
-    /// Identifies the phase whose time is limited, and its time. `None` while the server waits for keys.
+    /// Returns an identifier of the current phase and its time limit. `None` while the server waits for keys.
     pub(super) fn limit(&self) -> Option<(u8, Duration)> {
         match self.phase {
             Phase::Hello | Phase::Proof(_) | Phase::Refused => Some((0, HANDSHAKE_TIMEOUT)),
@@ -84,8 +84,7 @@ impl Connection {
         self.phase = Phase::Length;
     }
 
-    /// Reads and writes what is possible at once, up to the next event of the server's. An error ends
-    /// the connection.
+    /// Reads and writes as much as is possible at once, until the server has to act. An error ends the connection.
     pub(super) fn turn(&mut self, secret: Option<&Secret>) -> io::Result<Turn> {
         let mut budget = TURN;
         loop {
@@ -135,7 +134,7 @@ impl Connection {
         }
     }
 
-    /// Reads until `wanted` bytes are there; false if they are not yet.
+    /// Reads until `wanted` bytes have arrived. Returns `false` if some are still missing.
     fn fill(&mut self, wanted: usize, budget: &mut usize) -> io::Result<bool> {
         let mut scratch = [0; 16 << 10];
         while self.input.len() < wanted {
@@ -157,7 +156,7 @@ impl Connection {
         Ok(true)
     }
 
-    /// An error if the client has closed the connection, or sent more, before its reply.
+    /// Returns an error if the client has closed the connection, or sent more bytes, before its reply.
     fn gone(&self) -> io::Result<()> {
         match self.stream.peek(&mut [0]) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
@@ -168,7 +167,7 @@ impl Connection {
     }
 }
 
-/// Bytes to send: a few of their own, then a value that the store may still hold.
+/// Bytes to send: a head, then a value that may be shared with the store.
 #[derive(Debug, Default)]
 struct Output {
     head: Vec<u8>,
@@ -199,7 +198,7 @@ impl Output {
         self.head.is_empty()
     }
 
-    /// Sends what the connection takes; whether that was all.
+    /// Sends as much as the connection accepts. Returns `true` if everything was sent.
     fn send(&mut self, stream: &mut TcpStream) -> io::Result<bool> {
         loop {
             let value = self.value.as_deref().unwrap_or_default();

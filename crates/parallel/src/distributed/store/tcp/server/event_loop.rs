@@ -1,4 +1,4 @@
-//! The server's thread: it accepts, reads, answers and closes, and never blocks on one client.
+//! The event loop of the server's thread, which never blocks on a single client.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
@@ -19,27 +19,27 @@ use super::connection::{Connection, Turn};
 use super::peers::{MAX_STRANGERS, Peers};
 use super::waits::{Wait, Waits};
 
-/// Connections accepted in one go. It is less than the number of strangers, so that a client which greets
-/// at once is heard before newer connections displace it.
+/// Largest number of connections accepted in one iteration. Smaller than the number of strangers, so that a client that
+/// sends its greeting at once is read before newer connections displace it.
 const ACCEPTS: usize = MAX_STRANGERS / 4;
-/// Pause after the system has refused to accept a connection, as without free descriptors.
+/// Pause after the system failed to accept a connection, for example for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
-/// Longest wait of one request. Clients repeat it.
+/// Longest wait of one request. Clients repeat the request.
 const MAX_WAIT: Duration = Duration::from_secs(10);
-/// Most bytes of unfinished requests and of the keys that clients wait for, over all connections.
+/// Largest total size of unfinished requests and of the keys that clients wait for, in bytes.
 const MAX_BUFFERED: usize = 512 << 20;
 
 const LISTENER: Token = Token(usize::MAX);
 pub(super) const WAKER: Token = Token(usize::MAX - 1);
 
-/// What the server's own process asks of the thread.
+/// A command of the server's own process to the thread.
 #[derive(Debug)]
 pub(super) enum Command {
     Ask { message: Vec<u8>, reply: Sender<Reply> },
     Stop,
 }
 
-/// Where replies go.
+/// The destination of replies.
 #[derive(Debug)]
 enum End {
     Socket(Connection),
@@ -50,15 +50,15 @@ enum End {
 #[derive(Debug)]
 struct Client {
     end: End,
-    /// When the connection is closed, or its wait ends, and for which limit.
+    /// Time at which the connection is closed or its wait ends, and the identifier of that limit.
     deadline: Option<(u8, Instant)>,
-    /// Whether it is in the queue of connections that may have something to do.
+    /// The connection is in the queue of connections that may be able to read or write.
     queued: bool,
-    /// Bytes of its unfinished request and of the keys that it waits for.
+    /// Size of its unfinished request and of the keys that it waits for, in bytes.
     buffered: usize,
 }
 
-/// The limit of a wait. [`Connection::limit`] has the others.
+/// Identifier of the limit of a wait. [`Connection::limit`] returns the other limits.
 const WAITS: u8 = u8::MAX;
 
 #[derive(Debug)]
@@ -74,9 +74,9 @@ pub(super) struct EventLoop {
     peers: Peers,
     deadlines: BTreeSet<(Instant, usize)>,
     ready: VecDeque<usize>,
-    /// Bytes of unfinished requests and of the keys that clients wait for.
+    /// Total size of unfinished requests and of the keys that clients wait for, in bytes.
     buffered: usize,
-    /// When to accept again after the system has refused to.
+    /// Time at which to accept connections again after the system failed to accept one.
     paused: Option<Instant>,
     open: Arc<AtomicUsize>,
 }
@@ -158,7 +158,7 @@ impl EventLoop {
         }
     }
 
-    /// Answers the server's own process; false once the server stops.
+    /// Runs the commands of the server's own process. Returns `false` when the server must stop.
     fn commands(&mut self) -> bool {
         loop {
             match self.commands.try_recv() {
@@ -180,7 +180,7 @@ impl EventLoop {
         id
     }
 
-    /// Accepts a few connections; whether there may be more.
+    /// Accepts a few connections. Returns `true` if there may be more.
     fn accept(&mut self) -> bool {
         for _ in 0..ACCEPTS {
             match self.listener.accept() {
@@ -191,7 +191,7 @@ impl EventLoop {
                     | io::ErrorKind::ConnectionAborted
                     | io::ErrorKind::ConnectionReset => {}
                     _ => {
-                        // No descriptor is free: a stranger's may be spared.
+                        // No file descriptor is free: close a stranger to free one.
                         self.close_a_stranger();
                         self.paused = Some(Instant::now() + ACCEPT_PAUSE);
                         return false;
@@ -224,7 +224,7 @@ impl EventLoop {
         }
     }
 
-    /// Lets a connection do what it can.
+    /// Runs a turn of a connection.
     fn turn(&mut self, id: usize) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         client.queued = false;
@@ -252,8 +252,8 @@ impl EventLoop {
         self.count(id);
     }
 
-    /// Counts the bytes that a connection makes the server hold. Beyond the limit the connection with most
-    /// of them is closed, which need not be this one.
+    /// Updates the number of bytes that the server holds for a connection. If the total exceeds the limit, closes the
+    /// connection with the most bytes, which may be another connection.
     fn count(&mut self, id: usize) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let End::Socket(connection) = &client.end else { return };
@@ -267,7 +267,7 @@ impl EventLoop {
         }
     }
 
-    /// Answers a request, or lets it wait.
+    /// Answers a request, or begins its wait.
     fn ask(&mut self, id: usize, message: &[u8]) {
         match self.answer(id, message) {
             Ok(Some(reply)) => self.reply(id, reply),
@@ -314,7 +314,7 @@ impl EventLoop {
         reply
     }
 
-    /// Answers the clients that have waited for a key, if it is set.
+    /// Answers the clients that waited for a key, if the key is set.
     fn changed(&mut self, key: &str) {
         if self.values.contains(key) {
             for (id, reply) in self.waits.set(key, &self.values) {
@@ -333,14 +333,14 @@ impl EventLoop {
                 self.count(id);
             }
             End::Local(sender) => {
-                // The thread may have given up.
+                // The waiting thread may have given up.
                 let _ = sender.send(reply);
                 self.close(id);
             }
         }
     }
 
-    /// Starts the clock of the phase that a connection is in, unless it runs.
+    /// Starts the time limit of a connection's phase, unless it is already running.
     fn set_limit(&mut self, id: usize) {
         let Some(client) = self.clients.get(&id) else { return };
         let End::Socket(connection) = &client.end else { return };
@@ -361,7 +361,7 @@ impl EventLoop {
         self.deadlines.extend(deadline.map(|(_, at)| (at, id)));
     }
 
-    /// Ends the waits, and closes the connections, whose time is up.
+    /// Ends waits and closes connections whose time limit has passed.
     fn expire(&mut self) {
         let now = Instant::now();
         while let Some((_, id)) = self.deadlines.first().copied().filter(|(at, _)| *at <= now) {
@@ -388,7 +388,7 @@ impl EventLoop {
     }
 }
 
-/// The reply to a change that the store may refuse.
+/// Returns the reply to a change, which the store may have refused.
 fn replied(result: StoreResult<Reply>) -> Reply {
     match result {
         Ok(reply) => reply,

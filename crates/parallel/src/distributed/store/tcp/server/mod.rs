@@ -1,12 +1,12 @@
 //! The server: one thread that holds the keys and polls all connections.
 //!
-//! `connection.rs` reads and writes without blocking, `waits.rs` finds the clients that wait for a
-//! key, `event_loop.rs` accepts, answers, and closes connections whose time is up. Calls of the
-//! host's own process reach the thread by a channel.
+//! `connection.rs` reads and writes without blocking. `waits.rs` finds the clients that wait for a key. `event_loop.rs`
+//! accepts connections, answers requests, and closes connections after their time limits. Calls of the host's own
+//! process reach the thread by a channel.
 //!
-//! Invariant: a stranger costs little. Before its proof (`handshake.rs`) a connection has 40 bytes
-//! of buffer, five seconds, and one of 128 places, from which a newer connection displaces the
-//! oldest.
+//! Invariant: a connection without a proof of the secret costs little. Before its proof (`handshake.rs`) it gets 40
+//! bytes of buffer, five seconds, and one of 128 places. When the places are taken, a new connection displaces an old
+//! one.
 
 mod connection;
 mod event_loop;
@@ -27,19 +27,19 @@ use super::super::secret::Secret;
 use super::wire::{Reply, Request};
 use event_loop::{Command, EventLoop, WAKER};
 
-/// A server in a thread of its own, which ends when the server is dropped.
+/// A server with its own thread. Dropping the server ends the thread.
 #[derive(Debug)]
 pub(super) struct Server {
     address: SocketAddr,
     commands: Sender<Command>,
     waker: Waker,
-    /// Connections that are open.
+    /// Number of open connections.
     open: Arc<AtomicUsize>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Server {
-    /// Listens on the first of these addresses that can be listened on.
+    /// Starts a server on the first address that it can listen on.
     pub(super) fn start(addresses: &[SocketAddr], secret: Option<Secret>) -> io::Result<Self> {
         let mut bound =
             Err(io::Error::new(io::ErrorKind::AddrNotAvailable, "the name has no address"));
@@ -73,7 +73,7 @@ impl Server {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// Answers a request of the server's own process, which needs no connection.
+    /// Answers a request of the server's own process, without a connection.
     pub(super) fn answer(&self, request: &Request<'_>, deadline: Deadline) -> io::Result<Reply> {
         let (reply, replied) = channel();
         let ended = || io::Error::new(io::ErrorKind::BrokenPipe, "its server has ended");

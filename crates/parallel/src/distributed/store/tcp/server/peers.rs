@@ -1,20 +1,20 @@
-//! The connections by their peers' addresses, so that no address takes the places of the others.
+//! Connections by address of the peer, so that no address takes up all places.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
-/// Most connections of clients that have proven that they know the secret.
+/// Largest number of connections of clients that have proven that they know the secret.
 const MAX_CLIENTS: usize = 8192;
-/// Most of them that one address has. All ranks of a machine share its address, and all machines behind
-/// an address translation share one, so this is generous: 512 ranks with the 8 connections that each
-/// keeps. The other half is for other addresses.
+/// Largest number of clients with the same address. All ranks of a machine share an address, and so do all machines
+/// behind an address translation, so the number is large: 512 ranks with 8 connections each. The other half is for
+/// other addresses.
 const MAX_OF_ADDRESS: usize = MAX_CLIENTS / 2;
-/// Most connections that have proven nothing.
+/// Largest number of connections without a proof of the secret.
 pub(super) const MAX_STRANGERS: usize = 128;
 
 #[derive(Debug, Default)]
 pub(super) struct Peers {
-    /// Connections that have proven nothing, oldest first.
+    /// Connections without a proof of the secret, oldest first.
     strangers: BTreeMap<usize, IpAddr>,
     /// Connections that have proven that they know the secret.
     clients: HashMap<usize, IpAddr>,
@@ -31,8 +31,9 @@ impl Peers {
         self.strangers.len() >= MAX_STRANGERS
     }
 
-    /// The stranger that makes room: the oldest of the address that has most. So a flood from one address
-    /// displaces its own connections only, however long a client elsewhere takes for its proof.
+    /// Returns the stranger to close when there are too many: the oldest stranger of the address with the most
+    /// strangers. A flood from one address thus displaces only its own connections, even if a client elsewhere takes
+    /// long for its proof.
     pub(super) fn stranger_to_close(&self) -> Option<usize> {
         let mut oldest = BTreeMap::new();
         for (id, address) in &self.strangers {
@@ -41,7 +42,7 @@ impl Peers {
         oldest.into_values().max().map(|(_, id)| id.0)
     }
 
-    /// Makes a stranger a client; false if there is no place for it.
+    /// Makes a stranger a client. Returns `false` if there is no place for it.
     pub(super) fn authenticate(&mut self, id: usize) -> bool {
         let Some(address) = self.strangers.remove(&id) else { return false };
         let count = self.counts.entry(address).or_default();

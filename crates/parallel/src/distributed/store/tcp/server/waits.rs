@@ -5,15 +5,15 @@ use std::collections::{BTreeSet, HashMap};
 use super::super::super::values::Values;
 use super::super::wire::Reply;
 
-/// Keys that a client waits for.
+/// The keys that a client waits for.
 #[derive(Debug)]
 pub(super) struct Wait {
     pub(super) keys: Vec<String>,
-    /// Whether the reply is the value of the only key.
+    /// The reply is the value of the only key.
     pub(super) get: bool,
     /// Index of a key that is not set.
     at: usize,
-    /// Size of the keys.
+    /// Size of the keys, in bytes.
     bytes: usize,
 }
 
@@ -26,8 +26,8 @@ impl Wait {
         Self { keys, get, at: 0, bytes }
     }
 
-    /// The reply, if all keys are set. Otherwise `at` is moved to a missing key. The search begins at
-    /// `at`, so that it does not look again and again at the keys before.
+    /// Returns the reply if all keys are set. Otherwise moves `at` to a missing key. The search begins at `at`, so that
+    /// it does not check the earlier keys again and again.
     fn reply(&mut self, values: &Values) -> Option<Reply> {
         let count = self.keys.len();
         let mut order = (0..count).map(|step| (self.at + step) % count);
@@ -50,7 +50,7 @@ pub(super) struct Waits {
 }
 
 impl Waits {
-    /// Begins the wait of client `id`; returns the reply instead if all keys are set.
+    /// Begins the wait of client `id`. If all keys are set, returns the reply instead.
     pub(super) fn begin(&mut self, id: usize, mut wait: Wait, values: &Values) -> Option<Reply> {
         let reply = wait.reply(values);
         if reply.is_none() {
@@ -60,7 +60,7 @@ impl Waits {
         reply
     }
 
-    /// Ends the waits that a key, which has just been set, completes; returns their replies.
+    /// Ends the waits that are complete after `key` has been set. Returns their replies.
     pub(super) fn set(&mut self, key: &str, values: &Values) -> Vec<(usize, Reply)> {
         let mut done = Vec::new();
         for id in self.by_key.remove(key).unwrap_or_default() {
@@ -76,7 +76,7 @@ impl Waits {
         done
     }
 
-    /// Ends the wait of a client; false if it has none.
+    /// Ends the wait of a client. Returns `false` if there is none.
     pub(super) fn end(&mut self, id: usize) -> bool {
         let Some(wait) = self.waits.remove(&id) else { return false };
         let key = &wait.keys[wait.at];
@@ -93,7 +93,7 @@ impl Waits {
         self.waits.contains_key(&id)
     }
 
-    /// Bytes of the keys that a client waits for.
+    /// Returns the size of the keys that a client waits for, in bytes.
     pub(super) fn bytes(&self, id: usize) -> usize {
         self.waits.get(&id).map_or(0, |wait| wait.bytes)
     }
