@@ -1,10 +1,11 @@
-//! What any op of Warpline stands on: storage, views, the one launch path, race detection, graphs,
-//! generators.
+//! Storage, views, the launch path, race detection, graphs and random generators: the base of all
+//! Warpline ops.
 //!
-//! An op describes each launch in one [`launch::Call`]. From that come the order between streams,
-//! race reports, what a simulated GPU runs, and what an error says. Ops take [`View`]s and a
-//! [`Target`]; [`iter`] walks operands of any strides. [`launch::run`] is the one unsafe step of an op, and
-//! says what its author vouches for; `docs/custom-ops.md` walks through an op of another crate.
+//! An op describes each launch in one [`launch::Call`]. The order between streams, race reports,
+//! the work of simulated GPUs and error messages derive from it. Ops take [`View`]s and a
+//! [`Target`]; [`iter`] walks operands of any strides. [`launch::run`] is the only unsafe step of
+//! an op and lists what the op's author guarantees. `docs/custom-ops.md` walks through an op of
+//! another crate.
 
 mod completion;
 #[macro_use]
@@ -46,7 +47,7 @@ pub use warpline_types::{
     Category, DType, Device, Element, Error, ErrorKind, Result, ResultExt, Scalar, Site, bf16, f16,
 };
 
-/// The program of this crate's README runs.
+/// Runs the program of this crate's README as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct CrateReadme;

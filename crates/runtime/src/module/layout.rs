@@ -1,15 +1,15 @@
-//! Rust's plain structs as CUDA sees them: their definitions are generated, never written.
+//! Rust structs as CUDA types. Their CUDA definitions are generated, never written by hand.
 
 use std::fmt::Write;
 
-/// A type that kernels take, laid out alike on both sides.
+/// A type of kernel parameters, with the same layout in Rust and CUDA.
 ///
 /// Implement it with [`cuda_struct!`](crate::cuda_struct).
 pub trait CudaType: Sized {
-    /// How CUDA declares something of this name: `u32 sizes[16]`.
+    /// Returns the CUDA declaration of a variable with this name, such as `u32 sizes[16]`.
     fn declare(name: &str) -> String;
 
-    /// Adds the definition, after those of the fields.
+    /// Adds the type's definition after those of its fields.
     fn define(_: &mut Definitions) {}
 }
 
@@ -35,7 +35,7 @@ impl<T: CudaType, const N: usize> CudaType for [T; N] {
     }
 }
 
-/// A field of a struct: how it is declared, and how large it is.
+/// A field of a struct: its declaration and size.
 #[derive(Debug)]
 pub struct Field {
     declaration: String,
@@ -43,12 +43,13 @@ pub struct Field {
     size: usize,
 }
 
-/// A field for [`Definitions::structure`], of the type that `_of` returns.
+/// Creates a field for [`Definitions::structure`]. The type is that of the reference that `_of`
+/// returns.
 pub fn field<S, T: CudaType>(name: &str, _of: fn(&S) -> &T) -> Field {
     Field { declaration: T::declare(name), define: T::define, size: size_of::<T>() }
 }
 
-/// The definitions that a source needs, each once, what is used before what uses it.
+/// The type definitions of a source, each once, in order of dependency.
 #[derive(Debug, Default)]
 pub struct Definitions {
     names: Vec<String>,
@@ -56,11 +57,11 @@ pub struct Definitions {
 }
 
 impl Definitions {
-    /// Adds a struct. CUDA's compiler checks that it is as large there as here; there are no gaps, so that
-    /// its fields lie at the same places.
+    /// Adds a struct. CUDA's compiler checks that the struct has the same size there. Without
+    /// padding, its fields then have the same offsets too.
     ///
     /// # Panics
-    /// Where the fields leave gaps: bytes that mean nothing would be sent to the GPU.
+    /// If the struct has padding, because uninitialized bytes would be sent to the GPU.
     pub fn structure<S>(&mut self, name: &str, fields: &[Field]) {
         let used: usize = fields.iter().map(|field| field.size).sum();
         assert_eq!(used, size_of::<S>(), "{name} has padding, or fields that were left out");
@@ -94,9 +95,10 @@ impl Definitions {
     }
 }
 
-/// Lets kernels take a `#[repr(C)]` struct of plain fields: `cuda_struct!(Args { op, number })`
-/// names all its fields, of which CUDA's definition is generated. A struct that is generic over a
-/// number is written `cuda_struct!(Index<N> { .. })`.
+/// Implements [`CudaType`](crate::module::CudaType) for a `#[repr(C)]` struct of plain fields, so
+/// that kernels can take it. `cuda_struct!(Args { op, number })` lists all fields of the struct;
+/// its CUDA definition is generated from them. A struct that is generic over a number is written
+/// `cuda_struct!(Index<N> { .. })`.
 ///
 /// ```
 /// use bytemuck::{Pod, Zeroable};
