@@ -174,7 +174,7 @@ pub(super) fn set_state(
 }
 
 /// # Safety
-/// As [`HostKernel`]: two words of state, and a [`Place`].
+/// The conditions of [`HostKernel`]. The operand has two words of state, and the parameters are a [`Place`].
 unsafe fn write_state(launch: &HostLaunch<'_>) {
     let place: Place = host::params(launch);
     let state = Shared::<u64>::operand(launch, 0);
