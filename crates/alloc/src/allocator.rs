@@ -2,21 +2,24 @@
 
 use std::fmt;
 use std::panic::Location;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::Arc;
 
 use warpline_sync::Mutex;
-use warpline_sync::atomic::{AtomicU64, Ordering};
+use warpline_sync::atomic::AtomicU64;
 
 use crate::config::check_fraction;
 use crate::core::Core;
-use crate::mem_pool::{Pool, Routes};
-use crate::shard::{Shard, StreamTable, lock};
+use crate::malloc::Searched;
+use crate::mem_pool::Routes;
+use crate::policy::Policies;
+use crate::shard::StreamTable;
+use crate::shared::Shared;
 use crate::snapshot::ordinal;
-use crate::stats::{Counters, Quantity};
+use crate::sync::lock;
 use crate::trace::Step;
 use crate::{
-    AllocatorConfig, Backend, ConfigError, MemoryStats, OutOfMemory, SegmentInfo, Snapshot,
-    TraceAction, TraceConfig, source, summary,
+    AllocError, AllocatorConfig, Backend, Block, ConfigError, MemoryStats, OutOfMemory,
+    SegmentInfo, Snapshot, TraceAction, TraceConfig, source, summary,
 };
 
 /// A caching allocator for the memory of one device. Clones share it.
@@ -31,23 +34,11 @@ pub struct CachingAllocator<B: Backend> {
     shared: Arc<Shared<B>>,
 }
 
-pub(crate) struct Shared<B: Backend> {
-    pub(crate) core: Arc<Core<B>>,
-    pub(crate) table: StreamTable<B>,
-    /// Shards for which the table has no room.
-    pub(crate) overflow: Mutex<Vec<Arc<Shard<B>>>>,
-    pub(crate) config: Mutex<AllocatorConfig>,
-    /// Private pools that may still be alive.
-    pub(crate) pools: Mutex<Vec<Weak<Pool<B>>>>,
-    pub(crate) next_pool: AtomicU64,
-    pub(crate) routes: Routes<B>,
-}
-
 impl<B: Backend> CachingAllocator<B> {
     /// An allocator with an empty cache. Does not call the backend.
     pub fn new(backend: B, config: AllocatorConfig) -> Self {
         let shared = Shared {
-            core: Arc::new(Core::new(backend, &config)),
+            core: Arc::new(Core::new(backend, &config, Box::new(Policies::new()))),
             table: StreamTable::new(),
             overflow: Mutex::default(),
             config: Mutex::new(config),
@@ -56,6 +47,23 @@ impl<B: Backend> CachingAllocator<B> {
             routes: Routes::default(),
         };
         Self { shared: Arc::new(shared) }
+    }
+
+    /// Memory of at least `bytes` bytes for work on `stream`. A request of 0 bytes gets an empty
+    /// block at address 0.
+    ///
+    /// # Errors
+    /// [`AllocError`]. Whatever it is, blocks that live and later requests are not affected.
+    #[inline]
+    #[track_caller]
+    pub fn malloc(&self, bytes: usize, stream: &B::Stream) -> Result<Block<B>, AllocError> {
+        let shared = self.shared();
+        let (id, site) = (B::stream_id(stream), Location::caller());
+        let (cell, granted) = match shared.hit(bytes, id, site) {
+            Ok(found) => found,
+            Err(Searched(searched)) => shared.malloc(bytes, stream, site, searched)?,
+        };
+        Ok(Block::new(cell, granted, bytes, id))
     }
 
     /// Gives all memory that no block uses back to the backend, after waiting for the streams
@@ -243,25 +251,6 @@ impl<B: Backend> CachingAllocator<B> {
     #[inline]
     pub(crate) fn shared(&self) -> &Arc<Shared<B>> {
         &self.shared
-    }
-}
-
-impl<B: Backend> Shared<B> {
-    pub(crate) fn allocated(&self) -> usize {
-        let at = Quantity::AllocatedBytes as usize;
-        let of = |shard: &Counters| shard.current[0][at] + shard.current[1][at];
-        self.core.with_all(|_, shards| shards.iter().map(|s| of(s)).sum::<i64>()) as usize
-    }
-}
-
-impl<B: Backend> Drop for Shared<B> {
-    fn drop(&mut self) {
-        self.core.closed.store(true, Ordering::SeqCst);
-        // They own the core.
-        let orphans = std::mem::take(&mut *lock(&self.core.orphans));
-        drop(orphans);
-        let overflow = self.overflow.get_mut().unwrap_or_else(PoisonError::into_inner);
-        self.table.iter().chain(overflow.iter()).for_each(Shard::retire);
     }
 }
 

@@ -13,12 +13,12 @@ use std::sync::{Arc, PoisonError, Weak};
 use warpline_sync::Mutex;
 use warpline_sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
+use crate::growth::Growth;
 use crate::hooks::Hooks;
-use crate::policy::Policies;
 use crate::release::{self, Releases};
-use crate::shard::{Shard, ShardCell, lock};
+use crate::shard::{Shard, ShardCell};
 use crate::stats::{Counters, Global};
-use crate::sync::{Lasting, is_same};
+use crate::sync::{Lasting, is_same, lock};
 use crate::trace::{TraceRing, Tracer};
 use crate::{AllocatorConfig, Backend, Policy, SegmentInfo, source};
 
@@ -26,7 +26,7 @@ pub(crate) struct Core<B: Backend> {
     pub(crate) backend: B,
     /// How memory is got of the backend. Held while it is asked for memory or given it back. Taken
     /// before `shards`, never while callers' code runs.
-    pub(crate) policies: Mutex<Policies<B>>,
+    pub(crate) policies: Mutex<Box<dyn Growth<B>>>,
     /// Share of the device's memory that may be reserved. Locked for itself: a pool's source may change it.
     pub(crate) memory_fraction: Mutex<Option<f64>>,
     /// All shards, in the order in which their locks are taken. Held while more than one is.
@@ -67,10 +67,10 @@ pub(crate) enum DeviceWait {
 }
 
 impl<B: Backend> Core<B> {
-    pub(crate) fn new(backend: B, config: &AllocatorConfig) -> Self {
+    pub(crate) fn new(backend: B, config: &AllocatorConfig, policies: Box<dyn Growth<B>>) -> Self {
         Self {
             backend,
-            policies: Mutex::new(Policies::new()),
+            policies: Mutex::new(policies),
             memory_fraction: Mutex::new(config.memory_fraction),
             shards: Mutex::default(),
             global: Mutex::default(),
@@ -244,13 +244,6 @@ impl<B: Backend> Core<B> {
 impl<B: Backend> Drop for Core<B> {
     fn drop(&mut self) {
         let policies = self.policies.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // Pages are unmapped here, and what nobody told the allocator of may still use them.
-        if policies.have_pages()
-            && let Err(error) = self.backend.synchronize_device()
-            && !self.backend.is_lost(&error)
-        {
-            // Better that the addresses stay for good than that work runs into them.
-            std::mem::forget(std::mem::replace(policies, Policies::new()));
-        }
+        policies.close(&self.backend);
     }
 }

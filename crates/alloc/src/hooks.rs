@@ -8,7 +8,7 @@ use warpline_sync::atomic::{AtomicBool, Ordering};
 use warpline_sync::thread::{self, ThreadId};
 
 use crate::OutOfMemory;
-use crate::shard::lock;
+use crate::sync::lock;
 
 type Observer = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
 type Callback = Arc<dyn Fn() -> bool + Send + Sync>;

@@ -11,7 +11,8 @@ use warpline_sync::Mutex;
 
 use crate::core::Core;
 use crate::heap::Released;
-use crate::shard::{Shard, lock};
+use crate::shard::Shard;
+use crate::sync::lock;
 use crate::{Backend, source};
 
 /// Segments that are in no heap any more but were not given back.

@@ -1,7 +1,13 @@
 //! What of locks is the allocator's own.
 
-#[cfg(shuttle)]
+use std::sync::PoisonError;
+
 use warpline_sync::{Mutex, MutexGuard};
+
+/// Takes a lock whose data is consistent between any two calls that could panic.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The lock of a shard. It is held for tens of nanoseconds and hardly ever by two threads at once,
 /// and a lock that spins is given back with a plain store: that is a sixth of what a hit takes.
@@ -41,5 +47,5 @@ pub(crate) fn lock_shard<T>(lock: &ShardLock<T>) -> ShardGuard<'_, T> {
     #[cfg(not(shuttle))]
     return lock.lock();
     #[cfg(shuttle)]
-    return lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    return lock.lock().unwrap_or_else(PoisonError::into_inner);
 }

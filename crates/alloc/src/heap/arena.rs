@@ -28,6 +28,24 @@ impl Expansion {
 }
 
 impl<M> Heap<M> {
+    /// Returns PyTorch's choice among free blocks with expandable segments, from the best fit on. A block of an arena counts
+    /// as long as itself and the unmapped addresses behind it; the next block is taken as long as it is shorter.
+    pub(crate) fn shortest_reach(&self, kind: PoolKind, best_fit: u32) -> u32 {
+        let reach = |block: u32| {
+            let Record { size, next, .. } = self.records[block];
+            let extends = self.records.is(next, Status::Unmapped);
+            size + if extends { self.records[next].size } else { 0 }
+        };
+        let mut block = best_fit;
+        while self.records[block].arena
+            && let Some(next) = self.next_fit(kind, block)
+            && reach(next) < reach(block)
+        {
+            block = next;
+        }
+        block
+    }
+
     /// Adds a reserved range, with nothing mapped.
     pub(crate) fn add_arena(&mut self, kind: PoolKind, arena: ArenaRange) {
         let backing = Backing::Arena(arena);

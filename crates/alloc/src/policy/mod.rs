@@ -11,46 +11,21 @@
 //! got, whichever is in force by then. `arenas` has what those with pages share.
 
 mod arenas;
-pub(crate) mod expandable;
+mod expandable;
 mod pages;
 mod segments;
 mod stream_ordered;
 
-use std::sync::Arc;
-
 use crate::core::Core;
-use crate::shard::{Granted, Request, Shard, lock};
+use crate::growth::{Growth, GrowthPolicy, Miss};
+use crate::shard::Granted;
+use crate::sync::lock;
 use crate::{AllocError, AllocatorConfig, Backend, Policy};
 
 use expandable::ExpandableSegments;
 use pages::MovablePages;
 use segments::ExactSegments;
 use stream_ordered::StreamOrdered;
-
-/// A way to get memory of the backend. All calls are made by one thread at a time, and without any
-/// shard's lock.
-pub(crate) trait GrowthPolicy<B: Backend> {
-    /// Serves a request that nothing cached fits. `None` if the backend, or the limit, says that
-    /// there is no memory for it.
-    fn grow(&mut self, miss: &Miss<'_, B>) -> Result<Option<Granted>, AllocError>;
-
-    /// Gives all memory back that is wholly free. What the backend refuses to take stays free where
-    /// it is, or is kept to be tried again.
-    fn release_cached(&mut self, core: &Core<B>);
-
-    /// Tries again to give back what the backend refused and what serves no requests, until it
-    /// refuses again, or all of it.
-    fn retry_refused(&mut self, core: &Core<B>, all: bool);
-}
-
-/// A request that nothing cached fits.
-pub(crate) struct Miss<'a, B: Backend> {
-    pub(crate) core: &'a Core<B>,
-    pub(crate) shard: &'a Arc<Shard<B>>,
-    pub(crate) request: Request,
-    /// How many bytes may be reserved in all.
-    pub(crate) limit: Option<usize>,
-}
 
 impl<B: Backend> Miss<'_, B> {
     /// Whether the limit lets `bytes` more bytes be reserved.
@@ -81,7 +56,7 @@ impl<B: Backend> Miss<'_, B> {
 pub(crate) struct Policies<B: Backend> {
     /// A share of the device's memory and its bytes, once they were needed.
     limit: Option<(f64, usize)>,
-    pub(crate) segments: ExactSegments,
+    segments: ExactSegments,
     expandable: ExpandableSegments,
     pages: MovablePages<B>,
     stream_ordered: StreamOrdered,
@@ -98,12 +73,50 @@ impl<B: Backend> Policies<B> {
         }
     }
 
-    /// How many bytes may be reserved in all.
-    pub(crate) fn limit(
-        &mut self,
-        core: &Core<B>,
-        requested: usize,
-    ) -> Result<Option<usize>, AllocError> {
+    fn in_force(&mut self, config: &AllocatorConfig) -> &mut dyn GrowthPolicy<B> {
+        match config.policy {
+            Policy::CudaMallocAsync => &mut self.stream_ordered,
+            _ if !config.caching => &mut self.segments,
+            Policy::Default => &mut self.pages,
+            Policy::Torch if config.expandable_segments => &mut self.expandable,
+            Policy::Torch => &mut self.segments,
+        }
+    }
+
+    fn each(&mut self) -> [&mut dyn GrowthPolicy<B>; 4] {
+        [&mut self.segments, &mut self.expandable, &mut self.pages, &mut self.stream_ordered]
+    }
+
+    /// Whether anything is mapped.
+    fn have_pages(&self) -> bool {
+        self.expandable.arenas.pages > 0 || self.pages.arenas.pages > 0
+    }
+}
+
+impl<B: Backend> GrowthPolicy<B> for Policies<B> {
+    fn grow(&mut self, miss: &Miss<'_, B>) -> Result<Option<Granted>, AllocError> {
+        let config = miss.shard.lock().config.clone();
+        self.in_force(&config).grow(miss)
+    }
+
+    fn release_cached(&mut self, core: &Core<B>) {
+        if core.is_capturing() {
+            return;
+        }
+        self.retry_refused(core, true);
+        self.each().into_iter().for_each(|policy| policy.release_cached(core));
+    }
+
+    fn retry_refused(&mut self, core: &Core<B>, all: bool) {
+        if core.is_capturing() {
+            return;
+        }
+        self.each().into_iter().for_each(|policy| policy.retry_refused(core, all));
+    }
+}
+
+impl<B: Backend> Growth<B> for Policies<B> {
+    fn limit(&mut self, core: &Core<B>, requested: usize) -> Result<Option<usize>, AllocError> {
         // A fraction of 1 is no limit.
         let fraction = lock(&core.memory_fraction).filter(|fraction| *fraction < 1.0);
         let Some(fraction) = fraction else { return Ok(None) };
@@ -119,45 +132,13 @@ impl<B: Backend> Policies<B> {
         Ok(Some(limit))
     }
 
-    /// Serves a request by the policy that is in force in its shard.
-    pub(crate) fn grow(&mut self, miss: &Miss<'_, B>) -> Result<Option<Granted>, AllocError> {
-        let config = miss.shard.lock().config.clone();
-        self.in_force(&config).grow(miss)
-    }
-
-    fn in_force(&mut self, config: &AllocatorConfig) -> &mut dyn GrowthPolicy<B> {
-        match config.policy {
-            Policy::CudaMallocAsync => &mut self.stream_ordered,
-            _ if !config.caching => &mut self.segments,
-            Policy::Default => &mut self.pages,
-            Policy::Torch if config.expandable_segments => &mut self.expandable,
-            Policy::Torch => &mut self.segments,
+    fn close(&mut self, backend: &B) {
+        if self.have_pages()
+            && let Err(error) = backend.synchronize_device()
+            && !backend.is_lost(&error)
+        {
+            // Work that the allocator knows nothing of may still use the pages. A leak is better than a fault.
+            std::mem::forget(std::mem::replace(self, Self::new()));
         }
-    }
-
-    /// Gives all memory back that is wholly free.
-    pub(crate) fn release_cached(&mut self, core: &Core<B>) {
-        if core.is_capturing() {
-            return;
-        }
-        self.retry_refused(core, true);
-        self.each().into_iter().for_each(|policy| policy.release_cached(core));
-    }
-
-    /// Tries again to give back what the backend refused.
-    pub(crate) fn retry_refused(&mut self, core: &Core<B>, all: bool) {
-        if core.is_capturing() {
-            return;
-        }
-        self.each().into_iter().for_each(|policy| policy.retry_refused(core, all));
-    }
-
-    fn each(&mut self) -> [&mut dyn GrowthPolicy<B>; 4] {
-        [&mut self.segments, &mut self.expandable, &mut self.pages, &mut self.stream_ordered]
-    }
-
-    /// Whether anything is mapped.
-    pub(crate) fn have_pages(&self) -> bool {
-        self.expandable.arenas.pages > 0 || self.pages.arenas.pages > 0
     }
 }

@@ -21,23 +21,17 @@ mod state;
 mod stream_uses;
 mod table;
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use warpline_sync::atomic::Ordering;
-use warpline_sync::{Mutex, MutexGuard};
 
 pub(crate) use cell::{Locked, ShardCell};
 pub(crate) use state::{Granted, Request, State};
 pub(crate) use table::StreamTable;
 
 use crate::core::Core;
-use crate::sync::Lasting;
+use crate::sync::{Lasting, lock};
 use crate::{Backend, events, release};
-
-/// Takes a lock whose data is consistent between any two calls that could panic.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// One stream's memory in one pool.
 pub(crate) struct Shard<B: Backend> {

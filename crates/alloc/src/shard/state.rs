@@ -10,7 +10,6 @@ use warpline_sync::atomic::AtomicU64;
 use super::stream_uses::StreamUses;
 use crate::events::Queue;
 use crate::heap::{Heap, NONE, Order, Record, Released, Status};
-use crate::policy::expandable;
 use crate::rules::{Rules, round_size};
 use crate::stats::{Counters, Quantity};
 use crate::trace::{TraceAction, Tracer};
@@ -168,7 +167,7 @@ impl<B: Backend> State<B> {
     fn take_out(&mut self, request: Request) -> Option<u32> {
         let mut block = self.heap.best_fit(request.kind, request.size)?;
         if self.rules.expandable {
-            block = expandable::choose(&self.heap, request.kind, block);
+            block = self.heap.shortest_reach(request.kind, block);
         }
         if !self.rules.may_serve(request.size, self.heap.records[block].size) {
             return None;

@@ -8,9 +8,9 @@ pub(super) use crate::system::{MemoryFile, SharedFile, in_pages};
 
 /// A private mapping, unmapped on drop. Addresses are numbers with exposed provenance.
 #[derive(Debug)]
-pub(super) struct Mapping {
-    pub(super) base: usize,
-    pub(super) bytes: usize,
+pub(crate) struct Mapping {
+    pub(crate) base: usize,
+    pub(crate) bytes: usize,
 }
 
 impl Mapping {

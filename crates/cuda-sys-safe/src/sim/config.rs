@@ -1,11 +1,10 @@
 //! What kind of box to simulate.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::memory::DEVICE_SPACE;
-use super::{H200_TOTAL_MEMORY, SimDriver, h200};
+use super::state::memory::DEVICE_SPACE;
+use super::{H200_TOTAL_MEMORY, h200};
 use crate::DeviceProperties;
 
 /// When enqueued work runs. Any legal order may be chosen; work never runs by itself, only
@@ -21,7 +20,7 @@ pub enum Schedule {
     Seeded(u64),
 }
 
-/// A simulated box, to be built into a [`SimDriver`].
+/// A simulated box, to be built into a [`SimDriver`](super::SimDriver).
 ///
 /// ```
 /// use warpline_cuda_sys_safe::{Driver, sim::{Schedule, SimConfig}};
@@ -135,12 +134,6 @@ impl SimConfig {
             }
         }
         Ok(config)
-    }
-
-    /// Builds the box. An `Arc<dyn Driver>` is a clone of the result away.
-    #[must_use]
-    pub fn build(self) -> Arc<SimDriver> {
-        Arc::new_cyclic(|me| SimDriver::new(self, me.clone()))
     }
 }
 

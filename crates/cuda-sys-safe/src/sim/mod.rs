@@ -125,41 +125,23 @@
 //! peer. IPC handles are made but never open. The check of footprints does not see that two
 //! addresses are mapped to the same memory.
 
+// Layers, from below: `state` is plain data and its invariants. `exec` runs work on `state`. `driver` has the driver's calls.
+// None of them imports a later one.
 mod backing;
 mod calls;
-mod capture;
-mod collectives;
 mod config;
-mod copies;
 mod driver;
-mod events;
 mod exec;
-mod faults;
-mod footprint;
-mod graphs;
-mod hold;
-mod host;
-mod ipc;
-mod launch;
-mod memory;
-mod modules;
-mod peers;
-mod pools;
 mod properties;
-mod session;
-mod share;
 mod state;
-mod streams;
-mod usage;
-mod values;
 mod visible;
-mod vmm;
 
 pub use calls::CallKind;
 pub use config::{Schedule, SimConfig, SpecError};
-pub use faults::Fault;
-pub use footprint::{FootprintViolation, ViolationKind};
-pub use hold::Hold;
+pub use driver::session::SimDriver;
+pub use driver::usage::{DeviceUsage, Usage};
 pub use properties::{H200_TOTAL_MEMORY, h200};
-pub use session::SimDriver;
-pub use usage::{DeviceUsage, Overrun, Usage};
+pub use state::faults::Fault;
+pub use state::hold::Hold;
+pub use state::memory::Overrun;
+pub use state::violation::{FootprintViolation, ViolationKind};

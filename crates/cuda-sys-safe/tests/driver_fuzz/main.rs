@@ -33,8 +33,8 @@
 //!
 //! # What is done about a difference
 //!
-//! A difference is mended in the simulator's file of that subject (`src/sim/`), written down in
-//! `src/sim/mod.rs`, and its program is added to `found.rs`.
+//! A difference is mended in the simulator's files of that subject (`src/sim/`), written down in
+//! `src/sim/mod.rs`, and its program is added to `found/`.
 
 mod admit;
 mod campaign;

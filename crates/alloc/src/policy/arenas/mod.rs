@@ -22,12 +22,12 @@ use std::time::{Duration, Instant};
 
 use self::refused::RefusedHandle;
 pub(super) use self::release::FreePages;
-use super::Miss;
 use crate::core::Core;
+use crate::growth::Miss;
 use crate::heap::{ArenaKind, ArenaRange, Pages};
 use crate::rules::MAX_REQUEST;
-use crate::shard::lock;
 use crate::stats::RefusedReleases;
+use crate::sync::lock;
 use crate::{AllocError, Backend, Handle, Policy, PoolKind, VirtualMemory};
 
 /// All arenas of one policy.

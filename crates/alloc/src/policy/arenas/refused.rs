@@ -2,7 +2,7 @@
 
 use super::Arenas;
 use crate::core::Core;
-use crate::shard::lock;
+use crate::sync::lock;
 use crate::{Backend, Handle, PoolKind, VirtualMemory};
 
 /// A page that is mapped nowhere, or with no bytes a range of addresses.

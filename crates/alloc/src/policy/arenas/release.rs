@@ -7,7 +7,8 @@ use std::sync::Arc;
 use super::{Arenas, Kept};
 use crate::core::{Core, DeviceWait};
 use crate::heap::Pages;
-use crate::shard::{Shard, lock};
+use crate::shard::Shard;
+use crate::sync::lock;
 use crate::{Backend, Policy, PoolKind, VirtualMemory};
 
 /// The free pages of all shards in a policy's arenas, in no heap any more.

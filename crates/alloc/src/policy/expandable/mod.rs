@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 
 use super::arenas::{Arenas, FreePages, Kept};
-use super::{GrowthPolicy, Miss};
 use crate::core::Core;
-use crate::heap::{ArenaKind, Heap, Record, Status};
+use crate::growth::{GrowthPolicy, Miss};
+use crate::heap::ArenaKind;
 use crate::rules::{LARGE_BUFFER, SMALL_BUFFER};
 use crate::shard::Granted;
 use crate::{AllocError, Backend, Policy, PoolKind};
@@ -28,24 +28,6 @@ fn page_size(kind: PoolKind) -> usize {
         PoolKind::Large => LARGE_BUFFER,
         PoolKind::Small => SMALL_BUFFER,
     }
-}
-
-/// PyTorch's choice among free blocks: one counts as long as itself and the unmapped addresses
-/// behind it, and from the best fit on the next is taken as long as it is shorter.
-pub(crate) fn choose<M>(heap: &Heap<M>, kind: PoolKind, best_fit: u32) -> u32 {
-    let reach = |block: u32| {
-        let Record { size, next, .. } = heap.records[block];
-        let extends = heap.records.is(next, Status::Unmapped);
-        size + if extends { heap.records[next].size } else { 0 }
-    };
-    let mut block = best_fit;
-    while heap.records[block].arena
-        && let Some(next) = heap.next_fit(kind, block)
-        && reach(next) < reach(block)
-    {
-        block = next;
-    }
-    block
 }
 
 impl<B: Backend> GrowthPolicy<B> for ExpandableSegments {

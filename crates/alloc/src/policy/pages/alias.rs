@@ -7,8 +7,8 @@
 
 use super::{MovablePages, Need};
 use crate::core::DeviceWait;
+use crate::growth::Miss;
 use crate::heap::{ArenaKind, Extent, Pages};
-use crate::policy::Miss;
 use crate::shard::Granted;
 use crate::{AllocError, Backend, PoolKind};
 

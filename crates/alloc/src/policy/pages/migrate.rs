@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::{MovablePages, Need};
+use crate::growth::Miss;
 use crate::heap::{ArenaKind, Pages};
-use crate::policy::Miss;
-use crate::shard::{Shard, lock};
+use crate::shard::Shard;
+use crate::sync::lock;
 use crate::{AllocError, Backend, PoolKind};
 
 /// Who may have free pages for a request.

@@ -35,11 +35,12 @@ use self::headroom::{Demand, Headroom};
 use self::migrate::Donors;
 use self::windows::Windows;
 use super::arenas::{Arenas, FreePages};
-use super::{GrowthPolicy, Miss};
 use crate::core::Core;
+use crate::growth::{GrowthPolicy, Miss};
 use crate::heap::{ArenaKind, Expansion, Heap, Pages};
 use crate::rules::PAGE;
-use crate::shard::{Granted, lock};
+use crate::shard::Granted;
+use crate::sync::lock;
 use crate::{AllocError, Backend, Policy, PoolKind, VirtualMemory};
 
 /// From so many new pages on, it is asked first whether there is memory for all of them: making

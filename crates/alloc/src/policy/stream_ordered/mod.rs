@@ -2,8 +2,9 @@
 //! its stream, and goes back in that order as it is freed. Nothing is cached here. What the pools
 //! keep they give back as the cache is emptied.
 
-use super::{GrowthPolicy, Miss, segments};
+use super::segments;
 use crate::core::Core;
+use crate::growth::{GrowthPolicy, Miss};
 use crate::shard::Granted;
 use crate::{AllocError, Backend};
 

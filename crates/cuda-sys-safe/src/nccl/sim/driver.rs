@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::hub::{Ask, Hub, Place, failed};
 use super::process::{Connection, port};
-use super::{Seat, bump};
+use super::{Advance, Seat, bump};
 use crate::nccl::{Collective, CommHandle, CommState, Nccl, UniqueId};
 use crate::sim::SimDriver;
 use crate::{Result, StreamHandle};

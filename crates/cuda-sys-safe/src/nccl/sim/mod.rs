@@ -49,4 +49,4 @@ mod seat;
 
 pub(crate) use call::CallDesc;
 pub(crate) use progress::{bump, help, version, wait};
-pub(crate) use seat::{Outcome, Seat};
+pub(crate) use seat::{Advance, Outcome, Seat};

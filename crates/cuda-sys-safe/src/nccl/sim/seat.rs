@@ -7,15 +7,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use super::call::CallDesc;
 use super::hub::{Ask, Bytes, Deliver, Departure, Event, Guest, Member, Place, Request};
 use super::progress;
-use crate::sim::SimDriver;
 use crate::{DriverError, Result};
+
+/// A driver that runs the work of the ranks on its devices.
+pub(crate) trait Advance: Send + Sync {
+    /// Runs one operation toward the first one of a communicator that is not done. `needed` lets streams go that are held
+    /// back. Returns whether an operation ran, and if none did, the communicator that stands in the way.
+    fn advance(&self, seat: &Arc<Seat>, needed: bool) -> (bool, Option<Arc<Seat>>);
+}
 
 /// A rank's end of a communicator: what it was told.
 pub(crate) struct Seat {
     /// What tells this id's communicators from others.
     id: (u64, u64),
     hub: Arc<dyn Ask>,
-    driver: Weak<SimDriver>,
+    driver: Weak<dyn Advance>,
     place: Place,
     state: Mutex<State>,
 }
@@ -54,11 +60,11 @@ impl Seat {
     pub(super) fn new(
         id: (u64, u64),
         hub: Arc<dyn Ask>,
-        driver: &Weak<SimDriver>,
+        driver: Weak<dyn Advance>,
         place: Place,
     ) -> Arc<Self> {
         let state = Mutex::default();
-        let seat = Arc::new(Self { id, hub, driver: driver.clone(), place, state });
+        let seat = Arc::new(Self { id, hub, driver, place, state });
         progress::enter(&seat);
         seat
     }
@@ -128,8 +134,8 @@ impl Seat {
 
     /// Begins to split the communicator.
     pub(super) fn split(self: &Arc<Self>, color: Option<u32>, key: usize) -> Option<Arc<Self>> {
-        let child =
-            color.map(|_| Self::new(self.id, Arc::clone(&self.hub), &self.driver, self.place));
+        let child = color
+            .map(|_| Self::new(self.id, Arc::clone(&self.hub), self.driver.clone(), self.place));
         let member = {
             let mut state = self.lock();
             let (member, _) = state.member?;
@@ -211,7 +217,7 @@ impl Seat {
     }
 
     /// The driver of its device, if there still is one.
-    pub(super) fn driver(&self) -> Option<Arc<SimDriver>> {
+    pub(super) fn driver(&self) -> Option<Arc<dyn Advance>> {
         self.driver.upgrade()
     }
 

@@ -1,0 +1,218 @@
+//! Private pools: memory that only chosen requests are served from.
+
+mod routes;
+
+use std::fmt;
+use std::panic::Location;
+use std::sync::Arc;
+
+use warpline_sync::Mutex;
+use warpline_sync::atomic::Ordering;
+use warpline_sync::thread;
+
+use self::routes::Filter;
+pub use self::routes::PoolOptions;
+pub(crate) use self::routes::{Pool, Routes};
+use crate::core::Core;
+use crate::shared::Shared;
+use crate::sync::lock;
+use crate::{AllocError, Backend, Block, CachingAllocator};
+
+/// A pool of its own within an allocator (`torch.cuda.MemPool`): requests are served from it while
+/// a [route](CachingAllocator::use_pool) leads there, and its memory serves no others. Clones share
+/// it. Once neither a clone nor a route is left it takes no more requests, and each of its segments
+/// goes back to the backend with its last block.
+///
+/// It has segments under every [`Policy`](crate::Policy): nothing is ever mapped elsewhere, so that addresses
+/// stay what they are, as a captured graph needs.
+pub struct MemPool<B: Backend> {
+    pub(crate) inner: Arc<Pool<B>>,
+}
+
+/// Leads requests to a pool until it is dropped.
+pub struct PoolRoute<B: Backend> {
+    shared: Arc<Shared<B>>,
+    number: u64,
+    capture: bool,
+}
+
+impl<B: Backend> MemPool<B> {
+    pub(crate) fn new(
+        core: &Arc<Core<B>>,
+        id: u64,
+        options: PoolOptions,
+        backend: Option<Arc<B>>,
+    ) -> Self {
+        let (core, shards) = (Arc::downgrade(core), Mutex::default());
+        Self { inner: Arc::new(Pool { id, options, backend, core, shards }) }
+    }
+
+    /// Its number, which no other pool of the allocator has; never 0.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.inner.id
+    }
+
+    /// Whether the block is of this pool.
+    #[must_use]
+    pub fn holds(&self, block: &Block<B>) -> bool {
+        lock(&self.inner.shards).values().any(|shard| block.is_of(&shard.cell))
+    }
+
+    /// How many clones and routes there are.
+    #[must_use]
+    pub fn use_count(&self) -> usize {
+        Arc::strong_count(&self.inner)
+    }
+}
+
+impl<B: Backend> CachingAllocator<B> {
+    /// A private pool.
+    #[must_use]
+    pub fn new_pool(&self, options: PoolOptions) -> MemPool<B> {
+        self.shared().add_pool(options, None)
+    }
+
+    /// A private pool whose memory comes from another backend, for the same streams. Nothing is led
+    /// to it if that [may not stand in](Backend::may_stand_in) for the allocator's own.
+    #[must_use]
+    pub fn new_pool_over(&self, backend: B, options: PoolOptions) -> MemPool<B> {
+        self.shared().add_pool(options, Some(Arc::new(backend)))
+    }
+
+    /// Serves this thread's requests from the pool until the result is dropped
+    /// (`torch.cuda.use_mem_pool`). Nothing is ever led to another allocator's pool.
+    ///
+    /// ```
+    /// # use warpline_alloc::{AllocatorConfig, cuda::{CudaAllocator, CudaBackend}, PoolOptions};
+    /// # use warpline_cuda_sys_safe::{owned::Stream, sim::SimConfig, Driver};
+    /// # let driver: std::sync::Arc<dyn Driver> = SimConfig::new(1).build();
+    /// # let stream = Stream::default_of(&driver, 0);
+    /// # let allocator = CudaAllocator::new(CudaBackend::new(driver, 0), AllocatorConfig::default());
+    /// let pool = allocator.new_pool(PoolOptions::default());
+    /// let block = {
+    ///     let _route = allocator.use_pool(&pool);
+    ///     allocator.malloc(1 << 20, &stream)?
+    /// };
+    /// assert_eq!(allocator.snapshot().segments[0].segment_pool_id, (0, pool.id()));
+    /// drop((pool, block));
+    /// assert_eq!(allocator.memory_reserved(), 0);
+    /// # Ok::<(), warpline_alloc::AllocError>(())
+    /// ```
+    #[must_use = "the route ends when this is dropped"]
+    pub fn use_pool(&self, pool: &MemPool<B>) -> PoolRoute<B> {
+        self.shared().add_route(pool, Filter::Thread(thread::current().id()), false)
+    }
+
+    /// Serves all requests for a stream from the pool until the result is dropped.
+    #[must_use = "the route ends when this is dropped"]
+    pub fn use_pool_for(&self, pool: &MemPool<B>, stream: &B::Stream) -> PoolRoute<B> {
+        self.shared().add_route(pool, Filter::Stream(B::stream_id(stream)), false)
+    }
+
+    /// Memory for work on `stream` from the pool, without a route there, unless a route leads the
+    /// request elsewhere. As [`malloc`](CachingAllocator::malloc) if the pool is another allocator's.
+    ///
+    /// # Errors
+    /// As [`malloc`](CachingAllocator::malloc).
+    #[track_caller]
+    pub fn malloc_from(
+        &self,
+        pool: &MemPool<B>,
+        bytes: usize,
+        stream: &B::Stream,
+    ) -> Result<Block<B>, AllocError> {
+        let (shared, id) = (self.shared(), B::stream_id(stream));
+        if bytes > 0 && shared.may_lead_to(&pool.inner) && shared.routes.find(id).is_none() {
+            let shard = pool.inner.shard(&shared.core, &shared.config, stream);
+            let site = Location::caller();
+            if let Some((cell, granted)) = shared.malloc_in(&shard, bytes, id, site, false)? {
+                return Ok(Block::new(cell, granted, bytes, id));
+            }
+        }
+        self.malloc(bytes, stream)
+    }
+
+    /// Says that streams are being captured, until the result is dropped after the capture, as
+    /// [`capture_to`](CachingAllocator::capture_to) does, and leads no request anywhere.
+    #[must_use = "the capture ends when this is dropped"]
+    pub fn capture(&self) -> PoolRoute<B> {
+        let shared = self.shared();
+        shared.core.begin_capture();
+        let number = shared.routes.fresh_number();
+        PoolRoute { shared: Arc::clone(shared), number, capture: true }
+    }
+
+    /// Serves all requests for a stream that is being captured from the pool, until the result is
+    /// dropped after the capture. Until then nothing goes back to the backend, no event is queried,
+    /// none is recorded in a stream that is captured, and what several streams used stays unused.
+    #[must_use = "the capture ends when this is dropped"]
+    pub fn capture_to(&self, pool: &MemPool<B>, stream: &B::Stream) -> PoolRoute<B> {
+        self.shared().core.begin_capture();
+        self.shared().add_route(pool, Filter::Stream(B::stream_id(stream)), true)
+    }
+}
+
+impl<B: Backend> Shared<B> {
+    fn add_pool(&self, options: PoolOptions, backend: Option<Arc<B>>) -> MemPool<B> {
+        let id = self.next_pool.fetch_add(1, Ordering::Relaxed) + 1;
+        let pool = MemPool::new(&self.core, id, options, backend);
+        let mut pools = lock(&self.pools);
+        pools.retain(|pool| pool.strong_count() > 0);
+        pools.push(Arc::downgrade(&pool.inner));
+        drop(pools);
+        pool
+    }
+
+    fn may_lead_to(&self, pool: &Pool<B>) -> bool {
+        // Another allocator's shards are not to be filled from here.
+        let own = std::ptr::eq(pool.core.as_ptr(), Arc::as_ptr(&self.core));
+        // Nor is another device's memory to be taken for this one's.
+        own && pool.backend.as_ref().is_none_or(|other| self.core.backend.may_stand_in(other))
+    }
+
+    fn add_route(
+        self: &Arc<Self>,
+        pool: &MemPool<B>,
+        filter: Filter,
+        capture: bool,
+    ) -> PoolRoute<B> {
+        let number = self.routes.fresh_number();
+        let pool = Arc::clone(&pool.inner);
+        if self.may_lead_to(&pool) {
+            self.routes.add(number, filter, pool);
+        }
+        PoolRoute { shared: Arc::clone(self), number, capture }
+    }
+}
+
+impl<B: Backend> Drop for PoolRoute<B> {
+    fn drop(&mut self) {
+        // The pool may be dropped with its last route. No lock is held then.
+        drop(self.shared.routes.remove(self.number));
+        if self.capture {
+            self.shared.core.end_capture();
+        }
+    }
+}
+
+impl<B: Backend> Clone for MemPool<B> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner) }
+    }
+}
+
+impl<B: Backend> fmt::Debug for MemPool<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemPool")
+            .field("id", &self.id())
+            .field("options", &self.inner.options)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<B: Backend> fmt::Debug for PoolRoute<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PoolRoute").field("capture", &self.capture).finish_non_exhaustive()
+    }
+}

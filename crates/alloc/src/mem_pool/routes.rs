@@ -1,0 +1,132 @@
+//! Private pools as requests see them: their shards, and the routes that lead there.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, Weak};
+
+use warpline_sync::Mutex;
+use warpline_sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use warpline_sync::thread::{self, ThreadId};
+
+use crate::core::Core;
+use crate::shard::{Shard, State};
+use crate::sync::lock;
+use crate::{AllocatorConfig, Backend};
+
+/// Options of a [`MemPool`](crate::MemPool).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolOptions {
+    /// Its free memory serves other requests too before they fail.
+    pub use_on_oom: bool,
+    /// Its blocks are never split.
+    pub no_split: bool,
+}
+
+pub(crate) struct Pool<B: Backend> {
+    pub(crate) id: u64,
+    pub(crate) options: PoolOptions,
+    /// Where its memory comes from, if not from the allocator's own.
+    pub(super) backend: Option<Arc<B>>,
+    /// What its allocator's shards share.
+    pub(super) core: Weak<Core<B>>,
+    pub(super) shards: Mutex<HashMap<u64, Arc<Shard<B>>>>,
+}
+
+impl<B: Backend> Pool<B> {
+    /// What serves a stream here.
+    pub(crate) fn shard(
+        &self,
+        core: &Arc<Core<B>>,
+        config: &Mutex<AllocatorConfig>,
+        stream: &B::Stream,
+    ) -> Arc<Shard<B>> {
+        let mut shards = lock(&self.shards);
+        let shard = shards.entry(B::stream_id(stream)).or_insert_with(|| {
+            let config = lock(config);
+            let mut state =
+                State::new(stream.clone(), Arc::clone(&core.clock), Arc::clone(&core.tracer));
+            state.set_config(core.in_force(&config, self.id));
+            state.no_split = self.options.no_split;
+            core.register(Shard::new(core, state, self.id, self.backend.clone()))
+        });
+        Arc::clone(shard)
+    }
+
+    /// What served a stream here so far.
+    pub(crate) fn known_shard(&self, stream: u64) -> Option<Arc<Shard<B>>> {
+        lock(&self.shards).get(&stream).cloned()
+    }
+}
+
+impl<B: Backend> Drop for Pool<B> {
+    fn drop(&mut self) {
+        let shards = self.shards.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for shard in shards.values() {
+            shard.retire();
+        }
+    }
+}
+
+/// Which requests a route leads to a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Filter {
+    Thread(ThreadId),
+    Stream(u64),
+}
+
+struct Route<B: Backend> {
+    number: u64,
+    filter: Filter,
+    pool: Arc<Pool<B>>,
+}
+
+/// All routes of an allocator.
+pub(crate) struct Routes<B: Backend> {
+    /// How many there are.
+    count: AtomicUsize,
+    next: AtomicU64,
+    routes: Mutex<Vec<Route<B>>>,
+}
+
+impl<B: Backend> Default for Routes<B> {
+    fn default() -> Self {
+        Self { count: AtomicUsize::new(0), next: AtomicU64::new(0), routes: Mutex::default() }
+    }
+}
+
+impl<B: Backend> Routes<B> {
+    #[inline]
+    pub(crate) fn exist(&self) -> bool {
+        self.count.load(Ordering::Relaxed) > 0
+    }
+
+    /// A number that no route has had.
+    pub(super) fn fresh_number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn add(&self, number: u64, filter: Filter, pool: Arc<Pool<B>>) {
+        lock(&self.routes).push(Route { number, filter, pool });
+        self.count.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Removes a route, if there is one of this number. Returns its pool, whose drop takes locks.
+    pub(super) fn remove(&self, number: u64) -> Option<Arc<Pool<B>>> {
+        let route = {
+            let mut routes = lock(&self.routes);
+            let at = routes.iter().position(|route| route.number == number);
+            at.map(|at| routes.remove(at))
+        };
+        self.count.fetch_sub(usize::from(route.is_some()), Ordering::SeqCst);
+        route.map(|route| route.pool)
+    }
+
+    /// The pool that a request for a stream is led to: by the route that was made last.
+    pub(crate) fn find(&self, stream: u64) -> Option<Arc<Pool<B>>> {
+        let routes = lock(&self.routes);
+        let leads = |route: &&Route<B>| match route.filter {
+            Filter::Thread(id) => id == thread::current().id(),
+            Filter::Stream(id) => id == stream,
+        };
+        routes.iter().rev().find(leads).map(|route| Arc::clone(&route.pool))
+    }
+}

@@ -1,0 +1,211 @@
+//! A request that nothing cached fits, to the last resort before it fails.
+
+use std::sync::{Arc, Weak};
+
+use warpline_sync::MutexGuard;
+
+use crate::growth::{Growth, Miss};
+use crate::mem_pool::Pool;
+use crate::rules::segment_size;
+use crate::shard::{Granted, Request, Shard, State};
+use crate::shared::Shared;
+use crate::sync::lock;
+use crate::trace::{Step, TraceAction};
+use crate::{AllocError, Backend, OutOfMemory, Policy, reclaim};
+
+/// A granted block, and the shard that it is of.
+type Served<B> = (Arc<Shard<B>>, Granted);
+
+impl<B: Backend> Shared<B> {
+    /// Makes the attempts, in their order, for a request that nothing cached fits.
+    #[cold]
+    pub(crate) fn miss(
+        &self,
+        shard: &Arc<Shard<B>>,
+        request: Request,
+    ) -> Result<Served<B>, AllocError> {
+        let core = &*self.core;
+        let served = |granted| (Arc::clone(shard), granted);
+        if core.hooks.run_callbacks()
+            && let Some(granted) = search(shard, State::take_fit, request)
+        {
+            return Ok(served(granted));
+        }
+        // Declared before the lock and so dropped after it: a pool's source may own values of the program.
+        let pools: Vec<_> = lock(&self.pools).iter().filter_map(Weak::upgrade).collect();
+        let mut policies = lock(&core.policies);
+        // Until the lock is released no option changes, but some may have by now.
+        let request = shard.lock().request(request.requested, request.site)?;
+        // Another thread may have brought memory while this one waited.
+        if let Some(granted) = search(shard, State::take_fit_again, request) {
+            return Ok(served(granted));
+        }
+        core.release_orphans();
+        self.poll_events();
+        policies.retry_refused(core, false);
+        let limit = policies.limit(core, request.requested)?;
+        let miss = Miss { core, shard, request, limit };
+        reclaim::collect_garbage(core, limit);
+        if let Some(granted) = policies.grow(&miss)? {
+            return Ok(served(granted));
+        }
+        if let Some(found) = take_from_pools(&pools, shard, request) {
+            return Ok(found);
+        }
+        if core.is_capturing() {
+            // Nothing can be given back, or waited for.
+            return Err(self.fail(policies, &miss));
+        }
+        if reclaim::release_oversize(core, shard, request)
+            && let Some(granted) = policies.grow(&miss)?
+        {
+            return Ok(served(granted));
+        }
+        self.synchronize_events();
+        if let Some(granted) = search(shard, State::take_fit_again, request) {
+            return Ok(served(granted));
+        }
+        policies.release_cached(core);
+        lock(&core.global).num_alloc_retries += 1;
+        if let Some(granted) = policies.grow(&miss)? {
+            return Ok(served(granted));
+        }
+        if let Some(found) = self.take_from_streams(shard, request) {
+            return Ok(found);
+        }
+        Err(self.fail(policies, &miss))
+    }
+
+    fn fail(&self, policies: MutexGuard<'_, Box<dyn Growth<B>>>, miss: &Miss<'_, B>) -> AllocError {
+        let facts = self.out_of_memory(miss);
+        drop(policies);
+        self.core.hooks.notify_observers(&facts);
+        AllocError::OutOfMemory(Box::new(facts))
+    }
+
+    /// The last resort: memory that is idle on another stream, or in the other pool. Work on the
+    /// request's stream waits, on the device, for what the other stream was given until now; and
+    /// when the block is freed, the other one waits in turn.
+    fn take_from_streams(&self, shard: &Arc<Shard<B>>, request: Request) -> Option<Served<B>> {
+        if shard.pool != 0 {
+            return None;
+        }
+        let backend = &self.core.backend;
+        let stream = shard.lock().stream.clone();
+        for owner in self.core.shared_shards() {
+            for kind in [request.kind, request.kind.other()] {
+                let request = Request { kind, ..request };
+                let (block, other) = {
+                    let mut state = owner.lock();
+                    let block = state.rules.caching.then(|| state.detach_fit(request)).flatten();
+                    let Some(block) = block else { continue };
+                    (block, state.stream.clone())
+                };
+                // A wait may block the host, so no lock is held.
+                let ordered = Arc::ptr_eq(&owner, shard)
+                    || backend.record(&other).and_then(|e| backend.wait(&stream, &e)).is_ok();
+                let mut state = owner.lock();
+                if !ordered {
+                    state.put_back(block);
+                    continue;
+                }
+                let granted = state.hand_out(block, request);
+                state.record_stream(block, &stream);
+                drop(state);
+                return Some((owner, granted));
+            }
+        }
+        None
+    }
+
+    /// Frees what streams are done with by now, of those too that ask for nothing any more.
+    fn poll_events(&self) {
+        for shard in self.core.all_shards() {
+            let mut state = shard.cell.lock_parked();
+            if state.uses.has_events() && !self.core.is_capturing() {
+                state.poll_events(&self.core.backend);
+            }
+        }
+    }
+
+    /// Waits for all pending events without a lock, then frees what waited for them.
+    pub(crate) fn synchronize_events(&self) {
+        if self.core.is_capturing() {
+            return;
+        }
+        lock(&self.core.global).num_sync_all_streams += 1;
+        self.core.all_shards().iter().for_each(|shard| shard.synchronize_events());
+        self.core.release_orphans();
+    }
+
+    fn out_of_memory(&self, miss: &Miss<'_, B>) -> OutOfMemory {
+        let Miss { shard, request, limit, .. } = *miss;
+        let backend = &self.core.backend;
+        let memory = backend.mem_info().ok();
+        let config = shard.lock().config.clone();
+        lock(&self.core.global).num_ooms += 1;
+        let step = |stream| Step {
+            action: TraceAction::Oom,
+            address: memory.map_or(0, |(free, _)| free as u64),
+            size: request.size,
+            stream,
+            site: Some(request.site),
+        };
+        let stream = shard.lock().heap.stream;
+        self.core.tracer.record(|| step(stream));
+        let shards = self.core.all_shards();
+        let private = shards.iter().filter(|shard| shard.pool > 0);
+        // Its lock is taken after those of shards, so it must not be held below.
+        let reserved = self.core.reserved();
+        OutOfMemory {
+            device: backend.device(),
+            requested: request.requested,
+            segment: if config.caching {
+                segment_size(&config, request.size)
+            } else {
+                request.size
+            },
+            free: memory.map(|(free, _)| free),
+            total: memory.map(|(_, total)| total),
+            // Less is another process's, of our number in its own namespace.
+            process: backend.process_memory().filter(|&bytes| bytes >= reserved),
+            limit,
+            allocated: self.allocated(),
+            reserved,
+            private_pools: private.map(|shard| shard.lock().heap.reserved()).sum(),
+            largest_free: shards.iter().map(|shard| shard.lock().heap.largest_free()).max(),
+            remaps: config.policy == Policy::Default || config.expandable(),
+        }
+    }
+}
+
+/// Searches a shard's cache, by the shard's own options: a private pool has a cache, and splits
+/// blocks at multiples of 512, even where the request's own stream has none.
+fn search<B: Backend>(
+    shard: &Shard<B>,
+    how: impl Fn(&mut State<B>, Request) -> Option<Granted>,
+    request: Request,
+) -> Option<Granted> {
+    let mut state = shard.lock();
+    let request = state.request(request.requested, request.site).ok()?;
+    if state.rules.caching { how(&mut state, request) } else { None }
+}
+
+/// Free memory of the private pools with `use_on_oom`. Who asks for a private pool gets no other memory, which may be of
+/// another kind.
+fn take_from_pools<B: Backend>(
+    pools: &[Arc<Pool<B>>],
+    shard: &Arc<Shard<B>>,
+    request: Request,
+) -> Option<Served<B>> {
+    if shard.pool != 0 {
+        return None;
+    }
+    let stream = shard.lock().heap.stream;
+    let sharing = pools.iter().filter(|pool| pool.options.use_on_oom);
+    let mut shards = sharing.filter_map(|pool| pool.known_shard(stream));
+    shards.find_map(|shard| {
+        let granted = search(&shard, State::take_fit_again, request)?;
+        Some((shard, granted))
+    })
+}

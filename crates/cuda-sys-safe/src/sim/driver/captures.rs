@@ -1,0 +1,96 @@
+//! Stream capture: its begin, end and status.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::sim::CallKind;
+use crate::sim::state::capture::{Capture, thread_number};
+use crate::sim::state::graph::{Frontier, Graph};
+use crate::sim::state::{State, error};
+use crate::*;
+
+impl State {
+    pub(super) fn begin_capture(&mut self, stream: StreamHandle, mode: CaptureMode) -> Result<()> {
+        let call = CallKind::BeginCapture;
+        let key = self.stream_key(call, stream)?;
+        let device = stream.device();
+        if stream.raw() == 0 {
+            self.check_implicit(key, call)?;
+            let why = "the legacy default stream cannot be captured";
+            return Err(error(call, CudaCode::STREAM_CAPTURE_UNSUPPORTED, device, why));
+        }
+        if self.streams.get(&key).is_some_and(|s| s.capture.is_some()) {
+            return Err(error(call, CudaCode::ILLEGAL_STATE, device, "already being captured"));
+        }
+        let id = self.fresh();
+        let capture = Capture {
+            origin: key,
+            device,
+            mode,
+            thread: thread_number(),
+            nodes: Vec::new(),
+            frontiers: BTreeMap::from([(key, Frontier::new())]),
+            of_comms: BTreeMap::new(),
+            invalid: false,
+        };
+        self.captures.insert(id, capture);
+        if let Some(stream) = self.streams.get_mut(&key) {
+            stream.capture = Some(id);
+        }
+        Ok(())
+    }
+
+    pub(super) fn end_capture(&mut self, stream: StreamHandle) -> Result<GraphHandle> {
+        let call = CallKind::EndCapture;
+        let key = self.stream_key(call, stream)?;
+        let device = stream.device();
+        self.check_implicit(key, call)?;
+        let refuse = |code| Err(error(call, code, device, ""));
+        let Some(id) = self.streams.get(&key).and_then(|s| s.capture) else {
+            return refuse(CudaCode::ILLEGAL_STATE);
+        };
+        let Some(capture) = self.captures.get_mut(&id) else {
+            return refuse(CudaCode::ILLEGAL_STATE);
+        };
+        if capture.origin != key {
+            capture.invalid = true;
+            return refuse(CudaCode::STREAM_CAPTURE_UNMATCHED);
+        }
+        if capture.mode != CaptureMode::Relaxed && capture.thread != thread_number() {
+            return refuse(CudaCode::STREAM_CAPTURE_WRONG_THREAD);
+        }
+        let Some(capture) = self.forget_capture(id) else {
+            return refuse(CudaCode::ILLEGAL_STATE);
+        };
+        if capture.invalid {
+            return refuse(CudaCode::STREAM_CAPTURE_INVALIDATED);
+        }
+        if !capture.joined() {
+            return refuse(CudaCode::STREAM_CAPTURE_UNJOINED);
+        }
+        let graph = self.fresh();
+        self.graphs.insert(graph, (device, Arc::new(Graph::new(capture.nodes))));
+        // SAFETY: just made.
+        Ok(unsafe { GraphHandle::from_raw(device, graph) })
+    }
+
+    pub(super) fn capture_status(&self, stream: StreamHandle) -> Result<CaptureStatus> {
+        let call = CallKind::CaptureStatus;
+        let key = self.stream_key(call, stream)?;
+        let device = stream.device();
+        if stream.raw() == 0 && !self.blocking_captures(device).is_empty() {
+            return Err(error(call, CudaCode::STREAM_CAPTURE_IMPLICIT, device, ""));
+        }
+        let Some(id) = self.streams.get(&key).and_then(|s| s.capture) else {
+            return Ok(CaptureStatus::None);
+        };
+        match self.captures.get(&id) {
+            Some(capture) if capture.invalid => Ok(CaptureStatus::Invalidated),
+            _ => Ok(CaptureStatus::Active(id)),
+        }
+    }
+
+    pub(super) fn exchange_capture_mode(&mut self, mode: CaptureMode) -> CaptureMode {
+        self.capture_modes.insert(thread_number(), mode).unwrap_or(CaptureMode::Global)
+    }
+}

@@ -1,0 +1,161 @@
+//! Copies and memsets: checked when they are called, staged as the driver stages.
+
+use std::ptr::with_exposed_provenance;
+
+use crate::sim::CallKind;
+use crate::sim::state::memory::{DEVICE_SPACE, HostOverlap};
+use crate::sim::state::streams::OpKind;
+use crate::sim::state::work::{CopyWork, End, Label, MemsetWork, Point, Work};
+use crate::sim::state::{State, error};
+use crate::*;
+
+/// What kind of memory an end is, by the rules of host synchronisation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Pageable,
+    Pinned,
+    Device,
+}
+
+/// What the caller of a copy must wait for before it returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HostWait {
+    Nothing,
+    /// The copy itself.
+    Done(Point),
+    /// All that it comes after: then its source has been staged.
+    Before(Point),
+}
+
+impl State {
+    /// Enqueues a copy. `synchronous` is `cuMemcpy`, on the default stream.
+    ///
+    /// # Safety
+    /// As for [`Driver::memcpy_async`]: a host source is readable.
+    pub(super) unsafe fn memcpy(
+        &mut self,
+        call: CallKind,
+        request: &Copy,
+        stream: StreamHandle,
+        synchronous: bool,
+    ) -> Result<(Option<Point>, HostWait)> {
+        let key = self.stream_key(call, stream)?;
+        let device = stream.device();
+        let captured = self.streams.get(&key).is_some_and(|s| s.capture.is_some());
+        if let (CopyEnd::Device { device: to, .. }, CopyEnd::Device { device: from, .. }) =
+            (request.dst, request.src)
+            && captured
+            && to != from
+        {
+            // Of a spoiled capture too.
+            self.spoil_capture_of(stream);
+            let why = "a copy between devices cannot be captured";
+            return Err(error(call, CudaCode::STREAM_CAPTURE_UNSUPPORTED, device, why));
+        }
+        self.check_captures(key, call)?;
+        if request.bytes == 0 {
+            return Ok((None, HostWait::Nothing));
+        }
+        let (dst, to) = self.copy_end(call, device, request.dst, request.bytes)?;
+        let (src, from) = self.copy_end(call, device, request.src, request.bytes)?;
+        let to_device = to == Place::Device;
+        let src = match (src, from) {
+            (End::Host(address), Place::Pageable) if to_device && !captured => {
+                let source = with_exposed_provenance::<u8>(address);
+                // SAFETY: the caller promises a readable source of that many bytes.
+                End::Staged(unsafe { std::slice::from_raw_parts(source, request.bytes) }.into())
+            }
+            (src, _) => src,
+        };
+        let work = Work::Copy(CopyWork { dst, src, bytes: request.bytes });
+        let Some(point) = self.enqueue(key, Label::of(call), OpKind::Work(work), &[])? else {
+            return Ok((None, HostWait::Nothing));
+        };
+        let wait = match (from, to) {
+            // Host to host is synchronous, and so is what ends in pageable memory.
+            (_, Place::Pageable) | (Place::Pageable | Place::Pinned, Place::Pinned) => {
+                HostWait::Done(point)
+            }
+            (Place::Pageable, Place::Device) if synchronous => HostWait::Before(point),
+            (Place::Pinned, Place::Device) | (Place::Device, Place::Pinned) if synchronous => {
+                HostWait::Done(point)
+            }
+            _ => HostWait::Nothing,
+        };
+        Ok((Some(point), wait))
+    }
+
+    fn copy_end(
+        &self,
+        call: CallKind,
+        device: usize,
+        end: CopyEnd,
+        bytes: usize,
+    ) -> Result<(End, Place)> {
+        let refuse = |why: String| Err(error(call, CudaCode::INVALID_VALUE, device, &why));
+        let address = match end {
+            CopyEnd::Host(ptr) => {
+                let address = ptr.as_ptr().expose_provenance();
+                if address as u64 >= DEVICE_SPACE {
+                    return refuse(format!("{address:#x} is a device address, not host memory"));
+                }
+                address
+            }
+            CopyEnd::Device { device: owner, ptr } if ptr.addr() >= DEVICE_SPACE => {
+                return match self.owner(ptr.addr(), bytes) {
+                    Some(real) if real == owner => {
+                        Ok((End::Device(owner, ptr.addr()), Place::Device))
+                    }
+                    Some(real) => refuse(format!("{ptr:?} is of cuda:{real}, not cuda:{owner}")),
+                    None => refuse(format!("{bytes} bytes at {ptr:?} are not all allocated")),
+                };
+            }
+            CopyEnd::Device { ptr, .. } => ptr.addr() as usize,
+        };
+        match self.memory.host_range(address, bytes) {
+            HostOverlap::Inside => Ok((End::Host(address), Place::Pinned)),
+            HostOverlap::None if matches!(end, CopyEnd::Host(_)) => {
+                Ok((End::Host(address), Place::Pageable))
+            }
+            HostOverlap::None => refuse(format!("{address:#x} is not device memory")),
+            HostOverlap::Partly => {
+                refuse(format!("{bytes} bytes at {address:#x} are only partly page-locked"))
+            }
+            HostOverlap::Freed => refuse(format!("the host memory at {address:#x} was freed")),
+        }
+    }
+
+    pub(super) fn memset(
+        &mut self,
+        dst: DevicePtr,
+        value: MemsetValue,
+        count: usize,
+        stream: StreamHandle,
+    ) -> Result<Option<Point>> {
+        let call = CallKind::MemsetAsync;
+        let key = self.stream_key(call, stream)?;
+        self.check_captures(key, call)?;
+        let device = stream.device();
+        let refuse = |why: String| Err(error(call, CudaCode::INVALID_VALUE, device, &why));
+        if count == 0 {
+            return Ok(None);
+        }
+        if !dst.addr().is_multiple_of(value.size() as u64) {
+            return refuse(format!("{dst:?} is not a multiple of {}", value.size()));
+        }
+        let known = count.checked_mul(value.size()).is_some_and(|bytes| {
+            self.owner(dst.addr(), bytes).is_some()
+                || self.memory.host_range(dst.addr() as usize, bytes) == HostOverlap::Inside
+        });
+        if !known {
+            return refuse(format!("{count} elements at {dst:?} are not all allocated"));
+        }
+        // A captured one is not looked at so closely.
+        let captured = self.streams.get(&key).is_some_and(|s| s.capture.is_some());
+        if !captured && !self.may_set(device, dst.addr()) {
+            return refuse(format!("cuda:{device} has no access to {dst:?}"));
+        }
+        let work = Work::Memset(MemsetWork { dst: dst.addr(), value, count });
+        self.enqueue(key, Label::of(call), OpKind::Work(work), &[])
+    }
+}

@@ -1,0 +1,92 @@
+//! Device memory: allocation, freeing, and questions about addresses.
+
+use crate::sim::CallKind;
+use crate::sim::state::memory::{ALLOCATION_UNIT, HostOverlap, Kind, Region, rounded};
+use crate::sim::state::{State, error};
+use crate::*;
+
+impl State {
+    pub(super) fn mem_alloc(&mut self, device: usize, bytes: usize) -> Result<DevicePtr> {
+        let call = CallKind::MemAlloc;
+        if bytes == 0 {
+            return Err(error(call, CudaCode::INVALID_VALUE, device, "zero bytes"));
+        }
+        let full = || error(call, CudaCode::OUT_OF_MEMORY, device, "");
+        let charged = rounded(bytes).ok_or_else(full)?;
+        self.charge(call, device, charged)?;
+        let align = if bytes >= 1 << 20 { 2 << 20 } else { ALLOCATION_UNIT as u64 };
+        let Some(base) = self.memory.fresh_range(device, bytes, align) else {
+            self.devices[device].used -= charged;
+            return Err(full());
+        };
+        self.memory.insert(device, base, bytes, Kind::Alloc { freeing: false });
+        // SAFETY: just allocated.
+        Ok(unsafe { DevicePtr::from_raw(base) })
+    }
+
+    /// Checks that an address is the start of an allocation, whatever device it is of, and which
+    /// device freeing it waits for: a pool's memory is freed without waiting.
+    pub(super) fn check_free(&self, device: usize, ptr: DevicePtr) -> Result<Option<usize>> {
+        match self.memory.regions.get(&ptr.addr()) {
+            Some(Region { kind: Kind::Alloc { freeing: false }, device, .. }) => Ok(Some(*device)),
+            Some(Region { kind: Kind::Pool { freeing: false, .. }, .. }) => Ok(None),
+            _ => {
+                let why = format!("{ptr:?} is not the start of a live allocation");
+                Err(error(CallKind::MemFree, CudaCode::INVALID_VALUE, device, &why))
+            }
+        }
+    }
+
+    /// Frees what `check_free` accepted, once what it named is idle.
+    pub(super) fn mem_free(&mut self, ptr: DevicePtr) -> Result<()> {
+        let Some(region) = self.remove_allocation(ptr.addr()) else { return Ok(()) };
+        self.report_overrun(&region, "found when it was freed")
+    }
+
+    /// Turns a spoiled redzone into a sticky error.
+    pub(super) fn report_overrun(&mut self, region: &Region, when: &str) -> Result<()> {
+        let Some(why) = self.note_overrun(region, when) else { return Ok(()) };
+        if self.devices[region.device].lost.is_some() {
+            return Ok(());
+        }
+        self.lose(
+            region.device,
+            CudaError {
+                call: CallKind::MemFree.name(),
+                code: CudaCode::ILLEGAL_ADDRESS,
+                device: Some(region.device),
+                detail: Some(why),
+                location: None,
+            },
+        );
+        self.surface(CallKind::MemFree, region.device)
+    }
+
+    /// Whether a device may set memory, as far as the call looks: unlike a copy, it needs access.
+    /// Whether mapped memory is open to it shows when the work runs.
+    pub(super) fn may_set(&self, device: usize, address: u64) -> bool {
+        let Some(region) = self.memory.region(address, 1) else { return true };
+        match region.kind {
+            Kind::Alloc { .. } => {
+                region.device == device || self.devices[device].peers.contains(&region.device)
+            }
+            Kind::Pool { pool, .. } => self.pool_allows(pool, device, true),
+            Kind::Reservation(_) => true,
+        }
+    }
+
+    pub(super) fn mem_info(&self, device: usize) -> MemInfo {
+        let total = self.config.capacity;
+        MemInfo { free: total - self.devices[device].used, total }
+    }
+
+    pub(super) fn pointer_kind(&self, address: u64) -> PointerKind {
+        if let Some(device) = self.owner(address, 1) {
+            return PointerKind::Device(device);
+        }
+        match self.memory.host_range(address as usize, 1) {
+            HostOverlap::Inside => PointerKind::Pinned,
+            _ => PointerKind::Pageable,
+        }
+    }
+}

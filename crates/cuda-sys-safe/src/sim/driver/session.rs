@@ -1,0 +1,283 @@
+//! The lock, and what happens around every call: faults, lost devices, running work, waiting.
+
+use std::cell::Cell;
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use crate::sim::exec::{Pick, run_host};
+use crate::sim::state::work::{Label, Point};
+use crate::sim::state::{State, error};
+use crate::sim::{CallKind, Schedule, SimConfig};
+use crate::*;
+
+/// A simulated box of CUDA devices. The [module](crate::sim) lists what it imitates.
+pub struct SimDriver {
+    process: u32,
+    state: Mutex<State>,
+    /// Signalled when a host function has ended.
+    host_fn_ended: Condvar,
+    pub(super) refused: owned::Refused,
+    /// This very driver, for other threads that run what they wait for.
+    pub(super) me: Weak<Self>,
+    pub(super) number: u64,
+}
+
+pub(super) type Guard<'a> = MutexGuard<'a, State>;
+
+thread_local! {
+    /// Whether this thread is inside a host function.
+    static IN_HOST_FN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    Ran,
+    /// Nothing can run.
+    Idle,
+    /// Another thread runs a host function.
+    Busy,
+}
+
+/// Virtual microseconds that a call takes the host.
+const CALL_TIME: f64 = 2.0;
+
+impl SimConfig {
+    /// Builds the box. An `Arc<dyn Driver>` is a clone of the result away.
+    #[must_use]
+    pub fn build(self) -> Arc<SimDriver> {
+        Arc::new_cyclic(|me| SimDriver::new(self, me.clone()))
+    }
+}
+
+impl SimDriver {
+    pub(super) fn new(config: SimConfig, me: Weak<Self>) -> Self {
+        Self {
+            process: std::process::id(),
+            state: Mutex::new(State::new(config)),
+            host_fn_ended: Condvar::new(),
+            refused: owned::Refused::default(),
+            me,
+            number: Self::fresh_number(),
+        }
+    }
+
+    pub(super) fn lock(&self) -> Guard<'_> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets go of the lock, and then drops what must not be dropped under it.
+    pub(super) fn settle(&self, mut state: Guard<'_>) {
+        let trash = std::mem::take(&mut state.trash);
+        drop(state);
+        for f in trash {
+            run_host(Box::new(move || drop(f)));
+        }
+    }
+
+    /// The same in the middle of a call: a caller may hang on such a drop.
+    fn air<'a>(&'a self, state: Guard<'a>) -> Guard<'a> {
+        if state.trash.is_empty() {
+            return state;
+        }
+        self.settle(state);
+        self.lock()
+    }
+
+    /// The start of every call about a device.
+    pub(super) fn enter(&self, call: CallKind, device: usize) -> Result<Guard<'_>> {
+        if std::process::id() != self.process {
+            return Err(DriverError::ForkedChild { call: call.name(), parent: self.process });
+        }
+        if IN_HOST_FN.try_with(Cell::get).unwrap_or(false) {
+            let why = "a host function must not call CUDA";
+            return Err(error(call, CudaCode::NOT_PERMITTED, device, why));
+        }
+        // To a checker of schedules the rest of the call is one step.
+        warpline_sync::let_others_run();
+        let mut state = self.lock();
+        *state.calls.entry(call).or_insert(0) += 1;
+        state.host_clock += CALL_TIME;
+        let count = state.devices.len();
+        if device >= count {
+            return Err(DriverError::InvalidDevice { device, count });
+        }
+        if let Some(code) = state.faults.hit(call, device, false) {
+            let why = "injected fault";
+            if code.is_sticky() {
+                let cause = DriverError::cuda(call.name(), code, Some(device));
+                if let DriverError::Cuda(cause) = cause.with_detail(|| why.into()) {
+                    state.lose(device, *cause);
+                    state.surfaced(device);
+                }
+            }
+            self.settle(state);
+            return Err(error(call, code, device, why));
+        }
+        if call.needs_no_context() {
+            // They cannot fail by earlier work, but are refused once it is known to have failed.
+            if state.devices[device].surfaced {
+                state.surface(call, device)?;
+            }
+            return Ok(state);
+        }
+        if let Schedule::Seeded(_) = state.config.schedule {
+            for _ in 0..state.random(4) {
+                let (next, step) = self.step(state, Pick::Random);
+                state = next;
+                if step != Step::Ran {
+                    break;
+                }
+            }
+        }
+        let mut state = self.air(state);
+        if !call.is_release() {
+            state.surface(call, device)?;
+        }
+        if call.is_unsafe_in_capture() {
+            state.check_unsafe_call(call, device)?;
+        }
+        state.devices[device].context = true;
+        Ok(state)
+    }
+
+    /// The end of a call that enqueued something.
+    pub(super) fn enqueued<'a>(
+        &'a self,
+        state: Guard<'a>,
+        call: CallKind,
+        device: usize,
+        point: Option<Point>,
+    ) -> Result<()> {
+        if let Some(point) = point
+            && state.config.launch_blocking
+        {
+            let mut state = self.wait(state, &[point]);
+            return state.surface(call, device);
+        }
+        self.after_enqueue(state);
+        Ok(())
+    }
+
+    /// Under the eager schedule, runs everything that can run.
+    pub(super) fn after_enqueue<'a>(&'a self, mut state: Guard<'a>) {
+        if state.config.schedule == Schedule::Eager {
+            loop {
+                let (next, step) = self.step(state, Pick::Oldest);
+                state = next;
+                if step != Step::Ran {
+                    break;
+                }
+            }
+        }
+        self.settle(state);
+    }
+
+    /// Makes the host wait until all points are reached.
+    pub(super) fn wait<'a>(&'a self, mut state: Guard<'a>, points: &[Point]) -> Guard<'a> {
+        state.host_waits += 1;
+        let mut patience = Patience::new(state.config.collective_timeout);
+        while let Some(&unmet) = points.iter().find(|&&p| !state.reached(p)) {
+            let (next, step) = self.step(state, Pick::Needed(unmet));
+            state = match step {
+                Step::Ran => {
+                    patience.renew();
+                    next
+                }
+                Step::Busy => self.host_fn_ended.wait(next).unwrap_or_else(PoisonError::into_inner),
+                // Waits name earlier operations only, so something can always run, or other ranks or
+                // processes have to.
+                Step::Idle if next.waits_for_value(unmet) => self.wait_for_value(next),
+                Step::Idle => match self.wait_for_ranks(next, unmet, &mut patience) {
+                    (next, true) => next,
+                    (next, false) => return self.air(next),
+                },
+            };
+        }
+        for &point in points {
+            state.host_clock = state.host_clock.max(state.ended_at(point));
+        }
+        state.pools_at_synchronisation();
+        self.air(state)
+    }
+
+    /// Whether a point is reached, after running one operation toward it if not.
+    pub(super) fn query<'a>(&'a self, state: Guard<'a>, point: Point) -> (Guard<'a>, bool) {
+        if state.reached(point) {
+            return (state, true);
+        }
+        let (mut state, step) = self.step(state, Pick::Toward(point));
+        if step == Step::Idle {
+            state = self.ask_ranks(state, point);
+        }
+        let reached = state.reached(point);
+        (self.air(state), reached)
+    }
+
+    /// Runs one operation. A host function runs outside the lock; nothing else runs meanwhile.
+    pub(super) fn step<'a>(&'a self, mut state: Guard<'a>, pick: Pick) -> (Guard<'a>, Step) {
+        if state.host_fn_running {
+            return (state, Step::Busy);
+        }
+        let Some(key) = state.pick(pick) else { return (state, Step::Idle) };
+        let Some(f) = state.run_next(key) else { return (state, Step::Ran) };
+        let begin = state.streams.get(&key).map_or(0.0, |s| s.clock);
+        state.host_fn_running = true;
+        drop(state);
+        let _ = IN_HOST_FN.try_with(|inside| inside.set(true));
+        // The driver never sees a panic: it goes no further, as with the real one.
+        run_host(f);
+        let _ = IN_HOST_FN.try_with(|inside| inside.set(false));
+        let mut state = self.lock();
+        state.host_fn_running = false;
+        let label = Label { op: "host function", ..Label::of(CallKind::LaunchHostFunc) };
+        state.ended(key, label, begin, Ok(3.0));
+        self.host_fn_ended.notify_all();
+        nccl::sim::bump();
+        (state, Step::Ran)
+    }
+
+    /// Runs one operation that can run, chosen by the schedule; whether there was one.
+    pub fn run_one(&self) -> bool {
+        let state = self.lock();
+        let pick = match state.config.schedule {
+            Schedule::Seeded(_) => Pick::Random,
+            _ => Pick::Oldest,
+        };
+        let (state, step) = self.step(state, pick);
+        self.settle(state);
+        step == Step::Ran
+    }
+
+    /// Runs everything that can run.
+    pub fn run_all(&self) {
+        while self.run_one() {}
+    }
+}
+
+impl fmt::Debug for SimDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimDriver").field("process", &self.process).finish_non_exhaustive()
+    }
+}
+
+/// How long a wait still goes on in which nothing happens.
+pub(super) struct Patience {
+    limit: Duration,
+    since: Instant,
+}
+
+impl Patience {
+    pub(super) fn new(limit: Duration) -> Self {
+        Self { limit, since: Instant::now() }
+    }
+
+    pub(super) fn renew(&mut self) {
+        self.since = Instant::now();
+    }
+
+    pub(super) fn left(&self) -> Duration {
+        self.limit.saturating_sub(self.since.elapsed())
+    }
+}

@@ -1,0 +1,68 @@
+//! Physical memory that several processes have: a file in memory for each piece, so that processes
+//! with a simulator each really share bytes.
+
+use std::sync::Arc;
+
+use crate::sim::CallKind;
+use crate::sim::backing::SharedFile;
+use crate::sim::state::vmm::{Physical, Source, aligned};
+use crate::sim::state::{State, error};
+use crate::*;
+
+impl State {
+    pub(super) fn mem_create_shareable(
+        &mut self,
+        device: usize,
+        bytes: usize,
+    ) -> Result<PhysicalHandle> {
+        let call = CallKind::MemCreate;
+        self.has_virtual_memory(call, device)?;
+        if !aligned(bytes) {
+            return Err(self.not_a_multiple(call, device, bytes));
+        }
+        self.charge(call, device, bytes)?;
+        match SharedFile::create(bytes) {
+            Ok(file) => {
+                let source = Source::Shared { file: Arc::new(file), imported: false };
+                Ok(self.add_physical(Physical::new(device, bytes, source)))
+            }
+            Err(why) => {
+                self.devices[device].used -= bytes;
+                let why = format!("the host has no file to share: {why}");
+                Err(error(call, CudaCode::NOT_SUPPORTED, device, &why))
+            }
+        }
+    }
+
+    pub(super) fn mem_export(&self, memory: PhysicalHandle) -> Result<OsHandle> {
+        let refuse = |why: &str| {
+            Err(error(CallKind::MemExport, CudaCode::INVALID_VALUE, memory.device(), why))
+        };
+        match self.physical.get(&memory.raw()).map(|physical| &physical.source) {
+            Some(Source::Shared { file, .. }) => {
+                file.export().or_else(|why| refuse(&format!("the host refuses: {why}")))
+            }
+            Some(Source::Own(_)) => refuse("the memory was not created for other processes"),
+            None => refuse("the physical memory is not live"),
+        }
+    }
+
+    pub(super) fn mem_import(
+        &mut self,
+        device: usize,
+        bytes: usize,
+        handle: OsHandle,
+    ) -> Result<PhysicalHandle> {
+        let call = CallKind::MemImport;
+        self.has_virtual_memory(call, device)?;
+        if !aligned(bytes) {
+            return Err(self.not_a_multiple(call, device, bytes));
+        }
+        let file = SharedFile::import(handle, bytes).map_err(|why| {
+            let why = format!("not {bytes} bytes of memory of a simulated device: {why}");
+            error(call, CudaCode::INVALID_VALUE, device, &why)
+        })?;
+        let source = Source::Shared { file: Arc::new(file), imported: true };
+        Ok(self.add_physical(Physical::new(device, bytes, source)))
+    }
+}

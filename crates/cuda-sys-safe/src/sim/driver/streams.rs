@@ -1,0 +1,65 @@
+//! Streams.
+
+use super::session::SimDriver;
+use crate::sim::CallKind;
+use crate::sim::state::hold::Hold;
+use crate::sim::state::streams::{OpKind, Stream};
+use crate::sim::state::work::{Key, Label};
+use crate::sim::state::{State, error};
+use crate::*;
+
+impl State {
+    /// The stream behind a handle.
+    pub(super) fn stream_key(&self, call: CallKind, handle: StreamHandle) -> Result<Key> {
+        if handle.raw() == 0 {
+            return Ok(Stream::legacy_key(handle.device()));
+        }
+        match self.streams.get(&handle.raw()) {
+            Some(s) if !s.legacy && !s.destroyed && s.device == handle.device() => Ok(handle.raw()),
+            _ => Err(error(call, CudaCode::INVALID_HANDLE, handle.device(), "no such stream")),
+        }
+    }
+
+    pub(super) fn stream_create(&mut self, device: usize, flags: StreamFlags) -> StreamHandle {
+        let key = self.fresh();
+        self.streams.insert(key, Stream::new(device, flags));
+        // SAFETY: just made.
+        unsafe { StreamHandle::from_raw(device, key) }
+    }
+
+    pub(super) fn stream_destroy(&mut self, handle: StreamHandle) -> Result<()> {
+        let call = CallKind::StreamDestroy;
+        let key = self.stream_key(call, handle)?;
+        let device = handle.device();
+        if handle.raw() == 0 {
+            let why = "the default stream cannot be destroyed";
+            return Err(error(call, CudaCode::INVALID_HANDLE, device, why));
+        }
+        // The capture of another stream that this one was taken into goes on without it.
+        self.forget_captures(|origin, _| origin == key);
+        if let Some(stream) = self.streams.get_mut(&key) {
+            // It may have work left, but is in no capture any more.
+            (stream.destroyed, stream.capture) = (true, None);
+        }
+        self.bury(key);
+        Ok(())
+    }
+}
+
+impl SimDriver {
+    /// Holds a stream back: what it is given from now on does not run, whatever the schedule.
+    ///
+    /// # Errors
+    /// As for a host function, which it looks like to the stream: `INVALID_HANDLE` for a stream that
+    /// does not exist, `STREAM_CAPTURE_UNSUPPORTED` for one that is captured.
+    pub fn hold(&self, stream: StreamHandle) -> Result<Hold> {
+        let call = CallKind::LaunchHostFunc;
+        let mut state = self.enter(call, stream.device())?;
+        let key = state.stream_key(call, stream)?;
+        let hold = Hold::new();
+        let kind = OpKind::Hold(hold.clone());
+        let held = state.enqueue(key, Label::of(call), kind, &[]);
+        self.settle(state);
+        held.map(|_| hold)
+    }
+}

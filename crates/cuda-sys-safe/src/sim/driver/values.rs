@@ -1,0 +1,120 @@
+//! Waits of streams for words in host memory, which other processes may write.
+//!
+//! Work runs only inside driver calls, and nobody calls this driver on behalf of another process that
+//! waits for a word: so a thread runs what comes before writes of words, some time after they were
+//! enqueued, and ends once there are none.
+
+use std::ptr::NonNull;
+use std::time::Duration;
+
+use super::session::{Guard, SimDriver, Step};
+use crate::sim::CallKind;
+use crate::sim::exec::Pick;
+use crate::sim::state::memory::HostOverlap;
+use crate::sim::state::streams::{Op, OpKind, Stream};
+use crate::sim::state::word::Word;
+use crate::sim::state::work::{Label, Point};
+use crate::sim::state::{State, error};
+use crate::*;
+
+impl State {
+    pub(super) fn stream_value(
+        &mut self,
+        call: CallKind,
+        stream: StreamHandle,
+        word: NonNull<u32>,
+        kind: impl FnOnce(Word) -> OpKind,
+    ) -> Result<()> {
+        let key = self.stream_key(call, stream)?;
+        let at = word.as_ptr().expose_provenance();
+        if !at.is_multiple_of(4) || self.memory.host_range(at, 4) != HostOverlap::Inside {
+            let why = "the word does not lie in page-locked memory";
+            return Err(error(call, CudaCode::INVALID_VALUE, stream.device(), why));
+        }
+        self.check_captures(key, call)?;
+        // SAFETY: just checked to be a multiple of 4 in page-locked memory. To unlock it waits for all enqueued work, and the
+        // driver's contract lets only atomics of this size touch the word.
+        let word = unsafe { Word::new(at) };
+        self.enqueue(key, Label::of(call), kind(word), &[]).map(drop)
+    }
+
+    /// Whether a value that is not there stands in the way of a point.
+    pub(super) fn waits_for_value(&self, point: Point) -> bool {
+        let next = self.next_toward(point).and_then(|key| self.streams.get(&key)?.queue.front());
+        next.is_some_and(Op::waits_for_value)
+    }
+
+    /// The end of each stream's first write of a word.
+    fn writes(&self) -> Vec<Point> {
+        let first = |(&stream, s): (&u64, &Stream)| {
+            let at = s.queue.iter().position(|op| matches!(op.kind, OpKind::WriteValue(..)))?;
+            Some(Point { stream, position: s.done + at as u64 + 1 })
+        };
+        self.streams.iter().filter_map(first).collect()
+    }
+}
+
+/// How often it is looked whether a word has its value.
+const SLICE: Duration = Duration::from_micros(200);
+
+/// How long a write is left to the driver's other calls.
+const LEFT: Duration = Duration::from_millis(2);
+
+impl SimDriver {
+    /// What a host wait does that comes to a value that is not there.
+    pub(super) fn wait_for_value<'a>(&'a self, state: Guard<'a>) -> Guard<'a> {
+        let (state, ran) = self.run_toward_writes(state);
+        if ran {
+            return state;
+        }
+        self.settle(state);
+        std::thread::sleep(SLICE);
+        self.lock()
+    }
+
+    /// Runs one operation toward a write of a word, as the waited-for one may be this driver's own.
+    fn run_toward_writes<'a>(&'a self, mut state: Guard<'a>) -> (Guard<'a>, bool) {
+        for point in state.writes() {
+            let (next, step) = self.step(state, Pick::Toward(point));
+            state = next;
+            if step == Step::Ran {
+                return (state, true);
+            }
+        }
+        (state, false)
+    }
+
+    /// Has a thread run what comes before writes of words, unless one does.
+    pub(super) fn write_values_in_time(&self) {
+        let mut state = self.lock();
+        if state.writes_values || state.writes().is_empty() {
+            return;
+        }
+        state.writes_values = true;
+        drop(state);
+        let me = self.me.clone();
+        let run = move || {
+            loop {
+                std::thread::sleep(LEFT);
+                let Some(driver) = me.upgrade() else { return };
+                let mut state = driver.lock();
+                loop {
+                    let (next, ran) = driver.run_toward_writes(state);
+                    driver.settle(next);
+                    state = driver.lock();
+                    if !ran {
+                        break;
+                    }
+                }
+                if state.writes().is_empty() {
+                    state.writes_values = false;
+                    return;
+                }
+            }
+        };
+        let spawned = std::thread::Builder::new().name("sim-values".into()).spawn(run);
+        if spawned.is_err() {
+            self.lock().writes_values = false; // calls of this process have to do
+        }
+    }
+}

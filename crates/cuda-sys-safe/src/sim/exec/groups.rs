@@ -1,0 +1,77 @@
+//! Running collectives: a group begins, waits for other ranks, and ends.
+
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+
+use super::{RunError, kernel_time};
+use crate::DevicePtr;
+use crate::nccl::Collective;
+use crate::nccl::sim::{CallDesc, Outcome};
+use crate::sim::state::State;
+use crate::sim::state::vmm::User;
+use crate::sim::state::work::Group;
+
+impl State {
+    /// Begins a group: reads its inputs. None where its communicator is over.
+    pub(super) fn begin_group(
+        &mut self,
+        device: usize,
+        group: &Group,
+    ) -> Result<Option<u64>, RunError> {
+        let mut given = Vec::with_capacity(group.calls.len());
+        for call in &group.calls {
+            let input = match CallDesc::memory(call, group.rank, group.ranks).read {
+                Some((ptr, bytes)) => {
+                    let at = self.locate_operand(device, call, ptr, bytes, false)?;
+                    // SAFETY: just checked to lie in live backing memory, which only the executor
+                    // touches.
+                    unsafe { std::slice::from_raw_parts(with_exposed_provenance::<u8>(at), bytes) }
+                        .to_vec()
+                }
+                None => Vec::new(),
+            };
+            given.push((CallDesc::of(call), input));
+        }
+        Ok(group.seat.begin(given))
+    }
+
+    /// Ends a group whose other ranks have begun theirs: writes its outputs. None while it is
+    /// blocked, otherwise the time it took.
+    pub(super) fn end_group(
+        &mut self,
+        device: usize,
+        group: &Group,
+        number: u64,
+    ) -> Result<Option<f64>, RunError> {
+        let outputs = match group.seat.end(number) {
+            Outcome::Blocked => return Ok(None),
+            Outcome::Aborted => return Ok(Some(0.0)),
+            Outcome::Done(outputs) => outputs,
+        };
+        let mut touched = 0;
+        for (call, output) in group.calls.iter().zip(outputs) {
+            let Some((ptr, bytes)) = CallDesc::memory(call, group.rank, group.ranks).write else {
+                continue;
+            };
+            let at = self.locate_operand(device, call, ptr, bytes, true)?;
+            let memory =
+                // SAFETY: just checked to lie in live backing memory, which only the executor touches.
+                unsafe { std::slice::from_raw_parts_mut(with_exposed_provenance_mut::<u8>(at), bytes) };
+            let bytes = bytes.min(output.len());
+            memory[..bytes].copy_from_slice(&output[..bytes]);
+            touched += bytes;
+        }
+        Ok(Some(kernel_time(touched)))
+    }
+
+    fn locate_operand(
+        &mut self,
+        device: usize,
+        call: &Collective,
+        ptr: DevicePtr,
+        bytes: usize,
+        write: bool,
+    ) -> Result<usize, RunError> {
+        self.locate(ptr.addr(), bytes, User::Kernel(device), write)
+            .map_err(|why| RunError::illegal(format!("{}: {why}", CallDesc::of(call))))
+    }
+}

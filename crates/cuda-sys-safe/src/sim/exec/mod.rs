@@ -1,0 +1,333 @@
+//! The executor: which operation runs next, and running it.
+
+mod copies;
+mod footprint;
+mod groups;
+mod kernels;
+mod share;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use super::state::State;
+use super::state::graph::{Begun, Graph, Node, Replay};
+use super::state::memory::Kind;
+use super::state::streams::{Op, OpKind};
+use super::state::work::{CopyWork, Group, HostFn, Key, Label, Point, Work};
+use crate::*;
+
+/// How to choose among what could run.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Pick {
+    /// What was enqueued first.
+    Oldest,
+    /// Any stream's next.
+    Random,
+    /// Only what a point needs.
+    Toward(Point),
+    /// The same for a call that waits for the point: streams held back are let go.
+    Needed(Point),
+}
+
+/// Why an operation failed when it ran.
+pub(super) struct RunError {
+    pub(super) code: CudaCode,
+    pub(super) why: String,
+}
+
+impl RunError {
+    pub(super) fn illegal(why: String) -> Self {
+        Self { code: CudaCode::ILLEGAL_ADDRESS, why }
+    }
+}
+
+/// How many end times a stream remembers.
+const REMEMBERED: usize = 1024;
+
+impl State {
+    /// The stream whose next operation to run.
+    pub(super) fn pick(&mut self, pick: Pick) -> Option<Key> {
+        match pick {
+            Pick::Toward(point) => self.pick_toward(point).filter(|&key| !self.held(key)),
+            Pick::Needed(point) => self.pick_toward(point),
+            Pick::Oldest => self.runnable().min_by_key(|&(_, sequence)| sequence).map(|(k, _)| k),
+            Pick::Random => {
+                let count = self.runnable().count();
+                if count == 0 {
+                    return None;
+                }
+                let index = self.random(count);
+                self.runnable().nth(index).map(|(key, _)| key)
+            }
+        }
+    }
+
+    fn runnable(&self) -> impl Iterator<Item = (Key, u64)> {
+        self.streams.iter().filter_map(|(&key, stream)| {
+            let op = stream.queue.front()?;
+            let ready =
+                !self.held(key) && op.after.iter().all(|&p| self.reached(p)) && !op.is_blocked();
+            ready.then_some((key, op.sequence))
+        })
+    }
+
+    /// Whether a stream is held back.
+    fn held(&self, key: Key) -> bool {
+        let next = self.streams.get(&key).and_then(|stream| stream.queue.front());
+        matches!(next, Some(Op { kind: OpKind::Hold(hold), .. }) if !hold.is_open())
+    }
+
+    fn pick_toward(&self, point: Point) -> Option<Key> {
+        let key = self.next_toward(point)?;
+        let blocked = self.streams.get(&key)?.queue.front()?.is_blocked();
+        (!blocked).then_some(key)
+    }
+
+    /// Runs the next operation of a stream. A host function is handed out instead, to be run
+    /// outside the lock and followed by [`State::ended`].
+    pub(super) fn run_next(&mut self, key: Key) -> Option<HostFn> {
+        let stream = self.streams.get_mut(&key)?;
+        let device = stream.device;
+        let mut op = stream.queue.pop_front()?;
+        let mut begin = stream.clock.max(op.issued);
+        for &point in &op.after {
+            begin = begin.max(self.ended_at(point));
+        }
+        if let Some(stream) = self.streams.get_mut(&key) {
+            stream.clock = begin;
+        }
+        let label = op.label;
+        let fault =
+            if op.begun.is_none() { self.faults.hit(label.call, device, true) } else { None };
+        if let Some(code) = fault {
+            if let OpKind::Host(f) = op.kind {
+                self.trash.push(f);
+            }
+            let fault = RunError { code, why: "injected fault".into() };
+            self.ended(key, label, begin, Err(fault));
+            return None;
+        }
+        let result = match op.kind {
+            OpKind::Host(f) => return Some(f),
+            OpKind::Work(Work::Group(ref group)) => {
+                let begun = op.begun.take();
+                let run =
+                    self.lock_shared().and_then(|_locked| self.run_group(device, group, begun));
+                match run {
+                    Ok(Ran::Stands(begun)) => {
+                        return self.stand(key, Op { begun: Some(begun), ..op });
+                    }
+                    Ok(Ran::Ended(time)) => Ok(time),
+                    Err(error) => Err(error),
+                }
+            }
+            OpKind::Work(work) => {
+                self.lock_shared().and_then(|_locked| self.run_work(device, &work))
+            }
+            OpKind::Graph(ref graph) => {
+                let begun = op.begun.take();
+                let run = self.lock_shared().and_then(|_locked| self.run_graph(graph, begun));
+                match run {
+                    Ok(Ran::Stands(begun)) => {
+                        return self.stand(key, Op { begun: Some(begun), ..op });
+                    }
+                    Ok(Ran::Ended(time)) => Ok(time),
+                    Err(error) => Err(error),
+                }
+            }
+            OpKind::Wait | OpKind::WaitValue(..) => Ok(0.0),
+            OpKind::WriteValue(word, value) => {
+                word.set(value);
+                Ok(0.5)
+            }
+            OpKind::Hold(hold) => {
+                hold.need();
+                Ok(0.0)
+            }
+            OpKind::Record(event) => {
+                self.mark_recorded(event, key, begin + 0.5);
+                Ok(0.5)
+            }
+            OpKind::PoolAlloc(base) => {
+                if let Some(Kind::Pool { live, .. }) =
+                    self.memory.regions.get_mut(&base).map(|r| &mut r.kind)
+                {
+                    *live = true;
+                }
+                Ok(0.5)
+            }
+            OpKind::PoolFree(base) => self.run_pool_free(base).map(|()| 0.5),
+        };
+        self.ended(key, label, begin, result);
+        None
+    }
+
+    /// Notes that a stream's running operation has ended, well or not.
+    pub(super) fn ended(
+        &mut self,
+        key: Key,
+        label: Label,
+        begin: f64,
+        result: Result<f64, RunError>,
+    ) {
+        let Some(stream) = self.streams.get_mut(&key) else { return };
+        let device = stream.device;
+        // A lost device has already been marked as done with everything.
+        if stream.done < stream.enqueued {
+            stream.done += 1;
+        }
+        stream.clock = begin + *result.as_ref().unwrap_or(&0.0);
+        if stream.times.len() == REMEMBERED {
+            stream.times.pop_front();
+        }
+        stream.times.push_back(stream.clock);
+        if let Err(RunError { code, why }) = result {
+            let cause = CudaError {
+                call: label.call.name(),
+                code,
+                device: Some(device),
+                detail: Some(format!("`{}`: {why}", label.op)),
+                location: label.location,
+            };
+            self.lose(device, cause);
+        }
+        self.bury(key);
+    }
+
+    /// Notes when a record ran, unless the event has been recorded again since.
+    pub(super) fn mark_recorded(&mut self, event: u64, stream: Key, time: f64) {
+        let position = self.streams.get(&stream).map_or(0, |s| s.done + 1);
+        if let Some(event) = self.events.get_mut(&event)
+            && event.latest == Some(Point { stream, position })
+        {
+            event.time = Some(time);
+        }
+    }
+
+    pub(super) fn run_pool_free(&mut self, base: u64) -> Result<(), RunError> {
+        let Some(region) = self.remove_allocation(base) else { return Ok(()) };
+        match self.note_overrun(&region, "found when it was freed") {
+            None => Ok(()),
+            Some(why) => Err(RunError::illegal(why)),
+        }
+    }
+
+    fn run_work(&mut self, device: usize, work: &Work) -> Result<f64, RunError> {
+        match work {
+            Work::Copy(copy) => self.run_copy(copy),
+            Work::Memset(memset) => self.run_memset(memset),
+            // Not done in one go: see `run_group`.
+            Work::Group(_) => Ok(0.0),
+            Work::Kernel(launch) => {
+                let ran = catch_unwind(AssertUnwindSafe(|| self.run_kernel(device, launch)));
+                ran.unwrap_or_else(|_| {
+                    Err(RunError {
+                        code: CudaCode::LAUNCH_FAILED,
+                        why: "its CPU implementation panicked".into(),
+                    })
+                })
+            }
+        }
+    }
+
+    /// Runs a graph's nodes in an order that their dependencies allow, as far as other ranks let it.
+    fn run_graph(&mut self, graph: &Graph, begun: Option<Begun>) -> Result<Ran, RunError> {
+        let mut replay = match begun {
+            Some(Begun::Graph(replay)) => replay,
+            _ => Replay::new(graph),
+        };
+        while !(replay.ready.is_empty() && replay.begun.is_empty()) {
+            let unblocked = |&i: &usize| {
+                let (_, seat, op) = &replay.begun[i];
+                !seat.is_blocked(*op)
+            };
+            let unblocked: Vec<usize> = (0..replay.begun.len()).filter(unblocked).collect();
+            let candidates = replay.ready.len() + unblocked.len();
+            if candidates == 0 {
+                return Ok(Ran::Stands(Begun::Graph(replay)));
+            }
+            let pick = self.random(candidates);
+            let (node, begun) = match pick.checked_sub(replay.ready.len()) {
+                None => (replay.ready.swap_remove(pick), None),
+                Some(i) => {
+                    let (node, _, op) = replay.begun.swap_remove(unblocked[i]);
+                    (node, Some(Begun::Group(op)))
+                }
+            };
+            let Node { device, label, work, .. } = &graph.nodes[node];
+            let fault =
+                if begun.is_none() { self.faults.hit(label.call, *device, true) } else { None };
+            if let Some(code) = fault {
+                return Err(RunError { code, why: "injected fault in a graph".into() });
+            }
+            let ran = match work {
+                Work::Group(group) => self.run_group(*device, group, begun),
+                work => self.run_work(*device, work).map(Ran::Ended),
+            };
+            let ran =
+                ran.map_err(|e| RunError { why: format!("node `{}`: {}", label.op, e.why), ..e })?;
+            match (ran, work) {
+                (Ran::Ended(spent), _) => self.graph_steps += replay.end(graph, node, spent),
+                (Ran::Stands(Begun::Group(op)), Work::Group(group)) => {
+                    replay.begun.push((node, Arc::clone(&group.seat), op));
+                }
+                (Ran::Stands(_), _) => {}
+            }
+        }
+        Ok(Ran::Ended(replay.time))
+    }
+
+    /// Begins a group, or ends one that has begun.
+    fn run_group(
+        &mut self,
+        device: usize,
+        group: &Group,
+        begun: Option<Begun>,
+    ) -> Result<Ran, RunError> {
+        match begun {
+            Some(Begun::Group(number)) => Ok(match self.end_group(device, group, number)? {
+                Some(time) => Ran::Ended(time),
+                None => Ran::Stands(Begun::Group(number)),
+            }),
+            _ => Ok(match self.begin_group(device, group)? {
+                Some(number) => Ran::Stands(Begun::Group(number)),
+                None => Ran::Ended(0.0),
+            }),
+        }
+    }
+
+    /// Puts back an operation that has begun and not ended.
+    fn stand(&mut self, key: Key, op: Op) -> Option<HostFn> {
+        if let Some(stream) = self.streams.get_mut(&key) {
+            stream.queue.push_front(op);
+        }
+        None
+    }
+}
+
+/// How far an operation came.
+enum Ran {
+    /// To its end, in so many microseconds.
+    Ended(f64),
+    /// To where it waits for other ranks.
+    Stands(Begun),
+}
+
+/// Runs a host function, whose panic goes no further.
+pub(super) fn run_host(f: HostFn) {
+    // A payload is leaked, since dropping it could panic again.
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(f)) {
+        std::mem::forget(payload);
+    }
+}
+
+/// Microseconds that a copy takes: link or memory speed, and a start.
+pub(super) fn copy_time(copy: &CopyWork) -> f64 {
+    let per_microsecond = if copy.on_one_device() { 1_500_000.0 } else { 25_000.0 };
+    4.0 + copy.bytes as f64 / per_microsecond
+}
+
+/// Microseconds that a kernel or memset takes which touches so many bytes.
+pub(super) fn kernel_time(bytes: usize) -> f64 {
+    3.0 + bytes.max(4096) as f64 / 3_000_000.0
+}

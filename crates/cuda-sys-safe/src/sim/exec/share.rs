@@ -1,0 +1,46 @@
+//! Locks on memory that several processes have.
+//!
+//! Work that may touch such memory runs under a lock on its file, which keeps the simulators of all
+//! processes from it meanwhile: as on a device, a race between processes gives wrong data and no
+//! undefined behaviour. The system gives up the lock of a process that ends.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::RunError;
+use crate::CudaCode;
+use crate::sim::backing::SharedFile;
+use crate::sim::state::State;
+use crate::sim::state::vmm::Source;
+
+impl State {
+    /// Keeps the simulators of other processes from all memory that they may have, until the result
+    /// is dropped.
+    pub(super) fn lock_shared(&self) -> Result<Locked, RunError> {
+        // Memory that was sent and came back is there twice. In one order everywhere.
+        let mut files = BTreeMap::new();
+        for physical in self.physical.values() {
+            if let Source::Shared { file, .. } = &physical.source {
+                files.insert(file.id, Arc::clone(file));
+            }
+        }
+        let mut locked = Locked(Vec::new());
+        for file in files.into_values() {
+            file.lock().map_err(|why| RunError {
+                code: CudaCode::LAUNCH_FAILED,
+                why: format!("the host cannot lock memory that processes share: {why}"),
+            })?;
+            locked.0.push(file);
+        }
+        Ok(locked)
+    }
+}
+
+/// Locked files.
+pub(super) struct Locked(Vec<Arc<SharedFile>>);
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|file| file.unlock());
+    }
+}

@@ -1,0 +1,44 @@
+//! A capture under way.
+
+use std::collections::BTreeMap;
+use std::thread::ThreadId;
+
+use super::graph::{Frontier, Node};
+use super::work::Key;
+use crate::CaptureMode;
+
+pub(crate) struct Capture {
+    pub(crate) origin: Key,
+    pub(crate) device: usize,
+    pub(crate) mode: CaptureMode,
+    pub(crate) thread: u64,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) frontiers: BTreeMap<Key, Frontier>,
+    /// The last node of each communicator.
+    pub(crate) of_comms: BTreeMap<u64, usize>,
+    pub(crate) invalid: bool,
+}
+
+impl Capture {
+    /// Whether the origin stream has come to depend on all that was captured.
+    pub(crate) fn joined(&self) -> bool {
+        let mut covered = vec![false; self.nodes.len()];
+        let mut open: Vec<usize> =
+            self.frontiers.get(&self.origin).into_iter().flatten().copied().collect();
+        while let Some(node) = open.pop() {
+            if !std::mem::replace(&mut covered[node], true) {
+                open.extend(&self.nodes[node].after);
+            }
+        }
+        covered.into_iter().all(|c| c)
+    }
+}
+
+/// A number for a thread, since `ThreadId` has no order.
+pub(crate) fn thread_number() -> u64 {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let id: ThreadId = std::thread::current().id();
+    let mut hasher = DefaultHasher::new();
+    id.hash(&mut hasher);
+    hasher.finish()
+}

@@ -1,0 +1,248 @@
+//! Captures: the work that they take in, and the calls that they forbid.
+
+use std::collections::BTreeSet;
+
+use super::capture::{Capture, thread_number};
+use super::graph::{Frontier, Node};
+use super::streams::{OpKind, Stream};
+use super::work::{Key, Label};
+use super::{State, error};
+use crate::sim::CallKind;
+use crate::*;
+
+const CAPTURE_OVER: &str = "the event was last recorded in a capture that is over or invalid";
+
+impl State {
+    /// Adds an operation to a capture instead of a queue.
+    pub(crate) fn capture_op(
+        &mut self,
+        id: u64,
+        key: Key,
+        label: Label,
+        kind: OpKind,
+    ) -> Result<()> {
+        let device = self.streams.get(&key).map_or(0, |s| s.device);
+        let Some(capture) = self.captures.get_mut(&id) else { return Ok(()) };
+        let refuse = |code, why| Err(error(label.call, code, device, why));
+        match kind {
+            OpKind::Graph(_) => {
+                let why = "a graph cannot be launched in a capture";
+                refuse(CudaCode::STREAM_CAPTURE_UNSUPPORTED, why)
+            }
+            OpKind::Host(_) | OpKind::Hold(_) => {
+                if let OpKind::Host(f) = kind {
+                    self.trash.push(f);
+                }
+                let why = "a host function that runs once cannot be captured";
+                refuse(CudaCode::STREAM_CAPTURE_UNSUPPORTED, why)
+            }
+            OpKind::WaitValue(..) | OpKind::WriteValue(..) => {
+                let why = "a word in host memory is written and waited for outside captures";
+                refuse(CudaCode::STREAM_CAPTURE_UNSUPPORTED, why)
+            }
+            _ if capture.invalid => refuse(CudaCode::STREAM_CAPTURE_INVALIDATED, ""),
+            OpKind::Work(work) => {
+                let node = Frontier::from([capture.nodes.len()]);
+                let mut after = capture.frontiers.insert(key, node).unwrap_or_default();
+                // A communicator's work keeps its order in graphs too.
+                if let Some(comm) = work.communicator() {
+                    after.extend(capture.of_comms.insert(comm, capture.nodes.len()));
+                }
+                capture.nodes.push(Node { device, label, work, after });
+                Ok(())
+            }
+            OpKind::Record(_) | OpKind::Wait | OpKind::PoolAlloc(_) | OpKind::PoolFree(_) => Ok(()),
+        }
+    }
+
+    /// What an event stands for that is recorded in a capturing stream.
+    pub(crate) fn capture_frontier(&self, key: Key) -> Option<(u64, Frontier)> {
+        let id = self.streams.get(&key)?.capture?;
+        let capture = self.captures.get(&id)?;
+        Some((id, capture.frontiers.get(&key).cloned().unwrap_or_default()))
+    }
+
+    /// Makes a stream wait for an event of a capture, which takes the stream into the capture.
+    pub(crate) fn capture_join(
+        &mut self,
+        call: CallKind,
+        key: Key,
+        id: u64,
+        frontier: &Frontier,
+    ) -> Result<()> {
+        let Some(stream) = self.streams.get_mut(&key) else { return Ok(()) };
+        let device = stream.device;
+        let own = stream.capture.filter(|&own| own != id);
+        let Some(capture) = self.captures.get_mut(&id).filter(|capture| !capture.invalid) else {
+            if let Some(own) = own {
+                self.invalidate(own);
+            }
+            return Err(error(call, CudaCode::INVALID_VALUE, device, CAPTURE_OVER));
+        };
+        if stream.legacy {
+            capture.invalid = true;
+            return Err(error(call, CudaCode::STREAM_CAPTURE_IMPLICIT, device, ""));
+        }
+        if let Some(own) = own {
+            self.invalidate(own);
+            self.invalidate(id);
+            return Err(error(call, CudaCode::STREAM_CAPTURE_MERGE, device, ""));
+        }
+        stream.capture = Some(id);
+        capture.frontiers.entry(key).or_default().extend(frontier);
+        Ok(())
+    }
+
+    /// Takes all streams out of a capture.
+    pub(crate) fn forget_capture(&mut self, id: u64) -> Option<Capture> {
+        for stream in self.streams.values_mut().filter(|s| s.capture == Some(id)) {
+            stream.capture = None;
+        }
+        self.captures.remove(&id)
+    }
+
+    /// Forgets the captures that nobody can end any more: those of a stream that is destroyed,
+    /// or of a device that is lost.
+    pub(crate) fn forget_captures(&mut self, gone: impl Fn(Key, usize) -> bool) {
+        let captures = self.captures.iter().filter(|(_, c)| gone(c.origin, c.device));
+        let ids: Vec<u64> = captures.map(|(&id, _)| id).collect();
+        for id in ids {
+            self.forget_capture(id);
+        }
+    }
+
+    /// Refuses calls about a stream whose capture is spoiled.
+    pub(crate) fn check_valid(&self, key: Key, call: CallKind) -> Result<()> {
+        let Some(stream) = self.streams.get(&key) else { return Ok(()) };
+        match stream.capture.and_then(|id| self.captures.get(&id)) {
+            Some(capture) if capture.invalid => {
+                Err(error(call, CudaCode::STREAM_CAPTURE_INVALIDATED, stream.device, ""))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What a call that gives a stream work asks first, before it looks at its other arguments.
+    pub(crate) fn check_captures(&mut self, key: Key, call: CallKind) -> Result<()> {
+        self.check_valid(key, call)?;
+        self.check_implicit(key, call)
+    }
+
+    /// Why an event that was last recorded in a capture cannot be asked about. Asking whether it is
+    /// done spoils the capture; asking for its time does not.
+    pub(crate) fn refuse_captured_event(
+        &mut self,
+        call: CallKind,
+        device: usize,
+        id: u64,
+    ) -> DriverError {
+        if self.captures.get(&id).is_some_and(|capture| !capture.invalid) {
+            if call != CallKind::EventElapsed {
+                self.invalidate(id);
+            }
+            return error(call, CudaCode::CAPTURED_EVENT, device, "");
+        }
+        error(call, CudaCode::INVALID_VALUE, device, CAPTURE_OVER)
+    }
+
+    /// Work that was refused cannot be a node either.
+    pub(crate) fn spoil_capture_of(&mut self, stream: StreamHandle) {
+        if stream.raw() != 0 {
+            self.invalidate_capture_of(stream.raw());
+        }
+    }
+
+    fn invalidate(&mut self, id: u64) {
+        if let Some(capture) = self.captures.get_mut(&id) {
+            capture.invalid = true;
+        }
+    }
+
+    pub(crate) fn invalidate_capture_of(&mut self, key: Key) {
+        if let Some(id) = self.streams.get(&key).and_then(|s| s.capture) {
+            self.invalidate(id);
+        }
+    }
+
+    /// The captures of the device's blocking streams.
+    pub(crate) fn blocking_captures(&self, device: usize) -> BTreeSet<u64> {
+        let blocking = self.streams.values().filter(|s| s.device == device && s.blocking());
+        blocking.filter_map(|s| s.capture).collect()
+    }
+
+    /// Refuses what would make the legacy default stream depend on a capture.
+    pub(crate) fn check_implicit(&mut self, key: Key, call: CallKind) -> Result<()> {
+        let Some(Stream { legacy: true, device, .. }) = self.streams.get(&key) else {
+            return Ok(());
+        };
+        let device = *device;
+        let captures = self.blocking_captures(device);
+        if captures.is_empty() {
+            return Ok(());
+        }
+        // A host function is preceded by the question whether its stream is captured, which fails
+        // and spoils nothing.
+        if call != CallKind::LaunchHostFunc {
+            captures.into_iter().for_each(|id| self.invalidate(id));
+        }
+        Err(error(call, CudaCode::STREAM_CAPTURE_IMPLICIT, device, ""))
+    }
+
+    /// Refuses a call about a stream that is being captured, and spoils the capture; and of other
+    /// streams what captures forbid to this thread.
+    pub(crate) fn refuse_in_capture(&mut self, call: CallKind, key: Key) -> Result<()> {
+        let Some(stream) = self.streams.get(&key) else { return Ok(()) };
+        let device = stream.device;
+        if stream.capture.is_some() {
+            self.invalidate_capture_of(key);
+            return Err(error(call, CudaCode::STREAM_CAPTURE_UNSUPPORTED, device, ""));
+        }
+        self.check_implicit(key, call)?;
+        self.check_unsafe_call(call, device)
+    }
+
+    /// Refuses a device-wide wait while anything of the device is captured.
+    pub(crate) fn refuse_while_capturing(&mut self, call: CallKind, device: usize) -> Result<()> {
+        let here = |s: &&Stream| s.device == device;
+        let ids: BTreeSet<u64> =
+            self.streams.values().filter(here).filter_map(|s| s.capture).collect();
+        self.spoil(call, device, |id, _| ids.contains(&id))
+    }
+
+    /// Refuses a call that captures forbid to this thread, and spoils those captures.
+    pub(crate) fn check_unsafe_call(&mut self, call: CallKind, device: usize) -> Result<()> {
+        if self.captures.is_empty() {
+            return Ok(());
+        }
+        let thread = thread_number();
+        let mode = self.capture_modes.get(&thread).copied().unwrap_or(CaptureMode::Global);
+        if mode == CaptureMode::Relaxed {
+            return Ok(());
+        }
+        self.spoil(call, device, |_, capture| {
+            if capture.thread == thread {
+                capture.mode != CaptureMode::Relaxed
+            } else {
+                mode == CaptureMode::Global && capture.mode == CaptureMode::Global
+            }
+        })
+    }
+
+    fn spoil(
+        &mut self,
+        call: CallKind,
+        device: usize,
+        which: impl Fn(u64, &Capture) -> bool,
+    ) -> Result<()> {
+        let mut any = false;
+        for (_, capture) in self.captures.iter_mut().filter(|(id, c)| which(**id, c)) {
+            capture.invalid = true;
+            any = true;
+        }
+        if !any {
+            return Ok(());
+        }
+        let why = "a capture is under way; it is now invalid";
+        Err(error(call, CudaCode::STREAM_CAPTURE_UNSUPPORTED, device, why))
+    }
+}

@@ -1,0 +1,97 @@
+//! Failures that tests arrange.
+
+use crate::sim::CallKind;
+use crate::*;
+
+/// A failure to come.
+///
+/// ```
+/// use warpline_cuda_sys_safe::{CudaCode, Driver, sim::{CallKind, Fault, SimConfig}};
+/// let sim = SimConfig::new(1).build();
+/// sim.inject(Fault::new(CallKind::MemAlloc, CudaCode::OUT_OF_MEMORY).after(1));
+/// assert!(sim.mem_alloc(0, 512).is_ok());
+/// assert!(sim.mem_alloc(0, 512).unwrap_err().is_out_of_memory());
+/// assert!(sim.mem_alloc(0, 512).is_ok());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Which kind of call fails.
+    pub call: CallKind,
+    /// On which device; any, if none.
+    pub device: Option<usize>,
+    /// How many such calls succeed before.
+    pub after: usize,
+    /// How many fail.
+    pub times: usize,
+    /// With what. A sticky code also loses the device.
+    pub code: CudaCode,
+    /// Whether the call succeeds and its work fails when it runs.
+    pub at_run: bool,
+}
+
+impl Fault {
+    /// The next call of that kind fails, on whatever device.
+    #[must_use]
+    pub fn new(call: CallKind, code: CudaCode) -> Self {
+        Self { call, device: None, after: 0, times: 1, code, at_run: false }
+    }
+
+    /// Only calls on this device.
+    #[must_use]
+    pub fn on(self, device: usize) -> Self {
+        Self { device: Some(device), ..self }
+    }
+
+    /// Only once so many have succeeded.
+    #[must_use]
+    pub fn after(self, calls: usize) -> Self {
+        Self { after: calls, ..self }
+    }
+
+    /// So many in a row.
+    #[must_use]
+    pub fn times(self, times: usize) -> Self {
+        Self { times, ..self }
+    }
+
+    /// The call succeeds; its work fails when it runs, which loses the device.
+    #[must_use]
+    pub fn at_run(self) -> Self {
+        Self { at_run: true, ..self }
+    }
+}
+
+/// Arranged failures that have not happened, the first arranged first.
+#[derive(Default)]
+pub(crate) struct Faults(Vec<Fault>);
+
+impl Faults {
+    pub(crate) fn push(&mut self, fault: Fault) {
+        self.0.push(fault);
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Counts a call on a device, or its work if `at_run`. Returns the code that it fails with.
+    pub(crate) fn hit(&mut self, call: CallKind, device: usize, at_run: bool) -> Option<CudaCode> {
+        let mut hit = None;
+        for fault in &mut self.0 {
+            let fits = fault.call == call
+                && fault.at_run == at_run
+                && fault.device.is_none_or(|d| d == device);
+            if !fits {
+                continue;
+            }
+            if fault.after > 0 {
+                fault.after -= 1;
+            } else if hit.is_none() && fault.times > 0 {
+                fault.times -= 1;
+                hit = Some(fault.code);
+            }
+        }
+        self.0.retain(|fault| fault.times > 0);
+        hit
+    }
+}

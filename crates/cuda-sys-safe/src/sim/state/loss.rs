@@ -1,0 +1,62 @@
+//! Lost devices: the work that is dropped with them, and the calls that report the loss.
+
+use std::sync::Arc;
+
+use super::{State, error};
+use crate::sim::CallKind;
+use crate::*;
+
+impl State {
+    /// Poisons a device and, as on hardware, all others of the process unless they are kept
+    /// apart: their queues are emptied and every later call on them fails.
+    pub(crate) fn lose(&mut self, device: usize, cause: CudaError) {
+        let cause = Arc::new(cause);
+        let isolated = self.config.isolate_faults;
+        let gone =
+            |state: &Self, d: usize| (d == device || !isolated) && state.devices[d].lost.is_none();
+        let all: Vec<usize> = (0..self.devices.len()).filter(|&d| gone(self, d)).collect();
+        for &device in &all {
+            self.devices[device].lost = Some(Arc::clone(&cause));
+        }
+        self.forget_captures(|_, of| all.contains(&of));
+        self.kill_ranks(&all);
+        let keys: Vec<_> = self.streams.keys().copied().collect();
+        for key in keys {
+            if all.contains(&self.streams[&key].device) {
+                self.abandon(key);
+            }
+        }
+    }
+
+    /// The ranks of a lost device are dead to others.
+    pub(crate) fn kill_ranks(&self, devices: &[usize]) {
+        let seats = self.comms.values().map(|comm| &comm.seat);
+        seats.filter(|seat| devices.contains(&seat.device())).for_each(|seat| seat.die());
+    }
+
+    /// The error of a lost device: at first the error itself, later that the device is lost. All
+    /// devices that went with it are then known to be lost.
+    pub(crate) fn surface(&mut self, call: CallKind, device: usize) -> Result<()> {
+        let Some(cause) = self.devices[device].lost.clone() else { return Ok(()) };
+        if self.devices[device].surfaced {
+            return Err(DriverError::DeviceLost { device, cause });
+        }
+        self.surfaced(device);
+        let mut why = format!("raised by earlier work: {}", cause.call);
+        if let Some(detail) = &cause.detail {
+            why = format!("{why}, {detail}");
+        }
+        if let Some(location) = cause.location {
+            why = format!("{why}, launched at {location}");
+        }
+        Err(error(call, cause.code, device, &why))
+    }
+
+    /// Notes that a call has answered with a device's error.
+    pub(crate) fn surfaced(&mut self, device: usize) {
+        let isolated = self.config.isolate_faults;
+        for (index, state) in self.devices.iter_mut().enumerate() {
+            state.surfaced |= state.lost.is_some() && (index == device || !isolated);
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Device memory and page-locked host memory: addresses in use, and the host memory behind them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::vmm::Mapped;
+use crate::sim::backing::{Mapping, MemoryFile, bytes_at, fill, in_pages};
+
+/// Each device's addresses start at a multiple of this. They are not canonical on any host, so
+/// host code that touches one faults.
+pub(crate) const DEVICE_SPACE: u64 = 1 << 50;
+
+/// What allocations are rounded up to.
+pub(crate) const ALLOCATION_UNIT: usize = 512;
+
+const REDZONE: usize = 4096;
+
+const REDZONE_BYTE: u8 = 0xfb;
+
+pub(crate) struct Memory {
+    pub(crate) regions: BTreeMap<u64, Region>,
+    pub(crate) host: BTreeMap<usize, HostRange>,
+    /// Freed page-locked memory: kept inaccessible, so that its addresses never mean anything else.
+    pub(crate) freed_host: BTreeMap<usize, Mapping>,
+    pub(crate) file: Option<MemoryFile>,
+    next: Vec<u64>,
+    pub(crate) redzones: bool,
+}
+
+/// A range of device addresses in use.
+pub(crate) struct Region {
+    pub(crate) device: usize,
+    pub(crate) base: u64,
+    pub(crate) bytes: usize,
+    pub(crate) kind: Kind,
+    /// Made when first touched. A reservation's is made with it.
+    pub(crate) backing: Option<Mapping>,
+}
+
+pub(crate) enum Kind {
+    /// `cuMemAlloc`.
+    Alloc { freeing: bool },
+    /// From a pool; live from when its allocation runs until its free runs.
+    Pool { pool: u64, live: bool, freeing: bool },
+    /// `cuMemAddressReserve`, with its mappings by offset.
+    Reservation(BTreeMap<usize, Mapped>),
+}
+
+impl Kind {
+    /// Whether a stream was already given the free.
+    pub(crate) fn freeing(&self) -> bool {
+        matches!(self, Self::Alloc { freeing: true } | Self::Pool { freeing: true, .. })
+    }
+}
+
+/// Host memory that the driver knows.
+pub(crate) struct HostRange {
+    pub(crate) bytes: usize,
+    /// The driver's own; none where memory of the program was registered.
+    pub(crate) owned: Option<Mapping>,
+}
+
+/// How a host range lies to the page-locked ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HostOverlap {
+    None,
+    Inside,
+    Partly,
+    Freed,
+}
+
+pub(crate) fn rounded(bytes: usize) -> Option<usize> {
+    bytes.checked_next_multiple_of(ALLOCATION_UNIT)
+}
+
+impl Memory {
+    pub(crate) fn new(devices: usize, redzones: bool) -> Self {
+        let next = (0..devices).map(|d| (d as u64 + 1) * DEVICE_SPACE + (2 << 20)).collect();
+        Self {
+            regions: BTreeMap::new(),
+            host: BTreeMap::new(),
+            freed_host: BTreeMap::new(),
+            file: None,
+            next,
+            redzones,
+        }
+    }
+
+    /// Addresses that were never used before, with a gap after them.
+    pub(crate) fn fresh_range(&mut self, device: usize, bytes: usize, align: u64) -> Option<u64> {
+        let base = self.next[device].checked_next_multiple_of(align)?;
+        let end = base.checked_add(bytes as u64)?.checked_add(ALLOCATION_UNIT as u64)?;
+        if end >= (device as u64 + 2) * DEVICE_SPACE {
+            return None;
+        }
+        self.next[device] = end;
+        Some(base)
+    }
+
+    pub(crate) fn insert(&mut self, device: usize, base: u64, bytes: usize, kind: Kind) {
+        self.regions.insert(base, Region { device, base, bytes, kind, backing: None });
+    }
+
+    /// The region that holds all of a range.
+    pub(crate) fn region(&self, address: u64, bytes: usize) -> Option<&Region> {
+        let (_, region) = self.regions.range(..=address).next_back()?;
+        let end = address.checked_add(bytes as u64)?;
+        (end <= region.base + region.bytes as u64 && address < region.base + region.bytes as u64)
+            .then_some(region)
+    }
+
+    /// Whether a range overlaps page-locked memory that the driver allocated.
+    pub(crate) fn is_own_host(&self, address: usize, bytes: usize) -> bool {
+        let before = self.host.range(..address.saturating_add(bytes)).rev();
+        before.take_while(|(base, r)| *base + r.bytes > address).any(|(_, r)| r.owned.is_some())
+    }
+
+    /// Whether an address is in memory of the program that was registered.
+    pub(crate) fn is_registered(&self, address: usize) -> bool {
+        let range = self.host.range(..=address).next_back();
+        range.is_some_and(|(base, r)| *base + r.bytes > address && r.owned.is_none())
+    }
+
+    /// Whether a range overlaps a freed or live page-locked range, and which.
+    pub(crate) fn host_range(&self, address: usize, bytes: usize) -> HostOverlap {
+        let end = address.saturating_add(bytes);
+        if let Some((&base, range)) = self.host.range(..end).next_back()
+            && base + range.bytes > address
+        {
+            let inside = base <= address && end <= base + range.bytes;
+            return if inside { HostOverlap::Inside } else { HostOverlap::Partly };
+        }
+        if let Some((&base, freed)) = self.freed_host.range(..end).next_back()
+            && base + freed.bytes > address
+        {
+            return HostOverlap::Freed;
+        }
+        HostOverlap::None
+    }
+}
+
+impl Region {
+    /// The host address of an offset, mapping memory if this is the first touch.
+    pub(crate) fn host_address(&mut self, offset: u64, redzones: bool) -> Option<usize> {
+        if matches!(self.kind, Kind::Reservation(_)) {
+            return Some(self.backing.as_ref()?.base + offset as usize);
+        }
+        if self.backing.is_none() {
+            let mapping =
+                Mapping::anonymous(in_pages(self.bytes)?.checked_add(2 * REDZONE)?).ok()?;
+            if redzones {
+                fill(mapping.base, REDZONE, REDZONE_BYTE);
+                let tail = REDZONE + self.bytes;
+                fill(mapping.base + tail, mapping.bytes - tail, REDZONE_BYTE);
+            }
+            self.backing = Some(mapping);
+        }
+        Some(self.backing.as_ref()?.base + REDZONE + offset as usize)
+    }
+
+    /// The first byte of its redzones that was overwritten.
+    pub(crate) fn overrun(&self) -> Option<Overrun> {
+        let mapping = match (&self.kind, &self.backing) {
+            (Kind::Reservation(_), _) | (_, None) => return None,
+            (_, Some(mapping)) => mapping,
+        };
+        // SAFETY: the mapping is live and work runs only under the lock that we hold.
+        let all = unsafe { bytes_at(mapping.base, mapping.bytes) };
+        let spoiled = |bytes: &[u8]| bytes.iter().position(|&b| b != REDZONE_BYTE);
+        let tail = REDZONE + self.bytes;
+        let at = spoiled(&all[tail..]).map(|i| tail + i).or_else(|| spoiled(&all[..REDZONE]))?;
+        let (device, base, bytes) = (self.device, self.base, self.bytes);
+        Some(Overrun { device, base, bytes, offset: at as i64 - REDZONE as i64 })
+    }
+}
+
+/// A device allocation around which something was overwritten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overrun {
+    /// The device.
+    pub device: usize,
+    /// The allocation's address.
+    pub base: u64,
+    /// Its size.
+    pub bytes: usize,
+    /// The first overwritten byte, from `base`.
+    pub offset: i64,
+}
+
+impl fmt::Display for Overrun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { device, base, bytes, offset } = self;
+        write!(
+            f,
+            "byte {offset} of the {bytes} bytes at {base:#x} on cuda:{device} was overwritten"
+        )
+    }
+}

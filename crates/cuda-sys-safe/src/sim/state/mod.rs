@@ -1,0 +1,204 @@
+//! The state of a simulated box, which one lock guards.
+//!
+//! The files with plain data (`work`, `launch`, `graph`, `capture`, `streams`, `hold`, `word`, `vmm`, `memory`, `pools`,
+//! `modules`, `faults`, `violation`) do not know [`State`]. The others (`addresses`, `capture_rules`, `loss`, `queues`)
+//! change it and keep its invariants. None of them knows the executor or the driver's calls.
+
+mod addresses;
+pub(super) mod capture;
+mod capture_rules;
+pub(super) mod faults;
+pub(super) mod graph;
+pub(super) mod hold;
+pub(super) mod launch;
+mod loss;
+pub(super) mod memory;
+pub(super) mod modules;
+pub(super) mod pools;
+mod queues;
+pub(super) mod streams;
+pub(super) mod violation;
+pub(super) mod vmm;
+pub(super) mod word;
+pub(super) mod work;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use self::capture::Capture;
+use self::faults::Faults;
+use self::graph::{Graph, GraphExec};
+use self::memory::{Memory, Overrun};
+use self::modules::{Function, Module};
+use self::pools::Pool;
+use self::streams::{Event, Stream};
+use self::violation::FootprintViolation;
+use self::vmm::Physical;
+use self::work::{Comm, HostFn, Key};
+use super::config::MAX_DEVICES;
+use super::visible::visible;
+use super::{CallKind, Schedule, SimConfig, h200};
+use crate::system::CAN_MAP_TWICE;
+use crate::*;
+
+pub(crate) struct State {
+    pub(crate) config: SimConfig,
+    pub(crate) devices: Vec<Device>,
+    pub(crate) memory: Memory,
+    pub(crate) streams: BTreeMap<Key, Stream>,
+    pub(crate) events: BTreeMap<u64, Event>,
+    pub(crate) modules: BTreeMap<u64, Module>,
+    pub(crate) functions: BTreeMap<u64, Function>,
+    pub(crate) physical: BTreeMap<u64, Physical>,
+    pub(crate) pools: BTreeMap<u64, Pool>,
+    pub(crate) captures: BTreeMap<u64, Capture>,
+    pub(crate) capture_modes: BTreeMap<u64, CaptureMode>,
+    pub(crate) graphs: BTreeMap<u64, (usize, Arc<Graph>)>,
+    pub(crate) graph_execs: BTreeMap<u64, GraphExec>,
+    pub(crate) comms: BTreeMap<u64, Comm>,
+    pub(crate) faults: Faults,
+    pub(crate) calls: BTreeMap<CallKind, u64>,
+    pub(crate) host_waits: u64,
+    /// Nodes that replays have looked at.
+    pub(crate) graph_steps: usize,
+    pub(crate) violations: Vec<FootprintViolation>,
+    pub(crate) overruns: Vec<Overrun>,
+    /// Host functions that will never run, to be dropped outside the lock.
+    pub(crate) trash: Vec<HostFn>,
+    /// Whether some thread runs a host function, outside the lock. Nothing else runs meanwhile.
+    pub(crate) host_fn_running: bool,
+    /// Whether a thread runs what comes before writes of words.
+    pub(crate) writes_values: bool,
+    /// Virtual microseconds of the host.
+    pub(crate) host_clock: f64,
+    pub(crate) sequence: u64,
+    next_id: u64,
+    rng: u64,
+}
+
+/// One visible device.
+pub(crate) struct Device {
+    pub(crate) properties: DeviceProperties,
+    /// Its index in the box, before `CUDA_VISIBLE_DEVICES`.
+    pub(crate) physical: usize,
+    /// Bytes in use, rounded as the driver does.
+    pub(crate) used: usize,
+    /// Whether its primary context exists.
+    pub(crate) context: bool,
+    /// What poisoned it.
+    pub(crate) lost: Option<Arc<CudaError>>,
+    /// Whether a call has already answered with that error.
+    pub(crate) surfaced: bool,
+    /// Devices whose memory its kernels may address.
+    pub(crate) peers: BTreeSet<usize>,
+}
+
+/// An error of a call, as the subject files make them.
+pub(crate) fn error(call: CallKind, code: CudaCode, device: usize, why: &str) -> DriverError {
+    let error = DriverError::cuda(call.name(), code, Some(device));
+    if why.is_empty() { error } else { error.with_detail(|| why.to_owned()) }
+}
+
+impl State {
+    pub(crate) fn new(config: SimConfig) -> Self {
+        let count = config.devices.min(MAX_DEVICES);
+        let boxed: Vec<_> = (0..count).map(|index| properties(&config, index)).collect();
+        let visible = match &config.visible {
+            Some(text) => visible(text, &boxed),
+            None => (0..count).collect(),
+        };
+        let devices: Vec<_> = visible.iter().map(|&i| Device::new(&boxed[i], i)).collect();
+        let streams = (0..devices.len()).map(|d| (Stream::legacy_key(d), Stream::legacy(d)));
+        let rng = match config.schedule {
+            Schedule::Seeded(seed) => seed,
+            _ => 0,
+        };
+        Self {
+            streams: streams.collect(),
+            memory: Memory::new(devices.len(), config.redzones),
+            config,
+            devices,
+            events: BTreeMap::new(),
+            modules: BTreeMap::new(),
+            functions: BTreeMap::new(),
+            physical: BTreeMap::new(),
+            pools: BTreeMap::new(),
+            captures: BTreeMap::new(),
+            capture_modes: BTreeMap::new(),
+            graphs: BTreeMap::new(),
+            graph_execs: BTreeMap::new(),
+            comms: BTreeMap::new(),
+            faults: Faults::default(),
+            calls: BTreeMap::new(),
+            host_waits: 0,
+            graph_steps: 0,
+            violations: Vec::new(),
+            overruns: Vec::new(),
+            trash: Vec::new(),
+            host_fn_running: false,
+            writes_values: false,
+            host_clock: 0.0,
+            sequence: 0,
+            next_id: 0x1000,
+            rng,
+        }
+    }
+
+    /// A number that no handle had before.
+    pub(crate) fn fresh(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    /// A pseudo-random number below `bound`, which is at least 1.
+    pub(crate) fn random(&mut self, bound: usize) -> usize {
+        self.rng = self.rng.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.rng;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((x ^ (x >> 31)) % bound as u64) as usize
+    }
+
+    pub(crate) fn reseed(&mut self, schedule: Schedule) {
+        if let Schedule::Seeded(seed) = schedule {
+            self.rng = seed;
+        }
+        self.config.schedule = schedule;
+    }
+
+    /// Takes `bytes` of the device's memory.
+    pub(crate) fn charge(&mut self, call: CallKind, device: usize, bytes: usize) -> Result<()> {
+        let free = self.config.capacity - self.devices[device].used;
+        if bytes > free {
+            let why = format!("{bytes} bytes were asked for, {free} are free");
+            return Err(error(call, CudaCode::OUT_OF_MEMORY, device, &why));
+        }
+        self.devices[device].used += bytes;
+        Ok(())
+    }
+}
+
+impl Device {
+    fn new(properties: &DeviceProperties, physical: usize) -> Self {
+        Self {
+            properties: properties.clone(),
+            physical,
+            used: 0,
+            context: false,
+            lost: None,
+            surfaced: false,
+            peers: BTreeSet::new(),
+        }
+    }
+}
+
+fn properties(config: &SimConfig, index: usize) -> DeviceProperties {
+    let own = h200(index);
+    DeviceProperties {
+        uuid: own.uuid,
+        pci: own.pci,
+        total_memory: config.capacity,
+        virtual_memory_management: config.properties.virtual_memory_management && CAN_MAP_TWICE,
+        ..config.properties.clone()
+    }
+}

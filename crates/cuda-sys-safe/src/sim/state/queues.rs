@@ -1,0 +1,144 @@
+//! The order of operations: the waits of an operation as it is enqueued, and the points that are reached.
+
+use smallvec::SmallVec;
+
+use super::State;
+use super::streams::{Op, OpKind, Stream};
+use super::work::{Key, Label, Point};
+use crate::*;
+
+impl State {
+    /// Puts an operation at the end of a stream, or into the capture of the stream; in that case
+    /// there is no point to wait for.
+    pub(crate) fn enqueue(
+        &mut self,
+        key: Key,
+        label: Label,
+        kind: OpKind,
+        after: &[Point],
+    ) -> Result<Option<Point>> {
+        if let Some(capture) = self.streams.get(&key).and_then(|s| s.capture) {
+            self.capture_op(capture, key, label, kind)?;
+            return Ok(None);
+        }
+        self.check_implicit(key, label.call)?;
+        let mut waits: SmallVec<[Point; 4]> = after.iter().copied().collect();
+        // A wait is for its event alone: work after it waits by the default stream's rule anyway, and
+        // a wait for what is done already leaves no trace. A record waits for nothing of the default
+        // stream that the work before it need not wait for.
+        let takes_part = match &kind {
+            OpKind::Wait => false,
+            OpKind::Record(_) => self.streams.get(&key).is_some_and(|s| s.legacy),
+            OpKind::Graph(graph) => !graph.nodes.is_empty(),
+            _ => true,
+        };
+        if takes_part {
+            self.implicit_waits(key, &mut waits);
+        }
+        waits.retain(|&mut point| !self.reached(point));
+        self.sequence += 1;
+        let (sequence, issued) = (self.sequence, self.host_clock);
+        let Some(stream) = self.streams.get_mut(&key) else { return Ok(None) };
+        stream.enqueued += 1;
+        let position = stream.enqueued;
+        stream.queue.push_back(Op { sequence, after: waits, issued, label, kind, begun: None });
+        Ok(Some(Point { stream: key, position }))
+    }
+
+    /// The legacy default stream waits for the device's blocking streams, and they for it.
+    fn implicit_waits(&self, key: Key, waits: &mut SmallVec<[Point; 4]>) {
+        let Some(stream) = self.streams.get(&key) else { return };
+        let device = stream.device;
+        if stream.legacy {
+            let blocking = self.streams.iter().filter(|(_, s)| s.device == device && s.blocking());
+            waits.extend(blocking.map(|(&k, s)| Point { stream: k, position: s.enqueued }));
+        } else if stream.blocking() {
+            waits.push(self.tail(Stream::legacy_key(device)));
+        }
+    }
+
+    /// What the operation just enqueued at a point comes after.
+    pub(crate) fn before(&self, point: Point) -> Vec<Point> {
+        let op = self.streams.get(&point.stream).and_then(|s| s.queue.back());
+        let mut before: Vec<Point> = op.map(|op| op.after.to_vec()).unwrap_or_default();
+        before.push(Point { position: point.position - 1, ..point });
+        before
+    }
+
+    /// The end of all that a stream was given so far.
+    pub(crate) fn tail(&self, key: Key) -> Point {
+        Point { stream: key, position: self.streams.get(&key).map_or(0, |s| s.enqueued) }
+    }
+
+    /// The ends of everything that a device was given.
+    pub(crate) fn device_tails(&self, device: usize) -> Vec<Point> {
+        let of_device = self.streams.iter().filter(|(_, s)| s.device == device);
+        of_device.map(|(&key, s)| Point { stream: key, position: s.enqueued }).collect()
+    }
+
+    /// The ends of everything that was enqueued anywhere.
+    pub(crate) fn all_tails(&self) -> Vec<Point> {
+        self.streams.iter().map(|(&key, s)| Point { stream: key, position: s.enqueued }).collect()
+    }
+
+    /// Whether everything up to a point is done. A stream that is gone has done it all.
+    pub(crate) fn reached(&self, point: Point) -> bool {
+        self.streams.get(&point.stream).is_none_or(|s| s.done >= point.position)
+    }
+
+    /// The stream whose next operation comes first on the way to a point, even if it waits for other
+    /// ranks. Waits name only earlier operations, so following them ends.
+    pub(crate) fn next_toward(&self, point: Point) -> Option<Key> {
+        let mut point = point;
+        loop {
+            if self.reached(point) {
+                return None;
+            }
+            let op = self.streams.get(&point.stream)?.queue.front()?;
+            match op.after.iter().find(|&&p| !self.reached(p)) {
+                Some(&unmet) => point = unmet,
+                None => return Some(point.stream),
+            }
+        }
+    }
+
+    /// The virtual time at which a point was reached.
+    pub(crate) fn ended_at(&self, point: Point) -> f64 {
+        let Some(stream) = self.streams.get(&point.stream) else { return 0.0 };
+        let back = (stream.done - point.position.min(stream.done)) as usize;
+        let newest = stream.times.len();
+        newest.checked_sub(back + 1).and_then(|i| stream.times.get(i)).copied().unwrap_or(0.0)
+    }
+
+    /// The ends of what communicators were given last.
+    pub(crate) fn latest_of(&self, comms: impl Iterator<Item = u64>) -> Vec<Point> {
+        comms.filter_map(|comm| self.comms.get(&comm)?.latest).collect()
+    }
+
+    pub(crate) fn note_latest(&mut self, comms: impl Iterator<Item = u64>, point: Point) {
+        for comm in comms {
+            if let Some(comm) = self.comms.get_mut(&comm) {
+                comm.latest = Some(point);
+            }
+        }
+    }
+
+    /// Drops what a stream has not done yet: its device is lost.
+    pub(crate) fn abandon(&mut self, key: Key) {
+        let Some(stream) = self.streams.get_mut(&key) else { return };
+        stream.done = stream.enqueued;
+        let queue = std::mem::take(&mut stream.queue);
+        self.trash.extend(queue.into_iter().filter_map(|op| match op.kind {
+            OpKind::Host(f) => Some(f),
+            _ => None,
+        }));
+        self.bury(key);
+    }
+
+    /// Forgets a destroyed stream once it has nothing left to do.
+    pub(crate) fn bury(&mut self, key: Key) {
+        if self.streams.get(&key).is_some_and(|s| s.destroyed && s.done == s.enqueued) {
+            self.streams.remove(&key);
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Streams as queues of operations, and events as points of streams.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::graph::{Begun, Frontier, Graph};
+use super::hold::Hold;
+use super::word::Word;
+use super::work::{HostFn, Key, Label, Point, Work};
+use crate::nccl::sim::Seat;
+use crate::*;
+
+pub(crate) struct Stream {
+    pub(crate) device: usize,
+    pub(crate) legacy: bool,
+    pub(crate) flags: StreamFlags,
+    pub(crate) queue: VecDeque<Op>,
+    pub(crate) enqueued: u64,
+    pub(crate) done: u64,
+    /// Virtual time at which its latest operation ended, in microseconds.
+    pub(crate) clock: f64,
+    /// When its last operations ended; the newest last.
+    pub(crate) times: VecDeque<f64>,
+    pub(crate) destroyed: bool,
+    pub(crate) capture: Option<u64>,
+}
+
+pub(crate) struct Op {
+    pub(crate) sequence: u64,
+    pub(crate) after: SmallVec<[Point; 4]>,
+    pub(crate) issued: f64,
+    pub(crate) label: Label,
+    pub(crate) kind: OpKind,
+    /// How far it has come, if it has begun and not ended.
+    pub(crate) begun: Option<Begun>,
+}
+
+pub(crate) enum OpKind {
+    Work(Work),
+    Record(u64),
+    Wait,
+    WaitValue(Word, u32),
+    WriteValue(Word, u32),
+    Host(HostFn),
+    Hold(Hold),
+    Graph(Arc<Graph>),
+    PoolAlloc(u64),
+    PoolFree(u64),
+}
+
+/// Least and greatest priority.
+pub(crate) const PRIORITIES: (i32, i32) = (0, -5);
+
+pub(crate) struct Event {
+    pub(crate) device: usize,
+    pub(crate) flags: EventFlags,
+    /// Where it was last recorded. A re-record moves it; waits already made keep the old point.
+    pub(crate) latest: Option<Point>,
+    /// When that record ran, in virtual microseconds.
+    pub(crate) time: Option<f64>,
+    /// The capture in which it was last recorded, and what it stands for there.
+    pub(crate) captured: Option<(u64, Frontier)>,
+}
+
+impl Stream {
+    pub(crate) fn new(device: usize, flags: StreamFlags) -> Self {
+        let priority = flags.priority.clamp(PRIORITIES.1, PRIORITIES.0);
+        Self {
+            device,
+            legacy: false,
+            flags: StreamFlags { priority, ..flags },
+            queue: VecDeque::new(),
+            enqueued: 0,
+            done: 0,
+            clock: 0.0,
+            times: VecDeque::new(),
+            destroyed: false,
+            capture: None,
+        }
+    }
+
+    pub(crate) fn legacy(device: usize) -> Self {
+        Self { legacy: true, ..Self::new(device, StreamFlags::default()) }
+    }
+
+    pub(crate) fn legacy_key(device: usize) -> Key {
+        device as u64
+    }
+
+    /// Whether the legacy default stream and this one wait for each other.
+    pub(crate) fn blocking(&self) -> bool {
+        !self.legacy && !self.flags.non_blocking
+    }
+}
+
+impl Op {
+    /// Whether it waits for something that is not an operation of this driver.
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.waits_for_value() || self.blocked_on().is_some()
+    }
+
+    pub(crate) fn waits_for_value(&self) -> bool {
+        match self.kind {
+            OpKind::WaitValue(word, value) => (word.get().wrapping_sub(value) as i32) < 0,
+            _ => false,
+        }
+    }
+
+    /// The communicator whose other ranks it waits for.
+    pub(crate) fn blocked_on(&self) -> Option<&Arc<Seat>> {
+        match (self.begun.as_ref()?, &self.kind) {
+            (Begun::Group(number), OpKind::Work(Work::Group(group))) => {
+                group.seat.is_blocked(*number).then_some(&group.seat)
+            }
+            (Begun::Graph(replay), _) => {
+                let blocked = replay.begun.iter().all(|(_, seat, op)| seat.is_blocked(*op));
+                replay.begun.first().map(|(_, seat, _)| seat).filter(|_| blocked)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether a communicator takes part.
+    pub(crate) fn is_of(&self, seat: &Arc<Seat>) -> bool {
+        match &self.kind {
+            OpKind::Work(work) => work.is_of(seat),
+            OpKind::Graph(graph) => graph.nodes.iter().any(|node| node.work.is_of(seat)),
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! A word in host memory that streams write and wait for.
+
+use std::ptr::with_exposed_provenance;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A word in page-locked host memory, by its address.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Word(usize);
+
+impl Word {
+    /// The word at an address.
+    ///
+    /// # Safety
+    /// The address is a multiple of 4 in page-locked memory. The memory stays page-locked until the operations that have the
+    /// word are done, and until then is touched by atomics of this size alone.
+    pub(crate) unsafe fn new(address: usize) -> Self {
+        Self(address)
+    }
+
+    pub(crate) fn get(self) -> u32 {
+        // SAFETY: as the caller of `new` promised.
+        unsafe { &*with_exposed_provenance::<AtomicU32>(self.0) }.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set(self, value: u32) {
+        // SAFETY: as above.
+        unsafe { &*with_exposed_provenance::<AtomicU32>(self.0) }.store(value, Ordering::Release);
+    }
+}

@@ -1,0 +1,106 @@
+//! Work that streams are given and graphs repeat.
+
+use std::panic::Location;
+use std::sync::Arc;
+
+use super::launch::OwnedLaunch;
+use crate::nccl::Collective;
+use crate::nccl::sim::Seat;
+use crate::sim::CallKind;
+use crate::*;
+
+/// A boxed host function.
+pub(crate) type HostFn = Box<dyn FnOnce() + Send>;
+
+/// The key of a stream: its raw handle, or a small number for a default stream.
+pub(crate) type Key = u64;
+
+/// The end of a stream's first `position` operations: what events and waits name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Point {
+    pub(crate) stream: Key,
+    pub(crate) position: u64,
+}
+
+/// What an operation is and where it was asked for, for error reports.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Label {
+    pub(crate) call: CallKind,
+    pub(crate) op: &'static str,
+    pub(crate) location: Option<&'static Location<'static>>,
+}
+
+impl Label {
+    pub(crate) fn of(call: CallKind) -> Self {
+        Self { call, op: call.name(), location: None }
+    }
+}
+
+/// Work that a graph can repeat.
+#[derive(Clone)]
+pub(crate) enum Work {
+    Copy(CopyWork),
+    Memset(MemsetWork),
+    Kernel(Arc<OwnedLaunch>),
+    Group(Arc<Group>),
+}
+
+impl Work {
+    pub(crate) fn is_of(&self, seat: &Arc<Seat>) -> bool {
+        matches!(self, Self::Group(group) if Arc::ptr_eq(&group.seat, seat))
+    }
+
+    /// The communicator that takes part, by its handle.
+    pub(crate) fn communicator(&self) -> Option<u64> {
+        match self {
+            Self::Group(group) => Some(group.comm),
+            _ => None,
+        }
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct CopyWork {
+    pub(crate) dst: End,
+    pub(crate) src: End,
+    pub(crate) bytes: usize,
+}
+
+/// One end of a copy, as it is when it runs.
+#[derive(Clone)]
+pub(crate) enum End {
+    /// Host memory, touched when the copy runs.
+    Host(usize),
+    /// What pageable host memory held when the copy was called.
+    Staged(Arc<[u8]>),
+    Device(usize, u64),
+}
+
+impl CopyWork {
+    pub(crate) fn on_one_device(&self) -> bool {
+        matches!((&self.dst, &self.src), (End::Device(a, _), End::Device(b, _)) if a == b)
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct MemsetWork {
+    pub(crate) dst: u64,
+    pub(crate) value: MemsetValue,
+    pub(crate) count: usize,
+}
+
+/// Calls that begin together.
+pub(crate) struct Group {
+    pub(crate) comm: u64,
+    pub(crate) seat: Arc<Seat>,
+    pub(crate) calls: Vec<Collective>,
+    pub(crate) rank: usize,
+    pub(crate) ranks: usize,
+}
+
+/// A rank's end of a communicator, as its driver knows it.
+pub(crate) struct Comm {
+    pub(crate) seat: Arc<Seat>,
+    /// The end of what it was given last: what it is given next comes after it.
+    pub(crate) latest: Option<Point>,
+}
