@@ -2,8 +2,8 @@
 
 use std::panic::Location;
 
-use bytemuck::{Pod, Zeroable};
-use warpline_runtime::{Error, Result, View, cuda_struct, launch};
+use warpline_runtime::launch::{Grid, blocks};
+use warpline_runtime::{Error, Result, View, cuda_struct};
 
 /// A window over an image of three dimensions; with fewer the first have size 1. Its element `k` is, for
 /// result `o`, at `o * stride - padding + k * dilation`, which may be outside of the image.
@@ -113,19 +113,17 @@ fn product(sizes: &[usize; 3]) -> usize {
     }
 }
 
-/// A [`Window`] as kernels take it.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct Taps {
-    pub(crate) input: [i32; 3],
-    pub(crate) output: [i32; 3],
-    pub(crate) kernel: [i32; 3],
-    pub(crate) stride: [i32; 3],
-    pub(crate) padding: [i32; 3],
-    pub(crate) dilation: [i32; 3],
+cuda_struct! {
+    /// A [`Window`] as kernels take it.
+    pub(crate) struct Taps {
+        pub(crate) input: [i32; 3],
+        pub(crate) output: [i32; 3],
+        pub(crate) kernel: [i32; 3],
+        pub(crate) stride: [i32; 3],
+        pub(crate) padding: [i32; 3],
+        pub(crate) dilation: [i32; 3],
+    }
 }
-
-cuda_struct!(Taps { input, output, kernel, stride, padding, dilation });
 
 impl Taps {
     pub(crate) fn taps(&self) -> usize {
@@ -184,9 +182,10 @@ pub(crate) fn images(
     Ok(([own[0], own[1]], strides))
 }
 
-/// Blocks for so many elements of each plane, and their threads.
-pub(crate) fn grid(elements: usize, [batch, channels]: [usize; 2]) -> ([u32; 3], u32) {
+/// Returns a grid with a thread for each of the `elements` of a plane. Blocks in y and z are for the planes.
+pub(crate) fn grid(elements: usize, [batch, channels]: [usize; 2]) -> Grid {
     let threads = elements.next_multiple_of(32).min(256);
     let most = |n: usize| n.min(65_535) as u32;
-    ([launch::blocks(elements.div_ceil(threads)), most(channels), most(batch)], threads as u32)
+    let blocks = [blocks(elements.div_ceil(threads)), most(channels), most(batch)];
+    Grid::new(blocks, threads as u32)
 }

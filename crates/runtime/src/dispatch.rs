@@ -23,23 +23,56 @@ macro_rules! dispatch {
     ($dtype:expr, int $t:ident => $body:expr, $other:pat => $else:expr) => {
         $crate::dispatch_arms!(
             $dtype, $t, $body, $other, $else,
-            U8 = u8, I8 = i8, I16 = i16, I32 = i32, I64 = i64
+            U8, I8, I16, I32, I64
         )
     };
     ($dtype:expr, float $t:ident => $body:expr, $other:pat => $else:expr) => {
         $crate::dispatch_arms!(
             $dtype, $t, $body, $other, $else,
-            F16 = $crate::f16, BF16 = $crate::bf16, F32 = f32, F64 = f64
+            F16, BF16, F32, F64
         )
+    };
+}
+
+/// The host type of a dtype's name, as [`dispatch!`] and [`hosts!`](crate::hosts) use it.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! dtype_type {
+    (U8) => {
+        u8
+    };
+    (I8) => {
+        i8
+    };
+    (I16) => {
+        i16
+    };
+    (I32) => {
+        i32
+    };
+    (I64) => {
+        i64
+    };
+    (F16) => {
+        $crate::f16
+    };
+    (BF16) => {
+        $crate::bf16
+    };
+    (F32) => {
+        f32
+    };
+    (F64) => {
+        f64
     };
 }
 
 #[doc(hidden)]
 #[macro_export]
 macro_rules! dispatch_arms {
-    ($dtype:expr, $t:ident, $body:expr, $other:pat, $else:expr, $($variant:ident = $ty:ty),*) => {
+    ($dtype:expr, $t:ident, $body:expr, $other:pat, $else:expr, $($variant:ident),*) => {
         match $dtype {
-            $($crate::DType::$variant => { type $t = $ty; $body })*
+            $($crate::DType::$variant => { type $t = $crate::dtype_type!($variant); $body })*
             $other => $else,
         }
     };

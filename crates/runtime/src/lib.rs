@@ -1,11 +1,11 @@
 //! Storage, views, the launch path, race detection, graphs and random generators: the base of all
 //! Warpline ops.
 //!
-//! An op describes each launch in one [`launch::Call`]. The order between streams, race reports,
-//! the work of simulated GPUs and error messages derive from it. Ops take [`View`]s and a
-//! [`Target`]; [`iter`] walks operands of any strides. [`launch::run`] is the only unsafe step of
-//! an op and lists what the op's author guarantees. `docs/custom-ops.md` walks through an op of
-//! another crate.
+//! An op declares its kernels as [`launch::Kernel`]s. That is its only unsafe step;
+//! [`launch::Kernel::new`] lists what the op's author guarantees. Each launch becomes one
+//! [`launch::Call`], from which the order between streams, race reports, the work of simulated GPUs
+//! and error messages derive. Ops take [`View`]s and a [`Target`]; [`iter`] walks operands of any
+//! strides. `docs/custom-ops.md` walks through an op of another crate.
 
 mod completion;
 #[macro_use]

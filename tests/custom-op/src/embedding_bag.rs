@@ -3,26 +3,23 @@
 use std::ops::AddAssign;
 use std::panic::Location;
 
-use bytemuck::{Pod, Zeroable};
-use warpline_runtime::host::{HostKernel, HostLaunch, Shared, parallel_for, params};
-use warpline_runtime::launch::{self, Call, Code, Report, check_operands};
+use warpline_runtime::host::{HostLaunch, Shared, parallel_for};
+use warpline_runtime::launch::{Grid, Kernel, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View, cuda_struct, iter};
+use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View, cuda_struct, hosts};
 
-/// What the kernel and the CPU function are told. Strides are in elements.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Bags {
-    report: Report,
-    rows: u64,
-    width: u64,
-    bag: u64,
-    weight: [i64; 2],
-    indices: [i64; 2],
-    out: [i64; 2],
+cuda_struct! {
+    /// Parameters of the kernel and the CPU function. Strides are in elements.
+    struct Bags {
+        report: Report,
+        rows: u64,
+        width: u64,
+        bag: u64,
+        weight: [i64; 2],
+        indices: [i64; 2],
+        out: [i64; 2],
+    }
 }
-
-cuda_struct!(Bags { report, rows, width, bag, weight, indices, out });
 
 /// A thread makes elements of the result, neighbours of a row next to each other.
 const CUDA: &str = r#"
@@ -55,12 +52,17 @@ fn source(_: &Program, dtype: &str) -> Source {
 pub static PROGRAM: Program = Program::new("embedding_bag", &["f32", "f64"], &[""], source)
     .with_ptx(|_| Some(include_bytes!("../ptx/embedding_bag.ptx.lzma")));
 
+// SAFETY: `embedding_bag` launches this kernel, and nothing else does. It makes the `Bags` of the views with which it
+// launches. With their sizes and strides, both functions reach no elements but the operands', the weight's only where an
+// index was found to be of one of its rows. Each element of `out` is written by one thread.
+static KERNEL: Kernel<Bags, 3> =
+    unsafe { Kernel::new(&PROGRAM, "", hosts!(F32 | F64, T => on_host::<T>)) };
+
 /// The same on the CPU.
 ///
 /// # Safety
-/// As [`HostKernel`]: a weight of `T`, indices of `i64`, a result of `T`, and [`Bags`].
-unsafe fn on_host<T: Copy + Default + AddAssign>(launch: &HostLaunch<'_>) {
-    let p: Bags = params(launch);
+/// As [`HostKernel`](warpline_runtime::host::HostKernel): a weight of `T`, indices of `i64`, and a result of `T`.
+unsafe fn on_host<T: Copy + Default + AddAssign>(launch: &HostLaunch<'_>, p: &Bags) {
     let (weight, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 2));
     let indices = Shared::<i64>::operand(launch, 1);
     let place =
@@ -90,7 +92,7 @@ unsafe fn on_host<T: Copy + Default + AddAssign>(launch: &HostLaunch<'_>) {
 ///
 /// # Errors
 /// [`ErrorKind::UnsupportedDType`], [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`]; those of
-/// [`check_operands`] and [`launch::run`]; [`ErrorKind::IndexCheck`] for an index that is no row of `weight`.
+/// [`check_operands`] and [`Kernel::launch`]; [`ErrorKind::IndexCheck`] for an index that is no row of `weight`.
 #[track_caller]
 pub fn embedding_bag(
     target: Target<'_>,
@@ -100,11 +102,7 @@ pub fn embedding_bag(
 ) -> Result<()> {
     const OP: &str = "embedding_bag";
     let location = Location::caller();
-    let (variant, host): (usize, HostKernel) = match weight.dtype {
-        DType::F32 => (0, on_host::<f32>),
-        DType::F64 => (1, on_host::<f64>),
-        dtype => return Err(ErrorKind::UnsupportedDType { dtype }.of(OP).at(location)),
-    };
+    KERNEL.check_dtype(OP, weight.dtype)?;
     for (view, expected) in [(indices, DType::I64), (out, weight.dtype)] {
         if view.dtype != expected {
             return Err(ErrorKind::DTypeMismatch { expected, actual: view.dtype }.of(OP).at(location));
@@ -134,23 +132,6 @@ pub fn embedding_bag(
     if out.numel() == 0 {
         return Ok(());
     }
-    let call = Call {
-        op: OP,
-        operands: &operands,
-        params: bytemuck::bytes_of(&bags),
-        checks_indices: true,
-        host,
-        code: Code::Kernel {
-            kernel: (&PROGRAM, variant, 0),
-            grid: iter::grid(target, out.numel()),
-            block: [iter::BLOCK, 1, 1],
-            shared_bytes: 0,
-        },
-        location,
-    };
-    // SAFETY: both functions take `Bags` and these element types. With the sizes and strides of the
-    // views they reach no elements but the operands', the weight's only where an index was found to
-    // be of one of its rows. `check_operands` is content, and each element of `out` is written by one
-    // thread.
-    unsafe { launch::run(target, &call) }
+    let grid = Grid::cover(out.numel(), 256);
+    KERNEL.launch(target, OP, &operands, &bags, grid)
 }

@@ -1,14 +1,13 @@
 //! The CPU implementation.
 
 use warpline_cuda_sys_safe::HostLaunch;
-use warpline_runtime::host::{GRAIN, HostElement, Number, Shared, parallel_for, params};
+use warpline_runtime::host::{GRAIN, HostElement, Number, Shared, parallel_for};
 
 use super::Columns;
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: image and columns, of elements of the size of `T`, and [`Columns`].
-pub(super) unsafe fn im2col<T: Copy + Default>(launch: &HostLaunch<'_>) {
-    let p: Columns = params(launch);
+/// As [`warpline_cuda_sys_safe::HostKernel`]: image and columns, of elements of the size of `T`.
+pub(super) unsafe fn im2col<T: Copy + Default>(launch: &HostLaunch<'_>, p: &Columns) {
     let (image, columns) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     let (t, channels) = (p.taps, p.channels as usize);
     let (taps, places) = (t.taps(), t.places());
@@ -58,9 +57,8 @@ pub(super) unsafe fn im2col<T: Copy + Default>(launch: &HostLaunch<'_>) {
 }
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: columns and image, of `T`s, and [`Columns`].
-pub(super) unsafe fn col2im<T: HostElement>(launch: &HostLaunch<'_>) {
-    let p: Columns = params(launch);
+/// As [`warpline_cuda_sys_safe::HostKernel`]: columns and image, of `T`s.
+pub(super) unsafe fn col2im<T: HostElement>(launch: &HostLaunch<'_>, p: &Columns) {
     let (columns, image) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     let (t, channels) = (p.taps, p.channels as usize);
     let (taps, places, elements) = (t.taps(), t.places(), t.elements());

@@ -12,14 +12,11 @@ mod tests;
 
 use std::panic::Location;
 
-use bytemuck::{Pod, Zeroable};
-use warpline_cuda_sys_safe::HostKernel;
-use warpline_runtime::cuda_struct;
-use warpline_runtime::launch::{self, Call, Code, check_operands};
+use warpline_runtime::launch::{Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View};
+use warpline_runtime::{Error, ErrorKind, Result, Target, View, cuda_struct, hosts};
 
-use crate::programs::{BITS, FLOATS, bits, committed};
+use crate::programs::{BITS, FLOATS, committed};
 use crate::window::{Taps, grid, images};
 
 pub use crate::window::Window;
@@ -40,19 +37,26 @@ fn source() -> Source {
     Source::new().with::<Columns>().push(module::ELEMENT)
 }
 
-/// The parameters of both. `image` are strides of batch, channel and the three dimensions, `columns` of
-/// batch and row.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Columns {
-    taps: Taps,
-    batch: u32,
-    channels: u32,
-    image: [i64; 5],
-    columns: [i64; 2],
-}
+// SAFETY: `check` makes all `Columns`, of the views that are launched with: their strides and sizes. The image is read
+// where an element of the window is inside of it, the columns are written once each.
+static TO_COLUMNS: Kernel<Columns, 2> =
+    unsafe { Kernel::new(&IM2COL, "", hosts!(bits T => cpu::im2col::<T>)) };
+// SAFETY: as `TO_COLUMNS`. Of the columns those elements are read that have a row and a place, each element of the image
+// is written once.
+static TO_IMAGE: Kernel<Columns, 2> =
+    unsafe { Kernel::new(&COL2IM, "", hosts!(float T => cpu::col2im::<T>)) };
 
-cuda_struct!(Columns { taps, batch, channels, image, columns });
+cuda_struct! {
+    /// The parameters of both. `image` are strides of batch, channel and the three dimensions, `columns` of
+    /// batch and row.
+    struct Columns {
+        taps: Taps,
+        batch: u32,
+        channels: u32,
+        image: [i64; 5],
+        columns: [i64; 2],
+    }
+}
 
 /// The elements of `image` under a window, for all of its places (`torch.nn.functional.unfold`). `image` is
 /// `[batch, channels, …]` with one to three dimensions more; `columns` is `[batch, rows, places]`, a row for each
@@ -71,35 +75,13 @@ pub fn im2col(
 ) -> Result<()> {
     const OP: &str = "im2col";
     let params = check(OP, image, window, columns)?;
-    check_operands(OP, &[image.read(), columns.write()])?;
+    let operands = [image.read(), columns.write()];
+    check_operands(OP, &operands)?;
     if columns.numel() == 0 {
         return Ok(());
     }
-    let size = image.dtype.size();
-    let host: HostKernel = match size {
-        1 => cpu::im2col::<u8>,
-        2 => cpu::im2col::<u16>,
-        4 => cpu::im2col::<u32>,
-        _ => cpu::im2col::<u64>,
-    };
-    let (grid, threads) = grid(window.places(), [params.batch as usize, params.channels as usize]);
-    let call = Call {
-        op: OP,
-        operands: &[image.read(), columns.write()],
-        params: bytemuck::bytes_of(&params),
-        checks_indices: false,
-        host,
-        code: Code::Kernel {
-            kernel: (&IM2COL, bits(size), 0),
-            grid,
-            block: [threads, 1, 1],
-            shared_bytes: 0,
-        },
-        location: Location::caller(),
-    };
-    // SAFETY: the parameters are the operands' strides and sizes; the image is read where an element of the window is
-    // inside of it, the columns are written once each; the kernels take `Columns`.
-    unsafe { launch::run(target, &call) }
+    let grid = grid(window.places(), [params.batch as usize, params.channels as usize]);
+    TO_COLUMNS.launch(target, OP, &operands, &params, grid)
 }
 
 /// The transpose of [`im2col`] (`torch.nn.functional.fold`): each element of `image` is the sum of the columns'
@@ -115,38 +97,16 @@ pub fn col2im(
     image: View<'_>,
 ) -> Result<()> {
     const OP: &str = "col2im";
-    let location = Location::caller();
     let params = check(OP, image, window, columns)?;
-    let (index, host): (usize, HostKernel) = match image.dtype {
-        DType::F16 => (0, cpu::col2im::<half::f16>),
-        DType::BF16 => (1, cpu::col2im::<half::bf16>),
-        DType::F32 => (2, cpu::col2im::<f32>),
-        DType::F64 => (3, cpu::col2im::<f64>),
-        dtype => return Err(ErrorKind::UnsupportedDType { dtype }.of(OP).at(location)),
-    };
-    check_operands(OP, &[columns.read(), image.write()])?;
+    TO_IMAGE.check_dtype(OP, image.dtype)?;
+    let operands = [columns.read(), image.write()];
+    check_operands(OP, &operands)?;
     if image.numel() == 0 {
         return Ok(());
     }
-    let (grid, threads) =
-        grid(params.taps.elements(), [params.batch as usize, params.channels as usize]);
-    let call = Call {
-        op: OP,
-        operands: &[columns.read(), image.write()],
-        params: bytemuck::bytes_of(&params),
-        checks_indices: false,
-        host,
-        code: Code::Kernel {
-            kernel: (&COL2IM, index, 0),
-            grid,
-            block: [threads, 1, 1],
-            shared_bytes: 0,
-        },
-        location,
-    };
-    // SAFETY: the parameters are the operands' strides and sizes; of the columns what has a row and a place is read,
-    // each element of the image is written once; the kernels take `Columns`.
-    unsafe { launch::run(target, &call) }
+    let planes = [params.batch as usize, params.channels as usize];
+    let grid = grid(params.taps.elements(), planes);
+    TO_IMAGE.launch(target, OP, &operands, &params, grid)
 }
 
 #[track_caller]

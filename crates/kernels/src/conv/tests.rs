@@ -1,6 +1,6 @@
 //! Cases for both, the same on every target.
 
-use warpline_runtime::DType::{BF16, F16, F32, F64, I32, U8};
+use warpline_runtime::DType::{self, BF16, F16, F32, F64, I32, U8};
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu};
 
 use super::*;

@@ -43,13 +43,12 @@ fn each_row(launch: &HostLaunch<'_>, p: &Norm, f: impl Fn(usize, Range<usize>) +
 
 /// # Safety
 /// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): rows, weight, bias and result of `T`, mean and scale of what it is
-/// computed in, and [`Norm`].
-pub(super) unsafe fn layer_norm<T: HostElement>(launch: &HostLaunch<'_>) {
-    let p: Norm = host::params(launch);
+/// computed in.
+pub(super) unsafe fn layer_norm<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm) {
     let [input, weight, bias, out] = [0, 1, 2, 3].map(|i| Shared::<T>::operand(launch, i));
     let [means, scales] = [4, 5].map(|i| Shared::<T::Compute>::operand(launch, i));
     let (size, eps) = (p.size as f64, f64::from_bits(p.eps));
-    each_row(launch, &p, |row, at| {
+    each_row(launch, p, |row, at| {
         // SAFETY: elements of a row that is this thread's, and of weight and bias where there are some.
         unsafe {
             let values = || at.clone().map(|i| get(input, i));
@@ -69,13 +68,12 @@ pub(super) unsafe fn layer_norm<T: HostElement>(launch: &HostLaunch<'_>) {
 
 /// # Safety
 /// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): gradient, rows and weight of `T`, mean and scale of what it is
-/// computed in, a result of `T`, and [`Norm`].
-pub(super) unsafe fn backward<T: HostElement>(launch: &HostLaunch<'_>) {
-    let p: Norm = host::params(launch);
+/// computed in, and a result of `T`.
+pub(super) unsafe fn backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm) {
     let [grad, input, weight, out] = [0, 1, 2, 5].map(|i| Shared::<T>::operand(launch, i));
     let [means, scales] = [3, 4].map(|i| Shared::<T::Compute>::operand(launch, i));
     let size = p.size as f64;
-    each_row(launch, &p, |row, at| {
+    each_row(launch, p, |row, at| {
         // SAFETY: elements of a row that is this thread's, and of the weight where there is one.
         unsafe {
             let (mean, scale) = (moment::<T>(means, row), moment::<T>(scales, row));
@@ -97,9 +95,8 @@ pub(super) unsafe fn backward<T: HostElement>(launch: &HostLaunch<'_>) {
 
 /// # Safety
 /// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): gradient and rows of `T`, mean and scale of what it is computed in,
-/// the weight's gradient, and the bias's if there is one, of `T`, and [`Norm`].
-pub(super) unsafe fn parameters<T: HostElement>(launch: &HostLaunch<'_>) {
-    let p: Norm = host::params(launch);
+/// the weight's gradient, and the bias's if there is one, of `T`.
+pub(super) unsafe fn parameters<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm) {
     let [grad, input, of_weight] = [0, 1, 4].map(|i| Shared::<T>::operand(launch, i));
     let [means, scales] = [2, 3].map(|i| Shared::<T::Compute>::operand(launch, i));
     let of_bias = (p.is_biased != 0).then(|| Shared::<T>::operand(launch, 5));

@@ -6,16 +6,15 @@ mod tests;
 
 use std::panic::Location;
 
-use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
-use warpline_cuda_sys_safe::HostKernel;
 
 use crate::programs::{FLOATS, LANES, committed};
 use crate::turn::{Scratch, TURN, ticket};
-use warpline_runtime::cuda_struct;
-use warpline_runtime::launch::{self, Call, Code, check_operands};
+use warpline_runtime::launch::{self, Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, ErrorKind, Operand, Result, Target, View};
+use warpline_runtime::{
+    DType, Error, ErrorKind, Operand, Result, Target, View, cuda_struct, hosts,
+};
 
 pub(crate) const PROGRAMS: &[&Program] = &[&LAYER_NORM, &LAYER_NORM_BACKWARD];
 
@@ -51,22 +50,37 @@ fn source() -> Source {
     of.push(include_str!("norm.cuh"))
 }
 
-/// `rows` of `size` elements. `team` is the logarithm of how many lanes have a row, or neighbouring columns, `eps` the bits of
-/// an `f64`, and `ticket` the number of a launch whose blocks share columns.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Norm {
-    rows: u64,
-    size: u64,
-    team: u64,
-    eps: u64,
-    is_centred: u64,
-    is_weighted: u64,
-    is_biased: u64,
-    ticket: u64,
-}
+// SAFETY: `LayerNorm::params` makes all `Norm`s, of the views that are launched with: contiguous ones, with the sizes that
+// it says. Each element of a result is written by one thread. `is_weighted` and `is_biased` say which of the operands
+// that may be absent are read.
+static ROWS: [Kernel<Norm, 6>; 2] = unsafe {
+    Kernel::array(&LAYER_NORM, ["warp", "block"], hosts!(float T => cpu::layer_norm::<T>))
+};
+// SAFETY: as `ROWS`.
+static ROWS_BACKWARD: [Kernel<Norm, 6>; 2] = unsafe {
+    Kernel::array(&LAYER_NORM_BACKWARD, ["warp", "block"], hosts!(float T => cpu::backward::<T>))
+};
+// SAFETY: as `ROWS`. The scratch operand has a word for each counter and each sum that blocks leave, and the CPU
+// implementation uses none. `vectors` is launched only where rows are aligned to vectors.
+static COLUMNS: [Kernel<Norm, 7>; 2] = unsafe {
+    let hosts = hosts!(float T => cpu::parameters::<T>);
+    Kernel::array(&LAYER_NORM_BACKWARD, ["columns", "vectors"], hosts)
+};
 
-cuda_struct!(Norm { rows, size, team, eps, is_centred, is_weighted, is_biased, ticket });
+cuda_struct! {
+    /// `rows` of `size` elements. `team` is the logarithm of how many lanes have a row, or neighbouring columns, `eps` the bits of
+    /// an `f64`, and `ticket` the number of a launch whose blocks share columns.
+    struct Norm {
+        rows: u64,
+        size: u64,
+        team: u64,
+        eps: u64,
+        is_centred: u64,
+        is_weighted: u64,
+        is_biased: u64,
+        ticket: u64,
+    }
+}
 
 /// What is normalised, and how: what the forward kernel and those for the gradient are told. All views are contiguous.
 #[derive(Clone, Copy, Debug)]
@@ -141,14 +155,31 @@ impl LayerNorm<'_> {
 }
 
 impl Norm {
-    /// The kernel for rows, its blocks and their threads.
-    fn shape(&self) -> (usize, u32, u32) {
-        let (rows, team) = (self.rows as usize, 1 << self.team);
-        if self.size as usize <= SHORT {
-            (0, launch::blocks((rows * team).div_ceil(128)), 128)
-        } else {
-            (1, launch::blocks(rows), 512)
+    /// Runs the kernel for short or for long rows.
+    #[inline]
+    #[track_caller]
+    fn launch_rows(
+        &self,
+        target: Target<'_>,
+        op: &'static str,
+        [short, long]: &[Kernel<Norm, 6>; 2],
+        operands: &[Operand<'_>; 6],
+    ) -> Result<()> {
+        check_operands(op, operands)?;
+        if self.is_empty() {
+            return Ok(());
         }
+        let (rows, team) = (self.rows as usize, 1 << self.team);
+        let (kernel, grid) = if self.size as usize <= SHORT {
+            (short, Grid::cover(rows * team, 128))
+        } else {
+            (long, Grid::linear(rows, 512))
+        };
+        kernel.launch(target, op, operands, self, grid)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.rows == 0 || self.size == 0
     }
 
     /// Shares sums of columns out to the blocks of a GPU, whose threads have `vector` neighbouring columns each. Returns the
@@ -182,22 +213,6 @@ impl Norm {
     }
 }
 
-/// The number of a dtype's variant, and one of its host kernels.
-macro_rules! variant {
-    ($op:expr, $dtype:expr, $($kernel:tt)*) => {
-        match $dtype {
-            DType::F16 => (0, cpu::$($kernel)*::<half::f16> as HostKernel),
-            DType::BF16 => (1, cpu::$($kernel)*::<half::bf16> as HostKernel),
-            DType::F32 => (2, cpu::$($kernel)*::<f32> as HostKernel),
-            DType::F64 => (3, cpu::$($kernel)*::<f64> as HostKernel),
-            dtype => {
-                let (op, location) = ($op, Location::caller());
-                return Err(ErrorKind::UnsupportedDType { dtype }.of(op).at(location));
-            }
-        }
-    };
-}
-
 /// `torch.nn.functional.layer_norm` of rows, or `rms_norm`, into `out`: times the weight plus `bias`. Mean and scale are
 /// written. The halves are computed in `f32`.
 ///
@@ -212,7 +227,7 @@ pub fn layer_norm(
     out: View<'_>,
 ) -> Result<()> {
     let op = norm.op();
-    let (index, host) = variant!(op, norm.input.dtype, layer_norm);
+    ROWS[0].check_dtype(op, norm.input.dtype)?;
     let mut params = norm.params(&[out], bias.as_slice())?;
     params.is_biased = bias.is_some().into();
     let operands = [
@@ -223,9 +238,7 @@ pub fn layer_norm(
         norm.mean.write(),
         norm.scale.write(),
     ];
-    let (kernel, blocks, threads) = params.shape();
-    let program = (&LAYER_NORM, index, kernel);
-    run(target, op, &operands, &params, host, program, (blocks, threads))
+    params.launch_rows(target, op, &ROWS, &operands)
 }
 
 /// The gradient of [`layer_norm`] with respect to its rows, into `out`, for `grad`, that of its result.
@@ -240,7 +253,7 @@ pub fn layer_norm_backward(
     out: View<'_>,
 ) -> Result<()> {
     const OP: &str = "layer_norm_backward";
-    let (index, host) = variant!(OP, norm.input.dtype, backward);
+    ROWS_BACKWARD[0].check_dtype(OP, norm.input.dtype)?;
     let params = norm.params(&[grad, out], &[])?;
     let operands = [
         grad.read(),
@@ -250,9 +263,7 @@ pub fn layer_norm_backward(
         norm.scale.read(),
         out.write(),
     ];
-    let (kernel, blocks, threads) = params.shape();
-    let program = (&LAYER_NORM_BACKWARD, index, kernel);
-    run(target, OP, &operands, &params, host, program, (blocks, threads))
+    params.launch_rows(target, OP, &ROWS_BACKWARD, &operands)
 }
 
 /// The gradients of [`layer_norm`] with respect to its weight and, if asked for, its bias. Sums are the same each time.
@@ -268,16 +279,18 @@ pub fn layer_norm_parameters_backward(
     of_bias: Option<View<'_>>,
 ) -> Result<()> {
     const OP: &str = "layer_norm_backward";
-    let (index, host) = variant!(OP, norm.input.dtype, parameters);
+    let [columns, vectors] = &COLUMNS;
+    columns.check_dtype(OP, norm.input.dtype)?;
     let results: SmallVec<[View<'_>; 2]> = [of_weight].into_iter().chain(of_bias).collect();
     let mut params = norm.params(&[grad], &results)?;
     params.is_biased = of_bias.is_some().into();
     let of_bias = of_bias.map_or(of_weight.untouched(), View::write);
-    let (mut kernel, mut grid, mut scratch) = (2, [1; 2], None);
-    let mut operands: SmallVec<[Operand<'_>; 7]> = SmallVec::new();
-    operands.extend([grad, norm.input, norm.mean, norm.scale].map(View::read));
-    operands.extend([of_weight.write(), of_bias]);
-    check_operands(OP, &operands)?;
+    let [g, x, mean, scale] = [grad, norm.input, norm.mean, norm.scale].map(View::read);
+    check_operands(OP, &[g, x, mean, scale, of_weight.write(), of_bias])?;
+    if params.is_empty() {
+        return Ok(());
+    }
+    let (mut kernel, mut grid, mut scratch) = (vectors, [1; 2], None);
     if let Target::Cuda(runtime, device, stream) = target {
         let item = norm.input.dtype.size() as u64;
         let mut vector = (16 / item).min(4);
@@ -286,7 +299,7 @@ pub fn layer_norm_parameters_backward(
             at |= launch::address(OP, &view)?.addr();
         }
         if !at.is_multiple_of(vector * item) {
-            (kernel, vector) = (3, 1);
+            (kernel, vector) = (columns, 1);
         }
         grid = params.share_out(vector, item, device.properties().multiprocessor_count.into());
         let [blocks, splits] = grid.map(|n| n as usize);
@@ -297,50 +310,9 @@ pub fn layer_norm_parameters_backward(
             scratch = Some(Scratch::new(runtime, stream, words)?);
         }
     }
-    operands.push(Scratch::operand(scratch.as_ref(), of_weight));
-    let program = (&LAYER_NORM_BACKWARD, index, kernel);
-    start(target, OP, &operands, &params, host, program, (grid, COLUMN_THREADS))
-}
-
-#[track_caller]
-fn run(
-    target: Target<'_>,
-    op: &'static str,
-    operands: &[Operand<'_>],
-    params: &Norm,
-    host: HostKernel,
-    kernel: (&'static Program, usize, usize),
-    (blocks, threads): (u32, u32),
-) -> Result<()> {
-    check_operands(op, operands)?;
-    start(target, op, operands, params, host, kernel, ([blocks, 1], threads))
-}
-
-/// Of operands that were checked.
-#[track_caller]
-fn start(
-    target: Target<'_>,
-    op: &'static str,
-    operands: &[Operand<'_>],
-    params: &Norm,
-    host: HostKernel,
-    kernel: (&'static Program, usize, usize),
-    ([x, y], threads): ([u32; 2], u32),
-) -> Result<()> {
-    if params.rows == 0 || params.size == 0 {
-        return Ok(());
-    }
-    let call = Call {
-        op,
-        operands,
-        params: bytemuck::bytes_of(params),
-        checks_indices: false,
-        host,
-        code: Code::Kernel { kernel, grid: [x, y, 1], block: [threads, 1, 1], shared_bytes: 0 },
-        location: Location::caller(),
-    };
-    // SAFETY: the views are contiguous and have the sizes that the parameters say, and vectors where kernels load any; each
-    // element of a result is written by one thread; scratch has a word for each counter and each sum that blocks leave, and
-    // host code needs none; all kernels take `Norm`.
-    unsafe { launch::run(target, &call) }
+    let scratch = Scratch::operand(scratch.as_ref(), of_weight);
+    let operands = [g, x, mean, scale, of_weight.write(), of_bias, scratch];
+    let [blocks, splits] = grid;
+    let grid = Grid::new([blocks, splits, 1], COLUMN_THREADS);
+    kernel.launch(target, OP, &operands, &params, grid)
 }

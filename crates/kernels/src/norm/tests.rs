@@ -1,5 +1,7 @@
 //! Cases for normalisation, the same on every target.
 
+use bytemuck::Zeroable;
+
 use super::*;
 use warpline_runtime::DType::{BF16, F16, F32, F64};
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu};

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use warpline_cuda_sys_safe::HostLaunch;
-use warpline_runtime::host::{GRAIN, HostElement, Number, Shared, parallel_for, params};
+use warpline_runtime::host::{GRAIN, HostElement, Number, Shared, parallel_for};
 
 use super::Pools;
 
@@ -76,9 +76,8 @@ fn windows(spans: &[Vec<Span>; 3]) -> impl Iterator<Item = [&Span; 3]> {
 }
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: image, values and indices, of `T`s and `i64`s, and [`Pools`].
-pub(super) unsafe fn max<T: HostElement>(launch: &HostLaunch<'_>) {
-    let p: Pools = params(launch);
+/// As [`warpline_cuda_sys_safe::HostKernel`]: image, values and indices, of `T`s and `i64`s.
+pub(super) unsafe fn max<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
     let (image, values) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     let indices = Shared::<i64>::operand(launch, 2);
     let spans = p.spans();
@@ -122,9 +121,8 @@ pub(super) unsafe fn max<T: HostElement>(launch: &HostLaunch<'_>) {
 }
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: gradient, indices and image, of `T`s and `i64`s, and [`Pools`].
-pub(super) unsafe fn max_backward<T: HostElement>(launch: &HostLaunch<'_>) {
-    let p: Pools = params(launch);
+/// As [`warpline_cuda_sys_safe::HostKernel`]: gradient, indices and image, of `T`s and `i64`s.
+pub(super) unsafe fn max_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
     let (grad, image) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 2));
     let indices = Shared::<i64>::operand(launch, 1);
     let (places, elements) = (p.taps.places(), p.taps.elements());
@@ -139,14 +137,13 @@ pub(super) unsafe fn max_backward<T: HostElement>(launch: &HostLaunch<'_>) {
             }
         }
         // SAFETY: the plane is this thread's.
-        unsafe { put(&p, plane, &sums, image) };
+        unsafe { put(p, plane, &sums, image) };
     });
 }
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: image and result, of `T`s, and [`Pools`].
-pub(super) unsafe fn avg<T: HostElement>(launch: &HostLaunch<'_>) {
-    let p: Pools = params(launch);
+/// As [`warpline_cuda_sys_safe::HostKernel`]: image and result, of `T`s.
+pub(super) unsafe fn avg<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
     let (image, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     let spans = p.spans();
     p.planes(launch.parallel, p.taps.elements() + p.taps.places(), |plane, first| {
@@ -173,9 +170,8 @@ pub(super) unsafe fn avg<T: HostElement>(launch: &HostLaunch<'_>) {
 }
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: gradient and image, of `T`s, and [`Pools`].
-pub(super) unsafe fn avg_backward<T: HostElement>(launch: &HostLaunch<'_>) {
-    let p: Pools = params(launch);
+/// As [`warpline_cuda_sys_safe::HostKernel`]: gradient and image, of `T`s.
+pub(super) unsafe fn avg_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
     let (grad, image) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     let (elements, spans) = (p.taps.elements(), p.spans());
     p.planes(launch.parallel, elements + p.taps.places(), |plane, first| {
@@ -199,7 +195,7 @@ pub(super) unsafe fn avg_backward<T: HostElement>(launch: &HostLaunch<'_>) {
             }
         }
         // SAFETY: the plane is this thread's.
-        unsafe { put(&p, plane, &sums, image) };
+        unsafe { put(p, plane, &sums, image) };
     });
 }
 

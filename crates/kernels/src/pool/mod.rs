@@ -9,29 +9,16 @@ mod tests;
 
 use std::panic::Location;
 
-use bytemuck::{Pod, Zeroable};
-use warpline_cuda_sys_safe::HostKernel;
-use warpline_runtime::cuda_struct;
-use warpline_runtime::launch::{self, Call, Code, check_operands};
+use warpline_runtime::launch::{Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, ErrorKind, Operand, Result, Target, View};
+use warpline_runtime::{
+    DType, Error, ErrorKind, Operand, Result, Target, View, cuda_struct, hosts,
+};
 
 use crate::programs::{FLOATS, committed};
 use crate::window::{Taps, grid, images};
 
 pub use crate::window::Window;
-
-/// The CPU implementation for a dtype, and the variant's number.
-macro_rules! host {
-    ($dtype:expr, $name:ident) => {
-        match $dtype {
-            DType::F16 => (0, cpu::$name::<half::f16> as HostKernel),
-            DType::BF16 => (1, cpu::$name::<half::bf16> as HostKernel),
-            DType::F32 => (2, cpu::$name::<f32> as HostKernel),
-            _ => (3, cpu::$name::<f64> as HostKernel),
-        }
-    };
-}
 
 pub(crate) const PROGRAMS: &[&Program] = &[&MAX_POOL, &AVG_POOL];
 
@@ -44,6 +31,21 @@ static AVG_POOL: Program = Program::new("avg_pool", FLOATS, &["", "backward"], |
     source().push(include_str!("avg.cuh")).push(&format!("AVG_POOL({ty})"))
 })
 .with_ptx(committed);
+
+// SAFETY: `check` makes all `Pools`, of the views that are launched with: the image's strides and sizes, while the other
+// operands are contiguous and of the result's sizes. Nothing outside of the image is touched, and each element of a
+// result is written by one thread.
+static MAX: Kernel<Pools, 3> =
+    unsafe { Kernel::new(&MAX_POOL, "", hosts!(float T => cpu::max::<T>)) };
+// SAFETY: as `MAX`.
+static MAX_BACKWARD: Kernel<Pools, 3> =
+    unsafe { Kernel::new(&MAX_POOL, "backward", hosts!(float T => cpu::max_backward::<T>)) };
+// SAFETY: as `MAX`.
+static AVG: Kernel<Pools, 2> =
+    unsafe { Kernel::new(&AVG_POOL, "", hosts!(float T => cpu::avg::<T>)) };
+// SAFETY: as `MAX`.
+static AVG_BACKWARD: Kernel<Pools, 2> =
+    unsafe { Kernel::new(&AVG_POOL, "backward", hosts!(float T => cpu::avg_backward::<T>)) };
 
 fn source() -> Source {
     Source::new().with::<Pools>().push(module::ELEMENT).push(include_str!("spans.cuh"))
@@ -70,20 +72,18 @@ pub enum Divisor {
     Number(i64),
 }
 
-/// The parameters of all kernels here. `image` are strides of batch, channel and the three dimensions.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Pools {
-    taps: Taps,
-    batch: u32,
-    channels: u32,
-    image: [i64; 5],
-    divisor: i64,
-    adaptive: u32,
-    padded: u32,
+cuda_struct! {
+    /// The parameters of all kernels here. `image` are strides of batch, channel and the three dimensions.
+    struct Pools {
+        taps: Taps,
+        batch: u32,
+        channels: u32,
+        image: [i64; 5],
+        divisor: i64,
+        adaptive: u32,
+        padded: u32,
+    }
 }
-
-cuda_struct!(Pools { taps, batch, channels, image, divisor, adaptive, padded });
 
 /// The largest element of each place, and its index in the image's channel (`torch.nn.functional.max_pool2d`, and
 /// `adaptive_max_pool2d`). `image` is `[batch, channels, …]` with one to three dimensions more; `values` and
@@ -105,8 +105,7 @@ pub fn max_pool(
     const OP: &str = "max_pool";
     let params = check(OP, image, window, places, &[values], Some(indices))?;
     let operands = [image.read(), values.write(), indices.write()];
-    let host = host!(image.dtype, max);
-    run(OP, target, (&MAX_POOL, 0), &params, (&operands, values), host)
+    run(OP, target, &MAX, &params, (&operands, values))
 }
 
 /// The gradient of [`max_pool`]'s image, of that of its values and its indices.
@@ -125,8 +124,7 @@ pub fn max_pool_backward(
     const OP: &str = "max_pool_backward";
     let params = check(OP, image, window, places, &[grad], Some(indices))?;
     let operands = [grad.read(), indices.read(), image.write()];
-    let host = host!(image.dtype, max_backward);
-    run(OP, target, (&MAX_POOL, 1), &params, (&operands, image), host)
+    run(OP, target, &MAX_BACKWARD, &params, (&operands, image))
 }
 
 /// The average of each place (`torch.nn.functional.avg_pool2d`, and `adaptive_avg_pool2d`). `image` is as of
@@ -145,8 +143,7 @@ pub fn avg_pool(
 ) -> Result<()> {
     const OP: &str = "avg_pool";
     let params = divided(OP, check(OP, image, window, places, &[out], None)?, divisor)?;
-    let host = host!(image.dtype, avg);
-    run(OP, target, (&AVG_POOL, 0), &params, (&[image.read(), out.write()], out), host)
+    run(OP, target, &AVG, &params, (&[image.read(), out.write()], out))
 }
 
 /// The gradient of [`avg_pool`]'s image, of that of its result.
@@ -164,8 +161,7 @@ pub fn avg_pool_backward(
 ) -> Result<()> {
     const OP: &str = "avg_pool_backward";
     let params = divided(OP, check(OP, image, window, places, &[grad], None)?, divisor)?;
-    let host = host!(image.dtype, avg_backward);
-    run(OP, target, (&AVG_POOL, 1), &params, (&[grad.read(), image.write()], image), host)
+    run(OP, target, &AVG_BACKWARD, &params, (&[grad.read(), image.write()], image))
 }
 
 #[track_caller]
@@ -186,38 +182,20 @@ fn divided(op: &'static str, params: Pools, divisor: Divisor) -> Result<Pools> {
 
 /// Runs a kernel, a thread for each of the elements of `over`'s planes.
 #[track_caller]
-fn run(
+fn run<const N: usize>(
     op: &'static str,
     target: Target<'_>,
-    (program, kernel): (&'static Program, usize),
+    kernel: &Kernel<Pools, N>,
     params: &Pools,
-    (operands, over): (&[Operand<'_>], View<'_>),
-    (index, host): (usize, HostKernel),
+    (operands, over): (&[Operand<'_>; N], View<'_>),
 ) -> Result<()> {
     check_operands(op, operands)?;
     if over.numel() == 0 {
         return Ok(());
     }
     let elements = over.sizes()[2..].iter().product();
-    let (grid, threads) = grid(elements, [params.batch as usize, params.channels as usize]);
-    let call = Call {
-        op,
-        operands,
-        params: bytemuck::bytes_of(params),
-        checks_indices: false,
-        host,
-        code: Code::Kernel {
-            kernel: (program, index, kernel),
-            grid,
-            block: [threads, 1, 1],
-            shared_bytes: 0,
-        },
-        location: Location::caller(),
-    };
-    // SAFETY: the parameters are the image's strides and sizes, the other operands are contiguous and of the result's
-    // sizes; what lies outside of the image is not touched, each element of a result is written once; the kernels
-    // take `Pools`.
-    unsafe { launch::run(target, &call) }
+    let grid = grid(elements, [params.batch as usize, params.channels as usize]);
+    kernel.launch(target, op, operands, params, grid)
 }
 
 #[track_caller]

@@ -2,9 +2,8 @@
 
 use std::any::TypeId;
 
-use bytemuck::{Pod, Zeroable};
 use half::{bf16, f16};
-use warpline_cuda_sys_safe::{DeviceProperties, HostKernel, HostLaunch};
+use warpline_cuda_sys_safe::{DeviceProperties, HostLaunch};
 
 use super::order::order;
 use super::philox::{normal2, normal4, pairs, philox, uniform2, uniform4};
@@ -14,10 +13,9 @@ use crate::programs::{FLOATS, committed};
 use warpline_runtime::graph::{Place, Sequence};
 use warpline_runtime::host::{self, Shared};
 use warpline_runtime::iter::Walk;
-use warpline_runtime::launch::{self, Call, Code};
+use warpline_runtime::launch::{Grid, Kernel};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{CudaDevice, DType, Result, Target, View};
-use warpline_runtime::{cuda_struct, dispatch};
+use warpline_runtime::{CudaDevice, DType, Result, Target, View, cuda_struct, hosts};
 
 /// Threads per block.
 pub(super) const BLOCK: u64 = 256;
@@ -38,6 +36,28 @@ pub(super) static EXPONENTIAL: Program = random!("exponential", FLOATS, typed);
 pub(super) static BERNOULLI: Program = random!("bernoulli", &["f32", "f64"], any);
 /// By the bits of a draw.
 pub(super) static RANDINT: Program = random!("randint", &["u32", "u64"], any);
+
+// SAFETY: `fill` makes all `Draw`s, with the sizes and strides of the result. Each element of the result is written by
+// one thread, and the state is read if the `Draw` says that it is there.
+static FILL_UNIFORM: Kernel<Draw, 2> =
+    unsafe { Kernel::new(&UNIFORM, "", hosts!(float T => uniform::<T>)) };
+// SAFETY: as `FILL_UNIFORM`.
+static FILL_NORMAL: Kernel<Draw, 2> =
+    unsafe { Kernel::new(&NORMAL, "", hosts!(float T => normal::<T>)) };
+// SAFETY: as `FILL_UNIFORM`.
+static FILL_EXPONENTIAL: Kernel<Draw, 2> =
+    unsafe { Kernel::new(&EXPONENTIAL, "", hosts!(float T => exponential::<T>)) };
+// SAFETY: as `FILL_UNIFORM`. The `Draw` holds the result's dtype.
+static FILL_BERNOULLI: Kernel<Draw, 2> = unsafe {
+    let hosts = hosts!(all T => bernoulli::<T>).in_variant("f32");
+    Kernel::new(&BERNOULLI, "", hosts.with_variant(DType::F64, "f64"))
+};
+// SAFETY: as `FILL_BERNOULLI`.
+static FILL_RANDINT32: Kernel<Draw, 2> =
+    unsafe { Kernel::new(&RANDINT, "", hosts!(all T => randint32::<T>).in_variant("u32")) };
+// SAFETY: as `FILL_BERNOULLI`.
+static FILL_RANDINT64: Kernel<Draw, 2> =
+    unsafe { Kernel::new(&RANDINT, "", hosts!(all T => randint64::<T>).in_variant("u64")) };
 
 /// Blocks that a multiprocessor gets at most; the kernels loop over what is left.
 const BLOCKS_PER_SM: u64 = 32;
@@ -70,44 +90,28 @@ pub(super) fn base() -> Source {
         .push(include_str!("random.cuh"))
 }
 
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Draw {
-    numel: u64,
-    place: Place,
-    /// Threads of PyTorch's grid; each has a sequence of its own.
-    threads: u64,
-    /// Times that each of them draws four words.
-    rounds: u64,
-    /// Threads of ours in a round.
-    groups: u64,
-    /// Whether elements are one after the other in memory.
-    aligned: u64,
-    /// Elements that the first lies behind where such runs as a thread makes begin.
-    skew: u64,
-    a: f64,
-    b: f64,
-    range: u64,
-    base: i64,
-    dtype: u64,
-    order: Walk<1>,
+cuda_struct! {
+    struct Draw {
+        numel: u64,
+        place: Place,
+        /// Threads of PyTorch's grid; each has a sequence of its own.
+        threads: u64,
+        /// Times that each of them draws four words.
+        rounds: u64,
+        /// Threads of ours in a round.
+        groups: u64,
+        /// Whether elements are one after the other in memory.
+        aligned: u64,
+        /// Elements that the first lies behind where such runs as a thread makes begin.
+        skew: u64,
+        a: f64,
+        b: f64,
+        range: u64,
+        base: i64,
+        dtype: u64,
+        order: Walk<1>,
+    }
 }
-
-cuda_struct!(Draw {
-    numel,
-    place,
-    threads,
-    rounds,
-    groups,
-    aligned,
-    skew,
-    a,
-    b,
-    range,
-    base,
-    dtype,
-    order
-});
 
 /// Blocks of PyTorch's fill, and values that no thread of it takes more of: its policy, on which the
 /// values depend. `lanes` is how many values four words make.
@@ -131,15 +135,13 @@ pub(super) fn fill(
     let wide = fill.range == 0 || fill.range >= super::WIDE_RANGE;
     let two = if fill.kind == Kind::Randint { wide } else { double };
     let lanes = if two { 2 } else { 4 };
-    let real =
-        |program| (program, dtype as usize - DType::F16 as usize, real_host(dtype, fill.kind));
-    let (program, variant, host): (&'static Program, usize, HostKernel) = match fill.kind {
-        Kind::Uniform => real(&UNIFORM),
-        Kind::Normal => real(&NORMAL),
-        Kind::Exponential => real(&EXPONENTIAL),
-        Kind::Bernoulli => (&BERNOULLI, double.into(), dispatch!(dtype, all T => bernoulli::<T>)),
-        Kind::Randint if wide => (&RANDINT, 1, dispatch!(dtype, all T => randint64::<T>)),
-        Kind::Randint => (&RANDINT, 0, dispatch!(dtype, all T => randint32::<T>)),
+    let kernel = match fill.kind {
+        Kind::Uniform => &FILL_UNIFORM,
+        Kind::Normal => &FILL_NORMAL,
+        Kind::Exponential => &FILL_EXPONENTIAL,
+        Kind::Bernoulli => &FILL_BERNOULLI,
+        Kind::Randint if wide => &FILL_RANDINT64,
+        Kind::Randint => &FILL_RANDINT32,
     };
     let order = order(fill.op, out.layout)?;
     let (blocks, values) = geometry(device.properties(), out.numel(), lanes);
@@ -154,6 +156,7 @@ pub(super) fn fill(
     let across = groups.div_ceil(BLOCK);
     let most = u64::from(device.properties().multiprocessor_count) * BLOCKS_PER_SM;
     let grid = [across as u32, (most / across).clamp(1, rounds) as u32, 1];
+    let grid = Grid::new(grid, BLOCK as u32);
     let params = Draw {
         numel: out.numel() as u64,
         place: sequence.advance(values),
@@ -170,23 +173,8 @@ pub(super) fn fill(
         order,
     };
     let layout = sequence.state_layout()?;
-    let call = Call {
-        op: fill.op,
-        operands: &[out.write(), sequence.state(&layout, out.storage)],
-        params: bytemuck::bytes_of(&params),
-        checks_indices: false,
-        host,
-        code: Code::Kernel {
-            kernel: (program, variant, 0),
-            grid,
-            block: [BLOCK as u32, 1, 1],
-            shared_bytes: 0,
-        },
-        location: fill.location,
-    };
-    // SAFETY: kernel and host code write each element of `out` once, through its strides, read
-    // the state if `Draw` says that it is there, and both take `Draw`.
-    unsafe { launch::run(target, &call) }
+    let operands = [out.write(), sequence.state(&layout, out.storage)];
+    kernel.launch(target, fill.op, &operands, &params, grid)
 }
 
 /// What an exponential draw's logarithm is multiplied by, in the precision that it is computed in.
@@ -194,27 +182,16 @@ fn factor(lambda: f64, double: bool) -> f64 {
     if double { -1.0 / lambda } else { f64::from(-1.0 / lambda as f32) }
 }
 
-fn real_host(dtype: DType, kind: Kind) -> HostKernel {
-    fn of<T: Lanes>(kind: Kind) -> HostKernel {
-        match kind {
-            Kind::Normal => normal::<T>,
-            Kind::Exponential => exponential::<T>,
-            _ => uniform::<T>,
-        }
-    }
-    dispatch!(dtype, float T => of::<T>(kind), _ => unreachable!("the dtype was checked"))
-}
-
 /// The CPU implementation of a fill: as the kernel, with threads for threads.
 ///
 /// # Safety
-/// As [`HostKernel`], with elements of `T` and [`Draw`].
+/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel), with elements of `T`.
 unsafe fn each<T: Copy, I: IntoIterator<Item = T>>(
     launch: &HostLaunch<'_>,
+    p: &Draw,
     lanes: usize,
     values: impl Fn(&Draw, [u32; 4]) -> I + Sync,
 ) {
-    let p: Draw = host::params(launch);
     let out = Shared::<T>::operand(launch, 0);
     // SAFETY: the second operand is the state that `Draw` speaks of.
     let (seed, offset) = unsafe { p.place.get(launch, 1) };
@@ -225,7 +202,7 @@ unsafe fn each<T: Copy, I: IntoIterator<Item = T>>(
             for (turn, first) in firsts.enumerate() {
                 let words = philox(seed, thread as u64, offset / 4 + turn as u64);
                 let indices = (first..numel).step_by(threads);
-                for (index, value) in indices.zip(values(&p, words)) {
+                for (index, value) in indices.zip(values(p, words)) {
                     // SAFETY: an element of the operand; each index is one thread's.
                     unsafe { out.write(p.order.offsets(index)[0], value) };
                 }
@@ -271,7 +248,7 @@ lanes! {
     f64 => f64, 2, uniform2, normal2;
 }
 
-unsafe fn uniform<T: Lanes>(launch: &HostLaunch<'_>) {
+unsafe fn uniform<T: Lanes>(launch: &HostLaunch<'_>, p: &Draw) {
     let value = |p: &Draw, words| {
         let (from, to) = (T::from_f64(p.a), T::from_f64(p.b));
         let (range, base) = (to.sub(from).widen(), from.widen());
@@ -282,19 +259,19 @@ unsafe fn uniform<T: Lanes>(launch: &HostLaunch<'_>) {
         })
     };
     // SAFETY: the caller's promise.
-    unsafe { each(launch, T::LANES, value) }
+    unsafe { each(launch, p, T::LANES, value) }
 }
 
-unsafe fn normal<T: Lanes>(launch: &HostLaunch<'_>) {
+unsafe fn normal<T: Lanes>(launch: &HostLaunch<'_>, p: &Draw) {
     let value = |p: &Draw, words| {
         let (mean, std) = (T::Acc::from_f64(p.a), T::Acc::from_f64(p.b));
         T::normal(words).into_iter().map(move |z| T::narrow(z.mul_add(std, mean)))
     };
     // SAFETY: the caller's promise.
-    unsafe { each(launch, T::LANES, value) }
+    unsafe { each(launch, p, T::LANES, value) }
 }
 
-unsafe fn exponential<T: Lanes>(launch: &HostLaunch<'_>) {
+unsafe fn exponential<T: Lanes>(launch: &HostLaunch<'_>, p: &Draw) {
     let value = |p: &Draw, words| {
         // In the accumulation type, which holds both constants exactly.
         let half_epsilon = 0.5f64.powi(T::Acc::DIGITS as i32);
@@ -307,35 +284,35 @@ unsafe fn exponential<T: Lanes>(launch: &HostLaunch<'_>) {
         })
     };
     // SAFETY: the caller's promise.
-    unsafe { each(launch, T::LANES, value) }
+    unsafe { each(launch, p, T::LANES, value) }
 }
 
-unsafe fn bernoulli<T: FromInt>(launch: &HostLaunch<'_>) {
+unsafe fn bernoulli<T: FromInt>(launch: &HostLaunch<'_>, p: &Draw) {
     // SAFETY: the caller's promise.
     unsafe {
         // Probabilities are doubles only for doubles.
         if TypeId::of::<T>() == TypeId::of::<f64>() {
-            each(launch, 2, |p, words| uniform2(words).map(|u| T::from_i64((u < p.a).into())));
+            each(launch, p, 2, |p, words| uniform2(words).map(|u| T::from_i64((u < p.a).into())));
         } else {
             let value = |p: &Draw, words| {
                 let probability = p.a as f32;
                 uniform4(words).map(|u| T::from_i64((u < probability).into()))
             };
-            each(launch, 4, value);
+            each(launch, p, 4, value);
         }
     }
 }
 
-unsafe fn randint32<T: FromInt>(launch: &HostLaunch<'_>) {
+unsafe fn randint32<T: FromInt>(launch: &HostLaunch<'_>, p: &Draw) {
     let value = |p: &Draw, words: [u32; 4]| {
         let (range, base) = (p.range as u32, p.base);
         words.map(|w| T::from_i64(i64::from(w % range).wrapping_add(base)))
     };
     // SAFETY: the caller's promise.
-    unsafe { each(launch, 4, value) }
+    unsafe { each(launch, p, 4, value) }
 }
 
-unsafe fn randint64<T: FromInt>(launch: &HostLaunch<'_>) {
+unsafe fn randint64<T: FromInt>(launch: &HostLaunch<'_>, p: &Draw) {
     let value = |p: &Draw, words| {
         let (range, base) = (p.range, p.base);
         // A range of 2^64 is written as 0.
@@ -343,5 +320,5 @@ unsafe fn randint64<T: FromInt>(launch: &HostLaunch<'_>) {
             .map(|w| T::from_i64((w.checked_rem(range).unwrap_or(w) as i64).wrapping_add(base)))
     };
     // SAFETY: the caller's promise.
-    unsafe { each(launch, 2, value) }
+    unsafe { each(launch, p, 2, value) }
 }

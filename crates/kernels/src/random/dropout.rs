@@ -1,8 +1,5 @@
 //! Dropout of CUDA tensors in one pass, with what PyTorch's fused kernel draws.
 
-use std::panic::Location;
-
-use bytemuck::{Pod, Zeroable};
 use warpline_cuda_sys_safe::HostLaunch;
 
 use super::cuda::{BLOCK, base, geometry};
@@ -11,10 +8,10 @@ use super::real::Real;
 use crate::programs::{FLOATS, committed};
 use warpline_runtime::graph::{Place, Sequence};
 use warpline_runtime::host::{self, Shared};
-use warpline_runtime::launch::{self, Call, Code};
+use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::Program;
 use warpline_runtime::{CudaDevice, DType, Error, Result, Target, View};
-use warpline_runtime::{cuda_struct, dispatch};
+use warpline_runtime::{cuda_struct, hosts};
 
 const OP: &str = "dropout";
 
@@ -24,31 +21,33 @@ pub(super) static DROPOUT: Program = Program::new(OP, FLOATS, &[""], |_, ty| {
 })
 .with_ptx(committed);
 
-/// The kernel's parameters.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Drop {
-    numel: u64,
-    place: Place,
-    /// Threads of PyTorch's grid; each has a sequence of its own.
-    threads: u64,
-    /// Times that each of them draws four words.
-    rounds: u64,
-    /// Neighbours that each of them has at a time.
-    vec: u64,
-    /// How likely an element is kept, and what it is multiplied by.
-    p: f64,
-    scale: f64,
-}
+// SAFETY: `dropout` makes all `Drop`s, of contiguous views with as many elements as they say. Each element of the input is
+// read, and each of the two results written, by one thread. The state is read if the `Drop` says that it is there.
+static KERNEL: Kernel<Drop, 4> = unsafe { Kernel::new(&DROPOUT, "", hosts!(float T => each::<T>)) };
 
-cuda_struct!(Drop { numel, place, threads, rounds, vec, p, scale });
+cuda_struct! {
+    /// The kernel's parameters.
+    struct Drop {
+        numel: u64,
+        place: Place,
+        /// Threads of PyTorch's grid; each has a sequence of its own.
+        threads: u64,
+        /// Times that each of them draws four words.
+        rounds: u64,
+        /// Neighbours that each of them has at a time.
+        vec: u64,
+        /// How likely an element is kept, and what it is multiplied by.
+        p: f64,
+        scale: f64,
+    }
+}
 
 /// Elements of a contiguous float tensor, of which each is kept with probability `p`, times 1 / `p`, and which they are, as
 /// bools. `out` and `kept` are as `input` is.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] unless all are contiguous and of the same size; [`ErrorKind::UnsupportedDType`]; as
-/// [`launch::run`].
+/// [`Kernel::launch`].
 #[track_caller]
 pub fn dropout(
     (target, device): (Target<'_>, &CudaDevice),
@@ -64,7 +63,7 @@ pub fn dropout(
         let reason = "the input, the result and the bools must be contiguous and of one size";
         return Err(Error::invalid(OP, reason));
     }
-    launch::check_operands(OP, &[input.read(), out.write(), kept.write()])?;
+    check_operands(OP, &[input.read(), out.write(), kept.write()])?;
     if input.numel() == 0 {
         return Ok(());
     }
@@ -92,31 +91,16 @@ pub fn dropout(
     };
     let layout = sequence.state_layout()?;
     let state = sequence.state(&layout, out.storage);
-    let call = Call {
-        op: OP,
-        operands: &[input.read(), out.write(), kept.write(), state],
-        params: bytemuck::bytes_of(&params),
-        checks_indices: false,
-        host: dispatch!(input.dtype, float T => each::<T>, _ => unreachable!("the dtype was checked")),
-        code: Code::Kernel {
-            kernel: (&DROPOUT, input.dtype as usize - DType::F16 as usize, 0),
-            grid: [launch::blocks((blocks * rounds) as usize), 1, 1],
-            block: [BLOCK as u32, 1, 1],
-            shared_bytes: 0,
-        },
-        location: Location::caller(),
-    };
-    // SAFETY: kernel and host code read each element of `input` and write each of `out` and `kept` once, all of them
-    // contiguous, read the state if `Drop` says that it is there, and both take `Drop`.
-    unsafe { launch::run(target, &call) }
+    let operands = [input.read(), out.write(), kept.write(), state];
+    let grid = Grid::linear((blocks * rounds) as usize, BLOCK as u32);
+    KERNEL.launch(target, OP, &operands, &params, grid)
 }
 
 /// The CPU implementation: as the kernel, with threads for threads.
 ///
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`], with elements of `T` and [`Drop`].
-unsafe fn each<T: Real>(launch: &HostLaunch<'_>) {
-    let p: Drop = host::params(launch);
+/// As [`warpline_cuda_sys_safe::HostKernel`], with elements of `T`.
+unsafe fn each<T: Real>(launch: &HostLaunch<'_>, p: &Drop) {
     let (input, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     let kept = Shared::<bool>::operand(launch, 2);
     // SAFETY: the last operand is the state that `Drop` speaks of.

@@ -5,8 +5,7 @@
 
 use std::panic::Location;
 
-use bytemuck::{Pod, Zeroable};
-use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+use warpline_cuda_sys_safe::HostLaunch;
 use warpline_stream::Stream;
 
 use super::cuda::{BLOCK, base, geometry};
@@ -17,57 +16,74 @@ use crate::programs::committed;
 use warpline_runtime::graph::{Place, Sequence};
 use warpline_runtime::host::{self, Shared};
 use warpline_runtime::iter::Walk;
-use warpline_runtime::launch::{self, Call, Code};
+use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::Program;
 use warpline_runtime::{
-    CudaDevice, DType, Error, ErrorKind, Layout, Operand, Result, Runtime, Storage, Target, View,
+    CudaDevice, DType, Error, ErrorKind, Layout, Result, Runtime, Storage, Target, View,
 };
-use warpline_runtime::{cuda_struct, dispatch};
+use warpline_runtime::{cuda_struct, dispatch, hosts};
 
 const OP: &str = "randperm";
 
 /// Pairs that one block sorts by itself; half as many threads.
 const TILE: u64 = 2048;
 
-const KERNELS: &[&str] = &["keys", "sort", "step", "merge", "ties", "write"];
+const NAMES: &[&str] = &["keys", "sort", "step", "merge", "ties", "write"];
 
-pub(super) static PERMUTE: Program = Program::new("permute", &[""], KERNELS, |_, _| {
+pub(super) static PERMUTE: Program = Program::new("permute", &[""], NAMES, |_, _| {
     base().with::<Permutation>().with::<Pair>().push(include_str!("permute.cuh"))
 })
 .with_ptx(committed);
 
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Permutation {
-    n: u64,
-    pairs: u64,
-    place: Place,
-    threads: u64,
-    bits: u64,
-    size: u64,
-    distance: u64,
-    dtype: u64,
-    order: Walk<1>,
+// SAFETY: `on_cuda` makes all `Permutation`s and launches with as many pairs as they say, and with a result that has `n`
+// elements in their order. Each pair, and each element of the result, is one thread's. The state is read if the `Permutation`
+// says that it is there.
+static KEYS: Kernel<Permutation, 2> = unsafe { Kernel::new(&PERMUTE, "keys", hosts!(any keys)) };
+// SAFETY: as `KEYS`.
+static SORT: Kernel<Permutation, 1> =
+    unsafe { Kernel::new(&PERMUTE, "sort", hosts!(any sort_tiles)) };
+// SAFETY: as `KEYS`.
+static STEP: Kernel<Permutation, 1> = unsafe { Kernel::new(&PERMUTE, "step", hosts!(any step)) };
+// SAFETY: as `KEYS`.
+static MERGE: Kernel<Permutation, 1> = unsafe { Kernel::new(&PERMUTE, "merge", hosts!(any merge)) };
+// SAFETY: as `KEYS`.
+static TIES: Kernel<Permutation, 2> = unsafe { Kernel::new(&PERMUTE, "ties", hosts!(any ties)) };
+// The dtype of the result selects the CPU implementation.
+//
+// SAFETY: as `KEYS`.
+static WRITE: Kernel<Permutation, 2> = unsafe {
+    Kernel::new(&PERMUTE, "write", hosts!(all T => write::<T>).in_variant("")).selected_by(1)
+};
+
+cuda_struct! {
+    struct Permutation {
+        n: u64,
+        pairs: u64,
+        place: Place,
+        threads: u64,
+        bits: u64,
+        size: u64,
+        distance: u64,
+        dtype: u64,
+        order: Walk<1>,
+    }
 }
 
-cuda_struct!(Permutation { n, pairs, place, threads, bits, size, distance, dtype, order });
-
-/// A key and the index it belongs to; the order of pairs is that of keys, then of indices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Pod, Zeroable)]
-#[repr(C)]
-struct Pair {
-    key: u64,
-    index: u64,
+cuda_struct! {
+    /// A key and the index it belongs to; the order of pairs is that of keys, then of indices.
+    #[derive(PartialEq, Eq, PartialOrd, Ord)]
+    struct Pair {
+        key: u64,
+        index: u64,
+    }
 }
-
-cuda_struct!(Pair { key, index });
 
 /// Writes a random permutation of `0..n` (`torch.randperm`) into `out`, which has one dimension
 /// of size `n`, in any dtype that holds its values but bool.
 ///
 /// # Errors
 /// [`ErrorKind::UnsupportedDType`] for bool; [`ErrorKind::ShapeMismatch`]; [`ErrorKind::InvalidArgument`]
-/// when the dtype does not hold `n`; what allocating scratch memory and [`launch::run`] fail with.
+/// when the dtype does not hold `n`; what allocating scratch memory and [`Kernel::launch`] fail with.
 #[track_caller]
 pub fn randperm(target: Target<'_>, out: View<'_>) -> Result<()> {
     let location = Location::caller();
@@ -97,11 +113,11 @@ pub fn randperm(target: Target<'_>, out: View<'_>) -> Result<()> {
             format!("n is {n}, but {} holds at most {largest}", out.dtype),
         ));
     }
-    launch::check_operands(OP, &[out.write()])?;
+    check_operands(OP, &[out.write()])?;
     target.check(OP)?;
     match target {
         _ if n == 0 => Ok(()),
-        Target::Cuda(runtime, device, stream) => on_cuda(runtime, device, stream, out, location),
+        Target::Cuda(runtime, device, stream) => on_cuda(runtime, device, stream, out),
         Target::Cpu(_) => {
             on_cpu(
                 target,
@@ -117,13 +133,8 @@ pub fn randperm(target: Target<'_>, out: View<'_>) -> Result<()> {
 }
 
 #[track_caller]
-fn on_cuda(
-    runtime: &Runtime,
-    device: &CudaDevice,
-    stream: &Stream,
-    out: View<'_>,
-    location: &'static Location<'static>,
-) -> Result<()> {
+fn on_cuda(runtime: &Runtime, device: &CudaDevice, stream: &Stream, out: View<'_>) -> Result<()> {
+    const THREADS: u32 = BLOCK as u32;
     let n = out.numel();
     let count = n.next_power_of_two().max(TILE as usize);
     let storage = Storage::device(runtime, count * size_of::<Pair>(), stream)?;
@@ -147,57 +158,29 @@ fn on_cuda(
         dtype: out.dtype as u64,
         order,
     };
-    let run = |index: usize,
-               operands: &[Operand<'_>],
-               params: &Permutation,
-               host,
-               blocks: usize,
-               block: u64| {
-        let call = Call {
-            op: OP,
-            operands,
-            params: bytemuck::bytes_of(params),
-            checks_indices: false,
-            host,
-            code: Code::Kernel {
-                kernel: (&PERMUTE, 0, index),
-                grid: [launch::blocks(blocks), 1, 1],
-                block: [block as u32, 1, 1],
-                shared_bytes: 0,
-            },
-            location,
-        };
-        // SAFETY: kernels and host code stay within the `pairs` there are and within `out`, which
-        // has `n` elements, read the state if `Permutation` says that it is there, and take `Permutation`.
-        unsafe { launch::run(target, &call) }
-    };
+    let (groups, tiles) =
+        (Grid::cover(n, THREADS), Grid::linear((count / TILE) as usize, TILE as u32 / 2));
     let state_layout = sequence.state_layout()?;
-    run(
-        0,
-        &[pairs.write(), sequence.state(&state_layout, &storage)],
-        &params,
-        keys,
-        blocks as usize,
-        BLOCK,
-    )?;
+    let operands = [pairs.write(), sequence.state(&state_layout, &storage)];
+    KEYS.launch(target, OP, &operands, &params, Grid::linear(blocks as usize, THREADS))?;
     let both = [pairs.read_write()];
-    run(1, &both, &params, sort_tiles, (count / TILE) as usize, TILE / 2)?;
+    SORT.launch(target, OP, &both, &params, tiles)?;
     let mut size = TILE * 2;
     while size <= count {
         params.size = size;
         params.distance = size / 2;
         while params.distance >= TILE {
-            run(2, &both, &params, step, (count / 2 / BLOCK) as usize, BLOCK)?;
+            let grid = Grid::cover((count / 2) as usize, THREADS);
+            STEP.launch(target, OP, &both, &params, grid)?;
             params.distance /= 2;
         }
-        run(3, &both, &params, merge, (count / TILE) as usize, TILE / 2)?;
+        MERGE.launch(target, OP, &both, &params, tiles)?;
         size *= 2;
     }
     params.place = sequence.advance(n as u64);
     let with_state = [pairs.read_write(), sequence.state(&state_layout, &storage)];
-    run(4, &with_state, &params, ties, n.div_ceil(BLOCK as usize), BLOCK)?;
-    let host: HostKernel = dispatch!(out.dtype, all T => write::<T>);
-    run(5, &[pairs.read(), out.write()], &params, host, n.div_ceil(BLOCK as usize), BLOCK)
+    TIES.launch(target, OP, &with_state, &params, groups)?;
+    WRITE.launch(target, OP, &[pairs.read(), out.write()], &params, groups)
 }
 
 /// Bits with which all of `n` keys differ with a probability of at least 0.9.
@@ -207,9 +190,8 @@ fn key_bits(n: f64) -> u64 {
 }
 
 /// # Safety
-/// As [`HostKernel`]: an operand of pairs, for keys and ties one of state, and [`Permutation`].
-unsafe fn keys(launch: &HostLaunch<'_>) {
-    let p: Permutation = host::params(launch);
+/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): an operand of pairs, for keys and ties one of state.
+unsafe fn keys(launch: &HostLaunch<'_>, p: &Permutation) {
     let out = Shared::<Pair>::operand(launch, 0);
     let mask = if p.bits == 64 { u64::MAX } else { (1 << p.bits) - 1 };
     // SAFETY: the second operand is the state that `Permutation` speaks of.
@@ -233,22 +215,20 @@ unsafe fn keys(launch: &HostLaunch<'_>) {
 
 /// # Safety
 /// As [`keys`].
-unsafe fn sort_tiles(launch: &HostLaunch<'_>) {
+unsafe fn sort_tiles(launch: &HostLaunch<'_>, p: &Permutation) {
     // SAFETY: the caller's promise.
-    unsafe { tiles(launch, TILE) }
+    unsafe { tiles(launch, p, TILE) }
 }
 
 /// # Safety
 /// As [`keys`].
-unsafe fn merge(launch: &HostLaunch<'_>) {
-    let p: Permutation = host::params(launch);
+unsafe fn merge(launch: &HostLaunch<'_>, p: &Permutation) {
     // SAFETY: the caller's promise.
-    unsafe { tiles(launch, p.size) }
+    unsafe { tiles(launch, p, p.size) }
 }
 
 /// Sorts each tile, upwards where `size` is not in its position.
-unsafe fn tiles(launch: &HostLaunch<'_>, size: u64) {
-    let p: Permutation = host::params(launch);
+unsafe fn tiles(launch: &HostLaunch<'_>, p: &Permutation, size: u64) {
     let data = Shared::<Pair>::operand(launch, 0);
     host::parallel_for(launch.parallel, (p.pairs / TILE) as usize, 4, |range| {
         for tile in range {
@@ -266,8 +246,7 @@ unsafe fn tiles(launch: &HostLaunch<'_>, size: u64) {
 
 /// # Safety
 /// As [`keys`].
-unsafe fn step(launch: &HostLaunch<'_>) {
-    let p: Permutation = host::params(launch);
+unsafe fn step(launch: &HostLaunch<'_>, p: &Permutation) {
     let data = Shared::<Pair>::operand(launch, 0);
     host::parallel_for(launch.parallel, (p.pairs / 2) as usize, 1 << 14, |range| {
         for thread in range {
@@ -287,8 +266,7 @@ unsafe fn step(launch: &HostLaunch<'_>) {
 
 /// # Safety
 /// As [`keys`].
-unsafe fn ties(launch: &HostLaunch<'_>) {
-    let p: Permutation = host::params(launch);
+unsafe fn ties(launch: &HostLaunch<'_>, p: &Permutation) {
     let data = Shared::<Pair>::operand(launch, 0);
     // SAFETY: the second operand is the state that `Permutation` speaks of.
     let (seed, offset) = unsafe { p.place.get(launch, 1) };
@@ -306,9 +284,8 @@ unsafe fn ties(launch: &HostLaunch<'_>) {
 }
 
 /// # Safety
-/// As [`HostKernel`]: pairs, elements of `T`, and [`Permutation`].
-unsafe fn write<T: FromInt>(launch: &HostLaunch<'_>) {
-    let p: Permutation = host::params(launch);
+/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): pairs, elements of `T`.
+unsafe fn write<T: FromInt>(launch: &HostLaunch<'_>, p: &Permutation) {
     let (pairs, out) = (Shared::<Pair>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     host::parallel_for(launch.parallel, p.n as usize, 1 << 14, |range| {
         for i in range {

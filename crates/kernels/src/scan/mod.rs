@@ -5,17 +5,15 @@ mod tests;
 
 use std::panic::Location;
 
-use bytemuck::{Pod, Zeroable};
-use smallvec::SmallVec;
-use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+use warpline_cuda_sys_safe::HostLaunch;
 
 use crate::dim::check_dim;
 use crate::programs::{committed, cuda_type};
 use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, Shared};
 use warpline_runtime::iter::{BLOCK, Walk};
-use warpline_runtime::launch::{self, Call, Code, check_operands};
+use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View, cuda_struct, dispatch};
+use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View, cuda_struct, hosts};
 
 /// Elements of a row that a thread has together.
 const EACH: usize = 4;
@@ -68,17 +66,31 @@ static SCAN: Program = Program::new("scan", &DType::SUFFIXES, KERNELS, |_, suffi
 })
 .with_ptx(committed);
 
-/// `rows` of `size` elements, and the steps along a row of the source, the result and the indices.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Scan {
-    rows: u64,
-    size: u64,
-    steps: [i64; 3],
-    walk: Walk<3>,
-}
+// In each pair, the first kernel has a block for each row, the second a thread.
+//
+// SAFETY: `scan` makes all `Scan`s, of the views that are launched with: their sizes and strides. Each element of the
+// results is written by one thread and none is read.
+static SUM: [Kernel<Scan, 2>; 2] =
+    unsafe { Kernel::array(&SCAN, ["sum", "sum_columns"], hosts!(all T => sums::<T, true>)) };
+// SAFETY: as `SUM`.
+static PROD: [Kernel<Scan, 2>; 2] =
+    unsafe { Kernel::array(&SCAN, ["prod", "prod_columns"], hosts!(all T => sums::<T, false>)) };
+// SAFETY: as `SUM`.
+static MAX: [Kernel<Scan, 3>; 2] =
+    unsafe { Kernel::array(&SCAN, ["max", "max_columns"], hosts!(all T => extremes::<T, true>)) };
+// SAFETY: as `SUM`.
+static MIN: [Kernel<Scan, 3>; 2] =
+    unsafe { Kernel::array(&SCAN, ["min", "min_columns"], hosts!(all T => extremes::<T, false>)) };
 
-cuda_struct!(Scan { rows, size, steps, walk });
+cuda_struct! {
+    /// `rows` of `size` elements, and the steps along a row of the source, the result and the indices.
+    struct Scan {
+        rows: u64,
+        size: u64,
+        steps: [i64; 3],
+        walk: Walk<3>,
+    }
+}
 
 /// `torch.cumsum`, `cumprod`, `cummax` and `cummin` over dimension `dim` of `a`, into `out` of the same sizes and
 /// dtype; of the extremes also their places, into `index`, of `int64`. Halves are computed in `f32`.
@@ -86,7 +98,7 @@ cuda_struct!(Scan { rows, size, steps, walk });
 /// # Errors
 /// [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`], [`ErrorKind::DimOutOfRange`], [`ErrorKind::TooManyDims`],
 /// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`]; [`ErrorKind::InvalidArgument`] where `index` is
-/// there and has no use, or is not and has; otherwise as [`launch::run`].
+/// there and has no use, or is not and has; otherwise as [`Kernel::launch`].
 #[track_caller]
 pub fn scan(
     target: Target<'_>,
@@ -115,9 +127,11 @@ pub fn scan(
     }
     let ndim = a.sizes().len();
     check_dim(op, dim, ndim)?;
-    let mut operands: SmallVec<[_; 3]> = [a.read(), out.write()].into_iter().collect();
-    operands.extend(index.map(View::write));
-    check_operands(op, &operands)?;
+    let [source, result] = [a.read(), out.write()];
+    match index {
+        Some(index) => check_operands(op, &[source, result, index.write()])?,
+        None => check_operands(op, &[source, result])?,
+    }
     if a.numel() == 0 {
         return Ok(());
     }
@@ -129,30 +143,18 @@ pub fn scan(
     let is_columns = rows >= MANY && steps[0] != 1;
     let params =
         Scan { rows: rows as u64, size: size as u64, steps: steps.map(|step| step as i64), walk };
-    let host: HostKernel = dispatch!(a.dtype, all T => match scan {
-        ScanOp::Sum => sums::<T, true>,
-        ScanOp::Prod => sums::<T, false>,
-        ScanOp::Max => extremes::<T, true>,
-        ScanOp::Min => extremes::<T, false>,
-    });
-    let blocks = if is_columns { rows.div_ceil(BLOCK as usize) } else { rows };
-    let call = Call {
-        op,
-        operands: &operands,
-        params: bytemuck::bytes_of(&params),
-        checks_indices: false,
-        host,
-        code: Code::Kernel {
-            kernel: (&SCAN, a.dtype as usize, 2 * scan as usize + usize::from(is_columns)),
-            grid: [launch::blocks(blocks), 1, 1],
-            block: [BLOCK, 1, 1],
-            shared_bytes: 0,
-        },
-        location,
-    };
-    // SAFETY: the parameters reach the elements of the views, each of the results' is written by one
-    // thread and none is read; both kernels take `Scan`.
-    unsafe { launch::run(target, &call) }
+    let grid = Grid::linear(if is_columns { rows.div_ceil(BLOCK as usize) } else { rows }, BLOCK);
+    let at = usize::from(is_columns);
+    match index {
+        Some(index) => {
+            let kernels = if scan == ScanOp::Max { &MAX } else { &MIN };
+            kernels[at].launch(target, op, &[source, result, index.write()], &params, grid)
+        }
+        None => {
+            let kernels = if scan == ScanOp::Sum { &SUM } else { &PROD };
+            kernels[at].launch(target, op, &[source, result], &params, grid)
+        }
+    }
 }
 
 /// What sums are kept in on the host: of floats `f64`, as PyTorch does.
@@ -184,9 +186,8 @@ impl Wide for f32 {
 }
 
 /// # Safety
-/// As [`HostKernel`]: two operands of `T`, and [`Scan`].
-unsafe fn sums<T: HostElement<Compute: Wide>, const ADDS: bool>(launch: &HostLaunch<'_>) {
-    let p: Scan = host::params(launch);
+/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): two operands of `T`.
+unsafe fn sums<T: HostElement<Compute: Wide>, const ADDS: bool>(launch: &HostLaunch<'_>, p: &Scan) {
     let (source, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     let [a, b, _] = p.steps.map(|step| step as isize);
     let size = p.size as isize;
@@ -207,9 +208,8 @@ unsafe fn sums<T: HostElement<Compute: Wide>, const ADDS: bool>(launch: &HostLau
 }
 
 /// # Safety
-/// As [`HostKernel`]: two operands of `T`, one of `i64`, and [`Scan`].
-unsafe fn extremes<T: HostElement, const LARGEST: bool>(launch: &HostLaunch<'_>) {
-    let p: Scan = host::params(launch);
+/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): two operands of `T`, one of `i64`.
+unsafe fn extremes<T: HostElement, const LARGEST: bool>(launch: &HostLaunch<'_>, p: &Scan) {
     let (source, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     let index = Shared::<i64>::operand(launch, 2);
     let [a, b, c] = p.steps.map(|step| step as isize);

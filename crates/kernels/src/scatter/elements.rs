@@ -2,16 +2,15 @@
 
 use std::panic::Location;
 
-use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
-use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+use warpline_cuda_sys_safe::HostLaunch;
 
-use crate::programs::{BITS, bits, committed, cuda_type};
+use crate::programs::{BITS, committed, cuda_type};
 use warpline_runtime::host::{self, GRAIN, HostElement, Number, Shared};
 use warpline_runtime::iter::{BLOCK, Dim, Walk};
-use warpline_runtime::launch::{self, Call, Code, Report, check_operands};
+use warpline_runtime::launch::{Grid, Kernel, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Layout, Result, Target, View, cuda_struct, dispatch};
+use warpline_runtime::{DType, Error, Layout, Result, Target, View, cuda_struct, hosts};
 
 /// What becomes of an element and of what is scattered there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +58,35 @@ pub(super) static SCATTER_REDUCE: Program =
     })
     .with_ptx(committed);
 
+// SAFETY: `scatter` makes all `Scatter`s, of the views that are launched with: their sizes and strides. Source and index
+// are read where their layouts say, the result is reached only where an index is in range, by whole writes of which any
+// may be the last.
+static ASSIGN: Kernel<Scatter, 3> = unsafe {
+    Kernel::new(&SCATTER, "", hosts!(bits T => on_host::<T, { Reduce::Assign as usize }>))
+};
+// Indexed by `Share`.
+//
+// SAFETY: as `ASSIGN`, but the result is changed by atomics, or by one thread for each element.
+static SUM: [Kernel<Scatter, 3>; 3] = unsafe {
+    let names = ["sum", "sum_ordered", "sum_lines"];
+    Kernel::array(&SCATTER_REDUCE, names, hosts!(all T => on_host::<T, 0>))
+};
+// SAFETY: as `SUM`.
+static PROD: [Kernel<Scatter, 3>; 3] = unsafe {
+    let names = ["prod", "prod_ordered", "prod_lines"];
+    Kernel::array(&SCATTER_REDUCE, names, hosts!(all T => on_host::<T, 1>))
+};
+// SAFETY: as `SUM`.
+static MAX: [Kernel<Scatter, 3>; 3] = unsafe {
+    let names = ["max", "max_ordered", "max_lines"];
+    Kernel::array(&SCATTER_REDUCE, names, hosts!(all T => on_host::<T, 2>))
+};
+// SAFETY: as `SUM`.
+static MIN: [Kernel<Scatter, 3>; 3] = unsafe {
+    let names = ["min", "min_ordered", "min_lines"];
+    Kernel::array(&SCATTER_REDUCE, names, hosts!(all T => on_host::<T, 3>))
+};
+
 fn source() -> Source {
     let of = Source::new().with::<Scatter>().push(module::ELEMENT).push(module::REPORT);
     of.push(module::WALK).push(include_str!("scatter.cuh"))
@@ -91,22 +119,20 @@ impl Share {
     }
 }
 
-/// `steps` are those of source, index and result along the dimension that is indexed, `count` the
-/// indices along it. `lines` goes over the other dimensions, `places` over all elements of the
-/// index, or where each of the result has a thread over these, with their number in that dimension. There are `elements` of what
-/// threads take.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Scatter {
-    report: Report,
-    elements: u64,
-    count: u64,
-    steps: [i64; 3],
-    lines: Walk<3>,
-    places: Walk<4>,
+cuda_struct! {
+    /// `steps` are those of source, index and result along the dimension that is indexed, `count` the
+    /// indices along it. `lines` goes over the other dimensions, `places` over all elements of the
+    /// index, or where each of the result has a thread over these, with their number in that dimension. There are `elements` of what
+    /// threads take.
+    struct Scatter {
+        report: Report,
+        elements: u64,
+        count: u64,
+        steps: [i64; 3],
+        lines: Walk<3>,
+        places: Walk<4>,
+    }
 }
-
-cuda_struct!(Scatter { report, elements, count, steps, lines, places });
 
 /// Elements of `source` into `out`, each at its own place but for dimension `dim`, where `index` says
 /// which. `index` is `int64`, has as many dimensions as both, is no larger than `source`, and no larger than
@@ -118,7 +144,7 @@ cuda_struct!(Scatter { report, elements, count, steps, lines, places });
 /// [`ErrorKind::ShapeMismatch`], [`ErrorKind::DTypeMismatch`], [`ErrorKind::DimOutOfRange`];
 /// [`ErrorKind::InvalidArgument`] for indices of another dtype; [`ErrorKind::OutOfStorage`],
 /// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`], [`ErrorKind::TooManyDims`]; otherwise as
-/// [`launch::run`]; [`ErrorKind::IndexCheck`].
+/// [`Kernel::launch`]; [`ErrorKind::IndexCheck`].
 #[track_caller]
 pub fn scatter(
     target: Target<'_>,
@@ -160,7 +186,8 @@ pub fn scatter(
     let source = View { layout: &used, ..source };
     let index = View { layout: &at, ..index };
     let out = View { layout: &to, ..out };
-    check_operands(op, &[source.read(), index.read(), out.read_write()])?;
+    let operands = [source.read(), index.read(), out.read_write()];
+    check_operands(op, &operands)?;
 
     let (count, size) = (at.sizes()[dim], to.sizes()[dim]);
     let line_count = index.numel() / count;
@@ -191,59 +218,19 @@ pub fn scatter(
         lines: Walk::new(op, lines)?,
         places: Walk::new(op, places)?,
     };
-    let item = out.dtype.size();
-    let (kernel, host) = match reduce {
-        Reduce::Assign => ((&SCATTER, bits(item), 0), assign(item)),
-        _ => {
-            let kernel = 3 * reduce as usize + share as usize;
-            ((&SCATTER_REDUCE, out.dtype as usize, kernel), reducing(out.dtype, reduce))
-        }
+    let kernel = match reduce {
+        Reduce::Sum => &SUM[share as usize],
+        Reduce::Prod => &PROD[share as usize],
+        Reduce::Max => &MAX[share as usize],
+        Reduce::Min => &MIN[share as usize],
+        Reduce::Assign => &ASSIGN,
     };
-    let blocks = elements.div_ceil(BLOCK as usize);
-    let call = Call {
-        op,
-        operands: &[source.read(), index.read(), out.read_write()],
-        params: bytemuck::bytes_of(&params),
-        checks_indices: true,
-        host,
-        code: Code::Kernel {
-            kernel,
-            grid: [launch::blocks(blocks), 1, 1],
-            block: [BLOCK, 1, 1],
-            shared_bytes: 0,
-        },
-        location,
-    };
-    // SAFETY: source and index are read where their layouts say, the result is reached only where an
-    // index is in range, by atomics, whole writes of which any may be the last, or one thread for each
-    // element. The parameters begin with a report; both kernels take `Scatter`.
-    unsafe { launch::run(target, &call) }
-}
-
-/// Of elements of `size` bytes: integers of the size stand for all.
-fn assign(size: usize) -> HostKernel {
-    const ASSIGN: usize = Reduce::Assign as usize;
-    match size {
-        1 => on_host::<u8, ASSIGN>,
-        2 => on_host::<i16, ASSIGN>,
-        4 => on_host::<i32, ASSIGN>,
-        _ => on_host::<i64, ASSIGN>,
-    }
-}
-
-fn reducing(dtype: DType, reduce: Reduce) -> HostKernel {
-    dispatch!(dtype, all T => match reduce {
-        Reduce::Sum => on_host::<T, 0>,
-        Reduce::Prod => on_host::<T, 1>,
-        Reduce::Max => on_host::<T, 2>,
-        _ => on_host::<T, 3>,
-    })
+    kernel.launch(target, op, &operands, &params, Grid::cover(elements, BLOCK))
 }
 
 /// # Safety
-/// As [`HostKernel`]: a source of `T`, indices of `i64`, a result of `T`, and [`Scatter`].
-unsafe fn on_host<T: HostElement, const KIND: usize>(launch: &HostLaunch<'_>) {
-    let p: Scatter = host::params(launch);
+/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): a source of `T`, indices of `i64`, a result of `T`.
+unsafe fn on_host<T: HostElement, const KIND: usize>(launch: &HostLaunch<'_>, p: &Scatter) {
     let (source, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 2));
     let index = Shared::<i64>::operand(launch, 1);
     let [a, b, c] = p.steps.map(|step| step as isize);

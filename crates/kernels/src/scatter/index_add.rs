@@ -2,16 +2,15 @@
 
 use std::panic::Location;
 
-use bytemuck::{Pod, Zeroable};
-use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+use warpline_cuda_sys_safe::HostLaunch;
 
 use super::elements::{Reduce, scatter};
 use crate::programs::{committed, cuda_type};
 use warpline_runtime::host::{self, HostElement, Number, Shared};
 use warpline_runtime::iter::{BLOCK, Walk};
-use warpline_runtime::launch::{self, Call, Code, Report, check_operands};
+use warpline_runtime::launch::{Grid, Kernel, Report, blocks, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Layout, Result, Target, View, cuda_struct, dispatch};
+use warpline_runtime::{DType, Error, Layout, Result, Target, View, cuda_struct, hosts};
 
 /// Rows that a block takes where there are many.
 const ROWS: usize = 8;
@@ -30,38 +29,34 @@ pub(super) static INDEX_ADD: Program =
     })
     .with_ptx(committed);
 
+// Blocks of the first kernel take one row, blocks of the second `ROWS`.
+//
+// SAFETY: `part` makes all `IndexAdd`s, of the views that are launched with: their sizes and strides. Source and index are
+// read where their layouts say, rows of the result are reached only as indices in range name them, each element by one
+// thread. With `from_zero` all are written and none is read, and `run` declares so.
+static ADD: [Kernel<IndexAdd, 3>; 2] =
+    unsafe { Kernel::array(&INDEX_ADD, ["one", "eight"], hosts!(all T => on_host::<T>)) };
+
 /// Indices that all blocks look at together, up to which they do so: beyond, sums are atomics'.
 const MOST: usize = 1 << 33;
 /// The same of integers, whose sums have no order.
 const MOST_INTEGERS: usize = 1 << 26;
 
-/// The steps are along the dimension that is indexed. `walk` goes over the others of source and result,
-/// `columns` elements. Indices that are `skip` are left out.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct IndexAdd {
-    report: Report,
-    count: u64,
-    index_step: i64,
-    source_step: i64,
-    out_step: i64,
-    columns: u64,
-    from_zero: u64,
-    skip: i64,
-    walk: Walk<2>,
+cuda_struct! {
+    /// The steps are along the dimension that is indexed. `walk` goes over the others of source and result,
+    /// `columns` elements. Indices that are `skip` are left out.
+    struct IndexAdd {
+        report: Report,
+        count: u64,
+        index_step: i64,
+        source_step: i64,
+        out_step: i64,
+        columns: u64,
+        from_zero: u64,
+        skip: i64,
+        walk: Walk<2>,
+    }
 }
-
-cuda_struct!(IndexAdd {
-    report,
-    count,
-    index_step,
-    source_step,
-    out_step,
-    columns,
-    from_zero,
-    skip,
-    walk
-});
 
 /// Adds each part of `source` along dimension `dim` to that of `out` which `index` names, one after the other
 /// (`torch.index_add`). `index` is `int64` and has one dimension, `source` the sizes of `out`, but in `dim` as
@@ -204,34 +199,16 @@ fn run(
     }
     let (each, groups) = rows_of(params.report.size());
     let chunks = (params.columns as usize).div_ceil(BLOCK as usize).min(u16::MAX.into());
-    let host: HostKernel = dispatch!(out.dtype, all T => on_host::<T>);
-    let call = Call {
-        op,
-        operands: &operands,
-        params: bytemuck::bytes_of(&params),
-        checks_indices: true,
-        host,
-        code: Code::Kernel {
-            kernel: (&INDEX_ADD, out.dtype as usize, usize::from(each > 1)),
-            // One block where there is no row, which says that no index can be right.
-            grid: [launch::blocks(groups.max(1)), chunks as u32, 1],
-            block: [BLOCK, 1, 1],
-            shared_bytes: 0,
-        },
-        location: Location::caller(),
-    };
-    // SAFETY: source and index are read where their layouts say, rows of the result only as indices in
-    // range name them, each element by one thread; with `from_zero` all are written and none is read. The
-    // parameters begin with a report; both kernels take `IndexAdd`.
-    unsafe { launch::run(target, &call) }
+    // One block where there is no row, which says that no index can be right.
+    let grid = Grid::new([blocks(groups.max(1)), chunks as u32, 1], BLOCK);
+    ADD[usize::from(each > 1)].launch(target, op, &operands, &params, grid)
 }
 
 /// # Safety
-/// As [`HostKernel`]: a source of `T`, indices of `i64`, a result of `T`, and [`IndexAdd`].
-unsafe fn on_host<T: HostElement>(launch: &HostLaunch<'_>) {
+/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): a source of `T`, indices of `i64`, a result of `T`.
+unsafe fn on_host<T: HostElement>(launch: &HostLaunch<'_>, p: &IndexAdd) {
     /// Columns that are added together: their sums are kept as they are computed.
     const COLUMNS: usize = 64;
-    let p: IndexAdd = host::params(launch);
     let (source, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 2));
     let index = Shared::<i64>::operand(launch, 1);
     let [a, b, c] = [p.source_step, p.index_step, p.out_step].map(|step| step as isize);

@@ -2,15 +2,14 @@
 
 use std::panic::Location;
 
-use bytemuck::{Pod, Zeroable};
 use warpline_cuda_sys_safe::HostLaunch;
 
 use crate::programs::committed;
 use warpline_runtime::host::{self, GRAIN, Shared};
 use warpline_runtime::iter::{BLOCK, Walk};
-use warpline_runtime::launch::{self, Call, Code, Report, check_operands};
+use warpline_runtime::launch::{Grid, Kernel, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{Error, Result, Target, View, cuda_struct};
+use warpline_runtime::{Error, Result, Target, View, cuda_struct, hosts};
 
 pub(super) static LINEAR: Program = Program::new("linear_index", &[""], &[""], |_, _| {
     let of = Source::new().with::<Linear>().push(module::REPORT).push(module::WALK);
@@ -18,16 +17,18 @@ pub(super) static LINEAR: Program = Program::new("linear_index", &[""], &[""], |
 })
 .with_ptx(committed);
 
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Linear {
-    report: Report,
-    elements: u64,
-    first: u64,
-    walk: Walk<2>,
-}
+// SAFETY: `linear_index` makes all `Linear`s, of the views that are launched with: their sizes and strides. Each element
+// of the result is one thread's, and is not read for the first dimension.
+static ADVANCE: Kernel<Linear, 2> = unsafe { Kernel::new(&LINEAR, "", hosts!(any on_host)) };
 
-cuda_struct!(Linear { report, elements, first, walk });
+cuda_struct! {
+    struct Linear {
+        report: Report,
+        elements: u64,
+        first: u64,
+        walk: Walk<2>,
+    }
+}
 
 /// Goes on by dimension `dim`, of `size` elements, with the number that several dimensions' indices make:
 /// `out = out * size + index`, or the index alone for the `first`. Negative ones count from the end. Both are
@@ -61,29 +62,12 @@ pub fn linear_index(
         first: first.into(),
         walk: Walk::new(op, dims)?,
     };
-    let call = Call {
-        op,
-        operands: &operands,
-        params: bytemuck::bytes_of(&params),
-        checks_indices: true,
-        host: on_host,
-        code: Code::Kernel {
-            kernel: (&LINEAR, 0, 0),
-            grid: [launch::blocks(elements.div_ceil(BLOCK as usize)), 1, 1],
-            block: [BLOCK, 1, 1],
-            shared_bytes: 0,
-        },
-        location: Location::caller(),
-    };
-    // SAFETY: both stay within the elements of the views, each of which is one thread's; the parameters
-    // begin with a report, and both kernels take `Linear`.
-    unsafe { launch::run(target, &call) }
+    ADVANCE.launch(target, op, &operands, &params, Grid::cover(elements, BLOCK))
 }
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: two operands of `i64`, and [`Linear`].
-unsafe fn on_host(launch: &HostLaunch<'_>) {
-    let p: Linear = host::params(launch);
+/// As [`warpline_cuda_sys_safe::HostKernel`]: two operands of `i64`.
+unsafe fn on_host(launch: &HostLaunch<'_>, p: &Linear) {
     let (index, out) = (Shared::<i64>::operand(launch, 0), Shared::<i64>::operand(launch, 1));
     let size = p.report.size() as i64;
     host::parallel_for(launch.parallel, p.elements as usize, GRAIN, |range| {

@@ -26,9 +26,8 @@ impl Sort {
 }
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: two operands of `T`, one of `i64`, and [`Sort`].
-pub(super) unsafe fn rows<T: HostElement>(launch: &HostLaunch<'_>) {
-    let p: Sort = host::params(launch);
+/// As [`warpline_cuda_sys_safe::HostKernel`]: two operands of `T`, one of `i64`.
+pub(super) unsafe fn rows<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
     let (source, values) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     let index = Shared::<i64>::operand(launch, 2);
     let [a, b, c] = p.steps.map(|step| step as isize);
@@ -54,9 +53,8 @@ pub(super) unsafe fn rows<T: HostElement>(launch: &HostLaunch<'_>) {
 }
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: an operand of `T`, one of pairs, and [`Sort`].
-pub(super) unsafe fn keys<T: HostElement>(launch: &HostLaunch<'_>) {
-    let p: Sort = host::params(launch);
+/// As [`warpline_cuda_sys_safe::HostKernel`]: an operand of `T`, one of pairs.
+pub(super) unsafe fn keys<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
     let (source, pairs) = (Shared::<T>::operand(launch, 0), Shared::<Pair>::operand(launch, 1));
     for t in 0..p.rows << p.log {
         let [from, ..] = p.walk.offsets((p.first + (t >> p.log)) as usize);
@@ -74,9 +72,8 @@ pub(super) unsafe fn keys<T: HostElement>(launch: &HostLaunch<'_>) {
 }
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: an operand of pairs, and [`Pass`].
-pub(super) unsafe fn tiles(launch: &HostLaunch<'_>) {
-    let p: Pass = host::params(launch);
+/// As [`warpline_cuda_sys_safe::HostKernel`]: an operand of pairs.
+pub(super) unsafe fn tiles(launch: &HostLaunch<'_>, p: &Pass) {
     let pairs = Shared::<Pair>::operand(launch, 0);
     // SAFETY: there are so many pairs, and nobody else touches them meanwhile.
     let pairs = unsafe { std::slice::from_raw_parts_mut(pairs.0, p.pairs as usize) };
@@ -84,12 +81,11 @@ pub(super) unsafe fn tiles(launch: &HostLaunch<'_>) {
 }
 
 /// Nothing is left to do.
-pub(super) unsafe fn sorted(_: &HostLaunch<'_>) {}
+pub(super) unsafe fn sorted(_: &HostLaunch<'_>, _: &Pass) {}
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: operands of `T`, of pairs, of `T`, of `i64`, and [`Sort`].
-pub(super) unsafe fn write<T: HostElement>(launch: &HostLaunch<'_>) {
-    let p: Sort = host::params(launch);
+/// As [`warpline_cuda_sys_safe::HostKernel`]: operands of `T`, of pairs, of `T`, of `i64`.
+pub(super) unsafe fn write<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
     let (source, pairs) = (Shared::<T>::operand(launch, 0), Shared::<Pair>::operand(launch, 1));
     let (values, index) = (Shared::<T>::operand(launch, 2), Shared::<i64>::operand(launch, 3));
     let [a, b, c] = p.steps.map(|step| step as isize);

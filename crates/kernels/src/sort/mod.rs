@@ -13,16 +13,13 @@ mod tests;
 
 use std::panic::Location;
 
-use bytemuck::{Pod, Zeroable};
-use warpline_cuda_sys_safe::HostKernel;
-
 use crate::dim::check_dim;
 use crate::programs::{committed, cuda_type};
 use warpline_runtime::iter::Walk;
-use warpline_runtime::launch::{self, Call, Code, check_operands};
+use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{
-    DType, Error, ErrorKind, Layout, Operand, Result, Storage, Target, View, cuda_struct, dispatch,
+    DType, Error, ErrorKind, Layout, Result, Storage, Target, View, cuda_struct, hosts,
 };
 
 pub use search::searchsorted;
@@ -51,43 +48,55 @@ static PASSES: Program = Program::new("sort_passes", &[""], &["tiles", "step", "
 })
 .with_ptx(committed);
 
-/// `rows` of `size` elements from the row `first` on, the steps along a row of the source, the values and the
-/// indices, and `padded`, the power of two of elements of a row, whose logarithm is `log`.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Sort {
-    rows: u64,
-    first: u64,
-    size: u64,
-    padded: u64,
-    log: u64,
-    descending: u64,
-    steps: [i64; 3],
-    walk: Walk<3>,
+// SAFETY: `sort` makes all `Sort`s, of the views that are launched with: their sizes and strides. Each element of the results
+// is one thread's. `KEYS` and `WRITE` reach as many pairs as a part of the rows has, and `long_rows` declares so many. A
+// pair's place is one of its row's, as `KEYS` wrote it.
+static ROW: Kernel<Sort, 3> = unsafe { Kernel::new(&SORT, "row", hosts!(all T => cpu::rows::<T>)) };
+// SAFETY: as `ROW`.
+static KEYS: Kernel<Sort, 2> =
+    unsafe { Kernel::new(&SORT, "keys", hosts!(all T => cpu::keys::<T>)) };
+// SAFETY: as `ROW`.
+static WRITE: Kernel<Sort, 4> =
+    unsafe { Kernel::new(&SORT, "write", hosts!(all T => cpu::write::<T>)) };
+// SAFETY: `long_rows` makes all `Pass`es, and launches with as many pairs as they say. Each pair is one thread's.
+static TILES: Kernel<Pass, 1> = unsafe { Kernel::new(&PASSES, "tiles", hosts!(any cpu::tiles)) };
+// SAFETY: as `TILES`.
+static STEP: Kernel<Pass, 1> = unsafe { Kernel::new(&PASSES, "step", hosts!(any cpu::sorted)) };
+// SAFETY: as `TILES`.
+static MERGE: Kernel<Pass, 1> = unsafe { Kernel::new(&PASSES, "merge", hosts!(any cpu::sorted)) };
+
+cuda_struct! {
+    /// `rows` of `size` elements from the row `first` on, the steps along a row of the source, the values and the
+    /// indices, and `padded`, the power of two of elements of a row, whose logarithm is `log`.
+    struct Sort {
+        rows: u64,
+        first: u64,
+        size: u64,
+        padded: u64,
+        log: u64,
+        descending: u64,
+        steps: [i64; 3],
+        walk: Walk<3>,
+    }
 }
 
-cuda_struct!(Sort { rows, first, size, padded, log, descending, steps, walk });
-
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Pass {
-    pairs: u64,
-    padded: u64,
-    size: u64,
-    distance: u64,
+cuda_struct! {
+    struct Pass {
+        pairs: u64,
+        padded: u64,
+        size: u64,
+        distance: u64,
+    }
 }
 
-cuda_struct!(Pass { pairs, padded, size, distance });
-
-/// A key and the place in its row of the element that it is of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Pod, Zeroable)]
-#[repr(C)]
-struct Pair {
-    key: u64,
-    index: u64,
+cuda_struct! {
+    /// A key and the place in its row of the element that it is of.
+    #[derive(PartialEq, Eq, PartialOrd, Ord)]
+    struct Pair {
+        key: u64,
+        index: u64,
+    }
 }
-
-cuda_struct!(Pair { key, index });
 
 /// `torch.sort` along dimension `dim` of `a`, stable: the elements into `values`, of its dtype and sizes, and
 /// their places into `indices`, of `int64`. A NaN is larger than any number.
@@ -95,7 +104,7 @@ cuda_struct!(Pair { key, index });
 /// # Errors
 /// [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`], [`ErrorKind::DimOutOfRange`], [`ErrorKind::TooManyDims`],
 /// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`]; what allocating scratch memory and
-/// [`launch::run`] fail with.
+/// [`Kernel::launch`] fail with.
 #[track_caller]
 pub fn sort(
     target: Target<'_>,
@@ -118,7 +127,8 @@ pub fn sort(
     }
     let ndim = a.sizes().len();
     check_dim(OP, dim, ndim)?;
-    check_operands(OP, &[a.read(), values.write(), indices.write()])?;
+    let operands = [a.read(), values.write(), indices.write()];
+    check_operands(OP, &operands)?;
     if a.numel() == 0 {
         return Ok(());
     }
@@ -136,101 +146,55 @@ pub fn sort(
         steps: steps.map(|step| step as i64),
         walk,
     };
-    let passes = Passes { target, location, dtype: a.dtype };
-    match target {
-        Target::Cuda(..) if padded > TILE => passes.long_rows(params, a, values, indices),
-        _ => {
-            let host: HostKernel = dispatch!(a.dtype, all T => cpu::rows::<T>);
-            let threads = (padded / 2).clamp(32, TILE / 2);
-            let operands = [a.read(), values.write(), indices.write()];
-            let kernel = (&SORT, a.dtype as usize, 0);
-            let rows = params.rows as usize;
-            passes.run(kernel, &operands, bytemuck::bytes_of(&params), host, rows, threads)
-        }
+    if matches!(target, Target::Cuda(..)) && padded > TILE {
+        return long_rows(target, params, a, values, indices);
     }
+    let threads = (padded / 2).clamp(32, TILE / 2);
+    let grid = Grid::linear(params.rows as usize, threads as u32);
+    ROW.launch(target, OP, &operands, &params, grid)
 }
 
-/// What all launches of a sort have in common.
-struct Passes<'a> {
-    target: Target<'a>,
-    location: &'static Location<'static>,
-    dtype: DType,
-}
-
-impl Passes<'_> {
-    #[track_caller]
-    fn long_rows(&self, all: Sort, a: View<'_>, values: View<'_>, indices: View<'_>) -> Result<()> {
-        const THREADS: usize = 256;
-        let Target::Cuda(runtime, _, stream) = self.target else { return Ok(()) };
-        let (rows, padded) = (all.rows as usize, all.padded as usize);
-        let at_once = (MOST / padded).clamp(1, rows);
-        let storage = Storage::device(runtime, at_once * padded * size_of::<Pair>(), stream)?;
-        let [keys, write] =
-            dispatch!(self.dtype, all T => [cpu::keys::<T> as HostKernel, cpu::write::<T>]);
-        for first in (0..rows).step_by(at_once) {
-            let rows = at_once.min(rows - first);
-            let count = rows * padded;
-            // The last ones' may be fewer.
-            let layout = Layout::contiguous(&[count * 2])?;
-            let pairs = View { storage: &storage, layout: &layout, dtype: DType::I64 };
-            let part = Sort { rows: rows as u64, first: first as u64, ..all };
-            let part = bytemuck::bytes_of(&part);
-            let dtype = self.dtype as usize;
-            let blocks = count.div_ceil(THREADS);
-            let operands = [a.read(), pairs.write()];
-            self.run((&SORT, dtype, 1), &operands, part, keys, blocks, THREADS)?;
-            let both = [pairs.read_write()];
-            let mut pass =
-                Pass { pairs: count as u64, padded: padded as u64, size: 0, distance: 0 };
-            let bytes = bytemuck::bytes_of(&pass);
-            self.run((&PASSES, 0, 0), &both, bytes, cpu::tiles, count / TILE, TILE / 2)?;
-            for size in (TILE.ilog2() + 1..=padded.ilog2()).map(|log| 1usize << log) {
-                pass.size = size as u64;
-                let mut distance = size / 2;
-                while distance >= TILE {
-                    pass.distance = distance as u64;
-                    let blocks = count / 2 / THREADS;
-                    let bytes = bytemuck::bytes_of(&pass);
-                    self.run((&PASSES, 0, 1), &both, bytes, cpu::sorted, blocks, THREADS)?;
-                    distance /= 2;
-                }
-                let bytes = bytemuck::bytes_of(&pass);
-                self.run((&PASSES, 0, 2), &both, bytes, cpu::sorted, count / TILE, TILE / 2)?;
+/// Sorts rows that are longer than a tile, on a GPU.
+#[track_caller]
+fn long_rows(
+    target: Target<'_>,
+    all: Sort,
+    a: View<'_>,
+    values: View<'_>,
+    indices: View<'_>,
+) -> Result<()> {
+    const THREADS: u32 = 256;
+    let Target::Cuda(runtime, _, stream) = target else { return Ok(()) };
+    let (rows, padded) = (all.rows as usize, all.padded as usize);
+    let at_once = (MOST / padded).clamp(1, rows);
+    let storage = Storage::device(runtime, at_once * padded * size_of::<Pair>(), stream)?;
+    for first in (0..rows).step_by(at_once) {
+        let rows = at_once.min(rows - first);
+        let count = rows * padded;
+        // The last ones' may be fewer.
+        let layout = Layout::contiguous(&[count * 2])?;
+        let pairs = View { storage: &storage, layout: &layout, dtype: DType::I64 };
+        let part = Sort { rows: rows as u64, first: first as u64, ..all };
+        let (each, tiles) =
+            (Grid::cover(count, THREADS), Grid::linear(count / TILE, TILE as u32 / 2));
+        KEYS.launch(target, OP, &[a.read(), pairs.write()], &part, each)?;
+        let both = [pairs.read_write()];
+        let mut pass = Pass { pairs: count as u64, padded: padded as u64, size: 0, distance: 0 };
+        TILES.launch(target, OP, &both, &pass, tiles)?;
+        for size in (TILE.ilog2() + 1..=padded.ilog2()).map(|log| 1usize << log) {
+            pass.size = size as u64;
+            let mut distance = size / 2;
+            while distance >= TILE {
+                pass.distance = distance as u64;
+                let grid = Grid::linear(count / 2 / THREADS as usize, THREADS);
+                STEP.launch(target, OP, &both, &pass, grid)?;
+                distance /= 2;
             }
-            // Other rows' elements are not written: what was there stays.
-            let operands = [a.read(), pairs.read(), values.read_write(), indices.read_write()];
-            self.run((&SORT, dtype, 2), &operands, part, write, blocks, THREADS)?;
+            MERGE.launch(target, OP, &both, &pass, tiles)?;
         }
-        Ok(())
+        // Other rows' elements are not written: what was there stays.
+        let operands = [a.read(), pairs.read(), values.read_write(), indices.read_write()];
+        WRITE.launch(target, OP, &operands, &part, each)?;
     }
-
-    #[track_caller]
-    fn run(
-        &self,
-        kernel: (&'static Program, usize, usize),
-        operands: &[Operand<'_>],
-        params: &[u8],
-        host: HostKernel,
-        blocks: usize,
-        threads: usize,
-    ) -> Result<()> {
-        let call = Call {
-            op: OP,
-            operands,
-            params,
-            checks_indices: false,
-            host,
-            code: Code::Kernel {
-                kernel,
-                grid: [launch::blocks(blocks), 1, 1],
-                block: [threads as u32, 1, 1],
-                shared_bytes: 0,
-            },
-            location: self.location,
-        };
-        // SAFETY: the parameters reach the elements of the views, and as many pairs as there are; each
-        // element of the results, and each pair in a pass, is one thread's. A pair's place is one of its
-        // row's, as the keys' kernel wrote it. The kernels take `Sort`, those of the passes `Pass`.
-        unsafe { launch::run(self.target, &call) }
-    }
+    Ok(())
 }

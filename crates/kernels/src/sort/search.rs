@@ -2,15 +2,14 @@
 
 use std::panic::Location;
 
-use bytemuck::{Pod, Zeroable};
-use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+use warpline_cuda_sys_safe::HostLaunch;
 
 use crate::programs::{NUMBERS, committed};
 use warpline_runtime::host::{self, GRAIN, HostElement, Shared};
 use warpline_runtime::iter::{BLOCK, Walk};
-use warpline_runtime::launch::{self, Call, Code, check_operands};
+use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View, cuda_struct, dispatch};
+use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View, cuda_struct, hosts};
 
 const OP: &str = "searchsorted";
 
@@ -20,19 +19,22 @@ pub(super) static SEARCH: Program = Program::new("searchsorted", NUMBERS, &[""],
 })
 .with_ptx(committed);
 
-/// Sorted rows of `size` elements, `step` apart; `walk` says where an element's row begins, its value lies, and
-/// its result.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Search {
-    elements: u64,
-    size: u64,
-    step: i64,
-    right: u64,
-    walk: Walk<3>,
-}
+// SAFETY: `searchsorted` makes all `Search`es, of the views that are launched with: their sizes and strides. Each element of
+// the result is one thread's.
+static COUNT: Kernel<Search, 3> =
+    unsafe { Kernel::new(&SEARCH, "", hosts!(number T => on_host::<T>)) };
 
-cuda_struct!(Search { elements, size, step, right, walk });
+cuda_struct! {
+    /// Sorted rows of `size` elements, `step` apart; `walk` says where an element's row begins, its value lies, and
+    /// its result.
+    struct Search {
+        elements: u64,
+        size: u64,
+        step: i64,
+        right: u64,
+        walk: Walk<3>,
+    }
+}
 
 /// `torch.searchsorted`: for each of `values` how many of the sorted row are less, or with `right` no larger,
 /// into `out`, of `int64` and the values' sizes. `sorted` is a vector, or has the values' sizes but in the last
@@ -41,7 +43,7 @@ cuda_struct!(Search { elements, size, step, right, walk });
 /// # Errors
 /// [`ErrorKind::DTypeMismatch`], [`ErrorKind::UnsupportedDType`] of bools, [`ErrorKind::ShapeMismatch`],
 /// [`ErrorKind::TooManyDims`], [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`]; otherwise as
-/// [`launch::run`].
+/// [`Kernel::launch`].
 #[track_caller]
 pub fn searchsorted(
     target: Target<'_>,
@@ -57,9 +59,7 @@ pub fn searchsorted(
             return Err(ErrorKind::DTypeMismatch { expected, actual }.of(OP).at(location));
         }
     }
-    let dtype = sorted.dtype;
-    let unsupported = ErrorKind::UnsupportedDType { dtype }.of(OP).at(location);
-    let host: HostKernel = dispatch!(dtype, number T => on_host::<T>, _ => return Err(unsupported));
+    COUNT.check_dtype(OP, sorted.dtype)?;
     let (rows, sizes) = (sorted.sizes(), values.sizes());
     let ndim = sizes.len();
     let alike = rows.len() == ndim && ndim > 0 && rows[..ndim - 1] == sizes[..ndim - 1];
@@ -70,7 +70,8 @@ pub fn searchsorted(
         );
         return Err(Error::shape(OP, reason).at(location));
     }
-    check_operands(OP, &[sorted.read(), values.read(), out.write()])?;
+    let operands = [sorted.read(), values.read(), out.write()];
+    check_operands(OP, &operands)?;
     if out.numel() == 0 {
         return Ok(());
     }
@@ -90,29 +91,12 @@ pub fn searchsorted(
         right: right.into(),
         walk: Walk::new(OP, dims)?,
     };
-    let call = Call {
-        op: OP,
-        operands: &[sorted.read(), values.read(), out.write()],
-        params: bytemuck::bytes_of(&params),
-        checks_indices: false,
-        host,
-        code: Code::Kernel {
-            kernel: (&SEARCH, dtype as usize - 1, 0),
-            grid: [launch::blocks(out.numel().div_ceil(BLOCK as usize)), 1, 1],
-            block: [BLOCK, 1, 1],
-            shared_bytes: 0,
-        },
-        location,
-    };
-    // SAFETY: the parameters reach the elements of the views, each of the result's is one thread's; both
-    // kernels take `Search`.
-    unsafe { launch::run(target, &call) }
+    COUNT.launch(target, OP, &operands, &params, Grid::cover(out.numel(), BLOCK))
 }
 
 /// # Safety
-/// As [`HostKernel`]: two operands of `T`, one of `i64`, and [`Search`].
-unsafe fn on_host<T: HostElement>(launch: &HostLaunch<'_>) {
-    let p: Search = host::params(launch);
+/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): two operands of `T`, one of `i64`.
+unsafe fn on_host<T: HostElement>(launch: &HostLaunch<'_>, p: &Search) {
     let (sorted, values) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     let out = Shared::<i64>::operand(launch, 2);
     host::parallel_for(launch.parallel, p.elements as usize, GRAIN / 8, |range| {

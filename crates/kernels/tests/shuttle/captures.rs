@@ -1,8 +1,8 @@
 //! What a capture notes, while other threads give work to the streams that take part, join it, and
 //! drop what it made.
 
-use warpline_runtime::graph::{Capturing, Graph, GraphPool};
 use warpline_runtime::Storage;
+use warpline_runtime::graph::{Capturing, Graph, GraphPool};
 use warpline_stream::Event;
 
 use super::*;

@@ -24,8 +24,8 @@ use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver};
 use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::{Program, Source};
 use warpline_runtime::{
-    CudaDevice, DType, ErrorKind, Layout, Operand, Result, Runtime, RuntimeConfig, Staging, Storage, Target,
-    View,
+    CudaDevice, DType, ErrorKind, Layout, Operand, Result, Runtime, RuntimeConfig, Staging,
+    Storage, Target, View,
 };
 use warpline_stream::Stream;
 

@@ -3,17 +3,15 @@
 use std::panic::Location;
 use std::sync::Arc;
 
-use bytemuck::{Pod, Zeroable};
-use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+use warpline_cuda_sys_safe::HostLaunch;
 
 use super::Log;
 use crate::generator::CudaGenerator;
-use crate::host::{self, Shared};
-use crate::launch::{self, Call, Code};
+use crate::host::Shared;
+use crate::launch::{Grid, Kernel};
 use crate::module::{Program, Source};
-use crate::{
-    CudaDevice, DType, Error, GeneratorGuard, Layout, Operand, Result, Storage, Target, View,
-};
+use crate::{CudaDevice, DType, Error, GeneratorGuard, Layout, Operand, Result, Storage};
+use crate::{Site, Target, View, cuda_struct, hosts};
 
 /// The kernel that writes the starting point of a replay's random ops.
 pub(crate) static PHILOX: Program = Program::new("philox", &[""], &["set_state"], |_, _| {
@@ -21,17 +19,20 @@ pub(crate) static PHILOX: Program = Program::new("philox", &[""], &["set_state"]
 })
 .with_ptx(|_| Some(include_bytes!("../../ptx/philox.ptx.lzma")));
 
-/// A position in the sequence of a seed (PyTorch's `PhiloxCudaState`). In a graph the position is
-/// relative to that of the replay, which the kernel reads from memory.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-pub struct Place {
-    seed: u64,
-    offset: u64,
-    in_graph: u64,
-}
+// SAFETY: kernel and CPU implementation write the two words of the operand; `set_state`, which alone launches it, takes
+// a state of two words.
+static SET_STATE: Kernel<Place, 1> =
+    unsafe { Kernel::new(&PHILOX, "set_state", hosts!(any write_state)) };
 
-crate::cuda_struct!(Place { seed, offset, in_graph });
+cuda_struct! {
+    /// A position in the sequence of a seed (PyTorch's `PhiloxCudaState`). In a graph the position
+    /// is relative to that of the replay, which the kernel reads from memory.
+    pub struct Place {
+        seed: u64,
+        offset: u64,
+        in_graph: u64,
+    }
+}
 
 impl Place {
     /// Returns the seed and the offset.
@@ -155,28 +156,14 @@ pub(super) fn set_state(
     let (seed, offset) = generator.advance(values);
     let place = Place { seed, offset, in_graph: 0 };
     let layout = Layout::contiguous(&[2])?;
-    let call = Call {
-        op: "replay",
-        operands: &[View { storage: state, layout: &layout, dtype: DType::I64 }.write()],
-        params: bytemuck::bytes_of(&place),
-        checks_indices: false,
-        host: write_state as HostKernel,
-        code: Code::Kernel {
-            kernel: (&PHILOX, 0, 0),
-            grid: [1; 3],
-            block: [1; 3],
-            shared_bytes: 0,
-        },
-        location,
-    };
-    // SAFETY: kernel and host code write the two words, and take a `Place`.
-    unsafe { launch::run(target, &call) }
+    let operands = [View { storage: state, layout: &layout, dtype: DType::I64 }.write()];
+    let site = Site { op: "replay", location };
+    SET_STATE.launch_at(target, site, &operands, &place, Grid::new([1; 3], 1))
 }
 
 /// # Safety
-/// The conditions of [`HostKernel`]. The operand has two words of state, and the parameters are a [`Place`].
-unsafe fn write_state(launch: &HostLaunch<'_>) {
-    let place: Place = host::params(launch);
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operand has two words.
+unsafe fn write_state(launch: &HostLaunch<'_>, place: &Place) {
     let state = Shared::<u64>::operand(launch, 0);
     // SAFETY: there are two words.
     unsafe {

@@ -39,6 +39,8 @@ unsafe impl<S: Zeroable, A: Zeroable> Zeroable for Params<S, A> {}
 unsafe impl<S: Pod, A: Pod> Pod for Params<S, A> {}
 
 impl<S: CudaType, A: CudaType> CudaType for Params<S, A> {
+    const BEGINS_WITH_REPORT: bool = S::BEGINS_WITH_REPORT;
+
     fn declare(name: &str) -> String {
         format!("Params<{}, {}> {name}", S::declare("").trim_end(), A::declare("").trim_end())
     }

@@ -256,6 +256,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::ResultExt as _;
 
     fn naive(sizes: &[usize], strides: [&[isize]; 2]) -> Vec<[isize; 2]> {
         let mut all = vec![[0isize; 2]];

@@ -124,6 +124,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::ResultExt as _;
 
     proptest! {
         #[test]

@@ -42,6 +42,7 @@ mod capture;
 mod cpu;
 mod cuda;
 mod host_bytes;
+mod kernel;
 mod marks;
 mod ordered;
 mod pageable;
@@ -74,6 +75,7 @@ pub use cpu::with_operands;
 pub use cuda::address;
 pub(crate) use cuda::enqueue;
 pub use host_bytes::{fill_bytes, read_bytes, write_bytes};
+pub use kernel::{Grid, Hosts, Kernel};
 pub(crate) use marks::Marking;
 pub use report::{Report, report_as};
 pub use transfer::{copy_bytes, memset};
@@ -159,6 +161,7 @@ pub enum Code<'a> {
 ///
 /// A GPU takes fewer than 2³¹ blocks in x. A larger `n` becomes a number of blocks that [`run`] refuses on a
 /// GPU with [`ErrorKind::InvalidArgument`]; it never wraps around to a smaller grid. On the CPU the grid is not used.
+#[inline]
 #[must_use]
 pub fn blocks(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
@@ -185,7 +188,8 @@ pub struct Call<'a> {
     pub location: &'static Location<'static>,
 }
 
-/// Runs an op. This is the one unsafe step of any op, of whatever crate.
+/// Runs an op. A [`Kernel`] makes this call for its family; an op that consists of library calls or collectives makes it
+/// itself.
 ///
 /// What no operand has elements for is not run. Otherwise, on the CPU, device work that the operands
 /// have to wait for is waited for, and the CPU implementation runs now; on a device the launch is

@@ -19,6 +19,7 @@ use warpline_stream::{IndexCheck, KernelSet, Stream};
 use super::{Call, TOKEN};
 use crate::Site;
 use crate::graph::Log;
+use crate::module::{CudaType, Definitions, field};
 use crate::storage::Source;
 
 thread_local! {
@@ -61,7 +62,27 @@ pub struct Report {
     size: u64,
 }
 
-crate::cuda_struct!(Report { mailbox, launch, site, dim, size });
+// By hand for the constant alone.
+impl CudaType for Report {
+    const BEGINS_WITH_REPORT: bool = true;
+
+    fn declare(name: &str) -> String {
+        format!("Report {name}")
+    }
+
+    fn define(definitions: &mut Definitions) {
+        definitions.structure::<Self>(
+            "Report",
+            &[
+                field("mailbox", |own: &Self| &own.mailbox),
+                field("launch", |own: &Self| &own.launch),
+                field("site", |own: &Self| &own.site),
+                field("dim", |own: &Self| &own.dim),
+                field("size", |own: &Self| &own.size),
+            ],
+        );
+    }
+}
 
 /// A parameter block on its way to the driver.
 pub(super) type Params = SmallVec<[u8; 512]>;

@@ -4,8 +4,11 @@ use std::fmt::Write;
 
 /// A type of kernel parameters, with the same layout in Rust and CUDA.
 ///
-/// Implement it with [`cuda_struct!`](crate::cuda_struct).
+/// [`cuda_struct!`](crate::cuda_struct) declares such a struct.
 pub trait CudaType: Sized {
+    /// Whether the first bytes are a [`Report`](crate::launch::Report). A kernel with such parameters checks indices.
+    const BEGINS_WITH_REPORT: bool = false;
+
     /// Returns the CUDA declaration of a variable with this name, such as `u32 sizes[16]`.
     fn declare(name: &str) -> String;
 
@@ -26,6 +29,8 @@ macro_rules! plain {
 plain! { u8 i8 u16 i16 u32 i32 u64 i64 f32 f64 }
 
 impl<T: CudaType, const N: usize> CudaType for [T; N] {
+    const BEGINS_WITH_REPORT: bool = N > 0 && T::BEGINS_WITH_REPORT;
+
     fn declare(name: &str) -> String {
         T::declare(&format!("{name}[{N}]"))
     }
@@ -95,30 +100,56 @@ impl Definitions {
     }
 }
 
-/// Implements [`CudaType`](crate::module::CudaType) for a `#[repr(C)]` struct of plain fields, so
-/// that kernels can take it. `cuda_struct!(Args { op, number })` lists all fields of the struct;
-/// its CUDA definition is generated from them. A struct that is generic over a number is written
-/// `cuda_struct!(Index<N> { .. })`.
+/// Returns [`CudaType::BEGINS_WITH_REPORT`] of the field that `_of` returns.
+#[doc(hidden)]
+pub const fn is_report<S, T: CudaType>(_of: fn(&S) -> &T) -> bool {
+    T::BEGINS_WITH_REPORT
+}
+
+/// Declares a struct of plain fields that kernels take, for Rust and CUDA at once.
+///
+/// In Rust the struct is `#[repr(C)]` and [`Pod`](bytemuck::Pod). A [`Source`](super::Source) that
+/// receives the type ([`Source::with`](super::Source::with)) contains the CUDA definition of a
+/// struct with the same name. The struct must have no padding. The crate that uses the macro
+/// depends on `bytemuck` with its feature `derive`.
 ///
 /// ```
-/// use bytemuck::{Pod, Zeroable};
 /// use warpline_runtime::{cuda_struct, module::Source};
 ///
-/// #[derive(Clone, Copy, Debug, Pod, Zeroable)]
-/// #[repr(C)]
-/// struct Args {
-///     scale: f64,
-///     sizes: [u32; 2],
+/// cuda_struct! {
+///     /// A factor, and the sizes of a matrix.
+///     struct Args {
+///         scale: f64,
+///         sizes: [u32; 2],
+///     }
 /// }
-/// cuda_struct!(Args { scale, sizes });
 ///
 /// let source = Source::new().with::<Args>();
 /// assert!(source.text().contains("u32 sizes[2];"));
 /// ```
+///
+/// For a struct that is declared elsewhere, `cuda_struct!(Args { scale, sizes })` names all its fields.
+/// A struct that is generic over a number is written `cuda_struct!(Index<N> { .. })`.
 #[macro_export]
 macro_rules! cuda_struct {
-    ($name:ident $(<$n:ident>)? { $($field:ident),* $(,)? }) => {
+    (
+        $(#[$meta:meta])*
+        $vis:vis struct $name:ident {
+            $($(#[$field_meta:meta])* $field_vis:vis $field:ident: $ty:ty),* $(,)?
+        }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, ::bytemuck::Pod, ::bytemuck::Zeroable)]
+        #[repr(C)]
+        $vis struct $name {
+            $($(#[$field_meta])* $field_vis $field: $ty),*
+        }
+        $crate::cuda_struct!($name { $($field),* });
+    };
+    ($name:ident $(<$n:ident>)? { $first:ident $(, $field:ident)* $(,)? }) => {
         impl$(<const $n: usize>)? $crate::module::CudaType for $name$(<$n>)? {
+            const BEGINS_WITH_REPORT: bool = $crate::module::is_report(|own: &Self| &own.$first);
+
             fn declare(name: &str) -> String {
                 #[allow(unused_mut)]
                 let mut own = String::from(stringify!($name));
@@ -128,9 +159,10 @@ macro_rules! cuda_struct {
 
             fn define(definitions: &mut $crate::module::Definitions) {
                 // No field is left out.
-                let _ = |Self { $($field: _),* }: Self| ();
+                let _ = |Self { $first: _, $($field: _),* }: Self| ();
                 let own = Self::declare("");
                 definitions.structure::<Self>(own.trim_end(), &[
+                    $crate::module::field(stringify!($first), |own: &Self| &own.$first),
                     $($crate::module::field(
                         stringify!($field),
                         |own: &Self| &own.$field,

@@ -28,6 +28,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub use artefact::{Change, agrees, stale, update};
 pub(crate) use cache::KernelCache;
 pub use compile::{ARCHITECTURE, Compiler};
+#[doc(hidden)]
+pub use layout::is_report;
 pub use layout::{CudaType, Definitions, field};
 pub use newer::specialized;
 pub use single::single;
@@ -102,6 +104,16 @@ impl Program {
         artefact::committed(self, variant)
     }
 
+    /// Returns the number of the kernel with this name, in the order passed to `new`.
+    pub(crate) const fn kernel_number(&self, name: &str) -> Option<usize> {
+        position(self.kernels, name)
+    }
+
+    /// Returns the number of the variant with this name.
+    pub(crate) const fn variant_number(&self, name: &str) -> Option<usize> {
+        position(self.variants, name)
+    }
+
     /// Returns the name of a variant for messages and files.
     fn module_name(&self, variant: usize) -> String {
         joined([self.name, self.variants[variant], ""])
@@ -130,6 +142,23 @@ impl Program {
 #[must_use]
 pub fn programs() -> Vec<&'static Program> {
     vec![&crate::graph::PHILOX]
+}
+
+/// Returns the index of a name in a list. Its loops are those that a constant's value can be computed with.
+const fn position(names: &[&str], name: &str) -> Option<usize> {
+    let mut at = 0;
+    while at < names.len() {
+        let (own, name) = (names[at].as_bytes(), name.as_bytes());
+        let mut alike = 0;
+        while alike < own.len() && alike < name.len() && own[alike] == name[alike] {
+            alike += 1;
+        }
+        if alike == own.len() && alike == name.len() {
+            return Some(at);
+        }
+        at += 1;
+    }
+    None
 }
 
 fn joined(parts: [&str; 3]) -> String {

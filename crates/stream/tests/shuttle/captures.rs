@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use warpline_stream::{CaptureGuard, Devices, Error, Event, Stream, ErrorKind, ResultExt as _};
+use warpline_stream::{CaptureGuard, Devices, Error, ErrorKind, Event, ResultExt as _, Stream};
 
 use crate::fake::FakeDriver;
 use crate::{Ran, TOKEN, check, streams, task, together};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use shuttle::rand::{RngCore, thread_rng};
-use warpline_stream::{Devices, Event, Stream, ErrorKind};
+use warpline_stream::{Devices, ErrorKind, Event, Stream};
 
 use crate::fake::FakeDriver;
 use crate::{Ran, Task, check, streams, task, together, world};

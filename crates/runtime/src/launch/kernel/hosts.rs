@@ -1,0 +1,150 @@
+//! CPU implementations of typed kernels.
+
+use std::marker::PhantomData;
+
+use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+
+use super::DTYPES;
+use crate::DType;
+
+/// The CPU implementations of a kernel with the parameters `P`, by dtype, each with the variant of the program that
+/// computes the same. Made by [`hosts!`](crate::hosts).
+#[derive(Clone, Copy, Debug)]
+pub struct Hosts<P> {
+    pub(super) by_dtype: [Option<Host>; DTYPES],
+    params: PhantomData<fn(&P)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Host {
+    pub(super) variant: &'static str,
+    pub(super) host: HostKernel,
+}
+
+impl<P> Hosts<P> {
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn none() -> Self {
+        Self { by_dtype: [None; DTYPES], params: PhantomData }
+    }
+
+    /// Adds a function in two forms: `_typed` for the type of its parameters, and `host` to be called.
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn with(
+        mut self,
+        dtype: DType,
+        variant: &'static str,
+        _typed: unsafe fn(&HostLaunch<'_>, &P),
+        host: HostKernel,
+    ) -> Self {
+        self.by_dtype[dtype as usize] = Some(Host { variant, host });
+        self
+    }
+
+    /// Names the program's variant for all dtypes, whose CPU implementations stay as they are. Default: the variants
+    /// that [`hosts!`](crate::hosts) lists.
+    #[must_use]
+    pub const fn in_variant(mut self, variant: &'static str) -> Self {
+        let mut dtype = 0;
+        while dtype < DTYPES {
+            if let Some(Host { host, .. }) = self.by_dtype[dtype] {
+                self.by_dtype[dtype] = Some(Host { variant, host });
+            }
+            dtype += 1;
+        }
+        self
+    }
+
+    /// Names the program's variants by the dtypes' sizes: `u8`, `u16`, `u32` and `u64`.
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn by_size(mut self) -> Self {
+        let mut dtype = 0;
+        while dtype < DTYPES {
+            let variant = ["u8", "u16", "u32", "u64"][DType::ALL[dtype].size().ilog2() as usize];
+            self = self.with_variant(DType::ALL[dtype], variant);
+            dtype += 1;
+        }
+        self
+    }
+
+    /// Names the program's variant for one dtype.
+    ///
+    /// # Panics
+    /// If there is no CPU implementation for `dtype`. In a `static` this is a compile error.
+    #[must_use]
+    pub const fn with_variant(mut self, dtype: DType, variant: &'static str) -> Self {
+        let Some(Host { host, .. }) = self.by_dtype[dtype as usize] else {
+            panic!("there is no host function for this dtype")
+        };
+        self.by_dtype[dtype as usize] = Some(Host { variant, host });
+        self
+    }
+}
+
+/// Makes the [`Hosts`](crate::launch::Hosts) of a kernel from a function that is generic over the element type:
+/// `hosts!(float T => cpu::rows::<T>)`.
+///
+/// | form | dtypes | variants |
+/// |---|---|---|
+/// | `all T => f::<T>` | all; bool is [`Truth`](crate::host::Truth) | the suffixes of the dtypes |
+/// | `number T => f::<T>` | all but bool | the same |
+/// | `float T => f::<T>` | floats | the same |
+/// | `F32 \| F64, T => f::<T>` | the listed ones, which are not bool | the same |
+/// | `bits T => f::<T>` | all; `T` is an integer of the dtype's size | `u8`, `u16`, `u32` or `u64`, by size |
+/// | `any f` | all | the one variant, which has no name |
+///
+/// The functions are `unsafe fn(&HostLaunch<'_>, &P)`, with the parameters of the kernel. One with other parameters than
+/// the [`Kernel`](crate::launch::Kernel) does not compile:
+///
+/// ```compile_fail,E0308
+/// # use warpline_runtime::{cuda_struct, hosts, host::HostLaunch, launch::Kernel, module::{Program, Source}};
+/// cuda_struct! { struct Rows { rows: u64 } }
+/// cuda_struct! { struct Count { count: u64 } }
+/// static PROGRAM: Program = Program::new("op", &[""], &[""], |_, _| Source::new().with::<Rows>());
+/// unsafe fn on_host(_: &HostLaunch<'_>, _: &Count) {}
+/// static KERNEL: Kernel<Rows, 1> = unsafe { Kernel::new(&PROGRAM, "", hosts!(any on_host)) };
+/// ```
+#[macro_export]
+macro_rules! hosts {
+    (all $t:ident => $f:expr) => {
+        $crate::hosts!(@add $crate::hosts!(number $t => $f), $t => $f, Bool = $crate::host::Truth)
+    };
+    (number $t:ident => $f:expr) => {
+        $crate::hosts!(U8 | I8 | I16 | I32 | I64 | F16 | BF16 | F32 | F64, $t => $f)
+    };
+    (float $t:ident => $f:expr) => { $crate::hosts!(F16 | BF16 | F32 | F64, $t => $f) };
+    (bits $t:ident => $f:expr) => {{
+        let hosts = $crate::launch::Hosts::none();
+        let hosts = $crate::hosts!(@add hosts, $t => $f, Bool = u8, U8 = u8, I8 = u8);
+        let hosts = $crate::hosts!(@add hosts, $t => $f, I16 = i16, F16 = i16, BF16 = i16);
+        let hosts = $crate::hosts!(@add hosts, $t => $f, I32 = i32, F32 = i32, I64 = i64, F64 = i64);
+        hosts.by_size()
+    }};
+    (any $f:expr) => {
+        $crate::hosts!(bits T => $f).in_variant("")
+    };
+    ($($dtype:ident)|+, $t:ident => $f:expr) => {{
+        let hosts = $crate::launch::Hosts::none();
+        $(let hosts = $crate::hosts!(
+            @add hosts, $t => $f, $dtype = $crate::dtype_type!($dtype)
+        );)+
+        hosts
+    }};
+    (@add $hosts:expr, $t:ident => $f:expr, $($dtype:ident = $ty:ty),+) => {{
+        let hosts = $hosts;
+        $(let hosts = {
+            #[allow(dead_code)] // a function may be the same for all types
+            type $t = $ty;
+            unsafe fn host(launch: &$crate::host::HostLaunch<'_>) {
+                let function = $f;
+                // SAFETY: a launch calls this with the parameters of its kernel, whose type `with` compares; the
+                // remainder of the function's contract is that of `HostKernel`.
+                unsafe { function(launch, &$crate::host::params(launch)) }
+            }
+            hosts.with($crate::DType::$dtype, $crate::DType::$dtype.suffix(), $f, host)
+        };)+
+        hosts
+    }};
+}

@@ -1,0 +1,319 @@
+//! Typed kernels: the safe way in which an op runs a kernel.
+//!
+//! # Types
+//!
+//! - [`Program`] is the unit of compilation: CUDA source, its variants, and the names of the kernels in each.
+//! - [`Hosts<P>`](Hosts), which [`hosts!`](crate::hosts) makes, holds for each dtype that an op supports the CPU
+//!   implementation and the name of the program's variant. Each CPU implementation takes a `&P`.
+//! - [`Kernel<P, N>`](Kernel) is one kernel of a program with `N` operands and the parameters `P`. A family declares
+//!   each kernel as a `static` beside its program.
+//! - [`Grid`] says with how many blocks and threads a kernel runs.
+//!
+//! The parameters are declared once, in Rust. [`cuda_struct!`](crate::cuda_struct) makes the `#[repr(C)]` struct and
+//! the text of CUDA's struct of the same name from this declaration.
+//!
+//! # Invariants
+//!
+//! - **Names are resolved by the compiler.** [`Kernel::new`] turns the names of kernel and variants into numbers
+//!   while the `static` is evaluated. A name that the program lacks does not compile. A launch reads one entry of a
+//!   table and compares no strings.
+//! - **The dtype of one operand selects variant and CPU implementation together**, so that they agree with each other
+//!   and with the memory of this operand.
+//! - **Kernel and CPU implementation take the same struct.** A CPU implementation that takes another one does not
+//!   compile. The simulator compares the size of `P` and the number of operands with the committed PTX.
+//! - **The parameters say whether the kernel checks indices**: if and only if their first field is a [`Report`].
+//!
+//! [`Report`]: super::Report
+//!
+//! # Unsafe code
+//!
+//! Declaring a kernel is unsafe, launching it is safe. A family's author vouches once, at the `static`, for all launches
+//! that the visibility of the `static` permits. So a `Kernel` is private to its family, and so are the functions
+//! that make its parameters. These check the views and store their sizes and strides in the parameters.
+//!
+//! # Calls
+//!
+//! A family's public function checks its views ([`check_operands`](super::check_operands)), makes the parameters, picks
+//! the kernel, and calls [`Kernel::launch`]. That builds the [`Call`] and is the only caller of [`run`](super::run) that
+//! the family needs.
+
+mod hosts;
+#[cfg(test)]
+mod tests;
+
+use std::marker::PhantomData;
+
+use bytemuck::Pod;
+use warpline_cuda_sys_safe::HostKernel;
+
+use super::{Call, Code, Target, blocks, run};
+use crate::module::{CudaType, Program};
+use crate::{DType, Error, ErrorKind, Operand, Result, Site};
+
+use hosts::Host;
+pub use hosts::Hosts;
+
+/// Number of dtypes.
+const DTYPES: usize = DType::ALL.len();
+
+/// A kernel with `N` operands and the parameters `P`, in all variants of its program.
+///
+/// ```
+/// use warpline_runtime::host::{HostLaunch, Shared};
+/// use warpline_runtime::launch::{Grid, Kernel, check_operands};
+/// use warpline_runtime::module::{Program, Source};
+/// use warpline_runtime::{Result, Target, View, cuda_struct, hosts};
+///
+/// cuda_struct! {
+///     /// Number of elements.
+///     struct Count {
+///         numel: u64,
+///     }
+/// }
+///
+/// static NEGATE: Program = Program::new("negate", &["f32", "f64"], &[""], |_, ty| {
+///     Source::new().with::<Count>().push(&format!(
+///         r#"extern "C" __global__ void negate_{ty}({ty}* x, const __grid_constant__ Count p) {{
+///             const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+///             if (i < p.numel) x[i] = -x[i];
+///         }}"#
+///     ))
+/// });
+///
+/// // SAFETY: both functions touch the first `numel` elements of their operand, each by one thread. `negate`, the
+/// // only caller, launches with a contiguous view of as many elements.
+/// static KERNEL: Kernel<Count, 1> =
+///     unsafe { Kernel::new(&NEGATE, "", hosts!(F32 | F64, T => on_host::<T>)) };
+///
+/// /// # Safety
+/// /// As `HostKernel`: an operand of `T`.
+/// unsafe fn on_host<T: Copy + std::ops::Neg<Output = T>>(launch: &HostLaunch<'_>, p: &Count) {
+///     let x = Shared::<T>::operand(launch, 0);
+///     for i in 0..p.numel as isize {
+///         // SAFETY: an element of the operand.
+///         unsafe { x.write(i, -x.read(i)) };
+///     }
+/// }
+///
+/// /// Negates the elements of a contiguous view in place.
+/// fn negate(target: Target<'_>, x: View<'_>) -> Result<()> {
+///     assert!(x.layout.is_contiguous());
+///     check_operands("negate", &[x.read_write()])?;
+///     let params = Count { numel: x.numel() as u64 };
+///     KERNEL.launch(target, "negate", &[x.read_write()], &params, Grid::cover(x.numel(), 256))
+/// }
+/// # use warpline_runtime::{DType, Layout, Runtime, RuntimeConfig, Storage};
+/// # let reason = warpline_cuda_sys_safe::DriverError::NoDevice { reason: "an example".into() };
+/// # let runtime = Runtime::without_cuda(reason, &RuntimeConfig::default());
+/// # let (storage, layout) = (Storage::pageable(&runtime, 8)?, Layout::contiguous(&[2])?);
+/// # warpline_runtime::launch::write_bytes((&storage, 0), &[0; 8])?;
+/// # negate(Target::Cpu(&runtime), View { storage: &storage, layout: &layout, dtype: DType::F32 })?;
+/// # Ok::<(), warpline_runtime::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Kernel<P, const N: usize> {
+    program: &'static Program,
+    /// Number of the kernel in each variant.
+    number: usize,
+    /// By dtype.
+    variants: [Option<Variant>; DTYPES],
+    /// Index of the operand whose dtype selects the variant.
+    selector: usize,
+    params: PhantomData<fn(&P)>,
+}
+
+/// A kernel's code for one dtype.
+#[derive(Clone, Copy, Debug)]
+struct Variant {
+    /// Number of the program's variant.
+    number: usize,
+    host: HostKernel,
+}
+
+impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
+    /// Declares the kernel that `program` lists as `name`. The dtype of the first operand selects variant and CPU
+    /// implementation.
+    ///
+    /// # Panics
+    /// If the program has no kernel `name`, or lacks a variant that `hosts` names. In a `static` either is a
+    /// compile error:
+    ///
+    /// ```compile_fail,E0080
+    /// # use warpline_runtime::{cuda_struct, hosts, host::HostLaunch, launch::Kernel, module::{Program, Source}};
+    /// # cuda_struct! { struct Rows { rows: u64 } }
+    /// # unsafe fn on_host(_: &HostLaunch<'_>, _: &Rows) {}
+    /// static SUM: Program = Program::new("sum", &[""], &["rows"], |_, _| Source::new().with::<Rows>());
+    /// static COLUMNS: Kernel<Rows, 1> = unsafe { Kernel::new(&SUM, "columns", hosts!(any on_host)) };
+    /// ```
+    ///
+    /// # Safety
+    /// The caller promises that every launch of this kernel fulfils the contract of [`run`]. [`Kernel::launch`] is safe, so this
+    /// promise covers all code that can name the `static`: keep it private to code that the caller has read. The type
+    /// guarantees that the CPU implementation takes a `P`, that the variant is the one that `hosts` names for the
+    /// dtype of the selecting operand, and that `checks_indices` is right. The caller is responsible for the remainder:
+    ///
+    /// - The program's kernel takes `N` pointers and then one `P` by value, and its CUDA definition is generated from `P`.
+    /// - For the operands, parameters and grid of each launch, the kernel and the CPU implementation touch no elements
+    ///   but those of the operands, and write all elements of the operands that are declared as written. The parameters of a
+    ///   launch are therefore made from the views that it launches with.
+    /// - The operands are checked ([`check_operands`](super::check_operands)), or the kernel is made for views that overlap.
+    /// - The operands have the dtypes for which kernel and CPU implementation take them.
+    #[must_use]
+    pub const unsafe fn new(program: &'static Program, name: &str, hosts: Hosts<P>) -> Self {
+        const { assert!(N > 0, "the dtype of an operand selects the variant") };
+        let Some(number) = program.kernel_number(name) else {
+            panic!("the program has no kernel of this name")
+        };
+        let mut variants = [None; DTYPES];
+        let mut dtype = 0;
+        while dtype < DTYPES {
+            if let Some(Host { variant, host }) = hosts.by_dtype[dtype] {
+                let Some(number) = program.variant_number(variant) else {
+                    panic!("the program lacks a variant that the host functions name")
+                };
+                variants[dtype] = Some(Variant { number, host });
+            }
+            dtype += 1;
+        }
+        Self { program, number, variants, selector: 0, params: PhantomData }
+    }
+
+    /// Declares several kernels with the same operands, parameters and CPU implementations.
+    ///
+    /// # Panics
+    /// As [`Kernel::new`].
+    ///
+    /// # Safety
+    /// As [`Kernel::new`], for each of the kernels.
+    #[must_use]
+    pub const unsafe fn array<const M: usize>(
+        program: &'static Program,
+        names: [&str; M],
+        hosts: Hosts<P>,
+    ) -> [Self; M] {
+        // SAFETY: the caller's promise.
+        let mut all = [unsafe { Self::new(program, names[0], hosts) }; M];
+        let mut at = 1;
+        while at < M {
+            // SAFETY: the caller's promise.
+            all[at] = unsafe { Self::new(program, names[at], hosts) };
+            at += 1;
+        }
+        all
+    }
+
+    /// Lets the dtype of operand `index` select variant and CPU implementation. Default: 0.
+    ///
+    /// # Panics
+    /// If there is no such operand. In a `static` this is a compile error.
+    #[must_use]
+    pub const fn selected_by(self, index: usize) -> Self {
+        assert!(index < N, "there is no such operand");
+        Self { selector: index, ..self }
+    }
+
+    /// Returns an error for a dtype that the kernel does not support. [`Kernel::launch`] does so too; call this method
+    /// to fail before other checks.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnsupportedDType`] if the kernel has no variant for `dtype`.
+    #[inline]
+    #[track_caller]
+    pub fn check_dtype(&self, op: &'static str, dtype: DType) -> Result<()> {
+        self.variant(op, dtype).map(drop)
+    }
+
+    #[inline]
+    #[track_caller]
+    fn variant(&self, op: &'static str, dtype: DType) -> Result<Variant> {
+        let Some(variant) = self.variants[dtype as usize] else {
+            return Err(ErrorKind::UnsupportedDType { dtype }.of(op));
+        };
+        Ok(variant)
+    }
+
+    /// Runs the kernel, or on the CPU its CPU implementation, as [`run`] does. `op` is the name of the op for its
+    /// users. The caller of this function is the place of the call that errors and race reports name.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnsupportedDType`] if the kernel has no variant for the dtype of the selecting operand; otherwise as
+    /// [`run`].
+    #[inline]
+    #[track_caller]
+    pub fn launch(
+        &self,
+        target: Target<'_>,
+        op: &'static str,
+        operands: &[Operand<'_>; N],
+        params: &P,
+        grid: Grid,
+    ) -> Result<()> {
+        self.launch_at(target, Site::here(op), operands, params, grid)
+    }
+
+    /// [`Kernel::launch`] with the place of the call, for callers that are not `#[track_caller]`.
+    ///
+    /// # Errors
+    /// As [`Kernel::launch`].
+    #[inline]
+    #[track_caller]
+    pub fn launch_at(
+        &self,
+        target: Target<'_>,
+        Site { op, location }: Site,
+        operands: &[Operand<'_>; N],
+        params: &P,
+        grid: Grid,
+    ) -> Result<()> {
+        let variant = self.variant(op, operands[self.selector].view.dtype)?;
+        let call = Call {
+            op,
+            operands,
+            params: bytemuck::bytes_of(params),
+            checks_indices: P::BEGINS_WITH_REPORT,
+            host: variant.host,
+            code: Code::Kernel {
+                kernel: (self.program, variant.number, self.number),
+                grid: grid.blocks,
+                block: [grid.threads, 1, 1],
+                shared_bytes: 0,
+            },
+            location,
+        };
+        // SAFETY: the promise that was made to `new`, which covers all launches of this kernel. `new` took variant and
+        // CPU implementation from one entry for this dtype, the CPU implementation takes a `P`, and a `P` begins with a
+        // `Report` if it says so.
+        unsafe { run(target, &call) }
+    }
+}
+
+/// Blocks and threads of a launch. On the CPU they are not used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    blocks: [u32; 3],
+    threads: u32,
+}
+
+impl Grid {
+    /// Blocks in x, y and z, with this number of threads each.
+    #[inline]
+    #[must_use]
+    pub const fn new(blocks: [u32; 3], threads: u32) -> Self {
+        Self { blocks, threads }
+    }
+
+    /// A number of blocks in x, with this number of threads each. A number that a GPU does not take becomes an
+    /// error of the launch, as [`blocks`] says.
+    #[inline]
+    #[must_use]
+    pub fn linear(count: usize, threads: u32) -> Self {
+        Self::new([blocks(count), 1, 1], threads)
+    }
+
+    /// As many blocks in x as `count` threads need. Saturates as [`Grid::linear`] does.
+    #[inline]
+    #[must_use]
+    pub fn cover(count: usize, threads: u32) -> Self {
+        Self::linear(count.div_ceil(threads as usize), threads)
+    }
+}
