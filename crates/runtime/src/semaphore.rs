@@ -2,7 +2,7 @@
 //!
 //! # Approach
 //!
-//! As with CUDA's timeline semaphores, a stream *signals* a number after its work
+//! A stream *signals* a number after its work, as with CUDA's timeline semaphores
 //! (`cuStreamWriteValue32`). Numbers ascend. Streams of another process wait for the number
 //! (`cuStreamWaitValue32`). For each device, each side has one page of host memory that both sides
 //! register; the channel carries the page. The wait is recorded as a write of the tensor's storage,

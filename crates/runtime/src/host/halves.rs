@@ -1,5 +1,5 @@
 //! Conversions of half-width floats without branches or calls, so that loops of them vectorize.
-//! They round to the nearest value, ties to even, and treat NaNs as processors do.
+//! The results are rounded to the nearest value, ties to even. NaNs are kept as processors do.
 
 use half::{bf16, f16};
 

@@ -144,7 +144,7 @@ pub fn programs() -> Vec<&'static Program> {
     vec![&crate::graph::PHILOX]
 }
 
-/// Returns the index of a name in a list. Its loops are those that a constant's value can be computed with.
+/// Returns the index of a name in a list. Uses only loops that a constant evaluation supports.
 const fn position(names: &[&str], name: &str) -> Option<usize> {
     let mut at = 0;
     while at < names.len() {
