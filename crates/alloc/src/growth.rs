@@ -17,8 +17,8 @@ pub(crate) trait GrowthPolicy<B: Backend> {
     /// in place, or is kept for another try.
     fn release_cached(&mut self, core: &Core<B>);
 
-    /// Retries refused releases of memory that serves no requests, until the backend refuses again.
-    /// With `all`, tries every release.
+    /// Retries refused releases of memory that serves no requests, until the backend refuses again;
+    /// if `all` is set, retries all releases.
     fn retry_refused(&mut self, core: &Core<B>, all: bool);
 }
 

@@ -106,8 +106,8 @@ pub(crate) fn segments_of<B: Backend>(
     release_late(core, &mut lists);
 }
 
-/// Retries refused releases of segments that serve no requests, until the backend refuses again.
-/// With `all`, tries every segment.
+/// Retries refused releases of segments that serve no requests, until the backend refuses again; if
+/// `all` is set, retries all segments.
 pub(crate) fn retry_refused<B: Backend>(core: &Core<B>, all: bool) {
     let mut lists = lock(&core.releases.lists);
     release_late(core, &mut lists);

@@ -142,8 +142,8 @@ mod tests {
 
     use super::*;
 
-    /// What `run_of` in `space.cuh` computes: the elements of a thread's run, for a result that begins
-    /// `start` elements after a whole vector.
+    /// Computes the same as `run_of` in `space.cuh`: the elements of a thread's run, for a result
+    /// that begins `start` elements after a whole vector.
     fn run_of<const N: usize>(
         p: &Index<N>,
         dims: &[Dim<N>],

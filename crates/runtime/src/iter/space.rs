@@ -277,7 +277,7 @@ mod tests {
         all
     }
 
-    /// What a GPU computes from the parameters.
+    /// Computes the offsets as a GPU does from the parameters.
     fn device_offsets(index: &Index<2>, mut i: u32) -> [isize; 2] {
         let mut at = [0isize; 2];
         for d in 0..index.ndim() {

@@ -178,7 +178,7 @@ mod tests {
         Layout::from_parts(sizes.into(), strides.into(), 0)
     }
 
-    /// What PyTorch's `empty`, `contiguous` and `is_contiguous` say of formats.
+    /// The expected values are those of PyTorch's `empty`, `contiguous` and `is_contiguous`.
     #[test]
     fn channels_last_is_as_in_pytorch() {
         let last = Layout::in_format(&[2, 3, 4, 5], MemoryFormat::ChannelsLast).unwrap();
