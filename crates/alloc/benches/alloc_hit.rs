@@ -1,5 +1,5 @@
-//! What allocations that the cache serves cost, with a backend that does nothing: the time per
-//! malloc and free, and with several threads that of all of them together.
+//! Measures allocations that the cache serves, with a backend that does nothing: the time per
+//! malloc and free. With several threads, the time is divided by the operations of all threads.
 #![allow(dead_code, unreachable_pub)] // modules that are shared with the examples
 
 mod common;
@@ -33,7 +33,7 @@ fn size_name(bytes: usize) -> String {
     }
 }
 
-/// One block, allocated and freed.
+/// Allocates and frees one block.
 fn one_block(c: &mut Criterion) {
     for (policy, options) in POLICIES {
         let mut group = c.benchmark_group(format!("cached, {policy}"));
@@ -47,7 +47,7 @@ fn one_block(c: &mut Criterion) {
     }
 }
 
-/// The same in several threads, each on its stream.
+/// Allocates and frees in several threads, each on its own stream.
 fn several_threads(c: &mut Criterion) {
     for (policy, options) in POLICIES {
         let mut group = c.benchmark_group(format!("threads, {policy}"));
@@ -67,7 +67,7 @@ fn several_threads(c: &mut Criterion) {
     }
 }
 
-/// Sizes of every magnitude: each step frees one block and allocates one.
+/// Blocks of 512 bytes to 32 MiB: each step frees one block and allocates one.
 fn mixed_sizes(c: &mut Criterion) {
     for (policy, options) in POLICIES {
         let mut group = c.benchmark_group(format!("mixed sizes, {policy}"));
@@ -86,7 +86,7 @@ fn mixed_sizes(c: &mut Criterion) {
     }
 }
 
-/// Replays of recorded traces that find the cache as an earlier replay left it.
+/// Replays recorded traces with the cache that an earlier replay left.
 fn warm_replays(c: &mut Criterion) {
     let folder = Path::new("tests/traces");
     let files =

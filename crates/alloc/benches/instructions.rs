@@ -1,14 +1,15 @@
-//! What callgrind counts: one kind of work, as often as the command line says, on a backend that
-//! does nothing. The difference between two counts is what that many operations take:
+//! A program for callgrind: runs one kind of work as often as the command line says, on a backend
+//! that does nothing. The difference between two counts is the cost of the operations between them:
 //!
 //! ```text
 //! cargo bench -p warpline-alloc --bench instructions --no-run
 //! valgrind --tool=callgrind target/release/deps/instructions-… WORK POLICY TIMES
 //! ```
 //!
-//! *WORK* is `hit` (a malloc of 4 KiB and its free), `mixed` (1 000 live blocks of 512 B to 32 MiB,
-//! one of which is replaced), or the name of a trace (one replay of it, warm); *POLICY* is what
-//! `AllocatorConfig` parses. Traces print how many operations they have.
+//! *WORK* is `hit` (a malloc of 4 KiB and its free), `mixed` (10 000 steps over 1 000 live blocks
+//! of 512 B to 32 MiB; each step replaces one block), or the name of a trace (one warm replay).
+//! *POLICY* is a string for `AllocatorConfig::parse`. For a trace, the program prints the number of
+//! its operations.
 #![allow(dead_code, unreachable_pub)] // modules that are shared with the examples
 
 mod common;

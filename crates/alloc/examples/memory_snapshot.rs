@@ -1,4 +1,4 @@
-//! Writes what an allocator holds and did as files that PyTorch's viewers open:
+//! Writes the memory and the history of an allocator to files that PyTorch's viewers open:
 //!
 //! ```sh
 //! cargo run -p warpline-alloc --example memory_snapshot -- --driver sim before.pickle after.pickle
@@ -14,12 +14,12 @@ use warpline_cuda_sys_safe::owned::Stream;
 
 #[derive(Parser)]
 struct Args {
-    /// `cuda`, or `sim`
+    /// `cuda` or `sim`
     #[arg(long, default_value = "cuda")]
     driver: String,
-    /// Where the first snapshot goes
+    /// File of the first snapshot
     before: String,
-    /// Where the second one goes
+    /// File of the second snapshot
     after: String,
 }
 

@@ -1,4 +1,4 @@
-//! The allocator that callers hold.
+//! The allocator that programs use.
 
 use std::fmt;
 use std::panic::Location;
@@ -22,20 +22,20 @@ use crate::{
     SegmentInfo, Snapshot, TraceAction, TraceConfig, source, summary,
 };
 
-/// A caching allocator for the memory of one device. Clones share it.
+/// A caching allocator for the memory of one device. Clones share the allocator.
 ///
-/// Freed memory is kept and used again at once by the stream it was allocated for; only a request
-/// that nothing cached fits reaches the backend. Work on that stream may use a block until the
-/// block is dropped, other streams' too if [`Block::record_stream`](crate::Block::record_stream) was told.
+/// The stream that freed memory was allocated for reuses it at once; only a request that nothing
+/// cached fits reaches the backend. Work on that stream may use a block until the block is dropped.
+/// Work on other streams may too, after [`Block::record_stream`](crate::Block::record_stream).
 ///
-/// Each stream has a shard with a lock of its own. Calls of the backend that can take long (allocate,
-/// map, free, wait) are made without those locks. Only one thread at a time makes them.
+/// Each stream has a shard with a lock of its own. Backend calls that can take long (allocate, map,
+/// free, wait) run without those locks, and in one thread at a time.
 pub struct CachingAllocator<B: Backend> {
     shared: Arc<Shared<B>>,
 }
 
 impl<B: Backend> CachingAllocator<B> {
-    /// An allocator with an empty cache. Does not call the backend.
+    /// Creates an allocator with an empty cache. Does not call the backend.
     pub fn new(backend: B, config: AllocatorConfig) -> Self {
         let shared = Shared {
             core: Arc::new(Core::new(backend, &config, Box::new(Policies::new()))),
@@ -49,11 +49,17 @@ impl<B: Backend> CachingAllocator<B> {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Memory of at least `bytes` bytes for work on `stream`. A request of 0 bytes gets an empty
+    /// Allocates at least `bytes` bytes for work on `stream`. A request of 0 bytes returns an empty
     /// block at address 0.
     ///
     /// # Errors
-    /// [`AllocError`]. Whatever it is, blocks that live and later requests are not affected.
+    /// After any error, existing blocks and later requests are not affected.
+    /// - [`AllocError::OutOfMemory`] if neither the cache nor the backend has the memory.
+    /// - [`AllocError::TooLarge`] or [`AllocError::SizeOverflow`] if the request or its rounded
+    ///   size is too large.
+    /// - [`AllocError::InsideSource`] in the source of a memory pool, or in the drop of foreign
+    ///   memory.
+    /// - [`AllocError::Backend`] if the backend fails for another reason.
     #[inline]
     #[track_caller]
     pub fn malloc(&self, bytes: usize, stream: &B::Stream) -> Result<Block<B>, AllocError> {
@@ -66,9 +72,9 @@ impl<B: Backend> CachingAllocator<B> {
         Ok(Block::new(cell, granted, bytes, id))
     }
 
-    /// Gives all memory that no block uses back to the backend, after waiting for the streams
-    /// that still use freed blocks (`torch.cuda.empty_cache`). Does nothing in the
-    /// source of a pool and in the drop of foreign memory.
+    /// Releases all unused memory to the backend, after waiting for the streams that still use
+    /// freed blocks (`torch.cuda.empty_cache`). Does nothing in the source of a pool and in the
+    /// drop of foreign memory.
     pub fn empty_cache(&self) {
         let core = &self.shared.core;
         if source::is_inside() {
@@ -82,19 +88,19 @@ impl<B: Backend> CachingAllocator<B> {
         }
     }
 
-    /// The backend.
+    /// Returns the backend.
     #[must_use]
     pub fn backend(&self) -> &B {
         &self.shared.core.backend
     }
 
-    /// The options in use.
+    /// Returns the current options.
     #[must_use]
     pub fn config(&self) -> AllocatorConfig {
         lock(&self.shared.config).clone()
     }
 
-    /// Changes the options for later requests; what is cached stays.
+    /// Changes the options for later requests. Cached memory stays.
     pub fn set_config(&self, config: AllocatorConfig) {
         let core = &self.shared.core;
         // Held to the end, so that no new shard starts with the old options.
@@ -108,44 +114,45 @@ impl<B: Backend> CachingAllocator<B> {
         drop(current);
     }
 
-    /// Lets at most this share of the device's memory be reserved
+    /// Limits the share of the device's memory that may be reserved
     /// (`torch.cuda.set_per_process_memory_fraction`). 1 means no limit.
     ///
     /// # Errors
-    /// [`ConfigError::InvalidValue`] unless it is between 0 and 1.
+    /// [`ConfigError::InvalidValue`] if `fraction` is not between 0 and 1.
     pub fn set_memory_fraction(&self, fraction: f64) -> Result<(), ConfigError> {
         let memory_fraction = Some(check_fraction(fraction)?);
         self.set_config(AllocatorConfig { memory_fraction, ..self.config() });
         Ok(())
     }
 
-    /// Calls `observer` whenever a request fails for want of memory, before the request returns
-    /// and without any lock, so that it may use the allocator; it is not told of its own requests.
-    /// It is kept as long as the allocator, so one that owns a clone keeps that alive for good.
+    /// Adds an observer, which is called whenever a request fails because memory is exhausted,
+    /// before the request returns. No lock is held, so the observer may use the allocator; it is
+    /// not called for its own requests. The allocator keeps the observer, so an observer that owns
+    /// a clone of the allocator keeps that alive forever.
     pub fn on_out_of_memory(&self, observer: impl Fn(&OutOfMemory) + Send + Sync + 'static) {
         self.shared.core.hooks.add_observer(Arc::new(observer));
     }
 
-    /// Calls `callback` when nothing cached fits a request, before the backend is asked. It may
-    /// drop blocks, and returns whether it did. No lock is held. It is not called for its own
-    /// requests.
+    /// Adds a callback, which is called when nothing cached fits a request, before the backend is
+    /// called. It may drop blocks, and returns whether it did. No lock is held. It is not called
+    /// for its own requests.
     pub fn on_cache_miss(&self, callback: impl Fn() -> bool + Send + Sync + 'static) {
         self.shared.core.hooks.add_callback(Arc::new(callback));
     }
 
-    /// Calls `observer` whenever memory that nobody uses goes to another address: with the former
-    /// one, the new one, and how many bytes, which need not be whole pages. What was known of the
-    /// former address, such as who used that memory last, is from then on known of the new one.
+    /// Adds an observer, which is called whenever unused memory moves to another address: with the
+    /// former address, the new address, and the number of bytes, which need not be whole pages.
+    /// Facts known of the former address, such as its last user, then hold for the new one.
     ///
-    /// The allocator is in the middle of a request, or of a block's drop: `observer` must not call
-    /// it, nor drop a block.
+    /// The call happens during a request or the drop of a block: `observer` must neither call the
+    /// allocator nor drop a block.
     pub fn on_remap(&self, observer: impl Fn(u64, u64, usize) + Send + Sync + 'static) {
         self.shared.core.hooks.add_remap_observer(Arc::new(observer));
     }
 
     // ---- statistics ---------------------------------------------------------------------
 
-    /// All statistics (`torch.cuda.memory_stats`), at one moment.
+    /// Returns all statistics at one moment (`torch.cuda.memory_stats`).
     #[must_use]
     pub fn memory_stats(&self) -> MemoryStats {
         let max_split_size = self.config().max_split_size;
@@ -159,35 +166,35 @@ impl<B: Backend> CachingAllocator<B> {
         })
     }
 
-    /// Bytes in callers' hands (`torch.cuda.memory_allocated`).
+    /// Returns the bytes in live blocks (`torch.cuda.memory_allocated`).
     #[must_use]
     pub fn memory_allocated(&self) -> usize {
         self.shared.allocated()
     }
 
-    /// Bytes held of the backend (`torch.cuda.memory_reserved`).
+    /// Returns the bytes reserved from the backend (`torch.cuda.memory_reserved`).
     #[must_use]
     pub fn memory_reserved(&self) -> usize {
         self.shared.core.reserved()
     }
 
-    /// Starts all peaks anew from what is current (`torch.cuda.reset_peak_memory_stats`).
+    /// Resets all peaks to the current values (`torch.cuda.reset_peak_memory_stats`).
     pub fn reset_peak_stats(&self) {
         self.shared.core.with_all(|global, shards| global.reset_peak(shards));
     }
 
-    /// Starts all sums and counts anew from 0 (`torch.cuda.reset_accumulated_memory_stats`).
+    /// Resets all sums and counts to 0 (`torch.cuda.reset_accumulated_memory_stats`).
     pub fn reset_accumulated_stats(&self) {
         self.shared.core.with_all(|global, shards| global.reset_accumulated(shards));
     }
 
-    /// The statistics as a table (`torch.cuda.memory_summary`).
+    /// Returns the statistics as a table (`torch.cuda.memory_summary`).
     #[must_use]
     pub fn memory_summary(&self) -> String {
         summary::table(&self.backend().device(), &self.memory_stats())
     }
 
-    /// All segments and their blocks, by address (`torch.cuda.memory_snapshot`).
+    /// Returns all segments and their blocks, in order of address (`torch.cuda.memory_snapshot`).
     #[must_use]
     pub fn segments(&self) -> Vec<SegmentInfo> {
         let mut segments = self.shared.core.report().0;
@@ -196,7 +203,7 @@ impl<B: Backend> CachingAllocator<B> {
         segments
     }
 
-    /// All segments, what happened, and the options, to look at or to write as a file
+    /// Returns all segments, the recorded history and the options, to inspect or to write to a file
     /// (`torch.cuda.memory._snapshot`).
     #[must_use]
     #[track_caller]
@@ -209,8 +216,8 @@ impl<B: Backend> CachingAllocator<B> {
         Snapshot::of_device(&core.backend.device(), segments, trace, self.config())
     }
 
-    /// Records from now on what happens, or no longer with `None`: what was recorded stays until
-    /// it is started again (`torch.cuda.memory._record_memory_history`).
+    /// Starts to record the allocator's history, or stops with `None`. Entries recorded before a
+    /// stop stay until the next start (`torch.cuda.memory._record_memory_history`).
     ///
     /// ```
     /// # use warpline_alloc::{AllocatorConfig, TraceConfig, cuda::{CudaAllocator, CudaBackend}};
@@ -231,7 +238,7 @@ impl<B: Backend> CachingAllocator<B> {
         }
     }
 
-    /// Sets a mark in what is recorded.
+    /// Adds an annotation to the recorded history.
     #[track_caller]
     pub fn annotate(&self, text: &str) {
         let tracer = &self.shared.core.tracer;
@@ -240,7 +247,7 @@ impl<B: Backend> CachingAllocator<B> {
         }
     }
 
-    /// Attaches a text to all that is recorded from now on
+    /// Attaches a text to all entries recorded from now on
     /// (`torch.cuda.memory._set_memory_metadata`).
     pub fn set_memory_metadata(&self, text: &str) {
         self.shared.core.tracer.ring().set_metadata(text);

@@ -1,34 +1,36 @@
-//! What the allocator needs from a runtime.
+//! The interface between the allocator and a runtime.
 
 use std::any::Any;
 use std::error::Error;
 
 use crate::HostConfig;
 
-/// Streams and events: how the allocator learns that work which uses memory is done.
+/// Streams and events, which tell the allocator when work that uses memory is complete.
 ///
-/// A runtime without asynchrony takes `()` as its event and returns `Ok(true)`.
+/// A runtime without asynchrony uses `()` as its event and returns `Ok(true)` from
+/// [`query`](Self::query).
 pub trait StreamBackend: Send + Sync {
-    /// A queue of work. Clones name the same queue.
+    /// A queue of work. Clones refer to the same queue.
     type Stream: Clone + Send + Sync;
-    /// A mark in a stream.
+    /// A marker in a stream.
     type Event: Send;
-    /// What a call of the runtime can fail with.
+    /// Error of the runtime's calls.
     type Error: Error + Send + Sync + 'static;
 
-    /// A number that no other live stream has.
+    /// Returns an identifier that no other live stream has.
     fn stream_id(stream: &Self::Stream) -> u64;
 
-    /// Marks all work that the stream has been given so far.
+    /// Records an event after all work enqueued on the stream so far.
     ///
     /// # Errors
-    /// The runtime's own.
+    /// The runtime's error if the event cannot be recorded.
     fn record(&self, stream: &Self::Stream) -> Result<Self::Event, Self::Error>;
 
-    /// As [`record`](Self::record), with an event whose work is done and that can be used again.
+    /// Records an event, as [`record`](Self::record) does, and reuses an event whose work is
+    /// complete. The default drops the old event.
     ///
     /// # Errors
-    /// The runtime's own.
+    /// The runtime's error if the event cannot be recorded.
     fn record_again(
         &self,
         event: Self::Event,
@@ -38,67 +40,70 @@ pub trait StreamBackend: Send + Sync {
         self.record(stream)
     }
 
-    /// Whether the marked work is done.
+    /// Returns whether the work before the event is complete.
     ///
     /// # Errors
-    /// The runtime's own. Unless [`is_lost`](Self::is_lost), the work counts as not done.
+    /// The runtime's error. Unless [`is_lost`](Self::is_lost) returns `true` for it, the work
+    /// counts as not complete.
     fn query(&self, event: &Self::Event) -> Result<bool, Self::Error>;
 
-    /// Waits until the marked work is done.
+    /// Blocks the host until the work before the event is complete.
     ///
     /// # Errors
-    /// As [`query`](Self::query).
+    /// The same as [`query`](Self::query).
     fn synchronize(&self, event: &Self::Event) -> Result<(), Self::Error>;
 
-    /// Makes work that the stream is given from now on wait, on the device, for the marked work.
-    /// Unless it is overridden the host waits.
+    /// Makes later work on the stream wait, on the device, for the work before the event. The
+    /// default blocks the host instead.
     ///
     /// # Errors
-    /// The runtime's own.
+    /// The runtime's error if the wait cannot be enqueued.
     fn wait(&self, stream: &Self::Stream, event: &Self::Event) -> Result<(), Self::Error> {
         let _ = stream;
         self.synchronize(event)
     }
 
-    /// Whether the error means that the device is gone for good, so that no work runs any more.
+    /// Returns whether the error means that the device is lost permanently, so that no work runs
+    /// any more. Default: `false`.
     fn is_lost(&self, error: &Self::Error) -> bool {
         let _ = error;
         false
     }
 
-    /// Tries releases again that the runtime refused and keeps track of itself: of events, and of
-    /// memory that was dropped. Called where a cache is emptied, without a lock that a hit takes.
+    /// Retries refused releases of events and of dropped memory that the runtime keeps track of
+    /// itself. Called when a cache is emptied, without a lock that a hit takes. The default does
+    /// nothing.
     fn retry_refused(&self) {}
 }
 
-/// Device memory, for a [`CachingAllocator`](crate::CachingAllocator). It may not borrow anything, as blocks may
-/// outlive their allocator.
+/// Device memory, for a [`CachingAllocator`](crate::CachingAllocator). A backend must be `'static`,
+/// because blocks may outlive their allocator.
 pub trait Backend: StreamBackend + 'static {
-    /// One allocation of the runtime, given back on drop.
+    /// One allocation of the runtime, released on drop.
     type Memory: Send;
 
-    /// Allocates `bytes` bytes, never zero.
+    /// Allocates `bytes` bytes, which is never zero.
     ///
     /// # Errors
-    /// The runtime's own.
+    /// The runtime's error if the memory cannot be allocated.
     fn alloc(&self, bytes: usize) -> Result<Self::Memory, Self::Error>;
 
-    /// Gives memory back. A runtime that may refuse that overrides this: then the memory goes
-    /// on counting as reserved, and is tried again later.
+    /// Releases memory. A runtime that may refuse overrides this; refused memory still counts as
+    /// reserved and is retried later. The default drops the memory.
     ///
     /// # Errors
-    /// The memory, as it was. What a lost device had counts as given back.
+    /// The unchanged memory, if the runtime refuses. Memory of a lost device counts as released.
     fn free(memory: Self::Memory) -> Result<(), Self::Memory> {
         drop(memory);
         Ok(())
     }
 
-    /// Allocates memory that work enqueued later on `stream` may use, from a pool of the runtime's
-    /// own that takes it back in the stream's order (`cudaMallocAsync`). `None`, the default, says
-    /// that it has none: then such a request is an [`alloc`](Self::alloc).
+    /// Allocates memory for later work on `stream`, from a pool of the runtime that takes memory
+    /// back in stream order (`cudaMallocAsync`). `None`, the default, means that there is no such
+    /// pool; the request is then an [`alloc`](Self::alloc).
     ///
     /// # Errors
-    /// The runtime's own.
+    /// The runtime's error if the memory cannot be allocated.
     fn alloc_async(
         &self,
         _bytes: usize,
@@ -107,52 +112,54 @@ pub trait Backend: StreamBackend + 'static {
         None
     }
 
-    /// Gives back what such a pool keeps that is not allocated. What the runtime refuses it keeps.
+    /// Releases the unused memory of the pool behind [`alloc_async`](Self::alloc_async). The pool
+    /// keeps memory whose release fails.
     fn trim(&self) {}
 
-    /// Waits for all work that can use this memory, on whatever stream, the allocator having been
-    /// told of it or not. It is called before pages are unmapped, once for many, so that what
-    /// nobody told the allocator of runs to its end and not into addresses where nothing is.
-    /// `Ok(false)`, the default, says that the runtime has no such call: then the streams that the
-    /// allocator knows are waited for.
+    /// Waits for all work that can use this memory, on any stream, including streams that the
+    /// allocator was not told of. It is called before pages are unmapped, once for many pages, so
+    /// that such work completes instead of accessing unmapped addresses. `Ok(false)`, the default,
+    /// means that the runtime has no such call; the allocator then waits for the streams that it
+    /// knows.
     ///
     /// # Errors
-    /// The runtime's own, of a stream that is being captured for one. Then nothing is unmapped.
+    /// The runtime's error, for example if a stream is being captured. Nothing is unmapped then.
     fn synchronize_device(&self) -> Result<bool, Self::Error> {
         Ok(false)
     }
 
-    /// Whether another backend's memory can stand for this one's: that of another device cannot. To a
-    /// pool over one that may not nothing is led.
+    /// Returns whether another backend's memory can replace this backend's. Memory of another
+    /// device cannot. No request is routed to a pool over a backend that may not stand in. Default:
+    /// `true`.
     fn may_stand_in(&self, _other: &Self) -> bool {
         true
     }
 
-    /// Where the memory starts. Blocks are multiples of 512 bytes from there.
+    /// Returns the address of the first byte. Blocks lie at multiples of 512 bytes from there.
     fn address(memory: &Self::Memory) -> u64;
 
-    /// Whether the error means that there is no memory left.
+    /// Returns whether the error means that no memory is left.
     fn is_out_of_memory(&self, error: &Self::Error) -> bool;
 
-    /// Free and total memory of the device, in bytes.
+    /// Returns the free and the total memory of the device, in bytes.
     ///
     /// # Errors
-    /// The runtime's own.
+    /// The runtime's error if the query fails.
     fn mem_info(&self) -> Result<(usize, usize), Self::Error>;
 
-    /// Bytes of the device that this process uses, by whatever way, where the runtime knows. Asked
-    /// when a request fails for want of memory.
+    /// Returns the bytes of device memory that this process uses in any way, if the runtime knows.
+    /// Called when a request fails because memory is exhausted. Default: `None`.
     fn process_memory(&self) -> Option<usize> {
         None
     }
 
-    /// Addresses apart from the memory behind them, if the runtime has that.
+    /// Returns the virtual memory management of the runtime, if it has one. Default: `None`.
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory<Self::Error>> {
         None
     }
 
-    /// What errors and reports call the memory, such as `cuda:0`: unless said otherwise the backend's
-    /// type.
+    /// Returns the name of the memory in errors and reports, such as `cuda:0`. Default: the name of
+    /// the backend's type.
     fn device(&self) -> String {
         let path = std::any::type_name::<Self>();
         let path = path.split('<').next().unwrap_or(path);
@@ -160,40 +167,42 @@ pub trait Backend: StreamBackend + 'static {
     }
 }
 
-/// Something of the runtime's, given back on drop.
+/// An object of the runtime, released on drop.
 pub type Handle = Box<dyn Any + Send + Sync>;
 
-/// Addresses apart from the memory behind them, and mappings of one in the other.
+/// Virtual memory management: address ranges, physical memory, and mappings of memory into ranges.
 ///
-/// Unmapping and giving back never wait for work: the allocator does so first.
+/// Unmapping and releasing never wait for work; the allocator waits before.
 pub trait VirtualMemory<E>: Send + Sync {
-    /// What sizes and offsets must be a multiple of, in bytes. A divisor of 2 MiB.
+    /// Returns the granularity of sizes and offsets, in bytes. A divisor of 2 MiB.
     fn granularity(&self) -> usize;
 
-    /// Reserves this many bytes of addresses. Also returns the first one, a multiple of 2 MiB.
+    /// Reserves `bytes` bytes of addresses. Returns the first address, a multiple of 2 MiB, and the
+    /// range.
     ///
     /// # Errors
-    /// The runtime's own.
+    /// The runtime's error if the addresses cannot be reserved.
     fn reserve(&self, bytes: usize) -> Result<(u64, Handle), E>;
 
-    /// Takes this many bytes of the device's memory.
+    /// Allocates `bytes` bytes of physical device memory.
     ///
     /// # Errors
-    /// The runtime's own.
+    /// The runtime's error if the memory cannot be allocated.
     fn create(&self, bytes: usize) -> Result<Handle, E>;
 
-    /// Maps the whole of `memory` at `offset` of `range`, for reading and writing. Memory may be
-    /// mapped more than once; the mapping keeps both alive and is undone on drop.
+    /// Maps all of `memory` at `offset` of `range`, for reading and writing. Memory may be mapped
+    /// more than once. The mapping keeps both alive and is removed on drop.
     ///
     /// # Errors
-    /// The runtime's own.
+    /// The runtime's error if the memory cannot be mapped.
     fn map(&self, range: &Handle, offset: usize, memory: &Handle) -> Result<Handle, E>;
 
-    /// Gives back what one of the above made. A runtime that may refuse that overrides this: then
-    /// a mapping stays, with its memory, and anything is tried again later.
+    /// Releases a range, memory or a mapping. A runtime that may refuse overrides this; a refused
+    /// mapping stays in place with its memory, and the release is retried later. The default drops
+    /// the handle.
     ///
     /// # Errors
-    /// The handle, with all as it was. What a lost device had counts as given back.
+    /// The unchanged handle, if the runtime refuses. Handles of a lost device count as released.
     fn release(&self, handle: Handle) -> Result<(), Handle> {
         drop(handle);
         Ok(())
@@ -202,24 +211,24 @@ pub trait VirtualMemory<E>: Send + Sync {
 
 /// Page-locked host memory, for a [`HostCache`](crate::HostCache).
 pub trait HostBackend: StreamBackend {
-    /// One allocation of the runtime, given back on drop. Several blocks may share it.
+    /// One allocation of the runtime, released on drop. Several blocks may share it.
     type HostMemory: Send + Sync;
 
-    /// Allocates `bytes` bytes of page-locked memory, never zero and a multiple of 4 KiB. The
-    /// options say how; a runtime with one way to do it need not look at them.
+    /// Allocates `bytes` bytes of page-locked memory, never zero and a multiple of 4 KiB. `config`
+    /// selects the method; a runtime with a single method may ignore it.
     ///
     /// # Errors
-    /// The runtime's own.
+    /// The runtime's error if the memory cannot be allocated.
     fn alloc_host(
         &self,
         bytes: usize,
         config: &HostConfig,
     ) -> Result<Self::HostMemory, Self::Error>;
 
-    /// As [`Backend::free`], for host memory.
+    /// Releases host memory; see [`Backend::free`].
     ///
     /// # Errors
-    /// The memory, as it was.
+    /// The unchanged memory, if the runtime refuses.
     fn free_host(memory: Self::HostMemory) -> Result<(), Self::HostMemory> {
         drop(memory);
         Ok(())

@@ -1,4 +1,4 @@
-//! A block in a caller's hands.
+//! A live block of device memory.
 
 use std::fmt;
 
@@ -7,19 +7,19 @@ use crate::heap::NONE;
 use crate::shard::{Granted, ShardCell};
 use crate::sync::{Lasting, is_same};
 
-/// Memory from a [`CachingAllocator`](crate::CachingAllocator), given back on drop.
+/// Memory from a [`CachingAllocator`](crate::CachingAllocator), returned to the cache on drop.
 ///
-/// It keeps its shard and the backend alive. Dropping it never waits while there is an
-/// allocator: if other streams use it (see [`record_stream`](Block::record_stream)) its memory is
-/// used again only once they are done. What outlives the allocator waits for them, as its memory
-/// goes back to the backend.
+/// A block keeps its shard and the backend alive. While the allocator exists, dropping a block
+/// never waits: if other streams use the block (see [`record_stream`](Block::record_stream)), its
+/// memory is reused only after they have completed their work. A block that outlives the allocator
+/// waits for those streams when it is dropped, because its memory then goes back to the backend.
 pub struct Block<B: Backend> {
     cell: Lasting<ShardCell<B>>,
     address: u64,
     requested: usize,
     size: usize,
     stream: u64,
-    /// `NONE` if it is empty, and then in no shard.
+    /// `NONE` for an empty block, which is in no shard.
     index: u32,
 }
 
@@ -39,37 +39,38 @@ impl<B: Backend> Block<B> {
         self.index != NONE && is_same(&self.cell, cell)
     }
 
-    /// Where it starts; 0 if it is empty. At least 512-byte aligned if the backend's memory is.
+    /// Returns the address of the first byte. 0 for an empty block. Aligned to at least 512 bytes
+    /// if the backend's memory is.
     #[inline]
     #[must_use]
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// The bytes it occupies: what was asked for, rounded up.
+    /// Returns the size of the block in bytes: the requested size, rounded up.
     #[inline]
     #[must_use]
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// The bytes that were asked for.
+    /// Returns the requested size in bytes.
     #[inline]
     #[must_use]
     pub fn requested(&self) -> usize {
         self.requested
     }
 
-    /// The id of the stream it was allocated for.
+    /// Returns the id of the stream that the block was allocated for.
     #[inline]
     #[must_use]
     pub fn stream_id(&self) -> u64 {
         self.stream
     }
 
-    /// Says that work on `stream` uses this memory (`torch.Tensor.record_stream`). When it is
-    /// dropped it is used again only once all work that the stream was given until then is done.
-    /// Of no effect for the stream it was allocated for.
+    /// Declares that work on `stream` uses this memory (`torch.Tensor.record_stream`). After the
+    /// drop, the memory is reused only when all work enqueued on `stream` before the drop is
+    /// complete. Has no effect for the stream that the block was allocated for.
     pub fn record_stream(&self, stream: &B::Stream) {
         if self.index != NONE {
             self.cell.lock_parked().record_stream(self.index, stream);

@@ -24,44 +24,46 @@ use crate::{AllocatorConfig, Backend, Policy, SegmentInfo, source};
 
 pub(crate) struct Core<B: Backend> {
     pub(crate) backend: B,
-    /// How memory is got of the backend. Held while it is asked for memory or given it back. Taken
-    /// before `shards`, never while callers' code runs.
+    /// The policies for getting memory. Locked during backend calls that allocate or release
+    /// memory. Locked before `shards`, and never while the program's code runs.
     pub(crate) policies: Mutex<Box<dyn Growth<B>>>,
-    /// Share of the device's memory that may be reserved. Locked for itself: a pool's source may change it.
+    /// Share of the device's memory that may be reserved. Has a lock of its own, because a pool's
+    /// source may change it.
     pub(crate) memory_fraction: Mutex<Option<f64>>,
-    /// All shards, in the order in which their locks are taken. Held while more than one is.
+    /// All shards, in lock order. Locked while more than one shard is.
     shards: Mutex<Vec<Registered<B>>>,
-    /// Taken last.
+    /// Locked last.
     pub(crate) global: Mutex<Global>,
-    /// Captures under way, during which the backend takes neither memory nor events.
+    /// Number of captures in progress, during which the backend can neither release memory nor
+    /// record events on captured streams.
     captures: AtomicUsize,
     pub(crate) releases: Releases<B::Memory>,
-    /// Shards that nobody owns any more, but whose memory streams still use.
+    /// Shards without an owner whose memory is still used by streams.
     pub(crate) orphans: Mutex<Vec<Arc<Shard<B>>>>,
-    /// Whether the allocator is no more, so that there is nobody to leave shards to.
+    /// Whether the allocator was dropped, so that shards cannot be left to it.
     pub(crate) closed: AtomicBool,
-    /// Bytes asked for in requests under way that nothing cached fitted.
+    /// Bytes of requests in progress that nothing cached fitted.
     pub(crate) waiting: AtomicUsize,
-    /// Searches of large pools, while garbage is collected.
+    /// Number of searches of large pools, counted for garbage collection.
     pub(crate) clock: Arc<AtomicU64>,
     pub(crate) tracer: Arc<Tracer>,
     pub(crate) hooks: Hooks,
 }
 
-/// A shard as all know it. Its state counts until it is added to that of shards that are no more,
-/// which is after its last owner let go of it.
+/// A registered shard. Its counters count until they are added to those of retired shards, after
+/// its last owner has dropped it.
 struct Registered<B: Backend> {
     shard: Weak<Shard<B>>,
     cell: Lasting<ShardCell<B>>,
     pool: u64,
 }
 
-/// How a wait for all work on the device ended.
+/// Result of a wait for all work on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeviceWait {
-    /// Nothing runs any more.
+    /// No work runs any more.
     Done,
-    /// The backend has no such wait.
+    /// The backend has no such call.
     Unsupported,
     Failed,
 }
@@ -85,25 +87,25 @@ impl<B: Backend> Core<B> {
         }
     }
 
-    /// All shards that are alive, first to be locked first.
+    /// Returns all live shards, in lock order.
     pub(crate) fn all_shards(&self) -> Vec<Arc<Shard<B>>> {
         lock(&self.shards).iter().filter_map(|registered| registered.shard.upgrade()).collect()
     }
 
-    /// Those of no private pool.
+    /// Returns the shards that belong to no private pool.
     pub(crate) fn shared_shards(&self) -> Vec<Arc<Shard<B>>> {
         let mut shards = self.all_shards();
         shards.retain(|shard| shard.pool == 0);
         shards
     }
 
-    /// Raises the peaks to what the shards are at together.
+    /// Raises the peaks to the current sums of all shards.
     #[cold]
     pub(crate) fn raise_peaks(&self) {
         self.with_all(|global, shards| global.raise_peaks(shards));
     }
 
-    /// Calls `f` with all counters at one moment.
+    /// Calls `f` with the counters of all shards at one moment.
     pub(crate) fn with_all<R>(&self, f: impl FnOnce(&mut Global, &mut [&mut Counters]) -> R) -> R {
         let registry = lock(&self.shards);
         let mut states: Vec<_> = registry.iter().map(|it| it.cell.lock_counted()).collect();
@@ -112,7 +114,7 @@ impl<B: Backend> Core<B> {
         f(&mut lock(&self.global), &mut counters)
     }
 
-    /// All segments, by address, and what happened until that moment.
+    /// Returns all segments, in order of address, and the history until that moment.
     pub(crate) fn report(&self) -> (Vec<SegmentInfo>, TraceRing) {
         // So that nothing is being mapped. Inside a source this thread may hold the lock.
         let policies = (!source::is_inside()).then(|| lock(&self.policies));
@@ -127,12 +129,12 @@ impl<B: Backend> Core<B> {
         (segments, trace)
     }
 
-    /// From when it returns until as many ends, no other thread calls the backend as none may during a
-    /// capture.
+    /// Begins a capture. From its return until the matching end, other threads make no backend call
+    /// that a capture forbids.
     pub(crate) fn begin_capture(&self) {
         self.captures.fetch_add(1, Ordering::SeqCst);
-        // Whoever saw no capture before holds one of these locks until it is done. Inside a source it is
-        // this thread.
+        // A thread that saw no capture holds one of these locks until its call is done. Inside a
+        // source that is this thread.
         if !source::is_inside() {
             drop(lock(&self.policies));
             self.releases.wait();
@@ -145,7 +147,7 @@ impl<B: Backend> Core<B> {
         self.captures.load(Ordering::Relaxed) > 0
     }
 
-    /// Ends a capture; does what had to wait for the last one's end.
+    /// Ends a capture. The last end does the work deferred during captures.
     pub(crate) fn end_capture(&self) {
         if self.captures.fetch_sub(1, Ordering::SeqCst) > 1 {
             return;
@@ -155,14 +157,14 @@ impl<B: Backend> Core<B> {
         }
         for shard in self.all_shards() {
             let mut state = shard.lock();
-            // Another capture may have begun, whose end will do it.
+            // If another capture has begun, its end does this.
             if !self.is_capturing() {
                 state.record_deferred(&self.backend);
             }
         }
     }
 
-    /// Releases the orphans that no stream uses any more.
+    /// Releases orphaned shards that no stream uses any more.
     pub(crate) fn release_orphans(&self) {
         let orphans = std::mem::take(&mut *lock(&self.orphans));
         for shard in &orphans {
@@ -172,12 +174,11 @@ impl<B: Backend> Core<B> {
                 state.poll_events(&self.backend);
             }
         }
-        // Those still in use come back.
+        // Shards still in use become orphans again.
         drop(orphans);
     }
 
-    /// Adds a shard to those that are counted and released, in the place of the one whose cell it
-    /// has.
+    /// Adds a shard. Replaces a registered shard that has the same cell.
     pub(crate) fn register(&self, shard: Shard<B>) -> Arc<Shard<B>> {
         let (cell, pool) = (Lasting::clone(&shard.cell), shard.pool);
         let shard = Arc::new(shard);
@@ -187,7 +188,7 @@ impl<B: Backend> Core<B> {
         shard
     }
 
-    /// Counts a shard among those that are no more.
+    /// Moves a shard's counters to those of retired shards.
     pub(crate) fn unregister(&self, cell: &Lasting<ShardCell<B>>) {
         let mut shards = lock(&self.shards);
         shards.retain(|other| !is_same(&other.cell, cell));
@@ -206,16 +207,17 @@ impl<B: Backend> Core<B> {
         }
     }
 
-    /// Waits for all work of a stream; false if that fails and the device is not lost.
+    /// Waits for all work of a stream. Returns `false` if that fails although the device is not
+    /// lost.
     pub(crate) fn wait_for(&self, stream: &B::Stream) -> bool {
         let waited = self.backend.record(stream).and_then(|event| self.backend.synchronize(&event));
         waited.map_or_else(|error| self.backend.is_lost(&error), |()| true)
     }
 
-    /// The options that hold in a pool. Without virtual memory, and in private pools, there are only
-    /// segments. With the runtime's pools, which keep what is free themselves, nothing is cached
-    /// here. Private pools always keep their memory: replays of what was captured in one go on using
-    /// it after it was freed.
+    /// Returns the options in force for a pool. Without virtual memory, and in private pools, only
+    /// segments are used. With the runtime's pools, which keep free memory themselves, nothing is
+    /// cached here. Private pools always cache, because replays of a capture use its memory after
+    /// it was freed.
     pub(crate) fn in_force(&self, config: &AllocatorConfig, pool: u64) -> AllocatorConfig {
         let mut config = config.clone();
         let has_pages = || self.backend.virtual_memory().is_some();
@@ -231,7 +233,7 @@ impl<B: Backend> Core<B> {
         config
     }
 
-    /// Bytes held of the backend.
+    /// Returns the bytes reserved from the backend.
     pub(crate) fn reserved(&self) -> usize {
         lock(&self.global).reserved_bytes.current() as usize
     }

@@ -1,4 +1,4 @@
-//! What an allocation can fail with.
+//! Errors of allocations.
 
 use std::error::Error;
 use std::fmt;
@@ -7,11 +7,11 @@ use std::sync::Arc;
 use crate::OutOfMemory;
 use crate::summary::size_text;
 
-/// Why an allocation failed. The allocator and everything it holds stay usable.
+/// The cause of a failed allocation. The allocator and all its blocks stay usable.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocError {
-    /// Neither the cache nor the backend has the memory, even after idle segments were given back.
+    /// Neither the cache nor the backend has the memory, even after idle segments were released.
     #[error("{0}")]
     OutOfMemory(Box<OutOfMemory>),
     /// The request is 1 EB or more.
@@ -20,24 +20,24 @@ pub enum AllocError {
         /// The request, in bytes.
         requested: usize,
     },
-    /// The system has no ordinary host memory.
+    /// The system has no ordinary (pageable) host memory left.
     #[error("cpu out of memory. Tried to allocate {}: {reason}", size_text(*requested))]
     HostMemory {
         /// The request, in bytes.
         requested: usize,
-        /// Why there is none.
+        /// The system's error.
         reason: String,
     },
-    /// Rounding or adding up sizes went past what an address can hold.
+    /// A computed size exceeds the address space.
     #[error("a size overflowed: {what} of {bytes} bytes")]
     SizeOverflow {
-        /// What was computed.
+        /// Name of the computed value.
         what: &'static str,
-        /// From what size, in bytes.
+        /// The size that it was computed from, in bytes.
         bytes: usize,
     },
-    /// The request comes from code that the allocator runs while it holds its locks: the source of a
-    /// memory pool, or the drop of the owner of foreign memory.
+    /// The request comes from code that the allocator calls while it holds its locks: the source of
+    /// a memory pool, or the drop of an owner of foreign memory.
     #[error(
         "allocating {} failed: the source of a memory pool, or the owner of its memory, cannot use the \
          caching allocator; allocate from the driver there (`DeviceMemory::new`)",
@@ -47,17 +47,17 @@ pub enum AllocError {
         /// The request, in bytes.
         requested: usize,
     },
-    /// The backend failed with something else than a lack of memory.
+    /// The backend failed for another reason than a lack of memory.
     #[error("allocating {} failed: {cause}", size_text(*requested))]
     Backend {
-        /// What was asked of the backend, in bytes.
+        /// The size requested from the backend, in bytes.
         requested: usize,
         /// The backend's error.
         cause: Arc<dyn Error + Send + Sync>,
     },
 }
 
-/// Its message: what `main` prints of the error that it returns, and `unwrap` of the one that it meets.
+/// Prints the message, because `main` and `unwrap` print errors with `Debug`.
 impl fmt::Debug for AllocError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -65,13 +65,13 @@ impl fmt::Debug for AllocError {
 }
 
 impl AllocError {
-    /// Whether more free memory would have helped.
+    /// Returns whether more free memory would have helped.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::OutOfMemory(_) | Self::TooLarge { .. } | Self::HostMemory { .. })
     }
 
-    /// The backend's own error, if it is an `E`.
+    /// Returns the backend's error, if its type is `E`.
     #[must_use]
     pub fn backend<E: Error + 'static>(&self) -> Option<&E> {
         match self {

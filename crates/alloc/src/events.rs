@@ -1,14 +1,14 @@
-//! Memory that streams still use: events recorded at the free, in a queue per stream.
+//! Events for freed memory that streams still use, in a queue per stream.
 
 use std::collections::VecDeque;
 
 use crate::StreamBackend;
 
-/// Events kept for use again.
+/// Maximum number of events kept for reuse.
 const MAX_SPARE: usize = 64;
 
-/// Events that stand between freed memory and its reuse. A token names the memory; it has as many
-/// events here as streams use it.
+/// Events that must complete before freed memory is reused. A token names the memory, and has one
+/// event per stream that uses it.
 pub(crate) struct PendingEvents<S: StreamBackend> {
     queues: Vec<Queue<S>>,
     /// Uses whose event could not be recorded yet.
@@ -31,7 +31,7 @@ impl<S: StreamBackend> PendingEvents<S> {
         self.queues.is_empty() && self.unrecorded.is_empty()
     }
 
-    /// Marks what the stream has been given so far as using the memory. False if there is nothing
+    /// Records that the stream's work so far uses the memory. Returns `false` if there is nothing
     /// to wait for, because the device is lost.
     pub(crate) fn record(&mut self, backend: &S, stream: &S::Stream, token: u32) -> bool {
         let event = match self.spare.pop() {
@@ -55,7 +55,7 @@ impl<S: StreamBackend> PendingEvents<S> {
         &mut self.queues[at].events
     }
 
-    /// Tries again to record what could not be recorded.
+    /// Tries again to record the events that could not be recorded.
     fn record_late(&mut self, backend: &S, done: &mut Vec<u32>) {
         for (stream, token) in std::mem::take(&mut self.unrecorded) {
             if !self.record(backend, &stream, token) {
@@ -64,8 +64,8 @@ impl<S: StreamBackend> PendingEvents<S> {
         }
     }
 
-    /// Adds to `done` the token of each event that has come. A stream's events come in order, so
-    /// the first that has not come ends its queue; one that cannot be asked is passed over.
+    /// Adds the token of each completed event to `done`. A stream's events complete in order, so
+    /// the first pending event ends the search of its queue. Events whose query fails are skipped.
     pub(crate) fn poll(&mut self, backend: &S, done: &mut Vec<u32>) {
         self.record_late(backend, done);
         for at in (0..self.queues.len()).rev() {
@@ -94,13 +94,13 @@ impl<S: StreamBackend> PendingEvents<S> {
         }
     }
 
-    /// Takes everything that is pending out, to be waited for without a lock.
+    /// Takes out all pending events, to wait for them without a lock.
     pub(crate) fn take(&mut self, backend: &S, done: &mut Vec<u32>) -> Vec<Queue<S>> {
         self.record_late(backend, done);
         std::mem::take(&mut self.queues)
     }
 
-    /// Puts back what [`wait`] left over.
+    /// Puts back the events that [`wait`] left.
     pub(crate) fn put_back(&mut self, mut queues: Vec<Queue<S>>) {
         // Older events go first.
         queues.append(&mut self.queues);
@@ -108,7 +108,7 @@ impl<S: StreamBackend> PendingEvents<S> {
     }
 }
 
-/// Waits for all events, adding their tokens to `done`; what cannot be waited for stays.
+/// Waits for all events and adds their tokens to `done`. Events whose wait fails stay in `queues`.
 pub(crate) fn wait<S: StreamBackend>(backend: &S, queues: &mut Vec<Queue<S>>, done: &mut Vec<u32>) {
     for queue in &mut *queues {
         queue.events.retain(|(event, token)| {

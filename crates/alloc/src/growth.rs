@@ -6,33 +6,33 @@ use crate::core::Core;
 use crate::shard::{Granted, Request, Shard};
 use crate::{AllocError, Backend};
 
-/// A way to get memory of the backend. All calls are made by one thread at a time, and without any
-/// shard's lock.
+/// A way to get memory from the backend. Called by one thread at a time, and without any shard's
+/// lock.
 pub(crate) trait GrowthPolicy<B: Backend> {
-    /// Serves a request that nothing cached fits. `None` if the backend, or the limit, says that
-    /// there is no memory for it.
+    /// Serves a request that nothing cached fits. `None` if the backend has no memory for it or the
+    /// limit is reached.
     fn grow(&mut self, miss: &Miss<'_, B>) -> Result<Option<Granted>, AllocError>;
 
-    /// Gives all memory back that is wholly free. What the backend refuses to take stays free where
-    /// it is, or is kept to be tried again.
+    /// Releases all memory that is wholly free. Memory whose release the backend refuses stays free
+    /// in place, or is kept for another try.
     fn release_cached(&mut self, core: &Core<B>);
 
-    /// Tries again to give back what the backend refused and what serves no requests, until it
-    /// refuses again, or all of it.
+    /// Retries refused releases of memory that serves no requests, until the backend refuses again;
+    /// if `all` is set, retries all releases.
     fn retry_refused(&mut self, core: &Core<B>, all: bool);
 }
 
-/// All policies of an allocator, as one. A request is served by the policy that is in force in its shard.
+/// All policies of an allocator. The policy in force in a request's shard serves the request.
 pub(crate) trait Growth<B: Backend>: GrowthPolicy<B> + Send {
-    /// Returns how many bytes may be reserved in all; `None` if there is no limit. `requested` is the size that an error
-    /// names, in bytes.
+    /// Returns the maximum number of bytes that may be reserved in total. `None` if there is no
+    /// limit. `requested` is the size that an error names, in bytes.
     ///
     /// # Errors
-    /// [`AllocError::Backend`] if the backend cannot tell how much memory there is.
+    /// [`AllocError::Backend`] if the backend cannot report the size of the device's memory.
     fn limit(&mut self, core: &Core<B>, requested: usize) -> Result<Option<usize>, AllocError>;
 
-    /// Prepares for being dropped, after the last block. Waits for work on the device if pages are mapped, because to drop
-    /// them does not. Leaks all pages if it cannot wait.
+    /// Prepares for the drop, after the last block. Waits for work on the device if pages are
+    /// mapped, because dropping them does not wait. Leaks all pages if the wait fails.
     fn close(&mut self, backend: &B);
 }
 
@@ -41,6 +41,6 @@ pub(crate) struct Miss<'a, B: Backend> {
     pub(crate) core: &'a Core<B>,
     pub(crate) shard: &'a Arc<Shard<B>>,
     pub(crate) request: Request,
-    /// How many bytes may be reserved in all.
+    /// Maximum number of bytes that may be reserved in total.
     pub(crate) limit: Option<usize>,
 }

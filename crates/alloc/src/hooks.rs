@@ -1,5 +1,5 @@
-//! Observers and callbacks of the program: called when memory runs short or moves, but not for
-//! requests that they make themselves.
+//! Observers and callbacks of the program, called when memory runs short or moves. They are not
+//! called for requests that they make themselves.
 
 use std::sync::Arc;
 
@@ -21,11 +21,11 @@ pub(crate) struct Hooks {
     remap_observers: Mutex<Vec<RemapObserver>>,
     /// Whether there are observers of moves.
     observes_moves: AtomicBool,
-    /// The threads that run some of them, which are not told of what these do themselves.
+    /// Threads inside an observer or callback, for whose own requests none is called.
     inside: Mutex<Vec<ThreadId>>,
 }
 
-/// A thread's entry, taken out even after a panic.
+/// A thread's entry, removed on drop, also after a panic.
 struct Inside<'a>(&'a Hooks, ThreadId);
 
 impl Hooks {
@@ -47,7 +47,7 @@ impl Hooks {
         self.observes_moves.load(Ordering::Relaxed)
     }
 
-    /// Tells those that observe moves that the free memory at an address is at another one now.
+    /// Calls the observers of moves: the free memory at `from` is now at `to`.
     pub(crate) fn moved(&self, from: u64, to: u64, bytes: usize) {
         if !self.observe_moves() {
             return;
@@ -56,7 +56,7 @@ impl Hooks {
         observers.iter().for_each(|observer| observer(from, to, bytes));
     }
 
-    /// Tells the observers of failed requests.
+    /// Calls the observers of failed requests.
     pub(crate) fn notify_observers(&self, facts: &OutOfMemory) {
         let observers = lock(&self.observers).clone();
         if let Some(_inside) = self.enter(observers.is_empty()) {
@@ -64,11 +64,11 @@ impl Hooks {
         }
     }
 
-    /// Calls the callbacks. Returns whether any says that it freed something.
+    /// Calls the callbacks. Returns whether one of them freed memory.
     pub(crate) fn run_callbacks(&self) -> bool {
         let callbacks = lock(&self.callbacks).clone();
         let Some(_inside) = self.enter(callbacks.is_empty()) else { return false };
-        // Each of them is called, whatever the others return.
+        // All callbacks run, whatever each returns.
         callbacks.iter().filter(|callback| callback()).count() > 0
     }
 

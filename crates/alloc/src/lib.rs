@@ -1,21 +1,21 @@
 //! A block-splitting caching allocator for GPU memory, with PyTorch's rules, over any backend.
 //!
-//! [`CachingAllocator`] serves one device; [`HostCache`] serves page-locked host memory. Both know
-//! streams: memory goes back to the stream it was allocated for at once, and to nobody before the
-//! other streams that were recorded as using it are done. What allocates below them is a
-//! [`Backend`]; with the feature `cuda` (on by default) there is one over the CUDA driver, in
-//! [`cuda`].
+//! [`CachingAllocator`] serves the memory of one device, [`HostCache`] page-locked host memory.
+//! Both are ordered by streams: the stream that memory was allocated for reuses it at once, and any
+//! other request only after all streams recorded as using it have completed their work. A
+//! [`Backend`] allocates the memory; with the feature `cuda` (on by default), [`cuda`] has a
+//! backend over the CUDA driver.
 //!
-//! [`default_policy`] explains how memory is got of the backend unless options say otherwise: pages
-//! that move.
+//! [`default_policy`] explains how the default policy gets memory from the backend: in pages that
+//! move.
 //!
-//! A backend of one's own:
+//! A custom backend:
 //!
 //! ```
 //! use warpline_alloc::{AllocatorConfig, Backend, CachingAllocator, StreamBackend};
 //! use std::collections::TryReserveError;
 //!
-//! /// Host memory, with streams that do their work at once.
+//! /// Host memory, with streams that complete their work at once.
 //! struct Ram;
 //!
 //! impl StreamBackend for Ram {
@@ -107,7 +107,7 @@ pub use trace::{Backtraces, TraceAction, TraceConfig, TraceEntry};
 #[doc = include_str!("../docs/default-policy.svg")]
 pub mod default_policy {}
 
-/// The README's example.
+/// Runs the README's example as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,6 +1,6 @@
-//! Serves a request from the cache, up to the point where nothing cached fits. `miss.rs` has the attempts after that.
+//! Serves a request from the cache (a hit), or passes it on to `miss.rs`.
 //!
-//! A hit happens under one shard's lock.
+//! A hit happens under one shard's lock and calls no policy.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -13,16 +13,17 @@ use crate::shared::Shared;
 use crate::sync::{Lasting, lock};
 use crate::{AllocError, Backend, source};
 
-/// Whether the cache was searched for a request that is no hit.
+/// Whether the cache was already searched for a request that is not a hit.
 pub(crate) struct Searched(pub(crate) bool);
 
 /// The cell of the shard that granted a block, and the block.
 pub(crate) type Found<B> = (Lasting<ShardCell<B>>, Granted);
 
 impl<B: Backend> Shared<B> {
-    /// Serves a request from the stream's cache. Fails if nothing there fits, or if the request needs more than a look there.
-    /// All that a hit does is inlined here by force, because calls would be a tenth of its time. The function itself is
-    /// inlined nowhere, so that a hit takes as long for every caller.
+    /// Serves a request from the stream's cache. Fails if nothing there fits, or if the request
+    /// needs more than a search of the cache. All steps of a hit are inlined here by force, because
+    /// calls would be a tenth of its time. The function itself is never inlined, so that a hit
+    /// takes the same time for every caller.
     #[inline(never)]
     pub(crate) fn hit(
         &self,
@@ -72,7 +73,7 @@ impl<B: Backend> Shared<B> {
         Ok((Lasting::clone(cell), granted))
     }
 
-    /// Serves a request that is no hit.
+    /// Serves a request that is not a hit.
     #[cold]
     pub(crate) fn malloc(
         &self,
@@ -100,7 +101,7 @@ impl<B: Backend> Shared<B> {
         }
     }
 
-    /// `None` if the shard serves another stream by now.
+    /// Serves a request in a shard. `None` if the shard serves another stream by now.
     pub(crate) fn malloc_in(
         &self,
         shard: &Arc<Shard<B>>,
@@ -145,7 +146,7 @@ impl<B: Backend> Shared<B> {
         Ok(Some((Lasting::clone(&shard.cell), granted)))
     }
 
-    /// The shard that serves a stream, a new one if need be.
+    /// Returns the shard that serves a stream. Creates it if needed.
     #[cold]
     fn shard_for(&self, stream: &B::Stream) -> Arc<Shard<B>> {
         let id = B::stream_id(stream);

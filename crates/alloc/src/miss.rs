@@ -1,4 +1,5 @@
-//! A request that nothing cached fits, to the last resort before it fails.
+//! Serves a request that nothing cached fits, up to the last attempt before an out-of-memory error.
+//! Misses run one at a time, and hold no shard's lock while they call the backend.
 
 use std::sync::{Arc, Weak};
 
@@ -13,11 +14,11 @@ use crate::sync::lock;
 use crate::trace::{Step, TraceAction};
 use crate::{AllocError, Backend, OutOfMemory, Policy, reclaim};
 
-/// A granted block, and the shard that it is of.
+/// The shard that granted a block, and the block.
 type Served<B> = (Arc<Shard<B>>, Granted);
 
 impl<B: Backend> Shared<B> {
-    /// Makes the attempts, in their order, for a request that nothing cached fits.
+    /// Tries all ways of serving the request, in order.
     #[cold]
     pub(crate) fn miss(
         &self,
@@ -31,12 +32,12 @@ impl<B: Backend> Shared<B> {
         {
             return Ok(served(granted));
         }
-        // Declared before the lock and so dropped after it: a pool's source may own values of the program.
+        // Dropped after the lock, because a pool's source may own values of the program.
         let pools: Vec<_> = lock(&self.pools).iter().filter_map(Weak::upgrade).collect();
         let mut policies = lock(&core.policies);
-        // Until the lock is released no option changes, but some may have by now.
+        // Options may have changed since; they cannot change until the lock is released.
         let request = shard.lock().request(request.requested, request.site)?;
-        // Another thread may have brought memory while this one waited.
+        // Another thread may have allocated memory while this one waited.
         if let Some(granted) = search(shard, State::take_fit_again, request) {
             return Ok(served(granted));
         }
@@ -53,7 +54,7 @@ impl<B: Backend> Shared<B> {
             return Ok(found);
         }
         if core.is_capturing() {
-            // Nothing can be given back, or waited for.
+            // During a capture nothing can be released or waited for.
             return Err(self.fail(policies, &miss));
         }
         if reclaim::release_oversize(core, shard, request)
@@ -83,9 +84,9 @@ impl<B: Backend> Shared<B> {
         AllocError::OutOfMemory(Box::new(facts))
     }
 
-    /// The last resort: memory that is idle on another stream, or in the other pool. Work on the
-    /// request's stream waits, on the device, for what the other stream was given until now; and
-    /// when the block is freed, the other one waits in turn.
+    /// Takes memory that is idle on another stream or in the other pool, as the last attempt. Work
+    /// on the request's stream then waits, on the device, for the other stream's work so far. When
+    /// the block is freed, the other stream waits in turn.
     fn take_from_streams(&self, shard: &Arc<Shard<B>>, request: Request) -> Option<Served<B>> {
         if shard.pool != 0 {
             return None;
@@ -101,7 +102,7 @@ impl<B: Backend> Shared<B> {
                     let Some(block) = block else { continue };
                     (block, state.stream.clone())
                 };
-                // A wait may block the host, so no lock is held.
+                // The wait may block the host, so no lock is held.
                 let ordered = Arc::ptr_eq(&owner, shard)
                     || backend.record(&other).and_then(|e| backend.wait(&stream, &e)).is_ok();
                 let mut state = owner.lock();
@@ -118,7 +119,7 @@ impl<B: Backend> Shared<B> {
         None
     }
 
-    /// Frees what streams are done with by now, of those too that ask for nothing any more.
+    /// Frees memory that streams have finished using, also of streams without new requests.
     fn poll_events(&self) {
         for shard in self.core.all_shards() {
             let mut state = shard.cell.lock_parked();
@@ -128,7 +129,7 @@ impl<B: Backend> Shared<B> {
         }
     }
 
-    /// Waits for all pending events without a lock, then frees what waited for them.
+    /// Waits for all pending events without a lock, then frees the memory that waited for them.
     pub(crate) fn synchronize_events(&self) {
         if self.core.is_capturing() {
             return;
@@ -155,7 +156,7 @@ impl<B: Backend> Shared<B> {
         self.core.tracer.record(|| step(stream));
         let shards = self.core.all_shards();
         let private = shards.iter().filter(|shard| shard.pool > 0);
-        // Its lock is taken after those of shards, so it must not be held below.
+        // Locked after shards, so it must not be held below.
         let reserved = self.core.reserved();
         OutOfMemory {
             device: backend.device(),
@@ -167,7 +168,8 @@ impl<B: Backend> Shared<B> {
             },
             free: memory.map(|(free, _)| free),
             total: memory.map(|(_, total)| total),
-            // Less is another process's, of our number in its own namespace.
+            // A smaller value belongs to another process with this process's id in another
+            // namespace.
             process: backend.process_memory().filter(|&bytes| bytes >= reserved),
             limit,
             allocated: self.allocated(),
@@ -179,8 +181,8 @@ impl<B: Backend> Shared<B> {
     }
 }
 
-/// Searches a shard's cache, by the shard's own options: a private pool has a cache, and splits
-/// blocks at multiples of 512, even where the request's own stream has none.
+/// Searches a shard's cache with the shard's own options: a private pool has a cache, and splits
+/// blocks at multiples of 512, even if the request's own stream has none.
 fn search<B: Backend>(
     shard: &Shard<B>,
     how: impl Fn(&mut State<B>, Request) -> Option<Granted>,
@@ -191,8 +193,8 @@ fn search<B: Backend>(
     if state.rules.caching { how(&mut state, request) } else { None }
 }
 
-/// Free memory of the private pools with `use_on_oom`. Who asks for a private pool gets no other memory, which may be of
-/// another kind.
+/// Takes free memory from the private pools with `use_on_oom`. A request for a private pool gets no
+/// other memory, which may be of another kind.
 fn take_from_pools<B: Backend>(
     pools: &[Arc<Pool<B>>],
     shard: &Arc<Shard<B>>,

@@ -1,65 +1,65 @@
-//! What is known when memory runs out, and what would help.
+//! The facts of an out-of-memory error, and hints.
 
 use std::fmt;
 
 use crate::summary::size_text;
 
-/// The facts of an allocation that ran out of memory. Sizes in bytes.
+/// The facts of a request for which no memory was left. Sizes are in bytes.
 ///
-/// Its text follows PyTorch's and ends with what would help.
+/// `Display` follows PyTorch's message and ends with the hints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OutOfMemory {
-    /// The device.
+    /// Name of the device.
     pub device: String,
-    /// What the caller asked for.
+    /// Requested size.
     pub requested: usize,
-    /// What was asked of the backend for it: `requested` rounded to a segment.
+    /// Size requested from the backend: `requested` rounded to a segment.
     pub segment: usize,
-    /// Free memory of the device, where known.
+    /// Free memory of the device, if known.
     pub free: Option<usize>,
-    /// Total memory of the device, where known.
+    /// Total memory of the device, if known.
     pub total: Option<usize>,
-    /// What this process uses of the device, where known; else `reserved` is a part of it.
+    /// Memory of the device in use by this process, if known. If not, it is at least `reserved`.
     pub process: Option<usize>,
-    /// What may be reserved under the memory fraction, if one is set.
+    /// Memory that may be reserved under the memory fraction, if one is set.
     pub limit: Option<usize>,
-    /// What live blocks occupy.
+    /// Size of all live blocks.
     pub allocated: usize,
-    /// What the allocator holds of the backend.
+    /// Memory that the allocator has reserved from the backend.
     pub reserved: usize,
-    /// What it holds of that in private pools.
+    /// Part of `reserved` in private pools.
     pub private_pools: usize,
-    /// The largest free block, where known.
+    /// Size of the largest free block, if known.
     pub largest_free: Option<usize>,
-    /// Whether free pages can be moved to where they are needed: under the default policy and
-    /// with `expandable_segments`.
+    /// Whether free pages can be moved to other addresses: under the default policy and with
+    /// `expandable_segments`.
     pub remaps: bool,
 }
 
 impl OutOfMemory {
-    /// What is reserved but in nobody's hands: fragmentation.
+    /// Returns the reserved memory that is not allocated: fragmentation.
     #[must_use]
     pub fn unallocated(&self) -> usize {
         self.reserved.saturating_sub(self.allocated)
     }
 
-    /// What others than this allocator use of the device, where known: other processes, the
-    /// driver, and what this process allocates by other ways.
+    /// Returns the device memory that is used outside of this allocator, if known: by other
+    /// processes, by the driver, and by this process in other ways.
     #[must_use]
     pub fn others(&self) -> Option<usize> {
         let used = self.total?.saturating_sub(self.free?);
         Some(used.saturating_sub(self.reserved))
     }
 
-    /// What other processes use of the device, and the driver where this process's part is not
-    /// known.
+    /// Returns the device memory that other processes use, including the driver's memory if this
+    /// process's part is not known.
     fn other_processes(&self) -> Option<usize> {
         let by_other_ways = self.process.map_or(0, |process| process.saturating_sub(self.reserved));
         Some(self.others()?.saturating_sub(by_other_ways))
     }
 
-    /// What would help, the likeliest first; a sentence each.
+    /// Returns suggestions, the most likely to help first. Each is a sentence.
     #[must_use]
     pub fn hints(&self) -> Vec<&'static str> {
         let mut hints = Vec::new();

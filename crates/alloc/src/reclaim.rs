@@ -1,4 +1,5 @@
-//! Cached segments that go back to the backend to make room for a request. The caller holds the lock of the policies.
+//! Release of cached segments to make room for a request. The caller holds the lock of the
+//! policies.
 
 use std::sync::Arc;
 
@@ -11,12 +12,12 @@ use crate::{Backend, PoolKind, release};
 struct Idle<'a, B: Backend> {
     shard: &'a Arc<Shard<B>>,
     block: u32,
-    /// Searches since it was freed.
+    /// Number of searches since the segment was freed.
     age: u64,
 }
 
-/// Gives large segments back that have been idle longer than the mean, until no more than
-/// `garbage_collection_threshold` says is reserved.
+/// Releases large segments that have been idle longer than the mean, until the reserved memory is
+/// at most `garbage_collection_threshold` of the limit.
 pub(crate) fn collect_garbage<B: Backend>(core: &Core<B>, limit: Option<usize>) {
     let shards = core.all_shards();
     let threshold = shards.first().and_then(|s| s.lock().config.garbage_collection_threshold);
@@ -31,7 +32,7 @@ pub(crate) fn collect_garbage<B: Backend>(core: &Core<B>, limit: Option<usize>) 
     while reclaimed < target && !idle.is_empty() {
         let total: u64 = idle.iter().map(|idle| idle.age).sum();
         let mean = total as f64 / idle.len() as f64;
-        // The oldest is never under the mean, so this ends.
+        // The oldest is never under the mean, so the loop ends.
         idle.retain(|&Idle { shard, block, age }| {
             let old = age as f64 >= mean;
             if old && let Some(segment) = shard.lock().heap.release_segment(block) {
@@ -46,8 +47,9 @@ pub(crate) fn collect_garbage<B: Backend>(core: &Core<B>, limit: Option<usize>) 
     }
 }
 
-/// With `max_split_size`: gives back one free segment that is large enough, or else as many
-/// oversize ones, largest first, as are together. False if they are not enough.
+/// Releases segments for a request if `max_split_size` is set: one free segment that is large
+/// enough, or as many oversize segments, largest first, as suffice together. Returns `false` if
+/// they do not suffice.
 pub(crate) fn release_oversize<B: Backend>(
     core: &Core<B>,
     shard: &Shard<B>,

@@ -15,20 +15,20 @@ use crate::shard::Shard;
 use crate::sync::lock;
 use crate::{Backend, source};
 
-/// Segments that are in no heap any more but were not given back.
+/// Segments that were removed from their heap but not released to the backend yet.
 pub(crate) struct Releases<M> {
-    /// Held while memory goes, so that no capture begins meanwhile.
+    /// Held while memory is released, so that no capture begins meanwhile.
     lists: Mutex<Lists<M>>,
-    /// Segments dropped by a pool's source or by the owner of foreign memory. Their thread may hold `lists`, so the
-    /// next release takes them.
+    /// Segments dropped by a pool's source or by the owner of foreign memory. Their thread may hold
+    /// `lists`, so the next release takes them.
     late: Mutex<Vec<Released<M>>>,
 }
 
 struct Lists<M> {
-    /// Those that were to go during a capture, and count as gone.
+    /// Segments to be released after a capture. They count as released.
     deferred: Vec<Released<M>>,
-    /// Those that the backend refused, and that cannot serve any more where they were. They count
-    /// as reserved.
+    /// Segments that the backend refused to take and that cannot serve requests in their old place.
+    /// They count as reserved.
     refused: Vec<Released<M>>,
 }
 
@@ -40,13 +40,13 @@ impl<M> Default for Releases<M> {
 }
 
 impl<M> Releases<M> {
-    /// Waits until no thread gives anything back.
+    /// Waits until no thread releases memory.
     pub(crate) fn wait(&self) {
         drop(lock(&self.lists));
     }
 }
 
-/// Gives segments back to the backend. Called without a shard's lock.
+/// Releases segments to the backend. Called without a shard's lock.
 pub(crate) fn segments<B: Backend>(core: &Core<B>, released: Vec<Released<B::Memory>>) {
     if released.is_empty() {
         return;
@@ -60,7 +60,7 @@ pub(crate) fn segments<B: Backend>(core: &Core<B>, released: Vec<Released<B::Mem
     release_late(core, &mut lists);
 }
 
-/// Gives segments back, or defers them to the end of a capture.
+/// Releases segments, or defers them to the end of a capture.
 fn give_back<B: Backend>(
     core: &Core<B>,
     lists: &mut Lists<B::Memory>,
@@ -73,7 +73,8 @@ fn give_back<B: Backend>(
     }
 }
 
-/// Gives back the segments that were dropped while memory was allocated or released. Their release may drop more.
+/// Releases the segments that were dropped while memory was allocated or released. Their release
+/// may drop more.
 fn release_late<B: Backend>(core: &Core<B>, lists: &mut Lists<B::Memory>) {
     loop {
         let late = std::mem::take(&mut *lock(&core.releases.late));
@@ -84,7 +85,7 @@ fn release_late<B: Backend>(core: &Core<B>, lists: &mut Lists<B::Memory>) {
     }
 }
 
-/// The same for a shard: what the backend refuses is free there again.
+/// Releases segments of a shard. Segments that the backend refuses are free in the shard again.
 pub(crate) fn segments_of<B: Backend>(
     core: &Core<B>,
     shard: &Shard<B>,
@@ -105,8 +106,8 @@ pub(crate) fn segments_of<B: Backend>(
     release_late(core, &mut lists);
 }
 
-/// Tries to give back what the backend refused and what serves nobody, until it refuses again, or
-/// all of it.
+/// Retries refused releases of segments that serve no requests, until the backend refuses again; if
+/// `all` is set, retries all segments.
 pub(crate) fn retry_refused<B: Backend>(core: &Core<B>, all: bool) {
     let mut lists = lock(&core.releases.lists);
     release_late(core, &mut lists);
@@ -124,12 +125,13 @@ pub(crate) fn retry_refused<B: Backend>(core: &Core<B>, all: bool) {
             break;
         }
     }
-    // Those that were not tried come first next time.
+    // The segments that were not tried come first next time.
     lists.refused.splice(0..0, again);
 }
 
-/// Gives back the segments that waited for the end of the last capture. False if that is left to the end of another
-/// capture that has begun, or to the next release, because this thread is releasing memory.
+/// Releases the segments that waited for the end of the last capture. Returns `false` if that is
+/// left to the end of a new capture, or to the next release, because this thread is inside a
+/// release.
 pub(crate) fn deferred<B: Backend>(core: &Core<B>) -> bool {
     if source::is_inside() {
         return false;
@@ -148,7 +150,7 @@ fn free_deferred<B: Backend>(core: &Core<B>, lists: &mut Lists<B::Memory>) {
     lists.refused.extend(free(core, deferred, true));
 }
 
-/// Counts segments out that go once no capture is under way.
+/// Counts segments as released and defers their release until no capture is in progress.
 fn defer<B: Backend>(
     core: &Core<B>,
     lists: &mut Lists<B::Memory>,
@@ -161,11 +163,12 @@ fn defer<B: Backend>(
     }
 }
 
-/// Gives segments back and counts those out that the backend takes, unless they count as gone
+/// Releases segments. Counts those that the backend takes as released, unless they are counted
 /// already. Returns the others.
 ///
-/// To free foreign memory drops its owner, a value of the program. The owner cannot use the allocator, because its
-/// thread holds the allocator's locks. If it panics, the memory counts as given back.
+/// Freeing foreign memory drops its owner, a value of the program. The owner cannot use the
+/// allocator, because its thread holds the allocator's locks. If the drop panics, the memory counts
+/// as released.
 fn free<B: Backend>(
     core: &Core<B>,
     released: Vec<Released<B::Memory>>,

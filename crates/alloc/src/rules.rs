@@ -1,35 +1,36 @@
-//! PyTorch's numbers: rounding, pools, segment sizes, when to split.
+//! PyTorch's rules: rounding, pools, segment sizes, and splitting.
 
 use crate::{AllocError, AllocatorConfig};
 
 /// 1 MiB.
 pub(crate) const MIB: usize = 1 << 20;
-/// Every block is a multiple of this, in bytes.
+/// Granularity of blocks, in bytes.
 pub const MIN_BLOCK_SIZE: usize = 512;
-/// Requests up to this come from the small pool, in bytes.
+/// Largest request of the small pool, in bytes.
 pub const SMALL_SIZE: usize = MIB;
-/// The same under [`Policy::Default`](crate::Policy::Default), where small blocks need not fill
-/// up segments of their own: so that blocks which come and go do not part the pages of larger ones.
+/// Largest request of the small pool under [`Policy::Default`](crate::Policy::Default), in bytes.
+/// Smaller than [`SMALL_SIZE`], because small blocks do not need to fill segments of their own
+/// there, and keeping short-lived blocks apart avoids fragmenting the pages of larger blocks.
 pub const SMALL_SIZE_IN_PAGES: usize = MIB / 2;
-/// Size of a page under [`Policy::Default`](crate::Policy::Default), in bytes, unless configured.
+/// Default size of a page under [`Policy::Default`](crate::Policy::Default), in bytes.
 pub(crate) const PAGE: usize = 4 * MIB;
 /// Size of a segment of the small pool, in bytes.
 pub const SMALL_BUFFER: usize = 2 * MIB;
-/// Size of a segment for requests under [`MIN_LARGE_ALLOC`], in bytes, unless configured.
+/// Default size of a segment for requests under [`MIN_LARGE_ALLOC`], in bytes.
 pub const LARGE_BUFFER: usize = 20 * MIB;
-/// Requests from here on get a segment of their own size, in bytes.
+/// Size from which a request gets a segment of its own, in bytes.
 pub const MIN_LARGE_ALLOC: usize = 10 * MIB;
-/// Large segments are a multiple of this, in bytes.
+/// Granularity of large segments, in bytes.
 pub const ROUND_LARGE: usize = 2 * MIB;
-/// Requests of this many bytes or more are refused outright: 1 EB.
+/// Size from which requests are rejected, in bytes: 1 EB.
 pub const MAX_REQUEST: usize = 1 << 60;
 
-/// Which pool a block belongs to.
+/// The pool of a block, by size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PoolKind {
-    /// Requests up to 1 MiB, or under [`Policy::Default`](crate::Policy::Default) 512 KiB.
+    /// Requests up to 1 MiB, or up to 512 KiB under [`Policy::Default`](crate::Policy::Default).
     Small,
-    /// All others.
+    /// All larger requests.
     Large,
 }
 
@@ -42,7 +43,7 @@ impl PoolKind {
     }
 }
 
-/// The block size a request of `bytes` bytes gets.
+/// Returns the block size for a request of `bytes` bytes.
 pub(crate) fn round_size(config: &AllocatorConfig, bytes: usize) -> Result<usize, AllocError> {
     if bytes >= MAX_REQUEST {
         return Err(AllocError::TooLarge { requested: bytes });
@@ -58,8 +59,8 @@ pub(crate) fn round_size(config: &AllocatorConfig, bytes: usize) -> Result<usize
     }
 }
 
-/// `bytes` rounded up to the next of `divisions` equal steps between powers of two.
-/// `bytes` is under [`MAX_REQUEST`], so nothing here overflows.
+/// Rounds `bytes` up to the next of `divisions` equal steps between powers of two. `bytes` is under
+/// [`MAX_REQUEST`], so nothing overflows.
 fn next_power2_division(bytes: usize, divisions: usize) -> usize {
     if bytes.is_power_of_two() {
         return bytes;
@@ -71,7 +72,7 @@ fn next_power2_division(bytes: usize, divisions: usize) -> usize {
     }
 }
 
-/// The segment asked of the backend for a block of `size` bytes.
+/// Returns the size of the segment to allocate for a block of `size` bytes.
 pub(crate) fn segment_size(config: &AllocatorConfig, size: usize) -> usize {
     if size <= SMALL_SIZE {
         SMALL_BUFFER
@@ -82,13 +83,13 @@ pub(crate) fn segment_size(config: &AllocatorConfig, size: usize) -> usize {
     }
 }
 
-/// What the options say of every request, worked out once, and in one cache line.
+/// The parts of the options that every request needs, precomputed, in one cache line.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
     pub(crate) caching: bool,
-    /// Whether PyTorch's expandable segments choose among free blocks.
+    /// Whether free blocks are chosen by the rules of PyTorch's expandable segments.
     pub(crate) expandable: bool,
-    /// Whether sizes round to [`MIN_BLOCK_SIZE`] and nothing else.
+    /// Whether sizes are only rounded to [`MIN_BLOCK_SIZE`].
     plain_rounding: bool,
     small_size: usize,
     max_split: usize,
@@ -107,27 +108,28 @@ impl Rules {
         }
     }
 
-    /// [`round_size`], if it is plain; `None` if not, or if that fails.
+    /// Rounds a size as [`round_size`] does. `None` if the options need more than plain rounding,
+    /// or if the size is too large.
     #[inline]
     pub(crate) fn round_plainly(&self, bytes: usize) -> Option<usize> {
         let plain = self.plain_rounding && bytes < MAX_REQUEST;
         plain.then(|| bytes.max(1).next_multiple_of(MIN_BLOCK_SIZE))
     }
 
-    /// The pool of a block of this size.
+    /// Returns the pool of a block of this size.
     #[inline]
     pub(crate) fn pool(&self, size: usize) -> PoolKind {
         if size <= self.small_size { PoolKind::Small } else { PoolKind::Large }
     }
 
-    /// Whether blocks of this size are never split (`max_split_size`).
+    /// Returns whether blocks of this size are never split (`max_split_size`).
     #[inline]
     pub(crate) fn is_oversize(&self, size: usize) -> bool {
         size >= self.max_split
     }
 
-    /// Whether a block with `remaining` bytes more than the `size` that is needed is split. In an
-    /// arena even little is kept.
+    /// Returns whether to split a block with `remaining` more bytes than the needed `size`. In an
+    /// arena even small remainders are split off.
     #[inline]
     pub(crate) fn should_split(
         &self,
@@ -143,7 +145,8 @@ impl Rules {
         }
     }
 
-    /// Whether a block of `found` bytes may serve a request of `size` bytes under `max_split_size`.
+    /// Returns whether a block of `found` bytes may serve a request of `size` bytes under
+    /// `max_split_size`.
     #[inline]
     pub(crate) fn may_serve(&self, size: usize, found: usize) -> bool {
         if self.is_oversize(size) {

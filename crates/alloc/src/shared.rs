@@ -15,7 +15,7 @@ use crate::{AllocatorConfig, Backend};
 pub(crate) struct Shared<B: Backend> {
     pub(crate) core: Arc<Core<B>>,
     pub(crate) table: StreamTable<B>,
-    /// Shards for which the table has no room.
+    /// Shards that do not fit in the table.
     pub(crate) overflow: Mutex<Vec<Arc<Shard<B>>>>,
     pub(crate) config: Mutex<AllocatorConfig>,
     /// Private pools that may still be alive.
@@ -35,7 +35,7 @@ impl<B: Backend> Shared<B> {
 impl<B: Backend> Drop for Shared<B> {
     fn drop(&mut self) {
         self.core.closed.store(true, Ordering::SeqCst);
-        // They own the core.
+        // Orphans own the core.
         let orphans = std::mem::take(&mut *lock(&self.core.orphans));
         drop(orphans);
         let overflow = self.overflow.get_mut().unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,5 @@
-//! Calls of the backend that may run a program's code: a pool's source allocates memory, and the owner of foreign
-//! memory is dropped. The thread holds locks then that a request needs, so such a request is an error.
+//! Backend calls that may run the program's code: a pool's source allocates memory, or the owner of
+//! foreign memory is dropped. The thread then holds locks that a request needs, so a request fails.
 
 use std::cell::Cell;
 
@@ -9,15 +9,15 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Restores the former value, after a panic too.
+/// Restores the former value on drop, also after a panic.
 struct Former(bool);
 
-/// Whether this thread is in such a call.
+/// Returns whether this thread is inside such a call.
 pub(crate) fn is_inside() -> bool {
     INSIDE.try_with(Cell::get).unwrap_or(false)
 }
 
-/// Makes such a call.
+/// Runs `call` as such a call.
 pub(crate) fn inside<R>(call: impl FnOnce() -> R) -> R {
     let _former = Former(INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(false));
     call()

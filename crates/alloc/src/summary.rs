@@ -1,10 +1,10 @@
-//! Sizes as text, and the table of statistics.
+//! Formatting of sizes, and the table of statistics.
 
 use std::fmt::Write;
 
 use crate::{MemoryStats, PoolStats, Stat};
 
-/// A size as PyTorch's errors write it: `512 bytes`, `1.50 MiB`, `139.80 GiB`.
+/// Formats a size as PyTorch's errors do: `512 bytes`, `1.50 MiB`, `139.80 GiB`.
 pub(crate) fn size_text(bytes: usize) -> String {
     let size = bytes as f64;
     let kib = 1024.0;
@@ -21,7 +21,8 @@ pub(crate) fn size_text(bytes: usize) -> String {
 
 const WIDTH: usize = 75;
 
-/// A cell: the value and the value of the row's group, which chooses the unit for all of it.
+/// Formats a value of the table. The second argument is the value of the row's group, which selects
+/// the unit.
 type Cell = fn(i64, i64) -> String;
 
 fn size_cell(mut size: i64, mut group: i64) -> String {
@@ -67,7 +68,7 @@ fn rule(text: &mut String, with: char) {
     text.push_str("|\n");
 }
 
-/// The table of `torch.cuda.memory_summary`. Only of a GPU it speaks as one.
+/// Returns the table of `torch.cuda.memory_summary`. Names the device "GPU" only for CUDA devices.
 pub(crate) fn table(device: &str, stats: &MemoryStats) -> String {
     let mut text = String::new();
     rule(&mut text, '=');

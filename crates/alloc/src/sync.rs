@@ -1,4 +1,4 @@
-//! What of locks is the allocator's own.
+//! Locks of the allocator.
 
 use std::sync::PoisonError;
 
@@ -9,8 +9,8 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The lock of a shard. It is held for tens of nanoseconds and hardly ever by two threads at once,
-/// and a lock that spins is given back with a plain store: that is a sixth of what a hit takes.
+/// The lock of a shard. It is held for tens of nanoseconds and rarely contended. A spin lock is
+/// released with a plain store, which saves a sixth of the time of a hit.
 #[cfg(not(shuttle))]
 pub(crate) type ShardLock<T> = spin::mutex::SpinMutex<T, spin::relax::Yield>;
 #[cfg(not(shuttle))]
@@ -20,8 +20,8 @@ pub(crate) type ShardLock<T> = Mutex<T>;
 #[cfg(shuttle)]
 pub(crate) type ShardGuard<'a, T> = MutexGuard<'a, T>;
 
-/// A reference to what is never deallocated. The checker's locks belong to one execution of many:
-/// what holds one is deallocated with the last reference.
+/// A reference to a value that is never deallocated. Under the schedule checker, locks belong to
+/// one execution of many, so their owner is deallocated with the last reference.
 #[cfg(not(shuttle))]
 pub(crate) type Lasting<T> = &'static T;
 #[cfg(shuttle)]
@@ -34,7 +34,7 @@ pub(crate) fn lasting<T>(value: T) -> Lasting<T> {
     return std::sync::Arc::new(value);
 }
 
-/// Whether both refer to one.
+/// Returns whether both refer to the same value.
 pub(crate) fn is_same<T>(a: &Lasting<T>, b: &Lasting<T>) -> bool {
     #[cfg(not(shuttle))]
     return std::ptr::eq(*a, *b);

@@ -1,4 +1,4 @@
-//! Which collectives are done, for what depends on what they were to write.
+//! Completion of collectives, for data that depends on their results.
 
 use std::error::Error as StdError;
 use std::panic::Location;
@@ -9,35 +9,36 @@ use warpline_sync::atomic::{AtomicU64, Ordering};
 
 use crate::{Error, ErrorKind, Site};
 
-/// How far the collectives of a communicator are, and why the others never will be: work that is
-/// aborted ends for the driver as any other does. Clones share it.
+/// Progress of the collectives of a communicator, and the error that ended it. Kept apart from the
+/// driver, for which aborted work ends like any other. Clones share the state.
 #[derive(Clone, Debug, Default)]
 pub struct Completion(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Collectives with numbers up to this one are done.
+    /// Number of the last completed collective.
     done: AtomicU64,
     failed: OnceLock<Arc<dyn StdError + Send + Sync>>,
 }
 
 impl Completion {
-    /// Enters that the collectives with numbers up to this one are done, and were when somebody looked
-    /// who has found no failure yet. After [`Completion::fail`] it does nothing.
+    /// Records that the collectives with numbers up to `number` are complete. The caller must have
+    /// found no failure after it observed the completion. Does nothing after [`Completion::fail`].
     pub fn done_up_to(&self, number: u64) {
         if self.0.failed.get().is_none() {
             self.0.done.fetch_max(number, Ordering::Relaxed);
         }
     }
 
-    /// Enters that the others will not be done. It comes before they are aborted. From now on, what
-    /// they were to write, and what was computed from it, is refused as [`ErrorKind::Collective`].
+    /// Records that the remaining collectives will never complete. Call it before they are aborted.
+    /// From then on, uses of their results, and of data computed from them, fail with
+    /// [`ErrorKind::Collective`]. Only the first error is kept.
     pub fn fail(&self, why: Arc<dyn StdError + Send + Sync>) {
         let _ = self.0.failed.set(why); // the first counts
     }
 }
 
-/// A collective on which bytes depend.
+/// A collective on whose result data depends.
 #[derive(Clone, Debug)]
 pub(crate) struct Pending {
     completion: Completion,
@@ -59,7 +60,7 @@ impl Pending {
         self.number <= self.completion.0.done.load(Ordering::Relaxed)
     }
 
-    /// The error, if it is known that it will not be done.
+    /// Returns the error if the collective is known to have failed.
     pub(crate) fn failed(&self) -> Option<Error> {
         let why = self.completion.0.failed.get()?;
         let site = Site { op: self.op, location: self.location };
@@ -67,14 +68,15 @@ impl Pending {
         (!self.is_done()).then(error)
     }
 
-    /// Whether the other one is done, or fails, with this one: it came before it on the communicator.
+    /// Returns whether `other` completes or fails with this collective, because it came before on
+    /// the same communicator.
     pub(crate) fn covers(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.completion.0, &other.completion.0) && self.number >= other.number
     }
 }
 
 impl Pending {
-    /// Of a captured collective: it as it runs in a replay, if this is the replay's on its
+    /// Returns this captured collective as `replay` runs it. `None` if `replay` is on another
     /// communicator.
     pub(crate) fn in_replay(&self, replay: &Self) -> Option<Self> {
         Arc::ptr_eq(&self.completion.0, &replay.completion.0)

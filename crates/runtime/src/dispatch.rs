@@ -1,10 +1,10 @@
-//! From a dtype at run time to a type at compile time.
+//! Dispatch from a dtype at run time to a type at compile time.
 
 /// Evaluates an expression with a type alias for the host type of a dtype:
 /// `dispatch!(dtype, all T => f::<T>)`. With `float`, `int` or `number` (both) instead of `all`, a
-/// last arm says what happens for the others: `dispatch!(dtype, float T => f::<T>, _ => return err)`.
+/// last arm handles the other dtypes: `dispatch!(dtype, float T => f::<T>, _ => return err)`.
 ///
-/// `T` is a [`crate::host::HostElement`]; bool is [`crate::host::Truth`].
+/// `T` is a [`crate::host::HostElement`]. The host type of bool is [`crate::host::Truth`].
 #[macro_export]
 macro_rules! dispatch {
     ($dtype:expr, all $t:ident => $body:expr) => {

@@ -1,4 +1,4 @@
-//! Errors of lower layers as errors of an op.
+//! Conversion of lower layers' errors to errors of an op.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -14,15 +14,16 @@ const SHOW_ONE: &str = "Let CUDA_VISIBLE_DEVICES name devices that are there, or
                         device 'cpu'";
 const SIMULATE_ONE: &str = "Ask for simulated GPUs with `sim:1` or more, or use the device 'cpu'";
 
-/// Makes [`ErrorKind::Alloc`] of an allocator's error, in a call of `op` by the caller of this function: closures do not
-/// know their caller.
+/// Converts an allocator's error to [`ErrorKind::Alloc`] of `op`. The location is that of the
+/// caller of this function, because closures do not know their caller.
 #[track_caller]
 pub(crate) fn alloc(op: &'static str) -> impl FnOnce(AllocError) -> Error {
     let location = Location::caller();
     move |source| ErrorKind::Alloc.of(op).at(location).with_source(Arc::new(source))
 }
 
-/// The error where there is no CUDA: [`ErrorKind::CudaUnavailable`] without a GPU to use, otherwise the driver's error.
+/// Converts a driver's error at startup: [`ErrorKind::CudaUnavailable`] if no GPU can be used,
+/// otherwise the driver's error.
 #[track_caller]
 pub(crate) fn no_cuda(source: DriverError) -> Error {
     let hint = match &source {

@@ -1,4 +1,4 @@
-//! What a sequence of random numbers is taken from.
+//! Random number generators, with PyTorch's sequences and states.
 
 use std::fmt;
 
@@ -6,21 +6,21 @@ use rand_mt::Mt;
 
 use crate::{Error, Result};
 
-/// The seed that PyTorch's generators start from.
+/// Default seed, as in PyTorch.
 pub const DEFAULT_SEED: u64 = 67_280_421_310_721;
 
-/// How many numbers MT19937 makes at a time.
+/// Number of values that MT19937 produces at a time.
 const BLOCK: usize = 624;
 
-/// The generator of CPU tensors: MT19937.
+/// The generator of CPU tensors: MT19937 (`torch.Generator`).
 pub struct CpuGenerator {
     seed: u64,
-    /// Whose next numbers are those after `block`.
+    /// Produces the numbers after `block`.
     engine: Mt,
     block: Box<[u32; BLOCK]>,
-    /// How many of the block's numbers have been handed out.
+    /// Number of values of the block that were returned.
     taken: usize,
-    /// The second value of the last pair of normal values, not yet handed out.
+    /// The second value of the last pair of normal values, if it is still unused.
     next_normal: Option<f64>,
 }
 
@@ -37,7 +37,8 @@ impl Default for CpuGenerator {
 }
 
 impl CpuGenerator {
-    /// A generator at the start of the sequence of `seed`. Only its lower 32 bits matter.
+    /// Creates a generator at the start of the sequence of `seed`. Only the lower 32 bits of `seed`
+    /// matter.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         // The words that the first numbers are made of, as if a block of numbers had come before.
@@ -50,18 +51,18 @@ impl CpuGenerator {
         Self { seed, engine: Mt::from(*block), block, taken: BLOCK, next_normal: None }
     }
 
-    /// Starts the sequence of `seed` (`torch.manual_seed`).
+    /// Restarts the sequence with `seed` (`torch.manual_seed`).
     pub fn manual_seed(&mut self, seed: u64) {
         *self = Self::new(seed);
     }
 
-    /// The seed the sequence was started from (`torch.initial_seed`).
+    /// Returns the seed of the sequence (`torch.initial_seed`).
     #[must_use]
     pub fn initial_seed(&self) -> u64 {
         self.seed
     }
 
-    /// The next 32 random bits.
+    /// Returns the next 32 random bits.
     #[inline]
     pub fn random(&mut self) -> u32 {
         if self.taken == BLOCK {
@@ -73,23 +74,23 @@ impl CpuGenerator {
         number
     }
 
-    /// The second value of a pair of normal values, for the next draw of one.
+    /// Keeps the second value of a pair of normal values for the next draw of a single value.
     pub fn keep_normal(&mut self, value: f64) {
         self.next_normal = Some(value);
     }
 
-    /// The value that was kept, if there is one; it is handed out once.
+    /// Returns the kept value, if there is one, and removes it.
     pub fn take_normal(&mut self) -> Option<f64> {
         self.next_normal.take()
     }
 
-    /// The next 64 random bits, the earlier draw in the upper half.
+    /// Returns the next 64 random bits, the earlier draw in the upper half.
     pub fn random64(&mut self) -> u64 {
         let high = u64::from(self.random());
         high << 32 | u64::from(self.random())
     }
 
-    /// The numbers from 0 to below `n` in a random order (`torch.randperm`).
+    /// Returns the numbers from 0 to `n - 1` in random order (`torch.randperm`).
     pub fn permutation(&mut self, n: usize) -> Vec<i64> {
         let mut numbers: Vec<i64> = (0..n as i64).collect();
         let n = n as u64;
@@ -101,7 +102,7 @@ impl CpuGenerator {
         numbers
     }
 
-    /// All that the sequence goes on from, in the bytes that `torch.get_rng_state` has.
+    /// Returns the generator's state, in the byte format of `torch.get_rng_state`.
     #[must_use]
     pub fn state(&self) -> Vec<u8> {
         let left = (BLOCK - self.taken + 1) as u32;
@@ -124,10 +125,10 @@ impl CpuGenerator {
         state
     }
 
-    /// Goes on from where a [`CpuGenerator::state`] was taken (`torch.set_rng_state`).
+    /// Restores a state returned by [`CpuGenerator::state`] (`torch.set_rng_state`).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for bytes that are no state.
+    /// [`ErrorKind::InvalidArgument`] if the length is wrong or the bytes are not a valid state.
     #[track_caller]
     pub fn set_state(&mut self, state: &[u8]) -> Result<()> {
         const OP: &str = "set_rng_state";
@@ -163,10 +164,10 @@ impl CpuGenerator {
     }
 }
 
-/// The bytes of a CPU generator's state.
+/// Size of a CPU generator's state, in bytes.
 const STATE: usize = 24 + 8 * BLOCK + 4 * 8 + 8;
 
-/// The number that MT19937 makes of a word of its state.
+/// Computes MT19937's output for a state word.
 fn temper(mut word: u32) -> u32 {
     word ^= word >> 11;
     word ^= word << 7 & 0x9d2c_5680;
@@ -174,7 +175,7 @@ fn temper(mut word: u32) -> u32 {
     word ^ word >> 18
 }
 
-/// The word that [`temper`] makes a number of.
+/// Computes the state word for an output of [`temper`].
 fn untemper(mut number: u32) -> u32 {
     number ^= number >> 18;
     number ^= number << 15 & 0xefc6_0000;
@@ -186,8 +187,8 @@ fn untemper(mut number: u32) -> u32 {
     number ^ number >> 11 ^ number >> 22
 }
 
-/// The generator of one device: Philox4x32-10, which computes any part of its sequence from the
-/// seed and a position alone.
+/// The generator of one device: Philox4x32-10. Any part of its sequence follows from the seed and
+/// an offset alone.
 #[derive(Debug)]
 pub struct CudaGenerator {
     seed: u64,
@@ -201,39 +202,40 @@ impl Default for CudaGenerator {
 }
 
 impl CudaGenerator {
-    /// Starts the sequence of `seed` (`torch.cuda.manual_seed`).
+    /// Restarts the sequence with `seed` (`torch.cuda.manual_seed`).
     pub fn manual_seed(&mut self, seed: u64) {
         (self.seed, self.offset) = (seed, 0);
     }
 
-    /// The seed the sequence was started from (`torch.cuda.initial_seed`).
+    /// Returns the seed of the sequence (`torch.cuda.initial_seed`).
     #[must_use]
     pub fn initial_seed(&self) -> u64 {
         self.seed
     }
 
-    /// How many values each thread's sequence has been advanced by.
+    /// Returns the number of values by which each thread's sequence has advanced.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Moves to another place of the sequence (`Generator.set_offset`). Rounded up to a multiple
-    /// of 4, since a draw makes four values; the sequence of a thread begins anew after 2^64.
+    /// Sets the offset in each thread's sequence (`Generator.set_offset`). Rounds it up to a
+    /// multiple of 4, since a draw makes four values. A thread's sequence repeats after 2^64
+    /// values.
     pub fn set_offset(&mut self, offset: u64) {
         self.offset = offset.checked_next_multiple_of(4).unwrap_or(0);
     }
 
-    /// Seed and place, in the bytes that `torch.cuda.get_rng_state` has.
+    /// Returns the seed and the offset, in the byte format of `torch.cuda.get_rng_state`.
     #[must_use]
     pub fn state(&self) -> Vec<u8> {
         [self.seed.to_le_bytes(), self.offset.to_le_bytes()].concat()
     }
 
-    /// Goes on from where a [`CudaGenerator::state`] was taken (`torch.cuda.set_rng_state`).
+    /// Restores a state returned by [`CudaGenerator::state`] (`torch.cuda.set_rng_state`).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for bytes that are no state.
+    /// [`ErrorKind::InvalidArgument`] if the length is not 16 bytes.
     #[track_caller]
     pub fn set_state(&mut self, state: &[u8]) -> Result<()> {
         let (words, rest) = state.as_chunks::<8>();
@@ -247,7 +249,8 @@ impl CudaGenerator {
         Ok(())
     }
 
-    /// The seed and place for a kernel of which no thread takes more than `values` values.
+    /// Returns the seed and the offset for a kernel whose threads take at most `values` values
+    /// each, and advances past them.
     pub fn advance(&mut self, values: u64) -> (u64, u64) {
         let offset = self.offset;
         self.offset = offset.wrapping_add(values.next_multiple_of(4));

@@ -1,10 +1,11 @@
-//! What any op of Warpline stands on: storage, views, the one launch path, race detection, graphs,
-//! generators.
+//! Storage, views, the launch path, race detection, graphs and random generators: the base of all
+//! Warpline ops.
 //!
-//! An op declares its kernels as [`launch::Kernel`]s, which is its one unsafe step: [`launch::Kernel::new`] says what the
-//! author vouches for. Each launch becomes one [`launch::Call`], from which come the order between streams,
-//! race reports, what a simulated GPU runs, and what an error says. Ops take [`View`]s and a
-//! [`Target`]; [`iter`] walks operands of any strides. `docs/custom-ops.md` walks through an op of another crate.
+//! An op declares its kernels as [`launch::Kernel`]s. That is its only unsafe step;
+//! [`launch::Kernel::new`] lists what the op's author guarantees. Each launch becomes one
+//! [`launch::Call`], from which the order between streams, race reports, the work of simulated GPUs
+//! and error messages derive. Ops take [`View`]s and a [`Target`]; [`iter`] walks operands of any
+//! strides. `docs/custom-ops.md` walks through an op of another crate.
 
 mod completion;
 #[macro_use]
@@ -46,7 +47,7 @@ pub use warpline_types::{
     Category, DType, Device, Element, Error, ErrorKind, Result, ResultExt, Scalar, Site, bf16, f16,
 };
 
-/// The program of this crate's README runs.
+/// Runs the program of this crate's README as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct CrateReadme;

@@ -1,25 +1,25 @@
-//! Whether two layouts of one storage touch the same bytes.
+//! Tests whether two layouts of one storage share bytes.
 
 use smallvec::SmallVec;
 
 use crate::Layout;
 use crate::race::Span;
 
-/// How two layouts share memory.
+/// Relation of two layouts in one storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overlap {
-    /// Not at all.
+    /// The layouts share no bytes.
     None,
-    /// Each index is the same element in both.
+    /// Each index is the same element in both layouts.
     Same,
-    /// In any other way, or in one that was too costly to tell.
+    /// The layouts share some bytes, or the search for a shared byte gave up.
     Some,
 }
 
-/// Steps after which the search gives up. Tensors met in practice need a handful.
+/// Steps after which the search gives up. Layouts of real programs need a handful.
 const MAX_STEPS: usize = 4096;
 
-/// Compares two layouts, each with its bytes per element.
+/// Compares two layouts of one storage, each with its element size in bytes.
 pub fn between(a: (&Layout, usize), b: (&Layout, usize)) -> Overlap {
     if a.0.numel() == 0 || b.0.numel() == 0 {
         return Overlap::None;
@@ -42,7 +42,7 @@ pub fn between(a: (&Layout, usize), b: (&Layout, usize)) -> Overlap {
     }
 }
 
-/// Whether two spans have a byte in common; `None` where that takes too long to tell.
+/// Returns whether two spans share a byte. `None` if the search gave up.
 pub(crate) fn share_a_byte(a: &Span, b: &Span) -> Option<bool> {
     let (first, second) = (a.hull(), b.hull());
     if first.start >= second.end || second.start >= first.end {
@@ -62,7 +62,7 @@ pub(crate) fn share_a_byte(a: &Span, b: &Span) -> Option<bool> {
     solve(terms, target)
 }
 
-/// Is there a byte reached by both? offset_a + Σ i·stride_a + x = offset_b + Σ j·stride_b + y,
+/// Returns whether both reach a byte: offset_a + Σ i·stride_a + x = offset_b + Σ j·stride_b + y,
 /// solved as Σ coefficient · unknown = target with each unknown in 0..=its bound.
 fn solve(mut terms: Terms, target: i128) -> Option<bool> {
     terms.sort_unstable_by_key(|t| std::cmp::Reverse(t.coefficient));
@@ -75,8 +75,8 @@ fn solve(mut terms: Terms, target: i128) -> Option<bool> {
     solvable(&terms, target, &mut steps)
 }
 
-/// Whether two indices of a layout may be the same element. It is never wrong when false: each
-/// step of a dimension then goes beyond all that the dimensions of smaller steps reach.
+/// Returns whether two indices of a layout may be the same element. `false` is exact: each step of
+/// a dimension is then larger than the reach of all dimensions with smaller steps.
 pub(crate) fn within(layout: &Layout) -> bool {
     if layout.is_contiguous() {
         return false;
@@ -106,8 +106,8 @@ fn same(a: &Layout, b: &Layout) -> bool {
 
 type Terms = SmallVec<[Term; 12]>;
 
-/// A positive coefficient, the most its unknown may be, and the most that it and all later terms
-/// can come to.
+/// A positive coefficient, the upper bound of its unknown, and the largest sum of this and all
+/// later terms.
 #[derive(Clone, Copy)]
 struct Term {
     coefficient: i128,
@@ -115,8 +115,8 @@ struct Term {
     reach: i128,
 }
 
-/// Adds `coefficient · unknown`. Unknowns of one coefficient are one with the sum of the bounds;
-/// a negative coefficient counts its unknown from the other end.
+/// Adds the term `coefficient · unknown`. Terms of equal coefficient merge, with the sum of their
+/// bounds. A negative coefficient becomes positive by counting its unknown down from the bound.
 fn add_term(terms: &mut Terms, target: &mut i128, coefficient: i128, bound: i128) {
     if coefficient == 0 || bound == 0 {
         return;
@@ -131,7 +131,7 @@ fn add_term(terms: &mut Terms, target: &mut i128, coefficient: i128, bound: i128
     }
 }
 
-/// Whether the terms can come to `target`; `None` when that took too long to find out.
+/// Returns whether the terms can sum to `target`. `None` if the search gave up.
 fn solvable(terms: &[Term], target: i128, steps: &mut usize) -> Option<bool> {
     let Some((first, rest)) = terms.split_first() else { return Some(target == 0) };
     if target < 0 || target > first.reach {
@@ -154,7 +154,7 @@ trait DivCeil {
 }
 
 impl DivCeil for i128 {
-    /// Of numbers that are not negative.
+    /// Divides non-negative numbers, rounding up.
     fn div_ceil_(self, by: Self) -> Self {
         (self + by - 1) / by
     }

@@ -1,4 +1,4 @@
-//! Replays of captured collectives, which are watched as calls are.
+//! Replays of captured collectives, which are watched like calls.
 
 use std::fmt;
 use std::panic::Location;
@@ -11,14 +11,15 @@ use crate::completion::{Completion, Pending};
 use crate::storage::{Source, Sources};
 use crate::{Result, Site};
 
-/// Who watches the calls on a communicator, as a process group does: graphs in which some were
-/// captured keep it, and launch their replays through it.
+/// A watcher of the calls on a communicator, such as a process group. Graphs that captured some of
+/// these calls keep the watcher and launch their replays through it.
 pub trait Replays: Send + Sync {
-    /// Calls `launch` once, with the replay's number among the communicator's calls. It enqueues the
-    /// replay of `calls`, which are the captured ones' names in their order, on the stream.
+    /// Calls `launch` once, with the replay's number among the communicator's calls. `launch`
+    /// enqueues the replay on the stream. `calls` are the names of the captured calls, in order.
     ///
     /// # Errors
-    /// Those of `launch`; [`crate::ErrorKind::Collective`] where the communicator can be used no more.
+    /// Errors of `launch`, and [`crate::ErrorKind::Collective`] if the communicator can no longer
+    /// be used.
     fn replay(
         &self,
         calls: &Calls,
@@ -28,14 +29,14 @@ pub trait Replays: Send + Sync {
     ) -> Result<()>;
 }
 
-/// Names of captured calls.
+/// Names of captured calls, in order.
 pub type Calls = Arc<[&'static str]>;
 
-/// A communicator that takes part in a graph.
+/// A communicator used in a graph.
 #[derive(Clone)]
 pub(crate) struct Captured {
     pub(crate) comm: Communicator,
-    /// Who watches it, and the names of its calls.
+    /// The watcher, and the names of its calls.
     pub(crate) watched: Option<(Arc<dyn Replays>, Calls)>,
 }
 
@@ -45,8 +46,8 @@ impl fmt::Debug for Captured {
     }
 }
 
-/// Calls `launch`, which enqueues a replay in which the communicators take part, while all who watch
-/// them know of it. It is given what the replay is on each of these.
+/// Calls `launch`, which enqueues a replay that uses the communicators, under all their watchers.
+/// Passes `launch` the replay's number on each watched communicator.
 #[track_caller]
 pub(crate) fn watched(
     communicators: &[Captured],

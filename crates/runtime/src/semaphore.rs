@@ -2,26 +2,26 @@
 //!
 //! # Approach
 //!
-//! As with CUDA's timeline semaphores, a stream *signals* a number behind its work, greater than
-//! those before (`cuStreamWriteValue32`). Streams of another process wait for the number
-//! (`cuStreamWaitValue32`). Each side has, for each device, one page of host memory that both sides
-//! lock; the channel carries it. The wait is entered as a write of the tensor's storage, so a
-//! stream of the program waits only when it uses the tensor, and a peer that stalls stops no other
+//! A stream *signals* a number after its work, as with CUDA's timeline semaphores
+//! (`cuStreamWriteValue32`). Numbers ascend. Streams of another process wait for the number
+//! (`cuStreamWaitValue32`). For each device, each side has one page of host memory that both sides
+//! register; the channel carries the page. The wait is recorded as a write of the tensor's storage,
+//! so a stream of the program waits only when it uses the tensor, and a stalled peer stops no other
 //! stream.
 //!
-//! Numbers come in order. Where another stream signalled before, the semaphore's own stream waits
-//! for it and then signals. A message whose number is not greater than that of the message before
-//! is refused, and so is a number 2³¹ or more above those that the stream has passed. Bytes whose
-//! number has not come are marked, as a kernel that checks indices marks its results: each host
-//! read of them, or of data computed from them, fails if the number never came.
+//! Numbers arrive in order. If another stream signalled before, the semaphore's own stream waits
+//! for that stream and then signals. A message is rejected if its number is not greater than that
+//! of the message before, or 2³¹ or more above the numbers that the stream has passed. Bytes whose
+//! number has not arrived are marked, like the results of a kernel that checks indices: each host
+//! read of them, or of data computed from them, fails if the number never arrives.
 //!
 //! # Killed processes
 //!
-//! Interprocess events are not used, because nothing specifies a wait for the event of a killed
-//! process. (With driver 580 such a wait counted as done in the few runs that were tried, in all of
-//! which the wait began after the kill.) Here the waiting process itself lets its streams continue
-//! once it sees that the other process is gone. The number that was there by then says what was
-//! done, and the rest is refused.
+//! Interprocess events are not used, because no document specifies a wait for the event of a killed
+//! process. (With driver 580 such a wait completed in the few runs that were tried, in all of which
+//! the wait began after the kill.) Here the waiting process releases its own streams once it sees
+//! that the other process is gone. The number at that time shows which work is complete; reads of
+//! other results are refused.
 
 mod awaited;
 
@@ -41,20 +41,20 @@ use crate::runtime::{Unused, new_memory_id};
 use crate::{CudaDevice, Error, Result, Runtime, Storage, SyncPolicy};
 pub(crate) use awaited::Awaited;
 
-/// Which of a semaphore's words has the number.
+/// Index of the semaphore's word that holds the number.
 const WORD: usize = 0;
 
-/// How often the host looks while it waits for a number.
+/// Interval at which the host polls while it waits for a number.
 const SLICE: Duration = Duration::from_micros(100);
 
-/// What another process makes a [`PeerSemaphore`] of.
+/// A semaphore exported to another process, which creates a [`PeerSemaphore`] from it.
 #[derive(Debug)]
 pub struct SharedSemaphore {
-    /// Carries the memory.
+    /// Handle that transfers the memory.
     pub handle: OsHandle,
-    /// The memory's size.
+    /// Size of the memory, in bytes.
     pub bytes: usize,
-    /// The UUID of the device whose streams signal it.
+    /// UUID of the device whose streams signal the semaphore.
     pub device: [u8; 16],
 }
 
@@ -65,8 +65,8 @@ struct Page {
     runtime: Runtime,
     device: usize,
     streams: Mutex<Vec<Stream>>,
-    /// The semaphore's own stream, made on first use. Program work never runs there, so a peer that
-    /// stalls stops no stream of the program.
+    /// The semaphore's own stream, created on first use. Program work never runs there, so a
+    /// stalled peer stops no stream of the program.
     own: OnceLock<Stream>,
 }
 
@@ -76,7 +76,7 @@ impl Page {
         Self { words, runtime: runtime.clone(), device, streams, own: OnceLock::new() }
     }
 
-    /// The semaphore's own stream.
+    /// Returns the semaphore's own stream.
     fn stream(&self) -> Result<&Stream> {
         if let Some(own) = self.own.get() {
             return Ok(own);
@@ -85,7 +85,7 @@ impl Page {
         Ok(self.own.get_or_init(|| new))
     }
 
-    /// Whether work of this storage can be ordered by it.
+    /// Returns whether the semaphore can order work on this storage.
     fn serves(&self, storage: &Storage) -> bool {
         storage.runtime().same_as(&self.runtime)
             && storage.cuda_device().map(CudaDevice::index) == Some(self.device)
@@ -116,7 +116,7 @@ impl Drop for Page {
     }
 }
 
-/// Whether a stream has no work left. A lost device does no work.
+/// Returns whether a stream has completed its work. A lost device counts as complete.
 fn is_idle(stream: &Stream) -> bool {
     let raw = stream.raw();
     match raw.query() {
@@ -125,17 +125,18 @@ fn is_idle(stream: &Stream) -> bool {
     }
 }
 
-/// Whether number `b` is at or after number `a`. Numbers wrap around.
+/// Returns whether number `b` is at or after number `a`. Numbers wrap around.
 fn reaches(b: u32, a: u32) -> bool {
     b.wrapping_sub(a) as i32 >= 0
 }
 
-/// Whether streams of this runtime are to wait for more than the program says.
+/// Returns whether Warpline orders streams of this runtime, beyond the program's own waits.
 fn orders(runtime: &Runtime, stream: &Stream) -> bool {
     runtime.sync_policy() == SyncPolicy::Auto && !runtime.detects_races() && !stream.is_capturing()
 }
 
-/// Whether this driver's streams cannot signal and wait, or not by this address of host memory.
+/// Returns whether the error shows that the driver's streams cannot signal and wait, or not at this
+/// host address.
 fn unsupported(error: &Error) -> bool {
     error.driver_error().is_some_and(|error| {
         let missing = matches!(error, DriverError::MissingSymbol { .. });
@@ -148,7 +149,7 @@ fn site(op: &'static str, location: &'static Location<'static>) -> Site {
     Site { op, location }
 }
 
-/// All of a storage: what comes before comes before, and what comes later, later.
+/// Returns an access to the whole storage, which all uses of it conflict with.
 fn all_of(storage: &Storage) -> impl Iterator<Item = Touch<'_>> {
     std::iter::once(Touch::range(storage, 0, storage.bytes(), Access::ReadWrite))
 }
@@ -163,15 +164,16 @@ pub struct OwnSemaphore {
 #[derive(Debug)]
 struct Signalled {
     number: u32,
-    /// The stream of the last signal, and its number there.
+    /// The stream of the last signal, and the signal's operation there.
     last: Option<(Stream, u64)>,
 }
 
 impl OwnSemaphore {
-    /// A new one for streams of a device.
+    /// Creates a semaphore for streams of a device.
     ///
     /// # Errors
-    /// That the system cannot share memory; the driver's own.
+    /// - [`ErrorKind::NoSuchDevice`] or [`ErrorKind::CudaUnavailable`] if there is no such device.
+    /// - [`ErrorKind::Driver`] if the system cannot share memory or the driver cannot register it.
     pub fn new(runtime: &Runtime, device: usize) -> Result<Self> {
         let driver = runtime.device(device)?.driver();
         let words = SharedWords::new(driver, device).map_err(|e| Error::driver("send", e))?;
@@ -179,16 +181,17 @@ impl OwnSemaphore {
         Ok(Self { page: Page::new(runtime, device, words), signalled })
     }
 
-    /// Whether it is for work on this storage.
+    /// Returns whether the semaphore can order work on this storage: it has the same runtime and
+    /// device.
     #[must_use]
     pub fn serves(&self, storage: &Storage) -> bool {
         self.page.serves(storage)
     }
 
-    /// What another process gets at it with.
+    /// Exports the semaphore for another process.
     ///
     /// # Errors
-    /// The system's.
+    /// [`ErrorKind::Driver`] if the system cannot export the memory.
     #[track_caller]
     pub fn export(&self) -> Result<SharedSemaphore> {
         const OP: &str = "send";
@@ -200,16 +203,18 @@ impl OwnSemaphore {
         Ok(SharedSemaphore { handle, bytes: words.bytes(), device })
     }
 
-    /// Signals, in the order of streams, once all work on the storage that was enqueued here is done.
+    /// Signals, in stream order, after all work on the storage that was enqueued in this process.
     /// `stream` signals, unless another stream signalled before: then the semaphore's own stream
-    /// does, so that `stream` waits for no other.
+    /// does, so that `stream` waits for no other stream.
     ///
-    /// Returns the number, or `None` where only the host can wait for that work: under
-    /// [`SyncPolicy::Manual`] any stream may do it, and the storage may depend on work that can still
-    /// fail, other than that which the receiving process has signalled by `peers`.
+    /// Returns the number. Returns `None` if only the host can wait for that work: under
+    /// [`SyncPolicy::Manual`], where any stream may use the storage without order; if the streams
+    /// cannot signal; or if the storage depends on work that can still fail, other than work that
+    /// the receiving process has signalled with `peers`.
     ///
     /// # Errors
-    /// What that work is known to have failed with; the driver's own.
+    /// The known failure of work that the storage depends on, and [`ErrorKind::Driver`] if a driver
+    /// call fails.
     pub fn signal(
         &self,
         storage: &Storage,
@@ -247,24 +252,24 @@ impl OwnSemaphore {
         };
         *signalled = Signalled { number, last: Some((stream.clone(), enqueued)) };
         drop(signalled);
-        // Asked now: what comes later is no part of it.
+        // Checked after the signal: later dependencies are not part of it.
         Ok((!storage.depends_on_others(peers)).then_some(number))
     }
 }
 
 impl OwnSemaphore {
-    /// Blocks the host until the last number that was signalled is there.
+    /// Blocks the host until the last signal has run.
     pub fn settle(&self) {
         let signalled = self.signalled.lock().unwrap_or_else(PoisonError::into_inner);
         let last = signalled.last.as_ref().map(|(stream, _)| stream.clone());
         drop(signalled);
         if let Some(stream) = last.filter(|_| !self.is_settled()) {
-            // Should this fail, the device is lost or captures, and the other process finds out.
+            // If this fails, the device is lost or in a capture; the other process will notice.
             let _ = stream.raw().synchronize();
         }
     }
 
-    /// Whether the last number that was signalled is there, or never will be.
+    /// Returns whether the last signal has run, or will never run.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         let signalled = self.signalled.lock().unwrap_or_else(PoisonError::into_inner);
@@ -277,7 +282,7 @@ impl OwnSemaphore {
     }
 }
 
-/// A semaphore that another process signals. Clones are the same.
+/// A semaphore that another process signals. Clones share the semaphore.
 #[derive(Clone, Debug)]
 pub struct PeerSemaphore(Arc<Peer>);
 
@@ -291,19 +296,20 @@ struct Peer {
 struct State {
     /// The last number that the semaphore's stream waits for.
     awaited: u32,
-    /// A number that the stream had passed, with all before it.
+    /// A number that the stream has passed, with all numbers before it.
     passed: u32,
-    /// Waits that are being enqueued.
+    /// Number of waits that are being enqueued.
     entering: usize,
-    /// The number that was there when the other process was seen to be gone.
+    /// The number at the time when the other process was found to be gone.
     ended_at: Option<u32>,
 }
 
 impl PeerSemaphore {
-    /// What another process exported.
+    /// Imports a semaphore that another process exported.
     ///
     /// # Errors
-    /// That it is no such memory; the driver's own.
+    /// - [`ErrorKind::NoSuchDevice`] or [`ErrorKind::CudaUnavailable`] if there is no such device.
+    /// - [`ErrorKind::Driver`] if the handle is not such memory or the driver cannot register it.
     pub fn import(runtime: &Runtime, device: usize, shared: SharedSemaphore) -> Result<Self> {
         let SharedSemaphore { handle, bytes, .. } = shared;
         let driver = runtime.device(device)?.driver();
@@ -317,17 +323,19 @@ impl PeerSemaphore {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the number is there. After [`PeerSemaphore::end`], whether it was then.
+    /// Returns whether the number has arrived. After [`PeerSemaphore::end`]: whether it had arrived
+    /// by then.
     #[must_use]
     pub fn is_there(&self, number: u32) -> bool {
         reaches(self.state().ended_at.unwrap_or_else(|| self.0.page.number()), number)
     }
 
-    /// Counts the other process as gone and lets the waiting stream go on. Work that is not signalled
-    /// by now counts as never done, and reading its results fails with [`ErrorKind::PeerGone`].
+    /// Marks the other process as gone and releases the waiting stream. Work that is not signalled
+    /// by now counts as never completed, and reading its results fails with
+    /// [`ErrorKind::PeerGone`].
     ///
-    /// The other process's GPU may still come to an earlier signal, which makes the number smaller
-    /// again. So call this again and again until it returns false: nothing waits any more.
+    /// The other process's GPU may still write an earlier number, which lowers the number again.
+    /// Therefore repeat the call until it returns `false`, when no wait is left.
     pub fn end(&self) -> bool {
         let mut state = self.state();
         let number = self.0.page.number();
@@ -341,7 +349,7 @@ impl PeerSemaphore {
         true
     }
 
-    /// Whether the semaphore's stream waits for no number.
+    /// Returns whether the semaphore's stream has no pending wait.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.has_passed(&self.state())
@@ -351,9 +359,11 @@ impl PeerSemaphore {
         state.entering == 0 && self.0.page.own.get().is_none_or(is_idle)
     }
 
-    /// Enters a wait for a number, which is to be followed by [`PeerSemaphore::entered`].
+    /// Records a wait for a number that is about to be enqueued. Call [`PeerSemaphore::entered`]
+    /// afterwards.
     ///
-    /// To let the stream go on, [`PeerSemaphore::end`] stores the last number that is awaited. That
+    /// [`PeerSemaphore::end`] releases the stream by storing the last awaited number. That releases
+    /// all waits only if their numbers lie within half of the number range.
     /// reaches each of the others only if all lie within half the range of numbers.
     #[track_caller]
     fn enter(&self, awaited: &Awaited) -> Result<()> {
@@ -384,16 +394,19 @@ impl PeerSemaphore {
         self.state().entering -= 1;
     }
 
-    /// Orders all work with the storage that is enqueued here from now on after the work that the other
-    /// process did there before it signalled the number. The semaphore's own stream waits for that,
-    /// and other streams wait for it as they come to use the storage. Where streams cannot wait, the
-    /// host does, until `deadline`.
+    /// Orders all work on the storage enqueued in this process from now on after the work that the
+    /// other process did before it signalled `number`. The semaphore's own stream waits for the
+    /// number, and other streams wait for that stream when they use the storage. If streams cannot
+    /// wait, the host waits until `deadline`.
     ///
-    /// Reads on the host of the storage, and of anything computed from it, wait for the number for at
-    /// most `limit`. They fail with [`ErrorKind::PeerGone`] if it never comes.
+    /// Host reads of the storage, and of data computed from it, wait for the number for at most
+    /// `limit`. They fail with [`ErrorKind::PeerGone`] if the number never arrives.
     ///
     /// # Errors
-    /// [`ErrorKind::PeerGone`]; [`ErrorKind::TimedOut`] after the deadline; the driver's own.
+    /// - [`ErrorKind::PeerGone`] if the other process is gone and has not signalled `number`.
+    /// - [`ErrorKind::TimedOut`] if the host waits and `deadline` passes.
+    /// - [`ErrorKind::InvalidArgument`] if `number` is too far above the numbers that have arrived.
+    /// - [`ErrorKind::Driver`] if a driver call fails.
     pub fn wait(
         &self,
         (storage, stream): (&Storage, &Stream),

@@ -1,4 +1,4 @@
-//! What tests of ops share: the same cases run on the CPU and on devices.
+//! Helpers for tests of ops, which run the same cases on the CPU and on devices.
 
 use std::panic::Location;
 use std::sync::PoisonError;
@@ -11,13 +11,13 @@ use warpline_alloc::AllocatorConfig;
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
 use warpline_cuda_sys_safe::{DriverError, HostKernel, HostLaunch};
 
-/// Simulated devices of less memory than the usual: addresses are taken for all of it, and valgrind
-/// has few.
+/// Returns simulated devices with 8 GiB of memory, less than the default: the simulator reserves
+/// addresses for all of it, and valgrind has few.
 pub fn small_sim(devices: usize) -> SimConfig {
     SimConfig { capacity: 8 << 30, ..SimConfig::new(devices) }
 }
 
-/// Runs a body on every target that needs no hardware.
+/// Runs a test on every target that needs no hardware: the CPU and a simulated device.
 pub fn on_every_target(body: impl Fn(Target<'_>)) {
     let reason = DriverError::NoDevice { reason: "this test runs on the CPU".into() };
     body(Target::Cpu(&Runtime::without_cuda(reason, &RuntimeConfig::default())));
@@ -28,10 +28,10 @@ pub fn on_every_target(body: impl Fn(Target<'_>)) {
     assert!(sim.overruns().is_empty(), "{:?}", sim.overruns());
 }
 
-/// Runs a body on a real device, or on the simulated one that `WARPLINE_DRIVER` asks for.
+/// Runs a test on a real device, or on the simulated one that `WARPLINE_DRIVER` names.
 pub fn on_gpu(body: impl Fn(Target<'_>)) {
     let driver = warpline_cuda_sys_safe::open(driver_spec().as_deref(), None).unwrap();
-    // So that a memory checker can have every block be an allocation of the driver's.
+    // Lets a memory checker make every block a separate allocation of the driver.
     let allocator = AllocatorConfig::from_env_with(|name| std::env::var(name)).unwrap();
     let config = RuntimeConfig { allocator, ..RuntimeConfig::default() };
     on_driver(Runtime::new(driver, config).unwrap(), body);
@@ -41,7 +41,7 @@ fn driver_spec() -> Option<String> {
     std::env::var("WARPLINE_DRIVER").ok()
 }
 
-/// Whether [`on_gpu`] runs on a simulated device.
+/// Returns whether [`on_gpu`] runs on a simulated device.
 pub fn gpu_is_simulated() -> bool {
     driver_spec().is_some_and(|spec| spec.trim().starts_with("sim"))
 }
@@ -53,14 +53,15 @@ fn on_driver(runtime: Runtime, body: impl Fn(Target<'_>)) {
     stream.synchronize().unwrap();
 }
 
-/// Kernels of [`fill`] and [`copy`], which are named and no more: what simulated devices run is below.
+/// Kernels of [`fill`] and [`copy`]. They have names only: simulated devices run the host code
+/// below.
 pub(crate) static KERNELS: Program =
     Program::new("testing", &["fill", "copy"], iter::KERNELS, |_, _| Source::new());
 
 /// Sets every byte of a view's elements, on the CPU and on simulated devices.
 ///
 /// # Errors
-/// As [`launch::run`].
+/// The same as [`launch::run`].
 #[track_caller]
 pub fn fill(target: Target<'_>, out: View<'_>, byte: u8) -> Result<()> {
     unsafe fn set<S: Space<1>>(launch: &HostLaunch<'_>) {
@@ -80,10 +81,10 @@ pub fn fill(target: Target<'_>, out: View<'_>, byte: u8) -> Result<()> {
     run(target, ("fill_", 0), host, [out], args, Location::caller())
 }
 
-/// Copies one view to another of its sizes and dtype, on the CPU and on simulated devices.
+/// Copies a view to another view of the same sizes and dtype, on the CPU and on simulated devices.
 ///
 /// # Errors
-/// As [`launch::run`].
+/// The same as [`launch::run`].
 #[track_caller]
 pub fn copy(target: Target<'_>, from: View<'_>, to: View<'_>) -> Result<()> {
     unsafe fn put<S: Space<2>>(launch: &HostLaunch<'_>) {
@@ -125,7 +126,7 @@ fn run<const N: usize>(
     unsafe { iter::run(target, &op, views, args) }
 }
 
-/// Calls `f` with where each element lies.
+/// Calls `f` with the offsets of each element.
 fn each<const N: usize>(index: Index<N>, mut f: impl FnMut([isize; N])) {
     (0..index.numel()).for_each(|i| f(index.offsets(i)));
 }
@@ -133,16 +134,16 @@ fn each<const N: usize>(index: Index<N>, mut f: impl FnMut([isize; N])) {
 /// A tensor with its memory.
 #[derive(Clone, Debug)]
 pub struct Tensor {
-    /// Its memory.
+    /// The memory.
     pub storage: Storage,
-    /// Where in it the elements are.
+    /// Positions of the elements in the memory.
     pub layout: Layout,
-    /// What they are.
+    /// Type of the elements.
     pub dtype: DType,
 }
 
 impl Tensor {
-    /// Contiguous memory holding these values, converted as [`Cast`] does.
+    /// Creates a contiguous tensor with these values, converted as [`Cast`] does.
     pub fn new(target: Target<'_>, dtype: DType, sizes: &[usize], values: &[f64]) -> Self {
         let layout = Layout::contiguous(sizes).unwrap();
         assert_eq!(layout.numel(), values.len());
@@ -162,30 +163,30 @@ impl Tensor {
         Self { storage, layout, dtype }
     }
 
-    /// Memory full of a value that tests do not expect.
+    /// Creates a tensor filled with a value that tests do not expect.
     pub fn garbage(target: Target<'_>, dtype: DType, sizes: &[usize]) -> Self {
         Self::new(target, dtype, sizes, &vec![77.0; sizes.iter().product()])
     }
 
-    /// The same memory under another layout.
+    /// Returns the same memory with another layout.
     pub fn with(&self, f: impl FnOnce(&Layout) -> Result<Layout>) -> Self {
         Self { layout: f(&self.layout).unwrap(), ..self.clone() }
     }
 
-    /// As an op takes it.
+    /// Returns a view, which ops take.
     #[must_use]
     pub fn view(&self) -> View<'_> {
         View { storage: &self.storage, layout: &self.layout, dtype: self.dtype }
     }
 
-    /// Forgets that a check failed, to see what a kernel has written all the same.
+    /// Removes the mark of a failed check, so that a test can read the kernel's results.
     pub fn unmarked(&self) -> &Self {
         self.storage.uses().marks = Default::default();
         self.storage.set_marked(false);
         self
     }
 
-    /// Its values in row-major order, once all work is done.
+    /// Returns the values in row-major order, after all work is complete.
     pub fn values(&self, target: Target<'_>) -> Vec<Scalar> {
         let n = self.storage.bytes();
         let host = match target {
@@ -209,7 +210,7 @@ impl Tensor {
         })
     }
 
-    /// [`Tensor::values`] as floats.
+    /// Returns the values as [`Tensor::values`] does, as floats.
     pub fn floats(&self, target: Target<'_>) -> Vec<f64> {
         self.values(target).into_iter().map(Scalar::to_f64).collect()
     }
@@ -242,13 +243,13 @@ where
     T::put(v.cast())
 }
 
-/// What an element of `dtype` becomes when this value is stored in it.
+/// Returns the value that an element of `dtype` has after `value` is stored in it.
 pub fn stored(dtype: DType, value: f64) -> f64 {
     dispatch!(dtype, all T => to::<T>(value).get().to_scalar().to_f64())
 }
 
-/// Deterministic values: of the dtype's own range, with zeros, ones, and for floats NaN and
-/// infinities among them.
+/// Returns deterministic values in the range of the dtype, with zeros and ones, and for floats NaN
+/// and infinities.
 pub fn samples(dtype: DType, n: usize, seed: u64) -> Vec<f64> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -274,7 +275,7 @@ pub fn samples(dtype: DType, n: usize, seed: u64) -> Vec<f64> {
     values.into_iter().map(|v| stored(dtype, v)).collect()
 }
 
-/// The relative error that a float dtype's results may have; integers and bools have none.
+/// Returns the relative error that results of a float dtype may have. 0 for integers and bools.
 pub fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-12,
@@ -285,7 +286,7 @@ pub fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// Compares with expected values, which are first rounded to `dtype`.
+/// Asserts that values are close to the expected ones, which are first rounded to `dtype`.
 #[track_caller]
 pub fn assert_close(dtype: DType, actual: &[f64], expected: &[f64], context: &str) {
     assert_eq!(actual.len(), expected.len(), "{context}");
@@ -298,19 +299,19 @@ pub fn assert_close(dtype: DType, actual: &[f64], expected: &[f64], context: &st
     }
 }
 
-/// Pairs of layouts to run an elementwise op with two operands on: sizes, then how each operand
-/// is made from a contiguous tensor of other sizes. The last is the result's.
+/// Layouts of the two operands and the result of an elementwise op: the sizes of a contiguous
+/// tensor for each, and the view of it.
 #[derive(Debug)]
 pub struct Shape {
-    /// What it is, for messages.
+    /// Name, for messages.
     pub name: &'static str,
-    /// Sizes of the memory behind each of `a`, `b`, and the result.
+    /// Sizes of the memory of `a`, `b` and the result.
     pub memory: [&'static [usize]; 3],
-    /// How each operand is seen.
+    /// View of the memory for each operand and the result.
     pub views: [fn(&Layout) -> Result<Layout>; 3],
 }
 
-/// Contiguous, broadcast, transposed, sliced, empty, a scalar, many dimensions.
+/// Returns contiguous, broadcast, transposed, sliced, empty, scalar and many-dimensional shapes.
 pub fn shapes() -> Vec<Shape> {
     let whole: fn(&Layout) -> Result<Layout> = |l| Ok(l.clone());
     let shape = |name, memory, views| Shape { name, memory, views };

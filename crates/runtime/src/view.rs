@@ -1,4 +1,4 @@
-//! One tensor as an op sees it: bytes, layout, dtype.
+//! An op's view of a tensor: memory, layout and dtype.
 
 use std::sync::LazyLock;
 
@@ -7,62 +7,62 @@ use warpline_cuda_sys_safe::Access;
 use crate::overlap;
 use crate::{DType, ErrorKind, Layout, Result, Sizes, Storage, Strides, checked_numel};
 
-/// A borrowed tensor: what every op takes.
+/// A borrowed tensor: the form in which all ops take tensors.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     /// The memory.
     pub storage: &'a Storage,
-    /// Where in it the elements lie.
+    /// Positions of the elements in the memory.
     pub layout: &'a Layout,
-    /// What they are.
+    /// Type of the elements.
     pub dtype: DType,
 }
 
 impl<'a> View<'a> {
-    /// Sizes per dimension.
+    /// Returns the size of each dimension.
     #[inline]
     #[must_use]
     pub fn sizes(&self) -> &'a [usize] {
         self.layout.sizes()
     }
 
-    /// Strides per dimension, in elements.
+    /// Returns the stride of each dimension, in elements.
     #[inline]
     #[must_use]
     pub fn strides(&self) -> &'a [isize] {
         self.layout.strides()
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     #[inline]
     #[must_use]
     pub fn numel(&self) -> usize {
         self.layout.numel()
     }
 
-    /// As an operand that is only read.
+    /// Returns an operand that is only read.
     #[inline]
     #[must_use]
     pub fn read(self) -> Operand<'a> {
         Operand { view: self, access: Access::Read }
     }
 
-    /// As an operand of which every element is overwritten.
+    /// Returns an operand whose elements are all overwritten.
     #[inline]
     #[must_use]
     pub fn write(self) -> Operand<'a> {
         Operand { view: self, access: Access::Write }
     }
 
-    /// As an operand that is read and written.
+    /// Returns an operand that is read and written.
     #[inline]
     #[must_use]
     pub fn read_write(self) -> Operand<'a> {
         Operand { view: self, access: Access::ReadWrite }
     }
 
-    /// As an operand that is not touched: none of its elements. Kernels that take a number in its place are
-    /// given an address all the same.
+    /// Returns an operand without elements, which is not accessed. Kernels still receive an
+    /// address, for an argument that they do not use.
     #[must_use]
     pub fn untouched(self) -> Operand<'a> {
         static NOTHING: LazyLock<Layout> = LazyLock::new(|| {
@@ -71,10 +71,10 @@ impl<'a> View<'a> {
         View { layout: &NOTHING, ..self }.read()
     }
 
-    /// Refuses a layout that reaches outside its storage.
+    /// Checks that the layout lies inside the storage.
     ///
     /// # Errors
-    /// [`ErrorKind::OutOfStorage`].
+    /// [`ErrorKind::OutOfStorage`] if the layout reaches outside the storage.
     #[track_caller]
     pub fn check_inside(&self, op: &'static str) -> Result<()> {
         if self.bytes_end().is_some_and(|end| end <= self.storage.bytes()) {
@@ -89,7 +89,8 @@ impl<'a> View<'a> {
         .of(op))
     }
 
-    /// Bytes from the storage's start to the view's end; `None` if it starts before that.
+    /// Returns the bytes from the storage's start to the view's end. `None` if the view starts
+    /// before the storage or its end overflows.
     fn bytes_end(&self) -> Option<usize> {
         let offset = isize::try_from(self.layout.offset()).ok()?;
         if self.sizes().contains(&0) {
@@ -108,22 +109,23 @@ impl<'a> View<'a> {
         if low < 0 { None } else { (high as usize + 1).checked_mul(self.dtype.size()) }
     }
 
-    /// Refuses to write where several indices share an address, as threads of one launch would
-    /// then write it at once; and where that is hard to tell, as of no view of a plain tensor.
+    /// Checks that no two indices share an address, because several threads of a launch would write
+    /// to it. Also rejects layouts for which this is hard to decide; no view of a contiguous tensor
+    /// is among them.
     ///
     /// # Errors
-    /// [`ErrorKind::OverlappingWrite`].
+    /// [`ErrorKind::OverlappingWrite`] if indices share an address, or may share one.
     #[track_caller]
     pub fn check_writable(&self, op: &'static str) -> Result<()> {
         if overlap::within(self.layout) { Err(ErrorKind::OverlappingWrite.of(op)) } else { Ok(()) }
     }
 }
 
-/// A view and what is done with it.
+/// A view and its access.
 #[derive(Clone, Copy, Debug)]
 pub struct Operand<'a> {
     /// The tensor.
     pub view: View<'a>,
-    /// What is done with it.
+    /// The launch's access to the tensor.
     pub access: Access,
 }

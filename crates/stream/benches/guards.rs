@@ -1,7 +1,7 @@
-//! What a guard costs, from making it to dropping it, on a driver that does nothing. The goals: at
-//! most 10 ns where it changes nothing, and at most 40 ns where it does.
+//! Time to create and drop a guard, on a driver that does nothing. Goals: at most 10 ns if the
+//! guard changes nothing, at most 40 ns if it does.
 //!
-//! The driver has no part in it: its calls name the device they are for.
+//! The driver takes no part: its calls name their device, so a guard makes none.
 
 use std::hint::black_box;
 use std::sync::Arc;

@@ -21,23 +21,24 @@ use warpline_sync::{Mutex, MutexGuard};
 
 use crate::{Error, ErrorKind, OpNumber, Result, Stream};
 
-/// What a capture notes about itself; whoever begins it decides.
+/// Caller-defined data attached to a capture.
 pub type CaptureLog = Arc<dyn Any + Send + Sync>;
 
-/// A capture under way: the stream that it began on, and those that joined it since.
+/// A capture in progress: the stream that it began on and the streams that joined it.
 pub(crate) struct Capture {
     log: CaptureLog,
-    /// Of whoever began it, for the streams that join.
+    /// Token of the caller that began the capture, for the streams that join.
     token: LaunchToken,
     device: usize,
-    /// Whether it has ended. Set under the locks of all its streams and twins.
+    /// Set when the capture has ended, under the locks of all its streams and twins.
     over: AtomicBool,
-    /// The streams with their twins, the one it began on first; `None` once it is over. Taken before
-    /// any stream's lock, and held while one joins: it does not end meanwhile.
+    /// The streams with their twins; first the stream that the capture began on. `None` after the
+    /// end. Locked before any stream's lock, and held while a stream joins, so that the capture
+    /// does not end meanwhile.
     streams: Mutex<Option<Vec<(Stream, Stream)>>>,
 }
 
-/// A stream as part of a capture.
+/// A stream in a capture.
 #[derive(Clone)]
 pub struct Captured {
     capture: Arc<Capture>,
@@ -45,18 +46,18 @@ pub struct Captured {
 }
 
 impl Captured {
-    /// Stands for the stream: what is [submitted](Captured::submit) is numbered from 1 in this
-    /// capture, as an operation of the twin.
+    /// Returns the twin, which stands for the stream in this capture. Operations
+    /// [submitted](Captured::submit) to it are numbered from 1.
     #[must_use]
     pub fn twin(&self) -> &Stream {
         &self.twin
     }
 
-    /// [`Stream::submit`] on the twin, which another thread may be about to take out of the capture:
-    /// what comes too late is not enqueued.
+    /// Submits as [`Stream::submit`] does, to the twin. If another thread ends the capture first,
+    /// nothing is enqueued.
     ///
     /// # Errors
-    /// [`ErrorKind::NotCapturing`] once the capture has ended, or what `f` returns.
+    /// [`ErrorKind::NotCapturing`] if the capture has ended, and errors of `f`.
     pub fn submit<R, E: From<Error>>(
         &self,
         token: LaunchToken,
@@ -65,7 +66,7 @@ impl Captured {
         self.twin.submit(token, f)
     }
 
-    /// What was given to [`Stream::begin_capture`].
+    /// Returns the log that was passed to [`Stream::begin_capture`].
     #[must_use]
     pub fn log(&self) -> &CaptureLog {
         &self.capture.log
@@ -90,13 +91,13 @@ impl Capture {
     }
 }
 
-/// What a stream knows of captures.
+/// Capture state of a stream.
 #[derive(Debug, Default)]
 pub(crate) struct Slot {
-    /// Whether `captured` is there.
+    /// Whether `captured` is `Some`.
     capturing: AtomicBool,
     captured: Mutex<Option<Captured>>,
-    /// The capture in which this is a stream's twin.
+    /// The capture in which this stream is a twin.
     twin_in: Option<Weak<Capture>>,
 }
 
@@ -117,8 +118,8 @@ impl Slot {
         self.captured.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Refuses to act for a stream in a capture that is over: what the driver's stream is given now
-    /// runs. Certain while nobody else can enqueue.
+    /// Fails if this is a twin whose capture has ended, because the driver's stream runs work
+    /// again. The result stays valid while the caller holds the submit lock.
     pub(crate) fn refuse_ended(
         &self,
         call: &'static str,
@@ -149,22 +150,23 @@ impl Slot {
 }
 
 impl Stream {
-    /// Whether what it is given is captured (`torch.cuda.is_current_stream_capturing`).
+    /// Returns whether work enqueued on this stream is captured
+    /// (`torch.cuda.is_current_stream_capturing`).
     #[inline]
     #[must_use]
     pub fn is_capturing(&self) -> bool {
         self.slot().is_capturing()
     }
 
-    /// This stream as part of the capture under way, if it takes part in one.
+    /// Returns this stream's part in the capture in progress. `None` if the stream is not captured.
     #[inline]
     #[must_use]
     pub fn captured(&self) -> Option<Captured> {
         self.slot().captured()
     }
 
-    /// Whether it stands for a stream in a capture ([`Captured::twin`]), to number what the capture
-    /// holds. Nothing else is to be done with it, during the capture or after.
+    /// Returns whether this is the twin of a stream in a capture ([`Captured::twin`]). A twin only
+    /// numbers captured operations; use it for nothing else, during the capture or after.
     #[inline]
     #[must_use]
     pub fn is_twin(&self) -> bool {
@@ -175,27 +177,29 @@ impl Stream {
         self.slot().twin_in()
     }
 
-    /// Refuses to wait on the host for captured work, which does not run.
+    /// Fails for a twin: captured work does not run, so the host would wait forever.
     #[track_caller]
     pub(crate) fn refuse_twin(&self, call: &'static str) -> Result<()> {
         if self.is_twin() { Err(ErrorKind::Capturing.of(call)) } else { Ok(()) }
     }
 
-    /// Refuses to ask about a stream, or wait for it, while it is captured.
+    /// Fails while the stream is captured, when the host can neither query the stream nor wait for
+    /// it.
     #[track_caller]
     pub(crate) fn refuse_capturing(&self, call: &'static str) -> Result<()> {
         if self.is_capturing() { Err(ErrorKind::Capturing.of(call)) } else { Ok(()) }
     }
 
-    /// Captures what this stream is given from now on, instead of running it, until the result is
-    /// [ended](CaptureGuard::end) or dropped. Another stream joins the capture by waiting for an event
-    /// that was recorded in it, or for a stream that takes part.
+    /// Captures the work enqueued on this stream from now on, instead of running it, until the
+    /// guard is [ended](CaptureGuard::end) or dropped. Another stream joins the capture when it
+    /// waits for an event that was recorded in the capture, or for a stream of the capture.
     ///
-    /// The driver's mode is the relaxed one, in which other threads, and this one, may do as ever.
+    /// The driver's capture mode is relaxed: no calls are prohibited in this thread or in others.
     ///
     /// # Errors
-    /// [`ErrorKind::CannotCapture`] for a default stream and for one that is captured already,
-    /// or the driver's own.
+    /// - [`ErrorKind::CannotCapture`] if the stream is a default stream, a twin, or captured
+    ///   already.
+    /// - [`ErrorKind::Driver`] if the driver cannot begin the capture.
     #[track_caller]
     pub fn begin_capture(&self, log: CaptureLog, token: LaunchToken) -> Result<CaptureGuard> {
         let streams = Mutex::new(Some(Vec::new()));
@@ -207,7 +211,7 @@ impl Stream {
             Some(streams) => self.enter_capture(&capture, streams, |_| {
                 Ok(Some(self.raw().begin_capture(CaptureMode::Relaxed, token)?))
             }),
-            // Not reached: nobody else knows of it.
+            // Not reached: no other thread has the capture yet.
             None => Ok(None),
         };
         match begun {
@@ -220,7 +224,7 @@ impl Stream {
         })
     }
 
-    /// Takes this stream into a capture by a wait for an event that was recorded there.
+    /// Adds this stream to a capture, by a wait for an event that was recorded there.
     #[track_caller]
     pub(crate) fn join_capture(
         &self,
@@ -243,8 +247,7 @@ impl Stream {
         self.enter_capture(&capture, streams, |twin| wait(twin, capture.token))
     }
 
-    /// Makes a twin and runs `enter` with it, which is to take the driver's stream into the
-    /// capture.
+    /// Creates a twin and calls `enter` with it, which makes the driver's stream join the capture.
     #[track_caller]
     fn enter_capture<R>(
         &self,
@@ -257,7 +260,7 @@ impl Stream {
             return Err(ErrorKind::CannotCapture { reason }.of("begin_capture"));
         }
         if self.is_twin() {
-            // The stream that it stood for would not know, and what that is given would be captured.
+            // The twin's stream would not know of the capture, and its work would be captured.
             let reason = "it stands for a stream in a capture; use that stream";
             return Err(ErrorKind::CannotCapture { reason }.of("begin_capture"));
         }
@@ -280,28 +283,29 @@ impl Stream {
     }
 }
 
-/// A capture under way, which only this can end. Dropping it ends the capture and forgets what was
-/// captured.
+/// A capture in progress. Only the guard can end the capture. Dropping the guard ends the capture
+/// and discards the captured work.
 #[derive(Debug)]
 pub struct CaptureGuard {
     stream: Stream,
-    /// There until it has ended.
+    /// `None` after the end.
     raw: Option<owned::Capture>,
     capture: Arc<Capture>,
 }
 
 impl CaptureGuard {
-    /// The stream that it began on.
+    /// Returns the stream that the capture began on.
     #[must_use]
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// Ends the capture and returns what it holds. It ends even if this fails. With `join`, the
-    /// stream first waits for all others that take part.
+    /// Ends the capture and returns its graph. The capture ends even if this fails. With `join`,
+    /// the stream first waits for all other streams of the capture.
     ///
     /// # Errors
-    /// The driver's own: without `join`, that streams were not joined.
+    /// [`ErrorKind::Driver`] if a driver call fails; without `join`, also if a stream of the
+    /// capture was not joined.
     #[track_caller]
     pub fn end(mut self, join: bool) -> Result<owned::Graph> {
         self.finish(join)
@@ -313,7 +317,8 @@ impl CaptureGuard {
         let (Some(raw), Some(streams)) = (self.raw.take(), self.capture.lock().take()) else {
             return Err(not_capturing);
         };
-        // Nobody gives them more than is joined, or takes for captured what is enqueued afterwards.
+        // Held until the end, so that no thread enqueues work after the joins, or takes later work
+        // for captured work.
         let mut held: Vec<_> = streams.iter().map(|(s, twin)| (s.hold(), twin.hold())).collect();
         let mut joined = Ok(());
         if let (true, Some(((_, twin), others)), Some(((_, first), rest))) =

@@ -20,27 +20,28 @@ use crate::devices::World;
 use crate::index_check::{Failure, Place, REPLAYED};
 use crate::{CheckOwner, IndexCheck, OpNumber, Site, Stream};
 
-/// The failures of a replay, by the numbers of their kernels.
+/// The failures of a replay, with the numbers of their kernels.
 pub(crate) type KernelFailures = Box<[(usize, Arc<Failure>)]>;
 
-/// Where the captured kernels of a graph report failed checks. All replays share one place per kernel:
-/// a failure of one of several overlapping replays marks all of them.
+/// Reports of failed checks by the captured kernels of a graph. All replays share one place per
+/// kernel, so a failure of one of several overlapping replays marks all of them.
 #[derive(Debug, Default)]
 pub struct CapturedChecks {
     state: Mutex<State>,
-    /// Whether failures are known.
+    /// Whether `failed` has entries.
     any_failed: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// By the numbers of the kernels.
+    /// Indexed by the kernels' numbers.
     places: Vec<(Place, Site)>,
-    /// Replays that are not known to be done.
+    /// Number of replays that are not known to be complete.
     running: usize,
-    /// Times that no replay was running. Until then, a report is that of all replays.
+    /// Number of times that the last running replay has ended. A report belongs to all replays of
+    /// its period.
     periods: u64,
-    /// Failures that are known of this period, one for each kernel and owner.
+    /// Known failures of this period, at most one per kernel and owner.
     failed: Vec<(usize, Arc<Failure>)>,
     world: Weak<World>,
 }
@@ -50,11 +51,11 @@ impl CapturedChecks {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a kernel that is captured on a stream. Returns its number, and its arguments as
-    /// [`Mailbox::launch`](crate::Mailbox::launch) does.
+    /// Adds a kernel that is captured on a stream. Returns the kernel's number, and the kernel's
+    /// arguments in the form of [`Mailbox::launch`](crate::Mailbox::launch).
     ///
     /// # Errors
-    /// The driver's own, if more mapped memory is needed.
+    /// The driver's error if mapped memory is needed and cannot be allocated.
     pub fn add(&self, stream: &Stream, site: Site) -> Result<(usize, [u64; 3]), DriverError> {
         let world = &stream.core().world;
         let place = world.checks.places(stream.core(), 1)?.pop();
@@ -65,16 +66,17 @@ impl CapturedChecks {
         Ok((state.places.len().saturating_sub(1), [address, REPLAYED, 0]))
     }
 
-    /// Whether a replay is known to have failed that overlaps those under way. The next one would be
-    /// marked with that failure, unless it begins once they are done.
+    /// Returns whether an earlier replay that overlaps the running ones is known to have failed.
+    /// Its failure would mark the next replay too, unless that begins after the running replays are
+    /// complete.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.any_failed.load(Ordering::Relaxed)
     }
 
-    /// Begins operation `op` of a stream, which is about to be enqueued and replays the kernels. `None`
-    /// if no kernel checks. The token says that a launch path asks, as for
-    /// [`Mailbox::launch`](crate::Mailbox::launch).
+    /// Begins operation `op` on a stream, which is about to be enqueued and replays the kernels.
+    /// `None` if no kernel checks indices. With the token the caller guarantees that the operation
+    /// follows, as for [`Mailbox::launch`](crate::Mailbox::launch).
     #[must_use]
     pub fn begin_replay(
         self: &Arc<Self>,
@@ -99,8 +101,8 @@ impl CapturedChecks {
         Some(replay)
     }
 
-    /// Ends a replay, whose failures were taken up. The places are emptied only once none runs, because
-    /// a report does not say which replay it is of.
+    /// Ends a replay whose outcome was recorded. The places are cleared only when no replay runs,
+    /// because a report does not name its replay.
     pub(crate) fn end_replay(&self) {
         let mut state = self.state();
         state.running = state.running.saturating_sub(1);
@@ -112,8 +114,8 @@ impl CapturedChecks {
         }
     }
 
-    /// The failures of a replay that is done and not ended. Overlapping replays of one owner have the same,
-    /// because one report is behind them.
+    /// Returns the failures of a replay that is complete but not ended. Overlapping replays of one
+    /// owner share their failures, because they share the report.
     pub(crate) fn failures(&self, owner: &CheckOwner) -> KernelFailures {
         let mut state = self.state();
         let State { places, failed, .. } = &mut *state;
@@ -132,7 +134,7 @@ impl CapturedChecks {
         all.into()
     }
 
-    /// The failures that are known of a period, by the numbers of their kernels.
+    /// Returns the known failures of a period, with the numbers of their kernels.
     pub(crate) fn known_failures(&self, period: u64) -> Vec<(usize, Arc<Failure>)> {
         if !self.any_failed.load(Ordering::Relaxed) {
             return Vec::new();
@@ -146,7 +148,7 @@ impl CapturedChecks {
         f(&self.state().places[kernel].0);
     }
 
-    /// The reports that are there, by the numbers of their kernels.
+    /// Returns the present reports, with the numbers of their kernels.
     pub(crate) fn reports(&self) -> Vec<(usize, IndexCheck)> {
         let state = self.state();
         let places = state.places.iter().enumerate();

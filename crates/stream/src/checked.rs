@@ -21,32 +21,34 @@ use crate::index_check::{Failure, Place};
 use crate::order::Progress;
 use crate::{CheckOwner, IndexCheck, KernelSet, OpNumber, Site};
 
-/// The outcome of a check, or of several.
+/// The outcome of one or several checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CheckOutcome {
-    /// Some launch is not known to be complete.
+    /// A launch is not known to be complete.
     Pending,
     /// All indices were in range.
     Passed,
-    /// One was not.
+    /// An index was out of range.
     Failed(IndexCheck),
 }
 
 /// A launch of a kernel that checks indices, some kernels of a graph's replay, or a union of these.
-/// Data that was computed from its result keeps it, to learn the outcome. Clones are the same launch.
+/// Data computed from the results of the launch keeps a `CheckedLaunch`, to learn the outcome.
+/// Clones are the same launch.
 ///
 /// Unions share their inputs, so that the cost of passing a dependency on does not grow with the
-/// number of launches behind it.
+/// number of launches.
 #[derive(Clone, Debug)]
 pub struct CheckedLaunch {
     node: Arc<Node>,
-    /// The kernels of a replay; `None`: all.
+    /// Kernels of a replay. `None`: all.
     kernels: Option<KernelSet>,
 }
 
 #[derive(Debug)]
 struct Node {
-    /// The operation that follows, or is, the last of the launches. `None` on the host.
+    /// The operation itself for a launch or replay; for a union, the operation that follows its
+    /// last launch. `None` on the host.
     at: Option<At>,
     kind: Kind,
 }
@@ -66,7 +68,7 @@ impl At {
 
 #[derive(Debug)]
 enum Kind {
-    /// A check on the host that failed.
+    /// A failed check on the host.
     Host(Arc<Failure>),
     Launch(Launch),
     Replay(Replay),
@@ -77,7 +79,7 @@ enum Kind {
 struct Launch {
     site: Site,
     place: Place,
-    /// The word that the kernel writes to its place first.
+    /// The number that a failing kernel writes to the first word of its place.
     says: u64,
     owner: CheckOwner,
     /// Set once, before the place is emptied.
@@ -87,7 +89,7 @@ struct Launch {
 #[derive(Debug)]
 struct Replay {
     checks: Arc<CapturedChecks>,
-    /// Overlapping replays have the same number.
+    /// Overlapping replays have the same period.
     period: u64,
     owner: CheckOwner,
     /// Set once, before the places are emptied.
@@ -99,7 +101,7 @@ struct Union {
     /// Empty once the outcome is known.
     inputs: Mutex<Inputs>,
     outcome: OnceLock<Option<Arc<Failure>>>,
-    /// [`FAILURES`](crate::index_check::FAILURES) as of the last time that all inputs were looked at.
+    /// Value of [`FAILURES`](crate::index_check::FAILURES) when all inputs were last examined.
     seen: AtomicU64,
 }
 
@@ -110,7 +112,7 @@ impl Union {
         self.inputs.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Sets the outcome, and lets go of the inputs.
+    /// Sets the outcome and drops the inputs.
     fn decide(&self, outcome: Option<Arc<Failure>>) {
         let _ = self.outcome.set(outcome); // or another thread has
         drop(take(&mut *self.inputs.lock().unwrap_or_else(PoisonError::into_inner)));
@@ -122,14 +124,14 @@ impl CheckedLaunch {
         Self { node: Arc::new(Node { at, kind }), kernels: None }
     }
 
-    /// A launch on the host whose check failed.
+    /// Creates a launch on the host whose check failed.
     #[must_use]
     pub fn failed(check: IndexCheck) -> Self {
         Self::new(None, Kind::Host(Failure::new(check, CheckOwner::current())))
     }
 
-    /// An operation that is about to be enqueued. Reuses the memory of a former launch that nobody
-    /// keeps.
+    /// Creates the launch of an operation that is about to be enqueued. Reuses the memory of
+    /// `former` if no other reference to it exists.
     pub(crate) fn on(former: Option<Self>, site: Site, at: At, place: Place, says: u64) -> Self {
         let (owner, outcome) = (CheckOwner::current(), OnceLock::new());
         let launch = Kind::Launch(Launch { site, place, says, owner, outcome });
@@ -142,34 +144,34 @@ impl CheckedLaunch {
         Self::new(Some(at), launch)
     }
 
-    /// A replay of all of a graph's kernels that check.
+    /// Creates a replay of all kernels of a graph that check indices.
     pub(crate) fn replay(checks: &Arc<CapturedChecks>, period: u64, at: At) -> Self {
         let (checks, owner) = (Arc::clone(checks), CheckOwner::current());
         let replay = Replay { checks, period, owner, outcome: OnceLock::new() };
         Self::new(Some(at), Kind::Replay(replay))
     }
 
-    /// A union of launches, of which an operation depends on all.
+    /// Creates a union of launches, for an operation that depends on all of them.
     pub(crate) fn union(inputs: impl IntoIterator<Item = Self>, at: At) -> Self {
         let inputs = Mutex::new(inputs.into_iter().collect());
-        // Not looked at yet: an input may have failed meanwhile.
+        // 0, so that the first query examines the inputs: one may have failed meanwhile.
         let union = Union { inputs, outcome: OnceLock::new(), seen: AtomicU64::new(0) };
         Self::new(Some(at), Kind::Union(union))
     }
 
-    /// Of a replay: some of its kernels.
+    /// Returns the given kernels of this replay.
     #[must_use]
     pub fn of_kernels(&self, kernels: &KernelSet) -> Self {
         Self { node: Arc::clone(&self.node), kernels: Some(kernels.clone()) }
     }
 
-    /// A number by which kernels of the same replay lie next to each other once they are sorted.
+    /// Returns a sort key that is equal for kernels of the same replay.
     pub(crate) fn key(&self) -> usize {
         Arc::as_ptr(&self.node).addr()
     }
 
-    /// Adds another launch, if one launch can stand for the two: they are kernels of the same replay,
-    /// or one covers the other. Returns whether it can.
+    /// Adds another launch if one `CheckedLaunch` can represent both: kernels of the same replay,
+    /// or launches of which one covers the other. Returns whether it did.
     pub fn absorb(&mut self, other: &Self) -> bool {
         if Arc::ptr_eq(&self.node, &other.node) {
             match (&mut self.kernels, &other.kernels) {
@@ -184,8 +186,8 @@ impl CheckedLaunch {
         true
     }
 
-    /// Whether this launch fails if another one does. A replay fails with an earlier one on its stream
-    /// that it overlaps, because they share their places. A union fails with its inputs.
+    /// Returns whether this launch fails if `other` does. A replay fails with an earlier replay on
+    /// its stream that it overlaps, because they share their places. A union fails with its inputs.
     #[must_use]
     pub fn covers(&self, other: &Self) -> bool {
         let all = |node: &Node| self.kernels.is_none() && std::ptr::eq(&*self.node, node);
@@ -216,8 +218,8 @@ impl CheckedLaunch {
             && at.op >= before.op
     }
 
-    /// Takes up the outcome as far as it is known, work being done of which `over` says so. `false`
-    /// while its operation is not done.
+    /// Records the outcome if it is known. `over` names operations that are complete. Returns
+    /// `false` while the operation is not complete.
     pub(crate) fn settle(&self, over: &dyn Fn(&At) -> bool) -> bool {
         let known = !matches!(self.resolve(over), Known::Pending);
         match &self.node.kind {
@@ -233,7 +235,7 @@ impl CheckedLaunch {
         self.node.at.as_ref().is_none_or(|at| at.is_known_done() || over(at))
     }
 
-    /// Visits its own failures, if it is a launch or a replay that is settled.
+    /// Visits the failures of a launch or replay that has an outcome. Visits nothing for a union.
     pub(crate) fn own_failures(&self, mut visit: impl FnMut(&Arc<Failure>)) {
         match &self.node.kind {
             Kind::Launch(launch) => launch.outcome.get().into_iter().flatten().for_each(visit),
@@ -244,7 +246,7 @@ impl CheckedLaunch {
         }
     }
 
-    /// The place of a single launch.
+    /// Returns the place of a single launch.
     pub(crate) fn place(&self) -> Option<&Place> {
         match &self.node.kind {
             Kind::Launch(launch) => Some(&launch.place),
@@ -252,7 +254,7 @@ impl CheckedLaunch {
         }
     }
 
-    /// Ends a replay that is settled, or was never begun.
+    /// Ends a replay that has an outcome, or that the driver refused.
     pub(crate) fn end_replay(&self) {
         if let Kind::Replay(replay) = &self.node.kind {
             replay.checks.end_replay();
@@ -264,7 +266,7 @@ impl CheckedLaunch {
     }
 }
 
-/// Chains of unions are dropped without recursion.
+/// Drops chains of unions without recursion.
 impl Drop for Node {
     fn drop(&mut self) {
         let Kind::Union(union) = &mut self.kind else { return };

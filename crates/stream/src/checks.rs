@@ -26,11 +26,11 @@ const PAGE: usize = 512;
 /// All mailboxes of the devices of one driver.
 #[derive(Debug, Default)]
 pub(crate) struct Checks {
-    /// Whether there is any: without, no wait looks for them.
+    /// Whether there is a mailbox. Without one, no wait locks the list.
     any: AtomicBool,
     /// Locked before any mailbox.
     mailboxes: Mutex<Vec<Arc<Mailbox>>>,
-    /// Places that no mailbox has. No lock is taken under this one.
+    /// Places that belong to no mailbox. No lock is taken under this one.
     free: Mutex<Vec<Place>>,
 }
 
@@ -43,13 +43,13 @@ impl Checks {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Enters a new mailbox.
+    /// Adds a new mailbox.
     pub(crate) fn enter(&self, mailbox: &Arc<Mailbox>) {
         self.mailboxes().push(Arc::clone(mailbox));
         self.any.store(true, Ordering::Relaxed);
     }
 
-    /// Takes the places of mailboxes whose stream is gone.
+    /// Reclaims the places of mailboxes whose stream is gone.
     fn sweep(&self) {
         self.mailboxes().retain(|mailbox| {
             let places = mailbox.abandoned();
@@ -59,7 +59,7 @@ impl Checks {
         });
     }
 
-    /// Empty places.
+    /// Returns `count` empty places.
     pub(crate) fn places(&self, core: &Core, count: usize) -> Result<Vec<Place>, DriverError> {
         if self.free().len() < count {
             self.sweep();
@@ -76,12 +76,12 @@ impl Checks {
         Ok(free.split_off(rest))
     }
 
-    /// Takes places that no kernel writes to any more.
+    /// Reclaims places that no kernel writes to any more.
     pub(crate) fn give_back(&self, places: impl Iterator<Item = Place>) {
         self.free().extend(places.inspect(Place::clear));
     }
 
-    /// Takes up the reports of launches before any of these points, which are known to be done.
+    /// Records the outcomes of launches before any of these points, which are complete.
     #[inline]
     pub(crate) fn settle(&self, points: &[Point]) {
         if self.any.load(Ordering::Relaxed) {
@@ -91,11 +91,11 @@ impl Checks {
         }
     }
 
-    /// Tells the calling thread of a failed check of its own launches before any of these points, which
-    /// are known to be done and settled; or of a thread's that has ended.
+    /// Returns a failed check of launches before any of these points, which are complete and
+    /// settled, to its owner, or to any thread if the owner has ended.
     ///
     /// # Errors
-    /// [`ErrorKind::IndexCheck`]. One at a time: further ones are left for the next call.
+    /// [`ErrorKind::IndexCheck`], for one failure per call. Others are left for the next call.
     #[inline]
     pub(crate) fn report(&self, points: &[Point]) -> Result<()> {
         if !self.any.load(Ordering::Relaxed) {
@@ -110,7 +110,7 @@ impl Checks {
         }
     }
 
-    /// The ends of the streams of a device that have a mailbox, dropped streams included.
+    /// Returns the ends of the streams of a device that have a mailbox, dropped streams included.
     pub(crate) fn points(&self, device: usize) -> Vec<Point> {
         let all = self.mailboxes();
         let progress = all.iter().map(|mailbox| mailbox.progress());

@@ -12,14 +12,15 @@ use crate::device::Core;
 use crate::order::Progress;
 use crate::{OpNumber, Result, Stream};
 
-/// All of a stream's work up to operation `op`.
+/// All work of a stream up to operation `op`.
 #[derive(Clone, Debug)]
 struct Reach {
     stream: Arc<Progress>,
     op: OpNumber,
 }
 
-/// For each other stream, the last operation that comes before. Clones share until one changes.
+/// For each other stream, the last operation that comes before. Clones share the list until one of
+/// them changes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Clock(Option<Arc<Vec<Reach>>>);
 
@@ -28,7 +29,7 @@ impl Clock {
         self.0.iter().flat_map(|reaches| reaches.iter())
     }
 
-    /// Whether operation `op` of a stream comes before.
+    /// Returns whether operation `op` of a stream comes before.
     pub(crate) fn covers(&self, stream: u64, op: OpNumber) -> bool {
         self.iter().any(|reach| reach.stream.stream == stream && reach.op >= op)
     }
@@ -42,12 +43,12 @@ impl Clock {
             reach.op = op;
             return;
         }
-        // Lines about work that the host knows to be done say nothing any more.
+        // Entries for work that is known to be complete are redundant.
         reaches.retain(|r| !r.stream.is_known_done(r.op));
         reaches.push(Reach { stream: Arc::clone(stream), op });
     }
 
-    /// Enters that all work from now on, which is that of `own`, comes after a point.
+    /// Records that all later work on the stream `own` comes after `point`.
     pub(crate) fn join(&mut self, own: &Progress, point: &Point) {
         let before = point.before.iter().map(|reach| (&reach.stream, reach.op));
         for (stream, op) in before.chain([(&point.progress, point.op)]) {
@@ -58,28 +59,28 @@ impl Clock {
     }
 }
 
-/// A place in a stream, and what comes before it.
+/// A position in a stream, with the work that comes before.
 #[derive(Clone, Debug)]
 pub(crate) struct Point {
     pub(crate) progress: Arc<Progress>,
-    /// The last operation of the stream that it covers.
+    /// The last operation of the stream that the point covers.
     pub(crate) op: OpNumber,
     pub(crate) before: Clock,
-    /// The capture it lies in: it stands for nothing outside.
+    /// The capture that the point belongs to. The point has no meaning outside the capture.
     pub(crate) capture: Option<Weak<Capture>>,
 }
 
 impl Point {
-    /// Outside a capture.
+    /// Creates a point outside a capture.
     pub(crate) fn at(op: OpNumber, progress: Arc<Progress>, before: Clock) -> Self {
         Self { progress, op, before, capture: None }
     }
 
-    /// Enters that the host has seen it done, and with it all that came before it.
+    /// Records that the host has observed the completion of the point and of all work before it.
     pub(crate) fn mark_done(&self, core: &Core) {
         self.progress.mark_done(self.op);
         for reach in self.before.iter() {
-            // Waits for a lost device end although its work was not done.
+            // Waits for a lost device return although its work is not complete.
             let device = reach.stream.device;
             if device == self.progress.device || core.driver.lost(device).is_none() {
                 reach.stream.mark_done(reach.op);
@@ -87,32 +88,33 @@ impl Point {
         }
     }
 
-    /// [`Point::mark_done`], and takes up the reports of that work.
+    /// Calls [`Point::mark_done`] and records the outcomes of the completed checks.
     pub(crate) fn settle(&self, core: &Core) {
         self.mark_done(core);
         core.world.checks.settle(std::slice::from_ref(self));
     }
 
-    /// [`Point::settle`] for a `synchronize`, which tells the calling thread of its failed checks.
+    /// Calls [`Point::settle`] and returns a failed check that this thread has to be told, for
+    /// `synchronize`.
     pub(crate) fn settle_and_report(&self, core: &Core) -> Result<()> {
         self.settle(core);
         core.world.checks.report(std::slice::from_ref(self))
     }
 
-    /// Whether operation `op` of a stream comes before it.
+    /// Returns whether operation `op` of a stream comes before the point or is covered by it.
     pub(crate) fn covers(&self, stream: u64, op: OpNumber) -> bool {
         let own = self.progress.stream == stream && op <= self.op;
         own || self.before.covers(stream, op)
     }
 }
 
-/// What comes before a stream's next operation, as far as was known when it was asked for.
+/// A snapshot of the operations that come before a stream's next operation.
 #[derive(Clone, Debug)]
 pub struct Before(pub(crate) Point);
 
 impl Before {
-    /// Whether operation `op` of a stream comes before: by stream order, by waits, through however
-    /// many streams, or because the host has seen it done.
+    /// Returns whether operation `op` of a stream comes before: by stream order, by a chain of
+    /// waits across streams, or because the host has observed that `op` is complete.
     #[must_use]
     pub fn covers(&self, stream: &Stream, op: OpNumber) -> bool {
         stream.is_known_done(op) || self.0.covers(stream.id(), op)

@@ -10,32 +10,32 @@ use warpline_sync::thread_local;
 use crate::devices::Inner;
 use crate::{ErrorKind, Result, Stream};
 
-/// What a thread has chosen in one world. Without an entry it is at device 0 and the default
-/// streams.
+/// The choices of a thread in one `Devices`. A thread without an entry uses device 0 and the
+/// default streams.
 struct Current {
     id: u64,
-    /// Not the `World` that streams share: a current stream would keep that alive.
+    /// A `Weak` of the devices, not of the `World` that streams share: a current stream would keep
+    /// that alive.
     devices: Weak<Inner>,
     device: usize,
-    /// By device; `None`, and any device beyond the end, is the default stream.
+    /// Indexed by device. `None`, and any device beyond the end, is the default stream.
     ///
-    /// Counted without atomics, so that handing one out for the length of a call is cheap and
-    /// holds no borrow of the table.
+    /// `Rc`, so that a call can use the stream without atomics and without borrowing the table.
     streams: SmallVec<[Option<Rc<Stream>>; 8]>,
 }
 
 thread_local! {
-    /// One entry per world that still exists; nearly always there is one.
+    /// One entry per `Devices` that still exists; nearly always one.
     static CURRENT: RefCell<Vec<Current>> = const { RefCell::new(Vec::new()) };
 
-    /// Whether the thread has ever chosen anything. It needs no drop, so that a thread that has
-    /// not pays next to nothing.
+    /// Whether the thread has ever made a choice. Without one, a thread never initializes
+    /// `CURRENT`, which needs a destructor.
     static CHOSEN: Cell<bool> = const { Cell::new(false) };
 }
 
 // No function here runs foreign code while the table is borrowed: streams are dropped afterwards.
 
-/// Runs `f` on a world's entry, if there is one.
+/// Runs `f` on the entry of a `Devices`, if there is one.
 #[inline]
 fn read<R>(id: u64, f: impl FnOnce(&Current) -> R) -> Option<R> {
     if !CHOSEN.with(Cell::get) {
@@ -44,7 +44,7 @@ fn read<R>(id: u64, f: impl FnOnce(&Current) -> R) -> Option<R> {
     CURRENT.try_with(|table| table.borrow().iter().find(|c| c.id == id).map(f)).ok().flatten()
 }
 
-/// [`read`] for what changes the entry.
+/// Runs `f` on the entry of a `Devices`, mutably, if there is one.
 #[inline]
 fn change<R>(id: u64, f: impl FnOnce(&mut Current) -> R) -> Option<R> {
     if !CHOSEN.with(Cell::get) {
@@ -56,7 +56,7 @@ fn change<R>(id: u64, f: impl FnOnce(&mut Current) -> R) -> Option<R> {
         .flatten()
 }
 
-/// Runs `f` on a world's entry, which is made if there is none.
+/// Runs `f` on the entry of a `Devices`, which is created if there is none.
 #[cold]
 fn write<R>(
     devices: &Arc<Inner>,
@@ -84,13 +84,13 @@ fn write<R>(
     Ok(result)
 }
 
-/// The current device.
+/// Returns the current device.
 #[inline]
 pub(crate) fn device(id: u64) -> usize {
     read(id, |c| c.device).unwrap_or(0)
 }
 
-/// The current stream of a device; `None` is the default stream.
+/// Returns the current stream of a device. `None` is the default stream.
 #[inline]
 pub(crate) fn stream(id: u64, device: usize) -> Option<Rc<Stream>> {
     read(id, |c| c.streams.get(device)?.clone()).flatten()
@@ -102,7 +102,7 @@ pub(crate) fn set_device(devices: &Arc<Inner>, index: usize) -> Result<usize> {
     let set = |c: &mut Current| std::mem::replace(&mut c.device, index);
     match change(devices.id(), set) {
         Some(previous) => Ok(previous),
-        // Every thread starts there.
+        // Every thread starts on device 0.
         None if index == 0 => Ok(0),
         None => write(devices, "set_device", set),
     }
@@ -119,10 +119,10 @@ pub(crate) fn set_stream(devices: &Arc<Inner>, new: &Stream) -> Result<Option<Rc
     }
 }
 
-/// What a guard puts back: the current device, and the current stream of the one it switched to.
+/// State that a guard restores: the current device, and the current stream of the guarded device.
 pub(crate) type Former = (usize, Option<Rc<Stream>>);
 
-/// Changes the current stream of the stream's own device, and the current device to that.
+/// Makes a stream the current stream of its device, and that device the current device.
 #[inline(always)]
 pub(crate) fn enter(devices: &Arc<Inner>, new: &Stream) -> Result<Former> {
     let set = |c: &mut Current| {
@@ -136,7 +136,7 @@ pub(crate) fn enter(devices: &Arc<Inner>, new: &Stream) -> Result<Former> {
     }
 }
 
-/// Counts the stream anew only where it is another.
+/// Replaces the current stream of a device. Clones the stream only if it differs.
 #[inline(always)]
 fn put(current: &mut Current, new: &Stream) -> Option<Rc<Stream>> {
     let index = new.device_index();
@@ -156,14 +156,14 @@ fn replace(current: &mut Current, device: usize, new: Option<Rc<Stream>>) -> Opt
     std::mem::replace(&mut current.streams[device], new)
 }
 
-/// Puts back what a guard saved. Nothing if the world or the thread's state is gone: without its
-/// table the thread is ending, and nothing is current any more.
+/// Restores the device that a guard saved. Does nothing if the `Devices` is gone, or if the thread
+/// is ending and has no table any more.
 #[inline]
 pub(crate) fn restore_device(id: u64, device: usize) {
     change(id, |c| c.device = device);
 }
 
-/// [`restore_device`], and the current stream of the device `on`.
+/// Restores the current device, and the current stream of device `on`.
 #[inline]
 pub(crate) fn restore(id: u64, on: usize, (device, mut stream): Former) {
     change(id, |c| {
@@ -172,9 +172,8 @@ pub(crate) fn restore(id: u64, on: usize, (device, mut stream): Former) {
     });
 }
 
-/// Runs `f` as in a thread that has chosen no device and no stream yet, and forgets what it chose
-/// after it, also while panicking. For threads that are kept, and run calls that have nothing to do
-/// with one another.
+/// Runs `f` as in a new thread, which has chosen no device and no stream, and restores the thread's
+/// choices afterwards, also if `f` panics. For pool threads that run unrelated calls.
 ///
 /// ```
 /// use std::sync::Arc;

@@ -14,13 +14,14 @@ use crate::event_pool::EventPool;
 use crate::stream::{Inner, Stream};
 use crate::{Error, ErrorKind, Result};
 
-/// Streams in the pool of one priority of one device. Asking for one more gives the first again.
+/// Number of streams in the pool of one priority of one device. The next request after the last
+/// stream returns the first stream again.
 pub const STREAMS_PER_POOL: usize = 32;
 
-/// The least (0) to the greatest priority that a pool is kept for, one step each.
+/// Number of priority levels with a pool: 0, the lowest, to -3.
 const PRIORITIES: usize = 4;
 
-/// What a device's streams and events need of it.
+/// Device state that streams and events share.
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) index: usize,
@@ -28,14 +29,14 @@ pub(crate) struct Core {
     pub(crate) properties: DeviceProperties,
     pub(crate) world: Arc<World>,
     pub(crate) events: EventPool,
-    /// All its streams, for `synchronize`, which completes the work of each.
+    /// All streams of the device, for `synchronize`, which completes the work of each.
     streams: Mutex<Vec<Weak<Inner>>>,
-    /// Captures under way.
+    /// Number of captures in progress.
     pub(crate) captures: AtomicUsize,
 }
 
 impl Core {
-    /// Enters a new stream.
+    /// Adds a new stream.
     pub(crate) fn register(&self, stream: Weak<Inner>) {
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         if streams.len() == streams.capacity() {
@@ -44,14 +45,15 @@ impl Core {
         streams.push(stream);
     }
 
-    /// Its streams that still exist.
+    /// Returns the device's streams that still exist.
     fn streams(&self) -> Vec<Stream> {
         let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner).clone();
         streams.iter().filter_map(Weak::upgrade).map(Stream::from_inner).collect()
     }
 
-    /// A driver's error with the launches it may be of: those of the stream with the id `asked`
-    /// first and, where none was asked or the device is lost, those of all others.
+    /// Adds the launches that may have failed to a driver's error. If `asked` is a stream's id,
+    /// lists the launches of that stream and, if the device is lost, those of the other streams
+    /// after them. If `asked` is `None`, lists the launches of all streams.
     #[cold]
     pub(crate) fn surfaced(&self, asked: Option<u64>, source: DriverError) -> Error {
         let lost = source.loses_device();
@@ -66,17 +68,17 @@ impl Core {
     }
 }
 
-/// The pool of one priority.
+/// Pool of the streams of one priority.
 #[derive(Debug, Default)]
 struct Pool {
     streams: Vec<Stream>,
     next: usize,
 }
 
-/// One device. Clones share it.
+/// One device. Clones share the device.
 ///
-/// Making one creates no context, nor does asking for its default stream; the first call that
-/// needs the GPU does.
+/// Creating a `Device` and requesting its default stream create no driver context. The first call
+/// that needs the GPU does.
 #[derive(Clone)]
 pub struct Device(Arc<DeviceInner>);
 
@@ -101,43 +103,44 @@ impl Device {
         Ok(Self(Arc::new(DeviceInner { core, default, pools: Default::default() })))
     }
 
-    /// Its index.
+    /// Returns the index of the device.
     #[must_use]
     pub fn index(&self) -> usize {
         self.0.core.index
     }
 
-    /// The [`Devices::id`](crate::Devices::id) of the devices that it is one of.
+    /// Returns the [`Devices::id`](crate::Devices::id) of the devices that this device belongs to.
     #[must_use]
     pub fn devices_id(&self) -> u64 {
         self.0.core.world.id()
     }
 
-    /// Its driver.
+    /// Returns the driver.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.0.core.driver
     }
 
-    /// What it is and can do.
+    /// Returns the device's name, capabilities and limits.
     #[must_use]
     pub fn properties(&self) -> &DeviceProperties {
         &self.0.core.properties
     }
 
-    /// The legacy default stream (`torch.cuda.default_stream`).
+    /// Returns the legacy default stream (`torch.cuda.default_stream`).
     #[must_use]
     pub fn default_stream(&self) -> &Stream {
         &self.0.default
     }
 
-    /// A stream that ignores the legacy default stream, from a pool of [`STREAMS_PER_POOL`] per
-    /// priority that is handed out in turn (`torch.cuda.Stream`): the 33rd is the first again.
+    /// Returns a stream that does not synchronize with the legacy default stream
+    /// (`torch.cuda.Stream`). The stream comes from a pool of [`STREAMS_PER_POOL`] streams per
+    /// priority that is handed out in turn.
     ///
-    /// `priority` goes from 0, the least, to -3; others are taken as the nearest of these.
+    /// `priority` goes from 0, the lowest, to -3; other values are clamped to this range.
     ///
     /// # Errors
-    /// The driver's own, when the stream has to be made.
+    /// [`ErrorKind::Driver`] if the driver cannot create the stream.
     #[track_caller]
     pub fn stream_from_pool(&self, priority: i32) -> Result<Stream> {
         let level = priority.clamp(1 - PRIORITIES as i32, 0).unsigned_abs() as usize;
@@ -155,13 +158,13 @@ impl Device {
         Ok(stream)
     }
 
-    /// A stream that ignores the legacy default stream and that nobody else is given. Dropping
-    /// the last clone releases it; work enqueued on it still runs.
+    /// Creates a stream that does not synchronize with the legacy default stream and is in no pool.
+    /// Dropping the last clone releases the stream; work enqueued on it still runs.
     ///
-    /// `priority` is lower for what is to run first; the driver clamps it to what it has.
+    /// Streams with a lower `priority` run first. The driver clamps `priority` to its range.
     ///
     /// # Errors
-    /// The driver's own.
+    /// [`ErrorKind::Driver`] if the driver cannot create the stream.
     #[track_caller]
     pub fn exclusive_stream(&self, priority: i32) -> Result<Stream> {
         let core = &self.0.core;
@@ -170,15 +173,17 @@ impl Device {
         Stream::wrap(core, raw, "exclusive_stream")
     }
 
-    /// A stream made elsewhere (`torch.cuda.ExternalStream`). The same stream again, if it is one of
-    /// these devices' already: a driver's stream has one numbering.
+    /// Wraps a stream made outside this crate (`torch.cuda.ExternalStream`). Returns the existing
+    /// [`Stream`] if the driver's stream is wrapped already, because a driver's stream has one
+    /// numbering.
     ///
-    /// Work that others enqueue on it is not numbered: only [`Stream::wait_stream`], events and
-    /// `synchronize` take account of it.
+    /// Work that other code enqueues on the driver's stream is not numbered: only
+    /// [`Stream::wait_stream`], events and `synchronize` cover it.
     ///
     /// # Errors
-    /// [`ErrorKind::WrongDevice`]; [`ErrorKind::RuntimeMismatch`] for another driver's stream, and
-    /// while other [`Devices`](crate::Devices) of the same driver use it.
+    /// - [`ErrorKind::WrongDevice`] if the stream is on another device.
+    /// - [`ErrorKind::RuntimeMismatch`] if the stream belongs to another driver, or while other
+    ///   [`Devices`](crate::Devices) of the same driver use it.
     #[track_caller]
     pub fn external_stream(&self, stream: owned::Stream) -> Result<Stream> {
         const CALL: &str = "external_stream";
@@ -196,11 +201,14 @@ impl Device {
         Stream::wrap(core, stream, CALL)
     }
 
-    /// Blocks the host until all work on the device is done (`torch.cuda.synchronize`).
+    /// Blocks the host until all work on the device is complete (`torch.cuda.synchronize`).
     ///
     /// # Errors
-    /// [`ErrorKind::Capturing`] while one of its streams is captured; [`ErrorKind::IndexCheck`] as
-    /// of [`Stream::synchronize`]; the driver's own, including those of earlier asynchronous work.
+    /// - [`ErrorKind::Capturing`] while a stream of the device is captured.
+    /// - [`ErrorKind::IndexCheck`], once, if an index was out of range in a launch of this thread,
+    ///   or of a thread that has ended.
+    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, also one
+    ///   of earlier asynchronous work.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let core = &self.0.core;
@@ -215,8 +223,8 @@ impl Device {
         core.world.checks.report(&before)
     }
 
-    /// Whether work was enqueued on more than one stream, of any device of the same
-    /// [`crate::Devices`]. From then on every operation is followed by a checkpoint.
+    /// Returns whether work was enqueued on more than one stream of the same [`crate::Devices`], on
+    /// any device. If so, a checkpoint follows every operation.
     #[must_use]
     pub fn uses_many_streams(&self) -> bool {
         self.0.core.world.uses_many_streams()

@@ -11,19 +11,19 @@ use crate::checks::Checks;
 use crate::current;
 use crate::{Device, DeviceGuard, Error, ErrorKind, Result, Stream, StreamGuard};
 
-/// What all devices of one driver share.
+/// State that all devices of one `Devices` share.
 #[derive(Debug)]
 pub(crate) struct World {
     id: u64,
-    /// Streams that work was ever enqueued on.
+    /// Number of streams with at least one operation.
     streams_used: AtomicUsize,
-    /// Where kernels say that a check failed.
+    /// Reports of failed checks by kernels.
     pub(crate) checks: Checks,
 }
 
 impl World {
     fn new() -> Self {
-        // Not a checked run's own: numbers are of the whole process.
+        // From std rather than `warpline_sync`: identifiers are unique in the whole process.
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         Self { id, streams_used: AtomicUsize::new(0), checks: Checks::default() }
@@ -43,10 +43,10 @@ impl World {
     }
 }
 
-/// The devices of one driver: one isolated world. Clones share it.
+/// The devices of one driver, isolated from all other `Devices`. Clones share the state.
 ///
-/// Every thread has its own current device, at first 0, and on each device its own current
-/// stream, at first the default one.
+/// Each thread has a current device, at first device 0, and a current stream on each device, at
+/// first the default stream.
 #[derive(Clone)]
 pub struct Devices(Arc<Inner>);
 
@@ -63,10 +63,10 @@ impl Inner {
 }
 
 impl Devices {
-    /// Takes all devices of a driver. Creates no context.
+    /// Opens all devices of a driver. Creates no driver context.
     ///
     /// # Errors
-    /// The driver's own, when it cannot say what a device is.
+    /// [`ErrorKind::Driver`] if the driver cannot report a device's properties.
     pub fn new(driver: Arc<dyn Driver>) -> Result<Self> {
         let world = Arc::new(World::new());
         let devices = (0..driver.device_count())
@@ -75,28 +75,29 @@ impl Devices {
         Ok(Self(Arc::new(Inner { world, driver, devices })))
     }
 
-    /// A number that no other `Devices` of the process has or will have; clones have the same.
+    /// Returns an identifier that is unique among all `Devices` of the process, past and future.
+    /// Clones have the same identifier.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.0.world.id
     }
 
-    /// The driver.
+    /// Returns the driver.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.0.driver
     }
 
-    /// How many devices there are (`torch.cuda.device_count`).
+    /// Returns the number of devices (`torch.cuda.device_count`).
     #[must_use]
     pub fn count(&self) -> usize {
         self.0.devices.len()
     }
 
-    /// A device.
+    /// Returns the device with an index.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSuchDevice`].
+    /// [`ErrorKind::NoSuchDevice`] if there is no device with this index.
     #[inline]
     #[track_caller]
     pub fn get(&self, index: usize) -> Result<&Device> {
@@ -112,42 +113,43 @@ impl Devices {
         ErrorKind::NoSuchDevice { index, count: self.count() }.of("")
     }
 
-    /// All devices, in order.
+    /// Returns an iterator over all devices, in order of their indices.
     pub fn iter(&self) -> std::slice::Iter<'_, Device> {
         self.0.devices.iter()
     }
 
-    /// This thread's current device (`torch.cuda.current_device`).
+    /// Returns the index of this thread's current device (`torch.cuda.current_device`).
     #[must_use]
     pub fn current_device(&self) -> usize {
         current::device(self.id())
     }
 
-    /// Makes a device this thread's current one and returns which was before
-    /// (`torch.cuda.set_device`). Creates no context.
+    /// Makes a device this thread's current device and returns the index of the previous one
+    /// (`torch.cuda.set_device`). Creates no driver context.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSuchDevice`].
+    /// - [`ErrorKind::NoSuchDevice`] if there is no device with this index.
+    /// - [`ErrorKind::ThreadEnding`] if the thread is ending and its state is destroyed.
     #[inline]
     pub fn set_device(&self, index: usize) -> Result<usize> {
         self.get(index)?;
         current::set_device(&self.0, index)
     }
 
-    /// This thread's current stream of a device (`torch.cuda.current_stream`).
+    /// Returns this thread's current stream of a device (`torch.cuda.current_stream`).
     ///
     /// # Errors
-    /// [`ErrorKind::NoSuchDevice`].
+    /// [`ErrorKind::NoSuchDevice`] if there is no device with this index.
     pub fn current_stream(&self, device: usize) -> Result<Stream> {
         self.with_current_stream(device, Stream::clone)
     }
 
-    /// Runs `f` with this thread's current stream of a device. The stream is not counted, so this
-    /// is what hot paths use. What `f` changes about the current stream holds from then on, but
-    /// `f` keeps the stream it was given.
+    /// Runs `f` with this thread's current stream of a device. Cheaper than
+    /// [`Devices::current_stream`], because no atomic reference count changes. If `f` changes the
+    /// current stream, the change stays, but `f` keeps the stream that was passed to it.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSuchDevice`].
+    /// [`ErrorKind::NoSuchDevice`] if there is no device with this index.
     pub fn with_current_stream<R>(&self, device: usize, f: impl FnOnce(&Stream) -> R) -> Result<R> {
         let Some(of) = self.0.devices.get(device) else { return Err(self.no_such(device)) };
         Ok(match current::stream(self.id(), device) {
@@ -156,10 +158,13 @@ impl Devices {
         })
     }
 
-    /// Makes a stream this thread's current one on its device. As `setCurrentCUDAStream` of
-    /// PyTorch's C++ interface, it leaves the current device alone; a [`StreamGuard`] switches it.
+    /// Makes a stream this thread's current stream on the stream's device. The current device does
+    /// not change, as with PyTorch's C++ function `setCurrentCUDAStream`; a [`StreamGuard`] changes
+    /// both.
     ///
     /// # Errors
+    /// - [`ErrorKind::RuntimeMismatch`] if the stream belongs to other `Devices`.
+    /// - [`ErrorKind::ThreadEnding`] if the thread is ending and its state is destroyed.
     /// [`ErrorKind::RuntimeMismatch`].
     #[inline]
     #[track_caller]
@@ -177,21 +182,22 @@ impl Devices {
         Err(ErrorKind::RuntimeMismatch.of(call))
     }
 
-    /// Makes a device this thread's current one until the guard is dropped
+    /// Makes a device this thread's current device until the guard is dropped
     /// (`torch.cuda.device`).
     ///
     /// # Errors
-    /// [`ErrorKind::NoSuchDevice`].
+    /// The same as [`Devices::set_device`].
     #[inline(always)] // a guard handed over through memory costs more than all it does
     pub fn device_guard(&self, index: usize) -> Result<DeviceGuard> {
         Ok(DeviceGuard::new(self.id(), self.set_device(index)?))
     }
 
-    /// Makes a stream this thread's current one on its device, and that device the current one,
-    /// until the guard is dropped (`torch.cuda.stream`).
+    /// Makes a stream this thread's current stream on its device, and that device the current
+    /// device, until the guard is dropped (`torch.cuda.stream`).
     ///
     /// # Errors
-    /// [`ErrorKind::RuntimeMismatch`].
+    /// - [`ErrorKind::RuntimeMismatch`] if the stream belongs to other `Devices`.
+    /// - [`ErrorKind::ThreadEnding`] if the thread is ending and its state is destroyed.
     #[inline(always)] // a guard handed over through memory costs more than all it does
     #[track_caller]
     pub fn stream_guard(&self, stream: &Stream) -> Result<StreamGuard> {
@@ -200,21 +206,21 @@ impl Devices {
         Ok(StreamGuard::new(self.id(), stream.device_index(), former))
     }
 
-    /// Runs `f` with a device as this thread's current one, and restores the previous one, also
-    /// if `f` panics.
+    /// Runs `f` with a device as this thread's current device. Restores the previous device
+    /// afterwards, also if `f` panics.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSuchDevice`]; `f` is not run then.
+    /// The same as [`Devices::set_device`]; then `f` does not run.
     pub fn with_device<R>(&self, index: usize, f: impl FnOnce() -> R) -> Result<R> {
         let _guard = self.device_guard(index)?;
         Ok(f())
     }
 
-    /// Runs `f` with a stream as the current one of its device, and that device as the current
-    /// one, and restores both, also if `f` panics.
+    /// Runs `f` with a stream as the current stream of its device, and that device as the current
+    /// device. Restores both afterwards, also if `f` panics.
     ///
     /// # Errors
-    /// [`ErrorKind::RuntimeMismatch`]; `f` is not run then.
+    /// The same as [`Devices::stream_guard`]; then `f` does not run.
     #[track_caller]
     pub fn with_stream<R>(&self, stream: &Stream, f: impl FnOnce() -> R) -> Result<R> {
         let _guard = self.stream_guard(stream).map_err(|e| e.of("with_stream"))?;

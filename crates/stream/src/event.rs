@@ -11,10 +11,10 @@ use crate::event_pool::PooledEvent;
 use crate::stream::Stream;
 use crate::{ErrorKind, Result};
 
-/// A mark in a stream (`torch.cuda.Event`). Clones share it.
+/// A marker in a stream (`torch.cuda.Event`). Clones share the event.
 ///
-/// Nothing is made on a device before the first [`Event::record`]; from then on the event belongs
-/// to that stream's device. Each record replaces the one before.
+/// The first [`Event::record`] creates the driver's event and binds it to the stream's device. Each
+/// record replaces the previous record.
 #[derive(Clone, Debug, Default)]
 pub struct Event(Arc<Shared>);
 
@@ -28,15 +28,16 @@ struct Shared {
 #[derive(Debug)]
 struct Recorded {
     event: Arc<PooledEvent>,
-    /// Where its stream was at the latest record.
+    /// The stream's end at the latest record.
     point: Point,
     device: usize,
-    /// How often it was recorded.
+    /// Number of records so far.
     generation: u64,
 }
 
 impl Recorded {
-    /// Refuses to wait on the host for captured work, which does not run.
+    /// Fails if the latest record is captured, because captured work does not run and the host
+    /// would wait forever.
     #[track_caller]
     fn refuse_captured(&self, call: &'static str) -> Result<()> {
         if self.point.capture.is_some() { Err(ErrorKind::CapturedEvent.of(call)) } else { Ok(()) }
@@ -44,13 +45,13 @@ impl Recorded {
 }
 
 impl Event {
-    /// An event that has not been recorded. It keeps no times (`torch.cuda.Event()`).
+    /// Creates an event without timing that has not been recorded (`torch.cuda.Event()`).
     #[must_use]
     pub fn new() -> Self {
         Self::with_flags(EventFlags::default())
     }
 
-    /// An event that keeps times, for [`Event::elapsed_time`]
+    /// Creates an event with timing, for [`Event::elapsed_time`]
     /// (`torch.cuda.Event(enable_timing=True)`).
     #[must_use]
     #[doc(alias = "enable_timing")]
@@ -58,19 +59,19 @@ impl Event {
         Self::with_flags(EventFlags { timing: true, ..EventFlags::default() })
     }
 
-    /// An event made otherwise than by default.
+    /// Creates an event with the given flags.
     #[must_use]
     pub fn with_flags(flags: EventFlags) -> Self {
         Self(Arc::new(Shared { flags, recorded: Mutex::new(None) }))
     }
 
-    /// How it is made.
+    /// Returns the event's flags.
     #[must_use]
     pub fn flags(&self) -> EventFlags {
         self.0.flags
     }
 
-    /// The index of its device; `None` before the first record.
+    /// Returns the index of the event's device. `None` before the first record.
     #[must_use]
     pub fn device_index(&self) -> Option<usize> {
         self.lock().as_ref().map(|r| r.device)
@@ -83,14 +84,17 @@ impl Event {
     /// Records all work enqueued on the stream so far (`Event.record`).
     ///
     /// # Errors
-    /// [`ErrorKind::WrongDevice`] when it was first recorded on another device,
-    /// [`ErrorKind::RuntimeMismatch`], or the driver's own.
+    /// - [`ErrorKind::WrongDevice`] if the event was first recorded on another device.
+    /// - [`ErrorKind::RuntimeMismatch`] if the event was first recorded on a stream of other
+    ///   [`Devices`](crate::Devices).
+    /// - [`ErrorKind::NotCapturing`] if the stream is the twin of a capture that has ended.
+    /// - [`ErrorKind::Driver`] if a driver call fails.
     #[track_caller]
     pub fn record(&self, stream: &Stream) -> Result<()> {
         self.record_as(stream, "record", "the stream")
     }
 
-    /// [`Event::record`] as an operation of another name, of which errors are to speak.
+    /// Records as [`Event::record`] does. Errors name the operation `call` and the object `object`.
     #[track_caller]
     pub(crate) fn record_as(
         &self,
@@ -115,30 +119,33 @@ impl Event {
         Ok(())
     }
 
-    /// Makes later work on the stream wait, on the GPU, for the latest record (`Event.wait`).
-    /// Nothing if it was never recorded.
+    /// Makes later work on the stream wait, on the GPU, for the latest record (`Event.wait`). Does
+    /// nothing if the event was never recorded.
     ///
     /// # Errors
-    /// [`ErrorKind::RuntimeMismatch`], or the driver's own.
+    /// The same as [`Stream::wait_for`].
     #[track_caller]
     pub fn wait(&self, stream: &Stream) -> Result<()> {
         self.wait_as(stream, "wait")
     }
 
-    /// [`Event::wait`] as an operation of another name, of which errors are to speak.
+    /// Waits as [`Event::wait`] does. Errors name the operation `call`.
     #[track_caller]
     pub(crate) fn wait_as(&self, stream: &Stream, call: &'static str) -> Result<()> {
-        // Held throughout: a record in between would be what is waited for.
+        // Held throughout, so that no other thread records the event meanwhile.
         let recorded = self.lock();
         let Some(recorded) = &*recorded else { return Ok(()) };
         stream.check_same_devices(recorded.event.core(), call)?;
         stream.enqueue_wait(call, &recorded.event, &recorded.point)
     }
 
-    /// Whether the work of the latest record is done; true if never recorded (`Event.query`).
+    /// Returns whether the work of the latest record is complete (`Event.query`). `true` if the
+    /// event was never recorded.
     ///
     /// # Errors
-    /// The driver's own, those of earlier asynchronous work among them.
+    /// - [`ErrorKind::CapturedEvent`] if the latest record is captured.
+    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, also one
+    ///   of earlier asynchronous work.
     #[track_caller]
     pub fn query(&self) -> Result<bool> {
         let recorded = self.lock();
@@ -152,20 +159,23 @@ impl Event {
         Ok(done)
     }
 
-    /// Blocks the host until the work of the latest record is done (`Event.synchronize`). Nothing
-    /// if it was never recorded.
+    /// Blocks the host until the work of the latest record is complete (`Event.synchronize`). Does
+    /// nothing if the event was never recorded.
     ///
     /// # Errors
-    /// As [`Event::query`]; [`ErrorKind::IndexCheck`] as of [`Stream::synchronize`].
+    /// - [`ErrorKind::IndexCheck`], once, if an index was out of range in a launch of this thread,
+    ///   or of a thread that has ended.
+    /// - The errors of [`Event::query`].
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         self.wait_on_host("synchronize", Point::settle_and_report)
     }
 
-    /// [`Event::synchronize`] that leaves failed checks for `synchronize` to report.
+    /// Waits as [`Event::synchronize`] does, and leaves failed checks for a later `synchronize` to
+    /// report.
     ///
     /// # Errors
-    /// As [`Event::query`].
+    /// The same as [`Event::query`].
     #[track_caller]
     pub fn host_wait(&self) -> Result<()> {
         self.wait_on_host("host_wait", |point, core| {
@@ -188,18 +198,24 @@ impl Event {
             None => return Ok(()),
         };
         event.synchronize().map_err(|e| event.core().surfaced(None, e))?;
-        // If it was recorded anew meanwhile, which record was waited for is not known.
+        // If the event was recorded again meanwhile, the awaited record is not known.
         if let Some(recorded) = self.lock().as_ref().filter(|r| r.generation == generation) {
             settle(&recorded.point, event.core())?;
         }
         Ok(())
     }
 
-    /// Milliseconds from this event's latest record to `end`'s (`Event.elapsed_time`).
+    /// Returns the time from this event's latest record to that of `end`, in milliseconds
+    /// (`Event.elapsed_time`).
     ///
     /// # Errors
-    /// [`ErrorKind::NoTiming`], [`ErrorKind::EventNotRecorded`], [`ErrorKind::RuntimeMismatch`],
-    /// [`ErrorKind::WrongDevice`] or [`ErrorKind::EventNotFinished`], or the driver's own.
+    /// - [`ErrorKind::NoTiming`] if one of the events has no timing.
+    /// - [`ErrorKind::EventNotRecorded`] if one of the events was never recorded.
+    /// - [`ErrorKind::RuntimeMismatch`] if the events belong to different
+    ///   [`Devices`](crate::Devices).
+    /// - [`ErrorKind::WrongDevice`] if the events are on different devices.
+    /// - [`ErrorKind::EventNotFinished`] if the work of one of the records is not complete.
+    /// - The errors of [`Event::query`].
     #[track_caller]
     pub fn elapsed_time(&self, end: &Event) -> Result<f32> {
         const CALL: &str = "elapsed_time";

@@ -1,4 +1,4 @@
-//! Events that are kept for reuse: making one anew costs as much as recording it.
+//! A pool of driver events. Creating an event costs as much as recording one.
 
 use std::ops::Deref;
 use std::panic::Location;
@@ -10,17 +10,18 @@ use warpline_sync::Mutex;
 
 use crate::device::Core;
 
-/// More than this many idle events of one kind are given back to the driver.
+/// Maximum number of idle events of one kind. Further ones are released to the driver.
 const MAX_IDLE: usize = 1024;
 
-/// The idle events of one device, by whether they keep times and whether they block.
+/// The idle events of one device, in one list per combination of timing and blocking.
 #[derive(Debug, Default)]
 pub(crate) struct EventPool {
     idle: [Mutex<Vec<Arc<owned::Event>>>; 4],
 }
 
 impl EventPool {
-    /// Where events of this kind are kept. Those for other processes are not.
+    /// Returns the list for events with these flags. `None` for interprocess events, which are not
+    /// reused.
     fn slot(&self, flags: EventFlags) -> Option<&Mutex<Vec<Arc<owned::Event>>>> {
         if flags.interprocess {
             return None;
@@ -29,10 +30,10 @@ impl EventPool {
     }
 }
 
-/// An event that goes back to its device's pool once nobody needs it.
+/// An event that returns to its device's pool when dropped.
 ///
-/// It may be recorded anew while a stream still waits for its last record: a wait takes hold of
-/// the record when it is enqueued.
+/// The event may be recorded again while a stream still waits for the last record, because a wait
+/// refers to the record at the time that the wait was enqueued.
 #[derive(Debug)]
 pub(crate) struct PooledEvent {
     event: Arc<owned::Event>,
@@ -41,7 +42,7 @@ pub(crate) struct PooledEvent {
 }
 
 impl PooledEvent {
-    /// An idle event of the device, or a new one.
+    /// Takes an idle event of the device, or creates one.
     #[track_caller]
     pub(crate) fn take(core: &Arc<Core>, flags: EventFlags) -> Result<Self, DriverError> {
         let location = Location::caller();

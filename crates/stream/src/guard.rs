@@ -6,9 +6,9 @@ use crate::current::{self, Former};
 
 /// Restores this thread's current device when dropped, also while panicking.
 ///
-/// It puts back what was current when it was made. Guards are meant to be dropped in reverse
-/// order, as scopes do; dropped in another order, each still puts back what it saw, so the last
-/// one dropped decides. [`crate::Devices::with_device`] cannot be got wrong.
+/// The guard restores the device that was current at its creation. Drop guards in reverse order of
+/// creation, as scopes do: in another order, the guard that is dropped last decides.
+/// [`crate::Devices::with_device`] always uses the right order.
 #[derive(Debug)]
 #[must_use = "the previous device is restored when the guard is dropped"]
 pub struct DeviceGuard {
@@ -23,7 +23,7 @@ impl DeviceGuard {
         Self { devices, previous, not_send: PhantomData }
     }
 
-    /// The device that will be restored.
+    /// Returns the index of the device that will be restored.
     #[must_use]
     pub fn previous_device(&self) -> usize {
         self.previous
@@ -38,13 +38,13 @@ impl Drop for DeviceGuard {
 }
 
 /// Restores the current stream of the guarded stream's device, and the current device, when
-/// dropped. Order of drops: as for [`DeviceGuard`].
+/// dropped. Drop guards in reverse order of creation; see [`DeviceGuard`].
 #[derive(Debug)]
 #[must_use = "the previous stream is restored when the guard is dropped"]
 pub struct StreamGuard {
     devices: u64,
     on: usize,
-    /// Its stream is counted without atomics, which keeps the guard in its thread.
+    /// Contains an `Rc`, so the guard is not `Send`.
     former: Former,
 }
 
@@ -54,7 +54,7 @@ impl StreamGuard {
         Self { devices, on, former }
     }
 
-    /// The device that will be restored.
+    /// Returns the index of the device that will be restored.
     #[must_use]
     pub fn previous_device(&self) -> usize {
         self.former.0

@@ -1,4 +1,4 @@
-//! Failed index checks: the report of a kernel, its place in memory, and the thread to be told.
+//! Failed index checks: the kernel's report, its place in memory, and the thread that is told.
 
 use std::panic::Location;
 // A cache key: schedules need not be checked around it.
@@ -13,27 +13,29 @@ use crate::{CheckOwner, Error, ErrorKind, Site};
 /// The launch number that all replays of a captured kernel report.
 pub(crate) const REPLAYED: u64 = u64::MAX;
 
-/// Checks of this process that are known to have failed. A union whose inputs were looked at since
-/// the latest failure need not be looked at again.
+/// Number of checks of this process that are known to have failed. A pending union is examined
+/// again only if this number has changed.
 pub(crate) static FAILURES: AtomicU64 = AtomicU64::new(1);
 
-/// A failed index check: an index that its dimension does not have. Converts into [`ErrorKind::IndexCheck`].
+/// A failed index check: an index that is out of range for its dimension. Converts into
+/// [`ErrorKind::IndexCheck`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexCheck {
-    /// The op.
+    /// Name of the op.
     pub op: &'static str,
-    /// The index; one of them where several are out of range.
+    /// The index; one of them if several are out of range.
     pub index: i64,
-    /// The dimension that it was to index.
+    /// The indexed dimension.
     pub dim: usize,
-    /// That dimension's size.
+    /// Size of that dimension.
     pub size: usize,
-    /// Where the op was called.
+    /// Location of the call of the op.
     pub location: &'static Location<'static>,
 }
 
 impl IndexCheck {
-    /// The failed check that an error of [`ErrorKind::IndexCheck`] reports.
+    /// Returns the failed check that an error of [`ErrorKind::IndexCheck`] reports. `None` for
+    /// other errors.
     #[must_use]
     pub fn of(error: &Error) -> Option<Self> {
         match (error.kind(), error.location()) {
@@ -74,7 +76,7 @@ impl Place {
         }
     }
 
-    /// The report of launch `says`, if there is one.
+    /// Returns the report of the launch with number `says`, if the place has one.
     pub(crate) fn report(&self, says: u64, Site { op, location }: Site) -> Option<IndexCheck> {
         let Self { page, first } = self;
         if page.load(*first) != says {
@@ -86,12 +88,12 @@ impl Place {
     }
 }
 
-/// A failed check, and the thread that has to hear of it.
+/// A failed check and the thread that is told of it.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) check: IndexCheck,
     pub(crate) owner: CheckOwner,
-    /// Whether it was reported.
+    /// Whether the failure was reported.
     told: AtomicBool,
 }
 
@@ -105,7 +107,7 @@ impl Failure {
         self.told.load(Ordering::Relaxed)
     }
 
-    /// Enters that the failure was reported.
+    /// Marks the failure as reported.
     pub(crate) fn tell(&self) {
         self.told.store(true, Ordering::Relaxed);
     }

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-/// A set of small numbers: those of a graph's kernels that check indices. Clones share it.
+/// A set of kernel numbers, for the kernels of a graph that check indices. Clones share the set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelSet(Arc<Vec<u64>>);
 
 impl KernelSet {
-    /// The set of one kernel.
+    /// Creates a set of one kernel.
     #[must_use]
     pub fn of(kernel: usize) -> Self {
         let mut words = vec![0; kernel / 64 + 1];
@@ -15,18 +15,18 @@ impl KernelSet {
         Self(Arc::new(words))
     }
 
-    /// Tells sets that are not shared apart.
+    /// Returns an identifier that shared sets have in common.
     pub(crate) fn key(&self) -> usize {
         Arc::as_ptr(&self.0).addr()
     }
 
-    /// Whether a kernel is in the set.
+    /// Returns whether a kernel is in the set.
     #[must_use]
     pub fn contains(&self, kernel: usize) -> bool {
         self.0.get(kernel / 64).is_some_and(|word| word >> (kernel % 64) & 1 == 1)
     }
 
-    /// Whether all of another set is in this one.
+    /// Returns whether all kernels of `other` are in this set.
     #[must_use]
     pub fn covers(&self, other: &Self) -> bool {
         let beyond = other.0.iter().skip(self.0.len()).all(|&word| word == 0);
@@ -34,7 +34,7 @@ impl KernelSet {
             || beyond && self.0.iter().zip(&*other.0).all(|(own, other)| other & !own == 0)
     }
 
-    /// Adds another set.
+    /// Adds all kernels of `other`.
     pub fn join(&mut self, other: &Self) {
         if self.covers(other) {
             return;

@@ -14,16 +14,16 @@ use crate::{Launch, OpNumber, Site};
 
 /// Number of launches that are kept per stream.
 const KEPT: usize = 64;
-/// The last launches of a stream. Noting one allocates nothing but the first time.
+/// The last launches of a stream. Only the first `note` allocates memory.
 #[derive(Debug, Default)]
 pub(crate) struct Launches(Mutex<Ring>);
 
 #[derive(Debug, Default)]
 struct Ring {
     kept: Vec<Launch>,
-    /// Where the next one goes once all places are taken.
+    /// Index of the oldest entry, which the next launch replaces once the list is full.
     next: usize,
-    /// The number of the last one that fell out.
+    /// Number of the last dropped launch.
     fallen: OpNumber,
 }
 
@@ -32,7 +32,7 @@ impl Launches {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Enters a launch. The caller has the exclusive right to enqueue on the stream.
+    /// Adds a launch. The caller has the exclusive right to enqueue on the stream.
     pub(crate) fn note<'a>(
         &self,
         number: OpNumber,
@@ -57,8 +57,8 @@ impl Launches {
         entry.replace(number, site, operands);
     }
 
-    /// Those after operation `done`, oldest first, and how many operations before them are not
-    /// kept any more.
+    /// Returns the launches after operation `done`, oldest first, and the number of operations
+    /// after `done` that are no longer in the list.
     pub(crate) fn after(&self, done: OpNumber) -> (Vec<Launch>, u64) {
         let ring = self.lock();
         let (newer, older) = ring.kept.split_at(ring.next);

@@ -1,10 +1,10 @@
 //! CUDA devices, streams, events and guards with PyTorch's semantics.
 //!
-//! [`Devices`] is one isolated world: the devices of one driver, with a current device and a
-//! current stream per device for each thread. [`Stream::submit`] enqueues work and numbers it, for
-//! whoever vouches for it ([`LaunchToken`](warpline_cuda_sys_safe::owned::LaunchToken));
-//! [`Stream::wait_for`] orders a stream after a numbered operation of another one, on the GPU,
-//! and does nothing where that order already holds.
+//! [`Devices`] holds the devices of one driver, isolated from all other `Devices`. Each thread has
+//! a current device and a current stream per device. [`Stream::submit`] enqueues work and numbers
+//! it; the caller guarantees with a [`LaunchToken`](warpline_cuda_sys_safe::owned::LaunchToken)
+//! that the work is sound. [`Stream::wait_for`] makes a stream wait, on the GPU, for a numbered
+//! operation of another stream, and does nothing if that order already holds.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -16,7 +16,7 @@
 //! let producer = Stream::new(devices.get(0)?)?;
 //! let consumer = Stream::new(devices.get(1)?)?;
 //!
-//! // SAFETY: what is submitted below is what it is said to be.
+//! // SAFETY: the closure below enqueues nothing.
 //! let token = unsafe { LaunchToken::new() };
 //! let ((), op) = producer.submit(token, |_handle| {
 //!     // Enqueue a kernel or a copy here.
@@ -68,17 +68,17 @@ pub use mailbox::Mailbox;
 pub use op_event::OpEvent;
 pub use owner::CheckOwner;
 pub use stream::{Stream, StreamDevice};
-/// The drivers: the machine's, and simulated ones.
+/// The driver's crate: the machine's driver and simulated drivers.
 pub use warpline_cuda_sys_safe as driver;
 pub use warpline_cuda_sys_safe::EventFlags;
 pub use warpline_types::{Error, ErrorKind, Launch, PendingLaunches, Result, ResultExt, Site};
 
-/// The number of an operation on its stream: 1 for the first, one more for each later one.
+/// Number of an operation on its stream. The first operation has number 1.
 ///
-/// Work entered by [`Stream::submit`] and waits are operations; records of events are not.
+/// Work enqueued with [`Stream::submit`] and waits are operations. Event records are not.
 pub type OpNumber = u64;
 
-/// The program of this crate's README runs.
+/// Runs the program of this crate's README as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct CrateReadme;

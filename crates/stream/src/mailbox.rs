@@ -29,16 +29,19 @@ use crate::index_check::{Failure, Place};
 use crate::order::Progress;
 use crate::{CheckOwner, IndexCheck, OpNumber, Site, Stream};
 
-/// Places that a stream is given at first.
+/// Number of places that a stream receives at first.
 const PLACES: usize = 16;
 /// Poll for completion once per this many launches in flight.
 const ASK: usize = 4;
-/// Poll at the latest after this many operations of the stream, beside which a poll costs little.
+/// Poll at the latest after this many operations of the stream. The cost of a poll is small beside
+/// these.
 const APART: OpNumber = 16;
-/// Unreported failures that are kept per owner. Data that depends on later ones still knows of them.
+/// Maximum number of unreported failures per owner. Data that depends on later failures still
+/// reports them.
 const UNREPORTED: usize = 8;
 
-/// Where the kernels of one stream report failed checks, and which launches are in flight.
+/// Reports of failed checks by the kernels of one stream, and the stream's checked launches in
+/// flight.
 #[derive(Debug)]
 pub struct Mailbox {
     progress: Arc<Progress>,
@@ -47,24 +50,26 @@ pub struct Mailbox {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Launches, replays and unions that are not known to be done, oldest first.
+    /// Launches, replays and unions that are not known to be complete, oldest first.
     running: VecDeque<CheckedLaunch>,
     /// Failures that were not reported yet, oldest first, with their operations.
     failed: Vec<(OpNumber, Arc<Failure>)>,
     /// Places that no kernel writes to, each with its last launch.
     free: VecDeque<(Place, Option<CheckedLaunch>)>,
-    /// An event whose completion says, where no program waits, which launches are done.
+    /// Event of the last poll, and its point. Its completion shows which launches are complete if
+    /// the program never waits.
     asked: Option<(owned::Event, Point)>,
-    /// The event between two polls.
+    /// The event, kept between two polls.
     idle: Option<owned::Event>,
     /// The stream's last operation at the time of the last poll.
     asked_at: OpNumber,
-    /// The latest union with its inputs: work often writes several tensors that depend on the same.
+    /// The latest union with its inputs. Operations often write several tensors with the same
+    /// dependencies.
     union: Option<(Vec<CheckedLaunch>, CheckedLaunch)>,
 }
 
 impl State {
-    /// Takes up the outcomes of launches that are done, oldest first.
+    /// Records the outcomes of complete launches, oldest first.
     fn settle(&mut self, over: &dyn Fn(&At) -> bool) {
         while let Some(launch) = self.running.pop_front_if(|launch| launch.settle(over)) {
             launch.own_failures(|failure| self.note(launch.op(), Arc::clone(failure)));
@@ -76,7 +81,7 @@ impl State {
         }
     }
 
-    /// Keeps a failure until its owner is told.
+    /// Keeps a failure until it is reported to its owner.
     fn note(&mut self, op: OpNumber, failure: Arc<Failure>) {
         let mut ended = 0;
         self.failed.retain(|(_, failure)| {
@@ -91,19 +96,20 @@ impl State {
         }
     }
 
-    /// Whether it is time to poll for completion although no launch needs a place.
+    /// Returns whether a poll is due, even if no launch needs a place.
     fn is_due(&self, last: OpNumber) -> bool {
         last >= self.asked_at + APART
     }
 
-    /// Settles launches that are over, if that is known or the device says so.
+    /// Settles launches that are known to be complete, or that a poll shows to be complete.
     fn settle_done(&mut self, last: OpNumber) {
         self.settle(&|_| false);
         if (self.is_due(last) || self.running.len() >= ASK)
             && let Some((event, point)) = self.asked.take()
         {
             if event.query().unwrap_or(false) {
-                // The streams are not told: a program that does not wait has no order from it.
+                // The streams' progress does not change: a program that does not wait gets no order
+                // from a poll.
                 self.settle(&|at| point.covers(at.progress.stream, at.op));
                 self.idle = Some(event);
             } else {
@@ -114,8 +120,8 @@ impl State {
     }
 }
 
-/// Whether a failure counts as reported once another one is: they have the same owner. Threads that
-/// have ended count as one.
+/// Returns whether `other` counts as reported once `told` is reported: they have the same owner.
+/// Threads that have ended count as one owner.
 fn is_told_with(told: &Failure, other: &Failure) -> bool {
     told.owner == other.owner || (told.owner.has_ended() && other.owner.has_ended())
 }
@@ -129,14 +135,15 @@ impl Mailbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins the operation that a closure given to [`Stream::submit`] is about to enqueue. Returns the
-    /// launch and its kernel's arguments: an address, a number for the launch, and a word of the
-    /// caller's. A kernel that finds 0 at the address writes index, that word, dimension and size after
-    /// it, and then the launch's number to the address. The token says that a launch path asks: a
-    /// launch that is not that operation would be taken for done too early.
+    /// Begins the operation that a closure passed to [`Stream::submit`] is about to enqueue.
+    /// Returns the launch and the kernel's arguments: an address, the launch's number, and a word
+    /// that the caller may choose. A kernel with a failed check that finds 0 at the address writes
+    /// the index, the caller's word, the dimension and the size to the words after it, and then the
+    /// launch's number to the address. With the token the caller guarantees that the operation
+    /// follows: otherwise the launch would count as complete too early.
     ///
     /// # Errors
-    /// The driver's own, if more places are needed.
+    /// The driver's error if mapped memory is needed and cannot be allocated.
     pub fn launch(
         &self,
         _token: LaunchToken,
@@ -170,17 +177,17 @@ impl Mailbox {
         Ok((launch, [address, number, 0]))
     }
 
-    /// Enters a replay that is about to be enqueued.
+    /// Adds a replay that is about to be enqueued.
     pub(crate) fn run(&self, stream: &Stream, replay: CheckedLaunch) {
         let (mut state, last) = (self.state(), stream.last_op());
-        // A replay needs no place, and a poll costs as much as the rest of it.
+        // A replay needs no place, and a poll would double its cost.
         if state.is_due(last) {
             state.settle_done(last);
         }
         state.running.push_back(replay);
     }
 
-    /// The union of launches that operation `op` of the stream depends on.
+    /// Returns the union of the launches that operation `op` of the stream depends on.
     #[must_use]
     pub fn union(
         &self,
@@ -214,8 +221,8 @@ impl Mailbox {
         union
     }
 
-    /// Records an event after the stream's last operation, if it is time to poll again. Called after a
-    /// launch, without the stream's lock.
+    /// Records an event after the stream's last operation if a poll is due. Call it after a launch,
+    /// without the stream's lock.
     pub fn watch(&self, stream: &Stream) {
         let last = stream.last_op();
         let idle = {
@@ -230,7 +237,7 @@ impl Mailbox {
         let core = stream.core();
         let new = || owned::Event::new(&core.driver, core.index, EventFlags::default()).ok();
         let Some(event) = idle.or_else(new) else { return };
-        // Without a poll there are more places.
+        // If this fails, there is no poll, and the mailbox takes more places instead.
         let point = stream.record_uncaptured(&event).unwrap_or(None);
         let mut state = self.state();
         match point {
@@ -239,7 +246,7 @@ impl Mailbox {
         }
     }
 
-    /// Takes back a launch or replay that the driver refused.
+    /// Removes a launch or replay that the driver refused.
     pub fn withdraw(&self, refused: &CheckedLaunch) {
         let mut state = self.state();
         let at = state.running.iter().rposition(|launch| launch == refused);
@@ -250,13 +257,14 @@ impl Mailbox {
         }
     }
 
-    /// Takes up the outcomes of launches that are done or that a wait covers, which is over.
+    /// Records the outcomes of launches that are known to be complete or that a completed wait
+    /// covers.
     pub(crate) fn settle(&self, covers: &dyn Fn(&At) -> bool) {
         self.state().settle(covers);
     }
 
-    /// Reports the oldest failure that a wait covers to its owner, or to any thread if the owner has
-    /// ended. Later failures of the owner count as reported too.
+    /// Returns the oldest failure that a wait covers to its owner, or to any thread if the owner
+    /// has ended. Later failures of the same owner count as reported too.
     pub(crate) fn report(
         &self,
         owner: &CheckOwner,
@@ -281,12 +289,12 @@ impl Mailbox {
         oldest.map(|failure| failure.check.clone())
     }
 
-    /// The progress of its stream.
+    /// Returns the progress of the stream.
     pub(crate) fn progress(&self) -> &Arc<Progress> {
         &self.progress
     }
 
-    /// Its places, if no kernel will write to them any more, because its stream is gone.
+    /// Returns the places if the stream is gone, so that no kernel will write to them.
     pub(crate) fn abandoned(self: &Arc<Self>) -> Option<Vec<Place>> {
         let mut state = self.state();
         state.settle(&|_| false);
@@ -298,9 +306,9 @@ impl Mailbox {
 }
 
 impl Stream {
-    /// Where its kernels report failed checks. Made on first use.
+    /// Returns the stream's mailbox, which is created on first use.
     pub fn mailbox(&self) -> &Arc<Mailbox> {
-        // Of two threads that make one, the second finds the first's.
+        // If two threads create a mailbox, the second one gets that of the first.
         self.mailbox_slot().get_or_init(|| {
             let made = Arc::new(Mailbox::new(self.progress()));
             self.core().world.checks.enter(&made);

@@ -1,4 +1,4 @@
-//! One numbering for a driver's stream, whoever wraps it, whenever.
+//! The numbering of a driver's stream, which outlives the `Stream` that wraps it.
 
 use std::any::Any;
 use std::sync::{Arc, PoisonError, Weak};
@@ -11,27 +11,29 @@ use crate::order::Progress;
 use crate::stream::Inner;
 use crate::{ErrorKind, Result, Stream};
 
-/// What stays with a driver's stream as long as it exists.
+/// State that is attached to a driver's stream as long as that exists.
 #[derive(Debug)]
 struct Numbering {
     progress: Arc<Progress>,
-    /// What stands for it now, if anything does.
+    /// The `Stream` that wraps the driver's stream now, if there is one.
     stream: Mutex<Weak<Inner>>,
 }
 
 impl Stream {
-    /// A default stream, of which each [`Devices`](crate::Devices) has its own: it is never captured.
+    /// Creates the default stream. Each [`Devices`](crate::Devices) has one of its own, which is
+    /// never captured.
     pub(crate) fn default_of(core: &Arc<Core>) -> Self {
         let raw = owned::Stream::default_of(&core.driver, core.index);
         let progress = Arc::new(Progress::new(raw.id(), core.index));
         Self::registered(core, raw, progress)
     }
 
-    /// The stream that stands for a driver's stream. There is only ever one, and if it is gone its
-    /// numbers go on: what others know of them stays true.
+    /// Returns the stream that wraps a driver's stream. There is at most one at a time. If it was
+    /// dropped, its numbering continues, so that recorded numbers stay valid.
     ///
     /// # Errors
-    /// [`ErrorKind::RuntimeMismatch`] while it is another [`Devices`](crate::Devices)' stream.
+    /// [`ErrorKind::RuntimeMismatch`] while the driver's stream belongs to another
+    /// [`Devices`](crate::Devices).
     #[track_caller]
     pub(crate) fn wrap(core: &Arc<Core>, raw: owned::Stream, call: &'static str) -> Result<Self> {
         let new = || -> Arc<dyn Any + Send + Sync> {
@@ -42,7 +44,8 @@ impl Stream {
         let Ok(numbering) = numbering.downcast::<Numbering>() else {
             return Err(ErrorKind::RuntimeMismatch.of(call));
         };
-        // Anybody can put there what another stream has: one's work would count as the other's.
+        // Any code can store another stream's numbering there; work would then count for the wrong
+        // stream.
         if numbering.progress.stream != raw.id() {
             return Err(ErrorKind::RuntimeMismatch.of(call));
         }

@@ -1,4 +1,4 @@
-//! Events that follow operations.
+//! Events recorded after operations.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use crate::event_pool::PooledEvent;
 use crate::stream::Stream;
 use crate::{OpNumber, Result};
 
-/// An event recorded after an operation, the one that waits for it use too. It is asked without the
-/// stream's lock, which somebody may hold who enqueues, for long.
+/// An event recorded after an operation. Waits for the operation use the same event. Queries do not
+/// take the stream's lock, which an enqueuing thread may hold for long.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -27,11 +27,13 @@ pub struct OpEvent {
 }
 
 impl Stream {
-    /// The event recorded after operation `op`, or after a later one where there is none.
+    /// Returns the event recorded after operation `op`, or after a later operation if `op` has
+    /// none.
     ///
     /// # Errors
-    /// [`ErrorKind::Capturing`](crate::ErrorKind::Capturing) while the stream is captured, or the
-    /// driver's own.
+    /// [`ErrorKind::Capturing`](crate::ErrorKind::Capturing) if the stream is captured and has no
+    /// event at or after `op`, and [`ErrorKind::Driver`](crate::ErrorKind::Driver) if a driver call
+    /// fails.
     #[track_caller]
     pub fn op_event(&self, op: OpNumber) -> Result<OpEvent> {
         let (event, point) = self.checkpoint(op)?;
@@ -40,10 +42,12 @@ impl Stream {
 }
 
 impl OpEvent {
-    /// Whether the operation is done.
+    /// Returns whether the operation is complete.
     ///
     /// # Errors
-    /// The driver's own, those of earlier asynchronous work among them.
+    /// [`ErrorKind::Surfaced`](crate::ErrorKind::Surfaced) or
+    /// [`ErrorKind::Driver`](crate::ErrorKind::Driver) if the driver reports a failure, also one of
+    /// earlier asynchronous work.
     #[track_caller]
     pub fn query(&self) -> Result<bool> {
         let core = self.event.core();
@@ -57,10 +61,11 @@ impl OpEvent {
         Ok(done)
     }
 
-    /// [`OpEvent::query`] that counts as no order, and leaves errors of other work for others to report.
+    /// Queries as [`OpEvent::query`] does, without recording the order and without listing the
+    /// launches that may have failed.
     ///
     /// # Errors
-    /// The driver's own.
+    /// [`ErrorKind::Driver`](crate::ErrorKind::Driver) if the driver reports a failure.
     #[track_caller]
     pub fn query_silently(&self) -> Result<bool> {
         Ok(self.event.query()?)
@@ -69,7 +74,7 @@ impl OpEvent {
     /// Makes later work on a stream wait, on the GPU, for the operation.
     ///
     /// # Errors
-    /// As [`Stream::wait_for`].
+    /// The same as [`Stream::wait_for`].
     #[track_caller]
     pub fn wait(&self, stream: &Stream) -> Result<()> {
         stream.check_same_devices(self.event.core(), "wait_for")?;

@@ -1,4 +1,4 @@
-//! How far each stream has come, and the events by which one stream waits for part of another's
+//! The progress of each stream, and the events with which one stream waits for part of another's
 //! work.
 //!
 //! Once a second stream is in use, each operation is followed by a pooled event, a *checkpoint*. A
@@ -16,11 +16,11 @@ use crate::clock::Clock;
 use crate::device::Core;
 use crate::event_pool::PooledEvent;
 
-/// Checkpoints a stream keeps. A wait for an operation older than all of them waits for the
-/// oldest, which covers more than needed but never less.
+/// Maximum number of checkpoints per stream. A wait for an operation older than all of them uses
+/// the oldest, and so covers more work than needed, never less.
 const MAX_CHECKPOINTS: usize = 64;
 
-/// How far a stream is. It outlives the stream, for the tables that mention it.
+/// Progress of a stream. Outlives the stream, because clocks refer to it.
 #[derive(Debug)]
 pub(crate) struct Progress {
     /// The stream's id.
@@ -29,7 +29,7 @@ pub(crate) struct Progress {
     pub(crate) device: usize,
     /// The number of the last operation enqueued. Written under the stream's lock only.
     last: AtomicU64,
-    /// The highest operation that the host knows to be done.
+    /// The highest operation that the host knows to be complete.
     done: AtomicU64,
 }
 
@@ -42,7 +42,7 @@ impl Progress {
         self.last.load(Ordering::Acquire)
     }
 
-    /// Numbers one more operation; the caller holds the stream's lock.
+    /// Numbers the next operation. The caller holds the stream's lock.
     pub(crate) fn advance(&self) -> OpNumber {
         let op = self.last.load(Ordering::Relaxed) + 1;
         self.last.store(op, Ordering::Release);
@@ -66,7 +66,7 @@ impl Progress {
 #[derive(Debug, Default)]
 pub(crate) struct Checkpoints(VecDeque<Checkpoint>);
 
-/// An operation, what comes before it, and an event recorded right after it.
+/// An operation, the work before it, and an event recorded right after it.
 #[derive(Clone, Debug)]
 pub(crate) struct Checkpoint {
     pub(crate) op: OpNumber,
@@ -75,7 +75,7 @@ pub(crate) struct Checkpoint {
 }
 
 impl Checkpoints {
-    /// The earliest checkpoint at or after an operation.
+    /// Returns the earliest checkpoint at or after operation `op`.
     pub(crate) fn at_or_after(&self, op: OpNumber) -> Option<&Checkpoint> {
         self.0.get(self.0.partition_point(|checkpoint| checkpoint.op < op))
     }
@@ -84,7 +84,7 @@ impl Checkpoints {
         self.0.back()
     }
 
-    /// Records a checkpoint after `op`, the last operation enqueued.
+    /// Records a checkpoint after `op`, the last enqueued operation.
     #[track_caller]
     pub(crate) fn record(
         &mut self,
@@ -93,11 +93,11 @@ impl Checkpoints {
         op: OpNumber,
         before: &Clock,
     ) -> Result<(), DriverError> {
-        // The oldest event may be recorded anew even if a waiter has just been given it: it then
-        // waits for later work of the same stream.
+        // The oldest event may be recorded again even if a waiter has just received it: the waiter
+        // then waits for later work of the same stream.
         let oldest = if self.0.len() < MAX_CHECKPOINTS { None } else { self.0.pop_front() };
         let event = match oldest {
-            // Others ask an `OpEvent` again and again, and would never see it done.
+            // An event shared with an `OpEvent` is not reused: its queries would never return true.
             Some(oldest) if Arc::strong_count(&oldest.event) == 1 => oldest.event,
             _ => Arc::new(PooledEvent::take(core, EventFlags::default())?),
         };

@@ -1,12 +1,12 @@
 //! The thread to which a failed index check is reported: the thread that made the call, or the
-//! thread for which a loader's worker or a replica's thread works.
+//! thread on whose behalf a loader's worker or a replica's thread works.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Weak};
 
 use warpline_sync::thread_local;
 
-/// The thread that is told, by its next `synchronize`, that an index of its launch was out of range.
+/// The thread to which `synchronize` reports that an index was out of range in one of its launches.
 ///
 /// Every thread owns its launches. A thread that works on behalf of another takes over that thread's
 /// identity with [`CheckOwner::within`].
@@ -29,7 +29,7 @@ pub struct CheckOwner(Weak<()>);
 struct Identity {
     /// Ends with the thread.
     own: Option<Arc<()>>,
-    /// The owner that the thread works for, if it is another thread.
+    /// The owner that the thread works for, if that is another thread.
     inherited: Option<CheckOwner>,
 }
 
@@ -38,7 +38,8 @@ thread_local! {
 }
 
 impl CheckOwner {
-    /// The owner of the launches of this thread. While the thread ends it is one that has ended.
+    /// Returns the owner of this thread's launches. While the thread ends, returns an owner that
+    /// has ended.
     #[must_use]
     pub fn current() -> Self {
         let current = |identity: &RefCell<Identity>| {
@@ -51,8 +52,8 @@ impl CheckOwner {
         IDENTITY.try_with(current).unwrap_or_default()
     }
 
-    /// Runs `f`, whose launches belong to this owner, in another thread. The thread's own identity is
-    /// restored afterwards, also if `f` panics.
+    /// Runs `f` in the calling thread with its launches owned by this owner. Restores the thread's
+    /// own identity afterwards, also if `f` panics.
     pub fn within<R>(&self, f: impl FnOnce() -> R) -> R {
         struct Restore(Option<CheckOwner>);
         impl Drop for Restore {
@@ -70,7 +71,7 @@ impl CheckOwner {
         f()
     }
 
-    /// Whether its thread has ended.
+    /// Returns whether the owner's thread has ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.0.strong_count() == 0
     }

@@ -28,7 +28,8 @@ use crate::launches::Launches;
 use crate::order::{Checkpoint, Checkpoints, Progress};
 use crate::{Device, Error, ErrorKind, Event, Mailbox, OpNumber, PendingLaunches, Result, Site};
 
-/// A stream of one device. Clones share it; equality and hash go by [`Stream::id`].
+/// A CUDA stream of one device (`torch.cuda.Stream`). Clones share the stream. Streams are equal if
+/// their [`Stream::id`] is equal.
 #[derive(Clone)]
 pub struct Stream(Arc<Inner>);
 
@@ -37,15 +38,15 @@ pub(crate) struct Inner {
     raw: owned::Stream,
     core: Arc<Core>,
     progress: Arc<Progress>,
-    /// Held while work is enqueued, so that its number is its place in the stream. Under it no lock
-    /// of a second stream is taken but that of its twin; who ends a capture takes those of all that
-    /// take part.
+    /// The submit lock: held while work is enqueued, so that numbers follow the order of the
+    /// stream. A thread that holds it takes no other stream's submit lock, except that of this
+    /// stream's twin. The thread that ends a capture holds those of all streams in the capture.
     state: Mutex<State>,
     /// Changed under the lock on `state` only.
     capture: Slot,
-    /// What an error may be of. Changed under the lock on `state` only.
+    /// Launches to list in error messages. Changed under the lock on `state` only.
     launches: Launches,
-    /// Where its kernels report failed checks. Made on first use.
+    /// Reports of failed checks by the stream's kernels. Created on first use.
     mailbox: OnceLock<Arc<Mailbox>>,
 }
 
@@ -55,7 +56,7 @@ struct State {
     clock: Clock,
 }
 
-/// A stream on which nobody else enqueues.
+/// The submit lock of a stream, held: no other thread can enqueue on the stream.
 pub(crate) struct Held<'a>(MutexGuard<'a, State>);
 
 impl Inner {
@@ -73,7 +74,7 @@ impl Inner {
         op
     }
 
-    /// Where the stream is, its lock being held.
+    /// Returns the current end of the stream. The caller holds the stream's lock.
     fn point(&self, state: &State) -> Point {
         self.point_at(self.progress.last(), state.clock.clone())
     }
@@ -83,7 +84,7 @@ impl Inner {
         Point { progress, op, before, capture }
     }
 
-    /// Enqueues a wait for an event that was recorded at a point, the lock being held.
+    /// Enqueues a wait for an event that was recorded at `point`. The caller holds the lock.
     #[track_caller]
     fn wait_at(&self, state: &mut State, event: &owned::Event, point: &Point) -> Result<()> {
         self.raw.wait_event(event)?;
@@ -91,14 +92,14 @@ impl Inner {
         Ok(())
     }
 
-    /// Enters such a wait.
+    /// Numbers a wait for `point` and adds that point to the stream's clock.
     fn enter_wait(&self, state: &mut State, point: &Point) {
         // The wait is an operation of its own, so that later records are known to include it.
         self.advance(state);
         state.clock.join(&self.progress, point);
     }
 
-    /// The earliest checkpoint at or after `op`, recorded now if there is none.
+    /// Returns the earliest checkpoint at or after `op`. Records a checkpoint if there is none.
     #[track_caller]
     fn checkpoint(&self, op: OpNumber) -> Result<(Arc<PooledEvent>, Point)> {
         self.checkpoint_in(&mut self.lock(), op)
@@ -122,8 +123,8 @@ impl Inner {
         }
     }
 
-    /// A checkpoint after all that it was given outside a capture, numbered or not; `None` if that is
-    /// done.
+    /// Returns a checkpoint after all work enqueued outside a capture, numbered or not. `None` if
+    /// that work is complete.
     #[track_caller]
     fn checkpoint_of_all(&self) -> Result<Option<(Arc<PooledEvent>, Point)>> {
         let mut state = self.lock();
@@ -133,15 +134,15 @@ impl Inner {
             }
             self.record_checkpoint(&mut state)?;
         }
-        // While it is captured: the one that was recorded as that began.
+        // A captured stream has the checkpoint that was recorded when its capture began.
         match state.checkpoints.latest().cloned() {
             Some(Checkpoint { op, before, event }) => Ok(Some((event, self.point_at(op, before)))),
             None => Err(ErrorKind::Capturing.of("wait_for_all")),
         }
     }
 
-    /// Records a checkpoint although there may be one after the last operation: the allocator gives
-    /// streams waits that have no number.
+    /// Records a checkpoint, even if one follows the last operation: the allocator enqueues waits
+    /// that have no number.
     #[track_caller]
     fn record_checkpoint(&self, state: &mut State) -> Result<()> {
         let State { checkpoints, clock } = state;
@@ -149,26 +150,27 @@ impl Inner {
         Ok(())
     }
 
-    /// Where the stream is.
+    /// Returns the current end of the stream.
     pub(crate) fn now(&self) -> Point {
         self.point(&self.lock())
     }
 }
 
-/// What [`Stream::new`] makes a stream on: a [`Device`], or what another crate has for naming one. `In` only
-/// keeps implementations of several crates apart.
+/// A value that selects a GPU for [`Stream::new`], such as a [`Device`]. Other crates implement it
+/// for their own types. `In` only keeps the implementations of different crates apart.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not name a GPU",
     label = "expected a GPU: an index, a name such as \"cuda:1\", a `Device`, or `()` for the current one"
 )]
 pub trait StreamDevice<In> {
-    /// What it can fail with.
+    /// Error of a failed selection.
     type Error;
 
-    /// A stream from the pool of that device.
+    /// Returns a stream from the device's pool for `priority` (0, the lowest, to -3).
     ///
     /// # Errors
-    /// The driver's own; what the name of a device can fail with.
+    /// [`ErrorKind::Driver`] if the driver cannot create the stream, and errors of resolving `self`
+    /// to a device.
     fn stream(self, priority: i32) -> std::result::Result<Stream, Self::Error>;
 }
 
@@ -182,21 +184,24 @@ impl StreamDevice<()> for &Device {
 }
 
 impl Stream {
-    /// A stream of a device (`torch.cuda.Stream(device)`), from its pool of 32, which is handed out in
-    /// turn: the 33rd is the first again.
+    /// Returns a stream of a device (`torch.cuda.Stream(device)`) with priority 0. The stream comes
+    /// from a pool of 32 streams that is handed out in turn: the 33rd call returns the first stream
+    /// again.
     ///
     /// # Errors
-    /// The driver's own; what the name of a device can fail with.
+    /// [`ErrorKind::Driver`] if the driver cannot create the stream, and errors of resolving
+    /// `device` to a device.
     #[track_caller]
     pub fn new<In, D: StreamDevice<In>>(device: D) -> std::result::Result<Self, D::Error> {
         device.stream(0)
     }
 
-    /// [`Stream::new`] of a priority, from 0, the least, to -3 (`torch.cuda.Stream(device, priority)`).
-    /// Each has a pool of its own.
+    /// Returns a stream with a priority from 0, the lowest, to -3
+    /// (`torch.cuda.Stream(device, priority)`). Each priority has a pool of its own. See
+    /// [`Stream::new`].
     ///
     /// # Errors
-    /// As [`Stream::new`].
+    /// The same as [`Stream::new`].
     #[track_caller]
     pub fn with_priority<In, D: StreamDevice<In>>(
         device: D,
@@ -242,7 +247,7 @@ impl Stream {
         Self(inner)
     }
 
-    /// What stands for a stream in a capture.
+    /// Creates the twin of a stream for a capture.
     pub(crate) fn twin(of: &Stream, capture: Weak<Capture>) -> Self {
         let progress = Arc::new(Progress::new(of.id(), of.device_index()));
         Self::build(&of.0.core, of.0.raw.clone(), progress, Some(capture))
@@ -252,25 +257,26 @@ impl Stream {
         &self.0.capture
     }
 
-    /// Runs `f`, which begins a capture of this stream or lets it join one, while nobody enqueues
-    /// on it.
+    /// Runs `f` under the stream's lock, so that no other thread enqueues on it. `f` begins a
+    /// capture of this stream or lets it join one.
     #[track_caller]
     pub(crate) fn change_capture<R>(&self, f: impl FnOnce(&Slot) -> Result<R>) -> Result<R> {
         let inner = &*self.0;
         let mut state = inner.lock();
-        // Others can wait for earlier work, what has no number included, without touching the stream.
+        // Other streams can then wait for earlier work, numbered or not, without a call on this
+        // stream.
         if !self.is_capturing() {
             inner.record_checkpoint(&mut state)?;
         }
         f(&inner.capture)
     }
 
-    /// Lets nobody enqueue on this stream as long as the result is kept.
+    /// Takes the submit lock. No other thread enqueues on this stream until the result is dropped.
     pub(crate) fn hold(&self) -> Held<'_> {
         Held(self.0.lock())
     }
 
-    /// Makes this stream wait for all of another; both are held.
+    /// Makes this stream wait for all work of `other`. The caller holds both submit locks.
     pub(crate) fn wait_held(
         &self,
         held: &mut Held<'_>,
@@ -285,7 +291,8 @@ impl Stream {
         self.0.wait_at(&mut held.0, &event, &point)
     }
 
-    /// Runs `f` on what the driver's stream is numbered by, locked: the twin while it is captured.
+    /// Runs `f` on the stream that numbers the enqueued work, under its lock: the twin during a
+    /// capture, else this stream.
     #[track_caller]
     fn with_acting<R>(&self, f: impl FnOnce(&Inner, &mut State) -> R) -> R {
         let mut state = self.0.lock();
@@ -299,7 +306,7 @@ impl Stream {
         }
     }
 
-    /// An event recorded at or after an operation, and where.
+    /// Returns an event recorded at or after operation `op`, and its point.
     #[track_caller]
     pub(crate) fn checkpoint(&self, op: OpNumber) -> Result<(Arc<PooledEvent>, Point)> {
         self.0.checkpoint(op)
@@ -313,62 +320,65 @@ impl Stream {
         self.0.now()
     }
 
-    /// What of its work is not known to be complete.
+    /// Returns the launches that are not known to be complete. `None` if there are none.
     pub(crate) fn pending(&self) -> Option<PendingLaunches> {
         let (launches, older) = self.0.launches.after(self.0.progress.done());
         let pending = PendingLaunches { stream: self.to_string(), launches, older };
         (!pending.launches.is_empty()).then_some(pending)
     }
 
-    /// The index of its device.
+    /// Returns the index of the stream's device.
     #[must_use]
     pub fn device_index(&self) -> usize {
         self.0.core.index
     }
 
-    /// The [`Devices::id`](crate::Devices::id) of the devices that its own is one of.
+    /// Returns the [`Devices::id`](crate::Devices::id) of the devices that the stream belongs to.
     #[must_use]
     pub fn devices_id(&self) -> u64 {
         self.0.core.world.id()
     }
 
-    /// The driver's stream, with which safe code can add order and ask questions, but not enqueue
-    /// work nor change what is captured. What `unsafe` code enqueues on it directly is not numbered.
+    /// Returns the driver's stream. Safe code can use it to query, wait and record, but not to
+    /// enqueue work or to change a capture. Work that `unsafe` code enqueues on it directly is not
+    /// numbered.
     #[must_use]
     pub fn raw(&self) -> &owned::Stream {
         &self.0.raw
     }
 
-    /// A number that no other stream of the process has or will have.
+    /// Returns an identifier that is unique among all streams of the process, past and future.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.0.raw.id()
     }
 
-    /// Whether it is its device's legacy default stream.
+    /// Returns whether this is the legacy default stream of its device.
     #[must_use]
     pub fn is_default(&self) -> bool {
         self.0.raw.handle() == StreamHandle::default_of(self.0.core.index)
     }
 
-    /// The priority the driver gave it; lower runs first.
+    /// Returns the driver's priority for this stream. Lower numbers run first.
     ///
     /// # Errors
-    /// The driver's own.
+    /// [`ErrorKind::Driver`] if the driver's query fails.
     #[track_caller]
     pub fn priority(&self) -> Result<i32> {
         Ok(self.0.raw.priority()?)
     }
 
-    /// Runs `f`, which enqueues one operation, with the exclusive right to enqueue on this
-    /// stream, and numbers the operation. If `f` fails, nothing is numbered. While the stream is
-    /// captured the number is its [twin](crate::Captured::twin)'s.
+    /// Runs `f`, which enqueues one operation, with the exclusive right to enqueue on this stream,
+    /// and numbers the operation. If `f` fails, no number is used. During a capture the number
+    /// belongs to the stream's [twin](crate::Captured::twin).
     ///
-    /// `f` must use this stream only through the handle it is given, and no [`Event`]: it would
-    /// wait for itself. The token says that it is a launch path that asks.
+    /// `f` must use this stream only through the handle that is passed to it, and must not use an
+    /// [`Event`], which would deadlock. With the token the caller guarantees that the enqueued work
+    /// is sound.
     ///
     /// # Errors
-    /// What `f` returns; [`ErrorKind::NotCapturing`] for the twin of a capture that is over.
+    /// Errors of `f`, and [`ErrorKind::NotCapturing`] if this stream is the twin of a capture that
+    /// has ended.
     #[track_caller]
     pub fn submit<R, E: From<Error>>(
         &self,
@@ -391,12 +401,12 @@ impl Stream {
         })
     }
 
-    /// [`Stream::submit`] of an operation that is done when `f` returns, such as a copy to pageable
-    /// memory. It, and what comes before it, is then known to be done, for which the holder of the
-    /// token vouches.
+    /// Runs `f` as [`Stream::submit`] does, for an operation that is complete when `f` returns,
+    /// such as a copy to pageable memory. The operation and all work before it count as complete
+    /// from then on. With the token the caller guarantees that they are.
     ///
     /// # Errors
-    /// As [`Stream::submit`].
+    /// The same as [`Stream::submit`].
     #[track_caller]
     pub fn submit_waited<R>(
         &self,
@@ -413,9 +423,9 @@ impl Stream {
         Ok((result, op))
     }
 
-    /// Says what the operation is that a closure given to [`Stream::submit`] has just enqueued, for
-    /// errors that surface later. `operands` are dtypes and sizes. What is captured does not run
-    /// yet, and is not noted.
+    /// Names the operation that a closure passed to [`Stream::submit`] has just enqueued, for
+    /// errors that surface later. `operands` are dtypes and shapes. Does nothing during a capture,
+    /// because captured work does not run yet.
     pub fn note_launch<'a>(
         &self,
         site: Site,
@@ -434,36 +444,39 @@ impl Stream {
         &self.0.progress
     }
 
-    /// A driver's error at a wait, a query or a launch, with the launches it may be of: those of
-    /// this stream that are not known to be complete and, where the device is lost, of its others.
+    /// Converts a driver's error at a wait, a query or a launch into an [`Error`] that lists the
+    /// launches that may have failed: those of this stream that are not known to be complete and,
+    /// if the device is lost, those of the device's other streams.
     #[must_use]
     pub fn surfaced(&self, source: DriverError) -> Error {
         self.core().surfaced(Some(self.id()), source)
     }
 
-    /// The number of the last operation enqueued; 0 if there was none.
+    /// Returns the number of the last enqueued operation. 0 if there is none.
     #[must_use]
     pub fn last_op(&self) -> OpNumber {
         self.0.progress.last()
     }
 
-    /// What comes before its next operation.
+    /// Returns the operations that come before this stream's next operation.
     #[must_use]
     pub fn before(&self) -> Before {
         Before(self.now())
     }
 
-    /// Whether the host has seen operation `op` done. Asks nobody; [`Stream::is_done`] does.
+    /// Returns whether the host has observed that operation `op` is complete. Does not query the
+    /// device; [`Stream::is_done`] does.
     #[must_use]
     pub fn is_known_done(&self, op: OpNumber) -> bool {
         self.0.progress.is_known_done(op)
     }
 
-    /// Whether all later work on this stream comes after operation `op` of `other`: by stream
-    /// order, by waits, through however many streams, or because the host has seen it done.
+    /// Returns whether all later work on this stream comes after operation `op` of `other`: by
+    /// stream order, by a chain of waits across streams, or because the host has observed that `op`
+    /// is complete.
     ///
     /// # Errors
-    /// None at present.
+    /// Currently none.
     pub fn is_ordered_after(&self, other: &Stream, op: OpNumber) -> Result<bool> {
         Ok(self == other
             || other.0.progress.is_known_done(op)

@@ -1,5 +1,5 @@
-//! What safe code must not be able to say: that work is done or captured, what is replayed, and what
-//! the driver takes for machine code.
+//! Checks that safe code cannot claim that work is done or captured, what is replayed, or that
+//! bytes are machine code for the driver.
 
 #[test]
 fn safe_code_cannot_vouch_for_work() {

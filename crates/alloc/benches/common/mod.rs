@@ -1,4 +1,4 @@
-//! A backend that does nothing, so that what is measured is the allocator's own.
+//! A backend that does nothing, so that only the allocator's own time is measured.
 #![allow(dead_code, unreachable_pub)] // each bench uses its own part
 
 use std::convert::Infallible;
@@ -10,14 +10,14 @@ use warpline_alloc::{
 
 const PAGE: u64 = 2 << 20;
 
-/// Hands out addresses, with virtual memory management.
+/// Hands out addresses, also for virtual memory.
 #[derive(Debug, Default)]
 pub struct Null {
     next: AtomicU64,
 }
 
 impl Null {
-    /// An allocator over it, with these options.
+    /// Makes an allocator over the backend with these options.
     pub fn allocator(options: &str) -> CachingAllocator<Self> {
         CachingAllocator::new(Self::default(), AllocatorConfig::parse(options).unwrap())
     }

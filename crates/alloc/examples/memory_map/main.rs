@@ -1,15 +1,15 @@
-//! Draws where memory is while a program runs: addresses from top to bottom, requests from left to
-//! right. What each request of a short program did is printed too.
+//! Draws the places of memory while a program runs: addresses from top to bottom, requests from
+//! left to right. For a short program, also prints the effect of each request.
 //!
 //! ```text
 //! cargo run -p warpline-alloc --example memory_map -- map.svg
 //! cargo run -p warpline-alloc --example memory_map -- --trace TRACE.csv.gz --policy policy:torch map.svg
 //! ```
 //!
-//! Each page has the colour of the stream that it was made for, dark where a block is and light
-//! where it is free. Where it is mapped too, but not used, is grey. So a page that migrates is one
-//! colour among another, and an alias is colour among grey. `docs/default-policy.md` walks through
-//! the program that is drawn unless a trace is named.
+//! A page has the colour of the stream that it was made for: dark inside a block, light where it is
+//! free. Addresses where a page is mapped but not used are grey. So a migrated page is one colour
+//! among another, and an alias is colour among grey. `docs/default-policy.md` explains the program
+//! that is drawn by default.
 
 #![allow(unreachable_pub)] // tests use the modules too
 
@@ -35,13 +35,13 @@ use clap::Parser;
 /// Draws where memory is while a program runs.
 #[derive(Debug, Parser)]
 struct Options {
-    /// A trace, as the replay tool reads it; else a short program of this example's own.
+    /// A trace, in the format of the replay tool. Default: this example's short program.
     #[arg(long)]
     trace: Option<PathBuf>,
     /// Options of the allocator.
     #[arg(long, default_value = "policy:default")]
     policy: String,
-    /// Where the picture goes.
+    /// The output file.
     #[arg(value_name = "FILE.svg")]
     svg: PathBuf,
 }

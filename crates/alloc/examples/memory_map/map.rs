@@ -1,4 +1,4 @@
-//! Where memory is after each request of a trace.
+//! Records the places of memory after each request of a trace.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -9,15 +9,15 @@ use super::common::{Fake, MIB, PAGE};
 use super::run::{Watch, replay};
 use super::trace::{Op, Trace};
 
-/// So many times memory is looked at, at most.
+/// The largest number of columns.
 const COLUMNS: usize = 500;
-/// Bytes of the device.
+/// Memory of the device, in bytes.
 const CAPACITY: usize = 141 << 30;
 
-/// What is at some addresses, in the order in which it is drawn.
+/// Use of some addresses, in the order of drawing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Is {
-    /// A page, whose memory is used or free elsewhere.
+    /// A page that is mapped here, and used or free at another address.
     Mapped,
     Free,
     Used,
@@ -25,17 +25,18 @@ pub enum Is {
     Block,
 }
 
-/// Addresses at which there is the same for some time.
+/// Addresses with the same use for some time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cell {
     pub is: Is,
     pub address: u64,
     pub size: usize,
-    /// Which page it is, in the order in which they were made; `None` of a segment.
+    /// Index of the page, in the order in which pages were made. `None` for a segment or a whole
+    /// block.
     pub page: Option<usize>,
 }
 
-/// Memory that went to another address.
+/// Memory that moved to another address.
 #[derive(Clone, Copy, Debug)]
 pub struct Move {
     pub column: usize,
@@ -48,51 +49,51 @@ pub struct Move {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Range {
     pub stream: u64,
-    /// The end of what was ever mapped there.
+    /// The end of all memory that was ever mapped here.
     pub end: u64,
-    /// Whether memory was ever made, or free, there. Otherwise it is for windows.
+    /// Whether memory was ever made or free here. Otherwise the range is for windows.
     pub is_home: bool,
 }
 
-/// A run.
+/// The record of a replay.
 #[derive(Debug, Default)]
 pub struct Map {
-    /// With the first column that has them, and the first that does not any more.
+    /// Each cell with its first column and the column after its last.
     pub cells: Vec<(Cell, usize, usize)>,
     pub moves: Vec<Move>,
-    /// By their first address.
+    /// Ranges by their first address.
     pub ranges: BTreeMap<u64, Range>,
-    /// The range that each page was made for.
+    /// The first address of the range that each page was made for.
     pub made_for: Vec<u64>,
     pub columns: usize,
-    /// What each request was, the address that it got or gave back, and how many pages were made and
+    /// Each request, the address that it got or freed, and the numbers of pages that were made and
     /// mapped anew for it.
     pub requests: Vec<(String, u64, [usize; 2])>,
 }
 
-/// Looks on.
+/// Records a replay.
 struct Recorder<'a> {
     trace: &'a Trace,
     map: Map,
     open: BTreeMap<Cell, usize>,
-    /// Numbers of the backend's pages.
+    /// Indices of the pages by the backend's numbers.
     pages: BTreeMap<u64, usize>,
-    /// What moved since the last look.
+    /// Moves since the last column.
     moved: Arc<Mutex<Vec<(u64, u64, usize)>>>,
     counted: [usize; 2],
     address: u64,
 }
 
-/// What is drawn unless a trace is named.
+/// The program that is drawn by default.
 pub fn program() -> Trace {
     let text = include_str!("program.csv");
     Trace::read("program.csv", text.as_bytes()).expect("it is a trace")
 }
 
-/// Replays a trace under a policy.
+/// Replays a trace under a policy and returns the record.
 ///
 /// # Errors
-/// What is wrong with the policy, or a request.
+/// A message if the policy cannot be parsed or a request fails.
 pub fn record(trace: &Trace, policy: &str) -> Result<Map, String> {
     let config = AllocatorConfig::parse(policy).map_err(|error| error.to_string())?;
     let allocator = CachingAllocator::new(Fake::with_pages(CAPACITY), config);
@@ -203,24 +204,24 @@ impl Recorder<'_> {
 }
 
 impl Map {
-    /// Whether each request has a column, and there are few.
+    /// Whether the map has at most 40 columns, one for each request.
     pub fn is_short(&self) -> bool {
         self.columns <= 40
     }
 
-    /// The range of an address, and where it starts.
+    /// The first address of the range of an address, and the range.
     pub fn range(&self, address: u64) -> (u64, Range) {
         let (base, range) = self.ranges.range(..=address).next_back().expect("it is in a range");
         (*base, *range)
     }
 
-    /// What became a part of an alias, or else got another home.
+    /// Moves from a home range: into a window if `alias` is set, otherwise to another home.
     pub fn moves(&self, alias: bool) -> impl Iterator<Item = &Move> {
         let moves = self.moves.iter().filter(|it| self.range(it.from).1.is_home);
         moves.filter(move |it| self.range(it.to).1.is_home != alias)
     }
 
-    /// What each request of a short run did.
+    /// A table of the requests of a short run, with their effects.
     pub fn table(&self) -> String {
         let line = |(at, (request, address, [made, anew])): (usize, &(String, u64, [usize; 2]))| {
             let [moved, aliased] = [false, true].map(|alias| {

@@ -1,4 +1,4 @@
-//! A run as an SVG.
+//! Draws a map as an SVG.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{Result, Write};
@@ -6,12 +6,11 @@ use std::fmt::{Result, Write};
 use super::common::PAGE;
 use super::map::{Is, Map};
 
-/// Where the picture begins, below the legend and beside the addresses, and what is left free
-/// between ranges.
+/// Left and top margin, for the addresses and the legend, and the gap between ranges, in pixels.
 const LEFT: f64 = 190.0;
 const TOP: f64 = 56.0;
 const GAP: f64 = 30.0;
-/// Of each stream: where a block is, and where nothing is.
+/// Colours of each stream: inside a block, and free.
 const COLOURS: [[&str; 2]; 5] = [
     ["#3b6fb6", "#c5d8f0"],
     ["#d9731a", "#f9dcc0"],
@@ -37,7 +36,7 @@ const HEAD: &str = r##"<style>
 <path d="M590 38 h24" stroke="#b00020" marker-end="url(#arrow)"/><text x="620" y="42">migrates</text>
 <path d="M690 38 h24" stroke="#444" stroke-dasharray="3 2" marker-end="url(#arrow)"/><text x="720" y="42">becomes an alias</text>"##;
 
-/// Draws a run.
+/// Draws a map.
 pub fn draw(map: &Map) -> String {
     let mut svg = String::new();
     write(&mut svg, map).expect("a string takes all");

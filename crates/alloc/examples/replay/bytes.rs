@@ -1,4 +1,4 @@
-//! The bytes of blocks. All `unsafe` of this tool but one call is here.
+//! Fills and reads the bytes of blocks. This module has all but one of the tool's `unsafe` calls.
 
 use std::sync::Arc;
 
@@ -14,19 +14,20 @@ pub struct Bytes {
 }
 
 impl Bytes {
-    /// With this much staging memory.
+    /// Allocates `staging` bytes of staging memory.
     ///
     /// # Errors
-    /// The driver's own.
+    /// [`DriverError`] if the page-locked memory cannot be allocated.
     pub fn new(driver: &Arc<dyn Driver>, staging: usize) -> Result<Self, DriverError> {
         let staging = HostMemory::pinned(driver, 0, staging)?;
         Ok(Self { driver: Arc::clone(driver), staging })
     }
 
-    /// Enqueues writing `word` over and over. `stream` is the block's, `bytes` a multiple of 4.
+    /// Enqueues a fill of `bytes` bytes from `offset` with `word`. `stream` is the block's stream,
+    /// and `bytes` is a multiple of 4.
     ///
     /// # Errors
-    /// The driver's own.
+    /// [`DriverError`] if the fill cannot be enqueued.
     pub fn fill(
         &self,
         block: &Block<CudaBackend>,
@@ -41,10 +42,11 @@ impl Bytes {
         unsafe { self.driver.memset_async(ptr, MemsetValue::U32(word), bytes / 4, stream.handle()) }
     }
 
-    /// Enqueues a copy to `place` in the staging memory. `stream` is the block's.
+    /// Enqueues a copy of `bytes` bytes from `offset` to `place` in the staging memory. `stream` is
+    /// the block's stream.
     ///
     /// # Errors
-    /// The driver's own.
+    /// [`DriverError`] if the copy cannot be enqueued.
     pub fn stage(
         &self,
         block: &Block<CudaBackend>,
@@ -61,8 +63,8 @@ impl Bytes {
         unsafe { self.driver.memcpy_async(&Copy { dst, src, bytes }, stream.handle()) }
     }
 
-    /// What copies brought to the staging memory. They must be done: whoever enqueued them has
-    /// waited for their streams.
+    /// Returns `bytes` bytes of the staging memory from `place`. The copies to this place must be
+    /// finished: the caller has waited for their streams.
     pub fn staged(&mut self, place: usize, bytes: usize) -> &[u8] {
         assert!(place + bytes <= self.staging.bytes(), "a sample does not fit");
         // SAFETY: inside initialised memory, which no work is given while `self` is borrowed.

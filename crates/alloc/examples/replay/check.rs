@@ -1,8 +1,8 @@
-//! Whether each block keeps what is written to it until it is freed.
+//! Checks that each block keeps its bytes until it is freed.
 //!
-//! A block is filled on its stream once it is allocated. Before it is freed, samples of it are
-//! copied out on the same stream, and compared with the pattern later: the host does not wait, so
-//! that memory which is given on too early, to whatever stream, is caught.
+//! A block is filled on its stream after the allocation. Before the free, samples of the block are
+//! copied out on the same stream, and compared with the pattern later. The host does not wait: so
+//! memory that the allocator gives away too early is found, on whatever stream.
 
 use warpline_alloc::{Block, CudaBackend};
 use warpline_cuda_sys_safe::owned::Stream;
@@ -12,27 +12,27 @@ use super::device::Device;
 use super::run::{Watch, failure};
 use super::trace::{Op, Trace};
 
-/// Pieces of a block start where pages do, so that two that are mapped to one page differ.
+/// Pieces of a block start at page boundaries, so that two pieces on the same page differ.
 const PAGE: usize = 2 << 20;
-/// Pieces up to this size are read as a whole.
+/// Largest piece that is read as a whole, in bytes.
 const WHOLE: usize = 64 << 10;
-/// What is read at either end of a larger piece.
+/// Bytes that are read at each end of a larger piece.
 const EDGE: usize = 256;
-/// What is filled at either end of a larger piece on a simulated device, which spends host memory
-/// on all that is ever touched.
+/// Bytes that are filled at each end of a larger piece on a simulated device, where all touched
+/// memory takes host memory.
 const SIM_EDGE: usize = 4 << 10;
-/// Host memory for samples that have not been compared.
+/// Host memory for samples that are not compared yet, in bytes.
 const STAGING: usize = 16 << 20;
 
-/// Fills, reads and compares.
+/// Fills, reads and compares the blocks of a trace.
 #[derive(Debug)]
 pub struct Check<'a> {
     trace: &'a Trace,
     streams: Vec<Stream>,
     bytes: Bytes,
-    /// Which event put what is in each slot there, and on which stream.
+    /// The event that filled each slot, and the index of its stream.
     filled: Vec<(usize, u32)>,
-    /// Copies under way, in the order of their places in the staging memory.
+    /// Copies in flight, in the order of their places in the staging memory.
     samples: Vec<Sample>,
     used: usize,
     edge: usize,
@@ -42,17 +42,17 @@ pub struct Check<'a> {
 struct Sample {
     /// The event that allocated the block.
     at: usize,
-    /// Where in the block.
+    /// Offset in the block, in bytes.
     offset: usize,
     bytes: usize,
     word: u32,
 }
 
 impl<'a> Check<'a> {
-    /// For replays on this device.
+    /// Makes the check of one replay on this device.
     ///
     /// # Errors
-    /// The driver's own.
+    /// The driver's message if the staging memory cannot be allocated.
     pub fn new(device: &Device, trace: &'a Trace) -> Result<Self, String> {
         let bytes = Bytes::new(&device.driver, STAGING).map_err(|error| error.to_string())?;
         let filled = vec![(0, 0); trace.slots];
@@ -61,7 +61,7 @@ impl<'a> Check<'a> {
         Ok(Self { trace, streams, bytes, filled, samples: Vec::new(), used: 0, edge })
     }
 
-    /// Waits for all copies and compares what they brought.
+    /// Waits for all copies and compares the samples.
     fn compare(&mut self) -> Result<(), String> {
         for stream in &self.streams {
             stream.synchronize().map_err(|error| format!("{}: {error}", self.trace.name))?;
@@ -134,7 +134,7 @@ impl Watch<CudaBackend> for Check<'_> {
     }
 }
 
-/// The parts of a block between page boundaries: offset and size.
+/// Offset and size of the parts of a block between page boundaries.
 fn pieces(address: u64, size: usize) -> impl Iterator<Item = (usize, usize)> {
     let first = PAGE - address as usize % PAGE;
     let starts = std::iter::once(0).chain((first..size).step_by(PAGE));
@@ -144,14 +144,14 @@ fn pieces(address: u64, size: usize) -> impl Iterator<Item = (usize, usize)> {
     })
 }
 
-/// A piece as a whole, or both of its ends: offset in it and size.
+/// Offset and size of the sampled parts of a piece: the whole piece, or both ends.
 fn ends(bytes: usize, edge: usize) -> impl Iterator<Item = (usize, usize)> {
     let whole = bytes <= WHOLE.max(2 * edge);
     let parts = if whole { [(0, bytes), (0, 0)] } else { [(0, edge), (bytes - edge, edge)] };
     parts.into_iter().filter(|&(_, bytes)| bytes > 0)
 }
 
-/// Four bytes that differ between blocks and between the pieces of one (splitmix64).
+/// Four bytes that differ between blocks and between the pieces of a block (splitmix64).
 fn pattern(id: u64, piece: usize) -> u32 {
     let mut x = id.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (piece as u64).rotate_left(32);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,14 +1,14 @@
-//! Uses by other streams that end where a trace says so.
+//! Keeps freed memory in use by other streams until the completion in the trace.
 //!
-//! A block whose completion comes later in the trace than its free is used, at the free, by a side
-//! stream that waits for a *tick* of a clock. The clock is a stream too: its ticks are host functions
-//! that return where the completions stand, one after another. So the allocator sees an event that
-//! really is pending, and only one host function at a time is blocked, whatever the order of the
-//! completions.
+//! Some blocks complete later in the trace than they are freed. At such a free, a side stream uses
+//! the block: the side stream waits for a *tick* of a clock. The clock is another stream; its ticks
+//! are host functions, each of which returns at the place of its completion in the trace. So the
+//! allocator meets an event that is really pending, and only one host function at a time is
+//! blocked, whatever the order of the completions.
 //!
-//! A thread waits for the clock. On a simulated device it is the one that runs the host function
-//! (there, work runs only inside calls), and no other work runs meanwhile; on a real device the
-//! driver runs it.
+//! A thread waits for the clock. On a simulated device, where work runs only inside calls, this
+//! thread runs the host function, and no other work runs meanwhile. On a real device the driver
+//! runs the host function.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -23,8 +23,8 @@ use warpline_cuda_sys_safe::{Driver, DriverError, EventFlags, StreamFlags};
 use super::run::{Watch, failure};
 use super::trace::{Late, Trace};
 
-/// How long a use lasts at most, where nothing says otherwise. Only a call that waits for it makes
-/// it last.
+/// Default of the longest time that a tick blocks. A tick lasts so long only if a call of the
+/// replay waits for it.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Holds back completions during one replay.
@@ -34,34 +34,34 @@ pub struct Completions<'a> {
     trace: &'a Trace,
     patience: Duration,
     clock: Stream,
-    /// Streams that use freed memory, and when the last use of each ends.
+    /// Streams that use freed memory, each with the end of its last use.
     sides: Vec<(usize, Stream)>,
-    /// Frees still to come.
+    /// Late frees that the replay has not reached.
     late: &'a [Late],
-    /// When completions are still to come that the clock has no tick for.
+    /// Times of completions that the clock has no tick for so far.
     unticked: VecDeque<usize>,
-    /// Ticks that have not come, by time: what the clock was given for each.
+    /// Ticks that have not returned, by the time of their completion.
     ticks: BTreeMap<usize, Tick>,
-    /// The side stream whose use began at the event that is happening, and when that ends.
+    /// The side stream that was given a use by the current event, and the end of this use.
     begun: Option<(usize, usize)>,
-    /// A use ended because something waited for it.
+    /// Whether a tick ended because something waited for it longer than `patience`.
     waited: Arc<AtomicBool>,
     waiter: Option<Waiter>,
 }
 
 #[derive(Debug)]
 struct Tick {
-    /// Lets the tick return when dropped.
+    /// Lets the tick return when it is dropped.
     open: Sender<()>,
-    /// Told when it began.
+    /// Receives a message when the tick begins.
     began: Receiver<()>,
-    /// What the clock comes to once the tick has returned.
+    /// Event of the clock after the tick.
     event: Arc<Event>,
-    /// What side streams come to after that.
+    /// Events of the side streams after their uses, which end with the tick.
     uses: Vec<Event>,
 }
 
-/// A thread that waits for events, and tells of each.
+/// A thread that waits for events and reports each.
 #[derive(Debug)]
 struct Waiter {
     events: Sender<Arc<Event>>,
@@ -70,10 +70,10 @@ struct Waiter {
 }
 
 impl<'a> Completions<'a> {
-    /// For one replay, in which uses last `patience` at most.
+    /// Prepares one replay, in which a tick blocks for `patience` at most.
     ///
     /// # Errors
-    /// The trace has no completions; the driver's.
+    /// A message if the trace has no completions, or if the clock's stream cannot be made.
     pub fn new(
         driver: &Arc<dyn Driver>,
         trace: &'a Trace,
@@ -110,7 +110,7 @@ impl<'a> Completions<'a> {
         })
     }
 
-    /// Gives a side stream work that ends when its use does. Returns which.
+    /// Gives a side stream a use that ends at `until`. Returns the index of the side stream.
     fn begin(&mut self, at: usize, until: usize) -> Result<usize, DriverError> {
         let runs = !self.ticks.is_empty();
         while let Some(time) = self.unticked.pop_front_if(|time| *time <= until) {
@@ -139,7 +139,7 @@ impl<'a> Completions<'a> {
         Ok(side)
     }
 
-    /// Enqueues the clock's next tick.
+    /// Enqueues a tick on the clock.
     fn tick(&self) -> Result<Tick, DriverError> {
         let (open, ended) = channel();
         let (begin, began) = channel();
@@ -158,14 +158,15 @@ impl<'a> Completions<'a> {
         Ok(Tick { open, began, event, uses: Vec::new() })
     }
 
-    /// An event of what a stream was given so far.
+    /// Records an event on a stream.
     fn mark(&self, stream: &Stream) -> Result<Event, DriverError> {
         let event = Event::new(&self.driver, 0, EventFlags::default())?;
         event.record(stream)?;
         Ok(event)
     }
 
-    /// Has the thread wait for the next tick, which must run before anything else waits for it.
+    /// Hands the next tick to the thread and waits until the tick runs, before anything else waits
+    /// for it.
     fn start(&self) {
         if let (Some(tick), Some(waiter)) = (self.ticks.values().next(), &self.waiter) {
             let _ = waiter.events.send(Arc::clone(&tick.event));
@@ -173,7 +174,7 @@ impl<'a> Completions<'a> {
         }
     }
 
-    /// Lets the next tick come, and waits for the uses that end there.
+    /// Ends the next tick and waits for the uses that end with it.
     fn end(&mut self) -> Result<(), DriverError> {
         let Some((_, Tick { open, uses, .. })) = self.ticks.pop_first() else { return Ok(()) };
         drop(open);
@@ -186,7 +187,7 @@ impl<'a> Completions<'a> {
     }
 }
 
-/// Streams that wait for no other.
+/// Flags of the clock and the side streams, which do not wait for the default stream.
 const SIDE: StreamFlags = StreamFlags { non_blocking: true, priority: 0 };
 
 impl Watch<CudaBackend> for Completions<'_> {

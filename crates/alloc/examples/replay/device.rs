@@ -1,4 +1,4 @@
-//! The devices that a trace can be replayed on.
+//! The devices for a replay.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use warpline_cuda_sys_safe::{Driver, DriverError, StreamFlags, real};
 
 use super::trace::Trace;
 
-/// Where to replay.
+/// Driver of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DriverKind {
     /// A simulated device.
@@ -19,23 +19,25 @@ pub enum DriverKind {
     Cuda,
 }
 
-/// A device, and a stream for each of a trace's.
+/// A device with a stream for each stream of a trace.
 #[derive(Debug)]
 pub struct Device {
-    /// Its driver.
+    /// The driver.
     pub driver: Arc<dyn Driver>,
-    /// In the order of [`Trace::streams`].
+    /// Streams in the order of [`Trace::streams`].
     pub streams: Vec<Stream>,
-    /// Share of its memory that may be used.
+    /// Share of the device's memory that may be used; `None` for all.
     fraction: Option<f64>,
 }
 
 impl Device {
-    /// Opens a device for a trace. A simulated one has `capacity` bytes, a real one may use that
-    /// much of its own; its work runs as `schedule` says.
+    /// Opens a device for a trace. `capacity`, in bytes, is the memory of a simulated device, and
+    /// the most that is used of a real one. A simulated device runs its work in the order of
+    /// `schedule`.
     ///
     /// # Errors
-    /// The driver's own.
+    /// [`DriverError`] if the driver cannot be loaded, or if the device or a stream cannot be
+    /// opened.
     pub fn open(
         kind: DriverKind,
         capacity: usize,
@@ -58,7 +60,7 @@ impl Device {
         Ok(Self { driver, streams, fraction })
     }
 
-    /// A new allocator for it.
+    /// Makes an allocator for the device.
     #[must_use]
     pub fn allocator(&self, mut config: AllocatorConfig) -> CudaAllocator {
         config.memory_fraction = self.fraction.or(config.memory_fraction);

@@ -35,39 +35,41 @@ use crate::run::{Outcome, Watch, replay};
 use crate::timeline::Timeline;
 use crate::trace::Trace;
 
-/// Replays recorded allocation traces, and says what memory and time they took.
+/// Replays recorded allocation traces and reports their memory and time.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Traces, gzipped or not: `a,ID,BYTES,STREAM` and `f,ID,,` lines, and `c,ID,,` lines; or
-    /// `moe:SHAPE:SEED:STEPS`, one of a mixture of experts that is made up.
+    /// Traces, gzipped or not, with lines `a,ID,BYTES,STREAM`, `f,ID,,` and `c,ID,,`; or
+    /// `moe:SHAPE:SEED:STEPS`, a generated trace of a mixture of experts.
     #[arg(required = true, value_name = "TRACE")]
     traces: Vec<PathBuf>,
-    /// How memory is got and reused.
+    /// Policy of the allocator.
     #[arg(long, value_enum)]
     policy: Policy,
-    /// Further options of the allocator's, such as `headroom_percent:5`.
+    /// Further options of the allocator, such as `headroom_percent:5`.
     #[arg(long, default_value = "")]
     options: String,
-    /// Where to replay.
+    /// Driver for the replay.
     #[arg(long, value_enum, default_value = "sim")]
     driver: DriverKind,
     /// Bytes of the device's memory that may be used; KiB, MiB or GiB may follow.
     #[arg(long, value_name = "BYTES", default_value = "141GiB", value_parser = size)]
     capacity: usize,
-    /// Prints one JSON object per trace and line.
+    /// Prints one JSON object a trace, each on its own line.
     #[arg(long)]
     json: bool,
     /// Keeps freed memory in use by a side stream until its `c` line. Side streams wait for host
-    /// functions that return there; times include that.
+    /// functions that return there; the times include this wait.
     #[arg(long)]
     honour_completion: bool,
-    /// Also fills each block on its stream, and verifies it before it is freed; not timed.
+    /// Also fills each block on its stream, and verifies the bytes before the block is freed. These
+    /// replays are not timed.
     #[arg(long, conflicts_with = "honour_completion")]
     check: bool,
-    /// Also writes requested, allocated and reserved bytes after each event; of one trace.
+    /// Also writes the requested, allocated and reserved bytes after each event. Needs exactly one
+    /// trace.
     #[arg(long, value_name = "FILE.csv")]
     timeline: Option<PathBuf>,
-    /// Replays whose median is the warm time.
+    /// Number of replays for the warm time, which is their median.
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u8).range(5..))]
     warm: u8,
 }
@@ -102,7 +104,7 @@ fn run(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
-/// All replays of a trace.
+/// Runs all replays of a trace.
 fn measure(options: &Options, path: &Path) -> Result<Report, String> {
     let trace = Trace::open(path).map_err(|error| error.to_string())?;
     let replays = 1 + usize::from(options.warm);
@@ -139,7 +141,7 @@ fn measure(options: &Options, path: &Path) -> Result<Report, String> {
     Ok(Report::new(&trace, options.policy, &outcomes[0], &outcomes[1..]))
 }
 
-/// What all replays of a trace share.
+/// Values that all replays of a trace share.
 struct World<'a> {
     options: &'a Options,
     trace: &'a Trace,
@@ -147,8 +149,8 @@ struct World<'a> {
 }
 
 impl World<'_> {
-    /// Replays the trace several times on a device and an allocator of their own, each time with
-    /// another one who looks on.
+    /// Replays the trace `times` times on a new device and allocator. Each replay has its own
+    /// `watch`.
     fn replays<W: Watch<CudaBackend>>(
         &self,
         schedule: Schedule,
@@ -172,7 +174,7 @@ impl World<'_> {
     }
 }
 
-/// A bar on standard error if that is a terminal and the replays are long.
+/// A progress bar on standard error, if this is a terminal and the replays are long.
 fn progress(trace: &Trace, replays: usize) -> ProgressBar {
     let events = trace.ops.len() * replays;
     if events < 1 << 20 {
@@ -183,7 +185,7 @@ fn progress(trace: &Trace, replays: usize) -> ProgressBar {
     ProgressBar::new(events as u64).with_style(style).with_message(trace.name.clone())
 }
 
-/// A number of bytes, or of a binary unit.
+/// Parses a number of bytes, with an optional binary unit.
 fn size(text: &str) -> Result<usize, String> {
     let units = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
     let (digits, unit) = units

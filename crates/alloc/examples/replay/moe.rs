@@ -1,27 +1,27 @@
-//! Traces of mixtures of experts, made up from a seed: what each expert gets to do, and with it the
-//! size of its buffers, changes at random in each step and layer, so that nothing ever recurs.
-//! `moe:SHAPE:SEED` names one, `moe:SHAPE:SEED:STEPS` one of another length.
+//! Generates traces of mixture-of-experts models from a seed. The number of tokens of each expert,
+//! and so the size of its buffers, changes at random in each step and layer: no size recurs.
+//! `moe:SHAPE:SEED` names a trace, and `moe:SHAPE:SEED:STEPS` one with another number of steps.
 
 use std::fmt::Write;
 use std::iter::repeat_n;
 
-/// What the name of such a trace begins with.
+/// The first characters of the name of a generated trace.
 pub const PREFIX: &str = "moe:";
 
-/// How the experts' work is laid out in memory.
+/// Layout of the experts' work in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Experts {
-    /// One expert after another, each with buffers for the tokens that it gets: dropless.
+    /// One expert after another, each with buffers for its own tokens; no token is dropped.
     Looped,
-    /// All experts at once, each one's tokens padded to blocks of 128: dropless.
+    /// All experts at once, the tokens of each padded to a multiple of 128; no token is dropped.
     Grouped,
-    /// All experts at once, each with room for as many tokens as the busiest gets.
+    /// All experts at once, each with room for as many tokens as the busiest expert has.
     Capacity,
-    /// As `Grouped`, for tokens that come from other devices: how many differs in each layer.
+    /// The same as `Grouped`, with tokens from other devices: their number differs in each layer.
     Parallel,
 }
 
-/// A model, and what is done with it. Activations and weights are of two bytes.
+/// A model and its work. Activations and weights have two bytes an element.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     name: &'static str,
@@ -33,11 +33,11 @@ struct Shape {
     inner: u64,
     vocabulary: u64,
     tokens: u64,
-    /// How many in a hundred fewer tokens a step may have.
+    /// Percent of the tokens that a step may lack.
     fewer: u64,
-    /// Whether there is a backward pass.
+    /// Whether a step has a backward pass.
     trains: bool,
-    /// Whether a layer's inside is computed once more in the backward pass.
+    /// Whether the backward pass computes each layer's activations again.
     recomputes: bool,
     steps: u64,
 }
@@ -58,8 +58,8 @@ const BASE: Shape = Shape {
     steps: 80,
 };
 
-/// All there are: few large experts and many small ones, in each layout, with and without a
-/// backward pass.
+/// All shapes: few large experts and many small ones, in each layout, with and without a backward
+/// pass.
 const SHAPES: [Shape; 7] = [
     Shape { name: "coarse", ..BASE },
     Shape { name: "fine", count: 64, top_k: 6, inner: 1408, layers: 6, steps: 50, ..BASE },
@@ -93,15 +93,17 @@ const SHAPES: [Shape; 7] = [
     Shape { name: "inference", trains: false, layers: 16, fewer: 75, steps: 150, ..BASE },
 ];
 
-/// The names of all shapes.
+/// Names of all shapes.
 pub fn names() -> impl Iterator<Item = &'static str> {
     SHAPES.iter().map(|shape| shape.name)
 }
 
-/// The text of the trace that is called so: lines as a recorded one has them.
+/// Generates the text of the trace `name`, with lines like those of a recorded trace. Default seed:
+/// 1. Default number of steps: that of the shape.
 ///
 /// # Errors
-/// There is no such shape, or the seed or the number of steps is none.
+/// A message if the shape is unknown, if the seed or the number of steps is not a whole number from
+/// 1, or if further parts follow.
 pub fn generate(name: &str) -> Result<String, String> {
     let mut parts = name.strip_prefix(PREFIX).unwrap_or(name).split(':');
     let wanted = parts.next().unwrap_or_default();
@@ -144,25 +146,25 @@ impl Random {
     }
 }
 
-/// A block: its id, and its bytes.
+/// The id and the bytes of a block.
 type Block = (u64, u64);
 
-/// What a backward pass needs of a layer.
+/// Blocks and token counts of a layer that its backward pass uses.
 struct Saved {
-    /// The blocks of one module after another.
+    /// The blocks of each module, in the order of the forward pass.
     modules: Vec<Vec<Block>>,
-    /// How many tokens each expert got.
+    /// Number of tokens of each expert.
     load: Vec<u64>,
 }
 
-/// What makes a trace.
+/// Writes the lines of a trace.
 struct Program {
     shape: Shape,
     random: Random,
     text: String,
     next: u64,
     stream: u64,
-    /// How popular each expert of each layer is; it drifts.
+    /// Popularity of each expert in each layer; it drifts from step to step.
     popular: Vec<Vec<u64>>,
 }
 
@@ -183,7 +185,7 @@ impl Program {
         let _ = writeln!(self.text, "f,{id},,");
     }
 
-    /// A block that is freed again before anything else happens that lasts.
+    /// Allocates a block and frees it at once.
     fn scratch(&mut self, bytes: u64) {
         let block = self.alloc(bytes);
         self.free(block);
@@ -205,7 +207,7 @@ impl Program {
         (0..steps).for_each(|_| self.step());
     }
 
-    /// Bytes of a layer's weights.
+    /// Sizes of a layer's weights, in bytes.
     fn weights(&self) -> Vec<u64> {
         let Shape { count, hidden, inner, experts, .. } = self.shape;
         let mut weights = vec![hidden * 2, hidden * hidden * 6, hidden * hidden * 2, hidden * 2];
@@ -218,7 +220,7 @@ impl Program {
         weights
     }
 
-    /// How many tokens each of a layer's experts gets.
+    /// Number of tokens for each expert of a layer. The popularity of the experts drifts.
     fn route(&mut self, layer: usize, tokens: u64) -> Vec<u64> {
         let Self { random, popular, shape, .. } = self;
         for weight in &mut popular[layer] {
@@ -286,7 +288,7 @@ impl Program {
         self.free(ids);
     }
 
-    /// A layer's forward pass: what it returns, and what the backward pass needs.
+    /// Runs a layer's forward pass. Returns its result and the blocks for the backward pass.
     fn layer(&mut self, tokens: u64, load: Vec<u64>) -> (Block, Saved) {
         let Shape { count, top_k, hidden, .. } = self.shape;
         let row = tokens * hidden * 2;
@@ -319,7 +321,7 @@ impl Program {
         (result, Saved { modules, load })
     }
 
-    /// An expert's forward pass.
+    /// Runs an expert's forward pass.
     fn expert(&mut self, tokens: u64) -> Vec<Block> {
         let Shape { hidden, inner, .. } = self.shape;
         let (row, wide) = (tokens * hidden * 2, tokens * inner * 2);
@@ -330,7 +332,7 @@ impl Program {
         kept.to_vec()
     }
 
-    /// The same of all experts together.
+    /// Runs the forward pass of all experts together.
     fn all_experts(&mut self, tokens: u64, layout: Experts, load: &[u64]) -> Vec<Block> {
         let Shape { count, hidden, inner, .. } = self.shape;
         let tokens: u64 = match layout {
@@ -362,7 +364,7 @@ impl Program {
         kept
     }
 
-    /// A layer's backward pass: returns the gradient of what it was given.
+    /// Runs a layer's backward pass. Returns the gradient of the layer's input.
     fn backward(
         &mut self,
         tokens: u64,

@@ -1,10 +1,10 @@
-//! The policies a trace can be replayed under.
+//! The policies for a replay.
 
 use clap::ValueEnum;
 use serde::Serialize;
 use warpline_alloc::{AllocatorConfig, ConfigError};
 
-/// How the allocator gets and reuses memory.
+/// Policy of the allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
@@ -12,23 +12,23 @@ pub enum Policy {
     Torch,
     /// PyTorch's rules with expandable segments.
     TorchExpandable,
-    /// This crate's own.
+    /// This crate's own rules.
     Default,
 }
 
 impl Policy {
-    /// The allocator's options for it.
+    /// The allocator's options for the policy.
     ///
     /// # Errors
-    /// The policy is not one that the allocator has.
+    /// [`ConfigError`] if the allocator does not know the policy.
     pub fn config(self) -> Result<AllocatorConfig, ConfigError> {
         self.config_with("")
     }
 
-    /// The same, and further options.
+    /// The allocator's options for the policy and further options.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// [`ConfigError`] if an option is unknown or its value is wrong.
     pub fn config_with(self, options: &str) -> Result<AllocatorConfig, ConfigError> {
         let policy = match self {
             Self::Torch => "policy:torch",

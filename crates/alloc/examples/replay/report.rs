@@ -1,4 +1,4 @@
-//! What is printed about a trace.
+//! The figures of a trace.
 
 use std::fmt;
 
@@ -9,50 +9,50 @@ use super::policy::Policy;
 use super::run::Outcome;
 use super::trace::Trace;
 
-/// A trace's replays. Sizes in bytes; all but `warm_ns_per_event` are the first replay's, which
-/// starts with an empty cache.
+/// Figures of a trace's replays. Sizes are in bytes. `warm_ns_per_event` and `remaps_warm` are of
+/// the later replays; all other figures are of the first replay, which starts with an empty cache.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// The file's name.
     pub trace: String,
-    /// How memory was got and reused.
+    /// Policy of the allocator.
     pub policy: Policy,
-    /// `a` and `f` lines.
+    /// Number of `a` and `f` lines.
     pub events: usize,
-    /// The most that live blocks were asked for.
+    /// Peak of the bytes that live blocks requested.
     pub peak_requested: i64,
-    /// The most that live blocks occupied.
+    /// Peak of the bytes that live blocks occupied.
     pub peak_allocated: i64,
-    /// The most that was held of the driver.
+    /// Peak of the bytes that the allocator reserved from the driver.
     pub peak_reserved: i64,
-    /// Allocations by the driver.
+    /// Number of allocations by the driver.
     pub device_alloc: i64,
-    /// Those after the first quarter of the events.
+    /// `device_alloc` after the first quarter of the events.
     pub device_alloc_late: i64,
-    /// Allocations given back to it.
+    /// Number of allocations that were returned to the driver.
     pub device_free: i64,
     /// Nanoseconds per event.
     pub cold_ns_per_event: f64,
-    /// The same after the first quarter of the events.
+    /// Nanoseconds per event after the first quarter of the events.
     pub late_ns_per_event: f64,
-    /// The same for later replays, which find the cache full; their median.
+    /// Nanoseconds per event of the later replays, which find the cache full; their median.
     pub warm_ns_per_event: f64,
-    /// Pages that were mapped again elsewhere.
+    /// Number of pages that were mapped again elsewhere.
     pub remaps: i64,
-    /// Those after the first quarter of the events.
+    /// `remaps` after the first quarter of the events.
     pub remaps_late: i64,
-    /// Those of the last warm replay.
+    /// `remaps` of the last warm replay.
     pub remaps_warm: i64,
     /// Milliseconds in mapping calls.
     pub map_ms: f64,
-    /// The same without the first quarter of the events.
+    /// `map_ms` after the first quarter of the events.
     pub map_ms_late: f64,
     /// `peak_reserved` ÷ `peak_requested`.
     pub reserved_per_requested: f64,
 }
 
 impl Report {
-    /// Puts a first replay and its followers together.
+    /// Combines the first replay with the warm replays.
     #[must_use]
     pub fn new(trace: &Trace, policy: Policy, cold: &Outcome, warm: &[Outcome]) -> Self {
         let stats = &cold.end;
@@ -88,7 +88,7 @@ impl Report {
     }
 }
 
-/// The middle one; the mean of both if there are two, 0 if there is none.
+/// The median of the values; 0 if there are none.
 #[must_use]
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_unstable_by(f64::total_cmp);

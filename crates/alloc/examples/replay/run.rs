@@ -1,4 +1,4 @@
-//! Walks an allocator through a trace.
+//! Replays a trace on an allocator.
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -8,58 +8,58 @@ use warpline_alloc::{Backend, Block, CachingAllocator, MemoryStats};
 
 use super::trace::{Op, Origin, Trace};
 
-/// Looks on while a trace is replayed. `at` is an index into [`Trace::ops`], or their number for
-/// blocks that outlive the trace.
+/// Callbacks of a replay. `at` is an index into [`Trace::ops`], or their number for blocks that
+/// outlive the trace.
 pub trait Watch<B: Backend> {
-    /// An event is about to happen.
+    /// Called before an event.
     ///
     /// # Errors
-    /// Where and why the replay must end.
+    /// The place and the reason ([`failure`]), if the replay must end.
     fn before(&mut self, at: usize) -> Result<(), String> {
         let _ = at;
         Ok(())
     }
 
-    /// A slot has a new block.
+    /// Called after an allocation into a slot.
     ///
     /// # Errors
-    /// Where and why the replay must end.
+    /// The place and the reason ([`failure`]), if the replay must end.
     fn allocated(&mut self, at: usize, slot: u32, block: &Block<B>) -> Result<(), String> {
         let _ = (at, slot, block);
         Ok(())
     }
 
-    /// A slot's block is about to be freed.
+    /// Called before the block of a slot is freed.
     ///
     /// # Errors
-    /// Where and why the replay must end.
+    /// The place and the reason ([`failure`]), if the replay must end.
     fn freeing(&mut self, at: usize, slot: u32, block: &Block<B>) -> Result<(), String> {
         let _ = (at, slot, block);
         Ok(())
     }
 
-    /// An event has happened.
+    /// Called after an event.
     ///
     /// # Errors
-    /// Where and why the replay must end.
+    /// The place and the reason ([`failure`]), if the replay must end.
     fn after(&mut self, at: usize, allocator: &CachingAllocator<B>) -> Result<(), String> {
         let _ = (at, allocator);
         Ok(())
     }
 
-    /// All blocks are freed.
+    /// Called after all blocks are freed.
     ///
     /// # Errors
-    /// Where and why the replay has failed.
+    /// The place and the reason ([`failure`]), if the replay has failed.
     fn finish(&mut self) -> Result<(), String> {
         Ok(())
     }
 }
 
-/// Nobody looks.
+/// No callbacks.
 impl<B: Backend> Watch<B> for () {}
 
-/// Both look, the first one first.
+/// Callbacks of both, in this order.
 impl<B: Backend, V: Watch<B>, W: Watch<B>> Watch<B> for (V, W) {
     fn before(&mut self, at: usize) -> Result<(), String> {
         self.0.before(at)?;
@@ -87,27 +87,27 @@ impl<B: Backend, V: Watch<B>, W: Watch<B>> Watch<B> for (V, W) {
     }
 }
 
-/// What a replay did and took.
+/// Times and statistics of a replay.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
-    /// In the loop over the events.
+    /// Time in the loop over the events.
     pub time: Duration,
-    /// The part of it after the first quarter of the events.
+    /// The part of `time` after the first quarter of the events.
     pub late: Duration,
-    /// After a quarter of the events.
+    /// Statistics after the first quarter of the events.
     pub quarter: MemoryStats,
-    /// After the last event, before the blocks that it left are freed.
+    /// Statistics after the last event, before the remaining blocks are freed.
     pub end: MemoryStats,
 }
 
 /// Events between two reports of progress.
 const CHUNK: usize = 1 << 16;
 
-/// Replays a trace once. `streams` has one for each of [`Trace::streams`]; `progress` is told of
-/// events done, outside the time that is taken.
+/// Replays a trace once. `streams` has one stream for each of [`Trace::streams`]. `progress`
+/// receives the number of finished events; its time is not counted.
 ///
 /// # Errors
-/// What failed at which line.
+/// The place and the reason ([`failure`]), if an allocation or a callback fails.
 pub fn replay<B: Backend>(
     allocator: &CachingAllocator<B>,
     trace: &Trace,
@@ -143,7 +143,7 @@ pub fn replay<B: Backend>(
     Ok(Outcome { time, late: time - early, quarter, end })
 }
 
-/// The loop that is timed.
+/// Replays the events `part`; this loop is timed.
 fn walk<B: Backend>(
     allocator: &CachingAllocator<B>,
     trace: &Trace,
@@ -173,7 +173,7 @@ fn walk<B: Backend>(
     Ok(())
 }
 
-/// Names the place in a trace where something failed.
+/// Formats an error with its place in the trace.
 pub fn failure(trace: &Trace, at: usize, reason: impl Display) -> String {
     let name = &trace.name;
     match trace.origins.get(at) {

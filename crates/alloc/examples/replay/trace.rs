@@ -1,5 +1,5 @@
-//! Reads recorded traces: `a,ID,BYTES,STREAM` allocates, `f,ID,,` frees, `c,ID,,` says that the
-//! memory of a free is no longer used by any stream.
+//! Reads recorded traces. A line `a,ID,BYTES,STREAM` allocates a block and `f,ID,,` frees it;
+//! `c,ID,,` says that no stream uses the freed memory any more.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -10,51 +10,51 @@ use flate2::read::MultiGzDecoder;
 
 use super::moe;
 
-/// No line is longer: three numbers of 20 digits have room.
+/// Longest line, in bytes: three numbers of 20 digits fit.
 const MAX_LINE: u64 = 128;
-/// Text that is read of a file, in bytes: a small gzip stream can expand without end.
+/// Most text that is read from one file, in bytes: a small gzip stream can expand without end.
 const MAX_TEXT: u64 = 1 << 30;
 
-/// A trace, ready to be replayed without a look-up.
+/// A trace that can be replayed without a look-up.
 #[derive(Debug, Default, PartialEq)]
 pub struct Trace {
     /// The file's name.
     pub name: String,
-    /// Its `a` and `f` lines.
+    /// The `a` and `f` lines.
     pub ops: Vec<Op>,
-    /// Where each of `ops` stands.
+    /// The line and the id of each of `ops`.
     pub origins: Vec<Origin>,
-    /// Slots that `ops` put blocks in.
+    /// Number of slots that `ops` uses.
     pub slots: usize,
     /// The numbers of the streams in the file, in order of appearance.
     pub streams: Vec<u64>,
-    /// Frees whose memory stayed in use while further blocks were allocated or freed, in the order
-    /// of the frees.
+    /// Frees whose memory was still in use while further blocks were allocated or freed, in the
+    /// order of the frees.
     pub late: Vec<Late>,
-    /// Whether there are `c` lines.
+    /// Whether the file has `c` lines.
     pub completions: bool,
 }
 
-/// One event.
+/// An allocation or a free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// Puts a block into an empty slot.
     Malloc {
-        /// Where to.
+        /// The slot.
         slot: u32,
-        /// Which of [`Trace::streams`].
+        /// Index into [`Trace::streams`].
         stream: u32,
-        /// How many bytes.
+        /// Size, in bytes.
         bytes: usize,
     },
     /// Empties a slot.
     Free {
-        /// Which.
+        /// The slot.
         slot: u32,
     },
 }
 
-/// What an event is called in its file.
+/// The line and the id of an event in its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// The line, from 1.
@@ -63,61 +63,64 @@ pub struct Origin {
     pub id: u64,
 }
 
-/// A free whose memory was used by another stream for some time after.
+/// A free after which another stream used the memory for some time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Late {
-    /// Which of [`Trace::ops`] frees it.
+    /// Index of the free in [`Trace::ops`].
     pub free: usize,
-    /// Which of them is the first after its completion; their number if none is.
+    /// Index in [`Trace::ops`] of the first event after the completion, or the number of events if
+    /// none follows.
     pub until: usize,
 }
 
-/// Why a file is not a trace.
+/// An error of [`Trace::open`] or [`Trace::read`].
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// There is no such file, or it may not be read.
+    /// The file does not exist or cannot be read.
     #[error("{name}: cannot be opened: {source}")]
     Open {
         /// The file's name.
         name: String,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// It was to be made up, and is not one that can be.
+    /// A `moe:…` name that does not name a trace.
     #[error("{name}: cannot be made: {reason}")]
     Generate {
-        /// What it was called.
+        /// The name.
         name: String,
-        /// What is wrong with that.
+        /// The reason.
         reason: String,
     },
-    /// A line that does not belong into a trace.
+    /// A line that is not part of a trace.
     #[error("{name}: line {line}: {reason}")]
     Line {
         /// The file's name.
         name: String,
         /// The line, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
 }
 
-/// Blocks by id while a file is read.
+/// Slots of the live blocks by id, while a file is read.
 #[derive(Default)]
 struct Slots {
     live: HashMap<u64, u32>,
-    /// Frees without a completion yet: which of [`Trace::ops`].
+    /// Frees without a completion so far: their index in [`Trace::ops`] by id.
     freed: HashMap<u64, usize>,
-    /// Slots that are empty again.
+    /// Slots that are free for another block.
     empty: Vec<u32>,
 }
 
 impl Trace {
-    /// Reads a file; gzip is told by its first bytes or the file's name. `moe:…` is made up (`moe.rs`).
+    /// Reads a file, plain or gzipped (by its first bytes). A path `moe:…` names a generated trace
+    /// instead ([`moe::generate`]).
     ///
     /// # Errors
-    /// The file cannot be opened, or what is wrong with which line.
+    /// [`TraceError::Open`] if the file cannot be opened, [`TraceError::Generate`] if a `moe:…`
+    /// name is wrong, and [`TraceError::Line`] with the first wrong line.
     pub fn open(path: &Path) -> Result<Self, TraceError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         // A file of such a name has a folder.
@@ -133,18 +136,19 @@ impl Trace {
         }
     }
 
-    /// Reads a trace from anywhere; `name` is its file's.
+    /// Reads a trace from `input`; `name` is the name of its file.
     ///
     /// # Errors
-    /// As [`Trace::open`].
+    /// [`TraceError::Line`] with the first wrong line, also if `name` ends with `.gz` and the input
+    /// is not a gzip stream.
     pub fn read(name: &str, input: impl Read) -> Result<Self, TraceError> {
         Self::read_at_most(MAX_TEXT, name, input)
     }
 
-    /// As [`Trace::read`], of no more than so many bytes of text, however few they come from.
+    /// Reads a trace from `input`, of at most `most` bytes of text after decompression.
     ///
     /// # Errors
-    /// As [`Trace::open`].
+    /// The same as [`Trace::read`]; [`TraceError::Line`] if the text is longer than `most` bytes.
     pub fn read_at_most(most: u64, name: &str, input: impl Read) -> Result<Self, TraceError> {
         let mut trace = Self { name: name.to_owned(), ..Self::default() };
         let mut line = 0;
@@ -251,7 +255,7 @@ impl Trace {
         self.origins.push(origin);
     }
 
-    /// Whether an id was freed before.
+    /// Whether an event of this id was read before.
     fn frees(&self, id: u64) -> bool {
         self.origins.iter().any(|origin| origin.id == id)
     }

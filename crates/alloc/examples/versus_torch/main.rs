@@ -1,4 +1,5 @@
-//! What the allocator's calls cost, as JSON lines; `compare.py` puts PyTorch's beside them.
+//! Measures the calls of the allocator and prints JSON lines; `compare.py` sets PyTorch's figures
+//! beside them.
 
 #![allow(dead_code, unreachable_pub)] // the modules are shared
 
@@ -28,30 +29,30 @@ use crate::policy::Policy;
 use crate::trace::Trace;
 use crate::work::{LIVE, Mixed, SIZES, THREADS, cached, threads};
 
-/// Measures the allocator as `torch_alloc.cpp` measures PyTorch's.
+/// Measures the allocator in the same way as `torch_alloc.cpp` measures PyTorch's.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Traces, or `moe:SHAPE:SEED:STEPS` for one of a mixture of experts that is made up.
+    /// Traces, or `moe:SHAPE:SEED:STEPS` for a generated trace of a mixture of experts.
     traces: Vec<PathBuf>,
-    /// Prints the lines of the first trace, which is made up, and no more.
+    /// Prints the lines of the first trace, which is a generated one, and exits.
     #[arg(long)]
     text: bool,
-    /// How memory is got and reused.
+    /// Policy of the allocator.
     #[arg(long, value_enum, default_value = "default")]
     policy: Policy,
-    /// Further options of the allocator's, such as `headroom_percent:5`.
+    /// Further options of the allocator, such as `headroom_percent:5`.
     #[arg(long, default_value = "")]
     options: String,
-    /// What gives the memory.
+    /// Driver that gives the memory.
     #[arg(long, value_enum, default_value = "cuda")]
     driver: DriverKind,
-    /// What is measured.
+    /// Measurements to run.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "cached,threads,mixed,trace")]
     only: Vec<Only>,
-    /// Measurements of each, after one that does not count; their median is printed.
+    /// Rounds of each measurement, after a round that is not counted; their median is printed.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Allocations in each measurement and thread.
+    /// Allocations of each measurement and thread.
     #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(1..))]
     times: u64,
 }
@@ -60,7 +61,7 @@ struct Options {
 enum DriverKind {
     /// The machine's first GPU.
     Cuda,
-    /// A simulated one.
+    /// A simulated GPU.
     Sim,
     /// A driver that does nothing.
     Null,
@@ -105,7 +106,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// An allocator with an empty cache.
+    /// Makes an allocator with an empty cache.
     fn allocator(&self) -> Result<CudaAllocator> {
         let backend = CudaBackend::new(Arc::clone(&self.driver), 0);
         Ok(CudaAllocator::new(backend, self.options.policy.config_with(&self.options.options)?))
@@ -118,7 +119,8 @@ impl Bench {
             .collect::<std::result::Result<_, _>>()?)
     }
 
-    /// The median of some measurements after one that does not count.
+    /// The median time per operation of the rounds, in nanoseconds, after a round that is not
+    /// counted.
     fn measure(&self, operations: usize, mut run: impl FnMut() -> Result<Duration>) -> Result<f64> {
         run()?;
         median_per(operations, self.options.rounds, run)
@@ -166,7 +168,7 @@ impl Bench {
         Ok(())
     }
 
-    /// A stream for each of a trace's.
+    /// A stream for each stream of a trace.
     fn streams_of(&self, trace: &Trace) -> Result<Vec<Stream>> {
         let others = self.streams(trace.streams.len())?;
         let default = Stream::default_of(&self.driver, 0);
@@ -188,7 +190,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Replays each of which starts with an empty cache, and what they reserve.
+    /// Measures replays that each start with an empty cache, and the memory that they reserve.
     fn fresh(&self) -> Result<()> {
         for path in &self.options.traces {
             let trace = Trace::open(path)?;
@@ -213,7 +215,7 @@ impl Bench {
     }
 }
 
-/// The median of some measurements, in nanoseconds per operation.
+/// The median time per operation of the rounds, in nanoseconds.
 fn median_per(
     operations: usize,
     rounds: usize,

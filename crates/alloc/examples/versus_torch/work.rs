@@ -1,4 +1,4 @@
-//! What is measured. `torch_alloc.cpp` does the same to PyTorch's allocator.
+//! The measured work. `torch_alloc.cpp` does the same with PyTorch's allocator.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,18 +6,18 @@ use std::time::{Duration, Instant};
 
 use warpline_alloc::{AllocError, Backend, Block, CachingAllocator};
 
-/// Sizes of the blocks that are allocated and freed again.
+/// Sizes of the blocks that are allocated and freed again, in bytes.
 pub const SIZES: [usize; 4] = [512, 4 << 10, 1 << 20, 64 << 20];
-/// Threads that do so at once.
+/// Numbers of threads that allocate and free at once.
 pub const THREADS: [usize; 4] = [1, 2, 4, 8];
-/// Blocks of mixed sizes that are live at once.
+/// Numbers of live blocks of mixed sizes.
 pub const LIVE: [usize; 3] = [100, 1_000, 10_000];
 
 /// Marsaglia's xorshift64.
 #[derive(Clone, Debug)]
 pub struct Random(pub u64);
 
-/// What it starts with.
+/// Seed of the random numbers.
 pub const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Random {
@@ -29,17 +29,17 @@ impl Random {
         self.0
     }
 
-    /// A size from 512 bytes to 32 MiB, as often of each power of two.
+    /// A size from 512 bytes to 32 MiB; each power of two is equally frequent.
     pub fn size(&mut self) -> usize {
         let power = 9 + self.next() % 16;
         ((1 << power) + self.next() % (1 << power)) as usize
     }
 }
 
-/// Allocates and frees one block over and over.
+/// Allocates and frees one block `times` times.
 ///
 /// # Errors
-/// The allocator's.
+/// [`AllocError`] if an allocation fails.
 pub fn cached<B: Backend>(
     allocator: &CachingAllocator<B>,
     stream: &B::Stream,
@@ -53,10 +53,11 @@ pub fn cached<B: Backend>(
     Ok(start.elapsed())
 }
 
-/// The same in a thread for each stream: from when all have started until the last has ended.
+/// Runs [`cached`] in one thread for each stream. Returns the time from the first start to the last
+/// end.
 ///
 /// # Errors
-/// The allocator's.
+/// [`AllocError`] if an allocation fails.
 pub fn threads<B: Backend>(
     allocator: &CachingAllocator<B>,
     streams: &[B::Stream],
@@ -86,18 +87,18 @@ pub fn threads<B: Backend>(
     Ok(end.zip(start).map_or(Duration::ZERO, |(end, start)| end - start))
 }
 
-/// Blocks of mixed sizes, of which one at a time is freed and another allocated in its place.
+/// Live blocks of mixed sizes. Each step frees one block and allocates another in its place.
 pub struct Mixed<B: Backend> {
     live: Vec<Option<Block<B>>>,
-    /// Which block goes, and the size of the one that comes.
+    /// Each step's block to free, and the size of the block to allocate.
     steps: Vec<(usize, usize)>,
 }
 
 impl<B: Backend> Mixed<B> {
-    /// Allocates the first blocks, and decides on what follows.
+    /// Allocates the live blocks and draws the steps.
     ///
     /// # Errors
-    /// The allocator's.
+    /// [`AllocError`] if an allocation fails.
     pub fn new(
         allocator: &CachingAllocator<B>,
         stream: &B::Stream,
@@ -113,10 +114,10 @@ impl<B: Backend> Mixed<B> {
         Ok(Self { live, steps })
     }
 
-    /// Does all steps once.
+    /// Runs all steps once.
     ///
     /// # Errors
-    /// The allocator's.
+    /// [`AllocError`] if an allocation fails.
     pub fn run(
         &mut self,
         allocator: &CachingAllocator<B>,

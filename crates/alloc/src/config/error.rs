@@ -1,67 +1,67 @@
-//! What is wrong with an option.
+//! Errors of options.
 
 use std::fmt;
 
 use super::parse::KEYS;
 
-/// What is wrong with an option.
+/// An invalid option of an [`AllocatorConfig`](crate::AllocatorConfig).
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// There is no such option.
+    /// The option does not exist.
     #[error("unknown allocator option `{key}`; there are {}", KEYS.join(", "))]
     UnknownOption {
-        /// The option.
+        /// Name of the option.
         key: String,
     },
     /// The option has no value.
     #[error("allocator option `{key}` has no value; write `{key}:VALUE`")]
     MissingValue {
-        /// The option.
+        /// Name of the option.
         key: String,
     },
-    /// The value is not one the option can have.
+    /// The option cannot have this value.
     #[error("allocator option `{key}` cannot be `{value}`: expected {expected}")]
     InvalidValue {
-        /// The option.
+        /// Name of the option.
         key: String,
         /// The value.
         value: String,
-        /// What it should have been.
+        /// The values that the option can have.
         expected: String,
     },
-    /// PyTorch knows the option and value, and this allocator does not have it.
+    /// PyTorch has the option and value, but this allocator does not support them.
     #[error("allocator option `{key}:{value}` is not supported: {reason}")]
     NotSupported {
-        /// The option.
+        /// Name of the option.
         key: String,
         /// The value.
         value: String,
-        /// Why not, and what there is instead.
+        /// The cause, and an alternative.
         reason: &'static str,
     },
-    /// An option that the driver's pools do not have.
+    /// The option does not apply to the driver's pools.
     #[error("allocator option `{key}` has a meaning only with `backend:native`")]
     OnlyNative {
-        /// The option.
+        /// Name of the option.
         key: &'static str,
     },
-    /// The options are no text.
+    /// The options are not valid UTF-8.
     #[error("the value is not UTF-8")]
     NotUnicode,
-    /// A variable of the environment is wrong.
+    /// An environment variable has an invalid value.
     #[error("the environment variable {variable} is `{value}`: {reason}")]
     Variable {
-        /// The variable that was read.
+        /// Name of the variable.
         variable: &'static str,
-        /// What it holds.
+        /// Value of the variable.
         value: String,
-        /// What is wrong with it.
+        /// The error in the value.
         reason: Box<ConfigError>,
     },
 }
 
-/// Its message: what `main` prints of the error that it returns, and `unwrap` of the one that it meets.
+/// Prints the message, because `main` and `unwrap` print errors with `Debug`.
 impl fmt::Debug for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

@@ -1,4 +1,4 @@
-//! Options, in PyTorch's spelling.
+//! Options of the allocator, in PyTorch's spelling.
 
 mod error;
 mod parse;
@@ -10,31 +10,32 @@ pub(crate) use parse::{boolean, check_fraction, megabytes, number};
 use crate::HostConfig;
 use crate::rules::{LARGE_BUFFER, MIB, PAGE, SMALL_SIZE, SMALL_SIZE_IN_PAGES};
 
-/// Intervals with divisions of their own: 1 MB, 2 MB, … 32 GB and above.
+/// Number of intervals of request sizes with their own divisions: 1 MB, 2 MB, … 32 GB and above.
 const INTERVALS: usize = 16;
 
-/// How an allocator gets more memory, and makes use of what is free.
+/// The way in which an allocator gets more memory and uses free memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Policy {
-    /// Pages of 4 MiB. Where enough is free, but not in one piece, the pieces are mapped once more
-    /// behind each other, so that little is ever reserved that is not allocated. As
-    /// [`Policy::Torch`] where the device has no virtual memory management.
+    /// Pages of 4 MiB. If enough memory is free, but not in one piece, the pieces are mapped a
+    /// second time, next to each other, so that little more is reserved than allocated. The same as
+    /// [`Policy::Torch`] if the device has no virtual memory management.
     #[default]
     Default,
     /// PyTorch's rules, to the byte: segments, or with
-    /// [`expandable_segments`](AllocatorConfig::expandable_segments) its ranges that grow.
+    /// [`expandable_segments`](AllocatorConfig::expandable_segments) ranges that grow.
     Torch,
-    /// The driver's own stream-ordered pools: each block is an allocation of theirs and goes back to
-    /// them as it is freed (`backend:cudaMallocAsync`). They keep what is free until the cache is
-    /// emptied, which counts neither as reserved nor against
-    /// [`memory_fraction`](AllocatorConfig::memory_fraction). Private pools, and so captures, have
-    /// segments as in [`Policy::Torch`]; such a block has no handle that another process could open.
+    /// The driver's stream-ordered pools (`backend:cudaMallocAsync`): each block is an allocation
+    /// of a pool and returns to it when freed. The pools keep free memory until the cache is
+    /// emptied; it counts neither as reserved nor against
+    /// [`memory_fraction`](AllocatorConfig::memory_fraction). Private pools, and so captures, use
+    /// segments as in [`Policy::Torch`]. A block of a driver's pool has no handle that another
+    /// process could open.
     CudaMallocAsync,
 }
 
 impl Policy {
-    /// What it is called in options.
+    /// Returns the policy's name in options.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -45,46 +46,50 @@ impl Policy {
     }
 }
 
-/// How an allocator behaves.
+/// Options of an allocator.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct AllocatorConfig {
-    /// Blocks of this many bytes or more are never split (`max_split_size_mb`).
+    /// Size from which blocks are never split, in bytes (`max_split_size_mb`). Default: no limit.
     pub max_split_size: Option<usize>,
-    /// How much larger, in bytes, than the request a block of at least `max_split_size` may be
-    /// (`max_non_split_rounding_mb`).
+    /// Maximum number of bytes by which a block of at least `max_split_size` may exceed the request
+    /// (`max_non_split_rounding_mb`). Default: 20 MiB.
     pub max_non_split_rounding: usize,
-    /// Steps between powers of two that requests are rounded to; 0 and 1 mean none. Entry `i` is
-    /// for requests from 2^(20 + i) bytes, the first also for smaller and the last for larger
-    /// ones (`roundup_power2_divisions`).
+    /// Number of steps between powers of two that requests are rounded up to
+    /// (`roundup_power2_divisions`). 0 and 1 mean none. Entry `i` applies to requests from 2^(20 +
+    /// i) bytes; the first also to smaller requests, the last also to larger ones. Default: 0.
     pub roundup_power2_divisions: [usize; INTERVALS],
-    /// Share of the memory limit from which idle segments are given back
-    /// (`garbage_collection_threshold`). Has an effect only with a memory fraction under 1, and on
-    /// segments: under [`Policy::Default`] free pages serve others before new ones are made.
+    /// Share of the memory limit from which idle segments are released before new ones are
+    /// allocated, over 0 and under 1 (`garbage_collection_threshold`). Applies only with a memory
+    /// fraction under 1, and only to segments: under [`Policy::Default`] free pages serve other
+    /// streams before new ones are created. Default: none.
     pub garbage_collection_threshold: Option<f64>,
-    /// Size in bytes of a segment for requests over 1 MiB and under 10 MiB
-    /// (`large_segment_size_mb`).
+    /// Size of a segment for requests over 1 MiB and under 10 MiB, in bytes
+    /// (`large_segment_size_mb`). Default: 20 MiB.
     pub large_segment_size: usize,
-    /// Share of the device's memory that may be reserved (`per_process_memory_fraction`).
+    /// Share of the device's memory that may be reserved, from 0 to 1
+    /// (`per_process_memory_fraction`). Default: no limit.
     pub memory_fraction: Option<f64>,
-    /// How it gets more memory (`policy:default` or `policy:torch`; options that only PyTorch's
-    /// segments have choose the latter).
+    /// Policy for getting memory (`policy:default` or `policy:torch`). Options that only PyTorch's
+    /// segments have select the latter. Default: [`Policy::Default`].
     pub policy: Policy,
-    /// How much more than what was asked for at the peak, in percent of that, [`Policy::Default`]
-    /// may reserve so that it need not map pages that are free elsewhere (`headroom_percent`). By
-    /// default it is 1/64, and more for programs that go on mapping without end. No more than 100
-    /// count. PyTorch has no such option.
+    /// Memory that [`Policy::Default`] may reserve beyond the peak of the requested memory, to
+    /// avoid mapping free pages elsewhere, in percent of that peak, at most 100
+    /// (`headroom_percent`). Default: 1/64 (1.5625), and more for programs that map pages without
+    /// end. Not an option of PyTorch.
     pub headroom_percent: Option<f64>,
-    /// Bytes in a page of the large pool under [`Policy::Default`] (`page_size_mb`). To map a page
-    /// takes as long however large it is, so larger ones map faster, but more is lost around blocks
-    /// that are not much larger. A power of two from 2 MiB to 1 GiB; the next one counts if it is
-    /// none. Pages of the small pool are no larger than 4 MiB. PyTorch has no such option.
+    /// Size of a page of the large pool under [`Policy::Default`], in bytes (`page_size_mb`).
+    /// Mapping a page takes the same time at any size, so larger pages map faster, but waste more
+    /// memory around blocks that are not much larger than a page. A power of two from 2 MiB to 1
+    /// GiB; other values are clamped and rounded up. Pages of the small pool have at most 4 MiB.
+    /// Default: 4 MiB. Not an option of PyTorch.
     pub page_size: usize,
-    /// Whether [`Policy::Torch`] has ranges that grow in place of segments
-    /// (`expandable_segments`).
+    /// Whether [`Policy::Torch`] uses ranges that grow instead of segments (`expandable_segments`).
+    /// Default: `false`.
     pub expandable_segments: bool,
-    /// Whether freed memory is kept. Without it every block is an exact allocation of the backend
-    /// and goes back to it when freed (`PYTORCH_NO_CUDA_MEMORY_CACHING`), except in private pools.
+    /// Whether freed memory is cached. If not, every block is an exact allocation of the backend
+    /// and is released when freed, except in private pools (`PYTORCH_NO_CUDA_MEMORY_CACHING`).
+    /// Default: `true`.
     pub caching: bool,
     /// Options of page-locked host memory, for a [`HostCache`](crate::HostCache) (`pinned_…`).
     pub host: HostConfig,
@@ -115,18 +120,18 @@ impl AllocatorConfig {
         self.max_split_size.unwrap_or(usize::MAX)
     }
 
-    /// Whether segments are ranges that grow, as PyTorch's are with the option.
+    /// Returns whether segments are PyTorch's ranges that grow.
     #[inline]
     pub(crate) fn expandable(&self) -> bool {
         self.expandable_segments && self.policy == Policy::Torch
     }
 
-    /// The page size in force, which devices have: the field can be set to anything.
+    /// Returns the page size in force. The field may hold any value; this one is valid for devices.
     pub(crate) fn page_size(&self) -> usize {
         self.page_size.clamp(2 * MIB, 1 << 30).next_power_of_two()
     }
 
-    /// Requests up to this come from the small pool.
+    /// Returns the largest request that the small pool serves, in bytes.
     #[inline]
     pub(crate) fn small_size(&self) -> usize {
         match self.policy {
@@ -135,7 +140,7 @@ impl AllocatorConfig {
         }
     }
 
-    /// The divisions for a request of `bytes` bytes, which is not 0.
+    /// Returns the divisions for a request of `bytes` bytes, which must not be 0.
     #[inline]
     pub(crate) fn divisions_for(&self, bytes: usize) -> usize {
         let interval = (bytes.ilog2() as usize).saturating_sub(20).min(INTERVALS - 1);

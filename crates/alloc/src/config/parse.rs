@@ -1,15 +1,15 @@
-//! Options as text, in PyTorch's spelling.
+//! Parsing of options in PyTorch's spelling.
 
 use std::env::VarError;
 
 use super::{AllocatorConfig, ConfigError, INTERVALS, Policy, invalid};
 use crate::rules::{LARGE_BUFFER, MIB};
 
-/// The variables that hold options, the first that is set wins.
+/// Environment variables with options. The first variable that is set counts.
 pub(super) const VARIABLES: [&str; 3] =
     ["WARPLINE_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
 
-/// Options that have a meaning only for PyTorch's segments.
+/// Options that apply only to PyTorch's segments.
 const TORCH_KEYS: [&str; 5] = [
     "expandable_segments",
     "garbage_collection_threshold",
@@ -48,7 +48,7 @@ fn in_variable(variable: &'static str, value: &str, reason: ConfigError) -> Conf
     ConfigError::Variable { variable, value: value.into(), reason: Box::new(reason) }
 }
 
-/// `None` where the variable is not set.
+/// Returns the value of a variable. `None` if the variable is not set.
 fn value_of(
     name: &'static str,
     mut read: impl FnMut(&str) -> Result<String, VarError>,
@@ -62,7 +62,7 @@ fn value_of(
     }
 }
 
-/// The parts between commas that are not inside brackets, empty ones left out.
+/// Splits options at commas outside of brackets. Skips empty parts.
 fn split_options(text: &str) -> impl Iterator<Item = &str> {
     let mut depth = 0i32;
     text.split(move |c: char| {
@@ -92,7 +92,8 @@ pub(crate) fn boolean(key: &str, value: &str) -> Result<bool, ConfigError> {
     }
 }
 
-/// A size in MiB of at least `least`, in bytes; capped where it would overflow, as in PyTorch.
+/// Parses a size in MiB, at least `least`, and returns bytes. Caps the size on overflow, as PyTorch
+/// does.
 pub(crate) fn megabytes(key: &str, value: &str, least: usize) -> Result<usize, ConfigError> {
     let expected = format!("a whole number of at least {least}");
     let size = number::<usize>(key, value, &expected)?;
@@ -109,7 +110,7 @@ pub(crate) fn check_fraction(fraction: f64) -> Result<f64, ConfigError> {
     Err(invalid("per_process_memory_fraction", &fraction.to_string(), "a number from 0 to 1"))
 }
 
-/// One number for all sizes, or `[256:1,512:2,>:8]` with bounds in MB.
+/// Parses one number for all sizes, or `[256:1,512:2,>:8]` with bounds in MB.
 fn divisions(key: &str, value: &str) -> Result<[usize; INTERVALS], ConfigError> {
     let expected = "0 or a power of two";
     let count = |text: &str| -> Result<usize, ConfigError> {
@@ -151,8 +152,8 @@ fn divisions(key: &str, value: &str) -> Result<[usize; INTERVALS], ConfigError> 
 }
 
 impl AllocatorConfig {
-    /// Reads PyTorch's option text, such as `max_split_size_mb:128,large_segment_size_mb:40`.
-    /// Spaces are ignored, and empty text is the default.
+    /// Parses PyTorch's option text, such as `max_split_size_mb:128,large_segment_size_mb:40`.
+    /// Ignores spaces. Empty text gives the defaults.
     ///
     /// ```
     /// use warpline_alloc::AllocatorConfig;
@@ -164,7 +165,11 @@ impl AllocatorConfig {
     /// ```
     ///
     /// # Errors
-    /// [`ConfigError`], which names the option and the value.
+    /// - [`ConfigError::UnknownOption`] if there is no such option.
+    /// - [`ConfigError::MissingValue`] if an option has no value.
+    /// - [`ConfigError::InvalidValue`] if an option cannot have its value.
+    /// - [`ConfigError::NotSupported`] if only PyTorch supports the option and value.
+    /// - [`ConfigError::OnlyNative`] if an option does not apply to `backend:cudaMallocAsync`.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
         let mut config = Self::default();
@@ -177,7 +182,7 @@ impl AllocatorConfig {
                 Ok((key, value))
             })
             .collect::<Result<_, _>>()?;
-        // `max_split_size_mb` is checked against it, whichever comes first.
+        // `max_split_size_mb` must be at least this size, in whichever order they are given.
         let is_segment_size = |option: &&(&str, &str)| option.0 == "large_segment_size_mb";
         for (key, value) in options.iter().filter(is_segment_size) {
             config.set(key, value)?;
@@ -186,7 +191,7 @@ impl AllocatorConfig {
             config.set(key, value)?;
         }
         let given = |key: &str| options.iter().any(|option| option.0 == key);
-        // As with any option that is given twice, the last one holds.
+        // The last of several values counts, as for any option.
         let backend = options.iter().rev().find(|option| option.0 == "backend");
         if backend.is_some_and(|option| option.1 == "cudaMallocAsync") {
             config.policy = Policy::CudaMallocAsync;
@@ -205,10 +210,9 @@ impl AllocatorConfig {
         Ok(config)
     }
 
-    /// Reads the options from the environment as `read` returns it (which is
-    /// [`std::env::var`] where a program does not know better): `WARPLINE_ALLOC_CONF`, else
-    /// `PYTORCH_ALLOC_CONF`, else `PYTORCH_CUDA_ALLOC_CONF`; and
-    /// `PYTORCH_NO_CUDA_MEMORY_CACHING`, where anything but nothing or `0` turns caching off.
+    /// Reads the options from the environment with `read`, usually [`std::env::var`]. The options
+    /// are in `WARPLINE_ALLOC_CONF`, else `PYTORCH_ALLOC_CONF`, else `PYTORCH_CUDA_ALLOC_CONF`. Any
+    /// value of `PYTORCH_NO_CUDA_MEMORY_CACHING` except an empty one and `0` turns caching off.
     ///
     /// ```
     /// # use warpline_alloc::AllocatorConfig;
@@ -217,7 +221,7 @@ impl AllocatorConfig {
     /// ```
     ///
     /// # Errors
-    /// [`ConfigError::Variable`], which names the variable that was read.
+    /// [`ConfigError::Variable`] if a variable is not valid UTF-8 or its options are invalid.
     pub fn from_env_with(
         mut read: impl FnMut(&str) -> Result<String, VarError>,
     ) -> Result<Self, ConfigError> {

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use warpline_cuda_sys_safe::owned::{DeviceMemory, ForeignMemory, PoolMemory};
 use warpline_cuda_sys_safe::{DevicePtr, Driver, DriverError};
 
-/// Memory of a CUDA device, given back on drop.
+/// Memory of a CUDA device, released on drop.
 ///
-/// Any stream may use it at once, and it goes back when no stream uses it any more. Memory of a
-/// stream-ordered pool exists in the order of one stream only, so a source cannot return it:
+/// Any stream may use the memory at once, and it is released when no stream uses it any more.
+/// Memory of a stream-ordered pool exists in the order of one stream only, so a source cannot
+/// return it:
 ///
 /// ```compile_fail,E0277
 /// use warpline_alloc::cuda::CudaMemory;
@@ -35,7 +36,7 @@ enum Kind {
 }
 
 impl CudaMemory {
-    /// Its first byte.
+    /// Returns the address of the first byte.
     #[must_use]
     pub fn ptr(&self) -> DevicePtr {
         match &self.0 {
@@ -45,7 +46,7 @@ impl CudaMemory {
         }
     }
 
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         match &self.0 {
@@ -55,7 +56,7 @@ impl CudaMemory {
         }
     }
 
-    /// The device it is on.
+    /// Returns the index of the device.
     #[must_use]
     pub fn device(&self) -> usize {
         match &self.0 {
@@ -65,7 +66,7 @@ impl CudaMemory {
         }
     }
 
-    /// The driver whose device that is.
+    /// Returns the driver of the device.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
         match &self.0 {
@@ -75,24 +76,24 @@ impl CudaMemory {
         }
     }
 
-    /// Memory that exists in the order of its stream, for a block of that stream.
+    /// Wraps memory that exists in the order of its stream, for a block of that stream.
     pub(super) fn of_stream(memory: PoolMemory) -> Self {
         Self(Kind::Pool(memory))
     }
 
-    /// Gives it back.
+    /// Releases the memory.
     ///
     /// # Errors
-    /// The memory, if the driver refuses.
+    /// The memory, if the driver refuses the release.
     pub(super) fn release(self) -> Result<(), Self> {
         match self.0 {
             Kind::Device(memory) => memory.release().map_err(|refused| refused.0.into()),
-            // Of what the driver refuses of these the driver layer keeps track.
+            // The driver layer keeps track of refused releases of these.
             Kind::Pool(_) | Kind::Foreign(_) => Ok(()),
         }
     }
 
-    /// Whether it is what a source was asked for.
+    /// Checks memory that a source returned against its request.
     pub(super) fn check(
         &self,
         driver: &Arc<dyn Driver>,

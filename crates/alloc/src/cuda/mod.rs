@@ -22,24 +22,24 @@ use crate::{
 use peers::{Mapped, Mappings};
 use pool::DriverPool;
 
-/// One device of a driver, for its memory and for page-locked host memory.
+/// Backend for the memory of one device of a driver, and for page-locked host memory.
 #[derive(Clone)]
 pub struct CudaBackend {
     driver: Arc<dyn Driver>,
     device: usize,
-    /// What the driver said of it, once it was asked.
+    /// The device's mapping granularity, after the first query. `None` if it cannot be used.
     granularity: Arc<OnceLock<Option<usize>>>,
     mappings: Arc<Mappings>,
     pool: Arc<DriverPool>,
-    /// Where its memory comes from, if not from `cuMemAlloc`.
+    /// Allocates the memory, instead of `cuMemAlloc`.
     source: Option<Arc<Source>>,
 }
 
-/// Allocates memory of a device of a driver.
+/// A function that allocates memory on a device of a driver.
 type Source =
     dyn Fn(&Arc<dyn Driver>, usize, usize) -> Result<CudaMemory, DriverError> + Send + Sync;
 
-/// The same, as the backend of a [`CudaHostCache`].
+/// The same backend, for a [`CudaHostCache`].
 pub type CudaHostBackend = CudaBackend;
 /// A caching allocator for the memory of a CUDA device.
 pub type CudaAllocator = CachingAllocator<CudaBackend>;
@@ -51,7 +51,7 @@ pub type CudaHostCache = HostCache<CudaHostBackend>;
 pub type CudaPinnedBlock = PinnedBlock<CudaHostBackend>;
 
 impl CudaBackend {
-    /// A backend for this device. Does not call the driver.
+    /// Creates a backend for a device. Does not call the driver.
     #[must_use]
     pub fn new(driver: Arc<dyn Driver>, device: usize) -> Self {
         Self {
@@ -64,11 +64,12 @@ impl CudaBackend {
         }
     }
 
-    /// The same device, whose segments `source` allocates, for a
-    /// [pool](CachingAllocator::new_pool_over): it is called with the driver, the device's ordinal
-    /// and how many bytes there must be at least. Any lock of the allocator's that a hit takes is
-    /// free then, but a request of `source` to an allocator is [`AllocError::InsideSource`](crate::AllocError),
-    /// and it must not call the allocator otherwise.
+    /// Returns a backend for the same device whose segments `source` allocates, for a
+    /// [pool](CachingAllocator::new_pool_over). `source` receives the driver, the index of the
+    /// device and the minimum number of bytes. No lock that a hit takes is held during the call. A
+    /// request of `source` to an allocator fails with
+    /// [`AllocError::InsideSource`](crate::AllocError); `source` must not call the allocator in
+    /// other ways.
     ///
     /// ```
     /// use warpline_alloc::{AllocatorConfig, PoolOptions, cuda::{CudaAllocator, CudaBackend}};
@@ -98,24 +99,24 @@ impl CudaBackend {
         Self { source: Some(Arc::new(source)), ..self.clone() }
     }
 
-    /// The driver.
+    /// Returns the driver.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
     }
 
-    /// The device's ordinal.
+    /// Returns the index of the device.
     #[must_use]
     pub fn ordinal(&self) -> usize {
         self.device
     }
 
-    /// Lets another device read and write what is mapped of this one's memory, now and from now
-    /// on, and of the driver's pool. What `cuMemAlloc` allocated needs
-    /// [`Driver::enable_peer_access`].
+    /// Lets another device read and write this device's mapped memory, present and future, and the
+    /// memory of the driver's pool. Memory of `cuMemAlloc` needs [`Driver::enable_peer_access`]
+    /// instead.
     ///
     /// # Errors
-    /// The driver's own: a device that cannot reach this one.
+    /// The driver's error if `peer` cannot access this device.
     pub fn allow_peer(&self, peer: usize) -> Result<(), DriverError> {
         self.mappings.allow(peer)?;
         self.pool.allow(peer)
@@ -134,7 +135,7 @@ impl StreamBackend for CudaBackend {
     fn record(&self, stream: &Stream) -> Result<Event, DriverError> {
         // An event can be recorded only on streams of its own device.
         let event = Event::new(&self.driver, stream.device(), EventFlags::default())?;
-        // Of another device's captures nobody tells.
+        // The allocator is not told of captures on other devices.
         event.record_outside_captures(stream)?;
         Ok(event)
     }
@@ -194,7 +195,7 @@ impl Backend for CudaBackend {
     }
 
     fn trim(&self) {
-        // What was freed in the order of a stream is there once that is done.
+        // Memory freed in stream order is available only after that stream's work.
         if self.pool.exists() && self.synchronize_device().is_ok() {
             self.pool.trim();
         }
@@ -202,7 +203,7 @@ impl Backend for CudaBackend {
 
     fn synchronize_device(&self) -> Result<bool, DriverError> {
         for peer in self.mappings.peers() {
-            // The work of a lost one has ended.
+            // A lost device has no running work.
             self.driver
                 .synchronize(peer)
                 .or_else(|e| if self.is_lost(&e) { Ok(()) } else { Err(e) })?;
@@ -249,12 +250,12 @@ impl fmt::Debug for CudaBackend {
     }
 }
 
-/// Sizes and alignments that arenas have.
+/// Size and alignment of arenas, in bytes.
 const PAGE: usize = 2 << 20;
 
 impl CudaBackend {
-    /// What mappings are multiples of, where the device can map, and not only in larger pieces
-    /// than arenas do.
+    /// Returns the mapping granularity. `None` if the device cannot map memory, or only in pieces
+    /// larger than arenas use.
     fn granularity(&self) -> Option<usize> {
         *self.granularity.get_or_init(|| {
             let granularity = self.driver.mem_granularity(self.device).ok()?;
@@ -329,7 +330,8 @@ impl HostBackend for CudaBackend {
 }
 
 impl PinnedBlock<CudaBackend> {
-    /// Its first byte. Touching the bytes is the caller's `unsafe`, and so is its order.
+    /// Returns the address of the first byte. Accessing the bytes is `unsafe`, and the caller must
+    /// order the accesses.
     #[must_use]
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.memory().ptr_at(self.offset()).expect("a block lies in its allocation")
@@ -337,8 +339,9 @@ impl PinnedBlock<CudaBackend> {
 }
 
 impl CudaBackend {
-    /// The device through which host memory is locked; every device can use it afterwards. A lost
-    /// one cannot lock any, and one that has no context should not get one for this.
+    /// Returns the device for which host memory is page-locked; every device can use the memory
+    /// afterwards. Prefers devices with a context, which avoids creating one, and skips lost
+    /// devices, which cannot lock memory.
     fn host_device(&self) -> usize {
         let usable = || {
             let all = std::iter::once(self.device).chain(0..self.driver.device_count());

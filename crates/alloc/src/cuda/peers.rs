@@ -1,7 +1,8 @@
-//! Which other devices may reach a device's mapped memory.
+//! Access of other devices to a device's mapped memory.
 //!
-//! `cuCtxEnablePeerAccess` opens what `cuMemAlloc` allocates. Memory that is mapped by hand has its
-//! access set per mapping: here for those that exist when a peer is let in, and for each new one.
+//! `cuCtxEnablePeerAccess` opens memory of `cuMemAlloc`. Memory that is mapped explicitly has an
+//! access setting per mapping: it is set here for existing mappings when a peer is allowed, and for
+//! each new mapping.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
@@ -21,7 +22,7 @@ struct State {
     live: BTreeMap<u64, Mapping>,
 }
 
-/// One of them, unmapped on drop.
+/// One mapping, unmapped on drop.
 #[derive(Debug)]
 pub(super) struct Mapped {
     address: u64,
@@ -50,12 +51,12 @@ impl Mappings {
         Ok(Mapped { address, all: Arc::clone(self) })
     }
 
-    /// The devices that were let in.
+    /// Returns the devices that may access the mappings.
     pub(super) fn peers(&self) -> Vec<usize> {
         self.lock().peers.clone()
     }
 
-    /// Opens all mappings, and those to come, to a peer.
+    /// Opens all mappings, present and future, to a peer.
     pub(super) fn allow(&self, peer: usize) -> Result<(), DriverError> {
         let mut state = self.lock();
         if state.peers.contains(&peer) {
@@ -70,12 +71,12 @@ impl Mappings {
 }
 
 impl Mapped {
-    /// Unmaps it.
+    /// Unmaps the mapping.
     ///
     /// # Errors
     /// The mapping, if the driver refuses.
     pub(super) fn release(self) -> Result<(), Self> {
-        // With the lock, so that no peer is let in while the mapping is out of the list.
+        // Under the lock, so that no peer is allowed while the mapping is missing in the list.
         let mut state = self.all.lock();
         let Some(mapping) = state.live.remove(&self.address) else { return Ok(()) };
         if let Err(refused) = mapping.release() {
@@ -90,7 +91,8 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // Unmapped without the lock. Nobody maps at an address before its last mapping is gone.
+        // Unmapped without the lock. An address is mapped again only after its last mapping is
+        // gone.
         let mapping = self.all.lock().live.remove(&self.address);
         drop(mapping);
     }

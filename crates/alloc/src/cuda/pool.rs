@@ -1,4 +1,4 @@
-//! A device's memory pool of the driver's (`cudaMallocAsync`).
+//! The driver's memory pool of a device (`cudaMallocAsync`).
 
 use std::sync::{Arc, PoisonError};
 
@@ -8,7 +8,7 @@ use warpline_sync::{Mutex, MutexGuard};
 
 use super::CudaMemory;
 
-/// The pool, once it was needed, and who may use its memory.
+/// The pool, created on first use, and the devices that may access its memory.
 #[derive(Debug, Default)]
 pub(super) struct DriverPool(Mutex<State>);
 
@@ -27,7 +27,7 @@ impl DriverPool {
         self.lock().pool.is_some()
     }
 
-    /// Allocates for work that is given to the stream from now on.
+    /// Allocates memory for later work on the stream.
     pub(super) fn alloc(
         &self,
         driver: &Arc<dyn Driver>,
@@ -45,7 +45,7 @@ impl DriverPool {
             return Ok(pool.clone());
         }
         let pool = MemPool::new(driver, device)?;
-        // It keeps what it has until it is trimmed, as PyTorch's does.
+        // The pool keeps its memory until it is trimmed, as PyTorch's does.
         pool.set_release_threshold(u64::MAX)?;
         for &peer in &state.peers {
             pool.set_access(&[(peer, MemAccess::ReadWrite)])?;
@@ -53,7 +53,7 @@ impl DriverPool {
         Ok(state.pool.insert(pool).clone())
     }
 
-    /// Opens it to a peer.
+    /// Opens the pool to a peer.
     pub(super) fn allow(&self, peer: usize) -> Result<(), DriverError> {
         let mut state = self.lock();
         if state.peers.contains(&peer) {
@@ -66,9 +66,9 @@ impl DriverPool {
         Ok(())
     }
 
-    /// Gives back what is not allocated.
+    /// Releases the memory that is not allocated.
     pub(super) fn trim(&self) {
-        // What cannot be trimmed now is asked for again when memory is short.
+        // If trimming fails, it is tried again when memory is short.
         let _ = self.lock().pool.as_ref().map(|pool| pool.trim(0));
     }
 }

@@ -1,5 +1,5 @@
-//! Aliases: blocks in a window, whose memory is free memory at other addresses. While an alias
-//! lives its pieces are free no longer, and when it is freed they are again.
+//! Aliases: blocks in a window whose memory is free memory at other addresses, its pieces. While an
+//! alias lives, its pieces are not free; when it is freed, they are free again.
 
 use std::ops::Range;
 
@@ -7,18 +7,18 @@ use super::{ArenaKind, ArenaRange, Heap, NONE, Record, Status};
 use crate::PoolKind;
 use crate::trace::TraceAction;
 
-/// Memory in an arena. It need not be whole pages.
+/// Memory in an arena, not necessarily whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
-    /// The arena's number.
+    /// Number of the arena.
     pub(crate) arena: u32,
     pub(crate) start: u64,
-    /// In bytes.
+    /// Size in bytes.
     pub(crate) size: usize,
 }
 
 impl<M> Heap<M> {
-    /// The free blocks of these arenas in which a page begins, as a piece does.
+    /// Returns the free blocks of these arenas that contain the start of a page, as pieces do.
     fn free_page_starts(
         &self,
         arenas: ArenaKind,
@@ -34,7 +34,8 @@ impl<M> Heap<M> {
         })
     }
 
-    /// All free memory in these arenas in which a page begins, by address.
+    /// Returns all free memory of these arenas that contains the start of a page, in order of
+    /// address.
     pub(crate) fn free_extents(&self, arenas: ArenaKind, kind: PoolKind) -> Vec<Extent> {
         let free = self.free_page_starts(arenas, kind);
         let mut extents: Vec<Extent> = free.map(|(_, extent)| extent).collect();
@@ -42,9 +43,10 @@ impl<M> Heap<M> {
         extents
     }
 
-    /// Pieces of free memory that are `bytes` bytes together, each from the beginning of a page on
-    /// and all but the last to the end of one: the first by address, or the shortest, and of equals
-    /// the first. `None` if there is not as much.
+    /// Plans pieces of free memory with `bytes` bytes in total. Each starts at the start of a page,
+    /// and all but the last end at the end of one. Takes the pieces in order of address, or with
+    /// `shortest_first` in order of size and then address. `None` if there is not enough free
+    /// memory.
     pub(crate) fn plan_pieces(
         &self,
         arenas: ArenaKind,
@@ -69,7 +71,7 @@ impl<M> Heap<M> {
         None
     }
 
-    /// Takes pieces out of the pool, in which they must be free. Returns their records.
+    /// Takes pieces, which must be free, out of the pool. Returns their records.
     pub(crate) fn detach_pieces(
         &mut self,
         arenas: ArenaKind,
@@ -80,7 +82,7 @@ impl<M> Heap<M> {
         let mut free: Vec<(u64, u32)> = free.map(|(block, extent)| (extent.start, block)).collect();
         free.sort_unstable();
         let mut order: Vec<usize> = (0..pieces.len()).collect();
-        // From behind, so that what is left of a block keeps its number.
+        // In descending order, so that the remainder of a block keeps its number.
         order.sort_unstable_by_key(|&at| std::cmp::Reverse(pieces[at].start));
         let mut detached = vec![NONE; pieces.len()];
         for at in order {
@@ -103,7 +105,7 @@ impl<M> Heap<M> {
         }
     }
 
-    /// Adds an alias of these pieces at an address. It is in nobody's hands yet.
+    /// Adds an alias of these pieces at an address. The alias is not allocated yet.
     pub(crate) fn add_alias(
         &mut self,
         kind: PoolKind,
@@ -116,7 +118,7 @@ impl<M> Heap<M> {
         block
     }
 
-    /// Makes the pieces of an alias free that nobody uses any more.
+    /// Removes an unused alias and makes its pieces free.
     #[cold]
     pub(crate) fn remove_alias(&mut self, block: u32) {
         let Record { address, size, .. } = self.records[block];
@@ -132,8 +134,8 @@ impl<M> Heap<M> {
         self.records[block].alias
     }
 
-    /// The pieces of an alias: for each its address in the alias, the one at which it is free
-    /// otherwise, and its bytes.
+    /// Returns the pieces of an alias: for each, its address in the alias, its address as free
+    /// memory, and its size in bytes.
     pub(crate) fn pieces_of(&self, block: u32) -> Vec<(u64, u64, usize)> {
         let mut address = self.records[block].address;
         let piece = |&piece: &u32| {
@@ -149,7 +151,7 @@ impl<M> Heap<M> {
         self.pieces.keys().copied()
     }
 
-    /// The addresses of all aliases.
+    /// Returns the address ranges of all aliases.
     pub(crate) fn windows_in_use(&self) -> Vec<Range<u64>> {
         let blocks = self.aliases().map(|block| &self.records[block]);
         blocks.map(|block| block.address..block.address + block.size as u64).collect()

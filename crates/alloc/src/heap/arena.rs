@@ -1,4 +1,4 @@
-//! Segments whose pages come and go: reserved addresses, of which a part has memory.
+//! Segments with changing pages: reserved addresses, part of which has memory.
 
 use std::panic::Location;
 
@@ -7,20 +7,20 @@ use crate::rules::SMALL_BUFFER;
 use crate::trace::TraceAction;
 use crate::{Policy, PoolKind};
 
-/// Adjacent addresses of an arena, free and unmapped ones, that become one block once memory is
-/// mapped where it is missing. Until then they are in no pool.
+/// Adjacent free and unmapped addresses of an arena, which become one block when memory is mapped
+/// at the missing places. Until then they are in no pool.
 #[derive(Debug)]
 pub(crate) struct Expansion {
-    /// The one record that covers them.
+    /// The record that covers the addresses.
     block: u32,
-    /// The free blocks that were among them, by address.
+    /// Addresses and sizes of the free blocks that were among them, by address.
     free: Vec<(u64, usize)>,
-    /// Where memory is missing, by address.
+    /// Places without memory, by address.
     pub(crate) missing: Vec<Pages>,
 }
 
 impl Expansion {
-    /// Lists what is missing page by page.
+    /// Splits the missing places into single pages.
     pub(crate) fn split_missing(&mut self, page_size: usize) {
         let missing = std::mem::take(&mut self.missing);
         self.missing = missing.into_iter().flat_map(|pages| pages.each(page_size)).collect();
@@ -28,8 +28,9 @@ impl Expansion {
 }
 
 impl<M> Heap<M> {
-    /// Returns PyTorch's choice among free blocks with expandable segments, from the best fit on. A block of an arena counts
-    /// as long as itself and the unmapped addresses behind it; the next block is taken as long as it is shorter.
+    /// Returns PyTorch's choice among free blocks with expandable segments, starting from the best
+    /// fit. A block of an arena counts with the unmapped addresses behind it; the search continues
+    /// while the next block is shorter.
     pub(crate) fn shortest_reach(&self, kind: PoolKind, best_fit: u32) -> u32 {
         let reach = |block: u32| {
             let Record { size, next, .. } = self.records[block];
@@ -46,7 +47,7 @@ impl<M> Heap<M> {
         block
     }
 
-    /// Adds a reserved range, with nothing mapped.
+    /// Adds a reserved range without mapped pages.
     pub(crate) fn add_arena(&mut self, kind: PoolKind, arena: ArenaRange) {
         let backing = Backing::Arena(arena);
         let segment = Segment { backing, first: NONE, oversize: false, refused: false };
@@ -54,8 +55,8 @@ impl<M> Heap<M> {
         self.unmapped[kind as usize].insert(arena.base, block);
     }
 
-    /// The first addresses that become `size` bytes long by mapping pages: PyTorch's choice with
-    /// expandable segments. `None` if no arena has as many.
+    /// Plans an expansion to `size` bytes at the lowest address: PyTorch's choice with expandable
+    /// segments. `None` if no arena has room.
     pub(crate) fn plan_first_expansion(
         &mut self,
         arenas: ArenaKind,
@@ -66,7 +67,7 @@ impl<M> Heap<M> {
         Some(self.detach_run(first, size))
     }
 
-    /// The same where the least is missing.
+    /// Plans the expansion to `size` bytes that needs the fewest new bytes.
     pub(crate) fn plan_least_expansion(
         &mut self,
         arenas: ArenaKind,
@@ -78,7 +79,7 @@ impl<M> Heap<M> {
         Some(self.detach_run(first, size))
     }
 
-    /// Addresses for `bytes` bytes of whole pages, none of which is mapped.
+    /// Plans `bytes` bytes of whole unmapped pages.
     pub(crate) fn plan_pages(
         &mut self,
         arenas: ArenaKind,
@@ -91,8 +92,8 @@ impl<M> Heap<M> {
         Some(self.detach_run(first, bytes))
     }
 
-    /// Where `size` bytes can be had by mapping pages, by address: the first record of each place,
-    /// and how many bytes have to be mapped there.
+    /// Returns the places that mapping pages extends to `size` bytes, by address: the first record
+    /// of each, and the number of bytes to map.
     fn expansions(
         &self,
         arenas: ArenaKind,
@@ -115,7 +116,7 @@ impl<M> Heap<M> {
         })
     }
 
-    /// The unmapped records in these arenas, by address.
+    /// Returns the unmapped records of these arenas, by address.
     fn unmapped_of(&self, arenas: ArenaKind, kind: PoolKind) -> impl Iterator<Item = u32> {
         let unmapped = self.unmapped[kind as usize].values().copied();
         unmapped.filter(move |&block| {
@@ -123,13 +124,13 @@ impl<M> Heap<M> {
         })
     }
 
-    /// Whether a record is free or unmapped.
+    /// Returns whether a record is free or unmapped.
     fn is_usable(&self, block: u32) -> bool {
         self.records.is(block, Status::Free) || self.records.is(block, Status::Unmapped)
     }
 
     /// Takes adjacent free and unmapped records, from `first` on, out of their pools until they
-    /// are `size` bytes with what is mapped rounded up to whole pages.
+    /// have `size` bytes, with mappings rounded up to whole pages.
     fn detach_run(&mut self, first: u32, size: usize) -> Expansion {
         let ArenaRange { number: arena, kind: ArenaKind { page_size, .. }, .. } =
             self.arena_of(first);
@@ -161,7 +162,8 @@ impl<M> Heap<M> {
         }
     }
 
-    /// All of an expansion is mapped. Returns its block, which is in no pool.
+    /// Finishes an expansion after all its pages were mapped. Returns its block, which is in no
+    /// pool.
     pub(crate) fn finish_expansion(
         &mut self,
         expansion: &Expansion,
@@ -174,8 +176,8 @@ impl<M> Heap<M> {
         expansion.block
     }
 
-    /// Returns an expansion's addresses to the pool without making a block of them: of what was
-    /// missing the first `mapped` ranges are free memory by now, and the others unmapped as before.
+    /// Returns an expansion's addresses to the pool without making a block of them. The first
+    /// `mapped` of the missing places are now free memory, the others unmapped.
     pub(crate) fn return_expansion(&mut self, expansion: &Expansion, mapped: usize) {
         self.trace_maps(&expansion.missing[..mapped], None);
         let missing = expansion.missing.iter().enumerate();
@@ -201,8 +203,7 @@ impl<M> Heap<M> {
         }
     }
 
-    /// Takes a part out of a free block. It is in no pool; what is left before and behind it is
-    /// free.
+    /// Takes part of a free block out of its pool. The memory before and after the part stays free.
     pub(super) fn detach_part(&mut self, block: u32, start: u64, size: usize) -> u32 {
         let record = self.records[block];
         self.unlist(block);
@@ -221,7 +222,7 @@ impl<M> Heap<M> {
         middle
     }
 
-    /// Makes a record unmapped or migrated, coalesces it with neighbours that are the same, and
+    /// Marks a record as unmapped or migrated, merges it with neighbours of the same status, and
     /// lists it.
     pub(super) fn coalesce_unmapped(&mut self, mut block: u32, status: Status) {
         self.records.set_status(block, status);
@@ -238,7 +239,7 @@ impl<M> Heap<M> {
         self.unmapped[kind].insert(self.records[block].address, block);
     }
 
-    /// Takes a free, unmapped or migrated record out of its list.
+    /// Removes a free, unmapped or migrated record from its list.
     pub(super) fn unlist(&mut self, block: u32) {
         let Record { kind, address, .. } = self.records[block];
         if self.records.is(block, Status::Free) {
@@ -248,7 +249,7 @@ impl<M> Heap<M> {
         }
     }
 
-    /// Puts such a record into its list, as it is.
+    /// Adds a free, unmapped or migrated record to its list, without merging.
     pub(super) fn list(&mut self, block: u32) {
         let Record { kind, address, .. } = self.records[block];
         if self.records.is(block, Status::Free) {
@@ -267,7 +268,7 @@ impl<M> Heap<M> {
 
     // ---- arenas -------------------------------------------------------------------------
 
-    /// The arena in which a record lies.
+    /// Returns the arena of a record.
     pub(super) fn arena_of(&self, block: u32) -> ArenaRange {
         let segment = self.records[block].segment as usize;
         match self.segments[segment].as_ref().map(|segment| &segment.backing) {
@@ -279,7 +280,7 @@ impl<M> Heap<M> {
         }
     }
 
-    /// A policy's arenas, each with the first of its records.
+    /// Returns a policy's arenas, each with its first record.
     fn arenas_of(&self, policy: Policy) -> impl Iterator<Item = (ArenaRange, u32)> {
         self.segments.iter().flatten().filter_map(move |segment| match &segment.backing {
             Backing::Arena(arena) if arena.kind.policy == policy => Some((*arena, segment.first)),
@@ -287,12 +288,12 @@ impl<M> Heap<M> {
         })
     }
 
-    /// The numbers of a policy's arenas.
+    /// Returns the numbers of a policy's arenas.
     pub(crate) fn arena_numbers(&self, policy: Policy) -> impl Iterator<Item = u32> {
         self.arenas_of(policy).map(|(arena, _)| arena.number)
     }
 
-    /// The numbers of these arenas of one pool.
+    /// Returns the numbers of these arenas in one pool.
     pub(crate) fn arena_numbers_of(&self, arenas: ArenaKind, kind: PoolKind) -> Vec<u32> {
         let all = self.arenas_of(arenas.policy).filter(|(arena, _)| arena.kind == arenas);
         let of_pool = all.filter(|&(_, first)| self.records[first].kind == kind);
@@ -303,7 +304,7 @@ impl<M> Heap<M> {
         self.segments.iter().flatten().any(|it| matches!(it.backing, Backing::Arena(..)))
     }
 
-    /// Takes those of a policy's arenas out in which nothing is mapped. Returns their numbers.
+    /// Removes a policy's arenas without mapped pages. Returns their numbers.
     pub(crate) fn remove_empty_arenas(&mut self, policy: Policy) -> Vec<u32> {
         let mut empty = Vec::new();
         for at in 0..self.segments.len() {

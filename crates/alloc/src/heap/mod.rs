@@ -1,7 +1,7 @@
 //! The memory of one stream in one pool.
 //!
 //! Each segment is covered by a chain of records, one for each block or gap (`record.rs`). An index
-//! finds free records by size (`free_index.rs`): the smallest that fits, and among equal sizes the
+//! finds free records by size (`free_index/`): the smallest that fits, and among equal sizes the
 //! one with the lowest address, as in PyTorch. Under the default policy, small blocks of equal size
 //! are reused last freed first. The status of a record lies outside the record, because a free
 //! looks at two neighbours, and most neighbours are not free: their records need not be loaded.
@@ -40,7 +40,7 @@ pub(crate) use record::{Record, Status};
 use crate::trace::{Step, TraceAction, Tracer};
 use crate::{Policy, PoolKind};
 
-/// No block.
+/// Record number that stands for no block.
 pub(crate) const NONE: u32 = u32::MAX;
 
 /// Adjacent addresses, covered by a chain of records.
@@ -48,65 +48,65 @@ struct Segment<M> {
     backing: Backing<M>,
     first: u32,
     oversize: bool,
-    /// Whether the backend refused to take it back, and did not since.
+    /// Whether the backend refused to take the segment back and has not taken it since.
     refused: bool,
 }
 
 enum Backing<M> {
     /// One allocation of the backend.
     Whole(M),
-    /// A reserved range whose pages come and go.
+    /// A reserved range whose pages are mapped and unmapped.
     Arena(ArenaRange),
 }
 
-/// An arena as its shard knows it.
+/// A shard's description of an arena.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ArenaRange {
-    /// Whose it is, and of which pages.
+    /// Policy and page size of the arena.
     pub(crate) kind: ArenaKind,
-    /// Each policy numbers its own.
+    /// Number of the arena. Each policy numbers its own arenas.
     pub(crate) number: u32,
     pub(crate) base: u64,
     pub(crate) bytes: usize,
 }
 
-/// Some of the arenas: a policy's whose pages have one size. Under other options there may have been
-/// pages of another size.
+/// The arenas of one policy with one page size. Earlier options may have left arenas with other
+/// page sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ArenaKind {
     pub(crate) policy: Policy,
-    /// Bytes in each page.
+    /// Size of a page, in bytes.
     pub(crate) page_size: usize,
 }
 
-/// A segment on its way back to the backend, in no heap any more.
+/// A segment on its way back to the backend, removed from its heap.
 pub(crate) struct Released<M> {
     pub(crate) kind: PoolKind,
     pub(crate) size: usize,
     pub(crate) oversize: bool,
     /// Whether the backend refused it before.
     pub(crate) refused: bool,
-    /// Whose it was.
+    /// The id of the segment's stream.
     pub(crate) stream: u64,
     pub(crate) memory: M,
 }
 
 pub(crate) struct Heap<M> {
-    /// The id of the stream that it serves.
+    /// The id of the heap's stream.
     pub(crate) stream: u64,
     pub(crate) records: Records,
-    /// Arenas for windows, by number.
+    /// Numbers of the arenas for windows.
     pub(crate) windows: Vec<u32>,
     segments: Vec<Option<Segment<M>>>,
     unused_segments: Vec<u32>,
-    /// The free blocks of each pool.
+    /// Free blocks of each pool.
     free: [FreeIndex; 2],
     /// Records of arenas without memory of their own, by address.
     unmapped: [BTreeMap<u64, u32>; 2],
-    /// The pieces of aliases, in their order.
+    /// The pieces of each alias, in order.
     pieces: HashMap<u32, Vec<u32>>,
-    /// Searches of large pools, the clock by which what is idle ages; `None` unless garbage is
-    /// collected.
+    /// Number of searches of large pools, a clock for the age of idle blocks. `None` unless garbage
+    /// is collected.
     clock: Option<Arc<AtomicU64>>,
     tracer: Arc<Tracer>,
 }
@@ -127,17 +127,17 @@ impl<M> Heap<M> {
         }
     }
 
-    /// Uses another order among free blocks of one size from now on.
+    /// Sets the order among free blocks of one size.
     pub(crate) fn set_order(&mut self, order: Order) {
         self.free.iter_mut().for_each(|free| free.set_order(&mut self.records, order));
     }
 
-    /// Lets what is free age by this clock, or not at all.
+    /// Sets the clock for the age of free blocks. With `None` they do not age.
     pub(crate) fn set_clock(&mut self, clock: Option<Arc<AtomicU64>>) {
         self.clock = clock;
     }
 
-    /// Whether what is free ages.
+    /// Returns whether free blocks age, for garbage collection.
     #[inline]
     pub(crate) fn ages(&self) -> bool {
         self.clock.is_some()
@@ -153,7 +153,7 @@ impl<M> Heap<M> {
         }
     }
 
-    /// Whether it has no segments.
+    /// Returns whether the heap has no segments.
     pub(crate) fn is_empty(&self) -> bool {
         self.segments.len() == self.unused_segments.len()
     }
@@ -172,13 +172,14 @@ impl<M> Heap<M> {
 
     // ---- free blocks --------------------------------------------------------------------
 
-    /// The smallest free block of at least `size` bytes.
+    /// Returns the smallest free block of at least `size` bytes.
     #[inline(always)]
     pub(crate) fn best_fit(&self, kind: PoolKind, size: usize) -> Option<u32> {
         self.free[kind as usize].best_fit(&self.records, size)
     }
 
-    /// The free block behind this one by size and address, where equals are ordered by address.
+    /// Returns the next free block in order of size and address. Only valid if blocks of equal size
+    /// are ordered by address.
     pub(crate) fn next_fit(&self, kind: PoolKind, block: u32) -> Option<u32> {
         self.free[kind as usize].after(&self.records, block)
     }
@@ -187,19 +188,19 @@ impl<M> Heap<M> {
         self.free[kind as usize].largest(&self.records)
     }
 
-    /// All free blocks of a pool, smallest first.
+    /// Returns all free blocks of a pool, smallest first.
     fn free_blocks(&self, kind: PoolKind) -> impl Iterator<Item = (u32, &Record)> {
         let blocks = self.free[kind as usize].iter(&self.records);
         blocks.map(|block| (block, &self.records[block]))
     }
 
-    /// Takes a free block out of its pool's index.
+    /// Removes a free block from its pool's index.
     #[inline(always)]
     pub(crate) fn remove_free(&mut self, kind: PoolKind, block: u32) {
         self.free[kind as usize].remove(&mut self.records, block);
     }
 
-    /// Splits a block after `size` bytes and makes the rest free.
+    /// Splits a block after `size` bytes and makes the remainder free.
     #[inline(always)]
     pub(crate) fn split_off(&mut self, kind: PoolKind, block: u32, size: usize) {
         let rest = self.records.split(block, size, Status::Free);
@@ -209,8 +210,8 @@ impl<M> Heap<M> {
         self.free[kind as usize].insert(&mut self.records, rest);
     }
 
-    /// Makes a record free: coalesces it with its free neighbours, and puts it into its pool's
-    /// index. Returns with how many it was coalesced.
+    /// Makes a record free: merges it with its free neighbours and adds it to its pool's index.
+    /// Returns the number of merged neighbours.
     #[inline(always)]
     pub(crate) fn coalesce(&mut self, block: u32) -> i64 {
         let Record { kind, segment, prev, next, .. } = self.records[block];
@@ -242,8 +243,8 @@ impl<M> Heap<M> {
 
     // ---- segments -----------------------------------------------------------------------
 
-    /// Adds an allocation of the backend as one block, which is in no pool yet. `refused` says that
-    /// the backend would not take it back.
+    /// Adds an allocation of the backend as one block, which is in no pool yet. `refused`: the
+    /// backend refused to take the allocation back.
     pub(crate) fn add_segment(
         &mut self,
         memory: M,
@@ -256,7 +257,7 @@ impl<M> Heap<M> {
         self.add_chain(segment, kind, (address, size), Status::Free)
     }
 
-    /// A segment of one record, which is in no pool.
+    /// Adds a segment with one record, which is in no pool.
     fn add_chain(
         &mut self,
         segment: Segment<M>,
@@ -283,14 +284,14 @@ impl<M> Heap<M> {
         block
     }
 
-    /// The backend's allocations that are wholly free, smallest first.
+    /// Returns the allocations of the backend that are wholly free, smallest first.
     pub(crate) fn free_segments(&self, kind: PoolKind) -> Vec<u32> {
         let whole = self.free_blocks(kind).filter(|(_, free)| !free.is_split() && !free.arena);
         whole.map(|(block, _)| block).collect()
     }
 
-    /// Takes an allocation of the backend out that is wholly free. `None` if the block is only a
-    /// part of one.
+    /// Removes an allocation of the backend that is wholly free. `None` if the block is only part
+    /// of an allocation.
     pub(crate) fn release_segment(&mut self, block: u32) -> Option<Released<M>> {
         let record = self.records[block];
         if record.is_split() || !self.records.is(block, Status::Free) || record.arena {
@@ -309,7 +310,7 @@ impl<M> Heap<M> {
         Some(Released { kind, size, oversize, refused, stream, memory })
     }
 
-    /// All allocations of the backend that are wholly free.
+    /// Removes all allocations of the backend that are wholly free.
     pub(crate) fn release_segments(&mut self) -> Vec<Released<M>> {
         let mut whole = self.free_segments(PoolKind::Large);
         whole.append(&mut self.free_segments(PoolKind::Small));

@@ -1,4 +1,4 @@
-//! Whole free pages of the arenas, which leave for other heaps or for good, and come back.
+//! Whole free pages of arenas, which migrate to other heaps, are released, and come back.
 
 use super::{ArenaKind, ArenaRange, Heap, Record, Status};
 use crate::trace::TraceAction;
@@ -7,10 +7,10 @@ use crate::{Policy, PoolKind};
 /// Whole pages of an arena, by address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pages {
-    /// The arena's number.
+    /// Number of the arena.
     pub(crate) arena: u32,
     pub(crate) start: u64,
-    /// In bytes.
+    /// Size in bytes.
     pub(crate) size: usize,
 }
 
@@ -19,7 +19,7 @@ impl Pages {
         self.start + self.size as u64
     }
 
-    /// Each page alone.
+    /// Returns each page separately.
     pub(crate) fn each(self, page_size: usize) -> impl Iterator<Item = Pages> {
         let starts = (self.start..self.end()).step_by(page_size);
         starts.map(move |start| Pages { start, size: page_size, ..self })
@@ -27,13 +27,13 @@ impl Pages {
 }
 
 impl<M> Heap<M> {
-    /// Takes all whole free pages out of a policy's arenas: their addresses stay, unmapped.
+    /// Removes all whole free pages from a policy's arenas. Their addresses stay, unmapped.
     pub(crate) fn unmap_free_pages(&mut self, policy: Policy, kind: PoolKind) -> Vec<Pages> {
         let free = self.free_pages(kind, |arena| arena.policy == policy).into_iter();
         free.map(|(block, pages)| self.unmap(block, pages, Status::Unmapped)).collect()
     }
 
-    /// Lets up to `count` whole free pages migrate, those at the highest addresses first.
+    /// Lets up to `count` whole free pages migrate, starting at the highest addresses.
     pub(crate) fn migrate_some(
         &mut self,
         arenas: ArenaKind,
@@ -54,7 +54,7 @@ impl<M> Heap<M> {
         migrated
     }
 
-    /// Lets those of the wanted pages migrate, which are sorted by address, that are free.
+    /// Lets the free pages among `wanted` migrate. `wanted` is sorted by address.
     pub(crate) fn migrate_these(
         &mut self,
         arenas: ArenaKind,
@@ -65,7 +65,7 @@ impl<M> Heap<M> {
         for (block, free) in self.free_pages_by_address(arenas, kind) {
             let from = wanted.partition_point(|page| page.start < free.start);
             let to = wanted.partition_point(|page| page.start < free.end());
-            // From behind, so that the block keeps its number.
+            // In descending order, so that the block keeps its number.
             for page in wanted[from..to].iter().rev() {
                 let page = Pages { arena: free.arena, ..*page };
                 migrated.push(self.unmap(block, page, Status::Migrated));
@@ -74,12 +74,13 @@ impl<M> Heap<M> {
         migrated
     }
 
-    /// The whole free pages of these arenas, by address.
+    /// Returns the whole free pages of these arenas, by address.
     pub(crate) fn list_free_pages(&self, arenas: ArenaKind, kind: PoolKind) -> Vec<Pages> {
         self.free_pages_by_address(arenas, kind).into_iter().map(|(_, pages)| pages).collect()
     }
 
-    /// The free blocks of these arenas that contain whole pages, and those, by address.
+    /// Returns the free blocks of these arenas that contain whole pages, with these pages, by
+    /// address.
     fn free_pages_by_address(&self, arenas: ArenaKind, kind: PoolKind) -> Vec<(u32, Pages)> {
         let mut free = self.free_pages(kind, |arena| arena == arenas);
         free.sort_unstable_by_key(|(_, pages)| pages.start);
@@ -92,7 +93,7 @@ impl<M> Heap<M> {
         free.filter_map(|(block, _)| Some((block, self.whole_pages(block)?))).collect()
     }
 
-    /// The whole pages inside a free block of an arena.
+    /// Returns the whole pages inside a free block of an arena.
     fn whole_pages(&self, block: u32) -> Option<Pages> {
         let free = &self.records[block];
         let ArenaRange { number: arena, base, kind, .. } = self.arena_of(block);
@@ -102,8 +103,8 @@ impl<M> Heap<M> {
         (start < end).then(|| Pages { arena, start, size: (end - start) as usize })
     }
 
-    /// Takes whole pages out of a free block, which must contain them. Their addresses stay, and
-    /// are from then on what `status` says.
+    /// Removes whole pages from a free block, which must contain them. Their addresses stay, with
+    /// the given status.
     fn unmap(&mut self, block: u32, pages: Pages, status: Status) -> Pages {
         let part = self.detach_part(block, pages.start, pages.size);
         self.coalesce_unmapped(part, status);
@@ -111,7 +112,7 @@ impl<M> Heap<M> {
         pages
     }
 
-    /// Makes pages free that were unmapped or migrated, and are mapped now.
+    /// Makes unmapped or migrated pages free after they were mapped.
     pub(crate) fn map(&mut self, kind: PoolKind, pages: Pages) {
         let unmapped = self.unmapped[kind as usize].range(..=pages.start).next_back();
         let Some((&start, &block)) = unmapped else { return };
@@ -134,7 +135,7 @@ impl<M> Heap<M> {
         self.trace(TraceAction::SegmentMap, pages.start, pages.size, None);
     }
 
-    /// Makes migrated pages plainly unmapped where nothing is mapped any more: they cannot come
+    /// Marks migrated pages as unmapped if they are no longer mapped, so that they cannot come
     /// back.
     pub(crate) fn forget_migrated(&mut self, is_mapped: impl Fn(Pages) -> bool) {
         for kind in [PoolKind::Small, PoolKind::Large] {

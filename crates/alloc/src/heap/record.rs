@@ -1,4 +1,4 @@
-//! What is known of a block, or of addresses without memory.
+//! Records of blocks, and of addresses without memory.
 
 use std::ops::{Index, IndexMut};
 
@@ -6,54 +6,54 @@ use super::NONE;
 use super::free_index::{Links, Nodes};
 use crate::PoolKind;
 
-/// What a record stands for.
+/// Status of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
-    /// A block in a caller's hands.
+    /// An allocated block.
     Allocated,
-    /// A block that its caller freed and that other streams still use.
+    /// A freed block that other streams still use.
     PendingFree,
-    /// A block that nobody uses; it is in its pool's index.
+    /// A free block, which is in its pool's index.
     Free,
     /// Addresses of an arena without memory.
     Unmapped,
     /// Taken out of its pool while the backend maps memory there, or a wait is enqueued.
     Detached,
-    /// Addresses of an arena whose page migrated to another one. It is still mapped here, and may
-    /// come back.
+    /// Addresses of an arena whose page migrated to another arena. The page is still mapped here,
+    /// and may come back.
     Migrated,
-    /// Memory of an arena that is in use at other addresses: a piece of an alias.
+    /// Memory of an arena in use at other addresses: a piece of an alias.
     Aliased,
 }
 
-/// A block, in one cache line. Neighbours in the segment are linked by `prev` and `next`.
+/// A record, in one cache line. Neighbours in the segment are linked by `prev` and `next`.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub(crate) struct Record {
     pub(crate) address: u64,
     pub(crate) size: usize,
     pub(crate) requested: usize,
-    /// The clock of searches when it was last freed, while garbage is collected.
+    /// Value of the search clock when the block was last freed, while garbage is collected.
     pub(crate) idle_since: u64,
     pub(crate) prev: u32,
     pub(crate) next: u32,
     pub(crate) segment: u32,
-    /// The index's, while it is free.
+    /// Links of the free index, while the block is free.
     pub(crate) links: Links,
     pub(crate) kind: PoolKind,
-    /// Counted as oversize.
+    /// Whether the block counts as oversize.
     pub(crate) oversize: bool,
-    /// Whether other streams use it, of which `StreamUses` has the list.
+    /// Whether other streams use the block. `StreamUses` has the list.
     pub(crate) used: bool,
-    /// Whether it lies in an arena.
+    /// Whether the block lies in an arena.
     pub(crate) arena: bool,
-    /// Whether it is an alias: a block in a window, whose memory is that of its pieces. It lies in
-    /// no segment.
+    /// Whether the block is an alias: a block in a window, whose memory is that of its pieces. It
+    /// lies in no segment.
     pub(crate) alias: bool,
 }
 
 impl Record {
-    /// What is where there is no block.
+    /// An unused record.
     pub(crate) const VACANT: Self = Self {
         address: 0,
         size: 0,
@@ -79,10 +79,10 @@ impl Record {
 #[derive(Debug)]
 pub(crate) struct Records {
     all: Vec<Record>,
-    /// What each stands for. It lies beside the records, where it takes a byte and not a cache line:
-    /// most neighbours of a freed block are looked at for nothing else.
+    /// Status of each record. Stored apart from the records, where it takes a byte instead of a
+    /// cache line: most neighbours of a freed block are examined only for their status.
     status: Vec<Status>,
-    /// The first vacant one; they are linked by `next`.
+    /// The first unused record. Unused records are linked by `next`.
     vacant: u32,
 }
 
@@ -93,13 +93,13 @@ impl Default for Records {
 }
 
 impl Records {
-    /// `None` if there is no such block.
+    /// Returns a record, or `None` if there is no such record.
     #[inline]
     pub(crate) fn get(&self, block: u32) -> Option<&Record> {
         self.all.get(block as usize)
     }
 
-    /// Whether there is such a block, and it stands for this.
+    /// Returns whether the record exists and has this status.
     #[inline]
     pub(crate) fn is(&self, block: u32, status: Status) -> bool {
         self.status.get(block as usize) == Some(&status)
@@ -134,13 +134,13 @@ impl Records {
         block
     }
 
-    /// Makes a record, which is in no pool, vacant.
+    /// Marks a record, which must be in no pool, as unused.
     #[inline]
     pub(crate) fn vacate(&mut self, block: u32) {
         self[block].next = std::mem::replace(&mut self.vacant, block);
     }
 
-    /// Splits a record after `size` bytes. Returns the new one behind it, which is in no pool.
+    /// Splits a record after `size` bytes. Returns the new record behind it, which is in no pool.
     #[inline]
     pub(crate) fn split(&mut self, block: u32, size: usize, status: Status) -> u32 {
         let Record { address, size: whole, next, segment, kind, arena, idle_since, .. } =
@@ -166,7 +166,7 @@ impl Records {
         rest
     }
 
-    /// Merges a record with the one behind it, which is in no pool.
+    /// Merges a record with its successor, which must not be in a pool.
     #[inline]
     pub(crate) fn merge_next(&mut self, block: u32) {
         let gone = self[block].next;
@@ -180,7 +180,7 @@ impl Records {
         }
     }
 
-    /// Merges a record with the one before it, which is in no pool.
+    /// Merges a record with its predecessor, which must not be in a pool.
     #[inline]
     pub(crate) fn merge_prev(&mut self, block: u32) {
         let gone = self[block].prev;

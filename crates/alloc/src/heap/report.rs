@@ -1,12 +1,12 @@
-//! What a heap holds, as plain values.
+//! The contents of a heap as plain values.
 
 use super::{Heap, NONE, Record, Status};
 use crate::PoolKind;
 use crate::snapshot::{BlockInfo, BlockState, SegmentInfo};
 
 impl<M> Heap<M> {
-    /// Adds all segments; of an arena each mapped stretch, and each alias. `pool` is the number of
-    /// the private pool that the heap belongs to.
+    /// Adds all segments: for an arena each mapped range, and each alias. `pool` is the number of
+    /// the heap's private pool.
     pub(crate) fn report(&self, pool: u64, segments: &mut Vec<SegmentInfo>) {
         for segment in self.segments.iter().flatten() {
             let mut block = segment.first;
@@ -44,13 +44,13 @@ impl<M> Heap<M> {
         }
     }
 
-    /// The largest free block, in bytes.
+    /// Returns the size of the largest free block, in bytes.
     pub(crate) fn largest_free(&self) -> usize {
         let largest = [PoolKind::Small, PoolKind::Large].map(|kind| self.largest(kind));
         largest.into_iter().flatten().map(|block| self.records[block].size).max().unwrap_or(0)
     }
 
-    /// Bytes of all segments; of arenas those that are mapped.
+    /// Returns the total size of all segments in bytes, of arenas only the mapped ranges.
     pub(crate) fn reserved(&self) -> usize {
         let mut segments = Vec::new();
         self.report(0, &mut segments);
@@ -58,7 +58,7 @@ impl<M> Heap<M> {
     }
 }
 
-/// `None` for addresses without memory.
+/// Describes a block. `None` for addresses without memory.
 fn block_info(record: &Record, status: Status) -> Option<BlockInfo> {
     let state = match status {
         Status::Allocated => BlockState::Allocated,

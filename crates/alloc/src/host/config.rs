@@ -4,15 +4,15 @@ use crate::ConfigError;
 use crate::config::{boolean, invalid, megabytes, number};
 use crate::rules::MIB;
 
-/// Threads that an option may ask for, as in PyTorch.
+/// Maximum number of threads that an option may request, as in PyTorch.
 const MAX_REGISTER_THREADS: usize = 128;
-/// Allocations from here on are registered unless an option says otherwise.
+/// Size from which allocations are registered by default, in bytes.
 const REGISTER_FROM: usize = 8 * MIB;
-/// Threads that are used without an option, and what each has at least to do.
+/// Maximum number of threads by default, and the minimum number of bytes per thread.
 const AUTO_THREADS: usize = 16;
 const BYTES_PER_THREAD: usize = 16 * MIB;
 
-/// How a [`HostCache`](crate::HostCache) behaves.
+/// Options of a [`HostCache`](crate::HostCache).
 ///
 /// ```
 /// use warpline_alloc::AllocatorConfig;
@@ -24,35 +24,37 @@ const BYTES_PER_THREAD: usize = 16 * MIB;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostConfig {
-    /// Whether ordinary memory is touched by several threads and then page-locked, rather than
-    /// allocated page-locked by the driver (`pinned_use_cuda_host_register`). Unset, that is done
-    /// from 8 MiB on, where it is faster, and where it fails the driver allocates.
+    /// Whether several threads touch ordinary memory, which is then page-locked, instead of the
+    /// driver allocating page-locked memory (`pinned_use_cuda_host_register`). `None`, the default:
+    /// for sizes from 8 MiB, where it is faster, with the driver's allocation as a fallback.
     pub use_host_register: Option<bool>,
-    /// How many threads touch memory that is to be registered, a power of two up to 128
-    /// (`pinned_num_register_threads`). Unset, as many as there are cores for it, up to 16.
+    /// Number of threads that touch memory before it is registered, a power of two up to 128
+    /// (`pinned_num_register_threads`). `None`, the default: one per 16 MiB, at most one per core,
+    /// up to 16.
     pub register_threads: Option<usize>,
-    /// Accepted and without effect: events are polled where memory is asked for, at the cost of
-    /// one query per stream in use (`pinned_use_background_threads`).
+    /// Accepted for compatibility, without effect: events are polled at requests, at the cost of
+    /// one query per stream in use (`pinned_use_background_threads`). Default: `false`.
     pub use_background_threads: bool,
-    /// Size in bytes of a segment that is made with the first block, serves whatever fits in it,
-    /// and is kept until the cache is dropped; 0 for none (`pinned_reserve_segment_size_mb`).
+    /// Size of a segment in bytes that is allocated with the first block, serves all blocks that
+    /// fit, and is kept until the cache is dropped (`pinned_reserve_segment_size_mb`). Default: 0,
+    /// no such segment.
     pub reserve_segment_size: usize,
-    /// Accepted and without effect: nothing is rounded to a power of two, whatever its size
-    /// (`pinned_max_round_threshold_mb`, in bytes).
+    /// Accepted for compatibility, without effect: no size is rounded to a power of two
+    /// (`pinned_max_round_threshold_mb`), in bytes. Default: `None`.
     pub max_round_threshold: Option<usize>,
-    /// The most bytes to keep in allocations that nobody uses (`pinned_max_cached_size_mb`). The
-    /// bound is on all of them together, so that PyTorch's, on each of them, holds as well.
+    /// Maximum number of bytes kept in unused allocations (`pinned_max_cached_size_mb`). The limit
+    /// applies to all of them together, which implies PyTorch's limit on each. Default: no limit.
     pub max_cached_size: Option<usize>,
 }
 
 impl HostConfig {
-    /// Whether an allocation of this many bytes is to be registered.
+    /// Returns whether an allocation of this many bytes is registered.
     #[must_use]
     pub fn registers(&self, bytes: usize) -> bool {
         self.use_host_register.unwrap_or(bytes >= REGISTER_FROM)
     }
 
-    /// How many threads are to touch so many bytes, on a machine with so many cores.
+    /// Returns the number of threads that touch `bytes` bytes on a machine with `cores` cores.
     #[must_use]
     pub fn threads_for(&self, bytes: usize, cores: usize) -> usize {
         let auto = (bytes / BYTES_PER_THREAD).min(cores).clamp(1, AUTO_THREADS);
@@ -62,11 +64,11 @@ impl HostConfig {
     /// Sets an option whose name starts with `pinned_`.
     pub(crate) fn set(&mut self, key: &str, value: &str) -> Result<(), ConfigError> {
         match key {
-            // PyTorch takes both spellings in every build.
+            // PyTorch accepts both spellings in every build.
             "pinned_use_cuda_host_register" | "pinned_use_hip_host_register" => {
                 self.use_host_register = Some(boolean(key, value)?);
             }
-            // An error of a free never reaches the caller: both values hold.
+            // A failed free never reaches the caller, so both values hold.
             "pinned_free_catch_all" => {
                 boolean(key, value)?;
             }

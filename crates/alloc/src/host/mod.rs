@@ -21,17 +21,17 @@ use state::{NewSegment, Piece, Request, State};
 pub use config::HostConfig;
 pub use stats::{DurationStat, HostMemoryStats};
 
-/// A cache of page-locked host memory, which is dear to allocate. Clones share it.
+/// A cache of page-locked host memory, which is expensive to allocate. Clones share the cache.
 ///
-/// Requests up to 2 MiB are cut out of segments that they share; larger ones get a segment of
-/// their own, of their size in whole pages. Nothing is rounded to a power of two. A segment that
-/// nobody uses is kept for later requests, as long as all segments together stay within 1/12 (and
-/// at least 32 MiB) of the most that was ever in use at once; beyond that, those that were idle
-/// for longest go back to the backend before a new one is made.
+/// Requests up to 2 MiB are cut from shared segments; larger requests get a segment of their own,
+/// of their size in whole pages. No size is rounded to a power of two. Unused segments are kept for
+/// later requests as long as all segments exceed the peak of the memory in use by at most 1/12 of
+/// it (and at least 32 MiB). Beyond that, the segments that were idle for longest are released
+/// before a new one is allocated.
 ///
-/// A block is used again only once all streams that were [recorded](PinnedBlock::record_use) as
-/// using it are done. A stream that is never done keeps the blocks it uses, and no others. Streams
-/// are waited for only when the backend has no memory left, and when the cache is dropped.
+/// A block is reused only when all streams [recorded](PinnedBlock::record_use) as using it have
+/// completed their work. A stream that never completes keeps only the blocks that it uses. The host
+/// waits for streams only when the backend has no memory left, and when the cache is dropped.
 pub struct HostCache<H: HostBackend> {
     shared: Arc<Shared<H>>,
 }
@@ -43,21 +43,23 @@ struct Shared<H: HostBackend> {
 }
 
 impl<H: HostBackend> HostCache<H> {
-    /// An empty cache with the default options. Does not call the backend.
+    /// Creates an empty cache with the default options. Does not call the backend.
     pub fn new(backend: H) -> Self {
         Self::with_config(backend, HostConfig::default())
     }
 
-    /// An empty cache. Does not call the backend.
+    /// Creates an empty cache. Does not call the backend.
     pub fn with_config(backend: H, config: HostConfig) -> Self {
         Self { shared: Arc::new(Shared { backend, config, state: Mutex::new(State::new()) }) }
     }
 
-    /// Page-locked memory of `bytes` bytes, whose contents are left over from its last user.
+    /// Allocates `bytes` bytes of page-locked memory, which may hold leftover bytes of earlier
+    /// users.
     ///
     /// # Errors
-    /// [`AllocError::TooLarge`] from 1 EB on, and [`AllocError::Backend`] if the backend fails even after
-    /// the cache was emptied and streams that use freed blocks were waited for.
+    /// - [`AllocError::TooLarge`] if `bytes` is 1 EB or more.
+    /// - [`AllocError::Backend`] if the backend fails even after the cache was emptied and the host
+    ///   has waited for streams that use freed blocks.
     pub fn alloc(&self, bytes: usize) -> Result<PinnedBlock<H>, AllocError> {
         if bytes >= MAX_REQUEST {
             return Err(AllocError::TooLarge { requested: bytes });
@@ -77,7 +79,7 @@ impl<H: HostBackend> HostCache<H> {
         }
     }
 
-    /// Gives all memory that nobody uses back to the backend, but for a reserve segment
+    /// Releases all unused memory to the backend, except for a reserve segment
     /// (`torch._C._host_emptyCache`).
     pub fn empty_cache(&self) {
         let Shared { backend, config, .. } = &*self.shared;
@@ -91,37 +93,38 @@ impl<H: HostBackend> HostCache<H> {
         }
     }
 
-    /// Until the result is dropped, which is to be after the capture of a stream, no event is
-    /// recorded or queried: what streams used and nobody has any more stays unused.
+    /// Declares that a stream is being captured, until the result is dropped after the capture.
+    /// Until then no event is recorded or queried, and freed blocks that streams used are not
+    /// reused.
     #[must_use = "the capture ends when this is dropped"]
     pub fn capture(&self) -> HostCapture<H> {
         self.shared.with(|state| state.pending.captures += 1);
         HostCapture { cache: self.clone() }
     }
 
-    /// The statistics.
+    /// Returns the statistics.
     #[must_use]
     pub fn stats(&self) -> HostMemoryStats {
         self.shared.with(|state| state.counters.stats())
     }
 
-    /// Starts all peaks anew from what is current.
+    /// Resets all peaks to the current values.
     pub fn reset_peak_stats(&self) {
         self.shared.with(|state| state.counters.reset_peak());
     }
 
-    /// Starts all sums, counts and times anew from 0.
+    /// Resets all sums, counts and times to 0.
     pub fn reset_accumulated_stats(&self) {
         self.shared.with(|state| state.counters.reset_accumulated());
     }
 
-    /// The backend.
+    /// Returns the backend.
     #[must_use]
     pub fn backend(&self) -> &H {
         &self.shared.backend
     }
 
-    /// The options.
+    /// Returns the options.
     #[must_use]
     pub fn config(&self) -> &HostConfig {
         &self.shared.config
@@ -142,8 +145,8 @@ impl<H: HostBackend> HostCache<H> {
         Ok(self.block(piece, memory))
     }
 
-    /// Tries again with as little as will do, giving back what is idle, and waiting for one stream
-    /// after the other to make more of it so.
+    /// Tries again with the smallest segment that serves the request. Releases idle segments, and
+    /// waits for one stream after another to get more of them.
     fn alloc_under_pressure(
         &self,
         request: Request,
@@ -182,7 +185,7 @@ impl<H: HostBackend> HostCache<H> {
 }
 
 impl<H: HostBackend> Shared<H> {
-    /// Runs `f` under the lock, and then, without it, gives back what `f` let go.
+    /// Runs `f` under the lock. Then releases, without the lock, the segments that `f` gave up.
     fn with<R>(&self, f: impl FnOnce(&mut State<H>) -> R) -> R {
         let lock = || self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let mut state = lock();
@@ -191,7 +194,7 @@ impl<H: HostBackend> Shared<H> {
         drop(state);
         for Leaving { memory, bytes, kind, refused } in leaving {
             let start = Instant::now();
-            // All blocks in it let go of it before.
+            // All its blocks have dropped their references before.
             let freed = Arc::into_inner(memory).map_or(Ok(()), H::free_host);
             let time = start.elapsed();
             let mut state = lock();
@@ -203,8 +206,8 @@ impl<H: HostBackend> Shared<H> {
         result
     }
 
-    /// Waits for the freed blocks of one stream that is not among `waited`, and enters it there.
-    /// False if there is none.
+    /// Waits for the freed blocks of one stream that is not in `waited`, and adds the stream there.
+    /// Returns `false` if there is none.
     fn wait_for_a_stream(&self, waited: &mut Vec<u64>) -> bool {
         let Some(mut queue) = self.with(|state| state.pending.take_youngest(waited)) else {
             return false;
@@ -227,44 +230,44 @@ impl<H: HostBackend> Drop for Shared<H> {
     }
 }
 
-/// Page-locked memory from a [`HostCache`], given back on drop.
+/// Page-locked memory from a [`HostCache`], returned to the cache on drop.
 pub struct PinnedBlock<H: HostBackend> {
     shared: Arc<Shared<H>>,
-    /// `None` only while it is dropped.
+    /// `None` only during the drop.
     memory: Option<Arc<H::HostMemory>>,
     piece: Piece,
     uses: Mutex<SmallVec<[H::Stream; 2]>>,
 }
 
 impl<H: HostBackend> PinnedBlock<H> {
-    /// The allocation of the backend that the block is part of: [`size`](Self::size) bytes from
-    /// [`offset`](Self::offset) on. The rest belongs to others.
+    /// Returns the backend's allocation that contains the block: [`size`](Self::size) bytes from
+    /// [`offset`](Self::offset) on. The rest belongs to other blocks.
     #[must_use]
     pub fn memory(&self) -> &H::HostMemory {
         self.memory.as_ref().expect("memory is there until the drop")
     }
 
-    /// Where in [`memory`](Self::memory) it starts, in bytes: a multiple of 512.
+    /// Returns the block's offset in [`memory`](Self::memory), in bytes. A multiple of 512.
     #[must_use]
     pub fn offset(&self) -> usize {
         self.piece.span.offset
     }
 
-    /// The bytes it occupies: what was asked for, rounded up to a multiple of 512 and at least
-    /// that.
+    /// Returns the size of the block in bytes: the requested size, rounded up to a multiple of 512
+    /// and at least 512.
     #[must_use]
     pub fn size(&self) -> usize {
         self.piece.size
     }
 
-    /// The bytes that were asked for.
+    /// Returns the requested size in bytes.
     #[must_use]
     pub fn requested(&self) -> usize {
         self.piece.requested
     }
 
-    /// Says that work on `stream` uses this memory. When it is dropped it is used again only once
-    /// all work that the stream was given until then is done.
+    /// Declares that work on `stream` uses this memory. After the drop, the memory is reused only
+    /// when all work enqueued on `stream` before the drop is complete.
     pub fn record_use(&self, stream: &H::Stream) {
         let id = H::stream_id(stream);
         let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
@@ -274,7 +277,7 @@ impl<H: HostBackend> PinnedBlock<H> {
     }
 }
 
-/// Keeps a [`HostCache`] from touching events until it is dropped.
+/// Prevents a [`HostCache`] from using events, until the guard is dropped.
 #[derive(Debug)]
 pub struct HostCapture<H: HostBackend> {
     cache: HostCache<H>,
@@ -288,7 +291,7 @@ impl<H: HostBackend> Drop for HostCapture<H> {
 
 impl<H: HostBackend> Drop for PinnedBlock<H> {
     fn drop(&mut self) {
-        // Whoever lets the segment go is to be the one that frees it.
+        // Dropped first, so that the thread that gives up the segment also releases it.
         drop(self.memory.take());
         let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
         let Shared { backend, config, .. } = &*self.shared;

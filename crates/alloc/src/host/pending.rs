@@ -1,21 +1,21 @@
-//! Blocks that streams still use: events recorded at the free, in a queue per stream.
+//! Events for freed blocks that streams still use, in a queue per stream.
 
 use std::collections::VecDeque;
 
 use crate::StreamBackend;
 
-/// Events kept for use again.
+/// Maximum number of events kept for reuse.
 const MAX_SPARE: usize = 64;
 
-/// Events that stand between a freed block and its reuse. A token names the block; it has as many
-/// events here as streams use it.
+/// Events that must complete before a freed block is reused. A token names the block, and has one
+/// event per stream that uses it.
 pub(super) struct Pending<S: StreamBackend> {
     queues: Vec<Queue<S>>,
     /// Uses whose event could not be recorded yet.
     unrecorded: Vec<(S::Stream, u32)>,
     spare: Vec<S::Event>,
     clock: u64,
-    /// Captures under way, during which events are neither recorded nor queried.
+    /// Number of captures in progress, during which events are neither recorded nor queried.
     pub(super) captures: usize,
 }
 
@@ -46,8 +46,8 @@ impl<S: StreamBackend> Pending<S> {
         self.queues.is_empty() && self.unrecorded.is_empty()
     }
 
-    /// Marks what the stream has been given so far as using the block. False if there is nothing
-    /// to wait for, because the device is lost.
+    /// Records that the stream's work so far uses the block. Returns `false` if there is nothing to
+    /// wait for, because the device is lost.
     pub(super) fn record(&mut self, backend: &S, stream: &S::Stream, token: u32) -> bool {
         if self.captures > 0 {
             self.unrecorded.push((stream.clone(), token));
@@ -78,8 +78,8 @@ impl<S: StreamBackend> Pending<S> {
         &mut self.queues[at].events
     }
 
-    /// Adds to `done` the token of each event that has come. A stream's events come in order, so
-    /// the first that has not come ends its queue; one that cannot be asked is passed over.
+    /// Adds the token of each completed event to `done`. A stream's events complete in order, so
+    /// the first pending event ends the search of its queue. Events whose query fails are skipped.
     pub(super) fn poll(&mut self, backend: &S, done: &mut Vec<u32>) {
         if self.captures > 0 {
             return;
@@ -115,8 +115,9 @@ impl<S: StreamBackend> Pending<S> {
         }
     }
 
-    /// Takes out a queue, to be waited for without a lock: of those not yet waited for, the one
-    /// whose oldest event is the youngest. What will never come is older than what just takes its
+    /// Takes out a queue to wait for without a lock: of the streams not yet waited for, the one
+    /// whose oldest event is the most recent. Events that never complete are older than events that
+    /// only take long.
     /// time.
     pub(super) fn take_youngest(&mut self, waited: &[u64]) -> Option<Queue<S>> {
         let queues = self.queues.iter().enumerate();
@@ -126,7 +127,7 @@ impl<S: StreamBackend> Pending<S> {
         Some(self.queues.swap_remove(at))
     }
 
-    /// Puts back what a wait left over.
+    /// Puts back the events that a wait left.
     pub(super) fn put_back(&mut self, queue: Queue<S>) {
         if queue.events.is_empty() {
             return;
@@ -139,7 +140,7 @@ impl<S: StreamBackend> Pending<S> {
 }
 
 impl<S: StreamBackend> Queue<S> {
-    /// Waits for all events and returns their tokens; what cannot be waited for stays.
+    /// Waits for all events and returns their tokens. Events whose wait fails stay in the queue.
     pub(super) fn wait(&mut self, backend: &S) -> Vec<u32> {
         let mut done = Vec::new();
         self.events.retain(|mark| {

@@ -1,18 +1,18 @@
-//! The backend's allocations and the free memory in them.
+//! The backend's allocations and their free memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// How an allocation of the backend is used.
+/// Use of an allocation of the backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// It is cut into blocks.
+    /// Cut into blocks.
     Shared,
-    /// It serves one block at a time, so that no small block can keep a large allocation alive.
+    /// Serves one block at a time, so that no small block can keep a large allocation alive.
     Whole,
 }
 
-/// Part of a segment.
+/// A part of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     segment: u32,
@@ -25,7 +25,7 @@ pub(super) struct Segments<M> {
     vacant: Vec<u32>,
     /// Free memory of each [`Kind`]: size, segment, offset.
     free: [BTreeSet<(usize, u32, usize)>; 2],
-    /// Segments that may go back to the backend, by when they became idle.
+    /// Segments that may be released, by the time since when they are idle.
     idle: BTreeMap<u64, u32>,
     idle_bytes: usize,
     clock: u64,
@@ -35,12 +35,12 @@ struct Segment<M> {
     memory: Arc<M>,
     bytes: usize,
     kind: Kind,
-    /// Whether it stays when it is idle.
+    /// Whether the segment stays when it is idle.
     kept: bool,
     used: usize,
-    /// Whether the backend refused to take it back, and did not since.
+    /// Whether the backend refused to take the segment back and has not taken it since.
     refused: bool,
-    /// Sizes by offset; neighbours are merged.
+    /// Sizes of free memory by offset. Adjacent free memory is merged.
     free: BTreeMap<usize, usize>,
     idle_since: u64,
 }
@@ -66,7 +66,7 @@ impl<M> Segments<M> {
         }
     }
 
-    /// Bytes of the segments that may go back.
+    /// Returns the size of the idle segments, in bytes.
     pub(super) fn idle_bytes(&self) -> usize {
         self.idle_bytes
     }
@@ -108,12 +108,12 @@ impl<M> Segments<M> {
         (span, memory)
     }
 
-    /// The size of the free memory that fits best.
+    /// Returns the size of the best fitting free memory.
     pub(super) fn best_fit(&self, kind: Kind, size: usize) -> Option<usize> {
         Some(self.free[kind as usize].range((size, 0, 0)..).next()?.0)
     }
 
-    /// Takes the free memory that fits best: its low end, or all of it.
+    /// Takes from the best fitting free memory: its low end, or all of it.
     pub(super) fn take(&mut self, kind: Kind, size: usize) -> Option<(Span, Arc<M>)> {
         let &(bytes, segment, offset) = self.free[kind as usize].range((size, 0, 0)..).next()?;
         let at = self.slots.get_mut(segment as usize)?.as_mut()?;
@@ -135,7 +135,7 @@ impl<M> Segments<M> {
         Some((span, Arc::clone(&at.memory)))
     }
 
-    /// Takes a span back and merges it with its free neighbours.
+    /// Returns a span and merges it with free neighbours.
     pub(super) fn put(&mut self, span: Span) {
         let Span { segment, mut offset, mut bytes } = span;
         let Some(at) = self.slots.get_mut(segment as usize).and_then(Option::as_mut) else {
@@ -162,7 +162,7 @@ impl<M> Segments<M> {
         }
     }
 
-    /// Puts a segment back that the backend refused. It is the youngest of the idle ones then.
+    /// Adds a segment again that the backend refused to take. It becomes the latest idle segment.
     pub(super) fn restore(&mut self, leaving: Leaving<M>) {
         let Leaving { memory, bytes, kind, .. } = leaving;
         let (span, _) = self.add(memory, bytes, kind, false, bytes);
@@ -172,7 +172,7 @@ impl<M> Segments<M> {
         self.put(span);
     }
 
-    /// Takes out the segment that has been idle for longest.
+    /// Removes the segment that has been idle for longest.
     pub(super) fn take_oldest_idle(&mut self) -> Option<Leaving<Arc<M>>> {
         let (_, segment) = self.idle.pop_first()?;
         let gone = self.slots.get_mut(segment as usize)?.take()?;

@@ -1,4 +1,4 @@
-//! What is behind a cache's lock: where a block comes from, and what goes back when.
+//! The state behind a cache's lock: it chooses the memory of blocks and the segments to release.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,30 +9,30 @@ use super::stats::Counters;
 use crate::rules::{MAX_REQUEST, MIB};
 use crate::{HostBackend, HostConfig};
 
-/// Blocks are multiples of this.
+/// Granularity of blocks, in bytes.
 const UNIT: usize = 512;
-/// Allocations of the backend are multiples of this.
+/// Granularity of the backend's allocations, in bytes.
 const PAGE: usize = 4096;
-/// Requests up to this share segments.
+/// Largest request that shares a segment, in bytes.
 const SHARED_MAX: usize = 2 * MIB;
-/// Sizes of the segments they share: at least, at most, and as a share of what there is of them.
+/// Size of shared segments: minimum, maximum, and the divisor of their total size.
 const SHARED_SEGMENT: (usize, usize, usize) = (2 * MIB, 8 * MIB, 16);
-/// Memory that may be held beyond the most that was ever in use at once: a share of that, and
-/// where it is little this many bytes.
+/// Memory that may be held beyond the peak of the memory in use: a fraction of the peak (the
+/// divisor), and at least this many bytes.
 const HEADROOM_SHARE: usize = 12;
 const LEAST_HEADROOM: usize = 32 * MIB;
 
-/// A block's bytes.
+/// The memory of a block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
     pub(super) span: Span,
-    /// What was asked for.
+    /// Requested size in bytes.
     pub(super) requested: usize,
-    /// The same, rounded up to [`UNIT`].
+    /// Requested size, rounded up to [`UNIT`].
     pub(super) size: usize,
 }
 
-/// A request.
+/// A request for a block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request {
     pub(super) bytes: usize,
@@ -40,7 +40,7 @@ pub(super) struct Request {
     kind: Kind,
 }
 
-/// What to ask of the backend.
+/// A segment to allocate from the backend.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NewSegment {
     pub(super) bytes: usize,
@@ -49,14 +49,14 @@ pub(super) struct NewSegment {
 }
 
 impl Request {
-    /// Of less than [`MAX_REQUEST`] bytes.
+    /// Creates a request of less than [`MAX_REQUEST`] bytes.
     pub(super) fn new(bytes: usize) -> Self {
         let size = bytes.max(1).next_multiple_of(UNIT);
         let kind = if size <= SHARED_MAX { Kind::Shared } else { Kind::Whole };
         Self { bytes, size, kind }
     }
 
-    /// The smallest segment that serves it.
+    /// Returns the smallest segment that serves the request.
     pub(super) fn least(self) -> NewSegment {
         NewSegment { bytes: self.size.next_multiple_of(PAGE), kind: self.kind, kept: false }
     }
@@ -65,20 +65,20 @@ impl Request {
 pub(super) struct State<H: HostBackend> {
     segments: Segments<H::HostMemory>,
     pub(super) pending: Pending<H>,
-    /// Blocks that streams still use; a token is an index.
+    /// Blocks that streams still use. A token is an index.
     waiting: Vec<Option<Waiting>>,
     vacant: Vec<u32>,
     pub(super) counters: Counters,
-    /// The most that callers had in use at once, in bytes asked for.
+    /// Peak of the requested bytes in use.
     peak: usize,
-    /// Bytes of segments, those being allocated included and those that are kept not.
+    /// Bytes of segments, including those being allocated, without reserve segments.
     reserved: usize,
-    /// The same, of those that are cut into blocks.
+    /// Bytes of shared segments, counted like `reserved`.
     shared: usize,
     /// Bytes of whole segments beyond the blocks in them.
     unused: usize,
     has_reserve: bool,
-    /// Segments on their way back to the backend, once the lock is dropped.
+    /// Segments on their way back to the backend, after the lock is released.
     pub(super) leaving: Vec<Leaving<Arc<H::HostMemory>>>,
 }
 
@@ -104,7 +104,8 @@ impl<H: HostBackend> State<H> {
         }
     }
 
-    /// What may be held, or lie unused in whole segments, beyond what is in use.
+    /// Returns the bytes that may be held, or lie unused in whole segments, beyond the memory in
+    /// use.
     fn headroom(peak: usize) -> usize {
         (peak / HEADROOM_SHARE).max(LEAST_HEADROOM)
     }
@@ -113,9 +114,9 @@ impl<H: HostBackend> State<H> {
         self.peak.max(self.counters.requested().saturating_add(request.bytes))
     }
 
-    /// Serves a request from memory that is there.
+    /// Serves a request from existing memory.
     pub(super) fn take(&mut self, request: Request) -> Option<(Piece, Arc<H::HostMemory>)> {
-        // Large blocks are in shared segments only where there is a reserve.
+        // Large blocks lie in shared segments only if there is a reserve segment.
         let shared = (request.kind == Kind::Shared || self.has_reserve)
             .then(|| self.segments.take(Kind::Shared, request.size))
             .flatten();
@@ -125,7 +126,8 @@ impl<H: HostBackend> State<H> {
                 if request.kind == Kind::Shared {
                     return None;
                 }
-                // Half empty at worst, and all of them together within the headroom.
+                // At worst half of the segment is unused, and all unused memory together stays
+                // within the headroom.
                 let unused = self.segments.best_fit(Kind::Whole, request.size)? - request.size;
                 let headroom = Self::headroom(self.peak_with(request));
                 if unused > request.size || self.unused + unused > headroom {
@@ -145,8 +147,8 @@ impl<H: HostBackend> State<H> {
         Piece { span, requested, size }
     }
 
-    /// Says what to ask of the backend for a request that nothing serves, and lets idle segments
-    /// go so that what is held stays within bounds.
+    /// Plans a segment for a request that nothing cached serves. Gives up idle segments to keep the
+    /// total size within bounds.
     pub(super) fn plan(&mut self, request: Request, config: &HostConfig) -> NewSegment {
         let reserve = config.reserve_segment_size.min(MAX_REQUEST).next_multiple_of(PAGE);
         if !self.has_reserve && request.size <= reserve {
@@ -173,7 +175,7 @@ impl<H: HostBackend> State<H> {
         }
     }
 
-    /// The backend refused the segment.
+    /// Reverts the count of a segment that the backend could not allocate.
     pub(super) fn refused(&mut self, new: NewSegment) {
         if new.kept {
             self.has_reserve = false;
@@ -182,7 +184,7 @@ impl<H: HostBackend> State<H> {
         }
     }
 
-    /// Enters a segment and serves the request from it.
+    /// Adds a segment and serves the request from it.
     pub(super) fn add(
         &mut self,
         memory: H::HostMemory,
@@ -199,7 +201,7 @@ impl<H: HostBackend> State<H> {
         (self.hand_out(request, span), memory)
     }
 
-    /// Lets the segment go that has been idle for longest. False if there is none.
+    /// Gives up the segment that has been idle for longest. Returns `false` if there is none.
     fn let_go(&mut self) -> bool {
         let Some(leaving) = self.segments.take_oldest_idle() else {
             return false;
@@ -212,7 +214,8 @@ impl<H: HostBackend> State<H> {
         true
     }
 
-    /// The backend refused to take a segment back: it serves here until the next try.
+    /// Adds a segment again that the backend refused to take. It serves requests until the next
+    /// try.
     pub(super) fn restore(&mut self, leaving: Leaving<H::HostMemory>) {
         self.counters.refused(leaving.bytes, leaving.refused);
         self.reserved += leaving.bytes;
@@ -222,12 +225,12 @@ impl<H: HostBackend> State<H> {
         self.segments.restore(leaving);
     }
 
-    /// Lets all idle segments go.
+    /// Gives up all idle segments.
     pub(super) fn let_all_go(&mut self) {
         while self.let_go() {}
     }
 
-    /// Forgets how much was in use, so that less is kept from now on.
+    /// Resets the peak, so that less is kept from now on.
     pub(super) fn forget_peak(&mut self) {
         self.peak = self.counters.requested();
     }
@@ -241,7 +244,7 @@ impl<H: HostBackend> State<H> {
         }
     }
 
-    /// Makes the blocks free whose events have come.
+    /// Makes the blocks free whose events have completed.
     pub(super) fn poll(&mut self, backend: &H, config: &HostConfig) {
         if !self.pending.is_empty() {
             let mut done = Vec::new();
@@ -266,7 +269,7 @@ impl<H: HostBackend> State<H> {
         }
     }
 
-    /// Takes a block back from its caller.
+    /// Takes back a freed block.
     pub(super) fn free(
         &mut self,
         backend: &H,

@@ -6,21 +6,21 @@ use std::time::Duration;
 use crate::Stat;
 use crate::stats::Count;
 
-/// How long a kind of call took, in microseconds.
+/// Durations of a kind of call, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DurationStat {
-    /// All calls together.
+    /// Sum over all calls.
     pub total: u64,
-    /// The longest.
+    /// Longest call.
     pub max: u64,
-    /// The shortest.
+    /// Shortest call.
     pub min: u64,
-    /// How many there were.
+    /// Number of calls.
     pub count: u64,
 }
 
 impl DurationStat {
-    /// The mean.
+    /// Returns the mean.
     #[must_use]
     pub fn avg(&self) -> u64 {
         self.total.checked_div(self.count).unwrap_or(0)
@@ -35,39 +35,39 @@ impl DurationStat {
     }
 }
 
-/// What [`HostCache::stats`](crate::HostCache::stats) returns (`torch.cuda.host_memory_stats`).
+/// Statistics of a [`HostCache`](crate::HostCache) (`torch.cuda.host_memory_stats`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostMemoryStats {
-    /// Allocations held of the backend, free ones included.
+    /// Number of allocations held from the backend, free ones included.
     pub allocations: Stat,
-    /// Their bytes.
+    /// Size of these allocations, in bytes.
     pub allocated_bytes: Stat,
-    /// Blocks in callers' hands or still used by a stream.
+    /// Number of blocks that are allocated or still used by a stream.
     pub active_requests: Stat,
-    /// Their bytes, each rounded up to 512.
+    /// Size of these blocks in bytes, each rounded up to 512.
     pub active_bytes: Stat,
-    /// What callers asked for, of the same blocks. PyTorch does not count it.
+    /// Requested size of these blocks, in bytes. Not counted by PyTorch.
     pub requested_bytes: Stat,
-    /// Allocations made by the backend.
+    /// Number of allocations by the backend so far.
     pub num_host_alloc: u64,
-    /// Allocations given back to it.
+    /// Number of allocations released to the backend so far.
     pub num_host_free: u64,
-    /// How long the former took.
+    /// Durations of the backend's allocations.
     pub host_alloc_time: DurationStat,
-    /// How long the latter took.
+    /// Durations of the releases.
     pub host_free_time: DurationStat,
-    /// Allocations that the backend refused to take back and has not taken back since. They serve
-    /// blocks as before, and are tried again as any that is idle. PyTorch does not count them.
+    /// Number of allocations that the backend refused to take back and has not taken since. They
+    /// serve blocks as before and are retried like any idle allocation. Not counted by PyTorch.
     pub refused_releases: u64,
-    /// Their bytes.
+    /// Size of the refused allocations, in bytes.
     pub refused_bytes: u64,
-    /// How often the backend refused to take one back.
+    /// Number of times that the backend refused to take an allocation back.
     pub num_refused: u64,
 }
 
 impl HostMemoryStats {
-    /// The same under the keys of PyTorch's `torch.cuda.host_memory_stats`, such as
+    /// Returns the statistics under the keys of PyTorch's `torch.cuda.host_memory_stats`, such as
     /// `allocated_bytes.peak` and `host_alloc_time.avg`.
     #[must_use]
     pub fn as_map(&self) -> BTreeMap<String, i64> {
@@ -99,7 +99,7 @@ impl HostMemoryStats {
     }
 }
 
-/// Everything that is counted.
+/// The counters behind the statistics.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counters {
     allocations: Count,
@@ -151,7 +151,7 @@ impl Counters {
         self.requested_bytes.decrease(requested as i64);
     }
 
-    /// What callers asked for, of the blocks that are not free.
+    /// Returns the requested size of the blocks that are not free, in bytes.
     pub(super) fn requested(&self) -> usize {
         self.requested_bytes.current as usize
     }

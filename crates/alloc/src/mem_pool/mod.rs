@@ -1,4 +1,4 @@
-//! Private pools: memory that only chosen requests are served from.
+//! Private pools, which serve only the requests routed to them.
 
 mod routes;
 
@@ -18,18 +18,18 @@ use crate::shared::Shared;
 use crate::sync::lock;
 use crate::{AllocError, Backend, Block, CachingAllocator};
 
-/// A pool of its own within an allocator (`torch.cuda.MemPool`): requests are served from it while
-/// a [route](CachingAllocator::use_pool) leads there, and its memory serves no others. Clones share
-/// it. Once neither a clone nor a route is left it takes no more requests, and each of its segments
-/// goes back to the backend with its last block.
+/// A private pool of an allocator (`torch.cuda.MemPool`). It serves requests while a
+/// [route](CachingAllocator::use_pool) leads to it, and its memory serves no others. Clones share
+/// the pool. When the last clone and route are dropped, it takes no more requests, and each segment
+/// goes back to the backend when its last block is freed.
 ///
-/// It has segments under every [`Policy`](crate::Policy): nothing is ever mapped elsewhere, so that addresses
-/// stay what they are, as a captured graph needs.
+/// A pool uses segments under every [`Policy`](crate::Policy): memory never moves to other
+/// addresses, as captured graphs need.
 pub struct MemPool<B: Backend> {
     pub(crate) inner: Arc<Pool<B>>,
 }
 
-/// Leads requests to a pool until it is dropped.
+/// A route, which leads requests to a pool until it is dropped.
 pub struct PoolRoute<B: Backend> {
     shared: Arc<Shared<B>>,
     number: u64,
@@ -47,19 +47,19 @@ impl<B: Backend> MemPool<B> {
         Self { inner: Arc::new(Pool { id, options, backend, core, shards }) }
     }
 
-    /// Its number, which no other pool of the allocator has; never 0.
+    /// Returns the pool's identifier, unique within the allocator. Never 0.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.inner.id
     }
 
-    /// Whether the block is of this pool.
+    /// Returns whether the block belongs to this pool.
     #[must_use]
     pub fn holds(&self, block: &Block<B>) -> bool {
         lock(&self.inner.shards).values().any(|shard| block.is_of(&shard.cell))
     }
 
-    /// How many clones and routes there are.
+    /// Returns the number of clones and routes.
     #[must_use]
     pub fn use_count(&self) -> usize {
         Arc::strong_count(&self.inner)
@@ -67,21 +67,22 @@ impl<B: Backend> MemPool<B> {
 }
 
 impl<B: Backend> CachingAllocator<B> {
-    /// A private pool.
+    /// Creates a private pool.
     #[must_use]
     pub fn new_pool(&self, options: PoolOptions) -> MemPool<B> {
         self.shared().add_pool(options, None)
     }
 
-    /// A private pool whose memory comes from another backend, for the same streams. Nothing is led
-    /// to it if that [may not stand in](Backend::may_stand_in) for the allocator's own.
+    /// Creates a private pool whose memory comes from another backend, for the same streams. No
+    /// requests are routed to it if that backend [may not stand in](Backend::may_stand_in) for the
+    /// allocator's own.
     #[must_use]
     pub fn new_pool_over(&self, backend: B, options: PoolOptions) -> MemPool<B> {
         self.shared().add_pool(options, Some(Arc::new(backend)))
     }
 
-    /// Serves this thread's requests from the pool until the result is dropped
-    /// (`torch.cuda.use_mem_pool`). Nothing is ever led to another allocator's pool.
+    /// Serves this thread's requests from the pool until the route is dropped
+    /// (`torch.cuda.use_mem_pool`). A pool of another allocator serves no requests.
     ///
     /// ```
     /// # use warpline_alloc::{AllocatorConfig, cuda::{CudaAllocator, CudaBackend}, PoolOptions};
@@ -104,17 +105,18 @@ impl<B: Backend> CachingAllocator<B> {
         self.shared().add_route(pool, Filter::Thread(thread::current().id()), false)
     }
 
-    /// Serves all requests for a stream from the pool until the result is dropped.
+    /// Serves all requests for a stream from the pool until the route is dropped.
     #[must_use = "the route ends when this is dropped"]
     pub fn use_pool_for(&self, pool: &MemPool<B>, stream: &B::Stream) -> PoolRoute<B> {
         self.shared().add_route(pool, Filter::Stream(B::stream_id(stream)), false)
     }
 
-    /// Memory for work on `stream` from the pool, without a route there, unless a route leads the
-    /// request elsewhere. As [`malloc`](CachingAllocator::malloc) if the pool is another allocator's.
+    /// Allocates memory for work on `stream` from the pool, without a route, unless a route leads
+    /// the request elsewhere. The same as [`malloc`](CachingAllocator::malloc) if the pool belongs
+    /// to another allocator.
     ///
     /// # Errors
-    /// As [`malloc`](CachingAllocator::malloc).
+    /// The same as [`malloc`](CachingAllocator::malloc).
     #[track_caller]
     pub fn malloc_from(
         &self,
@@ -133,8 +135,8 @@ impl<B: Backend> CachingAllocator<B> {
         self.malloc(bytes, stream)
     }
 
-    /// Says that streams are being captured, until the result is dropped after the capture, as
-    /// [`capture_to`](CachingAllocator::capture_to) does, and leads no request anywhere.
+    /// Declares that streams are being captured, until the result is dropped after the capture. See
+    /// [`capture_to`](CachingAllocator::capture_to). Routes no requests.
     #[must_use = "the capture ends when this is dropped"]
     pub fn capture(&self) -> PoolRoute<B> {
         let shared = self.shared();
@@ -143,9 +145,9 @@ impl<B: Backend> CachingAllocator<B> {
         PoolRoute { shared: Arc::clone(shared), number, capture: true }
     }
 
-    /// Serves all requests for a stream that is being captured from the pool, until the result is
-    /// dropped after the capture. Until then nothing goes back to the backend, no event is queried,
-    /// none is recorded in a stream that is captured, and what several streams used stays unused.
+    /// Serves all requests for a stream that is being captured from the pool, until the route is
+    /// dropped after the capture. Until then nothing is released to the backend, no event is
+    /// queried or recorded on a captured stream, and memory used by several streams is not reused.
     #[must_use = "the capture ends when this is dropped"]
     pub fn capture_to(&self, pool: &MemPool<B>, stream: &B::Stream) -> PoolRoute<B> {
         self.shared().core.begin_capture();
@@ -165,9 +167,9 @@ impl<B: Backend> Shared<B> {
     }
 
     fn may_lead_to(&self, pool: &Pool<B>) -> bool {
-        // Another allocator's shards are not to be filled from here.
+        // A request must not fill another allocator's shards.
         let own = std::ptr::eq(pool.core.as_ptr(), Arc::as_ptr(&self.core));
-        // Nor is another device's memory to be taken for this one's.
+        // Memory of another device cannot replace this device's.
         own && pool.backend.as_ref().is_none_or(|other| self.core.backend.may_stand_in(other))
     }
 
@@ -188,7 +190,7 @@ impl<B: Backend> Shared<B> {
 
 impl<B: Backend> Drop for PoolRoute<B> {
     fn drop(&mut self) {
-        // The pool may be dropped with its last route. No lock is held then.
+        // The pool may be dropped with its last route, while no lock is held.
         drop(self.shared.routes.remove(self.number));
         if self.capture {
             self.shared.core.end_capture();

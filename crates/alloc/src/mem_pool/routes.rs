@@ -1,4 +1,4 @@
-//! Private pools as requests see them: their shards, and the routes that lead there.
+//! The shards of private pools, and the routes that lead requests to them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, Weak};
@@ -15,24 +15,25 @@ use crate::{AllocatorConfig, Backend};
 /// Options of a [`MemPool`](crate::MemPool).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolOptions {
-    /// Its free memory serves other requests too before they fail.
+    /// Whether free memory of the pool also serves other requests before they fail. Default:
+    /// `false`.
     pub use_on_oom: bool,
-    /// Its blocks are never split.
+    /// Whether blocks of the pool are never split. Default: `false`.
     pub no_split: bool,
 }
 
 pub(crate) struct Pool<B: Backend> {
     pub(crate) id: u64,
     pub(crate) options: PoolOptions,
-    /// Where its memory comes from, if not from the allocator's own.
+    /// Backend of the pool, if not the allocator's own.
     pub(super) backend: Option<Arc<B>>,
-    /// What its allocator's shards share.
+    /// The shared state of the pool's allocator.
     pub(super) core: Weak<Core<B>>,
     pub(super) shards: Mutex<HashMap<u64, Arc<Shard<B>>>>,
 }
 
 impl<B: Backend> Pool<B> {
-    /// What serves a stream here.
+    /// Returns the shard that serves a stream in this pool. Creates it if needed.
     pub(crate) fn shard(
         &self,
         core: &Arc<Core<B>>,
@@ -51,7 +52,7 @@ impl<B: Backend> Pool<B> {
         Arc::clone(shard)
     }
 
-    /// What served a stream here so far.
+    /// Returns the shard that serves a stream in this pool, if there is one.
     pub(crate) fn known_shard(&self, stream: u64) -> Option<Arc<Shard<B>>> {
         lock(&self.shards).get(&stream).cloned()
     }
@@ -66,7 +67,7 @@ impl<B: Backend> Drop for Pool<B> {
     }
 }
 
-/// Which requests a route leads to a pool.
+/// The requests that a route leads to a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Filter {
     Thread(ThreadId),
@@ -81,7 +82,7 @@ struct Route<B: Backend> {
 
 /// All routes of an allocator.
 pub(crate) struct Routes<B: Backend> {
-    /// How many there are.
+    /// Number of routes.
     count: AtomicUsize,
     next: AtomicU64,
     routes: Mutex<Vec<Route<B>>>,
@@ -99,7 +100,7 @@ impl<B: Backend> Routes<B> {
         self.count.load(Ordering::Relaxed) > 0
     }
 
-    /// A number that no route has had.
+    /// Returns a number that no route has had.
     pub(super) fn fresh_number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
@@ -109,7 +110,7 @@ impl<B: Backend> Routes<B> {
         self.count.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Removes a route, if there is one of this number. Returns its pool, whose drop takes locks.
+    /// Removes a route, if there is one with this number. Returns its pool, whose drop takes locks.
     pub(super) fn remove(&self, number: u64) -> Option<Arc<Pool<B>>> {
         let route = {
             let mut routes = lock(&self.routes);
@@ -120,7 +121,7 @@ impl<B: Backend> Routes<B> {
         route.map(|route| route.pool)
     }
 
-    /// The pool that a request for a stream is led to: by the route that was made last.
+    /// Returns the pool that a request for a stream is led to, by the latest route that matches.
     pub(crate) fn find(&self, stream: u64) -> Option<Arc<Pool<B>>> {
         let routes = lock(&self.routes);
         let leads = |route: &&Route<B>| match route.filter {

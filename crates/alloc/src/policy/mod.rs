@@ -1,14 +1,16 @@
-//! How an allocator gets memory of its backend, and gives it back: four policies behind one
-//! interface. Hits know nothing of them: they find free blocks in a heap, whoever put these there.
+//! The four policies for getting memory from the backend and releasing it, behind one interface.
+//! Hits do not depend on the policies: they find free blocks in a heap, whichever policy added
+//! them.
 //!
 //! - [`segments`]: allocations of the backend, each a segment that is split into blocks.
 //! - [`expandable`]: PyTorch's expandable segments, reserved addresses that pages are mapped to.
 //! - [`pages`]: pages that move to where they are needed (the default).
 //! - [`stream_ordered`]: the runtime's own pools, without a cache.
 //!
-//! Which one serves a request follows from the options in force in its shard. Those of a running
-//! allocator can change, and private pools always have segments: so each policy gives back what it
-//! got, whichever is in force by then. `arenas` has what those with pages share.
+//! The options in force in a request's shard select the policy. The options of a running allocator
+//! can change, and private pools always use segments. Each policy therefore releases the memory
+//! that it got, whichever policy is in force by then. `arenas` has the parts that the policies with
+//! pages share.
 
 mod arenas;
 mod expandable;
@@ -28,7 +30,7 @@ use segments::ExactSegments;
 use stream_ordered::StreamOrdered;
 
 impl<B: Backend> Miss<'_, B> {
-    /// Whether the limit lets `bytes` more bytes be reserved.
+    /// Returns whether the limit allows `bytes` more bytes to be reserved.
     fn may_reserve(&self, bytes: usize) -> Result<bool, AllocError> {
         let reserved = self.core.reserved();
         let overflow = AllocError::SizeOverflow { what: "reserved memory", bytes };
@@ -36,14 +38,14 @@ impl<B: Backend> Miss<'_, B> {
         Ok(self.limit.is_none_or(|limit| reserved <= limit))
     }
 
-    /// Counts pages for this request as got from the backend.
+    /// Counts new pages for this request.
     fn count_created(&self, bytes: usize) {
         let mut global = lock(&self.core.global);
         global.reserved_bytes.increase(self.request.kind, bytes as i64);
         global.num_device_alloc += 1;
     }
 
-    /// `Ok` if an error means that there is no memory, and what the request fails with otherwise.
+    /// Returns `Ok` if the error means that no memory is left, otherwise the request's error.
     fn out_of_memory(&self, bytes: usize, error: B::Error) -> Result<(), AllocError> {
         if self.core.backend.is_out_of_memory(&error) {
             return Ok(());
@@ -52,9 +54,9 @@ impl<B: Backend> Miss<'_, B> {
     }
 }
 
-/// All policies of an allocator, and the limit that they share.
+/// All policies of an allocator, and their common limit.
 pub(crate) struct Policies<B: Backend> {
-    /// A share of the device's memory and its bytes, once they were needed.
+    /// A share of the device's memory and its size in bytes, after the first query.
     limit: Option<(f64, usize)>,
     segments: ExactSegments,
     expandable: ExpandableSegments,
@@ -87,7 +89,7 @@ impl<B: Backend> Policies<B> {
         [&mut self.segments, &mut self.expandable, &mut self.pages, &mut self.stream_ordered]
     }
 
-    /// Whether anything is mapped.
+    /// Returns whether any pages are mapped.
     fn have_pages(&self) -> bool {
         self.expandable.arenas.pages > 0 || self.pages.arenas.pages > 0
     }

@@ -8,13 +8,14 @@
 //!
 //! - The allocator's stream table, or a private pool, owns its shards (`Arc<Shard>`). Each shard
 //!   owns a reference to the core (`Arc<Core>`). The core knows its shards only weakly.
-//! - A [`ShardCell`] is never deallocated but used again by a later shard, so a block refers to its
-//!   cell without a reference count. A shard lives as long as its blocks: its owner retires it
-//!   before it lets go of it, and if blocks are left, the cell keeps the shard (`retired`) until
-//!   the last of them is freed. Only a shard's end vacates its cell.
-//! - A shard without an owner, whose freed blocks are still used by streams, is left to the core
-//!   (`orphans`) until the streams are done. Because the shard owns the core, that is a cycle for
-//!   as long. The allocator's end breaks it: it takes all orphans out and waits for them.
+//! - A [`ShardCell`] is never deallocated but reused by a later shard, so a block refers to its
+//!   cell without a reference count. A shard lives as long as its blocks: its owner retires the
+//!   shard before dropping it, and if blocks are left, the cell keeps the shard (`retired`) until
+//!   the last block is freed. A cell is vacated only when its shard is dropped.
+//! - A shard without an owner whose freed blocks are still used by streams is left to the core
+//!   (`orphans`) until the streams have completed their work. Because the shard owns the core, this
+//!   is a reference cycle until then. The drop of the allocator breaks it: it takes all orphans out
+//!   and waits for them.
 
 mod cell;
 mod state;
@@ -33,12 +34,12 @@ use crate::core::Core;
 use crate::sync::{Lasting, lock};
 use crate::{Backend, events, release};
 
-/// One stream's memory in one pool.
+/// The memory of one stream in one pool.
 pub(crate) struct Shard<B: Backend> {
     pub(crate) cell: Lasting<ShardCell<B>>,
-    /// The private pool it belongs to; 0 if none.
+    /// Number of the private pool. 0: none.
     pub(crate) pool: u64,
-    /// Where its segments come from, if not from the allocator's own backend.
+    /// Backend of the segments, if not the allocator's own.
     backend: Option<Arc<B>>,
     pub(crate) core: Arc<Core<B>>,
 }
@@ -57,17 +58,17 @@ impl<B: Backend> Shard<B> {
         self.cell.lock()
     }
 
-    /// What its segments are allocated by.
+    /// Returns the backend that allocates the segments.
     pub(crate) fn backend(&self) -> &B {
         self.backend.as_deref().unwrap_or(&self.core.backend)
     }
 
-    /// What its owner does before letting go of it.
+    /// Retires the shard. Its owner calls this before dropping it.
     pub(crate) fn retire(self: &Arc<Self>) {
         self.cell.retire(self);
     }
 
-    /// Waits for all pending events without the lock, then frees what waited for them.
+    /// Waits for all pending events without the lock, then frees the memory that waited for them.
     pub(crate) fn synchronize_events(&self) {
         let mut done = Vec::new();
         let backend = &self.core.backend;
@@ -83,9 +84,10 @@ impl<B: Backend> Drop for Shard<B> {
         let is_pending = self.lock().uses.is_pending();
         if is_pending {
             let mut orphans = lock(&core.orphans);
-            // Asked with the lock, after whose next owner there is nobody to leave it to.
+            // Checked under the lock: after `closed` is set, the core accepts no more orphans.
             if !core.closed.load(Ordering::SeqCst) {
-                // No block is left, but streams still use freed ones. Nobody waits for them here.
+                // No block is left, but streams still use freed ones. The drop does not wait for
+                // them.
                 let (cell, core) = (Lasting::clone(&self.cell), Arc::clone(core));
                 // An orphan allocates nothing. The pool's backend is dropped here, because a pool's source may own values
                 // of the program, and orphans are released under locks.

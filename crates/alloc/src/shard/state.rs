@@ -1,6 +1,5 @@
-//! What a shard's lock protects: its heap, what of it callers and other streams use, and its share
-//! of the statistics. A hit and a free happen here from beginning to end. Nothing here calls the
-//! backend but for events.
+//! The state behind a shard's lock: its heap, the uses by other streams, and its counters. A hit
+//! and a free happen here from beginning to end. Only events call the backend from here.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -19,15 +18,15 @@ use crate::{AllocError, AllocatorConfig, Backend, Policy, PoolKind};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
     pub(crate) kind: PoolKind,
-    /// What the caller asked for.
+    /// Requested size in bytes.
     pub(crate) requested: usize,
-    /// The size of the block it gets.
+    /// Size of the block, in bytes.
     pub(crate) size: usize,
-    /// The caller's call.
+    /// Location of the caller's call.
     pub(crate) site: &'static Location<'static>,
 }
 
-/// A block in a caller's hands.
+/// An allocated block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Granted {
     pub(crate) block: u32,
@@ -36,7 +35,7 @@ pub(crate) struct Granted {
 }
 
 impl Granted {
-    /// What a request of no bytes gets.
+    /// The result of a request of 0 bytes.
     pub(crate) const NOTHING: Self = Self { block: NONE, address: 0, size: 0 };
 }
 
@@ -47,16 +46,16 @@ pub(crate) struct State<B: Backend> {
     pub(crate) heap: Heap<B::Memory>,
     pub(crate) counters: Counters,
     pub(crate) uses: StreamUses<B>,
-    /// Whether blocks are handed out whole.
+    /// Whether blocks are never split.
     pub(crate) no_split: bool,
-    /// Whether it takes no more requests: what comes free goes back to the backend.
+    /// Whether the shard takes no more requests, so that freed memory goes back to the backend.
     pub(crate) retired: bool,
-    /// Requests under way that nothing cached fitted.
+    /// Number of requests in progress that nothing cached fitted.
     pub(crate) misses: usize,
-    /// Searches of large pools, the clock by which what is idle ages.
+    /// Number of searches of large pools, the clock for the age of idle blocks.
     clock: Arc<AtomicU64>,
-    /// The block that was handed out last, if nothing has changed since, and for what size. Freed
-    /// again it is only parked: the same request would find, split and get it once more.
+    /// The last granted block, if nothing has changed since, and its requested size. When freed it
+    /// is only parked, because the same request would find, split and take it again.
     last: u32,
     last_size: usize,
     parked: bool,
@@ -94,20 +93,21 @@ impl<B: Backend> State<B> {
         self.config = config;
     }
 
-    /// Serves another stream from now on. It must be vacant.
+    /// Makes a vacant shard serve another stream.
     pub(crate) fn serve(&mut self, stream: B::Stream) {
         self.heap.stream = B::stream_id(&stream);
         self.stream = stream;
     }
 
-    /// Whether it holds nothing and nothing is under way, so that it may serve another stream.
+    /// Returns whether the shard holds nothing and no request is in progress, so that it may serve
+    /// another stream.
     pub(crate) fn is_vacant(&self) -> bool {
         self.heap.is_empty() && !self.uses.is_pending() && self.misses == 0
     }
 
     // ---- a request ----------------------------------------------------------------------
 
-    /// A request for `bytes` bytes as the options in force here have it.
+    /// Creates a request for `bytes` bytes by the options in force here.
     pub(crate) fn request(
         &self,
         bytes: usize,
@@ -118,7 +118,7 @@ impl<B: Backend> State<B> {
         Ok(Request { kind: self.rules.pool(size), requested: bytes, size, site })
     }
 
-    /// The parked block, if it was freed by who had asked for as many bytes.
+    /// Takes the parked block, if its request had the same number of bytes.
     #[inline]
     pub(crate) fn take_parked(
         &mut self,
@@ -133,7 +133,7 @@ impl<B: Backend> State<B> {
         Some(self.hand_out_parked(request))
     }
 
-    /// Hands the parked block out again, for a request that it is right for.
+    /// Grants the parked block again.
     #[inline(always)]
     fn hand_out_parked(&mut self, request: Request) -> Granted {
         self.parked = false;
@@ -141,7 +141,7 @@ impl<B: Backend> State<B> {
         self.grant(self.last, address, size, request)
     }
 
-    /// The best fitting free block, taken out of its pool and handed out.
+    /// Takes the best fitting free block from its pool and grants it.
     #[inline(always)]
     pub(crate) fn take_fit(&mut self, request: Request) -> Option<Granted> {
         if self.parked {
@@ -155,14 +155,15 @@ impl<B: Backend> State<B> {
         self.take_fit_again(request)
     }
 
-    /// As [`State::take_fit`] for a request that was searched for before: what is idle does not age.
+    /// Takes a block as [`State::take_fit`] does, for a repeated search, which does not age idle
+    /// blocks.
     #[inline(always)]
     pub(crate) fn take_fit_again(&mut self, request: Request) -> Option<Granted> {
         let block = self.take_out(request)?;
         Some(self.hand_out(block, request))
     }
 
-    /// The best fitting free block, taken out of its pool.
+    /// Takes the best fitting free block from its pool.
     #[inline(always)]
     fn take_out(&mut self, request: Request) -> Option<u32> {
         let mut block = self.heap.best_fit(request.kind, request.size)?;
@@ -176,18 +177,19 @@ impl<B: Backend> State<B> {
         Some(block)
     }
 
-    /// The best fitting free block, out of everybody's reach until it is handed out or put back.
+    /// Takes the best fitting free block from its pool, so that no thread can use it until it is
+    /// granted or put back.
     pub(crate) fn detach_fit(&mut self, request: Request) -> Option<u32> {
         let block = self.take_out(request)?;
         self.heap.records.set_status(block, Status::Detached);
         Some(block)
     }
 
-    /// Makes a block free again that was detached.
+    /// Makes a detached block free again.
     pub(crate) fn put_back(&mut self, block: u32) {
         let record = &self.heap.records[block];
         let (kind, size, arena) = (record.kind, record.size, record.arena);
-        // It is still counted as a free part of its segment, if it is one.
+        // A part of a segment is still counted as free.
         let part = i64::from(record.is_split());
         let merged = self.heap.coalesce(block);
         if !arena {
@@ -197,7 +199,7 @@ impl<B: Backend> State<B> {
         }
     }
 
-    /// Takes over what the backend allocated and hands its beginning out.
+    /// Adds an allocation of the backend and grants its first bytes.
     pub(crate) fn add_segment(
         &mut self,
         memory: B::Memory,
@@ -211,7 +213,7 @@ impl<B: Backend> State<B> {
         self.hand_out(block, request)
     }
 
-    /// Hands out an alias of these pieces at an address.
+    /// Grants an alias of these pieces at an address.
     pub(crate) fn hand_out_alias(
         &mut self,
         address: u64,
@@ -226,7 +228,7 @@ impl<B: Backend> State<B> {
         self.grant(block, address, size, request)
     }
 
-    /// Gives a block that is in no pool to the caller, splitting off what is too much.
+    /// Grants a block that is in no pool, after splitting off the excess.
     #[inline(always)]
     pub(crate) fn hand_out(&mut self, block: u32, request: Request) -> Granted {
         let kind = request.kind;
@@ -241,7 +243,7 @@ impl<B: Backend> State<B> {
         if split {
             self.heap.split_off(kind, block, size);
         }
-        // Whole free pages of an arena can always be given back.
+        // Whole free pages of an arena can always be released.
         if !arena {
             let counters = &mut self.counters;
             if split && !was_split {
@@ -257,7 +259,7 @@ impl<B: Backend> State<B> {
         self.grant(block, address, size, request)
     }
 
-    /// Makes a block the caller's. Returns what the caller is told of it.
+    /// Marks a block as allocated.
     #[inline(always)]
     fn grant(&mut self, block: u32, address: u64, size: usize, request: Request) -> Granted {
         let Request { kind, requested, site, .. } = request;
@@ -276,7 +278,7 @@ impl<B: Backend> State<B> {
 
     // ---- a free -------------------------------------------------------------------------
 
-    /// Adds a stream to those that must be done with the block before it is used again.
+    /// Adds a stream that must have completed its work with the block before it is reused.
     pub(crate) fn record_stream(&mut self, block: u32, stream: &B::Stream) {
         if B::stream_id(stream) != self.heap.stream {
             self.uses.add(block, stream);
@@ -284,7 +286,7 @@ impl<B: Backend> State<B> {
         }
     }
 
-    /// Takes a block back from its caller.
+    /// Frees a block.
     #[inline]
     pub(crate) fn free(&mut self, backend: &B, block: u32) {
         if self.count_freed(block) {
@@ -297,7 +299,7 @@ impl<B: Backend> State<B> {
         }
     }
 
-    /// As [`State::free`], while no event may be recorded.
+    /// Frees a block as [`State::free`] does, while no event may be recorded.
     pub(crate) fn free_in_capture(&mut self, block: u32) {
         if self.count_freed(block) {
             self.heap.records.set_status(block, Status::PendingFree);
@@ -328,8 +330,7 @@ impl<B: Backend> State<B> {
         used
     }
 
-    /// Puts the parked block into its pool after all. Whatever looks at the heap or changes it does
-    /// this first.
+    /// Puts the parked block into its pool. Called before any other use or change of the heap.
     #[inline]
     pub(crate) fn unpark(&mut self) {
         let block = std::mem::replace(&mut self.last, NONE);
@@ -338,12 +339,12 @@ impl<B: Backend> State<B> {
         }
     }
 
-    /// Whether a block is parked that is a part of a segment.
+    /// Returns whether a block is parked that is part of a segment.
     pub(crate) fn is_part_parked(&self) -> bool {
         self.parked && !self.heap.is_alias(self.last)
     }
 
-    /// Puts a block into its pool, and counts what that makes of parts of segments.
+    /// Puts a block into its pool and updates the counters of free parts of segments.
     #[inline]
     fn make_free(&mut self, block: u32) {
         let Record { kind, size, arena, alias, .. } = self.heap.records[block];
@@ -351,7 +352,7 @@ impl<B: Backend> State<B> {
             return self.heap.remove_alias(block);
         }
         let merged = self.heap.coalesce(block);
-        // Whole free pages of an arena can always be given back.
+        // Whole free pages of an arena can always be released.
         if !arena {
             let (blocks, bytes) = self.parts_since(block, merged, size);
             self.counters.change(kind, Quantity::InactiveSplit, blocks);
@@ -359,8 +360,8 @@ impl<B: Backend> State<B> {
         }
     }
 
-    /// How many more free parts of segments there are, and how many more bytes of them, since a
-    /// block of `size` bytes was coalesced with so many others.
+    /// Returns the changes in the number of free parts of segments and in their bytes, after a
+    /// block of `size` bytes was merged with `merged` others.
     fn parts_since(&self, block: u32, merged: i64, size: usize) -> (i64, i64) {
         let record = &self.heap.records[block];
         let part = i64::from(record.is_split());
@@ -378,14 +379,14 @@ impl<B: Backend> State<B> {
         }
     }
 
-    /// Records the events that could not be during a capture.
+    /// Records the events that were deferred during a capture.
     pub(crate) fn record_deferred(&mut self, backend: &B) {
         for block in self.uses.take_deferred() {
             self.record_events(backend, block);
         }
     }
 
-    /// Frees the blocks whose events have come.
+    /// Frees the blocks whose events have completed.
     #[cold]
     pub(crate) fn poll_events(&mut self, backend: &B) {
         self.unpark();
@@ -394,15 +395,14 @@ impl<B: Backend> State<B> {
         self.uses.keep(done);
     }
 
-    /// Takes all events out, to be waited for without the lock. Adds the blocks to `done` of those
-    /// that need not be.
+    /// Takes out all events, to wait for them without the lock. Adds the blocks to `done` whose use
+    /// needs no wait.
     pub(crate) fn take_events(&mut self, backend: &B, done: &mut Vec<u32>) -> Vec<Queue<B>> {
         self.record_deferred(backend);
         self.uses.take_events(backend, done)
     }
 
-    /// The events of these blocks have come, one for each time that it is listed; the others go
-    /// back.
+    /// Records completed events, one per entry of `done`. Puts the other events back.
     pub(crate) fn events_came(&mut self, done: Vec<u32>, others: Vec<Queue<B>>) {
         done.into_iter().for_each(|block| self.event_came(block));
         self.uses.put_back(others);
@@ -414,7 +414,7 @@ impl<B: Backend> State<B> {
         }
     }
 
-    /// Puts a block into its pool that no stream uses any more.
+    /// Puts a block into its pool after all streams have finished with it.
     fn complete_free(&mut self, block: u32) {
         self.unpark();
         let Record { kind, address, size, requested, .. } = self.heap.records[block];
@@ -425,15 +425,15 @@ impl<B: Backend> State<B> {
 
     // ---- back from the backend ----------------------------------------------------------
 
-    /// Makes a segment free again that the backend refused to take back.
+    /// Makes a segment free again that the backend refused to take.
     ///
     /// # Errors
-    /// The segment, if it cannot serve here any more.
+    /// The segment, if it cannot serve requests here any more.
     pub(crate) fn restore(
         &mut self,
         released: Released<B::Memory>,
     ) -> Result<(), Released<B::Memory>> {
-        // With no memory at all the shard may have been given another stream.
+        // A shard without memory may have been assigned another stream.
         if released.stream != self.heap.stream || self.retired || !self.rules.caching {
             return Err(released);
         }

@@ -1,10 +1,9 @@
-//! The other streams that use blocks: which, and when they are done.
+//! Other streams that use blocks, and the events that show when they have finished.
 
 use crate::Backend;
 use crate::events::{PendingEvents, Queue};
 
-/// The streams other than its own that use a block, and once it is freed, how many events of theirs
-/// have not come.
+/// The other streams that use a block, and after the free, the number of their pending events.
 struct Uses<S> {
     streams: Vec<S>,
     pending: u32,
@@ -18,7 +17,7 @@ impl<S> Default for Uses<S> {
 
 /// All uses of a shard's blocks by other streams.
 pub(crate) struct StreamUses<B: Backend> {
-    /// By record, for those that ever had any.
+    /// By record number, up to the highest that ever had a use.
     uses: Vec<Uses<B::Stream>>,
     events: PendingEvents<B>,
     /// Blocks that were freed during a capture, when no event may be recorded.
@@ -32,18 +31,18 @@ impl<B: Backend> StreamUses<B> {
         Self { uses: Vec::new(), events, deferred: Vec::new(), done: Vec::new() }
     }
 
-    /// Whether freed blocks wait for events.
+    /// Returns whether freed blocks wait for events.
     #[inline]
     pub(crate) fn has_events(&self) -> bool {
         !self.events.is_empty()
     }
 
-    /// Whether freed blocks wait for streams.
+    /// Returns whether freed blocks wait for streams.
     pub(crate) fn is_pending(&self) -> bool {
         self.has_events() || !self.deferred.is_empty()
     }
 
-    /// Adds a stream to those that use a block.
+    /// Adds a stream to the users of a block.
     pub(crate) fn add(&mut self, block: u32, stream: &B::Stream) {
         if self.uses.len() <= block as usize {
             self.uses.resize_with(block as usize + 1, Uses::default);
@@ -55,8 +54,8 @@ impl<B: Backend> StreamUses<B> {
         }
     }
 
-    /// Records events behind what uses a block that was freed. Returns whether there is none to
-    /// wait for.
+    /// Records an event on each stream that uses a freed block. Returns whether no event is
+    /// pending.
     pub(crate) fn record(&mut self, backend: &B, block: u32) -> bool {
         let uses = &mut self.uses[block as usize];
         // The list keeps its capacity for the next block here.
@@ -65,7 +64,7 @@ impl<B: Backend> StreamUses<B> {
         uses.pending == 0
     }
 
-    /// Puts [`record`](Self::record) off to the end of a capture.
+    /// Defers [`record`](Self::record) to the end of a capture.
     pub(crate) fn defer(&mut self, block: u32) {
         self.deferred.push(block);
     }
@@ -74,33 +73,33 @@ impl<B: Backend> StreamUses<B> {
         std::mem::take(&mut self.deferred)
     }
 
-    /// Asks which events have come. Returns the blocks that were waiting for them, once for each.
+    /// Queries the events. Returns the blocks of completed events, one entry per event.
     pub(crate) fn poll(&mut self, backend: &B) -> Vec<u32> {
         let mut done = std::mem::take(&mut self.done);
         self.events.poll(backend, &mut done);
         done
     }
 
-    /// Keeps a list that [`poll`](Self::poll) returned for its capacity.
+    /// Keeps a list returned by [`poll`](Self::poll), for its capacity.
     pub(crate) fn keep(&mut self, mut done: Vec<u32>) {
         done.clear();
         self.done = done;
     }
 
-    /// Counts one of a block's events as come. Returns whether it was the last.
+    /// Counts one of a block's events as completed. Returns whether it was the last.
     pub(crate) fn event_came(&mut self, block: u32) -> bool {
         let uses = &mut self.uses[block as usize];
         uses.pending -= 1;
         uses.pending == 0
     }
 
-    /// Takes all events out, to be waited for without a lock. Adds the blocks to `done` of those
-    /// that need not be waited for.
+    /// Takes out all events, to wait for them without a lock. Adds the blocks to `done` whose use
+    /// needs no wait.
     pub(crate) fn take_events(&mut self, backend: &B, done: &mut Vec<u32>) -> Vec<Queue<B>> {
         self.events.take(backend, done)
     }
 
-    /// Puts those back that could not be waited for.
+    /// Puts back the events whose wait failed.
     pub(crate) fn put_back(&mut self, queues: Vec<Queue<B>>) {
         self.events.put_back(queues);
     }

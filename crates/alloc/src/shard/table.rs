@@ -1,4 +1,4 @@
-//! Finding a stream's shard without a lock.
+//! Lookup of a stream's shard without a lock.
 
 use std::sync::Arc;
 
@@ -9,17 +9,18 @@ use super::{Shard, ShardCell};
 use crate::Backend;
 use crate::sync::Lasting;
 
-/// More streams than this share a lock when they are looked up.
+/// Number of slots. Further streams are looked up under a shared lock.
 const SLOTS: usize = 128;
 
-/// Shards by stream. A slot keeps its shard for good; the stream that it serves may change while
-/// the shard holds nothing, so whoever found one checks the stream again under its lock.
+/// Shards by stream. A slot keeps its shard forever. The stream that a shard serves may change
+/// while the shard holds nothing, so a thread checks the stream again under the shard's lock.
 pub(crate) struct StreamTable<B: Backend> {
     streams: [AtomicU64; SLOTS],
     shards: [OnceLock<Slot<B>>; SLOTS],
 }
 
-/// A shard, and its cell at hand: where counts of who has the shard change is out of a hit's way.
+/// A shard with its cell. The direct reference to the cell keeps changes of the shard's reference
+/// count out of a hit's cache lines.
 type Slot<B> = (Lasting<ShardCell<B>>, Arc<Shard<B>>);
 
 impl<B: Backend> StreamTable<B> {
@@ -33,7 +34,7 @@ impl<B: Backend> StreamTable<B> {
     #[inline]
     pub(crate) fn find(&self, stream: u64) -> Option<&Slot<B>> {
         let first = (stream.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57) as usize;
-        // Streams are few: the first slot it may be in is the one, but for collisions.
+        // Streams are few: the first slot is the right one unless hashes collide.
         (0..SLOTS).map(|step| (first + step) % SLOTS).find_map(|at| {
             if self.streams[at].load(Ordering::Relaxed) != stream {
                 return None;
@@ -42,7 +43,7 @@ impl<B: Backend> StreamTable<B> {
         })
     }
 
-    /// Lets a vacant shard serve another stream. The caller changes the shard under its lock.
+    /// Assigns a vacant shard to another stream. The caller changes the shard under its lock.
     pub(crate) fn rename(&self, shard: &Arc<Shard<B>>, stream: u64) {
         let at = self.shards.iter().position(|s| s.get().is_some_and(|s| Arc::ptr_eq(&s.1, shard)));
         if let Some(at) = at {
@@ -50,7 +51,7 @@ impl<B: Backend> StreamTable<B> {
         }
     }
 
-    /// Adds a shard; false if there is no room. Calls must not overlap.
+    /// Adds a shard. Returns `false` if there is no room. Calls must not overlap.
     pub(crate) fn insert(&self, stream: u64, shard: &Arc<Shard<B>>) -> bool {
         let first = (stream.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57) as usize;
         let mut slots = (0..SLOTS).map(|step| (first + step) % SLOTS);

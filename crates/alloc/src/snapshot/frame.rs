@@ -1,19 +1,19 @@
-//! Places in source code.
+//! Source locations and stack frames.
 
 use std::backtrace::Backtrace;
 use std::panic::Location;
 
-/// What stands for a name that is not known, as in PyTorch.
+/// Placeholder for an unknown name, as in PyTorch.
 const UNKNOWN: &str = "??";
 
-/// One call of a stack.
+/// A stack frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// The function; `??` where only the place is known.
+    /// Name of the function. `??` if it is not known.
     pub name: String,
-    /// The source file; `??` where only the function is known.
+    /// Name of the source file. `??` if it is not known.
     pub filename: String,
-    /// The line, from 1; 0 where it is not known.
+    /// Line number, from 1. 0 if it is not known.
     pub line: u32,
 }
 
@@ -24,8 +24,8 @@ impl From<&Location<'_>> for Frame {
 }
 
 impl Frame {
-    /// The frames of a captured backtrace from the program's call at `site` on, the innermost
-    /// first. The first time, symbols are resolved, which takes long.
+    /// Returns the frames of a captured backtrace from the program's call at `site` on, the
+    /// innermost first. The first time, symbols are resolved, which takes long.
     pub(crate) fn of_backtrace(backtrace: &Backtrace, site: Option<&Location<'_>>) -> Vec<Self> {
         let mut frames = parse(&backtrace.to_string());
         let first = site
@@ -35,21 +35,22 @@ impl Frame {
         frames
     }
 
-    /// The two name the file from different folders.
+    /// The frame and the location may name the file relative to different folders.
     fn is_at(&self, site: &Location<'_>) -> bool {
         let name = |path: &str| path.rsplit(['/', '\\']).next().map(String::from);
         self.line == site.line() && name(&self.filename) == name(site.file())
     }
 
-    /// Whether it only says that a backtrace was taken. Without line numbers, names are whole.
+    /// Returns whether the frame belongs to the capture of the backtrace. Without line numbers,
+    /// names are complete.
     fn is_own(&self) -> bool {
         let name = self.name.trim_start_matches('<');
         ["std::backtrace", "warpline_alloc::"].iter().any(|own| name.starts_with(own))
     }
 }
 
-/// Reads the text form of a backtrace, which is all that is stable of one: `3: name`, and on the
-/// next line, if known, `at file:line:column`.
+/// Parses the text of a backtrace, its only stable form: `3: name`, and on the next line, if known,
+/// `at file:line:column`.
 fn parse(text: &str) -> Vec<Frame> {
     let mut frames: Vec<Frame> = Vec::new();
     for line in text.lines().map(str::trim) {
@@ -66,7 +67,7 @@ fn parse(text: &str) -> Vec<Frame> {
     frames
 }
 
-/// `file:line:column` or `file:line`; a file's name may have colons.
+/// Splits `file:line:column` or `file:line`. File names may contain colons.
 fn split_place(place: &str) -> (String, u32) {
     let mut file = place;
     let mut line = 0;

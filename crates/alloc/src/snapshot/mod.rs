@@ -1,4 +1,4 @@
-//! What the allocator holds and what it did, as plain values and as files.
+//! Snapshots of the allocator's memory and history, as plain values and as files.
 
 mod frame;
 mod segment;
@@ -18,10 +18,10 @@ use crate::{AllocatorConfig, TraceAction, TraceEntry};
 #[cfg(feature = "snapshot")]
 use write::{AsJson, AsPickle};
 
-/// Everything that is known of the memory of one device or more: what is held, and, if a trace
-/// was on, what happened (`torch.cuda.memory._snapshot`).
+/// The memory of one or more devices: segments and blocks, and the history if a trace was on
+/// (`torch.cuda.memory._snapshot`).
 ///
-/// As a file it needs the feature `snapshot`:
+/// Writing a snapshot to a file needs the feature `snapshot`:
 ///
 /// ```
 /// # use warpline_alloc::Snapshot;
@@ -37,31 +37,31 @@ use write::{AsJson, AsPickle};
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Snapshot {
-    /// All segments, by device and address.
+    /// All segments, in order of device and address.
     pub segments: Vec<SegmentInfo>,
-    /// What happened, the oldest first; entry `i` is of the device with the ordinal `i`.
+    /// The history of each device, oldest entry first. Indexed by device.
     pub device_traces: Vec<Vec<TraceEntry>>,
     /// The options in use.
     pub allocator_settings: AllocatorConfig,
-    /// Marks that the program set.
+    /// Annotations that the program added.
     pub external_annotations: Vec<Annotation>,
 }
 
-/// A mark that a program set in a trace.
+/// An annotation that the program added to a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Annotation {
-    /// The device's ordinal.
+    /// Index of the device.
     pub device: usize,
-    /// When, in microseconds since 1970.
+    /// Time in microseconds since 1970.
     pub time_us: u64,
-    /// What the program said.
+    /// Text of the annotation.
     pub name: String,
 }
 
 impl Snapshot {
-    /// The snapshot of one device. Viewers reckon back from the segments along the trace, so the
-    /// two must be of one moment.
+    /// Creates the snapshot of one device. Viewers compute back from the segments along the trace,
+    /// so both must be from the same moment.
     pub(crate) fn of_device(
         device: &str,
         mut segments: Vec<SegmentInfo>,
@@ -88,7 +88,8 @@ impl Snapshot {
         Self { segments, device_traces, allocator_settings, external_annotations }
     }
 
-    /// Adds the snapshot of another device, so that one file shows both. The options stay.
+    /// Adds the snapshot of another device, so that one file shows both. The options of `self`
+    /// stay.
     pub fn merge(&mut self, other: Self) {
         self.segments.extend(other.segments);
         self.segments.sort_by_key(|segment| (segment.device, segment.address));
@@ -104,34 +105,34 @@ impl Snapshot {
     }
 }
 
-/// As files, with the feature `snapshot`.
+/// Output as files, with the feature `snapshot`.
 #[cfg(feature = "snapshot")]
 impl Snapshot {
-    /// As JSON, with PyTorch's keys.
+    /// Returns the snapshot as JSON, with PyTorch's keys.
     ///
     /// # Errors
-    /// None in practice.
+    /// Errors of the serializer. Currently none occur.
     pub fn to_json(&self) -> io::Result<String> {
         Ok(serde_json::to_string(&AsJson(self))?)
     }
 
-    /// Writes [`to_json`](Self::to_json)'s text.
+    /// Writes the text of [`to_json`](Self::to_json).
     ///
     /// # Errors
-    /// The writer's.
+    /// Errors of `writer`.
     pub fn write_json(&self, writer: impl io::Write) -> io::Result<()> {
         let mut writer = io::BufWriter::new(writer);
         serde_json::to_writer(&mut writer, &AsJson(self))?;
         io::Write::flush(&mut writer)
     }
 
-    /// Writes the file that `torch.cuda.memory._dump_snapshot` writes: a Python pickle, which
-    /// `torch/cuda/_memory_viz.py` and the page at <https://pytorch.org/memory_viz> open. Blocks
-    /// that await other streams are `active_pending_free` there, as in PyTorch's own files, which
+    /// Writes the file format of `torch.cuda.memory._dump_snapshot`: a Python pickle, which
+    /// `torch/cuda/_memory_viz.py` and <https://pytorch.org/memory_viz> open. Freed blocks that
+    /// other streams still use are `active_pending_free` there, as in PyTorch's own files, which
     /// differ from its documentation.
     ///
     /// # Errors
-    /// The writer's.
+    /// Errors of `writer`.
     pub fn write_pickle(&self, writer: impl io::Write) -> io::Result<()> {
         let mut writer = io::BufWriter::new(writer);
         let options = serde_pickle::SerOptions::new().proto_v2();
@@ -145,7 +146,7 @@ impl Snapshot {
     }
 }
 
-/// The number in a device's name, such as 1 of `cuda:1`; 0 where there is none.
+/// Returns the index in a device's name, such as 1 for `cuda:1`. 0 if there is none.
 pub(crate) fn ordinal(device: &str) -> usize {
     let number = device.rsplit(':').next().and_then(|number| number.parse::<u8>().ok());
     number.unwrap_or(0).into()

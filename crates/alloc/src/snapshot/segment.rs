@@ -3,33 +3,34 @@
 use super::Frame;
 use crate::PoolKind;
 
-/// One allocation of the backend, or one mapped stretch of an expandable segment.
+/// One allocation of the backend, or one mapped range of an expandable segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SegmentInfo {
-    /// The device's ordinal.
+    /// Index of the device.
     pub device: usize,
-    /// Where it starts.
+    /// Address of the first byte.
     pub address: u64,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub total_size: usize,
-    /// Bytes in callers' hands.
+    /// Bytes in allocated blocks.
     pub allocated_size: usize,
-    /// Bytes in callers' hands or awaiting other streams.
+    /// Bytes in blocks that are allocated or still used by other streams.
     pub active_size: usize,
-    /// Bytes that callers asked for, of the active ones.
+    /// Requested bytes of the active blocks.
     pub requested_size: usize,
-    /// The id of the stream it serves.
+    /// The id of the segment's stream.
     pub stream: u64,
-    /// The pool it belongs to.
+    /// The pool of the segment.
     pub segment_type: PoolKind,
-    /// The private pool it belongs to; `(0, 0)` is none.
+    /// The private pool of the segment. `(0, 0)`: none.
     pub segment_pool_id: (u64, u64),
-    /// Whether its pages come and go.
+    /// Whether the segment's pages are mapped and unmapped.
     pub is_expandable: bool,
-    /// Who caused it, the innermost call first; empty unless a trace was on.
+    /// Stack of the request that caused the segment, the innermost call first. Empty unless a trace
+    /// was on.
     pub frames: Vec<Frame>,
-    /// Its blocks, by address; they cover it.
+    /// Blocks in order of address. They cover the segment.
     pub blocks: Vec<BlockInfo>,
 }
 
@@ -53,7 +54,7 @@ impl Default for SegmentInfo {
 }
 
 impl SegmentInfo {
-    /// Appends the next block and counts it in the sizes.
+    /// Appends the next block and adds it to the sizes.
     pub fn push(&mut self, block: BlockInfo) {
         self.total_size += block.size;
         if block.state != BlockState::Free {
@@ -71,32 +72,32 @@ impl SegmentInfo {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BlockInfo {
-    /// Where it starts.
+    /// Address of the first byte.
     pub address: u64,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub size: usize,
-    /// What was asked for, of the last request it served; in bytes.
+    /// Requested size of the last request that the block served, in bytes.
     pub requested_size: usize,
-    /// Who holds it.
+    /// State of the block.
     pub state: BlockState,
-    /// Who asked for it, the innermost call first; empty unless a trace was on.
+    /// Stack of the request, the innermost call first. Empty unless a trace was on.
     pub frames: Vec<Frame>,
 }
 
-/// Who holds a block.
+/// State of a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum BlockState {
-    /// A caller (`active_allocated`).
+    /// Allocated (`active_allocated`).
     Allocated,
-    /// Freed, but another stream may still use it (`active_awaiting_free`).
+    /// Freed, but other streams may still use it (`active_awaiting_free`).
     AwaitingFree,
-    /// Nobody (`inactive`).
+    /// Free (`inactive`).
     #[default]
     Free,
 }
 
 impl BlockState {
-    /// PyTorch's name for it.
+    /// Returns PyTorch's name of the state.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

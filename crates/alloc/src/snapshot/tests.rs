@@ -134,8 +134,8 @@ fn traces_of_devices_merge_by_ordinal() {
     assert!(all.device_traces[1].is_sorted_by_key(|entry| entry.time_us));
 }
 
-/// With `WARPLINE_MEMORY_VIZ`, the path of a `torch/cuda/_memory_viz.py`, its functions read our
-/// file; without it, only the standard library does.
+/// The functions of PyTorch's `_memory_viz.py` read our file if `WARPLINE_MEMORY_VIZ` is the path
+/// of this script; otherwise only the standard library reads it.
 #[test]
 fn pytorchs_viewer_reads_the_file() {
     const SCRIPT: &str = r"

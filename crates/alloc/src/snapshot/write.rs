@@ -1,4 +1,4 @@
-//! A snapshot as PyTorch's dictionaries, for whatever format.
+//! Serialization of a snapshot as PyTorch's dictionaries, for any format.
 
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
@@ -39,7 +39,7 @@ fn snapshot<S: Serializer>(of: &Snapshot, name: StateName, to: S) -> Result<S::O
     dict.end()
 }
 
-/// A list of what `.1` makes of each of `.0`.
+/// A list that serializes each element of `.0` as the result of `.1`.
 struct List<'a, T, F>(&'a [T], F);
 
 impl<'a, T, U: Serialize + 'a, F: Fn(&'a T) -> U> Serialize for List<'a, T, F> {
@@ -74,7 +74,7 @@ impl Serialize for Segment<'_> {
     }
 }
 
-/// Viewers read integers of up to 8 bytes with a sign.
+/// Viewers read integers of up to 8 bytes as signed.
 fn signed(stream: u64) -> i64 {
     stream as i64
 }

@@ -1,8 +1,8 @@
-//! What one shard counts on every allocation and free.
+//! The counters that one shard updates on every allocation and free.
 
 use crate::PoolKind;
 
-/// What is counted. The discriminants index [`Counters`].
+/// The counted quantities. The discriminants index [`Counters`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Quantity {
     Allocation,
@@ -17,10 +17,10 @@ pub(crate) enum Quantity {
 
 pub(crate) const QUANTITIES: usize = 8;
 
-/// One value for each quantity.
+/// One value per quantity.
 pub(crate) type Values = [i64; QUANTITIES];
 
-/// Blocks that callers have: how many, their bytes, and the bytes that were asked for.
+/// Amount of allocated blocks: number, size in bytes, and requested bytes.
 type Amount = [i64; 3];
 
 #[inline]
@@ -28,7 +28,7 @@ fn add(amount: &mut Amount, by: Amount) {
     amount.iter_mut().zip(by).for_each(|(amount, by)| *amount += by);
 }
 
-/// Which quantities change with the blocks that callers have, and by which of an [`Amount`].
+/// Quantities that change with the allocated blocks, each with its index in an [`Amount`].
 const OF_CALLERS: [(Quantity, usize); 5] = [
     (Quantity::Allocation, 0),
     (Quantity::Active, 0),
@@ -37,29 +37,29 @@ const OF_CALLERS: [(Quantity, usize); 5] = [
     (Quantity::RequestedBytes, 2),
 ];
 
-/// A shard's share of the statistics. Peaks are of the sum over all shards, which no shard knows:
-/// each has a `limit` per quantity that it can reach without the sum passing the known peak, and
-/// says so when it goes beyond.
+/// A shard's share of the statistics. Peaks apply to the sum over all shards, which no shard knows.
+/// Each shard has a `limit` per quantity, up to which the sum cannot pass the known peak, and sets
+/// `over` when it exceeds a limit.
 #[derive(Clone, Debug)]
 pub(crate) struct Counters {
-    /// By pool.
+    /// Current values, by pool.
     pub(crate) current: [Values; 2],
-    /// The sum of all increases since the last reset, by pool.
+    /// Sum of all increases since the last reset, by pool.
     pub(crate) increased: [Values; 2],
     /// `current` at that reset.
     pub(crate) base: [Values; 2],
-    /// By pool, and for both together.
+    /// Limits by pool, and for both together.
     pub(crate) limit: [Values; 3],
-    /// The most this shard was seen at when peaks were raised: what it may well need again.
+    /// Highest value of this shard when peaks were raised, which it is likely to reach again.
     pub(crate) seen: [Values; 3],
-    /// What callers got and gave back that is not in the values above yet, by pool.
+    /// Granted and freed amounts that are not in the values above yet, by pool.
     got: [Amount; 2],
     returned: [Amount; 2],
-    /// How much more they can get until a limit is passed: of each pool, and of both.
+    /// Amounts that can still be granted before a limit is exceeded, by pool and for both.
     room: [Amount; 3],
-    /// The most that was counted beyond a limit since peaks were raised: by then it may be less.
+    /// Highest value beyond a limit since peaks were raised. The current value may be lower.
     pub(crate) top: [Values; 3],
-    /// Whether a limit was passed since peaks were raised.
+    /// Whether a limit was exceeded since peaks were raised.
     pub(crate) over: bool,
 }
 
@@ -96,7 +96,7 @@ impl Counters {
         }
     }
 
-    /// Counts a block as a caller's.
+    /// Counts a block as allocated.
     #[inline]
     pub(crate) fn allocate(&mut self, kind: PoolKind, size: usize, requested: usize) {
         let by = [1, size as i64, requested as i64];
@@ -105,12 +105,12 @@ impl Counters {
         add(&mut self.room[kind as usize], less);
         add(&mut self.room[2], less);
         let [of_kind, of_both] = [self.room[kind as usize], self.room[2]];
-        // Negative once a limit is passed.
+        // Negative if a limit is exceeded.
         let least = of_kind.iter().chain(&of_both).fold(0, |all, room| all | room);
         self.over |= least < 0;
     }
 
-    /// Counts a block as nobody's.
+    /// Counts a block as free.
     #[inline]
     pub(crate) fn free(&mut self, kind: PoolKind, size: usize, requested: usize) {
         let by = [1, size as i64, requested as i64];
@@ -119,7 +119,7 @@ impl Counters {
         add(&mut self.room[2], by);
     }
 
-    /// Counts a block as freed by its caller, while other streams still use it.
+    /// Counts a block as freed while other streams still use it.
     pub(crate) fn free_early(&mut self, kind: PoolKind, size: usize) {
         self.settle();
         self.decrease(kind, Quantity::Allocation, 1);
@@ -127,7 +127,7 @@ impl Counters {
         self.make_room();
     }
 
-    /// Counts such a block as nobody's.
+    /// Counts a block of [`free_early`](Self::free_early) as free.
     pub(crate) fn free_late(&mut self, kind: PoolKind, size: usize, requested: usize) {
         self.settle();
         self.decrease(kind, Quantity::Active, 1);
@@ -148,7 +148,7 @@ impl Counters {
         }
     }
 
-    /// Learns how far the values, which are up to date, are from their limits.
+    /// Computes the distance of the values, which must be up to date, from their limits.
     pub(crate) fn make_room(&mut self) {
         let now = self.now();
         self.room = [[i64::MAX; 3]; 3];
@@ -165,7 +165,7 @@ impl Counters {
         self.current[kind as usize][quantity as usize] -= by;
     }
 
-    /// An increase or a decrease, whichever the sign says.
+    /// Increases or decreases a quantity, depending on the sign.
     #[inline]
     pub(crate) fn change(&mut self, kind: PoolKind, quantity: Quantity, by: i64) {
         if by > 0 {
@@ -175,13 +175,13 @@ impl Counters {
         }
     }
 
-    /// How many blocks callers have.
+    /// Returns the number of allocated blocks.
     pub(crate) fn blocks(&mut self) -> i64 {
         self.settle();
         self.current.iter().map(|current| current[Quantity::Allocation as usize]).sum()
     }
 
-    /// The current values of each pool and of both.
+    /// Returns the current values of each pool and of both.
     pub(crate) fn now(&self) -> [Values; 3] {
         let [small, large] = self.current;
         [small, large, std::array::from_fn(|at| small[at] + large[at])]
@@ -192,7 +192,7 @@ impl Counters {
         self.base = self.current;
     }
 
-    /// Adds another shard's counts, all but limits.
+    /// Adds another shard's counts, except limits.
     pub(crate) fn add(&mut self, other: &Self) {
         for kind in 0..2 {
             for at in 0..QUANTITIES {

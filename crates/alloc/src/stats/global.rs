@@ -1,4 +1,4 @@
-//! What all shards share of the statistics.
+//! The part of the statistics that all shards share.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use super::counters::{QUANTITIES, Values};
 use super::{Counters, MemoryStats, PoolStats, Quantity, Stat};
 use crate::PoolKind;
 
-/// Counts one quantity. `freed` is not kept but follows from the others, so that a decrease is
-/// one subtraction.
+/// Counter of one quantity. `freed` is not stored but follows from the other values, so that a
+/// decrease is one subtraction.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Count {
     pub(crate) current: i64,
@@ -48,7 +48,7 @@ fn stat(current: i64, peak: i64, allocated: i64, base: i64) -> Stat {
     Stat { current, peak, allocated, freed: allocated + base - current }
 }
 
-/// Counts one quantity in both pools. The sum of the pools is not kept but for its peak.
+/// Counter of one quantity in both pools. Of their sum only the peak is stored.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PoolCount {
     pools: [Count; 2],
@@ -65,7 +65,7 @@ impl PoolCount {
         self.pools[kind as usize].decrease(by);
     }
 
-    /// Counts something in the other pool from now on.
+    /// Moves an amount to the other pool.
     pub(crate) fn transfer(&mut self, from: PoolKind, to: PoolKind, by: i64) {
         if from != to {
             self.decrease(from, by);
@@ -113,7 +113,7 @@ impl RefusedReleases {
     }
 }
 
-/// What is counted when the backend is called, and the peaks of what shards count.
+/// Counters of backend calls, and the peaks of the shards' quantities.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Global {
     pub(crate) segment: PoolCount,
@@ -128,19 +128,19 @@ pub(crate) struct Global {
     pub(crate) mapping_time: Duration,
     pub(crate) num_refused: i64,
     pub(crate) refused_segments: RefusedReleases,
-    /// Of mappings, pages and addresses, by policy.
+    /// Refused mappings, pages and ranges, by policy.
     pub(crate) refused_pages: [RefusedReleases; 2],
     /// By pool, and of both together.
     peaks: [Values; 3],
-    /// Counts of shards that are no more.
+    /// Counters of retired shards.
     pub(crate) retired: Counters,
-    /// Requests that were counted before sums started anew.
+    /// Number of requests before the last reset of the sums.
     requests_before: i64,
 }
 
 impl Global {
-    /// Raises the peaks to what the shards are at, all of which are locked, and shares what is
-    /// below the peaks out among them.
+    /// Raises the peaks to the current sums of the shards, all of which are locked, and distributes
+    /// the distance to the peaks among them.
     pub(crate) fn raise_peaks(&mut self, shards: &mut [&mut Counters]) {
         let count = shards.len().max(1) as i64;
         let now: Vec<[Values; 3]> = shards.iter().map(|shard| shard.now()).collect();
@@ -153,7 +153,7 @@ impl Global {
         for pool in 0..3 {
             for at in 0..QUANTITIES {
                 let sum = now.iter().map(|now| now[pool][at]).sum::<i64>();
-                // One shard alone may have been at more, a moment ago.
+                // A shard alone may have had a higher value a moment ago.
                 let more = shards.iter().zip(&now).map(|(s, now)| s.top[pool][at] - now[pool][at]);
                 let more = more.fold(0, i64::max);
                 let peak = &mut self.peaks[pool][at];
@@ -164,7 +164,7 @@ impl Global {
                 };
                 let all: i128 = shards.iter().zip(&now).map(|(s, n)| wanted(s, n)).sum();
                 for (shard, now) in shards.iter_mut().zip(&now) {
-                    // In proportion to what each was at before.
+                    // In proportion to each shard's earlier values.
                     let share = match all {
                         0 => left / count,
                         _ => (i128::from(left) * wanted(shard, now) / all) as i64,
@@ -179,7 +179,7 @@ impl Global {
         }
     }
 
-    /// Counts a segment as given back.
+    /// Counts a segment as released.
     pub(crate) fn segment_gone(&mut self, kind: PoolKind, size: usize, oversize: bool) {
         self.segment.decrease(kind, 1);
         self.reserved_bytes.decrease(kind, size as i64);
@@ -187,7 +187,7 @@ impl Global {
         self.num_device_free += 1;
     }
 
-    /// The same segment is held after all.
+    /// Reverts [`segment_gone`](Self::segment_gone) for a segment that the backend refused.
     pub(crate) fn segment_back(&mut self, kind: PoolKind, size: usize, oversize: bool) {
         self.segment.increase(kind, 1);
         self.reserved_bytes.increase(kind, size as i64);
@@ -195,7 +195,7 @@ impl Global {
         self.num_device_free -= 1;
     }
 
-    /// The peak over both pools.
+    /// Returns the peak of a quantity over both pools.
     pub(crate) fn peak(&self, quantity: Quantity) -> i64 {
         self.peaks[2][quantity as usize]
     }
@@ -212,7 +212,7 @@ impl Global {
         self.raise_peaks(shards);
     }
 
-    /// How many requests were served, whether or not the caller lets sums start anew.
+    /// Returns the number of served requests, not affected by resets of the sums.
     pub(crate) fn requests(&self, shards: &[&mut Counters]) -> u64 {
         let all = shards.iter().map(|shard| &**shard).chain([&self.retired]);
         let made =
@@ -238,7 +238,7 @@ impl Global {
         self.mapping_time = Duration::ZERO;
     }
 
-    /// All statistics, given the sum of what the shards count.
+    /// Returns all statistics, given the sum of the shards' counters.
     pub(crate) fn stats(&self, sum: &Counters, max_split_size: Option<usize>) -> MemoryStats {
         let pool = |quantity: Quantity| {
             let at = quantity as usize;

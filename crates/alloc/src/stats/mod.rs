@@ -5,8 +5,8 @@
 //! Counters and peaks are exact at any moment, although no counter is shared by two streams. Each
 //! shard counts for itself and knows a limit: up to it, the sum over all shards cannot pass the
 //! known peak. Only a shard that reaches its limit locks all shards and adds up their counters. A
-//! hit counts the bytes that the caller received and subtracts them from the remaining room. The
-//! other counters are brought up to date when somebody reads them.
+//! hit counts the granted bytes and subtracts them from the remaining room. The other counters are
+//! brought up to date when they are read.
 
 mod counters;
 mod global;
@@ -20,39 +20,40 @@ pub(crate) use global::{Count, Global, RefusedReleases};
 /// One quantity over time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stat {
-    /// Now.
+    /// Current value.
     pub current: i64,
-    /// The most since the start or the last [reset](crate::CachingAllocator::reset_peak_stats).
+    /// Highest value since the start or the last
+    /// [reset](crate::CachingAllocator::reset_peak_stats).
     pub peak: i64,
-    /// The sum of all increases since the start or the last
+    /// Sum of all increases since the start or the last
     /// [reset](crate::CachingAllocator::reset_accumulated_stats).
     pub allocated: i64,
-    /// The sum of all decreases since then.
+    /// Sum of all decreases since then.
     pub freed: i64,
 }
 
-/// One quantity, over both pools and for each.
+/// One quantity, for each pool and for both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolStats {
-    /// Both pools.
+    /// Sum over both pools.
     pub all: Stat,
-    /// Requests up to 1 MiB, or under [`Policy::Default`](crate::Policy::Default) 512 KiB.
+    /// Requests up to 1 MiB, or up to 512 KiB under [`Policy::Default`](crate::Policy::Default).
     pub small_pool: Stat,
-    /// All others.
+    /// All larger requests.
     pub large_pool: Stat,
 }
 
-/// What [`memory_stats`](crate::CachingAllocator::memory_stats) returns. Bytes or counts.
+/// Statistics of [`memory_stats`](crate::CachingAllocator::memory_stats), in bytes or numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryStats {
-    /// Blocks in callers' hands.
+    /// Number of allocated blocks.
     pub allocation: PoolStats,
-    /// Segments held of the backend.
+    /// Number of segments reserved from the backend.
     pub segment: PoolStats,
-    /// Blocks in callers' hands, or freed while another stream still uses them.
+    /// Number of blocks that are allocated, or freed but still used by another stream.
     pub active: PoolStats,
-    /// Free blocks that are parts of a segment, so that they cannot be given back.
+    /// Number of free blocks that are parts of a segment, so that they cannot be released.
     pub inactive_split: PoolStats,
     /// Bytes of the blocks counted by `allocation`.
     pub allocated_bytes: PoolStats,
@@ -62,43 +63,42 @@ pub struct MemoryStats {
     pub active_bytes: PoolStats,
     /// Bytes of the blocks counted by `inactive_split`.
     pub inactive_split_bytes: PoolStats,
-    /// Bytes that callers asked for, of the blocks counted by `active`.
+    /// Requested bytes of the blocks counted by `active`.
     pub requested_bytes: PoolStats,
-    /// Blocks in callers' hands of at least `max_split_size`.
+    /// Allocated blocks of at least `max_split_size`.
     pub oversize_allocations: Stat,
     /// Segments of at least `max_split_size`.
     pub oversize_segments: Stat,
-    /// The option, in bytes; −1 if there is no such limit.
+    /// The option `max_split_size`, in bytes. −1 if there is no limit.
     pub max_split_size: i64,
-    /// Requests that the backend refused until cached memory was given back to it.
+    /// Number of requests that the backend refused until cached memory was released.
     pub num_alloc_retries: i64,
-    /// Requests that failed for want of memory.
+    /// Number of requests that failed because memory was exhausted.
     pub num_ooms: i64,
-    /// Times that all pending events were waited for.
+    /// Number of waits for all pending events.
     pub num_sync_all_streams: i64,
-    /// Allocations made by the backend.
+    /// Number of allocations by the backend.
     pub num_device_alloc: i64,
-    /// Allocations given back to the backend.
+    /// Number of allocations released to the backend.
     pub num_device_free: i64,
-    /// Pages that were mapped at one more address because what was free lay elsewhere. Not one of
-    /// PyTorch's keys.
+    /// Number of pages that were mapped at an additional address because the free memory lay
+    /// elsewhere. Not one of PyTorch's keys.
     pub num_remaps: i64,
-    /// Time spent in the backend's calls that create, map and unmap pages. Not one of PyTorch's
-    /// keys.
+    /// Time spent in backend calls that create, map and unmap pages. Not one of PyTorch's keys.
     pub mapping_time: Duration,
-    /// Segments, mappings, pages and ranges of addresses that the backend refused to take back and
-    /// has not taken back since. They are tried again when memory is short and when the cache is
-    /// emptied; until then what is still mapped serves requests, and all of it counts as reserved.
-    /// Not one of PyTorch's keys.
+    /// Number of segments, mappings, pages and address ranges that the backend refused to take back
+    /// and has not taken since. They are retried when memory is short and when the cache is
+    /// emptied. Until then, memory that is still mapped serves requests, and all of it counts as
+    /// reserved. Not one of PyTorch's keys.
     pub refused_releases: i64,
-    /// Their bytes; of memory that is mapped more than once, at each address.
+    /// Bytes of the refused releases. Memory with several mappings counts once per address.
     pub refused_bytes: i64,
-    /// How often the backend refused to take something back.
+    /// Number of times that the backend refused a release.
     pub num_refused: i64,
 }
 
 impl MemoryStats {
-    /// The same under the keys of PyTorch's `torch.cuda.memory_stats`, such as
+    /// Returns the statistics under the keys of PyTorch's `torch.cuda.memory_stats`, such as
     /// `allocated_bytes.all.peak`.
     #[must_use]
     pub fn as_map(&self) -> BTreeMap<String, i64> {

@@ -1,4 +1,4 @@
-//! What the allocator did, one entry per step, in a ring.
+//! The history of the allocator, one entry per step, in a ring buffer.
 
 use std::backtrace::Backtrace;
 use std::collections::{HashMap, VecDeque};
@@ -11,34 +11,34 @@ use warpline_sync::{Mutex, MutexGuard};
 
 use crate::snapshot::{BlockState, Frame, SegmentInfo};
 
-/// What happened.
+/// The kind of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TraceAction {
-    /// A caller got a block.
+    /// A block was allocated.
     Alloc,
-    /// A caller gave a block back.
+    /// A block was freed by its owner.
     FreeRequested,
-    /// The block can be used again: no other stream uses it any more.
+    /// A freed block became free for reuse: no other stream uses it any more.
     FreeCompleted,
-    /// The backend gave a segment.
+    /// The backend allocated a segment.
     SegmentAlloc,
-    /// A segment went back to the backend.
+    /// A segment was released to the backend.
     SegmentFree,
     /// Pages were mapped.
     SegmentMap,
     /// Pages were unmapped.
     SegmentUnmap,
-    /// A request failed for want of memory.
+    /// A request failed because memory was exhausted.
     Oom,
     /// A snapshot was taken.
     Snapshot,
-    /// The program set a mark.
+    /// The program added an annotation.
     Annotate,
 }
 
 impl TraceAction {
-    /// PyTorch's name for it.
+    /// Returns PyTorch's name of the action.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -60,30 +60,32 @@ impl TraceAction {
     }
 }
 
-/// One step of the allocator.
+/// One step in the allocator's history.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TraceEntry {
-    /// What happened.
+    /// The kind of the step.
     pub action: TraceAction,
-    /// Where; of [`TraceAction::Oom`], as in PyTorch, the device's free bytes.
+    /// Address of the memory. For [`TraceAction::Oom`], as in PyTorch, the free bytes of the
+    /// device.
     pub address: u64,
-    /// How many bytes; of a block those that were asked for.
+    /// Size in bytes; for a block the requested size.
     pub size: usize,
-    /// The stream's id.
+    /// The id of the stream.
     pub stream: u64,
-    /// When, in microseconds since 1970.
+    /// Time in microseconds since 1970.
     pub time_us: u64,
-    /// The place in the program, where known.
+    /// Location in the program, if known.
     pub site: Option<&'static Location<'static>>,
-    /// The calls that led there, if they were asked for.
+    /// Backtrace of the step, if the trace captures it.
     pub backtrace: Option<Arc<Backtrace>>,
-    /// What the program attached to its steps, or the text of a mark.
+    /// Text that the program attached to its steps, or the text of an annotation.
     pub user_metadata: Arc<str>,
 }
 
 impl TraceEntry {
-    /// The backtrace if there is one, else the place, else nothing. The innermost call is first.
+    /// Returns the frames of the backtrace, or else the location, or else nothing. The innermost
+    /// call is first.
     #[must_use]
     pub fn frames(&self) -> Vec<Frame> {
         frames(self.site, self.backtrace.as_deref())
@@ -97,19 +99,20 @@ fn frames(site: Option<&Location<'_>>, backtrace: Option<&Backtrace>) -> Vec<Fra
     }
 }
 
-/// Which entries get a backtrace. Capturing one takes microseconds, and much longer to write.
+/// Selects the entries that get a backtrace. Capturing one takes microseconds; writing it takes
+/// much longer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Backtraces {
-    /// None; entries still name the place that asked.
+    /// No backtraces. Entries still have the location of the request.
     #[default]
     Off,
-    /// Those that allocate.
+    /// Entries that allocate.
     Alloc,
-    /// All.
+    /// All entries.
     All,
 }
 
-/// What a trace keeps (the arguments of `torch.cuda.memory._record_memory_history`).
+/// Options of a trace (the arguments of `torch.cuda.memory._record_memory_history`).
 ///
 /// ```
 /// use warpline_alloc::{Backtraces, TraceConfig};
@@ -118,30 +121,31 @@ pub enum Backtraces {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceConfig {
-    /// How many entries are kept; the oldest go first. With 0 (`enabled="state"`) only live
-    /// blocks and segments know who asked for them.
+    /// Maximum number of entries; the oldest are dropped first. With 0 (`enabled="state"`), only
+    /// live blocks and segments have their origin recorded. Default: 100 000; PyTorch's is
+    /// unlimited.
     pub max_entries: usize,
-    /// Which entries get a backtrace.
+    /// Entries that get a backtrace. Default: none.
     pub backtraces: Backtraces,
-    /// Steps that are not kept as entries.
+    /// Actions without an entry in the history. Default: none skipped.
     pub skip_actions: Vec<TraceAction>,
 }
 
 impl Default for TraceConfig {
-    /// The last 100 000 entries, without backtraces. PyTorch keeps all.
+    /// Returns options for the last 100 000 entries, without backtraces.
     fn default() -> Self {
         Self { max_entries: 100_000, backtraces: Backtraces::Off, skip_actions: Vec::new() }
     }
 }
 
-/// Who asked for something that lives.
+/// The origin of live memory.
 #[derive(Clone, Debug)]
 struct Origin {
     site: Option<&'static Location<'static>>,
     backtrace: Option<Arc<Backtrace>>,
 }
 
-/// The last entries, and the origin of all that lives.
+/// The last entries, and the origins of all live blocks and segments.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TraceRing {
     config: TraceConfig,
@@ -151,7 +155,7 @@ pub(crate) struct TraceRing {
     metadata: Arc<str>,
 }
 
-/// A step to record. `site` is that of the caller's call.
+/// A step to record. `site` is the location of the caller's call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
     pub(crate) action: TraceAction,
@@ -171,7 +175,7 @@ impl TraceRing {
         self.push(step, metadata);
     }
 
-    /// Sets a mark.
+    /// Adds an annotation.
     pub(crate) fn annotate(&mut self, text: &str, site: &'static Location<'static>) {
         let action = TraceAction::Annotate;
         let step = Step { action, address: 0, size: 0, stream: 0, site: Some(site) };
@@ -215,12 +219,12 @@ impl TraceRing {
         self.entries.push_back(entry);
     }
 
-    /// The entries, the oldest first.
+    /// Returns the entries, the oldest first.
     pub(crate) fn into_entries(self) -> Vec<TraceEntry> {
         self.entries.into()
     }
 
-    /// Says of segments and active blocks who asked for them, where that was seen.
+    /// Adds the known origins to segments and active blocks.
     pub(crate) fn name_origins(&self, segments: &mut [SegmentInfo]) {
         let find = |origins: &HashMap<u64, Origin>, address: u64| match origins.get(&address) {
             Some(origin) => frames(origin.site, origin.backtrace.as_deref()),
@@ -237,16 +241,16 @@ impl TraceRing {
     }
 }
 
-/// Microseconds since 1970; 0 on a clock from before.
+/// Returns the time in microseconds since 1970. 0 if the clock is earlier.
 fn now_us() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// A ring that can be switched on and off from any thread. While it is off, a step costs a load
-/// and a branch.
+/// A history that any thread can switch on and off. While it is off, a step costs a load and a
+/// branch.
 ///
-/// Steps on one address must be recorded in their order, so under the lock that orders them.
+/// Steps at one address must be recorded in order, so record them under the lock that orders them.
 #[derive(Debug, Default)]
 pub(crate) struct Tracer {
     on: AtomicBool,
@@ -254,13 +258,13 @@ pub(crate) struct Tracer {
 }
 
 impl Tracer {
-    /// Starts anew, with nothing recorded.
+    /// Starts a new, empty history.
     pub(crate) fn start(&self, config: TraceConfig) {
         *self.ring() = TraceRing::new(config);
         self.on.store(true, Ordering::Relaxed);
     }
 
-    /// Stops. What was recorded can still be read.
+    /// Stops recording. The history can still be read.
     pub(crate) fn stop(&self) {
         self.on.store(false, Ordering::Relaxed);
     }
@@ -282,8 +286,8 @@ impl Tracer {
         self.ring().record(step);
     }
 
-    /// What is recorded by now. To read it takes long when it has backtraces, and is done on this
-    /// copy, so that nobody waits.
+    /// Returns a copy of the history. Reading one with backtraces takes long, and a copy makes no
+    /// other thread wait.
     pub(crate) fn copy(&self) -> TraceRing {
         self.ring().clone()
     }

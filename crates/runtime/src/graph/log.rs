@@ -1,4 +1,4 @@
-//! What a capture notes while it is under way: the storages that its work uses, and in what order.
+//! The log of a capture in progress: the storages that its work uses, and their order.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
@@ -17,32 +17,32 @@ use crate::replays::{self, Replays};
 use crate::storage::{Marks, Member, Replayed, Uses, WeakStorage, uses_elsewhere};
 use crate::{CudaDevice, Error, Result, Site, Storage, SyncPolicy};
 
-/// One capture's notes.
+/// The log of one capture.
 pub(crate) struct Log {
     pub(super) pool: GraphPool,
     pub(super) state: Storage,
     pub(super) replayed: Replayed,
     noted: Mutex<Noted>,
-    /// Where kernels report failed checks.
+    /// Reports of failed checks by captured kernels.
     checks: Arc<CapturedChecks>,
-    /// The communicators that take part. Not under the lock on `noted`, which is held while their
+    /// Communicators used in the capture. Not part of `noted`, whose lock is held while their
     /// collectives are enqueued.
     communicators: Mutex<Vec<Taking>>,
 }
 
 #[derive(Default)]
 struct Noted {
-    /// By the storages' keys, which nobody else gets as long as they are held here.
+    /// By storage key. An entry holds its storage, so that no other storage gets the key.
     entries: HashMap<usize, Entry>,
-    /// Of other captures whose results this one uses.
+    /// Replay flags of other captures whose results this capture uses.
     needed: Vec<Replayed>,
-    /// What was made in it, by the same keys.
+    /// Storages made in the capture, by key.
     made: HashMap<usize, WeakStorage>,
-    /// The twins of the streams that were given memory.
+    /// Twins of the streams that received memory.
     twins: Vec<Stream>,
-    /// Memory that was dropped while other streams that take part use it.
+    /// Dropped memory that other streams of the capture may still use, with its uses.
     parked: Vec<(Arc<CudaBlock>, Uses)>,
-    /// Values by which random ops advanced.
+    /// Number of values by which random ops advanced the generator.
     draws: u64,
     /// Whether the capture has ended.
     over: bool,
@@ -51,21 +51,21 @@ struct Noted {
 struct Entry {
     storage: Held,
     writes: bool,
-    /// Its uses in the capture, on the streams' twins.
+    /// Captured uses of the storage, on the streams' twins.
     uses: Box<Uses>,
 }
 
-/// How a graph holds on to a storage.
+/// A graph's reference to a storage.
 pub(super) enum Held {
-    /// It came from outside: replays use it, so it stays.
+    /// A storage from outside the capture, which replays use.
     Kept(Storage),
-    /// It is of the graph's pool, whose memory stays; nobody need have it.
+    /// A storage in the graph's pool. The pool keeps its memory, so the storage may be dropped.
     OfPool(WeakStorage),
 }
 
-/// What a capture leaves to its graph.
+/// The part of the log that the graph keeps.
 pub(super) struct Notes {
-    /// With whether they are written, and with their marks.
+    /// The storages, whether each is written, and their marks.
     pub(super) storages: Vec<(Held, bool, Marks)>,
     pub(super) needed: Vec<Replayed>,
     pub(super) draws: u64,
@@ -73,7 +73,7 @@ pub(super) struct Notes {
     pub(super) communicators: Vec<replays::Captured>,
 }
 
-/// A communicator that takes part, who watches it, and the names of its calls.
+/// A communicator used in the capture, its watcher, and the names of its calls.
 struct Taking {
     comm: Communicator,
     replays: Option<Arc<dyn Replays>>,
@@ -81,7 +81,7 @@ struct Taking {
 }
 
 impl Noted {
-    /// Gives back memory whose stream comes after all its uses by now.
+    /// Frees parked memory whose stream is ordered after all its uses.
     fn reclaim(&mut self) {
         let twins = &self.twins;
         self.parked.retain(|(block, uses)| {
@@ -107,7 +107,7 @@ impl Log {
         }
     }
 
-    /// The notes of the capture that a stream takes part in.
+    /// Returns the log of the capture that a stream belongs to.
     #[inline]
     pub(crate) fn of(stream: &Stream) -> Option<Arc<Self>> {
         Self::of_captured(&stream.captured()?)
@@ -121,9 +121,9 @@ impl Log {
         self.noted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Memory for a stream that takes part, from the pool unless the program leads requests
-    /// elsewhere. Asked for by name: a route would lead what other threads want for the stream there
-    /// too, who do not know of the capture yet, or that it is over.
+    /// Allocates memory for a captured stream, from the pool unless the program routes requests
+    /// elsewhere. Names the pool instead of routing the stream to it: a route would also redirect
+    /// requests of other threads that do not know of the capture yet, or of its end.
     #[track_caller]
     pub(crate) fn malloc(
         &self,
@@ -142,18 +142,18 @@ impl Log {
         block.map_err(crate::error::alloc("empty"))
     }
 
-    /// What is made in the pool.
+    /// Returns the pool membership of a storage made in the capture.
     pub(crate) fn member(&self) -> Member {
         self.pool.member(&self.replayed)
     }
 
-    /// Whether the graph keeps this memory with its pool.
+    /// Returns whether the memory belongs to the graph's pool.
     pub(crate) fn keeps(&self, block: &CudaBlock) -> bool {
         self.pool.memory().holds(block)
     }
 
-    /// Keeps the memory of a storage that is dropped, if the capture uses it: it can be used again
-    /// in the capture once its own stream comes after all these uses.
+    /// Keeps the memory of a dropped storage if the capture uses it. The capture can reuse the
+    /// memory once the memory's stream is ordered after all these uses.
     pub(super) fn park(&self, key: usize, block: &Arc<CudaBlock>) {
         let mut noted = self.noted();
         if let Some(entry) = noted.entries.get_mut(&key) {
@@ -162,8 +162,8 @@ impl Log {
         }
     }
 
-    /// Enters a storage that was made in the capture; false if that is over by now, and replays may
-    /// write the memory.
+    /// Adds a storage made in the capture. Returns `false` if the capture has ended, in which case
+    /// replays may write to the memory.
     pub(crate) fn enter_made(&self, storage: &Storage) -> bool {
         let mut noted = self.noted();
         if noted.over {
@@ -175,8 +175,8 @@ impl Log {
         true
     }
 
-    /// The place, counted from the replay's, of a random op of which no thread takes more than
-    /// `values` values.
+    /// Returns the offset, relative to the replay's, of a random op whose threads take at most
+    /// `values` values each.
     pub(crate) fn draw(&self, values: u64) -> u64 {
         let mut noted = self.noted();
         let offset = noted.draws;
@@ -184,22 +184,22 @@ impl Log {
         offset
     }
 
-    /// Where the next random op's place is to be.
+    /// Returns the offset of the next random op.
     pub(crate) fn drawn(&self) -> u64 {
         self.noted().draws
     }
 
-    /// Lets the next random op have the place that [`Log::drawn`] returned.
+    /// Sets the offset of the next random op to a value that [`Log::drawn`] returned.
     pub(crate) fn draw_from(&self, drawn: u64) {
         self.noted().draws = drawn;
     }
 
-    /// Where captured kernels report failed checks; kept by the graph.
+    /// Returns the reports of failed checks by captured kernels, which the graph keeps.
     pub(crate) fn checks(&self) -> &CapturedChecks {
         &self.checks
     }
 
-    /// Keeps a communicator for the graph, whose replays take part in it.
+    /// Keeps a communicator for the graph, whose replays use it.
     pub(crate) fn keep_communicator(
         &self,
         comm: &Communicator,
@@ -223,13 +223,13 @@ impl Log {
         self.communicators.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where kernels find the replay's seed and place.
+    /// Returns the memory in which kernels find the replay's seed and offset.
     pub(crate) fn state(&self) -> &Storage {
         &self.state
     }
 
-    /// Enqueues work on a captured stream, in order with the other captured uses of `storages`.
-    /// What uses them outside is for the replay to wait for.
+    /// Enqueues work on a captured stream, in order with the other captured uses of `storages`. The
+    /// replay waits for uses outside the capture.
     pub(crate) fn enqueue(
         captured: &Captured,
         storages: &[(&Storage, bool)],
@@ -280,7 +280,7 @@ impl Log {
         op
     }
 
-    /// Takes everything out, at the end of the capture.
+    /// Takes the notes out at the end of the capture.
     pub(super) fn take(&self) -> Notes {
         let over = Noted { over: true, ..Noted::default() };
         let noted = std::mem::replace(&mut *self.noted(), over);
@@ -300,7 +300,7 @@ impl Log {
     }
 }
 
-/// Enqueues captured work after the uses that it conflicts with, and enters it as one.
+/// Enqueues captured work after the uses that it conflicts with, and records it as a use.
 fn in_order(
     captured: &Captured,
     storages: &[(&Storage, bool)],

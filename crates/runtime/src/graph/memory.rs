@@ -1,4 +1,4 @@
-//! A device's memory for a storage: its allocator's, or in a capture the graph's pool's.
+//! Device memory for a storage: from the allocator, or during a capture from the graph's pool.
 
 use warpline_stream::Stream;
 
@@ -6,12 +6,14 @@ use super::Log;
 use crate::{Result, Runtime, Storage};
 
 impl Storage {
-    /// Memory of a device from its caching allocator, to be used first on `stream`; its contents
-    /// are left over from its last user.
+    /// Allocates device memory from the caching allocator for use on `stream` first. The memory is
+    /// not initialized: it holds leftover bytes of earlier users.
     ///
     /// # Errors
-    /// The allocator's own, out of memory first among them; [`ErrorKind::RuntimeMismatch`] for a
-    /// stream of another runtime.
+    /// - [`ErrorKind::Alloc`](crate::ErrorKind::Alloc) if the allocation fails, for example because
+    ///   the device is out of memory.
+    /// - [`ErrorKind::RuntimeMismatch`](crate::ErrorKind::RuntimeMismatch) if the stream belongs to
+    ///   another runtime.
     #[track_caller]
     pub fn device(runtime: &Runtime, bytes: usize, stream: &Stream) -> Result<Self> {
         runtime.check_stream(stream, "empty")?;

@@ -1,21 +1,21 @@
-//! Graphs: work that is captured once and replayed as a whole.
+//! Graphs: work that is captured once and replayed as a whole (CUDA graphs).
 //!
 //! While a stream is captured, the launch path enters each op's storages in the capture's `Log`.
 //! The log is the declaration of every replay: a replay is enqueued like any other op, waits for
 //! other streams' uses of the same storages, and later uses wait for it. Within a capture nothing
 //! waits for work from before it.
 //!
-//! The graph keeps storages from outside the capture. Of storages that another capture made, that
-//! capture's graph must have been replayed.
+//! The graph keeps storages from outside the capture. If a storage was made in another capture,
+//! that capture's graph must have been replayed before.
 //!
 //! Tensors made in the capture lie in the graph's [`GraphPool`] and may be dropped during the
-//! capture. Graphs of one pool are ordered with one another, and with uses of dropped tensors,
-//! through one small storage of the pool: the place in memory from which random ops of a replay
-//! start (PyTorch's `PhiloxCudaState`). Each replay writes it.
+//! capture. One small storage of the pool orders the graphs of a pool with one another and with
+//! uses of dropped tensors: the place in memory from which random ops of a replay start (PyTorch's
+//! `PhiloxCudaState`). Each replay writes it.
 //!
-//! `Storage` knows nothing of graphs: `memory.rs` decides what memory a capture gives, and
+//! `Storage` knows nothing of graphs: `memory.rs` chooses the memory during a capture, and
 //! `storage/member.rs` ties a storage to its pool. Generators know nothing of launches: `philox.rs`
-//! decides where a random op starts.
+//! chooses where a random op starts.
 
 mod log;
 mod memory;
@@ -43,10 +43,10 @@ pub(crate) use philox::PHILOX;
 pub use philox::{Place, Position, Sequence};
 pub use pool::GraphPool;
 
-/// A capture under way. Dropping it ends it and forgets what was captured.
+/// A capture in progress. Dropping it ends the capture and discards the captured work.
 pub struct Capturing {
     runtime: Runtime,
-    /// There until it has ended.
+    /// `None` after the end.
     capture: Option<CaptureGuard>,
     log: Arc<Log>,
     // What follows lets go once the driver's capture is over.
@@ -55,17 +55,21 @@ pub struct Capturing {
 }
 
 impl Capturing {
-    /// Captures what `stream` is given from now on, in this pool (`CUDAGraph.capture_begin`).
-    /// Other streams of the device join by waiting for an event that was recorded in the capture.
+    /// Captures the work enqueued on `stream` from now on, with memory from `pool`
+    /// (`CUDAGraph.capture_begin`). Other streams of the device join when they wait for an event
+    /// that was recorded in the capture.
     ///
-    /// The driver is asked for its relaxed mode, in which memory can be allocated and modules be
-    /// loaded: what must not happen in a capture is refused here, naming the op, and does not
-    /// spoil the capture, nor does what other threads do.
+    /// The driver's capture mode is relaxed: memory can be allocated and modules can be loaded.
+    /// Operations that a capture does not allow fail with an error that names the op, and do not
+    /// invalidate the capture. Neither do calls of other threads.
     ///
     /// # Errors
-    /// [`ErrorKind::CannotCapture`] for a default stream, and for one that is captured already;
-    /// [`ErrorKind::DeviceMismatch`] for a pool of another device; [`ErrorKind::RuntimeMismatch`]; the
-    /// driver's own.
+    /// - [`ErrorKind::Capture`] if the stream is captured already.
+    /// - [`ErrorKind::CannotCapture`] if the stream is a default stream.
+    /// - [`ErrorKind::DeviceMismatch`] if the pool is on another device.
+    /// - [`ErrorKind::RuntimeMismatch`] if the stream or the pool belongs to another runtime.
+    /// - [`ErrorKind::Alloc`] if memory for the pool's state cannot be allocated.
+    /// - [`ErrorKind::Driver`] if a driver call fails.
     #[track_caller]
     pub fn begin(runtime: &Runtime, stream: &Stream, pool: &GraphPool) -> Result<Self> {
         runtime.check_stream(stream, "capture_begin")?;
@@ -90,12 +94,12 @@ impl Capturing {
         })
     }
 
-    /// Ends it and makes the graph (`CUDAGraph.capture_end`). Under [`SyncPolicy::Auto`] streams
-    /// that joined need not be waited for by the program.
+    /// Ends the capture and creates the graph (`CUDAGraph.capture_end`). Under [`SyncPolicy::Auto`]
+    /// the program need not wait for the streams that joined.
     ///
     /// # Errors
-    /// [`ErrorKind::Driver`]: the driver gave the capture up, or under [`SyncPolicy::Manual`] a stream
-    /// that joined was not waited for.
+    /// [`ErrorKind::Driver`] if the capture was invalidated or the graph cannot be instantiated,
+    /// and under [`SyncPolicy::Manual`] if the program did not wait for a stream that joined.
     #[track_caller]
     pub fn end(mut self) -> Result<Graph> {
         let join = self.runtime.sync_policy() == SyncPolicy::Auto;
@@ -154,58 +158,60 @@ impl std::fmt::Debug for Capturing {
     }
 }
 
-/// Captured work (`torch.cuda.CUDAGraph`). It keeps its pool's memory and the storages from outside
-/// that it uses. A replay that is under way when it is dropped still finishes.
+/// Captured work (`torch.cuda.CUDAGraph`). A graph keeps the memory of its pool and the storages
+/// from outside that it uses. A replay in progress completes even if the graph is dropped.
 pub struct Graph {
     exec: GraphExec,
-    /// The storages from outside.
+    /// Storages from outside the capture, with whether replays write them.
     _kept: Vec<(Storage, bool)>,
-    /// The page-locked ones among them, with whether replays write them.
+    /// The page-locked storages of `_kept`, with whether replays write them.
     pinned: Vec<(Storage, bool)>,
     /// The uses of storages by replays.
     uses: Arc<ReplayUses>,
-    /// Storages that had been made in the pool by the last replay.
+    /// Number of storages made in the pool as of the last replay.
     made: AtomicU64,
-    /// Whether those graphs were replayed whose results it uses.
+    /// Replay flags of the graphs whose results this graph uses.
     needed: Vec<Replayed>,
-    /// Values by which its random ops advance the generator.
+    /// Number of values by which the graph's random ops advance the generator.
     draws: u64,
-    /// Where its kernels report failed checks.
+    /// Reports of failed checks by the graph's kernels.
     checks: Arc<CapturedChecks>,
-    /// The communicators that replays take part in.
+    /// Communicators that replays use.
     communicators: Vec<replays::Captured>,
     runtime: Runtime,
     log: Arc<Log>,
 }
 
 impl Graph {
-    /// The runtime it belongs to.
+    /// Returns the runtime that the graph belongs to.
     #[must_use]
     pub fn runtime(&self) -> &Runtime {
         &self.runtime
     }
 
-    /// The memory it was captured in.
+    /// Returns the pool that the graph was captured with.
     #[must_use]
     pub fn pool(&self) -> &GraphPool {
         &self.log.pool
     }
 
-    /// The driver's handle of the executable graph, valid while this object lives.
+    /// Returns the driver's handle of the executable graph, valid as long as this graph lives.
     #[must_use]
     pub fn exec_handle(&self) -> GraphExecHandle {
         self.exec.handle()
     }
 
-    /// Runs everything that was captured, on `stream`, in order with all other uses of what it
-    /// uses, other graphs' of the same pool among them. Inputs are read where they were captured:
-    /// write new values there before. Random ops go on in the device's sequence from where it is.
+    /// Enqueues all captured work on `stream` (`CUDAGraph.replay`), in order with all other uses of
+    /// its storages and with other graphs of the same pool. Inputs are read at the addresses of the
+    /// capture, so copy new values there first. Random ops continue the device's sequence.
     ///
     /// # Errors
-    /// [`ErrorKind::Capture`] while `stream` is captured; [`ErrorKind::NotReplayed`] while a graph was not
-    /// replayed whose results it uses; [`ErrorKind::DeviceMismatch`],
-    /// [`ErrorKind::RuntimeMismatch`]; [`ErrorKind::Collective`] where a process group has failed whose calls it
-    /// holds; otherwise as [`crate::launch::run`].
+    /// - [`ErrorKind::Capture`] if `stream` is captured.
+    /// - [`ErrorKind::NotReplayed`] if the graph uses results of a graph that was not replayed yet.
+    /// - [`ErrorKind::DeviceMismatch`] if `stream` is on another device than the graph.
+    /// - [`ErrorKind::RuntimeMismatch`] if `stream` belongs to another runtime.
+    /// - [`ErrorKind::Collective`] if the graph holds calls of a process group that has failed.
+    /// - The errors of [`crate::launch::run`].
     #[track_caller]
     pub fn replay(&self, stream: &Stream) -> Result<()> {
         const OP: &str = "replay";
@@ -230,7 +236,7 @@ impl Graph {
         })
     }
 
-    /// Enqueues a replay, which has these numbers on its communicators.
+    /// Enqueues a replay with these numbers on its communicators.
     #[track_caller]
     fn enqueue(&self, stream: &Stream, site: Site, numbers: &Sources) -> Result<()> {
         let device = self.runtime.device(stream.device_index())?;

@@ -1,4 +1,4 @@
-//! Where a random op on CUDA starts: in the generator's sequence, or in that of a replay.
+//! Starting points of random ops on CUDA: in the generator's sequence, or in that of a replay.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::module::{Program, Source};
 use crate::{CudaDevice, DType, Error, GeneratorGuard, Layout, Operand, Result, Storage};
 use crate::{Site, Target, View, cuda_struct, hosts};
 
-/// What writes where the random ops of a replay start.
+/// The kernel that writes the starting point of a replay's random ops.
 pub(crate) static PHILOX: Program = Program::new("philox", &[""], &["set_state"], |_, _| {
     Source::new().with::<Place>().push(include_str!("philox.cu"))
 })
@@ -25,8 +25,8 @@ static SET_STATE: Kernel<Place, 1> =
     unsafe { Kernel::new(&PHILOX, "set_state", hosts!(any write_state)) };
 
 cuda_struct! {
-    /// A place in the sequence of a seed. In a graph it counts from the replay's, which the kernel
-    /// finds in memory: PyTorch's `PhiloxCudaState`.
+    /// A position in the sequence of a seed (PyTorch's `PhiloxCudaState`). In a graph the position
+    /// is relative to that of the replay, which the kernel reads from memory.
     pub struct Place {
         seed: u64,
         offset: u64,
@@ -35,10 +35,10 @@ cuda_struct! {
 }
 
 impl Place {
-    /// The seed and the offset.
+    /// Returns the seed and the offset.
     ///
     /// # Safety
-    /// In a graph, operand `index` is two words of state.
+    /// In a graph, operand `index` must be two words of state.
     pub unsafe fn get(&self, launch: &HostLaunch<'_>, index: usize) -> (u64, u64) {
         if self.in_graph == 0 {
             return (self.seed, self.offset);
@@ -49,8 +49,8 @@ impl Place {
     }
 }
 
-/// What a random op on CUDA draws from: the device's generator, or a graph that is captured. Held
-/// until the op is enqueued, since the order of draws is the order of launches.
+/// The source of a random op's numbers on CUDA: the device's generator, or the graph being
+/// captured. Held until the op is enqueued, since the order of draws is the order of launches.
 pub struct Sequence<'a>(Origin<'a>);
 
 enum Origin<'a> {
@@ -58,7 +58,7 @@ enum Origin<'a> {
     Graph(Arc<Log>),
 }
 
-/// A place in a [`Sequence`], to which it can go back.
+/// A saved position of a [`Sequence`].
 #[derive(Clone, Debug)]
 pub struct Position(At);
 
@@ -76,7 +76,7 @@ impl std::fmt::Debug for Sequence<'_> {
 }
 
 impl<'a> Sequence<'a> {
-    /// Of an op on this target.
+    /// Returns the sequence for an op on `target`.
     #[must_use]
     pub fn of(target: Target<'_>, device: &'a CudaDevice) -> Self {
         let log = if let Target::Cuda(_, _, stream) = target { Log::of(stream) } else { None };
@@ -86,7 +86,7 @@ impl<'a> Sequence<'a> {
         })
     }
 
-    /// Where it is.
+    /// Returns the current position.
     #[must_use]
     pub fn position(&self) -> Position {
         Position(match &self.0 {
@@ -95,10 +95,11 @@ impl<'a> Sequence<'a> {
         })
     }
 
-    /// Goes back to where it was.
+    /// Returns to a saved position.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] where one is a generator's and the other a capture's.
+    /// [`ErrorKind::InvalidArgument`] if the position was saved in a capture and this sequence is
+    /// not in one, or the reverse.
     #[track_caller]
     pub fn go_to(&mut self, position: &Position) -> Result<()> {
         match (&mut self.0, &position.0) {
@@ -114,7 +115,8 @@ impl<'a> Sequence<'a> {
         }
     }
 
-    /// The place for a kernel of which no thread takes more than `values` values.
+    /// Returns the starting point for a kernel whose threads take at most `values` values each, and
+    /// advances past them.
     pub fn advance(&mut self, values: u64) -> Place {
         match &mut self.0 {
             Origin::Generator(generator) => {
@@ -125,16 +127,16 @@ impl<'a> Sequence<'a> {
         }
     }
 
-    /// How the state lies: outside a graph there is none.
+    /// Returns the layout of the state: two words in a graph, no elements outside.
     ///
     /// # Errors
-    /// None.
+    /// Currently none.
     #[track_caller]
     pub fn state_layout(&self) -> Result<Layout> {
         Layout::contiguous(&[if matches!(self.0, Origin::Graph(_)) { 2 } else { 0 }])
     }
 
-    /// The kernel's second operand; `other` stands for the state where there is none.
+    /// Returns the kernel's second operand. Outside a graph `other` takes the place of the state.
     #[must_use]
     pub fn state<'b>(&'b self, layout: &'b Layout, other: &'b Storage) -> Operand<'b> {
         let storage = if let Origin::Graph(log) = &self.0 { log.state() } else { other };
@@ -142,7 +144,7 @@ impl<'a> Sequence<'a> {
     }
 }
 
-/// Writes where the random ops of a replay start, and advances the generator by all of them.
+/// Writes the starting point of a replay's random ops, and advances the generator past all of them.
 #[track_caller]
 pub(super) fn set_state(
     target: Target<'_>,
@@ -160,7 +162,7 @@ pub(super) fn set_state(
 }
 
 /// # Safety
-/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): an operand of two words.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operand has two words.
 unsafe fn write_state(launch: &HostLaunch<'_>, place: &Place) {
     let state = Shared::<u64>::operand(launch, 0);
     // SAFETY: there are two words.

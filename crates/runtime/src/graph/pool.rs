@@ -1,4 +1,4 @@
-//! The memory that graphs are captured in.
+//! Memory pools of graphs.
 
 use std::sync::{Arc, PoisonError, Weak};
 
@@ -11,10 +11,10 @@ use super::{Log, check_device};
 use crate::storage::{Member, Pool, Replayed, Uses, WeakStorage};
 use crate::{CudaDevice, ErrorKind, Result, Runtime, Storage};
 
-/// Memory that one or more graphs share (`torch.cuda.graph_pool_handle`). Clones share it. What is
-/// made in a capture lies there, and what is dropped in it is used again in it and in later
-/// captures into the same pool: replay such graphs in the order in which they were captured, as in
-/// PyTorch. Their replays run one after another, whatever streams they are on.
+/// Memory that one or more graphs share (`torch.cuda.graph_pool_handle`). Clones share the pool.
+/// Tensors made in a capture lie in the pool. Memory of tensors dropped during a capture is reused
+/// in that capture and in later captures with the same pool, so replay such graphs in the order of
+/// their captures, as in PyTorch. Replays of a pool's graphs run one after another, on any streams.
 #[derive(Clone, Debug)]
 pub struct GraphPool(Arc<Inner>);
 
@@ -22,30 +22,30 @@ pub struct GraphPool(Arc<Inner>);
 struct Inner {
     memory: MemPool<CudaBackend>,
     device: usize,
-    /// The world of its device.
+    /// The [`Devices::id`](warpline_stream::Devices::id) of the device.
     devices_id: u64,
-    /// The seed and place that random ops of a replay start from. Each replay writes it, so that
-    /// its uses are those of the whole pool.
+    /// Seed and offset from which random ops of a replay start. Each replay writes it, so its uses
+    /// order all graphs of the pool.
     state: OnceLock<Storage>,
-    /// Where captures run that have no stream of their own. One for all, since the allocator
-    /// keeps memory by stream.
+    /// The stream for captures that have no stream of their own. The same for all, because the
+    /// allocator keeps memory per stream.
     stream: OnceLock<Stream>,
     members: Mutex<Members>,
-    /// Captures that may be under way.
+    /// Logs of captures that may be in progress.
     logs: Mutex<Vec<Weak<Log>>>,
 }
 
-/// The storages that were made in captures.
+/// Storages made in captures.
 #[derive(Debug, Default)]
 struct Members {
-    /// The number of those that were ever made.
+    /// Number of storages made so far.
     made: u64,
-    /// Those that may be there, by their numbers.
+    /// Storages that may still exist, by number.
     alive: Vec<(u64, WeakStorage)>,
 }
 
 impl GraphPool {
-    /// An empty pool of a device.
+    /// Creates an empty pool on a device.
     #[must_use]
     pub fn new(device: &CudaDevice) -> Self {
         let memory = device.allocator().new_pool(PoolOptions::default());
@@ -60,23 +60,24 @@ impl GraphPool {
         }))
     }
 
-    /// Its number, which no other pool of the device has; never 0.
+    /// Returns the pool's identifier, unique on its device. Never 0.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.0.memory.id()
     }
 
-    /// The index of its device.
+    /// Returns the index of the pool's device.
     #[must_use]
     pub fn device(&self) -> usize {
         self.0.device
     }
 
-    /// The stream for captures that have none of their own, which is always the same one.
+    /// Returns the stream for captures that have no stream of their own. Always the same stream.
     ///
     /// # Errors
-    /// [`ErrorKind::RuntimeMismatch`] and [`ErrorKind::DeviceMismatch`] for a device that is not its own;
-    /// the driver's own, when it has to be made.
+    /// - [`ErrorKind::RuntimeMismatch`] if `device` belongs to another runtime.
+    /// - [`ErrorKind::DeviceMismatch`] if `device` is not the pool's device.
+    /// - [`ErrorKind::Driver`] if the driver cannot create the stream.
     #[track_caller]
     pub fn stream(&self, device: &CudaDevice) -> Result<&Stream> {
         self.check_world(device.device().devices_id(), "graph_pool_handle")?;
@@ -88,7 +89,7 @@ impl GraphPool {
         Ok(self.0.stream.get_or_init(|| stream))
     }
 
-    /// Refuses what is of other devices than its own.
+    /// Checks that an object belongs to the same devices as the pool.
     #[track_caller]
     pub(super) fn check_world(&self, devices_id: u64, op: &'static str) -> Result<()> {
         if self.0.devices_id == devices_id {
@@ -102,7 +103,7 @@ impl GraphPool {
         &self.0.memory
     }
 
-    /// Where random ops find their state, made now if need be: outside any capture.
+    /// Returns the state of random ops. Allocates it on first use, which must be outside a capture.
     #[track_caller]
     pub(super) fn state(&self, runtime: &Runtime, stream: &Stream) -> Result<&Storage> {
         if let Some(state) = self.0.state.get() {
@@ -120,7 +121,7 @@ impl GraphPool {
         self.0.logs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Enters a capture that begins.
+    /// Adds the log of a new capture.
     pub(super) fn enter_log(&self, log: &Arc<Log>) {
         let mut logs = self.logs();
         logs.retain(|log| log.strong_count() > 0);
@@ -134,8 +135,8 @@ impl GraphPool {
         members.alive.push((made, storage.downgrade()));
     }
 
-    /// The number of storages that were made in captures by now, and those after the first `since` that are
-    /// still there. `None` if there are no more.
+    /// Returns the number of storages made so far, and those after the first `since` that still
+    /// exist. `None` if none was made after `since`.
     pub(super) fn made_since(&self, since: u64) -> (u64, Option<Vec<Storage>>) {
         let mut members = self.members();
         let Members { made, alive } = &mut *members;
@@ -155,7 +156,7 @@ impl GraphPool {
         (*made, Some(new))
     }
 
-    /// What a storage made in it has to know.
+    /// Returns the membership of a storage made in this pool.
     pub(super) fn member(&self, replayed: &Replayed) -> Member {
         let pool: Weak<Inner> = Arc::downgrade(&self.0);
         Member::new(pool, replayed)

@@ -1,40 +1,42 @@
-//! Element types as CPU implementations see them: what lies in memory, and what is computed in.
-//! Mirrors `cuda/element.cuh`.
+//! Element types of CPU implementations: the type in memory and the type of arithmetic. Mirrors
+//! `cuda/element.cuh`.
 
 use half::{bf16, f16};
 
 use super::halves;
 use crate::{DType, Element, Scalar};
 
-/// A bool in memory: true unless the byte is 0. Unlike `bool`, any byte is valid, so memory that
-/// nobody has written yet may be read.
+/// A bool in memory: false if the byte is 0, otherwise true. Unlike for `bool`, every byte is
+/// valid, so uninitialized device memory may be read.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct Truth(u8);
 
-/// What lies in memory. [`crate::dispatch`] gives the type of a dtype.
+/// A type of elements in memory. [`crate::dispatch`] selects the type for a dtype.
 pub trait HostElement: Copy + Send + Sync + 'static {
-    /// The dtype that it is of.
+    /// The dtype of the elements.
     const DTYPE: DType;
-    /// What arithmetic is done in: `f32` for the half-width floats, otherwise the type itself.
+    /// The type of arithmetic: `f32` for the half-width floats, otherwise the type itself.
     type Compute: Number + CastAny;
-    /// Its value.
+    /// Returns the element's value.
     fn get(self) -> Self::Compute;
-    /// The nearest element to a value.
+    /// Rounds a value to the nearest element.
     fn put(value: Self::Compute) -> Self;
 }
 
-/// A type that arithmetic is done in. Integers wrap; bool adds as `or` and multiplies as `and`.
+/// A type of arithmetic. Integers wrap. For bool, addition is `or`, subtraction `xor`, and
+/// multiplication `and`.
 pub trait Number: Copy + PartialOrd + Send + Sync + 'static {
     /// Converts as [`Cast`] does.
     fn from_number(value: impl CastAny) -> Self;
     /// Converts as [`Cast`] does.
     fn from_scalar(value: Scalar) -> Self;
-    /// As a scalar.
+    /// Returns the value as a scalar.
     fn to_scalar(self) -> Scalar;
-    /// From a kernel's scalar argument: bits of this type, or of an `i64` for integers and bools.
+    /// Decodes a kernel's scalar argument: bits of this type, or of an `i64` for integers and
+    /// bools.
     fn from_bits(bits: u64) -> Self;
-    /// As a kernel's scalar argument.
+    /// Encodes the value as a kernel's scalar argument.
     fn to_bits(self) -> u64;
     /// `self + b`.
     fn add(self, b: Self) -> Self;
@@ -42,33 +44,36 @@ pub trait Number: Copy + PartialOrd + Send + Sync + 'static {
     fn sub(self, b: Self) -> Self;
     /// `self * b`.
     fn mul(self, b: Self) -> Self;
-    /// `self / b`, for floats.
+    /// `self / b` for floats. Integers return 0 for a division by zero.
     fn div(self, b: Self) -> Self;
-    /// Whether it is a NaN.
+    /// Returns whether the value is a NaN.
     fn is_nan(self) -> bool;
 
-    /// The larger, or the one that is NaN.
+    /// Returns the larger value, or the NaN if there is one.
     #[inline(always)]
     fn maximum(self, b: Self) -> Self {
         if self > b || self.is_nan() { self } else { b }
     }
 
-    /// The smaller, or the one that is NaN.
+    /// Returns the smaller value, or the NaN if there is one.
     #[inline(always)]
     fn minimum(self, b: Self) -> Self {
         if self < b || self.is_nan() { self } else { b }
     }
 }
 
-/// Conversion between compute types: floats go to integers towards zero by way of `i32`, `u8` and
-/// `i64` by way of `i64`, and saturate there; a NaN becomes the least `i64`, or from `f64` the least
-/// `i32`, and from `f32` the `i32` 0; integers wrap; anything but 0 is true.
+/// Conversion between compute types:
+/// - Floats convert to `i8`, `i16` and `i32` by way of `i32`, and to `u8` and `i64` by way of
+///   `i64`. They round towards zero and saturate at the intermediate type.
+/// - A NaN becomes `i64::MIN`, from `f64` as an `i32` `i32::MIN`, and from `f32` as an `i32` 0.
+/// - Integers wrap.
+/// - All values but 0 are true.
 pub trait Cast<D> {
-    /// As the other type.
+    /// Converts to the other type.
     fn cast(self) -> D;
 }
 
-/// A compute type that converts to every other.
+/// A compute type that converts to every other compute type.
 pub trait CastAny:
     Cast<bool> + Cast<u8> + Cast<i8> + Cast<i16> + Cast<i32> + Cast<i64> + Cast<f32> + Cast<f64>
 {

@@ -1,9 +1,9 @@
-//! Conversions of the halves, without branches or calls, so that compilers turn loops of them into
-//! vector instructions. They round to the nearest, ties to even, and keep NaNs as processors do.
+//! Conversions of half-width floats without branches or calls, so that loops of them vectorize.
+//! The results are rounded to the nearest value, ties to even. NaNs are kept as processors do.
 
 use half::{bf16, f16};
 
-/// The value of an `f16`.
+/// Converts an `f16` to `f32`.
 #[inline(always)]
 pub(super) fn from_f16(value: f16) -> f32 {
     let bits = u32::from(value.to_bits());
@@ -15,7 +15,7 @@ pub(super) fn from_f16(value: f16) -> f32 {
     f32::from_bits(sign | if rest >= 0x0f80_0000 { special } else { finite })
 }
 
-/// The nearest `f16`.
+/// Rounds to the nearest `f16`.
 #[inline(always)]
 pub(super) fn to_f16(value: f32) -> f16 {
     let bits = value.to_bits();
@@ -30,7 +30,7 @@ pub(super) fn to_f16(value: f32) -> f16 {
     f16::from_bits((sign | if rest >= 0x4780_0000 { special } else { finite }) as u16)
 }
 
-/// The value of a `bf16`.
+/// Converts a `bf16` to `f32`.
 #[inline(always)]
 pub(super) fn from_bf16(value: bf16) -> f32 {
     let bits = u32::from(value.to_bits());
@@ -38,7 +38,7 @@ pub(super) fn from_bf16(value: bf16) -> f32 {
     f32::from_bits((bits | quiet) << 16)
 }
 
-/// The nearest `bf16`.
+/// Rounds to the nearest `bf16`.
 #[inline(always)]
 pub(super) fn to_bf16(value: f32) -> bf16 {
     let bits = value.to_bits();

@@ -22,18 +22,19 @@ pub use element::{Cast, CastAny, HostElement, Number, Truth};
 pub use strided::{GRAIN, LANES, load, map0, map1, rows, store};
 pub use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
 
-/// Whether an op may spread over threads from here. Not from inside a parallel job: waiting there
+/// Returns whether an op may run on several threads. Not from inside a parallel job: waiting there
 /// could pick up another job of the program that needs a lock this thread holds.
 pub(crate) fn may_parallel() -> bool {
     // To a checker of schedules it is one step.
     cfg!(not(shuttle)) && rayon::current_thread_index().is_none()
 }
 
-/// Runs `f`, which spreads over threads, on threads that do nothing but this, which are there
-/// ([`has_threads`]).
+/// Runs `f`, which uses several threads, on the thread pool of CPU ops. Without a pool
+/// ([`has_threads`]), runs `f` on this thread.
 ///
-/// The program's own jobs may wait for a lock that the caller holds. Were they on the same
-/// threads, all of these could be waiting for the caller while it waits for one of them.
+/// The pool is separate from the program's: jobs of the program may wait for a lock that the caller
+/// holds, so on a shared pool all threads could wait for the caller while the caller waits for one
+/// of them.
 pub fn on_threads<R: Send>(f: impl FnOnce() -> R + Send) -> R {
     match threads() {
         Some(threads) => threads.install(f),
@@ -41,7 +42,8 @@ pub fn on_threads<R: Send>(f: impl FnOnce() -> R + Send) -> R {
     }
 }
 
-/// Runs `f` here and, as they come free, on up to `others` of these threads; returns once all have.
+/// Runs `f` on this thread and on up to `others` threads of the pool. Returns when all have
+/// finished.
 #[cfg(not(shuttle))]
 pub(crate) fn together(others: usize, f: impl Fn() + Sync) {
     match threads() {
@@ -55,7 +57,7 @@ pub(crate) fn together(others: usize, f: impl Fn() + Sync) {
     }
 }
 
-/// The same on threads of the checker.
+/// Runs `f` on this thread and on `others` threads of the schedule checker.
 #[cfg(shuttle)]
 pub(crate) fn together(others: usize, f: impl Fn() + Sync) {
     warpline_sync::thread::scope(|scope| {
@@ -66,26 +68,27 @@ pub(crate) fn together(others: usize, f: impl Fn() + Sync) {
     });
 }
 
-/// How many threads share an op's work.
+/// Returns the number of threads that share an op's work.
 pub fn thread_count() -> usize {
     threads().map_or(1, ThreadPool::current_num_threads)
 }
 
-/// Whether there are any. Without them rayon's own would be used, which a forked child lacks.
+/// Returns whether the thread pool exists. Without it, rayon's own pool would be used, which a
+/// forked child lacks.
 pub fn has_threads() -> bool {
     threads().is_some()
 }
 
-/// The threads of a process.
+/// The thread pool of a process.
 #[derive(Debug)]
 struct Pool {
-    /// `None` where the system has given none.
+    /// `None` if the system could not start the threads.
     threads: Option<ThreadPool>,
-    /// That of the process: a forked child does not have its parent's threads.
+    /// Fork generation of the process: a forked child does not have its parent's threads.
     generation: u32,
 }
 
-/// The latest pool, which is never freed: a forked child could not end its parent's.
+/// The latest pool. Never freed, because a forked child could not end its parent's threads.
 // No lock or `OnceLock`: a child of a process that just had it locked would wait for ever.
 static POOL: AtomicPtr<Pool> = AtomicPtr::new(null_mut());
 
@@ -123,20 +126,21 @@ fn start_threads(
     }
 }
 
-/// The parameter block.
+/// Returns the parameter block.
 ///
 /// # Panics
-/// When the block is not a `P`: an op and its CPU implementation disagree.
+/// If the block does not have the size of `P`, because an op and its CPU implementation disagree.
 pub fn params<P: AnyBitPattern>(launch: &HostLaunch<'_>) -> P {
     bytemuck::pod_read_unaligned(launch.params)
 }
 
-/// Runs `f` over `0..n` in ranges of about `grain`, on all cores where allowed and worth it.
+/// Runs `f` over `0..n` in ranges of about `grain`, on several threads if `parallel` is set and `n`
+/// is larger than `grain`.
 pub fn parallel_for(parallel: bool, n: usize, grain: usize, f: impl Fn(Range<usize>) + Sync) {
     spread(parallel, n, grain, &f);
 }
 
-/// Compiled once rather than for each loop body, of which there are thousands.
+/// Compiled once, not for each of the thousands of loop bodies.
 fn spread(parallel: bool, n: usize, grain: usize, f: &(dyn Fn(Range<usize>) + Sync)) {
     let grain = grain.max(1);
     if !parallel || n <= grain || !has_threads() {
@@ -152,7 +156,7 @@ fn spread(parallel: bool, n: usize, grain: usize, f: &(dyn Fn(Range<usize>) + Sy
     });
 }
 
-/// A pointer that threads of one launch share; they touch disjoint elements.
+/// A pointer shared by the threads of one launch, which access disjoint elements.
 #[derive(Clone, Copy, Debug)]
 pub struct Shared<T>(pub *mut T);
 
@@ -162,12 +166,13 @@ unsafe impl<T> Send for Shared<T> {}
 unsafe impl<T> Sync for Shared<T> {}
 
 impl<T: Copy> Shared<T> {
-    /// The address `at` elements from index zero, which only an access has to have in bounds.
+    /// Returns the address `at` elements from index zero. Only accesses need the address to be in
+    /// bounds.
     pub fn at(self, at: isize) -> *mut T {
         self.0.wrapping_offset(at)
     }
 
-    /// Operand `index` of a launch.
+    /// Returns operand `index` of a launch.
     pub fn operand(launch: &HostLaunch<'_>, index: usize) -> Self {
         Self(launch.pointers[index].cast())
     }
@@ -175,16 +180,17 @@ impl<T: Copy> Shared<T> {
     /// Reads the element `at` elements from index zero.
     ///
     /// # Safety
-    /// It must be a declared element that nobody writes meanwhile.
+    /// The element must be declared by the launch, and no thread may write it meanwhile.
     pub unsafe fn read(self, at: isize) -> T {
         // SAFETY: the caller's promise; elements are aligned because storages are.
         unsafe { self.0.offset(at).read() }
     }
 
-    /// Writes it.
+    /// Writes the element `at` elements from index zero.
     ///
     /// # Safety
-    /// It must be a declared, writable element that no other thread touches meanwhile.
+    /// The element must be declared as writable by the launch, and no other thread may access it
+    /// meanwhile.
     pub unsafe fn write(self, at: isize, value: T) {
         // SAFETY: the caller's promise; elements are aligned because storages are.
         unsafe { self.0.offset(at).write(value) };

@@ -5,15 +5,16 @@ use std::ops::Range;
 use super::{Shared, parallel_for};
 use crate::iter::Index;
 
-/// Elements that loops take at once. Slices that are a multiple of it have no scalar remainder.
+/// Number of elements that loops process at once. Slices of a multiple of this length have no
+/// scalar remainder.
 pub const LANES: usize = 16;
 
-/// Elements below which a second thread does not pay.
+/// Number of elements below which a second thread does not pay.
 pub const GRAIN: usize = 32 * 1024;
 
-/// Calls `row(at, n)` for each run of the innermost dimension within `range` of the linear index:
-/// `at` is where its first element lies in each operand; the others follow at the operands'
-/// strides of dimension 0.
+/// Calls `row(at, n)` for each run of the innermost dimension within `range` of the linear index.
+/// `at` is the offset of the run's first element in each operand, in elements; the run has `n`
+/// elements at the operands' strides of dimension 0.
 #[inline]
 pub fn rows<const N: usize>(
     index: &Index<N>,
@@ -35,7 +36,8 @@ pub fn rows<const N: usize>(
 /// Reads [`LANES`] elements.
 ///
 /// # Safety
-/// They are declared, from `p` on at this stride, and nobody writes them meanwhile.
+/// The elements from `p` on at this stride must be declared by the launch, and no thread may write
+/// them meanwhile.
 #[inline(always)]
 pub unsafe fn load<T: Copy>(p: *const T, stride: isize) -> [T; LANES] {
     match stride {
@@ -51,7 +53,8 @@ pub unsafe fn load<T: Copy>(p: *const T, stride: isize) -> [T; LANES] {
 /// Writes [`LANES`] elements.
 ///
 /// # Safety
-/// As [`load`], for writes.
+/// The elements from `p` on at this stride must be declared as writable by the launch, and no other
+/// thread may access them meanwhile.
 #[inline(always)]
 pub unsafe fn store<T: Copy>(p: *mut T, stride: isize, values: [T; LANES]) {
     if stride == 1 {
@@ -68,7 +71,8 @@ pub unsafe fn store<T: Copy>(p: *mut T, stride: isize, values: [T; LANES]) {
 /// `out = value()` for every element.
 ///
 /// # Safety
-/// `out` is valid for writes at every offset of `index`, and nobody else touches it meanwhile.
+/// `out` must be valid for writes at every offset of `index`, and no other thread may access it
+/// meanwhile.
 pub unsafe fn map0<O: Copy + Sync>(out: Shared<O>, index: &Index<1>, parallel: bool, v: O) {
     let [s] = index.inner_strides();
     parallel_for(parallel, index.numel(), GRAIN, |range| {
@@ -81,11 +85,11 @@ pub unsafe fn map0<O: Copy + Sync>(out: Shared<O>, index: &Index<1>, parallel: b
     });
 }
 
-/// `out = f(a)` element by element; `out` may be `a` itself.
+/// `out = f(a)` for every element. `out` may be `a` itself.
 ///
 /// # Safety
-/// The pointers are valid at every offset of `index` for reads and writes respectively, and nobody
-/// else touches what they reach meanwhile.
+/// The pointers must be valid for reads (`a`) and writes (`out`) at every offset of `index`, and no
+/// other thread may access these elements meanwhile.
 pub unsafe fn map1<A: Copy + Sync, O: Copy + Sync>(
     a: Shared<A>,
     out: Shared<O>,

@@ -1,5 +1,4 @@
-//! The iteration layer: kernels that go over the elements of operands of common sizes and any
-//! strides.
+//! The iteration layer: kernels over the elements of operands of common sizes and any strides.
 //!
 //! A family declares its kernels once: for each dtype a *flat* one, for operands that are
 //! contiguous and aligned, and a *strided* one (`runs.rs`), each with a CPU implementation that
@@ -28,55 +27,61 @@ pub use runs::Runs;
 pub use space::{Bits, Flat, Index, Plan, Space, magic};
 pub use walk::{Dim, Walk};
 
-/// The kernels of programs of this layer.
+/// Names of the kernels of this layer's programs.
 pub const KERNELS: &[&str] = &["flat", "strided"];
-/// Of programs that convert operands of other dtypes, too.
+/// Names of the kernels of programs that also convert operands of other dtypes.
 pub const CONVERTING_KERNELS: &[&str] = &["flat", "strided", "converting"];
 const FLAT: usize = 0;
 const STRIDED: usize = 1;
 const CONVERTING: usize = 2;
 
-/// Threads per block.
+/// Number of threads per block.
 pub const BLOCK: u32 = 256;
 
-/// An elementwise op on operands of some dtype: takes [`Params`] of its arguments, and of [`Flat`]
-/// or an [`Index`].
+/// An elementwise op on operands of one dtype. Its kernels take [`Params`] of its arguments, with
+/// [`Flat`] or an [`Index`].
 #[derive(Clone, Copy, Debug)]
 pub struct Op {
-    /// PyTorch's name.
+    /// PyTorch's name of the op.
     pub name: &'static str,
     /// The program, and the number of the variant. Its first kernel is for operands that are
     /// contiguous and aligned to whole vectors, the second for all others.
     pub program: (&'static Program, usize),
-    /// The CPU implementations of both.
+    /// The CPU implementations of both kernels.
     pub host: [HostKernel; 2],
-    /// Elements that a thread of the flat kernel takes at a time: those of a vector.
+    /// Number of elements that a thread of the flat kernel processes at a time: those of a vector.
     pub vector: usize,
-    /// Elements that a thread of the strided kernel takes at a time.
+    /// Number of elements that a thread of the strided kernel processes at a time.
     pub run: usize,
-    /// Number of results: the last of the views, which are written. At least 1.
+    /// Number of results, at least 1. The results are the last views, which are written.
     pub results: usize,
-    /// Whether operands are of other dtypes than the kernels: then the third kernel runs, an element a
-    /// thread, with the parameters and the CPU implementation of the strided one.
+    /// Whether operands have other dtypes than the kernels. The third kernel then runs, with one
+    /// element per thread, and with the parameters and the CPU implementation of the strided
+    /// kernel.
     pub converts: bool,
-    /// Where the op was called.
+    /// Location of the op's call.
     pub location: &'static Location<'static>,
 }
 
-/// Elements of `size` bytes that a flat kernel takes at a time: 16 bytes, but no more than 8.
+/// Returns the number of elements of `size` bytes that a flat kernel processes at a time: as many
+/// as fit in 16 bytes, at most 8.
 pub const fn vector_width(size: usize) -> usize {
     if size < 2 { 8 } else { 16 / size }
 }
 
-/// Runs an op on `N` views of the same sizes: the operands, which are read, then the [results](Op::results).
+/// Runs an op on `N` views of the same sizes: first the operands, which are read, then the
+/// [results](Op::results).
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`], [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`],
-/// [`ErrorKind::OutOfStorage`], [`ErrorKind::TooManyDims`], and those of [`launch::run`].
+/// - [`ErrorKind::ShapeMismatch`] if the views have different sizes.
+/// - [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`] or
+///   [`ErrorKind::OutOfStorage`] by the rules of [`launch::check_in_place`].
+/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - The errors of [`launch::run`].
 ///
 /// # Safety
-/// The kernels and CPU implementations must be right for the views' dtypes and these arguments,
-/// and do no more than read all operands and write the results, elements in step.
+/// The kernels and CPU implementations must fit the views' dtypes and these arguments, and do no
+/// more than read the elements of all operands and write those of the results, at the same index.
 #[track_caller]
 pub unsafe fn run<const N: usize, A: Pod>(
     target: Target<'_>,
@@ -88,14 +93,15 @@ pub unsafe fn run<const N: usize, A: Pod>(
     unsafe { run_some(target, op, views, 0, args) }
 }
 
-/// [`run`] where some views are not touched: those whose bit in `untouched` is set. These are operands for which the
-/// kernels have numbers among their arguments, and unwanted results. `views` has a wanted result in their place.
+/// Runs an op as [`run`] does, with some views not accessed: those whose bit in `untouched` is set.
+/// These are operands for which the kernels have numbers among their arguments, and unwanted
+/// results. `views` has a wanted result in their place.
 ///
 /// # Errors
-/// As [`run`].
+/// The same as [`run`].
 ///
 /// # Safety
-/// As [`run`].
+/// The conditions of [`run`].
 #[track_caller]
 pub unsafe fn run_some<const N: usize, A: Pod>(
     target: Target<'_>,
@@ -119,7 +125,7 @@ pub unsafe fn run_some<const N: usize, A: Pod>(
     unsafe { run_part(target, op, views, &declared, untouched, args) }
 }
 
-/// The access of the kernels to each view.
+/// Returns the kernels' access to each view.
 fn operands<'a, const N: usize>(op: &Op, views: [View<'a>; N], untouched: u64) -> [Operand<'a>; N] {
     std::array::from_fn(|k| match views[k] {
         view if untouched >> k & 1 == 1 => view.untouched(),
@@ -129,7 +135,7 @@ fn operands<'a, const N: usize>(op: &Op, views: [View<'a>; N], untouched: u64) -
 }
 
 /// # Safety
-/// As [`run`].
+/// The conditions of [`run`].
 #[track_caller]
 unsafe fn run_part<const N: usize, A: Pod>(
     target: Target<'_>,
@@ -174,7 +180,7 @@ unsafe fn run_part<const N: usize, A: Pod>(
 }
 
 /// # Safety
-/// As [`launch::run`].
+/// The conditions of [`launch::run`].
 #[track_caller]
 unsafe fn launch_one(
     target: Target<'_>,
@@ -202,9 +208,9 @@ unsafe fn launch_one(
     unsafe { launch::run(target, &call) }
 }
 
-/// Blocks of [`BLOCK`] threads, as many as are needed: the device is busier with blocks that come one after
-/// the other than with fewer that loop. The kernels of this layer have no loop; one that has, as in
-/// `docs/custom-ops.md`, goes through it once, and runs on any other grid too.
+/// Returns a grid of blocks of [`BLOCK`] threads with one thread per element: a device is busier
+/// with many blocks than with fewer that loop. The kernels of this layer have no loop. A kernel
+/// with a loop, as in `docs/custom-ops.md`, then runs it once, and works with any other grid too.
 pub fn grid(target: Target<'_>, threads: usize) -> [u32; 3] {
     match target {
         Target::Cpu(_) => [1; 3],
@@ -212,8 +218,11 @@ pub fn grid(target: Target<'_>, threads: usize) -> [u32; 3] {
     }
 }
 
-/// Calls `f` on the two halves of views that are too large for one launch. They are cut where they
-/// reach furthest: a dimension of few elements may be what takes them too far.
+/// Calls `f` on the two halves of views that are too large for one launch. The views are cut in the
+/// dimension with the farthest reach, which may have few elements.
+///
+/// # Errors
+/// Errors of `f`.
 #[track_caller]
 pub fn halves<const N: usize>(
     views: &[View<'_>; N],

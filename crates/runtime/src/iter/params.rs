@@ -1,20 +1,20 @@
-//! The parameter block of a kernel of this layer.
+//! The parameter block of this layer's kernels.
 
 use bytemuck::{Pod, Zeroable};
 
 use crate::module::{CudaType, Definitions, field};
 
-/// Keeps [`Params`] from being made by anything but `new`.
+/// Prevents the construction of [`Params`] other than by `new`.
 #[derive(Clone, Copy, Debug)]
 struct Private;
 
-/// A kernel's parameter block: where, then what.
+/// A kernel's parameter block: the elements to visit, then the arguments.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Params<S, A> {
-    /// Where.
+    /// The elements to visit.
     pub space: S,
-    /// What.
+    /// The arguments of the op.
     pub args: A,
     private: Private,
 }
@@ -25,7 +25,8 @@ impl<S: Pod, A: Pod> Params<S, A> {
         "pad the arguments: a parameter block has no implicit padding"
     );
 
-    /// Does not compile where there would be padding between or after them.
+    /// Creates a parameter block. Does not compile if there were padding between or after the
+    /// parts.
     pub fn new(space: S, args: A) -> Self {
         const { Self::NO_PADDING };
         Self { space, args, private: Private }

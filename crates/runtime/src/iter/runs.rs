@@ -1,7 +1,7 @@
-//! How the threads of a strided kernel share the elements.
+//! Distribution of a strided kernel's elements among threads.
 //!
 //! A thread takes a *run*: the elements of one vector in the innermost dimension, starting where
-//! the result's vectors start. Of each operand, a run is one vector, one element (broadcast), or
+//! the result's vectors start. For each operand, a run is one vector, one element (broadcast), or
 //! elements that lie apart.
 //!
 //! If an operand lies the other way round, as in a transpose, blocks take tiles of two dimensions,
@@ -14,30 +14,32 @@ use super::space::{Index, Plan, magic};
 use super::walk::Dim;
 use crate::Result;
 
-/// Lanes of a warp.
+/// Number of lanes of a warp.
 const LANES: usize = 32;
-/// Bits of a thread's number within its block.
+/// Number of bits of a thread's number within its block.
 const BLOCK_BITS: u32 = super::BLOCK.ilog2();
 
-/// Each thread takes a *run*: elements of the innermost dimension, as many as are one vector: side by side, or,
-/// where the result's do not lie side by side, so far apart that a warp's threads write neighbours. Where an operand lies the other way round, a block takes a tile of two dimensions, so that
-/// it reads whole sectors of memory of each operand; otherwise runs are counted on from row to row.
+/// Distribution of elements among threads. Each thread takes a *run*: as many elements of the
+/// innermost dimension as a vector has, adjacent, or, if those of the result are not adjacent, so
+/// far apart that a warp's threads write neighbours. If an operand's innermost dimension is another
+/// one, a block takes a tile of two dimensions, so that it reads whole memory sectors of each
+/// operand; otherwise runs are counted on from row to row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Runs {
-    /// Threads, of which some may have nothing to do.
+    /// Number of threads, some of which may have nothing to do.
     threads: u32,
-    /// Whether runs begin where the result's vectors do, wherever its rows begin.
+    /// Whether runs begin where the result's vectors do, at any beginning of its rows.
     aligned: u16,
-    /// From an element of a run to the next: 1, or the lanes of a warp.
+    /// Distance between the elements of a run: 1, or the number of lanes of a warp.
     apart: u16,
-    /// Side by side in a tile: lanes of a warp, and warps, as powers of two. All threads of a block
-    /// where there are no tiles.
+    /// Adjacent threads in a tile: lanes of a warp, and warps, as powers of two. All threads of a
+    /// block if there are no tiles.
     lanes: u32,
     warps: u32,
-    /// Runs of a row; or tiles of both dimensions.
+    /// Number of runs per row, or of tiles in both dimensions.
     count: [u32; 2],
-    /// With `shift`, what a GPU divides by `count` with.
+    /// Constants by which a GPU divides by `count`, together with `shift`.
     magic: [u32; 2],
     shift: [u32; 2],
 }
@@ -45,13 +47,14 @@ pub struct Runs {
 crate::cuda_struct!(Runs { threads, aligned, apart, lanes, warps, count, magic, shift });
 
 impl Runs {
-    /// Threads, of which some may have nothing to do.
+    /// Returns the number of threads, some of which may have nothing to do.
     #[must_use]
     pub fn threads(&self) -> usize {
         self.threads as usize
     }
 
-    /// Over dimensions of `numel` elements; the second is the other one of the tiles, if there are any.
+    /// Creates the distribution over dimensions with `numel` elements in total. With `tiled`, the
+    /// second dimension is the other one of the tiles.
     fn new<const N: usize>(
         dims: &[Dim<N>],
         numel: usize,
@@ -104,11 +107,11 @@ impl Runs {
 }
 
 impl<const N: usize> Plan<N> {
-    /// As [`Plan::index`], for a kernel whose threads take runs of `vector` elements; the result begins
-    /// `start` elements after a whole one.
+    /// Creates a kernel's parameters as [`Plan::index`] does, for a kernel whose threads take runs
+    /// of `vector` elements. The result begins `start` elements after a whole vector.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::TooManyDims`].
+    /// [`crate::ErrorKind::TooManyDims`] if there are more dimensions than a kernel supports.
     #[track_caller]
     pub fn in_runs(mut self, op: &'static str, vector: usize, start: usize) -> Result<Index<N>> {
         let aligned = start.is_multiple_of(vector);
@@ -121,7 +124,7 @@ impl<const N: usize> Plan<N> {
         Ok(index)
     }
 
-    /// The dimension in which an operand is denser than in the innermost.
+    /// Returns the dimension in which an operand is denser than in the innermost one.
     fn other_way(&self) -> Option<usize> {
         let (_, inner) = self.dims.first()?;
         let denser = |(d, (_, strides)): (usize, &Dim<N>)| {
@@ -139,8 +142,8 @@ mod tests {
 
     use super::*;
 
-    /// What `run_of` in `space.cuh` computes: the elements of a thread's run, for a result that begins
-    /// `start` elements after a whole vector.
+    /// Computes the same as `run_of` in `space.cuh`: the elements of a thread's run, for a result
+    /// that begins `start` elements after a whole vector.
     fn run_of<const N: usize>(
         p: &Index<N>,
         dims: &[Dim<N>],

@@ -1,4 +1,4 @@
-//! The elements an elementwise kernel goes over.
+//! The elements that an elementwise kernel visits.
 
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
@@ -8,21 +8,22 @@ use super::walk::{Dim, merged};
 use crate::layout::is_row_major;
 use crate::{ErrorKind, Result};
 
-/// Dimensions a kernel can tell apart; what merges with a neighbour does not count.
+/// Maximum number of dimensions of a kernel, after merging neighbours.
 pub(super) const MAX_DIMS: usize = 16;
 
-/// All operands are contiguous and aligned to whole vectors.
+/// Elements of operands that are all contiguous and aligned to whole vectors.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct Flat {
-    /// Elements of each operand, fewer than 2³¹.
+    /// Number of elements of each operand, fewer than 2³¹.
     pub numel: u32,
 }
 
 crate::cuda_struct!(Flat { numel });
 
-/// A number of up to 64 bits among a kernel's arguments. In halves, so that what is before it needs no
-/// padding: a kernel that lasts a microsecond notices whether its parameters are one line of the cache.
+/// A number of up to 64 bits among a kernel's arguments. Stored in halves, so that the field before
+/// needs no padding: the time of short kernels depends on the number of cache lines of their
+/// parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Bits {
@@ -49,10 +50,10 @@ impl From<Bits> for u64 {
 #[repr(C)]
 struct IndexDim<const N: usize> {
     size: u32,
-    /// With `shift`, what a GPU divides by `size` with.
+    /// Constants by which a GPU divides by `size`, together with `shift`.
     magic: u32,
     shift: u32,
-    /// Of each operand, in elements.
+    /// Stride of each operand, in elements.
     strides: [i32; N],
 }
 
@@ -63,10 +64,11 @@ unsafe impl<const N: usize> Pod for IndexDim<N> {}
 
 crate::cuda_struct!(IndexDim<N> { size, magic, shift, strides });
 
-/// `N` operands over common sizes, from the innermost dimension out. What there is of a dimension lies
-/// together: a small kernel waits for each line of the cache that its parameters are on.
+/// Elements of `N` operands of common sizes, from the innermost dimension out. The fields of a
+/// dimension are stored together, because a small kernel waits for each cache line of its
+/// parameters.
 ///
-/// At least one element, fewer than 2³¹, and every offset fits `i32`.
+/// There are at least 1 and fewer than 2³¹ elements, and every offset fits `i32`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Index<const N: usize> {
@@ -85,24 +87,24 @@ unsafe impl<const N: usize> Pod for Index<N> {}
 crate::cuda_struct!(Index<N> { numel, ndim, runs, dims });
 
 impl<const N: usize> Index<N> {
-    /// Elements of each operand.
+    /// Returns the number of elements of each operand.
     #[must_use]
     pub fn numel(&self) -> usize {
         self.numel as usize
     }
 
-    /// Dimensions.
+    /// Returns the number of dimensions.
     #[must_use]
     pub fn ndim(&self) -> usize {
         self.ndim as usize
     }
 
-    /// The size of a dimension; 1 beyond the last.
+    /// Returns the size of a dimension. 1 beyond the last.
     pub fn size(&self, d: usize) -> usize {
         self.dims[d].size.max(1) as usize
     }
 
-    /// Where element `i` of each operand lies.
+    /// Returns the offset of element `i` in each operand, in elements.
     pub fn offsets(&self, mut i: usize) -> [isize; N] {
         let mut at = [0isize; N];
         for d in 0..self.ndim() {
@@ -115,26 +117,26 @@ impl<const N: usize> Index<N> {
         at
     }
 
-    /// How threads share the elements: nothing, unless it comes of [`Plan::in_runs`].
+    /// Returns the distribution among threads. Empty unless [`Plan::in_runs`] made the index.
     #[must_use]
     pub fn runs(&self) -> &Runs {
         &self.runs
     }
 
-    /// The operands' strides of a dimension; 0 beyond the last.
+    /// Returns the operands' strides of a dimension, in elements. 0 beyond the last.
     pub fn strides(&self, d: usize) -> [isize; N] {
         self.dims[d].strides.map(|stride| stride as isize)
     }
 
-    /// The operands' strides of the innermost dimension.
+    /// Returns the operands' strides of the innermost dimension, in elements.
     pub fn inner_strides(&self) -> [isize; N] {
         self.strides(0)
     }
 }
 
-/// Something that tells where the elements of `N` operands are.
+/// A description of the elements of `N` operands.
 pub trait Space<const N: usize>: Pod {
-    /// As the strided kernel takes it.
+    /// Returns the elements as an [`Index`], which the strided kernel takes.
     fn index(&self) -> Index<N>;
 }
 
@@ -153,8 +155,8 @@ impl<const N: usize> Space<N> for Flat {
     }
 }
 
-/// Sizes and strides after dimensions of size 1 are gone, the rest is sorted by stride, and
-/// neighbours are merged. From the innermost dimension out.
+/// Sizes and strides of `N` operands after normalization: dimensions of size 1 are removed, the
+/// others sorted by stride, and neighbours merged. From the innermost dimension out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan<const N: usize> {
     pub(super) dims: SmallVec<[Dim<N>; 4]>,
@@ -162,8 +164,9 @@ pub struct Plan<const N: usize> {
 }
 
 impl<const N: usize> Plan<N> {
-    /// `strides` belong to `N` operands of these sizes, the last one written. No element is
-    /// skipped or visited twice, but the order is the one that suits the operands' memory.
+    /// Creates a plan for `N` operands of these sizes. `strides` are in elements; the last operand
+    /// is written. Every element is visited exactly once, in the order that suits the operands'
+    /// memory.
     pub fn new(sizes: &[usize], strides: [&[isize]; N]) -> Self {
         let numel = sizes.iter().product();
         let mut dims: SmallVec<[Dim<N>; 4]> = SmallVec::new();
@@ -187,7 +190,7 @@ impl<const N: usize> Plan<N> {
         Self { dims, numel }
     }
 
-    /// Whether every operand is one run of memory.
+    /// Returns whether every operand is contiguous in memory.
     pub fn is_contiguous(&self) -> bool {
         match self.dims.as_slice() {
             [] => true,
@@ -196,7 +199,7 @@ impl<const N: usize> Plan<N> {
         }
     }
 
-    /// Whether 32-bit integers can number the elements and hold every offset.
+    /// Returns whether 32-bit integers can number the elements and hold every offset.
     pub fn fits(&self) -> bool {
         let reach = |k: usize| {
             self.dims.iter().fold(0usize, |sum, (size, strides)| {
@@ -206,10 +209,10 @@ impl<const N: usize> Plan<N> {
         self.numel <= i32::MAX as usize && (0..N).all(|k| reach(k) <= i32::MAX as usize)
     }
 
-    /// As a kernel's parameters. Only where [`Plan::fits`].
+    /// Returns the plan as a kernel's parameters. Only valid if [`Plan::fits`].
     ///
     /// # Errors
-    /// [`ErrorKind::TooManyDims`].
+    /// [`ErrorKind::TooManyDims`] if there are more dimensions than a kernel supports.
     #[track_caller]
     pub fn index(&self, op: &'static str) -> Result<Index<N>> {
         if self.dims.len() > MAX_DIMS {
@@ -226,8 +229,8 @@ impl<const N: usize> Plan<N> {
     }
 }
 
-/// Whether dimension `a` belongs further in than `b`: by the strides of the written operand, then
-/// of the others; where those say nothing, the order stays.
+/// Returns whether dimension `a` belongs further in than `b`: by the strides of the written
+/// operand, then of the others. If none decides, the order stays.
 fn goes_inside<const N: usize>(a: &Dim<N>, b: &Dim<N>) -> bool {
     for k in (0..N).rev() {
         let (x, y) = (a.1[k].unsigned_abs(), b.1[k].unsigned_abs());
@@ -239,8 +242,9 @@ fn goes_inside<const N: usize>(a: &Dim<N>, b: &Dim<N>) -> bool {
     false
 }
 
-/// What a GPU divides by `d` with: multiplier and shift such that `i / d == (mulhi(i, m) + i) >> s` for
-/// every `i < 2³¹` (`quotient` in `space.cuh`). Nothing is divided by 0, which is taken for 1.
+/// Returns the constants by which a GPU divides by `d`: a multiplier and a shift such that
+/// `i / d == (mulhi(i, m) + i) >> s` for every `i < 2³¹` (`quotient` in `space.cuh`). A `d` of 0 is
+/// treated as 1.
 #[must_use]
 pub fn magic(d: u32) -> (u32, u32) {
     let d = d.max(1);
@@ -273,7 +277,7 @@ mod tests {
         all
     }
 
-    /// What a GPU computes from the parameters.
+    /// Computes the offsets as a GPU does from the parameters.
     fn device_offsets(index: &Index<2>, mut i: u32) -> [isize; 2] {
         let mut at = [0isize; 2];
         for d in 0..index.ndim() {

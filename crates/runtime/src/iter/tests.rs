@@ -1,4 +1,4 @@
-//! Which launches an op makes.
+//! Tests of the launches that an op makes.
 
 use std::sync::Arc;
 

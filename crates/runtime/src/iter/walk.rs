@@ -1,4 +1,4 @@
-//! Dimensions that a kernel walks: of any size and in the order that they are given in.
+//! Dimensions that a kernel walks: of any size and in the given order.
 
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
@@ -9,7 +9,8 @@ use crate::{ErrorKind, Result};
 /// A dimension of `N` operands: its size, and their strides in elements.
 pub type Dim<const N: usize> = (usize, [isize; N]);
 
-/// Neighbours that are one dimension of all operands as one; none of size 1. From the innermost out.
+/// Merges neighbouring dimensions that are contiguous for all operands, and removes those of size
+/// 1. From the innermost out.
 pub(super) fn merged<const N: usize>(
     dims: impl IntoIterator<Item = Dim<N>>,
 ) -> SmallVec<[Dim<N>; 4]> {
@@ -27,14 +28,15 @@ pub(super) fn merged<const N: usize>(
     merged
 }
 
-/// Dimensions of `N` operands, as a kernel takes them where elements may be more than 32 bits count:
-/// [`Index`](super::Index) is faster, and for less. CUDA's `walk` says where an element lies.
+/// Dimensions of `N` operands in 64-bit form, for kernels over more elements than 32 bits can
+/// count; [`Index`](super::Index) is faster for fewer. CUDA's `walk` computes the offset of an
+/// element.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Walk<const N: usize> {
     ndim: u64,
     sizes: [u64; MAX_DIMS],
-    /// With `shift`, what a GPU divides by `sizes` with.
+    /// Constants by which a GPU divides by `sizes`, together with `shift`.
     magic: [u64; MAX_DIMS],
     shift: [u64; MAX_DIMS],
     strides: [[i64; MAX_DIMS]; N],
@@ -48,10 +50,10 @@ unsafe impl<const N: usize> Zeroable for Walk<N> {}
 unsafe impl<const N: usize> Pod for Walk<N> {}
 
 impl<const N: usize> Walk<N> {
-    /// Of these dimensions, from the innermost out. Neighbours are merged.
+    /// Creates a walk of these dimensions, from the innermost out. Merges neighbours.
     ///
     /// # Errors
-    /// [`ErrorKind::TooManyDims`].
+    /// [`ErrorKind::TooManyDims`] if there are more dimensions than a kernel supports.
     #[track_caller]
     pub fn new(op: &'static str, dims: impl IntoIterator<Item = Dim<N>>) -> Result<Self> {
         let dims = merged(dims);
@@ -69,14 +71,14 @@ impl<const N: usize> Walk<N> {
         Ok(walk)
     }
 
-    /// How many elements there are.
+    /// Returns the number of elements.
     #[must_use]
     pub fn numel(&self) -> usize {
         self.sizes[..self.ndim as usize].iter().fold(1u64, |n, &size| n.saturating_mul(size))
             as usize
     }
 
-    /// The dimensions, from the innermost out.
+    /// Returns the dimensions, from the innermost out.
     pub fn dims(&self) -> impl Iterator<Item = Dim<N>> {
         (0..self.ndim as usize).map(|d| {
             let strides = std::array::from_fn(|k| self.strides[k][d] as isize);
@@ -84,7 +86,7 @@ impl<const N: usize> Walk<N> {
         })
     }
 
-    /// The innermost dimension: of one element where there is none.
+    /// Returns the innermost dimension. A walk without dimensions has one of a single element.
     #[must_use]
     pub fn inner(&self) -> Dim<N> {
         match self.ndim {
@@ -93,7 +95,7 @@ impl<const N: usize> Walk<N> {
         }
     }
 
-    /// Where element `index` of each operand lies, in elements from the first.
+    /// Returns the offset of element `index` in each operand, in elements.
     #[inline]
     #[must_use]
     pub fn offsets(&self, mut index: usize) -> [isize; N] {
@@ -111,7 +113,8 @@ impl<const N: usize> Walk<N> {
     }
 }
 
-/// Multiplier and shift with `i / d == (mulhi(i, m) + i) >> s` for every `i < 2⁶³`; anything for no `d`.
+/// Returns multiplier and shift with `i / d == (mulhi(i, m) + i) >> s` for every `i < 2⁶³`. A `d`
+/// of 0 is treated as 1.
 fn magic(d: u64) -> (u64, u64) {
     let d = d.max(1);
     let shift = u64::BITS - (d - 1).leading_zeros();

@@ -1,4 +1,4 @@
-//! Where replays are enqueued.
+//! Replays of graphs on streams.
 
 use std::sync::Arc;
 
@@ -17,31 +17,31 @@ use crate::{Error, Runtime, Site, Storage, SyncPolicy};
 
 type Result<T, E = crate::Error> = std::result::Result<T, E>;
 
-/// A graph that is replayed.
+/// A graph to replay.
 pub(crate) struct Replay<'a> {
     pub(crate) runtime: &'a Runtime,
     pub(crate) exec: &'a GraphExec,
-    /// The storages.
+    /// Uses of the storages by replays.
     pub(crate) uses: &'a Arc<ReplayUses>,
-    /// The page-locked storages among them, with whether they are written.
+    /// The page-locked storages, with whether replays write them.
     pub(crate) pinned: &'a [(Storage, bool)],
-    /// Where its kernels report failed checks.
+    /// Reports of failed checks by the graph's kernels.
     pub(crate) checks: &'a Arc<CapturedChecks>,
     pub(crate) communicators: &'a [Captured],
-    /// The numbers of the replay on the communicators that are watched.
+    /// Numbers of the replay on the watched communicators.
     pub(crate) numbers: &'a Sources,
 }
 
-/// Whether a replay was launched.
+/// Result of an attempt to launch a replay.
 enum Attempt {
     Launched,
-    /// Storages were used elsewhere meanwhile.
+    /// Other uses of the storages came in between.
     Overtaken,
-    /// The attached storages have to be visited, too.
+    /// The replay must visit the attached storages too.
     MustVisitAll,
 }
 
-/// Why a replay was not launched.
+/// The cause why a replay was not launched.
 enum Unlaunched {
     Failed(Error),
     MustVisitAll,
@@ -57,8 +57,8 @@ impl Replay<'_> {
     /// Enqueues the replay.
     ///
     /// # Safety
-    /// The storages and communicators are all that were captured, the pool's memory is kept, and so are
-    /// the modules.
+    /// The storages and communicators must be all that were captured, and the pool's memory and the
+    /// modules must be kept.
     #[track_caller]
     pub(crate) unsafe fn enqueue(&self, stream: &Stream, site: Site) -> Result<()> {
         let pinned = self.pinned.iter().map(|(storage, write)| (storage, *write));
@@ -70,7 +70,7 @@ impl Replay<'_> {
     /// Enqueues the replay after the other uses of its storages.
     ///
     /// # Safety
-    /// That of [`Replay::enqueue`].
+    /// The conditions of [`Replay::enqueue`].
     #[track_caller]
     unsafe fn in_order(&self, stream: &Stream, site: Site) -> Result<()> {
         // The numbers of collectives differ from replay to replay: each storage is marked with them.
@@ -88,10 +88,10 @@ impl Replay<'_> {
         }
     }
 
-    /// Enqueues the replay after the other uses of the storages that are not attached, or of all.
+    /// Enqueues the replay after the other uses of the detached storages, or of all storages.
     ///
     /// # Safety
-    /// That of [`Replay::enqueue`].
+    /// The conditions of [`Replay::enqueue`].
     #[track_caller]
     unsafe fn attempt(
         &self,
@@ -146,7 +146,7 @@ impl Replay<'_> {
     /// Launches the graph on the stream.
     ///
     /// # Safety
-    /// That of [`Replay::enqueue`]; the replay is entered as a use of the storages.
+    /// The conditions of [`Replay::enqueue`]. The replay must be recorded as a use of the storages.
     unsafe fn submit(
         &self,
         stream: &Stream,
@@ -178,7 +178,8 @@ impl Replay<'_> {
     }
 }
 
-/// Launches a graph of which the communicators can be used, and are not aborted meanwhile.
+/// Launches a graph while its communicators are usable, and keeps them from being aborted
+/// meanwhile.
 #[track_caller]
 fn while_usable(
     communicators: &[Captured],

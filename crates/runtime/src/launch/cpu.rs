@@ -29,8 +29,17 @@ pub(super) fn run(call: &Call<'_>) -> Result<()> {
     failed.map_or(Ok(()), |failed| Err(failed.into()))
 }
 
-/// Runs host code on operands in host memory: device work that conflicts is waited for, and the
-/// host locks are held, until `f` returns.
+/// Runs host code on operands in host memory. Waits for conflicting device work before, and holds
+/// the host locks until `f` returns.
+///
+/// # Errors
+/// - [`ErrorKind::RuntimeMismatch`] if the operands belong to different runtimes.
+/// - [`ErrorKind::SharedHostMemory`] if other processes may write to an operand, and
+///   [`ErrorKind::Driver`] if an operand is in device memory.
+/// - [`ErrorKind::InvalidArgument`] inside a closure that holds locks of host memory.
+/// - [`ErrorKind::Race`] if the operands race with device work under
+///   [`SyncPolicy::Manual`](crate::SyncPolicy).
+/// - The failure of device work that is waited for, or that the operands depend on.
 #[track_caller]
 pub fn with_operands(
     site: Site,
@@ -45,7 +54,7 @@ pub fn with_operands(
     with_checked(site, operands, params, all_right).map(drop)
 }
 
-/// [`with_operands`] of code that checks indices, and returns what was wrong with one.
+/// Runs host code as [`with_operands`] does, and returns the failed check of an index.
 #[track_caller]
 fn with_checked(
     site: Site,
@@ -86,12 +95,12 @@ thread_local! {
     static HOLDS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Marks the thread as one that holds host locks, until it is dropped.
+/// Marks the thread as a holder of host locks until it is dropped.
 struct Holding;
 
 impl Holding {
-    /// Refuses a thread that holds some: it runs a closure that was given to a call such as
-    /// `fill_bytes`, and would wait for itself, or for a thread that waits for it.
+    /// Fails if this thread holds host locks already: it then runs a closure of a call such as
+    /// `fill_bytes`, and would wait for itself or for a thread that waits for it.
     #[track_caller]
     fn begin(op: &'static str) -> Result<Self> {
         if HOLDS.try_with(|holds| holds.replace(true)).unwrap_or(false) {
@@ -109,10 +118,10 @@ impl Drop for Holding {
     }
 }
 
-/// Runs `f` while holding each storage's host lock, taken in address order.
+/// Runs `f` with each storage's host lock held. Locks are taken in address order.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] if this thread runs such an `f` already; the error of `f`.
+/// [`ErrorKind::InvalidArgument`] if this thread already runs such an `f`, and errors of `f`.
 #[track_caller]
 pub(crate) fn with_host_locks<'a, R>(
     op: &'static str,

@@ -93,14 +93,15 @@ pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Resu
     Ok(())
 }
 
-/// The footprint of an operand, whose first element is at `ptr` in the memory of a device.
+/// Returns the footprint of an operand. Its first element is at `ptr` in the memory of `device`.
 fn footprint<'a>(ptr: DevicePtr, device: usize, operand: &Operand<'a>) -> Footprint<'a> {
     let Operand { view, access } = operand;
     let (sizes, strides) = (view.sizes(), view.strides());
     Footprint { ptr, device, item_size: view.dtype.size(), sizes, strides, access: *access }
 }
 
-/// Where a view's first element is in device memory that `device` reaches, and of which device.
+/// Returns the address of a view's first element, and its device. Fails if `device` cannot access
+/// that memory.
 #[track_caller]
 fn place(op: &'static str, device: usize, view: &View<'_>) -> Result<(DevicePtr, usize)> {
     let ptr = address(op, view)?;
@@ -117,7 +118,10 @@ fn place(op: &'static str, device: usize, view: &View<'_>) -> Result<(DevicePtr,
     Ok((ptr, owner.index()))
 }
 
-/// Where a view's first element is in device memory.
+/// Returns the address of a view's first element in device memory.
+///
+/// # Errors
+/// [`ErrorKind::DeviceMismatch`] if the view is in host memory.
 #[track_caller]
 pub fn address(op: &'static str, view: &View<'_>) -> Result<DevicePtr> {
     let Some(base) = view.storage.device_ptr() else {
@@ -136,12 +140,12 @@ fn other_device(op: &'static str, first: usize, second: usize) -> Error {
     ErrorKind::device_mismatch(Device::cuda(first), Device::cuda(second)).of(op)
 }
 
-/// The storages of what work touches: each once, in the order in which locks are taken.
+/// Returns the storages of these accesses, each once, in lock order.
 fn storages<'a>(touches: &[Touch<'a>]) -> SmallVec<[(&'a Storage, bool); 4]> {
     distinct(touches.iter().map(|t| (t.storage, t.access.writes())))
 }
 
-/// Refuses what was made in a capture and holds nothing yet.
+/// Fails for storages that were made in a capture and have no contents yet.
 #[track_caller]
 fn check_replayed(storages: &[(&Storage, bool)], captured: bool, site: Site) -> Result<()> {
     for (storage, _) in storages {
@@ -150,7 +154,7 @@ fn check_replayed(storages: &[(&Storage, bool)], captured: bool, site: Site) -> 
     Ok(())
 }
 
-/// Enqueues work that touches `arguments`, in order with other uses of their storages. Returns the
+/// Enqueues work with these arguments, in order with other uses of their storages. Returns the
 /// operation's number.
 #[track_caller]
 pub(crate) fn enqueue<'a, F>(
@@ -165,7 +169,7 @@ where
     enqueue_marked(stream, arguments, site, &Marking::default(), f)
 }
 
-/// [`enqueue`] of work that has marks of its own.
+/// Enqueues work as [`enqueue`] does, with marks of its own.
 #[track_caller]
 fn enqueue_marked<'a, F>(
     stream: &Stream,
@@ -193,14 +197,14 @@ where
     enqueue_now(stream, &distinct, &touches, site, marking, f)
 }
 
-/// What a copy from or to pageable memory fails with in a capture.
+/// Creates the error for a copy from or to pageable memory in a capture.
 #[track_caller]
 pub(super) fn pageable_in_capture(op: &'static str) -> Error {
     Error::capture(op, "one end is pageable host memory; pin it (`pin_memory`)")
 }
 
-/// [`enqueue`] of what no capture can hold, for storages of which each is there once, in the order in
-/// which locks are taken.
+/// Enqueues work that cannot be captured, as [`enqueue`] does. `distinct` has each storage once, in
+/// lock order.
 #[track_caller]
 pub(super) fn enqueue_now<F>(
     stream: &Stream,
@@ -220,8 +224,8 @@ where
     in_order(stream, distinct, touches, site, marking, || Ok(stream.submit(TOKEN, submit)?.1))
 }
 
-/// For what no capture can hold, as it is submitted: another thread may have begun to capture the
-/// stream since it was asked.
+/// Fails if the stream is captured, for work that cannot be captured, at the time of its
+/// submission: another thread may have begun a capture since the last check.
 pub(super) fn refuse_captured(stream: &Stream, site: Site) -> Result<(), Error> {
     if stream.is_capturing() {
         return Err(Error::new(ErrorKind::Capturing, site));
@@ -229,8 +233,8 @@ pub(super) fn refuse_captured(stream: &Stream, site: Site) -> Result<(), Error> 
     Ok(())
 }
 
-/// As [`enqueue`], for work that is not just one operation, or is waited for in place, and that no
-/// capture can hold. `f` returns an operation that covers it all.
+/// Enqueues work as [`enqueue`] does that consists of several operations or is waited for in place,
+/// and cannot be captured. `f` returns an operation that covers all of it.
 #[track_caller]
 pub(super) fn enqueue_with<'a, F>(
     stream: &Stream,
@@ -247,7 +251,7 @@ where
     in_order(stream, &distinct, &touches, site, &Marking::default(), f)
 }
 
-/// Names the op, its operands and its call in the error of a failed launch.
+/// Adds the op, its operands and its location to the error of a failed launch.
 #[cold]
 fn describe(error: Error, stream: &Stream, call: &Call<'_>) -> Error {
     let site = Site { op: call.op, location: call.location };
@@ -266,8 +270,8 @@ fn describe(error: Error, stream: &Stream, call: &Call<'_>) -> Error {
     Error::driver(error.op(), source)
 }
 
-/// Names the op and its call in the error of a failed driver call. If the device was lost before the call, the error lists the
-/// launches that may have lost it; the errors of waits list them already.
+/// Adds the op and its location to the error of a failed driver call. If the device was lost before
+/// the call, lists the launches that may have lost it; errors of waits list them already.
 #[cold]
 pub(super) fn located(error: Error, stream: &Stream, site: Site) -> Error {
     let (ErrorKind::Driver | ErrorKind::NotStarted { .. }, Some(source)) =

@@ -1,4 +1,4 @@
-//! Plain bytes into and out of host memory.
+//! Copies of plain bytes to and from host memory.
 
 use std::panic::Location;
 
@@ -11,12 +11,17 @@ use crate::race::{Touch, check_host};
 use crate::storage::not_host;
 use crate::{ErrorKind, Result, Site, Storage};
 
-/// Copies bytes of host memory from a byte offset on into `out`, once device work that writes
-/// them is done.
+/// Copies bytes of host memory, from a byte offset on, to `out`, after device work that writes them
+/// is complete.
 ///
 /// # Errors
-/// [`crate::ErrorKind::IndexOutOfRange`] when they do not lie inside; what that work failed with;
-/// [`crate::ErrorKind::IndexCheck`] and [`crate::ErrorKind::Collective`] of what they were computed from.
+/// - [`crate::ErrorKind::IndexOutOfRange`] if the bytes do not lie inside the storage.
+/// - [`crate::ErrorKind::Driver`] if the storage is device memory, and in a forked child for
+///   page-locked memory.
+/// - [`crate::ErrorKind::IndexCheck`], [`crate::ErrorKind::Collective`] or
+///   [`crate::ErrorKind::PeerGone`] if the bytes depend on work that failed.
+/// - [`crate::ErrorKind::InvalidArgument`] inside a closure that holds locks of host memory.
+/// - Errors of the wait ([`Stream::host_wait`](crate::Stream::host_wait)).
 #[track_caller]
 pub fn read_bytes(src: (&Storage, usize), out: &mut [u8]) -> Result<()> {
     let site = Site { op: "read_bytes", location: Location::caller() };
@@ -43,10 +48,11 @@ pub fn read_bytes(src: (&Storage, usize), out: &mut [u8]) -> Result<()> {
     })
 }
 
-/// Copies `bytes` into host memory from a byte offset on, once device work that uses it is done.
+/// Copies `bytes` to host memory, from a byte offset on, after device work that uses it is
+/// complete.
 ///
 /// # Errors
-/// As [`read_bytes`].
+/// The same as [`read_bytes`].
 #[track_caller]
 pub fn write_bytes(dst: (&Storage, usize), bytes: &[u8]) -> Result<()> {
     let site = Site { op: "write_bytes", location: Location::caller() };
@@ -75,14 +81,16 @@ pub fn write_bytes(dst: (&Storage, usize), bytes: &[u8]) -> Result<()> {
     })
 }
 
-/// Has `f` write `len` bytes of host memory from a byte offset on, once device work that uses them is done: what reads
-/// from a file straight into page-locked memory. What the bytes hold before is left from their last use.
+/// Calls `f` to write `len` bytes of host memory, from a byte offset on, after device work that
+/// uses them is complete. For example, `f` reads from a file directly into page-locked memory. The
+/// bytes hold the contents of their last use before.
 ///
-/// `f` cannot use host memory of storages: on its thread that is an error, and a thread that it starts
-/// and waits for would wait for ever.
+/// `f` cannot use the host memory of storages: on its thread that is an error, and if it starts a
+/// thread that does and waits for it, it waits forever.
 ///
 /// # Errors
-/// As [`read_bytes`]; [`crate::ErrorKind::SharedHostMemory`] of memory that other processes may write to.
+/// - [`crate::ErrorKind::SharedHostMemory`] if other processes may write to the memory.
+/// - The errors of [`read_bytes`].
 #[track_caller]
 pub fn fill_bytes<R>(
     dst: (&Storage, usize),

@@ -1,4 +1,4 @@
-//! Passes pending outcomes on, from the data that work reads to the data that it writes.
+//! Propagation of pending outcomes from the data that work reads to the data that it writes.
 //!
 //! A kernel that checks indices cannot stop its stream, and an aborted collective ends like any
 //! other work. Both may leave wrong bytes, so their results carry *marks*:
@@ -31,18 +31,18 @@ use crate::race::Touch;
 use crate::storage::{LAUNCHES, Replaying, Source, Sources, Uses, Visited};
 use crate::{Error, Result, Storage};
 
-/// What the marks of work are, besides those of what it reads.
+/// The marks that work adds to its results, besides those of the data that it reads.
 #[derive(Default)]
 pub(crate) struct Marking<'a> {
-    /// Its own launches that check, or a replay's in their order, and collectives. There once it is
-    /// enqueued.
+    /// The work's own checked launches, or those of a replay in order, and its collectives. Set
+    /// when the work is enqueued.
     pub(crate) own: RefCell<Sources>,
-    /// The storages of a replay, which does not read and write all that it declares.
+    /// The storages of a replay, which does not read and write everything that it declares.
     pub(crate) visited: Option<&'a [Visited]>,
 }
 
 impl Marking<'_> {
-    /// Takes back that it would have checked: the driver refused it.
+    /// Withdraws the work's checked launches after the driver refused it.
     #[cold]
     pub(super) fn refused(&self, stream: &Stream) {
         for source in self.own.borrow().iter() {
@@ -52,7 +52,7 @@ impl Marking<'_> {
         }
     }
 
-    /// What it itself failed with, if that is known.
+    /// Returns the known failure of the work itself.
     pub(crate) fn failed(&self) -> Option<Error> {
         self.own.borrow().iter().find_map(|source| match source {
             Source::Launch(launch) => launch.take_failure().map(Error::from),
@@ -61,10 +61,11 @@ impl Marking<'_> {
         })
     }
 
-    /// What the marks of all that is read are.
+    /// Returns the marks of all data that the work reads.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::IndexCheck`], [`crate::ErrorKind::Collective`] where it is known that one failed.
+    /// [`crate::ErrorKind::IndexCheck`], [`crate::ErrorKind::Collective`] or
+    /// [`crate::ErrorKind::PeerGone`] if one of the dependencies is known to have failed.
     #[inline]
     #[track_caller]
     pub(crate) fn carry(
@@ -113,8 +114,8 @@ impl Marking<'_> {
         Ok(())
     }
 
-    /// Marks what was written, the work being enqueued: as an operation of a stream, or in a capture's
-    /// notes as `None`.
+    /// Marks the results of enqueued work: `live` is the operation on a stream, or `None` in a
+    /// capture's log.
     #[inline]
     pub(crate) fn enter(
         &self,
@@ -186,12 +187,13 @@ impl Marking<'_> {
     }
 }
 
-/// Where a storage is among those that work uses, which are in the order of their keys.
+/// Returns the index of a storage among those that the work uses, which are in the order of their
+/// keys.
 fn place(storages: &[(&Storage, bool)], storage: &Storage) -> Option<usize> {
     storages.binary_search_by_key(&storage.key(), |(one, _)| one.key()).ok()
 }
 
-/// Bytes that are written, and whether they lose the marks that they had.
+/// Written bytes, and whether they lose their former marks.
 struct Written {
     bytes: Range<usize>,
     forgets: bool,
@@ -205,8 +207,8 @@ impl Written {
     }
 }
 
-/// Waits for device work that an access of host code conflicts with, and refuses to read what
-/// depends on what failed: with that failure, whatever the wait reports.
+/// Waits for device work that an access of host code conflicts with. Fails if the bytes depend on
+/// failed work; that failure takes precedence over an error of the wait.
 #[track_caller]
 pub(super) fn wait_for_host(touch: &Touch<'_>) -> Result<()> {
     let waited = touch.storage.wait_for_host(touch.access.writes());
@@ -218,8 +220,8 @@ pub(super) fn wait_for_host(touch: &Touch<'_>) -> Result<()> {
     waited
 }
 
-/// Enters what host code has written, which ran with the storages' host locks held and read nothing
-/// that is marked; and its own check, if it failed.
+/// Records the writes of host code that ran with the storages' host locks held and read no marked
+/// bytes, and its failed check if there is one.
 pub(super) fn wrote_on_host<'a>(
     touches: impl Iterator<Item = Touch<'a>> + Clone,
     failed: Option<&IndexCheck>,

@@ -80,24 +80,24 @@ pub(crate) use marks::Marking;
 pub use report::{Report, report_as};
 pub use transfer::{copy_bytes, memset};
 
-/// What the streams are shown.
+/// Proof to streams that this crate's launches are sound.
 // SAFETY: what this crate submits is enqueued by the closure that it submits; a copy is said to be
 // waited for only after the driver's call for pageable memory has returned. All that it enqueues on
 // a captured stream goes through `Log`, which keeps the storages that it uses, or the pool they lie
 // in, for as long as the graph can be replayed.
 pub(crate) const TOKEN: LaunchToken = unsafe { LaunchToken::new() };
 
-/// Where an op runs.
+/// The place where an op runs.
 #[derive(Clone, Copy, Debug)]
 pub enum Target<'a> {
-    /// On the host's cores, at once.
+    /// On the host's cores, immediately.
     Cpu(&'a Runtime),
-    /// On a stream of a device, some time after the call has returned.
+    /// On a stream of a device, asynchronously.
     Cuda(&'a Runtime, &'a CudaDevice, &'a Stream),
 }
 
 impl Target<'_> {
-    /// The runtime.
+    /// Returns the runtime.
     #[must_use]
     pub fn runtime(&self) -> &Runtime {
         match self {
@@ -106,11 +106,13 @@ impl Target<'_> {
         }
     }
 
-    /// Refuses a runtime, device and stream that do not belong together, for what is changed before
-    /// the launch sees to that.
+    /// Checks that runtime, device and stream belong together, for callers that change state before
+    /// the launch checks it.
     ///
     /// # Errors
-    /// [`ErrorKind::RuntimeMismatch`]; [`ErrorKind::NoSuchDevice`].
+    /// - [`ErrorKind::RuntimeMismatch`] if the device or the stream belongs to another runtime.
+    /// - [`ErrorKind::NoSuchDevice`] if the runtime has no such device.
+    /// - [`ErrorKind::InvalidArgument`] if the stream is a twin.
     #[track_caller]
     pub fn check(&self, op: &'static str) -> Result<()> {
         let Self::Cuda(runtime, device, stream) = self else { return Ok(()) };
@@ -121,126 +123,139 @@ impl Target<'_> {
     }
 }
 
-/// A library call: it is given the stream and one pointer per operand.
+/// A library call. Receives the stream and one pointer per operand.
 pub type LibraryCall<'a> = &'a dyn Fn(StreamHandle, &[DevicePtr]) -> Result<(), DriverError>;
 
-/// A call of NCCL's, which is given the stream.
+/// A call of NCCL. Receives the stream.
 pub type CollectiveCall<'a> = &'a dyn Fn(StreamHandle) -> Result<(), DriverError>;
 
-/// The code a GPU runs for an op.
+/// The code that a GPU runs for an op.
 #[derive(Clone, Copy)]
 #[allow(missing_debug_implementations)] // a closure has nothing to show
 pub enum Code<'a> {
     /// A kernel. Its arguments are one pointer per operand, then the parameters.
     Kernel {
-        /// The program, the number of its variant, and of that the number of the kernel.
+        /// The program, the number of the variant, and the number of the kernel in the variant.
         kernel: (&'static Program, usize, usize),
-        /// Blocks in x, y, z.
+        /// Number of blocks in x, y and z.
         grid: [u32; 3],
-        /// Threads in x, y, z.
+        /// Number of threads per block in x, y and z.
         block: [u32; 3],
-        /// Dynamic shared memory, in bytes.
+        /// Size of dynamic shared memory, in bytes.
         shared_bytes: u32,
     },
-    /// A library call that enqueues its own kernels, given one pointer per operand.
+    /// A library call that enqueues its own kernels. Receives one pointer per operand.
     Library(LibraryCall<'a>),
-    /// Collectives, which enqueue themselves on every driver's streams.
+    /// Collectives, which enqueue themselves on the streams of every driver.
     Collective {
-        /// The calls.
+        /// Enqueues the collectives.
         enqueue: CollectiveCall<'a>,
-        /// Whose they are: a graph keeps it.
+        /// The communicator. A graph that captures the call keeps it.
         comm: &'a Communicator,
-        /// Their number, by which what they write is refused should they fail.
+        /// Number of the call on its communicator. If the call fails, uses of its results are
+        /// refused.
         number: Option<(&'a Completion, u64)>,
-        /// Who is to watch the replays of a graph that takes them in.
+        /// Creates the watcher for the replays of a graph that captures the call.
         replays: Option<&'a dyn Fn() -> Arc<dyn Replays>>,
     },
 }
 
-/// Returns `n` as a number of blocks of a [`Code::Kernel`]'s grid.
+/// Converts `n` to a number of blocks for the grid of a [`Code::Kernel`].
 ///
-/// A GPU takes fewer than 2³¹ blocks in x. A larger `n` becomes a number of blocks that [`run`] refuses on a
-/// GPU with [`ErrorKind::InvalidArgument`]; it never wraps around to a smaller grid. On the CPU the grid is not used.
+/// A GPU supports fewer than 2³¹ blocks in x. A larger `n` becomes a number that [`run`] rejects on
+/// a GPU with [`ErrorKind::InvalidArgument`]; it never wraps around to a smaller grid. On the CPU
+/// the grid is not used.
 #[inline]
 #[must_use]
 pub fn blocks(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
-/// One op, ready to run: what [`run`] is to be told, and what its caller vouches for.
+/// One launch of an op, for [`run`].
 #[derive(Clone, Copy)]
 #[allow(missing_debug_implementations)] // as `Code`
 pub struct Call<'a> {
-    /// The op, as its users know it.
+    /// Name of the op, for its users.
     pub op: &'static str,
-    /// What it touches, in the order of the kernel's pointer arguments.
+    /// The operands, in the order of the kernel's pointer arguments.
     pub operands: &'a [Operand<'a>],
-    /// The kernel's parameter block (`bytemuck::bytes_of`); empty if it takes none.
+    /// The kernel's parameter block (`bytemuck::bytes_of`). Empty if the kernel takes none.
     pub params: &'a [u8],
-    /// Whether the code checks indices, and says what is wrong with one by the [`Report`] with which
-    /// the parameters then begin.
+    /// Whether the code checks indices. The parameters then begin with a [`Report`], through which
+    /// the code reports an index out of range.
     pub checks_indices: bool,
-    /// The CPU implementation: what runs for CPU tensors and on a simulated GPU.
+    /// The CPU implementation, for CPU tensors and simulated GPUs.
     pub host: HostKernel,
-    /// What runs on a GPU.
+    /// The code for a GPU.
     pub code: Code<'a>,
-    /// Where the op was called.
+    /// Location of the op's call.
     pub location: &'static Location<'static>,
 }
 
-/// Runs an op. A [`Kernel`] makes this call for its family; an op that consists of library calls or collectives makes it
-/// itself.
+/// Runs an op. A [`Kernel`] makes this call for its family; an op that consists of library calls or
+/// collectives makes it itself.
 ///
-/// What no operand has elements for is not run. Otherwise, on the CPU, device work that the operands
-/// have to wait for is waited for, and the CPU implementation runs now; on a device the launch is
-/// enqueued, in order with the operands' uses on other streams.
+/// If no operand has elements, does nothing. On the CPU, waits for device work that the operands
+/// conflict with and runs the CPU implementation. On a device, enqueues the launch, in order with
+/// the operands' uses on other streams.
 ///
-/// Where the code checks indices, a failed check is this call's error on the CPU. On a device the kernel
-/// cannot stop its stream, and later work runs. Its result is marked: each read of it returns the
-/// error, and so does the next `synchronize` of the thread that made the call.
+/// If the code checks indices, a failed check is an error of this call on the CPU. On a device the
+/// kernel cannot stop its stream, and later work runs. The results are marked: each host read of
+/// them returns the error, and so does the next `synchronize` of the thread that made the call.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] on a GPU if the grid has 2³¹ blocks or more in x; [`ErrorKind::RuntimeMismatch`];
-/// [`ErrorKind::DeviceMismatch`]; [`ErrorKind::NoGpuCode`] where a real device
-/// has no code for the op; [`ErrorKind::Driver`] where the driver refuses the launch; on a CUDA target
-/// also what an operand's earlier work failed with; [`ErrorKind::IndexCheck`] and [`ErrorKind::Collective`]
-/// of what an operand was computed from, where that is known to have failed; [`ErrorKind::IndexCheck`] of
-/// the op itself on the CPU; [`ErrorKind::Race`] under [`SyncPolicy::Manual`](crate::SyncPolicy).
+/// - [`ErrorKind::InvalidArgument`] on a GPU if the grid has 2³¹ blocks or more in x, and if the
+///   code checks indices but `params` is shorter than a [`Report`].
+/// - [`ErrorKind::RuntimeMismatch`] if operands, device or stream belong to different runtimes.
+/// - [`ErrorKind::DeviceMismatch`] if an operand is in memory that the device cannot access.
+/// - [`ErrorKind::SharedHostMemory`] on the CPU if other processes may write to an operand.
+/// - [`ErrorKind::NotReplayed`] if an operand was made in a capture whose graph was not replayed
+///   yet.
+/// - [`ErrorKind::NoGpuCode`] if a real device has no code for the op.
+/// - [`ErrorKind::Driver`] or [`ErrorKind::NotStarted`] if the driver refuses the launch, also
+///   because of earlier work.
+/// - [`ErrorKind::IndexCheck`], [`ErrorKind::Collective`] or [`ErrorKind::PeerGone`] if an operand
+///   depends on work that is known to have failed.
+/// - [`ErrorKind::IndexCheck`] on the CPU if the op's own check fails.
+/// - [`ErrorKind::Race`] under [`SyncPolicy::Manual`](crate::SyncPolicy) with
+///   [`RaceReport::Error`](crate::RaceReport::Error).
 ///
 /// # Safety
-/// Order, lifetimes and the addresses that the code is given are seen to here. The caller vouches for
-/// what only the op's author can know:
+/// This function ensures the order of work, the lifetimes of memory, and the addresses passed to
+/// the code. The caller guarantees the facts that only the op's author can know:
 ///
-/// - **The operands lie in their storages**: [`View::check_inside`](crate::View::check_inside) is
-///   content with each. [`check_operands`] asks that of all.
-/// - **The code keeps to its operands.** The GPU code and `call.host` both read no element but of
-///   operands that are declared as read, and write none but of those declared as written. An element
-///   is what a view's layout reaches from the pointer of the operand, which is that of index zero:
-///   strides may be negative. An operand that is declared as [`View::write`](crate::View::write) has
-///   every element written and none read before. All that is reached in another way, such as by
-///   numbers among the parameters, is one of these elements.
-/// - **What an index decides is checked first.** Indices come from memory and may be anything. With
-///   one that is out of range, the code touches nothing but the report ([`Report::check_index`],
-///   `check_index` in CUDA), goes on as if it were not there, and writes its results all the same.
-/// - **The parameters are the kernel's.** The kernel's arguments are one pointer for each operand, in
-///   this order, and then, unless `params` is empty, one struct by value, of which `params` are the
-///   bytes; `call.host` reads the same struct. If `checks_indices` it begins with a [`Report`], and
-///   if not it has none. A struct of which [`cuda_struct!`](crate::cuda_struct) generates CUDA's
-///   definition is the same on both sides.
-/// - **The element types are right.** Both take operands to be of the views' dtypes, and accept
-///   any bytes in them, as a bool's other than 0 and 1.
-/// - **Threads do not race.** No element is written by one thread of the launch and touched by
-///   another, but by atomics or with a barrier of the block between. So views that are written have
-///   no two indices at one address, and operands do not share memory with one that is written,
-///   which [`check_operands`] refuses, unless the code is made for it.
-/// - **The kernel runs with this grid, block and dynamic shared memory**, and ends. One that is
-///   compiled for fewer threads, or needs more shared memory, is an error of the driver's, not
-///   what touches memory outside of it.
-/// - **`call.host` keeps to itself.** It runs while locks of its operands are held, perhaps on a
-///   thread of the simulator: it launches nothing and uses no tensors. All its threads are done when
-///   it returns.
-/// - **A library or collective call** enqueues on the stream that it is given and no other, and is
-///   done with the host's memory that it was given when it returns.
+/// - **The operands lie in their storages**: [`View::check_inside`](crate::View::check_inside)
+///   succeeds for each. [`check_operands`] checks all.
+/// - **The code accesses only its operands.** The GPU code and `call.host` both read only elements
+///   of operands that are declared as read, and write only elements of operands that are declared
+///   as written. The elements of an operand are those that the view's layout reaches from the
+///   operand's pointer, which is that of index zero; strides may be negative. Of an operand
+///   declared as [`View::write`](crate::View::write), every element is written and none is read
+///   before. Memory accessed in other ways, such as by numbers in the parameters, consists of these
+///   elements too.
+/// - **Indices are checked before use.** Indices come from memory and may have any value. For an
+///   index out of range, the code accesses nothing but the report ([`Report::check_index`],
+///   `check_index` in CUDA), continues as if the index were not there, and still writes all its
+///   results.
+/// - **The parameters match the kernel.** The kernel's arguments are one pointer per operand, in
+///   this order, and then, unless `params` is empty, one struct by value, whose bytes are `params`.
+///   `call.host` reads the same struct. The struct begins with a [`Report`] if and only if
+///   `checks_indices` is set. A struct whose CUDA definition [`cuda_struct!`](crate::cuda_struct)
+///   generates is the same on both sides.
+/// - **The element types match.** Both treat the operands' elements as of the views' dtypes, and
+///   accept any bytes in them, such as a bool other than 0 and 1.
+/// - **Threads do not race.** If a thread of the launch writes an element, no other thread accesses
+///   it, except with atomics or with a barrier of the block between. Therefore, unless the code is
+///   made for it, views that are written have no two indices at one address, and no operand shares
+///   memory with one that is written; [`check_operands`] rejects such operands.
+/// - **The kernel runs with this grid, block and dynamic shared memory**, and terminates. If the
+///   kernel is compiled for fewer threads, or needs more shared memory, the driver returns an
+///   error; the kernel never accesses memory outside its shared memory.
+/// - **`call.host` is self-contained.** It runs while locks of its operands are held, possibly on a
+///   thread of the simulator: it launches nothing and uses no tensors. All its threads have
+///   finished when it returns.
+/// - **A library or collective call** enqueues only on the stream that it receives, and no longer
+///   uses the host memory that it received when it returns.
 #[track_caller]
 pub unsafe fn run(target: Target<'_>, call: &Call<'_>) -> Result<()> {
     if call.operands.iter().all(|o| o.view.numel() == 0) && !call.operands.is_empty() {
@@ -256,22 +271,26 @@ pub unsafe fn run(target: Target<'_>, call: &Call<'_>) -> Result<()> {
     }
 }
 
-/// Refuses operands that an op has no way to deal with unless it was made for them: views that reach
-/// outside their storages, written ones with several indices at one address, and any that share
-/// memory with one that is written.
+/// Checks operands for an op that does not support overlaps: rejects views that reach outside their
+/// storages, written views with several indices at one address, and operands that share memory with
+/// a written operand.
 ///
 /// # Errors
-/// [`ErrorKind::OutOfStorage`], [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`].
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if a written view has, or may have, several indices at one
+///   address.
+/// - [`ErrorKind::OverlappingOperands`] if an operand shares memory with a written operand, or may
+///   share it.
 #[track_caller]
 pub fn check_operands(op: &'static str, operands: &[Operand<'_>]) -> Result<()> {
     check_sharing(op, operands, false)
 }
 
-/// [`check_operands`] for an op that may work in place: an operand may be the very elements of one that is
-/// written.
+/// Checks operands as [`check_operands`] does, for an op that may work in place: an operand may
+/// consist of exactly the elements of a written one.
 ///
 /// # Errors
-/// As [`check_operands`].
+/// The same as [`check_operands`].
 #[track_caller]
 pub fn check_in_place(op: &'static str, operands: &[Operand<'_>]) -> Result<()> {
     check_sharing(op, operands, true)

@@ -1,8 +1,8 @@
-//! Orders device work after other uses of its storages.
+//! Order of device work after other uses of its storages.
 //!
-//! Memory from the allocator is in order with its own stream only. The first use on another stream
-//! therefore asks the memory's own stream, and waits for it unless it is idle: work of the memory's
-//! previous owner may still run there.
+//! Memory from the allocator is ordered with its own stream only. The first use on another stream
+//! therefore queries the memory's own stream, and waits for it unless it is idle: work of the
+//! memory's previous owner may still run there.
 //!
 //! Operands in another device's memory are refused unless the program enabled that pair
 //! (`runtime/peers.rs`). They are then ordered, and their allocator is told, as for any other
@@ -17,8 +17,9 @@ use crate::race::{Touch, Watch};
 use crate::storage::{FORMER, Sources, Uses, uses_elsewhere};
 use crate::{Error, ErrorKind, Result, Runtime, Site, Storage, SyncPolicy};
 
-/// Work that comes after the uses that it conflicts with and is about to be enqueued. It holds the locks on
-/// its storages' uses until its own are entered: another thread that shares a storage sees them.
+/// Work that is ordered after the uses that it conflicts with and is about to be enqueued. It holds
+/// the locks on its storages' uses until its own are recorded, so that another thread that shares a
+/// storage sees them.
 pub(super) struct Ordered<'a> {
     stream: &'a Stream,
     storages: &'a [(&'a Storage, bool)],
@@ -26,19 +27,20 @@ pub(super) struct Ordered<'a> {
     site: Site,
     marking: &'a Marking<'a>,
     pub(super) uses: SmallVec<[MutexGuard<'a, Uses>; 4]>,
-    /// The dependencies of the bytes that it reads.
+    /// Dependencies of the bytes that the work reads.
     pub(super) carried: Sources,
     // Boxed, because it is large and seldom there.
     watch: Option<Box<Watch>>,
 }
 
 impl<'a> Ordered<'a> {
-    /// Locks the storages, of which each is there once, in the order in which locks are taken. Makes the
-    /// stream wait for their uses.
+    /// Locks the storages, each of which occurs once in lock order. Makes the stream wait for their
+    /// uses.
     ///
     /// # Errors
-    /// [`ErrorKind::RuntimeMismatch`] for storages of several runtimes; the failure of a check that the work
-    /// depends on; [`ErrorKind::Race`]; those of the waits.
+    /// - [`ErrorKind::RuntimeMismatch`] if the storages belong to different runtimes.
+    /// - [`ErrorKind::Race`] if the work races under [`SyncPolicy::Manual`].
+    /// - The failure of a check that the work depends on, and errors of the waits.
     #[inline]
     #[track_caller]
     pub(super) fn begin(
@@ -78,7 +80,7 @@ impl<'a> Ordered<'a> {
         Ok(Self { stream, storages, touches, site, marking, uses, carried, watch })
     }
 
-    /// Enters the work, which was enqueued as operation `op`, as a use of its storages.
+    /// Records the work, which was enqueued as operation `op`, as a use of its storages.
     #[inline]
     pub(super) fn enter(&mut self, op: OpNumber) {
         let Self { stream, storages, touches, site, uses, .. } = self;
@@ -93,8 +95,8 @@ impl<'a> Ordered<'a> {
     }
 }
 
-/// Runs `f`, which enqueues work that touches these storages, after the uses that it conflicts
-/// with, and enters it as one.
+/// Runs `f`, which enqueues work on these storages, after the uses that it conflicts with, and
+/// records it as a use.
 #[track_caller]
 pub(super) fn in_order<F>(
     stream: &Stream,
@@ -120,7 +122,8 @@ where
     Ok(op)
 }
 
-/// Waits for work where each launch is waited for, and returns its own failure, no earlier one's.
+/// Waits for the work if each launch is waited for, and returns its own failure, not that of
+/// earlier work.
 #[cold]
 #[track_caller]
 pub(super) fn wait_for_own(
@@ -142,7 +145,7 @@ pub(super) fn wait_for_own(
     })
 }
 
-/// Refuses storages and a stream of several worlds.
+/// Fails if storages and stream belong to different runtimes.
 #[track_caller]
 pub(super) fn check_world(
     stream: &Stream,
@@ -158,8 +161,8 @@ pub(super) fn check_world(
     }
 }
 
-/// Makes a stream wait for the uses of these storages that its next work conflicts with, as far as
-/// the policy asks for that.
+/// Makes a stream wait for the uses of these storages that its next work conflicts with, as the
+/// policy requires.
 #[track_caller]
 fn wait_for_uses(
     stream: &Stream,

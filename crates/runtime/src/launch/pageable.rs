@@ -1,10 +1,11 @@
 //! Copies between pageable memory and a device, staged through page-locked memory.
 //!
-//! Several threads each take the next piece: into page-locked memory and onto the wire, or off the
-//! wire and out of page-locked memory. Each thread has two pieces, so that one is on the wire while
-//! it copies the other. The driver never sees the pageable memory.
+//! Several threads each take the next piece: they copy it into page-locked memory and start its
+//! transfer, or wait for its transfer and copy it out of page-locked memory. Each thread has two
+//! pieces, so that one is transferred while it copies the other. The driver never sees the pageable
+//! memory.
 //!
-//! The whole copy counts as one use of the device memory. It is entered for the last operation,
+//! The whole copy counts as one use of the device memory. It is recorded for the last operation,
 //! also if a piece failed.
 
 use std::ops::Range;
@@ -24,7 +25,7 @@ use super::cuda::refuse_captured;
 use crate::host::{Shared, together};
 use crate::{Error, Result, Runtime, Site};
 
-/// A copy to be staged.
+/// A staged copy.
 pub(super) struct Staged<'a> {
     stream: &'a Stream,
     device: (usize, DevicePtr),
@@ -32,19 +33,19 @@ pub(super) struct Staged<'a> {
     to_device: bool,
     bytes: usize,
     piece: usize,
-    /// Two pieces for each thread.
+    /// Page-locked memory for two pieces per thread.
     ring: CudaPinnedBlock,
-    /// Each thread's first piece, and the events of both.
+    /// Each thread's offset of its first piece, and the events of both pieces.
     threads: Mutex<Vec<(usize, [Event; 2])>>,
     count: usize,
-    /// The bytes that nobody has taken yet.
+    /// Offset of the next piece to take.
     next: AtomicUsize,
-    /// The last operation that was enqueued.
+    /// The last enqueued operation.
     last: AtomicU64,
     failed: OnceLock<crate::Error>,
 }
 
-/// A piece of the ring, and what is on its way through it.
+/// The place of a piece in the ring, and the range in transfer.
 struct Slot {
     memory: Shared<u8>,
     event: Event,
@@ -52,7 +53,7 @@ struct Slot {
 }
 
 impl<'a> Staged<'a> {
-    /// Makes ready to copy `bytes` bytes where that is worth staging and there is page-locked
+    /// Prepares a copy of `bytes` bytes. `None` if staging does not pay or there is no page-locked
     /// memory for it.
     pub(super) fn new(
         runtime: &Runtime,
@@ -96,12 +97,12 @@ impl<'a> Staged<'a> {
         self.to_device
     }
 
-    /// Copies. Returns an operation that covers all that was enqueued, also where it failed; and
-    /// the failure.
+    /// Copies. Returns an operation that covers all enqueued work, also after a failure, and the
+    /// failure.
     ///
     /// # Safety
-    /// Both ends are live, of these bytes; nobody else touches the host's, and the device's only
-    /// in order with the stream.
+    /// Both ends must be live for these bytes. No other code may access the host end, and the
+    /// device end may be accessed only in order with the stream.
     pub(super) unsafe fn run(&self) -> (Option<OpNumber>, Result<()>) {
         together(self.count - 1, || {
             let mine = self.threads.lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -136,7 +137,7 @@ impl<'a> Staged<'a> {
         self.finish(&mut slots[(turn + 1) % 2])
     }
 
-    /// The next piece.
+    /// Returns the next piece.
     fn take(&self) -> Option<Range<usize>> {
         if self.failed.get().is_some() {
             return None;
@@ -174,7 +175,7 @@ impl<'a> Staged<'a> {
         Ok(())
     }
 
-    /// Waits until the piece is through the wire, and takes it from there.
+    /// Waits for the transfer of a piece, and copies it out.
     #[track_caller]
     fn finish(&self, slot: &mut Slot) -> Result<()> {
         let Some(part) = slot.pending.take() else { return Ok(()) };

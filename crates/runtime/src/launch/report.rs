@@ -27,8 +27,9 @@ thread_local! {
     static NAMED: Cell<Option<Site>> = const { Cell::new(None) };
 }
 
-/// Runs `f`, whose launches report indices out of range as those of another call; with `None`, each as its own. A
-/// gradient reads the indices of its forward op, whose call the program knows.
+/// Runs `f` with `call` as the call that index errors of its launches name. `None`: each launch's
+/// own call. A gradient reads the indices of its forward op, and the program knows the forward op's
+/// call.
 pub fn report_as<R>(call: Option<Site>, f: impl FnOnce() -> R) -> R {
     struct Restore(Option<Site>);
     impl Drop for Restore {
@@ -40,21 +41,22 @@ pub fn report_as<R>(call: Option<Site>, f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// The call that a launch's report names.
+/// Returns the call that a launch's report names.
 fn named(call: &Call<'_>) -> Site {
     NAMED.get().unwrap_or(Site { op: call.op, location: call.location })
 }
 
-/// A place in a mailbox: launch, index, site, dimension, size. The first is 0 while it is empty.
+/// A place in a mailbox: launch, index, site, dimension, size. The first word is 0 while the place
+/// is empty.
 type Words = [AtomicU64; 5];
 
-/// What the parameters of a kernel that checks indices begin with
-/// ([`checks_indices`](super::Call::checks_indices)): what it checks them against, and where it
-/// says that one is out of range.
+/// The first parameters of a kernel that checks indices
+/// ([`checks_indices`](super::Call::checks_indices)): the size to check against, and the place for
+/// the report of an index out of range.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct Report {
-    /// The address of [`Words`].
+    /// Address of [`Words`].
     mailbox: u64,
     launch: u64,
     site: u64,
@@ -84,23 +86,24 @@ impl CudaType for Report {
     }
 }
 
-/// A parameter block on its way to the driver.
+/// A parameter block for the driver.
 pub(super) type Params = SmallVec<[u8; 512]>;
 
 impl Report {
-    /// Of indices of dimension `dim`, whose size is `size`. Where to report, a launch fills in.
+    /// Creates a report for indices of dimension `dim`, whose size is `size`. The launch sets the
+    /// place for the report.
     pub fn new(dim: usize, size: usize) -> Self {
         Self { dim: dim as u64, size: size as u64, ..Self::zeroed() }
     }
 
-    /// What indices are checked against.
+    /// Returns the size that indices are checked against.
     #[must_use]
     pub fn size(&self) -> usize {
         self.size as usize
     }
 
-    /// The parameters of a call, which begin with a report, with where to report, as what launch and
-    /// of what call.
+    /// Returns a copy of parameters that begin with a report, with the place and the launch's
+    /// number set.
     fn fill(params: &[u8], told: [u64; 3]) -> Params {
         let mut params = Params::from_slice(params);
         for (to, word) in params.chunks_exact_mut(8).zip(told) {
@@ -109,7 +112,8 @@ impl Report {
         params
     }
 
-    /// As what a stream's closure is about to enqueue; and what marks its results with it.
+    /// Prepares the operation that a stream's closure is about to enqueue. Returns its parameters
+    /// and the source that marks its results.
     #[track_caller]
     pub(super) fn on_stream(
         call: &Call<'_>,
@@ -130,11 +134,11 @@ impl Report {
         Ok((Self::fill(call.params, told), source))
     }
 
-    /// Whether an index is one of the dimension's. Says so if it is not.
+    /// Returns whether an index is in range. If not, writes the report.
     ///
     /// # Safety
-    /// The report is of the parameters that a CPU implementation was given, and that still runs: its
-    /// mailbox is there then.
+    /// The report must be from the parameters that a running CPU implementation received, because
+    /// its mailbox exists only that long.
     pub unsafe fn check_index(&self, index: i64) -> bool {
         if (index as u64) < self.size {
             return true;
@@ -154,17 +158,17 @@ impl Report {
     }
 }
 
-/// A mailbox of a launch that runs at once.
+/// A mailbox of a launch that runs immediately.
 #[derive(Debug, Default)]
 pub(super) struct Local(Words);
 
 impl Local {
-    /// The call's parameters, to report here.
+    /// Returns the call's parameters, with this mailbox as the place for the report.
     pub(super) fn params(&self, call: &Call<'_>) -> Params {
         Report::fill(call.params, [(&raw const self.0).expose_provenance() as u64, 1, 0])
     }
 
-    /// What was reported.
+    /// Returns the reported failure.
     pub(super) fn failed(&self, call: &Call<'_>) -> Option<IndexCheck> {
         let [launch, index, _, dim, size] =
             [0, 1, 2, 3, 4].map(|i| self.0[i].load(Ordering::Acquire));

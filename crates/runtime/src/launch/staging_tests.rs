@@ -50,7 +50,7 @@ pub(super) fn pageable(runtime: &Runtime, bytes: &[u8]) -> Storage {
     storage
 }
 
-/// What a device's memory holds, read in one driver copy.
+/// The content of a storage, read in one driver copy.
 pub(super) fn contents(stream: &Stream, storage: &Storage) -> Vec<u8> {
     let mut bytes = vec![0; storage.bytes()];
     let near = Storage::pinned(storage.runtime(), storage.bytes()).unwrap();
@@ -304,7 +304,7 @@ fn large_device_copies_are_given_piece_by_piece() {
     assert!(contents(b, &y) == should);
 }
 
-/// What another thread's capture may do between the questions that a copy or an op asks.
+/// Another thread's capture may begin or end between the checks of a copy or an op.
 #[test]
 fn captures_that_begin_or_end_midway_hold_nothing_they_should_not() {
     let (sim, runtime) = with(Schedule::Eager, 1);

@@ -365,7 +365,7 @@ fn what_checks_indices_has_parameters_for_the_report() {
     assert!(matches!(refused.kind(), Some(ErrorKind::InvalidArgument { .. })), "{refused:?}");
 }
 
-/// Its storage's host lock is held while the closure runs.
+/// The host lock of the storage is held while the closure runs.
 #[test]
 fn a_closure_that_fills_bytes_and_reads_a_storage_gets_an_error_and_does_not_hang() {
     let (done, read) = std::sync::mpsc::channel();

@@ -20,22 +20,30 @@ use crate::race::Touch;
 use crate::storage::not_host;
 use crate::{CudaDevice, Error, ErrorKind, Result, Site, Storage};
 
-/// What the driver is given first of a copy between two places in device memory, in bytes, and how
-/// many times as much each time after. To start a piece takes it about a sixteenth of the time that
-/// the piece takes.
+/// Size in bytes of the first piece of a copy within device memory, and the factor by which later
+/// pieces grow. Starting a piece takes the driver about a sixteenth of the piece's transfer time.
 pub(super) const FIRST_PIECE: usize = 64 << 20;
 const PIECE_GROWTH: usize = 16;
 
-/// Copies `bytes` bytes between storages of any kind, at these byte offsets. At least one is
-/// device memory; the copy runs on `stream`, in order with every other use of both.
+/// Copies `bytes` bytes between storages of any kind, at these byte offsets. At least one storage
+/// must be device memory. The copy runs on `stream`, in order with every other use of both
+/// storages.
 ///
-/// With page-locked or device memory at both ends it returns once the copy is enqueued, and
-/// `non_blocking` is respected; with pageable memory at one end, once it is done. Between devices
-/// it goes over their peer link, which is opened on first need; where there is none, and from and
-/// to pageable memory, through page-locked memory ([`crate::Staging`]).
+/// If both ends are page-locked or device memory, the function returns once the copy is enqueued,
+/// and waits for it only if a host end is involved and `non_blocking` is `false`. If one end is
+/// pageable memory, the function returns when the copy is complete. Copies between devices use
+/// their peer link, which is opened on first need. Without a link, and from and to pageable memory,
+/// they go through page-locked memory ([`crate::Staging`]).
 ///
 /// # Errors
-/// [`ErrorKind::IndexOutOfRange`] when the bytes do not lie inside; the driver's own.
+/// - [`ErrorKind::IndexOutOfRange`] if the bytes do not lie inside the storages.
+/// - [`ErrorKind::RuntimeMismatch`] if the storages or the stream belong to different runtimes.
+/// - [`ErrorKind::Capture`] if the stream is captured and the host would have to wait for the copy.
+/// - [`ErrorKind::IndexCheck`], [`ErrorKind::Collective`] or [`ErrorKind::PeerGone`] if the source
+///   depends on work that is known to have failed.
+/// - [`ErrorKind::Race`] if the copy races under [`SyncPolicy::Manual`](crate::SyncPolicy).
+/// - [`ErrorKind::Driver`], [`ErrorKind::Surfaced`] or [`ErrorKind::NotStarted`] if a driver call
+///   fails.
 #[track_caller]
 pub fn copy_bytes(
     stream: &Stream,
@@ -128,12 +136,11 @@ pub fn copy_bytes(
     })
 }
 
-/// Enqueues a copy. Between two places in device memory it is given to the driver piece by piece:
-/// the driver walks all pages of a copy before it starts it, and so walks those of the next piece
-/// while one is on its way.
+/// Enqueues a copy. Copies within device memory are split into pieces: the driver walks all pages
+/// of a copy before it starts, so it can walk those of the next piece during a transfer.
 ///
 /// # Safety
-/// As of the driver's `memcpy_async`.
+/// The conditions of the driver's `memcpy_async`.
 #[track_caller]
 unsafe fn enqueue_pieces(
     stream: &Stream,
@@ -167,7 +174,7 @@ unsafe fn enqueue_pieces(
     Ok(())
 }
 
-/// The pieces of so many bytes, each larger than the one before.
+/// Returns the pieces of a copy of `bytes` bytes, each larger than the one before.
 pub(super) fn pieces(first: usize, bytes: usize) -> impl Iterator<Item = Range<usize>> {
     let (mut start, mut piece) = (0usize, first);
     std::iter::from_fn(move || {
@@ -177,7 +184,7 @@ pub(super) fn pieces(first: usize, bytes: usize) -> impl Iterator<Item = Range<u
     })
 }
 
-/// Refuses what a capture cannot hold: a copy that the host waits for.
+/// Rejects a copy that the host waits for, which cannot be captured.
 #[track_caller]
 fn refuse_waiting_copy(pageable: bool, non_blocking: bool) -> Result<()> {
     match (pageable, non_blocking) {
@@ -190,8 +197,8 @@ fn refuse_waiting_copy(pageable: bool, non_blocking: bool) -> Result<()> {
     }
 }
 
-/// Copies in pieces, which count as one use of the storages. It is entered where a piece failed too:
-/// others may be on their way.
+/// Copies in pieces that count as one use of the storages. The use is recorded even if a piece
+/// failed, because others may be in transfer.
 #[track_caller]
 fn stage(
     stream: &Stream,
@@ -256,10 +263,14 @@ pub(super) fn check_range(
     .of(op))
 }
 
-/// Fills `count` elements of device memory from a byte offset on.
+/// Fills `count` elements of device memory with `value`, from a byte offset on. Runs on `stream`,
+/// in order with other uses of the memory.
 ///
 /// # Errors
-/// As [`copy_bytes`].
+/// - [`ErrorKind::IndexOutOfRange`] if the elements do not lie inside the storage.
+/// - [`ErrorKind::Driver`] if the storage is host memory or a driver call fails.
+/// - [`ErrorKind::RuntimeMismatch`] if the storage and the stream belong to different runtimes.
+/// - [`ErrorKind::Race`] if the access races under [`SyncPolicy::Manual`](crate::SyncPolicy).
 #[track_caller]
 pub fn memset(
     stream: &Stream,

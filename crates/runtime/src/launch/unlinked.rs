@@ -1,6 +1,6 @@
-//! Copies between devices without a peer link: several pieces at a time go through page-locked
-//! memory, ordered on the GPUs alone. The host does not wait. The copy counts as one use of both
-//! storages.
+//! Copies between devices without a peer link. Several pieces at a time go through page-locked
+//! memory, ordered on the GPUs alone, without a wait on the host. The copy counts as one use of
+//! both storages.
 
 use std::panic::Location;
 
@@ -15,11 +15,12 @@ use crate::Site;
 use crate::race::Touch;
 use crate::{Error, Result, Storage};
 
-/// Pieces on their way at a time.
+/// Maximum number of pieces in transfer at a time.
 const RING: usize = 4;
 
-/// As [`super::copy_bytes`] between two devices' memory, which it has checked. All pieces are one
-/// use of the storages: what other threads enqueue comes before all of them, or after.
+/// Copies as [`super::copy_bytes`] does between the memory of two devices, after its checks. All
+/// pieces are one use of the storages: work that other threads enqueue comes before all of them, or
+/// after.
 #[track_caller]
 pub(super) fn copy(
     stream: &Stream,
@@ -62,29 +63,29 @@ pub(super) fn copy(
     }
 }
 
-/// A copy on its way.
+/// A copy in progress.
 struct Pieces<'a> {
-    /// Who asked for it, and is the one that others wait for.
+    /// The stream of the caller, which other work waits for.
     stream: &'a Stream,
-    /// A stream of each device, from the one and to the other.
+    /// A stream on the source device, and one on the destination device.
     out: Stream,
     into: Stream,
     dst: CopyEnd,
     src: CopyEnd,
     bytes: usize,
     piece: usize,
-    /// Room for [`RING`] pieces, or for all if these are fewer.
+    /// Memory for [`RING`] pieces, or for all if there are fewer.
     ring: CudaPinnedBlock,
     site: Site,
 }
 
 impl Pieces<'_> {
-    /// Enqueues all. Returns an operation of `stream` that covers what was enqueued, also where
-    /// something failed; and the failure.
+    /// Enqueues all pieces. Returns an operation on `stream` that completes after all enqueued
+    /// work, also after a failure, and the failure.
     ///
     /// # Safety
-    /// Both ends are live, of these bytes, and `stream` comes after all that uses them; later uses
-    /// wait for the answer.
+    /// Both ends must be live for these bytes, `stream` must come after all their uses, and later
+    /// uses must wait for the returned operation.
     unsafe fn run(&self) -> (Option<OpNumber>, Result<()>) {
         let (stream, sides) = (self.stream, [&self.out, &self.into]);
         // Whoever asked has ordered its own stream only.
@@ -111,11 +112,11 @@ impl Pieces<'_> {
         (Some(stream.last_op()), ran)
     }
 
-    /// Enqueues the piece from a byte on, through a place of the ring that is free once operation
-    /// `read` of `into` is done.
+    /// Enqueues the piece that starts at byte `start`, through a place of the ring that is free
+    /// after operation `read` of `into`.
     ///
     /// # Safety
-    /// As [`Pieces::run`].
+    /// The conditions of [`Pieces::run`].
     #[track_caller]
     unsafe fn one(&self, start: usize, read: &mut OpNumber, place: usize) -> Result<()> {
         let Self { out, into, .. } = self;
@@ -135,10 +136,10 @@ impl Pieces<'_> {
         Ok(())
     }
 
-    /// Enqueues a copy, and says as which operation.
+    /// Enqueues a copy and returns its operation.
     ///
     /// # Safety
-    /// As of the driver's `memcpy_async`.
+    /// The conditions of the driver's `memcpy_async`.
     #[track_caller]
     unsafe fn submit(&self, side: &Stream, copy: Copy) -> Result<OpNumber, Error> {
         let ((), op) = side.submit(TOKEN, |handle| {
@@ -154,10 +155,10 @@ impl Pieces<'_> {
     }
 }
 
-/// An end so many bytes further on.
+/// Returns an end moved by `by` bytes.
 ///
 /// # Safety
-/// That is within the memory.
+/// The result must lie within the memory.
 unsafe fn shifted(end: CopyEnd, by: usize) -> CopyEnd {
     // SAFETY: the caller's promise.
     unsafe {

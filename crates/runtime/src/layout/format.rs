@@ -1,25 +1,26 @@
-//! The order of dimensions in memory: formats, and what a result's order is made of.
+//! The order of dimensions in memory: memory formats, and the order of an op's result.
 
 use smallvec::SmallVec;
 
 use super::{Layout, Sizes, Strides};
 use crate::{Error, Result};
 
-/// In which order a tensor's dimensions lie in memory (`torch.memory_format`).
+/// Order of a tensor's dimensions in memory (`torch.memory_format`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MemoryFormat {
     /// `torch.contiguous_format`: row-major.
     Contiguous,
-    /// `torch.channels_last`: of `N × C × H × W` the channels are next to each other.
+    /// `torch.channels_last`: for `N × C × H × W`, the channels are innermost.
     ChannelsLast,
-    /// `torch.channels_last_3d`: of `N × C × D × H × W` the channels are next to each other.
+    /// `torch.channels_last_3d`: for `N × C × D × H × W`, the channels are innermost.
     ChannelsLast3d,
-    /// `torch.preserve_format`: as in the tensor that a new one is made after.
+    /// `torch.preserve_format`: the order of the input tensor.
     Preserve,
 }
 
 impl MemoryFormat {
-    /// Dimensions from the innermost out; `None` where it says nothing of such sizes.
+    /// Returns the dimensions from the innermost out. `None` if the format is not defined for
+    /// `ndim`.
     fn order(self, ndim: usize) -> Option<SmallVec<[usize; 6]>> {
         match (self, ndim) {
             (Self::Contiguous | Self::Preserve, _) => Some((0..ndim).rev().collect()),
@@ -31,11 +32,12 @@ impl MemoryFormat {
 }
 
 impl Layout {
-    /// A dense layout of these sizes in a format; [`MemoryFormat::Preserve`] has nothing to go by and is
-    /// row-major.
+    /// Returns a dense layout with these sizes in a format. [`MemoryFormat::Preserve`] is row-major
+    /// here, because there is no input tensor.
     ///
     /// # Errors
-    /// [`ErrorKind::SizeOverflow`]; [`ErrorKind::InvalidArgument`] for sizes that the format says nothing of.
+    /// - [`ErrorKind::SizeOverflow`] if the number of elements does not fit `isize`.
+    /// - [`ErrorKind::InvalidArgument`] if the format is not defined for this number of dimensions.
     #[track_caller]
     pub fn in_format(sizes: &[usize], format: MemoryFormat) -> Result<Self> {
         let plain = Self::contiguous(sizes)?;
@@ -52,8 +54,9 @@ impl Layout {
         }
     }
 
-    /// Whether the elements lie one after the other in the format's order
-    /// (`Tensor.is_contiguous(memory_format)`); any dense order is [`MemoryFormat::Preserve`].
+    /// Returns whether the elements lie one after the other in the format's order
+    /// (`Tensor.is_contiguous(memory_format)`). For [`MemoryFormat::Preserve`], any dense order
+    /// counts.
     #[must_use]
     pub fn is_contiguous_in(&self, format: MemoryFormat) -> bool {
         match format {
@@ -63,7 +66,7 @@ impl Layout {
         }
     }
 
-    /// Whether its elements fill a piece of memory, each of it once, in whatever order.
+    /// Returns whether the elements fill a range of memory, each address once, in any order.
     #[must_use]
     pub fn is_dense(&self) -> bool {
         if self.is_contiguous() {
@@ -83,8 +86,8 @@ impl Layout {
         })
     }
 
-    /// The layout of a new tensor after this one: its strides where it is dense, else its dimensions in
-    /// their order.
+    /// Returns the layout of a new tensor in this tensor's format: with the same strides if this
+    /// layout is dense, otherwise dense with the same order of dimensions.
     #[must_use]
     pub fn preserved(&self) -> Self {
         if self.is_dense() {
@@ -93,8 +96,9 @@ impl Layout {
         Self::dense(&self.sizes, &self.by_stride())
     }
 
-    /// The layout of an elementwise op's result, from its operands', which have its sizes: row-major where
-    /// all are, else with the dimensions in their order, the first operand's before the second's.
+    /// Returns the layout of an elementwise op's result. The operands have the result's sizes. The
+    /// result is row-major if all operands are. Otherwise its dimensions have the order of the
+    /// first operand that determines it.
     #[must_use]
     pub fn of_result(operands: &[&Self]) -> Self {
         let Some((first, others)) = operands.split_first() else { return Self::dense(&[], &[]) };
@@ -109,12 +113,13 @@ impl Layout {
         Self::dense(&first.sizes, &order_of(&first.sizes, operands))
     }
 
-    /// The dimensions from the innermost out in memory; those that say nothing, of stride 0, stay.
+    /// Returns the dimensions from the innermost out in memory. Dimensions of stride 0 keep their
+    /// place.
     pub fn by_stride(&self) -> SmallVec<[usize; 6]> {
         order_of(&self.sizes, &[self])
     }
 
-    /// Dimensions one after the other in memory, from the innermost out.
+    /// Returns a dense layout with the dimensions in `order`, from the innermost out.
     fn dense(sizes: &[usize], order: &[usize]) -> Self {
         let mut strides: Strides = SmallVec::from_elem(1, sizes.len());
         let mut step = 1isize;
@@ -126,8 +131,8 @@ impl Layout {
     }
 }
 
-/// The dimensions from the innermost out, as PyTorch's TensorIterator sorts them: by the strides of the
-/// first operand that says which is further in. A stride of 0 says nothing.
+/// Returns the dimensions from the innermost out, sorted as in PyTorch's TensorIterator: by the
+/// strides of the first operand that distinguishes two dimensions. A stride of 0 does not.
 fn order_of(sizes: &[usize], operands: &[&Layout]) -> SmallVec<[usize; 6]> {
     let mut order: SmallVec<[usize; 6]> = (0..sizes.len()).rev().collect();
     for i in 1..order.len() {
@@ -146,7 +151,7 @@ fn order_of(sizes: &[usize], operands: &[&Layout]) -> SmallVec<[usize; 6]> {
     order
 }
 
-/// Whether dimension `a` lies outside of `b`; `None` where no operand says.
+/// Returns whether dimension `a` lies outside of `b`. `None` if no operand determines it.
 fn goes_outside(sizes: &[usize], operands: &[&Layout], a: usize, b: usize) -> Option<bool> {
     for operand in operands {
         let [x, y] = [a, b].map(|d| operand.strides[d].unsigned_abs());
@@ -173,7 +178,7 @@ mod tests {
         Layout::from_parts(sizes.into(), strides.into(), 0)
     }
 
-    /// What PyTorch's `empty`, `contiguous` and `is_contiguous` say of formats.
+    /// The expected values are those of PyTorch's `empty`, `contiguous` and `is_contiguous`.
     #[test]
     fn channels_last_is_as_in_pytorch() {
         let last = Layout::in_format(&[2, 3, 4, 5], MemoryFormat::ChannelsLast).unwrap();

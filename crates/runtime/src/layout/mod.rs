@@ -9,12 +9,12 @@ use smallvec::SmallVec;
 
 use crate::{Error, ErrorKind, Result};
 
-/// Sizes per dimension.
+/// Size of each dimension.
 pub type Sizes = SmallVec<[usize; 6]>;
-/// Elements from one index to the next, per dimension.
+/// Distance between consecutive indices of each dimension, in elements.
 pub type Strides = SmallVec<[isize; 6]>;
 
-/// Where a tensor's elements lie in its storage, in units of elements.
+/// The positions of a tensor's elements in its storage, in units of elements.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Layout {
     sizes: Sizes,
@@ -31,10 +31,10 @@ impl Clone for Layout {
 }
 
 impl Layout {
-    /// A row-major layout at offset 0.
+    /// Creates a row-major layout at offset 0.
     ///
     /// # Errors
-    /// [`ErrorKind::SizeOverflow`] when the number of elements does not fit `isize`.
+    /// [`ErrorKind::SizeOverflow`] if the number of elements does not fit `isize`.
     #[track_caller]
     pub fn contiguous(sizes: &[usize]) -> Result<Self> {
         let numel = checked_numel(sizes)?;
@@ -50,74 +50,74 @@ impl Layout {
         Ok(Self { sizes: Sizes::from_slice(sizes), strides, offset: 0 })
     }
 
-    /// Its sizes and strides at offset 0.
+    /// Returns the same sizes and strides at offset 0.
     fn at_start(&self) -> Self {
         // What `SmallVec` clones one by one is copied as it lies.
         let (sizes, strides) = (Sizes::from_slice(&self.sizes), Strides::from_slice(&self.strides));
         Self { sizes, strides, offset: 0 }
     }
 
-    /// A layout from its parts. The caller sees to it that it stays inside its storage. Strides
-    /// that are missing are 0.
+    /// Creates a layout from its parts. The caller ensures that the layout stays inside its
+    /// storage. Missing strides are 0.
     #[must_use]
     pub fn from_parts(sizes: Sizes, mut strides: Strides, offset: usize) -> Self {
         strides.resize(sizes.len(), 0);
         Self { sizes, strides, offset }
     }
 
-    /// Sizes per dimension.
+    /// Returns the size of each dimension.
     #[inline]
     #[must_use]
     pub fn sizes(&self) -> &[usize] {
         &self.sizes
     }
 
-    /// Strides per dimension, in elements.
+    /// Returns the stride of each dimension, in elements.
     #[inline]
     #[must_use]
     pub fn strides(&self) -> &[isize] {
         &self.strides
     }
 
-    /// The first element's offset in the storage, in elements.
+    /// Returns the first element's offset in the storage, in elements.
     #[inline]
     #[must_use]
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Number of dimensions.
+    /// Returns the number of dimensions.
     #[inline]
     #[must_use]
     pub fn ndim(&self) -> usize {
         self.sizes.len()
     }
 
-    /// Number of elements; `usize::MAX` where that is more than can be counted.
+    /// Returns the number of elements. `usize::MAX` on overflow.
     #[inline]
     #[must_use]
     pub fn numel(&self) -> usize {
         self.sizes.iter().fold(1, |n, &size| n.saturating_mul(size))
     }
 
-    /// Whether elements follow each other without gaps, row-major.
+    /// Returns whether the elements follow each other without gaps, in row-major order.
     #[inline]
     #[must_use]
     pub fn is_contiguous(&self) -> bool {
         is_row_major(&self.sizes, &self.strides)
     }
 
-    /// Turns `dim`, which may count from the end, into an index.
+    /// Converts `dim`, which may count from the end if negative, to an index.
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`].
+    /// [`ErrorKind::DimOutOfRange`] if the layout has no such dimension.
     #[inline]
     #[track_caller]
     pub fn dim(&self, dim: isize) -> Result<usize> {
         resolve_dim(dim, self.ndim())
     }
 
-    /// [`Layout::dim`], of which a scalar has none.
+    /// Converts `dim` as [`Layout::dim`] does, but fails for a layout without dimensions.
     #[track_caller]
     fn own_dim(&self, dim: isize) -> Result<usize> {
         if self.ndim() == 0 {
@@ -127,10 +127,11 @@ impl Layout {
         }
     }
 
-    /// Swaps two dimensions. The one that a scalar may name is no dimension to swap.
+    /// Swaps two dimensions (`torch.transpose`). A layout without dimensions accepts 0 and -1 and
+    /// stays the same.
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`].
+    /// [`ErrorKind::DimOutOfRange`] if the layout has no such dimension.
     #[track_caller]
     pub fn transpose(&self, dim0: isize, dim1: isize) -> Result<Self> {
         let (a, b) = (self.dim(dim0)?, self.dim(dim1)?);
@@ -142,10 +143,11 @@ impl Layout {
         Ok(out)
     }
 
-    /// Reorders all dimensions.
+    /// Reorders all dimensions (`torch.permute`).
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`], or [`ErrorKind::InvalidArgument`] when `dims` is no permutation.
+    /// - [`ErrorKind::DimOutOfRange`] if the layout has no such dimension.
+    /// - [`ErrorKind::InvalidArgument`] if `dims` is not a permutation of all dimensions.
     #[track_caller]
     pub fn permute(&self, dims: &[isize]) -> Result<Self> {
         let mut seen: SmallVec<[bool; 6]> = SmallVec::from_elem(false, self.ndim());
@@ -170,10 +172,12 @@ impl Layout {
         Ok(Self { sizes, strides, offset: self.offset })
     }
 
-    /// `length` indices of `dim`, from `start` on.
+    /// Returns `length` indices of `dim` from `start` on (`torch.narrow`). A negative `start`
+    /// counts from the end.
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`], or [`ErrorKind::IndexOutOfRange`].
+    /// - [`ErrorKind::DimOutOfRange`] if the layout has no such dimension.
+    /// - [`ErrorKind::IndexOutOfRange`] if the range reaches outside the dimension.
     #[track_caller]
     pub fn narrow(&self, dim: isize, start: isize, length: usize) -> Result<Self> {
         let d = self.own_dim(dim)?;
@@ -190,11 +194,11 @@ impl Layout {
         Ok(out)
     }
 
-    /// Every `step`-th index of `dim` in `start..end`, of which what lies beyond the dimension is cut
-    /// off.
+    /// Returns every `step`-th index of `dim` in `start..end`, clipped to the dimension.
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] when `step` is zero.
+    /// - [`ErrorKind::DimOutOfRange`] if the layout has no such dimension.
+    /// - [`ErrorKind::InvalidArgument`] if `step` is zero.
     #[track_caller]
     pub fn slice(&self, dim: isize, start: usize, end: usize, step: usize) -> Result<Self> {
         if step == 0 {
@@ -211,10 +215,12 @@ impl Layout {
         Ok(out)
     }
 
-    /// One index of `dim`, which goes away.
+    /// Returns one index of `dim` and removes the dimension (`torch.select`). A negative `index`
+    /// counts from the end.
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`], or [`ErrorKind::IndexOutOfRange`].
+    /// - [`ErrorKind::DimOutOfRange`] if the layout has no such dimension.
+    /// - [`ErrorKind::IndexOutOfRange`] if the dimension does not have this index.
     #[track_caller]
     pub fn select(&self, dim: isize, index: isize) -> Result<Self> {
         let d = self.own_dim(dim)?;
@@ -230,10 +236,10 @@ impl Layout {
         Ok(out)
     }
 
-    /// Removes a dimension of size 1; leaves others alone.
+    /// Removes `dim` if its size is 1 (`torch.squeeze`).
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`].
+    /// [`ErrorKind::DimOutOfRange`] if the layout has no such dimension.
     #[track_caller]
     pub fn squeeze(&self, dim: isize) -> Result<Self> {
         let d = self.dim(dim)?;
@@ -256,10 +262,11 @@ impl Layout {
         }
     }
 
-    /// Inserts a dimension of size 1 before `dim`, which may be one past the last.
+    /// Inserts a dimension of size 1 before `dim` (`torch.unsqueeze`). `dim` may be one past the
+    /// last dimension.
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`].
+    /// [`ErrorKind::DimOutOfRange`] if `dim` is outside this range.
     #[track_caller]
     pub fn unsqueeze(&self, dim: isize) -> Result<Self> {
         let d = resolve_dim(dim, self.ndim() + 1)?;
@@ -275,10 +282,13 @@ impl Layout {
         Ok(out)
     }
 
-    /// Repeats dimensions of size 1, and new leading ones, by a stride of zero.
+    /// Expands dimensions of size 1, and adds leading dimensions, with a stride of 0
+    /// (`Tensor.expand`).
     ///
     /// # Errors
-    /// [`ErrorKind::ExpandMismatch`].
+    /// - [`ErrorKind::ExpandMismatch`] if a dimension of another size than 1 would change, or
+    ///   `sizes` has fewer dimensions.
+    /// - [`ErrorKind::SizeOverflow`] if the number of elements does not fit `isize`.
     #[track_caller]
     pub fn expand(&self, sizes: &[usize]) -> Result<Self> {
         let location = Location::caller();
@@ -301,8 +311,8 @@ impl Layout {
         Ok(Self { sizes: Sizes::from_slice(sizes), strides, offset: self.offset })
     }
 
-    /// Returns the offset moved by `index` steps of `stride`. A layout without elements keeps its offset, which
-    /// strides without bound could move out of the storage.
+    /// Returns the offset moved by `index` steps of `stride`. A layout without elements keeps its
+    /// offset, because its strides are unbounded and could move the offset out of the storage.
     fn offset_by(&self, index: isize, stride: isize) -> usize {
         if self.sizes.contains(&0) {
             return self.offset;
@@ -311,8 +321,8 @@ impl Layout {
         self.offset.wrapping_add_signed(index.wrapping_mul(stride))
     }
 
-    /// The same elements in the same order under other sizes, without moving any; `None` when
-    /// the strides do not allow that. `sizes` must have the same number of elements.
+    /// Returns a layout of the same elements in the same order with other sizes, without a copy.
+    /// `None` if the strides do not allow it or the number of elements differs.
     #[must_use]
     pub fn view(&self, sizes: &[usize]) -> Option<Self> {
         if self.numel() != checked_numel(sizes).ok()? {
@@ -360,7 +370,8 @@ impl Layout {
     }
 }
 
-/// Whether elements of such sizes and strides follow each other without gaps, row-major.
+/// Returns whether elements with these sizes and strides follow each other without gaps, in
+/// row-major order.
 pub(crate) fn is_row_major(sizes: &[usize], strides: &[isize]) -> bool {
     let mut step = 1isize;
     for (&size, &stride) in sizes.iter().zip(strides).rev() {
@@ -379,10 +390,11 @@ pub(crate) fn is_row_major(sizes: &[usize], strides: &[isize]) -> bool {
     true
 }
 
-/// Turns a dimension that may count from the end into an index; a scalar has one dimension to name.
+/// Converts a dimension, which may count from the end if negative, to an index. A tensor without
+/// dimensions accepts 0 and -1.
 ///
 /// # Errors
-/// [`ErrorKind::DimOutOfRange`].
+/// [`ErrorKind::DimOutOfRange`] if there is no such dimension.
 #[track_caller]
 pub fn resolve_dim(dim: isize, ndim: usize) -> Result<usize> {
     let n = ndim.max(1) as isize;
@@ -392,11 +404,11 @@ pub fn resolve_dim(dim: isize, ndim: usize) -> Result<usize> {
     Ok(if dim < 0 { dim + n } else { dim } as usize)
 }
 
-/// The number of elements.
+/// Returns the number of elements.
 ///
 /// # Errors
-/// [`ErrorKind::SizeOverflow`] when it does not fit `isize`, or would not if no size were zero: so
-/// products of some of a layout's sizes fit as well.
+/// [`ErrorKind::SizeOverflow`] if the product of the nonzero sizes does not fit `isize`. Products
+/// of some of a layout's sizes therefore never overflow.
 #[track_caller]
 pub fn checked_numel(sizes: &[usize]) -> Result<usize> {
     let numel = sizes.iter().fold(1usize, |n, &size| n.saturating_mul(size.max(1)));
@@ -406,10 +418,10 @@ pub fn checked_numel(sizes: &[usize]) -> Result<usize> {
     Ok(if sizes.contains(&0) { 0 } else { numel })
 }
 
-/// The sizes that two tensors' sizes broadcast to (`torch.broadcast_shapes`).
+/// Returns the shape that two shapes broadcast to (`torch.broadcast_shapes`).
 ///
 /// # Errors
-/// [`ErrorKind::BroadcastMismatch`].
+/// [`ErrorKind::BroadcastMismatch`] if two sizes of a dimension differ and neither is 1.
 #[track_caller]
 pub fn broadcast(a: &[usize], b: &[usize]) -> Result<Sizes> {
     let ndim = a.len().max(b.len());

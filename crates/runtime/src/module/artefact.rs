@@ -11,28 +11,28 @@ use warpline_files::NewFile;
 use super::{Compiler, Program, compile};
 use crate::{ErrorKind, Result};
 
-/// What a variant's PTX begins with; its name and the hash of its source follow.
+/// Prefix of the line before a variant's PTX. The variant's name and the hash of its source follow.
 const HEAD: &str = "//! variant ";
 
-/// How far back text is looked for that comes again: variants are much alike, and longer than what gzip
-/// remembers.
+/// Dictionary size of the compression, in bytes. Variants resemble each other and are longer than
+/// gzip's window.
 const REACH: u32 = 1 << 20;
 
-/// What was done about a program's file.
+/// Result of [`update`] for a program's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It was made from these sources.
+    /// The file was up to date.
     None,
-    /// It was written.
+    /// The file was written.
     Written,
 }
 
-/// A program's file in a folder.
+/// Returns the path of a program's file in a folder.
 fn path(folder: &Path, program: &Program) -> PathBuf {
     folder.join(format!("{}.ptx.lzma", program.name()))
 }
 
-/// The hash of a variant's source, and of what compiles it.
+/// Returns the hash of a variant's source and of the compiler's options.
 pub(super) fn hash(program: &Program, variant: usize) -> String {
     let mut hash = Sha256::new();
     compile::options().iter().for_each(|option| hash.update(option));
@@ -45,7 +45,7 @@ fn head(program: &Program, variant: usize) -> String {
     format!("{HEAD}{name} {}\n", hash(program, variant))
 }
 
-/// A variant's PTX of what was committed with the program.
+/// Returns a variant's PTX from the committed file of its program.
 pub(super) fn committed(program: &Program, variant: usize) -> Option<String> {
     let all = unpack((program.committed)(program.name())?)?;
     section(&all, program.variants()[variant]).map(str::to_owned)
@@ -65,7 +65,7 @@ pub(super) fn compressed(text: &str) -> std::io::Result<Vec<u8>> {
     writer.finish()
 }
 
-/// The PTX of a variant, whatever its source.
+/// Returns the PTX of a variant, without a check of its source.
 fn section<'a>(all: &'a str, variant: &str) -> Option<&'a str> {
     all.split(HEAD).skip(1).find_map(|part| {
         let (head, ptx) = part.split_once('\n')?;
@@ -73,10 +73,10 @@ fn section<'a>(all: &'a str, variant: &str) -> Option<&'a str> {
     })
 }
 
-/// The programs whose file in `folder` was not made from their source, or is not there.
+/// Returns the programs whose file in `folder` is missing or out of date.
 ///
 /// # Errors
-/// None but for files that cannot be read, which count as not there.
+/// Currently none: a file that cannot be read counts as missing.
 pub fn stale<'a>(folder: &Path, programs: &[&'a Program]) -> Vec<&'a Program> {
     let is_stale = |program: &&&Program| {
         let all = fs::read(path(folder, program)).ok().and_then(|bytes| unpack(&bytes));
@@ -89,16 +89,17 @@ pub fn stale<'a>(folder: &Path, programs: &[&'a Program]) -> Vec<&'a Program> {
     programs.iter().filter(is_stale).copied().collect()
 }
 
-/// Whether a program's file is what compiling its source gives.
+/// Returns whether a program's file equals the result of compiling its source.
 ///
 /// # Errors
-/// The compiler's own.
+/// [`ErrorKind::Driver`] if the compiler fails, and [`ErrorKind::NoGpuCode`] if the result cannot
+/// be compressed.
 pub fn agrees(folder: &Path, program: &Program, compiler: &Compiler) -> Result<bool> {
     let packed = pack(program, compiler)?;
     Ok(fs::read(path(folder, program)).is_ok_and(|file| file == packed))
 }
 
-/// All variants' PTX, each after its head, compressed.
+/// Returns the compressed PTX of all variants, each after its head.
 fn pack(program: &Program, compiler: &Compiler) -> Result<Vec<u8>> {
     let mut text = format!("// {}: compiled by NVRTC {}\n", program.name(), compiler.version());
     for variant in 0..program.variants().len() {
@@ -108,10 +109,11 @@ fn pack(program: &Program, compiler: &Compiler) -> Result<Vec<u8>> {
     compressed(&text).map_err(|e| ErrorKind::NoGpuCode { reason: e.to_string() }.of(program.name()))
 }
 
-/// Compiles a program and writes its file, unless that is there and of this source.
+/// Compiles a program and writes its file, unless the file is up to date.
 ///
 /// # Errors
-/// The compiler's own; [`ErrorKind::NoGpuCode`] where the file cannot be written.
+/// [`ErrorKind::Driver`] if the compiler fails, and [`ErrorKind::NoGpuCode`] if the file cannot be
+/// written.
 pub fn update(folder: &Path, program: &Program, compiler: &Compiler) -> Result<Change> {
     if stale(folder, &[program]).is_empty() {
         return Ok(Change::None);

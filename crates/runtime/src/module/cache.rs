@@ -1,4 +1,5 @@
-//! What one device has loaded: found without a lock or a string after the first time.
+//! The kernels that a device has loaded. Only the first lookup of a kernel takes a lock or builds a
+//! name.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,21 +11,22 @@ use warpline_sync::OnceLock;
 use super::{Program, artefact, compiled, newer, single};
 use crate::{Error, ErrorKind, Result};
 
-/// Variants of a chunk, and chunks: 16 Ki variants, of which a process has one for each op and dtype.
+/// Number of variants per chunk, and of chunks: up to 16 Ki variants. A process has one variant per
+/// op and dtype.
 const CHUNK: usize = 64;
 const CHUNKS: usize = 256;
 
-/// The kernels of one device, by the numbers of programs' variants.
+/// The kernels of one device, indexed by the numbers of variants.
 #[derive(Debug)]
 pub(crate) struct KernelCache {
     chunks: Box<[OnceLock<Chunk>]>,
-    /// Where what is compiled at run time is kept for other processes.
+    /// Folder for code compiled at run time, for other processes.
     folder: Option<PathBuf>,
 }
 
 type Chunk = Box<[OnceLock<Loaded>]>;
 
-/// A variant's kernels, each loaded as a module of its own.
+/// A variant's kernels. Each is loaded as a module of its own.
 type Loaded = Box<[OnceLock<Function>]>;
 
 impl KernelCache {
@@ -48,7 +50,7 @@ impl KernelCache {
         }
         let name =
             program.kernel_name(variant, kernel).ok_or_else(|| none(program, "have no name"))?;
-        // Two threads may both load; one module is then dropped again.
+        // Two threads may both load the kernel; one module is then dropped.
         let ptx = single(&self.code(driver, program, variant)?, &name.to_string_lossy());
         let found = driver.properties(device).and_then(|properties| {
             let ptx = newer::specialized(ptx, properties.compute_capability);
@@ -58,8 +60,8 @@ impl KernelCache {
         Ok(function.get_or_init(|| found).handle())
     }
 
-    /// A variant's PTX: compiled ahead of time, or now. Devices that are not real run none: where there
-    /// is no compiler, or nothing to compile, they are given the kernels' names.
+    /// Returns a variant's PTX: compiled ahead of time, or now. Simulated devices run no PTX:
+    /// without a compiler or kernels to compile, they receive PTX that only names the kernels.
     fn code(
         &self,
         driver: &Arc<dyn Driver>,

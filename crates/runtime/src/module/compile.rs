@@ -1,42 +1,42 @@
-//! From CUDA source to PTX, by NVRTC.
+//! Compilation of CUDA source to PTX, by NVRTC.
 
 use warpline_cuda_sys_safe::nvrtc::Nvrtc;
 
 use super::Program;
 use crate::{Error, Result};
 
-/// What PTX is made for; every device of that capability or a later one runs it.
+/// Target architecture of the PTX. Devices of this compute capability and later ones run it.
 pub const ARCHITECTURE: &str = "compute_75";
 
-/// What the compiler is told. Fast math stays off: results must not depend on its liberties.
+/// Options of the compiler. Fast math stays off, because it would change results.
 pub(super) fn options() -> [String; 3] {
     [format!("--gpu-architecture={ARCHITECTURE}"), "-std=c++17".into(), "--fmad=true".into()]
 }
 
-/// NVRTC, where [`Nvrtc`] looks for it.
+/// The NVRTC compiler, loaded from the places that [`Nvrtc`] searches.
 #[derive(Debug)]
 pub struct Compiler(Nvrtc);
 
 impl Compiler {
-    /// Loads it.
+    /// Loads NVRTC.
     ///
     /// # Errors
-    /// [`ErrorKind::Driver`], which says where it was looked for.
+    /// [`ErrorKind::Driver`] if NVRTC is not found. The source lists the places that were searched.
     pub fn find() -> Result<Self> {
         Ok(Self(Nvrtc::load(None).map_err(|e| Error::driver("nvrtc", e))?))
     }
 
-    /// Its version.
+    /// Returns NVRTC's version, as `major.minor`.
     #[must_use]
     pub fn version(&self) -> String {
         let (major, minor) = self.0.version();
         format!("{major}.{minor}")
     }
 
-    /// A variant's PTX, without what changes from one compilation of it to the next.
+    /// Compiles a variant to PTX. The text is the same for every compilation of the same source.
     ///
     /// # Errors
-    /// [`ErrorKind::Driver`] with the compiler's messages.
+    /// [`ErrorKind::Driver`] if the compilation fails. The source has the compiler's messages.
     pub fn ptx(&self, program: &Program, variant: usize) -> Result<String> {
         let name = program.module_name(variant);
         let options = options();
@@ -47,8 +47,8 @@ impl Compiler {
     }
 }
 
-/// Without the compiler's header, which names a build, without the numbers of calls, which count
-/// on through all that one process compiles, and without constants that nothing uses.
+/// Removes the parts of PTX that vary or are unused: the compiler's header, which names a build;
+/// the numbers of calls, which a process counts across compilations; and unused constants.
 fn plain(ptx: &str) -> String {
     let mut out = String::new();
     let body = ptx.lines().skip_while(|line| line.trim().is_empty() || line.starts_with("//"));
@@ -60,7 +60,7 @@ fn plain(ptx: &str) -> String {
     out
 }
 
-/// The name that a line defines outside of functions.
+/// Returns the name of a constant that the line defines.
 fn constant(line: &str) -> Option<&str> {
     let definition = line.strip_prefix(".global ")?.split(['=', ';', '[']).next()?;
     definition.split_whitespace().last()

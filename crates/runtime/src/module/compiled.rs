@@ -1,5 +1,5 @@
-//! PTX that was compiled at run time. Each source is compiled once in a process, and kept in files
-//! for later processes.
+//! PTX compiled at run time. A process compiles each source once and stores the result in files for
+//! later processes.
 //!
 //! Files are found by the hash of the source and hold a hash of their own content. A file that was
 //! truncated or changed is compiled again.
@@ -13,7 +13,7 @@ use warpline_sync::{LazyLock, Mutex, MutexGuard};
 use super::{Compiler, Program, artefact, disk};
 use crate::{Error, ErrorKind, Result};
 
-/// PTX by the hash of its source. A device looks a kernel up here once, before it loads it.
+/// PTX by the hash of its source. A device looks up a kernel once, before it loads it.
 #[derive(Debug, Default)]
 pub(super) struct Compiled(Mutex<HashMap<String, Slot>>);
 
@@ -23,11 +23,12 @@ type Slot = Arc<Mutex<Option<String>>>;
 /// PTX compiled by this process.
 static PROCESS: LazyLock<Compiled> = LazyLock::new(Compiled::default);
 
-/// A variant's PTX where none was compiled ahead of time: compiled in this process, by an earlier one
-/// that kept it in `folder`, or now.
+/// Returns a variant's PTX that was not compiled ahead of time: from this process, from a file in
+/// `folder`, or by compiling it now.
 ///
 /// # Errors
-/// [`ErrorKind::NoGpuCode`] where there is no compiler; the compiler's own.
+/// [`ErrorKind::NoGpuCode`] if no compiler is found, and [`ErrorKind::Driver`] if the compilation
+/// fails.
 pub(super) fn at_run_time(
     program: &Program,
     variant: usize,
@@ -40,8 +41,8 @@ pub(super) fn at_run_time(
 }
 
 impl Compiled {
-    /// A variant's PTX, from `compile` where neither memory nor `folder` has it. Files are read and written
-    /// while no lock is held.
+    /// Returns a variant's PTX, from `compile` if neither memory nor `folder` has it. No lock is
+    /// held while files are read and written.
     pub(super) fn get(
         &self,
         program: &Program,
@@ -59,7 +60,7 @@ impl Compiled {
             return Ok(lock(&slot).get_or_insert(ptx).clone());
         }
         let mut place = lock(&slot);
-        // Another thread compiled it meanwhile.
+        // Another thread may have compiled it meanwhile.
         if let Some(known) = &*place {
             return Ok(known.clone());
         }
@@ -77,7 +78,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Says what to do about it.
+/// Creates the error for a program without GPU code, with the remedies.
 #[cold]
 pub(super) fn no_code(program: &Program, why: &Error) -> Error {
     let reason = format!(

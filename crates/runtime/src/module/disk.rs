@@ -7,11 +7,11 @@ use std::path::Path;
 use sha2::{Digest, Sha256};
 use warpline_files::NewFile;
 
-/// The largest file that is read, in bytes. NVRTC's largest outputs have a few MB.
+/// Largest number of bytes that are read from a file. NVRTC's largest outputs have a few MB.
 const MOST: u64 = 256 << 20;
 
-/// The PTX in `folder/name`. `None` if the file is missing, incomplete or changed, is not a regular file, or if
-/// another user could have written it.
+/// Returns the PTX in `folder/name`. `None` if the file is missing, incomplete or changed, is not a
+/// regular file, or could have been written by another user.
 pub(super) fn load(folder: &Path, name: &str) -> Option<String> {
     let mut text = String::new();
     system::open(folder, name).ok()?.take(MOST).read_to_string(&mut text).ok()?;
@@ -19,7 +19,7 @@ pub(super) fn load(folder: &Path, name: &str) -> Option<String> {
     (first == head(ptx)).then(|| ptx.to_owned())
 }
 
-/// Writes PTX into `folder/name`. Where it cannot be written, a later process compiles again.
+/// Writes PTX to `folder/name`. If that fails, a later process compiles the source again.
 pub(super) fn store(folder: &Path, name: &str, ptx: &str) {
     let write = || -> io::Result<()> {
         system::prepare(folder)?;
@@ -34,7 +34,7 @@ pub(super) fn store(folder: &Path, name: &str, ptx: &str) {
     }
 }
 
-/// The first line of a file: a hash of the rest.
+/// Returns the first line of a file: a hash of the rest.
 fn head(ptx: &str) -> String {
     let hash = Sha256::digest(ptx);
     hash.iter()

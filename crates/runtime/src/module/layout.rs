@@ -1,18 +1,18 @@
-//! Rust's plain structs as CUDA sees them: their definitions are generated, never written.
+//! Rust structs as CUDA types. Their CUDA definitions are generated, never written by hand.
 
 use std::fmt::Write;
 
-/// A type that kernels take, laid out alike on both sides.
+/// A type of kernel parameters, with the same layout in Rust and CUDA.
 ///
 /// [`cuda_struct!`](crate::cuda_struct) declares such a struct.
 pub trait CudaType: Sized {
     /// Whether the first bytes are a [`Report`](crate::launch::Report). A kernel with such parameters checks indices.
     const BEGINS_WITH_REPORT: bool = false;
 
-    /// How CUDA declares something of this name: `u32 sizes[16]`.
+    /// Returns the CUDA declaration of a variable with this name, such as `u32 sizes[16]`.
     fn declare(name: &str) -> String;
 
-    /// Adds the definition, after those of the fields.
+    /// Adds the type's definition after those of its fields.
     fn define(_: &mut Definitions) {}
 }
 
@@ -40,7 +40,7 @@ impl<T: CudaType, const N: usize> CudaType for [T; N] {
     }
 }
 
-/// A field of a struct: how it is declared, and how large it is.
+/// A field of a struct: its declaration and size.
 #[derive(Debug)]
 pub struct Field {
     declaration: String,
@@ -48,12 +48,13 @@ pub struct Field {
     size: usize,
 }
 
-/// A field for [`Definitions::structure`], of the type that `_of` returns.
+/// Creates a field for [`Definitions::structure`]. The type is that of the reference that `_of`
+/// returns.
 pub fn field<S, T: CudaType>(name: &str, _of: fn(&S) -> &T) -> Field {
     Field { declaration: T::declare(name), define: T::define, size: size_of::<T>() }
 }
 
-/// The definitions that a source needs, each once, what is used before what uses it.
+/// The type definitions of a source, each once, in order of dependency.
 #[derive(Debug, Default)]
 pub struct Definitions {
     names: Vec<String>,
@@ -61,11 +62,11 @@ pub struct Definitions {
 }
 
 impl Definitions {
-    /// Adds a struct. CUDA's compiler checks that it is as large there as here; there are no gaps, so that
-    /// its fields lie at the same places.
+    /// Adds a struct. CUDA's compiler checks that the struct has the same size there. Without
+    /// padding, its fields then have the same offsets too.
     ///
     /// # Panics
-    /// Where the fields leave gaps: bytes that mean nothing would be sent to the GPU.
+    /// If the struct has padding, because uninitialized bytes would be sent to the GPU.
     pub fn structure<S>(&mut self, name: &str, fields: &[Field]) {
         let used: usize = fields.iter().map(|field| field.size).sum();
         assert_eq!(used, size_of::<S>(), "{name} has padding, or fields that were left out");
@@ -107,9 +108,10 @@ pub const fn is_report<S, T: CudaType>(_of: fn(&S) -> &T) -> bool {
 
 /// Declares a struct of plain fields that kernels take, for Rust and CUDA at once.
 ///
-/// In Rust it is `#[repr(C)]` and [`Pod`](bytemuck::Pod). A [`Source`](super::Source) that is given the type
-/// ([`Source::with`](super::Source::with)) contains CUDA's definition of a struct of the same name. The struct may
-/// have no padding. The crate that uses the macro depends on `bytemuck` with its feature `derive`.
+/// In Rust the struct is `#[repr(C)]` and [`Pod`](bytemuck::Pod). A [`Source`](super::Source) that
+/// receives the type ([`Source::with`](super::Source::with)) contains the CUDA definition of a
+/// struct with the same name. The struct must have no padding. The crate that uses the macro
+/// depends on `bytemuck` with its feature `derive`.
 ///
 /// ```
 /// use warpline_runtime::{cuda_struct, module::Source};

@@ -1,15 +1,14 @@
 //! An op's GPU code: its CUDA source, the PTX compiled from it, and the loaded modules of a device.
 //!
-//! An op has a [`Program`] with variants, mostly one for each dtype, which have the same kernels.
-//! Its source is text that the op makes; the structs that its kernels take are generated from the
-//! Rust ones ([`CudaType`]), so that nothing is written down twice. The source is compiled ahead of
-//! time ([`update`]) into one compressed PTX file for each program, or at run time where NVRTC is
-//! found.
+//! An op has a [`Program`] with variants, mostly one per dtype, which have the same kernels. The op
+//! produces the source text. The structs that its kernels take are generated from the Rust structs
+//! ([`CudaType`]), so each is written only once. The source is compiled ahead of time ([`update`])
+//! into one compressed PTX file per program, or at run time if NVRTC is found.
 //!
-//! A kernel is loaded on first use, as a module of its own (`single.rs`), so that the driver
-//! compiles only kernels that are launched. PTX is made for compute capability 7.5 and runs on all
-//! later devices. Where a newer device has an instruction for something that the PTX does by hand,
-//! the loader substitutes it (`newer.rs`; for `bf16` see `cuda/element.cuh`).
+//! A kernel is loaded on first use, as a module of its own (`single.rs`), so the driver compiles
+//! only kernels that are launched. The PTX targets compute capability 7.5 and runs on all later
+//! devices. If a newer device has an instruction for a sequence in the PTX, the loader substitutes
+//! it (`newer.rs`; for `bf16` see `cuda/element.cuh`).
 
 mod artefact;
 mod cache;
@@ -36,11 +35,11 @@ pub use newer::specialized;
 pub use single::single;
 pub use source::{ELEMENT, PHILOX, REPORT, SPACE, Source, WALK};
 
-/// The GPU code of an op, or of several that are one kernel: CUDA source for modules that differ in
-/// one thing, mostly the dtype, with the same kernels each. A kernel is compiled by the driver when it
-/// is first used, without the module's others.
+/// The GPU code of an op, or of several ops that share kernels: CUDA source in variants that differ
+/// in one thing, mostly the dtype, and have the same kernels. The driver compiles each kernel
+/// separately, on first use.
 ///
-/// A kernel is called `NAME_VARIANT_KERNEL`; parts that are empty are left out.
+/// A kernel's name is `NAME_VARIANT_KERNEL`; empty parts are left out.
 #[derive(Debug)]
 pub struct Program {
     name: &'static str,
@@ -48,13 +47,13 @@ pub struct Program {
     kernels: &'static [&'static str],
     source: fn(&Program, &str) -> Source,
     committed: fn(&str) -> Option<&'static [u8]>,
-    /// The number of its first variant, given on first use; 0 is none yet.
+    /// Number of the program's first variant, assigned on first use. 0: not assigned yet.
     id: AtomicUsize,
 }
 
 impl Program {
-    /// A program of this name, which no other may have in its crate. `source` gives the text of a
-    /// variant, in which `kernels` are defined.
+    /// Creates a program. `name` must be unique in the crate. `source` returns the text of a
+    /// variant, which defines `kernels`.
     #[must_use]
     pub const fn new(
         name: &'static str,
@@ -68,54 +67,54 @@ impl Program {
         Self { name, variants, kernels, source, committed: none, id: AtomicUsize::new(0) }
     }
 
-    /// With what it was compiled to ahead of time: the file that [`update`] wrote, by the program's
-    /// name. An empty one, with which to begin, is as good as none.
+    /// Adds the PTX compiled ahead of time. `committed` returns the file that [`update`] wrote, for
+    /// the program's name. An empty file, as a start, counts as none.
     #[must_use]
     pub const fn with_ptx(self, committed: fn(&str) -> Option<&'static [u8]>) -> Self {
         Self { committed, ..self }
     }
 
-    /// Its name.
+    /// Returns the program's name.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Its variants.
+    /// Returns the program's variants.
     #[must_use]
     pub fn variants(&self) -> &'static [&'static str] {
         self.variants
     }
 
-    /// The names of a variant's kernels.
+    /// Returns the names of a variant's kernels.
     pub fn kernels(&self, variant: usize) -> impl Iterator<Item = String> {
         let variant = self.variants[variant];
         self.kernels.iter().map(move |kernel| joined([self.name, variant, kernel]))
     }
 
-    /// A variant's CUDA source.
+    /// Returns a variant's CUDA source.
     #[must_use]
     pub fn source(&self, variant: usize) -> Source {
         (self.source)(self, self.variants[variant])
     }
 
-    /// A variant's PTX as it was compiled ahead of time, if it was.
+    /// Returns a variant's PTX that was compiled ahead of time, if there is any.
     #[must_use]
     pub fn ptx(&self, variant: usize) -> Option<String> {
         artefact::committed(self, variant)
     }
 
-    /// The number of the kernel of this name, as `new` was given it.
+    /// Returns the number of the kernel with this name, in the order passed to `new`.
     pub(crate) const fn kernel_number(&self, name: &str) -> Option<usize> {
         position(self.kernels, name)
     }
 
-    /// The number of the variant of this name.
+    /// Returns the number of the variant with this name.
     pub(crate) const fn variant_number(&self, name: &str) -> Option<usize> {
         position(self.variants, name)
     }
 
-    /// A name for messages and files.
+    /// Returns the name of a variant for messages and files.
     fn module_name(&self, variant: usize) -> String {
         joined([self.name, self.variants[variant], ""])
     }
@@ -124,7 +123,7 @@ impl Program {
         CString::new(self.kernels(variant).nth(kernel)?).ok()
     }
 
-    /// A variant's number in the process.
+    /// Returns a variant's number, unique in the process.
     fn module_id(&self, variant: usize) -> usize {
         static NEXT: AtomicUsize = AtomicUsize::new(1);
         let id = self.id.load(Ordering::Acquire);
@@ -139,13 +138,13 @@ impl Program {
     }
 }
 
-/// The programs of this crate.
+/// Returns the programs of this crate.
 #[must_use]
 pub fn programs() -> Vec<&'static Program> {
     vec![&crate::graph::PHILOX]
 }
 
-/// Returns the index of a name in a list. Its loops are those that a constant's value can be computed with.
+/// Returns the index of a name in a list. Uses only loops that a constant evaluation supports.
 const fn position(names: &[&str], name: &str) -> Option<usize> {
     let mut at = 0;
     while at < names.len() {

@@ -1,12 +1,13 @@
-//! Instructions that devices have which are newer than what PTX is made for.
+//! Instructions of devices that are newer than the PTX's target.
 
-/// What a block begins with that is one instruction on newer devices: which those are, then the
-/// instruction, then the end of the comment. The block ends with a brace in a line of its own.
+/// Start of a block that is a single instruction on newer devices. The required compute capability,
+/// the instruction and the end of the comment follow. The block ends with a brace on a line of its
+/// own.
 const BEGIN: &str = "{ /* sm_";
 const END: &str = " */";
 
-/// `ptx` as a device of this compute capability runs it best: blocks that say which instruction they
-/// stand for give way to it where the device has it.
+/// Specializes `ptx` for a compute capability: replaces each block that names an instruction by
+/// that instruction, if the device has it.
 #[must_use]
 pub fn specialized(ptx: String, (major, minor): (u32, u32)) -> String {
     let capability = 10 * major + minor;
@@ -34,7 +35,8 @@ pub fn specialized(ptx: String, (major, minor): (u32, u32)) -> String {
     with_target(&out, target)
 }
 
-/// The capability that a block's instruction needs, the instruction, and what follows the block.
+/// Returns the compute capability that a block's instruction needs, the instruction, and the text
+/// after the block.
 fn instruction(block: &str) -> Option<(u32, &str, &str)> {
     let (needed, rest) = block.split_once(": ")?;
     let (instruction, rest) = rest.split_once(END)?;
@@ -45,7 +47,7 @@ fn instruction(block: &str) -> Option<(u32, &str, &str)> {
     Some((needed.parse().ok()?, instruction, &rest[end + 1..]))
 }
 
-/// For at least this target.
+/// Raises the PTX's target to at least `least`.
 fn with_target(ptx: &str, least: u32) -> String {
     let line = ptx.lines().find(|line| line.starts_with(".target sm_")).unwrap_or_default();
     let number = line.trim_start_matches(".target sm_");

@@ -1,7 +1,7 @@
-//! One kernel's part of a module.
+//! Extraction of a single kernel from a module's PTX.
 
-/// What a variant's PTX has of one of its kernels: neither the others nor functions that only they call.
-/// The driver then compiles no more than what is launched.
+/// Returns the part of a variant's PTX that one kernel needs, without the other kernels and the
+/// functions that only they call. The driver then compiles only kernels that are launched.
 #[must_use]
 pub fn single(ptx: &str, kernel: &str) -> String {
     let mut parts: Vec<&str> = parts(ptx);
@@ -22,7 +22,7 @@ pub fn single(ptx: &str, kernel: &str) -> String {
     }
 }
 
-/// A kernel or function each, with what stands before it.
+/// Splits PTX into kernels and functions, each with the text before it.
 fn parts(ptx: &str) -> Vec<&str> {
     let (mut parts, mut rest) = (Vec::new(), ptx);
     let mut end = 0;
@@ -45,12 +45,12 @@ fn parts(ptx: &str) -> Vec<&str> {
     parts
 }
 
-/// What follows a word in a part's first line, up to a parenthesis.
+/// Returns the text after `word` in a part's first line, up to a parenthesis.
 fn named<'a>(part: &'a str, word: &str) -> Option<&'a str> {
     Some(part.lines().next()?.split_once(word)?.1.split('(').next()?.trim())
 }
 
-/// The name of a function, which stands after what it returns, if that is anything.
+/// Returns the name of a function, which follows its return type if there is one.
 fn function(part: &str) -> Option<&str> {
     let head = part.strip_prefix(".func ")?.trim_start();
     let name = if head.starts_with('(') { head.split_once(')')?.1 } else { head };

@@ -5,24 +5,24 @@ use std::fmt::Write;
 use super::{CudaType, Definitions};
 use crate::DType;
 
-/// Element types in memory and what they are computed in, conversion, scalar operands.
+/// Element types in memory and in arithmetic, conversions, and scalar operands.
 pub const ELEMENT: &str = include_str!("../cuda/element.cuh");
-/// `check_index`, by which a kernel says that a check failed, of parameters that begin with a
+/// `check_index`, with which a kernel reports a failed check. The kernel's parameters begin with a
 /// [`Report`](crate::launch::Report).
 pub const REPORT: &str = include_str!("../cuda/report.cuh");
-/// The elements that a kernel of the iteration layer goes over; after [`ELEMENT`].
+/// The elements that a kernel of the iteration layer visits. Include it after [`ELEMENT`].
 pub const SPACE: &str = include_str!("../cuda/space.cuh");
 
-/// Where elements of a [`Walk`](crate::iter::Walk) lie.
+/// The positions of the elements of a [`Walk`](crate::iter::Walk).
 pub const WALK: &str = include_str!("../cuda/walk.cuh");
-/// Where random ops start, from the [`Place`](crate::graph::Place) that they are given.
+/// The starting point of random ops, computed from a [`Place`](crate::graph::Place).
 pub const PHILOX: &str = include_str!("../cuda/philox.cuh");
 
-/// What every source begins with: names for numbers' types, as Rust calls them, and dtypes' codes.
+/// Start of every source: Rust's names of number types, and the codes of dtypes.
 const TYPES: &str = include_str!("../cuda/types.cuh");
 
-/// CUDA source that includes nothing: types' names, generated structs, then text in the order in
-/// which it was added.
+/// CUDA source without includes: type names, generated structs, then text in the order of
+/// [`Source::push`] calls.
 #[derive(Debug, Default)]
 pub struct Source {
     definitions: Definitions,
@@ -30,20 +30,20 @@ pub struct Source {
 }
 
 impl Source {
-    /// The types' names and nothing else yet.
+    /// Creates a source with only the type names.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Defines a struct, and those that it holds, before all text.
+    /// Adds the definition of a struct, and of the structs that it contains, before all text.
     #[must_use]
     pub fn with<T: CudaType>(mut self) -> Self {
         T::define(&mut self.definitions);
         self
     }
 
-    /// Adds text.
+    /// Appends text.
     #[must_use]
     pub fn push(mut self, text: &str) -> Self {
         self.body += text;
@@ -51,7 +51,7 @@ impl Source {
         self
     }
 
-    /// All of it.
+    /// Returns the complete source text.
     #[must_use]
     pub fn text(self) -> String {
         let mut text = TYPES.to_owned();

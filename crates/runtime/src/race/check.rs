@@ -1,4 +1,4 @@
-//! Comparing what is about to run with what ran.
+//! Comparison of new work with the history of accesses.
 
 use std::ops::{Deref, DerefMut, Range};
 use std::panic::Location;
@@ -12,19 +12,20 @@ use super::{History, Race, RacingUse, Span, Touch, printed};
 use crate::storage::Uses;
 use crate::{Result, Runtime, Site, Storage};
 
-/// Work that was found in order and is about to be enqueued.
+/// Accesses of work that is about to be enqueued, after the check for races.
 #[derive(Debug)]
 pub(crate) struct Watch {
     before: Before,
-    /// Per argument that touches anything: which of the locked storages, its bytes, its use.
+    /// For each argument that touches memory: the index of its storage, the bytes, and the use.
     touches: SmallVec<[(usize, Span, RacingUse); 4]>,
 }
 
 impl Watch {
-    /// Compares an op's accesses with the histories of its storages, in whose order `uses` are.
+    /// Compares an op's accesses with the histories of its storages. `uses` has the order of
+    /// `storages`.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Race`], where races are to be errors.
+    /// [`crate::ErrorKind::Race`] if a certain race is found under [`crate::RaceReport::Error`].
     pub(crate) fn new(
         stream: &Stream,
         site: Site,
@@ -54,7 +55,7 @@ impl Watch {
         Ok(Self { before, touches: watched })
     }
 
-    /// Enters the accesses of work that was enqueued as operation `op`.
+    /// Records the accesses of work that was enqueued as operation `op`.
     pub(crate) fn enter(
         self,
         stream: &Stream,
@@ -80,10 +81,10 @@ impl RacingUse {
     }
 }
 
-/// Compares an access of the host's own code with device work that uses page-locked memory.
+/// Compares an access by host code with device work that uses the same page-locked memory.
 ///
 /// # Errors
-/// As [`Watch::new`].
+/// The same as [`Watch::new`].
 pub(crate) fn check_host(touch: &Touch<'_>, argument: usize, site: Site) -> Result<()> {
     let runtime = touch.storage.runtime();
     if !(touch.storage.is_pinned() && runtime.detects_races()) {
@@ -102,7 +103,7 @@ pub(crate) fn check_host(touch: &Touch<'_>, argument: usize, site: Site) -> Resu
 }
 
 impl Storage {
-    /// Gives new device memory what is known of its addresses.
+    /// Gives new device memory the history of its addresses.
     pub(crate) fn exhume(&self, device: usize, home: &Stream) {
         if !self.runtime().detects_races() || self.bytes() == 0 {
             return;

@@ -1,5 +1,5 @@
-//! Freed device memory whose accesses may still be running. It is known by its addresses, and
-//! followed where the allocator maps it at others.
+//! History of freed device memory whose accesses may still be running. It is stored by address and
+//! moves along if the allocator maps the memory at another address.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,20 +9,21 @@ use warpline_stream::{Before, Stream};
 
 use super::history::{Entry, prune};
 
-/// Graves from which on those whose work the host has seen done are looked for.
+/// Minimum number of freed blocks at which blocks without running work are dropped.
 const PRUNE_AT: usize = 256;
 
 /// A freed block.
 #[derive(Clone, Debug)]
 struct Grave {
     end: i64,
-    /// The id of the stream it was allocated for, and where that stream was at the free.
+    /// The id of the stream that the block was allocated for. `freed`: the position of that stream
+    /// at the free.
     home: u64,
     freed: Option<Before>,
     entries: Vec<Entry>,
 }
 
-/// The freed blocks of all devices, by device and address. They do not overlap.
+/// The freed blocks of all devices, by device and address. Blocks do not overlap.
 #[derive(Debug, Default)]
 pub(crate) struct Graves {
     blocks: BTreeMap<(usize, i64), Grave>,
@@ -30,10 +31,10 @@ pub(crate) struct Graves {
 }
 
 impl Graves {
-    /// Takes the accesses to a block as it is freed.
+    /// Keeps the accesses to a block that is freed.
     ///
-    /// The allocator gives it to nobody before what the streams in `told` were given so far is
-    /// done: that, and what comes before it, is no longer of interest.
+    /// The allocator reuses the block only after the work that the streams in `told` have received
+    /// so far is complete. That work, and work before it, is dropped.
     pub(crate) fn bury(
         &mut self,
         (device, range): (usize, Range<i64>),
@@ -54,7 +55,7 @@ impl Graves {
             entry.freed.get_or_insert_with(|| (allocated, home.cloned()));
         }
         let freed = home.map(Stream::before);
-        // Nothing, unless the block was allocated while races were not looked for.
+        // Removes nothing, unless the block was allocated while race detection was off.
         self.take(device, &range);
         let grave = Grave { end: range.end, home: home_id, freed, entries };
         self.blocks.insert((device, range.start), grave);
@@ -67,7 +68,8 @@ impl Graves {
         }
     }
 
-    /// Takes out what is known of addresses that are given to someone, for `home`.
+    /// Removes and returns the history of addresses that are allocated again, for the stream
+    /// `home`.
     pub(crate) fn exhume(
         &mut self,
         device: usize,
@@ -88,7 +90,7 @@ impl Graves {
         found
     }
 
-    /// Follows free memory that was mapped at other addresses.
+    /// Moves the history of free memory that was mapped at other addresses.
     pub(crate) fn moved(&mut self, device: usize, from: i64, to: i64, bytes: i64) {
         // What was mapped there before has been moved away.
         self.take(device, &(to..to + bytes));
@@ -103,7 +105,8 @@ impl Graves {
         self.blocks.len()
     }
 
-    /// Cuts a range of addresses out: what was there, by address.
+    /// Removes the blocks in a range of addresses, splitting blocks at its ends, and returns them
+    /// by address.
     fn take(&mut self, device: usize, range: &Range<i64>) -> Vec<(i64, Grave)> {
         let below = self.blocks.range((device, i64::MIN)..(device, range.end)).rev();
         let starts: Vec<i64> = below
@@ -126,7 +129,8 @@ impl Graves {
 }
 
 impl Grave {
-    /// The part within a range of addresses; `None` if nothing was done there.
+    /// Returns the part of the block within a range of addresses. `None` if it has no accesses
+    /// there.
     fn part(&self, range: &Range<i64>) -> Option<Self> {
         let inside = |entry: &&Entry| {
             let hull = entry.hull();
@@ -146,7 +150,7 @@ impl Grave {
         })
     }
 
-    /// The same memory, at other addresses.
+    /// Moves the block to other addresses.
     fn shift(&mut self, by: i64) {
         self.end += by;
         for entry in &mut self.entries {

@@ -1,4 +1,4 @@
-//! Who touched the bytes of one storage, as far as later accesses may race with it.
+//! Accesses to the bytes of one storage that later accesses may race with.
 
 use std::ops::Range;
 use std::panic::Location;
@@ -9,30 +9,30 @@ use super::span::Span;
 use super::{Race, RacingUse};
 use crate::overlap;
 
-/// Entries from which on those that the host has seen done are looked for.
+/// Minimum number of entries at which entries of complete work are dropped.
 const PRUNE_AT: usize = 16;
 
-/// One access of device work.
+/// One access by device work.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) span: Span,
-    /// The addresses at which it still is the memory that was accessed.
+    /// Addresses at which the accessed memory still is.
     pub(crate) within: Range<i64>,
     pub(crate) stream: Stream,
     pub(crate) op: OpNumber,
     pub(crate) user: RacingUse,
-    /// Where the memory was allocated, if it has been freed since, and for which stream.
+    /// Location of the allocation and its stream, if the memory has been freed since.
     pub(crate) freed: Option<(&'static Location<'static>, Option<Stream>)>,
 }
 
 impl Entry {
-    /// From the first address that counts to the one after the last.
+    /// Returns the range from the first to the last address, limited to `within`.
     pub(crate) fn hull(&self) -> Range<i64> {
         let hull = self.span.hull();
         hull.start.max(self.within.start)..hull.end.min(self.within.end)
     }
 
-    /// Whether it and another access touch a byte; `None` where that is not certain.
+    /// Returns whether this access and another share a byte. `None` if that is not certain.
     fn meets(&self, other: &Span) -> Option<bool> {
         let (hull, theirs) = (self.hull(), other.hull());
         if hull.start >= theirs.end || theirs.start >= hull.end {
@@ -49,15 +49,15 @@ impl Entry {
     }
 }
 
-/// The accesses to a storage, and to what was at its addresses before.
+/// The accesses to a storage, and to earlier memory at its addresses.
 ///
-/// An access that comes before another one, which touches all its bytes and conflicts with all
-/// that it conflicts with, is left out: whatever races with it races with the other one too.
+/// An access is dropped if a later access is ordered after it, touches all its bytes and conflicts
+/// with the same accesses: every race with the dropped access is also a race with the later one.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     pub(crate) entries: Vec<Entry>,
     prune_at: usize,
-    /// The stream that the memory was allocated for, where that was noted.
+    /// The stream that the memory was allocated for, if known.
     pub(crate) home: Option<Stream>,
 }
 
@@ -66,8 +66,8 @@ impl History {
         Self { entries, prune_at: PRUNE_AT, home }
     }
 
-    /// Calls `found` for each access that conflicts with a new one and that `comes_before` says
-    /// nothing of, with whether it is certain that both touch a byte.
+    /// Calls `found` for each access that conflicts with a new one and is not ordered before it
+    /// according to `comes_before`. Passes whether it is certain that both share a byte.
     pub(crate) fn conflicts(
         &self,
         (span, writes): (&Span, bool),
@@ -85,7 +85,7 @@ impl History {
         }
     }
 
-    /// Enters an access, before which comes what `before` says.
+    /// Adds an access that is ordered after the operations in `before`.
     pub(crate) fn enter(&mut self, new: Entry, before: &Before) {
         let writes = new.user.access.writes();
         self.entries.retain(|old| {
@@ -100,7 +100,7 @@ impl History {
     }
 }
 
-/// Leaves out what comes before everything that will be enqueued.
+/// Removes the accesses of complete work, which come before all later work.
 pub(crate) fn prune(entries: &mut Vec<Entry>) {
     entries.retain(|entry| !entry.stream.is_known_done(entry.op));
 }

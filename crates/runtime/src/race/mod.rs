@@ -10,9 +10,9 @@
 //!
 //! The history of freed device memory is kept by address, for the next owner of the addresses,
 //! except for order that the allocator itself provides (`graves.rs`). If the allocator maps a free
-//! page at another address, the history moves along. Host code is compared with the history of
-//! page-locked memory. That host code waits for such memory, which soundness requires, does not
-//! count as order.
+//! page at another address, the history moves along. Accesses by host code are compared with the
+//! history of page-locked memory. Soundness requires that host code waits for such memory; this
+//! wait does not count as order.
 
 mod check;
 mod graves;
@@ -39,65 +39,66 @@ pub(crate) use history::History;
 pub use printed::printed;
 pub(crate) use span::{Span, Touch};
 
-/// Races kept for a program that does not ask for them.
+/// Maximum number of races that are kept until the program takes them.
 const MAX_RACES: usize = 1024;
 
-/// What is done with races under [`crate::SyncPolicy::Manual`].
+/// Handling of races under [`crate::SyncPolicy::Manual`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RaceReport {
-    /// They are not looked for.
+    /// Races are not detected.
     Off,
-    /// They are kept for `take_races`.
+    /// Races are kept for [`Runtime::take_races`](crate::Runtime::take_races).
     #[default]
     Collect,
-    /// They are kept, and logged as warnings through `tracing`.
+    /// Races are kept, and logged as warnings through `tracing`.
     Log,
-    /// The op that completes one is not enqueued and returns [`crate::ErrorKind::Race`]. Possible
-    /// races are kept, as by [`RaceReport::Collect`].
+    /// An op that would race is not enqueued and returns [`crate::ErrorKind::Race`]. Possible races
+    /// are kept, as with [`RaceReport::Collect`].
     Error,
 }
 
-/// One side of a race.
+/// One of the two accesses of a race.
 #[derive(Clone, Debug)]
 pub struct RacingUse {
-    /// The op.
+    /// Name of the op.
     pub op: &'static str,
-    /// Where it was called.
+    /// Location of the op's call.
     pub location: &'static Location<'static>,
-    /// The line that printed the tensor, where that is what read it: formatting is not told the place
-    /// that it is called from, so that `location` is one inside the library.
+    /// The line that printed the tensor, if printing read it. `location` is then inside the
+    /// library, because formatting does not know its caller.
     pub printed_at: Option<Arc<str>>,
-    /// Which of its arguments it was, in the order in which its kernel takes them, from 0.
+    /// Index of the argument in the order of the kernel's operands, from 0.
     pub argument: usize,
-    /// What it did with it.
+    /// The op's access to the argument.
     pub access: Access,
-    /// The stream it was enqueued on; `None` for the host's own code.
+    /// The stream that the op was enqueued on. `None` for host code.
     pub stream: Option<Stream>,
 }
 
-/// Two accesses to the same bytes, at least one a write, that no event, stream order or
-/// synchronisation orders.
+/// Two accesses to the same bytes, at least one of them a write, that no event, stream order or
+/// synchronization orders.
 ///
-/// Its text is what to know and what to do, in sentences; `{:#}` adds a [`Race::picture`].
+/// `Display` describes the race and the remedy in sentences; `{:#}` adds a [`Race::picture`].
 #[derive(Clone, Debug)]
 pub struct Race {
     /// The access that was enqueued first.
     pub first: RacingUse,
     /// The access that should have come after it.
     pub second: RacingUse,
-    /// Between which bytes of the second's storage both lie.
+    /// Range of bytes in the second access's storage that contains the shared bytes.
     pub bytes: Range<u64>,
-    /// Whether both are certain to touch a byte. If not, their strided views interleave in a way
-    /// that takes too long to tell.
+    /// Whether the two accesses certainly share a byte. `false` if their strided views interleave
+    /// in a way that takes too long to decide.
     pub certain: bool,
-    /// Where the second's storage was allocated.
+    /// Location of the allocation of the second access's storage.
     pub allocated: &'static Location<'static>,
     storage_bytes: usize,
-    /// Of memory that was freed between the two: where it had been allocated, for which stream.
+    /// Location of the earlier allocation and its stream, if the memory was freed between the
+    /// accesses.
     freed: Option<(&'static Location<'static>, Option<Stream>)>,
 }
 
-/// What a runtime knows of races.
+/// Race detection state of a runtime.
 #[derive(Debug)]
 pub(crate) struct Detector {
     report: AtomicU8,
@@ -116,7 +117,7 @@ impl Detector {
         }
     }
 
-    /// Learns from a device's allocator where it maps free memory anew.
+    /// Follows free memory that a device's allocator maps at other addresses.
     pub(crate) fn follow(self: &Arc<Self>, device: &CudaDevice) {
         let (detector, index) = (Arc::clone(self), device.index());
         device.allocator().on_remap(move |from, to, bytes| {
@@ -134,7 +135,7 @@ impl Detector {
         [Off, Collect, Log, Error].into_iter().find(|r| *r as u8 == value).unwrap_or_default()
     }
 
-    /// Notes races. The first that is certain is an error if they are to be.
+    /// Records races. Returns the first certain race as an error under [`RaceReport::Error`].
     fn note(&self, races: impl IntoIterator<Item = Race>) -> Result<()> {
         let report = self.report();
         for race in races {

@@ -1,4 +1,4 @@
-//! Reads for printing, of which formatting hides the caller.
+//! Reads for printing, whose caller is not visible to the op.
 
 use std::backtrace::Backtrace;
 use std::cell::RefCell;
@@ -8,9 +8,10 @@ thread_local! {
     static PRINTED: RefCell<Option<Arc<str>>> = const { RefCell::new(None) };
 }
 
-/// Runs what reads a tensor to print it, so that races are reported at the line that prints. `own` is the
-/// end of the path of the file that formats; its callers are looked through for the first that is not the
-/// standard library's. Slow: for where races are looked for.
+/// Runs `read`, which reads a tensor for printing, so that races are reported at the line that
+/// prints. `own` is the end of the path of the formatting code's file. The printing line is the
+/// first caller after that file that is not in the standard library. Slow: use it only while races
+/// are detected.
 #[doc(hidden)]
 pub fn printed<R>(own: &str, read: impl FnOnce() -> R) -> R {
     struct Restore(Option<Arc<str>>);
@@ -26,12 +27,13 @@ pub fn printed<R>(own: &str, read: impl FnOnce() -> R) -> R {
     read()
 }
 
-/// The line that is being printed for in this thread.
+/// Returns the line that this thread is printing for.
 pub(super) fn current() -> Option<Arc<str>> {
     PRINTED.try_with(|printed| printed.borrow().clone()).ok().flatten()
 }
 
-/// The first line of a backtrace, after those of the file that formats, that is not the standard library's.
+/// Returns the first line of a backtrace after the formatting code's file that is not in the
+/// standard library.
 fn line_of(backtrace: &str, own: &str) -> Option<String> {
     let places = backtrace.lines().filter_map(|line| line.trim().strip_prefix("at "));
     let of_std = |place: &&str| {

@@ -34,13 +34,13 @@ impl fmt::Display for RacingUse {
 }
 
 impl Race {
-    /// Whether the memory was freed, and given out again, between the two.
+    /// Returns whether the memory was freed and allocated again between the two accesses.
     #[must_use]
     pub fn is_reuse(&self) -> bool {
         self.freed.is_some()
     }
 
-    /// The wait or call that would order the two, and where it belongs.
+    /// Returns the wait or call that would order the two accesses, and its place in the program.
     #[must_use]
     pub fn mend(&self) -> String {
         let (first, second) = (&self.first, &self.second);
@@ -67,7 +67,7 @@ impl Race {
         }
     }
 
-    /// The two streams side by side, time going right.
+    /// Returns a drawing of the two streams side by side, with time from left to right.
     #[must_use]
     pub fn picture(&self) -> String {
         let (above, below) = (self.first.place(), self.second.place());
@@ -87,7 +87,7 @@ impl Race {
 
 impl std::error::Error for Race {}
 
-/// The race as the error of its second use.
+/// Converts a race to the error of its second access.
 impl From<Race> for Error {
     fn from(race: Race) -> Self {
         Self::unlocated(ErrorKind::Race).with_source(Arc::new(race))

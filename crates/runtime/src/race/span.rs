@@ -1,4 +1,4 @@
-//! The bytes that an access touches, in one form for all ways of saying so.
+//! The bytes that an access touches, as byte ranges or strided views.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use crate::{Layout, Operand, Storage};
 use warpline_cuda_sys_safe::Access;
 
-/// What an op does with one of its arguments.
+/// An op's access to one of its arguments.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Touch<'a> {
     pub(crate) storage: &'a Storage,
@@ -22,12 +22,13 @@ enum Bytes<'a> {
 }
 
 impl<'a> Touch<'a> {
-    /// So many bytes of a storage from an offset on.
+    /// Creates an access to `len` bytes of a storage from `offset` on.
     pub(crate) fn range(storage: &'a Storage, offset: usize, len: usize, access: Access) -> Self {
         Self { storage, access, bytes: Bytes::Range(offset, len) }
     }
 
-    /// From which byte of the storage to which, and whether all between; `None` for none.
+    /// Returns the range of bytes in the storage, and whether the access touches all of them.
+    /// `None` if it touches none.
     pub(crate) fn extent(&self) -> Option<(Range<usize>, bool)> {
         let span = match self.bytes {
             Bytes::Range(_, 0) => return None,
@@ -43,7 +44,7 @@ impl<'a> Touch<'a> {
         Some((byte(hull.start)..byte(hull.end), span.dims.is_empty()))
     }
 
-    /// Which bytes, by their addresses; `None` for none.
+    /// Returns the bytes by address. `None` if there are none.
     pub(crate) fn span(&self) -> Option<Span> {
         let base = self.storage.address();
         match self.bytes {
@@ -64,7 +65,7 @@ impl<'a> From<Operand<'a>> for Touch<'a> {
     }
 }
 
-/// A storage with whether it is written: all its bytes.
+/// Creates an access to all bytes of a storage. The flag tells whether it is a write.
 impl<'a> From<(&'a Storage, bool)> for Touch<'a> {
     fn from((storage, write): (&'a Storage, bool)) -> Self {
         let access = if write { Access::Write } else { Access::Read };
@@ -72,14 +73,14 @@ impl<'a> From<(&'a Storage, bool)> for Touch<'a> {
     }
 }
 
-/// `run` bytes at each of `start + Σ index · step`, with every index below its count.
+/// `run` bytes at each address `start + Σ index · step`, with every index below its count.
 ///
-/// In normal form: steps ascend and are longer than all that smaller ones reach, where that can
-/// be had by joining runs that touch. Dense memory is a run and no dimensions.
+/// In normal form, if joining adjacent runs can achieve it: steps ascend, and each is longer than
+/// the reach of all smaller steps. Dense memory is one run without dimensions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
-    /// Signed, as all numbers here: of memory that was moved, the rest of the span may not be
-    /// anywhere.
+    /// Signed, as all numbers here: after memory was moved, the rest of a span may have no valid
+    /// addresses.
     pub(crate) start: i64,
     pub(crate) run: i64,
     /// Counts, at least 2, and steps in bytes.
@@ -87,7 +88,7 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// The bytes of a layout that lies inside its storage.
+    /// Returns the bytes of a layout that lies inside its storage.
     fn of(base: u64, layout: &Layout, item: usize) -> Option<Self> {
         let (base, item) = (base as i64, item as i64);
         let mut start = base.wrapping_add((layout.offset() as i64).wrapping_mul(item));
@@ -117,13 +118,13 @@ impl Span {
         Some(Self { start, run, dims: joined })
     }
 
-    /// From the first byte to the one after the last.
+    /// Returns the range from the first byte to the last.
     pub(crate) fn hull(&self) -> Range<i64> {
         let reach: i64 = self.dims.iter().map(|(count, step)| (count - 1) * step).sum();
         self.start..self.start + reach + self.run
     }
 
-    /// Whether it has all bytes of another. It may be wrong when false.
+    /// Returns whether this span contains all bytes of another. `false` may be wrong.
     pub(crate) fn contains(&self, other: &Self) -> bool {
         if self == other {
             return true;

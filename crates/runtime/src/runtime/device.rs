@@ -12,7 +12,7 @@ use crate::Result;
 use crate::generator::CudaGenerator;
 use crate::module::{KernelCache, Program};
 
-/// A device with what the runtime keeps for it.
+/// A device with its allocator, kernels and generator.
 #[derive(Debug)]
 pub struct CudaDevice {
     device: Device,
@@ -32,42 +32,42 @@ impl CudaDevice {
         }
     }
 
-    /// Its index.
+    /// Returns the index of the device.
     #[must_use]
     pub fn index(&self) -> usize {
         self.device.index()
     }
 
-    /// Its streams.
+    /// Returns the [`Device`], which has the streams.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Its driver.
+    /// Returns the driver.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
         self.device.driver()
     }
 
-    /// What it is.
+    /// Returns the device's name, capabilities and limits.
     #[must_use]
     pub fn properties(&self) -> &DeviceProperties {
         self.device.properties()
     }
 
-    /// Its caching allocator.
+    /// Returns the device's caching allocator.
     #[must_use]
     pub fn allocator(&self) -> &CudaAllocator {
         &self.allocator
     }
 
-    /// Seeds its generator (`torch.cuda.manual_seed`).
+    /// Seeds the device's generator (`torch.cuda.manual_seed`).
     pub fn manual_seed(&self, seed: u64) {
         self.generator().manual_seed(seed);
     }
 
-    /// A kernel, loading its module on first use.
+    /// Returns a kernel, and loads its module on first use.
     #[track_caller]
     pub(crate) fn function(
         &self,

@@ -1,4 +1,4 @@
-//! Which generators a thread draws from: the runtime's, or its own.
+//! Choice of the generators that a thread draws from: the runtime's, or its own.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -14,11 +14,11 @@ use crate::generator::{CpuGenerator, CudaGenerator};
 /// A generator of one thread. Empty while a [`GeneratorGuard`] holds it.
 type Slot<G> = Rc<Cell<Option<Box<G>>>>;
 
-/// The generators that a thread uses instead of a runtime's.
+/// Generators that a thread uses instead of a runtime's.
 struct Own {
     runtime: Runtime,
     cpu: Slot<CpuGenerator>,
-    /// One for each device.
+    /// Indexed by device.
     cuda: Vec<Slot<CudaGenerator>>,
 }
 
@@ -82,7 +82,7 @@ impl<G: fmt::Debug> fmt::Debug for GeneratorGuard<'_, G> {
     }
 }
 
-/// The generators of this thread's own, in `with_generators` of a runtime.
+/// Returns this thread's own generators, within `with_generators` of a runtime.
 fn own(is_of: impl FnOnce(&Runtime) -> bool) -> Option<Rc<Own>> {
     // A thread that ends has none any more.
     let own = OWN.try_with(|own| own.borrow().clone()).ok().flatten();
@@ -98,9 +98,9 @@ impl Runtime {
         GeneratorGuard::new(&self.0.cpu_generator, own)
     }
 
-    /// Runs `f` with generators of this thread's own, for the CPU and each device, which start from `seed`. Random
-    /// ops that `f` runs on this runtime and this thread neither advance nor depend on the runtime's generators.
-    /// The former ones are back afterwards, after a panic too.
+    /// Runs `f` with this thread's own generators for the CPU and each device, seeded with `seed`.
+    /// Random ops on this runtime in this thread then neither advance nor depend on the runtime's
+    /// generators. Restores the thread's former generators afterwards, also if `f` panics.
     pub fn with_generators<R>(&self, seed: u64, f: impl FnOnce() -> R) -> R {
         struct Restore(Option<Rc<Own>>);
         impl Drop for Restore {

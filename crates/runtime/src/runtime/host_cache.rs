@@ -1,10 +1,9 @@
 //! A cache of pageable host memory.
 //!
-//! A new block costs the system more than an op that writes it: pages have to be found, zeroed and
-//! entered, and taken apart again when the block is freed. Freed blocks of 64 KiB and more are
-//! therefore kept for the next tensors, up to
-//! [`RuntimeConfig::host_cache_limit`](crate::RuntimeConfig) bytes and 512 blocks. Beyond that, the
-//! blocks that were kept longest are released.
+//! A new block costs the system more than an op that writes it: pages are found, zeroed and mapped,
+//! and unmapped when the block is freed. Freed blocks of 64 KiB and more are therefore kept for
+//! later tensors, up to [`RuntimeConfig::host_cache_limit`](crate::RuntimeConfig) bytes and 512
+//! blocks. Beyond that, the blocks that were kept longest are released.
 //!
 //! Sizes are rounded up by at most an eighth, and a block serves only requests of its rounded size.
 //! A reused block holds the bytes of its last user, as reused device memory does: a caller that
@@ -22,29 +21,29 @@ use warpline_cuda_sys_safe::DriverError;
 use warpline_cuda_sys_safe::owned::HostMemory;
 use warpline_sync::Mutex;
 
-/// Bytes from which on a block is kept: below, an allocation costs less than it would to look.
+/// Minimum size of a kept block, in bytes. A smaller allocation costs less than a search.
 pub(crate) const KEPT_FROM: usize = 64 << 10;
 
-/// Blocks that are kept at most, so that a look at all of them costs less than a new one.
+/// Maximum number of kept blocks, so that searching all of them costs less than a new block.
 const MOST_BLOCKS: usize = 512;
 
-/// What the cache of pageable host memory holds and did.
+/// Statistics of the cache of pageable host memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostCacheStats {
-    /// Bytes of freed blocks that are kept.
+    /// Bytes in kept free blocks.
     pub cached_bytes: usize,
-    /// The most that were kept at a time.
+    /// Peak of `cached_bytes`.
     pub cached_bytes_peak: usize,
-    /// Freed blocks that are kept.
+    /// Number of kept free blocks.
     pub cached_blocks: usize,
-    /// Bytes that may be kept.
+    /// Maximum number of bytes that may be kept.
     pub limit: usize,
-    /// Blocks that were asked of the system, of those large enough to be kept.
+    /// Number of blocks allocated from the system, among requests large enough to be kept.
     pub num_alloc: u64,
-    /// Blocks of which a kept one was used again.
+    /// Number of requests served by a kept block.
     pub num_reused: u64,
-    /// Blocks that were given back to the system.
+    /// Number of blocks released to the system.
     pub num_free: u64,
 }
 
@@ -53,35 +52,35 @@ pub(crate) struct HostCache(Mutex<Kept>);
 
 #[derive(Debug)]
 struct Kept {
-    /// In the order in which they were freed.
+    /// In the order of their frees.
     blocks: VecDeque<HostMemory>,
     stats: HostCacheStats,
 }
 
-/// What is asked of the system for so many bytes, so that blocks of about a size are alike: at most an
-/// eighth more. `None` if that overflows.
+/// Returns the size to request from the system, which is at most an eighth more, so that blocks of
+/// similar sizes are interchangeable. `None` on overflow.
 fn rounded(bytes: usize) -> Option<usize> {
     let eighth = 1 << (bytes.max(8).ilog2() - 3);
     bytes.checked_next_multiple_of(eighth)
 }
 
 impl HostCache {
-    /// One that keeps up to so many bytes.
+    /// Creates a cache that keeps up to `limit` bytes.
     pub(crate) fn new(limit: usize) -> Self {
         let stats = HostCacheStats { limit, ..HostCacheStats::default() };
         Self(Mutex::new(Kept { blocks: VecDeque::new(), stats }))
     }
 
-    /// A block of at least so many bytes: a kept one of that size as it was left, or a zeroed one of
-    /// the system's.
+    /// Returns a block of at least `bytes` bytes: a kept block of that rounded size with its old
+    /// contents, or a new zeroed block.
     pub(crate) fn take(&self, bytes: usize) -> Result<HostMemory, DriverError> {
-        // What overflows is refused by the system, in words of its own.
+        // The system rejects a size that overflows, with its own error.
         let bytes = rounded(bytes).unwrap_or(bytes);
         if let Some(kept) = self.kept().reuse(bytes) {
             return Ok(kept);
         }
         let new = HostMemory::pageable(bytes).or_else(|_| {
-            // What is kept may be what the system lacks.
+            // Kept blocks may hold the memory that the system lacks.
             self.empty();
             HostMemory::pageable(bytes)
         })?;
@@ -89,14 +88,14 @@ impl HostCache {
         Ok(new)
     }
 
-    /// Keeps a freed block of [`take`](Self::take). What is then too much, the blocks kept longest,
-    /// goes back to the system.
+    /// Keeps a freed block from [`take`](Self::take). Releases the blocks that were kept longest if
+    /// the limits are exceeded.
     pub(crate) fn put(&self, block: HostMemory) {
-        // Unmapped after the lock is released, of which others need not wait for it.
+        // Unmapped after the lock is released, so that other threads do not wait for it.
         let _surplus = self.kept().keep(block);
     }
 
-    /// Gives all that is kept back to the system.
+    /// Releases all kept blocks to the system.
     pub(crate) fn empty(&self) {
         let _all = self.kept().give_back(0, 0);
     }
@@ -111,7 +110,8 @@ impl HostCache {
 }
 
 impl Kept {
-    /// The block of this size that was freed last, of which most is still in the processor's caches.
+    /// Returns the block of this size that was freed last, because most of it is still in the
+    /// processor's caches.
     fn reuse(&mut self, bytes: usize) -> Option<HostMemory> {
         let at = self.blocks.iter().rposition(|block| block.bytes() == bytes)?;
         let block = self.blocks.remove(at)?;
@@ -135,7 +135,8 @@ impl Kept {
         surplus
     }
 
-    /// Removes the blocks that were kept longest until no more than this is left.
+    /// Removes the blocks that were kept longest until at most `bytes` bytes and `blocks` blocks
+    /// are left.
     fn give_back(&mut self, bytes: usize, blocks: usize) -> Vec<HostMemory> {
         let mut removed = Vec::new();
         while self.stats.cached_bytes > bytes || self.blocks.len() > blocks {

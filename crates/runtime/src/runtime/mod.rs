@@ -1,4 +1,4 @@
-//! A runtime: one driver, its devices, their caches, and how they are to be used.
+//! A runtime: one driver with its devices, their caches, and the policies for their use.
 
 mod device;
 mod generators;
@@ -31,41 +31,45 @@ use shared::Shared;
 pub(crate) use shared::{SharedMapping, Unused, new_memory_id};
 pub use staging::Staging;
 
-/// Who orders work on different streams.
+/// The party that orders work on different streams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SyncPolicy {
-    /// Warpline does: a stream that meets a tensor waits, on the GPU, for its last use.
+    /// Warpline orders streams: before a stream uses a tensor, it waits on the GPU for the tensor's
+    /// last use on any other stream.
     #[default]
     Auto,
-    /// The program does, as in PyTorch; what nothing orders is reported as a race.
+    /// The program orders streams, as in PyTorch. Unordered accesses are reported as races.
     Manual,
 }
 
-/// How a runtime is made.
+/// Options of a runtime.
 #[derive(Clone, Debug)]
 pub struct RuntimeConfig {
-    /// Who orders streams.
+    /// Whether Warpline or the program orders streams. Default: [`SyncPolicy::Auto`].
     pub sync_policy: SyncPolicy,
-    /// Whether each launch is waited for, so that it reports its own failure
-    /// (`CUDA_LAUNCH_BLOCKING=1`).
+    /// Whether to wait for each launch, so that each launch reports its own failure
+    /// (`CUDA_LAUNCH_BLOCKING=1`). Default: `false`.
     pub launch_blocking: bool,
-    /// What is done with races, under [`SyncPolicy::Manual`].
+    /// Handling of races under [`SyncPolicy::Manual`]. Default: [`RaceReport::Collect`].
     pub race_report: RaceReport,
-    /// Whether matrix products run on Warpline's own kernel even where there is a cuBLAS.
+    /// Whether to run matrix products on Warpline's own kernel even if cuBLAS is available.
+    /// Default: `false`.
     pub no_cublas: bool,
-    /// The caching allocators' options.
+    /// Options of the caching allocators.
     pub allocator: AllocatorConfig,
-    /// How copies go through page-locked memory.
+    /// Options for copies through page-locked memory.
     pub staging: Staging,
-    /// Folder in which GPU code that is compiled at run time is kept for later processes. It is created with mode
-    /// 0700, and not used if it belongs to another user or others can write to it. `None`: nothing is kept.
+    /// Folder that keeps GPU code compiled at run time for later processes. The folder is created
+    /// with mode 0700, and is not used if it belongs to another user or others can write to it.
+    /// `None`, the default: nothing is kept.
     pub compile_cache: Option<PathBuf>,
-    /// Bytes of freed CPU tensors' memory that are kept for new ones; 0 keeps none.
+    /// Maximum bytes of freed CPU tensors' memory that are kept for new tensors. 0 keeps none.
+    /// Default: 2 GiB.
     pub host_cache_limit: usize,
 }
 
 impl Default for RuntimeConfig {
-    /// As PyTorch; up to 2 GiB of freed CPU tensors' memory are kept.
+    /// Returns PyTorch's defaults, with up to 2 GiB of freed CPU tensors' memory kept.
     fn default() -> Self {
         Self {
             sync_policy: SyncPolicy::default(),
@@ -80,22 +84,25 @@ impl Default for RuntimeConfig {
     }
 }
 
-/// One driver with its devices and caches: an isolated world. Clones share it.
+/// One driver with its devices and caches, isolated from all other runtimes. Clones share the
+/// runtime.
 ///
 /// # Forked children
-/// A child made with `fork` may use CPU tensors, its parent's and new ones: ops start threads of
-/// its own, and generators go on from where they were. CUDA does not survive a fork, and neither
-/// does page-locked memory: their use is [`DriverError::ForkedChild`], and to drop such tensors does
-/// nothing. What another thread was in the middle of at the fork stays so in the child, where using
-/// it may wait for ever: tensors that an op was using, the CPU generator while it was drawn from,
-/// Warpline's first use ever. So fork while no other thread is inside Warpline, or leave alone in
-/// the child what those threads use.
+/// A child process made with `fork` may use CPU tensors, its parent's and new ones. CPU ops start
+/// new threads in the child, and generators continue from the parent's state. CUDA does not survive
+/// a fork, and neither does page-locked memory: using them returns [`DriverError::ForkedChild`],
+/// and dropping such tensors does nothing.
+///
+/// State that another thread was changing during the fork stays locked in the child, and using it
+/// may wait forever: tensors used by a running op, the CPU generator during a draw, and Warpline's
+/// initialization. Therefore fork only while no other thread is inside Warpline, or do not use that
+/// state in the child.
 #[derive(Clone, Debug)]
 pub struct Runtime(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    /// Dropped first: it waits for streams.
+    /// Dropped first, because its drop waits for streams.
     shared: Shared,
     devices: Result<Devices, DriverError>,
     gpus: Vec<CudaDevice>,
@@ -109,15 +116,15 @@ struct Inner {
     no_cublas: bool,
     detector: Arc<Detector>,
     staging: Staging,
-    /// The process that it was made in, and its id.
+    /// Fork generation and id of the process that created the runtime.
     process: (u32, u32),
 }
 
 impl Runtime {
-    /// A runtime over a driver. Creates no context.
+    /// Creates a runtime over a driver. Creates no driver context.
     ///
     /// # Errors
-    /// The driver's own, when it cannot say what its devices are.
+    /// [`ErrorKind::Driver`] if the driver cannot report the properties of its devices.
     #[track_caller]
     pub fn new(driver: Arc<dyn Driver>, config: RuntimeConfig) -> Result<Self> {
         let devices = Devices::new(driver)?;
@@ -125,9 +132,10 @@ impl Runtime {
         Ok(Self::build(Ok(devices), gpus, &config))
     }
 
-    /// A runtime without CUDA: CPU tensors work, and `cuda` is an error that gives `reason`:
-    /// [`ErrorKind::CudaUnavailable`] where there is no GPU, [`ErrorKind::InvalidVariable`] or
-    /// [`ErrorKind::Driver`] where something is wrong.
+    /// Creates a runtime without CUDA. CPU tensors work. Calls that need a device return an error
+    /// with `reason`: [`ErrorKind::CudaUnavailable`] if there is no GPU,
+    /// [`ErrorKind::InvalidVariable`] if an environment variable is invalid, otherwise
+    /// [`ErrorKind::Driver`].
     #[must_use]
     pub fn without_cuda(reason: DriverError, config: &RuntimeConfig) -> Self {
         Self::build(Err(reason), Vec::new(), config)
@@ -160,29 +168,30 @@ impl Runtime {
         }))
     }
 
-    /// Whether two are the same world.
+    /// Returns whether both are clones of the same runtime.
     #[must_use]
     pub fn same_as(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// A number that no other runtime alive has.
+    /// Returns an identifier that no other living runtime has.
     #[must_use]
     pub fn id(&self) -> usize {
         Arc::as_ptr(&self.0).addr()
     }
 
-    /// How many devices there are: none also where CUDA cannot be used, of which
-    /// [`Runtime::devices`] says why.
+    /// Returns the number of devices. 0 if CUDA cannot be used; [`Runtime::devices`] then returns
+    /// the cause.
     #[must_use]
     pub fn device_count(&self) -> usize {
         self.0.gpus.len()
     }
 
-    /// A device.
+    /// Returns the device with an index.
     ///
     /// # Errors
-    /// [`ErrorKind::CudaUnavailable`] or [`ErrorKind::NoSuchDevice`].
+    /// - [`ErrorKind::NoSuchDevice`] if there is no device with this index.
+    /// - The errors of [`Runtime::devices`] if there are no devices.
     #[track_caller]
     pub fn device(&self, index: usize) -> Result<&CudaDevice> {
         if let Some(gpu) = self.gpu(index) {
@@ -193,16 +202,17 @@ impl Runtime {
         Err(ErrorKind::NoSuchDevice { index, count }.of("").at(location))
     }
 
-    /// [`Runtime::device`] where nobody asks why there is none.
+    /// Returns the device with an index, for callers that do not need an error.
     pub(crate) fn gpu(&self, index: usize) -> Option<&CudaDevice> {
         self.0.gpus.get(index)
     }
 
-    /// The devices with their current-device and current-stream state.
+    /// Returns the devices, with each thread's current device and streams.
     ///
     /// # Errors
-    /// [`ErrorKind::CudaUnavailable`] when there is no driver or no device; [`ErrorKind::InvalidVariable`] or
-    /// [`ErrorKind::Driver`] when something is wrong with what there is.
+    /// - [`ErrorKind::CudaUnavailable`] if there is no driver or no device.
+    /// - [`ErrorKind::InvalidVariable`] if an environment variable has an invalid value.
+    /// - [`ErrorKind::Driver`] if the driver cannot be used for another reason.
     #[inline]
     #[track_caller]
     pub fn devices(&self) -> Result<&Devices> {
@@ -213,19 +223,19 @@ impl Runtime {
         }
     }
 
-    /// The driver.
+    /// Returns the driver.
     ///
     /// # Errors
-    /// [`ErrorKind::CudaUnavailable`].
+    /// The same as [`Runtime::devices`].
     #[track_caller]
     pub fn driver(&self) -> Result<&Arc<dyn Driver>> {
         Ok(self.devices()?.driver())
     }
 
-    /// The cache of page-locked host memory.
+    /// Returns the cache of page-locked host memory.
     ///
     /// # Errors
-    /// [`ErrorKind::CudaUnavailable`].
+    /// The same as [`Runtime::devices`].
     #[track_caller]
     pub fn pinned_cache(&self) -> Result<&CudaHostCache> {
         let driver = self.driver()?;
@@ -235,26 +245,27 @@ impl Runtime {
         }))
     }
 
-    /// The cache of pageable host memory; `None` in a forked child, of whose parent a thread may have
-    /// had it locked.
+    /// Returns the cache of pageable host memory. `None` in a forked child, because a thread of the
+    /// parent may have held its lock.
     pub(crate) fn host_cache(&self) -> Option<&HostCache> {
         self.is_own_process().then_some(&self.0.host_cache)
     }
 
-    /// What the cache of pageable host memory holds. Zeros in a forked child, which has none.
+    /// Returns the statistics of the cache of pageable host memory. All zero in a forked child,
+    /// which has no cache.
     #[must_use]
     pub fn host_cache_stats(&self) -> HostCacheStats {
         self.host_cache().map_or_else(HostCacheStats::default, HostCache::stats)
     }
 
-    /// Gives the pageable host memory that is kept for new CPU tensors back to the system.
+    /// Releases the pageable host memory that is kept for new CPU tensors to the system.
     pub fn empty_host_cache(&self) {
         if let Some(cache) = self.host_cache() {
             cache.empty();
         }
     }
 
-    /// Seeds every generator that this thread draws from (`torch.manual_seed`).
+    /// Seeds all generators that this thread draws from (`torch.manual_seed`).
     pub fn manual_seed(&self, seed: u64) {
         self.cpu_generator().manual_seed(seed);
         for gpu in &self.0.gpus {
@@ -262,7 +273,7 @@ impl Runtime {
         }
     }
 
-    /// Who orders streams.
+    /// Returns whether Warpline or the program orders streams.
     #[must_use]
     pub fn sync_policy(&self) -> SyncPolicy {
         if self.0.policy.load(Ordering::Relaxed) == SyncPolicy::Manual as u8 {
@@ -272,57 +283,57 @@ impl Runtime {
         }
     }
 
-    /// Changes who orders streams, for work enqueued from now on.
+    /// Sets whether Warpline or the program orders streams, for work enqueued from now on.
     pub fn set_sync_policy(&self, policy: SyncPolicy) {
         self.0.policy.store(policy as u8, Ordering::Relaxed);
     }
 
-    /// Whether each launch is waited for.
+    /// Returns whether each launch is waited for.
     #[must_use]
     pub fn launch_blocking(&self) -> bool {
         self.0.launch_blocking
     }
 
-    /// Whether matrix products run on cuBLAS where there is one.
+    /// Returns whether matrix products run on cuBLAS if it is available.
     #[must_use]
     pub fn uses_cublas(&self) -> bool {
         !self.0.no_cublas
     }
 
-    /// How copies go through page-locked memory.
+    /// Returns the options for copies through page-locked memory.
     #[must_use]
     pub fn staging(&self) -> &Staging {
         &self.0.staging
     }
 
-    /// The races noted since the last call, oldest first. At most 1024 are kept.
+    /// Takes the races recorded since the last call, oldest first. At most 1024 are kept.
     #[must_use]
     pub fn take_races(&self) -> Vec<Race> {
         self.0.detector.take(true)
     }
 
-    /// The possible races noted since the last call ([`Race::certain`]), oldest first. At most
-    /// 1024 are kept.
+    /// Takes the possible races ([`Race::certain`] is `false`) recorded since the last call, oldest
+    /// first. At most 1024 are kept.
     #[must_use]
     pub fn take_possible_races(&self) -> Vec<Race> {
         self.0.detector.take(false)
     }
 
-    /// Changes what is done with races. Memory and work from before are not looked at where they
-    /// were [`RaceReport::Off`], or under [`SyncPolicy::Auto`].
+    /// Sets the handling of races. Memory allocated and work enqueued under [`RaceReport::Off`] or
+    /// [`SyncPolicy::Auto`] are not checked afterwards.
     pub fn set_race_report(&self, report: RaceReport) {
         self.0.detector.set_report(report);
     }
 
-    /// What is done with races.
+    /// Returns the handling of races.
     #[must_use]
     pub fn race_report(&self) -> RaceReport {
         self.0.detector.report()
     }
 
-    /// Refuses a stream of another runtime: it cannot be ordered with this one's, nor its work be
-    /// waited for, even where both are of one driver. Refuses a captured stream's twin too, which
-    /// outlives its capture.
+    /// Checks that a stream belongs to this runtime: streams of another runtime, even of the same
+    /// driver, cannot be ordered with this one's. Rejects the twin of a captured stream too,
+    /// because it outlives its capture.
     #[track_caller]
     pub(crate) fn check_stream(&self, stream: &Stream, op: &'static str) -> Result<()> {
         if self.devices()?.id() != stream.devices_id() {
@@ -336,13 +347,13 @@ impl Runtime {
         Ok(())
     }
 
-    /// Whether this is no forked child of the process that the runtime was made in.
+    /// Returns whether this process created the runtime, and is not a forked child of that process.
     pub(crate) fn is_own_process(&self) -> bool {
         self.0.process.0 == fork_generation()
     }
 
-    /// Refuses forked children, in whose memory there may be nothing where page-locked memory is in
-    /// their parent's.
+    /// Fails in a forked child, in which the addresses of the parent's page-locked memory may be
+    /// unmapped.
     #[track_caller]
     pub(crate) fn check_process(&self, op: &'static str) -> Result<()> {
         if self.is_own_process() {
@@ -352,7 +363,7 @@ impl Runtime {
         Err(Error::driver(op, DriverError::ForkedChild { call: "page-locked memory", parent }))
     }
 
-    /// Whether races are looked for.
+    /// Returns whether races are detected.
     #[inline]
     pub(crate) fn detects_races(&self) -> bool {
         self.sync_policy() == SyncPolicy::Manual && self.race_report() != RaceReport::Off

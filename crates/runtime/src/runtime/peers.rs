@@ -2,7 +2,7 @@
 //!
 //! A program enables a pair of devices for the operands of ops. `cuCtxEnablePeerAccess` opens only
 //! memory of `cuMemAlloc`. Pages that the allocator maps itself are opened one by one, including
-//! those that are mapped later (`cuda/peers.rs` of `warpline-alloc`).
+//! pages that are mapped later (`cuda/peers.rs` of `warpline-alloc`).
 
 use std::sync::PoisonError;
 
@@ -18,15 +18,15 @@ const UNKNOWN: u8 = 0;
 const UNREACHABLE: u8 = 1;
 /// Copies go over the link.
 const LINKED: u8 = 2;
-/// Ops may take the peer's tensors too.
+/// Ops may also take tensors of the peer.
 const ENABLED: u8 = 3;
 
-/// Per ordered pair of devices what is known and done.
+/// State of each ordered pair of devices.
 #[derive(Debug)]
 pub(super) struct Peers {
     pairs: Vec<AtomicU8>,
     devices: usize,
-    /// Held while one changes.
+    /// Held while a pair changes.
     changing: Mutex<()>,
 }
 
@@ -42,11 +42,13 @@ impl Peers {
 }
 
 impl Runtime {
-    /// Lets ops on `device` read the memory of `peer` directly. Nothing where that is so already.
+    /// Lets ops on `device` read the memory of `peer` directly. Does nothing if access is enabled
+    /// already.
     ///
     /// # Errors
-    /// The driver's own, where there is no link; [`ErrorKind::NoSuchDevice`],
-    /// [`ErrorKind::CudaUnavailable`].
+    /// - [`ErrorKind::Driver`] if there is no peer link between the devices.
+    /// - [`ErrorKind::NoSuchDevice`] if there is no device with one of the indices.
+    /// - [`ErrorKind::CudaUnavailable`] if there is no driver or no device.
     #[track_caller]
     pub fn enable_peer_access(&self, device: usize, peer: usize) -> Result<()> {
         let (device, peer) = (self.device(device)?.index(), self.device(peer)?.index());
@@ -58,7 +60,8 @@ impl Runtime {
         Ok(())
     }
 
-    /// Whether ops on `device` may read the memory of `peer`. A device may read its own.
+    /// Returns whether ops on `device` may read the memory of `peer`. Always `true` for the same
+    /// device.
     #[must_use]
     pub fn peer_access_enabled(&self, device: usize, peer: usize) -> bool {
         let within = device.max(peer) < self.0.peers.devices;
@@ -66,7 +69,8 @@ impl Runtime {
             || within && self.0.peers.pair(device, peer).load(Ordering::Acquire) == ENABLED
     }
 
-    /// Whether two devices reach each other's memory, which is arranged on first need.
+    /// Returns whether two devices can access each other's memory. Enables the access on first
+    /// need.
     #[track_caller]
     pub(crate) fn link_peers(&self, a: usize, b: usize) -> Result<bool> {
         Ok(a == b || self.link(a, b)? && self.link(b, a)?)

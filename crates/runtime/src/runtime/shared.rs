@@ -1,4 +1,4 @@
-//! Memory that is shared with other processes: which devices reach it, and when it is unmapped.
+//! Memory shared with other processes: the devices that can access it, and its unmapping.
 //!
 //! Unmapping does not wait for work that uses the addresses. Dropped memory therefore waits here,
 //! with an event on each stream that used it, and a later call unmaps it when the events have
@@ -22,13 +22,13 @@ use super::Runtime;
 use crate::storage::WeakStorage;
 use crate::{ErrorKind, Result, Storage};
 
-/// How often the host looks whether work is done, while it waits for that within a limit.
+/// Interval at which the host polls for completed work while it waits with a timeout.
 const SLICE: Duration = Duration::from_micros(100);
 
-/// Retired mappings that are looked at whenever memory is shared or received.
+/// Number of retired mappings that are checked whenever memory is shared or received.
 const SWEPT: usize = 16;
 
-/// A mapping of such memory, and its device.
+/// A mapping of shared memory, and its device.
 #[derive(Debug)]
 pub(crate) struct SharedMapping {
     device: usize,
@@ -46,21 +46,22 @@ impl Deref for SharedMapping {
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     state: Mutex<State>,
-    /// The storage of each memory, by its number: memory that comes more than once is one storage, so
-    /// that all work on it is ordered. An entry goes once its storage is dropped and retired.
+    /// The storage of each memory, by identifier. Memory that is received more than once is one
+    /// storage, so that all work on it is ordered. The entry is removed after the storage is
+    /// dropped and retired.
     storages: Mutex<HashMap<u128, WeakStorage>>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     live: Vec<Weak<SharedMapping>>,
-    /// Which devices may reach the memory of which others, the owner second.
+    /// Pairs of a device and an owner: the device can access the owner's memory.
     peers: Vec<(usize, usize)>,
-    /// Memory that was dropped and may be in use. The mappings looked at last are at the end.
+    /// Memory that was dropped and may be in use. Memory that was checked last is at the end.
     retired: VecDeque<Retired>,
 }
 
-/// Memory that nobody here has any more.
+/// Shared memory without references in this process.
 #[derive(Debug)]
 pub(crate) enum Unused {
     Device(Arc<SharedMapping>),
@@ -79,14 +80,14 @@ impl Unused {
 }
 
 impl State {
-    /// The streams that may still use memory of this number that was dropped.
+    /// Returns the streams that may still use dropped memory with this identifier.
     fn users(&self, id: u128) -> Vec<Stream> {
         let retired = self.retired.iter().filter(|retired| retired.id == id);
         retired.flat_map(|retired| retired.streams.iter().map(|(s, _)| s.clone())).collect()
     }
 }
 
-/// Such memory, and streams that may still use it.
+/// Dropped shared memory, and streams that may still use it.
 #[derive(Debug)]
 struct Retired {
     id: u128,
@@ -95,7 +96,7 @@ struct Retired {
 }
 
 impl Retired {
-    /// Whether all its streams are done with it.
+    /// Returns whether all streams have completed their use of the memory.
     fn is_unused(&mut self) -> bool {
         // Dropping a tensor waits for no work, but the driver may as it releases host memory: leave that
         // to a later call. A semaphore is dropped with its channel, which has waited.
@@ -112,7 +113,7 @@ impl Retired {
             }
             match event.as_ref().map(Event::query) {
                 Some(Ok(done)) => !done,
-                // Recorded in a capture that had just begun, say.
+                // For example, the event was recorded in a capture that had just begun.
                 Some(Err(_)) => {
                     *event = None;
                     true
@@ -136,12 +137,12 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// No storage may be dropped while it is locked.
+    /// Locks the storages. Do not drop a storage while the lock is held.
     fn storages(&self) -> MutexGuard<'_, HashMap<u128, WeakStorage>> {
         self.storages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens all such memory of `owner`, now and later, to `device`.
+    /// Opens all shared memory of `owner`, present and future, to `device`.
     pub(super) fn allow(&self, device: usize, owner: usize) -> Result<(), DriverError> {
         let mut state = self.lock();
         for mapping in state.live.iter().filter_map(Weak::upgrade) {
@@ -160,7 +161,7 @@ impl Drop for Shared {
         for Retired { memory, streams, .. } in state.retired.drain(..) {
             let lost = |s: &Stream| s.raw().driver().lost(s.device_index()).is_some();
             if !streams.iter().all(|(s, _)| s.raw().synchronize().is_ok() || lost(s)) {
-                // Work may still use it: it stays mapped for as long as the process lives.
+                // Work may still use the memory, so it stays mapped as long as the process lives.
                 std::mem::forget(memory);
             }
         }
@@ -168,7 +169,7 @@ impl Drop for Shared {
 }
 
 impl Runtime {
-    /// Opens a new mapping to its device and to those that may reach that one's memory.
+    /// Opens a new mapping to its device and to the devices that can access that device's memory.
     pub(crate) fn open_shared(
         &self,
         device: usize,
@@ -185,11 +186,13 @@ impl Runtime {
         Ok(mapping)
     }
 
-    /// The storage of this number's memory, or the one that `make` makes of it. Where work still uses
-    /// the memory although its storage was dropped, the host waits for that work until `deadline`.
+    /// Returns the storage of this memory, or the storage that `make` creates for it. If work still
+    /// uses the memory after its storage was dropped, the host waits for that work until
+    /// `deadline`.
     ///
     /// # Errors
-    /// The error of `make`, and of that work; [`ErrorKind::TimedOut`] after the deadline.
+    /// - [`ErrorKind::TimedOut`] if the work is not complete at the deadline.
+    /// - Errors of `make` and of the awaited work ([`Stream::host_wait`]).
     #[track_caller]
     pub(crate) fn shared_storage(
         &self,
@@ -233,8 +236,8 @@ impl Runtime {
         }
     }
 
-    /// Unmaps memory once these streams are done with what they were given so far. Host memory is then
-    /// page-locked no more, for which the driver may wait.
+    /// Unmaps memory after these streams have completed their work so far. Unmapping host memory
+    /// also unlocks its pages, for which the driver may wait.
     pub(crate) fn retire_shared(
         &self,
         id: u128,
@@ -248,20 +251,20 @@ impl Runtime {
             }
         }
         let shared = &self.0.shared;
-        // What is unused is unmapped without the lock.
+        // Unused memory is unmapped without the lock.
         if !retired.is_unused() {
             shared.lock().retired.push_back(retired);
         }
         shared.storages().remove(&id);
     }
 
-    /// Unmaps some of the memory that was dropped and that no work uses any more. Looks at a few
-    /// mappings, those that were not looked at for longest, whatever is outstanding.
+    /// Unmaps some of the dropped memory that no work uses any more. Checks a bounded number of
+    /// mappings, first those that were not checked for longest.
     pub(crate) fn sweep_shared(&self) {
         self.sweep(SWEPT);
     }
 
-    /// Looks at this many mappings.
+    /// Checks up to `most` mappings.
     fn sweep(&self, most: usize) {
         let mut state = self.0.shared.lock();
         let mut unused = Vec::new();
@@ -276,9 +279,9 @@ impl Runtime {
         drop(unused); // without the lock
     }
 
-    /// Gives back memory that was shared with other processes, was dropped here, and that no work
-    /// uses any more (`torch.cuda.ipc_collect`). It is done whenever memory is shared or received too.
-    /// Returns the bytes that work still uses.
+    /// Releases memory that was shared with other processes, was dropped here, and is no longer
+    /// used by any work (`torch.cuda.ipc_collect`). Sharing or receiving memory does this too, for
+    /// some mappings. Returns the bytes still in use.
     pub fn ipc_collect(&self) -> usize {
         self.sweep(usize::MAX);
         let state = self.0.shared.lock();
@@ -286,8 +289,8 @@ impl Runtime {
     }
 }
 
-/// A number that no other such memory has, whichever process made it, and that nobody guesses: who
-/// names it has the memory.
+/// Returns an identifier that is unique among all processes and cannot be guessed: a process that
+/// names it gets access to the memory.
 pub(crate) fn new_memory_id() -> u128 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let time =

@@ -1,23 +1,25 @@
-//! How copies go through page-locked memory.
+//! Options for copies through page-locked memory.
 
 use std::thread::available_parallelism;
 
-/// How copies are staged through page-locked memory where neither end is: between pageable memory
-/// and a device, and between devices without a peer link.
+/// Options for copies that are staged through page-locked memory because neither end is
+/// page-locked: between pageable memory and a device, and between devices without a peer link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Staging {
-    /// Bytes from which on a pageable copy is staged; the driver copies less by itself.
+    /// Minimum size of a staged pageable copy, in bytes. Smaller copies are left to the driver.
+    /// Default: 8 MiB.
     pub from: usize,
-    /// Bytes that go at a time, at most: 1 to 1 GiB, or as if the nearest of these were asked for.
-    /// Smaller copies are cut so that all threads have some.
+    /// Maximum size of a piece, in bytes, clamped to 1 to 1 GiB. Smaller copies are cut so that all
+    /// threads get pieces. Default: 4 MiB.
     pub chunk: usize,
-    /// Threads that copy between pageable and page-locked memory: 1 to 256, or as if the nearest of
-    /// these were asked for.
+    /// Number of threads that copy between pageable and page-locked memory, clamped to 1 to 256.
+    /// Default: the number of cores, up to 8.
     pub threads: usize,
 }
 
 impl Default for Staging {
-    /// From 8 MiB on, where it is faster on an H200's host, in chunks of up to 4 MiB, by as many threads as there are cores, up to 8.
+    /// Stages copies of 8 MiB and more, the size from which staging is faster on an H200's host, in
+    /// pieces of up to 4 MiB, with one thread per core, up to 8.
     fn default() -> Self {
         let cores = available_parallelism().map_or(1, |cores| cores.get());
         Self { from: 8 << 20, chunk: 4 << 20, threads: cores.min(8) }
@@ -25,7 +27,7 @@ impl Default for Staging {
 }
 
 impl Staging {
-    /// With values that can be used.
+    /// Returns the options with values clamped to the valid ranges.
     pub(crate) fn clamped(self) -> Self {
         Self {
             from: self.from,
@@ -34,7 +36,8 @@ impl Staging {
         }
     }
 
-    /// The size of the pieces in which so many bytes go by all threads, two at a time each.
+    /// Returns the size of the pieces, in bytes, for a copy of `bytes` by all threads, two pieces
+    /// per thread at a time.
     pub(crate) fn piece(&self, bytes: usize) -> usize {
         let Self { chunk: most, threads, .. } = self.clamped();
         let least = (most / 16).max(1);

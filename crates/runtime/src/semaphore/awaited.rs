@@ -1,4 +1,4 @@
-//! What other processes are still to do, for what depends on it.
+//! Pending work of other processes, for data that depends on it.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use super::{PeerSemaphore, SLICE, reaches};
 use crate::{Error, ErrorKind, Result, Site};
 
-/// A number that bytes wait for.
+/// A number of another process that data depends on.
 #[derive(Clone, Debug)]
 pub(crate) struct Awaited {
     pub(super) semaphore: PeerSemaphore,
     pub(super) number: u32,
-    /// How long a read on the host waits for the number. `None`: until it is there or the other
-    /// process is gone.
+    /// Maximum time that a host read waits for the number. `None`: until the number arrives or the
+    /// other process is gone.
     pub(super) limit: Option<Duration>,
     pub(super) op: &'static str,
     pub(super) location: &'static Location<'static>,
@@ -24,7 +24,7 @@ impl Awaited {
         self.semaphore.is_there(self.number)
     }
 
-    /// The error, if it is known that it never will be there.
+    /// Returns the error if the number is known never to arrive.
     pub(crate) fn failed(&self) -> Option<Error> {
         let ended_at = self.semaphore.state().ended_at?;
         (!reaches(ended_at, self.number)).then(|| self.gone())
@@ -34,16 +34,17 @@ impl Awaited {
         Arc::ptr_eq(&self.semaphore.0, &semaphore.0)
     }
 
-    /// Whether the other one is there once this is.
+    /// Returns whether the arrival of this number implies that of `other`.
     pub(crate) fn covers(&self, other: &Self) -> bool {
         self.is_of(&other.semaphore) && reaches(self.number, other.number)
     }
 
-    /// Waits, for as long as a read may, before the host waits for a stream that waits for the number.
-    /// A process that is gone stops no stream, and whoever reads finds out.
+    /// Waits for at most the time of a read, before the host waits for a stream that waits for the
+    /// number. Succeeds if the other process is gone, because that releases the stream; reads then
+    /// return the failure.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`].
+    /// [`ErrorKind::TimedOut`] if the number does not arrive in time.
     pub(crate) fn wait_within_limit(&self) -> Result<()> {
         let Some(limit) = self.limit else { return Ok(()) };
         match self.wait_on_host(Instant::now().checked_add(limit)) {

@@ -1,5 +1,5 @@
-//! Which bytes of a storage depend on checks of indices, collectives, or work of other processes, that
-//! failed or may still fail.
+//! Marks on the bytes of a storage that depend on index checks, collectives, or work of other
+//! processes that failed or may still fail.
 
 use std::ops::Range;
 
@@ -10,7 +10,8 @@ use super::sources::{LAUNCHES, Source, Sources};
 use crate::semaphore::{Awaited, PeerSemaphore};
 use crate::{Error, Result};
 
-/// More marks than these of one storage become one, of all bytes between them.
+/// Maximum number of marks per storage. Beyond that, they merge into one mark that covers their
+/// range.
 const MOST: usize = 16;
 fn hull(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     a.start.min(b.start)..a.end.max(b.end)
@@ -26,20 +27,20 @@ struct Mark {
     sources: Sources,
 }
 
-/// Entered by whoever enters a use, under the same lock. There are none where no kernel that checks
-/// was launched lately.
+/// Marks of a storage. Changed together with its uses, under the same lock. Empty unless a kernel
+/// that checks indices was launched lately.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Marks {
     marks: SmallVec<[Mark; 1]>,
-    /// What other processes are known to be still doing to the storage, or were when they ended: until
-    /// it is done, nobody can say of any byte that nothing is written to it any more.
+    /// Pending work of other processes on the storage, or work that was pending when they ended.
+    /// Until it is complete, every byte may still be written.
     awaited: Sources,
-    /// In a capture: bytes that are read as they are before the replay.
+    /// Only in a capture: bytes that a replay reads before it writes them.
     found: Option<Range<usize>>,
 }
 
 impl Marks {
-    /// What a storage has in a capture that was there before it.
+    /// Creates the marks, in a capture, of a storage that existed before the capture.
     pub(crate) fn before(bytes: usize) -> Self {
         let mut marks = Self::default();
         marks.add(&(0..bytes), &Sources::from_iter([Source::Before]));
@@ -51,19 +52,20 @@ impl Marks {
         self.marks.is_empty() && self.awaited.is_empty()
     }
 
-    /// See [`crate::Storage::mark_awaited`].
+    /// Implements [`crate::Storage::mark_awaited`].
     pub(crate) fn await_peer(&mut self, awaited: Awaited) {
         self.forget_passed();
         self.awaited.join_one(&Source::Peer(awaited));
     }
 
-    /// Adds what other processes may still do to the storage, whichever of its bytes are read.
+    /// Adds pending work of other processes on the storage to `sources`, for a read of any of its
+    /// bytes.
     pub(crate) fn read_awaited(&mut self, sources: &mut Sources) {
         self.forget_passed();
         sources.join(&self.awaited);
     }
 
-    /// The numbers of other processes that any byte waits for.
+    /// Returns the numbers of other processes that any byte depends on.
     pub(crate) fn awaited(&self) -> Vec<Awaited> {
         let sources = self.marks.iter().flat_map(|mark| mark.sources.iter());
         let awaited = sources.chain(self.awaited.iter()).filter_map(|source| match source {
@@ -73,7 +75,7 @@ impl Marks {
         awaited.collect()
     }
 
-    /// See [`crate::Storage::depends_on_others`].
+    /// Implements [`crate::Storage::depends_on_others`].
     pub(crate) fn has_others(&mut self, peers: &[&PeerSemaphore]) -> bool {
         self.forget_passed();
         let marked = self.marks.iter().flat_map(|mark| mark.sources.iter());
@@ -83,14 +85,14 @@ impl Marks {
         })
     }
 
-    /// Adds what these bytes depend on to `sources`.
+    /// Adds the dependencies of these bytes to `sources`.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::IndexCheck`], [`crate::ErrorKind::Collective`], [`crate::ErrorKind::PeerGone`] where that
-    /// is known to have failed.
+    /// [`crate::ErrorKind::IndexCheck`], [`crate::ErrorKind::Collective`] or
+    /// [`crate::ErrorKind::PeerGone`] if one of the dependencies is known to have failed.
     #[track_caller]
     pub(crate) fn read(&mut self, bytes: &Range<usize>, sources: &mut Sources) -> Result<()> {
-        // Those of another storage that was read just now.
+        // The sources of another storage that was read just now.
         if self.awaited.is_empty() && self.marks.iter().all(|mark| mark.sources.is_same(sources)) {
             return Ok(());
         }
@@ -116,7 +118,8 @@ impl Marks {
         Ok(())
     }
 
-    /// Why these bytes are not what they should be, all work that writes them being over.
+    /// Returns the failure of a dependency of these bytes, after all work that writes them is
+    /// complete.
     pub(crate) fn failed(&mut self, bytes: &Range<usize>) -> Option<Error> {
         self.forget_passed();
         self.sources(bytes).chain(self.awaited.iter()).find_map(|source| match source {
@@ -135,7 +138,7 @@ impl Marks {
         });
     }
 
-    /// Enters that all these bytes have new values.
+    /// Records that all these bytes have new values.
     pub(crate) fn overwrite(&mut self, bytes: &Range<usize>) {
         self.marks.retain_mut(|Mark { bytes: marked, .. }| {
             if bytes.start <= marked.start {
@@ -147,7 +150,7 @@ impl Marks {
         });
     }
 
-    /// Enters that these bytes, or some of them, depend on `sources` too.
+    /// Records that some of these bytes also depend on `sources`.
     pub(crate) fn add(&mut self, bytes: &Range<usize>, sources: &Sources) {
         if bytes.is_empty() || sources.is_empty() {
             return;
@@ -167,23 +170,24 @@ impl Marks {
         }
     }
 
-    /// [`Sources::unite`] of each mark.
+    /// Applies [`Sources::unite`] to each mark.
     pub(crate) fn unite(&mut self, stream: &Stream, op: OpNumber) {
         self.marks.iter_mut().for_each(|mark| mark.sources.unite(LAUNCHES + 1, stream, op));
     }
 
-    /// The dependencies of these bytes.
+    /// Returns the dependencies of these bytes.
     pub(super) fn sources(&self, bytes: &Range<usize>) -> impl Iterator<Item = &Source> {
         let read = self.marks.iter().filter(|mark| !meet(&mark.bytes, bytes).is_empty());
         read.flat_map(|mark| mark.sources.iter())
     }
 
-    /// Of a capture's notes of a storage: which of its bytes replays read as they find them.
+    /// Returns the bytes that a replay reads before it writes them. Only for marks of a capture.
     pub(crate) fn found(&self) -> Option<&Range<usize>> {
         self.found.as_ref()
     }
 
-    /// By a capture's notes of a storage, its marks after a replay: `old` are those before it.
+    /// Returns a storage's marks after a replay: `self` are its marks in the capture, `old` its
+    /// marks before the replay.
     pub(crate) fn replayed(&self, old: &Self, replay: &mut Replaying<'_>) -> Self {
         let mut new = Self { awaited: old.awaited.clone(), ..Self::default() };
         for Mark { bytes, sources } in &self.marks {
@@ -197,13 +201,14 @@ impl Marks {
     }
 }
 
-/// A replay that marks storages.
+/// A replay that marks its results.
 pub(crate) struct Replaying<'a> {
-    /// The dependencies of all that it reads.
+    /// Dependencies of all bytes that the replay reads.
     found: &'a Sources,
-    /// The replay itself, and as a collective of each communicator.
+    /// The replay itself, and its collectives on each communicator.
     own: &'a [Source],
-    /// The latest sources of a capture, and what they are in this replay: many storages have the same.
+    /// The latest sources of the capture with their equivalents in this replay. Many storages have
+    /// the same sources.
     latest: (Sources, Sources),
 }
 
@@ -212,7 +217,7 @@ impl<'a> Replaying<'a> {
         Self { found, own, latest: Default::default() }
     }
 
-    /// What a capture's sources are in this replay.
+    /// Returns the equivalents, in this replay, of sources of the capture.
     fn sources(&mut self, captured: &Sources) -> &Sources {
         if !self.latest.0.is_same(captured) && self.latest.0[..] != captured[..] {
             let mut live = Sources::new();
@@ -228,7 +233,7 @@ impl<'a> Replaying<'a> {
         &self.latest.1
     }
 
-    /// The replay of a captured kernel or collective.
+    /// Returns the replay of a captured kernel or collective.
     fn live(&self, captured: &Source) -> Option<Source> {
         self.own.iter().find_map(|own| match (own, captured) {
             (Source::Launch(replay), Source::Captured(kernels)) => {

@@ -1,4 +1,4 @@
-//! What a storage that was made in a capture knows of the graph it is part of.
+//! Membership of a storage that was made in a capture in its graph's pool.
 
 use std::fmt::Debug;
 use std::sync::{Arc, Weak};
@@ -8,17 +8,17 @@ use warpline_sync::atomic::{AtomicBool, Ordering};
 
 use super::Uses;
 
-/// Whether what was captured has run since, shared with all that was made in the capture.
+/// Whether the captured work has run since. Shared by all storages made in the capture.
 pub(crate) type Replayed = Arc<AtomicBool>;
 
-/// The memory that a capture's storages lie in.
+/// The pool that the storages of a capture lie in.
 pub(crate) trait Pool: Debug + Send + Sync {
-    /// Takes what is left of a storage that is dropped: its uses, since later replays write its
-    /// memory, and its memory, for a capture under way that uses it.
+    /// Takes over the remains of a dropped storage: its uses, because later replays write its
+    /// memory, and its memory, for a capture in progress that uses it.
     fn leave(&self, key: usize, uses: &Uses, block: CudaBlock);
 }
 
-/// A storage's tie to its pool.
+/// A storage's membership in its pool.
 #[derive(Debug)]
 pub(crate) struct Member {
     pool: Weak<dyn Pool>,
@@ -34,7 +34,7 @@ impl Member {
         &self.replayed
     }
 
-    /// Whether it lies in this pool, which is alive.
+    /// Returns whether the storage lies in this pool.
     pub(crate) fn is_of(&self, pool: &Arc<impl Pool>) -> bool {
         std::ptr::addr_eq(self.pool.as_ptr(), Arc::as_ptr(pool))
     }

@@ -40,7 +40,8 @@ pub(crate) use sources::{LAUNCHES, Source, Sources};
 pub(crate) use uses::{FORMER, Uses, uses_elsewhere};
 pub use version::Version;
 
-/// The bytes behind one or more tensors. Clones share them; the last one frees them.
+/// Memory that one or more tensors share. Clones share the memory; dropping the last clone frees
+/// it.
 #[derive(Clone, Debug)]
 pub struct Storage(Arc<Inner>);
 
@@ -52,23 +53,23 @@ struct Inner {
     runtime: Runtime,
     /// Device work that used the bytes and that later work may have to wait for.
     uses: Mutex<Uses>,
-    /// Whether bytes depend on checks that may have failed: host code need not lock `uses` to know.
-    /// Changed under the lock on `uses`, and of host memory under its host lock too.
+    /// Whether bytes depend on checks that may have failed, so that host code need not lock `uses`
+    /// to find out. Changed under the lock on `uses`; for host memory, under its host lock too.
     marked: AtomicBool,
-    /// Whether `uses` may be attached to replays. Changed under the lock on `uses`; set before the write of
-    /// a replay is entered.
+    /// Whether `uses` may be attached to replays. Changed under the lock on `uses`; set before the
+    /// write of a replay is recorded.
     attached: AtomicBool,
-    /// How often the bytes were written, for [`Version`].
+    /// Number of writes, for [`Version`].
     writes: AtomicU64,
     /// Guards host bytes against host code. Device memory does not need it.
     host: RwLock<()>,
-    /// Where it was allocated.
+    /// Location of the allocation.
     allocated: &'static Location<'static>,
-    /// There if it was made in a capture.
+    /// Set if the storage was made in a capture.
     member: Option<Member>,
 }
 
-/// A storage that somebody else may keep.
+/// A weak reference to a storage.
 #[derive(Clone, Debug)]
 pub(crate) struct WeakStorage(Weak<Inner>);
 
@@ -77,7 +78,7 @@ impl WeakStorage {
         self.0.strong_count() > 0
     }
 
-    /// [`Storage::key`].
+    /// Returns the storage's [`Storage::key`].
     pub(crate) fn key(&self) -> usize {
         self.0.as_ptr().addr()
     }
@@ -96,7 +97,8 @@ impl Drop for Inner {
             return;
         }
         if !self.runtime.is_own_process() {
-            // It is the parent's, of whose other threads one may have had the cache locked.
+            // The memory belongs to the parent process, one of whose threads may have held the
+            // cache's lock.
             std::mem::forget(std::mem::replace(&mut self.memory, Memory::Gone));
             return;
         }
@@ -143,20 +145,20 @@ enum Memory {
     Pageable(HostMemory),
     Pinned(CudaPinnedBlock),
     Device(usize, CudaBlock),
-    /// Of a device, and perhaps of other processes too.
+    /// Device memory that other processes may have too.
     Shared(SharedBlock),
-    /// Of the host, and perhaps of other processes too: nobody may have a reference to it.
+    /// Host memory that other processes may have too. No Rust reference to its bytes may exist.
     SharedHost(SharedHostBlock),
-    /// While it is dropped.
+    /// During the drop.
     Gone,
 }
 
 impl Storage {
-    /// Pageable host memory. A large block comes from the runtime's cache; its contents are then left
-    /// over from its last user.
+    /// Allocates pageable host memory. A block of 64 KiB or more comes from the runtime's cache and
+    /// may hold leftover bytes of earlier users.
     ///
     /// # Errors
-    /// When the system has no memory for it.
+    /// [`ErrorKind::Alloc`] if the system has no memory left.
     #[track_caller]
     pub fn pageable(runtime: &Runtime, bytes: usize) -> Result<Self> {
         let memory = match (bytes >= KEPT_FROM).then(|| runtime.host_cache()).flatten() {
@@ -173,11 +175,13 @@ impl Storage {
         Ok(Self::new(runtime, Memory::Pageable(memory), bytes))
     }
 
-    /// Page-locked host memory from the runtime's cache; its contents are left over from its
-    /// last user.
+    /// Allocates page-locked host memory from the runtime's cache. It may hold leftover bytes of
+    /// earlier users.
     ///
     /// # Errors
-    /// [`ErrorKind::CudaUnavailable`], or the driver's own, that of a forked child among them.
+    /// - [`ErrorKind::CudaUnavailable`] if there is no driver or no device.
+    /// - [`ErrorKind::Alloc`] if the memory cannot be allocated.
+    /// - [`ErrorKind::Driver`] in a forked child.
     #[track_caller]
     pub fn pinned(runtime: &Runtime, bytes: usize) -> Result<Self> {
         runtime.check_process("empty")?;
@@ -185,7 +189,7 @@ impl Storage {
         Ok(Self::new(runtime, Memory::Pinned(block), bytes))
     }
 
-    /// What the allocator gave for a stream.
+    /// Creates a storage from a block that the allocator returned for a stream.
     #[track_caller]
     pub(crate) fn found(
         runtime: &Runtime,
@@ -201,8 +205,8 @@ impl Storage {
         storage
     }
 
-    /// Enters what its stream was given so far: the memory's last user may be among that, and the
-    /// allocator orders it with that stream alone, by waits too that have no number.
+    /// Records the stream's work so far as a use: the memory's previous user may be part of it. The
+    /// allocator orders reuse with that stream alone, and partly by waits that have no number.
     #[track_caller]
     pub(crate) fn enter_former_use(&self, stream: &Stream) {
         let site = Site { op: "empty", location: Location::caller() };
@@ -235,19 +239,19 @@ impl Storage {
         }))
     }
 
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.0.bytes
     }
 
-    /// The runtime it belongs to.
+    /// Returns the runtime that the storage belongs to.
     #[must_use]
     pub fn runtime(&self) -> &Runtime {
         &self.0.runtime
     }
 
-    /// The device it is on; `None` for host memory.
+    /// Returns the storage's device. `None` for host memory.
     #[must_use]
     pub fn cuda_device(&self) -> Option<&CudaDevice> {
         match &self.0.memory {
@@ -257,7 +261,7 @@ impl Storage {
         }
     }
 
-    /// Whether it is page-locked host memory.
+    /// Returns whether this is page-locked host memory.
     #[must_use]
     pub fn is_pinned(&self) -> bool {
         match &self.0.memory {
@@ -267,18 +271,18 @@ impl Storage {
         }
     }
 
-    /// Where it was allocated.
+    /// Returns the location of the allocation.
     pub(crate) fn allocated(&self) -> &'static Location<'static> {
         self.0.allocated
     }
 
-    /// Whether two storages are the same memory.
+    /// Returns whether both are the same memory.
     #[must_use]
     pub fn same_as(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Its address, of the device or of the host.
+    /// Returns the device or host address of the first byte.
     #[must_use]
     pub fn address(&self) -> u64 {
         match &self.0.memory {
@@ -291,12 +295,12 @@ impl Storage {
         }
     }
 
-    /// Tells the allocator that the memory is in use on `stream`, so that it is not given to
-    /// anyone else before the work enqueued there by the time of the free is done
-    /// (`Tensor.record_stream`). Under [`crate::SyncPolicy::Auto`] every launch does this itself.
+    /// Tells the allocator that the memory is in use on `stream`. After the free, the memory is not
+    /// reused before the work enqueued there by then is complete (`Tensor.record_stream`). Under
+    /// [`crate::SyncPolicy::Auto`] every launch calls this itself.
     ///
     /// # Errors
-    /// [`ErrorKind::RuntimeMismatch`] for a stream of another runtime.
+    /// [`ErrorKind::RuntimeMismatch`] if the stream belongs to another runtime.
     #[track_caller]
     pub fn record_stream(&self, stream: &Stream) -> Result<()> {
         if matches!(self.0.memory, Memory::Pageable(_) | Memory::Gone) {
@@ -314,20 +318,22 @@ impl Storage {
         Ok(())
     }
 
-    /// Blocks the host until device work that a host access conflicts with is done.
+    /// Blocks the host until device work that a host access conflicts with is complete.
     ///
     /// # Errors
-    /// What that work failed with; for page-locked memory, that this is a forked child.
+    /// The failure of that work, and [`ErrorKind::Driver`] for page-locked memory in a forked
+    /// child.
     #[track_caller]
     pub(crate) fn wait_for_host(&self, write: bool) -> Result<()> {
         if matches!(self.0.memory, Memory::Pageable(_)) {
-            // Copies from and to pageable memory are waited for by whoever enqueues them.
+            // The enqueuing thread waits for copies from and to pageable memory.
             return Ok(());
         }
         self.0.runtime.check_process("host access")?;
         self.wait_for_peers()?;
         let pending = self.uses().conflicts(write);
-        // Where the program is to order its streams, this keeps it sound and not right.
+        // If the program orders its streams, this wait is needed for soundness, but must not hide a
+        // race.
         let silently = self.0.runtime.detects_races();
         for used in pending {
             let waited = if silently {
@@ -343,11 +349,12 @@ impl Storage {
         Ok(())
     }
 
-    /// Waits for the work of other processes that its bytes depend on, within the limit that each was
-    /// received with. Comes before the host waits for a stream, for which it can set no limit.
+    /// Waits for the work of other processes that the bytes depend on, within the limit set when
+    /// the storage was received. Called before the host waits for a stream, for which no limit can
+    /// be set.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`].
+    /// [`ErrorKind::TimedOut`] if the work is not complete within the limit.
     pub(crate) fn wait_for_peers(&self) -> Result<()> {
         if !self.is_marked() {
             return Ok(());
@@ -356,11 +363,12 @@ impl Storage {
         awaited.iter().try_for_each(Awaited::wait_within_limit)
     }
 
-    /// Refuses to read bytes, all work that writes them being done, if they depend on a check of
-    /// indices, or on a collective, that failed, or on work of a process that is gone.
+    /// Checks that the bytes depend on no failed work, after all work that writes them is complete.
     ///
     /// # Errors
-    /// [`ErrorKind::IndexCheck`]; [`ErrorKind::Collective`]; [`ErrorKind::PeerGone`].
+    /// - [`ErrorKind::IndexCheck`] if they depend on a failed check of indices.
+    /// - [`ErrorKind::Collective`] if they depend on a failed collective.
+    /// - [`ErrorKind::PeerGone`] if they depend on unfinished work of a process that is gone.
     #[track_caller]
     pub fn check_marks(&self, bytes: Range<usize>) -> Result<()> {
         if !self.is_marked() {
@@ -372,20 +380,20 @@ impl Storage {
         }
     }
 
-    /// Marks all its bytes, however often they are overwritten, until work of another process is known
-    /// to be done.
+    /// Marks all bytes until work of another process is known to be complete, even if they are
+    /// overwritten before.
     pub(crate) fn mark_awaited(&self, awaited: Awaited) {
         let mut uses = self.uses();
         uses.marks.await_peer(awaited);
         self.set_marked(!uses.marks.is_empty());
     }
 
-    /// Whether some bytes depend on more than work of the process that signals these.
+    /// Returns whether some bytes depend on other work than that which `peers` signal.
     pub(crate) fn depends_on_others(&self, peers: &[&PeerSemaphore]) -> bool {
         self.is_marked() && self.uses().marks.has_others(peers)
     }
 
-    /// Whether bytes may be marked.
+    /// Returns whether bytes may be marked.
     #[inline]
     pub(crate) fn is_marked(&self) -> bool {
         // In this order: `marked` is set before a storage is detached.
@@ -400,12 +408,12 @@ impl Storage {
         WeakStorage(Arc::downgrade(&self.0))
     }
 
-    /// There if it was made in a capture.
+    /// Returns the membership of a storage that was made in a capture.
     pub(crate) fn member(&self) -> Option<&Member> {
         self.0.member.as_ref()
     }
 
-    /// Refuses to use, outside a capture, what was made in one and holds nothing yet.
+    /// Fails outside a capture for a storage that was made in a capture and has no contents yet.
     #[inline]
     #[track_caller]
     pub(crate) fn check_replayed(&self, captured: bool, op: &'static str) -> Result<()> {
@@ -417,7 +425,7 @@ impl Storage {
         }
     }
 
-    /// Locks the uses, and detaches them from replays.
+    /// Locks the uses and detaches the storage from replays.
     #[inline]
     pub(crate) fn uses(&self) -> MutexGuard<'_, Uses> {
         let mut uses = self.0.uses.lock().unwrap_or_else(PoisonError::into_inner);
@@ -429,7 +437,7 @@ impl Storage {
         uses
     }
 
-    /// Enters that the uses are about to be attached. Called under the lock on them.
+    /// Records that the uses are about to be attached. Called under the lock on the uses.
     pub(crate) fn enter_attached(&self) {
         self.0.attached.store(true, Ordering::Release);
     }
@@ -442,7 +450,8 @@ impl Storage {
         &self.0.host
     }
 
-    /// The host bytes' address, `None` for device memory and where other processes may write.
+    /// Returns the address of the host bytes. `None` for device memory and for memory that other
+    /// processes may write.
     pub(crate) fn host_ptr(&self) -> Option<*mut u8> {
         match &self.0.memory {
             Memory::Pageable(memory) => Some(memory.as_ptr().as_ptr()),
@@ -451,7 +460,7 @@ impl Storage {
         }
     }
 
-    /// The device address, `None` for host memory.
+    /// Returns the device address. `None` for host memory.
     pub(crate) fn device_ptr(&self) -> Option<DevicePtr> {
         match &self.0.memory {
             // SAFETY: the block is alive as long as `self`, and launches that use it keep their
@@ -462,13 +471,14 @@ impl Storage {
         }
     }
 
-    /// Returns a number that no other living storage has. Locks of several storages are taken in its order.
+    /// Returns an identifier that no other living storage has. Locks of several storages are taken
+    /// in its order.
     #[must_use]
     pub fn key(&self) -> usize {
         Arc::as_ptr(&self.0).addr()
     }
 
-    /// Registers a use of the allocator's memory by a stream it was not allocated on.
+    /// Tells the allocator of a use by a stream that the memory was not allocated on.
     pub(crate) fn note_stream(&self, uses: &mut Uses, stream: &Stream) {
         match &self.0.memory {
             Memory::Device(_, block) => {
@@ -481,7 +491,7 @@ impl Storage {
                     block.record_use(stream.raw());
                 }
             }
-            // Whoever drops it waits for the streams of its uses, and for these.
+            // The drop waits for the streams of its uses and for these.
             Memory::Shared(_) | Memory::SharedHost(_) => {
                 uses.first_on(stream);
             }
@@ -490,7 +500,7 @@ impl Storage {
     }
 }
 
-/// Refuses an operation on host memory that is really a device's, or other processes' too.
+/// Creates the error for a host access to device memory, or to memory of several processes.
 #[track_caller]
 pub(crate) fn not_host(op: &'static str, storage: &Storage) -> Error {
     if storage.is_shared_host() {

@@ -1,4 +1,4 @@
-//! Uses of storages by a graph's replays, entered once for all storages.
+//! Uses of storages by a graph's replays, recorded once for all storages.
 //!
 //! Invariant: a replay costs the host the same, however many tensors its graph uses.
 //!
@@ -26,15 +26,16 @@ use warpline_sync::{Mutex, MutexGuard};
 use super::{Marks, Replaying, Source, Sources, Storage, Uses, WeakStorage};
 use crate::{Site, SyncPolicy};
 
-/// The uses of storages by a graph's replays. A replay is entered here instead of in each of its
+/// Uses of storages by a graph's replays. A replay is recorded here instead of in each of its
 /// storages, so that its cost does not grow with their number.
 ///
-/// A storage is *attached* while the graph's last replay is its last use. Its own [`Uses`] then lack the
-/// replays since it was attached, all of which ran on one stream. Locking them enters the last
-/// replay and detaches the storage. The next replay visits only detached storages.
+/// A storage is *attached* while the graph's last replay is its last use. Its own [`Uses`] then
+/// lack the replays since it was attached, which all ran on one stream. Locking them records the
+/// last replay and detaches the storage. The next replay visits only detached storages.
 #[derive(Debug)]
 pub(crate) struct ReplayUses {
-    /// Kernels that check, and write bytes which the next replay reads before it overwrites them.
+    /// Kernels that check indices and write bytes that the next replay reads before it overwrites
+    /// them.
     looped: Option<KernelSet>,
     /// Locked after the uses of storages.
     state: Mutex<State>,
@@ -43,11 +44,11 @@ pub(crate) struct ReplayUses {
 #[derive(Debug)]
 struct State {
     storages: Slab<Member>,
-    /// The storages that are not attached, by their keys in `storages`.
+    /// Detached storages, by their keys in `storages`.
     detached: Vec<usize>,
-    /// There while storages are attached.
+    /// `Some` while storages are attached.
     last: Option<LastReplay>,
-    /// The dependencies, besides those on replays, of bytes of attached storages that replays read.
+    /// Dependencies of the bytes of attached storages that replays read, other than replays.
     foreign: Sources,
 }
 
@@ -57,34 +58,35 @@ pub(crate) struct Member {
     pub(crate) storage: WeakStorage,
     /// Whether captured work writes it.
     pub(crate) write: bool,
-    /// Whether it lies in the graph's pool, where its memory may have been used several times over.
+    /// Whether the storage lies in the graph's pool, where several storages may have used the same
+    /// memory.
     pub(crate) of_pool: bool,
-    /// Its marks in the capture. `None` if the capture did not use it.
+    /// The storage's marks in the capture. `None` if the capture did not use it.
     pub(crate) flow: Option<Arc<Marks>>,
 }
 
-/// A replay that was enqueued.
+/// The last enqueued replay.
 #[derive(Debug)]
 struct LastReplay {
     stream: Stream,
     op: OpNumber,
     site: Site,
-    /// The replay itself, if kernels check.
+    /// The replay itself, if its kernels check indices.
     own: Sources,
-    /// The dependencies of the bytes that it read.
+    /// Dependencies of the bytes that the replay read.
     found: Sources,
 }
 
-/// The tie of a storage to the replays that it is attached to.
+/// Link from a storage to the replays that it is attached to.
 #[derive(Debug)]
 pub(super) struct Attached {
     replays: Arc<ReplayUses>,
     key: usize,
-    /// The operation of the replay that attached the storage, which is entered in its uses.
+    /// The operation of the replay that attached the storage. It is recorded in the storage's uses.
     op: OpNumber,
 }
 
-/// A storage that a replay visits, with what [`Member`] says of it.
+/// A storage that a replay visits, with the fields of its [`Member`].
 pub(crate) struct Visited {
     pub(crate) storage: Storage,
     pub(crate) write: bool,
@@ -92,11 +94,11 @@ pub(crate) struct Visited {
     key: usize,
 }
 
-/// The right to enter the next replay.
+/// Exclusive right to record the next replay.
 pub(crate) struct Turn<'a> {
     replays: &'a Arc<ReplayUses>,
     state: MutexGuard<'a, State>,
-    /// Whether no attached storage is left out.
+    /// Whether the replay visits every attached storage.
     visits_all: bool,
 }
 
@@ -117,7 +119,7 @@ impl ReplayUses {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds storages that were made in the graph's pool, if they are not there.
+    /// Adds storages made in the graph's pool, except those already known.
     pub(crate) fn add(&self, made: Vec<Storage>) {
         let mut state = self.state();
         let known: HashSet<usize> = state.storages.iter().map(|(_, m)| m.storage.key()).collect();
@@ -129,8 +131,8 @@ impl ReplayUses {
         }
     }
 
-    /// The storages that a replay visits, in the order in which their uses are locked: those
-    /// that are not attached, or all.
+    /// Returns the storages that a replay visits, in lock order: the detached storages, or all of
+    /// them.
     pub(crate) fn visit(&self, policy: SyncPolicy, all: bool) -> Vec<Visited> {
         let mut state = self.state();
         state.forget_dropped();
@@ -157,25 +159,26 @@ impl ReplayUses {
         visited
     }
 
-    /// Detaches all storages: the graph is dropped, and its record is not needed any more.
+    /// Detaches all storages, when the graph is dropped.
     pub(crate) fn detach_all(&self) {
         for visited in self.visit(SyncPolicy::Auto, true) {
             drop(visited.storage.uses());
         }
     }
 
-    /// Begins a replay that holds the locks on the uses of `visited`. `None` if it has to visit more
-    /// storages: some were detached since.
+    /// Begins a replay. The caller holds the locks on the uses of `visited`. `None` if storages
+    /// were detached since, so that the replay must visit more.
     pub(crate) fn begin(self: &Arc<Self>, visited: &[Visited], all: bool) -> Option<Turn<'_>> {
         let mut state = self.state();
         state.forget_dropped();
         let visits_all = all || state.detached.len() == state.storages.len();
-        // All that are visited are detached, because their uses are locked.
+        // All visited storages are detached, because their uses are locked.
         let current = state.detached.len() == visited.len();
         current.then_some(Turn { replays: self, state, visits_all })
     }
 
-    /// Enters the last replay as a use of a storage, which is detached. Replay `op` is entered there.
+    /// Records the last replay in the uses of a storage that is detached. Replay `op` is recorded
+    /// there already.
     fn detach(&self, key: usize, op: OpNumber, uses: &mut Uses) {
         let mut state = self.state();
         state.detached.push(key);
@@ -191,7 +194,8 @@ impl ReplayUses {
     }
 }
 
-/// The kernels that check and write bytes of a storage which the next replay reads before it overwrites them.
+/// Returns the kernels that check indices and write bytes of a storage that the next replay reads
+/// before it overwrites them.
 fn looped_in(flow: &Marks) -> impl Iterator<Item = &KernelSet> {
     let read = flow.found().into_iter().flat_map(|bytes| flow.sources(bytes));
     read.filter_map(|source| match source {
@@ -220,8 +224,8 @@ impl Member {
 }
 
 impl Turn<'_> {
-    /// The dependencies of the bytes that the replay reads: `carried` are those in the visited
-    /// storages. `None` if it has to visit all.
+    /// Returns the dependencies of the bytes that the replay reads. `carried` are those in the
+    /// visited storages. `None` if the replay must visit all storages.
     pub(crate) fn found(
         &mut self,
         stream: &Stream,
@@ -253,8 +257,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Whether attached storages need not be marked with the former replay: it passed, or `replay` fails if
-    /// it did.
+    /// Returns whether attached storages need no marks of the former replay: it passed, or `replay`
+    /// fails if it did.
     pub(crate) fn succeeds(&self, replay: Option<&CheckedLaunch>) -> bool {
         let former = self.state.last.as_ref();
         let former = former.and_then(|last| last.own.iter().find_map(Source::launch));
@@ -265,8 +269,8 @@ impl Turn<'_> {
             })
     }
 
-    /// Enters the replay, which was enqueued as operation `op` of the stream, and attaches the
-    /// storages that it visited, into whose uses it was entered.
+    /// Records the replay, enqueued as operation `op` of the stream, and attaches the storages that
+    /// it visited. Their uses contain the replay already.
     pub(crate) fn enter(
         &mut self,
         (stream, op, site): (&Stream, OpNumber, Site),
@@ -302,7 +306,7 @@ impl Turn<'_> {
 }
 
 impl Uses {
-    /// Enters the last replay that the storage is attached to, if it is.
+    /// Records the last replay if the storage is attached, and detaches the storage.
     pub(super) fn detach(&mut self) {
         if let Some(Attached { replays, key, op }) = self.attached.take() {
             replays.detach(key, op, self);

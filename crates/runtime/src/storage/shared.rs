@@ -1,9 +1,9 @@
 //! Device memory that is shared with other processes.
 //!
-//! Each such storage is physical memory of its own, created as exportable, zeroed, and mapped by
-//! itself here and wherever it was sent, so that no other memory of this process is visible through
-//! it. It lives as long as any process has it. There are no counters and no files, so nothing has
-//! to be cleaned up after a killed process.
+//! Each shared storage is physical memory of its own, created as exportable, zeroed, and mapped
+//! separately in each process, so that no other memory of this process is visible through it. The
+//! memory lives as long as any process has it. There are no counters and no files, so a killed
+//! process leaves nothing to clean up.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -18,37 +18,37 @@ use crate::launch::TOKEN;
 use crate::runtime::{SharedMapping, Unused, new_memory_id};
 use crate::{CudaDevice, Error, ErrorKind, Result, Runtime, Site};
 
-/// A storage's part in memory that processes share.
+/// Device memory that processes share.
 #[derive(Debug)]
 pub(super) struct SharedBlock {
     pub(super) device: usize,
     pub(super) mapping: Arc<SharedMapping>,
-    /// The same in each process.
+    /// Identifier, the same in each process.
     pub(super) id: u128,
-    /// Whether another process made it.
+    /// Whether another process created the memory.
     received: bool,
 }
 
-/// What another process makes a [`Storage`] of, with [`Storage::import`].
+/// A storage exported to another process, which imports it with [`Storage::import`].
 #[derive(Debug)]
 pub struct ExportedStorage {
-    /// Carries the memory.
+    /// Handle that transfers the memory.
     pub handle: OsHandle,
-    /// The storage's size.
+    /// Size of the storage, in bytes.
     pub bytes: usize,
-    /// The memory's size.
+    /// Size of the memory, in bytes. At least `bytes`.
     pub mapped: usize,
-    /// The same in each process that has it.
+    /// Identifier, the same in each process that has the memory.
     pub id: u128,
-    /// The UUID of its device; zeros of host memory.
+    /// UUID of the device. Zeros for host memory.
     pub device: [u8; 16],
-    /// Whether it is host memory.
+    /// Whether this is host memory.
     pub host: bool,
-    /// The driver that the memory is of, such as `cuda`.
+    /// Name of the driver that created the memory, such as `cuda`. Empty for host memory.
     pub driver: &'static str,
 }
 
-/// A message that gives memory the number of another.
+/// Creates the error for a message that gives memory the identifier of other memory.
 #[cold]
 #[track_caller]
 pub(super) fn other_memory(op: &'static str) -> Error {
@@ -56,12 +56,16 @@ pub(super) fn other_memory(op: &'static str) -> Error {
 }
 
 impl Storage {
-    /// Zeroed memory on the stream's device that [`Storage::export`] can give to other processes.
-    /// It does not come from the caching allocator, and does not count among what that allocated.
+    /// Allocates zeroed memory on the stream's device that [`Storage::export`] can pass to other
+    /// processes. The memory does not come from the caching allocator and does not count in its
+    /// statistics.
     ///
     /// # Errors
-    /// [`ErrorKind::CannotShare`] where driver, device or system cannot share memory, and while the
-    /// stream is captured; the driver's own, out of memory first among them.
+    /// - [`ErrorKind::CannotShare`] if the driver, device or system cannot share memory.
+    /// - [`ErrorKind::Capturing`] while the stream is captured.
+    /// - [`ErrorKind::RuntimeMismatch`] if the stream belongs to another runtime.
+    /// - [`ErrorKind::Driver`] if a driver call fails, for example because the device is out of
+    ///   memory.
     #[track_caller]
     pub fn shared(runtime: &Runtime, bytes: usize, stream: &Stream) -> Result<Self> {
         const OP: &str = "share_memory";
@@ -74,7 +78,7 @@ impl Storage {
             Err(error) => return Err(cannot_share(OP, error)),
         };
         let mapping = map(runtime, device, &memory).map_err(|e| Error::driver(OP, e))?;
-        // What was there before is nobody else's business.
+        // The memory may hold data of other users of this process.
         let cleared = clear(stream, &mapping, Site { op: OP, location: Location::caller() });
         let id = new_memory_id();
         if let Err(error) = cleared {
@@ -89,11 +93,12 @@ impl Storage {
         Ok(storage)
     }
 
-    /// What another process gets at this memory with. Work on it may be under way.
+    /// Exports the memory for another process. Work on it may still be running.
     ///
     /// # Errors
-    /// [`ErrorKind::CannotShare`] of a storage that is not [`Storage::shared`], or that came from
-    /// another process; the driver's own.
+    /// - [`ErrorKind::CannotShare`] if the storage was not created by [`Storage::shared`] or
+    ///   [`Storage::shared_host`], or came from another process.
+    /// - [`ErrorKind::Driver`] if the system cannot export the memory.
     #[track_caller]
     pub fn export(&self) -> Result<ExportedStorage> {
         const OP: &str = "send";
@@ -125,15 +130,20 @@ impl Storage {
         })
     }
 
-    /// The memory that another process exported.
+    /// Imports memory that another process exported. If this process has the memory already,
+    /// returns the same storage.
     ///
-    /// Others may write to it at any time. On a device that gives wrong data at worst. What has come
-    /// before, or was made here, is that storage. The host waits, until `deadline`, for work here that
-    /// still uses the memory although its storage was dropped.
+    /// Other processes may write to the memory at any time. On a device this can at worst yield
+    /// wrong data. If work in this process still uses the memory after its storage was dropped, the
+    /// host waits for that work until `deadline`.
     ///
     /// # Errors
-    /// [`ErrorKind::CannotShare`] if its device is not visible here; [`ErrorKind::TimedOut`] after the deadline;
-    /// the driver's own, if it is no such memory.
+    /// - [`ErrorKind::CannotShare`] if the memory's driver or device is not that of this runtime.
+    /// - [`ErrorKind::TimedOut`] if `deadline` passes.
+    /// - [`ErrorKind::InvalidArgument`] if the sizes are inconsistent, or the identifier belongs to
+    ///   other memory.
+    /// - [`ErrorKind::Driver`] if the handle is not such memory or cannot be mapped, and in a
+    ///   forked child.
     #[track_caller]
     pub fn import(
         runtime: &Runtime,
@@ -179,16 +189,16 @@ impl Storage {
         Self::build(runtime, Memory::Shared(block), bytes, None, location)
     }
 
-    /// Whether other processes may have this memory too.
+    /// Returns whether other processes may have this memory too.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         matches!(self.0.memory, Memory::Shared(_) | Memory::SharedHost(_))
     }
 
-    /// The number that its memory has in each process.
+    /// Returns the identifier that the memory has in each process.
     ///
     /// # Errors
-    /// [`ErrorKind::CannotShare`] of a storage that no other process can have.
+    /// [`ErrorKind::CannotShare`] if no other process can have the storage.
     #[track_caller]
     pub fn shared_id(&self, op: &'static str) -> Result<u128> {
         match &self.0.memory {
@@ -198,10 +208,10 @@ impl Storage {
         }
     }
 
-    /// Blocks the host until all work on the storage that was enqueued here is done.
+    /// Blocks the host until all work on the storage enqueued in this process is complete.
     ///
     /// # Errors
-    /// What that work failed with.
+    /// The failure of that work, or of work that the bytes depend on.
     #[track_caller]
     pub fn wait_until_unused(&self) -> Result<()> {
         self.wait_for_host(true)?;
@@ -223,7 +233,8 @@ impl Storage {
     }
 }
 
-/// Memory in whole pages. Where there is none left, unused memory of the allocator's makes room.
+/// Creates memory in whole pages. If the device is out of memory, releases unused memory of the
+/// allocator and tries again.
 #[track_caller]
 fn create(device: &CudaDevice, bytes: usize) -> Result<PhysicalMemory, DriverError> {
     let (driver, index) = (device.driver(), device.index());
@@ -253,7 +264,7 @@ fn map(
     runtime.open_shared(device.index(), range.map(0, memory, 0, bytes)?)
 }
 
-/// Fills all of new memory with zeros.
+/// Fills new memory with zeros.
 #[track_caller]
 fn clear(stream: &Stream, mapping: &SharedMapping, site: Site) -> Result<()> {
     let words = mapping.bytes() / 4;

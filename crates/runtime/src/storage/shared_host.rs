@@ -1,15 +1,14 @@
 //! Host memory that is shared with other processes: a sealed file in memory, mapped and registered
 //! with the driver in each process.
-//!
-//! Invariant: no reference to shared host memory is ever made, because other processes may write to
-//! it at any time. `Storage::host_ptr` returns none, so host kernels are refused.
-//! `launch::read_bytes` and `write_bytes`, which copies and printing use, copy it byte by byte as
+//! Invariant: no Rust reference to shared host memory is ever created, because other processes may
+//! write to it at any time. `Storage::host_ptr` returns `None`, so host kernels are refused.
+//! `launch::read_bytes` and `write_bytes`, which copies and printing use, copy it byte by byte with
 //! atomics; the simulator does the same with registered memory. They copy bytes and not words,
-//! because memory that was sent twice has two addresses, and atomics of two sizes must not meet. To
-//! devices it is page-locked memory like any other, and `Uses` order their copies.
+//! because memory that was sent twice has two addresses, and atomics of different sizes must not
+//! overlap. For devices it is ordinary page-locked memory, and `Uses` order their copies.
 //!
 //! The size of the file is never a multiple of 2 MiB, and that of a simulated device's memory
-//! always is, so a peer cannot send one file as both.
+//! always is, so a peer cannot send one file as both kinds.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -23,13 +22,13 @@ use super::{ExportedStorage, Memory, Storage};
 use crate::runtime::new_memory_id;
 use crate::{Error, ErrorKind, Result, Runtime};
 
-/// A storage's part in host memory that processes share.
+/// Host memory that processes share.
 #[derive(Debug)]
 pub(super) struct SharedHostBlock {
     pub(super) memory: SharedHostMemory,
-    /// The same in each process.
+    /// Identifier, the same in each process.
     pub(super) id: u128,
-    /// Whether another process made it.
+    /// Whether another process created the memory.
     pub(super) received: bool,
 }
 
@@ -38,25 +37,26 @@ impl SharedHostBlock {
     pub(super) fn export(&self, bytes: usize) -> Result<ExportedStorage> {
         let handle = self.memory.export().map_err(|e| Error::driver("send", e))?;
         let (mapped, id, device) = (self.memory.bytes(), self.id, [0; 16]);
-        // Whose driver it is locked by is each process's own affair.
+        // Each process registers the memory with its own driver.
         Ok(ExportedStorage { handle, bytes, mapped, id, device, host: true, driver: "" })
     }
 }
 
-/// Whom host memory is page-locked for.
+/// Returns the driver and device that host memory is page-locked for, if there is a device.
 fn driver(runtime: &Runtime) -> Option<(&Arc<dyn Driver>, usize)> {
     runtime.driver().ok().filter(|_| runtime.device_count() > 0).map(|driver| (driver, 0))
 }
 
 impl Storage {
-    /// Zeroed host memory that [`Storage::export`] can give to other processes, page-locked where
-    /// there is a GPU. It does not come from the page-locked cache.
+    /// Allocates zeroed host memory that [`Storage::export`] can pass to other processes. The
+    /// memory is page-locked if there is a GPU, and does not come from the page-locked cache.
     ///
-    /// Host code reads and writes it with [`crate::launch::read_bytes`] and
-    /// [`crate::launch::write_bytes`] alone.
+    /// Host code can access it only with [`crate::launch::read_bytes`] and
+    /// [`crate::launch::write_bytes`].
     ///
     /// # Errors
-    /// [`ErrorKind::CannotShare`] where the system has no such memory, or none left; the driver's own.
+    /// - [`ErrorKind::CannotShare`] if the system does not support such memory or has none left.
+    /// - [`ErrorKind::Driver`] if the driver cannot register the memory, and in a forked child.
     #[track_caller]
     pub fn shared_host(runtime: &Runtime, bytes: usize) -> Result<Self> {
         const OP: &str = "share_memory";
@@ -95,13 +95,13 @@ impl Storage {
         Ok(storage)
     }
 
-    /// Whether it is host memory that other processes may have too.
+    /// Returns whether this is host memory that other processes may have too.
     #[must_use]
     pub fn is_shared_host(&self) -> bool {
         matches!(self.0.memory, Memory::SharedHost(_))
     }
 
-    /// Where devices copy such memory from and to. No reference may be made of it.
+    /// Returns the host address for copies by devices. Do not create a reference from it.
     pub(crate) fn shared_host_ptr(&self) -> Option<*mut u8> {
         match &self.0.memory {
             Memory::SharedHost(block) => Some(block.memory.as_ptr().as_ptr()),
@@ -109,10 +109,10 @@ impl Storage {
         }
     }
 
-    /// Copies bytes out of such memory.
+    /// Copies bytes out of shared host memory.
     ///
     /// # Safety
-    /// As of [`SharedHostMemory::read`].
+    /// The conditions of [`SharedHostMemory::read`].
     #[track_caller]
     pub(crate) unsafe fn read_shared_host(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         let Memory::SharedHost(block) = &self.0.memory else { return Ok(()) };
@@ -120,10 +120,10 @@ impl Storage {
         unsafe { block.memory.read(offset, out) }.map_err(|e| Error::driver("read_bytes", e))
     }
 
-    /// Copies bytes into such memory.
+    /// Copies bytes into shared host memory.
     ///
     /// # Safety
-    /// As of [`SharedHostMemory::write`].
+    /// The conditions of [`SharedHostMemory::write`].
     #[track_caller]
     pub(crate) unsafe fn write_shared_host(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         let Memory::SharedHost(block) = &self.0.memory else { return Ok(()) };

@@ -1,4 +1,5 @@
-//! What bytes of a storage depend on: launches that check indices, collectives, other processes.
+//! Dependencies of a storage's bytes: launches that check indices, collectives, and other
+//! processes.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -10,33 +11,34 @@ use crate::Error;
 use crate::completion::Pending;
 use crate::semaphore::Awaited;
 
-/// If work reads bytes that depend on more launches than these, it depends on their union. What it
-/// writes may depend on one more: itself.
+/// Maximum number of launches that an operation's inputs depend on; more are replaced by their
+/// union. The operation's results may depend on one more, the operation itself.
 pub(crate) const LAUNCHES: usize = 2;
-/// Lists up to this length are searched for duplicates. Longer ones last for one operation.
+/// Maximum length of a list that is searched for duplicates. Longer lists last for one operation.
 const SEARCHED: usize = 16;
 
-/// What bytes depend on.
+/// A dependency of bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     /// A launch, a replay, or a union of launches.
     Launch(CheckedLaunch),
-    /// A collective, or a replay of some.
+    /// A collective, or the replay of collectives.
     Collective(Pending),
     /// Work of another process.
     Peer(Awaited),
-    /// In a capture: kernels, by their numbers among those that check.
+    /// In a capture: kernels that check indices, by number.
     Captured(KernelSet),
     /// In a capture: a collective.
     CapturedCollective(Pending),
-    /// In a capture: what the graph finds when it is replayed in what it reads.
+    /// In a capture: the dependencies, at the time of the replay, of the bytes that it reads.
     Found,
-    /// In a capture: what the same bytes depended on before.
+    /// In a capture: the dependencies that the same bytes had before.
     Before,
 }
 
 impl Source {
-    /// Its failure, if it is known. That of a launch counts as reported if this thread is its owner.
+    /// Returns the failure, if it is known. If this thread is the owner of a failed launch, the
+    /// failure counts as reported.
     pub(super) fn failed(&self) -> Option<Error> {
         match self {
             Self::Launch(launch) => launch.take_failure().map(Error::from),
@@ -46,7 +48,7 @@ impl Source {
         }
     }
 
-    /// The launch, replay or union, if it is one.
+    /// Returns the launch, replay or union, if this is one.
     pub(super) fn launch(&self) -> Option<&CheckedLaunch> {
         match self {
             Self::Launch(launch) => Some(launch),
@@ -54,8 +56,8 @@ impl Source {
         }
     }
 
-    /// Whether `self` says all that `other` does: of collectives the last of a communicator, of another
-    /// process' work the last of a semaphore.
+    /// Returns whether `self` implies `other`: a collective implies earlier ones of its
+    /// communicator, and a number of another process implies earlier ones of its semaphore.
     pub(super) fn covers(&self, other: &Self) -> bool {
         match (self, other) {
             (
@@ -69,7 +71,7 @@ impl Source {
         }
     }
 
-    /// Adds another source, if one can say all that the two do. Returns whether it can.
+    /// Adds another source if one source can represent both. Returns whether it did.
     fn absorb(&mut self, new: &Self) -> bool {
         match (&mut *self, new) {
             (Self::Launch(own), Self::Launch(new)) => return own.absorb(new),
@@ -87,7 +89,8 @@ impl Source {
     }
 }
 
-/// Each once. Clones share them, as most of what a program computes depends on the same.
+/// A list of dependencies without duplicates. Clones share the list, because most results of a
+/// program depend on the same sources.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sources(Option<Arc<SmallVec<[Source; 4]>>>);
 
@@ -132,8 +135,8 @@ impl Sources {
         }
     }
 
-    /// Replaces the launches by their union if there are more than `most`. Operation `op` of the stream
-    /// depends on all.
+    /// Replaces the launches by their union if there are more than `most`, for operation `op` of
+    /// the stream, which depends on all of them.
     pub(crate) fn unite(&mut self, most: usize, stream: &Stream, op: OpNumber) {
         let is_launch = |source: &&Source| matches!(source, Source::Launch(_));
         if self.iter().filter(is_launch).count() <= most {
@@ -150,7 +153,7 @@ impl Sources {
         *self = others;
     }
 
-    /// Leaves out what is known to be as it should.
+    /// Removes dependencies that are known to have succeeded.
     pub(super) fn forget_passed(&mut self) {
         self.retain(|source| match source {
             Source::Launch(launch) => launch.outcome() != CheckOutcome::Passed,

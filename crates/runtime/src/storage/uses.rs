@@ -1,4 +1,4 @@
-//! Which device work used a storage last.
+//! The last uses of a storage by device work.
 
 use smallvec::SmallVec;
 use warpline_stream::{OpNumber, Stream};
@@ -8,11 +8,11 @@ use super::replay_uses::Attached;
 use crate::Site;
 use crate::race::History;
 
-/// Stands for the number of what was there before the memory was allocated: all that its stream was
-/// given by the time that somebody waits.
+/// Operation number that stands for use of the memory before it was allocated: all work that its
+/// stream has received by the time of the wait.
 pub(crate) const FORMER: OpNumber = OpNumber::MAX;
 
-/// One use: the stream, the number of the operation there, and what it was.
+/// One use: the stream, the operation's number, and its op and location.
 #[derive(Clone, Debug)]
 pub(crate) struct Use {
     pub(crate) stream: Stream,
@@ -22,15 +22,15 @@ pub(crate) struct Use {
 }
 
 impl Use {
-    /// Whether nobody need wait for it although waiting fails: a lost device reads no more. What
-    /// it was to write stays unknown.
+    /// Returns whether a failed wait for this use can be ignored: a lost device reads no more. The
+    /// result of a write stays unknown.
     pub(crate) fn is_moot(&self) -> bool {
         !self.writes && self.stream.raw().driver().lost(self.stream.device_index()).is_some()
     }
 }
 
-/// The uses on streams other than this one, latest first: a wait covers what comes before it on the
-/// same stream, so that one is enough for each.
+/// Returns the uses on other streams than `stream`, latest first. A wait for a stream's latest use
+/// covers its earlier ones.
 pub(crate) fn uses_elsewhere<'a>(
     stream: &Stream,
     uses: impl Iterator<Item = &'a Use>,
@@ -43,35 +43,36 @@ pub(crate) fn uses_elsewhere<'a>(
 
 /// The last write, and per stream the last read since.
 ///
-/// Whoever enqueues work holds the lock on this from before it looks at the uses until its own is
-/// entered, so that no other thread can miss it.
+/// A thread that enqueues work holds the lock from before it examines the uses until it has
+/// recorded its own, so that no other thread misses that use.
 #[derive(Debug, Default)]
 pub(crate) struct Uses {
     write: Option<Use>,
     reads: SmallVec<[Use; 1]>,
-    /// Streams that the allocator has been told of.
+    /// Streams that the allocator was told of.
     told: SmallVec<[Stream; 2]>,
-    /// Which bytes depend on checks that may have failed.
+    /// Marks of bytes that depend on checks that may have failed.
     pub(crate) marks: Marks,
-    /// The graph whose last replay is a later use, which is not entered here.
+    /// The graph whose last replay is a later use that is not recorded here.
     pub(super) attached: Option<Attached>,
-    /// What the race detector knows.
+    /// History for the race detector.
     pub(crate) history: Option<Box<History>>,
 }
 
 impl Uses {
-    /// Uses that an access must come after: the last write, and for a write the reads too.
+    /// Returns the uses that an access must come after: the last write, and for a write also the
+    /// reads.
     pub(crate) fn conflicting(&self, write: bool) -> impl Iterator<Item = &Use> {
         let reads = if write { self.reads.as_slice() } else { &[] };
         self.write.iter().chain(reads)
     }
 
-    /// [`Uses::conflicting`], owned, for waiting without the lock.
+    /// Returns [`Uses::conflicting`] as owned values, for waiting without the lock.
     pub(crate) fn conflicts(&self, write: bool) -> SmallVec<[Use; 2]> {
         self.conflicting(write).cloned().collect()
     }
 
-    /// Enters an access.
+    /// Records an access.
     pub(crate) fn enter(&mut self, stream: &Stream, op: OpNumber, write: bool, site: Site) {
         let slot = if write {
             self.reads.clear();
@@ -92,7 +93,7 @@ impl Uses {
         if write { self.write = Some(entry) } else { self.reads.push(entry) }
     }
 
-    /// Adds the uses of memory that is gone, as reads: a write comes after them all.
+    /// Adds the uses of freed memory as reads, so that a write comes after all of them.
     pub(crate) fn absorb(&mut self, gone: &Uses) {
         for used in gone.conflicting(true) {
             match self.reads.iter_mut().find(|read| read.stream == used.stream) {
@@ -103,7 +104,7 @@ impl Uses {
         }
     }
 
-    /// Whether this is the first the allocator hears of the stream.
+    /// Records that the allocator is told of the stream. Returns whether this is the first time.
     pub(crate) fn first_on(&mut self, stream: &Stream) -> bool {
         let new = !self.told.contains(stream);
         if new {
@@ -112,7 +113,7 @@ impl Uses {
         new
     }
 
-    /// Streams that the allocator has been told of.
+    /// Returns the streams that the allocator was told of.
     pub(crate) fn told(&self) -> &[Stream] {
         &self.told
     }

@@ -1,4 +1,4 @@
-//! Whether a storage was written since.
+//! Detection of writes to a storage.
 
 use std::sync::{Arc, Weak};
 
@@ -6,23 +6,23 @@ use warpline_sync::atomic::Ordering;
 
 use super::{Inner, Storage};
 
-/// A storage as it was at some time: to find out later, without looking at its bytes, whether they
-/// may have been written since. It keeps no memory alive. PyTorch has `Tensor._version` for this,
-/// which views share as they do here.
+/// A snapshot of a storage's write count, to find out later whether its bytes may have been written
+/// since, without reading them. It keeps no memory alive. The counterpart in PyTorch is
+/// `Tensor._version`, which views share as well.
 ///
-/// It moves with each launch, copy, replay and host access that writes to the storage, through
-/// whichever view, as it is enqueued. What the program writes by itself, through an address, it does
-/// not know of.
+/// The version changes with each launch, copy, replay and host access that writes to the storage,
+/// through any view, when it is enqueued. Writes by the program's own code through an address are
+/// not counted.
 #[derive(Clone, Debug)]
 pub struct Version {
-    // As long as this is held no other storage can have the same place.
+    // While this weak reference exists, no other storage can have the same address.
     storage: Weak<Inner>,
     writes: u64,
 }
 
 impl Version {
-    /// Whether this is `storage` as it is now: the same memory, and nothing has written to it since.
-    /// Never, of memory that another process may write to.
+    /// Returns whether `storage` is the same memory and was not written since the snapshot. Always
+    /// `false` for memory that another process may write to.
     #[must_use]
     pub fn is_of(&self, storage: &Storage) -> bool {
         !storage.is_shared()
@@ -32,8 +32,8 @@ impl Version {
 }
 
 impl Storage {
-    /// The storage as it is now. Who copies the bytes takes it before it copies: a write of another
-    /// thread in between then counts as one that came later.
+    /// Returns the current version. To copy the bytes, take the version before the copy: a write by
+    /// another thread in between then counts as a later write.
     ///
     /// ```
     /// # use warpline_runtime::{Runtime, RuntimeConfig, Storage, launch};
@@ -57,7 +57,7 @@ impl Storage {
         Version { storage: Arc::downgrade(&self.0), writes }
     }
 
-    /// Whether nobody else has this storage: no tensor, no view, no graph.
+    /// Returns whether there is no other reference to this storage: no tensor, view or graph.
     #[must_use]
     pub fn is_unique(&self) -> bool {
         Arc::strong_count(&self.0) == 1
@@ -67,8 +67,8 @@ impl Storage {
         self.0.writes.load(Ordering::Acquire)
     }
 
-    /// Enters that the bytes are about to be written. Called under the lock that orders the write
-    /// with others': that on `uses`, or of host memory its host lock.
+    /// Records that the bytes are about to be written. Called under the lock that orders the write
+    /// with other writes: that on `uses`, or for host memory its host lock.
     pub(crate) fn enter_write(&self) {
         self.0.writes.fetch_add(1, Ordering::Release);
     }

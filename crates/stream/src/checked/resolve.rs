@@ -1,4 +1,4 @@
-//! How outcomes become known: of launches by their places, of unions by their inputs.
+//! Resolution of outcomes: of launches by the reports in their places, of unions by their inputs.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::{At, CheckOutcome, CheckedLaunch, Inputs, Kind};
 use crate::index_check::{FAILURES, Failure};
 use crate::{CheckOwner, IndexCheck, KernelSet};
 
-/// What is known of a launch.
+/// Known state of a launch.
 #[derive(Clone, Debug)]
 pub(super) enum Known {
     Pending,
@@ -24,7 +24,7 @@ impl From<Option<&Arc<Failure>>> for Known {
 }
 
 impl CheckedLaunch {
-    /// What is known of it. Asks no device.
+    /// Returns the known outcome. Does not query the device.
     #[must_use]
     pub fn outcome(&self) -> CheckOutcome {
         match self.resolve(&At::is_known_done) {
@@ -34,8 +34,8 @@ impl CheckedLaunch {
         }
     }
 
-    /// The failure, if it is known. It counts as reported if this thread is its owner: `synchronize`
-    /// need not report it any more.
+    /// Returns the failure, if it is known. If this thread is the failure's owner, the failure
+    /// counts as reported, and `synchronize` does not report it again.
     #[must_use]
     pub fn take_failure(&self) -> Option<IndexCheck> {
         match self.resolve(&At::is_known_done) {
@@ -44,8 +44,9 @@ impl CheckedLaunch {
         }
     }
 
-    /// [`CheckedLaunch::take_failure`] by a reader that has seen the work done in a way that counts
-    /// as no order: reports that are there by now count.
+    /// Returns the failure as [`CheckedLaunch::take_failure`] does, and also looks at reports that
+    /// have arrived for launches not known to be complete. For a reader that waited silently,
+    /// without recording the order.
     #[must_use]
     pub fn take_report(&self) -> Option<IndexCheck> {
         let mut open = vec![self.clone()];
@@ -93,7 +94,7 @@ impl CheckedLaunch {
         self.kernels.as_ref().is_none_or(|kernels| kernels.contains(kernel))
     }
 
-    /// What is known, unless the inputs of a union have to be looked at.
+    /// Returns the known state, or `None` if the inputs of a union have to be examined.
     fn known(&self, over: &dyn Fn(&At) -> bool) -> Option<Known> {
         let done = || self.is_done(over);
         Some(match &self.node.kind {
@@ -133,16 +134,17 @@ impl CheckedLaunch {
         })
     }
 
-    /// What is known, work being done of which `over` says so.
+    /// Returns the known state. `over` names operations that are complete.
     pub(super) fn resolve(&self, over: &dyn Fn(&At) -> bool) -> Known {
         if let Some(known) = self.known(over) {
             return known;
         }
         let epoch = FAILURES.load(Ordering::Relaxed);
-        // The way down from `self`: each union, its inputs yet to look at, and whether one was pending.
+        // The path from `self`: each union, its inputs not yet examined, and whether an input was
+        // pending.
         let mut way: Vec<(Self, Inputs, bool)> = vec![(self.clone(), self.inputs(), false)];
         let mut result = Known::Passed;
-        // Unions that were found pending on the way: several others may have them as inputs.
+        // Unions found pending so far. Several unions may have one of them as an input.
         let mut open: HashSet<usize> = HashSet::new();
         while let Some((launch, inputs, pending)) = way.last_mut() {
             let Some(next) = inputs.pop() else {
@@ -151,7 +153,7 @@ impl CheckedLaunch {
                     false => Known::Passed,
                 };
                 if let Kind::Union(union) = &launch.node.kind {
-                    // Another thread may have let go of the inputs, and so decided.
+                    // Another thread may have set the outcome and dropped the inputs.
                     match (&result, union.outcome.get()) {
                         (_, Some(outcome)) => result = outcome.as_ref().into(),
                         (Known::Pending, None) => {
@@ -191,7 +193,7 @@ impl CheckedLaunch {
     }
 }
 
-/// Gives the result for an input to the union above it. A failure is that of all unions above.
+/// Passes the result of an input to the union above. A failure applies to all unions above.
 fn give(way: &mut Vec<(CheckedLaunch, Inputs, bool)>, result: &mut Known) {
     match result {
         Known::Passed => {}
@@ -210,7 +212,7 @@ fn give(way: &mut Vec<(CheckedLaunch, Inputs, bool)>, result: &mut Known) {
     }
 }
 
-/// The failed check, which counts as reported if this thread is its owner.
+/// Returns the failed check and marks it as reported if this thread is its owner.
 fn read(failure: &Failure) -> IndexCheck {
     if !failure.was_told() && failure.owner == CheckOwner::current() {
         failure.tell();

@@ -19,7 +19,7 @@ fn run(stream: &Stream) {
     stream.wait_event(&event).unwrap();
 }
 
-/// What a kernel does that meets a wrong index, of a dimension of no size.
+/// Reports a wrong index, as a kernel does, for a dimension of size 0.
 fn say(Place { page, first }: &Place, index: u64, says: u64) {
     if page.load(*first) == 0 {
         page.store(first + 1, index);

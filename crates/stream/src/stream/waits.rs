@@ -1,15 +1,23 @@
-//! Waits: of a stream for another one, and of the host for a stream.
+//! Waits of a stream for another stream, and of the host for a stream.
 
 use super::*;
 
 impl Stream {
-    /// Makes later work on this stream wait, on the GPU, for operation `op` of `other`. Work that
-    /// `other` was given after `op` is not waited for where a checkpoint tells them apart.
+    /// Makes later work on this stream wait, on the GPU, for operation `op` of `other`. The wait
+    /// leaves out later work of `other` if a checkpoint follows `op` directly.
     ///
     /// Does nothing if that order already holds.
     ///
     /// # Errors
-    /// [`ErrorKind::RuntimeMismatch`], or the driver's own.
+    /// - [`ErrorKind::RuntimeMismatch`] if `other` belongs to other [`Devices`](crate::Devices).
+    /// - [`ErrorKind::Capturing`] if `other` is captured and has no checkpoint at or after `op`.
+    /// - [`ErrorKind::OutsideCapture`] if this stream is captured and `op` is not part of its
+    ///   capture.
+    /// - [`ErrorKind::CapturedEvent`] if `op` is part of a capture that has ended.
+    /// - [`ErrorKind::CannotCapture`] or [`ErrorKind::WrongDevice`] if `op` is captured and this
+    ///   stream cannot join the capture.
+    /// - [`ErrorKind::NotCapturing`] if this stream is the twin of a capture that has ended.
+    /// - [`ErrorKind::Driver`] if a driver call fails.
     #[track_caller]
     pub fn wait_for(&self, other: &Stream, op: OpNumber) -> Result<()> {
         if self.is_ordered_after(other, op)? {
@@ -20,11 +28,13 @@ impl Stream {
         self.enqueue_wait("wait_for", &event, &point)
     }
 
-    /// [`Stream::wait_for`] that counts as no order: later work does wait, but what asks whether
-    /// the program has ordered its streams gets the answer that it had before.
+    /// Waits as [`Stream::wait_for`] does, without recording the order:
+    /// [`Stream::is_ordered_after`] returns the same as before. For checks that the program itself
+    /// orders its streams.
     ///
     /// # Errors
-    /// As [`Stream::wait_for`].
+    /// [`ErrorKind::Capturing`] if this stream is captured. Otherwise the same as
+    /// [`Stream::wait_for`].
     #[track_caller]
     pub fn wait_for_silently(&self, other: &Stream, op: OpNumber) -> Result<()> {
         if self.is_ordered_after(other, op)? {
@@ -40,11 +50,11 @@ impl Stream {
         Ok(())
     }
 
-    /// Makes later work on this stream wait, on the GPU, for all work on `other` so far
+    /// Makes later work on this stream wait, on the GPU, for all work enqueued on `other` so far
     /// (`Stream.wait_stream`).
     ///
     /// # Errors
-    /// As [`Stream::wait_for`].
+    /// The same as [`Stream::wait_for`].
     #[track_caller]
     pub fn wait_stream(&self, other: &Stream) -> Result<()> {
         if self == other {
@@ -57,11 +67,12 @@ impl Stream {
         self.enqueue_wait("wait_stream", &event, &point)
     }
 
-    /// As [`Stream::wait_stream`], for all that `other` was given outside a capture: what it has
-    /// captured is not waited for, and this stream joins no capture. Nothing if `other` is idle.
+    /// Makes later work on this stream wait, on the GPU, for all work enqueued on `other` outside a
+    /// capture. Captured work of `other` is left out, and this stream joins no capture. Does
+    /// nothing if `other` is idle.
     ///
     /// # Errors
-    /// As [`Stream::wait_for`].
+    /// The same as [`Stream::wait_for`].
     #[track_caller]
     pub fn wait_for_all(&self, other: &Stream) -> Result<()> {
         const CALL: &str = "wait_for_all";
@@ -76,20 +87,20 @@ impl Stream {
     }
 
     /// Makes later work on this stream wait, on the GPU, for the event's latest record
-    /// (`Stream.wait_event`). Nothing if it was never recorded.
+    /// (`Stream.wait_event`). Does nothing if the event was never recorded.
     ///
     /// # Errors
-    /// As [`Stream::wait_for`].
+    /// The same as [`Stream::wait_for`].
     #[track_caller]
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         event.wait_as(self, "wait_event")
     }
 
-    /// Records the event, or a new one without timing, after all work on this stream so far
-    /// (`Stream.record_event`).
+    /// Records an event after all work on this stream so far, and returns the event
+    /// (`Stream.record_event`). `None` creates an event without timing.
     ///
     /// # Errors
-    /// As [`Event::record`].
+    /// The same as [`Event::record`].
     #[track_caller]
     pub fn record_event(&self, event: Option<&Event>) -> Result<Event> {
         let event = event.cloned().unwrap_or_default();
@@ -97,7 +108,7 @@ impl Stream {
         Ok(event)
     }
 
-    /// Records an event and says what it covers.
+    /// Records an event and returns its point.
     #[track_caller]
     pub(crate) fn record_into(&self, event: &owned::Event, call: &'static str) -> Result<Point> {
         let location = Location::caller();
@@ -108,7 +119,8 @@ impl Stream {
         })
     }
 
-    /// Records an event outside a capture, and says what it covers; `None` while the stream is captured.
+    /// Records an event outside a capture and returns its point. `None` while the stream is
+    /// captured.
     pub(crate) fn record_uncaptured(&self, event: &owned::Event) -> Result<Option<Point>> {
         let state = self.0.lock();
         if self.is_capturing() {
@@ -118,7 +130,7 @@ impl Stream {
         Ok(Some(self.0.point(&state)))
     }
 
-    /// Enqueues a wait for an event that was recorded at a point.
+    /// Enqueues a wait for an event that was recorded at `point`.
     #[track_caller]
     pub(crate) fn enqueue_wait(
         &self,
@@ -156,10 +168,12 @@ impl Stream {
         Err(ErrorKind::RuntimeMismatch.of(call))
     }
 
-    /// Whether all its work is done (`Stream.query`).
+    /// Returns whether all work on this stream is complete (`Stream.query`).
     ///
     /// # Errors
-    /// The driver's own, those of earlier asynchronous work among them.
+    /// - [`ErrorKind::Capturing`] if the stream is captured.
+    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, also one
+    ///   of earlier asynchronous work.
     #[track_caller]
     pub fn query(&self) -> Result<bool> {
         self.refuse_capturing("query")?;
@@ -172,11 +186,12 @@ impl Stream {
         Ok(done)
     }
 
-    /// Blocks the host until all its work is done (`Stream.synchronize`).
+    /// Blocks the host until all work on this stream is complete (`Stream.synchronize`).
     ///
     /// # Errors
-    /// As [`Stream::query`]; [`ErrorKind::IndexCheck`], once, if an index was out of range in a launch
-    /// of this thread, or of a thread that has ended.
+    /// - [`ErrorKind::IndexCheck`], once, if an index was out of range in a launch of this thread,
+    ///   or of a thread that has ended.
+    /// - The errors of [`Stream::query`].
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         self.refuse_capturing("synchronize")?;
@@ -186,12 +201,15 @@ impl Stream {
         now.settle_and_report(self.core())
     }
 
-    /// Blocks the host until operation `op` is done; later work is not waited for where a
-    /// checkpoint tells them apart. Costs a compare when that is already known. Failed checks are left
-    /// for [`Stream::synchronize`] to report.
+    /// Blocks the host until operation `op` is complete. The wait leaves out later work if a
+    /// checkpoint follows `op` directly. Costs one comparison if `op` is known to be complete.
+    /// [`Stream::synchronize`] reports failed checks; this function does not.
     ///
     /// # Errors
-    /// As [`Stream::query`].
+    /// - [`ErrorKind::Capturing`] if the stream is a twin, or is captured and has no checkpoint at
+    ///   or after `op`.
+    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, also one
+    ///   of earlier asynchronous work.
     #[track_caller]
     pub fn host_wait(&self, op: OpNumber) -> Result<()> {
         if self.0.progress.is_known_done(op) {
@@ -204,10 +222,11 @@ impl Stream {
         Ok(())
     }
 
-    /// [`Stream::host_wait`] that counts as no order, as [`Stream::wait_for_silently`].
+    /// Waits as [`Stream::host_wait`] does, without recording the order. See
+    /// [`Stream::wait_for_silently`].
     ///
     /// # Errors
-    /// As [`Stream::query`].
+    /// The same as [`Stream::host_wait`].
     #[track_caller]
     pub fn host_wait_silently(&self, op: OpNumber) -> Result<()> {
         if self.0.progress.is_known_done(op) {
@@ -220,11 +239,11 @@ impl Stream {
         Ok(())
     }
 
-    /// Whether operation `op` is done. False for a while longer where it has no checkpoint of
-    /// its own.
+    /// Returns whether operation `op` is complete. If `op` has no checkpoint of its own, the result
+    /// is `false` until the next checkpoint completes.
     ///
     /// # Errors
-    /// As [`Stream::query`].
+    /// The same as [`Stream::host_wait`].
     #[track_caller]
     pub fn is_done(&self, op: OpNumber) -> Result<bool> {
         if self.0.progress.is_known_done(op) {

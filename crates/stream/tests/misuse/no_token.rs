@@ -1,4 +1,4 @@
-//! What takes a launch path's word takes nobody else's.
+//! Functions that trust a launch path accept no other caller's claims.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
-//! What threads share, under many schedules of these threads and of the devices' work. A deadlock
-//! fails a test.
+//! Tests of state that threads share, under many schedules of the threads and of the devices' work.
+//! A deadlock fails a test.
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p warpline-stream --test shuttle --target-dir
-//! target/shuttle`; `WARPLINE_SHUTTLE` is how many schedules each test runs under.
+//! target/shuttle`; `WARPLINE_SHUTTLE` is the number of schedules of each test.
 #![cfg(shuttle)]
 
 mod captures;
@@ -43,11 +43,11 @@ fn streams<const N: usize>(devices: &Devices) -> [Stream; N] {
     [(); N].map(|()| devices.get(0).unwrap().exclusive_stream(0).unwrap())
 }
 
-/// What tests submit is enqueued as they say, and touches no memory.
+/// The work of the tests is enqueued as declared and touches no memory.
 // SAFETY: as just said.
 const TOKEN: LaunchToken = unsafe { LaunchToken::new() };
 
-/// What a thread does.
+/// The work of a thread.
 type Task = Box<dyn FnOnce() + Send>;
 
 fn task(run: impl FnOnce() + Send + 'static) -> Task {
@@ -60,7 +60,7 @@ fn together(tasks: impl IntoIterator<Item = Task>) {
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
-/// Which work ran, in order.
+/// The work that ran, in order.
 #[derive(Clone, Debug, Default)]
 struct Ran(Arc<Mutex<Vec<u64>>>);
 

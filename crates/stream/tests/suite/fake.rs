@@ -13,7 +13,7 @@ type Work = Box<dyn FnOnce() + Send>;
 
 enum Item {
     Host(Work),
-    /// Of an event, and the record's own number.
+    /// The event, and the record's own number.
     Record(u64, u64),
     /// For a record, whatever became of its event.
     Wait(u64),
@@ -140,7 +140,7 @@ impl FakeDriver {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How often a call was made.
+    /// Number of calls of this name.
     pub(crate) fn calls(&self, call: &str) -> usize {
         self.state().calls.get(call).copied().unwrap_or(0)
     }

@@ -1,4 +1,4 @@
-//! Which operations come before which: random programs against paths in a graph.
+//! Tests of the order of operations: random programs against paths in a graph.
 
 use std::sync::Arc;
 

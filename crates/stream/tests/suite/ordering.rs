@@ -1,4 +1,4 @@
-//! Which driver calls ordering costs, and what a wait covers.
+//! Tests of the driver calls for ordering, and of the work that a wait covers.
 
 use warpline_stream::{Error, ErrorKind, Event};
 

@@ -1,4 +1,4 @@
-//! What the tests share: worlds to run in, and work to enqueue.
+//! Shared parts of the tests: worlds to run in, and work to enqueue.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use warpline_stream::{Devices, Error, OpNumber, Stream};
 
 pub(crate) use crate::fake::FakeDriver;
 
-/// How many schedules each test runs under.
+/// Number of schedules of each test.
 pub(crate) fn schedules() -> u64 {
     std::env::var("WARPLINE_SCHEDULES").ok().and_then(|s| s.parse().ok()).unwrap_or(8)
 }
@@ -75,7 +75,7 @@ pub(crate) fn counted(devices: usize, seed: u64) -> (Arc<FakeDriver>, Devices) {
     (driver, devices)
 }
 
-/// What tests submit is enqueued as they say, and touches no memory.
+/// The work of the tests is enqueued as declared and touches no memory.
 // SAFETY: as just said.
 pub(crate) const TOKEN: LaunchToken = unsafe { LaunchToken::new() };
 
@@ -95,7 +95,7 @@ pub(crate) fn work(stream: &Stream, f: impl FnOnce() + Send + 'static) -> OpNumb
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Clock(Arc<AtomicU64>);
 
-/// When an operation ran; 0 if it has not.
+/// The time at which an operation ran; 0 if it has not run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Mark(Arc<AtomicU64>);
 

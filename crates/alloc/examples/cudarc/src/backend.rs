@@ -1,4 +1,4 @@
-//! What `warpline-alloc` needs of cudarc.
+//! The backend of `warpline-alloc` over cudarc.
 
 use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys::CUresult};

@@ -1,8 +1,8 @@
-//! `warpline-alloc` in a program of cudarc's: the program's own context, streams and launches, on memory
-//! of a caching allocator.
+//! `warpline-alloc` in a program that uses cudarc: the context, streams and launches are the
+//! program's own, and the memory comes from a caching allocator.
 //!
-//! [`Cudarc`] is the backend, as the crate's README shows it; `pages.rs` is what it may offer beyond that,
-//! for the allocator's default policy. [`program::run`] is a program that uses it.
+//! [`Cudarc`] is the backend, the same text as in the crate's README. `pages.rs` adds virtual
+//! memory, which the allocator's default policy uses. [`program::run`] is a program over both.
 
 #[rustfmt::skip] // as the README shows it
 mod backend;
@@ -16,10 +16,10 @@ use cudarc::driver::{CudaContext, sys};
 
 pub use backend::{Cudarc, Memory};
 
-/// cudarc's context of a device.
+/// Opens the context of a device.
 ///
 /// # Errors
-/// Where there is no driver, or no such device.
+/// A message if there is no CUDA driver, and cudarc's error if the device does not exist.
 pub fn open(ordinal: usize) -> Result<Arc<CudaContext>, Box<dyn Error>> {
     // SAFETY: it loads libcuda, which any call of cudarc's does.
     if !unsafe { sys::is_culib_present() } {

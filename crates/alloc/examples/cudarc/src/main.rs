@@ -1,5 +1,5 @@
-//! Runs the program on the first device, under a policy: `alloc-over-cudarc [OPTIONS]`, where options are
-//! `warpline-alloc`'s, such as `policy:torch`.
+//! Runs the program on the first device: `alloc-over-cudarc [OPTIONS]`. The options are those of
+//! `warpline-alloc`, such as `policy:torch`.
 
 use std::error::Error;
 

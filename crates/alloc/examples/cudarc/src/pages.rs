@@ -1,5 +1,5 @@
-//! Addresses apart from the memory behind them, for the allocator's default policy. A backend without
-//! them has segments.
+//! Virtual memory for the allocator's default policy: addresses apart from the memory behind them.
+//! Without virtual memory, a backend's allocator uses segments.
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use warpline_alloc::{Handle, VirtualMemory};
 
 use crate::Cudarc;
 
-/// What arenas are aligned to, and granularities must divide.
+/// Alignment of arenas, in bytes. The granularity of the device must divide it.
 const PAGE: usize = 2 << 20;
 
 /// Reserved addresses.
@@ -26,7 +26,7 @@ struct Pages {
     context: Arc<CudaContext>,
 }
 
-/// Memory at an address. It is dropped before what it keeps alive.
+/// Memory mapped at an address. The mapping ends before its pages and range are freed.
 struct Mapping {
     address: u64,
     pages: Arc<Pages>,
@@ -57,7 +57,7 @@ impl Drop for Mapping {
 }
 
 impl Cudarc {
-    /// Itself, where the device can map memory in pieces that suit the allocator.
+    /// The backend's virtual memory, if the device's granularity divides `PAGE`.
     pub(crate) fn pages(&self) -> Option<&dyn VirtualMemory<DriverError>> {
         let suits = |bytes: usize| bytes > 0 && PAGE.is_multiple_of(bytes);
         self.smallest().is_ok_and(suits).then_some(self as &dyn VirtualMemory<DriverError>)

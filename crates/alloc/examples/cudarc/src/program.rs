@@ -1,4 +1,4 @@
-//! A program on blocks of the allocator: one stream brings batches, another computes with them.
+//! A program on blocks of the allocator: one stream copies batches to the device, another computes.
 
 use std::error::Error;
 use std::fmt;
@@ -12,27 +12,27 @@ use warpline_alloc::{AllocError, AllocatorConfig, Block, CachingAllocator};
 
 use crate::Cudarc;
 
-/// Batches that are brought.
+/// Number of batches.
 const BATCHES: usize = 200;
-/// Floats of the largest one.
+/// Floats of the largest batch.
 const FLOATS: usize = 1 << 18;
 
-/// What [`run`] saw.
+/// Results of [`run`].
 #[derive(Clone, Copy, Debug)]
 pub struct Report {
-    /// Whether the allocator kept memory that `compute` was still reading from the stream it came from.
+    /// Whether the allocator did not reuse freed memory while `compute` still read it.
     pub kept_while_used: bool,
-    /// Whether that stream got it once `compute` was done.
+    /// Whether the allocator reused this memory once `compute` was done.
     pub used_again: bool,
-    /// Results that are not what they should be.
+    /// Number of wrong results.
     pub wrong: usize,
-    /// Blocks that were asked for.
+    /// Number of blocks that were requested.
     pub requests: i64,
-    /// Segments or pages that the driver allocated for them.
+    /// Number of segments or pages that the driver allocated.
     pub device_allocs: i64,
-    /// The most bytes that the allocator had of the driver.
+    /// Peak of the bytes that the allocator reserved from the driver.
     pub peak_reserved: i64,
-    /// What it had once everything was given back.
+    /// Bytes that the allocator still reserved after `empty_cache`.
     pub left: usize,
 }
 
@@ -51,7 +51,7 @@ impl fmt::Display for Report {
 /// Runs the program in this context.
 ///
 /// # Errors
-/// The driver's, or the allocator's.
+/// Errors of cudarc's calls, and [`AllocError`] if an allocation fails.
 pub fn run(context: &Arc<CudaContext>, config: AllocatorConfig) -> Result<Report, Box<dyn Error>> {
     let module = context.load_module(Ptx::from_src(include_str!("affine.ptx")))?;
     let affine = module.load_function("affine")?;
@@ -104,14 +104,15 @@ pub fn run(context: &Arc<CudaContext>, config: AllocatorConfig) -> Result<Report
     })
 }
 
-/// Floats in a block. The block's address is a `CUdeviceptr`, which all of cudarc takes.
+/// Floats in a block. The block's address is a `CUdeviceptr`, which all functions of cudarc take.
 struct Floats {
     block: Block<Cudarc>,
     count: usize,
 }
 
 impl Floats {
-    /// Memory for work on this stream; on others after they have waited, and with `record_stream`.
+    /// Allocates memory for work on `stream`. Work on another stream must wait for `stream` first,
+    /// and must be announced with `record_stream`.
     fn new(
         allocator: &CachingAllocator<Cudarc>,
         count: usize,
@@ -140,7 +141,7 @@ impl Floats {
     }
 }
 
-/// `y = a * x + b`, by a launch of cudarc's.
+/// Launches `y = a * x + b` with cudarc.
 fn launch(
     affine: &CudaFunction,
     stream: &Arc<CudaStream>,

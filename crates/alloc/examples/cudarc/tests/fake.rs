@@ -1,12 +1,12 @@
-//! The program without a GPU: cudarc, the backend and the program as they are, on a libcuda that is a
-//! fake, `fake/libcuda.rs`. It shows that the parts fit and whose calls come in which order, and nothing
-//! of a GPU; for that there is `gpu.rs`.
+//! The program without a GPU: cudarc, the backend and the program are unchanged, over the fake
+//! `libcuda` of `fake/libcuda.rs`. The tests show that the parts fit together and in which order
+//! the calls come. They show nothing about a GPU; `gpu.rs` tests that.
 #![cfg(target_os = "linux")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A folder with the fake.
+/// A folder with the fake library.
 fn fake(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::create_dir_all(&folder).unwrap();

@@ -3,25 +3,26 @@
 use crate::heap::NONE;
 use crate::rules::MIN_BLOCK_SIZE;
 
-/// A hundred and twenty-eight bins per power of two, for every size under 2^61.
+/// Number of bins: 128 per power of two, for all sizes under 2^61.
 const BINS: usize = 6016;
-/// The blocks of each of the first bins, of less than 64 KiB, are all of one size.
+/// Number of bins, from the first, that contain blocks of a single size each. These blocks have
+/// less than 64 KiB.
 const OF_ONE_SIZE: usize = 128;
 
-/// Which of several free blocks of one size comes first.
+/// Order among free blocks of one size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// The one with the lowest address, as in PyTorch.
+    /// The block with the lowest address first, as in PyTorch.
     #[default]
     Address,
-    /// Of blocks under 64 KiB the last that came, of which there may be thousands, without a look at
-    /// any other. Of larger ones still the one with the lowest address.
+    /// Under 64 KiB, the block freed last first, found without examining the others, of which there
+    /// may be thousands. Larger blocks are ordered by address.
     Recent,
 }
 
-/// The blocks themselves, each with links that belong to the index while it is in there.
+/// The storage of the blocks. Each block has links that the index uses while it contains the block.
 pub(crate) trait Nodes {
-    /// Size and address, which do not change while the block is in an index.
+    /// Returns size and address, which do not change while the block is in an index.
     fn key(&self, block: u32) -> (usize, u64);
 
     fn links(&self, block: u32) -> &Links;
@@ -29,10 +30,10 @@ pub(crate) trait Nodes {
     fn links_mut(&mut self, block: u32) -> &mut Links;
 }
 
-/// A block's neighbours in its tree.
+/// A block's neighbours in its search tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Links {
-    /// Those before it and those behind it.
+    /// Roots of the subtrees before and after the block.
     below: [u32; 2],
     above: u32,
 }
@@ -41,14 +42,14 @@ impl Links {
     pub(crate) const NONE: Self = Self { below: [NONE; 2], above: NONE };
 }
 
-/// An ordered set in bins of similar size, and a bitmap that says which have entries. Each bin is a
-/// search tree whose nodes are the blocks. Most have one or two, so nothing is done to keep a tree
-/// balanced until one is deep.
+/// An ordered set in bins of similar size, with a bitmap of the bins that have entries. Each bin is
+/// a search tree whose nodes are the blocks. Most bins have one or two blocks, so a tree is
+/// balanced only when it gets deep.
 #[derive(Debug)]
 pub(crate) struct FreeIndex {
     occupied: [u64; BINS.div_ceil(64)],
     roots: Box<[u32; BINS]>,
-    /// How many blocks there are.
+    /// Number of blocks.
     len: u32,
     order: Order,
 }
@@ -64,8 +65,8 @@ impl Default for FreeIndex {
     }
 }
 
-/// A hundred and twenty-eight bins of one unit each, then as many of twice that, and so on. Without
-/// a branch, which sizes that come as they like would mislead.
+/// Returns the bin of a size: 128 bins of one unit each, then 128 of two units, and so on. Without
+/// a branch, which irregular sizes would mispredict.
 #[inline]
 fn bin_of(size: usize) -> usize {
     let n = size / MIN_BLOCK_SIZE + 128;
@@ -74,7 +75,7 @@ fn bin_of(size: usize) -> usize {
 }
 
 impl FreeIndex {
-    /// Uses another order from now on.
+    /// Changes the order.
     pub(crate) fn set_order(&mut self, nodes: &mut impl Nodes, order: Order) {
         if order == self.order {
             return;
@@ -85,7 +86,7 @@ impl FreeIndex {
         blocks.iter().rev().for_each(|&block| self.insert(nodes, block));
     }
 
-    /// Adds a block that is in no index.
+    /// Adds a block, which must be in no index.
     #[inline]
     pub(crate) fn insert(&mut self, nodes: &mut impl Nodes, block: u32) {
         self.len += 1;
@@ -123,7 +124,7 @@ impl FreeIndex {
         }
     }
 
-    /// Takes out a block that is in this index.
+    /// Removes a block, which must be in this index.
     #[inline]
     pub(crate) fn remove(&mut self, nodes: &mut impl Nodes, block: u32) {
         self.len -= 1;
@@ -145,7 +146,7 @@ impl FreeIndex {
         self.put_below(nodes, links.above, block, below);
     }
 
-    /// Puts a tree, or nothing, where another was below a node, or at the root of its bin.
+    /// Replaces a tree below a node, or at the root of its bin, by another tree or by nothing.
     #[inline]
     fn put_below(&mut self, nodes: &mut impl Nodes, above: u32, former: u32, tree: u32) {
         if tree != NONE {
@@ -161,9 +162,9 @@ impl FreeIndex {
         }
     }
 
-    /// Rebuilds the smallest tree that has this block far deeper on one side than on the other, as
-    /// a scapegoat tree does: it takes many insertions until it is as bad again, so each pays for a
-    /// few steps.
+    /// Rebuilds the smallest tree around this block that is much deeper on one side than on the
+    /// other, as a scapegoat tree does. Many insertions must follow before that happens again, so
+    /// each insertion pays for a few steps.
     #[cold]
     fn balance_above(&mut self, nodes: &mut impl Nodes, block: u32) {
         let (mut root, mut size) = (block, 1);
@@ -187,19 +188,20 @@ impl FreeIndex {
         self.put_below(nodes, above, root, tree);
     }
 
-    /// The smallest block of at least `size` bytes, of those the first in the index's order.
+    /// Returns the smallest block of at least `size` bytes; among equal sizes the first in the
+    /// index's order.
     #[inline]
     pub(crate) fn best_fit(&self, nodes: &impl Nodes, size: usize) -> Option<u32> {
         self.first_from(nodes, (size, 0))
     }
 
-    /// The block behind this one, where all are ordered by address.
+    /// Returns the next block. Only valid if all blocks are ordered by address.
     pub(crate) fn after(&self, nodes: &impl Nodes, block: u32) -> Option<u32> {
         let (size, address) = nodes.key(block);
         self.first_from(nodes, (size, address + 1))
     }
 
-    /// The first block that is not before a key.
+    /// Returns the first block that is not before `key`.
     #[inline(always)]
     fn first_from(&self, nodes: &impl Nodes, key: (usize, u64)) -> Option<u32> {
         let bin = bin_of(key.0);
@@ -218,14 +220,14 @@ impl FreeIndex {
         Some(outermost(nodes, self.roots[bin], 0))
     }
 
-    /// The largest block, of those the last in the index's order.
+    /// Returns the largest block; among equal sizes the last in the index's order.
     pub(crate) fn largest(&self, nodes: &impl Nodes) -> Option<u32> {
         let (word, bits) = self.occupied.iter().enumerate().rfind(|(_, bits)| **bits != 0)?;
         let bin = word * 64 + bits.ilog2() as usize;
         Some(outermost(nodes, self.roots[bin], 1))
     }
 
-    /// All blocks, smallest first.
+    /// Returns all blocks, smallest first.
     pub(crate) fn iter<N: Nodes>(&self, nodes: &N) -> impl Iterator<Item = u32> {
         let bins = std::iter::successors(self.next_occupied(0), |bin| self.next_occupied(bin + 1));
         bins.flat_map(|bin| in_order(nodes, self.roots[bin]))
@@ -243,7 +245,7 @@ impl FreeIndex {
     }
 }
 
-/// The block at one end of a tree.
+/// Returns the first (`side` 0) or last (`side` 1) block of a tree.
 #[inline]
 fn outermost(nodes: &impl Nodes, mut at: u32, side: usize) -> u32 {
     loop {
@@ -255,7 +257,7 @@ fn outermost(nodes: &impl Nodes, mut at: u32, side: usize) -> u32 {
     }
 }
 
-/// All blocks of a tree, smallest first.
+/// Returns all blocks of a tree, smallest first.
 fn in_order<N: Nodes>(nodes: &N, root: u32) -> impl Iterator<Item = u32> {
     let end = nodes.links(root).above;
     let mut next = outermost(nodes, root, 0);
@@ -269,7 +271,7 @@ fn in_order<N: Nodes>(nodes: &N, root: u32) -> impl Iterator<Item = u32> {
             next = outermost(nodes, right, 0);
             return Some(block);
         }
-        // Up, as long as from the right.
+        // Go up while coming from the right.
         let mut from = block;
         next = nodes.links(from).above;
         while next != end && nodes.links(next).below[1] == from {
@@ -280,7 +282,7 @@ fn in_order<N: Nodes>(nodes: &N, root: u32) -> impl Iterator<Item = u32> {
     })
 }
 
-/// Makes one tree of two, of which the first is before the second.
+/// Joins two trees. All blocks of the first come before those of the second.
 #[inline(never)]
 fn join(nodes: &mut impl Nodes, left: u32, right: u32) -> u32 {
     let first = outermost(nodes, right, 0);
@@ -298,7 +300,7 @@ fn join(nodes: &mut impl Nodes, left: u32, right: u32) -> u32 {
     first
 }
 
-/// Makes a balanced tree of blocks in their order.
+/// Builds a balanced tree of blocks in order.
 fn build(nodes: &mut impl Nodes, blocks: &[u32]) -> u32 {
     let (before, rest) = blocks.split_at(blocks.len() / 2);
     let [root, behind @ ..] = rest else { return NONE };

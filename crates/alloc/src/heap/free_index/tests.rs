@@ -24,7 +24,7 @@ impl Nodes for Table {
     }
 }
 
-/// How many nodes lie above each other below this one.
+/// Depth of the tree below this node, in nodes.
 fn depth(nodes: &Table, at: u32) -> usize {
     if at == NONE {
         0
@@ -100,7 +100,7 @@ impl Pair {
     }
 }
 
-/// Of all magnitudes, and some of which many are the same.
+/// Sizes of all magnitudes; some values are frequent.
 fn sizes() -> impl Strategy<Value = usize> {
     let any = (1usize..300, 0u32..40);
     let few = (prop::sample::select(vec![1usize, 2, 3, 127]), 0u32..9);

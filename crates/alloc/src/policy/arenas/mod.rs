@@ -1,17 +1,18 @@
-//! The physical side of arenas: reserved addresses, and the pages that are mapped there. The heaps
-//! know which of them are in use.
+//! The physical side of arenas: reserved addresses, and the pages mapped there. The heaps know
+//! which of the pages are in use.
 //!
 //! A page may be mapped at many addresses. One of them is its *home*: there its memory is free, or
 //! part of a block. Everywhere else the page is an *alias*.
 //!
 //! Invariant: no address is unmapped while work may use it, including work on streams that the
-//! allocator was not told of. Before pages are unmapped, the device is waited for, as PyTorch's
-//! `cudaFree` does: once for all pages that go, and once for all windows that were given up since.
+//! Invariant: no address is unmapped while work may use it, including work on streams that the
+//! allocator was not told of. Before pages are unmapped, the host waits for the device, as
+//! PyTorch's `cudaFree` does: once for all released pages, and once for all windows retired since.
 //! Hits, and pages that move between homes, never wait. A page that moved stays mapped at its
 //! former home, so unknown work may find another block's bytes there, as in any reused memory, but
-//! never an address without memory. Nothing is unmapped while the device cannot be waited for. A
-//! backend without such a wait is asked to wait for the streams that the allocator knows; a stream
-//! that cannot be waited for keeps its own pages, and no others.
+//! never an unmapped address. Nothing is unmapped if the wait for the device fails. If a backend
+//! has no such wait, the host waits for the streams that the allocator knows; a stream whose wait
+//! fails keeps its own pages, and no others.
 
 mod refused;
 mod release;
@@ -36,47 +37,47 @@ pub(super) struct Arenas {
     policy: Policy,
     /// By number.
     arenas: Vec<Option<Arena>>,
-    /// The home of each page, by its number; of vacant numbers too.
+    /// The home of each page, by page number. Has entries for unused numbers too.
     homes: Vec<Home>,
     vacant: Vec<u32>,
-    /// Pages in existence.
+    /// Number of existing pages.
     pub(super) pages: usize,
-    /// Where a mapping is that the backend refused to undo, and did not since.
+    /// Places whose mapping the backend refused to remove and has not removed since.
     refused: BTreeSet<Home>,
-    /// What is mapped nowhere but that the backend refused to take back.
+    /// Unmapped pages and ranges that the backend refused to take back.
     refused_handles: Vec<RefusedHandle>,
-    /// Time spent in the backend's calls that is not counted yet.
+    /// Time spent in backend calls that is not counted yet.
     pub(super) spent: Duration,
 }
 
-/// The arena in which a page is, and its slot there.
+/// The arena of a page, and its slot there.
 pub(super) type Home = (u32, usize);
 
 struct Arena {
     base: u64,
     page_size: usize,
-    /// How many pages have room.
+    /// Number of pages that have room.
     room: usize,
-    /// By page, up to the last that was ever mapped. Dropped before the range.
+    /// By page, up to the last page that was ever mapped. Dropped before the range.
     slots: Vec<PageSlot>,
     range: Handle,
 }
 
-/// What is mapped at the addresses of one page.
+/// The mapping at the addresses of one page.
 pub(super) enum PageSlot {
     Unmapped,
-    /// A page that has its home here. Fields are dropped in this order.
+    /// A page whose home is here. Fields are dropped in this order.
     Home {
         mapping: Handle,
         page: Handle,
         number: u32,
     },
-    /// A page that has its home elsewhere.
+    /// A page whose home is elsewhere.
     Alias {
         mapping: Handle,
         number: u32,
     },
-    /// What was an alias, and may still be used by work that was given before the retirement.
+    /// A former alias, which work from before the retirement may still use.
     Retired {
         mapping: Handle,
         number: u32,
@@ -84,12 +85,12 @@ pub(super) enum PageSlot {
     },
 }
 
-/// What the backend refused to take of pages that were to go back.
+/// Pages that the backend refused to take back.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
-    /// Those that are still mapped, and can be used.
+    /// Pages that are still mapped and usable.
     pub(super) mapped: Vec<Pages>,
-    /// Bytes of those that are mapped nowhere, but count until they go.
+    /// Bytes of unmapped pages, which count as reserved until they are released.
     unmapped: usize,
 }
 
@@ -99,10 +100,10 @@ impl Kept {
     }
 }
 
-/// A page that was unmapped at its home, and its number; `None` if it was an alias.
+/// An unmapped page that had its home there, and its number. `None` for an alias.
 type Unmapped = Option<(Handle, u32)>;
 
-/// The backend refused.
+/// The backend refused a release.
 pub(super) struct Refused;
 
 impl Arena {
@@ -118,7 +119,7 @@ impl Arenas {
 
     // ---- addresses ----------------------------------------------------------------------
 
-    /// Reserves addresses for at least `bytes` bytes of a request. `None` if there are not enough.
+    /// Reserves addresses for a request of at least `bytes` bytes. `None` if there are not enough.
     pub(super) fn reserve<B: Backend>(
         &mut self,
         miss: &Miss<'_, B>,
@@ -129,7 +130,7 @@ impl Arenas {
         let requested = miss.request.requested;
         let backend_error = |error| AllocError::from_backend(requested, error);
         let (_, total) = miss.core.backend.mem_info().map_err(backend_error)?;
-        // More than there is: what is left unmapped between blocks takes addresses too.
+        // Larger than the device's memory, because unmapped gaps between blocks take addresses too.
         let total = total.min(MAX_REQUEST);
         let room = (total / 8 * 9).max(page_size).next_multiple_of(page_size);
         if bytes > room {
@@ -140,7 +141,7 @@ impl Arenas {
         self.spent += start.elapsed();
         let (base, range) = match reserved {
             Ok(reserved) => reserved,
-            // Those that nothing uses go back before the request fails.
+            // Unused arenas are released before the request fails.
             Err(error) => return miss.out_of_memory(requested, error).map(|()| None),
         };
         let arena = Arena { base, page_size, room: room / page_size, slots: Vec::new(), range };
@@ -153,7 +154,7 @@ impl Arenas {
         Ok(Some(ArenaRange { kind, number: number as u32, base, bytes: room }))
     }
 
-    /// Gives an arena's addresses back, at which nothing is mapped.
+    /// Releases an arena's addresses. Nothing may be mapped there.
     pub(super) fn remove<E>(&mut self, memory: &dyn VirtualMemory<E>, arena: u32) {
         if let Some(Arena { range, .. }) =
             self.arenas.get_mut(arena as usize).and_then(Option::take)
@@ -162,23 +163,23 @@ impl Arenas {
         }
     }
 
-    /// Whether nothing is mapped in an arena.
+    /// Returns whether nothing is mapped in an arena.
     pub(super) fn is_vacant(&self, arena: u32) -> bool {
         let Some(arena) = &self.arenas[arena as usize] else { return true };
         arena.slots.iter().all(|slot| matches!(slot, PageSlot::Unmapped))
     }
 
-    /// Bytes in each page of an arena.
+    /// Returns the size of an arena's pages, in bytes.
     pub(super) fn page_size(&self, arena: u32) -> usize {
         self.arenas[arena as usize].as_ref().map_or(0, |arena| arena.page_size)
     }
 
-    /// How many pages have room in an arena.
+    /// Returns the number of pages that an arena has room for.
     pub(super) fn room(&self, arena: u32) -> usize {
         self.arenas[arena as usize].as_ref().map_or(0, |arena| arena.room)
     }
 
-    /// The slots of an arena, up to the last that was ever mapped.
+    /// Returns the slots of an arena, up to the last that was ever mapped.
     pub(super) fn slots(&self, arena: u32) -> &[PageSlot] {
         self.arenas[arena as usize].as_ref().map_or(&[], |arena| &arena.slots)
     }
@@ -191,32 +192,32 @@ impl Arenas {
         self.arenas.get_mut(arena as usize)?.as_mut()?.slots.get_mut(at)
     }
 
-    /// The numbers of all arenas.
+    /// Returns the numbers of all arenas.
     pub(super) fn numbers(&self) -> Range<u32> {
         0..self.arenas.len() as u32
     }
 
-    /// The address of a slot.
+    /// Returns the address of a slot.
     pub(super) fn address(&self, (arena, slot): Home) -> u64 {
         self.arenas[arena as usize].as_ref().map_or(0, |arena| arena.start(slot))
     }
 
-    /// The slots of these pages.
+    /// Returns the slots of these pages.
     pub(super) fn slots_of(&self, pages: Pages) -> Range<usize> {
         let Some(arena) = &self.arenas[pages.arena as usize] else { return 0..0 };
         let first = (pages.start - arena.base) as usize / arena.page_size;
         first..first + pages.size / arena.page_size
     }
 
-    /// The home of a page.
+    /// Returns the home of a page.
     pub(super) fn home(&self, number: u32) -> Home {
         self.homes[number as usize]
     }
 
     // ---- pages --------------------------------------------------------------------------
 
-    /// Creates and maps these pages. On an error none is, but for what the backend then refuses to
-    /// take back.
+    /// Creates and maps these pages. After an error no pages are left, except those that the
+    /// backend then refuses to take back.
     pub(super) fn create<E>(
         &mut self,
         memory: &dyn VirtualMemory<E>,
@@ -277,7 +278,7 @@ impl Arenas {
         }
     }
 
-    /// Maps a page, which has its home at `home`, at another slot too.
+    /// Maps the page whose home is `home` at another slot too.
     pub(super) fn map_alias<E>(
         &mut self,
         memory: &dyn VirtualMemory<E>,
@@ -298,8 +299,8 @@ impl Arenas {
         Ok(())
     }
 
-    /// Gives a page a new home, at which nothing is mapped. It stays mapped at the old one, to which
-    /// it may come back.
+    /// Moves a page to a new home, where nothing is mapped. It stays mapped at the old home, to
+    /// which it may come back.
     pub(super) fn migrate<E>(
         &mut self,
         memory: &dyn VirtualMemory<E>,
@@ -324,7 +325,7 @@ impl Arenas {
         result
     }
 
-    /// Gives a page a home back that it had before, and where it is still mapped.
+    /// Moves a page back to a former home, where it is still mapped.
     pub(super) fn migrate_back(&mut self, from: Pages, to: Pages) {
         let [old, new] = [from, to].map(|pages| (pages.arena, self.slots_of(pages).start));
         let Some(slot) = self.slot_mut(old) else { return };
@@ -340,7 +341,7 @@ impl Arenas {
         }
     }
 
-    /// The pages that are aliases in an arena: each where it is mapped there, and its home.
+    /// Returns the aliases in an arena: for each page, its place there and its home.
     pub(super) fn aliases_in(&self, number: u32) -> impl Iterator<Item = (Pages, Pages)> {
         let slots = self.slots(number).iter().enumerate();
         slots.filter_map(move |(at, slot)| {
@@ -352,14 +353,14 @@ impl Arenas {
         })
     }
 
-    /// Whether a page that has its home elsewhere is mapped among these.
+    /// Returns whether these pages contain an alias.
     pub(super) fn has_aliases(&self, pages: Pages) -> bool {
         let mut slots = self.slots_of(pages).filter_map(|at| self.slots(pages.arena).get(at));
         slots.any(|slot| matches!(slot, PageSlot::Alias { .. }))
     }
 
-    /// Unmaps these pages and gives them back, but for those that are mapped elsewhere too. Nothing
-    /// may use them any more.
+    /// Unmaps and releases these pages, except those that are mapped elsewhere too. No work may use
+    /// them any more.
     pub(super) fn release<E>(
         &mut self,
         memory: &dyn VirtualMemory<E>,
@@ -390,8 +391,8 @@ impl Arenas {
         kept
     }
 
-    /// Undoes the mapping at a slot. If the backend refuses, what is mapped there stays as it is,
-    /// or if it was retired, becomes an alias again.
+    /// Removes the mapping at a slot. If the backend refuses, the mapping stays; a retired one
+    /// becomes an alias again.
     pub(super) fn unmap<E>(
         &mut self,
         memory: &dyn VirtualMemory<E>,
@@ -421,12 +422,12 @@ impl Arenas {
 
     // ---- statistics ---------------------------------------------------------------------
 
-    /// Counts the time that was spent in the backend's calls.
+    /// Counts the time spent in backend calls.
     pub(super) fn count_time<B: Backend>(&mut self, core: &Core<B>) {
         lock(&core.global).mapping_time += std::mem::take(&mut self.spent);
     }
 
-    /// Counts pages that were made in vain and that the backend refused to take back.
+    /// Counts pages that were created in vain and that the backend refused to take back.
     pub(super) fn count_kept<B: Backend>(&self, core: &Core<B>, kind: PoolKind, kept: &Kept) {
         if kept.bytes() == 0 {
             return;
@@ -439,7 +440,7 @@ impl Arenas {
         self.count_refused(core);
     }
 
-    /// Counts what the backend refused of mappings, pages and addresses by now.
+    /// Counts the currently refused mappings, pages and ranges.
     pub(super) fn count_refused<B: Backend>(&self, core: &Core<B>) {
         let (count, bytes) = self.refused();
         let refused = RefusedReleases { count, bytes };

@@ -1,11 +1,11 @@
-//! What is mapped nowhere any more, or never was, and that the backend refused to take back.
+//! Unmapped pages and ranges that the backend refused to take back.
 
 use super::Arenas;
 use crate::core::Core;
 use crate::sync::lock;
 use crate::{Backend, Handle, PoolKind, VirtualMemory};
 
-/// A page that is mapped nowhere, or with no bytes a range of addresses.
+/// An unmapped page, or with 0 bytes a range of addresses.
 pub(super) struct RefusedHandle {
     handle: Handle,
     kind: PoolKind,
@@ -13,8 +13,7 @@ pub(super) struct RefusedHandle {
 }
 
 impl Arenas {
-    /// Gives back what is mapped nowhere. If the backend refuses it is kept, and its bytes are
-    /// returned.
+    /// Releases an unmapped page or range. If the backend refuses, keeps it and returns its bytes.
     pub(super) fn release_handle<E>(
         &mut self,
         memory: &dyn VirtualMemory<E>,
@@ -27,7 +26,8 @@ impl Arenas {
         bytes
     }
 
-    /// Tries again to give back what is mapped nowhere, until the backend refuses, or all of it.
+    /// Retries the refused releases until the backend refuses again. With `all`, tries every
+    /// release.
     pub(in crate::policy) fn retry_refused<B: Backend>(&mut self, core: &Core<B>, all: bool) {
         let Some(memory) = core.backend.virtual_memory() else { return };
         if self.refused_handles.is_empty() {
@@ -49,13 +49,13 @@ impl Arenas {
                 }
             }
         }
-        // Those that were not tried come first next time.
+        // The releases that were not tried come first next time.
         self.refused_handles.splice(0..0, again);
         self.count_refused(core);
     }
 
-    /// How many mappings, pages and ranges the backend refused and has not taken back since, and
-    /// their bytes.
+    /// Returns the number of mappings, pages and ranges that the backend has refused and not taken
+    /// since, and their bytes.
     pub(super) fn refused(&self) -> (usize, usize) {
         let mapped: usize = self.refused.iter().map(|(arena, _)| self.page_size(*arena)).sum();
         let unmapped: usize = self.refused_handles.iter().map(|refused| refused.bytes).sum();

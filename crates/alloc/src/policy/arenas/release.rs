@@ -1,4 +1,4 @@
-//! Giving back all pages that are wholly free.
+//! Release of all pages that are wholly free.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -11,27 +11,27 @@ use crate::shard::Shard;
 use crate::sync::lock;
 use crate::{Backend, Policy, PoolKind, VirtualMemory};
 
-/// The free pages of all shards in a policy's arenas, in no heap any more.
+/// The free pages of all shards in a policy's arenas, removed from their heaps.
 pub(in crate::policy) struct FreePages<B: Backend> {
     policy: Policy,
     pub(in crate::policy) shards: Vec<OfShard<B>>,
 }
 
-/// Those of one shard.
+/// The free pages of one shard.
 pub(in crate::policy) struct OfShard<B: Backend> {
     pub(in crate::policy) shard: Arc<Shard<B>>,
     stream: B::Stream,
     pages: [(PoolKind, Vec<Pages>); 2],
-    /// The addresses of its aliases.
+    /// Addresses of the shard's aliases.
     pub(in crate::policy) in_use: Vec<Range<u64>>,
-    /// The arenas in which its pages have their home.
+    /// Arenas that contain the homes of the shard's pages.
     pub(in crate::policy) arenas: Vec<u32>,
-    /// Whether all work that may use its pages is done.
+    /// Whether all work that may use the pages is complete.
     pub(in crate::policy) idle: bool,
 }
 
 impl<B: Backend> FreePages<B> {
-    /// Takes them out of their heaps.
+    /// Removes the free pages from their heaps.
     pub(in crate::policy) fn take(core: &Core<B>, policy: Policy) -> Self {
         let of_shard = |shard: Arc<Shard<B>>| {
             let mut state = shard.lock();
@@ -55,15 +55,16 @@ impl<B: Backend> FreePages<B> {
         self.shards.is_empty()
     }
 
-    /// Waits for the work that may use these pages, since unmapping does not. All of it was given
-    /// before they were taken out of their heaps. Returns whether the whole device was waited for.
+    /// Waits for the work that may use these pages, because unmapping does not wait. All of it was
+    /// enqueued before the pages were removed from their heaps. Returns whether the wait covered
+    /// the whole device.
     pub(in crate::policy) fn wait(&mut self, core: &Core<B>) -> bool {
         let waited = core.wait_for_device();
         for it in &mut self.shards {
             it.idle = match waited {
                 DeviceWait::Done => true,
-                // One stream that cannot be waited for keeps its pages, and not those of others:
-                // what came from it to them, they wait for.
+                // A stream whose wait fails keeps only its own pages. Other streams wait for the
+                // work that used pages before them.
                 DeviceWait::Unsupported => core.wait_for(&it.stream),
                 DeviceWait::Failed => false,
             };
@@ -71,8 +72,8 @@ impl<B: Backend> FreePages<B> {
         waited == DeviceWait::Done
     }
 
-    /// Gives back what is idle, but for pages that are mapped elsewhere too, and then arenas in
-    /// which nothing is mapped any more. All other pages are free again.
+    /// Releases idle pages, except those that are mapped elsewhere too, and then arenas without
+    /// mapped pages. All other pages become free again.
     pub(in crate::policy) fn release(
         self,
         core: &Core<B>,
@@ -96,7 +97,7 @@ impl<B: Backend> FreePages<B> {
     }
 }
 
-/// Gives these pages back. Returns those that are still mapped.
+/// Releases these pages. Returns those that are still mapped.
 fn release_pages<B: Backend>(
     core: &Core<B>,
     arenas: &mut Arenas,

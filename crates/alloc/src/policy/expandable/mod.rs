@@ -1,5 +1,5 @@
-//! PyTorch's expandable segments: a reserved range per stream and pool, to whose end pages are
-//! mapped, and whose free pages go back when the cache is emptied.
+//! PyTorch's expandable segments: a reserved range per stream and pool. Pages are mapped at its
+//! end, and free pages are released when the cache is emptied.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::rules::{LARGE_BUFFER, SMALL_BUFFER};
 use crate::shard::Granted;
 use crate::{AllocError, Backend, Policy, PoolKind};
 
-/// `policy:torch,expandable_segments:True`.
+/// The policy of `policy:torch,expandable_segments:True`.
 pub(super) struct ExpandableSegments {
     pub(super) arenas: Arenas,
 }
@@ -22,7 +22,7 @@ impl Default for ExpandableSegments {
     }
 }
 
-/// Bytes in a page of a pool's arena.
+/// Returns the page size of a pool's arena, in bytes.
 fn page_size(kind: PoolKind) -> usize {
     match kind {
         PoolKind::Large => LARGE_BUFFER,
@@ -61,7 +61,7 @@ impl<B: Backend> GrowthPolicy<B> for ExpandableSegments {
                 let mut state = shard.lock();
                 let heap = &mut state.heap;
                 heap.return_expansion(&expansion, done);
-                // What could not be unmapped again is there, as free memory.
+                // Pages that could not be unmapped again are free memory.
                 kept.mapped.into_iter().for_each(|pages| heap.map(kind, pages));
                 return reason.map(|()| None);
             }

@@ -1,5 +1,5 @@
-//! Serves a request for which enough memory is free, but not in one piece: the pieces are mapped
-//! once more, one behind the other, in a window.
+//! Serves a request if enough memory is free, but not in one piece: maps the pieces a second time,
+//! next to each other, in a window.
 //!
 //! Pieces are taken by address, because a repeating program then finds its windows again. An alias
 //! of more than 16 pages takes the shortest pieces instead, so that long free pieces stay whole.
@@ -12,12 +12,12 @@ use crate::heap::{ArenaKind, Extent, Pages};
 use crate::shard::Granted;
 use crate::{AllocError, Backend, PoolKind};
 
-/// Aliases of more pages are made of the shortest free pieces, so that what is free in one piece
-/// stays so. Those of so few take the first, as which a program that repeats itself finds again.
+/// Largest alias, in pages, that is made of the first free pieces, which a repeating program finds
+/// again. Larger aliases take the shortest pieces, so that long free pieces stay whole.
 const FEW_PAGES: usize = 16;
 
 impl<B: Backend> MovablePages<B> {
-    /// Serves a request by a window whose memory is free.
+    /// Serves a request from a window whose memory is free.
     pub(super) fn reuse_window(&self, need: &Need<'_, B>) -> Option<Granted> {
         let miss = need.miss;
         let kind = miss.request.kind;
@@ -33,8 +33,8 @@ impl<B: Backend> MovablePages<B> {
         Some(hand_out(miss, address, &pieces, detached))
     }
 
-    /// Serves a request by a new window. `None` if too little is free, or nothing can be mapped for
-    /// want of memory.
+    /// Serves a request from a new window. `None` if too little memory is free, or if mapping fails
+    /// because memory is exhausted.
     pub(super) fn alias(&mut self, need: &Need<'_, B>) -> Result<Option<Granted>, AllocError> {
         let miss = need.miss;
         self.retire_windows(miss);
@@ -57,7 +57,7 @@ impl<B: Backend> MovablePages<B> {
         opened.map(|_| None)
     }
 
-    /// Maps these pieces behind each other. `None` if that is impossible for want of memory.
+    /// Maps these pieces next to each other. `None` if memory is exhausted.
     fn open_window(
         &mut self,
         need: &Need<'_, B>,
@@ -66,7 +66,7 @@ impl<B: Backend> MovablePages<B> {
     ) -> Result<Option<Pages>, AllocError> {
         let Need { miss, memory, arenas: ArenaKind { page_size, .. }, .. } = *need;
         let mut windows = miss.shard.lock().heap.windows.clone();
-        // Under other options there may have been windows of other pages.
+        // Earlier options may have left windows with other page sizes.
         windows.retain(|&window| self.arenas.page_size(window) == page_size);
         let mut room = self.clear_room(need, &windows, count);
         if room.is_none()
@@ -84,14 +84,14 @@ impl<B: Backend> MovablePages<B> {
         }
     }
 
-    /// Addresses for a new window at which nothing is mapped any more.
+    /// Returns addresses for a new window, after unmapping everything there.
     fn clear_room(&mut self, need: &Need<'_, B>, windows: &[u32], count: usize) -> Option<Pages> {
         let Need { miss, memory, .. } = *need;
         let mut unmaps = !miss.core.is_capturing();
         loop {
             let room = self.windows.room(&self.arenas, windows, count, unmaps)?;
-            // The stream is done with what was retired. Others may have used it that nobody told
-            // of: once for all that was retired until now, the device is waited for.
+            // The stream has passed the retired uses. Other streams may still use the memory
+            // without a record: one wait for the device covers everything retired so far.
             if self.windows.is_retired_since_wait(&self.arenas, room) {
                 match miss.core.wait_for_device() {
                     DeviceWait::Done => self.windows.waited(),
@@ -102,7 +102,7 @@ impl<B: Backend> MovablePages<B> {
                     }
                 }
             }
-            // What the backend refuses to unmap is not vacant any more.
+            // Mappings that the backend refuses to remove are no longer vacant.
             let cleared = self.windows.clear(&mut self.arenas, memory, room);
             self.arenas.count_refused(miss.core);
             if cleared {
@@ -111,7 +111,8 @@ impl<B: Backend> MovablePages<B> {
         }
     }
 
-    /// Gives up windows where there are too many, once the stream is done with them.
+    /// Retires unused windows if there are too many. Their addresses are reused when the stream has
+    /// completed its work.
     fn retire_windows(&mut self, miss: &Miss<'_, B>) {
         let state = miss.shard.lock();
         let (windows, stream) = (state.heap.windows.clone(), state.stream.clone());
@@ -120,14 +121,14 @@ impl<B: Backend> MovablePages<B> {
         }
         let in_use = state.heap.windows_in_use();
         drop(state);
-        // A window that is not in use stays so: only requests that get here take one.
+        // An unused window stays unused, because only requests that get here use one.
         if let Ok(event) = miss.core.backend.record(&stream) {
             self.windows.retire(&mut self.arenas, &windows, &in_use, event);
         }
     }
 }
 
-/// Hands out the alias at a window's address that is made of these pieces.
+/// Hands out the alias of these pieces at a window's address.
 fn hand_out<B: Backend>(
     miss: &Miss<'_, B>,
     address: u64,

@@ -1,15 +1,15 @@
-//! How much more memory than needed the policy reserves before it moves free pages.
+//! The memory that the policy reserves beyond the needed memory before it moves free pages.
 //!
-//! New pages are made while all pages exceed the peak of the requested bytes, those of waiting
-//! threads included, by at most 1/64 or 8 MiB, whichever is more. If free memory is so scattered
-//! that even aliases could not use it until there was 1/32 more than the peak, the 1/64 counts from
-//! there.
+//! New pages are created while all pages exceed the peak of the requested bytes, including those of
+//! waiting threads, by at most 1/64 or 8 MiB, whichever is more. If free memory is so scattered
+//! that even aliases could not use it until 1/32 more than the peak was reserved, the 1/64 counts
+//! from there.
 //!
-//! A program whose requests never recur, or whose streams take pages from each other in turns,
-//! would map pages forever. When each page was mapped anew eight times on average, not counting one
-//! page for every 256 requests, the headroom grows by a quarter. It stays grown until the cache is
-//! emptied. A page that comes back from another stream without a call counts as one mapping. The
-//! option `headroom_percent` sets the headroom instead.
+//! A program whose requests never recur, or whose streams take turns in taking pages from each
+//! other, would map pages forever. Each time that every page was remapped eight times on average,
+//! not counting one page per 256 requests, the headroom grows by a quarter. It stays that large
+//! until the cache is emptied. A page that comes back from another stream without a call counts as
+//! one mapping. The option `headroom_percent` sets the headroom instead.
 //!
 //! All constants are here; `docs/default-policy.md` says what each was measured to gain.
 
@@ -17,64 +17,63 @@ use crate::Backend;
 use crate::core::Core;
 use crate::stats::Quantity;
 
-/// New pages are created, rather than free ones used that lie elsewhere, while all pages are at
-/// most one part in so many more than what was asked for at the peak.
+/// Divisor of the headroom: new pages are created, instead of using free ones elsewhere, while all
+/// pages exceed the peak of the requested bytes by at most this part.
 const SHARE: usize = 64;
-/// And while they are at most so many bytes more: so that the streams of a small program do not
-/// take one page from each other all the time.
+/// Minimum headroom in bytes, so that the streams of a small program do not keep taking one page
+/// from each other.
 const LEAST: usize = 8 << 20;
 
-/// Where free memory could not be used, even through aliases, until all pages were more than one
-/// part in so many above what was asked for at the peak, the headroom counts from there: memory is
-/// lost anyway, and a little more of it spares most calls.
+/// Divisor that detects fragmentation: if free memory could not be used, even by aliases, until all
+/// pages exceeded the peak by more than this part, the headroom counts from there. Memory is lost
+/// anyway, and a little more saves most calls.
 const FRAGMENTED: usize = 32;
 
-/// One page in so many requests, hits among them, may be mapped anew without the headroom growing:
-/// a mapping takes about 41 µs, so that is 160 ns for each request.
+/// Number of requests, hits included, per remapped page that does not let the headroom grow. A
+/// mapping takes about 41 µs, so this is 160 ns per request.
 const REQUESTS_PER_REMAP: u64 = 256;
-/// Once each page was mapped anew so often beyond that, on average, the program does not come to
-/// rest by itself, and the headroom grows by a quarter. By then a tenth of a second went into
-/// mappings for each GiB. Recorded programs, which repeat themselves, map each page less than once.
+/// Number of further remappings per page, on average, after which the headroom grows by a quarter,
+/// because the program does not settle by itself. By then mappings have taken a tenth of a second
+/// per GiB. Recorded programs, which repeat themselves, remap each page less than once.
 const PATIENCE: usize = 8;
-/// The headroom grows after at least and at most so many mappings, however few or many pages there
-/// are: the most take three seconds.
+/// Minimum and maximum number of remappings before the headroom grows, for any number of pages. The
+/// maximum takes three seconds.
 const PATIENCE_IN_PAGES: [usize; 2] = [1 << 10, 1 << 16];
-/// How often the headroom grows at most: by then it is sixteen times what is needed.
+/// Maximum number of times that the headroom grows. By then it is sixteen times the needed memory.
 const MOST_STEPS: i32 = 31;
 
-/// After a page was refused for want of memory there is no headroom for so many requests: being
-/// refused takes twice as long as mapping a page.
+/// Number of requests without headroom after the backend refused a page because memory is
+/// exhausted: a refusal takes twice as long as mapping a page.
 const PAUSE: u64 = 1024;
 
-/// What was asked for by now.
+/// The demand for memory so far.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Demand {
-    /// The most bytes that were asked for and held at once.
+    /// Peak of the requested bytes.
     pub(super) peak: usize,
-    /// How many requests were served.
+    /// Number of served requests.
     pub(super) requests: u64,
 }
 
-/// All of it is learned anew once the cache is emptied.
+/// State of the headroom. Reset when the cache is emptied.
 #[derive(Debug, Default)]
 pub(super) struct Headroom {
-    /// The most bytes that were asked for and held at once, whether or not the caller lets peaks
-    /// start anew.
+    /// Peak of the requested bytes, not affected by resets of the statistics.
     peak: usize,
-    /// What was reserved, in bytes, when pages were last made because free ones were not enough.
+    /// Reserved bytes when pages were last created because free ones did not suffice.
     forced: usize,
-    /// How often it grew by a quarter.
+    /// Number of times that the headroom grew by a quarter.
     steps: i32,
-    /// Pages mapped anew beyond what requests paid for, since it last grew.
+    /// Number of remapped pages beyond the allowance of requests, since the headroom last grew.
     excess: usize,
-    /// How many requests have paid.
+    /// Number of requests whose allowance was used.
     requests: u64,
-    /// How many requests there were when a page was last refused.
+    /// Number of requests when a page was last refused.
     refused: Option<u64>,
 }
 
 impl Demand {
-    /// What was asked for by now, if `bytes` more are.
+    /// Returns the demand, including `bytes` more requested bytes.
     pub(super) fn of<B: Backend>(core: &Core<B>, bytes: usize) -> Self {
         core.with_all(|global, shards| {
             let at = Quantity::RequestedBytes as usize;
@@ -86,8 +85,8 @@ impl Demand {
 }
 
 impl Headroom {
-    /// How many bytes of new pages may be made although others are free: as many percent as the
-    /// caller wants, or as this module's rule says.
+    /// Returns the number of bytes of new pages that may be created although other pages are free:
+    /// by the configured percentage, or by this module's rule.
     pub(super) fn bytes(&self, demand: Demand, reserved: usize, percent: Option<f64>) -> usize {
         if self.refused.is_some_and(|at| demand.requests < at + PAUSE) {
             return 0;
@@ -111,22 +110,23 @@ impl Headroom {
         most.saturating_sub(reserved)
     }
 
-    /// New pages were made since free ones were not enough; so much is reserved by now.
+    /// Records that new pages were created because free ones did not suffice, and the reserved
+    /// bytes after that.
     pub(super) fn forced_to(&mut self, reserved: usize) {
         self.forced = reserved;
     }
 
-    /// A page was refused for want of memory.
+    /// Records that a page was refused because memory is exhausted.
     pub(super) fn refuse(&mut self, demand: Demand) {
         self.refused = Some(demand.requests);
     }
 
-    /// So many free pages were mapped at further addresses.
+    /// Records that free pages were mapped at additional addresses.
     pub(super) fn remapped(&mut self, pages: usize) {
         self.excess += pages;
     }
 
-    /// A request was served, while there are so many pages.
+    /// Records that a request was served, with the number of existing pages.
     pub(super) fn served(&mut self, demand: Demand, pages: usize) {
         self.peak = self.peak.max(demand.peak);
         let paid = demand.requests.saturating_sub(self.requests) / REQUESTS_PER_REMAP;

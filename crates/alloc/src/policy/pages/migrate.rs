@@ -1,5 +1,5 @@
-//! Free pages of other heaps that come where they are needed. A page that migrates stays mapped
-//! where it was, so that it can come back without a call.
+//! Migration of free pages from other heaps. A page that migrates stays mapped at its old address,
+//! so that it can come back without a call.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,26 +11,26 @@ use crate::shard::Shard;
 use crate::sync::lock;
 use crate::{AllocError, Backend, PoolKind};
 
-/// Who may have free pages for a request.
+/// The shards that may have free pages for a request.
 pub(super) struct Donors<B: Backend> {
-    /// The shard that needs them comes first: its other pool needs no wait.
+    /// The requesting shard comes first: pages of its other pool need no wait.
     shards: Vec<Arc<Shard<B>>>,
-    /// The pool that needs them, and the arenas that have such pages.
+    /// The requesting pool, and the arenas with suitable pages.
     kind: PoolKind,
     arenas: ArenaKind,
 }
 
-/// A free page that is in no heap, on its way to another one.
+/// A free page that was removed from its heap, on its way to another heap.
 struct MigratingPage {
     page: Pages,
     kind: PoolKind,
-    /// Whose it was, by number.
+    /// Index of the shard that it came from.
     donor: usize,
 }
 
 impl<B: Backend> Donors<B> {
-    /// During a capture the shard is alone, since the others' streams may be the ones that are
-    /// captured.
+    /// Returns the donors. During a capture only the requesting shard, because other shards'
+    /// streams may be the captured ones.
     pub(super) fn of(need: &Need<'_, B>) -> Self {
         let (shard, kind) = (need.miss.shard, need.miss.request.kind);
         let shards = if need.miss.core.is_capturing() {
@@ -43,7 +43,7 @@ impl<B: Backend> Donors<B> {
         Self { shards, kind, arenas: need.arenas }
     }
 
-    /// All pools but the one that needs pages, by donor.
+    /// Returns all pools except the requesting one, each with the index of its donor.
     fn pools(&self) -> impl Iterator<Item = (usize, PoolKind)> {
         let donors = 0..self.shards.len();
         let pools = donors.flat_map(|donor| [PoolKind::Large, PoolKind::Small].map(|k| (donor, k)));
@@ -51,7 +51,7 @@ impl<B: Backend> Donors<B> {
         pools.filter(move |pool| *pool != needy)
     }
 
-    /// The whole free pages that they have.
+    /// Returns the donors' whole free pages.
     fn free_pages(&self) -> Vec<Pages> {
         let list = |(donor, kind): (usize, PoolKind)| {
             self.shards[donor].lock().heap.list_free_pages(self.arenas, kind)
@@ -59,7 +59,7 @@ impl<B: Backend> Donors<B> {
         self.pools().flat_map(list).collect()
     }
 
-    /// Takes up to `count` free pages out of their heaps.
+    /// Removes up to `count` free pages from their heaps.
     fn take_some(&self, need: &Need<'_, B>, count: usize) -> Vec<MigratingPage> {
         let mut pages = Vec::new();
         for (donor, kind) in self.pools() {
@@ -76,8 +76,7 @@ impl<B: Backend> Donors<B> {
         pages
     }
 
-    /// Takes those of the wanted pages out of their heaps, which are sorted by address, that are
-    /// free.
+    /// Removes the free pages among `wanted` from their heaps. `wanted` is sorted by address.
     fn take_these(&self, need: &Need<'_, B>, wanted: &[Pages]) -> Vec<MigratingPage> {
         let take = |(donor, kind): (usize, PoolKind)| {
             let mut state = self.shards[donor].lock();
@@ -88,8 +87,8 @@ impl<B: Backend> Donors<B> {
         self.pools().flat_map(take).collect()
     }
 
-    /// Lets later work of the stream that needs pages wait, on the device, for what the donor's
-    /// stream still does with them. Where that fails they go back.
+    /// Makes later work of the requesting stream wait, on the device, for the donor's stream. If
+    /// that fails, the pages go back.
     fn in_order(
         &self,
         need: &Need<'_, B>,
@@ -102,7 +101,7 @@ impl<B: Backend> Donors<B> {
             let [own, other] = [0, donor].map(|at| self.shards[at].lock().stream.clone());
             let ordered = backend.record(&other).and_then(|event| backend.wait(&own, &event));
             if ordered.is_err() {
-                // Nobody knows when these are out of use.
+                // The time when these pages are out of use is not known.
                 let mut state = self.shards[donor].lock();
                 taken.into_iter().for_each(|pages| state.heap.map(kind, pages));
                 return Vec::new();
@@ -112,7 +111,7 @@ impl<B: Backend> Donors<B> {
         pages.map(|page| MigratingPage { page, kind, donor }).collect()
     }
 
-    /// Makes pages free again where they were.
+    /// Makes pages free again at their old places.
     fn put_back(&self, pages: Vec<MigratingPage>) {
         for MigratingPage { page, kind, donor } in pages {
             self.shards[donor].lock().heap.map(kind, page);
@@ -121,8 +120,8 @@ impl<B: Backend> Donors<B> {
 }
 
 impl<B: Backend> MovablePages<B> {
-    /// Maps pages here, of other heaps or new ones, until those that are free here are enough for the
-    /// request. Returns how many came; `None` if there is not enough memory.
+    /// Maps pages of other heaps or new pages here, until the free pages here suffice for the
+    /// request. Returns the number of pages that came. `None` if there is not enough memory.
     pub(super) fn supply_pages(
         &mut self,
         need: &Need<'_, B>,
@@ -146,11 +145,10 @@ impl<B: Backend> MovablePages<B> {
             }
             new = 0;
         }
-        // Those that come from elsewhere are what is missing after that: where memory is short,
-        // that may be more.
+        // Pages from elsewhere fill the rest, which is more if memory for new pages is short.
         let made = self.map_here(need, donors, new, Vec::new())?;
         let returned = self.migrate_back(need, donors, missing - made, &elsewhere);
-        // No call, but a wait between streams: about as dear as one.
+        // No call, but a wait between streams, which costs about as much.
         self.headroom.remapped(usize::from(returned > 0));
         let mut came = made + returned;
         let migrating = donors.take_some(need, missing - came);
@@ -165,8 +163,8 @@ impl<B: Backend> MovablePages<B> {
         Ok(Some(came))
     }
 
-    /// Maps so many pages here, at new addresses: those that migrate first, then new ones. Returns
-    /// how many; fewer if memory is short.
+    /// Maps `count` pages here, at new addresses: first migrating pages, then new ones. Returns the
+    /// number of mapped pages, which is smaller if memory is exhausted.
     fn map_here(
         &mut self,
         need: &Need<'_, B>,
@@ -198,12 +196,12 @@ impl<B: Backend> MovablePages<B> {
             mapped += 1;
         }
         donors.put_back(migrating);
-        // They are free memory, of which the request is served later, and no block yet.
+        // Free memory, from which the request is served later.
         need.miss.shard.lock().heap.return_expansion(&expansion, mapped);
         result.map(|_| mapped)
     }
 
-    /// Maps a page at its new home; false if there is no memory for that.
+    /// Maps a page at its new home. Returns `false` if memory is exhausted.
     fn migrate(
         &mut self,
         need: &Need<'_, B>,
@@ -220,8 +218,8 @@ impl<B: Backend> MovablePages<B> {
         Ok(true)
     }
 
-    /// Takes up to `count` of these pages that had their home here before: that takes no call.
-    /// Returns how many came.
+    /// Takes up to `count` of these pages that had their home here before, which needs no call.
+    /// Returns the number of pages that came.
     fn migrate_back(
         &mut self,
         need: &Need<'_, B>,
@@ -260,7 +258,7 @@ impl<B: Backend> MovablePages<B> {
     }
 }
 
-/// Counts a page where it is now, and tells of it.
+/// Counts a page in its new place, and notifies the observers.
 fn count_moved<B: Backend>(miss: &Miss<'_, B>, from: &MigratingPage, to: Pages) {
     let bytes = to.size as i64;
     lock(&miss.core.global).reserved_bytes.transfer(from.kind, miss.request.kind, bytes);

@@ -1,6 +1,6 @@
 //! Pages that move. Little memory is reserved that is not allocated, because free pages anywhere
-//! serve a request before new pages are made. `docs/default-policy.md` explains the policy from the
-//! beginning, with a traced request.
+//! serve a request before new pages are created. `docs/default-policy.md` explains the policy from
+//! the beginning, with a traced request.
 //!
 //! Each stream and pool has arenas of its own, where pages lie side by side and the best free block
 //! is found as under any policy. [`serve`](MovablePages::serve) handles a request that nothing
@@ -43,20 +43,21 @@ use crate::shard::Granted;
 use crate::sync::lock;
 use crate::{AllocError, Backend, Policy, PoolKind, VirtualMemory};
 
-/// From so many new pages on, it is asked first whether there is memory for all of them: making
-/// them takes longer than that, and a request that fails leaves them to be given back.
+/// Number of new pages from which the available memory is queried first: creating them takes longer
+/// than the query, and a failed request would leave them to be released.
 const MANY: usize = 128;
 
-/// Other threads may take what was made free for a request. So often it is tried.
+/// Number of attempts. Other threads may take the memory that was made free for a request.
 const ATTEMPTS: usize = 4;
 
-/// What a request needs that nothing in its heap fits.
+/// A request that nothing in its heap fits, with the objects that serving it needs.
 struct Need<'a, B: Backend> {
     miss: &'a Miss<'a, B>,
     memory: &'a dyn VirtualMemory<B::Error>,
-    /// The arenas in which it is served.
+    /// The arenas in which the request is served.
     arenas: ArenaKind,
-    /// How much more than what is needed may be reserved, in percent, if the options say so.
+    /// Memory that may be reserved beyond the peak request, in percent. `None`: by the policy's own
+    /// rule.
     headroom_percent: Option<f64>,
 }
 
@@ -76,7 +77,7 @@ impl<'a, B: Backend> Need<'a, B> {
     }
 }
 
-/// `policy:default`.
+/// The policy of `policy:default`.
 pub(super) struct MovablePages<B: Backend> {
     pub(super) arenas: Arenas,
     windows: Windows<B>,
@@ -106,7 +107,7 @@ impl<B: Backend> GrowthPolicy<B> for MovablePages<B> {
     }
 
     fn release_cached(&mut self, core: &Core<B>) {
-        // What is needed is learned anew.
+        // The demand is learned again.
         self.headroom = Headroom::default();
         let Some(memory) = core.backend.virtual_memory() else { return };
         let mut free = FreePages::take(core, Policy::Default);
@@ -141,8 +142,8 @@ impl<B: Backend> GrowthPolicy<B> for MovablePages<B> {
 impl<B: Backend> MovablePages<B> {
     /// Serves a request in one of the four ways above.
     ///
-    /// What is chosen is the first by address. So a program that repeats itself finds the windows
-    /// that it needs from the second time on, and makes no call any more.
+    /// All choices take the lowest address. A program that repeats itself therefore finds the
+    /// windows that it needs from the second time on, and makes no more calls.
     fn serve(&mut self, need: &Need<'_, B>) -> Result<Option<Granted>, AllocError> {
         let miss = need.miss;
         let donors = Donors::of(need);
@@ -157,7 +158,7 @@ impl<B: Backend> MovablePages<B> {
                 None => return Ok(None),
                 Some(0) => {}
                 Some(_) => {
-                    // What came may lie beside what was there.
+                    // The pages that came may be adjacent to free memory.
                     if let Some(granted) = miss.shard.lock().take_fit_again(miss.request) {
                         return Ok(Some(granted));
                     }
@@ -173,7 +174,7 @@ impl<B: Backend> MovablePages<B> {
         Ok(None)
     }
 
-    /// Maps new pages behind free memory, or where there is none, if there is headroom for them.
+    /// Maps new pages next to free memory, or alone, if there is headroom for them.
     fn expand(&mut self, need: &Need<'_, B>) -> Result<Option<Granted>, AllocError> {
         let (shard, request) = (need.miss.shard, need.miss.request);
         let headroom = self.headroom(need);
@@ -201,16 +202,16 @@ impl<B: Backend> MovablePages<B> {
         Ok(Some(state.hand_out(block, request)))
     }
 
-    /// How many new pages may be made although others are free.
+    /// Returns the number of new pages that may be created although other pages are free.
     fn headroom(&self, need: &Need<'_, B>) -> usize {
         let core = need.miss.core;
-        // Threads that wait for their turn ask for what they wait for at the same time.
+        // Includes the requests of threads that wait for their turn.
         let demand = Demand::of(core, core.waiting.load(Ordering::Relaxed));
         self.headroom.bytes(demand, core.reserved(), need.headroom_percent) / need.page_size()
     }
 
-    /// Chooses addresses, new ones if need be, for at least `bytes` bytes, and lists what is missing
-    /// page by page.
+    /// Plans addresses, reserving new ones if needed, for at least `bytes` bytes, and lists the
+    /// missing memory page by page.
     fn plan(
         &mut self,
         need: &Need<'_, B>,
@@ -232,7 +233,7 @@ impl<B: Backend> MovablePages<B> {
         Ok(planned)
     }
 
-    /// Whether there is memory for so many new pages, as far as it is known.
+    /// Returns whether there is memory for `pages` new pages, as far as known.
     fn has_room(&self, need: &Need<'_, B>, pages: usize) -> Result<bool, AllocError> {
         let miss = need.miss;
         let bytes = pages.saturating_mul(need.page_size());
@@ -240,7 +241,7 @@ impl<B: Backend> MovablePages<B> {
         Ok(pages < MANY || (miss.may_reserve(bytes)? && bytes <= free()))
     }
 
-    /// Creates a page and maps it; false if there is no memory for it.
+    /// Creates and maps a page. Returns `false` if memory is exhausted.
     fn create(&mut self, need: &Need<'_, B>, to: Pages) -> Result<bool, AllocError> {
         let miss = need.miss;
         if !miss.may_reserve(to.size)? {
@@ -252,7 +253,7 @@ impl<B: Backend> MovablePages<B> {
                 Ok(true)
             }
             Err((error, kept)) => {
-                // Of one page nothing stays mapped.
+                // A single page cannot stay mapped.
                 self.arenas.count_kept(miss.core, miss.request.kind, &kept);
                 miss.out_of_memory(to.size, error)?;
                 self.headroom.refuse(Demand::of(miss.core, 0));
@@ -261,7 +262,7 @@ impl<B: Backend> MovablePages<B> {
         }
     }
 
-    /// Counts pages that were mapped at further addresses.
+    /// Counts pages that were mapped at additional addresses.
     fn count_remaps(&mut self, miss: &Miss<'_, B>, pages: usize) {
         lock(&miss.core.global).num_remaps += pages as i64;
         self.headroom.remapped(pages);

@@ -1,10 +1,10 @@
-//! Windows: addresses behind which pages with homes elsewhere are mapped, in any order, so that a
-//! block can be made of scattered memory.
+//! Windows: addresses at which pages with homes elsewhere are mapped, in any order, so that
+//! scattered memory can form one block.
 //!
 //! A window stays when its block is freed, for the next request that it fits. When all windows
-//! together have eight times as many mappings as there are pages, or 16 Ki mappings, a shard that
-//! has more than its share gives up its unused windows. The addresses are reused, and the old
-//! mappings removed, when the work that the stream had by then is done.
+//! together have eight times as many mappings as there are pages, or 16 Ki mappings, a shard with
+//! more than its share retires its unused windows. Their addresses are reused, and the old mappings
+//! removed, when the stream's work up to the retirement is complete.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -14,15 +14,16 @@ use crate::heap::{Extent, Pages};
 use crate::policy::arenas::{Arenas, PageSlot};
 use crate::{Backend, VirtualMemory};
 
-/// So many times as many mappings as there are pages all windows together may have before a shard
-/// gives up those that it does not use, if it has more than its share.
+/// Maximum number of mappings in all windows, as a multiple of the number of pages. Beyond it, a
+/// shard with more than its share retires its unused windows.
 const MAX_MAPPED: usize = 8;
-/// And however many pages there are, so many: the system has to keep track of each.
+/// Maximum number of mappings for any number of pages, because the system keeps track of each
+/// mapping.
 const MOST_MAPPED: usize = 1 << 14;
 
-/// Pages that were mapped behind each other for one block.
+/// Pages that were mapped next to each other for one block.
 struct Window {
-    /// The slot of the first, and how many there are.
+    /// The first slot, and the number of slots.
     first: usize,
     count: usize,
 }
@@ -33,15 +34,16 @@ impl Window {
     }
 }
 
-/// All windows, and when those that were given up are out of use.
+/// All windows, and the events of retired ones.
 pub(super) struct Windows<B: Backend> {
     /// By arena, oldest first.
     windows: BTreeMap<u32, Vec<Window>>,
-    /// Events of retirements, by number, that have not come: until then those windows are in use.
+    /// Pending events of retirements, by number. Until its event completes, a retirement's windows
+    /// are in use.
     retirements: BTreeMap<u64, B::Event>,
-    /// The number of the next one.
+    /// Number of the next retirement.
     next_retirement: u64,
-    /// From this one on the device was not waited for since.
+    /// First retirement since the last wait for the device.
     waited: u64,
 }
 
@@ -57,8 +59,8 @@ impl<B: Backend> Default for Windows<B> {
 }
 
 impl<B: Backend> Windows<B> {
-    /// The oldest window for `bytes` bytes, in these arenas, of which all memory is in these
-    /// extents, which are sorted by address. Returns its address, and where the memory is.
+    /// Returns the oldest window for `bytes` bytes in these arenas whose memory lies entirely in
+    /// `extents`, which are sorted by address: its address, and the extents of its memory.
     pub(super) fn find(
         &self,
         arenas: &Arenas,
@@ -87,15 +89,15 @@ impl<B: Backend> Windows<B> {
         })
     }
 
-    /// The windows in these arenas, oldest first in each.
+    /// Returns the windows in these arenas, in each arena oldest first.
     fn windows_in(&self, arenas: &[u32]) -> impl Iterator<Item = (u32, &Window)> {
         arenas.iter().flat_map(|&arena| {
             self.windows.get(&arena).into_iter().flatten().map(move |window| (arena, window))
         })
     }
 
-    /// Addresses for `count` pages in one of these arenas, at which nothing is in use. What is
-    /// mapped there and may be unmapped counts if it is to.
+    /// Returns unused addresses for `count` pages in one of these arenas. With `unmaps`, mappings
+    /// that may be removed count as unused.
     pub(super) fn room(
         &self,
         arenas: &Arenas,
@@ -126,8 +128,8 @@ impl<B: Backend> Windows<B> {
         })
     }
 
-    /// Unmaps what was retired at these addresses. False if the backend refuses: then they are not
-    /// vacant any more.
+    /// Removes the retired mappings at these addresses. Returns `false` if the backend refuses; the
+    /// addresses are then no longer vacant.
     pub(super) fn clear(
         &self,
         arenas: &mut Arenas,
@@ -141,8 +143,8 @@ impl<B: Backend> Windows<B> {
         refused == 0
     }
 
-    /// Maps the pages in which these pieces lie, one after another, at vacant addresses. On an error
-    /// none is, but for what the backend then refuses to unmap.
+    /// Maps the pages of these pieces one after another at vacant addresses. After an error none is
+    /// mapped, except those that the backend then refuses to unmap.
     pub(super) fn open(
         &mut self,
         arenas: &mut Arenas,
@@ -174,8 +176,8 @@ impl<B: Backend> Windows<B> {
 
     // ---- giving up windows --------------------------------------------------------------
 
-    /// Whether there are so many windows in these arenas that those not in use should go, while
-    /// there are so many pages.
+    /// Returns whether these arenas have so many windows, for this number of pages, that unused
+    /// ones should be retired.
     pub(super) fn are_many(&self, pages: usize, windows: &[u32]) -> bool {
         let mapped = |windows: &Vec<Window>| windows.iter().map(|window| window.count).sum();
         let all: Vec<usize> = self.windows.values().map(mapped).filter(|&n| n > 0).collect();
@@ -184,8 +186,8 @@ impl<B: Backend> Windows<B> {
         all.iter().sum::<usize>() > most && here > most / all.len()
     }
 
-    /// Gives up the windows in these arenas, but for those in use. What they have mapped is
-    /// unmapped once the event has come.
+    /// Retires the windows in these arenas, except those in use. Their mappings are removed after
+    /// the event has completed.
     pub(super) fn retire(
         &mut self,
         arenas: &mut Arenas,
@@ -216,21 +218,21 @@ impl<B: Backend> Windows<B> {
         }
     }
 
-    /// Learns which retired windows are out of use.
+    /// Removes the events of retirements that have completed.
     pub(super) fn poll(&mut self, backend: &B) {
         self.retirements.retain(|_, event| {
             !backend.query(event).unwrap_or_else(|error| backend.is_lost(&error))
         });
     }
 
-    /// All work was waited for that the device was given.
+    /// Records that the device's work so far is complete.
     pub(super) fn waited(&mut self) {
         self.waited = self.next_retirement;
         self.retirements.clear();
     }
 
-    /// Whether work that the device was given since it was waited for last may use what is mapped
-    /// at these addresses, although nobody said so.
+    /// Returns whether work since the last wait for the device may still use the mappings at these
+    /// addresses without a record.
     pub(super) fn is_retired_since_wait(&self, arenas: &Arenas, room: Pages) -> bool {
         let slots = arenas.slots(room.arena);
         let mut slots = arenas.slots_of(room).filter_map(|at| slots.get(at));
@@ -239,9 +241,8 @@ impl<B: Backend> Windows<B> {
         })
     }
 
-    /// Unmaps pages that have their home in these arenas from where they are aliases, but for the
-    /// addresses that are in use. Nothing may use the others any more. Returns the numbers of those
-    /// that are still mapped somewhere.
+    /// Unmaps the aliases of pages whose home is in these arenas, except at addresses in use. No
+    /// work may use the others any more. Returns the numbers of the pages that still have an alias.
     pub(super) fn unmap_aliases(
         &mut self,
         arenas: &mut Arenas,
@@ -265,7 +266,7 @@ impl<B: Backend> Windows<B> {
                     elsewhere.insert(number);
                 }
             }
-            // A window is as long as the block that uses it, or as what is left of it.
+            // A window shrinks to the mappings that are left at its start.
             let slots = arenas.slots(arena);
             let mapped = |at: &usize| matches!(slots[*at], PageSlot::Alias { .. });
             if let Some(windows) = self.windows.get_mut(&arena) {
@@ -280,7 +281,7 @@ impl<B: Backend> Windows<B> {
     }
 }
 
-/// The first bytes of the page that is mapped here, if they are in one of these extents.
+/// Returns the first bytes of the page mapped at this slot, if they lie in one of the extents.
 fn free_part(arenas: &Arenas, slot: &PageSlot, size: usize, extents: &[Extent]) -> Option<Extent> {
     let PageSlot::Alias { number, .. } = slot else { return None };
     let home = arenas.home(*number);

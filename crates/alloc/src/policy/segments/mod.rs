@@ -1,5 +1,5 @@
-//! Allocations of the backend, each a segment that is split into blocks: PyTorch's rules to the
-//! byte. `rules.rs` has its numbers.
+//! Segments: allocations of the backend that are split into blocks, by PyTorch's rules, to the
+//! byte. `rules.rs` has the numbers.
 
 use crate::core::Core;
 use crate::growth::{GrowthPolicy, Miss};
@@ -8,8 +8,8 @@ use crate::shard::Granted;
 use crate::sync::lock;
 use crate::{AllocError, Backend, release, source};
 
-/// `policy:torch`, and what every policy falls back to in private pools, on backends without virtual
-/// memory, and without a cache.
+/// The policy of `policy:torch`, and the fallback of every policy in private pools, on backends
+/// without virtual memory, and without a cache.
 pub(super) struct ExactSegments;
 
 impl<B: Backend> GrowthPolicy<B> for ExactSegments {
@@ -36,7 +36,7 @@ impl<B: Backend> GrowthPolicy<B> for ExactSegments {
     }
 }
 
-/// Serves a request by a new segment of `bytes` bytes.
+/// Serves a request from a new segment of `bytes` bytes.
 pub(super) fn add_segment<B: Backend>(
     miss: &Miss<'_, B>,
     bytes: usize,

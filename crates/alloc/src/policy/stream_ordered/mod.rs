@@ -1,6 +1,6 @@
 //! The runtime's own pools (`backend:cudaMallocAsync`): each block is an allocation in the order of
-//! its stream, and goes back in that order as it is freed. Nothing is cached here. What the pools
-//! keep they give back as the cache is emptied.
+//! its stream, and is released in that order when freed. Nothing is cached here. The pools release
+//! their free memory when the cache is emptied.
 
 use super::segments;
 use crate::core::Core;
@@ -23,6 +23,6 @@ impl<B: Backend> GrowthPolicy<B> for StreamOrdered {
         core.backend.trim();
     }
 
-    /// Its blocks are segments.
+    /// Does nothing, because the blocks are segments, whose policy retries them.
     fn retry_refused(&mut self, _: &Core<B>, _: bool) {}
 }

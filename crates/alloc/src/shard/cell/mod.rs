@@ -1,4 +1,4 @@
-//! The place of a shard's state, to which blocks refer without being counted.
+//! The place of a shard's state, to which blocks refer without a reference count.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use crate::core::Core;
 use crate::release;
 use crate::sync::{Lasting, ShardGuard, ShardLock, lasting, lock_shard};
 
-/// The state of one shard at a time, behind its lock. A cell is vacant between two, and never
-/// deallocated.
+/// The state of one shard at a time, behind its lock. Between two shards a cell is vacant; it is
+/// never deallocated.
 ///
-/// It is occupied while its shard lives; `shard/mod.rs` says how long that is. Threads that work on
-/// streams of their own share no cache line of cells.
+/// A cell is occupied while its shard lives, see `shard/mod.rs`. The alignment keeps threads that
+/// work on different streams from sharing a cache line.
 #[repr(align(128))]
 pub(crate) struct ShardCell<B: Backend> {
     occupant: ShardLock<Option<Occupant<B>>>,
@@ -30,7 +30,7 @@ struct Occupant<B: Backend> {
 pub(crate) struct Locked<'a, B: Backend>(ShardGuard<'a, Option<Occupant<B>>>);
 
 impl<B: Backend> ShardCell<B> {
-    /// A cell for a new shard, which others may have had before.
+    /// Returns a cell for a new shard. Reuses a vacant cell if there is one.
     pub(crate) fn occupy(core: &Arc<Core<B>>, state: State<B>) -> Lasting<Self> {
         let cell =
             vacant::take().unwrap_or_else(|| lasting(Self { occupant: ShardLock::new(None) }));
@@ -39,7 +39,7 @@ impl<B: Backend> ShardCell<B> {
         cell
     }
 
-    /// Drops the state of a shard that is no more, and keeps its cell for another one.
+    /// Drops the state of a dropped shard, and keeps its cell for another shard.
     pub(crate) fn vacate(cell: &Lasting<Self>) {
         let occupant = lock_shard(&cell.occupant).take();
         vacant::put(cell);
@@ -47,7 +47,7 @@ impl<B: Backend> ShardCell<B> {
         drop(occupant);
     }
 
-    /// For a hit and a free, which may leave a block parked.
+    /// Locks the state for a hit or a free, which may leave a block parked.
     #[inline]
     pub(crate) fn lock_parked(&self) -> Locked<'_, B> {
         Locked(lock_shard(&self.occupant))
@@ -59,8 +59,8 @@ impl<B: Backend> ShardCell<B> {
         state
     }
 
-    /// For a look at the counters. An alias may stay parked, which counts the same: so one thread's
-    /// misses do not cost another its block.
+    /// Locks the state to read the counters. An alias may stay parked, which does not change them,
+    /// so misses of one thread do not cost another its parked block.
     pub(crate) fn lock_counted(&self) -> Locked<'_, B> {
         let mut state = self.lock_parked();
         if state.is_part_parked() {
@@ -69,14 +69,14 @@ impl<B: Backend> ShardCell<B> {
         state
     }
 
-    /// Takes a block back from its caller, who must not use the cell after that. Not inlined, so
-    /// that to drop an `Option` that is `None` costs nothing.
+    /// Frees a block. The caller must not use the cell afterwards. Not inlined, so that dropping a
+    /// `None` costs nothing.
     #[inline(never)]
     pub(crate) fn free(&self, block: u32) {
         let mut locked = self.lock_parked();
         let Occupant { state, core, .. } = locked.occupant();
         if state.heap.is_alias(block) && core.hooks.observe_moves() {
-            // It is still the caller's, so that nobody else has its memory yet.
+            // The block is still allocated, so no other request has its memory yet.
             let (pieces, core) = (state.heap.pieces_of(block), Arc::clone(core));
             drop(locked);
             pieces.iter().for_each(|&(here, home, bytes)| core.hooks.moved(here, home, bytes));
@@ -93,8 +93,8 @@ impl<B: Backend> ShardCell<B> {
         }
     }
 
-    /// Lets the shard take no more requests: what is free goes back to the backend, what comes
-    /// free will, and the last block takes the shard with it.
+    /// Stops the shard from taking requests. Free memory goes back to the backend now, other memory
+    /// when it is freed. The last block drops the shard.
     pub(crate) fn retire(&self, shard: &Arc<Shard<B>>) {
         let mut locked = self.lock_parked();
         let Occupant { state, retired, .. } = locked.occupant();
@@ -113,7 +113,7 @@ impl<B: Backend> Locked<'_, B> {
         }
     }
 
-    /// What a free does that is not only the shard's own business.
+    /// Does the part of a free that concerns more than the shard.
     #[cold]
     fn settle(mut self) {
         let Occupant { state, core, retired } = self.occupant();
@@ -151,7 +151,7 @@ impl<B: Backend> DerefMut for Locked<'_, B> {
     }
 }
 
-/// Vacant cells, of all allocators of the process.
+/// Vacant cells of all allocators of the process.
 #[cfg(not(shuttle))]
 mod vacant {
     use std::any::{Any, TypeId};
@@ -177,7 +177,7 @@ mod vacant {
     }
 }
 
-/// A lock of the checker's belongs to one execution.
+/// A lock of the schedule checker belongs to one execution.
 #[cfg(shuttle)]
 mod vacant {
     use super::{Arc, Backend, ShardCell};

@@ -71,7 +71,7 @@ fn allocator<const TEST: u8>(live: &Live) -> CachingAllocator<Counted<TEST>> {
     CachingAllocator::new(Counted { live: Arc::clone(live) }, AllocatorConfig::default())
 }
 
-/// Where the cells of an allocator are.
+/// Addresses of the cells of an allocator.
 fn cells<const TEST: u8>(allocator: &CachingAllocator<Counted<TEST>>) -> BTreeSet<usize> {
     let shards = allocator.shared().core.all_shards();
     shards.iter().map(|shard| std::ptr::from_ref(shard.cell).addr()).collect()

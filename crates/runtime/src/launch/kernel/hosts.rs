@@ -7,8 +7,8 @@ use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
 use super::DTYPES;
 use crate::DType;
 
-/// The CPU implementations of a kernel with the parameters `P`, by dtype, each with the variant of the program that
-/// computes the same. Made by [`hosts!`](crate::hosts).
+/// The CPU implementations of a kernel with the parameters `P`, by dtype, each with the variant of
+/// the program that computes the same. [`hosts!`](crate::hosts) makes it.
 #[derive(Clone, Copy, Debug)]
 pub struct Hosts<P> {
     pub(super) by_dtype: [Option<Host>; DTYPES],
@@ -28,7 +28,8 @@ impl<P> Hosts<P> {
         Self { by_dtype: [None; DTYPES], params: PhantomData }
     }
 
-    /// Adds a function in two forms: `_typed` for the type of its parameters, and `host` to be called.
+    /// Adds a function in two forms: `_typed` for the type of its parameters, and `host` for the
+    /// calls.
     #[doc(hidden)]
     #[must_use]
     pub const fn with(
@@ -42,8 +43,8 @@ impl<P> Hosts<P> {
         self
     }
 
-    /// Names the program's variant for all dtypes, whose CPU implementations stay as they are. Default: the variants
-    /// that [`hosts!`](crate::hosts) lists.
+    /// Sets the program's variant for all dtypes. The CPU implementations stay as they are.
+    /// Default: the variants that [`hosts!`](crate::hosts) lists.
     #[must_use]
     pub const fn in_variant(mut self, variant: &'static str) -> Self {
         let mut dtype = 0;
@@ -56,7 +57,7 @@ impl<P> Hosts<P> {
         self
     }
 
-    /// Names the program's variants by the dtypes' sizes: `u8`, `u16`, `u32` and `u64`.
+    /// Sets the program's variants by the dtypes' sizes: `u8`, `u16`, `u32` and `u64`.
     #[doc(hidden)]
     #[must_use]
     pub const fn by_size(mut self) -> Self {
@@ -69,7 +70,7 @@ impl<P> Hosts<P> {
         self
     }
 
-    /// Names the program's variant for one dtype.
+    /// Sets the program's variant for one dtype.
     ///
     /// # Panics
     /// If there is no CPU implementation for `dtype`. In a `static` this is a compile error.
@@ -95,8 +96,8 @@ impl<P> Hosts<P> {
 /// | `bits T => f::<T>` | all; `T` is an integer of the dtype's size | `u8`, `u16`, `u32` or `u64`, by size |
 /// | `any f` | all | the one variant, which has no name |
 ///
-/// The functions are `unsafe fn(&HostLaunch<'_>, &P)`, with the parameters of the kernel. One with other parameters than
-/// the [`Kernel`](crate::launch::Kernel) does not compile:
+/// The functions are `unsafe fn(&HostLaunch<'_>, &P)`, with the kernel's parameters. A function
+/// with other parameters than the [`Kernel`](crate::launch::Kernel) does not compile:
 ///
 /// ```compile_fail,E0308
 /// # use warpline_runtime::{cuda_struct, hosts, host::HostLaunch, launch::Kernel, module::{Program, Source}};

@@ -1,4 +1,4 @@
-//! Typed kernels: the safe way in which an op runs a kernel.
+//! Typed kernels: the safe way for an op to run a kernel.
 //!
 //! # Types
 //!
@@ -17,8 +17,8 @@
 //! - **Names are resolved by the compiler.** [`Kernel::new`] turns the names of kernel and variants into numbers
 //!   while the `static` is evaluated. A name that the program lacks does not compile. A launch reads one entry of a
 //!   table and compares no strings.
-//! - **The dtype of one operand selects variant and CPU implementation together**, so that they agree with each other
-//!   and with the memory of this operand.
+//! - **The dtype of one operand selects variant and CPU implementation together**, so that they
+//!   agree with each other and with the memory of this operand.
 //! - **Kernel and CPU implementation take the same struct.** A CPU implementation that takes another one does not
 //!   compile. The simulator compares the size of `P` and the number of operands with the committed PTX.
 //! - **The parameters say whether the kernel checks indices**: if and only if their first field is a [`Report`].
@@ -27,9 +27,10 @@
 //!
 //! # Unsafe code
 //!
-//! Declaring a kernel is unsafe, launching it is safe. A family's author vouches once, at the `static`, for all launches
-//! that the visibility of the `static` permits. So a `Kernel` is private to its family, and so are the functions
-//! that make its parameters. These check the views and store their sizes and strides in the parameters.
+//! Declaring a kernel is unsafe, launching it is safe. A family's author guarantees once, at the
+//! `static`, that all launches that the visibility of the `static` permits are sound. So a `Kernel`
+//! is private to its family, and so are the functions that make its parameters. These check the
+//! views and store their sizes and strides in the parameters.
 //!
 //! # Calls
 //!
@@ -115,7 +116,7 @@ pub struct Kernel<P, const N: usize> {
     program: &'static Program,
     /// Number of the kernel in each variant.
     number: usize,
-    /// By dtype.
+    /// Indexed by dtype.
     variants: [Option<Variant>; DTYPES],
     /// Index of the operand whose dtype selects the variant.
     selector: usize,
@@ -181,10 +182,10 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
     /// Declares several kernels with the same operands, parameters and CPU implementations.
     ///
     /// # Panics
-    /// As [`Kernel::new`].
+    /// The same as [`Kernel::new`].
     ///
     /// # Safety
-    /// As [`Kernel::new`], for each of the kernels.
+    /// The conditions of [`Kernel::new`], for each of the kernels.
     #[must_use]
     pub const unsafe fn array<const M: usize>(
         program: &'static Program,
@@ -232,12 +233,14 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
         Ok(variant)
     }
 
-    /// Runs the kernel, or on the CPU its CPU implementation, as [`run`] does. `op` is the name of the op for its
-    /// users. The caller of this function is the place of the call that errors and race reports name.
+    /// Runs the kernel, or on the CPU its CPU implementation, as [`run`] does. `op` is the name of
+    /// the op for its users. Errors and race reports name the location of the call of this
+    /// function.
     ///
     /// # Errors
-    /// [`ErrorKind::UnsupportedDType`] if the kernel has no variant for the dtype of the selecting operand; otherwise as
-    /// [`run`].
+    /// - [`ErrorKind::UnsupportedDType`] if the kernel has no variant for the dtype of the
+    ///   selecting operand.
+    /// - The errors of [`run`].
     #[inline]
     #[track_caller]
     pub fn launch(
@@ -251,10 +254,11 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
         self.launch_at(target, Site::here(op), operands, params, grid)
     }
 
-    /// [`Kernel::launch`] with the place of the call, for callers that are not `#[track_caller]`.
+    /// Launches as [`Kernel::launch`] does, with the location of the op's call, for callers that
+    /// are not `#[track_caller]`.
     ///
     /// # Errors
-    /// As [`Kernel::launch`].
+    /// The same as [`Kernel::launch`].
     #[inline]
     #[track_caller]
     pub fn launch_at(
@@ -287,7 +291,7 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
     }
 }
 
-/// Blocks and threads of a launch. On the CPU they are not used.
+/// Number of blocks and threads of a launch. Not used on the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
     blocks: [u32; 3],
@@ -295,22 +299,23 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// Blocks in x, y and z, with this number of threads each.
+    /// Creates a grid with `blocks` blocks in x, y and z, and `threads` threads per block.
     #[inline]
     #[must_use]
     pub const fn new(blocks: [u32; 3], threads: u32) -> Self {
         Self { blocks, threads }
     }
 
-    /// A number of blocks in x, with this number of threads each. A number that a GPU does not take becomes an
-    /// error of the launch, as [`blocks`] says.
+    /// Creates a grid with `count` blocks in x and `threads` threads per block. If a GPU does not
+    /// support that many blocks, the launch fails, see [`blocks`].
     #[inline]
     #[must_use]
     pub fn linear(count: usize, threads: u32) -> Self {
         Self::new([blocks(count), 1, 1], threads)
     }
 
-    /// As many blocks in x as `count` threads need. Saturates as [`Grid::linear`] does.
+    /// Creates a grid with enough blocks in x for `count` threads in total. Saturates as
+    /// [`Grid::linear`] does.
     #[inline]
     #[must_use]
     pub fn cover(count: usize, threads: u32) -> Self {

@@ -1,4 +1,4 @@
-//! One kind of race, or of what is none, at a time.
+//! Tests of one kind of race, or of one order without a race, at a time.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -281,7 +281,7 @@ fn off_or_automatic_nothing_is_kept() {
     assert_eq!(racy(), (true, 1));
 }
 
-/// What would grow without bound if nothing stood in for anything.
+/// Checks that the history of a storage does not grow without bound.
 #[test]
 fn histories_stay_small() {
     let runtime = runtime(RaceReport::Collect);

@@ -45,7 +45,7 @@ fn early_reuse_of_moved_memory_is_found() {
     }
 }
 
-/// Of strided memory only a part may have been moved.
+/// Only a part of strided memory may have been moved.
 #[test]
 fn strided_accesses_are_followed_in_part() {
     let runtime = runtime(RaceReport::Collect);
@@ -72,7 +72,7 @@ fn strided_accesses_are_followed_in_part() {
     assert_eq!(2 * found as i64, remaps(&runtime));
 }
 
-/// Which memory is where: at these addresses other than what was there first, by where they begin.
+/// Addresses whose memory was first at another address, by their start.
 #[derive(Default)]
 struct Places(BTreeMap<u64, (u64, u64)>);
 

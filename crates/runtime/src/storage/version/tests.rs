@@ -1,4 +1,4 @@
-//! What moves a version, and what does not.
+//! Tests of the operations that change a version, and of those that do not.
 
 use std::panic::Location;
 

@@ -1,6 +1,7 @@
-//! A `libcuda` without a GPU, as far as this program calls it: memory is the host's, and its one kernel is
-//! written in Rust. Work is done at once, but counts as under way until somebody waits for it, which is as
-//! late as a GPU may be. It has no virtual memory. What is left when the context goes ends the process.
+//! A `libcuda` without a GPU, with the calls of this program only. Memory is the host's, and the
+//! one kernel is written in Rust. Work is done at once, but counts as unfinished until somebody
+//! waits for it, which is the latest moment at which a GPU may finish it. There is no virtual
+//! memory. The process ends if anything is left when the context is destroyed.
 #![allow(non_snake_case, clippy::missing_safety_doc)]
 
 use std::alloc::{Layout, alloc, dealloc};
@@ -21,7 +22,7 @@ const PAGE: usize = 2 << 20;
 struct State {
     /// Bytes by address.
     memory: HashMap<usize, usize>,
-    /// How much work a stream was given, and how much of it was waited for.
+    /// Amount of work that each stream was given, and the part of it that was waited for.
     streams: HashMap<usize, (u64, u64)>,
     /// The stream that an event was recorded on, and how much work it had by then.
     events: HashMap<usize, Option<(usize, u64)>>,
