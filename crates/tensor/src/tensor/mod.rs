@@ -81,6 +81,7 @@ pub use views::{cat, stack};
 /// - [`ErrorKind::NoGpuCode`] if there is no code of the op for the GPU.
 /// - [`ErrorKind::Driver`] if the driver refuses the launch, and [`ErrorKind::NotStarted`] if earlier work had
 ///   already lost the device.
+/// - [`ErrorKind::Surfaced`] if the op waits for the device, and work on the device failed.
 /// - [`ErrorKind::IndexCheck`] and [`ErrorKind::Collective`] if an operand was computed by an op that is known
 ///   to have failed.
 /// - [`ErrorKind::Race`] under [`SyncPolicy::Manual`], if the op races with another.
