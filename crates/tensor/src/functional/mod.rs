@@ -1,6 +1,6 @@
-//! `torch.nn.functional`: functions of tensors that layers and losses are made of.
+//! Functions that layers and losses are made of (`torch.nn.functional`).
 //!
-//! Where PyTorch has more than two options with defaults there is a struct of them:
+//! A function of which PyTorch's has more than two options with defaults takes a struct of options:
 //!
 //! ```
 //! use warpline::functional::{CrossEntropyOptions, cross_entropy};

@@ -207,8 +207,8 @@ impl Tensor {
     /// # Errors
     /// [`ErrorKind::CannotShare`] if the driver or the system cannot share memory; its `reason` says why.
     /// [`ErrorKind::Gradient`] if the tensor requires a gradient and is not a leaf, because the copy would
-    /// leave its graph. [`ErrorKind::Capture`] if the stream is captured. [`ErrorKind::Driver`] if there is no
-    /// memory. Otherwise the same as [`Tensor::copy_`].
+    /// leave its graph. [`ErrorKind::Capture`] if the stream is captured. [`ErrorKind::Driver`] if the device
+    /// has no memory. Otherwise the same as [`Tensor::copy_`].
     #[track_caller]
     pub fn share_memory(&self) -> Result<Self> {
         if self.is_shared() {
