@@ -108,7 +108,7 @@ pub fn simulated(devices: usize) -> Result<Runtime> {
     simulated_with(devices, None)
 }
 
-/// Creates a runtime of simulated GPUs, of which those in `visible` are visible. `visible` is a value of
+/// Creates a runtime of simulated GPUs, and hides those that are not in `visible`. `visible` is a value of
 /// `CUDA_VISIBLE_DEVICES`; `None` shows all.
 ///
 /// # Errors

@@ -2,6 +2,8 @@
 
 use std::panic::Location;
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::{Device, Error, Result};
 
 /// A value that names a device: a [`Device`], a string such as `"cuda:1"`, or the index of a GPU.

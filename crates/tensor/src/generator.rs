@@ -4,6 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use warpline_runtime::generator::CpuGenerator;
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called as _;
 use crate::{DType, Error, Result, Tensor, runtime};
 

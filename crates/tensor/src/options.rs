@@ -2,6 +2,8 @@
 
 use std::panic::Location;
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::{DType, Device, Error, IntoDevice, MemoryFormat, Result};
 
 /// Dtype, device, page-locking and memory format of a tensor to be made (`dtype=`, `device=`, `pin_memory=`,

@@ -13,6 +13,8 @@ use super::function::{Function, ToSave};
 use super::node::{Gradients, Like};
 use super::tensor::{backward_at, grad_at};
 use super::{Context, GradOptions, mode};
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::{Error, Result, Runtime, Tensor};
 
 struct Checkpoint<F> {

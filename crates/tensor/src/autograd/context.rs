@@ -1,6 +1,8 @@
 //! Inputs and saved tensors of a custom function.
 
 use super::backward::Inputs;
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::{DType, Device, Error, Result, Tensor};
 
 /// The inputs and saved tensors of a [`Function`](super::Function), in its backward pass.
@@ -11,8 +13,8 @@ pub struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// Returns the saved tensor number `index`, in the order of [`ToSave::tensor`](super::ToSave::tensor), from
-    /// 0.
+    /// Returns the saved tensor number `index`, counted from 0 in the order of
+    /// [`ToSave::tensor`](super::ToSave::tensor).
     ///
     /// # Errors
     /// [`ErrorKind::Gradient`] if there is no such tensor. The backward pass fails before it calls the function

@@ -6,7 +6,7 @@
 //! of its op. The calling thread runs all nodes: launches return at once, so one thread keeps
 //! several devices busy.
 //!
-//! Of the ready nodes, the one with the highest sequence number runs first, as in PyTorch. Each
+//! The ready node with the highest sequence number runs first, as in PyTorch. Each
 //! thread numbers its nodes, and accumulators have the highest number of all. Equal numbers run in
 //! the order in which the nodes became ready: the order of the edges of the node before, or of the
 //! roots. Nothing depends on addresses or on the timing of threads, so sums, and the order of

@@ -75,7 +75,6 @@ pub trait Function: Send + Sync + Sized + 'static {
     ///
     /// # Errors
     /// Errors of the ops in this function.
-    /// Whatever its ops fail with.
     fn backward(&self, context: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients>;
 
     /// Computes the results, and records them if an input requires a gradient.

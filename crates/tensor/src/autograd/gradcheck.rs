@@ -2,6 +2,8 @@
 
 use super::mode;
 use super::tensor::{GradOptions, grad};
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::{DType, Error, Result, Tensor, tensor};
 
 /// Tolerances of [`gradcheck`]. The defaults are PyTorch's.

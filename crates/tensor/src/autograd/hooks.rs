@@ -8,6 +8,8 @@ use smallvec::SmallVec;
 use super::meta::Meta;
 use super::moved::check_not_moved;
 use super::node::{Edge, Like, Node, Work};
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::{Error, Result, Tensor};
 
 /// A function that is called with a gradient, and may return a replacement.

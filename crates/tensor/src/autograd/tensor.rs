@@ -6,6 +6,8 @@ use super::engine::{self, Options};
 use super::meta::Meta;
 use super::moved::check_not_moved;
 use super::node::Edge;
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::{Error, Result, Tensor};
 

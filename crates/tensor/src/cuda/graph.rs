@@ -4,6 +4,8 @@ use warpline_cuda_sys_safe::GraphExecHandle;
 use warpline_runtime::graph::{Capturing, Graph};
 
 use super::{CudaDeviceArg, Stream};
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called as _;
 use crate::{Error, Result, runtime};
 

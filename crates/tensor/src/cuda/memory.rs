@@ -7,6 +7,8 @@ use warpline_alloc::{AllocatorConfig, MemoryStats};
 use warpline_cuda_sys_safe::MemInfo;
 
 use super::CudaDeviceArg;
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called as _;
 use crate::{Error, Result, runtime};
 

@@ -11,6 +11,8 @@ use warpline_stream::CheckOwner;
 
 use super::sampler::draw;
 use super::{Collate, Dataset, PinMemory, RandomSampler, Sampler};
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::autograd::Modes;
 use crate::{Error, Generator, Result, runtime, with_runtime};
 

@@ -8,6 +8,8 @@ pub use collate::{Collate, PinMemory};
 pub use loader::{Batches, DataLoader};
 pub use sampler::{DistributedSampler, RandomSampler, Sampler};
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::{Error, Result, Tensor};
 
 /// A set of samples, by index (`torch.utils.data.Dataset`).

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use warpline_runtime::generator::CpuGenerator;
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::{Error, Generator, Result, runtime};
 
 /// A source of sample indices, which may differ in each iteration (`torch.utils.data.Sampler`).

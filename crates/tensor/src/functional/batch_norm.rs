@@ -1,6 +1,8 @@
 //! Normalization by channel.
 
 use super::norms::{per_channel, scaled, standardized};
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::{Error, Result, Tensor};
 

@@ -3,6 +3,8 @@
 use smallvec::smallvec;
 
 use super::{Reduction, class_loss};
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::autograd::{Backward, Gradients, Inputs, record_all, saved, wanted};
 use crate::called::Called;
 use crate::{DType, Error, Result, Tensor};

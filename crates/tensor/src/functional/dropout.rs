@@ -4,6 +4,8 @@ use smallvec::smallvec;
 use warpline_kernels::random;
 use warpline_runtime::CudaDevice;
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::autograd::{self, Backward, Gradients, Inputs, saved};
 use crate::called::Called;
 use crate::exec::Exec;

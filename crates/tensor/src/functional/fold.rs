@@ -65,7 +65,6 @@ pub fn unfold(input: &Tensor, kernel_size: [usize; 2], options: &FoldOptions) ->
 /// # Errors
 /// [`ErrorKind::ShapeMismatch`] if the input is not columns of a window on such an image. Otherwise the same as
 /// [`unfold`].
-/// As [`unfold`].
 #[track_caller]
 pub fn fold(
     input: &Tensor,

@@ -1,5 +1,7 @@
 //! Activations of several elements.
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::{Error, Result, Tensor};
 

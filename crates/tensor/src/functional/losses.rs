@@ -4,6 +4,8 @@ use std::panic::Location;
 
 use smallvec::smallvec;
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::autograd::{Backward, Gradients, Inputs, record, saved, wanted};
 use crate::called::Called;
 use crate::{Error, Result, Tensor, where_cond};

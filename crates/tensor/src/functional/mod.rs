@@ -1,6 +1,6 @@
 //! Functions that layers and losses are made of (`torch.nn.functional`).
 //!
-//! A function of which PyTorch's has more than two options with defaults takes a struct of options:
+//! If PyTorch's function has more than two options with defaults, the function here takes a struct of options:
 //!
 //! ```
 //! use warpline::functional::{CrossEntropyOptions, cross_entropy};

@@ -3,6 +3,8 @@
 use smallvec::{SmallVec, smallvec};
 
 use super::row_norm::RowNorm;
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::autograd::{Backward, Gradients, Inputs, record_all, saved, wanted};
 use crate::called::Called;
 use crate::tensor::composite::signed;

@@ -2,6 +2,8 @@
 
 use smallvec::SmallVec;
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::{Error, Result, Scalar, Tensor, cat};
 

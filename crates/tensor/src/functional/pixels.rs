@@ -1,5 +1,7 @@
 //! Channels as pixels.
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::{Error, Result, Tensor};
 

@@ -161,7 +161,8 @@ macro_rules! adaptive {
         ///
         /// # Errors
         /// [`ErrorKind::ShapeMismatch`] if the input has another number of dimensions, or the image has no
-        /// elements. [`ErrorKind::UnsupportedDType`] if the input is not of floats. Errors of [every op](Tensor#errors-of-every-op).
+        /// elements. [`ErrorKind::UnsupportedDType`] if the input is not of floats. Errors of
+        /// [every op](Tensor#errors-of-every-op).
         #[track_caller]
         pub fn $avg(input: &Tensor, output_size: [usize; $d]) -> Result<Tensor> {
             let run = |pooling| batched::<$d>(input, |x| averages(x, pooling, Divisor::Inside));
@@ -301,7 +302,7 @@ fn moving<const D: usize>(
     window(op, [sizes, output, kernel, stride, padding, dilation])
 }
 
-/// So many parts of the image in each dimension.
+/// The pool of `output` parts of the image per dimension.
 #[track_caller]
 fn parts<const D: usize>(op: &'static str, input: &Tensor, output: [usize; D]) -> Result<Pooling> {
     check::<D>(op, input)?;

@@ -1,5 +1,7 @@
 //! Functions with an index per element: `embedding`, `one_hot`.
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::tensor::embedding_padded;
 use crate::{DType, Error, Result, Scalar, Tensor};

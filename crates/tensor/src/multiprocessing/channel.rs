@@ -15,6 +15,8 @@ use warpline_runtime::{ExportedStorage, OwnSemaphore, Runtime, SharedSemaphore, 
 use super::message::{self, Kind, Sent, Signal, nonsense};
 use super::order::{Own, Peers};
 use super::socket::{Deadline, Direction, Turn, failed};
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::{Error, Result, Tensor};
 
 /// A connection to another process that carries tensors, over a Unix socket.

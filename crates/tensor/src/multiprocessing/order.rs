@@ -38,6 +38,8 @@ use warpline_runtime::{
 
 use super::message::{Signal, nonsense};
 use super::socket::Deadline;
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::Result;
 
 /// The semaphores that this process signals, one per device.

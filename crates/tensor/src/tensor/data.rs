@@ -2,6 +2,8 @@
 
 use warpline_runtime::Sizes;
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::{Element, Error, Result};
 
 /// Numbers with a shape. The tensor's default dtype is the type of the numbers: `1f32` is `float32`. A plain

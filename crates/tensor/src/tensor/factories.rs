@@ -7,6 +7,8 @@ use warpline_runtime::launch;
 
 use super::data::TensorData;
 use super::inplace::check_filled;
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::exec::empty as empty_in;
 use crate::{
@@ -31,7 +33,7 @@ pub fn empty(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result
 /// Makes a tensor of zeros (`torch.zeros`). Default dtype: `float32`.
 ///
 /// # Errors
-/// Those of [`empty()`] and of [every op](Tensor#errors-of-every-op).
+/// Errors of [`empty()`] and of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn zeros(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<Tensor> {
     filled(&sizes.into_shape(), Scalar::Int(0), &options.into(), DType::F32).of("zeros")
@@ -40,7 +42,7 @@ pub fn zeros(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result
 /// Makes a tensor of ones (`torch.ones`). Default dtype: `float32`.
 ///
 /// # Errors
-/// Those of [`empty()`] and of [every op](Tensor#errors-of-every-op).
+/// Errors of [`empty()`] and of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn ones(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<Tensor> {
     filled(&sizes.into_shape(), Scalar::Int(1), &options.into(), DType::F32).of("ones")
@@ -57,7 +59,7 @@ pub fn ones(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] if the requested dtype cannot hold the value. Those of [`empty()`] and of
+/// [`ErrorKind::InvalidArgument`] if the requested dtype cannot hold the value. Errors of [`empty()`] and of
 /// [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn full(
@@ -89,7 +91,7 @@ fn filled(sizes: &[usize], value: Scalar, options: &TensorOptions, dtype: DType)
 ///
 /// # Errors
 /// [`ErrorKind::ShapeMismatch`] if rows differ in shape. [`ErrorKind::InvalidArgument`] if the requested dtype
-/// cannot hold a number. Those of [`empty()`] and of [every op](Tensor#errors-of-every-op).
+/// cannot hold a number. Errors of [`empty()`] and of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn tensor(data: impl TensorData, options: impl Into<TensorOptions>) -> Result<Tensor> {
     tensor_in(&runtime(), data, &options.into()).of("tensor")
@@ -156,7 +158,7 @@ pub fn arange_start(
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] if `step` is zero or leads away from `end`, if an argument is not finite, if
 /// there are too many numbers, or if the requested dtype cannot hold them. [`ErrorKind::UnsupportedDType`] if
-/// bools are requested. Those of [`empty()`] and of [every op](Tensor#errors-of-every-op).
+/// bools are requested. Errors of [`empty()`] and of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn arange_start_step(
     start: impl Into<Scalar>,
@@ -220,7 +222,7 @@ fn range_length(start: Scalar, end: Scalar, step: Scalar, floats: bool) -> Resul
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] if a bound is not finite. [`ErrorKind::UnsupportedDType`] if bools are
-/// requested. Those of [`empty()`] and of [every op](Tensor#errors-of-every-op).
+/// requested. Errors of [`empty()`] and of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn linspace(
     start: impl Into<Scalar>,
@@ -272,7 +274,7 @@ pub fn logspace(
 /// `None` for `m` stands for `n`. Default dtype: `float32`.
 ///
 /// # Errors
-/// Those of [`empty()`] and of [every op](Tensor#errors-of-every-op).
+/// Errors of [`empty()`] and of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn eye(
     n: usize,
@@ -289,7 +291,7 @@ pub fn eye(
 /// Makes a tensor of random values, uniform in `[0, 1)` (`torch.rand`). Default dtype: `float32`.
 ///
 /// # Errors
-/// [`ErrorKind::UnsupportedDType`] if the requested dtype is not a float. Those of [`empty()`] and of
+/// [`ErrorKind::UnsupportedDType`] if the requested dtype is not a float. Errors of [`empty()`] and of
 /// [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn rand(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<Tensor> {
@@ -315,7 +317,7 @@ pub fn randn(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] if `high` is not above `low`, or if the requested dtype cannot hold the
-/// integers. Those of [`empty()`] and of [every op](Tensor#errors-of-every-op).
+/// integers. Errors of [`empty()`] and of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn randint(
     low: i64,
@@ -333,7 +335,7 @@ pub fn randint(
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] if the requested dtype cannot hold the integers.
-/// [`ErrorKind::UnsupportedDType`] if bools are requested. Those of [`empty()`] and of
+/// [`ErrorKind::UnsupportedDType`] if bools are requested. Errors of [`empty()`] and of
 /// [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn randperm(n: usize, options: impl Into<TensorOptions>) -> Result<Tensor> {
@@ -355,7 +357,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidReshape`] if the number of elements is not that of the sizes. Those of [`tensor()`].
+    /// [`ErrorKind::InvalidReshape`] if the number of elements is not that of the sizes. Errors of [`tensor()`].
     #[doc(alias = "from_shape_vec")]
     #[doc(alias = "from_slice")]
     #[doc(alias = "from_numpy")]

@@ -3,6 +3,8 @@
 use warpline_kernels::{fill, random};
 
 use super::operands::check_fits;
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::autograd::{check_in_place, record_overwritten, wanted_in_place};
 use crate::{DType, Error, Result, Scalar, Tensor};
 

@@ -36,6 +36,8 @@ use warpline_runtime::{Layout, Storage, View};
 use crate::autograd::AutogradSlot;
 use crate::exec::Exec;
 use crate::{DType, Device, Result};
+#[cfg(doc)]
+use crate::{ErrorKind, SyncPolicy};
 
 pub use bounds::where_cond;
 pub use data::TensorData;

@@ -6,6 +6,8 @@ use warpline_kernels::softmax as kernel;
 use warpline_runtime::{Layout, Sizes};
 
 use super::reduce_backward::{Softmax, record_reduction};
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::autograd::{record, wanted};
 use crate::called::Called;
 use crate::{Error, Result, Tensor};

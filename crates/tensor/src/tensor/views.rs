@@ -312,7 +312,7 @@ impl Tensor {
     }
 
     /// Returns the tensor itself if its elements follow each other in the order of `format`, otherwise a copy
-    /// of which that is true (`torch.Tensor.contiguous` with `memory_format`).
+    /// in that order (`torch.Tensor.contiguous` with `memory_format`).
     ///
     /// ```
     /// # use warpline::{MemoryFormat, zeros};

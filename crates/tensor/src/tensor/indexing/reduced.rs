@@ -20,7 +20,7 @@ saved! {
 }
 
 impl Backward for Reduced {
-    /// As in PyTorch, equal extremes share the gradient equally.
+    /// Equal extremes share the gradient equally, as in PyTorch.
     fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
         let Self { x, index, out, dim, .. } = self;
         let dim = *dim;

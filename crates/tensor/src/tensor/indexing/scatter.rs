@@ -7,7 +7,7 @@ use warpline_kernels::scatter::{self, Reduce};
 use super::as_indices;
 use super::reduced::Reduced;
 #[cfg(doc)]
-use crate::Error;
+use crate::ErrorKind;
 use crate::autograd::{
     Backward, Gradients, Inputs, Saved, check_in_place, record, record_in_place, saved, wanted,
     wanted_in_place,

@@ -4,6 +4,8 @@ use warpline_kernels::scatter::linear_index;
 use warpline_runtime::broadcast;
 
 use super::as_indices;
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::{DType, Error, IntoDim, Result, Tensor};
 

@@ -4,6 +4,8 @@ use smallvec::smallvec;
 use warpline_kernels::scatter;
 
 use super::{as_indices, spread};
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::autograd::{
     Backward, Gradients, Inputs, check_in_place, record, record_in_place, saved, wanted,
     wanted_in_place,

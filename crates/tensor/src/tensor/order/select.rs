@@ -1,5 +1,7 @@
 //! The element at a rank: `kthvalue`, `median`.
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::{Error, Result, Tensor};
 

@@ -3,6 +3,8 @@
 use smallvec::smallvec;
 use warpline_kernels::sort;
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::autograd::{Backward, Gradients, Inputs, record, saved, wanted};
 use crate::called::Called;
 use crate::{DType, Error, Result, Tensor};

@@ -3,6 +3,8 @@
 use smallvec::{SmallVec, smallvec};
 use warpline_runtime::{Layout, Strides};
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::autograd::{Backward, Gradients, Inputs, record, saved, wanted};
 use crate::called::Called;
 use crate::{Error, IntoDims, Result, Tensor, cat};

@@ -1,5 +1,7 @@
 //! Sums of products of two tensors over shared dimensions.
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::tensor::composite::signed;
 use crate::{Error, IntoDims, Result, Tensor};
@@ -95,8 +97,8 @@ fn free_and_summed(tensor: &Tensor, dims: &[isize]) -> Result<(Vec<isize>, Vec<i
     Ok((free, summed))
 }
 
-/// The products of two tensors with as many dimensions, which broadcast, summed over `summed`, which keep size
-/// 1.
+/// The products of two tensors with as many dimensions, which broadcast, summed over `summed`, which
+/// keep size 1.
 #[track_caller]
 pub(super) fn sum_of_products(a: &Tensor, b: &Tensor, summed: &[usize]) -> Result<Tensor> {
     let (mut a, mut b) = (a.clone(), b.clone());

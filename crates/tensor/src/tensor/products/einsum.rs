@@ -4,6 +4,8 @@ use std::borrow::Borrow;
 use std::collections::BTreeMap;
 
 use super::contract::sum_of_products;
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Error, Result, Tensor};

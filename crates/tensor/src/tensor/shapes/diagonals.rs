@@ -4,6 +4,8 @@ use std::borrow::Borrow;
 
 use smallvec::SmallVec;
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::{Error, Result, Tensor, cat};
 

@@ -2,6 +2,8 @@
 
 use std::borrow::Borrow;
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::tensor::composite::signed;
 use crate::{Error, Result, Tensor, cat};

@@ -1,5 +1,7 @@
 //! Rotations by right angles.
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::{Error, IntoDims, Result, Tensor};
 

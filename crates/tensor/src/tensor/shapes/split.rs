@@ -1,5 +1,7 @@
 //! Views of parts of a tensor.
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::{Error, Result, Tensor, cat, stack};
 

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::{DType, Error, Result, Tensor, TensorOptions, tensor};
 
