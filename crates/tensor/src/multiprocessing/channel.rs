@@ -120,7 +120,7 @@ impl Channel {
     ///   ([`cuda::synchronize`](crate::cuda::synchronize), and calls for which the driver waits, such as
     ///   releasing page-locked memory).
     /// - A host read of the tensor, or of a tensor computed from it, fails with [`ErrorKind::TimedOut`] once
-    ///   the channel's timeout has passed. It can be repeated.
+    ///   the channel's timeout has passed. The read can be repeated.
     ///
     /// To give up, drop the channel: once the timeout has passed, all its streams continue.
     ///
