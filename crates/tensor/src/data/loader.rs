@@ -115,8 +115,8 @@ impl<D: Dataset> DataLoader<D> {
 
     /// Sets the number of worker threads. Default: 0, which loads in the iterating thread.
     ///
-    /// As in PyTorch, each iteration draws a base seed, and worker `i` has its own generators, for the CPU and
-    /// each device, with the base seed plus `i`. So the random values of a sample depend on the seed and on the
+    /// Each iteration draws a base seed, as in PyTorch. Worker `i` has its own generators, for the CPU and each
+    /// device, with the base seed plus `i`. So the random values of a sample depend on the seed and on the
     /// number of workers, but not on the workers' speed. No worker advances the program's generators.
     #[must_use]
     pub fn num_workers(mut self, num_workers: usize) -> Self {
