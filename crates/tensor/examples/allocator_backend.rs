@@ -1,5 +1,5 @@
-//! The caching allocator over memory of one's own: here an arena of the host with streams that do their work
-//! at once. Nothing of CUDA is needed.
+//! The caching allocator with a custom source of memory: an arena on the host, with streams that run their work
+//! at once. No part of CUDA is needed.
 //!
 //! `cargo run --example allocator_backend`
 
@@ -17,7 +17,7 @@ struct Arena {
     used: Arc<AtomicUsize>,
 }
 
-/// An allocation, which counts itself out when it goes.
+/// An allocation, which decrements the count of live bytes when it is dropped.
 struct Piece {
     bytes: Box<[u8]>,
     used: Arc<AtomicUsize>,

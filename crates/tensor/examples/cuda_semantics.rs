@@ -1,5 +1,5 @@
-//! Every rule of the note, one after the other: on real GPUs where there are enough, otherwise on
-//! a simulated box of three. Exits with a failure if a rule does not hold.
+//! Checks every rule of PyTorch's note on CUDA semantics: on real GPUs if there are enough, otherwise on three
+//! simulated GPUs. Exits with a failure if a rule does not hold.
 
 #![allow(clippy::duplicate_mod)] // each example has its own copy of what they share
 
@@ -24,7 +24,7 @@ mod streams;
 #[path = "visible_devices.rs"]
 mod visible_devices;
 
-/// Runs one example and adds up its outcome.
+/// Runs an example and adds its outcome to the total.
 macro_rules! section {
     ($held:ident, $failed:ident, $example:ident, $title:literal) => {{
         println!("\n{}", $title);

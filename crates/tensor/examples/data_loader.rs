@@ -1,4 +1,4 @@
-//! A loader with pinned batches, moved to the GPU while the next one is loaded.
+//! A loader with pinned batches, which are moved to the GPU while the next batch is loaded.
 
 #[path = "support/mod.rs"]
 pub(crate) mod support;

@@ -9,12 +9,12 @@ use warpline::{Device, Result, cuda};
 
 #[derive(Debug, Parser)]
 struct Args {
-    /// Run on the CPU even where there is a GPU.
+    /// Run on the CPU even if there is a GPU.
     #[arg(long)]
     disable_cuda: bool,
 }
 
-/// The program, which does not care where it runs.
+/// The program, which runs on any device.
 fn network(device: Device) -> Result<warpline::Tensor> {
     warpline::manual_seed(1);
     let x = warpline::ones([8, 42], device)?;
@@ -26,7 +26,7 @@ fn device(disable_cuda: bool) -> Result<Device> {
     Ok(if !disable_cuda && cuda::is_available()? { Device::Cuda(None) } else { Device::Cpu })
 }
 
-/// Runs it with and without CUDA.
+/// Runs the program with and without CUDA.
 #[allow(dead_code)] // for `cuda_semantics`
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     let cpu = network(device(true)?)?;

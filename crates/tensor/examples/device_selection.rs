@@ -1,4 +1,5 @@
-//! The note's first example: tensors go where they are told, and ops follow their inputs.
+//! The first example of the note on CUDA semantics: tensors are made on the named device, and ops run on the
+//! device of their inputs.
 
 #[path = "support/mod.rs"]
 pub(crate) mod support;

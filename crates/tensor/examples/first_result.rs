@@ -1,6 +1,6 @@
-//! How long a process takes from its start to its first result on a GPU, beside what bare driver
-//! initialisation and context creation take. Each run is a fresh process without the driver's JIT
-//! cache. `cargo run --release --example first_result` on a machine with a GPU.
+//! Measures the time of a process from its start to its first result on a GPU, beside the time of bare driver
+//! initialization and context creation. Each run is a new process without the driver's JIT cache. Run it with
+//! `cargo run --release --example first_result` on a machine with a GPU.
 
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use warpline::Result;
 
 const RUNS: usize = 9;
 
-/// What a user's first lines do: two tensors, an op, the answer on the host.
+/// The first lines of a user's program: two tensors, an op, and the result on the host.
 fn first_result() -> Result<()> {
     let x = warpline::ones([1024], "cuda")?;
     let y = (&x + &x)?;
@@ -17,7 +17,7 @@ fn first_result() -> Result<()> {
     Ok(())
 }
 
-/// The least any CUDA program does: initialise the driver, make a context, ask it something.
+/// The minimum of any CUDA program: initialize the driver, make a context, and query it.
 fn bare() -> Result<()> {
     let driver = warpline::runtime().driver()?.clone();
     driver.mem_info(0).map_err(|e| warpline::Error::driver("mem_info", e))?;
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
         Some("--bare") => bare(),
         _ => {
             let (mut bare, mut first) = (Vec::new(), Vec::new());
-            // Interleaved, so that whatever drifts drifts for both.
+            // Interleaved, so that a drift affects both.
             for _ in 0..RUNS {
                 match (time("--bare"), time("--first-result")) {
                     (Ok(b), Ok(f)) => {

@@ -1,7 +1,7 @@
-//! Decoding with keys and values in memory that is allocated once: each step writes one row, in place, and
-//! attends to a view of what is there so far.
+//! Decoding with a cache of keys and values that is allocated once. Each step writes one row in place, and
+//! attends to a view of the rows so far.
 //!
-//! `cargo run --example kv_cache`, on simulated GPUs with `WARPLINE_DRIVER=sim:1` before it.
+//! `cargo run --example kv_cache`; put `WARPLINE_DRIVER=sim:1` before the command to run on a simulated GPU.
 
 use warpline::{Device, Result, Tensor, cat, cuda, embedding, manual_seed, randn, tensor, zeros};
 
@@ -32,9 +32,9 @@ impl Attention {
         })
     }
 
-    /// Of one token, `[1, WIDTH]`, to all tokens so far and itself.
+    /// Attention of one token, `[1, WIDTH]`, to itself and all earlier tokens.
     fn step(&mut self, x: &Tensor) -> Result<Tensor> {
-        // A view shares the memory: what is copied into the row is in the cache.
+        // A view shares the memory, so a copy to the row writes to the cache.
         let row = self.length..=self.length;
         self.keys.i(row.clone())?.copy_(&x.matmul(&self.key)?, false)?;
         self.values.i(row)?.copy_(&x.matmul(&self.value)?, false)?;
@@ -51,7 +51,7 @@ fn main() -> Result<()> {
     let (table, head) = (randn([VOCABULARY, WIDTH], device)?, randn([WIDTH, VOCABULARY], device)?);
     let mut attention = Attention::new(device)?;
 
-    // The token stays on the GPU from step to step: the host enqueues and never waits.
+    // The token stays on the GPU between steps, so the host enqueues without waiting.
     let mut token = tensor([7i64], device)?;
     let mut tokens = vec![token.clone()];
     while tokens.len() < LONGEST {

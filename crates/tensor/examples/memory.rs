@@ -1,4 +1,4 @@
-//! The memory functions, with the note's figures.
+//! The memory functions, with the numbers of the note on CUDA semantics.
 
 #[path = "support/mod.rs"]
 pub(crate) mod support;

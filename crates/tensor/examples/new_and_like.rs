@@ -1,4 +1,4 @@
-//! `new_*` and `*_like`: tensors of the same kind, wherever that is.
+//! `new_*` and `*_like` make tensors of the same dtype and device as another tensor.
 
 #[path = "support/mod.rs"]
 pub(crate) mod support;

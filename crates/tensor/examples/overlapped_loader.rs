@@ -1,11 +1,12 @@
-//! Trains on batches of which the next is copied to the GPU while the last is computed on.
+//! Trains on batches. The next batch is copied to the GPU while the GPU computes with the current one.
 //!
-//! `cargo run --example overlapped_loader`, on simulated GPUs with `WARPLINE_DRIVER=sim:1` before it.
+//! `cargo run --example overlapped_loader`; put `WARPLINE_DRIVER=sim:1` before the command to run on a
+//! simulated GPU.
 
 use warpline::data::{DataLoader, TensorDataset};
 use warpline::{Result, Tensor, cuda, manual_seed, randn, zeros};
 
-/// Copies a batch on `copies` and returns at once: the memory it comes from is page-locked.
+/// Enqueues the copy of a batch on `copies`, and returns at once, because the batch is in page-locked memory.
 fn to_gpu(batch: Result<(Tensor, Tensor)>, copies: &cuda::Stream) -> Result<(Tensor, Tensor)> {
     let (x, y) = batch?;
     cuda::with_stream(copies, || Ok((x.to_non_blocking("cuda")?, y.to_non_blocking("cuda")?)))
@@ -26,8 +27,8 @@ fn main() -> Result<()> {
         let mut batches = loader.iter()?;
         let mut next = batches.next().map(|batch| to_gpu(batch, &copies)).transpose()?;
         while let Some((x, y)) = next {
-            // Is on its way while the GPU computes with the one before. What is computed waits for its
-            // own copy by itself, on the GPU.
+            // This batch is copied while the GPU computes with the previous one. The ops on it wait for the
+            // copy by themselves, on the GPU.
             next = batches.next().map(|batch| to_gpu(batch, &copies)).transpose()?;
             let error = (x.matmul(&weight)? - &y)?;
             let gradient = x.t()?.matmul(&error)?;

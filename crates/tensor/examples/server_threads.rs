@@ -1,6 +1,7 @@
-//! A server whose threads share a model, each with a stream of its own.
+//! A server whose threads share a model. Each thread has its own stream.
 //!
-//! `cargo run --example server_threads`, on simulated GPUs with `WARPLINE_DRIVER=sim:1` before it.
+//! `cargo run --example server_threads`; put `WARPLINE_DRIVER=sim:1` before the command to run on a simulated
+//! GPU.
 
 use std::sync::{Mutex, mpsc};
 use std::thread;
@@ -10,7 +11,7 @@ use warpline::{Result, Tensor, cuda, full, randn};
 const THREADS: usize = 4;
 const REQUESTS: usize = 32;
 
-/// A request, and where its answer goes.
+/// A request, and the channel for the answer.
 type Request = (f32, mpsc::Sender<Result<f32>>);
 
 /// Two layers. All threads read the same memory.
@@ -18,18 +19,18 @@ struct Model([Tensor; 2]);
 
 fn answer(Model([first, second]): &Model, input: f32) -> Result<f32> {
     let x = full([1, 16], input, "cuda")?;
-    // Waits for this thread's stream alone.
+    // The wait for the result is for this thread's stream alone.
     x.matmul(first)?.relu()?.matmul(second)?.sum(())?.item()
 }
 
 fn serve(model: &Model, requests: &Mutex<mpsc::Receiver<Request>>) -> Result<()> {
     let stream = cuda::Stream::new(())?;
-    // Current streams are a thread's own: all that this one calls runs on its stream.
+    // The current stream is a state of the thread: all ops that this thread calls run on its stream.
     let _current = cuda::stream(&stream)?;
     loop {
         let request = requests.lock().expect("no thread panics").recv();
         let Ok((input, reply)) = request else { return Ok(()) };
-        // One that failed is the client's to hear of; the server goes on.
+        // An error is sent to the client as the answer, and the server continues.
         let _ = reply.send(answer(model, input));
     }
 }

@@ -1,7 +1,7 @@
-//! S33: two processes have one GPU tensor. The other process is this program, started again.
+//! Two processes share a GPU tensor. The other process is this program, started again.
 //!
-//! `cargo run --example share_tensor` runs on a GPU where there is one, otherwise on a simulated one;
-//! `WARPLINE_DRIVER=sim:1` asks for the latter.
+//! `cargo run --example share_tensor` runs on a GPU if there is one, otherwise on a simulated GPU.
+//! `WARPLINE_DRIVER=sim:1` selects the latter.
 
 #[cfg(not(target_os = "linux"))]
 fn main() {
@@ -34,7 +34,7 @@ mod linux {
     }
 
     fn producer() -> anyhow::Result<()> {
-        // The channel is the other process's standard input. Any connected Unix socket does.
+        // The channel is the other process's standard input. Any connected Unix socket works.
         let (here, there) = UnixStream::pair()?;
         let mut command = Command::new(std::env::current_exe()?);
         command.env(ROLE, "consumer").stdin(Stdio::from(OwnedFd::from(there)));
@@ -58,7 +58,7 @@ mod linux {
             for sizes in [&[2, 4][..], &[2]] {
                 channel.send(&ones(sizes, "cuda")?.share_memory()?)?;
             }
-            // The consumer ends without a word. What it had is still here.
+            // The consumer ends without a message. The memory that it had is still valid here.
             let gone = channel.recv();
             ensure!(matches!(gone.kind(), Some(ErrorKind::PeerGone { .. })), "{gone:?}");
             println!(

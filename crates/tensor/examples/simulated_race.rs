@@ -1,10 +1,10 @@
-//! A program's streams tested without a GPU: on simulated ones, whose work runs as late as CUDA allows, a
-//! missing wait is found and shows in the data. `cargo test --example simulated_race` runs the tests.
+//! Tests a program's streams without a GPU. On simulated GPUs that run work as late as CUDA allows, a missing
+//! wait is found and shows in the data. `cargo test --example simulated_race` runs the tests.
 
 use warpline::{Result, Tensor, cuda, zeros};
 
-/// Fills on one stream and sums on another, as a program with PyTorch's rule does (`SyncPolicy::Manual`),
-/// that is, with a wait of its own; or without.
+/// Fills a tensor on one stream and sums it on another under `SyncPolicy::Manual`, which is PyTorch's rule.
+/// Waits between the two if `waits` is set.
 fn program(waits: bool) -> Result<(Tensor, f32)> {
     let x = zeros([1000], "cuda")?;
     let side = cuda::Stream::new(())?;
@@ -39,7 +39,7 @@ mod tests {
 
     use super::*;
 
-    /// On a box that runs work late, and on many that run it in an order of their own.
+    /// Runs a test on simulated GPUs that run work late, and on some that run it in random orders.
     fn everywhere(test: impl Fn() -> Result<()>) -> Result<()> {
         let seeded = (0..16).map(|seed| format!("sim:1,seed={seed}"));
         for spec in std::iter::once("sim:1,lazy".to_owned()).chain(seeded) {

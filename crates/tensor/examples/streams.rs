@@ -1,5 +1,6 @@
-//! The note's stream example, which is incorrect in PyTorch: `sum` may begin before `normal_` is
-//! done. Here the second stream waits by itself; in manual mode the mistake is reported.
+//! The stream example of the note on CUDA semantics, which is incorrect in PyTorch: `sum` may begin before
+//! `normal_` has finished. In Warpline, the second stream waits by itself; under `SyncPolicy::Manual`, the
+//! mistake is reported.
 
 #[path = "support/mod.rs"]
 pub(crate) mod support;
@@ -7,7 +8,7 @@ pub(crate) mod support;
 use support::Report;
 use warpline::{Result, RuntimeConfig, SyncPolicy, cuda};
 
-/// Runs on one device, in both policies.
+/// Runs on one device, under both policies.
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     let expected = support::with_config(1, &RuntimeConfig::default(), |_| {
         warpline::manual_seed(0);
@@ -39,7 +40,7 @@ pub(crate) fn run(report: &mut Report) -> Result<()> {
         cuda::synchronize(())?;
         drop((a, b));
 
-        // The note's remedy.
+        // The remedy of the note.
         warpline::manual_seed(0);
         let a = warpline::empty([100, 100], "cuda")?;
         a.normal_(0.0, 1.0)?;

@@ -1,4 +1,4 @@
-//! `CUDA_VISIBLE_DEVICES` renumbers the devices; what is not visible does not exist. Run it with
+//! `CUDA_VISIBLE_DEVICES` renumbers the devices and hides the others. Run this example with
 //! `WARPLINE_DRIVER=sim:3 CUDA_VISIBLE_DEVICES=2,0`, or on a machine with GPUs.
 
 #[path = "support/mod.rs"]
@@ -7,7 +7,7 @@ pub(crate) mod support;
 use support::Report;
 use warpline::{Result, cuda, simulated_with, with_runtime};
 
-/// Shows several values of the variable on a simulated box of three.
+/// Shows several values of the variable on three simulated GPUs.
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     for (visible, count) in [("2,0", 2), ("1", 1), ("0,1,2", 3), ("0,-1,1", 1), ("", 0)] {
         let runtime = simulated_with(3, Some(visible))?;

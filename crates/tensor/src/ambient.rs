@@ -1,17 +1,17 @@
-//! The runtime that functions without an explicit one use. The only file that reads the
-//! environment.
+//! The runtime of functions that take none. No other file reads the environment.
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `WARPLINE_DRIVER` | `cuda` (or unset): the machine's driver; `sim:N` and options: N simulated GPUs |
-//! | `CUDA_VISIBLE_DEVICES` | which devices there are, and their order |
-//! | `CUDA_LAUNCH_BLOCKING` | `0` or `1`. With `1` each launch is waited for and reports its own failure |
-//! | `WARPLINE_CACHE` | the folder that keeps what NVRTC compiled for later processes; empty: none; unset: `warpline` in the user's folder for caches |
+//! | `WARPLINE_DRIVER` | `cuda` (default): the driver of the machine. `sim:N` and options: N simulated GPUs |
+//! | `CUDA_VISIBLE_DEVICES` | the visible devices, in their order |
+//! | `CUDA_LAUNCH_BLOCKING` | `0` (default) or `1`. With `1` every launch waits for its end and reports its own failure |
+//! | `WARPLINE_CACHE` | the folder that keeps the code compiled by NVRTC for later processes. Empty: none. Default: `warpline` in the user's cache folder |
 //! | `WARPLINE_ALLOC_CONF` and PyTorch's names for it | [`warpline_alloc::AllocatorConfig::from_env_with`] |
 //!
-//! A program with rights that its caller has not (a setuid program) keeps no code, and reads none.
-//! One that holds what it cannot hold, or whose name begins with `WARPLINE_` and means nothing, leaves a runtime without CUDA: whatever needs a device, or asks
-//! whether there is one, is [`ErrorKind::InvalidVariable`], and CPU tensors work.
+//! A program with more rights than its caller (a setuid program) neither keeps compiled code nor reads it. A
+//! variable with an invalid value, and an unknown name that begins with `WARPLINE_`, leave a runtime without
+//! CUDA. Every call that needs a device, or asks whether there is one, then returns
+//! [`crate::ErrorKind::InvalidVariable`]. CPU tensors work.
 
 use std::cell::RefCell;
 use std::env::VarError;
@@ -27,14 +27,14 @@ use warpline_cuda_sys_safe::DriverError;
 use crate::environment::{hides_on_purpose, unknown, why_hidden};
 use crate::{Error, Result, Runtime, RuntimeConfig};
 
-/// Made on first use and never destroyed: tensors in statics and threads may outlive `main`.
+/// Created on first use and never destroyed, because tensors in statics and threads may outlive `main`.
 static PROCESS: OnceLock<Runtime> = OnceLock::new();
 
 thread_local! {
     static OVERRIDE: RefCell<Option<Rc<Runtime>>> = const { RefCell::new(None) };
 }
 
-/// The runtime in use, counted without atomics: for the length of a call.
+/// The runtime in use, for the length of a call. Its reference count is not atomic.
 pub(crate) enum InUse {
     Own(Rc<Runtime>),
     Process(&'static Runtime),
@@ -43,7 +43,7 @@ pub(crate) enum InUse {
 impl InUse {
     #[inline]
     pub(crate) fn get() -> Self {
-        // Where the thread is being torn down there is no override any more.
+        // The override is gone while the thread is being torn down.
         match OVERRIDE.try_with(|own| own.borrow().clone()).ok().flatten() {
             Some(own) => Self::Own(own),
             None => {
@@ -67,17 +67,17 @@ impl Deref for InUse {
     }
 }
 
-/// The runtime in use: the innermost [`with_runtime`]'s, else the process's own, which is made
+/// Returns the runtime in use: that of the innermost [`with_runtime`], or the process's own, which is created
 /// from the environment on first use.
 #[must_use]
 pub fn runtime() -> Runtime {
     InUse::get().clone()
 }
 
-/// Runs `f` with another runtime in this thread: an isolated world of devices and caches.
-/// Threads that `f` starts do not inherit it; they call `with_runtime` themselves.
+/// Runs `f` with another runtime in this thread. Runtimes share no devices and no caches. Threads that `f`
+/// starts do not inherit the runtime; they call `with_runtime` themselves.
 ///
-/// The former one is back afterwards, after a panic too.
+/// The previous runtime is restored afterwards, even if `f` panics.
 #[doc(alias = "simulate")]
 pub fn with_runtime<R>(runtime: &Runtime, f: impl FnOnce() -> R) -> R {
     struct Restore(Option<Rc<Runtime>>);
@@ -98,20 +98,21 @@ pub fn manual_seed(seed: u64) {
     runtime().manual_seed(seed);
 }
 
-/// A runtime of `devices` simulated GPUs with default settings. `CUDA_VISIBLE_DEVICES` has no
-/// effect on it.
+/// Creates a runtime of `devices` simulated GPUs with default settings. `CUDA_VISIBLE_DEVICES` has no effect on
+/// the runtime.
 ///
 /// # Errors
-/// None with a number of devices that fits a machine.
+/// [`ErrorKind::Driver`](crate::ErrorKind::Driver) if `devices` is greater than 64.
 #[track_caller]
 pub fn simulated(devices: usize) -> Result<Runtime> {
     simulated_with(devices, None)
 }
 
-/// A runtime of simulated GPUs of which `CUDA_VISIBLE_DEVICES` shows `visible`.
+/// Creates a runtime of simulated GPUs, and hides those that are not in `visible`. `visible` is a value of
+/// `CUDA_VISIBLE_DEVICES`; `None` shows all.
 ///
 /// # Errors
-/// As [`simulated`].
+/// The same as [`simulated`].
 #[track_caller]
 pub fn simulated_with(devices: usize, visible: Option<&str>) -> Result<Runtime> {
     let config = RuntimeConfig::default();
@@ -122,12 +123,13 @@ pub fn simulated_with(devices: usize, visible: Option<&str>) -> Result<Runtime> 
     }
 }
 
-/// A runtime of its own: over the machine's driver for `"cuda"`, over simulated GPUs for `"sim:3"`
-/// and the like. `CUDA_VISIBLE_DEVICES` decides over the devices of the former.
+/// Creates a runtime that is separate from the process's: on the driver of the machine for `"cuda"`, on
+/// simulated GPUs for `"sim:3"` and similar. `CUDA_VISIBLE_DEVICES` selects the devices of `"cuda"`, but not
+/// simulated ones.
 ///
 /// # Errors
-/// [`ErrorKind::Driver`] when the driver cannot be had or has no device; [`ErrorKind::InvalidArgument`] for a
-/// `spec` that means nothing.
+/// [`ErrorKind::Driver`](crate::ErrorKind::Driver) if the driver cannot be loaded or has no device.
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `spec` is invalid.
 #[track_caller]
 pub fn open(spec: &str, config: &RuntimeConfig) -> Result<Runtime> {
     let driver = match warpline_cuda_sys_safe::open(Some(spec), None) {
@@ -140,7 +142,7 @@ pub fn open(spec: &str, config: &RuntimeConfig) -> Result<Runtime> {
     Runtime::new(driver, config.clone())
 }
 
-/// `names` are those of all variables, of which `read` gives the values.
+/// Creates the process's runtime. `names` are the names of all variables; `read` returns a variable's value.
 #[track_caller]
 fn from_environment(
     read: impl Fn(&str) -> Result<String, VarError>,
@@ -213,8 +215,8 @@ fn open_from_environment(
     })
 }
 
-/// The user's folder for caches, by the system's custom. One that is not absolute is of no use, as what
-/// it names changes with the current folder.
+/// Returns the user's cache folder, by the system's convention. A relative folder is ignored, because its
+/// meaning changes with the current folder.
 fn caches(read: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
     let folder = |name| read(name).map(PathBuf::from).filter(|folder| folder.is_absolute());
     if cfg!(windows) {
@@ -263,7 +265,7 @@ mod tests {
         assert_eq!(folder(&[home, ("WARPLINE_CACHE", "")]), None);
     }
 
-    /// Why there is no CUDA.
+    /// The reason why there is no CUDA.
     fn reason(runtime: &Runtime) -> String {
         runtime.devices().unwrap_err().to_string()
     }

@@ -1,8 +1,8 @@
-//! Errors under the name of the called function, at the line of the call.
+//! Gives errors the name of the called function and the location of the call.
 //!
-//! A function that can fail, and every function on the way from a public function to it, is
-//! `#[track_caller]`. Closures get the location as an argument, or their errors do. A function that
-//! consists of other public functions puts its own name on their errors.
+//! Every function that can fail is `#[track_caller]`, and so is every function between a public function and
+//! it. A closure takes the location as an argument, or its caller adds the location to the error. A function
+//! that is made of other public functions puts its own name on their errors.
 
 use std::panic::Location;
 
@@ -10,8 +10,9 @@ use crate::Result;
 
 /// Names the op of an error.
 pub(crate) trait Called {
-    /// The same, an error as that of `op` ([`crate::Error::of`]), called by the caller of the function
-    /// that calls this: also where the error is made in a closure, which does not know that one.
+    /// Returns the same result. An error gets the name `op` ([`crate::Error::of`]) and the location of the
+    /// caller of the calling function. This also corrects errors made in a closure, which does not know that
+    /// location.
     #[track_caller]
     fn of(self, op: &'static str) -> Self;
 }

@@ -1,15 +1,15 @@
-//! Memory of CPU tensors (`torch.cpu`, which has no cache of its own).
+//! Memory of CPU tensors.
 //!
-//! Large blocks of freed tensors are kept for new ones, up to
-//! [`host_cache_limit`](crate::RuntimeConfig::host_cache_limit): to have the system provide pages takes
-//! longer than most ops that fill them. Page-locked memory has a cache of its own
-//! ([`cuda::host_memory_stats`](crate::cuda::host_memory_stats)).
+//! A cache keeps large blocks of freed CPU tensors for new tensors, because getting pages from the system takes
+//! longer than most ops that fill them. Its size is at most
+//! [`host_cache_limit`](crate::RuntimeConfig::host_cache_limit) bytes. `torch.cpu` has no such cache.
+//! Page-locked memory has a separate cache ([`cuda::host_memory_stats`](crate::cuda::host_memory_stats)).
 
 use warpline_runtime::HostCacheStats;
 
 use crate::runtime;
 
-/// What is kept of freed CPU tensors' memory, and how often it was used again.
+/// Returns statistics of the cache: the memory of freed CPU tensors that it keeps, and how often it was reused.
 ///
 /// ```
 /// use warpline::{cpu, ones, simulated, with_runtime};
@@ -34,7 +34,7 @@ pub fn memory_stats() -> HostCacheStats {
     runtime().host_cache_stats()
 }
 
-/// Gives what is kept of freed CPU tensors' memory back to the system. Tensors keep theirs.
+/// Releases the cached memory to the system. Memory of live tensors stays.
 pub fn empty_cache() {
     runtime().empty_host_cache();
 }

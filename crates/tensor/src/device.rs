@@ -1,19 +1,21 @@
-//! Arguments that name a device.
+//! Types that name a device.
 
 use std::panic::Location;
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::{Device, Error, Result};
 
-/// What can name a device: a [`Device`], a string such as `"cuda:1"`, or a GPU's index.
+/// A value that names a device: a [`Device`], a string such as `"cuda:1"`, or the index of a GPU.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not name a device",
     label = "expected a `Device`, a name such as \"cuda:1\" or \"cpu\", or a GPU's index"
 )]
 pub trait IntoDevice {
-    /// The device.
+    /// Converts the value to a device.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidDeviceString`].
+    /// [`ErrorKind::InvalidDeviceString`] if a string is not the name of a device.
     fn into_device(self) -> Result<Device>;
 }
 
@@ -53,7 +55,7 @@ impl IntoDevice for &String {
     }
 }
 
-/// An index names a GPU, as an `int` does in PyTorch.
+/// The index of a GPU, as an `int` is in PyTorch.
 impl IntoDevice for usize {
     #[track_caller]
     fn into_device(self) -> Result<Device> {

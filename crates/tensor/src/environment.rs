@@ -1,9 +1,9 @@
-//! What is wrong with variables of the environment: names that nothing reads, and devices that are not
-//! there.
+//! Checks of environment variables: unknown names that begin with `WARPLINE_`, and values of
+//! `CUDA_VISIBLE_DEVICES` that hide devices by mistake.
 
 use std::ffi::OsStr;
 
-/// The variables of ours that a program reads; `docs/from-pytorch.md` says what they hold.
+/// Variables that a program reads. `docs/from-pytorch.md` describes their values.
 const SETTINGS: &[&str] = &[
     "WARPLINE_ALLOC_CONF",
     "WARPLINE_CACHE",
@@ -17,8 +17,8 @@ const SETTINGS: &[&str] = &[
     "WARPLINE_SECRET",
 ];
 
-/// Those that launchers, builds and tests of this workspace set for themselves, and all that begin with
-/// `WARPLINE_TEST_`.
+/// Variables that launchers, builds and tests of this workspace set for themselves. Names that begin with
+/// `WARPLINE_TEST_` count too.
 const INTERNAL: &[&str] = &[
     "WARPLINE_CUDA_INCLUDE",
     "WARPLINE_FUZZ",
@@ -33,8 +33,8 @@ const INTERNAL: &[&str] = &[
     "WARPLINE_SLOW",
 ];
 
-/// The first name, by the alphabet, that begins with `WARPLINE_` and is none of ours, and what is to be
-/// said of it: nothing reads it, so it is a slip of the pen that would change nothing.
+/// Returns the first unknown name that begins with `WARPLINE_`, in alphabetical order, and the reason to refuse
+/// it. No code reads such a variable, so the name is a typing error.
 pub(crate) fn unknown(names: impl Iterator<Item = impl AsRef<OsStr>>) -> Option<(String, String)> {
     let ours = |name: &str| {
         name.starts_with("WARPLINE_TEST_") || SETTINGS.contains(&name) || INTERNAL.contains(&name)
@@ -47,7 +47,7 @@ pub(crate) fn unknown(names: impl Iterator<Item = impl AsRef<OsStr>>) -> Option<
     Some((name, format!("there is no such variable{meant} There are {}", SETTINGS.join(", "))))
 }
 
-/// How many letters have to be put in, taken out or changed to make one name of the other.
+/// Returns the edit distance: the number of insertions, deletions and substitutions between two names.
 fn edits(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {
@@ -61,8 +61,8 @@ fn edits(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-/// Whether a value of `CUDA_VISIBLE_DEVICES` is one of those that programs hide all devices with. Others
-/// that CUDA shows none for, such as `all` or `cuda:1`, were meant to show some.
+/// Returns whether a value of `CUDA_VISIBLE_DEVICES` is one that programs use to hide all devices. CUDA shows
+/// no device for other values too, such as `all` or `cuda:1`, but these were meant to show some.
 pub(crate) fn hides_on_purpose(value: &str) -> bool {
     let value = value.trim();
     value.is_empty()
@@ -70,7 +70,7 @@ pub(crate) fn hides_on_purpose(value: &str) -> bool {
         || ["none", "void", "NoDevFiles"].iter().any(|word| value.eq_ignore_ascii_case(word))
 }
 
-/// Why a value that does not hide all `count` devices on purpose shows none of them.
+/// Returns the reason why a value shows none of the `count` devices, if it does not hide them on purpose.
 pub(crate) fn why_hidden(value: &str, count: usize) -> String {
     const MAY: &str = "It may list indices or UUIDs, such as `0,1`, or be empty or -1 to hide all";
     let entries: Vec<&str> = value.split(',').map(str::trim).collect();
@@ -89,7 +89,7 @@ pub(crate) fn why_hidden(value: &str, count: usize) -> String {
             "there is no device {first} among this machine's {count}, which count from 0. {MAY}"
         );
     }
-    // CUDA shows none at all where one is repeated.
+    // CUDA shows no device if the list repeats one.
     let same = |a: &str, b: &str| match (index(a), index(b)) {
         (Some(a), Some(b)) => a == b,
         _ => a.eq_ignore_ascii_case(b),
@@ -106,7 +106,7 @@ pub(crate) fn why_hidden(value: &str, count: usize) -> String {
     }
 }
 
-/// An index as CUDA reads it, as C's `strtol` does.
+/// Parses an index as CUDA does, which follows C's `strtol`.
 fn index(entry: &str) -> Option<usize> {
     let digits = entry.strip_prefix('+').unwrap_or(entry);
     let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());

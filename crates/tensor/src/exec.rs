@@ -1,4 +1,4 @@
-//! Where an op runs and its result is made: one look-up per op, shared by all of them.
+//! The place where an op runs and its result is allocated. Looked up once per op.
 
 use std::panic::Location;
 
@@ -9,8 +9,8 @@ use warpline_runtime::Storage;
 
 use crate::{DType, Device, Error, ErrorKind, Result, Runtime, Tensor, TensorOptions};
 
-/// Where ops on a tensor run: the host, or its device with this thread's current stream there. For ops
-/// of other crates, which take a [`Target`] and the tensors' [views](Tensor::as_view).
+/// The place where ops on a tensor run: the host, or the tensor's device with the current stream of this
+/// thread. Ops of other crates take a [`Target`] and the tensors' [views](Tensor::as_view).
 #[derive(Debug)]
 pub enum Exec<'a> {
     /// The host.
@@ -20,7 +20,7 @@ pub enum Exec<'a> {
 }
 
 impl<'a> Exec<'a> {
-    /// Where ops on tensors in `storage` run, whatever device is current.
+    /// Returns the place of ops on tensors in `storage`, whatever device is current.
     #[track_caller]
     pub(crate) fn of(storage: &'a Storage) -> Result<Self> {
         match storage.cuda_device() {
@@ -29,7 +29,7 @@ impl<'a> Exec<'a> {
         }
     }
 
-    /// Where tensors made on `device` go; `cuda` is the current device.
+    /// Returns the place of tensors made on `device`; `cuda` is the current device.
     #[track_caller]
     pub(crate) fn on(runtime: &'a Runtime, device: Device) -> Result<Self> {
         match device {
@@ -49,7 +49,8 @@ impl<'a> Exec<'a> {
         Ok(Self::Cuda(runtime, gpu, runtime.devices()?.current_stream(gpu.index())?))
     }
 
-    /// As ops take it. Ops are called outside closures, so that they see their caller's location.
+    /// Returns the place as ops take it. Call ops outside closures, so that their errors have the caller's
+    /// location.
     #[must_use]
     pub fn target(&self) -> Target<'_> {
         match self {
@@ -58,7 +59,7 @@ impl<'a> Exec<'a> {
         }
     }
 
-    /// Refuses what the host has to wait for while the stream is captured.
+    /// Refuses an op that the host has to wait for, while the stream is captured.
     #[track_caller]
     pub(crate) fn refuse_capture(&self, op: &'static str) -> Result<()> {
         match self {
@@ -70,7 +71,7 @@ impl<'a> Exec<'a> {
         }
     }
 
-    /// A new row-major tensor here in memory that other processes can have, its elements zero.
+    /// Makes a row-major tensor of zeros here, in memory that other processes can access.
     #[track_caller]
     pub(crate) fn shared(&self, sizes: &[usize], dtype: DType) -> Result<Tensor> {
         let layout = Layout::contiguous(sizes)?;
@@ -83,19 +84,19 @@ impl<'a> Exec<'a> {
         Ok(Tensor::from_parts(storage, layout, dtype))
     }
 
-    /// A new row-major tensor here, its elements not set.
+    /// Makes a row-major tensor here, with unspecified elements.
     #[track_caller]
     pub(crate) fn empty(&self, sizes: &[usize], dtype: DType) -> Result<Tensor> {
         self.empty_in(Layout::contiguous(sizes)?, dtype)
     }
 
-    /// A new tensor here for an elementwise op's result, whose operands lie like this.
+    /// Makes a tensor here for the result of an elementwise op on operands of these layouts.
     #[track_caller]
     pub(crate) fn empty_for(&self, operands: &[&Layout], dtype: DType) -> Result<Tensor> {
         self.empty_in(Layout::of_result(operands), dtype)
     }
 
-    /// A new tensor here of a dense layout, its elements not set.
+    /// Makes a tensor of a dense layout here, with unspecified elements.
     #[track_caller]
     pub(crate) fn empty_in(&self, layout: Layout, dtype: DType) -> Result<Tensor> {
         let bytes = byte_size(&layout, dtype)?;
@@ -107,7 +108,7 @@ impl<'a> Exec<'a> {
     }
 }
 
-/// A new tensor as options ask for it, with `dtype` where they leave that open.
+/// Makes a tensor according to options, and of `dtype` where the options name none.
 #[track_caller]
 pub(crate) fn empty(
     runtime: &Runtime,
@@ -119,7 +120,7 @@ pub(crate) fn empty(
     empty_in(runtime, Layout::in_format(sizes, format)?, options, dtype)
 }
 
-/// [`empty`] of a dense layout, whatever format the options ask for.
+/// [`empty`] of a dense layout. The memory format of the options is ignored.
 #[track_caller]
 pub(crate) fn empty_in(
     runtime: &Runtime,
@@ -147,8 +148,8 @@ fn byte_size(layout: &Layout, dtype: DType) -> Result<usize> {
         .ok_or_else(|| ErrorKind::SizeOverflow { sizes: layout.sizes().into() }.of("").at(location))
 }
 
-/// Whether ops on `a`'s device may read `b`: it is on the same device, or on one whose memory they
-/// were given access to.
+/// Returns whether ops on the device of `a` may read `b`: both are on the same device, or the device of `a` has
+/// access to the memory of the device of `b`.
 pub(crate) fn reaches(a: &Tensor, b: &Tensor) -> bool {
     match (a.storage().cuda_device(), b.storage().cuda_device()) {
         (Some(device), Some(peer)) => {
@@ -159,7 +160,7 @@ pub(crate) fn reaches(a: &Tensor, b: &Tensor) -> bool {
     }
 }
 
-/// Refuses tensors that cannot meet in one op on the first one's device.
+/// Refuses tensors of two runtimes, and a `b` that ops on the device of `a` cannot read.
 #[track_caller]
 pub(crate) fn check_together(op: &'static str, a: &Tensor, b: &Tensor) -> Result<()> {
     if !a.storage().runtime().same_as(b.storage().runtime()) {

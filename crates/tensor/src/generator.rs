@@ -1,13 +1,16 @@
-//! Generators of random numbers on the host, and the states of those of the runtime.
+//! Random number generators on the host, and access to the state of the runtime's generators.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use warpline_runtime::generator::CpuGenerator;
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called as _;
 use crate::{DType, Error, Result, Tensor, runtime};
 
-/// A sequence of random numbers of its own (`torch.Generator`), on the host. A clone is the same sequence.
+/// A random number generator on the host, with its own sequence (`torch.Generator`). A clone shares the
+/// sequence.
 ///
 /// ```
 /// use warpline::Generator;
@@ -24,37 +27,37 @@ use crate::{DType, Error, Result, Tensor, runtime};
 pub struct Generator(Arc<Mutex<CpuGenerator>>);
 
 impl Generator {
-    /// With PyTorch's default seed.
+    /// Creates a generator with PyTorch's default seed.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Starts the sequence of `seed`.
+    /// Restarts the sequence from `seed`.
     pub fn manual_seed(&self, seed: u64) {
         self.lock().manual_seed(seed);
     }
 
-    /// The seed the sequence was started from.
+    /// Returns the seed from which the sequence was started.
     #[must_use]
     pub fn initial_seed(&self) -> u64 {
         self.lock().initial_seed()
     }
 
-    /// All that the sequence goes on from, in the bytes that PyTorch has.
+    /// Returns the state of the generator: a `uint8` tensor on the CPU, in PyTorch's format of 5,056 bytes.
     ///
     /// # Errors
-    /// When the memory cannot be had.
+    /// [`ErrorKind::Alloc`] if there is no memory for the tensor.
     #[track_caller]
     pub fn get_state(&self) -> Result<Tensor> {
         let state = self.lock().state();
         crate::tensor(state, crate::Device::Cpu)
     }
 
-    /// Goes on from where [`Generator::get_state`] was called.
+    /// Restores a state that [`Generator::get_state`] returned, or PyTorch's `get_state`.
     ///
     /// # Errors
-    /// As [`set_rng_state`].
+    /// The same as [`set_rng_state`].
     #[track_caller]
     pub fn set_state(&self, state: &Tensor) -> Result<()> {
         let state = bytes("set_state", state)?;
@@ -66,7 +69,8 @@ impl Generator {
     }
 }
 
-/// The state of the CPU's generator (`torch.get_rng_state`), in the bytes that PyTorch has.
+/// Returns the state of the CPU's generator: a `uint8` tensor on the CPU, in PyTorch's format of 5,056 bytes
+/// (`torch.get_rng_state`).
 ///
 /// ```
 /// use warpline::{get_rng_state, rand, set_rng_state};
@@ -79,7 +83,7 @@ impl Generator {
 /// ```
 ///
 /// # Errors
-/// When the memory cannot be had.
+/// [`ErrorKind::Alloc`] if there is no memory for the tensor.
 #[track_caller]
 pub fn get_rng_state() -> Result<Tensor> {
     let runtime = runtime();
@@ -87,10 +91,11 @@ pub fn get_rng_state() -> Result<Tensor> {
     crate::tensor(state, crate::Device::Cpu)
 }
 
-/// Makes the CPU's generator go on from a state (`torch.set_rng_state`), of PyTorch's too.
+/// Restores a state of the CPU's generator, from this crate or from PyTorch (`torch.set_rng_state`).
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] unless it is a tensor of bytes on the host that holds a state.
+/// [`ErrorKind::InvalidArgument`] if `state` is not a `uint8` tensor on the CPU, or its bytes are not a valid
+/// state.
 #[track_caller]
 pub fn set_rng_state(state: &Tensor) -> Result<()> {
     let state = bytes("set_rng_state", state)?;
@@ -99,7 +104,7 @@ pub fn set_rng_state(state: &Tensor) -> Result<()> {
     generator.set_state(&state)
 }
 
-/// What a state's tensor holds.
+/// Returns the bytes of a state.
 #[track_caller]
 pub(crate) fn bytes(op: &'static str, state: &Tensor) -> Result<Vec<u8>> {
     if state.dtype() != DType::U8 || state.is_cuda() {

@@ -1,34 +1,35 @@
-//! Programs to copy, and what one who knows PyTorch looks up.
+//! Example programs, and the page for users of PyTorch.
 //!
-//! Each program is an example of the crate, such as `cargo run --example kv_cache`, and runs on simulated GPUs
-//! with `WARPLINE_DRIVER=sim:1` before it.
+//! Each program is an example of this crate. Run it with `cargo run --example kv_cache`, for instance, and on a
+//! simulated GPU with `WARPLINE_DRIVER=sim:1` before the command.
 
-/// A loader whose batches are copied to the GPU while the one before is computed on.
+/// A loader that copies the next batch to the GPU while the GPU computes with the current batch.
 ///
 #[doc = concat!("```no_run\n", include_str!("../examples/overlapped_loader.rs"), "```")]
 pub mod overlapped_loader {}
 
-/// Threads of a server that share a model, each with a stream of its own.
+/// Threads of a server that share a model, each with its own stream.
 ///
 #[doc = concat!("```no_run\n", include_str!("../examples/server_threads.rs"), "```")]
 pub mod server_threads {}
 
-/// A test of a program's streams on simulated GPUs, in which a missing wait is found.
+/// A test on simulated GPUs that finds a missing wait between streams.
 ///
 #[doc = concat!("```no_run\n", include_str!("../examples/simulated_race.rs"), "```")]
 pub mod simulated_race {}
 
-/// Decoding with keys and values in memory that is allocated once.
+/// Decoding with a cache of keys and values that is allocated once.
 ///
 #[doc = concat!("```no_run\n", include_str!("../examples/kv_cache.rs"), "```")]
 pub mod kv_cache {}
 
-/// The caching allocator over memory of one's own.
+/// The caching allocator with a custom source of memory.
 ///
 #[doc = concat!("```no_run\n", include_str!("../examples/allocator_backend.rs"), "```")]
 pub mod allocator_backend {}
 
-// The first of two definitions holds: where the page leads to files of the repository, rustdoc has its own.
+// The page links to files of the repository. The first definition of a link counts, so these replace the
+// page's.
 /// [streams]: crate::SyncPolicy
 /// [options]: warpline_alloc::AllocatorConfig
 ///

@@ -12,25 +12,25 @@
 //! # Ok::<(), warpline::Error>(())
 //! ```
 //!
-//! Everything that can fail returns a [`Result`], operators included. With `"cuda"` as the device
-//! the same program runs on a GPU; with `WARPLINE_DRIVER=sim:3` in the environment, on three
-//! simulated ones. Functions named after PyTorch's own do what those do.
+//! Every function that can fail returns a [`Result`], and so does every operator. With `"cuda"` as the device,
+//! the same program runs on a GPU. With `WARPLINE_DRIVER=sim:3` in the environment, there are three simulated
+//! GPUs. A function with the name of a PyTorch function does the same as that function.
 //!
 //! # Where to go from here
 //!
 //! | for | see |
 //! |---|---|
-//! | PyTorch's names and what they are here, all variables of the environment and options of `sim:N`, what there is not | [`guide::from_pytorch`] |
-//! | programs to copy: an overlapped loader, a server's threads, a test that finds a race, decoding with a cache, an allocator of one's own | [`guide`] |
-//! | the tensor: its methods, how [shapes](IntoShape), [indices](Tensor::i) and [options](TensorOptions) are written | [`Tensor`] |
+//! | PyTorch's names and their counterparts, environment variables, options of `sim:N`, missing features | [`guide::from_pytorch`] |
+//! | example programs: an overlapped loader, threads of a server, a test that finds a race, decoding with a cache, a custom allocator backend | [`guide`] |
+//! | the tensor: its methods, and the types for [shapes](IntoShape), [indices](Tensor::i) and [options](TensorOptions) | [`Tensor`] |
 //! | devices, streams, events, graphs, memory (`torch.cuda`) | [`cuda`] |
-//! | loaders | [`data`] |
+//! | data loaders | [`data`] |
 //! | modules, initialisers, optimizers (`torch.nn`, `torch.optim`) | the crate `warpline-nn` |
-//! | tensors that other processes have too | `multiprocessing`, on Linux |
-//! | what can go wrong | [`Error`] |
-//! | a runtime of one's own: simulated GPUs, other settings | [`open`], [`with_runtime`], [`RuntimeConfig`] |
+//! | tensors shared between processes | `multiprocessing`, on Linux |
+//! | errors | [`Error`], [`ErrorKind`] |
+//! | separate runtimes: simulated GPUs, other settings | [`open`], [`with_runtime`], [`RuntimeConfig`] |
 //! | several GPUs, several processes | the crate `warpline-parallel` |
-//! | ops of one's own; one layer alone | the crates `warpline-runtime`, `warpline-kernels`, `warpline-stream`, `warpline-alloc`, `warpline-cuda-sys-safe` |
+//! | custom ops; single layers | the crates `warpline-runtime`, `warpline-kernels`, `warpline-stream`, `warpline-alloc`, `warpline-cuda-sys-safe` |
 
 #![forbid(unsafe_code)]
 

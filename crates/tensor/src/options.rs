@@ -1,13 +1,16 @@
-//! What a factory is told besides sizes: dtype, device, page-locking, memory format.
+//! Options of functions that make tensors: dtype, device, pinned memory, memory format.
 
 use std::panic::Location;
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::{DType, Device, Error, IntoDevice, MemoryFormat, Result};
 
-/// Where and as what a tensor is made (`dtype=`, `device=`, `pin_memory=`, `memory_format=`).
+/// Dtype, device, page-locking and memory format of a tensor to be made (`dtype=`, `device=`, `pin_memory=`,
+/// `memory_format=`).
 ///
-/// Functions take `impl Into<TensorOptions>`, so most calls need no builder: `()` for the
-/// defaults, a dtype, a device or its name, or `(dtype, device)`.
+/// Functions take `impl Into<TensorOptions>`, so most calls need no builder. Pass `()` for the defaults, a
+/// dtype, a device or its name, or `(dtype, device)`.
 ///
 /// ```
 /// use warpline::{DType, TensorOptions, zeros};
@@ -22,64 +25,65 @@ use crate::{DType, Device, Error, IntoDevice, MemoryFormat, Result};
 #[derive(Clone, Debug, Default)]
 pub struct TensorOptions {
     dtype: Option<DType>,
-    /// A bad name is kept and reported by the call that uses the options.
+    /// An invalid name is kept here as an error, which the call that uses the options returns.
     device: Option<Result<Device, Box<Error>>>,
     pin_memory: bool,
     memory_format: Option<MemoryFormat>,
 }
 
 impl TensorOptions {
-    /// Nothing asked for: each function's own defaults.
+    /// Creates options that leave everything to the defaults of the function.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Asks for a dtype.
+    /// Sets the dtype. Default: the function's default.
     #[must_use]
     pub fn dtype(mut self, dtype: DType) -> Self {
         self.dtype = Some(dtype);
         self
     }
 
-    /// Asks for a device. A name that means nothing is reported by the function that is given
-    /// these options.
+    /// Sets the device. Default: the function's default. An invalid name becomes an error of the function that
+    /// uses the options.
     #[must_use]
     pub fn device(mut self, device: impl IntoDevice) -> Self {
         self.device = Some(device.into_device().map_err(Box::new));
         self
     }
 
-    /// Asks for page-locked host memory.
+    /// Sets whether the tensor is in page-locked host memory. Default: `false`.
     #[must_use]
     pub fn pin_memory(mut self, pin: bool) -> Self {
         self.pin_memory = pin;
         self
     }
 
-    /// Asks for an order of dimensions in memory.
+    /// Sets the order of dimensions in memory. Default: row-major, or the order of the source where there is a
+    /// source tensor ([`to`](crate::Tensor::to), [`empty_like`](crate::Tensor::empty_like)).
     #[must_use]
     pub fn memory_format(mut self, format: MemoryFormat) -> Self {
         self.memory_format = Some(format);
         self
     }
 
-    /// The order of dimensions asked for.
+    /// Returns the requested memory format. `None`: the function's default.
     #[must_use]
     pub fn requested_memory_format(&self) -> Option<MemoryFormat> {
         self.memory_format
     }
 
-    /// The dtype asked for.
+    /// Returns the requested dtype. `None`: the function's default.
     #[must_use]
     pub fn requested_dtype(&self) -> Option<DType> {
         self.dtype
     }
 
-    /// The device asked for.
+    /// Returns the requested device. `None`: the function's default.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidDeviceString`] where its name meant nothing.
+    /// [`ErrorKind::InvalidDeviceString`] if the device was given as a string that is not the name of a device.
     #[track_caller]
     pub fn requested_device(&self) -> Result<Option<Device>> {
         match &self.device {
@@ -89,13 +93,13 @@ impl TensorOptions {
         }
     }
 
-    /// Whether page-locked memory is asked for.
+    /// Returns whether page-locked memory is requested.
     #[must_use]
     pub fn pins_memory(&self) -> bool {
         self.pin_memory
     }
 
-    /// These, with what is not asked for taken from `dtype` and `device`.
+    /// Sets the dtype and the device where they are not requested.
     pub(crate) fn or(mut self, dtype: DType, device: Device) -> Self {
         self.dtype.get_or_insert(dtype);
         self.device.get_or_insert(Ok(device));

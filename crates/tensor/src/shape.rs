@@ -1,10 +1,10 @@
-//! How shapes are written.
+//! Types that can be given as a shape.
 
 use smallvec::SmallVec;
 use warpline_runtime::Sizes;
 
-/// The sizes of a new tensor: `[2, 3]`, `&[2, 3]`, a slice or `Vec` of `usize`, one `usize` for one
-/// dimension, `()` for none.
+/// The sizes of a new tensor: `[2, 3]`, `&[2, 3]`, a slice or `Vec` of `usize`, one `usize` for a tensor of one
+/// dimension, or `()` for a tensor without dimensions.
 ///
 /// ```
 /// # use warpline::zeros;
@@ -20,12 +20,13 @@ use warpline_runtime::Sizes;
     note = "sizes are `usize`: an array, a reference to one, a slice, a `Vec`, one number, or `()`"
 )]
 pub trait IntoShape {
-    /// The sizes.
+    /// Returns the sizes.
     fn into_shape(self) -> Sizes;
 }
 
-/// Sizes of which one may be -1, and follow from the others: what [`reshape`](crate::Tensor::reshape) and
-/// its like take. Arrays, slices and `Vec`s of `i32`, `i64`, `isize` or `usize`; one number; `()`.
+/// The sizes that [`reshape`](crate::Tensor::reshape) and similar methods take. A size may be -1: `reshape`
+/// computes it from the other sizes. Arrays, slices and `Vec`s of `i32`, `i64`, `isize` or `usize`, one number,
+/// and `()` are sizes.
 ///
 /// ```
 /// # use warpline::arange;
@@ -40,7 +41,7 @@ pub trait IntoShape {
     note = "sizes are integers: an array, a reference to one, a slice, a `Vec`, one number, or `()`"
 )]
 pub trait IntoSizes {
-    /// The sizes.
+    /// Returns the sizes.
     fn into_sizes(self) -> SmallVec<[isize; 6]>;
 }
 
@@ -99,7 +100,7 @@ macro_rules! sizes {
     (@list $int:ty, [$($generic:tt)*] $ty:ty) => {
         impl $($generic)* IntoSizes for $ty {
             fn into_sizes(self) -> SmallVec<[isize; 6]> {
-                // What does not fit is more than any tensor has.
+                // A size that does not fit `isize` is larger than any tensor's.
                 self.iter().map(|&size| isize::try_from(size).unwrap_or(isize::MAX)).collect()
             }
         }

@@ -1,5 +1,5 @@
-//! A chain of small ops, enqueued one by one and replayed as a graph: what it costs the host, and
-//! until it is done. One JSON line each; `torch_graph.py` prints the same of PyTorch.
+//! Measures a chain of small ops, enqueued one by one and replayed as a graph: the time of the host, and the
+//! time until the device has finished. Prints one JSON line; `torch_graph.py` prints the same line for PyTorch.
 
 use std::time::Instant;
 
@@ -10,19 +10,19 @@ use warpline::{Result, RuntimeConfig, Tensor, cuda, ones, with_runtime};
 /// Times a chain of small ops with and without a graph.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Where it runs: `cuda`, or `sim:1`, whose times mean nothing.
+    /// The driver: `cuda`, or `sim:1`, whose times are meaningless.
     #[arg(long, default_value = "cuda")]
     driver: String,
-    /// Ops in the chain.
+    /// Number of ops in the chain.
     #[arg(long, default_value_t = 20)]
     ops: usize,
-    /// Elements of each tensor.
+    /// Number of elements of each tensor.
     #[arg(long, default_value_t = 1024)]
     numel: usize,
-    /// Measurements, of which the medians are printed.
+    /// Number of measurements. Their medians are printed.
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Chains in a row, to see what one costs when the device is kept busy.
+    /// Number of chains in a row, which measures the time per chain on a busy device.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     row: u32,
 }
@@ -69,13 +69,13 @@ fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Microseconds of one chain.
+/// Times of one chain, in microseconds.
 struct Times {
     /// Until the call returns, on an idle device.
     host: f64,
-    /// Until the device is done, on an idle device.
+    /// Until the device has finished, on an idle device.
     whole: f64,
-    /// Until the device is done with many in a row, for each of these.
+    /// Until the device has finished many chains in a row, per chain.
     in_a_row: f64,
 }
 

@@ -1,7 +1,8 @@
-//! How long ops take, beside PyTorch in the same run: the whole table as JSON and Markdown.
+//! Measures the time of ops, beside PyTorch in the same run, and writes the table as JSON and Markdown.
 //!
-//! `cargo run --release -p warpline --example ops -- --python PATH`, or the program alone where there is no cargo.
-//! Both sides measure a row in turns, round by round. Without `--python` only Warpline's side is measured.
+//! Run `cargo run --release -p warpline --example ops -- --python PATH`, or the program alone on a machine
+//! without cargo. Both sides measure a row in turns, round by round. Without `--python`, only Warpline is
+//! measured.
 
 mod report;
 mod rows;
@@ -22,44 +23,44 @@ use spec::Spec;
 use table::Op;
 use torch::Torch;
 
-/// What the threads of the CPU's ops are counted by.
+/// The variable with the number of threads of CPU ops.
 const THREADS: &str = "RAYON_NUM_THREADS";
 
-/// Measures ops, beside PyTorch if it is given.
+/// Measures ops, beside PyTorch if `--python` is given.
 #[derive(Debug, Parser)]
 #[command(name = "ops")]
 struct Options {
-    /// The Python that has PyTorch
+    /// The Python interpreter that has PyTorch
     #[arg(long)]
     python: Option<String>,
-    /// Beside NumPy, whose Python `--python` then is, in place of PyTorch
+    /// Compare with NumPy instead of PyTorch; `--python` has NumPy
     #[arg(long, requires = "python", requires = "cpu")]
     numpy: bool,
-    /// Measure the ops of the CPU, and none of a GPU's
+    /// Measure ops on the CPU instead of a GPU
     #[arg(long)]
     cpu: bool,
-    /// Threads on the CPU, of both sides; all cores if not given
+    /// Number of CPU threads on both sides. Default: all cores
     #[arg(long)]
     threads: Option<usize>,
-    /// Rounds, whose medians are the figures
+    /// Number of rounds. The results are medians over rounds
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Only rows whose name (`PART/OP DTYPE SIZES`) starts like this
+    /// Measure only rows whose name (`PART/OP DTYPE SIZES`) starts with this text
     #[arg(long, default_value = "")]
     only: String,
-    /// Name the rows, and measure none
+    /// List the rows without measuring
     #[arg(long)]
     list: bool,
-    /// Where `ops.json` and `ops.md` go
+    /// The folder for `ops.json` and `ops.md`
     #[arg(long, default_value = "target/ops")]
     out: PathBuf,
-    /// The commit of this program, where git cannot be asked
+    /// The commit of this program, if git is not available
     #[arg(long)]
     commit: Option<String>,
-    /// Where it runs: `cuda`, or `sim:1`, whose times mean nothing
+    /// The driver: `cuda`, or `sim:1`, whose times are meaningless
     #[arg(long, default_value = "cuda")]
     driver: String,
-    /// Tiny tensors, to see that everything runs
+    /// Use tiny tensors, to check that everything runs
     #[arg(long)]
     tiny: bool,
 }
@@ -78,7 +79,7 @@ fn start(options: &Options) -> Result<ExitCode> {
     if let Some(threads) = options.threads
         && std::env::var(THREADS).ok().as_deref() != Some(&*threads.to_string())
     {
-        // The number is read when threads are first needed, and a process cannot set it safely itself.
+        // The variable is read at the first use of threads, and a process cannot safely set it for itself.
         let mut again = Command::new(std::env::current_exe()?);
         let status =
             again.args(std::env::args_os().skip(1)).env(THREADS, threads.to_string()).status()?;
@@ -101,7 +102,7 @@ fn start(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The rows that are asked for; on a GPU always with the copy that others are measured by.
+/// Returns the selected rows. On a GPU they always include the copy to which others are compared.
 fn specs(options: &Options) -> Vec<Spec> {
     let all = if options.cpu { rows::cpu() } else { rows::gpu() };
     let asked = |spec: &Spec| spec.name().starts_with(&options.only);
@@ -117,10 +118,10 @@ fn run(options: &Options, specs: &[Spec], torch: Option<Torch>) -> Result<Vec<re
         return measure_all(options, specs, torch, "CPU only".to_owned());
     }
     let runtime = warpline::open(&options.driver, &RuntimeConfig::default());
-    // Our errors name what caused them already.
+    // Warpline's errors include their causes.
     let runtime = runtime.map_err(|error| anyhow!("{error}"))?;
     with_runtime(&runtime, || {
-        // Captures need a stream of their own.
+        // Captures need a stream other than the default.
         let stream = cuda::Stream::new(())?;
         let _on = cuda::stream(&stream)?;
         let name = cuda::get_device_name(())?;
@@ -155,7 +156,7 @@ fn measure_all(
     for spec in specs {
         if part != spec.part {
             part = spec.part;
-            // A run that is cut off leaves the parts that it has done.
+            // An interrupted run leaves the completed parts.
             report::write(&options.out, &about, &rows)?;
             if !options.cpu {
                 cuda::empty_cache();
@@ -176,7 +177,7 @@ fn measure_all(
     Ok(rows)
 }
 
-/// Both sides of a row, in turns. What fails is noted, and the other side goes on.
+/// Measures both sides of a row in turns. If one side fails, the error is noted and the other side continues.
 fn measure(options: &Options, spec: &Spec, torch: Option<&mut Torch>) -> Result<report::Row> {
     let op = Op::find(spec.op).with_context(|| format!("there is no op `{}`", spec.op))?;
     let mut row = report::Row::new(spec, op.amount(spec));
@@ -184,7 +185,7 @@ fn measure(options: &Options, spec: &Spec, torch: Option<&mut Torch>) -> Result<
     let mut theirs =
         torch.and_then(|torch| keep(&mut row.pytorch, torch.prepare(spec).map(|()| torch)));
     for round in 0..options.rounds {
-        // Neither side always comes behind the other.
+        // The sides take turns at going first.
         for our_turn in [round % 2 == 0, round % 2 != 0] {
             if our_turn && let Some(prepared) = &mut ours {
                 match keep(&mut row.warpline, prepared.measure()) {
@@ -216,7 +217,7 @@ fn driver_version() -> String {
     first_line(Command::new("nvidia-smi").args(query))
 }
 
-/// What a program prints first, or `unknown`.
+/// Returns the first line that a program prints, or `unknown`.
 fn first_line(command: &mut Command) -> String {
     let output = command.output().ok().filter(|output| output.status.success());
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());

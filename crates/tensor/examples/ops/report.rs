@@ -1,4 +1,4 @@
-//! The results: a line on the way, and all of them as JSON and Markdown.
+//! The results: one line per row during the run, and all rows as JSON and Markdown.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -10,23 +10,23 @@ use serde::Serialize;
 use super::spec::{Spec, Timing, View};
 use super::table::Amount;
 
-/// Where and of what the figures are.
+/// The conditions of a run.
 #[derive(Debug, Serialize)]
 pub(crate) struct About {
     pub(crate) device: String,
     pub(crate) cpu: String,
     pub(crate) cores: usize,
-    /// Asked for on the CPU; all cores otherwise.
+    /// Requested number of CPU threads. `None`: all cores.
     pub(crate) threads: Option<usize>,
     pub(crate) driver: String,
     pub(crate) commit: String,
-    /// Whose times the field `pytorch` of a row has.
+    /// The library whose times are in the field `pytorch` of each row.
     pub(crate) beside: &'static str,
     pub(crate) pytorch: Option<String>,
     pub(crate) rounds: u32,
 }
 
-/// A row of the table: seconds of a call, a figure for each round.
+/// A row of the table: times in seconds per call, one per round.
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
     name: String,
@@ -37,21 +37,21 @@ pub(crate) struct Row {
     sizes: Vec<usize>,
     view: View,
     timing: &'static str,
-    /// Bytes that a call moves, as they are counted.
+    /// Bytes that a call moves, as counted by the table of ops.
     bytes: Option<f64>,
     flops: Option<f64>,
     pub(crate) warpline: Side,
     pub(crate) pytorch: Side,
-    /// PyTorch's time ÷ Warpline's, the median over rounds: above 1, Warpline is the faster.
+    /// PyTorch's time divided by Warpline's, as the median over rounds. Above 1, Warpline is faster.
     ratio: Option<f64>,
-    /// Warpline's bytes in a second ÷ those of the run's `copy_`, of whoever copies faster.
+    /// Warpline's bytes per second divided by those of the faster `copy_` of the run.
     of_copy: Option<f64>,
 }
 
-/// What one side's measurements came to.
+/// The measurements of one side.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Side {
-    /// A figure for each round.
+    /// Seconds per call, one value per round.
     pub(crate) seconds: Vec<f64>,
     median: Option<f64>,
     pub(crate) error: Option<String>,
@@ -87,7 +87,8 @@ impl Row {
         }
     }
 
-    /// Sets what follows from the measurements; `copy` is the run's measure in bytes in a second.
+    /// Computes medians and ratios from the measurements. `copy` is the rate of the run's copy, in bytes per
+    /// second.
     pub(crate) fn conclude(&mut self, copy: Option<f64>) {
         for side in [&mut self.warpline, &mut self.pytorch] {
             side.median = median(side.seconds.clone());
@@ -102,13 +103,13 @@ impl Row {
         self.bytes.zip(seconds).map(|(bytes, seconds)| bytes / seconds)
     }
 
-    /// Bytes in a second, of the faster side.
+    /// Returns the rate of the faster side, in bytes per second.
     pub(crate) fn fastest_rate(&self) -> Option<f64> {
         let sides = [self.warpline.median, self.pytorch.median];
         sides.into_iter().filter_map(|s| self.rate(s)).max_by(f64::total_cmp)
     }
 
-    /// A side's figure in words.
+    /// Formats the result of one side.
     fn figure(&self, side: &Side) -> String {
         match (side.median, &side.error) {
             (_, Some(_)) => "failed".to_owned(),
@@ -125,7 +126,7 @@ impl Row {
         }
     }
 
-    /// The row in a table of Markdown.
+    /// Formats the row for a Markdown table.
     fn markdown(&self) -> String {
         let number = |v: Option<f64>| v.map_or(String::new(), |v| format!("{v:.2}"));
         format!(
@@ -139,7 +140,7 @@ impl Row {
         )
     }
 
-    /// The row on the way.
+    /// Formats the row for the output during the run.
     pub(crate) fn line(&self, beside: &str) -> String {
         let mut line = format!("{}: {}", self.name, self.figure(&self.warpline));
         if let Some(ratio) = self.ratio {
@@ -159,7 +160,7 @@ fn time(seconds: f64) -> String {
     if us < 1000.0 { format!("{} µs", digits(us)) } else { format!("{} ms", digits(us / 1e3)) }
 }
 
-/// With three digits or more.
+/// Formats a number with three or more digits.
 fn digits(v: f64) -> String {
     let decimals = match v {
         100.0.. => 0,
@@ -170,7 +171,7 @@ fn digits(v: f64) -> String {
     format!("{v:.decimals$}")
 }
 
-/// The median of measurements that mean anything: simulated devices take no time.
+/// Returns the median of the positive measurements. Simulated devices take no time.
 fn median(mut values: Vec<f64>) -> Option<f64> {
     values.retain(|v| v.is_finite() && *v > 0.0);
     values.sort_unstable_by(f64::total_cmp);

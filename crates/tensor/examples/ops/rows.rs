@@ -1,4 +1,4 @@
-//! Which ops are measured on what.
+//! The rows: ops with their dtypes and sizes.
 
 use warpline::DType;
 
@@ -8,10 +8,10 @@ const F32: DType = DType::F32;
 const BF16: DType = DType::BF16;
 const F16: DType = DType::F16;
 
-/// Calls in a graph, where what a launch costs the host would hide what it takes the device.
+/// Calls in a graph, for ops whose launch takes the host longer than the op takes the device.
 const GRAPH: Timing = Timing::Graph(32);
 
-/// Bytes of an operand that no device keeps in a cache: more than four times an H200's.
+/// Bytes of an operand that no device caches: more than four times an H200's cache.
 const LARGE: usize = 1 << 28;
 
 fn row(part: &'static str, op: &'static str, dtype: DType, sizes: &[usize]) -> Spec {
@@ -25,7 +25,7 @@ fn row(part: &'static str, op: &'static str, dtype: DType, sizes: &[usize]) -> S
     Spec { part, op, dtype, sizes, view: View::Contiguous, timing, target_ms }
 }
 
-/// The run's measure, and the first row.
+/// The copy to which others are compared, which is the first row.
 pub(crate) fn copy() -> Spec {
     row("table", "copy_", F32, &[1 << 28])
 }
@@ -89,7 +89,7 @@ fn sizes() -> Vec<Spec> {
         rows.extend(flat.map(|op| row("sizes", op, F32, &[n])));
         rows.extend(matrix.map(|op| row("sizes", op, F32, &[n / 1024, 1024])));
     }
-    // What a training step sums over rows: gradients of biases, and of layer norms' parameters.
+    // Sums over rows in a training step: gradients of biases, and of the parameters of layer norms.
     rows.extend([256, 768, 1024].map(|n| row("sizes", "sum of columns", BF16, &[1024, n])));
     for (count, size) in [(1024, 256), (1024, 768), (8192, 768), (65536, 1024)] {
         let op = "gradients of layer_norm's weight and bias";
@@ -98,7 +98,7 @@ fn sizes() -> Vec<Spec> {
     rows
 }
 
-/// Rows of odd lengths, and long ones.
+/// Rows of odd lengths, and long rows.
 fn lengths() -> Vec<Spec> {
     let ops = [
         "sum of rows",
@@ -120,7 +120,7 @@ fn lengths() -> Vec<Spec> {
     rows
 }
 
-/// Operands that do not start at 16 bytes, or have gaps.
+/// Operands that do not start at a multiple of 16 bytes, or have gaps.
 fn views() -> Vec<Spec> {
     let ops =
         ["clone", "add", "add_", "exp", "to bfloat16", "sum", "sum of rows", "softmax of rows"];
@@ -174,7 +174,7 @@ fn dtypes() -> Vec<Spec> {
         "cat columns",
         "index_select of rows",
     ];
-    // What PyTorch has not, and what is no conversion.
+    // Ops that PyTorch lacks, and conversions to the same dtype, are left out.
     let has =
         |dtype, op| !matches!((dtype, op), (DType::Bool, "argmax of rows") | (BF16, "to bfloat16"));
     let floats = ["exp", "softmax of rows", "log_softmax of rows"];
@@ -220,7 +220,6 @@ fn products() -> Vec<Spec> {
     rows
 }
 
-/// What a call costs the host.
 /// Backward passes of elementwise ops.
 fn gradients() -> Vec<Spec> {
     let ops = [
@@ -235,6 +234,7 @@ fn gradients() -> Vec<Spec> {
         .collect()
 }
 
+/// Small ops, for the time that a call takes the host.
 fn host() -> Vec<Spec> {
     let part = |op, sizes: &[usize]| row("host", op, F32, sizes);
     let mut rows: Vec<Spec> =

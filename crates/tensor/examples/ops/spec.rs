@@ -1,44 +1,44 @@
-//! What an op is measured on: operands of a dtype and sizes, and how its time is taken.
+//! The specification of a measurement: dtype and sizes of the operands, and the method of timing.
 
 use serde::Serialize;
 use warpline::{DType, Result, Tensor, functional, randint, randn};
 
-/// One row of the table to come.
+/// A row of the table that is to be measured.
 #[derive(Clone, Debug)]
 pub(crate) struct Spec {
-    /// The part of the table that it belongs to.
+    /// The part of the table.
     pub(crate) part: &'static str,
-    /// The op's name in both programs.
+    /// Name of the op in both programs.
     pub(crate) op: &'static str,
     pub(crate) dtype: DType,
     pub(crate) sizes: Vec<usize>,
     pub(crate) view: View,
     pub(crate) timing: Timing,
-    /// Milliseconds that a measurement is to take.
+    /// Target time of a measurement, in milliseconds.
     pub(crate) target_ms: f64,
 }
 
-/// How operands lie in memory.
+/// The layout of operands in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum View {
     Contiguous,
-    /// One element behind where they were allocated.
+    /// One element after the start of the allocation.
     Offset,
     /// Every second element of the last dimension.
     Step,
-    /// A part of each row, which starts at a multiple of 16 bytes.
+    /// Part of each row. Each part starts at a multiple of 16 bytes.
     Narrow,
 }
 
-/// How time is taken.
+/// The method of timing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Timing {
-    /// The device's: events around calls in a row.
+    /// Time of the device: events around calls in a row.
     Events,
-    /// The device's alone: events around replays of a graph of so many calls.
+    /// Time of the device alone: events around replays of a graph of this many calls.
     Graph(u32),
-    /// The host's, of calls that enqueue; on the CPU, of calls that compute.
+    /// Time of the host: of calls that enqueue, or on the CPU, of calls that compute.
     Host,
 }
 
@@ -47,12 +47,12 @@ impl Spec {
         if self.part == "cpu" { "cpu" } else { "cuda" }
     }
 
-    /// `PART/OP DTYPE SIZES`, and the view if there is one.
+    /// Returns `PART/OP DTYPE SIZES`, followed by the view if there is one.
     pub(crate) fn name(&self) -> String {
         format!("{}/{} {}", self.part, self.op, self.operands())
     }
 
-    /// The operands in words.
+    /// Formats the operands.
     pub(crate) fn operands(&self) -> String {
         let sizes: Vec<String> = self.sizes.iter().map(|&n| size(n)).collect();
         let view = match self.view {
@@ -64,7 +64,7 @@ impl Spec {
         format!("{} {}{view}", self.dtype.name(), sizes.join(" × "))
     }
 
-    /// The same with no size above 16, measured as shortly as can be.
+    /// Returns the same row with no size above 16 and a minimal measuring time.
     pub(crate) fn tiny(mut self) -> Self {
         self.sizes.iter_mut().for_each(|n| *n = (*n).min(16));
         self.target_ms = 0.0;
@@ -75,7 +75,7 @@ impl Spec {
         self.sizes.iter().product()
     }
 
-    /// Random elements: floats of the normal distribution, integers below 100, bools of any kind.
+    /// Makes random elements: floats from the normal distribution, integers below 100, or bools.
     fn random(&self, sizes: &[usize]) -> Result<Tensor> {
         if self.dtype.is_float() {
             randn(sizes, self.device())?.to(self.dtype)
@@ -86,7 +86,7 @@ impl Spec {
         }
     }
 
-    /// An operand of the sizes, in the view.
+    /// Makes an operand of the sizes, in the view.
     pub(crate) fn operand(&self) -> Result<Tensor> {
         let last = self.sizes.len() - 1;
         let (dim, n) = (last as isize, self.sizes[last]);
@@ -102,12 +102,12 @@ impl Spec {
         }
     }
 
-    /// As long as a row.
+    /// Makes an operand with the length of a row.
     pub(crate) fn row(&self) -> Result<Tensor> {
         self.random(&self.sizes[self.sizes.len() - 1..])
     }
 
-    /// The layer norm of an operand, and its weight and bias, which want gradients.
+    /// Computes the layer norm of an operand. Weight and bias require gradients.
     pub(crate) fn normalized(&self) -> Result<(Tensor, [Tensor; 2])> {
         let (x, size) = (self.operand()?, self.sizes[self.sizes.len() - 1]);
         let [weight, bias] = [self.row()?.requires_grad_(true)?, self.row()?.requires_grad_(true)?];
@@ -115,7 +115,7 @@ impl Spec {
         Ok((y, [weight, bias]))
     }
 
-    /// Attention and its operands, which want gradients, and its own.
+    /// Computes attention of operands that require gradients. Also returns a gradient of the result.
     pub(crate) fn attended(&self) -> Result<((Tensor, [Tensor; 3]), Tensor)> {
         let leaf = || self.operand()?.requires_grad_(true);
         let operands = [leaf()?, leaf()?, leaf()?];
@@ -123,7 +123,8 @@ impl Spec {
         Ok(((causal_attention(q, k, v)?, operands), self.operand()?))
     }
 
-    /// The result of an op of `N` operands that want gradients, with the operands and the result's gradient.
+    /// Computes an op of `N` operands that require gradients. Returns the result, the operands, and a gradient
+    /// of the result.
     pub(crate) fn recorded<const N: usize>(
         &self,
         op: impl Fn(&[Tensor; N]) -> Result<Tensor>,
@@ -134,47 +135,47 @@ impl Spec {
         Ok(((op(&operands)?, operands), self.operand()?))
     }
 
-    /// An element for each row.
+    /// Makes an operand with one element per row.
     pub(crate) fn column(&self) -> Result<Tensor> {
         self.random(&[self.sizes[0], 1])
     }
 
-    /// Of the first and the last size, for any index between.
+    /// Makes an operand with the first and the last size, and size 1 between them.
     pub(crate) fn between(&self) -> Result<Tensor> {
         self.random(&[self.sizes[0], 1, self.sizes[2]])
     }
 
-    /// Indices of rows, in any order.
+    /// Makes indices of rows in random order.
     pub(crate) fn index(&self) -> Result<Tensor> {
         let n = self.sizes[0];
         randint(0, n as i64, [n], (DType::I64, self.device()))
     }
 
-    /// The left factor of sizes `[…, m, k, n]`.
+    /// Makes the left factor of a product of sizes `[…, m, k, n]`.
     pub(crate) fn left(&self) -> Result<Tensor> {
         self.random(&self.sizes[..self.sizes.len() - 1])
     }
 
-    /// The right factor.
+    /// Makes the right factor.
     pub(crate) fn right(&self) -> Result<Tensor> {
         let (batch, k, n) = self.factors();
         self.random(&[batch, &[k, n]].concat())
     }
 
-    /// The left factor, transposed.
+    /// Makes the left factor, transposed.
     pub(crate) fn left_t(&self) -> Result<Tensor> {
         let (batch, k, _) = self.factors();
         let m = self.sizes[self.sizes.len() - 3];
         self.random(&[batch, &[k, m]].concat())?.transpose(-1, -2)
     }
 
-    /// The right factor, transposed.
+    /// Makes the right factor, transposed.
     pub(crate) fn right_t(&self) -> Result<Tensor> {
         let (batch, k, n) = self.factors();
         self.random(&[batch, &[n, k]].concat())?.transpose(-1, -2)
     }
 
-    /// A vector as the right factor.
+    /// Makes a vector as the right factor.
     pub(crate) fn vector(&self) -> Result<Tensor> {
         self.random(&[self.factors().1])
     }
@@ -189,7 +190,7 @@ fn size(n: usize) -> String {
     if n.is_power_of_two() && n >= 1 << 16 { format!("2^{}", n.ilog2()) } else { n.to_string() }
 }
 
-/// Of `[batch, heads, time, width]`.
+/// Causal attention of operands `[batch, heads, time, width]`.
 pub(crate) fn causal_attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
     let options = functional::AttentionOptions { is_causal: true, ..Default::default() };
     functional::scaled_dot_product_attention(q, k, v, &options)

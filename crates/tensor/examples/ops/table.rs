@@ -1,36 +1,36 @@
-//! The ops that are measured: an entry each, of which `torch.py` has its own under the same name.
+//! The table of measured ops. `torch.py` has an entry with the same name for each.
 
 use warpline::autograd::{GradOptions, grad};
 use warpline::{DType, Result, Scalar, Tensor, cat, empty, zeros};
 
 use super::spec::{Spec, causal_attention};
 
-/// An op that can be measured.
+/// A measured op.
 pub(crate) struct Op {
     pub(crate) name: &'static str,
     work: Work,
     make: fn(&Spec) -> Result<Call>,
 }
 
-/// The op on operands that were made before.
+/// A call of the op on operands that were made before.
 pub(crate) type Call = Box<dyn FnMut() -> Result<()>>;
 
-/// What is counted of it.
+/// The work of a call, for rates.
 #[derive(Clone, Copy)]
 enum Work {
-    /// Bytes: so many times an operand's.
+    /// Bytes: this many times those of an operand.
     Times(f64),
-    /// Bytes: those of an operand, and so many for each element that is written.
+    /// Bytes: those of an operand, and this many for each written element.
     Into(usize),
-    /// Floating-point operations of a product of matrices.
+    /// Floating-point operations of a matrix product.
     Product,
-    /// Nothing.
+    /// No rate.
     Calls,
 }
 
 use Work::{Calls, Into, Product, Times};
 
-/// What a call does.
+/// The amount of work of a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Amount {
     Bytes(f64),
@@ -72,7 +72,7 @@ macro_rules! ops {
     };
 }
 
-/// The gradients of inputs for that of what was made of them, as often as they are asked for.
+/// Computes the gradients of inputs for a gradient of the output. May be called repeatedly.
 fn gradients<const N: usize>(
     (out, inputs): &(Tensor, [Tensor; N]),
     gradient: &Tensor,

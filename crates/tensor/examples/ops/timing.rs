@@ -1,4 +1,4 @@
-//! How long a call takes, as `Timed` in `common.py` finds it.
+//! Timing of a call, like `Timed` in `common.py`.
 
 use std::time::Instant;
 
@@ -8,23 +8,23 @@ use warpline::cuda::{self, CudaGraph, Event};
 use super::spec::{Spec, Timing};
 use super::table::{Call, Op};
 
-/// Calls that are enqueued without a wait: with more, the host waits for the device.
+/// Maximum number of calls enqueued without a wait. With more, the host waits for the device.
 const MOST_ENQUEUED: f64 = 500.0;
 
 /// A row that is being measured.
 pub(crate) struct Row {
     call: Call,
-    /// Of calls, where they are replayed; they use `call`'s operands.
+    /// The graph of calls, if they are replayed. It uses the operands of `call`.
     graph: Option<CudaGraph>,
     timing: Timing,
     on_cuda: bool,
     target_ms: f64,
-    /// Calls or replays in a measurement, once that is known.
+    /// Number of calls or replays in a measurement; `None` until it is known.
     reps: Option<u32>,
 }
 
 impl Row {
-    /// Makes the operands, and calls twice: the first call loads kernels.
+    /// Makes the operands and calls twice, because the first call loads kernels.
     pub(crate) fn new(op: &Op, spec: &Spec) -> Result<Self> {
         let mut call = op.call(spec)?;
         call()?;
@@ -46,7 +46,7 @@ impl Row {
         })
     }
 
-    /// Seconds of a call, of as many as take the target.
+    /// Returns the seconds per call, measured over as many calls as fill the target time.
     pub(crate) fn measure(&mut self) -> Result<f64> {
         let reps = match self.reps {
             Some(reps) => reps,
@@ -62,7 +62,7 @@ impl Row {
         Ok(self.once(reps)? / f64::from(reps) / f64::from(calls))
     }
 
-    /// Seconds of so many calls.
+    /// Returns the seconds of `reps` calls.
     fn once(&mut self, reps: u32) -> Result<f64> {
         self.synchronize()?;
         if self.timing == Timing::Host {

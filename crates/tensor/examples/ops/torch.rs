@@ -1,4 +1,4 @@
-//! PyTorch's side: a Python process that is told what to measure, line by line.
+//! PyTorch's side: a Python process that receives orders to measure, one per line.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -9,18 +9,18 @@ use serde_json::{Value, json};
 
 use super::spec::{Spec, Timing};
 
-/// The beginning of both programs, which come along, so that one file is enough on a GPU host.
+/// The common first part of both Python programs. It is compiled in, so that one file is enough on a GPU host.
 const COMMON: &str = include_str!("common.py");
 
 const PROGRAM: &str = include_str!("torch.py");
 
-/// The same with NumPy's ops, as far as there are any.
+/// The program with NumPy's ops instead, for the ops that NumPy has.
 const NUMPY: &str = include_str!("numpy.py");
 
-/// The process, and the ends of its pipes.
+/// The process, with its pipes.
 pub(crate) struct Torch {
     child: Child,
-    /// `None` once it has been told that there is no more to do.
+    /// `None` once the process has been told to end.
     talk: Option<Talk<BufReader<ChildStdout>, ChildStdin>>,
     pub(crate) version: String,
 }
@@ -30,7 +30,7 @@ struct Talk<R, W> {
     orders: W,
 }
 
-/// What came of an order.
+/// The result of an order.
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 struct Reply {
@@ -41,7 +41,7 @@ struct Reply {
 }
 
 impl Torch {
-    /// Starts it; with so many threads on the CPU, if any are asked for.
+    /// Starts the process, with this number of CPU threads if one is given.
     pub(crate) fn start(python: &str, threads: Option<usize>, numpy: bool) -> Result<Self> {
         let mut command = Command::new(python);
         let (program, library) = if numpy { (NUMPY, "NumPy") } else { (PROGRAM, "PyTorch") };
@@ -64,12 +64,12 @@ impl Torch {
         self.order(&prepare(spec)).map(drop)
     }
 
-    /// Seconds of a call.
+    /// Returns the seconds per call.
     pub(crate) fn measure(&mut self, target_ms: f64) -> Result<f64> {
         self.order(&json!({ "measure": target_ms }))?.seconds.context("Python told no time")
     }
 
-    /// Drops the operands, and what the allocator keeps if `empty` is set.
+    /// Drops the operands, and empties the allocator's cache if `empty` is set.
     pub(crate) fn forget(&mut self, empty: bool) -> Result<()> {
         self.order(&json!({ "drop": empty })).map(drop)
     }
@@ -81,7 +81,7 @@ impl Torch {
 
 impl Drop for Torch {
     fn drop(&mut self) {
-        // The end of its input ends it.
+        // The process ends at the end of its input.
         self.talk = None;
         let _ = self.child.wait();
     }

@@ -1,9 +1,9 @@
-//! What the examples share: where they run, and how they report.
+//! Code that the examples share: choice of devices, and reports.
 #![allow(dead_code)] // each example uses its part
 
 use warpline::{Device, Result, Runtime, simulated, with_runtime};
 
-/// Collects what was done and what came out, and prints it as it comes.
+/// Collects the steps and outcomes of an example, and prints them as they come.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     held: usize,
@@ -11,12 +11,12 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Says what is being done.
+    /// Prints a step.
     pub(crate) fn note(&mut self, text: impl AsRef<str>) {
         println!("    {}", text.as_ref());
     }
 
-    /// Notes whether a rule held.
+    /// Records and prints whether a rule held.
     pub(crate) fn check(&mut self, rule: &str, held: bool, outcome: impl std::fmt::Display) {
         println!("    {} {rule}: {outcome}", if held { "ok  " } else { "FAIL" });
         if held {
@@ -26,17 +26,17 @@ impl Report {
         }
     }
 
-    /// How many rules held.
+    /// Returns the number of rules that held.
     pub(crate) fn held(&self) -> usize {
         self.held
     }
 
-    /// The rules that did not, with what came out.
+    /// Returns the rules that did not hold, with their outcomes.
     pub(crate) fn failed(&self) -> &[String] {
         &self.failed
     }
 
-    /// Prints the summary line; whether every rule held.
+    /// Prints the summary line. Returns whether every rule held.
     pub(crate) fn finish(&self) -> bool {
         for failure in &self.failed {
             println!("FAILED: {failure}");
@@ -46,8 +46,7 @@ impl Report {
     }
 }
 
-/// Runs `f` on the machine's GPUs where there are `devices` of them, otherwise on a simulated box
-/// of three.
+/// Runs `f` on the machine's GPUs if there are at least `devices`, otherwise on three simulated GPUs.
 pub(crate) fn on_devices<R>(devices: usize, f: impl FnOnce() -> Result<R>) -> Result<R> {
     let found = warpline::cuda::device_count()?;
     if found >= devices {
@@ -57,7 +56,8 @@ pub(crate) fn on_devices<R>(devices: usize, f: impl FnOnce() -> Result<R>) -> Re
     with_runtime(&simulated(3)?, f)
 }
 
-/// A runtime with the same devices but other settings, for what must be chosen at the start.
+/// Makes a runtime with the same devices but other settings, for settings that are fixed when a runtime is
+/// made.
 pub(crate) fn with_config<R>(
     devices: usize,
     config: &warpline::RuntimeConfig,
@@ -71,7 +71,7 @@ pub(crate) fn with_config<R>(
     with_runtime(&runtime, || f(&runtime))
 }
 
-/// Runs `f` on the device that `--device` names: `cpu`, `cuda`, `cuda:1`, or `sim:1` for a simulated GPU.
+/// Runs `f` on the device named by `--device`: `cpu`, `cuda`, `cuda:1`, or `sim:1` for a simulated GPU.
 pub(crate) fn on<R, E: From<warpline::Error>>(
     device: &str,
     f: impl FnOnce(Device) -> Result<R, E>,
@@ -83,7 +83,7 @@ pub(crate) fn on<R, E: From<warpline::Error>>(
     f(device.parse()?)
 }
 
-/// The `main` of an example that is one part of the note.
+/// The `main` function of an example that is part of the note on CUDA semantics.
 pub(crate) fn main_of(name: &str, run: fn(&mut Report) -> Result<()>) -> std::process::ExitCode {
     let mut report = Report::default();
     println!("{name}");

@@ -1,19 +1,19 @@
-//! A leaf's gradient.
+//! Accumulation of a leaf's gradient.
 
 use super::meta::Meta;
 use super::mode;
 use super::moved::check_not_moved;
 use crate::{Result, Tensor};
 
-/// Adds to a leaf's gradient. The first is taken as it is if nobody else has it and it lies as the leaf does;
-/// later ones are added in place, unless the sum is itself recorded. The caller names itself in errors.
+/// Adds to a leaf's gradient. The first gradient is stored itself if it has no other owner and the leaf's
+/// strides. Later gradients are added in place, unless the sum is recorded. The caller adds its name to errors.
 pub(super) fn accumulate(leaf: &Tensor, grad: Tensor, create_graph: bool) -> Result<()> {
     check_not_moved("", leaf)?;
     let meta = Meta::of(leaf);
     let grad = if create_graph { grad } else { without_base(grad) };
     // Declared before the lock, so that an error drops it after the lock.
     let former;
-    // Passes of other threads may have one for the same leaf.
+    // Passes of other threads may add a gradient to the same leaf.
     let lock = meta.accumulating();
     former = meta.grad();
     let sum = match &former {
@@ -36,7 +36,7 @@ pub(super) fn accumulate(leaf: &Tensor, grad: Tensor, create_graph: bool) -> Res
     Ok(())
 }
 
-/// A view keeps its base; without it, it may be the only one that has the memory.
+/// Drops the base of a view, so that the view may be the only owner of the memory.
 fn without_base(grad: Tensor) -> Tensor {
     if grad.base().is_some() { grad.with_layout(grad.layout().clone()) } else { grad }
 }

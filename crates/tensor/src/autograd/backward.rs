@@ -21,23 +21,23 @@ use super::node::{Gradients, Node};
 use super::saved::{Mark, Saved};
 use crate::{DType, Device, Result, Tensor};
 
-/// The gradient of an op. The state that the op saves implements it.
+/// The gradient of an op, implemented by the state that the op saves.
 ///
-/// `G` is the gradient that comes in: that of the only result, or a slice with one for each of several results.
+/// `G` is the incoming gradient: that of the only result, or a slice with one gradient per result.
 pub(crate) trait Backward<G: ?Sized = Tensor>: Saved {
     /// Returns the gradients of the inputs, in their order, computed by ops that have gradients themselves.
     fn backward(&self, grad: &G, inputs: &Inputs<'_>) -> Result<Gradients>;
 
-    /// Returns the gradients of the inputs, computed by kernels that are not recorded. `None`: by [`Self::backward`]. The
-    /// engine does not call this under `create_graph`.
+    /// Returns the gradients of the inputs, computed by kernels that are not recorded. `None`: use
+    /// [`Self::backward`]. The engine does not call this under `create_graph`.
     fn fused(&self, grad: &G, inputs: &Inputs<'_>) -> Result<Option<Gradients>> {
         let _ = (grad, inputs);
         Ok(None)
     }
 }
 
-/// Makes the state of a linear op of one input, whose gradient is a function of the result's. A function that is `Copy`
-/// owns no tensor, so that none is kept unseen.
+/// Makes the state of a linear op of one input, whose gradient is a function of the result's gradient. A
+/// function that is `Copy` owns no tensor, so no saved tensor is missed.
 pub(crate) fn linear<F>(gradient: F) -> impl Backward
 where
     F: Fn(&Tensor, &Inputs<'_>) -> Result<Tensor> + Copy + Send + Sync + 'static,
@@ -63,22 +63,22 @@ where
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Inputs<'a> {
     pub(super) node: &'a Arc<Node>,
-    /// Whether the pass is for certain gradients alone, and must change no leaf.
+    /// Whether the pass is for given inputs only and must change no leaf.
     pub(super) partial: bool,
 }
 
 impl Inputs<'_> {
-    /// Number of inputs.
+    /// Returns the number of inputs.
     pub(crate) fn len(&self) -> usize {
         self.node.next.len()
     }
 
-    /// Whether input `index` exists and wants a gradient.
+    /// Returns whether input `index` exists and requires a gradient.
     pub(crate) fn needs(&self, index: usize) -> bool {
         self.node.next.get(index).is_some_and(|next| next.edge.is_some())
     }
 
-    /// Computes the gradient of input `index` if it wants one.
+    /// Computes the gradient of input `index` if it is required.
     pub(crate) fn gradient(
         &self,
         index: usize,
@@ -87,23 +87,23 @@ impl Inputs<'_> {
         self.needs(index).then(f).transpose()
     }
 
-    /// The sizes of input `index`.
+    /// Returns the sizes of input `index`.
     pub(crate) fn sizes(&self, index: usize) -> &[usize] {
         self.node.next.get(index).map_or(&[], |next| &next.like.sizes)
     }
 
-    /// The dtype of input `index`.
+    /// Returns the dtype of input `index`.
     pub(crate) fn dtype(&self, index: usize) -> DType {
         self.node.next.get(index).map_or(DType::F32, |next| next.like.dtype)
     }
 
-    /// The device of input `index`.
+    /// Returns the device of input `index`.
     pub(crate) fn device(&self, index: usize) -> Device {
         self.node.next.get(index).map_or(Device::Cpu, |next| next.like.device)
     }
 }
 
-/// A [`Backward`] as a node keeps it.
+/// A [`Backward`] as a node stores it.
 pub(super) trait Rule: Send + Sync {
     /// Computes the gradients of the inputs from those of the results.
     fn run(&self, grads: &[Option<Tensor>], inputs: &Inputs<'_>) -> Result<Gradients>;
@@ -114,9 +114,9 @@ pub(super) trait Rule: Send + Sync {
     }
 }
 
-/// The form of the gradients that [`Backward`] takes.
+/// The form of the incoming gradients of [`Backward`].
 pub(super) trait Incoming {
-    /// `None` if there is nothing to pass on.
+    /// Returns the gradients in this form; `None` if there is nothing to pass on.
     fn of(grads: &[Option<Tensor>]) -> Option<&Self>;
 }
 

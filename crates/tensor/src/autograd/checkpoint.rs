@@ -1,9 +1,7 @@
-//! Checkpoints: intermediate results are recomputed in the backward pass, which takes less memory
-//! and more time.
+//! Checkpoints: the backward pass recomputes intermediate results, which takes less memory and more time.
 //!
-//! The recomputation draws the same random numbers. Generators, and the sequences that captures
-//! draw from (`graph::Sequence`), are set back to the state at the first computation, and
-//! afterwards forward again.
+//! The recomputation draws the same random numbers. Generators, and the sequences that captures draw from
+//! (`graph::Sequence`), are set to their state at the first computation, and restored afterwards.
 
 use std::sync::OnceLock;
 
@@ -15,11 +13,13 @@ use super::function::{Function, ToSave};
 use super::node::{Gradients, Like};
 use super::tensor::{backward_at, grad_at};
 use super::{Context, GradOptions, mode};
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::{Error, Result, Runtime, Tensor};
 
 struct Checkpoint<F> {
     f: F,
-    /// Where the generators were when `f` was computed first.
+    /// State of the generators at the first computation of `f`.
     begin: OnceLock<Generators>,
     /// Sizes, dtypes and devices of the first results.
     made: OnceLock<Vec<Like>>,
@@ -61,7 +61,7 @@ where
     fn forward(&self, save: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
         if let Some(first) = inputs.first() {
             let begin = Generators::of(first.storage().runtime(), inputs.iter().copied())?;
-            // The first stays, and there is one.
+            // Keeps the first state if there is one.
             let _ = self.begin.set(begin);
         }
         for input in inputs {
@@ -109,14 +109,15 @@ where
     }
 }
 
-/// Where generators are in their sequences: the CPU's, and what random ops on the devices of some tensors draw from.
+/// Positions of generators: of the CPU's, and of those that random ops on the devices of some tensors draw
+/// from.
 struct Generators {
     cpu: Vec<u8>,
     devices: Vec<(Tensor, Position)>,
 }
 
 impl Generators {
-    /// Those of these tensors' devices.
+    /// Returns the positions of the CPU's generator and of those of the tensors' devices.
     fn of<'a>(runtime: &Runtime, tensors: impl Iterator<Item = &'a Tensor>) -> Result<Self> {
         let mut devices: Vec<(Tensor, Position)> = Vec::new();
         for tensor in tensors {
@@ -129,7 +130,7 @@ impl Generators {
         Ok(Self { cpu, devices })
     }
 
-    /// Makes the generators go on from here.
+    /// Sets the generators to these positions.
     fn set(&self, runtime: &Runtime) -> Result<()> {
         let mut cpu = runtime.cpu_generator();
         cpu.set_state(&self.cpu)?;
@@ -139,12 +140,12 @@ impl Generators {
         })
     }
 
-    /// Runs `f` from here; afterwards, after a panic too, the generators are where they were.
+    /// Runs `f` with these positions, and restores the previous ones, even if `f` panics.
     fn within<R>(&self, runtime: &Runtime, f: impl FnOnce() -> Result<R>) -> Result<R> {
         struct Back<'a>(Generators, &'a Runtime);
         impl Drop for Back<'_> {
             fn drop(&mut self) {
-                // The places are the generators' own, so they fit.
+                // The positions came from these generators, so they fit.
                 let _ = self.0.set(self.1);
             }
         }
@@ -155,7 +156,8 @@ impl Generators {
     }
 }
 
-/// What random ops on a tensor's device draw from: its generator, or a capture. `None` on the host.
+/// Calls `f` with the sequence that random ops on a tensor's device draw from: its generator, or a capture.
+/// Returns `None` on the CPU.
 fn sequence<R>(
     tensor: &Tensor,
     f: impl FnOnce(&mut Sequence<'_>) -> Result<R>,
@@ -167,10 +169,12 @@ fn sequence<R>(
     }
 }
 
-/// Computes `f` of the inputs and keeps nothing but these: in the backward pass it is computed again, this time
-/// with what its own backward pass needs (`torch.utils.checkpoint`), and with the same random numbers, of the CPU's
-/// generator and of those of the inputs' devices. Tensors that `f` has by itself, such as parameters, get their
-/// gradients then, but none from [`grad`](crate::autograd::grad). At least one input has to want a gradient.
+/// Computes `f` of the inputs and keeps only the inputs. The backward pass computes `f` again, and this time
+/// keeps the intermediate results that it needs (`torch.utils.checkpoint`). The second computation draws the
+/// same random numbers from the CPU's generator and from those of the inputs' devices.
+///
+/// Tensors that `f` owns, such as parameters, get their gradients from [`Tensor::backward`], but not from
+/// [`grad`](crate::autograd::grad). At least one input must require a gradient.
 ///
 /// ```
 /// use warpline::{autograd, tensor};
@@ -186,8 +190,8 @@ fn sequence<R>(
 /// ```
 ///
 /// # Errors
-/// Whatever `f` returns. The backward pass fails with [`ErrorKind::Gradient`] if it has `create_graph`, if the recomputed
-/// results differ from the first in number, sizes, dtype or device, and if none of them requires a gradient.
+/// Errors of `f`. The backward pass fails with [`ErrorKind::Gradient`] under `create_graph`, if the recomputed
+/// results differ from the first in number, sizes, dtype or device, or if none of them requires a gradient.
 #[track_caller]
 pub fn checkpoint(
     f: impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,

@@ -1,9 +1,11 @@
-//! The inputs and saved tensors of a function of the program.
+//! Inputs and saved tensors of a custom function.
 
 use super::backward::Inputs;
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::{DType, Device, Error, Result, Tensor};
 
-/// The inputs of a [`Function`](super::Function) and the tensors that it saved, in a backward pass.
+/// The inputs and saved tensors of a [`Function`](super::Function), in its backward pass.
 #[derive(Debug)]
 pub struct Context<'a> {
     pub(super) inputs: Inputs<'a>,
@@ -11,11 +13,12 @@ pub struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// The tensor that was saved as number `index`.
+    /// Returns the saved tensor number `index`, counted from 0 in the order of
+    /// [`ToSave::tensor`](super::ToSave::tensor).
     ///
     /// # Errors
-    /// [`ErrorKind::Gradient`] if there is none. A backward pass fails before it calls the function if a saved tensor was modified
-    /// in place since, or if a pass without `retain_graph` has freed them.
+    /// [`ErrorKind::Gradient`] if there is no such tensor. The backward pass fails before it calls the function
+    /// if a saved tensor was changed in place, or freed by a pass without `retain_graph`.
     pub fn saved(&self, index: usize) -> Result<Tensor> {
         self.saved.get(index).cloned().ok_or_else(|| {
             let reason = format!("saved no tensor number {index}, but {}", self.saved.len());
@@ -24,31 +27,31 @@ impl Context<'_> {
         })
     }
 
-    /// How many inputs there were.
+    /// Returns the number of inputs.
     #[must_use]
     pub fn inputs(&self) -> usize {
         self.inputs.len()
     }
 
-    /// Whether input `index` wants a gradient.
+    /// Returns whether input `index` requires a gradient.
     #[must_use]
     pub fn needs(&self, index: usize) -> bool {
         self.inputs.needs(index)
     }
 
-    /// The sizes of input `index`.
+    /// Returns the sizes of input `index`.
     #[must_use]
     pub fn sizes(&self, index: usize) -> &[usize] {
         self.inputs.sizes(index)
     }
 
-    /// The dtype of input `index`.
+    /// Returns the dtype of input `index`.
     #[must_use]
     pub fn dtype(&self, index: usize) -> DType {
         self.inputs.dtype(index)
     }
 
-    /// The device of input `index`.
+    /// Returns the device of input `index`.
     #[must_use]
     pub fn device(&self, index: usize) -> Device {
         self.inputs.device(index)

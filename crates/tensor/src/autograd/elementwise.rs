@@ -1,5 +1,4 @@
-//! Records elementwise ops. The formulas of their gradients stand beside the ops
-//! ([`entries::Backward`]).
+//! Recording of elementwise ops. The formulas of their gradients are beside the ops ([`entries::Backward`]).
 //!
 //! All ops of the table share one state, `Elementwise`. `Formula::uses` tells which operands and
 //! results the wanted gradients read; only these are saved. A wanted operand without a formula is
@@ -20,7 +19,7 @@ saved! {
     /// An elementwise op.
     struct Elementwise {
         backward: &'static entries::Backward,
-        /// The operand that each input of the node is.
+        /// The operand of each input of the node.
         operands: SmallVec<[usize; 3]>,
         /// The values that the formulas of the wanted gradients read.
         leaves: Leaves,
@@ -28,7 +27,7 @@ saved! {
 }
 
 impl Elementwise {
-    /// The operands whose gradients are wanted, one for each input.
+    /// Returns the operands whose gradients are wanted, one entry per input.
     fn wanted(&self, inputs: &Inputs<'_>) -> SmallVec<[Option<usize>; 3]> {
         let wanted = |(input, &operand)| inputs.needs(input).then_some(operand);
         self.operands.iter().enumerate().map(wanted).collect()
@@ -83,7 +82,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Records an op whose result is `out`, if a gradient is wanted.
+/// Records an op with result `out`, if a gradient is wanted.
 #[inline]
 #[track_caller]
 pub(crate) fn elementwise(
@@ -100,7 +99,7 @@ pub(crate) fn elementwise(
     }
 }
 
-/// Records an op that computes `out` by another op's entry but has formulas of its own.
+/// Records an op that computes `out` by another op's entry, but has its own formulas.
 #[cold]
 #[track_caller]
 pub(crate) fn elementwise_as(
@@ -116,7 +115,7 @@ pub(crate) fn elementwise_as(
     record(backward.name(), out, &plan.inputs, plan.saved)
 }
 
-/// Fails if the gradient of an operand is wanted that has no formula.
+/// Refuses an op if a gradient without a formula is wanted.
 #[track_caller]
 fn check_differentiable(
     backward: &'static entries::Backward,

@@ -6,7 +6,7 @@
 //! of its op. The calling thread runs all nodes: launches return at once, so one thread keeps
 //! several devices busy.
 //!
-//! Of the ready nodes, the one with the highest sequence number runs first, as in PyTorch. Each
+//! The ready node with the highest sequence number runs first, as in PyTorch. Each
 //! thread numbers its nodes, and accumulators have the highest number of all. Equal numbers run in
 //! the order in which the nodes became ready: the order of the edges of the node before, or of the
 //! roots. Nothing depends on addresses or on the timing of threads, so sums, and the order of
@@ -36,23 +36,23 @@ use super::node::{Edge, Gradients, Like, Node, Work};
 use crate::called::Called;
 use crate::{Error, ErrorKind, Result, Runtime, Site, Tensor};
 
-/// What a backward pass is to do besides.
+/// Options of a backward pass.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Options {
-    /// Keep what was saved, for another pass.
+    /// Keeps the saved tensors, for another pass.
     pub(super) retain_graph: bool,
-    /// Record the pass itself.
+    /// Records the pass itself.
     pub(super) create_graph: bool,
 }
 
-/// A node by its address.
+/// A node, by its address.
 type Key = *const Node;
 
 fn key(node: &Arc<Node>) -> Key {
     Arc::as_ptr(node)
 }
 
-/// A node whose gradients are all there.
+/// A node whose gradients have all arrived.
 ///
 /// The order is total, and the same in each pass over the same graph: the highest sequence number runs first, as in
 /// PyTorch. Equal numbers, of accumulators or of nodes that several threads made, run in the order in which they became
@@ -60,7 +60,7 @@ fn key(node: &Arc<Node>) -> Key {
 /// heap.
 struct Ready {
     node: Arc<Node>,
-    /// How many nodes of the pass were ready before.
+    /// Number of nodes that were ready before.
     arrival: u64,
 }
 
@@ -85,13 +85,13 @@ impl Ord for Ready {
     }
 }
 
-/// What is known of a node during a pass.
+/// The state of a node during a pass.
 #[derive(Default)]
 struct Waiting {
-    /// Gradients that are to come from so many places.
+    /// Number of gradients that are still to arrive.
     dependencies: usize,
     grads: SmallVec<[Option<Tensor>; 1]>,
-    /// The results of it that were asked for, and where their gradients go.
+    /// The results whose gradients were requested, each with its index in the returned list.
     captures: SmallVec<[(usize, usize); 1]>,
 }
 
@@ -103,14 +103,14 @@ struct Pass {
     waiting: HashMap<Key, Waiting, Addresses>,
     ready: BinaryHeap<Ready>,
     arrivals: u64,
-    /// The only nodes to run, where certain gradients alone were asked for.
+    /// The nodes to run, if only the gradients of given inputs are requested. `None`: all nodes.
     needed: Option<HashSet<Key, Addresses>>,
     captured: Vec<Option<Tensor>>,
     /// The streams of the accumulators.
     leaves: Vec<Stream>,
 }
 
-/// Addresses are as good as random.
+/// A hasher of addresses. Addresses need little mixing.
 #[derive(Clone, Copy, Default)]
 struct Addresses;
 
@@ -137,8 +137,8 @@ impl std::hash::Hasher for AddressHasher {
     }
 }
 
-/// Runs a backward pass from `roots`, whose gradients are given. Without `inputs` leaves accumulate theirs;
-/// with `inputs`, the gradients of these are returned and no leaf changes.
+/// Runs a backward pass from `roots` with their gradients. Without `inputs`, leaves accumulate gradients. With
+/// `inputs`, the gradients of these are returned, and no leaf changes.
 pub(super) fn run(
     op: &'static str,
     location: &'static Location<'static>,
@@ -181,7 +181,7 @@ pub(super) fn run(
         for ((edge, grad), stream) in roots.into_iter().zip(&caller) {
             pass.give(&edge, grad, stream.as_ref()).map_err(|error| pass.own(error))?;
         }
-        // Others are given gradients by nodes that come before them.
+        // Other nodes are given gradients by nodes before them.
         for node in seeds {
             if pass.waiting.get(&key(&node)).is_some_and(|waiting| waiting.dependencies == 0) {
                 pass.push(node);
@@ -202,7 +202,7 @@ impl Pass {
         self.arrivals += 1;
     }
 
-    /// An error of the pass itself, and of no op that was recorded.
+    /// Attributes an error to the pass itself, not to a recorded op.
     fn own(&self, error: Error) -> Error {
         error.of(self.op).at(self.location)
     }
@@ -211,7 +211,7 @@ impl Pass {
         self.needed.as_ref().is_none_or(|needed| needed.contains(&key(node)))
     }
 
-    /// Counts how many gradients each node is to get.
+    /// Counts the gradients that each node is to receive.
     fn count(&mut self, seeds: &[Arc<Node>]) {
         let mut stack: Vec<&Arc<Node>> = seeds.iter().collect();
         for node in seeds {
@@ -230,7 +230,7 @@ impl Pass {
         }
     }
 
-    /// The nodes from which a path leads to an input.
+    /// Returns the nodes from which a path leads to an input.
     fn leading_to(&self, seeds: &[Arc<Node>], inputs: &[Edge]) -> HashSet<Key, Addresses> {
         let mut needed: HashSet<Key, Addresses> =
             inputs.iter().map(|edge| key(&edge.node)).collect();
@@ -251,7 +251,7 @@ impl Pass {
         needed
     }
 
-    /// Adds a gradient, made on `producer`, to what a node has of a result.
+    /// Adds a gradient, computed on `producer`, to the gradient of a node's result.
     fn give(&mut self, edge: &Edge, grad: Tensor, producer: Option<&Stream>) -> Result<()> {
         let create_graph = self.options.create_graph;
         let Some(waiting) = self.waiting.get_mut(&key(&edge.node)) else { return Ok(()) };
@@ -263,7 +263,7 @@ impl Pass {
         *slot = Some(match slot.take() {
             None => grad,
             Some(former) => on(&self.runtime, &edge.node, || {
-                // Only a tensor that nobody else has may be changed.
+                // Only a tensor without other owners may be changed.
                 if !create_graph && former.is_unique() && former.layout().is_dense() {
                     former.add_(&grad)?;
                     Ok(former)
@@ -275,7 +275,7 @@ impl Pass {
         Ok(())
     }
 
-    /// Runs a node, and gives what it returns to the next.
+    /// Runs a node, and passes the returned gradients on.
     fn step(&mut self, node: &Arc<Node>) -> Result<()> {
         let Some(waiting) = self.waiting.get_mut(&key(node)) else { return Ok(()) };
         let (mut grads, captures) =
@@ -320,7 +320,7 @@ impl Pass {
         } else {
             Gradients::new()
         };
-        // Where certain gradients alone were asked for, a node that did not run may yet be run by another pass.
+        // If only given inputs were requested, another pass may still run a node that did not run.
         if !self.options.retain_graph && (useful || !partial) {
             node.release();
         }
@@ -342,7 +342,7 @@ impl Pass {
         Ok(())
     }
 
-    /// Has the caller's streams wait for those on which leaves got their gradients.
+    /// Makes the caller's streams wait for the streams on which leaves got their gradients.
     fn join(&mut self, caller: &[Option<Stream>]) -> Result<()> {
         let mut done: Vec<(u64, usize)> = Vec::new();
         for leaf in &self.leaves {
@@ -368,8 +368,8 @@ fn on<R>(runtime: &Runtime, node: &Node, f: impl FnOnce() -> Result<R>) -> Resul
     f()
 }
 
-/// Orders what a gradient was made by before what uses it on another stream. Where the runtime orders
-/// streams there is nothing to be done.
+/// Orders the work that made a gradient before its use on another stream. Does nothing if the runtime orders
+/// streams.
 fn hand_over(grad: &Tensor, from: Option<&Stream>, to: Option<&Stream>) -> Result<()> {
     let (Some(from), Some(to)) = (from, to) else { return Ok(()) };
     let manual = grad.storage().runtime().sync_policy() == SyncPolicy::Manual;
@@ -380,7 +380,7 @@ fn hand_over(grad: &Tensor, from: Option<&Stream>, to: Option<&Stream>) -> Resul
     grad.record_stream(to)
 }
 
-/// Gradients of the sizes, dtypes and devices that the inputs have.
+/// Adapts gradients to the sizes, dtypes and devices of the inputs.
 fn fitted(node: &Arc<Node>, mut grads: Gradients) -> Result<Gradients> {
     for (i, next) in node.next.iter().enumerate() {
         let Some(slot) = grads.get_mut(i) else { break };
@@ -402,7 +402,7 @@ fn fitted(node: &Arc<Node>, mut grads: Gradients) -> Result<Gradients> {
     Ok(grads)
 }
 
-/// A gradient as it has to look, if it does not.
+/// Returns a gradient adapted to `like`; `None` if it fits already.
 fn fit(node: &Node, grad: &Tensor, like: &Like) -> Result<Option<Tensor>> {
     let mut fitted = None;
     if grad.size() != &like.sizes[..] {
@@ -415,7 +415,7 @@ fn fit(node: &Node, grad: &Tensor, like: &Like) -> Result<Option<Tensor>> {
     Ok(fitted)
 }
 
-/// Sums over what sizes were broadcast to (`sum_to_size`).
+/// Sums a gradient over the dimensions that were broadcast (`sum_to_size`).
 fn sum_to(node: &Node, grad: &Tensor, sizes: &[usize]) -> Result<Tensor> {
     let reason = || {
         let own = grad.size();
@@ -437,8 +437,8 @@ fn sum_to(node: &Node, grad: &Tensor, sizes: &[usize]) -> Result<Tensor> {
     summed.reshape(&sizes[..]).of("sum_to_size")
 }
 
-/// An error of an op's gradient, under the op's name and at the line of its forward call. The ops of which the gradient
-/// consists are not the program's.
+/// Gives an error of an op's gradient the op's name and the location of its forward call. The ops that compute
+/// the gradient are not the program's.
 fn while_running(node: &Arc<Node>, error: Error) -> Error {
     match error.kind() {
         ErrorKind::Gradient { .. } => error,

@@ -1,5 +1,4 @@
-//! Evaluates formulas of gradients with ops of tensors. Those ops are recorded, which gives the
-//! second gradients.
+//! Evaluation of gradient formulas with tensor ops. These ops are recorded, which gives the second gradients.
 //!
 //! A value is dropped with its last use. Steps of numbers alone are computed on the CPU in
 //! `float64` and take no launch.
@@ -84,7 +83,7 @@ pub(super) fn evaluate(
     wanted.iter().map(&mut gradient).collect()
 }
 
-/// A number operand as a formula reads it.
+/// Returns a number operand as a formula reads it.
 fn as_read(formula: &Formula, leaf: usize, number: Scalar, grad: &Tensor) -> Scalar {
     match number {
         // A bool is 0 or 1 in arithmetic.
@@ -113,7 +112,7 @@ impl Values {
     }
 }
 
-/// The error for a formula that reads a value that the forward pass did not provide for.
+/// The error of a formula that reads a value that the forward pass did not save.
 fn missing() -> Error {
     Error::gradient("elementwise", "a formula reads a value that is missing")
 }

@@ -1,4 +1,4 @@
-//! Ops of the program's own, with their gradients.
+//! Custom ops with their own gradients.
 
 use std::sync::Arc;
 
@@ -11,21 +11,22 @@ use super::saved::Saved;
 use super::{Context, mode};
 use crate::{Error, ErrorKind, Result, Tensor};
 
-/// What a function's backward pass will need.
+/// The tensors that a function saves for its backward pass.
 #[derive(Debug, Default)]
 pub struct ToSave(Vec<Tensor>);
 
 impl ToSave {
-    /// Keeps a tensor, an input or a result among others, for [`Context::saved`] by the number of the call
-    /// (`ctx.save_for_backward`).
+    /// Saves a tensor, such as an input or a result (`ctx.save_for_backward`). [`Context::saved`] returns it by
+    /// the number of the call, from 0.
     pub fn tensor(&mut self, tensor: &Tensor) -> &mut Self {
         self.0.push(tensor.clone());
         self
     }
 }
 
-/// An op with its own gradient (`torch.autograd.Function`): one that others than Warpline's kernels compute, or
-/// whose gradient is not that of what it computes. What is no tensor is a field.
+/// A custom op with its own gradient (`torch.autograd.Function`): an op that Warpline's kernels do not compute,
+/// or one whose gradient differs from that of its computation. Arguments that are not tensors are fields of the
+/// implementing type.
 ///
 /// ```
 /// use warpline::autograd::{Context, Function, Gradients, ToSave};
@@ -54,30 +55,32 @@ impl ToSave {
 /// # Ok::<(), warpline::Error>(())
 /// ```
 pub trait Function: Send + Sync + Sized + 'static {
-    /// What errors and `grad_fn` call it, in lower case with underscores.
+    /// Name of the op in errors and in `grad_fn`, in lower case with underscores.
     const NAME: &'static str;
 
-    /// Computes the results. Nothing that is done here is recorded.
+    /// Computes the results. The ops in this function are not recorded.
     ///
     /// # Errors
-    /// Whatever its ops fail with.
+    /// Errors of the ops in this function.
     fn forward(&self, save: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>>;
 
-    /// Returns one gradient for each input, in their order, from the gradients of the results. An input whose
-    /// [`Context::needs`] is false may have `None`. Written in ops of tensors, it has gradients itself.
+    /// Returns one gradient per input, in their order, from the gradients of the results. An input for which
+    /// [`Context::needs`] is false may have `None`. If the function is written in tensor ops, its gradients
+    /// have gradients.
     ///
-    /// Each gradient is a floating-point tensor on its input's device, with the input's sizes or sizes that the input's
-    /// broadcast to. Another dtype is converted, and a gradient without dimensions is moved. Anything else, and too few
-    /// or too many gradients, is an [`ErrorKind::Gradient`] of the backward pass; surplus `None`s are ignored.
+    /// Each gradient is a floating-point tensor on its input's device, with the input's sizes, or with sizes to
+    /// which the input's broadcast. Another dtype is converted, and a gradient without dimensions is moved. Any
+    /// other gradient, and a wrong number of gradients, is an [`ErrorKind::Gradient`] of the backward pass.
+    /// Surplus `None`s are ignored.
     ///
     /// # Errors
-    /// Whatever its ops fail with.
+    /// Errors of the ops in this function.
     fn backward(&self, context: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients>;
 
-    /// Computes the results, and records them if an input wants a gradient.
+    /// Computes the results, and records them if an input requires a gradient.
     ///
     /// # Errors
-    /// As [`Function::forward`]; [`crate::ErrorKind::Gradient`] if a tensor cannot be saved.
+    /// The same as [`Function::forward`]. [`ErrorKind::Gradient`] if a tensor cannot be saved.
     #[track_caller]
     fn apply(self, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
         let mut save = ToSave::default();
@@ -85,7 +88,7 @@ pub trait Function: Send + Sync + Sized + 'static {
         if !wanted(inputs) {
             return Ok(outputs);
         }
-        // A result that is an input would else be its own input, and a leaf none any more.
+        // A result that is also an input would become its own input, and no longer be a leaf.
         let known = |output: &Tensor| {
             output.requires_grad() || inputs.iter().any(|input| input.is_same(output))
         };
@@ -101,7 +104,7 @@ pub trait Function: Send + Sync + Sized + 'static {
     }
 }
 
-/// A function that was called, and the tensors that it saved.
+/// A called function, and the tensors that it saved.
 struct Call<F> {
     function: Arc<F>,
     saved: Vec<Tensor>,
@@ -122,7 +125,7 @@ impl<F: Function> Saved for Call<F> {
 impl<F: Function> Backward<[Option<Tensor>]> for Call<F> {
     fn backward(&self, grads: &[Option<Tensor>], inputs: &Inputs<'_>) -> Result<Gradients> {
         let context = &Context { inputs: *inputs, saved: &self.saved };
-        // The ops are the program's, which knows their calls.
+        // The ops are the program's, so errors keep their own locations.
         let mut returned = report_as(None, || self.function.backward(context, grads))
             .map_err(|error| failed(inputs, error))?;
         check(inputs, &returned)?;
@@ -131,7 +134,7 @@ impl<F: Function> Backward<[Option<Tensor>]> for Call<F> {
     }
 }
 
-/// Checks the gradients that a function of the program returned, as PyTorch does. The engine checks their sizes.
+/// Checks the gradients that a custom function returned, as PyTorch does. The engine checks their sizes.
 fn check(inputs: &Inputs<'_>, returned: &[Option<Tensor>]) -> Result<()> {
     let fail = |reason| Err(Error::gradient(inputs.node.name, reason).at(inputs.node.location));
     let expected = inputs.len();
@@ -160,8 +163,8 @@ fn check(inputs: &Inputs<'_>, returned: &[Option<Tensor>]) -> Result<()> {
     Ok(())
 }
 
-/// An error of a function's gradient. The ops of which that consists are the program's, so the message has them and
-/// their lines, too.
+/// Wraps an error of a custom function's gradient. Its ops are the program's, so the message has their names
+/// and locations too.
 fn failed(inputs: &Inputs<'_>, error: Error) -> Error {
     if !is_bad_argument(error.kind()) {
         return error;
@@ -170,7 +173,7 @@ fn failed(inputs: &Inputs<'_>, error: Error) -> Error {
     Error::gradient(name, format!("its gradient failed: {error}")).at(location)
 }
 
-/// Whether an op refused its arguments, which in a gradient the rule has made.
+/// Returns whether an op refused its arguments. In a gradient, the rule made these arguments.
 pub(super) const fn is_bad_argument(kind: &ErrorKind) -> bool {
     matches!(
         kind,

@@ -99,7 +99,7 @@ pub(super) fn evaluate(
     Ok(Some(wanted.iter().map(gradient).collect()))
 }
 
-/// Whether a comparison reads a leaf.
+/// Returns whether a comparison reads a leaf.
 fn is_compared(formula: &Formula, leaf: usize) -> bool {
     formula.steps().iter().any(
         |step| matches!(step, Step::Apply(op, _) if op.returns_bools() && step.reads().contains(&leaf)),

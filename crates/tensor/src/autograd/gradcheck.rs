@@ -1,17 +1,19 @@
-//! Gradients held against differences.
+//! Comparison of gradients with finite differences.
 
 use super::mode;
 use super::tensor::{GradOptions, grad};
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::{DType, Error, Result, Tensor, tensor};
 
-/// How close [`gradcheck`] wants them; PyTorch's defaults.
+/// Tolerances of [`gradcheck`]. The defaults are PyTorch's.
 #[derive(Clone, Copy, Debug)]
 pub struct GradcheckOptions {
-    /// By how much each element is moved to either side.
+    /// Change of each element to either side. Default: 1e-6.
     pub eps: f64,
-    /// How far a gradient may be from the difference,
+    /// Absolute tolerance between gradient and difference. Default: 1e-5.
     pub atol: f64,
-    /// and how far in relation to that.
+    /// Tolerance relative to the difference. Default: 1e-3.
     pub rtol: f64,
 }
 
@@ -21,8 +23,8 @@ impl Default for GradcheckOptions {
     }
 }
 
-/// Holds the gradients of `f` at `inputs` against central differences, element by element
-/// (`torch.autograd.gradcheck`). Inputs that want a gradient are to be of `float64`.
+/// Compares the gradients of `f` at `inputs` with central differences, element by element
+/// (`torch.autograd.gradcheck`). Inputs that require a gradient must be `float64`.
 ///
 /// ```
 /// use warpline::autograd::{GradcheckOptions, gradcheck};
@@ -34,7 +36,9 @@ impl Default for GradcheckOptions {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Gradient`] that names the first element that differs, and both numbers; whatever `f` fails with.
+/// [`ErrorKind::Gradient`] if a gradient differs from its difference; the message names the first such element
+/// and both numbers. [`ErrorKind::Gradient`] if an input that requires a gradient is not `float64`. Errors of
+/// `f`.
 #[track_caller]
 pub fn gradcheck(
     f: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
@@ -75,11 +79,11 @@ pub fn gradcheck(
     Ok(())
 }
 
-/// [`gradcheck`] of the gradients of `f`, for gradients of its outputs that are made up
-/// (`torch.autograd.gradgradcheck`).
+/// Compares the gradients of the gradients of `f` with central differences (`torch.autograd.gradgradcheck`).
+/// The gradients of the outputs are made up.
 ///
 /// # Errors
-/// As [`gradcheck`].
+/// The same as [`gradcheck`].
 #[track_caller]
 pub fn gradgradcheck(
     f: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
@@ -112,7 +116,7 @@ pub fn gradgradcheck(
     gradcheck(gradients, &all, options)
 }
 
-/// For each element of `output` the gradients of the tracked inputs.
+/// Returns, for each element of `output`, the gradients of the tracked inputs.
 fn analytic(output: &Tensor, inputs: &[Tensor], tracked: &[usize]) -> Result<Vec<Vec<Vec<f64>>>> {
     let sizes: Vec<isize> = output.size().iter().map(|&n| n as isize).collect();
     let inputs: Vec<&Tensor> = tracked.iter().map(|&i| &inputs[i]).collect();
@@ -133,7 +137,7 @@ fn analytic(output: &Tensor, inputs: &[Tensor], tracked: &[usize]) -> Result<Vec
     (0..output.numel()).map(row).collect()
 }
 
-/// By how much the elements of output `o` change with one element of one input.
+/// Returns the central differences of the elements of output `o` by one element of one input.
 fn difference(
     f: &impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
     inputs: &[Tensor],
@@ -148,7 +152,7 @@ fn difference(
         let mut inputs: Vec<Tensor> = inputs.to_vec();
         let tracked = tensor(values, ())?.to(inputs[i].device())?.reshape(&sizes)?;
         inputs[i] = tracked.detach().requires_grad_(true)?;
-        // Recorded, as `f` may go back itself.
+        // Recorded, because `f` may run a backward pass itself.
         let outputs = mode::enable_grad(|| f(&inputs))?;
         outputs[o].detach().to(DType::F64)?.to_vec::<f64>()
     };

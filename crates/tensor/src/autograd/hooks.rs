@@ -1,4 +1,4 @@
-//! Functions of the program that see gradients on their way.
+//! Hooks: functions of the program that are called with gradients.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -8,11 +8,13 @@ use smallvec::SmallVec;
 use super::meta::Meta;
 use super::moved::check_not_moved;
 use super::node::{Edge, Like, Node, Work};
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::{Error, Result, Tensor};
 
-/// Sees a gradient, and may return another one in its place.
+/// A function that is called with a gradient, and may return a replacement.
 pub(super) type GradHook = Arc<dyn Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync>;
-/// Sees a leaf whose gradient was added to.
+/// A function that is called with a leaf after its gradient was added to.
 pub(super) type LeafHook = Arc<dyn Fn(&Tensor) -> Result<()> + Send + Sync>;
 
 /// A hook of one of a node's results.
@@ -20,8 +22,8 @@ pub(super) struct Hook {
     id: u64,
     pub(super) output: usize,
     pub(super) call: GradHook,
-    /// Whether it keeps the gradient of a tensor (`retain_grad`): then it comes after all others, and goes where the
-    /// tensor's gradient goes.
+    /// Whether the hook keeps the gradient of a tensor (`retain_grad`). Such a hook runs after all others, and
+    /// moves with the tensor's gradient.
     keeps: bool,
 }
 
@@ -31,7 +33,7 @@ pub(super) fn id() -> u64 {
     IDS.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Takes a hook away again (`RemovableHandle`). Dropping it leaves the hook.
+/// A handle that removes a hook (`RemovableHandle`). Dropping the handle does not remove the hook.
 #[derive(Debug)]
 pub struct HookHandle {
     id: u64,
@@ -43,7 +45,8 @@ enum Place {
     Leaf(Weak<LeafHooks>),
 }
 
-/// Hooks of a leaf. They go over to the tensor that takes the leaf's place when it is moved, so that handles still find them.
+/// The hooks of a leaf. When the leaf is moved, its hooks go to the tensor that replaces it, so handles still
+/// find them.
 #[derive(Default)]
 pub(super) struct LeafHooks(Mutex<Lists>);
 
@@ -58,8 +61,8 @@ impl LeafHooks {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a hook out, for the caller to drop: it may own values of the program, so it is not dropped under the
-    /// lock.
+    /// Removes a hook from the list and returns it. The caller drops it without the lock, because it may own
+    /// values of the program.
     fn take(&self, id: u64) -> (Option<GradHook>, Option<LeafHook>) {
         let mut lists = self.lists();
         let grad = lists.grad.iter().position(|hook| hook.0 == id);
@@ -89,7 +92,7 @@ impl std::fmt::Debug for Place {
 }
 
 impl HookHandle {
-    /// Takes the hook away.
+    /// Removes the hook.
     pub fn remove(self) {
         match self.place {
             Place::Node(node) => {
@@ -106,7 +109,7 @@ impl HookHandle {
     }
 }
 
-/// Calls the hooks of a node, and a leaf's own, with the gradients that it is about to be given.
+/// Calls the hooks of a node, and those of a leaf, with the gradients that they are about to get.
 pub(super) fn call_hooks(node: &Arc<Node>, grads: &mut [Option<Tensor>]) -> Result<()> {
     let hooks: SmallVec<[_; 1]> = {
         let hooks = node.hooks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -126,13 +129,13 @@ pub(super) fn call_hooks(node: &Arc<Node>, grads: &mut [Option<Tensor>]) -> Resu
     Ok(())
 }
 
-/// Calls the hooks of a leaf whose gradient was added to.
+/// Calls the hooks of a leaf after its gradient was added to.
 pub(super) fn call_leaf_hooks(leaf: &Tensor) -> Result<()> {
     let hooks = Meta::of(leaf).hooks();
     hooks.iter().flat_map(|hooks| hooks.accumulated()).try_for_each(|call| call(leaf))
 }
 
-/// Takes the hook that keeps a tensor's gradient from where that went to where it now goes.
+/// Moves the hook that keeps a tensor's gradient from the former edge to the new one.
 pub(super) fn keep_at(edge: &Edge, former: &Edge) {
     let keeps = |hook: &Hook| hook.keeps && hook.output == former.output;
     let Some(hook) = former.node.take_hook(keeps) else { return };
@@ -144,7 +147,8 @@ impl Node {
         self.hooks.lock().unwrap_or_else(PoisonError::into_inner).push(hook);
     }
 
-    /// Takes a hook out, for the caller to drop: it owns values of the program, so it is not dropped under the lock.
+    /// Removes a hook and returns it. The caller drops it without the lock, because it owns values of the
+    /// program.
     fn take_hook(&self, which: impl Fn(&Hook) -> bool) -> Option<Hook> {
         let mut hooks = self.hooks.lock().unwrap_or_else(PoisonError::into_inner);
         let place = hooks.iter().position(which)?;
@@ -152,7 +156,7 @@ impl Node {
     }
 }
 
-/// Puts what a hook returned in a gradient's place, if it looks like one.
+/// Replaces a gradient with the one that a hook returned, if both have the same sizes, dtype and device.
 fn hooked(node: &Node, grad: &mut Tensor, returned: Option<Tensor>) -> Result<()> {
     let Some(other) = returned else { return Ok(()) };
     let (own, new) = (Like::of(grad), Like::of(&other));
@@ -165,8 +169,9 @@ fn hooked(node: &Node, grad: &mut Tensor, returned: Option<Tensor>) -> Result<()
 }
 
 impl Tensor {
-    /// Calls `hook` with each gradient of this tensor, in a backward pass, before it goes on; what the hook
-    /// returns goes on instead (`Tensor.register_hook`).
+    /// Registers a hook that a backward pass calls with each gradient of this tensor before it is passed on
+    /// (`Tensor.register_hook`). A gradient that the hook returns is passed on instead; with `None` the
+    /// gradient stays.
     ///
     /// ```
     /// use warpline::ones;
@@ -179,7 +184,9 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Gradient`] of a tensor that wants no gradient.
+    /// [`ErrorKind::Gradient`] if the tensor requires no gradient. [`ErrorKind::Moved`] if the tensor is a
+    /// parameter whose module was moved. A hook that returns a gradient of other sizes, dtype or device is an
+    /// [`ErrorKind::Gradient`] of the backward pass.
     #[track_caller]
     pub fn register_hook(
         &self,
@@ -205,11 +212,12 @@ impl Tensor {
         Ok(HookHandle { id, place: Place::Node(Arc::downgrade(&edge.node)) })
     }
 
-    /// Keeps this tensor's gradient in [`Tensor::grad`] although it is no leaf (`Tensor.retain_grad`): as hooks leave it,
-    /// and of the tensor as in-place ops leave it.
+    /// Keeps the gradient of a tensor that is not a leaf in [`Tensor::grad`] (`Tensor.retain_grad`). The kept
+    /// gradient is the one after all hooks. After an in-place op, it is the gradient of the changed tensor. No
+    /// effect on a leaf.
     ///
     /// # Errors
-    /// [`ErrorKind::Gradient`] of a tensor that wants no gradient.
+    /// [`ErrorKind::Gradient`] if the tensor requires no gradient.
     #[track_caller]
     pub fn retain_grad(&self) -> Result<()> {
         if !self.requires_grad() {
@@ -245,16 +253,17 @@ impl Tensor {
         Ok(())
     }
 
-    /// Calls `hook` with this leaf whenever a backward pass has added to its gradient
-    /// (`register_post_accumulate_grad_hook`). The hook gets the leaf as its argument, to step an optimizer within the
-    /// backward pass, for example.
+    /// Registers a hook that is called with this leaf after a backward pass has added to its gradient
+    /// (`register_post_accumulate_grad_hook`). The hook can step an optimizer within the backward pass, for
+    /// example.
     ///
-    /// The leaf owns the hook. A hook that owns the leaf, or an optimizer of it, keeps both alive for good: use the
-    /// argument instead, and a [`Weak`] handle of the optimizer, as in the
+    /// The leaf owns the hook. A hook that owns the leaf, or an optimizer of the leaf, keeps both alive
+    /// forever. Use the argument of the hook instead, and a [`Weak`] handle of the optimizer, as in the
     /// [recipe](crate::guide::from_pytorch#optimizer-steps-in-the-backward-pass).
     ///
     /// # Errors
-    /// [`ErrorKind::Gradient`] of anything but a leaf that wants a gradient.
+    /// [`ErrorKind::Gradient`] if the tensor is not a leaf that requires a gradient. [`ErrorKind::Moved`] if
+    /// the tensor is a parameter whose module was moved.
     #[track_caller]
     pub fn register_post_accumulate_grad_hook(
         &self,

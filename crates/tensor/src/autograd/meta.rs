@@ -16,7 +16,7 @@ use super::reclaim::{Owned, reclaim};
 use super::{mode, views};
 use crate::Tensor;
 
-/// Beside a tensor: its [`Meta`] once it has one, and of which tensor it is a view.
+/// The part of a tensor for autograd: its [`Meta`], once it has one, and the base if it is a view.
 pub(crate) struct AutogradSlot {
     meta: OnceLock<Box<Meta>>,
     view_of: Option<ViewOf>,
@@ -24,9 +24,9 @@ pub(crate) struct AutogradSlot {
 }
 
 struct ViewOf {
-    /// Never a view itself.
+    /// The base, which is never a view itself.
     base: Tensor,
-    /// Whether it was made where ops are recorded.
+    /// Whether the view was made while ops were recorded.
     recorded: bool,
 }
 
@@ -54,34 +54,34 @@ impl Drop for AutogradSlot {
     }
 }
 
-/// A tensor's part in the graph.
+/// The autograd state of a tensor.
 pub(crate) struct Meta {
-    /// Whether it wants a gradient, as a leaf or since it was computed from one.
+    /// Whether the tensor requires a gradient, as a leaf or because it was computed from one.
     tracked: AtomicBool,
-    /// Of a base: how often an in-place op has given it another node. Of a view: how often it had been given one
-    /// when the view's own node was made.
+    /// For a base: how many times an in-place op has given it a new node. For a view: the base's number when
+    /// the view's node was made.
     history: AtomicU32,
     state: Mutex<State>,
-    /// Held from when a gradient is read until its sum with another is in its place.
+    /// Held from reading the gradient until the sum with another gradient is stored.
     accumulating: Mutex<()>,
-    /// The leaf's name in a module that has another tensor in its place.
+    /// The leaf's name in a module that has replaced it with another tensor.
     moved: OnceLock<Arc<str>>,
 }
 
 #[derive(Default)]
 struct State {
-    /// What it was computed by; `None` of a leaf.
+    /// The op that computed the tensor; `None` for a leaf.
     edge: Option<Edge>,
     grad: Option<Tensor>,
-    /// Of a leaf. The graph keeps it.
+    /// For a leaf: its accumulator, which the graph owns.
     accumulator: Weak<Node>,
-    /// Its own, and those of leaves whose place this one took.
+    /// The tensor's own hooks, and those of leaves that it replaced.
     hooks: SmallVec<[Arc<LeafHooks>; 1]>,
     retains_grad: bool,
 }
 
 impl Meta {
-    /// A tensor's, which is made if it has none.
+    /// Returns the state of a tensor, which is created on first use.
     pub(super) fn of(tensor: &Tensor) -> &Self {
         tensor.inner().autograd.meta.get_or_init(|| {
             Box::new(Self {
@@ -117,7 +117,7 @@ impl Meta {
         self.state().grad.clone()
     }
 
-    /// To be held while something is added to the gradient.
+    /// Locks the gradient while something is added to it.
     pub(super) fn accumulating(&self) -> MutexGuard<'_, ()> {
         self.accumulating.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -130,12 +130,12 @@ impl Meta {
         std::mem::replace(&mut self.state().retains_grad, true)
     }
 
-    /// All hooks of a leaf.
+    /// Returns all hooks of a leaf.
     pub(super) fn hooks(&self) -> SmallVec<[Arc<LeafHooks>; 1]> {
         self.state().hooks.clone()
     }
 
-    /// The hooks of a leaf to which new ones are added.
+    /// Returns the hooks of a leaf to which new ones are added.
     pub(super) fn own_hooks(&self) -> Arc<LeafHooks> {
         let mut state = self.state();
         if state.hooks.is_empty() {
@@ -152,7 +152,7 @@ impl Meta {
         }
     }
 
-    /// One more in-place op on a base; what is written over it has this number.
+    /// Counts an in-place op on a base. Returns the new history.
     pub(super) fn next_history(&self) -> u32 {
         self.history.fetch_add(1, Ordering::AcqRel) + 1
     }
@@ -171,7 +171,7 @@ impl Tensor {
         self.inner().autograd.meta.get().map(|meta| &**meta)
     }
 
-    /// The name under which the leaf was moved, if it was.
+    /// Returns the name under which the leaf was moved, if it was.
     pub(super) fn moved(&self) -> Option<&Arc<str>> {
         self.meta()?.moved.get()
     }
@@ -180,35 +180,36 @@ impl Tensor {
         self.meta().is_some()
     }
 
-    /// The tensor that this is a view of.
+    /// Returns the base if this tensor is a view.
     pub(super) fn base(&self) -> Option<&Tensor> {
         self.inner().autograd.view_of.as_ref().map(|view| &view.base)
     }
 
-    /// Whether it is a view that was made without recording.
+    /// Returns whether this tensor is a view that was made without recording.
     pub(super) fn is_unrecorded_view(&self) -> bool {
         self.inner().autograd.view_of.as_ref().is_some_and(|view| !view.recorded)
     }
 
-    /// Whether it was made in [`inference_mode`](crate::autograd::inference_mode) (`Tensor.is_inference`).
+    /// Returns whether the tensor was made in [`inference_mode`](crate::autograd::inference_mode)
+    /// (`Tensor.is_inference`).
     #[must_use]
     pub fn is_inference(&self) -> bool {
         self.inner().autograd.inference
     }
 
-    /// The same memory and layout as a tensor of its own, of which the graph knows nothing.
+    /// Returns a tensor with the same memory and layout that is not in the graph.
     pub(super) fn alias(&self) -> Tensor {
         self.with_layout(self.layout().clone())
     }
 
-    /// A view with this layout, as ops make it: not recorded itself, but in-place ops on it are seen by its
-    /// base.
+    /// Returns a view with this layout. The view is not recorded, but its base sees in-place ops on it.
     pub(crate) fn view_with(&self, layout: warpline_runtime::Layout) -> Tensor {
         let base = self.base().unwrap_or(self).clone();
         Tensor::with_slot(self, layout, AutogradSlot::view(base))
     }
 
-    /// Whether an in-place op on the base, or on another view of it, came after this view's node was made.
+    /// Returns whether an in-place op on the base, or on another view of it, came after this view's node was
+    /// made.
     #[inline]
     fn is_stale(&self) -> bool {
         let Some(view) = &self.inner().autograd.view_of else { return false };
@@ -216,8 +217,8 @@ impl Tensor {
         view.recorded && base.history() != self.meta().map_or(0, Meta::history)
     }
 
-    /// Whether gradients of it are wanted: it is a leaf that was asked for (`requires_grad_`), or was computed
-    /// from one (`Tensor.requires_grad`).
+    /// Returns whether the tensor requires a gradient: it is a leaf on which `requires_grad_` was called, or it
+    /// was computed from such a leaf (`Tensor.requires_grad`).
     #[inline]
     #[must_use]
     pub fn requires_grad(&self) -> bool {
@@ -225,13 +226,13 @@ impl Tensor {
         tracked || self.is_stale()
     }
 
-    /// Whether it was not computed from a tensor that wants a gradient (`Tensor.is_leaf`).
+    /// Returns whether the tensor was not computed from a tensor that requires a gradient (`Tensor.is_leaf`).
     #[must_use]
     pub fn is_leaf(&self) -> bool {
         !self.is_stale() && self.meta().is_none_or(|meta| meta.state().edge.is_none())
     }
 
-    /// Where its gradient goes; `None` if none is wanted.
+    /// Returns the edge to which the tensor's gradient goes; `None` if it requires none.
     pub(super) fn edge(&self) -> Option<Edge> {
         if self.is_stale()
             && let Some(base) = self.base()
@@ -254,7 +255,7 @@ impl Tensor {
         Some(Edge { node, output: 0 })
     }
 
-    /// The history that views of it are up to date with.
+    /// Returns the history that up-to-date views have.
     pub(super) fn base_history(&self) -> u32 {
         self.meta().map_or(0, Meta::history)
     }

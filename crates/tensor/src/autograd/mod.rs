@@ -1,7 +1,7 @@
 //! Gradients (`torch.autograd`).
 //!
-//! Ops on tensors that want a gradient ([`Tensor::requires_grad_`](crate::Tensor::requires_grad_)) are recorded;
-//! [`Tensor::backward`](crate::Tensor::backward) goes through the record from its end.
+//! Ops on tensors that require a gradient ([`Tensor::requires_grad_`](crate::Tensor::requires_grad_)) are
+//! recorded in a graph. [`Tensor::backward`](crate::Tensor::backward) traverses the graph from its end.
 //!
 //! ```
 //! use warpline::{autograd, tensor};

@@ -1,4 +1,4 @@
-//! Whether ops are recorded: a state of each thread.
+//! Modes of a thread, such as whether ops are recorded.
 
 use std::cell::Cell;
 
@@ -18,7 +18,7 @@ pub(super) fn get() -> Mode {
     MODE.with(Cell::get)
 }
 
-/// Runs `f` in a mode; the former one is back afterwards, after a panic too.
+/// Runs `f` in a mode, and restores the previous mode, even if `f` panics.
 fn within<R>(change: impl FnOnce(&mut Mode), f: impl FnOnce() -> R) -> R {
     struct Restore(Mode);
     impl Drop for Restore {
@@ -34,7 +34,7 @@ fn within<R>(change: impl FnOnce(&mut Mode), f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// This thread's modes, to be taken to another one.
+/// The modes of a thread, which can be carried to another thread.
 ///
 /// ```
 /// use warpline::autograd::{Modes, is_grad_enabled, no_grad};
@@ -47,38 +47,38 @@ fn within<R>(change: impl FnOnce(&mut Mode), f: impl FnOnce() -> R) -> R {
 pub struct Modes(Mode);
 
 impl Modes {
-    /// Those of this thread.
+    /// Returns the modes of this thread.
     #[must_use]
     pub fn current() -> Self {
         Self(get())
     }
 
-    /// Runs `f` with them.
+    /// Runs `f` in these modes.
     pub fn within<R>(self, f: impl FnOnce() -> R) -> R {
         within(|mode| *mode = self.0, f)
     }
 }
 
-/// Whether ops of this thread are recorded for gradients (`torch.is_grad_enabled`).
+/// Returns whether ops of this thread are recorded for gradients (`torch.is_grad_enabled`).
 #[must_use]
 pub fn is_grad_enabled() -> bool {
     get().grad
 }
 
-/// Whether this thread is in [`inference_mode`] (`torch.is_inference_mode_enabled`).
+/// Returns whether this thread is in [`inference_mode`] (`torch.is_inference_mode_enabled`).
 #[must_use]
 pub fn is_inference_mode_enabled() -> bool {
     get().inference
 }
 
-/// Whether this thread is in [`detect_anomaly`] (`torch.is_anomaly_enabled`).
+/// Returns whether this thread is in [`detect_anomaly`] (`torch.is_anomaly_enabled`).
 #[must_use]
 pub fn is_anomaly_enabled() -> bool {
     get().anomaly
 }
 
-/// Runs `f` without recording (`torch.no_grad`): what it computes has no gradient. It holds for this
-/// thread; threads that `f` starts record.
+/// Runs `f` without recording (`torch.no_grad`). Its results have no gradient. The mode applies to this thread
+/// only; ops in threads that `f` starts are recorded.
 ///
 /// ```
 /// use warpline::{autograd, ones};
@@ -92,7 +92,7 @@ pub fn no_grad<R>(f: impl FnOnce() -> R) -> R {
     set_grad_enabled(false, f)
 }
 
-/// Runs `f` with recording, within [`no_grad`] too (`torch.enable_grad`).
+/// Runs `f` with recording, even within [`no_grad`] (`torch.enable_grad`).
 pub fn enable_grad<R>(f: impl FnOnce() -> R) -> R {
     set_grad_enabled(true, f)
 }
@@ -102,15 +102,16 @@ pub fn set_grad_enabled<R>(enabled: bool, f: impl FnOnce() -> R) -> R {
     within(|mode| mode.grad = enabled, f)
 }
 
-/// Runs `f` as [`no_grad`] does; what it computes can never be used where a gradient is wanted
-/// (`torch.inference_mode`). Outside, a copy of it can.
+/// Runs `f` without recording, like [`no_grad`] (`torch.inference_mode`). Its results
+/// can never require a gradient, be saved for one, or be changed in place where ops are recorded. Copies of them
+/// that are made outside can.
 pub fn inference_mode<R>(f: impl FnOnce() -> R) -> R {
     within(|mode| (mode.grad, mode.inference) = (false, true), f)
 }
 
-/// Runs `f` so that a backward pass in it stops with an error at the first gradient that is NaN, naming the
-/// op that made it and where its forward op was called (`torch.autograd.detect_anomaly`). Each gradient is
-/// waited for.
+/// Runs `f` such that a backward pass in it fails at the first NaN in a gradient
+/// (`torch.autograd.detect_anomaly`). The error names the op that made the NaN and the location of its forward
+/// call. The host waits for each gradient.
 pub fn detect_anomaly<R>(f: impl FnOnce() -> R) -> R {
     within(|mode| mode.anomaly = true, f)
 }

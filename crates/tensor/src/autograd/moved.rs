@@ -1,4 +1,4 @@
-//! Leaves whose place in a module another tensor has taken.
+//! Parameters that a module has replaced with another tensor.
 //!
 //! `Module::to`, `share_memory` and `Parameter::set_data` put a new tensor in a parameter's place
 //! and mark the old one as moved, so that an optimizer that holds the old tensor fails instead of
@@ -13,13 +13,14 @@
 use super::meta::Meta;
 use crate::{ErrorKind, Result, Tensor};
 
-/// Marks the leaf `old` as moved: `new` has its place in a module from now on, where it is called `name`. Hooks of `old` go
-/// over to `new`, and their handles remove them there.
+/// Marks the leaf `old` as moved: from now on `new` has its place in a module, under the name `name`. Hooks of
+/// `old` go to `new`, where their handles remove them.
 ///
-/// Gradients that arrive at `old`, new hooks on it and [`check_not_moved`] are [`ErrorKind::Moved`] afterwards, so that an
-/// optimizer that has `old` cannot go on in silence. `old` stays marked; marking it again has no effect.
+/// From then on, a gradient that arrives at `old`, a new hook on it, and [`check_not_moved`] fail with
+/// [`ErrorKind::Moved`]. So an optimizer that holds `old` fails instead of training it without effect. `old`
+/// stays marked; marking it again has no effect.
 ///
-/// `Module::to` of `warpline-nn` calls this. A program needs it only for modules of its own making.
+/// `Module::to` of `warpline-nn` calls this function. A program needs it only for its own kinds of modules.
 ///
 /// ```
 /// use warpline::autograd::{check_not_moved, mark_moved};
@@ -39,10 +40,10 @@ pub fn mark_moved(old: &Tensor, new: &Tensor, name: &str) {
     }
 }
 
-/// Checks that no module has another tensor in the place of `leaf`.
+/// Checks that no module has replaced `leaf` with another tensor.
 ///
 /// # Errors
-/// [`ErrorKind::Moved`] under the name `op` if [`mark_moved`] was called with `leaf` as the old tensor.
+/// [`ErrorKind::Moved`] of the op `op` if [`mark_moved`] was called with `leaf` as the old tensor.
 #[track_caller]
 pub fn check_not_moved(op: &'static str, leaf: &Tensor) -> Result<()> {
     let Some(name) = leaf.moved() else { return Ok(()) };

@@ -19,14 +19,14 @@ use super::hooks::Hook;
 use super::reclaim::{Owned, reclaim};
 use crate::{DType, Device, Error, Result, Tensor};
 
-/// Gradients of an op's inputs, in their order; `None` where there is none.
+/// Gradients of an op's inputs, in their order; `None` for an input without a gradient.
 pub type Gradients = SmallVec<[Option<Tensor>; 2]>;
 
-/// What a node does with the gradients that come in.
+/// The work of a node on the incoming gradients.
 pub(super) enum Work {
-    /// Computes those of the inputs. `None` once a backward pass has freed the rule.
+    /// Computes the gradients of the inputs. `None` after a backward pass has freed the rule.
     Rule(Mutex<Option<Arc<dyn Rule>>>),
-    /// Adds them to a leaf's.
+    /// Adds the gradient to that of a leaf.
     Accumulate(Tensor),
 }
 
@@ -36,14 +36,14 @@ impl Work {
     }
 }
 
-/// A place where a gradient goes: one of a node's results.
+/// The destination of a gradient: one of a node's results.
 #[derive(Clone)]
 pub(crate) struct Edge {
     pub(super) node: Arc<Node>,
     pub(super) output: usize,
 }
 
-/// What a gradient has to look like.
+/// The sizes, dtype and device of a gradient.
 #[derive(Clone, PartialEq)]
 pub(super) struct Like {
     pub(super) sizes: Sizes,
@@ -63,23 +63,23 @@ impl fmt::Display for Like {
     }
 }
 
-/// One of a node's inputs.
+/// An input of a node.
 pub(super) struct Next {
-    /// `None` if it wants no gradient.
+    /// The destination of the input's gradient; `None` if it requires none.
     pub(super) edge: Option<Edge>,
     pub(super) like: Like,
 }
 
-/// An op that was recorded, or a leaf's accumulator.
+/// A recorded op, or the accumulator of a leaf.
 pub(crate) struct Node {
-    /// Place in the order of a backward pass: of two nodes that are ready, the higher number runs first.
+    /// Position in the order of a backward pass: of two ready nodes, the one with the higher number runs first.
     pub(super) sequence_nr: u64,
     pub(super) name: &'static str,
     pub(super) location: &'static Location<'static>,
-    /// The stream that its forward op ran on.
+    /// The stream on which the forward op ran.
     pub(super) stream: Option<Stream>,
     pub(super) next: SmallVec<[Next; 2]>,
-    /// How many results it had.
+    /// Number of results of the op.
     pub(super) outputs: usize,
     pub(super) work: Work,
     pub(super) hooks: Mutex<Vec<Hook>>,
@@ -105,7 +105,7 @@ impl Default for Work {
 }
 
 impl Node {
-    /// Makes the node of an op, which takes the next place in the order of this thread's nodes.
+    /// Makes the node of an op with the next sequence number of this thread.
     pub(super) fn new(
         name: &'static str,
         location: &'static Location<'static>,
@@ -144,7 +144,7 @@ impl Node {
         }
     }
 
-    /// PyTorch's name of it: `MulBackward0` of `mul`.
+    /// Returns PyTorch's name of the node: `MulBackward0` for `mul`.
     pub(super) fn title(&self) -> String {
         if matches!(self.work, Work::Accumulate(_)) || self.name == "CopySlices" {
             return self.name.to_string();
@@ -169,7 +169,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Everything of a node that may own more of the graph.
+/// The fields of a node that may own more of the graph.
 pub(super) type Parts = (SmallVec<[Next; 2]>, Work, Vec<Hook>);
 
 impl Drop for Node {

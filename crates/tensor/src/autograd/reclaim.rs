@@ -21,7 +21,8 @@ use std::thread;
 use super::meta::Meta;
 use super::node::Parts;
 
-/// What a dropped tensor or node owned. Dropping it may run code of the program and drop more tensors and nodes.
+/// The values that a dropped tensor or node owned. Dropping them may run code of the program, and drop more
+/// tensors and nodes.
 #[expect(dead_code, reason = "owned only to be dropped")]
 #[expect(clippy::large_enum_variant, reason = "a box would cost each node an allocation")]
 pub(super) enum Owned {
@@ -63,15 +64,16 @@ impl Drop for Last {
 }
 
 thread_local! {
-    /// Waits for the thread to drop it; `None` while the thread is dropping nothing. Has no destructor of its own, so
-    /// that it serves tensors in other thread-locals while the thread ends.
+    /// Values that wait for the thread to drop them. `None` while the thread drops nothing. The list has no
+    /// destructor, so that it serves tensors in other thread-locals while the thread ends.
     static WAITING: RefCell<Option<ManuallyDrop<Vec<Owned>>>> = const { RefCell::new(None) };
 }
 
 /// Drops `owned`: at once, or after the value that this thread is dropping.
 ///
-/// If a `Drop` of the program panics, the rest is dropped first and the panic goes on then; the last one of several. It
-/// does not go on if the thread is already panicking, because that would end the process.
+/// If a `Drop` of the program panics, the other values are dropped first; then the panic continues, the last
+/// one of several. It does not continue if the thread is already panicking, because that would abort the
+/// process.
 pub(super) fn reclaim(owned: Owned) {
     let first = WAITING.with_borrow_mut(|waiting| {
         if let Some(waiting) = waiting {

@@ -22,13 +22,14 @@ use super::{mode, views};
 use crate::exec::Exec;
 use crate::{Error, Result, Tensor};
 
-/// Whether an op on these is to be recorded.
+/// Returns whether an op on these inputs is to be recorded.
 #[inline]
 pub(crate) fn wanted(inputs: &[&Tensor]) -> bool {
     inputs.iter().any(|tensor| tensor.requires_grad()) && mode::is_grad_enabled()
 }
 
-/// Whether an op that changes `tensor` in place has to be recorded, or refused. `others` are its other operands.
+/// Returns whether an op that changes `tensor` in place has to be recorded or refused. `others` are its other
+/// operands.
 #[inline]
 pub(crate) fn wanted_in_place(tensor: &Tensor, others: &[&Tensor]) -> bool {
     let hidden = || tensor.is_unrecorded_view() && tensor.base().is_some_and(Tensor::requires_grad);
@@ -36,7 +37,7 @@ pub(crate) fn wanted_in_place(tensor: &Tensor, others: &[&Tensor]) -> bool {
     tracked && mode::is_grad_enabled()
 }
 
-/// Refuses an op that has no rule where a gradient is wanted.
+/// Refuses an op without a rule if a gradient is wanted.
 #[track_caller]
 pub(crate) fn refuse(op: &'static str, inputs: &[&Tensor]) -> Result<()> {
     if !wanted(inputs) {
@@ -47,7 +48,7 @@ pub(crate) fn refuse(op: &'static str, inputs: &[&Tensor]) -> Result<()> {
 }
 
 impl Tensor {
-    /// The stream that ops on it run on.
+    /// Returns the stream of ops on this tensor; `None` on the CPU.
     pub(super) fn stream(&self) -> Option<Stream> {
         match self.exec() {
             Ok(Exec::Cuda(_, _, stream)) => Some(stream),
@@ -56,7 +57,7 @@ impl Tensor {
     }
 }
 
-/// The node of an op that made `outputs` of `inputs`.
+/// Makes the node of an op that computed `outputs` from `inputs`.
 #[track_caller]
 fn node<G: Incoming + ?Sized + 'static>(
     name: &'static str,
@@ -70,8 +71,8 @@ fn node<G: Incoming + ?Sized + 'static>(
     Ok(Arc::new(Node::new(name, Location::caller(), stream, next, outputs.len(), rule)))
 }
 
-/// Records that `output` was made of `inputs`. `saved` computes their gradients from the result's; the result may be
-/// one of its tensors.
+/// Records that `output` was computed from `inputs`. `saved` computes the gradients of the inputs from that of
+/// the result, and may contain the result.
 #[track_caller]
 pub(crate) fn record(
     name: &'static str,
@@ -84,7 +85,7 @@ pub(crate) fn record(
     Ok(output)
 }
 
-/// [`record`] of an op with several results. Those that are not of floats have no gradient.
+/// [`record`] for an op with several results. Results that are not floats have no gradient.
 #[track_caller]
 pub(crate) fn record_all(
     name: &'static str,
@@ -101,7 +102,7 @@ pub(crate) fn record_all(
     Ok(())
 }
 
-/// Makes `edge` where the tensor's gradient goes.
+/// Sets the destination of the tensor's gradient.
 pub(super) fn attach(tensor: &Tensor, edge: Edge) {
     let meta = Meta::of(tensor);
     if let Some(base) = tensor.base() {
@@ -110,11 +111,12 @@ pub(super) fn attach(tensor: &Tensor, edge: Edge) {
     meta.set_edge(edge);
 }
 
-/// Refuses an in-place op that would lose a gradient. To be asked before anything is written.
+/// Refuses an in-place op that would lose a gradient. Call it before anything is written.
 #[track_caller]
 pub(crate) fn check_in_place(name: &'static str, tensor: &Tensor) -> Result<()> {
     let base = tensor.base().unwrap_or(tensor);
-    // A leaf may itself be a view of what wants no gradient; its own would be lost, and that of views of it.
+    // A leaf may be a view of a tensor that requires no gradient. Its own gradient and those of its views would
+    // be lost.
     let reason = if base.is_leaf() && (base.requires_grad() || tensor.requires_grad()) {
         if tensor.base().is_some() && !tensor.is_leaf() {
             "a view of a leaf that wants a gradient is being changed in place; do it in `no_grad`"
@@ -131,8 +133,8 @@ pub(crate) fn check_in_place(name: &'static str, tensor: &Tensor) -> Result<()> 
     Err(Error::gradient(name, reason))
 }
 
-/// Records that an op has changed `inputs[0]` in place. If the gradient reads the former elements, `saved` has a copy of
-/// them. Called after the change.
+/// Records that an op has changed `inputs[0]` in place. If the gradient reads the former elements, `saved` has
+/// a copy of them. Call it after the change.
 #[track_caller]
 pub(crate) fn record_in_place(
     name: &'static str,
@@ -152,8 +154,8 @@ pub(crate) fn record_in_place(
     }
 }
 
-/// Records an in-place op after which the tensor depends on nothing that it did before, such as `fill_`: as in PyTorch
-/// what it depended on has a gradient of zeros, and not none.
+/// Records an in-place op, such as `fill_`, after which the tensor depends on none of its former inputs. As in
+/// PyTorch, these get gradients of zeros, not none.
 #[track_caller]
 pub(crate) fn record_overwritten(name: &'static str, tensor: &Tensor) -> Result<()> {
     record_in_place(name, &[tensor], linear(|grad, _| grad.zeros_like(())))

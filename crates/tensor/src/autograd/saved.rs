@@ -17,8 +17,8 @@ use super::mode;
 use super::node::{Edge, Node};
 use crate::{Error, Result, Site, Tensor};
 
-/// State that an op saves. The [`saved!`] macro declares structs of it, whose fields all have to be of such types: a
-/// tensor in a type that does not implement this trait does not compile.
+/// State that an op saves. The [`saved!`] macro declares structs of saved state, all of whose fields implement
+/// this trait. A tensor in a type without the trait does not compile.
 pub(crate) trait Saved: Clone + Send + Sync + 'static {
     /// Calls `f` on each tensor, always in the same order.
     fn each(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
@@ -97,22 +97,22 @@ pub(super) struct Mark {
     source: Source,
 }
 
-/// Where the gradient of a saved tensor goes in a recorded pass.
+/// The destination of a saved tensor's gradient in a recorded pass.
 enum Source {
-    /// To the saved tensor, which is the leaf itself.
+    /// The saved tensor itself, which is a leaf.
     Leaf,
-    /// To a result of the op that saved it.
+    /// A result of the op that saved the tensor.
     Output(usize),
-    /// To another op's node; nowhere if `None`.
+    /// A node of another op; `None`: no destination.
     Other(Option<Edge>),
 }
 
 impl Mark {
-    /// Marks a tensor that op `op` saves, of whose results it may be one.
+    /// Marks a tensor that the op `op` saves. The tensor may be one of the op's results.
     ///
-    /// Replaces the tensor, unless it is a leaf, by one that owns neither its autograd state nor its base: an in-place op
-    /// may later give that state a node which leads back to the one that saves the tensor, and neither would ever be
-    /// freed.
+    /// Replaces the tensor, unless it is a leaf, by an alias without its autograd state and its base. An
+    /// in-place op may later give that state a node that leads back to the node that saves the tensor, and
+    /// neither would ever be freed.
     pub(super) fn new(op: &'static str, tensor: &mut Tensor, outputs: &[&Tensor]) -> Result<Self> {
         if tensor.is_inference() {
             let reason = "a tensor that was made in inference mode cannot be saved for a gradient; use a copy of it";
@@ -131,8 +131,8 @@ impl Mark {
         Ok(Self { version, source })
     }
 
-    /// Checks that a tensor was not changed since the op saved it. Gives it its place in the graph where the pass is
-    /// recorded.
+    /// Checks that a tensor was not changed since the op saved it. In a recorded pass, gives the tensor its
+    /// place in the graph.
     pub(super) fn unpack(&self, tensor: &mut Tensor, node: &Arc<Node>) -> Result<()> {
         let storage = tensor.storage();
         if !self.version.is_of(storage) && !storage.is_shared() {

@@ -1,4 +1,4 @@
-//! What a tensor can be asked for, and told.
+//! Autograd methods of tensors, and backward passes.
 
 use std::panic::Location;
 
@@ -6,12 +6,14 @@ use super::engine::{self, Options};
 use super::meta::Meta;
 use super::moved::check_not_moved;
 use super::node::Edge;
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::{Error, Result, Tensor};
 
 impl Tensor {
-    /// This tensor, which from now on wants a gradient, or none any more (`Tensor.requires_grad_`). All its
-    /// clones do.
+    /// Sets whether gradients of this leaf are computed, and returns the tensor (`Tensor.requires_grad_`). The
+    /// setting applies to all clones.
     ///
     /// ```
     /// use warpline::{randn, tensor};
@@ -24,8 +26,9 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Gradient`] of a dtype that has no gradient, of an inference tensor, and when what was
-    /// computed from others is to want none: that is what [`Tensor::detach`] is for.
+    /// [`ErrorKind::Gradient`] if the tensor is not of floats or is an inference tensor, and if `requires_grad`
+    /// is false for a tensor that was computed from others (use [`Tensor::detach`]). [`ErrorKind::Moved`] if
+    /// the tensor is a parameter whose module was moved.
     #[track_caller]
     pub fn requires_grad_(&self, requires_grad: bool) -> Result<Self> {
         let op = "requires_grad_";
@@ -55,21 +58,22 @@ impl Tensor {
         Ok(self.clone())
     }
 
-    /// The sum of the gradients that backward passes computed for this leaf, until [`Tensor::set_grad`] takes it
-    /// away (`Tensor.grad`); `None` if there was none.
+    /// Returns the sum of the gradients that backward passes have computed for this leaf since
+    /// [`Tensor::set_grad`] last removed it (`Tensor.grad`). `None` if there is no gradient.
     #[must_use]
     pub fn grad(&self) -> Option<Tensor> {
-        // Where there is no gradient there need not be a place for it either.
+        // A tensor without a gradient needs no autograd state.
         if !self.requires_grad() && self.is_leaf() && !self.has_meta() {
             return None;
         }
         Meta::of(self).grad()
     }
 
-    /// Sets the gradient, or takes it away (`Tensor.grad = …`).
+    /// Sets or removes the gradient (`Tensor.grad = …`).
     ///
     /// # Errors
-    /// [`ErrorKind::Gradient`] of one that has other sizes, another dtype or device than this tensor.
+    /// [`ErrorKind::Gradient`] if `grad` has other sizes, another dtype or another device than this tensor.
+    /// [`ErrorKind::Moved`] if the tensor is a parameter whose module was moved.
     #[track_caller]
     pub fn set_grad(&self, grad: Option<Tensor>) -> Result<()> {
         if let Some(grad) = &grad
@@ -95,37 +99,43 @@ impl Tensor {
         Ok(())
     }
 
-    /// The same memory as a tensor that wants no gradient and passes none on (`Tensor.detach`).
+    /// Returns a tensor on the same memory that requires no gradient and passes none on (`Tensor.detach`).
     #[must_use]
     pub fn detach(&self) -> Tensor {
         self.alias()
     }
 
-    /// The name of the node that made it (`Tensor.grad_fn`), such as `MulBackward0`; `None` of a leaf.
+    /// Returns the name of the node that made the tensor, such as `MulBackward0` (`Tensor.grad_fn`). `None` for
+    /// a leaf.
     #[must_use]
     pub fn grad_fn(&self) -> Option<String> {
         if self.is_leaf() { None } else { self.edge().map(|edge| edge.node.title()) }
     }
 
-    /// Computes the gradients of this tensor's one element for all leaves that it was computed from and that want
-    /// one, and adds them to their [`Tensor::grad`] (`Tensor.backward`). What was saved for that is freed.
+    /// Computes the gradients of this tensor, which has one element, for all leaves that it was computed from
+    /// and that require a gradient (`Tensor.backward`). The gradients are added to [`Tensor::grad`] of the
+    /// leaves. The saved tensors of the graph are freed.
     ///
-    /// Each op's gradient is computed on the stream that the op ran on. The pass is enqueued as any op is: nothing
-    /// is waited for, and later work comes after it.
+    /// The gradient of each op is computed on the stream of the op. The pass is enqueued like any op: it does
+    /// not wait, and later work runs after it.
     ///
     /// # Errors
-    /// [`ErrorKind::Gradient`] if the tensor has several elements or wants no gradient; if a graph was freed, or a
-    /// tensor that is needed was changed in place.
+    /// [`ErrorKind::Gradient`] if the tensor has several elements or requires no gradient, if a former pass has
+    /// freed the graph, or if a saved tensor was changed in place. [`ErrorKind::Moved`] if a leaf is a
+    /// parameter whose module was moved. Errors of the gradients' ops, with the location of the forward op, and
+    /// errors of hooks.
     #[track_caller]
     pub fn backward(&self) -> Result<()> {
         self.backward_with(None, false, false)
     }
 
-    /// [`Tensor::backward`] from a given gradient of this tensor. With `retain_graph` another pass can go through
-    /// the graph, with `create_graph` the pass is recorded itself, so that gradients have gradients.
+    /// [`Tensor::backward`] with a given gradient of this tensor; `None` stands for ones, if there is one
+    /// element. With `retain_graph`, another pass can traverse the graph. With `create_graph`, the pass itself
+    /// is recorded, so that gradients have gradients.
     ///
     /// # Errors
-    /// As [`Tensor::backward`]; if `gradient` has other sizes than this tensor.
+    /// The same as [`Tensor::backward`]. [`ErrorKind::Gradient`] if `gradient` has other sizes than this
+    /// tensor, is not of floats, or is on another device.
     #[track_caller]
     pub fn backward_with(
         &self,
@@ -139,7 +149,7 @@ impl Tensor {
     }
 }
 
-/// Where a pass begins.
+/// Returns the edge and the gradient from which a pass begins.
 #[track_caller]
 fn root(op: &'static str, tensor: &Tensor, gradient: Option<&Tensor>) -> Result<(Edge, Tensor)> {
     let Some(edge) = tensor.edge() else {
@@ -167,7 +177,7 @@ fn root(op: &'static str, tensor: &Tensor, gradient: Option<&Tensor>) -> Result<
     Ok((edge, gradient))
 }
 
-/// A given gradient of `tensor` with its dtype, on its device.
+/// Converts a given gradient to the dtype and the device of `tensor`.
 #[track_caller]
 fn start(op: &'static str, tensor: &Tensor, gradient: &Tensor) -> Result<Tensor> {
     let (dtype, device) = (gradient.dtype(), gradient.device());
@@ -188,7 +198,7 @@ fn start(op: &'static str, tensor: &Tensor, gradient: &Tensor) -> Result<Tensor>
     gradient.to((tensor.dtype(), tensor.device())).of(op)
 }
 
-/// Where a pass begins: each tensor's edge with its gradient.
+/// Returns the edges and the gradients from which a pass begins.
 #[track_caller]
 fn roots(
     op: &'static str,
@@ -212,16 +222,16 @@ fn roots(
 /// Options of [`grad`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GradOptions {
-    /// Keep the graph, for another pass.
+    /// Keeps the graph, for another pass. Default: `false`.
     pub retain_graph: bool,
-    /// Record the pass itself, so that its results have gradients. Keeps the graph too.
+    /// Records the pass itself, so that its results have gradients. Also keeps the graph. Default: `false`.
     pub create_graph: bool,
-    /// An input that the outputs do not depend on is no error, and has `None`.
+    /// Returns `None` for an input that the outputs do not depend on, instead of an error. Default: `false`.
     pub allow_unused: bool,
 }
 
-/// The gradients of `outputs` for `inputs`, which are returned and added to no tensor's own
-/// (`torch.autograd.grad`). `gradients` has one entry for each output, or none at all. `None` stands for ones, of an
+/// Returns the gradients of `outputs` for `inputs`, without adding them to the gradients of the tensors
+/// (`torch.autograd.grad`). `gradients` has one entry per output, or is empty. `None` stands for ones, for an
 /// output with one element.
 ///
 /// ```
@@ -237,8 +247,8 @@ pub struct GradOptions {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Gradient`] as [`Tensor::backward`]; for an input that wants no gradient, or that the outputs do not
-/// depend on.
+/// The same as [`backward`]. [`ErrorKind::Gradient`] if an input requires no gradient, or if the outputs do not
+/// depend on an input and `allow_unused` is not set.
 #[track_caller]
 pub fn grad(
     outputs: &[&Tensor],
@@ -249,7 +259,7 @@ pub fn grad(
     grad_at(Location::caller(), outputs, inputs, gradients, options)
 }
 
-/// [`grad`] as called at `location`.
+/// [`grad`], called at `location`.
 pub(super) fn grad_at(
     location: &'static Location<'static>,
     outputs: &[&Tensor],
@@ -281,11 +291,11 @@ pub(super) fn grad_at(
     Ok(grads)
 }
 
-/// [`Tensor::backward`] of several tensors at once (`torch.autograd.backward`). `gradients` has one entry for each
-/// tensor, or none at all. `None` stands for ones, of a tensor with one element.
+/// Runs [`Tensor::backward`] for several tensors in one pass (`torch.autograd.backward`). `gradients` has one
+/// entry per tensor, or is empty. `None` stands for ones, for a tensor with one element.
 ///
 /// # Errors
-/// As [`Tensor::backward_with`], and [`ErrorKind::Gradient`] if the lists differ in length.
+/// The same as [`Tensor::backward_with`]. [`ErrorKind::Gradient`] if the lists differ in length.
 #[track_caller]
 pub fn backward(
     tensors: &[&Tensor],
@@ -297,7 +307,7 @@ pub fn backward(
     backward_at(Location::caller(), tensors, gradients, options)
 }
 
-/// [`backward`] as called at `location`.
+/// [`backward`], called at `location`.
 pub(super) fn backward_at(
     location: &'static Location<'static>,
     tensors: &[&Tensor],

@@ -1,9 +1,8 @@
 //! Views, and in-place ops on them.
 //!
-//! If a view is changed in place, its base gets a new node, `CopySlices`, which passes on the
-//! gradient of the elements outside the view. The base also counts its *history*. A view that was
-//! made before sees that its own history is older, and makes its node anew from the base's when it
-//! is used.
+//! If a view is changed in place, its base gets a new node, `CopySlices`, which passes on the gradient of the
+//! elements outside the view. The base also increments its *history*. A view that was made before has an older
+//! history. When it is used next, it gets a new node, made from the base's.
 
 use std::sync::Arc;
 
@@ -20,7 +19,7 @@ use crate::tensor::list;
 use crate::{Result, Tensor};
 
 impl Tensor {
-    /// A view with this layout, recorded if a gradient is wanted.
+    /// Returns a view with this layout, recorded if a gradient is wanted.
     #[inline]
     #[track_caller]
     pub(crate) fn viewed(
@@ -33,13 +32,13 @@ impl Tensor {
         if wanted(&[self]) { record(name, view, &[self], saved) } else { Ok(view) }
     }
 
-    /// [`Tensor::viewed`] of all elements in their order, under other sizes.
+    /// [`Tensor::viewed`] of all elements in their order, in another shape.
     #[track_caller]
     pub(crate) fn viewed_reshaped(&self, name: &'static str, layout: Layout) -> Result<Tensor> {
         self.viewed(name, layout, linear(reshape_back))
     }
 
-    /// [`Tensor::viewed`] of some elements, each at most once; `part` makes the same view of another tensor.
+    /// [`Tensor::viewed`] of some elements, each at most once. `part` makes the same view of another tensor.
     #[track_caller]
     pub(crate) fn viewed_part(
         &self,
@@ -50,8 +49,8 @@ impl Tensor {
         self.viewed(name, layout, linear(move |grad, inputs| embed(grad, inputs.sizes(0), part)))
     }
 
-    /// Views with these layouts, which share all elements out among them, recorded as one op if a gradient is wanted;
-    /// `whole` returns this tensor's gradient for those of all views.
+    /// Returns views that partition the elements, recorded as one op if a gradient is wanted. `whole` computes
+    /// this tensor's gradient from those of all views.
     #[track_caller]
     pub(crate) fn viewed_shares(
         &self,
@@ -69,7 +68,8 @@ impl Tensor {
         Ok(views)
     }
 
-    /// [`Tensor::viewed`] of any elements of the memory behind `from`, which lies as this tensor does or would.
+    /// [`Tensor::viewed`] of any elements of the memory. `from` is the layout of this tensor, and `as_if` that
+    /// of the view, as the gradient sees them.
     #[track_caller]
     pub(crate) fn viewed_strided(
         &self,
@@ -87,7 +87,7 @@ pub(crate) fn reshape_back(grad: &Tensor, inputs: &Inputs<'_>) -> Result<Tensor>
     grad.reshape(&signed(inputs.sizes(0))[..])
 }
 
-/// The sizes of views that share out a tensor, and the inverse of the sharing.
+/// The sizes of views that partition a tensor, and the inverse of the partition.
 #[derive(Clone)]
 struct Shares<F> {
     sizes: Vec<Sizes>,
@@ -123,14 +123,14 @@ impl Backward for Strided {
         if overlapping(&geometry.base).is_empty() {
             return Ok(smallvec![Some(whole)]);
         }
-        // Elements that are one in memory share its gradient.
+        // Elements that share memory share its gradient.
         let itself = Geometry { base: geometry.base.clone(), view: geometry.base.clone() };
         let shares = scattered(&itself, &grad.new_ones(geometry.base.sizes(), ())?)?;
         Ok(smallvec![Some(whole.div(&shares)?)])
     }
 }
 
-/// Zeros of these sizes, but for `grad` where `part` shows it.
+/// Returns zeros of these sizes, with `grad` in the view that `part` makes.
 #[track_caller]
 pub(crate) fn embed(
     grad: &Tensor,
@@ -143,7 +143,7 @@ pub(crate) fn embed(
 }
 
 saved! {
-    /// Where a view lies in its base.
+    /// The layouts of a base and of a view of it.
     struct Geometry { base: Layout, view: Layout }
 }
 
@@ -152,8 +152,8 @@ impl Geometry {
         Self { base: base.layout().clone(), view: view.layout().clone() }
     }
 
-    /// Zeros that lie as the base does, and the view of them. What is written to one shows in the other's
-    /// gradient too.
+    /// Returns zeros with the layout of the base, and the view of them. Both are views of one tensor,
+    /// so a write to one appears in the gradient of the other.
     fn windows(&self, like: &Tensor) -> Result<(Tensor, Tensor)> {
         let start = self.base.offset().min(self.view.offset());
         let end = [&self.base, &self.view].into_iter().map(end).max().unwrap_or(start);
@@ -167,7 +167,7 @@ impl Geometry {
     }
 }
 
-/// One past the last element of a layout.
+/// Returns the position after the last element of a layout.
 fn end(layout: &Layout) -> usize {
     if layout.numel() == 0 {
         return layout.offset();
@@ -176,7 +176,7 @@ fn end(layout: &Layout) -> usize {
     layout.offset() + 1 + layout.sizes().iter().zip(layout.strides()).map(reach).sum::<usize>()
 }
 
-/// Gives a view whose base was changed in place its node anew, from the base's.
+/// Gives a view whose base was changed in place a new node, made from the base's.
 pub(super) fn renew(view: &Tensor, base: &Tensor) {
     let history = base.base_history();
     let Some(edge) = base.edge() else { return };
@@ -199,7 +199,7 @@ impl Rule for Renewed {
     }
 }
 
-/// The base's gradient for a view's. Elements that the view shows several times are summed.
+/// Computes the base's gradient from a view's. Sums over elements that the view shows several times.
 fn scattered(geometry: &Geometry, grad: &Tensor) -> Result<Tensor> {
     let repeated: SmallVec<[isize; 6]> = (0..geometry.view.ndim())
         .filter(|&d| geometry.view.strides()[d] == 0 && geometry.view.sizes()[d] > 1)
@@ -215,7 +215,7 @@ fn scattered(geometry: &Geometry, grad: &Tensor) -> Result<Tensor> {
         part.copy_(&once, false)?;
         return Ok(whole);
     }
-    // One index of these dimensions at a time, so that what is written at once lies apart.
+    // Selects one index of these dimensions at a time, so that the elements of each write do not overlap.
     let mut slices = vec![(part, once)];
     for &d in dims.iter().rev() {
         let mut finer = Vec::new();
@@ -232,7 +232,7 @@ fn scattered(geometry: &Geometry, grad: &Tensor) -> Result<Tensor> {
     Ok(whole)
 }
 
-/// Dimensions without which no two elements of a layout can be one in memory, in their order.
+/// Returns dimensions without which no two elements of a layout share memory, in ascending order.
 fn overlapping(layout: &Layout) -> SmallVec<[usize; 6]> {
     let stride = |d: usize| layout.strides()[d].unsigned_abs();
     let mut dims: SmallVec<[usize; 6]> =
@@ -250,8 +250,8 @@ fn overlapping(layout: &Layout) -> SmallVec<[usize; 6]> {
     dims
 }
 
-/// Records an in-place op on a view: the base has another node, which passes what is not in the view on as it
-/// comes, and what is through `op`, the op's own.
+/// Records an in-place op on a view. The base gets a new node, which passes the gradient of elements outside
+/// the view on unchanged, and that of elements in the view through `op`, the op's own node.
 pub(super) fn rebase(view: &Tensor, base: &Tensor, op: Arc<Node>) -> Result<()> {
     let mut next: SmallVec<[Next; 2]> = smallvec![Next { edge: base.edge(), like: Like::of(base) }];
     let others = op.next.iter().skip(1);
@@ -262,7 +262,7 @@ pub(super) fn rebase(view: &Tensor, base: &Tensor, op: Arc<Node>) -> Result<()> 
     let meta = Meta::of(base);
     let history = meta.next_history();
     meta.set_edge(Edge { node: Arc::new(node), output: 0 });
-    // The view follows at its next use.
+    // The view gets its new node when it is used next.
     Meta::of(view).set_history(history.wrapping_sub(1));
     Ok(())
 }

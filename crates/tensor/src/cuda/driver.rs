@@ -1,4 +1,4 @@
-//! The driver's memory, for a [`MemPool::over`](super::MemPool::over) a source of one's own.
+//! Types of the driver's memory, for a custom source of a [`MemPool::over`](super::MemPool::over).
 
 pub use warpline_alloc::cuda::CudaMemory;
 pub use warpline_cuda_sys_safe::owned::{DeviceMemory, ForeignMemory};

@@ -1,9 +1,11 @@
-//! Graphs: a run of ops that is captured once and replayed at the cost of one launch.
+//! Graphs: ops that are captured once and replayed at the cost of one launch.
 
 use warpline_cuda_sys_safe::GraphExecHandle;
 use warpline_runtime::graph::{Capturing, Graph};
 
 use super::{CudaDeviceArg, Stream};
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called as _;
 use crate::{Error, Result, runtime};
 
@@ -11,17 +13,21 @@ pub use warpline_runtime::graph::GraphPool;
 
 /// Captured work (`torch.cuda.CUDAGraph`).
 ///
-/// A replay runs the captured ops on the memory that they were captured with: write new values
-/// into the inputs first ([`copy_`](crate::Tensor::copy_)), and find the results where the capture
-/// left them. Inputs are kept for as long as the graph, whoever else drops them. What is made in
-/// the capture lies in the graph's [pool](CudaGraph::pool) and holds nothing before the first
-/// replay: using it before is [`ErrorKind::NotReplayed`].
+/// A replay runs the captured ops on the memory with which they were captured. Write new values to the inputs
+/// before the replay ([`copy_`](crate::Tensor::copy_)), and read the results from the tensors of the capture.
+/// The graph keeps its inputs alive. Tensors made in the capture lie in the graph's [pool](CudaGraph::pool).
+/// They have no values before the first replay; using them before fails with [`ErrorKind::NotReplayed`].
 ///
-/// A capture holds whatever is enqueued on its stream, and on streams that are made to wait for it;
-/// all these are of one device. Work of the host is done at once and is no part of it. What cannot be captured is
-/// [`ErrorKind::Capture`] or [`Error::Stream`] and names the op: whatever makes the host wait
-/// (`item`, `to_vec`, `synchronize`, copies from and to memory that is not pinned), queries of
-/// events and streams, and waits for work from before the capture, which replays see to themselves.
+/// A capture records all work that is enqueued on its stream, and on streams that wait for its stream; all are
+/// streams of one device. Work of the host runs at once and is not recorded.
+///
+/// Some calls cannot be captured. They fail with [`ErrorKind::Capture`], [`ErrorKind::Capturing`] or
+/// [`ErrorKind::OutsideCapture`], and the error names the op:
+///
+/// - calls for which the host waits: `item`, `to_vec`, `synchronize`, and copies from and to memory that is not
+///   pinned;
+/// - queries of events and streams;
+/// - waits for work from before the capture. A replay waits for such work by itself.
 ///
 /// ```
 /// use warpline::{cuda, full, ones, simulated, with_runtime};
@@ -43,11 +49,11 @@ pub struct CudaGraph {
     graph: Option<Graph>,
 }
 
-/// Captures what `f` enqueues, as [`CudaGraph::capture`], and returns the graph with `f`'s result
-/// (`torch.cuda.graph`).
+/// Captures the work that `f` enqueues, like [`CudaGraph::capture`], and returns the graph with the result of
+/// `f` (`torch.cuda.graph`).
 ///
 /// # Errors
-/// As [`CudaGraph::capture`].
+/// The same as [`CudaGraph::capture`].
 #[track_caller]
 pub fn graph<R>(f: impl FnOnce() -> Result<R>) -> Result<(CudaGraph, R)> {
     let mut graph = CudaGraph::new();
@@ -55,10 +61,10 @@ pub fn graph<R>(f: impl FnOnce() -> Result<R>) -> Result<(CudaGraph, R)> {
     Ok((graph, result))
 }
 
-/// An empty pool that graphs of the device can share (`torch.cuda.graph_pool_handle`).
+/// Makes an empty pool that graphs of the device can share (`torch.cuda.graph_pool_handle`).
 ///
 /// # Errors
-/// As [`CudaDeviceArg::index_in`].
+/// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn graph_pool_handle(device: impl CudaDeviceArg) -> Result<GraphPool> {
     let runtime = runtime();
@@ -66,39 +72,43 @@ pub fn graph_pool_handle(device: impl CudaDeviceArg) -> Result<GraphPool> {
     Ok(GraphPool::new(runtime.device(index)?))
 }
 
-/// Whether this thread's current stream is being captured.
+/// Returns whether this thread's current stream is being captured (`torch.cuda.is_current_stream_capturing`).
 ///
 /// # Errors
-/// [`ErrorKind::CudaUnavailable`].
+/// [`ErrorKind::CudaUnavailable`] if there is no GPU.
 #[track_caller]
 pub fn is_current_stream_capturing() -> Result<bool> {
     Ok(super::current_stream(())?.is_capturing())
 }
 
 impl CudaGraph {
-    /// A graph that holds nothing yet.
+    /// Creates an empty graph.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Captures what `f` enqueues on the current device, in a pool of its own. It is captured on
-    /// the current stream, or where that is the default one, which cannot be captured, on another
-    /// that is current while `f` runs. What the graph held before is gone.
+    /// Captures the work that `f` enqueues on the current device, in a new pool. The current stream is
+    /// captured. If it is the default stream, which cannot be captured, another stream is captured, and is
+    /// current while `f` runs. The former contents of the graph are dropped.
     ///
     /// # Errors
-    /// What `f` fails with: the capture is then over, and the graph empty. After a panic of `f` too.
+    /// Errors of `f`. [`ErrorKind::CannotCapture`] if the current stream is captured already.
+    /// [`ErrorKind::Driver`] if the driver gives up the capture, or under
+    /// [`SyncPolicy::Manual`](crate::SyncPolicy::Manual) a stream that joined was not waited for.
+    /// [`ErrorKind::CudaUnavailable`] if there is no GPU. After an error, and after a panic of `f`, the capture
+    /// is over and the graph is empty.
     #[track_caller]
     pub fn capture<R>(&mut self, f: impl FnOnce() -> Result<R>) -> Result<R> {
         self.capture_with(&graph_pool_handle(())?, f)
     }
 
-    /// [`CudaGraph::capture`] in a pool that other graphs use too. Such graphs are to be replayed
-    /// in the order in which they were captured; results that are dropped give their memory to
+    /// [`CudaGraph::capture`] in a pool that other graphs use too (`pool=`). Graphs that share a pool must be
+    /// replayed in the order in which they were captured, because the memory of dropped results is reused by
     /// later captures.
     ///
     /// # Errors
-    /// As [`CudaGraph::capture`]; [`ErrorKind::DeviceMismatch`] for a pool of another device.
+    /// The same as [`CudaGraph::capture`]. [`ErrorKind::DeviceMismatch`] if the pool belongs to another device.
     #[track_caller]
     pub fn capture_with<R>(
         &mut self,
@@ -125,25 +135,26 @@ impl CudaGraph {
         }
     }
 
-    /// Runs what was captured on the current stream of its device, in order with all other uses of
-    /// its inputs, its results and its pool. Random ops go on in the device's sequence, as they
-    /// would have without a graph.
+    /// Runs the captured work on the current stream of the graph's device (`CUDAGraph.replay`), in order with
+    /// all other uses of its inputs, its results and its pool. Random ops continue the device's sequence, as
+    /// they would without a graph.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for an empty graph; [`ErrorKind::Capture`] while the current stream
-    /// is captured; [`ErrorKind::Collective`] once a process group has failed whose calls it holds; otherwise
-    /// what launching fails with.
+    /// [`ErrorKind::InvalidArgument`] if the graph is empty. [`ErrorKind::Capture`] if the current stream is
+    /// captured. [`ErrorKind::NotReplayed`] if the graph uses results of another graph that was not replayed.
+    /// [`ErrorKind::Collective`] if the graph contains calls of a process group that has failed. Errors of
+    /// [every op](crate::Tensor#errors-of-every-op).
     #[track_caller]
     pub fn replay(&self) -> Result<()> {
         let graph = self.captured("replay")?;
         graph.replay(&self.current_stream(graph)?)
     }
 
-    /// The driver's handle of the executable graph (`CUDAGraph.raw_cuda_graph_exec`), for calls of the driver that Warpline
-    /// does not make. It is valid until the graph is captured anew, reset or dropped.
+    /// Returns the driver's handle of the executable graph (`CUDAGraph.raw_cuda_graph_exec`), for driver calls
+    /// that Warpline does not make. The handle is valid until the graph is captured again, reset or dropped.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for an empty graph.
+    /// [`ErrorKind::InvalidArgument`] if the graph is empty.
     #[track_caller]
     pub fn raw_cuda_graph_exec(&self) -> Result<GraphExecHandle> {
         Ok(self.captured("raw_cuda_graph_exec")?.exec_handle())
@@ -155,16 +166,16 @@ impl CudaGraph {
         devices.current_stream(graph.pool().device())
     }
 
-    /// Where it was captured, for other graphs to share.
+    /// Returns the pool in which the graph was captured, for other graphs to share (`CUDAGraph.pool`).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for an empty graph.
+    /// [`ErrorKind::InvalidArgument`] if the graph is empty.
     #[track_caller]
     pub fn pool(&self) -> Result<GraphPool> {
         Ok(self.captured("pool")?.pool().clone())
     }
 
-    /// Lets go of what was captured (`CUDAGraph.reset`). Results stay as they are.
+    /// Drops the captured work (`CUDAGraph.reset`). Its results keep their values.
     pub fn reset(&mut self) {
         self.graph = None;
     }

@@ -1,4 +1,4 @@
-//! What the caching allocators hold block by block, and what they did.
+//! Segments and blocks of the caching allocators, and the history of their requests.
 
 #[cfg(feature = "snapshot")]
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::Error;
 use crate::called::Called as _;
 use crate::{Result, runtime};
 
-/// Asks the allocators of all devices, in order.
+/// Calls `f` with the allocators of all devices, in order.
 #[track_caller]
 fn ask_all<R>(f: impl Fn(&CudaAllocator) -> R) -> Result<Vec<R>> {
     let runtime = runtime();
@@ -22,9 +22,9 @@ fn ask_all<R>(f: impl Fn(&CudaAllocator) -> R) -> Result<Vec<R>> {
     Ok(all)
 }
 
-/// All segments of all devices with their blocks, by device and address
-/// (`torch.cuda.memory_snapshot`). [`SegmentInfo::device`] tells the devices apart, and
-/// [`SegmentInfo::segment_pool_id`] private pools, as does [`MemPool::snapshot`](super::MemPool::snapshot).
+/// Returns the segments of all devices with their blocks, ordered by device and address
+/// (`torch.cuda.memory_snapshot`). [`SegmentInfo::device`] is the device, and [`SegmentInfo::segment_pool_id`]
+/// the private pool, if any. See [`MemPool::snapshot`](super::MemPool::snapshot) for one pool.
 ///
 /// ```
 /// use warpline::{DType, cuda, simulated, with_runtime, zeros};
@@ -41,27 +41,27 @@ fn ask_all<R>(f: impl Fn(&CudaAllocator) -> R) -> Result<Vec<R>> {
 /// ```
 ///
 /// # Errors
-/// [`crate::ErrorKind::CudaUnavailable`].
+/// [`crate::ErrorKind::CudaUnavailable`] if there is no GPU.
 #[track_caller]
 pub fn memory_snapshot() -> Result<Vec<SegmentInfo>> {
     Ok(ask_all(CudaAllocator::segments).of("memory_snapshot")?.concat())
 }
 
-/// Records from now on what the allocators of all devices do, or no longer with `None`; what was
-/// recorded stays until it is started again (`torch.cuda.memory._record_memory_history`).
+/// Starts to record the requests of the allocators of all devices, or stops with `None`
+/// (`torch.cuda.memory._record_memory_history`). The records stay until recording is started again.
 ///
-/// PyTorch's `enabled="state"` is `max_entries: 0`, its `stacks` are
-/// [`Backtraces`](super::Backtraces); without those, entries name the place that asked.
+/// PyTorch's `enabled="state"` is `max_entries: 0`, and its `stacks` are [`Backtraces`](super::Backtraces).
+/// Without a backtrace, an entry names the location of the request.
 ///
 /// # Errors
-/// [`crate::ErrorKind::CudaUnavailable`].
+/// [`crate::ErrorKind::CudaUnavailable`] if there is no GPU.
 #[track_caller]
 pub fn record_memory_history(config: impl Into<Option<TraceConfig>>) -> Result<()> {
     let config = config.into();
     ask_all(|a| a.record_memory_history(config.clone())).map(drop).of("record_memory_history")
 }
 
-/// What all devices hold and what was recorded (`torch.cuda.memory._snapshot`).
+/// Returns the segments of all devices and the recorded history (`torch.cuda.memory._snapshot`).
 ///
 /// ```
 /// use warpline::cuda::{TraceAction, TraceConfig, memory};
@@ -81,7 +81,7 @@ pub fn record_memory_history(config: impl Into<Option<TraceConfig>>) -> Result<(
 /// ```
 ///
 /// # Errors
-/// [`crate::ErrorKind::CudaUnavailable`].
+/// [`crate::ErrorKind::CudaUnavailable`] if there is no GPU.
 #[track_caller]
 pub fn snapshot() -> Result<Snapshot> {
     let runtime = runtime();
@@ -96,9 +96,9 @@ pub fn snapshot() -> Result<Snapshot> {
     Ok(all)
 }
 
-/// Writes [`snapshot`] as the file that PyTorch's own is (`torch.cuda.memory._dump_snapshot`):
-/// `torch/cuda/_memory_viz.py` and the page at <https://pytorch.org/memory_viz> open it. A file at the path is
-/// replaced once the new one is complete.
+/// Writes [`snapshot`] to a file in PyTorch's format (`torch.cuda.memory._dump_snapshot`).
+/// `torch/cuda/_memory_viz.py` and the page at <https://pytorch.org/memory_viz> open such a file. An existing
+/// file is replaced once the new file is complete.
 ///
 /// ```
 /// use warpline::{cuda, simulated, with_runtime};
@@ -111,8 +111,8 @@ pub fn snapshot() -> Result<Snapshot> {
 /// ```
 ///
 /// # Errors
-/// [`crate::ErrorKind::CudaUnavailable`]; [`crate::ErrorKind::InvalidArgument`] with the path and the reason where the
-/// file cannot be written.
+/// [`crate::ErrorKind::CudaUnavailable`] if there is no GPU. [`crate::ErrorKind::InvalidArgument`] if the file
+/// cannot be written; the message has the path and the reason.
 #[cfg(feature = "snapshot")]
 #[track_caller]
 pub fn dump_snapshot(path: impl AsRef<Path>) -> Result<()> {
@@ -127,10 +127,10 @@ pub fn dump_snapshot(path: impl AsRef<Path>) -> Result<()> {
     }
 }
 
-/// Sets a mark in what is recorded of all devices.
+/// Adds a mark with a text to the history of all devices.
 ///
 /// # Errors
-/// [`crate::ErrorKind::CudaUnavailable`].
+/// [`crate::ErrorKind::CudaUnavailable`] if there is no GPU.
 #[track_caller]
 pub fn annotate(text: &str) -> Result<()> {
     let runtime = runtime();
@@ -140,11 +140,11 @@ pub fn annotate(text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Attaches a text to all that is recorded from now on, of all devices
+/// Attaches a text to all entries recorded from now on, on all devices
 /// (`torch.cuda.memory._set_memory_metadata`).
 ///
 /// # Errors
-/// [`crate::ErrorKind::CudaUnavailable`].
+/// [`crate::ErrorKind::CudaUnavailable`] if there is no GPU.
 #[track_caller]
 pub fn set_memory_metadata(text: &str) -> Result<()> {
     ask_all(|a| a.set_memory_metadata(text)).map(drop).of("set_memory_metadata")

@@ -1,11 +1,11 @@
-//! What the cache of page-locked host memory holds. All devices share it.
+//! Statistics of the cache of page-locked host memory, which all devices share.
 
 use warpline_alloc::HostMemoryStats;
 
 use crate::{Result, runtime};
 
-/// All statistics of page-locked memory (`torch.cuda.host_memory_stats`);
-/// [`HostMemoryStats::as_map`] has them under PyTorch's keys.
+/// Returns all statistics of page-locked memory, in bytes and counts (`torch.cuda.host_memory_stats`).
+/// [`HostMemoryStats::as_map`] has PyTorch's keys.
 ///
 /// ```
 /// use warpline::{cuda, ones, simulated, with_runtime};
@@ -25,28 +25,28 @@ use crate::{Result, runtime};
 /// ```
 ///
 /// # Errors
-/// [`crate::ErrorKind::CudaUnavailable`].
+/// [`crate::ErrorKind::CudaUnavailable`] if there is no GPU.
 #[track_caller]
 pub fn host_memory_stats() -> Result<HostMemoryStats> {
     Ok(runtime().pinned_cache()?.stats())
 }
 
-/// Starts every peak of page-locked memory anew from what is current
+/// Resets each peak of the statistics of page-locked memory to its current value
 /// (`torch.cuda.reset_peak_host_memory_stats`).
 ///
 /// # Errors
-/// [`crate::ErrorKind::CudaUnavailable`].
+/// [`crate::ErrorKind::CudaUnavailable`] if there is no GPU.
 #[track_caller]
 pub fn reset_peak_host_memory_stats() -> Result<()> {
     runtime().pinned_cache()?.reset_peak_stats();
     Ok(())
 }
 
-/// Starts every sum, count and time of page-locked memory anew from zero
+/// Resets the sums and counts of the statistics of page-locked memory to zero
 /// (`torch.cuda.reset_accumulated_host_memory_stats`).
 ///
 /// # Errors
-/// [`crate::ErrorKind::CudaUnavailable`].
+/// [`crate::ErrorKind::CudaUnavailable`] if there is no GPU.
 #[track_caller]
 pub fn reset_accumulated_host_memory_stats() -> Result<()> {
     runtime().pinned_cache()?.reset_accumulated_stats();

@@ -1,12 +1,14 @@
-//! What the caching allocators hold, and their caches (`torch.cuda.memory`).
+//! Statistics of the caching allocators, and their caches (`torch.cuda.memory`).
 //!
-//! Sizes are in bytes. *Allocated* is what tensors hold, rounded as the allocator rounds it;
-//! *reserved* is what the allocator holds of the driver, which other processes cannot have.
+//! Sizes are in bytes. *Allocated* memory belongs to tensors, and is rounded up by the allocator. *Reserved*
+//! memory was obtained from the driver, and is not available to other processes.
 
 use warpline_alloc::{AllocatorConfig, MemoryStats};
 use warpline_cuda_sys_safe::MemInfo;
 
 use super::CudaDeviceArg;
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called as _;
 use crate::{Error, Result, runtime};
 
@@ -16,7 +18,7 @@ pub use super::history::{
     annotate, memory_snapshot, record_memory_history, set_memory_metadata, snapshot,
 };
 
-/// Asks a device's allocator.
+/// Calls `f` with a device's allocator.
 #[track_caller]
 fn ask<R>(
     device: impl CudaDeviceArg,
@@ -27,125 +29,129 @@ fn ask<R>(
     Ok(f(runtime.device(index)?.allocator()))
 }
 
-/// Bytes that tensors hold.
+/// Returns the memory that tensors occupy, in bytes (`torch.cuda.memory_allocated`).
 ///
 /// # Errors
-/// As [`CudaDeviceArg::index_in`].
+/// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn memory_allocated(device: impl CudaDeviceArg) -> Result<usize> {
     ask(device, |a| a.memory_allocated()).of("memory_allocated")
 }
 
-/// The most bytes that tensors held since the start or the last [`reset_peak_memory_stats`].
+/// Returns the peak of [`memory_allocated`] since the start or the last [`reset_peak_memory_stats`], in bytes.
 ///
 /// # Errors
-/// As [`CudaDeviceArg::index_in`].
+/// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn max_memory_allocated(device: impl CudaDeviceArg) -> Result<usize> {
     ask(device, |a| a.memory_stats().allocated_bytes.all.peak as usize).of("max_memory_allocated")
 }
 
-/// Bytes the allocator holds of the driver, in use or cached.
+/// Returns the memory that the allocator has obtained from the driver, in use or cached, in bytes
+/// (`torch.cuda.memory_reserved`).
 ///
 /// # Errors
-/// As [`CudaDeviceArg::index_in`].
+/// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn memory_reserved(device: impl CudaDeviceArg) -> Result<usize> {
     ask(device, |a| a.memory_reserved()).of("memory_reserved")
 }
 
-/// The most bytes the allocator held since the start or the last [`reset_peak_memory_stats`].
+/// Returns the peak of [`memory_reserved`] since the start or the last [`reset_peak_memory_stats`], in bytes.
 ///
 /// # Errors
-/// As [`CudaDeviceArg::index_in`].
+/// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn max_memory_reserved(device: impl CudaDeviceArg) -> Result<usize> {
     ask(device, |a| a.memory_stats().reserved_bytes.all.peak as usize).of("max_memory_reserved")
 }
 
-/// The name that [`memory_reserved`] had in 2018.
+/// The same as [`memory_reserved`], under PyTorch's deprecated name.
 ///
 /// # Errors
-/// As [`CudaDeviceArg::index_in`].
+/// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn memory_cached(device: impl CudaDeviceArg) -> Result<usize> {
     memory_reserved(device)
 }
 
-/// The name that [`max_memory_reserved`] had in 2018.
+/// The same as [`max_memory_reserved`], under PyTorch's deprecated name.
 ///
 /// # Errors
-/// As [`CudaDeviceArg::index_in`].
+/// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn max_memory_cached(device: impl CudaDeviceArg) -> Result<usize> {
     max_memory_reserved(device)
 }
 
-/// Starts every peak anew from what is current.
+/// Resets each peak to its current value (`torch.cuda.reset_peak_memory_stats`).
 ///
 /// # Errors
-/// As [`CudaDeviceArg::index_in`].
+/// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn reset_peak_memory_stats(device: impl CudaDeviceArg) -> Result<()> {
     ask(device, |a| a.reset_peak_stats()).of("reset_peak_memory_stats")
 }
 
-/// The name of 2018. It resets every peak, as it does in PyTorch today.
+/// The same as [`reset_peak_memory_stats`], under PyTorch's deprecated name. As in PyTorch, it resets every
+/// peak.
 ///
 /// # Errors
-/// As [`CudaDeviceArg::index_in`].
+/// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn reset_max_memory_allocated(device: impl CudaDeviceArg) -> Result<()> {
     reset_peak_memory_stats(device)
 }
 
-/// The name of 2018. It resets every peak, as it does in PyTorch today.
+/// The same as [`reset_peak_memory_stats`], under PyTorch's deprecated name. As in PyTorch, it resets every
+/// peak.
 ///
 /// # Errors
-/// As [`CudaDeviceArg::index_in`].
+/// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn reset_max_memory_cached(device: impl CudaDeviceArg) -> Result<()> {
     reset_peak_memory_stats(device)
 }
 
-/// Starts every sum and count anew from zero.
+/// Resets all sums and counts to zero (`torch.cuda.reset_accumulated_memory_stats`).
 ///
 /// # Errors
-/// As [`CudaDeviceArg::index_in`].
+/// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn reset_accumulated_memory_stats(device: impl CudaDeviceArg) -> Result<()> {
     ask(device, |a| a.reset_accumulated_stats()).of("reset_accumulated_memory_stats")
 }
 
-/// All statistics; [`MemoryStats::as_map`] has them under PyTorch's keys.
+/// Returns all statistics of a device's allocator (`torch.cuda.memory_stats`). [`MemoryStats::as_map`] has
+/// PyTorch's keys.
 ///
 /// # Errors
-/// As [`CudaDeviceArg::index_in`].
+/// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn memory_stats(device: impl CudaDeviceArg) -> Result<MemoryStats> {
     ask(device, |a| a.memory_stats()).of("memory_stats")
 }
 
-/// The statistics as a table.
+/// Returns the statistics of a device's allocator as a table (`torch.cuda.memory_summary`).
 ///
 /// # Errors
-/// As [`CudaDeviceArg::index_in`].
+/// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn memory_summary(device: impl CudaDeviceArg) -> Result<String> {
     ask(device, |a| a.memory_summary()).of("memory_summary")
 }
 
-/// The options of a device's allocator.
+/// Returns the options of a device's allocator.
 ///
 /// # Errors
-/// As [`CudaDeviceArg::index_in`].
+/// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn caching_allocator_config(device: impl CudaDeviceArg) -> Result<AllocatorConfig> {
     ask(device, |a| a.config()).of("caching_allocator_config")
 }
 
-/// Gives every unused segment of every device back to the driver. Tensors keep theirs. Nothing
-/// where there is no device.
+/// Releases all unused segments of all devices to the driver (`torch.cuda.empty_cache`). Memory of tensors
+/// stays. No effect if there is no device.
 pub fn empty_cache() {
     let runtime = runtime();
     for index in 0..runtime.device_count() {
@@ -155,10 +161,11 @@ pub fn empty_cache() {
     }
 }
 
-/// Free and total memory of a device, as the driver says: cached memory counts as used.
+/// Returns the free and the total memory of a device according to the driver, in bytes
+/// (`torch.cuda.mem_get_info`). Cached memory counts as used.
 ///
 /// # Errors
-/// The driver's own; as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::Driver`] if the driver fails. Otherwise the same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn mem_get_info(device: impl CudaDeviceArg) -> Result<MemInfo> {
     let runtime = runtime();
@@ -166,10 +173,12 @@ pub fn mem_get_info(device: impl CudaDeviceArg) -> Result<MemInfo> {
     runtime.driver()?.mem_info(index).map_err(|e| Error::driver("mem_get_info", e))
 }
 
-/// Limits what the allocator may reserve to a share of the device's memory, from 0 to 1.
+/// Limits the memory that the allocator may reserve to a fraction of the device's memory, from 0 to 1
+/// (`torch.cuda.set_per_process_memory_fraction`). 1 is no limit.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] for any other number; as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::InvalidArgument`] if `fraction` is not from 0 to 1. Otherwise the same as
+/// [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn set_per_process_memory_fraction(fraction: f64, device: impl CudaDeviceArg) -> Result<()> {
     ask(device, |a| a.set_memory_fraction(fraction))
@@ -178,10 +187,11 @@ pub fn set_per_process_memory_fraction(fraction: f64, device: impl CudaDeviceArg
         .of("set_per_process_memory_fraction")
 }
 
-/// The share of the device's memory that the allocator may reserve; 1 is no limit.
+/// Returns the fraction of the device's memory that the allocator may reserve
+/// (`torch.cuda.get_per_process_memory_fraction`). Default: 1, no limit.
 ///
 /// # Errors
-/// As [`CudaDeviceArg::index_in`].
+/// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn get_per_process_memory_fraction(device: impl CudaDeviceArg) -> Result<f64> {
     ask(device, |a| a.config().memory_fraction.unwrap_or(1.0)).of("get_per_process_memory_fraction")

@@ -1,7 +1,7 @@
 //! Devices, streams and memory, under PyTorch's names (`torch.cuda`).
 //!
-//! Everything here is of the [ambient runtime](crate::runtime). A device argument is anything
-//! [`CudaDeviceArg`]: an index, a name, a [`Device`], or `()` for the current one.
+//! All functions apply to the [ambient runtime](crate::runtime). A device argument is a [`CudaDeviceArg`]: an
+//! index, a name, a [`Device`], or `()` for the current device.
 //!
 //! ```no_run
 //! use warpline::{cuda, zeros};
@@ -56,17 +56,19 @@ pub use warpline_alloc::{
 pub use warpline_cuda_sys_safe::MemInfo;
 pub use warpline_stream::{DeviceGuard, Event, EventFlags, Stream, StreamDevice, StreamGuard};
 
-/// What names a GPU to functions of this module.
+/// A value that names a GPU: an index, a name such as `"cuda:1"`, a [`Device`], or `()` for the current device.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not name a GPU",
     label = "expected an index, a name such as \"cuda:1\", a `Device`, or `()` for the current one"
 )]
 pub trait CudaDeviceArg {
-    /// Its index in a runtime.
+    /// Returns the index of the GPU in a runtime.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidDeviceString`], [`ErrorKind::InvalidArgument`] for the CPU,
-    /// [`ErrorKind::NoSuchDevice`], [`ErrorKind::CudaUnavailable`].
+    /// [`ErrorKind::InvalidDeviceString`] if a string is not the name of a device.
+    /// [`ErrorKind::InvalidArgument`] if the device is the CPU. [`ErrorKind::NoSuchDevice`] if there is no GPU
+    /// with this index. [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an
+    /// environment variable is invalid.
     fn index_in(self, runtime: &Runtime) -> Result<usize>;
 }
 
@@ -100,10 +102,10 @@ fn index_of(runtime: &Runtime, device: Device) -> Result<usize> {
     }
 }
 
-/// Whether there is a GPU to use (`torch.cuda.is_available`). Makes no context.
+/// Returns whether there is a GPU to use (`torch.cuda.is_available`). Makes no context.
 ///
-/// A machine without a driver or a visible device is `false`. What is set up wrong is an error, so that
-/// no program runs on the CPU by mistake; `.unwrap_or(false)` does that all the same.
+/// The result is `false` on a machine without a driver or a visible device. A wrong setup is an error, so that
+/// no program runs on the CPU by mistake. To run on the CPU in this case too, use `.unwrap_or(false)`.
 ///
 /// ```
 /// use warpline::{cuda, zeros};
@@ -114,18 +116,18 @@ fn index_of(runtime: &Runtime, device: Device) -> Result<usize> {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidVariable`] where a variable of the environment, such as `WARPLINE_ALLOC_CONF`, holds
-/// what it cannot hold; [`ErrorKind::Driver`] where a driver is installed that does not work.
+/// [`ErrorKind::InvalidVariable`] if an environment variable, such as `WARPLINE_ALLOC_CONF`, has an invalid
+/// value. [`ErrorKind::Driver`] if a driver is installed that does not work.
 #[doc(alias = "cuda_is_available")]
 #[track_caller]
 pub fn is_available() -> Result<bool> {
     Ok(device_count()? > 0)
 }
 
-/// How many GPUs are visible (`torch.cuda.device_count`). Makes no context.
+/// Returns the number of visible GPUs (`torch.cuda.device_count`). Makes no context.
 ///
 /// # Errors
-/// As [`is_available`].
+/// The same as [`is_available`].
 #[track_caller]
 pub fn device_count() -> Result<usize> {
     match InUse::get().devices() {
@@ -135,20 +137,20 @@ pub fn device_count() -> Result<usize> {
     }
 }
 
-/// This thread's current device.
+/// Returns the index of this thread's current device (`torch.cuda.current_device`).
 ///
 /// # Errors
-/// [`ErrorKind::CudaUnavailable`].
+/// [`ErrorKind::CudaUnavailable`] if there is no GPU.
 #[track_caller]
 pub fn current_device() -> Result<usize> {
     ().index_in(&runtime()).of("current_device")
 }
 
-/// Makes a device this thread's current one. [`device`] and [`with_device`] also put the former
-/// one back.
+/// Sets this thread's current device (`torch.cuda.set_device`). [`device`] and [`with_device`] also restore the
+/// previous one.
 ///
 /// # Errors
-/// As [`CudaDeviceArg::index_in`].
+/// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn set_device(device: impl CudaDeviceArg) -> Result<()> {
     let runtime = runtime();
@@ -157,10 +159,10 @@ pub fn set_device(device: impl CudaDeviceArg) -> Result<()> {
     Ok(())
 }
 
-/// Makes a device this thread's current one until the guard is dropped (`torch.cuda.device`).
+/// Sets this thread's current device until the guard is dropped (`torch.cuda.device`).
 ///
 /// # Errors
-/// As [`CudaDeviceArg::index_in`].
+/// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn device(device: impl CudaDeviceArg) -> Result<DeviceGuard> {
     let runtime = InUse::get();
@@ -168,21 +170,22 @@ pub fn device(device: impl CudaDeviceArg) -> Result<DeviceGuard> {
     runtime.devices()?.device_guard(index)
 }
 
-/// Runs `f` with a device as this thread's current one; the former one is back afterwards, after
-/// a panic too.
+/// Runs `f` with a device as this thread's current device, and restores the previous device, even if `f`
+/// panics.
 ///
 /// # Errors
-/// What `f` returns; as [`CudaDeviceArg::index_in`], and `f` is not run then.
+/// Errors of `f`. Otherwise the same as [`CudaDeviceArg::index_in`]; `f` does not run then.
 #[track_caller]
 pub fn with_device<R>(device: impl CudaDeviceArg, f: impl FnOnce() -> Result<R>) -> Result<R> {
     let _guard = self::device(device)?;
     f()
 }
 
-/// Blocks the host until all work on a device is done.
+/// Blocks the host until all work on a device is complete (`torch.cuda.synchronize`).
 ///
 /// # Errors
-/// What that work failed with; as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::Surfaced`] if work on the device failed. [`ErrorKind::IndexCheck`] if an index check of this
+/// thread's ops failed. Otherwise the same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn synchronize(device: impl CudaDeviceArg) -> Result<()> {
     let runtime = runtime();
@@ -190,19 +193,19 @@ pub fn synchronize(device: impl CudaDeviceArg) -> Result<()> {
     runtime.device(index)?.device().synchronize()
 }
 
-/// A device's name.
+/// Returns the name of a device (`torch.cuda.get_device_name`).
 ///
 /// # Errors
-/// As [`CudaDeviceArg::index_in`].
+/// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn get_device_name(device: impl CudaDeviceArg) -> Result<String> {
     Ok(get_device_properties(device).of("get_device_name")?.name)
 }
 
-/// What a device is and can do.
+/// Returns the properties of a device (`torch.cuda.get_device_properties`).
 ///
 /// # Errors
-/// As [`CudaDeviceArg::index_in`].
+/// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn get_device_properties(device: impl CudaDeviceArg) -> Result<DeviceProperties> {
     let runtime = runtime();
@@ -210,19 +213,19 @@ pub fn get_device_properties(device: impl CudaDeviceArg) -> Result<DevicePropert
     Ok(runtime.device(index)?.properties().clone())
 }
 
-/// A device's compute capability, major and minor.
+/// Returns the compute capability of a device, major and minor (`torch.cuda.get_device_capability`).
 ///
 /// # Errors
-/// As [`CudaDeviceArg::index_in`].
+/// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn get_device_capability(device: impl CudaDeviceArg) -> Result<(u32, u32)> {
     Ok(get_device_properties(device).of("get_device_capability")?.compute_capability)
 }
 
-/// Whether a device can address a peer's memory.
+/// Returns whether a device can access the memory of a peer (`torch.cuda.can_device_access_peer`).
 ///
 /// # Errors
-/// The driver's own; as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::Driver`] if the driver fails. Otherwise the same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn can_device_access_peer(
     device: impl CudaDeviceArg,
@@ -239,11 +242,12 @@ pub fn can_device_access_peer(
         .map_err(|e| Error::driver("can_device_access_peer", e))
 }
 
-/// Lets ops on `device` take tensors of `peer`, whose memory they read directly: `x + y` then runs
-/// on `x`'s device, on its current stream, in order with the work on both devices. It stays so for
-/// the life of the runtime; the other direction is enabled by itself.
+/// Allows ops on `device` to take tensors of `peer`, whose memory they then read directly: `x + y` runs on the
+/// device of `x`, on its current stream, in order with the work on both devices. The access lasts for the life
+/// of the runtime. The other direction is enabled separately.
 ///
-/// PyTorch enables peers as copies need them, and refuses such ops; copies here need no call either.
+/// PyTorch enables peer access when a copy needs it, and refuses ops on tensors of two devices. Copies need no
+/// call of this function.
 ///
 /// ```
 /// # use warpline::{RuntimeConfig, cuda, full, open, with_runtime};
@@ -257,8 +261,8 @@ pub fn can_device_access_peer(
 /// ```
 ///
 /// # Errors
-/// The driver's own, where there is no link ([`can_device_access_peer`]); as
-/// [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::Driver`] if there is no link between the devices ([`can_device_access_peer`]). Otherwise the
+/// same as [`CudaDeviceArg::index_in`].
 #[doc(alias = "cudaDeviceEnablePeerAccess")]
 #[track_caller]
 pub fn enable_peer_access(device: impl CudaDeviceArg, peer: impl CudaDeviceArg) -> Result<()> {
@@ -270,31 +274,31 @@ pub fn enable_peer_access(device: impl CudaDeviceArg, peer: impl CudaDeviceArg) 
     runtime.enable_peer_access(device, peer)
 }
 
-/// Gives back memory that was shared with other processes, was dropped here, and that no work uses any
-/// more (`torch.cuda.ipc_collect`). Sharing and receiving do so too. Returns the bytes that work still
-/// uses. Nothing need ever be collected for another process, as memory belongs to whoever has it.
+/// Releases memory that was shared with other processes, dropped here, and is not used by any work
+/// (`torch.cuda.ipc_collect`). Sharing and receiving do the same. Returns the bytes that work still uses. No
+/// process needs to collect memory for another process.
 pub fn ipc_collect() -> usize {
     crate::runtime().ipc_collect()
 }
 
-/// Changes who orders work on different streams, from now on.
+/// Sets the policy that orders work on different streams, from now on.
 pub fn set_sync_policy(policy: SyncPolicy) {
     runtime().set_sync_policy(policy);
 }
 
-/// Changes what is done with races under [`SyncPolicy::Manual`].
+/// Sets the response to races under [`SyncPolicy::Manual`].
 pub fn set_race_report(report: RaceReport) {
     runtime().set_race_report(report);
 }
 
-/// The races noted under [`SyncPolicy::Manual`] since the last call, oldest first.
+/// Returns the races noted under [`SyncPolicy::Manual`] since the last call, oldest first.
 #[must_use]
 pub fn take_races() -> Vec<Race> {
     runtime().take_races()
 }
 
-/// The possible races noted under [`SyncPolicy::Manual`] since the last call, oldest first: of
-/// strided views that interleave in a way that takes too long to tell ([`Race::certain`]).
+/// Returns the possible races noted under [`SyncPolicy::Manual`] since the last call, oldest first. These are
+/// races of strided views that interleave in a way that takes too long to decide ([`Race::certain`]).
 #[must_use]
 pub fn take_possible_races() -> Vec<Race> {
     runtime().take_possible_races()

@@ -11,9 +11,9 @@ use crate::autograd::Reclaimed;
 use crate::called::Called as _;
 use crate::{Result, runtime};
 
-/// A pool of its own within a device's allocator (`torch.cuda.MemPool`). Tensors made under
-/// [`use_mem_pool`] or [`with_mem_pool`] are served from it, and its memory serves no others.
-/// Clones share it. Its memory goes back to the driver once it and its last tensor are gone.
+/// A private pool in a device's allocator (`torch.cuda.MemPool`). Tensors made under [`use_mem_pool`] or
+/// [`with_mem_pool`] are allocated from the pool, and no other tensors are. Clones share the pool. Its memory
+/// is released to the driver once the pool and its last tensor are dropped.
 ///
 /// ```
 /// use warpline::cuda::{MemPool, PoolOptions};
@@ -38,7 +38,7 @@ pub struct MemPool {
     pool: warpline_alloc::MemPool<CudaBackend>,
 }
 
-/// Serves this thread's requests from a [`MemPool`] until it is dropped.
+/// A guard: until it is dropped, this thread allocates from a [`MemPool`].
 #[derive(Debug)]
 #[must_use = "the pool is in use until this is dropped"]
 pub struct MemPoolGuard {
@@ -46,10 +46,10 @@ pub struct MemPoolGuard {
 }
 
 impl MemPool {
-    /// An empty pool of a device.
+    /// Creates an empty pool of a device.
     ///
     /// # Errors
-    /// As [`CudaDeviceArg::index_in`].
+    /// The same as [`CudaDeviceArg::index_in`].
     #[track_caller]
     pub fn new(device: impl CudaDeviceArg, options: PoolOptions) -> Result<Self> {
         let runtime = runtime();
@@ -59,10 +59,10 @@ impl MemPool {
         Ok(Self { allocator, pool })
     }
 
-    /// An empty pool of a device whose segments `source` allocates (`torch.cuda.MemPool(allocator)`
-    /// over a `CUDAPluggableAllocator`). It is called with the driver, the device's index and how
-    /// many bytes there must be at least, while other requests that nothing cached fits wait. Making a
-    /// tensor there is an error. What it returns goes back when it is dropped.
+    /// Creates an empty pool of a device whose segments are allocated by `source`
+    /// (`torch.cuda.MemPool(allocator)` with a `CUDAPluggableAllocator`). `source` is called with the driver,
+    /// the index of the device, and the minimum size in bytes. Other requests that the cache cannot serve wait
+    /// meanwhile. Making a tensor in `source` is an error. The returned memory is released when it is dropped.
     ///
     /// ```
     /// use warpline::cuda::driver::DeviceMemory;
@@ -82,8 +82,9 @@ impl MemPool {
     /// ```
     ///
     /// # Errors
-    /// As [`CudaDeviceArg::index_in`]. What `source` fails with, or memory of its that is too small
-    /// or on another device, the request that needed it fails with.
+    /// The same as [`CudaDeviceArg::index_in`]. If `source` fails, or returns memory that is too small or on
+    /// another device, the request that needed the memory fails with
+    /// [`ErrorKind::Alloc`](crate::ErrorKind::Alloc).
     #[track_caller]
     pub fn over(
         device: impl CudaDeviceArg,
@@ -96,7 +97,7 @@ impl MemPool {
         let runtime = runtime();
         let index = device.index_in(&runtime).of("MemPool::over")?;
         let allocator = runtime.device(index)?.allocator().clone();
-        // Pools may form a chain: a source may own tensors of another pool.
+        // Pools may form a chain, because a source may own tensors of another pool.
         let source = Reclaimed::new(source);
         let backend = allocator
             .backend()
@@ -105,25 +106,25 @@ impl MemPool {
         Ok(Self { allocator, pool })
     }
 
-    /// Its number, which no other pool of the device has; never 0.
+    /// Returns the identifier of the pool, unique within the device. Never 0.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.pool.id()
     }
 
-    /// The index of its device.
+    /// Returns the index of the device.
     #[must_use]
     pub fn device(&self) -> usize {
         self.allocator.backend().ordinal()
     }
 
-    /// How many clones and guards there are.
+    /// Returns the number of clones and guards.
     #[must_use]
     pub fn use_count(&self) -> usize {
         self.pool.use_count()
     }
 
-    /// Its segments and their blocks, by address.
+    /// Returns the segments of the pool with their blocks, ordered by address.
     #[must_use]
     pub fn snapshot(&self) -> Vec<SegmentInfo> {
         let mut segments = self.allocator.segments();
@@ -132,13 +133,13 @@ impl MemPool {
     }
 }
 
-/// Serves what this thread asks the pool's device for from the pool, until the guard is dropped
-/// (`torch.cuda.use_mem_pool`). Where guards are nested, the last one counts.
+/// Allocates this thread's requests on the pool's device from the pool, until the guard is dropped
+/// (`torch.cuda.use_mem_pool`). Of nested guards, the last one counts.
 pub fn use_mem_pool(pool: &MemPool) -> MemPoolGuard {
     MemPoolGuard { _route: pool.allocator.use_pool(&pool.pool) }
 }
 
-/// Runs `f` with [`use_mem_pool`]; the former pool is back afterwards, after a panic too.
+/// Runs `f` under [`use_mem_pool`], and restores the previous pool, even if `f` panics.
 pub fn with_mem_pool<R>(pool: &MemPool, f: impl FnOnce() -> R) -> R {
     let _guard = use_mem_pool(pool);
     f()

@@ -1,14 +1,14 @@
-//! The generators of devices.
+//! Random number generators of devices.
 
 use super::CudaDeviceArg;
 use crate::called::Called as _;
 use crate::generator::bytes;
 use crate::{Result, Tensor, runtime};
 
-/// Seeds the generator of the current device.
+/// Seeds the generator of the current device (`torch.cuda.manual_seed`).
 ///
 /// # Errors
-/// [`ErrorKind::CudaUnavailable`](crate::ErrorKind::CudaUnavailable).
+/// [`ErrorKind::CudaUnavailable`](crate::ErrorKind::CudaUnavailable) if there is no GPU.
 #[track_caller]
 pub fn manual_seed(seed: u64) -> Result<()> {
     let runtime = runtime();
@@ -17,7 +17,7 @@ pub fn manual_seed(seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Seeds the generators of all devices. Nothing where there are none.
+/// Seeds the generators of all devices (`torch.cuda.manual_seed_all`). No effect if there is no device.
 pub fn manual_seed_all(seed: u64) {
     let runtime = runtime();
     for index in 0..runtime.device_count() {
@@ -27,11 +27,11 @@ pub fn manual_seed_all(seed: u64) {
     }
 }
 
-/// The state of a device's generator, its seed and place in the sequence (`torch.cuda.get_rng_state`), in the bytes
-/// that PyTorch has, on the host.
+/// Returns the state of a device's generator, which is its seed and its offset (`torch.cuda.get_rng_state`): a
+/// `uint8` tensor on the CPU, in PyTorch's format of 16 bytes.
 ///
 /// # Errors
-/// As [`CudaDeviceArg::index_in`].
+/// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn get_rng_state(device: impl CudaDeviceArg) -> Result<Tensor> {
     let runtime = runtime();
@@ -41,11 +41,11 @@ pub fn get_rng_state(device: impl CudaDeviceArg) -> Result<Tensor> {
     crate::tensor(state, crate::Device::Cpu)
 }
 
-/// Makes a device's generator go on from a state (`torch.cuda.set_rng_state`), of PyTorch's too.
+/// Restores a state of a device's generator, from this crate or from PyTorch (`torch.cuda.set_rng_state`).
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) unless it is a tensor of bytes on the host that holds a
-/// state; as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `state` is not a `uint8` tensor on the
+/// CPU, or its bytes are not a valid state. Otherwise the same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn set_rng_state(state: &Tensor, device: impl CudaDeviceArg) -> Result<()> {
     let state = bytes("set_rng_state", state)?;

@@ -1,4 +1,4 @@
-//! Streams: where they come from, and which is current.
+//! Functions that create streams and set the current stream.
 
 use warpline_cuda_sys_safe::owned;
 use warpline_stream::StreamDevice;
@@ -8,10 +8,10 @@ use crate::ambient::InUse;
 use crate::called::Called as _;
 use crate::{Device, Error, Result, runtime};
 
-/// This thread's current stream of a device.
+/// Returns this thread's current stream of a device (`torch.cuda.current_stream`).
 ///
 /// # Errors
-/// As [`CudaDeviceArg::index_in`].
+/// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn current_stream(device: impl CudaDeviceArg) -> Result<Stream> {
     let runtime = runtime();
@@ -19,10 +19,11 @@ pub fn current_stream(device: impl CudaDeviceArg) -> Result<Stream> {
     runtime.devices()?.current_stream(index)
 }
 
-/// A device's default stream, which waits for its other blocking streams and they for it.
+/// Returns the default stream of a device (`torch.cuda.default_stream`). It and the other blocking streams of
+/// the device wait for each other.
 ///
 /// # Errors
-/// As [`CudaDeviceArg::index_in`].
+/// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn default_stream(device: impl CudaDeviceArg) -> Result<Stream> {
     let runtime = runtime();
@@ -30,13 +31,13 @@ pub fn default_stream(device: impl CudaDeviceArg) -> Result<Stream> {
     Ok(runtime.device(index)?.device().default_stream().clone())
 }
 
-/// Tells devices that are named in the ambient runtime from those of other crates.
+/// A marker of [`StreamDevice`] for devices named in the ambient runtime.
 #[derive(Debug)]
 pub struct Ambient;
 
 macro_rules! stream_devices {
     ($($ty:ty),*) => {$(
-        /// Of the [ambient runtime](crate::runtime).
+        /// A device of the [ambient runtime](crate::runtime).
         impl StreamDevice<Ambient> for $ty {
             type Error = Error;
 
@@ -52,10 +53,11 @@ macro_rules! stream_devices {
 
 stream_devices!((), usize, Device, &Device, &str, &String, String);
 
-/// A stream that nobody else is given.
+/// Creates a stream that is not shared. `priority` is lower for work that is to run first.
 ///
 /// # Errors
-/// The driver's own; as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::Driver`](crate::ErrorKind::Driver) if the driver fails. Otherwise the same as
+/// [`CudaDeviceArg::index_in`].
 #[doc(alias = "Stream")]
 #[track_caller]
 pub fn exclusive_stream(device: impl CudaDeviceArg, priority: i32) -> Result<Stream> {
@@ -64,10 +66,11 @@ pub fn exclusive_stream(device: impl CudaDeviceArg, priority: i32) -> Result<Str
     runtime.device(index)?.device().exclusive_stream(priority)
 }
 
-/// A stream made elsewhere (`torch.cuda.ExternalStream`).
+/// Wraps a stream made elsewhere (`torch.cuda.ExternalStream`).
 ///
 /// # Errors
-/// [`ErrorKind::RuntimeMismatch`](crate::ErrorKind::RuntimeMismatch) if the stream belongs to another driver.
+/// [`ErrorKind::RuntimeMismatch`](crate::ErrorKind::RuntimeMismatch) if the stream belongs to another driver,
+/// or another runtime on the same driver uses the stream.
 #[doc(alias = "ExternalStream")]
 #[track_caller]
 pub fn external_stream(stream: owned::Stream) -> Result<Stream> {
@@ -76,8 +79,8 @@ pub fn external_stream(stream: owned::Stream) -> Result<Stream> {
     runtime.device(index)?.device().external_stream(stream)
 }
 
-/// Makes a stream this thread's current one on its device (`torch.cuda.set_stream`), and that
-/// device the current one. [`stream`] and [`with_stream`] also put the former ones back.
+/// Sets this thread's current stream on the stream's device, and makes that device the current device
+/// (`torch.cuda.set_stream`). [`stream`] and [`with_stream`] also restore the previous ones.
 ///
 /// # Errors
 /// [`ErrorKind::RuntimeMismatch`](crate::ErrorKind::RuntimeMismatch) if the stream belongs to another runtime.
@@ -90,8 +93,8 @@ pub fn set_stream(stream: &Stream) -> Result<()> {
     Ok(())
 }
 
-/// Makes a stream the current one of its device, and that device the current one, until the guard
-/// is dropped (`torch.cuda.stream`).
+/// Sets the current stream of the stream's device, and makes that device the current device, until the guard is
+/// dropped (`torch.cuda.stream`).
 ///
 /// # Errors
 /// [`ErrorKind::RuntimeMismatch`](crate::ErrorKind::RuntimeMismatch) if the stream belongs to another runtime.
@@ -102,11 +105,11 @@ pub fn stream(stream: &Stream) -> Result<StreamGuard> {
     InUse::get().devices()?.stream_guard(stream).map_err(|e| e.of("stream"))
 }
 
-/// Runs `f` with a stream as the current one; the former one is back afterwards, after a panic
-/// too.
+/// Runs `f` with a stream as the current stream, and restores the previous one, even if `f` panics.
 ///
 /// # Errors
-/// [`ErrorKind::RuntimeMismatch`](crate::ErrorKind::RuntimeMismatch) if the stream belongs to another runtime; `f` is not run then.
+/// Errors of `f`. [`ErrorKind::RuntimeMismatch`](crate::ErrorKind::RuntimeMismatch) if the stream belongs to
+/// another runtime; `f` does not run then.
 #[track_caller]
 pub fn with_stream<R>(stream: &Stream, f: impl FnOnce() -> Result<R>) -> Result<R> {
     let guard = InUse::get().devices()?.stream_guard(stream);

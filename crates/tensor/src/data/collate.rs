@@ -1,25 +1,28 @@
-//! How samples become a batch.
+//! Collation of samples to a batch.
 
 use crate::{Result, Tensor};
 
-/// A sample that can be put together with others of its kind (`default_collate`).
+/// A sample that can be joined with other samples of its type (`default_collate`).
 pub trait Collate: Send + Sized + 'static {
-    /// What many of them make.
+    /// The type of a batch of these samples.
     type Batch: PinMemory + Send + 'static;
 
-    /// Puts samples together along a new first dimension.
+    /// Joins samples along a new first dimension.
     ///
     /// # Errors
-    /// When their shapes, dtypes or devices differ.
+    /// [`crate::ErrorKind::ShapeMismatch`] if the shapes of tensors differ.
+    /// [`crate::ErrorKind::DeviceMismatch`] if their devices differ. Otherwise the same as
+    /// [`stack`](crate::stack).
     fn collate(samples: Vec<Self>) -> Result<Self::Batch>;
 }
 
 /// A batch whose tensors can be moved to page-locked memory.
 pub trait PinMemory: Sized {
-    /// A copy in page-locked memory; what is there already stays.
+    /// Copies the tensors to page-locked memory. Tensors in such memory are returned themselves.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::CudaUnavailable`], or when there is no memory to lock.
+    /// [`crate::ErrorKind::CudaUnavailable`] if there is no GPU. [`crate::ErrorKind::CannotPin`] if a tensor is
+    /// on a GPU. [`crate::ErrorKind::Alloc`] if there is no memory to lock.
     fn pin_memory(self) -> Result<Self>;
 }
 

@@ -1,4 +1,4 @@
-//! The loader: order, batches, worker threads, page-locked memory.
+//! The data loader: order, batches, worker threads, page-locked memory.
 
 use std::fmt;
 use std::panic::Location;
@@ -11,13 +11,15 @@ use warpline_stream::CheckOwner;
 
 use super::sampler::draw;
 use super::{Collate, Dataset, PinMemory, RandomSampler, Sampler};
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::autograd::Modes;
 use crate::{Error, Generator, Result, runtime, with_runtime};
 
 /// Iterates over a dataset in batches (`torch.utils.data.DataLoader`).
 ///
-/// Workers are threads. Batches come in order whatever the workers' speed, and at most
-/// `prefetch_factor` per worker wait to be taken.
+/// Workers are threads. Batches are returned in order whatever the workers' speed. Each worker loads at most
+/// `prefetch_factor` batches ahead.
 ///
 /// ```
 /// use warpline::data::{DataLoader, TensorDataset};
@@ -54,7 +56,7 @@ impl<D: fmt::Debug> fmt::Debug for DataLoader<D> {
 }
 
 impl<D: Dataset> DataLoader<D> {
-    /// Batches of one sample, in order, loaded by the iterating thread.
+    /// Creates a loader that returns batches of one sample, in order, and loads them in the iterating thread.
     pub fn new(dataset: D) -> Self {
         Self {
             dataset: Arc::new(dataset),
@@ -69,10 +71,10 @@ impl<D: Dataset> DataLoader<D> {
         }
     }
 
-    /// Samples per batch.
+    /// Sets the number of samples per batch. Default: 1.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] when zero.
+    /// [`ErrorKind::InvalidArgument`] if `batch_size` is zero.
     #[track_caller]
     pub fn batch_size(mut self, batch_size: usize) -> Result<Self> {
         if batch_size == 0 {
@@ -82,69 +84,69 @@ impl<D: Dataset> DataLoader<D> {
         Ok(self)
     }
 
-    /// Whether each iteration takes the samples in a new random order, whose seed is from the CPU's generator: PyTorch's
-    /// order.
+    /// Sets whether each iteration uses a new random order. Its seed comes from the CPU's generator, and the
+    /// order is PyTorch's. Default: `false`.
     #[must_use]
     pub fn shuffle(mut self, shuffle: bool) -> Self {
         self.shuffle = shuffle;
         self
     }
 
-    /// Says which samples are taken, instead of `shuffle`.
+    /// Sets a sampler that selects the samples, instead of `shuffle`. Default: none.
     #[must_use]
     pub fn sampler(mut self, sampler: impl Sampler) -> Self {
         self.sampler = Some(Box::new(sampler));
         self
     }
 
-    /// Where the random order is from, instead of the CPU's generator.
+    /// Sets the generator of random orders and seeds, instead of the CPU's. Default: none.
     #[must_use]
     pub fn generator(mut self, generator: Generator) -> Self {
         self.generator = Some(generator);
         self
     }
 
-    /// Whether a last batch that is not full is left out.
+    /// Sets whether a last batch that is not full is dropped. Default: `false`.
     #[must_use]
     pub fn drop_last(mut self, drop_last: bool) -> Self {
         self.drop_last = drop_last;
         self
     }
 
-    /// Threads that load; 0 loads in the iterating thread.
+    /// Sets the number of worker threads. Default: 0, which loads in the iterating thread.
     ///
-    /// As in PyTorch, each iteration draws a base seed, and worker `i` draws from generators of its own, for the CPU
-    /// and each device, with the base seed plus `i`. A sample's random values so depend on the seed and the number of
-    /// workers, not on the workers' speed, and no worker advances the program's generators.
+    /// Each iteration draws a base seed, as in PyTorch. Worker `i` has its own generators, for the CPU and each
+    /// device, with the base seed plus `i`. So the random values of a sample depend on the seed and on the
+    /// number of workers, but not on the workers' speed. No worker advances the program's generators.
     #[must_use]
     pub fn num_workers(mut self, num_workers: usize) -> Self {
         self.num_workers = num_workers;
         self
     }
 
-    /// Batches that each worker loads ahead, at least 1.
+    /// Sets the number of batches that each worker loads ahead, at least 1. Default: 2.
     #[must_use]
     pub fn prefetch_factor(mut self, prefetch_factor: usize) -> Self {
         self.prefetch_factor = prefetch_factor.max(1);
         self
     }
 
-    /// Whether batches are returned in page-locked memory, from which `to` with `non_blocking`
-    /// is asynchronous.
+    /// Sets whether batches are returned in page-locked memory, from which `to` with `non_blocking` is
+    /// asynchronous. Default: `false`.
     #[must_use]
     pub fn pin_memory(mut self, pin_memory: bool) -> Self {
         self.pin_memory = pin_memory;
         self
     }
 
-    /// Batches in one iteration.
+    /// Returns the number of batches in an iteration.
     #[must_use]
     pub fn len(&self) -> usize {
         let n = self.sampler.as_ref().map_or(self.dataset.len(), |sampler| sampler.len());
         if self.drop_last { n / self.batch_size } else { n.div_ceil(self.batch_size) }
     }
 
-    /// Whether an iteration has no batch.
+    /// Returns whether an iteration has no batch.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -153,21 +155,22 @@ impl<D: Dataset> DataLoader<D> {
     /// Starts an iteration.
     ///
     /// # Errors
-    /// When the random order cannot be made or a thread not started.
+    /// [`ErrorKind::InvalidArgument`] if the sampler returns an index beyond the dataset, or a worker thread
+    /// cannot be started.
     #[track_caller]
     pub fn iter(&self) -> Result<Batches<D>> {
         self.iter_from(0)
     }
 
-    /// Starts an iteration at its batch `first`; those before are not loaded. With a generator in the state that it had
-    /// when another iteration began, this goes on with that one, as a program does that was stopped.
+    /// Starts an iteration at batch number `first`. Earlier batches are not loaded. A stopped program can
+    /// continue an iteration: give the loader a generator in the state that it had when that iteration began.
     ///
     /// # Errors
-    /// As [`DataLoader::iter`].
+    /// The same as [`DataLoader::iter`].
     #[track_caller]
     pub fn iter_from(&self, first: usize) -> Result<Batches<D>> {
         let n = self.dataset.len();
-        // Drawn without workers too, so that later draws are PyTorch's.
+        // Drawn even without workers, so that later draws are PyTorch's.
         let seed = draw(self.generator.as_ref());
         let order = match &self.sampler {
             Some(sampler) => Some(sampler.indices()),
@@ -209,7 +212,7 @@ impl<D: Dataset> DataLoader<D> {
 #[derive(Debug)]
 struct Job<D> {
     dataset: Arc<D>,
-    /// Where they are not taken in the dataset's own order.
+    /// The order of the samples; `None`: the order of the dataset.
     order: Option<Vec<usize>>,
     samples: usize,
     batch_size: usize,
@@ -221,8 +224,8 @@ struct Job<D> {
 type Batch<D> = <<D as Dataset>::Sample as Collate>::Batch;
 
 impl<D: Dataset> Job<D> {
-    /// `location` is whose batch it is: here nobody's line is known, in a thread of the loader's own or
-    /// a closure. What a dataset or a collation of the program's fails with, knows its own.
+    /// Loads a batch. Errors made in this file get `location`, because a worker thread or a closure does not
+    /// know the caller's. Errors of the program's dataset or collation keep their own locations.
     fn load(&self, batch: usize, location: &'static Location<'static>) -> Result<Batch<D>> {
         let start = batch * self.batch_size;
         let end = start.saturating_add(self.batch_size).min(self.samples);
@@ -239,7 +242,7 @@ impl<D: Dataset> Job<D> {
     }
 }
 
-/// One thread, which loads every `step`-th batch from `first` on. Its random ops start from a seed of its own.
+/// A thread that loads every `step`-th batch from `first` on. Its random ops start from their own seed.
 #[derive(Debug)]
 struct Worker<B> {
     batches: Option<Receiver<Result<B>>>,
@@ -259,13 +262,13 @@ impl<B: Send + 'static> Worker<B> {
         D::Sample: Collate<Batch = B>,
     {
         let location = Location::caller();
-        // One more waits in the worker's hand.
+        // One more batch waits in the worker.
         let (sender, receiver) = sync_channel(ahead.saturating_sub(1));
         let (job, runtime) = (Arc::clone(job), job.runtime.clone());
         let (modes, owner) = (Modes::current(), CheckOwner::current());
         let work = move || {
             for batch in (first..job.batches).step_by(step) {
-                // The iterator is gone: nobody wants the rest.
+                // The iterator was dropped.
                 if sender.send(job.load(batch, location)).is_err() {
                     return;
                 }
@@ -284,7 +287,7 @@ impl<B: Send + 'static> Worker<B> {
 }
 
 impl<B> Worker<B> {
-    /// What a worker that has gone said last.
+    /// Returns the panic message of a worker that has ended.
     fn panic_message(&mut self) -> String {
         let panic = self.thread.take().and_then(|t| t.join().err());
         let text = panic.as_ref().and_then(|p| {
@@ -296,7 +299,7 @@ impl<B> Worker<B> {
 
 impl<B> Drop for Worker<B> {
     fn drop(&mut self) {
-        // Closing the channel first lets a worker that waits to send come to its end.
+        // Closing the channel first ends a worker that waits to send.
         self.batches = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -304,7 +307,7 @@ impl<B> Drop for Worker<B> {
     }
 }
 
-/// One iteration over a [`DataLoader`].
+/// An iteration over a [`DataLoader`].
 pub struct Batches<D: Dataset> {
     job: Arc<Job<D>>,
     workers: Vec<Worker<Batch<D>>>,

@@ -1,4 +1,4 @@
-//! Loading data in batches (`torch.utils.data`).
+//! Data sets and loaders (`torch.utils.data`).
 
 mod collate;
 mod loader;
@@ -8,29 +8,31 @@ pub use collate::{Collate, PinMemory};
 pub use loader::{Batches, DataLoader};
 pub use sampler::{DistributedSampler, RandomSampler, Sampler};
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::{Error, Result, Tensor};
 
-/// Samples by index (`torch.utils.data.Dataset`).
+/// A set of samples, by index (`torch.utils.data.Dataset`).
 pub trait Dataset: Send + Sync + 'static {
-    /// One sample: a tensor, a number, or a tuple of such.
+    /// The type of a sample: a tensor, a number, or a tuple of these.
     type Sample: Collate;
 
-    /// How many samples there are.
+    /// Returns the number of samples.
     fn len(&self) -> usize;
 
-    /// Whether there are none.
+    /// Returns whether there are no samples.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Sample `index`.
+    /// Returns sample number `index`.
     ///
     /// # Errors
-    /// Whatever loading it met; the batch it belongs to is then that error.
+    /// Errors of loading the sample. The loader returns them in place of the batch.
     fn get(&self, index: usize) -> Result<Self::Sample>;
 }
 
-/// Rows of two tensors with as many rows each (`torch.utils.data.TensorDataset`).
+/// Pairs of rows of two tensors (`torch.utils.data.TensorDataset`).
 #[derive(Clone, Debug)]
 pub struct TensorDataset {
     inputs: Tensor,
@@ -41,7 +43,7 @@ impl TensorDataset {
     /// Pairs row `i` of `inputs` with row `i` of `targets`.
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`] when they have no rows, or not as many.
+    /// [`ErrorKind::ShapeMismatch`] if a tensor has no dimensions, or the numbers of rows differ.
     #[track_caller]
     pub fn new(inputs: Tensor, targets: Tensor) -> Result<Self> {
         let rows = |t: &Tensor| t.size().first().copied();
@@ -68,7 +70,7 @@ impl Dataset for TensorDataset {
 
     #[track_caller]
     fn get(&self, index: usize) -> Result<Self::Sample> {
-        // No index from the back, as negative ones are.
+        // An index that does not fit `isize` must not become a negative one, which counts from the end.
         let index = isize::try_from(index).unwrap_or(isize::MAX);
         Ok((self.inputs.select(0, index)?, self.targets.select(0, index)?))
     }

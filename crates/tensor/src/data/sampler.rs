@@ -1,28 +1,30 @@
-//! In which order samples are taken.
+//! Samplers: the order of samples.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use warpline_runtime::generator::CpuGenerator;
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::{Error, Generator, Result, runtime};
 
-/// Indices of samples, anew for each iteration (`torch.utils.data.Sampler`).
+/// A source of sample indices, which may differ in each iteration (`torch.utils.data.Sampler`).
 pub trait Sampler: Send + Sync + 'static {
-    /// The indices of the next iteration.
+    /// Returns the indices of the next iteration.
     fn indices(&self) -> Vec<usize>;
 
-    /// How many there are.
+    /// Returns the number of indices.
     fn len(&self) -> usize;
 
-    /// Whether there are none.
+    /// Returns whether there are no indices.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Draws an `int64` that is not negative (`torch.empty((), dtype=torch.int64).random_()`), from the CPU's generator where none
-/// is given.
+/// Draws a non-negative `int64` (`torch.empty((), dtype=torch.int64).random_()`). Default: from the CPU's
+/// generator.
 pub(super) fn draw(generator: Option<&Generator>) -> u64 {
     let next = |generator: &mut CpuGenerator| generator.random64() & i64::MAX as u64;
     match generator {
@@ -31,7 +33,7 @@ pub(super) fn draw(generator: Option<&Generator>) -> u64 {
     }
 }
 
-/// The numbers up to `n` in a random order.
+/// Returns the numbers `0..n` in a random order.
 fn permutation(n: usize, generator: &mut CpuGenerator) -> Vec<usize> {
     generator.permutation(n).into_iter().map(|index| index as usize).collect()
 }
@@ -44,13 +46,13 @@ pub struct RandomSampler {
 }
 
 impl RandomSampler {
-    /// Of so many; each iteration's seed is drawn from the CPU's generator.
+    /// Creates a sampler of `samples` samples. The seed of each iteration is drawn from the CPU's generator.
     #[must_use]
     pub fn new(samples: usize) -> Self {
         Self { samples, generator: None }
     }
 
-    /// From a sequence of one's own.
+    /// Sets the generator of the order, instead of the CPU's.
     #[must_use]
     pub fn generator(mut self, generator: Generator) -> Self {
         self.generator = Some(generator);
@@ -64,7 +66,7 @@ impl Sampler for RandomSampler {
             Some(generator) => {
                 let mut generator = generator.lock();
                 let order = permutation(self.samples, &mut generator);
-                // PyTorch's draws another order, of which it takes none.
+                // PyTorch draws a second order and does not use it.
                 generator.permutation(self.samples);
                 order
             }
@@ -77,8 +79,8 @@ impl Sampler for RandomSampler {
     }
 }
 
-/// A rank's part of the samples (`torch.utils.data.DistributedSampler`): each rank has as many; the first are taken twice where
-/// they do not divide.
+/// The part of the samples of one rank (`torch.utils.data.DistributedSampler`). All ranks have the same number
+/// of samples. If the samples do not divide evenly, the first ones are used twice.
 pub struct DistributedSampler {
     samples: usize,
     replicas: usize,
@@ -97,10 +99,10 @@ impl fmt::Debug for DistributedSampler {
 }
 
 impl DistributedSampler {
-    /// The part of `rank` of `replicas`, in a random order that all ranks have in common.
+    /// Creates the sampler of `rank` of `replicas` ranks. The order is random and the same on all ranks.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] of a rank that is none.
+    /// [`ErrorKind::InvalidArgument`] if `rank` is not less than `replicas`.
     #[track_caller]
     pub fn new(samples: usize, replicas: usize, rank: usize) -> Result<Self> {
         if rank >= replicas {
@@ -111,28 +113,29 @@ impl DistributedSampler {
         Ok(Self { samples, replicas, rank, shuffle: true, drop_last: false, seed: 0, epoch })
     }
 
-    /// Whether the order is random.
+    /// Sets whether the order is random. Default: `true`.
     #[must_use]
     pub fn shuffle(mut self, shuffle: bool) -> Self {
         self.shuffle = shuffle;
         self
     }
 
-    /// Whether what does not divide is left out, instead of filled up.
+    /// Sets whether samples that do not divide evenly are dropped, instead of filled up. Default: `false`.
     #[must_use]
     pub fn drop_last(mut self, drop_last: bool) -> Self {
         self.drop_last = drop_last;
         self
     }
 
-    /// The seed of the order; the same on all ranks.
+    /// Sets the seed of the order, which must be the same on all ranks. Default: 0.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
     }
 
-    /// Which order comes next: to be called before each iteration, or all are the same.
+    /// Sets the number of the epoch, which selects the order. Call it before each iteration; otherwise all
+    /// orders are the same.
     pub fn set_epoch(&self, epoch: u64) {
         self.epoch.store(epoch, Ordering::Relaxed);
     }

@@ -8,27 +8,32 @@ use crate::called::Called;
 use crate::tensor::composite::signed;
 use crate::{DType, Error, ErrorKind, Result, Tensor};
 
-/// What [`scaled_dot_product_attention`] may be told.
+/// Options of [`scaled_dot_product_attention`].
 #[derive(Clone, Debug, Default)]
 pub struct AttentionOptions<'a> {
-    /// Which keys each query may see, as bools; or what is added to their scores.
+    /// A mask of bools, true where a query may attend to a key, or floats to add to the scores. Broadcasts to
+    /// `[.., queries, keys]`. Default: none.
     pub attn_mask: Option<&'a Tensor>,
-    /// How likely each weight is to be dropped.
+    /// Probability with which each weight is dropped, from 0 to 1. Default: 0.
     pub dropout_p: f64,
-    /// Whether queries see keys up to their own place only. Not with a mask.
+    /// Whether a query attends only to keys up to its own position. Cannot be combined with a mask. Default:
+    /// `false`.
     pub is_causal: bool,
-    /// What scores are multiplied by: one over the square root of the queries' last size where nothing is said.
+    /// Factor of the scores. Default: one over the square root of the last size of the queries.
     pub scale: Option<f64>,
-    /// Whether heads, the third dimension from the end, of keys and values may be fewer than those of queries, and serve
-    /// several of them each.
+    /// Whether keys and values may have fewer heads (the third dimension from the end) than the queries. Each
+    /// head of keys and values then serves several heads of queries. Default: `false`.
     pub enable_gqa: bool,
 }
 
-/// `softmax(query @ key.T * scale + mask) @ value` (`torch.nn.functional.scaled_dot_product_attention`). A query that may see
-/// no key gets zeros. Scores of half-width floats are computed in `f32`. Without mask and dropout little is launched: for
-/// half-width floats of a width that 8 divides, up to 128, one kernel, which keeps no weights
-/// (FlashAttention; from compute capability 8.0 on); for others weights are kept in the operands' dtype. With a mask or
-/// dropout all of it is computed in `f32`.
+/// `softmax(query @ key.T * scale + mask) @ value` (`torch.nn.functional.scaled_dot_product_attention`). The
+/// shapes are `[.., queries, width]`, `[.., keys, width]` and `[.., keys, values]`; the result is
+/// `[.., queries, values]`. A query that may attend to no key gets zeros.
+///
+/// Scores of half-width floats are computed in `f32`. Without a mask and dropout, half-width floats whose width
+/// is a multiple of 8, up to 128, use one kernel that stores no weights (FlashAttention; on GPUs of compute
+/// capability 8.0 or higher). Other operands use a few kernels and store the weights in their dtype. With a
+/// mask or dropout, everything is computed in `f32`.
 ///
 /// ```
 /// # use warpline::functional::{AttentionOptions, scaled_dot_product_attention};
@@ -42,8 +47,10 @@ pub struct AttentionOptions<'a> {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`] for fewer than two dimensions; [`ErrorKind::OperandDTypes`]; [`ErrorKind::InvalidArgument`] for a
-/// mask of integers, a mask and `is_causal`, heads that do not divide, a `dropout_p` outside 0 to 1; as [`Tensor::matmul`].
+/// [`ErrorKind::ShapeMismatch`] if a tensor has fewer than two dimensions. [`ErrorKind::OperandDTypes`] if the
+/// dtypes differ. [`ErrorKind::InvalidArgument`] if the mask is of integers, if there is a mask and `is_causal`
+/// is set, if the heads of keys and values do not divide those of the queries, or if `dropout_p` is not from 0
+/// to 1. Otherwise the same as [`Tensor::matmul`].
 #[track_caller]
 pub fn scaled_dot_product_attention(
     query: &Tensor,
@@ -98,8 +105,8 @@ pub fn scaled_dot_product_attention(
     out.to(query.dtype()).of(op)
 }
 
-/// Scores under a mask, and which queries see no key. Those see all of them here, so that no gradient is NaN; what
-/// they get is to be thrown away.
+/// Applies a mask to scores, and returns also which queries attend to no key. Such a query attends to all keys
+/// here, so that no gradient is NaN; the caller discards its result.
 #[track_caller]
 fn masked(scores: &Tensor, mask: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
     if mask.dtype() == DType::Bool {
@@ -112,7 +119,7 @@ fn masked(scores: &Tensor, mask: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
     Ok((scores.add(&added)?, Some(blind)))
 }
 
-/// Each head as often as there are queries' heads for it.
+/// Repeats each head for the queries' heads that it serves.
 #[track_caller]
 fn shared_heads(op: &'static str, q: &Tensor, t: &Tensor) -> Result<Tensor> {
     let (&[.., heads, _, _], &[.., own, _, _]) = (q.size(), t.size()) else {

@@ -1,21 +1,24 @@
-//! Normalisation by channel.
+//! Normalization by channel.
 
 use super::norms::{per_channel, scaled, standardized};
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::{Error, Result, Tensor};
 
-/// What [`batch_norm`] may be told.
+/// Options of [`batch_norm`].
 #[derive(Clone, Debug)]
 pub struct BatchNormOptions<'a> {
-    /// Multiplies each channel.
+    /// Factor of each channel, `[channels]`. Default: none.
     pub weight: Option<&'a Tensor>,
-    /// Is added to each channel.
+    /// Summand of each channel, `[channels]`. Default: none.
     pub bias: Option<&'a Tensor>,
-    /// Whether the batch's own mean and variance are used, and the running ones updated in place.
+    /// Whether to use mean and variance of the batch, and to update the running ones in place. Default:
+    /// `false`.
     pub training: bool,
-    /// How much of the batch's mean and variance goes into the running ones.
+    /// Share of the batch's mean and variance in the updated running ones, from 0 to 1. Default: 0.1.
     pub momentum: f64,
-    /// Is added to the variance.
+    /// Added to the variance. Default: 1e-5.
     pub eps: f64,
 }
 
@@ -25,9 +28,10 @@ impl Default for BatchNormOptions<'_> {
     }
 }
 
-/// With mean 0 and variance 1 by channel, the second dimension, times its `weight` plus its `bias`
-/// (`torch.nn.functional.batch_norm`). In training these are the batch's, which also go into `running_mean` and
-/// `running_var`, if given; otherwise they are those. Half-width floats are computed in `f32`.
+/// Normalizes each channel, which is the second dimension, to mean 0 and variance 1, then multiplies by
+/// `weight` and adds `bias` (`torch.nn.functional.batch_norm`). In training, mean and variance are those of the
+/// batch, and `running_mean` and `running_var`, if given, are updated in place. Otherwise mean and variance are
+/// the running ones. Half-width floats are computed in `f32`.
 ///
 /// ```
 /// # use warpline::functional::{BatchNormOptions, batch_norm};
@@ -41,9 +45,10 @@ impl Default for BatchNormOptions<'_> {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`] for fewer than two dimensions, and unless there is a number for each channel of what is given;
-/// [`ErrorKind::InvalidArgument`] for one value per channel in training, and without running statistics otherwise;
-/// [`ErrorKind::UnsupportedDType`] for anything but floats.
+/// [`ErrorKind::ShapeMismatch`] if the input has fewer than two dimensions, or another tensor does not have one
+/// element per channel. [`ErrorKind::InvalidArgument`] if there is only one value per channel in training, or
+/// if running statistics are missing otherwise. [`ErrorKind::UnsupportedDType`] if the input is not of floats.
+/// Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn batch_norm<'a>(
     input: &Tensor,
@@ -101,7 +106,7 @@ fn update(running: Option<&Tensor>, batch: &Tensor, factor: f64, momentum: f64) 
     Ok(())
 }
 
-/// The number of channels, for each of which the others have a number.
+/// Returns the number of channels. Refuses a tensor in `others` that does not have one element per channel.
 #[track_caller]
 fn check(op: &'static str, input: &Tensor, others: [Option<&Tensor>; 4]) -> Result<usize> {
     let &[_, channels, ..] = input.size() else {
@@ -127,18 +132,18 @@ fn check(op: &'static str, input: &Tensor, others: [Option<&Tensor>; 4]) -> Resu
     Ok(channels)
 }
 
-/// What [`instance_norm`] may be told.
+/// Options of [`instance_norm`].
 #[derive(Clone, Debug)]
 pub struct InstanceNormOptions<'a> {
-    /// Multiplies each channel.
+    /// Factor of each channel, `[channels]`. Default: none.
     pub weight: Option<&'a Tensor>,
-    /// Is added to each channel.
+    /// Summand of each channel, `[channels]`. Default: none.
     pub bias: Option<&'a Tensor>,
-    /// Whether the input's own mean and variance are used, and the running ones updated in place.
+    /// Whether to use mean and variance of the input, and to update the running ones in place. Default: `true`.
     pub use_input_stats: bool,
-    /// How much of the input's mean and variance goes into the running ones.
+    /// Share of the input's mean and variance in the updated running ones, from 0 to 1. Default: 0.1.
     pub momentum: f64,
-    /// Is added to the variance.
+    /// Added to the variance. Default: 1e-5.
     pub eps: f64,
 }
 
@@ -148,12 +153,14 @@ impl Default for InstanceNormOptions<'_> {
     }
 }
 
-/// With mean 0 and variance 1 by channel of each element of the batch, times the channel's `weight` plus its `bias`
-/// (`torch.nn.functional.instance_norm`). Unless told otherwise these are the input's own, whose means over the batch also go
-/// into `running_mean` and `running_var`, if given. Half-width floats are computed in `f32`.
+/// Normalizes each channel of each batch element to mean 0 and variance 1, then multiplies by the channel's
+/// `weight` and adds its `bias` (`torch.nn.functional.instance_norm`). By default, mean and variance are those
+/// of the input. Their means over the batch then update `running_mean` and `running_var`, if given, in place.
+/// Half-width floats are computed in `f32`.
 ///
 /// # Errors
-/// As [`batch_norm`].
+/// [`ErrorKind::InvalidArgument`] if there is only one value per channel with `use_input_stats`, or if running
+/// statistics are missing without. Otherwise the same as [`batch_norm`].
 #[track_caller]
 pub fn instance_norm<'a>(
     input: &Tensor,

@@ -8,10 +8,11 @@ use crate::autograd::{Backward, Gradients, Inputs, record_all, saved, wanted};
 use crate::tensor::Softmax;
 use crate::{DType, Result, Tensor};
 
-/// Rows up to which one block adds their losses: with more, several launches that use all of a GPU are faster.
+/// Largest number of rows whose losses one block adds. With more rows, several launches that use the whole GPU
+/// are faster.
 const MOST_ROWS: usize = 1 << 16;
 
-/// The loss, if it is one that the kernels are for: reduced, of a matrix, and with a weight that is of its dtype and has
+/// Computes the loss if the kernels support it: reduced, of a matrix, and with a weight of its dtype that has
 /// no gradient. All sizes were checked.
 #[track_caller]
 pub(super) fn fused(
@@ -102,7 +103,7 @@ impl ClassLoss {
         log.exp()?.sub(&is_own)?.mul(&own.mul(grad)?.unsqueeze(1)?)
     }
 
-    /// The input's gradient, which is the sum of those for the loss and for the logarithms.
+    /// The gradient of the input: the sum of the gradients for the loss and for the logarithms.
     fn gradients(
         &self,
         grads: &[Option<Tensor>],

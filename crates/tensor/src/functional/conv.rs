@@ -9,14 +9,15 @@ use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Error, ErrorKind, Result, Tensor};
 
-/// What is around the image that is convolved.
+/// Padding around the image that is convolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Padding<const D: usize> {
-    /// So many zeros on both sides of each dimension.
+    /// Number of zeros on both sides of each dimension.
     Zeros([usize; D]),
-    /// As many as give a result of the image's sizes (`"same"`), the odd one at the end. The stride has to be 1.
+    /// Zeros such that the result has the image's sizes (`"same"`). An odd zero is at the end. The stride must
+    /// be 1.
     Same,
-    /// Nothing (`"valid"`).
+    /// No padding (`"valid"`).
     Valid,
 }
 
@@ -32,16 +33,17 @@ impl<const D: usize> From<[usize; D]> for Padding<D> {
     }
 }
 
-/// Options of [`conv1d`], [`conv2d`] and [`conv3d`], a number for each of `D` dimensions.
+/// Options of [`conv1d`], [`conv2d`] and [`conv3d`], with one number per dimension, `D` in all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvOptions<const D: usize> {
-    /// From one window to the next; 1. Without effect in a dimension with one result.
+    /// Distance from one window to the next, in elements. Default: 1. No effect in a dimension with one result.
     pub stride: [usize; D],
-    /// Around the image; nothing.
+    /// Padding around the image. Default: none.
     pub padding: Padding<D>,
-    /// From one element of the window to the next; 1. Without effect where the window has one element.
+    /// Distance from one element of the window to the next. Default: 1. No effect if the window has one
+    /// element.
     pub dilation: [usize; D],
-    /// Parts that the channels are divided into, each of which gives its part of the result's; 1.
+    /// Number of channel groups. Each group of input channels gives one group of output channels. Default: 1.
     pub groups: usize,
 }
 
@@ -51,18 +53,21 @@ impl<const D: usize> Default for ConvOptions<D> {
     }
 }
 
-/// Options of [`conv_transpose1d`], [`conv_transpose2d`] and [`conv_transpose3d`].
+/// Options of [`conv_transpose1d`], [`conv_transpose2d`] and [`conv_transpose3d`], with one number per
+/// dimension, `D` in all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvTransposeOptions<const D: usize> {
-    /// Of the convolution that it transposes; 1.
+    /// Stride of the convolution that is transposed. Default: 1.
     pub stride: [usize; D],
-    /// Of that convolution, hence what is cut off on both sides; 0.
+    /// Padding of the convolution that is transposed: this many elements are cut off on both sides of the
+    /// result. Default: 0.
     pub padding: [usize; D],
-    /// What the result has more at the end, of the sizes that this convolution maps to one; 0.
+    /// Additional size at the end of the result. The convolution maps several sizes to one; this selects among
+    /// them. It must be less than the stride or the dilation. Default: 0.
     pub output_padding: [usize; D],
-    /// Of that convolution; 1.
+    /// Dilation of the convolution that is transposed. Default: 1.
     pub dilation: [usize; D],
-    /// Of that convolution; 1.
+    /// Number of channel groups of the convolution that is transposed. Default: 1.
     pub groups: usize,
 }
 
@@ -78,9 +83,11 @@ macro_rules! convolutions {
         $(#[$doc])*
         ///
         /// # Errors
-        /// [`ErrorKind::ShapeMismatch`], [`ErrorKind::InvalidArgument`] for options that do not fit together,
-        /// [`ErrorKind::UnsupportedDType`] for what is not a float, [`ErrorKind::OperandDTypes`], [`ErrorKind::DeviceMismatch`],
-        /// and what the launches fail with.
+        /// [`ErrorKind::ShapeMismatch`] if input, weight, bias and groups do not fit together, or the window
+        /// does not fit the padded image. [`ErrorKind::InvalidArgument`] if a stride, a dilation or `groups` is
+        /// zero, or if options contradict each other. [`ErrorKind::UnsupportedDType`] if the input is not of
+        /// floats. [`ErrorKind::OperandDTypes`] if the dtypes differ. Errors of
+        /// [every op](Tensor#errors-of-every-op).
         #[track_caller]
         pub fn $name(
             input: &Tensor,
@@ -94,12 +101,12 @@ macro_rules! convolutions {
 }
 
 convolutions! {
-    /// Convolves rows, `[batch, channels, width]` or `[channels, width]`, with `weight` of
-    /// `[outputs, channels / groups, width]` (`torch.nn.functional.conv1d`).
+    /// Convolves rows (`torch.nn.functional.conv1d`). `input` is `[batch, channels, width]` or
+    /// `[channels, width]`, `weight` is `[outputs, channels / groups, width]`, `bias` is `[outputs]`.
     conv1d 1 ConvOptions forward;
-    /// Convolves images, `[batch, channels, height, width]` or one without the batch, with `weight` of
-    /// `[outputs, channels / groups, height, width]`, and adds `bias` of `[outputs]`
-    /// (`torch.nn.functional.conv2d`).
+    /// Convolves images (`torch.nn.functional.conv2d`). `input` is `[batch, channels, height, width]` or
+    /// `[channels, height, width]`, `weight` is `[outputs, channels / groups, height, width]`, `bias` is
+    /// `[outputs]`.
     ///
     /// ```
     /// use warpline::functional::{ConvOptions, conv2d};
@@ -114,14 +121,15 @@ convolutions! {
     /// # Ok::<(), warpline::Error>(())
     /// ```
     conv2d 2 ConvOptions forward;
-    /// Convolves volumes, `[batch, channels, depth, height, width]` or one without the batch
-    /// (`torch.nn.functional.conv3d`).
+    /// Convolves volumes (`torch.nn.functional.conv3d`). `input` is `[batch, channels, depth, height, width]`
+    /// or `[channels, depth, height, width]`, `weight` is `[outputs, channels / groups, depth, height, width]`,
+    /// `bias` is `[outputs]`.
     conv3d 3 ConvOptions forward;
-    /// The transpose of [`conv1d`] with this weight, of `[channels, outputs / groups, width]`
-    /// (`torch.nn.functional.conv_transpose1d`).
+    /// The transpose of [`conv1d`] with this weight (`torch.nn.functional.conv_transpose1d`). `weight` is
+    /// `[channels, outputs / groups, width]`.
     conv_transpose1d 1 ConvTransposeOptions transpose;
-    /// The transpose of [`conv2d`] with this weight, of `[channels, outputs / groups, height, width]`
-    /// (`torch.nn.functional.conv_transpose2d`).
+    /// The transpose of [`conv2d`] with this weight (`torch.nn.functional.conv_transpose2d`). `weight` is
+    /// `[channels, outputs / groups, height, width]`.
     ///
     /// ```
     /// use warpline::functional::{ConvTransposeOptions, conv_transpose2d};
@@ -135,8 +143,8 @@ convolutions! {
     /// # Ok::<(), warpline::Error>(())
     /// ```
     conv_transpose2d 2 ConvTransposeOptions transpose;
-    /// The transpose of [`conv3d`] with this weight, of `[channels, outputs / groups, depth, height, width]`
-    /// (`torch.nn.functional.conv_transpose3d`).
+    /// The transpose of [`conv3d`] with this weight (`torch.nn.functional.conv_transpose3d`). `weight` is
+    /// `[channels, outputs / groups, depth, height, width]`.
     conv_transpose3d 3 ConvTransposeOptions transpose;
 }
 
@@ -207,7 +215,7 @@ fn transpose<const D: usize>(
 ) -> Result<Tensor> {
     let &ConvTransposeOptions { stride, padding, output_padding, dilation, groups } = options;
     check::<D>(op, input, weight, bias, groups)?;
-    // Of the convolution that it transposes.
+    // The outputs of the convolution that is transposed.
     let outputs = input.size()[input.dim() - D - 1];
     let channels = weight.size()[1].saturating_mul(groups);
     if weight.size()[0] != outputs || !outputs.is_multiple_of(groups) {
@@ -249,7 +257,7 @@ fn transpose<const D: usize>(
     batched::<D>(input, |input| transposed(input, weight, bias, geometry)).of(op)
 }
 
-/// What a window of so many elements reaches over.
+/// Returns the extent of a window of `kernel` elements.
 fn reach(kernel: usize, dilation: usize) -> usize {
     kernel.max(1).saturating_sub(1).saturating_mul(dilation).saturating_add(1)
 }
@@ -267,13 +275,14 @@ pub(super) fn positive(op: &'static str, name: &str, value: usize) -> Result<()>
     Err(Error::invalid(op, format!("{name} must be greater than zero")))
 }
 
-/// The last dimensions' sizes.
+/// Returns the sizes of the last `D` dimensions.
 pub(super) fn last<const D: usize>(tensor: &Tensor) -> [usize; D] {
     let at = tensor.dim() - D;
     std::array::from_fn(|d| tensor.size()[at + d])
 }
 
-/// Makes a checked window of three dimensions from sizes, results' sizes, kernel, stride, padding and dilation.
+/// Makes a checked window of three dimensions from input sizes, output sizes, kernel, stride, padding and
+/// dilation.
 #[track_caller]
 pub(super) fn window<const D: usize>(op: &'static str, of: [[usize; D]; 6]) -> Result<Window> {
     let filled = |values: [usize; D], none: usize| {
@@ -293,7 +302,7 @@ pub(super) fn window<const D: usize>(op: &'static str, of: [[usize; D]; 6]) -> R
     Ok(window)
 }
 
-/// Calls with a batch of one where there is none.
+/// Calls `run` with a batch. Adds and removes a batch of one if the input has no batch.
 #[track_caller]
 pub(super) fn batched<const D: usize>(
     input: &Tensor,

@@ -1,8 +1,8 @@
 //! The convolution and its two gradients.
 //!
-//! Each of the three is linear in both of its operands, and the gradients of each are the other
-//! two, so gradients of gradients need no more code. A convolution saves the images if the weight
-//! wants a gradient, and the weight if the images want one. Columns are not saved but made again.
+//! Each of the three is linear in both of its operands, and the gradients of each are the other two. So
+//! gradients of gradients need no more code. A convolution saves the images if the weight wants a gradient, and
+//! the weight if the images want one. Columns are not saved but computed again.
 
 use warpline_kernels::conv::{Window, col2im, im2col};
 use warpline_kernels::copy::copy;
@@ -12,12 +12,12 @@ use warpline_runtime::{Layout, Sizes, Strides, View};
 use crate::autograd::{Backward, Gradients, Inputs, Saved, no_grad, record, saved, wanted};
 use crate::{Result, Tensor};
 
-/// Of a convolution's columns there are no more bytes than this at a time, unless one image has them: on the CPU
-/// what its caches hold.
+/// Maximum bytes of a convolution's columns at a time, unless one image needs more. On the CPU, they fit its
+/// caches.
 const CPU_COLUMNS: usize = 4 << 20;
 const CUDA_COLUMNS: usize = 256 << 20;
 
-/// A convolution of `[batch, channels, …]` to `[batch, outputs, …]`, of `dims` dimensions.
+/// A convolution of `[batch, channels, …]` to `[batch, outputs, …]`, with `dims` spatial dimensions.
 #[derive(Clone, Copy)]
 pub(super) struct Geometry {
     pub(super) window: Window,
@@ -27,7 +27,7 @@ pub(super) struct Geometry {
     pub(super) outputs: usize,
 }
 
-/// The convolution, and the bias added.
+/// Computes the convolution and adds the bias.
 #[track_caller]
 pub(super) fn convolution(
     x: &Tensor,
@@ -44,7 +44,8 @@ pub(super) fn convolution(
     record("convolution", out, &inputs, Convolution { operands: Operands::new(x, weight, of) })
 }
 
-/// The gradient of the convolution's images for that of its results; with a bias, a transposed convolution.
+/// Computes the gradient of the images from the gradient of the results. With a bias, this is a transposed
+/// convolution.
 #[track_caller]
 pub(super) fn transposed(
     y: &Tensor,
@@ -61,7 +62,7 @@ pub(super) fn transposed(
     record("convolution", out, &inputs, Transposed { operands: Operands::new(y, weight, of) })
 }
 
-/// The gradient of the weight, of the images and the gradient of the results.
+/// Computes the gradient of the weight from the images and the gradient of the results.
 #[track_caller]
 fn weight_gradient(x: &Tensor, y: &Tensor, of: Geometry) -> Result<Tensor> {
     let out = of.weight(x, y)?;
@@ -77,7 +78,7 @@ fn weight_gradient(x: &Tensor, y: &Tensor, of: Geometry) -> Result<Tensor> {
 }
 
 saved! {
-    /// The operands of a bilinear op. Each is saved if the other has a gradient.
+    /// The operands of a bilinear op. Each operand is saved if the other has a gradient.
     struct Operands { first: Option<Tensor>, second: Option<Tensor>, of: Geometry }
 }
 
@@ -89,7 +90,8 @@ impl Operands {
         Self { first: kept(first, second), second: kept(second, first), of }
     }
 
-    /// The gradients of the operands, each computed from the other, and of a bias if there is one.
+    /// Returns the gradients of the operands, each computed from the other operand, and of a bias if there is
+    /// one.
     fn gradients(
         &self,
         grad: &Tensor,
@@ -136,7 +138,7 @@ impl Backward for WeightGradient {
     }
 }
 
-/// A tensor under other sizes and strides.
+/// Returns a layout with the given sizes, strides and offset.
 fn lies(sizes: &[usize], strides: &[usize], offset: usize) -> Layout {
     let strides = Strides::from_iter(strides.iter().map(|&s| s as isize));
     Layout::from_parts(Sizes::from_slice(sizes), strides, offset)
@@ -148,14 +150,14 @@ impl Tensor {
     }
 }
 
-// What follows is not recorded.
+// The methods below are not recorded for autograd.
 impl Geometry {
-    /// Rows of columns for each group.
+    /// Number of rows of columns per group.
     fn rows(&self) -> usize {
         (self.channels / self.groups).saturating_mul(self.window.taps())
     }
 
-    /// Whether the image itself is the columns.
+    /// Returns whether the image itself is the columns.
     fn is_pointwise(&self) -> bool {
         let w = &self.window;
         w.taps() == 1 && w.stride == [1; 3] && w.padding == [0; 3] && w.input == w.output
@@ -174,7 +176,7 @@ impl Geometry {
         of.iter().chain(&self.window.kernel[3 - self.dims..]).copied().collect()
     }
 
-    /// How many images' columns are made at a time.
+    /// Returns the number of images whose columns are made at a time.
     fn at_once(&self, x: &Tensor, batch: usize) -> usize {
         let image = [self.rows(), self.window.places(), x.element_size()];
         let image = image.iter().fold(self.groups, |n, &by| n.saturating_mul(by));
@@ -196,7 +198,7 @@ impl Geometry {
         grad.sum(&dims[..])
     }
 
-    /// A view's part of a batch.
+    /// Returns the layout of part of a batch.
     fn part(whole: &Layout, first: usize, count: usize) -> Result<Layout> {
         whole.narrow(0, first as isize, count)
     }
@@ -236,7 +238,7 @@ impl Geometry {
             }
             return Ok(out);
         }
-        // A product for each group, of all images: its results lie the other way round.
+        // One product per group for all images. The results have batch and outputs swapped.
         let all = groups * outputs;
         let columns = exec.empty(&[groups * rows, at_once, places], x.dtype())?;
         let results = exec.empty(&[all, at_once, places], x.dtype())?;
@@ -257,7 +259,8 @@ impl Geometry {
         Ok(out)
     }
 
-    /// Columns of some images, all rows' first, then all of the second.
+    /// Makes the columns of some images: the first row of all images, then the second row of all images, and so
+    /// on.
     #[track_caller]
     fn gather(&self, x: &Tensor, first: usize, count: usize, columns: &Tensor) -> Result<()> {
         let (all, places) = (self.groups * self.rows(), self.window.places());

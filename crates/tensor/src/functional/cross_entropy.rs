@@ -3,20 +3,22 @@
 use smallvec::smallvec;
 
 use super::{Reduction, class_loss};
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::autograd::{Backward, Gradients, Inputs, record_all, saved, wanted};
 use crate::called::Called;
 use crate::{DType, Error, Result, Tensor};
 
-/// What [`cross_entropy`] may be told.
+/// Options of [`cross_entropy`].
 #[derive(Clone, Debug)]
 pub struct CrossEntropyOptions<'a> {
-    /// How much each class weighs; all the same where nothing is said.
+    /// Weight of each class, `[classes]`. Default: 1 for each.
     pub weight: Option<&'a Tensor>,
-    /// The class index of what does not count.
+    /// Class index of targets that do not count. Default: -100.
     pub ignore_index: i64,
-    /// What becomes of the losses of single elements.
+    /// Reduction of the losses of single elements. Default: mean.
     pub reduction: Reduction,
-    /// How much of the target is spread over all classes, from 0 to 1.
+    /// Share of the target that is spread evenly over all classes, from 0 to 1. Default: 0.
     pub label_smoothing: f64,
 }
 
@@ -26,14 +28,14 @@ impl Default for CrossEntropyOptions<'_> {
     }
 }
 
-/// What [`nll_loss`] may be told.
+/// Options of [`nll_loss`].
 #[derive(Clone, Debug)]
 pub struct NllLossOptions<'a> {
-    /// How much each class weighs; all the same where nothing is said.
+    /// Weight of each class, `[classes]`. Default: 1 for each.
     pub weight: Option<&'a Tensor>,
-    /// The class index of what does not count.
+    /// Class index of targets that do not count. Default: -100.
     pub ignore_index: i64,
-    /// What becomes of the losses of single elements.
+    /// Reduction of the losses of single elements. Default: mean.
     pub reduction: Reduction,
 }
 
@@ -43,16 +45,16 @@ impl Default for NllLossOptions<'_> {
     }
 }
 
-/// The cross entropy of logits and a target (`torch.nn.functional.cross_entropy`): a class index for each element, or a
-/// probability for each class, if it is of floats and has the input's sizes. Classes are the second dimension, or the
-/// only one.
-///
-/// An index out of range is an error as of [`Tensor::gather`].
+/// The cross entropy of logits and a target (`torch.nn.functional.cross_entropy`). Classes are the second
+/// dimension of `input`, or its only dimension. The target has a class index for each element, in the sizes of
+/// `input` without the classes. A target of floats with the sizes of `input` has a probability for each class.
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`] for a target of other sizes, and unless there is a weight for each class;
-/// [`ErrorKind::InvalidArgument`] for class indices that are not `int64` (or `uint8`, if there is one dimension at most), and for
-/// a `label_smoothing` outside 0 to 1; as [`Tensor::log_softmax`] and [`Tensor::gather`].
+/// [`ErrorKind::ShapeMismatch`] if the target has other sizes, if there is not one weight per class, or if
+/// `input` has no dimensions. [`ErrorKind::InvalidArgument`] if class indices are not `int64` (or `uint8`, for
+/// a target of at most one dimension), or if `label_smoothing` is not from 0 to 1. [`ErrorKind::IndexCheck`] if
+/// a class index is out of range, as described at [`Tensor::index_select`]. Otherwise the same as
+/// [`Tensor::log_softmax`].
 #[track_caller]
 pub fn cross_entropy(
     input: &Tensor,
@@ -83,7 +85,7 @@ pub fn cross_entropy(
         return losses.reduced(op, options.reduction).of(op)?.to(input.dtype()).of(op);
     }
     let classes = input.size()[dim as usize] as f64;
-    // What the same target for all classes would lose.
+    // The loss of a target that is the same for all classes.
     let log = log.widened().of(op)?;
     let spread = match weight {
         None => log.sum(dim).of(op)?,
@@ -95,11 +97,11 @@ pub fn cross_entropy(
     losses.reduced(op, options.reduction).of(op)?.to(input.dtype()).of(op)
 }
 
-/// The negative log likelihood of class indices, for an `input` of logarithms (`torch.nn.functional.nll_loss`); otherwise as
-/// [`cross_entropy`].
+/// The negative log likelihood of class indices, for an `input` of log-probabilities
+/// (`torch.nn.functional.nll_loss`). Otherwise the same as [`cross_entropy`].
 ///
 /// # Errors
-/// As there.
+/// The same as [`cross_entropy`].
 #[track_caller]
 pub fn nll_loss(input: &Tensor, target: &Tensor, options: &NllLossOptions<'_>) -> Result<Tensor> {
     let op = "nll_loss";
@@ -112,10 +114,10 @@ pub fn nll_loss(input: &Tensor, target: &Tensor, options: &NllLossOptions<'_>) -
     losses.reduced(op, options.reduction).of(op)?.to(input.dtype()).of(op)
 }
 
-/// Class indices, and which of them count.
+/// Class indices, and a mask of the ignored ones.
 struct Known {
     ignored: Tensor,
-    /// With the classes' dimension, of size 1. Any class will do for what does not count.
+    /// The indices, with a dimension of size 1 for the classes. Ignored elements have some valid class.
     index: Tensor,
 }
 
@@ -129,8 +131,8 @@ impl Known {
     }
 }
 
-/// [`Tensor::log_softmax`], and what `index` names of it: one step of the graph, since the gradient of both together is
-/// little more than the softmax.
+/// [`Tensor::log_softmax`], and its elements at `index`. Both are one step of the graph, because the gradient
+/// of both together costs little more than the softmax.
 #[track_caller]
 fn picked_log_softmax(input: &Tensor, dim: isize, index: &Tensor) -> Result<(Tensor, Tensor)> {
     let log = input.detach().log_softmax(dim)?;
@@ -169,12 +171,12 @@ impl Backward<[Option<Tensor>]> for PickedLogSoftmax {
     }
 }
 
-/// The losses of class indices, each with its weight, which is 0 where the target is ignored. In `f32` for half-width
-/// inputs, since sums may be larger than their dtype holds.
+/// The losses of class indices, each times its weight, which is 0 for ignored targets. In `f32` for half-width
+/// inputs, because sums may exceed their dtype.
 struct Losses {
     losses: Tensor,
     ignored: Tensor,
-    /// `None` if all that is not ignored weighs 1.
+    /// `None` if every element that is not ignored has weight 1.
     weights: Option<Tensor>,
 }
 
@@ -207,7 +209,7 @@ impl Losses {
     }
 }
 
-/// The cross entropy of a probability for each class.
+/// The cross entropy with a probability for each class.
 #[track_caller]
 fn of_probabilities(
     log: &Tensor,
@@ -229,7 +231,7 @@ fn of_probabilities(
     options.reduction.of("cross_entropy", &losses)
 }
 
-/// The dimension of the classes.
+/// Returns the dimension of the classes.
 #[track_caller]
 fn class_dim(op: &'static str, input: &Tensor) -> Result<isize> {
     match input.dim() {
@@ -246,7 +248,7 @@ fn check_target(op: &'static str, input: &Tensor, target: &Tensor, dim: isize) -
     let mut sizes = input.size().to_vec();
     sizes.remove(dim as usize);
     if target.size() == &sizes[..] {
-        // PyTorch takes bytes, too, but for a vector of targets only.
+        // PyTorch also takes bytes, but only for a vector of targets.
         let bytes = target.dtype() == DType::U8 && target.dim() <= 1;
         if target.dtype() == DType::I64 || bytes {
             return Ok(());
@@ -282,7 +284,7 @@ fn check_weight(op: &'static str, classes: usize, weight: Option<&Tensor>) -> Re
     }
 }
 
-/// A vector along a dimension of so many.
+/// Reshapes a vector to lie along dimension `dim` of `dims` dimensions.
 #[track_caller]
 fn along(vector: &Tensor, dim: isize, dims: usize) -> Result<Tensor> {
     let mut sizes = vec![1; dims];

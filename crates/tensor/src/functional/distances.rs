@@ -3,11 +3,11 @@
 use crate::called::Called;
 use crate::{DType, Result, Tensor};
 
-/// Divided by the norm of order `p` along a dimension, or by `eps` where that is larger
-/// (`torch.nn.functional.normalize`, which has 2, 1 and 1e-12 where nothing is said).
+/// Divides by the norm of order `p` along a dimension, or by `eps` where the norm is smaller
+/// (`torch.nn.functional.normalize`). PyTorch's defaults are 2 for `p`, 1 for `dim` and 1e-12 for `eps`.
 ///
 /// # Errors
-/// As [`Tensor::vector_norm`].
+/// The same as [`Tensor::vector_norm`].
 #[track_caller]
 pub fn normalize(input: &Tensor, p: f64, dim: isize, eps: f64) -> Result<Tensor> {
     let op = "normalize";
@@ -16,8 +16,8 @@ pub fn normalize(input: &Tensor, p: f64, dim: isize, eps: f64) -> Result<Tensor>
     x.div(&norm).of(op)?.to(input.dtype()).of(op)
 }
 
-/// The cosine of the angle between vectors along a dimension, whose lengths count as at least `eps`
-/// (`torch.nn.functional.cosine_similarity`, which has 1 and 1e-8 where nothing is said). Both broadcast.
+/// The cosine of the angle between vectors along a dimension (`torch.nn.functional.cosine_similarity`). Lengths
+/// count as at least `eps`. Both tensors broadcast. PyTorch's defaults are 1 for `dim` and 1e-8 for `eps`.
 ///
 /// ```
 /// # use warpline::{functional::cosine_similarity, tensor};
@@ -27,13 +27,14 @@ pub fn normalize(input: &Tensor, p: f64, dim: isize, eps: f64) -> Result<Tensor>
 /// ```
 ///
 /// # Errors
-/// As [`Tensor::vector_norm`] and [`Tensor::mul`].
+/// [`ErrorKind::BroadcastMismatch`](crate::ErrorKind::BroadcastMismatch) if the shapes do not broadcast.
+/// Otherwise the same as [`Tensor::vector_norm`].
 #[track_caller]
 pub fn cosine_similarity(x1: &Tensor, x2: &Tensor, dim: isize, eps: f64) -> Result<Tensor> {
     let op = "cosine_similarity";
     let dtype: DType = crate::result_type(x1, x2);
     let sizes = warpline_runtime::broadcast(x1.size(), x2.size()).of(op)?;
-    // The dimension is the result's, which both have once they are broadcast.
+    // The dimension is one of the result, so both tensors are broadcast first.
     let a = normalize(&x1.expand(&sizes).of(op)?.widened().of(op)?, 2.0, dim, eps).of(op)?;
     let b = normalize(&x2.expand(&sizes).of(op)?.widened().of(op)?, 2.0, dim, eps).of(op)?;
     a.mul(&b).of(op)?.sum(dim).of(op)?.to(dtype).of(op)

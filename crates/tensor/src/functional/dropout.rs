@@ -4,13 +4,15 @@ use smallvec::smallvec;
 use warpline_kernels::random;
 use warpline_runtime::CudaDevice;
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::autograd::{self, Backward, Gradients, Inputs, saved};
 use crate::called::Called;
 use crate::exec::Exec;
 use crate::{DType, Error, Result, Tensor};
 
-/// In training each element with probability `p` zero, and the others times 1 / (1 - p)
-/// (`torch.nn.functional.dropout`, which has 0.5 for `p`); otherwise `input` itself.
+/// In training, sets each element to zero with probability `p`, and multiplies the others by `1 / (1 - p)`
+/// (`torch.nn.functional.dropout`). Otherwise returns `input` itself. PyTorch's default for `p` is 0.5.
 ///
 /// ```
 /// # use warpline::{functional::dropout, ones};
@@ -20,43 +22,45 @@ use crate::{DType, Error, Result, Tensor};
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] of a probability outside 0 to 1; [`ErrorKind::UnsupportedDType`] for anything but floats.
+/// [`ErrorKind::InvalidArgument`] if `p` is not from 0 to 1. [`ErrorKind::UnsupportedDType`] if the tensor is
+/// not of floats. Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn dropout(input: &Tensor, p: f64, training: bool) -> Result<Tensor> {
     dropped("dropout", input, p, training, input.dim())
 }
 
-/// [`dropout`] of whole channels: of all that comes after the first two dimensions
-/// (`torch.nn.functional.dropout1d`).
+/// [`dropout`] of whole channels (`torch.nn.functional.dropout1d`). A channel is everything after the first two
+/// dimensions.
 ///
 /// # Errors
-/// As [`dropout`].
+/// The same as [`dropout`].
 #[track_caller]
 pub fn dropout1d(input: &Tensor, p: f64, training: bool) -> Result<Tensor> {
     dropped("dropout1d", input, p, training, 2)
 }
 
-/// [`dropout`] of whole channels: of all that comes after the first two dimensions
-/// (`torch.nn.functional.dropout2d`).
+/// [`dropout`] of whole channels (`torch.nn.functional.dropout2d`). A channel is everything after the first two
+/// dimensions.
 ///
 /// # Errors
-/// As [`dropout`].
+/// The same as [`dropout`].
 #[track_caller]
 pub fn dropout2d(input: &Tensor, p: f64, training: bool) -> Result<Tensor> {
     dropped("dropout2d", input, p, training, 2)
 }
 
-/// [`dropout`] of whole channels: of all that comes after the first two dimensions
-/// (`torch.nn.functional.dropout3d`).
+/// [`dropout`] of whole channels (`torch.nn.functional.dropout3d`). A channel is everything after the first two
+/// dimensions.
 ///
 /// # Errors
-/// As [`dropout`].
+/// The same as [`dropout`].
 #[track_caller]
 pub fn dropout3d(input: &Tensor, p: f64, training: bool) -> Result<Tensor> {
     dropped("dropout3d", input, p, training, 2)
 }
 
-/// In one launch, with what PyTorch's kernel draws; each element is kept with probability `p`.
+/// Drops elements in one launch, with the random numbers of PyTorch's kernel. Each element is kept with
+/// probability `p`.
 #[track_caller]
 fn fused(op: &'static str, input: &Tensor, p: f64, device: &CudaDevice) -> Result<Tensor> {
     let x = input.detach().contiguous().of(op)?;
@@ -72,7 +76,7 @@ fn fused(op: &'static str, input: &Tensor, p: f64, device: &CudaDevice) -> Resul
 }
 
 saved! {
-    /// The kept elements, each kept with probability `p`.
+    /// A mask of the kept elements, each kept with probability `p`.
     struct Dropout { kept: Tensor, p: f64 }
 }
 
@@ -83,7 +87,7 @@ impl Backward for Dropout {
     }
 }
 
-/// What is drawn has the first `own` sizes of the input, and 1 for the others.
+/// Draws a mask with the first `own` sizes of the input, and 1 for the other dimensions.
 #[track_caller]
 fn dropped(op: &'static str, input: &Tensor, p: f64, training: bool, own: usize) -> Result<Tensor> {
     if !(0.0..=1.0).contains(&p) {

@@ -1,5 +1,5 @@
-//! Attention of half-width floats in one launch, and its gradients in two, after copies of operands whose rows are not
-//! whole vectors.
+//! Attention of half-width floats in one launch, and its gradients in two. Operands whose rows are not whole
+//! vectors are copied first.
 
 use warpline_kernels::attention::{
     Weighing, attention, attention_backward, attention_takes, has_attention,
@@ -14,7 +14,7 @@ use crate::{DType, Result, Tensor};
 
 const OP: &str = "scaled_dot_product_attention";
 
-/// The result, if the operands are what the kernels are for.
+/// Computes the result if the kernels support the operands.
 #[track_caller]
 pub(super) fn flash_attention(
     query: &Tensor,
@@ -98,18 +98,18 @@ impl Backward for Flash {
     }
 }
 
-/// A copy where the kernels do not take it as it lies.
+/// Returns the tensor, or a copy if the kernels do not support its strides.
 #[track_caller]
 fn taken(t: &Tensor) -> Result<Tensor> {
     if attention_takes(t.as_view()) {
         return Ok(t.clone());
     }
     let t = t.contiguous().of(OP)?;
-    // One that lies row after row may still begin between two vectors.
+    // A row-major tensor may still begin between two vectors.
     if attention_takes(t.as_view()) { Ok(t) } else { t.copy().of(OP) }
 }
 
-/// Memory for what lies as an operand does, so that to turn it back is a view.
+/// Allocates a tensor with the dimensions of an operand in the same order, so that a transpose back is a view.
 #[track_caller]
 fn result(exec: &Exec<'_>, like: &Tensor) -> Result<Tensor> {
     let layout = like.layout().preserved();

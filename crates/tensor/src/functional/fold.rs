@@ -1,4 +1,4 @@
-//! Images to the columns that a convolution multiplies, and back.
+//! Images as the columns that a convolution multiplies, and back.
 
 use std::panic::Location;
 
@@ -9,14 +9,14 @@ use crate::autograd::{linear, no_grad, record, wanted};
 use crate::called::Called;
 use crate::{ErrorKind, Result, Tensor};
 
-/// Options of [`unfold`] and [`fold`].
+/// Options of [`unfold`] and [`fold`], for height and width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FoldOptions {
-    /// From one element of the window to the next; 1.
+    /// Distance from one element of the window to the next. Default: 1.
     pub dilation: [usize; 2],
-    /// Zeros on both sides; 0.
+    /// Number of zeros on both sides. Default: 0.
     pub padding: [usize; 2],
-    /// From one window to the next; 1.
+    /// Distance from one window to the next. Default: 1.
     pub stride: [usize; 2],
 }
 
@@ -26,8 +26,9 @@ impl Default for FoldOptions {
     }
 }
 
-/// The elements under each place of a window, of `[batch, channels, height, width]` or one without the batch: `[batch,
-/// channels * window, places]` (`torch.nn.functional.unfold`).
+/// Copies the elements under each position of a window to a column (`torch.nn.functional.unfold`).
+/// `[batch, channels, height, width]` gives `[batch, channels * window, positions]`, where `window` is the
+/// number of elements of a window. An input without a batch gives a result without a batch.
 ///
 /// ```
 /// use warpline::arange;
@@ -42,8 +43,10 @@ impl Default for FoldOptions {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`], [`ErrorKind::InvalidArgument`] for options of 0, [`ErrorKind::UnsupportedDType`] for what is not a
-/// float, and what the launch fails with.
+/// [`ErrorKind::ShapeMismatch`] if the input does not have three or four dimensions, or the window does not fit
+/// the padded image. [`ErrorKind::InvalidArgument`] if the kernel size, the stride or the dilation is zero.
+/// [`ErrorKind::UnsupportedDType`] if the input is not of floats. Errors of
+/// [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn unfold(input: &Tensor, kernel_size: [usize; 2], options: &FoldOptions) -> Result<Tensor> {
     const OP: &str = "unfold";
@@ -55,11 +58,13 @@ pub fn unfold(input: &Tensor, kernel_size: [usize; 2], options: &FoldOptions) ->
     batched::<2>(input, |x| spread(x, window)).of(OP)
 }
 
-/// The sums of the elements under each place of a window, which `[batch, channels * window, places]`, or one without
-/// the batch, has after each other: [`unfold`]'s transpose (`torch.nn.functional.fold`).
+/// Adds the columns of [`unfold`] to an image of `output_size` (`torch.nn.functional.fold`), which is the
+/// transpose of [`unfold`]. `[batch, channels * window, positions]` gives `[batch, channels, height, width]`.
+/// An input without a batch gives a result without a batch.
 ///
 /// # Errors
-/// As [`unfold`].
+/// [`ErrorKind::ShapeMismatch`] if the input is not columns of a window on such an image. Otherwise the same as
+/// [`unfold`].
 #[track_caller]
 pub fn fold(
     input: &Tensor,
@@ -134,7 +139,7 @@ fn sums(x: &Tensor, of: Window) -> Result<Tensor> {
     let [batch, rows] = [x.size()[0], x.size()[1]];
     let [_, height, width] = of.input;
     let out = exec.empty(&[batch, rows / of.taps(), height, width], x.dtype())?;
-    // Its last dimension has to have stride 1.
+    // The last dimension must have stride 1.
     let dense = no_grad(|| x.contiguous())?;
     col2im(exec.target(), dense.as_view(), &of, out.as_view())?;
     if !wanted(&[x]) {

@@ -1,13 +1,16 @@
-//! Activations that take several elements.
+//! Activations of several elements.
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::{Error, Result, Tensor};
 
-/// The first half of a dimension times the sigmoid of the second (`torch.nn.functional.glu`, which has -1 where nothing is
-/// said).
+/// The first half of a dimension times the sigmoid of the second half (`torch.nn.functional.glu`). PyTorch's
+/// default for `dim` is -1.
 ///
 /// # Errors
-/// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] for a dimension of odd size.
+/// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidArgument`] if the
+/// dimension's size is odd. Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn glu(input: &Tensor, dim: isize) -> Result<Tensor> {
     let op = "glu";
@@ -22,10 +25,10 @@ pub fn glu(input: &Tensor, dim: isize) -> Result<Tensor> {
     input.narrow(dim, 0, half).of(op)?.mul(&gate).of(op)
 }
 
-/// [`Tensor::softmax`] of the negative (`torch.nn.functional.softmin`).
+/// [`Tensor::softmax`] of the negated input (`torch.nn.functional.softmin`).
 ///
 /// # Errors
-/// As there.
+/// The same as [`Tensor::softmax`].
 #[track_caller]
 pub fn softmin(input: &Tensor, dim: isize) -> Result<Tensor> {
     input.neg().of("softmin")?.softmax(dim).of("softmin")

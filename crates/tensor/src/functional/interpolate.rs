@@ -1,4 +1,4 @@
-//! Images of another size.
+//! Resampling of images to other sizes.
 
 use std::panic::Location;
 
@@ -10,43 +10,46 @@ use crate::called::Called;
 use crate::tensor::composite::signed;
 use crate::{Error, ErrorKind, Result, Tensor};
 
-/// How [`interpolate`] makes the elements between those of the image.
+/// The interpolation of [`interpolate`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InterpolateMode {
-    /// The nearest element before (`"nearest"`).
+    /// The element at or before the position (`"nearest"`).
     #[default]
     Nearest,
-    /// The element whose centre is nearest (`"nearest-exact"`).
+    /// The element whose centre is nearest to the position (`"nearest-exact"`).
     NearestExact,
-    /// Between two neighbours, of `[batch, channels, width]` (`"linear"`).
+    /// Linear, between two neighbours. For `[batch, channels, width]` (`"linear"`).
     Linear,
-    /// Between two neighbours in each dimension, of `[batch, channels, height, width]` (`"bilinear"`).
+    /// Linear in both dimensions. For `[batch, channels, height, width]` (`"bilinear"`).
     Bilinear,
-    /// Of four neighbours in each dimension, of `[batch, channels, height, width]` (`"bicubic"`).
+    /// Cubic, between four neighbours in each dimension. For `[batch, channels, height, width]` (`"bicubic"`).
     Bicubic,
-    /// Between two neighbours in each dimension, of `[batch, channels, depth, height, width]` (`"trilinear"`).
+    /// Linear in all three dimensions. For `[batch, channels, depth, height, width]` (`"trilinear"`).
     Trilinear,
-    /// The average of what an element covers (`"area"`).
+    /// The average of the area that an element covers (`"area"`).
     Area,
 }
 
-/// Options of [`interpolate`]: either sizes or factors.
+/// Options of [`interpolate`]. Exactly one of `size` and `scale_factor` is given.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct InterpolateOptions {
-    /// The result's sizes, without batch and channels.
+    /// Sizes of the result, without batch and channels. Default: none.
     pub size: Option<Vec<usize>>,
-    /// How many times larger the result is: one number for all dimensions, or one for each.
+    /// Factor from the image's size to the result's: one number for all dimensions, or one per dimension.
+    /// Default: none.
     pub scale_factor: Option<Vec<f64>>,
-    /// How elements are made; the nearest.
+    /// The interpolation. Default: nearest.
     pub mode: InterpolateMode,
-    /// Whether first and last elements of image and result lie on each other, rather than their outer edges; `false`.
+    /// Whether the centres of the corner elements of image and result are aligned, instead of their outer
+    /// edges. Only for linear and cubic modes. Default: `false`.
     pub align_corners: bool,
-    /// Whether the factor follows from the sizes, which are rounded down, and not from what was given; `false`.
+    /// Whether positions use the factor of the sizes, which are rounded down, instead of `scale_factor`.
+    /// Default: `false`.
     pub recompute_scale_factor: bool,
 }
 
-/// The image with other sizes, `[batch, channels, …]` with one to three dimensions more
-/// (`torch.nn.functional.interpolate`; without antialiasing).
+/// Resizes images: `[batch, channels, …]` with one to three spatial dimensions
+/// (`torch.nn.functional.interpolate`, without antialiasing).
 ///
 /// ```
 /// use warpline::functional::{InterpolateMode, InterpolateOptions, interpolate};
@@ -60,9 +63,10 @@ pub struct InterpolateOptions {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] for options that do not fit together or to the image's dimensions,
-/// [`ErrorKind::ShapeMismatch`] for an image or result without elements, [`ErrorKind::UnsupportedDType`] for what is not a
-/// float, and what the launches fail with.
+/// [`ErrorKind::InvalidArgument`] if the options contradict each other, or do not fit the number of spatial
+/// dimensions. [`ErrorKind::ShapeMismatch`] if the input does not have three to five dimensions, or image or
+/// result has no elements. [`ErrorKind::UnsupportedDType`] if the input is not of floats. Errors of
+/// [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn interpolate(input: &Tensor, options: &InterpolateOptions) -> Result<Tensor> {
     const OP: &str = "interpolate";
@@ -107,12 +111,12 @@ pub fn interpolate(input: &Tensor, options: &InterpolateOptions) -> Result<Tenso
         };
         return area.of(OP);
     }
-    // Between the dimensions of halves nothing is rounded.
+    // Half-width floats are not rounded between the dimensions.
     let wide = if is_smooth { input.widened().of(OP)? } else { input.clone() };
     let mut out = wide.clone();
     for (d, (&size, &scale)) in sizes.iter().zip(&scales).enumerate().rev() {
         let from = out.size()[2 + d];
-        // Elements stay where they are.
+        // The elements of this dimension stay as they are.
         let is_same = from == size && (scale == 1.0 || options.align_corners);
         if is_same {
             continue;
@@ -125,11 +129,11 @@ pub fn interpolate(input: &Tensor, options: &InterpolateOptions) -> Result<Tenso
         let rows = out.reshape([outer, from as isize, inner]).of(OP)?;
         out = resized(&rows, along).and_then(|rows| rows.reshape(&result)).of(OP)?;
     }
-    // Never the image itself.
+    // The result is never the image itself.
     if out.is_same(input) { out.copy().of(OP) } else { out.to(input.dtype()).of(OP) }
 }
 
-/// Sizes of the result, and how many elements of the image one of it stands for.
+/// Returns the sizes of the result, and the number of image elements per element of the result.
 #[track_caller]
 fn target_sizes(
     op: &'static str,
@@ -183,7 +187,7 @@ fn target_sizes(
     }
 }
 
-/// One dimension's change of size.
+/// The change of size of one dimension.
 #[derive(Clone, Copy)]
 struct Along {
     kind: Kind,
@@ -193,7 +197,7 @@ struct Along {
     to: usize,
 }
 
-/// Of `[outer, from, inner]`.
+/// Resizes the middle dimension of `[outer, from, inner]`.
 #[track_caller]
 fn resized(image: &Tensor, of: Along) -> Result<Tensor> {
     let x = no_grad(|| image.contiguous())?;
@@ -207,7 +211,7 @@ fn resized(image: &Tensor, of: Along) -> Result<Tensor> {
     record("interpolate", out, &[image], linear(move |grad, _| resized_gradient(grad, of)))
 }
 
-/// The transpose, which is the gradient; its own is [`resized`].
+/// The transpose of [`resized`], which is its gradient. The gradient of the transpose is [`resized`].
 #[track_caller]
 fn resized_gradient(grad: &Tensor, of: Along) -> Result<Tensor> {
     let y = no_grad(|| grad.contiguous())?;

@@ -9,8 +9,9 @@ use crate::called::Called;
 use crate::tensor::composite::signed;
 use crate::{Result, Tensor};
 
-/// `input @ weight.T + bias`, of the last dimension (`torch.nn.functional.linear`). `weight` has a row for each feature of
-/// the result; as a vector it is one row, and the feature's dimension is not there.
+/// `input @ weight.T + bias`, over the last dimension (`torch.nn.functional.linear`). `[.., in]`, a `weight` of
+/// `[out, in]` and a `bias` of `[out]` give `[.., out]`. A `weight` of `[in]` gives a result without the last
+/// dimension.
 ///
 /// ```
 /// # use warpline::{functional::linear, tensor};
@@ -21,7 +22,7 @@ use crate::{Result, Tensor};
 /// ```
 ///
 /// # Errors
-/// As [`Tensor::matmul`] and [`Tensor::add`].
+/// The same as [`Tensor::matmul`] and [`Tensor::add`].
 #[track_caller]
 pub fn linear<'a>(
     input: &Tensor,
@@ -40,8 +41,8 @@ pub fn linear<'a>(
     }
 }
 
-/// The result as one node of the graph, where all rows meet one matrix and there is nothing to convert: the host is
-/// spared the nodes of a transpose, a product, an addition and two views.
+/// Computes the result as one node of the graph, if all rows meet one matrix and there is nothing to convert.
+/// The host is spared the nodes of a transpose, a product, an addition and two views.
 #[track_caller]
 fn one_node(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Option<Tensor>> {
     let (&[.., width], &[features, own]) = (input.size(), weight.size()) else { return Ok(None) };
@@ -80,7 +81,7 @@ fn one_node(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Op
         rows,
         features,
     };
-    // What PyTorch ends with.
+    // The name of PyTorch's last node.
     let name = match (input.dim(), bias) {
         (2, None) => "mm",
         (2, Some(_)) => "addmm",
@@ -92,9 +93,9 @@ fn one_node(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Op
 
 saved! {
     struct Linear {
-        /// There if the weight has a gradient.
+        /// Present if the weight has a gradient.
         input: Option<Tensor>,
-        /// There if the input has a gradient.
+        /// Present if the input has a gradient.
         weight: Option<Tensor>,
         rows: usize,
         features: usize,
@@ -103,7 +104,7 @@ saved! {
 
 impl Backward for Linear {
     fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
-        // With a bias, that is the first input.
+        // The bias, if there is one, is the first input.
         let biased = inputs.len() > 2;
         let grad = grad.reshape([self.rows, self.features])?;
         let of_input = |weight: &Tensor| {

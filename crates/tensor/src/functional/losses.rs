@@ -4,26 +4,28 @@ use std::panic::Location;
 
 use smallvec::smallvec;
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::autograd::{Backward, Gradients, Inputs, record, saved, wanted};
 use crate::called::Called;
 use crate::{Error, Result, Tensor, where_cond};
 
-/// What becomes of the losses of single elements (`reduction`).
+/// The reduction of the losses of single elements (`reduction`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reduction {
-    /// They are the result (`"none"`).
+    /// No reduction: one loss per element (`"none"`).
     None,
-    /// Their mean (`"mean"`).
+    /// The mean of the losses (`"mean"`).
     #[default]
     Mean,
-    /// Their sum (`"sum"`).
+    /// The sum of the losses (`"sum"`).
     Sum,
-    /// Their sum divided by the size of the first dimension (`"batchmean"`); for [`kl_div`] alone.
+    /// The sum of the losses, divided by the size of the first dimension (`"batchmean"`). For [`kl_div`] only.
     BatchMean,
 }
 
 impl Reduction {
-    /// The reduced losses.
+    /// Reduces the losses.
     #[track_caller]
     pub(super) fn of(self, op: &'static str, losses: &Tensor) -> Result<Tensor> {
         match self {
@@ -34,7 +36,7 @@ impl Reduction {
         }
     }
 
-    /// Of losses in a dtype that is perhaps wider than the result's.
+    /// Reduces weighted losses, which may be of a wider dtype than the result.
     #[track_caller]
     fn of_weighted(
         self,
@@ -49,7 +51,8 @@ impl Reduction {
     }
 }
 
-/// Warns of operands that are broadcast, as PyTorch does: mostly it is a mistake, such as `[n]` beside `[n, 1]`.
+/// Warns of operands that are broadcast, as PyTorch does. Most often it is a mistake, such as `[n]` and
+/// `[n, 1]`.
 #[track_caller]
 fn warn_of_sizes(op: &'static str, input: &Tensor, target: &Tensor) {
     if input.size() != target.size() {
@@ -63,7 +66,7 @@ fn warn_of_sizes(op: &'static str, input: &Tensor, target: &Tensor) {
     }
 }
 
-/// The squares of the differences (`torch.nn.functional.mse_loss`). Sizes that differ are broadcast, with a warning.
+/// The squares of the differences (`torch.nn.functional.mse_loss`). Different sizes broadcast, with a warning.
 ///
 /// ```
 /// # use warpline::functional::{Reduction, mse_loss};
@@ -74,7 +77,8 @@ fn warn_of_sizes(op: &'static str, input: &Tensor, target: &Tensor) {
 /// ```
 ///
 /// # Errors
-/// As [`Tensor::sub`], [`Tensor::mean`].
+/// [`ErrorKind::InvalidArgument`] if the reduction is [`Reduction::BatchMean`]. Otherwise the same as
+/// [`Tensor::sub`] and [`Tensor::mean`].
 #[track_caller]
 pub fn mse_loss(input: &Tensor, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
     let op = "mse_loss";
@@ -83,10 +87,11 @@ pub fn mse_loss(input: &Tensor, target: &Tensor, reduction: Reduction) -> Result
     reduction.of(op, &losses).of(op)
 }
 
-/// The sizes of the differences (`torch.nn.functional.l1_loss`).
+/// The absolute values of the differences (`torch.nn.functional.l1_loss`). Different sizes broadcast, with a
+/// warning.
 ///
 /// # Errors
-/// As [`mse_loss`].
+/// The same as [`mse_loss`].
 #[track_caller]
 pub fn l1_loss(input: &Tensor, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
     let op = "l1_loss";
@@ -95,11 +100,12 @@ pub fn l1_loss(input: &Tensor, target: &Tensor, reduction: Reduction) -> Result<
     reduction.of(op, &losses).of(op)
 }
 
-/// Half the square of each difference over `beta`, or where its size is not below `beta`, the size less half of `beta`
-/// (`torch.nn.functional.smooth_l1_loss`, which has 1 for `beta` where nothing is said).
+/// `0.5 * d² / beta` for an absolute difference `d` below `beta`, otherwise `d - 0.5 * beta`
+/// (`torch.nn.functional.smooth_l1_loss`). PyTorch's default for `beta` is 1. Different sizes broadcast, with a
+/// warning.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] for a negative `beta`; as [`mse_loss`].
+/// [`ErrorKind::InvalidArgument`] if `beta` is negative or NaN. Otherwise the same as [`mse_loss`].
 #[track_caller]
 pub fn smooth_l1_loss(
     input: &Tensor,
@@ -122,11 +128,12 @@ pub fn smooth_l1_loss(
     reduction.of(op, &losses).of(op)
 }
 
-/// Half the square of each difference, or where its size is above `delta`, `delta` times the size less half of `delta`
-/// (`torch.nn.functional.huber_loss`, which has 1 for `delta` where nothing is said).
+/// `0.5 * d²` for an absolute difference `d` of at most `delta`, otherwise `delta * (d - 0.5 * delta)`
+/// (`torch.nn.functional.huber_loss`). PyTorch's default for `delta` is 1. Different sizes broadcast, with a
+/// warning.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] unless `delta` is above zero; as [`mse_loss`].
+/// [`ErrorKind::InvalidArgument`] if `delta` is not above zero. Otherwise the same as [`mse_loss`].
 #[track_caller]
 pub fn huber_loss(
     input: &Tensor,
@@ -146,15 +153,16 @@ pub fn huber_loss(
     reduction.of(op, &losses).of(op)
 }
 
-/// The cross entropy of probabilities, `-(target * log(input) + (1 - target) * log(1 - input))`, where logarithms are
-/// at least -100; each times its `weight` (`torch.nn.functional.binary_cross_entropy`).
+/// The cross entropy of probabilities, `-(target * log(input) + (1 - target) * log(1 - input))`, times `weight`
+/// (`torch.nn.functional.binary_cross_entropy`). Logarithms are clamped to at least -100.
 ///
-/// On a GPU the elements are not looked at, since the host would have to wait for them: where `input` is outside 0 to 1,
-/// the loss is NaN.
+/// On a GPU, elements are not checked, because the host would have to wait for them: an element of `input` that
+/// is not from 0 to 1 gives NaN.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] for other sizes, and on the CPU for an element of `input` or `target` that is not
-/// from 0 to 1; as [`Tensor::mul`], [`Tensor::mean`].
+/// [`ErrorKind::InvalidArgument`] if the sizes of `input` and `target` differ, if the reduction is
+/// [`Reduction::BatchMean`], and on the CPU if an element of `input` or `target` is not from 0 to 1. Otherwise
+/// the same as [`Tensor::mul`] and [`Tensor::mean`].
 #[track_caller]
 pub fn binary_cross_entropy<'a>(
     input: &Tensor,
@@ -172,7 +180,7 @@ pub fn binary_cross_entropy<'a>(
     loss.to(input.dtype()).of(op)
 }
 
-/// `-(t * log(x) + (1 - t) * log(1 - x))`. The gradient is PyTorch's: finite also where `x` is 0 or 1.
+/// `-(t * log(x) + (1 - t) * log(1 - x))`. As in PyTorch, the gradient is finite where `x` is 0 or 1.
 #[track_caller]
 fn entropy_of_two(x: &Tensor, t: &Tensor) -> Result<Tensor> {
     let [of_one, of_zero] = logs_above(&x.detach())?;
@@ -188,7 +196,7 @@ fn entropy_of_two(x: &Tensor, t: &Tensor) -> Result<Tensor> {
 saved! {
     struct EntropyOfTwo {
         x: Tensor,
-        /// There if `x` has a gradient.
+        /// Present if `x` has a gradient.
         t: Option<Tensor>,
     }
 }
@@ -209,17 +217,19 @@ impl Backward for EntropyOfTwo {
     }
 }
 
-/// The logarithms of `x` and of `1 - x`, but at least -100.
+/// The logarithms of `x` and of `1 - x`, clamped to at least -100.
 #[track_caller]
 fn logs_above(x: &Tensor) -> Result<[Tensor; 2]> {
     Ok([x.log()?.clamp_min(-100)?, x.neg()?.log1p()?.clamp_min(-100)?])
 }
 
-/// [`binary_cross_entropy`] of `sigmoid(input)`, without its loss of exactness; `pos_weight` is what the loss of 1 weighs
-/// more (`torch.nn.functional.binary_cross_entropy_with_logits`).
+/// [`binary_cross_entropy`] of `sigmoid(input)`, without its loss of precision
+/// (`torch.nn.functional.binary_cross_entropy_with_logits`). `pos_weight` is a factor of the losses of positive
+/// targets.
 ///
 /// # Errors
-/// As [`mse_loss`].
+/// [`ErrorKind::InvalidArgument`] if the sizes of `input` and `target` differ, or if the reduction is
+/// [`Reduction::BatchMean`]. Otherwise the same as [`Tensor::mul`] and [`Tensor::mean`].
 #[track_caller]
 pub fn binary_cross_entropy_with_logits<'a>(
     input: &Tensor,
@@ -241,7 +251,7 @@ pub fn binary_cross_entropy_with_logits<'a>(
     loss.to(input.dtype()).of(op)
 }
 
-/// Refuses elements outside 0 to 1, and NaN, on the CPU.
+/// Refuses, on the CPU, elements that are not from 0 to 1, NaN among them.
 #[track_caller]
 fn check_fractions(op: &'static str, name: &str, tensor: &Tensor) -> Result<()> {
     if tensor.is_cuda() {
@@ -265,11 +275,11 @@ fn check_sizes(op: &'static str, input: &Tensor, target: &Tensor) -> Result<()> 
     Err(Error::invalid(op, reason))
 }
 
-/// The Kullback-Leibler divergence, `target * (log(target) - input)` of an `input` of logarithms; with `log_target` the
-/// target is of logarithms too (`torch.nn.functional.kl_div`).
+/// The Kullback-Leibler divergence `target * (log(target) - input)` for an `input` of logarithms
+/// (`torch.nn.functional.kl_div`). With `log_target`, `target` is of logarithms too.
 ///
 /// # Errors
-/// As [`mse_loss`].
+/// The same as [`Tensor::sub`] and [`Tensor::mean`].
 #[track_caller]
 pub fn kl_div(
     input: &Tensor,

@@ -1,6 +1,6 @@
-//! `torch.nn.functional`: functions of tensors that layers and losses are made of.
+//! Functions that layers and losses are made of (`torch.nn.functional`).
 //!
-//! Where PyTorch has more than two options with defaults there is a struct of them:
+//! If PyTorch's function has more than two options with defaults, the function here takes a struct of options:
 //!
 //! ```
 //! use warpline::functional::{CrossEntropyOptions, cross_entropy};

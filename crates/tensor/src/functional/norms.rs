@@ -1,14 +1,17 @@
-//! Normalisation over dimensions of each element of a batch.
+//! Normalization over dimensions of each element of a batch.
 
 use smallvec::{SmallVec, smallvec};
 
 use super::row_norm::RowNorm;
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::autograd::{Backward, Gradients, Inputs, record_all, saved, wanted};
 use crate::called::Called;
 use crate::tensor::composite::signed;
 use crate::{DType, Error, IntoShape, Result, Tensor};
 
-/// How many last dimensions `normalized_shape` names, which must be the input's.
+/// Returns the last dimensions that `normalized_shape` names. Refuses a shape that is not that of the last
+/// dimensions.
 #[track_caller]
 fn normalized_dims(op: &'static str, input: &Tensor, shape: &[usize]) -> Result<Vec<isize>> {
     if shape.is_empty() || !input.size().ends_with(shape) {
@@ -42,7 +45,7 @@ fn check_parameters(
     Ok(())
 }
 
-/// `x * weight + bias`, of which either may be missing, in `dtype`.
+/// `x * weight + bias` in `dtype`, where weight or bias may be missing.
 #[track_caller]
 pub(super) fn scaled(
     x: Tensor,
@@ -58,17 +61,17 @@ pub(super) fn scaled(
     }
 }
 
-/// What [`standardized`] made, and on the way to it.
+/// The result of [`standardized`] and its intermediates.
 pub(super) struct Standard {
     pub(super) result: Tensor,
-    /// Mean and variance, through which no gradient flows; none without a mean.
+    /// Mean and variance, through which no gradient flows. `None` without a mean.
     pub(super) moments: Option<(Tensor, Tensor)>,
-    /// One over the root of the mean square.
+    /// One over the square root of the mean square.
     pub(super) scale: Tensor,
 }
 
-/// Each element less the mean over dimensions, divided by the root of the mean square of that; or, unless `centred`, of
-/// the elements themselves. One step of the graph, whose gradient takes a few launches.
+/// Subtracts the mean over dimensions if `centred`, then divides by the square root of the mean square. This is
+/// one step of the graph, whose gradient takes a few launches.
 #[track_caller]
 pub(super) fn standardized(
     x: &Tensor,
@@ -89,7 +92,7 @@ pub(super) fn standardized(
     if wanted(&[x]) {
         let count = x.numel() as f64 / scale.numel().max(1) as f64;
         let dims: SmallVec<[isize; 6]> = dims.into();
-        // The scale is a result too, so that gradients of gradients know what it depends on.
+        // The scale is a result of the node too, so that gradients of gradients know what it depends on.
         let saved = Standardize { y: result.clone(), scale: scale.clone(), dims, count, centred };
         record_all("standardize", &[&result, &scale], &[x], saved)?;
     }
@@ -126,9 +129,9 @@ impl Backward<[Option<Tensor>]> for Standardize {
     }
 }
 
-/// With mean 0 and variance 1 over the last dimensions, those of `normalized_shape`, times `weight` plus `bias`
-/// (`torch.nn.functional.layer_norm`, which has 1e-5 for `eps` where nothing is said). Half-width floats are computed
-/// in `f32`.
+/// Normalizes the last dimensions, those of `normalized_shape`, to mean 0 and variance 1, then multiplies by
+/// `weight` and adds `bias` (`torch.nn.functional.layer_norm`). PyTorch's default for `eps` is 1e-5. Half-width
+/// floats are computed in `f32`.
 ///
 /// ```
 /// # use warpline::{functional::layer_norm, tensor};
@@ -138,8 +141,9 @@ impl Backward<[Option<Tensor>]> for Standardize {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`] unless `normalized_shape`, `weight` and `bias` are the input's last dimensions;
-/// [`ErrorKind::UnsupportedDType`] for anything but floats.
+/// [`ErrorKind::ShapeMismatch`] if `normalized_shape` is not the shape of the input's last dimensions, or
+/// `weight` or `bias` has another shape. [`ErrorKind::UnsupportedDType`] if the input is not of floats. Errors
+/// of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn layer_norm<'a>(
     input: &Tensor,
@@ -160,11 +164,12 @@ pub fn layer_norm<'a>(
     scaled(x.result, weight, bias, input.dtype()).of(op)
 }
 
-/// Divided by the root of the mean square over the last dimensions, those of `normalized_shape`, times `weight`
-/// (`torch.nn.functional.rms_norm`). `eps` is the dtype's where nothing is said. Half-width floats are computed in `f32`.
+/// Divides by the square root of the mean square over the last dimensions, those of `normalized_shape`, then
+/// multiplies by `weight` (`torch.nn.functional.rms_norm`). Default for `eps`: the machine epsilon of the
+/// dtype. Half-width floats are computed in `f32`.
 ///
 /// # Errors
-/// As [`layer_norm`].
+/// The same as [`layer_norm`].
 #[track_caller]
 pub fn rms_norm<'a>(
     input: &Tensor,
@@ -189,14 +194,15 @@ pub fn rms_norm<'a>(
     scaled(x.result, weight, None, input.dtype()).of(op)
 }
 
-/// With mean 0 and variance 1 over groups of channels, the second dimension, and all that comes after it; times each
-/// channel's `weight` plus its `bias` (`torch.nn.functional.group_norm`, which has 1e-5 for `eps` where nothing is said).
-/// Half-width floats are computed in `f32`.
+/// Normalizes each group of channels, with all dimensions after the channels, to mean 0 and variance 1, then
+/// multiplies by each channel's `weight` and adds its `bias` (`torch.nn.functional.group_norm`). Channels are
+/// the second dimension. PyTorch's default for `eps` is 1e-5. Half-width floats are computed in `f32`.
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`] for fewer than two dimensions, and unless there is a weight and a bias for each channel;
-/// [`ErrorKind::InvalidArgument`] where the groups do not divide the channels; [`ErrorKind::UnsupportedDType`] for anything but
-/// floats.
+/// [`ErrorKind::ShapeMismatch`] if the input has fewer than two dimensions, or if `weight` or `bias` does not
+/// have one element per channel. [`ErrorKind::InvalidArgument`] if `num_groups` is zero or does not divide the
+/// channels. [`ErrorKind::UnsupportedDType`] if the input is not of floats. Errors of
+/// [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn group_norm<'a>(
     input: &Tensor,
@@ -218,7 +224,7 @@ pub fn group_norm<'a>(
     }
     check_parameters(op, &[("weight", weight), ("bias", bias)], &[channels])?;
     let x = input.widened().of(op)?;
-    // Sizes by name: of nothing, -1 would be anything.
+    // Sizes are given by name, because -1 is ambiguous without elements.
     let rest = input.size()[1..].iter().product::<usize>() / num_groups;
     let groups = x.reshape([batch, num_groups, rest]).of(op)?;
     let x = standardized(&groups, &[-1], eps, true).of(op)?.result;
@@ -228,7 +234,7 @@ pub fn group_norm<'a>(
     scaled(x, weight.as_ref(), bias.as_ref(), input.dtype()).of(op)
 }
 
-/// A number for each channel, along the second dimension.
+/// Reshapes a vector of one element per channel to lie along the second dimension.
 #[track_caller]
 pub(super) fn per_channel(vector: Option<&Tensor>, dims: usize) -> Result<Option<Tensor>> {
     let Some(vector) = vector else { return Ok(None) };

@@ -2,19 +2,21 @@
 
 use smallvec::SmallVec;
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::{Error, Result, Scalar, Tensor, cat};
 
-/// What is put around a tensor (`mode` and `value`).
+/// The values around a padded tensor (`mode` and `value`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PadMode {
     /// A number (`"constant"`).
     Constant(Scalar),
-    /// What lies as far within, the edge itself not repeated (`"reflect"`).
+    /// The elements at the same distance inside the edge, without the edge itself (`"reflect"`).
     Reflect,
-    /// The edge (`"replicate"`).
+    /// The element at the edge (`"replicate"`).
     Replicate,
-    /// What lies at the other end (`"circular"`).
+    /// The elements at the opposite end (`"circular"`).
     Circular,
 }
 
@@ -24,8 +26,9 @@ impl Default for PadMode {
     }
 }
 
-/// With so many elements before and after the last dimension, then before and after the one before it, and so on
-/// (`torch.nn.functional.pad`). Negative numbers cut off instead, for [`PadMode::Constant`] alone.
+/// Pads dimensions with elements before and after them (`torch.nn.functional.pad`). The first two numbers of
+/// `pad` are for the last dimension, the next two for the dimension before it, and so on. A negative number
+/// cuts elements off.
 ///
 /// ```
 /// # use warpline::functional::{PadMode, pad};
@@ -37,8 +40,10 @@ impl Default for PadMode {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] for an odd count of numbers, more than twice the dimensions, more than there is to
-/// reflect or repeat, or a number that the dtype cannot hold.
+/// [`ErrorKind::InvalidArgument`] if `pad` has an odd count of numbers, or more than two per dimension; if more
+/// elements are cut off than there are; if there are fewer elements than [`PadMode::Reflect`] or
+/// [`PadMode::Circular`] repeats; or if the dtype cannot hold the number of [`PadMode::Constant`]. Errors of
+/// [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn pad(input: &Tensor, pad: &[isize], mode: PadMode) -> Result<Tensor> {
     let op = "pad";
@@ -61,7 +66,7 @@ pub fn pad(input: &Tensor, pad: &[isize], mode: PadMode) -> Result<Tensor> {
             _ => by_index(&out, d, before, after, mode).of(op)?,
         };
     }
-    // Without padding, or cut alone, it is a view so far.
+    // Without padding, or after a cut alone, the result is a view so far.
     if pad.iter().all(|n| *n <= 0) { out.copy().of(op) } else { Ok(out) }
 }
 
@@ -86,7 +91,7 @@ fn constant(t: &Tensor, d: usize, before: isize, after: isize, value: Scalar) ->
     if parts.len() == 1 { Ok(kept) } else { cat(&parts, d as isize) }
 }
 
-/// Where the elements of a padded dimension come from.
+/// Pads a dimension by gathering its elements.
 #[track_caller]
 fn by_index(t: &Tensor, d: usize, before: isize, after: isize, mode: PadMode) -> Result<Tensor> {
     let size = t.size()[d] as isize;
@@ -106,7 +111,7 @@ fn by_index(t: &Tensor, d: usize, before: isize, after: isize, mode: PadMode) ->
     let places = t.arange_beside(before.saturating_neg(), length as usize)?;
     let size = size as i64;
     let index = match mode {
-        // Distances from one end, then from the other.
+        // Distances from one end, then from the other end.
         PadMode::Reflect => places.abs()?.sub(size - 1)?.abs()?.neg()?.add(size - 1)?,
         PadMode::Circular => places.remainder(size)?,
         _ => places.clamp(0, size - 1)?,

@@ -1,9 +1,11 @@
 //! Channels as pixels.
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::{Error, Result, Tensor};
 
-/// Batch sizes as one, and the last three.
+/// Splits sizes into those of the batch and the last three.
 #[track_caller]
 fn picture(op: &'static str, input: &Tensor) -> Result<(Vec<usize>, [usize; 3])> {
     match input.size() {
@@ -17,12 +19,13 @@ fn picture(op: &'static str, input: &Tensor) -> Result<(Vec<usize>, [usize; 3])>
     }
 }
 
-/// Squares of `upscale_factor` pixels a side from as many channels: `[.., C·r², H, W]` as `[.., C, H·r, W·r]`
-/// (`torch.nn.functional.pixel_shuffle`).
+/// Rearranges channels into squares of pixels: `[.., C·r², H, W]` to `[.., C, H·r, W·r]`, where `r` is
+/// `upscale_factor` (`torch.nn.functional.pixel_shuffle`).
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`] for fewer than three dimensions; [`ErrorKind::InvalidArgument`] where the factor's square does not
-/// divide the channels.
+/// [`ErrorKind::ShapeMismatch`] if the input has fewer than three dimensions. [`ErrorKind::InvalidArgument`] if
+/// the factor is zero, or its square does not divide the channels. Errors of
+/// [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn pixel_shuffle(input: &Tensor, upscale_factor: usize) -> Result<Tensor> {
     let (op, r) = ("pixel_shuffle", upscale_factor);
@@ -39,10 +42,11 @@ pub fn pixel_shuffle(input: &Tensor, upscale_factor: usize) -> Result<Tensor> {
     shuffled.reshape([&batch[..], &[c, h * r, w * r]].concat()).of(op)
 }
 
-/// The reverse of [`pixel_shuffle`] (`torch.nn.functional.pixel_unshuffle`).
+/// The inverse of [`pixel_shuffle`] (`torch.nn.functional.pixel_unshuffle`).
 ///
 /// # Errors
-/// As there, where the factor does not divide height and width.
+/// [`ErrorKind::ShapeMismatch`] if the input has fewer than three dimensions. [`ErrorKind::InvalidArgument`] if
+/// the factor is zero, or does not divide height and width. Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn pixel_unshuffle(input: &Tensor, downscale_factor: usize) -> Result<Tensor> {
     let (op, r) = ("pixel_unshuffle", downscale_factor);

@@ -1,5 +1,5 @@
-//! Attention without mask and dropout in few launches: three forward, and backward two and one for each gradient; and
-//! before those the copies of operands that do not lie as products take them.
+//! Attention without mask and dropout in few launches: three forward, and backward two and one per gradient.
+//! Operands whose strides a matrix product does not support are copied first.
 
 use smallvec::{SmallVec, smallvec};
 use warpline_kernels::attention::Weighing;
@@ -13,12 +13,12 @@ use crate::{DType, Result, Tensor};
 
 const OP: &str = "scaled_dot_product_attention";
 
-/// Attention that weighs so.
+/// Attention with this scale and causality.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlainAttention(pub(super) Weighing);
 
 impl PlainAttention {
-    /// The result, if the operands are what the kernels are for: floats beside each other, of the same batches.
+    /// Computes the result if the kernels support the operands: floats on one device, with the same batch.
     #[track_caller]
     pub(super) fn fused(
         self,
@@ -86,7 +86,7 @@ impl Backward<[Option<Tensor>]> for Plain {
         gradients(inputs, &operands, &weights, scale, grad.as_ref(), of_weights.as_ref())
     }
 
-    /// For the gradient of the result alone.
+    /// Computes the gradients if only the result has a gradient.
     fn fused(&self, grads: &[Option<Tensor>], inputs: &Inputs<'_>) -> Result<Option<Gradients>> {
         let [Some(grad), None] = grads else { return Ok(None) };
         let Self { q, k, v, weights, weighing: Weighing { scale, is_causal } } = self;
@@ -109,7 +109,8 @@ impl Backward<[Option<Tensor>]> for Plain {
     }
 }
 
-/// The gradients of query, key and value for that of the result and that of the weights, in ops that have gradients.
+/// Computes the gradients of query, key and value from those of the result and the weights, in ops that have
+/// gradients.
 pub(super) fn gradients(
     inputs: &Inputs<'_>,
     [q, k, v]: &[Tensor; 3],
@@ -134,12 +135,12 @@ pub(super) fn gradients(
     Ok(smallvec![of_query, of_key, of_value])
 }
 
-/// What scores and their sums are in.
+/// Returns the dtype of scores and their sums.
 fn wide(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-/// An operand with one dimension for all batches, as products take it.
+/// Merges the batch dimensions of an operand to one.
 #[track_caller]
 fn taken(t: &Tensor, count: usize) -> Result<Tensor> {
     let [.., rows, columns] = t.size() else { return Ok(t.clone()) };
@@ -147,19 +148,20 @@ fn taken(t: &Tensor, count: usize) -> Result<Tensor> {
     dense(&flat)
 }
 
-/// A copy where cuBLAS could not take it as it lies.
+/// Returns the tensor, or a copy if cuBLAS does not support its strides.
 #[track_caller]
 fn dense(t: &Tensor) -> Result<Tensor> {
     if needs_contiguous(t.as_view()) { t.contiguous().of(OP) } else { Ok(t.clone()) }
 }
 
-/// The matrices turned, as a view that has no gradient.
+/// Returns the matrices transposed, as a view without a gradient.
 #[track_caller]
 fn turned(t: &Tensor) -> Result<Tensor> {
     t.detach().transpose(1, 2)
 }
 
-/// The product of pairs of matrices in a dtype, which may be `f32` for the halves. It has no gradient.
+/// Multiplies pairs of matrices into a dtype, which may be `f32` for half-width floats. The product has no
+/// gradient.
 #[track_caller]
 fn product(a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
     let (exec, sizes) = (a.exec()?, [a.size()[0], a.size()[1], b.size()[2]]);

@@ -1,4 +1,4 @@
-//! Pools: the largest or the average of the elements under a window.
+//! Pools: the largest element or the average of the elements under a window.
 
 use std::panic::Location;
 
@@ -9,16 +9,16 @@ use super::pooling::{Pooling, averages, largest};
 use crate::called::Called;
 use crate::{Error, ErrorKind, Result, Tensor};
 
-/// Options of [`max_pool1d`], [`max_pool2d`] and [`max_pool3d`], a number for each of `D` dimensions.
+/// Options of [`max_pool1d`], [`max_pool2d`] and [`max_pool3d`], with one number per dimension, `D` in all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaxPoolOptions<const D: usize> {
-    /// From one window to the next; the window's sizes.
+    /// Distance from one window to the next. Default: the window's sizes.
     pub stride: Option<[usize; D]>,
-    /// Elements on both sides that are smaller than any, at most half of the window; 0.
+    /// Number of elements smaller than any on both sides, at most half of the window. Default: 0.
     pub padding: [usize; D],
-    /// From one element of the window to the next; 1.
+    /// Distance from one element of the window to the next. Default: 1.
     pub dilation: [usize; D],
-    /// Whether a last window that reaches beyond the end counts; `false`.
+    /// Whether a last window that reaches beyond the end counts. Default: `false`.
     pub ceil_mode: bool,
 }
 
@@ -28,18 +28,18 @@ impl<const D: usize> Default for MaxPoolOptions<D> {
     }
 }
 
-/// Options of [`avg_pool1d`], [`avg_pool2d`] and [`avg_pool3d`], a number for each of `D` dimensions.
+/// Options of [`avg_pool1d`], [`avg_pool2d`] and [`avg_pool3d`], with one number per dimension, `D` in all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AvgPoolOptions<const D: usize> {
-    /// From one window to the next; the window's sizes.
+    /// Distance from one window to the next. Default: the window's sizes.
     pub stride: Option<[usize; D]>,
-    /// Zeros on both sides, at most half of the window; 0.
+    /// Number of zeros on both sides, at most half of the window. Default: 0.
     pub padding: [usize; D],
-    /// Whether a last window that reaches beyond the end counts; `false`.
+    /// Whether a last window that reaches beyond the end counts. Default: `false`.
     pub ceil_mode: bool,
-    /// Whether the sum is divided by the elements in the padding too; `true`.
+    /// Whether the divisor counts the elements in the padding. Default: `true`.
     pub count_include_pad: bool,
-    /// What the sum is divided by instead.
+    /// Divisor of the sum, instead of the number of elements. It must not be 0. Default: none.
     pub divisor_override: Option<i64>,
 }
 
@@ -60,8 +60,10 @@ macro_rules! pools {
         $(#[$doc])*
         ///
         /// # Errors
-        /// [`ErrorKind::ShapeMismatch`], [`ErrorKind::InvalidArgument`] for options that do not fit together,
-        /// [`ErrorKind::UnsupportedDType`] for what is not a float, and what the launch fails with.
+        /// [`ErrorKind::ShapeMismatch`] if the input has another number of dimensions, or the window does not
+        /// fit the padded image. [`ErrorKind::InvalidArgument`] if the kernel size, the stride or the dilation
+        /// is zero, or the padding exceeds half of the window. [`ErrorKind::UnsupportedDType`] if the input is
+        /// not of floats. Errors of [every op](Tensor#errors-of-every-op).
         #[track_caller]
         pub fn $name(
             input: &Tensor,
@@ -71,11 +73,11 @@ macro_rules! pools {
             Ok(max(stringify!($name), input, kernel_size, options).of(stringify!($name))?.0)
         }
 
-        #[doc = concat!("[`", stringify!($name), "`] and the places of the largest, of `int64`: indices into a ")]
-        #[doc = "channel's elements, one after the other (`return_indices=True`)."]
+        #[doc = concat!("[`", stringify!($name), "`] and the index of each largest element among the elements of its ")]
+        #[doc = "channel, as `int64` (`return_indices=True`)."]
         ///
         /// # Errors
-        #[doc = concat!("As [`", stringify!($name), "`].")]
+        #[doc = concat!("The same as [`", stringify!($name), "`].")]
         #[track_caller]
         pub fn $with_indices(
             input: &Tensor,
@@ -88,11 +90,11 @@ macro_rules! pools {
 }
 
 pools! {
-    /// The largest element under each place of a window, of `[batch, channels, width]` or `[channels, width]`
-    /// (`torch.nn.functional.max_pool1d`).
+    /// The largest element under each position of a window (`torch.nn.functional.max_pool1d`). `input` is
+    /// `[batch, channels, width]` or `[channels, width]`. A NaN is the largest.
     max_pool1d max_pool1d_with_indices 1;
-    /// The largest element under each place of a window, of `[batch, channels, height, width]` or one without the
-    /// batch (`torch.nn.functional.max_pool2d`). A NaN is the largest.
+    /// The largest element under each position of a window (`torch.nn.functional.max_pool2d`). `input` is
+    /// `[batch, channels, height, width]` or `[channels, height, width]`. A NaN is the largest.
     ///
     /// ```
     /// use warpline::arange;
@@ -105,8 +107,8 @@ pools! {
     /// # Ok::<(), warpline::Error>(())
     /// ```
     max_pool2d max_pool2d_with_indices 2;
-    /// The largest element under each place of a window, of `[batch, channels, depth, height, width]` or one without
-    /// the batch (`torch.nn.functional.max_pool3d`).
+    /// The largest element under each position of a window (`torch.nn.functional.max_pool3d`). `input` is
+    /// `[batch, channels, depth, height, width]` or `[channels, depth, height, width]`. A NaN is the largest.
     max_pool3d max_pool3d_with_indices 3;
 }
 
@@ -115,8 +117,10 @@ macro_rules! averages {
         $(#[$doc])*
         ///
         /// # Errors
-        /// [`ErrorKind::ShapeMismatch`], [`ErrorKind::InvalidArgument`] for options that do not fit together,
-        /// [`ErrorKind::UnsupportedDType`] for what is not a float, and what the launch fails with.
+        /// [`ErrorKind::ShapeMismatch`] if the input has another number of dimensions, or the window does not
+        /// fit the padded image. [`ErrorKind::InvalidArgument`] if the kernel size, the stride or the divisor
+        /// is zero, or the padding exceeds half of the window. [`ErrorKind::UnsupportedDType`] if the input is
+        /// not of floats. Errors of [every op](Tensor#errors-of-every-op).
         #[track_caller]
         pub fn $name(
             input: &Tensor,
@@ -129,11 +133,11 @@ macro_rules! averages {
 }
 
 averages! {
-    /// The average under each place of a window, of `[batch, channels, width]` or `[channels, width]`
-    /// (`torch.nn.functional.avg_pool1d`).
+    /// The average under each position of a window (`torch.nn.functional.avg_pool1d`). `input` is
+    /// `[batch, channels, width]` or `[channels, width]`.
     avg_pool1d 1;
-    /// The average under each place of a window, of `[batch, channels, height, width]` or one without the batch
-    /// (`torch.nn.functional.avg_pool2d`).
+    /// The average under each position of a window (`torch.nn.functional.avg_pool2d`). `input` is
+    /// `[batch, channels, height, width]` or `[channels, height, width]`.
     ///
     /// ```
     /// use warpline::arange;
@@ -145,39 +149,41 @@ averages! {
     /// # Ok::<(), warpline::Error>(())
     /// ```
     avg_pool2d 2;
-    /// The average under each place of a window, of `[batch, channels, depth, height, width]` or one without the
-    /// batch (`torch.nn.functional.avg_pool3d`).
+    /// The average under each position of a window (`torch.nn.functional.avg_pool3d`). `input` is `[batch,
+    /// channels, depth, height, width]` or `[channels, depth, height, width]`.
     avg_pool3d 3;
 }
 
 macro_rules! adaptive {
     ($($avg:ident $max:ident $with_indices:ident $d:literal;)*) => {$(
-        #[doc = concat!("The averages of equal parts of the image, so many in each dimension (`torch.nn.functional.",
+        #[doc = concat!("The averages of `output_size` parts of the image per dimension (`torch.nn.functional.",
             stringify!($avg), "`).")]
         ///
         /// # Errors
-        /// [`ErrorKind::ShapeMismatch`], [`ErrorKind::UnsupportedDType`] for what is not a float, and what the launch fails
-        /// with.
+        /// [`ErrorKind::ShapeMismatch`] if the input has another number of dimensions, or the image has no
+        /// elements. [`ErrorKind::UnsupportedDType`] if the input is not of floats. Errors of
+        /// [every op](Tensor#errors-of-every-op).
         #[track_caller]
         pub fn $avg(input: &Tensor, output_size: [usize; $d]) -> Result<Tensor> {
             let run = |pooling| batched::<$d>(input, |x| averages(x, pooling, Divisor::Inside));
             parts(stringify!($avg), input, output_size).and_then(run).of(stringify!($avg))
         }
 
-        #[doc = concat!("The largest elements of equal parts of the image, so many in each dimension ")]
+        #[doc = "The largest elements of `output_size` parts of the image per dimension "]
         #[doc = concat!("(`torch.nn.functional.", stringify!($max), "`).")]
         ///
         /// # Errors
-        #[doc = concat!("As [`", stringify!($avg), "`].")]
+        #[doc = concat!("The same as [`", stringify!($avg), "`].")]
         #[track_caller]
         pub fn $max(input: &Tensor, output_size: [usize; $d]) -> Result<Tensor> {
             Ok($with_indices(input, output_size).of(stringify!($max))?.0)
         }
 
-        #[doc = concat!("[`", stringify!($max), "`] and the places of the largest (`return_indices=True`).")]
+        #[doc = concat!("[`", stringify!($max), "`] and the index of each largest element among the elements of its ")]
+        #[doc = "channel, as `int64` (`return_indices=True`)."]
         ///
         /// # Errors
-        #[doc = concat!("As [`", stringify!($avg), "`].")]
+        #[doc = concat!("The same as [`", stringify!($avg), "`].")]
         #[track_caller]
         pub fn $with_indices(input: &Tensor, output_size: [usize; $d]) -> Result<(Tensor, Tensor)> {
             let op = stringify!($with_indices);
@@ -296,7 +302,7 @@ fn moving<const D: usize>(
     window(op, [sizes, output, kernel, stride, padding, dilation])
 }
 
-/// So many parts of the image in each dimension.
+/// The pool of `output` parts of the image per dimension.
 #[track_caller]
 fn parts<const D: usize>(op: &'static str, input: &Tensor, output: [usize; D]) -> Result<Pooling> {
     check::<D>(op, input)?;

@@ -1,5 +1,5 @@
-//! Pools and their gradients, which are linear: the gradient of an average's gradient is the average again, that of
-//! a maximum's the elements at its indices.
+//! Pools and their gradients, which are linear. The gradient of an average's gradient is the average. The
+//! gradient of a maximum's gradient is the elements at its indices.
 
 use smallvec::smallvec;
 use warpline_kernels::pool::{self, Divisor, Places, Window};
@@ -9,7 +9,7 @@ use crate::autograd::{Backward, Gradients, Inputs, Saved, linear, no_grad, recor
 use crate::tensor::composite::signed;
 use crate::{DType, Result, Tensor};
 
-/// A pool of `[batch, channels, …]`, of `dims` dimensions.
+/// A pool of `[batch, channels, …]`, with `dims` spatial dimensions.
 #[derive(Clone, Copy)]
 pub(super) struct Pooling {
     pub(super) window: Window,
@@ -23,7 +23,7 @@ impl Pooling {
     }
 }
 
-/// The largest of each place, and its index.
+/// Computes the largest element under each position, and its index.
 #[track_caller]
 pub(super) fn largest(x: &Tensor, of: Pooling) -> Result<(Tensor, Tensor)> {
     let exec = x.exec()?;
@@ -60,7 +60,7 @@ impl Backward for MaxPoolBackward {
     }
 }
 
-/// The gradient of [`largest`]'s image.
+/// Computes the gradient of [`largest`]'s image.
 #[track_caller]
 fn largest_gradient(y: &Tensor, indices: &Tensor, of: Pooling) -> Result<Tensor> {
     let exec = y.exec()?;
@@ -74,7 +74,7 @@ fn largest_gradient(y: &Tensor, indices: &Tensor, of: Pooling) -> Result<Tensor>
     record("max_pool_backward", out, &[y], MaxPoolBackward { indices: indices.clone() })
 }
 
-/// The average of each place.
+/// Computes the average under each position.
 #[track_caller]
 pub(super) fn averages(x: &Tensor, of: Pooling, divisor: Divisor) -> Result<Tensor> {
     let exec = x.exec()?;
@@ -87,7 +87,7 @@ pub(super) fn averages(x: &Tensor, of: Pooling, divisor: Divisor) -> Result<Tens
     record("avg_pool", out, &[x], linear(move |grad, _| averages_gradient(grad, of, divisor)))
 }
 
-/// The gradient of [`averages`]'s image.
+/// Computes the gradient of [`averages`]'s image.
 #[track_caller]
 fn averages_gradient(y: &Tensor, of: Pooling, divisor: Divisor) -> Result<Tensor> {
     let exec = y.exec()?;

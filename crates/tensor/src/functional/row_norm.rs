@@ -1,4 +1,5 @@
-//! `layer_norm` and `rms_norm` in few launches: one forward, and backward one for the input and one for weight and bias.
+//! `layer_norm` and `rms_norm` in few launches: one forward, and backward one for the input and one for weight
+//! and bias.
 
 use smallvec::{SmallVec, smallvec};
 use warpline_kernels::norm::{self as kernel, LayerNorm};
@@ -7,7 +8,7 @@ use super::norms::standardized;
 use crate::autograd::{Backward, Gradients, Inputs, Saved, record, saved, wanted};
 use crate::{Result, Tensor};
 
-/// What is normalised over, and how.
+/// The dimensions and the parameters of a normalization.
 #[derive(Clone)]
 pub(super) struct RowNorm {
     pub(super) dims: Vec<isize>,
@@ -16,7 +17,7 @@ pub(super) struct RowNorm {
 }
 
 impl RowNorm {
-    /// The result, if weight and bias are of the input's dtype and beside it. All sizes were checked.
+    /// Computes the result if weight and bias have the input's dtype and device. All sizes were checked.
     #[track_caller]
     pub(super) fn fused(
         self,
@@ -62,7 +63,7 @@ impl RowNorm {
 }
 
 saved! {
-    /// The tensors and the mode of a normalisation.
+    /// The tensors and the mode of a normalization.
     struct Normalized {
         input: Tensor,
         weight: Option<Tensor>,
@@ -75,7 +76,7 @@ saved! {
 impl Saved for RowNorm {}
 
 impl Backward for Normalized {
-    /// Sums over rows are the engine's.
+    /// The engine sums the gradients over rows.
     fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
         let RowNorm { dims, eps, centred } = &self.of;
         let grad = grad.widened()?;

@@ -1,12 +1,14 @@
-//! What has an index for each of its elements: `embedding`, `one_hot`.
+//! Functions with an index per element: `embedding`, `one_hot`.
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::tensor::embedding_padded;
 use crate::{DType, Error, Result, Scalar, Tensor};
 
-/// The rows of `weight` that `input`, of indices, names (`torch.nn.functional.embedding`). The row
-/// `padding_idx`, which counts from the end if negative, gets no gradient. That of the others is the same each
-/// time: it has the order of the indices.
+/// Gathers the rows of `weight` that the indices in `input` name (`torch.nn.functional.embedding`). The row
+/// `padding_idx` gets no gradient; a negative `padding_idx` counts from the end. Gradients are summed in the
+/// order of the indices, so they are reproducible.
 ///
 /// ```
 /// # use warpline::{functional, tensor};
@@ -18,7 +20,8 @@ use crate::{DType, Error, Result, Scalar, Tensor};
 /// ```
 ///
 /// # Errors
-/// As [`crate::embedding()`]; [`ErrorKind::InvalidArgument`] for padding that is no row.
+/// [`ErrorKind::InvalidArgument`] if `padding_idx` is not a row of `weight`. Otherwise the same as
+/// [`crate::embedding()`].
 #[track_caller]
 pub fn embedding(input: &Tensor, weight: &Tensor, padding_idx: Option<isize>) -> Result<Tensor> {
     let rows = weight.size().first().copied().unwrap_or(0) as isize;
@@ -32,8 +35,9 @@ pub fn embedding(input: &Tensor, weight: &Tensor, padding_idx: Option<isize>) ->
     embedding_padded(weight, input, padding)
 }
 
-/// For each element, an index, a row of zeros with a 1 at its place (`torch.nn.functional.one_hot`). Without
-/// `num_classes` there are as many as the largest index asks for, for which the host waits. `int64`.
+/// Makes a row of zeros with a 1 at the index for each index of `input`, as `int64`
+/// (`torch.nn.functional.one_hot`). Without `num_classes`, the largest index decides on the number of classes,
+/// and the host waits for that index.
 ///
 /// ```
 /// # use warpline::{functional, tensor};
@@ -43,8 +47,9 @@ pub fn embedding(input: &Tensor, weight: &Tensor, padding_idx: Option<isize>) ->
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] for what is not of `int64`; [`ErrorKind::IndexCheck`] for an index that is negative
-/// or too large.
+/// [`ErrorKind::InvalidArgument`] if `input` is not `int64`, or if it is empty and `num_classes` is missing.
+/// [`ErrorKind::IndexCheck`] if an index is negative or too large, as described at [`Tensor::index_select`].
+/// Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn one_hot(input: &Tensor, num_classes: Option<usize>) -> Result<Tensor> {
     const OP: &str = "one_hot";

@@ -1,8 +1,8 @@
 //! A channel: a Unix socket that carries tensors.
 //!
-//! A message has the layout, dtype, sizes, the device's UUID and the number of the memory, with one
-//! file descriptor (`SCM_RIGHTS`). It is checked on receipt before anything is made of it. The
-//! receiver imports and maps the memory. The end of the socket's file is `PeerGone`.
+//! A message has the layout, dtype and sizes of a tensor, the UUID of its device and the number of its memory,
+//! with one file descriptor (`SCM_RIGHTS`). It is checked on receipt before it is used. The receiver imports
+//! and maps the memory. The end of the socket's stream is `PeerGone`.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -15,23 +15,25 @@ use warpline_runtime::{ExportedStorage, OwnSemaphore, Runtime, SharedSemaphore, 
 use super::message::{self, Kind, Sent, Signal, nonsense};
 use super::order::{Own, Peers};
 use super::socket::{Deadline, Direction, Turn, failed};
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::{Error, Result, Tensor};
 
 /// A connection to another process that carries tensors, over a Unix socket.
 ///
-/// Both directions may be used at once, from several threads; messages of one direction arrive one
-/// after another. After an error in the middle of a message the channel is of no further use.
+/// Several threads may use both directions at once. Messages of one direction arrive one after another. After
+/// an error in the middle of a message, the channel cannot be used any more.
 ///
-/// Dropping a channel waits, within the timeout, until both processes' GPUs have done the work that
-/// was sent and received over it. After the timeout, the other process counts as gone: streams that
-/// wait for its work go on, and reading its tensors is [`ErrorKind::PeerGone`].
+/// Dropping a channel waits, within the timeout, until the GPUs of both processes have completed the work that
+/// was sent and received over the channel. After the timeout, the other process counts as gone: streams that
+/// wait for its work continue, and reading its tensors fails with [`ErrorKind::PeerGone`].
 ///
-/// See [the module](super) for what is promised.
+/// See [the module](super) for guarantees.
 #[derive(Debug)]
 pub struct Channel {
     sending: Direction,
     receiving: Direction,
-    /// Semaphores that this process signals. Changed by the thread whose turn it is to send.
+    /// Semaphores that this process signals. Changed by the thread that has the turn to send.
     own: Mutex<Own>,
     /// Semaphores that the other process signals.
     peers: Peers,
@@ -39,14 +41,14 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// A channel over a connected socket, whose timeouts hold.
+    /// Creates a channel over a connected socket. The timeouts of the socket apply.
     #[must_use]
     pub fn new(socket: UnixStream) -> Self {
         let [sending, receiving] = [Direction::default(), Direction::default()];
         Self { sending, receiving, own: Mutex::default(), peers: Peers::default(), socket }
     }
 
-    /// Two ends of one channel. One goes to a child process, as a descriptor that it inherits.
+    /// Creates two connected channels. Pass one to a child process, as an inherited descriptor.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if the system refuses to make a socket.
@@ -58,12 +60,11 @@ impl Channel {
         }
     }
 
-    /// Sets how long each call may wait for the other process, from its beginning to its end. Default:
-    /// `None`, for ever.
+    /// Sets the time for which each call may wait for the other process, from its beginning to its end.
+    /// Default: `None`, no limit.
     ///
-    /// The timeout also bounds the channel's drop, and each host read of a tensor that is received
-    /// afterwards, and of anything computed from it. See [`Channel::recv`] for the waits that it does
-    /// not bound.
+    /// The timeout also limits the drop of the channel, and each host read of a tensor received afterwards, or
+    /// of a tensor computed from it. [`Channel::recv`] describes waits without a limit.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if the timeout is zero.
@@ -76,17 +77,18 @@ impl Channel {
         }
     }
 
-    /// Sends a tensor that [`Tensor::share_memory`] returned, or a view of one: the receiver gets the
-    /// same memory. All work on it that this process has enqueued comes before all that the receiver
-    /// does with it. Streams wait for that and not the host, where they can; see
-    /// [the module](super).
+    /// Sends a tensor that [`Tensor::share_memory`] returned, or a view of one. The receiver gets the same
+    /// memory. All work on the memory that this process has enqueued runs before all work of the receiver on
+    /// it. Streams wait for this work, not the host, where that is possible; see [the module](super).
     ///
-    /// A leaf that requires a gradient arrives as one. Gradients themselves are not sent.
+    /// A leaf that requires a gradient arrives as such a leaf. Gradients are not sent.
     ///
     /// # Errors
-    /// [`ErrorKind::CannotShare`] if the tensor is not in shared memory, or came from another process;
-    /// [`ErrorKind::Gradient`] if it requires a gradient and is no leaf; [`ErrorKind::PeerGone`];
-    /// [`ErrorKind::TimedOut`]; the error of work on the tensor, if that is known to have failed.
+    /// [`ErrorKind::CannotShare`] if the tensor is not in shared memory, or came from another process.
+    /// [`ErrorKind::Gradient`] if the tensor requires a gradient and is not a leaf. [`ErrorKind::PeerGone`] if
+    /// the other process has ended or closed the channel. [`ErrorKind::TimedOut`] if the timeout passes.
+    /// [`ErrorKind::Capture`] if the stream is captured. The error of work on the tensor, if that work is known
+    /// to have failed.
     #[track_caller]
     pub fn send(&self, tensor: &Tensor) -> Result<()> {
         const OP: &str = "send";
@@ -101,30 +103,31 @@ impl Channel {
         })
     }
 
-    /// Receives a tensor. What the sender had enqueued on it by the time it sent it comes before all
-    /// that is done with it here. Should the sender be gone before that was done, reading it, or what
-    /// was computed from it, is [`ErrorKind::PeerGone`].
+    /// Receives a tensor. All work on the tensor that the sender had enqueued before it sent the tensor runs
+    /// before all work on it here. If the sender ends before that work is complete, reading the tensor, or a
+    /// tensor computed from it, fails with [`ErrorKind::PeerGone`].
     ///
-    /// It is on the same GPU, whatever its number is here, and cannot be sent on, but copied. It
+    /// The tensor is on the same GPU, whatever its index is here. It cannot be sent on; send a copy instead. It
     /// requires a gradient if the sent tensor did, but not in
     /// [`inference_mode`](crate::autograd::inference_mode).
     ///
     /// # A sender that stalls
-    /// A stream waits for the sender's work when it first uses the tensor, not before. While that work
-    /// is not done:
-    /// - Streams that do not use the tensor go on.
-    /// - A stream that uses the tensor stands still, with all that it is given afterwards. No timeout
-    ///   bounds this, nor the host's waits for this stream or for the whole device
+    /// A stream waits for the sender's work when it first uses the tensor, not before. Until that work is
+    /// complete:
+    /// - Streams that do not use the tensor continue.
+    /// - A stream that uses the tensor stops, with all later work on it. No timeout limits this wait. Nor does
+    ///   one limit waits of the host for this stream or for the whole device
     ///   ([`cuda::synchronize`](crate::cuda::synchronize), and calls for which the driver waits, such as
     ///   releasing page-locked memory).
-    /// - A host read of the tensor, or of anything computed from it, is [`ErrorKind::TimedOut`] once the
-    ///   channel's timeout has passed. It can be tried again.
+    /// - A host read of the tensor, or of a tensor computed from it, fails with [`ErrorKind::TimedOut`] once
+    ///   the channel's timeout has passed. The read can be repeated.
     ///
-    /// To give up, drop the channel: once the timeout has passed, all its streams go on.
+    /// To give up, drop the channel: once the timeout has passed, all its streams continue.
     ///
     /// # Errors
-    /// [`ErrorKind::PeerGone`] if none comes any more; [`ErrorKind::TimedOut`]; [`ErrorKind::CannotShare`] if its
-    /// GPU is not visible here; [`ErrorKind::InvalidArgument`] if what arrives is no tensor.
+    /// [`ErrorKind::PeerGone`] if the other process has ended or closed the channel. [`ErrorKind::TimedOut`] if
+    /// the timeout passes. [`ErrorKind::CannotShare`] if the tensor's GPU is not visible here.
+    /// [`ErrorKind::InvalidArgument`] if the message is invalid, or is not a tensor.
     #[track_caller]
     pub fn recv(&self) -> Result<Tensor> {
         const OP: &str = "recv";
@@ -152,12 +155,14 @@ impl Channel {
         Ok(tensor)
     }
 
-    /// Tells the other process that all work on a tensor that both have, which this one has enqueued,
-    /// is done, or will be: it is ordered as by [`Channel::send`].
+    /// Signals the other process that this process has enqueued its work on a tensor that both have. The work
+    /// runs before all work of the other process on the tensor after [`Channel::recv_event`].
     ///
     /// # Errors
-    /// [`ErrorKind::CannotShare`] if the tensor is not in shared memory; [`ErrorKind::PeerGone`];
-    /// [`ErrorKind::TimedOut`]; the error of work on the tensor, if that is known to have failed.
+    /// [`ErrorKind::CannotShare`] if the tensor is not in shared memory. [`ErrorKind::PeerGone`] if the other
+    /// process has ended or closed the channel. [`ErrorKind::TimedOut`] if the timeout passes.
+    /// [`ErrorKind::Capture`] if the stream is captured. The error of work on the tensor, if that work is known
+    /// to have failed.
     #[track_caller]
     pub fn send_event(&self, tensor: &Tensor) -> Result<()> {
         const OP: &str = "send_event";
@@ -166,12 +171,14 @@ impl Channel {
         self.send_message(OP, tensor, None, |signal| Ok(message::event(id, signal)))
     }
 
-    /// Waits until the other process has called [`Channel::send_event`] with this tensor: what it did
-    /// there comes before all that is done here from now on, as with [`Channel::recv`].
+    /// Receives the signal of [`Channel::send_event`] for this tensor. All work on the tensor that the other
+    /// process had enqueued before the signal runs before all later work on it here, as with [`Channel::recv`].
     ///
     /// # Errors
-    /// [`ErrorKind::PeerGone`] if it never will; [`ErrorKind::TimedOut`]; [`ErrorKind::InvalidArgument`] if it sent
-    /// something else.
+    /// [`ErrorKind::PeerGone`] if the other process has ended or closed the channel. [`ErrorKind::TimedOut`] if
+    /// the timeout passes. [`ErrorKind::CannotShare`] if the tensor is not in shared memory.
+    /// [`ErrorKind::InvalidArgument`] if the other process sent another message, or the signal of another
+    /// tensor.
     #[track_caller]
     pub fn recv_event(&self, tensor: &Tensor) -> Result<()> {
         const OP: &str = "recv_event";
@@ -190,13 +197,13 @@ impl Channel {
         Err(Error::invalid(OP, "the other process sent the event of another tensor"))
     }
 
-    /// The timeout, and the end of a receiving call that begins now.
+    /// Returns the timeout, and the deadline of a receiving call that begins now.
     fn limits(&self) -> (Option<Duration>, Deadline) {
         let limit = self.socket.read_timeout().ok().flatten();
         (limit, Deadline::after(limit))
     }
 
-    /// Sends a message that all work on a tensor comes before.
+    /// Sends a message after all work on a tensor.
     #[track_caller]
     fn send_message(
         &self,
@@ -212,8 +219,8 @@ impl Channel {
         let signal = self.signal(call, tensor, &mut turn)?;
         if signal.is_none() {
             drop(turn);
-            // Reads too: the receiver may write at once. The host waits for its own GPU here, which
-            // is no part of the timeout.
+            // Waits for reads too, because the receiver may write at once. This wait for the own GPU does not
+            // count for the timeout.
             tensor.storage().wait_until_unused()?;
             call.1 = deadline();
             turn = self.sending.take(op, call.1)?;
@@ -221,8 +228,8 @@ impl Channel {
         turn.write(call, &self.socket, &encode(signal)?, handle)
     }
 
-    /// Signals, in the order of streams, that all work on a tensor is done. `None` where only the host
-    /// can wait for that.
+    /// Signals on the stream that all work on a tensor is complete. `None` if only the host can wait for the
+    /// work.
     #[track_caller]
     fn signal(
         &self,
@@ -267,8 +274,8 @@ impl Channel {
         semaphore.wait((storage, stream), number, limits, op, location)
     }
 
-    /// Receives a message of a kind, and the descriptor that comes along; and the semaphores that come
-    /// before it. `decode` returns the content and the signal that is named there.
+    /// Receives a message of a given kind with its descriptor, and the semaphores before it. `decode` returns
+    /// the content and the signal in it.
     #[track_caller]
     fn read<T>(
         &self,
@@ -294,7 +301,7 @@ impl Channel {
                 return Err(Error::invalid(call.0, reason));
             }
             let (content, signal) = decode(&body)?;
-            // In the turn, as numbers arrive in order.
+            // Within the turn, because numbers arrive in order.
             signal.map_or(Ok(()), |signal| self.peers.named(signal))?;
             return Ok((content, handle));
         }
@@ -304,7 +311,7 @@ impl Channel {
 impl Drop for Channel {
     fn drop(&mut self) {
         let deadline = self.limits().1;
-        // Own signals may come after work that waits for the other process, so that comes first.
+        // Own signals may come after work that waits for the other process, so that work is waited for first.
         self.peers.settle(deadline);
         self.own.get_mut().unwrap_or_else(PoisonError::into_inner).settle(deadline);
     }

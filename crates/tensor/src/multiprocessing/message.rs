@@ -1,4 +1,4 @@
-//! What a message says, and that it says nothing that cannot be.
+//! Encoding and decoding of messages, with checks of all values.
 
 use std::panic::Location;
 
@@ -6,38 +6,38 @@ use warpline_runtime::{ExportedStorage, Layout, Sizes, Strides, checked_numel};
 
 use crate::{DType, Error, ErrorKind, Result, Tensor};
 
-/// The first bytes of each message: a mark and the version of what follows.
+/// The first bytes of each message: a mark and the version of the format.
 const MARK: [u8; 8] = *b"wrplne\x00\x03";
 
-/// Bytes of the part that all messages have: the mark, the kind, the length of the rest.
+/// Length of the head that all messages have, in bytes: the mark, the kind, and the length of the body.
 pub(super) const HEAD: usize = 16;
 
-/// More dimensions are refused.
+/// Maximum number of dimensions of a tensor.
 const MOST_DIMS: usize = 64;
 
-/// More than any message has.
+/// Maximum length of a body, in bytes.
 const MOST_BYTES: usize = 128 + 16 * MOST_DIMS;
 
-/// What a message is about.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A tensor, whose memory comes along.
+    /// A tensor, with the descriptor of its memory.
     Tensor = 1,
-    /// All work on a tensor is done, or will be.
+    /// All work on a tensor is complete, or a semaphore signals that it is.
     Event = 2,
-    /// The semaphore, which comes along, that messages after it name numbers of.
+    /// A semaphore, with its descriptor. Later messages name its numbers.
     Semaphore = 3,
 }
 
-/// That a semaphore of the sender has a number.
+/// A number of one of the sender's semaphores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Signal {
-    /// The semaphore, by its number among those of the sender.
+    /// Index of the semaphore among those of the sender.
     pub(super) semaphore: u32,
     pub(super) number: u32,
 }
 
-/// A tensor but for what carries its memory.
+/// A tensor without the descriptor of its memory.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Sent {
     pub(super) layout: Layout,
@@ -46,12 +46,12 @@ pub(super) struct Sent {
     pub(super) mapped: usize,
     pub(super) id: u128,
     pub(super) device: [u8; 16],
-    /// Of the simulated driver, not of `cuda`.
+    /// Whether the memory belongs to the simulated driver instead of `cuda`.
     pub(super) simulated: bool,
-    /// Of the host, not of a device.
+    /// Whether the memory is the host's instead of a device's.
     pub(super) host: bool,
     pub(super) requires_grad: bool,
-    /// What says that the work on it is done; none if it is.
+    /// The signal that the work on the tensor is complete; `None` if it is complete already.
     pub(super) signal: Option<Signal>,
 }
 
@@ -74,7 +74,7 @@ impl Sent {
             requires_grad: tensor.requires_grad(),
             signal,
         };
-        // What the other side would refuse is said here.
+        // Refuses here what the receiver would refuse.
         match sent.flaw() {
             None => Ok(sent),
             Some(flaw) => {
@@ -84,7 +84,8 @@ impl Sent {
         }
     }
 
-    /// Why no tensor can be so, if none can. That it lies inside its storage is seen later.
+    /// Returns the reason why a tensor cannot have this description, if there is one. Whether it lies inside
+    /// its storage is checked later.
     fn flaw(&self) -> Option<&'static str> {
         if self.layout.ndim() > MOST_DIMS {
             return Some("it has more than 64 dimensions");
@@ -94,7 +95,7 @@ impl Sent {
         }
         let numel = checked_numel(self.layout.sizes()).ok();
         let bytes = numel.and_then(|numel| numel.checked_mul(self.dtype.size()));
-        // Or a copy of it could be of any size.
+        // Otherwise a copy of the tensor could have any size.
         match bytes {
             Some(bytes) if bytes <= self.bytes => None,
             _ => Some("it has more elements than its storage has room for"),
@@ -162,7 +163,7 @@ impl Sent {
     }
 }
 
-/// That all work on the tensor of this number is done, or what says so.
+/// Encodes the event of the tensor `id`. `signal` is `None` if all work on the tensor is complete.
 pub(super) fn event(id: u128, signal: Option<Signal>) -> Vec<u8> {
     let body = [id.to_le_bytes().as_slice(), &encode_signal(signal)].concat();
     message(Kind::Event, &body)
@@ -176,7 +177,7 @@ pub(super) fn decode_event(body: &[u8]) -> Result<(u128, Option<Signal>)> {
     if rest.is_empty() { Ok((id, signal)) } else { Err(nonsense("it is too long")) }
 }
 
-/// A semaphore, but for what carries it, and its number among those of the sender.
+/// Encodes a semaphore, without its descriptor, and its index among those of the sender.
 pub(super) fn semaphore(index: u32, device: [u8; 16], bytes: usize) -> Vec<u8> {
     let (index, bytes) = (index.to_le_bytes(), (bytes as u64).to_le_bytes());
     message(Kind::Semaphore, &[device.as_slice(), &index, &bytes].concat())
@@ -218,7 +219,7 @@ fn message(kind: Kind, body: &[u8]) -> Vec<u8> {
     message
 }
 
-/// What a message is about, and how long the rest of it is.
+/// Decodes the kind of a message and the length of its body.
 #[track_caller]
 pub(super) fn decode_head(head: [u8; HEAD]) -> Result<(Kind, usize)> {
     let mut rest = head.as_slice();

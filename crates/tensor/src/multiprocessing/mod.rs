@@ -1,7 +1,7 @@
-//! Tensors that several processes have (`torch.multiprocessing`).
+//! Tensors shared between processes (`torch.multiprocessing`).
 //!
-//! [`Tensor::share_memory`](crate::Tensor::share_memory) copies a tensor once into memory that other processes can map; a
-//! [`Channel`] over a Unix socket carries such tensors, views among them, without copying them.
+//! [`Tensor::share_memory`](crate::Tensor::share_memory) copies a tensor once to memory that other processes
+//! can map. A [`Channel`] over a Unix socket sends such tensors, and views of them, without copies.
 //!
 //! ```
 //! use warpline::multiprocessing::Channel;
@@ -27,53 +27,57 @@
 //! # Ok::<(), warpline::Error>(())
 //! ```
 //!
-//! # What is promised
-//! - **Lifetime.** The memory lives until no process has it, and a message on its way counts. Who made
-//!   it may end, or be killed at any moment: the others keep the memory with what was last written,
-//!   nothing leaks, and what needs the one that is gone is [`ErrorKind::PeerGone`](crate::ErrorKind::PeerGone).
-//! - **Order.** [`Channel::send`] comes after all work that the sender has enqueued on the tensor, and
-//!   all that the receiver does with it comes after that, so that it finds what that wrote, and never
-//!   what was there before. Streams wait for each other on the GPU, the hosts for nothing. What a
-//!   process has already, it gets as the same storage once more. After that each process orders its own
-//!   work only: one tells the other with [`Channel::send_event`] and [`Channel::recv_event`] that it is
-//!   done with a tensor for now. Work of two processes on the same bytes that nothing orders gives
-//!   wrong data, as between unordered streams, and is reported by nobody.
-//! - **Kills.** Work that a process had enqueued when it was killed may never be done. Whoever waits for
-//!   it goes on, and each read on the host of such a tensor, or of what was computed from it, is
-//!   [`ErrorKind::PeerGone`](crate::ErrorKind::PeerGone), for good: what it holds is not known, and its last
-//!   user's kernels may still write to it. A process that ends by itself drops its channels first,
-//!   which waits for what they have sent.
-//! - **Where the host waits.** The sender's, for host memory, under
-//!   [`SyncPolicy::Manual`](crate::SyncPolicy), and where it is open whether a tensor's values are
-//!   good: they depend on indices that are being checked, or on a third process. The receiver's, where
+//! # Guarantees
+//! - **Lifetime.** The memory lives as long as a process has it, or a message with it is on its way. The
+//!   process that made the memory may end, or be killed at any moment. The other processes keep the memory with
+//!   the values last written, and nothing leaks. Calls that need the process that is gone fail with
+//!   [`ErrorKind::PeerGone`](crate::ErrorKind::PeerGone).
+//! - **Order.** Work on a tensor that the sender has enqueued before [`Channel::send`] runs before all work of
+//!   the receiver on it. So the receiver reads the values that this work wrote, and never earlier ones.
+//!   Streams wait for each other on the GPU; the hosts do not wait. A process that receives memory that it has
+//!   already gets the same storage. After that, each process orders only its own work. With
+//!   [`Channel::send_event`] and [`Channel::recv_event`], a process signals that it has finished with a tensor
+//!   for now. Work of two processes on the same bytes that is not ordered gives wrong data, as between
+//!   unordered streams. It is not reported.
+//! - **Kills.** Work that a process had enqueued when it was killed may never complete. Streams that wait for
+//!   the work continue. From then on, each host read of such a tensor, or of a tensor computed from it, fails
+//!   with [`ErrorKind::PeerGone`](crate::ErrorKind::PeerGone), because its contents are unknown and kernels of
+//!   the killed process may still write to it. A process that ends by itself drops its channels first, which
+//!   waits for the work that they have sent.
+//! - **Waits of the host.** The sender's host waits for host memory; under
+//!   [`SyncPolicy::Manual`](crate::SyncPolicy); and if the validity of the tensor's values is still open,
+//!   because they depend on indices that are being checked, or on a third process. The receiver's host waits if
 //!   its stream is captured.
-//! - **What is visible.** Exactly the storage of what was sent: its memory has no neighbours, and was
-//!   zeroed when it was made. A view is sent with its whole storage, as in PyTorch.
-//! - **Trust.** What arrives is checked: a peer that sends nonsense causes an error. It may write to the
-//!   shared memory at any time, which is as safe as any race on a GPU.
-//! - **Stalls.** [`Channel::set_timeout`] bounds each call from its beginning to its end, host reads of
-//!   received tensors, and the channel's drop. Only streams that use a tensor wait for its sender's
-//!   work; [`Channel::recv`] says what that stops.
-//! - **Gradients.** A leaf that requires a gradient is received as a leaf that requires one, as with
-//!   PyTorch. Each process computes its own gradients. A tensor that was computed from a leaf has to be
-//!   detached first.
+//! - **Visibility.** The receiver sees exactly the storage of the sent tensor. The storage shares its pages
+//!   with no other memory, and was zeroed when it was made. A view is sent with its whole storage, as in
+//!   PyTorch.
+//! - **Trust.** Received messages are checked, and an invalid message is an error. The other process may write
+//!   to the shared memory at any time, which is as safe as any race on a GPU.
+//! - **Stalls.** [`Channel::set_timeout`] limits each call from its beginning to its end, host reads of
+//!   received tensors, and the drop of the channel. Only streams that use a tensor wait for its sender's work;
+//!   [`Channel::recv`] lists the consequences.
+//! - **Gradients.** As in PyTorch, a leaf that requires a gradient is received as such a leaf. Each process
+//!   computes its own gradients. A tensor that was computed from a leaf has to be detached before it is sent.
 //!
 //! # Host memory
-//! That of a CPU tensor is page-locked in each process that has GPUs, so that copies from and to them
-//! need not be waited for. The others may write to it at any time, so host code gets copies only:
-//! [`Tensor::copy`](crate::Tensor::copy), [`Tensor::copy_`](crate::Tensor::copy_) into a contiguous
-//! one, [`Tensor::to_vec`](crate::Tensor::to_vec), printing. Ops on the host itself are
-//! [`ErrorKind::SharedHostMemory`](crate::ErrorKind::SharedHostMemory), where PyTorch lets them race.
+//! The memory of a CPU tensor is page-locked in each process that has GPUs, so that copies from and to them are
+//! asynchronous. Other processes may write to it at any time, so host code gets only copies:
+//! [`Tensor::copy`](crate::Tensor::copy), [`Tensor::copy_`](crate::Tensor::copy_) to a contiguous tensor,
+//! [`Tensor::to_vec`](crate::Tensor::to_vec), printing. Ops on the host fail with
+//! [`ErrorKind::SharedHostMemory`](crate::ErrorKind::SharedHostMemory). In PyTorch they race.
 //!
-//! # What cannot be shared
-//! [`ErrorKind::CannotShare`](crate::ErrorKind::CannotShare) says why: modules on the host; memory of the caching
-//! allocator (share what `share_memory` returns); what came from another process (send a copy); GPUs
-//! that the receiver does not see; drivers without virtual memory; systems other than Linux.
+//! # Limits
+//! The following cannot be shared; [`ErrorKind::CannotShare`](crate::ErrorKind::CannotShare) gives the reason:
 //!
-//! Shared memory of a GPU is in whole pages of 2 MiB, does not come from the caching allocator, and is not
-//! counted by [`cuda::memory_allocated`](crate::cuda::memory_allocated). What was dropped while work
-//! used it is given back by the next call here, or by
-//! [`cuda::ipc_collect`](crate::cuda::ipc_collect).
+//! - modules on the host;
+//! - memory of the caching allocator (share the result of `share_memory`);
+//! - memory received from another process (send a copy);
+//! - memory of GPUs that the receiver does not see;
+//! - memory of drivers without virtual memory, and on systems other than Linux.
+//!
+//! Shared memory of a GPU is allocated in pages of 2 MiB, without the caching allocator, and is not counted by
+//! [`cuda::memory_allocated`](crate::cuda::memory_allocated). Memory that was dropped while work used it is
+//! released by the next call in this module, or by [`cuda::ipc_collect`](crate::cuda::ipc_collect).
 
 mod channel;
 mod message;

@@ -38,19 +38,21 @@ use warpline_runtime::{
 
 use super::message::{Signal, nonsense};
 use super::socket::Deadline;
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::Result;
 
-/// The semaphores that this process signals: one for each device.
+/// The semaphores that this process signals, one per device.
 #[derive(Debug, Default)]
 pub(super) struct Own {
     semaphores: Vec<OwnSemaphore>,
-    /// The system has no memory for them.
+    /// Whether the system has no memory for semaphores.
     none: bool,
 }
 
 impl Own {
-    /// The semaphore for work on a storage, announced to the other process, and its index. `None` for
-    /// memory of the host, and where the system has no memory for semaphores.
+    /// Returns the semaphore for work on a storage, and its index; announces a new semaphore to the other
+    /// process. `None` for host memory, and if the system has no memory for semaphores.
     #[track_caller]
     pub(super) fn of(
         &mut self,
@@ -75,7 +77,7 @@ impl Own {
         Ok(self.semaphores.get(at).map(|semaphore| (at as u32, semaphore)))
     }
 
-    /// Waits until all that was signalled is there, or the deadline has passed.
+    /// Waits until all signalled numbers have been reached, or the deadline has passed.
     pub(super) fn settle(&self, deadline: Deadline) {
         if deadline.instant().is_none() {
             return self.semaphores.iter().for_each(OwnSemaphore::settle);
@@ -93,15 +95,15 @@ pub(super) struct Peers {
 
 #[derive(Debug, Default)]
 struct State {
-    /// By their indices.
+    /// The semaphores, by index.
     semaphores: Vec<Announced>,
-    /// The other process is gone.
+    /// Whether the other process is gone.
     ended: bool,
 }
 
 #[derive(Debug)]
 struct Announced {
-    /// The UUID of its device.
+    /// UUID of the semaphore's device.
     device: [u8; 16],
     /// The last number that a message has named.
     last: u32,
@@ -110,27 +112,27 @@ struct Announced {
 
 #[derive(Debug)]
 enum Known {
-    /// Not needed so far.
+    /// Not used so far.
     Unopened(SharedSemaphore),
     Open(PeerSemaphore),
-    /// It could not be opened, or is of a device that is not visible here.
+    /// Cannot be opened, or belongs to a device that is not visible here.
     Nothing,
 }
 
-/// Semaphores that a peer may announce for one device: one for each of its runtimes. Each keeps a
-/// descriptor open, and later a page of memory and a stream.
+/// Maximum number of semaphores that a peer may announce for one device: one for each of its runtimes. Each
+/// keeps a descriptor open, and later a page of memory and a stream.
 const MOST_OF_DEVICE: usize = 4;
 
-/// Semaphores that a peer may announce, for visible devices and others.
+/// Maximum number of semaphores that a peer may announce for all devices, visible or not.
 const MOST: usize = 1024;
 
-/// A thread that lets this process's streams go on once the other process is gone.
+/// A thread that lets this process's streams continue once the other process is gone.
 #[derive(Debug)]
 struct Watch {
-    /// The process in which the thread runs. A forked child has no such thread.
+    /// The process in which the thread runs. A forked child does not have the thread.
     process: u32,
     thread: JoinHandle<()>,
-    /// Closed to make the thread count the other process as gone.
+    /// A socket that is closed to make the thread count the other process as gone.
     end: UnixStream,
 }
 
@@ -138,7 +140,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How often a waiting thread looks.
+/// Interval at which a waiting thread polls.
 const SLICE: Duration = Duration::from_micros(100);
 
 fn wait_until(deadline: Deadline, is_over: impl Fn() -> bool) -> bool {
@@ -163,8 +165,8 @@ impl State {
 }
 
 impl Peers {
-    /// Enters a semaphore. They come in the order of their indices, and one that could not be sent
-    /// comes again.
+    /// Adds an announced semaphore. Semaphores arrive in the order of their indices. One that could not be sent
+    /// is sent again.
     #[track_caller]
     pub(super) fn announced(
         &self,
@@ -188,8 +190,8 @@ impl Peers {
         Ok(())
     }
 
-    /// Enters that a message names a number. Each message of a semaphore names a greater one than the
-    /// message before; numbers wrap around.
+    /// Notes the number that a message names. Each message of a semaphore names a greater number than the
+    /// previous one; numbers wrap around.
     #[track_caller]
     pub(super) fn named(&self, signal: Signal) -> Result<()> {
         let mut state = locked(&self.state);
@@ -208,7 +210,7 @@ impl Peers {
         locked(&self.state).open().cloned().collect()
     }
 
-    /// The semaphore of this index, for streams of this device to wait for.
+    /// Returns the semaphore with this index, for streams of this device to wait for.
     #[track_caller]
     pub(super) fn of(
         &self,
@@ -234,7 +236,7 @@ impl Peers {
                 Known::Nothing => return Err(nonsense(NEVER_CAME)),
             }
         };
-        // The driver may wait for streams here, which go on by the thread that needs the lock.
+        // The driver may wait here for streams that the thread lets continue, and the thread needs the lock.
         let semaphore = PeerSemaphore::import(runtime, device.index(), shared)?;
         let mut state = locked(&self.state);
         if state.ended {
@@ -268,8 +270,8 @@ impl Peers {
         Ok(watch)
     }
 
-    /// Waits until no stream waits for the other process, or the deadline has passed. Then the other
-    /// process counts as gone: what it has not done by now is [`ErrorKind::PeerGone`].
+    /// Waits until no stream waits for the other process, or the deadline has passed. Then the other process
+    /// counts as gone: work that it has not completed by now is [`ErrorKind::PeerGone`].
     pub(super) fn settle(&mut self, deadline: Deadline) {
         let watch = self.watch.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let Some(Watch { process, thread, end }) = watch else { return }; // no stream waits
@@ -288,11 +290,11 @@ impl Peers {
 
 const NEVER_CAME: &str = "it waits for a semaphore that never came";
 
-/// How often streams are let go on that a GPU of a process that is gone may still stop.
+/// Interval at which streams are released again, because a GPU of a process that is gone may still stop them.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// Waits until the other process is gone or the channel is dropped, and then lets streams go on until
-/// none waits.
+/// Waits until the other process is gone or the channel is dropped. Then releases streams until no stream
+/// waits.
 fn watch_for_end(state: &Mutex<State>, socket: OwnedFd, dropped: UnixStream) {
     loop {
         let mut fds =
@@ -306,7 +308,7 @@ fn watch_for_end(state: &Mutex<State>, socket: OwnedFd, dropped: UnixStream) {
         let waiting = {
             let mut state = locked(state);
             state.ended = true;
-            // Each of them, whatever the others return.
+            // Ends each semaphore, whatever the results of the others.
             state.open().filter(|semaphore| semaphore.end()).count()
         };
         if waiting == 0 {

@@ -18,7 +18,7 @@ use rustix::net::{
 use super::message::{self, HEAD, Kind, nonsense};
 use crate::{Error, ErrorKind, Result, ResultExt as _};
 
-/// The end of a call. `None`: the call may wait for ever.
+/// The deadline of a call. `None`: no limit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Deadline(Option<Instant>);
 
@@ -35,10 +35,10 @@ impl Deadline {
         self.0.is_some_and(|at| Instant::now() >= at)
     }
 
-    /// Time until the deadline.
+    /// Returns the time until the deadline.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] if there is none.
+    /// [`ErrorKind::TimedOut`] if the deadline has passed.
     #[track_caller]
     fn remaining(self, op: &'static str) -> Result<Option<Duration>> {
         let Some(at) = self.0 else { return Ok(None) };
@@ -78,7 +78,7 @@ pub(super) struct Direction {
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
     busy: bool,
-    /// Part of a message was lost.
+    /// Whether part of a message was lost.
     broken: bool,
 }
 
@@ -94,10 +94,11 @@ impl Direction {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the calls of other threads.
+    /// Waits for the calls of other threads, and takes the direction.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`]; [`ErrorKind::InvalidArgument`] if part of a message was lost.
+    /// [`ErrorKind::TimedOut`] if the deadline passes. [`ErrorKind::InvalidArgument`] if part of a message was
+    /// lost.
     #[track_caller]
     pub(super) fn take(&self, op: &'static str, deadline: Deadline) -> Result<Turn<'_>> {
         let mut state = self.lock();
@@ -128,7 +129,7 @@ impl Drop for Turn<'_> {
 }
 
 impl Turn<'_> {
-    /// Sends one message.
+    /// Sends a message.
     #[track_caller]
     pub(super) fn write(
         &mut self,
@@ -161,7 +162,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// Receives one message: its kind, its body, and the descriptor that comes along.
+    /// Receives a message: its kind, its body, and its descriptor.
     #[track_caller]
     pub(super) fn read(
         &mut self,
@@ -170,7 +171,7 @@ impl Turn<'_> {
     ) -> Result<(Kind, Vec<u8>, Option<OwnedFd>)> {
         let mut head = [0; HEAD];
         let (first, handle) = self.read_first((op, deadline), socket, &mut head)?;
-        // From here on an error loses part of a message; nothing follows from a peer that is gone.
+        // An error from here on loses part of a message, unless the peer is gone and sends nothing more.
         let mut read = || {
             read_rest((op, deadline), socket, &mut head[first..])?;
             let (kind, length) = message::decode_head(head)?;
@@ -178,14 +179,14 @@ impl Turn<'_> {
             read_rest((op, deadline), socket, &mut body)?;
             Ok((kind, body))
         };
-        // A closure does not know its caller's line.
+        // A closure does not know its caller's location.
         let location = Location::caller();
         let read = read().map_err(|error: Error| error.at(location));
         self.broken = !matches!(read.kind(), None | Some(ErrorKind::PeerGone { .. }));
         read.map(|(kind, body)| (kind, body, handle))
     }
 
-    /// The first bytes of a message, with which its descriptor comes.
+    /// Receives the first bytes of a message, with its descriptor.
     #[track_caller]
     fn read_first(
         &mut self,
@@ -251,7 +252,7 @@ fn gone(op: &'static str, how: &str) -> Error {
     ErrorKind::PeerGone { reason: how.to_owned() }.of(op)
 }
 
-/// A failure of the socket as an error.
+/// Converts a failure of the socket to an error.
 #[cold]
 #[track_caller]
 pub(super) fn failed(op: &'static str, error: impl Into<io::Error>) -> Error {

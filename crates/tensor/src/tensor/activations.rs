@@ -13,7 +13,8 @@ macro_rules! methods {
             $(#[$doc])*
             ///
             /// # Errors
-            /// [`crate::ErrorKind::UnsupportedDType`], and what the launch fails with.
+            /// [`crate::ErrorKind::UnsupportedDType`] if the tensor is not of floats. Errors of
+            /// [every op](Tensor#errors-of-every-op).
             #[track_caller]
             pub fn $name(&self, $($parameter: f64),+) -> Result<Self> {
                 let operands = [self.into(), $(Scalar::Float($parameter).into()),+];
@@ -24,14 +25,17 @@ macro_rules! methods {
 }
 
 methods! {
-    /// `log(1 + exp(beta * self)) / beta`, and `self` where `beta * self` is above `threshold`; PyTorch has 1
-    /// and 20 for them. Floats only.
+    /// `log(1 + exp(beta * self)) / beta`, or `self` where `beta * self` is above `threshold`. Floats only.
+    /// PyTorch's defaults are 1 for `beta` and 20 for `threshold`.
     softplus(beta, threshold) SOFTPLUS;
-    /// `self` where positive, else `alpha * (exp(self) - 1)`. Floats only.
+    /// `self` where it is positive, otherwise `alpha * (exp(self) - 1)`. Floats only. PyTorch's default for
+    /// `alpha` is 1.
     elu(alpha) ELU;
-    /// `self` where positive, else `alpha * (exp(self / alpha) - 1)`. Floats only.
+    /// `self` where it is positive, otherwise `alpha * (exp(self / alpha) - 1)`. Floats only. PyTorch's default
+    /// for `alpha` is 1.
     celu(alpha) CELU;
-    /// `self` where positive, else `negative_slope * self`; PyTorch has 0.01 for it. Floats only.
+    /// `self` where it is positive, otherwise `negative_slope * self`. Floats only. PyTorch's default for
+    /// `negative_slope` is 0.01.
     leaky_relu(negative_slope) LEAKY_RELU;
 }
 
@@ -41,7 +45,8 @@ macro_rules! in_place_methods {
             #[doc = concat!("[`Tensor::", stringify!($name), "`] in place.")]
             ///
             /// # Errors
-            /// As without the underscore; [`crate::ErrorKind::OverlappingWrite`].
+            /// The same as the method without the underscore. [`crate::ErrorKind::OverlappingWrite`] if the
+            /// tensor has several indices at one address.
             #[track_caller]
             pub fn $in_place(&self, $($parameter: f64),+) -> Result<&Self> {
                 let operands = [self.into(), $(Scalar::Float($parameter).into()),+];
@@ -59,8 +64,8 @@ in_place_methods! {
 }
 
 impl Tensor {
-    /// `self` less `lambda` where above it, plus `lambda` where below its negative, else 0; PyTorch has 0.5 for
-    /// it. Floats only (`torch.nn.functional.softshrink`).
+    /// `self - lambda` where `self` is above `lambda`, `self + lambda` where it is below `-lambda`, otherwise 0
+    /// (`torch.nn.functional.softshrink`). Floats only. PyTorch's default for `lambda` is 0.5.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -71,8 +76,9 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a `lambda` that is negative or that the dtype cannot hold;
-    /// [`ErrorKind::UnsupportedDType`], and what the launch fails with.
+    /// [`ErrorKind::InvalidArgument`] if `lambda` is negative or NaN, or if the dtype cannot hold it.
+    /// [`ErrorKind::UnsupportedDType`] if the tensor is not of floats. Errors of
+    /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn softshrink(&self, lambda: f64) -> Result<Self> {
         if lambda.is_nan() || lambda < 0.0 {
@@ -83,19 +89,20 @@ impl Tensor {
         apply(&table::SOFTSHRINK, &[self.into(), lambda.into()], self.dtype())
     }
 
-    /// 0 from `-lambda` to `lambda`, else `self`; PyTorch has 0.5 for it. Floats only
-    /// (`torch.nn.functional.hardshrink`).
+    /// 0 where `self` is from `-lambda` to `lambda`, otherwise `self` (`torch.nn.functional.hardshrink`).
+    /// Floats only. PyTorch's default for `lambda` is 0.5.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a `lambda` that the dtype cannot hold; [`ErrorKind::UnsupportedDType`], and what
-    /// the launch fails with.
+    /// [`ErrorKind::InvalidArgument`] if the dtype cannot hold `lambda`. [`ErrorKind::UnsupportedDType`] if the
+    /// tensor is not of floats. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn hardshrink(&self, lambda: f64) -> Result<Self> {
         let lambda = self.rounded("hardshrink", lambda.into())?;
         apply(&table::HARDSHRINK, &[self.into(), lambda.into()], self.dtype())
     }
 
-    /// `self` where above `threshold`, else `value`; not for bools (`torch.nn.functional.threshold`).
+    /// `self` where it is above `threshold` or NaN, otherwise `value` (`torch.nn.functional.threshold`). Not
+    /// for bools.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -107,8 +114,9 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for numbers that the dtype cannot hold; [`ErrorKind::UnsupportedDType`], and what the
-    /// launch fails with.
+    /// [`ErrorKind::InvalidArgument`] if the dtype cannot hold `threshold` or `value`.
+    /// [`ErrorKind::UnsupportedDType`] if the tensor is of bools. Errors of
+    /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn threshold(
         &self,
@@ -123,7 +131,8 @@ impl Tensor {
     /// [`Tensor::threshold`] in place.
     ///
     /// # Errors
-    /// As [`Tensor::threshold`]; [`ErrorKind::OverlappingWrite`].
+    /// The same as [`Tensor::threshold`]. [`ErrorKind::OverlappingWrite`] if the tensor has several indices at
+    /// one address.
     #[track_caller]
     pub fn threshold_(
         &self,
@@ -144,10 +153,13 @@ impl Tensor {
         Ok(rounded(number, self.dtype()))
     }
 
-    /// At least `min` and at most `max`; not for bools.
+    /// Clamps each element to the range from `min` to `max` (`torch.nn.functional.hardtanh`). Not for bools.
+    /// For integers, the bounds lose their fractions. PyTorch's defaults are -1 and 1.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a negative bound of unsigned elements, otherwise as [`Tensor::clamp`].
+    /// [`ErrorKind::InvalidArgument`] if the elements are unsigned and a bound is -1 or less.
+    /// [`ErrorKind::UnsupportedDType`] if the tensor is of bools. Errors of
+    /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn hardtanh(&self, min: f64, max: f64) -> Result<Self> {
         let [min, max] = self.bounds("hardtanh", [min, max])?;
@@ -158,7 +170,8 @@ impl Tensor {
     /// [`Tensor::hardtanh`] in place.
     ///
     /// # Errors
-    /// As [`Tensor::hardtanh`]; [`ErrorKind::OverlappingWrite`].
+    /// The same as [`Tensor::hardtanh`]. [`ErrorKind::OverlappingWrite`] if the tensor has several indices at
+    /// one address.
     #[track_caller]
     pub fn hardtanh_(&self, min: f64, max: f64) -> Result<&Self> {
         self.hardtanh_as("hardtanh_", [min, max])
@@ -173,7 +186,7 @@ impl Tensor {
         Ok(self)
     }
 
-    /// Numbers between which elements are put, for integers without their fractions.
+    /// Returns the bounds as numbers for this dtype; without their fractions for integers.
     #[track_caller]
     fn bounds(&self, op: &'static str, bounds: [f64; 2]) -> Result<[Scalar; 2]> {
         match self.dtype() {
@@ -186,10 +199,11 @@ impl Tensor {
         }
     }
 
-    /// At least 0 and at most 6; not for bools.
+    /// Clamps each element to the range from 0 to 6 (`torch.nn.functional.relu6`). Not for bools.
     ///
     /// # Errors
-    /// As [`Tensor::clamp`].
+    /// [`ErrorKind::UnsupportedDType`] if the tensor is of bools. Errors of
+    /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn relu6(&self) -> Result<Self> {
         self.hardtanh(0.0, 6.0)
@@ -198,17 +212,18 @@ impl Tensor {
     /// [`Tensor::relu6`] in place.
     ///
     /// # Errors
-    /// As [`Tensor::clamp_`].
+    /// The same as [`Tensor::relu6`]. [`ErrorKind::OverlappingWrite`] if the tensor has several indices at one
+    /// address.
     #[track_caller]
     pub fn relu6_(&self) -> Result<&Self> {
         self.hardtanh_as("relu6_", [0.0, 6.0])
     }
 
-    /// `log(self / (1 - self))`; given `eps`, the elements are first put between that and `1 - eps`
-    /// (`torch.logit`).
+    /// `log(self / (1 - self))` (`torch.logit`). With `eps`, elements are first clamped to the range from `eps`
+    /// to `1 - eps`.
     ///
     /// # Errors
-    /// What the launch fails with.
+    /// Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn logit(&self, eps: Option<f64>) -> Result<Self> {
         let eps = Scalar::Float(eps.unwrap_or(-1.0));
@@ -218,7 +233,8 @@ impl Tensor {
     /// [`Tensor::logit`] in place.
     ///
     /// # Errors
-    /// [`ErrorKind::CannotCast`] for integers and bools, otherwise as [`Tensor::logit`].
+    /// [`ErrorKind::CannotCast`] if the tensor is of integers or bools. Otherwise the same as
+    /// [`Tensor::logit`].
     #[track_caller]
     pub fn logit_(&self, eps: Option<f64>) -> Result<&Self> {
         let operands = [self.into(), Scalar::Float(eps.unwrap_or(-1.0)).into()];

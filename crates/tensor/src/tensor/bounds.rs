@@ -1,4 +1,4 @@
-//! Bounds, and choices between elements.
+//! Bounds, and selections between elements.
 
 use warpline_kernels::elementwise as table;
 
@@ -9,7 +9,8 @@ use super::operands::{
 use crate::called::Called;
 use crate::{DType, Error, ErrorKind, Result, Scalar, Tensor};
 
-/// `x` where the condition holds, else `y` (`torch.where`). The condition is of bools.
+/// Selects `x` where the condition is true, otherwise `y` (`torch.where`). The condition is of bools. All three
+/// broadcast.
 ///
 /// ```
 /// # use warpline::{tensor, where_cond};
@@ -19,7 +20,7 @@ use crate::{DType, Error, ErrorKind, Result, Scalar, Tensor};
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] for a condition that is not of bools, otherwise as [`Tensor::add`].
+/// [`ErrorKind::InvalidArgument`] if the condition is not of bools. Otherwise the same as [`Tensor::add`].
 #[doc(alias = "where")]
 #[track_caller]
 pub fn where_cond<'a>(
@@ -33,11 +34,11 @@ pub fn where_cond<'a>(
 }
 
 impl Tensor {
-    /// At least `min` and at most `max`; `max` where they cross, NaN where any is. Not for bools
-    /// (`torch.clamp`).
+    /// Clamps each element to the range from `min` to `max` (`torch.clamp`). Where `min` is above `max`, the
+    /// result is `max`. Where an operand is NaN, so is the result. Not for bools.
     ///
     /// # Errors
-    /// As [`Tensor::add`].
+    /// [`ErrorKind::UnsupportedDType`] if the operands meet in `bool`. Otherwise the same as [`Tensor::add`].
     #[track_caller]
     pub fn clamp<'a>(
         &self,
@@ -51,8 +52,9 @@ impl Tensor {
     /// [`Tensor::clamp`] in place.
     ///
     /// # Errors
-    /// [`ErrorKind::CannotCast`] when the result's category is above this tensor's, otherwise as
-    /// [`Tensor::clamp`].
+    /// [`ErrorKind::CannotCast`] if the result's category (bool, integer, float) is above that of this tensor.
+    /// [`ErrorKind::ShapeMismatch`] if the operands broadcast to another shape than this tensor's. Otherwise
+    /// the same as [`Tensor::clamp`].
     #[track_caller]
     pub fn clamp_<'a>(
         &self,
@@ -64,19 +66,19 @@ impl Tensor {
         Ok(self)
     }
 
-    /// At least `min`; NaN where either is. Not for bools (`torch.clamp_min`).
+    /// The larger of each element and `min`; NaN if either is NaN (`torch.clamp_min`). Not for bools.
     ///
     /// # Errors
-    /// As [`Tensor::add`].
+    /// The same as [`Tensor::clamp`].
     #[track_caller]
     pub fn clamp_min<'a>(&self, min: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
         self.bound(&table::MAXIMUM, &table::CLAMP_MIN, min.into())
     }
 
-    /// At most `max`; NaN where either is. Not for bools (`torch.clamp_max`).
+    /// The smaller of each element and `max`; NaN if either is NaN (`torch.clamp_max`). Not for bools.
     ///
     /// # Errors
-    /// As [`Tensor::add`].
+    /// The same as [`Tensor::clamp`].
     #[track_caller]
     pub fn clamp_max<'a>(&self, max: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
         self.bound(&table::MINIMUM, &table::CLAMP_MAX, max.into())
@@ -85,7 +87,7 @@ impl Tensor {
     /// [`Tensor::clamp_min`] in place.
     ///
     /// # Errors
-    /// As [`Tensor::clamp_`].
+    /// The same as [`Tensor::clamp_`].
     #[track_caller]
     pub fn clamp_min_<'a>(&self, min: impl Into<TensorOrScalar<'a>>) -> Result<&Self> {
         self.bound_(&table::MAXIMUM, &table::CLAMP_MIN, "clamp_min_", min.into())
@@ -94,7 +96,7 @@ impl Tensor {
     /// [`Tensor::clamp_max`] in place.
     ///
     /// # Errors
-    /// As [`Tensor::clamp_`].
+    /// The same as [`Tensor::clamp_`].
     #[track_caller]
     pub fn clamp_max_<'a>(&self, max: impl Into<TensorOrScalar<'a>>) -> Result<&Self> {
         self.bound_(&table::MINIMUM, &table::CLAMP_MAX, "clamp_max_", max.into())
@@ -130,10 +132,11 @@ impl Tensor {
         Ok(self)
     }
 
-    /// [`where_cond`] with this tensor where the condition holds (`torch.Tensor.where`).
+    /// Selects this tensor's element where the condition is true, otherwise the element of `other`
+    /// (`torch.Tensor.where`).
     ///
     /// # Errors
-    /// As [`where_cond`].
+    /// The same as [`where_cond`].
     #[track_caller]
     pub fn where_cond<'a>(
         &'a self,
@@ -143,11 +146,12 @@ impl Tensor {
         where_cond(condition, self, other)
     }
 
-    /// `value` where the mask holds. The dtype stays (`torch.masked_fill`).
+    /// Replaces elements with `value` where the mask is true (`torch.masked_fill`). The result has this
+    /// tensor's dtype, and the shape to which this tensor and the mask broadcast.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] when the dtype cannot hold the value, and for a mask that is not of bools;
-    /// otherwise as [`Tensor::add`].
+    /// [`ErrorKind::InvalidArgument`] if the dtype cannot hold `value`, or if the mask is not of bools.
+    /// Otherwise the same as [`Tensor::add`].
     #[track_caller]
     pub fn masked_fill(&self, mask: &Tensor, value: impl Into<Scalar>) -> Result<Self> {
         let value = value.into();
@@ -161,7 +165,8 @@ impl Tensor {
     /// [`Tensor::masked_fill`] in place.
     ///
     /// # Errors
-    /// As [`Tensor::masked_fill`].
+    /// [`ErrorKind::ShapeMismatch`] if the mask does not broadcast to this tensor's shape. Otherwise the same
+    /// as [`Tensor::masked_fill`].
     #[track_caller]
     pub fn masked_fill_(&self, mask: &Tensor, value: impl Into<Scalar>) -> Result<&Self> {
         let value = value.into();
@@ -173,11 +178,11 @@ impl Tensor {
         Ok(self)
     }
 
-    /// With numbers for NaN, inf and -inf: unless given 0, and the dtype's largest and smallest
-    /// (`torch.nan_to_num`).
+    /// Replaces NaN, inf and -inf with numbers (`torch.nan_to_num`). Defaults: 0 for `nan`, the largest finite
+    /// number of the dtype for `posinf`, the smallest for `neginf`. Integers and bools stay as they are.
     ///
     /// # Errors
-    /// What the launch fails with.
+    /// Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn nan_to_num(
         &self,
@@ -196,7 +201,7 @@ impl Tensor {
     /// [`Tensor::nan_to_num`] in place.
     ///
     /// # Errors
-    /// [`ErrorKind::OverlappingWrite`]; what the launch fails with.
+    /// Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn nan_to_num_(
         &self,
@@ -211,7 +216,7 @@ impl Tensor {
         Ok(self)
     }
 
-    /// What NaN, inf and -inf become, if the dtype has them.
+    /// Returns the replacements of NaN, inf and -inf. `None` if the dtype has none of them.
     fn replacements(
         &self,
         [nan, posinf, neginf]: [Option<f64>; 3],
@@ -228,7 +233,7 @@ impl Tensor {
     }
 }
 
-/// What chooses between elements is of bools; the error says which argument that is.
+/// Refuses a condition or mask that is not of bools. The error names the argument.
 #[track_caller]
 fn check_bools(op: &'static str, argument: &str, chooses: &Tensor) -> Result<()> {
     match chooses.dtype() {

@@ -1,4 +1,4 @@
-//! Ops without their methods: by name, and by entry, as ops of other crates are applied.
+//! Elementwise ops by name, and by the entry of an op of another crate.
 
 use warpline_kernels::elementwise::Op;
 
@@ -20,13 +20,13 @@ pub fn binary_methods() -> impl Iterator<Item = (&'static str, Binary)> {
     ops::METHODS.iter().copied()
 }
 
-/// The elementwise method of one tensor that has this name.
+/// Returns the elementwise method of one tensor with this name.
 #[must_use]
 pub fn unary(name: &str) -> Option<Unary> {
     unary_methods().find(|(known, _)| *known == name).map(|(_, method)| method)
 }
 
-/// The elementwise method of two operands that has this name.
+/// Returns the elementwise method of two operands with this name.
 #[must_use]
 pub fn binary(name: &str) -> Option<Binary> {
     binary_methods().find(|(known, _)| *known == name).map(|(_, method)| method)

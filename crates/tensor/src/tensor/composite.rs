@@ -1,4 +1,4 @@
-//! What ops that are made of other ops have in common.
+//! Helpers of ops that are made of other ops.
 
 use warpline_kernels::fill;
 
@@ -6,7 +6,7 @@ use crate::autograd::wanted;
 use crate::{DType, Result, Scalar, Tensor};
 
 impl Tensor {
-    /// In the dtype in which sums of its elements are computed: `f32` for half-width floats.
+    /// Returns the tensor in the dtype in which sums of its elements are computed: `f32` for half-width floats.
     #[track_caller]
     pub(crate) fn widened(&self) -> Result<Self> {
         match self.dtype() {
@@ -15,13 +15,13 @@ impl Tensor {
         }
     }
 
-    /// The sum over dimensions, which may stay with size 1.
+    /// Returns the sum over dimensions, which stay with size 1 if `keepdim`.
     #[track_caller]
     pub(crate) fn sum_kept(&self, dims: &[isize], keepdim: bool) -> Result<Self> {
         if keepdim { self.sum_keepdim(dims) } else { self.sum(dims) }
     }
 
-    /// The numbers from `start` on, as many as asked for, in `int64` beside this tensor.
+    /// Returns `length` consecutive integers from `start` on, as `int64` on this tensor's device.
     #[track_caller]
     pub(crate) fn arange_beside(&self, start: isize, length: usize) -> Result<Self> {
         let out = self.new_empty([length], DType::I64)?;
@@ -30,7 +30,7 @@ impl Tensor {
         Ok(out)
     }
 
-    /// The square root, whose gradient is 0 where it is 0.
+    /// Returns the square root, with gradient 0 at zero.
     #[track_caller]
     pub(crate) fn sqrt_or_flat(&self) -> Result<Self> {
         if !wanted(&[self]) {
@@ -41,7 +41,7 @@ impl Tensor {
     }
 }
 
-/// Sizes as views take them.
+/// Returns sizes as views take them.
 pub(crate) fn signed(sizes: &[usize]) -> Vec<isize> {
     sizes.iter().map(|&n| n as isize).collect()
 }

@@ -1,30 +1,32 @@
-//! What a tensor can be made from: numbers, arrays, slices and vectors, nested.
+//! Values that a tensor can be made from: numbers, and nested arrays, slices and vectors of numbers.
 
 use warpline_runtime::Sizes;
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::{Element, Error, Result};
 
-/// Numbers with a shape. The tensor's dtype is the numbers' own: `1f32` is `float32`, and Rust's
-/// plain `1.0` is an `f64`, so name the type or ask for a dtype.
+/// Numbers with a shape. The tensor's default dtype is the type of the numbers: `1f32` is `float32`. A plain
+/// `1.0` is an `f64` in Rust, so name its type or request a dtype.
 #[diagnostic::on_unimplemented(
     message = "a tensor cannot be made from `{Self}`",
     label = "expected numbers, or arrays, slices or `Vec`s of them, nested",
     note = "numbers are `bool`, `u8`, `i8` to `i64`, `f16`, `bf16`, `f32` and `f64`"
 )]
 pub trait TensorData {
-    /// The numbers' type.
+    /// The type of the numbers.
     type Elem: Element;
 
-    /// The shape.
+    /// Returns the shape.
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`] where rows differ in shape.
+    /// [`ErrorKind::ShapeMismatch`] if rows differ in shape.
     fn sizes(&self) -> Result<Sizes>;
 
-    /// Appends the numbers, row-major.
+    /// Appends the numbers in row-major order.
     fn append_to(&self, out: &mut Vec<Self::Elem>);
 
-    /// Appends those of several; numbers do it at once.
+    /// Appends the numbers of several items. Numbers are appended with one copy.
     fn append_all(items: &[Self], out: &mut Vec<Self::Elem>)
     where
         Self: Sized,

@@ -7,6 +7,8 @@ use warpline_runtime::launch;
 
 use super::data::TensorData;
 use super::inplace::check_filled;
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::exec::empty as empty_in;
 use crate::{
@@ -14,35 +16,40 @@ use crate::{
     TensorOptions, runtime,
 };
 
-/// A tensor whose elements are not set; `float32` on the CPU unless asked otherwise.
+/// Makes a tensor with unspecified elements (`torch.empty`). Default: `float32` on the CPU.
 ///
 /// # Errors
-/// [`ErrorKind::SizeOverflow`], what the allocator fails with, and what is wrong with the options.
+/// [`ErrorKind::InvalidDeviceString`], [`ErrorKind::NoSuchDevice`] or [`ErrorKind::CudaUnavailable`] if the
+/// requested device does not exist. [`ErrorKind::InvalidVariable`] if an environment variable is invalid and
+/// the device is a GPU. [`ErrorKind::CannotPin`] if pinned memory is requested on a GPU.
+/// [`ErrorKind::InvalidArgument`] if the memory format does not apply to the number of dimensions.
+/// [`ErrorKind::SizeOverflow`] if the tensor is larger than the address space. [`ErrorKind::Alloc`] if there is
+/// no memory.
 #[track_caller]
 pub fn empty(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<Tensor> {
     empty_in(&runtime(), &sizes.into_shape(), &options.into(), DType::F32).of("empty")
 }
 
-/// Zeros; `float32` unless asked otherwise.
+/// Makes a tensor of zeros (`torch.zeros`). Default dtype: `float32`.
 ///
 /// # Errors
-/// As [`empty()`].
+/// Errors of [`empty()`] and of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn zeros(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<Tensor> {
     filled(&sizes.into_shape(), Scalar::Int(0), &options.into(), DType::F32).of("zeros")
 }
 
-/// Ones; `float32` unless asked otherwise.
+/// Makes a tensor of ones (`torch.ones`). Default dtype: `float32`.
 ///
 /// # Errors
-/// As [`empty()`].
+/// Errors of [`empty()`] and of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn ones(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<Tensor> {
     filled(&sizes.into_shape(), Scalar::Int(1), &options.into(), DType::F32).of("ones")
 }
 
-/// One value everywhere; its dtype is the value's `bool`, `int64` or `float32` unless asked
-/// otherwise.
+/// Makes a tensor with one value everywhere (`torch.full`). Default dtype: `bool`, `int64` or `float32`, by the
+/// kind of the value.
 ///
 /// ```
 /// # use warpline::full;
@@ -52,7 +59,8 @@ pub fn ones(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<
 /// ```
 ///
 /// # Errors
-/// As [`empty()`].
+/// [`ErrorKind::InvalidArgument`] if the requested dtype cannot hold the value. Errors of [`empty()`] and of
+/// [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn full(
     sizes: impl IntoShape,
@@ -70,8 +78,8 @@ fn filled(sizes: &[usize], value: Scalar, options: &TensorOptions, dtype: DType)
     Ok(out)
 }
 
-/// The given numbers: a scalar, or nested arrays, slices or vectors. Always a copy. The dtype is
-/// the numbers' own unless asked otherwise.
+/// Makes a tensor from numbers: a scalar, or nested arrays, slices or vectors (`torch.tensor`). The numbers are
+/// copied. Default dtype: the numbers' own.
 ///
 /// ```
 /// # use warpline::{DType, tensor};
@@ -82,14 +90,14 @@ fn filled(sizes: &[usize], value: Scalar, options: &TensorOptions, dtype: DType)
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`] where rows differ in length; [`ErrorKind::InvalidArgument`] for a number that
-/// the dtype asked for cannot hold; as [`empty()`].
+/// [`ErrorKind::ShapeMismatch`] if rows differ in shape. [`ErrorKind::InvalidArgument`] if the requested dtype
+/// cannot hold a number. Errors of [`empty()`] and of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn tensor(data: impl TensorData, options: impl Into<TensorOptions>) -> Result<Tensor> {
     tensor_in(&runtime(), data, &options.into()).of("tensor")
 }
 
-/// [`tensor()`] in a given runtime.
+/// Makes a tensor like [`tensor()`] in a given runtime.
 #[track_caller]
 pub(super) fn tensor_in<D: TensorData>(
     runtime: &Runtime,
@@ -120,19 +128,21 @@ pub(super) fn tensor_in<D: TensorData>(
     Ok(out)
 }
 
-/// `0, 1, …` below `end`; `int64` for an integer, `float32` for a float unless asked otherwise.
+/// Makes a vector of `0, 1, …` below `end` (`torch.arange`). Default dtype: `int64` if `end` is an integer,
+/// `float32` if it is a float.
 ///
 /// # Errors
-/// As [`arange_start_step`].
+/// The same as [`arange_start_step`].
 #[track_caller]
 pub fn arange(end: impl Into<Scalar>, options: impl Into<TensorOptions>) -> Result<Tensor> {
     arange_start_step(0, end, 1, options)
 }
 
-/// `start, start + 1, …` below `end`.
+/// Makes a vector of `start, start + 1, …` below `end` (`torch.arange`). Default dtype: `int64` if both are
+/// integers, otherwise `float32`.
 ///
 /// # Errors
-/// As [`arange_start_step`].
+/// The same as [`arange_start_step`].
 #[track_caller]
 pub fn arange_start(
     start: impl Into<Scalar>,
@@ -142,11 +152,13 @@ pub fn arange_start(
     arange_start_step(start, end, 1, options)
 }
 
-/// `start, start + step, …` up to but without `end`.
+/// Makes a vector of `start, start + step, …`, up to but excluding `end` (`torch.arange`). Default dtype:
+/// `int64` if all three are integers, otherwise `float32`.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] when `step` is zero or leads away from `end`, an argument is not
-/// finite, or the dtype asked for cannot hold the numbers; as [`empty()`].
+/// [`ErrorKind::InvalidArgument`] if `step` is zero or leads away from `end`, if an argument is not finite, if
+/// there are too many numbers, or if the requested dtype cannot hold them. [`ErrorKind::UnsupportedDType`] if
+/// bools are requested. Errors of [`empty()`] and of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn arange_start_step(
     start: impl Into<Scalar>,
@@ -205,11 +217,12 @@ fn range_length(start: Scalar, end: Scalar, step: Scalar, floats: bool) -> Resul
     usize::try_from(length).map_err(|_| invalid("the range has too many elements"))
 }
 
-/// `steps` values from `start` to `end`, evenly spaced, both included; `float32` unless asked
-/// otherwise.
+/// Makes a vector of `steps` evenly spaced values from `start` to `end`, both included (`torch.linspace`).
+/// Default dtype: `float32`.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] when a bound is not finite; as [`empty()`].
+/// [`ErrorKind::InvalidArgument`] if a bound is not finite. [`ErrorKind::UnsupportedDType`] if bools are
+/// requested. Errors of [`empty()`] and of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn linspace(
     start: impl Into<Scalar>,
@@ -230,8 +243,8 @@ pub fn linspace(
     Ok(out)
 }
 
-/// `base` to the powers that [`linspace`] gives; `float32` unless asked otherwise (`torch.logspace`, which has 10 for
-/// `base` where nothing is said).
+/// Makes a vector of `base` to the power of each value of [`linspace`] (`torch.logspace`, where the default of
+/// `base` is 10). Default dtype: `float32`.
 ///
 /// ```
 /// # use warpline::logspace;
@@ -240,7 +253,7 @@ pub fn linspace(
 /// ```
 ///
 /// # Errors
-/// As [`linspace`].
+/// The same as [`linspace`].
 #[track_caller]
 pub fn logspace(
     start: impl Into<Scalar>,
@@ -257,11 +270,11 @@ pub fn logspace(
     Ok(out)
 }
 
-/// A matrix of `n` rows and `m` columns (`n` if `None`) with ones on its diagonal; `float32`
-/// unless asked otherwise.
+/// Makes a matrix of `n` rows and `m` columns with ones on its diagonal and zeros elsewhere (`torch.eye`).
+/// `None` for `m` stands for `n`. Default dtype: `float32`.
 ///
 /// # Errors
-/// As [`empty()`].
+/// Errors of [`empty()`] and of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn eye(
     n: usize,
@@ -275,10 +288,11 @@ pub fn eye(
     Ok(out)
 }
 
-/// Uniform in `[0, 1)`; `float32` unless asked otherwise.
+/// Makes a tensor of random values, uniform in `[0, 1)` (`torch.rand`). Default dtype: `float32`.
 ///
 /// # Errors
-/// As [`empty()`]; [`ErrorKind::UnsupportedDType`] for anything but floats.
+/// [`ErrorKind::UnsupportedDType`] if the requested dtype is not a float. Errors of [`empty()`] and of
+/// [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn rand(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<Tensor> {
     let out = empty_in(&runtime(), &sizes.into_shape(), &options.into(), DType::F32).of("rand")?;
@@ -286,10 +300,11 @@ pub fn rand(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<
     Ok(out)
 }
 
-/// Standard normal; `float32` unless asked otherwise.
+/// Makes a tensor of random values from the standard normal distribution (`torch.randn`). Default dtype:
+/// `float32`.
 ///
 /// # Errors
-/// As [`rand`].
+/// The same as [`rand`].
 #[track_caller]
 pub fn randn(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<Tensor> {
     let out = empty_in(&runtime(), &sizes.into_shape(), &options.into(), DType::F32).of("randn")?;
@@ -297,11 +312,12 @@ pub fn randn(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result
     Ok(out)
 }
 
-/// Integers from `low` up to but without `high`; `int64` unless asked otherwise.
+/// Makes a tensor of random integers from `low` up to but excluding `high` (`torch.randint`). Default dtype:
+/// `int64`.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] when there is no integer between the bounds, or the dtype cannot
-/// hold them; as [`empty()`].
+/// [`ErrorKind::InvalidArgument`] if `high` is not above `low`, or if the requested dtype cannot hold the
+/// integers. Errors of [`empty()`] and of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn randint(
     low: i64,
@@ -315,10 +331,12 @@ pub fn randint(
     Ok(out)
 }
 
-/// `0..n` in random order; `int64` unless asked otherwise.
+/// Makes a vector of the integers `0..n` in random order (`torch.randperm`). Default dtype: `int64`.
 ///
 /// # Errors
-/// As [`empty()`].
+/// [`ErrorKind::InvalidArgument`] if the requested dtype cannot hold the integers.
+/// [`ErrorKind::UnsupportedDType`] if bools are requested. Errors of [`empty()`] and of
+/// [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn randperm(n: usize, options: impl Into<TensorOptions>) -> Result<Tensor> {
     let out = empty_in(&runtime(), &[n], &options.into(), DType::I64).of("randperm")?;
@@ -328,7 +346,8 @@ pub fn randperm(n: usize, options: impl Into<TensorOptions>) -> Result<Tensor> {
 }
 
 impl Tensor {
-    /// The elements of a vector, row-major, under sizes. [`tensor()`] takes nested arrays instead.
+    /// Makes a tensor of the given sizes from a vector of its elements, in row-major order. [`tensor()`] takes
+    /// nested arrays.
     ///
     /// ```
     /// # use warpline::Tensor;
@@ -338,7 +357,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidReshape`] when there are more or fewer elements; as [`tensor()`].
+    /// [`ErrorKind::InvalidReshape`] if the number of elements is not that of the sizes. Errors of [`tensor()`].
     #[doc(alias = "from_shape_vec")]
     #[doc(alias = "from_slice")]
     #[doc(alias = "from_numpy")]
@@ -350,7 +369,7 @@ impl Tensor {
     ) -> Result<Self> {
         let options = options.into();
         let flat = tensor_in(&runtime(), elements, &options).of("from_vec")?;
-        // No view of another one.
+        // A tensor of its own, not a view of `flat`.
         let sized = flat.reshape(&sizes.into_shape()).of("from_vec")?.detach();
         match options.requested_memory_format() {
             Some(format) => sized.contiguous_in(format).of("from_vec"),

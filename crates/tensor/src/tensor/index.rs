@@ -9,26 +9,26 @@ use crate::autograd::{Backward, Gradients, Inputs, Saved, embed};
 use crate::called::Called;
 use crate::{Error, ErrorKind, Result, Tensor};
 
-/// What is taken of one dimension.
+/// The index of one dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Index {
-    /// One index, which removes the dimension; counts from the end if negative.
+    /// A single index, which removes the dimension. A negative index counts from the end.
     At(isize),
-    /// The indices from a start to an end, both as Python's: negative counts from the end, what
-    /// lies outside is cut off. `None` is the dimension's own end.
+    /// The indices from a start up to but excluding an end, as in Python: negative bounds count from the end,
+    /// and bounds outside the dimension are clamped. `None` is the start or end of the dimension.
     Slice(Option<isize>, Option<isize>),
 }
 
-/// A range of indices, as Rust writes them: `1..3`, `1..=3`, `1..`, `..-1`, `..`, over any of the integers
-/// that sizes and indices come as. Negative bounds count from the end.
+/// A range of indices in Rust's syntax: `1..3`, `1..=3`, `1..`, `..-1`, `..`. Bounds are `i32`, `i64`, `isize`
+/// or `usize`; negative bounds count from the end.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no range of indices",
     label = "expected a range such as `1..3`, `1..`, `..-1` or `..`",
     note = "bounds may be `i32`, `i64`, `isize` or `usize`"
 )]
 pub trait IndexRange {
-    /// The first index, and the one after the last. `None` is the dimension's own end.
+    /// Returns the first index, and the index after the last. `None` is the start or end of the dimension.
     fn bounds(self) -> (Option<isize>, Option<isize>);
 }
 
@@ -42,7 +42,7 @@ macro_rules! from_int {
     ($($ty:ty),*) => {$(
         impl From<$ty> for Index {
             fn from(index: $ty) -> Self {
-                // What does not fit is out of range of any dimension, and is said to be so.
+                // An index that does not fit `isize` is out of range of any dimension.
                 Self::At(isize::try_from(index).unwrap_or(isize::MAX))
             }
         }
@@ -64,7 +64,7 @@ macro_rules! from_int {
     };
 }
 
-/// The bound so many indices on: beyond the last one, -1, there is the end.
+/// Returns the bound `beyond` indices on. After the last index, -1, comes the end.
 fn after(end: isize, beyond: isize) -> Option<isize> {
     if beyond == 1 && end == -1 { None } else { Some(end.saturating_add(beyond)) }
 }
@@ -78,7 +78,7 @@ impl<R: IndexRange> From<R> for Index {
     }
 }
 
-/// A range's part within a dimension.
+/// Clamps a range to a dimension.
 pub(super) fn within((start, end): (Option<isize>, Option<isize>), size: usize) -> Range<usize> {
     let size = size as isize;
     let clamp = |i: isize| (if i < 0 { i.saturating_add(size) } else { i }).clamp(0, size) as usize;
@@ -86,14 +86,14 @@ pub(super) fn within((start, end): (Option<isize>, Option<isize>), size: usize) 
     start..clamp(end.unwrap_or(size)).max(start)
 }
 
-/// What [`Tensor::i`] takes: one [`Index`], or a tuple or slice of several.
+/// An argument of [`Tensor::i`]: one [`Index`], or a tuple or slice of several.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no index",
     label = "expected an index, a range such as `1..3` or `..`, or a tuple of up to six of them",
     note = "a tensor of indices is for `index_select` and `gather`"
 )]
 pub trait IntoIndices {
-    /// The indices, for the first dimensions in order.
+    /// Returns the indices, for the first dimensions in order.
     fn into_indices(self) -> SmallVec<[Index; 6]>;
 }
 
@@ -131,7 +131,8 @@ tuples! {
 }
 
 impl Tensor {
-    /// A view by basic indexing, the first dimensions first; those not named stay whole.
+    /// Returns a view by basic indexing. The indices are for the first dimensions, in order; further dimensions
+    /// stay whole.
     ///
     /// ```
     /// # use warpline::arange;
@@ -143,8 +144,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::IndexOutOfRange`] for a single index outside its dimension;
-    /// [`ErrorKind::InvalidArgument`] for more indices than dimensions.
+    /// [`ErrorKind::IndexOutOfRange`] if a single index is outside its dimension.
+    /// [`ErrorKind::InvalidArgument`] if there are more indices than dimensions.
     #[doc(alias = "index")]
     #[doc(alias = "get")]
     #[doc(alias = "__getitem__")]
@@ -184,8 +185,8 @@ impl Backward for Indexed {
     }
 }
 
-/// One index of `dim`, of which an error is to say that it is the caller's dimension `own`: those that were
-/// indexed before are gone.
+/// Selects one index of `dim`. An error names the caller's dimension `own`, because dimensions that were
+/// indexed before are gone from the layout.
 fn select(layout: &Layout, dim: isize, index: isize, own: usize) -> Result<Layout> {
     layout.select(dim, index).map_err(|error| match *error.kind() {
         ErrorKind::IndexOutOfRange { index, length, size, .. } => {
@@ -195,7 +196,7 @@ fn select(layout: &Layout, dim: isize, index: isize, own: usize) -> Result<Layou
     })
 }
 
-/// Row-major strides.
+/// Returns row-major strides.
 pub(crate) fn row_major(sizes: &[usize]) -> SmallVec<[usize; 6]> {
     let mut strides = SmallVec::from_elem(1, sizes.len());
     for d in (1..sizes.len()).rev() {

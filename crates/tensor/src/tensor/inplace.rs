@@ -1,17 +1,19 @@
-//! Fills in place. All take `&self`: tensors share memory, and so does the change.
+//! Fills in place. All methods take `&self`, because handles and views share the memory, and so the change.
 
 use warpline_kernels::{fill, random};
 
 use super::operands::check_fits;
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::autograd::{check_in_place, record_overwritten, wanted_in_place};
 use crate::{DType, Error, Result, Scalar, Tensor};
 
 impl Tensor {
-    /// Sets every element.
+    /// Sets every element to `value` (`torch.Tensor.fill_`).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] when the dtype cannot hold the value;
-    /// [`ErrorKind::OverlappingWrite`].
+    /// [`ErrorKind::InvalidArgument`] if the dtype cannot hold `value`. [`ErrorKind::OverlappingWrite`] if the
+    /// tensor has several indices at one address. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn fill_(&self, value: impl Into<Scalar>) -> Result<&Self> {
         let value = value.into();
@@ -22,20 +24,23 @@ impl Tensor {
         self.overwritten("fill_", tracked)
     }
 
-    /// Sets every element to zero.
+    /// Sets every element to zero (`torch.Tensor.zero_`).
     ///
     /// # Errors
-    /// [`ErrorKind::OverlappingWrite`].
+    /// [`ErrorKind::OverlappingWrite`] if the tensor has several indices at one address. Errors of
+    /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn zero_(&self) -> Result<&Self> {
         self.fill_(0)
     }
 
-    /// Draws every element from the normal distribution.
+    /// Draws every element from the normal distribution with mean `mean` and standard deviation `std`
+    /// (`torch.Tensor.normal_`).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] when `std` is negative or an argument is not finite;
-    /// [`ErrorKind::UnsupportedDType`] for anything but floats.
+    /// [`ErrorKind::InvalidArgument`] if `std` is negative, or an argument is not finite.
+    /// [`ErrorKind::UnsupportedDType`] if the tensor is not of floats. Errors of
+    /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn normal_(&self, mean: f64, std: f64) -> Result<&Self> {
         check_finite("normal_", &[("mean", mean), ("std", std)])?;
@@ -45,11 +50,12 @@ impl Tensor {
         self.overwritten("normal_", tracked)
     }
 
-    /// Draws every element uniformly from `[from, to)`.
+    /// Draws every element uniformly from `[from, to)` (`torch.Tensor.uniform_`).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] when `from` is above `to` or a bound is not finite;
-    /// [`ErrorKind::UnsupportedDType`] for anything but floats.
+    /// [`ErrorKind::InvalidArgument`] if `from` is above `to`, a bound is not finite, or the interval is wider
+    /// than the range of the dtype. [`ErrorKind::UnsupportedDType`] if the tensor is not of floats. Errors of
+    /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn uniform_(&self, from: f64, to: f64) -> Result<&Self> {
         check_finite("uniform_", &[("from", from), ("to", to)])?;
@@ -59,10 +65,11 @@ impl Tensor {
         self.overwritten("uniform_", tracked)
     }
 
-    /// Draws every element from the integers from `low` up to but without `high`.
+    /// Draws every element from the integers from `low` up to but excluding `high` (`torch.Tensor.random_`).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] when there are none, or the dtype cannot hold them.
+    /// [`ErrorKind::InvalidArgument`] if `high` is not above `low`, or the dtype cannot hold the integers.
+    /// Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn random_(&self, low: i64, high: i64) -> Result<&Self> {
         let exec = self.exec()?;
@@ -71,10 +78,11 @@ impl Tensor {
         self.overwritten("random_", tracked)
     }
 
-    /// Sets every element to 1 with probability `p`, else to 0.
+    /// Sets every element to 1 with probability `p`, otherwise to 0 (`torch.Tensor.bernoulli_`).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] when `p` is outside 0 to 1.
+    /// [`ErrorKind::InvalidArgument`] if `p` is not from 0 to 1. Errors of
+    /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn bernoulli_(&self, p: f64) -> Result<&Self> {
         let exec = self.exec()?;
@@ -83,11 +91,11 @@ impl Tensor {
         self.overwritten("bernoulli_", tracked)
     }
 
-    /// Draws every element from the exponential distribution of rate `lambda`.
+    /// Draws every element from the exponential distribution with rate `lambda` (`torch.Tensor.exponential_`).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] when `lambda` is not above 0 and finite;
-    /// [`ErrorKind::UnsupportedDType`] for anything but floats.
+    /// [`ErrorKind::InvalidArgument`] if `lambda` is not positive and finite. [`ErrorKind::UnsupportedDType`]
+    /// if the tensor is not of floats. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn exponential_(&self, lambda: f64) -> Result<&Self> {
         check_finite("exponential_", &[("lambda", lambda)])?;
@@ -97,7 +105,7 @@ impl Tensor {
         self.overwritten("exponential_", tracked)
     }
 
-    /// Records a change of every element, if [`check_overwritten`] said so.
+    /// Records the change of every element, if [`check_overwritten`] returned `true`.
     #[inline]
     #[track_caller]
     fn overwritten(&self, op: &'static str, tracked: bool) -> Result<&Self> {
@@ -108,7 +116,8 @@ impl Tensor {
     }
 }
 
-/// Whether a change of every element of `tensor`, which then depends on nothing that it did before, is to be recorded.
+/// Returns whether autograd has to record that every element of `tensor` changes. The tensor depends on no
+/// input afterwards.
 #[inline]
 #[track_caller]
 fn check_overwritten(op: &'static str, tensor: &Tensor) -> Result<bool> {
@@ -127,14 +136,14 @@ fn check_finite(op: &'static str, arguments: &[(&str, f64)]) -> Result<()> {
     }
 }
 
-/// Refuses what a dtype cannot hold.
+/// Refuses a value that a dtype cannot hold.
 #[track_caller]
 pub(super) fn check_filled(op: &'static str, value: Scalar, dtype: DType) -> Result<()> {
     check_fits(op, value, dtype)?;
     check_float_fits(op, value, dtype)
 }
 
-/// Refuses a finite float that a dtype cannot hold; infinities and NaN are floats' own.
+/// Refuses a finite float that a dtype cannot hold. Float dtypes hold infinities and NaN.
 #[track_caller]
 fn check_float_fits(op: &'static str, value: Scalar, dtype: DType) -> Result<()> {
     let v = match value {

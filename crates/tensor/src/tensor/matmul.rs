@@ -10,12 +10,15 @@ use crate::exec::check_together;
 use crate::{Error, ErrorKind, Result, Tensor};
 
 impl Tensor {
-    /// The matrix product (`torch.matmul`): of two vectors their dot product, of a matrix and a
-    /// vector the map, of more dimensions a product per batch, whose dimensions broadcast.
+    /// The matrix product (`torch.matmul`): the dot product of two vectors, or the product of a matrix and a
+    /// vector, or of two matrices. With more dimensions, there is one product per batch, and the batch
+    /// dimensions broadcast. Both tensors have the same dtype.
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`], [`ErrorKind::BroadcastMismatch`], [`ErrorKind::OperandDTypes`],
-    /// [`ErrorKind::DeviceMismatch`], and what the launch fails with.
+    /// [`ErrorKind::ShapeMismatch`] if the inner sizes differ, or a tensor has no dimensions.
+    /// [`ErrorKind::BroadcastMismatch`] if the batch dimensions do not broadcast. [`ErrorKind::OperandDTypes`]
+    /// if the dtypes differ. [`ErrorKind::UnsupportedDType`] if there is no product of the dtype. Errors of
+    /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn matmul(&self, other: &Tensor) -> Result<Self> {
         check_together("matmul", self, other)?;
@@ -79,7 +82,7 @@ impl Tensor {
     }
 }
 
-/// The product of two matrices, or of as many pairs.
+/// Multiplies two matrices, or as many pairs of matrices.
 #[track_caller]
 fn product(a: &Tensor, b: &Tensor, sizes: &[usize]) -> Result<Tensor> {
     let exec = a.exec()?;
@@ -100,7 +103,7 @@ fn product(a: &Tensor, b: &Tensor, sizes: &[usize]) -> Result<Tensor> {
 
 saved! {
     struct MatMul {
-        /// There if the other has a gradient.
+        /// Present if the other operand has a gradient.
         a: Option<Tensor>,
         b: Option<Tensor>,
         /// Whether the operands are transposed views.
@@ -128,7 +131,7 @@ fn is_transposed(t: &Tensor) -> Result<bool> {
     Ok(!t.is_contiguous() && t.layout().transpose(-2, -1)?.is_contiguous())
 }
 
-/// Batch sizes, then rows and columns. There are at least two dimensions.
+/// Splits sizes into those of the batch, and rows and columns. There are at least two dimensions.
 fn split(sizes: &[usize]) -> (&[usize], [usize; 2]) {
     let at = sizes.len() - 2;
     (&sizes[..at], [sizes[at], sizes[at + 1]])

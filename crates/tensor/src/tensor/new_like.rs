@@ -1,5 +1,5 @@
-//! Tensors made after the model of another: `new_*` keep its dtype and device, `*_like` its
-//! sizes too, each unless asked otherwise.
+//! Tensors made like another one. `new_*` methods keep its dtype and device, and `*_like` methods its sizes
+//! too, unless the options request others.
 
 use super::data::TensorData;
 use super::factories::tensor_in;
@@ -8,15 +8,15 @@ use crate::exec::{self, empty_in};
 use crate::{IntoShape, Result, Scalar, Tensor, TensorOptions};
 
 impl Tensor {
-    /// The options with this tensor's dtype and device where they leave those open.
+    /// Returns options with this tensor's dtype and device where `asked` requests none.
     fn options(&self, asked: impl Into<TensorOptions>) -> TensorOptions {
         asked.into().or(self.dtype(), self.device())
     }
 
-    /// Elements not set, of `sizes`, on this tensor's device and of its dtype.
+    /// Makes a tensor of `sizes` with unspecified elements. Default: this tensor's dtype and device.
     ///
     /// # Errors
-    /// As [`crate::empty()`].
+    /// The same as [`crate::empty()`].
     #[track_caller]
     pub fn new_empty(
         &self,
@@ -32,10 +32,10 @@ impl Tensor {
         .of("new_empty")
     }
 
-    /// One value everywhere, of `sizes`, on this tensor's device and of its dtype.
+    /// Makes a tensor of `sizes` with one value everywhere. Default: this tensor's dtype and device.
     ///
     /// # Errors
-    /// As [`crate::empty()`].
+    /// The same as [`crate::full`].
     #[track_caller]
     pub fn new_full(
         &self,
@@ -48,10 +48,10 @@ impl Tensor {
         Ok(out)
     }
 
-    /// Zeros of `sizes`, on this tensor's device and of its dtype.
+    /// Makes a tensor of zeros of `sizes`. Default: this tensor's dtype and device.
     ///
     /// # Errors
-    /// As [`crate::empty()`].
+    /// The same as [`crate::zeros`].
     #[track_caller]
     pub fn new_zeros(
         &self,
@@ -61,10 +61,10 @@ impl Tensor {
         self.new_full(sizes, 0, options).of("new_zeros")
     }
 
-    /// Ones of `sizes`, on this tensor's device and of its dtype.
+    /// Makes a tensor of ones of `sizes`. Default: this tensor's dtype and device.
     ///
     /// # Errors
-    /// As [`crate::empty()`].
+    /// The same as [`crate::ones`].
     #[track_caller]
     pub fn new_ones(
         &self,
@@ -74,10 +74,10 @@ impl Tensor {
         self.new_full(sizes, 1, options).of("new_ones")
     }
 
-    /// The given numbers, on this tensor's device and of its dtype.
+    /// Makes a tensor from numbers. Default: this tensor's dtype and device.
     ///
     /// # Errors
-    /// As [`crate::tensor()`].
+    /// The same as [`crate::tensor()`].
     #[track_caller]
     pub fn new_tensor(
         &self,
@@ -87,10 +87,11 @@ impl Tensor {
         tensor_in(self.storage().runtime(), data, &self.options(options)).of("new_tensor")
     }
 
-    /// Elements not set, with this tensor's sizes, dtype, device and order of dimensions in memory.
+    /// Makes a tensor with unspecified elements and this tensor's sizes. Default: this tensor's dtype, device
+    /// and order of dimensions in memory.
     ///
     /// # Errors
-    /// As [`crate::empty()`].
+    /// The same as [`crate::empty()`].
     #[track_caller]
     pub fn empty_like(&self, options: impl Into<TensorOptions>) -> Result<Self> {
         let options = self.options(options);
@@ -98,10 +99,11 @@ impl Tensor {
         empty_in(self.storage().runtime(), layout, &options, self.dtype()).of("empty_like")
     }
 
-    /// One value everywhere, with this tensor's sizes, dtype and device.
+    /// Makes a tensor with one value everywhere and this tensor's sizes. Default: this tensor's dtype and
+    /// device.
     ///
     /// # Errors
-    /// As [`crate::empty()`].
+    /// The same as [`crate::full`].
     #[track_caller]
     pub fn full_like(
         &self,
@@ -113,28 +115,29 @@ impl Tensor {
         Ok(out)
     }
 
-    /// Zeros with this tensor's sizes, dtype and device.
+    /// Makes a tensor of zeros with this tensor's sizes. Default: this tensor's dtype and device.
     ///
     /// # Errors
-    /// As [`crate::empty()`].
+    /// The same as [`crate::zeros`].
     #[track_caller]
     pub fn zeros_like(&self, options: impl Into<TensorOptions>) -> Result<Self> {
         self.full_like(0, options).of("zeros_like")
     }
 
-    /// Ones with this tensor's sizes, dtype and device.
+    /// Makes a tensor of ones with this tensor's sizes. Default: this tensor's dtype and device.
     ///
     /// # Errors
-    /// As [`crate::empty()`].
+    /// The same as [`crate::ones`].
     #[track_caller]
     pub fn ones_like(&self, options: impl Into<TensorOptions>) -> Result<Self> {
         self.full_like(1, options).of("ones_like")
     }
 
-    /// Uniform in `[0, 1)`, with this tensor's sizes, dtype and device.
+    /// Makes a tensor of random values, uniform in `[0, 1)`, with this tensor's sizes. Default: this tensor's
+    /// dtype and device.
     ///
     /// # Errors
-    /// As [`crate::rand`].
+    /// The same as [`crate::rand`].
     #[track_caller]
     pub fn rand_like(&self, options: impl Into<TensorOptions>) -> Result<Self> {
         let out = self.empty_like(options).of("rand_like")?;
@@ -142,10 +145,11 @@ impl Tensor {
         Ok(out)
     }
 
-    /// Standard normal, with this tensor's sizes, dtype and device.
+    /// Makes a tensor of random values from the standard normal distribution, with this tensor's sizes.
+    /// Default: this tensor's dtype and device.
     ///
     /// # Errors
-    /// As [`crate::rand`].
+    /// The same as [`crate::randn`].
     #[track_caller]
     pub fn randn_like(&self, options: impl Into<TensorOptions>) -> Result<Self> {
         let out = self.empty_like(options).of("randn_like")?;

@@ -12,12 +12,12 @@ use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Category, DType, Error, ErrorKind, Result, Scalar, Tensor};
 
-/// The other operand of a binary op: a tensor or a number.
+/// An operand of an op: a tensor or a number.
 #[derive(Clone, Copy, Debug)]
 pub enum TensorOrScalar<'a> {
     /// A tensor.
     Tensor(&'a Tensor),
-    /// A number, which changes the tensor's dtype only if its category is higher.
+    /// A number. It changes the tensor's dtype only if its category (bool, integer, float) is higher.
     Scalar(Scalar),
 }
 
@@ -33,8 +33,8 @@ impl<S: Into<Scalar>> From<S> for TensorOrScalar<'_> {
     }
 }
 
-/// The dtype in which operands meet: tensors without dimensions and numbers count only if their
-/// category is higher (`torch.result_type`).
+/// Returns the dtype in which operands meet (`torch.result_type`). A tensor without dimensions and a number
+/// count only if their category is higher.
 pub(crate) fn common_dtype(operands: &[TensorOrScalar<'_>]) -> DType {
     let (mut full, mut single, mut number) = (None, None, None);
     for operand in operands {
@@ -49,7 +49,7 @@ pub(crate) fn common_dtype(operands: &[TensorOrScalar<'_>]) -> DType {
     kinds.rev().reduce(|low, high| combine(high, low)).unwrap_or(DType::F32)
 }
 
-/// The dtype in which the operands of an op meet. A condition does not count.
+/// Returns the dtype in which the operands of an op meet. A condition does not count.
 pub(crate) fn common_dtype_of(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> DType {
     common_dtype(&operands[usize::from(op.is_condition(0))..])
 }
@@ -131,7 +131,7 @@ impl<'a, 'o> Operands<'a, 'o> {
         Ok(Self { inputs, first, broadcast: common_sizes, common, result, main })
     }
 
-    /// The sizes of the result.
+    /// Returns the sizes of the result.
     fn sizes(&self) -> &[usize] {
         self.broadcast.as_deref().unwrap_or(self.first.size())
     }
@@ -173,7 +173,7 @@ impl<'a, 'o> Operands<'a, 'o> {
     }
 }
 
-/// The layout of operand `k`.
+/// Returns the layout of operand `k`.
 fn layout_of<'a>(tensor: &'a Tensor, layouts: &'a Layouts, k: usize) -> &'a Layout {
     layouts.get(k).and_then(Option::as_ref).unwrap_or(tensor.layout())
 }
@@ -199,7 +199,7 @@ pub(crate) fn apply(
     elementwise(op, operands, out)
 }
 
-/// Applies an op to operands that meet in `common`, into `a`, which may be one of them.
+/// Applies an op to operands that meet in `common`, and writes the result to `a`, which may be an operand.
 #[track_caller]
 pub(super) fn apply_in_place(
     op: &'static Op,
@@ -211,7 +211,7 @@ pub(super) fn apply_in_place(
     apply_in_place_as(op, op.backward(), name, a, operands, common)
 }
 
-/// [`apply`] of an op that has the value of an entry and formulas of its own.
+/// [`apply`] with the values of `op` and the gradients of `backward`.
 #[track_caller]
 pub(super) fn apply_as(
     op: &'static Op,
@@ -223,7 +223,7 @@ pub(super) fn apply_as(
     elementwise_as(backward, operands, out)
 }
 
-/// [`apply_in_place`] of an op that has the value of an entry and formulas of its own.
+/// [`apply_in_place`] with the values of `op` and the gradients of `backward`.
 #[track_caller]
 pub(super) fn apply_in_place_as(
     op: &'static Op,
@@ -267,8 +267,9 @@ pub(super) fn apply_in_place_as(
     finish_in_place(record)
 }
 
-/// Whether a tensor without dimensions is passed to the kernel as a number. As in PyTorch, this holds for a CPU
-/// tensor beside a GPU's. It also holds on the CPU beside halves, if the op reads it in `float32` (`is_wide`).
+/// Returns whether a tensor without dimensions is passed to the kernel as a number. As in PyTorch, a CPU tensor
+/// beside a GPU tensor is. On the CPU, so is a tensor beside half-width floats, if the op reads it in `float32`
+/// (`is_wide`).
 #[inline]
 pub(crate) fn counts_as_number(
     t: &Tensor,
@@ -298,7 +299,7 @@ fn check_no_bools(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> Result<()
     Ok(())
 }
 
-/// Refuses the number 0 as a divisor of integers, and a negative one as their exponent.
+/// Refuses the number 0 as a divisor of integers, and a negative number as their exponent.
 #[track_caller]
 fn check_divisor(op: &'static Op, k: usize, number: Scalar, compute: DType) -> Result<()> {
     if k != 1 || compute.is_float() {
@@ -314,8 +315,8 @@ fn check_divisor(op: &'static Op, k: usize, number: Scalar, compute: DType) -> R
     Ok(())
 }
 
-/// Refuses an integer that an integer dtype cannot hold. Negative ones wrap in unsigned dtypes
-/// down to the largest value's negative, as in PyTorch.
+/// Refuses an integer that an integer dtype cannot hold. As in PyTorch, negative numbers down to -255 wrap in
+/// `uint8`.
 #[track_caller]
 pub(super) fn check_fits(op: &'static str, number: Scalar, dtype: DType) -> Result<()> {
     let Scalar::Int(v) = number else { return Ok(()) };
@@ -335,8 +336,8 @@ pub(super) fn check_fits(op: &'static str, number: Scalar, dtype: DType) -> Resu
     ))
 }
 
-/// Whether elements of `b` may be overwritten with those of `a`: each is the same in both, or none is.
-/// Any other overlap goes through a copy.
+/// Returns whether the elements of `a` may be overwritten while `b` is read: each element of `b` is the same
+/// element of `a`, or the two share no memory.
 fn in_step(a: &Tensor, b: &Tensor) -> bool {
     !a.storage().same_as(b.storage()) || (a.layout() == b.layout() && a.dtype() == b.dtype())
 }
@@ -356,7 +357,7 @@ fn broadcast_error(a: &Tensor, b: &Tensor) -> Error {
     }
 }
 
-/// A number as an element of a dtype has it.
+/// Rounds a number to a dtype.
 pub(crate) fn rounded(number: Scalar, dtype: DType) -> Scalar {
     let single = number.to_f64() as f32;
     match dtype {
@@ -367,7 +368,7 @@ pub(crate) fn rounded(number: Scalar, dtype: DType) -> Scalar {
     }
 }
 
-/// A number as `fill_` would write it: floats lose their fraction among integers.
+/// Converts a number as `fill_` does: a float loses its fraction in an integer dtype.
 pub(super) fn as_filled(number: Scalar, dtype: DType) -> Scalar {
     match dtype.category() {
         Category::Bool => Scalar::Bool(number.to_bool()),

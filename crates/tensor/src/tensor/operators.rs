@@ -1,4 +1,5 @@
-//! Operators. `%` is Python's, of the divisor's sign; `!` is that of bits, and of bools.
+//! Operators. `%` follows Python: the result has the sign of the divisor. `!` inverts the bits of integers, and
+//! negates bools.
 
 use warpline_kernels::elementwise as table;
 

@@ -1,4 +1,5 @@
-//! Arithmetic and comparisons, as methods.
+//! Binary arithmetic and comparisons, as methods. Operands broadcast, and meet in the dtype of
+//! `torch.result_type`.
 
 use warpline_kernels::elementwise::{self as table, Op};
 
@@ -23,15 +24,17 @@ macro_rules! methods {
             $(#[$doc])*
             ///
             /// # Errors
-            /// [`crate::ErrorKind::BroadcastMismatch`], [`crate::ErrorKind::DeviceMismatch`], and what the launch fails
-            /// with.
+            /// [`crate::ErrorKind::BroadcastMismatch`] if the shapes do not broadcast.
+            /// [`crate::ErrorKind::UnsupportedDType`] if the op has no kernel for the operands' dtype.
+            /// [`crate::ErrorKind::InvalidArgument`] if an operand is a number that the integer dtype cannot
+            /// hold, or integers are divided by the number 0. Errors of [every op](Tensor#errors-of-every-op).
             #[track_caller]
             pub fn $name<'a>(&self, other: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
                 apply(&table::$op, self.into(), other.into()).of(stringify!($name))
             }
         )*}
 
-        /// The methods by name.
+        /// The methods with their names.
         pub(super) const METHODS: &[(&str, super::by_name::Binary)] =
             &[$((stringify!($name), |a, b| a.$name(b))),*];
     };
@@ -40,72 +43,73 @@ macro_rules! methods {
 methods! {
     /// `self + other`.
     add ADD;
-    /// `self - other`; not for bools.
+    /// `self - other`. Not for bools.
     sub SUB;
     /// `self * other`.
     mul MUL;
-    /// `self / other`, a float for integers too.
+    /// `self / other`. The quotient of integers is a float.
     div DIV;
-    /// The larger of each two elements; NaN if either is.
+    /// The larger of two elements; NaN if either is NaN.
     maximum MAXIMUM;
-    /// The smaller of each two elements; NaN if either is.
+    /// The smaller of two elements; NaN if either is NaN.
     minimum MINIMUM;
-    /// Where `self == other`, as bools.
+    /// `self == other`, as bools.
     eq EQ;
-    /// Where `self != other`, as bools.
+    /// `self != other`, as bools.
     ne NE;
-    /// Where `self < other`, as bools.
+    /// `self < other`, as bools.
     lt LT;
-    /// Where `self <= other`, as bools.
+    /// `self <= other`, as bools.
     le LE;
-    /// Where `self > other`, as bools.
+    /// `self > other`, as bools.
     gt GT;
-    /// Where `self >= other`, as bools.
+    /// `self >= other`, as bools.
     ge GE;
-    /// What [`Tensor::floor_divide`] leaves: of the divisor's sign; not for bools. An integer's by a
-    /// tensor's zero is the dividend.
+    /// The remainder of [`Tensor::floor_divide`], with the sign of the divisor. Not for bools. For an integer
+    /// divided by a zero in a tensor, the dividend.
     remainder REMAINDER;
-    /// What a quotient that is rounded towards zero leaves: of the dividend's sign; not for bools. An
-    /// integer's by a tensor's zero is the dividend.
+    /// The remainder of the quotient rounded towards zero, with the sign of the dividend. Not for bools. For an
+    /// integer divided by a zero in a tensor, the dividend.
     fmod FMOD;
-    /// The quotient, rounded down; not for bools. Of an integer by a tensor's zero all bits are set.
+    /// The quotient, rounded down. Not for bools. For an integer divided by a zero in a tensor, a number with
+    /// all bits set.
     floor_divide FLOOR_DIVIDE;
-    /// The angle of the point with `self` as ordinate and `other` as abscissa.
+    /// The angle of the point whose ordinate is `self` and whose abscissa is `other`, in radians.
     atan2 ATAN2;
-    /// The root of the sum of both squares. Floats only.
+    /// The square root of the sum of both squares. Floats only.
     hypot HYPOT;
-    /// With the sign of `other`.
+    /// The magnitude of `self` with the sign of `other`.
     copysign COPYSIGN;
-    /// The next number towards `other`. `float32` and `float64` only.
+    /// The next representable number after `self` towards `other`. `float32` and `float64` only.
     nextafter NEXTAFTER;
-    /// `self * log(other)`, 0 where `self` is, unless `other` is NaN.
+    /// `self * log(other)`. The result is 0 where `self` is 0, unless `other` is NaN.
     xlogy XLOGY;
     /// `log(exp(self) + exp(other))`. Floats only.
     logaddexp LOGADDEXP;
     /// `log2(2 ** self + 2 ** other)`. Floats only.
     logaddexp2 LOGADDEXP2;
-    /// 0 below zero, 1 above, `other` at zero.
+    /// The step function of `self`: 0 below zero, 1 above zero, and `other` at zero.
     heaviside HEAVISIDE;
-    /// Whether both are other than zero.
+    /// Whether both elements are nonzero, as bools.
     logical_and LOGICAL_AND;
-    /// Whether any is other than zero.
+    /// Whether at least one of the elements is nonzero, as bools.
     logical_or LOGICAL_OR;
-    /// Whether one is other than zero.
+    /// Whether exactly one of the elements is nonzero, as bools.
     logical_xor LOGICAL_XOR;
-    /// The bits that both have; integers and bools only.
+    /// Bitwise AND. Integers and bools only.
     bitwise_and BITWISE_AND;
-    /// The bits that any has; integers and bools only.
+    /// Bitwise OR. Integers and bools only.
     bitwise_or BITWISE_OR;
-    /// The bits that one has; integers and bools only.
+    /// Bitwise XOR. Integers and bools only.
     bitwise_xor BITWISE_XOR;
-    /// Shifted left by `other` bits; 0 of a count that is negative or too large. Integers only.
+    /// `self` shifted left by `other` bits; 0 if the count is negative or too large. Integers only.
     bitwise_left_shift LEFT_SHIFT;
-    /// Shifted right by `other` bits, its sign filling up; so all of it where the count is negative or too
-    /// large. Integers only.
+    /// `self` shifted right by `other` bits, filled with the sign bit. Only sign bits remain if the count is
+    /// negative or too large. Integers only.
     bitwise_right_shift RIGHT_SHIFT;
-    /// The greatest common divisor. Integers only.
+    /// The greatest common divisor; 0 for two zeros. Integers only.
     gcd GCD;
-    /// The least common multiple. Integers only.
+    /// The least common multiple; 0 if either is 0. Integers only.
     lcm LCM;
 }
 
@@ -115,8 +119,9 @@ macro_rules! in_place_methods {
             $(#[$doc])*
             ///
             /// # Errors
-            /// [`crate::ErrorKind::CannotCast`] when the result's category is above this tensor's, otherwise
-            /// as without the underscore.
+            /// [`crate::ErrorKind::CannotCast`] if the result's category (bool, integer, float) is above that
+            /// of this tensor. [`crate::ErrorKind::ShapeMismatch`] if the operands broadcast to another shape
+            /// than this tensor's. Otherwise the same as the method without the underscore.
             #[track_caller]
             pub fn $name<'a>(&self, other: impl Into<TensorOrScalar<'a>>) -> Result<&Self> {
                 let operands = [self.into(), other.into()];
@@ -131,13 +136,13 @@ macro_rules! in_place_methods {
 in_place_methods! {
     /// Adds `other` to each element.
     add_ ADD;
-    /// Subtracts `other` from each element; not for bools.
+    /// Subtracts `other` from each element. Not for bools.
     sub_ SUB;
     /// Multiplies each element by `other`.
     mul_ MUL;
     /// Divides each element by `other`.
     div_ DIV;
-    /// Raises each element to a power; not for bools.
+    /// Raises each element to a power. Not for bools.
     pow_ POW;
     /// [`Tensor::remainder`] in place.
     remainder_ REMAINDER;
@@ -157,23 +162,23 @@ in_place_methods! {
     xlogy_ XLOGY;
     /// [`Tensor::heaviside`] in place.
     heaviside_ HEAVISIDE;
-    /// [`Tensor::eq`] in place, as 0 and 1 of this dtype.
+    /// [`Tensor::eq`] in place. The results are 0 and 1 in this tensor's dtype.
     eq_ EQ;
-    /// [`Tensor::ne`] in place, as 0 and 1 of this dtype.
+    /// [`Tensor::ne`] in place. The results are 0 and 1 in this tensor's dtype.
     ne_ NE;
-    /// [`Tensor::lt`] in place, as 0 and 1 of this dtype.
+    /// [`Tensor::lt`] in place. The results are 0 and 1 in this tensor's dtype.
     lt_ LT;
-    /// [`Tensor::le`] in place, as 0 and 1 of this dtype.
+    /// [`Tensor::le`] in place. The results are 0 and 1 in this tensor's dtype.
     le_ LE;
-    /// [`Tensor::gt`] in place, as 0 and 1 of this dtype.
+    /// [`Tensor::gt`] in place. The results are 0 and 1 in this tensor's dtype.
     gt_ GT;
-    /// [`Tensor::ge`] in place, as 0 and 1 of this dtype.
+    /// [`Tensor::ge`] in place. The results are 0 and 1 in this tensor's dtype.
     ge_ GE;
-    /// [`Tensor::logical_and`] in place, as 0 and 1 of this dtype.
+    /// [`Tensor::logical_and`] in place. The results are 0 and 1 in this tensor's dtype.
     logical_and_ LOGICAL_AND;
-    /// [`Tensor::logical_or`] in place, as 0 and 1 of this dtype.
+    /// [`Tensor::logical_or`] in place. The results are 0 and 1 in this tensor's dtype.
     logical_or_ LOGICAL_OR;
-    /// [`Tensor::logical_xor`] in place, as 0 and 1 of this dtype.
+    /// [`Tensor::logical_xor`] in place. The results are 0 and 1 in this tensor's dtype.
     logical_xor_ LOGICAL_XOR;
     /// [`Tensor::bitwise_and`] in place.
     bitwise_and_ BITWISE_AND;

@@ -6,26 +6,26 @@ use crate::cuda::Event;
 use crate::exec::Exec;
 use crate::{Element, ErrorKind, Result, Tensor};
 
-/// A value that a device is still to write (PyTorch: what `t.to('cpu', non_blocking=True)` gives,
-/// with an event that says when it may be read).
+/// A value that a device is still copying to the host. In PyTorch, `t.to('cpu', non_blocking=True)` and an
+/// event that marks when the result can be read.
 ///
-/// It owns the page-locked memory that the copy goes into. Nothing can read that before the copy
-/// is done, and dropped early it goes to nobody else before then; dropping does not wait. It may
-/// be waited for in another thread than the one that made it.
+/// A `Pending` owns the page-locked memory of the copy. The memory cannot be read before the copy is complete,
+/// and is not reused before then if the `Pending` is dropped early. Dropping does not wait. Any thread may wait
+/// for the value.
 #[must_use = "nothing waits for the copy unless the value is asked for"]
 pub struct Pending<T> {
     host: Tensor,
-    /// Recorded right after the copy, so that later work on its stream is not waited for. `None`
-    /// where there was nothing to copy from a device.
+    /// Recorded right after the copy, so that a wait does not include later work of the stream. `None` if
+    /// nothing was copied from a device.
     done: Option<Event>,
     value: fn(Tensor) -> Result<T>,
 }
 
 impl<T> Pending<T> {
-    /// Whether [`Pending::wait`] would return at once.
+    /// Returns whether [`Pending::wait`] would return at once.
     ///
     /// # Errors
-    /// What earlier work on the device failed with.
+    /// [`ErrorKind::Surfaced`] if the copy or earlier work on the device failed.
     #[track_caller]
     pub fn query(&self) -> Result<bool> {
         Ok(match &self.done {
@@ -34,16 +34,17 @@ impl<T> Pending<T> {
         })
     }
 
-    /// Blocks the host until the copy is done, not for work that the stream was given later, and
-    /// gives the value. Costs no wait once [`Pending::query`] has answered true.
+    /// Waits until the copy is complete, and returns the value. Work that the stream was given after the copy
+    /// is not waited for. The call is immediate after [`Pending::query`] has returned `true`.
     ///
     /// # Errors
-    /// What the copy, or earlier work on the device, failed with.
+    /// [`ErrorKind::Surfaced`] if the copy or earlier work on the device failed. [`ErrorKind::IndexCheck`] or
+    /// [`ErrorKind::Collective`] if the value was computed by an op that failed.
     #[track_caller]
     pub fn wait(self) -> Result<T> {
         if let Some(done) = self.done {
             let waited = done.host_wait();
-            // What these values were computed from, whatever else the wait reports.
+            // Reports failures of the ops that computed the value, whatever else the wait reports.
             let memory = self.host.storage();
             memory.check_marks(0..memory.bytes())?;
             waited?;
@@ -63,8 +64,8 @@ impl<T> fmt::Debug for Pending<T> {
 }
 
 impl Tensor {
-    /// All elements, row-major, once the device has copied them: [`Tensor::to_vec`] that does not
-    /// wait. They are those of now, whatever is written to the tensor later.
+    /// Starts a copy of all elements to the host, in row-major order: [`Tensor::to_vec`] without the wait. The
+    /// copy has the elements of this moment, whatever is written to the tensor later.
     ///
     /// ```
     /// # use warpline::{arange, simulated, with_runtime};
@@ -79,8 +80,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::DTypeMismatch`] when `T` is not the tensor's dtype; what enqueueing the copy fails
-    /// with.
+    /// [`ErrorKind::DTypeMismatch`] if `T` is not the tensor's dtype. Errors of
+    /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn to_vec_async<T: Element>(&self) -> Result<Pending<Vec<T>>> {
         if self.dtype() != T::DTYPE {
@@ -92,11 +93,11 @@ impl Tensor {
         from.pending(|host| host.to_vec())
     }
 
-    /// The tensor on the host, once the device has copied it: [`Tensor::cpu`] that does not wait
-    /// (`t.to('cpu', non_blocking=True)`). The tensor itself where it is there already.
+    /// Starts a copy of the tensor to the host: [`Tensor::cpu`] without the wait
+    /// (`t.to('cpu', non_blocking=True)`). A tensor on the CPU is not copied.
     ///
     /// # Errors
-    /// What enqueueing the copy fails with.
+    /// Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn cpu_async(&self) -> Result<Pending<Tensor>> {
         self.pending(Ok)

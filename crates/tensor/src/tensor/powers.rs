@@ -1,4 +1,4 @@
-//! Powers, rounded quotients, and other ops that ask for more than an entry.
+//! Powers, rounded quotients, and other ops that need more than an entry of the table.
 
 use warpline_kernels::elementwise as table;
 
@@ -8,7 +8,7 @@ use super::promote::{result_type, result_type_scalar};
 use crate::called::Called;
 use crate::{DType, Error, ErrorKind, Result, Scalar, Tensor};
 
-/// How a quotient is rounded (`rounding_mode` of `torch.div`).
+/// The rounding of a quotient (`rounding_mode` of `torch.div`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RoundingMode {
     /// Towards zero, as C divides integers.
@@ -18,7 +18,7 @@ pub enum RoundingMode {
 }
 
 impl Tensor {
-    /// `self` to the power of `exponent`; integers wrap. Not for bools (`torch.pow`).
+    /// `self` to the power of `exponent` (`torch.pow`). Integers wrap. Not for bools.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -29,8 +29,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for integers to the power of a negative number, otherwise as
-    /// [`Tensor::add`].
+    /// [`ErrorKind::InvalidArgument`] if the operands are integers and `exponent` is a negative number.
+    /// Otherwise the same as [`Tensor::add`].
     #[track_caller]
     pub fn pow<'a>(&self, exponent: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
         let exponent = exponent.into();
@@ -53,18 +53,17 @@ impl Tensor {
     /// `base` to the power of each element (`torch.pow` of a number and a tensor).
     ///
     /// # Errors
-    /// As [`Tensor::add`].
+    /// The same as [`Tensor::add`].
     #[track_caller]
     pub fn rpow(&self, base: impl Into<Scalar>) -> Result<Self> {
         ops::apply(&table::POW, base.into().into(), self.into())
     }
 
-    /// The quotient, rounded (`torch.div` with `rounding_mode`). Integers stay integers; of one divided by
-    /// a tensor's zero all bits are set. Not for bools.
+    /// The quotient, rounded (`torch.div` with `rounding_mode`). Integers stay integers. For an integer divided
+    /// by a zero in a tensor, the result has all bits set. Not for bools.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for integers divided by the number zero, otherwise as
-    /// [`Tensor::add`].
+    /// The same as [`Tensor::add`].
     #[track_caller]
     pub fn div_rounded<'a>(
         &self,
@@ -77,9 +76,9 @@ impl Tensor {
         }
     }
 
-    /// Rounded to so many decimals, or where they are negative, to a multiple of ten to their power; to the even one
-    /// where two are as near. Half-width floats are rounded in `f32`, as on PyTorch's CPU. Floats only
-    /// (`torch.round` with `decimals`).
+    /// Rounds to `decimals` decimal places, or if `decimals` is negative, to a multiple of `10^-decimals`
+    /// (`torch.round` with `decimals`). Halfway cases go to the even neighbour. Half-width floats are rounded
+    /// in `f32`, as on PyTorch's CPU. Floats only.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -90,7 +89,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::UnsupportedDType`] for anything but floats, and what the launch fails with.
+    /// [`ErrorKind::UnsupportedDType`] if the tensor is not of floats. Errors of
+    /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn round_decimals(&self, decimals: i64) -> Result<Self> {
         self.check_rounds()?;
@@ -105,7 +105,8 @@ impl Tensor {
     /// [`Tensor::round_decimals`] in place.
     ///
     /// # Errors
-    /// As [`Tensor::round_decimals`]; [`ErrorKind::OverlappingWrite`].
+    /// The same as [`Tensor::round_decimals`]. [`ErrorKind::OverlappingWrite`] if the tensor has several
+    /// indices at one address.
     #[track_caller]
     pub fn round_decimals_(&self, decimals: i64) -> Result<&Self> {
         self.check_rounds()?;
@@ -115,16 +116,16 @@ impl Tensor {
         Ok(self)
     }
 
-    /// As in PyTorch, integers have no decimals, not even none.
+    /// Refuses integers even for 0 decimals, as PyTorch does.
     #[track_caller]
     fn check_rounds(&self) -> Result<()> {
         table::ROUND_DECIMALS.dtypes(self.dtype()).map(drop)
     }
 
-    /// The larger of each two elements; where one is NaN, the other (`torch.fmax`).
+    /// The larger of two elements; if one is NaN, the other (`torch.fmax`).
     ///
     /// # Errors
-    /// As [`Tensor::add`].
+    /// The same as [`Tensor::add`].
     #[track_caller]
     pub fn fmax<'a>(&self, other: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
         let other = other.into();
@@ -132,10 +133,10 @@ impl Tensor {
         ops::apply(if float { &table::FMAX } else { &table::MAXIMUM }, self.into(), other)
     }
 
-    /// The smaller of each two elements; where one is NaN, the other (`torch.fmin`).
+    /// The smaller of two elements; if one is NaN, the other (`torch.fmin`).
     ///
     /// # Errors
-    /// As [`Tensor::add`].
+    /// The same as [`Tensor::add`].
     #[track_caller]
     pub fn fmin<'a>(&self, other: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
         let other = other.into();
@@ -146,7 +147,7 @@ impl Tensor {
     /// `self + weight * (end - self)`. Floats only (`torch.lerp`).
     ///
     /// # Errors
-    /// As [`Tensor::add`].
+    /// The same as [`Tensor::add`].
     #[track_caller]
     pub fn lerp<'a>(&self, end: &Tensor, weight: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
         let operands = [self.into(), end.into(), weight.into()];
@@ -156,7 +157,7 @@ impl Tensor {
     /// [`Tensor::lerp`] in place.
     ///
     /// # Errors
-    /// As [`Tensor::add_`].
+    /// The same as [`Tensor::add_`].
     #[track_caller]
     pub fn lerp_<'a>(&self, end: &Tensor, weight: impl Into<TensorOrScalar<'a>>) -> Result<&Self> {
         let operands = [self.into(), end.into(), weight.into()];
@@ -164,10 +165,11 @@ impl Tensor {
         Ok(self)
     }
 
-    /// `self + value * a * b`; not for bools (`torch.addcmul`).
+    /// `self + value * a * b` (`torch.addcmul`). Not for bools.
     ///
     /// # Errors
-    /// [`ErrorKind::CannotCast`] for a float `value` among integers, otherwise as [`Tensor::add`].
+    /// [`ErrorKind::CannotCast`] if `value` is a float and the tensors are of integers. Otherwise the same as
+    /// [`Tensor::add`].
     #[track_caller]
     pub fn addcmul(&self, a: &Tensor, b: &Tensor, value: impl Into<Scalar>) -> Result<Self> {
         let operands = [self.into(), a.into(), b.into(), value.into().into()];
@@ -177,7 +179,8 @@ impl Tensor {
     /// [`Tensor::addcmul`] in place.
     ///
     /// # Errors
-    /// [`ErrorKind::CannotCast`] when the result's category is above this tensor's, otherwise as [`Tensor::addcmul`].
+    /// [`ErrorKind::CannotCast`] if the result's category (bool, integer, float) is above that of this tensor.
+    /// Otherwise the same as [`Tensor::addcmul`].
     #[track_caller]
     pub fn addcmul_(&self, a: &Tensor, b: &Tensor, value: impl Into<Scalar>) -> Result<&Self> {
         let operands = [self.into(), a.into(), b.into(), value.into().into()];
@@ -189,7 +192,7 @@ impl Tensor {
     /// `self + value * a / b`. Floats only (`torch.addcdiv`).
     ///
     /// # Errors
-    /// As [`Tensor::add`].
+    /// The same as [`Tensor::add`].
     #[track_caller]
     pub fn addcdiv(&self, a: &Tensor, b: &Tensor, value: impl Into<Scalar>) -> Result<Self> {
         let operands = [self.into(), a.into(), b.into(), value.into().into()];
@@ -199,7 +202,8 @@ impl Tensor {
     /// [`Tensor::addcdiv`] in place.
     ///
     /// # Errors
-    /// [`ErrorKind::CannotCast`] when the result's category is above this tensor's, otherwise as [`Tensor::addcdiv`].
+    /// [`ErrorKind::CannotCast`] if the result's category (bool, integer, float) is above that of this tensor.
+    /// Otherwise the same as [`Tensor::addcdiv`].
     #[track_caller]
     pub fn addcdiv_(&self, a: &Tensor, b: &Tensor, value: impl Into<Scalar>) -> Result<&Self> {
         let operands = [self.into(), a.into(), b.into(), value.into().into()];
@@ -208,11 +212,11 @@ impl Tensor {
         Ok(self)
     }
 
-    /// Where `|self - other| <= atol + rtol * |other|`, as bools; infinities are close to themselves, and
-    /// NaN to NaN if `equal_nan` (`torch.isclose`).
+    /// Whether `|self - other| <= atol + rtol * |other|`, as bools (`torch.isclose`). Equal infinities are
+    /// close. With `equal_nan`, two NaNs are close.
     ///
     /// # Errors
-    /// [`ErrorKind::DTypeMismatch`], otherwise as [`Tensor::add`].
+    /// [`ErrorKind::DTypeMismatch`] if the dtypes differ. Otherwise the same as [`Tensor::add`].
     #[track_caller]
     pub fn isclose(&self, other: &Tensor, rtol: f64, atol: f64, equal_nan: bool) -> Result<Self> {
         let (op, expected, actual) = ("isclose", self.dtype(), other.dtype());
@@ -234,7 +238,7 @@ impl Tensor {
         close.logical_or(&near)
     }
 
-    /// Adds `alpha * other` in place (`add_(other, alpha=…)`): a step of gradient descent.
+    /// Adds `alpha * other` in place (`add_(other, alpha=…)`), as a step of gradient descent does.
     ///
     /// ```
     /// # use warpline::ones;
@@ -244,7 +248,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// As [`Tensor::add_scaled`] and [`Tensor::add_`].
+    /// [`ErrorKind::InvalidArgument`] if the category of `alpha` (bool, integer, float) is above that of this
+    /// tensor. Otherwise the same as [`Tensor::add_`].
     #[doc(alias = "alpha")]
     #[track_caller]
     pub fn add_scaled_(&self, other: &Tensor, alpha: impl Into<Scalar>) -> Result<&Self> {
@@ -264,7 +269,8 @@ impl Tensor {
     /// `self + alpha * other` (`torch.add` with `alpha`).
     ///
     /// # Errors
-    /// As [`Tensor::add`]; [`ErrorKind::InvalidArgument`] for a float `alpha` and integer tensors.
+    /// [`ErrorKind::InvalidArgument`] if the category of `alpha` (bool, integer, float) is above that of the
+    /// result. Otherwise the same as [`Tensor::add`].
     #[doc(alias = "alpha")]
     #[track_caller]
     pub fn add_scaled(&self, other: &Tensor, alpha: impl Into<Scalar>) -> Result<Self> {
@@ -280,7 +286,8 @@ impl Tensor {
     }
 }
 
-/// Ten to the power of decimals, negative if they are; `None` for none.
+/// Returns the scale of [`table::ROUND_DECIMALS`]: a power of ten, negative if `decimals` is. `None` for 0
+/// decimals.
 fn scale(decimals: i64) -> Option<Scalar> {
     let size = 10f64.powf(decimals.unsigned_abs() as f64);
     (decimals != 0).then_some(Scalar::Float(if decimals < 0 { -size } else { size }))

@@ -1,4 +1,4 @@
-//! How a tensor prints: PyTorch's `repr`.
+//! Printing in the format of PyTorch's `repr`.
 
 use std::fmt;
 
@@ -7,16 +7,16 @@ use warpline_runtime::printed;
 use crate::index::row_major;
 use crate::{Category, RaceReport, Result, Scalar, SyncPolicy, Tensor};
 
-/// Above this many elements only the edges of each dimension print.
+/// Largest number of elements that print in full. Beyond, only the edges of each dimension print.
 const THRESHOLD: usize = 1000;
-/// How many at each edge.
+/// Number of elements at each edge.
 const EDGE: usize = 3;
-/// Columns to a line.
+/// Columns per line.
 const LINE_WIDTH: usize = 80;
 const PREFIX: &str = "tensor(";
 
-/// As PyTorch prints it. Waits for the device and copies what is shown to the host; if that
-/// fails, the error stands in place of the values.
+/// Prints the tensor as PyTorch does. Waits for the device and copies the printed elements to the host. If that
+/// fails, the error is printed in place of the values.
 impl fmt::Display for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut suffixes = Vec::new();
@@ -53,7 +53,7 @@ impl fmt::Display for Tensor {
     }
 }
 
-/// Shape, dtype, device and what it is to gradients; touches no elements.
+/// Prints sizes, strides, dtype, device, and the gradient function. Reads no elements.
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Tensor");
@@ -77,7 +77,7 @@ struct Shown {
     cut: Vec<bool>,
 }
 
-/// [`shown`] of a tensor that is printed, which is to be no line of this file in a report of a race.
+/// [`shown`] for printing. Reports of races name the caller's line, not a line of this file.
 #[track_caller]
 fn shown_to_print(tensor: &Tensor) -> Result<Shown> {
     let runtime = tensor.storage().runtime();

@@ -1,15 +1,15 @@
-//! The dtype that operands meet in.
+//! Promotion: the dtype in which operands meet.
 
 use crate::{DType, Scalar, Tensor};
 
-/// The dtype to which both can be converted (`torch.promote_types`).
+/// Returns the dtype to which both dtypes can be converted (`torch.promote_types`).
 #[must_use]
 pub fn promote_types(a: DType, b: DType) -> DType {
     a.promote(b)
 }
 
-/// The dtype of an arithmetic op on two tensors (`torch.result_type`): a tensor without
-/// dimensions changes the other's dtype only if its category is higher.
+/// Returns the dtype of an arithmetic op on two tensors (`torch.result_type`). A tensor without dimensions
+/// changes the dtype of the other tensor only if its category (bool, integer, float) is higher.
 #[must_use]
 pub fn result_type(a: &Tensor, b: &Tensor) -> DType {
     match (a.dim() == 0, b.dim() == 0) {
@@ -19,12 +19,12 @@ pub fn result_type(a: &Tensor, b: &Tensor) -> DType {
     }
 }
 
-/// The dtype of an op on a tensor and a number.
+/// Returns the dtype of an op on a tensor and a number.
 pub(crate) fn result_type_scalar(a: &Tensor, b: Scalar) -> DType {
     b.result_type(a.dtype())
 }
 
-/// `low` counts only if it lifts `high` into another category.
+/// Combines two dtypes. `low` counts only if its category is higher than that of `high`.
 pub(super) fn combine(high: DType, low: DType) -> DType {
     if high == DType::Bool || low.category() > high.category() { high.promote(low) } else { high }
 }

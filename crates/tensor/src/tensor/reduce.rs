@@ -6,19 +6,21 @@ use warpline_kernels::softmax as kernel;
 use warpline_runtime::{Layout, Sizes};
 
 use super::reduce_backward::{Softmax, record_reduction};
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::autograd::{record, wanted};
 use crate::called::Called;
 use crate::{Error, Result, Tensor};
 
-/// Which dimensions a reduction takes together: `()` or `None` for all, one, or several. Negative ones
-/// count from the end.
+/// The dimensions that a reduction combines: `()` or `None` for all, one dimension, or several. Negative
+/// dimensions count from the end.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` names no dimensions",
     label = "expected `()` for all, one such as `-1`, or several such as `[0, 2]`",
     note = "dimensions are `isize`, since negative ones count from the end"
 )]
 pub trait IntoDims {
-    /// The dimensions; none stands for all.
+    /// Returns the dimensions; an empty list stands for all.
     fn into_dims(self) -> SmallVec<[isize; 6]>;
 }
 
@@ -70,14 +72,14 @@ impl<const N: usize> IntoDims for &[isize; N] {
     }
 }
 
-/// One dimension, or `()` or `None` for all.
+/// One dimension, or `()` or `None` for all. A negative dimension counts from the end.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` names no dimension",
     label = "expected `()` for all, or one such as `-1`",
     note = "dimensions are `isize`, since negative ones count from the end"
 )]
 pub trait IntoDim {
-    /// The dimension; none stands for all.
+    /// Returns the dimension; `None` stands for all.
     fn into_dim(self) -> Option<isize>;
 }
 
@@ -139,8 +141,10 @@ macro_rules! methods {
             $(#[$doc])*
             ///
             /// # Errors
-            /// [`ErrorKind::DimOutOfRange`], [`ErrorKind::UnsupportedDType`], and what the launch fails
-            /// with.
+            /// [`ErrorKind::DimOutOfRange`] if the tensor lacks a dimension. [`ErrorKind::InvalidArgument`] if
+            /// a dimension is named twice, or if there is no element and the reduction has no value for that.
+            /// [`ErrorKind::UnsupportedDType`] if there is no such reduction of the dtype. Errors of
+            /// [every op](Tensor#errors-of-every-op).
             #[track_caller]
             pub fn $name(&self, dims: impl IntoDims) -> Result<Self> {
                 apply(ReduceOp::$op, self, &dims.into_dims(), false).of(stringify!($name))
@@ -151,7 +155,7 @@ macro_rules! methods {
             )]
             ///
             /// # Errors
-            /// As without.
+            /// The same as the method that does not keep the dimensions.
             #[track_caller]
             pub fn $keep(&self, dims: impl IntoDims) -> Result<Self> {
                 apply(ReduceOp::$op, self, &dims.into_dims(), true).of(stringify!($keep))
@@ -161,57 +165,61 @@ macro_rules! methods {
 }
 
 methods! {
-    /// The sum over dimensions; of integers and bools as `int64`.
+    /// The sum over dimensions (`torch.sum`). Integers and bools give `int64`.
     sum sum_keepdim Sum;
-    /// The product over dimensions; of integers and bools as `int64`.
+    /// The product over dimensions (`torch.prod`). Integers and bools give `int64`.
     prod prod_keepdim Prod;
-    /// The mean over dimensions; floats only.
+    /// The mean over dimensions (`torch.mean`). Floats only.
     mean mean_keepdim Mean;
-    /// The largest element over dimensions; NaN if there is one.
+    /// The largest element over dimensions; NaN if there is a NaN (`torch.amax`).
     #[doc(alias = "max")]
     amax amax_keepdim Max;
-    /// The smallest element over dimensions; NaN if there is one.
+    /// The smallest element over dimensions; NaN if there is a NaN (`torch.amin`).
     #[doc(alias = "min")]
     amin amin_keepdim Min;
-    /// Whether any element over dimensions is not zero.
+    /// Whether any element over dimensions is nonzero, as bools; for `uint8`, as `uint8` (`torch.any`).
     any any_keepdim Any;
-    /// Whether all elements over dimensions are not zero.
+    /// Whether all elements over dimensions are nonzero, as bools; for `uint8`, as `uint8` (`torch.all`).
     all all_keepdim All;
 }
 
 impl Tensor {
-    /// The index of the largest element, the first of equals, along a dimension, or with `None` or
-    /// `()` in the flattened tensor; a NaN is the largest. `int64`.
+    /// The index of the largest element along a dimension, as `int64` (`torch.argmax`). With `None` or `()`,
+    /// the index is that in the flattened tensor. Of equal elements, the first counts. A NaN is the largest
+    /// element.
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] where there is no element.
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidArgument`] if there
+    /// is no element. [`ErrorKind::UnsupportedDType`] if the tensor is of bools. Errors of
+    /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn argmax(&self, dim: impl IntoDim) -> Result<Self> {
         apply(ReduceOp::ArgMax, self, dim.into_dim().as_slice(), false)
     }
 
-    /// [`Tensor::argmax`] along a dimension, which stays with size 1.
+    /// [`Tensor::argmax`] that keeps the dimension, with size 1.
     ///
     /// # Errors
-    /// As without.
+    /// The same as [`Tensor::argmax`].
     #[track_caller]
     pub fn argmax_keepdim(&self, dim: impl IntoDim) -> Result<Self> {
         apply(ReduceOp::ArgMax, self, dim.into_dim().as_slice(), true).of("argmax_keepdim")
     }
 
-    /// The index of the smallest element; otherwise as [`Tensor::argmax`].
+    /// The index of the smallest element along a dimension, as `int64` (`torch.argmin`). A NaN is the smallest
+    /// element. Otherwise the same as [`Tensor::argmax`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Tensor::argmax`].
     #[track_caller]
     pub fn argmin(&self, dim: impl IntoDim) -> Result<Self> {
         apply(ReduceOp::ArgMin, self, dim.into_dim().as_slice(), false)
     }
 
-    /// [`Tensor::argmin`] along a dimension, which stays with size 1.
+    /// [`Tensor::argmin`] that keeps the dimension, with size 1.
     ///
     /// # Errors
-    /// As without.
+    /// The same as [`Tensor::argmin`].
     #[track_caller]
     pub fn argmin_keepdim(&self, dim: impl IntoDim) -> Result<Self> {
         apply(ReduceOp::ArgMin, self, dim.into_dim().as_slice(), true).of("argmin_keepdim")
@@ -220,7 +228,7 @@ impl Tensor {
     /// The largest elements along a dimension, and their indices (`torch.max` with `dim`).
     ///
     /// # Errors
-    /// As [`Tensor::argmax`].
+    /// The same as [`Tensor::argmax`].
     #[track_caller]
     pub fn max(&self, dim: isize) -> Result<(Self, Self)> {
         Ok((self.amax(dim).of("max")?, self.argmax(dim).of("max")?))
@@ -229,25 +237,27 @@ impl Tensor {
     /// The smallest elements along a dimension, and their indices (`torch.min` with `dim`).
     ///
     /// # Errors
-    /// As [`Tensor::argmax`].
+    /// The same as [`Tensor::argmin`].
     #[track_caller]
     pub fn min(&self, dim: isize) -> Result<(Self, Self)> {
         Ok((self.amin(dim).of("min")?, self.argmin(dim).of("min")?))
     }
 
-    /// `exp(self)` divided by its sum along a dimension. Floats only.
+    /// `exp(self)`, divided by its sum along a dimension (`torch.softmax`). Floats only.
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`], [`ErrorKind::UnsupportedDType`].
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::UnsupportedDType`] if the
+    /// tensor is not of floats. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn softmax(&self, dim: isize) -> Result<Self> {
         self.softmax_or_log(dim, false)
     }
 
-    /// The logarithm of [`Tensor::softmax`], more exact than taking it afterwards.
+    /// The logarithm of [`Tensor::softmax`] (`torch.log_softmax`). It is more exact than `softmax` followed by
+    /// `log`.
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Tensor::softmax`].
     #[track_caller]
     pub fn log_softmax(&self, dim: isize) -> Result<Self> {
         self.softmax_or_log(dim, true)

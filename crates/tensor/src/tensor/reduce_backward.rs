@@ -7,7 +7,7 @@ use warpline_kernels::softmax as kernel;
 use crate::autograd::{Backward, Gradients, Inputs, Saved, record, saved};
 use crate::{Result, Tensor, cat, where_cond};
 
-/// Records a reduction over dimensions `which`. A result's gradient goes to the elements that it was made of.
+/// Records a reduction over the dimensions `which`.
 #[track_caller]
 pub(super) fn record_reduction(
     op: ReduceOp,
@@ -32,20 +32,21 @@ pub(super) fn record_reduction(
     }
 }
 
-/// The dimensions that were reduced.
+/// The reduced dimensions.
 #[derive(Clone)]
 struct Reduced(SmallVec<[usize; 6]>);
 
 impl Saved for Reduced {}
 
 impl Reduced {
-    /// The result of a reduction, or its gradient, with size 1 in these dimensions of a tensor of `sizes`.
+    /// Reshapes the result of a reduction, or its gradient, to size 1 in the reduced dimensions of a tensor of
+    /// `sizes`.
     fn kept(&self, t: &Tensor, sizes: &[usize]) -> Result<Tensor> {
         let size = |(d, &n): (usize, &usize)| if self.0.contains(&d) { 1 } else { n as isize };
         t.reshape(&sizes.iter().enumerate().map(size).collect::<SmallVec<[isize; 6]>>()[..])
     }
 
-    /// `reduce` over these dimensions.
+    /// Applies `reduce` over the reduced dimensions.
     fn over(&self, t: &Tensor, reduce: fn(&Tensor, &[isize]) -> Result<Tensor>) -> Result<Tensor> {
         let dims: SmallVec<[isize; 6]> = self.0.iter().map(|&d| d as isize).collect();
         if dims.is_empty() { Ok(t.clone()) } else { reduce(t, &dims) }
@@ -65,7 +66,7 @@ saved! {
 
     struct Mean { count: f64, reduced: Reduced }
 
-    /// A largest or smallest element.
+    /// The largest or smallest element.
     struct Extreme { x: Tensor, out: Tensor, reduced: Reduced }
 
     struct Product { x: Tensor, reduced: Reduced }
@@ -87,7 +88,7 @@ impl Backward for Mean {
 }
 
 impl Backward for Extreme {
-    /// Equal elements have equal shares.
+    /// Equal elements share the gradient equally.
     fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
         let (reduced, sizes) = (&self.reduced, inputs.sizes(0));
         let equal = self.x.eq(&reduced.kept(&self.out, sizes)?)?.to(grad.dtype())?;
@@ -97,7 +98,7 @@ impl Backward for Extreme {
 }
 
 impl Backward for Product {
-    /// The slope of an element is the product of the others.
+    /// The slope of an element is the product of the other elements.
     fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
         let slope = match self.x.numel() {
             0 => self.x.clone(),
@@ -106,8 +107,9 @@ impl Backward for Product {
         Ok(smallvec![Some(slope.mul(&self.reduced.kept(grad, inputs.sizes(0))?)?)])
     }
 
-    /// The product of the others is that of all, divided by the element. It is zero beside a zero; the only zero has the
-    /// product of all others. Says nothing of the slope's own gradient at a zero.
+    /// Divides the product of all elements by the element. Beside a zero, the slope is zero; the only zero has
+    /// the product of the other elements. This formula is not differentiable where an element is zero;
+    /// `backward` is.
     fn fused(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Option<Gradients>> {
         let (x, reduced) = (&self.x, &self.reduced);
         let zero = x.eq(0.0)?;
@@ -120,7 +122,8 @@ impl Backward for Product {
     }
 }
 
-/// For each element the product of the others along dimensions `which`: of those before it and those behind it.
+/// Returns for each element the product of the other elements along the dimensions `which`: of those before it
+/// and of those after it.
 #[track_caller]
 fn product_of_others(x: &Tensor, which: &[usize]) -> Result<Tensor> {
     let kept = (0..x.dim()).filter(|d| !which.contains(d));
@@ -152,7 +155,7 @@ saved! {
 }
 
 impl Softmax {
-    /// The input's gradient in one launch.
+    /// Computes the gradient of the input in one launch.
     pub(crate) fn launched(&self, grad: &Tensor) -> Result<Tensor> {
         let exec = self.out.exec()?;
         let result = exec.empty(self.out.size(), self.out.dtype())?;
@@ -161,7 +164,7 @@ impl Softmax {
         Ok(result)
     }
 
-    /// The input's gradient in ops that have gradients themselves.
+    /// Computes the gradient of the input in ops that have gradients themselves.
     pub(crate) fn composed(&self, grad: &Tensor) -> Result<Tensor> {
         let (out, dim) = (&self.out, self.dim as isize);
         if self.log {

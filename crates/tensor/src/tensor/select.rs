@@ -1,4 +1,4 @@
-//! Elements picked by tensors of indices.
+//! Elements gathered by tensors of indices.
 
 use smallvec::smallvec;
 use warpline_kernels::{indexing, scatter};
@@ -11,13 +11,13 @@ use crate::exec::check_together;
 use crate::{Result, Site, Tensor};
 
 impl Tensor {
-    /// Of dimension `dim` what `index` names, one after the other, in memory of its own
-    /// (`torch.index_select`). `index` is `int32` or `int64`, a vector or a single number.
+    /// Gathers the slices of dimension `dim` that `index` names, in a copy (`torch.index_select`). `index` is
+    /// `int32` or `int64`, a vector or a single number.
     ///
-    /// An index that is negative or too large is an error, which names the index and this call. On the
-    /// CPU this call returns it. On a GPU each read of the result, or of anything computed from it,
-    /// returns it until the result is overwritten, and this thread's next `synchronize` does, once. The
-    /// device stays usable.
+    /// A negative index, or one that is too large, is an error that names the index and this call. On the CPU,
+    /// this call returns the error. On a GPU, each read of the result, or of a tensor computed from it, returns
+    /// the error until the result is overwritten. The next `synchronize` of this thread returns it too, once.
+    /// The device stays usable.
     ///
     /// ```
     /// # use warpline::{ErrorKind, tensor};
@@ -30,11 +30,11 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::IndexCheck`](crate::ErrorKind::IndexCheck) as above;
-    /// [`ErrorKind::DimOutOfRange`](crate::ErrorKind::DimOutOfRange);
-    /// [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) for an index of several dimensions;
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for one of another dtype;
-    /// [`ErrorKind::DeviceMismatch`](crate::ErrorKind::DeviceMismatch).
+    /// [`ErrorKind::IndexCheck`](crate::ErrorKind::IndexCheck) if an index is out of range, on the CPU at once
+    /// and on a GPU as described above. [`ErrorKind::DimOutOfRange`](crate::ErrorKind::DimOutOfRange) if the
+    /// tensor lacks the dimension. [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if `index` has
+    /// several dimensions. [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `index` has
+    /// another dtype. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn index_select(&self, dim: isize, index: &Tensor) -> Result<Self> {
         check_together("index_select", self, index)?;
@@ -54,10 +54,10 @@ impl Tensor {
         )
     }
 
-    /// The elements at the places of `index`, but along dimension `dim` at what it holds
-    /// (`torch.gather`). `index` is `int32` or `int64`, has as many dimensions, and is no larger in
-    /// any but `dim`; the result has its sizes. Indices out of range are errors as of
-    /// [`Tensor::index_select`].
+    /// Gathers one element per element of `index` (`torch.gather`): that at the same position, except that
+    /// along dimension `dim` the position is the value in `index`. `index` is `int32` or `int64` and has as
+    /// many dimensions as this tensor. Its sizes are those of the result, and no larger than this tensor's in
+    /// any dimension but `dim`.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -68,13 +68,14 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// As [`Tensor::index_select`].
+    /// [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if `index` does not fit the tensor.
+    /// Otherwise the same as [`Tensor::index_select`].
     #[track_caller]
     pub fn gather(&self, dim: isize, index: &Tensor) -> Result<Self> {
         self.gather_as("gather", dim, index)
     }
 
-    /// [`Tensor::gather`] within the op `op`.
+    /// [`Tensor::gather`] as part of the op `op`.
     #[track_caller]
     pub(crate) fn gather_as(&self, op: &'static str, dim: isize, index: &Tensor) -> Result<Self> {
         check_together(op, self, index)?;
@@ -97,7 +98,7 @@ saved! {
     struct Gather {
         dim: isize,
         index: Tensor,
-        /// The op that gathers. The node is named as in PyTorch, which gathers within other ops, too.
+        /// The op that gathers. The node has the name of PyTorch's, which is the same within other ops.
         call: Site,
     }
 }
@@ -117,9 +118,9 @@ impl Backward for Gather {
     }
 }
 
-/// The rows of the matrix `weight` that `indices` name, which are `int32` or `int64` and of any
-/// sizes: the result has these and then a row's (`torch.nn.functional.embedding`). Indices out of
-/// range are errors as of [`Tensor::index_select`].
+/// Gathers the rows of the matrix `weight` that `indices` name (`torch.nn.functional.embedding`). `indices` are
+/// `int32` or `int64` of any shape. The shape of the result is that of `indices`, followed by the length of a
+/// row.
 ///
 /// ```
 /// # use warpline::{embedding, tensor};
@@ -131,14 +132,14 @@ impl Backward for Gather {
 /// ```
 ///
 /// # Errors
-/// As [`Tensor::index_select`]; [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) unless `weight`
-/// has two dimensions.
+/// The same as [`Tensor::index_select`]. [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if
+/// `weight` is not a matrix.
 #[track_caller]
 pub fn embedding(weight: &Tensor, indices: &Tensor) -> Result<Tensor> {
     embedding_padded(weight, indices, None)
 }
 
-/// [`embedding`] of which the row `padding`, an index that is in range, gets no gradient.
+/// [`embedding`] whose row `padding`, an index in range, gets no gradient.
 #[track_caller]
 pub(crate) fn embedding_padded(
     weight: &Tensor,
@@ -178,8 +179,8 @@ impl Backward for EmbeddingBackward {
     }
 }
 
-/// The gradient of an embedding's weight of `rows` rows, from that of its result; of the row `padding` it is 0.
-/// Sums have the order of the indices, so that a training run is the same each time.
+/// The gradient of an embedding's weight of `rows` rows, from the gradient of its result. It is 0 for the row
+/// `padding`. Sums are in the order of the indices, so that training runs are reproducible.
 #[track_caller]
 fn embedding_backward(
     grad: &Tensor,

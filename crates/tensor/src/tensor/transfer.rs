@@ -1,4 +1,4 @@
-//! Copies between devices, dtypes and layouts, and values into Rust.
+//! Copies between devices, dtypes and layouts, and copies of elements to Rust values.
 
 use std::panic::Location;
 
@@ -17,8 +17,8 @@ use crate::exec::{Exec, empty_in, reaches};
 use crate::{DType, Device, Element, Error, ErrorKind, Result, Scalar, Tensor, TensorOptions};
 
 impl Tensor {
-    /// A copy of the elements in memory of its own, with the dimensions in their order (torch's
-    /// `clone`). Rust's `clone` is another handle to the same memory, as `b = a` in Python.
+    /// Copies the elements to new memory, with the dimensions in the same order (PyTorch's `clone`). Rust's
+    /// `clone` makes another handle of the same memory, as `b = a` does in Python.
     ///
     /// ```
     /// # use warpline::zeros;
@@ -30,7 +30,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// What making it fails with.
+    /// Errors of [every op](Tensor#errors-of-every-op).
     #[doc(alias = "clone")]
     #[doc(alias = "force_clone")]
     #[track_caller]
@@ -38,7 +38,7 @@ impl Tensor {
         self.recorded_copy("clone", self.duplicate().of("copy")?)
     }
 
-    /// Records that `copy` has this tensor's elements, if a gradient is wanted.
+    /// Records, if a gradient is wanted, that `copy` has this tensor's elements.
     #[track_caller]
     pub(super) fn recorded_copy(&self, name: &'static str, copy: Self) -> Result<Self> {
         if !copy.dtype().is_float() || !wanted(&[self]) {
@@ -57,20 +57,20 @@ impl Tensor {
         self.converted(self.dtype())
     }
 
-    /// A copy of another dtype on the same device, with the dimensions in their order.
+    /// Copies to another dtype on the same device, with the dimensions in the same order.
     #[track_caller]
     pub(crate) fn converted(&self, dtype: DType) -> Result<Self> {
         self.converted_by(&self.exec()?, dtype)
     }
 
-    /// A copy of this dtype, with the dimensions in their order, made where it is to be and the elements
-    /// can be read from.
+    /// Copies to this dtype, with the dimensions in the same order. The copy is made at `exec`, which has to
+    /// reach this tensor.
     #[track_caller]
     pub(crate) fn converted_by(&self, exec: &Exec<'_>, dtype: DType) -> Result<Self> {
         self.copied_to(exec, self.layout().preserved(), dtype)
     }
 
-    /// A copy of this dense layout and dtype.
+    /// Copies to a dense layout and a dtype.
     #[track_caller]
     pub(crate) fn copied_to(&self, exec: &Exec<'_>, layout: Layout, dtype: DType) -> Result<Self> {
         if self.storage().is_shared_host() {
@@ -81,8 +81,8 @@ impl Tensor {
         Ok(out)
     }
 
-    /// The layout of a tensor after this one: in the format asked for, or with the dimensions in their
-    /// order.
+    /// Returns the layout of a tensor made from this one: in the requested format, or with the dimensions in
+    /// the same order.
     #[track_caller]
     pub(crate) fn layout_in(&self, format: Option<MemoryFormat>) -> Result<Layout> {
         match format {
@@ -91,7 +91,7 @@ impl Tensor {
         }
     }
 
-    /// This tensor, or a copy if its dtype is another.
+    /// Returns this tensor, or a copy if its dtype is another.
     #[track_caller]
     pub(crate) fn in_dtype(&self, dtype: DType) -> Result<Self> {
         if self.dtype() == dtype {
@@ -100,7 +100,8 @@ impl Tensor {
         self.recorded_copy("to_copy", self.converted(dtype)?)
     }
 
-    /// On another device, of another dtype, or both; the tensor itself where nothing changes.
+    /// Returns the tensor on another device, in another dtype, or both (`torch.Tensor.to`). The result is the
+    /// tensor itself if nothing changes.
     ///
     /// ```
     /// # use warpline::{DType, ones};
@@ -110,7 +111,10 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// What is wrong with the options; what making the copy fails with.
+    /// [`ErrorKind::InvalidDeviceString`], [`ErrorKind::NoSuchDevice`] or [`ErrorKind::CudaUnavailable`] if the
+    /// requested device does not exist. [`ErrorKind::CannotPin`] if pinned memory is requested on a GPU.
+    /// [`ErrorKind::InvalidArgument`] if the memory format does not apply to the tensor. Errors of
+    /// [every op](Tensor#errors-of-every-op).
     #[doc(alias = "to_dtype")]
     #[doc(alias = "to_device")]
     #[track_caller]
@@ -118,31 +122,30 @@ impl Tensor {
         self.transfer(options.into(), false).of("to")
     }
 
-    /// [`Tensor::to`] that does not wait for the copy where one end is page-locked memory and the
-    /// other a GPU's; otherwise it is as correct, and blocks. A result on the host is page-locked;
-    /// ops on it wait for the copy by themselves.
+    /// [`Tensor::to`] that does not wait for a copy between page-locked memory and a GPU. Other copies wait. A
+    /// result on the host is page-locked, and ops on it wait for the copy by themselves.
     ///
     /// # Errors
-    /// As [`Tensor::to`].
+    /// The same as [`Tensor::to`].
     #[doc(alias = "non_blocking")]
     #[track_caller]
     pub fn to_non_blocking(&self, options: impl Into<TensorOptions>) -> Result<Self> {
         self.transfer(options.into(), true).of("to")
     }
 
-    /// On the current GPU.
+    /// Returns the tensor on the current GPU.
     ///
     /// # Errors
-    /// As [`Tensor::to`].
+    /// The same as [`Tensor::to`].
     #[track_caller]
     pub fn cuda(&self) -> Result<Self> {
         self.to(Device::Cuda(None)).of("cuda")
     }
 
-    /// On the host.
+    /// Returns the tensor on the CPU.
     ///
     /// # Errors
-    /// As [`Tensor::to`].
+    /// The same as [`Tensor::to`].
     #[track_caller]
     pub fn cpu(&self) -> Result<Self> {
         self.to(Device::Cpu).of("cpu")
@@ -167,7 +170,7 @@ impl Tensor {
         if here && dtype == self.dtype() && in_format {
             return Ok(self.clone());
         }
-        // Only into page-locked memory can a copy from a device be asynchronous.
+        // Only a copy to page-locked memory can be asynchronous.
         let pin = pin || (non_blocking && device.is_cpu() && self.is_cuda());
         let options = TensorOptions::new().dtype(dtype).device(device).pin_memory(pin);
         let out = empty_in(runtime, self.layout_in(format)?, &options, dtype)?;
@@ -175,10 +178,12 @@ impl Tensor {
         self.recorded_copy("to_copy", out)
     }
 
-    /// A copy in page-locked host memory; the tensor itself if it is there already.
+    /// Copies the tensor to page-locked host memory (`torch.Tensor.pin_memory`). A tensor in such memory is
+    /// returned itself.
     ///
     /// # Errors
-    /// [`ErrorKind::CannotPin`] on a GPU; [`ErrorKind::CudaUnavailable`] without one to lock it for.
+    /// [`ErrorKind::CannotPin`] if the tensor is on a GPU. [`ErrorKind::CudaUnavailable`] if there is no GPU.
+    /// Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn pin_memory(&self) -> Result<Self> {
         if self.is_cuda() {
@@ -187,22 +192,23 @@ impl Tensor {
         self.to(TensorOptions::new().pin_memory(true)).of("pin_memory")
     }
 
-    /// A contiguous copy in memory that other processes can have; the tensor itself if it is in such
-    /// memory already (`torch.Tensor.share_memory_`, which moves the tensor itself there). A channel of
-    /// `warpline::multiprocessing` carries it to them.
+    /// Copies the tensor, contiguously, to memory that other processes can map. A tensor in such memory is
+    /// returned itself. `torch.Tensor.share_memory_` moves the tensor instead. A channel of
+    /// `warpline::multiprocessing` sends the result to other processes.
     ///
-    /// That of a CPU tensor is page-locked where there is a GPU. Since others may write to it at any
-    /// time, it can be copied (from and to GPUs without waiting, by [`Tensor::copy`], by
-    /// [`Tensor::copy_`] where it is contiguous), read ([`Tensor::to_vec`], [`Tensor::item`], printing)
-    /// and sent; ops on the host are refused ([`ErrorKind::SharedHostMemory`]).
+    /// The memory of a CPU tensor is page-locked if there is a GPU. Other processes may write to it at any
+    /// time. So it can be copied (from and to GPUs without waiting, by [`Tensor::copy`], and if it is
+    /// contiguous by [`Tensor::copy_`]), read ([`Tensor::to_vec`], [`Tensor::item`], printing) and sent. Ops on
+    /// the host refuse it with [`ErrorKind::SharedHostMemory`].
     ///
-    /// A leaf that requires a gradient gives a leaf that requires one, without a gradient so far. As it
-    /// is another tensor, share parameters before an optimizer is built over them.
+    /// For a leaf that requires a gradient, the result is a leaf that requires a gradient and has none yet. The
+    /// result is another tensor, so share parameters before you build an optimizer over them.
     ///
     /// # Errors
-    /// [`ErrorKind::CannotShare`], which says why: a driver or system that cannot. [`ErrorKind::Gradient`] if the
-    /// tensor requires a gradient and is no leaf: the copy would be cut off from its graph. Out of
-    /// memory; the errors of [`Tensor::copy_`].
+    /// [`ErrorKind::CannotShare`] if the driver or the system cannot share memory; its `reason` says why.
+    /// [`ErrorKind::Gradient`] if the tensor requires a gradient and is not a leaf, because the copy would
+    /// leave its graph. [`ErrorKind::Capture`] if the stream is captured. [`ErrorKind::Driver`] if the device
+    /// has no memory. Otherwise the same as [`Tensor::copy_`].
     #[track_caller]
     pub fn share_memory(&self) -> Result<Self> {
         if self.is_shared() {
@@ -214,7 +220,7 @@ impl Tensor {
         if self.requires_grad() { out.requires_grad_(true).of("share_memory") } else { Ok(out) }
     }
 
-    /// Refuses to share a tensor that was computed from others that require a gradient.
+    /// Refuses to share a tensor that was computed from tensors that require a gradient.
     #[track_caller]
     pub(crate) fn refuse_unshared_graph(&self, op: &'static str) -> Result<()> {
         if !self.requires_grad() || self.is_leaf() {
@@ -225,22 +231,24 @@ impl Tensor {
         Err(Error::gradient(op, reason))
     }
 
-    /// Whether it is in memory that other processes can have.
+    /// Returns whether the tensor is in memory that other processes can map.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         self.storage().is_shared()
     }
 
-    /// Copies the elements of `src` here, broadcast to this tensor's sizes and converted to its
-    /// dtype, across devices where they differ. With `non_blocking`, a copy between a GPU and
-    /// page-locked memory is not waited for.
+    /// Copies the elements of `src` to this tensor (`torch.Tensor.copy_`). `src` broadcasts to this tensor's
+    /// sizes, and is converted to its dtype and moved to its device. With `non_blocking`, a copy between a GPU
+    /// and page-locked memory does not wait.
     ///
-    /// A copy between GPUs comes after all work on both their current streams, and later work on
-    /// these comes after it.
+    /// A copy between GPUs runs after all work on the current streams of both. Later work on these streams runs
+    /// after the copy.
     ///
     /// # Errors
-    /// [`ErrorKind::ExpandMismatch`], [`ErrorKind::OverlappingWrite`], [`ErrorKind::RuntimeMismatch`], and
-    /// what the copy fails with.
+    /// [`ErrorKind::ExpandMismatch`] if `src` does not broadcast to this tensor's sizes.
+    /// [`ErrorKind::OverlappingWrite`] if this tensor has several indices at one address.
+    /// [`ErrorKind::RuntimeMismatch`] if the tensors belong to different runtimes. Errors of
+    /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn copy_(&self, src: &Tensor, non_blocking: bool) -> Result<&Self> {
         if !wanted_in_place(self, &[src]) {
@@ -253,7 +261,7 @@ impl Tensor {
         Ok(self)
     }
 
-    /// [`Tensor::copy_`] that is not recorded.
+    /// [`Tensor::copy_`] without recording for autograd.
     #[track_caller]
     pub(super) fn overwrite(&self, src: &Tensor, non_blocking: bool) -> Result<()> {
         if !self.storage().runtime().same_as(src.storage().runtime()) {
@@ -278,7 +286,7 @@ impl Tensor {
             if self.layout() == src.layout() && self.dtype() == src.dtype() {
                 return Ok(());
             }
-            // The source may overlap what is written.
+            // The source may overlap the destination.
             apart = src.duplicate()?;
             src = &apart;
         }
@@ -293,7 +301,7 @@ impl Tensor {
         copy::copy(exec.target(), src.as_view(), self.as_view())
     }
 
-    /// A copy, laid out alike, of host memory that other processes may write to meanwhile.
+    /// Copies host memory that other processes may write to meanwhile. The layout stays.
     #[track_caller]
     pub(super) fn of_this_process(&self) -> Result<Self> {
         let mut bytes = vec![0; self.storage().bytes()];
@@ -303,7 +311,7 @@ impl Tensor {
         Ok(Self::from_parts(copy, self.layout().clone(), self.dtype()))
     }
 
-    /// Writes the elements of a CPU tensor of these sizes to such memory.
+    /// Writes the elements of a CPU tensor of these sizes to host memory that other processes may write to.
     #[track_caller]
     fn write_shared_host(&self, src: &Tensor) -> Result<()> {
         if !self.is_contiguous() {
@@ -315,9 +323,9 @@ impl Tensor {
         launch::write_bytes((self.storage(), self.byte_offset()), &bytes)
     }
 
-    /// Between two devices: bytes go over once both ends are dense, alike and of one dtype, for
-    /// which the source's device converts and the destination's scatters. Where the destination's
-    /// may read the source's memory, one kernel does all that.
+    /// Copies between two devices. Bytes are copied if both ends are dense, have the same strides and one
+    /// dtype. Otherwise the device of the source converts and the device of the destination scatters. If the
+    /// device of the destination may read the source's memory, one kernel does all of this.
     #[track_caller]
     fn copy_across(&self, src: &Tensor, non_blocking: bool) -> Result<()> {
         let location = Location::caller();
@@ -354,7 +362,7 @@ impl Tensor {
             (Exec::Cuda(_, _, stream), _) | (_, Exec::Cuda(_, _, stream)) => {
                 launch::copy_bytes(stream, ends.0, ends.1, bytes, non_blocking, location)?;
             }
-            // Two host tensors never come here.
+            // Never reached: two host tensors are on the same device.
             (Exec::Cpu(_), Exec::Cpu(_)) => {}
         }
         if let Some(staged) = staged {
@@ -367,11 +375,12 @@ impl Tensor {
         self.storage_offset() * self.element_size()
     }
 
-    /// All elements, row-major. Waits for the device.
+    /// Copies all elements to the host, in row-major order (`torch.Tensor.tolist`). Waits for the device.
     ///
     /// # Errors
-    /// [`ErrorKind::DTypeMismatch`] when `T` is not the tensor's dtype; what earlier work on the
-    /// device failed with.
+    /// [`ErrorKind::DTypeMismatch`] if `T` is not the tensor's dtype. [`ErrorKind::Surfaced`] if earlier work
+    /// on the device failed. [`ErrorKind::Capture`] if the stream is captured. Errors of
+    /// [every op](Tensor#errors-of-every-op).
     #[doc(alias = "tolist")]
     #[doc(alias = "numpy")]
     #[doc(alias = "to_vec1")]
@@ -398,10 +407,10 @@ impl Tensor {
         }
     }
 
-    /// All elements as numbers, row-major. Waits for the device.
+    /// Copies all elements to the host as numbers, in row-major order. Waits for the device.
     ///
     /// # Errors
-    /// What earlier work on the device failed with.
+    /// The same as [`Tensor::to_vec`], except [`ErrorKind::DTypeMismatch`].
     #[track_caller]
     pub fn to_scalars(&self) -> Result<Vec<Scalar>> {
         macro_rules! by_dtype {
@@ -419,10 +428,11 @@ impl Tensor {
         ))
     }
 
-    /// The one element, as a number. Waits for the device.
+    /// Returns the only element as a number. Waits for the device.
     ///
     /// # Errors
-    /// [`ErrorKind::NotAScalar`]; what earlier work on the device failed with.
+    /// [`ErrorKind::NotAScalar`] if the tensor does not have exactly one element. Otherwise the same as
+    /// [`Tensor::to_scalars`].
     #[track_caller]
     pub fn to_scalar(&self) -> Result<Scalar> {
         let location = Location::caller();
@@ -433,7 +443,7 @@ impl Tensor {
         self.to_scalars()?.first().copied().ok_or_else(not_one)
     }
 
-    /// The one element, as any type that can hold it. Waits for the device.
+    /// Returns the only element as a type that can hold it (`torch.Tensor.item`). Waits for the device.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -446,8 +456,9 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::ValueDoesNotFit`] for an integer outside `T`'s range, a float with a fraction as an
-    /// integer, a finite one that `T` has no finite value for; as [`Tensor::to_scalar`].
+    /// [`ErrorKind::ValueDoesNotFit`] if the element is an integer outside the range of `T`, a float with a
+    /// fraction and `T` is an integer, or a finite float that is not finite in `T`. Otherwise the same as
+    /// [`Tensor::to_scalar`].
     #[track_caller]
     pub fn item<T: Element>(&self) -> Result<T> {
         self.check_readable("item")?;
@@ -457,7 +468,7 @@ impl Tensor {
             .ok_or(ErrorKind::ValueDoesNotFit { value, dtype, asked: T::DTYPE }.of(op))
     }
 
-    /// Refuses to wait for elements on a stream that is captured, where they do not come.
+    /// Refuses to wait for elements on a captured stream, where they never arrive.
     #[track_caller]
     fn check_readable(&self, op: &'static str) -> Result<()> {
         match self.exec()? {

@@ -17,35 +17,36 @@ macro_rules! methods {
             $(#[$doc])*
             ///
             /// # Errors
-            /// [`crate::ErrorKind::UnsupportedDType`], and what the launch fails with.
+            /// [`crate::ErrorKind::UnsupportedDType`] if the op has no kernel for the dtype. Errors of
+            /// [every op](Tensor#errors-of-every-op).
             #[track_caller]
             pub fn $name(&self) -> Result<Self> {
                 apply(&table::$op, self).of(stringify!($name))
             }
         )*}
 
-        /// The methods by name.
+        /// The methods with their names.
         pub(super) const METHODS: &[(&str, super::by_name::Unary)] =
             &[$((stringify!($name), Tensor::$name)),*];
     };
 }
 
 methods! {
-    /// `-self`; not for bools.
+    /// `-self`. Not for bools.
     neg NEG;
-    /// Without its sign; not for bools.
+    /// The absolute value. Not for bools.
     abs ABS;
-    /// −1, 0 or 1; 0 for NaN.
+    /// The sign: −1, 0 or 1; 0 for NaN.
     sign SIGN;
-    /// Times itself.
+    /// `self * self`.
     square SQUARE;
-    /// The larger of each element and zero; not for bools.
+    /// The larger of each element and zero. Not for bools.
     relu RELU;
-    /// The largest integer not above it; not for bools.
+    /// The largest integer that is not above the element. Not for bools.
     floor FLOOR;
-    /// The smallest integer not below it; not for bools.
+    /// The smallest integer that is not below the element. Not for bools.
     ceil CEIL;
-    /// The nearest integer, the even one of two as near; not for bools.
+    /// The nearest integer; halfway cases go to the even integer. Not for bools.
     round ROUND;
     /// `e` to the power of each element.
     exp EXP;
@@ -57,9 +58,9 @@ methods! {
     log1p LOG1P;
     /// The square root.
     sqrt SQRT;
-    /// One over the square root.
+    /// `1 / sqrt(self)`.
     rsqrt RSQRT;
-    /// One over each element.
+    /// `1 / self`.
     reciprocal RECIPROCAL;
     /// The sine.
     sin SIN;
@@ -73,15 +74,15 @@ methods! {
     sigmoid SIGMOID;
     /// `self * sigmoid(self)`. Floats only.
     silu SILU;
-    /// The Gaussian error linear unit, by the error function. Floats only.
+    /// The Gaussian error linear unit, computed with the error function. Floats only.
     gelu GELU;
-    /// The Gaussian error linear unit by its `tanh` approximation. Floats only.
+    /// The Gaussian error linear unit, approximated with `tanh`. Floats only.
     gelu_tanh GELU_TANH;
     /// The same as [`Tensor::sign`].
     sgn SIGN;
-    /// The integer towards zero; not for bools.
+    /// The element rounded towards zero. Not for bools.
     trunc TRUNC;
-    /// What [`Tensor::trunc`] leaves. Floats only.
+    /// The fractional part: `self - trunc(self)`. Floats only.
     frac FRAC;
     /// 2 to the power of each element.
     exp2 EXP2;
@@ -107,23 +108,23 @@ methods! {
     acosh ACOSH;
     /// The inverse hyperbolic tangent.
     atanh ATANH;
-    /// Degrees in radians.
+    /// Converts degrees to radians.
     deg2rad DEG2RAD;
-    /// Radians in degrees.
+    /// Converts radians to degrees.
     rad2deg RAD2DEG;
-    /// One less the error function.
+    /// The complementary error function, `1 - erf(self)`.
     erfc ERFC;
     /// The inverse of the error function.
     erfinv ERFINV;
-    /// The logarithm of the gamma function's size.
+    /// The logarithm of the absolute value of the gamma function.
     lgamma LGAMMA;
     /// The derivative of [`Tensor::lgamma`].
     digamma DIGAMMA;
     /// `sin(pi * self) / (pi * self)`.
     sinc SINC;
-    /// Whether it is zero, as bools.
+    /// Whether the element is zero, as bools.
     logical_not LOGICAL_NOT;
-    /// The other bits; integers and bools only.
+    /// Bitwise NOT. Integers and bools only.
     bitwise_not BITWISE_NOT;
     /// The scaled exponential linear unit. Floats only.
     selu SELU;
@@ -141,7 +142,7 @@ methods! {
     tanhshrink TANHSHRINK;
 }
 
-/// `op(a)` for floats, and `otherwise` for every element of other dtypes.
+/// Returns `op(a)` for floats, and `otherwise` for every element of other dtypes.
 #[track_caller]
 fn question(op: &'static Op, a: &Tensor, otherwise: bool) -> Result<Tensor> {
     if a.dtype().is_float() { apply(op, a) } else { a.full_like(otherwise, DType::Bool) }
@@ -153,37 +154,37 @@ macro_rules! questions {
             $(#[$doc])*
             ///
             /// # Errors
-            /// What the launch fails with.
+            /// Errors of [every op](Tensor#errors-of-every-op).
             #[track_caller]
             pub fn $name(&self) -> Result<Self> {
                 question(&table::$op, self, $otherwise).of(stringify!($name))
             }
         )*}
 
-        /// The methods by name.
+        /// The methods with their names.
         pub(super) const QUESTIONS: &[(&str, super::by_name::Unary)] =
             &[$((stringify!($name), Tensor::$name)),*];
     };
 }
 
 questions! {
-    /// Where it is NaN, as bools.
+    /// Whether the element is NaN, as bools.
     isnan ISNAN false;
-    /// Where it is inf or -inf, as bools.
+    /// Whether the element is inf or -inf, as bools.
     isinf ISINF false;
-    /// Where it is a number, neither infinite nor NaN, as bools.
+    /// Whether the element is neither infinite nor NaN, as bools.
     isfinite ISFINITE true;
-    /// Where it is inf, as bools.
+    /// Whether the element is inf, as bools.
     isposinf ISPOSINF false;
-    /// Where it is -inf, as bools.
+    /// Whether the element is -inf, as bools.
     isneginf ISNEGINF false;
 }
 
 impl Tensor {
-    /// Where the sign is that of negative numbers, as bools; -0 has it too.
+    /// Whether the sign bit is set, as bools; it is for -0 (`torch.signbit`).
     ///
     /// # Errors
-    /// What the launch fails with.
+    /// Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn signbit(&self) -> Result<Self> {
         if self.dtype() == DType::Bool {
@@ -199,8 +200,8 @@ macro_rules! in_place_methods {
             #[doc = concat!("[`Tensor::", stringify!($name), "`] in place.")]
             ///
             /// # Errors
-            /// [`crate::ErrorKind::CannotCast`] where the result is of floats and this tensor is not, otherwise
-            /// as without the underscore.
+            /// [`crate::ErrorKind::CannotCast`] if the result is of floats and this tensor is not. Otherwise
+            /// the same as the method without the underscore.
             #[track_caller]
             pub fn $in_place(&self) -> Result<&Self> {
                 let name = stringify!($in_place);

@@ -1,4 +1,4 @@
-//! Views, which share memory, and the functions that join tensors.
+//! Views, which share memory with their tensor, and functions that join tensors.
 
 use std::borrow::Borrow;
 use std::panic::Location;
@@ -15,11 +15,13 @@ use crate::exec::check_together;
 use crate::{Error, ErrorKind, IntoSizes, MemoryFormat, Result, Tensor};
 
 impl Tensor {
-    /// The same elements under other sizes: a view where the strides allow it, else a copy. One
-    /// size may be −1 and follows from the others.
+    /// Returns the elements in another shape (`torch.reshape`): a view if the strides allow it, otherwise a
+    /// copy. One size may be −1; it follows from the other sizes.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidReshape`].
+    /// [`ErrorKind::InvalidReshape`] if the shape has another number of elements.
+    /// [`ErrorKind::InvalidArgument`] if several sizes are −1. Errors of [every op](Tensor#errors-of-every-op)
+    /// if a copy is made.
     #[track_caller]
     pub fn reshape(&self, shape: impl IntoSizes) -> Result<Self> {
         let sizes = self.infer_sizes(&shape.into_sizes()).of("reshape")?;
@@ -29,11 +31,13 @@ impl Tensor {
         }
     }
 
-    /// The same elements under other sizes, sharing memory. One size may be −1.
+    /// Returns a view in another shape (`torch.Tensor.view`). One size may be −1; it follows from the other
+    /// sizes.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidReshape`]; [`ErrorKind::ViewNeedsCopy`] where only a copy could have those
-    /// sizes.
+    /// [`ErrorKind::InvalidReshape`] if the shape has another number of elements.
+    /// [`ErrorKind::InvalidArgument`] if several sizes are −1. [`ErrorKind::ViewNeedsCopy`] if the strides do
+    /// not allow a view in this shape.
     #[track_caller]
     pub fn view(&self, shape: impl IntoSizes) -> Result<Self> {
         let sizes = self.infer_sizes(&shape.into_sizes()).of("view")?;
@@ -50,8 +54,8 @@ impl Tensor {
         self.viewed_reshaped("view", layout)
     }
 
-    /// A contiguous tensor that nobody else has, under other sizes: no view of it, so that an in-place op on the
-    /// result is one on a tensor of its own (`torch._unsafe_view`).
+    /// Returns a contiguous tensor that has no other handle in another shape (`torch._unsafe_view`). Autograd
+    /// does not treat the result as a view, so an in-place op on the result is one on a separate tensor.
     #[track_caller]
     pub(crate) fn unsafe_view(&self, sizes: &[usize]) -> Result<Self> {
         let view = self.with_layout(Layout::contiguous(sizes)?);
@@ -95,10 +99,10 @@ impl Tensor {
         Ok(sizes)
     }
 
-    /// Swaps two dimensions.
+    /// Returns a view with two dimensions swapped (`torch.transpose`).
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`].
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks one of the dimensions.
     #[track_caller]
     pub fn transpose(&self, dim0: isize, dim1: isize) -> Result<Self> {
         if self.dim() == 0 {
@@ -110,10 +114,10 @@ impl Tensor {
         self.viewed("transpose", layout, linear(move |grad, _| grad.transpose(dim0, dim1)))
     }
 
-    /// The transpose of a matrix; a vector or scalar stays as it is.
+    /// Returns the transpose of a matrix, as a view (`torch.t`). A vector or scalar stays as it is.
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`] for more than two dimensions.
+    /// [`ErrorKind::ShapeMismatch`] if the tensor has more than two dimensions.
     #[track_caller]
     pub fn t(&self) -> Result<Self> {
         match self.dim() {
@@ -129,10 +133,11 @@ impl Tensor {
         }
     }
 
-    /// Reorders all dimensions.
+    /// Returns a view with all dimensions in another order (`torch.permute`).
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`], or [`ErrorKind::InvalidArgument`] when `dims` is no permutation.
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks one of the dimensions. [`ErrorKind::InvalidArgument`]
+    /// if `dims` is not a permutation of all dimensions.
     #[track_caller]
     pub fn permute(&self, dims: impl IntoDims) -> Result<Self> {
         let dims = dims.into_dims();
@@ -140,10 +145,13 @@ impl Tensor {
         self.viewed("permute", layout, Permute { dims })
     }
 
-    /// Repeats dimensions of size 1, and new leading ones, without copying; −1 keeps a size.
+    /// Returns a view that repeats dimensions of size 1, and new leading dimensions, without copying
+    /// (`torch.Tensor.expand`). A size of −1 keeps the dimension's size.
     ///
     /// # Errors
-    /// [`ErrorKind::ExpandMismatch`]; [`ErrorKind::InvalidArgument`] for other negative sizes.
+    /// [`ErrorKind::ExpandMismatch`] if a dimension of another size than 1 would change, or if there are fewer
+    /// sizes than dimensions. [`ErrorKind::InvalidArgument`] for a negative size other than −1, and for −1 as
+    /// the size of a new dimension.
     #[track_caller]
     pub fn expand(&self, sizes: impl IntoSizes) -> Result<Self> {
         let sizes = sizes.into_sizes();
@@ -161,15 +169,17 @@ impl Tensor {
                 }
             });
         }
-        // A gradient is summed to its tensor's sizes wherever it comes from.
+        // The engine sums each gradient to the sizes of its tensor.
         let layout = self.layout().expand(&to).of("expand")?;
         self.viewed("expand", layout, linear(|grad, _| Ok(grad.clone())))
     }
 
-    /// `length` indices of a dimension from `start` on, which may count from the end.
+    /// Returns a view of `length` indices of a dimension, from `start` on (`torch.narrow`). A negative `start`
+    /// counts from the end.
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`], or [`ErrorKind::IndexOutOfRange`].
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::IndexOutOfRange`] if the
+    /// indices are not all in the dimension. [`ErrorKind::ShapeMismatch`] if the tensor has no dimensions.
     #[track_caller]
     pub fn narrow(&self, dim: isize, start: isize, length: usize) -> Result<Self> {
         self.check_has_dims("narrow")?;
@@ -177,10 +187,12 @@ impl Tensor {
         self.viewed_part("slice", layout, move |whole| whole.narrow(dim, start, length))
     }
 
-    /// One index of a dimension, which goes away.
+    /// Returns a view of one index of a dimension, without that dimension (`torch.select`). A negative index
+    /// counts from the end.
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`], or [`ErrorKind::IndexOutOfRange`].
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::IndexOutOfRange`] if the
+    /// index is not in the dimension. [`ErrorKind::ShapeMismatch`] if the tensor has no dimensions.
     #[track_caller]
     pub fn select(&self, dim: isize, index: isize) -> Result<Self> {
         self.check_has_dims("select")?;
@@ -188,8 +200,9 @@ impl Tensor {
         self.viewed_part("select", layout, move |whole| whole.select(dim, index))
     }
 
-    /// Every `step`-th index of a dimension in a range, `t[start:end:step]` of that dimension. As
-    /// there, negative bounds count from the end, and what lies beyond the dimension is cut off.
+    /// Returns a view of every `step`-th index of a range of a dimension, which is Python's `t[start:end:step]`
+    /// for that dimension. As in Python, negative bounds count from the end, and bounds beyond the dimension
+    /// are clamped.
     ///
     /// ```
     /// # use warpline::arange;
@@ -200,7 +213,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`], or [`ErrorKind::InvalidArgument`] when `step` is zero.
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidArgument`] if `step`
+    /// is zero. [`ErrorKind::ShapeMismatch`] if the tensor has no dimensions.
     #[track_caller]
     pub fn slice(&self, dim: isize, range: impl IndexRange, step: usize) -> Result<Self> {
         self.check_has_dims("slice")?;
@@ -219,10 +233,11 @@ impl Tensor {
         Ok(())
     }
 
-    /// Without a dimension of size 1; `None` or `()` is all of them. A dimension of another size stays.
+    /// Returns a view without a dimension of size 1 (`torch.squeeze`). `None` or `()` removes all dimensions of
+    /// size 1. A dimension of another size stays.
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`].
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension.
     #[track_caller]
     pub fn squeeze(&self, dim: impl IntoDim) -> Result<Self> {
         let layout = match dim.into_dim() {
@@ -232,20 +247,23 @@ impl Tensor {
         self.viewed_reshaped("squeeze", layout)
     }
 
-    /// With a new dimension of size 1 before `dim`, which may be one past the last.
+    /// Returns a view with a new dimension of size 1 before `dim`, which may be one past the last
+    /// (`torch.unsqueeze`).
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`].
+    /// [`ErrorKind::DimOutOfRange`] if `dim` is out of range.
     #[track_caller]
     pub fn unsqueeze(&self, dim: isize) -> Result<Self> {
         let layout = self.layout().unsqueeze(dim).of("unsqueeze")?;
         self.viewed_reshaped("unsqueeze", layout)
     }
 
-    /// The dimensions from `start` to `end`, both included, as one; a view where possible.
+    /// Merges the dimensions from `start` to `end`, both included (`torch.flatten`). The result is a view if
+    /// the strides allow it, otherwise a copy.
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] when `start` comes after `end`.
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks one of the dimensions. [`ErrorKind::InvalidArgument`]
+    /// if `start` comes after `end`. Errors of [every op](Tensor#errors-of-every-op) if a copy is made.
     #[track_caller]
     pub fn flatten(&self, start: isize, end: isize) -> Result<Self> {
         let (first, last) =
@@ -266,35 +284,35 @@ impl Tensor {
         self.reshape(&shape)
     }
 
-    /// [`crate::cat`].
+    /// The same as [`crate::cat`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`crate::cat`].
     #[track_caller]
     pub fn cat<T: Borrow<Self>>(tensors: &[T], dim: isize) -> Result<Self> {
         cat(tensors, dim)
     }
 
-    /// [`crate::stack`].
+    /// The same as [`crate::stack`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`crate::stack`].
     #[track_caller]
     pub fn stack<T: Borrow<Self>>(tensors: &[T], dim: isize) -> Result<Self> {
         stack(tensors, dim)
     }
 
-    /// This tensor if it is contiguous, else a copy that is.
+    /// Returns the tensor itself if it is contiguous, otherwise a contiguous copy (`torch.Tensor.contiguous`).
     ///
     /// # Errors
-    /// What making the copy fails with.
+    /// Errors of [every op](Tensor#errors-of-every-op) if a copy is made.
     #[track_caller]
     pub fn contiguous(&self) -> Result<Self> {
         self.contiguous_in(MemoryFormat::Contiguous)
     }
 
-    /// With the elements one after the other in a format's order (`torch.contiguous` with
-    /// `memory_format`); the tensor itself where they are.
+    /// Returns the tensor itself if its elements follow each other in the order of `format`, otherwise a copy
+    /// in that order (`torch.Tensor.contiguous` with `memory_format`).
     ///
     /// ```
     /// # use warpline::{MemoryFormat, zeros};
@@ -304,8 +322,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for sizes that the format says nothing of; what making the copy fails
-    /// with.
+    /// [`ErrorKind::InvalidArgument`] if the format does not apply to the tensor's number of dimensions. Errors
+    /// of [every op](Tensor#errors-of-every-op) if a copy is made.
     #[doc(alias = "memory_format")]
     #[track_caller]
     pub fn contiguous_in(&self, format: MemoryFormat) -> Result<Self> {
@@ -317,20 +335,21 @@ impl Tensor {
         self.recorded_copy("clone", copy)
     }
 
-    /// Whether the elements lie one after the other in a format's order
-    /// (`torch.is_contiguous(memory_format)`).
+    /// Returns whether the elements follow each other in the order of `format` (`torch.Tensor.is_contiguous`
+    /// with `memory_format`).
     #[must_use]
     pub fn is_contiguous_in(&self, format: MemoryFormat) -> bool {
         self.layout().is_contiguous_in(format)
     }
 }
 
-/// Joins tensors along a dimension they have (`torch.cat`). Dtypes are promoted, and empty
-/// one-dimensional tensors skipped, as in PyTorch.
+/// Joins tensors along an existing dimension (`torch.cat`). As in PyTorch, dtypes are promoted, and empty
+/// tensors of one dimension are skipped.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] without tensors; [`ErrorKind::ShapeMismatch`] where other dimensions
-/// differ; [`ErrorKind::DeviceMismatch`].
+/// [`ErrorKind::InvalidArgument`] if `tensors` is empty. [`ErrorKind::ShapeMismatch`] if the tensors differ in
+/// another dimension, or a tensor has no dimensions. [`ErrorKind::DimOutOfRange`] if the tensors lack the
+/// dimension. Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn cat<T: Borrow<Tensor>>(tensors: &[T], dim: isize) -> Result<Tensor> {
     let tensors: SmallVec<[&Tensor; 8]> = tensors.iter().map(Borrow::borrow).collect();
@@ -420,7 +439,8 @@ impl Backward for Cat {
 /// Joins tensors of one shape along a new dimension (`torch.stack`).
 ///
 /// # Errors
-/// As [`cat`].
+/// [`ErrorKind::InvalidArgument`] if `tensors` is empty. [`ErrorKind::ShapeMismatch`] if the shapes differ.
+/// [`ErrorKind::DimOutOfRange`] if `dim` is out of range. Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn stack<T: Borrow<Tensor>>(tensors: &[T], dim: isize) -> Result<Tensor> {
     let Some(head) = tensors.first().map(Borrow::borrow) else {

@@ -14,28 +14,30 @@ use super::as_indices;
 use crate::called::Called;
 use crate::{DType, Error, ErrorKind, Result, Tensor};
 
-/// What is indexed: the dimensions that have indices in front, as one, and the indices as numbers in that.
+/// An indexing: the indexed dimensions merged into one in front, and the indices as numbers in that dimension.
 struct Indexed {
-    /// The dimensions in the order that they are taken in: indexed ones first.
+    /// Order of dimensions that puts the indexed ones first.
     order: SmallVec<[isize; 6]>,
-    /// How many are indexed.
+    /// Number of indexed dimensions.
     count: usize,
-    /// The sizes of all indices together.
+    /// The sizes to which all indices broadcast.
     sizes: Sizes,
-    /// Where in the result these stand.
+    /// Position of these sizes in the result.
     at: usize,
-    /// A number for each.
+    /// One number per index, in the merged dimension.
     linear: Tensor,
 }
 
 impl Tensor {
-    /// The elements that the tensors of indices name, as `t[rows, :, columns]` in Python: for each dimension
-    /// indices, or `None` for all of it; those that are not mentioned are whole. Indices are `int64` or
-    /// `int32`, are broadcast, and count from the end if negative. A mask of bools stands for the indices of
-    /// what it holds for, in as many dimensions as it has; on a GPU the host waits for how many these are.
+    /// Gathers the elements at tensors of indices, as Python's `t[rows, :, columns]` does. There is one entry
+    /// per dimension: indices, or `None` for the whole dimension. Dimensions without an entry are whole.
+    /// Indices are `int64` or `int32`; they broadcast, and negative indices count from the end. A mask of bools
+    /// stands for the indices of its true elements, in as many dimensions as the mask has. On a GPU, the host
+    /// waits for the number of true elements.
     ///
-    /// The result has the indices' dimensions in place of the first that they index, or in front if there are
-    /// whole ones between those. It is a copy. [`Tensor::i`] has single indices and ranges, which are views.
+    /// The result has the indices' dimensions in place of the first indexed dimension, or in front if a whole
+    /// dimension lies between indexed ones. The result is a copy. [`Tensor::i`] takes single indices and
+    /// ranges, and returns a view.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -48,9 +50,11 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::IndexCheck`] as of [`Tensor::index_select`]; [`ErrorKind::InvalidArgument`] for more indices than
-    /// dimensions, or of other dtypes; [`ErrorKind::ShapeMismatch`] for a mask of other sizes;
-    /// [`ErrorKind::BroadcastMismatch`]; [`ErrorKind::DeviceMismatch`].
+    /// [`ErrorKind::IndexCheck`] if an index is out of range, as described at [`Tensor::index_select`].
+    /// [`ErrorKind::InvalidArgument`] if there are more indices than dimensions, or indices of another dtype.
+    /// [`ErrorKind::ShapeMismatch`] if the sizes of a mask are not those of the dimensions that it indexes.
+    /// [`ErrorKind::BroadcastMismatch`] if the indices do not broadcast. [`ErrorKind::Capture`] for a mask, if
+    /// the stream is captured. Errors of [every op](Tensor#errors-of-every-op).
     #[doc(alias = "__getitem__")]
     #[track_caller]
     pub fn index(&self, indices: &[Option<&Tensor>]) -> Result<Self> {
@@ -59,13 +63,13 @@ impl Tensor {
         of.result(self.size(), &rows).of("index")
     }
 
-    /// With `values`, which are broadcast, at what [`Tensor::index`] names, or added to what is there
-    /// (`torch.index_put`). Without `accumulate`, where a place is named several times, the last counts on the
-    /// CPU, and any on a GPU.
+    /// Replaces the elements that [`Tensor::index`] gathers with `values`, or with `accumulate` adds `values`
+    /// to them (`torch.index_put`). `values` broadcast. If a place is named several times without `accumulate`,
+    /// the last value counts on the CPU, and any value on a GPU.
     ///
     /// # Errors
-    /// As [`Tensor::index`]; [`ErrorKind::DTypeMismatch`] for values of another dtype;
-    /// [`ErrorKind::ExpandMismatch`].
+    /// The same as [`Tensor::index`]. [`ErrorKind::DTypeMismatch`] if `values` have another dtype.
+    /// [`ErrorKind::ExpandMismatch`] if `values` do not broadcast to the indexed shape.
     #[track_caller]
     pub fn index_put(
         &self,
@@ -87,10 +91,12 @@ impl Tensor {
         of.restored(self.size(), &rows.of(OP)?).of(OP)
     }
 
-    /// [`Tensor::index_put`] in place: `t[rows, columns] = values` in Python, or `+=` that counts each index.
+    /// [`Tensor::index_put`] in place: Python's `t[rows, columns] = values`, or with `accumulate` a `+=` that
+    /// counts every index.
     ///
     /// # Errors
-    /// As there; [`ErrorKind::OverlappingOperands`] where `values` share memory with this tensor.
+    /// The same as [`Tensor::index_put`]. [`ErrorKind::OverlappingOperands`] if `values` share memory with this
+    /// tensor.
     #[doc(alias = "__setitem__")]
     #[track_caller]
     pub fn index_put_(
@@ -115,7 +121,7 @@ impl Tensor {
                 }
                 Ok(self)
             }
-            // Its strides do not allow to see those dimensions as one.
+            // The strides do not allow to merge the dimensions.
             Err(_) => {
                 let all = self.index_put(indices, values, accumulate).of(OP)?;
                 self.copy_(&all, false).of(OP)
@@ -123,7 +129,7 @@ impl Tensor {
         }
     }
 
-    /// Without any index.
+    /// [`Tensor::index_put`] if there are no indices.
     #[track_caller]
     fn put_all(&self, op: &'static str, values: &Tensor, accumulate: bool) -> Result<Self> {
         check_values(op, self, values)?;
@@ -134,13 +140,13 @@ impl Tensor {
         values.expand(shape(self.size())).of(op)?.copy().of(op)
     }
 
-    /// The indexed dimensions in front and as one, then the others.
+    /// Returns the tensor with the indexed dimensions merged in front, then the others.
     #[track_caller]
     fn rows_of(&self, of: &Indexed) -> Result<Self> {
         self.permute(&of.order[..])?.reshape(of.merged(self.size()))
     }
 
-    /// `None` where there is no index.
+    /// Returns the indexing; `None` if there are no indices.
     #[track_caller]
     fn indexed(&self, op: &'static str, indices: &[Option<&Tensor>]) -> Result<Option<Indexed>> {
         let each = self.each_index(op, indices)?;
@@ -167,7 +173,7 @@ impl Tensor {
         Ok(Some(Indexed { order, count: each.len(), sizes, at, linear }))
     }
 
-    /// The dimensions that have indices, with these; masks as what they stand for.
+    /// Returns the indexed dimensions with their indices; a mask becomes the indices of its true elements.
     #[track_caller]
     fn each_index(
         &self,
@@ -180,7 +186,7 @@ impl Tensor {
                 dim += 1;
                 continue;
             };
-            // As in PyTorch, what is on the host may index what is not.
+            // As in PyTorch, indices on the host may index a tensor on a GPU.
             let here = if index.is_cuda() { (*index).clone() } else { index.to(self.device())? };
             if here.dtype() == DType::Bool {
                 let sizes = self.size().get(dim..dim + here.dim());
@@ -215,36 +221,36 @@ impl Tensor {
 }
 
 impl Indexed {
-    /// The sizes of the dimensions that have no index.
+    /// Returns the sizes of the dimensions without an index.
     fn whole<'a>(&'a self, sizes: &'a [usize]) -> impl Iterator<Item = usize> + 'a {
         self.order[self.count..].iter().map(|&d| sizes[d as usize])
     }
 
-    /// The sizes of what is indexed, its indexed dimensions as one.
+    /// Returns the sizes with the indexed dimensions merged in front.
     fn merged(&self, sizes: &[usize]) -> Vec<isize> {
         let indexed = self.order[..self.count].iter().map(|&d| sizes[d as usize]);
         [indexed.product()].into_iter().chain(self.whole(sizes)).map(|n| n as isize).collect()
     }
 
-    /// The result's sizes with the indices' in front.
+    /// Returns the sizes of the result with the indices' dimensions in front.
     fn in_front(&self, sizes: &[usize]) -> Vec<isize> {
         self.sizes.iter().copied().chain(self.whole(sizes)).map(|n| n as isize).collect()
     }
 
-    /// The order in which the result's dimensions are taken, of those with the indices' in front.
+    /// Returns the order that moves the indices' dimensions from the front to their place in the result.
     fn back(&self) -> Vec<isize> {
         let (n, whole) = (self.sizes.len(), self.order.len() - self.count);
         let before = (n..n + self.at).chain(0..n).chain(n + self.at..n + whole);
         before.map(|d| d as isize).collect()
     }
 
-    /// From the rows that were taken.
+    /// Makes the result from the gathered rows.
     #[track_caller]
     fn result(&self, sizes: &[usize], rows: &Tensor) -> Result<Tensor> {
         rows.reshape(self.in_front(sizes))?.permute(self.back())
     }
 
-    /// To rows, from values that are broadcast to the result.
+    /// Makes rows from values, which broadcast to the result.
     #[track_caller]
     fn values(&self, sizes: &[usize], values: &Tensor) -> Result<Tensor> {
         let (front, back) = (self.in_front(sizes), self.back());
@@ -255,7 +261,7 @@ impl Indexed {
         moved.reshape(rows)
     }
 
-    /// What was indexed, from its rows.
+    /// Makes the indexed tensor from its rows.
     #[track_caller]
     fn restored(&self, sizes: &[usize], rows: &Tensor) -> Result<Tensor> {
         let moved: Vec<isize> = self.order.iter().map(|&d| sizes[d as usize] as isize).collect();
@@ -263,7 +269,7 @@ impl Indexed {
     }
 }
 
-/// The order that undoes another.
+/// Returns the inverse of a permutation.
 fn inverse(order: &[isize]) -> Vec<isize> {
     let mut inverse = vec![0; order.len()];
     for (at, &d) in order.iter().enumerate() {

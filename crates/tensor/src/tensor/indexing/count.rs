@@ -1,13 +1,14 @@
-//! How often numbers come: `bincount`, `histc`.
+//! Counts of numbers: `bincount`, `histc`.
 
 use super::as_indices;
 use crate::called::Called;
 use crate::{DType, Error, ErrorKind, Result, Tensor};
 
 impl Tensor {
-    /// How often each number comes in a vector of integers that are not negative, or the sum of the weights
-    /// that go with it; at least for the numbers below `minlength` (`torch.bincount`). The host waits for the
-    /// largest. Sums are the same each time.
+    /// Counts each number in a vector of non-negative integers, or sums the weights of its occurrences
+    /// (`torch.bincount`). The result has at least `minlength` elements. Its dtype is `int64` for counts, the
+    /// weights' dtype for `float32` weights, and `float64` for other weights. The host waits for the largest
+    /// number. Sums are deterministic.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -16,8 +17,10 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for what is no vector of integers, or has negative ones;
-    /// [`ErrorKind::ShapeMismatch`] for other than a weight each; [`ErrorKind::Capture`] while a graph is captured.
+    /// [`ErrorKind::InvalidArgument`] if the tensor is not a vector of integers, or has a negative element.
+    /// [`ErrorKind::ShapeMismatch`] if there is not one weight per element. [`ErrorKind::Gradient`] if a
+    /// gradient of the weights is wanted. [`ErrorKind::Capture`] if the stream is captured. Errors of
+    /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn bincount(&self, weights: Option<&Tensor>, minlength: usize) -> Result<Self> {
         const OP: &str = "bincount";
@@ -51,13 +54,14 @@ impl Tensor {
         counts.index_add_(0, &index, &weights).of(OP)?;
         Ok(counts)
     }
-    /// How many elements there are in each of `bins` intervals of equal width from `min` to `max`, or where both
-    /// are 0 from the smallest element to the largest, for which the host waits; others, and NaNs, count nowhere
-    /// (`torch.histc`).
+    /// Counts the elements in each of `bins` intervals of equal width from `min` to `max` (`torch.histc`). If
+    /// both bounds are 0, they are the smallest and the largest element, and the host waits for these. Elements
+    /// outside the bounds, and NaNs, are not counted. Floats only; the result has this tensor's dtype.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for no bins, for bounds that are not finite, or `min` above `max`;
-    /// [`ErrorKind::UnsupportedDType`] for what is not of floats.
+    /// [`ErrorKind::InvalidArgument`] if `bins` is 0, a bound is not finite, or `min` is above `max`.
+    /// [`ErrorKind::UnsupportedDType`] if the tensor is not of floats. [`ErrorKind::Gradient`] if a gradient is
+    /// wanted. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn histc(&self, bins: usize, min: f64, max: f64) -> Result<Self> {
         const OP: &str = "histc";

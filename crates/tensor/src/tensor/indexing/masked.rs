@@ -9,8 +9,8 @@ use crate::tensor::order::searchsorted;
 use crate::{DType, Error, ErrorKind, Result, Tensor, arange_start, where_cond};
 
 impl Tensor {
-    /// The indices of the elements that are not zero, a row for each in row-major order (`torch.nonzero`). The
-    /// host waits for how many these are.
+    /// Returns the indices of the nonzero elements, one row per element, in row-major order (`torch.nonzero`).
+    /// The result is `int64` of shape `[count, dimensions]`. The host waits for the count.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -20,7 +20,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// What the launches fail with; [`ErrorKind::Capture`] while a graph is captured.
+    /// [`ErrorKind::Capture`] if the stream is captured. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn nonzero(&self) -> Result<Self> {
         const OP: &str = "nonzero";
@@ -38,22 +38,23 @@ impl Tensor {
         crate::stack(&columns, 1).of(OP)
     }
 
-    /// [`Tensor::nonzero`] as a vector of indices for each dimension (`as_tuple=True`).
+    /// [`Tensor::nonzero`] as one vector of indices per dimension (`as_tuple=True`).
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Tensor::nonzero`].
     #[track_caller]
     pub fn nonzero_as_tuple(&self) -> Result<Vec<Self>> {
         let rows = self.nonzero()?;
         (0..self.dim()).map(|d| rows.select(1, d as isize)).collect()
     }
 
-    /// The elements that a mask of bools holds for, as a vector in row-major order. Both are broadcast
-    /// (`torch.masked_select`). The host waits for how many these are.
+    /// Gathers the elements where a mask of bools is true, as a vector in row-major order
+    /// (`torch.masked_select`). Tensor and mask broadcast. The host waits for the number of elements.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a mask that is not of bools; [`ErrorKind::BroadcastMismatch`];
-    /// [`ErrorKind::Capture`] while a graph is captured.
+    /// [`ErrorKind::InvalidArgument`] if the mask is not of bools. [`ErrorKind::BroadcastMismatch`] if the
+    /// shapes do not broadcast. [`ErrorKind::Capture`] if the stream is captured. Errors of
+    /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn masked_select(&self, mask: &Tensor) -> Result<Self> {
         const OP: &str = "masked_select";
@@ -65,12 +66,14 @@ impl Tensor {
         all.reshape([all.numel() as isize]).of(OP)?.index_select(0, &which).of(OP)
     }
 
-    /// With the elements of `source`, one after the other, where a mask of bools holds, which is broadcast
-    /// (`torch.masked_scatter`).
+    /// Replaces the elements where a mask of bools is true with consecutive elements of `source`
+    /// (`torch.masked_scatter`). Tensor and mask broadcast.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a mask that is not of bools; [`ErrorKind::DTypeMismatch`];
-    /// [`ErrorKind::ExpandMismatch`]; [`ErrorKind::IndexCheck`] for a source of fewer elements than the mask holds for.
+    /// [`ErrorKind::InvalidArgument`] if the mask is not of bools, or is true anywhere while `source` is empty.
+    /// [`ErrorKind::DTypeMismatch`] if `source` has another dtype. [`ErrorKind::BroadcastMismatch`] if the
+    /// shapes do not broadcast. [`ErrorKind::IndexCheck`] if `source` has fewer elements than the mask has true
+    /// ones. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn masked_scatter(&self, mask: &Tensor, source: &Tensor) -> Result<Self> {
         const OP: &str = "masked_scatter";
@@ -103,7 +106,8 @@ impl Tensor {
     /// [`Tensor::masked_scatter`] in place.
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Tensor::masked_scatter`]. [`ErrorKind::ExpandMismatch`] if the mask does not broadcast to
+    /// this tensor's shape.
     #[track_caller]
     pub fn masked_scatter_(&self, mask: &Tensor, source: &Tensor) -> Result<&Self> {
         const OP: &str = "masked_scatter_";
@@ -112,7 +116,7 @@ impl Tensor {
         self.copy_(&all, false).of(OP)
     }
 
-    /// The numbers, in row-major order, of the elements that are not zero.
+    /// Returns the row-major positions of the nonzero elements, as `int64`.
     #[track_caller]
     pub(in crate::tensor) fn numbers_that_hold(&self, op: &'static str) -> Result<Self> {
         let options = (DType::I64, self.device());

@@ -1,4 +1,4 @@
-//! Elements named by tensors of indices or bools: read, written, counted.
+//! Elements named by tensors of indices or bools: reads, writes, counts.
 
 mod advanced;
 mod count;
@@ -15,15 +15,15 @@ use crate::{DType, Result, Tensor};
 
 pub use scatter::ScatterReduce;
 
-/// Indices as kernels take them: `int64`, beside what they index. `int32` is converted; what any other dtype is,
-/// the kernel says.
+/// Returns indices as kernels take them: `int64`, on a device that `of` can be used with. `int32` is converted;
+/// a kernel refuses other dtypes.
 #[track_caller]
 pub(super) fn as_indices(op: &'static str, of: &Tensor, index: &Tensor) -> Result<Tensor> {
     check_together(op, of, index)?;
     if index.dtype() == DType::I32 { index.converted(DType::I64) } else { Ok(index.clone()) }
 }
 
-/// A vector of indices as those of each element of `sizes` along `dim`, of which there are as many.
+/// Expands a vector of indices along `dim` to `sizes`.
 fn spread(index: &Tensor, dim: usize, sizes: &[usize]) -> Tensor {
     let mut strides = Strides::from_elem(0, sizes.len());
     if let (Some(to), Some(&stride)) = (strides.get_mut(dim), index.stride().first()) {

@@ -20,7 +20,7 @@ saved! {
 }
 
 impl Backward for Reduced {
-    /// As in PyTorch, equal extremes have equal shares.
+    /// Equal extremes share the gradient equally, as in PyTorch.
     fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
         let Self { x, index, out, dim, .. } = self;
         let dim = *dim;
@@ -47,7 +47,8 @@ impl Backward for Reduced {
 }
 
 impl Reduced {
-    /// The product of the others. A single zero among them is left out.
+    /// Multiplies the other elements. Divides by an element unless it is the single zero, which is left out of
+    /// the product.
     fn of_products(&self, grad: &Tensor, src: &Tensor) -> Result<(Tensor, Tensor)> {
         let Self { x, index, out, dim, .. } = self;
         let dim = *dim;

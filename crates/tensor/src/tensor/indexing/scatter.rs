@@ -1,4 +1,5 @@
-//! Elements put, or combined with others, where a tensor of indices says: `scatter` and its like.
+//! Elements written, or combined with others, at the places of a tensor of indices: `scatter` and similar
+//! methods.
 
 use smallvec::smallvec;
 use warpline_kernels::scatter::{self, Reduce};
@@ -6,7 +7,7 @@ use warpline_kernels::scatter::{self, Reduce};
 use super::as_indices;
 use super::reduced::Reduced;
 #[cfg(doc)]
-use crate::Error;
+use crate::ErrorKind;
 use crate::autograd::{
     Backward, Gradients, Inputs, Saved, check_in_place, record, record_in_place, saved, wanted,
     wanted_in_place,
@@ -17,28 +18,28 @@ use crate::tensor::TensorOrScalar;
 use crate::tensor::inplace::check_filled;
 use crate::{DType, Result, RoundingMode, Scalar, Tensor};
 
-/// What [`Tensor::scatter_reduce`] makes of the elements that meet at a place (`reduce` of
+/// The reduction by which [`Tensor::scatter_reduce`] combines the elements for one place (`reduce` of
 /// `torch.scatter_reduce`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScatterReduce {
-    /// Their sum.
+    /// The sum.
     Sum,
-    /// Their product.
+    /// The product.
     Prod,
-    /// Their mean; of integers rounded down.
+    /// The mean; rounded down for integers.
     Mean,
-    /// The largest; NaN if there is one.
+    /// The largest element; NaN if there is a NaN.
     Amax,
-    /// The smallest; NaN if there is one.
+    /// The smallest element; NaN if there is a NaN.
     Amin,
 }
 
 impl Tensor {
-    /// With the elements of `src` at their places, but along dimension `dim` at what `index` holds
-    /// (`torch.scatter`). `index` is `int64` or `int32`, has as many dimensions, and is no larger than `src`
-    /// in any, nor than this tensor in any but `dim`. Where several name one place, the last counts on the
-    /// CPU, and any on a GPU. A number is put at all places. Indices out of range are errors as of
-    /// [`Tensor::index_select`].
+    /// Writes each element of `src` to its own position, except that along dimension `dim` the position is the
+    /// value in `index` (`torch.scatter`). A number as `src` is written to all of these places. `index` is
+    /// `int64` or `int32` and has as many dimensions as this tensor. No dimension of `index` is larger than
+    /// that of `src`, and none but `dim` is larger than that of this tensor. If several indices name one place,
+    /// the last element counts on the CPU, and any element on a GPU.
     ///
     /// ```
     /// # use warpline::{tensor, zeros};
@@ -49,9 +50,11 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::IndexCheck`]; [`ErrorKind::DimOutOfRange`]; [`ErrorKind::ShapeMismatch`];
-    /// [`ErrorKind::DTypeMismatch`] where `src` is of another dtype; [`ErrorKind::InvalidArgument`] for indices of
-    /// another, or a number that this one cannot hold; [`ErrorKind::DeviceMismatch`].
+    /// [`ErrorKind::IndexCheck`] if an index is out of range, as described at [`Tensor::index_select`].
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::ShapeMismatch`] if `index`
+    /// does not fit the tensor or `src`. [`ErrorKind::DTypeMismatch`] if `src` has another dtype.
+    /// [`ErrorKind::InvalidArgument`] if `index` has another dtype, or if this tensor's dtype cannot hold the
+    /// number `src`. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn scatter<'a>(
         &self,
@@ -65,7 +68,8 @@ impl Tensor {
     /// [`Tensor::scatter`] in place.
     ///
     /// # Errors
-    /// As there; [`ErrorKind::OverlappingOperands`] where `src` shares memory with this tensor.
+    /// The same as [`Tensor::scatter`]. [`ErrorKind::OverlappingOperands`] if `src` shares memory with this
+    /// tensor.
     #[track_caller]
     pub fn scatter_<'a>(
         &self,
@@ -77,9 +81,9 @@ impl Tensor {
         Ok(self)
     }
 
-    /// With the elements of `src` added, at the places that [`Tensor::scatter`] puts them at
-    /// (`torch.scatter_add`). On a GPU the order of additions differs from run to run where many indices name
-    /// many places; everywhere else it is the order of the indices.
+    /// Adds each element of `src` at the place to which [`Tensor::scatter`] would write it
+    /// (`torch.scatter_add`). Additions are in the order of the indices, except on a GPU with many indices and
+    /// many places, where the order varies from run to run.
     ///
     /// ```
     /// # use warpline::{tensor, zeros};
@@ -90,7 +94,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// As [`Tensor::scatter`].
+    /// The same as [`Tensor::scatter`].
     #[track_caller]
     pub fn scatter_add(&self, dim: isize, index: &Tensor, src: &Tensor) -> Result<Self> {
         self.scattered("scatter_add", dim, index, src, Reduce::Sum, false)
@@ -99,18 +103,19 @@ impl Tensor {
     /// [`Tensor::scatter_add`] in place.
     ///
     /// # Errors
-    /// As [`Tensor::scatter_`].
+    /// The same as [`Tensor::scatter_`].
     #[track_caller]
     pub fn scatter_add_(&self, dim: isize, index: &Tensor, src: &Tensor) -> Result<&Self> {
         self.scattered("scatter_add_", dim, index, src, Reduce::Sum, true)?;
         Ok(self)
     }
 
-    /// With what `reduce` makes of the elements of `src` that [`Tensor::scatter`] would put at a place, and with
-    /// `include_self`, PyTorch's default, of the element that is there (`torch.scatter_reduce`).
+    /// Combines the elements of `src` that [`Tensor::scatter`] would write to one place by `reduce`
+    /// (`torch.scatter_reduce`). With `include_self`, which is PyTorch's default, the element of this tensor
+    /// counts too. A place without an element of `src` keeps its element.
     ///
     /// # Errors
-    /// As [`Tensor::scatter`].
+    /// The same as [`Tensor::scatter`].
     #[track_caller]
     pub fn scatter_reduce(
         &self,
@@ -142,7 +147,7 @@ impl Tensor {
     /// [`Tensor::scatter_reduce`] in place.
     ///
     /// # Errors
-    /// As [`Tensor::scatter_`].
+    /// The same as [`Tensor::scatter_`].
     #[track_caller]
     pub fn scatter_reduce_(
         &self,
@@ -154,7 +159,7 @@ impl Tensor {
     ) -> Result<&Self> {
         const OP: &str = "scatter_reduce_";
         if wanted_in_place(self, &[src]) {
-            // What it holds now is gone afterwards, and may be needed for the gradient.
+            // The gradient may need the elements that are overwritten.
             let former = self.copy().of(OP)?;
             let out = former.scatter_reduce(dim, index, src, reduce, include_self).of(OP)?;
             return self.copy_(&out, false).of(OP);
@@ -163,7 +168,7 @@ impl Tensor {
         Ok(self)
     }
 
-    /// [`Tensor::scatter`] or [`Tensor::scatter_`] within the op `op`.
+    /// [`Tensor::scatter`] or [`Tensor::scatter_`] as part of the op `op`.
     #[track_caller]
     pub(crate) fn put(
         &self,
@@ -184,7 +189,7 @@ impl Tensor {
         self.scattered(op, dim, index, src, Reduce::Assign, in_place)
     }
 
-    /// [`Tensor::scatter`] and [`Tensor::scatter_add`], recorded.
+    /// [`Tensor::scatter`] or [`Tensor::scatter_add`], recorded for autograd.
     #[track_caller]
     pub(super) fn scattered(
         &self,
@@ -216,7 +221,7 @@ impl Tensor {
         record(op, out, &[self, src], saved)
     }
 
-    /// One element of this dtype, expanded.
+    /// Returns one element of this dtype, expanded to `sizes`.
     #[track_caller]
     pub(super) fn everywhere(
         &self,
@@ -263,7 +268,7 @@ impl Tensor {
             ScatterReduce::Amin => Reduce::Min,
         };
         if !include_self {
-            // Where nothing else comes, the element stays.
+            // A place without an element of `src` keeps its element.
             let neutral = match kind {
                 Reduce::Sum => Scalar::Int(0),
                 Reduce::Prod => Scalar::Int(1),
@@ -314,7 +319,7 @@ impl Backward for Scatter {
 
 impl Saved for ScatterReduce {}
 
-/// What is no larger than any element.
+/// Returns a number that is not larger than any element.
 fn lowest(of: &Tensor) -> Scalar {
     match of.dtype() {
         DType::Bool => Scalar::Bool(false),
@@ -327,7 +332,7 @@ fn lowest(of: &Tensor) -> Scalar {
     }
 }
 
-/// What is no smaller than any element.
+/// Returns a number that is not smaller than any element.
 fn highest(of: &Tensor) -> Scalar {
     match of.dtype() {
         DType::Bool => Scalar::Bool(true),
@@ -340,7 +345,7 @@ fn highest(of: &Tensor) -> Scalar {
     }
 }
 
-/// The gradient of what lies behind an index's sizes is zero.
+/// Extends a gradient to `sizes`: it is zero beyond the sizes of the index.
 pub(super) fn within(grad: &Tensor, sizes: &[usize]) -> Result<Tensor> {
     if grad.size() == sizes {
         return Ok(grad.clone());

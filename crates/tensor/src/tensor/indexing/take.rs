@@ -1,15 +1,17 @@
-//! Elements by their number, and along a dimension: `take` and `take_along_dim`.
+//! Elements by position, and along a dimension: `take` and `take_along_dim`.
 
 use warpline_kernels::scatter::linear_index;
 use warpline_runtime::broadcast;
 
 use super::as_indices;
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::{DType, Error, IntoDim, Result, Tensor};
 
 impl Tensor {
-    /// The elements whose numbers in row-major order `index` holds, in its sizes (`torch.take`). Negative ones
-    /// count from the end.
+    /// Gathers the elements at the row-major positions in `index` (`torch.take`). The result has the sizes of
+    /// `index`. Negative positions count from the end.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -19,7 +21,9 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// As [`Tensor::index_select`].
+    /// [`ErrorKind::IndexCheck`] if a position is out of range, as described at [`Tensor::index_select`].
+    /// [`ErrorKind::InvalidArgument`] if `index` is neither `int64` nor `int32`. Errors of
+    /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn take(&self, index: &Tensor) -> Result<Self> {
         const OP: &str = "take";
@@ -35,11 +39,12 @@ impl Tensor {
         picked.reshape(sizes).of(OP)
     }
 
-    /// [`Tensor::gather`] of tensors that are broadcast in all dimensions but `dim`; without it, `()`, of both as
-    /// vectors (`torch.take_along_dim`).
+    /// [`Tensor::gather`] with broadcasting: tensor and index broadcast in all dimensions but `dim`
+    /// (`torch.take_along_dim`). Without a dimension, `()`, both are flattened to vectors.
     ///
     /// # Errors
-    /// As [`Tensor::gather`]; [`ErrorKind::BroadcastMismatch`].
+    /// The same as [`Tensor::gather`]. [`ErrorKind::BroadcastMismatch`] if the other dimensions do not
+    /// broadcast. [`ErrorKind::InvalidArgument`] if `dim` is given and the numbers of dimensions differ.
     #[track_caller]
     pub fn take_along_dim(&self, index: &Tensor, dim: impl IntoDim) -> Result<Self> {
         const OP: &str = "take_along_dim";

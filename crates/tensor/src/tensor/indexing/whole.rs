@@ -1,9 +1,11 @@
-//! Whole parts along a dimension, named by a vector of indices: `index_add` and its like.
+//! Slices along a dimension, named by a vector of indices: `index_add` and similar methods.
 
 use smallvec::smallvec;
 use warpline_kernels::scatter;
 
 use super::{as_indices, spread};
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::autograd::{
     Backward, Gradients, Inputs, check_in_place, record, record_in_place, saved, wanted,
     wanted_in_place,
@@ -13,10 +15,10 @@ use crate::exec::check_together;
 use crate::{Error, Result, Scalar, Tensor};
 
 impl Tensor {
-    /// With each part of `source` along `dim` added to the part that `index` names, one after the other
-    /// (`torch.index_add`). `index` is `int64` or `int32`, a vector with an index for each part. Sums are taken
-    /// in its order, so that they are the same each time; but on a GPU not those of millions of indices into as
-    /// many parts. Indices out of range are errors as of [`Tensor::index_select`].
+    /// Adds each slice of `source` along `dim` to the slice of this tensor that `index` names
+    /// (`torch.index_add`). `index` is a vector of `int64` or `int32` with one index per slice of `source`.
+    /// Slices are added in the order of `index`, so sums are deterministic, except on a GPU for millions of
+    /// indices into as many slices.
     ///
     /// ```
     /// # use warpline::{tensor, zeros};
@@ -27,7 +29,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// As [`Tensor::scatter`].
+    /// The same as [`Tensor::scatter`], with `source` for `src`.
     #[track_caller]
     pub fn index_add(&self, dim: isize, index: &Tensor, source: &Tensor) -> Result<Self> {
         self.added("index_add", dim, index, source, false)
@@ -36,7 +38,8 @@ impl Tensor {
     /// [`Tensor::index_add`] in place.
     ///
     /// # Errors
-    /// As there; [`ErrorKind::OverlappingOperands`] where `source` shares memory with this tensor.
+    /// The same as [`Tensor::index_add`]. [`ErrorKind::OverlappingOperands`] if `source` shares memory with
+    /// this tensor.
     #[track_caller]
     pub fn index_add_(&self, dim: isize, index: &Tensor, source: &Tensor) -> Result<&Self> {
         self.added("index_add_", dim, index, source, true)?;
@@ -46,7 +49,7 @@ impl Tensor {
     /// [`Tensor::index_add`] of `alpha * source`.
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Tensor::index_add`] and [`Tensor::mul`].
     #[track_caller]
     pub fn index_add_scaled(
         &self,
@@ -62,7 +65,7 @@ impl Tensor {
     /// [`Tensor::index_add_scaled`] in place.
     ///
     /// # Errors
-    /// As [`Tensor::index_add_`].
+    /// The same as [`Tensor::index_add_`] and [`Tensor::mul`].
     #[track_caller]
     pub fn index_add_scaled_(
         &self,
@@ -76,11 +79,11 @@ impl Tensor {
         Ok(self)
     }
 
-    /// With each part of `source` along `dim` in place of the part that `index` names
-    /// (`torch.index_copy`). Where several name one, the last counts on the CPU, and any on a GPU.
+    /// Replaces the slice that `index` names with the corresponding slice of `source` along `dim`
+    /// (`torch.index_copy`). If several indices name one slice, the last counts on the CPU, and any on a GPU.
     ///
     /// # Errors
-    /// As [`Tensor::scatter`].
+    /// The same as [`Tensor::scatter`], with `source` for `src`.
     #[track_caller]
     pub fn index_copy(&self, dim: isize, index: &Tensor, source: &Tensor) -> Result<Self> {
         let index = self.parts("index_copy", dim, index, Some(source.size()))?;
@@ -90,7 +93,7 @@ impl Tensor {
     /// [`Tensor::index_copy`] in place.
     ///
     /// # Errors
-    /// As [`Tensor::index_add_`].
+    /// The same as [`Tensor::index_add_`].
     #[track_caller]
     pub fn index_copy_(&self, dim: isize, index: &Tensor, source: &Tensor) -> Result<&Self> {
         let index = self.parts("index_copy_", dim, index, Some(source.size()))?;
@@ -98,10 +101,10 @@ impl Tensor {
         Ok(self)
     }
 
-    /// With `value` in all parts along `dim` that `index` names (`torch.index_fill`).
+    /// Replaces all elements of the slices that `index` names along `dim` with `value` (`torch.index_fill`).
     ///
     /// # Errors
-    /// As [`Tensor::scatter`].
+    /// The same as [`Tensor::scatter`] of a number.
     #[track_caller]
     pub fn index_fill(&self, dim: isize, index: &Tensor, value: impl Into<Scalar>) -> Result<Self> {
         let index = self.parts("index_fill", dim, index, None)?;
@@ -111,7 +114,7 @@ impl Tensor {
     /// [`Tensor::index_fill`] in place.
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Tensor::index_fill`].
     #[track_caller]
     pub fn index_fill_(
         &self,
@@ -155,8 +158,8 @@ impl Tensor {
         record(op, out, &[self, source], saved)
     }
 
-    /// A vector of indices for each element of the parts that it names; what is put there has these sizes, or
-    /// those that follow.
+    /// Expands a vector of indices to one index per element of the named slices. `sizes`, if given, must be
+    /// those of the slices.
     #[track_caller]
     fn parts(
         &self,

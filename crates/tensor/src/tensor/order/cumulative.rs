@@ -1,4 +1,4 @@
-//! Running sums, products and extremes: `cumsum` and its like.
+//! Cumulative sums, products and extremes: `cumsum` and similar methods.
 
 use smallvec::smallvec;
 use warpline_kernels::scan::{ScanOp, scan};
@@ -8,7 +8,7 @@ use crate::called::Called;
 use crate::{DType, Result, Tensor, where_cond};
 
 impl Tensor {
-    /// The sum of all elements up to each along a dimension (`torch.cumsum`); of integers and bools as `int64`.
+    /// The cumulative sum along a dimension (`torch.cumsum`). Integers and bools give `int64`.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -17,7 +17,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`](crate::ErrorKind::DimOutOfRange), and what the launch fails with.
+    /// [`ErrorKind::DimOutOfRange`](crate::ErrorKind::DimOutOfRange) if the tensor lacks the dimension. Errors
+    /// of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn cumsum(&self, dim: isize) -> Result<Self> {
         let out = self.scanned("cumsum", ScanOp::Sum, dim)?;
@@ -27,21 +28,21 @@ impl Tensor {
         record("cumsum", out, &[self], linear(move |grad, _| from_behind(grad, dim)))
     }
 
-    /// [`Tensor::cumsum`] in place; the dtype stays.
+    /// [`Tensor::cumsum`] in place. The dtype stays.
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Tensor::cumsum`].
     #[track_caller]
     pub fn cumsum_(&self, dim: isize) -> Result<&Self> {
         let all = self.cumsum(dim).of("cumsum_")?;
         self.copy_(&all, false).of("cumsum_")
     }
 
-    /// The product of all elements up to each along a dimension (`torch.cumprod`); of integers and bools as
-    /// `int64`. Where there are several zeros its gradient is right, but not its gradient's.
+    /// The cumulative product along a dimension (`torch.cumprod`). Integers and bools give `int64`. With
+    /// several zeros, the gradient is right, but the gradient of the gradient is not.
     ///
     /// # Errors
-    /// As [`Tensor::cumsum`].
+    /// The same as [`Tensor::cumsum`].
     #[track_caller]
     pub fn cumprod(&self, dim: isize) -> Result<Self> {
         let out = self.scanned("cumprod", ScanOp::Prod, dim)?;
@@ -52,10 +53,10 @@ impl Tensor {
         record("cumprod", out, &[self], saved)
     }
 
-    /// [`Tensor::cumprod`] in place; the dtype stays.
+    /// [`Tensor::cumprod`] in place. The dtype stays.
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Tensor::cumprod`].
     #[track_caller]
     pub fn cumprod_(&self, dim: isize) -> Result<&Self> {
         // The gradient reads the elements that this overwrites.
@@ -64,21 +65,21 @@ impl Tensor {
         self.copy_(&all, false).of("cumprod_")
     }
 
-    /// The largest element up to each along a dimension, and where it is, of equal ones the last; a NaN is the
-    /// largest (`torch.cummax`).
+    /// The cumulative maximum along a dimension, and its index (`torch.cummax`). Of equal elements, the index
+    /// is that of the last. A NaN counts as the largest.
     ///
     /// # Errors
-    /// As [`Tensor::cumsum`].
+    /// The same as [`Tensor::cumsum`].
     #[track_caller]
     pub fn cummax(&self, dim: isize) -> Result<(Self, Self)> {
         self.extremes("cummax", ScanOp::Max, dim)
     }
 
-    /// The smallest element up to each along a dimension, and where it is, of equal ones the last; a NaN is the
-    /// smallest (`torch.cummin`).
+    /// The cumulative minimum along a dimension, and its index (`torch.cummin`). Of equal elements, the index
+    /// is that of the last. A NaN counts as the smallest.
     ///
     /// # Errors
-    /// As [`Tensor::cumsum`].
+    /// The same as [`Tensor::cumsum`].
     #[track_caller]
     pub fn cummin(&self, dim: isize) -> Result<(Self, Self)> {
         self.extremes("cummin", ScanOp::Min, dim)
@@ -111,7 +112,7 @@ impl Tensor {
     }
 }
 
-/// The sum of all elements from each on.
+/// The sum of each element and all later ones.
 fn from_behind(t: &Tensor, dim: isize) -> Result<Tensor> {
     t.flip(dim)?.cumsum(dim)?.flip(dim)
 }
@@ -119,13 +120,13 @@ fn from_behind(t: &Tensor, dim: isize) -> Result<Tensor> {
 saved! {
     struct CumProd { x: Tensor, out: Tensor, dim: isize }
 
-    /// The indices of running extremes.
+    /// The indices of cumulative extremes.
     struct Extremes { dim: isize, indices: Tensor }
 }
 
 impl Backward for CumProd {
-    /// Elements before a row's first zero divide the results. The zero has the products without it, up to the second
-    /// zero. After that, all results are zero.
+    /// Before the first zero of a row, the gradient is divided by the element. At the first zero, it is that of
+    /// the products without this zero, up to the second zero. After the first zero, it is zero.
     fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
         let Self { x, out, dim } = self;
         let zero = x.eq(0.0)?;

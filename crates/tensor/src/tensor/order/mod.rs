@@ -1,4 +1,4 @@
-//! The order of elements: running sums and extremes, sorting, searching, turning round.
+//! The order of elements: cumulative sums and extremes, sorting, searching, reversing.
 
 mod cumulative;
 mod multinomial;

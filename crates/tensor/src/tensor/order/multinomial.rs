@@ -1,16 +1,17 @@
-//! Indices drawn by their weights.
+//! Random indices with given weights.
 
 use super::searchsorted;
 use crate::called::Called;
 use crate::{DType, Error, ErrorKind, Result, Tensor};
 
-/// Threads of a block of PyTorch's kernel, each of which draws one index.
+/// Number of threads per block in PyTorch's kernel, where each thread draws one index.
 const BLOCK: usize = 128;
 
 impl Tensor {
-    /// Indices drawn by their weights, which are these or the rows of these, with PyTorch's values for a seed
-    /// (`torch.multinomial`). Without `replacement` none is drawn twice. That weights are not negative, and that there are enough that
-    /// are not zero, is not looked at on a device.
+    /// Draws indices with probabilities proportional to weights: the elements of a vector, or of each row of a
+    /// matrix (`torch.multinomial`). For a seed, the indices are PyTorch's. Without `replacement`, no index is
+    /// drawn twice. On a GPU, weights are not checked: they must not be negative, and enough of them must be
+    /// nonzero.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -20,8 +21,10 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] of other than one or two dimensions, of no samples, of more samples than weights without
-    /// `replacement`, and on the host of weights that are negative, infinite or NaN; [`ErrorKind::UnsupportedDType`] for anything but floats.
+    /// [`ErrorKind::InvalidArgument`] if the tensor is not a vector or a matrix, if there are no weights, if
+    /// `num_samples` is 0, or if it exceeds the number of weights without `replacement`. On the CPU also if a
+    /// weight is negative, infinite or NaN, or all weights of a row are zero. [`ErrorKind::UnsupportedDType`]
+    /// if the tensor is not of floats. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn multinomial(&self, num_samples: usize, replacement: bool) -> Result<Self> {
         let op = "multinomial";

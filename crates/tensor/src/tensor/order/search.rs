@@ -1,4 +1,4 @@
-//! Where values belong among sorted ones.
+//! Positions of values among sorted values.
 
 use warpline_kernels::sort;
 
@@ -7,8 +7,9 @@ use crate::exec::check_together;
 use crate::tensor::result_type;
 use crate::{DType, Result, Tensor};
 
-/// For each of `values` where it belongs in `sorted`, so that all before are less, or with `right` no larger
-/// (`torch.searchsorted`). `sorted` is a vector, or has a row for each row of the values. `int64`.
+/// Finds the position of each value in `sorted` that keeps the order (`torch.searchsorted`). All elements
+/// before the position are less than the value; with `right`, less or equal. `sorted` is a vector, or has one
+/// row per row of `values`. The result is `int64` and has the shape of `values`.
 ///
 /// ```
 /// # use warpline::{searchsorted, tensor};
@@ -19,10 +20,10 @@ use crate::{DType, Result, Tensor};
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::DTypeMismatch`](crate::ErrorKind::DTypeMismatch);
-/// [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch);
-/// [`ErrorKind::UnsupportedDType`](crate::ErrorKind::UnsupportedDType) of bools;
-/// [`ErrorKind::DeviceMismatch`](crate::ErrorKind::DeviceMismatch).
+/// [`ErrorKind::DTypeMismatch`](crate::ErrorKind::DTypeMismatch) if the dtypes differ.
+/// [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if `sorted` is not a vector and its rows are
+/// not those of `values`. [`ErrorKind::UnsupportedDType`](crate::ErrorKind::UnsupportedDType) if the tensors
+/// are of bools. Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn searchsorted(sorted: &Tensor, values: &Tensor, right: bool) -> Result<Tensor> {
     check_together("searchsorted", values, sorted)?;
@@ -33,10 +34,11 @@ pub fn searchsorted(sorted: &Tensor, values: &Tensor, right: bool) -> Result<Ten
     Ok(out)
 }
 
-/// Whether each of `elements` is among `test_elements` (`torch.isin`).
+/// Returns whether each element is in `test_elements`, as bools (`torch.isin`). Both tensors are converted to
+/// the dtype of [`result_type`].
 ///
 /// # Errors
-/// As [`searchsorted`]; both are converted to the dtype in which they meet.
+/// Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn isin(elements: &Tensor, test_elements: &Tensor) -> Result<Tensor> {
     const OP: &str = "isin";
@@ -56,10 +58,11 @@ pub fn isin(elements: &Tensor, test_elements: &Tensor) -> Result<Tensor> {
 }
 
 impl Tensor {
-    /// [`searchsorted`] of this tensor's elements in a vector of boundaries (`torch.bucketize`).
+    /// The same as [`searchsorted`] for this tensor's elements in a vector of boundaries (`torch.bucketize`).
     ///
     /// # Errors
-    /// As there; [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for boundaries that are no vector.
+    /// The same as [`searchsorted`]. [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if
+    /// `boundaries` is not a vector.
     #[track_caller]
     pub fn bucketize(&self, boundaries: &Tensor, right: bool) -> Result<Self> {
         if boundaries.dim() != 1 {

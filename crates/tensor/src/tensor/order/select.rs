@@ -1,13 +1,16 @@
-//! One element by its place in the order: `kthvalue`, `median`.
+//! The element at a rank: `kthvalue`, `median`.
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::{Error, Result, Tensor};
 
 impl Tensor {
-    /// The `k`-th smallest element along a dimension, counted from 1, and where it is (`torch.kthvalue`).
+    /// The `k`-th smallest element along a dimension, and its index (`torch.kthvalue`). `k` counts from 1.
     ///
     /// # Errors
-    /// As [`Tensor::sort`]; [`ErrorKind::InvalidArgument`] for a `k` that there is not.
+    /// The same as [`Tensor::sort`]. [`ErrorKind::InvalidArgument`] if `k` is 0 or exceeds the size of the
+    /// dimension.
     #[track_caller]
     pub fn kthvalue(&self, k: usize, dim: isize) -> Result<(Self, Self)> {
         let (values, indices) = self.kthvalue_keepdim(k, dim).of("kthvalue")?;
@@ -17,7 +20,7 @@ impl Tensor {
     /// [`Tensor::kthvalue`] that keeps the dimension, with size 1.
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Tensor::kthvalue`].
     #[track_caller]
     pub fn kthvalue_keepdim(&self, k: usize, dim: isize) -> Result<(Self, Self)> {
         const OP: &str = "kthvalue_keepdim";
@@ -35,11 +38,11 @@ impl Tensor {
         Ok((pick(&values).of(OP)?, pick(&indices).of(OP)?))
     }
 
-    /// The median along a dimension, of two the lower, and where it is (`torch.median` with `dim`); a NaN if
-    /// there is one.
+    /// The median along a dimension, and its index (`torch.median` with `dim`). Of two middle elements, the
+    /// lower is the median. If there is a NaN, the median is NaN.
     ///
     /// # Errors
-    /// As [`Tensor::sort`]; [`ErrorKind::InvalidArgument`] where there is no element.
+    /// The same as [`Tensor::sort`]. [`ErrorKind::InvalidArgument`] if the dimension has size 0.
     #[track_caller]
     pub fn median(&self, dim: isize) -> Result<(Self, Self)> {
         let (values, indices) = self.median_keepdim(dim).of("median")?;
@@ -49,7 +52,7 @@ impl Tensor {
     /// [`Tensor::median`] that keeps the dimension, with size 1.
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Tensor::median`].
     #[track_caller]
     pub fn median_keepdim(&self, dim: isize) -> Result<(Self, Self)> {
         const OP: &str = "median_keepdim";
@@ -71,10 +74,11 @@ impl Tensor {
         Ok((values.gather(dim, &place).of(OP)?, indices.gather(dim, &place).of(OP)?))
     }
 
-    /// The median of all elements, of two the lower (`torch.median`); a NaN if there is one, or no element.
+    /// The median of all elements (`torch.median`). Of two middle elements, the lower is the median. If there
+    /// is a NaN, or no element of a float tensor, the median is NaN.
     ///
     /// # Errors
-    /// As [`Tensor::sort`].
+    /// The same as [`Tensor::sort`]. [`ErrorKind::InvalidArgument`] if an integer tensor has no elements.
     #[track_caller]
     pub fn median_all(&self) -> Result<Self> {
         const OP: &str = "median_all";

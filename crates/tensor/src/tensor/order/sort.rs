@@ -3,13 +3,15 @@
 use smallvec::smallvec;
 use warpline_kernels::sort;
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::autograd::{Backward, Gradients, Inputs, record, saved, wanted};
 use crate::called::Called;
 use crate::{DType, Error, Result, Tensor};
 
 impl Tensor {
-    /// The elements in order along a dimension, and where they were (`torch.sort`). Equal ones stay in their order,
-    /// as with PyTorch's `stable`; a NaN is larger than any number.
+    /// Sorts the elements along a dimension, and returns them with their former indices (`torch.sort`). The
+    /// sort is stable. A NaN is larger than any number.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -19,7 +21,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`], and what the launches fail with.
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. Errors of
+    /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn sort(&self, dim: isize, descending: bool) -> Result<(Self, Self)> {
         const OP: &str = "sort";
@@ -36,29 +39,29 @@ impl Tensor {
         Ok((values, indices))
     }
 
-    /// Where the elements are that [`Tensor::sort`] has in order (`torch.argsort`).
+    /// Returns the indices that [`Tensor::sort`] returns (`torch.argsort`).
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Tensor::sort`].
     #[track_caller]
     pub fn argsort(&self, dim: isize, descending: bool) -> Result<Self> {
         Ok(self.detach().sort(dim, descending).of("argsort")?.1)
     }
 
-    /// The elements in order along the first dimension (`torch.msort`).
+    /// Sorts the elements along the first dimension, in ascending order (`torch.msort`).
     ///
     /// # Errors
-    /// As [`Tensor::sort`].
+    /// The same as [`Tensor::sort`].
     #[track_caller]
     pub fn msort(&self) -> Result<Self> {
         Ok(self.sort(0, false).of("msort")?.0)
     }
 
-    /// The `k` largest elements along a dimension in descending order, or the smallest in ascending order, and where
-    /// they are (`torch.topk`).
+    /// The `k` largest elements along a dimension in descending order, or the `k` smallest in ascending order,
+    /// with their indices (`torch.topk`).
     ///
     /// # Errors
-    /// As [`Tensor::sort`]; [`ErrorKind::InvalidArgument`] for more than there are.
+    /// The same as [`Tensor::sort`]. [`ErrorKind::InvalidArgument`] if `k` exceeds the size of the dimension.
     #[track_caller]
     pub fn topk(&self, k: usize, dim: isize, largest: bool) -> Result<(Self, Self)> {
         const OP: &str = "topk";
@@ -71,7 +74,7 @@ impl Tensor {
         if k == size {
             return Ok((values, indices));
         }
-        // In memory of their own, so that the others are freed.
+        // Copies, so that the memory of the other elements is freed.
         let first = |t: &Tensor| {
             if t.dim() == 0 { t.reshape([1])?.narrow(0, 0, k) } else { t.narrow(dim, 0, k) }
         };

@@ -1,14 +1,16 @@
-//! Elements in another order of their places: `flip`, `roll`.
+//! Elements in another order: `flip`, `roll`.
 
 use smallvec::{SmallVec, smallvec};
 use warpline_runtime::{Layout, Strides};
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::autograd::{Backward, Gradients, Inputs, record, saved, wanted};
 use crate::called::Called;
 use crate::{Error, IntoDims, Result, Tensor, cat};
 
 impl Tensor {
-    /// The other way round along dimensions, in memory of its own (`torch.flip`).
+    /// Reverses the order of the elements along dimensions, in a copy (`torch.flip`).
     ///
     /// ```
     /// # use warpline::arange;
@@ -17,7 +19,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] for a dimension that appears several times.
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks a dimension. [`ErrorKind::InvalidArgument`] if a
+    /// dimension appears several times. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn flip(&self, dims: impl IntoDims) -> Result<Self> {
         let dims = dims.into_dims();
@@ -48,26 +51,26 @@ impl Tensor {
         record("flip", out, &[self], Flip { dims })
     }
 
-    /// [`Tensor::flip`] of the columns, the second dimension (`torch.fliplr`).
+    /// [`Tensor::flip`] along the second dimension, the columns (`torch.fliplr`).
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Tensor::flip`].
     #[track_caller]
     pub fn fliplr(&self) -> Result<Self> {
         self.flip(1).of("fliplr")
     }
 
-    /// [`Tensor::flip`] of the rows, the first dimension (`torch.flipud`).
+    /// [`Tensor::flip`] along the first dimension, the rows (`torch.flipud`).
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Tensor::flip`].
     #[track_caller]
     pub fn flipud(&self) -> Result<Self> {
         self.flip(0).of("flipud")
     }
 
-    /// Moved on by `shifts` along `dims`, what leaves at the end coming in again at the start; without `dims`, `()`,
-    /// as a vector (`torch.roll`).
+    /// Rotates the elements by `shifts` along `dims` (`torch.roll`): elements that leave at the end come in at
+    /// the start. Without `dims`, `()`, the tensor is rotated as a vector.
     ///
     /// ```
     /// # use warpline::arange;
@@ -76,7 +79,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] for other than a shift for each dimension.
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks a dimension. [`ErrorKind::InvalidArgument`] if there is
+    /// not one shift per dimension. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn roll(&self, shifts: impl IntoDims, dims: impl IntoDims) -> Result<Self> {
         const OP: &str = "roll";

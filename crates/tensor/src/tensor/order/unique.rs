@@ -1,12 +1,13 @@
-//! Each value once: `unique`, `unique_consecutive`.
+//! Distinct values: `unique`, `unique_consecutive`.
 
 use crate::autograd::refuse;
 use crate::called::Called;
 use crate::{DType, Result, Tensor, arange, cat, ones};
 
 impl Tensor {
-    /// Each value once, in order (`torch.unique`); with `return_inverse` where each element's is among these, and
-    /// with `return_counts` how often it comes. The host waits for how many there are.
+    /// The distinct values in ascending order (`torch.unique`). With `return_inverse`, also the index of each
+    /// element among these values; with `return_counts`, also the number of occurrences of each value. The host
+    /// waits for the number of values.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -18,8 +19,9 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) while a graph is captured; [`ErrorKind::Gradient`](crate::ErrorKind::Gradient)
-    /// where a gradient is wanted; what the launches fail with.
+    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) if the stream is captured.
+    /// [`ErrorKind::Gradient`](crate::ErrorKind::Gradient) if a gradient is wanted. Errors of
+    /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn unique(
         &self,
@@ -40,10 +42,11 @@ impl Tensor {
         Ok((runs.values, inverse, counts))
     }
 
-    /// The first of each run of equal values (`torch.unique_consecutive`); otherwise as [`Tensor::unique`].
+    /// The first element of each run of equal elements (`torch.unique_consecutive`), in the order of the
+    /// elements. Otherwise the same as [`Tensor::unique`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Tensor::unique`].
     #[track_caller]
     pub fn unique_consecutive(
         &self,
@@ -63,9 +66,9 @@ impl Tensor {
 /// The runs of equal neighbours in a vector.
 struct Runs {
     values: Tensor,
-    /// Which run each element is in.
+    /// The number of the run of each element.
     inverse: Tensor,
-    /// Where each run begins.
+    /// The index at which each run begins.
     starts: Tensor,
     numel: usize,
 }

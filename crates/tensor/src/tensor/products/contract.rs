@@ -1,11 +1,13 @@
-//! Sums of products of two tensors over dimensions that both have.
+//! Sums of products of two tensors over shared dimensions.
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::tensor::composite::signed;
 use crate::{Error, IntoDims, Result, Tensor};
 
 impl Tensor {
-    /// The products with another tensor, summed over this one's last `dims` dimensions and the other's first
+    /// The sum of products over this tensor's last `dims` dimensions and the other tensor's first `dims`
     /// (`torch.tensordot` with a number).
     ///
     /// ```
@@ -16,8 +18,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`] where these dimensions differ in size; [`ErrorKind::InvalidArgument`] where there are
-    /// not as many; as [`Tensor::matmul`].
+    /// [`ErrorKind::ShapeMismatch`] if these dimensions differ in size. [`ErrorKind::InvalidArgument`] if a
+    /// tensor has fewer dimensions. Otherwise the same as [`Tensor::matmul`].
     #[track_caller]
     pub fn tensordot(&self, other: &Tensor, dims: usize) -> Result<Self> {
         if dims > self.dim().min(other.dim()) {
@@ -30,10 +32,11 @@ impl Tensor {
         self.contracted(other, &own, &others).of("tensordot")
     }
 
-    /// The products with another tensor, summed over pairs of dimensions (`torch.tensordot` with two lists).
+    /// The sum of products over pairs of dimensions (`torch.tensordot` with two lists).
     ///
     /// # Errors
-    /// As [`Tensor::tensordot`]; [`ErrorKind::DimOutOfRange`].
+    /// The same as [`Tensor::tensordot`]. [`ErrorKind::DimOutOfRange`] if a tensor lacks a dimension.
+    /// [`ErrorKind::InvalidArgument`] if the lists differ in length, or name a dimension twice.
     #[doc(alias = "tensordot")]
     #[track_caller]
     pub fn tensordot_dims(
@@ -78,7 +81,7 @@ impl Tensor {
     }
 }
 
-/// The dimensions that stay, and those that are summed over, which are named at most once.
+/// Returns the dimensions that stay, and those to sum over. Refuses a dimension that is named twice.
 #[track_caller]
 fn free_and_summed(tensor: &Tensor, dims: &[isize]) -> Result<(Vec<isize>, Vec<isize>)> {
     let mut summed = Vec::new();
@@ -94,7 +97,8 @@ fn free_and_summed(tensor: &Tensor, dims: &[isize]) -> Result<(Vec<isize>, Vec<i
     Ok((free, summed))
 }
 
-/// The products of two tensors of as many dimensions, which broadcast, summed over some, which stay with size 1.
+/// The products of two tensors with as many dimensions, which broadcast, summed over `summed`, which
+/// keep size 1.
 #[track_caller]
 pub(super) fn sum_of_products(a: &Tensor, b: &Tensor, summed: &[usize]) -> Result<Tensor> {
     let (mut a, mut b) = (a.clone(), b.clone());
@@ -110,7 +114,7 @@ pub(super) fn sum_of_products(a: &Tensor, b: &Tensor, summed: &[usize]) -> Resul
     if inner.is_empty() {
         return a.mul(&b);
     }
-    // Of both (a batch), of the first alone, of the second alone or of none.
+    // The dimensions of both tensors (a batch), of the first alone, and of the second alone or of neither.
     let (mut batch, mut rows, mut columns) = (Vec::new(), Vec::new(), Vec::new());
     for d in (0..a.dim()).filter(|d| !inner.contains(d)) {
         match (a.size()[d] != 1, b.size()[d] != 1) {

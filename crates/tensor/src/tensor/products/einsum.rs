@@ -4,21 +4,24 @@ use std::borrow::Borrow;
 use std::collections::BTreeMap;
 
 use super::contract::sum_of_products;
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Error, Result, Tensor};
 
-/// A letter, or a place in an ellipsis, counted from its end.
+/// A letter, or a position in an ellipsis, counted from its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Label {
     Ellipsis(usize),
     Letter(char),
 }
 
-/// The sum of products that an equation in Einstein's notation asks for (`torch.einsum`): a letter for each dimension of
-/// each operand, where what has the same letter is multiplied, and summed over unless the letter is behind the arrow.
-/// Without an arrow the result has the letters that appear once, in their order. `...` is for dimensions that
-/// broadcast. Operands are taken from left to right, two at a time.
+/// The sum of products described by an equation in Einstein's notation (`torch.einsum`). The equation has one
+/// letter per dimension of each operand. Dimensions with the same letter are multiplied, and summed over unless
+/// the letter is after the arrow. Without an arrow, the result has the letters that appear once, in
+/// alphabetical order. `...` stands for dimensions that broadcast. The operands are multiplied from left to
+/// right, two at a time.
 ///
 /// ```
 /// # use warpline::{arange, einsum};
@@ -29,7 +32,8 @@ enum Label {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] for an equation that cannot be read, or does not fit the operands; as [`Tensor::matmul`].
+/// [`ErrorKind::InvalidArgument`] if the equation is invalid, or does not fit the operands. Otherwise the same
+/// as [`Tensor::matmul`].
 #[track_caller]
 pub fn einsum<T: Borrow<Tensor>>(equation: &str, operands: &[T]) -> Result<Tensor> {
     let op = "einsum";
@@ -67,7 +71,7 @@ pub fn einsum<T: Borrow<Tensor>>(equation: &str, operands: &[T]) -> Result<Tenso
     out.reshape(&sizes).of(op)
 }
 
-/// All labels, those of the result first, how many these are, and each operand's own.
+/// All labels, those of the result first; the number of the latter; and the labels of each operand.
 type Plan = (Vec<Label>, usize, Vec<Vec<Label>>);
 
 fn plan(equation: &str, operands: &[&Tensor]) -> Result<Plan, String> {
@@ -121,7 +125,7 @@ fn plan(equation: &str, operands: &[&Tensor]) -> Result<Plan, String> {
     Ok((order, kept, all))
 }
 
-/// A term's labels, where an ellipsis stands for so many dimensions.
+/// Returns the labels of a term, whose ellipsis stands for `spread` dimensions.
 fn labels(term: &str, spread: usize) -> Result<Vec<Label>, String> {
     let (before, after) = match term.split_once("...") {
         Some((before, after)) => (before, Some(after)),
@@ -147,7 +151,8 @@ fn letter_of(letter: char) -> Result<Label, String> {
     }
 }
 
-/// An operand with a dimension for each label, of size 1 where it has none; what has a letter twice is a diagonal.
+/// Returns an operand with one dimension per label, of size 1 for labels it lacks. A letter that appears twice
+/// takes a diagonal.
 #[track_caller]
 fn align(tensor: &Tensor, mut labels: Vec<Label>, order: &[Label]) -> Result<Tensor> {
     let mut tensor = tensor.clone();

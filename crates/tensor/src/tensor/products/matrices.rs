@@ -1,4 +1,4 @@
-//! Products of matrices and vectors that say how many dimensions they take.
+//! Products of matrices and vectors with a fixed number of dimensions.
 
 use std::panic::Location;
 
@@ -22,18 +22,19 @@ impl Tensor {
     /// The product of two matrices (`torch.mm`).
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`] for anything but two dimensions; as [`Tensor::matmul`].
+    /// [`ErrorKind::ShapeMismatch`] if a tensor is not a matrix. Otherwise the same as [`Tensor::matmul`].
     #[track_caller]
     pub fn mm(&self, mat2: &Tensor) -> Result<Self> {
         check_dims("mm", &[(self, "the first", 2), (mat2, "the second", 2)])?;
         self.matmul(mat2).of("mm")
     }
 
-    /// The products of as many pairs of matrices (`torch.bmm`).
+    /// The products of pairs of matrices (`torch.bmm`): `[batch, n, k]` and `[batch, k, m]` give
+    /// `[batch, n, m]`.
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`] for anything but three dimensions, and unless both have as many matrices; as
-    /// [`Tensor::matmul`].
+    /// [`ErrorKind::ShapeMismatch`] if a tensor has not three dimensions, or the batches differ in size.
+    /// Otherwise the same as [`Tensor::matmul`].
     #[track_caller]
     pub fn bmm(&self, mat2: &Tensor) -> Result<Self> {
         check_dims("bmm", &[(self, "the first", 3), (mat2, "the second", 3)])?;
@@ -53,7 +54,8 @@ impl Tensor {
     /// The product of a matrix and a vector (`torch.mv`).
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`] for other dimensions; as [`Tensor::matmul`].
+    /// [`ErrorKind::ShapeMismatch`] if the operands are not a matrix and a vector. Otherwise the same as
+    /// [`Tensor::matmul`].
     #[track_caller]
     pub fn mv(&self, vec: &Tensor) -> Result<Self> {
         check_dims("mv", &[(self, "the matrix", 2), (vec, "the vector", 1)])?;
@@ -63,14 +65,14 @@ impl Tensor {
     /// The dot product of two vectors (`torch.dot`).
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`] for anything but one dimension; as [`Tensor::matmul`].
+    /// [`ErrorKind::ShapeMismatch`] if an operand is not a vector. Otherwise the same as [`Tensor::matmul`].
     #[track_caller]
     pub fn dot(&self, other: &Tensor) -> Result<Self> {
         check_dims("dot", &[(self, "the first", 1), (other, "the second", 1)])?;
         self.matmul(other).of("dot")
     }
 
-    /// Each element of a vector times each of another (`torch.outer`).
+    /// The outer product: each element of a vector times each element of another (`torch.outer`).
     ///
     /// ```
     /// # use warpline::tensor;
@@ -80,7 +82,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`] for anything but one dimension; as [`Tensor::mul`].
+    /// [`ErrorKind::ShapeMismatch`] if an operand is not a vector. Otherwise the same as [`Tensor::mul`].
     #[doc(alias = "ger")]
     #[track_caller]
     pub fn outer(&self, vec2: &Tensor) -> Result<Self> {
@@ -88,8 +90,8 @@ impl Tensor {
         self.unsqueeze(1)?.mul(vec2).of("outer")
     }
 
-    /// `beta * self + alpha * mat1 @ mat2`, where this tensor is expanded to the product's sizes, and not read if
-    /// `beta` is 0 (`torch.addmm`, which has 1 for both where nothing is said).
+    /// `beta * self + alpha * mat1 @ mat2` (`torch.addmm`). This tensor is expanded to the sizes of the
+    /// product. If `beta` is 0, its elements are not read. PyTorch's default for both is 1.
     ///
     /// ```
     /// # use warpline::{ones, tensor};
@@ -99,8 +101,9 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// As [`Tensor::mm`]; [`ErrorKind::ExpandMismatch`]; [`ErrorKind::InvalidArgument`] for floats as `alpha` or `beta`
-    /// of integers.
+    /// The same as [`Tensor::mm`]. [`ErrorKind::ExpandMismatch`] if this tensor does not expand to the
+    /// product's sizes. [`ErrorKind::OperandDTypes`] if this tensor has another dtype.
+    /// [`ErrorKind::InvalidArgument`] if `alpha` or `beta` is a float and the matrices are of integers.
     #[track_caller]
     pub fn addmm(
         &self,
@@ -113,11 +116,11 @@ impl Tensor {
         self.add_product(product, beta.into(), alpha.into()).of("addmm")
     }
 
-    /// `beta * self + alpha * batch1 @ batch2` of as many matrices; otherwise as [`Tensor::addmm`]
-    /// (`torch.baddbmm`).
+    /// `beta * self + alpha * batch1 @ batch2` for batches of matrices (`torch.baddbmm`). Otherwise the same as
+    /// [`Tensor::addmm`].
     ///
     /// # Errors
-    /// As [`Tensor::bmm`] and [`Tensor::addmm`].
+    /// The same as [`Tensor::bmm`] and [`Tensor::addmm`].
     #[track_caller]
     pub fn baddbmm(
         &self,
@@ -130,10 +133,10 @@ impl Tensor {
         self.add_product(product, beta.into(), alpha.into()).of("baddbmm")
     }
 
-    /// `beta * self + alpha * mat @ vec`; otherwise as [`Tensor::addmm`] (`torch.addmv`).
+    /// `beta * self + alpha * mat @ vec` (`torch.addmv`). Otherwise the same as [`Tensor::addmm`].
     ///
     /// # Errors
-    /// As [`Tensor::mv`] and [`Tensor::addmm`].
+    /// The same as [`Tensor::mv`] and [`Tensor::addmm`].
     #[track_caller]
     pub fn addmv(
         &self,
@@ -146,10 +149,11 @@ impl Tensor {
         self.add_product(product, beta.into(), alpha.into()).of("addmv")
     }
 
-    /// [`Tensor::addmm`] in place: this tensor is of the product's sizes.
+    /// [`Tensor::addmm`] in place. This tensor has the sizes of the product.
     ///
     /// # Errors
-    /// As [`Tensor::addmm`] and [`Tensor::add_`].
+    /// The same as [`Tensor::addmm`] and [`Tensor::add_`]. [`ErrorKind::ShapeMismatch`] if this tensor has
+    /// other sizes than the product.
     #[track_caller]
     pub fn addmm_(
         &self,
@@ -162,10 +166,10 @@ impl Tensor {
         self.add_product_(product, beta.into(), alpha.into()).of("addmm_")
     }
 
-    /// [`Tensor::baddbmm`] in place: this tensor is of the products' sizes.
+    /// [`Tensor::baddbmm`] in place. This tensor has the sizes of the products.
     ///
     /// # Errors
-    /// As [`Tensor::baddbmm`] and [`Tensor::add_`].
+    /// The same as [`Tensor::bmm`] and [`Tensor::addmm_`].
     #[track_caller]
     pub fn baddbmm_(
         &self,
@@ -178,10 +182,10 @@ impl Tensor {
         self.add_product_(product, beta.into(), alpha.into()).of("baddbmm_")
     }
 
-    /// [`Tensor::addmv`] in place: this tensor is of the product's sizes.
+    /// [`Tensor::addmv`] in place. This tensor has the sizes of the product.
     ///
     /// # Errors
-    /// As [`Tensor::addmv`] and [`Tensor::add_`].
+    /// The same as [`Tensor::mv`] and [`Tensor::addmm_`].
     #[track_caller]
     pub fn addmv_(
         &self,
@@ -224,7 +228,7 @@ impl Tensor {
         scaled.add(&product)
     }
 
-    /// Refuses other dtypes than the product's, and floats that products of integers are to be multiplied by.
+    /// Refuses a dtype other than the product's, and floats as factors of integers.
     #[track_caller]
     fn check_product(&self, product: &Tensor, beta: Scalar, alpha: Scalar) -> Result<()> {
         if self.dtype() != product.dtype() {
@@ -241,10 +245,10 @@ impl Tensor {
         Ok(())
     }
 
-    /// The sum of a matrix's diagonal, of integers as `int64` (`torch.trace`).
+    /// The sum of a matrix's diagonal (`torch.trace`). Integers and bools give `int64`.
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`] for anything but two dimensions; as [`Tensor::sum`].
+    /// [`ErrorKind::ShapeMismatch`] if the tensor is not a matrix. Otherwise the same as [`Tensor::sum`].
     #[track_caller]
     pub fn trace(&self) -> Result<Self> {
         check_dims("trace", &[(self, "the matrix", 2)])?;
@@ -261,7 +265,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// As [`Tensor::mul`].
+    /// The same as [`Tensor::mul`].
     #[track_caller]
     pub fn kron(&self, other: &Tensor) -> Result<Self> {
         let dims = self.dim().max(other.dim());

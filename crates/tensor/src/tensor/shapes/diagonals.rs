@@ -1,14 +1,17 @@
-//! Matrices from their diagonals, and back.
+//! Matrices from their diagonals, and diagonals of matrices.
 
 use std::borrow::Borrow;
 
 use smallvec::SmallVec;
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::{Error, Result, Tensor, cat};
 
 impl Tensor {
-    /// The matrix with a vector as its diagonal, or a matrix's diagonal as a copy (`torch.diag`).
+    /// Makes a matrix with a vector on a diagonal and 0 elsewhere, or copies the diagonal of a matrix
+    /// (`torch.diag`). `diagonal` 0 is the main diagonal; positive diagonals are above it.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -19,7 +22,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`] for anything but one or two dimensions.
+    /// [`ErrorKind::ShapeMismatch`] if the tensor is neither a vector nor a matrix. Errors of
+    /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn diag(&self, diagonal: isize) -> Result<Self> {
         match self.dim() {
@@ -32,19 +36,20 @@ impl Tensor {
         }
     }
 
-    /// Matrices with the last dimension on the diagonal `offset`, otherwise 0; their rows and columns are the
-    /// dimensions `dim1` and `dim2` of the result (`torch.diag_embed`, which has -2 and -1 for them).
+    /// Makes matrices with the last dimension on the diagonal `offset` and 0 elsewhere (`torch.diag_embed`).
+    /// Rows and columns are the dimensions `dim1` and `dim2` of the result; PyTorch's defaults are -2 and -1.
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] when both dimensions are the same;
-    /// [`ErrorKind::ShapeMismatch`] of a tensor without dimensions.
+    /// [`ErrorKind::DimOutOfRange`] if the result lacks one of the dimensions. [`ErrorKind::InvalidArgument`]
+    /// if the two dimensions are the same. [`ErrorKind::ShapeMismatch`] if the tensor has no dimensions. Errors
+    /// of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn diag_embed(&self, offset: isize, dim1: isize, dim2: isize) -> Result<Self> {
         let op = "diag_embed";
         let Some(&length) = self.size().last() else {
             return Err(Error::shape(op, "cannot be applied to a 0-dim tensor"));
         };
-        // The columns' elements, each in one row: those beside the diagonal are cut away.
+        // One row of the columns' elements per column. Elements beside the diagonal are masked.
         let beside = offset.unsigned_abs();
         let size = length.saturating_add(beside);
         let columns = if beside == 0 {
@@ -63,8 +68,8 @@ impl Tensor {
     }
 }
 
-/// A matrix with these along its diagonal, otherwise 0; vectors count as rows, and numbers as matrices of one
-/// (`torch.block_diag`).
+/// Makes a matrix with the given matrices along its diagonal and 0 elsewhere (`torch.block_diag`). A vector
+/// counts as a matrix of one row, and a number as a matrix of one element.
 ///
 /// ```
 /// # use warpline::{block_diag, tensor};
@@ -74,7 +79,7 @@ impl Tensor {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`] for more than two dimensions; as [`cat`].
+/// [`ErrorKind::ShapeMismatch`] if a tensor has more than two dimensions. Otherwise the same as [`cat`].
 #[track_caller]
 pub fn block_diag<T: Borrow<Tensor>>(tensors: &[T]) -> Result<Tensor> {
     let op = "block_diag";

@@ -1,23 +1,25 @@
-//! Tensors put together along dimensions that they may lack.
+//! Functions that join tensors along dimensions, which are added where a tensor lacks them.
 
 use std::borrow::Borrow;
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::tensor::composite::signed;
 use crate::{Error, Result, Tensor, cat};
 
-/// Which of [`meshgrid`]'s vectors goes along rows (`indexing`).
+/// The order of the dimensions of [`meshgrid`] (`indexing`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MeshIndexing {
-    /// The first along the first dimension, the second along the second (`"ij"`).
+    /// The first vector runs along the first dimension, the second along the second (`"ij"`).
     #[default]
     Ij,
-    /// The first two exchanged, as coordinates of a picture are (`"xy"`).
+    /// The first two dimensions are swapped, as for image coordinates (`"xy"`).
     Xy,
 }
 
-/// For each vector its elements along a dimension of a grid that has one for each of them, as views
-/// (`torch.meshgrid`).
+/// Expands vectors to a grid with one dimension per vector (`torch.meshgrid`). Returns one view per vector, in
+/// which the vector's elements vary along its dimension.
 ///
 /// ```
 /// # use warpline::{MeshIndexing, meshgrid, tensor};
@@ -28,8 +30,8 @@ pub enum MeshIndexing {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] without tensors, and of different dtypes; [`ErrorKind::ShapeMismatch`] for more than one
-/// dimension.
+/// [`ErrorKind::InvalidArgument`] if `tensors` is empty, or the dtypes differ. [`ErrorKind::ShapeMismatch`] if
+/// a tensor has more than one dimension.
 #[track_caller]
 pub fn meshgrid<T: Borrow<Tensor>>(tensors: &[T], indexing: MeshIndexing) -> Result<Vec<Tensor>> {
     let op = "meshgrid";
@@ -68,10 +70,10 @@ pub fn meshgrid<T: Borrow<Tensor>>(tensors: &[T], indexing: MeshIndexing) -> Res
     Ok(grids)
 }
 
-/// Joins tensors along their second dimension, vectors along their only one (`torch.hstack`).
+/// Joins tensors along the second dimension; vectors along their only dimension (`torch.hstack`).
 ///
 /// # Errors
-/// As [`cat`].
+/// The same as [`cat`].
 #[track_caller]
 pub fn hstack<T: Borrow<Tensor>>(tensors: &[T]) -> Result<Tensor> {
     let tensors = with_dims(tensors, 1).of("hstack")?;
@@ -79,7 +81,7 @@ pub fn hstack<T: Borrow<Tensor>>(tensors: &[T]) -> Result<Tensor> {
     cat(&tensors, dim).of("hstack")
 }
 
-/// Joins tensors along their first dimension, vectors as rows (`torch.vstack`).
+/// Joins tensors along the first dimension; vectors become rows (`torch.vstack`).
 ///
 /// ```
 /// # use warpline::{hstack, tensor, vstack};
@@ -90,30 +92,30 @@ pub fn hstack<T: Borrow<Tensor>>(tensors: &[T]) -> Result<Tensor> {
 /// ```
 ///
 /// # Errors
-/// As [`cat`].
+/// The same as [`cat`].
 #[doc(alias = "row_stack")]
 #[track_caller]
 pub fn vstack<T: Borrow<Tensor>>(tensors: &[T]) -> Result<Tensor> {
     cat(&with_dims(tensors, 2).of("vstack")?, 0).of("vstack")
 }
 
-/// Joins tensors along their third dimension (`torch.dstack`).
+/// Joins tensors along the third dimension (`torch.dstack`).
 ///
 /// # Errors
-/// As [`cat`].
+/// The same as [`cat`].
 #[track_caller]
 pub fn dstack<T: Borrow<Tensor>>(tensors: &[T]) -> Result<Tensor> {
     cat(&with_dims(tensors, 3).of("dstack")?, 2).of("dstack")
 }
 
-/// Views that have at least so many dimensions (`torch.atleast_1d` and its like).
+/// Returns views with at least `dims` dimensions (`torch.atleast_1d` and similar).
 #[track_caller]
 fn with_dims<T: Borrow<Tensor>>(tensors: &[T], dims: usize) -> Result<Vec<Tensor>> {
     let mut all = Vec::new();
     for tensor in tensors {
         let mut tensor = tensor.borrow().clone();
         while tensor.dim() < dims {
-            // A vector is a row, and a matrix has a depth of one.
+            // A vector becomes a row, and a matrix gets a depth of one.
             tensor = tensor.unsqueeze(if tensor.dim() < 2 { 0 } else { 2 })?;
         }
         all.push(tensor);

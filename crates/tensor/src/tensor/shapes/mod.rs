@@ -1,4 +1,4 @@
-//! Shapes: views by sizes and strides, and what repeats, joins and masks by position.
+//! Shapes: views by sizes and strides, and functions that repeat, join, and mask by position.
 
 mod diagonals;
 mod join;

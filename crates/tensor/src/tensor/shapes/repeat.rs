@@ -1,4 +1,4 @@
-//! Tensors several times over.
+//! Repetitions of tensors.
 
 use std::panic::Location;
 
@@ -9,8 +9,8 @@ use crate::tensor::composite::signed;
 use crate::{Error, ErrorKind, IntoDim, IntoShape, Result, Tensor};
 
 impl Tensor {
-    /// The tensor so many times along each dimension, and along new leading ones, in memory of its own
-    /// (`torch.Tensor.repeat`).
+    /// Repeats the tensor `repeats[d]` times along each dimension `d`, in a copy (`torch.Tensor.repeat`). With
+    /// more numbers than dimensions, the first numbers are for new leading dimensions.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -20,8 +20,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`] for fewer numbers than there are dimensions; [`ErrorKind::SizeOverflow`] if the result has
-    /// more elements than `isize` counts.
+    /// [`ErrorKind::ShapeMismatch`] if there are fewer numbers than dimensions. [`ErrorKind::SizeOverflow`] if
+    /// the result has more elements than `isize` counts. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn repeat(&self, repeats: impl IntoShape) -> Result<Self> {
         let repeats = repeats.into_shape();
@@ -34,7 +34,7 @@ impl Tensor {
                 ),
             ));
         };
-        // Each dimension with one before it, which is expanded; together they are the repeated one.
+        // Inserts an expanded dimension before each dimension; the two merge to the repeated dimension.
         let mut apart: SmallVec<[isize; 12]> = SmallVec::new();
         let mut expanded: SmallVec<[isize; 12]> = SmallVec::new();
         let mut sizes: SmallVec<[isize; 6]> = SmallVec::new();
@@ -47,14 +47,15 @@ impl Tensor {
         }
         let expanded = self.reshape(&apart[..]).of("repeat")?.expand(&expanded[..]).of("repeat")?;
         let out = expanded.reshape(&sizes[..]).of("repeat")?;
-        // Repeated once it is a view so far, but a copy in PyTorch.
+        // Repeating once gives a view so far, but a copy in PyTorch.
         if repeats.iter().all(|&times| times == 1) { out.copy().of("repeat") } else { out_of(out) }
     }
 
-    /// [`Tensor::repeat`], where fewer numbers are for the last dimensions (`torch.tile`).
+    /// [`Tensor::repeat`], where fewer numbers than dimensions are for the last dimensions (`torch.tile`).
     ///
     /// # Errors
-    /// As there, but for that.
+    /// [`ErrorKind::SizeOverflow`] if the result has more elements than `isize` counts. Errors of
+    /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn tile(&self, dims: impl IntoShape) -> Result<Self> {
         let dims = dims.into_shape();
@@ -64,8 +65,8 @@ impl Tensor {
         self.repeat(&repeats[..]).of("tile")
     }
 
-    /// Each index of a dimension so many times in a row, or with `None` or `()` each element of the flattened
-    /// tensor (`torch.repeat_interleave`).
+    /// Repeats each index of a dimension `repeats` times in a row, in a copy (`torch.repeat_interleave`). With
+    /// `None` or `()`, the elements of the flattened tensor are repeated.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -75,7 +76,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`].
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::SizeOverflow`] if the
+    /// result has more elements than `isize` counts. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn repeat_interleave(&self, repeats: usize, dim: impl IntoDim) -> Result<Self> {
         let op = "repeat_interleave";
@@ -105,7 +107,7 @@ fn counted(op: &'static str, times: usize, of: &Tensor) -> Result<isize> {
     })
 }
 
-/// What expanding left without a copy (a dimension of size 1, say) is one in PyTorch.
+/// Copies a result that expanding left as a view, for instance of a dimension of size 1. PyTorch copies it.
 #[track_caller]
 fn out_of(out: Tensor) -> Result<Tensor> {
     out.contiguous()

@@ -1,11 +1,13 @@
 //! Rotations by right angles.
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::{Error, IntoDims, Result, Tensor};
 
 impl Tensor {
-    /// Turned `k` times by a right angle, from the first of two dimensions towards the second; the other way round where `k`
-    /// is negative (`torch.rot90`, which has 1 and `[0, 1]` where nothing is said).
+    /// Rotates by 90 degrees `k` times, from the first of two dimensions towards the second (`torch.rot90`). A
+    /// negative `k` rotates the other way. PyTorch's defaults are 1 and `[0, 1]`. The result is a copy.
     ///
     /// ```
     /// # use warpline::arange;
@@ -15,7 +17,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] for anything but two dimensions that differ.
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks one of the dimensions. [`ErrorKind::InvalidArgument`]
+    /// if `dims` are not two different dimensions. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn rot90(&self, k: isize, dims: impl IntoDims) -> Result<Self> {
         let (op, dims) = ("rot90", dims.into_dims());

@@ -1,14 +1,17 @@
-//! Views of parts.
+//! Views of parts of a tensor.
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::{Error, Result, Tensor, cat, stack};
 
 impl Tensor {
-    /// Views of `size` indices of a dimension each, the last of what is left.
+    /// Splits the tensor into views of `size` indices of a dimension (`torch.split`). The last view has the
+    /// remainder.
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] when `size` is zero but the dimension
-    /// is not.
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidArgument`] if `size`
+    /// is zero, but the dimension's size is not. [`ErrorKind::ShapeMismatch`] if the tensor has no dimensions.
     #[track_caller]
     pub fn split(&self, size: usize, dim: isize) -> Result<Vec<Self>> {
         self.check_has_dims("split")?;
@@ -23,10 +26,12 @@ impl Tensor {
         self.shares("split", dim, lengths)
     }
 
-    /// At most `chunks` views of equal size along a dimension, the last perhaps smaller.
+    /// Splits the tensor into at most `chunks` views of equal size along a dimension (`torch.chunk`). The last
+    /// view may be smaller.
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] when `chunks` is zero.
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidArgument`] if
+    /// `chunks` is zero. [`ErrorKind::ShapeMismatch`] if the tensor has no dimensions.
     #[track_caller]
     pub fn chunk(&self, chunks: usize, dim: isize) -> Result<Vec<Self>> {
         self.check_has_dims("chunk")?;
@@ -42,7 +47,7 @@ impl Tensor {
         self.split(total.div_ceil(chunks), dim)
     }
 
-    /// Views of so many indices of a dimension each (`torch.split` with a list).
+    /// Splits the tensor into views of the given sizes along a dimension (`torch.split` with a list).
     ///
     /// ```
     /// # use warpline::arange;
@@ -52,7 +57,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] for sizes that do not add up to the dimension's.
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidArgument`] if the
+    /// sizes do not add up to the dimension's size, or if the tensor has no dimensions.
     #[track_caller]
     pub fn split_with_sizes(&self, sizes: &[usize], dim: isize) -> Result<Vec<Self>> {
         let own = self.size_to_split("split_with_sizes", dim)?;
@@ -63,8 +69,8 @@ impl Tensor {
         self.shares("split_with_sizes", dim, sizes.iter().copied())
     }
 
-    /// So many views along a dimension, the first ones an index longer where it does not divide
-    /// (`torch.tensor_split` with a number).
+    /// Splits the tensor into `sections` views along a dimension (`torch.tensor_split` with a number). If the
+    /// size is not divisible, the first views have one index more.
     ///
     /// ```
     /// # use warpline::arange;
@@ -74,7 +80,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] when `sections` is zero.
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidArgument`] if
+    /// `sections` is zero, or if the tensor has no dimensions.
     #[track_caller]
     pub fn tensor_split(&self, sections: usize, dim: isize) -> Result<Vec<Self>> {
         let own = self.size_to_split("tensor_split", dim)?;
@@ -86,11 +93,12 @@ impl Tensor {
         self.shares("tensor_split", dim, (0..sections).map(|i| size + usize::from(i < longer)))
     }
 
-    /// Views along a dimension that end where the next begins, at these indices (`torch.tensor_split` with a list);
-    /// negative ones count from the end, and what lies beyond the dimension is cut off.
+    /// Splits the tensor into views along a dimension at the given indices (`torch.tensor_split` with a list).
+    /// Negative indices count from the end, and indices beyond the dimension are clamped.
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`].
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidArgument`] if the
+    /// tensor has no dimensions.
     #[doc(alias = "tensor_split")]
     #[track_caller]
     pub fn tensor_split_at(&self, indices: &[isize], dim: isize) -> Result<Vec<Self>> {
@@ -119,10 +127,11 @@ impl Tensor {
         Ok(parts)
     }
 
-    /// A view of each index of a dimension, which goes away (`torch.unbind`).
+    /// Returns a view of each index of a dimension, without that dimension (`torch.unbind`).
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] of a tensor without dimensions.
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidArgument`] if the
+    /// tensor has no dimensions.
     #[track_caller]
     pub fn unbind(&self, dim: isize) -> Result<Vec<Self>> {
         let own = self.size_to_split("unbind", dim)?;
@@ -133,7 +142,7 @@ impl Tensor {
         self.viewed_shares("unbind", layouts, move |grads| stack(grads, dim))
     }
 
-    /// Views of so many indices of a dimension each, which are all of its indices in their order.
+    /// Returns consecutive views of the given lengths along a dimension.
     #[track_caller]
     fn shares(
         &self,

@@ -1,4 +1,4 @@
-//! Views with strides of their own.
+//! Views with their own strides.
 
 use smallvec::SmallVec;
 use warpline_runtime::{Layout, Sizes, Strides, resolve_dim};
@@ -8,8 +8,8 @@ use crate::tensor::composite::signed;
 use crate::{Error, ErrorKind, IntoDims, IntoShape, IntoSizes, Result, Tensor};
 
 impl Tensor {
-    /// The elements whose indices of two dimensions differ by `offset`, as the last dimension of a view
-    /// (`torch.diagonal`).
+    /// Returns a view of a diagonal of two dimensions, as the last dimension (`torch.diagonal`). A positive
+    /// `offset` is above the main diagonal.
     ///
     /// ```
     /// # use warpline::arange;
@@ -19,7 +19,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] when both dimensions are the same.
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks one of the dimensions. [`ErrorKind::InvalidArgument`]
+    /// if the two dimensions are the same.
     #[track_caller]
     pub fn diagonal(&self, offset: isize, dim1: isize, dim2: isize) -> Result<Self> {
         let layout = self.layout();
@@ -39,7 +40,7 @@ impl Tensor {
         strides.push(layout.strides()[d1].saturating_add(layout.strides()[d2]));
         let mut start = layout.offset();
         if length > 0 && !sizes.contains(&0) {
-            // Both steps lie in the storage; one of them is 0.
+            // Both steps lie in the storage. One of the steps is 0.
             let down = (down as isize).wrapping_mul(layout.strides()[d1]);
             let right = (right as isize).wrapping_mul(layout.strides()[d2]);
             start = start.wrapping_add_signed(down).wrapping_add_signed(right);
@@ -49,8 +50,8 @@ impl Tensor {
         self.viewed_part("diagonal", layout, part)
     }
 
-    /// The storage's elements under any sizes and strides (`torch.as_strided`), from `storage_offset` on, or from
-    /// this tensor's own.
+    /// Returns a view of the storage with any sizes and strides, in elements (`torch.as_strided`). The view
+    /// begins at element `storage_offset` of the storage. Default: this tensor's offset.
     ///
     /// ```
     /// # use warpline::arange;
@@ -60,8 +61,9 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for strides that are negative, as many as there are sizes, or that leave
-    /// the storage.
+    /// [`ErrorKind::InvalidArgument`] if there is not one stride per size, a stride is negative, or the view
+    /// reaches beyond the storage. [`ErrorKind::SizeOverflow`] if the sizes have more elements than can be
+    /// addressed.
     #[track_caller]
     pub fn as_strided(
         &self,
@@ -91,14 +93,15 @@ impl Tensor {
             );
             return Err(Error::invalid("as_strided", reason));
         }
-        // Of nothing, the offset stays inside the storage.
+        // The offset of an empty view stays inside the storage.
         let offset = if sizes.contains(&0) { offset.min(available) } else { offset };
         let view = Layout::from_parts(sizes, strides, offset);
         self.viewed_strided("as_strided", view.clone(), self.layout().clone(), view)
     }
 
-    /// All slices of `size` indices of a dimension, `step` apart, as a view: the dimension counts the slices, and a
-    /// new last one has what is in each (`torch.Tensor.unfold`).
+    /// Returns a view of all slices of `size` indices of a dimension, `step` indices apart
+    /// (`torch.Tensor.unfold`). The dimension counts the slices, and a new last dimension has the indices of a
+    /// slice.
     ///
     /// ```
     /// # use warpline::arange;
@@ -108,8 +111,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] for a slice larger than the dimension, and when `step` is
-    /// zero.
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidArgument`] if `size`
+    /// exceeds the dimension's size, or if `step` is zero.
     #[track_caller]
     pub fn unfold(&self, dim: isize, size: usize, step: usize) -> Result<Self> {
         let d = self.layout().dim(dim).of("unfold")?;
@@ -138,7 +141,8 @@ impl Tensor {
         self.viewed_strided("unfold", slices(self.layout()), dense, as_if)
     }
 
-    /// The dimensions `source` at the places `destination`, the others in their order (`torch.movedim`).
+    /// Returns a view with the dimensions `source` at the positions `destination`. The other dimensions keep
+    /// their order (`torch.movedim`).
     ///
     /// ```
     /// # use warpline::zeros;
@@ -147,8 +151,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] where there are not as many of both, or one is named
-    /// twice.
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks one of the dimensions. [`ErrorKind::InvalidArgument`]
+    /// if the lists differ in length, or name a dimension twice.
     #[doc(alias = "moveaxis")]
     #[track_caller]
     pub fn movedim(&self, source: impl IntoDims, destination: impl IntoDims) -> Result<Self> {
@@ -181,7 +185,8 @@ impl Tensor {
         self.permute(&order[..]).of("movedim")
     }
 
-    /// A dimension as several, of which one size may be −1 (`torch.unflatten`).
+    /// Returns a view with a dimension split into several (`torch.unflatten`). One size may be −1; it follows
+    /// from the others.
     ///
     /// ```
     /// # use warpline::zeros;
@@ -190,7 +195,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidReshape`] for sizes that do not multiply to the dimension's.
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidReshape`] if the
+    /// sizes do not multiply to the dimension's size.
     #[track_caller]
     pub fn unflatten(&self, dim: isize, sizes: impl IntoSizes) -> Result<Self> {
         let (d, mut inner) = (self.layout().dim(dim).of("unflatten")?, sizes.into_sizes());
@@ -208,10 +214,10 @@ impl Tensor {
         self.view(&shape).of("unflatten")
     }
 
-    /// [`Tensor::expand`] (`torch.broadcast_to`).
+    /// The same as [`Tensor::expand`] (`torch.broadcast_to`).
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Tensor::expand`].
     #[track_caller]
     pub fn broadcast_to(&self, sizes: impl IntoSizes) -> Result<Self> {
         self.expand(sizes).of("broadcast_to")

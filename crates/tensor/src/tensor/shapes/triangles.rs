@@ -2,12 +2,14 @@
 
 use std::ops::Range;
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::{DType, Error, Result, Tensor, TensorOptions, tensor};
 
 impl Tensor {
-    /// The matrices' lower triangles, 0 above the diagonal `diagonal`, which is positive above the main one
-    /// (`torch.tril`).
+    /// The lower triangles of matrices, with 0 above a diagonal (`torch.tril`). `diagonal` 0 is the main
+    /// diagonal; positive diagonals are above it.
     ///
     /// ```
     /// # use warpline::ones;
@@ -18,16 +20,18 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`] for fewer than two dimensions.
+    /// [`ErrorKind::ShapeMismatch`] if the tensor has fewer than two dimensions. Errors of
+    /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn tril(&self, diagonal: isize) -> Result<Self> {
         self.masked_fill(&self.above("tril", diagonal)?, 0).of("tril")
     }
 
-    /// The matrices' upper triangles, 0 below the diagonal `diagonal` (`torch.triu`).
+    /// The upper triangles of matrices, with 0 below a diagonal (`torch.triu`). `diagonal` 0 is the main
+    /// diagonal; positive diagonals are above it.
     ///
     /// # Errors
-    /// As [`Tensor::tril`].
+    /// The same as [`Tensor::tril`].
     #[track_caller]
     pub fn triu(&self, diagonal: isize) -> Result<Self> {
         self.masked_fill(&self.below("triu", diagonal)?, 0).of("triu")
@@ -36,7 +40,8 @@ impl Tensor {
     /// [`Tensor::tril`] in place.
     ///
     /// # Errors
-    /// As there; [`ErrorKind::OverlappingWrite`].
+    /// The same as [`Tensor::tril`]. [`ErrorKind::OverlappingWrite`] if the tensor has several indices at one
+    /// address.
     #[track_caller]
     pub fn tril_(&self, diagonal: isize) -> Result<&Self> {
         self.masked_fill_(&self.above("tril_", diagonal)?, 0).of("tril_")
@@ -45,13 +50,13 @@ impl Tensor {
     /// [`Tensor::triu`] in place.
     ///
     /// # Errors
-    /// As [`Tensor::tril_`].
+    /// The same as [`Tensor::tril_`].
     #[track_caller]
     pub fn triu_(&self, diagonal: isize) -> Result<&Self> {
         self.masked_fill_(&self.below("triu_", diagonal)?, 0).of("triu_")
     }
 
-    /// Where a matrix's elements lie above a diagonal.
+    /// Returns a mask of the elements above a diagonal of a matrix.
     #[track_caller]
     pub(crate) fn above(&self, op: &'static str, diagonal: isize) -> Result<Self> {
         let (rows, columns) = self.places(op, diagonal)?;
@@ -64,7 +69,7 @@ impl Tensor {
         columns.lt(&rows).of(op)
     }
 
-    /// A matrix's rows as a column, and its columns less the diagonal's number as a row.
+    /// Returns the rows of a matrix as a column, and its columns minus `diagonal` as a row.
     #[track_caller]
     fn places(&self, op: &'static str, diagonal: isize) -> Result<(Self, Self)> {
         let &[.., rows, columns] = self.size() else {
@@ -73,7 +78,7 @@ impl Tensor {
                 format!("the tensor must have at least 2 dimensions, but has {}", self.dim()),
             ));
         };
-        // Beyond the matrix all diagonals are the same.
+        // All diagonals outside the matrix are the same.
         let most = rows.max(columns) as isize;
         let rows = self.arange_beside(0, rows).of(op)?.unsqueeze(1)?;
         let columns = self.arange_beside(-diagonal.clamp(-most, most), columns).of(op)?;
@@ -81,8 +86,9 @@ impl Tensor {
     }
 }
 
-/// Rows and columns of the elements of a matrix's lower triangle, as [`Tensor::tril`] has it, in two rows; `int64` unless
-/// asked otherwise (`torch.tril_indices`).
+/// Makes the indices of the lower triangle of a matrix of `row` rows and `col` columns (`torch.tril_indices`).
+/// The result has two rows: row indices and column indices. `offset` is the diagonal of [`Tensor::tril`].
+/// Default dtype: `int64`.
 ///
 /// ```
 /// # use warpline::tril_indices;
@@ -92,7 +98,8 @@ impl Tensor {
 /// ```
 ///
 /// # Errors
-/// As [`tensor()`](crate::tensor()).
+/// [`ErrorKind::InvalidArgument`] if there is no memory for the indices. Otherwise the same as
+/// [`tensor()`](crate::tensor()).
 #[track_caller]
 pub fn tril_indices(
     row: usize,
@@ -105,11 +112,12 @@ pub fn tril_indices(
     indices(first..row, count, |i| 0..after(i, offset, col), options.into()).of("tril_indices")
 }
 
-/// Rows and columns of the elements of a matrix's upper triangle, as [`Tensor::triu`] has it
-/// (`torch.triu_indices`).
+/// Makes the indices of the upper triangle of a matrix of `row` rows and `col` columns (`torch.triu_indices`).
+/// The result has two rows: row indices and column indices. `offset` is the diagonal of [`Tensor::triu`].
+/// Default dtype: `int64`.
 ///
 /// # Errors
-/// As [`tril_indices`].
+/// The same as [`tril_indices`].
 #[track_caller]
 pub fn triu_indices(
     row: usize,
@@ -126,7 +134,7 @@ pub fn triu_indices(
 /// Returns the number of elements on and below the diagonal `offset` of a matrix.
 fn below(rows: usize, columns: usize, offset: i128) -> u128 {
     let (rows, columns, width) = (rows as i128, columns as i128, offset + 1);
-    // Row `i` has `i + width` elements, as long as that is from 0 to `columns`.
+    // Row `i` has `i + width` elements, clamped to the range from 0 to `columns`.
     let first = (-width).clamp(0, rows);
     let full = (columns - width).clamp(first, rows);
     let twice = (first + width).max(0) + (full - 1 + width).max(0);
@@ -134,7 +142,7 @@ fn below(rows: usize, columns: usize, offset: i128) -> u128 {
         + (rows - full) as u128 * columns as u128
 }
 
-/// The first column right of a row's diagonal.
+/// Returns the first column right of the diagonal in a row.
 fn after(row: usize, offset: isize, columns: usize) -> usize {
     offset
         .saturating_add(1)
@@ -142,7 +150,8 @@ fn after(row: usize, offset: isize, columns: usize) -> usize {
         .clamp(0, isize::try_from(columns).unwrap_or(isize::MAX)) as usize
 }
 
-/// Makes the indices of `count` elements. Each row has one at least, but for the first of a lower triangle.
+/// Makes the indices of `count` elements. Each row has at least one element, except the first row of a lower
+/// triangle.
 #[track_caller]
 fn indices(
     rows: Range<usize>,

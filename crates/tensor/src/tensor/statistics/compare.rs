@@ -1,12 +1,12 @@
-//! Whether tensors are the same, on the host.
+//! Comparisons of whole tensors, with the result on the host.
 
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Result, Tensor};
 
 impl Tensor {
-    /// Whether all elements are close to the other's, as [`Tensor::isclose`] has it (`torch.allclose`, which has 1e-5,
-    /// 1e-8 and false where nothing is said). The host waits for it.
+    /// Returns whether all elements are close, by [`Tensor::isclose`] (`torch.allclose`). The host waits for
+    /// the result. PyTorch's defaults are 1e-5 for `rtol`, 1e-8 for `atol` and `false` for `equal_nan`.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -16,17 +16,19 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// As [`Tensor::isclose`], and what the wait fails with.
+    /// The same as [`Tensor::isclose`]. [`crate::ErrorKind::Capture`] if the stream is captured.
     #[track_caller]
     pub fn allclose(&self, other: &Tensor, rtol: f64, atol: f64, equal_nan: bool) -> Result<bool> {
         let close = self.isclose(other, rtol, atol, equal_nan).of("allclose")?;
         close.all(()).of("allclose")?.item().of("allclose")
     }
 
-    /// Whether both have the same sizes and elements (`torch.equal`). The host waits for it.
+    /// Returns whether both tensors have the same sizes and equal elements (`torch.equal`). The host waits for
+    /// the result.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::DeviceMismatch`], and what the wait fails with.
+    /// [`crate::ErrorKind::Capture`] if the stream is captured. Errors of
+    /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn equal(&self, other: &Tensor) -> Result<bool> {
         check_together("equal", self, other)?;

@@ -5,8 +5,8 @@ use crate::called::Called;
 use crate::{DType, IntoDims, Result, Tensor};
 
 impl Tensor {
-    /// `log(sum(exp(self)))` over dimensions, without overflow (`torch.logsumexp`). Integers and bools count as `f32`;
-    /// half-width floats are computed in it.
+    /// `log(sum(exp(self)))` over dimensions, without overflow (`torch.logsumexp`). Integers and bools give
+    /// `float32`. Half-width floats are computed in `f32`.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -16,7 +16,9 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`crate::ErrorKind::DimOutOfRange`], and what the launch fails with.
+    /// [`crate::ErrorKind::DimOutOfRange`] if the tensor lacks a dimension.
+    /// [`crate::ErrorKind::InvalidArgument`] if a dimension is named twice. Errors of
+    /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn logsumexp(&self, dims: impl IntoDims) -> Result<Self> {
         self.log_of_sum(&dims.into_dims(), false).of("logsumexp")
@@ -25,7 +27,7 @@ impl Tensor {
     /// [`Tensor::logsumexp`] that keeps the dimensions, with size 1.
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Tensor::logsumexp`].
     #[track_caller]
     pub fn logsumexp_keepdim(&self, dims: impl IntoDims) -> Result<Self> {
         self.log_of_sum(&dims.into_dims(), true).of("logsumexp_keepdim")
@@ -36,15 +38,15 @@ impl Tensor {
         let dtype = if self.dtype().is_float() { self.dtype() } else { DType::F32 };
         let x = self.to(dtype)?.widened()?;
         if x.numel() == 0 {
-            // There is no largest element, but a sum.
+            // There is no largest element, but there is a sum.
             return x.exp()?.sum_kept(dims, keepdim)?.log()?.to(dtype);
         }
-        // Infinite elements are to be in the sum, and not its scale.
+        // An infinite element counts in the sum, but does not scale it.
         let most = x.detach().amax_keepdim(dims)?;
         let most = most.masked_fill(&most.isinf()?, 0)?;
         let sum = x.sub(&most)?.exp()?.sum_keepdim(dims)?;
         let log = if wanted(&[&sum]) {
-            // The gradient of nothing but -inf is 0, not NaN.
+            // If all elements are -inf, the gradient is 0, not NaN.
             let none = sum.eq(0)?;
             sum.masked_fill(&none, 1)?.log()?.masked_fill(&none, f64::NEG_INFINITY)?
         } else {
@@ -55,7 +57,7 @@ impl Tensor {
         out.to(dtype)
     }
 
-    /// Without dimensions that a reduction has kept.
+    /// Removes dimensions that a reduction has kept.
     #[track_caller]
     pub(crate) fn without(&self, dims: &[isize]) -> Result<Self> {
         if dims.is_empty() {

@@ -1,10 +1,10 @@
-//! Reductions that leave NaN out, and others.
+//! Reductions that ignore NaN, and others.
 
 use crate::called::Called;
 use crate::{DType, IntoDim, IntoDims, Result, Tensor};
 
 impl Tensor {
-    /// [`Tensor::sum`] of what is not NaN (`torch.nansum`).
+    /// [`Tensor::sum`] of the elements that are not NaN (`torch.nansum`).
     ///
     /// ```
     /// # use warpline::tensor;
@@ -14,7 +14,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// As [`Tensor::sum`].
+    /// The same as [`Tensor::sum`].
     #[track_caller]
     pub fn nansum(&self, dims: impl IntoDims) -> Result<Self> {
         self.numbers().of("nansum")?.sum(dims).of("nansum")
@@ -23,16 +23,16 @@ impl Tensor {
     /// [`Tensor::nansum`] that keeps the dimensions, with size 1.
     ///
     /// # Errors
-    /// As [`Tensor::sum`].
+    /// The same as [`Tensor::sum`].
     #[track_caller]
     pub fn nansum_keepdim(&self, dims: impl IntoDims) -> Result<Self> {
         self.numbers().of("nansum_keepdim")?.sum_keepdim(dims).of("nansum_keepdim")
     }
 
-    /// [`Tensor::mean`] of what is not NaN (`torch.nanmean`). Floats only.
+    /// [`Tensor::mean`] of the elements that are not NaN (`torch.nanmean`). Floats only.
     ///
     /// # Errors
-    /// As [`Tensor::mean`].
+    /// The same as [`Tensor::mean`].
     #[track_caller]
     pub fn nanmean(&self, dims: impl IntoDims) -> Result<Self> {
         self.mean_of_numbers(&dims.into_dims(), false).of("nanmean")
@@ -41,7 +41,7 @@ impl Tensor {
     /// [`Tensor::nanmean`] that keeps the dimensions, with size 1.
     ///
     /// # Errors
-    /// As [`Tensor::mean`].
+    /// The same as [`Tensor::mean`].
     #[track_caller]
     pub fn nanmean_keepdim(&self, dims: impl IntoDims) -> Result<Self> {
         self.mean_of_numbers(&dims.into_dims(), true).of("nanmean_keepdim")
@@ -55,23 +55,23 @@ impl Tensor {
             return Err(crate::ErrorKind::UnsupportedDType { dtype }.of(op).at(location));
         }
         let nan = self.isnan()?;
-        // Half-width sums may be larger than their dtype holds, where the mean is not.
+        // A sum of half-width floats may exceed their dtype although the mean does not.
         let (numbers, counted) = (self.masked_fill(&nan, 0)?.widened()?, nan.logical_not()?);
         let count = counted.sum_kept(dims, keepdim)?;
         numbers.sum_kept(dims, keepdim)?.div(&count)?.to(self.dtype())
     }
 
-    /// With 0 for NaN.
+    /// Replaces NaN with 0.
     #[track_caller]
     fn numbers(&self) -> Result<Self> {
         if self.dtype().is_float() { self.masked_fill(&self.isnan()?, 0) } else { Ok(self.clone()) }
     }
 
-    /// The smallest and the largest element along a dimension, or of all with `None` or `()`; NaN if there is one
-    /// (`torch.aminmax`).
+    /// The smallest and the largest element along a dimension, or of all elements with `None` or `()`
+    /// (`torch.aminmax`). If there is a NaN, both are NaN.
     ///
     /// # Errors
-    /// As [`Tensor::amin`].
+    /// The same as [`Tensor::amin`].
     #[track_caller]
     pub fn aminmax(&self, dim: impl IntoDim) -> Result<(Self, Self)> {
         let dim = dim.into_dim();
@@ -81,25 +81,25 @@ impl Tensor {
     /// [`Tensor::aminmax`] that keeps the dimension, with size 1.
     ///
     /// # Errors
-    /// As [`Tensor::amin`].
+    /// The same as [`Tensor::amin`].
     #[track_caller]
     pub fn aminmax_keepdim(&self, dim: impl IntoDim) -> Result<(Self, Self)> {
         let (op, dim) = ("aminmax_keepdim", dim.into_dim());
         Ok((self.amin_keepdim(dim).of(op)?, self.amax_keepdim(dim).of(op)?))
     }
 
-    /// How many elements over dimensions are not zero, as `int64` (`torch.count_nonzero`).
+    /// The number of nonzero elements over dimensions, as `int64` (`torch.count_nonzero`).
     ///
     /// # Errors
-    /// As [`Tensor::sum`].
+    /// The same as [`Tensor::sum`].
     #[track_caller]
     pub fn count_nonzero(&self, dims: impl IntoDims) -> Result<Self> {
         let counted = if self.dtype() == DType::Bool { self.clone() } else { self.ne(0)? };
         counted.sum(dims).of("count_nonzero")
     }
 
-    /// The difference of each two neighbours along a dimension, `n` times over (`torch.diff`); of bools, whether they
-    /// differ.
+    /// The differences of neighbours along a dimension, computed `n` times in sequence (`torch.diff`). For
+    /// bools, whether the neighbours differ.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -110,14 +110,16 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`crate::ErrorKind::DimOutOfRange`]; [`crate::ErrorKind::ShapeMismatch`] of a tensor without dimensions.
+    /// [`crate::ErrorKind::DimOutOfRange`] if the tensor lacks the dimension.
+    /// [`crate::ErrorKind::ShapeMismatch`] if the tensor has no dimensions. Errors of
+    /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn diff(&self, n: usize, dim: isize) -> Result<Self> {
         let d = self.layout().dim(dim).of("diff")?;
         let mut out = self.clone();
         let all = self.size().get(d).copied().unwrap_or_default();
         if all > 0 && n >= all {
-            // Nothing is left, after however many rounds: one of no elements does.
+            // No element is left after so many rounds. One round of an empty slice gives the same.
             return out.narrow(dim, 0, 0).of("diff")?.diff(1, dim);
         }
         for _ in 0..n.min(all.max(1)) {

@@ -7,9 +7,10 @@ use crate::called::Called;
 use crate::{DType, Error, ErrorKind, IntoDims, Result, Tensor, cat};
 
 impl Tensor {
-    /// The norm of vectors along dimensions: of order 2 their length, 1 the sum of sizes, 0 how many are not zero,
-    /// infinity the largest size, negative infinity the smallest (`torch.linalg.vector_norm`). Floats only; of
-    /// half-width ones computed in `f32`. Where it is 0 so is its gradient.
+    /// The norm of order `ord` of vectors along dimensions (`torch.linalg.vector_norm`). Order 2 is the
+    /// Euclidean length, 1 the sum of absolute values, 0 the number of nonzero elements, infinity the largest
+    /// absolute value, and negative infinity the smallest. Floats only; half-width floats are computed in
+    /// `f32`. Where the norm is 0, so is its gradient.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -20,7 +21,10 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`], [`ErrorKind::UnsupportedDType`], and what the launch fails with.
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks a dimension. [`ErrorKind::InvalidArgument`] if a
+    /// dimension is named twice, or if there is no element and `ord` is infinite.
+    /// [`ErrorKind::UnsupportedDType`] if the tensor is not of floats. Errors of
+    /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn vector_norm(&self, ord: f64, dims: impl IntoDims) -> Result<Self> {
         self.norm_over("vector_norm", ord, &dims.into_dims(), false).of("vector_norm")
@@ -29,16 +33,16 @@ impl Tensor {
     /// [`Tensor::vector_norm`] that keeps the dimensions, with size 1.
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Tensor::vector_norm`].
     #[track_caller]
     pub fn vector_norm_keepdim(&self, ord: f64, dims: impl IntoDims) -> Result<Self> {
         self.norm_over("vector_norm", ord, &dims.into_dims(), true).of("vector_norm_keepdim")
     }
 
-    /// [`Tensor::vector_norm`] of order `p` (`torch.norm`, which has 2 where nothing is said).
+    /// [`Tensor::vector_norm`] of order `p` (`torch.norm`). PyTorch's default for `p` is 2.
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Tensor::vector_norm`].
     #[track_caller]
     pub fn norm(&self, p: f64, dims: impl IntoDims) -> Result<Self> {
         self.norm_over("norm", p, &dims.into_dims(), false).of("norm")
@@ -47,7 +51,7 @@ impl Tensor {
     /// [`Tensor::norm`] that keeps the dimensions, with size 1.
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Tensor::vector_norm`].
     #[track_caller]
     pub fn norm_keepdim(&self, p: f64, dims: impl IntoDims) -> Result<Self> {
         self.norm_over("norm", p, &dims.into_dims(), true).of("norm_keepdim")
@@ -78,7 +82,7 @@ impl Tensor {
         norm.to(self.dtype())
     }
 
-    /// What is not negative to a power, whose gradient is 0 where it is 0.
+    /// Raises non-negative elements to a power, with gradient 0 at zero.
     #[track_caller]
     fn pow_or_flat(&self, exponent: f64) -> Result<Self> {
         if !(0.0..1.0).contains(&exponent) || !wanted(&[self]) {
@@ -88,8 +92,9 @@ impl Tensor {
         self.masked_fill(&zero, 1)?.pow(exponent)?.masked_fill(&zero, 0)
     }
 
-    /// The distance of each row of these matrices from each of the other's, as [`Tensor::vector_norm`] of order `p`
-    /// measures it (`torch.cdist`, which has 2 where nothing is said). Leading dimensions broadcast.
+    /// The distance of each row of these matrices from each row of the other matrices (`torch.cdist`), by
+    /// [`Tensor::vector_norm`] of order `p`. PyTorch's default for `p` is 2. Shapes `[.., n, k]` and
+    /// `[.., m, k]` give `[.., n, m]`; the leading dimensions broadcast.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -99,8 +104,10 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`] where rows differ in length, and for fewer than two dimensions;
-    /// [`ErrorKind::InvalidArgument`] for a negative `p`; as [`Tensor::vector_norm`].
+    /// [`ErrorKind::ShapeMismatch`] if the rows differ in length, or a tensor has fewer than two dimensions.
+    /// [`ErrorKind::InvalidArgument`] if `p` is negative or NaN. [`ErrorKind::BroadcastMismatch`] if the
+    /// leading dimensions do not broadcast. [`ErrorKind::UnsupportedDType`] if the tensors are not of floats.
+    /// Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn cdist(&self, other: &Tensor, p: f64) -> Result<Self> {
         let op = "cdist";
@@ -127,7 +134,7 @@ impl Tensor {
         if !dtype.is_float() {
             return Err(ErrorKind::UnsupportedDType { dtype }.of(op));
         }
-        // As PyTorch has it: a product for many rows, which takes less memory and is a little less exact.
+        // As in PyTorch, many rows use a matrix product, which takes less memory and is slightly less exact.
         if p == 2.0 && (rows > 25 || others > 25) {
             return self.distances_by_product(other).of(op);
         }

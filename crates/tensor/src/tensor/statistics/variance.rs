@@ -4,9 +4,9 @@ use crate::called::Called;
 use crate::{ErrorKind, IntoDims, Result, Tensor};
 
 impl Tensor {
-    /// The variance over dimensions: the squares of the distances from the mean, divided by their number less
-    /// `correction`, which is 1 in PyTorch where nothing is said (`torch.var`). Floats only; of half-width ones
-    /// computed in `f32`.
+    /// The variance over dimensions (`torch.var`): the sum of squared distances from the mean, divided by the
+    /// number of elements minus `correction`. PyTorch's default for `correction` is 1. Floats only; half-width
+    /// floats are computed in `f32`.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -17,7 +17,9 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`], [`ErrorKind::UnsupportedDType`], and what the launch fails with.
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks a dimension. [`ErrorKind::InvalidArgument`] if a
+    /// dimension is named twice. [`ErrorKind::UnsupportedDType`] if the tensor is not of floats. Errors of
+    /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn var(&self, dims: impl IntoDims, correction: usize) -> Result<Self> {
         Ok(self.variance(&dims.into_dims(), correction, false, false).of("var")?.0)
@@ -26,17 +28,17 @@ impl Tensor {
     /// [`Tensor::var`] that keeps the dimensions, with size 1.
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Tensor::var`].
     #[track_caller]
     pub fn var_keepdim(&self, dims: impl IntoDims, correction: usize) -> Result<Self> {
         Ok(self.variance(&dims.into_dims(), correction, true, false).of("var_keepdim")?.0)
     }
 
-    /// The standard deviation over dimensions, the square root of [`Tensor::var`] (`torch.std`). Where it is 0 so is
-    /// its gradient.
+    /// The standard deviation over dimensions, which is the square root of [`Tensor::var`] (`torch.std`). Where
+    /// it is 0, so is its gradient.
     ///
     /// # Errors
-    /// As [`Tensor::var`].
+    /// The same as [`Tensor::var`].
     #[track_caller]
     pub fn std(&self, dims: impl IntoDims, correction: usize) -> Result<Self> {
         Ok(self.variance(&dims.into_dims(), correction, false, true).of("std")?.0)
@@ -45,16 +47,16 @@ impl Tensor {
     /// [`Tensor::std`] that keeps the dimensions, with size 1.
     ///
     /// # Errors
-    /// As [`Tensor::var`].
+    /// The same as [`Tensor::var`].
     #[track_caller]
     pub fn std_keepdim(&self, dims: impl IntoDims, correction: usize) -> Result<Self> {
         Ok(self.variance(&dims.into_dims(), correction, true, true).of("std_keepdim")?.0)
     }
 
-    /// [`Tensor::var`], and the mean (`torch.var_mean`).
+    /// [`Tensor::var`] and the mean (`torch.var_mean`).
     ///
     /// # Errors
-    /// As [`Tensor::var`].
+    /// The same as [`Tensor::var`].
     #[track_caller]
     pub fn var_mean(&self, dims: impl IntoDims, correction: usize) -> Result<(Self, Self)> {
         self.variance(&dims.into_dims(), correction, false, false).of("var_mean")
@@ -63,16 +65,16 @@ impl Tensor {
     /// [`Tensor::var_mean`] that keeps the dimensions, with size 1.
     ///
     /// # Errors
-    /// As [`Tensor::var`].
+    /// The same as [`Tensor::var`].
     #[track_caller]
     pub fn var_mean_keepdim(&self, dims: impl IntoDims, correction: usize) -> Result<(Self, Self)> {
         self.variance(&dims.into_dims(), correction, true, false).of("var_mean_keepdim")
     }
 
-    /// [`Tensor::std`], and the mean (`torch.std_mean`).
+    /// [`Tensor::std`] and the mean (`torch.std_mean`).
     ///
     /// # Errors
-    /// As [`Tensor::var`].
+    /// The same as [`Tensor::var`].
     #[track_caller]
     pub fn std_mean(&self, dims: impl IntoDims, correction: usize) -> Result<(Self, Self)> {
         self.variance(&dims.into_dims(), correction, false, true).of("std_mean")
@@ -81,13 +83,13 @@ impl Tensor {
     /// [`Tensor::std_mean`] that keeps the dimensions, with size 1.
     ///
     /// # Errors
-    /// As [`Tensor::var`].
+    /// The same as [`Tensor::var`].
     #[track_caller]
     pub fn std_mean_keepdim(&self, dims: impl IntoDims, correction: usize) -> Result<(Self, Self)> {
         self.variance(&dims.into_dims(), correction, true, true).of("std_mean_keepdim")
     }
 
-    /// The variance, or its `root`, and the mean.
+    /// Returns the variance, or its square root if `root`, and the mean.
     #[track_caller]
     fn variance(
         &self,
@@ -112,7 +114,7 @@ impl Tensor {
         Ok((spread.to(self.dtype())?, mean.to(self.dtype())?))
     }
 
-    /// The mean over dimensions, which stay, the distances from it, and their squares.
+    /// Returns the mean over dimensions, which stay, the distances from the mean, and their squares.
     #[track_caller]
     pub(crate) fn moments(&self, dims: &[isize]) -> Result<Moments> {
         let mean = self.mean_keepdim(dims)?;
@@ -124,11 +126,11 @@ impl Tensor {
     }
 }
 
-/// What is made on the way to a variance.
+/// The variance's intermediates.
 pub(crate) struct Moments {
     pub(crate) mean: Tensor,
     pub(crate) centred: Tensor,
     pub(crate) squares: Tensor,
-    /// How many elements each mean is of.
+    /// Number of elements per mean.
     count: usize,
 }
