@@ -2,6 +2,8 @@
 
 use std::panic::Location;
 
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::launch::{Grid, blocks};
 use warpline_runtime::{Error, Result, View, cuda_struct};
 

@@ -4,6 +4,8 @@ use std::fmt;
 
 use rand_mt::Mt;
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::{Error, Result};
 
 /// Default seed, as in PyTorch.

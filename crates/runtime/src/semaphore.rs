@@ -34,6 +34,8 @@ use warpline_cuda_sys_safe::{Access, CudaCode, DriverError, OsHandle};
 use warpline_stream::Stream;
 use warpline_sync::{Mutex, MutexGuard, OnceLock};
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::Site;
 use crate::launch::enqueue;
 use crate::race::Touch;

@@ -14,6 +14,8 @@ use warpline_cuda_sys_safe::owned::MappedWords;
 use warpline_sync::atomic::{AtomicBool, Ordering};
 use warpline_sync::{Mutex, MutexGuard};
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::checked::At;
 use crate::clock::{Clock, Point};
 use crate::device::Core;

@@ -6,6 +6,8 @@ use super::cuda::{BLOCK, base, geometry};
 use super::philox::{philox, uniform4};
 use super::real::Real;
 use crate::programs::{FLOATS, committed};
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::graph::{Place, Sequence};
 use warpline_runtime::host::{self, Shared};
 use warpline_runtime::launch::{Grid, Kernel, check_operands};

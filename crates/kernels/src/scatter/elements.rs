@@ -6,6 +6,8 @@ use smallvec::SmallVec;
 use warpline_cuda_sys_safe::HostLaunch;
 
 use crate::programs::{BITS, committed, cuda_type};
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::host::{self, GRAIN, HostElement, Number, Shared};
 use warpline_runtime::iter::{BLOCK, Dim, Walk};
 use warpline_runtime::launch::{Grid, Kernel, Report, check_operands};

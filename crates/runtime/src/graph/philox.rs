@@ -6,6 +6,8 @@ use std::sync::Arc;
 use warpline_cuda_sys_safe::HostLaunch;
 
 use super::Log;
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::generator::CudaGenerator;
 use crate::host::Shared;
 use crate::launch::{Grid, Kernel};

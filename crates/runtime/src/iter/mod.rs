@@ -18,6 +18,8 @@ use std::panic::Location;
 use bytemuck::Pod;
 use warpline_cuda_sys_safe::HostKernel;
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::launch::{Call, Code};
 use crate::module::Program;
 use crate::{Error, Layout, Operand, Result, Target, View, launch};

@@ -106,9 +106,7 @@ fn footprint<'a>(ptr: DevicePtr, device: usize, operand: &Operand<'a>) -> Footpr
 fn place(op: &'static str, device: usize, view: &View<'_>) -> Result<(DevicePtr, usize)> {
     let ptr = address(op, view)?;
     let Some(owner) = view.storage.cuda_device() else {
-        return Err(
-            ErrorKind::device_mismatch(Device::Cuda(None), Device::Cpu).of(op)
-        );
+        return Err(ErrorKind::device_mismatch(Device::Cuda(None), Device::Cpu).of(op));
     };
     // A kernel that follows another device's address without peer access loses its own device.
     if owner.index() != device && !view.storage.runtime().peer_access_enabled(device, owner.index())
@@ -125,9 +123,7 @@ fn place(op: &'static str, device: usize, view: &View<'_>) -> Result<(DevicePtr,
 #[track_caller]
 pub fn address(op: &'static str, view: &View<'_>) -> Result<DevicePtr> {
     let Some(base) = view.storage.device_ptr() else {
-        return Err(
-            ErrorKind::device_mismatch(Device::Cuda(None), Device::Cpu).of(op)
-        );
+        return Err(ErrorKind::device_mismatch(Device::Cuda(None), Device::Cpu).of(op));
     };
     // SAFETY: a layout with elements lies inside its storage, so its first element does. Without elements, the
     // address may wrap, and nothing is read or written there.

@@ -3,6 +3,8 @@
 use smallvec::SmallVec;
 
 use super::{Layout, Sizes, Strides};
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::{Error, Result};
 
 /// Order of a tensor's dimensions in memory (`torch.memory_format`).

@@ -3,6 +3,8 @@
 use warpline_cuda_sys_safe::nvrtc::Nvrtc;
 
 use super::Program;
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::{Error, Result};
 
 /// Target architecture of the PTX. Devices of this compute capability and later ones run it.

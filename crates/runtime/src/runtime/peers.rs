@@ -11,6 +11,8 @@ use warpline_sync::Mutex;
 use warpline_sync::atomic::{AtomicU8, Ordering};
 
 use super::Runtime;
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::{Error, Result};
 
 const UNKNOWN: u8 = 0;

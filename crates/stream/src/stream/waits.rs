@@ -1,6 +1,8 @@
 //! Waits of a stream for another stream, and of the host for a stream.
 
 use super::*;
+#[cfg(doc)]
+use crate::ErrorKind;
 
 impl Stream {
     /// Makes later work on this stream wait, on the GPU, for operation `op` of `other`. The wait
