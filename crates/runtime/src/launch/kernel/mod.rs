@@ -48,7 +48,7 @@ use warpline_cuda_sys_safe::HostKernel;
 
 use super::{Call, Code, Target, blocks, run};
 use crate::module::{CudaType, Program};
-use crate::{DType, Error, ErrorKind, Operand, Result, Site};
+use crate::{DType, ErrorKind, Operand, Result, Site};
 
 use hosts::Host;
 pub use hosts::Hosts;
