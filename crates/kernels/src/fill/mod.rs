@@ -7,6 +7,8 @@ mod tests;
 use std::panic::Location;
 
 use crate::programs::{BITS, NUMBERS, bits, committed};
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::iter::{self, BLOCK, Bits, Flat, Index, Op, Params, run, vector_width};
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
@@ -66,7 +68,7 @@ pub(crate) fn bits_of(dtype: DType, value: Scalar) -> u64 {
 /// Sets every element to `value`, converted to the dtype (`Tensor.fill_`).
 ///
 /// # Errors
-/// [`warpline_runtime::ErrorKind::OverlappingWrite`]; otherwise as [`Kernel::launch`].
+/// [`ErrorKind::OverlappingWrite`]; otherwise as [`Kernel::launch`].
 #[track_caller]
 pub fn fill(target: Target<'_>, out: View<'_>, value: Scalar) -> Result<()> {
     fill_at(target, "fill_", out, value, Location::caller())
@@ -100,9 +102,8 @@ fn fill_at(
 /// integers if the dtype and both numbers are, otherwise in `f64`.
 ///
 /// # Errors
-/// [`warpline_runtime::ErrorKind::ShapeMismatch`] if `out` has more dimensions or none,
-/// [`warpline_runtime::ErrorKind::UnsupportedDType`] if it is of bools,
-/// [`warpline_runtime::ErrorKind::OverlappingWrite`]; otherwise as [`Kernel::launch`].
+/// [`ErrorKind::ShapeMismatch`] unless `out` has one dimension, [`ErrorKind::UnsupportedDType`] if it is of bools,
+/// [`ErrorKind::OverlappingWrite`]; otherwise as [`Kernel::launch`].
 #[track_caller]
 pub fn arange(target: Target<'_>, out: View<'_>, start: Scalar, step: Scalar) -> Result<()> {
     let exact = !matches!(
@@ -166,8 +167,7 @@ fn run_sequence(
 /// Ones on the diagonal of a matrix, zeros elsewhere (`torch.eye`).
 ///
 /// # Errors
-/// [`warpline_runtime::ErrorKind::ShapeMismatch`] if `out` is no matrix,
-/// [`warpline_runtime::ErrorKind::OverlappingWrite`]; otherwise as [`Kernel::launch`].
+/// [`ErrorKind::ShapeMismatch`] if `out` is no matrix, [`ErrorKind::OverlappingWrite`]; otherwise as [`Kernel::launch`].
 #[track_caller]
 pub fn eye(target: Target<'_>, out: View<'_>) -> Result<()> {
     let location = Location::caller();

@@ -15,11 +15,13 @@ use std::panic::Location;
 
 use crate::dim::check_dim;
 use crate::programs::committed;
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::iter::{BLOCK, Index, Plan, halves};
 use warpline_runtime::launch::{Grid, Kernel, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{
-    DType, Error, ErrorKind, Layout, Result, Site, Sizes, Strides, Target, View, cuda_struct, hosts,
+    DType, Error, Layout, Result, Site, Sizes, Strides, Target, View, cuda_struct, hosts,
 };
 
 pub(crate) const PROGRAMS: &[&Program] = &[&GATHER];
@@ -259,9 +261,7 @@ fn check(op: &'static str, input: View<'_>, index: View<'_>, out: View<'_>) -> R
         let reason = format!("the indices are {}; they must be int32 or int64", index.dtype);
         return Err(Error::invalid(op, reason));
     }
-    if out.dtype != input.dtype {
-        return Err(ErrorKind::DTypeMismatch { expected: input.dtype, actual: out.dtype }.of(op));
-    }
+    out.check_dtype(op, input.dtype)?;
     check_operands(op, &[input.read(), index.read(), out.write()])
 }
 

@@ -5,11 +5,11 @@ mod cpu;
 mod tests;
 
 use crate::programs::{FLOATS, LANES, committed};
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::launch::{Grid, Kernel, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{
-    DType, Error, ErrorKind, Operand, Result, Target, View, cuda_struct, hosts,
-};
+use warpline_runtime::{DType, Error, Operand, Result, Target, View, cuda_struct, hosts};
 
 pub(crate) const PROGRAMS: &[&Program] = &[&NLL_LOSS, &NLL_LOSS_BACKWARD];
 
@@ -100,10 +100,7 @@ impl Nll<'_> {
         let (log, classes) = (self.log, self.classes);
         let own = [(classes, DType::I64), (self.weight.unwrap_or(log), log.dtype)];
         for (view, expected) in own.into_iter().chain(scalars) {
-            if view.dtype != expected {
-                let actual = view.dtype;
-                return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op));
-            }
+            view.check_dtype(op, expected)?;
         }
         let &[rows, size] = log.sizes() else {
             let reason = format!("logarithms of {:?}; they must be a matrix", log.sizes());
@@ -181,10 +178,7 @@ pub fn nll_loss_backward(
     BACKWARD.check_dtype(OP, nll.log.dtype)?;
     let mut params =
         nll.params(OP, [(grad, nll.log.dtype), (total, Nll::total_dtype(nll.log.dtype))])?;
-    if out.dtype != nll.log.dtype {
-        let (expected, actual) = (nll.log.dtype, out.dtype);
-        return Err(ErrorKind::DTypeMismatch { expected, actual }.of(OP));
-    }
+    out.check_dtype(OP, nll.log.dtype)?;
     if out.sizes() != nll.log.sizes() {
         let reason = format!("a result of {:?} for {:?}", out.sizes(), nll.log.sizes());
         return Err(Error::shape(OP, reason));

@@ -7,11 +7,13 @@ mod tests;
 
 use std::fmt::Write as _;
 
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::host::HostElement;
 use warpline_runtime::iter::BLOCK;
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, hosts};
 
 use crate::programs::{FLOATS, committed};
 
@@ -353,10 +355,7 @@ fn launch<const N: usize>(
 /// Returns an error for an operand that differs from its parameter.
 #[track_caller]
 fn check(op: &'static str, first: View<'_>, param: View<'_>, view: View<'_>) -> Result<()> {
-    if view.dtype != first.dtype {
-        let (expected, actual) = (first.dtype, view.dtype);
-        return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op));
-    }
+    view.check_dtype(op, first.dtype)?;
     if view.sizes() != param.sizes() {
         let reason = format!("{:?} beside a parameter of {:?}", view.sizes(), param.sizes());
         return Err(Error::shape(op, reason));

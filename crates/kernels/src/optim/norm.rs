@@ -3,11 +3,13 @@
 use std::fmt::Write as _;
 
 use warpline_cuda_sys_safe::HostLaunch;
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::host::{GRAIN, HostElement, Shared, parallel_for};
 use warpline_runtime::iter::BLOCK;
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View, hosts};
+use warpline_runtime::{DType, Error, Result, Target, View, hosts};
 
 use super::cpu::Real;
 use super::{CHUNK, Part, TENSORS, Update, takes};
@@ -66,19 +68,13 @@ pub fn sum_dtype(dtype: DType) -> DType {
 pub fn sum_squares(target: Target<'_>, tensors: &[View<'_>], out: View<'_>) -> Result<()> {
     let Some(dtype) = tensors.first().map(|view| view.dtype) else { return Ok(()) };
     for view in tensors {
-        if view.dtype != dtype {
-            let (expected, actual) = (dtype, view.dtype);
-            return Err(ErrorKind::DTypeMismatch { expected, actual }.of(OP));
-        }
+        view.check_dtype(OP, dtype)?;
         if !takes(*view) {
             let reason = "operands are contiguous floats, fewer than 2³¹ of each";
             return Err(Error::invalid(OP, reason));
         }
     }
-    if out.dtype != sum_dtype(dtype) {
-        let (expected, actual) = (sum_dtype(dtype), out.dtype);
-        return Err(ErrorKind::DTypeMismatch { expected, actual }.of(OP));
-    }
+    out.check_dtype(OP, sum_dtype(dtype))?;
     let count = partial_sums(tensors);
     if out.sizes() != [count] || !out.layout.is_contiguous() {
         let reason = format!("a result of {:?} for {count} sums", out.sizes());

@@ -7,10 +7,12 @@ mod cpu;
 #[cfg(test)]
 mod tests;
 
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::iter::BLOCK;
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{Error, ErrorKind, Operand, Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::{Error, Operand, Result, Target, View, cuda_struct, hosts};
 
 use crate::programs::{FLOATS, committed};
 
@@ -71,10 +73,7 @@ pub fn resample(
     how: (Kind, bool, f64),
     out: View<'_>,
 ) -> Result<()> {
-    const OP: &str = "resample";
-    FORWARD.check_dtype(OP, image.dtype)?;
-    let params = Resample::new(OP, image, out, how)?;
-    params.launch(target, OP, &FORWARD, &[image.read(), out.write()])
+    run(target, "resample", &FORWARD, [image, out], how, &[image.read(), out.write()])
 }
 
 /// The transpose of [`resample`]: the gradient of its image, of that of its result.
@@ -88,10 +87,7 @@ pub fn resample_backward(
     how: (Kind, bool, f64),
     image: View<'_>,
 ) -> Result<()> {
-    const OP: &str = "resample_backward";
-    BACKWARD.check_dtype(OP, image.dtype)?;
-    let params = Resample::new(OP, image, grad, how)?;
-    params.launch(target, OP, &BACKWARD, &[grad.read(), image.write()])
+    run(target, "resample_backward", &BACKWARD, [image, grad], how, &[grad.read(), image.write()])
 }
 
 impl Resample {
@@ -103,10 +99,7 @@ impl Resample {
         result: View<'_>,
         (kind, align_corners, scale): (Kind, bool, f64),
     ) -> Result<Self> {
-        if result.dtype != image.dtype {
-            let (expected, actual) = (image.dtype, result.dtype);
-            return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op));
-        }
+        result.check_dtype(op, image.dtype)?;
         // An image's elements are counted in 32 bits.
         let counted = |n: usize, inner: usize| {
             n.checked_mul(inner.max(1)).is_some_and(|elements| elements < 1 << 31)
@@ -143,30 +136,27 @@ impl Resample {
             }
         }
     }
+}
 
-    /// Runs a kernel whose second operand is written.
-    #[track_caller]
-    fn launch(
-        &self,
-        target: Target<'_>,
-        op: &'static str,
-        kernel: &Kernel<Self, 2>,
-        operands: &[Operand<'_>; 2],
-    ) -> Result<()> {
-        check_operands(op, operands)?;
-        let written = operands[1].view;
-        if written.numel() == 0 {
-            return Ok(());
-        }
-        // A block has neighbours of one row, or of several short ones.
-        let across = written.sizes()[1..].iter().product::<usize>().div_ceil(BLOCK as usize);
-        let planes = self.outer.min(65_535) as u32;
-        kernel.launch(
-            target,
-            op,
-            operands,
-            self,
-            Grid::new([across.min(1 << 30) as u32, planes, 1], BLOCK),
-        )
+/// Runs a kernel, whose second operand is written, for an image and a result.
+#[track_caller]
+fn run(
+    target: Target<'_>,
+    op: &'static str,
+    kernel: &Kernel<Resample, 2>,
+    [image, result]: [View<'_>; 2],
+    how: (Kind, bool, f64),
+    operands: &[Operand<'_>; 2],
+) -> Result<()> {
+    kernel.check_dtype(op, image.dtype)?;
+    let params = Resample::new(op, image, result, how)?;
+    check_operands(op, operands)?;
+    let written = operands[1].view;
+    if written.numel() == 0 {
+        return Ok(());
     }
+    // A block has neighbours of one row, or of several short ones.
+    let across = written.sizes()[1..].iter().product::<usize>().div_ceil(BLOCK as usize);
+    let grid = [across.min(1 << 30) as u32, params.outer.min(65_535) as u32, 1];
+    kernel.launch(target, op, operands, &params, Grid::new(grid, BLOCK))
 }

@@ -4,11 +4,13 @@ use warpline_cuda_sys_safe::HostLaunch;
 
 use crate::dim::check_dim;
 use crate::programs::{FLOATS, LANES, committed};
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, Shared};
 use warpline_runtime::iter::Walk;
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{Error, ErrorKind, Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::{Error, Result, Target, View, cuda_struct, hosts};
 
 /// Rows of a few lanes, of a block, and rows side by side.
 const KERNELS: [&str; 3] = ["warp", "block", "columns"];
@@ -65,10 +67,7 @@ pub fn softmax_backward(
     let [warp, block, columns] = &ROWS;
     warp.check_dtype(op, out.dtype)?;
     for view in [grad, result] {
-        if view.dtype != out.dtype {
-            let (expected, actual) = (out.dtype, view.dtype);
-            return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op));
-        }
+        view.check_dtype(op, out.dtype)?;
         if view.sizes() != out.sizes() {
             let reason = format!("{:?} for a softmax of {:?}", view.sizes(), out.sizes());
             return Err(Error::shape(op, reason));

@@ -13,10 +13,12 @@ mod tests;
 
 use crate::dim::check_dim;
 use crate::programs::{FLOATS, LANES, committed};
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::iter::{Walk, vector_width};
 use warpline_runtime::launch::{Grid, Kernel, check_in_place};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, hosts};
 
 pub use backward::softmax_backward;
 
@@ -117,9 +119,7 @@ pub fn softmax(
     log: bool,
 ) -> Result<()> {
     let op = if log { "log_softmax" } else { "softmax" };
-    if out.dtype != a.dtype {
-        return Err(ErrorKind::DTypeMismatch { expected: a.dtype, actual: out.dtype }.of(op));
-    }
+    out.check_dtype(op, a.dtype)?;
     SCHEDULES[0].check_dtype(op, a.dtype)?;
     if a.sizes() != out.sizes() {
         return Err(Error::shape(

@@ -188,8 +188,7 @@ pub struct Call<'a> {
     pub location: &'static Location<'static>,
 }
 
-/// Runs an op. A [`Kernel`] makes this call for its family; an op that consists of library calls or collectives makes it
-/// itself.
+/// Runs an op. A [`Kernel`] makes this call for its family; an op that consists of collectives makes it itself.
 ///
 /// What no operand has elements for is not run. Otherwise, on the CPU, device work that the operands
 /// have to wait for is waited for, and the CPU implementation runs now; on a device the launch is

@@ -31,10 +31,12 @@ use std::f64::consts::LOG2_E;
 use bytemuck::Zeroable;
 
 use crate::programs::{HALVES, LANES, committed};
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{
-    DType, Error, ErrorKind, Operand, Result, Target, View, checked_numel, cuda_struct, hosts,
+    DType, Error, Operand, Result, Target, View, checked_numel, cuda_struct, hosts,
 };
 
 /// Queries or keys of a block.
@@ -244,10 +246,7 @@ fn check(
     let halves = [k, v].into_iter().chain(others.iter().map(|(view, _)| *view));
     let dtypes = halves.map(|view| (view, dtype)).chain(sums.iter().map(|&v| (v, DType::F32)));
     for (view, expected) in dtypes {
-        if view.dtype != expected {
-            let actual = view.dtype;
-            return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op));
-        }
+        view.check_dtype(op, expected)?;
     }
     let [outer, inner, queries, width] = last_four(q.sizes(), 1);
     let keys = last_four(k.sizes(), 1)[2];

@@ -13,13 +13,13 @@ use crate::math::vectorized;
 use crate::programs::{FLOATS, LANES, committed};
 use crate::softmax::EXPONENTIAL;
 use crate::softmax::row::{BLOCK, Float, Row, lowest};
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::host::{self, Cast, GRAIN, HostElement, LANES as HOST_LANES, Number, Shared};
 use warpline_runtime::iter::vector_width;
 use warpline_runtime::launch::{Grid, Kernel, blocks, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{
-    DType, Error, ErrorKind, Operand, Result, Target, View, cuda_struct, hosts,
-};
+use warpline_runtime::{DType, Error, Operand, Result, Target, View, cuda_struct, hosts};
 
 /// Rows that a few lanes have in registers, and those of a block; and the same of no whole vectors.
 const KERNELS: [&str; 4] = ["short", "long", "short_odd", "long_odd"];
@@ -144,10 +144,7 @@ fn params(
 ) -> Result<Attention> {
     let sizes = views[0].0.sizes();
     for &(view, expected) in views {
-        if view.dtype != expected {
-            let actual = view.dtype;
-            return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op));
-        }
+        view.check_dtype(op, expected)?;
         let fits = view.sizes() == sizes && view.layout.is_contiguous();
         if sizes.len() != 3 || sizes[2] > i32::MAX as usize || !fits {
             let reason = format!(
@@ -182,7 +179,7 @@ fn run<const N: usize>(
     if last.numel() == 0 {
         return Ok(());
     }
-    let wide = if last.dtype == DType::F64 { 8 } else { 4 };
+    let wide = scores_dtype(last.dtype).size();
     let vector = vector_width(wide);
     let aligned = |n: usize| n.is_multiple_of(vector);
     let (keys, queries) = (params.keys as usize, params.queries as usize);

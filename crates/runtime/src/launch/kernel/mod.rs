@@ -30,6 +30,7 @@
 //! Declaring a kernel is unsafe, launching it is safe. A family's author vouches once, at the `static`, for all launches
 //! that the visibility of the `static` permits. So a `Kernel` is private to its family, and so are the functions
 //! that make its parameters. These check the views and store their sizes and strides in the parameters.
+//! [`Kernel::launch_library`] is unsafe, because the code that it runs on a GPU is not part of the declaration.
 //!
 //! # Calls
 //!
