@@ -71,6 +71,18 @@ impl<'a> View<'a> {
         View { layout: &NOTHING, ..self }.read()
     }
 
+    /// Returns an error for a view of another dtype.
+    ///
+    /// # Errors
+    /// [`ErrorKind::DTypeMismatch`] if the view is not of `expected`.
+    #[track_caller]
+    pub fn check_dtype(&self, op: &'static str, expected: DType) -> Result<()> {
+        if self.dtype == expected {
+            return Ok(());
+        }
+        Err(ErrorKind::DTypeMismatch { expected, actual: self.dtype }.of(op))
+    }
+
     /// Checks that the layout lies inside the storage.
     ///
     /// # Errors

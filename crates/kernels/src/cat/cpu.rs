@@ -1,52 +1,28 @@
 //! The CPU implementation.
 
 use bytemuck::Zeroable;
-use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
-use warpline_runtime::host::{GRAIN, Shared, parallel_for, params};
+use warpline_cuda_sys_safe::HostLaunch;
+use warpline_runtime::host::{GRAIN, Shared, parallel_for};
 
 use super::{Cat, Pair, Part};
 
-/// Of units of `size` bytes.
-pub(super) fn kernel(size: usize) -> HostKernel {
-    match size {
-        1 => cat::<u8>,
-        2 => cat::<u16>,
-        4 => cat::<u32>,
-        8 => cat::<u64>,
-        _ => cat::<[u64; 2]>,
-    }
-}
-
-/// The same of two sources that take all of the rows.
-pub(super) fn pair_kernel(size: usize) -> HostKernel {
-    match size {
-        1 => pair::<u8>,
-        2 => pair::<u16>,
-        4 => pair::<u32>,
-        8 => pair::<u64>,
-        _ => pair::<[u64; 2]>,
-    }
-}
-
 /// # Safety
-/// As [`HostKernel`]: [`super::SOURCES`] operands and the result, of units of `T`, and [`Cat`].
-unsafe fn cat<T: Copy>(launch: &HostLaunch<'_>) {
-    let Cat { pitch, parts } = params(launch);
+/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): [`super::SOURCES`] operands and the result, of units of `T`.
+pub(super) unsafe fn cat<T: Copy>(launch: &HostLaunch<'_>, p: &Cat) {
     // SAFETY: the caller's promise.
-    unsafe { join::<T>(launch, pitch, &parts) }
+    unsafe { join::<T>(launch, p.pitch, &p.parts) }
 }
 
 /// # Safety
-/// As [`HostKernel`]: two operands and the result, of units of `T`, and [`Pair`].
-unsafe fn pair<T: Copy>(launch: &HostLaunch<'_>) {
-    let Pair { numel, columns, .. } = params(launch);
+/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): two operands and the result, of units of `T`.
+pub(super) unsafe fn pair<T: Copy>(launch: &HostLaunch<'_>, &Pair { numel, columns, .. }: &Pair) {
     let part = |k: usize, at| Part { numel: numel[k], columns: columns[k], at, ..Part::zeroed() };
     // SAFETY: the caller's promise.
     unsafe { join::<T>(launch, columns[0] + columns[1], &[part(0, 0), part(1, columns[0])]) }
 }
 
 /// # Safety
-/// As [`HostKernel`]: an operand for each part, and the result, whose rows are `pitch` units long.
+/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): an operand for each part, and the result, whose rows are `pitch` units long.
 unsafe fn join<T: Copy>(launch: &HostLaunch<'_>, pitch: u32, parts: &[Part]) {
     let out = Shared::<T>::operand(launch, parts.len());
     for (k, part) in parts.iter().enumerate() {

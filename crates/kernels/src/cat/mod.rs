@@ -5,18 +5,15 @@ mod cpu;
 #[cfg(test)]
 mod tests;
 
-use std::panic::Location;
-
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Zeroable;
 use smallvec::SmallVec;
-use warpline_runtime::cuda_struct;
 use warpline_runtime::iter::{BLOCK, magic};
-use warpline_runtime::launch::{self, Call, Code, check_operands};
+use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{Error, ErrorKind, Operand, Result, Target, View};
+use warpline_runtime::{Error, ErrorKind, Operand, Result, Target, View, cuda_struct, hosts};
 
 use crate::copy;
-use crate::programs::{bits, committed};
+use crate::programs::committed;
 
 const OP: &str = "cat";
 
@@ -37,47 +34,64 @@ static CAT: Program =
     })
     .with_ptx(committed);
 
-/// Where a source's units go.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Part {
-    /// Its first block.
-    first: u32,
-    numel: u32,
-    /// Units of a row, and where they begin in the result's.
-    columns: u32,
-    at: u32,
-    /// What a GPU divides by `columns` with.
-    magic: u32,
-    shift: u32,
+// SAFETY: `join` makes all `Cat`s, with the sizes of the views that it launches with. These are contiguous and consist of whole
+// units. Each source has its own columns of the result's rows, and each unit is written by one thread.
+static CATS: [Kernel<Cat, { SOURCES + 1 }>; 5] = unsafe {
+    [
+        Kernel::new(&CAT, "", hosts!(any cpu::cat::<u8>).in_variant("u8")),
+        Kernel::new(&CAT, "", hosts!(any cpu::cat::<u16>).in_variant("u16")),
+        Kernel::new(&CAT, "", hosts!(any cpu::cat::<u32>).in_variant("u32")),
+        Kernel::new(&CAT, "", hosts!(any cpu::cat::<u64>).in_variant("u64")),
+        Kernel::new(&CAT, "", hosts!(any cpu::cat::<[u64; 2]>).in_variant("u128")),
+    ]
+};
+// SAFETY: as `CATS`; `join` makes a `Pair` of the two parts of a `Cat` that fill the result's rows.
+static PAIRS: [Kernel<Pair, 3>; 5] = unsafe {
+    [
+        Kernel::new(&CAT, "pair", hosts!(any cpu::pair::<u8>).in_variant("u8")),
+        Kernel::new(&CAT, "pair", hosts!(any cpu::pair::<u16>).in_variant("u16")),
+        Kernel::new(&CAT, "pair", hosts!(any cpu::pair::<u32>).in_variant("u32")),
+        Kernel::new(&CAT, "pair", hosts!(any cpu::pair::<u64>).in_variant("u64")),
+        Kernel::new(&CAT, "pair", hosts!(any cpu::pair::<[u64; 2]>).in_variant("u128")),
+    ]
+};
+
+cuda_struct! {
+    /// The place of a source's units in the result.
+    struct Part {
+        /// Number of its first block.
+        first: u32,
+        numel: u32,
+        /// Units of a row.
+        columns: u32,
+        /// Column of the result's rows at which they begin.
+        at: u32,
+        /// Magic number and shift with which a GPU divides by `columns`.
+        magic: u32,
+        shift: u32,
+    }
 }
 
-cuda_struct!(Part { first, numel, columns, at, magic, shift });
-
-/// The kernel's parameters. There are fewer than 2³¹ units.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Cat {
-    /// Units from row to row of the result.
-    pitch: u32,
-    parts: [Part; SOURCES],
+cuda_struct! {
+    /// The parameters for up to [`SOURCES`] sources. There are fewer than 2³¹ units.
+    struct Cat {
+        /// Units from row to row of the result.
+        pitch: u32,
+        parts: [Part; SOURCES],
+    }
 }
 
-cuda_struct!(Cat { pitch, parts });
-
-/// The parameters of the kernel for two sources that take all of the result's rows: of both, what a [`Part`] has.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Pair {
-    /// The first block of the second.
-    first: u32,
-    numel: [u32; 2],
-    columns: [u32; 2],
-    magic: [u32; 2],
-    shift: [u32; 2],
+cuda_struct! {
+    /// The parameters for two sources that fill the result's rows: for both, the fields of a [`Part`].
+    struct Pair {
+        /// The first block of the second.
+        first: u32,
+        numel: [u32; 2],
+        columns: [u32; 2],
+        magic: [u32; 2],
+        shift: [u32; 2],
+    }
 }
-
-cuda_struct!(Pair { first, numel, columns, magic, shift });
 
 impl Pair {
     fn new([a, b]: [Part; 2]) -> Self {
@@ -96,7 +110,7 @@ impl Pair {
 ///
 /// # Errors
 /// [`ErrorKind::ShapeMismatch`], [`ErrorKind::DimOutOfRange`], [`ErrorKind::OutOfStorage`],
-/// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`], and what a launch can fail with.
+/// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`]; otherwise as [`Kernel::launch`].
 #[track_caller]
 pub fn cat(target: Target<'_>, inputs: &[View<'_>], dim: usize, out: View<'_>) -> Result<()> {
     check_sizes(inputs, dim, out)?;
@@ -124,10 +138,10 @@ pub fn cat(target: Target<'_>, inputs: &[View<'_>], dim: usize, out: View<'_>) -
 
 #[track_caller]
 fn check_sizes(inputs: &[View<'_>], dim: usize, out: View<'_>) -> Result<()> {
-    let (sizes, location) = (out.sizes(), Location::caller());
+    let sizes = out.sizes();
     if dim >= sizes.len() {
         let (dim, ndim) = (dim as isize, sizes.len());
-        return Err(ErrorKind::DimOutOfRange { dim, ndim }.of(OP).at(location));
+        return Err(ErrorKind::DimOutOfRange { dim, ndim }.of(OP));
     }
     let fits = |input: &View<'_>| {
         let of = input.sizes();
@@ -139,7 +153,7 @@ fn check_sizes(inputs: &[View<'_>], dim: usize, out: View<'_>) -> Result<()> {
     }
     let all: Vec<&[usize]> = inputs.iter().map(|input| input.sizes()).collect();
     let reason = format!("a result of {sizes:?} for {all:?}, joined along dimension {dim}");
-    Err(Error::shape(OP, reason).at(location))
+    Err(Error::shape(OP, reason))
 }
 
 /// Whether an input's elements are moved as they are.
@@ -201,26 +215,13 @@ fn join(
         (first, at) = (first + numel.div_ceil(units_of_block), at + columns);
     }
     operands[SOURCES] = out.write();
-    // Two that take all of a result's rows, as most do.
+    let grid = Grid::new([first, 1, 1], BLOCK);
+    let by_unit = unit.ilog2() as usize;
+    // Most joins have two sources that fill the result's rows.
     let [a, b, ..] = params.parts;
-    let is_pair = inputs.len() == 2 && a.columns + b.columns == params.pitch;
-    let pair = Pair::new([a, b]);
-    let of_pair = [operands[0], operands[1], operands[SOURCES]];
-    let call = Call {
-        op: OP,
-        operands: if is_pair { &of_pair } else { &operands },
-        params: if is_pair { bytemuck::bytes_of(&pair) } else { bytemuck::bytes_of(&params) },
-        checks_indices: false,
-        host: if is_pair { cpu::pair_kernel(unit) } else { cpu::kernel(unit) },
-        code: Code::Kernel {
-            kernel: (&CAT, bits(unit), is_pair.into()),
-            grid: [first, 1, 1],
-            block: [BLOCK, 1, 1],
-            shared_bytes: 0,
-        },
-        location: Location::caller(),
-    };
-    // SAFETY: the parameters are those of contiguous inputs, of which each has its columns of the rows of
-    // `out`; they reach no further, and the kernels take `Pair` where that is what there is, and otherwise `Cat`.
-    unsafe { launch::run(target, &call) }
+    if inputs.len() == 2 && a.columns + b.columns == params.pitch {
+        let operands = [operands[0], operands[1], operands[SOURCES]];
+        return PAIRS[by_unit].launch(target, OP, &operands, &Pair::new([a, b]), grid);
+    }
+    CATS[by_unit].launch(target, OP, &operands, &params, grid)
 }

@@ -55,14 +55,13 @@ unsafe fn fill<T: Low, S: Space<1>>(launch: &HostLaunch<'_>) {
 }
 
 /// # Safety
-/// As [`HostKernel`]: a result of `T`, with [`Sequence`].
-pub(super) unsafe fn sequence<T>(launch: &HostLaunch<'_>)
+/// As [`HostKernel`]: a result of `T`.
+pub(super) unsafe fn sequence<T>(launch: &HostLaunch<'_>, p: &Sequence)
 where
     T: HostElement,
     i64: Cast<T::Compute>,
     f64: Cast<T::Compute>,
 {
-    let p: Sequence = params(launch);
     let out = Shared::<T>::operand(launch, 0);
     parallel_for(launch.parallel, p.numel as usize, GRAIN, |range| {
         for i in range {

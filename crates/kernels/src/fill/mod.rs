@@ -6,14 +6,15 @@ mod tests;
 
 use std::panic::Location;
 
-use bytemuck::{Pod, Zeroable};
-
 use crate::programs::{BITS, NUMBERS, bits, committed};
-use warpline_runtime::iter::{self, BLOCK, Bits, Flat, Index, Op, Params, grid, run, vector_width};
-use warpline_runtime::launch::{Call, Code};
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
+use warpline_runtime::iter::{self, BLOCK, Bits, Flat, Index, Op, Params, run, vector_width};
+use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, ErrorKind, Layout, Result, Scalar, Target, View, launch};
-use warpline_runtime::{cuda_struct, dispatch};
+use warpline_runtime::{
+    DType, Error, Layout, Result, Scalar, Target, View, cuda_struct, dispatch, hosts,
+};
 
 /// Fills for elements of 1, 2, 4 and 8 bytes, each flat and strided, then sequences per dtype.
 pub(crate) const PROGRAMS: &[&Program] = &[&FILL, &SEQUENCE];
@@ -31,32 +32,33 @@ static SEQUENCE: Program = Program::new("sequence", NUMBERS, &[""], |_, ty| {
 })
 .with_ptx(committed);
 
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Fill {
-    /// The element, in the low bytes.
-    bits: Bits,
+// SAFETY: `run_sequence` sets size and stride of each `Sequence` to those of the view that it launches with. Each element is
+// one thread's.
+static EVENLY_SPACED: Kernel<Sequence, 1> =
+    unsafe { Kernel::new(&SEQUENCE, "", hosts!(number T => cpu::sequence::<T>)) };
+
+cuda_struct! {
+    struct Fill {
+        /// The element, in the low bytes.
+        bits: Bits,
+    }
 }
 
-cuda_struct!(Fill { bits });
-
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Sequence {
-    numel: u64,
-    stride: i64,
-    /// From here on values are counted back from `last`.
-    middle: u64,
-    /// Whether in integers, as `first_int + i * step_int`.
-    exact: u64,
-    first: f64,
-    last: f64,
-    step: f64,
-    first_int: i64,
-    step_int: i64,
+cuda_struct! {
+    struct Sequence {
+        numel: u64,
+        stride: i64,
+        /// From here on values are counted back from `last`.
+        middle: u64,
+        /// Whether values are integers, `first_int + i * step_int`.
+        exact: u64,
+        first: f64,
+        last: f64,
+        step: f64,
+        first_int: i64,
+        step_int: i64,
+    }
 }
-
-cuda_struct!(Sequence { numel, stride, middle, exact, first, last, step, first_int, step_int });
 
 /// An element of this value, in the low bytes.
 pub(crate) fn bits_of(dtype: DType, value: Scalar) -> u64 {
@@ -66,7 +68,7 @@ pub(crate) fn bits_of(dtype: DType, value: Scalar) -> u64 {
 /// Sets every element to `value`, converted to the dtype (`Tensor.fill_`).
 ///
 /// # Errors
-/// [`ErrorKind::OverlappingWrite`], and what a launch can fail with.
+/// [`ErrorKind::OverlappingWrite`]; otherwise as [`Kernel::launch`].
 #[track_caller]
 pub fn fill(target: Target<'_>, out: View<'_>, value: Scalar) -> Result<()> {
     fill_at(target, "fill_", out, value, Location::caller())
@@ -100,8 +102,8 @@ fn fill_at(
 /// integers if the dtype and both numbers are, otherwise in `f64`.
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`], [`ErrorKind::UnsupportedDType`] of bool, [`ErrorKind::OverlappingWrite`], and
-/// what a launch can fail with.
+/// [`ErrorKind::ShapeMismatch`] unless `out` has one dimension, [`ErrorKind::UnsupportedDType`] if it is of bools,
+/// [`ErrorKind::OverlappingWrite`]; otherwise as [`Kernel::launch`].
 #[track_caller]
 pub fn arange(target: Target<'_>, out: View<'_>, start: Scalar, step: Scalar) -> Result<()> {
     let exact = !matches!(
@@ -120,7 +122,7 @@ pub fn arange(target: Target<'_>, out: View<'_>, start: Scalar, step: Scalar) ->
         first_int: start.to_i64(),
         step_int: step.to_i64(),
     };
-    run_sequence(target, "arange", out, sequence, Location::caller())
+    run_sequence(target, "arange", out, sequence)
 }
 
 /// As many values from `start` to `end`, both included, as a tensor of one dimension has elements
@@ -142,7 +144,7 @@ pub fn linspace(target: Target<'_>, out: View<'_>, start: f64, end: f64) -> Resu
         first_int: 0,
         step_int: 0,
     };
-    run_sequence(target, "linspace", out, sequence, Location::caller())
+    run_sequence(target, "linspace", out, sequence)
 }
 
 #[track_caller]
@@ -151,43 +153,21 @@ fn run_sequence(
     name: &'static str,
     out: View<'_>,
     sequence: Sequence,
-    location: &'static Location<'static>,
 ) -> Result<()> {
-    let dtype = out.dtype;
     let &[stride] = out.strides() else {
         let reason = format!("a result of one dimension is needed, not {:?}", out.sizes());
         return Err(Error::shape(name, reason));
     };
-    launch::check_operands(name, &[out.write()])?;
-    let host = dispatch!(
-        dtype,
-        number T => cpu::sequence::<T>,
-        _ => return Err(ErrorKind::UnsupportedDType { dtype }.of(name))
-    );
+    check_operands(name, &[out.write()])?;
     let sequence = Sequence { stride: stride as i64, ..sequence };
-    let call = Call {
-        op: name,
-        operands: &[out.write()],
-        params: bytemuck::bytes_of(&sequence),
-        checks_indices: false,
-        host,
-        code: Code::Kernel {
-            kernel: (&SEQUENCE, dtype as usize - 1, 0),
-            grid: grid(target, out.numel()),
-            block: [BLOCK, 1, 1],
-            shared_bytes: 0,
-        },
-        location,
-    };
-    // SAFETY: both write the declared elements only: `numel` of them at `stride`.
-    unsafe { launch::run(target, &call) }
+    let grid = Grid::cover(out.numel(), BLOCK);
+    EVENLY_SPACED.launch(target, name, &[out.write()], &sequence, grid)
 }
 
 /// Ones on the diagonal of a matrix, zeros elsewhere (`torch.eye`).
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`] where `out` is no matrix, [`ErrorKind::OverlappingWrite`], and what a
-/// launch can fail with.
+/// [`ErrorKind::ShapeMismatch`] if `out` is no matrix, [`ErrorKind::OverlappingWrite`]; otherwise as [`Kernel::launch`].
 #[track_caller]
 pub fn eye(target: Target<'_>, out: View<'_>) -> Result<()> {
     let location = Location::caller();

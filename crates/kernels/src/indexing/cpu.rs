@@ -1,38 +1,17 @@
 //! The CPU implementation.
 
-use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+use warpline_cuda_sys_safe::HostLaunch;
 
 use super::Pick;
-use warpline_runtime::DType;
-use warpline_runtime::host::{Cast, GRAIN, HostElement, Shared, parallel_for, params, rows};
-
-/// Of elements of `size` bytes, with indices of a dtype.
-pub(super) fn kernel(size: usize, index: DType) -> HostKernel {
-    match index {
-        DType::I32 => of::<i32>(size),
-        _ => of::<i64>(size),
-    }
-}
-
-/// Integers of the size stand for all elements of it.
-fn of<I: HostElement<Compute: Cast<i64>>>(size: usize) -> HostKernel {
-    match size {
-        1 => gather::<u8, I>,
-        2 => gather::<i16, I>,
-        4 => gather::<i32, I>,
-        8 => gather::<i64, I>,
-        _ => gather::<[i64; 2], I>,
-    }
-}
+use warpline_runtime::host::{Cast, GRAIN, HostElement, Shared, parallel_for, rows};
 
 /// # Safety
-/// As [`HostKernel`]: a source of `T`, indices of `I`, a result of `T`, and [`Pick`].
-unsafe fn gather<T, I>(launch: &HostLaunch<'_>)
+/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): a source of `T`, indices of `I`, and a result of `T`.
+pub(super) unsafe fn gather<T, I>(launch: &HostLaunch<'_>, &Pick { report, step, space }: &Pick)
 where
     T: Copy + Default,
     I: HostElement<Compute: Cast<i64>>,
 {
-    let Pick { report, step, space }: Pick = params(launch);
     let (source, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 2));
     let index = Shared::<I>::operand(launch, 1);
     let [a, b, c] = space.inner_strides();

@@ -13,15 +13,16 @@ mod wide_tests;
 use std::ops::Range;
 use std::panic::Location;
 
-use bytemuck::{Pod, Zeroable};
-
 use crate::dim::check_dim;
-use crate::programs::{bits, committed};
-use warpline_runtime::cuda_struct;
+use crate::programs::committed;
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::iter::{BLOCK, Index, Plan, halves};
-use warpline_runtime::launch::{self, Call, Code, Report, check_operands};
+use warpline_runtime::launch::{Grid, Kernel, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, ErrorKind, Layout, Result, Sizes, Strides, Target, View};
+use warpline_runtime::{
+    DType, Error, Layout, Result, Site, Sizes, Strides, Target, View, cuda_struct, hosts,
+};
 
 pub(crate) const PROGRAMS: &[&Program] = &[&GATHER];
 
@@ -44,16 +45,42 @@ static GATHER: Program = Program::new("gather", VARIANTS, &[""], |_, variant| {
 })
 .with_ptx(committed);
 
-/// `step` is the source's stride of the dimension that is indexed.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Pick {
-    report: Report,
-    step: i64,
-    space: Index<3>,
+/// Declares the kernel that moves units of `$bytes`, which are of the type `$unit` in CUDA. The dtype of the indices selects the
+/// variant.
+macro_rules! gather {
+    ($bytes:ty, $unit:literal) => {
+        Kernel::new(
+            &GATHER,
+            "",
+            hosts!(I32 | I64, I => cpu::gather::<$bytes, I>)
+                .with_variant(DType::I32, concat!($unit, "_i32"))
+                .with_variant(DType::I64, concat!($unit, "_i64")),
+        )
+        .selected_by(1)
+    };
 }
 
-cuda_struct!(Pick { report, step, space });
+// SAFETY: `part` makes all `Pick`s, with the sizes and strides of the views that it launches with, in units. An index is
+// checked before it selects an element, and `whole` declares all elements that one can select. Each element of the result is
+// one thread's.
+static GATHERS: [Kernel<Pick, 3>; 5] = unsafe {
+    [
+        gather!(u8, "u8"),
+        gather!(u16, "u16"),
+        gather!(u32, "u32"),
+        gather!(u64, "u64"),
+        gather!([u64; 2], "u128"),
+    ]
+};
+
+cuda_struct! {
+    /// `step` is the source's stride along the dimension that is indexed.
+    struct Pick {
+        report: Report,
+        step: i64,
+        space: Index<3>,
+    }
+}
 
 /// What of the source is indexed.
 struct Along {
@@ -80,7 +107,7 @@ impl Along {
 /// [`ErrorKind::ShapeMismatch`], [`ErrorKind::DTypeMismatch`], [`ErrorKind::DimOutOfRange`];
 /// [`ErrorKind::InvalidArgument`] for indices of another dtype; [`ErrorKind::OutOfStorage`],
 /// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`], [`ErrorKind::TooManyDims`]; otherwise as
-/// [`launch::run`]; [`ErrorKind::IndexCheck`].
+/// [`Kernel::launch`]; [`ErrorKind::IndexCheck`].
 #[track_caller]
 pub fn index_select(
     target: Target<'_>,
@@ -90,7 +117,6 @@ pub fn index_select(
     out: View<'_>,
 ) -> Result<()> {
     const OP: &str = "index_select";
-    let location = Location::caller();
     let (ndim, count) = (input.sizes().len(), index.numel());
     check(OP, input, index, out)?;
     check_dim(OP, dim, ndim)?;
@@ -104,7 +130,7 @@ pub fn index_select(
     }
     debug_assert!(ndim > 0 || count == 1);
     let along = Along::of(input.layout, dim, dim..(dim + 1).min(ndim));
-    pick(target, OP, location, (input, &source), (index, &indices), out, &along)
+    pick(target, OP, (input, &source), (index, &indices), out, &along)
 }
 
 /// The sizes of [`index_select`]'s result.
@@ -160,7 +186,6 @@ pub fn gather_as(
     index: View<'_>,
     out: View<'_>,
 ) -> Result<()> {
-    let location = Location::caller();
     check(op, input, index, out)?;
     let ndim = input.sizes().len();
     check_dim(op, dim, ndim)?;
@@ -189,7 +214,7 @@ pub fn gather_as(
     let along = Along::of(&layouts[0], dim, dim..dim + 1);
     let index = View { layout: &layouts[1], ..index };
     let out = View { layout: &layouts[2], ..out };
-    pick(target, op, location, (input, &source), (index, index.strides()), out, &along)
+    pick(target, op, (input, &source), (index, index.strides()), out, &along)
 }
 
 /// `torch.nn.functional.embedding`: the rows of the matrix `weight` that `indices`, `int32` or `int64`
@@ -205,7 +230,6 @@ pub fn embedding(
     out: View<'_>,
 ) -> Result<()> {
     const OP: &str = "embedding";
-    let location = Location::caller();
     check(OP, weight, indices, out)?;
     let sizes = embedding_sizes(weight.sizes(), indices.sizes())?;
     check_sizes(OP, &sizes, out, weight, indices)?;
@@ -215,7 +239,7 @@ pub fn embedding(
     let mut index = indices.strides().to_vec();
     index.push(0);
     let along = Along::of(weight.layout, 0, 0..count);
-    pick(target, OP, location, (weight, &source), (indices, &index), out, &along)
+    pick(target, OP, (weight, &source), (indices, &index), out, &along)
 }
 
 /// The sizes of [`embedding`]'s result.
@@ -237,9 +261,7 @@ fn check(op: &'static str, input: View<'_>, index: View<'_>, out: View<'_>) -> R
         let reason = format!("the indices are {}; they must be int32 or int64", index.dtype);
         return Err(Error::invalid(op, reason));
     }
-    if out.dtype != input.dtype {
-        return Err(ErrorKind::DTypeMismatch { expected: input.dtype, actual: out.dtype }.of(op));
-    }
+    out.check_dtype(op, input.dtype)?;
     check_operands(op, &[input.read(), index.read(), out.write()])
 }
 
@@ -270,7 +292,6 @@ fn check_sizes(
 fn pick(
     target: Target<'_>,
     op: &'static str,
-    location: &'static Location<'static>,
     (source, source_strides): (View<'_>, &[isize]),
     (index, index_strides): (View<'_>, &[isize]),
     out: View<'_>,
@@ -282,17 +303,11 @@ fn pick(
     let layouts = [seen(source, source_strides), seen(index, index_strides)];
     let [source, index] =
         [(source, &layouts[0]), (index, &layouts[1])].map(|(v, layout)| View { layout, ..v });
-    part(target, op, location, [source, index, out], along)
+    part(target, Site::here(op), [source, index, out], along)
 }
 
 #[track_caller]
-fn part(
-    target: Target<'_>,
-    op: &'static str,
-    location: &'static Location<'static>,
-    views: [View<'_>; 3],
-    along: &Along,
-) -> Result<()> {
+fn part(target: Target<'_>, site: Site, views: [View<'_>; 3], along: &Along) -> Result<()> {
     let [source, index, out] = views;
     if out.numel() == 0 {
         return Ok(());
@@ -318,35 +333,21 @@ fn part(
     let (sizes, to) = seen(out, false);
     let plan = Plan::new(&sizes, [&seen(source, false).1, &seen(index, true).1, &to]);
     if !plan.fits() {
-        return halves(&views, |views| part(target, op, location, views, along));
+        return halves(&views, |views| part(target, site, views, along));
     }
-    let space = plan.index(op)?;
+    let space = plan.index(site.op)?;
     let report = Report::new(along.dim, along.size);
     let params = Pick { report, step: along.step as i64 / times as i64, space };
     let touched = [whole(source.layout, along), distinct(index.layout)];
     let item = out.dtype.size() * times;
     let blocks = space.numel().div_ceil(BLOCK as usize * EACH);
-    let call = Call {
-        op,
-        operands: &[
-            View { layout: &touched[0], ..source }.read(),
-            View { layout: &touched[1], ..index }.read(),
-            out.write(),
-        ],
-        params: bytemuck::bytes_of(&params),
-        checks_indices: true,
-        host: cpu::kernel(item, index.dtype),
-        code: Code::Kernel {
-            kernel: (&GATHER, 2 * bits(item) + usize::from(index.dtype == DType::I64), 0),
-            grid: [launch::blocks(blocks), 1, 1],
-            block: [BLOCK, 1, 1],
-            shared_bytes: 0,
-        },
-        location,
-    };
-    // SAFETY: the parameters reach the source only where an index is in range, the index and the
-    // result where their layouts say, and begin with a report; both kernels take `Pick`.
-    unsafe { launch::run(target, &call) }
+    let operands = [
+        View { layout: &touched[0], ..source }.read(),
+        View { layout: &touched[1], ..index }.read(),
+        out.write(),
+    ];
+    let kernel = &GATHERS[item.ilog2() as usize];
+    kernel.launch_at(target, site, &operands, &params, Grid::linear(blocks, BLOCK))
 }
 
 /// How many elements are moved as one, and the dimension along which they lie side by side in the source

@@ -16,9 +16,11 @@ unsafe fn put_total<T: HostElement>(launch: &HostLaunch<'_>, index: usize, total
 
 /// # Safety
 /// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): logarithms of `T`, classes of `i64`, weights and a loss of
-/// `T`, a total weight, and [`Checked`].
-pub(super) unsafe fn nll_loss<T: HostElement>(launch: &HostLaunch<'_>) {
-    let Checked { report, losses: p }: Checked = host::params(launch);
+/// `T`, and a total weight.
+pub(super) unsafe fn nll_loss<T: HostElement>(
+    launch: &HostLaunch<'_>,
+    Checked { report, losses: p }: &Checked,
+) {
     let [log, weight, loss] = [0, 2, 3].map(|i| Shared::<T>::operand(launch, i));
     let classes = Shared::<i64>::operand(launch, 1);
     let [row_step, step] = p.log_steps.map(|step| step as isize);
@@ -51,9 +53,8 @@ pub(super) unsafe fn nll_loss<T: HostElement>(launch: &HostLaunch<'_>) {
 
 /// # Safety
 /// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): a gradient and logarithms of `T`, classes of `i64`, weights
-/// of `T`, a total weight, a result of `T`, and [`Losses`].
-pub(super) unsafe fn nll_loss_backward<T: HostElement>(launch: &HostLaunch<'_>) {
-    let p: Losses = host::params(launch);
+/// of `T`, a total weight, and a result of `T`.
+pub(super) unsafe fn nll_loss_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Losses) {
     let [grad, log, weight, out] = [0, 1, 3, 5].map(|i| Shared::<T>::operand(launch, i));
     let classes = Shared::<i64>::operand(launch, 2);
     // SAFETY: the one element of each.

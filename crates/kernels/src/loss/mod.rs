@@ -4,16 +4,12 @@ mod cpu;
 #[cfg(test)]
 mod tests;
 
-use std::panic::Location;
-
-use bytemuck::{Pod, Zeroable};
-use warpline_cuda_sys_safe::HostKernel;
-
 use crate::programs::{FLOATS, LANES, committed};
-use warpline_runtime::cuda_struct;
-use warpline_runtime::launch::{self, Call, Code, Report, check_operands};
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
+use warpline_runtime::launch::{Grid, Kernel, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, ErrorKind, Operand, Result, Target, View};
+use warpline_runtime::{DType, Error, Operand, Result, Target, View, cuda_struct, hosts};
 
 pub(crate) const PROGRAMS: &[&Program] = &[&NLL_LOSS, &NLL_LOSS_BACKWARD];
 
@@ -32,49 +28,44 @@ fn source<P: module::CudaType>() -> Source {
     of.push(LANES).push(include_str!("nll.cuh"))
 }
 
-/// Threads of the forward kernel's one block at most, and of each of the backward kernel's.
+// SAFETY: `nll_loss` makes all `Checked`s, with the sizes and strides of the views that it launches with. A class is checked
+// before it selects a logarithm or a weight, and one thread writes the results.
+static LOSS: Kernel<Checked, 5> =
+    unsafe { Kernel::new(&NLL_LOSS, "", hosts!(float T => cpu::nll_loss::<T>)) };
+// SAFETY: `nll_loss_backward` makes all `Losses` that a kernel takes as its parameters, likewise. A class selects a weight
+// only if it is in range, and each element of the result is written by one thread.
+static BACKWARD: Kernel<Losses, 6> =
+    unsafe { Kernel::new(&NLL_LOSS_BACKWARD, "", hosts!(float T => cpu::nll_loss_backward::<T>)) };
+
+/// Most threads of the forward kernel's one block.
 const THREADS: usize = 1024;
+/// Threads of each block of the backward kernel.
 const BACKWARD_THREADS: usize = 256;
 
-/// `rows` of `size` classes; steps of the logarithms and of the result from row to row and from class to
-/// class. `team` is the logarithm of how many threads have a row.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Losses {
-    rows: u64,
-    size: u64,
-    log_steps: [i64; 2],
-    out_steps: [i64; 2],
-    class_step: i64,
-    weight_step: i64,
-    ignored: i64,
-    is_weighted: u64,
-    is_mean: u64,
-    team: u64,
+cuda_struct! {
+    /// `rows` of `size` classes. `log_steps` and `out_steps` are strides of the logarithms and of the result, from row to
+    /// row and from class to class. `team` is the logarithm of the number of threads that share a row.
+    struct Losses {
+        rows: u64,
+        size: u64,
+        log_steps: [i64; 2],
+        out_steps: [i64; 2],
+        class_step: i64,
+        weight_step: i64,
+        ignored: i64,
+        is_weighted: u64,
+        is_mean: u64,
+        team: u64,
+    }
 }
 
-cuda_struct!(Losses {
-    rows,
-    size,
-    log_steps,
-    out_steps,
-    class_step,
-    weight_step,
-    ignored,
-    is_weighted,
-    is_mean,
-    team
-});
-
-/// The parameters of what checks indices.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Checked {
-    report: Report,
-    losses: Losses,
+cuda_struct! {
+    /// The parameters of the forward kernel, which checks classes.
+    struct Checked {
+        report: Report,
+        losses: Losses,
+    }
 }
-
-cuda_struct!(Checked { report, losses });
 
 /// A loss of class indices: what [`nll_loss`] and [`nll_loss_backward`] both are told.
 #[derive(Clone, Copy, Debug)]
@@ -106,18 +97,14 @@ impl Nll<'_> {
     /// Checks what both take, and single numbers, `scalars`.
     #[track_caller]
     fn params(&self, op: &'static str, scalars: [(View<'_>, DType); 2]) -> Result<Losses> {
-        let location = Location::caller();
         let (log, classes) = (self.log, self.classes);
         let own = [(classes, DType::I64), (self.weight.unwrap_or(log), log.dtype)];
         for (view, expected) in own.into_iter().chain(scalars) {
-            if view.dtype != expected {
-                let actual = view.dtype;
-                return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op).at(location));
-            }
+            view.check_dtype(op, expected)?;
         }
         let &[rows, size] = log.sizes() else {
             let reason = format!("logarithms of {:?}; they must be a matrix", log.sizes());
-            return Err(Error::shape(op, reason).at(location));
+            return Err(Error::shape(op, reason));
         };
         let weighs = self.weight.is_none_or(|weight| weight.sizes() == [size]);
         if classes.sizes() != [rows] || !weighs || scalars.iter().any(|(s, _)| s.numel() != 1) {
@@ -127,7 +114,7 @@ impl Nll<'_> {
                 self.weight.map(|weight| weight.sizes()),
                 log.sizes()
             );
-            return Err(Error::shape(op, reason).at(location));
+            return Err(Error::shape(op, reason));
         }
         let steps = |view: View<'_>| [view.strides()[0] as i64, view.strides()[1] as i64];
         Ok(Losses {
@@ -145,21 +132,6 @@ impl Nll<'_> {
     }
 }
 
-/// The number of a dtype's variant, and one of its host kernels.
-macro_rules! variant {
-    ($op:expr, $location:expr, $dtype:expr, $kernel:ident) => {
-        match $dtype {
-            DType::F16 => (0, cpu::$kernel::<half::f16> as HostKernel),
-            DType::BF16 => (1, cpu::$kernel::<half::bf16> as HostKernel),
-            DType::F32 => (2, cpu::$kernel::<f32> as HostKernel),
-            DType::F64 => (3, cpu::$kernel::<f64> as HostKernel),
-            dtype => {
-                return Err(ErrorKind::UnsupportedDType { dtype }.of($op).at($location));
-            }
-        }
-    };
-}
-
 /// `torch.nn.functional.nll_loss`: the sum, or mean, of the rows' losses into `loss`, one element of the
 /// logarithms' dtype, and the total weight of the rows that count into `total`, one element of
 /// [`Nll::total_dtype`]. Sums are the same each time. An index out of range is [`ErrorKind::IndexCheck`], named after
@@ -167,7 +139,8 @@ macro_rules! variant {
 ///
 /// # Errors
 /// [`ErrorKind::UnsupportedDType`], [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`], [`ErrorKind::OverlappingWrite`],
-/// [`ErrorKind::OverlappingOperands`]; otherwise as [`launch::run`]; [`ErrorKind::IndexCheck`].
+/// [`ErrorKind::OverlappingOperands`]; otherwise as
+/// [`Kernel::launch`]; [`ErrorKind::IndexCheck`].
 #[track_caller]
 pub fn nll_loss(
     target: Target<'_>,
@@ -176,8 +149,7 @@ pub fn nll_loss(
     loss: View<'_>,
     total: View<'_>,
 ) -> Result<()> {
-    let location = Location::caller();
-    let (index, host) = variant!(op, location, nll.log.dtype, nll_loss);
+    LOSS.check_dtype(op, nll.log.dtype)?;
     let losses =
         nll.params(op, [(loss, nll.log.dtype), (total, Nll::total_dtype(nll.log.dtype))])?;
     let operands =
@@ -185,23 +157,7 @@ pub fn nll_loss(
     check_operands(op, &operands)?;
     let params = Checked { report: Report::new(1, losses.size as usize), losses };
     let threads = (losses.rows as usize).next_power_of_two().clamp(32, THREADS);
-    let call = Call {
-        op,
-        operands: &operands,
-        params: bytemuck::bytes_of(&params),
-        checks_indices: true,
-        host,
-        code: Code::Kernel {
-            kernel: (&NLL_LOSS, index, 0),
-            grid: [1, 1, 1],
-            block: [threads as u32, 1, 1],
-            shared_bytes: 0,
-        },
-        location,
-    };
-    // SAFETY: the parameters are the views' strides and sizes; of logarithms and weights what a class names is
-    // read once it was checked, and one thread writes; the kernel takes `Checked`.
-    unsafe { launch::run(target, &call) }
+    LOSS.launch(target, op, &operands, &params, Grid::new([1; 3], threads as u32))
 }
 
 /// The gradient of [`nll_loss`] of `log_softmax` with respect to its input, into `out` of the logarithms' sizes and
@@ -219,17 +175,13 @@ pub fn nll_loss_backward(
     out: View<'_>,
 ) -> Result<()> {
     const OP: &str = "nll_loss_backward";
-    let location = Location::caller();
-    let (index, host) = variant!(OP, location, nll.log.dtype, nll_loss_backward);
+    BACKWARD.check_dtype(OP, nll.log.dtype)?;
     let mut params =
         nll.params(OP, [(grad, nll.log.dtype), (total, Nll::total_dtype(nll.log.dtype))])?;
-    if out.dtype != nll.log.dtype {
-        let (expected, actual) = (nll.log.dtype, out.dtype);
-        return Err(ErrorKind::DTypeMismatch { expected, actual }.of(OP).at(location));
-    }
+    out.check_dtype(OP, nll.log.dtype)?;
     if out.sizes() != nll.log.sizes() {
         let reason = format!("a result of {:?} for {:?}", out.sizes(), nll.log.sizes());
-        return Err(Error::shape(OP, reason).at(location));
+        return Err(Error::shape(OP, reason));
     }
     let operands = [
         grad.read(),
@@ -247,21 +199,6 @@ pub fn nll_loss_backward(
     params.out_steps = [out.strides()[0] as i64, out.strides()[1] as i64];
     params.team = team.ilog2().into();
     let blocks = (params.rows as usize).div_ceil(BACKWARD_THREADS / team);
-    let call = Call {
-        op: OP,
-        operands: &operands,
-        params: bytemuck::bytes_of(&params),
-        checks_indices: false,
-        host,
-        code: Code::Kernel {
-            kernel: (&NLL_LOSS_BACKWARD, index, 0),
-            grid: [launch::blocks(blocks), 1, 1],
-            block: [BACKWARD_THREADS as u32, 1, 1],
-            shared_bytes: 0,
-        },
-        location,
-    };
-    // SAFETY: the parameters are the views' strides and sizes; a weight is read only where the class is one,
-    // and each element of the result is written by one thread; the kernel takes `Losses`.
-    unsafe { launch::run(target, &call) }
+    let grid = Grid::linear(blocks, BACKWARD_THREADS as u32);
+    BACKWARD.launch(target, OP, &operands, &params, grid)
 }

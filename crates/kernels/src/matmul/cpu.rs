@@ -71,13 +71,12 @@ fn parts(size: u64, most: u64) -> impl Iterator<Item = (u64, u64)> {
 }
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: `a`, `b` and the result, of `T`s, and [`Product`].
-pub(super) unsafe fn floats<T: Float>(launch: &HostLaunch<'_>) {
-    let p: Product = host::params(launch);
+/// As [`warpline_cuda_sys_safe::HostKernel`]: `a`, `b` and the result, of `T`s.
+pub(super) unsafe fn floats<T: Float>(launch: &HostLaunch<'_>, p: &Product) {
     let [a, b, c] = [0, 1, 2].map(|i| Shared::<T>::operand(launch, i));
-    if vector::is_one(&p) {
+    if vector::is_one(p) {
         // SAFETY: the caller's promise.
-        return unsafe { vector::floats(launch.parallel, &p, [a, b], c) };
+        return unsafe { vector::floats(launch.parallel, p, [a, b], c) };
     }
     let product = |batch: i64, parallel: bool| {
         for (row, m) in parts(p.m, LARGEST) {
@@ -111,18 +110,17 @@ pub(super) unsafe fn floats<T: Float>(launch: &HostLaunch<'_>) {
 ///
 /// # Safety
 /// As [`floats`].
-pub(super) unsafe fn halves<T, R>(launch: &HostLaunch<'_>)
+pub(super) unsafe fn halves<T, R>(launch: &HostLaunch<'_>, p: &Product)
 where
     T: HostElement<Compute = f32>,
     R: HostElement<Compute = f32>,
 {
-    let p: Product = host::params(launch);
     let [a, b] = [0, 1].map(|i| Shared::<T>::operand(launch, i));
     let c = Shared::<R>::operand(launch, 2);
     let parallel = launch.parallel;
-    if vector::is_one(&p) {
+    if vector::is_one(p) {
         // SAFETY: the caller's promise.
-        return unsafe { vector::floats(parallel, &p, [a, b], c) };
+        return unsafe { vector::floats(parallel, p, [a, b], c) };
     }
     let [most_m, most_n, most_k] = [p.m, p.n, p.k].map(|size| size.min(BLOCK) as usize);
     let (mut x, mut y) = (vec![0f32; most_m * most_k], vec![0f32; most_k * most_n]);
@@ -267,8 +265,10 @@ unsafe fn gemm<T: Float>(
 
 /// # Safety
 /// As [`floats`].
-pub(super) unsafe fn integers<T: HostElement<Compute = T> + Number>(launch: &HostLaunch<'_>) {
-    let p: Product = host::params(launch);
+pub(super) unsafe fn integers<T: HostElement<Compute = T> + Number>(
+    launch: &HostLaunch<'_>,
+    p: &Product,
+) {
     let [a, b, c] = [0, 1, 2].map(|i| Shared::<T>::operand(launch, i));
     let grain = ((1 << 14) / p.n.saturating_mul(p.k).max(1)).max(1) as usize;
     let zero = T::from_bits(0);

@@ -6,18 +6,16 @@ mod cpu;
 mod tests;
 mod vector;
 
-use std::panic::Location;
-
-use bytemuck::{Pod, Zeroable};
 use warpline_cuda_sys_safe::blas::Blas;
-use warpline_cuda_sys_safe::{DevicePtr, DriverError, HostKernel, StreamHandle};
+use warpline_cuda_sys_safe::{DevicePtr, DriverError, StreamHandle};
 
 use crate::programs::{HALVES, NUMBERS, committed};
 use blas::Gemm;
-use warpline_runtime::cuda_struct;
-use warpline_runtime::launch::{self, Call, Code};
+use warpline_runtime::launch::{Grid, Hosts, Kernel, blocks, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{CudaDevice, DType, Error, ErrorKind, Result, Target, View};
+use warpline_runtime::{
+    CudaDevice, DType, Error, ErrorKind, Result, Target, View, cuda_struct, hosts,
+};
 
 const OP: &str = "matmul";
 
@@ -66,16 +64,30 @@ fn small_tiles(program: &Program, ty: &str, result: &str) -> Source {
     of.push(&format!("SMALL({}_{ty}, {ty}, {result})", program.name()))
 }
 
-/// Strides in elements: from matrix to matrix, row to row, column to column.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Steps {
-    batch: i64,
-    row: i64,
-    column: i64,
-}
+const HOSTS: Hosts<Product> = hosts!(U8 | I8 | I16 | I32 | I64, T => cpu::integers::<T>)
+    .or(hosts!(F16 | BF16, T => cpu::halves::<T, T>))
+    .or(hosts!(F32 | F64, T => cpu::floats::<T>));
+const HOSTS_F32: Hosts<Product> = hosts!(F16 | BF16, T => cpu::halves::<T, f32>);
 
-cuda_struct!(Steps { batch, row, column });
+// SAFETY: `check` makes all `Product`s, with the sizes and strides of the views that `matmul` launches with. Each element of the
+// result is written by one thread. `matmul` picks a kernel whose result has the dtype of its result.
+static TILED: Kernel<Product, 3> = unsafe { Kernel::new(&MATMUL, "", HOSTS) };
+// SAFETY: as `TILED`.
+static SMALL_TILED: Kernel<Product, 3> = unsafe { Kernel::new(&MATMUL_SMALL, "", HOSTS) };
+// SAFETY: as `TILED`.
+static TILED_F32: Kernel<Product, 3> = unsafe { Kernel::new(&MATMUL_F32, "", HOSTS_F32) };
+// SAFETY: as `TILED`.
+static SMALL_TILED_F32: Kernel<Product, 3> =
+    unsafe { Kernel::new(&MATMUL_SMALL_F32, "", HOSTS_F32) };
+
+cuda_struct! {
+    /// Strides in elements: between matrices, between rows, between columns.
+    struct Steps {
+        batch: i64,
+        row: i64,
+        column: i64,
+    }
+}
 
 impl Steps {
     fn of(view: &View<'_>) -> Self {
@@ -91,20 +103,18 @@ impl Steps {
     }
 }
 
-/// `c[i] = a[i] · b[i]` for each of `batch`, of `m × k` by `k × n`.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Product {
-    batch: u64,
-    m: u64,
-    n: u64,
-    k: u64,
-    a: Steps,
-    b: Steps,
-    c: Steps,
+cuda_struct! {
+    /// `c[i] = a[i] · b[i]` for each of `batch`, of `m × k` by `k × n`.
+    struct Product {
+        batch: u64,
+        m: u64,
+        n: u64,
+        k: u64,
+        a: Steps,
+        b: Steps,
+        c: Steps,
+    }
 }
-
-cuda_struct!(Product { batch, m, n, k, a, b, c });
 
 impl Product {
     fn is_small(&self) -> bool {
@@ -120,59 +130,38 @@ impl Product {
 ///
 /// # Errors
 /// [`ErrorKind::UnsupportedDType`], [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`],
-/// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`]; otherwise as [`launch::run`].
+/// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`]; otherwise as [`Kernel::launch`].
 #[track_caller]
 pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Result<()> {
-    let location = Location::caller();
     let params = check(a, b, out)?;
     if out.numel() == 0 {
         return Ok(());
     }
-    let wide = out.dtype != a.dtype;
-    let (index, host) = kernel(a.dtype, wide)?;
     let small = params.is_small();
-    let gemm = match target {
-        Target::Cuda(runtime, device, _) if !small && runtime.uses_cublas() => {
-            match Gemm::new([a.dtype, out.dtype], &params) {
-                Some(gemm) if has_cublas(device)? => Some((gemm, device)),
-                _ => None,
-            }
-        }
-        _ => None,
+    let (kernel, tile) = match (small, out.dtype != a.dtype) {
+        (true, false) => (&SMALL_TILED, SMALL_TILE),
+        (true, true) => (&SMALL_TILED_F32, SMALL_TILE),
+        (false, false) => (&TILED, TILE),
+        (false, true) => (&TILED_F32, TILE),
     };
-    let library = |stream: StreamHandle, pointers: &[DevicePtr]| match &gemm {
-        Some((gemm, device)) => gemm.enqueue(&**device.driver(), device.index(), stream, pointers),
-        None => Ok(()),
-    };
-    let (program, tile) = match (small, wide) {
-        (true, false) => (&MATMUL_SMALL, SMALL_TILE),
-        (true, true) => (&MATMUL_SMALL_F32, SMALL_TILE),
-        (false, false) => (&MATMUL, TILE),
-        (false, true) => (&MATMUL_F32, TILE),
-    };
+    kernel.check_dtype(OP, a.dtype)?;
+    let operands = [a.read(), b.read(), out.write()];
+    if let Target::Cuda(runtime, device, _) = target
+        && !small
+        && runtime.uses_cublas()
+        && let Some(gemm) = Gemm::new([a.dtype, out.dtype], &params)
+        && has_cublas(device)?
+    {
+        let call = |stream: StreamHandle, pointers: &[DevicePtr]| {
+            gemm.enqueue(&**device.driver(), device.index(), stream, pointers)
+        };
+        // SAFETY: cuBLAS is asked for the product of these operands, with their sizes and strides, on the stream that it is
+        // given. It reads `a` and `b` and writes all elements of `out`.
+        return unsafe { kernel.launch_library(target, OP, &operands, &params, &call) };
+    }
     let tiles = params.m.div_ceil(tile).saturating_mul(params.n.div_ceil(tile));
-    let code = if gemm.is_some() {
-        Code::Library(&library)
-    } else {
-        Code::Kernel {
-            kernel: (program, index, 0),
-            grid: [launch::blocks(tiles as usize), 1, params.batch.min(65_535) as u32],
-            block: [256, 1, 1],
-            shared_bytes: 0,
-        }
-    };
-    let call = Call {
-        op: OP,
-        operands: &[a.read(), b.read(), out.write()],
-        params: bytemuck::bytes_of(&params),
-        checks_indices: false,
-        host,
-        code,
-        location,
-    };
-    // SAFETY: sizes and strides are those of the operands, of which all but the last are only
-    // read; the result shares no memory with them.
-    unsafe { launch::run(target, &call) }
+    let grid = [blocks(tiles as usize), 1, params.batch.min(65_535) as u32];
+    kernel.launch(target, OP, &operands, &params, Grid::new(grid, 256))
 }
 
 /// Whether there is a cuBLAS. That one was named which is none is an error, since nobody would notice
@@ -206,14 +195,6 @@ fn check(a: View<'_>, b: View<'_>, out: View<'_>) -> Result<Product> {
             return Err(ErrorKind::DTypeMismatch { expected: a.dtype, actual: other.dtype }.of(OP));
         }
     }
-    let location = Location::caller();
-    let mismatch = || {
-        Error::shape(
-            OP,
-            format!("{:?} by {:?} does not give {:?}", a.sizes(), b.sizes(), out.sizes()),
-        )
-        .at(location)
-    };
     let (batch, m, k, n) = match (a.sizes(), b.sizes(), out.sizes()) {
         (&[m, k], &[k2, n], &[m2, n2]) if (k, m, n) == (k2, m2, n2) => (1, m, k, n),
         (&[batch, m, k], &[b2, k2, n], &[b3, m2, n2])
@@ -221,31 +202,11 @@ fn check(a: View<'_>, b: View<'_>, out: View<'_>) -> Result<Product> {
         {
             (batch, m, k, n)
         }
-        _ => return Err(mismatch()),
+        (a, b, out) => {
+            return Err(Error::shape(OP, format!("{a:?} by {b:?} does not give {out:?}")));
+        }
     };
-    launch::check_operands(OP, &[a.read(), b.read(), out.write()])?;
+    check_operands(OP, &[a.read(), b.read(), out.write()])?;
     let [batch, m, n, k] = [batch, m, n, k].map(|v| v as u64);
     Ok(Product { batch, m, n, k, a: Steps::of(&a), b: Steps::of(&b), c: Steps::of(&out) })
-}
-
-/// The number of the kernel's variant, and its CPU implementation. The result of halves is `wide` where it is of `f32`.
-#[track_caller]
-fn kernel(dtype: DType, wide: bool) -> Result<(usize, HostKernel)> {
-    let host: HostKernel = match dtype {
-        DType::F16 if wide => return Ok((0, cpu::halves::<half::f16, f32>)),
-        DType::BF16 if wide => return Ok((1, cpu::halves::<half::bf16, f32>)),
-        DType::Bool => {
-            return Err(ErrorKind::UnsupportedDType { dtype }.of(OP));
-        }
-        DType::U8 => cpu::integers::<u8>,
-        DType::I8 => cpu::integers::<i8>,
-        DType::I16 => cpu::integers::<i16>,
-        DType::I32 => cpu::integers::<i32>,
-        DType::I64 => cpu::integers::<i64>,
-        DType::F16 => cpu::halves::<half::f16, half::f16>,
-        DType::BF16 => cpu::halves::<half::bf16, half::bf16>,
-        DType::F32 => cpu::floats::<f32>,
-        DType::F64 => cpu::floats::<f64>,
-    };
-    Ok((dtype as usize - 1, host))
 }

@@ -2,13 +2,11 @@
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
-use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
-use warpline_runtime::host::{GRAIN, HostElement, Shared, parallel_for, params};
-use warpline_runtime::{DType, dispatch};
+use warpline_cuda_sys_safe::HostLaunch;
+use warpline_runtime::host::{GRAIN, HostElement, Shared, parallel_for};
 
 use super::{
-    AMSGRAD, CENTERED, CHUNK, FIRST, LISTS, MAXIMIZE, MOMENTUM, NESTEROV, RATES, Rule, TENSORS,
-    Update,
+    AMSGRAD, CENTERED, CHUNK, FIRST, LISTS, MAXIMIZE, MOMENTUM, NESTEROV, RATES, TENSORS, Update,
 };
 use crate::math::{Loop, vectorized};
 
@@ -46,8 +44,8 @@ macro_rules! real {
 
 real! { f32 f64 }
 
-/// What a rule makes of one element of each operand.
-trait Step<C>: Copy + Sync {
+/// A rule, as it computes one element of each operand.
+pub(super) trait Step<C>: Copy + Sync {
     const LISTS: usize;
     fn new(update: &Update, rate: impl Fn(usize) -> f64) -> Self;
     fn apply(self, x: &mut [C; LISTS]);
@@ -92,7 +90,7 @@ fn toward<C: Real>(from: C, to: C, weight: C) -> C {
 }
 
 #[derive(Clone, Copy)]
-struct Sgd<C>(Numbers<C>);
+pub(super) struct Sgd<C>(Numbers<C>);
 
 impl<C: Real> Step<C> for Sgd<C> {
     const LISTS: usize = 3;
@@ -114,7 +112,7 @@ impl<C: Real> Step<C> for Sgd<C> {
 }
 
 #[derive(Clone, Copy)]
-struct Adam<C> {
+pub(super) struct Adam<C> {
     of: Numbers<C>,
     /// What the betas leave, which is not computed of numbers that were rounded.
     rest: [C; 2],
@@ -146,7 +144,7 @@ impl<C: Real> Step<C> for Adam<C> {
 }
 
 #[derive(Clone, Copy)]
-struct RmsProp<C> {
+pub(super) struct RmsProp<C> {
     of: Numbers<C>,
     rest: C,
 }
@@ -179,7 +177,7 @@ impl<C: Real> Step<C> for RmsProp<C> {
 }
 
 #[derive(Clone, Copy)]
-struct Scale<C>(C);
+pub(super) struct Scale<C>(C);
 
 impl<C: Real> Step<C> for Scale<C> {
     const LISTS: usize = 1;
@@ -192,24 +190,6 @@ impl<C: Real> Step<C> for Scale<C> {
     fn apply(self, x: &mut [C; LISTS]) {
         x[0] = x[0] * self.0;
     }
-}
-
-/// The one for a rule and a dtype, if it is one of floats.
-pub(super) fn kernel(rule: &Rule, dtype: DType) -> Option<HostKernel> {
-    Some(match rule {
-        Rule::Sgd { .. } => {
-            dispatch!(dtype, float T => run::<T, Sgd<<T as HostElement>::Compute>> as HostKernel, _ => return None)
-        }
-        Rule::Adam { .. } => {
-            dispatch!(dtype, float T => run::<T, Adam<<T as HostElement>::Compute>> as HostKernel, _ => return None)
-        }
-        Rule::RmsProp { .. } => {
-            dispatch!(dtype, float T => run::<T, RmsProp<<T as HostElement>::Compute>> as HostKernel, _ => return None)
-        }
-        Rule::Scale => {
-            dispatch!(dtype, float T => run::<T, Scale<<T as HostElement>::Compute>> as HostKernel, _ => return None)
-        }
-    })
 }
 
 /// Some elements of a tensor.
@@ -244,12 +224,14 @@ impl<T: HostElement<Compute: Real>, S: Step<T::Compute>> Loop for Elements<T, S>
 }
 
 /// # Safety
-/// As [`HostKernel`]: the operands of [`TENSORS`] tensors, of `T`, the rates, and [`Update`].
-unsafe fn run<T: HostElement<Compute: Real>, S: Step<T::Compute>>(launch: &HostLaunch<'_>) {
-    let update: Update = params(launch);
+/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): the operands of [`TENSORS`] tensors, of `T`, and the rates.
+pub(super) unsafe fn run<T: HostElement<Compute: Real>, S: Step<T::Compute>>(
+    launch: &HostLaunch<'_>,
+    update: &Update,
+) {
     let rates = Shared::<f64>::operand(launch, TENSORS * S::LISTS);
     // SAFETY: as many as the rule reads, where there are any.
-    let step = S::new(&update, |k| unsafe { rates.read(k as isize) });
+    let step = S::new(update, |k| unsafe { rates.read(k as isize) });
     let (reads, writes) = (update.reads, update.writes);
     let all: [[Shared<T>; LISTS]; TENSORS] = std::array::from_fn(|which| {
         std::array::from_fn(|k| Shared::operand(launch, which * S::LISTS + k.min(S::LISTS - 1)))

@@ -6,15 +6,14 @@ mod norm;
 mod tests;
 
 use std::fmt::Write as _;
-use std::panic::Location;
 
-use bytemuck::{Pod, Zeroable};
-use smallvec::SmallVec;
-use warpline_runtime::cuda_struct;
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
+use warpline_runtime::host::HostElement;
 use warpline_runtime::iter::BLOCK;
-use warpline_runtime::launch::{self, Call, Code, check_operands};
+use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, ErrorKind, Operand, Result, Target, View};
+use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, hosts};
 
 use crate::programs::{FLOATS, committed};
 
@@ -40,7 +39,36 @@ static SCALE: Program =
     Program::new("scale", FLOATS, &[""], |_, ty| source("scale", "Scale", 1, ty))
         .with_ptx(committed);
 
-/// What the numbers are besides: upwards; rates come from memory; and what a rule does.
+/// Number of operands of a rule with this many lists: the tensors, and the rates.
+const fn operands(lists: usize) -> usize {
+    TENSORS * lists + 1
+}
+
+// SAFETY: `launch` makes all parameters and operands. The operands of a tensor are contiguous, of one dtype, and have `numel`
+// elements; blocks from `first` on take these, each element by one thread. The kernel reads and writes an operand by the same
+// bits with which it is declared. `step` checks that the rates have as many numbers as the rule reads.
+static SGD_STEP: Kernel<Update, { operands(3) }> = unsafe {
+    Kernel::new(&SGD, "", hosts!(float T => cpu::run::<T, cpu::Sgd<<T as HostElement>::Compute>>))
+};
+// SAFETY: as `SGD_STEP`.
+static ADAM_STEP: Kernel<Update, { operands(5) }> = unsafe {
+    Kernel::new(&ADAM, "", hosts!(float T => cpu::run::<T, cpu::Adam<<T as HostElement>::Compute>>))
+};
+// SAFETY: as `SGD_STEP`.
+static RMSPROP_STEP: Kernel<Update, { operands(5) }> = unsafe {
+    let hosts = hosts!(float T => cpu::run::<T, cpu::RmsProp<<T as HostElement>::Compute>>);
+    Kernel::new(&RMSPROP, "", hosts)
+};
+// SAFETY: as `SGD_STEP`.
+static SCALE_STEP: Kernel<Update, { operands(1) }> = unsafe {
+    Kernel::new(
+        &SCALE,
+        "",
+        hosts!(float T => cpu::run::<T, cpu::Scale<<T as HostElement>::Compute>>),
+    )
+};
+
+/// Flags of a rule: maximize the objective, read rates from memory, and the options of the rules.
 const MAXIMIZE: u32 = 1;
 const RATES: u32 = 2;
 const MOMENTUM: u32 = 4;
@@ -89,30 +117,26 @@ fn source(program: &str, rule: &str, lists: usize, ty: &str) -> Source {
     of.push(include_str!("update.cuh")).push(&code)
 }
 
-/// A tensor's first block, and how many elements it has: fewer than 2³¹.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Part {
-    first: u32,
-    numel: u32,
+cuda_struct! {
+    /// A tensor's first block, and its number of elements, fewer than 2³¹.
+    struct Part {
+        first: u32,
+        numel: u32,
+    }
 }
 
-cuda_struct!(Part { first, numel });
-
-/// The kernels' parameters: a rule's numbers and flags, and which of a tensor's operands it reads and writes, a bit each.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Update {
-    numbers: [f64; 8],
-    flags: u32,
-    reads: u32,
-    writes: u32,
-    /// Blocks of all tensors.
-    blocks: u32,
-    tensors: [Part; TENSORS],
+cuda_struct! {
+    /// A rule's numbers and flags, and the operands of a tensor that it reads and writes, a bit each.
+    struct Update {
+        numbers: [f64; 8],
+        flags: u32,
+        reads: u32,
+        writes: u32,
+        /// Blocks of all tensors.
+        blocks: u32,
+        tensors: [Part; TENSORS],
+    }
 }
-
-cuda_struct!(Update { numbers, flags, reads, writes, blocks, tensors });
 
 /// How a step goes. Numbers that are said to come from memory too are then taken from there, where a step is given
 /// `rates`: floats of 64 bits, in this order.
@@ -194,15 +218,6 @@ impl Rule {
         }
     }
 
-    fn program(&self) -> (&'static Program, usize) {
-        match self {
-            Self::Sgd { .. } => (&SGD, 3),
-            Self::Adam { .. } => (&ADAM, 5),
-            Self::RmsProp { .. } => (&RMSPROP, 5),
-            Self::Scale => (&SCALE, 1),
-        }
-    }
-
     /// The parameters but for the tensors.
     fn update(&self, rates: bool) -> Update {
         let flag = |set: bool, flag: u32| if set { flag } else { 0 };
@@ -252,7 +267,8 @@ pub fn takes(view: View<'_>) -> bool {
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] for tensors that [`takes`] refuses, for `rates` of other floats or too few, and if what the rule keeps
-/// is missing; [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`], [`ErrorKind::OverlappingOperands`], and what a launch can fail with.
+/// is missing; [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`], [`ErrorKind::OverlappingOperands`]; otherwise
+/// as [`Kernel::launch`].
 #[track_caller]
 pub fn step(
     target: Target<'_>,
@@ -260,8 +276,7 @@ pub fn step(
     tensors: &[Tensors<'_>],
     rates: Option<View<'_>>,
 ) -> Result<()> {
-    let (op, (program, lists)) = (rule.op(), rule.program());
-    let location = Location::caller();
+    let op = rule.op();
     let need = match rule {
         Rule::Adam { .. } => 3,
         _ => 1,
@@ -276,81 +291,74 @@ pub fn step(
         return Err(Error::invalid(op, "there is nothing to scale by"));
     }
     let update = rule.update(rates.is_some());
+    match rule {
+        Rule::Sgd { .. } => launch(target, op, &SGD_STEP, &update, tensors, rates),
+        Rule::Adam { .. } => launch(target, op, &ADAM_STEP, &update, tensors, rates),
+        Rule::RmsProp { .. } => launch(target, op, &RMSPROP_STEP, &update, tensors, rates),
+        Rule::Scale => launch(target, op, &SCALE_STEP, &update, tensors, rates),
+    }
+}
+
+/// Launches the kernel for the tensors, [`TENSORS`] at a time.
+#[track_caller]
+fn launch<const N: usize>(
+    target: Target<'_>,
+    op: &'static str,
+    kernel: &Kernel<Update, N>,
+    update: &Update,
+    tensors: &[Tensors<'_>],
+    rates: Option<View<'_>>,
+) -> Result<()> {
+    let lists = N / TENSORS;
     for tensors in tensors.chunks(TENSORS) {
-        let Some(first) = tensors.first() else { continue };
-        let mut params = update;
-        let mut operands: SmallVec<[Operand<'_>; TENSORS * LISTS + 1]> = SmallVec::new();
-        for (part, of) in params.tensors.iter_mut().zip(tensors) {
+        let first = tensors[0].param;
+        let mut params = *update;
+        let mut operands = [first.untouched(); N];
+        for ((part, of), own) in
+            params.tensors.iter_mut().zip(tensors).zip(operands.chunks_exact_mut(lists))
+        {
             let Ok(numel) = u32::try_from(of.param.numel()) else {
-                let reason = "a parameter has 2³² elements or more";
-                return Err(Error::invalid(op, reason));
+                return Err(Error::invalid(op, "a parameter has 2³² elements or more"));
             };
             *part = Part { first: params.blocks, numel };
             params.blocks += numel.div_ceil(CHUNK);
             let [a, b, c] = of.state;
             let views = [Some(of.param), of.grad, a, b, c];
-            for (list, view) in views.into_iter().take(lists).enumerate() {
+            for (list, (operand, view)) in own.iter_mut().zip(views).enumerate() {
                 let (reads, writes) =
                     (params.reads >> list & 1 != 0, params.writes >> list & 1 != 0);
                 if !reads && !writes {
-                    operands.push(of.param.untouched());
                     continue;
                 }
                 let Some(view) = view else {
                     let reason = format!("operand {list} of a parameter is missing");
                     return Err(Error::invalid(op, reason));
                 };
-                check(op, first.param, of.param, view)?;
-                operands.push(match (reads, writes) {
+                check(op, first, of.param, view)?;
+                *operand = match (reads, writes) {
                     (true, false) => view.read(),
                     (false, true) => view.write(),
                     _ => view.read_write(),
-                });
+                };
             }
         }
-        operands.resize(TENSORS * lists, first.param.untouched());
-        operands.push(match rates {
-            Some(rates) => rates.read(),
-            None => first.param.untouched(),
-        });
+        if let Some(rates) = rates {
+            operands[N - 1] = rates.read();
+        }
         check_operands(op, &operands)?;
-        let dtype = first.param.dtype;
-        let Some(host) = cpu::kernel(rule, dtype) else {
-            return Err(ErrorKind::UnsupportedDType { dtype }.of(op).at(location));
-        };
-        let call = Call {
-            op,
-            operands: &operands,
-            params: bytemuck::bytes_of(&params),
-            checks_indices: false,
-            host,
-            code: Code::Kernel {
-                kernel: (program, dtype as usize - DType::F16 as usize, 0),
-                grid: [params.blocks.max(1), 1, 1],
-                block: [BLOCK, 1, 1],
-                shared_bytes: 0,
-            },
-            location,
-        };
-        // SAFETY: the operands of each tensor are contiguous, of one dtype and as many elements as `numel` says; blocks from
-        // `first` on take that many of them, each element one thread. Which of them are read and written is declared by the
-        // same bits that the code goes by. `rates` has as many numbers as the rule reads.
-        unsafe { launch::run(target, &call) }?;
+        let grid = Grid::new([params.blocks.max(1), 1, 1], BLOCK);
+        kernel.launch(target, op, &operands, &params, grid)?;
     }
     Ok(())
 }
 
-/// Refuses an operand that is not as its parameter is.
+/// Returns an error for an operand that differs from its parameter.
 #[track_caller]
 fn check(op: &'static str, first: View<'_>, param: View<'_>, view: View<'_>) -> Result<()> {
-    let location = Location::caller();
-    if view.dtype != first.dtype {
-        let (expected, actual) = (first.dtype, view.dtype);
-        return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op).at(location));
-    }
+    view.check_dtype(op, first.dtype)?;
     if view.sizes() != param.sizes() {
         let reason = format!("{:?} beside a parameter of {:?}", view.sizes(), param.sizes());
-        return Err(Error::shape(op, reason).at(location));
+        return Err(Error::shape(op, reason));
     }
     if !takes(view) {
         let reason = "operands are contiguous floats, fewer than 2³¹ of each";

@@ -1,15 +1,15 @@
 //! The squares of many tensors' elements, added up: a norm of all of them takes one launch for several, and a sum.
 
 use std::fmt::Write as _;
-use std::panic::Location;
 
-use smallvec::SmallVec;
-use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
-use warpline_runtime::host::{GRAIN, HostElement, Shared, parallel_for, params};
+use warpline_cuda_sys_safe::HostLaunch;
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
+use warpline_runtime::host::{GRAIN, HostElement, Shared, parallel_for};
 use warpline_runtime::iter::BLOCK;
-use warpline_runtime::launch::{self, Call, Code, check_operands};
+use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, ErrorKind, Operand, Result, Target, View, dispatch};
+use warpline_runtime::{DType, Error, Result, Target, View, hosts};
 
 use super::cpu::Real;
 use super::{CHUNK, Part, TENSORS, Update, takes};
@@ -19,6 +19,11 @@ const OP: &str = "sum_squares";
 
 pub(super) static SUM_SQUARES: Program =
     Program::new("sum_squares", FLOATS, &[""], |_, ty| source(ty)).with_ptx(committed);
+
+// SAFETY: `sum_squares` makes all parameters. The tensors are contiguous, of one dtype, and have `numel` elements; each block
+// reads its own elements of one of them and writes one element of the result, which has as many as there are blocks.
+static SUMS: Kernel<Update, { TENSORS + 1 }> =
+    unsafe { Kernel::new(&SUM_SQUARES, "", hosts!(float T => run::<T>)) };
 
 fn source(ty: &str) -> Source {
     let mut code = format!("extern \"C\" __global__ void sum_squares_{ty}(\n");
@@ -58,33 +63,23 @@ pub fn sum_dtype(dtype: DType) -> DType {
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] for tensors that [`takes`] refuses; [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`],
-/// [`ErrorKind::OverlappingOperands`], and what a launch can fail with.
+/// [`ErrorKind::OverlappingOperands`]; otherwise as [`Kernel::launch`].
 #[track_caller]
 pub fn sum_squares(target: Target<'_>, tensors: &[View<'_>], out: View<'_>) -> Result<()> {
-    let location = Location::caller();
     let Some(dtype) = tensors.first().map(|view| view.dtype) else { return Ok(()) };
     for view in tensors {
-        if view.dtype != dtype {
-            let (expected, actual) = (dtype, view.dtype);
-            return Err(ErrorKind::DTypeMismatch { expected, actual }.of(OP).at(location));
-        }
+        view.check_dtype(OP, dtype)?;
         if !takes(*view) {
             let reason = "operands are contiguous floats, fewer than 2³¹ of each";
             return Err(Error::invalid(OP, reason));
         }
     }
-    if out.dtype != sum_dtype(dtype) {
-        let (expected, actual) = (sum_dtype(dtype), out.dtype);
-        return Err(ErrorKind::DTypeMismatch { expected, actual }.of(OP).at(location));
-    }
+    out.check_dtype(OP, sum_dtype(dtype))?;
     let count = partial_sums(tensors);
     if out.sizes() != [count] || !out.layout.is_contiguous() {
         let reason = format!("a result of {:?} for {count} sums", out.sizes());
-        return Err(Error::shape(OP, reason).at(location));
+        return Err(Error::shape(OP, reason));
     }
-    let Some(host) = kernel(dtype) else {
-        return Err(ErrorKind::UnsupportedDType { dtype }.of(OP).at(location));
-    };
     let mut begun = 0;
     for tensors in tensors.chunks(TENSORS) {
         let parts = [Part { first: u32::MAX, numel: 0 }; TENSORS];
@@ -100,40 +95,18 @@ pub fn sum_squares(target: Target<'_>, tensors: &[View<'_>], out: View<'_>) -> R
         }
         let layout = out.layout.narrow(0, begun as isize, blocks)?;
         begun += blocks;
-        let mut operands: SmallVec<[Operand<'_>; TENSORS + 1]> =
-            tensors.iter().map(|view| view.read()).collect();
-        operands.resize(TENSORS, out.untouched());
-        operands.push(View { layout: &layout, ..out }.write());
+        let mut operands = [View { layout: &layout, ..out }.write(); TENSORS + 1];
+        operands[..TENSORS].fill(out.untouched());
+        operands.iter_mut().zip(tensors).for_each(|(operand, view)| *operand = view.read());
         check_operands(OP, &operands)?;
-        let call = Call {
-            op: OP,
-            operands: &operands,
-            params: bytemuck::bytes_of(&params),
-            checks_indices: false,
-            host,
-            code: Code::Kernel {
-                kernel: (&SUM_SQUARES, dtype as usize - DType::F16 as usize, 0),
-                grid: [params.blocks, 1, 1],
-                block: [BLOCK, 1, 1],
-                shared_bytes: 0,
-            },
-            location,
-        };
-        // SAFETY: the tensors are contiguous, of one dtype and as many elements as `numel` says; each block reads its own of one
-        // and writes one element of the result, which has as many as there are blocks.
-        unsafe { launch::run(target, &call) }?;
+        SUMS.launch(target, OP, &operands, &params, Grid::linear(blocks, BLOCK))?;
     }
     Ok(())
 }
 
-fn kernel(dtype: DType) -> Option<HostKernel> {
-    Some(dispatch!(dtype, float T => run::<T> as HostKernel, _ => return None))
-}
-
 /// # Safety
-/// As [`HostKernel`]: [`TENSORS`] operands of `T`, the sums, and [`Update`].
-unsafe fn run<T: HostElement<Compute: Real>>(launch: &HostLaunch<'_>) {
-    let update: Update = params(launch);
+/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): [`TENSORS`] operands of `T`, and the sums.
+unsafe fn run<T: HostElement<Compute: Real>>(launch: &HostLaunch<'_>, update: &Update) {
     let out = Shared::<T::Compute>::operand(launch, TENSORS);
     let chunk = CHUNK as usize;
     let all: [Shared<T>; TENSORS] = std::array::from_fn(|which| Shared::operand(launch, which));

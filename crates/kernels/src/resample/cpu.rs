@@ -1,7 +1,7 @@
 //! The CPU implementation.
 
 use warpline_cuda_sys_safe::HostLaunch;
-use warpline_runtime::host::{Cast, GRAIN, HostElement, Number, Shared, parallel_for, params};
+use warpline_runtime::host::{Cast, GRAIN, HostElement, Number, Shared, parallel_for};
 
 use super::Resample;
 
@@ -67,11 +67,13 @@ fn table<C: Coordinate>(p: &Resample) -> Vec<([Tap<C>; 4], usize)> {
 }
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: image and result, of `T`s, and [`Resample`].
-pub(super) unsafe fn forward<T: HostElement<Compute: Coordinate>>(launch: &HostLaunch<'_>) {
-    let p: Resample = params(launch);
+/// As [`warpline_cuda_sys_safe::HostKernel`]: image and result, of `T`s.
+pub(super) unsafe fn forward<T: HostElement<Compute: Coordinate>>(
+    launch: &HostLaunch<'_>,
+    p: &Resample,
+) {
     let (image, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
-    let (table, inner) = (table::<T::Compute>(&p), p.inner as usize);
+    let (table, inner) = (table::<T::Compute>(p), p.inner as usize);
     let (input, output) = (p.input as usize, p.output as usize);
     let rows = p.outer as usize * output;
     parallel_for(launch.parallel, rows, (GRAIN / inner).max(1), |rows| {
@@ -93,11 +95,13 @@ pub(super) unsafe fn forward<T: HostElement<Compute: Coordinate>>(launch: &HostL
 }
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: gradient and image, of `T`s, and [`Resample`].
-pub(super) unsafe fn backward<T: HostElement<Compute: Coordinate>>(launch: &HostLaunch<'_>) {
-    let p: Resample = params(launch);
+/// As [`warpline_cuda_sys_safe::HostKernel`]: gradient and image, of `T`s.
+pub(super) unsafe fn backward<T: HostElement<Compute: Coordinate>>(
+    launch: &HostLaunch<'_>,
+    p: &Resample,
+) {
     let (grad, image) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
-    let (table, inner) = (table::<T::Compute>(&p), p.inner as usize);
+    let (table, inner) = (table::<T::Compute>(p), p.inner as usize);
     let (input, output) = (p.input as usize, p.output as usize);
     let zero = T::Compute::from_number(0.0);
     let grain = (GRAIN / (input.max(output) * inner)).max(1);

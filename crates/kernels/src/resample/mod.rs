@@ -7,15 +7,12 @@ mod cpu;
 #[cfg(test)]
 mod tests;
 
-use std::panic::Location;
-
-use bytemuck::{Pod, Zeroable};
-use warpline_cuda_sys_safe::HostKernel;
-use warpline_runtime::cuda_struct;
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::iter::BLOCK;
-use warpline_runtime::launch::{self, Call, Code, check_operands};
+use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View};
+use warpline_runtime::{Error, Operand, Result, Target, View, cuda_struct, hosts};
 
 use crate::programs::{FLOATS, committed};
 
@@ -26,6 +23,14 @@ static RESAMPLE: Program = Program::new("resample", FLOATS, &["", "backward"], |
     of.push(include_str!("resample.cuh")).push(&format!("RESAMPLE({ty})"))
 })
 .with_ptx(committed);
+
+// SAFETY: `Resample::new` makes all parameters, of the sizes of the views that are launched with, which are contiguous.
+// Coordinates are clamped to the image, and each element of the written operand is one thread's.
+static FORWARD: Kernel<Resample, 2> =
+    unsafe { Kernel::new(&RESAMPLE, "", hosts!(float T => cpu::forward::<T>)) };
+// SAFETY: as `FORWARD`.
+static BACKWARD: Kernel<Resample, 2> =
+    unsafe { Kernel::new(&RESAMPLE, "backward", hosts!(float T => cpu::backward::<T>)) };
 
 /// How elements between those of the image are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,37 +45,35 @@ pub enum Kind {
     Cubic,
 }
 
-/// The parameters. Both tensors are `[outer, length, inner]`; elements of the result are `scale` apart in the image.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Resample {
-    outer: u64,
-    inner: u64,
-    input: i32,
-    output: i32,
-    kind: u32,
-    align_corners: u32,
-    scale: f64,
+cuda_struct! {
+    /// Both tensors are `[outer, length, inner]`. Elements of the result are `scale` apart in the image.
+    struct Resample {
+        outer: u64,
+        inner: u64,
+        input: i32,
+        output: i32,
+        kind: u32,
+        align_corners: u32,
+        scale: f64,
+    }
 }
 
-cuda_struct!(Resample { outer, inner, input, output, kind, align_corners, scale });
-
-/// An image of which one dimension has another size. `image` is `[outer, input, inner]`, `out`
+/// Resizes the middle dimension of an image, by `(kind, align_corners, scale)`. `image` is `[outer, input, inner]`, `out`
 /// `[outer, output, inner]`, both contiguous. `scale` is how many elements of the image one of the result stands for:
 /// mostly `input / output`. With `align_corners`, the first and last elements of both lie on each other, and it does
 /// not count. Floats.
 ///
 /// # Errors
 /// [`ErrorKind::UnsupportedDType`], [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`], [`ErrorKind::OutOfStorage`],
-/// [`ErrorKind::OverlappingOperands`], and what a launch can fail with.
+/// [`ErrorKind::OverlappingOperands`]; otherwise as [`Kernel::launch`].
 #[track_caller]
 pub fn resample(
     target: Target<'_>,
     image: View<'_>,
-    (kind, align_corners, scale): (Kind, bool, f64),
+    how: (Kind, bool, f64),
     out: View<'_>,
 ) -> Result<()> {
-    run("resample", target, image, out, (kind, align_corners, scale), false)
+    run(target, "resample", &FORWARD, [image, out], how, &[image.read(), out.write()])
 }
 
 /// The transpose of [`resample`]: the gradient of its image, of that of its result.
@@ -81,91 +84,79 @@ pub fn resample(
 pub fn resample_backward(
     target: Target<'_>,
     grad: View<'_>,
-    (kind, align_corners, scale): (Kind, bool, f64),
+    how: (Kind, bool, f64),
     image: View<'_>,
 ) -> Result<()> {
-    run("resample_backward", target, image, grad, (kind, align_corners, scale), true)
+    run(target, "resample_backward", &BACKWARD, [image, grad], how, &[grad.read(), image.write()])
 }
 
+impl Resample {
+    /// Checks the image and the result.
+    #[track_caller]
+    fn new(
+        op: &'static str,
+        image: View<'_>,
+        result: View<'_>,
+        (kind, align_corners, scale): (Kind, bool, f64),
+    ) -> Result<Self> {
+        result.check_dtype(op, image.dtype)?;
+        // An image's elements are counted in 32 bits.
+        let counted = |n: usize, inner: usize| {
+            n.checked_mul(inner.max(1)).is_some_and(|elements| elements < 1 << 31)
+        };
+        match (image.sizes(), result.sizes()) {
+            (&[outer, input, inner], &[outer2, output, inner2])
+                if (outer, inner) == (outer2, inner2)
+                    && counted(input, inner)
+                    && counted(output, inner)
+                    && (input > 0 || output == 0)
+                    && image.layout.is_contiguous()
+                    && result.layout.is_contiguous() =>
+            {
+                Ok(Self {
+                    outer: outer as u64,
+                    inner: inner as u64,
+                    input: input as i32,
+                    output: output as i32,
+                    kind: kind as u32,
+                    align_corners: align_corners.into(),
+                    scale: match align_corners {
+                        true if output > 1 => (input as f64 - 1.0) / (output as f64 - 1.0),
+                        true => 0.0,
+                        false => scale,
+                    },
+                })
+            }
+            (image, result) => {
+                let reason = format!(
+                    "an image of {image:?} and a result of {result:?}; they have to be contiguous and have three \
+                     dimensions, of which but the second are the same"
+                );
+                Err(Error::shape(op, reason))
+            }
+        }
+    }
+}
+
+/// Runs a kernel, whose second operand is written, for an image and a result.
 #[track_caller]
 fn run(
-    op: &'static str,
     target: Target<'_>,
-    image: View<'_>,
-    result: View<'_>,
-    (kind, align_corners, scale): (Kind, bool, f64),
-    backward: bool,
+    op: &'static str,
+    kernel: &Kernel<Resample, 2>,
+    [image, result]: [View<'_>; 2],
+    how: (Kind, bool, f64),
+    operands: &[Operand<'_>; 2],
 ) -> Result<()> {
-    let location = Location::caller();
-    let hosts: [HostKernel; 2] = match image.dtype {
-        DType::F16 => [cpu::forward::<half::f16>, cpu::backward::<half::f16>],
-        DType::BF16 => [cpu::forward::<half::bf16>, cpu::backward::<half::bf16>],
-        DType::F32 => [cpu::forward::<f32>, cpu::backward::<f32>],
-        DType::F64 => [cpu::forward::<f64>, cpu::backward::<f64>],
-        dtype => return Err(ErrorKind::UnsupportedDType { dtype }.of(op).at(location)),
-    };
-    if result.dtype != image.dtype {
-        let (expected, actual) = (image.dtype, result.dtype);
-        return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op).at(location));
-    }
-    let fits = match (image.sizes(), result.sizes()) {
-        (&[a, input, b], &[c, output, d]) => {
-            // An image's elements are counted in 32 bits.
-            let counted = |n: usize| n.checked_mul(b.max(1)).is_some_and(|n| n < 1 << 31);
-            (a, b) == (c, d) && counted(input) && counted(output) && (input > 0 || output == 0)
-        }
-        _ => false,
-    };
-    if !fits || !image.layout.is_contiguous() || !result.layout.is_contiguous() {
-        let reason = format!(
-            "an image of {:?} and a result of {:?}; they have to be contiguous and have three dimensions, of which but \
-             the second are the same",
-            image.sizes(),
-            result.sizes()
-        );
-        return Err(Error::shape(op, reason).at(location));
-    }
-    let (&[outer, input, inner], &[_, output, _]) = (image.sizes(), result.sizes()) else {
-        return Ok(());
-    };
-    let params = Resample {
-        outer: outer as u64,
-        inner: inner as u64,
-        input: input as i32,
-        output: output as i32,
-        kind: kind as u32,
-        align_corners: align_corners.into(),
-        scale: match align_corners {
-            true if output > 1 => (input as f64 - 1.0) / (output as f64 - 1.0),
-            true => 0.0,
-            false => scale,
-        },
-    };
-    let operands =
-        if backward { [result.read(), image.write()] } else { [image.read(), result.write()] };
-    check_operands(op, &operands)?;
-    let [length, written] =
-        if backward { [input, image.numel()] } else { [output, result.numel()] };
-    if written == 0 {
+    kernel.check_dtype(op, image.dtype)?;
+    let params = Resample::new(op, image, result, how)?;
+    check_operands(op, operands)?;
+    let written = operands[1].view;
+    if written.numel() == 0 {
         return Ok(());
     }
-    let most = |n: usize| n.min(65_535) as u32;
-    let call = Call {
-        op,
-        operands: &operands,
-        params: bytemuck::bytes_of(&params),
-        checks_indices: false,
-        host: hosts[usize::from(backward)],
-        code: Code::Kernel {
-            kernel: (&RESAMPLE, image.dtype as usize - DType::F16 as usize, backward.into()),
-            // A block has neighbours of one row, or of several short ones.
-            grid: [(length * inner).div_ceil(BLOCK as usize).min(1 << 30) as u32, most(outer), 1],
-            block: [BLOCK, 1, 1],
-            shared_bytes: 0,
-        },
-        location,
-    };
-    // SAFETY: the parameters are the operands' sizes, which are contiguous; elements of the image are clamped to it, each
-    // element of what is written is once; both kernels take `Resample`.
-    unsafe { launch::run(target, &call) }
+    // A block has neighbours of one row, or of several short ones.
+    let across = written.sizes()[1..].iter().product::<usize>().div_ceil(BLOCK as usize);
+    let grid = [across.min(1 << 30) as u32, params.outer.min(65_535) as u32, 1];
+    kernel.launch(target, op, operands, &params, Grid::new(grid, BLOCK))
 }

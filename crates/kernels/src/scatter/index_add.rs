@@ -1,7 +1,5 @@
 //! Rows added where indices say: `index_add`, and the gradient of an embedding.
 
-use std::panic::Location;
-
 use warpline_cuda_sys_safe::HostLaunch;
 
 use super::elements::{Reduce, scatter};

@@ -1,7 +1,5 @@
 //! Indices of several dimensions as one number each.
 
-use std::panic::Location;
-
 use warpline_cuda_sys_safe::HostLaunch;
 
 use crate::programs::committed;

@@ -1,21 +1,19 @@
 //! The gradients of softmax and of its logarithm.
 
-use std::panic::Location;
-
-use bytemuck::{Pod, Zeroable};
-use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+use warpline_cuda_sys_safe::HostLaunch;
 
 use crate::dim::check_dim;
 use crate::programs::{FLOATS, LANES, committed};
-use warpline_runtime::cuda_struct;
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, Shared};
 use warpline_runtime::iter::Walk;
-use warpline_runtime::launch::{self, Call, Code, check_operands};
+use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View};
+use warpline_runtime::{Error, Result, Target, View, cuda_struct, hosts};
 
 /// Rows of a few lanes, of a block, and rows side by side.
-const KERNELS: &[&str] = &["warp", "block", "columns"];
+const KERNELS: [&str; 3] = ["warp", "block", "columns"];
 
 /// Elements up to which lanes of one warp have a row.
 const SHORT: usize = 1024;
@@ -23,27 +21,30 @@ const SHORT: usize = 1024;
 const COLUMN_THREADS: u32 = 512;
 
 pub(super) static SOFTMAX_BACKWARD: Program =
-    Program::new("softmax_backward", FLOATS, KERNELS, |_, ty| {
+    Program::new("softmax_backward", FLOATS, &KERNELS, |_, ty| {
         let of = Source::new().with::<Gradient>().push(module::ELEMENT).push(module::WALK);
         let of = of.push(LANES).push(&format!("#define COLUMN_THREADS {COLUMN_THREADS}"));
         of.push(include_str!("backward.cuh")).push(&format!("SOFTMAX_BACKWARD({ty})"))
     })
     .with_ptx(committed);
 
-/// `rows` of `size` elements, and the steps along a row of the gradient, the forward result and the result.
-/// `team` is the logarithm of how many lanes have a row.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Gradient {
-    rows: u64,
-    size: u64,
-    team: u64,
-    log: u64,
-    steps: [i64; 3],
-    walk: Walk<3>,
-}
+// SAFETY: `softmax_backward` makes all `Gradient`s, with the sizes and strides of the views that it launches with. Each element
+// of the result is written by one thread.
+static ROWS: [Kernel<Gradient, 3>; KERNELS.len()] =
+    unsafe { Kernel::array(&SOFTMAX_BACKWARD, KERNELS, hosts!(float T => rows::<T>)) };
 
-cuda_struct!(Gradient { rows, size, team, log, steps, walk });
+cuda_struct! {
+    /// `rows` of `size` elements, and the strides along a row of the gradient, the forward result and the result.
+    /// `team` is the logarithm of the number of lanes that share a row.
+    struct Gradient {
+        rows: u64,
+        size: u64,
+        team: u64,
+        log: u64,
+        steps: [i64; 3],
+        walk: Walk<3>,
+    }
+}
 
 /// The gradient of [`softmax`](super::softmax()) over dimension `dim` with respect to its input: of the one that comes
 /// in, `grad`, and what softmax made, `out`, into `result`. All three are of one float dtype and the same sizes;
@@ -52,7 +53,7 @@ cuda_struct!(Gradient { rows, size, team, log, steps, walk });
 /// # Errors
 /// [`ErrorKind::UnsupportedDType`] for what is not a float, [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`],
 /// [`ErrorKind::DimOutOfRange`], [`ErrorKind::TooManyDims`], [`ErrorKind::OverlappingWrite`],
-/// [`ErrorKind::OverlappingOperands`]; otherwise as [`launch::run`].
+/// [`ErrorKind::OverlappingOperands`]; otherwise as [`Kernel::launch`].
 #[track_caller]
 pub fn softmax_backward(
     target: Target<'_>,
@@ -63,22 +64,13 @@ pub fn softmax_backward(
     log: bool,
 ) -> Result<()> {
     let op = if log { "log_softmax_backward" } else { "softmax_backward" };
-    let location = Location::caller();
-    let (index, host): (usize, HostKernel) = match out.dtype {
-        DType::F16 => (0, rows::<half::f16>),
-        DType::BF16 => (1, rows::<half::bf16>),
-        DType::F32 => (2, rows::<f32>),
-        DType::F64 => (3, rows::<f64>),
-        dtype => return Err(ErrorKind::UnsupportedDType { dtype }.of(op).at(location)),
-    };
+    let [warp, block, columns] = &ROWS;
+    warp.check_dtype(op, out.dtype)?;
     for view in [grad, result] {
-        if view.dtype != out.dtype {
-            let (expected, actual) = (out.dtype, view.dtype);
-            return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op).at(location));
-        }
+        view.check_dtype(op, out.dtype)?;
         if view.sizes() != out.sizes() {
             let reason = format!("{:?} for a softmax of {:?}", view.sizes(), out.sizes());
-            return Err(Error::shape(op, reason).at(location));
+            return Err(Error::shape(op, reason));
         }
     }
     let ndim = out.sizes().len();
@@ -94,13 +86,13 @@ pub fn softmax_backward(
     let walk = Walk::new(op, (0..ndim).rev().filter(|&d| d != dim).map(of))?;
     let rows = walk.numel();
     let team = size.next_power_of_two().min(32);
-    let (kernel, blocks, threads) = if size > 1 && steps[1] != 1 && rows > 1 {
+    let (kernel, grid) = if size > 1 && steps[1] != 1 && rows > 1 {
         let height = size.next_power_of_two().min(COLUMN_THREADS as usize / 32) as u32;
-        (2, rows.div_ceil(32), 32 * height)
+        (columns, Grid::linear(rows.div_ceil(32), 32 * height))
     } else if size <= SHORT {
-        (0, (rows * team).div_ceil(128), 128)
+        (warp, Grid::cover(rows * team, 128))
     } else {
-        (1, rows, 512)
+        (block, Grid::linear(rows, 512))
     };
     let params = Gradient {
         rows: rows as u64,
@@ -110,29 +102,12 @@ pub fn softmax_backward(
         steps: steps.map(|step| step as i64),
         walk,
     };
-    let call = Call {
-        op,
-        operands: &operands,
-        params: bytemuck::bytes_of(&params),
-        checks_indices: false,
-        host,
-        code: Code::Kernel {
-            kernel: (&SOFTMAX_BACKWARD, index, kernel),
-            grid: [launch::blocks(blocks), 1, 1],
-            block: [threads, 1, 1],
-            shared_bytes: 0,
-        },
-        location,
-    };
-    // SAFETY: the parameters reach the elements of the views, of which the result's are written once each;
-    // all kernels take `Gradient`.
-    unsafe { launch::run(target, &call) }
+    kernel.launch(target, op, &operands, &params, grid)
 }
 
 /// # Safety
-/// As [`HostKernel`]: three operands of `T`, and [`Gradient`].
-unsafe fn rows<T: HostElement>(launch: &HostLaunch<'_>) {
-    let p: Gradient = host::params(launch);
+/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): three operands of `T`.
+unsafe fn rows<T: HostElement>(launch: &HostLaunch<'_>, p: &Gradient) {
     let [grad, out, result] = [0, 1, 2].map(|i| Shared::<T>::operand(launch, i));
     let [a, b, c] = p.steps.map(|step| step as isize);
     let (size, log) = (p.size as isize, p.log != 0);

@@ -5,34 +5,25 @@
 //! end. Columns that lie side by side are read twice, and a block shares them. The gradient is one
 //! kernel, because a training step of many small launches takes as long as its launches.
 
-mod attention;
-#[cfg(test)]
-mod attention_tests;
 mod backward;
 mod cpu;
+pub(crate) mod row;
 #[cfg(test)]
 mod tests;
 
-use std::panic::Location;
-
-use bytemuck::{Pod, Zeroable};
-use warpline_cuda_sys_safe::HostKernel;
-
 use crate::dim::check_dim;
 use crate::programs::{FLOATS, LANES, committed};
-use warpline_runtime::cuda_struct;
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::iter::{Walk, vector_width};
-use warpline_runtime::launch::{self, Call, Code};
+use warpline_runtime::launch::{Grid, Kernel, check_in_place};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View};
+use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, hosts};
 
-pub use attention::{attention_weights, attention_weights_backward};
 pub use backward::softmax_backward;
 
-/// The kernels: rows in the registers of a few lanes, of a warp, of a block, and longer ones; those that
-/// begin at another place of a vector in the source than in the result; columns side by side, in vectors or
-/// one by one; all others.
-const KERNELS: &[&str] = &[
+/// The kernels, as [`Schedule`] numbers them.
+const KERNELS: [&str; 10] = [
     "short",
     "warp",
     "rows",
@@ -45,18 +36,25 @@ const KERNELS: &[&str] = &[
     "any",
 ];
 
-/// Their numbers.
+/// How rows are shared out to threads. The source of a shifted row begins at another place of a vector than its result.
 #[derive(Clone, Copy)]
-enum Kernel {
+enum Schedule {
+    /// Each row in the registers of a few lanes.
     Short,
+    /// Each row in the registers of a warp.
     Warp,
+    /// Each row in the registers of a block.
     Rows,
+    /// Each row read twice by a block.
     Long,
     ShortShifted,
     RowsShifted,
     LongShifted,
+    /// Columns side by side, in vectors.
     Columns,
+    /// Columns side by side, one by one.
     Odd,
+    /// Rows with any strides.
     Any,
 }
 
@@ -64,16 +62,11 @@ enum Kernel {
 const COLUMN_THREADS: u32 = 512;
 const COLUMN_HEIGHT: u32 = 32;
 
-pub(crate) const PROGRAMS: &[&Program] = &[
-    &SOFTMAX,
-    &backward::SOFTMAX_BACKWARD,
-    &attention::ATTENTION_WEIGHTS,
-    &attention::ATTENTION_WEIGHTS_BACKWARD,
-];
+pub(crate) const PROGRAMS: &[&Program] = &[&SOFTMAX, &backward::SOFTMAX_BACKWARD];
 
-const EXPONENTIAL: &str = include_str!("exponential.cuh");
+pub(crate) const EXPONENTIAL: &str = include_str!("exponential.cuh");
 
-static SOFTMAX: Program = Program::new("softmax", FLOATS, KERNELS, |_, ty| {
+static SOFTMAX: Program = Program::new("softmax", FLOATS, &KERNELS, |_, ty| {
     let of = Source::new().with::<Rows>().push(module::ELEMENT).push(module::SPACE);
     let of = of.push(module::WALK).push(LANES).push(EXPONENTIAL);
     let of = of.push(include_str!("softmax.cuh"));
@@ -87,24 +80,28 @@ const fn held(double: bool) -> usize {
     if double { 8 } else { 16 }
 }
 
-/// The rows, of a source and a result, and the steps along each. `columns` of them lie side by side in
-/// both, in `tiles` that blocks `height` threads high take; `walk` says where the others are. Of short rows
-/// `tiles` is the logarithm of how many lanes take one.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Rows {
-    rows: u64,
-    size: u64,
-    source_step: i64,
-    result_step: i64,
-    columns: u64,
-    tiles: u64,
-    height: u64,
-    log: u64,
-    walk: Walk<2>,
-}
+// SAFETY: `rows` makes all `Rows`, with the sizes and strides of the views that are launched with, and `schedule` picks a
+// kernel that reaches no further. A thread writes a row of the result after it has read that row of the source, since both may
+// be the same elements.
+static SCHEDULES: [Kernel<Rows, 2>; KERNELS.len()] =
+    unsafe { Kernel::array(&SOFTMAX, KERNELS, hosts!(float T => cpu::softmax::<T>)) };
 
-cuda_struct!(Rows { rows, size, source_step, result_step, columns, tiles, height, log, walk });
+cuda_struct! {
+    /// The rows of a source and a result, and the strides along each. `columns` of them lie side by side in both, in
+    /// `tiles` for blocks that are `height` threads high; `walk` leads to the others. For short rows `tiles` is the logarithm
+    /// of the number of lanes that share a row.
+    struct Rows {
+        rows: u64,
+        size: u64,
+        source_step: i64,
+        result_step: i64,
+        columns: u64,
+        tiles: u64,
+        height: u64,
+        log: u64,
+        walk: Walk<2>,
+    }
+}
 
 /// `torch.softmax` over dimension `dim` of `a`, or `torch.log_softmax` where `log`, into `out` of
 /// the same sizes and float dtype. The halves are computed in `f32`. `out` may be `a` itself.
@@ -112,7 +109,7 @@ cuda_struct!(Rows { rows, size, source_step, result_step, columns, tiles, height
 /// # Errors
 /// [`ErrorKind::UnsupportedDType`] for what is not a float, [`ErrorKind::DTypeMismatch`],
 /// [`ErrorKind::ShapeMismatch`], [`ErrorKind::DimOutOfRange`], [`ErrorKind::TooManyDims`],
-/// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`]; otherwise as [`launch::run`].
+/// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`]; otherwise as [`Kernel::launch`].
 #[track_caller]
 pub fn softmax(
     target: Target<'_>,
@@ -122,18 +119,8 @@ pub fn softmax(
     log: bool,
 ) -> Result<()> {
     let op = if log { "log_softmax" } else { "softmax" };
-    let location = Location::caller();
-    if out.dtype != a.dtype {
-        return Err(ErrorKind::DTypeMismatch { expected: a.dtype, actual: out.dtype }.of(op));
-    }
-    let unsupported = ErrorKind::UnsupportedDType { dtype: a.dtype }.of(op);
-    let (index, host): (usize, HostKernel) = match a.dtype {
-        DType::F16 => (0, cpu::softmax::<half::f16>),
-        DType::BF16 => (1, cpu::softmax::<half::bf16>),
-        DType::F32 => (2, cpu::softmax::<f32>),
-        DType::F64 => (3, cpu::softmax::<f64>),
-        _ => return Err(unsupported),
-    };
+    out.check_dtype(op, a.dtype)?;
+    SCHEDULES[0].check_dtype(op, a.dtype)?;
     if a.sizes() != out.sizes() {
         return Err(Error::shape(
             op,
@@ -142,33 +129,18 @@ pub fn softmax(
     }
     let ndim = a.sizes().len();
     check_dim(op, dim, ndim)?;
-    launch::check_in_place(op, &[a.read(), out.write()])?;
+    let operands = [a.read(), out.write()];
+    check_in_place(op, &operands)?;
     if a.numel() == 0 {
         return Ok(());
     }
     let mut params = rows(op, a, dim, out, log)?;
-    let (kernel, blocks, threads) = shape(&mut params, a, dim, out);
-    let call = Call {
-        op,
-        operands: &[a.read(), out.write()],
-        params: bytemuck::bytes_of(&params),
-        checks_indices: false,
-        host,
-        code: Code::Kernel {
-            kernel: (&SOFTMAX, index, kernel as usize),
-            grid: [blocks.min(i32::MAX as usize) as u32, 1, 1],
-            block: [threads, 1, 1],
-            shared_bytes: 0,
-        },
-        location,
-    };
-    // SAFETY: the parameters reach the elements of both views, a row of `out` is written after
-    // that row of `a` has been read, and both kernels take `Rows`.
-    unsafe { launch::run(target, &call) }
+    let (schedule, grid) = schedule(&mut params, a, dim, out);
+    SCHEDULES[schedule as usize].launch(target, op, &operands, &params, grid)
 }
 
-/// The kernel, its blocks and their threads.
-fn shape(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (Kernel, usize, u32) {
+/// Picks the kernel, its blocks and their threads.
+fn schedule(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (Schedule, Grid) {
     const SHORT_THREADS: u32 = 128;
     let (rows, size) = (p.rows as usize, p.size as usize);
     let vector = vector_width(a.dtype.size());
@@ -185,13 +157,13 @@ fn shape(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (Kernel, usize
             && offsets.iter().all(|&o| aligned(o))
             && all(a)
             && all(out);
-        let (kernel, vector) = if whole { (Kernel::Columns, vector) } else { (Kernel::Odd, 1) };
+        let (kernel, vector) = if whole { (Schedule::Columns, vector) } else { (Schedule::Odd, 1) };
         let height = size.div_ceil(8).next_power_of_two().min(COLUMN_HEIGHT as usize) as u32;
         let lanes = (COLUMN_THREADS / 2 / height).max(COLUMN_THREADS / COLUMN_HEIGHT);
         p.height = height.into();
         p.tiles = (p.columns as usize).div_ceil(lanes as usize * vector) as u64;
         let blocks = rows / p.columns as usize * p.tiles as usize;
-        return (kernel, blocks, lanes * height);
+        return (kernel, Grid::linear(blocks, lanes * height));
     }
     let others = || (0..a.sizes().len()).filter(|&d| d != dim);
     // Rows may begin anywhere in a vector: mostly they do so alike in both tensors.
@@ -200,7 +172,7 @@ fn shape(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (Kernel, usize
     let dense = size == 1 || [p.source_step, p.result_step] == [1, 1];
     if !dense || size > i32::MAX as usize {
         let threads = size.min(256).next_power_of_two().max(32);
-        return (Kernel::Any, rows, threads as u32);
+        return (Schedule::Any, Grid::linear(rows, threads as u32));
     }
     // What is before and after a row's whole vectors, lanes have one element each of.
     let whole =
@@ -213,18 +185,19 @@ fn shape(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (Kernel, usize
             let team = n.div_ceil(held).next_power_of_two().max(least).min(32);
             p.tiles = team.ilog2().into();
             let kernel = match n {
-                _ if !alike => Kernel::ShortShifted,
-                n if n > 32 * held => Kernel::Warp,
-                _ => Kernel::Short,
+                _ if !alike => Schedule::ShortShifted,
+                n if n > 32 * held => Schedule::Warp,
+                _ => Schedule::Short,
             };
-            (kernel, (rows * team).div_ceil(SHORT_THREADS as usize), SHORT_THREADS)
+            (kernel, Grid::cover(rows * team, SHORT_THREADS))
         }
-        n if n <= 1024 * held => {
-            (if alike { Kernel::Rows } else { Kernel::RowsShifted }, rows, warps(n))
-        }
-        _ if !alike => (Kernel::LongShifted, rows, 1024),
-        _ if a.dtype == DType::F64 => (Kernel::Long, rows, 512),
-        _ => (Kernel::Long, rows, 1024),
+        n if n <= 1024 * held => (
+            if alike { Schedule::Rows } else { Schedule::RowsShifted },
+            Grid::linear(rows, warps(n)),
+        ),
+        _ if !alike => (Schedule::LongShifted, Grid::linear(rows, 1024)),
+        _ if a.dtype == DType::F64 => (Schedule::Long, Grid::linear(rows, 512)),
+        _ => (Schedule::Long, Grid::linear(rows, 1024)),
     }
 }
 

@@ -192,8 +192,8 @@ pub struct Call<'a> {
     pub location: &'static Location<'static>,
 }
 
-/// Runs an op. A [`Kernel`] makes this call for its family; an op that consists of library calls or
-/// collectives makes it itself.
+/// Runs an op. A [`Kernel`] makes this call for its family; an op that consists of collectives makes
+/// it itself.
 ///
 /// If no operand has elements, does nothing. On the CPU, waits for device work that the operands
 /// conflict with and runs the CPU implementation. On a device, enqueues the launch, in order with

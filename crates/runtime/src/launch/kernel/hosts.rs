@@ -43,6 +43,19 @@ impl<P> Hosts<P> {
         self
     }
 
+    /// Adds the CPU implementations of `other` for the dtypes that `self` lacks.
+    #[must_use]
+    pub const fn or(mut self, other: Self) -> Self {
+        let mut dtype = 0;
+        while dtype < DTYPES {
+            if self.by_dtype[dtype].is_none() {
+                self.by_dtype[dtype] = other.by_dtype[dtype];
+            }
+            dtype += 1;
+        }
+        self
+    }
+
     /// Sets the program's variant for all dtypes. The CPU implementations stay as they are.
     /// Default: the variants that [`hosts!`](crate::hosts) lists.
     #[must_use]

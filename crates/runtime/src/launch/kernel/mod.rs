@@ -31,6 +31,8 @@
 //! `static`, that all launches that the visibility of the `static` permits are sound. So a `Kernel`
 //! is private to its family, and so are the functions that make its parameters. These check the
 //! views and store their sizes and strides in the parameters.
+//! [`Kernel::launch_library`] is unsafe, because the code that it runs on a GPU is not part of the
+//! declaration.
 //!
 //! # Calls
 //!
@@ -47,7 +49,7 @@ use std::marker::PhantomData;
 use bytemuck::Pod;
 use warpline_cuda_sys_safe::HostKernel;
 
-use super::{Call, Code, Target, blocks, run};
+use super::{Call, Code, LibraryCall, Target, blocks, run};
 use crate::module::{CudaType, Program};
 use crate::{DType, ErrorKind, Operand, Result, Site};
 
@@ -264,30 +266,62 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
     pub fn launch_at(
         &self,
         target: Target<'_>,
-        Site { op, location }: Site,
+        site: Site,
         operands: &[Operand<'_>; N],
         params: &P,
         grid: Grid,
     ) -> Result<()> {
-        let variant = self.variant(op, operands[self.selector].view.dtype)?;
-        let call = Call {
-            op,
-            operands,
-            params: bytemuck::bytes_of(params),
-            checks_indices: P::BEGINS_WITH_REPORT,
-            host: variant.host,
-            code: Code::Kernel {
-                kernel: (self.program, variant.number, self.number),
-                grid: grid.blocks,
-                block: [grid.threads, 1, 1],
-                shared_bytes: 0,
-            },
-            location,
+        let variant = self.variant(site.op, operands[self.selector].view.dtype)?;
+        let code = Code::Kernel {
+            kernel: (self.program, variant.number, self.number),
+            grid: grid.blocks,
+            block: [grid.threads, 1, 1],
+            shared_bytes: 0,
         };
         // SAFETY: the promise that was made to `new`, which covers all launches of this kernel. `new` took variant and
-        // CPU implementation from one entry for this dtype, the CPU implementation takes a `P`, and a `P` begins with a
-        // `Report` if it says so.
-        unsafe { run(target, &call) }
+        // CPU implementation from one entry for this dtype.
+        unsafe { Self::run(target, site, operands, params, variant.host, code) }
+    }
+
+    /// [`Kernel::launch`] with a library call in place of the kernel on a GPU. The CPU implementation is the kernel's, and
+    /// runs on the CPU and on a simulated GPU.
+    ///
+    /// # Errors
+    /// As [`Kernel::launch`]; what `call` returns, as [`ErrorKind::Driver`].
+    ///
+    /// # Safety
+    /// For these operands, `call` fulfils the contract of [`run`] for GPU code and for library calls.
+    #[track_caller]
+    pub unsafe fn launch_library(
+        &self,
+        target: Target<'_>,
+        op: &'static str,
+        operands: &[Operand<'_>; N],
+        params: &P,
+        call: LibraryCall<'_>,
+    ) -> Result<()> {
+        let host = self.variant(op, operands[self.selector].view.dtype)?.host;
+        let code = Code::Library(call);
+        // SAFETY: the caller's promise for `call`, and the promise that was made to `new` for the CPU implementation.
+        unsafe { Self::run(target, Site::here(op), operands, params, host, code) }
+    }
+
+    /// # Safety
+    /// `host`, which takes a `P`, and `code` fulfil the contract of [`run`] for these operands and parameters.
+    #[inline]
+    #[track_caller]
+    unsafe fn run(
+        target: Target<'_>,
+        Site { op, location }: Site,
+        operands: &[Operand<'_>; N],
+        params: &P,
+        host: HostKernel,
+        code: Code<'_>,
+    ) -> Result<()> {
+        let params = bytemuck::bytes_of(params);
+        let checks_indices = P::BEGINS_WITH_REPORT;
+        // SAFETY: the caller's promise. A `P` begins with a `Report` if it says so.
+        unsafe { run(target, &Call { op, operands, params, checks_indices, host, code, location }) }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Declared kernels: what names and dtypes select, and what launches say.
 
-use warpline_cuda_sys_safe::HostLaunch;
+use warpline_cuda_sys_safe::{DevicePtr, DriverError, HostLaunch, StreamHandle};
 
 use super::*;
 use crate::host::Shared;
@@ -62,6 +62,11 @@ static BOTH: [Kernel<Plain, 2>; 2] = unsafe {
 // SAFETY: as `SECOND`.
 static BY_LAST: Kernel<Plain, 2> =
     unsafe { Kernel::new(&ALL, "", hosts!(all T => size_of_type::<T>)) }.selected_by(1);
+// SAFETY: as `SECOND`.
+static EITHER: Kernel<Plain, 2> = unsafe {
+    let hosts = hosts!(I32, T => size_of_type::<T>);
+    Kernel::new(&SOME, "second", hosts.or(hosts!(I32 | F64, T => size_of_type::<u8>)))
+};
 
 fn numbers(kernel: &Kernel<Plain, 2>) -> Vec<Option<usize>> {
     kernel.variants.iter().map(|variant| variant.map(|variant| variant.number)).collect()
@@ -73,6 +78,7 @@ fn names_select_kernels_and_variants() {
     let none = [None; 4];
     let of_second = [&none[..], &[Some(2)], &none, &[Some(1)]].concat();
     assert_eq!(numbers(&SECOND), of_second, "i32 and f64 are the third and the second variant");
+    assert_eq!(numbers(&EITHER), of_second);
     let sizes = DType::ALL.map(|dtype| Some([0, 1, 1, 2, 2, 2, 2, 3][dtype.size() - 1]));
     assert_eq!(numbers(&BITS), sizes);
     assert_eq!(numbers(&EACH), (0..10).map(Some).collect::<Vec<_>>());
@@ -102,6 +108,31 @@ fn the_dtype_of_the_selecting_operand_selects_the_cpu_implementation() {
             assert_eq!(launched(&BY_LAST, target, dtype).unwrap(), [8.0, 5.0], "{dtype}");
         }
         assert_eq!(launched(&BOTH[0], target, DType::BF16).unwrap(), [2.0, 5.0]);
+        assert_eq!(launched(&EITHER, target, DType::I32).unwrap(), [4.0, 5.0], "its own");
+        assert_eq!(launched(&EITHER, target, DType::F64).unwrap(), [1.0, 5.0], "the other's");
+    });
+}
+
+#[test]
+fn a_library_call_replaces_the_kernel_and_not_the_cpu_implementation() {
+    on_every_target(|target| {
+        let run = |dtype| {
+            let x = Tensor::new(target, dtype, &[1], &[0.0]);
+            let out = Tensor::garbage(target, DType::I64, &[2]);
+            let operands = [x.view().read(), out.view().write()];
+            let call = |_: StreamHandle, _: &[DevicePtr]| -> Result<(), DriverError> {
+                unreachable!("there is no GPU")
+            };
+            // SAFETY: neither the CPU nor a simulated GPU makes the call.
+            unsafe {
+                SECOND.launch_library(target, "library", &operands, &Plain { number: 5 }, &call)?;
+            }
+            Ok(out.floats(target))
+        };
+        assert_eq!(run(DType::I32).unwrap(), [4.0, 5.0]);
+        let refused: Error = run(DType::F32).unwrap_err();
+        assert!(matches!(refused.kind(), ErrorKind::UnsupportedDType { dtype: DType::F32 }));
+        assert_eq!(refused.location().expect("the line of the call").file(), file!());
     });
 }
 

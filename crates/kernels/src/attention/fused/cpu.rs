@@ -1,4 +1,4 @@
-//! CPU implementations, in `f32`, of rows that are first converted.
+//! CPU implementations of fused attention, in `f32`, of rows that are first converted.
 
 use std::f32::consts::LN_2;
 
@@ -117,17 +117,18 @@ fn weighed(by: &[f32], rows: &[f32], width: usize) -> Vec<f32> {
 }
 
 /// # Safety
-/// As [`HostKernel`](host::HostKernel): queries, keys, values, the result of `T`, a logarithm for each query, and
-/// [`Attention`].
-pub(super) unsafe fn forward<T: HostElement<Compute = f32>>(launch: &HostLaunch<'_>) {
-    let p: Attention = host::params(launch);
+/// As [`HostKernel`](host::HostKernel): queries, keys, values, the result of `T`, and a logarithm for each query.
+pub(super) unsafe fn forward<T: HostElement<Compute = f32>>(
+    launch: &HostLaunch<'_>,
+    p: &Attention,
+) {
     let [q, k, v, out] = [0, 1, 2, 3].map(|i| Shared::<T>::operand(launch, i));
     let (lse, width) = (Shared::<f32>::operand(launch, 4), p.width as usize);
     p.each(launch.parallel, p.queries, |batch, queries| {
         let seen = 0..p.seen(queries.end - 1);
-        let keys = floats(k, (&p, p.k, batch), seen.clone());
-        let values = floats(v, (&p, p.v, batch), seen);
-        let own = floats(q, (&p, p.q, batch), queries.clone());
+        let keys = floats(k, (p, p.k, batch), seen.clone());
+        let values = floats(v, (p, p.v, batch), seen);
+        let own = floats(q, (p, p.q, batch), queries.clone());
         for (query, own) in queries.zip(own.chunks(width)) {
             let mut weights = products(own, &keys, p.seen(query));
             weights.iter_mut().for_each(|score| *score *= p.scale_log2);
@@ -137,7 +138,7 @@ pub(super) unsafe fn forward<T: HostElement<Compute = f32>>(launch: &HostLaunch<
             exp(&mut weights);
             let total: f32 = weights.iter().sum();
             let sums = weighed(&weights, &values, width);
-            write(out, (&p, p.out, batch), query, sums.into_iter().map(|sum| sum / total));
+            write(out, (p, p.out, batch), query, sums.into_iter().map(|sum| sum / total));
             // SAFETY: the query's own number.
             unsafe {
                 lse.write((batch * p.queries as usize + query) as isize, most + total.log2())
@@ -148,17 +149,19 @@ pub(super) unsafe fn forward<T: HostElement<Compute = f32>>(launch: &HostLaunch<
 
 /// # Safety
 /// As [`HostKernel`](host::HostKernel): queries, keys, values, the result and its gradient, logarithms, what the query's
-/// result and gradient have in common, the gradient of queries, and [`Attention`].
-pub(super) unsafe fn backward_queries<T: HostElement<Compute = f32>>(launch: &HostLaunch<'_>) {
-    let p: Attention = host::params(launch);
+/// result and gradient have in common, and the gradient of queries.
+pub(super) unsafe fn backward_queries<T: HostElement<Compute = f32>>(
+    launch: &HostLaunch<'_>,
+    p: &Attention,
+) {
     let [q, k, v, out, grad, dq] = [0, 1, 2, 3, 4, 7].map(|i| Shared::<T>::operand(launch, i));
     let [lse, delta] = [5, 6].map(|i| Shared::<f32>::operand(launch, i));
     let width = p.width as usize;
     p.each(launch.parallel, p.queries, |batch, queries| {
         let seen = 0..p.seen(queries.end - 1);
-        let keys = floats(k, (&p, p.k, batch), seen.clone());
-        let values = floats(v, (&p, p.v, batch), seen);
-        let of = |of, steps| floats(of, (&p, steps, batch), queries.clone());
+        let keys = floats(k, (p, p.k, batch), seen.clone());
+        let values = floats(v, (p, p.v, batch), seen);
+        let of = |of, steps| floats(of, (p, steps, batch), queries.clone());
         let (own, outs, grads) = (of(q, p.q), of(out, p.out), of(grad, p.grad));
         for (i, query) in queries.clone().enumerate() {
             let [own, out, grad] = [&own, &outs, &grads].map(|rows| &rows[i * width..][..width]);
@@ -177,25 +180,27 @@ pub(super) unsafe fn backward_queries<T: HostElement<Compute = f32>>(launch: &Ho
             pairs.for_each(|(weight, slope)| *weight *= slope - common);
             let sums = weighed(&weights, &keys, width);
             let slopes = sums.into_iter().map(|sum| sum * p.scale);
-            write(dq, (&p, p.dq, batch), query, slopes);
+            write(dq, (p, p.dq, batch), query, slopes);
         }
     });
 }
 
 /// # Safety
 /// As [`HostKernel`](host::HostKernel): queries, keys, values, the result's gradient, the two numbers of each query, the
-/// gradients of keys and values, and [`Attention`].
-pub(super) unsafe fn backward_keys<T: HostElement<Compute = f32>>(launch: &HostLaunch<'_>) {
-    let p: Attention = host::params(launch);
+/// gradients of keys and values.
+pub(super) unsafe fn backward_keys<T: HostElement<Compute = f32>>(
+    launch: &HostLaunch<'_>,
+    p: &Attention,
+) {
     let [q, k, v, grad, dk, dv] = [0, 1, 2, 3, 6, 7].map(|i| Shared::<T>::operand(launch, i));
     let [lse, delta] = [4, 5].map(|i| Shared::<f32>::operand(launch, i));
     let (width, queries) = (p.width as usize, p.queries as usize);
     p.each(launch.parallel, p.keys, |batch, keys| {
         // Queries before them see none of these keys.
         let before = if p.causal != 0 { keys.start.min(queries) } else { 0 };
-        let own = floats(q, (&p, p.q, batch), before..queries);
-        let grads = floats(grad, (&p, p.grad, batch), before..queries);
-        let of = |of, steps| floats(of, (&p, steps, batch), keys.clone());
+        let own = floats(q, (p, p.q, batch), before..queries);
+        let grads = floats(grad, (p, p.grad, batch), before..queries);
+        let of = |of, steps| floats(of, (p, steps, batch), keys.clone());
         let (of_keys, of_values) = (of(k, p.k), of(v, p.v));
         let rows = of_keys.chunks(width).zip(of_values.chunks(width));
         for (key, (row, value)) in keys.clone().zip(rows) {
@@ -217,8 +222,8 @@ pub(super) unsafe fn backward_keys<T: HostElement<Compute = f32>>(launch: &HostL
             }
             let (by_key, by_value) =
                 (weighed(&slopes, own, width), weighed(&weights, grads, width));
-            write(dk, (&p, p.dk, batch), key, by_key.into_iter().map(|sum| sum * p.scale));
-            write(dv, (&p, p.dv, batch), key, by_value.into_iter());
+            write(dk, (p, p.dk, batch), key, by_key.into_iter().map(|sum| sum * p.scale));
+            write(dv, (p, p.dv, batch), key, by_value.into_iter());
         }
     });
 }

@@ -4,24 +4,25 @@
 //! The kernels know how far a query sees under a causal mask. Weights of half-width floats are kept
 //! in that dtype; scores, and the gradient of the weights, are products in `f32`.
 
-use std::panic::Location;
+#[cfg(test)]
+mod tests;
 
-use bytemuck::{Pod, Zeroable};
-use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+use warpline_cuda_sys_safe::HostLaunch;
 
-use super::EXPONENTIAL;
-use super::cpu::{BLOCK, Float, Row, lowest};
 use crate::math::vectorized;
 use crate::programs::{FLOATS, LANES, committed};
-use warpline_runtime::cuda_struct;
+use crate::softmax::EXPONENTIAL;
+use crate::softmax::row::{BLOCK, Float, Row, lowest};
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::host::{self, Cast, GRAIN, HostElement, LANES as HOST_LANES, Number, Shared};
 use warpline_runtime::iter::vector_width;
-use warpline_runtime::launch::{self, Call, Code, check_operands};
+use warpline_runtime::launch::{Grid, Kernel, blocks, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, ErrorKind, Operand, Result, Target, View};
+use warpline_runtime::{DType, Error, Operand, Result, Target, View, cuda_struct, hosts};
 
 /// Rows that a few lanes have in registers, and those of a block; and the same of no whole vectors.
-const KERNELS: &[&str] = &["short", "long", "short_odd", "long_odd"];
+const KERNELS: [&str; 4] = ["short", "long", "short_odd", "long_odd"];
 
 /// Bytes of a row that a lane has in registers at most.
 const HELD_BYTES: usize = 128;
@@ -29,13 +30,13 @@ const SHORT_THREADS: u32 = 128;
 const LONG_THREADS: u32 = 256;
 
 pub(super) static ATTENTION_WEIGHTS: Program =
-    Program::new("attention_weights", FLOATS, KERNELS, |_, ty| {
+    Program::new("attention_weights", FLOATS, &KERNELS, |_, ty| {
         source().push(&format!("ATTENTION_WEIGHTS({ty})"))
     })
     .with_ptx(committed);
 
 pub(super) static ATTENTION_WEIGHTS_BACKWARD: Program =
-    Program::new("attention_weights_backward", FLOATS, KERNELS, |_, ty| {
+    Program::new("attention_weights_backward", FLOATS, &KERNELS, |_, ty| {
         source().push(&format!("ATTENTION_WEIGHTS_BACKWARD({ty})"))
     })
     .with_ptx(committed);
@@ -43,40 +44,50 @@ pub(super) static ATTENTION_WEIGHTS_BACKWARD: Program =
 fn source() -> Source {
     let of = Source::new().with::<Attention>().push(module::ELEMENT).push(module::SPACE);
     let of = of.push(LANES).push(EXPONENTIAL);
-    of.push(&format!("#define HELD_BYTES {HELD_BYTES}")).push(include_str!("attention.cuh"))
+    of.push(&format!("#define HELD_BYTES {HELD_BYTES}")).push(include_str!("weights.cuh"))
 }
 
-/// `batch` matrices of `queries` rows of `keys`. `team` is the logarithm of how many lanes have a row, `scale` the bits of
-/// an `f64`.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Attention {
-    batch: u64,
-    queries: u64,
-    keys: u64,
-    team: u64,
-    causal: u64,
-    scale: u64,
+// SAFETY: `params` makes all `Attention`s, with the sizes of the views that are launched with, which are contiguous. Each element
+// of the last operand is written by one thread. `run` launches kernels for whole vectors only where rows consist of such.
+static FORWARD: [Kernel<Attention, 2>; KERNELS.len()] = by_weights(unsafe {
+    Kernel::array(&ATTENTION_WEIGHTS, KERNELS, hosts!(float T => forward::<T>))
+});
+// SAFETY: as `FORWARD`.
+static BACKWARD: [Kernel<Attention, 3>; KERNELS.len()] = by_weights(unsafe {
+    Kernel::array(&ATTENTION_WEIGHTS_BACKWARD, KERNELS, hosts!(float T => backward::<T>))
+});
+
+/// Lets the dtype of the weights select variants: that of the scores is `f32` for three of them.
+const fn by_weights<const N: usize>(
+    [a, b, c, d]: [Kernel<Attention, N>; KERNELS.len()],
+) -> [Kernel<Attention, N>; KERNELS.len()] {
+    [a.selected_by(1), b.selected_by(1), c.selected_by(1), d.selected_by(1)]
 }
 
-cuda_struct!(Attention { batch, queries, keys, team, causal, scale });
+cuda_struct! {
+    /// `batch` matrices of `queries` rows of `keys`. `team` is the logarithm of the number of lanes that share a row, `scale`
+    /// the bits of an `f64`.
+    struct Attention {
+        batch: u64,
+        queries: u64,
+        keys: u64,
+        team: u64,
+        causal: u64,
+        scale: u64,
+    }
+}
 
 impl Attention {
-    /// How many keys the query sees that a row is of.
+    /// Number of keys that the query of this row sees.
     fn seen(&self, row: usize) -> usize {
         let query = row % self.queries as usize;
         if self.causal != 0 { self.keys.min(query as u64 + 1) as usize } else { self.keys as usize }
     }
 }
 
-/// What scores of weights of a dtype are of: `f32` for the halves.
-#[track_caller]
-fn scores_dtype(op: &'static str, dtype: DType) -> Result<DType> {
-    match dtype {
-        DType::F16 | DType::BF16 | DType::F32 => Ok(DType::F32),
-        DType::F64 => Ok(DType::F64),
-        _ => Err(ErrorKind::UnsupportedDType { dtype }.of(op)),
-    }
+/// The dtype of scores for weights of a dtype: `f32` for the halves.
+fn scores_dtype(weights: DType) -> DType {
+    if weights == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
 /// The weights with which `torch.nn.functional.scaled_dot_product_attention` adds up values: softmax of `scale` times the
@@ -85,7 +96,7 @@ fn scores_dtype(op: &'static str, dtype: DType) -> Result<DType> {
 ///
 /// # Errors
 /// [`ErrorKind::UnsupportedDType`] for what is not a float, [`ErrorKind::DTypeMismatch`]; [`ErrorKind::ShapeMismatch`], also for
-/// views that are not contiguous; [`ErrorKind::OverlappingOperands`]; otherwise as [`launch::run`].
+/// views that are not contiguous; [`ErrorKind::OverlappingOperands`]; otherwise as [`Kernel::launch`].
 #[track_caller]
 pub fn attention_weights(
     target: Target<'_>,
@@ -95,15 +106,10 @@ pub fn attention_weights(
     weights: View<'_>,
 ) -> Result<()> {
     const OP: &str = "attention_weights";
-    let wide = scores_dtype(OP, weights.dtype)?;
-    let params = params(OP, &[(scores, wide), (weights, weights.dtype)], scale, is_causal)?;
-    let host: HostKernel = match weights.dtype {
-        DType::F16 => forward::<half::f16, f32>,
-        DType::BF16 => forward::<half::bf16, f32>,
-        DType::F32 => forward::<f32, f32>,
-        _ => forward::<f64, f64>,
-    };
-    run(target, OP, &[scores.read(), weights.write()], params, host, &ATTENTION_WEIGHTS)
+    FORWARD[0].check_dtype(OP, weights.dtype)?;
+    let views = [(scores, scores_dtype(weights.dtype)), (weights, weights.dtype)];
+    let params = params(OP, &views, scale, is_causal)?;
+    run(target, OP, &FORWARD, &[scores.read(), weights.write()], params)
 }
 
 /// The gradient of [`attention_weights`] with respect to the scores, in the weights' dtype, for `grad`, that of the
@@ -121,17 +127,11 @@ pub fn attention_weights_backward(
     result: View<'_>,
 ) -> Result<()> {
     const OP: &str = "attention_weights_backward";
-    let (dtype, wide) = (weights.dtype, scores_dtype(OP, weights.dtype)?);
-    let views = [(weights, dtype), (grad, wide), (result, dtype)];
+    let dtype = weights.dtype;
+    BACKWARD[0].check_dtype(OP, dtype)?;
+    let views = [(weights, dtype), (grad, scores_dtype(dtype)), (result, dtype)];
     let params = params(OP, &views, scale, is_causal)?;
-    let host: HostKernel = match dtype {
-        DType::F16 => backward::<half::f16, f32>,
-        DType::BF16 => backward::<half::bf16, f32>,
-        DType::F32 => backward::<f32, f32>,
-        _ => backward::<f64, f64>,
-    };
-    let operands = [grad.read(), weights.read(), result.write()];
-    run(target, OP, &operands, params, host, &ATTENTION_WEIGHTS_BACKWARD)
+    run(target, OP, &BACKWARD, &[grad.read(), weights.read(), result.write()], params)
 }
 
 /// Checks views, each with the dtype that it must have.
@@ -142,13 +142,9 @@ fn params(
     scale: f64,
     is_causal: bool,
 ) -> Result<Attention> {
-    let location = Location::caller();
     let sizes = views[0].0.sizes();
     for &(view, expected) in views {
-        if view.dtype != expected {
-            let actual = view.dtype;
-            return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op).at(location));
-        }
+        view.check_dtype(op, expected)?;
         let fits = view.sizes() == sizes && view.layout.is_contiguous();
         if sizes.len() != 3 || sizes[2] > i32::MAX as usize || !fits {
             let reason = format!(
@@ -157,7 +153,7 @@ fn params(
                 view.sizes(),
                 view.strides()
             );
-            return Err(Error::shape(op, reason).at(location));
+            return Err(Error::shape(op, reason));
         }
     }
     Ok(Attention {
@@ -171,20 +167,19 @@ fn params(
 }
 
 #[track_caller]
-fn run(
+fn run<const N: usize>(
     target: Target<'_>,
     op: &'static str,
-    operands: &[Operand<'_>],
+    [short, long, short_odd, long_odd]: &[Kernel<Attention, N>; KERNELS.len()],
+    operands: &[Operand<'_>; N],
     mut params: Attention,
-    host: HostKernel,
-    program: &'static Program,
 ) -> Result<()> {
     check_operands(op, operands)?;
-    let last = operands[operands.len() - 1].view;
+    let last = operands[N - 1].view;
     if last.numel() == 0 {
         return Ok(());
     }
-    let wide = if last.dtype == DType::F64 { 8 } else { 4 };
+    let wide = scores_dtype(last.dtype).size();
     let vector = vector_width(wide);
     let aligned = |n: usize| n.is_multiple_of(vector);
     let (keys, queries) = (params.keys as usize, params.queries as usize);
@@ -192,40 +187,32 @@ fn run(
     let is_short = keys <= 32 * HELD_BYTES / wide;
     let lanes = keys.div_ceil(if whole { vector } else { 1 }).next_power_of_two().min(32);
     params.team = lanes.ilog2().into();
-    let (blocks, threads) = if is_short {
-        ((queries * lanes).div_ceil(SHORT_THREADS as usize), SHORT_THREADS)
+    let kernel = match (is_short, whole) {
+        (true, true) => short,
+        (true, false) => short_odd,
+        (false, true) => long,
+        (false, false) => long_odd,
+    };
+    let batches = params.batch.min(65_535) as u32;
+    let grid = if is_short {
+        Grid::new(
+            [blocks((queries * lanes).div_ceil(SHORT_THREADS as usize)), batches, 1],
+            SHORT_THREADS,
+        )
     } else {
-        (queries, LONG_THREADS)
+        Grid::new([blocks(queries), batches, 1], LONG_THREADS)
     };
-    let kernel = usize::from(!is_short) + 2 * usize::from(!whole);
-    let call = Call {
-        op,
-        operands,
-        params: bytemuck::bytes_of(&params),
-        checks_indices: false,
-        host,
-        code: Code::Kernel {
-            kernel: (program, last.dtype as usize - DType::F16 as usize, kernel),
-            grid: [launch::blocks(blocks), params.batch.min(65_535) as u32, 1],
-            block: [threads, 1, 1],
-            shared_bytes: 0,
-        },
-        location: Location::caller(),
-    };
-    // SAFETY: the views are contiguous and of the sizes in the parameters, results are written once and others only
-    // read; all kernels take `Attention`.
-    unsafe { launch::run(target, &call) }
+    kernel.launch(target, op, operands, &params, grid)
 }
 
 /// # Safety
-/// As [`HostKernel`]: scores of `S`, weights of `T`, and [`Attention`].
-unsafe fn forward<T, S>(launch: &HostLaunch<'_>)
+/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): scores of what `T` is computed in, and weights of `T`.
+unsafe fn forward<T>(launch: &HostLaunch<'_>, p: &Attention)
 where
     T: HostElement<Compute: Float>,
-    S: HostElement<Compute = T::Compute>,
 {
-    let p: Attention = host::params(launch);
-    let (scores, weights) = (Shared::<S>::operand(launch, 0), Shared::<T>::operand(launch, 1));
+    let (scores, weights) =
+        (Shared::<T::Compute>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     let (keys, scale) = (p.keys as usize, f64::from_bits(p.scale));
     let zero = T::put(T::Compute::from_bits(0));
     let scale = T::Compute::from_number(scale);
@@ -238,7 +225,7 @@ where
             let read = |first: usize, values: &mut [T::Compute]| {
                 for (i, x) in (first as isize..).zip(values) {
                     // SAFETY: an element of the scores.
-                    *x = unsafe { scores.read(at + i) }.get().mul(scale);
+                    *x = unsafe { scores.read(at + i) }.mul(scale);
                 }
             };
             let write = |first: usize, values: &[T::Compute]| {
@@ -258,14 +245,9 @@ where
 }
 
 /// # Safety
-/// As [`HostKernel`]: a gradient of `S`, weights and a result of `T`, and [`Attention`].
-unsafe fn backward<T, S>(launch: &HostLaunch<'_>)
-where
-    T: HostElement,
-    S: HostElement<Compute = T::Compute>,
-{
-    let p: Attention = host::params(launch);
-    let grad = Shared::<S>::operand(launch, 0);
+/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): a gradient of what `T` is computed in, weights and a result of `T`.
+unsafe fn backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Attention) {
+    let grad = Shared::<T::Compute>::operand(launch, 0);
     let [weights, result] = [1, 2].map(|i| Shared::<T>::operand(launch, i));
     let (keys, scale) = (p.keys as usize, f64::from_bits(p.scale));
     let grain = (GRAIN / 4 / keys).max(1);
@@ -275,7 +257,7 @@ where
             let pair = |i: isize| -> (f64, f64) {
                 // SAFETY: an element of each.
                 let (g, w) = unsafe { (grad.read(at + i), weights.read(at + i)) };
-                (g.get().cast(), w.get().cast())
+                (g.cast(), w.get().cast())
             };
             let sum: f64 = (0..size).map(pair).map(|(g, w)| g * w).sum();
             for i in 0..keys as isize {

@@ -1,0 +1,104 @@
+//! Softmax of one row on the CPU, which attention shares.
+
+use crate::math::{self, Loop};
+use warpline_runtime::host::{Cast, LANES, Number};
+
+/// A type that softmax is computed in.
+pub(crate) trait Float: Number + Cast<f64> {
+    /// eˣ, as precise as the type.
+    fn exp(x: f64) -> f64;
+}
+
+impl Float for f32 {
+    #[inline(always)]
+    fn exp(x: f64) -> f64 {
+        math::functions::exp(x)
+    }
+}
+
+impl Float for f64 {
+    #[inline(always)]
+    fn exp(x: f64) -> f64 {
+        x.exp()
+    }
+}
+
+/// Elements of a row that are read at a time. A row may be longer than there is memory for.
+pub(crate) const BLOCK: usize = 1 << 18;
+
+/// Computes softmax of a row, or its logarithm.
+pub(crate) struct Row<'a, C> {
+    pub(crate) size: usize,
+    pub(crate) log: bool,
+    /// A block of the row.
+    pub(crate) block: &'a mut [[C; LANES]],
+    pub(crate) read: &'a dyn Fn(usize, &mut [C]),
+    pub(crate) write: &'a dyn Fn(usize, &[C]),
+}
+
+impl<C: Float> Row<'_, C> {
+    /// Reads the block that begins at element `first`.
+    fn load(&mut self, first: usize) {
+        let flat = self.block.as_flattened_mut();
+        let n = flat.len().min(self.size - first);
+        (self.read)(first, &mut flat[..n]);
+        flat[n..].fill(lowest());
+    }
+}
+
+impl<C: Float> Loop for Row<'_, C> {
+    #[inline(always)]
+    fn run(mut self) {
+        let step = self.block.len() * LANES;
+        let again = self.size > step;
+        let mut largest = [lowest::<C>(); LANES];
+        for first in (0..self.size).step_by(step) {
+            self.load(first);
+            for chunk in &*self.block {
+                for (largest, x) in largest.iter_mut().zip(chunk) {
+                    *largest = largest.maximum(*x);
+                }
+            }
+        }
+        let largest = largest.into_iter().fold(lowest::<C>(), C::maximum).cast();
+        // In double precision, for long rows.
+        let mut sums = [0.0; LANES];
+        for first in (0..self.size).step_by(step) {
+            if again {
+                self.load(first);
+            }
+            for chunk in &mut *self.block {
+                for (sum, x) in sums.iter_mut().zip(chunk) {
+                    let e = C::exp((*x).cast() - largest);
+                    *sum += e;
+                    *x = if self.log { *x } else { C::from_number(e) };
+                }
+            }
+        }
+        let sum: f64 = sums.iter().sum();
+        let (ln, inverse) = (sum.ln(), 1.0 / sum);
+        for first in (0..self.size).step_by(step) {
+            if again {
+                self.load(first);
+            }
+            let flat = self.block.as_flattened_mut();
+            if again && !self.log {
+                for x in &mut *flat {
+                    *x = C::from_number(C::exp((*x).cast() - largest));
+                }
+            }
+            for x in &mut *flat {
+                let x64: f64 = (*x).cast();
+                let value = if self.log { x64 - largest - ln } else { x64 * inverse };
+                *x = C::from_number(value);
+            }
+            let n = flat.len().min(self.size - first);
+            (self.write)(first, &flat[..n]);
+        }
+    }
+}
+
+/// A value that adds nothing to a softmax.
+pub(crate) fn lowest<C: Number>() -> C {
+    C::from_number(f64::NEG_INFINITY)
+}
