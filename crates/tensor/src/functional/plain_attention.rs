@@ -3,8 +3,8 @@
 
 use smallvec::{SmallVec, smallvec};
 use warpline_kernels::attention::Weighing;
-use warpline_kernels::matmul::{matmul, needs_contiguous};
 use warpline_kernels::attention::{attention_weights, attention_weights_backward};
+use warpline_kernels::matmul::{matmul, needs_contiguous};
 use warpline_runtime::checked_numel;
 
 use crate::autograd::{Backward, Gradients, Inputs, record_all, saved, wanted};
