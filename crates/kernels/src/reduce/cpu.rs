@@ -26,21 +26,19 @@ const SHORT: usize = 8;
 const LONG: usize = 64;
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: the source, of `T`s, the result, of the plan's dtype, and a
-/// [`Plan`].
-pub(super) unsafe fn reduce<F: Fold<T>, T: Source>(launch: &HostLaunch<'_>) {
-    let plan: Plan = host::params(launch);
+/// As [`warpline_cuda_sys_safe::HostKernel`]: the source, of `T`s, and the result, of the plan's dtype.
+pub(super) unsafe fn reduce<F: Fold<T>, T: Source>(launch: &HostLaunch<'_>, plan: &Plan) {
     let source = Shared::<T>::operand(launch, 0);
     let result = Shared::<u8>::operand(launch, 1);
     // SAFETY: the result has room for each, and each is one thread's.
-    let leave = |output: usize, acc: F::Acc| unsafe { store::<F, T>(result, &plan, output, acc) };
+    let leave = |output: usize, acc: F::Acc| unsafe { store::<F, T>(result, plan, output, acc) };
     let [near, far] = [plan.kept.inner().1[0], plan.reduced.inner().1[0]].map(isize::abs);
     // SAFETY: the caller's promise.
     unsafe {
         if plan.outputs > 1 && near < far {
-            side_by_side::<F, T>(source, &plan, launch.parallel, leave);
+            side_by_side::<F, T>(source, plan, launch.parallel, leave);
         } else {
-            apart::<F, T>(source, &plan, launch.parallel, leave);
+            apart::<F, T>(source, plan, launch.parallel, leave);
         }
     }
 }

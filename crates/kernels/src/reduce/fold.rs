@@ -3,7 +3,11 @@
 use std::array::from_fn;
 use std::ops::Range;
 
+use warpline_runtime::Scalar;
 use warpline_runtime::host::{Cast, CastAny, HostElement, Number, Truth};
+
+use super::table::folds::{Max, Min};
+use crate::fill;
 
 /// Partial results of neighbouring elements that are carried on together: several vectors at once. With
 /// fewer, compilers unroll the loop over them and gather elements for vectors across its turns.
@@ -30,6 +34,10 @@ pub(super) trait Fold<T: Source>: 'static {
     fn make(element: T, index: usize) -> Self::Acc;
     fn merge(a: Self::Acc, b: Self::Acc) -> Self::Acc;
     fn result(acc: Self::Acc) -> Self::Result;
+    /// Returns the value of an element that changes no result.
+    fn neutral() -> Scalar {
+        Self::result(Self::identity()).to_scalar()
+    }
 
     /// Reduces elements that follow one another, the first of this index.
     #[inline(always)]
@@ -117,6 +125,12 @@ pub(super) trait Source: HostElement {
     type Own: Ordered;
     fn wide(self) -> Self::Wide;
     fn own(self) -> Self::Own;
+
+    /// 1 unless the element is zero.
+    #[inline(always)]
+    fn truth(self) -> u8 {
+        (self.own() != Self::Own::from_number(0i64)).into()
+    }
 }
 
 macro_rules! sources {
@@ -149,67 +163,6 @@ sources! {
     f64 => f64, f64;
 }
 
-macro_rules! folds {
-    ($($(#[$doc:meta])* $name:ident: $acc:ident, $identity:expr, $value:ident, $merge:ident;)*) => {$(
-        $(#[$doc])*
-        pub(super) struct $name;
-
-        impl<T: Source> Fold<T> for $name {
-            type Acc = T::$acc;
-            type Result = T::$acc;
-            #[inline(always)]
-            fn identity() -> T::$acc {
-                $identity
-            }
-            #[inline(always)]
-            fn make(element: T, _: usize) -> T::$acc {
-                element.$value()
-            }
-            #[inline(always)]
-            fn merge(a: T::$acc, b: T::$acc) -> T::$acc {
-                a.$merge(b)
-            }
-            fn result(acc: T::$acc) -> T::$acc {
-                acc
-            }
-        }
-    )*};
-}
-
-folds! {
-    /// The sum.
-    Sum: Wide, Number::from_number(0i64), wide, add;
-    /// The product.
-    Prod: Wide, Number::from_number(1i64), wide, mul;
-    /// The largest, or NaN.
-    Max: Own, Ordered::LOWEST, own, maximum;
-    /// The smallest, or NaN.
-    Min: Own, Ordered::HIGHEST, own, minimum;
-}
-
-/// Whether all (`ALL`) or any of the elements are not zero.
-pub(super) struct Truths<const ALL: bool>;
-
-impl<T: Source, const ALL: bool> Fold<T> for Truths<ALL> {
-    type Acc = u8;
-    type Result = u8;
-    #[inline(always)]
-    fn identity() -> u8 {
-        ALL.into()
-    }
-    #[inline(always)]
-    fn make(element: T, _: usize) -> u8 {
-        (element.own() != T::Own::from_number(0i64)).into()
-    }
-    #[inline(always)]
-    fn merge(a: u8, b: u8) -> u8 {
-        if ALL { a & b } else { a | b }
-    }
-    fn result(acc: u8) -> u8 {
-        acc
-    }
-}
-
 /// The first index of the largest value (`MAX`) or the smallest; of the first NaN if there is one.
 pub(super) struct Arg<const MAX: bool>;
 
@@ -238,6 +191,9 @@ impl<T: Source, const MAX: bool> Fold<T> for Arg<MAX> {
     }
     fn result(acc: (T::Own, i64)) -> i64 {
         acc.1
+    }
+    fn neutral() -> Scalar {
+        <Self as Fold<T>>::identity().0.to_scalar()
     }
 
     /// The extremes of blocks first, at the speed of vectors; then where the best of them is.
@@ -304,4 +260,10 @@ fn position<T: Source>(elements: &[T], extreme: T::Own) -> usize {
     let has_it = |chunk: &[T]| chunk.iter().fold(false, |any, x| any | is_it(x));
     let start = LANES * elements.chunks(LANES).position(has_it).unwrap_or(0);
     start + elements[start..].iter().position(is_it).unwrap_or(0)
+}
+
+/// The bits of an element that changes no result, as often as it fits in eight bytes.
+pub(super) fn neutral<F: Fold<T>, T: Source>() -> u64 {
+    let ones = u64::MAX >> (64 - 8 * size_of::<T>());
+    fill::bits_of(T::DTYPE, F::neutral()) * (u64::MAX / ones)
 }

@@ -13,93 +13,69 @@
 //! the last block folds the parts in the order of the blocks (`turn.rs`). Sums are therefore the
 //! same in each run.
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Zeroable;
 use smallvec::SmallVec;
 
 use warpline_runtime::cuda_struct;
 use warpline_runtime::iter::{Dim, Walk, magic};
 use warpline_runtime::{Error, ErrorKind, Result, View};
 
-/// The parameter block of every reduction.
-///
-/// The elements of a result are `segments` runs of `run` elements, of which the last may be shorter, that
-/// lie at a common distance. Blocks in y take turns within a run, and blocks in z have segments of their own.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Plan {
-    /// Threads per result, or per vector of results, of which so many share a run.
-    pub(super) lanes: u32,
-    pub(super) across: u32,
-    pub(super) run: u32,
-    pub(super) last_run: u32,
-    pub(super) segments: u32,
-    /// Those of a block.
-    pub(super) segment_chunk: u32,
-    pub(super) outputs: u64,
-    /// From one to the next, where there are no more than two dimensions; 0 where there are more, which the
-    /// kernel finds from dimension `outer` on.
-    pub(super) segment_stride: i64,
-    /// Those of `kept`.
-    pub(super) two: Two,
-    /// The launch's number, by which blocks that share a result count themselves.
-    pub(super) ticket: u64,
-    /// What a sum is multiplied by.
-    pub(super) scale: f64,
-    /// Elements that change nothing, as they lie in memory.
-    pub(super) neutral: u64,
-    /// All bits set for the smallest and for whether all are true, as `fold.cuh` says.
-    pub(super) flip: u32,
-    /// Whether neighbouring threads work on neighbouring results.
-    pub(super) outs_first: u32,
-    pub(super) outer: u64,
-    /// On the host, the elements of a result, and what a sum is divided by.
-    pub(super) extent: u64,
-    pub(super) divisor: f64,
-    pub(super) result_dtype: u64,
-    /// Of the source and of the result.
-    pub(super) kept: Walk<2>,
-    /// Of the source.
-    pub(super) reduced: Walk<1>,
+cuda_struct! {
+    /// The parameter block of every reduction.
+    ///
+    /// The elements of a result are `segments` runs of `run` elements, of which the last may be shorter, that
+    /// lie at a common distance. Blocks in y take turns within a run, and blocks in z have segments of their own.
+    pub(super) struct Plan {
+        /// Threads per result, or per vector of results. `across` of them share a run.
+        pub(super) lanes: u32,
+        pub(super) across: u32,
+        pub(super) run: u32,
+        pub(super) last_run: u32,
+        pub(super) segments: u32,
+        /// Segments per block.
+        pub(super) segment_chunk: u32,
+        pub(super) outputs: u64,
+        /// Distance of two segments, if there are no more than two dimensions. Otherwise 0, and the kernel computes the
+        /// place of a segment from dimension `outer` on.
+        pub(super) segment_stride: i64,
+        /// The first two dimensions of `kept`.
+        pub(super) two: Two,
+        /// The launch's number, by which blocks that share a result count themselves.
+        pub(super) ticket: u64,
+        /// Factor of a sum.
+        pub(super) scale: f64,
+        /// Elements that change no result, as they lie in memory.
+        pub(super) neutral: u64,
+        /// All bits set if the fold inverts elements and result, as for the smallest element. Otherwise 0.
+        pub(super) flip: u32,
+        /// Whether neighbouring threads work on neighbouring results.
+        pub(super) outs_first: u32,
+        pub(super) outer: u64,
+        /// Elements of a result. Only the CPU implementation reads this and the next two fields.
+        pub(super) extent: u64,
+        /// Divisor of a sum.
+        pub(super) divisor: f64,
+        pub(super) result_dtype: u64,
+        /// The dimensions that are kept, with the strides of the source and of the result.
+        pub(super) kept: Walk<2>,
+        /// The dimensions that are reduced, with the strides of the source.
+        pub(super) reduced: Walk<1>,
+    }
 }
 
-cuda_struct!(Plan {
-    lanes,
-    across,
-    run,
-    last_run,
-    segments,
-    segment_chunk,
-    outputs,
-    segment_stride,
-    two,
-    ticket,
-    scale,
-    neutral,
-    flip,
-    outs_first,
-    outer,
-    extent,
-    divisor,
-    result_dtype,
-    kept,
-    reduced,
-});
-
-/// Where results lie of which there are no more than two dimensions: of a [`Walk`], whose parts lie far apart, what
-/// kernels need that go over vectors. They wait for each line of 64 bytes of their parameters that they read.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Two {
-    /// Of the inner dimension.
-    pub(super) size: u32,
-    /// With `shift`, what a GPU divides by `size` with.
-    pub(super) magic: u32,
-    pub(super) shift: u64,
-    /// Of the source and of the result, the inner one first.
-    pub(super) strides: [[i64; 2]; 2],
+cuda_struct! {
+    /// The places of results in no more than two dimensions. Kernels that load vectors read this copy instead of the
+    /// [`Walk`], because they wait for each line of 64 bytes of their parameters, and a walk's fields are far apart.
+    pub(super) struct Two {
+        /// Size of the inner dimension.
+        pub(super) size: u32,
+        /// With `shift`, the numbers by which a GPU divides by `size`.
+        pub(super) magic: u32,
+        pub(super) shift: u64,
+        /// Strides of the source and of the result, the inner dimension's first.
+        pub(super) strides: [[i64; 2]; 2],
+    }
 }
-
-cuda_struct!(Two { size, magic, shift, strides });
 
 impl Two {
     fn new(kept: &Walk<2>) -> Self {
@@ -112,14 +88,14 @@ impl Two {
     }
 }
 
-/// The kernels, each of which is a program of its own.
+/// How a kernel reads the source. Each access pattern is a program of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kernel {
-    /// Of runs of neighbouring elements, by vectors.
+pub(super) enum Access {
+    /// By vectors of neighbouring elements of one result.
     Rows,
-    /// Of vectors of neighbouring results.
+    /// By vectors of elements of neighbouring results.
     Columns,
-    /// Of any strides, element by element.
+    /// Element by element, with any strides.
     Strided,
 }
 
@@ -137,7 +113,7 @@ const MOST: u64 = 1 << 30;
 /// Results that a kernel does not count to.
 pub(super) const MOST_OUTPUTS: u64 = 1 << 31;
 
-impl Kernel {
+impl Access {
     /// What a thread loads in all of so many, or more.
     const fn share(self, loads: u64) -> u64 {
         match self {
@@ -228,38 +204,29 @@ impl Plan {
         let reduced = Walk::new(op, reduced_dims)?;
         let kept = Walk::new(op, kept_dims)?;
         Ok(Self {
-            outputs: out.numel() as u64,
-            run: 0,
-            last_run: 0,
-            segments: 0,
-            segment_chunk: 0,
-            segment_stride: 0,
-            outer: 0,
-            ticket: 0,
-            result_dtype: out.dtype as u64,
-            divisor: 1.0,
-            scale: 1.0,
-            two: Two::new(&kept),
-            kept,
-            reduced,
             lanes: 1,
             across: 1,
-            outs_first: 0,
-            flip: 0,
-            neutral: 0,
+            outputs: out.numel() as u64,
+            two: Two::new(&kept),
+            scale: 1.0,
             extent: extent as u64,
+            divisor: 1.0,
+            result_dtype: out.dtype as u64,
+            kept,
+            reduced,
+            ..Self::zeroed()
         })
     }
 
-    /// The kernel for a source that begins at this address.
-    pub(super) fn kernel(&self, address: u64, item_size: usize) -> Kernel {
+    /// Returns the access pattern for a source that begins at this address.
+    pub(super) fn access(&self, address: u64, item_size: usize) -> Access {
         let [run_stride] = self.reduced.inner().1;
-        // What the kernels that load vectors go over.
+        // Kernels that load vectors take no more than two dimensions.
         if self.kept.dims().count() > 2 || self.reduced.dims().count() > 2 {
-            return Kernel::Strided;
+            return Access::Strided;
         }
         if run_stride == 1 {
-            return Kernel::Rows;
+            return Access::Rows;
         }
         let (neighbouring, [stride, _]) = self.kept.inner();
         let vector = vector(item_size, 4);
@@ -268,7 +235,7 @@ impl Plan {
             && neighbouring.is_multiple_of(vector)
             && self.kept.dims().skip(1).all(|(_, strides)| whole(strides[0]))
             && self.reduced.dims().all(|(_, strides)| whole(strides[0]));
-        if self.outputs > 1 && stride == 1 && aligned { Kernel::Columns } else { Kernel::Strided }
+        if self.outputs > 1 && stride == 1 && aligned { Access::Columns } else { Access::Strided }
     }
 
     /// Shares the work out to the blocks of a GPU of so many multiprocessors. Returns the grid.
@@ -279,27 +246,27 @@ impl Plan {
     pub(super) fn share_out(
         &mut self,
         op: &'static str,
-        kernel: Kernel,
+        access: Access,
         item_size: usize,
         multiprocessors: u64,
     ) -> Result<[u32; 3]> {
         let block = u64::from(BLOCK);
         let [run, segments] = self.cut(op)?;
-        let per_load = if kernel == Kernel::Rows { vector(item_size, 8) as u64 } else { 1 };
+        let per_load = if access == Access::Rows { vector(item_size, 8) as u64 } else { 1 };
         let loads = run.div_ceil(per_load);
-        let groups = self.outputs.div_ceil(kernel.neighbours(item_size));
-        let outs_first = kernel == Kernel::Columns
-            || kernel == Kernel::Strided
+        let groups = self.outputs.div_ceil(access.neighbours(item_size));
+        let outs_first = access == Access::Columns
+            || access == Access::Strided
                 && self.outputs > 1
                 && self.kept.inner().1[0].abs() < self.reduced.inner().1[0].abs();
         self.outs_first = outs_first.into();
         // Threads: each has a few loads, or fewer where there are few threads. Neighbours are read together.
         let busy = multiprocessors * BUSY;
         let together = |n: u64| if outs_first { groups.next_power_of_two().min(n) } else { 1 };
-        let bytes = kernel.neighbours(item_size) * item_size as u64;
+        let bytes = access.neighbours(item_size) * item_size as u64;
         let (limit, most) = (block / together(32), block / together((128 / bytes).clamp(8, 32)));
         let lanes_for = |loads: u64, others: u64| {
-            let mut lanes = loads.div_ceil(kernel.share(loads)).next_power_of_two();
+            let mut lanes = loads.div_ceil(access.share(loads)).next_power_of_two();
             lanes = lanes.max(loads.div_ceil(4).next_power_of_two().min(4));
             lanes = lanes.min((limit / others).max(1));
             let threads = |lanes: u64| groups.saturating_mul(lanes * others);
@@ -314,7 +281,7 @@ impl Plan {
             lanes
         };
         let mut across = lanes_for(loads, 1);
-        if kernel == Kernel::Strided && !outs_first {
+        if access == Access::Strided && !outs_first {
             across = across.max(loads.next_power_of_two().min(32));
         }
         let of_segments = loads.div_ceil(across).saturating_mul(segments);
@@ -340,7 +307,7 @@ impl Plan {
             (chunk, [blocks, by_runs, segments.div_ceil(chunk).max(1)])
         };
         let (mut chunk, mut grid) = share(across, lanes);
-        let needed = kernel.lanes_to_split(item_size);
+        let needed = access.lanes_to_split(item_size);
         if grid[1] * grid[2] > 1 && lanes < needed {
             lanes = needed;
             across = if segments > 1 { across } else { needed };

@@ -16,7 +16,7 @@ fn planned(
     strides: &[isize],
     dims: &[usize],
     at: u64,
-) -> (Plan, Kernel, [u64; 3]) {
+) -> (Plan, Access, [u64; 3]) {
     let planned = std::cell::Cell::new(None);
     on_every_target(|target| {
         let Target::Cpu(_) = target else { return };
@@ -26,7 +26,7 @@ fn planned(
         let layout = Layout::contiguous(&result_sizes(sizes, dims, false)).unwrap();
         let out = View { layout: &layout, ..small.view() };
         let mut plan = Plan::new("sum", a, dims, out, false).unwrap();
-        let kernel = plan.kernel(at, 4);
+        let kernel = plan.access(at, 4);
         let grid = plan.share_out("sum", kernel, 4, 132).unwrap();
         planned.set(Some((plan, kernel, grid.map(u64::from))));
     });
@@ -38,14 +38,14 @@ fn each_layout_has_its_kernel() {
     let kernel = |sizes: &[usize], strides: &[isize], dims: &[usize], at| {
         planned(sizes, strides, dims, at).1
     };
-    assert_eq!(kernel(&[64, 64], &[64, 1], &[1], 4), Kernel::Rows);
-    assert_eq!(kernel(&[64, 64], &[64, 1], &[0], 16), Kernel::Columns);
-    assert_eq!(kernel(&[64, 64], &[64, 1], &[0], 4), Kernel::Strided);
-    assert_eq!(kernel(&[64, 62], &[64, 1], &[0], 16), Kernel::Strided);
-    assert_eq!(kernel(&[64, 64], &[66, 1], &[0], 16), Kernel::Strided);
-    assert_eq!(kernel(&[64, 64], &[64, 2], &[1], 16), Kernel::Strided);
-    assert_eq!(kernel(&[8, 64, 64], &[4096, 64, 1], &[0, 2], 4), Kernel::Rows);
-    assert_eq!(kernel(&[8, 64, 64], &[4096, 64, 1], &[1], 16), Kernel::Columns);
+    assert_eq!(kernel(&[64, 64], &[64, 1], &[1], 4), Access::Rows);
+    assert_eq!(kernel(&[64, 64], &[64, 1], &[0], 16), Access::Columns);
+    assert_eq!(kernel(&[64, 64], &[64, 1], &[0], 4), Access::Strided);
+    assert_eq!(kernel(&[64, 62], &[64, 1], &[0], 16), Access::Strided);
+    assert_eq!(kernel(&[64, 64], &[66, 1], &[0], 16), Access::Strided);
+    assert_eq!(kernel(&[64, 64], &[64, 2], &[1], 16), Access::Strided);
+    assert_eq!(kernel(&[8, 64, 64], &[4096, 64, 1], &[0, 2], 4), Access::Rows);
+    assert_eq!(kernel(&[8, 64, 64], &[4096, 64, 1], &[1], 16), Access::Columns);
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn a_grid_holds_a_block_for_every_result() {
 fn what_32_bits_do_not_count_is_cut_or_refused() {
     let (mut plan, kernel, [_, y, z]) = planned(&[(5 << 30) + 3], &[1], &[0], 0);
     assert_eq!((plan.run, plan.segments, plan.last_run), (1 << 30, 6, 3));
-    assert_eq!((plan.segment_stride, z, kernel), (1 << 30, 6, Kernel::Rows));
+    assert_eq!((plan.segment_stride, z, kernel), (1 << 30, 6, Access::Rows));
     assert!(y > 80, "{y} blocks");
     plan.extent = 1 << 47;
     let refused = |plan: &mut Plan| plan.share_out("sum", kernel, 4, 132).unwrap_err().to_string();
@@ -110,7 +110,7 @@ fn place_in_two(plan: &Plan, output: u32) -> [isize; 2] {
 /// What one thread of the kernels takes, as in `reduce.cuh`.
 struct Thread<'a> {
     plan: &'a Plan,
-    kernel: Kernel,
+    kernel: Access,
     item: usize,
     /// Where the source begins, in elements.
     at: isize,
@@ -122,21 +122,21 @@ struct Thread<'a> {
 impl Thread<'_> {
     /// Calls `f` for each load: of which result and index, from where, and of how many elements.
     fn each(&self, mut f: impl FnMut(u32, u32, isize, usize)) {
-        let (p, rows) = (self.plan, self.kernel == Kernel::Rows);
+        let (p, rows) = (self.plan, self.kernel == Access::Rows);
         let [block, lanes, across] = [BLOCK, p.lanes, p.across];
         let outs = block / lanes;
-        let (lane, slot) = match !rows && (self.kernel == Kernel::Columns || p.outs_first != 0) {
+        let (lane, slot) = match !rows && (self.kernel == Access::Columns || p.outs_first != 0) {
             true => (self.thread / outs, self.thread % outs),
             false => (self.thread % lanes, self.thread / lanes),
         };
-        let neighbours = if self.kernel == Kernel::Columns { vector(self.item, 4) } else { 1 };
+        let neighbours = if self.kernel == Access::Columns { vector(self.item, 4) } else { 1 };
         let output = (self.block[0] * outs + slot) * neighbours as u32;
         if u64::from(output) >= p.outputs {
             return;
         }
         let base = self.at
             + match self.kernel {
-                Kernel::Strided => p.kept.offsets(output as usize)[0],
+                Access::Strided => p.kept.offsets(output as usize)[0],
                 _ => place_in_two(p, output)[0],
             };
         let (x, step) = (self.block[1] * across + lane % across, across * self.grid[1]);
@@ -208,15 +208,15 @@ proptest! {
         let result = Layout::contiguous(&result_sizes(&sizes, &dims, false)).unwrap();
         let out = View { layout: &result, ..a };
         let mut plan = Plan::new("sum", a, &dims, out, ordered).unwrap();
-        let kernel = plan.kernel(4096 + (at * item as isize) as u64, item);
+        let kernel = plan.access(4096 + (at * item as isize) as u64, item);
         let grid = plan.share_out("sum", kernel, item, multiprocessors).unwrap();
-        let neighbours = if kernel == Kernel::Columns { vector(item, 4) } else { 1 };
+        let neighbours = if kernel == Access::Columns { vector(item, 4) } else { 1 };
         if grid[1] * grid[2] > 1 {
             let results = BLOCK / plan.lanes * neighbours as u32;
-            let most = if kernel == Kernel::Rows { 1 } else { BLOCK };
+            let most = if kernel == Access::Rows { 1 } else { BLOCK };
             prop_assert!(results <= most, "the kernel for shared results goes over them once");
         }
-        if kernel != Kernel::Strided {
+        if kernel != Access::Strided {
             prop_assert!(plan.kept.dims().count() <= 2 && plan.reduced.dims().count() <= 2);
         }
         let extent = plan.extent as usize;
@@ -234,11 +234,11 @@ proptest! {
                     }
                     for k in 0..together as u32 {
                         let (output, index) = match kernel {
-                            Kernel::Columns => (output + k, index),
+                            Access::Columns => (output + k, index),
                             _ => (output, index + k),
                         };
                         assert_eq!(place + k as isize, lies(output, index));
-                        if kernel != Kernel::Strided {
+                        if kernel != Access::Strided {
                             let at = plan.kept.offsets(output as usize);
                             assert_eq!(place_in_two(&plan, output), at);
                         }
@@ -271,6 +271,6 @@ fn elements_that_change_nothing_fill_eight_bytes() {
         (ReduceOp::Max, DType::I8, 0x8080_8080_8080_8080),
         (ReduceOp::Min, DType::I64, i64::MAX as u64),
     ] {
-        assert_eq!(neutral(op, dtype), pattern, "{op:?} of {dtype}");
+        assert_eq!((op.entry().neutral)(dtype), pattern, "{op:?} of {dtype}");
     }
 }

@@ -4,18 +4,6 @@ use super::*;
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu, samples};
 use warpline_runtime::{ErrorKind, ResultExt};
 
-pub(super) const OPS: [ReduceOp; 9] = [
-    ReduceOp::Sum,
-    ReduceOp::Prod,
-    ReduceOp::Mean,
-    ReduceOp::Max,
-    ReduceOp::Min,
-    ReduceOp::ArgMax,
-    ReduceOp::ArgMin,
-    ReduceOp::Any,
-    ReduceOp::All,
-];
-
 /// One result in exact arithmetic; integers wrap when it is stored.
 fn reference(op: ReduceOp, values: &[f64]) -> f64 {
     let nan = values.iter().position(|v| v.is_nan());
@@ -107,7 +95,7 @@ fn every_op_dtype_and_view(target: Target<'_>) {
                 base.with(|l| l.select(1, 1)?.unsqueeze(1)?.expand(&[4, 5, 7])),
             ];
             for a in &views {
-                for op in OPS {
+                for &op in ReduceOp::ALL {
                     for dims in [&[][..], &[0], &[1], &[2]] {
                         check(target, op, a, dims, false);
                     }
@@ -287,7 +275,7 @@ fn halves_are_all_of_it() {
                     Tensor::garbage(target, DType::F32, &sizes),
                 );
                 reduce(target, ReduceOp::Sum, a.view(), dims, whole.view()).unwrap();
-                halves(target, ReduceOp::Sum, a.view(), dims, halved.view()).unwrap();
+                halves(target, ReduceOp::Sum.entry(), a.view(), dims, halved.view()).unwrap();
                 let expected = whole.floats(target);
                 assert_close(DType::F32, &halved.floats(target), &expected, "halves");
             }

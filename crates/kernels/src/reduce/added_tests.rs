@@ -1,0 +1,52 @@
+//! The reduction that `docs/add-an-op.md` adds. A test of `xtask` compares the declaration with the page.
+
+use warpline_runtime::module::Program;
+use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu};
+use warpline_runtime::{DType, Target};
+
+use super::entry::reductions;
+use super::run;
+
+reductions! {
+    SQUARES = "squares", "Squares" (r#"
+template <class T, class A = typename Sum<T>::Acc> struct Squares : Sum<T> {
+    static __device__ __forceinline__ void add(A& a, value_t<T> v, u32) { a += (A)v * v; }
+};"#), all {
+        /// The sum of squares; of integers and bool as `int64`.
+        Squares = "squares" => Wide, {
+            T::Wide: Number::from_number(0i64), |x| x.wide().mul(x.wide()), |a, b| a.add(b)
+        };
+    }
+}
+
+fn squares(target: Target<'_>) {
+    let values = [1.0, -2.0, 3.0, 0.0, 4.0, 1.0];
+    for (dtype, result) in
+        [(DType::F32, DType::F32), (DType::BF16, DType::BF16), (DType::I32, DType::I64)]
+    {
+        let a = Tensor::new(target, dtype, &[2, 3], &values);
+        for (dims, expected) in
+            [(&[1][..], &[14.0, 17.0][..]), (&[0], &[1.0, 20.0, 10.0]), (&[0, 1], &[31.0])]
+        {
+            for op in ReduceOp::ALL {
+                let entry = op.entry();
+                assert_eq!(entry.result_dtype(dtype).unwrap(), result);
+                let sizes = if dims.len() > 1 { vec![] } else { vec![expected.len()] };
+                let out = Tensor::garbage(target, result, &sizes);
+                run(target, entry, a.view(), dims, out.view()).unwrap();
+                assert_close(result, &out.floats(target), expected, entry.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_declaration_is_a_reduction() {
+    on_every_target(squares);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_a_declaration_is_compiled_on_first_use() {
+    on_gpu(squares);
+}

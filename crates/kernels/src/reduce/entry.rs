@@ -1,0 +1,222 @@
+//! The parts of a reduction's declaration, for the macro [`reductions!`].
+
+use warpline_runtime::launch::{Hosts, Kernel};
+use warpline_runtime::module::{self, Program, Source};
+use warpline_runtime::{DType, ErrorKind, Result};
+
+use super::plan::{Access, BLOCK, Plan, UNROLL};
+use crate::programs::cuda_type;
+use crate::turn::TURN;
+
+/// The declaration of a reduction.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) name: &'static str,
+    pub(super) result: Output,
+    pub(super) flags: Flags,
+    /// Returns the bits of an element that changes no result, repeated to eight bytes.
+    pub(super) neutral: fn(DType) -> u64,
+    pub(super) kernels: Kernels,
+}
+
+/// The dtype of the results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Output {
+    /// The dtype of the elements.
+    Same,
+    /// The dtype of the elements, which are floats.
+    Float,
+    /// `int64` for integers and bool, otherwise the dtype of the elements.
+    Wide,
+    /// `int64`, for indices. Elements are not bools.
+    Index,
+    /// Bool. `uint8` for `uint8`, as in PyTorch, which is older than its bool.
+    Truth,
+}
+
+/// Properties of a reduction. Default: false.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Flags {
+    /// CUDA's fold computes the opposite: the flag inverts elements and result.
+    pub(super) flips: bool,
+    /// The result is divided by the number of elements.
+    pub(super) averages: bool,
+    /// There is no result over no elements.
+    pub(super) needs_elements: bool,
+}
+
+impl Flags {
+    pub(super) const NONE: Self = Self { flips: false, averages: false, needs_elements: false };
+}
+
+impl Entry {
+    /// Returns the kernel for an access pattern. `split` says that blocks share results.
+    pub(super) fn kernel(&self, access: Access, split: bool) -> &Kernel<Plan, 3> {
+        &self.kernels[access as usize][usize::from(split)]
+    }
+
+    /// [`ReduceOp::result_dtype`](super::ReduceOp::result_dtype).
+    #[track_caller]
+    pub(super) fn result_dtype(&self, dtype: DType) -> Result<DType> {
+        let unsupported = ErrorKind::UnsupportedDType { dtype };
+        Ok(match self.result {
+            Output::Float if !dtype.is_float() => return Err(unsupported.of(self.name)),
+            Output::Index if dtype == DType::Bool => return Err(unsupported.of(self.name)),
+            Output::Wide if !dtype.is_float() => DType::I64,
+            Output::Index => DType::I64,
+            Output::Truth if dtype != DType::U8 => DType::Bool,
+            _ => dtype,
+        })
+    }
+}
+
+/// By [`Access`]: the kernel whose blocks have results of their own, and the one whose blocks share results.
+type Kernels = [[Kernel<Plan, 3>; 2]; 3];
+
+/// The kernels of three programs of a fold, which are listed by [`Access`].
+///
+/// # Safety
+/// As [`Kernel::new`].
+pub(super) const unsafe fn kernels(programs: &'static [Program; 3], hosts: Hosts<Plan>) -> Kernels {
+    let names = ["", "split"];
+    // SAFETY: the caller's promise.
+    unsafe {
+        [
+            Kernel::array(&programs[Access::Rows as usize], names, hosts),
+            Kernel::array(&programs[Access::Columns as usize], names, hosts),
+            Kernel::array(&programs[Access::Strided as usize], names, hosts),
+        ]
+    }
+}
+
+/// Returns the CUDA source of a program: `fold`, which `own` defines if `fold.cuh` does not, with the access pattern
+/// `access` of `reduce.cuh`.
+pub(super) fn source(
+    program: &Program,
+    variant: &str,
+    fold: &str,
+    own: &str,
+    access: &str,
+) -> Source {
+    let (name, element) = (program.name(), cuda_type(variant));
+    Source::new()
+        .with::<Plan>()
+        .push(module::ELEMENT)
+        .push(include_str!("fold.cuh"))
+        .push(&format!("#define BLOCK {BLOCK}\n#define UNROLL {UNROLL}"))
+        .push(TURN)
+        .push(include_str!("reduce.cuh"))
+        .push(&format!("{own}{access}({name}_{variant}, {fold}, {element})"))
+}
+
+/// Declares reductions, in groups that share the programs of one of CUDA's folds. `docs/add-an-op.md` explains the
+/// parts. A module has one invocation, because the reductions are the variants of its `ReduceOp`.
+macro_rules! reductions {
+    ($($programs:ident = $program:literal, $fold:literal $(($own:literal))?, $elements:ident {
+        $($(#[$doc:meta])* $op:ident = $name:literal => $output:ident, $cpu:tt $(, $flag:ident)*;)*
+    })*) => {
+        /// A reduction of all elements that go into one result.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[cfg_attr(test, allow(unreachable_pub))]
+        pub enum ReduceOp {$($($(#[$doc])* $op,)*)*}
+
+        impl ReduceOp {
+            /// Every reduction.
+            #[cfg(test)]
+            pub(in $crate::reduce) const ALL: &[Self] = &[$($(Self::$op),*),*];
+
+            /// The declaration.
+            pub(in $crate::reduce) fn entry(self) -> &'static $crate::reduce::entry::Entry {
+                use $crate::reduce::entry::{self, Entry, Flags, Output};
+                match self {$($(Self::$op => {
+                    static ENTRY: Entry = Entry {
+                        name: $name,
+                        result: Output::$output,
+                        flags: Flags { $($flag: true,)* ..Flags::NONE },
+                        neutral: |dtype| warpline_runtime::dispatch!(dtype, all T => {
+                            $crate::reduce::fold::neutral::<folds::$op, T>()
+                        }),
+                        // SAFETY: `reduce::run` makes the plans, of the views that it launches with. A plan reaches
+                        // the elements of these views and no others. The kernels keep counters and partial results
+                        // in the scratch memory, which has a word for each. The CPU implementation needs none.
+                        kernels: unsafe {
+                            entry::kernels(&$programs, reductions!(@hosts $elements folds::$op))
+                        },
+                    };
+                    &ENTRY
+                })*)*}
+            }
+        }
+
+        /// The CPU implementations, each of the name of its reduction.
+        pub(in $crate::reduce) mod folds {
+            use warpline_runtime::host::Number;
+
+            use $crate::reduce::entry::reductions;
+            #[allow(unused_imports)] // by declarations without extremes
+            use $crate::reduce::fold::{Arg, Fold, Ordered, Source};
+
+            $($(reductions! { @fold $op $cpu })*)*
+        }
+
+        #[cfg_attr(test, allow(dead_code))]
+        pub(crate) const PROGRAMS: &[&Program] =
+            &[$(&$programs[0], &$programs[1], &$programs[2]),*];
+
+        // By `Access`.
+        $(static $programs: [Program; 3] = [
+            reductions!(@program $program "_rows", $fold, concat!($($own, "\n")?), $elements, "ROWS"),
+            reductions!(@program $program "_columns", $fold, concat!($($own, "\n")?), $elements, "COLUMNS"),
+            reductions!(@program $program "_strided", $fold, concat!($($own, "\n")?), $elements, "STRIDED"),
+        ];)*
+    };
+    (@program $name:literal $suffix:literal, $fold:literal, $own:expr, $elements:ident, $access:literal) => {
+        Program::new(
+            concat!($name, $suffix),
+            reductions!(@variants $elements),
+            &["", "split"],
+            |program, variant| $crate::reduce::entry::source(program, variant, $fold, $own, $access),
+        )
+        .with_ptx($crate::programs::committed)
+    };
+    (@variants all) => { &warpline_runtime::DType::SUFFIXES };
+    (@variants number) => { $crate::programs::NUMBERS };
+    (@variants truth) => { &["u8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64"] };
+    (@hosts truth $fold:ty) => {
+        reductions!(@hosts all $fold)
+            .with_variant(warpline_runtime::DType::Bool, "u8")
+            .with_variant(warpline_runtime::DType::I8, "u8")
+    };
+    (@hosts $elements:ident $fold:ty) => {
+        warpline_runtime::hosts!($elements T => $crate::reduce::cpu::reduce::<$fold, T>)
+    };
+    (@fold $op:ident ($fold:ty)) => {
+        pub(in $crate::reduce) type $op = $fold;
+    };
+    (@fold $op:ident {
+        $acc:ty: $identity:expr, |$x:ident| $make:expr, |$a:ident, $b:ident| $merge:expr
+    }) => {
+        pub(in $crate::reduce) struct $op;
+
+        impl<T: Source> Fold<T> for $op {
+            type Acc = $acc;
+            type Result = $acc;
+            #[inline(always)]
+            fn identity() -> $acc {
+                $identity
+            }
+            #[inline(always)]
+            fn make($x: T, _: usize) -> $acc {
+                $make
+            }
+            #[inline(always)]
+            fn merge($a: $acc, $b: $acc) -> $acc {
+                $merge
+            }
+            fn result(acc: $acc) -> $acc {
+                acc
+            }
+        }
+    };
+}
+pub(super) use reductions;
