@@ -10,7 +10,7 @@
 //! A mailbox takes more places when all are lent. It polls an event after every few launches, so a
 //! program that never waits needs only as many places as launches are in flight.
 //!
-//! A mailbox holds launches, replays and unions (`checked.rs`) in the order of the stream, and
+//! A mailbox holds launches, replays and unions (`checked/`) in the order of the stream, and
 //! settles them from the front.
 //!
 //! Lock order: the lock on all mailboxes comes before that of each. Both come after a stream's

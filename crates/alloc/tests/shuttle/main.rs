@@ -3,9 +3,9 @@
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p warpline-alloc --test shuttle --target-dir target/shuttle`
 #![cfg(shuttle)]
 
+#[path = "../common/mod.rs"]
 mod common;
 #[cfg(feature = "cuda")]
-#[path = "shuttle/host.rs"]
 mod host;
 
 use std::sync::Arc;
