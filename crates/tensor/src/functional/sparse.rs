@@ -1,7 +1,7 @@
 //! What has an index for each of its elements: `embedding`, `one_hot`.
 
 use crate::called::Called;
-use crate::tensor::embedding_padded;
+use crate::methods::embedding_padded;
 use crate::{DType, Error, Result, Scalar, Tensor};
 
 /// The rows of `weight` that `input`, of indices, names (`torch.nn.functional.embedding`). The row

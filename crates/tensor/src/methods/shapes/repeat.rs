@@ -1,0 +1,112 @@
+//! Tensors several times over.
+
+use std::panic::Location;
+
+use smallvec::SmallVec;
+
+use crate::called::Called;
+use crate::methods::composite::signed;
+use crate::{Error, ErrorKind, IntoDim, IntoShape, Result, Tensor};
+
+impl Tensor {
+    /// The tensor so many times along each dimension, and along new leading ones, in memory of its own
+    /// (`torch.Tensor.repeat`).
+    ///
+    /// ```
+    /// # use warpline::tensor;
+    /// let t = tensor([1i64, 2], ())?;
+    /// assert_eq!(t.repeat([2, 2])?.to_vec::<i64>()?, [1, 2, 1, 2, 1, 2, 1, 2]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::ShapeMismatch`] for fewer numbers than there are dimensions; [`ErrorKind::SizeOverflow`] if the result has
+    /// more elements than `isize` counts.
+    #[track_caller]
+    pub fn repeat(&self, repeats: impl IntoShape) -> Result<Self> {
+        let repeats = repeats.into_shape();
+        let Some(new) = repeats.len().checked_sub(self.dim()) else {
+            return Err(Error::shape(
+                "repeat",
+                format!(
+                    "{repeats:?} has fewer numbers than the tensor has dimensions, {}",
+                    self.dim()
+                ),
+            ));
+        };
+        // Each dimension with one before it, which is expanded; together they are the repeated one.
+        let mut apart: SmallVec<[isize; 12]> = SmallVec::new();
+        let mut expanded: SmallVec<[isize; 12]> = SmallVec::new();
+        let mut sizes: SmallVec<[isize; 6]> = SmallVec::new();
+        for (d, &times) in repeats.iter().enumerate() {
+            let own = d.checked_sub(new).map_or(1, |d| self.size()[d]);
+            let times = counted("repeat", times, self)?;
+            apart.extend([1, own as isize]);
+            expanded.extend([times, own as isize]);
+            sizes.push(times.saturating_mul(own as isize));
+        }
+        let expanded = self.reshape(&apart[..]).of("repeat")?.expand(&expanded[..]).of("repeat")?;
+        let out = expanded.reshape(&sizes[..]).of("repeat")?;
+        // Repeated once it is a view so far, but a copy in PyTorch.
+        if repeats.iter().all(|&times| times == 1) { out.copy().of("repeat") } else { out_of(out) }
+    }
+
+    /// [`Tensor::repeat`], where fewer numbers are for the last dimensions (`torch.tile`).
+    ///
+    /// # Errors
+    /// As there, but for that.
+    #[track_caller]
+    pub fn tile(&self, dims: impl IntoShape) -> Result<Self> {
+        let dims = dims.into_shape();
+        let ones = self.dim().saturating_sub(dims.len());
+        let repeats: SmallVec<[usize; 6]> =
+            std::iter::repeat_n(1, ones).chain(dims.iter().copied()).collect();
+        self.repeat(&repeats[..]).of("tile")
+    }
+
+    /// Each index of a dimension so many times in a row, or with `None` or `()` each element of the flattened
+    /// tensor (`torch.repeat_interleave`).
+    ///
+    /// ```
+    /// # use warpline::tensor;
+    /// let t = tensor([1i64, 2], ())?;
+    /// assert_eq!(t.repeat_interleave(2, 0)?.to_vec::<i64>()?, [1, 1, 2, 2]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::DimOutOfRange`].
+    #[track_caller]
+    pub fn repeat_interleave(&self, repeats: usize, dim: impl IntoDim) -> Result<Self> {
+        let op = "repeat_interleave";
+        let (t, d) = match dim.into_dim() {
+            None => (self.reshape([-1]).of(op)?, 0),
+            Some(dim) if self.dim() == 0 => (self.reshape([1])?, self.layout().dim(dim).of(op)?),
+            Some(dim) => (self.clone(), self.layout().dim(dim).of(op)?),
+        };
+        let mut sizes = signed(t.size());
+        let times = counted(op, repeats, &t)?;
+        sizes.insert(d + 1, times);
+        let expanded = t.unsqueeze(d as isize + 1)?.expand(&sizes).of(op)?;
+        sizes.remove(d + 1);
+        sizes[d] = sizes[d].saturating_mul(times);
+        let out = expanded.reshape(&sizes).of(op)?;
+        if repeats == 1 { out.copy().of(op) } else { out_of(out) }
+    }
+}
+
+/// Returns a number of repetitions as a size.
+#[track_caller]
+fn counted(op: &'static str, times: usize, of: &Tensor) -> Result<isize> {
+    let location = Location::caller();
+    isize::try_from(times).map_err(|_| {
+        let sizes = [times].iter().chain(of.size()).copied().collect();
+        ErrorKind::SizeOverflow { sizes }.of(op).at(location)
+    })
+}
+
+/// What expanding left without a copy (a dimension of size 1, say) is one in PyTorch.
+#[track_caller]
+fn out_of(out: Tensor) -> Result<Tensor> {
+    out.contiguous()
+}
