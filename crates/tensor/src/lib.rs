@@ -47,6 +47,7 @@ pub mod functional;
 mod generator;
 #[cfg(doc)]
 pub mod guide;
+mod methods;
 #[cfg(target_os = "linux")]
 pub mod multiprocessing;
 mod options;
@@ -57,24 +58,23 @@ pub use ambient::{manual_seed, open, runtime, simulated, simulated_with, with_ru
 pub use device::IntoDevice;
 pub use exec::Exec;
 pub use generator::{Generator, get_rng_state, set_rng_state};
+#[doc(hidden)]
+pub use methods::by_name;
+pub use methods::{
+    Index, IndexRange, IntoDim, IntoDims, IntoIndices, MeshIndexing, Pending, RoundingMode,
+    ScatterReduce, TensorData, TensorOrScalar, arange, arange_start, arange_start_step, block_diag,
+    cat, dstack, einsum, embedding, empty, eye, full, hstack, isin, linspace, logspace, meshgrid,
+    ones, promote_types, rand, randint, randn, randperm, result_type, searchsorted, stack, tensor,
+    tril_indices, triu_indices, vstack, where_cond, zeros,
+};
 pub use options::TensorOptions;
 pub use shape::{IntoShape, IntoSizes};
-#[doc(hidden)]
-pub use tensor::by_name;
-pub use tensor::{
-    Index, IndexRange, IntoDim, IntoDims, IntoIndices, MeshIndexing, Pending, RoundingMode,
-    ScatterReduce, Tensor, TensorData, TensorOrScalar, arange, arange_start, arange_start_step,
-    block_diag, cat, dstack, einsum, embedding, empty, eye, full, hstack, isin, linspace, logspace,
-    meshgrid, ones, promote_types, rand, randint, randn, randperm, result_type, searchsorted,
-    stack, tensor, tril_indices, triu_indices, vstack, where_cond, zeros,
-};
+pub use tensor::Tensor;
 pub use warpline_runtime::{
     Access, Category, DType, Device, Element, Error, ErrorKind, HostCacheStats, InvalidVariable,
     MemoryFormat, Race, RaceReport, RacingUse, Result, ResultExt, Runtime, RuntimeConfig, Scalar,
     Site, Staging, SyncPolicy,
 };
-
-pub(crate) use tensor::index;
 
 /// The README's program compiles.
 #[cfg(doctest)]

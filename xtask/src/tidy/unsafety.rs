@@ -16,7 +16,7 @@ pub(super) const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("crates/runtime/src/graph/mod.rs", "replays, whose memory the graph keeps"),
     ("crates/runtime/src/host/", "host views of storages, under their locks"),
     ("crates/runtime/src/storage/", "shares what the locks guard between threads"),
-    ("crates/runtime/src/semaphore.rs", "numbers that streams write and wait for"),
+    ("crates/runtime/src/semaphore/mod.rs", "numbers that streams write and wait for"),
     ("crates/runtime/src/testing.rs", "reads and writes tensors' bytes"),
     ("crates/runtime/src/graph/philox.rs", "the launch that sets where random ops start"),
     ("crates/runtime/src/iter/", "the launches of elementwise kernels"),

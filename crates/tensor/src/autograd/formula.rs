@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use warpline_kernels::elementwise::{Formula, Op, Step};
 
 use super::{Gradients, Saved};
-use crate::tensor::{apply_elementwise, common_dtype_of, rounded};
+use crate::methods::{apply_elementwise, common_dtype_of, rounded};
 use crate::{DType, Device, Error, Result, Scalar, Tensor, TensorOrScalar};
 
 /// The operands and the result that a formula reads, each with the index of its step.

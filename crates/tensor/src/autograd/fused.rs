@@ -7,7 +7,7 @@ use warpline_runtime::{Layout, View};
 
 use super::Gradients;
 use super::formula::{Leaves, Value, leaf};
-use crate::tensor::{common_dtype, counts_as_number};
+use crate::methods::{common_dtype, counts_as_number};
 use crate::{Result, Scalar, Tensor, TensorOrScalar};
 
 /// A value that the program reads.

@@ -14,8 +14,8 @@ use super::meta::Meta;
 use super::node::{Edge, Gradients, Like, Next, Node};
 use super::record::{record, record_all, wanted};
 use super::saved::{Saved, saved};
-use crate::tensor::composite::signed;
-use crate::tensor::list;
+use crate::methods::composite::signed;
+use crate::methods::list;
 use crate::{Result, Tensor};
 
 impl Tensor {

@@ -7,7 +7,7 @@ use warpline_kernels::resample::{Kind, resample, resample_backward};
 use super::pool::{adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d};
 use crate::autograd::{linear, no_grad, record, wanted};
 use crate::called::Called;
-use crate::tensor::composite::signed;
+use crate::methods::composite::signed;
 use crate::{Error, ErrorKind, Result, Tensor};
 
 /// The interpolation of [`interpolate`].

@@ -6,7 +6,7 @@ use warpline_runtime::{Layout, Sizes};
 
 use crate::autograd::{Backward, Gradients, Inputs, record, saved, wanted};
 use crate::called::Called;
-use crate::tensor::composite::signed;
+use crate::methods::composite::signed;
 use crate::{Result, Tensor};
 
 /// `input @ weight.T + bias`, over the last dimension (`torch.nn.functional.linear`). `[.., in]`, a `weight` of

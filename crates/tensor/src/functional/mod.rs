@@ -15,46 +15,40 @@
 //! ```
 
 mod attention;
-mod batch_norm;
-mod class_loss;
 mod conv;
-mod convolution;
-mod cross_entropy;
 mod distances;
 mod dropout;
-mod flash_attention;
 mod fold;
 mod gates;
 mod interpolate;
 mod linear;
-mod losses;
-mod norms;
+mod loss;
+mod norm;
 mod pad;
 mod pixels;
-mod plain_attention;
 mod pool;
-mod pooling;
-mod row_norm;
 mod sparse;
 
 pub use attention::{AttentionOptions, scaled_dot_product_attention};
-pub use batch_norm::{BatchNormOptions, InstanceNormOptions, batch_norm, instance_norm};
 pub use conv::{
     ConvOptions, ConvTransposeOptions, Padding, conv_transpose1d, conv_transpose2d,
     conv_transpose3d, conv1d, conv2d, conv3d,
 };
-pub use cross_entropy::{CrossEntropyOptions, NllLossOptions, cross_entropy, nll_loss};
 pub use distances::{cosine_similarity, normalize};
 pub use dropout::{dropout, dropout1d, dropout2d, dropout3d};
 pub use fold::{FoldOptions, fold, unfold};
 pub use gates::{glu, softmin};
 pub use interpolate::{InterpolateMode, InterpolateOptions, interpolate};
 pub use linear::linear;
-pub use losses::{
-    Reduction, binary_cross_entropy, binary_cross_entropy_with_logits, huber_loss, kl_div, l1_loss,
-    mse_loss, smooth_l1_loss,
+pub use loss::{
+    CrossEntropyOptions, NllLossOptions, Reduction, binary_cross_entropy,
+    binary_cross_entropy_with_logits, cross_entropy, huber_loss, kl_div, l1_loss, mse_loss,
+    nll_loss, smooth_l1_loss,
 };
-pub use norms::{group_norm, layer_norm, rms_norm};
+pub use norm::{
+    BatchNormOptions, InstanceNormOptions, batch_norm, group_norm, instance_norm, layer_norm,
+    rms_norm,
+};
 pub use pad::{PadMode, pad};
 pub use pixels::{pixel_shuffle, pixel_unshuffle};
 pub use pool::{

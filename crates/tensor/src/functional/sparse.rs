@@ -3,7 +3,7 @@
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::called::Called;
-use crate::tensor::embedding_padded;
+use crate::methods::embedding_padded;
 use crate::{DType, Error, Result, Scalar, Tensor};
 
 /// Gathers the rows of `weight` that the indices in `input` name (`torch.nn.functional.embedding`). The row

@@ -1,5 +1,5 @@
 //! The semaphores of a channel, by which streams of both processes wait for each other
-//! (`semaphore.rs` of `warpline-runtime`).
+//! (`semaphore/` of `warpline-runtime`).
 //!
 //! A host read waits for the numbers that its bytes depend on, within the channel's timeout, before
 //! it waits for a stream. One deadline bounds each call (`socket.rs`).

@@ -407,7 +407,7 @@ fn a_race_completed_by_printing_is_reported_at_the_line_that_prints() -> Result<
         let report = race.to_string();
         assert!(report.contains("`print` at ") && report.contains("`fill_` at "), "{report}");
         assert!(report.contains(&format!("messages.rs:{line}:")), "{report}");
-        assert!(!report.contains("src/tensor/print.rs"), "{report}");
+        assert!(!report.contains("src/methods/print.rs"), "{report}");
         Ok(())
     })
 }

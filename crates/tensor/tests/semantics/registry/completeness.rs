@@ -27,8 +27,8 @@ const NO_OPS: &[(&str, &str)] = &[
 fn path(file: &Path, function: &Function) -> String {
     let mut folders = file.components().map(|part| part.as_os_str().to_string_lossy());
     let module = match folders.next().as_deref() {
-        Some("tensor") if file.ends_with("by_name.rs") => "by_name::",
-        Some("tensor") | None => "",
+        Some("methods") if file.ends_with("by_name.rs") => "by_name::",
+        Some("methods") | None => "",
         Some("functional") => "functional::",
         Some("cuda") => "cuda::",
         Some("autograd") => "autograd::",

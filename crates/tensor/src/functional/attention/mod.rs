@@ -1,0 +1,184 @@
+//! Attention.
+
+mod flash;
+mod plain;
+
+use warpline_kernels::attention::Weighing;
+
+use crate::called::Called;
+use crate::methods::composite::signed;
+use crate::{DType, Error, ErrorKind, Result, Tensor};
+use flash::flash_attention;
+use plain::PlainAttention;
+
+/// Options of [`scaled_dot_product_attention`].
+#[derive(Clone, Debug, Default)]
+pub struct AttentionOptions<'a> {
+    /// A mask of bools, true where a query may attend to a key, or floats to add to the scores. Broadcasts to
+    /// `[.., queries, keys]`. Default: none.
+    pub attn_mask: Option<&'a Tensor>,
+    /// Probability with which each weight is dropped, from 0 to 1. Default: 0.
+    pub dropout_p: f64,
+    /// Whether a query attends only to keys up to its own position. Cannot be combined with a mask. Default:
+    /// `false`.
+    pub is_causal: bool,
+    /// Factor of the scores. Default: one over the square root of the last size of the queries.
+    pub scale: Option<f64>,
+    /// Whether keys and values may have fewer heads (the third dimension from the end) than the queries. Each
+    /// head of keys and values then serves several heads of queries. Default: `false`.
+    pub enable_gqa: bool,
+}
+
+/// `softmax(query @ key.T * scale + mask) @ value` (`torch.nn.functional.scaled_dot_product_attention`). The
+/// shapes are `[.., queries, width]`, `[.., keys, width]` and `[.., keys, values]`; the result is
+/// `[.., queries, values]`. A query that may attend to no key gets zeros.
+///
+/// Scores of half-width floats are computed in `f32`. Without a mask and dropout, half-width floats whose width
+/// is a multiple of 8, up to 128, use one kernel that stores no weights (FlashAttention; on GPUs of compute
+/// capability 8.0 or higher). Other operands use a few kernels and store the weights in their dtype. With a
+/// mask or dropout, everything is computed in `f32`.
+///
+/// ```
+/// # use warpline::functional::{AttentionOptions, scaled_dot_product_attention};
+/// # use warpline::{arange_start, ones};
+/// let (q, k) = (ones([1, 2, 4], ())?, ones([1, 2, 4], ())?);
+/// let v = arange_start(1.0, 3.0, ())?.reshape([1, 2, 1])?;
+/// let causal = AttentionOptions { is_causal: true, ..Default::default() };
+/// let t = scaled_dot_product_attention(&q, &k, &v, &causal)?;
+/// assert_eq!(t.to_vec::<f32>()?, [1.0, 1.5]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::ShapeMismatch`] if a tensor has fewer than two dimensions. [`ErrorKind::OperandDTypes`] if the
+/// dtypes differ. [`ErrorKind::InvalidArgument`] if the mask is of integers, if there is a mask and `is_causal`
+/// is set, if the heads of keys and values do not divide those of the queries, or if `dropout_p` is not from 0
+/// to 1. Otherwise the same as [`Tensor::matmul`].
+#[track_caller]
+pub fn scaled_dot_product_attention(
+    query: &Tensor,
+    key: &Tensor,
+    value: &Tensor,
+    options: &AttentionOptions<'_>,
+) -> Result<Tensor> {
+    let op = "scaled_dot_product_attention";
+    check(op, query, key, value, options)?;
+    let (k, v) = if options.enable_gqa {
+        (shared_heads(op, query, key)?, shared_heads(op, query, value)?)
+    } else {
+        (key.clone(), value.clone())
+    };
+    let width = query.size()[query.dim() - 1] as f64;
+    let scale = options.scale.unwrap_or(width.sqrt().recip());
+    if options.attn_mask.is_none() && options.dropout_p == 0.0 {
+        let weighing = Weighing { scale, is_causal: options.is_causal };
+        if let Some(out) = flash_attention(query, &k, &v, weighing)? {
+            return Ok(out);
+        }
+        if let Some(out) = PlainAttention(weighing).fused(query, &k, &v)? {
+            return Ok(out);
+        }
+    }
+    let (q, k, v) = (query.widened().of(op)?, k.widened().of(op)?, v.widened().of(op)?);
+    // Queries are fewer than scores.
+    let scores = q.mul(scale).of(op)?.matmul(&k.transpose(-2, -1)?).of(op)?;
+    let (scores, blind) = match options.attn_mask {
+        None if options.is_causal => {
+            let hidden = scores.above(op, 0)?;
+            (scores.masked_fill(&hidden, f64::NEG_INFINITY).of(op)?, None)
+        }
+        None => (scores, None),
+        Some(mask) => masked(&scores, mask).of(op)?,
+    };
+    let weights = scores.softmax(-1).of(op)?;
+    let weights = if options.dropout_p > 0.0 {
+        let kept = weights.empty_like(()).of(op)?;
+        kept.bernoulli_(1.0 - options.dropout_p).of(op)?;
+        // With everything dropped there is nothing to scale up.
+        let scale = if options.dropout_p < 1.0 { (1.0 - options.dropout_p).recip() } else { 0.0 };
+        weights.mul(&kept.mul(scale).of(op)?).of(op)?
+    } else {
+        weights
+    };
+    let out = weights.matmul(&v).of(op)?;
+    let out = match blind {
+        None => out,
+        Some(blind) => out.masked_fill(&blind, 0).of(op)?,
+    };
+    out.to(query.dtype()).of(op)
+}
+
+/// Applies a mask to scores, and returns also which queries attend to no key. Such a query attends to all keys
+/// here, so that no gradient is NaN; the caller discards its result.
+#[track_caller]
+fn masked(scores: &Tensor, mask: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
+    if mask.dtype() == DType::Bool {
+        let blind = mask.any_keepdim(-1)?.logical_not()?;
+        let hidden = mask.logical_or(&blind)?.logical_not()?;
+        return Ok((scores.masked_fill(&hidden, f64::NEG_INFINITY)?, Some(blind)));
+    }
+    let blind = mask.detach().eq(f64::NEG_INFINITY)?.all_keepdim(-1)?;
+    let added = mask.widened()?.masked_fill(&blind, 0)?;
+    Ok((scores.add(&added)?, Some(blind)))
+}
+
+/// Repeats each head for the queries' heads that it serves.
+#[track_caller]
+fn shared_heads(op: &'static str, q: &Tensor, t: &Tensor) -> Result<Tensor> {
+    let (&[.., heads, _, _], &[.., own, _, _]) = (q.size(), t.size()) else {
+        let reason = "enable_gqa needs at least 3 dimensions";
+        return Err(Error::invalid(op, reason));
+    };
+    if own == heads {
+        return Ok(t.clone());
+    }
+    if own == 0 || !heads.is_multiple_of(own) {
+        let reason = format!("{own} heads of keys and values do not divide {heads} of queries");
+        return Err(Error::invalid(op, reason));
+    }
+    let d = t.dim() - 3;
+    let mut sizes = signed(t.size());
+    sizes.insert(d + 1, (heads / own) as isize);
+    let repeated = t.unsqueeze(d as isize + 1)?.expand(&sizes).of(op)?;
+    sizes.remove(d + 1);
+    sizes[d] = heads as isize;
+    repeated.reshape(&sizes).of(op)
+}
+
+#[track_caller]
+fn check(
+    op: &'static str,
+    query: &Tensor,
+    key: &Tensor,
+    value: &Tensor,
+    options: &AttentionOptions<'_>,
+) -> Result<()> {
+    for (name, tensor) in [("query", query), ("key", key), ("value", value)] {
+        if tensor.dim() < 2 {
+            return Err(Error::shape(
+                op,
+                format!("the {name} needs at least 2 dimensions, but has {}", tensor.dim()),
+            ));
+        }
+        if tensor.dtype() != query.dtype() {
+            return Err(
+                ErrorKind::OperandDTypes { first: query.dtype(), second: tensor.dtype() }.of(op)
+            );
+        }
+    }
+    if !(0.0..=1.0).contains(&options.dropout_p) {
+        let reason = format!("dropout_p must be from 0 to 1, but is {}", options.dropout_p);
+        return Err(Error::invalid(op, reason));
+    }
+    if let Some(mask) = options.attn_mask {
+        if options.is_causal {
+            let reason = "a mask and is_causal cannot be given both";
+            return Err(Error::invalid(op, reason));
+        }
+        if mask.dtype() != DType::Bool && !mask.dtype().is_float() {
+            let reason = format!("the mask must be of bools or floats, but is of {}", mask.dtype());
+            return Err(Error::invalid(op, reason));
+        }
+    }
+    Ok(())
+}

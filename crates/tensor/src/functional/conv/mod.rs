@@ -1,0 +1,360 @@
+//! Convolutions.
+
+mod gradient;
+
+use std::panic::Location;
+
+use warpline_kernels::conv::Window;
+
+use crate::called::Called;
+use crate::exec::check_together;
+use crate::{Error, ErrorKind, Result, Tensor};
+use gradient::{Geometry, convolution, transposed};
+
+/// Padding around the image that is convolved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Padding<const D: usize> {
+    /// Number of zeros on both sides of each dimension.
+    Zeros([usize; D]),
+    /// Zeros such that the result has the image's sizes (`"same"`). An odd zero is at the end. The stride must
+    /// be 1.
+    Same,
+    /// No padding (`"valid"`).
+    Valid,
+}
+
+impl<const D: usize> From<usize> for Padding<D> {
+    fn from(zeros: usize) -> Self {
+        Self::Zeros([zeros; D])
+    }
+}
+
+impl<const D: usize> From<[usize; D]> for Padding<D> {
+    fn from(zeros: [usize; D]) -> Self {
+        Self::Zeros(zeros)
+    }
+}
+
+/// Options of [`conv1d`], [`conv2d`] and [`conv3d`], with one number per dimension, `D` in all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConvOptions<const D: usize> {
+    /// Distance from one window to the next, in elements. Default: 1. No effect in a dimension with one result.
+    pub stride: [usize; D],
+    /// Padding around the image. Default: none.
+    pub padding: Padding<D>,
+    /// Distance from one element of the window to the next. Default: 1. No effect if the window has one
+    /// element.
+    pub dilation: [usize; D],
+    /// Number of channel groups. Each group of input channels gives one group of output channels. Default: 1.
+    pub groups: usize,
+}
+
+impl<const D: usize> Default for ConvOptions<D> {
+    fn default() -> Self {
+        Self { stride: [1; D], padding: Padding::Valid, dilation: [1; D], groups: 1 }
+    }
+}
+
+/// Options of [`conv_transpose1d`], [`conv_transpose2d`] and [`conv_transpose3d`], with one number per
+/// dimension, `D` in all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConvTransposeOptions<const D: usize> {
+    /// Stride of the convolution that is transposed. Default: 1.
+    pub stride: [usize; D],
+    /// Padding of the convolution that is transposed: this many elements are cut off on both sides of the
+    /// result. Default: 0.
+    pub padding: [usize; D],
+    /// Additional size at the end of the result. The convolution maps several sizes to one; this selects among
+    /// them. It must be less than the stride or the dilation. Default: 0.
+    pub output_padding: [usize; D],
+    /// Dilation of the convolution that is transposed. Default: 1.
+    pub dilation: [usize; D],
+    /// Number of channel groups of the convolution that is transposed. Default: 1.
+    pub groups: usize,
+}
+
+impl<const D: usize> Default for ConvTransposeOptions<D> {
+    fn default() -> Self {
+        let (none, one) = ([0; D], [1; D]);
+        Self { stride: one, padding: none, output_padding: none, dilation: one, groups: 1 }
+    }
+}
+
+macro_rules! convolutions {
+    ($($(#[$doc:meta])* $name:ident $d:literal $options:ident $run:ident;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Errors
+        /// [`ErrorKind::ShapeMismatch`] if input, weight, bias and groups do not fit together, or the window
+        /// does not fit the padded image. [`ErrorKind::InvalidArgument`] if a stride, a dilation or `groups` is
+        /// zero, or if options contradict each other. [`ErrorKind::UnsupportedDType`] if the input is not of
+        /// floats. [`ErrorKind::OperandDTypes`] if the dtypes differ. Errors of
+        /// [every op](Tensor#errors-of-every-op).
+        #[track_caller]
+        pub fn $name(
+            input: &Tensor,
+            weight: &Tensor,
+            bias: Option<&Tensor>,
+            options: &$options<$d>,
+        ) -> Result<Tensor> {
+            $run(stringify!($name), input, weight, bias, options).of(stringify!($name))
+        }
+    )*};
+}
+
+convolutions! {
+    /// Convolves rows (`torch.nn.functional.conv1d`). `input` is `[batch, channels, width]` or
+    /// `[channels, width]`, `weight` is `[outputs, channels / groups, width]`, `bias` is `[outputs]`.
+    conv1d 1 ConvOptions forward;
+    /// Convolves images (`torch.nn.functional.conv2d`). `input` is `[batch, channels, height, width]` or
+    /// `[channels, height, width]`, `weight` is `[outputs, channels / groups, height, width]`, `bias` is
+    /// `[outputs]`.
+    ///
+    /// ```
+    /// use warpline::functional::{ConvOptions, conv2d};
+    /// use warpline::{arange, ones};
+    ///
+    /// let image = arange(9f32, ())?.reshape([1, 1, 3, 3])?;
+    /// let sums = conv2d(&image, &ones([1, 1, 2, 2], ())?, None, &ConvOptions::default())?;
+    /// assert_eq!(sums.to_vec::<f32>()?, [8.0, 12.0, 20.0, 24.0]);
+    /// let options = ConvOptions { stride: [2, 2], padding: 1.into(), ..Default::default() };
+    /// let strided = conv2d(&image, &ones([1, 1, 2, 2], ())?, None, &options)?;
+    /// assert_eq!(strided.to_vec::<f32>()?, [0.0, 3.0, 9.0, 24.0]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    conv2d 2 ConvOptions forward;
+    /// Convolves volumes (`torch.nn.functional.conv3d`). `input` is `[batch, channels, depth, height, width]`
+    /// or `[channels, depth, height, width]`, `weight` is `[outputs, channels / groups, depth, height, width]`,
+    /// `bias` is `[outputs]`.
+    conv3d 3 ConvOptions forward;
+    /// The transpose of [`conv1d`] with this weight (`torch.nn.functional.conv_transpose1d`). `weight` is
+    /// `[channels, outputs / groups, width]`.
+    conv_transpose1d 1 ConvTransposeOptions transpose;
+    /// The transpose of [`conv2d`] with this weight (`torch.nn.functional.conv_transpose2d`). `weight` is
+    /// `[channels, outputs / groups, height, width]`.
+    ///
+    /// ```
+    /// use warpline::functional::{ConvTransposeOptions, conv_transpose2d};
+    /// use warpline::{arange, ones};
+    ///
+    /// let image = arange(4f32, ())?.reshape([1, 2, 2])?;
+    /// let options = ConvTransposeOptions { stride: [2, 2], ..Default::default() };
+    /// let larger = conv_transpose2d(&image, &ones([1, 1, 2, 2], ())?, None, &options)?;
+    /// assert_eq!(larger.size(), [1, 4, 4]);
+    /// assert_eq!(larger.i(0)?.i(0)?.to_vec::<f32>()?, [0.0, 0.0, 1.0, 1.0]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    conv_transpose2d 2 ConvTransposeOptions transpose;
+    /// The transpose of [`conv3d`] with this weight (`torch.nn.functional.conv_transpose3d`). `weight` is
+    /// `[channels, outputs / groups, depth, height, width]`.
+    conv_transpose3d 3 ConvTransposeOptions transpose;
+}
+
+#[track_caller]
+fn forward<const D: usize>(
+    op: &'static str,
+    input: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    options: &ConvOptions<D>,
+) -> Result<Tensor> {
+    let &ConvOptions { stride, padding, dilation, groups } = options;
+    check::<D>(op, input, weight, bias, groups)?;
+    let (channels, outputs) = (input.size()[input.dim() - D - 1], weight.size()[0]);
+    let of_group = weight.size()[1];
+    if of_group.checked_mul(groups) != Some(channels) || !outputs.is_multiple_of(groups) {
+        let reason = format!(
+            "with {groups} groups a weight of {:?} expects {} channels and a number of outputs that {groups} divides, \
+             but the input of {:?} has {channels} channels",
+            weight.size(),
+            of_group.saturating_mul(groups),
+            input.size()
+        );
+        return Err(mismatch(op, reason));
+    }
+    check_bias(op, bias, outputs)?;
+    let sizes: [usize; D] = last(input);
+    let kernel: [usize; D] = last(weight);
+    let mut output = sizes;
+    let mut begin = [0; D];
+    for d in 0..D {
+        positive(op, "stride", stride[d])?;
+        positive(op, "dilation", dilation[d])?;
+        let reach = reach(kernel[d], dilation[d]);
+        match padding {
+            Padding::Same if stride[d] != 1 => {
+                let reason = "padding as `Same` needs a stride of 1";
+                return Err(Error::invalid(op, reason));
+            }
+            Padding::Same => {
+                begin[d] = (reach - 1) / 2;
+                continue;
+            }
+            Padding::Zeros(zeros) => begin[d] = zeros[d],
+            Padding::Valid => {}
+        }
+        let padded = begin[d].saturating_mul(2).saturating_add(sizes[d]);
+        if padded < reach || kernel[d] == 0 {
+            let reason = format!(
+                "a window of {reach} elements in dimension {d} does not fit into an image of {padded}, padding included"
+            );
+            return Err(mismatch(op, reason));
+        }
+        output[d] = (padded - reach) / stride[d] + 1;
+    }
+    let window = window(op, [sizes, output, kernel, stride, begin, dilation])?;
+    let geometry = Geometry { window, dims: D, groups, channels, outputs };
+    batched::<D>(input, |input| convolution(input, weight, bias, geometry)).of(op)
+}
+
+#[track_caller]
+fn transpose<const D: usize>(
+    op: &'static str,
+    input: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    options: &ConvTransposeOptions<D>,
+) -> Result<Tensor> {
+    let &ConvTransposeOptions { stride, padding, output_padding, dilation, groups } = options;
+    check::<D>(op, input, weight, bias, groups)?;
+    // The outputs of the convolution that is transposed.
+    let outputs = input.size()[input.dim() - D - 1];
+    let channels = weight.size()[1].saturating_mul(groups);
+    if weight.size()[0] != outputs || !outputs.is_multiple_of(groups) {
+        let reason = format!(
+            "a weight of {:?} expects {} channels, which {groups} groups divide, but the input of {:?} has {outputs}",
+            weight.size(),
+            weight.size()[0],
+            input.size()
+        );
+        return Err(mismatch(op, reason));
+    }
+    check_bias(op, bias, channels)?;
+    let sizes: [usize; D] = last(input);
+    let kernel: [usize; D] = last(weight);
+    let mut result = sizes;
+    for d in 0..D {
+        positive(op, "stride", stride[d])?;
+        positive(op, "dilation", dilation[d])?;
+        if output_padding[d] >= stride[d].max(dilation[d]) {
+            let reason = format!(
+                "output_padding {output_padding:?} must be smaller than stride {stride:?} or dilation {dilation:?}"
+            );
+            return Err(Error::invalid(op, reason));
+        }
+        let moved = sizes[d].saturating_sub(1).saturating_mul(stride[d]);
+        let all = moved
+            .saturating_add(reach(kernel[d], dilation[d]))
+            .saturating_add(output_padding[d])
+            .checked_sub(padding[d].saturating_mul(2));
+        let Some(size) = all.filter(|n| *n > 0 && sizes[d] > 0 && kernel[d] > 0) else {
+            let reason =
+                format!("padding {padding:?} leaves nothing of an input of {:?}", input.size());
+            return Err(mismatch(op, reason));
+        };
+        result[d] = size;
+    }
+    let window = window(op, [result, sizes, kernel, stride, padding, dilation])?;
+    let geometry = Geometry { window, dims: D, groups, channels, outputs };
+    batched::<D>(input, |input| transposed(input, weight, bias, geometry)).of(op)
+}
+
+/// Returns the extent of a window of `kernel` elements.
+fn reach(kernel: usize, dilation: usize) -> usize {
+    kernel.max(1).saturating_sub(1).saturating_mul(dilation).saturating_add(1)
+}
+
+#[track_caller]
+pub(super) fn mismatch(op: &'static str, reason: String) -> Error {
+    Error::shape(op, reason)
+}
+
+#[track_caller]
+pub(super) fn positive(op: &'static str, name: &str, value: usize) -> Result<()> {
+    if value > 0 {
+        return Ok(());
+    }
+    Err(Error::invalid(op, format!("{name} must be greater than zero")))
+}
+
+/// Returns the sizes of the last `D` dimensions.
+pub(super) fn last<const D: usize>(tensor: &Tensor) -> [usize; D] {
+    let at = tensor.dim() - D;
+    std::array::from_fn(|d| tensor.size()[at + d])
+}
+
+/// Makes a checked window of three dimensions from input sizes, output sizes, kernel, stride, padding and
+/// dilation.
+#[track_caller]
+pub(super) fn window<const D: usize>(op: &'static str, of: [[usize; D]; 6]) -> Result<Window> {
+    let filled = |values: [usize; D], none: usize| {
+        let mut all = [none; 3];
+        all[3 - D..].copy_from_slice(&values);
+        all
+    };
+    let window = Window {
+        input: filled(of[0], 1),
+        output: filled(of[1], 1),
+        kernel: filled(of[2], 1),
+        stride: filled(of[3], 1),
+        padding: filled(of[4], 0),
+        dilation: filled(of[5], 1),
+    };
+    window.check(op)?;
+    Ok(window)
+}
+
+/// Calls `run` with a batch. Adds and removes a batch of one if the input has no batch.
+#[track_caller]
+pub(super) fn batched<const D: usize>(
+    input: &Tensor,
+    run: impl FnOnce(&Tensor) -> Result<Tensor>,
+) -> Result<Tensor> {
+    if input.dim() == D + 2 { run(input) } else { run(&input.unsqueeze(0)?)?.squeeze(0) }
+}
+
+#[track_caller]
+fn check<const D: usize>(
+    op: &'static str,
+    input: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    groups: usize,
+) -> Result<()> {
+    let dims = input.dim();
+    if weight.dim() != D + 2 || (dims != D + 1 && dims != D + 2) {
+        let reason = format!(
+            "a weight of {} dimensions takes an input of {} or {}, but they are of {:?} and {:?}",
+            D + 2,
+            D + 1,
+            D + 2,
+            weight.size(),
+            input.size()
+        );
+        return Err(mismatch(op, reason));
+    }
+    positive(op, "groups", groups)?;
+    if !input.dtype().is_float() {
+        let (dtype, location) = (input.dtype(), Location::caller());
+        return Err(ErrorKind::UnsupportedDType { dtype }.of(op).at(location));
+    }
+    for other in [Some(weight), bias].into_iter().flatten() {
+        check_together(op, input, other)?;
+        if other.dtype() != input.dtype() {
+            let (first, second) = (input.dtype(), other.dtype());
+            return Err(ErrorKind::OperandDTypes { first, second }.of(op));
+        }
+    }
+    Ok(())
+}
+
+#[track_caller]
+fn check_bias(op: &'static str, bias: Option<&Tensor>, outputs: usize) -> Result<()> {
+    match bias {
+        Some(bias) if bias.size() != [outputs] => {
+            let reason = format!("a bias of {:?} for {outputs} outputs", bias.size());
+            Err(mismatch(op, reason))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,293 @@
+//! Losses of classes.
+
+use smallvec::smallvec;
+
+use super::{Reduction, fused};
+#[cfg(doc)]
+use crate::ErrorKind;
+use crate::autograd::{Backward, Gradients, Inputs, record_all, saved, wanted};
+use crate::called::Called;
+use crate::{DType, Error, Result, Tensor};
+
+/// Options of [`cross_entropy`].
+#[derive(Clone, Debug)]
+pub struct CrossEntropyOptions<'a> {
+    /// Weight of each class, `[classes]`. Default: 1 for each.
+    pub weight: Option<&'a Tensor>,
+    /// Class index of targets that do not count. Default: -100.
+    pub ignore_index: i64,
+    /// Reduction of the losses of single elements. Default: mean.
+    pub reduction: Reduction,
+    /// Share of the target that is spread evenly over all classes, from 0 to 1. Default: 0.
+    pub label_smoothing: f64,
+}
+
+impl Default for CrossEntropyOptions<'_> {
+    fn default() -> Self {
+        Self { weight: None, ignore_index: -100, reduction: Reduction::Mean, label_smoothing: 0.0 }
+    }
+}
+
+/// Options of [`nll_loss`].
+#[derive(Clone, Debug)]
+pub struct NllLossOptions<'a> {
+    /// Weight of each class, `[classes]`. Default: 1 for each.
+    pub weight: Option<&'a Tensor>,
+    /// Class index of targets that do not count. Default: -100.
+    pub ignore_index: i64,
+    /// Reduction of the losses of single elements. Default: mean.
+    pub reduction: Reduction,
+}
+
+impl Default for NllLossOptions<'_> {
+    fn default() -> Self {
+        Self { weight: None, ignore_index: -100, reduction: Reduction::Mean }
+    }
+}
+
+/// The cross entropy of logits and a target (`torch.nn.functional.cross_entropy`). Classes are the second
+/// dimension of `input`, or its only dimension. The target has a class index for each element, in the sizes of
+/// `input` without the classes. A target of floats with the sizes of `input` has a probability for each class.
+///
+/// # Errors
+/// [`ErrorKind::ShapeMismatch`] if the target has other sizes, if there is not one weight per class, or if
+/// `input` has no dimensions. [`ErrorKind::InvalidArgument`] if class indices are not `int64` (or `uint8`, for
+/// a target of at most one dimension), or if `label_smoothing` is not from 0 to 1. [`ErrorKind::IndexCheck`] if
+/// a class index is out of range, as described at [`Tensor::index_select`]. Otherwise the same as
+/// [`Tensor::log_softmax`].
+#[track_caller]
+pub fn cross_entropy(
+    input: &Tensor,
+    target: &Tensor,
+    options: &CrossEntropyOptions<'_>,
+) -> Result<Tensor> {
+    let op = "cross_entropy";
+    let smoothing = options.label_smoothing;
+    if !(0.0..=1.0).contains(&smoothing) {
+        let reason = format!("label_smoothing must be from 0 to 1, but is {smoothing}");
+        return Err(Error::invalid(op, reason));
+    }
+    let dim = class_dim(op, input)?;
+    let weight = options.weight;
+    check_weight(op, input.size()[dim as usize], weight)?;
+    if target.dtype().is_float() && target.size() == input.size() {
+        let log = input.log_softmax(dim).of(op)?;
+        return of_probabilities(&log, target, dim, options).of(op)?.to(input.dtype()).of(op);
+    }
+    check_target(op, input, target, dim)?;
+    if let Some(loss) = fused::fused(input, target, options).of(op)? {
+        return Ok(loss);
+    }
+    let known = Known::new(target, dim, options.ignore_index).of(op)?;
+    let (log, picked) = picked_log_softmax(input, dim, &known.index).of(op)?;
+    let losses = Losses::of(picked, known, target.size(), weight).of(op)?;
+    if smoothing == 0.0 {
+        return losses.reduced(op, options.reduction).of(op)?.to(input.dtype()).of(op);
+    }
+    let classes = input.size()[dim as usize] as f64;
+    // The loss of a target that is the same for all classes.
+    let log = log.widened().of(op)?;
+    let spread = match weight {
+        None => log.sum(dim).of(op)?,
+        Some(weight) => log.mul(&along(weight, dim, log.dim())?).of(op)?.sum(dim).of(op)?,
+    };
+    let spread = spread.neg().of(op)?.masked_fill(&losses.ignored, 0).of(op)?;
+    let smooth = losses.losses.mul(1.0 - smoothing).of(op)?;
+    let losses = Losses { losses: smooth.add(&spread.mul(smoothing / classes)?).of(op)?, ..losses };
+    losses.reduced(op, options.reduction).of(op)?.to(input.dtype()).of(op)
+}
+
+/// The negative log likelihood of class indices, for an `input` of log-probabilities
+/// (`torch.nn.functional.nll_loss`). Otherwise the same as [`cross_entropy`].
+///
+/// # Errors
+/// The same as [`cross_entropy`].
+#[track_caller]
+pub fn nll_loss(input: &Tensor, target: &Tensor, options: &NllLossOptions<'_>) -> Result<Tensor> {
+    let op = "nll_loss";
+    let dim = class_dim(op, input)?;
+    check_weight(op, input.size()[dim as usize], options.weight)?;
+    check_target(op, input, target, dim)?;
+    let known = Known::new(target, dim, options.ignore_index).of(op)?;
+    let picked = input.gather_as(op, dim, &known.index)?;
+    let losses = Losses::of(picked, known, target.size(), options.weight).of(op)?;
+    losses.reduced(op, options.reduction).of(op)?.to(input.dtype()).of(op)
+}
+
+/// Class indices, and a mask of the ignored ones.
+struct Known {
+    ignored: Tensor,
+    /// The indices, with a dimension of size 1 for the classes. Ignored elements have some valid class.
+    index: Tensor,
+}
+
+impl Known {
+    #[track_caller]
+    fn new(target: &Tensor, dim: isize, ignore_index: i64) -> Result<Self> {
+        let target = target.to(DType::I64)?;
+        let ignored = target.eq(ignore_index)?;
+        let index = target.masked_fill(&ignored, 0)?.unsqueeze(dim)?;
+        Ok(Self { ignored, index })
+    }
+}
+
+/// [`Tensor::log_softmax`], and its elements at `index`. Both are one step of the graph, because the gradient
+/// of both together costs little more than the softmax.
+#[track_caller]
+fn picked_log_softmax(input: &Tensor, dim: isize, index: &Tensor) -> Result<(Tensor, Tensor)> {
+    let log = input.detach().log_softmax(dim)?;
+    let picked = log.gather_as("cross_entropy", dim, index)?;
+    if wanted(&[input]) {
+        let saved = PickedLogSoftmax { log: log.clone(), index: index.clone(), dim };
+        record_all("cross_entropy", &[&log, &picked], &[input], saved)?;
+    }
+    Ok((log, picked))
+}
+
+saved! {
+    struct PickedLogSoftmax { log: Tensor, index: Tensor, dim: isize }
+}
+
+impl Backward<[Option<Tensor>]> for PickedLogSoftmax {
+    fn backward(&self, grads: &[Option<Tensor>], _: &Inputs<'_>) -> Result<Gradients> {
+        let Self { log, index, dim } = self;
+        let [of_log, of_picked] = grads else { return Ok(Gradients::new()) };
+        // Through the softmax, each class gets a share of the sum of all gradients.
+        let sum = of_log.as_ref().map(|grad| grad.sum_keepdim(*dim)).transpose()?;
+        let sum = match (sum, of_picked) {
+            (Some(sum), Some(grad)) => sum.add(grad)?,
+            (Some(sum), None) => sum,
+            (None, Some(grad)) => grad.clone(),
+            (None, None) => return Ok(Gradients::new()),
+        };
+        let mut of_input = log.exp()?.mul(&sum.neg()?)?;
+        if let Some(grad) = of_picked {
+            of_input.scatter_add_(*dim, index, grad)?;
+        }
+        if let Some(grad) = of_log {
+            of_input = of_input.add(grad)?;
+        }
+        Ok(smallvec![Some(of_input)])
+    }
+}
+
+/// The losses of class indices, each times its weight, which is 0 for ignored targets. In `f32` for half-width
+/// inputs, because sums may exceed their dtype.
+struct Losses {
+    losses: Tensor,
+    ignored: Tensor,
+    /// `None` if every element that is not ignored has weight 1.
+    weights: Option<Tensor>,
+}
+
+impl Losses {
+    #[track_caller]
+    fn of(picked: Tensor, known: Known, sizes: &[usize], weight: Option<&Tensor>) -> Result<Self> {
+        let Known { ignored, index } = known;
+        let losses = picked.reshape(sizes)?.widened()?.neg()?;
+        let (losses, weights) = match weight {
+            None => (losses, None),
+            Some(weight) => {
+                let own = weight.index_select(0, &index.reshape([-1])?)?.reshape(sizes)?;
+                let own = own.widened()?.masked_fill(&ignored, 0)?;
+                (losses.mul(&own)?, Some(own))
+            }
+        };
+        Ok(Self { losses: losses.masked_fill(&ignored, 0)?, ignored, weights })
+    }
+
+    #[track_caller]
+    fn reduced(&self, op: &'static str, reduction: Reduction) -> Result<Tensor> {
+        if reduction != Reduction::Mean {
+            return reduction.of(op, &self.losses);
+        }
+        let count = match &self.weights {
+            Some(weights) => weights.sum(())?,
+            None => self.ignored.logical_not()?.sum(())?,
+        };
+        self.losses.sum(())?.div(&count)
+    }
+}
+
+/// The cross entropy with a probability for each class.
+#[track_caller]
+fn of_probabilities(
+    log: &Tensor,
+    target: &Tensor,
+    dim: isize,
+    options: &CrossEntropyOptions<'_>,
+) -> Result<Tensor> {
+    let classes = log.size()[dim as usize] as f64;
+    let smoothing = options.label_smoothing;
+    let (log, mut target) = (log.widened()?, target.widened()?);
+    if smoothing > 0.0 {
+        target = target.mul(1.0 - smoothing)?.add(smoothing / classes)?;
+    }
+    let mut products = log.mul(&target)?;
+    if let Some(weight) = options.weight {
+        products = products.mul(&along(weight, dim, log.dim())?)?;
+    }
+    let losses = products.sum(dim)?.neg()?;
+    options.reduction.of("cross_entropy", &losses)
+}
+
+/// Returns the dimension of the classes.
+#[track_caller]
+fn class_dim(op: &'static str, input: &Tensor) -> Result<isize> {
+    match input.dim() {
+        0 => {
+            Err(Error::shape(op, "the input must have at least one dimension, that of the classes"))
+        }
+        1 => Ok(0),
+        _ => Ok(1),
+    }
+}
+
+#[track_caller]
+fn check_target(op: &'static str, input: &Tensor, target: &Tensor, dim: isize) -> Result<()> {
+    let mut sizes = input.size().to_vec();
+    sizes.remove(dim as usize);
+    if target.size() == &sizes[..] {
+        // PyTorch also takes bytes, but only for a vector of targets.
+        let bytes = target.dtype() == DType::U8 && target.dim() <= 1;
+        if target.dtype() == DType::I64 || bytes {
+            return Ok(());
+        }
+        let dtype = target.dtype();
+        let reason = format!(
+            "the target of class indices must be of {}, not {dtype}; convert it with `to`",
+            DType::I64
+        );
+        return Err(Error::invalid(op, reason));
+    }
+    Err(Error::shape(
+        op,
+        format!(
+            "for an input of {:?} the target of class indices must be of {sizes:?}, but is of {:?}",
+            input.size(),
+            target.size()
+        ),
+    ))
+}
+
+#[track_caller]
+fn check_weight(op: &'static str, classes: usize, weight: Option<&Tensor>) -> Result<()> {
+    match weight {
+        Some(weight) if weight.size() != [classes] => Err(Error::shape(
+            op,
+            format!(
+                "there must be a weight for each of {classes} classes, but they are of {:?}",
+                weight.size()
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Reshapes a vector to lie along dimension `dim` of `dims` dimensions.
+#[track_caller]
+fn along(vector: &Tensor, dim: isize, dims: usize) -> Result<Tensor> {
+    let mut sizes = vec![1; dims];
+    sizes[dim as usize] = -1;
+    vector.reshape(&sizes)
+}

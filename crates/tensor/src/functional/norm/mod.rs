@@ -1,0 +1,8 @@
+//! Normalisation: `layer_norm`, `batch_norm` and their like.
+
+mod fused;
+mod per_channel;
+mod per_sample;
+
+pub use per_channel::{BatchNormOptions, InstanceNormOptions, batch_norm, instance_norm};
+pub use per_sample::{group_norm, layer_norm, rms_norm};

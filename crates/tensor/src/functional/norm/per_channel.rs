@@ -1,0 +1,196 @@
+//! Normalization by channel.
+
+use super::per_sample::{per_channel, scaled, standardized};
+#[cfg(doc)]
+use crate::ErrorKind;
+use crate::called::Called;
+use crate::{Error, Result, Tensor};
+
+/// Options of [`batch_norm`].
+#[derive(Clone, Debug)]
+pub struct BatchNormOptions<'a> {
+    /// Factor of each channel, `[channels]`. Default: none.
+    pub weight: Option<&'a Tensor>,
+    /// Summand of each channel, `[channels]`. Default: none.
+    pub bias: Option<&'a Tensor>,
+    /// Whether to use mean and variance of the batch, and to update the running ones in place. Default:
+    /// `false`.
+    pub training: bool,
+    /// Share of the batch's mean and variance in the updated running ones, from 0 to 1. Default: 0.1.
+    pub momentum: f64,
+    /// Added to the variance. Default: 1e-5.
+    pub eps: f64,
+}
+
+impl Default for BatchNormOptions<'_> {
+    fn default() -> Self {
+        Self { weight: None, bias: None, training: false, momentum: 0.1, eps: 1e-5 }
+    }
+}
+
+/// Normalizes each channel, which is the second dimension, to mean 0 and variance 1, then multiplies by
+/// `weight` and adds `bias` (`torch.nn.functional.batch_norm`). In training, mean and variance are those of the
+/// batch, and `running_mean` and `running_var`, if given, are updated in place. Otherwise mean and variance are
+/// the running ones. Half-width floats are computed in `f32`.
+///
+/// ```
+/// # use warpline::functional::{BatchNormOptions, batch_norm};
+/// # use warpline::{tensor, zeros};
+/// let mean = zeros(1, ())?;
+/// let options = BatchNormOptions { training: true, eps: 0.0, ..Default::default() };
+/// let t = batch_norm(&tensor([[1f32], [3.0]], ())?, &mean, None, &options)?;
+/// assert_eq!(t.to_vec::<f32>()?, [-1.0, 1.0]);
+/// assert_eq!(mean.to_vec::<f32>()?, [0.2]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::ShapeMismatch`] if the input has fewer than two dimensions, or another tensor does not have one
+/// element per channel. [`ErrorKind::InvalidArgument`] if there is only one value per channel in training, or
+/// if running statistics are missing otherwise. [`ErrorKind::UnsupportedDType`] if the input is not of floats.
+/// Errors of [every op](Tensor#errors-of-every-op).
+#[track_caller]
+pub fn batch_norm<'a>(
+    input: &Tensor,
+    running_mean: impl Into<Option<&'a Tensor>>,
+    running_var: impl Into<Option<&'a Tensor>>,
+    options: &BatchNormOptions<'a>,
+) -> Result<Tensor> {
+    let (op, running_mean, running_var) = ("batch_norm", running_mean.into(), running_var.into());
+    let channels = check(op, input, [running_mean, running_var, options.weight, options.bias])?;
+    let dims: Vec<isize> = (0..input.dim() as isize).filter(|d| *d != 1).collect();
+    let each = input.numel() / channels.max(1);
+    let x = input.widened().of(op)?;
+    let weight = per_channel(options.weight, input.dim()).of(op)?;
+    let bias = per_channel(options.bias, input.dim()).of(op)?;
+    if options.training {
+        if each == 1 {
+            let reason = format!(
+                "in training there must be more than one value per channel, but the input is of {:?}",
+                input.size()
+            );
+            return Err(Error::invalid(op, reason));
+        }
+        let made = standardized(&x, &dims, options.eps, true).of(op)?;
+        if let Some((mean, var)) = &made.moments {
+            let unbiased = each as f64 / (each as f64 - 1.0);
+            update(running_mean, mean, 1.0, options.momentum).of(op)?;
+            update(running_var, var, unbiased, options.momentum).of(op)?;
+        }
+        return scaled(made.result, weight.as_ref(), bias.as_ref(), input.dtype()).of(op);
+    }
+    let (Some(mean), Some(var)) = (
+        per_channel(running_mean, input.dim()).of(op)?,
+        per_channel(running_var, input.dim()).of(op)?,
+    ) else {
+        let reason = "running_mean and running_var must be given unless in training";
+        return Err(Error::invalid(op, reason));
+    };
+    let centred = x.sub(&mean).of(op)?;
+    let scale = var.widened().of(op)?.add(options.eps).of(op)?.rsqrt().of(op)?;
+    // One factor per channel, so that the input is read no more often than needed.
+    let factor = match &weight {
+        Some(weight) => scale.mul(weight).of(op)?,
+        None => scale,
+    };
+    scaled(centred, Some(&factor), bias.as_ref(), input.dtype()).of(op)
+}
+
+/// `running = (1 - momentum) * running + momentum * factor * batch`, in place.
+#[track_caller]
+fn update(running: Option<&Tensor>, batch: &Tensor, factor: f64, momentum: f64) -> Result<()> {
+    let Some(running) = running else { return Ok(()) };
+    let batch = batch.reshape(running.size())?;
+    running.mul_(1.0 - momentum)?;
+    running.add_(&batch.mul(factor * momentum)?.to(running.dtype())?)?;
+    Ok(())
+}
+
+/// Returns the number of channels. Refuses a tensor in `others` that does not have one element per channel.
+#[track_caller]
+fn check(op: &'static str, input: &Tensor, others: [Option<&Tensor>; 4]) -> Result<usize> {
+    let &[_, channels, ..] = input.size() else {
+        return Err(Error::shape(
+            op,
+            format!("needs at least 2 dimensions, but the input has {}", input.dim()),
+        ));
+    };
+    let names = ["running_mean", "running_var", "weight", "bias"];
+    for (name, other) in names.iter().zip(others) {
+        if let Some(other) = other
+            && other.size() != [channels]
+        {
+            return Err(Error::shape(
+                op,
+                format!(
+                    "{name} must have a number for each of {channels} channels, but is of {:?}",
+                    other.size()
+                ),
+            ));
+        }
+    }
+    Ok(channels)
+}
+
+/// Options of [`instance_norm`].
+#[derive(Clone, Debug)]
+pub struct InstanceNormOptions<'a> {
+    /// Factor of each channel, `[channels]`. Default: none.
+    pub weight: Option<&'a Tensor>,
+    /// Summand of each channel, `[channels]`. Default: none.
+    pub bias: Option<&'a Tensor>,
+    /// Whether to use mean and variance of the input, and to update the running ones in place. Default: `true`.
+    pub use_input_stats: bool,
+    /// Share of the input's mean and variance in the updated running ones, from 0 to 1. Default: 0.1.
+    pub momentum: f64,
+    /// Added to the variance. Default: 1e-5.
+    pub eps: f64,
+}
+
+impl Default for InstanceNormOptions<'_> {
+    fn default() -> Self {
+        Self { weight: None, bias: None, use_input_stats: true, momentum: 0.1, eps: 1e-5 }
+    }
+}
+
+/// Normalizes each channel of each batch element to mean 0 and variance 1, then multiplies by the channel's
+/// `weight` and adds its `bias` (`torch.nn.functional.instance_norm`). By default, mean and variance are those
+/// of the input. Their means over the batch then update `running_mean` and `running_var`, if given, in place.
+/// Half-width floats are computed in `f32`.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] if there is only one value per channel with `use_input_stats`, or if running
+/// statistics are missing without. Otherwise the same as [`batch_norm`].
+#[track_caller]
+pub fn instance_norm<'a>(
+    input: &Tensor,
+    running_mean: impl Into<Option<&'a Tensor>>,
+    running_var: impl Into<Option<&'a Tensor>>,
+    options: &InstanceNormOptions<'a>,
+) -> Result<Tensor> {
+    let (op, running_mean, running_var) =
+        ("instance_norm", running_mean.into(), running_var.into());
+    let InstanceNormOptions { weight, bias, use_input_stats, momentum, eps } = *options;
+    if !use_input_stats {
+        let options = BatchNormOptions { weight, bias, training: false, momentum, eps };
+        return batch_norm(input, running_mean, running_var, &options).of(op);
+    }
+    let channels = check(op, input, [running_mean, running_var, weight, bias])?;
+    let each = input.size()[2..].iter().product::<usize>();
+    if each == 1 {
+        let reason = format!(
+            "there must be more than one value per channel, but the input is of {:?}",
+            input.size()
+        );
+        return Err(Error::invalid(op, reason));
+    }
+    let out = super::group_norm(input, channels, weight, bias, eps).of(op)?;
+    if running_mean.is_some() || running_var.is_some() {
+        let dims: Vec<isize> = (2..input.dim() as isize).collect();
+        let x = input.detach().widened().of(op)?;
+        let (var, mean) = x.var_mean(&dims, 1).of(op)?;
+        update(running_mean, &mean.mean(0).of(op)?, 1.0, momentum).of(op)?;
+        update(running_var, &var.mean(0).of(op)?, 1.0, momentum).of(op)?;
+    }
+    Ok(out)
+}

@@ -1,0 +1,244 @@
+//! Normalization over dimensions of each element of a batch.
+
+use smallvec::{SmallVec, smallvec};
+
+use super::fused::RowNorm;
+#[cfg(doc)]
+use crate::ErrorKind;
+use crate::autograd::{Backward, Gradients, Inputs, record_all, saved, wanted};
+use crate::called::Called;
+use crate::methods::composite::signed;
+use crate::{DType, Error, IntoShape, Result, Tensor};
+
+/// Returns the last dimensions that `normalized_shape` names. Refuses a shape that is not that of the last
+/// dimensions.
+#[track_caller]
+fn normalized_dims(op: &'static str, input: &Tensor, shape: &[usize]) -> Result<Vec<isize>> {
+    if shape.is_empty() || !input.size().ends_with(shape) {
+        return Err(Error::shape(
+            op,
+            format!(
+                "normalized_shape {shape:?} must be the last dimensions of the input, which is of {:?}",
+                input.size()
+            ),
+        ));
+    }
+    Ok((1..=shape.len() as isize).map(|d| -d).collect())
+}
+
+#[track_caller]
+fn check_parameters(
+    op: &'static str,
+    parameters: &[(&str, Option<&Tensor>)],
+    sizes: &[usize],
+) -> Result<()> {
+    for (name, parameter) in parameters {
+        if let Some(parameter) = parameter
+            && parameter.size() != sizes
+        {
+            return Err(Error::shape(
+                op,
+                format!("the {name} must be of {sizes:?}, but is of {:?}", parameter.size()),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// `x * weight + bias` in `dtype`, where weight or bias may be missing.
+#[track_caller]
+pub(super) fn scaled(
+    x: Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    dtype: DType,
+) -> Result<Tensor> {
+    match (weight, bias) {
+        (Some(weight), Some(bias)) => bias.addcmul(&x, weight, 1)?.to(dtype),
+        (Some(weight), None) => x.mul(weight)?.to(dtype),
+        (None, Some(bias)) => x.add(bias)?.to(dtype),
+        (None, None) => x.to(dtype),
+    }
+}
+
+/// The result of [`standardized`] and its intermediates.
+pub(super) struct Standard {
+    pub(super) result: Tensor,
+    /// Mean and variance, through which no gradient flows. `None` without a mean.
+    pub(super) moments: Option<(Tensor, Tensor)>,
+    /// One over the square root of the mean square.
+    pub(super) scale: Tensor,
+}
+
+/// Subtracts the mean over dimensions if `centred`, then divides by the square root of the mean square. This is
+/// one step of the graph, whose gradient takes a few launches.
+#[track_caller]
+pub(super) fn standardized(
+    x: &Tensor,
+    dims: &[isize],
+    eps: f64,
+    centred: bool,
+) -> Result<Standard> {
+    let plain = x.detach();
+    let (result, scale, moments) = if centred {
+        let made = plain.moments(dims)?;
+        let var = made.squares.mean_keepdim(dims)?;
+        let scale = var.add(eps)?.rsqrt()?;
+        (made.centred.mul(&scale)?, scale, Some((made.mean, var)))
+    } else {
+        let scale = plain.square()?.mean_keepdim(dims)?.add(eps)?.rsqrt()?;
+        (plain.mul(&scale)?, scale, None)
+    };
+    if wanted(&[x]) {
+        let count = x.numel() as f64 / scale.numel().max(1) as f64;
+        let dims: SmallVec<[isize; 6]> = dims.into();
+        // The scale is a result of the node too, so that gradients of gradients know what it depends on.
+        let saved = Standardize { y: result.clone(), scale: scale.clone(), dims, count, centred };
+        record_all("standardize", &[&result, &scale], &[x], saved)?;
+    }
+    Ok(Standard { result, moments, scale })
+}
+
+saved! {
+    struct Standardize {
+        y: Tensor,
+        scale: Tensor,
+        dims: SmallVec<[isize; 6]>,
+        /// Number of elements per mean.
+        count: f64,
+        centred: bool,
+    }
+}
+
+impl Backward<[Option<Tensor>]> for Standardize {
+    fn backward(&self, grads: &[Option<Tensor>], _: &Inputs<'_>) -> Result<Gradients> {
+        let Self { y, scale, .. } = self;
+        let mut of_x = None;
+        if let Some(grad) = &grads[0] {
+            let dims = &self.dims[..];
+            let along = grad.mul(y)?.mean_keepdim(dims)?;
+            let rest = grad.addcmul(y, &along, -1)?;
+            let rest = if self.centred { rest.sub(&grad.mean_keepdim(dims)?)? } else { rest };
+            of_x = Some(rest.mul(scale)?);
+        }
+        if let Some(grad) = &grads[1] {
+            let step = scale.square()?.mul(grad)?.div(-self.count)?.mul(y)?;
+            of_x = Some(of_x.map_or(Ok(step.clone()), |own| own.add(&step))?);
+        }
+        Ok(smallvec![of_x])
+    }
+}
+
+/// Normalizes the last dimensions, those of `normalized_shape`, to mean 0 and variance 1, then multiplies by
+/// `weight` and adds `bias` (`torch.nn.functional.layer_norm`). PyTorch's default for `eps` is 1e-5. Half-width
+/// floats are computed in `f32`.
+///
+/// ```
+/// # use warpline::{functional::layer_norm, tensor};
+/// let t = layer_norm(&tensor([[1f32, 3.0]], ())?, 2, None, None, 0.0)?;
+/// assert_eq!(t.to_vec::<f32>()?, [-1.0, 1.0]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::ShapeMismatch`] if `normalized_shape` is not the shape of the input's last dimensions, or
+/// `weight` or `bias` has another shape. [`ErrorKind::UnsupportedDType`] if the input is not of floats. Errors
+/// of [every op](Tensor#errors-of-every-op).
+#[track_caller]
+pub fn layer_norm<'a>(
+    input: &Tensor,
+    normalized_shape: impl IntoShape,
+    weight: impl Into<Option<&'a Tensor>>,
+    bias: impl Into<Option<&'a Tensor>>,
+    eps: f64,
+) -> Result<Tensor> {
+    let (op, shape) = ("layer_norm", normalized_shape.into_shape());
+    let (weight, bias) = (weight.into(), bias.into());
+    let dims = normalized_dims(op, input, &shape)?;
+    check_parameters(op, &[("weight", weight), ("bias", bias)], &shape)?;
+    let rows = RowNorm { dims: dims.clone(), eps, centred: true };
+    if let Some(out) = rows.fused(input, weight, bias).of(op)? {
+        return Ok(out);
+    }
+    let x = standardized(&input.widened().of(op)?, &dims, eps, true).of(op)?;
+    scaled(x.result, weight, bias, input.dtype()).of(op)
+}
+
+/// Divides by the square root of the mean square over the last dimensions, those of `normalized_shape`, then
+/// multiplies by `weight` (`torch.nn.functional.rms_norm`). Default for `eps`: the machine epsilon of the
+/// dtype. Half-width floats are computed in `f32`.
+///
+/// # Errors
+/// The same as [`layer_norm`].
+#[track_caller]
+pub fn rms_norm<'a>(
+    input: &Tensor,
+    normalized_shape: impl IntoShape,
+    weight: impl Into<Option<&'a Tensor>>,
+    eps: impl Into<Option<f64>>,
+) -> Result<Tensor> {
+    let (op, shape, weight) = ("rms_norm", normalized_shape.into_shape(), weight.into());
+    let dims = normalized_dims(op, input, &shape)?;
+    check_parameters(op, &[("weight", weight)], &shape)?;
+    let eps = eps.into().unwrap_or(match input.dtype() {
+        DType::F16 => half::f16::EPSILON.into(),
+        DType::BF16 => half::bf16::EPSILON.into(),
+        DType::F64 => f64::EPSILON,
+        _ => f32::EPSILON.into(),
+    });
+    let rows = RowNorm { dims: dims.clone(), eps, centred: false };
+    if let Some(out) = rows.fused(input, weight, None).of(op)? {
+        return Ok(out);
+    }
+    let x = standardized(&input.widened().of(op)?, &dims, eps, false).of(op)?;
+    scaled(x.result, weight, None, input.dtype()).of(op)
+}
+
+/// Normalizes each group of channels, with all dimensions after the channels, to mean 0 and variance 1, then
+/// multiplies by each channel's `weight` and adds its `bias` (`torch.nn.functional.group_norm`). Channels are
+/// the second dimension. PyTorch's default for `eps` is 1e-5. Half-width floats are computed in `f32`.
+///
+/// # Errors
+/// [`ErrorKind::ShapeMismatch`] if the input has fewer than two dimensions, or if `weight` or `bias` does not
+/// have one element per channel. [`ErrorKind::InvalidArgument`] if `num_groups` is zero or does not divide the
+/// channels. [`ErrorKind::UnsupportedDType`] if the input is not of floats. Errors of
+/// [every op](Tensor#errors-of-every-op).
+#[track_caller]
+pub fn group_norm<'a>(
+    input: &Tensor,
+    num_groups: usize,
+    weight: impl Into<Option<&'a Tensor>>,
+    bias: impl Into<Option<&'a Tensor>>,
+    eps: f64,
+) -> Result<Tensor> {
+    let (op, weight, bias) = ("group_norm", weight.into(), bias.into());
+    let &[batch, channels, ..] = input.size() else {
+        return Err(Error::shape(
+            op,
+            format!("needs at least 2 dimensions, but the input has {}", input.dim()),
+        ));
+    };
+    if num_groups == 0 || !channels.is_multiple_of(num_groups) {
+        let reason = format!("{num_groups} groups must divide {channels} channels");
+        return Err(Error::invalid(op, reason));
+    }
+    check_parameters(op, &[("weight", weight), ("bias", bias)], &[channels])?;
+    let x = input.widened().of(op)?;
+    // Sizes are given by name, because -1 is ambiguous without elements.
+    let rest = input.size()[1..].iter().product::<usize>() / num_groups;
+    let groups = x.reshape([batch, num_groups, rest]).of(op)?;
+    let x = standardized(&groups, &[-1], eps, true).of(op)?.result;
+    let x = x.reshape(signed(input.size())).of(op)?;
+    let weight = per_channel(weight, input.dim()).of(op)?;
+    let bias = per_channel(bias, input.dim()).of(op)?;
+    scaled(x, weight.as_ref(), bias.as_ref(), input.dtype()).of(op)
+}
+
+/// Reshapes a vector of one element per channel to lie along the second dimension.
+#[track_caller]
+pub(super) fn per_channel(vector: Option<&Tensor>, dims: usize) -> Result<Option<Tensor>> {
+    let Some(vector) = vector else { return Ok(None) };
+    let mut sizes = vec![1; dims];
+    sizes[1] = vector.numel() as isize;
+    vector.reshape(&sizes).map(Some)
+}

@@ -1,0 +1,102 @@
+//! Pools and their gradients, which are linear. The gradient of an average's gradient is the average. The
+//! gradient of a maximum's gradient is the elements at its indices.
+
+use smallvec::smallvec;
+use warpline_kernels::pool::{self, Divisor, Places, Window};
+use warpline_runtime::Sizes;
+
+use crate::autograd::{Backward, Gradients, Inputs, Saved, linear, no_grad, record, saved, wanted};
+use crate::methods::composite::signed;
+use crate::{DType, Result, Tensor};
+
+/// A pool of `[batch, channels, …]`, with `dims` spatial dimensions.
+#[derive(Clone, Copy)]
+pub(super) struct Pooling {
+    pub(super) window: Window,
+    pub(super) places: Places,
+    pub(super) dims: usize,
+}
+
+impl Pooling {
+    fn sizes(&self, like: &Tensor, spatial: [usize; 3]) -> Sizes {
+        like.size()[..2].iter().chain(&spatial[3 - self.dims..]).copied().collect()
+    }
+}
+
+/// Computes the largest element under each position, and its index.
+#[track_caller]
+pub(super) fn largest(x: &Tensor, of: Pooling) -> Result<(Tensor, Tensor)> {
+    let exec = x.exec()?;
+    let sizes = of.sizes(x, of.window.output);
+    let (values, indices) = (exec.empty(&sizes, x.dtype())?, exec.empty(&sizes, DType::I64)?);
+    let (image, target) = (x.as_view(), exec.target());
+    pool::max_pool(target, image, &of.window, of.places, values.as_view(), indices.as_view())?;
+    if !wanted(&[x]) {
+        return Ok((values, indices));
+    }
+    let values = record("max_pool", values, &[x], MaxPool { indices: indices.clone(), of })?;
+    Ok((values, indices))
+}
+
+impl Saved for Pooling {}
+
+saved! {
+    struct MaxPool { indices: Tensor, of: Pooling }
+
+    struct MaxPoolBackward { indices: Tensor }
+}
+
+impl Backward for MaxPool {
+    fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
+        Ok(smallvec![Some(largest_gradient(grad, &self.indices, self.of)?)])
+    }
+}
+
+impl Backward for MaxPoolBackward {
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        let indices = self.indices.flatten(2, -1)?;
+        let picked = grad.contiguous()?.flatten(2, -1)?.gather(2, &indices)?;
+        Ok(smallvec![Some(picked.reshape(signed(inputs.sizes(0)))?)])
+    }
+}
+
+/// Computes the gradient of [`largest`]'s image.
+#[track_caller]
+fn largest_gradient(y: &Tensor, indices: &Tensor, of: Pooling) -> Result<Tensor> {
+    let exec = y.exec()?;
+    let grad = no_grad(|| y.contiguous())?;
+    let out = exec.empty(&of.sizes(y, of.window.input), y.dtype())?;
+    let (grad, index, target) = (grad.as_view(), indices.as_view(), exec.target());
+    pool::max_pool_backward(target, grad, index, &of.window, of.places, out.as_view())?;
+    if !wanted(&[y]) {
+        return Ok(out);
+    }
+    record("max_pool_backward", out, &[y], MaxPoolBackward { indices: indices.clone() })
+}
+
+/// Computes the average under each position.
+#[track_caller]
+pub(super) fn averages(x: &Tensor, of: Pooling, divisor: Divisor) -> Result<Tensor> {
+    let exec = x.exec()?;
+    let out = exec.empty(&of.sizes(x, of.window.output), x.dtype())?;
+    let (image, target) = (x.as_view(), exec.target());
+    pool::avg_pool(target, image, &of.window, of.places, divisor, out.as_view())?;
+    if !wanted(&[x]) {
+        return Ok(out);
+    }
+    record("avg_pool", out, &[x], linear(move |grad, _| averages_gradient(grad, of, divisor)))
+}
+
+/// Computes the gradient of [`averages`]'s image.
+#[track_caller]
+fn averages_gradient(y: &Tensor, of: Pooling, divisor: Divisor) -> Result<Tensor> {
+    let exec = y.exec()?;
+    let grad = no_grad(|| y.contiguous())?;
+    let out = exec.empty(&of.sizes(y, of.window.input), y.dtype())?;
+    let (grad, target) = (grad.as_view(), exec.target());
+    pool::avg_pool_backward(target, grad, &of.window, of.places, divisor, out.as_view())?;
+    if !wanted(&[y]) {
+        return Ok(out);
+    }
+    record("avg_pool_backward", out, &[y], linear(move |grad, _| averages(grad, of, divisor)))
+}

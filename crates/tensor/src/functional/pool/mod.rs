@@ -1,0 +1,318 @@
+//! Pools: the largest element or the average of the elements under a window.
+
+mod gradient;
+
+use std::panic::Location;
+
+use warpline_kernels::pool::{Divisor, Places, Window};
+
+use super::conv::{batched, last, mismatch, positive, window};
+use crate::called::Called;
+use crate::{Error, ErrorKind, Result, Tensor};
+use gradient::{Pooling, averages, largest};
+
+/// Options of [`max_pool1d`], [`max_pool2d`] and [`max_pool3d`], with one number per dimension, `D` in all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaxPoolOptions<const D: usize> {
+    /// Distance from one window to the next. Default: the window's sizes.
+    pub stride: Option<[usize; D]>,
+    /// Number of elements smaller than any on both sides, at most half of the window. Default: 0.
+    pub padding: [usize; D],
+    /// Distance from one element of the window to the next. Default: 1.
+    pub dilation: [usize; D],
+    /// Whether a last window that reaches beyond the end counts. Default: `false`.
+    pub ceil_mode: bool,
+}
+
+impl<const D: usize> Default for MaxPoolOptions<D> {
+    fn default() -> Self {
+        Self { stride: None, padding: [0; D], dilation: [1; D], ceil_mode: false }
+    }
+}
+
+/// Options of [`avg_pool1d`], [`avg_pool2d`] and [`avg_pool3d`], with one number per dimension, `D` in all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AvgPoolOptions<const D: usize> {
+    /// Distance from one window to the next. Default: the window's sizes.
+    pub stride: Option<[usize; D]>,
+    /// Number of zeros on both sides, at most half of the window. Default: 0.
+    pub padding: [usize; D],
+    /// Whether a last window that reaches beyond the end counts. Default: `false`.
+    pub ceil_mode: bool,
+    /// Whether the divisor counts the elements in the padding. Default: `true`.
+    pub count_include_pad: bool,
+    /// Divisor of the sum, instead of the number of elements. It must not be 0. Default: none.
+    pub divisor_override: Option<i64>,
+}
+
+impl<const D: usize> Default for AvgPoolOptions<D> {
+    fn default() -> Self {
+        Self {
+            stride: None,
+            padding: [0; D],
+            ceil_mode: false,
+            count_include_pad: true,
+            divisor_override: None,
+        }
+    }
+}
+
+macro_rules! pools {
+    ($($(#[$doc:meta])* $name:ident $with_indices:ident $d:literal;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Errors
+        /// [`ErrorKind::ShapeMismatch`] if the input has another number of dimensions, or the window does not
+        /// fit the padded image. [`ErrorKind::InvalidArgument`] if the kernel size, the stride or the dilation
+        /// is zero, or the padding exceeds half of the window. [`ErrorKind::UnsupportedDType`] if the input is
+        /// not of floats. Errors of [every op](Tensor#errors-of-every-op).
+        #[track_caller]
+        pub fn $name(
+            input: &Tensor,
+            kernel_size: [usize; $d],
+            options: &MaxPoolOptions<$d>,
+        ) -> Result<Tensor> {
+            Ok(max(stringify!($name), input, kernel_size, options).of(stringify!($name))?.0)
+        }
+
+        #[doc = concat!("[`", stringify!($name), "`] and the index of each largest element among the elements of its ")]
+        #[doc = "channel, as `int64` (`return_indices=True`)."]
+        ///
+        /// # Errors
+        #[doc = concat!("The same as [`", stringify!($name), "`].")]
+        #[track_caller]
+        pub fn $with_indices(
+            input: &Tensor,
+            kernel_size: [usize; $d],
+            options: &MaxPoolOptions<$d>,
+        ) -> Result<(Tensor, Tensor)> {
+            max(stringify!($with_indices), input, kernel_size, options).of(stringify!($with_indices))
+        }
+    )*};
+}
+
+pools! {
+    /// The largest element under each position of a window (`torch.nn.functional.max_pool1d`). `input` is
+    /// `[batch, channels, width]` or `[channels, width]`. A NaN is the largest.
+    max_pool1d max_pool1d_with_indices 1;
+    /// The largest element under each position of a window (`torch.nn.functional.max_pool2d`). `input` is
+    /// `[batch, channels, height, width]` or `[channels, height, width]`. A NaN is the largest.
+    ///
+    /// ```
+    /// use warpline::arange;
+    /// use warpline::functional::{MaxPoolOptions, max_pool2d_with_indices};
+    ///
+    /// let image = arange(16f32, ())?.reshape([1, 1, 4, 4])?;
+    /// let (largest, indices) = max_pool2d_with_indices(&image, [2, 2], &MaxPoolOptions::default())?;
+    /// assert_eq!(largest.to_vec::<f32>()?, [5.0, 7.0, 13.0, 15.0]);
+    /// assert_eq!(indices.to_vec::<i64>()?, [5, 7, 13, 15]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    max_pool2d max_pool2d_with_indices 2;
+    /// The largest element under each position of a window (`torch.nn.functional.max_pool3d`). `input` is
+    /// `[batch, channels, depth, height, width]` or `[channels, depth, height, width]`. A NaN is the largest.
+    max_pool3d max_pool3d_with_indices 3;
+}
+
+macro_rules! averages {
+    ($($(#[$doc:meta])* $name:ident $d:literal;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Errors
+        /// [`ErrorKind::ShapeMismatch`] if the input has another number of dimensions, or the window does not
+        /// fit the padded image. [`ErrorKind::InvalidArgument`] if the kernel size, the stride or the divisor
+        /// is zero, or the padding exceeds half of the window. [`ErrorKind::UnsupportedDType`] if the input is
+        /// not of floats. Errors of [every op](Tensor#errors-of-every-op).
+        #[track_caller]
+        pub fn $name(
+            input: &Tensor,
+            kernel_size: [usize; $d],
+            options: &AvgPoolOptions<$d>,
+        ) -> Result<Tensor> {
+            average(stringify!($name), input, kernel_size, options).of(stringify!($name))
+        }
+    )*};
+}
+
+averages! {
+    /// The average under each position of a window (`torch.nn.functional.avg_pool1d`). `input` is
+    /// `[batch, channels, width]` or `[channels, width]`.
+    avg_pool1d 1;
+    /// The average under each position of a window (`torch.nn.functional.avg_pool2d`). `input` is
+    /// `[batch, channels, height, width]` or `[channels, height, width]`.
+    ///
+    /// ```
+    /// use warpline::arange;
+    /// use warpline::functional::{AvgPoolOptions, avg_pool2d};
+    ///
+    /// let image = arange(16f32, ())?.reshape([1, 1, 4, 4])?;
+    /// let means = avg_pool2d(&image, [2, 2], &AvgPoolOptions::default())?;
+    /// assert_eq!(means.to_vec::<f32>()?, [2.5, 4.5, 10.5, 12.5]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    avg_pool2d 2;
+    /// The average under each position of a window (`torch.nn.functional.avg_pool3d`). `input` is `[batch,
+    /// channels, depth, height, width]` or `[channels, depth, height, width]`.
+    avg_pool3d 3;
+}
+
+macro_rules! adaptive {
+    ($($avg:ident $max:ident $with_indices:ident $d:literal;)*) => {$(
+        #[doc = concat!("The averages of `output_size` parts of the image per dimension (`torch.nn.functional.",
+            stringify!($avg), "`).")]
+        ///
+        /// # Errors
+        /// [`ErrorKind::ShapeMismatch`] if the input has another number of dimensions, or the image has no
+        /// elements. [`ErrorKind::UnsupportedDType`] if the input is not of floats. Errors of
+        /// [every op](Tensor#errors-of-every-op).
+        #[track_caller]
+        pub fn $avg(input: &Tensor, output_size: [usize; $d]) -> Result<Tensor> {
+            let run = |pooling| batched::<$d>(input, |x| averages(x, pooling, Divisor::Inside));
+            parts(stringify!($avg), input, output_size).and_then(run).of(stringify!($avg))
+        }
+
+        #[doc = "The largest elements of `output_size` parts of the image per dimension "]
+        #[doc = concat!("(`torch.nn.functional.", stringify!($max), "`).")]
+        ///
+        /// # Errors
+        #[doc = concat!("The same as [`", stringify!($avg), "`].")]
+        #[track_caller]
+        pub fn $max(input: &Tensor, output_size: [usize; $d]) -> Result<Tensor> {
+            Ok($with_indices(input, output_size).of(stringify!($max))?.0)
+        }
+
+        #[doc = concat!("[`", stringify!($max), "`] and the index of each largest element among the elements of its ")]
+        #[doc = "channel, as `int64` (`return_indices=True`)."]
+        ///
+        /// # Errors
+        #[doc = concat!("The same as [`", stringify!($avg), "`].")]
+        #[track_caller]
+        pub fn $with_indices(input: &Tensor, output_size: [usize; $d]) -> Result<(Tensor, Tensor)> {
+            let op = stringify!($with_indices);
+            let run = |pooling| both::<$d>(input, pooling);
+            parts(op, input, output_size).and_then(run).of(op)
+        }
+    )*};
+}
+
+adaptive! {
+    adaptive_avg_pool1d adaptive_max_pool1d adaptive_max_pool1d_with_indices 1;
+    adaptive_avg_pool2d adaptive_max_pool2d adaptive_max_pool2d_with_indices 2;
+    adaptive_avg_pool3d adaptive_max_pool3d adaptive_max_pool3d_with_indices 3;
+}
+
+#[track_caller]
+fn max<const D: usize>(
+    op: &'static str,
+    input: &Tensor,
+    kernel: [usize; D],
+    options: &MaxPoolOptions<D>,
+) -> Result<(Tensor, Tensor)> {
+    let &MaxPoolOptions { stride, padding, dilation, ceil_mode } = options;
+    let window =
+        moving(op, input, [kernel, stride.unwrap_or(kernel), padding, dilation], ceil_mode)?;
+    both::<D>(input, Pooling { window, places: Places::Moving, dims: D })
+}
+
+#[track_caller]
+fn both<const D: usize>(input: &Tensor, pooling: Pooling) -> Result<(Tensor, Tensor)> {
+    if input.dim() == D + 2 {
+        return largest(input, pooling);
+    }
+    let (values, indices) = largest(&input.unsqueeze(0)?, pooling)?;
+    Ok((values.squeeze(0)?, indices.squeeze(0)?))
+}
+
+#[track_caller]
+fn average<const D: usize>(
+    op: &'static str,
+    input: &Tensor,
+    kernel: [usize; D],
+    options: &AvgPoolOptions<D>,
+) -> Result<Tensor> {
+    let &AvgPoolOptions { stride, padding, ceil_mode, count_include_pad, divisor_override } =
+        options;
+    let window = moving(op, input, [kernel, stride.unwrap_or(kernel), padding, [1; D]], ceil_mode)?;
+    let divisor = match divisor_override {
+        Some(0) => return Err(Error::invalid(op, "divisor must be not zero")),
+        Some(number) => Divisor::Number(number),
+        None if count_include_pad => Divisor::Padded,
+        None => Divisor::Inside,
+    };
+    let pooling = Pooling { window, places: Places::Moving, dims: D };
+    batched::<D>(input, |x| averages(x, pooling, divisor)).of(op)
+}
+
+#[track_caller]
+fn check<const D: usize>(op: &'static str, input: &Tensor) -> Result<()> {
+    if input.dim() != D + 1 && input.dim() != D + 2 {
+        let of = input.size();
+        return Err(mismatch(
+            op,
+            format!("an input of {} or {} dimensions, not {of:?}", D + 1, D + 2),
+        ));
+    }
+    if !input.dtype().is_float() {
+        let (dtype, location) = (input.dtype(), Location::caller());
+        return Err(ErrorKind::UnsupportedDType { dtype }.of(op).at(location));
+    }
+    Ok(())
+}
+
+/// The window of kernel, stride, padding and dilation.
+#[track_caller]
+fn moving<const D: usize>(
+    op: &'static str,
+    input: &Tensor,
+    [kernel, stride, padding, dilation]: [[usize; D]; 4],
+    ceil_mode: bool,
+) -> Result<Window> {
+    check::<D>(op, input)?;
+    let sizes: [usize; D] = last(input);
+    let mut output = sizes;
+    for d in 0..D {
+        positive(op, "kernel_size", kernel[d])?;
+        positive(op, "stride", stride[d])?;
+        positive(op, "dilation", dilation[d])?;
+        let reach = (kernel[d] - 1).saturating_mul(dilation[d]).saturating_add(1);
+        if padding[d] > reach / 2 {
+            let reason = format!(
+                "pad should be at most half of effective kernel size, but got pad={}, kernel_size={} and dilation={}",
+                padding[d], kernel[d], dilation[d]
+            );
+            return Err(Error::invalid(op, reason));
+        }
+        let padded = padding[d].saturating_mul(2).saturating_add(sizes[d]);
+        let signed = |n: usize| isize::try_from(n).unwrap_or(isize::MAX);
+        // In ceil mode a window may reach beyond the end.
+        let beyond = if ceil_mode { signed(stride[d]) - 1 } else { 0 };
+        let rest = signed(padded).saturating_sub(signed(reach)).saturating_add(beyond);
+        if rest < 0 || sizes[d] == 0 {
+            let reason = format!(
+                "a window of {reach} elements in dimension {d} does not fit into an image of {padded}, padding included"
+            );
+            return Err(mismatch(op, reason));
+        }
+        output[d] = rest as usize / stride[d] + 1;
+        // The last window has to begin in the image or before it.
+        if ceil_mode
+            && (output[d] - 1).saturating_mul(stride[d]) >= sizes[d].saturating_add(padding[d])
+        {
+            output[d] -= 1;
+        }
+    }
+    window(op, [sizes, output, kernel, stride, padding, dilation])
+}
+
+/// The pool of `output` parts of the image per dimension.
+#[track_caller]
+fn parts<const D: usize>(op: &'static str, input: &Tensor, output: [usize; D]) -> Result<Pooling> {
+    check::<D>(op, input)?;
+    let sizes: [usize; D] = last(input);
+    if sizes.contains(&0) {
+        let reason = format!("an image of {sizes:?} has no elements");
+        return Err(mismatch(op, reason));
+    }
+    let window = window(op, [sizes, output, [1; D], [1; D], [0; D], [1; D]])?;
+    Ok(Pooling { window, places: Places::Adaptive, dims: D })
+}

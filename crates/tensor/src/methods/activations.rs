@@ -1,0 +1,244 @@
+//! Activations with parameters (`torch.nn.functional`).
+
+use warpline_kernels::elementwise as table;
+
+use super::elementwise::{apply, apply_as, apply_in_place, apply_in_place_as, rounded};
+use super::inplace::check_filled;
+use crate::called::Called;
+use crate::{Category, DType, Error, ErrorKind, Result, Scalar, Tensor};
+
+macro_rules! methods {
+    ($($(#[$doc:meta])* $name:ident($($parameter:ident),+) $op:ident;)*) => {
+        impl Tensor {$(
+            $(#[$doc])*
+            ///
+            /// # Errors
+            /// [`crate::ErrorKind::UnsupportedDType`] if the tensor is not of floats. Errors of
+            /// [every op](Tensor#errors-of-every-op).
+            #[track_caller]
+            pub fn $name(&self, $($parameter: f64),+) -> Result<Self> {
+                let operands = [self.into(), $(Scalar::Float($parameter).into()),+];
+                apply(&table::$op, &operands, self.dtype()).of(stringify!($name))
+            }
+        )*}
+    };
+}
+
+methods! {
+    /// `log(1 + exp(beta * self)) / beta`, or `self` where `beta * self` is above `threshold`. Floats only.
+    /// PyTorch's defaults are 1 for `beta` and 20 for `threshold`.
+    softplus(beta, threshold) SOFTPLUS;
+    /// `self` where it is positive, otherwise `alpha * (exp(self) - 1)`. Floats only. PyTorch's default for
+    /// `alpha` is 1.
+    elu(alpha) ELU;
+    /// `self` where it is positive, otherwise `alpha * (exp(self / alpha) - 1)`. Floats only. PyTorch's default
+    /// for `alpha` is 1.
+    celu(alpha) CELU;
+    /// `self` where it is positive, otherwise `negative_slope * self`. Floats only. PyTorch's default for
+    /// `negative_slope` is 0.01.
+    leaky_relu(negative_slope) LEAKY_RELU;
+}
+
+macro_rules! in_place_methods {
+    ($($name:ident $in_place:ident($($parameter:ident),+) $op:ident;)*) => {
+        impl Tensor {$(
+            #[doc = concat!("[`Tensor::", stringify!($name), "`] in place.")]
+            ///
+            /// # Errors
+            /// The same as the method without the underscore. [`crate::ErrorKind::OverlappingWrite`] if the
+            /// tensor has several indices at one address.
+            #[track_caller]
+            pub fn $in_place(&self, $($parameter: f64),+) -> Result<&Self> {
+                let operands = [self.into(), $(Scalar::Float($parameter).into()),+];
+                apply_in_place(&table::$op, stringify!($in_place), self, &operands, self.dtype())?;
+                Ok(self)
+            }
+        )*}
+    };
+}
+
+in_place_methods! {
+    elu elu_(alpha) ELU;
+    celu celu_(alpha) CELU;
+    leaky_relu leaky_relu_(negative_slope) LEAKY_RELU;
+}
+
+impl Tensor {
+    /// `self - lambda` where `self` is above `lambda`, `self + lambda` where it is below `-lambda`, otherwise 0
+    /// (`torch.nn.functional.softshrink`). Floats only. PyTorch's default for `lambda` is 0.5.
+    ///
+    /// ```
+    /// # use warpline::tensor;
+    /// let t = tensor(&[-2f32, 0.25, 1.0], ())?;
+    /// assert_eq!(t.softshrink(0.5)?.to_vec::<f32>()?, [-1.5, 0.0, 0.5]);
+    /// assert_eq!(t.hardshrink(0.5)?.to_vec::<f32>()?, [-2.0, 0.0, 1.0]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if `lambda` is negative or NaN, or if the dtype cannot hold it.
+    /// [`ErrorKind::UnsupportedDType`] if the tensor is not of floats. Errors of
+    /// [every op](Tensor#errors-of-every-op).
+    #[track_caller]
+    pub fn softshrink(&self, lambda: f64) -> Result<Self> {
+        if lambda.is_nan() || lambda < 0.0 {
+            let reason = format!("lambda must be greater than or equal to 0, but is {lambda}");
+            return Err(Error::invalid("softshrink", reason));
+        }
+        let lambda = self.rounded("softshrink", lambda.into())?;
+        apply(&table::SOFTSHRINK, &[self.into(), lambda.into()], self.dtype())
+    }
+
+    /// 0 where `self` is from `-lambda` to `lambda`, otherwise `self` (`torch.nn.functional.hardshrink`).
+    /// Floats only. PyTorch's default for `lambda` is 0.5.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if the dtype cannot hold `lambda`. [`ErrorKind::UnsupportedDType`] if the
+    /// tensor is not of floats. Errors of [every op](Tensor#errors-of-every-op).
+    #[track_caller]
+    pub fn hardshrink(&self, lambda: f64) -> Result<Self> {
+        let lambda = self.rounded("hardshrink", lambda.into())?;
+        apply(&table::HARDSHRINK, &[self.into(), lambda.into()], self.dtype())
+    }
+
+    /// `self` where it is above `threshold` or NaN, otherwise `value` (`torch.nn.functional.threshold`). Not
+    /// for bools.
+    ///
+    /// ```
+    /// # use warpline::tensor;
+    /// let t = tensor(&[-2i64, 1, 4], ())?;
+    /// assert_eq!(t.threshold(1, 9)?.to_vec::<i64>()?, [9, 9, 4]);
+    /// t.threshold_(3, 0)?;
+    /// assert_eq!(t.to_vec::<i64>()?, [0, 0, 4]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if the dtype cannot hold `threshold` or `value`.
+    /// [`ErrorKind::UnsupportedDType`] if the tensor is of bools. Errors of
+    /// [every op](Tensor#errors-of-every-op).
+    #[track_caller]
+    pub fn threshold(
+        &self,
+        threshold: impl Into<Scalar>,
+        value: impl Into<Scalar>,
+    ) -> Result<Self> {
+        let threshold = self.rounded("threshold", threshold.into())?;
+        let value = self.rounded("threshold", value.into())?;
+        apply(&table::THRESHOLD, &[self.into(), threshold.into(), value.into()], self.dtype())
+    }
+
+    /// [`Tensor::threshold`] in place.
+    ///
+    /// # Errors
+    /// The same as [`Tensor::threshold`]. [`ErrorKind::OverlappingWrite`] if the tensor has several indices at
+    /// one address.
+    #[track_caller]
+    pub fn threshold_(
+        &self,
+        threshold: impl Into<Scalar>,
+        value: impl Into<Scalar>,
+    ) -> Result<&Self> {
+        let threshold = self.rounded("threshold_", threshold.into())?;
+        let value = self.rounded("threshold_", value.into())?;
+        let operands = [self.into(), threshold.into(), value.into()];
+        apply_in_place(&table::THRESHOLD, "threshold_", self, &operands, self.dtype())?;
+        Ok(self)
+    }
+
+    /// Rounds a number to this dtype, as PyTorch does before it compares elements with the number.
+    #[track_caller]
+    fn rounded(&self, op: &'static str, number: Scalar) -> Result<Scalar> {
+        check_filled(op, number, self.dtype())?;
+        Ok(rounded(number, self.dtype()))
+    }
+
+    /// Clamps each element to the range from `min` to `max` (`torch.nn.functional.hardtanh`). Not for bools.
+    /// For integers, the bounds lose their fractions. PyTorch's defaults are -1 and 1.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if the elements are unsigned and a bound is -1 or less.
+    /// [`ErrorKind::UnsupportedDType`] if the tensor is of bools. Errors of
+    /// [every op](Tensor#errors-of-every-op).
+    #[track_caller]
+    pub fn hardtanh(&self, min: f64, max: f64) -> Result<Self> {
+        let [min, max] = self.bounds("hardtanh", [min, max])?;
+        let operands = [self.into(), min.into(), max.into()];
+        apply_as(&table::CLAMP, &table::HARDTANH, &operands, self.dtype())
+    }
+
+    /// [`Tensor::hardtanh`] in place.
+    ///
+    /// # Errors
+    /// The same as [`Tensor::hardtanh`]. [`ErrorKind::OverlappingWrite`] if the tensor has several indices at
+    /// one address.
+    #[track_caller]
+    pub fn hardtanh_(&self, min: f64, max: f64) -> Result<&Self> {
+        self.hardtanh_as("hardtanh_", [min, max])
+    }
+
+    #[track_caller]
+    fn hardtanh_as(&self, name: &'static str, bounds: [f64; 2]) -> Result<&Self> {
+        let [min, max] = self.bounds(name, bounds)?;
+        let operands = [self.into(), min.into(), max.into()];
+        let (op, backward) = (&table::CLAMP, Some(&table::HARDTANH));
+        apply_in_place_as(op, backward, name, self, &operands, self.dtype())?;
+        Ok(self)
+    }
+
+    /// Returns the bounds as numbers for this dtype; without their fractions for integers.
+    #[track_caller]
+    fn bounds(&self, op: &'static str, bounds: [f64; 2]) -> Result<[Scalar; 2]> {
+        match self.dtype() {
+            DType::Bool => Err(ErrorKind::UnsupportedDType { dtype: DType::Bool }.of(op)),
+            DType::U8 if bounds.iter().any(|v| *v <= -1.0) => {
+                Err(Error::invalid(op, "unsigned elements have no negative bounds"))
+            }
+            dtype if dtype.category() == Category::Int => Ok(bounds.map(|v| Scalar::Int(v as i64))),
+            _ => Ok(bounds.map(Scalar::Float)),
+        }
+    }
+
+    /// Clamps each element to the range from 0 to 6 (`torch.nn.functional.relu6`). Not for bools.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnsupportedDType`] if the tensor is of bools. Errors of
+    /// [every op](Tensor#errors-of-every-op).
+    #[track_caller]
+    pub fn relu6(&self) -> Result<Self> {
+        self.hardtanh(0.0, 6.0)
+    }
+
+    /// [`Tensor::relu6`] in place.
+    ///
+    /// # Errors
+    /// The same as [`Tensor::relu6`]. [`ErrorKind::OverlappingWrite`] if the tensor has several indices at one
+    /// address.
+    #[track_caller]
+    pub fn relu6_(&self) -> Result<&Self> {
+        self.hardtanh_as("relu6_", [0.0, 6.0])
+    }
+
+    /// `log(self / (1 - self))` (`torch.logit`). With `eps`, elements are first clamped to the range from `eps`
+    /// to `1 - eps`.
+    ///
+    /// # Errors
+    /// Errors of [every op](Tensor#errors-of-every-op).
+    #[track_caller]
+    pub fn logit(&self, eps: Option<f64>) -> Result<Self> {
+        let eps = Scalar::Float(eps.unwrap_or(-1.0));
+        apply(&table::LOGIT, &[self.into(), eps.into()], self.dtype())
+    }
+
+    /// [`Tensor::logit`] in place.
+    ///
+    /// # Errors
+    /// [`ErrorKind::CannotCast`] if the tensor is of integers or bools. Otherwise the same as
+    /// [`Tensor::logit`].
+    #[track_caller]
+    pub fn logit_(&self, eps: Option<f64>) -> Result<&Self> {
+        let operands = [self.into(), Scalar::Float(eps.unwrap_or(-1.0)).into()];
+        apply_in_place(&table::LOGIT, "logit_", self, &operands, self.dtype())?;
+        Ok(self)
+    }
+}

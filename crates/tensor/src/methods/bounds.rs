@@ -1,0 +1,256 @@
+//! Bounds, and selections between elements.
+
+use warpline_kernels::elementwise as table;
+
+use super::elementwise::{
+    TensorOrScalar, apply, apply_as, apply_in_place, apply_in_place_as, as_filled, common_dtype,
+};
+use super::inplace::check_filled;
+use crate::called::Called;
+use crate::{DType, Error, ErrorKind, Result, Scalar, Tensor};
+
+/// Selects `x` where the condition is true, otherwise `y` (`torch.where`). The condition is of bools. All three
+/// broadcast.
+///
+/// ```
+/// # use warpline::{tensor, where_cond};
+/// let t = tensor(&[-1f32, 2.0], ())?;
+/// assert_eq!(where_cond(&t.gt(0)?, &t, 0)?.to_vec::<f32>()?, [0.0, 2.0]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] if the condition is not of bools. Otherwise the same as [`Tensor::add`].
+#[doc(alias = "where")]
+#[track_caller]
+pub fn where_cond<'a>(
+    condition: &Tensor,
+    x: impl Into<TensorOrScalar<'a>>,
+    y: impl Into<TensorOrScalar<'a>>,
+) -> Result<Tensor> {
+    let (x, y) = (x.into(), y.into());
+    check_bools("where", "condition", condition)?;
+    apply(&table::WHERE, &[condition.into(), x, y], common_dtype(&[x, y]))
+}
+
+impl Tensor {
+    /// Clamps each element to the range from `min` to `max` (`torch.clamp`). Where `min` is above `max`, the
+    /// result is `max`. Where an operand is NaN, so is the result. Not for bools.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnsupportedDType`] if the operands meet in `bool`. Otherwise the same as [`Tensor::add`].
+    #[track_caller]
+    pub fn clamp<'a>(
+        &self,
+        min: impl Into<TensorOrScalar<'a>>,
+        max: impl Into<TensorOrScalar<'a>>,
+    ) -> Result<Self> {
+        let operands = [self.into(), min.into(), max.into()];
+        apply(&table::CLAMP, &operands, common_dtype(&operands))
+    }
+
+    /// [`Tensor::clamp`] in place.
+    ///
+    /// # Errors
+    /// [`ErrorKind::CannotCast`] if the result's category (bool, integer, float) is above that of this tensor.
+    /// [`ErrorKind::ShapeMismatch`] if the operands broadcast to another shape than this tensor's. Otherwise
+    /// the same as [`Tensor::clamp`].
+    #[track_caller]
+    pub fn clamp_<'a>(
+        &self,
+        min: impl Into<TensorOrScalar<'a>>,
+        max: impl Into<TensorOrScalar<'a>>,
+    ) -> Result<&Self> {
+        let operands = [self.into(), min.into(), max.into()];
+        apply_in_place(&table::CLAMP, "clamp_", self, &operands, common_dtype(&operands))?;
+        Ok(self)
+    }
+
+    /// The larger of each element and `min`; NaN if either is NaN (`torch.clamp_min`). Not for bools.
+    ///
+    /// # Errors
+    /// The same as [`Tensor::clamp`].
+    #[track_caller]
+    pub fn clamp_min<'a>(&self, min: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
+        self.bound(&table::MAXIMUM, &table::CLAMP_MIN, min.into())
+    }
+
+    /// The smaller of each element and `max`; NaN if either is NaN (`torch.clamp_max`). Not for bools.
+    ///
+    /// # Errors
+    /// The same as [`Tensor::clamp`].
+    #[track_caller]
+    pub fn clamp_max<'a>(&self, max: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
+        self.bound(&table::MINIMUM, &table::CLAMP_MAX, max.into())
+    }
+
+    /// [`Tensor::clamp_min`] in place.
+    ///
+    /// # Errors
+    /// The same as [`Tensor::clamp_`].
+    #[track_caller]
+    pub fn clamp_min_<'a>(&self, min: impl Into<TensorOrScalar<'a>>) -> Result<&Self> {
+        self.bound_(&table::MAXIMUM, &table::CLAMP_MIN, "clamp_min_", min.into())
+    }
+
+    /// [`Tensor::clamp_max`] in place.
+    ///
+    /// # Errors
+    /// The same as [`Tensor::clamp_`].
+    #[track_caller]
+    pub fn clamp_max_<'a>(&self, max: impl Into<TensorOrScalar<'a>>) -> Result<&Self> {
+        self.bound_(&table::MINIMUM, &table::CLAMP_MAX, "clamp_max_", max.into())
+    }
+
+    /// Applies [`table::MAXIMUM`] or [`table::MINIMUM`] with the gradients of a bound.
+    #[track_caller]
+    fn bound(
+        &self,
+        op: &'static table::Op,
+        backward: &'static table::Backward,
+        bound: TensorOrScalar<'_>,
+    ) -> Result<Self> {
+        let operands = [self.into(), bound];
+        let common = common_dtype(&operands);
+        check_not_bool(backward.name(), common)?;
+        apply_as(op, backward, &operands, common)
+    }
+
+    /// [`Tensor::bound`] in place.
+    #[track_caller]
+    fn bound_(
+        &self,
+        op: &'static table::Op,
+        backward: &'static table::Backward,
+        name: &'static str,
+        bound: TensorOrScalar<'_>,
+    ) -> Result<&Self> {
+        let operands = [self.into(), bound];
+        let common = common_dtype(&operands);
+        check_not_bool(name, common)?;
+        apply_in_place_as(op, Some(backward), name, self, &operands, common)?;
+        Ok(self)
+    }
+
+    /// Selects this tensor's element where the condition is true, otherwise the element of `other`
+    /// (`torch.Tensor.where`).
+    ///
+    /// # Errors
+    /// The same as [`where_cond`].
+    #[track_caller]
+    pub fn where_cond<'a>(
+        &'a self,
+        condition: &Tensor,
+        other: impl Into<TensorOrScalar<'a>>,
+    ) -> Result<Self> {
+        where_cond(condition, self, other)
+    }
+
+    /// Replaces elements with `value` where the mask is true (`torch.masked_fill`). The result has this
+    /// tensor's dtype, and the shape to which this tensor and the mask broadcast.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if the dtype cannot hold `value`, or if the mask is not of bools.
+    /// Otherwise the same as [`Tensor::add`].
+    #[track_caller]
+    pub fn masked_fill(&self, mask: &Tensor, value: impl Into<Scalar>) -> Result<Self> {
+        let value = value.into();
+        check_bools("masked_fill", "mask", mask)?;
+        check_filled("masked_fill", value, self.dtype())?;
+        let value = as_filled(value, self.dtype());
+        let operands = [mask.into(), value.into(), self.into()];
+        apply(&table::WHERE, &operands, self.dtype()).of("masked_fill")
+    }
+
+    /// [`Tensor::masked_fill`] in place.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ShapeMismatch`] if the mask does not broadcast to this tensor's shape. Otherwise the same
+    /// as [`Tensor::masked_fill`].
+    #[track_caller]
+    pub fn masked_fill_(&self, mask: &Tensor, value: impl Into<Scalar>) -> Result<&Self> {
+        let value = value.into();
+        check_bools("masked_fill_", "mask", mask)?;
+        check_filled("masked_fill_", value, self.dtype())?;
+        let value = as_filled(value, self.dtype());
+        let operands = [mask.into(), value.into(), self.into()];
+        apply_in_place(&table::WHERE, "masked_fill_", self, &operands, self.dtype())?;
+        Ok(self)
+    }
+
+    /// Replaces NaN, inf and -inf with numbers (`torch.nan_to_num`). Defaults: 0 for `nan`, the largest finite
+    /// number of the dtype for `posinf`, the smallest for `neginf`. Integers and bools stay as they are.
+    ///
+    /// # Errors
+    /// Errors of [every op](Tensor#errors-of-every-op).
+    #[track_caller]
+    pub fn nan_to_num(
+        &self,
+        nan: Option<f64>,
+        posinf: Option<f64>,
+        neginf: Option<f64>,
+    ) -> Result<Self> {
+        match self.replacements([nan, posinf, neginf]) {
+            Some([nan, posinf, neginf]) => {
+                apply(&table::NAN_TO_NUM, &[self.into(), nan, posinf, neginf], self.dtype())
+            }
+            None => self.converted(self.dtype()),
+        }
+    }
+
+    /// [`Tensor::nan_to_num`] in place.
+    ///
+    /// # Errors
+    /// Errors of [every op](Tensor#errors-of-every-op).
+    #[track_caller]
+    pub fn nan_to_num_(
+        &self,
+        nan: Option<f64>,
+        posinf: Option<f64>,
+        neginf: Option<f64>,
+    ) -> Result<&Self> {
+        if let Some([nan, posinf, neginf]) = self.replacements([nan, posinf, neginf]) {
+            let operands = [self.into(), nan, posinf, neginf];
+            apply_in_place(&table::NAN_TO_NUM, "nan_to_num_", self, &operands, self.dtype())?;
+        }
+        Ok(self)
+    }
+
+    /// Returns the replacements of NaN, inf and -inf. `None` if the dtype has none of them.
+    fn replacements(
+        &self,
+        [nan, posinf, neginf]: [Option<f64>; 3],
+    ) -> Option<[TensorOrScalar<'static>; 3]> {
+        let most = match self.dtype() {
+            DType::F16 => 65504.0,
+            DType::BF16 => half::bf16::MAX.into(),
+            DType::F32 => f32::MAX.into(),
+            DType::F64 => f64::MAX,
+            _ => return None,
+        };
+        let numbers = [nan.unwrap_or(0.0), posinf.unwrap_or(most), neginf.unwrap_or(-most)];
+        Some(numbers.map(|v| Scalar::Float(v).into()))
+    }
+}
+
+/// Refuses a condition or mask that is not of bools. The error names the argument.
+#[track_caller]
+fn check_bools(op: &'static str, argument: &str, chooses: &Tensor) -> Result<()> {
+    match chooses.dtype() {
+        DType::Bool => Ok(()),
+        dtype => Err(Error::invalid(
+            op,
+            format!(
+                "the {argument} must be of torch.bool, but it is of {dtype}; compare, or convert with `to`"
+            ),
+        )),
+    }
+}
+
+#[track_caller]
+fn check_not_bool(op: &'static str, dtype: DType) -> Result<()> {
+    if dtype == DType::Bool {
+        return Err(ErrorKind::UnsupportedDType { dtype }.of(op));
+    }
+    Ok(())
+}

@@ -1,0 +1,206 @@
+//! Elements gathered by tensors of indices.
+
+use smallvec::smallvec;
+use warpline_kernels::{indexing, scatter};
+use warpline_runtime::launch::report_as;
+
+use super::as_indices;
+use crate::autograd::{Backward, Gradients, Inputs, record, saved, wanted};
+use crate::called::Called;
+use crate::exec::check_together;
+use crate::{Result, Site, Tensor};
+
+impl Tensor {
+    /// Gathers the slices of dimension `dim` that `index` names, in a copy (`torch.index_select`). `index` is
+    /// `int32` or `int64`, a vector or a single number.
+    ///
+    /// A negative index, or one that is too large, is an error that names the index and this call. On the CPU,
+    /// this call returns the error. On a GPU, each read of the result, or of a tensor computed from it, returns
+    /// the error until the result is overwritten. The next `synchronize` of this thread returns it too, once.
+    /// The device stays usable.
+    ///
+    /// ```
+    /// # use warpline::{ErrorKind, tensor};
+    /// let t = tensor(&[[1, 2, 3], [4, 5, 6]], ())?;
+    /// let columns = t.index_select(1, &tensor([2i64, 0], ())?)?;
+    /// assert_eq!(columns.to_vec::<i32>()?, [3, 1, 6, 4]);
+    /// let error = t.index_select(0, &tensor([2i64], ())?).unwrap_err();
+    /// assert!(matches!(error.kind(), ErrorKind::IndexCheck { index: 2, dim: 0, size: 2 }));
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::IndexCheck`](crate::ErrorKind::IndexCheck) if an index is out of range, on the CPU at once
+    /// and on a GPU as described above. [`ErrorKind::DimOutOfRange`](crate::ErrorKind::DimOutOfRange) if the
+    /// tensor lacks the dimension. [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if `index` has
+    /// several dimensions. [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `index` has
+    /// another dtype. Errors of [every op](Tensor#errors-of-every-op).
+    #[track_caller]
+    pub fn index_select(&self, dim: isize, index: &Tensor) -> Result<Self> {
+        check_together("index_select", self, index)?;
+        let dim = self.layout().dim(dim).of("index_select")?;
+        let sizes = indexing::index_select_sizes(self.size(), dim, index.size())?;
+        let exec = self.exec()?;
+        let out = exec.empty(&sizes, self.dtype()).of("index_select")?;
+        indexing::index_select(exec.target(), self.as_view(), dim, index.as_view(), out.as_view())?;
+        if !out.dtype().is_float() || !wanted(&[self]) {
+            return Ok(out);
+        }
+        record(
+            "index_select",
+            out,
+            &[self],
+            IndexSelect { dim: dim as isize, index: index.clone() },
+        )
+    }
+
+    /// Gathers one element per element of `index` (`torch.gather`): that at the same position, except that
+    /// along dimension `dim` the position is the value in `index`. `index` is `int32` or `int64` and has as
+    /// many dimensions as this tensor. Its sizes are those of the result, and no larger than this tensor's in
+    /// any dimension but `dim`.
+    ///
+    /// ```
+    /// # use warpline::tensor;
+    /// let t = tensor(&[[1, 2], [3, 4]], ())?;
+    /// let index = tensor(&[[0i64, 0], [1, 0]], ())?;
+    /// assert_eq!(t.gather(1, &index)?.to_vec::<i32>()?, [1, 1, 4, 3]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if `index` does not fit the tensor.
+    /// Otherwise the same as [`Tensor::index_select`].
+    #[track_caller]
+    pub fn gather(&self, dim: isize, index: &Tensor) -> Result<Self> {
+        self.gather_as("gather", dim, index)
+    }
+
+    /// [`Tensor::gather`] as part of the op `op`.
+    #[track_caller]
+    pub(crate) fn gather_as(&self, op: &'static str, dim: isize, index: &Tensor) -> Result<Self> {
+        check_together(op, self, index)?;
+        let dim = self.layout().dim(dim).of(op)?;
+        let exec = self.exec()?;
+        let out = exec.empty(index.size(), self.dtype()).of(op)?;
+        let (from, at, to) = (self.as_view(), index.as_view(), out.as_view());
+        indexing::gather_as(op, exec.target(), from, dim, at, to)?;
+        if !out.dtype().is_float() || !wanted(&[self]) {
+            return Ok(out);
+        }
+        let (dim, index, call) = (dim as isize, index.clone(), Site::here(op));
+        record("gather", out, &[self], Gather { dim, index, call })
+    }
+}
+
+saved! {
+    struct IndexSelect { dim: isize, index: Tensor }
+
+    struct Gather {
+        dim: isize,
+        index: Tensor,
+        /// The op that gathers. The node has the name of PyTorch's, which is the same within other ops.
+        call: Site,
+    }
+}
+
+impl Backward for IndexSelect {
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        let whole = grad.new_zeros(inputs.sizes(0), ())?;
+        Ok(smallvec![Some(whole.index_add_(self.dim, &self.index, grad)?.clone())])
+    }
+}
+
+impl Backward for Gather {
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        let whole = grad.new_zeros(inputs.sizes(0), ())?;
+        let add = || whole.scatter_add_(self.dim, &self.index, grad).cloned();
+        Ok(smallvec![Some(report_as(Some(self.call), add)?)])
+    }
+}
+
+/// Gathers the rows of the matrix `weight` that `indices` name (`torch.nn.functional.embedding`). `indices` are
+/// `int32` or `int64` of any shape. The shape of the result is that of `indices`, followed by the length of a
+/// row.
+///
+/// ```
+/// # use warpline::{embedding, tensor};
+/// let weight = tensor(&[[0.5f32, 1.0], [1.5, 2.0]], ())?;
+/// let rows = embedding(&weight, &tensor(&[[1i64, 0]], ())?)?;
+/// assert_eq!(rows.size(), [1, 2, 2]);
+/// assert_eq!(rows.to_vec::<f32>()?, [1.5, 2.0, 0.5, 1.0]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// The same as [`Tensor::index_select`]. [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if
+/// `weight` is not a matrix.
+#[track_caller]
+pub fn embedding(weight: &Tensor, indices: &Tensor) -> Result<Tensor> {
+    embedding_padded(weight, indices, None)
+}
+
+/// [`embedding`] whose row `padding`, an index in range, gets no gradient.
+#[track_caller]
+pub(crate) fn embedding_padded(
+    weight: &Tensor,
+    indices: &Tensor,
+    padding: Option<usize>,
+) -> Result<Tensor> {
+    check_together("embedding", weight, indices)?;
+    let sizes = indexing::embedding_sizes(weight.size(), indices.size())?;
+    let exec = weight.exec()?;
+    let out = exec.empty(&sizes, weight.dtype()).of("embedding")?;
+    indexing::embedding(exec.target(), weight.as_view(), indices.as_view(), out.as_view())?;
+    if !out.dtype().is_float() || !wanted(&[weight]) {
+        return Ok(out);
+    }
+    record("embedding", out, &[weight], Embedding { indices: indices.clone(), padding })
+}
+
+saved! {
+    struct Embedding { indices: Tensor, padding: Option<usize> }
+
+    struct EmbeddingBackward { indices: Tensor, padding: Option<usize> }
+}
+
+impl Backward for Embedding {
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        let rows = inputs.sizes(0)[0];
+        Ok(smallvec![Some(embedding_backward(grad, &self.indices, rows, self.padding)?)])
+    }
+}
+
+impl Backward for EmbeddingBackward {
+    fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
+        let all = embedding(grad, &self.indices)?;
+        let Some(row) = self.padding else { return Ok(smallvec![Some(all)]) };
+        let skipped = self.indices.eq(row as i64)?.unsqueeze(-1)?;
+        Ok(smallvec![Some(all.masked_fill(&skipped, 0)?)])
+    }
+}
+
+/// The gradient of an embedding's weight of `rows` rows, from the gradient of its result. It is 0 for the row
+/// `padding`. Sums are in the order of the indices, so that training runs are reproducible.
+#[track_caller]
+fn embedding_backward(
+    grad: &Tensor,
+    indices: &Tensor,
+    rows: usize,
+    padding: Option<usize>,
+) -> Result<Tensor> {
+    const OP: &str = "embedding_backward";
+    let index = as_indices(OP, grad, indices)?.reshape([indices.numel() as isize])?;
+    let columns = grad.size().last().copied().unwrap_or(1);
+    let by_row = grad.with_layout(match grad.layout().view(&[index.numel(), columns]) {
+        Some(layout) => layout,
+        None => return embedding_backward(&grad.contiguous()?, indices, rows, padding),
+    });
+    let exec = grad.exec()?;
+    let out = exec.empty(&[rows, columns], grad.dtype()).of(OP)?;
+    let (to, from) = (out.as_view(), by_row.as_view());
+    scatter::embedding_backward(exec.target(), to, index.as_view(), from, padding)?;
+    if !wanted(&[grad]) {
+        return Ok(out);
+    }
+    record(OP, out, &[grad], EmbeddingBackward { indices: indices.clone(), padding })
+}

@@ -1,0 +1,147 @@
+//! Elements by masks: `nonzero`, `masked_select`, `masked_scatter`.
+
+use std::panic::Location;
+
+use warpline_runtime::broadcast;
+
+use crate::called::Called;
+use crate::methods::order::searchsorted;
+use crate::{DType, Error, ErrorKind, Result, Tensor, arange_start, where_cond};
+
+impl Tensor {
+    /// Returns the indices of the nonzero elements, one row per element, in row-major order (`torch.nonzero`).
+    /// The result is `int64` of shape `[count, dimensions]`. The host waits for the count.
+    ///
+    /// ```
+    /// # use warpline::tensor;
+    /// let t = tensor(&[[0, 7], [8, 0]], ())?;
+    /// assert_eq!(t.nonzero()?.to_vec::<i64>()?, [0, 1, 1, 0]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::Capture`] if the stream is captured. Errors of [every op](Tensor#errors-of-every-op).
+    #[track_caller]
+    pub fn nonzero(&self) -> Result<Self> {
+        const OP: &str = "nonzero";
+        let which = self.numbers_that_hold(OP)?;
+        if self.dim() == 0 {
+            return which.new_empty([which.numel(), 0], ()).of(OP);
+        }
+        let mut columns = Vec::with_capacity(self.dim());
+        let mut step = self.numel();
+        for &size in self.size() {
+            step /= size.max(1);
+            let at = which.floor_divide(step.max(1) as i64).of(OP)?;
+            columns.push(at.remainder(size.max(1) as i64).of(OP)?);
+        }
+        crate::stack(&columns, 1).of(OP)
+    }
+
+    /// [`Tensor::nonzero`] as one vector of indices per dimension (`as_tuple=True`).
+    ///
+    /// # Errors
+    /// The same as [`Tensor::nonzero`].
+    #[track_caller]
+    pub fn nonzero_as_tuple(&self) -> Result<Vec<Self>> {
+        let rows = self.nonzero()?;
+        (0..self.dim()).map(|d| rows.select(1, d as isize)).collect()
+    }
+
+    /// Gathers the elements where a mask of bools is true, as a vector in row-major order
+    /// (`torch.masked_select`). Tensor and mask broadcast. The host waits for the number of elements.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if the mask is not of bools. [`ErrorKind::BroadcastMismatch`] if the
+    /// shapes do not broadcast. [`ErrorKind::Capture`] if the stream is captured. Errors of
+    /// [every op](Tensor#errors-of-every-op).
+    #[track_caller]
+    pub fn masked_select(&self, mask: &Tensor) -> Result<Self> {
+        const OP: &str = "masked_select";
+        check_mask(OP, self, mask)?;
+        let sizes = broadcast(self.size(), mask.size()).of(OP)?;
+        let sizes: Vec<isize> = sizes.iter().map(|&n| n as isize).collect();
+        let which = mask.expand(&sizes).of(OP)?.numbers_that_hold(OP)?;
+        let all = self.expand(&sizes).of(OP)?;
+        all.reshape([all.numel() as isize]).of(OP)?.index_select(0, &which).of(OP)
+    }
+
+    /// Replaces the elements where a mask of bools is true with consecutive elements of `source`
+    /// (`torch.masked_scatter`). Tensor and mask broadcast.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if the mask is not of bools, or is true anywhere while `source` is empty.
+    /// [`ErrorKind::DTypeMismatch`] if `source` has another dtype. [`ErrorKind::BroadcastMismatch`] if the
+    /// shapes do not broadcast. [`ErrorKind::IndexCheck`] if `source` has fewer elements than the mask has true
+    /// ones. Errors of [every op](Tensor#errors-of-every-op).
+    #[track_caller]
+    pub fn masked_scatter(&self, mask: &Tensor, source: &Tensor) -> Result<Self> {
+        const OP: &str = "masked_scatter";
+        check_mask(OP, self, mask)?;
+        let (location, expected, actual) = (Location::caller(), self.dtype(), source.dtype());
+        if expected != actual {
+            return Err(ErrorKind::DTypeMismatch { expected, actual }.of(OP).at(location));
+        }
+        let sizes = broadcast(self.size(), mask.size()).of(OP)?;
+        let sizes: Vec<isize> = sizes.iter().map(|&n| n as isize).collect();
+        let mask = mask.expand(&sizes).of(OP)?;
+        if mask.numel() == 0 {
+            return self.expand(&sizes).of(OP)?.copy().of(OP);
+        }
+        let flat = mask.reshape([mask.numel() as isize]).of(OP)?;
+        let places = flat.cumsum(0).of(OP)?.sub(1).of(OP)?.clamp_min(0).of(OP)?;
+        if source.numel() == 0 {
+            // Nothing can be picked from it, and need not where the mask holds for nothing.
+            if flat.any(()).of(OP)?.item::<bool>().of(OP)? {
+                let reason = "the source has no elements, but the mask holds for some";
+                return Err(Error::invalid(OP, reason));
+            }
+            return self.expand(&sizes).of(OP)?.copy().of(OP);
+        }
+        let values = source.reshape([source.numel() as isize]).of(OP)?;
+        let values = values.index_select(0, &places).of(OP)?.reshape(&sizes).of(OP)?;
+        where_cond(&mask, &values, self).of(OP)
+    }
+
+    /// [`Tensor::masked_scatter`] in place.
+    ///
+    /// # Errors
+    /// The same as [`Tensor::masked_scatter`]. [`ErrorKind::ExpandMismatch`] if the mask does not broadcast to
+    /// this tensor's shape.
+    #[track_caller]
+    pub fn masked_scatter_(&self, mask: &Tensor, source: &Tensor) -> Result<&Self> {
+        const OP: &str = "masked_scatter_";
+        mask.layout().expand(self.size()).of(OP)?;
+        let all = self.masked_scatter(mask, source).of(OP)?;
+        self.copy_(&all, false).of(OP)
+    }
+
+    /// Returns the row-major positions of the nonzero elements, as `int64`.
+    #[track_caller]
+    pub(in crate::methods) fn numbers_that_hold(&self, op: &'static str) -> Result<Self> {
+        let options = (DType::I64, self.device());
+        if self.numel() == 0 {
+            return self.new_empty([0], options).of(op);
+        }
+        self.exec()?.refuse_capture(op)?;
+        let holds = if self.dtype() == DType::Bool { self.clone() } else { self.ne(0).of(op)? };
+        let upto = holds.reshape([holds.numel() as isize]).of(op)?.cumsum(0).of(op)?;
+        let count = upto.select(0, -1).of(op)?.item::<i64>().of(op)?;
+        // The n-th of them is where n are first reached.
+        let each = arange_start(1i64, count + 1, options).of(op)?;
+        searchsorted(&upto, &each, false).of(op)
+    }
+}
+
+#[track_caller]
+fn check_mask(op: &'static str, of: &Tensor, mask: &Tensor) -> Result<()> {
+    crate::exec::check_together(op, of, mask)?;
+    if mask.dtype() == DType::Bool {
+        return Ok(());
+    }
+    let reason = format!(
+        "the mask must be of torch.bool, but it is of {}; compare, or convert with `to`",
+        mask.dtype()
+    );
+    Err(Error::invalid(op, reason))
+}

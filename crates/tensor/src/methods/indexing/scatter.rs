@@ -1,0 +1,360 @@
+//! Elements written, or combined with others, at the places of a tensor of indices: `scatter` and similar
+//! methods.
+
+use smallvec::smallvec;
+use warpline_kernels::scatter::{self, Reduce};
+
+use super::as_indices;
+use super::reduced::Reduced;
+#[cfg(doc)]
+use crate::ErrorKind;
+use crate::autograd::{
+    Backward, Gradients, Inputs, Saved, check_in_place, record, record_in_place, saved, wanted,
+    wanted_in_place,
+};
+use crate::called::Called;
+use crate::exec::check_together;
+use crate::methods::TensorOrScalar;
+use crate::methods::inplace::check_filled;
+use crate::{DType, Result, RoundingMode, Scalar, Tensor};
+
+/// The reduction by which [`Tensor::scatter_reduce`] combines the elements for one place (`reduce` of
+/// `torch.scatter_reduce`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScatterReduce {
+    /// The sum.
+    Sum,
+    /// The product.
+    Prod,
+    /// The mean; rounded down for integers.
+    Mean,
+    /// The largest element; NaN if there is a NaN.
+    Amax,
+    /// The smallest element; NaN if there is a NaN.
+    Amin,
+}
+
+impl Tensor {
+    /// Writes each element of `src` to its own position, except that along dimension `dim` the position is the
+    /// value in `index` (`torch.scatter`). A number as `src` is written to all of these places. `index` is
+    /// `int64` or `int32` and has as many dimensions as this tensor. No dimension of `index` is larger than
+    /// that of `src`, and none but `dim` is larger than that of this tensor. If several indices name one place,
+    /// the last element counts on the CPU, and any element on a GPU.
+    ///
+    /// ```
+    /// # use warpline::{tensor, zeros};
+    /// let index = tensor(&[[1i64], [0]], ())?;
+    /// let t = zeros([2, 2], ())?.scatter(1, &index, &tensor(&[[5f32], [6.0]], ())?)?;
+    /// assert_eq!(t.to_vec::<f32>()?, [0.0, 5.0, 6.0, 0.0]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::IndexCheck`] if an index is out of range, as described at [`Tensor::index_select`].
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::ShapeMismatch`] if `index`
+    /// does not fit the tensor or `src`. [`ErrorKind::DTypeMismatch`] if `src` has another dtype.
+    /// [`ErrorKind::InvalidArgument`] if `index` has another dtype, or if this tensor's dtype cannot hold the
+    /// number `src`. Errors of [every op](Tensor#errors-of-every-op).
+    #[track_caller]
+    pub fn scatter<'a>(
+        &self,
+        dim: isize,
+        index: &Tensor,
+        src: impl Into<TensorOrScalar<'a>>,
+    ) -> Result<Self> {
+        self.put("scatter", dim, index, src.into(), false)
+    }
+
+    /// [`Tensor::scatter`] in place.
+    ///
+    /// # Errors
+    /// The same as [`Tensor::scatter`]. [`ErrorKind::OverlappingOperands`] if `src` shares memory with this
+    /// tensor.
+    #[track_caller]
+    pub fn scatter_<'a>(
+        &self,
+        dim: isize,
+        index: &Tensor,
+        src: impl Into<TensorOrScalar<'a>>,
+    ) -> Result<&Self> {
+        self.put("scatter_", dim, index, src.into(), true)?;
+        Ok(self)
+    }
+
+    /// Adds each element of `src` at the place to which [`Tensor::scatter`] would write it
+    /// (`torch.scatter_add`). Additions are in the order of the indices, except on a GPU with many indices and
+    /// many places, where the order varies from run to run.
+    ///
+    /// ```
+    /// # use warpline::{tensor, zeros};
+    /// let sums = zeros([2], ())?;
+    /// sums.scatter_add_(0, &tensor(&[0i64, 1, 0], ())?, &tensor(&[1f32, 2.0, 3.0], ())?)?;
+    /// assert_eq!(sums.to_vec::<f32>()?, [4.0, 2.0]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The same as [`Tensor::scatter`].
+    #[track_caller]
+    pub fn scatter_add(&self, dim: isize, index: &Tensor, src: &Tensor) -> Result<Self> {
+        self.scattered("scatter_add", dim, index, src, Reduce::Sum, false)
+    }
+
+    /// [`Tensor::scatter_add`] in place.
+    ///
+    /// # Errors
+    /// The same as [`Tensor::scatter_`].
+    #[track_caller]
+    pub fn scatter_add_(&self, dim: isize, index: &Tensor, src: &Tensor) -> Result<&Self> {
+        self.scattered("scatter_add_", dim, index, src, Reduce::Sum, true)?;
+        Ok(self)
+    }
+
+    /// Combines the elements of `src` that [`Tensor::scatter`] would write to one place by `reduce`
+    /// (`torch.scatter_reduce`). With `include_self`, which is PyTorch's default, the element of this tensor
+    /// counts too. A place without an element of `src` keeps its element.
+    ///
+    /// # Errors
+    /// The same as [`Tensor::scatter`].
+    #[track_caller]
+    pub fn scatter_reduce(
+        &self,
+        dim: isize,
+        index: &Tensor,
+        src: &Tensor,
+        reduce: ScatterReduce,
+        include_self: bool,
+    ) -> Result<Self> {
+        const OP: &str = "scatter_reduce";
+        let index = &as_indices(OP, self, index)?;
+        let out = self.duplicate()?;
+        out.reduce_in(OP, dim, index, src, reduce, include_self)?;
+        if !self.dtype().is_float() || !wanted(&[self, src]) {
+            return Ok(out);
+        }
+        let saved = Reduced {
+            x: self.clone(),
+            src: src.clone(),
+            index: index.clone(),
+            out: out.clone(),
+            dim,
+            reduce,
+            include_self,
+        };
+        record(OP, out, &[self, src], saved)
+    }
+
+    /// [`Tensor::scatter_reduce`] in place.
+    ///
+    /// # Errors
+    /// The same as [`Tensor::scatter_`].
+    #[track_caller]
+    pub fn scatter_reduce_(
+        &self,
+        dim: isize,
+        index: &Tensor,
+        src: &Tensor,
+        reduce: ScatterReduce,
+        include_self: bool,
+    ) -> Result<&Self> {
+        const OP: &str = "scatter_reduce_";
+        if wanted_in_place(self, &[src]) {
+            // The gradient may need the elements that are overwritten.
+            let former = self.copy().of(OP)?;
+            let out = former.scatter_reduce(dim, index, src, reduce, include_self).of(OP)?;
+            return self.copy_(&out, false).of(OP);
+        }
+        self.reduce_in(OP, dim, index, src, reduce, include_self)?;
+        Ok(self)
+    }
+
+    /// [`Tensor::scatter`] or [`Tensor::scatter_`] as part of the op `op`.
+    #[track_caller]
+    pub(crate) fn put(
+        &self,
+        op: &'static str,
+        dim: isize,
+        index: &Tensor,
+        src: TensorOrScalar<'_>,
+        in_place: bool,
+    ) -> Result<Self> {
+        let number;
+        let src = match src {
+            TensorOrScalar::Tensor(src) => src,
+            TensorOrScalar::Scalar(value) => {
+                number = self.everywhere(op, value, index.size())?;
+                &number
+            }
+        };
+        self.scattered(op, dim, index, src, Reduce::Assign, in_place)
+    }
+
+    /// [`Tensor::scatter`] or [`Tensor::scatter_add`], recorded for autograd.
+    #[track_caller]
+    pub(super) fn scattered(
+        &self,
+        op: &'static str,
+        dim: isize,
+        index: &Tensor,
+        src: &Tensor,
+        reduce: Reduce,
+        in_place: bool,
+    ) -> Result<Self> {
+        let wanted = self.dtype().is_float()
+            && if in_place { wanted_in_place(self, &[src]) } else { wanted(&[self, src]) };
+        if wanted && in_place {
+            check_in_place(op, self)?;
+        }
+        let index = &as_indices(op, self, index)?;
+        let out = if in_place { self.clone() } else { self.duplicate()? };
+        out.scatter_raw(op, dim, index, src, reduce)?;
+        if !wanted {
+            return Ok(out);
+        }
+        let replaces = reduce == Reduce::Assign;
+        let index = (replaces || src.requires_grad()).then(|| index.clone());
+        let saved = Scatter { dim, index, replaces };
+        if in_place {
+            record_in_place(op, &[self, src], saved)?;
+            return Ok(out);
+        }
+        record(op, out, &[self, src], saved)
+    }
+
+    /// Returns one element of this dtype, expanded to `sizes`.
+    #[track_caller]
+    pub(super) fn everywhere(
+        &self,
+        op: &'static str,
+        value: Scalar,
+        sizes: &[usize],
+    ) -> Result<Self> {
+        check_filled(op, value, self.dtype())?;
+        let one = self.new_full((), value, ()).of(op)?;
+        Ok(one.with_layout(one.layout().expand(sizes)?))
+    }
+
+    #[track_caller]
+    pub(super) fn scatter_raw(
+        &self,
+        op: &'static str,
+        dim: isize,
+        index: &Tensor,
+        src: &Tensor,
+        reduce: Reduce,
+    ) -> Result<()> {
+        let index = as_indices(op, self, index)?;
+        check_together(op, self, src)?;
+        let dim = self.layout().dim(dim).of(op)?;
+        let (index, src) = (index.as_view(), src.as_view());
+        scatter::scatter(self.exec()?.target(), op, self.as_view(), dim, index, src, reduce)
+    }
+
+    #[track_caller]
+    fn reduce_in(
+        &self,
+        op: &'static str,
+        dim: isize,
+        index: &Tensor,
+        src: &Tensor,
+        reduce: ScatterReduce,
+        include_self: bool,
+    ) -> Result<()> {
+        let index = &as_indices(op, self, index)?;
+        let kind = match reduce {
+            ScatterReduce::Sum | ScatterReduce::Mean => Reduce::Sum,
+            ScatterReduce::Prod => Reduce::Prod,
+            ScatterReduce::Amax => Reduce::Max,
+            ScatterReduce::Amin => Reduce::Min,
+        };
+        if !include_self {
+            // A place without an element of `src` keeps its element.
+            let neutral = match kind {
+                Reduce::Sum => Scalar::Int(0),
+                Reduce::Prod => Scalar::Int(1),
+                Reduce::Max => lowest(self),
+                _ => highest(self),
+            };
+            let neutral = self.everywhere(op, neutral, index.size())?;
+            self.scatter_raw(op, dim, index, &neutral, Reduce::Assign)?;
+        }
+        self.scatter_raw(op, dim, index, src, kind)?;
+        if reduce == ScatterReduce::Mean {
+            let counts = self.new_full(self.size(), i64::from(include_self), ()).of(op)?;
+            let one = self.everywhere(op, Scalar::Int(1), index.size())?;
+            counts.scatter_raw(op, dim, index, &one, Reduce::Sum)?;
+            let counts = counts.clamp_min(1).of(op)?;
+            let mean = if self.dtype().is_float() {
+                self.div(&counts)
+            } else {
+                self.div_rounded(&counts, RoundingMode::Floor)
+            };
+            self.overwrite(&mean.of(op)?, false).of(op)?;
+        }
+        Ok(())
+    }
+}
+
+saved! {
+    struct Scatter {
+        dim: isize,
+        /// `None` if elements are added and the source wants no gradient.
+        index: Option<Tensor>,
+        /// Whether the elements are replaced, and not added to.
+        replaces: bool,
+    }
+}
+
+impl Backward for Scatter {
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        let of_self = inputs.gradient(0, || match &self.index {
+            Some(index) if self.replaces => grad.scatter(self.dim, index, 0),
+            _ => Ok(grad.clone()),
+        })?;
+        let of_src = |index| within(&grad.gather(self.dim, index)?, inputs.sizes(1));
+        let index = self.index.as_ref().filter(|_| inputs.needs(1));
+        Ok(smallvec![of_self, index.map(of_src).transpose()?])
+    }
+}
+
+impl Saved for ScatterReduce {}
+
+/// Returns a number that is not larger than any element.
+fn lowest(of: &Tensor) -> Scalar {
+    match of.dtype() {
+        DType::Bool => Scalar::Bool(false),
+        DType::U8 => Scalar::Int(0),
+        DType::I8 => Scalar::Int(i8::MIN.into()),
+        DType::I16 => Scalar::Int(i16::MIN.into()),
+        DType::I32 => Scalar::Int(i32::MIN.into()),
+        DType::I64 => Scalar::Int(i64::MIN),
+        _ => Scalar::Float(f64::NEG_INFINITY),
+    }
+}
+
+/// Returns a number that is not smaller than any element.
+fn highest(of: &Tensor) -> Scalar {
+    match of.dtype() {
+        DType::Bool => Scalar::Bool(true),
+        DType::U8 => Scalar::Int(u8::MAX.into()),
+        DType::I8 => Scalar::Int(i8::MAX.into()),
+        DType::I16 => Scalar::Int(i16::MAX.into()),
+        DType::I32 => Scalar::Int(i32::MAX.into()),
+        DType::I64 => Scalar::Int(i64::MAX),
+        _ => Scalar::Float(f64::INFINITY),
+    }
+}
+
+/// Extends a gradient to `sizes`: it is zero beyond the sizes of the index.
+pub(super) fn within(grad: &Tensor, sizes: &[usize]) -> Result<Tensor> {
+    if grad.size() == sizes {
+        return Ok(grad.clone());
+    }
+    let all = grad.new_zeros(sizes, ())?;
+    let mut part = all.clone();
+    for (d, &n) in grad.size().iter().enumerate() {
+        part = part.narrow(d as isize, 0, n)?;
+    }
+    part.copy_(grad, false)?;
+    Ok(all)
+}

@@ -1,0 +1,178 @@
+//! Fills in place. All methods take `&self`, because handles and views share the memory, and so the change.
+
+use warpline_kernels::{fill, random};
+
+use super::elementwise::check_fits;
+#[cfg(doc)]
+use crate::ErrorKind;
+use crate::autograd::{check_in_place, record_overwritten, wanted_in_place};
+use crate::{DType, Error, Result, Scalar, Tensor};
+
+impl Tensor {
+    /// Sets every element to `value` (`torch.Tensor.fill_`).
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if the dtype cannot hold `value`. [`ErrorKind::OverlappingWrite`] if the
+    /// tensor has several indices at one address. Errors of [every op](Tensor#errors-of-every-op).
+    #[track_caller]
+    pub fn fill_(&self, value: impl Into<Scalar>) -> Result<&Self> {
+        let value = value.into();
+        check_filled("fill_", value, self.dtype())?;
+        let exec = self.exec()?;
+        let tracked = check_overwritten("fill_", self)?;
+        fill::fill(exec.target(), self.as_view(), value)?;
+        self.overwritten("fill_", tracked)
+    }
+
+    /// Sets every element to zero (`torch.Tensor.zero_`).
+    ///
+    /// # Errors
+    /// [`ErrorKind::OverlappingWrite`] if the tensor has several indices at one address. Errors of
+    /// [every op](Tensor#errors-of-every-op).
+    #[track_caller]
+    pub fn zero_(&self) -> Result<&Self> {
+        self.fill_(0)
+    }
+
+    /// Draws every element from the normal distribution with mean `mean` and standard deviation `std`
+    /// (`torch.Tensor.normal_`).
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if `std` is negative, or an argument is not finite.
+    /// [`ErrorKind::UnsupportedDType`] if the tensor is not of floats. Errors of
+    /// [every op](Tensor#errors-of-every-op).
+    #[track_caller]
+    pub fn normal_(&self, mean: f64, std: f64) -> Result<&Self> {
+        check_finite("normal_", &[("mean", mean), ("std", std)])?;
+        let exec = self.exec()?;
+        let tracked = check_overwritten("normal_", self)?;
+        random::normal(exec.target(), self.as_view(), mean, std)?;
+        self.overwritten("normal_", tracked)
+    }
+
+    /// Draws every element uniformly from `[from, to)` (`torch.Tensor.uniform_`).
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if `from` is above `to`, a bound is not finite, or the interval is wider
+    /// than the range of the dtype. [`ErrorKind::UnsupportedDType`] if the tensor is not of floats. Errors of
+    /// [every op](Tensor#errors-of-every-op).
+    #[track_caller]
+    pub fn uniform_(&self, from: f64, to: f64) -> Result<&Self> {
+        check_finite("uniform_", &[("from", from), ("to", to)])?;
+        let exec = self.exec()?;
+        let tracked = check_overwritten("uniform_", self)?;
+        random::uniform(exec.target(), self.as_view(), from, to)?;
+        self.overwritten("uniform_", tracked)
+    }
+
+    /// Draws every element from the integers from `low` up to but excluding `high` (`torch.Tensor.random_`).
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if `high` is not above `low`, or the dtype cannot hold the integers.
+    /// Errors of [every op](Tensor#errors-of-every-op).
+    #[track_caller]
+    pub fn random_(&self, low: i64, high: i64) -> Result<&Self> {
+        let exec = self.exec()?;
+        let tracked = check_overwritten("random_", self)?;
+        random::randint(exec.target(), self.as_view(), low, high)?;
+        self.overwritten("random_", tracked)
+    }
+
+    /// Sets every element to 1 with probability `p`, otherwise to 0 (`torch.Tensor.bernoulli_`).
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if `p` is not from 0 to 1. Errors of
+    /// [every op](Tensor#errors-of-every-op).
+    #[track_caller]
+    pub fn bernoulli_(&self, p: f64) -> Result<&Self> {
+        let exec = self.exec()?;
+        let tracked = check_overwritten("bernoulli_", self)?;
+        random::bernoulli(exec.target(), self.as_view(), p)?;
+        self.overwritten("bernoulli_", tracked)
+    }
+
+    /// Draws every element from the exponential distribution with rate `lambda` (`torch.Tensor.exponential_`).
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if `lambda` is not positive and finite. [`ErrorKind::UnsupportedDType`]
+    /// if the tensor is not of floats. Errors of [every op](Tensor#errors-of-every-op).
+    #[track_caller]
+    pub fn exponential_(&self, lambda: f64) -> Result<&Self> {
+        check_finite("exponential_", &[("lambda", lambda)])?;
+        let exec = self.exec()?;
+        let tracked = check_overwritten("exponential_", self)?;
+        random::exponential(exec.target(), self.as_view(), lambda)?;
+        self.overwritten("exponential_", tracked)
+    }
+
+    /// Records the change of every element, if [`check_overwritten`] returned `true`.
+    #[inline]
+    #[track_caller]
+    fn overwritten(&self, op: &'static str, tracked: bool) -> Result<&Self> {
+        if tracked {
+            record_overwritten(op, self)?;
+        }
+        Ok(self)
+    }
+}
+
+/// Returns whether autograd has to record that every element of `tensor` changes. The tensor depends on no
+/// input afterwards.
+#[inline]
+#[track_caller]
+fn check_overwritten(op: &'static str, tensor: &Tensor) -> Result<bool> {
+    let tracked = wanted_in_place(tensor, &[]);
+    if tracked {
+        check_in_place(op, tensor)?;
+    }
+    Ok(tracked)
+}
+
+#[track_caller]
+fn check_finite(op: &'static str, arguments: &[(&str, f64)]) -> Result<()> {
+    match arguments.iter().find(|(_, v)| !v.is_finite()) {
+        None => Ok(()),
+        Some((name, v)) => Err(Error::invalid(op, format!("{name} must be finite, but is {v}"))),
+    }
+}
+
+/// Refuses a value that a dtype cannot hold.
+#[track_caller]
+pub(super) fn check_filled(op: &'static str, value: Scalar, dtype: DType) -> Result<()> {
+    check_fits(op, value, dtype)?;
+    check_float_fits(op, value, dtype)
+}
+
+/// Refuses a finite float that a dtype cannot hold. Float dtypes hold infinities and NaN.
+#[track_caller]
+fn check_float_fits(op: &'static str, value: Scalar, dtype: DType) -> Result<()> {
+    let v = match value {
+        Scalar::Float(v) => v,
+        // The only dtype of floats with a smaller range than the integers'.
+        Scalar::Int(v) if dtype == DType::F16 => v as f64,
+        _ => return Ok(()),
+    };
+    const TWO_63: f64 = 9_223_372_036_854_775_808.0;
+    let most = match dtype {
+        DType::F16 => 65504.0,
+        DType::BF16 => f64::from(half::bf16::MAX),
+        DType::F32 => f64::from(f32::MAX),
+        DType::F64 | DType::Bool => return Ok(()),
+        DType::I64 if v.is_finite() && (-TWO_63..TWO_63).contains(&v) => {
+            return Ok(());
+        }
+        DType::I64 => 0.0,
+        _ if v.is_finite() => {
+            let whole = Scalar::Int(v.trunc().clamp(-1e18, 1e18) as i64);
+            return check_fits(op, whole, dtype);
+        }
+        _ => 0.0,
+    };
+    if v.abs() <= most || (dtype.is_float() && !v.is_finite()) {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        op,
+        format!("the value {v} cannot be converted to {dtype} without overflow"),
+    ))
+}

@@ -1,0 +1,53 @@
+//! The methods of [`Tensor`](crate::Tensor), and the functions that make, join and index tensors.
+
+mod activations;
+mod binary;
+mod bounds;
+pub mod by_name;
+pub(crate) mod composite;
+mod data;
+mod elementwise;
+mod factories;
+pub(crate) mod indexing;
+mod inplace;
+mod matmul;
+mod new_like;
+mod operators;
+mod order;
+mod pending;
+mod powers;
+mod print;
+mod products;
+mod promote;
+mod reduce;
+mod reduce_backward;
+mod shapes;
+mod statistics;
+mod transfer;
+mod unary;
+mod views;
+
+pub use bounds::where_cond;
+pub use data::TensorData;
+pub use elementwise::TensorOrScalar;
+pub(crate) use elementwise::{
+    apply as apply_elementwise, common_dtype, common_dtype_of, counts_as_number, rounded,
+};
+pub use factories::{
+    arange, arange_start, arange_start_step, empty, eye, full, linspace, logspace, ones, rand,
+    randint, randn, randperm, tensor, zeros,
+};
+pub(crate) use indexing::embedding_padded;
+pub use indexing::{Index, IndexRange, IntoIndices, ScatterReduce, embedding};
+pub use order::{isin, searchsorted};
+pub use pending::Pending;
+pub use powers::RoundingMode;
+pub use products::einsum;
+pub use promote::{promote_types, result_type};
+pub use reduce::{IntoDim, IntoDims};
+pub(crate) use reduce_backward::Softmax;
+pub(crate) use shapes::list;
+pub use shapes::{
+    MeshIndexing, block_diag, dstack, hstack, meshgrid, tril_indices, triu_indices, vstack,
+};
+pub use views::{cat, stack};

@@ -1,0 +1,75 @@
+//! Positions of values among sorted values.
+
+use warpline_kernels::sort;
+
+use crate::called::Called;
+use crate::exec::check_together;
+use crate::methods::result_type;
+use crate::{DType, Result, Tensor};
+
+/// Finds the position of each value in `sorted` that keeps the order (`torch.searchsorted`). All elements
+/// before the position are less than the value; with `right`, less or equal. `sorted` is a vector, or has one
+/// row per row of `values`. The result is `int64` and has the shape of `values`.
+///
+/// ```
+/// # use warpline::{searchsorted, tensor};
+/// let sorted = tensor(&[1, 3, 5], ())?;
+/// let places = searchsorted(&sorted, &tensor(&[3, 6], ())?, false)?;
+/// assert_eq!(places.to_vec::<i64>()?, [1, 3]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::DTypeMismatch`](crate::ErrorKind::DTypeMismatch) if the dtypes differ.
+/// [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if `sorted` is not a vector and its rows are
+/// not those of `values`. [`ErrorKind::UnsupportedDType`](crate::ErrorKind::UnsupportedDType) if the tensors
+/// are of bools. Errors of [every op](Tensor#errors-of-every-op).
+#[track_caller]
+pub fn searchsorted(sorted: &Tensor, values: &Tensor, right: bool) -> Result<Tensor> {
+    check_together("searchsorted", values, sorted)?;
+    let exec = values.exec()?;
+    let out = exec.empty(values.size(), DType::I64).of("searchsorted")?;
+    let (of, to) = (values.as_view(), out.as_view());
+    sort::searchsorted(exec.target(), sorted.as_view(), of, to, right)?;
+    Ok(out)
+}
+
+/// Returns whether each element is in `test_elements`, as bools (`torch.isin`). Both tensors are converted to
+/// the dtype of [`result_type`].
+///
+/// # Errors
+/// Errors of [every op](Tensor#errors-of-every-op).
+#[track_caller]
+pub fn isin(elements: &Tensor, test_elements: &Tensor) -> Result<Tensor> {
+    const OP: &str = "isin";
+    check_together(OP, elements, test_elements)?;
+    let dtype = result_type(elements, test_elements);
+    // Bools have no order to search.
+    let dtype = if dtype == DType::Bool { DType::U8 } else { dtype };
+    let of = |t: &Tensor| t.detach().in_dtype(dtype);
+    let (elements, tests) = (of(elements).of(OP)?, of(test_elements).of(OP)?);
+    if tests.numel() == 0 {
+        return elements.new_zeros(elements.size(), DType::Bool).of(OP);
+    }
+    let (sorted, _) = tests.reshape([tests.numel() as isize]).of(OP)?.sort(0, false).of(OP)?;
+    let places = searchsorted(&sorted, &elements, false).of(OP)?;
+    let places = places.clamp_max(sorted.numel() as i64 - 1).of(OP)?;
+    sorted.take(&places).of(OP)?.eq(&elements).of(OP)
+}
+
+impl Tensor {
+    /// The same as [`searchsorted`] for this tensor's elements in a vector of boundaries (`torch.bucketize`).
+    ///
+    /// # Errors
+    /// The same as [`searchsorted`]. [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if
+    /// `boundaries` is not a vector.
+    #[track_caller]
+    pub fn bucketize(&self, boundaries: &Tensor, right: bool) -> Result<Self> {
+        if boundaries.dim() != 1 {
+            let reason =
+                format!("the boundaries have sizes {:?}, but must be a vector", boundaries.size());
+            return Err(crate::Error::invalid("bucketize", reason));
+        }
+        searchsorted(boundaries, self, right).of("bucketize")
+    }
+}

@@ -1,0 +1,152 @@
+//! Sums of products of two tensors over shared dimensions.
+
+#[cfg(doc)]
+use crate::ErrorKind;
+use crate::called::Called;
+use crate::methods::composite::signed;
+use crate::{Error, IntoDims, Result, Tensor};
+
+impl Tensor {
+    /// The sum of products over this tensor's last `dims` dimensions and the other tensor's first `dims`
+    /// (`torch.tensordot` with a number).
+    ///
+    /// ```
+    /// # use warpline::ones;
+    /// let t = ones([2, 3, 4], ())?.tensordot(&ones([3, 4, 5], ())?, 2)?;
+    /// assert_eq!((t.size(), t.i((0, 0))?.item::<f32>()?), (&[2, 5][..], 12.0));
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::ShapeMismatch`] if these dimensions differ in size. [`ErrorKind::InvalidArgument`] if a
+    /// tensor has fewer dimensions. Otherwise the same as [`Tensor::matmul`].
+    #[track_caller]
+    pub fn tensordot(&self, other: &Tensor, dims: usize) -> Result<Self> {
+        if dims > self.dim().min(other.dim()) {
+            let reason =
+                format!("{dims} dimensions of tensors of {} and {}", self.dim(), other.dim());
+            return Err(Error::invalid("tensordot", reason));
+        }
+        let own: Vec<isize> = (self.dim() - dims..self.dim()).map(|d| d as isize).collect();
+        let others: Vec<isize> = (0..dims).map(|d| d as isize).collect();
+        self.contracted(other, &own, &others).of("tensordot")
+    }
+
+    /// The sum of products over pairs of dimensions (`torch.tensordot` with two lists).
+    ///
+    /// # Errors
+    /// The same as [`Tensor::tensordot`]. [`ErrorKind::DimOutOfRange`] if a tensor lacks a dimension.
+    /// [`ErrorKind::InvalidArgument`] if the lists differ in length, or name a dimension twice.
+    #[doc(alias = "tensordot")]
+    #[track_caller]
+    pub fn tensordot_dims(
+        &self,
+        other: &Tensor,
+        dims_self: impl IntoDims,
+        dims_other: impl IntoDims,
+    ) -> Result<Self> {
+        self.contracted(other, &dims_self.into_dims(), &dims_other.into_dims()).of("tensordot_dims")
+    }
+
+    #[track_caller]
+    fn contracted(&self, other: &Tensor, own: &[isize], others: &[isize]) -> Result<Self> {
+        if own.len() != others.len() {
+            let reason = format!("{own:?} and {others:?} differ in length");
+            return Err(Error::invalid("tensordot", reason));
+        }
+        let (free_a, summed_a) = free_and_summed(self, own)?;
+        let (free_b, summed_b) = free_and_summed(other, others)?;
+        let size = |t: &Tensor, d: &isize| t.size()[*d as usize];
+        for (a, b) in summed_a.iter().zip(&summed_b) {
+            if size(self, a) != size(other, b) {
+                return Err(Error::shape(
+                    "tensordot",
+                    format!(
+                        "contracted dimensions need to match, but dimension {a} has size {} and {b} has {}",
+                        size(self, a),
+                        size(other, b)
+                    ),
+                ));
+            }
+        }
+        let sizes: Vec<usize> = (free_a.iter().map(|d| size(self, d)))
+            .chain(free_b.iter().map(|d| size(other, d)))
+            .collect();
+        let rows: usize = free_a.iter().map(|d| size(self, d)).product();
+        let columns: usize = free_b.iter().map(|d| size(other, d)).product();
+        let inner: usize = summed_a.iter().map(|d| size(self, d)).product();
+        let a = self.permute([free_a, summed_a].concat())?.reshape([rows, inner])?;
+        let b = other.permute([summed_b, free_b].concat())?.reshape([inner, columns])?;
+        a.matmul(&b)?.reshape(signed(&sizes))
+    }
+}
+
+/// Returns the dimensions that stay, and those to sum over. Refuses a dimension that is named twice.
+#[track_caller]
+fn free_and_summed(tensor: &Tensor, dims: &[isize]) -> Result<(Vec<isize>, Vec<isize>)> {
+    let mut summed = Vec::new();
+    for &dim in dims {
+        let d = tensor.layout().dim(dim)? as isize;
+        if summed.contains(&d) || tensor.dim() == 0 {
+            let reason = format!("dim {d} appears several times in {dims:?}");
+            return Err(Error::invalid("tensordot", reason));
+        }
+        summed.push(d);
+    }
+    let free = (0..tensor.dim() as isize).filter(|d| !summed.contains(d)).collect();
+    Ok((free, summed))
+}
+
+/// The products of two tensors with as many dimensions, which broadcast, summed over `summed`, which
+/// keep size 1.
+#[track_caller]
+pub(super) fn sum_of_products(a: &Tensor, b: &Tensor, summed: &[usize]) -> Result<Tensor> {
+    let (mut a, mut b) = (a.clone(), b.clone());
+    let mut inner = Vec::new();
+    for &d in summed {
+        match (a.size()[d] != 1, b.size()[d] != 1) {
+            (true, true) => inner.push(d),
+            (true, false) => a = a.sum_keepdim(d as isize)?.to(a.dtype())?,
+            (false, true) => b = b.sum_keepdim(d as isize)?.to(b.dtype())?,
+            (false, false) => {}
+        }
+    }
+    if inner.is_empty() {
+        return a.mul(&b);
+    }
+    // The dimensions of both tensors (a batch), of the first alone, and of the second alone or of neither.
+    let (mut batch, mut rows, mut columns) = (Vec::new(), Vec::new(), Vec::new());
+    for d in (0..a.dim()).filter(|d| !inner.contains(d)) {
+        match (a.size()[d] != 1, b.size()[d] != 1) {
+            (true, true) => batch.push(d),
+            (true, false) => rows.push(d),
+            _ => columns.push(d),
+        }
+    }
+    let sizes =
+        |t: &Tensor, dims: &[usize]| -> Vec<usize> { dims.iter().map(|&d| t.size()[d]).collect() };
+    let count = |sizes: &[usize]| sizes.iter().product::<usize>();
+    let order = |parts: [&[usize]; 4]| signed(&parts.concat());
+    let (batches, m, k, n) = (
+        count(&sizes(&a, &batch)),
+        count(&sizes(&a, &rows)),
+        count(&sizes(&a, &inner)),
+        count(&sizes(&b, &columns)),
+    );
+    let left = a.permute(order([&batch, &rows, &inner, &columns]))?;
+    let right = b.permute(order([&batch, &inner, &columns, &rows]))?;
+    let product = if batch.is_empty() {
+        left.reshape([m, k])?.matmul(&right.reshape([k, n])?)?
+    } else {
+        left.reshape([batches, m, k])?.matmul(&right.reshape([batches, k, n])?)?
+    };
+    let ones = vec![1; inner.len()];
+    let apart = [sizes(&a, &batch), sizes(&a, &rows), ones, sizes(&b, &columns)].concat();
+    // Each dimension back to its place.
+    let places = order([&batch, &rows, &inner, &columns]);
+    let mut back = vec![0; places.len()];
+    for (i, &d) in places.iter().enumerate() {
+        back[d as usize] = i as isize;
+    }
+    product.reshape(&apart)?.permute(back)
+}

@@ -1,0 +1,114 @@
+//! Repetitions of tensors.
+
+use std::panic::Location;
+
+use smallvec::SmallVec;
+
+use crate::called::Called;
+use crate::methods::composite::signed;
+use crate::{Error, ErrorKind, IntoDim, IntoShape, Result, Tensor};
+
+impl Tensor {
+    /// Repeats the tensor `repeats[d]` times along each dimension `d`, in a copy (`torch.Tensor.repeat`). With
+    /// more numbers than dimensions, the first numbers are for new leading dimensions.
+    ///
+    /// ```
+    /// # use warpline::tensor;
+    /// let t = tensor([1i64, 2], ())?;
+    /// assert_eq!(t.repeat([2, 2])?.to_vec::<i64>()?, [1, 2, 1, 2, 1, 2, 1, 2]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::ShapeMismatch`] if there are fewer numbers than dimensions. [`ErrorKind::SizeOverflow`] if
+    /// the result has more elements than `isize` counts. Errors of [every op](Tensor#errors-of-every-op).
+    #[track_caller]
+    pub fn repeat(&self, repeats: impl IntoShape) -> Result<Self> {
+        let repeats = repeats.into_shape();
+        let Some(new) = repeats.len().checked_sub(self.dim()) else {
+            return Err(Error::shape(
+                "repeat",
+                format!(
+                    "{repeats:?} has fewer numbers than the tensor has dimensions, {}",
+                    self.dim()
+                ),
+            ));
+        };
+        // Inserts an expanded dimension before each dimension; the two merge to the repeated dimension.
+        let mut apart: SmallVec<[isize; 12]> = SmallVec::new();
+        let mut expanded: SmallVec<[isize; 12]> = SmallVec::new();
+        let mut sizes: SmallVec<[isize; 6]> = SmallVec::new();
+        for (d, &times) in repeats.iter().enumerate() {
+            let own = d.checked_sub(new).map_or(1, |d| self.size()[d]);
+            let times = counted("repeat", times, self)?;
+            apart.extend([1, own as isize]);
+            expanded.extend([times, own as isize]);
+            sizes.push(times.saturating_mul(own as isize));
+        }
+        let expanded = self.reshape(&apart[..]).of("repeat")?.expand(&expanded[..]).of("repeat")?;
+        let out = expanded.reshape(&sizes[..]).of("repeat")?;
+        // Repeating once gives a view so far, but a copy in PyTorch.
+        if repeats.iter().all(|&times| times == 1) { out.copy().of("repeat") } else { out_of(out) }
+    }
+
+    /// [`Tensor::repeat`], where fewer numbers than dimensions are for the last dimensions (`torch.tile`).
+    ///
+    /// # Errors
+    /// [`ErrorKind::SizeOverflow`] if the result has more elements than `isize` counts. Errors of
+    /// [every op](Tensor#errors-of-every-op).
+    #[track_caller]
+    pub fn tile(&self, dims: impl IntoShape) -> Result<Self> {
+        let dims = dims.into_shape();
+        let ones = self.dim().saturating_sub(dims.len());
+        let repeats: SmallVec<[usize; 6]> =
+            std::iter::repeat_n(1, ones).chain(dims.iter().copied()).collect();
+        self.repeat(&repeats[..]).of("tile")
+    }
+
+    /// Repeats each index of a dimension `repeats` times in a row, in a copy (`torch.repeat_interleave`). With
+    /// `None` or `()`, the elements of the flattened tensor are repeated.
+    ///
+    /// ```
+    /// # use warpline::tensor;
+    /// let t = tensor([1i64, 2], ())?;
+    /// assert_eq!(t.repeat_interleave(2, 0)?.to_vec::<i64>()?, [1, 1, 2, 2]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::SizeOverflow`] if the
+    /// result has more elements than `isize` counts. Errors of [every op](Tensor#errors-of-every-op).
+    #[track_caller]
+    pub fn repeat_interleave(&self, repeats: usize, dim: impl IntoDim) -> Result<Self> {
+        let op = "repeat_interleave";
+        let (t, d) = match dim.into_dim() {
+            None => (self.reshape([-1]).of(op)?, 0),
+            Some(dim) if self.dim() == 0 => (self.reshape([1])?, self.layout().dim(dim).of(op)?),
+            Some(dim) => (self.clone(), self.layout().dim(dim).of(op)?),
+        };
+        let mut sizes = signed(t.size());
+        let times = counted(op, repeats, &t)?;
+        sizes.insert(d + 1, times);
+        let expanded = t.unsqueeze(d as isize + 1)?.expand(&sizes).of(op)?;
+        sizes.remove(d + 1);
+        sizes[d] = sizes[d].saturating_mul(times);
+        let out = expanded.reshape(&sizes).of(op)?;
+        if repeats == 1 { out.copy().of(op) } else { out_of(out) }
+    }
+}
+
+/// Returns a number of repetitions as a size.
+#[track_caller]
+fn counted(op: &'static str, times: usize, of: &Tensor) -> Result<isize> {
+    let location = Location::caller();
+    isize::try_from(times).map_err(|_| {
+        let sizes = [times].iter().chain(of.size()).copied().collect();
+        ErrorKind::SizeOverflow { sizes }.of(op).at(location)
+    })
+}
+
+/// Copies a result that expanding left as a view, for instance of a dimension of size 1. PyTorch copies it.
+#[track_caller]
+fn out_of(out: Tensor) -> Result<Tensor> {
+    out.contiguous()
+}

@@ -1,0 +1,462 @@
+//! Views, which share memory with their tensor, and functions that join tensors.
+
+use std::borrow::Borrow;
+use std::panic::Location;
+
+use smallvec::{SmallVec, smallvec};
+use warpline_kernels as kernels;
+use warpline_runtime::{Layout, Sizes, checked_numel, resolve_dim};
+
+use super::indexing::{IndexRange, basic};
+use super::reduce::{IntoDim, IntoDims};
+use crate::autograd::{Backward, Gradients, Inputs, linear, record, reshape_back, saved, wanted};
+use crate::called::Called;
+use crate::exec::check_together;
+use crate::{Error, ErrorKind, IntoSizes, MemoryFormat, Result, Tensor};
+
+impl Tensor {
+    /// Returns the elements in another shape (`torch.reshape`): a view if the strides allow it, otherwise a
+    /// copy. One size may be −1; it follows from the other sizes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidReshape`] if the shape has another number of elements.
+    /// [`ErrorKind::InvalidArgument`] if several sizes are −1. Errors of [every op](Tensor#errors-of-every-op)
+    /// if a copy is made.
+    #[track_caller]
+    pub fn reshape(&self, shape: impl IntoSizes) -> Result<Self> {
+        let sizes = self.infer_sizes(&shape.into_sizes()).of("reshape")?;
+        match self.layout().view(&sizes) {
+            Some(layout) => self.viewed_reshaped("view", layout),
+            None => self.contiguous()?.unsafe_view(&sizes).of("reshape"),
+        }
+    }
+
+    /// Returns a view in another shape (`torch.Tensor.view`). One size may be −1; it follows from the other
+    /// sizes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidReshape`] if the shape has another number of elements.
+    /// [`ErrorKind::InvalidArgument`] if several sizes are −1. [`ErrorKind::ViewNeedsCopy`] if the strides do
+    /// not allow a view in this shape.
+    #[track_caller]
+    pub fn view(&self, shape: impl IntoSizes) -> Result<Self> {
+        let sizes = self.infer_sizes(&shape.into_sizes()).of("view")?;
+        let location = Location::caller();
+        let layout = self.layout().view(&sizes).ok_or_else(|| {
+            ErrorKind::ViewNeedsCopy {
+                from: self.size().into(),
+                strides: self.stride().into(),
+                to: sizes.to_vec(),
+            }
+            .of("view")
+            .at(location)
+        })?;
+        self.viewed_reshaped("view", layout)
+    }
+
+    /// Returns a contiguous tensor that has no other handle in another shape (`torch._unsafe_view`). Autograd
+    /// does not treat the result as a view, so an in-place op on the result is one on a separate tensor.
+    #[track_caller]
+    pub(crate) fn unsafe_view(&self, sizes: &[usize]) -> Result<Self> {
+        let view = self.with_layout(Layout::contiguous(sizes)?);
+        if !wanted(&[self]) {
+            return Ok(view);
+        }
+        record("view", view, &[self], linear(reshape_back))
+    }
+
+    /// Replaces the one −1 in a shape.
+    #[track_caller]
+    fn infer_sizes(&self, shape: &[isize]) -> Result<Sizes> {
+        let numel = self.numel();
+        let location = Location::caller();
+        let invalid =
+            || ErrorKind::InvalidReshape { shape: shape.to_vec(), numel }.of("").at(location);
+        let mut sizes = Sizes::new();
+        let mut open = None;
+        for (d, &size) in shape.iter().enumerate() {
+            if size == -1 && open.replace(d).is_some() {
+                let reason = format!(
+                    "only one size can follow from the others, but {shape:?} has several -1"
+                );
+                return Err(Error::invalid("", reason));
+            }
+            sizes.push(if size == -1 {
+                1
+            } else {
+                usize::try_from(size).map_err(|_| invalid())?
+            });
+        }
+        let known = checked_numel(&sizes)?;
+        if let Some(d) = open {
+            if known == 0 || !numel.is_multiple_of(known) {
+                return Err(invalid());
+            }
+            sizes[d] = numel / known;
+        } else if known != numel {
+            return Err(invalid());
+        }
+        Ok(sizes)
+    }
+
+    /// Returns a view with two dimensions swapped (`torch.transpose`).
+    ///
+    /// # Errors
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks one of the dimensions.
+    #[track_caller]
+    pub fn transpose(&self, dim0: isize, dim1: isize) -> Result<Self> {
+        if self.dim() == 0 {
+            resolve_dim(dim0, 0).of("transpose")?;
+            resolve_dim(dim1, 0).of("transpose")?;
+            return Ok(self.clone());
+        }
+        let layout = self.layout().transpose(dim0, dim1).of("transpose")?;
+        self.viewed("transpose", layout, linear(move |grad, _| grad.transpose(dim0, dim1)))
+    }
+
+    /// Returns the transpose of a matrix, as a view (`torch.t`). A vector or scalar stays as it is.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ShapeMismatch`] if the tensor has more than two dimensions.
+    #[track_caller]
+    pub fn t(&self) -> Result<Self> {
+        match self.dim() {
+            0 | 1 => Ok(self.clone()),
+            2 => {
+                let layout = self.layout().transpose(0, 1)?;
+                self.viewed("t", layout, linear(|grad, _| grad.t()))
+            }
+            n => Err(Error::shape(
+                "t",
+                format!("expects at most 2 dimensions, but the tensor has {n}"),
+            )),
+        }
+    }
+
+    /// Returns a view with all dimensions in another order (`torch.permute`).
+    ///
+    /// # Errors
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks one of the dimensions. [`ErrorKind::InvalidArgument`]
+    /// if `dims` is not a permutation of all dimensions.
+    #[track_caller]
+    pub fn permute(&self, dims: impl IntoDims) -> Result<Self> {
+        let dims = dims.into_dims();
+        let layout = self.layout().permute(&dims).of("permute")?;
+        self.viewed("permute", layout, Permute { dims })
+    }
+
+    /// Returns a view that repeats dimensions of size 1, and new leading dimensions, without copying
+    /// (`torch.Tensor.expand`). A size of −1 keeps the dimension's size.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ExpandMismatch`] if a dimension of another size than 1 would change, or if there are fewer
+    /// sizes than dimensions. [`ErrorKind::InvalidArgument`] for a negative size other than −1, and for −1 as
+    /// the size of a new dimension.
+    #[track_caller]
+    pub fn expand(&self, sizes: impl IntoSizes) -> Result<Self> {
+        let sizes = sizes.into_sizes();
+        let mut to = Sizes::new();
+        for (d, &size) in sizes.iter().enumerate() {
+            let own = (d + self.dim()).checked_sub(sizes.len()).map(|own| self.size()[own]);
+            to.push(match (usize::try_from(size), own) {
+                (Ok(size), _) => size,
+                (Err(_), Some(own)) if size == -1 => own,
+                _ => {
+                    return Err(Error::invalid(
+                        "expand",
+                        format!("the size {size} is not allowed for dimension {d} of {sizes:?}"),
+                    ));
+                }
+            });
+        }
+        // The engine sums each gradient to the sizes of its tensor.
+        let layout = self.layout().expand(&to).of("expand")?;
+        self.viewed("expand", layout, linear(|grad, _| Ok(grad.clone())))
+    }
+
+    /// Returns a view of `length` indices of a dimension, from `start` on (`torch.narrow`). A negative `start`
+    /// counts from the end.
+    ///
+    /// # Errors
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::IndexOutOfRange`] if the
+    /// indices are not all in the dimension. [`ErrorKind::ShapeMismatch`] if the tensor has no dimensions.
+    #[track_caller]
+    pub fn narrow(&self, dim: isize, start: isize, length: usize) -> Result<Self> {
+        self.check_has_dims("narrow")?;
+        let layout = self.layout().narrow(dim, start, length).of("narrow")?;
+        self.viewed_part("slice", layout, move |whole| whole.narrow(dim, start, length))
+    }
+
+    /// Returns a view of one index of a dimension, without that dimension (`torch.select`). A negative index
+    /// counts from the end.
+    ///
+    /// # Errors
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::IndexOutOfRange`] if the
+    /// index is not in the dimension. [`ErrorKind::ShapeMismatch`] if the tensor has no dimensions.
+    #[track_caller]
+    pub fn select(&self, dim: isize, index: isize) -> Result<Self> {
+        self.check_has_dims("select")?;
+        let layout = self.layout().select(dim, index).of("select")?;
+        self.viewed_part("select", layout, move |whole| whole.select(dim, index))
+    }
+
+    /// Returns a view of every `step`-th index of a range of a dimension, which is Python's `t[start:end:step]`
+    /// for that dimension. As in Python, negative bounds count from the end, and bounds beyond the dimension
+    /// are clamped.
+    ///
+    /// ```
+    /// # use warpline::arange;
+    /// let t = arange(6, ())?;
+    /// assert_eq!(t.slice(0, 1..-1, 2)?.to_vec::<i64>()?, [1, 3]);
+    /// assert_eq!(t.slice(0, ..100, 4)?.to_vec::<i64>()?, [0, 4]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidArgument`] if `step`
+    /// is zero. [`ErrorKind::ShapeMismatch`] if the tensor has no dimensions.
+    #[track_caller]
+    pub fn slice(&self, dim: isize, range: impl IndexRange, step: usize) -> Result<Self> {
+        self.check_has_dims("slice")?;
+        let size = self.size()[self.layout().dim(dim).of("slice")?];
+        let range = basic::within(range.bounds(), size);
+        let (start, end) = (range.start, range.end);
+        let layout = self.layout().slice(dim, start, end, step)?;
+        self.viewed_part("slice", layout, move |whole| whole.slice(dim, start..end, step))
+    }
+
+    #[track_caller]
+    pub(super) fn check_has_dims(&self, op: &'static str) -> Result<()> {
+        if self.dim() == 0 {
+            return Err(Error::shape(op, "cannot be applied to a 0-dim tensor"));
+        }
+        Ok(())
+    }
+
+    /// Returns a view without a dimension of size 1 (`torch.squeeze`). `None` or `()` removes all dimensions of
+    /// size 1. A dimension of another size stays.
+    ///
+    /// # Errors
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension.
+    #[track_caller]
+    pub fn squeeze(&self, dim: impl IntoDim) -> Result<Self> {
+        let layout = match dim.into_dim() {
+            None => self.layout().squeeze_all(),
+            Some(dim) => self.layout().squeeze(dim).of("squeeze")?,
+        };
+        self.viewed_reshaped("squeeze", layout)
+    }
+
+    /// Returns a view with a new dimension of size 1 before `dim`, which may be one past the last
+    /// (`torch.unsqueeze`).
+    ///
+    /// # Errors
+    /// [`ErrorKind::DimOutOfRange`] if `dim` is out of range.
+    #[track_caller]
+    pub fn unsqueeze(&self, dim: isize) -> Result<Self> {
+        let layout = self.layout().unsqueeze(dim).of("unsqueeze")?;
+        self.viewed_reshaped("unsqueeze", layout)
+    }
+
+    /// Merges the dimensions from `start` to `end`, both included (`torch.flatten`). The result is a view if
+    /// the strides allow it, otherwise a copy.
+    ///
+    /// # Errors
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks one of the dimensions. [`ErrorKind::InvalidArgument`]
+    /// if `start` comes after `end`. Errors of [every op](Tensor#errors-of-every-op) if a copy is made.
+    #[track_caller]
+    pub fn flatten(&self, start: isize, end: isize) -> Result<Self> {
+        let (first, last) =
+            (self.layout().dim(start).of("flatten")?, self.layout().dim(end).of("flatten")?);
+        if first > last {
+            return Err(Error::invalid(
+                "flatten",
+                format!("the first dimension, {start}, comes after the last, {end}"),
+            ));
+        }
+        if self.dim() == 0 {
+            return self.reshape([1]);
+        }
+        let as_shape = |sizes: &[usize]| sizes.iter().map(|&n| n as isize).collect::<Vec<_>>();
+        let mut shape = as_shape(&self.size()[..first]);
+        shape.push(self.size()[first..=last].iter().product::<usize>() as isize);
+        shape.extend(as_shape(&self.size()[last + 1..]));
+        self.reshape(&shape)
+    }
+
+    /// The same as [`crate::cat`].
+    ///
+    /// # Errors
+    /// The same as [`crate::cat`].
+    #[track_caller]
+    pub fn cat<T: Borrow<Self>>(tensors: &[T], dim: isize) -> Result<Self> {
+        cat(tensors, dim)
+    }
+
+    /// The same as [`crate::stack`].
+    ///
+    /// # Errors
+    /// The same as [`crate::stack`].
+    #[track_caller]
+    pub fn stack<T: Borrow<Self>>(tensors: &[T], dim: isize) -> Result<Self> {
+        stack(tensors, dim)
+    }
+
+    /// Returns the tensor itself if it is contiguous, otherwise a contiguous copy (`torch.Tensor.contiguous`).
+    ///
+    /// # Errors
+    /// Errors of [every op](Tensor#errors-of-every-op) if a copy is made.
+    #[track_caller]
+    pub fn contiguous(&self) -> Result<Self> {
+        self.contiguous_in(MemoryFormat::Contiguous)
+    }
+
+    /// Returns the tensor itself if its elements follow each other in the order of `format`, otherwise a copy
+    /// in that order (`torch.Tensor.contiguous` with `memory_format`).
+    ///
+    /// ```
+    /// # use warpline::{MemoryFormat, zeros};
+    /// let images = zeros([2, 3, 4, 5], ())?.contiguous_in(MemoryFormat::ChannelsLast)?;
+    /// assert_eq!(images.stride(), [60, 1, 15, 3]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if the format does not apply to the tensor's number of dimensions. Errors
+    /// of [every op](Tensor#errors-of-every-op) if a copy is made.
+    #[doc(alias = "memory_format")]
+    #[track_caller]
+    pub fn contiguous_in(&self, format: MemoryFormat) -> Result<Self> {
+        if self.is_contiguous_in(format) {
+            return Ok(self.clone());
+        }
+        let layout = self.layout_in(Some(format)).of("contiguous")?;
+        let copy = self.copied_to(&self.exec()?, layout, self.dtype()).of("contiguous")?;
+        self.recorded_copy("clone", copy)
+    }
+
+    /// Returns whether the elements follow each other in the order of `format` (`torch.Tensor.is_contiguous`
+    /// with `memory_format`).
+    #[must_use]
+    pub fn is_contiguous_in(&self, format: MemoryFormat) -> bool {
+        self.layout().is_contiguous_in(format)
+    }
+}
+
+/// Joins tensors along an existing dimension (`torch.cat`). As in PyTorch, dtypes are promoted, and empty
+/// tensors of one dimension are skipped.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] if `tensors` is empty. [`ErrorKind::ShapeMismatch`] if the tensors differ in
+/// another dimension, or a tensor has no dimensions. [`ErrorKind::DimOutOfRange`] if the tensors lack the
+/// dimension. Errors of [every op](Tensor#errors-of-every-op).
+#[track_caller]
+pub fn cat<T: Borrow<Tensor>>(tensors: &[T], dim: isize) -> Result<Tensor> {
+    let tensors: SmallVec<[&Tensor; 8]> = tensors.iter().map(Borrow::borrow).collect();
+    let Some(&head) = tensors.first() else {
+        return Err(Error::invalid("cat", "expected at least one tensor"));
+    };
+    let mut dtype = head.dtype();
+    for tensor in &tensors {
+        check_together("cat", head, tensor)?;
+        dtype = dtype.promote(tensor.dtype());
+        if tensor.dim() == 0 {
+            return Err(Error::shape("cat", "a 0-dim tensor cannot be concatenated"));
+        }
+    }
+    let skipped = |t: &Tensor| t.size() == [0];
+    let model = tensors.iter().copied().find(|t| !skipped(t)).unwrap_or(head);
+    let d = model.layout().dim(dim).of("cat")?;
+    let mut sizes: Sizes = model.size().into();
+    sizes[d] = 0;
+    for tensor in tensors.iter().filter(|t| !skipped(t)) {
+        let fits = tensor.dim() == model.dim()
+            && (0..model.dim()).all(|i| i == d || tensor.size()[i] == model.size()[i]);
+        if !fits {
+            return Err(Error::shape(
+                "cat",
+                format!(
+                    "sizes must match except in dimension {d}, but {:?} and {:?} were given",
+                    model.size(),
+                    tensor.size()
+                ),
+            ));
+        }
+        sizes[d] = sizes[d].saturating_add(tensor.size()[d]);
+    }
+    if tensors.iter().any(|t| t.storage().is_shared_host()) {
+        let apart = tensors.iter().map(|t| match t.storage().is_shared_host() {
+            true => t.of_this_process(),
+            false => Ok((*t).clone()),
+        });
+        return cat(&apart.collect::<Result<Vec<_>>>().of("cat")?, dim);
+    }
+    let exec = head.exec()?;
+    let out = exec.empty(&sizes, dtype).of("cat")?;
+    let joined = tensors.iter().filter(|t| !skipped(t)).map(|t| t.as_view());
+    let joined: SmallVec<[_; 8]> = joined.collect();
+    if !joined.is_empty() {
+        kernels::cat::cat(exec.target(), &joined, d, out.as_view())?;
+    }
+    if !out.dtype().is_float() || !wanted(&tensors) {
+        return Ok(out);
+    }
+    let lengths = tensors.iter().map(|t| if skipped(t) { 0 } else { t.size()[d] }).collect();
+    record("cat", out, &tensors, Cat { dim: d, lengths })
+}
+
+saved! {
+    struct Permute { dims: SmallVec<[isize; 6]> }
+
+    struct Cat { dim: usize, lengths: SmallVec<[usize; 8]> }
+}
+
+impl Backward for Permute {
+    fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
+        let mut inverse: SmallVec<[isize; 6]> = SmallVec::from_elem(0, self.dims.len());
+        for (to, &from) in self.dims.iter().enumerate() {
+            inverse[resolve_dim(from, self.dims.len())?] = to as isize;
+        }
+        Ok(smallvec![Some(grad.permute(&inverse[..])?)])
+    }
+}
+
+impl Backward for Cat {
+    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+        let mut start = 0;
+        let mut part = |(i, &length): (usize, &usize)| {
+            let from = start as isize;
+            start += length;
+            if !inputs.needs(i) || length == 0 {
+                return Ok(None);
+            }
+            grad.narrow(self.dim as isize, from, length).map(Some)
+        };
+        self.lengths.iter().enumerate().map(&mut part).collect()
+    }
+}
+
+/// Joins tensors of one shape along a new dimension (`torch.stack`).
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] if `tensors` is empty. [`ErrorKind::ShapeMismatch`] if the shapes differ.
+/// [`ErrorKind::DimOutOfRange`] if `dim` is out of range. Errors of [every op](Tensor#errors-of-every-op).
+#[track_caller]
+pub fn stack<T: Borrow<Tensor>>(tensors: &[T], dim: isize) -> Result<Tensor> {
+    let Some(head) = tensors.first().map(Borrow::borrow) else {
+        return Err(Error::invalid("stack", "expected at least one tensor"));
+    };
+    if let Some(other) = tensors.iter().map(Borrow::borrow).find(|t| t.size() != head.size()) {
+        return Err(Error::shape(
+            "stack",
+            format!(
+                "all tensors must have one size, but {:?} and {:?} were given",
+                head.size(),
+                other.size()
+            ),
+        ));
+    }
+    let d = resolve_dim(dim, head.dim() + 1).of("stack")?;
+    let rows = tensors.iter().map(|t| t.borrow().unsqueeze(dim)).collect::<Result<Vec<_>>>();
+    cat(&rows.of("stack")?, d as isize).of("stack")
+}
