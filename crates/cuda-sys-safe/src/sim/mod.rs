@@ -93,8 +93,9 @@
 //! A forbidden call fails and invalidates captures:
 //! - Calls that the modes of capture and thread forbid, whatever object they concern: allocation
 //!   and frees, page-locking, queries of and waits for streams and events, unloading modules,
-//!   disabling peer access, pools and their allocations, instantiating graphs and destroying
-//!   executable graphs. They return `UNSUPPORTED`, also if the capture is already invalid.
+//!   enabling and disabling peer access, pools and their allocations, instantiating graphs and
+//!   destroying executable graphs. They return `UNSUPPORTED`, also if the capture is already
+//!   invalid.
 //! - In all modes, waiting for or querying a captured stream or its device (`UNSUPPORTED`) or an
 //!   event of a capture (`CAPTURED_EVENT`). This invalidates only that capture.
 //! - In all modes, using the default stream while blocking streams are captured (`IMPLICIT`). This
