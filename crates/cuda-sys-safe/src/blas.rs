@@ -1,17 +1,19 @@
 //! cuBLAS, found and loaded at run time.
 //!
 //! # Where the library is looked for
-//! A path in `WARPLINE_CUBLAS` is the only one tried; it names the library or the folder that
-//! holds it, such as the `lib` folder of a Python wheel. Without one: `libcublas.so.13`,
-//! `libcublas.so.12` and `libcublas.so` on the loader's path, then in `/usr/local/cuda/lib64`,
-//! `/usr/local/cuda-13/lib64`, `/usr/local/cuda-12/lib64`, `/usr/lib/x86_64-linux-gnu` and
-//! `/usr/lib64`. On Windows `cublas64_13.dll` and `cublas64_12.dll`. Major versions 12 and 13 will
-//! do. The `libcublasLt` that cuBLAS needs is taken from beside it.
+//! If `WARPLINE_CUBLAS` is set, only its value is tried: the path of the library, or of the folder
+//! that contains it, such as the `lib` folder of a Python wheel. Otherwise `libcublas.so.13`,
+//! `libcublas.so.12` and `libcublas.so` are looked for on the loader's path, then in
+//! `/usr/local/cuda/lib64`, `/usr/local/cuda-13/lib64`, `/usr/local/cuda-12/lib64`,
+//! `/usr/lib/x86_64-linux-gnu` and `/usr/lib64`. On Windows the names are `cublas64_13.dll` and
+//! `cublas64_12.dll`. Versions 12 and 13 are supported. The `libcublasLt` that cuBLAS needs is
+//! loaded from the same folder.
 //!
 //! # Column-major
-//! cuBLAS counts matrices down their columns. A row-major matrix is its transpose, so a row-major
-//! `C = A · B` of `m × k` by `k × n` is asked for as `Cᵀ = Bᵀ · Aᵀ`: pass `B` as `a`, `A` as `b`,
-//! `n` as `m`, `m` as `n`, and row lengths as leading dimensions. Nothing here does that for you.
+//! cuBLAS stores matrices by columns. A row-major matrix is the transpose of the column-major
+//! matrix in the same memory. So compute a row-major `C = A · B`, of `m × k` by `k × n`, as `Cᵀ =
+//! Bᵀ · Aᵀ`: pass `B` as `a`, `A` as `b`, `n` as `m`, `m` as `n`, and row lengths as leading
+//! dimensions. This module does not convert for you.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_longlong, c_void};
 use std::path::{Path, PathBuf};
@@ -91,9 +93,9 @@ pub enum BlasType {
     F16,
     /// bfloat16, summed in `f32`.
     BF16,
-    /// Single precision, summed in `f32`. TF32 is not used (as PyTorch by default).
+    /// Single precision, summed in `f32`. TF32 is not used, as in PyTorch by default.
     F32,
-    /// Double precision.
+    /// Double precision, summed in `f64`.
     F64,
 }
 
@@ -109,54 +111,56 @@ impl BlasType {
     }
 }
 
-/// A batch of products `C[i] = alpha · op(A[i]) · op(B[i]) + beta · C[i]`, column-major: see the
-/// [module](self#column-major).
+/// A batch of matrix products `C[i] = alpha · op(A[i]) · op(B[i]) + beta · C[i]`. Matrices are
+/// [column-major](self#column-major).
 #[derive(Clone, Copy, Debug)]
 pub struct GemmArgs {
-    /// The type of `A` and `B`.
+    /// Element type of `A` and `B`.
     pub dtype: BlasType,
-    /// The type of `C`: theirs, or [`BlasType::F32`] for halves.
+    /// Element type of `C`: the same as `dtype`, or [`BlasType::F32`] if `dtype` is `F16` or
+    /// `BF16`.
     pub result: BlasType,
     /// Whether `op(A)` is `A` transposed.
     pub transa: bool,
     /// Whether `op(B)` is `B` transposed.
     pub transb: bool,
-    /// Rows of `op(A)` and `C`.
+    /// Number of rows of `op(A)` and `C`.
     pub m: usize,
-    /// Columns of `op(B)` and `C`.
+    /// Number of columns of `op(B)` and `C`.
     pub n: usize,
-    /// Columns of `op(A)`, rows of `op(B)`.
+    /// Number of columns of `op(A)`, and of rows of `op(B)`.
     pub k: usize,
-    /// Factor of the product; rounded to `f32` except for [`BlasType::F64`].
+    /// Factor of the product, rounded to `f32` except for [`BlasType::F64`].
     pub alpha: f64,
-    /// Factor of the old `C`; at 0 the old `C` is not read.
+    /// Factor of the old `C`, rounded as `alpha` is. If 0, the old `C` is not read.
     pub beta: f64,
-    /// First element of `A[0]`.
+    /// Address of the first element of `A[0]`.
     pub a: DevicePtr,
-    /// Elements from one column of `A` to the next.
+    /// Distance from one column of `A` to the next, in elements.
     pub lda: usize,
-    /// Elements from `A[i]` to `A[i + 1]`; 0 uses one `A` for all.
+    /// Distance from `A[i]` to `A[i + 1]`, in elements. If 0, all products use the same `A`.
     pub stride_a: i64,
-    /// First element of `B[0]`.
+    /// Address of the first element of `B[0]`.
     pub b: DevicePtr,
-    /// Elements from one column of `B` to the next.
+    /// Distance from one column of `B` to the next, in elements.
     pub ldb: usize,
-    /// Elements from `B[i]` to `B[i + 1]`; 0 uses one `B` for all.
+    /// Distance from `B[i]` to `B[i + 1]`, in elements. If 0, all products use the same `B`.
     pub stride_b: i64,
-    /// First element of `C[0]`.
+    /// Address of the first element of `C[0]`.
     pub c: DevicePtr,
-    /// Elements from one column of `C` to the next.
+    /// Distance from one column of `C` to the next, in elements.
     pub ldc: usize,
-    /// Elements from `C[i]` to `C[i + 1]`.
+    /// Distance from `C[i]` to `C[i + 1]`, in elements.
     pub stride_c: i64,
-    /// How many products.
+    /// Number of products.
     pub batch: usize,
-    /// Scratch memory on the stream's device, 256-byte aligned, and its bytes. No other stream may
-    /// use it meanwhile. Without it cuBLAS uses its own, which the handle allocates when made.
+    /// Scratch memory on the stream's device, 256-byte aligned, and its size in bytes. No other
+    /// stream may use the memory at the same time. If `None`, cuBLAS uses a workspace of its own,
+    /// which it allocates when the handle is created.
     pub workspace: Option<(DevicePtr, usize)>,
 }
 
-/// The library, with one handle per device.
+/// The cuBLAS library, with one handle per device.
 #[derive(Debug)]
 pub struct Blas {
     api: Api,
@@ -165,13 +169,15 @@ pub struct Blas {
 }
 
 impl Blas {
-    /// The process's cuBLAS. The first call looks for it as the
-    /// [module](self#where-the-library-is-looked-for) says; later ones return the same.
+    /// Returns the process's cuBLAS. The first call
+    /// [searches](self#where-the-library-is-looked-for) for the library; later calls return the
+    /// same result.
     ///
     /// # Errors
-    /// [`DriverError::LibraryNotFound`] with every name tried; [`DriverError::InvalidVariable`] where
-    /// that was one in the environment; [`DriverError::MissingSymbol`] when what was found is no
-    /// cuBLAS 12 or newer.
+    /// - [`DriverError::LibraryNotFound`] if no library is found.
+    /// - [`DriverError::InvalidVariable`] if `WARPLINE_CUBLAS` does not name a library that loads.
+    /// - [`DriverError::MissingSymbol`] if the library is not cuBLAS 12 or newer.
+    /// - [`DriverError::LibraryCall`] if cuBLAS does not return its version.
     pub fn load() -> Result<&'static Self> {
         static BLAS: OnceLock<Result<Blas>> = OnceLock::new();
         let load = || {
@@ -206,18 +212,19 @@ impl Blas {
         Ok(Self { api, version, handles: Mutex::new(Vec::new()) })
     }
 
-    /// Major and minor version, such as `(12, 4)`.
+    /// Returns the major and minor version, such as `(12, 4)`.
     #[must_use]
     pub fn version(&self) -> (u32, u32) {
         self.version
     }
 
-    /// The device's handle, made on first need and kept for the life of the process. Making one
-    /// allocates device memory; it is allowed while a stream is captured.
+    /// Returns the device's handle, which the first call creates for the life of the process.
+    /// Creating a handle allocates device memory, and is allowed while a stream is captured.
     ///
     /// # Errors
-    /// [`DriverError::InvalidArgument`] for a driver that is not the real one;
-    /// [`DriverError::LibraryCall`] with cuBLAS's own; the driver's own.
+    /// - [`DriverError::InvalidArgument`] if `driver` is not the real driver.
+    /// - [`DriverError::LibraryCall`] if cuBLAS cannot create a handle.
+    /// - Errors of the [driver call](Driver#errors) that makes the device current.
     pub fn handle(&'static self, driver: &dyn Driver, device: usize) -> Result<BlasHandle> {
         if driver.name() != "cuda" {
             return Err(DriverError::InvalidArgument {
@@ -250,32 +257,34 @@ struct RawHandle(cublasHandle_t);
 // SAFETY: a handle may be used from any thread, one at a time, which the mutex around it sees to.
 unsafe impl Send for RawHandle {}
 
-/// A device's cuBLAS. Clones share it, from any thread.
+/// A cuBLAS handle of one device. Clones share the handle, and any thread may use them.
 #[derive(Clone, Debug)]
 pub struct BlasHandle {
     blas: &'static Blas,
     device: usize,
-    /// Held from setting the stream to enqueuing the work: a handle has one stream at a time.
+    /// Locked from setting the stream until the work is enqueued, because a handle has one stream
+    /// at a time.
     raw: Arc<Mutex<RawHandle>>,
 }
 
 impl BlasHandle {
-    /// The device it belongs to.
+    /// Returns the index of the handle's device.
     #[must_use]
     pub fn device(&self) -> usize {
         self.device
     }
 
-    /// Enqueues a batch of matrix products. Call it from [`DeviceCode::Library`], so that the
-    /// driver has made the device's context current and lost devices are refused.
+    /// Enqueues a batch of matrix products. Call this function from [`DeviceCode::Library`]: the
+    /// driver then makes the device's context current and refuses lost devices.
     ///
     /// # Errors
-    /// [`DriverError::InvalidArgument`] for a stream of another device or an extent that does not
-    /// fit 32 bits; [`DriverError::LibraryCall`] with cuBLAS's own.
+    /// - [`DriverError::InvalidArgument`] if the stream is on another device, or if a size, a
+    ///   leading dimension or the batch does not fit `i32`.
+    /// - [`DriverError::LibraryCall`] if cuBLAS refuses the call.
     ///
     /// # Safety
-    /// The stream is alive; the matrices and the workspace lie in memory of this device (or one it
-    /// can address) that stays valid until the work is done; the device's context is current.
+    /// The stream is alive. The matrices and the workspace lie in memory that this device can
+    /// address and that stays valid until the work is done. The device's context is current.
     ///
     /// [`DeviceCode::Library`]: crate::DeviceCode::Library
     pub unsafe fn gemm_strided_batched(&self, stream: StreamHandle, args: &GemmArgs) -> Result<()> {
@@ -381,8 +390,8 @@ fn check(
     Err(DriverError::LibraryCall { call, status, detail: detail(), location: None })
 }
 
-/// Opens the `libcublasLt` that lies beside the first candidate that exists: cuBLAS asks the
-/// loader for it by name, and the loader may not look there.
+/// Opens the `libcublasLt` beside the first candidate that exists. cuBLAS loads `libcublasLt` by
+/// name, and the loader may not search that folder.
 fn open_lt_beside(candidates: &[PathBuf]) {
     let Some(path) = candidates.iter().find(|path| path.is_absolute() && path.is_file()) else {
         return;

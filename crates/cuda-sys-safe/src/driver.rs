@@ -8,54 +8,71 @@ use crate::*;
 
 /// A CUDA driver: the real one, a simulated one, or one that does nothing.
 ///
-/// Methods follow the driver API one to one, with two differences: no context is ever passed or
-/// current (each handle knows its device, and a device's primary context is made on first need),
-/// and after a sticky error every device of the process fails with [`DriverError::DeviceLost`] for
-/// good, whichever of them failed: that is how the hardware's driver behaves. From then on releases
-/// succeed without a driver call.
+/// The methods follow the driver API one to one, with two differences:
+/// - No context is passed or current. Each handle knows its device, and a device's primary context
+///   is created on first need.
+/// - After a sticky error on any device, every device of the process fails with
+///   [`DriverError::DeviceLost`] for good, because the hardware's driver behaves in this way.
+///   Releases then succeed without a driver call.
+///
+/// # Errors
+/// All methods that return a [`Result`] share these errors:
+/// - [`DriverError::InvalidDevice`] if there is no such device.
+/// - [`DriverError::Cuda`] if the driver refuses the call, or if earlier asynchronous work failed.
+/// - [`DriverError::DeviceLost`] if a sticky error lost the device earlier.
+/// - [`DriverError::ForkedChild`] if the process was forked from the process that made the driver.
+/// - [`DriverError::MissingSymbol`] if the driver library is too old for the call.
+///
+/// A method's own `# Errors` section adds to this list.
 ///
 /// # Safety
-/// Safe code reads and writes what an implementation returns: [`Driver::host_alloc`] returns as many
-/// initialised bytes as were asked for, aligned for any primitive type, that nobody else uses until
-/// [`Driver::host_free`]. Device addresses, reservations and mappings returned do not overlap others
-/// that are alive. A wait that returns `Ok` returns after the work that it names, and a refused call
-/// has enqueued nothing. Only the real driver is named `cuda`: libraries are given its handles.
+/// Safe code relies on an implementation for these facts:
+/// - [`Driver::host_alloc`] returns as many initialised bytes as requested, aligned for any
+///   primitive type. Nobody else uses the bytes until [`Driver::host_free`].
+/// - Device addresses, reservations and mappings that are returned do not overlap others that are
+///   alive.
+/// - A wait that returns `Ok` returns after the work that it waits for.
+/// - A refused call has enqueued nothing.
+/// - Only the real driver is named `cuda`, because libraries such as cuBLAS are given its handles.
 ///
 /// # Safety of the `unsafe` methods
-/// Handles and addresses must be live and come from this driver; memory that a call uses must
-/// stay valid until the work it enqueues is done. The types of [`owned`] see to the former. Streams
-/// are captured, and join captures, through [`owned::Stream`] alone, which keeps account of it.
+/// Handles and addresses must be live and come from this driver; the types of [`owned`] ensure
+/// this. Memory that a call uses must stay valid until the work that the call enqueues is done.
+/// Streams are captured, and join captures, only through [`owned::Stream`], which records the
+/// captures.
 #[allow(clippy::missing_safety_doc)] // one contract for all of them, stated above
 pub unsafe trait Driver: Send + Sync + fmt::Debug {
-    /// `cuda`, `sim` or `null`.
+    /// Returns `cuda`, `sim` or `null`.
     fn name(&self) -> &'static str;
 
-    /// The CUDA version the driver supports, as 1000 × major + 10 × minor.
+    /// Returns the CUDA version that the driver supports, as 1000 × major + 10 × minor.
     fn version(&self) -> Result<u32>;
 
-    /// Devices that are visible. Does not create a context.
+    /// Returns the number of visible devices. Does not create a context.
     fn device_count(&self) -> usize;
 
-    /// What a device is. Does not create a context.
+    /// Returns the properties of a device. Does not create a context.
     fn properties(&self, device: usize) -> Result<DeviceProperties>;
 
-    /// Whether the device's primary context exists.
+    /// Returns `true` if the device's primary context exists.
     fn primary_context_active(&self, device: usize) -> Result<bool>;
 
-    /// The releases that it refused, for the types of [`owned`]: a field that starts out empty.
+    /// Returns the list of refused releases, which the types of [`owned`] maintain. An
+    /// implementation returns a field that is initially empty.
     fn refused(&self) -> &owned::Refused;
 
-    /// The error that poisoned the device, or any other of the process, if one did.
+    /// Returns [`DriverError::DeviceLost`] if a sticky error on any device of the process lost the
+    /// device.
     fn lost(&self, device: usize) -> Option<DriverError>;
 
-    /// Waits for all work on the device.
+    /// Blocks the host until all work on the device is done (`cuCtxSynchronize`).
     fn synchronize(&self, device: usize) -> Result<()>;
 
-    /// Free and total memory.
+    /// Returns the device's free and total memory (`cuMemGetInfo`).
     fn mem_info(&self, device: usize) -> Result<MemInfo>;
 
-    /// Bytes of the device that this process uses, contexts and modules included, where that is
-    /// known. The real driver asks NVML, which may take long the first time.
+    /// Returns the device memory that this process uses, in bytes, including contexts and modules;
+    /// `None` if unknown. The real driver asks NVML, and the first call may take long.
     fn process_memory(&self, device: usize) -> Option<usize> {
         let _ = device;
         None
@@ -63,19 +80,19 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
 
     // ---- memory -------------------------------------------------------------------------
 
-    /// `cuMemAlloc`. At least 512-byte aligned.
+    /// Allocates device memory (`cuMemAlloc`). The address is a multiple of 512 or more.
     fn mem_alloc(&self, device: usize, bytes: usize) -> Result<DevicePtr>;
 
-    /// `cuMemFree`, which waits for the device.
+    /// Frees device memory after waiting for the device (`cuMemFree`).
     unsafe fn mem_free(&self, device: usize, ptr: DevicePtr) -> Result<()>;
 
-    /// `cuMemHostAlloc`. `device` names whose context allocates.
+    /// Allocates page-locked host memory (`cuMemHostAlloc`) in the context of `device`.
     fn host_alloc(&self, device: usize, bytes: usize, flags: HostFlags) -> Result<NonNull<u8>>;
 
-    /// `cuMemFreeHost`.
+    /// Frees page-locked host memory (`cuMemFreeHost`).
     unsafe fn host_free(&self, device: usize, ptr: NonNull<u8>) -> Result<()>;
 
-    /// `cuMemHostRegister`: page-locks memory that already exists.
+    /// Page-locks existing host memory (`cuMemHostRegister`).
     unsafe fn host_register(
         &self,
         device: usize,
@@ -84,19 +101,21 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
         flags: HostFlags,
     ) -> Result<()>;
 
-    /// `cuMemHostUnregister`.
+    /// Undoes [`Driver::host_register`] (`cuMemHostUnregister`).
     unsafe fn host_unregister(&self, device: usize, ptr: NonNull<u8>) -> Result<()>;
 
-    /// `cuPointerGetAttribute`: whose memory an address is. Does not create a context.
+    /// Returns the kind of memory that an address belongs to (`cuPointerGetAttribute`). Does not
+    /// create a context.
     fn pointer_kind(&self, address: u64) -> Result<PointerKind>;
 
-    /// `cuMemcpyAsync` and its peer form, whichever the ends ask for.
+    /// Enqueues a copy (`cuMemcpyAsync`, or `cuMemcpyPeerAsync` if the ends require it).
     unsafe fn memcpy_async(&self, copy: &Copy, stream: StreamHandle) -> Result<()>;
 
-    /// `cuMemcpy`: returns when the copy is done, as the driver's rules have it.
+    /// Copies memory (`cuMemcpy`). Returns when the copy is done, with the exceptions that CUDA
+    /// documents, such as copies between devices.
     unsafe fn memcpy(&self, device: usize, copy: &Copy) -> Result<()>;
 
-    /// `cuMemsetD8Async`, `D16`, `D32`: `count` elements.
+    /// Enqueues a memset of `count` elements (`cuMemsetD8Async`, `D16`, `D32`).
     unsafe fn memset_async(
         &self,
         dst: DevicePtr,
@@ -107,30 +126,33 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
 
     // ---- streams and events -------------------------------------------------------------
 
-    /// Least and greatest priority, such as `(0, -5)`.
+    /// Returns the least and the greatest stream priority, such as `(0, -5)`.
     fn stream_priority_range(&self, device: usize) -> Result<(i32, i32)>;
 
-    /// `cuStreamCreateWithPriority`.
+    /// Creates a stream (`cuStreamCreateWithPriority`).
     fn stream_create(&self, device: usize, flags: StreamFlags) -> Result<StreamHandle>;
 
-    /// `cuStreamDestroy`: returns at once; enqueued work still runs.
+    /// Destroys a stream (`cuStreamDestroy`). Returns at once; enqueued work still runs.
     unsafe fn stream_destroy(&self, stream: StreamHandle) -> Result<()>;
 
-    /// `cuStreamQuery`: whether all its work is done.
+    /// Returns `true` if all work on the stream is done (`cuStreamQuery`).
     unsafe fn stream_query(&self, stream: StreamHandle) -> Result<bool>;
 
-    /// `cuStreamSynchronize`.
+    /// Blocks the host until all work on the stream is done (`cuStreamSynchronize`).
     unsafe fn stream_synchronize(&self, stream: StreamHandle) -> Result<()>;
 
-    /// `cuStreamWaitEvent`: later work on the stream waits for the event's latest record.
+    /// Makes later work on the stream wait for the event's latest record (`cuStreamWaitEvent`).
     unsafe fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()>;
 
-    /// `cuStreamWaitValue32`: later work on the stream waits until the word is at least the value,
-    /// numbers going round: until their difference, as a signed number, is not negative. The word is
-    /// in page-locked host memory, and anybody may write it, other processes too.
+    /// Makes later work on the stream wait until the word is at least `value`
+    /// (`cuStreamWaitValue32`). The comparison is cyclic: the wait ends when `word - value`, as a
+    /// signed number, is not negative. The word is in page-locked host memory. Any thread or
+    /// process may write it.
     ///
     /// # Errors
-    /// That the stream is captured; that this driver has no such waits.
+    /// [`DriverError::Cuda`] with [`CudaCode::NOT_SUPPORTED`] if this driver has no such waits, and
+    /// with [`CudaCode::STREAM_CAPTURE_UNSUPPORTED`] if the stream is captured (by a simulated
+    /// driver).
     unsafe fn stream_wait_value32(
         &self,
         stream: StreamHandle,
@@ -141,11 +163,12 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
         Err(no_value("cuStreamWaitValue32_v2", stream.device()))
     }
 
-    /// `cuStreamWriteValue32`: once earlier work on the stream is done, and everybody who sees the
-    /// value can see what that wrote, the word in page-locked host memory gets the value.
+    /// Writes `value` to a word in page-locked host memory once earlier work on the stream is done
+    /// (`cuStreamWriteValue32`). A reader that sees the value also sees all writes of the earlier
+    /// work.
     ///
     /// # Errors
-    /// As [`Driver::stream_wait_value32`].
+    /// The same as [`Driver::stream_wait_value32`].
     unsafe fn stream_write_value32(
         &self,
         stream: StreamHandle,
@@ -156,111 +179,129 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
         Err(no_value("cuStreamWriteValue32_v2", stream.device()))
     }
 
-    /// `cuStreamGetPriority`.
+    /// Returns the priority of a stream (`cuStreamGetPriority`).
     unsafe fn stream_priority(&self, stream: StreamHandle) -> Result<i32>;
 
-    /// `cuLaunchHostFunc`: runs `f` on a driver thread, in stream order. `f` must not call CUDA.
-    /// Refused on a stream that is captured, whose replays would run it more than once.
+    /// Runs `f` in stream order, on a thread of the driver (`cuLaunchHostFunc`). `f` must not call
+    /// CUDA.
+    ///
+    /// # Errors
+    /// [`DriverError::Cuda`] with [`CudaCode::STREAM_CAPTURE_UNSUPPORTED`] if the stream is
+    /// captured: each replay would run `f` again.
     unsafe fn launch_host_func(
         &self,
         stream: StreamHandle,
         f: Box<dyn FnOnce() + Send>,
     ) -> Result<()>;
 
-    /// `cuEventCreate`.
+    /// Creates an event (`cuEventCreate`).
     fn event_create(&self, device: usize, flags: EventFlags) -> Result<EventHandle>;
 
-    /// `cuEventDestroy`.
+    /// Destroys an event (`cuEventDestroy`).
     unsafe fn event_destroy(&self, event: EventHandle) -> Result<()>;
 
-    /// `cuEventRecord`. The stream must be on the event's device.
+    /// Records an event on a stream of the same device (`cuEventRecord`).
     unsafe fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()>;
 
-    /// `cuEventQuery`: whether the latest record's work is done; true if never recorded.
+    /// Returns `true` if the work before the event's latest record is done, or if the event was
+    /// never recorded (`cuEventQuery`).
     unsafe fn event_query(&self, event: EventHandle) -> Result<bool>;
 
-    /// `cuEventSynchronize`.
+    /// Blocks the host until the work before the event's latest record is done
+    /// (`cuEventSynchronize`).
     unsafe fn event_synchronize(&self, event: EventHandle) -> Result<()>;
 
-    /// `cuEventElapsedTime`, in milliseconds.
+    /// Returns the time between two events, in milliseconds (`cuEventElapsedTime`).
     unsafe fn event_elapsed(&self, start: EventHandle, end: EventHandle) -> Result<f32>;
 
     // ---- modules and launches -----------------------------------------------------------
 
-    /// `cuModuleLoadData`: PTX text (a trailing NUL is added where missing) or machine code, of
-    /// which the driver checks nothing: a malformed image may end the process.
+    /// Loads a module (`cuModuleLoadData`) from PTX text or machine code. A trailing NUL is added
+    /// to text without one. The driver does not check machine code: a malformed image may end the
+    /// process.
     unsafe fn module_load(&self, device: usize, image: &[u8]) -> Result<ModuleHandle>;
 
-    /// `cuModuleUnload`.
+    /// Unloads a module (`cuModuleUnload`).
     unsafe fn module_unload(&self, module: ModuleHandle) -> Result<()>;
 
-    /// `cuModuleGetFunction`.
+    /// Finds a kernel of a module (`cuModuleGetFunction`).
     unsafe fn module_function(&self, module: ModuleHandle, name: &CStr) -> Result<FunctionHandle>;
 
-    /// `cuFuncSetAttribute(MAX_DYNAMIC_SHARED_SIZE_BYTES)`.
+    /// Sets the largest dynamic shared memory of a kernel, in bytes
+    /// (`cuFuncSetAttribute(MAX_DYNAMIC_SHARED_SIZE_BYTES)`).
     unsafe fn function_max_shared(&self, function: FunctionHandle, bytes: u32) -> Result<()>;
 
-    /// `cuLaunchKernel`, or the library call, or the CPU implementation.
+    /// Enqueues a launch: the kernel (`cuLaunchKernel`), the library call, or the CPU
+    /// implementation, as [`DeviceCode`] and the driver require.
     unsafe fn launch(&self, stream: StreamHandle, launch: &Launch<'_>) -> Result<()>;
 
     // ---- peers --------------------------------------------------------------------------
 
-    /// `cuDeviceCanAccessPeer`.
+    /// Returns `true` if `device` can address the memory of `peer` (`cuDeviceCanAccessPeer`).
     fn can_access_peer(&self, device: usize, peer: usize) -> Result<bool>;
 
-    /// `cuCtxEnablePeerAccess`: lets `device` address `peer`'s memory. Enabling twice is no error.
+    /// Lets `device` address the memory of `peer` (`cuCtxEnablePeerAccess`). Enabling twice is no
+    /// error.
     fn enable_peer_access(&self, device: usize, peer: usize) -> Result<()>;
 
-    /// `cuCtxDisablePeerAccess`. No work of `device` may use `peer`'s memory from then on.
+    /// Ends the access of `device` to the memory of `peer` (`cuCtxDisablePeerAccess`). No work of
+    /// `device` may use that memory from then on.
     unsafe fn disable_peer_access(&self, device: usize, peer: usize) -> Result<()>;
 
     // ---- virtual memory -----------------------------------------------------------------
 
-    /// `cuMemGetAllocationGranularity` (minimum).
+    /// Returns the minimum granularity of physical memory, in bytes
+    /// (`cuMemGetAllocationGranularity`).
     fn mem_granularity(&self, device: usize) -> Result<usize>;
 
-    /// `cuMemAddressReserve`.
+    /// Reserves a range of device addresses (`cuMemAddressReserve`).
     fn address_reserve(&self, device: usize, bytes: usize) -> Result<DevicePtr>;
 
-    /// `cuMemAddressFree`.
+    /// Frees a reserved range of addresses (`cuMemAddressFree`).
     unsafe fn address_free(&self, device: usize, ptr: DevicePtr, bytes: usize) -> Result<()>;
 
-    /// `cuMemCreate`.
+    /// Allocates physical memory (`cuMemCreate`).
     fn mem_create(&self, device: usize, bytes: usize) -> Result<PhysicalHandle>;
 
-    /// `cuMemCreate` of memory that [`Driver::mem_export`] can give to other processes.
+    /// Allocates physical memory that [`Driver::mem_export`] can give to other processes
+    /// (`cuMemCreate`).
     ///
     /// # Errors
-    /// That this driver or system cannot share memory.
+    /// [`DriverError::Cuda`] with [`CudaCode::NOT_SUPPORTED`] if this driver or system cannot share
+    /// memory.
     fn mem_create_shareable(&self, device: usize, bytes: usize) -> Result<PhysicalHandle> {
         let _ = bytes;
         Err(cannot_share("cuMemCreate", device))
     }
 
-    /// `cuMemExportToShareableHandle`: with what it returns another process opens the memory, which
-    /// lives until nobody has it open, mapped or on its way, whatever becomes of its maker.
+    /// Returns an operating-system handle with which another process opens the memory
+    /// (`cuMemExportToShareableHandle`). The memory lives until no process has it open or mapped
+    /// and no handle is in transit, even if the process that made it ends.
     ///
     /// # Errors
-    /// Memory that was not created as shareable; that this driver or system cannot share memory.
+    /// [`DriverError::Cuda`] if the memory was not created by [`Driver::mem_create_shareable`], and
+    /// with [`CudaCode::NOT_SUPPORTED`] if this driver or system cannot share memory.
     unsafe fn mem_export(&self, memory: PhysicalHandle) -> Result<OsHandle> {
         Err(cannot_share("cuMemExportToShareableHandle", memory.device()))
     }
 
-    /// `cuMemImportFromShareableHandle`, of memory of this device. Whoever has it may write to the
-    /// memory at any time.
+    /// Opens memory of this device that another process exported
+    /// (`cuMemImportFromShareableHandle`). Other processes that have the memory may write to it at
+    /// any time.
     ///
     /// # Errors
-    /// A handle of something else, or of another device; that this driver or system cannot share
-    /// memory.
+    /// [`DriverError::Cuda`] if the handle is of something else, or of memory of another device,
+    /// and with [`CudaCode::NOT_SUPPORTED`] if this driver or system cannot share memory.
     fn mem_import(&self, device: usize, bytes: usize, handle: OsHandle) -> Result<PhysicalHandle> {
         let _ = (bytes, handle);
         Err(cannot_share("cuMemImportFromShareableHandle", device))
     }
 
-    /// `cuMemRelease`: the memory goes once its last mapping does.
+    /// Releases physical memory (`cuMemRelease`). The memory is freed when its last mapping is
+    /// gone.
     unsafe fn mem_release(&self, memory: PhysicalHandle) -> Result<()>;
 
-    /// `cuMemMap`.
+    /// Maps `bytes` bytes of physical memory, from `offset` on, at `ptr` (`cuMemMap`).
     unsafe fn mem_map(
         &self,
         ptr: DevicePtr,
@@ -269,7 +310,7 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
         memory: PhysicalHandle,
     ) -> Result<()>;
 
-    /// `cuMemSetAccess`.
+    /// Sets the access of devices to a mapped range (`cuMemSetAccess`).
     unsafe fn mem_set_access(
         &self,
         device: usize,
@@ -278,32 +319,34 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
         access: &[(usize, MemAccess)],
     ) -> Result<()>;
 
-    /// `cuMemUnmap`. Does not wait for work that uses the range.
+    /// Unmaps a range (`cuMemUnmap`). Does not wait for work that uses the range.
     unsafe fn mem_unmap(&self, device: usize, ptr: DevicePtr, bytes: usize) -> Result<()>;
 
     // ---- stream-ordered pools -----------------------------------------------------------
 
-    /// `cuMemPoolCreate`.
+    /// Creates a stream-ordered memory pool (`cuMemPoolCreate`).
     fn mempool_create(&self, device: usize) -> Result<MemPoolHandle>;
 
-    /// `cuMemPoolDestroy`.
+    /// Destroys a pool (`cuMemPoolDestroy`).
     unsafe fn mempool_destroy(&self, pool: MemPoolHandle) -> Result<()>;
 
-    /// `cuMemPoolSetAttribute(RELEASE_THRESHOLD)`.
+    /// Sets the unused memory that a pool keeps at synchronisations, in bytes
+    /// (`cuMemPoolSetAttribute(RELEASE_THRESHOLD)`).
     unsafe fn mempool_release_threshold(&self, pool: MemPoolHandle, bytes: u64) -> Result<()>;
 
-    /// `cuMemPoolTrimTo`.
+    /// Releases unused memory of a pool until the pool holds `keep_bytes` bytes
+    /// (`cuMemPoolTrimTo`).
     unsafe fn mempool_trim(&self, pool: MemPoolHandle, keep_bytes: usize) -> Result<()>;
 
-    /// `cuMemPoolSetAccess`: what devices may do with the pool's memory, that which exists and that
-    /// to come. Its own device always reads and writes.
+    /// Sets the access of devices to a pool's memory, both present and future
+    /// (`cuMemPoolSetAccess`). The pool's own device can always read and write.
     unsafe fn mempool_set_access(
         &self,
         pool: MemPoolHandle,
         access: &[(usize, MemAccess)],
     ) -> Result<()>;
 
-    /// `cuMemAllocFromPoolAsync`.
+    /// Allocates memory from a pool, in stream order (`cuMemAllocFromPoolAsync`).
     unsafe fn mem_alloc_async(
         &self,
         pool: MemPoolHandle,
@@ -311,58 +354,62 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
         stream: StreamHandle,
     ) -> Result<DevicePtr>;
 
-    /// `cuMemFreeAsync`.
+    /// Frees memory of a pool, in stream order (`cuMemFreeAsync`).
     unsafe fn mem_free_async(&self, ptr: DevicePtr, stream: StreamHandle) -> Result<()>;
 
     // ---- capture and graphs -------------------------------------------------------------
 
-    /// `cuStreamBeginCapture`.
+    /// Begins to capture a stream (`cuStreamBeginCapture`).
     unsafe fn begin_capture(&self, stream: StreamHandle, mode: CaptureMode) -> Result<()>;
 
-    /// `cuStreamEndCapture`.
+    /// Ends a capture and returns its graph (`cuStreamEndCapture`).
     unsafe fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle>;
 
-    /// `cuStreamGetCaptureInfo`.
+    /// Returns the capture status of a stream (`cuStreamGetCaptureInfo`).
     unsafe fn capture_status(&self, stream: StreamHandle) -> Result<CaptureStatus>;
 
-    /// `cuThreadExchangeStreamCaptureMode`: sets this thread's mode and returns the old one.
+    /// Sets the calling thread's capture mode and returns the old mode
+    /// (`cuThreadExchangeStreamCaptureMode`).
     fn exchange_capture_mode(&self, device: usize, mode: CaptureMode) -> Result<CaptureMode>;
 
-    /// `cuGraphInstantiate`.
+    /// Makes an executable graph (`cuGraphInstantiate`).
     unsafe fn graph_instantiate(&self, graph: GraphHandle) -> Result<GraphExecHandle>;
 
-    /// `cuGraphLaunch`.
+    /// Enqueues a replay of an executable graph (`cuGraphLaunch`).
     unsafe fn graph_launch(&self, graph: GraphExecHandle, stream: StreamHandle) -> Result<()>;
 
-    /// `cuGraphDestroy`.
+    /// Destroys a graph (`cuGraphDestroy`).
     unsafe fn graph_destroy(&self, graph: GraphHandle) -> Result<()>;
 
-    /// `cuGraphExecDestroy`.
+    /// Destroys an executable graph (`cuGraphExecDestroy`).
     unsafe fn graph_exec_destroy(&self, graph: GraphExecHandle) -> Result<()>;
 
     // ---- other processes ----------------------------------------------------------------
 
-    /// `cuIpcGetMemHandle`. The address must be the start of a `cuMemAlloc` allocation.
+    /// Returns a handle with which another process opens an allocation (`cuIpcGetMemHandle`). The
+    /// address must be the start of a `cuMemAlloc` allocation.
     unsafe fn ipc_mem_handle(&self, device: usize, ptr: DevicePtr) -> Result<IpcMemHandle>;
 
-    /// `cuIpcOpenMemHandle`.
+    /// Opens an allocation of another process (`cuIpcOpenMemHandle`).
     fn ipc_open_mem(&self, device: usize, handle: IpcMemHandle) -> Result<DevicePtr>;
 
-    /// `cuIpcCloseMemHandle`.
+    /// Closes an allocation of another process (`cuIpcCloseMemHandle`).
     unsafe fn ipc_close_mem(&self, device: usize, ptr: DevicePtr) -> Result<()>;
 
-    /// `cuIpcGetEventHandle`.
+    /// Returns a handle with which another process opens an event (`cuIpcGetEventHandle`).
     unsafe fn ipc_event_handle(&self, event: EventHandle) -> Result<IpcEventHandle>;
 
-    /// `cuIpcOpenEventHandle`.
+    /// Opens an event of another process (`cuIpcOpenEventHandle`).
     fn ipc_open_event(&self, device: usize, handle: IpcEventHandle) -> Result<EventHandle>;
 
     // ---- collectives --------------------------------------------------------------------
 
-    /// NCCL for this driver's devices.
+    /// Returns NCCL for this driver's devices.
     ///
     /// # Errors
-    /// [`DriverError::LibraryNotFound`] with every name tried; that this driver has none.
+    /// - [`DriverError::LibraryNotFound`] if no NCCL library is found.
+    /// - [`DriverError::MissingSymbol`] if the library is older than NCCL 2.18.
+    /// - [`DriverError::InvalidArgument`] if this driver has no NCCL.
     fn nccl(&self) -> Result<&dyn nccl::Nccl> {
         let reason = format!("the {} driver has no NCCL", self.name());
         Err(DriverError::InvalidArgument { call: "nccl", reason })

@@ -1,7 +1,7 @@
 //! Finding shared libraries at run time, and tables of their functions.
 //!
-//! A library that was opened is never closed: its function pointers live in tables that may be
-//! reached from any thread until the process ends.
+//! An opened library is never closed, because any thread may call its functions until the process
+//! ends.
 
 use std::ffi::{OsString, c_uint};
 use std::path::{Path, PathBuf};
@@ -10,27 +10,28 @@ use libloading::Library;
 
 use crate::{DriverError, Result, system};
 
-/// Where a library is looked for.
+/// The names and places of a library.
 pub(crate) struct Search {
-    /// What it is, for people.
+    /// Name of the library in messages.
     pub(crate) library: &'static str,
     /// The environment variable that overrides the search.
     pub(crate) variable: &'static str,
-    /// File names, best first.
+    /// File names, in order of preference.
     pub(crate) names: &'static [&'static str],
-    /// Folders looked through after the loader's own path.
+    /// Folders that are searched after the loader's own path.
     pub(crate) folders: &'static [&'static str],
 }
 
 impl Search {
-    /// The override from the environment, if it is set and not empty. A program with rights that
-    /// its caller has not (a setuid program) goes without: the library would run with its rights.
+    /// Returns the path in the environment variable, if the variable is set and not empty. Programs
+    /// with elevated rights (setuid) ignore the variable, because the library would run with these
+    /// rights.
     pub(crate) fn named_in_env(&self) -> Option<PathBuf> {
         named(std::env::var_os(self.variable), system::has_elevated_rights())
     }
 
-    /// What is tried, in order. A path that was named, file or folder, excludes everything else:
-    /// falling back from it would hide a typing error.
+    /// Returns the paths to try, in order. If a file or folder is named, nothing else is tried,
+    /// because a fallback would hide a typing error.
     pub(crate) fn candidates(&self, named: Option<&Path>) -> Vec<PathBuf> {
         let inside = |folder: &Path| -> Vec<PathBuf> {
             self.names.iter().map(|name| folder.join(name)).collect()
@@ -49,7 +50,8 @@ impl Search {
         }
     }
 
-    /// Blames the variable where what it named was not found.
+    /// Turns [`DriverError::LibraryNotFound`] into an error of the variable, if the variable named
+    /// the library.
     pub(crate) fn blame(&self, named: Option<&Path>, error: DriverError) -> DriverError {
         match (error, named) {
             (DriverError::LibraryNotFound { reason, .. }, Some(named)) => {
@@ -59,7 +61,8 @@ impl Search {
         }
     }
 
-    /// Refuses a path in the environment at which there is nothing. A name alone is the loader's.
+    /// Returns an error if the environment variable holds a path that does not exist. A bare file
+    /// name is left to the loader.
     pub(crate) fn check_named(&self) -> Result<()> {
         match self.named_in_env() {
             Some(path) if path.components().count() > 1 && !path.exists() => {
@@ -78,7 +81,7 @@ impl Search {
         DriverError::variable(self.variable, named.display().to_string(), reason)
     }
 
-    /// Opens the first candidate that opens.
+    /// Opens the first candidate that the loader accepts.
     pub(crate) fn open(&self, candidates: &[PathBuf]) -> Result<Library> {
         let mut reason: Option<String> = None;
         for path in candidates {
@@ -107,23 +110,24 @@ fn named(value: Option<OsString>, elevated: bool) -> Option<PathBuf> {
     value.filter(|value| !elevated && !value.is_empty()).map(PathBuf::from)
 }
 
-/// The loader's own words, which libloading keeps in the error's source.
+/// Returns the loader's message, which libloading keeps in the error's source.
 fn complaint(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), |source| source.to_string())
 }
 
-/// What `cuDriverGetVersion` and its kin return.
+/// Formats a version number of `cuDriverGetVersion` and the like as `major.minor`.
 pub(crate) fn version_text(version: u32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
-/// Status codes cross as plain integers: a newer library may return one that our enums lack.
+/// A status code. A plain integer, because a newer library may return a code that our enums lack.
 pub(crate) type Status = c_uint;
 
 /// Declares a table of a library's functions.
 ///
-/// `required` functions are fields, resolved when the table is made. `optional` ones are methods
-/// that return the function or [`DriverError::MissingSymbol`]. Those without `->` return a status.
+/// `required` functions are fields, resolved when the table is made. `optional` functions are
+/// methods that return the function or [`DriverError::MissingSymbol`]. Functions without `->`
+/// return a status.
 macro_rules! function_table {
     (@ret) => { $crate::dylib::Status };
     (@ret $ret:ty) => { $ret };
@@ -146,7 +150,8 @@ macro_rules! function_table {
 
         #[allow(non_snake_case, dead_code)]
         impl $table {
-            /// Resolves the table. `version` is asked only where a symbol is missing or optional.
+            /// Resolves the table. `version` returns the library's version for error messages.
+            /// with optional symbols.
             ///
             /// # Safety
             /// Functions of these names in `library` must have these signatures.

@@ -1,4 +1,4 @@
-//! What a driver call can return instead of success.
+//! Errors of driver calls and of CUDA libraries.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// The result of a driver call.
 pub type Result<T, E = DriverError> = std::result::Result<T, E>;
 
-/// A `CUresult` that is not success, with the driver's own name and text for it.
+/// A `CUresult` other than success, with the driver's name and text for the code.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CudaCode(pub u32);
 
@@ -17,14 +17,15 @@ macro_rules! codes {
         impl CudaCode {
             $(#[doc = concat!("`", $name, "`: ", $text, ".")] pub const $konst: CudaCode = CudaCode($value);)*
 
-            /// The name of the code in `cuda.h`, such as `CUDA_ERROR_OUT_OF_MEMORY`. A code that a
-            /// newer driver may return has none.
+            /// Returns the name of the code in `cuda.h`, such as `CUDA_ERROR_OUT_OF_MEMORY`. A code
+            /// of a newer driver, which is not listed here, gets a placeholder.
             #[must_use]
             pub fn name(self) -> &'static str {
                 match self.0 { $($value => $name,)* _ => "a CUDA error without a name here" }
             }
 
-            /// The driver's text for the code, such as `out of memory`.
+            /// Returns the driver's text for the code, such as `out of memory`. A code that is not
+            /// listed here gets a placeholder.
             #[must_use]
             pub fn text(self) -> &'static str {
                 match self.0 { $($value => $text,)* _ => "see cuda.h" }
@@ -110,7 +111,8 @@ codes! {
 }
 
 impl CudaCode {
-    /// Whether the code poisons the process: every later call on any device fails.
+    /// Returns `true` if the code is sticky: every later call fails, on every device of the
+    /// process.
     #[must_use]
     pub fn is_sticky(self) -> bool {
         matches!(
@@ -141,22 +143,22 @@ impl fmt::Debug for CudaCode {
     }
 }
 
-/// A driver call that failed: which call, with what code, on which device, asked for from where.
+/// A failed driver call: the function, its code, the device and the line that asked for the call.
 #[derive(Clone)]
 pub struct CudaError {
     /// The driver function, such as `cuMemAlloc_v2`.
     pub call: &'static str,
     /// The driver's code.
     pub code: CudaCode,
-    /// The device the call was for, where it was for one.
+    /// Index of the device, if the call was for one.
     pub device: Option<usize>,
-    /// What the caller was doing, where known: an op's name, a size, a symbol.
+    /// The caller's activity, if known: the name of an op, a size, a symbol.
     pub detail: Option<String>,
     /// Where the call was asked for.
     pub location: Option<&'static Location<'static>>,
 }
 
-/// Its message: what `main` prints of the error that it returns, and `unwrap` of the one that it meets.
+/// Writes the message, as `Display` does, because `main` and `unwrap` print errors by `Debug`.
 impl fmt::Debug for CudaError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -180,101 +182,103 @@ impl fmt::Display for CudaError {
     }
 }
 
-/// Ranks of a communicator that called different things where they had to call the same. A real NCCL
-/// hangs there, or mixes up data; the simulated one says so, to all ranks.
+/// A mismatch of collective calls: ranks of a communicator made different calls where all must make
+/// the same call. NCCL hangs or mixes up data in this case. The simulated NCCL reports this error
+/// to all ranks.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the ranks of a communicator disagree about {what}: rank {} called {}, rank {} called {}",
     ranks[0], calls[0], ranks[1], calls[1]
 )]
 pub struct CollectiveMismatch {
-    /// What they disagree about, such as `collective number 3`, counted from 0.
+    /// The point of disagreement, such as `collective number 3`, counted from 0.
     pub what: String,
     /// Two ranks that disagree.
     pub ranks: [usize; 2],
-    /// What each of them called.
+    /// The calls of these two ranks, in the order of `ranks`.
     pub calls: [String; 2],
 }
 
-/// Its message: what `main` prints of the error that it returns, and `unwrap` of the one that it meets.
+/// Writes the message, as `Display` does, because `main` and `unwrap` print errors by `Debug`.
 impl fmt::Debug for CollectiveMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-/// A variable of the environment that holds what it cannot hold, or that there is not.
+/// An environment variable that has an invalid value, or a name that Warpline does not know.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the environment variable {variable} is `{value}`: {reason}")]
 pub struct InvalidVariable {
-    /// The variable.
+    /// Name of the variable.
     pub variable: Cow<'static, str>,
-    /// What it holds.
+    /// Value of the variable.
     pub value: String,
-    /// What is wrong with that, and what it may hold.
+    /// The cause, and the accepted values.
     pub reason: String,
 }
 
-/// Its message: what `main` prints of the error that it returns, and `unwrap` of the one that it meets.
+/// Writes the message, as `Display` does, because `main` and `unwrap` print errors by `Debug`.
 impl fmt::Debug for InvalidVariable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-/// Why a driver could not do what was asked.
+/// The error of a driver call, or of a call of another CUDA library.
 #[derive(Clone, thiserror::Error)]
 pub enum DriverError {
-    /// A variable of the environment holds what it cannot hold.
+    /// An environment variable has an invalid value, or a name that Warpline does not know.
     #[error(transparent)]
     InvalidVariable(Box<InvalidVariable>),
-    /// The system has no ordinary memory for the host.
+    /// The system cannot provide host memory.
     #[error("cannot allocate {bytes} bytes of host memory: {reason}")]
     HostMemory {
-        /// How much was asked for.
+        /// Requested size, in bytes.
         bytes: usize,
-        /// Why there is none.
+        /// The cause.
         reason: String,
     },
-    /// No CUDA library was found where it was looked for.
+    /// A CUDA library was not found.
     #[error(
         "no {library} library was found: install it, or name its path in {variable} (looked for {}; {reason})",
         searched.join(", ")
     )]
     LibraryNotFound {
-        /// What was looked for, such as `CUDA driver`.
+        /// Name of the library, such as `CUDA driver`.
         library: &'static str,
         /// The names that were tried, in order.
         searched: Vec<String>,
-        /// The loader's last complaint.
+        /// The loader's message for the last tried file that exists, or for the first name if no
+        /// file exists.
         reason: String,
         /// The environment variable that overrides the search.
         variable: &'static str,
     },
-    /// The library is there but too old to have a function that is needed.
+    /// A CUDA library lacks a function, usually because the library is too old.
     #[error(
         "the {library} library has no {symbol}: it is too old (version {version}); this needs {needs}"
     )]
     MissingSymbol {
-        /// The library, such as `CUDA driver`.
+        /// Name of the library, such as `CUDA driver`.
         library: &'static str,
-        /// The function that is missing.
+        /// The missing function.
         symbol: &'static str,
-        /// The version the library reports, as `major.minor`, or `unknown`.
+        /// Version that the library reports, as `major.minor`, or `unknown`.
         version: String,
         /// The first release that has the function.
         needs: &'static str,
     },
-    /// The driver works but sees no device.
+    /// The driver works, but shows no device.
     #[error("no CUDA device is visible: {reason}")]
     NoDevice {
-        /// What was found instead, and what to check.
+        /// The driver's answer, and a check to make.
         reason: String,
     },
-    /// No simulated devices were asked for, in so many words.
+    /// The specification of simulated devices asks for zero devices.
     #[error("no CUDA device is visible: `{spec}` asks for none")]
     NoneSimulated {
-        /// What was asked for, such as `sim:0`.
+        /// The specification, such as `sim:0`.
         spec: String,
     },
     /// `CUDA_VISIBLE_DEVICES` hides every device.
@@ -286,50 +290,52 @@ pub enum DriverError {
         }
     )]
     DevicesHidden {
-        /// What the variable holds.
+        /// Value of the variable.
         value: String,
-        /// How many devices there are, if that is known.
+        /// Number of devices in the machine, if known.
         installed: Option<usize>,
     },
-    /// The ordinal names no device.
+    /// There is no device with this index.
     #[error(
         "invalid device ordinal: cuda:{device} was asked for, but {count} device(s) are visible"
     )]
     InvalidDevice {
-        /// The ordinal that was asked for.
+        /// The requested index.
         device: usize,
-        /// How many devices there are.
+        /// Number of visible devices.
         count: usize,
     },
-    /// An earlier error poisoned the device for good, and with it all others of the process.
+    /// An earlier sticky error lost the device for good, and with it all other devices of the
+    /// process.
     #[error(
         "cuda:{device} is lost, and every other CUDA device of this process with it: the process has to end before CUDA can be used again (CPU tensors stay usable); the cause was: {cause}"
     )]
     DeviceLost {
         /// The device.
         device: usize,
-        /// The error that poisoned it, which may have been another device's.
+        /// The sticky error, which may have occurred on another device.
         cause: Arc<CudaError>,
     },
-    /// The process was forked after CUDA was initialised in the parent.
+    /// The call was made in a process that was forked after CUDA was initialised in its parent.
     #[error(
         "{call} was called in a forked child of process {parent}: CUDA does not survive fork(); start the child with exec or spawn"
     )]
     ForkedChild {
         /// The driver function.
         call: &'static str,
-        /// The process that initialised CUDA.
+        /// Id of the process that initialised CUDA.
         parent: u32,
     },
-    /// A value that no driver would accept, refused before any driver call.
+    /// An argument is invalid. No driver call was made.
     #[error("{call}: {reason}")]
     InvalidArgument {
         /// The operation.
         call: &'static str,
-        /// What is wrong with it.
+        /// The rule that the argument breaks.
         reason: String,
     },
-    /// A call of another CUDA library failed. Its statuses are not the driver's.
+    /// A call of another CUDA library (cuBLAS, NVRTC, NCCL) failed. Statuses of these libraries are
+    /// not codes of the driver.
     #[error(
         "{call} failed: {status}{}{detail}{}",
         if detail.is_empty() { "" } else { ": " },
@@ -340,20 +346,20 @@ pub enum DriverError {
         call: &'static str,
         /// The library's own name or text for the status.
         status: String,
-        /// What more is known, such as a compiler's log; may be empty.
+        /// Further information, such as a compiler's log. May be empty.
         detail: String,
         /// Where the call was asked for.
         location: Option<&'static Location<'static>>,
     },
-    /// Ranks of a communicator called different things where they had to call the same.
+    /// Ranks of a communicator made different calls where all must make the same call.
     #[error("{0}")]
     CollectiveMismatch(Box<CollectiveMismatch>),
-    /// Any other failure of a driver call.
+    /// A driver call failed for any other reason.
     #[error("{0}")]
     Cuda(Box<CudaError>),
 }
 
-/// Its message: what `main` prints of the error that it returns, and `unwrap` of the one that it meets.
+/// Writes the message, as `Display` does, because `main` and `unwrap` print errors by `Debug`.
 impl fmt::Debug for DriverError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -361,7 +367,7 @@ impl fmt::Debug for DriverError {
 }
 
 impl DriverError {
-    /// A variable of the environment that holds what it cannot hold.
+    /// Creates [`DriverError::InvalidVariable`].
     #[must_use]
     pub fn variable(
         variable: impl Into<Cow<'static, str>>,
@@ -372,8 +378,8 @@ impl DriverError {
         Self::InvalidVariable(Box::new(InvalidVariable { variable, value, reason }))
     }
 
-    /// Whether there is no GPU to use, rather than something that is wrong: no driver is installed,
-    /// or it shows no device.
+    /// Returns `true` if there is no GPU to use: no driver is installed, or the driver shows no
+    /// device. Other errors mean that something is wrong.
     #[must_use]
     pub fn is_no_device(&self) -> bool {
         matches!(
@@ -385,13 +391,14 @@ impl DriverError {
         ) || self.code() == Some(CudaCode::STUB_LIBRARY)
     }
 
-    /// A plain failed call, without detail or location.
+    /// Creates [`DriverError::Cuda`] without detail and location.
     #[must_use]
     pub fn cuda(call: &'static str, code: CudaCode, device: Option<usize>) -> Self {
         Self::Cuda(Box::new(CudaError { call, code, device, detail: None, location: None }))
     }
 
-    /// Names where the call was asked for, unless that is already known.
+    /// Sets the line that asked for the call, unless it is set already. Only [`DriverError::Cuda`]
+    /// and [`DriverError::LibraryCall`] have a line to set.
     #[must_use]
     pub fn at(mut self, location: &'static Location<'static>) -> Self {
         let place = match &mut self {
@@ -403,7 +410,7 @@ impl DriverError {
         self
     }
 
-    /// The line that asked for the call, if it is known.
+    /// Returns the line that asked for the call, if known.
     #[must_use]
     pub fn location(&self) -> Option<&'static Location<'static>> {
         match self {
@@ -414,7 +421,8 @@ impl DriverError {
         }
     }
 
-    /// Says what the caller was doing, unless that is already known.
+    /// Sets [`CudaError::detail`], unless it is set already. Does nothing to errors other than
+    /// [`DriverError::Cuda`].
     #[must_use]
     pub fn with_detail(mut self, detail: impl FnOnce() -> String) -> Self {
         if let Self::Cuda(error) = &mut self {
@@ -423,7 +431,7 @@ impl DriverError {
         self
     }
 
-    /// The CUDA code behind the error, if there is one.
+    /// Returns the CUDA code of the error, if it has one.
     #[must_use]
     pub fn code(&self) -> Option<CudaCode> {
         match self {
@@ -433,13 +441,13 @@ impl DriverError {
         }
     }
 
-    /// Whether its device cannot be used from now on.
+    /// Returns `true` if the device of the failed call cannot be used any more.
     #[must_use]
     pub fn loses_device(&self) -> bool {
         matches!(self, Self::DeviceLost { .. }) || self.code().is_some_and(CudaCode::is_sticky)
     }
 
-    /// Whether there is no memory for an allocation.
+    /// Returns `true` if the device or the host is out of memory.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::HostMemory { .. }) || self.code() == Some(CudaCode::OUT_OF_MEMORY)

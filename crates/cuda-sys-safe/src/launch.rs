@@ -14,28 +14,28 @@ use std::panic::Location;
 
 use crate::{DevicePtr, FunctionHandle, Result, StreamHandle};
 
-/// What work does with an operand.
+/// The access of work to an operand.
 //
-// As wide as what lies beside it, so that copies are whole words.
+// As wide as the neighbouring fields of a `Footprint`, so that copies move whole words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(usize)]
 pub enum Access {
-    /// Only reads.
+    /// Read access.
     Read,
-    /// Only writes: no declared element's old value matters, and every one is written.
+    /// Write access. The work writes every declared element, and old values do not matter.
     Write,
-    /// Reads and writes.
+    /// Read and write access.
     ReadWrite,
 }
 
 impl Access {
-    /// Whether old values matter.
+    /// Returns `true` if old values matter.
     #[must_use]
     pub const fn reads(self) -> bool {
         matches!(self, Self::Read | Self::ReadWrite)
     }
 
-    /// Whether values change.
+    /// Returns `true` if values may change.
     #[must_use]
     pub const fn writes(self) -> bool {
         matches!(self, Self::Write | Self::ReadWrite)
@@ -46,29 +46,30 @@ impl Access {
 /// `ptr + item_size * Σ index[d] * strides[d]` with `0 <= index[d] < sizes[d]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Footprint<'a> {
-    /// The element at index zero. Handed to the kernel as its pointer argument.
+    /// Address of the element at index zero. The kernel receives it as its pointer argument.
     pub ptr: DevicePtr,
-    /// The device that owns the memory.
+    /// Index of the device that owns the memory.
     pub device: usize,
-    /// Bytes per element.
+    /// Size of an element, in bytes.
     pub item_size: usize,
-    /// Elements per dimension; empty is one element, a zero anywhere is none.
+    /// Number of indices per dimension. Empty sizes declare one element; a zero anywhere declares
+    /// none.
     pub sizes: &'a [usize],
-    /// Elements from one index to the next, per dimension.
+    /// Distance from one index to the next per dimension, in elements.
     pub strides: &'a [isize],
-    /// What is done there.
+    /// Access to these elements.
     pub access: Access,
 }
 
 impl Footprint<'_> {
-    /// Whether it covers nothing.
+    /// Returns `true` if the footprint has no element.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.sizes.contains(&0)
     }
 
-    /// The first byte and the byte after the last, as offsets from `ptr`; equal when empty. Where
-    /// these are beyond all addresses, as far as they go.
+    /// Returns the first byte and the byte after the last, as offsets from `ptr`. They are equal if
+    /// the footprint is empty, and saturate if they overflow.
     #[must_use]
     pub fn hull(&self) -> (i64, i64) {
         if self.is_empty() {
@@ -86,44 +87,46 @@ impl Footprint<'_> {
     }
 }
 
-/// What a kernel's CPU implementation is given: the same operands and parameters as the kernel.
+/// The arguments of a kernel's CPU implementation: the same operands and parameters as the
+/// kernel's.
 #[derive(Debug)]
 pub struct HostLaunch<'a> {
-    /// One pointer per footprint, to its element at index zero, in host memory.
+    /// One pointer into host memory per footprint, to the element at index zero.
     pub pointers: &'a [*mut u8],
     /// The kernel's plain-data parameter block.
     pub params: &'a [u8],
-    /// Whether it may spread over threads. Off where an executor runs it under a lock.
+    /// Whether the implementation may use several threads. False if the executor holds a lock.
     pub parallel: bool,
 }
 
 /// The CPU implementation of a kernel.
 ///
 /// # Safety
-/// Each pointer is valid for its footprint's declared elements with the declared access, nobody
-/// else touches them meanwhile, and `params` holds the parameter block that the kernel expects.
-/// Operands may alias each other.
+/// Each pointer is valid for the declared elements of its footprint, with the declared access.
+/// Nobody else touches the elements meanwhile. `params` holds the parameter block that the kernel
+/// expects. Operands may alias each other.
 pub type HostKernel = unsafe fn(&HostLaunch<'_>);
 
-/// The code a launch runs on a GPU.
+/// The GPU code of a launch.
 #[derive(Clone, Copy)]
 pub enum DeviceCode<'a> {
-    /// A kernel: its arguments are one pointer per footprint, then `params` by value.
+    /// A kernel. Its arguments are one pointer per footprint, then `params` by value.
     Kernel {
         /// The kernel.
         function: FunctionHandle,
-        /// Blocks in x, y, z.
+        /// Number of blocks in x, y and z.
         grid: [u32; 3],
-        /// Threads in x, y, z.
+        /// Number of threads per block in x, y and z.
         block: [u32; 3],
         /// Dynamic shared memory, in bytes.
         shared_bytes: u32,
     },
-    /// A library that enqueues its own kernels on the stream, such as cuBLAS. Only a real
-    /// driver calls it, with the footprints' pointers; a simulated one runs the CPU implementation.
+    /// A call of a library that enqueues its own kernels on the stream, such as cuBLAS. The
+    /// arguments are the stream and the footprints' pointers. Only a real driver makes the call; a
+    /// simulated driver runs the CPU implementation.
     Library(&'a dyn Fn(StreamHandle, &[DevicePtr]) -> Result<()>),
-    /// Collectives, which enqueue themselves on every driver's streams: real and simulated ones
-    /// alike call it, and run no CPU implementation.
+    /// A call that enqueues collectives on the stream. Real and simulated drivers make the call,
+    /// and do not run the CPU implementation.
     Collective(&'a dyn Fn(StreamHandle) -> Result<()>),
 }
 
@@ -143,19 +146,19 @@ impl fmt::Debug for DeviceCode<'_> {
     }
 }
 
-/// One launch. Everything is borrowed: describing a launch needs no heap.
+/// A launch. All parts are borrowed, so a launch needs no heap memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch<'a> {
-    /// The op, as its users know it.
+    /// Name of the op.
     pub op: &'static str,
-    /// What a GPU runs.
+    /// Code for a GPU.
     pub code: DeviceCode<'a>,
-    /// What a simulated GPU runs.
+    /// Code for a simulated GPU.
     pub host: HostKernel,
-    /// What it touches, in the order of the kernel's pointer arguments.
+    /// The operands, in the order of the kernel's pointer arguments.
     pub footprints: &'a [Footprint<'a>],
-    /// The kernel's plain-data parameter block; may be empty, in which case the kernel takes none.
+    /// The kernel's plain-data parameter block. If empty, the kernel takes no parameters.
     pub params: &'a [u8],
-    /// Where the op was called.
+    /// Source line of the op's call.
     pub location: &'static Location<'static>,
 }

@@ -1,13 +1,13 @@
-//! A safe layer over the CUDA driver API, with two drivers behind one interface.
+//! A safe layer over the CUDA driver API, with three drivers behind one interface.
 //!
-//! [`Driver`] is the interface. The *real* driver ([`real::CudaDriver`]) finds `libcuda` at run
+//! [`Driver`] is the interface. The *real* driver ([`real::CudaDriver`]) loads `libcuda` at run
 //! time, so nothing of CUDA is needed to build. The *simulated* driver ([`sim::SimDriver`]) is a
-//! set of CUDA devices in host memory whose streams really are asynchronous. [`null::NullDriver`]
-//! does nothing and exists to measure what the layers above cost.
+//! set of CUDA devices in host memory, with asynchronous streams. [`null::NullDriver`] does
+//! nothing; use it to measure the cost of the layers above.
 //!
-//! [`Driver`]'s methods take raw handles and most are `unsafe`. The types in [`owned`] hold such
-//! a handle, keep the driver alive and release it on drop; everything above this crate that
-//! forbids `unsafe` works with those.
+//! The methods of [`Driver`] take raw handles, and most are `unsafe`. The types in [`owned`] hold
+//! such a handle, keep the driver alive, and release the handle on drop. Crates above this one that
+//! forbid `unsafe` use these types.
 
 pub mod blas;
 mod driver;
@@ -32,14 +32,15 @@ pub use open::open;
 pub use real::fork_generation;
 pub use types::*;
 
-/// Whether the program has rights that whoever started it has not (a setuid program), who must choose
-/// neither its libraries nor the code that it keeps.
+/// Returns `true` if the program has rights that the user who started it lacks, such as a setuid
+/// program. That user must choose neither the libraries that the program loads nor the code that it
+/// caches.
 #[must_use]
 pub fn has_elevated_rights() -> bool {
     system::has_elevated_rights()
 }
 
-/// The program of this crate's README runs.
+/// Runs the program in the README as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct CrateReadme;

@@ -1,4 +1,4 @@
-//! A driver that does nothing, to measure what the layers above it cost.
+//! A driver that does nothing, to measure the cost of the layers above.
 
 use std::ffi::CStr;
 use std::ptr::NonNull;
@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::sim::{H200_TOTAL_MEMORY, h200};
 use crate::*;
 
-/// Device addresses start at one of these, far above any host address.
+/// The first device address is `1 << DEVICE_SHIFT`, far above any host address.
 const DEVICE_SHIFT: u32 = 50;
 
-/// A driver whose every call succeeds at once and does nothing.
+/// A driver whose calls succeed at once and do nothing.
 ///
-/// It shows H200-shaped devices, gives out fresh addresses and handles, and real host memory.
-/// Addresses name no memory, data never moves and kernels never run: use it to time the code
-/// above the driver, never to compute.
+/// The driver has devices with the properties of an H200. It returns new addresses and handles, and
+/// real host memory. Device addresses have no memory behind them, data never moves and kernels
+/// never run: use the driver to time the code above it, never to compute.
 ///
 /// ```
 /// use warpline_cuda_sys_safe::{Driver, null::NullDriver};
@@ -33,7 +33,7 @@ pub struct NullDriver {
 }
 
 impl NullDriver {
-    /// A driver with that many devices.
+    /// Creates a driver with `devices` devices.
     #[must_use]
     pub fn new(devices: usize) -> Self {
         Self {
@@ -45,8 +45,8 @@ impl NullDriver {
         }
     }
 
-    /// As [`NullDriver::new`], but no work completes by itself: to measure the cost of work while other
-    /// work is outstanding. Queries answer that work is under way; waits still return at once.
+    /// Creates a driver whose work never completes, to measure costs that depend on outstanding
+    /// work. Queries return that work is still running; waits return at once.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -65,8 +65,8 @@ impl NullDriver {
         Self { completes: false, ..Self::new(devices) }
     }
 
-    /// As [`NullDriver::new`], but collectives hang, each until its communicator is aborted: so do
-    /// NCCL's when they wait for ranks that never come.
+    /// Creates a driver whose collectives hang until their communicator is aborted, as NCCL's do
+    /// when they wait for ranks that never come.
     #[must_use]
     pub fn with_hanging_collectives(devices: usize) -> Self {
         Self { hanging: Some(Default::default()), ..Self::new(devices) }
@@ -111,7 +111,7 @@ mod host {
     }
 }
 
-/// A fresh handle of a kind.
+/// Makes a new handle of a kind.
 macro_rules! handle {
     ($self:ident, $kind:ident, $device:expr) => {
         // SAFETY: every handle of this driver is good for nothing but its number.

@@ -1,13 +1,14 @@
 //! NVRTC, the run-time CUDA C++ compiler, found and loaded at run time.
 //!
-//! Used to build the PTX that is committed; programs that use this crate do not need it.
+//! NVRTC builds the PTX that is committed. Programs that use this crate do not need it.
 //!
 //! # Where the library is looked for
-//! A path given to [`Nvrtc::load`], or else in `WARPLINE_NVRTC`, is the only one tried; it names
-//! the library or the folder that holds it. Without one: `libnvrtc.so.13`, `libnvrtc.so.12` and
-//! `libnvrtc.so` on the loader's path, then in `/usr/local/cuda/lib64`, `/usr/local/cuda-13/lib64`,
-//! `/usr/local/cuda-12/lib64`, `/usr/lib/x86_64-linux-gnu` and `/usr/lib64`. On Windows
-//! `nvrtc64_130_0.dll` and `nvrtc64_120_0.dll`. NVRTC loads its `nvrtc-builtins` from beside itself.
+//! If a path is given to [`Nvrtc::load`], or else in `WARPLINE_NVRTC`, only this path is tried:
+//! that of the library, or of the folder that contains it. Otherwise `libnvrtc.so.13`,
+//! `libnvrtc.so.12` and `libnvrtc.so` are looked for on the loader's path, then in
+//! `/usr/local/cuda/lib64`, `/usr/local/cuda-13/lib64`, `/usr/local/cuda-12/lib64`,
+//! `/usr/lib/x86_64-linux-gnu` and `/usr/lib64`. On Windows the names are `nvrtc64_130_0.dll` and
+//! `nvrtc64_120_0.dll`. NVRTC loads its `nvrtc-builtins` from its own folder.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::Path;
@@ -64,7 +65,7 @@ function_table! {
     optional {}
 }
 
-/// The compiler.
+/// The NVRTC compiler.
 ///
 /// ```no_run
 /// use warpline_cuda_sys_safe::nvrtc::Nvrtc;
@@ -85,12 +86,12 @@ pub struct Nvrtc {
 }
 
 impl Nvrtc {
-    /// Loads the library at `path`, a file or a folder, or searches as the
-    /// [module](self#where-the-library-is-looked-for) says.
+    /// Loads the library at `path`, a file or a folder. If `path` is `None`,
+    /// [searches](self#where-the-library-is-looked-for) for the library.
     ///
     /// # Errors
-    /// [`DriverError::LibraryNotFound`] with every name tried; [`DriverError::MissingSymbol`] when
-    /// what was found is not NVRTC 12 or newer.
+    /// - [`DriverError::LibraryNotFound`] if no library is found.
+    /// - [`DriverError::MissingSymbol`] if the library is not NVRTC 12 or newer.
     pub fn load(path: Option<&Path>) -> Result<Self> {
         let named = path.map(Path::to_owned).or_else(|| SEARCH.named_in_env());
         let library = SEARCH.open(&SEARCH.candidates(named.as_deref()))?;
@@ -108,29 +109,29 @@ impl Nvrtc {
         Ok(Self { api, version })
     }
 
-    /// Major and minor version, such as `(12, 0)`.
+    /// Returns the major and minor version, such as `(12, 0)`.
     #[must_use]
     pub fn version(&self) -> (u32, u32) {
         self.version
     }
 
-    /// Compiles CUDA C++ to PTX text. `file_name` is what messages and line information call the
-    /// source; `options` are NVRTC's, such as `--gpu-architecture=compute_75`.
+    /// Compiles CUDA C++ to PTX text. `file_name` names the source in messages and line
+    /// information. `options` are options of NVRTC, such as `--gpu-architecture=compute_75`.
     ///
     /// # Errors
-    /// [`DriverError::LibraryCall`] with the compiler's log; [`DriverError::InvalidArgument`] for
-    /// text with a NUL inside.
+    /// - [`DriverError::LibraryCall`] with the compiler's log if the compilation fails.
+    /// - [`DriverError::InvalidArgument`] if the source, the file name or an option contains a NUL.
     pub fn compile(&self, source: &str, file_name: &str, options: &[&str]) -> Result<String> {
         let program = self.compiled(source, file_name, options)?;
         let ptx = program.bytes(self.api.nvrtcGetPTXSize, self.api.nvrtcGetPTX);
         ptx.map(into_text).map_err(|status| self.error("nvrtcGetPTX", status, String::new()))
     }
 
-    /// Compiles CUDA C++ to machine code for one architecture, which `options` must name
-    /// (`--gpu-architecture=sm_90`). The rest is as for [`Nvrtc::compile`].
+    /// Compiles CUDA C++ to machine code (a cubin) for one architecture, which `options` must name
+    /// (`--gpu-architecture=sm_90`). The arguments are those of [`Nvrtc::compile`].
     ///
     /// # Errors
-    /// As [`Nvrtc::compile`].
+    /// The same as [`Nvrtc::compile`].
     pub fn compile_cubin(
         &self,
         source: &str,
@@ -221,7 +222,7 @@ impl Program<'_> {
     }
 }
 
-/// C text without its NUL.
+/// Converts C text to a `String` without the final NUL.
 fn into_text(bytes: Vec<u8>) -> String {
     String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_owned()
 }

@@ -1,14 +1,16 @@
-//! The driver that a text asks for.
+//! Opening a driver by its specification.
 
 use std::sync::Arc;
 
 use crate::sim::SimConfig;
 use crate::{Driver, DriverError, Result, real};
 
-/// The machine's driver for `None`, nothing or `cuda`; simulated devices for `sim`, `sim:3` and
-/// the like ([`SimConfig::from_spec`]). This is what `WARPLINE_DRIVER` holds.
+/// Opens the driver that `spec` names, the value of `WARPLINE_DRIVER`:
+/// - `None`, an empty text or `cuda`: the machine's driver ([`real::load`]).
+/// - `sim`, `sim:3` and the like: simulated devices ([`SimConfig::from_spec`]).
 ///
-/// `visible` is `CUDA_VISIBLE_DEVICES` for simulated devices; the machine's driver reads its own.
+/// `visible` takes the place of `CUDA_VISIBLE_DEVICES` for simulated devices. The machine's driver
+/// ignores it and reads the environment variable.
 ///
 /// ```
 /// let driver = warpline_cuda_sys_safe::open(Some("sim:3"), Some("2,0"))?;
@@ -17,8 +19,10 @@ use crate::{Driver, DriverError, Result, real};
 /// ```
 ///
 /// # Errors
-/// [`DriverError::InvalidArgument`] when the text names no driver; [`DriverError::NoneSimulated`] and
-/// [`DriverError::DevicesHidden`] where it has no device; those of [`real::load`].
+/// - [`DriverError::InvalidArgument`] if `spec` is not a valid specification.
+/// - [`DriverError::NoneSimulated`] if `spec` asks for zero devices.
+/// - [`DriverError::DevicesHidden`] if `visible` hides all simulated devices.
+/// - Errors of [`real::load`] for the machine's driver.
 pub fn open(spec: Option<&str>, visible: Option<&str>) -> Result<Arc<dyn Driver>> {
     let spec = spec.map_or("", str::trim);
     if matches!(spec, "" | "cuda") {

@@ -1,13 +1,15 @@
-//! Copies of bytes that another process may write meanwhile.
+//! Copying bytes that another process may write at the same time.
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-/// Copies bytes one by one, each by atomics: what somebody else writes meanwhile may be seen in part,
-/// and is no undefined behaviour. Words would be faster, but one memory that was sent twice is at two
-/// addresses here, and atomics of different sizes must not meet.
+/// Copies bytes one by one with atomic operations, so concurrent writes by another process are not
+/// undefined behaviour. The copy may contain part of such a write. Words would be faster, but
+/// memory that was sent twice has two addresses in this process, and atomic accesses of different
+/// sizes must not overlap.
 ///
 /// # Safety
-/// Both ranges are live and do not overlap. While it runs this process touches them by this alone.
+/// Both ranges are live and do not overlap. During the copy, this process accesses them only by
+/// this function.
 pub(crate) unsafe fn copy(src: *const u8, dst: *mut u8, bytes: usize) {
     for at in 0..bytes {
         // SAFETY: inside the ranges; an atomic byte needs no alignment, and what else touches it

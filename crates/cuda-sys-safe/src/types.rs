@@ -5,36 +5,36 @@ use std::ptr::NonNull;
 
 /// An address in device memory.
 ///
-/// It cannot be made from a number by safe code, so whoever holds one was given it by a driver.
-/// It does not keep the memory alive.
+/// Safe code cannot make an address from a number, so every `DevicePtr` comes from a driver. A
+/// `DevicePtr` does not keep its memory alive.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)] // kernels' pointer arguments are passed by address
 pub struct DevicePtr(u64);
 
 impl DevicePtr {
-    /// The address that no allocation has.
+    /// The null address, which no allocation has.
     pub const NULL: DevicePtr = DevicePtr(0);
 
-    /// Makes an address from a number.
+    /// Creates an address from a number.
     ///
     /// # Safety
-    /// Every use of the result must lie inside memory that the driver it is given to has
-    /// allocated or mapped and not yet released.
+    /// The driver that uses the result must have allocated or mapped the memory that is used, and
+    /// must not have released it.
     #[must_use]
     pub const unsafe fn from_raw(address: u64) -> Self {
         Self(address)
     }
 
-    /// The address as a number. As with `pointer::addr`, only coming back is unsafe.
+    /// Returns the address as a number. Only the way back ([`DevicePtr::from_raw`]) is unsafe.
     #[must_use]
     pub const fn addr(self) -> u64 {
         self.0
     }
 
-    /// The address `bytes` further on.
+    /// Returns the address `bytes` bytes further on.
     ///
     /// # Safety
-    /// As [`DevicePtr::from_raw`].
+    /// The same as [`DevicePtr::from_raw`].
     #[must_use]
     pub const unsafe fn offset(self, bytes: i64) -> Self {
         Self(self.0.wrapping_add_signed(bytes))
@@ -51,7 +51,7 @@ macro_rules! handles {
     ($($(#[$meta:meta])* $name:ident;)*) => {$(
         $(#[$meta])*
         ///
-        /// A raw driver handle with the device it belongs to. Only drivers make one from a number.
+        /// A raw driver handle with its device. Safe code cannot make a handle from a number.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name {
             device: usize,
@@ -59,22 +59,23 @@ macro_rules! handles {
         }
 
         impl $name {
-            /// Makes a handle from a number.
+            /// Creates a handle from a number.
             ///
             /// # Safety
-            /// `raw` must be a live handle of this kind, made by the driver that it is given to.
+            /// `raw` must be a live handle of this kind, on this device, made by the driver that
+            /// uses the result.
             #[must_use]
             pub const unsafe fn from_raw(device: usize, raw: u64) -> Self {
                 Self { device, raw }
             }
 
-            /// The device the handle belongs to.
+            /// Returns the index of the handle's device.
             #[must_use]
             pub const fn device(self) -> usize {
                 self.device
             }
 
-            /// The driver's own value.
+            /// Returns the driver's value of the handle.
             #[must_use]
             pub const fn raw(self) -> u64 {
                 self.raw
@@ -84,7 +85,7 @@ macro_rules! handles {
 }
 
 handles! {
-    /// A stream (`CUstream`); 0 is the legacy default stream.
+    /// A stream (`CUstream`). The value 0 is the legacy default stream.
     StreamHandle;
     /// An event (`CUevent`).
     EventHandle;
@@ -103,89 +104,92 @@ handles! {
 }
 
 impl StreamHandle {
-    /// The legacy default stream of a device, which always exists.
+    /// Returns the legacy default stream of a device, which always exists.
     #[must_use]
     pub const fn default_of(device: usize) -> Self {
         Self { device, raw: 0 }
     }
 }
 
-/// What a device is and can do.
+/// Properties and limits of a device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceProperties {
     /// The marketing name, such as `NVIDIA H200`.
     pub name: String,
-    /// The UUID that `CUDA_VISIBLE_DEVICES` takes after `GPU-`.
+    /// UUID of the device, which `CUDA_VISIBLE_DEVICES` takes in text form after `GPU-`.
     pub uuid: [u8; 16],
     /// Compute capability, major and minor.
     pub compute_capability: (u32, u32),
     /// Total memory in bytes.
     pub total_memory: usize,
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors.
     pub multiprocessor_count: u32,
-    /// Resident threads a multiprocessor can hold.
+    /// Largest number of resident threads per multiprocessor.
     pub max_threads_per_multiprocessor: u32,
-    /// Threads a block can have.
+    /// Largest number of threads per block.
     pub max_threads_per_block: u32,
-    /// Largest block extent in x, y, z.
+    /// Largest size of a block in x, y and z, in threads.
     pub max_block_dim: [u32; 3],
-    /// Largest grid extent in x, y, z.
+    /// Largest size of a grid in x, y and z, in blocks.
     pub max_grid_dim: [u32; 3],
-    /// Threads in a warp.
+    /// Number of threads per warp.
     pub warp_size: u32,
-    /// Shared memory a block gets without asking for more, in bytes.
+    /// Shared memory that a block can use by default, in bytes.
     pub shared_memory_per_block: usize,
-    /// Shared memory a block can ask for, in bytes.
+    /// Shared memory that a block can use after `cuFuncSetAttribute`, in bytes.
     pub shared_memory_per_block_optin: usize,
-    /// Level-two cache, in bytes.
+    /// Size of the L2 cache, in bytes.
     pub l2_cache_size: usize,
-    /// Memory bus width in bits and clock in kHz.
+    /// Width of the memory bus in bits, and its clock in kHz.
     pub memory_bus: (u32, u32),
-    /// PCI domain, bus and device.
+    /// PCI domain, bus and device number.
     pub pci: (u32, u32, u32),
-    /// Whether virtual memory management works.
+    /// Whether the device supports virtual memory management.
     pub virtual_memory_management: bool,
-    /// Whether stream-ordered memory pools work.
+    /// Whether the device supports stream-ordered memory pools.
     pub memory_pools: bool,
-    /// Whether the GPU is part of the host's chip.
+    /// Whether the GPU is integrated into the host's chip.
     pub integrated: bool,
 }
 
 /// Free and total memory of a device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemInfo {
-    /// Bytes not in use by anyone.
+    /// Memory that no process uses.
     pub free: usize,
-    /// Bytes the device has.
+    /// Memory of the device.
     pub total: usize,
 }
 
-/// How a stream is made.
+/// Options of a new stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamFlags {
-    /// Whether the stream ignores the legacy default stream (`CU_STREAM_NON_BLOCKING`).
+    /// Whether the stream does not synchronize with the legacy default stream
+    /// (`CU_STREAM_NON_BLOCKING`). Default: false.
     pub non_blocking: bool,
-    /// Lower runs first; clamped by the driver to what the device has.
+    /// Priority; work of lower numbers runs first. The driver clamps the value to the device's
+    /// range. Default: 0.
     pub priority: i32,
 }
 
-/// How an event is made.
+/// Options of a new event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EventFlags {
-    /// Whether it keeps times.
+    /// Whether the event records times. Default: false.
     pub timing: bool,
-    /// Whether a host wait sleeps instead of spinning.
+    /// Whether a host wait sleeps instead of spinning. Default: false.
     pub blocking: bool,
-    /// Whether other processes may open it; excludes timing.
+    /// Whether other processes can open the event. Cannot be combined with `timing`. Default:
+    /// false.
     pub interprocess: bool,
 }
 
-/// How page-locked host memory is made or registered.
+/// Options of page-locked host memory, allocated or registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostFlags {
-    /// Whether every context sees it as page-locked.
+    /// Whether the memory is page-locked for every context. Default: true.
     pub portable: bool,
-    /// Whether devices can address it.
+    /// Whether devices can address the memory. Default: true.
     pub mapped: bool,
 }
 
@@ -202,9 +206,9 @@ pub enum CopyEnd {
     Host(NonNull<u8>),
     /// Memory of a device.
     Device {
-        /// The device that owns the memory.
+        /// Index of the device that owns the memory.
         device: usize,
-        /// Its address.
+        /// Address of the first byte.
         ptr: DevicePtr,
     },
 }
@@ -212,11 +216,11 @@ pub enum CopyEnd {
 /// A copy of `bytes` bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Copy {
-    /// Where to.
+    /// Destination.
     pub dst: CopyEnd,
-    /// Where from.
+    /// Source.
     pub src: CopyEnd,
-    /// How many bytes.
+    /// Size, in bytes.
     pub bytes: usize,
 }
 
@@ -232,7 +236,7 @@ pub enum MemsetValue {
 }
 
 impl MemsetValue {
-    /// Bytes per element.
+    /// Returns the size of an element, in bytes.
     #[must_use]
     pub const fn size(self) -> usize {
         match self {
@@ -243,29 +247,30 @@ impl MemsetValue {
     }
 }
 
-/// What kind of memory an address belongs to.
+/// The kind of memory that an address belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PointerKind {
-    /// Host memory the driver does not know.
+    /// Host memory that the driver does not know.
     Pageable,
     /// Page-locked host memory.
     Pinned,
-    /// Memory of a device.
+    /// Memory of the device with this index.
     Device(usize),
 }
 
-/// Who may do what with a mapped range.
+/// The access of a device to a memory range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemAccess {
-    /// Nothing.
+    /// No access.
     None,
-    /// Reads.
+    /// Read access.
     Read,
-    /// Reads and writes.
+    /// Read and write access.
     ReadWrite,
 }
 
-/// What a capture lets other calls of the process or thread do (`CUstreamCaptureMode`).
+/// The threads in which a capture forbids unsafe calls (`CUstreamCaptureMode`). Unsafe calls are
+/// those that CUDA documents as potentially unsafe, such as `cuMemAlloc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaptureMode {
     /// Unsafe calls are refused in every thread.
@@ -276,14 +281,14 @@ pub enum CaptureMode {
     Relaxed,
 }
 
-/// Whether a stream is being captured.
+/// The capture status of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaptureStatus {
-    /// It is not.
+    /// The stream is not being captured.
     None,
-    /// It is; the number names the capture.
+    /// The stream is being captured. The number identifies the capture.
     Active(u64),
-    /// It was, until something forbidden happened.
+    /// The stream was being captured, until a forbidden call invalidated the capture.
     Invalidated,
 }
 
@@ -291,23 +296,23 @@ macro_rules! shared_handles {
     ($($(#[$meta:meta])* $name:ident;)*) => {$(
         $(#[$meta])*
         ///
-        /// Its bytes may be sent there in any way. Only drivers and [`from_bytes`](Self::from_bytes)
-        /// make one.
+        /// The handle's bytes may be sent to the other process in any way. Safe code cannot make a
+        /// handle from bytes.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct $name(pub(crate) [u8; 64]);
 
         impl $name {
-            /// The handle that these are the bytes of.
+            /// Restores a handle from its bytes.
             ///
             /// # Safety
-            /// [`to_bytes`](Self::to_bytes) returned them, of a handle of this kind, in a process of
-            /// this machine with the same driver: the driver believes what it reads there.
+            /// [`to_bytes`](Self::to_bytes) returned the bytes, for a handle of this kind, in a
+            /// process of this machine with the same driver. The driver trusts the bytes.
             #[must_use]
             pub const unsafe fn from_bytes(bytes: [u8; 64]) -> Self {
                 Self(bytes)
             }
 
-            /// Its bytes.
+            /// Returns the bytes of the handle.
             #[must_use]
             pub const fn to_bytes(self) -> [u8; 64] {
                 self.0
@@ -327,12 +332,12 @@ shared_handles! {
     IpcEventHandle;
 }
 
-/// What carries physical memory to another process: a file descriptor, or on Windows a handle.
-/// Whoever receives it closes it.
+/// A file descriptor (on Windows a handle) that carries physical memory to another process. The
+/// receiver closes it.
 #[cfg(unix)]
 pub type OsHandle = std::os::fd::OwnedFd;
 
-/// What carries physical memory to another process: a file descriptor, or on Windows a handle.
-/// Whoever receives it closes it.
+/// A file descriptor (on Windows a handle) that carries physical memory to another process. The
+/// receiver closes it.
 #[cfg(windows)]
 pub type OsHandle = std::os::windows::io::OwnedHandle;

@@ -40,21 +40,21 @@ use std::fmt;
 
 use crate::{DevicePtr, Result, StreamHandle};
 
-/// What all ranks of a communicator are given to find each other (`ncclUniqueId`).
+/// The id by which the ranks of a communicator find each other (`ncclUniqueId`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct UniqueId([u8; Self::BYTES]);
 
 impl UniqueId {
-    /// Its size.
+    /// Size of an id, in bytes.
     pub const BYTES: usize = 128;
 
-    /// The id that these bytes of another rank's stand for.
+    /// Restores an id from the bytes that another rank sent.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
         Self(bytes)
     }
 
-    /// What is sent to the other ranks.
+    /// Returns the bytes to send to the other ranks.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; Self::BYTES] {
         &self.0
@@ -75,34 +75,35 @@ pub struct CommHandle {
 }
 
 impl CommHandle {
-    /// The handle that an implementation of [`Nccl`] made.
+    /// Creates a handle. For implementations of [`Nccl`].
     ///
     /// # Safety
-    /// `raw` is that implementation's communicator on this device.
+    /// `raw` is a communicator of the implementation that uses the handle, on this device.
     #[must_use]
     pub const unsafe fn new(raw: u64, device: usize) -> Self {
         Self { raw, device }
     }
 
-    /// The implementation's own value.
+    /// Returns the implementation's value of the handle.
     #[must_use]
     pub const fn raw(self) -> u64 {
         self.raw
     }
 
-    /// The device it is on.
+    /// Returns the index of the communicator's device.
     #[must_use]
     pub const fn device(self) -> usize {
         self.device
     }
 }
 
-/// Whether a communicator's last call is through (`ncclCommGetAsyncError`).
+/// The state of a communicator's last call (`ncclCommGetAsyncError`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CommState {
-    /// All is done that was asked for; work may be enqueued.
+    /// The last call is complete. Work may be enqueued.
     Ready,
-    /// A call goes on in the background (`ncclInProgress`). Nothing may be given to its stream.
+    /// A call is still running in the background (`ncclInProgress`). No work may be enqueued on its
+    /// stream.
     InProgress,
 }
 
@@ -137,7 +138,7 @@ impl NcclType {
         Self::BF16,
     ];
 
-    /// Bytes per element.
+    /// Returns the size of an element, in bytes.
     #[must_use]
     pub const fn size(self) -> usize {
         match self {
@@ -149,35 +150,36 @@ impl NcclType {
     }
 }
 
-/// How elements are combined (`ncclRedOp_t`).
+/// The operation of a reduction (`ncclRedOp_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
-    /// Their sum.
+    /// Sum of the elements.
     Sum,
-    /// Their product.
+    /// Product of the elements.
     Product,
-    /// The largest.
+    /// Largest element.
     Max,
-    /// The smallest.
+    /// Smallest element.
     Min,
-    /// Their mean.
+    /// Mean of the elements.
     Avg,
 }
 
 impl ReduceOp {
-    /// Every way, in declaration order.
+    /// Every operation, in declaration order.
     pub const ALL: [Self; 5] = [Self::Sum, Self::Product, Self::Max, Self::Min, Self::Avg];
 }
 
-/// One call on a communicator; counts are in elements.
+/// A call on a communicator. Counts are in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // as in NCCL's documentation
 pub enum Collective {
-    /// `count` elements of each rank, combined, to every rank.
+    /// Combines `count` elements of each rank, with the result on every rank.
     AllReduce { send: DevicePtr, recv: DevicePtr, count: usize, dtype: NcclType, op: ReduceOp },
-    /// `count` elements of `root` to every rank; `send` is not read elsewhere.
+    /// Copies `count` elements of `root` to every rank. Other ranks' `send` is not read.
     Broadcast { send: DevicePtr, recv: DevicePtr, count: usize, dtype: NcclType, root: usize },
-    /// `count` elements of each rank, combined, to `root`; `recv` is not written elsewhere.
+    /// Combines `count` elements of each rank, with the result on `root`. Other ranks' `recv` is
+    /// not written.
     Reduce {
         send: DevicePtr,
         recv: DevicePtr,
@@ -186,35 +188,37 @@ pub enum Collective {
         op: ReduceOp,
         root: usize,
     },
-    /// `count` elements of each rank, one after the other, to every rank.
+    /// Concatenates `count` elements of each rank, in the order of ranks, on every rank.
     AllGather { send: DevicePtr, recv: DevicePtr, count: usize, dtype: NcclType },
-    /// `count` elements for each rank, combined over all ranks.
+    /// Combines `count` elements per rank, and leaves each rank its part of the result.
     ReduceScatter { send: DevicePtr, recv: DevicePtr, count: usize, dtype: NcclType, op: ReduceOp },
-    /// `count` elements to `peer`.
+    /// Sends `count` elements to `peer`.
     Send { send: DevicePtr, count: usize, dtype: NcclType, peer: usize },
-    /// `count` elements from `peer`.
+    /// Receives `count` elements from `peer`.
     Recv { recv: DevicePtr, count: usize, dtype: NcclType, peer: usize },
 }
 
-/// NCCL: the library, or a simulated one.
+/// An implementation of NCCL: the library, or a simulation.
 ///
 /// # Safety
-/// An implementation enqueues on the stream that it is given and nowhere else, and touches no memory
-/// but what a [`Collective`] names, before the stream's later work begins.
+/// An implementation enqueues work only on the stream that it is given. The work accesses only the
+/// memory that a [`Collective`] names, and only before the stream's later work begins.
 ///
 /// # Safety of the `unsafe` methods
-/// Communicators are alive and used by one thread at a time; memory stays valid until the work is
-/// done or the communicator's abort has returned. [`owned::Communicator`](crate::owned::Communicator)
-/// sees to the former.
+/// Communicators are alive and used by one thread at a time;
+/// [`owned::Communicator`](crate::owned::Communicator) ensures this. Memory stays valid until the
+/// work is done or the communicator's abort has returned.
 #[allow(clippy::missing_safety_doc)] // one contract for all of them, stated above
 pub unsafe trait Nccl: Send + Sync + fmt::Debug {
-    /// Major · 10 000 + minor · 100 + patch.
+    /// Returns the version, as major · 10 000 + minor · 100 + patch.
     fn version(&self) -> Result<u32>;
 
-    /// A new id, for one communicator. The process that makes it has to live until all have joined.
+    /// Creates an id for one communicator. The process that creates the id must live until all
+    /// ranks have joined.
     fn unique_id(&self) -> Result<UniqueId>;
 
-    /// Begins to join a communicator of `ranks` as `rank`; usable once it is [`CommState::Ready`].
+    /// Begins to join a communicator of `ranks` ranks as rank `rank`. The communicator is usable
+    /// when its state is [`CommState::Ready`].
     fn comm_init(
         &self,
         device: usize,
@@ -223,8 +227,9 @@ pub unsafe trait Nccl: Send + Sync + fmt::Debug {
         rank: usize,
     ) -> Result<CommHandle>;
 
-    /// Begins to split a communicator: ranks of one `color` make one, in the order of `key`; `None`
-    /// takes part and gets none (`ncclCommSplit`). The new one is usable once it is `Ready`.
+    /// Begins to split a communicator: ranks with the same `color` form a new communicator, ordered
+    /// by `key` (`ncclCommSplit`). A rank with `None` takes part, but joins no new communicator.
+    /// The new communicator is usable when its state is [`CommState::Ready`].
     unsafe fn comm_split(
         &self,
         comm: CommHandle,
@@ -232,17 +237,17 @@ pub unsafe trait Nccl: Send + Sync + fmt::Debug {
         key: usize,
     ) -> Result<Option<CommHandle>>;
 
-    /// Its rank in the communicator, and how many there are (`ncclCommUserRank`, `ncclCommCount`);
-    /// of one that was [`CommState::Ready`].
+    /// Returns the rank in the communicator, and the number of ranks (`ncclCommUserRank`,
+    /// `ncclCommCount`). The communicator's state must have been [`CommState::Ready`].
     unsafe fn comm_rank(&self, comm: CommHandle) -> Result<(usize, usize)>;
 
-    /// Whether the last call is through. Errors are of whatever was asked of it before, such as a
-    /// rank that is gone.
+    /// Returns the state of the last call. An error may come from any earlier call, such as that of
+    /// a rank that is gone.
     unsafe fn comm_state(&self, comm: CommHandle) -> Result<CommState>;
 
-    /// Enqueues calls as one group: they begin together and wait for no order among them. It may
-    /// block until all ranks have called it, and while another communicator's call does for one of the
-    /// same device.
+    /// Enqueues calls as one group: they begin together, in no order among each other. The call may
+    /// block until all ranks have made it, and while a call for another communicator on the same
+    /// device blocks.
     unsafe fn enqueue(
         &self,
         comm: CommHandle,
@@ -250,13 +255,13 @@ pub unsafe trait Nccl: Send + Sync + fmt::Debug {
         stream: StreamHandle,
     ) -> Result<()>;
 
-    /// Ends what hangs: what it enqueued ends without a result, and a call on another thread returns,
-    /// whose use goes on unharmed until then. Of the communicator's calls this is the one that may be
-    /// made while another is under way; it is made once, by one thread. After it, only
-    /// [`Nccl::comm_abort`] may be called.
+    /// Ends a call that hangs: a call on another thread returns, and enqueued work ends without a
+    /// result. The interrupted call may use the communicator until it returns. This is the only
+    /// function that may be called during another call on the communicator. It is called once, by
+    /// one thread. Afterwards, only [`Nccl::comm_abort`] may be called.
     unsafe fn comm_interrupt(&self, comm: CommHandle) -> Result<()>;
 
-    /// Ends a communicator at once, whatever its state: what it enqueued ends without a result. The
-    /// handle is invalid afterwards.
+    /// Ends and frees a communicator at once, in any state. Enqueued work ends without a result.
+    /// The handle is invalid afterwards.
     unsafe fn comm_abort(&self, comm: CommHandle) -> Result<()>;
 }

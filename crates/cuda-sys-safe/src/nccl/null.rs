@@ -1,4 +1,4 @@
-//! An NCCL that does nothing, for the driver that does nothing.
+//! An NCCL that does nothing, for [`NullDriver`].
 
 use std::collections::HashSet;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -7,13 +7,13 @@ use super::{Collective, CommHandle, CommState, Nccl, UniqueId};
 use crate::null::NullDriver;
 use crate::{DriverError, Result, StreamHandle};
 
-/// Where a handle's raw value has the number of ranks; below it is the rank.
+/// Position of the number of ranks in a handle's raw value. The rank is in the bits below.
 const RANKS_SHIFT: u32 = 32;
 
-/// Where calls hang.
+/// The calls that hang, for [`NullDriver::with_hanging_collectives`].
 #[derive(Debug, Default)]
 pub(crate) struct Hanging {
-    /// Communicators whose calls no longer do.
+    /// Communicators whose calls no longer hang.
     interrupted: Mutex<HashSet<CommHandle>>,
     changed: Condvar,
 }
@@ -27,7 +27,7 @@ impl Hanging {
         DriverError::LibraryCall { call, status, detail: "interrupted".into(), location: None }
     }
 
-    /// Another one may have been called the same.
+    /// Forgets an earlier communicator with the same handle.
     fn begin(&self, comm: CommHandle) {
         self.interrupted.lock().unwrap_or_else(PoisonError::into_inner).remove(&comm);
     }

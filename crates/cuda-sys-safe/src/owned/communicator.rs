@@ -1,6 +1,6 @@
-//! A rank's end of an NCCL communicator. It lets one thread in at a time, and polls the making of a
-//! communicator with a limit. When its last clone is dropped it is aborted, in a thread of its own
-//! where that could take long.
+//! A rank's end of an NCCL communicator. One thread at a time calls NCCL. A new communicator is
+//! polled until it is ready or a timeout has passed. Dropping the last clone aborts the
+//! communicator, on a thread of its own where the abort could take long.
 
 use std::fmt;
 use std::panic::Location;
@@ -13,8 +13,9 @@ use warpline_sync::{Mutex, MutexGuard, OnceLock};
 use crate::nccl::{Collective, CommHandle, CommState, Nccl, UniqueId};
 use crate::{Driver, DriverError, Result, StreamHandle};
 
-/// A rank's end of an NCCL communicator on one device (`ncclComm_t`). Clones share it; when the last
-/// one is dropped it is aborted, and nothing is waited for. Any thread may use it: they take turns.
+/// A rank's end of an NCCL communicator on one device (`ncclComm_t`). Clones share it. Dropping the
+/// last clone aborts the communicator without waiting. Several threads may use a communicator;
+/// their calls run one after another.
 ///
 /// ```
 /// use std::{sync::Arc, thread, time::Duration};
@@ -45,31 +46,34 @@ struct Shared {
     handle: Arc<Handle>,
 }
 
-/// What a communicator is for NCCL.
+/// NCCL's handle of a communicator, with the state of its use.
 struct Handle {
     comm: CommHandle,
-    /// Held while NCCL is called, which may take as long as other ranks do.
+    /// Locked during a call of NCCL, which may wait for other ranks.
     calling: Mutex<()>,
-    /// Whether an abort has begun. It is set without `calling`.
+    /// Whether an abort has begun. Set without holding `calling`.
     aborted: AtomicBool,
-    /// There once it was freed: whoever aborts too waits for that.
+    /// Set when the communicator has been freed. A concurrent abort waits for this.
     freed: OnceLock<()>,
 }
 
-/// How long NCCL is asked again and again before the thread sleeps between the questions.
+/// Time for which NCCL is polled without sleeping.
 const SPIN: Duration = Duration::from_micros(100);
 
-/// The longest sleep between two questions.
+/// Longest sleep between two polls.
 const NAP: Duration = Duration::from_millis(1);
 
 impl Communicator {
-    /// Joins a communicator of `ranks` as `rank`, with this device, and waits until all have
-    /// (`ncclCommInitRankConfig`). All are given the same `id`.
+    /// Joins a communicator of `ranks` ranks as rank `rank`, on `device`, and waits until all ranks
+    /// have joined (`ncclCommInitRankConfig`). All ranks must pass the same `id`.
     ///
     /// # Errors
-    /// [`DriverError::InvalidArgument`] for a rank that there is not;
-    /// [`DriverError::LibraryNotFound`] without NCCL; [`DriverError::LibraryCall`] with NCCL's own,
-    /// and with `ncclInProgress` where not all ranks have come within `timeout`.
+    /// - [`DriverError::InvalidArgument`] if `rank` is not less than `ranks`, or if `ranks` does
+    ///   not fit `i32`.
+    /// - [`DriverError::LibraryCall`] if NCCL refuses the call, and with the status
+    ///   `ncclInProgress` if not all ranks have joined within `timeout`.
+    /// - Errors of [`Driver::nccl`], and of the [driver call](Driver#errors) that makes the device
+    ///   current.
     #[track_caller]
     pub fn new(
         driver: &Arc<dyn Driver>,
@@ -95,11 +99,15 @@ impl Communicator {
         join().map_err(|e: DriverError| e.at(location))
     }
 
-    /// Makes communicators of parts of this one's ranks: those with one `color` make one, in the
-    /// order of `key`; `None` takes part and gets none (`ncclCommSplit`). All ranks have to call it.
+    /// Splits the communicator: ranks that pass the same `color` form a new communicator, ordered
+    /// by `key` (`ncclCommSplit`). A rank that passes `None` takes part in the split, but joins no
+    /// new communicator. All ranks must call this function.
     ///
     /// # Errors
-    /// As of [`Self::new`].
+    /// - [`DriverError::InvalidArgument`] if `color` or `key` does not fit `i32` (NCCL only).
+    /// - [`DriverError::LibraryCall`] if NCCL refuses the call, with the status `ncclInProgress` if
+    ///   not all ranks have joined within `timeout`, and after [`Self::abort`].
+    /// - Errors of the [driver call](Driver#errors) that makes the device current.
     #[track_caller]
     pub fn split(&self, color: Option<u32>, key: usize, timeout: Duration) -> Result<Option<Self>> {
         const CALL: &str = "ncclCommSplit";
@@ -119,13 +127,15 @@ impl Communicator {
         split().map_err(|e: DriverError| e.at(location))
     }
 
-    /// Whether the last call is through, and no rank has failed (`ncclCommGetAsyncError`). It never
-    /// blocks: while another thread is in a call, that is [`CommState::InProgress`].
+    /// Returns [`CommState::Ready`] if the last call is complete and no rank has failed
+    /// (`ncclCommGetAsyncError`). Never blocks: while another thread is in a call, the result is
+    /// [`CommState::InProgress`].
     ///
     /// # Errors
-    /// [`DriverError::LibraryCall`] with NCCL's own: `ncclRemoteError` where a rank is gone that the
-    /// others wait for, and after [`Self::abort`]. [`DriverError::CollectiveMismatch`], which only a
-    /// simulated NCCL finds.
+    /// - [`DriverError::LibraryCall`] with NCCL's status, such as `ncclRemoteError` if a rank is
+    ///   gone that another rank waits for, and after [`Self::abort`].
+    /// - [`DriverError::CollectiveMismatch`] if ranks made different calls. Only the simulated NCCL
+    ///   detects this.
     #[track_caller]
     pub fn state(&self) -> Result<CommState> {
         let location = Location::caller();
@@ -133,39 +143,45 @@ impl Communicator {
         state().map_err(|e| e.at(location))
     }
 
-    /// Ends it at once: what it has enqueued ends without a result, a call that hangs on another
-    /// thread returns an error, and all later uses are refused (`ncclCommAbort`). The other ranks have
-    /// to do the same. Doing it twice does nothing.
+    /// Aborts the communicator at once (`ncclCommAbort`). Enqueued collectives end without a
+    /// result, a call that hangs on another thread returns an error, and all later uses are
+    /// refused. The other ranks must abort, too. A second abort does nothing.
     ///
-    /// Where several ranks are threads of one process, NCCL's last abort of theirs frees what all of
-    /// them have, on all their devices, for which the driver may need the others' threads. So until all
-    /// ranks have aborted it, none of these threads may wait on the host for work that needs a rank
-    /// which has not: let the threads meet after the abort.
+    /// If several ranks are threads of one process, the last of their aborts frees the resources of
+    /// all these ranks, on all their devices. The driver may need the other threads for this. So
+    /// until all ranks have aborted, none of these threads may block on work that needs a rank that
+    /// has not aborted. Synchronize the threads after the abort.
     ///
-    /// NCCL's abort also waits until those graphs are destroyed in which its calls were captured, and
-    /// the last one of several threads for all of theirs. What was launched has ended by then, and new
-    /// uses are refused at once; but a thread that has yet to destroy such a graph lets another one abort.
+    /// NCCL's abort also waits until all graphs that captured calls of the communicator are
+    /// destroyed. With several threads, the last abort waits for the graphs of all of them.
+    /// Launched work has ended by then, and new uses are refused at once. A thread that still has
+    /// to destroy such a graph must leave the abort to another thread.
     pub fn abort(&self) {
         self.0.handle.abort(&*self.0.driver);
     }
 
-    /// Whether it was aborted, or is being aborted. It never blocks.
+    /// Returns `true` if the communicator was aborted or is being aborted. Never blocks.
     #[must_use]
     pub fn is_aborted(&self) -> bool {
         self.0.handle.is_aborted()
     }
 
-    /// Enqueues calls as one group (`ncclGroupStart` to `ncclGroupEnd`). What launches it calls this
-    /// from [`DeviceCode::Collective`](crate::DeviceCode::Collective). The first call of a kind connects
-    /// the ranks, and blocks until the others make it too, or another thread calls [`Self::abort`].
+    /// Enqueues calls as one group (`ncclGroupStart` to `ncclGroupEnd`). Call this function from
+    /// [`DeviceCode::Collective`](crate::DeviceCode::Collective). The first call of a kind connects
+    /// the ranks: it blocks until the other ranks make the call, too, or until another thread calls
+    /// [`Self::abort`].
     ///
     /// # Errors
-    /// [`DriverError::LibraryCall`] with NCCL's own, and after [`Self::abort`].
+    /// - [`DriverError::InvalidArgument`] if the stream is on another device.
+    /// - [`DriverError::LibraryCall`] if NCCL refuses a call, and after [`Self::abort`].
+    /// - [`DriverError::CollectiveMismatch`] if ranks made different calls before. Only the
+    ///   simulated NCCL detects this.
+    /// - Errors of the [driver call](Driver#errors) that makes the device current.
     ///
     /// # Safety
-    /// The stream is alive and of the communicator's device. The memory is the device's, as large as
-    /// the calls say, and stays valid until the work is done or [`Self::abort`] has returned. Of what
-    /// is captured all replays are launched in [`Self::while_usable`].
+    /// The stream is alive. The memory of the calls is on the communicator's device, as large as
+    /// the calls require, and stays valid until the work is done or [`Self::abort`] has returned.
+    /// All replays of captured calls are launched in [`Self::while_usable`].
     pub unsafe fn enqueue(&self, calls: &[Collective], stream: StreamHandle) -> Result<()> {
         const CALL: &str = "ncclGroupEnd";
         let shared = &*self.0;
@@ -176,40 +192,41 @@ impl Communicator {
         })
     }
 
-    /// Calls `f`, which launches a graph in which the communicator takes part; it is not aborted
-    /// meanwhile.
+    /// Calls `f`, which launches a graph that contains calls of the communicator. The communicator
+    /// is not freed while `f` runs.
     ///
     /// # Errors
-    /// [`DriverError::LibraryCall`] after [`Self::abort`].
+    /// [`DriverError::LibraryCall`] if [`Self::abort`] was called.
     pub fn while_usable<R>(&self, f: impl FnOnce() -> R) -> Result<R> {
         self.0.handle.with("cuGraphLaunch", |_| Ok(f()))
     }
 
-    /// The driver of its device.
+    /// Returns the driver of the communicator's device.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.0.driver
     }
 
-    /// The device it is on.
+    /// Returns the index of the communicator's device.
     #[must_use]
     pub fn device(&self) -> usize {
         self.0.device
     }
 
-    /// How many ranks it has.
+    /// Returns the number of ranks.
     #[must_use]
     pub fn ranks(&self) -> usize {
         self.0.ranks
     }
 
-    /// Which of them this one is.
+    /// Returns the rank.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.0.rank
     }
 
-    /// A number that it shares with its clones, and no other one alive has.
+    /// Returns a number that identifies the communicator among all that are alive. Clones have the
+    /// same number.
     #[must_use]
     pub fn id(&self) -> usize {
         Arc::as_ptr(&self.0).addr()
@@ -237,13 +254,13 @@ impl Drop for Shared {
 }
 
 impl Shared {
-    /// What is being made. It does not know its rank yet.
+    /// Wraps a communicator that is being made. Its rank is not known yet.
     fn new(driver: &Arc<dyn Driver>, comm: CommHandle) -> Self {
         let (driver, handle) = (Arc::clone(driver), Arc::new(Handle::new(comm)));
         Self { driver, device: comm.device(), ranks: 0, rank: 0, handle }
     }
 
-    /// Waits until it is made.
+    /// Waits until the communicator is ready.
     fn made(
         mut self,
         nccl: &dyn Nccl,
@@ -273,12 +290,13 @@ impl Handle {
         self.calling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls NCCL.
+    /// Calls NCCL under the lock.
     fn with<R>(&self, call: &'static str, f: impl FnOnce(CommHandle) -> Result<R>) -> Result<R> {
         self.with_locked(call, self.lock(), f)
     }
 
-    /// It is freed once the lock was held after `aborted` was set: here it is alive.
+    /// Calls NCCL with the lock held. The communicator is alive in `f`, because an abort sets
+    /// `aborted` and then takes the lock before it frees the communicator.
     fn with_locked<R>(
         &self,
         call: &'static str,
@@ -313,7 +331,7 @@ impl Handle {
         })
     }
 
-    /// Waits until the last call is through. Others may abort it meanwhile.
+    /// Waits until the last call is complete. Other threads may abort the communicator meanwhile.
     fn ready(
         &self,
         nccl: &dyn Nccl,
@@ -358,7 +376,8 @@ impl Handle {
         });
     }
 
-    /// Aborts it where nobody waits for that: the library's abort may take long.
+    /// Aborts the communicator without blocking the caller, on a thread of its own for NCCL, whose
+    /// abort may take long.
     fn abandon(handle: &Arc<Self>, driver: &Arc<dyn Driver>) {
         if handle.is_aborted() || driver.name() != "cuda" {
             return handle.abort(&**driver);

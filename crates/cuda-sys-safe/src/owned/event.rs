@@ -15,18 +15,18 @@ use crate::{Driver, EventFlags, EventHandle, IpcEventHandle, Result};
 pub struct Event {
     driver: Arc<dyn Driver>,
     handle: EventHandle,
-    /// The capture in which it was recorded last. Held while it is recorded or waited for: nobody
-    /// takes a record in a capture for one outside.
+    /// The capture in which the event was last recorded. Locked while the event is recorded or
+    /// waited for, so that no record in a capture is taken for a record outside.
     recorded_in: Mutex<Option<Arc<Membership>>>,
-    /// Whether it is for other processes, or another one's.
+    /// Whether the event is shared with other processes.
     interprocess: bool,
 }
 
 impl Event {
-    /// A new event that has not been recorded.
+    /// Creates an event, which has not been recorded.
     ///
     /// # Errors
-    /// The driver's own.
+    /// Errors of the [driver call](Driver#errors).
     #[track_caller]
     pub fn new(driver: &Arc<dyn Driver>, device: usize, flags: EventFlags) -> Result<Self> {
         let location = Location::caller();
@@ -34,10 +34,11 @@ impl Event {
         Ok(Self::build(driver, handle, flags.interprocess))
     }
 
-    /// Opens an event of another process.
+    /// Opens an event of another process, which sent [`Event::ipc_handle`].
     ///
     /// # Errors
-    /// The driver's own: the event is gone, or was made by this very process.
+    /// Errors of the [driver call](Driver#errors), such as for an event that is destroyed or that
+    /// this process created.
     #[track_caller]
     pub fn open_ipc(
         driver: &Arc<dyn Driver>,
@@ -53,16 +54,17 @@ impl Event {
         Self { driver: Arc::clone(driver), handle, recorded_in: Mutex::default(), interprocess }
     }
 
-    /// Whether streams of this device may wait for it. The driver (580) crashes in a wait of another
-    /// device's stream for an event for other processes.
+    /// Returns `true` if streams of this device may wait for the event. The driver (580) crashes if
+    /// a stream waits for an interprocess event of another device.
     pub(super) fn can_be_waited_for_on(&self, device: usize) -> bool {
         !self.interprocess || self.device() == device
     }
 
-    /// A handle with which another process opens it. Only of an `interprocess` event.
+    /// Returns a handle with which another process opens the event. The event must be
+    /// `interprocess`.
     ///
     /// # Errors
-    /// The driver's own.
+    /// Errors of the [driver call](Driver#errors).
     #[track_caller]
     pub fn ipc_handle(&self) -> Result<IpcEventHandle> {
         let location = Location::caller();
@@ -70,22 +72,25 @@ impl Event {
         unsafe { self.driver.ipc_event_handle(self.handle) }.map_err(|e| e.at(location))
     }
 
-    /// The device it belongs to.
+    /// Returns the index of the event's device.
     #[must_use]
     pub fn device(&self) -> usize {
         self.handle.device()
     }
 
-    /// The raw handle. It is alive as long as `self` is.
+    /// Returns the raw handle, which is valid as long as `self` lives.
     #[must_use]
     pub fn handle(&self) -> EventHandle {
         self.handle
     }
 
-    /// Records all work enqueued on the stream so far.
+    /// Records the event on a stream: the event completes when all work enqueued on the stream so
+    /// far is done.
     ///
     /// # Errors
-    /// The driver's own, a stream of another device among them.
+    /// - [`DriverError::InvalidArgument`](crate::DriverError::InvalidArgument) if the stream
+    ///   belongs to another driver.
+    /// - Errors of the [driver call](Driver#errors), such as for a stream of another device.
     #[track_caller]
     pub fn record(&self, stream: &Stream) -> Result<()> {
         let location = Location::caller();
@@ -99,11 +104,14 @@ impl Event {
         Ok(())
     }
 
-    /// [`Event::record`] of a stream that is in no capture: the host can neither ask nor wait for what
-    /// is recorded in one, and the attempt spoils it.
+    /// Records the event on a stream that is not being captured. The host can neither query nor
+    /// wait for an event that was recorded in a capture, and the attempt would invalidate the
+    /// capture.
     ///
     /// # Errors
-    /// As [`Event::record`]; [`crate::DriverError::InvalidArgument`] for a stream that is captured.
+    /// - [`DriverError::InvalidArgument`](crate::DriverError::InvalidArgument) if the stream is
+    ///   being captured or belongs to another driver.
+    /// - Errors of the [driver call](Driver#errors), such as for a stream of another device.
     #[track_caller]
     pub fn record_outside_captures(&self, stream: &Stream) -> Result<()> {
         const CALL: &str = "Event::record_outside_captures";
@@ -121,16 +129,17 @@ impl Event {
         self.recorded_in.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The driver it belongs to.
+    /// Returns the event's driver.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
     }
 
-    /// Whether the work of the latest record is done; true if never recorded.
+    /// Returns `true` if the work before the latest record is done, or if the event was never
+    /// recorded.
     ///
     /// # Errors
-    /// The driver's own, those of earlier asynchronous work among them.
+    /// Errors of the [driver call](Driver#errors), including those of earlier asynchronous work.
     #[track_caller]
     pub fn query(&self) -> Result<bool> {
         let location = Location::caller();
@@ -138,10 +147,10 @@ impl Event {
         unsafe { self.driver.event_query(self.handle) }.map_err(|e| e.at(location))
     }
 
-    /// Blocks the host until the work of the latest record is done.
+    /// Blocks the host until the work before the latest record is done.
     ///
     /// # Errors
-    /// As [`Event::query`].
+    /// The same as [`Event::query`].
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let location = Location::caller();
@@ -149,10 +158,14 @@ impl Event {
         unsafe { self.driver.event_synchronize(self.handle) }.map_err(|e| e.at(location))
     }
 
-    /// Milliseconds between the records of two timing events.
+    /// Returns the time from the record of `self` to the record of `end`, in milliseconds. Both
+    /// events must be timing events.
     ///
     /// # Errors
-    /// The driver's own: an event without timing, unrecorded, unfinished, or of another device.
+    /// - [`DriverError::InvalidArgument`](crate::DriverError::InvalidArgument) if the events belong
+    ///   to different drivers.
+    /// - Errors of the [driver call](Driver#errors): an event has no timing, was never recorded or
+    ///   is not complete, or the events are on different devices.
     #[track_caller]
     pub fn elapsed(&self, end: &Event) -> Result<f32> {
         let location = Location::caller();

@@ -1,4 +1,4 @@
-//! Device memory that somebody else allocated.
+//! Device memory that another library allocated.
 
 use std::any::Any;
 use std::fmt;
@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use crate::{DevicePtr, Driver};
 
-/// Device memory that another library allocated, and whoever releases it: that is dropped with it.
+/// Device memory that another library allocated, with its owner. Dropping the memory drops the
+/// owner, which releases it.
 pub struct ForeignMemory {
     driver: Arc<dyn Driver>,
     device: usize,
@@ -16,12 +17,12 @@ pub struct ForeignMemory {
 }
 
 impl ForeignMemory {
-    /// Takes over `bytes` bytes at `ptr`, memory of a device of this driver. `owner` is dropped with
-    /// the result, and releases the memory then. Work that streams were given before may still use
-    /// it: like `cuMemFree`, the owner has to wait for the device first.
+    /// Takes over `bytes` bytes at `ptr`, memory of a device of this driver. The result drops
+    /// `owner`, which then releases the memory. Enqueued work may still use the memory at that
+    /// time, so `owner` must first wait for the device, as `cuMemFree` does.
     ///
     /// # Safety
-    /// Until `owner` is dropped the device can read and write all of the memory, and nobody else
+    /// Until `owner` is dropped, the device can read and write all of the memory, and nobody else
     /// uses it.
     #[must_use]
     pub unsafe fn new(
@@ -34,25 +35,25 @@ impl ForeignMemory {
         Self { driver: Arc::clone(driver), device, ptr, bytes, _owner: Box::new(owner) }
     }
 
-    /// The driver whose device it is on.
+    /// Returns the driver of the memory's device.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
     }
 
-    /// The device it is on.
+    /// Returns the index of the memory's device.
     #[must_use]
     pub fn device(&self) -> usize {
         self.device
     }
 
-    /// Its first byte.
+    /// Returns the address of the first byte.
     #[must_use]
     pub fn ptr(&self) -> DevicePtr {
         self.ptr
     }
 
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes

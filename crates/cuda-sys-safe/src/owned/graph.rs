@@ -12,14 +12,14 @@ use crate::{
     CaptureMode, CaptureStatus, Driver, DriverError, GraphExecHandle, GraphHandle, Result,
 };
 
-/// What a stream and the events recorded on it know of the capture that they take part in.
+/// The membership of a stream, and of events recorded on it, in a capture.
 #[derive(Debug, Default)]
 pub(super) struct Membership {
     over: AtomicBool,
 }
 
 impl Membership {
-    /// Whether the capture is still under way.
+    /// Returns `true` if the capture has not ended.
     pub(super) fn is_active(&self) -> bool {
         !self.over.load(Ordering::Acquire)
     }
@@ -29,7 +29,7 @@ impl Membership {
     }
 }
 
-/// A capture under way. Dropping it ends the capture and forgets what was captured.
+/// A capture in progress. Dropping it ends the capture and discards the captured work.
 #[derive(Debug)]
 pub struct Capture {
     stream: Stream,
@@ -37,11 +37,11 @@ pub struct Capture {
 }
 
 impl Stream {
-    /// From now on records what is enqueued instead of running it, until the result is
-    /// [ended](Capture::end) or dropped. Not on a default stream.
+    /// Begins to capture the stream: work enqueued from now on is recorded instead of run, until
+    /// the result is [ended](Capture::end) or dropped. A default stream cannot be captured.
     ///
     /// # Errors
-    /// The driver's own.
+    /// Errors of the [driver call](Driver#errors).
     #[track_caller]
     pub fn begin_capture(&self, mode: CaptureMode, _token: LaunchToken) -> Result<Capture> {
         let location = Location::caller();
@@ -54,13 +54,14 @@ impl Stream {
         Ok(Capture { stream: self.clone(), membership })
     }
 
-    /// Takes this stream into the capture in which the event was recorded last, by a wait for it:
-    /// what is enqueued from now on is recorded there too. Where the stream takes part already it is
-    /// a wait and nothing more.
+    /// Makes this stream wait for the event, and so join the capture in which the event was last
+    /// recorded: work enqueued from now on is recorded in that capture, too. If the stream takes
+    /// part in the capture already, the call is only a wait.
     ///
     /// # Errors
-    /// [`DriverError::InvalidArgument`] if it was not recorded in a capture that is still under way;
-    /// the driver's own.
+    /// - [`DriverError::InvalidArgument`] if the event was not last recorded in a capture that is
+    ///   in progress, or if stream and event belong to different drivers.
+    /// - Errors of the [driver call](Driver#errors).
     #[track_caller]
     pub fn join_capture(&self, event: &Event, _token: LaunchToken) -> Result<()> {
         const CALL: &str = "Stream::join_capture";
@@ -78,10 +79,10 @@ impl Stream {
         self.enter(membership, wait).map_err(|e| e.at(location))
     }
 
-    /// Whether it is being captured.
+    /// Returns the capture status of the stream.
     ///
     /// # Errors
-    /// The driver's own.
+    /// Errors of the [driver call](Driver#errors).
     #[track_caller]
     pub fn capture_status(&self) -> Result<CaptureStatus> {
         let location = Location::caller();
@@ -91,11 +92,12 @@ impl Stream {
 }
 
 impl Capture {
-    /// Ends the capture and returns what it recorded. The capture ends even if this fails, unless
-    /// its mode has only the thread that began it end it.
+    /// Ends the capture and returns its graph. The capture ends even if this call fails, unless the
+    /// capture's mode allows only the thread that began the capture to end it.
     ///
     /// # Errors
-    /// The driver's own: something forbidden was done meanwhile, other streams were not joined.
+    /// Errors of the [driver call](Driver#errors): a forbidden call invalidated the capture, or a
+    /// stream that joined was not joined back.
     #[track_caller]
     pub fn end(self) -> Result<Graph> {
         let location = Location::caller();
@@ -123,19 +125,20 @@ impl Drop for Capture {
     }
 }
 
-/// Captured work, destroyed on drop. Executables made from it stay.
+/// Captured work, destroyed on drop. Executable graphs made from it stay valid.
 #[derive(Debug)]
 pub struct Graph {
     driver: Arc<dyn Driver>,
-    /// Graphs may not be used by two threads at once, not even to read.
+    /// Locked during each use, because CUDA allows one thread at a time to use a graph, even to
+    /// read it.
     handle: Mutex<GraphHandle>,
 }
 
 impl Graph {
-    /// Makes an executable of it.
+    /// Makes an executable graph.
     ///
     /// # Errors
-    /// The driver's own.
+    /// Errors of the [driver call](Driver#errors).
     #[track_caller]
     pub fn instantiate(&self) -> Result<GraphExec> {
         let location = Location::caller();
@@ -155,7 +158,7 @@ impl Drop for Graph {
     }
 }
 
-/// An executable graph, destroyed on drop; a replay that is under way still finishes.
+/// An executable graph, destroyed on drop. A replay that is in progress still finishes.
 #[derive(Debug)]
 pub struct GraphExec {
     driver: Arc<dyn Driver>,
@@ -163,13 +166,13 @@ pub struct GraphExec {
 }
 
 impl GraphExec {
-    /// The device it was captured on.
+    /// Returns the index of the device on which the graph was captured.
     #[must_use]
     pub fn device(&self) -> usize {
         self.handle().device()
     }
 
-    /// The driver's handle, valid while this object lives.
+    /// Returns the raw handle, which is valid as long as `self` lives.
     #[must_use]
     pub fn handle(&self) -> GraphExecHandle {
         *self.handle.lock().unwrap_or_else(PoisonError::into_inner)
@@ -178,12 +181,12 @@ impl GraphExec {
     /// Enqueues one replay. Replays of the same executable run one after another.
     ///
     /// # Errors
-    /// The driver's own.
+    /// Errors of the [driver call](Driver#errors).
     ///
     /// # Safety
-    /// A replay runs the captured work on the memory and with the kernels that it was captured with,
-    /// whoever owns that memory by now: all of it may be used so until the replay is done, in the
-    /// order that the stream gives.
+    /// A replay runs the captured kernels on the captured addresses, whoever owns that memory by
+    /// then. Until the replay is done, it must be allowed to use all this memory, in the order of
+    /// the stream.
     #[track_caller]
     pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
         let location = Location::caller();

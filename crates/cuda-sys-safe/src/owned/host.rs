@@ -12,14 +12,14 @@ use crate::{Driver, DriverError, HostFlags, Result};
 /// Alignment of pageable host memory: a cache line, and more than any vector load needs.
 const ALIGNMENT: usize = 64;
 
-/// Bytes from which on pageable memory is mapped: what the standard library gives at this alignment
-/// is zeroed by one thread.
+/// Size in bytes from which pageable memory is mapped. The standard library would zero the memory
+/// on one thread at this alignment.
 const MAPPED: usize = 1 << 20;
 
 #[derive(Debug)]
 enum Origin {
     Pageable(Layout),
-    /// Pageable, and large.
+    /// Large pageable memory.
     Mapped {
         _pages: Pages,
     },
@@ -32,13 +32,14 @@ enum Origin {
         device: usize,
         pages: Pages,
     },
-    /// Nothing is left.
+    /// Memory that was released.
     Released,
 }
 
 /// A host buffer, released on drop. Its bytes are always initialised.
 ///
-/// It hands out a pointer, never a slice: who may touch the bytes when is for its owner to order.
+/// `HostMemory` gives out a pointer, never a slice. The owner of the memory must order all accesses
+/// to the bytes.
 #[derive(Debug)]
 pub struct HostMemory {
     ptr: NonNull<u8>,
@@ -52,12 +53,12 @@ unsafe impl Send for HostMemory {}
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
-    /// Ordinary zeroed memory, aligned to 64 bytes. The system provides the pages of a large block as
-    /// they are first written, so that threads that write it together share that work, in huge pages
-    /// where it can.
+    /// Allocates zeroed pageable memory, aligned to 64 bytes. The system provides the pages of a
+    /// large block when they are first written, as huge pages where possible. Threads that write
+    /// the block together share this work.
     ///
     /// # Errors
-    /// [`DriverError::HostMemory`] when the size overflows or the system has no memory.
+    /// [`DriverError::HostMemory`] if the size overflows or the system is out of memory.
     pub fn pageable(bytes: usize) -> Result<Self> {
         // Where the system has no more mappings to give, there may still be memory.
         if bytes >= MAPPED
@@ -73,10 +74,10 @@ impl HostMemory {
         Ok(Self { ptr, bytes, origin: Origin::Pageable(layout) })
     }
 
-    /// Page-locked memory from the driver (`cuMemHostAlloc`).
+    /// Allocates page-locked memory from the driver (`cuMemHostAlloc`).
     ///
     /// # Errors
-    /// The driver's own.
+    /// Errors of the [driver call](Driver#errors).
     #[track_caller]
     pub fn pinned(driver: &Arc<dyn Driver>, device: usize, bytes: usize) -> Result<Self> {
         let location = Location::caller();
@@ -87,21 +88,23 @@ impl HostMemory {
         Ok(Self { ptr, bytes, origin: Origin::Pinned { driver: Arc::clone(driver), device } })
     }
 
-    /// Zeroed page-locked memory made by registering ordinary memory (`cuMemHostRegister`). A
-    /// forked child finds zeros there, or a copy where the system cannot do that.
+    /// Allocates zeroed memory and page-locks it (`cuMemHostRegister`). A forked child finds zeros
+    /// at its address, or a copy if the system cannot provide zeros.
     ///
     /// # Errors
-    /// As [`HostMemory::pageable`], and the driver's own.
+    /// [`DriverError::HostMemory`] if the system cannot provide the memory. Errors of the [driver
+    /// call](Driver#errors).
     #[track_caller]
     pub fn registered(driver: &Arc<dyn Driver>, device: usize, bytes: usize) -> Result<Self> {
         Self::registered_by(driver, device, bytes, 1)
     }
 
-    /// As [`registered`](Self::registered), where so many threads first have the system provide
-    /// the pages, in huge pages where it can. Page-locking takes long mostly for want of that.
+    /// Allocates memory as [`registered`](Self::registered) does, with the system providing the
+    /// pages on `threads` threads, as huge pages where possible. Most of the time of page-locking
+    /// is spent on providing the pages.
     ///
     /// # Errors
-    /// As [`registered`](Self::registered).
+    /// The same as [`registered`](Self::registered).
     #[track_caller]
     pub fn registered_by(
         driver: &Arc<dyn Driver>,
@@ -121,35 +124,37 @@ impl HostMemory {
         Ok(Self { ptr, bytes, origin: Origin::Registered { driver, device, pages } })
     }
 
-    /// Its first byte. Touching the bytes is the caller's `unsafe`, and so is its order.
+    /// Returns the address of the first byte. The caller must order all accesses to the bytes.
     #[must_use]
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.ptr
     }
 
-    /// The byte at an offset, or `None` if that is past the end. The end itself has an address.
+    /// Returns the address of the byte at `offset`, or `None` if `offset` is greater than the size.
+    /// The end itself has an address.
     #[must_use]
     pub fn ptr_at(&self, offset: usize) -> Option<NonNull<u8>> {
         // SAFETY: the offset stays within the allocation.
         (offset <= self.bytes).then(|| unsafe { self.ptr.add(offset) })
     }
 
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether it is page-locked.
+    /// Returns `true` if the memory is page-locked.
     #[must_use]
     pub fn is_pinned(&self) -> bool {
         !matches!(self.origin, Origin::Pageable(_) | Origin::Mapped { .. })
     }
 
-    /// Gives it back now. Dropping it does too, but what the driver refuses then is out of reach.
+    /// Releases the memory now and reports a refusal. Dropping the memory releases it, too, but a
+    /// release that the driver refuses is then kept in [`Refused`](super::Refused).
     ///
     /// # Errors
-    /// The memory, as it was, and why the driver refused.
+    /// The unchanged memory and the driver's error, if the driver refuses the release.
     pub fn release(mut self) -> Result<(), Box<(Self, DriverError)>> {
         let released = match &self.origin {
             Origin::Pageable(_) | Origin::Mapped { .. } | Origin::Released => return Ok(()),
@@ -185,7 +190,7 @@ fn zeroed(bytes: usize) -> Result<(NonNull<u8>, Layout)> {
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
-        /// The address of memory that a refused release keeps.
+        /// Address of memory that a refused release keeps.
         struct Address(NonNull<u8>);
         // SAFETY: only the release uses it, and whoever has that has the memory alone.
         unsafe impl Send for Address {}

@@ -1,4 +1,4 @@
-//! Memory of other processes.
+//! Device memory of other processes.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use crate::{DevicePtr, Driver, IpcMemHandle, Result};
 
 /// Device memory that another process allocated and shares, closed on drop.
 ///
-/// The other process gets the handle from [`DeviceMemory::ipc_handle`](super::DeviceMemory) and
-/// keeps the allocation for as long as it is open here. Events cross in the same way, with
-/// [`Event::ipc_handle`](super::Event::ipc_handle) and
-/// [`Event::open_ipc`](super::Event::open_ipc).
+/// The other process creates the handle with
+/// [`DeviceMemory::ipc_handle`](super::DeviceMemory::ipc_handle), and keeps the allocation while it
+/// is open here. Events are shared in the same way, with
+/// [`Event::ipc_handle`](super::Event::ipc_handle) and [`Event::open_ipc`](super::Event::open_ipc).
 #[derive(Debug)]
 pub struct SharedMemory {
     driver: Arc<dyn Driver>,
@@ -21,13 +21,15 @@ pub struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Opens another process's allocation.
+    /// Opens an allocation of another process.
     ///
     /// # Errors
-    /// The driver's own: the allocation is gone, or was made by this very process.
+    /// Errors of the [driver call](Driver#errors), such as for an allocation that is freed or that
+    /// this process made.
     ///
     /// # Safety
-    /// The allocation has at least `bytes` bytes, and its owner keeps it until this is dropped.
+    /// The allocation has at least `bytes` bytes. Its owner keeps the allocation until the result
+    /// is dropped.
     #[track_caller]
     pub unsafe fn open(
         driver: &Arc<dyn Driver>,
@@ -40,19 +42,19 @@ impl SharedMemory {
         Ok(Self { driver: Arc::clone(driver), device, ptr, bytes })
     }
 
-    /// The device it is open on.
+    /// Returns the index of the device on which the memory is open.
     #[must_use]
     pub fn device(&self) -> usize {
         self.device
     }
 
-    /// Its first byte.
+    /// Returns the address of the first byte.
     #[must_use]
     pub fn ptr(&self) -> DevicePtr {
         self.ptr
     }
 
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes

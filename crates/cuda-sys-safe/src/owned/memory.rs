@@ -1,4 +1,4 @@
-//! Device memory straight from the driver.
+//! Device memory allocated by the driver.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::refused::{ReleaseKind, accepted, release, retry};
 use crate::{DevicePtr, Driver, DriverError, IpcMemHandle, Result};
 
-/// One `cuMemAlloc` allocation, freed on drop. Freeing waits for the device, as CUDA does.
+/// A `cuMemAlloc` allocation, freed on drop. Freeing waits for the device, as in CUDA.
 #[derive(Debug)]
 pub struct DeviceMemory {
     driver: Arc<dyn Driver>,
@@ -20,7 +20,8 @@ impl DeviceMemory {
     /// Allocates `bytes` bytes on `device`.
     ///
     /// # Errors
-    /// The driver's own, out of memory first among them.
+    /// Errors of the [driver call](Driver#errors), such as
+    /// [`CudaCode::OUT_OF_MEMORY`](crate::CudaCode::OUT_OF_MEMORY).
     #[track_caller]
     pub fn new(driver: &Arc<dyn Driver>, device: usize, bytes: usize) -> Result<Self> {
         let location = Location::caller();
@@ -29,34 +30,34 @@ impl DeviceMemory {
         Ok(Self { driver: Arc::clone(driver), device, ptr, bytes, released: false })
     }
 
-    /// The driver whose device it is on.
+    /// Returns the driver of the memory's device.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
     }
 
-    /// The device it is on.
+    /// Returns the index of the memory's device.
     #[must_use]
     pub fn device(&self) -> usize {
         self.device
     }
 
-    /// Its first byte.
+    /// Returns the address of the first byte.
     #[must_use]
     pub fn ptr(&self) -> DevicePtr {
         self.ptr
     }
 
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The address of `bytes` bytes at `offset`.
+    /// Returns the address of the range of `bytes` bytes at `offset`.
     ///
     /// # Errors
-    /// [`DriverError::InvalidArgument`] when they do not lie inside.
+    /// [`DriverError::InvalidArgument`] if the range does not lie inside the memory.
     pub fn range(&self, offset: usize, bytes: usize) -> Result<DevicePtr> {
         if offset.checked_add(bytes).is_none_or(|end| end > self.bytes) {
             return Err(DriverError::InvalidArgument {
@@ -71,10 +72,11 @@ impl DeviceMemory {
         Ok(unsafe { self.ptr.offset(offset as i64) })
     }
 
-    /// A handle with which another process opens it ([`SharedMemory::open`](super::SharedMemory)).
+    /// Returns a handle with which another process opens the memory
+    /// ([`SharedMemory::open`](super::SharedMemory::open)).
     ///
     /// # Errors
-    /// The driver's own.
+    /// Errors of the [driver call](Driver#errors).
     #[track_caller]
     pub fn ipc_handle(&self) -> Result<IpcMemHandle> {
         let location = Location::caller();
@@ -82,10 +84,11 @@ impl DeviceMemory {
         unsafe { self.driver.ipc_mem_handle(self.device, self.ptr) }.map_err(|e| e.at(location))
     }
 
-    /// Frees it now. Dropping it does too, but what the driver refuses then is out of reach.
+    /// Frees the memory now and reports a refusal. Dropping the memory frees it, too, but a release
+    /// that the driver refuses is then kept in [`Refused`](super::Refused).
     ///
     /// # Errors
-    /// The memory, as it was, and why the driver refused.
+    /// The unchanged memory and the driver's error, if the driver refuses the release.
     pub fn release(mut self) -> Result<(), Box<(Self, DriverError)>> {
         // SAFETY: as in `drop`, which does nothing once this succeeded.
         match accepted(unsafe { self.driver.mem_free(self.device, self.ptr) }) {

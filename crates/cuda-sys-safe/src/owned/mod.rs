@@ -60,7 +60,7 @@ pub use token::LaunchToken;
 pub use vmm::{Mapping, PhysicalMemory, Reservation};
 pub use words::MappedWords;
 
-/// Refuses objects of two drivers in one call: a handle means nothing to any driver but its own.
+/// Refuses objects of different drivers, because a handle is valid for its own driver only.
 #[inline]
 fn same_driver(call: &'static str, a: &Arc<dyn Driver>, b: &Arc<dyn Driver>) -> Result<()> {
     if Arc::ptr_eq(a, b) {

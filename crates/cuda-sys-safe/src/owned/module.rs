@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::refused::{ReleaseKind, release};
 use crate::{Driver, DriverError, FunctionHandle, ModuleHandle, Result};
 
-/// A module loaded on one device, unloaded with the last function taken from it.
+/// A module loaded on one device. Unloaded when the module and all its functions are dropped.
 #[derive(Clone, Debug)]
 pub struct Module(Arc<Inner>);
 
@@ -21,8 +21,9 @@ impl Module {
     /// Loads PTX text, which the driver compiles for the device.
     ///
     /// # Errors
-    /// [`DriverError::InvalidArgument`] for what is not PTX text; the driver's own for PTX that it
-    /// does not understand.
+    /// - [`DriverError::InvalidArgument`] if `ptx` is not PTX text.
+    /// - Errors of the [driver call](Driver#errors), such as for PTX that the driver cannot
+    ///   compile.
     #[track_caller]
     pub fn load_ptx(driver: &Arc<dyn Driver>, device: usize, ptx: &str) -> Result<Self> {
         let location = Location::caller();
@@ -34,11 +35,13 @@ impl Module {
     /// Loads machine code (a cubin or a fat binary), or PTX text.
     ///
     /// # Errors
-    /// The driver's own: an image for another architecture, or one that it does not understand.
+    /// - [`DriverError::InvalidArgument`] if `image` is empty (real driver).
+    /// - Errors of the [driver call](Driver#errors), such as for an image of another architecture
+    ///   or with an unknown format.
     ///
     /// # Safety
-    /// The driver takes no length, and follows the offsets that it finds in machine code: the image
-    /// is whole, as a compiler made it.
+    /// The image is complete and as a compiler made it. The driver is given no length, and follows
+    /// the offsets that it finds in machine code.
     #[track_caller]
     pub unsafe fn load_image(
         driver: &Arc<dyn Driver>,
@@ -51,10 +54,11 @@ impl Module {
         Ok(Self(Arc::new(Inner { driver: Arc::clone(driver), handle })))
     }
 
-    /// Finds a kernel.
+    /// Finds a kernel of the module.
     ///
     /// # Errors
-    /// The driver's own; [`crate::CudaCode::NOT_FOUND`] when the module has no such kernel.
+    /// Errors of the [driver call](Driver#errors), with
+    /// [`CudaCode::NOT_FOUND`](crate::CudaCode::NOT_FOUND) if the module has no such kernel.
     #[track_caller]
     pub fn function(&self, name: &CStr) -> Result<Function> {
         let location = Location::caller();
@@ -65,8 +69,8 @@ impl Module {
     }
 }
 
-/// Refuses what the driver could take for machine code: text begins with the directive `.version`,
-/// after white space and comments, and has no NUL but at its end.
+/// Refuses text that the driver could take for machine code. PTX text begins with the directive
+/// `.version`, after white space and comments, and contains no NUL except at its end.
 fn check_ptx(ptx: &str) -> Result<()> {
     let refuse = |reason: &str| {
         let reason = format!("this is not PTX text: {reason}");
@@ -96,7 +100,7 @@ impl Drop for Inner {
     }
 }
 
-/// A kernel, which keeps its module loaded.
+/// A kernel. It keeps its module loaded.
 #[derive(Clone, Debug)]
 pub struct Function {
     _module: Module,
@@ -104,16 +108,17 @@ pub struct Function {
 }
 
 impl Function {
-    /// The raw handle. It is alive as long as `self` is.
+    /// Returns the raw handle, which is valid as long as `self` lives.
     #[must_use]
     pub fn handle(&self) -> FunctionHandle {
         self.handle
     }
 
-    /// Lets launches ask for up to `bytes` of dynamic shared memory.
+    /// Lets launches use up to `bytes` bytes of dynamic shared memory.
     ///
     /// # Errors
-    /// The driver's own, where the device has less.
+    /// Errors of the [driver call](Driver#errors), such as for more shared memory than the device
+    /// has.
     #[track_caller]
     pub fn set_max_shared(&self, bytes: u32) -> Result<()> {
         let location = Location::caller();

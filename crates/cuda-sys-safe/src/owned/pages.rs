@@ -1,4 +1,4 @@
-//! Pages of the system, provided by several threads.
+//! Pages of the operating system, provided on several threads.
 
 use std::io;
 use std::ptr::NonNull;
@@ -6,7 +6,7 @@ use std::thread;
 
 use crate::system::{self, HUGE};
 
-/// Memory in whole pages, zeroed when it is new, unmapped on drop.
+/// Memory in whole pages, initially zero. Unmapped on drop.
 #[derive(Debug)]
 pub(super) struct Pages {
     start: NonNull<u8>,
@@ -19,15 +19,16 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// Memory for `bytes` bytes, on huge pages where there are any to be had. A forked child has a
-    /// copy.
+    /// Maps `bytes` bytes, rounded up to whole pages, as huge pages where possible. A forked child
+    /// has a copy.
     pub(super) fn map(bytes: usize) -> io::Result<Self> {
         let bytes = system::in_pages(bytes).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { start: system::map_large(bytes)?, bytes })
     }
 
-    /// The same of this process alone: a forked child has zeros there, where the system can do that,
-    /// and otherwise a copy, but never the pages, which stay where devices know them.
+    /// Maps memory as [`Self::map`] does, for use by devices. A forked child finds zeros there, or
+    /// a copy if the system cannot provide zeros. The pages themselves stay with this process,
+    /// because devices use their physical addresses.
     pub(super) fn map_for_devices(bytes: usize) -> io::Result<Self> {
         let bytes = system::in_pages(bytes).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { start: system::map_for_devices(bytes)?, bytes })
@@ -41,7 +42,7 @@ impl Pages {
         self.bytes
     }
 
-    /// Has the system provide all pages, by so many threads.
+    /// Has the system provide all pages, on `threads` threads.
     pub(super) fn populate(&mut self, threads: usize) -> io::Result<()> {
         let share = self.bytes.div_ceil(threads.max(1)).next_multiple_of(HUGE);
         let parts: Vec<Part> = (0..self.bytes)
@@ -70,7 +71,7 @@ impl Pages {
     }
 }
 
-/// Part of the pages.
+/// A part of the pages: address and size in bytes.
 struct Part(NonNull<u8>, usize);
 
 // SAFETY: each part is worked on by one thread, while `populate` has the pages for itself.

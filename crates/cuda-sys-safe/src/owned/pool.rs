@@ -1,4 +1,4 @@
-//! The driver's own stream-ordered memory pools.
+//! Stream-ordered memory pools of the driver.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -7,7 +7,8 @@ use super::Stream;
 use super::refused::{ReleaseKind, release};
 use crate::{DevicePtr, Driver, DriverError, MemAccess, MemPoolHandle, Result};
 
-/// A pool of device memory (`cuMemPoolCreate`), destroyed with its last clone and allocation.
+/// A pool of device memory (`cuMemPoolCreate`). Destroyed when its last clone and its last
+/// allocation are dropped.
 #[derive(Clone, Debug)]
 pub struct MemPool(Arc<Inner>);
 
@@ -18,11 +19,11 @@ struct Inner {
 }
 
 impl MemPool {
-    /// A new pool that gives unused memory back at every synchronisation, until
-    /// [`MemPool::set_release_threshold`] says otherwise.
+    /// Creates a pool. The pool releases unused memory at every synchronisation, unless
+    /// [`MemPool::set_release_threshold`] changes this.
     ///
     /// # Errors
-    /// The driver's own.
+    /// Errors of the [driver call](Driver#errors).
     #[track_caller]
     pub fn new(driver: &Arc<dyn Driver>, device: usize) -> Result<Self> {
         let location = Location::caller();
@@ -30,16 +31,16 @@ impl MemPool {
         Ok(Self(Arc::new(Inner { driver: Arc::clone(driver), handle })))
     }
 
-    /// The device its memory is on.
+    /// Returns the index of the pool's device.
     #[must_use]
     pub fn device(&self) -> usize {
         self.0.handle.device()
     }
 
-    /// Keeps up to `bytes` bytes of unused memory at synchronisations.
+    /// Sets the unused memory that the pool keeps at synchronisations, in bytes. Default: 0.
     ///
     /// # Errors
-    /// The driver's own.
+    /// Errors of the [driver call](Driver#errors).
     #[track_caller]
     pub fn set_release_threshold(&self, bytes: u64) -> Result<()> {
         let location = Location::caller();
@@ -48,10 +49,11 @@ impl MemPool {
             .map_err(|e| e.at(location))
     }
 
-    /// Lets other devices use the pool's memory, that which exists and that to come.
+    /// Sets the access of other devices to the pool's memory, both present and future.
     ///
     /// # Errors
-    /// The driver's own: a device that cannot reach this one.
+    /// Errors of the [driver call](Driver#errors), such as for a device that cannot access this
+    /// device.
     #[track_caller]
     pub fn set_access(&self, access: &[(usize, MemAccess)]) -> Result<()> {
         let location = Location::caller();
@@ -60,10 +62,10 @@ impl MemPool {
             .map_err(|e| e.at(location))
     }
 
-    /// Gives unused memory back until `keep_bytes` bytes are left.
+    /// Releases unused memory until the pool holds `keep_bytes` bytes.
     ///
     /// # Errors
-    /// The driver's own.
+    /// Errors of the [driver call](Driver#errors).
     #[track_caller]
     pub fn trim(&self, keep_bytes: usize) -> Result<()> {
         let location = Location::caller();
@@ -71,11 +73,14 @@ impl MemPool {
         unsafe { self.0.driver.mempool_trim(self.0.handle, keep_bytes) }.map_err(|e| e.at(location))
     }
 
-    /// Allocates `bytes` bytes that work enqueued later on `stream` may use.
+    /// Allocates `bytes` bytes in stream order. Work enqueued on `stream` after this call may use
+    /// the memory.
     ///
     /// # Errors
-    /// [`DriverError::InvalidArgument`] for a stream of another driver or device; the driver's
-    /// own, out of memory first among them.
+    /// - [`DriverError::InvalidArgument`] if the stream is being captured, or belongs to another
+    ///   driver or device.
+    /// - Errors of the [driver call](Driver#errors), such as
+    ///   [`CudaCode::OUT_OF_MEMORY`](crate::CudaCode::OUT_OF_MEMORY).
     #[track_caller]
     pub fn alloc(&self, bytes: usize, stream: &Stream) -> Result<PoolMemory> {
         let location = Location::caller();
@@ -111,7 +116,8 @@ impl Drop for Inner {
 }
 
 /// An allocation of a [`MemPool`]. Dropping it enqueues its release on its stream, after the work
-/// that is there by then; whoever uses it on another stream makes its stream wait for that first.
+/// enqueued there so far. If another stream uses the memory, make the allocation's stream wait for
+/// that use before the drop.
 #[derive(Debug)]
 pub struct PoolMemory {
     ptr: DevicePtr,
@@ -121,25 +127,25 @@ pub struct PoolMemory {
 }
 
 impl PoolMemory {
-    /// Its first byte.
+    /// Returns the address of the first byte.
     #[must_use]
     pub fn ptr(&self) -> DevicePtr {
         self.ptr
     }
 
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The device it is on.
+    /// Returns the index of the memory's device.
     #[must_use]
     pub fn device(&self) -> usize {
         self.pool.device()
     }
 
-    /// The stream that it was allocated on and will be released on.
+    /// Returns the stream on which the memory was allocated and will be released.
     #[must_use]
     pub fn stream(&self) -> &Stream {
         &self.stream

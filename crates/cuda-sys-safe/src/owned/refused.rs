@@ -1,9 +1,9 @@
-//! Releases that a driver refused, which are kept and tried again.
+//! Releases that a driver refused. They are kept and retried.
 //!
-//! A driver may refuse to free, unmap, unregister or destroy something that is in order: while
-//! another thread captures a stream in CUDA's global mode, for one. What was to go is then still
-//! there, and with it what must outlive it: pages stay mapped while they are registered, addresses
-//! stay reserved while something is mapped at them.
+//! A driver may refuse a valid call that frees, unmaps, unregisters or destroys an object, for
+//! example while another thread captures a stream in CUDA's global mode. The object then still
+//! exists, and so must everything that it depends on: pages stay mapped while they are registered,
+//! and addresses stay reserved while memory is mapped at them.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use crate::{CudaCode, Driver, DriverError, Result};
 
-/// What is released, and by which call.
+/// A kind of released object, with the call that releases it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReleaseKind {
@@ -47,7 +47,7 @@ pub enum ReleaseKind {
 }
 
 impl ReleaseKind {
-    /// Every kind; what keeps another alive comes before it.
+    /// Every kind. A kind that keeps another kind alive comes first.
     pub const ALL: &'static [Self] = &[
         Self::Mapping,
         Self::PhysicalMemory,
@@ -68,32 +68,35 @@ impl ReleaseKind {
 
 const KINDS: usize = ReleaseKind::ALL.len();
 
-/// How many releases a driver refused and has not accepted since.
+/// Releases that a driver refused and has not accepted since.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RefusedCount {
-    /// How many.
+    /// Number of releases.
     pub count: usize,
-    /// The bytes of memory or addresses that were to be released.
+    /// Size of the memory or addresses to release, in bytes.
     pub bytes: usize,
 }
 
-/// The releases that one driver refused ([`Driver::refused`]). They are tried again when something
-/// of their kind is released or allocated, and by [`retry_refused`]. They keep the driver alive.
+/// The releases that a driver refused ([`Driver::refused`]). A release is retried when an object of
+/// the same kind is released or allocated, and by [`retry_refused`]. Refused releases keep the
+/// driver alive.
 #[derive(Debug, Default)]
 pub struct Refused([List; KINDS]);
 
-/// Those of one kind: so a retry makes no other call than whoever meets it makes anyway.
+/// The refused releases of one kind. Lists are separate, so that a retry in a call makes only
+/// driver calls of the kind that the call makes anyway.
 #[derive(Debug, Default)]
 struct List {
     count: AtomicUsize,
     bytes: AtomicUsize,
-    /// But for those that a thread is trying again just now. Not held during a driver call.
+    /// The waiting releases, without those that a thread is retrying at the moment. Not locked
+    /// during a driver call.
     waiting: Mutex<VecDeque<Entry>>,
 }
 
 type Call = dyn FnMut(&dyn Driver) -> Result<()> + Send;
 
-/// One of them. The call owns what must not go before it is accepted.
+/// A refused release. Its call owns everything that must live until the release is accepted.
 struct Entry {
     driver: Arc<dyn Driver>,
     bytes: usize,
@@ -107,7 +110,7 @@ impl fmt::Debug for Entry {
 }
 
 impl Refused {
-    /// All of them.
+    /// Returns the number and size of all refused releases.
     #[must_use]
     pub fn all(&self) -> RefusedCount {
         ReleaseKind::ALL.iter().fold(RefusedCount::default(), |sum, &kind| {
@@ -116,7 +119,7 @@ impl Refused {
         })
     }
 
-    /// Those of one kind.
+    /// Returns the number and size of the refused releases of one kind.
     #[must_use]
     pub fn of(&self, kind: ReleaseKind) -> RefusedCount {
         let List { count, bytes, .. } = self.list(kind);
@@ -139,8 +142,8 @@ impl List {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push_back(entry);
     }
 
-    /// The one that waited for longest. Does not block: in a forked child nobody may be left to
-    /// let go of the lock.
+    /// Takes the release that has waited longest. Does not block, because in a forked child the
+    /// thread that holds the lock may not exist.
     fn next(&self) -> Option<Entry> {
         match self.waiting.try_lock() {
             Ok(mut waiting) => waiting.pop_front(),
@@ -149,7 +152,7 @@ impl List {
         }
     }
 
-    /// Tries one again; false if there is none, or it is refused again.
+    /// Retries one release. Returns `false` if there is none, or if the driver refuses it again.
     fn retry_next(&self) -> bool {
         let Some(mut entry) = self.next() else { return false };
         let accepted = accepted((entry.call)(&*entry.driver)).is_ok();
@@ -162,7 +165,7 @@ impl List {
         accepted
     }
 
-    /// Tries as many again as are accepted: where none is, that is one call.
+    /// Retries releases until the driver refuses one.
     #[cold]
     fn retry_some(&self) {
         while self.retry_next() {}
@@ -176,16 +179,16 @@ impl List {
     }
 }
 
-/// Tries all releases again that the driver refused. Returns what is left of them.
+/// Retries all refused releases, and returns those that the driver refuses again.
 ///
-/// It may wait for work of the devices, as those releases do.
+/// A release that waits for the device waits here, too.
 pub fn retry_refused(driver: &Arc<dyn Driver>) -> RefusedCount {
     let refused = driver.refused();
     ReleaseKind::ALL.iter().for_each(|&kind| refused.list(kind).retry_all());
     refused.all()
 }
 
-/// Before something of this kind is allocated: tries those again that were refused.
+/// Retries refused releases of a kind. Called before an object of that kind is allocated.
 #[inline]
 pub(super) fn retry(driver: &Arc<dyn Driver>, kind: ReleaseKind) {
     let list = driver.refused().list(kind);
@@ -194,8 +197,8 @@ pub(super) fn retry(driver: &Arc<dyn Driver>, kind: ReleaseKind) {
     }
 }
 
-/// Whether a release is over: accepted, or nothing is left to release, because the device or the
-/// whole driver is gone or all of it is another process's.
+/// Turns an error into success if nothing is left to release: the device is lost, the driver is
+/// shutting down, or the object belongs to the parent of a forked process.
 pub(super) fn accepted(released: Result<()>) -> Result<()> {
     released.or_else(|error| {
         let gone = error.loses_device()
@@ -205,8 +208,8 @@ pub(super) fn accepted(released: Result<()>) -> Result<()> {
     })
 }
 
-/// Releases something, or keeps the call for later if the driver refuses it. The call owns what
-/// must not go before.
+/// Releases an object, or keeps the call for a retry if the driver refuses it. The call owns
+/// everything that must live until the release is accepted.
 #[inline]
 pub(super) fn release(
     driver: &Arc<dyn Driver>,

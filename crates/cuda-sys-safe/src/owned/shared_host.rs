@@ -1,4 +1,4 @@
-//! Host memory that other processes may have too.
+//! Host memory shared with other processes.
 
 use std::panic::Location;
 use std::ptr::NonNull;
@@ -8,20 +8,20 @@ use super::refused::{ReleaseKind, release, retry};
 use crate::system::{self, Behind, HUGE, SharedFile};
 use crate::{Driver, DriverError, HostFlags, OsHandle, Result, racy};
 
-/// Host memory that [`SharedHostMemory::export`] gives to other processes, page-locked if it was made
-/// for a driver. It lives until nobody has it open or mapped.
+/// Host memory that can be given to other processes ([`SharedHostMemory::export`]). It is
+/// page-locked if a driver was passed. The memory lives until no process has it open or mapped.
 ///
-/// Others may write to it at any time, so no reference to its bytes can be had: they are read and
-/// written by copies, each byte whole.
+/// Other processes may write to the memory at any time, so there are no references to its bytes.
+/// Bytes are read and written by copies, which are atomic per byte.
 ///
-/// Its size is never a multiple of 2 MiB, as that of a simulated device's memory always is: the file
-/// of one cannot be passed off as the other's, which this process's simulator touches otherwise.
+/// The size is never a multiple of 2 MiB, unlike that of simulated device memory. So the file of
+/// one cannot be passed off as the file of the other, which the simulator accesses in another way.
 #[derive(Debug)]
 pub struct SharedHostMemory {
-    /// Nothing once dropped.
+    /// The mapping; `None` in `drop`.
     pages: Option<Pages>,
     file: SharedFile,
-    /// Whom it is page-locked for.
+    /// The driver and device for which the memory is page-locked.
     driver: Option<(Arc<dyn Driver>, usize)>,
 }
 
@@ -54,11 +54,13 @@ impl Drop for Pages {
 }
 
 impl SharedHostMemory {
-    /// Zeroed memory in whole pages, page-locked for a driver's device if there is one.
+    /// Allocates zeroed memory of at least `bytes` bytes, in whole pages. The memory is page-locked
+    /// for the driver's device if `driver` is given.
     ///
     /// # Errors
-    /// [`DriverError::InvalidArgument`] where the system has no such memory, or not so much of it; the
-    /// driver's own.
+    /// - [`DriverError::InvalidArgument`] if the size overflows, or if the system has no such
+    ///   memory or too little.
+    /// - Errors of the [driver call](Driver#errors) that page-locks the memory.
     #[track_caller]
     pub fn new(driver: Option<(&Arc<dyn Driver>, usize)>, bytes: usize) -> Result<Self> {
         let page = system::page_size();
@@ -74,10 +76,13 @@ impl SharedHostMemory {
         Self::locked(driver, file, pages)
     }
 
-    /// Memory of so many bytes that another process exported.
+    /// Opens memory of `bytes` bytes that another process exported. `bytes` is the size that
+    /// [`SharedHostMemory::bytes`] returned there.
     ///
     /// # Errors
-    /// [`DriverError::InvalidArgument`] if it is no such memory; the driver's own.
+    /// - [`DriverError::InvalidArgument`] if the handle is not of such memory, or `bytes` is not
+    ///   its size.
+    /// - Errors of the [driver call](Driver#errors) that page-locks the memory.
     #[track_caller]
     pub fn import(
         driver: Option<(&Arc<dyn Driver>, usize)>,
@@ -111,33 +116,34 @@ impl SharedHostMemory {
         Ok(Self { pages: Some(pages), file, driver })
     }
 
-    /// What another process opens it with, once or more often.
+    /// Returns a handle with which other processes open the memory, once or several times.
     ///
     /// # Errors
-    /// [`DriverError::InvalidArgument`] with the system's reason.
+    /// [`DriverError::InvalidArgument`] if the system cannot create a handle.
     pub fn export(&self) -> Result<OsHandle> {
         self.file.export().map_err(|error| refused(self.bytes(), &error.to_string()))
     }
 
-    /// Its size in bytes, whole pages.
+    /// Returns the size in bytes, a multiple of the page size.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.pages.as_ref().map_or(0, |pages| pages.bytes)
     }
 
-    /// Whether it is page-locked.
+    /// Returns `true` if the memory is page-locked.
     #[must_use]
     pub fn is_pinned(&self) -> bool {
         self.driver.is_some()
     }
 
-    /// Its first byte, for copies from and to devices. No reference may be made of it.
+    /// Returns the address of the first byte, for copies from and to devices. Do not make a
+    /// reference from it.
     #[must_use]
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.pages.as_ref().map_or(NonNull::dangling(), |pages| pages.start)
     }
 
-    /// The byte at an offset with so many after it.
+    /// Returns the address of the range of `bytes` bytes at `offset`.
     fn range(&self, offset: usize, bytes: usize) -> Result<*mut u8> {
         match offset.checked_add(bytes) {
             // SAFETY: inside the mapping.
@@ -146,13 +152,14 @@ impl SharedHostMemory {
         }
     }
 
-    /// Copies bytes out of it. What others write meanwhile may be there in part.
+    /// Copies bytes out of the memory. The result may contain parts of concurrent writes by other
+    /// processes.
     ///
     /// # Safety
-    /// Devices of this process do not write to these bytes meanwhile.
+    /// Devices of this process do not write to these bytes during the call.
     ///
     /// # Errors
-    /// [`DriverError::InvalidArgument`] if they lie outside.
+    /// [`DriverError::InvalidArgument`] if the range does not lie inside the memory.
     pub unsafe fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         let from = self.range(offset, out.len())?;
         // SAFETY: inside the mapping, of which nobody has a reference, so that `out` is elsewhere; this
@@ -161,13 +168,14 @@ impl SharedHostMemory {
         Ok(())
     }
 
-    /// Copies bytes into it. What others read or write there meanwhile is mixed with them.
+    /// Copies bytes into the memory. Other processes that access these bytes at the same time may
+    /// see or cause a mixture.
     ///
     /// # Safety
-    /// Neither other threads nor devices of this process touch these bytes meanwhile.
+    /// Neither other threads nor devices of this process access these bytes during the call.
     ///
     /// # Errors
-    /// As [`SharedHostMemory::read`].
+    /// The same as [`SharedHostMemory::read`].
     pub unsafe fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         let to = self.range(offset, bytes.len())?;
         // Atomics may not be made of what is borrowed for reading.

@@ -1,4 +1,4 @@
-//! Words by which streams of several processes wait for each other.
+//! Words through which streams of several processes wait for each other.
 
 use std::panic::Location;
 use std::ptr::NonNull;
@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::{SharedHostMemory, Stream, same_driver};
 use crate::{Driver, DriverError, OsHandle, Result};
 
-/// Words in host memory that several processes have, page-locked in each: streams write them behind
-/// their work, and streams of others wait for that, without a host in between.
+/// Words in host memory that several processes share, page-locked in each. A stream writes a word
+/// after its work, and streams of other processes wait for the value, without their hosts.
 ///
-/// Anybody who has them may write them at any time.
+/// Any process that has the words may write to them at any time.
 #[derive(Debug)]
 pub struct SharedWords {
     memory: SharedHostMemory,
@@ -19,20 +19,20 @@ pub struct SharedWords {
 }
 
 impl SharedWords {
-    /// A page of zeros.
+    /// Allocates one page of zeros.
     ///
     /// # Errors
-    /// As [`SharedHostMemory::new`].
+    /// The same as [`SharedHostMemory::new`].
     #[track_caller]
     pub fn new(driver: &Arc<dyn Driver>, device: usize) -> Result<Self> {
         let memory = SharedHostMemory::new(Some((driver, device)), 1)?;
         Ok(Self { memory, driver: Arc::clone(driver) })
     }
 
-    /// Those that another process exported.
+    /// Opens words that another process exported.
     ///
     /// # Errors
-    /// As [`SharedHostMemory::import`].
+    /// The same as [`SharedHostMemory::import`].
     #[track_caller]
     pub fn import(
         driver: &Arc<dyn Driver>,
@@ -44,21 +44,21 @@ impl SharedWords {
         Ok(Self { memory, driver: Arc::clone(driver) })
     }
 
-    /// What another process opens them with.
+    /// Returns a handle with which other processes open the words.
     ///
     /// # Errors
-    /// As [`SharedHostMemory::export`].
+    /// The same as [`SharedHostMemory::export`].
     pub fn export(&self) -> Result<OsHandle> {
         self.memory.export()
     }
 
-    /// Their size in bytes, whole pages.
+    /// Returns the size in bytes, a multiple of the page size.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.memory.bytes()
     }
 
-    /// How many there are.
+    /// Returns the number of words.
     #[must_use]
     pub fn count(&self) -> usize {
         self.bytes() / size_of::<u32>()
@@ -74,31 +74,34 @@ impl SharedWords {
         Ok(unsafe { self.memory.as_ptr().cast::<AtomicU32>().add(at).as_ref() })
     }
 
-    /// What a word holds, and with it what was written before that.
+    /// Reads a word with acquire ordering.
     ///
     /// # Errors
-    /// [`DriverError::InvalidArgument`] if there is no such word.
+    /// [`DriverError::InvalidArgument`] if `at` is not less than [`SharedWords::count`].
     pub fn load(&self, at: usize) -> Result<u32> {
         Ok(self.word("SharedWords::load", at)?.load(Ordering::Acquire))
     }
 
-    /// Changes a word, at once.
+    /// Writes a word at once, with release ordering.
     ///
     /// # Errors
-    /// As [`SharedWords::load`].
+    /// The same as [`SharedWords::load`].
     pub fn store(&self, at: usize, value: u32) -> Result<()> {
         self.word("SharedWords::store", at)?.store(value, Ordering::Release);
         Ok(())
     }
 
-    /// Has a stream write a word once its earlier work is done.
+    /// Makes the stream write `value` to a word when its earlier work is done.
     ///
     /// # Safety
-    /// The words are not dropped before the stream has done so.
+    /// The words are not dropped before the stream has executed the write or wait.
     ///
     /// # Errors
-    /// [`DriverError::InvalidArgument`] for a captured stream, one of another driver, and where there
-    /// is no such word; the driver's own, among them that its streams cannot do so.
+    /// - [`DriverError::InvalidArgument`] if the stream is being captured or belongs to another
+    ///   driver, or if `at` is not less than [`SharedWords::count`].
+    /// - Errors of the [driver call](Driver#errors), with
+    ///   [`CudaCode::NOT_SUPPORTED`](crate::CudaCode::NOT_SUPPORTED) if the driver's streams cannot
+    ///   wait for words.
     #[track_caller]
     pub unsafe fn write_on(&self, stream: &Stream, at: usize, value: u32) -> Result<()> {
         const CALL: &str = "SharedWords::write_on";
@@ -110,13 +113,14 @@ impl SharedWords {
         stream.outside_captures(CALL, write).map_err(|e| e.at(location))
     }
 
-    /// Has a stream's later work wait until a word is at least `value`, numbers going round.
+    /// Makes later work on the stream wait until a word is at least `value`. The comparison is
+    /// cyclic, as in [`Driver::stream_wait_value32`].
     ///
     /// # Safety
-    /// As of [`SharedWords::write_on`].
+    /// The same as [`SharedWords::write_on`].
     ///
     /// # Errors
-    /// As [`SharedWords::write_on`].
+    /// The same as [`SharedWords::write_on`].
     #[track_caller]
     pub unsafe fn wait_on(&self, stream: &Stream, at: usize, value: u32) -> Result<()> {
         const CALL: &str = "SharedWords::wait_on";

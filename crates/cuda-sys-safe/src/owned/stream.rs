@@ -13,10 +13,11 @@ use super::refused::{ReleaseKind, release};
 use super::{Event, same_driver};
 use crate::{Driver, DriverError, Result, StreamFlags, StreamHandle};
 
-/// A stream of one device. Clones share it; the last one destroys it, unless it is borrowed.
+/// A stream of one device. Clones share the stream. Dropping the last clone destroys the stream,
+/// unless it is a default stream or comes from [`Stream::from_external`].
 ///
-/// What safe code can do with it adds order and asks questions. It cannot enqueue work, nor begin, join
-/// or end a capture without a [`LaunchToken`](super::LaunchToken).
+/// Safe code can add order between streams, query them and wait for them. It cannot enqueue work,
+/// and cannot begin, join or end a capture without a [`LaunchToken`](super::LaunchToken).
 #[derive(Clone, Debug)]
 pub struct Stream(Arc<Inner>);
 
@@ -26,9 +27,10 @@ struct Inner {
     owned: bool,
     id: u64,
     numbering: OnceLock<Arc<dyn Any + Send + Sync>>,
-    /// Whether it was ever captured: without, no record of an event need ask.
+    /// Whether the stream was ever captured. If not, records of events need not look at
+    /// `membership`.
     was_captured: AtomicBool,
-    /// The capture that it takes part in, or did last.
+    /// The capture in which the stream takes part, or last took part.
     membership: Mutex<Option<Arc<Membership>>>,
 }
 
@@ -37,8 +39,8 @@ fn next_id() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// All streams but default ones, so that one driver's stream is one object, whoever wraps it. By
-/// driver and handle, neither of which goes to anybody else while the object lives.
+/// All streams except default streams, by driver and handle, so that a driver's stream is one
+/// object, however often it is wrapped. Neither driver nor handle is reused while the object lives.
 static ALIVE: std::sync::Mutex<Alive> = std::sync::Mutex::new(BTreeMap::new());
 
 type Key = (usize, usize, u64);
@@ -53,16 +55,16 @@ fn key(driver: &Arc<dyn Driver>, handle: StreamHandle) -> Key {
 }
 
 impl Stream {
-    /// The legacy default stream of a device.
+    /// Returns the legacy default stream of a device.
     #[must_use]
     pub fn default_of(driver: &Arc<dyn Driver>, device: usize) -> Self {
         Self::build(driver, StreamHandle::default_of(device), false)
     }
 
-    /// A new stream.
+    /// Creates a stream.
     ///
     /// # Errors
-    /// The driver's own.
+    /// Errors of the [driver call](Driver#errors).
     #[track_caller]
     pub fn new(driver: &Arc<dyn Driver>, device: usize, flags: StreamFlags) -> Result<Self> {
         let location = Location::caller();
@@ -70,11 +72,11 @@ impl Stream {
         Ok(Self::enter_alive(&mut alive(), driver, handle, true))
     }
 
-    /// Somebody else's stream, which is not destroyed on drop. A handle that is wrapped already gives
-    /// the same stream again.
+    /// Wraps a stream that other code owns, and does not destroy it on drop. Wrapping a handle that
+    /// is already wrapped returns the same stream.
     ///
     /// # Safety
-    /// The handle must be this driver's and outlive every clone of the result.
+    /// The handle must belong to this driver and outlive every clone of the result.
     #[must_use]
     pub unsafe fn from_external(driver: &Arc<dyn Driver>, handle: StreamHandle) -> Self {
         if handle == StreamHandle::default_of(handle.device()) {
@@ -110,14 +112,14 @@ impl Stream {
         }))
     }
 
-    /// What the layer that numbers the stream's work keeps with it: one numbering for all who wrap
-    /// the stream, for as long as it exists.
+    /// Returns a slot for the layer that numbers the stream's work. All wrappers of the stream
+    /// share the slot, for as long as the stream exists.
     #[must_use]
     pub fn numbering(&self) -> &OnceLock<Arc<dyn Any + Send + Sync>> {
         &self.0.numbering
     }
 
-    /// Runs `f`, which takes the stream into a capture.
+    /// Runs `f`, which makes the stream join a capture.
     pub(super) fn enter(
         &self,
         membership: &Arc<Membership>,
@@ -131,7 +133,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Runs `f` with the stream in no capture all the while, or refuses to.
+    /// Runs `f` while the stream is in no capture. Returns an error if the stream is being
+    /// captured.
     pub(super) fn outside_captures<R>(
         &self,
         call: &'static str,
@@ -145,7 +148,7 @@ impl Stream {
         f()
     }
 
-    /// The capture that it takes part in.
+    /// Returns the capture in which the stream takes part.
     pub(super) fn capture_under_way(&self) -> Option<Arc<Membership>> {
         if !self.0.was_captured.load(Ordering::SeqCst) {
             return None;
@@ -154,34 +157,34 @@ impl Stream {
         membership.clone().filter(|membership| membership.is_active())
     }
 
-    /// The driver it belongs to.
+    /// Returns the stream's driver.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.0.driver
     }
 
-    /// The device it belongs to.
+    /// Returns the index of the stream's device.
     #[must_use]
     pub fn device(&self) -> usize {
         self.0.handle.device()
     }
 
-    /// The raw handle. It is alive as long as `self` is.
+    /// Returns the raw handle, which is valid as long as `self` lives.
     #[must_use]
     pub fn handle(&self) -> StreamHandle {
         self.0.handle
     }
 
-    /// A number that no other stream object of the process has or will have.
+    /// Returns a number that identifies the stream object, unique for the life of the process.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.0.id
     }
 
-    /// Whether all its work is done.
+    /// Returns `true` if all work on the stream is done.
     ///
     /// # Errors
-    /// The driver's own, those of earlier asynchronous work among them.
+    /// Errors of the [driver call](Driver#errors), including those of earlier asynchronous work.
     #[track_caller]
     pub fn query(&self) -> Result<bool> {
         let location = Location::caller();
@@ -189,10 +192,10 @@ impl Stream {
         unsafe { self.0.driver.stream_query(self.0.handle) }.map_err(|e| e.at(location))
     }
 
-    /// Blocks the host until all its work is done.
+    /// Blocks the host until all work on the stream is done.
     ///
     /// # Errors
-    /// As [`Stream::query`].
+    /// The same as [`Stream::query`].
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let location = Location::caller();
@@ -203,9 +206,10 @@ impl Stream {
     /// Makes later work on this stream wait, on the device, for the event's latest record.
     ///
     /// # Errors
-    /// [`DriverError::InvalidArgument`] if that was in a capture in which this stream has no part,
-    /// which [`Stream::join_capture`] gives it, or the event is for other processes and of another
-    /// device; the driver's own.
+    /// - [`DriverError::InvalidArgument`] if the event was last recorded in a capture in which this
+    ///   stream takes no part (use [`Stream::join_capture`]), if the event is interprocess and on
+    ///   another device, or if stream and event belong to different drivers.
+    /// - Errors of the [driver call](Driver#errors).
     #[track_caller]
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         const CALL: &str = "Stream::wait_event";
@@ -230,10 +234,10 @@ impl Stream {
             .map_err(|e| e.at(location))
     }
 
-    /// The priority the driver gave it.
+    /// Returns the priority that the driver gave the stream.
     ///
     /// # Errors
-    /// The driver's own.
+    /// Errors of the [driver call](Driver#errors).
     #[track_caller]
     pub fn priority(&self) -> Result<i32> {
         let location = Location::caller();

@@ -1,4 +1,4 @@
-//! Virtual memory: address ranges, physical memory, and mappings of one in the other.
+//! Virtual memory: address ranges, physical memory, and mappings.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::refused::{ReleaseKind, accepted, release, retry};
 use crate::{DevicePtr, Driver, DriverError, MemAccess, OsHandle, PhysicalHandle, Result};
 
-/// A range of device addresses without memory behind it, given back once neither it nor a mapping
-/// inside it is left. Clones share it.
+/// A range of reserved device addresses. Clones share the reservation. The addresses are freed when
+/// the last clone and the last mapping in the range are dropped.
 ///
 /// ```no_run
 /// use warpline_cuda_sys_safe::owned::{PhysicalMemory, Reservation};
@@ -34,10 +34,11 @@ struct Range {
 }
 
 impl Reservation {
-    /// Reserves `bytes` bytes of addresses, a multiple of [`Driver::mem_granularity`].
+    /// Reserves `bytes` bytes of addresses. `bytes` must be a multiple of
+    /// [`Driver::mem_granularity`].
     ///
     /// # Errors
-    /// The driver's own.
+    /// Errors of the [driver call](Driver#errors).
     #[track_caller]
     pub fn new(driver: &Arc<dyn Driver>, device: usize, bytes: usize) -> Result<Self> {
         let location = Location::caller();
@@ -52,41 +53,42 @@ impl Reservation {
         })))
     }
 
-    /// The device it was reserved for.
+    /// Returns the index of the device for which the addresses are reserved.
     #[must_use]
     pub fn device(&self) -> usize {
         self.0.device
     }
 
-    /// Its first address.
+    /// Returns the first address.
     #[must_use]
     pub fn ptr(&self) -> DevicePtr {
         self.0.ptr
     }
 
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.0.bytes
     }
 
-    /// The address of `bytes` bytes at `offset`, mapped or not.
+    /// Returns the address of the range of `bytes` bytes at `offset`, mapped or not.
     ///
     /// # Errors
-    /// [`DriverError::InvalidArgument`] when they do not lie inside.
+    /// [`DriverError::InvalidArgument`] if the range does not lie inside.
     pub fn range(&self, offset: usize, bytes: usize) -> Result<DevicePtr> {
         inside("Reservation::range", offset, bytes, self.0.bytes)?;
         // SAFETY: inside the reservation that `self` keeps, as just checked.
         Ok(unsafe { self.0.ptr.offset(offset as i64) })
     }
 
-    /// Maps `bytes` bytes of `memory`, from `memory_offset` on, at `offset`. All three are
-    /// multiples of [`Driver::mem_granularity`]. Nothing may use the mapping before
+    /// Maps `bytes` bytes of `memory`, from `memory_offset` on, at `offset`. All three numbers must
+    /// be multiples of [`Driver::mem_granularity`]. Nothing may access the mapping before
     /// [`Mapping::set_access`].
     ///
     /// # Errors
-    /// [`DriverError::InvalidArgument`] when either range does not lie inside, or the memory is
-    /// another driver's; the driver's own, for addresses that are mapped already among others.
+    /// - [`DriverError::InvalidArgument`] if either range does not lie inside, or if reservation
+    ///   and memory belong to different drivers.
+    /// - Errors of the [driver call](Driver#errors), such as for addresses that are already mapped.
     #[track_caller]
     pub fn map(
         &self,
@@ -115,11 +117,12 @@ impl Reservation {
         Ok(Mapping { reservation, memory, offset, memory_offset, ptr, bytes, released: false })
     }
 
-    /// Gives the addresses back now, if no clone and no mapping is left. Dropping it does too, but
-    /// what the driver refuses then is out of reach.
+    /// Frees the addresses now and reports a refusal. Does nothing if a clone or a mapping is left.
+    /// Dropping the reservation frees the addresses, too, but a release that the driver refuses is
+    /// then kept in [`Refused`](super::Refused).
     ///
     /// # Errors
-    /// The reservation, as it was, and why the driver refused.
+    /// The unchanged reservation and the driver's error, if the driver refuses the release.
     pub fn release(mut self) -> Result<(), Box<(Self, DriverError)>> {
         let Some(range) = Arc::get_mut(&mut self.0) else { return Ok(()) };
         // SAFETY: as in `drop`, which does nothing once this succeeded.
@@ -152,8 +155,8 @@ impl Drop for Range {
     }
 }
 
-/// Physical memory of one device, given back once neither it nor a mapping of it is left. Clones
-/// share it.
+/// Physical memory of one device. Clones share the memory. It is released when the last clone and
+/// the last mapping of the memory are dropped.
 #[derive(Clone, Debug)]
 pub struct PhysicalMemory(Arc<Physical>);
 
@@ -166,10 +169,12 @@ struct Physical {
 }
 
 impl PhysicalMemory {
-    /// Takes `bytes` bytes of the device's memory, a multiple of [`Driver::mem_granularity`].
+    /// Allocates `bytes` bytes of the device's memory. `bytes` must be a multiple of
+    /// [`Driver::mem_granularity`].
     ///
     /// # Errors
-    /// The driver's own, out of memory first among them.
+    /// Errors of the [driver call](Driver#errors), such as
+    /// [`CudaCode::OUT_OF_MEMORY`](crate::CudaCode::OUT_OF_MEMORY).
     #[track_caller]
     pub fn new(driver: &Arc<dyn Driver>, device: usize, bytes: usize) -> Result<Self> {
         let location = Location::caller();
@@ -180,11 +185,11 @@ impl PhysicalMemory {
         Ok(Self(Arc::new(Physical { driver, handle, bytes, released: false })))
     }
 
-    /// As [`PhysicalMemory::new`], of memory that [`export`](Self::export) can give to other
-    /// processes.
+    /// Allocates memory as [`PhysicalMemory::new`] does. [`export`](Self::export) can give this
+    /// memory to other processes.
     ///
     /// # Errors
-    /// The driver's own: out of memory, or that it cannot share memory.
+    /// Errors of [`Driver::mem_create_shareable`].
     #[track_caller]
     pub fn shareable(driver: &Arc<dyn Driver>, device: usize, bytes: usize) -> Result<Self> {
         let location = Location::caller();
@@ -195,11 +200,13 @@ impl PhysicalMemory {
         Ok(Self(Arc::new(Physical { driver, handle, bytes, released: false })))
     }
 
-    /// What another process opens it with, once or more often. The memory lives until nobody has it
-    /// open, mapped or on its way, also if this process is killed.
+    /// Returns a handle with which other processes open the memory, once or several times. The
+    /// memory lives until no process has it open or mapped and no handle is in transit, even if
+    /// this process is killed.
     ///
     /// # Errors
-    /// The driver's own: memory that is not [`shareable`](Self::shareable).
+    /// Errors of [`Driver::mem_export`], such as for memory that is not
+    /// [`shareable`](Self::shareable).
     #[track_caller]
     pub fn export(&self) -> Result<OsHandle> {
         let location = Location::caller();
@@ -207,12 +214,14 @@ impl PhysicalMemory {
         unsafe { self.0.driver.mem_export(self.0.handle) }.map_err(|e| e.at(location))
     }
 
-    /// Memory that another process exported. Others may write to it at any time.
+    /// Opens memory that another process exported. Other processes may write to the memory at any
+    /// time.
     ///
     /// # Errors
-    /// [`DriverError::InvalidArgument`] unless the size is a positive multiple of
-    /// [`Driver::mem_granularity`]; the driver's own: it is no such memory of this device. That it
-    /// has less than `bytes` bytes the real driver says when it is mapped.
+    /// - [`DriverError::InvalidArgument`] if `bytes` is not a positive multiple of
+    ///   [`Driver::mem_granularity`].
+    /// - Errors of [`Driver::mem_import`]. The real driver reports memory with fewer than `bytes`
+    ///   bytes only when the memory is mapped.
     #[track_caller]
     pub fn import(
         driver: &Arc<dyn Driver>,
@@ -231,23 +240,24 @@ impl PhysicalMemory {
         Ok(Self(Arc::new(Physical { driver, handle, bytes, released: false })))
     }
 
-    /// The device it is on.
+    /// Returns the index of the memory's device.
     #[must_use]
     pub fn device(&self) -> usize {
         self.0.handle.device()
     }
 
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.0.bytes
     }
 
-    /// Gives the memory back now, if no clone and no mapping is left. Dropping it does too, but what
-    /// the driver refuses then is out of reach.
+    /// Releases the memory now and reports a refusal. Does nothing if a clone or a mapping is left.
+    /// Dropping the memory releases it, too, but a release that the driver refuses is then kept in
+    /// [`Refused`](super::Refused).
     ///
     /// # Errors
-    /// The memory, as it was, and why the driver refused.
+    /// The unchanged memory and the driver's error, if the driver refuses the release.
     pub fn release(mut self) -> Result<(), Box<(Self, DriverError)>> {
         let Some(physical) = Arc::get_mut(&mut self.0) else { return Ok(()) };
         // SAFETY: as in `drop`, which does nothing once this succeeded.
@@ -279,10 +289,10 @@ impl Drop for Physical {
     }
 }
 
-/// Physical memory mapped at device addresses, unmapped on drop. It keeps both alive; the same
-/// memory may be mapped more than once.
+/// Physical memory mapped at device addresses, unmapped on drop. A mapping keeps its memory and its
+/// reservation alive. The same memory may be mapped more than once.
 ///
-/// Unmapping does not wait: whoever enqueued work that uses the addresses waits for it first.
+/// Unmapping does not wait. Before you drop a mapping, wait for all work that uses its addresses.
 #[derive(Debug)]
 pub struct Mapping {
     // Dropped in this order, after `drop` below has unmapped.
@@ -296,46 +306,47 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Where it begins in its reservation, in bytes.
+    /// Returns the offset of the mapping in its reservation, in bytes.
     #[must_use]
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Where it begins in its memory, in bytes.
+    /// Returns the offset of the mapping in its memory, in bytes.
     #[must_use]
     pub fn memory_offset(&self) -> usize {
         self.memory_offset
     }
 
-    /// Its first address.
+    /// Returns the first address.
     #[must_use]
     pub fn ptr(&self) -> DevicePtr {
         self.ptr
     }
 
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The addresses it lies in.
+    /// Returns the reservation that contains the mapping.
     #[must_use]
     pub fn reservation(&self) -> &Reservation {
         &self.reservation
     }
 
-    /// The memory behind it.
+    /// Returns the mapped memory.
     #[must_use]
     pub fn memory(&self) -> &PhysicalMemory {
         &self.memory
     }
 
-    /// Says which devices may do what with it.
+    /// Sets the access of devices to the mapping.
     ///
     /// # Errors
-    /// The driver's own: a device that cannot reach the memory.
+    /// Errors of the [driver call](Driver#errors), such as for a device that cannot access the
+    /// memory.
     #[track_caller]
     pub fn set_access(&self, access: &[(usize, MemAccess)]) -> Result<()> {
         let location = Location::caller();
@@ -345,20 +356,21 @@ impl Mapping {
             .map_err(|e| e.at(location))
     }
 
-    /// The address of `bytes` bytes at `offset` from its own first.
+    /// Returns the address of the range of `bytes` bytes at `offset`.
     ///
     /// # Errors
-    /// [`DriverError::InvalidArgument`] when they do not lie inside.
+    /// [`DriverError::InvalidArgument`] if the range does not lie inside.
     pub fn range(&self, offset: usize, bytes: usize) -> Result<DevicePtr> {
         inside("Mapping::range", offset, bytes, self.bytes)?;
         // SAFETY: inside the mapping, as just checked.
         Ok(unsafe { self.ptr.offset(offset as i64) })
     }
 
-    /// Unmaps it now. Dropping it does too, but what the driver refuses then is out of reach.
+    /// Unmaps the memory now and reports a refusal. Dropping the mapping unmaps it, too, but a
+    /// release that the driver refuses is then kept in [`Refused`](super::Refused).
     ///
     /// # Errors
-    /// The mapping, as it was, and why the driver refused.
+    /// The unchanged mapping and the driver's error, if the driver refuses the release.
     pub fn release(mut self) -> Result<(), Box<(Self, DriverError)>> {
         let range = &self.reservation.0;
         // SAFETY: as in `drop`, which does nothing once this succeeded.

@@ -1,4 +1,4 @@
-//! Words that host code reads while devices may write them.
+//! Words that the host can read while devices write them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::HostMemory;
 use crate::{Driver, Result};
 
-/// Zeroed 64-bit words in page-locked memory, at addresses that mean the same to the host and to all
-/// devices. Released on drop.
+/// 64-bit words in page-locked memory, initially zero. The host and all devices use the same
+/// addresses. Released on drop.
 #[derive(Debug)]
 pub struct MappedWords {
     memory: HostMemory,
@@ -15,10 +15,10 @@ pub struct MappedWords {
 }
 
 impl MappedWords {
-    /// So many words.
+    /// Allocates `count` words.
     ///
     /// # Errors
-    /// The driver's own.
+    /// Errors of the [driver call](Driver#errors).
     #[track_caller]
     pub fn new(driver: &Arc<dyn Driver>, device: usize, count: usize) -> Result<Self> {
         let memory = HostMemory::pinned(driver, device, count.saturating_mul(8))?;
@@ -34,25 +34,26 @@ impl MappedWords {
         Some(unsafe { ptr.cast::<AtomicU64>().as_ref() })
     }
 
-    /// How many they are.
+    /// Returns the number of words.
     #[must_use]
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// A word's address; 0 where there is none. Kernels are to write whole words.
+    /// Returns the address of a word, or 0 if there is no such word. Kernels must write whole
+    /// words.
     #[must_use]
     pub fn address(&self, at: usize) -> u64 {
         self.word(at).map_or(0, |word| std::ptr::from_ref(word).expose_provenance() as u64)
     }
 
-    /// What a word holds, and with it what was written before that; 0 where there is none.
+    /// Reads a word with acquire ordering. Returns 0 if there is no such word.
     #[must_use]
     pub fn load(&self, at: usize) -> u64 {
         self.word(at).map_or(0, |word| word.load(Ordering::Acquire))
     }
 
-    /// Changes a word. Nothing where there is none.
+    /// Writes a word with release ordering. Does nothing if there is no such word.
     pub fn store(&self, at: usize, value: u64) {
         if let Some(word) = self.word(at) {
             word.store(value, Ordering::Release);

@@ -1,7 +1,7 @@
-//! How the driver is called.
+//! Macros that call the driver.
 
-/// One call for a device: its context is made current, and a failure names call and device.
-/// `?` after the name of an optional function resolves it.
+/// Calls a driver function for a device: makes the device's context current, and names function and
+/// device in an error. A `?` after the name resolves an optional function.
 macro_rules! call {
     ($self:ident, $device:expr, $name:ident?($($arg:expr),* $(,)?)) => {{
         let device: usize = $device;
@@ -21,7 +21,7 @@ macro_rules! call {
     }};
 }
 
-/// A call that gives something back: nothing to do once the device is lost.
+/// Calls a driver function that releases an object. Does nothing if the device is lost.
 macro_rules! release {
     ($self:ident, $device:expr, $($rest:tt)*) => {
         if $self.settled($device) { Ok(()) } else { call!($self, $device, $($rest)*) }

@@ -16,7 +16,7 @@ use super::raw::{
 use super::{CudaDriver, nvml};
 use crate::*;
 
-/// A query: not ready is an answer, not an error.
+/// Turns the result of a query into a `bool`: `NOT_READY` is not an error.
 fn ready(answer: Result<()>) -> Result<bool> {
     match answer {
         Ok(()) => Ok(true),
@@ -237,7 +237,7 @@ unsafe impl Driver for CudaDriver {
         word: NonNull<u32>,
         value: u32,
     ) -> Result<()> {
-        /// `CU_STREAM_WRITE_VALUE_DEFAULT`: behind a fence for the whole system.
+        /// `CU_STREAM_WRITE_VALUE_DEFAULT`: the write follows a system-wide fence.
         const FENCED: u32 = 0;
         let (raw, at) = (raw_stream(stream), word.as_ptr().expose_provenance() as u64);
         call!(self, stream.device(), cuStreamWriteValue32_v2?(raw, at, value, FENCED))

@@ -1,4 +1,4 @@
-//! What is known of each device, and what every call passes through.
+//! The state of each device, and the checks that every call makes.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
@@ -13,9 +13,9 @@ use crate::{CudaCode, CudaError, DriverError, Result};
 pub(super) struct Device {
     pub(super) raw: CUdevice,
     context: OnceLock<Context>,
-    /// Held while the context is retained, so that it is retained once.
+    /// Locked while the context is retained, so that it is retained once.
     retaining: Mutex<()>,
-    /// Held while NCCL is given work for the device.
+    /// Locked while NCCL enqueues work for the device.
     nccl: Mutex<()>,
     lost: OnceLock<Arc<CudaError>>,
 }
@@ -34,7 +34,7 @@ impl Device {
         Self { raw, context: OnceLock::new(), retaining, nccl, lost: OnceLock::new() }
     }
 
-    /// The error that poisoned it, or another device and it.
+    /// Returns [`DriverError::DeviceLost`] if a sticky error lost the device.
     pub(super) fn lost_error(&self, device: usize) -> Option<DriverError> {
         let cause = Arc::clone(self.lost.get()?);
         Some(DriverError::DeviceLost { device, cause })
@@ -42,7 +42,7 @@ impl Device {
 }
 
 impl CudaDriver {
-    /// Refuses forked children, unknown devices and lost ones.
+    /// Returns an error in a forked child, for an unknown device and for a lost device.
     #[inline]
     pub(super) fn admit(&self, call: &'static str, device: usize) -> Result<&Device> {
         self.admit_process(call)?;
@@ -55,7 +55,7 @@ impl CudaDriver {
         }
     }
 
-    /// Refuses forked children.
+    /// Returns an error in a forked child.
     #[inline]
     pub(super) fn admit_process(&self, call: &'static str) -> Result<()> {
         if self.birth.is_here() {
@@ -65,8 +65,9 @@ impl CudaDriver {
         }
     }
 
-    /// The turn to give NCCL work for the device, whatever the communicator: NCCL wants one thread at a
-    /// time. None while another has it, which may last until the ranks that it waits for have come.
+    /// Takes the turn to enqueue NCCL work for the device, on any communicator: NCCL requires one
+    /// thread at a time. Returns `None` while another thread has the turn, which may last until
+    /// other ranks have made their calls.
     #[inline]
     pub(crate) fn nccl_turn(
         &self,
@@ -80,7 +81,7 @@ impl CudaDriver {
         })
     }
 
-    /// As [`Self::admit`], and makes the device's context current.
+    /// Makes the checks of [`Self::admit`], then makes the device's context current.
     #[inline]
     pub(super) fn enter(&self, call: &'static str, device: usize) -> Result<()> {
         let state = self.admit(call, device)?;
@@ -90,7 +91,7 @@ impl CudaDriver {
         self.check("cuCtxSetCurrent", device, status)
     }
 
-    /// The device's primary context, retained on first need.
+    /// Returns the device's primary context, retained on first need.
     pub(super) fn context(&self, call: &'static str, device: usize) -> Result<CUcontext> {
         let state = self.admit(call, device)?;
         self.context_of(state, device)
@@ -121,7 +122,7 @@ impl CudaDriver {
         Ok(state.context.get_or_init(|| Context(context)).0)
     }
 
-    /// Whether the device has a primary context, ours or another library's.
+    /// Returns `true` if the device has a primary context, ours or another library's.
     pub(super) fn context_active(&self, state: &Device, device: usize) -> Result<bool> {
         if state.context.get().is_some() {
             return Ok(true);
@@ -134,7 +135,7 @@ impl CudaDriver {
         Ok(active != 0)
     }
 
-    /// Turns a status into an error; a sticky one poisons all devices.
+    /// Turns a status into an error. A sticky error loses all devices.
     #[inline]
     pub(super) fn check(&self, call: &'static str, device: usize, status: Status) -> Result<()> {
         if status == 0 { Ok(()) } else { Err(self.failed(call, device, status)) }
@@ -158,7 +159,7 @@ impl CudaDriver {
         DriverError::Cuda(Box::new(error))
     }
 
-    /// Whether a release has nothing left to do, since the device is lost.
+    /// Returns `true` if the device is lost, so that releases have nothing to do.
     pub(super) fn settled(&self, device: usize) -> bool {
         self.devices.get(device).is_some_and(|state| state.lost.get().is_some())
     }

@@ -1,14 +1,15 @@
-//! Telling a forked child, in which CUDA does not work and other threads are gone, without asking
-//! for the process id.
+//! Detecting a forked child without asking for the process id. CUDA does not work in a forked
+//! child, and other threads do not exist there.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::system;
 
-/// How many forks lie between this process and its first ancestor that watched.
+/// Number of forks between this process and its first ancestor that watched.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
-/// A number that is another one in a forked child, once it was asked for in the parent.
+/// Returns a number that differs in a forked child, if the parent called this function before the
+/// fork.
 #[inline]
 #[must_use]
 pub fn fork_generation() -> u32 {
@@ -21,7 +22,7 @@ pub fn fork_generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// From now on notices forks; it does no harm to be called twice.
+/// Begins to count forks. Calling it twice does no harm.
 #[cold]
 fn watch() {
     extern "C" fn in_child() {
@@ -30,7 +31,7 @@ fn watch() {
     system::on_fork(in_child);
 }
 
-/// The process that a driver was loaded in.
+/// The process in which a driver was loaded.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Birth {
     generation: u32,
@@ -38,12 +39,12 @@ pub(super) struct Birth {
 }
 
 impl Birth {
-    /// Remembers this process, and from now on notices forks.
+    /// Remembers this process, and begins to count forks.
     pub(super) fn here() -> Self {
         Self { generation: fork_generation(), pid: std::process::id() }
     }
 
-    /// Whether this is still that process.
+    /// Returns `true` if this is still that process.
     #[inline]
     pub(super) fn is_here(self) -> bool {
         GENERATION.load(Ordering::Relaxed) == self.generation

@@ -1,4 +1,4 @@
-//! Work with more to it than one driver call: copies, launches, host functions, modules.
+//! Work that takes more than one driver call: copies, launches, host functions, modules.
 
 use std::ffi::c_void;
 use std::panic::AssertUnwindSafe;
@@ -13,14 +13,14 @@ use crate::{
     StreamHandle,
 };
 
-/// Operands that fit a launch without a heap allocation.
+/// Number of operands of a launch that needs no heap allocation.
 const INLINE: usize = 16;
 
 impl CudaDriver {
-    /// A copy on a stream, or without one the synchronous form on the current context.
+    /// Copies on a stream, or synchronously in the current context if there is no stream.
     ///
     /// # Safety
-    /// As [`crate::Driver::memcpy_async`]. The stream's device has been entered.
+    /// The same as [`crate::Driver::memcpy_async`]. The stream's device has been entered.
     pub(super) unsafe fn copy(
         &self,
         device: usize,
@@ -72,7 +72,7 @@ impl CudaDriver {
     }
 
     /// # Safety
-    /// As [`Self::copy`].
+    /// The same as [`Self::copy`].
     unsafe fn copy_between(
         &self,
         (to, dst): (usize, DevicePtr),
@@ -107,7 +107,7 @@ impl CudaDriver {
     }
 
     /// # Safety
-    /// As [`crate::Driver::launch`].
+    /// The same as [`crate::Driver::launch`].
     pub(super) unsafe fn enqueue(&self, stream: StreamHandle, launch: &Launch<'_>) -> Result<()> {
         let device = stream.device();
         self.enter("cuLaunchKernel", device)?;
@@ -157,7 +157,7 @@ impl CudaDriver {
     }
 
     /// # Safety
-    /// As [`crate::Driver::launch_host_func`].
+    /// The same as [`crate::Driver::launch_host_func`].
     pub(super) unsafe fn enqueue_host(
         &self,
         stream: StreamHandle,
@@ -226,7 +226,7 @@ impl CudaDriver {
     }
 }
 
-/// What `cuLaunchHostFunc` calls, with a `Box<Box<dyn FnOnce() + Send>>`.
+/// Callback of `cuLaunchHostFunc`, whose argument is a `Box<Box<dyn FnOnce() + Send>>`.
 extern "C" fn run_boxed(data: *mut c_void) {
     // SAFETY: `enqueue_host` boxed it, and the driver calls this once.
     let f = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };

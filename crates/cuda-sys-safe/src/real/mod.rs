@@ -1,28 +1,29 @@
 //! The real driver: `libcuda`, found and loaded at run time.
 //!
 //! # Where the library is looked for
-//! A path in `WARPLINE_LIBCUDA` is the only one tried; it names the library or the folder that
-//! holds it. Without one: `libcuda.so.1`, then `libcuda.so`, on the loader's path (which
-//! `LD_LIBRARY_PATH` extends), then in `/usr/lib/x86_64-linux-gnu`, `/usr/lib/aarch64-linux-gnu`,
-//! `/usr/lib64`, `/usr/local/nvidia/lib64` and `/usr/lib/wsl/lib`. On Windows `nvcuda.dll`.
+//! If `WARPLINE_LIBCUDA` is set, only its value is tried: the path of the library, or of the folder
+//! that contains it. Otherwise `libcuda.so.1`, then `libcuda.so`, are looked for on the loader's
+//! path (which `LD_LIBRARY_PATH` extends), then in `/usr/lib/x86_64-linux-gnu`,
+//! `/usr/lib/aarch64-linux-gnu`, `/usr/lib64`, `/usr/local/nvidia/lib64` and `/usr/lib/wsl/lib`. On
+//! Windows the name is `nvcuda.dll`.
 //!
-//! # What the environment does
+//! # Environment variables
 //! `libcuda` itself obeys `CUDA_VISIBLE_DEVICES`, `CUDA_DEVICE_ORDER`, `CUDA_LAUNCH_BLOCKING` and
-//! `CUDA_MODULE_LOADING`; this module reads only `WARPLINE_LIBCUDA`, and names
-//! `CUDA_VISIBLE_DEVICES` where no device is seen. Ordinals are those of the visible devices.
+//! `CUDA_MODULE_LOADING`. This module reads `WARPLINE_LIBCUDA`, and checks that the paths in
+//! `WARPLINE_CUBLAS` and `WARPLINE_NVML` exist. If no device is visible, the error contains the
+//! value of `CUDA_VISIBLE_DEVICES`. Indices of devices are those of the visible devices.
 //!
 //! # Contexts
-//! Each device's primary context is retained on first need and never released, so that objects
-//! may be dropped as late as they like. Every call makes the context current on its thread: that
-//! costs some 20 ns, and unlike remembering what was current it stays right when other CUDA users
-//! of the process change it.
+//! Each device's primary context is retained on first need and never released, so objects may be
+//! dropped at any time. Every call makes the context current on its thread. This costs some 20 ns,
+//! and, unlike a remembered state, stays correct if other CUDA users of the process change the
+//! current context.
 //!
-//! # Errors that last
-//! After a sticky error ([`CudaCode::is_sticky`](crate::CudaCode::is_sticky)) no call on any device
-//! of the process works again: `libcuda` returns the same code everywhere. So every device then
-//! returns [`DriverError::DeviceLost`] for good, without a driver call; releases succeed, also
-//! without one. An asynchronous error surfaces at whatever call comes next, on whatever device, so
-//! it is told apart by its code.
+//! # Sticky errors
+//! After a sticky error ([`CudaCode::is_sticky`](crate::CudaCode::is_sticky)), no call on any
+//! device of the process works: `libcuda` returns the same code everywhere. So every device then
+//! returns [`DriverError::DeviceLost`] for good, and releases succeed, both without a driver call.
+//! An asynchronous error surfaces in the next call on any device, so it is recognised by its code.
 
 mod api;
 mod call;
@@ -67,13 +68,17 @@ pub struct CudaDriver {
     refused: Refused,
 }
 
-/// The process's CUDA driver. The first call looks for the library and initialises it; later ones
-/// return the same, whether that was the driver or an error.
+/// Returns the process's CUDA driver. The first call [loads](self#where-the-library-is-looked-for)
+/// the library and initialises it. Later calls return the same result, driver or error.
 ///
 /// # Errors
-/// [`DriverError::LibraryNotFound`] with every name tried, [`DriverError::InvalidVariable`] where
-/// that was one in the environment, [`DriverError::MissingSymbol`] when the library is too old,
-/// [`DriverError::NoDevice`], [`DriverError::DevicesHidden`], or what `cuInit` answered.
+/// - [`DriverError::LibraryNotFound`] if no library is found.
+/// - [`DriverError::InvalidVariable`] if an environment variable names a library that cannot be
+///   loaded or does not exist.
+/// - [`DriverError::MissingSymbol`] if the library is too old.
+/// - [`DriverError::NoDevice`] if the driver shows no device.
+/// - [`DriverError::DevicesHidden`] if it shows none and `CUDA_VISIBLE_DEVICES` is set.
+/// - [`DriverError::Cuda`] if the driver cannot be initialised.
 pub fn load() -> Result<Arc<dyn Driver>> {
     static DRIVER: OnceLock<Result<Arc<dyn Driver>>> = OnceLock::new();
     DRIVER
@@ -90,17 +95,19 @@ pub fn load() -> Result<Arc<dyn Driver>> {
         .clone()
 }
 
-/// What [`load`] tries, in order: `named` alone where given, a library or its folder.
+/// Returns the paths that [`load`] tries, in order. If `named` is given, a library or its folder,
+/// nothing else is tried.
 #[must_use]
 pub fn search_paths(named: Option<&Path>) -> Vec<PathBuf> {
     api::SEARCH.candidates(named)
 }
 
-/// Loads the first of `paths` that opens, and initialises it. For tests and unusual installations:
-/// each call makes a driver that knows of its own lost devices only, so a process wants one.
+/// Loads the first of `paths` that opens, and initialises it. Intended for tests and unusual
+/// installations. Use one driver per process, because each driver notices only lost devices of its
+/// own calls.
 ///
 /// # Errors
-/// As [`load`].
+/// The errors of [`load`], except [`DriverError::InvalidVariable`].
 pub fn load_from(paths: &[PathBuf]) -> Result<Arc<dyn Driver>> {
     // First, so that a fork at any time after cuInit is noticed.
     let birth = Birth::here();
@@ -160,7 +167,7 @@ fn no_device(what: &str) -> DriverError {
     }
 }
 
-/// How many devices the kernel's module has, where it says so.
+/// Returns the number of devices of the kernel module, if known.
 fn installed() -> Option<usize> {
     Some(std::fs::read_dir("/proc/driver/nvidia/gpus").ok()?.count())
 }

@@ -1,5 +1,6 @@
-//! NVML, which knows a device's memory by process. It comes with the driver. Where it is missing, or
-//! does not see this process under its own number (as in most containers), nothing is known.
+//! NVML, which knows the device memory of each process. NVML comes with the driver. If NVML is
+//! missing, or does not see this process under its own id (as in most containers), the memory is
+//! unknown.
 
 use std::ffi::{CString, c_char, c_uint, c_void};
 use std::ptr;
@@ -39,12 +40,13 @@ const INSUFFICIENT_SIZE: c_uint = 7;
 /// `NVML_VALUE_NOT_AVAILABLE`.
 const NOT_AVAILABLE: u64 = u64::MAX;
 
-/// How many bytes this process uses of the device at a PCI domain, bus and device.
+/// Returns the memory that this process uses of the device at a PCI domain, bus and device, in
+/// bytes.
 pub(super) fn process_memory((domain, bus, device): (u32, u32, u32)) -> Option<usize> {
     api()?.used_by(std::process::id(), &format!("{domain:08x}:{bus:02x}:{device:02x}.0"))
 }
 
-/// The library, if there is one that works. It is never shut down.
+/// Returns the library, if it works. It is never shut down.
 fn api() -> Option<&'static Api> {
     static API: OnceLock<Option<Api>> = OnceLock::new();
     let load = || {
@@ -68,7 +70,7 @@ impl Api {
         usize::try_from(used.iter().sum::<u64>()).ok()
     }
 
-    /// Those that have a context on a device.
+    /// Returns the processes with a context on a device.
     fn processes(&self, pci: &str) -> Option<Vec<ProcessInfo>> {
         let pci = CString::new(pci).ok()?;
         let mut device = ptr::null_mut();
@@ -115,7 +117,7 @@ mod tests {
         }
     }
 
-    /// A hundred processes, of which number 7 has two entries, and of number 8 nothing is known.
+    /// A hundred processes. Number 7 has two entries, and the memory of number 8 is unknown.
     unsafe extern "C" fn list(_: *mut c_void, count: *mut c_uint, to: *mut ProcessInfo) -> Status {
         // SAFETY: what the code under test passes.
         unsafe {

@@ -1,4 +1,4 @@
-//! What a device is and can do.
+//! Properties of a device.
 
 use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUuuid};
 
@@ -6,7 +6,7 @@ use super::CudaDriver;
 use crate::{DeviceProperties, Result};
 
 impl CudaDriver {
-    /// Asks for everything afresh; needs no context.
+    /// Reads all properties from the driver. Needs no context.
     pub(super) fn read_properties(&self, device: usize) -> Result<DeviceProperties> {
         let raw = self.admit("cuDeviceGetAttribute", device)?.raw;
         let number = |attribute: Attribute| -> Result<u32> {

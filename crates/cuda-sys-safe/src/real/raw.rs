@@ -1,4 +1,4 @@
-//! Our types as the driver's.
+//! Conversions of this crate's types to the driver's.
 
 use std::ffi::{c_int, c_uint};
 use std::ptr;
@@ -60,7 +60,7 @@ pub(super) fn pinned_on(device: usize) -> CUmemAllocationProp {
     }
 }
 
-/// Memory that can be given to other processes by a file descriptor.
+/// Allocation properties of memory that is shared by a file descriptor.
 #[cfg(unix)]
 pub(super) fn shareable_on(device: usize) -> CUmemAllocationProp {
     CUmemAllocationProp {
@@ -82,7 +82,7 @@ pub(super) struct WrittenProperties {
 }
 
 impl WrittenProperties {
-    /// The device whose memory it is, if it is a device's.
+    /// Returns the index of the memory's device, if the memory is on a device.
     #[cfg(unix)]
     pub(super) fn device(&self) -> Option<usize> {
         let on_device = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as c_uint;

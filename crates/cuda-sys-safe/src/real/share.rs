@@ -1,4 +1,4 @@
-//! Physical memory of other processes, by file descriptors.
+//! Physical memory shared with other processes by file descriptors.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -28,7 +28,7 @@ impl CudaDriver {
     }
 
     /// # Safety
-    /// As for the driver's call.
+    /// The same as [`crate::Driver::mem_export`].
     pub(super) unsafe fn export(&self, memory: PhysicalHandle) -> Result<OwnedFd> {
         const CALL: &str = "cuMemExportToShareableHandle";
         let device = memory.device();

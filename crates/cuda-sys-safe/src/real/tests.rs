@@ -1,4 +1,4 @@
-//! What holds without a GPU. `tests/gpu_driver.rs` has the rest.
+//! Tests that need no GPU. The others are in `tests/gpu_driver.rs`.
 
 use super::*;
 

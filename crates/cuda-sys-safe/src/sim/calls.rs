@@ -1,4 +1,4 @@
-//! The kinds of driver call, by which calls are counted and faults injected.
+//! The kinds of driver call. Calls are counted by kind, and faults are injected by kind.
 
 macro_rules! calls {
     ($($kind:ident = $name:literal;)*) => {
@@ -12,7 +12,7 @@ macro_rules! calls {
             /// Every kind.
             pub const ALL: &'static [CallKind] = &[$(CallKind::$kind,)*];
 
-            /// The driver function, such as `cuMemAlloc_v2`.
+            /// Returns the name of the driver function, such as `cuMemAlloc_v2`.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(CallKind::$kind => $name,)* }
@@ -94,7 +94,7 @@ calls! {
 }
 
 impl CallKind {
-    /// Whether it gives something back. On a lost device such calls succeed.
+    /// Returns `true` for calls that release an object. They succeed on a lost device.
     #[must_use]
     pub const fn is_release(self) -> bool {
         use CallKind::*;
@@ -117,7 +117,8 @@ impl CallKind {
         )
     }
 
-    /// Whether it works without a context, and so does not notice that earlier work failed.
+    /// Returns `true` for calls that work without a context, and so do not notice that earlier work
+    /// failed.
     pub(super) const fn needs_no_context(self) -> bool {
         use CallKind::*;
         matches!(
@@ -130,12 +131,14 @@ impl CallKind {
         )
     }
 
-    /// Whether it is "potentially unsafe": forbidden to threads that are not in relaxed mode while
-    /// a capture is under way, of whatever stream and device. So are those that first look at the
-    /// stream or event they are given, or at other arguments: queries of and waits for streams and
-    /// events, `MemAllocAsync`, `MemFreeAsync` and `EnablePeerAccess`. Not so are calls for which
-    /// asking the stream's own captures is enough: `cuMemcpy` and `cuCtxSynchronize`, and what makes
-    /// and destroys streams, events, graphs and mappings.
+    /// Returns `true` for calls that CUDA documents as potentially unsafe. They are forbidden to
+    /// threads that are not in relaxed mode while any stream of any device is being captured.
+    ///
+    /// The same rule holds for queries of and waits for streams and events, `MemAllocAsync`,
+    /// `MemFreeAsync` and `EnablePeerAccess`, but these calls check their arguments first. Other
+    /// calls are subject only to the captures of their own stream or device: `cuMemcpy`,
+    /// `cuCtxSynchronize`, and the calls that create and destroy streams, events, graphs and
+    /// mappings.
     pub(super) const fn is_unsafe_in_capture(self) -> bool {
         use CallKind::*;
         matches!(

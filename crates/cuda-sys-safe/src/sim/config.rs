@@ -1,4 +1,4 @@
-//! What kind of box to simulate.
+//! The configuration of simulated devices.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,20 +7,21 @@ use super::state::memory::DEVICE_SPACE;
 use super::{H200_TOTAL_MEMORY, h200};
 use crate::DeviceProperties;
 
-/// When enqueued work runs. Any legal order may be chosen; work never runs by itself, only
+/// The order in which enqueued work runs. All orders obey the rules of streams. Work runs only
 /// inside driver calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schedule {
-    /// Everything that can run does so before the call that enqueued it returns.
+    /// All work that can run does so before the call that enqueued it returns.
     Eager,
-    /// Nothing runs until a call must wait for it, and then only what that wait needs. A query
-    /// of something unfinished runs one operation.
+    /// Work runs only when a call must wait for it, and only as far as the wait needs. A query of
+    /// incomplete work runs one operation.
     Lazy,
-    /// Each call first runs a few operations of randomly picked streams.
+    /// Each call first runs up to three operations of randomly picked streams. The number is the
+    /// seed.
     Seeded(u64),
 }
 
-/// A simulated box, to be built into a [`SimDriver`](super::SimDriver).
+/// The configuration of a set of simulated devices, built into a [`SimDriver`](super::SimDriver).
 ///
 /// ```
 /// use warpline_cuda_sys_safe::{Driver, sim::{Schedule, SimConfig}};
@@ -30,35 +31,39 @@ pub enum Schedule {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimConfig {
-    /// Devices in the box; [`SimConfig::visible`] may hide some.
+    /// Number of devices. [`SimConfig::visible`] may hide some of them.
     pub devices: usize,
-    /// Memory of each device, in bytes.
+    /// Memory of each device, in bytes. Default: [`H200_TOTAL_MEMORY`].
     pub capacity: usize,
-    /// When work runs.
+    /// Order in which work runs. Default: `Schedule::Seeded(0)`.
     pub schedule: Schedule,
-    /// The text of `CUDA_VISIBLE_DEVICES`, where it is set.
+    /// Value of `CUDA_VISIBLE_DEVICES`, if set. Default: `None`.
     pub visible: Option<String>,
-    /// `CUDA_LAUNCH_BLOCKING`: whether every launch, copy and memset waits until it is done.
+    /// Whether every launch, copy and memset waits until it is done, as with
+    /// `CUDA_LAUNCH_BLOCKING=1`. Default: false.
     pub launch_blocking: bool,
-    /// Whether a sticky error loses only the device whose work failed. On hardware, and by default,
-    /// all devices of the process are lost with it.
+    /// Whether a sticky error loses only the device whose work failed. On hardware, all devices of
+    /// the process are lost. Default: false.
     pub isolate_faults: bool,
-    /// Pairs of devices without a peer link, in either order. All others are linked.
+    /// Pairs of devices without a peer link, in either order. All other pairs are linked. Default:
+    /// empty.
     pub unlinked_peers: Vec<(usize, usize)>,
-    /// Whether each kernel's footprints are checked by running it on poisoned copies.
+    /// Whether each kernel also runs on poisoned copies, to check its footprints. Default: false.
     pub check_footprints: bool,
-    /// Whether allocations are surrounded by filled zones that are checked when they are freed.
+    /// Whether allocations are surrounded by redzones, whose content is checked when the allocation
+    /// is freed. Default: true.
     pub redzones: bool,
-    /// How long a wait on the host lasts for collectives whose other ranks do not come, before the
-    /// device is lost with `LAUNCH_TIMEOUT`. (A real one hangs.)
+    /// Time that the host waits for other ranks of a collective before the device is lost with
+    /// `LAUNCH_TIMEOUT`. (A real device hangs.) Default: 60 seconds.
     pub collective_timeout: Duration,
-    /// What each device is, apart from its UUID, PCI address and memory. Without
-    /// `virtual_memory_management` it has none, as on systems where we cannot simulate it.
+    /// Properties of each device, except its UUID, PCI address and memory. If
+    /// `virtual_memory_management` is false, devices have no virtual memory, as on systems where it
+    /// cannot be simulated. Default: those of an H200 ([`h200`]).
     pub properties: DeviceProperties,
 }
 
 impl SimConfig {
-    /// A box of H200s, all linked, under `Schedule::Seeded(0)`.
+    /// Creates a configuration of `devices` H200s, all linked, with the default of each option.
     #[must_use]
     pub fn new(devices: usize) -> Self {
         Self {
@@ -76,13 +81,20 @@ impl SimConfig {
         }
     }
 
-    /// Reads a text such as `sim`, `sim:3` or `sim:3,seed=7,memory=8GiB,check`.
+    /// Parses a specification such as `sim`, `sim:3` or `sim:3,seed=7,memory=8GiB,check`. `sim`
+    /// alone is one device.
     ///
-    /// Options: `eager`, `lazy`, `seed=N`, `memory=BYTES` (with an optional `KiB`, `MiB` or
-    /// `GiB`), `blocking`, `check` (footprints), `isolate` (faults).
+    /// Options: `eager`, `lazy` or `seed=N` ([`Schedule`]); `memory=BYTES`, with an optional `KiB`,
+    /// `MiB` or `GiB` ([`SimConfig::capacity`]); `blocking` ([`SimConfig::launch_blocking`]);
+    /// `check` ([`SimConfig::check_footprints`]); `isolate` ([`SimConfig::isolate_faults`]).
     ///
     /// # Errors
-    /// A [`SpecError`] that names what was not understood.
+    /// - [`SpecError::NotSim`] if `spec` does not start with `sim` or `sim:N`.
+    /// - [`SpecError::NotANumber`] if a number is invalid.
+    /// - [`SpecError::TooManyDevices`] if there are more than 64 devices.
+    /// - [`SpecError::TooMuchMemory`] if a device has more than 512 TiB of memory.
+    /// - [`SpecError::SaidTwice`] if two options set the same field.
+    /// - [`SpecError::UnknownOption`] if there is no such option.
     pub fn from_spec(spec: &str) -> Result<Self, SpecError> {
         let mut parts = spec.split(',').map(str::trim);
         let head = parts.next().unwrap_or_default();
@@ -143,65 +155,65 @@ impl Default for SimConfig {
     }
 }
 
-/// The most devices a box has: addresses of each take a 1 PiB range.
+/// Largest number of devices. Each device has a 1 PiB range of addresses.
 pub(super) const MAX_DEVICES: usize = 64;
 
-/// Why a text describes no simulated box.
+/// The error of an invalid specification of simulated devices.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// It does not start with `sim` or `sim:N`.
+    /// The specification does not start with `sim` or `sim:N`.
     #[error("`{spec}` does not name a simulated driver: write `sim` or `sim:3`")]
     NotSim {
-        /// The whole text.
+        /// The specification.
         spec: String,
     },
-    /// A number was expected.
+    /// A number is invalid.
     #[error("`{text}` in `{spec}` should be {expected}")]
     NotANumber {
-        /// The whole text.
+        /// The specification.
         spec: String,
-        /// What should have been a number.
+        /// The invalid number.
         text: String,
-        /// Of what, and how it is written.
+        /// The expected kind of number, and its format.
         expected: &'static str,
     },
-    /// More devices than can be simulated.
+    /// There are more devices than can be simulated.
     #[error("{devices} simulated devices were asked for; at most 64 are possible")]
     TooManyDevices {
-        /// How many were asked for.
+        /// Requested number of devices.
         devices: usize,
     },
-    /// More memory than a simulated device has addresses for.
+    /// The memory is larger than the address range of a simulated device allows.
     #[error("`{spec}` asks for more memory than a simulated device can have, {most} bytes")]
     TooMuchMemory {
-        /// The whole text.
+        /// The specification.
         spec: String,
         /// The largest size, in bytes.
         most: u64,
     },
-    /// Two options of which only one can hold.
+    /// Two options set the same field.
     #[error("`{first}` and `{second}` in `{spec}` set the same: name one of them, once")]
     SaidTwice {
-        /// The whole text.
+        /// The specification.
         spec: String,
-        /// The option that came first.
+        /// The first option.
         first: String,
-        /// The other.
+        /// The second option.
         second: String,
     },
-    /// An option that does not exist.
+    /// There is no such option.
     #[error(
         "`{option}` in `{spec}` is not an option; there are eager, lazy, seed=N, memory=BYTES, blocking, check, isolate"
     )]
     UnknownOption {
-        /// The whole text.
+        /// The specification.
         spec: String,
         /// The option.
         option: String,
     },
 }
 
-/// Its message: what `main` prints of the error that it returns, and `unwrap` of the one that it meets.
+/// Writes the message, as `Display` does, because `main` and `unwrap` print errors by `Debug`.
 impl fmt::Debug for SpecError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

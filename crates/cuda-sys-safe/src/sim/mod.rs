@@ -1,11 +1,11 @@
 //! The simulated driver: CUDA devices in host memory.
 //!
-//! [`SimConfig::build`] makes a [`SimDriver`]: a box of devices with streams that really are
-//! asynchronous, behind the same [`Driver`](crate::Driver) interface as real ones. It has no
-//! threads. Work runs only inside driver calls, one operation at a time, in an order that the
-//! stream rules allow and the [`Schedule`] picks. So a missing wait gives wrong data, the same in
-//! every run with the same seed, and never a data race. Kernels run through their CPU
-//! implementation.
+//! [`SimConfig::build`] makes a [`SimDriver`]: a set of devices with asynchronous streams, behind
+//! the same [`Driver`](crate::Driver) interface as real devices. Work runs only inside driver
+//! calls, one operation at a time, in an order that the stream rules allow and the [`Schedule`]
+//! picks. (Work that another process may wait for is the exception: a thread runs it.) So a missing
+//! wait gives wrong data, the same in every run with the same seed, and never a data race. Kernels
+//! run through their CPU implementation.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -25,108 +25,124 @@
 //! # Ok::<(), warpline_cuda_sys_safe::DriverError>(())
 //! ```
 //!
-//! # What it imitates
+//! # Behaviour
 //!
-//! **Streams.** In order within a stream. The legacy default stream waits for all earlier work of
-//! its device's blocking streams, and they for its; non-blocking streams take no part.
-//! Destroying a stream lets its work finish. Priorities are clamped to `0..=-5` and kept, but
-//! order nothing.
+//! **Streams.** Work runs in order within a stream. The legacy default stream waits for all earlier
+//! work of its device's blocking streams, and later work of these streams waits for it.
+//! Non-blocking streams take no part in this. Destroying a stream lets its work finish. Priorities
+//! are clamped to `0..=-5` and can be read, but do not affect the order.
 //!
-//! **Events.** A wait is for the record that is latest when the wait is made; recording again
-//! does not move it. An event that was never recorded is done, and waiting for it does nothing.
-//! Recording on another device's stream is `INVALID_HANDLE`; waiting there is fine. Elapsed time
-//! is `INVALID_HANDLE` without timing (captured or not), before a record or across devices, and `NOT_READY` before
-//! both records are done. Times come from a virtual clock, on which streams overlap.
+//! **Events.** A wait is for the latest record at the time of the call; later records do not change
+//! it. An event that was never recorded is complete, and waiting for it does nothing. Recording on
+//! a stream of another device is `INVALID_HANDLE`; waiting on such a stream is allowed. The elapsed
+//! time is `CAPTURED_EVENT` for an event of a capture, `INVALID_HANDLE` if an event has no timing
+//! or was never recorded or the events are on different devices, and `NOT_READY` until both records
+//! are complete. Times come from a virtual clock, on which streams overlap.
 //!
-//! **Copies.** From pageable memory to a device, the source is read when the call is made
-//! (`cuMemcpy` also first waits for what is before it, blocking streams included). Into pageable
-//! memory, and between host memories, the call returns when the copy is done. Page-locked memory
-//! is touched when the copy runs. `cuMemcpy` with page-locked memory waits for the copy; between
-//! devices it does not. Copies reach every device's memory, linked or not; a memset of memory
-//! that its device has no access to is `INVALID_VALUE` (unless it is captured). A copy of no bytes does nothing.
+//! **Copies.** In a copy from pageable memory to a device, the source is read during the call.
+//! `cuMemcpy` then also waits for all work before the copy, including that of blocking streams. A
+//! copy into pageable memory, or between host memories, is complete when the call returns.
+//! Page-locked memory is accessed when the copy runs: `cuMemcpy` waits for such a copy, but not for
+//! a copy between devices. Copies reach the memory of every device, linked or not. A memset of
+//! memory that its device cannot access is `INVALID_VALUE`, unless it is captured. A copy of zero
+//! bytes does nothing.
 //!
-//! **Memory.** Device addresses lie where host code faults on them; a host end that is one is
-//! `INVALID_VALUE`, and so is a device end that is not inside one live allocation or mapped
-//! range of the device it names. `cuMemFree` waits for the device that the memory is of, whichever
-//! it is told, not for others that have peer access to it, and for none with a pool's memory; `cuMemFreeHost` and `cuMemHostUnregister` wait for all. Zero bytes are
-//! `INVALID_VALUE`. Page-locked memory of the driver cannot be registered or
-//! unregistered (`INVALID_VALUE`).
-//! Page-locked memory is addressable by kernels at its host address. Freed page-locked memory
-//! stays inaccessible. Allocations are counted in units of 512 bytes and addresses are never used
-//! twice.
+//! **Memory.** Host code that accesses a device address faults. A host end that is a device address
+//! is `INVALID_VALUE`, and so is a device end that is not inside one live allocation or mapped
+//! range of the named device. `cuMemFree` waits for the device that owns the memory, even if the
+//! call names another device. It does not wait for devices with peer access to the memory, and for
+//! memory of a pool it does not wait at all. `cuMemFreeHost` and `cuMemHostUnregister` wait for all
+//! devices. A size of zero is `INVALID_VALUE`. Memory that the driver allocated page-locked can be
+//! neither registered nor unregistered (`INVALID_VALUE`). Kernels can address page-locked memory at
+//! its host address. Freed page-locked memory stays inaccessible. Allocations are counted in units
+//! of 512 bytes, and addresses are never reused.
 //!
-//! **Kernels.** A launch is refused, with nothing harmed, for an empty or too large grid or block,
-//! more shared memory than the function may have, or more than 4 KiB of parameters. When it runs,
-//! each operand must lie in live memory that its device may address (`ILLEGAL_ADDRESS`) and be
-//! aligned to its items up to 16 bytes (`MISALIGNED_ADDRESS`); a panic is `LAUNCH_FAILED`. A
-//! module is PTX text, read for its version, target and entry names, or a cubin, for its sections.
+//! **Kernels.** A launch is refused, without further effect, if its grid or block is empty or too
+//! large, if it uses more shared memory than the function may have, or if it has more than 4 KiB of
+//! parameters. When a kernel runs, each operand must lie in live memory that the device may address
+//! (or the error is `ILLEGAL_ADDRESS`) and must be aligned to its item size, up to 16 bytes (or the
+//! error is `MISALIGNED_ADDRESS`). A panic is `LAUNCH_FAILED`. A module is PTX text, of which the
+//! version, target and entry names are read, or a cubin, of which the sections are read.
 //!
-//! **Errors.** Those above that strike when work runs lose the device: the first call that notices
-//! returns the error, later ones [`DeviceLost`](crate::DriverError::DeviceLost); what was queued is
-//! dropped; releases succeed, whatever they are given. All other devices of the process are lost
-//! with it, as on hardware, unless [`SimConfig::isolate_faults`] keeps them apart.
+//! **Errors.** An error that occurs when work runs loses the device. The first call that notices
+//! returns the error; later calls return [`DeviceLost`](crate::DriverError::DeviceLost). Queued
+//! work is dropped. Releases succeed, whatever their arguments. All other devices of the process
+//! are lost, too, as on hardware, unless [`SimConfig::isolate_faults`] is set.
 //!
 //! **Peers.** Kernels need peer access (or, for mapped memory, `cuMemSetAccess`); copies do not.
-//! A device with itself is `PEER_ACCESS_UNSUPPORTED`.
+//! Peer access of a device to itself is `PEER_ACCESS_UNSUPPORTED`.
 //!
-//! **Virtual memory.** Granularity of 2 MiB; mapping at several addresses; access per device and
-//! whole mappings; physical memory that lasts until it is both released and unmapped. Unmapping
-//! does not wait: work that then touches the range faults. What is not mapped may be unmapped. On Windows, and where
-//! [`SimConfig::properties`] say so, a device has none (`NOT_SUPPORTED`).
+//! **Virtual memory.** The granularity is 2 MiB. Memory can be mapped at several addresses. Access
+//! is set per device, for whole mappings. Physical memory lives until it is both released and
+//! unmapped. Unmapping does not wait: work that then accesses the range faults. Unmapping addresses
+//! without mappings succeeds. On Windows, and if [`SimConfig::properties`] say so, a device has no
+//! virtual memory (`NOT_SUPPORTED`).
 //!
-//! **Pools.** Memory is valid from when its allocation runs until its free runs, in stream order,
-//! on whatever device's streams; memory that is not of a pool can be freed so too, and a null
-//! address. An allocation of
-//! no bytes is a null address. Unused bytes above the release threshold go back at host waits.
+//! **Pools.** Memory is valid from the time its allocation runs until its free runs, in stream
+//! order, on streams of any device. A null address, and memory that is not of a pool, can be freed
+//! in the same way. An allocation of zero bytes is a null address. Unused bytes above the release
+//! threshold are released at host waits.
 //!
-//! **Capture.** Not of the default stream (`UNSUPPORTED`). Waiting for a captured event takes a
-//! stream into the capture; two captures do not `MERGE`, an event from outside is `ISOLATION`, one
-//! for other processes `UNSUPPORTED`; a stream that has not come back is `UNJOINED`, another stream
-//! cannot end the capture (`UNMATCHED`), nor another thread unless relaxed (`WRONG_THREAD`).
+//! **Capture.** The default stream cannot be captured (`UNSUPPORTED`). A stream that waits for an
+//! event of a capture joins the capture. In a captured stream, a wait for an event of another
+//! capture is `MERGE`, a wait for an event from outside is `ISOLATION`, and a wait for an
+//! interprocess event is `UNSUPPORTED`. Ending a capture fails if a stream that joined was not
+//! joined back (`UNJOINED`), on another stream than the one on which the capture began
+//! (`UNMATCHED`), and on another thread unless the mode is relaxed (`WRONG_THREAD`).
 //!
-//! What captures forbid fails and spoils them. By the modes of capture and thread, and whatever the
-//! call is about (`UNSUPPORTED`, also once the capture is spoiled): allocation and frees, page-locking,
-//! queries of and waits for streams and events, modules, peers, pools and what is allocated of them,
-//! instantiating graphs and destroying executables. In all modes: waiting for or asking about a
-//! stream or device that is captured (`UNSUPPORTED`) or a captured event (`CAPTURED_EVENT`), which
-//! spoils that capture alone; using the default stream, for a `cuMemcpy` or its priority too, while
-//! blocking streams are captured (`IMPLICIT`, and spoils all of theirs); in a captured stream copies
-//! between devices and launches of graphs (`UNSUPPORTED`), and work that is refused anyhow. Neither
-//! can host functions be captured, events for other processes be recorded, nor captured events have
-//! a time, and memsets with bad arguments are refused; these spoil nothing. All else about a stream
-//! of a spoiled capture is `INVALIDATED`. What a stream's captures forbid is looked at before the
-//! call's other arguments. An event of a capture that is over or spoiled is
-//! `INVALID_VALUE` until it is recorded again. A stream that is destroyed leaves the capture of
-//! another one as it is. A copy of pageable memory is captured like others,
-//! and touches it when the graph runs.
+//! A forbidden call fails and invalidates captures:
+//! - Calls that the modes of capture and thread forbid, whatever object they concern: allocation
+//!   and frees, page-locking, queries of and waits for streams and events, unloading modules,
+//!   enabling and disabling peer access, pools and their allocations, instantiating graphs and
+//!   destroying executable graphs. They return `UNSUPPORTED`, also if the capture is already
+//!   invalid.
+//! - In all modes, waiting for or querying a captured stream or its device (`UNSUPPORTED`) or an
+//!   event of a capture (`CAPTURED_EVENT`). This invalidates only that capture.
+//! - In all modes, using the default stream while blocking streams are captured (`IMPLICIT`). This
+//!   invalidates the captures of all these streams. `cuMemcpy` and reading the priority count as
+//!   uses.
+//! - In a captured stream, copies between devices and launches of graphs (`UNSUPPORTED`), and work
+//!   that is refused for any other reason.
 //!
-//! A graph runs as one operation, its nodes in any legal order, and replays of one executable run
-//! one after another, on whatever streams.
+//! Some calls fail without invalidating a capture: host functions in a captured stream, records of
+//! interprocess events, elapsed times of events of a capture, and memsets with invalid arguments.
 //!
-//! **The process.** A device's primary context appears with the first call that needs it. A forked
-//! child gets [`ForkedChild`](crate::DriverError::ForkedChild). A host function runs outside the
-//! lock and may not call the driver (`NOT_PERMITTED`); a panic in it goes no further. `CUDA_VISIBLE_DEVICES` and
-//! `CUDA_LAUNCH_BLOCKING` are given as [`SimConfig::visible`] and [`SimConfig::launch_blocking`];
-//! nothing here reads the environment.
+//! All other calls on a stream of an invalid capture return `INVALIDATED`. The rules of a stream's
+//! captures are checked before the call's other arguments. An event of a capture that is over or
+//! invalid is `INVALID_VALUE` until it is recorded again. Destroying a stream that joined a capture
+//! leaves the capture unchanged. A copy of pageable memory is captured like other copies, and
+//! accesses the memory when the graph runs.
 //!
-//! # What it checks besides
+//! A graph runs as one operation, with its nodes in any legal order. Replays of one executable
+//! graph run one after another, on any streams.
 //!
-//! Redzones around allocations (found when freed and by [`SimDriver::overruns`]); kernels'
-//! footprints ([`SimConfig::check_footprints`], [`SimDriver::violations`]); that a launch gives as many
-//! parameters as the kernel's PTX declares, and of those sizes; what is alive and how
-//! often each call was made ([`SimDriver::usage`]); any failure on demand
-//! ([`SimDriver::inject`]); which calls wait for a stream ([`SimDriver::hold`]).
+//! **The process.** The first call that needs a device's primary context creates it. A forked child
+//! gets [`ForkedChild`](crate::DriverError::ForkedChild). A host function runs outside the driver's
+//! lock and may not call the driver (`NOT_PERMITTED`). A panic in a host function is caught.
+//! [`SimConfig::visible`] and [`SimConfig::launch_blocking`] stand for `CUDA_VISIBLE_DEVICES` and
+//! `CUDA_LAUNCH_BLOCKING`; the simulator does not read the environment.
 //!
-//! # What it does not imitate
+//! # Additional checks
 //!
-//! Nothing else runs while a host function does, so one must not wait for other work. Copies
-//! between devices on the default stream wait only for their own device; waiting for the
+//! - Redzones around allocations are checked when the allocation is freed, and by
+//!   [`SimDriver::overruns`].
+//! - Kernels must keep to their footprints ([`SimConfig::check_footprints`],
+//!   [`SimDriver::violations`]).
+//! - A launch must pass the parameters that the kernel's PTX declares, by number and size.
+//! - [`SimDriver::usage`] counts live objects and calls.
+//! - [`SimDriver::inject`] makes calls fail.
+//! - [`SimDriver::hold`] finds calls that wait for a stream.
+//!
+//! # Differences from hardware
+//!
+//! No other work runs during a host function, so a host function must not wait for other work.
+//! Copies between devices on the default stream wait only for their own device. Waiting for the
 //! default stream does not wait for blocking streams. Pools cannot be used in a capture or from a
-//! peer. IPC handles are made but never open. The check of footprints does not see that two
-//! addresses are mapped to the same memory.
+//! peer. IPC handles can be created, but not opened. The check of footprints does not notice that
+//! two addresses are mapped to the same memory.
 
-// Layers, from below: `state` is plain data and its invariants. `exec` runs work on `state`. `driver` has the driver's calls.
-// None of them imports a later one.
+// Layers, from below: `state` is plain data with its invariants, `exec` runs work on `state`, and
+// `driver` has the driver's calls. No layer imports a later one.
 mod backing;
 mod calls;
 mod config;

@@ -1,11 +1,12 @@
-//! The shape of the default device.
+//! The properties of the default device.
 
 use crate::DeviceProperties;
 
-/// What `cuMemGetInfo` calls the total on an H200.
+/// Total memory of an H200 by `cuMemGetInfo`, in bytes.
 pub const H200_TOTAL_MEMORY: usize = 150_110_011_392;
 
-/// The properties of an NVIDIA H200. `index` tells devices apart by UUID and PCI bus.
+/// Returns the properties of an NVIDIA H200. `index` determines the UUID and the PCI bus, which
+/// differ between devices.
 #[must_use]
 pub fn h200(index: usize) -> DeviceProperties {
     DeviceProperties {
@@ -30,7 +31,8 @@ pub fn h200(index: usize) -> DeviceProperties {
     }
 }
 
-/// A UUID that differs from the first byte on, so that short prefixes tell devices apart.
+/// Returns a UUID that differs between devices from the first byte on, so that short prefixes
+/// identify a device.
 fn uuid(index: usize) -> [u8; 16] {
     let mut state = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut uuid = [0; 16];

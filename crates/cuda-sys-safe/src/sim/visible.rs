@@ -1,12 +1,13 @@
-//! `CUDA_VISIBLE_DEVICES`, by the real driver's rules.
+//! `CUDA_VISIBLE_DEVICES`, with the rules of the real driver.
 
 use crate::DeviceProperties;
 
-/// Which of `devices` a value of `CUDA_VISIBLE_DEVICES` lets a program see, in its order.
+/// Returns the indices of the devices that are visible under a value of `CUDA_VISIBLE_DEVICES`, in
+/// its order.
 ///
-/// A list of indices or of UUID prefixes (`GPU-…`); the first entry decides which. An entry that
-/// names no device (or by its prefix several) ends the list; one that repeats an earlier one
-/// empties it. An index is read as C's `strtol` does, so `1abc` is 1.
+/// The value is a list of indices, or of UUID prefixes (`GPU-…`) if its first entry is one. An
+/// entry that names no device, or a prefix of several devices, ends the list. An entry that repeats
+/// an earlier device empties the list. An index is read as C's `strtol` does, so `1abc` is 1.
 pub(super) fn visible(text: &str, devices: &[DeviceProperties]) -> Vec<usize> {
     let by_uuid = text.trim_start().starts_with("GPU-");
     let mut seen = Vec::new();
@@ -40,7 +41,7 @@ fn by_prefix(entry: &str, devices: &[DeviceProperties]) -> Option<usize> {
     matching.next().is_none().then_some(first)
 }
 
-/// A UUID as the driver's tools print it.
+/// Formats a UUID as the driver's tools do.
 pub(super) fn uuid_text(uuid: &[u8; 16]) -> String {
     let hex: String = uuid.iter().map(|b| format!("{b:02x}")).collect();
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])

@@ -10,7 +10,7 @@ use crate::nccl::{NcclType, ReduceOp, UniqueId};
 #[repr(C)]
 pub(super) struct RawId(pub(super) [u8; UniqueId::BYTES]);
 
-/// `ncclConfig_t` as it was in 2.18: newer libraries read as much as it has, by its version.
+/// `ncclConfig_t` of version 2.18. Newer libraries read only the fields that this version has.
 #[repr(C)]
 pub(super) struct Config {
     size: usize,
@@ -25,7 +25,7 @@ pub(super) struct Config {
 }
 
 impl Config {
-    /// Of one whose calls return before they are through.
+    /// Configures a communicator whose calls return before they are complete.
     pub(super) fn non_blocking() -> Self {
         const UNDEFINED: c_int = c_int::MIN;
         Self {
@@ -41,12 +41,13 @@ impl Config {
         }
     }
 
-    /// As [`Self::non_blocking`], sharing its abort flag with what is split off it.
+    /// Configures a non-blocking communicator that shares its abort flag with communicators split
+    /// off it.
     pub(super) fn sharing() -> Self {
         Self { split_share: 1, ..Self::non_blocking() }
     }
 
-    /// Of one whose calls return when they are through.
+    /// Configures a communicator whose calls return when they are complete.
     pub(super) fn blocking() -> Self {
         Self { blocking: 1, ..Self::non_blocking() }
     }
@@ -107,7 +108,7 @@ pub(super) fn reduce_op(op: ReduceOp) -> c_int {
     }
 }
 
-/// A status' name in `nccl.h`.
+/// Returns the name of a status in `nccl.h`.
 pub(super) fn status_name(status: Status) -> String {
     let name = match status {
         1 => "ncclUnhandledCudaError",

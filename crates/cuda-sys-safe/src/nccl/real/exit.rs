@@ -1,9 +1,9 @@
 //! Keeping other threads out of NCCL while the process ends.
 //!
-//! A communicator's last owner hands it to a thread that aborts it, and process groups look after
-//! their communicators on threads of their own. What ends the process at the same time takes down
-//! NCCL and the driver under these threads, which then crash. So as it ends, calls that are under way
-//! are waited for, and later ones are refused.
+//! A communicator is aborted on a thread of its own, and process groups watch their communicators
+//! on other threads. If the process ends at the same time, NCCL and the driver are shut down under
+//! these threads, which then crash. So when the process ends, it waits for running calls and
+//! refuses later calls.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{RwLock, RwLockReadGuard, TryLockError};
@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 
 use crate::{DriverError, Result};
 
-/// Whether the process ends: no call begins any more.
+/// Whether the process is ending, so that no call may begin.
 static ENDING: AtomicBool = AtomicBool::new(false);
 
-/// Held for reading during each call, and for writing once the process has ended for NCCL.
+/// Locked for reading during each call, and for writing when the process has ended its use of NCCL.
 static CALLS: RwLock<()> = RwLock::new(());
 
-/// How long calls under way are waited for.
+/// Longest time to wait for running calls.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A call that is under way.
+/// A running call.
 pub(super) type Call = RwLockReadGuard<'static, ()>;
 
 /// Begins a call.
@@ -28,8 +28,8 @@ pub(super) fn enter() -> Result<Call> {
     if ENDING.load(Ordering::Acquire) { Err(ending()) } else { enter_to_abort() }
 }
 
-/// Begins an abort, which may be what ends a call that is under way: while one is waited for, aborts
-/// are let in.
+/// Begins an abort. Aborts may begin while the ending process waits for a running call, because an
+/// abort may be needed to end that call.
 pub(super) fn enter_to_abort() -> Result<Call> {
     match CALLS.try_read() {
         Ok(call) => Ok(call),
@@ -42,8 +42,8 @@ fn ending() -> DriverError {
     DriverError::InvalidArgument { call: "NCCL", reason: "the process is ending".to_owned() }
 }
 
-/// Has [`end`] called when the process ends: before what the libraries registered that are loaded by
-/// now, since the last one registered is called first.
+/// Registers [`end`], to be called when the process ends. Handlers run in reverse order of
+/// registration, so `end` runs before the handlers of all libraries loaded so far.
 pub(super) fn register() {
     #[cfg(unix)]
     // SAFETY: the function takes nothing, and does not unwind.
@@ -73,7 +73,7 @@ mod tests {
 
     const CHILD: &str = "WARPLINE_TEST_EXIT";
 
-    /// Runs as a process of its own: another thread is in a call as it ends.
+    /// Runs in a process of its own, in which another thread is in a call when the process ends.
     #[test]
     fn the_process_ends_after_calls_under_way() {
         if std::env::var_os(CHILD).is_some() {

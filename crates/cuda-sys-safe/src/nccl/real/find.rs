@@ -1,4 +1,4 @@
-//! Where the library is looked for.
+//! Search for the library.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ pub(super) const SEARCH: Search = Search {
     folders: &["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/local/cuda/lib64"],
 };
 
-/// What is tried, in order.
+/// Returns the paths to try, in order.
 pub(super) fn candidates() -> Vec<PathBuf> {
     let named = SEARCH.named_in_env();
     let mut all = SEARCH.candidates(named.as_deref());
@@ -32,7 +32,7 @@ pub(super) fn candidates() -> Vec<PathBuf> {
     all
 }
 
-/// Where wheels of the Pythons below a folder would have it.
+/// Returns the paths of the library in Python wheels below a folder.
 fn in_wheels(root: &Path) -> Vec<PathBuf> {
     let lib = root.join("lib");
     let mut pythons: Vec<PathBuf> = std::fs::read_dir(&lib)
@@ -54,12 +54,12 @@ fn in_wheels(root: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// A version as people write it.
+/// Formats a version as `major.minor.patch`.
 pub(super) fn text(version: u32) -> String {
     format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }
 
-/// What a library says that its version is.
+/// Returns the version that a library reports, as text.
 pub(super) fn version_text(library: &Library) -> String {
     type GetVersion = unsafe extern "C" fn(*mut std::ffi::c_int) -> Status;
     // SAFETY: the signature is that of nccl.h, in all versions.

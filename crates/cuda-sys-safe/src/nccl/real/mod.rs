@@ -1,20 +1,21 @@
-//! NCCL itself, found and loaded at run time: version 2.18 or newer.
+//! The NCCL library, found and loaded at run time: version 2.18 or newer.
 //!
 //! # Where the library is looked for
-//! A path in `WARPLINE_NCCL` is the only one tried; it names the library or the folder that holds
-//! it. Without one: `libnccl.so.2`, then `libnccl.so`, on the loader's path, then in
-//! `/usr/lib/x86_64-linux-gnu`, `/usr/lib64` and `/usr/local/cuda/lib64`, then where a Python wheel
-//! puts it, `nvidia/nccl/lib` below the packages of `VIRTUAL_ENV`, of `CONDA_PREFIX` and of the
-//! system's Pythons.
+//! If `WARPLINE_NCCL` is set, only its value is tried: the path of the library, or of the folder
+//! that contains it. Otherwise `libnccl.so.2`, then `libnccl.so`, are looked for on the loader's
+//! path, then in `/usr/lib/x86_64-linux-gnu`, `/usr/lib64` and `/usr/local/cuda/lib64`, then in
+//! Python wheels: `nvidia/nccl/lib` below the packages of `VIRTUAL_ENV`, of `CONDA_PREFIX` and of
+//! the system's Pythons.
 //!
-//! # What the environment does
-//! NCCL obeys its own `NCCL_*` variables. On machines where GPUs of one NVLink switch are shared with
-//! others, run with `NCCL_NVLS_ENABLE=0`: NVLink multicast concerns the whole switch. It cannot be
-//! turned off from here, since a program's environment cannot be changed safely once it has threads.
+//! # Environment variables
+//! NCCL obeys its own `NCCL_*` variables. On machines where several users share the GPUs of an
+//! NVLink switch, set `NCCL_NVLS_ENABLE=0`, because NVLink multicast concerns the whole switch.
+//! This crate cannot set the variable: the environment of a program with threads cannot be changed
+//! safely.
 //!
 //! # Threads
-//! One thread at a time enqueues work for a device, whatever the communicator. A thread that waits for
-//! its turn, and a thread that aborts, do not depend on the thread that has the turn.
+//! One thread at a time enqueues work for a device, on any communicator. An abort needs no turn,
+//! and a thread that waits for its turn stops waiting when its communicator is interrupted.
 
 mod api;
 mod exit;
@@ -34,7 +35,7 @@ use crate::dylib::Status;
 use crate::real::CudaDriver;
 use crate::{CaptureMode, DevicePtr, Driver, DriverError, Result, StreamHandle};
 
-/// The oldest version that will do.
+/// The oldest supported version.
 const OLDEST: u32 = 21_800;
 
 const SUCCESS: Status = 0;
@@ -45,7 +46,7 @@ struct Library {
     version: u32,
 }
 
-/// The library during a call, for which the process waits before it ends.
+/// The library during a call. The process waits for the call before it ends.
 struct Entered {
     library: &'static Library,
     _call: exit::Call,
@@ -64,12 +65,12 @@ fn loaded() -> Result<&'static Library> {
     LIBRARY.get_or_init(|| load(&find::candidates())).as_ref().map_err(Clone::clone)
 }
 
-/// The process's NCCL, to be called once.
+/// Returns the process's NCCL for one call.
 fn library() -> Result<Entered> {
     Ok(Entered { library: loaded()?, _call: exit::enter()? })
 }
 
-/// As [`library`], for an abort.
+/// Returns the process's NCCL for an abort.
 fn library_to_abort() -> Result<Entered> {
     Ok(Entered { library: loaded()?, _call: exit::enter_to_abort()? })
 }
@@ -94,7 +95,7 @@ fn load(candidates: &[std::path::PathBuf]) -> Result<Library> {
     })
 }
 
-/// Whether there is an NCCL, for [`Driver::nccl`] of the real driver.
+/// Returns an error if NCCL cannot be loaded. For [`Driver::nccl`] of the real driver.
 pub(crate) fn available() -> Result<()> {
     library().map(drop)
 }
@@ -104,7 +105,7 @@ fn address(ptr: DevicePtr) -> *mut c_void {
 }
 
 impl Library {
-    /// What a status is, of a call on a communicator (or of none).
+    /// Turns the status of a call into a state or an error. `comm` may be null.
     fn check(&self, call: &'static str, status: Status, comm: *mut c_void) -> Result<CommState> {
         match status {
             SUCCESS => Ok(CommState::Ready),
@@ -132,7 +133,7 @@ impl Library {
     }
 
     /// # Safety
-    /// As of [`Nccl::enqueue`]; within a group.
+    /// The same as [`Nccl::enqueue`]. A group has been begun.
     unsafe fn one(
         &self,
         comm: *mut c_void,
@@ -186,8 +187,8 @@ impl Library {
     }
 }
 
-/// Calls NCCL with the device's context current, and what it allocates allowed while this thread
-/// captures a stream.
+/// Runs `f`, which calls NCCL, with the device's context current and the thread in relaxed capture
+/// mode, so that NCCL may allocate while this thread captures a stream.
 fn relaxed<R>(driver: &CudaDriver, device: usize, f: impl FnOnce() -> Result<R>) -> Result<R> {
     let mode = driver.exchange_capture_mode(device, CaptureMode::Relaxed)?;
     let result = f();
@@ -351,8 +352,8 @@ unsafe impl Nccl for CudaDriver {
 }
 
 impl CudaDriver {
-    /// Waits for the turn to give NCCL work for a device, or until the communicator is interrupted:
-    /// who has the turn may wait for ranks that never come.
+    /// Waits for the turn to enqueue NCCL work for a device, or until the communicator is
+    /// interrupted. The thread that has the turn may be waiting for ranks that never come.
     fn turn_of(
         &self,
         call: &'static str,

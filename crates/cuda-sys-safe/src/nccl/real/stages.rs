@@ -1,4 +1,4 @@
-//! A communicator, which consists of three of NCCL's.
+//! A communicator, made of three communicators of NCCL.
 //!
 //! # Problem
 //!
@@ -32,10 +32,10 @@ use crate::{DriverError, Result};
 const SPLIT: &str = "ncclCommSplit";
 const STATE: &str = "ncclCommGetAsyncError";
 
-/// Where NCCL writes a communicator: that of a split comes some time after the call.
+/// The place where NCCL writes a communicator. A split writes it some time after the call.
 pub(super) type Slot = AtomicPtr<c_void>;
 
-/// What a handle stands for.
+/// The three communicators of a handle.
 #[derive(Debug, Default)]
 pub(super) struct Stages {
     /// Made by the user's call. Non-blocking; it is only split.
@@ -44,23 +44,23 @@ pub(super) struct Stages {
     parent: Slot,
     /// Split off the parent. Blocking; collectives run on it.
     pub(super) comm: Slot,
-    /// A [`Stage`]. Changed by whoever uses the communicator, one thread at a time.
+    /// A [`Stage`]. Changed by the thread that uses the communicator.
     stage: AtomicU8,
     interrupted: AtomicBool,
 }
 
-/// Which of the three is being made.
+/// The communicator that is being made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Root = 0,
     Parent = 1,
     Comm = 2,
-    /// None: all are there.
+    /// All communicators are made.
     Ready = 3,
 }
 
 impl Stages {
-    /// The handle of a new one, whose root is still to be written.
+    /// Creates a handle, whose root NCCL has yet to write.
     pub(super) fn open(device: usize) -> (&'static Self, CommHandle) {
         let new: *mut Self = Box::into_raw(Box::default());
         // SAFETY: just made, and freed by `close` alone.
@@ -73,10 +73,10 @@ impl Stages {
         ptr::with_exposed_provenance_mut(comm.raw() as usize)
     }
 
-    /// What a handle stands for.
+    /// Returns the communicators of a handle.
     ///
     /// # Safety
-    /// The communicator is alive, longer than the result is used.
+    /// The communicator lives longer than the result is used.
     pub(super) unsafe fn of<'a>(comm: CommHandle) -> &'a Self {
         // SAFETY: it lives as long as the communicator.
         unsafe { &*Self::pointer(comm) }
@@ -95,15 +95,15 @@ impl Stages {
         self.stage.store(stage as u8, Ordering::Release);
     }
 
-    /// Whether [`Self::interrupt`] was called.
+    /// Returns `true` if [`Self::interrupt`] was called.
     pub(super) fn is_interrupted(&self) -> bool {
         self.interrupted.load(Ordering::Acquire)
     }
 
-    /// Whether all that was asked for is through; begins the next stage when the last one is.
+    /// Returns the state of the last call. Begins the next stage when the previous stage is ready.
     ///
     /// # Safety
-    /// As of [`Nccl::comm_state`](crate::nccl::Nccl::comm_state).
+    /// The same as [`Nccl::comm_state`](crate::nccl::Nccl::comm_state).
     pub(super) unsafe fn state(
         &self,
         library: &Library,
@@ -158,7 +158,7 @@ impl Stages {
         })
     }
 
-    /// Waits until a call that did not block is through, or was interrupted.
+    /// Waits until a non-blocking call is complete or interrupted.
     #[cold]
     pub(super) fn wait(&self, library: &Library, call: &'static str) -> Result<()> {
         while library.state(self.comm.load(Ordering::Acquire))? == CommState::InProgress {
@@ -170,10 +170,10 @@ impl Stages {
         Ok(())
     }
 
-    /// Ends what hangs, by aborting the parent.
+    /// Ends a call or work that hangs, by aborting the parent.
     ///
     /// # Safety
-    /// As of [`Nccl::comm_interrupt`](crate::nccl::Nccl::comm_interrupt).
+    /// The same as [`Nccl::comm_interrupt`](crate::nccl::Nccl::comm_interrupt).
     pub(super) unsafe fn interrupt(&self, library: &Library) -> Result<()> {
         self.interrupted.store(true, Ordering::Release);
         // Before that no call blocks, and the parent is used to make the last one.
@@ -184,10 +184,10 @@ impl Stages {
         unsafe { library.abort(&self.parent) }
     }
 
-    /// Aborts what there is, and frees it.
+    /// Aborts and frees all communicators of the handle.
     ///
     /// # Safety
-    /// The communicator is alive, and nobody uses it any more.
+    /// The communicator is alive, and no other thread uses it.
     pub(super) unsafe fn close(comm: CommHandle, library: &Library) -> Result<()> {
         // SAFETY: the caller vouches for it.
         let stages = unsafe { Self::of(comm) };
@@ -206,7 +206,7 @@ impl Stages {
 }
 
 impl Library {
-    /// The state of one of NCCL's communicators, if it is there yet.
+    /// Returns the state of a communicator of NCCL, or `InProgress` if NCCL has not written it yet.
     fn state(&self, comm: *mut c_void) -> Result<CommState> {
         if comm.is_null() {
             return Ok(CommState::InProgress);
@@ -218,10 +218,10 @@ impl Library {
         self.check(STATE, state, comm)
     }
 
-    /// Aborts what a slot holds, if there is anything, and empties it.
+    /// Aborts the communicator in a slot, if there is one, and empties the slot.
     ///
     /// # Safety
-    /// Nobody uses it any more, or NCCL lets them.
+    /// No other thread uses the communicator, except in ways that NCCL allows during an abort.
     unsafe fn abort(&self, slot: &Slot) -> Result<()> {
         let own = slot.swap(ptr::null_mut(), Ordering::AcqRel);
         if own.is_null() {
@@ -233,7 +233,7 @@ impl Library {
     }
 }
 
-/// What a call on an interrupted communicator returns.
+/// Creates the error of a call on an interrupted communicator.
 pub(super) fn interrupted(call: &'static str) -> DriverError {
     let (status, detail) = ("ncclInvalidUsage".into(), "the communicator was aborted".into());
     DriverError::LibraryCall { call, status, detail, location: None }

@@ -5,17 +5,17 @@ use crate::sim::state::faults::Fault;
 use crate::*;
 
 impl SimDriver {
-    /// Arranges a failure. Of several that fit a call, the first arranged goes first.
+    /// Adds a failure. If several failures match a call, the one added first occurs.
     pub fn inject(&self, fault: Fault) {
         self.lock().faults.push(fault);
     }
 
-    /// Forgets all failures that have not happened.
+    /// Removes all failures that have not occurred.
     pub fn clear_faults(&self) {
         self.lock().faults.clear();
     }
 
-    /// Loses a device now, as if it had fallen off the bus.
+    /// Loses a device now, with `code` as the cause, as if it had fallen off the bus.
     pub fn lose_device(&self, device: usize, code: CudaCode) {
         let mut state = self.lock();
         if device < state.devices.len() {

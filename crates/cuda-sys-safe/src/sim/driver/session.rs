@@ -1,4 +1,5 @@
-//! The lock, and what happens around every call: faults, lost devices, running work, waiting.
+//! The driver's lock, and the parts that all calls have in common: faults, lost devices, running
+//! work, waiting.
 
 use std::cell::Cell;
 use std::fmt;
@@ -11,14 +12,14 @@ use crate::sim::state::{State, error};
 use crate::sim::{CallKind, Schedule, SimConfig};
 use crate::*;
 
-/// A simulated box of CUDA devices. The [module](crate::sim) lists what it imitates.
+/// A set of simulated CUDA devices. The [module](crate::sim#behaviour) describes their behaviour.
 pub struct SimDriver {
     process: u32,
     state: Mutex<State>,
     /// Signalled when a host function has ended.
     host_fn_ended: Condvar,
     pub(super) refused: owned::Refused,
-    /// This very driver, for other threads that run what they wait for.
+    /// A reference to this driver itself, for other threads that run work of this driver.
     pub(super) me: Weak<Self>,
     pub(super) number: u64,
 }
@@ -26,25 +27,25 @@ pub struct SimDriver {
 pub(super) type Guard<'a> = MutexGuard<'a, State>;
 
 thread_local! {
-    /// Whether this thread is inside a host function.
+    /// Whether this thread is running a host function.
     static IN_HOST_FN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What a step did.
+/// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Ran,
-    /// Nothing can run.
+    /// No operation can run.
     Idle,
-    /// Another thread runs a host function.
+    /// Another thread is running a host function.
     Busy,
 }
 
-/// Virtual microseconds that a call takes the host.
+/// Virtual time that a call takes on the host, in microseconds.
 const CALL_TIME: f64 = 2.0;
 
 impl SimConfig {
-    /// Builds the box. An `Arc<dyn Driver>` is a clone of the result away.
+    /// Builds the devices. A clone of the result converts to `Arc<dyn Driver>`.
     #[must_use]
     pub fn build(self) -> Arc<SimDriver> {
         Arc::new_cyclic(|me| SimDriver::new(self, me.clone()))
@@ -67,7 +68,7 @@ impl SimDriver {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets go of the lock, and then drops what must not be dropped under it.
+    /// Releases the lock, then drops the values that must not be dropped under the lock.
     pub(super) fn settle(&self, mut state: Guard<'_>) {
         let trash = std::mem::take(&mut state.trash);
         drop(state);
@@ -76,7 +77,8 @@ impl SimDriver {
         }
     }
 
-    /// The same in the middle of a call: a caller may hang on such a drop.
+    /// Drops these values in the middle of a call, because a caller may wait for such a drop. Locks
+    /// again.
     fn air<'a>(&'a self, state: Guard<'a>) -> Guard<'a> {
         if state.trash.is_empty() {
             return state;
@@ -85,7 +87,7 @@ impl SimDriver {
         self.lock()
     }
 
-    /// The start of every call about a device.
+    /// Begins a call that concerns a device.
     pub(super) fn enter(&self, call: CallKind, device: usize) -> Result<Guard<'_>> {
         if std::process::id() != self.process {
             return Err(DriverError::ForkedChild { call: call.name(), parent: self.process });
@@ -142,7 +144,7 @@ impl SimDriver {
         Ok(state)
     }
 
-    /// The end of a call that enqueued something.
+    /// Ends a call that enqueued work.
     pub(super) fn enqueued<'a>(
         &'a self,
         state: Guard<'a>,
@@ -202,7 +204,8 @@ impl SimDriver {
         self.air(state)
     }
 
-    /// Whether a point is reached, after running one operation toward it if not.
+    /// Returns `true` if a point is reached. If it is not, runs one operation toward the point
+    /// first.
     pub(super) fn query<'a>(&'a self, state: Guard<'a>, point: Point) -> (Guard<'a>, bool) {
         if state.reached(point) {
             return (state, true);
@@ -215,7 +218,8 @@ impl SimDriver {
         (self.air(state), reached)
     }
 
-    /// Runs one operation. A host function runs outside the lock; nothing else runs meanwhile.
+    /// Runs one operation. A host function runs outside the lock, and no other operation runs
+    /// meanwhile.
     pub(super) fn step<'a>(&'a self, mut state: Guard<'a>, pick: Pick) -> (Guard<'a>, Step) {
         if state.host_fn_running {
             return (state, Step::Busy);
@@ -238,7 +242,7 @@ impl SimDriver {
         (state, Step::Ran)
     }
 
-    /// Runs one operation that can run, chosen by the schedule; whether there was one.
+    /// Runs one operation, chosen by the schedule. Returns `false` if no operation can run.
     pub fn run_one(&self) -> bool {
         let state = self.lock();
         let pick = match state.config.schedule {
@@ -250,7 +254,7 @@ impl SimDriver {
         step == Step::Ran
     }
 
-    /// Runs everything that can run.
+    /// Runs all operations that can run.
     pub fn run_all(&self) {
         while self.run_one() {}
     }
@@ -262,7 +266,7 @@ impl fmt::Debug for SimDriver {
     }
 }
 
-/// How long a wait still goes on in which nothing happens.
+/// Limit on the time of a wait without progress.
 pub(super) struct Patience {
     limit: Duration,
     since: Instant,

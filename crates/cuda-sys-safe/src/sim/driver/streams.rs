@@ -9,7 +9,7 @@ use crate::sim::state::{State, error};
 use crate::*;
 
 impl State {
-    /// The stream behind a handle.
+    /// Returns the stream of a handle.
     pub(super) fn stream_key(&self, call: CallKind, handle: StreamHandle) -> Result<Key> {
         if handle.raw() == 0 {
             return Ok(Stream::legacy_key(handle.device()));
@@ -47,11 +47,12 @@ impl State {
 }
 
 impl SimDriver {
-    /// Holds a stream back: what it is given from now on does not run, whatever the schedule.
+    /// Holds a stream back: work enqueued from now on does not run, under any schedule.
     ///
     /// # Errors
-    /// As for a host function, which it looks like to the stream: `INVALID_HANDLE` for a stream that
-    /// does not exist, `STREAM_CAPTURE_UNSUPPORTED` for one that is captured.
+    /// The errors of [`Driver::launch_host_func`], such as [`DriverError::Cuda`] with
+    /// [`CudaCode::INVALID_HANDLE`] if there is no such stream, and with
+    /// [`CudaCode::STREAM_CAPTURE_UNSUPPORTED`] if the stream is being captured.
     pub fn hold(&self, stream: StreamHandle) -> Result<Hold> {
         let call = CallKind::LaunchHostFunc;
         let mut state = self.enter(call, stream.device())?;

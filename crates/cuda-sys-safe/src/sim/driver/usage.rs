@@ -1,4 +1,4 @@
-//! What is alive and what was called, for tests that nothing leaks and nothing waits in vain.
+//! Counts of live objects and of calls, for tests of leaks and of needless waits.
 
 use std::collections::BTreeMap;
 
@@ -7,18 +7,18 @@ use crate::sim::state::memory::{Kind, Overrun};
 use crate::sim::state::violation::FootprintViolation;
 use crate::sim::{CallKind, Schedule};
 
-/// What is alive on a device.
+/// Numbers of live objects of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceUsage {
-    /// `cuMemAlloc` allocations.
+    /// Allocations by `cuMemAlloc`.
     pub allocations: usize,
-    /// Their bytes, as asked for.
+    /// Requested size of these allocations, in bytes.
     pub allocated_bytes: usize,
-    /// Bytes of the device's memory in use by anything.
+    /// All used memory of the device, in bytes.
     pub used_bytes: usize,
-    /// Streams that were created.
+    /// Streams, without the default stream.
     pub streams: usize,
-    /// Operations that have not run.
+    /// Enqueued operations that have not run.
     pub pending: usize,
     /// Events.
     pub events: usize,
@@ -26,43 +26,43 @@ pub struct DeviceUsage {
     pub modules: usize,
     /// Address reservations.
     pub reservations: usize,
-    /// Mappings in them.
+    /// Mappings in reservations.
     pub mappings: usize,
-    /// Physical memory.
+    /// Physical memory handles.
     pub physical: usize,
     /// Pools.
     pub pools: usize,
     /// Allocations from pools.
     pub pool_allocations: usize,
-    /// Graphs, instantiated ones included.
+    /// Graphs, including executable graphs.
     pub graphs: usize,
 }
 
-/// What is alive in a simulated box, and how often each kind of call was made.
+/// Numbers of live objects of a set of simulated devices, and of calls by kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Per visible device.
+    /// Numbers of each visible device.
     pub devices: Vec<DeviceUsage>,
     /// Page-locked host allocations.
     pub host_allocations: usize,
-    /// Their bytes.
+    /// Size of these allocations, in bytes.
     pub host_bytes: usize,
     /// Registered ranges of host memory.
     pub host_registrations: usize,
-    /// Times a call made the host wait for work, or would have, had it not been done.
+    /// Number of calls that wait on the host for work, whether or not the work was already done.
     pub host_waits: u64,
-    /// Calls by kind. Kinds that were never called are absent.
+    /// Number of calls by kind. Kinds that were never called are absent.
     pub calls: BTreeMap<CallKind, u64>,
 }
 
 impl Usage {
-    /// How often a kind of call was made.
+    /// Returns the number of calls of a kind.
     #[must_use]
     pub fn count(&self, call: CallKind) -> u64 {
         self.calls.get(&call).copied().unwrap_or(0)
     }
 
-    /// Whether nothing is alive: no memory, no handle, no mapping.
+    /// Returns `true` if no object is alive: no memory, no handle, no mapping.
     #[must_use]
     pub fn all_released(&self) -> bool {
         self.host_allocations == 0
@@ -75,7 +75,7 @@ impl Usage {
 }
 
 impl SimDriver {
-    /// What is alive and what was called.
+    /// Counts live objects and calls.
     #[must_use]
     pub fn usage(&self) -> Usage {
         let state = self.lock();
@@ -121,8 +121,8 @@ impl SimDriver {
         }
     }
 
-    /// Allocations around which something was overwritten: those found when they were freed,
-    /// and those alive now.
+    /// Returns the allocations with an overwritten redzone: those found when they were freed, and
+    /// those that are alive.
     #[must_use]
     pub fn overruns(&self) -> Vec<Overrun> {
         let state = self.lock();
@@ -133,20 +133,20 @@ impl SimDriver {
         state.overruns.iter().copied().chain(alive).collect()
     }
 
-    /// Launches that did not keep to their footprints; see
+    /// Returns the launches that violated their footprints. Needs
     /// [`SimConfig::check_footprints`](crate::sim::SimConfig::check_footprints).
     #[must_use]
     pub fn violations(&self) -> Vec<FootprintViolation> {
         self.lock().violations.clone()
     }
 
-    /// Operations that have not run, on all devices.
+    /// Returns the number of enqueued operations that have not run, on all devices.
     #[must_use]
     pub fn pending(&self) -> usize {
         self.lock().streams.values().map(|s| (s.enqueued - s.done) as usize).sum()
     }
 
-    /// Milliseconds of virtual time at which a device was last busy.
+    /// Returns the virtual time at which a device was last busy, in milliseconds.
     #[must_use]
     pub fn virtual_time(&self, device: usize) -> f64 {
         let state = self.lock();
@@ -154,12 +154,12 @@ impl SimDriver {
         of_device.map(|s| s.clock).fold(0.0, f64::max) / 1000.0
     }
 
-    /// Changes when work runs from now on.
+    /// Changes the order in which work runs, from now on.
     pub fn set_schedule(&self, schedule: Schedule) {
         self.lock().reseed(schedule);
     }
 
-    /// Turns the check of footprints on or off; it holds for kernels that run from now on.
+    /// Turns the check of footprints on or off, for kernels that run from now on.
     pub fn set_check_footprints(&self, on: bool) {
         self.lock().config.check_footprints = on;
     }

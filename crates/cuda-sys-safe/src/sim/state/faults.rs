@@ -1,9 +1,9 @@
-//! Failures that tests arrange.
+//! Failures that tests inject.
 
 use crate::sim::CallKind;
 use crate::*;
 
-/// A failure to come.
+/// A failure to inject.
 ///
 /// ```
 /// use warpline_cuda_sys_safe::{CudaCode, Driver, sim::{CallKind, Fault, SimConfig}};
@@ -15,53 +15,53 @@ use crate::*;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Which kind of call fails.
+    /// Kind of call that fails.
     pub call: CallKind,
-    /// On which device; any, if none.
+    /// Index of the device, or `None` for any device.
     pub device: Option<usize>,
-    /// How many such calls succeed before.
+    /// Number of matching calls that succeed before the failure.
     pub after: usize,
-    /// How many fail.
+    /// Number of calls that fail.
     pub times: usize,
-    /// With what. A sticky code also loses the device.
+    /// Code of the error. A sticky code also loses the device.
     pub code: CudaCode,
-    /// Whether the call succeeds and its work fails when it runs.
+    /// Whether the call succeeds, and its work fails when it runs.
     pub at_run: bool,
 }
 
 impl Fault {
-    /// The next call of that kind fails, on whatever device.
+    /// Creates a failure of the next call of a kind, on any device.
     #[must_use]
     pub fn new(call: CallKind, code: CudaCode) -> Self {
         Self { call, device: None, after: 0, times: 1, code, at_run: false }
     }
 
-    /// Only calls on this device.
+    /// Limits the failure to calls on this device.
     #[must_use]
     pub fn on(self, device: usize) -> Self {
         Self { device: Some(device), ..self }
     }
 
-    /// Only once so many have succeeded.
+    /// Lets this number of matching calls succeed first. Default: 0.
     #[must_use]
     pub fn after(self, calls: usize) -> Self {
         Self { after: calls, ..self }
     }
 
-    /// So many in a row.
+    /// Sets the number of calls that fail in a row. Default: 1.
     #[must_use]
     pub fn times(self, times: usize) -> Self {
         Self { times, ..self }
     }
 
-    /// The call succeeds; its work fails when it runs, which loses the device.
+    /// Lets the call succeed. Its work fails when it runs, which loses the device.
     #[must_use]
     pub fn at_run(self) -> Self {
         Self { at_run: true, ..self }
     }
 }
 
-/// Arranged failures that have not happened, the first arranged first.
+/// Injected failures that have not occurred, in the order of injection.
 #[derive(Default)]
 pub(crate) struct Faults(Vec<Fault>);
 
@@ -74,7 +74,7 @@ impl Faults {
         self.0.clear();
     }
 
-    /// Counts a call on a device, or its work if `at_run`. Returns the code that it fails with.
+    /// Counts a call on a device, or its work if `at_run`. Returns the code if the call fails.
     pub(crate) fn hit(&mut self, call: CallKind, device: usize, at_run: bool) -> Option<CudaCode> {
         let mut hit = None;
         for fault in &mut self.0 {

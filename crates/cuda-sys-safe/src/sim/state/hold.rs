@@ -1,10 +1,10 @@
-//! A place in a stream that holds back the work behind it.
+//! A place in a stream that holds back later work.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// A place in a stream that is not passed before [`Hold::open`], or before a call has to wait for
-/// it: such a call opens it, which [`Hold::was_needed`] tells.
+/// A place in a stream that holds back later work. [`Hold::open`] lets the work run, and so does a
+/// call that has to wait for the work. [`Hold::was_needed`] returns `true` after such a call.
 ///
 /// ```
 /// use warpline_cuda_sys_safe::{Driver, StreamHandle, sim::SimConfig};
@@ -33,18 +33,18 @@ impl Hold {
         Self(Arc::new(AtomicU8::new(CLOSED)))
     }
 
-    /// Lets the stream go on.
+    /// Lets the stream continue.
     pub fn open(&self) {
         self.leave_closed(OPEN);
     }
 
-    /// Whether the stream may go on, whoever let it.
+    /// Returns `true` if the stream may continue, by [`Hold::open`] or because a call had to wait.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.0.load(Ordering::Acquire) != CLOSED
     }
 
-    /// Whether a call that had to wait let the stream go on.
+    /// Returns `true` if the stream may continue because a call had to wait.
     #[must_use]
     pub fn was_needed(&self) -> bool {
         self.0.load(Ordering::Acquire) == NEEDED

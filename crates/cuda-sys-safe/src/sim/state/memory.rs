@@ -174,16 +174,16 @@ impl Region {
     }
 }
 
-/// A device allocation around which something was overwritten.
+/// A device allocation with an overwritten redzone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overrun {
-    /// The device.
+    /// Index of the device.
     pub device: usize,
-    /// The allocation's address.
+    /// Address of the allocation.
     pub base: u64,
-    /// Its size.
+    /// Size of the allocation, in bytes.
     pub bytes: usize,
-    /// The first overwritten byte, from `base`.
+    /// Offset of an overwritten byte from `base`. Negative before the allocation.
     pub offset: i64,
 }
 

@@ -1,32 +1,32 @@
-//! Reports of kernels that did not keep to their footprints.
+//! Reports of kernels that violated their footprints.
 
 use std::fmt;
 use std::panic::Location;
 
-/// A kernel did not keep to its declared footprints.
+/// A violation of a kernel's declared footprints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FootprintViolation {
-    /// The op.
+    /// Name of the op.
     pub op: &'static str,
-    /// Where it was launched.
+    /// Source line of the launch.
     pub location: &'static Location<'static>,
-    /// What it did.
+    /// Kind of violation.
     pub kind: ViolationKind,
-    /// The operand whose hull the byte lies in or next to.
+    /// Index of the operand whose hull contains the byte or is next to it.
     pub operand: usize,
-    /// The byte's offset from that operand's pointer. An undeclared read shows in what was written:
-    /// it is the first written byte whose value depends on it.
+    /// Offset of the byte from the operand's pointer, in bytes. For an undeclared read, the byte is
+    /// the first written byte whose value depends on the read.
     pub offset: i64,
 }
 
-/// What a kernel did against its declaration.
+/// The kind of a violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ViolationKind {
-    /// It changed a byte that it had not declared to write.
+    /// The kernel changed a byte without a declared write.
     UndeclaredWrite,
-    /// It left alone an element that it had declared to write.
+    /// The kernel did not write an element that it declared to write.
     MissingWrite,
-    /// What it wrote depends on bytes that it had not declared to read.
+    /// The kernel's output depends on bytes without a declared read.
     UndeclaredRead,
 }
 
