@@ -5,7 +5,7 @@ use warpline_kernels::reduce::{ReduceOp, reduce};
 use warpline_kernels::softmax as kernel;
 use warpline_runtime::{Layout, Sizes};
 
-use super::reduce_backward::{Softmax, record_reduction};
+use super::reduce_backward::{Extreme, Mean, Product, Reduced, Softmax, Sum};
 use crate::autograd::{record, wanted};
 use crate::called::Called;
 use crate::{Error, Result, Tensor};
@@ -130,93 +130,89 @@ fn apply(op: ReduceOp, a: &Tensor, dims: &[isize], keepdim: bool) -> Result<Tens
     if !out.dtype().is_float() || !wanted(&[a]) {
         return Ok(out);
     }
-    record_reduction(op, a, out, which)
+    record_reduction(op, a, out, Reduced(which))
 }
 
-macro_rules! methods {
-    ($($(#[$doc:meta])* $name:ident $keep:ident $op:ident;)*) => {
+/// Declares the methods of each reduction, and its gradient: the struct that the backward pass saves, made of the
+/// input, the result and the reduced dimensions, or `none`. A reduction that is missing here does not compile.
+macro_rules! reductions {
+    ($(
+        $(#[$doc:meta])*
+        $op:ident: $name:ident $keep:ident($dims:ident: $into:ident => $convert:ident), gradient $gradient:tt;
+    )*) => {
         impl Tensor {$(
             $(#[$doc])*
             ///
             /// # Errors
-            /// [`ErrorKind::DimOutOfRange`], [`ErrorKind::UnsupportedDType`], and what the launch fails
-            /// with.
+            /// [`ErrorKind::DimOutOfRange`] if the tensor has no such dimension; [`ErrorKind::UnsupportedDType`] if
+            /// the op does not take the dtype; [`ErrorKind::InvalidArgument`] if a dimension appears several times, or
+            /// if there is no element and the op needs one; otherwise the launch's errors.
             #[track_caller]
-            pub fn $name(&self, dims: impl IntoDims) -> Result<Self> {
-                apply(ReduceOp::$op, self, &dims.into_dims(), false).of(stringify!($name))
+            pub fn $name(&self, $dims: impl $into) -> Result<Self> {
+                apply(ReduceOp::$op, self, $dims.$convert().as_slice(), false).of(stringify!($name))
             }
 
-            #[doc = concat!(
-                "[`Tensor::", stringify!($name), "`] that keeps the dimensions, with size 1."
-            )]
+            #[doc = concat!("[`Tensor::", stringify!($name), "`] that keeps the dimensions, with size 1.")]
             ///
             /// # Errors
-            /// As without.
+            #[doc = concat!("As [`Tensor::", stringify!($name), "`].")]
             #[track_caller]
-            pub fn $keep(&self, dims: impl IntoDims) -> Result<Self> {
-                apply(ReduceOp::$op, self, &dims.into_dims(), true).of(stringify!($keep))
+            pub fn $keep(&self, $dims: impl $into) -> Result<Self> {
+                apply(ReduceOp::$op, self, $dims.$convert().as_slice(), true).of(stringify!($keep))
             }
         )*}
+
+        /// Records a reduction of `a`, whose result is `out`.
+        #[track_caller]
+        fn record_reduction(op: ReduceOp, a: &Tensor, out: Tensor, reduced: Reduced) -> Result<Tensor> {
+            match op {$(
+                ReduceOp::$op => reductions!(@gradient $gradient, op, a, out, reduced),
+            )*}
+        }
     };
+    (@gradient none, $op:ident, $a:ident, $out:ident, $reduced:ident) => {
+        Ok($out)
+    };
+    (
+        @gradient { ($x:tt, $result:tt, $dims:tt) => $saved:expr },
+        $op:ident, $a:ident, $out:ident, $reduced:ident
+    ) => {{
+        let ($x, $result, $dims) = ($a, &$out, $reduced);
+        let saved = $saved;
+        record($op.name(), $out, &[$a], saved)
+    }};
 }
 
-methods! {
+reductions! {
     /// The sum over dimensions; of integers and bools as `int64`.
-    sum sum_keepdim Sum;
+    Sum: sum sum_keepdim(dims: IntoDims => into_dims),
+        gradient { (_, _, reduced) => Sum { reduced } };
     /// The product over dimensions; of integers and bools as `int64`.
-    prod prod_keepdim Prod;
+    Prod: prod prod_keepdim(dims: IntoDims => into_dims),
+        gradient { (x, _, reduced) => Product { x: x.clone(), reduced } };
     /// The mean over dimensions; floats only.
-    mean mean_keepdim Mean;
+    Mean: mean mean_keepdim(dims: IntoDims => into_dims),
+        gradient { (x, out, reduced) => Mean { count: (x.numel() / out.numel().max(1)) as f64, reduced } };
     /// The largest element over dimensions; NaN if there is one.
     #[doc(alias = "max")]
-    amax amax_keepdim Max;
+    Max: amax amax_keepdim(dims: IntoDims => into_dims),
+        gradient { (x, out, reduced) => Extreme { x: x.clone(), out: out.clone(), reduced } };
     /// The smallest element over dimensions; NaN if there is one.
     #[doc(alias = "min")]
-    amin amin_keepdim Min;
+    Min: amin amin_keepdim(dims: IntoDims => into_dims),
+        gradient { (x, out, reduced) => Extreme { x: x.clone(), out: out.clone(), reduced } };
     /// Whether any element over dimensions is not zero.
-    any any_keepdim Any;
+    Any: any any_keepdim(dims: IntoDims => into_dims), gradient none;
     /// Whether all elements over dimensions are not zero.
-    all all_keepdim All;
+    All: all all_keepdim(dims: IntoDims => into_dims), gradient none;
+    /// The index of the largest element, the first of equals, along a dimension, or with `None` or
+    /// `()` in the flattened tensor; a NaN is the largest. `int64`.
+    ArgMax: argmax argmax_keepdim(dim: IntoDim => into_dim), gradient none;
+    /// The index of the smallest element; otherwise as [`Tensor::argmax`].
+    ArgMin: argmin argmin_keepdim(dim: IntoDim => into_dim), gradient none;
 }
 
 impl Tensor {
-    /// The index of the largest element, the first of equals, along a dimension, or with `None` or
-    /// `()` in the flattened tensor; a NaN is the largest. `int64`.
-    ///
-    /// # Errors
-    /// [`ErrorKind::DimOutOfRange`]; [`ErrorKind::InvalidArgument`] where there is no element.
-    #[track_caller]
-    pub fn argmax(&self, dim: impl IntoDim) -> Result<Self> {
-        apply(ReduceOp::ArgMax, self, dim.into_dim().as_slice(), false)
-    }
-
-    /// [`Tensor::argmax`] along a dimension, which stays with size 1.
-    ///
-    /// # Errors
-    /// As without.
-    #[track_caller]
-    pub fn argmax_keepdim(&self, dim: impl IntoDim) -> Result<Self> {
-        apply(ReduceOp::ArgMax, self, dim.into_dim().as_slice(), true).of("argmax_keepdim")
-    }
-
-    /// The index of the smallest element; otherwise as [`Tensor::argmax`].
-    ///
-    /// # Errors
-    /// As there.
-    #[track_caller]
-    pub fn argmin(&self, dim: impl IntoDim) -> Result<Self> {
-        apply(ReduceOp::ArgMin, self, dim.into_dim().as_slice(), false)
-    }
-
-    /// [`Tensor::argmin`] along a dimension, which stays with size 1.
-    ///
-    /// # Errors
-    /// As without.
-    #[track_caller]
-    pub fn argmin_keepdim(&self, dim: impl IntoDim) -> Result<Self> {
-        apply(ReduceOp::ArgMin, self, dim.into_dim().as_slice(), true).of("argmin_keepdim")
-    }
-
     /// The largest elements along a dimension, and their indices (`torch.max` with `dim`).
     ///
     /// # Errors
