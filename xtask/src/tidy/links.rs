@@ -97,11 +97,17 @@ mod tests {
         let root = crate::workspace::root().expect("the workspace");
         let read = |path: &str| std::fs::read_to_string(root.join(path)).expect("a file");
         let page = read("docs/add-an-op.md");
-        let entry = page.split("```rust\n").nth(1).and_then(|rest| rest.split("```").next());
-        let entry = entry.expect("a block");
-        assert!(entry.contains("SQUAREPLUS"), "{entry}");
-        let tested = read("crates/tensor/tests/semantics/added_op.rs");
-        assert!(tested.contains(entry), "not as it is tested:\n{entry}");
+        let blocks: Vec<&str> =
+            page.split("```rust\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+        for (block, name, path) in [
+            (0, "SQUAREPLUS", "crates/tensor/tests/semantics/added_op.rs"),
+            (2, "SQUARES", "crates/kernels/src/reduce/added_tests.rs"),
+            (3, "amax_keepdim", "crates/tensor/src/tensor/reduce.rs"),
+        ] {
+            let entry = blocks.get(block).expect("a block");
+            assert!(entry.contains(name), "{entry}");
+            assert!(read(path).contains(entry), "not as in {path}:\n{entry}");
+        }
     }
 
     fn found(text: &str) -> Vec<(usize, String)> {

@@ -5,7 +5,7 @@ use warpline_kernels::reduce::{ReduceOp, reduce};
 use warpline_kernels::softmax as kernel;
 use warpline_runtime::{Layout, Sizes};
 
-use super::reduce_backward::{Softmax, record_reduction};
+use super::reduce_backward::{Extreme, Mean, Product, Reduced, Softmax, Sum};
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::autograd::{record, wanted};
@@ -132,11 +132,16 @@ fn apply(op: ReduceOp, a: &Tensor, dims: &[isize], keepdim: bool) -> Result<Tens
     if !out.dtype().is_float() || !wanted(&[a]) {
         return Ok(out);
     }
-    record_reduction(op, a, out, which)
+    record_reduction(op, a, out, Reduced(which))
 }
 
-macro_rules! methods {
-    ($($(#[$doc:meta])* $name:ident $keep:ident $op:ident;)*) => {
+/// Declares the methods of each reduction, and its gradient: the struct that the backward pass saves, made of the
+/// input, the result and the reduced dimensions, or `none`. A reduction that is missing here does not compile.
+macro_rules! reductions {
+    ($(
+        $(#[$doc:meta])*
+        $op:ident: $name:ident $keep:ident($dims:ident: $into:ident => $convert:ident), gradient $gradient:tt;
+    )*) => {
         impl Tensor {$(
             $(#[$doc])*
             ///
@@ -146,85 +151,73 @@ macro_rules! methods {
             /// [`ErrorKind::UnsupportedDType`] if there is no such reduction of the dtype. Errors of
             /// [every op](Tensor#errors-of-every-op).
             #[track_caller]
-            pub fn $name(&self, dims: impl IntoDims) -> Result<Self> {
-                apply(ReduceOp::$op, self, &dims.into_dims(), false).of(stringify!($name))
+            pub fn $name(&self, $dims: impl $into) -> Result<Self> {
+                apply(ReduceOp::$op, self, $dims.$convert().as_slice(), false).of(stringify!($name))
             }
 
-            #[doc = concat!(
-                "[`Tensor::", stringify!($name), "`] that keeps the dimensions, with size 1."
-            )]
+            #[doc = concat!("[`Tensor::", stringify!($name), "`] that keeps the dimensions, with size 1.")]
             ///
             /// # Errors
-            /// The same as the method that does not keep the dimensions.
+            #[doc = concat!("The same as [`Tensor::", stringify!($name), "`].")]
             #[track_caller]
-            pub fn $keep(&self, dims: impl IntoDims) -> Result<Self> {
-                apply(ReduceOp::$op, self, &dims.into_dims(), true).of(stringify!($keep))
+            pub fn $keep(&self, $dims: impl $into) -> Result<Self> {
+                apply(ReduceOp::$op, self, $dims.$convert().as_slice(), true).of(stringify!($keep))
             }
         )*}
+
+        /// Records a reduction of `a`, whose result is `out`.
+        #[track_caller]
+        fn record_reduction(op: ReduceOp, a: &Tensor, out: Tensor, reduced: Reduced) -> Result<Tensor> {
+            match op {$(
+                ReduceOp::$op => reductions!(@gradient $gradient, op, a, out, reduced),
+            )*}
+        }
     };
+    (@gradient none, $op:ident, $a:ident, $out:ident, $reduced:ident) => {
+        Ok($out)
+    };
+    (
+        @gradient { ($x:tt, $result:tt, $dims:tt) => $saved:expr },
+        $op:ident, $a:ident, $out:ident, $reduced:ident
+    ) => {{
+        let ($x, $result, $dims) = ($a, &$out, $reduced);
+        let saved = $saved;
+        record($op.name(), $out, &[$a], saved)
+    }};
 }
 
-methods! {
+reductions! {
     /// The sum over dimensions (`torch.sum`). Integers and bools give `int64`.
-    sum sum_keepdim Sum;
+    Sum: sum sum_keepdim(dims: IntoDims => into_dims),
+        gradient { (_, _, reduced) => Sum { reduced } };
     /// The product over dimensions (`torch.prod`). Integers and bools give `int64`.
-    prod prod_keepdim Prod;
+    Prod: prod prod_keepdim(dims: IntoDims => into_dims),
+        gradient { (x, _, reduced) => Product { x: x.clone(), reduced } };
     /// The mean over dimensions (`torch.mean`). Floats only.
-    mean mean_keepdim Mean;
+    Mean: mean mean_keepdim(dims: IntoDims => into_dims),
+        gradient { (x, out, reduced) => Mean { count: (x.numel() / out.numel().max(1)) as f64, reduced } };
     /// The largest element over dimensions; NaN if there is a NaN (`torch.amax`).
     #[doc(alias = "max")]
-    amax amax_keepdim Max;
+    Max: amax amax_keepdim(dims: IntoDims => into_dims),
+        gradient { (x, out, reduced) => Extreme { x: x.clone(), out: out.clone(), reduced } };
     /// The smallest element over dimensions; NaN if there is a NaN (`torch.amin`).
     #[doc(alias = "min")]
-    amin amin_keepdim Min;
+    Min: amin amin_keepdim(dims: IntoDims => into_dims),
+        gradient { (x, out, reduced) => Extreme { x: x.clone(), out: out.clone(), reduced } };
     /// Whether any element over dimensions is nonzero, as bools; for `uint8`, as `uint8` (`torch.any`).
-    any any_keepdim Any;
+    Any: any any_keepdim(dims: IntoDims => into_dims), gradient none;
     /// Whether all elements over dimensions are nonzero, as bools; for `uint8`, as `uint8` (`torch.all`).
-    all all_keepdim All;
-}
-
-impl Tensor {
+    All: all all_keepdim(dims: IntoDims => into_dims), gradient none;
     /// The index of the largest element along a dimension, as `int64` (`torch.argmax`). With `None` or `()`,
     /// the index is that in the flattened tensor. Of equal elements, the first counts. A NaN is the largest
     /// element.
-    ///
-    /// # Errors
-    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidArgument`] if there
-    /// is no element. [`ErrorKind::UnsupportedDType`] if the tensor is of bools. Errors of
-    /// [every op](Tensor#errors-of-every-op).
-    #[track_caller]
-    pub fn argmax(&self, dim: impl IntoDim) -> Result<Self> {
-        apply(ReduceOp::ArgMax, self, dim.into_dim().as_slice(), false)
-    }
-
-    /// [`Tensor::argmax`] that keeps the dimension, with size 1.
-    ///
-    /// # Errors
-    /// The same as [`Tensor::argmax`].
-    #[track_caller]
-    pub fn argmax_keepdim(&self, dim: impl IntoDim) -> Result<Self> {
-        apply(ReduceOp::ArgMax, self, dim.into_dim().as_slice(), true).of("argmax_keepdim")
-    }
-
+    ArgMax: argmax argmax_keepdim(dim: IntoDim => into_dim), gradient none;
     /// The index of the smallest element along a dimension, as `int64` (`torch.argmin`). A NaN is the smallest
     /// element. Otherwise the same as [`Tensor::argmax`].
-    ///
-    /// # Errors
-    /// The same as [`Tensor::argmax`].
-    #[track_caller]
-    pub fn argmin(&self, dim: impl IntoDim) -> Result<Self> {
-        apply(ReduceOp::ArgMin, self, dim.into_dim().as_slice(), false)
-    }
+    ArgMin: argmin argmin_keepdim(dim: IntoDim => into_dim), gradient none;
+}
 
-    /// [`Tensor::argmin`] that keeps the dimension, with size 1.
-    ///
-    /// # Errors
-    /// The same as [`Tensor::argmin`].
-    #[track_caller]
-    pub fn argmin_keepdim(&self, dim: impl IntoDim) -> Result<Self> {
-        apply(ReduceOp::ArgMin, self, dim.into_dim().as_slice(), true).of("argmin_keepdim")
-    }
-
+impl Tensor {
     /// The largest elements along a dimension, and their indices (`torch.max` with `dim`).
     ///
     /// # Errors

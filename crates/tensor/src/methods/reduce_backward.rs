@@ -1,40 +1,14 @@
 //! Gradients of reductions and of softmax.
 
 use smallvec::{SmallVec, smallvec};
-use warpline_kernels::reduce::ReduceOp;
 use warpline_kernels::softmax as kernel;
 
-use crate::autograd::{Backward, Gradients, Inputs, Saved, record, saved};
+use crate::autograd::{Backward, Gradients, Inputs, Saved, saved};
 use crate::{Result, Tensor, cat, where_cond};
-
-/// Records a reduction over the dimensions `which`.
-#[track_caller]
-pub(super) fn record_reduction(
-    op: ReduceOp,
-    a: &Tensor,
-    out: Tensor,
-    which: SmallVec<[usize; 6]>,
-) -> Result<Tensor> {
-    let (name, inputs, reduced) = (op.name(), [a], Reduced(which));
-    match op {
-        ReduceOp::Sum => record(name, out, &inputs, Sum { reduced }),
-        ReduceOp::Mean => {
-            let count = (a.numel() / out.numel().max(1)) as f64;
-            record(name, out, &inputs, Mean { count, reduced })
-        }
-        ReduceOp::Max | ReduceOp::Min => {
-            let extreme = Extreme { x: a.clone(), out: out.clone(), reduced };
-            record(name, out, &inputs, extreme)
-        }
-        ReduceOp::Prod => record(name, out, &inputs, Product { x: a.clone(), reduced }),
-        // Bools and indices have no gradients.
-        ReduceOp::Any | ReduceOp::All | ReduceOp::ArgMax | ReduceOp::ArgMin => Ok(out),
-    }
-}
 
 /// The reduced dimensions.
 #[derive(Clone)]
-struct Reduced(SmallVec<[usize; 6]>);
+pub(super) struct Reduced(pub(super) SmallVec<[usize; 6]>);
 
 impl Saved for Reduced {}
 
@@ -62,14 +36,14 @@ impl Reduced {
 }
 
 saved! {
-    struct Sum { reduced: Reduced }
+    pub(super) struct Sum { pub(super) reduced: Reduced }
 
-    struct Mean { count: f64, reduced: Reduced }
+    pub(super) struct Mean { pub(super) count: f64, pub(super) reduced: Reduced }
 
     /// The largest or smallest element.
-    struct Extreme { x: Tensor, out: Tensor, reduced: Reduced }
+    pub(super) struct Extreme { pub(super) x: Tensor, pub(super) out: Tensor, pub(super) reduced: Reduced }
 
-    struct Product { x: Tensor, reduced: Reduced }
+    pub(super) struct Product { pub(super) x: Tensor, pub(super) reduced: Reduced }
 }
 
 impl Backward for Sum {
