@@ -1,8 +1,6 @@
 //! Where an op runs and its result is made: one look-up per op, shared by all of them.
 
-use std::panic::Location;
-
-use warpline_runtime::{CudaDevice, Layout, MemoryFormat, Target};
+use warpline_runtime::{CudaDevice, Layout, MemoryFormat, Target, byte_size};
 use warpline_stream::Stream;
 
 use warpline_runtime::Storage;
@@ -137,14 +135,6 @@ pub(crate) fn empty_in(
     }
     let storage = Storage::pinned(runtime, byte_size(&layout, dtype)?)?;
     Ok(Tensor::from_parts(storage, layout, dtype))
-}
-
-#[track_caller]
-fn byte_size(layout: &Layout, dtype: DType) -> Result<usize> {
-    let bytes = layout.numel().checked_mul(dtype.size()).filter(|b| *b <= isize::MAX as usize);
-    let location = Location::caller();
-    bytes
-        .ok_or_else(|| ErrorKind::SizeOverflow { sizes: layout.sizes().into() }.of("").at(location))
 }
 
 /// Whether ops on `a`'s device may read `b`: it is on the same device, or on one whose memory they
