@@ -30,10 +30,6 @@ macro_rules! methods {
                 apply(&table::$op, self.into(), other.into()).of(stringify!($name))
             }
         )*}
-
-        /// The methods by name.
-        pub(super) const METHODS: &[(&str, super::by_name::Binary)] =
-            &[$((stringify!($name), |a, b| a.$name(b))),*];
     };
 }
 

@@ -23,10 +23,6 @@ macro_rules! methods {
                 apply(&table::$op, self).of(stringify!($name))
             }
         )*}
-
-        /// The methods by name.
-        pub(super) const METHODS: &[(&str, super::by_name::Unary)] =
-            &[$((stringify!($name), Tensor::$name)),*];
     };
 }
 
@@ -159,10 +155,6 @@ macro_rules! questions {
                 question(&table::$op, self, $otherwise).of(stringify!($name))
             }
         )*}
-
-        /// The methods by name.
-        pub(super) const QUESTIONS: &[(&str, super::by_name::Unary)] =
-            &[$((stringify!($name), Tensor::$name)),*];
     };
 }
 
