@@ -28,6 +28,7 @@ pub mod reduce;
 pub mod resample;
 pub mod scan;
 pub mod scatter;
+mod scratch;
 pub mod softmax;
 pub mod sort;
 mod turn;

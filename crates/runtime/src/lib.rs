@@ -30,7 +30,9 @@ mod view;
 
 pub use completion::Completion;
 pub use launch::Target;
-pub use layout::{Layout, MemoryFormat, Sizes, Strides, broadcast, checked_numel, resolve_dim};
+pub use layout::{
+    Layout, MemoryFormat, Sizes, Strides, broadcast, byte_size, checked_numel, resolve_dim,
+};
 #[doc(hidden)]
 pub use race::printed;
 pub use race::{Race, RaceReport, RacingUse};

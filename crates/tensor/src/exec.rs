@@ -1,8 +1,6 @@
 //! The place where an op runs and its result is allocated. Looked up once per op.
 
-use std::panic::Location;
-
-use warpline_runtime::{CudaDevice, Layout, MemoryFormat, Target};
+use warpline_runtime::{CudaDevice, Layout, MemoryFormat, Target, byte_size};
 use warpline_stream::Stream;
 
 use warpline_runtime::Storage;
@@ -138,14 +136,6 @@ pub(crate) fn empty_in(
     }
     let storage = Storage::pinned(runtime, byte_size(&layout, dtype)?)?;
     Ok(Tensor::from_parts(storage, layout, dtype))
-}
-
-#[track_caller]
-fn byte_size(layout: &Layout, dtype: DType) -> Result<usize> {
-    let bytes = layout.numel().checked_mul(dtype.size()).filter(|b| *b <= isize::MAX as usize);
-    let location = Location::caller();
-    bytes
-        .ok_or_else(|| ErrorKind::SizeOverflow { sizes: layout.sizes().into() }.of("").at(location))
 }
 
 /// Returns whether ops on the device of `a` may read `b`: both are on the same device, or the device of `a` has

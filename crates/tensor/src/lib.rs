@@ -58,14 +58,12 @@ pub use ambient::{manual_seed, open, runtime, simulated, simulated_with, with_ru
 pub use device::IntoDevice;
 pub use exec::Exec;
 pub use generator::{Generator, get_rng_state, set_rng_state};
-#[doc(hidden)]
-pub use methods::by_name;
 pub use methods::{
     Index, IndexRange, IntoDim, IntoDims, IntoIndices, MeshIndexing, Pending, RoundingMode,
-    ScatterReduce, TensorData, TensorOrScalar, arange, arange_start, arange_start_step, block_diag,
-    cat, dstack, einsum, embedding, empty, eye, full, hstack, isin, linspace, logspace, meshgrid,
-    ones, promote_types, rand, randint, randn, randperm, result_type, searchsorted, stack, tensor,
-    tril_indices, triu_indices, vstack, where_cond, zeros,
+    ScatterReduce, TensorData, TensorOrScalar, apply_elementwise, arange, arange_start,
+    arange_start_step, block_diag, cat, dstack, einsum, embedding, empty, eye, full, hstack, isin,
+    linspace, logspace, meshgrid, ones, promote_types, rand, randint, randn, randperm, result_type,
+    searchsorted, stack, tensor, tril_indices, triu_indices, vstack, where_cond, zeros,
 };
 pub use options::TensorOptions;
 pub use shape::{IntoShape, IntoSizes};

@@ -1,7 +1,9 @@
 //! An elementwise op of another crate, with its gradient.
 
 use warpline::autograd::{GradcheckOptions, gradcheck, gradgradcheck};
-use warpline::{DType, Result, Tensor, TensorOrScalar, by_name, simulated, tensor, with_runtime};
+use warpline::{
+    DType, Result, Tensor, TensorOrScalar, apply_elementwise, simulated, tensor, with_runtime,
+};
 use warpline_kernels::elementwise_ops;
 
 elementwise_ops! {
@@ -20,7 +22,7 @@ elementwise_ops! {
 /// `(x + sqrt(x² + b)) / 2`.
 #[track_caller]
 fn squareplus<'a>(x: &'a Tensor, b: impl Into<TensorOrScalar<'a>>) -> Result<Tensor> {
-    by_name::elementwise(&SQUAREPLUS, &[x.into(), b.into()])
+    apply_elementwise(&SQUAREPLUS, &[x.into(), b.into()])
 }
 
 fn values_and_gradients(at: &str) -> Result<()> {

@@ -1,140 +1,369 @@
-//! The parts of a convolution besides the matrix product: images to the columns that are multiplied
-//! (`im2col`, PyTorch's `unfold`), and its transpose (`col2im`, `fold`).
+//! The convolution and its two gradients, as products of matrices.
 //!
-//! A convolution multiplies the columns of as many images at a time as keep the columns within a
-//! bound. The transpose gathers: each element of the image has one thread, which adds its
-//! contributions in a fixed order, so sums are the same in each run. Pools and resizing work the
-//! same way.
+//! A convolution multiplies its weight with the columns of the images ([`im2col`]). The gradient of the images is
+//! the transpose: the weight's transpose times the gradient of the result gives columns, which [`col2im`] adds up.
+//! The gradient of the weight is the product of the gradient of the result with the columns. Columns are made of as
+//! many images at a time as keep them within a bound. With one group there is a product for each image, and with
+//! several there is one for each group, whose matrices have the places of all these images side by side.
 
-mod cpu;
+mod columns;
 #[cfg(test)]
 mod tests;
 
 use std::panic::Location;
 
-use warpline_runtime::launch::{Kernel, check_operands};
-use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{Error, ErrorKind, Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::launch::check_operands;
+use warpline_runtime::{Error, ErrorKind, Layout, Result, Scalar, Strides, Target, View};
 
-use crate::programs::{BITS, FLOATS, committed};
-use crate::window::{Taps, grid, images};
+use crate::copy::copy;
+use crate::elementwise::{self, ADD};
+use crate::fill::fill;
+use crate::matmul::matmul;
+use crate::scratch::{ScratchTensor, contiguous};
+use crate::window::images;
+
+pub(crate) use columns::PROGRAMS;
+pub use columns::{col2im, im2col};
 
 pub use crate::window::Window;
 
-pub(crate) const PROGRAMS: &[&Program] = &[&IM2COL, &COL2IM];
+/// Bytes of columns at a time, unless one image has more. The CPU's caches hold as many.
+const CPU_COLUMNS: usize = 4 << 20;
+const CUDA_COLUMNS: usize = 256 << 20;
 
-static IM2COL: Program = Program::new("im2col", BITS, &[""], |_, ty| {
-    source().push(include_str!("im2col.cuh")).push(&format!("IM2COL({ty})"))
-})
-.with_ptx(committed);
-
-static COL2IM: Program = Program::new("col2im", FLOATS, &[""], |_, ty| {
-    source().push(include_str!("col2im.cuh")).push(&format!("COL2IM({ty})"))
-})
-.with_ptx(committed);
-
-fn source() -> Source {
-    Source::new().with::<Columns>().push(module::ELEMENT)
-}
-
-// SAFETY: `check` makes all `Columns`, of the views that are launched with: their strides and sizes. The image is read
-// where an element of the window is inside of it, the columns are written once each.
-static TO_COLUMNS: Kernel<Columns, 2> =
-    unsafe { Kernel::new(&IM2COL, "", hosts!(bits T => cpu::im2col::<T>)) };
-// SAFETY: as `TO_COLUMNS`. Of the columns those elements are read that have a row and a place, each element of the image
-// is written once.
-static TO_IMAGE: Kernel<Columns, 2> =
-    unsafe { Kernel::new(&COL2IM, "", hosts!(float T => cpu::col2im::<T>)) };
-
-cuda_struct! {
-    /// The parameters of both. `image` are strides of batch, channel and the three dimensions, `columns` of
-    /// batch and row.
-    struct Columns {
-        taps: Taps,
-        batch: u32,
-        channels: u32,
-        image: [i64; 5],
-        columns: [i64; 2],
-    }
-}
-
-/// The elements of `image` under a window, for all of its places (`torch.nn.functional.unfold`). `image` is
-/// `[batch, channels, …]` with one to three dimensions more; `columns` is `[batch, rows, places]`, a row for each
-/// element of the window in each channel, the channels after each other; its last dimension has stride 1.
-/// Outside of the image are zeros. Any dtype.
+/// The convolution of a batch of images (`torch.nn.functional.conv2d`). `input` is `[batch, channels, …]` with one to
+/// three dimensions more, `weight` `[outputs, channels / groups, …]`, and `out` `[batch, outputs, …]`, contiguous. Their
+/// last dimensions are the window's `input`, `kernel` and `output`. Channels and outputs are divided into `groups`, of
+/// which each convolves its channels to its outputs. Floats of one dtype; the halves are summed in `f32`.
 ///
 /// # Errors
-/// [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`], [`ErrorKind::InvalidArgument`], [`ErrorKind::OutOfStorage`],
-/// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`], and what a launch can fail with.
+/// [`ErrorKind::UnsupportedDType`] if the dtype is not a float; [`ErrorKind::DTypeMismatch`] if the dtypes differ;
+/// [`ErrorKind::ShapeMismatch`] if sizes do not fit the window or the groups; [`ErrorKind::InvalidArgument`] if `groups`, a
+/// stride or a dilation is 0, or `out` is not contiguous; [`ErrorKind::OutOfStorage`], [`ErrorKind::OverlappingWrite`] or
+/// [`ErrorKind::OverlappingOperands`] for the operands' memory; errors of allocating scratch memory and of the launches.
 #[track_caller]
-pub fn im2col(
+pub fn conv(
     target: Target<'_>,
-    image: View<'_>,
+    input: View<'_>,
+    weight: View<'_>,
     window: &Window,
-    columns: View<'_>,
+    groups: usize,
+    out: View<'_>,
 ) -> Result<()> {
-    const OP: &str = "im2col";
-    let params = check(OP, image, window, columns)?;
-    let operands = [image.read(), columns.write()];
-    check_operands(OP, &operands)?;
-    if columns.numel() == 0 {
+    const OP: &str = "conv";
+    let of = Geometry::new(OP, input, weight, out, window, groups)?;
+    check_memory(OP, [input, weight], out)?;
+    if out.numel() == 0 {
         return Ok(());
     }
-    let grid = grid(window.places(), [params.batch as usize, params.channels as usize]);
-    TO_COLUMNS.launch(target, OP, &operands, &params, grid)
+    let mut copied = None;
+    let weight = contiguous(target, weight, &mut copied)?;
+    let results = of.results(out);
+    if of.is_pointwise() {
+        let mut copied = None;
+        let input = contiguous(target, input, &mut copied)?;
+        let (by, columns) = (of.weight_of_image(weight, of.batch), of.columns_of_images(input));
+        return matmul(target, seen(weight, &by), seen(input, &columns), seen(out, &results));
+    }
+    let at_once = of.at_once(target, input);
+    let columns = ScratchTensor::new(target, &of.column_sizes(at_once), out.dtype)?;
+    let columns = columns.view();
+    if groups == 1 {
+        for (first, count) in of.parts(at_once) {
+            let (images, result) =
+                (part(input.layout, first, count)?, part(&results, first, count)?);
+            let (by, made) = (of.weight_of_image(weight, count), part(columns.layout, 0, count)?);
+            im2col(target, seen(input, &images), window, seen(columns, &made))?;
+            matmul(target, seen(weight, &by), seen(columns, &made), seen(out, &result))?;
+        }
+        return Ok(());
+    }
+    let products = ScratchTensor::new(target, &of.result_sizes(at_once), out.dtype)?;
+    let products = products.view();
+    let by = of.weight_of_groups(weight);
+    for (first, count) in of.parts(at_once) {
+        of.gather(target, input, first, count, columns)?;
+        let (made, product) = (of.by_group(of.rows, count), of.by_group(of.outputs, count));
+        matmul(target, seen(weight, &by), seen(columns, &made), seen(products, &product))?;
+        let (from, to) = (of.by_image(of.outputs, count), part(&results, first, count)?);
+        copy(target, seen(products, &from), seen(out, &to))?;
+    }
+    Ok(())
 }
 
-/// The transpose of [`im2col`] (`torch.nn.functional.fold`): each element of `image` is the sum of the columns'
-/// elements that `im2col` would make of it. Floats; the halves are added in `f32`.
+/// The gradient of [`conv`] with respect to `input` (`torch.nn.grad.conv2d_input`), into `out`, of the input's sizes.
+/// `grad` is the gradient of the result. This is also the transposed convolution of `grad`
+/// (`torch.nn.functional.conv_transpose2d`).
 ///
 /// # Errors
-/// [`ErrorKind::UnsupportedDType`], otherwise as [`im2col`].
+/// As [`conv`].
 #[track_caller]
-pub fn col2im(
+pub fn conv_input_backward(
     target: Target<'_>,
-    columns: View<'_>,
+    grad: View<'_>,
+    weight: View<'_>,
     window: &Window,
-    image: View<'_>,
+    groups: usize,
+    out: View<'_>,
 ) -> Result<()> {
-    const OP: &str = "col2im";
-    let params = check(OP, image, window, columns)?;
-    TO_IMAGE.check_dtype(OP, image.dtype)?;
-    let operands = [columns.read(), image.write()];
-    check_operands(OP, &operands)?;
-    if image.numel() == 0 {
+    const OP: &str = "conv_input_backward";
+    let of = Geometry::new(OP, out, weight, grad, window, groups)?;
+    check_memory(OP, [grad, weight], out)?;
+    if out.numel() == 0 {
         return Ok(());
     }
-    let planes = [params.batch as usize, params.channels as usize];
-    let grid = grid(params.taps.elements(), planes);
-    TO_IMAGE.launch(target, OP, &operands, &params, grid)
+    let mut copied = [None, None];
+    let [of_grad, of_weight] = &mut copied;
+    let (grad, weight) =
+        (contiguous(target, grad, of_grad)?, contiguous(target, weight, of_weight)?);
+    let results = of.results(grad);
+    if of.is_pointwise() {
+        let by = of.weight_of_image(weight, of.batch).transpose(1, 2)?;
+        let columns = of.columns_of_images(out);
+        return matmul(target, seen(weight, &by), seen(grad, &results), seen(out, &columns));
+    }
+    let at_once = of.at_once(target, grad);
+    let columns = ScratchTensor::new(target, &of.column_sizes(at_once), out.dtype)?;
+    let columns = columns.view();
+    if groups == 1 {
+        for (first, count) in of.parts(at_once) {
+            let (images, result) = (part(out.layout, first, count)?, part(&results, first, count)?);
+            let by = of.weight_of_image(weight, count).transpose(1, 2)?;
+            let made = part(columns.layout, 0, count)?;
+            matmul(target, seen(weight, &by), seen(grad, &result), seen(columns, &made))?;
+            col2im(target, seen(columns, &made), window, seen(out, &images))?;
+        }
+        return Ok(());
+    }
+    let turned = ScratchTensor::new(target, &of.result_sizes(at_once), out.dtype)?;
+    let turned = turned.view();
+    let by = of.weight_of_groups(weight).transpose(1, 2)?;
+    for (first, count) in of.parts(at_once) {
+        let (from, to) = (part(&results, first, count)?, of.by_image(of.outputs, count));
+        copy(target, seen(grad, &from), seen(turned, &to))?;
+        let (of_groups, made) = (of.by_group(of.outputs, count), of.by_group(of.rows, count));
+        matmul(target, seen(weight, &by), seen(turned, &of_groups), seen(columns, &made))?;
+        let (from, images) = (of.by_image(of.rows, count), part(out.layout, first, count)?);
+        col2im(target, seen(columns, &from), window, seen(out, &images))?;
+    }
+    Ok(())
+}
+
+/// The gradient of [`conv`] with respect to `weight` (`torch.nn.grad.conv2d_weight`), into `out`, of the weight's sizes.
+/// `grad` is the gradient of the result.
+///
+/// # Errors
+/// As [`conv`].
+#[track_caller]
+pub fn conv_weight_backward(
+    target: Target<'_>,
+    input: View<'_>,
+    grad: View<'_>,
+    window: &Window,
+    groups: usize,
+    out: View<'_>,
+) -> Result<()> {
+    const OP: &str = "conv_weight_backward";
+    let of = Geometry::new(OP, input, out, grad, window, groups)?;
+    check_memory(OP, [input, grad], out)?;
+    if grad.numel() == 0 || out.numel() == 0 {
+        return fill(target, out, Scalar::Int(0));
+    }
+    let mut copied = None;
+    let grad = contiguous(target, grad, &mut copied)?;
+    let results = of.results(grad);
+    let at_once = of.at_once(target, input);
+    let columns = ScratchTensor::new(target, &of.columns_by_row(at_once), out.dtype)?;
+    let turned = ScratchTensor::new(target, &of.result_sizes(at_once), out.dtype)?;
+    let (columns, turned) = (columns.view(), turned.view());
+    for (first, count) in of.parts(at_once) {
+        of.gather(target, input, first, count, columns)?;
+        let (from, to) = (part(&results, first, count)?, of.by_image(of.outputs, count));
+        copy(target, seen(grad, &from), seen(turned, &to))?;
+        let of_groups = of.by_group(of.outputs, count);
+        let by = of.by_group(of.rows, count).transpose(1, 2)?;
+        let more = match first {
+            0 => None,
+            _ => Some(ScratchTensor::new(target, out.sizes(), out.dtype)?),
+        };
+        let sum = more.as_ref().map_or(out, ScratchTensor::view);
+        let product = of.weight_of_groups(sum);
+        matmul(target, seen(turned, &of_groups), seen(columns, &by), seen(sum, &product))?;
+        if first > 0 {
+            elementwise::apply(target, &ADD, out.dtype, &[out.into(), sum.into()], out)?;
+        }
+    }
+    Ok(())
+}
+
+/// The checked sizes of a convolution.
+struct Geometry<'a> {
+    window: &'a Window,
+    batch: usize,
+    groups: usize,
+    /// Rows of columns in each group: elements of the window, in each channel. Saturates.
+    rows: usize,
+    /// Channels of the result in each group.
+    outputs: usize,
+    /// Places of the window, which are the columns of an image.
+    places: usize,
+}
+
+impl<'a> Geometry<'a> {
+    #[track_caller]
+    fn new(
+        op: &'static str,
+        input: View<'_>,
+        weight: View<'_>,
+        result: View<'_>,
+        window: &'a Window,
+        groups: usize,
+    ) -> Result<Self> {
+        let location = Location::caller();
+        if !input.dtype.is_float() {
+            return Err(ErrorKind::UnsupportedDType { dtype: input.dtype }.of(op).at(location));
+        }
+        for other in [weight, result] {
+            if other.dtype != input.dtype {
+                let (expected, actual) = (input.dtype, other.dtype);
+                return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op).at(location));
+            }
+        }
+        if groups == 0 {
+            return Err(Error::invalid(op, "groups must be greater than zero"));
+        }
+        window.check(op)?;
+        let ([batch, channels], _) = images(op, input, window.input)?;
+        let ([outputs, of_group], _) = images(op, weight, window.kernel)?;
+        let (sizes, _) = images(op, result, window.output)?;
+        if sizes != [batch, outputs]
+            || of_group.checked_mul(groups) != Some(channels)
+            || !outputs.is_multiple_of(groups)
+        {
+            let reason = format!(
+                "{groups} groups of a weight of {:?} do not convolve {:?} to {:?}",
+                weight.sizes(),
+                input.sizes(),
+                result.sizes()
+            );
+            return Err(Error::shape(op, reason).at(location));
+        }
+        let (rows, outputs) = (of_group.saturating_mul(window.taps()), outputs / groups);
+        Ok(Self { window, batch, groups, rows, outputs, places: window.places() })
+    }
+
+    /// Whether the images themselves are the columns.
+    fn is_pointwise(&self) -> bool {
+        let w = self.window;
+        self.groups == 1
+            && w.taps() == 1
+            && w.stride == [1; 3]
+            && w.padding == [0; 3]
+            && w.input == w.output
+    }
+
+    /// Number of images whose columns are made at a time.
+    fn at_once(&self, target: Target<'_>, view: View<'_>) -> usize {
+        let image = [self.rows, self.places, view.dtype.size()];
+        let image = image.iter().fold(self.groups, |n, &by| n.saturating_mul(by));
+        let most = match target {
+            Target::Cpu(_) => CPU_COLUMNS,
+            Target::Cuda(..) => CUDA_COLUMNS,
+        };
+        (most / image.max(1)).clamp(1, self.batch.max(1))
+    }
+
+    /// The first image of each part of the batch, and their number.
+    fn parts(&self, at_once: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let batch = self.batch;
+        (0..batch).step_by(at_once).map(move |first| (first, at_once.min(batch - first)))
+    }
+
+    /// Sizes of the columns of some images: by image if there is one group, otherwise by row.
+    fn column_sizes(&self, count: usize) -> [usize; 3] {
+        if self.groups == 1 { [count, self.rows, self.places] } else { self.columns_by_row(count) }
+    }
+
+    fn columns_by_row(&self, count: usize) -> [usize; 3] {
+        [self.groups.saturating_mul(self.rows), count, self.places]
+    }
+
+    /// Sizes of the results of some images, by channel.
+    fn result_sizes(&self, count: usize) -> [usize; 3] {
+        [self.groups * self.outputs, count, self.places]
+    }
+
+    /// `[batch, outputs, places]` of a contiguous result.
+    fn results(&self, result: View<'_>) -> Layout {
+        let (all, places) = (self.groups * self.outputs, self.places);
+        matrices([self.batch, all, places], [all * places, places], result.layout.offset())
+    }
+
+    /// `[batch, rows, places]` of contiguous images that are columns themselves.
+    fn columns_of_images(&self, images: View<'_>) -> Layout {
+        let (rows, places) = (self.rows, self.places);
+        matrices([self.batch, rows, places], [rows * places, places], images.layout.offset())
+    }
+
+    /// `[count, outputs, rows]` of a contiguous weight, the same for each image.
+    fn weight_of_image(&self, weight: View<'_>, count: usize) -> Layout {
+        matrices([count, self.outputs, self.rows], [0, self.rows], weight.layout.offset())
+    }
+
+    /// `[groups, outputs, rows]` of a contiguous weight.
+    fn weight_of_groups(&self, weight: View<'_>) -> Layout {
+        let (outputs, rows) = (self.outputs, self.rows);
+        matrices([self.groups, outputs, rows], [outputs * rows, rows], weight.layout.offset())
+    }
+
+    /// `[groups, rows, count * places]` of scratch memory: a matrix for each group.
+    fn by_group(&self, rows: usize, count: usize) -> Layout {
+        let n = count * self.places;
+        matrices([self.groups, rows, n], [rows * n, n], 0)
+    }
+
+    /// `[count, groups * rows, places]` of the same memory: a matrix for each image.
+    fn by_image(&self, rows: usize, count: usize) -> Layout {
+        let places = self.places;
+        matrices([count, self.groups * rows, places], [places, count * places], 0)
+    }
+
+    /// Makes the columns of some images, by row.
+    #[track_caller]
+    fn gather(
+        &self,
+        target: Target<'_>,
+        input: View<'_>,
+        first: usize,
+        count: usize,
+        columns: View<'_>,
+    ) -> Result<()> {
+        let (images, made) = (part(input.layout, first, count)?, self.by_image(self.rows, count));
+        im2col(target, seen(input, &images), self.window, seen(columns, &made))
+    }
 }
 
 #[track_caller]
-fn check(op: &'static str, image: View<'_>, window: &Window, columns: View<'_>) -> Result<Columns> {
-    let location = Location::caller();
-    if image.dtype != columns.dtype {
-        let (expected, actual) = (image.dtype, columns.dtype);
-        return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op).at(location));
+fn check_memory(op: &'static str, read: [View<'_>; 2], out: View<'_>) -> Result<()> {
+    check_operands(op, &[read[0].read(), read[1].read(), out.write()])?;
+    if out.layout.is_contiguous() {
+        return Ok(());
     }
-    let taps = window.packed(op)?;
-    let ([batch, channels], strides) = images(op, image, window.input)?;
-    let rows = channels.checked_mul(window.taps());
-    let fits = columns.sizes().len() == 3
-        && columns.sizes()[0] == batch
-        && Some(columns.sizes()[1]) == rows
-        && columns.sizes()[2] == window.places()
-        && (columns.sizes()[2] <= 1 || columns.strides()[2] == 1);
-    if !fits {
-        let reason = format!(
-            "columns of {:?} with strides {:?}; an image of {:?} has {} rows of {} elements side by side",
-            columns.sizes(),
-            columns.strides(),
-            image.sizes(),
-            rows.unwrap_or(usize::MAX),
-            window.places()
-        );
-        return Err(Error::shape(op, reason).at(location));
-    }
-    let columns = [columns.strides()[0], columns.strides()[1]].map(|s| s as i64);
-    Ok(Columns { taps, batch: batch as u32, channels: channels as u32, image: strides, columns })
+    Err(Error::invalid(op, "the result must be contiguous"))
+}
+
+/// Matrices of contiguous rows, with the strides from matrix to matrix and from row to row.
+fn matrices(sizes: [usize; 3], strides: [usize; 2], offset: usize) -> Layout {
+    let strides = [strides[0] as isize, strides[1] as isize, 1];
+    Layout::from_parts(sizes.as_slice().into(), Strides::from_slice(&strides), offset)
+}
+
+/// The part of a batch that begins with image `first`.
+#[track_caller]
+fn part(batch: &Layout, first: usize, count: usize) -> Result<Layout> {
+    batch.narrow(0, first as isize, count)
+}
+
+fn seen<'a>(view: View<'a>, layout: &'a Layout) -> View<'a> {
+    View { layout, ..view }
 }

@@ -1,169 +1,182 @@
-//! Cases for both, the same on every target.
+//! A convolution and its gradients against their definition, on every target.
 
-use warpline_runtime::DType::{self, BF16, F16, F32, F64, I32, U8};
+use warpline_runtime::DType::{self, BF16, F16, F32, F64, I32};
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu};
 
 use super::*;
-use warpline_runtime::{Error, ErrorKind};
 
-/// Windows of one to three dimensions, with all that moves them.
-fn windows() -> Vec<Window> {
-    let one = |n: usize| [1, 1, n];
-    let mut windows = vec![
-        Window {
-            input: one(9),
-            output: one(4),
-            kernel: one(3),
-            stride: one(2),
-            padding: [0, 0, 0],
-            dilation: one(1),
-        },
-        Window {
-            input: [1, 5, 6],
-            output: [1, 5, 6],
-            kernel: [1, 3, 3],
-            stride: [1; 3],
-            padding: [0, 1, 1],
-            dilation: [1; 3],
-        },
-        Window {
-            input: [1, 7, 40],
-            output: [1, 3, 20],
-            kernel: [1, 3, 2],
-            stride: [1, 2, 3],
-            padding: [0, 2, 11],
-            dilation: [1, 2, 3],
-        },
-        Window {
-            input: [4, 3, 5],
-            output: [2, 3, 4],
-            kernel: [2, 3, 2],
-            stride: [2, 1, 1],
-            padding: [0, 1, 0],
-            dilation: [1; 3],
-        },
-    ];
-    // A window that is mostly outside.
-    windows.push(Window { padding: [0, 0, 30], output: one(30), ..windows[0] });
-    windows
+struct Case {
+    window: Window,
+    batch: usize,
+    channels: usize,
+    outputs: usize,
+    groups: usize,
 }
 
-/// What `im2col` is to write, by the definition.
-fn reference(image: &[f64], [batch, channels]: [usize; 2], w: &Window) -> Vec<f64> {
-    let mut columns = Vec::new();
-    let plane: usize = w.input.iter().product();
-    for nc in 0..batch * channels {
-        for tap in 0..w.taps() {
-            for place in 0..w.places() {
-                let of = |i: usize, s: [usize; 3]| [i / (s[1] * s[2]), i / s[2] % s[1], i % s[2]];
-                let (k, o) = (of(tap, w.kernel), of(place, w.output));
-                let at = |d: usize| {
-                    let at = o[d] * w.stride[d] + k[d] * w.dilation[d];
-                    at.checked_sub(w.padding[d]).filter(|at| *at < w.input[d])
+fn cases() -> Vec<Case> {
+    let one = Window {
+        input: [1, 4, 5],
+        output: [1, 4, 5],
+        kernel: [1; 3],
+        stride: [1; 3],
+        padding: [0; 3],
+        dilation: [1; 3],
+    };
+    let moved = Window {
+        output: [1, 3, 2],
+        kernel: [1, 2, 3],
+        stride: [1, 2, 3],
+        padding: [0, 1, 2],
+        dilation: [1, 1, 2],
+        ..one
+    };
+    // On the CPU, columns of two images reach the bound, so the batch has several parts.
+    let large = Window { input: [1, 1, 40_000], output: [1, 1, 39_998], kernel: [1, 1, 3], ..one };
+    let case = |window, [batch, channels, outputs, groups]: [usize; 4]| Case {
+        window,
+        batch,
+        channels,
+        outputs,
+        groups,
+    };
+    vec![
+        case(one, [2, 3, 2, 1]),
+        case(one, [2, 4, 6, 2]),
+        case(moved, [3, 2, 3, 1]),
+        case(moved, [3, 4, 4, 2]),
+        case(large, [5, 4, 1, 1]),
+        case(large, [5, 4, 2, 2]),
+        case(moved, [0, 2, 3, 1]),
+    ]
+}
+
+impl Case {
+    /// Sizes of images, weight and result.
+    fn operands(&self) -> [Vec<usize>; 3] {
+        let one_dimension = self.window.input[1] == 1;
+        let of = |counts: [usize; 2], of: [usize; 3]| -> Vec<usize> {
+            counts.iter().chain(&of[if one_dimension { 2 } else { 1 }..]).copied().collect()
+        };
+        let w = &self.window;
+        [
+            of([self.batch, self.channels], w.input),
+            of([self.outputs, self.channels / self.groups], w.kernel),
+            of([self.batch, self.outputs], w.output),
+        ]
+    }
+
+    /// Calls with the places of an image's, a weight's and a result's element for each product of the definition.
+    fn each(&self, mut f: impl FnMut(usize, usize, usize)) {
+        let w = &self.window;
+        let (of_group, outputs) = (self.channels / self.groups, self.outputs / self.groups);
+        let [elements, taps, places] =
+            [w.input, w.kernel, w.output].map(|sizes| sizes.iter().product::<usize>());
+        let at = |i: usize, s: [usize; 3]| [i / (s[1] * s[2]), i / s[2] % s[1], i % s[2]];
+        for (n, o, c) in (0..self.batch)
+            .flat_map(|n| (0..self.outputs).map(move |o| (n, o)))
+            .flat_map(|(n, o)| (0..of_group).map(move |c| (n, o, c)))
+        {
+            let channel = o / outputs * of_group + c;
+            for (tap, place) in (0..taps).flat_map(|k| (0..places).map(move |p| (k, p))) {
+                let (k, p) = (at(tap, w.kernel), at(place, w.output));
+                let inside = |d: usize| {
+                    let i = (p[d] * w.stride[d] + k[d] * w.dilation[d]).checked_sub(w.padding[d]);
+                    i.filter(|i| *i < w.input[d])
                 };
-                columns.push(match (at(0), at(1), at(2)) {
-                    (Some(d), Some(h), Some(x)) => {
-                        image[nc * plane + (d * w.input[1] + h) * w.input[2] + x]
-                    }
-                    _ => 0.0,
-                });
+                if let (Some(a), Some(b), Some(e)) = (inside(0), inside(1), inside(2)) {
+                    let element = (a * w.input[1] + b) * w.input[2] + e;
+                    f(
+                        (n * self.channels + channel) * elements + element,
+                        (o * of_group + c) * taps + tap,
+                        (n * self.outputs + o) * places + place,
+                    );
+                }
             }
         }
     }
-    columns
 }
 
-fn spatial(w: &Window) -> &[usize] {
-    match w.input {
-        [1, 1, _] => &w.input[2..],
-        [1, ..] => &w.input[1..],
-        _ => &w.input,
-    }
+/// Small integers, of which halves represent short sums exactly.
+fn values(sizes: &[usize], by: usize) -> Vec<f64> {
+    (0..sizes.iter().product()).map(|i: usize| ((i * by) % 5) as f64 - 2.0).collect()
 }
 
-fn images_to_columns_and_back(target: Target<'_>) {
-    for w in windows() {
-        for dtype in [F16, BF16, F32, F64, I32, U8] {
-            let [batch, channels] = [2, 3];
-            let sizes: Vec<usize> = [batch, channels].iter().chain(spatial(&w)).copied().collect();
-            let values: Vec<f64> =
-                (0..sizes.iter().product()).map(|i| (i * 7 % 13 + 1) as f64).collect();
-            let image = Tensor::new(target, dtype, &sizes, &values);
-            let rows = channels * w.taps();
-            let columns = Tensor::garbage(target, dtype, &[batch, rows, w.places()]);
-            im2col(target, image.view(), &w, columns.view()).unwrap();
-            let expected = reference(&values, [batch, channels], &w);
-            assert_eq!(columns.floats(target), expected, "{dtype} {w:?}");
-            // Rows first, then the batch, of an image whose channels are the other way round.
-            let base = Tensor::garbage(target, dtype, &[rows, batch, w.places()]);
-            let swapped = base.with(|l| l.transpose(0, 1));
-            im2col(target, image.view(), &w, swapped.view()).unwrap();
-            assert_eq!(swapped.floats(target), expected, "{dtype} {w:?}, the other way round");
-            if !dtype.is_float() {
-                continue;
-            }
-            // Each element as often as windows have it.
-            let ones = vec![1.0; values.len()];
-            let mut counts = vec![0.0; values.len()];
-            let places: Vec<f64> = (0..values.len()).map(|i| i as f64 + 1.0).collect();
-            for at in reference(&places, [batch, channels], &w) {
-                if at > 0.0 {
-                    counts[at as usize - 1] += ones[0];
+/// A tensor of these values whose last two dimensions lie the other way round.
+fn turned(target: Target<'_>, dtype: DType, sizes: &[usize], values: &[f64]) -> Tensor {
+    let mut lies = sizes.to_vec();
+    let n = lies.len();
+    lies.swap(n - 1, n - 2);
+    let from = Tensor::new(target, dtype, sizes, values);
+    let to = Tensor::garbage(target, dtype, &lies).with(|l| l.transpose(-1, -2));
+    copy(target, from.view(), to.view()).unwrap();
+    to
+}
+
+fn convolutions(target: Target<'_>) {
+    for case in cases() {
+        let sizes = case.operands();
+        let [x, w, g] = [(0, 7), (1, 3), (2, 11)].map(|(k, by)| values(&sizes[k], by));
+        let (mut y, mut dx, mut dw) = (vec![0.0; g.len()], vec![0.0; x.len()], vec![0.0; w.len()]);
+        case.each(|i, k, o| {
+            y[o] += x[i] * w[k];
+            dx[i] += g[o] * w[k];
+            dw[k] += g[o] * x[i];
+        });
+        let dtypes: &[DType] = if x.len() > 10_000 { &[F32] } else { &[F16, BF16, F32, F64] };
+        for &dtype in dtypes {
+            for make in [Tensor::new, turned] {
+                let [x, w, g] =
+                    [(0, &x), (1, &w), (2, &g)].map(|(k, v)| make(target, dtype, &sizes[k], v));
+                let out = |k: usize| Tensor::garbage(target, dtype, &sizes[k]);
+                let [to_x, to_w, to_y] = [0, 1, 2].map(out);
+                let (window, groups) = (&case.window, case.groups);
+                let [input, weight, grad] = [x.view(), w.view(), g.view()];
+                conv(target, input, weight, window, groups, to_y.view()).unwrap();
+                conv_input_backward(target, grad, weight, window, groups, to_x.view()).unwrap();
+                conv_weight_backward(target, input, grad, window, groups, to_w.view()).unwrap();
+                for (name, found, expected) in
+                    [("result", to_y, &y), ("input", to_x, &dx), ("weight", to_w, &dw)]
+                {
+                    let context = format!("{name} of {dtype}, {window:?}, {groups} groups");
+                    assert_close(dtype, &found.floats(target), expected, &context);
                 }
-            }
-            let expected: Vec<f64> = counts.iter().zip(&values).map(|(n, v)| n * v).collect();
-            for columns in [columns, swapped] {
-                let sums = Tensor::garbage(target, dtype, &sizes);
-                col2im(target, columns.view(), &w, sums.view()).unwrap();
-                assert_close(dtype, &sums.floats(target), &expected, &format!("{dtype} {w:?}"));
-                let last = sizes.len() as isize - 1;
-                let mut turned = sizes.clone();
-                turned.swap(1, last as usize);
-                let sums = Tensor::garbage(target, dtype, &turned).with(|l| l.transpose(1, last));
-                col2im(target, columns.view(), &w, sums.view()).unwrap();
-                assert_close(dtype, &sums.floats(target), &expected, "turned");
             }
         }
     }
 }
 
 #[test]
-fn every_window_and_dtype() {
-    on_every_target(images_to_columns_and_back);
+fn convolutions_and_gradients_are_those_of_the_definition() {
+    on_every_target(convolutions);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_every_window_and_dtype() {
-    on_gpu(images_to_columns_and_back);
+fn gpu_convolutions_and_gradients_are_those_of_the_definition() {
+    on_gpu(convolutions);
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn operands_that_do_not_fit_are_refused() {
     on_every_target(|target| {
-        let w = windows()[0];
-        let image = Tensor::garbage(target, F32, &[2, 3, 9]);
-        let refuses = |image: &Tensor, w: &Window, columns: &[usize], dtype: DType| {
-            let columns = Tensor::garbage(target, dtype, columns);
-            im2col(target, image.view(), w, columns.view()).unwrap_err()
+        let window = cases()[0].window;
+        let of = |dtype, sizes: &[usize]| Tensor::garbage(target, dtype, sizes);
+        let (x, w, y) = (of(F32, &[2, 4, 4, 5]), of(F32, &[6, 2, 1, 1]), of(F32, &[2, 6, 4, 5]));
+        let refused = |x: &Tensor, w: &Tensor, groups, y: &Tensor| {
+            conv(target, x.view(), w.view(), &window, groups, y.view()).unwrap_err()
         };
+        let invalid = |error: Error| matches!(error.kind(), ErrorKind::InvalidArgument { .. });
         let mismatch = |error: Error| matches!(error.kind(), ErrorKind::ShapeMismatch { .. });
-        assert!(mismatch(refuses(&image, &w, &[2, 9, 5], F32)));
-        assert!(mismatch(refuses(&image, &w, &[2, 8, 4], F32)));
-        assert!(mismatch(refuses(&image, &Window { input: [1, 1, 8], ..w }, &[2, 9, 4], F32)));
-        assert!(mismatch(refuses(
-            &image,
-            &Window { padding: [0, 0, 1 << 31], ..w },
-            &[2, 9, 4],
-            F32
-        )));
-        let error = refuses(&image, &Window { stride: [1, 1, 0], ..w }, &[2, 9, 4], F32);
-        assert!(matches!(error.kind(), ErrorKind::InvalidArgument { .. }), "{error}");
-        let error = refuses(&image, &w, &[2, 9, 4], F64);
+        assert!(invalid(refused(&x, &w, 0, &y)));
+        assert!(mismatch(refused(&x, &w, 1, &y)));
+        assert!(mismatch(refused(&x, &of(F32, &[5, 2, 1, 1]), 2, &of(F32, &[2, 5, 4, 5]))));
+        assert!(mismatch(refused(&x, &w, 2, &of(F32, &[3, 6, 4, 5]))));
+        assert!(mismatch(refused(&x, &of(F32, &[6, 2, 1, 2]), 2, &y)));
+        assert!(invalid(refused(&x, &w, 2, &turned(target, F32, &[2, 6, 4, 5], &[0.0; 240]))));
+        let error = refused(&x, &w, 2, &of(F64, &[2, 6, 4, 5]));
         assert!(matches!(error.kind(), ErrorKind::DTypeMismatch { .. }), "{error}");
-        let numbers = Tensor::garbage(target, I32, &[2, 3, 9]);
-        let columns = Tensor::garbage(target, I32, &[2, 9, 4]);
-        let error = col2im(target, columns.view(), &w, numbers.view()).unwrap_err();
+        let [x, w, y] = [&x, &w, &y].map(|t| of(I32, t.layout.sizes()));
+        let error = refused(&x, &w, 2, &y);
         assert!(matches!(error.kind(), ErrorKind::UnsupportedDType { .. }), "{error}");
     });
 }

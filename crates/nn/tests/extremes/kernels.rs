@@ -36,6 +36,12 @@ pub(crate) const KERNELS: &[Case] = cases! {
     "im2col" |at, n| columns(at, n.u, 5)?;
     "col2im" |at, n| to(zeros([1, 1, 4], at)?, |t, out| conv::col2im(t, ones([1, 1, 1], at)?.as_view(), &window(n.u, 3), out))?;
     "col2im" |at, n| to(zeros([1, 1, 4], at)?, |t, out| conv::col2im(t, ones([1, 1, 1], at)?.as_view(), &window(n.u, 5), out))?;
+    "conv" |at, n| to(zeros([1, 1, 1], at)?, |t, out| conv::conv(t, ones([1, 1, 4], at)?.as_view(), ones([1, 1, 1], at)?.as_view(), &window(1, 3), n.u, out))?;
+    "conv" |at, n| to(zeros([1, 1, 1], at)?, |t, out| conv::conv(t, ones([1, 1, 4], at)?.as_view(), ones([1, 1, 1], at)?.as_view(), &window(n.u, 4), 1, out))?;
+    "conv_input_backward" |at, n| to(zeros([1, 1, 4], at)?, |t, out| conv::conv_input_backward(t, ones([1, 1, 1], at)?.as_view(), ones([1, 1, 1], at)?.as_view(), &window(n.u, 3), n.u, out))?;
+    "conv_input_backward" |at, n| to(zeros([1, 1, 4], at)?, |t, out| conv::conv_input_backward(t, ones([1, 1, 1], at)?.as_view(), ones([1, 1, 1], at)?.as_view(), &window(n.u, 5), 1, out))?;
+    "conv_weight_backward" |at, n| to(zeros([1, 1, 1], at)?, |t, out| conv::conv_weight_backward(t, ones([1, 1, 4], at)?.as_view(), ones([1, 1, 1], at)?.as_view(), &window(1, 3), n.u, out))?;
+    "conv_weight_backward" |at, n| to(zeros([1, 1, 1], at)?, |t, out| conv::conv_weight_backward(t, ones([1, 1, 4], at)?.as_view(), ones([1, 1, 1], at)?.as_view(), &window(n.u, 4), 1, out))?;
     "max_pool" |at, n| pooled(at, &window(n.u, 5), Places::Moving)?;
     "max_pool" |at, n| pooled(at, &window(n.u, 4), Places::Moving)?;
     "max_pool" |at, n| pooled(at, &window(n.u, 2), Places::Adaptive)?;

@@ -7,7 +7,7 @@ use std::panic::Location;
 pub use format::MemoryFormat;
 use smallvec::SmallVec;
 
-use crate::{Error, ErrorKind, Result};
+use crate::{DType, Error, ErrorKind, Result};
 
 /// Size of each dimension.
 pub type Sizes = SmallVec<[usize; 6]>;
@@ -416,6 +416,18 @@ pub fn checked_numel(sizes: &[usize]) -> Result<usize> {
         return Err(ErrorKind::SizeOverflow { sizes: sizes.to_vec() }.of(""));
     }
     Ok(if sizes.contains(&0) { 0 } else { numel })
+}
+
+/// Returns the bytes of the elements of a dense layout.
+///
+/// # Errors
+/// [`ErrorKind::SizeOverflow`] if they cannot be addressed.
+#[track_caller]
+pub fn byte_size(layout: &Layout, dtype: DType) -> Result<usize> {
+    match layout.numel().checked_mul(dtype.size()) {
+        Some(bytes) if bytes <= isize::MAX as usize => Ok(bytes),
+        _ => Err(ErrorKind::SizeOverflow { sizes: layout.sizes().into() }.of("")),
+    }
 }
 
 /// Returns the shape that two shapes broadcast to (`torch.broadcast_shapes`).

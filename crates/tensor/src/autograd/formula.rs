@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use warpline_kernels::elementwise::{Formula, Op, Step};
 
 use super::{Gradients, Saved};
-use crate::methods::{apply_elementwise, common_dtype_of, rounded};
+use crate::methods::{apply_elementwise, apply_elementwise_in, common_dtype_of, rounded};
 use crate::{DType, Device, Error, Result, Scalar, Tensor, TensorOrScalar};
 
 /// The operands and the result that a formula reads, each with the index of its step.
@@ -145,7 +145,7 @@ fn apply(op: &'static Op, operands: &[Value], grad: &Tensor) -> Result<Value> {
             common => common,
         },
     };
-    apply_elementwise(op, &operands, common).map(Value::Tensor)
+    apply_elementwise_in(op, &operands, common).map(Value::Tensor)
 }
 
 fn has_number(operands: &[TensorOrScalar<'_>]) -> bool {
@@ -163,5 +163,5 @@ fn apply_to_numbers(op: &'static Op, operands: &[Value], grad: &Tensor) -> Resul
     };
     let tensors: SmallVec<[Tensor; 4]> = operands.iter().map(tensor).collect::<Result<_>>()?;
     let operands: SmallVec<[TensorOrScalar<'_>; 4]> = tensors.iter().map(Into::into).collect();
-    apply_elementwise(op, &operands, common_dtype_of(op, &operands))?.to_scalar()
+    apply_elementwise(op, &operands)?.to_scalar()
 }

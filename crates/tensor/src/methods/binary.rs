@@ -33,10 +33,6 @@ macro_rules! methods {
                 apply(&table::$op, self.into(), other.into()).of(stringify!($name))
             }
         )*}
-
-        /// The methods with their names.
-        pub(super) const METHODS: &[(&str, super::by_name::Binary)] =
-            &[$((stringify!($name), |a, b| a.$name(b))),*];
     };
 }
 

@@ -33,6 +33,27 @@ impl<S: Into<Scalar>> From<S> for TensorOrScalar<'_> {
     }
 }
 
+/// Applies an elementwise op: an entry of [`table`](table::table), or of another crate's
+/// [`elementwise_ops!`](warpline_kernels::elementwise_ops). Records its gradient. A condition comes first.
+///
+/// ```
+/// use warpline::{apply_elementwise, tensor};
+/// use warpline_kernels::elementwise::ADD;
+///
+/// let x = tensor([1f32, 2.0], ())?;
+/// let sum = apply_elementwise(&ADD, &[(&x).into(), 1.into()])?;
+/// assert_eq!(sum.to_vec::<f32>()?, [2.0, 3.0]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] if the number of operands is wrong or no operand is a tensor,
+/// [`ErrorKind::UnsupportedDType`] if the entry lacks the operands' dtype.
+#[track_caller]
+pub fn apply_elementwise(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> Result<Tensor> {
+    apply(op, operands, common_dtype_of(op, operands))
+}
+
 /// Returns the dtype in which operands meet (`torch.result_type`). A tensor without dimensions and a number
 /// count only if their category is higher.
 pub(crate) fn common_dtype(operands: &[TensorOrScalar<'_>]) -> DType {

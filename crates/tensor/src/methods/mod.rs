@@ -3,7 +3,6 @@
 mod activations;
 mod binary;
 mod bounds;
-pub mod by_name;
 pub(crate) mod composite;
 mod data;
 mod elementwise;
@@ -29,9 +28,9 @@ mod views;
 
 pub use bounds::where_cond;
 pub use data::TensorData;
-pub use elementwise::TensorOrScalar;
+pub use elementwise::{TensorOrScalar, apply_elementwise};
 pub(crate) use elementwise::{
-    apply as apply_elementwise, common_dtype, common_dtype_of, counts_as_number, rounded,
+    apply as apply_elementwise_in, common_dtype, common_dtype_of, counts_as_number, rounded,
 };
 pub use factories::{
     arange, arange_start, arange_start_step, empty, eye, full, linspace, logspace, ones, rand,

@@ -24,10 +24,6 @@ macro_rules! methods {
                 apply(&table::$op, self).of(stringify!($name))
             }
         )*}
-
-        /// The methods with their names.
-        pub(super) const METHODS: &[(&str, super::by_name::Unary)] =
-            &[$((stringify!($name), Tensor::$name)),*];
     };
 }
 
@@ -160,10 +156,6 @@ macro_rules! questions {
                 question(&table::$op, self, $otherwise).of(stringify!($name))
             }
         )*}
-
-        /// The methods with their names.
-        pub(super) const QUESTIONS: &[(&str, super::by_name::Unary)] =
-            &[$((stringify!($name), Tensor::$name)),*];
     };
 }
 

@@ -1,7 +1,7 @@
 //! The op that `docs/add-an-op.md` adds. A test of `xtask` compares the entry with the page.
 
 use warpline::autograd::{GradcheckOptions, gradcheck, gradgradcheck};
-use warpline::{DType, Result, Tensor, by_name, simulated, tensor, with_runtime};
+use warpline::{DType, Result, Tensor, apply_elementwise, simulated, tensor, with_runtime};
 use warpline_kernels::elementwise_ops;
 
 elementwise_ops! {
@@ -28,15 +28,13 @@ fn everywhere(test: impl Fn(&str) -> Result<()>) -> Result<()> {
 fn an_entry_is_an_op_of_tensors_and_numbers() -> Result<()> {
     everywhere(|at| {
         let (x, b) = (tensor([-2f32, 0.0, 1.5], at)?, tensor([5f32, 4.0, 0.0], at)?);
-        let y = by_name::elementwise(&SQUAREPLUS, &[(&x).into(), (&b).into()])?;
+        let y = apply_elementwise(&SQUAREPLUS, &[(&x).into(), (&b).into()])?;
         assert_eq!(y.to_vec::<f32>()?, [0.5, 1.0, 1.5]);
-        let y = by_name::elementwise(&SQUAREPLUS, &[(&x).into(), 4.0.into()])?;
+        let y = apply_elementwise(&SQUAREPLUS, &[(&x).into(), 4.0.into()])?;
         assert_eq!(y.i(1)?.item::<f32>()?, 1.0);
-        let y = by_name::elementwise(&SQUAREPLUS, &[(&x.to(DType::BF16)?).into(), 4.0.into()])?;
+        let y = apply_elementwise(&SQUAREPLUS, &[(&x.to(DType::BF16)?).into(), 4.0.into()])?;
         assert_eq!((y.dtype(), y.i(1)?.item::<f32>()?), (DType::BF16, 1.0));
-        assert!(
-            by_name::elementwise(&SQUAREPLUS, &[(&x.to(DType::I64)?).into(), 4.into()]).is_err()
-        );
+        assert!(apply_elementwise(&SQUAREPLUS, &[(&x.to(DType::I64)?).into(), 4.into()]).is_err());
         Ok(())
     })
 }
@@ -46,7 +44,7 @@ fn a_condition_may_be_a_number() -> Result<()> {
     everywhere(|at| {
         let x = tensor([-2f32, 1.5], at)?.requires_grad_(true)?;
         for (condition, kept) in [(true, [-2.0, 1.5]), (false, [0.0, 0.0])] {
-            let y = by_name::elementwise(&KEPT, &[condition.into(), (&x).into()])?;
+            let y = apply_elementwise(&KEPT, &[condition.into(), (&x).into()])?;
             assert_eq!(y.detach().to_vec::<f32>()?, kept);
         }
         Ok(())
@@ -59,10 +57,7 @@ fn an_entry_has_first_and_second_gradients() -> Result<()> {
         let x = tensor([-2f64, 0.0, 1.5], at)?.requires_grad_(true)?;
         let b = tensor([[0.5f64], [2.0]], at)?.requires_grad_(true)?;
         let f = |inputs: &[Tensor]| {
-            Ok(vec![by_name::elementwise(
-                &SQUAREPLUS,
-                &[(&inputs[0]).into(), (&inputs[1]).into()],
-            )?])
+            Ok(vec![apply_elementwise(&SQUAREPLUS, &[(&inputs[0]).into(), (&inputs[1]).into()])?])
         };
         gradcheck(f, &[x.clone(), b.clone()], GradcheckOptions::default())?;
         gradgradcheck(f, &[x, b], GradcheckOptions::default())
@@ -74,7 +69,7 @@ fn an_entry_has_first_and_second_gradients() -> Result<()> {
 fn gpu_an_entry_is_compiled_on_first_use() {
     let gradients = |at: &str| -> Result<Vec<f32>> {
         let x = tensor([-2f32, 0.0, 1.5], at)?.requires_grad_(true)?;
-        by_name::elementwise(&SQUAREPLUS, &[(&x).into(), 4.0.into()])?.sum(())?.backward()?;
+        apply_elementwise(&SQUAREPLUS, &[(&x).into(), 4.0.into()])?.sum(())?.backward()?;
         x.grad().expect("a gradient").to_vec()
     };
     let (found, expected) = (gradients("cuda").unwrap(), gradients("cpu").unwrap());

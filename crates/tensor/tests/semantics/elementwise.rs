@@ -325,13 +325,13 @@ rows! {
 
 #[test]
 fn s32_methods_are_found_by_name() {
-    let square = |x: &Tensor| warpline::by_name::unary("square").expect("a method")(x);
+    let square = |x: &Tensor| crate::by_name::unary("square").expect("a method")(x);
     crate::common::cpu(|_| {
         let a = tensor([3i64], ())?;
         assert_eq!(square(&a)?.to_vec::<i64>()?, [9]);
-        let add = warpline::by_name::binary("add").expect("a method");
+        let add = crate::by_name::binary("add").expect("a method");
         assert_eq!(add(&a, TensorOrScalar::from(2))?.to_vec::<i64>()?, [5]);
-        assert!(warpline::by_name::unary("no such op").is_none());
+        assert!(crate::by_name::unary("no such op").is_none());
         Ok(())
     });
 }

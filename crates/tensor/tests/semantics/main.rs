@@ -35,6 +35,7 @@ mod s35_backward_streams;
 mod added_op;
 mod autograd;
 mod bad_input;
+mod by_name;
 mod composites;
 mod convolutions;
 mod copies;

@@ -3,8 +3,8 @@
 use serde_json::Value;
 use warpline::autograd::{self, GradOptions};
 use warpline::{
-    DType, Result, Scalar, SyncPolicy, Tensor, TensorOrScalar, by_name, ones, simulated, tensor,
-    with_runtime, zeros,
+    DType, Result, Scalar, SyncPolicy, Tensor, TensorOrScalar, apply_elementwise, ones, simulated,
+    tensor, with_runtime, zeros,
 };
 use warpline_kernels::elementwise::table;
 
@@ -56,7 +56,7 @@ fn check(case: &Value, at: &str) -> Result<()> {
         .collect();
     let wanted: Vec<&Tensor> =
         operands.iter().filter_map(|(t, _)| t.as_ref()).filter(|t| t.requires_grad()).collect();
-    let out = by_name::elementwise(op, &given)?;
+    let out = apply_elementwise(op, &given)?;
     let grad = tensor(numbers(&case["grad"]), DType::F64)?.to((out.dtype(), at))?;
     let second = case["second"].as_array().expect("second gradients");
     let options = GradOptions {

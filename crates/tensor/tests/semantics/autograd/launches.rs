@@ -6,7 +6,7 @@ use warpline::functional::{
     scaled_dot_product_attention,
 };
 use warpline::{
-    DType, Device, Result, Tensor, TensorOrScalar, by_name, ones, randint, randn, tensor,
+    DType, Device, Result, Tensor, TensorOrScalar, apply_elementwise, ones, randint, randn, tensor,
 };
 use warpline_cuda_sys_safe::sim::CallKind;
 use warpline_kernels::elementwise::{Op, table};
@@ -163,7 +163,7 @@ fn a_backward_pass_of_an_elementwise_op_is_one() {
         for op in ops {
             let operands = operands(op)?;
             let given: Vec<TensorOrScalar<'_>> = operands.iter().map(Into::into).collect();
-            let out = by_name::elementwise(op, &given)?;
+            let out = apply_elementwise(op, &given)?;
             let grad = ones([8], Device::cuda(0))?;
             let inputs: Vec<&Tensor> = operands.iter().filter(|t| t.requires_grad()).collect();
             let (grads, launches) = enqueued(&sim, || {

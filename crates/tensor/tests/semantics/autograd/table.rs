@@ -1,6 +1,6 @@
 //! Gradients of ops of the elementwise table. The registry compares them with differences.
 
-use warpline::{ErrorKind, ResultExt, by_name, tensor};
+use warpline::{ErrorKind, ResultExt, apply_elementwise, tensor};
 use warpline_kernels::elementwise::table;
 
 use super::{grad, leaf};
@@ -11,9 +11,9 @@ fn a_wanted_gradient_without_formula_is_an_error_of_the_forward_pass() {
     common::cpu(|_| {
         let elu = table().find(|op| op.name() == "elu").expect("an entry");
         let (x, alpha) = (leaf(&[1.0, -2.0])?, leaf(&[0.5, 0.7])?);
-        let failed = by_name::elementwise(elu, &[(&x).into(), (&alpha).into()]);
+        let failed = apply_elementwise(elu, &[(&x).into(), (&alpha).into()]);
         assert!(matches!(failed.kind(), Some(ErrorKind::Gradient { .. })), "{failed:?}");
-        by_name::elementwise(elu, &[(&x).into(), (&alpha.detach()).into()]).map(drop)
+        apply_elementwise(elu, &[(&x).into(), (&alpha.detach()).into()]).map(drop)
     });
 }
 

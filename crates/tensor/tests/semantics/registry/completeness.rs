@@ -20,14 +20,13 @@ const NO_OPS: &[(&str, &str)] = &[
     ("get_rng_state", STATE),
     ("cuda::get_rng_state", STATE),
     ("multiprocessing::Channel::recv", "receives another process's tensor"),
-    ("by_name::elementwise", "calls the table's entries, which the registry has"),
+    ("apply_elementwise", "calls the table's entries, which the registry has"),
 ];
 
 /// Returns the path under which the registry has a function of a file, such as `Tensor::add`.
 fn path(file: &Path, function: &Function) -> String {
     let mut folders = file.components().map(|part| part.as_os_str().to_string_lossy());
     let module = match folders.next().as_deref() {
-        Some("methods") if file.ends_with("by_name.rs") => "by_name::",
         Some("methods") | None => "",
         Some("functional") => "functional::",
         Some("cuda") => "cuda::",

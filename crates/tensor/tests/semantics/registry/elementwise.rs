@@ -1,11 +1,12 @@
 //! The table of elementwise ops, and its methods of one and two operands.
 
 use warpline::autograd::GradcheckOptions;
-use warpline::{DType, Scalar, Tensor, TensorOrScalar, by_name};
+use warpline::{DType, Scalar, Tensor, TensorOrScalar, apply_elementwise};
 use warpline_kernels::elementwise::{Op, Rule, table};
 
 use super::entry::Entry;
 use super::sample::{Arg, mask, within};
+use crate::by_name;
 
 /// Operands of differentiable dtype that have no gradient, each with the reason.
 const WITHOUT_GRADIENT: [(&str, &[usize], &str); 13] = [
@@ -41,7 +42,7 @@ const SIZES: [[&[usize]; 4]; 5] = [
 pub(super) fn entries() -> Vec<Entry> {
     let mut entries: Vec<Entry> = table().map(entry_of_table).collect();
     entries.extend(table().flat_map(with_numbers));
-    for (name, method) in by_name::unary_methods() {
+    for &(name, method) in by_name::UNARY {
         let op = op_of(name);
         // Questions about floats have an answer for integers, too.
         let is_question = is_bool(op) && op.dtypes(DType::I64).is_err();
@@ -50,7 +51,7 @@ pub(super) fn entries() -> Vec<Entry> {
         let entry = Entry::new(format!("Tensor::{name}"), takes, samples(op), call);
         entries.push(with_gradient(op, entry));
     }
-    for (name, method) in by_name::binary_methods() {
+    for &(name, method) in by_name::BINARY {
         let op = op_of(name);
         let call = move |x: &[Tensor]| method(&x[0], (&x[1]).into());
         let entry = Entry::new(format!("Tensor::{name}"), takes(op), samples(op), call);
@@ -115,7 +116,7 @@ pub(super) fn with_gradient(op: &'static Op, entry: Entry) -> Entry {
 fn entry_of_table(op: &'static Op) -> Entry {
     let call = move |x: &[Tensor]| {
         let operands: Vec<TensorOrScalar<'_>> = x.iter().map(Into::into).collect();
-        by_name::elementwise(op, &operands)
+        apply_elementwise(op, &operands)
     };
     let name = format!("elementwise::{}", op.name());
     with_gradient(op, Entry::new(name, takes(op), samples(op), call))
@@ -150,7 +151,7 @@ fn with_number(op: &'static Op, number: Option<usize>, i: usize) -> Entry {
             None => TensorOrScalar::Scalar(Scalar::Float(number_of(op, k, i))),
         };
         let operands: Vec<TensorOrScalar<'_>> = (0..op.inputs()).map(operand).collect();
-        by_name::elementwise(op, &operands)
+        apply_elementwise(op, &operands)
     };
     // Among integers and bools a float makes the dtype.
     let takes = move |dtype: DType| {

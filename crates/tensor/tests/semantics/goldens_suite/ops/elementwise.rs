@@ -1,8 +1,9 @@
 //! Ops of the table, by their names, and others that take elements one by one.
 
-use warpline::{Device, Result, RoundingMode, Tensor, by_name};
+use warpline::{Device, Result, RoundingMode, Tensor};
 
 use super::{Args, Outcome, one};
+use crate::by_name;
 use crate::goldens_suite::cases::{Input, number};
 
 pub(super) fn call(op: &str, args: &Args<'_>, _device: Device) -> Outcome {

@@ -1,0 +1,136 @@
+//! Images to the columns that a convolution multiplies (`im2col`, PyTorch's `unfold`), and the transpose (`col2im`,
+//! `fold`).
+//!
+//! The transpose gathers: each element of the image has one thread, which adds its contributions in
+//! a fixed order, so sums are the same in each run. Pools and resizing work the same way.
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use std::panic::Location;
+
+use warpline_runtime::launch::{Kernel, check_operands};
+use warpline_runtime::module::{self, Program, Source};
+use warpline_runtime::{Error, ErrorKind, Result, Target, View, cuda_struct, hosts};
+
+use crate::programs::{BITS, FLOATS, committed};
+use crate::window::{Taps, Window, grid, images};
+
+pub(crate) const PROGRAMS: &[&Program] = &[&IM2COL, &COL2IM];
+
+static IM2COL: Program = Program::new("im2col", BITS, &[""], |_, ty| {
+    source().push(include_str!("im2col.cuh")).push(&format!("IM2COL({ty})"))
+})
+.with_ptx(committed);
+
+static COL2IM: Program = Program::new("col2im", FLOATS, &[""], |_, ty| {
+    source().push(include_str!("col2im.cuh")).push(&format!("COL2IM({ty})"))
+})
+.with_ptx(committed);
+
+fn source() -> Source {
+    Source::new().with::<Columns>().push(module::ELEMENT)
+}
+
+// SAFETY: `check` makes all `Columns`, of the views that are launched with: their strides and sizes. The image is read
+// where an element of the window is inside of it, the columns are written once each.
+static TO_COLUMNS: Kernel<Columns, 2> =
+    unsafe { Kernel::new(&IM2COL, "", hosts!(bits T => cpu::im2col::<T>)) };
+// SAFETY: as `TO_COLUMNS`. Of the columns those elements are read that have a row and a place, each element of the image
+// is written once.
+static TO_IMAGE: Kernel<Columns, 2> =
+    unsafe { Kernel::new(&COL2IM, "", hosts!(float T => cpu::col2im::<T>)) };
+
+cuda_struct! {
+    /// The parameters of both. `image` are strides of batch, channel and the three dimensions, `columns` of
+    /// batch and row.
+    struct Columns {
+        taps: Taps,
+        batch: u32,
+        channels: u32,
+        image: [i64; 5],
+        columns: [i64; 2],
+    }
+}
+
+/// The elements of `image` under a window, for all of its places (`torch.nn.functional.unfold`). `image` is
+/// `[batch, channels, …]` with one to three dimensions more; `columns` is `[batch, rows, places]`, a row for each
+/// element of the window in each channel, the channels after each other; its last dimension has stride 1.
+/// Outside of the image are zeros. Any dtype.
+///
+/// # Errors
+/// [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`], [`ErrorKind::InvalidArgument`], [`ErrorKind::OutOfStorage`],
+/// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`], and what a launch can fail with.
+#[track_caller]
+pub fn im2col(
+    target: Target<'_>,
+    image: View<'_>,
+    window: &Window,
+    columns: View<'_>,
+) -> Result<()> {
+    const OP: &str = "im2col";
+    let params = check(OP, image, window, columns)?;
+    let operands = [image.read(), columns.write()];
+    check_operands(OP, &operands)?;
+    if columns.numel() == 0 {
+        return Ok(());
+    }
+    let grid = grid(window.places(), [params.batch as usize, params.channels as usize]);
+    TO_COLUMNS.launch(target, OP, &operands, &params, grid)
+}
+
+/// The transpose of [`im2col`] (`torch.nn.functional.fold`): each element of `image` is the sum of the columns'
+/// elements that `im2col` would make of it. Floats; the halves are added in `f32`.
+///
+/// # Errors
+/// [`ErrorKind::UnsupportedDType`], otherwise as [`im2col`].
+#[track_caller]
+pub fn col2im(
+    target: Target<'_>,
+    columns: View<'_>,
+    window: &Window,
+    image: View<'_>,
+) -> Result<()> {
+    const OP: &str = "col2im";
+    let params = check(OP, image, window, columns)?;
+    TO_IMAGE.check_dtype(OP, image.dtype)?;
+    let operands = [columns.read(), image.write()];
+    check_operands(OP, &operands)?;
+    if image.numel() == 0 {
+        return Ok(());
+    }
+    let planes = [params.batch as usize, params.channels as usize];
+    let grid = grid(params.taps.elements(), planes);
+    TO_IMAGE.launch(target, OP, &operands, &params, grid)
+}
+
+#[track_caller]
+fn check(op: &'static str, image: View<'_>, window: &Window, columns: View<'_>) -> Result<Columns> {
+    let location = Location::caller();
+    if image.dtype != columns.dtype {
+        let (expected, actual) = (image.dtype, columns.dtype);
+        return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op).at(location));
+    }
+    let taps = window.packed(op)?;
+    let ([batch, channels], strides) = images(op, image, window.input)?;
+    let rows = channels.checked_mul(window.taps());
+    let fits = columns.sizes().len() == 3
+        && columns.sizes()[0] == batch
+        && Some(columns.sizes()[1]) == rows
+        && columns.sizes()[2] == window.places()
+        && (columns.sizes()[2] <= 1 || columns.strides()[2] == 1);
+    if !fits {
+        let reason = format!(
+            "columns of {:?} with strides {:?}; an image of {:?} has {} rows of {} elements side by side",
+            columns.sizes(),
+            columns.strides(),
+            image.sizes(),
+            rows.unwrap_or(usize::MAX),
+            window.places()
+        );
+        return Err(Error::shape(op, reason).at(location));
+    }
+    let columns = [columns.strides()[0], columns.strides()[1]].map(|s| s as i64);
+    Ok(Columns { taps, batch: batch as u32, channels: channels as u32, image: strides, columns })
+}
