@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use warpline_sync::thread_local;
 
 use crate::devices::Inner;
-use crate::{ErrorKind, Result, Stream};
+use crate::{Error, ErrorKind, Result, Stream};
 
 /// The choices of a thread in one `Devices`. A thread without an entry uses device 0 and the
 /// default streams.
@@ -63,7 +63,7 @@ fn write<R>(
     call: &'static str,
     f: impl FnOnce(&mut Current) -> R,
 ) -> Result<R> {
-    let ending = |_| ErrorKind::ThreadEnding.of(call);
+    let ending = |_| Error::unlocated(ErrorKind::ThreadEnding).of(call);
     let id = devices.id();
     let (result, dead) = CURRENT
         .try_with(|table| {

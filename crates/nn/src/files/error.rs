@@ -40,12 +40,12 @@ pub enum FileError {
         dtype: String,
     },
     /// Memory for a tensor could not be allocated, or a tensor could not be copied.
-    #[error("{}: {cause}", path.display())]
+    #[error("{}: {source}", path.display())]
     Tensor {
         /// Path of the file.
         path: PathBuf,
         /// Error of the allocation or copy.
-        cause: Error,
+        source: Error,
     },
 }
 
@@ -74,6 +74,6 @@ impl FileError {
     }
 
     pub(super) fn tensor(path: &Path) -> impl FnOnce(Error) -> Self {
-        move |cause| Self::Tensor { path: path.to_owned(), cause }
+        move |source| Self::Tensor { path: path.to_owned(), source }
     }
 }

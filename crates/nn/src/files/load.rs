@@ -87,6 +87,7 @@ pub fn load_file_with(path: impl AsRef<Path>, options: LoadOptions<'_>) -> Resul
     load(path.as_ref(), options).map_err(Error::from).of("load_file_with")
 }
 
+#[track_caller]
 fn load(path: &Path, mut options: LoadOptions<'_>) -> Result<StateDict, FileError> {
     // All headers are checked before anything is allocated.
     let files = opened(path)?;

@@ -110,6 +110,7 @@ pub fn save_file_with(
     save_to(state, metadata, path.as_ref()).map_err(Error::from).of("save_file_with")
 }
 
+#[track_caller]
 fn save_to(
     state: &StateDict,
     metadata: &BTreeMap<String, String>,

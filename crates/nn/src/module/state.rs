@@ -166,12 +166,12 @@ pub enum LoadError {
         mismatched: Vec<Mismatch>,
     },
     /// A tensor could not be copied. Tensors before it in the module's order have been loaded.
-    #[error("{name}: {cause}")]
+    #[error("{name}: {source}")]
     Copy {
         /// Name of the tensor.
         name: String,
         /// Error of the copy.
-        cause: Error,
+        source: Error,
     },
 }
 
@@ -223,9 +223,9 @@ pub(super) fn load(own: &StateDict, given: &StateDict, strict: bool) -> Result<(
     }
     for (name, tensor) in own.iter() {
         if let Some(new) = given.get(name)
-            && let Err(cause) = tensor.copy_(&new.detach(), false)
+            && let Err(source) = tensor.copy_(&new.detach(), false)
         {
-            return Err(LoadError::Copy { name: name.to_owned(), cause }.into());
+            return Err(LoadError::Copy { name: name.to_owned(), source }.into());
         }
     }
     Ok(())

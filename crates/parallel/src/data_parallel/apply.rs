@@ -37,6 +37,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
+    #[track_caller]
     pub(super) fn spawn(device: usize) -> Result<Self> {
         let (messages, received) = channel();
         let name = format!("DataParallel cuda:{device}");
@@ -51,10 +52,9 @@ impl Worker {
                 }
             }
         };
-        thread::Builder::new()
-            .name(name)
-            .spawn(work)
-            .map_err(|error| DataParallelError::Thread { device, reason: error.to_string() })?;
+        if let Err(error) = thread::Builder::new().name(name).spawn(work) {
+            return Err(DataParallelError::Thread { device, reason: error.to_string() }.into());
+        }
         Ok(Self { device, process: std::process::id(), messages })
     }
 
@@ -65,6 +65,7 @@ impl Worker {
     }
 
     /// Returns an error in a forked child, which does not have the threads of its parent.
+    #[track_caller]
     pub(super) fn check(&self) -> Result<()> {
         if self.process == std::process::id() {
             return Ok(());
@@ -106,6 +107,7 @@ pub(super) struct Call<'a, M, I> {
 /// # Errors
 /// [`DataParallelError::Replica`] for the first failed call, [`DataParallelError::Thread`] if its thread has ended. If
 /// the first failed call panicked, the panic is resumed.
+#[track_caller]
 pub(super) fn parallel_apply<M, I>(
     workers: &[Worker],
     runtime: &Runtime,
@@ -142,13 +144,16 @@ where
     }
     let mut outputs = Vec::with_capacity(outcomes.len());
     for (replica, (outcome, device)) in outcomes.into_iter().zip(devices).enumerate() {
-        let gone = || DataParallelError::Thread { device, reason: "it has ended".into() };
-        match outcome.ok_or_else(gone)? {
-            Ok(Ok(output)) => outputs.push(output),
-            Ok(Err(source)) => {
-                return Err(DataParallelError::Replica { replica, device, cause: source }.into());
+        match outcome {
+            Some(Ok(Ok(output))) => outputs.push(output),
+            Some(Ok(Err(source))) => {
+                return Err(DataParallelError::Replica { replica, device, source }.into());
             }
-            Err(panic) => resume_unwind(panic),
+            Some(Err(panic)) => resume_unwind(panic),
+            None => {
+                let reason = "it has ended".into();
+                return Err(DataParallelError::Thread { device, reason }.into());
+            }
         }
     }
     Ok(outputs)

@@ -36,14 +36,14 @@ pub enum DataParallelError {
         output_device: i32,
     },
     /// The forward pass of a replica failed.
-    #[error("in replica {replica} on device cuda:{device}: {cause}")]
+    #[error("in replica {replica} on device cuda:{device}: {source}")]
     Replica {
         /// Number of the replica.
         replica: usize,
         /// Index of the replica's GPU.
         device: usize,
         /// Error of the forward pass.
-        cause: Error,
+        source: Error,
     },
     /// An output is on the CPU.
     #[error(

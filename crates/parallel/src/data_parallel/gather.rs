@@ -214,10 +214,12 @@ tuples! {
     (A a, B b, C c, D d, E e, F f);
 }
 
+#[track_caller]
 fn unlike(reason: String) -> Error {
     DataParallelError::GatherStructure { reason }.into()
 }
 
+#[track_caller]
 fn nothing() -> Error {
     unlike("there are none".into())
 }

@@ -6,6 +6,7 @@
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::panic::Location;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -93,6 +94,7 @@ impl InitOptions {
     /// [`GroupError::Environment`], which names each variable that is missing or invalid, including a local rank
     /// without a device; a [`StoreError`] if the store cannot be hosted or reached, [`StoreError::NeedsSecret`] if
     /// `MASTER_ADDR` is not a loopback address and there is no `WARPLINE_SECRET`. Errors of [`cuda::device_count`].
+    #[track_caller]
     pub fn from_env() -> Result<Self> {
         Self::from_env_with(DEFAULT_TIMEOUT)
     }
@@ -102,7 +104,13 @@ impl InitOptions {
     ///
     /// # Errors
     /// The same as [`InitOptions::from_env`].
+    #[track_caller]
     pub fn from_env_with(timeout: Duration) -> Result<Self> {
+        let location = Location::caller();
+        Self::read(timeout).map_err(|error| error.at(location))
+    }
+
+    fn read(timeout: Duration) -> Result<Self> {
         let found = environment::read(&|name| std::env::var(name))?;
         // Checked before the store is reached, so that no other rank waits for a rank without a device.
         let device = found.device(cuda::device_count()?)?;
@@ -202,7 +210,14 @@ where
 /// if the store fails; [`ErrorKind::CudaUnavailable`](warpline::ErrorKind::CudaUnavailable) without a GPU,
 /// [`ErrorKind::NoSuchDevice`](warpline::ErrorKind::NoSuchDevice) if there is no such device,
 /// [`ErrorKind::Driver`](warpline::ErrorKind::Driver) without NCCL.
+#[track_caller]
 pub fn init_process_group(options: InitOptions) -> Result<ProcessGroup> {
+    let location = Location::caller();
+    form(options).map_err(|error| error.at(location))
+}
+
+/// [`init_process_group`] without the line of the call.
+fn form(options: InitOptions) -> Result<ProcessGroup> {
     let InitOptions { rank, world_size, timeout, .. } = options;
     let deadline = Deadline::after(timeout);
     let grace = Deadline::after(timeout.saturating_add(GRACE));

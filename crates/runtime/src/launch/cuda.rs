@@ -34,7 +34,7 @@ pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Resu
     let function = |kernel| {
         device.function(kernel).map_err(|e| match e.driver_error() {
             Some(source) if source.loses_device() => located(source.clone().into(), stream, site),
-            _ => e,
+            _ => e.at(call.location),
         })
     };
     let code = match call.code {
@@ -263,7 +263,7 @@ fn describe(error: Error, stream: &Stream, call: &Call<'_>) -> Error {
             .collect();
         format!("{}({})", call.op, operands.join(", "))
     });
-    Error::driver(error.op(), source)
+    Error::driver(error.op(), source).at(call.location)
 }
 
 /// Adds the op and its location to the error of a failed driver call. If the device was lost before
@@ -284,5 +284,5 @@ pub(super) fn located(error: Error, stream: &Stream, site: Site) -> Error {
             return error.of(site.op).at(site.location);
         }
     }
-    Error::driver(site.op, source.clone().at(site.location))
+    Error::driver(site.op, source.clone().at(site.location)).at(site.location)
 }

@@ -140,7 +140,7 @@ pub(super) fn wait_for_own(
         return Err(failed);
     }
     waited.map_err(|e| match e.driver_error() {
-        Some(source) => Error::driver(site.op, source.clone()),
+        Some(source) => Error::driver(site.op, source.clone()).at(site.location),
         None => e,
     })
 }

@@ -104,5 +104,5 @@ fn names_only(program: &Program, variant: usize) -> String {
 #[cold]
 fn none(program: &Program, why: &str) -> Error {
     let reason = format!("the program's modules or kernels {why}");
-    ErrorKind::NoGpuCode { reason }.of(program.name())
+    Error::unlocated(ErrorKind::NoGpuCode { reason }).of(program.name())
 }

@@ -88,7 +88,7 @@ pub(super) fn no_code(program: &Program, why: &Error) -> Error {
          `warpline_runtime::module::update` and give it to `Program::with_ptx`",
         program.name()
     );
-    ErrorKind::NoGpuCode { reason }.of(program.name())
+    Error::unlocated(ErrorKind::NoGpuCode { reason }).of(program.name())
 }
 
 #[cfg(test)]

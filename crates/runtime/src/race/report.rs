@@ -6,7 +6,7 @@ use std::sync::Arc;
 use warpline_stream::Stream;
 
 use super::{Race, RacingUse};
-use crate::{Error, ErrorKind};
+use crate::{Error, ErrorKind, Site};
 
 impl RacingUse {
     fn kind(&self) -> &'static str {
@@ -90,7 +90,8 @@ impl std::error::Error for Race {}
 /// Converts a race to the error of its second access.
 impl From<Race> for Error {
     fn from(race: Race) -> Self {
-        Self::unlocated(ErrorKind::Race).with_source(Arc::new(race))
+        let site = Site { op: race.second.op, location: race.second.location };
+        Self::new(ErrorKind::Race, site).with_source(Arc::new(race))
     }
 }
 

@@ -120,7 +120,7 @@ impl Error {
     /// earlier call (such as [`ErrorKind::IndexCheck`]) keeps its op.
     #[must_use]
     pub fn of(mut self, op: &'static str) -> Self {
-        if !self.0.kind.is_of_earlier_call() {
+        if self.0.op.is_empty() || !self.0.kind.is_of_earlier_call() {
             self.0.op = op;
         }
         self
@@ -130,7 +130,7 @@ impl Error {
     /// An error that belongs to an earlier call (such as [`ErrorKind::IndexCheck`]) keeps its location.
     #[must_use]
     pub fn at(mut self, location: &'static Location<'static>) -> Self {
-        if !self.0.kind.is_of_earlier_call() {
+        if self.0.location.is_none() || !self.0.kind.is_of_earlier_call() {
             self.0.location = Some(location);
         }
         self
@@ -199,6 +199,10 @@ impl fmt::Display for Error {
                 );
             }
             (ErrorKind::Surfaced { .. }, Some(source), _) => return write!(f, "{source}; {kind}"),
+            // The source names the calls, or no call is at fault.
+            (ErrorKind::Race | ErrorKind::InvalidVariable, Some(source), _) => {
+                return write!(f, "{source}");
+            }
             (ErrorKind::Collective, Some(source), Some(location)) => {
                 return write!(f, "{op} at {location} failed, and {kind}: {source}");
             }
@@ -211,9 +215,13 @@ impl fmt::Display for Error {
             Some(source) => write!(f, "{source}")?,
             None => write!(f, "{kind}")?,
         }
-        match location {
-            // The message of a driver error may already contain a location.
-            Some(location) if self.driver_error().is_none_or(|e| e.location().is_none()) => {
+        // The message of a source may already contain the location.
+        let said = [
+            self.driver_error().and_then(DriverError::location),
+            self.find::<Self>().and_then(Self::location),
+        ];
+        match *location {
+            Some(location) if !said.contains(&Some(location)) => {
                 write!(f, " (called at {location})")
             }
             _ => Ok(()),
@@ -229,10 +237,14 @@ impl fmt::Debug for Error {
 }
 
 impl StdError for Error {
-    /// Returns the source of this error's source, because the message of this error contains the direct source's
-    /// message.
+    /// Returns the first source whose message this error's message does not contain.
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.0.source.as_deref()?.source()
+        let mut source = self.0.source.as_deref()?.source();
+        let text = self.to_string();
+        while let Some(error) = source.filter(|error| text.contains(&error.to_string())) {
+            source = error.source();
+        }
+        source
     }
 }
 

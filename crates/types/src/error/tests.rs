@@ -1,3 +1,5 @@
+//! Tests of messages, sources and sites of errors.
+
 use std::error::Error as StdError;
 
 use warpline_cuda_sys_safe::{CudaCode, DriverError};
@@ -53,4 +55,28 @@ fn errors_of_earlier_calls_keep_their_site() {
 fn a_result_is_two_words() {
     assert_eq!(size_of::<Result<Box<u8>>>(), 2 * size_of::<usize>());
     assert_eq!(size_of::<Result<()>>(), size_of::<usize>());
+}
+
+/// An error of a crate above, which contains the error of an op.
+#[derive(Debug, thiserror::Error)]
+#[error("a.bin: {source}")]
+struct Wrapped {
+    source: Error,
+}
+
+#[test]
+fn a_source_is_found_through_the_error_that_wraps_it() {
+    let inner = Error::driver("empty", driver_error()).at(Location::caller());
+    let location = inner.location().unwrap();
+    let outer = ErrorKind::File.of("load_file").at(location).with_source(Arc::new(Wrapped { source: inner }));
+    assert!(outer.driver_error().is_some());
+    assert_eq!(outer.find::<Error>().map(Error::op), Some("empty"));
+    assert_eq!(outer.to_string().matches(&location.to_string()).count(), 1, "{outer}");
+    assert!(outer.source().is_none(), "the message has all of it: {outer}");
+}
+
+#[test]
+fn an_error_without_a_call_takes_the_first_that_is_named() {
+    let error = Error::unlocated(ErrorKind::Race).of("add").of("mul");
+    assert_eq!(error.op(), "add");
 }

@@ -13,6 +13,7 @@ use super::super::{Result, Work};
 use super::ProcessGroup;
 
 impl ProcessGroup {
+    #[track_caller]
     fn check_list(&self, op: &'static str, what: &str, list: &[Tensor]) -> Result<()> {
         if list.len() == self.world_size() {
             return Ok(());
@@ -24,6 +25,7 @@ impl ProcessGroup {
         ))
     }
 
+    #[track_caller]
     fn check_rank(&self, op: &'static str, rank: usize) -> Result<()> {
         if rank < self.world_size() {
             return Ok(());
@@ -143,6 +145,7 @@ impl ProcessGroup {
     }
 
     /// Splits a tensor into the parts of all ranks.
+    #[track_caller]
     fn parts(
         &self,
         op: &'static str,
@@ -256,6 +259,7 @@ impl ProcessGroup {
     }
 
     /// Returns the list on rank `root`, and an empty list on the other ranks.
+    #[track_caller]
     fn list_at<'a>(
         &self,
         op: &'static str,

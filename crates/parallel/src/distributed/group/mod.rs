@@ -295,7 +295,7 @@ impl ProcessGroup {
         let devices = runtime.devices()?;
         let current = devices.current_stream(device)?;
         let _in_order = shared.launching.lock().unwrap_or_else(PoisonError::into_inner);
-        shared.check_alive()?;
+        shared.check_alive().map_err(|error| error.at(location))?;
         let stream = if async_op { &shared.stream } else { &current };
         let checked = parts.debug.then(|| signature.clone());
         let (id, seq, completion) = {

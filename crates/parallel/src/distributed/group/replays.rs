@@ -22,11 +22,12 @@ const NAME: &str = "replay";
 /// Converts the group's failure to the error of a replay, whose results cannot be used. Returns other errors unchanged.
 fn refused(error: Error, location: &'static Location<'static>) -> Error {
     match error.find::<GroupError>() {
-        Some(failure) => {
+        // The failure of another group, whose results the replay reads, names its own call.
+        Some(failure) if matches!(error.kind(), ErrorKind::ProcessGroup) => {
             let site = Site { op: NAME, location };
             Error::new(ErrorKind::Collective, site).with_source(Arc::new(failure.clone()))
         }
-        None => error,
+        _ => error,
     }
 }
 
