@@ -66,7 +66,7 @@
 //!
 //! **Errors.** An error that occurs when work runs loses the device. The first call that notices
 //! returns the error; later calls return [`DeviceLost`](crate::DriverError::DeviceLost). Queued
-//! work is dropped. Releases succeed, whatever their arguments. All other devices of the process
+//! work is dropped. Releases succeed with any arguments. All other devices of the process
 //! are lost, too, as on hardware, unless [`SimConfig::isolate_faults`] is set.
 //!
 //! **Peers.** Kernels need peer access (or, for mapped memory, `cuMemSetAccess`); copies do not.
