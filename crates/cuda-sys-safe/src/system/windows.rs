@@ -76,7 +76,7 @@ pub(crate) unsafe fn populate(start: NonNull<u8>, bytes: usize) -> io::Result<()
 /// Cannot be called, because there is no [`MemoryFile`] on Windows.
 ///
 /// # Safety
-/// None.
+/// No requirement, because this function cannot be called.
 pub(crate) unsafe fn place(
     _start: NonNull<u8>,
     _bytes: usize,

@@ -23,7 +23,7 @@ pub(super) enum HostWait {
     Nothing,
     /// The copy itself.
     Done(Point),
-    /// All work before the copy, whose source has been staged.
+    /// The work before the copy. The source is staged by then.
     Before(Point),
 }
 
