@@ -1,6 +1,6 @@
 //! cuBLAS, found and loaded at run time.
 //!
-//! # Where the library is looked for
+//! # Library search
 //! If `WARPLINE_CUBLAS` is set, only its value is tried: the path of the library, or of the folder
 //! that contains it, such as the `lib` folder of a Python wheel. Otherwise `libcublas.so.13`,
 //! `libcublas.so.12` and `libcublas.so` are looked for on the loader's path, then in
@@ -170,7 +170,7 @@ pub struct Blas {
 
 impl Blas {
     /// Returns the process's cuBLAS. The first call
-    /// [searches](self#where-the-library-is-looked-for) for the library; later calls return the
+    /// [searches](self#library-search) for the library; later calls return the
     /// same result.
     ///
     /// # Errors

@@ -80,7 +80,7 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
 
     // ---- memory -------------------------------------------------------------------------
 
-    /// Allocates device memory (`cuMemAlloc`). The address is a multiple of 512 or more.
+    /// Allocates device memory (`cuMemAlloc`), aligned to at least 512 bytes.
     fn mem_alloc(&self, device: usize, bytes: usize) -> Result<DevicePtr>;
 
     /// Frees device memory after waiting for the device (`cuMemFree`).
@@ -354,7 +354,7 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
         stream: StreamHandle,
     ) -> Result<DevicePtr>;
 
-    /// Frees memory of a pool, in stream order (`cuMemFreeAsync`).
+    /// Frees memory in stream order (`cuMemFreeAsync`).
     unsafe fn mem_free_async(&self, ptr: DevicePtr, stream: StreamHandle) -> Result<()>;
 
     // ---- capture and graphs -------------------------------------------------------------

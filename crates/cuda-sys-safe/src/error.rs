@@ -154,7 +154,7 @@ pub struct CudaError {
     pub device: Option<usize>,
     /// The caller's activity, if known: the name of an op, a size, a symbol.
     pub detail: Option<String>,
-    /// Where the call was asked for.
+    /// Source line that asked for the call, if known.
     pub location: Option<&'static Location<'static>>,
 }
 
@@ -348,7 +348,7 @@ pub enum DriverError {
         status: String,
         /// Further information, such as a compiler's log. May be empty.
         detail: String,
-        /// Where the call was asked for.
+        /// Source line that asked for the call, if known.
         location: Option<&'static Location<'static>>,
     },
     /// Ranks of a communicator made different calls where all must make the same call.

@@ -2,7 +2,7 @@
 //!
 //! NVRTC builds the PTX that is committed. Programs that use this crate do not need it.
 //!
-//! # Where the library is looked for
+//! # Library search
 //! If a path is given to [`Nvrtc::load`], or else in `WARPLINE_NVRTC`, only this path is tried:
 //! that of the library, or of the folder that contains it. Otherwise `libnvrtc.so.13`,
 //! `libnvrtc.so.12` and `libnvrtc.so` are looked for on the loader's path, then in
@@ -87,7 +87,7 @@ pub struct Nvrtc {
 
 impl Nvrtc {
     /// Loads the library at `path`, a file or a folder. If `path` is `None`,
-    /// [searches](self#where-the-library-is-looked-for) for the library.
+    /// [searches](self#library-search) for the library.
     ///
     /// # Errors
     /// - [`DriverError::LibraryNotFound`] if no library is found.

@@ -1,8 +1,8 @@
-//! Collectives between devices: NCCL's interface, with its own names.
+//! Collectives between devices, with the interface and the names of NCCL.
 //!
-//! [`Nccl`] is to NCCL what [`Driver`](crate::Driver) is to the CUDA driver.
+//! [`Nccl`] is the interface of NCCL, as [`Driver`](crate::Driver) is of the CUDA driver.
 //! [`Driver::nccl`](crate::Driver::nccl) returns the implementation that belongs to a driver: the
-//! NCCL library for the real driver, a simulated one for the simulated driver.
+//! NCCL library for the real driver, a simulated NCCL for the simulated driver.
 //!
 //! Making a communicator never blocks. A call that is still running reports
 //! [`CommState::InProgress`], and the caller polls [`Nccl::comm_state`]. A collective may block
@@ -25,8 +25,8 @@
 //!    graphs that hold calls of the communicator are destroyed. A thread that owns such a graph may
 //!    try to launch it first; the launch is refused.
 //!
-//! `state` and `is_aborted` wait for no lock. While the process ends, aborts are let in until the
-//! running calls have returned.
+//! `state` and `is_aborted` wait for no lock. While the process ends, aborts may still begin until
+//! the running calls have returned.
 //!
 //! A graph keeps the communicators of its captured calls. They are locked during a launch of the
 //! graph, so that no communicator is aborted under it. After an abort, launches of the graph are

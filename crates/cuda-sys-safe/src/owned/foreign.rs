@@ -22,8 +22,8 @@ impl ForeignMemory {
     /// time, so `owner` must first wait for the device, as `cuMemFree` does.
     ///
     /// # Safety
-    /// Until `owner` is dropped, the device can read and write all of the memory, and nobody else
-    /// uses it.
+    /// Until `owner` is dropped, the device can read and write all of the memory, and no other code
+    /// uses the memory.
     #[must_use]
     pub unsafe fn new(
         driver: &Arc<dyn Driver>,

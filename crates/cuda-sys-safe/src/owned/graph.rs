@@ -184,9 +184,9 @@ impl GraphExec {
     /// Errors of the [driver call](Driver#errors).
     ///
     /// # Safety
-    /// A replay runs the captured kernels on the captured addresses, whoever owns that memory by
-    /// then. Until the replay is done, it must be allowed to use all this memory, in the order of
-    /// the stream.
+    /// A replay runs the captured kernels on the captured addresses, even if that memory has
+    /// another owner by then. Until the replay is done, the replay must be allowed to use all this
+    /// memory, in the order of the stream.
     #[track_caller]
     pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
         let location = Location::caller();

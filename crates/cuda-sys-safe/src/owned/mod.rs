@@ -4,10 +4,11 @@
 //! # Work and order
 //!
 //! Safe code cannot enqueue work. With a [`Stream`] it can add order and ask questions; launches,
-//! copies and replays are `unsafe`. A layer that forbids `unsafe` still has to be told three things
-//! that it cannot check: that work was enqueued, that work is done, and that work may be captured.
-//! It accepts each of them only together with a [`LaunchToken`], which only an `unsafe` function
-//! makes. The launch path of `warpline-runtime` holds the only token of the workspace.
+//! copies and replays are `unsafe`. A layer that forbids `unsafe` must trust its caller in three
+//! statements that it cannot check: that work was enqueued, that work is done, and that work may be
+//! captured. Such a layer accepts each statement only together with a [`LaunchToken`], which only
+//! an `unsafe` function makes. The launch path of `warpline-runtime` holds the only token of the
+//! workspace.
 //!
 //! - Beginning a capture takes the token and returns an object. Only that object ends the capture.
 //! - Waiting on a captured event joins the capture only if the caller holds the token.
@@ -18,8 +19,8 @@
 //!
 //! A release that the driver refuses keeps the object, with everything that the object needs, in a
 //! list of the driver ([`Refused`]). The list counts refused releases by kind. It retries them when
-//! an object of the same kind is released or allocated, and in `retry_refused`. A caller that has
-//! to know at once, as the allocators do, calls `release` instead of dropping the object.
+//! an object of the same kind is released or allocated, and in [`retry_refused`]. A caller that
+//! must know at once, such as an allocator, calls `release` instead of dropping the object.
 
 use std::sync::Arc;
 

@@ -102,7 +102,7 @@ mod tests {
         unsafe { std::slice::from_raw_parts(pages.start().as_ptr(), pages.bytes()) }
     }
 
-    /// How many of the pages are in memory.
+    /// Returns the number of pages that are in memory.
     #[cfg(target_os = "linux")]
     fn resident(pages: &Pages) -> usize {
         let mut state = vec![0u8; pages.bytes() / system::page_size()];
@@ -138,7 +138,7 @@ mod tests {
         }
     }
 
-    /// How often a page was given to this thread.
+    /// Returns the number of minor page faults of this thread.
     #[cfg(target_os = "linux")]
     fn faults() -> i64 {
         // SAFETY: plain integers, for which zero is valid.
@@ -148,8 +148,8 @@ mod tests {
         usage.ru_minflt
     }
 
-    /// What a fork shares with its child is copied when the parent writes next: a device would go
-    /// on with the old pages.
+    /// Checks that a fork leaves the pages in place. Pages that a fork shares with its child are
+    /// copied on the parent's next write, while a device would still use the old pages.
     #[cfg(target_os = "linux")]
     #[test]
     fn a_fork_leaves_the_pages_where_they_are() {

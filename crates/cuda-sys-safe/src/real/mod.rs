@@ -1,6 +1,6 @@
 //! The real driver: `libcuda`, found and loaded at run time.
 //!
-//! # Where the library is looked for
+//! # Library search
 //! If `WARPLINE_LIBCUDA` is set, only its value is tried: the path of the library, or of the folder
 //! that contains it. Otherwise `libcuda.so.1`, then `libcuda.so`, are looked for on the loader's
 //! path (which `LD_LIBRARY_PATH` extends), then in `/usr/lib/x86_64-linux-gnu`,
@@ -68,7 +68,7 @@ pub struct CudaDriver {
     refused: Refused,
 }
 
-/// Returns the process's CUDA driver. The first call [loads](self#where-the-library-is-looked-for)
+/// Returns the process's CUDA driver. The first call [loads](self#library-search)
 /// the library and initialises it. Later calls return the same result, driver or error.
 ///
 /// # Errors

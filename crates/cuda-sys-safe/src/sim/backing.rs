@@ -1,4 +1,4 @@
-//! Host memory behind device memory: mapped from the system, spent only where touched.
+//! Host memory behind device memory, mapped from the system and committed only where it is touched.
 
 use std::io;
 use std::ptr::{NonNull, with_exposed_provenance_mut};
@@ -20,23 +20,23 @@ impl Mapping {
         Ok(Self { base, bytes })
     }
 
-    /// Zeroed memory that nothing is set aside for.
+    /// Maps zeroed memory that is committed when it is touched.
     pub(super) fn anonymous(bytes: usize) -> io::Result<Self> {
         Self::new(bytes, Behind::Untouched)
     }
 
-    /// Addresses that fault.
+    /// Maps addresses that fault.
     pub(super) fn inaccessible(bytes: usize) -> io::Result<Self> {
         Self::new(bytes, Behind::Nothing)
     }
 
-    /// The addresses of a part, if there is such a part.
+    /// Returns the address of a part of the mapping, or `None` if the part does not lie inside.
     fn part(&self, offset: usize, bytes: usize) -> Option<NonNull<u8>> {
         offset.checked_add(bytes).filter(|&end| end <= self.bytes)?;
         NonNull::new(with_exposed_provenance_mut(self.base + offset))
     }
 
-    /// Puts part of a file at an offset.
+    /// Maps a part of a file at an offset.
     pub(super) fn place(
         &self,
         offset: usize,
@@ -49,7 +49,7 @@ impl Mapping {
         unsafe { system::place(start, bytes, file, from) }
     }
 
-    /// Makes part of it fault again, and gives back its pages.
+    /// Makes a part of the mapping fault again, and releases its pages.
     pub(super) fn hide(&self, offset: usize, bytes: usize) {
         if let Some(start) = self.part(offset, bytes) {
             // SAFETY: a part of our own; the driver's lock keeps others from it.
@@ -67,13 +67,13 @@ impl Drop for Mapping {
     }
 }
 
-/// Fills host memory at an address of one of our mappings.
+/// Fills host memory in a mapping of this module.
 pub(super) fn fill(at: usize, bytes: usize, value: u8) {
     // SAFETY: callers pass ranges inside a live mapping, under the driver's lock.
     unsafe { with_exposed_provenance_mut::<u8>(at).write_bytes(value, bytes) };
 }
 
-/// The bytes of host memory at an address of one of our mappings.
+/// Returns the bytes of host memory in a mapping of this module.
 ///
 /// # Safety
 /// The range must be live, readable and unchanged while the result is used.

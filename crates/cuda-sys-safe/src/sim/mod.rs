@@ -66,8 +66,8 @@
 //!
 //! **Errors.** An error that occurs when work runs loses the device. The first call that notices
 //! returns the error; later calls return [`DeviceLost`](crate::DriverError::DeviceLost). Queued
-//! work is dropped. Releases succeed, whatever their arguments. All other devices of the process
-//! are lost, too, as on hardware, unless [`SimConfig::isolate_faults`] is set.
+//! work is dropped. Releases succeed with any arguments. All other devices of the process are lost,
+//! too, as on hardware, unless [`SimConfig::isolate_faults`] is set.
 //!
 //! **Peers.** Kernels need peer access (or, for mapped memory, `cuMemSetAccess`); copies do not.
 //! Peer access of a device to itself is `PEER_ACCESS_UNSUPPORTED`.
@@ -97,7 +97,8 @@
 //!   destroying executable graphs. They return `UNSUPPORTED`, also if the capture is already
 //!   invalid.
 //! - In all modes, waiting for or querying a captured stream or its device (`UNSUPPORTED`) or an
-//!   event of a capture (`CAPTURED_EVENT`). This invalidates only that capture.
+//!   event of a capture (`CAPTURED_EVENT`). This invalidates only the captures of that stream,
+//!   device or event.
 //! - In all modes, using the default stream while blocking streams are captured (`IMPLICIT`). This
 //!   invalidates the captures of all these streams. `cuMemcpy` and reading the priority count as
 //!   uses.

@@ -1,28 +1,28 @@
-//! Linux.
+//! The variant for Linux.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr::NonNull;
 
-/// Asks for huge pages.
+/// Requests huge pages.
 pub(super) fn advise_huge(start: NonNull<u8>, bytes: usize) {
     // SAFETY: advice on a mapping of ours. Without huge pages it only takes longer.
     unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
 }
 
-/// Asks that a forked child finds zeros of its own there.
+/// Requests that a forked child finds zeros of its own at these addresses.
 ///
-/// Zeros (`MADV_WIPEONFORK`) rather than no mapping (`MADV_DONTFORK`), since the child's safe code
-/// may still hold the addresses: they must not come to mean anything else there. Either way a fork
-/// leaves this process's pages alone.
+/// Zeros (`MADV_WIPEONFORK`) are better than no mapping (`MADV_DONTFORK`), because safe code in the
+/// child may still hold the addresses, so nothing else may appear there. With either, a fork leaves
+/// this process's pages in place.
 pub(super) fn advise_for_devices(start: NonNull<u8>, bytes: usize) {
     // SAFETY: advice on a mapping of ours that nobody uses yet. Before Linux 4.14 children share the
     // pages until one side writes.
     unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_WIPEONFORK) };
 }
 
-/// Has the system provide pages in one call; false where it cannot (before Linux 5.14).
+/// Has the system provide pages in one call. Returns `false` if it cannot (before Linux 5.14).
 pub(super) fn populate(start: NonNull<u8>, bytes: usize) -> io::Result<bool> {
     // SAFETY: changes no byte of the mapping.
     if unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_POPULATE_WRITE) } == 0 {
@@ -32,7 +32,7 @@ pub(super) fn populate(start: NonNull<u8>, bytes: usize) -> io::Result<bool> {
     if error.raw_os_error() == Some(libc::EINVAL) { Ok(false) } else { Err(error) }
 }
 
-/// An empty file in memory.
+/// Creates an empty file in memory.
 pub(super) fn memory_file() -> io::Result<File> {
     // SAFETY: the name is a literal with a NUL.
     let fd = unsafe { libc::memfd_create(c"warpline-sim".as_ptr(), libc::MFD_CLOEXEC) };
@@ -43,7 +43,7 @@ pub(super) fn memory_file() -> io::Result<File> {
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
-/// An empty file in memory whose size can be fixed.
+/// Creates an empty file in memory whose size can be fixed.
 pub(super) fn shared_file() -> io::Result<File> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     // SAFETY: the name is a literal with a NUL.
@@ -55,10 +55,10 @@ pub(super) fn shared_file() -> io::Result<File> {
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
-/// Seals that keep a file's size as it is.
+/// Seals that fix a file's size.
 const FIXED: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
-/// Keeps the size of such a file as it is, for everybody and for good.
+/// Fixes the size of such a file for good, for all processes.
 pub(super) fn fix_size(file: &File) -> io::Result<()> {
     // SAFETY: takes an open file and a number.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, FIXED) } {
@@ -67,8 +67,9 @@ pub(super) fn fix_size(file: &File) -> io::Result<()> {
     }
 }
 
-/// Whether that was done, and it can still be written to. Not of one in pages of its own pool, which
-/// may be empty when a page that somebody gave back is touched again.
+/// Returns `true` if the file's size is fixed and the file is writable. Returns `false` for a file
+/// on huge pages of a separate pool: that pool may be exhausted when a released page is accessed
+/// again.
 pub(super) fn has_fixed_size(file: &File) -> bool {
     // SAFETY: takes an open file. For what is no file in memory the result is negative.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
@@ -79,13 +80,13 @@ pub(super) fn has_fixed_size(file: &File) -> bool {
     seals == FIXED && known && system.f_type == libc::TMPFS_MAGIC
 }
 
-/// The same file, as if opened by somebody else.
+/// Opens the same file again, as another process would.
 pub(super) fn open_again(file: &File) -> io::Result<File> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     File::options().read(true).write(true).open(path)
 }
 
-/// Makes part of a file a hole.
+/// Turns a part of a file into a hole.
 pub(super) fn punch(file: &File, offset: u64, bytes: usize) {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     let (offset, bytes) = (offset as libc::off_t, bytes as libc::off_t);
@@ -93,7 +94,8 @@ pub(super) fn punch(file: &File, offset: u64, bytes: usize) {
     unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, bytes) };
 }
 
-/// `secure_getenv`'s own question: setuid, setgid, file capabilities, a security module's wish.
+/// Returns `true` in the cases in which `secure_getenv` ignores the environment: setuid, setgid,
+/// file capabilities, a request of a security module.
 pub(super) fn has_elevated_rights() -> bool {
     // SAFETY: takes and returns plain numbers.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }

@@ -1,4 +1,4 @@
-//! macOS. There is no CUDA, but the CPU and simulated devices.
+//! The variant for macOS, which has no CUDA, but the CPU and simulated devices.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -7,18 +7,19 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Nothing: huge pages are not to be asked for.
+/// Does nothing, because macOS has no request for huge pages.
 pub(super) fn advise_huge(_start: NonNull<u8>, _bytes: usize) {}
 
-/// Nothing: no device accesses the pages, so that forked children may share them.
+/// Does nothing. No device accesses the pages, so forked children may share them.
 pub(super) fn advise_for_devices(_start: NonNull<u8>, _bytes: usize) {}
 
-/// Pages are provided when they are touched, and only then.
+/// Returns `false`: the system provides pages only when they are touched.
 pub(super) fn populate(_start: NonNull<u8>, _bytes: usize) -> io::Result<bool> {
     Ok(false)
 }
 
-/// An empty file without a name. A temporary one: `shm_open`'s can be given a size only once.
+/// Creates an empty file without a name. It is a temporary file, because the size of `shm_open`'s
+/// files can be set only once.
 pub(super) fn memory_file() -> io::Result<File> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -30,7 +31,8 @@ pub(super) fn memory_file() -> io::Result<File> {
     Ok(file)
 }
 
-/// Not done: a file's size cannot be fixed there, and who has it open could make others fault.
+/// Not supported. The size of a file cannot be fixed, so any process that has the file open could
+/// make others fault.
 pub(super) fn shared_file() -> io::Result<File> {
     Err(io::ErrorKind::Unsupported.into())
 }
@@ -47,7 +49,7 @@ pub(super) fn open_again(_file: &File) -> io::Result<File> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Makes part of a file a hole.
+/// Turns a part of a file into a hole.
 pub(super) fn punch(file: &File, offset: u64, bytes: usize) {
     let hole = libc::fpunchhole_t {
         fp_flags: 0,
@@ -59,7 +61,7 @@ pub(super) fn punch(file: &File, offset: u64, bytes: usize) {
     unsafe { libc::fcntl(file.as_raw_fd(), libc::F_PUNCHHOLE, &raw const hole) };
 }
 
-/// Whether the program is or was setuid or setgid.
+/// Returns `true` if the program is or was setuid or setgid.
 pub(super) fn has_elevated_rights() -> bool {
     // SAFETY: takes nothing and returns a plain number.
     unsafe { libc::issetugid() != 0 }

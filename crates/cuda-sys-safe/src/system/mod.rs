@@ -2,15 +2,15 @@
 //!
 //! | | Linux | macOS | Windows |
 //! |---|---|---|---|
-//! | large memory | huge pages where possible | as the system likes | as the system likes |
+//! | large memory | huge pages where possible | system default | system default |
 //! | pages for devices | huge where possible, provided in one call, not copied by forks | touched one by one | touched one by one |
-//! | memory mapped at several addresses | a file in memory | an unlinked temporary file | not done: simulated devices have no virtual memory, and the allocator uses plain segments |
-//! | memory for other processes | a file in memory whose size is sealed | not done | not done |
-//! | forks | noticed | noticed | there are none |
-//! | elevated rights | `AT_SECURE` | `issetugid` | a program has its caller's |
+//! | memory mapped at several addresses | a file in memory | an unlinked temporary file | not supported: simulated devices have no virtual memory, and the allocator uses plain segments |
+//! | memory for other processes | a file in memory whose size is sealed | not supported | not supported |
+//! | forks | detected | detected | there are none |
+//! | elevated rights | `AT_SECURE` | `issetugid` | never: a program has the rights of its caller |
 //! | libraries | `dlopen` | `dlopen` | never from the current folder; `PATH` and `CUDA_PATH` are searched |
 //!
-//! Outside of this module only the names of libraries and tests ask for the system.
+//! Outside this module, only the names of libraries, and tests, depend on the system.
 //!
 //! # Forks
 //!
@@ -48,21 +48,21 @@ pub(crate) use this::{
     map_for_devices, map_large, on_fork, open_library, page_size, place, populate, unmap,
 };
 
-/// What is behind new addresses.
+/// The memory behind new addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Behind {
-    /// Nothing: they fault.
+    /// No memory. An access faults.
     Nothing,
-    /// Zeroed memory that is set aside when it is touched, where the system can wait so long.
+    /// Zeroed memory that is committed when it is touched, on systems that support this.
     Untouched,
-    /// Zeroed memory. More than the system could ever give is refused.
+    /// Zeroed memory. A size that the system could never provide is refused.
     Memory,
 }
 
-/// What huge pages are aligned to and multiples of, on common machines.
+/// Size and alignment of huge pages on common machines, in bytes.
 pub(crate) const HUGE: usize = 2 << 20;
 
-/// `bytes` in whole pages, at least one; `None` if that overflows.
+/// Rounds `bytes` up to whole pages, at least one. Returns `None` on overflow.
 pub(crate) fn in_pages(bytes: usize) -> Option<usize> {
     bytes.max(1).checked_next_multiple_of(page_size())
 }
@@ -70,7 +70,7 @@ pub(crate) fn in_pages(bytes: usize) -> Option<usize> {
 /// Has the system provide pages by writing zeros to them.
 ///
 /// # Safety
-/// The range is mapped and writable, in use by nobody else, and all zeros.
+/// The range is mapped, writable, all zeros, and not in use by other code.
 unsafe fn touch(start: NonNull<u8>, bytes: usize) {
     for at in (0..bytes).step_by(page_size()) {
         // SAFETY: within the range, as the caller promises.

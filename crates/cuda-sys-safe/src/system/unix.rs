@@ -1,4 +1,4 @@
-//! What all Unixes have in common.
+//! The common part of all Unix systems.
 
 use std::fs::File;
 use std::io;
@@ -12,13 +12,13 @@ use libloading::Library;
 
 use super::{Behind, HUGE, touch, variant};
 
-/// Whether one piece of memory can be mapped at several addresses, and at chosen ones.
+/// Whether memory can be mapped at several addresses, and at chosen addresses.
 pub(crate) const CAN_MAP_TWICE: bool = true;
 
 const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 const NOTHING: i32 = libc::MAP_PRIVATE | libc::MAP_ANON | libc::MAP_NORESERVE;
 
-/// The size of the system's pages.
+/// Returns the size of a page, in bytes.
 pub(crate) fn page_size() -> usize {
     static SIZE: OnceLock<usize> = OnceLock::new();
     *SIZE.get_or_init(|| {
@@ -28,7 +28,7 @@ pub(crate) fn page_size() -> usize {
     })
 }
 
-/// New addresses where the system chooses, to be given back with [`unmap`].
+/// Maps new addresses, chosen by the system. Release them with [`unmap`].
 pub(crate) fn map(bytes: usize, behind: Behind) -> io::Result<NonNull<u8>> {
     let (protection, flags) = match behind {
         Behind::Nothing => (libc::PROT_NONE, NOTHING),
@@ -46,16 +46,17 @@ fn mapped(base: *mut libc::c_void) -> io::Result<NonNull<u8>> {
     NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
 }
 
-/// Gives addresses back.
+/// Releases addresses.
 ///
 /// # Safety
-/// All that is left of what [`map`], [`map_large`] or [`map_for_devices`] returned, and nobody uses it any more.
+/// The range is all that is left of a mapping by [`map`], [`map_large`] or [`map_for_devices`], and
+/// is not in use.
 pub(crate) unsafe fn unmap(start: NonNull<u8>, bytes: usize) {
     // SAFETY: as the caller promises.
     unsafe { libc::munmap(start.as_ptr().cast(), bytes) };
 }
 
-/// Zeroed memory in whole pages, huge ones where there are any to be had.
+/// Maps zeroed memory in whole pages, as huge pages where possible.
 pub(crate) fn map_large(bytes: usize) -> io::Result<NonNull<u8>> {
     // Mapped with room to align in, which is then unmapped.
     let room = if bytes >= HUGE { HUGE } else { 0 };
@@ -80,18 +81,19 @@ pub(crate) fn map_large(bytes: usize) -> io::Result<NonNull<u8>> {
     Ok(start)
 }
 
-/// [`map_large`] of memory that devices may come to access directly: a forked child must not share
-/// it, or the next write of this process, and not that of a device, would go to a copy.
+/// Maps memory as [`map_large`] does, for direct access by devices. A forked child must not share
+/// the memory: this process's next write would go to a copy, while devices would still use the old
+/// pages.
 pub(crate) fn map_for_devices(bytes: usize) -> io::Result<NonNull<u8>> {
     let start = map_large(bytes)?;
     variant::advise_for_devices(start, bytes);
     Ok(start)
 }
 
-/// Has the system provide all pages of part of a mapping.
+/// Has the system provide all pages of a part of a mapping.
 ///
 /// # Safety
-/// As for writing zeros there; nobody else uses it yet.
+/// The range may be overwritten with zeros, and is not in use.
 pub(crate) unsafe fn populate(start: NonNull<u8>, bytes: usize) -> io::Result<()> {
     if !variant::populate(start, bytes)? {
         // SAFETY: as the caller promises.
@@ -100,10 +102,10 @@ pub(crate) unsafe fn populate(start: NonNull<u8>, bytes: usize) -> io::Result<()
     Ok(())
 }
 
-/// Puts part of a file at addresses of ours.
+/// Maps a part of a file at addresses of this process.
 ///
 /// # Safety
-/// The range lies in what [`map`] returned, in whole pages, and nobody uses it.
+/// The range lies in a mapping by [`map`], consists of whole pages, and is not in use.
 pub(crate) unsafe fn place(
     start: NonNull<u8>,
     bytes: usize,
@@ -117,10 +119,10 @@ pub(crate) unsafe fn place(
         .map(drop)
 }
 
-/// Makes addresses of ours fault, and gives back the memory behind them.
+/// Makes addresses fault, and releases the memory behind them.
 ///
 /// # Safety
-/// As [`place`].
+/// The same as [`place`].
 pub(crate) unsafe fn hide(start: NonNull<u8>, bytes: usize) {
     let (at, flags) = (start.as_ptr().cast(), NOTHING | libc::MAP_FIXED);
     // SAFETY: the caller owns the addresses. Where the system has no room for the change, they stay
@@ -128,7 +130,7 @@ pub(crate) unsafe fn hide(start: NonNull<u8>, bytes: usize) {
     unsafe { libc::mmap(at, bytes, libc::PROT_NONE, flags, -1, 0) };
 }
 
-/// A sparse file, of which pieces can be mapped at several addresses.
+/// A sparse file. Its pieces can be mapped at several addresses.
 #[derive(Debug)]
 pub(crate) struct MemoryFile {
     file: File,
@@ -140,7 +142,7 @@ impl MemoryFile {
         Ok(Self { file: variant::memory_file()?, end: 0 })
     }
 
-    /// A fresh zeroed piece: its offset.
+    /// Adds a zeroed piece and returns its offset.
     pub(crate) fn extend(&mut self, bytes: usize) -> io::Result<u64> {
         let offset = self.end;
         let end = offset.checked_add(bytes as u64).ok_or(io::ErrorKind::OutOfMemory)?;
@@ -149,22 +151,22 @@ impl MemoryFile {
         Ok(offset)
     }
 
-    /// Gives back the memory of a piece, which is then zeros.
+    /// Releases the memory of a piece, which then reads as zeros.
     pub(crate) fn punch(&self, offset: u64, bytes: usize) {
         variant::punch(&self.file, offset, bytes);
     }
 }
 
-/// A file in memory that other processes may have, whose size nobody can change.
+/// A file in memory of fixed size, which can be shared with other processes.
 #[derive(Debug)]
 pub(crate) struct SharedFile {
     pub(crate) file: MemoryFile,
-    /// Which file it is, whoever opened it.
+    /// Number of the file, the same for every process that opens it.
     pub(crate) id: u64,
 }
 
 impl SharedFile {
-    /// A new one of zeros.
+    /// Creates a file of zeros.
     pub(crate) fn create(bytes: usize) -> io::Result<Self> {
         let file = variant::shared_file()?;
         file.set_len(bytes as u64)?;
@@ -177,13 +179,13 @@ impl SharedFile {
         Ok(Self { id: metadata.ino(), file: MemoryFile { file, end: metadata.len() } })
     }
 
-    /// What another process opens it with.
+    /// Returns a descriptor with which another process opens the file.
     pub(crate) fn export(&self) -> io::Result<OwnedFd> {
         Ok(variant::open_again(&self.file.file)?.into())
     }
 
-    /// What another process exported. One that could become smaller, so that touching it would
-    /// fault, is refused.
+    /// Opens a file that another process exported. A file that could shrink is refused, because an
+    /// access could then fault.
     pub(crate) fn import(handle: OwnedFd, bytes: usize) -> io::Result<Self> {
         let received = File::from(handle);
         if !variant::has_fixed_size(&received) || received.metadata()?.len() != bytes as u64 {
@@ -193,7 +195,7 @@ impl SharedFile {
         Self::new(variant::open_again(&received)?)
     }
 
-    /// Waits until nobody else has the lock, and takes it.
+    /// Waits for the file's lock and takes it.
     pub(crate) fn lock(&self) -> io::Result<()> {
         loop {
             match self.file.file.lock() {
@@ -208,28 +210,29 @@ impl SharedFile {
     }
 }
 
-/// Calls `in_child` in every forked child from now on. It may do no more than change atomics.
+/// Calls `in_child` in every forked child from now on. `in_child` may only change atomics.
 pub(crate) fn on_fork(in_child: extern "C" fn()) {
     // SAFETY: the handler does what is allowed after a fork. It fails only for want of memory; forks
     // then go unnoticed and the driver's own CUDA_ERROR_NOT_INITIALIZED is what a child gets.
     let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
 }
 
-/// Whether the program has rights that whoever started it has not (a setuid program), who must
-/// not choose its libraries.
+/// Returns `true` if the program has rights that the user who started it lacks (setuid). That user
+/// must not choose its libraries.
 pub(crate) fn has_elevated_rights() -> bool {
     variant::has_elevated_rights()
 }
 
-/// Folders that the environment adds to the search for libraries. The loader has its own.
+/// Returns folders that the environment adds to the search for libraries. There are none, because
+/// the loader searches its own.
 pub(crate) fn library_folders() -> Vec<PathBuf> {
     Vec::new()
 }
 
-/// Opens a library by its path or by its name.
+/// Opens a library by its path or its name.
 ///
 /// # Safety
-/// Its initialisers run, and must be sound.
+/// The library's initialisers run, and must be sound.
 pub(crate) unsafe fn open_library(path: &Path) -> Result<Library, libloading::Error> {
     // SAFETY: as the caller promises.
     unsafe { Library::new(path) }

@@ -1,4 +1,4 @@
-//! Windows.
+//! The variant for Windows.
 
 use std::env;
 use std::io;
@@ -17,11 +17,11 @@ use windows_sys::Win32::System::SystemInformation::{GetSystemInfo, SYSTEM_INFO};
 
 use super::{Behind, touch};
 
-/// Whether one piece of memory can be mapped at several addresses, and at chosen ones. The system
-/// can, by placeholders; nobody has needed simulated virtual memory here yet.
+/// Whether memory can be mapped at several addresses, and at chosen addresses. Windows can do this
+/// with placeholders, but simulated virtual memory has not been needed there.
 pub(crate) const CAN_MAP_TWICE: bool = false;
 
-/// The size of the system's pages.
+/// Returns the size of a page, in bytes.
 pub(crate) fn page_size() -> usize {
     static SIZE: OnceLock<usize> = OnceLock::new();
     *SIZE.get_or_init(|| {
@@ -32,7 +32,7 @@ pub(crate) fn page_size() -> usize {
     })
 }
 
-/// New addresses where the system chooses, to be given back with [`unmap`].
+/// Maps new addresses, chosen by the system. Release them with [`unmap`].
 pub(crate) fn map(bytes: usize, behind: Behind) -> io::Result<NonNull<u8>> {
     let (kind, protection) = match behind {
         Behind::Nothing => (MEM_RESERVE, PAGE_NOACCESS),
@@ -43,39 +43,40 @@ pub(crate) fn map(bytes: usize, behind: Behind) -> io::Result<NonNull<u8>> {
     NonNull::new(base.cast()).ok_or_else(io::Error::last_os_error)
 }
 
-/// Gives addresses back.
+/// Releases addresses.
 ///
 /// # Safety
-/// All of what [`map`], [`map_large`] or [`map_for_devices`] returned, and nobody uses it any more.
+/// The range is a whole mapping by [`map`], [`map_large`] or [`map_for_devices`], and is not in
+/// use.
 pub(crate) unsafe fn unmap(start: NonNull<u8>, _bytes: usize) {
     // SAFETY: as the caller promises. The size must be 0, and means all of it.
     unsafe { VirtualFree(start.as_ptr().cast(), 0, MEM_RELEASE) };
 }
 
-/// Zeroed memory in whole pages. Huge ones would take a privilege that few programs have.
+/// Maps zeroed memory in whole pages. Huge pages would need a privilege that few programs have.
 pub(crate) fn map_large(bytes: usize) -> io::Result<NonNull<u8>> {
     map(bytes, Behind::Memory)
 }
 
-/// [`map_large`]: there are no forks that could share it.
+/// The same as [`map_large`], because there are no forks.
 pub(crate) fn map_for_devices(bytes: usize) -> io::Result<NonNull<u8>> {
     map_large(bytes)
 }
 
-/// Has the system provide all pages of part of a mapping.
+/// Has the system provide all pages of a part of a mapping.
 ///
 /// # Safety
-/// As for writing zeros there; nobody else uses it yet.
+/// The range may be overwritten with zeros, and is not in use.
 pub(crate) unsafe fn populate(start: NonNull<u8>, bytes: usize) -> io::Result<()> {
     // SAFETY: as the caller promises.
     unsafe { touch(start, bytes) };
     Ok(())
 }
 
-/// Not done here.
+/// Cannot be called, because there is no [`MemoryFile`] on Windows.
 ///
 /// # Safety
-/// Nothing to promise: there is no file to place.
+/// No requirement, because this function cannot be called.
 pub(crate) unsafe fn place(
     _start: NonNull<u8>,
     _bytes: usize,
@@ -85,16 +86,16 @@ pub(crate) unsafe fn place(
     match *file {}
 }
 
-/// Makes addresses of ours fault, and gives back the memory behind them.
+/// Makes addresses fault, and releases the memory behind them.
 ///
 /// # Safety
-/// The range lies in what [`map`] returned, in whole pages, and nobody uses it.
+/// The range lies in a mapping by [`map`], consists of whole pages, and is not in use.
 pub(crate) unsafe fn hide(start: NonNull<u8>, bytes: usize) {
     // SAFETY: as the caller promises.
     unsafe { VirtualFree(start.as_ptr().cast(), bytes, MEM_DECOMMIT) };
 }
 
-/// Memory to be mapped at several addresses: there is none.
+/// A file to be mapped at several addresses. Does not exist on Windows.
 #[derive(Debug)]
 pub(crate) enum MemoryFile {}
 
@@ -112,7 +113,7 @@ impl MemoryFile {
     }
 }
 
-/// There is none: simulated devices have no virtual memory here.
+/// Memory of simulated devices that can be shared. Does not exist on Windows.
 #[derive(Debug)]
 pub(crate) struct SharedFile {
     pub(crate) file: MemoryFile,
@@ -141,16 +142,17 @@ impl SharedFile {
     }
 }
 
-/// There are no forks.
+/// Does nothing, because there are no forks.
 pub(crate) fn on_fork(_in_child: extern "C" fn()) {}
 
-/// A program has the rights of whoever started it, or was started by who has more.
+/// Returns `false`: a program has the rights of its caller, or was started by a program with more
+/// rights.
 pub(crate) fn has_elevated_rights() -> bool {
     false
 }
 
-/// Folders that the environment adds to the search for libraries: those of the CUDA toolkit, and
-/// `PATH`, for which [`open_library`] does not have the loader look.
+/// Returns folders that the environment adds to the search for libraries: those of the CUDA
+/// toolkit, and `PATH`, in which the loader does not search for [`open_library`].
 pub(crate) fn library_folders() -> Vec<PathBuf> {
     let toolkit = env::var_os("CUDA_PATH").map(PathBuf::from);
     let toolkit = toolkit.iter().flat_map(|path| [path.join("bin\\x64"), path.join("bin")]);
@@ -158,11 +160,11 @@ pub(crate) fn library_folders() -> Vec<PathBuf> {
     toolkit.chain(env::split_paths(&path)).filter(|folder| folder.is_absolute()).collect()
 }
 
-/// Opens a library by its path or by its name, which is looked for beside the program and among the
-/// system's, never in the current folder.
+/// Opens a library by its path or its name. A name is looked for beside the program and in the
+/// system's folders, never in the current folder.
 ///
 /// # Safety
-/// Its initialisers run, and must be sound.
+/// The library's initialisers run, and must be sound.
 pub(crate) unsafe fn open_library(path: &Path) -> Result<Library, libloading::Error> {
     let mut flags = dll::LOAD_LIBRARY_SEARCH_DEFAULT_DIRS;
     let mut path = path.to_owned();

@@ -1,6 +1,6 @@
 //! The NCCL library, found and loaded at run time: version 2.18 or newer.
 //!
-//! # Where the library is looked for
+//! # Library search
 //! If `WARPLINE_NCCL` is set, only its value is tried: the path of the library, or of the folder
 //! that contains it. Otherwise `libnccl.so.2`, then `libnccl.so`, are looked for on the loader's
 //! path, then in `/usr/lib/x86_64-linux-gnu`, `/usr/lib64` and `/usr/local/cuda/lib64`, then in

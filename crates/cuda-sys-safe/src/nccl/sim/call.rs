@@ -1,11 +1,11 @@
-//! What a rank has called, without its addresses: what ranks must agree about.
+//! Descriptions of a rank's calls, without addresses: the parts on which ranks must agree.
 
 use std::fmt;
 
 use crate::DevicePtr;
 use crate::nccl::{Collective, NcclType, ReduceOp};
 
-/// Which call.
+/// The kind of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     AllReduce,
@@ -17,18 +17,18 @@ pub(crate) enum Kind {
     Recv,
 }
 
-/// A call.
+/// The description of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CallDesc {
     pub(super) kind: Kind,
     pub(super) count: usize,
     pub(super) dtype: NcclType,
     pub(super) op: Option<ReduceOp>,
-    /// The root, or the other rank of a send or receive.
+    /// The root, or the peer of a send or receive.
     pub(super) rank: Option<usize>,
 }
 
-/// The memory that a call uses, in bytes.
+/// The memory that a call uses: address and size in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Memory {
     pub(crate) read: Option<(DevicePtr, usize)>,
@@ -63,17 +63,17 @@ impl CallDesc {
         }
     }
 
-    /// Whether it is between two ranks.
+    /// Returns `true` for a send or a receive.
     pub(super) fn is_between_two(&self) -> bool {
         matches!(self.kind, Kind::Send | Kind::Recv)
     }
 
-    /// Whether it does nothing, on any rank.
+    /// Returns `true` if the call does nothing, on any rank.
     pub(crate) fn is_nothing(&self) -> bool {
         self.count == 0 && !self.is_between_two()
     }
 
-    /// Why it cannot be called, if so, on a communicator of so many ranks.
+    /// Returns the reason if the call is invalid on a communicator of `ranks` ranks.
     pub(crate) fn refusal(&self, ranks: usize) -> Option<String> {
         if let Some(rank) = self.rank.filter(|&rank| rank >= ranks) {
             return Some(format!("{self}: there is no rank {rank}, there are {ranks}"));
@@ -85,7 +85,7 @@ impl CallDesc {
         }
     }
 
-    /// What a rank reads and writes in it.
+    /// Returns the memory that a rank reads and writes in a call.
     pub(crate) fn memory(call: &Collective, rank: usize, ranks: usize) -> Memory {
         let desc = Self::of(call);
         let part = desc.count * desc.dtype.size();

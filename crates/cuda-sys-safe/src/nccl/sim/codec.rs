@@ -1,4 +1,4 @@
-//! Requests and events as bytes, for ranks of other processes.
+//! Encoding of requests and events as bytes, for ranks of other processes.
 
 use std::sync::Arc;
 
@@ -7,11 +7,11 @@ use super::hub::{Departure, Event, Member, Place};
 use crate::nccl::{NcclType, ReduceOp};
 use crate::{CollectiveMismatch, DriverError};
 
-/// Bytes that are written.
+/// Writes values as bytes.
 #[derive(Default)]
 pub(super) struct Writer(pub(super) Vec<u8>);
 
-/// Bytes that are read. None is what they end too early for, or mean nothing as.
+/// Reads values from bytes. A value is `None` if the bytes end too early or are invalid.
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
 const KINDS: [Kind; 7] = [
@@ -24,7 +24,7 @@ const KINDS: [Kind; 7] = [
     Kind::Recv,
 ];
 
-/// The calls that errors are of.
+/// The calls that errors can name.
 const CALLS: [&str; 2] = ["ncclCommInitRankConfig", "ncclCommGetAsyncError"];
 
 impl Writer {
@@ -37,7 +37,7 @@ impl Writer {
         self.number(size as u64)
     }
 
-    /// A number, or none.
+    /// Writes an optional number.
     pub(super) fn maybe(&mut self, number: Option<u64>) -> &mut Self {
         self.size(number.is_some().into()).number(number.unwrap_or(0))
     }

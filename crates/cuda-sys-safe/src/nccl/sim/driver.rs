@@ -1,4 +1,4 @@
-//! NCCL's interface, call by call.
+//! The interface of NCCL, call by call.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,24 +11,24 @@ use crate::nccl::{Collective, CommHandle, CommState, Nccl, UniqueId};
 use crate::sim::SimDriver;
 use crate::{Result, StreamHandle};
 
-/// The version that is imitated.
+/// The simulated version of NCCL.
 const VERSION: u32 = 22_800;
 
-/// What an id begins with.
+/// The first bytes of an id.
 const MAGIC: [u8; 16] = *b"warpline sim id\0";
 
-/// A number that no other process has.
+/// Returns a number that identifies this process.
 pub(super) fn process() -> u64 {
     static PROCESS: OnceLock<u64> = OnceLock::new();
     *PROCESS.get_or_init(|| RandomState::new().hash_one(std::process::id()))
 }
 
-/// What an id says.
+/// The content of an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Id {
     process: u64,
     number: u64,
-    /// Where other processes ask for the hub; 0 if nowhere.
+    /// Port at which other processes reach the hub; 0 if there is none.
     port: u16,
 }
 
@@ -50,7 +50,7 @@ impl Id {
         ours.then(|| Self { process: number(2), number: number(3), port })
     }
 
-    /// The way to its hub.
+    /// Returns the id's hub, or a connection to it.
     fn hub(self) -> Option<Arc<dyn Ask>> {
         if self.process == process() {
             return Some(Hub::find(self.number)?);
@@ -156,8 +156,9 @@ unsafe impl Nccl for SimDriver {
 }
 
 impl SimDriver {
-    /// The ranks on a device die, as if it were another process that did: their communicators fail,
-    /// and when other ranks wait for them, theirs do.
+    /// Kills the ranks on a device, as if they were in another process that ended. Their
+    /// communicators fail. The communicators of other ranks fail if these ranks wait for a killed
+    /// rank.
     pub fn kill_ranks(&self, device: usize) {
         for seat in self.seats_on(device) {
             seat.die();

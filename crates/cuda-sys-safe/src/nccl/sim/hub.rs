@@ -10,17 +10,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::call::CallDesc;
 use crate::DriverError;
 
-/// Bytes that several ranks are given.
+/// Bytes delivered to several ranks.
 pub(super) type Bytes = Arc<[u8]>;
 
-/// A rank of a communicator, as its hub numbers them.
+/// A rank of a communicator. The hub numbers its communicators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Member {
     pub(super) comm: usize,
     pub(super) rank: usize,
 }
 
-/// Where a rank is: its process, its box of devices there, its device.
+/// The place of a rank: process, driver and device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) process: u64,
@@ -28,27 +28,29 @@ pub(super) struct Place {
     pub(super) device: usize,
 }
 
-/// What a rank is told.
+/// A message from the hub to a rank.
 #[derive(Clone, Debug)]
 pub(super) enum Event {
     /// All ranks have joined.
     Ready,
-    /// Part `part` of its operation `op` is done.
+    /// Part `part` of the rank's operation `op` is done.
     Done { op: u64, part: usize, output: Bytes },
-    /// Nothing more will be done.
+    /// The communicator has failed. No operation will be done any more.
     Failed(DriverError),
-    /// The oldest split that is under way is done. What it is a rank of now, and of how many.
+    /// The rank's oldest split is done. Contains the rank in the new communicator, if any, and the
+    /// number of ranks.
     Split(Option<(Member, usize)>),
-    /// Another process waits for it.
+    /// Another process waits for the rank.
     Wanted,
 }
 
-/// Where a rank hears of events.
+/// The receiver of a rank's events.
 pub(super) trait Deliver: Send + Sync {
-    /// Called with the hub locked: it must neither wait nor call the hub.
+    /// Delivers an event. Called with the hub locked, so the receiver must neither wait nor call
+    /// the hub.
     fn deliver(&self, event: Event);
 
-    /// Whether it is in another process.
+    /// Returns `true` if the rank is in another process.
     fn is_elsewhere(&self) -> bool {
         false
     }
@@ -56,34 +58,34 @@ pub(super) trait Deliver: Send + Sync {
 
 pub(super) type Sink = Arc<dyn Deliver>;
 
-/// A rank's end, as others know it.
+/// A rank's end, as the hub knows it.
 #[derive(Clone)]
 pub(super) struct Guest {
     pub(super) sink: Sink,
     pub(super) place: Place,
 }
 
-/// How a rank came to be gone.
+/// The reason why a rank is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Departure {
     Aborted,
     Died,
 }
 
-/// What a rank asks of the hub.
+/// A request from a rank to the hub.
 pub(super) enum Request {
     Join {
         ranks: usize,
         rank: usize,
         guest: Guest,
     },
-    /// It begins a group: what it calls, and gives.
+    /// Begins a group, with its calls and their input.
     Begin {
         member: Member,
         op: u64,
         calls: Vec<(CallDesc, Vec<u8>)>,
     },
-    /// `guest` is its end of what comes of it.
+    /// Begins a split. `guest` is the rank's end of the new communicator.
     Split {
         member: Member,
         color: Option<u32>,
@@ -94,24 +96,24 @@ pub(super) enum Request {
         member: Member,
         why: Departure,
     },
-    /// It leaves what comes of its split of this number, which may be under way yet.
+    /// Leaves the communicator that a split makes or made. `split` is the number of the split.
     Abandon {
         member: Member,
         split: u64,
         why: Departure,
     },
-    /// Somebody waits for what it has begun.
+    /// Reports that a thread waits for the rank's operations.
     Want {
         member: Member,
     },
 }
 
-/// What takes requests: a hub, or the way to one.
+/// A receiver of requests: a hub, or a connection to a hub.
 pub(super) trait Ask: Send + Sync + fmt::Debug {
     fn ask(&self, request: Request);
 }
 
-/// A call of one rank that waits for others.
+/// A rank's call that waits for other ranks.
 pub(super) struct Given {
     pub(super) desc: CallDesc,
     pub(super) op: u64,
@@ -124,17 +126,18 @@ pub(super) struct Comm {
     pub(super) guests: Vec<Option<Guest>>,
     pub(super) gone: Vec<Option<Departure>>,
     pub(super) failure: Option<DriverError>,
-    /// What each rank has given to the calls of all, by number.
+    /// Calls of all ranks, by number: the input of each rank that has made the call.
     pub(super) rounds: BTreeMap<u64, Vec<Option<Given>>>,
-    /// The number of each rank's next one.
+    /// Number of each rank's next call of all ranks.
     pub(super) next: Vec<u64>,
-    /// Sends and receives that are not matched yet, by who sends and who receives.
+    /// Unmatched sends and receives, by sending and receiving rank.
     pub(super) pairs: BTreeMap<(usize, usize), Pair>,
-    /// Splits under way, by rank.
+    /// Unfinished splits, by rank.
     pub(super) splits: Vec<VecDeque<Split>>,
-    /// How many splits each rank has begun.
+    /// Number of splits that each rank has begun.
     begun_splits: Vec<u64>,
-    /// Which rank of another communicator each rank was, and the number of its split.
+    /// Each rank's origin: its rank in the communicator that was split, and the number of the
+    /// split.
     origins: Vec<Option<(Member, u64)>>,
 }
 
@@ -149,12 +152,11 @@ pub(super) struct Split {
     pub(super) key: usize,
     pub(super) guest: Option<Guest>,
     number: u64,
-    /// Why the new communicator's rank is gone before there is one.
+    /// The reason if the rank left the new communicator before the split was done.
     gone: Option<Departure>,
 }
 
-/// All communicators that come of one id. The first is the one that was asked for; the others are
-/// split off.
+/// All communicators of one id. The first was made with the id; the others were split off.
 #[derive(Default)]
 pub(super) struct Hub {
     comms: Mutex<Vec<Comm>>,
@@ -164,7 +166,7 @@ pub(super) struct Hub {
 static HUBS: Mutex<Option<HashMap<u64, Arc<Hub>>>> = Mutex::new(None);
 
 impl Hub {
-    /// A new one, to be found by this number until all have joined.
+    /// Opens a hub, which ranks find by this number until all ranks have joined.
     pub(super) fn open(number: u64) {
         let mut hubs = HUBS.lock().unwrap_or_else(PoisonError::into_inner);
         hubs.get_or_insert_default().insert(number, Arc::default());
@@ -186,7 +188,7 @@ impl Hub {
         self.comms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether all have joined now.
+    /// Adds a rank. Returns `true` if all ranks have joined now.
     fn join(comms: &mut Vec<Comm>, ranks: usize, rank: usize, guest: Guest) -> bool {
         if comms.is_empty() {
             comms.push(Comm::new(vec![None; ranks]));
@@ -267,7 +269,7 @@ impl Hub {
         }
     }
 
-    /// A rank leaves what comes of a split, or has come.
+    /// Makes a rank leave the communicator that its split makes or made.
     fn abandon(comms: &mut [Comm], origin: (Member, u64), why: Departure) {
         let (member, number) = origin;
         let mut under_way = comms[member.comm].splits[member.rank].iter_mut();
@@ -353,7 +355,8 @@ impl Comm {
         }
     }
 
-    /// Tells all of them, other processes first: this one may end as soon as its own rank is told.
+    /// Delivers an event to all ranks, to other processes first: this process may end when its own
+    /// rank receives the event.
     pub(super) fn tell_all(&self, mut event: impl FnMut(usize) -> Option<Event>) {
         for elsewhere in [true, false] {
             for (rank, guest) in self.guests.iter().enumerate() {
@@ -367,7 +370,7 @@ impl Comm {
         }
     }
 
-    /// Ends it for all ranks. The first reason counts.
+    /// Fails the communicator for all ranks. Only the first error counts.
     pub(super) fn fail(&mut self, error: DriverError) {
         if self.failure.is_none() {
             self.tell_all(|_| Some(Event::Failed(error.clone())));
@@ -384,7 +387,7 @@ impl Comm {
         self.miss_the_gone();
     }
 
-    /// Has the other processes' ranks run what this one waits for.
+    /// Asks the ranks in other processes to run the work for which this rank waits.
     fn want(&self, rank: usize) {
         let Some(Some(guest)) = self.guests.get(rank) else { return };
         let elsewhere = |other: &&Guest| other.place.process != guest.place.process;
@@ -394,7 +397,7 @@ impl Comm {
     }
 }
 
-/// An error as NCCL's.
+/// Creates an error in the form of NCCL's.
 pub(super) fn failed(call: &'static str, status: &str, detail: String) -> DriverError {
     DriverError::LibraryCall { call, status: status.into(), detail, location: None }
 }

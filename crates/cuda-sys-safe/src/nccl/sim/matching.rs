@@ -1,4 +1,4 @@
-//! Matching what ranks have called, and what each of them gets.
+//! Matching the calls of ranks, and computing their outputs.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::nccl::ReduceOp;
 use crate::{CollectiveMismatch, DriverError};
 
 impl Comm {
-    /// A rank begins a group.
+    /// Begins a group of a rank.
     pub(super) fn begin(&mut self, rank: usize, op: u64, calls: Vec<(CallDesc, Vec<u8>)>) {
         for (part, (desc, input)) in calls.into_iter().enumerate() {
             if self.failure.is_some() {
@@ -31,7 +31,7 @@ impl Comm {
         self.miss_the_gone();
     }
 
-    /// A rank enters its next call of all ranks.
+    /// Adds a rank's next call of all ranks.
     fn enter(&mut self, rank: usize, given: Given) {
         let ranks = self.guests.len();
         let number = self.next[rank];
@@ -83,7 +83,7 @@ impl Comm {
         });
     }
 
-    /// Ends it if a rank is gone that another one waits for.
+    /// Fails the communicator if a rank is gone that another rank waits for.
     pub(super) fn miss_the_gone(&mut self) {
         if self.failure.is_some() {
             return;
@@ -103,7 +103,7 @@ impl Comm {
         self.fail(failed("ncclCommGetAsyncError", "ncclRemoteError", detail));
     }
 
-    /// Who waits for a rank, in what.
+    /// Describes a rank that waits for `gone`, and its call, if there is one.
     fn waiting_for(&self, gone: usize) -> Option<String> {
         // Of the first communicator: it can never be complete.
         let joined = |rank: usize| self.guests[rank].is_some() || self.gone[rank].is_some();
@@ -145,7 +145,7 @@ fn mismatch(what: String, [first, second]: [(usize, CallDesc); 2]) -> DriverErro
     }))
 }
 
-/// What each rank gets of a call that all have entered.
+/// Returns each rank's output of a call that all ranks have made.
 fn outputs(round: &[Given]) -> Vec<Bytes> {
     let ranks = round.len();
     let inputs: Vec<&[u8]> = round.iter().map(|given| &given.input[..]).collect();

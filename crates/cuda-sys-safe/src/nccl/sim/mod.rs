@@ -1,41 +1,43 @@
 //! The simulated NCCL: communicators of simulated devices.
 //!
-//! Ranks are threads with one [`SimDriver`] or several, or processes. Whoever asks for a
-//! [`UniqueId`](super::UniqueId) has a [`Hub`] from then on, which knows what each rank has called,
-//! has what they gave, and combines it; a rank's own end is a [`Seat`].
+//! Ranks are threads, with one [`SimDriver`] or several, or processes. The process that creates a
+//! [`UniqueId`](super::UniqueId) owns its [`Hub`]. The hub knows the calls of all ranks, holds
+//! their inputs and combines them. A rank's own end is a [`Seat`].
 //!
-//! # What it imitates
+//! # Behaviour
 //!
-//! **Communicators.** One is `Ready` once all ranks have joined. No call blocks. What a rank enqueues on
-//! one communicator runs in that order, whatever the streams and graphs. Calls without elements do
-//! nothing, but sends and receives. After an error nothing more can be enqueued.
+//! **Communicators.** A communicator is `Ready` when all ranks have joined. No call blocks.
+//! Operations of a rank on one communicator run in the order in which they were enqueued, on any
+//! streams and in any graphs. Calls with zero elements do nothing, except sends and receives. After
+//! an error, no operation can be enqueued.
 //!
-//! **Calls.** They run in stream order as any work does. A group reads its inputs when it begins; then
-//! its stream stands until all other ranks that it needs have begun theirs, and then outputs are
-//! written. Sends and receives are matched in their order between two ranks, other calls in their
-//! order among all ranks. Elements are combined in the order of ranks, halves in `f32`; integers wrap,
-//! and their mean is truncated.
+//! **Calls.** Operations run in stream order, like other work. A group reads its inputs when it
+//! begins. Its stream then stops until all other ranks that the group needs have begun their
+//! groups, and the outputs are written. Sends and receives are matched in their order between two
+//! ranks, and other calls in their order among all ranks. Elements are combined in the order of
+//! ranks, with `f16` and `bf16` summed in `f32`. Integers wrap, and their mean is truncated.
 //!
-//! **Progress.** As on hardware, other ranks' work goes on while a thread waits: whoever waits for a
-//! call, or asks whether it is done, has the other ranks' drivers run what it needs and no more, and in
-//! other processes a thread does that for it.
+//! **Progress.** As on hardware, other ranks' work continues while a thread waits. A thread that
+//! waits for an operation, or queries it, makes the other ranks' drivers run the work that the
+//! operation needs, and no other work. In other processes, a thread of those processes runs this
+//! work.
 //!
-//! **Ends.** When a rank that others wait for is gone, aborted or dead, their state is
-//! `ncclRemoteError`. What they have enqueued stands until they abort, and then ends without a result.
-//! A wait on the host that lasts longer than
-//! [`SimConfig::collective_timeout`](crate::sim::SimConfig::collective_timeout) loses the device with
-//! `LAUNCH_TIMEOUT`.
+//! **Departed ranks.** If a rank is aborted or dead and other ranks wait for it, the state of these
+//! ranks is `ncclRemoteError`. Their enqueued operations stay blocked until they abort, and then
+//! end without a result. A host wait that takes longer than
+//! [`SimConfig::collective_timeout`](crate::sim::SimConfig::collective_timeout) loses the device
+//! with `LAUNCH_TIMEOUT`.
 //!
-//! # What it finds besides
+//! # Additional checks
 //!
-//! Ranks that call different things, or with another count, dtype, reduction or root: the state of all
-//! of them is [`CollectiveMismatch`](crate::CollectiveMismatch), which names two ranks and what they
-//! called. Real ones hang there, or mix up data.
+//! If ranks make different calls, or pass different counts, dtypes, reductions or roots, the state
+//! of all ranks is [`CollectiveMismatch`](crate::CollectiveMismatch), which names two ranks and
+//! their calls. The NCCL library hangs or mixes up data in this case.
 //!
-//! # What it does not imitate
+//! # Differences from NCCL
 //!
-//! Sends of little data that are done before they are received. The rounding of sums of halves in
-//! halves.
+//! NCCL may complete a small send before the data is received, and may round sums of `f16` and
+//! `bf16` in these types.
 
 mod call;
 mod codec;

@@ -1,4 +1,4 @@
-//! Ranks of other processes: their requests come, and their events go, through a local socket.
+//! Ranks of other processes, whose requests and events pass through a local socket.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,18 +11,19 @@ use super::codec::{Reader, Writer};
 use super::driver::process;
 use super::hub::{Ask, Deliver, Departure, Event, Guest, Hub, Member, Request, failed};
 
-/// Time for a process to connect, or to take a part of a message.
+/// Time limit for connecting, and for sending or receiving a part of a message.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Time for a greeting.
+/// Time limit for a greeting.
 const GREETING_TIME: Duration = Duration::from_secs(5);
-/// Most connections that have not greeted yet.
+/// Largest number of connections without a greeting.
 const MAX_STRANGERS: usize = 64;
-/// Most connections.
+/// Largest number of connections.
 const MAX_CONNECTIONS: usize = 1024;
-/// Most bytes of a message, which holds the operands of one launch.
+/// Largest size of a message in bytes. A message holds the operands of one launch.
 const MAX_MESSAGE: u64 = 4 << 30;
 
-/// The port at which other processes find this one's hubs. None where there can be no socket.
+/// Returns the port at which other processes reach the hubs of this process, or `None` if no socket
+/// can be opened.
 pub(super) fn port() -> Option<u16> {
     static PORT: OnceLock<Option<u16>> = OnceLock::new();
     *PORT.get_or_init(|| {
@@ -81,7 +82,7 @@ fn receive(mut stream: &TcpStream) -> io::Result<Vec<u8>> {
 /// A rank in another process.
 struct Remote {
     stream: Arc<Mutex<TcpStream>>,
-    /// What the process calls this rank's end.
+    /// The number of the rank's end in its process.
     token: u64,
     members: Arc<Mutex<Vec<Member>>>,
 }
@@ -105,7 +106,7 @@ impl Deliver for Remote {
     }
 }
 
-/// Serves one rank of another process, with all that is split off its communicator.
+/// Serves a rank of another process, including all communicators split off its own.
 fn serve(stream: TcpStream, stranger: Arc<()>) {
     let _ = stream.set_nodelay(true);
     let _ = stream.set_write_timeout(Some(PATIENCE));
@@ -140,7 +141,8 @@ fn serve(stream: TcpStream, stranger: Arc<()>) {
     }
 }
 
-/// The hub that a process asks for: only one that has the id knows this process's number.
+/// Reads a greeting and returns the requested hub. The greeting must contain this process's number,
+/// which only owners of an id know.
 fn greeted(stream: &TcpStream) -> Option<Arc<Hub>> {
     let deadline = Instant::now() + GREETING_TIME;
     let (mut greeting, mut read) = ([0; 16], 0);
@@ -194,14 +196,14 @@ fn request(reader: &mut Reader<'_>, guest: ReadGuest<'_>) -> Option<Request> {
 
 type Seats = Arc<Mutex<HashMap<u64, Weak<dyn Deliver>>>>;
 
-/// The way to a hub of another process. It ends with the last rank that uses it.
+/// A connection to a hub of another process. Closed when the last rank that uses it is dropped.
 pub(super) struct Connection {
     stream: Mutex<TcpStream>,
     seats: Seats,
 }
 
 impl Connection {
-    /// None if the process is gone.
+    /// Connects to a hub. Returns `None` if the process is gone.
     pub(super) fn open(port: u16, process: u64, number: u64) -> Option<Arc<Self>> {
         let stream =
             TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), PATIENCE).ok()?;
@@ -276,7 +278,7 @@ impl fmt::Debug for Connection {
     }
 }
 
-/// Tells ranks what the hub says, until it is gone.
+/// Delivers the hub's events to ranks until the connection ends.
 fn listen(stream: &TcpStream, seats: &Seats) {
     while let Ok(bytes) = receive(stream) {
         let mut reader = Reader(&bytes);

@@ -13,25 +13,25 @@ use std::time::Duration;
 
 use super::Seat;
 
-/// Counts whatever may let a rank go on.
+/// Counts changes that may let a rank continue.
 static VERSION: Mutex<u64> = Mutex::new(0);
 static CHANGED: Condvar = Condvar::new();
 
-/// All ranks of this process.
+/// The ranks of this process.
 static SEATS: Mutex<Vec<Weak<Seat>>> = Mutex::new(Vec::new());
 
-/// Notes that something has changed for which somebody may wait.
+/// Reports a change for which a thread may be waiting.
 pub(crate) fn bump() {
     *VERSION.lock().unwrap_or_else(PoisonError::into_inner) += 1;
     CHANGED.notify_all();
 }
 
-/// What [`wait`] compares with.
+/// Returns the count of changes, for [`wait`].
 pub(crate) fn version() -> u64 {
     *VERSION.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits until something has changed since `seen`, or for `limit`.
+/// Waits until the count of changes differs from `seen`, or for at most `limit`.
 pub(crate) fn wait(seen: u64, limit: Duration) {
     let version = VERSION.lock().unwrap_or_else(PoisonError::into_inner);
     let waited = CHANGED.wait_timeout_while(version, limit, |version| *version == seen);
@@ -49,11 +49,12 @@ fn seats() -> Vec<Arc<Seat>> {
     seats.iter().filter_map(Weak::upgrade).collect()
 }
 
-/// Has the devices of this process run one operation each toward what the ranks of a communicator
-/// have been given, and toward what these wait for; `needed` lets streams go that are held back.
-/// Asks other processes for the same. Whether anything ran here.
+/// Makes each device of this process run one operation toward the enqueued operations of a
+/// communicator, and toward the operations that these wait for. Asks other processes to do the
+/// same. `needed` lets streams continue that are held back. Returns `true` if an operation ran in
+/// this process.
 ///
-/// No lock of a driver is held.
+/// The caller must not hold a driver's lock.
 pub(crate) fn help(blocked: &Arc<Seat>, needed: bool) -> bool {
     let all = seats();
     let mut open = vec![Arc::clone(blocked)];
@@ -75,7 +76,7 @@ pub(crate) fn help(blocked: &Arc<Seat>, needed: bool) -> bool {
     ran
 }
 
-/// Has a thread run what other processes wait for, from now on.
+/// Starts a thread that runs the work for which other processes wait.
 pub(super) fn serve() {
     static SERVED: AtomicBool = AtomicBool::new(false);
     if SERVED.swap(true, Ordering::AcqRel) {

@@ -1,10 +1,10 @@
-//! Combining what ranks gave.
+//! Combining the inputs of ranks.
 
 use half::{bf16, f16};
 
 use crate::nccl::{NcclType, ReduceOp};
 
-/// Combines the ranks' elements, in the order of ranks. All inputs are of one size.
+/// Combines the ranks' elements, in the order of ranks. All inputs have the same size.
 pub(super) fn reduce(dtype: NcclType, op: ReduceOp, inputs: &[&[u8]]) -> Vec<u8> {
     match dtype {
         NcclType::I8 => integers::<i8, 1>(op, inputs),
@@ -26,14 +26,14 @@ trait Element<const N: usize>: Copy {
     fn bytes(self) -> [u8; N];
 }
 
-/// An integer, as wide as need be.
+/// An integer, which is combined as `i128`.
 trait Integer<const N: usize>: Element<N> {
     fn wide(self) -> i128;
-    /// What is left of it in this type.
+    /// Converts a wide integer to this type, with wrapping.
     fn wrap(wide: i128) -> Self;
 }
 
-/// A float, and what it is combined in.
+/// A float, and the type in which it is combined.
 trait Float<const N: usize>: Element<N> {
     type Sum: Copy + PartialOrd;
     fn widen(self) -> Self::Sum;

@@ -11,14 +11,15 @@ use crate::{DriverError, Result};
 
 /// A driver that runs the work of the ranks on its devices.
 pub(crate) trait Advance: Send + Sync {
-    /// Runs one operation toward the first one of a communicator that is not done. `needed` lets streams go that are held
-    /// back. Returns whether an operation ran, and if none did, the communicator that stands in the way.
+    /// Runs one operation toward the first unfinished operation of a communicator. `needed` lets
+    /// streams continue that are held back. Returns whether an operation ran and, if none did, the
+    /// communicator that blocks it.
     fn advance(&self, seat: &Arc<Seat>, needed: bool) -> (bool, Option<Arc<Seat>>);
 }
 
-/// A rank's end of a communicator: what it was told.
+/// A rank's end of a communicator, with the events delivered to it.
 pub(crate) struct Seat {
-    /// What tells this id's communicators from others.
+    /// Identifies the communicators of one id.
     id: (u64, u64),
     hub: Arc<dyn Ask>,
     driver: Weak<dyn Advance>,
@@ -33,24 +34,24 @@ struct State {
     failure: Option<DriverError>,
     over: bool,
     next_op: u64,
-    /// Operations that have begun and not ended: what each of their calls came to.
+    /// Unfinished operations, with the output of each call that is done.
     begun: BTreeMap<u64, Vec<Option<Bytes>>>,
-    /// Of which rank's split it came, and the number of that.
+    /// The rank whose split made this end, and the number of the split.
     origin: Option<(Member, u64)>,
     begun_splits: u64,
-    /// The ends of splits under way, oldest first.
+    /// Ends of unfinished splits, oldest first.
     splits: VecDeque<Option<Arc<Seat>>>,
-    /// Whether another process waits for it.
+    /// Whether another process waits for this rank.
     wanted: bool,
-    /// Whether other processes were told that somebody waits here.
+    /// Whether other processes know that a thread of this process waits.
     asked: bool,
 }
 
-/// What an operation came to.
+/// The outcome of an operation.
 pub(crate) enum Outcome {
-    /// It waits for others.
+    /// The operation waits for other ranks.
     Blocked,
-    /// It is done; an output for each call.
+    /// The operation is done. Contains the output of each call.
     Done(Vec<Bytes>),
     /// The communicator was aborted.
     Aborted,
@@ -77,18 +78,18 @@ impl Seat {
         Guest { sink: Arc::clone(self) as Arc<dyn Deliver>, place: self.place }
     }
 
-    /// Begins to join.
+    /// Begins to join the communicator.
     pub(super) fn join(self: &Arc<Self>, ranks: usize, rank: usize) {
         self.lock().member = Some((Member { comm: 0, rank }, ranks));
         self.hub.ask(Request::Join { ranks, rank, guest: self.guest() });
     }
 
-    /// Its rank, and how many there are.
+    /// Returns the rank and the number of ranks.
     pub(crate) fn rank(&self) -> Option<(usize, usize)> {
         self.lock().member.map(|(member, ranks)| (member.rank, ranks))
     }
 
-    /// Whether all that was asked for is through.
+    /// Returns `true` if the communicator has no unfinished join or split.
     pub(crate) fn is_ready(&self) -> Result<bool> {
         let state = self.lock();
         match &state.failure {
@@ -97,7 +98,7 @@ impl Seat {
         }
     }
 
-    /// Begins a group. Its number; none if the communicator is over.
+    /// Begins a group and returns its number, or `None` if the communicator has ended.
     pub(crate) fn begin(&self, calls: Vec<(CallDesc, Vec<u8>)>) -> Option<u64> {
         let (member, op) = {
             let mut state = self.lock();
@@ -111,7 +112,7 @@ impl Seat {
         Some(op)
     }
 
-    /// Whether an operation that has begun waits for others.
+    /// Returns `true` if an operation that has begun waits for other ranks.
     pub(crate) fn is_blocked(&self, op: u64) -> bool {
         let state = self.lock();
         let parts = state.begun.get(&op);
@@ -151,7 +152,7 @@ impl Seat {
         child
     }
 
-    /// Leaves the communicator; what has begun ends.
+    /// Leaves the communicator. Operations that have begun end.
     pub(crate) fn abort(&self) {
         self.leave(Departure::Aborted);
         let splits = {
@@ -167,7 +168,7 @@ impl Seat {
         progress::bump();
     }
 
-    /// Leaves the communicator as if the process had died: what has begun stands.
+    /// Leaves the communicator as if the process had died. Operations that have begun stay blocked.
     pub(crate) fn die(&self) {
         self.leave(Departure::Died);
         let mut state = self.lock();
@@ -192,7 +193,7 @@ impl Seat {
         }
     }
 
-    /// Lets other processes know that somebody waits here.
+    /// Tells other processes that a thread of this process waits.
     pub(super) fn want(&self) {
         let member = {
             let mut state = self.lock();
@@ -204,19 +205,19 @@ impl Seat {
         }
     }
 
-    /// Whether another process waits for this rank.
+    /// Returns `true` if another process waits for this rank.
     pub(super) fn is_wanted(&self) -> bool {
         let state = self.lock();
         state.wanted && !state.over
     }
 
-    /// Whether two are ranks of one communicator.
+    /// Returns `true` if both are ranks of the same communicator.
     pub(super) fn is_with(&self, other: &Self) -> bool {
         let comm = |seat: &Self| seat.lock().member.map(|(member, _)| member.comm);
         self.id == other.id && comm(self).is_some_and(|own| Some(own) == comm(other))
     }
 
-    /// The driver of its device, if there still is one.
+    /// Returns the driver of the rank's device, if it still exists.
     pub(super) fn driver(&self) -> Option<Arc<dyn Advance>> {
         self.driver.upgrade()
     }

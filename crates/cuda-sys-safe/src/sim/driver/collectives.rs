@@ -15,13 +15,13 @@ use crate::sim::state::work::{Comm, Group, Label, Point, Work};
 use crate::*;
 
 impl State {
-    /// The communicator that stands in the way of a point.
+    /// Returns the communicator that blocks the way to a point.
     fn blocked_on(&self, point: Point) -> Option<Arc<Seat>> {
         let op = self.streams.get(&self.next_toward(point)?)?.queue.front()?;
         op.blocked_on().cloned()
     }
 
-    /// The end of the first operation of a communicator that is not done.
+    /// Returns the end of the first unfinished operation of a communicator.
     fn first_of(&self, seat: &Arc<Seat>) -> Option<Point> {
         let ops = self.streams.iter().flat_map(|(&stream, s)| {
             let ops = s.queue.iter().enumerate();
@@ -32,7 +32,7 @@ impl State {
 }
 
 impl SimDriver {
-    /// A number that no other driver of this process has.
+    /// Returns a number that identifies a driver of this process.
     pub(crate) fn fresh_number() -> u64 {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         NEXT.fetch_add(1, Ordering::Relaxed)
@@ -46,7 +46,7 @@ impl SimDriver {
         self.number
     }
 
-    /// The start of joining a communicator.
+    /// Begins the call that joins a communicator.
     pub(crate) fn enter_comm_init(&self, device: usize) -> Result<()> {
         self.settle(self.enter(CallKind::CommInit, device)?);
         Ok(())
@@ -133,7 +133,7 @@ impl SimDriver {
         Ok(())
     }
 
-    /// What a query does that can run nothing: has other ranks go on, if it is for them.
+    /// Drives other ranks, if a query that can run no operation is blocked by them.
     pub(super) fn ask_ranks<'a>(&'a self, state: Guard<'a>, point: Point) -> Guard<'a> {
         let Some(seat) = state.blocked_on(point) else { return state };
         self.settle(state);
@@ -141,8 +141,8 @@ impl SimDriver {
         self.lock()
     }
 
-    /// What a wait does that can run nothing: if it is for other ranks, has them go on, or waits for
-    /// them. Whether it was.
+    /// Drives other ranks, or waits for them, if a wait that can run no operation is blocked by
+    /// them. Returns `false` if the wait can make no progress.
     pub(super) fn wait_for_ranks<'a>(
         &'a self,
         mut state: Guard<'a>,
@@ -192,5 +192,5 @@ impl Advance for SimDriver {
     }
 }
 
-/// The longest wait before it is looked again whether other ranks can go on.
+/// Longest sleep before the state of other ranks is checked again.
 const SLICE: Duration = Duration::from_millis(50);

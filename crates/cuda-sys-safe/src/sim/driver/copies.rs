@@ -1,4 +1,4 @@
-//! Copies and memsets: checked when they are called, staged as the driver stages.
+//! Copies and memsets. Arguments are checked during the call, and sources are staged as CUDA does.
 
 use std::ptr::with_exposed_provenance;
 
@@ -9,7 +9,7 @@ use crate::sim::state::work::{CopyWork, End, Label, MemsetWork, Point, Work};
 use crate::sim::state::{State, error};
 use crate::*;
 
-/// What kind of memory an end is, by the rules of host synchronisation.
+/// The kind of memory of an end, by the rules of host synchronisation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     Pageable,
@@ -17,21 +17,21 @@ enum Place {
     Device,
 }
 
-/// What the caller of a copy must wait for before it returns.
+/// The work for which the host waits before a copy returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HostWait {
     Nothing,
     /// The copy itself.
     Done(Point),
-    /// All that it comes after: then its source has been staged.
+    /// The work before the copy. The source is staged by then.
     Before(Point),
 }
 
 impl State {
-    /// Enqueues a copy. `synchronous` is `cuMemcpy`, on the default stream.
+    /// Enqueues a copy. `synchronous` is true for `cuMemcpy`, on the default stream.
     ///
     /// # Safety
-    /// As for [`Driver::memcpy_async`]: a host source is readable.
+    /// The same as [`Driver::memcpy_async`]: a host source is readable.
     pub(super) unsafe fn memcpy(
         &mut self,
         call: CallKind,

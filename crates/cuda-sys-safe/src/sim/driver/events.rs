@@ -63,7 +63,7 @@ impl State {
         Ok(point)
     }
 
-    /// Makes the stream wait for the event's latest record as it is now.
+    /// Makes the stream wait for the latest record of the event at this time.
     pub(super) fn stream_wait_event(
         &mut self,
         stream: StreamHandle,
@@ -93,8 +93,9 @@ impl State {
         self.enqueue(key, Label::of(call), OpKind::Wait, &[point])
     }
 
-    /// The point an event stands for, of a call that asks whether it is done; none if it was never
-    /// recorded. What captures forbid to the thread matters to events outside captures only.
+    /// Returns the point of an event, for a query or a wait; `None` if the event was never
+    /// recorded. The rules that captures impose on the thread apply only to events outside
+    /// captures.
     pub(super) fn event_point(
         &mut self,
         call: CallKind,

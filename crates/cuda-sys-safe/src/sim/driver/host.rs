@@ -24,7 +24,7 @@ impl State {
         Ok(ptr)
     }
 
-    /// Checks that `ptr` was allocated (or registered) and is live.
+    /// Checks that `ptr` is allocated (or registered), and is live.
     pub(super) fn check_host(&self, call: CallKind, device: usize, ptr: NonNull<u8>) -> Result<()> {
         let range = self.memory.host.get(&ptr.as_ptr().expose_provenance());
         match (call, range) {
@@ -40,7 +40,7 @@ impl State {
         }
     }
 
-    /// Frees or unregisters what `check_host` accepted, once the devices are idle.
+    /// Frees or unregisters memory that `check_host` accepted, when the devices are idle.
     pub(super) fn host_release(&mut self, ptr: NonNull<u8>) {
         let base = ptr.as_ptr().expose_provenance();
         if let Some(mapping) = self.memory.host.remove(&base).and_then(|range| range.owned) {

@@ -1,5 +1,5 @@
-//! Handles for other processes. Other processes have no simulator in common, so opening always
-//! fails: with the real driver's error in the same process, otherwise as not supported.
+//! Handles for other processes. Processes share no simulator, so opening a handle always fails: in
+//! the same process with the real driver's error, in another process with `NOT_SUPPORTED`.
 
 use crate::sim::CallKind;
 use crate::sim::state::memory::{Kind, Region};

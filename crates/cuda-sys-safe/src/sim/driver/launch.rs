@@ -1,4 +1,4 @@
-//! Kernel launches: those that CUDA rejects are rejected when they are called.
+//! Kernel launches. A launch that CUDA rejects fails during the call.
 
 use super::session::SimDriver;
 use crate::sim::CallKind;
@@ -8,11 +8,11 @@ use crate::sim::state::work::{Label, Point, Work};
 use crate::sim::state::{State, error};
 use crate::*;
 
-/// What a kernel may be given as parameters, in bytes.
+/// Largest size of a kernel's parameters, in bytes.
 const MAX_PARAMS: usize = 4096;
 
 impl SimDriver {
-    /// A launch that enqueues itself.
+    /// Makes a launch that enqueues its own work.
     pub(super) fn launch_collective(
         &self,
         stream: StreamHandle,
@@ -111,7 +111,7 @@ impl State {
     }
 }
 
-/// Whether a footprint's hull can be computed without overflow.
+/// Returns `true` if a footprint's hull can be computed without overflow.
 fn representable(footprint: &Footprint<'_>) -> bool {
     let reach = footprint.sizes.iter().zip(footprint.strides).try_fold(1i128, |sum, (&n, &s)| {
         sum.checked_add((n as i128 - 1).checked_mul((s as i128).abs())?)
@@ -120,7 +120,7 @@ fn representable(footprint: &Footprint<'_>) -> bool {
     bytes.is_some_and(|bytes| bytes < i128::from(i64::MAX / 2))
 }
 
-/// The lowest address that a footprint covers.
+/// Returns the lowest address of a footprint.
 fn lowest(footprint: &Footprint<'_>) -> u64 {
     footprint.ptr.addr().wrapping_add_signed(footprint.hull().0)
 }

@@ -1,4 +1,4 @@
-//! Device memory: allocation, freeing, and questions about addresses.
+//! Device memory: allocation, freeing, and queries of addresses.
 
 use crate::sim::CallKind;
 use crate::sim::state::memory::{ALLOCATION_UNIT, HostOverlap, Kind, Region, rounded};
@@ -24,8 +24,8 @@ impl State {
         Ok(unsafe { DevicePtr::from_raw(base) })
     }
 
-    /// Checks that an address is the start of an allocation, whatever device it is of, and which
-    /// device freeing it waits for: a pool's memory is freed without waiting.
+    /// Checks that an address is the start of an allocation on any device. Returns the device for
+    /// which `cuMemFree` waits; `None` for memory of a pool, which is freed without waiting.
     pub(super) fn check_free(&self, device: usize, ptr: DevicePtr) -> Result<Option<usize>> {
         match self.memory.regions.get(&ptr.addr()) {
             Some(Region { kind: Kind::Alloc { freeing: false }, device, .. }) => Ok(Some(*device)),
@@ -37,13 +37,13 @@ impl State {
         }
     }
 
-    /// Frees what `check_free` accepted, once what it named is idle.
+    /// Frees memory that `check_free` accepted, when the device that it returned is idle.
     pub(super) fn mem_free(&mut self, ptr: DevicePtr) -> Result<()> {
         let Some(region) = self.remove_allocation(ptr.addr()) else { return Ok(()) };
         self.report_overrun(&region, "found when it was freed")
     }
 
-    /// Turns a spoiled redzone into a sticky error.
+    /// Turns an overwritten redzone into a sticky error.
     pub(super) fn report_overrun(&mut self, region: &Region, when: &str) -> Result<()> {
         let Some(why) = self.note_overrun(region, when) else { return Ok(()) };
         if self.devices[region.device].lost.is_some() {
@@ -62,8 +62,8 @@ impl State {
         self.surface(CallKind::MemFree, region.device)
     }
 
-    /// Whether a device may set memory, as far as the call looks: unlike a copy, it needs access.
-    /// Whether mapped memory is open to it shows when the work runs.
+    /// Returns `true` if a memset of the device may write to the memory. Unlike a copy, a memset
+    /// needs access. Access to mapped memory is checked when the work runs.
     pub(super) fn may_set(&self, device: usize, address: u64) -> bool {
         let Some(region) = self.memory.region(address, 1) else { return true };
         match region.kind {

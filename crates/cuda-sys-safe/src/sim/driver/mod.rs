@@ -31,7 +31,7 @@ use super::state::streams::{OpKind, PRIORITIES};
 use super::state::work::{Label, Point};
 use crate::*;
 
-/// The CUDA version that is imitated.
+/// The simulated version of CUDA.
 const VERSION: u32 = 12_080;
 
 /// Enters a call and forwards it to the state.
@@ -43,8 +43,8 @@ macro_rules! forward {
     }};
 }
 
-/// The same for a call that gives something back: once the device is known to be lost it succeeds,
-/// whatever it is given, as the real driver's does without being called.
+/// Enters a call that releases an object, and forwards it to the state. On a lost device the call
+/// succeeds with any arguments, as with the real driver, which is not called then.
 macro_rules! release {
     ($self:ident, $call:ident, $device:expr, $state:ident => $body:expr) => {{
         let device = $device;
@@ -53,7 +53,7 @@ macro_rules! release {
     }};
 }
 
-/// The same for a call that enqueues and returns the point to wait for, if there is one.
+/// Enters a call that enqueues work and returns the point to wait for, if there is one.
 macro_rules! enqueue {
     ($self:ident, $call:ident, $stream:expr, $state:ident => $body:expr) => {{
         let stream: StreamHandle = $stream;
@@ -532,12 +532,12 @@ unsafe impl Driver for SimDriver {
 }
 
 impl SimDriver {
-    /// Whether a device is known to be lost, so that nothing need be given back to it.
+    /// Returns `true` if a device is known to be lost, so that releases have nothing to do.
     fn settled(&self, device: usize) -> bool {
         self.lock().devices.get(device).is_some_and(|device| device.surfaced)
     }
 
-    /// The end of a copy: what the caller must wait for before it returns.
+    /// Ends a copy: waits for the work for which the host must wait.
     fn copied(
         &self,
         state: Guard<'_>,

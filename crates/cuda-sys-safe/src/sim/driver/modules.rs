@@ -1,5 +1,4 @@
-//! Modules: PTX text is read for the names of its kernels and the sizes of their parameters, nothing
-//! more.
+//! Modules. Only the names of kernels and the sizes of their parameters are read from PTX text.
 
 use std::ffi::CStr;
 use std::sync::Arc;
@@ -121,7 +120,7 @@ impl State {
 }
 
 impl Entry {
-    /// From what follows `.entry`: a name, and a list of parameters in parentheses.
+    /// Parses the text after `.entry`: a name, and a list of parameters in parentheses.
     fn read(text: &str) -> Option<Self> {
         let name = text.split(['(', '{']).next()?.trim().to_owned();
         let list = text[..text.find('{').unwrap_or(text.len())].split_once('(');
@@ -131,7 +130,7 @@ impl Entry {
     }
 }
 
-/// The size of a parameter such as `.param .u64 name` or `.param .align 8 .b8 name[104]`.
+/// Returns the size of a parameter such as `.param .u64 name` or `.param .align 8 .b8 name[104]`.
 fn param_size(declaration: &str) -> Option<usize> {
     let mut words = declaration.split_whitespace();
     let bits = words.clone().find_map(|word| {
@@ -143,7 +142,7 @@ fn param_size(declaration: &str) -> Option<usize> {
     Some(bits / 8 * count.unwrap_or(1))
 }
 
-/// PTX has C's comments.
+/// Removes comments, which have the syntax of C.
 fn without_comments(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;

@@ -27,7 +27,7 @@ impl State {
         }
     }
 
-    /// Its allocations stay valid until they are freed.
+    /// Destroys a pool. Its allocations stay valid until they are freed.
     pub(super) fn mempool_destroy(&mut self, handle: MemPoolHandle) -> Result<()> {
         let pool = self.pool(CallKind::MempoolDestroy, handle)?;
         pool.destroyed = true;
@@ -70,7 +70,7 @@ impl State {
         Ok(())
     }
 
-    /// At a host synchronisation pools fall back to their release thresholds.
+    /// Shrinks all pools to their release thresholds, at a host synchronisation.
     pub(super) fn pools_at_synchronisation(&mut self) {
         let ids: Vec<_> = self.pools.iter().map(|(&id, p)| (id, p.threshold)).collect();
         for (id, threshold) in ids {

@@ -162,7 +162,7 @@ impl SimDriver {
         Ok(())
     }
 
-    /// Under the eager schedule, runs everything that can run.
+    /// Runs all operations that can run, under the eager schedule.
     pub(super) fn after_enqueue<'a>(&'a self, mut state: Guard<'a>) {
         if state.config.schedule == Schedule::Eager {
             loop {

@@ -1,5 +1,5 @@
-//! Physical memory that several processes have: a file in memory for each piece, so that processes
-//! with a simulator each really share bytes.
+//! Physical memory shared by several processes. Each piece is a file in memory, so processes with
+//! separate simulators share the bytes.
 
 use std::sync::Arc;
 

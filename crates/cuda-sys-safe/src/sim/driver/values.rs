@@ -1,8 +1,8 @@
-//! Waits of streams for words in host memory, which other processes may write.
+//! Waits of streams for words in host memory, which other processes may write to.
 //!
-//! Work runs only inside driver calls, and nobody calls this driver on behalf of another process that
-//! waits for a word: so a thread runs what comes before writes of words, some time after they were
-//! enqueued, and ends once there are none.
+//! Work runs only inside driver calls, and another process that waits for a word does not call this
+//! driver. So a thread runs the work that precedes writes of words, some time after the writes were
+//! enqueued. The thread ends when no write is left.
 
 use std::ptr::NonNull;
 use std::time::Duration;
@@ -38,13 +38,13 @@ impl State {
         self.enqueue(key, Label::of(call), kind(word), &[]).map(drop)
     }
 
-    /// Whether a value that is not there stands in the way of a point.
+    /// Returns `true` if a wait for a word's value blocks the way to a point.
     pub(super) fn waits_for_value(&self, point: Point) -> bool {
         let next = self.next_toward(point).and_then(|key| self.streams.get(&key)?.queue.front());
         next.is_some_and(Op::waits_for_value)
     }
 
-    /// The end of each stream's first write of a word.
+    /// Returns the end of each stream's first write of a word.
     fn writes(&self) -> Vec<Point> {
         let first = |(&stream, s): (&u64, &Stream)| {
             let at = s.queue.iter().position(|op| matches!(op.kind, OpKind::WriteValue(..)))?;
@@ -54,14 +54,14 @@ impl State {
     }
 }
 
-/// How often it is looked whether a word has its value.
+/// Interval between two reads of a word during a wait.
 const SLICE: Duration = Duration::from_micros(200);
 
-/// How long a write is left to the driver's other calls.
+/// Time for which a write is left to the driver's other calls.
 const LEFT: Duration = Duration::from_millis(2);
 
 impl SimDriver {
-    /// What a host wait does that comes to a value that is not there.
+    /// Continues a host wait that is blocked by a word: runs work toward writes, or sleeps.
     pub(super) fn wait_for_value<'a>(&'a self, state: Guard<'a>) -> Guard<'a> {
         let (state, ran) = self.run_toward_writes(state);
         if ran {
@@ -72,7 +72,8 @@ impl SimDriver {
         self.lock()
     }
 
-    /// Runs one operation toward a write of a word, as the waited-for one may be this driver's own.
+    /// Runs one operation toward a write of a word, because the awaited write may be this driver's
+    /// own.
     fn run_toward_writes<'a>(&'a self, mut state: Guard<'a>) -> (Guard<'a>, bool) {
         for point in state.writes() {
             let (next, step) = self.step(state, Pick::Toward(point));
@@ -84,7 +85,7 @@ impl SimDriver {
         (state, false)
     }
 
-    /// Has a thread run what comes before writes of words, unless one does.
+    /// Starts the thread that runs the work before writes of words, unless it is running.
     pub(super) fn write_values_in_time(&self) {
         let mut state = self.lock();
         if state.writes_values || state.writes().is_empty() {

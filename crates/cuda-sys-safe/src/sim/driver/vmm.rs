@@ -14,7 +14,8 @@ impl State {
         self.has_virtual_memory(CallKind::MemGranularity, device).map(|()| GRANULARITY)
     }
 
-    /// Refuses devices without virtual memory: what is needed to make any begins here.
+    /// Returns an error for a device without virtual memory. All calls that create virtual memory
+    /// check this first.
     pub(super) fn has_virtual_memory(&self, call: CallKind, device: usize) -> Result<()> {
         if self.devices[device].properties.virtual_memory_management {
             return Ok(());
@@ -114,7 +115,7 @@ impl State {
         Ok(())
     }
 
-    /// Gives the memory back once it is released and nowhere mapped.
+    /// Frees the memory if it is released and not mapped.
     fn drop_physical(&mut self, id: u64) {
         let Some(physical) = self.physical.get(&id) else { return };
         if !physical.released || physical.mappings > 0 {
@@ -186,8 +187,8 @@ impl State {
         Ok(())
     }
 
-    /// The reservation of a range, its start in it, and the starts of the mappings that make up
-    /// exactly that range.
+    /// Returns the reservation of a range, and the starts of the mappings that together are exactly
+    /// the range.
     fn whole_mappings(&self, ptr: DevicePtr, bytes: usize) -> Option<(u64, Vec<usize>)> {
         let region = self.memory.region(ptr.addr(), bytes)?;
         let Kind::Reservation(mappings) = &region.kind else { return None };
@@ -240,8 +241,8 @@ impl State {
         Ok(())
     }
 
-    /// The reservation of a range, and the starts of the mappings in it, none of which reaches out
-    /// of the range.
+    /// Returns the reservation of a range, and the starts of the mappings in the range. Returns
+    /// `None` if a mapping crosses an end of the range.
     fn mappings_within(&self, ptr: DevicePtr, bytes: usize) -> Option<(u64, Vec<usize>)> {
         let region = self.memory.region(ptr.addr(), bytes).filter(|_| aligned(bytes))?;
         let Kind::Reservation(mappings) = &region.kind else { return None };
@@ -255,7 +256,7 @@ impl State {
         inside.then(|| (region.base, mappings.range(at..end).map(|(&start, _)| start).collect()))
     }
 
-    /// Addresses in the range that nothing is mapped to stay as they are.
+    /// Unmaps all mappings in the range. Other addresses in the range stay as they are.
     pub(super) fn mem_unmap(&mut self, device: usize, ptr: DevicePtr, bytes: usize) -> Result<()> {
         let Some((base, starts)) = self.mappings_within(ptr, bytes) else {
             let why = "not a range of a reservation with whole mappings";

@@ -1,4 +1,4 @@
-//! Checking that a kernel touches what it declared, by running it on poisoned copies.
+//! The check that a kernel touches only declared elements, by running it on poisoned copies.
 
 use std::ptr::with_exposed_provenance;
 
@@ -13,22 +13,23 @@ use crate::sim::state::violation::{FootprintViolation, ViolationKind};
 
 const GUARD: usize = 256;
 
-/// Copies keep addresses modulo this, since kernels may choose their path by alignment.
+/// Copies keep their addresses modulo this number, because kernels may choose their path by
+/// alignment.
 const ALIGN: usize = 256;
 
 const READ: u8 = 1;
 
 const WRITE: u8 = 2;
 
-/// The two patterns that stand where nothing may be read.
+/// The two patterns of bytes that must not be read.
 const POISON: [u8; 2] = [0x7e, 0x81];
 
-/// Addresses that operands cover without a gap, so that aliases stay aliases.
+/// A range of addresses that operands cover without a gap, so that aliases stay aliases.
 struct Span {
     low: u64,
     before: Vec<u8>,
     flags: Vec<u8>,
-    /// Where the original lies on the host.
+    /// Host address of the original.
     host: usize,
 }
 
@@ -40,7 +41,7 @@ struct Trial {
 }
 
 impl State {
-    /// Runs a kernel for real and on copies, and compares.
+    /// Runs a kernel on its operands and on copies, and compares the results.
     pub(super) fn run_checked(
         &mut self,
         launch: &OwnedLaunch,
@@ -121,7 +122,7 @@ fn spans(launch: &OwnedLaunch, pointers: &[*mut u8]) -> Vec<Span> {
     spans
 }
 
-/// An operand's pointer into a trial's copies.
+/// Returns an operand's pointer into a trial's copies.
 fn place(operand: &Operand, spans: &[Span], trial: &mut [Trial]) -> *mut u8 {
     let span = spans.iter().rposition(|s| s.low <= operand.low());
     match span {
@@ -166,7 +167,8 @@ impl Span {
         }
     }
 
-    /// The first byte at which the trials show a violation, as an offset from the span's start.
+    /// Returns the first byte at which the trials show a violation, as an offset from the span's
+    /// start.
     fn compare(&self, a: &Trial, b: &Trial) -> Option<(ViolationKind, i64)> {
         for (trial, poison) in [(a, POISON[0]), (b, POISON[1])] {
             let spoiled = |bytes: &[u8]| bytes.iter().position(|&x| x != poison);

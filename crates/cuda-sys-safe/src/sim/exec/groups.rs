@@ -11,7 +11,7 @@ use crate::sim::state::vmm::User;
 use crate::sim::state::work::Group;
 
 impl State {
-    /// Begins a group: reads its inputs. None where its communicator is over.
+    /// Begins a group: reads its inputs. Returns `None` if the communicator has ended.
     pub(super) fn begin_group(
         &mut self,
         device: usize,
@@ -34,8 +34,8 @@ impl State {
         Ok(group.seat.begin(given))
     }
 
-    /// Ends a group whose other ranks have begun theirs: writes its outputs. None while it is
-    /// blocked, otherwise the time it took.
+    /// Ends a group: writes its outputs, and returns the time that the group took. Returns `None`
+    /// while other ranks have not begun theirs.
     pub(super) fn end_group(
         &mut self,
         device: usize,

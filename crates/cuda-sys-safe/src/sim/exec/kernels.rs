@@ -51,5 +51,5 @@ impl State {
     }
 }
 
-/// What an operand without elements points at: aligned, never null, never touched.
+/// Address of an operand without elements: aligned, never null, never accessed.
 pub(super) const NOWHERE: usize = 64;

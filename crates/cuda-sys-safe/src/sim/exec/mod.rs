@@ -1,4 +1,4 @@
-//! The executor: which operation runs next, and running it.
+//! The executor, which picks the next operation and runs it.
 
 mod copies;
 mod footprint;
@@ -16,20 +16,21 @@ use super::state::streams::{Op, OpKind};
 use super::state::work::{CopyWork, Group, HostFn, Key, Label, Point, Work};
 use crate::*;
 
-/// How to choose among what could run.
+/// The rule that picks an operation among those that can run.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Pick {
-    /// What was enqueued first.
+    /// The operation that was enqueued first.
     Oldest,
-    /// Any stream's next.
+    /// The next operation of a random stream.
     Random,
-    /// Only what a point needs.
+    /// Only operations that a point needs.
     Toward(Point),
-    /// The same for a call that waits for the point: streams held back are let go.
+    /// Only operations that a point needs, for a call that waits for the point. Streams that are
+    /// held back continue.
     Needed(Point),
 }
 
-/// Why an operation failed when it ran.
+/// The error of an operation that failed when it ran.
 pub(super) struct RunError {
     pub(super) code: CudaCode,
     pub(super) why: String,
@@ -41,11 +42,11 @@ impl RunError {
     }
 }
 
-/// How many end times a stream remembers.
+/// Number of end times that a stream stores.
 const REMEMBERED: usize = 1024;
 
 impl State {
-    /// The stream whose next operation to run.
+    /// Returns the stream whose next operation is to run.
     pub(super) fn pick(&mut self, pick: Pick) -> Option<Key> {
         match pick {
             Pick::Toward(point) => self.pick_toward(point).filter(|&key| !self.held(key)),
@@ -71,7 +72,7 @@ impl State {
         })
     }
 
-    /// Whether a stream is held back.
+    /// Returns `true` if a stream is held back.
     fn held(&self, key: Key) -> bool {
         let next = self.streams.get(&key).and_then(|stream| stream.queue.front());
         matches!(next, Some(Op { kind: OpKind::Hold(hold), .. }) if !hold.is_open())
@@ -83,8 +84,8 @@ impl State {
         (!blocked).then_some(key)
     }
 
-    /// Runs the next operation of a stream. A host function is handed out instead, to be run
-    /// outside the lock and followed by [`State::ended`].
+    /// Runs the next operation of a stream. Returns a host function instead of running it; the
+    /// caller runs the function outside the lock, and then calls [`State::ended`].
     pub(super) fn run_next(&mut self, key: Key) -> Option<HostFn> {
         let stream = self.streams.get_mut(&key)?;
         let device = stream.device;
@@ -162,7 +163,7 @@ impl State {
         None
     }
 
-    /// Notes that a stream's running operation has ended, well or not.
+    /// Records the end of a stream's running operation, successful or not.
     pub(super) fn ended(
         &mut self,
         key: Key,
@@ -194,7 +195,7 @@ impl State {
         self.bury(key);
     }
 
-    /// Notes when a record ran, unless the event has been recorded again since.
+    /// Records the time at which a record ran, unless the event has been recorded again since.
     pub(super) fn mark_recorded(&mut self, event: u64, stream: Key, time: f64) {
         let position = self.streams.get(&stream).map_or(0, |s| s.done + 1);
         if let Some(event) = self.events.get_mut(&event)
@@ -230,7 +231,7 @@ impl State {
         }
     }
 
-    /// Runs a graph's nodes in an order that their dependencies allow, as far as other ranks let it.
+    /// Runs a graph's nodes in an order that their dependencies allow, until other ranks block it.
     fn run_graph(&mut self, graph: &Graph, begun: Option<Begun>) -> Result<Ran, RunError> {
         let mut replay = match begun {
             Some(Begun::Graph(replay)) => replay,
@@ -296,7 +297,7 @@ impl State {
         }
     }
 
-    /// Puts back an operation that has begun and not ended.
+    /// Puts an unfinished operation back.
     fn stand(&mut self, key: Key, op: Op) -> Option<HostFn> {
         if let Some(stream) = self.streams.get_mut(&key) {
             stream.queue.push_front(op);
@@ -305,15 +306,15 @@ impl State {
     }
 }
 
-/// How far an operation came.
+/// The progress of an operation.
 enum Ran {
-    /// To its end, in so many microseconds.
+    /// The operation ended and took this time, in microseconds.
     Ended(f64),
-    /// To where it waits for other ranks.
+    /// The operation waits for other ranks.
     Stands(Begun),
 }
 
-/// Runs a host function, whose panic goes no further.
+/// Runs a host function and catches its panic.
 pub(super) fn run_host(f: HostFn) {
     // A payload is leaked, since dropping it could panic again.
     if let Err(payload) = catch_unwind(AssertUnwindSafe(f)) {
@@ -321,13 +322,14 @@ pub(super) fn run_host(f: HostFn) {
     }
 }
 
-/// Microseconds that a copy takes: link or memory speed, and a start.
+/// Returns the time of a copy in microseconds: a start, plus the time at the speed of link or
+/// memory.
 pub(super) fn copy_time(copy: &CopyWork) -> f64 {
     let per_microsecond = if copy.on_one_device() { 1_500_000.0 } else { 25_000.0 };
     4.0 + copy.bytes as f64 / per_microsecond
 }
 
-/// Microseconds that a kernel or memset takes which touches so many bytes.
+/// Returns the time of a kernel or memset that accesses `bytes` bytes, in microseconds.
 pub(super) fn kernel_time(bytes: usize) -> f64 {
     3.0 + bytes.max(4096) as f64 / 3_000_000.0
 }

@@ -1,8 +1,8 @@
-//! Locks on memory that several processes have.
+//! Locks on memory that several processes share.
 //!
-//! Work that may touch such memory runs under a lock on its file, which keeps the simulators of all
-//! processes from it meanwhile: as on a device, a race between processes gives wrong data and no
-//! undefined behaviour. The system gives up the lock of a process that ends.
+//! Work that may access such memory runs under a lock on its file, which keeps the simulators of
+//! all other processes from the memory. So a race between processes gives wrong data, as on a
+//! device, but no undefined behaviour. The system releases the lock of a process that ends.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,8 +14,7 @@ use crate::sim::state::State;
 use crate::sim::state::vmm::Source;
 
 impl State {
-    /// Keeps the simulators of other processes from all memory that they may have, until the result
-    /// is dropped.
+    /// Locks all memory that other processes may share, until the result is dropped.
     pub(super) fn lock_shared(&self) -> Result<Locked, RunError> {
         // Memory that was sent and came back is there twice. In one order everywhere.
         let mut files = BTreeMap::new();

@@ -5,7 +5,7 @@ use super::memory::{DEVICE_SPACE, HostOverlap, Kind, Region, rounded};
 use super::vmm::{User, covering};
 
 impl State {
-    /// The device that owns a range, if all of it is allocated or mapped.
+    /// Returns the device that owns a range, if all of the range is allocated or mapped.
     pub(crate) fn owner(&self, address: u64, bytes: usize) -> Option<usize> {
         let region = self.memory.region(address, bytes.max(1))?;
         match &region.kind {
@@ -18,7 +18,8 @@ impl State {
         }
     }
 
-    /// The host address behind a range of device addresses, or why it may not be touched now.
+    /// Returns the host address behind a range of device addresses, or the reason why the range
+    /// must not be accessed now.
     pub(crate) fn locate(
         &mut self,
         address: u64,
@@ -76,13 +77,13 @@ impl State {
         self.pools.get(&pool).is_some_and(|pool| pool.allows(device, write))
     }
 
-    /// Whether two devices (or one and itself) can reach each other's memory.
+    /// Returns `true` if two devices can access each other's memory. The devices may be the same.
     pub(crate) fn linked(&self, device: usize, peer: usize) -> bool {
         let (a, b) = (self.devices[device].physical, self.devices[peer].physical);
         !self.config.unlinked_peers.iter().any(|&(x, y)| (x, y) == (a, b) || (y, x) == (a, b))
     }
 
-    /// Forgets an allocation.
+    /// Removes an allocation.
     pub(crate) fn remove_allocation(&mut self, base: u64) -> Option<Region> {
         let region = self.memory.regions.remove(&base)?;
         match region.kind {
@@ -92,7 +93,7 @@ impl State {
         Some(region)
     }
 
-    /// Looks for a spoiled redzone, and says what was found.
+    /// Looks for an overwritten redzone, and describes it.
     pub(crate) fn note_overrun(&mut self, region: &Region, when: &str) -> Option<String> {
         let overrun = self.memory.redzones.then(|| region.overrun()).flatten()?;
         self.overruns.push(overrun);
@@ -109,7 +110,7 @@ impl State {
         }
     }
 
-    /// Gives back what is not allocated, down to `keep` bytes.
+    /// Releases unallocated memory of a pool, down to `keep` bytes.
     pub(crate) fn pool_shrink(&mut self, id: u64, keep: usize) {
         let Some(pool) = self.pools.get_mut(&id) else { return };
         let reserved = pool.reserved.min(pool.used.max(keep));

@@ -1,4 +1,4 @@
-//! A capture under way.
+//! A capture in progress.
 
 use std::collections::BTreeMap;
 use std::thread::ThreadId;
@@ -20,7 +20,7 @@ pub(crate) struct Capture {
 }
 
 impl Capture {
-    /// Whether the origin stream has come to depend on all that was captured.
+    /// Returns `true` if the origin stream depends on all captured work.
     pub(crate) fn joined(&self) -> bool {
         let mut covered = vec![false; self.nodes.len()];
         let mut open: Vec<usize> =
@@ -34,7 +34,7 @@ impl Capture {
     }
 }
 
-/// A number for a thread, since `ThreadId` has no order.
+/// Returns a number for the current thread, because `ThreadId` has no order.
 pub(crate) fn thread_number() -> u64 {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let id: ThreadId = std::thread::current().id();

@@ -1,4 +1,4 @@
-//! Captures: the work that they take in, and the calls that they forbid.
+//! Captures: the work that they record, and the calls that they forbid.
 
 use std::collections::BTreeSet;
 
@@ -55,14 +55,15 @@ impl State {
         }
     }
 
-    /// What an event stands for that is recorded in a capturing stream.
+    /// Returns the capture and the nodes that an event stands for when it is recorded on a captured
+    /// stream.
     pub(crate) fn capture_frontier(&self, key: Key) -> Option<(u64, Frontier)> {
         let id = self.streams.get(&key)?.capture?;
         let capture = self.captures.get(&id)?;
         Some((id, capture.frontiers.get(&key).cloned().unwrap_or_default()))
     }
 
-    /// Makes a stream wait for an event of a capture, which takes the stream into the capture.
+    /// Makes a stream wait for an event of a capture, and so join the capture.
     pub(crate) fn capture_join(
         &mut self,
         call: CallKind,
@@ -101,8 +102,8 @@ impl State {
         self.captures.remove(&id)
     }
 
-    /// Forgets the captures that nobody can end any more: those of a stream that is destroyed,
-    /// or of a device that is lost.
+    /// Removes captures that cannot be ended any more: those of a stream that is destroyed, or of a
+    /// device that is lost.
     pub(crate) fn forget_captures(&mut self, gone: impl Fn(Key, usize) -> bool) {
         let captures = self.captures.iter().filter(|(_, c)| gone(c.origin, c.device));
         let ids: Vec<u64> = captures.map(|(&id, _)| id).collect();
@@ -111,7 +112,7 @@ impl State {
         }
     }
 
-    /// Refuses calls about a stream whose capture is spoiled.
+    /// Returns an error if the stream's capture is invalid.
     pub(crate) fn check_valid(&self, key: Key, call: CallKind) -> Result<()> {
         let Some(stream) = self.streams.get(&key) else { return Ok(()) };
         match stream.capture.and_then(|id| self.captures.get(&id)) {
@@ -122,14 +123,15 @@ impl State {
         }
     }
 
-    /// What a call that gives a stream work asks first, before it looks at its other arguments.
+    /// Checks the captures of a stream to which a call gives work, before the call's other
+    /// arguments are checked.
     pub(crate) fn check_captures(&mut self, key: Key, call: CallKind) -> Result<()> {
         self.check_valid(key, call)?;
         self.check_implicit(key, call)
     }
 
-    /// Why an event that was last recorded in a capture cannot be asked about. Asking whether it is
-    /// done spoils the capture; asking for its time does not.
+    /// Returns the error of a query of an event that was last recorded in a capture. A query or a
+    /// wait invalidates the capture; reading the elapsed time does not.
     pub(crate) fn refuse_captured_event(
         &mut self,
         call: CallKind,
@@ -145,7 +147,8 @@ impl State {
         error(call, CudaCode::INVALID_VALUE, device, CAPTURE_OVER)
     }
 
-    /// Work that was refused cannot be a node either.
+    /// Invalidates the capture of a stream whose work was refused, because the work cannot be a
+    /// node.
     pub(crate) fn spoil_capture_of(&mut self, stream: StreamHandle) {
         if stream.raw() != 0 {
             self.invalidate_capture_of(stream.raw());
@@ -164,13 +167,13 @@ impl State {
         }
     }
 
-    /// The captures of the device's blocking streams.
+    /// Returns the captures of the device's blocking streams.
     pub(crate) fn blocking_captures(&self, device: usize) -> BTreeSet<u64> {
         let blocking = self.streams.values().filter(|s| s.device == device && s.blocking());
         blocking.filter_map(|s| s.capture).collect()
     }
 
-    /// Refuses what would make the legacy default stream depend on a capture.
+    /// Returns an error if the call would make the legacy default stream depend on a capture.
     pub(crate) fn check_implicit(&mut self, key: Key, call: CallKind) -> Result<()> {
         let Some(Stream { legacy: true, device, .. }) = self.streams.get(&key) else {
             return Ok(());
@@ -188,8 +191,8 @@ impl State {
         Err(error(call, CudaCode::STREAM_CAPTURE_IMPLICIT, device, ""))
     }
 
-    /// Refuses a call about a stream that is being captured, and spoils the capture; and of other
-    /// streams what captures forbid to this thread.
+    /// Returns an error for a call on a stream that is being captured, and invalidates the capture.
+    /// On other streams, applies the rules that captures impose on this thread.
     pub(crate) fn refuse_in_capture(&mut self, call: CallKind, key: Key) -> Result<()> {
         let Some(stream) = self.streams.get(&key) else { return Ok(()) };
         let device = stream.device;
@@ -201,7 +204,7 @@ impl State {
         self.check_unsafe_call(call, device)
     }
 
-    /// Refuses a device-wide wait while anything of the device is captured.
+    /// Returns an error for a device-wide wait while a stream of the device is being captured.
     pub(crate) fn refuse_while_capturing(&mut self, call: CallKind, device: usize) -> Result<()> {
         let here = |s: &&Stream| s.device == device;
         let ids: BTreeSet<u64> =
@@ -209,7 +212,7 @@ impl State {
         self.spoil(call, device, |id, _| ids.contains(&id))
     }
 
-    /// Refuses a call that captures forbid to this thread, and spoils those captures.
+    /// Returns an error if captures forbid the call to this thread, and invalidates these captures.
     pub(crate) fn check_unsafe_call(&mut self, call: CallKind, device: usize) -> Result<()> {
         if self.captures.is_empty() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Graphs, and replays that are under way.
+//! Graphs, and their running replays.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub(crate) struct Node {
 
 pub(crate) struct Graph {
     pub(crate) nodes: Vec<Node>,
-    /// For each node, those that come after it.
+    /// For each node, the nodes that depend on it.
     pub(crate) followers: Vec<Vec<usize>>,
 }
 
@@ -36,21 +36,21 @@ impl Graph {
 pub(crate) struct GraphExec {
     pub(crate) device: usize,
     pub(crate) graph: Arc<Graph>,
-    /// The end of its latest replay: the next one, on whatever stream, comes after it. Nothing comes
-    /// after the replay of an empty graph.
+    /// The end of the latest replay. The next replay, on any stream, runs after it. Nothing waits
+    /// for the replay of an empty graph.
     pub(crate) latest: Option<Point>,
 }
 
-/// How far an operation has come that does not run in one go.
+/// The progress of an operation that runs in several steps.
 pub(crate) enum Begun {
-    /// A group, by the number that its communicator gave it.
+    /// A group, with the number that its communicator gave it.
     Group(u64),
     Graph(Replay),
 }
 
-/// A replay under way. Each node and each dependency is looked at once.
+/// A running replay. Visits each node and each dependency once.
 pub(crate) struct Replay {
-    /// For each node, the dependencies that have not ended.
+    /// For each node, the number of dependencies that have not ended.
     waits: Vec<usize>,
     /// Nodes that can begin.
     pub(crate) ready: Vec<usize>,
@@ -66,7 +66,7 @@ impl Replay {
         Self { waits, ready, begun: Vec::new(), time: 2.0 }
     }
 
-    /// Enters that a node has ended. Returns the number of nodes that were looked at.
+    /// Records the end of a node. Returns the number of visited nodes.
     pub(crate) fn end(&mut self, graph: &Graph, node: usize, time: f64) -> usize {
         self.time += time;
         for &next in &graph.followers[node] {

@@ -1,4 +1,4 @@
-//! Kernel launches and their operands, as they wait for their turn.
+//! Enqueued kernel launches and their operands.
 
 use std::panic::Location;
 
@@ -23,7 +23,8 @@ pub(crate) struct Operand {
     pub(crate) sizes: SmallVec<[usize; 6]>,
     pub(crate) strides: SmallVec<[isize; 6]>,
     pub(crate) access: Access,
-    /// First byte and byte after the last, from `ptr`; equal when it covers nothing.
+    /// First byte and byte after the last, as offsets from `ptr`. They are equal if there is no
+    /// element.
     pub(crate) hull: (i64, i64),
 }
 
@@ -32,7 +33,7 @@ impl Operand {
         (self.hull.1 - self.hull.0) as usize
     }
 
-    /// The address of its first byte.
+    /// Returns the lowest address of the operand.
     pub(crate) fn low(&self) -> u64 {
         self.ptr.wrapping_add_signed(self.hull.0)
     }
@@ -63,7 +64,7 @@ impl OwnedLaunch {
     /// Runs the CPU implementation.
     ///
     /// # Safety
-    /// The pointers are valid for the operands, and nobody else touches them.
+    /// The pointers are valid for the operands, and no other code accesses the operands.
     pub(crate) unsafe fn call(&self, pointers: &[*mut u8]) {
         let params = &bytemuck::cast_slice::<u128, u8>(&self.params)[..self.param_bytes];
         // SAFETY: as the caller promises; the parameters are those of the launch.

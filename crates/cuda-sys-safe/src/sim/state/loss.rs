@@ -7,8 +7,8 @@ use crate::sim::CallKind;
 use crate::*;
 
 impl State {
-    /// Poisons a device and, as on hardware, all others of the process unless they are kept
-    /// apart: their queues are emptied and every later call on them fails.
+    /// Loses a device and, as on hardware, all other devices of the process, unless faults are
+    /// isolated. Queues are emptied, and every later call on these devices fails.
     pub(crate) fn lose(&mut self, device: usize, cause: CudaError) {
         let cause = Arc::new(cause);
         let isolated = self.config.isolate_faults;
@@ -28,14 +28,15 @@ impl State {
         }
     }
 
-    /// The ranks of a lost device are dead to others.
+    /// Marks the ranks on these devices as dead, for other ranks.
     pub(crate) fn kill_ranks(&self, devices: &[usize]) {
         let seats = self.comms.values().map(|comm| &comm.seat);
         seats.filter(|seat| devices.contains(&seat.device())).for_each(|seat| seat.die());
     }
 
-    /// The error of a lost device: at first the error itself, later that the device is lost. All
-    /// devices that went with it are then known to be lost.
+    /// Returns the error of a lost device: the sticky error itself on the first call,
+    /// [`DriverError::DeviceLost`] later. The first call marks all devices that were lost with the
+    /// device.
     pub(crate) fn surface(&mut self, call: CallKind, device: usize) -> Result<()> {
         let Some(cause) = self.devices[device].lost.clone() else { return Ok(()) };
         if self.devices[device].surfaced {
@@ -52,7 +53,7 @@ impl State {
         Err(error(call, cause.code, device, &why))
     }
 
-    /// Notes that a call has answered with a device's error.
+    /// Records that a call has returned a device's error.
     pub(crate) fn surfaced(&mut self, device: usize) {
         let isolated = self.config.isolate_faults;
         for (index, state) in self.devices.iter_mut().enumerate() {

@@ -6,11 +6,11 @@ use std::fmt;
 use super::vmm::Mapped;
 use crate::sim::backing::{Mapping, MemoryFile, bytes_at, fill, in_pages};
 
-/// Each device's addresses start at a multiple of this. They are not canonical on any host, so
-/// host code that touches one faults.
+/// Each device's addresses start at a multiple of this number. They are not canonical on any host,
+/// so host code that accesses a device address faults.
 pub(crate) const DEVICE_SPACE: u64 = 1 << 50;
 
-/// What allocations are rounded up to.
+/// Granularity of allocations, in bytes.
 pub(crate) const ALLOCATION_UNIT: usize = 512;
 
 const REDZONE: usize = 4096;
@@ -20,7 +20,7 @@ const REDZONE_BYTE: u8 = 0xfb;
 pub(crate) struct Memory {
     pub(crate) regions: BTreeMap<u64, Region>,
     pub(crate) host: BTreeMap<usize, HostRange>,
-    /// Freed page-locked memory: kept inaccessible, so that its addresses never mean anything else.
+    /// Freed page-locked memory. Kept inaccessible, so that its addresses are never reused.
     pub(crate) freed_host: BTreeMap<usize, Mapping>,
     pub(crate) file: Option<MemoryFile>,
     next: Vec<u64>,
@@ -33,21 +33,22 @@ pub(crate) struct Region {
     pub(crate) base: u64,
     pub(crate) bytes: usize,
     pub(crate) kind: Kind,
-    /// Made when first touched. A reservation's is made with it.
+    /// Host memory behind the region, mapped on first access. That of a reservation is mapped at
+    /// once.
     pub(crate) backing: Option<Mapping>,
 }
 
 pub(crate) enum Kind {
     /// `cuMemAlloc`.
     Alloc { freeing: bool },
-    /// From a pool; live from when its allocation runs until its free runs.
+    /// An allocation of a pool. Live from the time the allocation runs until the free runs.
     Pool { pool: u64, live: bool, freeing: bool },
     /// `cuMemAddressReserve`, with its mappings by offset.
     Reservation(BTreeMap<usize, Mapped>),
 }
 
 impl Kind {
-    /// Whether a stream was already given the free.
+    /// Returns `true` if the free has been enqueued.
     pub(crate) fn freeing(&self) -> bool {
         matches!(self, Self::Alloc { freeing: true } | Self::Pool { freeing: true, .. })
     }
@@ -56,11 +57,11 @@ impl Kind {
 /// Host memory that the driver knows.
 pub(crate) struct HostRange {
     pub(crate) bytes: usize,
-    /// The driver's own; none where memory of the program was registered.
+    /// The driver's own mapping; `None` for registered memory of the program.
     pub(crate) owned: Option<Mapping>,
 }
 
-/// How a host range lies to the page-locked ones.
+/// The relation of a host range to page-locked memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HostOverlap {
     None,
@@ -86,7 +87,7 @@ impl Memory {
         }
     }
 
-    /// Addresses that were never used before, with a gap after them.
+    /// Returns addresses that were never used before, followed by a gap.
     pub(crate) fn fresh_range(&mut self, device: usize, bytes: usize, align: u64) -> Option<u64> {
         let base = self.next[device].checked_next_multiple_of(align)?;
         let end = base.checked_add(bytes as u64)?.checked_add(ALLOCATION_UNIT as u64)?;
@@ -101,7 +102,7 @@ impl Memory {
         self.regions.insert(base, Region { device, base, bytes, kind, backing: None });
     }
 
-    /// The region that holds all of a range.
+    /// Returns the region that contains all of a range.
     pub(crate) fn region(&self, address: u64, bytes: usize) -> Option<&Region> {
         let (_, region) = self.regions.range(..=address).next_back()?;
         let end = address.checked_add(bytes as u64)?;
@@ -109,19 +110,19 @@ impl Memory {
             .then_some(region)
     }
 
-    /// Whether a range overlaps page-locked memory that the driver allocated.
+    /// Returns `true` if a range overlaps page-locked memory that the driver allocated.
     pub(crate) fn is_own_host(&self, address: usize, bytes: usize) -> bool {
         let before = self.host.range(..address.saturating_add(bytes)).rev();
         before.take_while(|(base, r)| *base + r.bytes > address).any(|(_, r)| r.owned.is_some())
     }
 
-    /// Whether an address is in memory of the program that was registered.
+    /// Returns `true` if an address is in registered memory of the program.
     pub(crate) fn is_registered(&self, address: usize) -> bool {
         let range = self.host.range(..=address).next_back();
         range.is_some_and(|(base, r)| *base + r.bytes > address && r.owned.is_none())
     }
 
-    /// Whether a range overlaps a freed or live page-locked range, and which.
+    /// Returns the relation of a range to live and freed page-locked memory.
     pub(crate) fn host_range(&self, address: usize, bytes: usize) -> HostOverlap {
         let end = address.saturating_add(bytes);
         if let Some((&base, range)) = self.host.range(..end).next_back()
@@ -140,7 +141,7 @@ impl Memory {
 }
 
 impl Region {
-    /// The host address of an offset, mapping memory if this is the first touch.
+    /// Returns the host address of an offset. Maps memory on first access.
     pub(crate) fn host_address(&mut self, offset: u64, redzones: bool) -> Option<usize> {
         if matches!(self.kind, Kind::Reservation(_)) {
             return Some(self.backing.as_ref()?.base + offset as usize);
@@ -158,7 +159,7 @@ impl Region {
         Some(self.backing.as_ref()?.base + REDZONE + offset as usize)
     }
 
-    /// The first byte of its redzones that was overwritten.
+    /// Returns an overwritten byte of the redzones, if there is one.
     pub(crate) fn overrun(&self) -> Option<Overrun> {
         let mapping = match (&self.kind, &self.backing) {
             (Kind::Reservation(_), _) | (_, None) => return None,

@@ -1,4 +1,4 @@
-//! The state of a simulated box, which one lock guards.
+//! The state of a set of simulated devices, which one lock guards.
 //!
 //! The files with plain data (`work`, `launch`, `graph`, `capture`, `streams`, `hold`, `word`, `vmm`, `memory`, `pools`,
 //! `modules`, `faults`, `violation`) do not know [`State`]. The others (`addresses`, `capture_rules`, `loss`, `queues`)
@@ -59,41 +59,42 @@ pub(crate) struct State {
     pub(crate) faults: Faults,
     pub(crate) calls: BTreeMap<CallKind, u64>,
     pub(crate) host_waits: u64,
-    /// Nodes that replays have looked at.
+    /// Number of nodes that replays have visited.
     pub(crate) graph_steps: usize,
     pub(crate) violations: Vec<FootprintViolation>,
     pub(crate) overruns: Vec<Overrun>,
     /// Host functions that will never run, to be dropped outside the lock.
     pub(crate) trash: Vec<HostFn>,
-    /// Whether some thread runs a host function, outside the lock. Nothing else runs meanwhile.
+    /// Whether a thread is running a host function, outside the lock. No other operation runs
+    /// meanwhile.
     pub(crate) host_fn_running: bool,
-    /// Whether a thread runs what comes before writes of words.
+    /// Whether the thread runs that runs the work before writes of words.
     pub(crate) writes_values: bool,
-    /// Virtual microseconds of the host.
+    /// Virtual time of the host, in microseconds.
     pub(crate) host_clock: f64,
     pub(crate) sequence: u64,
     next_id: u64,
     rng: u64,
 }
 
-/// One visible device.
+/// A visible device.
 pub(crate) struct Device {
     pub(crate) properties: DeviceProperties,
-    /// Its index in the box, before `CUDA_VISIBLE_DEVICES`.
+    /// Index of the device without `CUDA_VISIBLE_DEVICES`.
     pub(crate) physical: usize,
-    /// Bytes in use, rounded as the driver does.
+    /// Memory in use in bytes, rounded as the driver does.
     pub(crate) used: usize,
-    /// Whether its primary context exists.
+    /// Whether the primary context exists.
     pub(crate) context: bool,
-    /// What poisoned it.
+    /// The sticky error that lost the device.
     pub(crate) lost: Option<Arc<CudaError>>,
-    /// Whether a call has already answered with that error.
+    /// Whether a call has already returned that error.
     pub(crate) surfaced: bool,
-    /// Devices whose memory its kernels may address.
+    /// Devices whose memory the device's kernels may access.
     pub(crate) peers: BTreeSet<usize>,
 }
 
-/// An error of a call, as the subject files make them.
+/// Creates an error of a call.
 pub(crate) fn error(call: CallKind, code: CudaCode, device: usize, why: &str) -> DriverError {
     let error = DriverError::cuda(call.name(), code, Some(device));
     if why.is_empty() { error } else { error.with_detail(|| why.to_owned()) }
@@ -144,13 +145,13 @@ impl State {
         }
     }
 
-    /// A number that no handle had before.
+    /// Returns a number that no handle had before.
     pub(crate) fn fresh(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id
     }
 
-    /// A pseudo-random number below `bound`, which is at least 1.
+    /// Returns a pseudo-random number below `bound`, which is at least 1.
     pub(crate) fn random(&mut self, bound: usize) -> usize {
         self.rng = self.rng.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.rng;
@@ -166,7 +167,7 @@ impl State {
         self.config.schedule = schedule;
     }
 
-    /// Takes `bytes` of the device's memory.
+    /// Takes `bytes` bytes of the device's memory.
     pub(crate) fn charge(&mut self, call: CallKind, device: usize, bytes: usize) -> Result<()> {
         let free = self.config.capacity - self.devices[device].used;
         if bytes > free {

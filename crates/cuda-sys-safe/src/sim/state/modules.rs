@@ -10,9 +10,9 @@ pub(crate) struct Module {
 }
 
 pub(crate) enum Image {
-    /// Entry points.
+    /// The entry points of PTX text.
     Ptx(Vec<Entry>),
-    /// An ELF file: it has a section `.text.NAME` per kernel.
+    /// An ELF file, with a section `.text.NAME` per kernel.
     Cubin(Vec<u8>),
 }
 
@@ -22,20 +22,22 @@ pub(crate) struct Entry {
     pub(crate) params: Params,
 }
 
-/// The sizes of a kernel's parameters, in bytes; none where a kernel has none, or its code is a cubin.
+/// The sizes of a kernel's parameters, in bytes. Empty if the kernel has none, or if its code is a
+/// cubin.
 type Params = Arc<[usize]>;
 
 pub(crate) struct Function {
     pub(crate) device: usize,
     pub(crate) module: u64,
     pub(crate) params: Params,
-    /// Dynamic shared memory that a launch may ask for.
+    /// Largest dynamic shared memory of a launch, in bytes.
     pub(crate) max_shared: u32,
 }
 
 impl Function {
-    /// Refuses a launch with other parameters than the kernel's: the driver would read on beyond them.
-    /// A kernel without any is taken to be a stand-in, as where there is no code for it.
+    /// Returns an error if the parameters of a launch differ from the kernel's, because the driver
+    /// would read beyond them. A kernel without parameters is taken for a stand-in for missing
+    /// code, and accepts any parameters.
     pub(crate) fn check_params(&self, launch: &Launch<'_>) -> Result<(), String> {
         let block = Some(launch.params.len()).filter(|&bytes| bytes > 0);
         let given = launch.footprints.iter().map(|_| size_of::<u64>()).chain(block);

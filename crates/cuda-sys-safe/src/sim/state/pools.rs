@@ -6,19 +6,19 @@ use crate::MemAccess;
 
 pub(crate) struct Pool {
     pub(crate) device: usize,
-    /// What it keeps at synchronisations instead of giving it back.
+    /// Release threshold: memory that the pool keeps at synchronisations, in bytes.
     pub(crate) threshold: u64,
-    /// Bytes taken from the device.
+    /// Memory that the pool has taken from the device, in bytes.
     pub(crate) reserved: usize,
-    /// Bytes of them that are allocated.
+    /// Allocated part of this memory, in bytes.
     pub(crate) used: usize,
     pub(crate) destroyed: bool,
-    /// What other devices may do with its memory.
+    /// Access of other devices to the pool's memory.
     pub(crate) access: BTreeMap<usize, MemAccess>,
 }
 
 impl Pool {
-    /// Whether a device may touch its memory.
+    /// Returns `true` if a device may access the pool's memory.
     pub(crate) fn allows(&self, device: usize, write: bool) -> bool {
         device == self.device
             || match self.access.get(&device) {

@@ -1,4 +1,5 @@
-//! The order of operations: the waits of an operation as it is enqueued, and the points that are reached.
+//! The order of operations: the waits of an operation when it is enqueued, and the points that are
+//! reached.
 
 use smallvec::SmallVec;
 
@@ -8,7 +9,7 @@ use super::work::{Key, Label, Point};
 use crate::*;
 
 impl State {
-    /// Puts an operation at the end of a stream, or into the capture of the stream; in that case
+    /// Adds an operation to the end of a stream, or to the capture of the stream. In a capture
     /// there is no point to wait for.
     pub(crate) fn enqueue(
         &mut self,
@@ -45,7 +46,8 @@ impl State {
         Ok(Some(Point { stream: key, position }))
     }
 
-    /// The legacy default stream waits for the device's blocking streams, and they for it.
+    /// Adds the waits between the legacy default stream and the device's blocking streams, in both
+    /// directions.
     fn implicit_waits(&self, key: Key, waits: &mut SmallVec<[Point; 4]>) {
         let Some(stream) = self.streams.get(&key) else { return };
         let device = stream.device;
@@ -57,7 +59,7 @@ impl State {
         }
     }
 
-    /// What the operation just enqueued at a point comes after.
+    /// Returns the points before the operation that was just enqueued at `point`.
     pub(crate) fn before(&self, point: Point) -> Vec<Point> {
         let op = self.streams.get(&point.stream).and_then(|s| s.queue.back());
         let mut before: Vec<Point> = op.map(|op| op.after.to_vec()).unwrap_or_default();
@@ -65,29 +67,30 @@ impl State {
         before
     }
 
-    /// The end of all that a stream was given so far.
+    /// Returns the end of all work that is enqueued on a stream.
     pub(crate) fn tail(&self, key: Key) -> Point {
         Point { stream: key, position: self.streams.get(&key).map_or(0, |s| s.enqueued) }
     }
 
-    /// The ends of everything that a device was given.
+    /// Returns the ends of all work that is enqueued on a device.
     pub(crate) fn device_tails(&self, device: usize) -> Vec<Point> {
         let of_device = self.streams.iter().filter(|(_, s)| s.device == device);
         of_device.map(|(&key, s)| Point { stream: key, position: s.enqueued }).collect()
     }
 
-    /// The ends of everything that was enqueued anywhere.
+    /// Returns the ends of all enqueued work.
     pub(crate) fn all_tails(&self) -> Vec<Point> {
         self.streams.iter().map(|(&key, s)| Point { stream: key, position: s.enqueued }).collect()
     }
 
-    /// Whether everything up to a point is done. A stream that is gone has done it all.
+    /// Returns `true` if all work up to a point is done. A stream that does not exist any more has
+    /// done all its work.
     pub(crate) fn reached(&self, point: Point) -> bool {
         self.streams.get(&point.stream).is_none_or(|s| s.done >= point.position)
     }
 
-    /// The stream whose next operation comes first on the way to a point, even if it waits for other
-    /// ranks. Waits name only earlier operations, so following them ends.
+    /// Returns the stream whose next operation comes first on the way to a point, even if the
+    /// operation waits for other ranks. Waits name only earlier operations, so the search ends.
     pub(crate) fn next_toward(&self, point: Point) -> Option<Key> {
         let mut point = point;
         loop {
@@ -102,7 +105,7 @@ impl State {
         }
     }
 
-    /// The virtual time at which a point was reached.
+    /// Returns the virtual time at which a point was reached.
     pub(crate) fn ended_at(&self, point: Point) -> f64 {
         let Some(stream) = self.streams.get(&point.stream) else { return 0.0 };
         let back = (stream.done - point.position.min(stream.done)) as usize;
@@ -110,7 +113,7 @@ impl State {
         newest.checked_sub(back + 1).and_then(|i| stream.times.get(i)).copied().unwrap_or(0.0)
     }
 
-    /// The ends of what communicators were given last.
+    /// Returns the ends of the latest operations of communicators.
     pub(crate) fn latest_of(&self, comms: impl Iterator<Item = u64>) -> Vec<Point> {
         comms.filter_map(|comm| self.comms.get(&comm)?.latest).collect()
     }
@@ -123,7 +126,7 @@ impl State {
         }
     }
 
-    /// Drops what a stream has not done yet: its device is lost.
+    /// Drops the unfinished operations of a stream whose device is lost.
     pub(crate) fn abandon(&mut self, key: Key) {
         let Some(stream) = self.streams.get_mut(&key) else { return };
         stream.done = stream.enqueued;
@@ -135,7 +138,7 @@ impl State {
         self.bury(key);
     }
 
-    /// Forgets a destroyed stream once it has nothing left to do.
+    /// Removes a destroyed stream when all its work is done.
     pub(crate) fn bury(&mut self, key: Key) {
         if self.streams.get(&key).is_some_and(|s| s.destroyed && s.done == s.enqueued) {
             self.streams.remove(&key);

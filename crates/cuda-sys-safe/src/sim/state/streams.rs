@@ -19,9 +19,9 @@ pub(crate) struct Stream {
     pub(crate) queue: VecDeque<Op>,
     pub(crate) enqueued: u64,
     pub(crate) done: u64,
-    /// Virtual time at which its latest operation ended, in microseconds.
+    /// Virtual time at which the latest operation ended, in microseconds.
     pub(crate) clock: f64,
-    /// When its last operations ended; the newest last.
+    /// End times of the latest operations, the newest last.
     pub(crate) times: VecDeque<f64>,
     pub(crate) destroyed: bool,
     pub(crate) capture: Option<u64>,
@@ -33,7 +33,7 @@ pub(crate) struct Op {
     pub(crate) issued: f64,
     pub(crate) label: Label,
     pub(crate) kind: OpKind,
-    /// How far it has come, if it has begun and not ended.
+    /// Progress of the operation, if it has begun and not ended.
     pub(crate) begun: Option<Begun>,
 }
 
@@ -50,17 +50,17 @@ pub(crate) enum OpKind {
     PoolFree(u64),
 }
 
-/// Least and greatest priority.
+/// The least and the greatest priority.
 pub(crate) const PRIORITIES: (i32, i32) = (0, -5);
 
 pub(crate) struct Event {
     pub(crate) device: usize,
     pub(crate) flags: EventFlags,
-    /// Where it was last recorded. A re-record moves it; waits already made keep the old point.
+    /// Point of the latest record. A new record changes it; existing waits keep the old point.
     pub(crate) latest: Option<Point>,
-    /// When that record ran, in virtual microseconds.
+    /// Virtual time at which that record ran, in microseconds.
     pub(crate) time: Option<f64>,
-    /// The capture in which it was last recorded, and what it stands for there.
+    /// The capture in which the event was last recorded, and the nodes that it stands for there.
     pub(crate) captured: Option<(u64, Frontier)>,
 }
 
@@ -89,14 +89,14 @@ impl Stream {
         device as u64
     }
 
-    /// Whether the legacy default stream and this one wait for each other.
+    /// Returns `true` if the legacy default stream and this stream wait for each other.
     pub(crate) fn blocking(&self) -> bool {
         !self.legacy && !self.flags.non_blocking
     }
 }
 
 impl Op {
-    /// Whether it waits for something that is not an operation of this driver.
+    /// Returns `true` if the operation waits for another rank or process.
     pub(crate) fn is_blocked(&self) -> bool {
         self.waits_for_value() || self.blocked_on().is_some()
     }
@@ -108,7 +108,7 @@ impl Op {
         }
     }
 
-    /// The communicator whose other ranks it waits for.
+    /// Returns the communicator whose other ranks block the operation.
     pub(crate) fn blocked_on(&self) -> Option<&Arc<Seat>> {
         match (self.begun.as_ref()?, &self.kind) {
             (Begun::Group(number), OpKind::Work(Work::Group(group))) => {
@@ -122,7 +122,7 @@ impl Op {
         }
     }
 
-    /// Whether a communicator takes part.
+    /// Returns `true` if a communicator takes part in the operation.
     pub(crate) fn is_of(&self, seat: &Arc<Seat>) -> bool {
         match &self.kind {
             OpKind::Work(work) => work.is_of(seat),

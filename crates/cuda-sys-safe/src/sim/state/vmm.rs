@@ -6,11 +6,12 @@ use std::sync::Arc;
 use crate::MemAccess;
 use crate::sim::backing::SharedFile;
 
-/// Sizes and offsets are multiples of this, in bytes. The size of a shared file tells device memory from host memory by it
+/// Granularity of sizes and offsets, in bytes. The size of a shared file tells device memory from
+/// host memory: only that of device memory is a multiple of this number
 /// (`owned::SharedHostMemory`).
 pub(crate) const GRANULARITY: usize = crate::system::HUGE;
 
-/// Memory without an address: a piece of the driver's file, or a file of its own.
+/// Physical memory, which has no address: a piece of the driver's file, or a separate file.
 pub(crate) struct Physical {
     pub(crate) device: usize,
     pub(crate) bytes: usize,
@@ -19,11 +20,11 @@ pub(crate) struct Physical {
     pub(crate) released: bool,
 }
 
-/// Where the bytes of physical memory are.
+/// The file of physical memory.
 pub(crate) enum Source {
-    /// At an offset of the driver's file.
+    /// An offset in the driver's file.
     Own(u64),
-    /// In a file that other processes may have too.
+    /// A file that other processes may have open.
     Shared { file: Arc<SharedFile>, imported: bool },
 }
 
@@ -33,12 +34,12 @@ impl Physical {
     }
 }
 
-/// On whose behalf memory is touched.
+/// The user of memory.
 #[derive(Clone, Copy)]
 pub(crate) enum User {
     /// A kernel on a device.
     Kernel(usize),
-    /// A copy or memset, which reaches any device's memory.
+    /// A copy or memset, which can access the memory of any device.
     Copy,
 }
 
@@ -50,7 +51,8 @@ pub(crate) struct Mapped {
 }
 
 impl Mapped {
-    /// Whether somebody may touch it. A copy may if any device may: some engine can do it.
+    /// Returns `true` if a user may access the mapping. A copy may if any device may, because a
+    /// copy engine of that device can run it.
     pub(crate) fn allows(&self, user: User, write: bool) -> bool {
         let enough = |access: &MemAccess| match access {
             MemAccess::ReadWrite => true,
@@ -64,7 +66,7 @@ impl Mapped {
     }
 }
 
-/// The mappings that together cover a range of a reservation, if they do.
+/// Returns the mappings that together cover a range of a reservation, or `None` if there is a gap.
 pub(crate) fn covering(
     mappings: &BTreeMap<usize, Mapped>,
     offset: usize,

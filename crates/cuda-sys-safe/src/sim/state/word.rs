@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub(crate) struct Word(usize);
 
 impl Word {
-    /// The word at an address.
+    /// Creates the word at an address.
     ///
     /// # Safety
-    /// The address is a multiple of 4 in page-locked memory. The memory stays page-locked until the operations that have the
-    /// word are done, and until then is touched by atomics of this size alone.
+    /// The address is a multiple of 4 in page-locked memory. Until all operations with the word are
+    /// done, the memory stays page-locked and is accessed only by atomics of this size.
     pub(crate) unsafe fn new(address: usize) -> Self {
         Self(address)
     }

@@ -1,4 +1,4 @@
-//! Work that streams are given and graphs repeat.
+//! Work that streams run and graphs repeat.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ pub(crate) type HostFn = Box<dyn FnOnce() + Send>;
 /// The key of a stream: its raw handle, or a small number for a default stream.
 pub(crate) type Key = u64;
 
-/// The end of a stream's first `position` operations: what events and waits name.
+/// The end of a stream's first `position` operations. Events and waits refer to points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Point {
     pub(crate) stream: Key,
     pub(crate) position: u64,
 }
 
-/// What an operation is and where it was asked for, for error reports.
+/// The name of an operation and the line that asked for it, for error reports.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Label {
     pub(crate) call: CallKind,
@@ -50,7 +50,7 @@ impl Work {
         matches!(self, Self::Group(group) if Arc::ptr_eq(&group.seat, seat))
     }
 
-    /// The communicator that takes part, by its handle.
+    /// Returns the handle of the communicator that takes part.
     pub(crate) fn communicator(&self) -> Option<u64> {
         match self {
             Self::Group(group) => Some(group.comm),
@@ -66,12 +66,12 @@ pub(crate) struct CopyWork {
     pub(crate) bytes: usize,
 }
 
-/// One end of a copy, as it is when it runs.
+/// One end of an enqueued copy.
 #[derive(Clone)]
 pub(crate) enum End {
-    /// Host memory, touched when the copy runs.
+    /// Host memory, accessed when the copy runs.
     Host(usize),
-    /// What pageable host memory held when the copy was called.
+    /// Bytes of pageable host memory, read during the call.
     Staged(Arc<[u8]>),
     Device(usize, u64),
 }
@@ -101,6 +101,6 @@ pub(crate) struct Group {
 /// A rank's end of a communicator, as its driver knows it.
 pub(crate) struct Comm {
     pub(crate) seat: Arc<Seat>,
-    /// The end of what it was given last: what it is given next comes after it.
+    /// The end of the latest operation of the communicator. The next operation runs after it.
     pub(crate) latest: Option<Point>,
 }
