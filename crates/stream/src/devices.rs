@@ -165,7 +165,6 @@ impl Devices {
     /// # Errors
     /// - [`ErrorKind::RuntimeMismatch`] if the stream belongs to other `Devices`.
     /// - [`ErrorKind::ThreadEnding`] if the thread is ending and its state is destroyed.
-    /// [`ErrorKind::RuntimeMismatch`].
     #[inline]
     #[track_caller]
     pub fn set_current_stream(&self, stream: &Stream) -> Result<()> {

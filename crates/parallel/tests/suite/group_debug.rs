@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use warpline::cuda::{self, CudaGraph};
-use warpline::{DType, Result, with_runtime, zeros};
+use warpline::{DType, ErrorKind, Result, with_runtime, zeros};
 use warpline_parallel::distributed::{
     GroupError, HashStore, InitOptions, P2p, ReduceOp, Store, StoreResult, init_process_group,
 };

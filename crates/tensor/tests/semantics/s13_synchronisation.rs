@@ -1,7 +1,7 @@
 //! S13: `synchronize`, `wait_stream`, `wait_event`, `record_event`, `query`, `elapsed_time`.
 
 use warpline::cuda::{Event, Stream};
-use warpline::{DType, Error, Result, Tensor, cuda, full, zeros};
+use warpline::{DType, Result, Tensor, cuda, full, zeros};
 
 use crate::boxes::SimBox;
 use crate::common::World;

@@ -68,7 +68,10 @@ struct Wrapped {
 fn a_source_is_found_through_the_error_that_wraps_it() {
     let inner = Error::driver("empty", driver_error()).at(Location::caller());
     let location = inner.location().unwrap();
-    let outer = ErrorKind::File.of("load_file").at(location).with_source(Arc::new(Wrapped { source: inner }));
+    let outer = ErrorKind::File
+        .of("load_file")
+        .at(location)
+        .with_source(Arc::new(Wrapped { source: inner }));
     assert!(outer.driver_error().is_some());
     assert_eq!(outer.find::<Error>().map(Error::op), Some("empty"));
     assert_eq!(outer.to_string().matches(&location.to_string()).count(), 1, "{outer}");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use warpline::{
-    Device, Error, ErrorKind, ResultExt as _, Tensor, cuda, ones, runtime, tensor, with_runtime,
+    Device, ErrorKind, ResultExt as _, Tensor, cuda, ones, runtime, tensor, with_runtime,
 };
 use warpline_cuda_sys_safe::CudaCode;
 use warpline_cuda_sys_safe::sim::{CallKind, Fault};
