@@ -3,7 +3,7 @@
 
 use std::ffi::OsStr;
 
-/// The variables of ours that a program reads; `docs/from-pytorch.md` says what they hold.
+/// The variables of ours that a program reads; `docs/settings.md` says what they hold.
 const SETTINGS: &[&str] = &[
     "WARPLINE_ALLOC_CONF",
     "WARPLINE_CACHE",

@@ -30,7 +30,13 @@ pub mod allocator_backend {}
 
 // The first of two definitions holds: where the page leads to files of the repository, rustdoc has its own.
 /// [streams]: crate::SyncPolicy
-/// [options]: warpline_alloc::AllocatorConfig
+/// [settings]: crate::guide::settings
 ///
 #[doc = include_str!("../docs/from-pytorch.md")]
 pub mod from_pytorch {}
+
+/// [streams]: crate::SyncPolicy
+/// [options]: warpline_alloc::AllocatorConfig
+///
+#[doc = include_str!("../docs/settings.md")]
+pub mod settings {}

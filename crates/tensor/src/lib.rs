@@ -20,7 +20,8 @@
 //!
 //! | for | see |
 //! |---|---|
-//! | PyTorch's names and what they are here, all variables of the environment and options of `sim:N`, what there is not | [`guide::from_pytorch`] |
+//! | PyTorch's names and what they are here, what there is not | [`guide::from_pytorch`] |
+//! | all variables of the environment, options of `sim:N`, fields of [`RuntimeConfig`] | [`guide::settings`] |
 //! | programs to copy: an overlapped loader, a server's threads, a test that finds a race, decoding with a cache, an allocator of one's own | [`guide`] |
 //! | the tensor: its methods, how [shapes](IntoShape), [indices](Tensor::i) and [options](TensorOptions) are written | [`Tensor`] |
 //! | devices, streams, events, graphs, memory (`torch.cuda`) | [`cuda`] |
