@@ -107,6 +107,11 @@ pub use trace::{Backtraces, TraceAction, TraceConfig, TraceEntry};
 #[doc = include_str!("../docs/default-policy.svg")]
 pub mod default_policy {}
 
+/// The program of `docs/allocator.md` runs.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/allocator.md")]
+struct AllocatorPage;
+
 /// The README's example.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
