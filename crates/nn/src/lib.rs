@@ -36,6 +36,11 @@ pub use modules::*;
 pub use parameter::{Buffer, Parameter, Training};
 pub use warpline_nn_derive::Module;
 
+/// The programs of `docs/training.md` run.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/training.md")]
+struct TrainingPage;
+
 /// The program of this crate's README runs.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -8,6 +8,11 @@ pub mod distributed;
 
 pub use data_parallel::{DataParallel, DataParallelError, DataParallelOptions};
 
+/// The programs of `docs/several-gpus.md` run.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/several-gpus.md")]
+struct SeveralGpus;
+
 /// The program of this crate's README runs.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
