@@ -41,6 +41,11 @@ pub use warpline_nn_derive::Module;
 #[doc = include_str!("../docs/training.md")]
 struct TrainingPage;
 
+/// The program of `docs/from-candle.md` runs.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/from-candle.md")]
+struct FromCandle;
+
 /// The program of this crate's README runs.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
