@@ -82,6 +82,26 @@ pub(crate) use tensor::index;
 #[doc = include_str!("../docs/README.md")]
 struct Readme;
 
+/// The programs of `docs/first-steps.md` run.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/first-steps.md")]
+struct FirstSteps;
+
+/// The programs of `docs/tensors.md` run.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/tensors.md")]
+struct Tensors;
+
+/// The programs of `docs/memory.md` run.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/memory.md")]
+struct Memory;
+
+/// The programs of `docs/simulated-gpus.md` run.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/simulated-gpus.md")]
+struct SimulatedGpus;
+
 /// The programs of `docs/streams.md` compile.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/streams.md")]
