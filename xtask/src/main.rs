@@ -1,11 +1,13 @@
-//! Warpline's chores: `cargo xtask ptx | tidy | gpu-test | package | outside | custom-op | ci`.
+//! Warpline's chores: `cargo xtask ptx | tidy | prose | gpu-test | package | outside | custom-op | ci`.
 
 #![forbid(unsafe_code)]
 
 mod ci;
 mod gpu_test;
+mod markdown;
 mod outside;
 mod package;
+mod prose;
 mod ptx;
 mod tidy;
 mod workspace;
@@ -27,6 +29,8 @@ enum Command {
     Ptx(ptx::Args),
     /// Check layering, file headers, file lengths and the use of unsafe
     Tidy,
+    /// Count words that make comments and pages hard to read
+    Prose(prose::Args),
     /// Run the GPU tests of every layer, here or from an archive
     GpuTest(Box<gpu_test::Args>),
     /// Package the crates, check what the packages hold, and build from them
@@ -43,6 +47,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Ptx(args) => ptx::run(&args),
         Command::Tidy => tidy::run(),
+        Command::Prose(args) => prose::run(&args),
         Command::GpuTest(args) => gpu_test::run(&args),
         Command::Package(args) => package::run(&args),
         Command::Outside(args) => outside::alloc_alone(&args),

@@ -107,6 +107,11 @@ pub use trace::{Backtraces, TraceAction, TraceConfig, TraceEntry};
 #[doc = include_str!("../docs/default-policy.svg")]
 pub mod default_policy {}
 
+/// The program of `docs/allocator.md` runs.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/allocator.md")]
+struct AllocatorPage;
+
 /// Runs the README's example as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -37,6 +37,16 @@ pub use modules::*;
 pub use parameter::{Buffer, Parameter, Training};
 pub use warpline_nn_derive::Module;
 
+/// The programs of `docs/training.md` run.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/training.md")]
+struct TrainingPage;
+
+/// The program of `docs/from-candle.md` runs.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/from-candle.md")]
+struct FromCandle;
+
 /// Runs the examples of this crate's README as documentation tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

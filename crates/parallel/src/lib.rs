@@ -8,6 +8,11 @@ pub mod distributed;
 
 pub use data_parallel::{DataParallel, DataParallelError, DataParallelOptions};
 
+/// The programs of `docs/several-gpus.md` run.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/several-gpus.md")]
+struct SeveralGpus;
+
 /// Runs the examples of this crate's README as documentation tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

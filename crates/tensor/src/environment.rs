@@ -3,7 +3,7 @@
 
 use std::ffi::OsStr;
 
-/// Variables that a program reads. `docs/from-pytorch.md` describes their values.
+/// Variables that a program reads. `docs/settings.md` describes their values.
 const SETTINGS: &[&str] = &[
     "WARPLINE_ALLOC_CONF",
     "WARPLINE_CACHE",

@@ -31,7 +31,13 @@ pub mod allocator_backend {}
 // The page links to files of the repository. The first definition of a link counts, so these replace the
 // page's.
 /// [streams]: crate::SyncPolicy
-/// [options]: warpline_alloc::AllocatorConfig
+/// [settings]: crate::guide::settings
 ///
 #[doc = include_str!("../docs/from-pytorch.md")]
 pub mod from_pytorch {}
+
+/// [streams]: crate::SyncPolicy
+/// [options]: warpline_alloc::AllocatorConfig
+///
+#[doc = include_str!("../docs/settings.md")]
+pub mod settings {}

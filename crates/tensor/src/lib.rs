@@ -20,7 +20,8 @@
 //!
 //! | for | see |
 //! |---|---|
-//! | PyTorch's names and their counterparts, environment variables, options of `sim:N`, missing features | [`guide::from_pytorch`] |
+//! | PyTorch's names and their counterparts, missing features | [`guide::from_pytorch`] |
+//! | environment variables, options of `sim:N`, fields of [`RuntimeConfig`] | [`guide::settings`] |
 //! | example programs: an overlapped loader, threads of a server, a test that finds a race, decoding with a cache, a custom allocator backend | [`guide`] |
 //! | the tensor: its methods, and the types for [shapes](IntoShape), [indices](Tensor::i) and [options](TensorOptions) | [`Tensor`] |
 //! | devices, streams, events, graphs, memory (`torch.cuda`) | [`cuda`] |
@@ -78,6 +79,26 @@ pub use warpline_runtime::{
 #[cfg(doctest)]
 #[doc = include_str!("../docs/README.md")]
 struct Readme;
+
+/// The programs of `docs/first-steps.md` run.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/first-steps.md")]
+struct FirstSteps;
+
+/// The programs of `docs/tensors.md` run.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/tensors.md")]
+struct Tensors;
+
+/// The programs of `docs/memory.md` run.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/memory.md")]
+struct Memory;
+
+/// The programs of `docs/simulated-gpus.md` run.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/simulated-gpus.md")]
+struct SimulatedGpus;
 
 /// The programs of `docs/streams.md` compile.
 #[cfg(doctest)]

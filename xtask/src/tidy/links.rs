@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::Complaint;
+use crate::markdown::prose;
 
 /// Complains of what the links of a file lead to. `read` has the text of a file, and `None` where there is
 /// none; of a folder, or of what is no Markdown, any text.
@@ -45,17 +46,6 @@ fn below(path: &str, link: &str) -> Option<String> {
         }
     }
     Some(parts.join("/"))
-}
-
-/// Lines outside blocks of code, with code within them left out.
-fn prose(text: &str) -> impl Iterator<Item = (usize, String)> {
-    let mut fenced = false;
-    text.lines().enumerate().filter_map(move |(at, line)| {
-        let fence = line.trim_start().starts_with("```");
-        fenced ^= fence;
-        let words = || line.split('`').step_by(2).collect::<Vec<_>>().concat();
-        (!fenced && !fence).then(|| (at + 1, words()))
-    })
 }
 
 /// What relative links lead to: `[text](target)` and `[name]: target`.

@@ -1,0 +1,76 @@
+//! Comments of Rust files.
+
+use anyhow::{Result, anyhow};
+use proc_macro2::{TokenStream, TokenTree};
+
+/// Returns the text of all comments and doc comments. Each line of `text` is a line of the result, without its code and
+/// without the signs of the comment.
+///
+/// # Errors
+/// If `text` is not made of Rust's tokens.
+pub(super) fn of(path: &str, text: &str) -> Result<String> {
+    let tokens: TokenStream = text.parse().map_err(|error: proc_macro2::LexError| {
+        anyhow!("{path}:{}: {error}", error.span().start().line)
+    })?;
+    let mut comments = text.as_bytes().to_vec();
+    blank(tokens, text, &mut comments);
+    let comments = String::from_utf8(comments)?;
+    let lines = comments.lines().map(|line| {
+        let line = line.trim();
+        let line = line.trim_start_matches(['/', '*', '!']).trim_end_matches("*/");
+        line.strip_prefix(' ').unwrap_or(line)
+    });
+    Ok(lines.collect::<Vec<_>>().join("\n"))
+}
+
+/// Replaces all code by spaces. Comments are the text between the tokens; a doc comment is a token that does not begin
+/// as its text does.
+fn blank(tokens: TokenStream, text: &str, comments: &mut [u8]) {
+    for token in tokens {
+        let ranges = match token {
+            TokenTree::Group(group) => {
+                blank(group.stream(), text, comments);
+                vec![group.span_open().byte_range(), group.span_close().byte_range()]
+            }
+            token => vec![token.span().byte_range()],
+        };
+        for range in ranges {
+            if !text[range.clone()].starts_with("//") && !text[range.clone()].starts_with("/*") {
+                let code = comments[range].iter_mut().filter(|byte| **byte != b'\n');
+                code.for_each(|byte| *byte = b' ');
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn comments(text: &str) -> Vec<String> {
+        of("a.rs", text).unwrap().lines().map(|line| line.trim().to_owned()).collect()
+    }
+
+    #[test]
+    fn comments_remain_and_code_does_not() {
+        let text = "//! a\nfn f() { g(\"// no\", '/', r#\"/* no\"#, 1 / 2) } // ä\n/// c `d`\nstruct S<'a>(&'a u8);";
+        assert_eq!(comments(text), ["a", "ä", "c `d`", ""]);
+    }
+
+    #[test]
+    fn comments_in_macros_and_blocks_remain() {
+        let text = "m! {\n    /// a\n    // b\n    c /* d\n    * e */ f\n}\n/** g */ fn h() {}";
+        assert_eq!(comments(text), ["", "a", "b", "d", "e", "", "g"]);
+    }
+
+    #[test]
+    fn attributes_are_code() {
+        assert_eq!(comments("#[doc = \"a\"]\n#[doc = include_str!(\"b\")]\nstruct S;"), [""; 3]);
+    }
+
+    #[test]
+    fn a_file_that_is_not_rust_is_named() {
+        let error = of("crates/a/src/b.rs", "fn f() {\n").err().unwrap().to_string();
+        assert!(error.starts_with("crates/a/src/b.rs:"), "{error}");
+    }
+}
