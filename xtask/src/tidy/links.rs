@@ -92,7 +92,7 @@ mod tests {
         for (block, name, path) in [
             (0, "SQUAREPLUS", "crates/tensor/tests/semantics/added_op.rs"),
             (2, "SQUARES", "crates/kernels/src/reduce/added_tests.rs"),
-            (3, "amax_keepdim", "crates/tensor/src/tensor/reduce.rs"),
+            (3, "amax_keepdim", "crates/tensor/src/methods/reduce.rs"),
         ] {
             let entry = blocks.get(block).expect("a block");
             assert!(entry.contains(name), "{entry}");

@@ -5,7 +5,7 @@ use std::mem;
 use proc_macro2::Span;
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
-use syn::{Attribute, ExprUnsafe, ItemImpl, Meta, Stmt};
+use syn::{Attribute, ExprUnsafe, ItemImpl, ItemStatic, Meta, Stmt};
 
 use super::{Complaint, Source};
 
@@ -110,7 +110,7 @@ fn allowance(path: &str) -> Option<&'static str> {
 /// code for other systems and projects outside the workspace.
 struct UndocumentedUnsafe<'a> {
     text: Vec<&'a str>,
-    /// First line of the innermost statement.
+    /// First line of the innermost statement or `static`.
     statement: usize,
     found: Vec<usize>,
 }
@@ -134,6 +134,12 @@ impl<'ast> Visit<'ast> for UndocumentedUnsafe<'_> {
     fn visit_stmt(&mut self, stmt: &'ast Stmt) {
         let outer = mem::replace(&mut self.statement, stmt.span().start().line);
         visit::visit_stmt(self, stmt);
+        self.statement = outer;
+    }
+
+    fn visit_item_static(&mut self, item: &'ast ItemStatic) {
+        let outer = mem::replace(&mut self.statement, item.static_token.span.start().line);
+        visit::visit_item_static(self, item);
         self.statement = outer;
     }
 
@@ -190,6 +196,16 @@ mod tests {
             rules("crates/alloc/tests/a.rs", "fn f() { unsafe { g() } }\n"),
             [(1, "safety")]
         );
+    }
+
+    #[test]
+    fn the_comment_of_a_static_stands_above_it() {
+        assert_eq!(rules(DRIVER, "// SAFETY: a\nstatic A: B =\n    unsafe { B::new() };\n"), []);
+        assert_eq!(
+            rules(DRIVER, "/// A.\n// SAFETY: a\nstatic A: B =\n    unsafe { B::new() };\n"),
+            []
+        );
+        assert_eq!(rules(DRIVER, "static A: B =\n    unsafe { B::new() };\n"), [(2, "safety")]);
     }
 
     #[test]

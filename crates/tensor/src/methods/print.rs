@@ -85,7 +85,7 @@ fn shown_to_print(tensor: &Tensor) -> Result<Shown> {
         && runtime.race_report() != RaceReport::Off
         && (tensor.is_cuda() || tensor.is_pinned());
     if watched {
-        return printed("tensor/print.rs", || shown(tensor));
+        return printed("methods/print.rs", || shown(tensor));
     }
     shown(tensor)
 }

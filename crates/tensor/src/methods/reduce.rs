@@ -140,7 +140,7 @@ fn apply(op: ReduceOp, a: &Tensor, dims: &[isize], keepdim: bool) -> Result<Tens
 macro_rules! reductions {
     ($(
         $(#[$doc:meta])*
-        $op:ident: $name:ident $keep:ident($dims:ident: $into:ident => $convert:ident), gradient $gradient:tt;
+        $name:ident $keep:ident $op:ident($dims:ident: $into:ident => $convert:ident), gradient $gradient:tt;
     )*) => {
         impl Tensor {$(
             $(#[$doc])*
@@ -188,33 +188,33 @@ macro_rules! reductions {
 
 reductions! {
     /// The sum over dimensions (`torch.sum`). Integers and bools give `int64`.
-    Sum: sum sum_keepdim(dims: IntoDims => into_dims),
+    sum sum_keepdim Sum(dims: IntoDims => into_dims),
         gradient { (_, _, reduced) => Sum { reduced } };
     /// The product over dimensions (`torch.prod`). Integers and bools give `int64`.
-    Prod: prod prod_keepdim(dims: IntoDims => into_dims),
+    prod prod_keepdim Prod(dims: IntoDims => into_dims),
         gradient { (x, _, reduced) => Product { x: x.clone(), reduced } };
     /// The mean over dimensions (`torch.mean`). Floats only.
-    Mean: mean mean_keepdim(dims: IntoDims => into_dims),
+    mean mean_keepdim Mean(dims: IntoDims => into_dims),
         gradient { (x, out, reduced) => Mean { count: (x.numel() / out.numel().max(1)) as f64, reduced } };
     /// The largest element over dimensions; NaN if there is a NaN (`torch.amax`).
     #[doc(alias = "max")]
-    Max: amax amax_keepdim(dims: IntoDims => into_dims),
+    amax amax_keepdim Max(dims: IntoDims => into_dims),
         gradient { (x, out, reduced) => Extreme { x: x.clone(), out: out.clone(), reduced } };
     /// The smallest element over dimensions; NaN if there is a NaN (`torch.amin`).
     #[doc(alias = "min")]
-    Min: amin amin_keepdim(dims: IntoDims => into_dims),
+    amin amin_keepdim Min(dims: IntoDims => into_dims),
         gradient { (x, out, reduced) => Extreme { x: x.clone(), out: out.clone(), reduced } };
     /// Whether any element over dimensions is nonzero, as bools; for `uint8`, as `uint8` (`torch.any`).
-    Any: any any_keepdim(dims: IntoDims => into_dims), gradient none;
+    any any_keepdim Any(dims: IntoDims => into_dims), gradient none;
     /// Whether all elements over dimensions are nonzero, as bools; for `uint8`, as `uint8` (`torch.all`).
-    All: all all_keepdim(dims: IntoDims => into_dims), gradient none;
+    all all_keepdim All(dims: IntoDims => into_dims), gradient none;
     /// The index of the largest element along a dimension, as `int64` (`torch.argmax`). With `None` or `()`,
     /// the index is that in the flattened tensor. Of equal elements, the first counts. A NaN is the largest
     /// element.
-    ArgMax: argmax argmax_keepdim(dim: IntoDim => into_dim), gradient none;
+    argmax argmax_keepdim ArgMax(dim: IntoDim => into_dim), gradient none;
     /// The index of the smallest element along a dimension, as `int64` (`torch.argmin`). A NaN is the smallest
     /// element. Otherwise the same as [`Tensor::argmax`].
-    ArgMin: argmin argmin_keepdim(dim: IntoDim => into_dim), gradient none;
+    argmin argmin_keepdim ArgMin(dim: IntoDim => into_dim), gradient none;
 }
 
 impl Tensor {
