@@ -83,7 +83,7 @@ fn the_page_shows_the_recipe() {
     // Cargo runs tests in the package's folder.
     let page = std::fs::read_to_string("../../docs/from-pytorch.md").unwrap();
     let program = include_str!("../../../examples/step_in_backward.rs");
-    let begin = program.find("/// Steps each parameter").unwrap();
+    let begin = program.find("/// Updates each parameter").unwrap();
     let recipe = &program[begin..program.find("fn main").unwrap()];
     assert!(page.contains(recipe.trim_end()), "docs/from-pytorch.md has another recipe");
 }
