@@ -1,5 +1,7 @@
 //! Comments of Rust files.
 
+use std::ops::Range;
+
 use anyhow::{Result, anyhow};
 use proc_macro2::{TokenStream, TokenTree};
 
@@ -23,22 +25,25 @@ pub(super) fn of(path: &str, text: &str) -> Result<String> {
     Ok(lines.collect::<Vec<_>>().join("\n"))
 }
 
-/// Replaces all code by spaces. Comments are the text between the tokens; a doc comment is a token that does not begin
-/// as its text does.
+/// Replaces all code by spaces. Comments are the text between the tokens. The tokens of a doc comment are those of an
+/// attribute, and each has the place of the comment.
 fn blank(tokens: TokenStream, text: &str, comments: &mut [u8]) {
     for token in tokens {
-        let ranges = match token {
-            TokenTree::Group(group) => {
-                blank(group.stream(), text, comments);
-                vec![group.span_open().byte_range(), group.span_close().byte_range()]
-            }
-            token => vec![token.span().byte_range()],
+        let place = token.span().byte_range();
+        if text[place.clone()].starts_with("//") || text[place.clone()].starts_with("/*") {
+            continue;
+        }
+        let mut code = |place: Range<usize>| {
+            let bytes = comments[place].iter_mut().filter(|byte| **byte != b'\n');
+            bytes.for_each(|byte| *byte = b' ');
         };
-        for range in ranges {
-            if !text[range.clone()].starts_with("//") && !text[range.clone()].starts_with("/*") {
-                let code = comments[range].iter_mut().filter(|byte| **byte != b'\n');
-                code.for_each(|byte| *byte = b' ');
+        match token {
+            TokenTree::Group(group) => {
+                code(group.span_open().byte_range());
+                code(group.span_close().byte_range());
+                blank(group.stream(), text, comments);
             }
+            _ => code(place),
         }
     }
 }
@@ -48,7 +53,7 @@ mod tests {
     use super::*;
 
     fn comments(text: &str) -> Vec<String> {
-        of("a.rs", text).unwrap().lines().map(|line| line.trim().to_owned()).collect()
+        of("a.rs", text).unwrap().split('\n').map(|line| line.trim().to_owned()).collect()
     }
 
     #[test]
