@@ -16,7 +16,7 @@ use crate::shard::StreamTable;
 use crate::shared::Shared;
 use crate::snapshot::ordinal;
 use crate::sync::lock;
-use crate::trace::Step;
+use crate::trace::TraceStep;
 use crate::{
     AllocError, AllocatorConfig, Backend, Block, ConfigError, MemoryStats, OutOfMemory,
     SegmentInfo, Snapshot, TraceAction, TraceConfig, source, summary,
@@ -211,7 +211,7 @@ impl<B: Backend> CachingAllocator<B> {
         let core = &self.shared.core;
         let action = TraceAction::Snapshot;
         let site = Some(Location::caller());
-        core.tracer.record(|| Step { action, address: 0, size: 0, stream: 0, site });
+        core.tracer.record(|| TraceStep { action, address: 0, size: 0, stream: 0, site });
         let (segments, trace) = core.report();
         Snapshot::of_device(&core.backend.device(), segments, trace, self.config())
     }

@@ -4,8 +4,8 @@ use std::fmt;
 
 use crate::Backend;
 use crate::heap::NONE;
-use crate::shard::{Granted, ShardCell};
-use crate::sync::{Lasting, is_same};
+use crate::shard::{AllocatedBlock, ShardCell};
+use crate::sync::{StaticRef, is_same};
 
 /// Memory from a [`CachingAllocator`](crate::CachingAllocator), returned to the cache on drop.
 ///
@@ -14,7 +14,7 @@ use crate::sync::{Lasting, is_same};
 /// memory is reused only after they have completed their work. A block that outlives the allocator
 /// waits for those streams when it is dropped, because its memory then goes back to the backend.
 pub struct Block<B: Backend> {
-    cell: Lasting<ShardCell<B>>,
+    cell: StaticRef<ShardCell<B>>,
     address: u64,
     requested: usize,
     size: usize,
@@ -26,16 +26,16 @@ pub struct Block<B: Backend> {
 impl<B: Backend> Block<B> {
     #[inline]
     pub(crate) fn new(
-        cell: Lasting<ShardCell<B>>,
-        granted: Granted,
+        cell: StaticRef<ShardCell<B>>,
+        granted: AllocatedBlock,
         requested: usize,
         stream: u64,
     ) -> Self {
-        let Granted { block: index, address, size } = granted;
+        let AllocatedBlock { block: index, address, size } = granted;
         Self { cell, address, requested, size, stream, index }
     }
 
-    pub(crate) fn is_of(&self, cell: &Lasting<ShardCell<B>>) -> bool {
+    pub(crate) fn is_of(&self, cell: &StaticRef<ShardCell<B>>) -> bool {
         self.index != NONE && is_same(&self.cell, cell)
     }
 

@@ -13,12 +13,12 @@ use std::sync::{Arc, PoisonError, Weak};
 use warpline_sync::Mutex;
 use warpline_sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use crate::growth::Growth;
+use crate::growth::GrowthPolicies;
 use crate::hooks::Hooks;
 use crate::release::{self, Releases};
 use crate::shard::{Shard, ShardCell};
 use crate::stats::{Counters, Global};
-use crate::sync::{Lasting, is_same, lock};
+use crate::sync::{StaticRef, is_same, lock};
 use crate::trace::{TraceRing, Tracer};
 use crate::{AllocatorConfig, Backend, Policy, SegmentInfo, source};
 
@@ -26,12 +26,12 @@ pub(crate) struct Core<B: Backend> {
     pub(crate) backend: B,
     /// The policies for getting memory. Locked during backend calls that allocate or release
     /// memory. Locked before `shards`, and never while the program's code runs.
-    pub(crate) policies: Mutex<Box<dyn Growth<B>>>,
+    pub(crate) policies: Mutex<Box<dyn GrowthPolicies<B>>>,
     /// Share of the device's memory that may be reserved. Has a lock of its own, because a pool's
     /// source may change it.
     pub(crate) memory_fraction: Mutex<Option<f64>>,
     /// All shards, in lock order. Locked while more than one shard is.
-    shards: Mutex<Vec<Registered<B>>>,
+    shards: Mutex<Vec<RegisteredShard<B>>>,
     /// Locked last.
     pub(crate) global: Mutex<Global>,
     /// Number of captures in progress, during which the backend can neither release memory nor
@@ -52,9 +52,9 @@ pub(crate) struct Core<B: Backend> {
 
 /// A registered shard. Its counters count until they are added to those of retired shards, after
 /// its last owner has dropped it.
-struct Registered<B: Backend> {
+struct RegisteredShard<B: Backend> {
     shard: Weak<Shard<B>>,
-    cell: Lasting<ShardCell<B>>,
+    cell: StaticRef<ShardCell<B>>,
     pool: u64,
 }
 
@@ -69,7 +69,11 @@ pub(crate) enum DeviceWait {
 }
 
 impl<B: Backend> Core<B> {
-    pub(crate) fn new(backend: B, config: &AllocatorConfig, policies: Box<dyn Growth<B>>) -> Self {
+    pub(crate) fn new(
+        backend: B,
+        config: &AllocatorConfig,
+        policies: Box<dyn GrowthPolicies<B>>,
+    ) -> Self {
         Self {
             backend,
             policies: Mutex::new(policies),
@@ -180,16 +184,16 @@ impl<B: Backend> Core<B> {
 
     /// Adds a shard. Replaces a registered shard that has the same cell.
     pub(crate) fn register(&self, shard: Shard<B>) -> Arc<Shard<B>> {
-        let (cell, pool) = (Lasting::clone(&shard.cell), shard.pool);
+        let (cell, pool) = (StaticRef::clone(&shard.cell), shard.pool);
         let shard = Arc::new(shard);
         let mut shards = lock(&self.shards);
         shards.retain(|other| !is_same(&other.cell, &cell));
-        shards.push(Registered { shard: Arc::downgrade(&shard), cell, pool });
+        shards.push(RegisteredShard { shard: Arc::downgrade(&shard), cell, pool });
         shard
     }
 
     /// Moves a shard's counters to those of retired shards.
-    pub(crate) fn unregister(&self, cell: &Lasting<ShardCell<B>>) {
+    pub(crate) fn unregister(&self, cell: &StaticRef<ShardCell<B>>) {
         let mut shards = lock(&self.shards);
         shards.retain(|other| !is_same(&other.cell, cell));
         let mut state = cell.lock();

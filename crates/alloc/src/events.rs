@@ -10,13 +10,13 @@ const MAX_SPARE: usize = 64;
 /// Events that must complete before freed memory is reused. A token names the memory, and has one
 /// event per stream that uses it.
 pub(crate) struct PendingEvents<S: StreamBackend> {
-    queues: Vec<Queue<S>>,
+    queues: Vec<EventQueue<S>>,
     /// Uses whose event could not be recorded yet.
     unrecorded: Vec<(S::Stream, u32)>,
     spare: Vec<S::Event>,
 }
 
-pub(crate) struct Queue<S: StreamBackend> {
+pub(crate) struct EventQueue<S: StreamBackend> {
     stream: u64,
     events: VecDeque<(S::Event, u32)>,
 }
@@ -49,7 +49,7 @@ impl<S: StreamBackend> PendingEvents<S> {
     fn queue_of(&mut self, stream: u64) -> &mut VecDeque<(S::Event, u32)> {
         let at = self.queues.iter().position(|queue| queue.stream == stream);
         let at = at.unwrap_or_else(|| {
-            self.queues.push(Queue { stream, events: VecDeque::new() });
+            self.queues.push(EventQueue { stream, events: VecDeque::new() });
             self.queues.len() - 1
         });
         &mut self.queues[at].events
@@ -95,13 +95,13 @@ impl<S: StreamBackend> PendingEvents<S> {
     }
 
     /// Takes out all pending events, to wait for them without a lock.
-    pub(crate) fn take(&mut self, backend: &S, done: &mut Vec<u32>) -> Vec<Queue<S>> {
+    pub(crate) fn take(&mut self, backend: &S, done: &mut Vec<u32>) -> Vec<EventQueue<S>> {
         self.record_late(backend, done);
         std::mem::take(&mut self.queues)
     }
 
     /// Puts back the events that [`wait`] left.
-    pub(crate) fn put_back(&mut self, mut queues: Vec<Queue<S>>) {
+    pub(crate) fn put_back(&mut self, mut queues: Vec<EventQueue<S>>) {
         // Older events go first.
         queues.append(&mut self.queues);
         self.queues = queues;
@@ -109,7 +109,11 @@ impl<S: StreamBackend> PendingEvents<S> {
 }
 
 /// Waits for all events and adds their tokens to `done`. Events whose wait fails stay in `queues`.
-pub(crate) fn wait<S: StreamBackend>(backend: &S, queues: &mut Vec<Queue<S>>, done: &mut Vec<u32>) {
+pub(crate) fn wait<S: StreamBackend>(
+    backend: &S,
+    queues: &mut Vec<EventQueue<S>>,
+    done: &mut Vec<u32>,
+) {
     for queue in &mut *queues {
         queue.events.retain(|(event, token)| {
             let come = match backend.synchronize(event) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::core::Core;
-use crate::shard::{Granted, Request, Shard};
+use crate::shard::{AllocatedBlock, Request, Shard};
 use crate::{AllocError, Backend};
 
 /// A way to get memory from the backend. Called by one thread at a time, and without any shard's
@@ -11,7 +11,7 @@ use crate::{AllocError, Backend};
 pub(crate) trait GrowthPolicy<B: Backend> {
     /// Serves a request that nothing cached fits. `None` if the backend has no memory for it or the
     /// limit is reached.
-    fn grow(&mut self, miss: &Miss<'_, B>) -> Result<Option<Granted>, AllocError>;
+    fn grow(&mut self, miss: &Miss<'_, B>) -> Result<Option<AllocatedBlock>, AllocError>;
 
     /// Releases all memory that is wholly free. Memory whose release the backend refuses stays free
     /// in place, or is kept for another try.
@@ -23,7 +23,7 @@ pub(crate) trait GrowthPolicy<B: Backend> {
 }
 
 /// All policies of an allocator. The policy in force in a request's shard serves the request.
-pub(crate) trait Growth<B: Backend>: GrowthPolicy<B> + Send {
+pub(crate) trait GrowthPolicies<B: Backend>: GrowthPolicy<B> + Send {
     /// Returns the maximum number of bytes that may be reserved in total. `None` if there is no
     /// limit. `requested` is the size that an error names, in bytes.
     ///

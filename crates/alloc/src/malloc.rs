@@ -8,16 +8,16 @@ use std::sync::Arc;
 use warpline_sync::atomic::Ordering;
 
 use crate::rules::round_size;
-use crate::shard::{Granted, Request, Shard, ShardCell, State};
+use crate::shard::{AllocatedBlock, Request, Shard, ShardCell, ShardState};
 use crate::shared::Shared;
-use crate::sync::{Lasting, lock};
+use crate::sync::{StaticRef, lock};
 use crate::{AllocError, Backend, source};
 
 /// Whether the cache was already searched for a request that is not a hit.
 pub(crate) struct Searched(pub(crate) bool);
 
 /// The cell of the shard that granted a block, and the block.
-pub(crate) type Found<B> = (Lasting<ShardCell<B>>, Granted);
+pub(crate) type CellAllocation<B> = (StaticRef<ShardCell<B>>, AllocatedBlock);
 
 impl<B: Backend> Shared<B> {
     /// Serves a request from the stream's cache. Fails if nothing there fits, or if the request
@@ -30,13 +30,13 @@ impl<B: Backend> Shared<B> {
         bytes: usize,
         stream: u64,
         site: &'static Location<'static>,
-    ) -> Result<Found<B>, Searched> {
+    ) -> Result<CellAllocation<B>, Searched> {
         if self.routes.exist() {
             return Err(Searched(false));
         }
         let (cell, _) = self.table.find(stream).ok_or(Searched(false))?;
         if bytes == 0 {
-            return Ok((Lasting::clone(cell), Granted::NOTHING));
+            return Ok((StaticRef::clone(cell), AllocatedBlock::EMPTY));
         }
         let mut locked = cell.lock_parked();
         let state = &mut *locked;
@@ -70,7 +70,7 @@ impl<B: Backend> Shared<B> {
         if over {
             self.core.raise_peaks();
         }
-        Ok((Lasting::clone(cell), granted))
+        Ok((StaticRef::clone(cell), granted))
     }
 
     /// Serves a request that is not a hit.
@@ -81,10 +81,10 @@ impl<B: Backend> Shared<B> {
         stream: &B::Stream,
         site: &'static Location<'static>,
         searched: bool,
-    ) -> Result<Found<B>, AllocError> {
+    ) -> Result<CellAllocation<B>, AllocError> {
         if bytes == 0 {
             let shard = self.shard_for(stream);
-            return Ok((Lasting::clone(&shard.cell), Granted::NOTHING));
+            return Ok((StaticRef::clone(&shard.cell), AllocatedBlock::EMPTY));
         }
         let id = B::stream_id(stream);
         if let Some(pool) = self.routes.find(id) {
@@ -109,7 +109,7 @@ impl<B: Backend> Shared<B> {
         stream: u64,
         site: &'static Location<'static>,
         searched: bool,
-    ) -> Result<Option<Found<B>>, AllocError> {
+    ) -> Result<Option<CellAllocation<B>>, AllocError> {
         if source::is_inside() {
             return Err(AllocError::InsideSource { requested: bytes });
         }
@@ -132,7 +132,7 @@ impl<B: Backend> Shared<B> {
             if over {
                 self.core.raise_peaks();
             }
-            return Ok(Some((Lasting::clone(&shard.cell), granted)));
+            return Ok(Some((StaticRef::clone(&shard.cell), granted)));
         }
         // Meanwhile the shard must not serve another stream.
         state.misses += 1;
@@ -143,7 +143,7 @@ impl<B: Backend> Shared<B> {
         shard.cell.lock_parked().misses -= 1;
         let (shard, granted) = found?;
         self.core.raise_peaks();
-        Ok(Some((Lasting::clone(&shard.cell), granted)))
+        Ok(Some((StaticRef::clone(&shard.cell), granted)))
     }
 
     /// Returns the shard that serves a stream. Creates it if needed.
@@ -164,8 +164,11 @@ impl<B: Backend> Shared<B> {
                 return Arc::clone(shard);
             }
         }
-        let mut state =
-            State::new(stream.clone(), Arc::clone(&self.core.clock), Arc::clone(&self.core.tracer));
+        let mut state = ShardState::new(
+            stream.clone(),
+            Arc::clone(&self.core.clock),
+            Arc::clone(&self.core.tracer),
+        );
         let config = lock(&self.config);
         state.set_config(self.core.in_force(&config, 0));
         let shard = self.core.register(Shard::new(&self.core, state, 0, None));

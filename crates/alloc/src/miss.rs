@@ -5,17 +5,17 @@ use std::sync::{Arc, Weak};
 
 use warpline_sync::MutexGuard;
 
-use crate::growth::{Growth, Miss};
+use crate::growth::{GrowthPolicies, Miss};
 use crate::mem_pool::Pool;
 use crate::rules::segment_size;
-use crate::shard::{Granted, Request, Shard, State};
+use crate::shard::{AllocatedBlock, Request, Shard, ShardState};
 use crate::shared::Shared;
 use crate::sync::lock;
-use crate::trace::{Step, TraceAction};
+use crate::trace::{TraceAction, TraceStep};
 use crate::{AllocError, Backend, OutOfMemory, Policy, reclaim};
 
 /// The shard that granted a block, and the block.
-type Served<B> = (Arc<Shard<B>>, Granted);
+type ShardAllocation<B> = (Arc<Shard<B>>, AllocatedBlock);
 
 impl<B: Backend> Shared<B> {
     /// Tries all ways of serving the request, in order.
@@ -24,13 +24,13 @@ impl<B: Backend> Shared<B> {
         &self,
         shard: &Arc<Shard<B>>,
         request: Request,
-    ) -> Result<Served<B>, AllocError> {
+    ) -> Result<ShardAllocation<B>, AllocError> {
         let core = &*self.core;
-        let served = |granted| (Arc::clone(shard), granted);
+        let in_shard = |granted| (Arc::clone(shard), granted);
         if core.hooks.run_callbacks()
-            && let Some(granted) = search(shard, State::take_fit, request)
+            && let Some(granted) = search(shard, ShardState::take_fit, request)
         {
-            return Ok(served(granted));
+            return Ok(in_shard(granted));
         }
         // Dropped after the lock, because a pool's source may own values of the program.
         let pools: Vec<_> = lock(&self.pools).iter().filter_map(Weak::upgrade).collect();
@@ -38,8 +38,8 @@ impl<B: Backend> Shared<B> {
         // Options may have changed since; they cannot change until the lock is released.
         let request = shard.lock().request(request.requested, request.site)?;
         // Another thread may have allocated memory while this one waited.
-        if let Some(granted) = search(shard, State::take_fit_again, request) {
-            return Ok(served(granted));
+        if let Some(granted) = search(shard, ShardState::take_fit_again, request) {
+            return Ok(in_shard(granted));
         }
         core.release_orphans();
         self.poll_events();
@@ -48,7 +48,7 @@ impl<B: Backend> Shared<B> {
         let miss = Miss { core, shard, request, limit };
         reclaim::collect_garbage(core, limit);
         if let Some(granted) = policies.grow(&miss)? {
-            return Ok(served(granted));
+            return Ok(in_shard(granted));
         }
         if let Some(found) = take_from_pools(&pools, shard, request) {
             return Ok(found);
@@ -60,16 +60,16 @@ impl<B: Backend> Shared<B> {
         if reclaim::release_oversize(core, shard, request)
             && let Some(granted) = policies.grow(&miss)?
         {
-            return Ok(served(granted));
+            return Ok(in_shard(granted));
         }
         self.synchronize_events();
-        if let Some(granted) = search(shard, State::take_fit_again, request) {
-            return Ok(served(granted));
+        if let Some(granted) = search(shard, ShardState::take_fit_again, request) {
+            return Ok(in_shard(granted));
         }
         policies.release_cached(core);
         lock(&core.global).num_alloc_retries += 1;
         if let Some(granted) = policies.grow(&miss)? {
-            return Ok(served(granted));
+            return Ok(in_shard(granted));
         }
         if let Some(found) = self.take_from_streams(shard, request) {
             return Ok(found);
@@ -77,7 +77,11 @@ impl<B: Backend> Shared<B> {
         Err(self.fail(policies, &miss))
     }
 
-    fn fail(&self, policies: MutexGuard<'_, Box<dyn Growth<B>>>, miss: &Miss<'_, B>) -> AllocError {
+    fn fail(
+        &self,
+        policies: MutexGuard<'_, Box<dyn GrowthPolicies<B>>>,
+        miss: &Miss<'_, B>,
+    ) -> AllocError {
         let facts = self.out_of_memory(miss);
         drop(policies);
         self.core.hooks.notify_observers(&facts);
@@ -87,7 +91,11 @@ impl<B: Backend> Shared<B> {
     /// Takes memory that is idle on another stream or in the other pool, as the last attempt. Work
     /// on the request's stream then waits, on the device, for the other stream's work so far. When
     /// the block is freed, the other stream waits in turn.
-    fn take_from_streams(&self, shard: &Arc<Shard<B>>, request: Request) -> Option<Served<B>> {
+    fn take_from_streams(
+        &self,
+        shard: &Arc<Shard<B>>,
+        request: Request,
+    ) -> Option<ShardAllocation<B>> {
         if shard.pool != 0 {
             return None;
         }
@@ -110,7 +118,7 @@ impl<B: Backend> Shared<B> {
                     state.put_back(block);
                     continue;
                 }
-                let granted = state.hand_out(block, request);
+                let granted = state.allocate_block(block, request);
                 state.record_stream(block, &stream);
                 drop(state);
                 return Some((owner, granted));
@@ -145,7 +153,7 @@ impl<B: Backend> Shared<B> {
         let memory = backend.mem_info().ok();
         let config = shard.lock().config.clone();
         lock(&self.core.global).num_ooms += 1;
-        let step = |stream| Step {
+        let step = |stream| TraceStep {
             action: TraceAction::Oom,
             address: memory.map_or(0, |(free, _)| free as u64),
             size: request.size,
@@ -185,9 +193,9 @@ impl<B: Backend> Shared<B> {
 /// blocks at multiples of 512, even if the request's own stream has none.
 fn search<B: Backend>(
     shard: &Shard<B>,
-    how: impl Fn(&mut State<B>, Request) -> Option<Granted>,
+    how: impl Fn(&mut ShardState<B>, Request) -> Option<AllocatedBlock>,
     request: Request,
-) -> Option<Granted> {
+) -> Option<AllocatedBlock> {
     let mut state = shard.lock();
     let request = state.request(request.requested, request.site).ok()?;
     if state.rules.caching { how(&mut state, request) } else { None }
@@ -199,7 +207,7 @@ fn take_from_pools<B: Backend>(
     pools: &[Arc<Pool<B>>],
     shard: &Arc<Shard<B>>,
     request: Request,
-) -> Option<Served<B>> {
+) -> Option<ShardAllocation<B>> {
     if shard.pool != 0 {
         return None;
     }
@@ -207,7 +215,7 @@ fn take_from_pools<B: Backend>(
     let sharing = pools.iter().filter(|pool| pool.options.use_on_oom);
     let mut shards = sharing.filter_map(|pool| pool.known_shard(stream));
     shards.find_map(|shard| {
-        let granted = search(&shard, State::take_fit_again, request)?;
+        let granted = search(&shard, ShardState::take_fit_again, request)?;
         Some((shard, granted))
     })
 }

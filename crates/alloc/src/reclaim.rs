@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use crate::core::Core;
-use crate::heap::Released;
-use crate::shard::{Request, Shard, State};
+use crate::heap::ReleasedSegment;
+use crate::shard::{Request, Shard, ShardState};
 use crate::{Backend, PoolKind, release};
 
 /// A large segment that is wholly free.
-struct Idle<'a, B: Backend> {
+struct IdleSegment<'a, B: Backend> {
     shard: &'a Arc<Shard<B>>,
     block: u32,
     /// Number of searches since the segment was freed.
@@ -25,7 +25,7 @@ pub(crate) fn collect_garbage<B: Backend>(core: &Core<B>, limit: Option<usize>) 
     let threshold = (share * limit as f64) as usize;
     let target = core.reserved().saturating_sub(threshold);
     let now = core.searches();
-    let mut idle: Vec<Idle<'_, B>> =
+    let mut idle: Vec<IdleSegment<'_, B>> =
         shards.iter().flat_map(|shard| idle_segments(shard, now)).collect();
     let mut reclaimed = 0;
     let mut garbage = Vec::new();
@@ -33,7 +33,7 @@ pub(crate) fn collect_garbage<B: Backend>(core: &Core<B>, limit: Option<usize>) 
         let total: u64 = idle.iter().map(|idle| idle.age).sum();
         let mean = total as f64 / idle.len() as f64;
         // The oldest is never under the mean, so the loop ends.
-        idle.retain(|&Idle { shard, block, age }| {
+        idle.retain(|&IdleSegment { shard, block, age }| {
             let old = age as f64 >= mean;
             if old && let Some(segment) = shard.lock().heap.release_segment(block) {
                 reclaimed += segment.size;
@@ -61,18 +61,18 @@ pub(crate) fn release_oversize<B: Backend>(
     enough
 }
 
-fn idle_segments<B: Backend>(shard: &Arc<Shard<B>>, now: u64) -> Vec<Idle<'_, B>> {
+fn idle_segments<B: Backend>(shard: &Arc<Shard<B>>, now: u64) -> Vec<IdleSegment<'_, B>> {
     let state = shard.lock();
     let heap = &state.heap;
     let age = |block: u32| now.saturating_sub(heap.records[block].idle_since);
     let idle = heap.free_segments(PoolKind::Large).into_iter();
-    idle.map(|block| Idle { shard, block, age: age(block) }).collect()
+    idle.map(|block| IdleSegment { shard, block, age: age(block) }).collect()
 }
 
 fn take_oversize<B: Backend>(
-    state: &mut State<B>,
+    state: &mut ShardState<B>,
     request: Request,
-    released: &mut Vec<Released<B::Memory>>,
+    released: &mut Vec<ReleasedSegment<B::Memory>>,
 ) -> bool {
     let Some(max_split) = state.config.max_split_size else { return false };
     let (kind, wanted) = (request.kind, request.size.max(max_split));

@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use warpline_sync::Mutex;
 
 use crate::core::Core;
-use crate::heap::Released;
+use crate::heap::ReleasedSegment;
 use crate::shard::Shard;
 use crate::sync::lock;
 use crate::{Backend, source};
@@ -21,15 +21,15 @@ pub(crate) struct Releases<M> {
     lists: Mutex<Lists<M>>,
     /// Segments dropped by a pool's source or by the owner of foreign memory. Their thread may hold
     /// `lists`, so the next release takes them.
-    late: Mutex<Vec<Released<M>>>,
+    late: Mutex<Vec<ReleasedSegment<M>>>,
 }
 
 struct Lists<M> {
     /// Segments to be released after a capture. They count as released.
-    deferred: Vec<Released<M>>,
+    deferred: Vec<ReleasedSegment<M>>,
     /// Segments that the backend refused to take and that cannot serve requests in their old place.
     /// They count as reserved.
-    refused: Vec<Released<M>>,
+    refused: Vec<ReleasedSegment<M>>,
 }
 
 impl<M> Default for Releases<M> {
@@ -47,7 +47,7 @@ impl<M> Releases<M> {
 }
 
 /// Releases segments to the backend. Called without a shard's lock.
-pub(crate) fn segments<B: Backend>(core: &Core<B>, released: Vec<Released<B::Memory>>) {
+pub(crate) fn segments<B: Backend>(core: &Core<B>, released: Vec<ReleasedSegment<B::Memory>>) {
     if released.is_empty() {
         return;
     }
@@ -64,7 +64,7 @@ pub(crate) fn segments<B: Backend>(core: &Core<B>, released: Vec<Released<B::Mem
 fn give_back<B: Backend>(
     core: &Core<B>,
     lists: &mut Lists<B::Memory>,
-    released: Vec<Released<B::Memory>>,
+    released: Vec<ReleasedSegment<B::Memory>>,
 ) {
     if core.is_capturing() {
         defer(core, lists, released);
@@ -89,7 +89,7 @@ fn release_late<B: Backend>(core: &Core<B>, lists: &mut Lists<B::Memory>) {
 pub(crate) fn segments_of<B: Backend>(
     core: &Core<B>,
     shard: &Shard<B>,
-    released: Vec<Released<B::Memory>>,
+    released: Vec<ReleasedSegment<B::Memory>>,
 ) {
     if released.is_empty() {
         return;
@@ -154,11 +154,11 @@ fn free_deferred<B: Backend>(core: &Core<B>, lists: &mut Lists<B::Memory>) {
 fn defer<B: Backend>(
     core: &Core<B>,
     lists: &mut Lists<B::Memory>,
-    released: Vec<Released<B::Memory>>,
+    released: Vec<ReleasedSegment<B::Memory>>,
 ) {
     let mut global = lock(&core.global);
     for segment in released {
-        global.segment_gone(segment.kind, segment.size, segment.oversize);
+        global.count_segment_released(segment.kind, segment.size, segment.oversize);
         lists.deferred.push(segment);
     }
 }
@@ -171,11 +171,11 @@ fn defer<B: Backend>(
 /// as released.
 fn free<B: Backend>(
     core: &Core<B>,
-    released: Vec<Released<B::Memory>>,
+    released: Vec<ReleasedSegment<B::Memory>>,
     gone: bool,
-) -> Vec<Released<B::Memory>> {
+) -> Vec<ReleasedSegment<B::Memory>> {
     let mut refused = Vec::new();
-    for Released { kind, size, oversize, refused: before, stream, memory } in released {
+    for ReleasedSegment { kind, size, oversize, refused: before, stream, memory } in released {
         let freed = source::inside(|| catch_unwind(AssertUnwindSafe(|| B::free(memory))));
         let freed = freed.unwrap_or_else(|payload| {
             // The drop of the payload could panic, too.
@@ -185,7 +185,7 @@ fn free<B: Backend>(
         let mut global = lock(&core.global);
         let Err(memory) = freed else {
             if !gone {
-                global.segment_gone(kind, size, oversize);
+                global.count_segment_released(kind, size, oversize);
             }
             if before {
                 global.refused_segments.accept(size);
@@ -194,12 +194,12 @@ fn free<B: Backend>(
         };
         global.num_refused += 1;
         if gone {
-            global.segment_back(kind, size, oversize);
+            global.count_segment_restored(kind, size, oversize);
         }
         if !before {
             global.refused_segments.refuse(size);
         }
-        refused.push(Released { kind, size, oversize, refused: true, stream, memory });
+        refused.push(ReleasedSegment { kind, size, oversize, refused: true, stream, memory });
     }
     refused
 }

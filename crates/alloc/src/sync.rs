@@ -23,11 +23,11 @@ pub(crate) type ShardGuard<'a, T> = MutexGuard<'a, T>;
 /// A reference to a value that is never deallocated. Under the schedule checker, locks belong to
 /// one execution of many, so their owner is deallocated with the last reference.
 #[cfg(not(shuttle))]
-pub(crate) type Lasting<T> = &'static T;
+pub(crate) type StaticRef<T> = &'static T;
 #[cfg(shuttle)]
-pub(crate) type Lasting<T> = std::sync::Arc<T>;
+pub(crate) type StaticRef<T> = std::sync::Arc<T>;
 
-pub(crate) fn lasting<T>(value: T) -> Lasting<T> {
+pub(crate) fn leak<T>(value: T) -> StaticRef<T> {
     #[cfg(not(shuttle))]
     return Box::leak(Box::new(value));
     #[cfg(shuttle)]
@@ -35,7 +35,7 @@ pub(crate) fn lasting<T>(value: T) -> Lasting<T> {
 }
 
 /// Returns whether both refer to the same value.
-pub(crate) fn is_same<T>(a: &Lasting<T>, b: &Lasting<T>) -> bool {
+pub(crate) fn is_same<T>(a: &StaticRef<T>, b: &StaticRef<T>) -> bool {
     #[cfg(not(shuttle))]
     return std::ptr::eq(*a, *b);
     #[cfg(shuttle)]

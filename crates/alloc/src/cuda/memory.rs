@@ -23,10 +23,10 @@ use warpline_cuda_sys_safe::{DevicePtr, Driver, DriverError};
 /// The policy `backend:cudaMallocAsync` allocates from such pools, in the order of each request's
 /// stream.
 #[derive(Debug)]
-pub struct CudaMemory(Kind);
+pub struct CudaMemory(MemoryOrigin);
 
 #[derive(Debug)]
-enum Kind {
+enum MemoryOrigin {
     /// From `cuMemAlloc`.
     Device(DeviceMemory),
     /// From a pool of the driver, for work of one stream.
@@ -40,9 +40,9 @@ impl CudaMemory {
     #[must_use]
     pub fn ptr(&self) -> DevicePtr {
         match &self.0 {
-            Kind::Device(memory) => memory.ptr(),
-            Kind::Pool(memory) => memory.ptr(),
-            Kind::Foreign(memory) => memory.ptr(),
+            MemoryOrigin::Device(memory) => memory.ptr(),
+            MemoryOrigin::Pool(memory) => memory.ptr(),
+            MemoryOrigin::Foreign(memory) => memory.ptr(),
         }
     }
 
@@ -50,9 +50,9 @@ impl CudaMemory {
     #[must_use]
     pub fn bytes(&self) -> usize {
         match &self.0 {
-            Kind::Device(memory) => memory.bytes(),
-            Kind::Pool(memory) => memory.bytes(),
-            Kind::Foreign(memory) => memory.bytes(),
+            MemoryOrigin::Device(memory) => memory.bytes(),
+            MemoryOrigin::Pool(memory) => memory.bytes(),
+            MemoryOrigin::Foreign(memory) => memory.bytes(),
         }
     }
 
@@ -60,9 +60,9 @@ impl CudaMemory {
     #[must_use]
     pub fn device(&self) -> usize {
         match &self.0 {
-            Kind::Device(memory) => memory.device(),
-            Kind::Pool(memory) => memory.device(),
-            Kind::Foreign(memory) => memory.device(),
+            MemoryOrigin::Device(memory) => memory.device(),
+            MemoryOrigin::Pool(memory) => memory.device(),
+            MemoryOrigin::Foreign(memory) => memory.device(),
         }
     }
 
@@ -70,15 +70,15 @@ impl CudaMemory {
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
         match &self.0 {
-            Kind::Device(memory) => memory.driver(),
-            Kind::Pool(memory) => memory.stream().driver(),
-            Kind::Foreign(memory) => memory.driver(),
+            MemoryOrigin::Device(memory) => memory.driver(),
+            MemoryOrigin::Pool(memory) => memory.stream().driver(),
+            MemoryOrigin::Foreign(memory) => memory.driver(),
         }
     }
 
     /// Wraps memory that exists in the order of its stream, for a block of that stream.
     pub(super) fn of_stream(memory: PoolMemory) -> Self {
-        Self(Kind::Pool(memory))
+        Self(MemoryOrigin::Pool(memory))
     }
 
     /// Releases the memory.
@@ -87,9 +87,9 @@ impl CudaMemory {
     /// The memory, if the driver refuses the release.
     pub(super) fn release(self) -> Result<(), Self> {
         match self.0 {
-            Kind::Device(memory) => memory.release().map_err(|refused| refused.0.into()),
+            MemoryOrigin::Device(memory) => memory.release().map_err(|refused| refused.0.into()),
             // The driver layer keeps track of refused releases of these.
-            Kind::Pool(_) | Kind::Foreign(_) => Ok(()),
+            MemoryOrigin::Pool(_) | MemoryOrigin::Foreign(_) => Ok(()),
         }
     }
 
@@ -118,12 +118,12 @@ impl CudaMemory {
 
 impl From<DeviceMemory> for CudaMemory {
     fn from(memory: DeviceMemory) -> Self {
-        Self(Kind::Device(memory))
+        Self(MemoryOrigin::Device(memory))
     }
 }
 
 impl From<ForeignMemory> for CudaMemory {
     fn from(memory: ForeignMemory) -> Self {
-        Self(Kind::Foreign(memory))
+        Self(MemoryOrigin::Foreign(memory))
     }
 }

@@ -19,7 +19,7 @@ use crate::{
     Backend, Block, CachingAllocator, Handle, HostBackend, HostCache, HostConfig, PinnedBlock,
     StreamBackend, VirtualMemory,
 };
-use peers::{Mapped, Mappings};
+use peers::{DeviceMappings, TrackedMapping};
 use pool::DriverPool;
 
 /// Backend for the memory of one device of a driver, and for page-locked host memory.
@@ -29,14 +29,14 @@ pub struct CudaBackend {
     device: usize,
     /// The device's mapping granularity, after the first query. `None` if it cannot be used.
     granularity: Arc<OnceLock<Option<usize>>>,
-    mappings: Arc<Mappings>,
+    mappings: Arc<DeviceMappings>,
     pool: Arc<DriverPool>,
     /// Allocates the memory, instead of `cuMemAlloc`.
-    source: Option<Arc<Source>>,
+    source: Option<Arc<MemorySource>>,
 }
 
 /// A function that allocates memory on a device of a driver.
-type Source =
+type MemorySource =
     dyn Fn(&Arc<dyn Driver>, usize, usize) -> Result<CudaMemory, DriverError> + Send + Sync;
 
 /// The same backend, for a [`CudaHostCache`].
@@ -290,7 +290,7 @@ impl VirtualMemory<DriverError> for CudaBackend {
     }
 
     fn release(&self, handle: Handle) -> Result<(), Handle> {
-        let handle = match handle.downcast::<Mapped>() {
+        let handle = match handle.downcast::<TrackedMapping>() {
             Ok(mapped) => return mapped.release().map_err(|mapped| Box::new(mapped) as Handle),
             Err(handle) => handle,
         };

@@ -13,10 +13,10 @@ use warpline_sync::{Mutex, MutexGuard};
 
 /// All mappings of a device's memory.
 #[derive(Debug, Default)]
-pub(super) struct Mappings(Mutex<State>);
+pub(super) struct DeviceMappings(Mutex<MappingTable>);
 
 #[derive(Debug, Default)]
-struct State {
+struct MappingTable {
     peers: Vec<usize>,
     /// By address.
     live: BTreeMap<u64, Mapping>,
@@ -24,13 +24,13 @@ struct State {
 
 /// One mapping, unmapped on drop.
 #[derive(Debug)]
-pub(super) struct Mapped {
+pub(super) struct TrackedMapping {
     address: u64,
-    all: Arc<Mappings>,
+    all: Arc<DeviceMappings>,
 }
 
-impl Mappings {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl DeviceMappings {
+    fn lock(&self) -> MutexGuard<'_, MappingTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -39,7 +39,7 @@ impl Mappings {
         self: &Arc<Self>,
         device: usize,
         mapping: Mapping,
-    ) -> Result<Mapped, DriverError> {
+    ) -> Result<TrackedMapping, DriverError> {
         let mut state = self.lock();
         let access: Vec<_> = std::iter::once(device)
             .chain(state.peers.iter().copied())
@@ -48,7 +48,7 @@ impl Mappings {
         mapping.set_access(&access)?;
         let address = mapping.ptr().addr();
         state.live.insert(address, mapping);
-        Ok(Mapped { address, all: Arc::clone(self) })
+        Ok(TrackedMapping { address, all: Arc::clone(self) })
     }
 
     /// Returns the devices that may access the mappings.
@@ -70,7 +70,7 @@ impl Mappings {
     }
 }
 
-impl Mapped {
+impl TrackedMapping {
     /// Unmaps the mapping.
     ///
     /// # Errors
@@ -89,7 +89,7 @@ impl Mapped {
     }
 }
 
-impl Drop for Mapped {
+impl Drop for TrackedMapping {
     fn drop(&mut self) {
         // Unmapped without the lock. An address is mapped again only after its last mapping is
         // gone.

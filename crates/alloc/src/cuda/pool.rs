@@ -10,16 +10,16 @@ use super::CudaMemory;
 
 /// The pool, created on first use, and the devices that may access its memory.
 #[derive(Debug, Default)]
-pub(super) struct DriverPool(Mutex<State>);
+pub(super) struct DriverPool(Mutex<PoolState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct PoolState {
     pool: Option<MemPool>,
     peers: Vec<usize>,
 }
 
 impl DriverPool {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

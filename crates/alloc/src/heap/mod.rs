@@ -32,12 +32,12 @@ use warpline_sync::atomic::{AtomicU64, Ordering};
 pub(crate) use alias::Extent;
 pub(crate) use arena::Expansion;
 use free_index::FreeIndex;
-pub(crate) use free_index::Order;
+pub(crate) use free_index::FreeOrder;
 pub(crate) use pages::Pages;
 use record::Records;
 pub(crate) use record::{Record, Status};
 
-use crate::trace::{Step, TraceAction, Tracer};
+use crate::trace::{TraceAction, TraceStep, Tracer};
 use crate::{Policy, PoolKind};
 
 /// Record number that stands for no block.
@@ -80,7 +80,7 @@ pub(crate) struct ArenaKind {
 }
 
 /// A segment on its way back to the backend, removed from its heap.
-pub(crate) struct Released<M> {
+pub(crate) struct ReleasedSegment<M> {
     pub(crate) kind: PoolKind,
     pub(crate) size: usize,
     pub(crate) oversize: bool,
@@ -128,7 +128,7 @@ impl<M> Heap<M> {
     }
 
     /// Sets the order among free blocks of one size.
-    pub(crate) fn set_order(&mut self, order: Order) {
+    pub(crate) fn set_order(&mut self, order: FreeOrder) {
         self.free.iter_mut().for_each(|free| free.set_order(&mut self.records, order));
     }
 
@@ -167,7 +167,7 @@ impl<M> Heap<M> {
         site: Option<&'static Location<'static>>,
     ) {
         let stream = self.stream;
-        self.tracer.record(|| Step { action, address, size, stream, site });
+        self.tracer.record(|| TraceStep { action, address, size, stream, site });
     }
 
     // ---- free blocks --------------------------------------------------------------------
@@ -292,7 +292,7 @@ impl<M> Heap<M> {
 
     /// Removes an allocation of the backend that is wholly free. `None` if the block is only part
     /// of an allocation.
-    pub(crate) fn release_segment(&mut self, block: u32) -> Option<Released<M>> {
+    pub(crate) fn release_segment(&mut self, block: u32) -> Option<ReleasedSegment<M>> {
         let record = self.records[block];
         if record.is_split() || !self.records.is(block, Status::Free) || record.arena {
             return None;
@@ -307,11 +307,11 @@ impl<M> Heap<M> {
         self.records.vacate(block);
         self.trace(TraceAction::SegmentFree, record.address, record.size, None);
         let (kind, size, stream) = (record.kind, record.size, self.stream);
-        Some(Released { kind, size, oversize, refused, stream, memory })
+        Some(ReleasedSegment { kind, size, oversize, refused, stream, memory })
     }
 
     /// Removes all allocations of the backend that are wholly free.
-    pub(crate) fn release_segments(&mut self) -> Vec<Released<M>> {
+    pub(crate) fn release_segments(&mut self) -> Vec<ReleasedSegment<M>> {
         let mut whole = self.free_segments(PoolKind::Large);
         whole.append(&mut self.free_segments(PoolKind::Small));
         whole.into_iter().filter_map(|block| self.release_segment(block)).collect()

@@ -15,8 +15,8 @@ use warpline_sync::Mutex;
 
 use crate::rules::MAX_REQUEST;
 use crate::{AllocError, HostBackend};
-use segments::Leaving;
-use state::{NewSegment, Piece, Request, State};
+use segments::ReleasedSegment;
+use state::{BlockSpan, HostCacheState, HostRequest, NewSegment};
 
 pub use config::HostConfig;
 pub use stats::{DurationStat, HostMemoryStats};
@@ -33,13 +33,13 @@ pub use stats::{DurationStat, HostMemoryStats};
 /// completed their work. A stream that never completes keeps only the blocks that it uses. The host
 /// waits for streams only when the backend has no memory left, and when the cache is dropped.
 pub struct HostCache<H: HostBackend> {
-    shared: Arc<Shared<H>>,
+    shared: Arc<HostShared<H>>,
 }
 
-struct Shared<H: HostBackend> {
+struct HostShared<H: HostBackend> {
     backend: H,
     config: HostConfig,
-    state: Mutex<State<H>>,
+    state: Mutex<HostCacheState<H>>,
 }
 
 impl<H: HostBackend> HostCache<H> {
@@ -50,7 +50,13 @@ impl<H: HostBackend> HostCache<H> {
 
     /// Creates an empty cache. Does not call the backend.
     pub fn with_config(backend: H, config: HostConfig) -> Self {
-        Self { shared: Arc::new(Shared { backend, config, state: Mutex::new(State::new()) }) }
+        Self {
+            shared: Arc::new(HostShared {
+                backend,
+                config,
+                state: Mutex::new(HostCacheState::new()),
+            }),
+        }
     }
 
     /// Allocates `bytes` bytes of page-locked memory, which may hold leftover bytes of earlier
@@ -64,14 +70,14 @@ impl<H: HostBackend> HostCache<H> {
         if bytes >= MAX_REQUEST {
             return Err(AllocError::TooLarge { requested: bytes });
         }
-        let request = Request::new(bytes);
-        let Shared { backend, config, .. } = &*self.shared;
+        let request = HostRequest::new(bytes);
+        let HostShared { backend, config, .. } = &*self.shared;
         let found = self.shared.with(|state| {
             state.poll(backend, config);
             state.take(request).ok_or_else(|| state.plan(request, config))
         });
         match found {
-            Ok((piece, memory)) => Ok(self.block(piece, memory)),
+            Ok((block, memory)) => Ok(self.block(block, memory)),
             Err(new) => self
                 .grow(request, new)
                 .or_else(|error| self.alloc_under_pressure(request, error))
@@ -82,11 +88,11 @@ impl<H: HostBackend> HostCache<H> {
     /// Releases all unused memory to the backend, except for a reserve segment
     /// (`torch._C._host_emptyCache`).
     pub fn empty_cache(&self) {
-        let Shared { backend, config, .. } = &*self.shared;
+        let HostShared { backend, config, .. } = &*self.shared;
         self.shared.with(|state| {
             state.poll(backend, config);
-            state.let_all_go();
-            state.forget_peak();
+            state.release_idle();
+            state.reset_headroom_peak();
         });
         if self.shared.with(|state| state.pending.captures == 0) {
             backend.retry_refused();
@@ -131,41 +137,41 @@ impl<H: HostBackend> HostCache<H> {
     }
 
     /// Serves a request from a new segment, which the state has counted already.
-    fn grow(&self, request: Request, new: NewSegment) -> Result<PinnedBlock<H>, H::Error> {
+    fn grow(&self, request: HostRequest, new: NewSegment) -> Result<PinnedBlock<H>, H::Error> {
         let start = Instant::now();
         let memory = self.shared.backend.alloc_host(new.bytes, &self.shared.config);
         let time = start.elapsed();
-        let (piece, memory) = self.shared.with(|state| match memory {
+        let (block, memory) = self.shared.with(|state| match memory {
             Ok(memory) => Ok(state.add(memory, new, time, request)),
             Err(error) => {
                 state.refused(new);
                 Err(error)
             }
         })?;
-        Ok(self.block(piece, memory))
+        Ok(self.block(block, memory))
     }
 
     /// Tries again with the smallest segment that serves the request. Releases idle segments, and
     /// waits for one stream after another to get more of them.
     fn alloc_under_pressure(
         &self,
-        request: Request,
+        request: HostRequest,
         mut error: H::Error,
     ) -> Result<PinnedBlock<H>, H::Error> {
-        let Shared { backend, config, .. } = &*self.shared;
+        let HostShared { backend, config, .. } = &*self.shared;
         let mut waited = Vec::new();
         while !backend.is_lost(&error) {
             let found = self.shared.with(|state| {
                 state.poll(backend, config);
                 let found = state.take(request);
                 if found.is_none() {
-                    state.let_all_go();
+                    state.release_idle();
                     state.reserve(request.least());
                 }
                 found
             });
-            if let Some((piece, memory)) = found {
-                return Ok(self.block(piece, memory));
+            if let Some((block, memory)) = found {
+                return Ok(self.block(block, memory));
             }
             match self.grow(request, request.least()) {
                 Ok(block) => return Ok(block),
@@ -178,21 +184,21 @@ impl<H: HostBackend> HostCache<H> {
         Err(error)
     }
 
-    fn block(&self, piece: Piece, memory: Arc<H::HostMemory>) -> PinnedBlock<H> {
+    fn block(&self, block: BlockSpan, memory: Arc<H::HostMemory>) -> PinnedBlock<H> {
         let shared = Arc::clone(&self.shared);
-        PinnedBlock { shared, memory: Some(memory), piece, uses: Mutex::default() }
+        PinnedBlock { shared, memory: Some(memory), block, uses: Mutex::default() }
     }
 }
 
-impl<H: HostBackend> Shared<H> {
+impl<H: HostBackend> HostShared<H> {
     /// Runs `f` under the lock. Then releases, without the lock, the segments that `f` gave up.
-    fn with<R>(&self, f: impl FnOnce(&mut State<H>) -> R) -> R {
+    fn with<R>(&self, f: impl FnOnce(&mut HostCacheState<H>) -> R) -> R {
         let lock = || self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let mut state = lock();
         let result = f(&mut state);
-        let leaving = std::mem::take(&mut state.leaving);
+        let released = std::mem::take(&mut state.released);
         drop(state);
-        for Leaving { memory, bytes, kind, refused } in leaving {
+        for ReleasedSegment { memory, bytes, kind, refused } in released {
             let start = Instant::now();
             // All its blocks have dropped their references before.
             let freed = Arc::into_inner(memory).map_or(Ok(()), H::free_host);
@@ -200,7 +206,7 @@ impl<H: HostBackend> Shared<H> {
             let mut state = lock();
             match freed {
                 Ok(()) => state.counters.released(bytes, refused, time),
-                Err(memory) => state.restore(Leaving { memory, bytes, kind, refused }),
+                Err(memory) => state.restore(ReleasedSegment { memory, bytes, kind, refused }),
             }
         }
         result
@@ -216,13 +222,13 @@ impl<H: HostBackend> Shared<H> {
         let done = queue.wait(&self.backend);
         self.with(|state| {
             state.pending.put_back(queue);
-            state.events_came(done, &self.config);
+            state.complete_events(done, &self.config);
         });
         true
     }
 }
 
-impl<H: HostBackend> Drop for Shared<H> {
+impl<H: HostBackend> Drop for HostShared<H> {
     fn drop(&mut self) {
         self.with(|state| state.poll(&self.backend, &self.config));
         let mut waited = Vec::new();
@@ -232,10 +238,10 @@ impl<H: HostBackend> Drop for Shared<H> {
 
 /// Page-locked memory from a [`HostCache`], returned to the cache on drop.
 pub struct PinnedBlock<H: HostBackend> {
-    shared: Arc<Shared<H>>,
+    shared: Arc<HostShared<H>>,
     /// `None` only during the drop.
     memory: Option<Arc<H::HostMemory>>,
-    piece: Piece,
+    block: BlockSpan,
     uses: Mutex<SmallVec<[H::Stream; 2]>>,
 }
 
@@ -250,20 +256,20 @@ impl<H: HostBackend> PinnedBlock<H> {
     /// Returns the block's offset in [`memory`](Self::memory), in bytes. A multiple of 512.
     #[must_use]
     pub fn offset(&self) -> usize {
-        self.piece.span.offset
+        self.block.span.offset
     }
 
     /// Returns the size of the block in bytes: the requested size, rounded up to a multiple of 512
     /// and at least 512.
     #[must_use]
     pub fn size(&self) -> usize {
-        self.piece.size
+        self.block.size
     }
 
     /// Returns the requested size in bytes.
     #[must_use]
     pub fn requested(&self) -> usize {
-        self.piece.requested
+        self.block.requested
     }
 
     /// Declares that work on `stream` uses this memory. After the drop, the memory is reused only
@@ -294,8 +300,8 @@ impl<H: HostBackend> Drop for PinnedBlock<H> {
         // Dropped first, so that the thread that gives up the segment also releases it.
         drop(self.memory.take());
         let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let Shared { backend, config, .. } = &*self.shared;
-        self.shared.with(|state| state.free(backend, config, self.piece, uses));
+        let HostShared { backend, config, .. } = &*self.shared;
+        self.shared.with(|state| state.free(backend, config, self.block, uses));
     }
 }
 

@@ -9,8 +9,8 @@ const MAX_SPARE: usize = 64;
 
 /// Events that must complete before a freed block is reused. A token names the block, and has one
 /// event per stream that uses it.
-pub(super) struct Pending<S: StreamBackend> {
-    queues: Vec<Queue<S>>,
+pub(super) struct PendingHostEvents<S: StreamBackend> {
+    queues: Vec<EventQueue<S>>,
     /// Uses whose event could not be recorded yet.
     unrecorded: Vec<(S::Stream, u32)>,
     spare: Vec<S::Event>,
@@ -20,18 +20,18 @@ pub(super) struct Pending<S: StreamBackend> {
 }
 
 /// The events of one stream, oldest first.
-pub(super) struct Queue<S: StreamBackend> {
+pub(super) struct EventQueue<S: StreamBackend> {
     pub(super) stream: u64,
-    events: VecDeque<Mark<S>>,
+    events: VecDeque<RecordedEvent<S>>,
 }
 
-struct Mark<S: StreamBackend> {
+struct RecordedEvent<S: StreamBackend> {
     event: S::Event,
     token: u32,
     recorded: u64,
 }
 
-impl<S: StreamBackend> Pending<S> {
+impl<S: StreamBackend> PendingHostEvents<S> {
     pub(super) fn new() -> Self {
         Self {
             queues: Vec::new(),
@@ -60,8 +60,8 @@ impl<S: StreamBackend> Pending<S> {
         match event {
             Ok(event) => {
                 self.clock += 1;
-                let mark = Mark { event, token, recorded: self.clock };
-                self.queue_of(S::stream_id(stream)).push_back(mark);
+                let recorded = RecordedEvent { event, token, recorded: self.clock };
+                self.queue_of(S::stream_id(stream)).push_back(recorded);
             }
             Err(error) if backend.is_lost(&error) => return false,
             Err(_) => self.unrecorded.push((stream.clone(), token)),
@@ -69,10 +69,10 @@ impl<S: StreamBackend> Pending<S> {
         true
     }
 
-    fn queue_of(&mut self, stream: u64) -> &mut VecDeque<Mark<S>> {
+    fn queue_of(&mut self, stream: u64) -> &mut VecDeque<RecordedEvent<S>> {
         let at = self.queues.iter().position(|queue| queue.stream == stream);
         let at = at.unwrap_or_else(|| {
-            self.queues.push(Queue { stream, events: VecDeque::new() });
+            self.queues.push(EventQueue { stream, events: VecDeque::new() });
             self.queues.len() - 1
         });
         &mut self.queues[at].events
@@ -92,8 +92,8 @@ impl<S: StreamBackend> Pending<S> {
         for at in (0..self.queues.len()).rev() {
             let events = &mut self.queues[at].events;
             let mut next = 0;
-            while let Some(mark) = events.get(next) {
-                let usable = match backend.query(&mark.event) {
+            while let Some(recorded) = events.get(next) {
+                let usable = match backend.query(&recorded.event) {
                     Ok(true) => true,
                     Ok(false) => break,
                     Err(error) if backend.is_lost(&error) => false,
@@ -102,10 +102,10 @@ impl<S: StreamBackend> Pending<S> {
                         continue;
                     }
                 };
-                if let Some(mark) = events.remove(next) {
-                    done.push(mark.token);
+                if let Some(recorded) = events.remove(next) {
+                    done.push(recorded.token);
                     if usable && self.spare.len() < MAX_SPARE {
-                        self.spare.push(mark.event);
+                        self.spare.push(recorded.event);
                     }
                 }
             }
@@ -119,37 +119,37 @@ impl<S: StreamBackend> Pending<S> {
     /// whose oldest event is the most recent. Events that never complete are older than events that
     /// only take long.
     /// time.
-    pub(super) fn take_youngest(&mut self, waited: &[u64]) -> Option<Queue<S>> {
+    pub(super) fn take_youngest(&mut self, waited: &[u64]) -> Option<EventQueue<S>> {
         let queues = self.queues.iter().enumerate();
         let (at, _) = queues
             .filter(|(_, queue)| !waited.contains(&queue.stream))
-            .max_by_key(|(_, queue)| queue.events.front().map(|mark| mark.recorded))?;
+            .max_by_key(|(_, queue)| queue.events.front().map(|recorded| recorded.recorded))?;
         Some(self.queues.swap_remove(at))
     }
 
     /// Puts back the events that a wait left.
-    pub(super) fn put_back(&mut self, queue: Queue<S>) {
+    pub(super) fn put_back(&mut self, queue: EventQueue<S>) {
         if queue.events.is_empty() {
             return;
         }
         let events = self.queue_of(queue.stream);
-        for mark in queue.events.into_iter().rev() {
-            events.push_front(mark);
+        for recorded in queue.events.into_iter().rev() {
+            events.push_front(recorded);
         }
     }
 }
 
-impl<S: StreamBackend> Queue<S> {
+impl<S: StreamBackend> EventQueue<S> {
     /// Waits for all events and returns their tokens. Events whose wait fails stay in the queue.
     pub(super) fn wait(&mut self, backend: &S) -> Vec<u32> {
         let mut done = Vec::new();
-        self.events.retain(|mark| {
-            let come = match backend.synchronize(&mark.event) {
+        self.events.retain(|recorded| {
+            let come = match backend.synchronize(&recorded.event) {
                 Ok(()) => true,
                 Err(error) => backend.is_lost(&error),
             };
             if come {
-                done.push(mark.token);
+                done.push(recorded.token);
             }
             !come
         });

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 /// Use of an allocation of the backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum SegmentKind {
     /// Cut into blocks.
     Shared,
     /// Serves one block at a time, so that no small block can keep a large allocation alive.
@@ -23,7 +23,7 @@ pub(super) struct Span {
 pub(super) struct Segments<M> {
     slots: Vec<Option<Segment<M>>>,
     vacant: Vec<u32>,
-    /// Free memory of each [`Kind`]: size, segment, offset.
+    /// Free memory of each [`SegmentKind`]: size, segment, offset.
     free: [BTreeSet<(usize, u32, usize)>; 2],
     /// Segments that may be released, by the time since when they are idle.
     idle: BTreeMap<u64, u32>,
@@ -34,7 +34,7 @@ pub(super) struct Segments<M> {
 struct Segment<M> {
     memory: Arc<M>,
     bytes: usize,
-    kind: Kind,
+    kind: SegmentKind,
     /// Whether the segment stays when it is idle.
     kept: bool,
     used: usize,
@@ -46,10 +46,10 @@ struct Segment<M> {
 }
 
 /// A segment on its way back to the backend.
-pub(super) struct Leaving<M> {
+pub(super) struct ReleasedSegment<M> {
     pub(super) memory: M,
     pub(super) bytes: usize,
-    pub(super) kind: Kind,
+    pub(super) kind: SegmentKind,
     /// Whether the backend refused it before.
     pub(super) refused: bool,
 }
@@ -76,7 +76,7 @@ impl<M> Segments<M> {
         &mut self,
         memory: M,
         bytes: usize,
-        kind: Kind,
+        kind: SegmentKind,
         kept: bool,
         size: usize,
     ) -> (Span, Arc<M>) {
@@ -96,8 +96,8 @@ impl<M> Segments<M> {
             idle_since: 0,
         };
         let span = match kind {
-            Kind::Shared => Span { segment, offset: 0, bytes: size },
-            Kind::Whole => Span { segment, offset: 0, bytes },
+            SegmentKind::Shared => Span { segment, offset: 0, bytes: size },
+            SegmentKind::Whole => Span { segment, offset: 0, bytes },
         };
         new.used = span.bytes;
         if span.bytes < bytes {
@@ -109,12 +109,12 @@ impl<M> Segments<M> {
     }
 
     /// Returns the size of the best fitting free memory.
-    pub(super) fn best_fit(&self, kind: Kind, size: usize) -> Option<usize> {
+    pub(super) fn best_fit(&self, kind: SegmentKind, size: usize) -> Option<usize> {
         Some(self.free[kind as usize].range((size, 0, 0)..).next()?.0)
     }
 
     /// Takes from the best fitting free memory: its low end, or all of it.
-    pub(super) fn take(&mut self, kind: Kind, size: usize) -> Option<(Span, Arc<M>)> {
+    pub(super) fn take(&mut self, kind: SegmentKind, size: usize) -> Option<(Span, Arc<M>)> {
         let &(bytes, segment, offset) = self.free[kind as usize].range((size, 0, 0)..).next()?;
         let at = self.slots.get_mut(segment as usize)?.as_mut()?;
         self.free[kind as usize].remove(&(bytes, segment, offset));
@@ -123,8 +123,8 @@ impl<M> Segments<M> {
             self.idle_bytes -= at.bytes;
         }
         let span = match kind {
-            Kind::Shared => Span { segment, offset, bytes: size },
-            Kind::Whole => Span { segment, offset, bytes },
+            SegmentKind::Shared => Span { segment, offset, bytes: size },
+            SegmentKind::Whole => Span { segment, offset, bytes },
         };
         if span.bytes < bytes {
             let rest = (offset + span.bytes, bytes - span.bytes);
@@ -163,8 +163,8 @@ impl<M> Segments<M> {
     }
 
     /// Adds a segment again that the backend refused to take. It becomes the latest idle segment.
-    pub(super) fn restore(&mut self, leaving: Leaving<M>) {
-        let Leaving { memory, bytes, kind, .. } = leaving;
+    pub(super) fn restore(&mut self, released: ReleasedSegment<M>) {
+        let ReleasedSegment { memory, bytes, kind, .. } = released;
         let (span, _) = self.add(memory, bytes, kind, false, bytes);
         if let Some(Some(segment)) = self.slots.get_mut(span.segment as usize) {
             segment.refused = true;
@@ -173,7 +173,7 @@ impl<M> Segments<M> {
     }
 
     /// Removes the segment that has been idle for longest.
-    pub(super) fn take_oldest_idle(&mut self) -> Option<Leaving<Arc<M>>> {
+    pub(super) fn take_oldest_idle(&mut self) -> Option<ReleasedSegment<Arc<M>>> {
         let (_, segment) = self.idle.pop_first()?;
         let gone = self.slots.get_mut(segment as usize)?.take()?;
         self.vacant.push(segment);
@@ -182,6 +182,6 @@ impl<M> Segments<M> {
             self.free[gone.kind as usize].remove(&(bytes, segment, offset));
         }
         let Segment { memory, bytes, kind, refused, .. } = gone;
-        Some(Leaving { memory, bytes, kind, refused })
+        Some(ReleasedSegment { memory, bytes, kind, refused })
     }
 }

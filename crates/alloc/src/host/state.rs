@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::pending::Pending;
-use super::segments::{Kind, Leaving, Segments, Span};
-use super::stats::Counters;
+use super::pending::PendingHostEvents;
+use super::segments::{ReleasedSegment, SegmentKind, Segments, Span};
+use super::stats::HostCounters;
 use crate::rules::{MAX_REQUEST, MIB};
 use crate::{HostBackend, HostConfig};
 
@@ -24,7 +24,7 @@ const LEAST_HEADROOM: usize = 32 * MIB;
 
 /// The memory of a block.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Piece {
+pub(super) struct BlockSpan {
     pub(super) span: Span,
     /// Requested size in bytes.
     pub(super) requested: usize,
@@ -34,25 +34,25 @@ pub(super) struct Piece {
 
 /// A request for a block.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Request {
+pub(super) struct HostRequest {
     pub(super) bytes: usize,
     pub(super) size: usize,
-    kind: Kind,
+    kind: SegmentKind,
 }
 
 /// A segment to allocate from the backend.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NewSegment {
     pub(super) bytes: usize,
-    kind: Kind,
+    kind: SegmentKind,
     kept: bool,
 }
 
-impl Request {
+impl HostRequest {
     /// Creates a request of less than [`MAX_REQUEST`] bytes.
     pub(super) fn new(bytes: usize) -> Self {
         let size = bytes.max(1).next_multiple_of(UNIT);
-        let kind = if size <= SHARED_MAX { Kind::Shared } else { Kind::Whole };
+        let kind = if size <= SHARED_MAX { SegmentKind::Shared } else { SegmentKind::Whole };
         Self { bytes, size, kind }
     }
 
@@ -62,13 +62,13 @@ impl Request {
     }
 }
 
-pub(super) struct State<H: HostBackend> {
+pub(super) struct HostCacheState<H: HostBackend> {
     segments: Segments<H::HostMemory>,
-    pub(super) pending: Pending<H>,
+    pub(super) pending: PendingHostEvents<H>,
     /// Blocks that streams still use. A token is an index.
-    waiting: Vec<Option<Waiting>>,
+    pending_blocks: Vec<Option<PendingBlock>>,
     vacant: Vec<u32>,
-    pub(super) counters: Counters,
+    pub(super) counters: HostCounters,
     /// Peak of the requested bytes in use.
     peak: usize,
     /// Bytes of segments, including those being allocated, without reserve segments.
@@ -79,28 +79,28 @@ pub(super) struct State<H: HostBackend> {
     unused: usize,
     has_reserve: bool,
     /// Segments on their way back to the backend, after the lock is released.
-    pub(super) leaving: Vec<Leaving<Arc<H::HostMemory>>>,
+    pub(super) released: Vec<ReleasedSegment<Arc<H::HostMemory>>>,
 }
 
-struct Waiting {
-    piece: Piece,
+struct PendingBlock {
+    block: BlockSpan,
     events: usize,
 }
 
-impl<H: HostBackend> State<H> {
+impl<H: HostBackend> HostCacheState<H> {
     pub(super) fn new() -> Self {
         Self {
             segments: Segments::new(),
-            pending: Pending::new(),
-            waiting: Vec::new(),
+            pending: PendingHostEvents::new(),
+            pending_blocks: Vec::new(),
             vacant: Vec::new(),
-            counters: Counters::default(),
+            counters: HostCounters::default(),
             peak: 0,
             reserved: 0,
             shared: 0,
             unused: 0,
             has_reserve: false,
-            leaving: Vec::new(),
+            released: Vec::new(),
         }
     }
 
@@ -110,60 +110,61 @@ impl<H: HostBackend> State<H> {
         (peak / HEADROOM_SHARE).max(LEAST_HEADROOM)
     }
 
-    fn peak_with(&self, request: Request) -> usize {
+    fn peak_with(&self, request: HostRequest) -> usize {
         self.peak.max(self.counters.requested().saturating_add(request.bytes))
     }
 
     /// Serves a request from existing memory.
-    pub(super) fn take(&mut self, request: Request) -> Option<(Piece, Arc<H::HostMemory>)> {
+    pub(super) fn take(&mut self, request: HostRequest) -> Option<(BlockSpan, Arc<H::HostMemory>)> {
         // Large blocks lie in shared segments only if there is a reserve segment.
-        let shared = (request.kind == Kind::Shared || self.has_reserve)
-            .then(|| self.segments.take(Kind::Shared, request.size))
+        let shared = (request.kind == SegmentKind::Shared || self.has_reserve)
+            .then(|| self.segments.take(SegmentKind::Shared, request.size))
             .flatten();
         let (span, memory) = match shared {
             Some(found) => found,
             None => {
-                if request.kind == Kind::Shared {
+                if request.kind == SegmentKind::Shared {
                     return None;
                 }
                 // At worst half of the segment is unused, and all unused memory together stays
                 // within the headroom.
-                let unused = self.segments.best_fit(Kind::Whole, request.size)? - request.size;
+                let unused =
+                    self.segments.best_fit(SegmentKind::Whole, request.size)? - request.size;
                 let headroom = Self::headroom(self.peak_with(request));
                 if unused > request.size || self.unused + unused > headroom {
                     return None;
                 }
-                self.segments.take(Kind::Whole, request.size)?
+                self.segments.take(SegmentKind::Whole, request.size)?
             }
         };
-        Some((self.hand_out(request, span), memory))
+        Some((self.allocate_block(request, span), memory))
     }
 
-    fn hand_out(&mut self, request: Request, span: Span) -> Piece {
-        let Request { bytes: requested, size, .. } = request;
+    fn allocate_block(&mut self, request: HostRequest, span: Span) -> BlockSpan {
+        let HostRequest { bytes: requested, size, .. } = request;
         self.peak = self.peak_with(request);
-        self.counters.handed_out(size, requested);
+        self.counters.block_allocated(size, requested);
         self.unused += span.bytes - size;
-        Piece { span, requested, size }
+        BlockSpan { span, requested, size }
     }
 
     /// Plans a segment for a request that nothing cached serves. Gives up idle segments to keep the
     /// total size within bounds.
-    pub(super) fn plan(&mut self, request: Request, config: &HostConfig) -> NewSegment {
+    pub(super) fn plan(&mut self, request: HostRequest, config: &HostConfig) -> NewSegment {
         let reserve = config.reserve_segment_size.min(MAX_REQUEST).next_multiple_of(PAGE);
         if !self.has_reserve && request.size <= reserve {
             self.has_reserve = true;
-            return NewSegment { bytes: reserve, kind: Kind::Shared, kept: true };
+            return NewSegment { bytes: reserve, kind: SegmentKind::Shared, kept: true };
         }
         let mut new = request.least();
-        if request.kind == Kind::Shared {
+        if request.kind == SegmentKind::Shared {
             let (least, most, share) = SHARED_SEGMENT;
             let usual = (self.shared / share).clamp(least, most).next_multiple_of(PAGE);
             new.bytes = new.bytes.max(usual);
         }
         let peak = self.peak_with(request);
         let limit = peak.saturating_add(Self::headroom(peak));
-        while self.reserved.saturating_add(new.bytes) > limit && self.let_go() {}
+        while self.reserved.saturating_add(new.bytes) > limit && self.release_oldest_idle() {}
         self.reserve(new);
         new
     }
@@ -190,57 +191,57 @@ impl<H: HostBackend> State<H> {
         memory: H::HostMemory,
         new: NewSegment,
         time: Duration,
-        request: Request,
-    ) -> (Piece, Arc<H::HostMemory>) {
+        request: HostRequest,
+    ) -> (BlockSpan, Arc<H::HostMemory>) {
         self.counters.allocated(new.bytes, time);
-        if new.kind == Kind::Shared && !new.kept {
+        if new.kind == SegmentKind::Shared && !new.kept {
             self.shared += new.bytes;
         }
         let NewSegment { bytes, kind, kept } = new;
         let (span, memory) = self.segments.add(memory, bytes, kind, kept, request.size);
-        (self.hand_out(request, span), memory)
+        (self.allocate_block(request, span), memory)
     }
 
     /// Gives up the segment that has been idle for longest. Returns `false` if there is none.
-    fn let_go(&mut self) -> bool {
-        let Some(leaving) = self.segments.take_oldest_idle() else {
+    fn release_oldest_idle(&mut self) -> bool {
+        let Some(released) = self.segments.take_oldest_idle() else {
             return false;
         };
-        self.reserved -= leaving.bytes;
-        if leaving.kind == Kind::Shared {
-            self.shared -= leaving.bytes;
+        self.reserved -= released.bytes;
+        if released.kind == SegmentKind::Shared {
+            self.shared -= released.bytes;
         }
-        self.leaving.push(leaving);
+        self.released.push(released);
         true
     }
 
     /// Adds a segment again that the backend refused to take. It serves requests until the next
     /// try.
-    pub(super) fn restore(&mut self, leaving: Leaving<H::HostMemory>) {
-        self.counters.refused(leaving.bytes, leaving.refused);
-        self.reserved += leaving.bytes;
-        if leaving.kind == Kind::Shared {
-            self.shared += leaving.bytes;
+    pub(super) fn restore(&mut self, released: ReleasedSegment<H::HostMemory>) {
+        self.counters.refused(released.bytes, released.refused);
+        self.reserved += released.bytes;
+        if released.kind == SegmentKind::Shared {
+            self.shared += released.bytes;
         }
-        self.segments.restore(leaving);
+        self.segments.restore(released);
     }
 
     /// Gives up all idle segments.
-    pub(super) fn let_all_go(&mut self) {
-        while self.let_go() {}
+    pub(super) fn release_idle(&mut self) {
+        while self.release_oldest_idle() {}
     }
 
     /// Resets the peak, so that less is kept from now on.
-    pub(super) fn forget_peak(&mut self) {
+    pub(super) fn reset_headroom_peak(&mut self) {
         self.peak = self.counters.requested();
     }
 
-    fn make_free(&mut self, piece: Piece, config: &HostConfig) {
-        self.counters.came_back(piece.size, piece.requested);
-        self.unused -= piece.span.bytes - piece.size;
-        self.segments.put(piece.span);
+    fn make_free(&mut self, block: BlockSpan, config: &HostConfig) {
+        self.counters.block_freed(block.size, block.requested);
+        self.unused -= block.span.bytes - block.size;
+        self.segments.put(block.span);
         if let Some(most) = config.max_cached_size {
-            while self.segments.idle_bytes() > most && self.let_go() {}
+            while self.segments.idle_bytes() > most && self.release_oldest_idle() {}
         }
     }
 
@@ -249,22 +250,22 @@ impl<H: HostBackend> State<H> {
         if !self.pending.is_empty() {
             let mut done = Vec::new();
             self.pending.poll(backend, &mut done);
-            self.events_came(done, config);
+            self.complete_events(done, config);
         }
     }
 
-    pub(super) fn events_came(&mut self, done: Vec<u32>, config: &HostConfig) {
+    pub(super) fn complete_events(&mut self, done: Vec<u32>, config: &HostConfig) {
         for token in done {
-            let slot = &mut self.waiting[token as usize];
-            if let Some(waiting) = slot {
-                waiting.events -= 1;
-                if waiting.events > 0 {
+            let slot = &mut self.pending_blocks[token as usize];
+            if let Some(pending_blocks) = slot {
+                pending_blocks.events -= 1;
+                if pending_blocks.events > 0 {
                     continue;
                 }
-                let piece = waiting.piece;
+                let block = pending_blocks.block;
                 *slot = None;
                 self.vacant.push(token);
-                self.make_free(piece, config);
+                self.make_free(block, config);
             }
         }
     }
@@ -274,22 +275,22 @@ impl<H: HostBackend> State<H> {
         &mut self,
         backend: &H,
         config: &HostConfig,
-        piece: Piece,
+        block: BlockSpan,
         uses: &[H::Stream],
     ) {
         if uses.is_empty() {
-            return self.make_free(piece, config);
+            return self.make_free(block, config);
         }
         let token = self.vacant.pop().unwrap_or_else(|| {
-            self.waiting.push(None);
-            (self.waiting.len() - 1) as u32
+            self.pending_blocks.push(None);
+            (self.pending_blocks.len() - 1) as u32
         });
         let events = uses.iter().filter(|s| self.pending.record(backend, s, token)).count();
         if events == 0 {
             self.vacant.push(token);
-            self.make_free(piece, config);
+            self.make_free(block, config);
         } else {
-            self.waiting[token as usize] = Some(Waiting { piece, events });
+            self.pending_blocks[token as usize] = Some(PendingBlock { block, events });
         }
     }
 }

@@ -101,7 +101,7 @@ impl HostMemoryStats {
 
 /// The counters behind the statistics.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Counters {
+pub(super) struct HostCounters {
     allocations: Count,
     allocated_bytes: Count,
     active_requests: Count,
@@ -114,7 +114,7 @@ pub(super) struct Counters {
     num_refused: u64,
 }
 
-impl Counters {
+impl HostCounters {
     pub(super) fn allocated(&mut self, bytes: usize, time: Duration) {
         self.allocations.increase(1);
         self.allocated_bytes.increase(bytes as i64);
@@ -139,13 +139,13 @@ impl Counters {
         self.free_time.add(time);
     }
 
-    pub(super) fn handed_out(&mut self, size: usize, requested: usize) {
+    pub(super) fn block_allocated(&mut self, size: usize, requested: usize) {
         self.active_requests.increase(1);
         self.active_bytes.increase(size as i64);
         self.requested_bytes.increase(requested as i64);
     }
 
-    pub(super) fn came_back(&mut self, size: usize, requested: usize) {
+    pub(super) fn block_freed(&mut self, size: usize, requested: usize) {
         self.active_requests.decrease(1);
         self.active_bytes.decrease(size as i64);
         self.requested_bytes.decrease(requested as i64);

@@ -8,7 +8,7 @@ use warpline_sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use warpline_sync::thread::{self, ThreadId};
 
 use crate::core::Core;
-use crate::shard::{Shard, State};
+use crate::shard::{Shard, ShardState};
 use crate::sync::lock;
 use crate::{AllocatorConfig, Backend};
 
@@ -44,7 +44,7 @@ impl<B: Backend> Pool<B> {
         let shard = shards.entry(B::stream_id(stream)).or_insert_with(|| {
             let config = lock(config);
             let mut state =
-                State::new(stream.clone(), Arc::clone(&core.clock), Arc::clone(&core.tracer));
+                ShardState::new(stream.clone(), Arc::clone(&core.clock), Arc::clone(&core.tracer));
             state.set_config(core.in_force(&config, self.id));
             state.no_split = self.options.no_split;
             core.register(Shard::new(core, state, self.id, self.backend.clone()))

@@ -19,8 +19,8 @@ mod segments;
 mod stream_ordered;
 
 use crate::core::Core;
-use crate::growth::{Growth, GrowthPolicy, Miss};
-use crate::shard::Granted;
+use crate::growth::{GrowthPolicies, GrowthPolicy, Miss};
+use crate::shard::AllocatedBlock;
 use crate::sync::lock;
 use crate::{AllocError, AllocatorConfig, Backend, Policy};
 
@@ -96,7 +96,7 @@ impl<B: Backend> Policies<B> {
 }
 
 impl<B: Backend> GrowthPolicy<B> for Policies<B> {
-    fn grow(&mut self, miss: &Miss<'_, B>) -> Result<Option<Granted>, AllocError> {
+    fn grow(&mut self, miss: &Miss<'_, B>) -> Result<Option<AllocatedBlock>, AllocError> {
         let config = miss.shard.lock().config.clone();
         self.in_force(&config).grow(miss)
     }
@@ -117,7 +117,7 @@ impl<B: Backend> GrowthPolicy<B> for Policies<B> {
     }
 }
 
-impl<B: Backend> Growth<B> for Policies<B> {
+impl<B: Backend> GrowthPolicies<B> for Policies<B> {
     fn limit(&mut self, core: &Core<B>, requested: usize) -> Result<Option<usize>, AllocError> {
         // A fraction of 1 is no limit.
         let fraction = lock(&core.memory_fraction).filter(|fraction| *fraction < 1.0);

@@ -1,8 +1,8 @@
 //! A shard: the part of an allocator that serves one stream in one pool.
 //!
-//! A thread finds its stream's shard without a lock (`table.rs`). The shard's `State` has a heap,
+//! A thread finds its stream's shard without a lock (`table.rs`). The shard's `ShardState` has a heap,
 //! the other streams that use its blocks, the shard's counters, and one lock. A hit and a free
-//! happen in `State` from beginning to end.
+//! happen in `ShardState` from beginning to end.
 //!
 //! # Lifetimes
 //!
@@ -26,17 +26,17 @@ use std::sync::Arc;
 
 use warpline_sync::atomic::Ordering;
 
-pub(crate) use cell::{Locked, ShardCell};
-pub(crate) use state::{Granted, Request, State};
+pub(crate) use cell::{LockedState, ShardCell};
+pub(crate) use state::{AllocatedBlock, Request, ShardState};
 pub(crate) use table::StreamTable;
 
 use crate::core::Core;
-use crate::sync::{Lasting, lock};
+use crate::sync::{StaticRef, lock};
 use crate::{Backend, events, release};
 
 /// The memory of one stream in one pool.
 pub(crate) struct Shard<B: Backend> {
-    pub(crate) cell: Lasting<ShardCell<B>>,
+    pub(crate) cell: StaticRef<ShardCell<B>>,
     /// Number of the private pool. 0: none.
     pub(crate) pool: u64,
     /// Backend of the segments, if not the allocator's own.
@@ -47,14 +47,14 @@ pub(crate) struct Shard<B: Backend> {
 impl<B: Backend> Shard<B> {
     pub(crate) fn new(
         core: &Arc<Core<B>>,
-        state: State<B>,
+        state: ShardState<B>,
         pool: u64,
         backend: Option<Arc<B>>,
     ) -> Self {
         Self { cell: ShardCell::occupy(core, state), pool, backend, core: Arc::clone(core) }
     }
 
-    pub(crate) fn lock(&self) -> Locked<'_, B> {
+    pub(crate) fn lock(&self) -> LockedState<'_, B> {
         self.cell.lock()
     }
 
@@ -74,7 +74,7 @@ impl<B: Backend> Shard<B> {
         let backend = &self.core.backend;
         let mut queues = self.lock().take_events(backend, &mut done);
         events::wait(backend, &mut queues, &mut done);
-        self.lock().events_came(done, queues);
+        self.lock().complete_events(done, queues);
     }
 }
 
@@ -88,7 +88,7 @@ impl<B: Backend> Drop for Shard<B> {
             if !core.closed.load(Ordering::SeqCst) {
                 // No block is left, but streams still use freed ones. The drop does not wait for
                 // them.
-                let (cell, core) = (Lasting::clone(&self.cell), Arc::clone(core));
+                let (cell, core) = (StaticRef::clone(&self.cell), Arc::clone(core));
                 // An orphan allocates nothing. The pool's backend is dropped here, because a pool's source may own values
                 // of the program, and orphans are released under locks.
                 let orphan = Self { cell, pool: self.pool, backend: None, core };

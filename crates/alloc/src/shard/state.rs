@@ -7,8 +7,8 @@ use std::sync::Arc;
 use warpline_sync::atomic::AtomicU64;
 
 use super::stream_uses::StreamUses;
-use crate::events::Queue;
-use crate::heap::{Heap, NONE, Order, Record, Released, Status};
+use crate::events::EventQueue;
+use crate::heap::{FreeOrder, Heap, NONE, Record, ReleasedSegment, Status};
 use crate::rules::{Rules, round_size};
 use crate::stats::{Counters, Quantity};
 use crate::trace::{TraceAction, Tracer};
@@ -28,18 +28,18 @@ pub(crate) struct Request {
 
 /// An allocated block.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Granted {
+pub(crate) struct AllocatedBlock {
     pub(crate) block: u32,
     pub(crate) address: u64,
     pub(crate) size: usize,
 }
 
-impl Granted {
+impl AllocatedBlock {
     /// The result of a request of 0 bytes.
-    pub(crate) const NOTHING: Self = Self { block: NONE, address: 0, size: 0 };
+    pub(crate) const EMPTY: Self = Self { block: NONE, address: 0, size: 0 };
 }
 
-pub(crate) struct State<B: Backend> {
+pub(crate) struct ShardState<B: Backend> {
     pub(crate) config: AllocatorConfig,
     pub(crate) rules: Rules,
     pub(crate) stream: B::Stream,
@@ -61,7 +61,7 @@ pub(crate) struct State<B: Backend> {
     parked: bool,
 }
 
-impl<B: Backend> State<B> {
+impl<B: Backend> ShardState<B> {
     pub(crate) fn new(stream: B::Stream, clock: Arc<AtomicU64>, tracer: Arc<Tracer>) -> Self {
         let config = AllocatorConfig::default();
         Self {
@@ -86,8 +86,8 @@ impl<B: Backend> State<B> {
             && config.memory_fraction.is_some_and(|fraction| fraction < 1.0);
         self.heap.set_clock(collects.then(|| Arc::clone(&self.clock)));
         self.heap.set_order(match config.policy {
-            Policy::Default => Order::Recent,
-            Policy::Torch | Policy::CudaMallocAsync => Order::Address,
+            Policy::Default => FreeOrder::Recent,
+            Policy::Torch | Policy::CudaMallocAsync => FreeOrder::Address,
         });
         self.rules = Rules::new(&config);
         self.config = config;
@@ -124,30 +124,30 @@ impl<B: Backend> State<B> {
         &mut self,
         bytes: usize,
         site: &'static Location<'static>,
-    ) -> Option<Granted> {
+    ) -> Option<AllocatedBlock> {
         let record = self.heap.records.get(self.last).filter(|_| self.parked)?;
         if record.requested != bytes {
             return None;
         }
         let request = Request { kind: record.kind, requested: bytes, size: self.last_size, site };
-        Some(self.hand_out_parked(request))
+        Some(self.allocate_parked(request))
     }
 
     /// Grants the parked block again.
     #[inline(always)]
-    fn hand_out_parked(&mut self, request: Request) -> Granted {
+    fn allocate_parked(&mut self, request: Request) -> AllocatedBlock {
         self.parked = false;
         let Record { address, size, .. } = self.heap.records[self.last];
-        self.grant(self.last, address, size, request)
+        self.mark_allocated(self.last, address, size, request)
     }
 
     /// Takes the best fitting free block from its pool and grants it.
     #[inline(always)]
-    pub(crate) fn take_fit(&mut self, request: Request) -> Option<Granted> {
+    pub(crate) fn take_fit(&mut self, request: Request) -> Option<AllocatedBlock> {
         if self.parked {
             let record = &self.heap.records[self.last];
             if self.last_size == request.size && record.kind == request.kind {
-                return Some(self.hand_out_parked(request));
+                return Some(self.allocate_parked(request));
             }
             self.unpark();
         }
@@ -155,12 +155,12 @@ impl<B: Backend> State<B> {
         self.take_fit_again(request)
     }
 
-    /// Takes a block as [`State::take_fit`] does, for a repeated search, which does not age idle
+    /// Takes a block as [`ShardState::take_fit`] does, for a repeated search, which does not age idle
     /// blocks.
     #[inline(always)]
-    pub(crate) fn take_fit_again(&mut self, request: Request) -> Option<Granted> {
+    pub(crate) fn take_fit_again(&mut self, request: Request) -> Option<AllocatedBlock> {
         let block = self.take_out(request)?;
-        Some(self.hand_out(block, request))
+        Some(self.allocate_block(block, request))
     }
 
     /// Takes the best fitting free block from its pool.
@@ -205,32 +205,32 @@ impl<B: Backend> State<B> {
         memory: B::Memory,
         size: usize,
         request: Request,
-    ) -> Granted {
+    ) -> AllocatedBlock {
         let address = B::address(&memory);
         let oversize = self.rules.is_oversize(size);
         let block = self.heap.add_segment(memory, request.kind, (address, size), oversize, false);
         self.heap.trace(TraceAction::SegmentAlloc, address, size, Some(request.site));
-        self.hand_out(block, request)
+        self.allocate_block(block, request)
     }
 
     /// Grants an alias of these pieces at an address.
-    pub(crate) fn hand_out_alias(
+    pub(crate) fn allocate_alias(
         &mut self,
         address: u64,
         pieces: Vec<u32>,
         request: Request,
-    ) -> Granted {
+    ) -> AllocatedBlock {
         let Request { kind, size, site, .. } = request;
         self.heap.trace(TraceAction::SegmentMap, address, size, Some(site));
         let block = self.heap.add_alias(kind, (address, size), pieces);
         self.last = block;
         self.last_size = size;
-        self.grant(block, address, size, request)
+        self.mark_allocated(block, address, size, request)
     }
 
     /// Grants a block that is in no pool, after splitting off the excess.
     #[inline(always)]
-    pub(crate) fn hand_out(&mut self, block: u32, request: Request) -> Granted {
+    pub(crate) fn allocate_block(&mut self, block: u32, request: Request) -> AllocatedBlock {
         let kind = request.kind;
         let record = &self.heap.records[block];
         let (address, whole, arena) = (record.address, record.size, record.arena);
@@ -256,12 +256,18 @@ impl<B: Backend> State<B> {
         }
         self.last = block;
         self.last_size = request.size;
-        self.grant(block, address, size, request)
+        self.mark_allocated(block, address, size, request)
     }
 
     /// Marks a block as allocated.
     #[inline(always)]
-    fn grant(&mut self, block: u32, address: u64, size: usize, request: Request) -> Granted {
+    fn mark_allocated(
+        &mut self,
+        block: u32,
+        address: u64,
+        size: usize,
+        request: Request,
+    ) -> AllocatedBlock {
         let Request { kind, requested, site, .. } = request;
         let oversize = self.rules.is_oversize(size);
         let record = &mut self.heap.records[block];
@@ -273,7 +279,7 @@ impl<B: Backend> State<B> {
             self.counters.increase(kind, Quantity::OversizeAllocations, 1);
         }
         self.heap.trace(TraceAction::Alloc, address, requested, Some(site));
-        Granted { block, address, size }
+        AllocatedBlock { block, address, size }
     }
 
     // ---- a free -------------------------------------------------------------------------
@@ -299,7 +305,7 @@ impl<B: Backend> State<B> {
         }
     }
 
-    /// Frees a block as [`State::free`] does, while no event may be recorded.
+    /// Frees a block as [`ShardState::free`] does, while no event may be recorded.
     pub(crate) fn free_in_capture(&mut self, block: u32) {
         if self.count_freed(block) {
             self.heap.records.set_status(block, Status::PendingFree);
@@ -391,25 +397,25 @@ impl<B: Backend> State<B> {
     pub(crate) fn poll_events(&mut self, backend: &B) {
         self.unpark();
         let done = self.uses.poll(backend);
-        done.iter().for_each(|&block| self.event_came(block));
+        done.iter().for_each(|&block| self.complete_event(block));
         self.uses.keep(done);
     }
 
     /// Takes out all events, to wait for them without the lock. Adds the blocks to `done` whose use
     /// needs no wait.
-    pub(crate) fn take_events(&mut self, backend: &B, done: &mut Vec<u32>) -> Vec<Queue<B>> {
+    pub(crate) fn take_events(&mut self, backend: &B, done: &mut Vec<u32>) -> Vec<EventQueue<B>> {
         self.record_deferred(backend);
         self.uses.take_events(backend, done)
     }
 
     /// Records completed events, one per entry of `done`. Puts the other events back.
-    pub(crate) fn events_came(&mut self, done: Vec<u32>, others: Vec<Queue<B>>) {
-        done.into_iter().for_each(|block| self.event_came(block));
+    pub(crate) fn complete_events(&mut self, done: Vec<u32>, others: Vec<EventQueue<B>>) {
+        done.into_iter().for_each(|block| self.complete_event(block));
         self.uses.put_back(others);
     }
 
-    fn event_came(&mut self, block: u32) {
-        if self.uses.event_came(block) {
+    fn complete_event(&mut self, block: u32) {
+        if self.uses.complete_event(block) {
             self.complete_free(block);
         }
     }
@@ -431,13 +437,13 @@ impl<B: Backend> State<B> {
     /// The segment, if it cannot serve requests here any more.
     pub(crate) fn restore(
         &mut self,
-        released: Released<B::Memory>,
-    ) -> Result<(), Released<B::Memory>> {
+        released: ReleasedSegment<B::Memory>,
+    ) -> Result<(), ReleasedSegment<B::Memory>> {
         // A shard without memory may have been assigned another stream.
         if released.stream != self.heap.stream || self.retired || !self.rules.caching {
             return Err(released);
         }
-        let Released { kind, size, oversize, memory, .. } = released;
+        let ReleasedSegment { kind, size, oversize, memory, .. } = released;
         let address = B::address(&memory);
         let block = self.heap.add_segment(memory, kind, (address, size), oversize, true);
         self.heap.coalesce(block);

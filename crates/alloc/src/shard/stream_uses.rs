@@ -1,15 +1,15 @@
 //! Other streams that use blocks, and the events that show when they have finished.
 
 use crate::Backend;
-use crate::events::{PendingEvents, Queue};
+use crate::events::{EventQueue, PendingEvents};
 
 /// The other streams that use a block, and after the free, the number of their pending events.
-struct Uses<S> {
+struct BlockUses<S> {
     streams: Vec<S>,
     pending: u32,
 }
 
-impl<S> Default for Uses<S> {
+impl<S> Default for BlockUses<S> {
     fn default() -> Self {
         Self { streams: Vec::new(), pending: 0 }
     }
@@ -18,7 +18,7 @@ impl<S> Default for Uses<S> {
 /// All uses of a shard's blocks by other streams.
 pub(crate) struct StreamUses<B: Backend> {
     /// By record number, up to the highest that ever had a use.
-    uses: Vec<Uses<B::Stream>>,
+    uses: Vec<BlockUses<B::Stream>>,
     events: PendingEvents<B>,
     /// Blocks that were freed during a capture, when no event may be recorded.
     deferred: Vec<u32>,
@@ -45,7 +45,7 @@ impl<B: Backend> StreamUses<B> {
     /// Adds a stream to the users of a block.
     pub(crate) fn add(&mut self, block: u32, stream: &B::Stream) {
         if self.uses.len() <= block as usize {
-            self.uses.resize_with(block as usize + 1, Uses::default);
+            self.uses.resize_with(block as usize + 1, BlockUses::default);
         }
         let id = B::stream_id(stream);
         let streams = &mut self.uses[block as usize].streams;
@@ -87,7 +87,7 @@ impl<B: Backend> StreamUses<B> {
     }
 
     /// Counts one of a block's events as completed. Returns whether it was the last.
-    pub(crate) fn event_came(&mut self, block: u32) -> bool {
+    pub(crate) fn complete_event(&mut self, block: u32) -> bool {
         let uses = &mut self.uses[block as usize];
         uses.pending -= 1;
         uses.pending == 0
@@ -95,12 +95,12 @@ impl<B: Backend> StreamUses<B> {
 
     /// Takes out all events, to wait for them without a lock. Adds the blocks to `done` whose use
     /// needs no wait.
-    pub(crate) fn take_events(&mut self, backend: &B, done: &mut Vec<u32>) -> Vec<Queue<B>> {
+    pub(crate) fn take_events(&mut self, backend: &B, done: &mut Vec<u32>) -> Vec<EventQueue<B>> {
         self.events.take(backend, done)
     }
 
     /// Puts back the events whose wait failed.
-    pub(crate) fn put_back(&mut self, queues: Vec<Queue<B>>) {
+    pub(crate) fn put_back(&mut self, queues: Vec<EventQueue<B>>) {
         self.events.put_back(queues);
     }
 }

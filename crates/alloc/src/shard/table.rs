@@ -7,7 +7,7 @@ use warpline_sync::atomic::{AtomicU64, Ordering};
 
 use super::{Shard, ShardCell};
 use crate::Backend;
-use crate::sync::Lasting;
+use crate::sync::StaticRef;
 
 /// Number of slots. Further streams are looked up under a shared lock.
 const SLOTS: usize = 128;
@@ -16,12 +16,12 @@ const SLOTS: usize = 128;
 /// while the shard holds nothing, so a thread checks the stream again under the shard's lock.
 pub(crate) struct StreamTable<B: Backend> {
     streams: [AtomicU64; SLOTS],
-    shards: [OnceLock<Slot<B>>; SLOTS],
+    shards: [OnceLock<ShardSlot<B>>; SLOTS],
 }
 
 /// A shard with its cell. The direct reference to the cell keeps changes of the shard's reference
 /// count out of a hit's cache lines.
-type Slot<B> = (Lasting<ShardCell<B>>, Arc<Shard<B>>);
+type ShardSlot<B> = (StaticRef<ShardCell<B>>, Arc<Shard<B>>);
 
 impl<B: Backend> StreamTable<B> {
     pub(crate) fn new() -> Self {
@@ -32,7 +32,7 @@ impl<B: Backend> StreamTable<B> {
     }
 
     #[inline]
-    pub(crate) fn find(&self, stream: u64) -> Option<&Slot<B>> {
+    pub(crate) fn find(&self, stream: u64) -> Option<&ShardSlot<B>> {
         let first = (stream.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57) as usize;
         // Streams are few: the first slot is the right one unless hashes collide.
         (0..SLOTS).map(|step| (first + step) % SLOTS).find_map(|at| {
@@ -57,7 +57,7 @@ impl<B: Backend> StreamTable<B> {
         let mut slots = (0..SLOTS).map(|step| (first + step) % SLOTS);
         let Some(at) = slots.find(|&at| self.shards[at].get().is_none()) else { return false };
         self.streams[at].store(stream, Ordering::Relaxed);
-        self.shards[at].set((Lasting::clone(&shard.cell), Arc::clone(shard))).is_ok()
+        self.shards[at].set((StaticRef::clone(&shard.cell), Arc::clone(shard))).is_ok()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Shard<B>>> {

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::trace::{Step, TraceRing};
+use crate::trace::{TraceRing, TraceStep};
 use crate::{Backtraces, PoolKind, TraceConfig};
 
 #[test]
@@ -25,7 +25,7 @@ fn full(backtraces: Backtraces) -> Snapshot {
     let mut record = |action, offset: usize, size, stream| {
         let address = SEGMENT + offset as u64;
         let site = Some(Location::caller());
-        ring.record(Step { action, address, size, stream, site });
+        ring.record(TraceStep { action, address, size, stream, site });
     };
     record(TraceAction::SegmentAlloc, 0, 20 * MIB, 3);
     record(TraceAction::Alloc, 0, 5 * MIB - 7, 3);
@@ -39,7 +39,7 @@ fn full(backtraces: Backtraces) -> Snapshot {
     record(TraceAction::SegmentMap, 60 * MIB, 40 * MIB, 3);
     record(TraceAction::SegmentUnmap, 80 * MIB, 20 * MIB, 3);
     record(TraceAction::Snapshot, 0, 0, 0);
-    ring.record(Step {
+    ring.record(TraceStep {
         action: TraceAction::Oom,
         address: 12_345,
         size: 1 << 40,

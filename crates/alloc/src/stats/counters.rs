@@ -29,7 +29,7 @@ fn add(amount: &mut Amount, by: Amount) {
 }
 
 /// Quantities that change with the allocated blocks, each with its index in an [`Amount`].
-const OF_CALLERS: [(Quantity, usize); 5] = [
+const BLOCK_QUANTITIES: [(Quantity, usize); 5] = [
     (Quantity::Allocation, 0),
     (Quantity::Active, 0),
     (Quantity::AllocatedBytes, 1),
@@ -52,7 +52,7 @@ pub(crate) struct Counters {
     pub(crate) limit: [Values; 3],
     /// Highest value of this shard when peaks were raised, which it is likely to reach again.
     pub(crate) seen: [Values; 3],
-    /// Granted and freed amounts that are not in the values above yet, by pool.
+    /// Allocated and freed amounts that are not in the values above yet, by pool.
     got: [Amount; 2],
     returned: [Amount; 2],
     /// Amounts that can still be granted before a limit is exceeded, by pool and for both.
@@ -141,7 +141,7 @@ impl Counters {
         for kind in 0..2 {
             let got = std::mem::take(&mut self.got[kind]);
             let returned = std::mem::take(&mut self.returned[kind]);
-            for (quantity, amount) in OF_CALLERS {
+            for (quantity, amount) in BLOCK_QUANTITIES {
                 self.current[kind][quantity as usize] += got[amount] - returned[amount];
                 self.increased[kind][quantity as usize] += got[amount];
             }
@@ -153,7 +153,7 @@ impl Counters {
         let now = self.now();
         self.room = [[i64::MAX; 3]; 3];
         for (pool, room) in self.room.iter_mut().enumerate() {
-            for (quantity, amount) in OF_CALLERS {
+            for (quantity, amount) in BLOCK_QUANTITIES {
                 let at = quantity as usize;
                 room[amount] = room[amount].min(self.limit[pool][at] - now[pool][at]);
             }

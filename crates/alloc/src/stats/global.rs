@@ -180,15 +180,15 @@ impl Global {
     }
 
     /// Counts a segment as released.
-    pub(crate) fn segment_gone(&mut self, kind: PoolKind, size: usize, oversize: bool) {
+    pub(crate) fn count_segment_released(&mut self, kind: PoolKind, size: usize, oversize: bool) {
         self.segment.decrease(kind, 1);
         self.reserved_bytes.decrease(kind, size as i64);
         self.oversize_segments.decrease(i64::from(oversize));
         self.num_device_free += 1;
     }
 
-    /// Reverts [`segment_gone`](Self::segment_gone) for a segment that the backend refused.
-    pub(crate) fn segment_back(&mut self, kind: PoolKind, size: usize, oversize: bool) {
+    /// Reverts [`count_segment_released`](Self::count_segment_released) for a segment that the backend refused.
+    pub(crate) fn count_segment_restored(&mut self, kind: PoolKind, size: usize, oversize: bool) {
         self.segment.increase(kind, 1);
         self.reserved_bytes.increase(kind, size as i64);
         self.oversize_segments.increase(i64::from(oversize));

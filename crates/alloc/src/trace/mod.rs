@@ -157,7 +157,7 @@ pub(crate) struct TraceRing {
 
 /// A step to record. `site` is the location of the caller's call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Step {
+pub(crate) struct TraceStep {
     pub(crate) action: TraceAction,
     pub(crate) address: u64,
     pub(crate) size: usize,
@@ -170,7 +170,7 @@ impl TraceRing {
         Self { config, ..Self::default() }
     }
 
-    pub(crate) fn record(&mut self, step: Step) {
+    pub(crate) fn record(&mut self, step: TraceStep) {
         let metadata = Arc::clone(&self.metadata);
         self.push(step, metadata);
     }
@@ -178,7 +178,7 @@ impl TraceRing {
     /// Adds an annotation.
     pub(crate) fn annotate(&mut self, text: &str, site: &'static Location<'static>) {
         let action = TraceAction::Annotate;
-        let step = Step { action, address: 0, size: 0, stream: 0, site: Some(site) };
+        let step = TraceStep { action, address: 0, size: 0, stream: 0, site: Some(site) };
         self.push(step, text.into());
     }
 
@@ -187,8 +187,8 @@ impl TraceRing {
         self.metadata = text.into();
     }
 
-    fn push(&mut self, step: Step, user_metadata: Arc<str>) {
-        let Step { action, address, size, stream, site } = step;
+    fn push(&mut self, step: TraceStep, user_metadata: Arc<str>) {
+        let TraceStep { action, address, size, stream, site } = step;
         let captures = match self.config.backtraces {
             Backtraces::Off => false,
             Backtraces::Alloc => action.is_alloc(),
@@ -275,14 +275,14 @@ impl Tracer {
     }
 
     #[inline]
-    pub(crate) fn record(&self, step: impl FnOnce() -> Step) {
+    pub(crate) fn record(&self, step: impl FnOnce() -> TraceStep) {
         if self.is_on() {
             self.record_on(step());
         }
     }
 
     #[cold]
-    fn record_on(&self, step: Step) {
+    fn record_on(&self, step: TraceStep) {
         self.ring().record(step);
     }
 

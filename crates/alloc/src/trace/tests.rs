@@ -4,8 +4,8 @@ use super::*;
 use crate::BlockInfo;
 
 #[track_caller]
-fn step(action: TraceAction, address: u64) -> Step {
-    Step { action, address, size: 8, stream: 1, site: Some(Location::caller()) }
+fn step(action: TraceAction, address: u64) -> TraceStep {
+    TraceStep { action, address, size: 8, stream: 1, site: Some(Location::caller()) }
 }
 
 fn ring(max_entries: usize, backtraces: Backtraces) -> TraceRing {

@@ -11,7 +11,7 @@ const OF_ONE_SIZE: usize = 128;
 
 /// Order among free blocks of one size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum FreeOrder {
     /// The block with the lowest address first, as in PyTorch.
     #[default]
     Address,
@@ -51,7 +51,7 @@ pub(crate) struct FreeIndex {
     roots: Box<[u32; BINS]>,
     /// Number of blocks.
     len: u32,
-    order: Order,
+    order: FreeOrder,
 }
 
 impl Default for FreeIndex {
@@ -60,7 +60,7 @@ impl Default for FreeIndex {
             occupied: [0; BINS.div_ceil(64)],
             roots: Box::new([NONE; BINS]),
             len: 0,
-            order: Order::default(),
+            order: FreeOrder::default(),
         }
     }
 }
@@ -76,7 +76,7 @@ fn bin_of(size: usize) -> usize {
 
 impl FreeIndex {
     /// Changes the order.
-    pub(crate) fn set_order(&mut self, nodes: &mut impl Nodes, order: Order) {
+    pub(crate) fn set_order(&mut self, nodes: &mut impl Nodes, order: FreeOrder) {
         if order == self.order {
             return;
         }
@@ -96,7 +96,7 @@ impl FreeIndex {
             *root = block;
             self.occupied[bin / 64] |= 1 << (bin % 64);
             *nodes.links_mut(block) = Links::NONE;
-        } else if self.order == Order::Recent && bin < OF_ONE_SIZE {
+        } else if self.order == FreeOrder::Recent && bin < OF_ONE_SIZE {
             let behind = std::mem::replace(root, block);
             nodes.links_mut(behind).above = block;
             *nodes.links_mut(block) = Links { below: [NONE, behind], above: NONE };

@@ -70,7 +70,7 @@ struct Pair {
 
 impl Pair {
     fn is_recent(&self, size: usize) -> bool {
-        self.index.order == Order::Recent && size < 64 << 10
+        self.index.order == FreeOrder::Recent && size < 64 << 10
     }
 
     fn enter(&mut self, block: u32) {
@@ -90,7 +90,7 @@ impl Pair {
         self.enter(block);
     }
 
-    fn set_order(&mut self, order: Order) {
+    fn set_order(&mut self, order: FreeOrder) {
         let changes = order != self.index.order;
         self.index.set_order(&mut self.nodes, order);
         if changes {
@@ -114,17 +114,17 @@ proptest! {
         recent in any::<bool>(),
     ) {
         let mut it = Pair::default();
-        it.set_order(if recent { Order::Recent } else { Order::Address });
+        it.set_order(if recent { FreeOrder::Recent } else { FreeOrder::Address });
         for (step, size, address) in steps {
             let expected = it.model.range((size, 0)..).next().map(|(&key, &block)| (key, block));
             let fits = it.index.best_fit(&it.nodes, size);
             prop_assert_eq!(fits, expected.map(|(_, block)| block));
             match (step, expected) {
-                (0, _) => it.set_order(Order::Address),
-                (1, _) => it.set_order(Order::Recent),
+                (0, _) => it.set_order(FreeOrder::Address),
+                (1, _) => it.set_order(FreeOrder::Recent),
                 (2..11, _) => it.add(size, address),
                 (_, Some((key, block))) => {
-                    if it.index.order == Order::Address {
+                    if it.index.order == FreeOrder::Address {
                         let next = it.model.range(key..).nth(1).map(|(_, &block)| block);
                         prop_assert_eq!(it.index.after(&it.nodes, block), next);
                     }

@@ -38,12 +38,12 @@ pub(super) struct Arenas {
     /// By number.
     arenas: Vec<Option<Arena>>,
     /// The home of each page, by page number. Has entries for unused numbers too.
-    homes: Vec<Home>,
+    homes: Vec<SlotId>,
     vacant: Vec<u32>,
     /// Number of existing pages.
     pub(super) pages: usize,
     /// Places whose mapping the backend refused to remove and has not removed since.
-    refused: BTreeSet<Home>,
+    refused: BTreeSet<SlotId>,
     /// Unmapped pages and ranges that the backend refused to take back.
     refused_handles: Vec<RefusedHandle>,
     /// Time spent in backend calls that is not counted yet.
@@ -51,7 +51,7 @@ pub(super) struct Arenas {
 }
 
 /// The arena of a page, and its slot there.
-pub(super) type Home = (u32, usize);
+pub(super) type SlotId = (u32, usize);
 
 struct Arena {
     base: u64,
@@ -87,24 +87,24 @@ pub(super) enum PageSlot {
 
 /// Pages that the backend refused to take back.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
+pub(super) struct UnreleasedPages {
     /// Pages that are still mapped and usable.
     pub(super) mapped: Vec<Pages>,
     /// Bytes of unmapped pages, which count as reserved until they are released.
     unmapped: usize,
 }
 
-impl Kept {
+impl UnreleasedPages {
     fn bytes(&self) -> usize {
         self.unmapped + self.mapped.iter().map(|pages| pages.size).sum::<usize>()
     }
 }
 
 /// An unmapped page that had its home there, and its number. `None` for an alias.
-type Unmapped = Option<(Handle, u32)>;
+type UnmappedPage = Option<(Handle, u32)>;
 
 /// The backend refused a release.
-pub(super) struct Refused;
+pub(super) struct ReleaseRefused;
 
 impl Arena {
     fn start(&self, slot: usize) -> u64 {
@@ -188,7 +188,7 @@ impl Arenas {
         self.arenas[arena as usize].as_mut().map_or(&mut [], |arena| &mut arena.slots)
     }
 
-    fn slot_mut(&mut self, (arena, at): Home) -> Option<&mut PageSlot> {
+    fn slot_mut(&mut self, (arena, at): SlotId) -> Option<&mut PageSlot> {
         self.arenas.get_mut(arena as usize)?.as_mut()?.slots.get_mut(at)
     }
 
@@ -198,7 +198,7 @@ impl Arenas {
     }
 
     /// Returns the address of a slot.
-    pub(super) fn address(&self, (arena, slot): Home) -> u64 {
+    pub(super) fn address(&self, (arena, slot): SlotId) -> u64 {
         self.arenas[arena as usize].as_ref().map_or(0, |arena| arena.start(slot))
     }
 
@@ -210,7 +210,7 @@ impl Arenas {
     }
 
     /// Returns the home of a page.
-    pub(super) fn home(&self, number: u32) -> Home {
+    pub(super) fn home(&self, number: u32) -> SlotId {
         self.homes[number as usize]
     }
 
@@ -223,7 +223,7 @@ impl Arenas {
         memory: &dyn VirtualMemory<E>,
         kind: PoolKind,
         pages: Pages,
-    ) -> Result<(), (E, Kept)> {
+    ) -> Result<(), (E, UnreleasedPages)> {
         let start = Instant::now();
         let slots = self.slots_of(pages);
         let page_size = self.page_size(pages.arena);
@@ -259,7 +259,7 @@ impl Arenas {
     fn map_home<E>(
         &mut self,
         memory: &dyn VirtualMemory<E>,
-        home: Home,
+        home: SlotId,
         page: Handle,
         number: u32,
     ) -> Result<(), (E, Handle)> {
@@ -282,8 +282,8 @@ impl Arenas {
     pub(super) fn map_alias<E>(
         &mut self,
         memory: &dyn VirtualMemory<E>,
-        (arena, at): Home,
-        home: Home,
+        (arena, at): SlotId,
+        home: SlotId,
     ) -> Result<(), E> {
         let Some(PageSlot::Home { page, number, .. }) = self.slots(home.0).get(home.1) else {
             return Ok(());
@@ -367,9 +367,9 @@ impl Arenas {
         kind: PoolKind,
         pages: Pages,
         elsewhere: &BTreeSet<u32>,
-    ) -> Kept {
+    ) -> UnreleasedPages {
         let start = Instant::now();
-        let mut kept = Kept::default();
+        let mut kept = UnreleasedPages::default();
         let size = self.page_size(pages.arena);
         for (page, at) in pages.each(size).zip(self.slots_of(pages)) {
             let slot = self.slot_mut((pages.arena, at));
@@ -384,7 +384,7 @@ impl Arenas {
                     kept.unmapped += self.release_handle(memory, kind, handle, size);
                 }
                 Ok(None) => {}
-                Err(Refused) => kept.mapped.push(page),
+                Err(ReleaseRefused) => kept.mapped.push(page),
             }
         }
         self.spent += start.elapsed();
@@ -396,26 +396,26 @@ impl Arenas {
     pub(super) fn unmap<E>(
         &mut self,
         memory: &dyn VirtualMemory<E>,
-        at: Home,
-    ) -> Result<Unmapped, Refused> {
+        at: SlotId,
+    ) -> Result<UnmappedPage, ReleaseRefused> {
         let Some(slot) = self.slot_mut(at) else { return Ok(None) };
         let (stays, unmapped) = match std::mem::replace(slot, PageSlot::Unmapped) {
             PageSlot::Unmapped => return Ok(None),
             PageSlot::Home { mapping, page, number } => match memory.release(mapping) {
                 Ok(()) => (PageSlot::Unmapped, Ok(Some((page, number)))),
-                Err(mapping) => (PageSlot::Home { mapping, page, number }, Err(Refused)),
+                Err(mapping) => (PageSlot::Home { mapping, page, number }, Err(ReleaseRefused)),
             },
             PageSlot::Alias { mapping, number } | PageSlot::Retired { mapping, number, .. } => {
                 match memory.release(mapping) {
                     Ok(()) => (PageSlot::Unmapped, Ok(None)),
-                    Err(mapping) => (PageSlot::Alias { mapping, number }, Err(Refused)),
+                    Err(mapping) => (PageSlot::Alias { mapping, number }, Err(ReleaseRefused)),
                 }
             }
         };
         *slot = stays;
         match unmapped {
             Ok(_) => self.refused.remove(&at),
-            Err(Refused) => self.refused.insert(at),
+            Err(ReleaseRefused) => self.refused.insert(at),
         };
         unmapped
     }
@@ -428,7 +428,12 @@ impl Arenas {
     }
 
     /// Counts pages that were created in vain and that the backend refused to take back.
-    pub(super) fn count_kept<B: Backend>(&self, core: &Core<B>, kind: PoolKind, kept: &Kept) {
+    pub(super) fn count_unreleased<B: Backend>(
+        &self,
+        core: &Core<B>,
+        kind: PoolKind,
+        kept: &UnreleasedPages,
+    ) {
         if kept.bytes() == 0 {
             return;
         }

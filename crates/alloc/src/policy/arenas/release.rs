@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Arenas, Kept};
+use super::{Arenas, UnreleasedPages};
 use crate::core::{Core, DeviceWait};
 use crate::heap::Pages;
 use crate::shard::Shard;
@@ -14,11 +14,11 @@ use crate::{Backend, Policy, PoolKind, VirtualMemory};
 /// The free pages of all shards in a policy's arenas, removed from their heaps.
 pub(in crate::policy) struct FreePages<B: Backend> {
     policy: Policy,
-    pub(in crate::policy) shards: Vec<OfShard<B>>,
+    pub(in crate::policy) shards: Vec<ShardPages<B>>,
 }
 
 /// The free pages of one shard.
-pub(in crate::policy) struct OfShard<B: Backend> {
+pub(in crate::policy) struct ShardPages<B: Backend> {
     pub(in crate::policy) shard: Arc<Shard<B>>,
     stream: B::Stream,
     pages: [(PoolKind, Vec<Pages>); 2],
@@ -33,10 +33,10 @@ pub(in crate::policy) struct OfShard<B: Backend> {
 impl<B: Backend> FreePages<B> {
     /// Removes the free pages from their heaps.
     pub(in crate::policy) fn take(core: &Core<B>, policy: Policy) -> Self {
-        let of_shard = |shard: Arc<Shard<B>>| {
+        let shard_pages = |shard: Arc<Shard<B>>| {
             let mut state = shard.lock();
             let arenas: Vec<u32> = state.heap.arena_numbers(policy).collect();
-            let of_shard = (!arenas.is_empty()).then(|| OfShard {
+            let shard_pages = (!arenas.is_empty()).then(|| ShardPages {
                 shard: Arc::clone(&shard),
                 stream: state.stream.clone(),
                 pages: [PoolKind::Large, PoolKind::Small]
@@ -46,9 +46,9 @@ impl<B: Backend> FreePages<B> {
                 idle: false,
             });
             drop(state);
-            of_shard
+            shard_pages
         };
-        Self { policy, shards: core.all_shards().into_iter().filter_map(of_shard).collect() }
+        Self { policy, shards: core.all_shards().into_iter().filter_map(shard_pages).collect() }
     }
 
     pub(in crate::policy) fn is_empty(&self) -> bool {
@@ -81,7 +81,7 @@ impl<B: Backend> FreePages<B> {
         memory: &dyn VirtualMemory<B::Error>,
         elsewhere: &BTreeSet<u32>,
     ) {
-        for OfShard { shard, pages, idle, .. } in self.shards {
+        for ShardPages { shard, pages, idle, .. } in self.shards {
             for (kind, pages) in pages {
                 let kept = match idle {
                     true => release_pages(core, arenas, memory, kind, &pages, elsewhere),
@@ -108,7 +108,7 @@ fn release_pages<B: Backend>(
 ) -> Vec<Pages> {
     let mut still_mapped = Vec::new();
     for &pages in pages {
-        let kept: Kept = arenas.release(memory, kind, pages, elsewhere);
+        let kept: UnreleasedPages = arenas.release(memory, kind, pages, elsewhere);
         arenas.count_time(core);
         let gone = pages.size - kept.bytes();
         let mut global = lock(&core.global);

@@ -3,12 +3,12 @@
 
 use std::collections::BTreeSet;
 
-use super::arenas::{Arenas, FreePages, Kept};
+use super::arenas::{Arenas, FreePages, UnreleasedPages};
 use crate::core::Core;
 use crate::growth::{GrowthPolicy, Miss};
 use crate::heap::ArenaKind;
 use crate::rules::{LARGE_BUFFER, SMALL_BUFFER};
-use crate::shard::Granted;
+use crate::shard::AllocatedBlock;
 use crate::{AllocError, Backend, Policy, PoolKind};
 
 /// The policy of `policy:torch,expandable_segments:True`.
@@ -31,7 +31,7 @@ fn page_size(kind: PoolKind) -> usize {
 }
 
 impl<B: Backend> GrowthPolicy<B> for ExpandableSegments {
-    fn grow(&mut self, miss: &Miss<'_, B>) -> Result<Option<Granted>, AllocError> {
+    fn grow(&mut self, miss: &Miss<'_, B>) -> Result<Option<AllocatedBlock>, AllocError> {
         let (core, shard, request) = (miss.core, miss.shard, miss.request);
         let Some(memory) = core.backend.virtual_memory() else { return Ok(None) };
         let kind = request.kind;
@@ -52,12 +52,12 @@ impl<B: Backend> GrowthPolicy<B> for ExpandableSegments {
                     .arenas
                     .create(memory, kind, pages)
                     .map_err(|(error, kept)| (miss.out_of_memory(pages.size, error), kept)),
-                Ok(false) => Err((Ok(()), Kept::default())),
-                Err(error) => Err((Err(error), Kept::default())),
+                Ok(false) => Err((Ok(()), UnreleasedPages::default())),
+                Err(error) => Err((Err(error), UnreleasedPages::default())),
             };
             self.arenas.count_time(core);
             if let Err((reason, kept)) = mapped {
-                self.arenas.count_kept(core, kind, &kept);
+                self.arenas.count_unreleased(core, kind, &kept);
                 let mut state = shard.lock();
                 let heap = &mut state.heap;
                 heap.return_expansion(&expansion, done);
@@ -69,7 +69,7 @@ impl<B: Backend> GrowthPolicy<B> for ExpandableSegments {
         }
         let mut state = shard.lock();
         let block = state.heap.finish_expansion(&expansion, kind, request.site);
-        Ok(Some(state.hand_out(block, request)))
+        Ok(Some(state.allocate_block(block, request)))
     }
 
     fn release_cached(&mut self, core: &Core<B>) {

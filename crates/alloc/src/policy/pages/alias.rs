@@ -5,11 +5,11 @@
 //! of more than 16 pages takes the shortest pieces instead, so that long free pieces stay whole.
 //! When the block is freed, its pieces are free again and the window stays.
 
-use super::{MovablePages, Need};
+use super::{MovablePages, PageRequest};
 use crate::core::DeviceWait;
 use crate::growth::Miss;
 use crate::heap::{ArenaKind, Extent, Pages};
-use crate::shard::Granted;
+use crate::shard::AllocatedBlock;
 use crate::{AllocError, Backend, PoolKind};
 
 /// Largest alias, in pages, that is made of the first free pieces, which a repeating program finds
@@ -18,7 +18,7 @@ const FEW_PAGES: usize = 16;
 
 impl<B: Backend> MovablePages<B> {
     /// Serves a request from a window whose memory is free.
-    pub(super) fn reuse_window(&self, need: &Need<'_, B>) -> Option<Granted> {
+    pub(super) fn reuse_window(&self, need: &PageRequest<'_, B>) -> Option<AllocatedBlock> {
         let miss = need.miss;
         let kind = miss.request.kind;
         let mut state = miss.shard.lock();
@@ -30,12 +30,15 @@ impl<B: Backend> MovablePages<B> {
             self.windows.find(&self.arenas, &state.heap.windows, miss.request.size, &free)?;
         let detached = state.heap.detach_pieces(need.arenas, kind, &pieces);
         drop(state);
-        Some(hand_out(miss, address, &pieces, detached))
+        Some(allocate_alias(miss, address, &pieces, detached))
     }
 
     /// Serves a request from a new window. `None` if too little memory is free, or if mapping fails
     /// because memory is exhausted.
-    pub(super) fn alias(&mut self, need: &Need<'_, B>) -> Result<Option<Granted>, AllocError> {
+    pub(super) fn alias(
+        &mut self,
+        need: &PageRequest<'_, B>,
+    ) -> Result<Option<AllocatedBlock>, AllocError> {
         let miss = need.miss;
         self.retire_windows(miss);
         let (kind, size) = (miss.request.kind, miss.request.size);
@@ -51,7 +54,7 @@ impl<B: Backend> MovablePages<B> {
         let opened = self.open_window(need, count, &pieces);
         if let Ok(Some(window)) = opened {
             self.count_remaps(miss, count);
-            return Ok(Some(hand_out(miss, window.start, &pieces, detached)));
+            return Ok(Some(allocate_alias(miss, window.start, &pieces, detached)));
         }
         miss.shard.lock().heap.return_pieces(&detached);
         opened.map(|_| None)
@@ -60,11 +63,11 @@ impl<B: Backend> MovablePages<B> {
     /// Maps these pieces next to each other. `None` if memory is exhausted.
     fn open_window(
         &mut self,
-        need: &Need<'_, B>,
+        need: &PageRequest<'_, B>,
         count: usize,
         pieces: &[Extent],
     ) -> Result<Option<Pages>, AllocError> {
-        let Need { miss, memory, arenas: ArenaKind { page_size, .. }, .. } = *need;
+        let PageRequest { miss, memory, arenas: ArenaKind { page_size, .. }, .. } = *need;
         let mut windows = miss.shard.lock().heap.windows.clone();
         // Earlier options may have left windows with other page sizes.
         windows.retain(|&window| self.arenas.page_size(window) == page_size);
@@ -85,8 +88,13 @@ impl<B: Backend> MovablePages<B> {
     }
 
     /// Returns addresses for a new window, after unmapping everything there.
-    fn clear_room(&mut self, need: &Need<'_, B>, windows: &[u32], count: usize) -> Option<Pages> {
-        let Need { miss, memory, .. } = *need;
+    fn clear_room(
+        &mut self,
+        need: &PageRequest<'_, B>,
+        windows: &[u32],
+        count: usize,
+    ) -> Option<Pages> {
+        let PageRequest { miss, memory, .. } = *need;
         let mut unmaps = !miss.core.is_capturing();
         loop {
             let room = self.windows.room(&self.arenas, windows, count, unmaps)?;
@@ -129,16 +137,16 @@ impl<B: Backend> MovablePages<B> {
 }
 
 /// Hands out the alias of these pieces at a window's address.
-fn hand_out<B: Backend>(
+fn allocate_alias<B: Backend>(
     miss: &Miss<'_, B>,
     address: u64,
     pieces: &[Extent],
     detached: Vec<u32>,
-) -> Granted {
+) -> AllocatedBlock {
     let mut to = address;
     for piece in pieces {
         miss.core.hooks.moved(piece.start, to, piece.size);
         to += piece.size as u64;
     }
-    miss.shard.lock().hand_out_alias(address, detached, miss.request)
+    miss.shard.lock().allocate_alias(address, detached, miss.request)
 }

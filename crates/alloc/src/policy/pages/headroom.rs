@@ -19,15 +19,15 @@ use crate::stats::Quantity;
 
 /// Divisor of the headroom: new pages are created, instead of using free ones elsewhere, while all
 /// pages exceed the peak of the requested bytes by at most this part.
-const SHARE: usize = 64;
+const SHARE_DIVISOR: usize = 64;
 /// Minimum headroom in bytes, so that the streams of a small program do not keep taking one page
 /// from each other.
-const LEAST: usize = 8 << 20;
+const MIN_BYTES: usize = 8 << 20;
 
 /// Divisor that detects fragmentation: if free memory could not be used, even by aliases, until all
 /// pages exceeded the peak by more than this part, the headroom counts from there. Memory is lost
 /// anyway, and a little more saves most calls.
-const FRAGMENTED: usize = 32;
+const FRAGMENTED_DIVISOR: usize = 32;
 
 /// Number of requests, hits included, per remapped page that does not let the headroom grow. A
 /// mapping takes about 41 µs, so this is 160 ns per request.
@@ -35,16 +35,16 @@ const REQUESTS_PER_REMAP: u64 = 256;
 /// Number of further remappings per page, on average, after which the headroom grows by a quarter,
 /// because the program does not settle by itself. By then mappings have taken a tenth of a second
 /// per GiB. Recorded programs, which repeat themselves, remap each page less than once.
-const PATIENCE: usize = 8;
+const REMAPS_PER_STEP: usize = 8;
 /// Minimum and maximum number of remappings before the headroom grows, for any number of pages. The
 /// maximum takes three seconds.
-const PATIENCE_IN_PAGES: [usize; 2] = [1 << 10, 1 << 16];
+const REMAPS_PER_STEP_BOUNDS: [usize; 2] = [1 << 10, 1 << 16];
 /// Maximum number of times that the headroom grows. By then it is sixteen times the needed memory.
-const MOST_STEPS: i32 = 31;
+const MAX_STEPS: i32 = 31;
 
 /// Number of requests without headroom after the backend refused a page because memory is
 /// exhausted: a refusal takes twice as long as mapping a page.
-const PAUSE: u64 = 1024;
+const REFUSAL_PAUSE: u64 = 1024;
 
 /// The demand for memory so far.
 #[derive(Clone, Copy, Debug)]
@@ -88,22 +88,22 @@ impl Headroom {
     /// Returns the number of bytes of new pages that may be created although other pages are free:
     /// by the configured percentage, or by this module's rule.
     pub(super) fn bytes(&self, demand: Demand, reserved: usize, percent: Option<f64>) -> usize {
-        if self.refused.is_some_and(|at| demand.requests < at + PAUSE) {
+        if self.refused.is_some_and(|at| demand.requests < at + REFUSAL_PAUSE) {
             return 0;
         }
         let peak = demand.peak.max(self.peak);
         let forced = self.forced.min(reserved);
         let most = match percent {
             None => {
-                let needed = if forced > peak + peak / FRAGMENTED { forced } else { peak };
-                let least = (needed / SHARE).max(LEAST);
+                let needed = if forced > peak + peak / FRAGMENTED_DIVISOR { forced } else { peak };
+                let least = (needed / SHARE_DIVISOR).max(MIN_BYTES);
                 needed + (least as f64 * 1.25f64.powi(self.steps)) as usize
             }
             Some(percent) => {
                 let part = percent.min(100.0) / 100.0;
                 let share = |bytes: usize| (bytes as f64 * part) as usize;
-                let wanted = peak + share(peak).max(LEAST);
-                let beyond = forced + share(forced).min(forced / SHARE);
+                let wanted = peak + share(peak).max(MIN_BYTES);
+                let beyond = forced + share(forced).min(forced / SHARE_DIVISOR);
                 if forced > wanted { beyond } else { wanted }
             }
         };
@@ -132,10 +132,10 @@ impl Headroom {
         let paid = demand.requests.saturating_sub(self.requests) / REQUESTS_PER_REMAP;
         self.requests += paid * REQUESTS_PER_REMAP;
         self.excess = self.excess.saturating_sub(paid as usize);
-        let [least, most] = PATIENCE_IN_PAGES;
-        if self.excess > (PATIENCE * pages).clamp(least, most) {
+        let [least, most] = REMAPS_PER_STEP_BOUNDS;
+        if self.excess > (REMAPS_PER_STEP * pages).clamp(least, most) {
             self.excess = 0;
-            self.steps = (self.steps + 1).min(MOST_STEPS);
+            self.steps = (self.steps + 1).min(MAX_STEPS);
         }
     }
 }
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn it_is_a_share_of_the_peak_and_at_least_two_pages() {
         let mut headroom = Headroom::default();
-        assert_eq!(headroom.bytes(demand(0, 0), 0, None), LEAST);
+        assert_eq!(headroom.bytes(demand(0, 0), 0, None), MIN_BYTES);
         assert_eq!(headroom.bytes(demand(GIB, 0), GIB, None), GIB / 64);
         assert_eq!(headroom.bytes(demand(GIB, 0), 2 * GIB, None), 0);
         // The caller let peaks start anew, or not.
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn it_is_what_the_caller_wants() {
         let mut headroom = Headroom::default();
-        for (percent, bytes) in [(0.0, LEAST), (5.0, GIB / 20), (100.0, GIB)] {
+        for (percent, bytes) in [(0.0, MIN_BYTES), (5.0, GIB / 20), (100.0, GIB)] {
             assert_eq!(headroom.bytes(demand(GIB, 0), GIB, Some(percent)), bytes);
         }
         // It does not grow, and what is lost anyway is not added to unless it is more.
@@ -223,7 +223,7 @@ mod tests {
         let mut headroom = Headroom::default();
         headroom.refuse(demand(GIB, 5000));
         assert_eq!(headroom.bytes(demand(GIB, 5000), GIB, None), 0);
-        assert_eq!(headroom.bytes(demand(GIB, 5000 + PAUSE - 1), GIB, None), 0);
-        assert_eq!(headroom.bytes(demand(GIB, 5000 + PAUSE), GIB, None), GIB / 64);
+        assert_eq!(headroom.bytes(demand(GIB, 5000 + REFUSAL_PAUSE - 1), GIB, None), 0);
+        assert_eq!(headroom.bytes(demand(GIB, 5000 + REFUSAL_PAUSE), GIB, None), GIB / 64);
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::{MovablePages, Need};
+use super::{MovablePages, PageRequest};
 use crate::growth::Miss;
 use crate::heap::{ArenaKind, Pages};
 use crate::shard::Shard;
@@ -31,7 +31,7 @@ struct MigratingPage {
 impl<B: Backend> Donors<B> {
     /// Returns the donors. During a capture only the requesting shard, because other shards'
     /// streams may be the captured ones.
-    pub(super) fn of(need: &Need<'_, B>) -> Self {
+    pub(super) fn of(need: &PageRequest<'_, B>) -> Self {
         let (shard, kind) = (need.miss.shard, need.miss.request.kind);
         let shards = if need.miss.core.is_capturing() {
             vec![Arc::clone(shard)]
@@ -60,7 +60,7 @@ impl<B: Backend> Donors<B> {
     }
 
     /// Removes up to `count` free pages from their heaps.
-    fn take_some(&self, need: &Need<'_, B>, count: usize) -> Vec<MigratingPage> {
+    fn take_some(&self, need: &PageRequest<'_, B>, count: usize) -> Vec<MigratingPage> {
         let mut pages = Vec::new();
         for (donor, kind) in self.pools() {
             if pages.len() == count {
@@ -77,7 +77,7 @@ impl<B: Backend> Donors<B> {
     }
 
     /// Removes the free pages among `wanted` from their heaps. `wanted` is sorted by address.
-    fn take_these(&self, need: &Need<'_, B>, wanted: &[Pages]) -> Vec<MigratingPage> {
+    fn take_these(&self, need: &PageRequest<'_, B>, wanted: &[Pages]) -> Vec<MigratingPage> {
         let take = |(donor, kind): (usize, PoolKind)| {
             let mut state = self.shards[donor].lock();
             let taken = state.heap.migrate_these(self.arenas, kind, wanted);
@@ -91,7 +91,7 @@ impl<B: Backend> Donors<B> {
     /// that fails, the pages go back.
     fn in_order(
         &self,
-        need: &Need<'_, B>,
+        need: &PageRequest<'_, B>,
         donor: usize,
         kind: PoolKind,
         taken: Vec<Pages>,
@@ -124,7 +124,7 @@ impl<B: Backend> MovablePages<B> {
     /// request. Returns the number of pages that came. `None` if there is not enough memory.
     pub(super) fn supply_pages(
         &mut self,
-        need: &Need<'_, B>,
+        need: &PageRequest<'_, B>,
         donors: &Donors<B>,
     ) -> Result<Option<usize>, AllocError> {
         let (miss, page_size) = (need.miss, need.page_size());
@@ -167,7 +167,7 @@ impl<B: Backend> MovablePages<B> {
     /// number of mapped pages, which is smaller if memory is exhausted.
     fn map_here(
         &mut self,
-        need: &Need<'_, B>,
+        need: &PageRequest<'_, B>,
         donors: &Donors<B>,
         count: usize,
         mut migrating: Vec<MigratingPage>,
@@ -204,7 +204,7 @@ impl<B: Backend> MovablePages<B> {
     /// Maps a page at its new home. Returns `false` if memory is exhausted.
     fn migrate(
         &mut self,
-        need: &Need<'_, B>,
+        need: &PageRequest<'_, B>,
         donors: &Donors<B>,
         from: MigratingPage,
         to: Pages,
@@ -222,7 +222,7 @@ impl<B: Backend> MovablePages<B> {
     /// Returns the number of pages that came.
     fn migrate_back(
         &mut self,
-        need: &Need<'_, B>,
+        need: &PageRequest<'_, B>,
         donors: &Donors<B>,
         count: usize,
         elsewhere: &[Pages],

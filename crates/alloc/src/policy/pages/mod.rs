@@ -39,19 +39,19 @@ use crate::core::Core;
 use crate::growth::{GrowthPolicy, Miss};
 use crate::heap::{ArenaKind, Expansion, Heap, Pages};
 use crate::rules::PAGE;
-use crate::shard::Granted;
+use crate::shard::AllocatedBlock;
 use crate::sync::lock;
 use crate::{AllocError, Backend, Policy, PoolKind, VirtualMemory};
 
 /// Number of new pages from which the available memory is queried first: creating them takes longer
 /// than the query, and a failed request would leave them to be released.
-const MANY: usize = 128;
+const QUERY_FROM_PAGES: usize = 128;
 
 /// Number of attempts. Other threads may take the memory that was made free for a request.
 const ATTEMPTS: usize = 4;
 
 /// A request that nothing in its heap fits, with the objects that serving it needs.
-struct Need<'a, B: Backend> {
+struct PageRequest<'a, B: Backend> {
     miss: &'a Miss<'a, B>,
     memory: &'a dyn VirtualMemory<B::Error>,
     /// The arenas in which the request is served.
@@ -61,7 +61,7 @@ struct Need<'a, B: Backend> {
     headroom_percent: Option<f64>,
 }
 
-impl<'a, B: Backend> Need<'a, B> {
+impl<'a, B: Backend> PageRequest<'a, B> {
     fn new(miss: &'a Miss<'a, B>, memory: &'a dyn VirtualMemory<B::Error>) -> Self {
         let config = miss.shard.lock().config.clone();
         let page_size = match miss.request.kind {
@@ -92,13 +92,13 @@ impl<B: Backend> Default for MovablePages<B> {
 }
 
 impl<B: Backend> GrowthPolicy<B> for MovablePages<B> {
-    fn grow(&mut self, miss: &Miss<'_, B>) -> Result<Option<Granted>, AllocError> {
+    fn grow(&mut self, miss: &Miss<'_, B>) -> Result<Option<AllocatedBlock>, AllocError> {
         let core = miss.core;
         let Some(memory) = core.backend.virtual_memory() else { return Ok(None) };
         if !core.is_capturing() {
             self.windows.poll(&core.backend);
         }
-        let served = self.serve(&Need::new(miss, memory));
+        let served = self.serve(&PageRequest::new(miss, memory));
         if matches!(served, Ok(Some(_))) {
             self.headroom.served(Demand::of(core, 0), self.arenas.pages);
         }
@@ -144,7 +144,7 @@ impl<B: Backend> MovablePages<B> {
     ///
     /// All choices take the lowest address. A program that repeats itself therefore finds the
     /// windows that it needs from the second time on, and makes no more calls.
-    fn serve(&mut self, need: &Need<'_, B>) -> Result<Option<Granted>, AllocError> {
+    fn serve(&mut self, need: &PageRequest<'_, B>) -> Result<Option<AllocatedBlock>, AllocError> {
         let miss = need.miss;
         let donors = Donors::of(need);
         for _ in 0..ATTEMPTS {
@@ -175,7 +175,7 @@ impl<B: Backend> MovablePages<B> {
     }
 
     /// Maps new pages next to free memory, or alone, if there is headroom for them.
-    fn expand(&mut self, need: &Need<'_, B>) -> Result<Option<Granted>, AllocError> {
+    fn expand(&mut self, need: &PageRequest<'_, B>) -> Result<Option<AllocatedBlock>, AllocError> {
         let (shard, request) = (need.miss.shard, need.miss.request);
         let headroom = self.headroom(need);
         if headroom == 0 {
@@ -199,11 +199,11 @@ impl<B: Backend> MovablePages<B> {
         }
         let mut state = shard.lock();
         let block = state.heap.finish_expansion(&expansion, kind, request.site);
-        Ok(Some(state.hand_out(block, request)))
+        Ok(Some(state.allocate_block(block, request)))
     }
 
     /// Returns the number of new pages that may be created although other pages are free.
-    fn headroom(&self, need: &Need<'_, B>) -> usize {
+    fn headroom(&self, need: &PageRequest<'_, B>) -> usize {
         let core = need.miss.core;
         // Includes the requests of threads that wait for their turn.
         let demand = Demand::of(core, core.waiting.load(Ordering::Relaxed));
@@ -214,11 +214,11 @@ impl<B: Backend> MovablePages<B> {
     /// missing memory page by page.
     fn plan(
         &mut self,
-        need: &Need<'_, B>,
+        need: &PageRequest<'_, B>,
         bytes: usize,
         plan: impl Fn(&mut Heap<B::Memory>) -> Option<Expansion>,
     ) -> Result<Option<Expansion>, AllocError> {
-        let Need { miss, memory, arenas: ArenaKind { page_size, .. }, .. } = *need;
+        let PageRequest { miss, memory, arenas: ArenaKind { page_size, .. }, .. } = *need;
         let mut planned = plan(&mut miss.shard.lock().heap);
         if planned.is_none()
             && let Some(arena) = self.arenas.reserve(miss, memory, bytes, page_size)?
@@ -234,15 +234,15 @@ impl<B: Backend> MovablePages<B> {
     }
 
     /// Returns whether there is memory for `pages` new pages, as far as known.
-    fn has_room(&self, need: &Need<'_, B>, pages: usize) -> Result<bool, AllocError> {
+    fn has_room(&self, need: &PageRequest<'_, B>, pages: usize) -> Result<bool, AllocError> {
         let miss = need.miss;
         let bytes = pages.saturating_mul(need.page_size());
         let free = || miss.core.backend.mem_info().map_or(usize::MAX, |(free, _)| free);
-        Ok(pages < MANY || (miss.may_reserve(bytes)? && bytes <= free()))
+        Ok(pages < QUERY_FROM_PAGES || (miss.may_reserve(bytes)? && bytes <= free()))
     }
 
     /// Creates and maps a page. Returns `false` if memory is exhausted.
-    fn create(&mut self, need: &Need<'_, B>, to: Pages) -> Result<bool, AllocError> {
+    fn create(&mut self, need: &PageRequest<'_, B>, to: Pages) -> Result<bool, AllocError> {
         let miss = need.miss;
         if !miss.may_reserve(to.size)? {
             return Ok(false);
@@ -254,7 +254,7 @@ impl<B: Backend> MovablePages<B> {
             }
             Err((error, kept)) => {
                 // A single page cannot stay mapped.
-                self.arenas.count_kept(miss.core, miss.request.kind, &kept);
+                self.arenas.count_unreleased(miss.core, miss.request.kind, &kept);
                 miss.out_of_memory(to.size, error)?;
                 self.headroom.refuse(Demand::of(miss.core, 0));
                 Ok(false)

@@ -16,10 +16,10 @@ use crate::{Backend, VirtualMemory};
 
 /// Maximum number of mappings in all windows, as a multiple of the number of pages. Beyond it, a
 /// shard with more than its share retires its unused windows.
-const MAX_MAPPED: usize = 8;
+const MAX_MAPPINGS_PER_PAGE: usize = 8;
 /// Maximum number of mappings for any number of pages, because the system keeps track of each
 /// mapping.
-const MOST_MAPPED: usize = 1 << 14;
+const MAX_MAPPINGS: usize = 1 << 14;
 
 /// Pages that were mapped next to each other for one block.
 struct Window {
@@ -182,7 +182,7 @@ impl<B: Backend> Windows<B> {
         let mapped = |windows: &Vec<Window>| windows.iter().map(|window| window.count).sum();
         let all: Vec<usize> = self.windows.values().map(mapped).filter(|&n| n > 0).collect();
         let here: usize = self.windows_in(windows).map(|(_, window)| window.count).sum();
-        let most = (MAX_MAPPED * (pages + 32)).min(MOST_MAPPED);
+        let most = (MAX_MAPPINGS_PER_PAGE * (pages + 32)).min(MAX_MAPPINGS);
         all.iter().sum::<usize>() > most && here > most / all.len()
     }
 

@@ -4,7 +4,7 @@
 use crate::core::Core;
 use crate::growth::{GrowthPolicy, Miss};
 use crate::rules::segment_size;
-use crate::shard::Granted;
+use crate::shard::AllocatedBlock;
 use crate::sync::lock;
 use crate::{AllocError, Backend, release, source};
 
@@ -13,7 +13,7 @@ use crate::{AllocError, Backend, release, source};
 pub(super) struct ExactSegments;
 
 impl<B: Backend> GrowthPolicy<B> for ExactSegments {
-    fn grow(&mut self, miss: &Miss<'_, B>) -> Result<Option<Granted>, AllocError> {
+    fn grow(&mut self, miss: &Miss<'_, B>) -> Result<Option<AllocatedBlock>, AllocError> {
         let request = miss.request;
         let config = miss.shard.lock().config.clone();
         let bytes = if config.caching { segment_size(&config, request.size) } else { request.size };
@@ -41,7 +41,7 @@ pub(super) fn add_segment<B: Backend>(
     miss: &Miss<'_, B>,
     bytes: usize,
     allocate: impl FnOnce() -> Result<B::Memory, B::Error>,
-) -> Result<Option<Granted>, AllocError> {
+) -> Result<Option<AllocatedBlock>, AllocError> {
     if !miss.may_reserve(bytes)? {
         return Ok(None);
     }

@@ -5,13 +5,13 @@
 use super::segments;
 use crate::core::Core;
 use crate::growth::{GrowthPolicy, Miss};
-use crate::shard::Granted;
+use crate::shard::AllocatedBlock;
 use crate::{AllocError, Backend};
 
 pub(super) struct StreamOrdered;
 
 impl<B: Backend> GrowthPolicy<B> for StreamOrdered {
-    fn grow(&mut self, miss: &Miss<'_, B>) -> Result<Option<Granted>, AllocError> {
+    fn grow(&mut self, miss: &Miss<'_, B>) -> Result<Option<AllocatedBlock>, AllocError> {
         let (backend, bytes) = (&miss.core.backend, miss.request.size);
         let stream = miss.shard.lock().stream.clone();
         segments::add_segment(miss, bytes, || {

@@ -3,11 +3,11 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use super::{Shard, State};
+use super::{Shard, ShardState};
 use crate::Backend;
 use crate::core::Core;
 use crate::release;
-use crate::sync::{Lasting, ShardGuard, ShardLock, lasting, lock_shard};
+use crate::sync::{ShardGuard, ShardLock, StaticRef, leak, lock_shard};
 
 /// The state of one shard at a time, behind its lock. Between two shards a cell is vacant; it is
 /// never deallocated.
@@ -20,27 +20,26 @@ pub(crate) struct ShardCell<B: Backend> {
 }
 
 struct Occupant<B: Backend> {
-    state: State<B>,
+    state: ShardState<B>,
     core: Arc<Core<B>>,
     /// The retired shard, while blocks outlive its owner.
     retired: Option<Arc<Shard<B>>>,
 }
 
 /// A shard's state, locked.
-pub(crate) struct Locked<'a, B: Backend>(ShardGuard<'a, Option<Occupant<B>>>);
+pub(crate) struct LockedState<'a, B: Backend>(ShardGuard<'a, Option<Occupant<B>>>);
 
 impl<B: Backend> ShardCell<B> {
     /// Returns a cell for a new shard. Reuses a vacant cell if there is one.
-    pub(crate) fn occupy(core: &Arc<Core<B>>, state: State<B>) -> Lasting<Self> {
-        let cell =
-            vacant::take().unwrap_or_else(|| lasting(Self { occupant: ShardLock::new(None) }));
+    pub(crate) fn occupy(core: &Arc<Core<B>>, state: ShardState<B>) -> StaticRef<Self> {
+        let cell = vacant::take().unwrap_or_else(|| leak(Self { occupant: ShardLock::new(None) }));
         let occupant = Occupant { state, core: Arc::clone(core), retired: None };
         *lock_shard(&cell.occupant) = Some(occupant);
         cell
     }
 
     /// Drops the state of a dropped shard, and keeps its cell for another shard.
-    pub(crate) fn vacate(cell: &Lasting<Self>) {
+    pub(crate) fn vacate(cell: &StaticRef<Self>) {
         let occupant = lock_shard(&cell.occupant).take();
         vacant::put(cell);
         // Without the lock.
@@ -49,11 +48,11 @@ impl<B: Backend> ShardCell<B> {
 
     /// Locks the state for a hit or a free, which may leave a block parked.
     #[inline]
-    pub(crate) fn lock_parked(&self) -> Locked<'_, B> {
-        Locked(lock_shard(&self.occupant))
+    pub(crate) fn lock_parked(&self) -> LockedState<'_, B> {
+        LockedState(lock_shard(&self.occupant))
     }
 
-    pub(crate) fn lock(&self) -> Locked<'_, B> {
+    pub(crate) fn lock(&self) -> LockedState<'_, B> {
         let mut state = self.lock_parked();
         state.unpark();
         state
@@ -61,7 +60,7 @@ impl<B: Backend> ShardCell<B> {
 
     /// Locks the state to read the counters. An alias may stay parked, which does not change them,
     /// so misses of one thread do not cost another its parked block.
-    pub(crate) fn lock_counted(&self) -> Locked<'_, B> {
+    pub(crate) fn lock_counted(&self) -> LockedState<'_, B> {
         let mut state = self.lock_parked();
         if state.is_part_parked() {
             state.unpark();
@@ -104,7 +103,7 @@ impl<B: Backend> ShardCell<B> {
     }
 }
 
-impl<B: Backend> Locked<'_, B> {
+impl<B: Backend> LockedState<'_, B> {
     #[inline]
     fn occupant(&mut self) -> &mut Occupant<B> {
         match &mut *self.0 {
@@ -132,11 +131,11 @@ impl<B: Backend> Locked<'_, B> {
     }
 }
 
-impl<B: Backend> Deref for Locked<'_, B> {
-    type Target = State<B>;
+impl<B: Backend> Deref for LockedState<'_, B> {
+    type Target = ShardState<B>;
 
     #[inline]
-    fn deref(&self) -> &State<B> {
+    fn deref(&self) -> &ShardState<B> {
         match &*self.0 {
             Some(occupant) => &occupant.state,
             None => unreachable!("a cell is occupied while there is its shard or a block"),
@@ -144,9 +143,9 @@ impl<B: Backend> Deref for Locked<'_, B> {
     }
 }
 
-impl<B: Backend> DerefMut for Locked<'_, B> {
+impl<B: Backend> DerefMut for LockedState<'_, B> {
     #[inline]
-    fn deref_mut(&mut self) -> &mut State<B> {
+    fn deref_mut(&mut self) -> &mut ShardState<B> {
         &mut self.occupant().state
     }
 }
