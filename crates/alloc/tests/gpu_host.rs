@@ -1,4 +1,4 @@
-//! What page-locked memory costs on a real GPU.
+//! Measures the cost of page-locked memory on a real GPU.
 //!
 //! `cargo test --release -p warpline-alloc --test gpu_host -- --ignored --nocapture gpu_`
 #![cfg(feature = "cuda")]
@@ -10,13 +10,13 @@ use warpline_alloc::{CudaHostBackend, CudaHostCache};
 use warpline_cuda_sys_safe::owned::HostMemory;
 use warpline_cuda_sys_safe::{PointerKind, real};
 
-/// The first pin of 1 GiB against `cuMemHostAlloc`'s, and one from the cache.
+/// Compares the first pin of 1 GiB with `cuMemHostAlloc` and with a block from the cache.
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_pin_one_gib() {
     const GIB: usize = 1 << 30;
     let driver = real::load().expect("this test needs a GPU");
-    // The context is not to be part of what is measured.
+    // Creates the context, so that the first measurement does not include it.
     drop(HostMemory::pinned(&driver, 0, 4096).unwrap());
     let timed = |f: &mut dyn FnMut()| {
         let start = Instant::now();

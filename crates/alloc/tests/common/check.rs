@@ -1,4 +1,4 @@
-//! What must be true of an allocator, and of memory in several hands.
+//! Checks of an allocator's state and of the ownership of memory.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,7 +16,7 @@ pub fn check_state(allocator: &CachingAllocator<Fake>) {
     let held: BTreeMap<u64, usize> =
         whole.iter().map(|segment| (segment.address, segment.total_size)).collect();
     assert_eq!(held, world.live, "segments are what the backend gave");
-    // The bytes of each page that segments cover: where they begin, and where they end.
+    // For each page, the start and end offsets of the parts that segments cover.
     let mut owned: BTreeMap<u64, Vec<(u64, u64)>> = BTreeMap::new();
     for segment in &arenas {
         let mut at = segment.address;
@@ -76,7 +76,7 @@ pub fn check_state(allocator: &CachingAllocator<Fake>) {
     }
 }
 
-/// Live blocks must not overlap.
+/// Checks that live blocks do not overlap.
 pub fn check_disjoint<'a>(blocks: impl IntoIterator<Item = &'a Block<Fake>>) {
     let mut ranges: Vec<(u64, u64)> = blocks
         .into_iter()
@@ -89,7 +89,7 @@ pub fn check_disjoint<'a>(blocks: impl IntoIterator<Item = &'a Block<Fake>>) {
     }
 }
 
-/// Memory itself, wherever it is mapped: page (0 for what is not in one), first and last byte.
+/// Physical memory, independent of its address: page (0 outside of pages), start and end offset.
 pub type Physical = Vec<(u64, u64, u64)>;
 
 pub fn physical(fake: &Fake, address: u64, size: usize) -> Physical {
@@ -109,7 +109,7 @@ pub fn physical(fake: &Fake, address: u64, size: usize) -> Physical {
     pieces
 }
 
-/// Memory in somebody's hands, of whatever thread: the end by page and beginning.
+/// Memory owned by any thread: the end offset by page and start offset.
 #[derive(Clone, Default)]
 pub struct Owned(Arc<Mutex<BTreeMap<(u64, u64), u64>>>);
 
@@ -118,7 +118,7 @@ impl Owned {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nobody else may have it.
+    /// Records that a block owns its memory. Fails if another block owns part of it.
     pub fn take(&self, fake: &Fake, block: &Block<Fake>) {
         let memory = physical(fake, block.address(), block.size());
         let mut owned = self.lock();
@@ -130,7 +130,7 @@ impl Owned {
         }
     }
 
-    /// Drops the block.
+    /// Removes the record and drops the block.
     pub fn free(&self, fake: &Fake, block: Block<Fake>) {
         for (page, start, _) in physical(fake, block.address(), block.size()) {
             self.lock().remove(&(page, start));

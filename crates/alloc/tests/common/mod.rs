@@ -1,4 +1,5 @@
-//! A backend in plain Rust: a settable capacity, events that come when told to, faults on demand.
+//! A backend in plain Rust with a settable capacity, work that completes on request, and injected
+//! faults.
 #![allow(dead_code, unreachable_pub, unused_imports)] // each test binary uses its own part
 
 mod check;
@@ -15,7 +16,7 @@ use warpline_alloc::{
 pub use check::{Owned, Physical, check_disjoint, check_state, physical};
 
 pub const MIB: usize = 1 << 20;
-/// Bytes in a page of the default policy.
+/// Size of a page under the default policy, in bytes.
 pub const PAGE: usize = 4 * MIB;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,14 +39,15 @@ pub struct World {
     pub capacity: usize,
     /// Live allocations: size by address.
     pub live: BTreeMap<u64, usize>,
-    /// Sizes asked for, in order.
+    /// Sizes of all allocation requests, in order.
     pub asked: Vec<usize>,
-    /// Pages refused for want of memory.
+    /// Number of pages refused because memory was exhausted.
     pub refused: usize,
     pub frees: usize,
     next_address: u64,
-    /// Work given to each stream and work done.
+    /// Number of operations enqueued on each stream.
     submitted: BTreeMap<u64, u64>,
+    /// Number of completed operations of each stream.
     completed: BTreeMap<u64, u64>,
     pub events_made: usize,
     pub events_live: usize,
@@ -55,43 +57,46 @@ pub struct World {
     pub fail_record: Option<FakeError>,
     pub fail_query: Option<FakeError>,
     pub fail_map: Option<FakeError>,
-    /// How many ranges of addresses can be reserved.
+    /// Maximum number of address ranges reserved at a time.
     pub max_ranges: usize,
-    /// Whether there is virtual memory.
+    /// Whether the backend has virtual memory.
     pub has_pages: bool,
-    /// Sizes of pages in existence, by number.
+    /// Sizes of the existing pages, by page number.
     pub pages: BTreeMap<u64, usize>,
     /// Reserved ranges: size by address.
     pub ranges: BTreeMap<u64, usize>,
-    /// Mapped addresses: size and page.
+    /// Mapped addresses: size and page number, by address.
     pub mappings: BTreeMap<u64, (usize, u64)>,
     pub maps: usize,
     pub unmaps: usize,
-    /// Waits put into a stream, for another.
+    /// Waits enqueued so far: the waiting stream and the stream that it waits for.
     pub waits: Vec<(u64, u64)>,
-    /// The stream that is being captured: no event may be recorded there, and none be queried and
-    /// nothing freed anywhere.
+    /// The stream being captured. During a capture, no event may be recorded on this stream, and on
+    /// no stream may an event be queried or memory be freed.
     pub capturing: Option<u64>,
-    /// Calls that can fail, so far; which of them do, and how. A lost device stays so.
+    /// Number of calls so far that can fail.
     pub calls: usize,
+    /// Numbers of the calls that fail, and their error. After [`FakeError::Lost`] all calls fail.
     pub fail_calls: Option<(std::ops::Range<usize>, FakeError)>,
-    /// What work uses that may not be done: stream, number, first and last address.
+    /// Uses of memory by work that may be pending: stream, operation number, first address, end
+    /// address.
     used: Vec<(u64, u64, u64, u64)>,
-    /// What happens right after the next wait on the host.
+    /// Called once, after the next wait on the host.
     pub after_sync: Option<Act>,
-    /// Of so many releases in a hundred, chosen at random, that they are refused.
+    /// Percentage of releases to refuse, chosen at random.
     pub refuses: Option<(Random, usize)>,
-    /// How many were.
+    /// Number of refused releases.
     pub refusals: usize,
-    /// Whether there is a wait for the whole device, and how often it was called.
+    /// Whether the backend can wait for the whole device.
     pub waits_for_device: bool,
+    /// Number of waits for the device.
     pub device_waits: usize,
     pub fail_device_wait: Option<FakeError>,
-    /// Streams of which no event can be recorded.
+    /// Streams on which no event can be recorded.
     pub foreign: Vec<u64>,
 }
 
-/// Something that happens once.
+/// A function that is called once.
 pub struct Act(pub Box<dyn FnOnce() + Send>);
 
 impl std::fmt::Debug for Act {
@@ -105,7 +110,7 @@ impl World {
         self.live.values().sum::<usize>() + self.pages.values().sum::<usize>()
     }
 
-    /// The page behind an address, and the offset in it.
+    /// Returns the page mapped at an address, and the offset in it.
     pub fn page_at(&self, address: u64) -> Option<(u64, u64)> {
         let (&start, &(size, page)) = self.mappings.range(..=address).next_back()?;
         (address < start + size as u64).then_some((page, address - start))
@@ -142,7 +147,7 @@ impl World {
     }
 }
 
-/// Clones share one world.
+/// The backend. Clones share one [`World`].
 #[derive(Clone, Debug)]
 pub struct Fake(Arc<Mutex<World>>);
 
@@ -187,7 +192,7 @@ impl Fake {
         })))
     }
 
-    /// One with virtual memory.
+    /// Creates a backend with virtual memory.
     pub fn with_pages(capacity: usize) -> Self {
         let fake = Self::new(capacity);
         fake.world().has_pages = true;
@@ -198,12 +203,12 @@ impl Fake {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the stream work that is done only at [`Fake::complete`].
+    /// Enqueues work that completes only at [`Fake::complete`].
     pub fn launch(&self, stream: u64) {
         *self.world().submitted.entry(stream).or_default() += 1;
     }
 
-    /// As [`Fake::launch`], with work that uses a block until it is done.
+    /// Enqueues work that uses the block until it completes.
     pub fn launch_on(&self, stream: u64, block: &Block<Fake>) {
         self.launch(stream);
         let mut world = self.world();
@@ -216,14 +221,14 @@ impl Fake {
         world.used.push((stream, at, block.address(), block.address() + block.size() as u64));
     }
 
-    /// Does all work the stream was given.
+    /// Completes all work enqueued on the stream.
     pub fn complete(&self, stream: u64) {
         let mut world = self.world();
         let submitted = world.submitted.get(&stream).copied().unwrap_or(0);
         world.completed.insert(stream, submitted);
     }
 
-    /// How much of the stream's work is done.
+    /// Returns the number of completed operations of the stream.
     pub fn completed(&self, stream: u64) -> u64 {
         self.world().completed.get(&stream).copied().unwrap_or(0)
     }
@@ -243,7 +248,7 @@ impl Fake {
             return Err(FakeError::OutOfMemory);
         }
         let address = world.next_address;
-        // Segments do not touch, so that merging across them would show.
+        // Leaves a gap between segments, so that a merge across segments fails the checks.
         world.next_address += bytes.next_multiple_of(2 * MIB) as u64 + 2 * MIB as u64;
         world.live.insert(address, bytes);
         world.asked.push(bytes);
@@ -405,7 +410,7 @@ impl Backend for Fake {
 
     fn mem_info(&self) -> Result<(usize, usize), FakeError> {
         let mut world = self.world();
-        // It takes no memory.
+        // The query itself needs no memory, so it ignores an injected lack of memory.
         world.call().or_else(|error| match error {
             FakeError::OutOfMemory => Ok(()),
             error => Err(error),
@@ -451,7 +456,7 @@ impl Drop for Page {
     }
 }
 
-/// A mapping keeps its page alive.
+/// A mapping, which keeps its page alive.
 struct Mapping {
     address: u64,
     world: Fake,
@@ -482,7 +487,7 @@ impl VirtualMemory<FakeError> for Fake {
         if world.ranges.len() >= world.max_ranges {
             return Err(FakeError::OutOfMemory);
         }
-        // Arenas start at round addresses, which people compare more easily.
+        // Round start addresses make failures easier to read.
         let address = world.next_address.next_multiple_of(1 << 36);
         world.next_address = address + bytes as u64 + 2 * MIB as u64;
         world.ranges.insert(address, bytes);
@@ -544,18 +549,18 @@ impl HostBackend for Fake {
     }
 }
 
-/// A plain generator of random numbers.
+/// A linear congruential generator.
 #[derive(Debug)]
 pub struct Random(pub u64);
 
 impl Random {
-    /// One below `bound`.
+    /// Returns a number below `bound`.
     pub fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (self.0 >> 33) as usize % bound
     }
 
-    /// Mostly small, at times many MiB.
+    /// Returns a size: usually a few KiB, sometimes many MiB.
     pub fn bytes(&mut self) -> usize {
         let most = [4 << 10, 4 << 10, 64 << 10, MIB, 3 * MIB, 24 * MIB][self.below(6)];
         1 + self.below(most)

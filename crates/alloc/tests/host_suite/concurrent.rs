@@ -1,4 +1,4 @@
-//! Real threads, on streams of their own and on shared ones.
+//! Real threads, on their own streams and on shared streams.
 
 use std::sync::{Mutex, mpsc};
 use std::thread;
@@ -12,7 +12,7 @@ const THREADS: u64 = 8;
 const POLICIES: [&str; 3] = ["policy:torch", "expandable_segments:True", "policy:default"];
 const EACH: [&[&str]; 3] = [&[POLICIES[0]], &[POLICIES[1]], &[POLICIES[2]]];
 
-/// What one thread does; blocks go through `shared` to be freed by others.
+/// The work of one thread. Blocks pass through `shared`, so that other threads free them.
 fn work(
     allocator: &CachingAllocator<Fake>,
     owned: &Owned,
@@ -74,7 +74,7 @@ fn work(
     live.into_iter().for_each(|block| owned.free(fake, block));
 }
 
-/// Fails if it takes minutes: then threads wait for each other.
+/// Fails if `run` takes minutes, which means a deadlock.
 fn within_minutes(run: impl FnOnce() + Send + 'static) {
     let (done, finished) = mpsc::channel();
     let thread = thread::spawn(move || {
@@ -87,7 +87,8 @@ fn within_minutes(run: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Each of the lists of options in turn; those in one list, by turns.
+/// Runs all threads once for each list of options. The threads switch between the options of a
+/// list.
 fn stress(streams: u64, capacity: usize, lists: &[&'static [&'static str]]) {
     for &options in lists {
         within_minutes(move || {
@@ -141,7 +142,8 @@ fn the_options_change_while_eight_threads_work() {
 fn pools_and_captures_on_eight_threads() {
     for options in POLICIES {
         within_minutes(move || {
-            // While threads capture in turn, nothing ever goes back.
+            // While the threads capture by turns, no memory is released, so the capacity must be
+            // ample.
             let fake = Fake::with_pages(1 << 40);
             let allocator = fake.allocator(options);
             thread::scope(|scope| {

@@ -60,7 +60,8 @@ fn out_of_memory_tells_this_process_from_others() {
     );
 }
 
-/// As old devices are, and simulated ones on systems where memory cannot be mapped twice.
+/// Old devices have no virtual memory management, nor have simulated devices on systems that cannot
+/// map memory twice.
 #[test]
 fn a_device_without_virtual_memory_gets_plain_segments() {
     const MIB: usize = 1 << 20;
@@ -94,7 +95,7 @@ fn streams_of_a_peer_device_may_use_a_block() {
         CudaAllocator::new(CudaBackend::new(driver.clone(), 0), AllocatorConfig::default());
     let [own, peer] = [0, 1].map(|device| Stream::default_of(&driver, device));
     let second = Stream::new(&driver, 0, StreamFlags::default()).unwrap();
-    // The events that are used again are now of one device, now of the other.
+    // The recycled events belong to the two devices alternately.
     for stream in [&peer, &second, &peer, &second] {
         let block = allocator.malloc(512, &own).unwrap();
         block.record_stream(stream);
@@ -153,7 +154,8 @@ fn a_stream_of_another_driver_keeps_nothing_from_going_back() {
     }
 }
 
-/// Each release of the driver is refused at times. What it holds is what the statistics say.
+/// The driver refuses some releases of each kind. The statistics agree with the memory that the
+/// driver holds.
 #[test]
 fn the_state_agrees_with_a_driver_that_refuses() {
     for (seed, options) in [
@@ -202,7 +204,7 @@ fn the_state_agrees_with_a_driver_that_refuses() {
     }
 }
 
-/// Where the source waits for a lock that its own thread holds, it never returns.
+/// A source that waited for a lock of its own thread would never return.
 #[test]
 fn a_pools_source_that_uses_the_allocator_does_not_hang() {
     let (done, result) = std::sync::mpsc::channel();
@@ -233,12 +235,12 @@ fn a_pools_source_that_uses_the_allocator_does_not_hang() {
     assert!(matches!(errors[..], [Err(AllocError::InsideSource { .. })]), "{errors:?}");
 }
 
-/// Uses the allocator when it is dropped, which happens while memory goes back to the driver.
+/// An owner of foreign memory that uses the allocator in its drop, while the memory is released.
 struct Owner {
     allocator: CudaAllocator,
     stream: Stream,
     _memory: DeviceMemory,
-    /// The last block of a pool that is gone, so the drop of the block releases a segment.
+    /// The last block of a dropped pool. Dropping the block releases a segment.
     _block: Option<Block<CudaBackend>>,
     requests: std::sync::mpsc::Sender<Result<(), AllocError>>,
 }
@@ -277,7 +279,8 @@ fn owners_of_foreign_memory_that_use_the_allocator_or_panic_neither_hang_nor_lea
                     _block: block.lock().unwrap().take(),
                     requests: sender.clone(),
                 };
-                // SAFETY: the owner has the memory, and nobody else uses it.
+                // SAFETY: `owner` keeps the memory alive until it is dropped, and nothing else uses
+                // the memory.
                 Ok(unsafe { ForeignMemory::new(driver, device, ptr, bytes, owner) }.into())
             });
             let pool = allocator.new_pool_over(over, PoolOptions::default());

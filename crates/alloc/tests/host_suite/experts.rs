@@ -1,4 +1,4 @@
-//! Workloads whose sizes come from routing, and never recur.
+//! Workloads whose block sizes depend on routing and never recur.
 #![cfg(feature = "cuda")]
 
 use std::path::Path;
@@ -15,7 +15,7 @@ fn trace(name: &str) -> Trace {
     Trace::open(Path::new(name)).unwrap()
 }
 
-/// Replays once on a new simulated device.
+/// Replays a trace once on a new simulated device.
 fn replayed(trace: &Trace, options: &str) -> MemoryStats {
     let device = Device::open(DriverKind::Sim, 141 << 30, Schedule::Eager, trace).unwrap();
     let allocator = device.allocator(AllocatorConfig::parse(options).unwrap());
@@ -49,7 +49,7 @@ fn what_cannot_be_made_is_named() {
     }
 }
 
-/// What is made up is what it is meant to be: there are new sizes in each step.
+/// Checks that the generated traces have new sizes in each step.
 #[test]
 fn steps_do_not_recur() {
     for name in names() {

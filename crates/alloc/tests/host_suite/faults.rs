@@ -1,5 +1,5 @@
-//! Each call of the backend fails, alone and with those behind it, in a program that makes all of
-//! them.
+//! Makes each call of the backend fail, alone and together with all later calls, in a program that
+//! makes every kind of call.
 
 use std::ops::Range;
 
@@ -43,7 +43,7 @@ impl Program {
         self.check();
     }
 
-    /// Frees one that is there, if any is.
+    /// Frees a live block, if there is one.
     fn free(&mut self, at: usize) {
         if !self.live.is_empty() {
             let block = self.live.swap_remove(at % self.live.len());
@@ -71,7 +71,7 @@ impl Program {
         );
     }
 
-    /// Growth, reuse, other streams, remaps, pressure, pools, a capture.
+    /// Covers growth, reuse, other streams, remaps, lack of memory, pools, and a capture.
     fn run(&mut self) {
         for size in [1, 3 * MIB, 30 * MIB, 5 * MIB, 2 * MIB, 2 * MIB, 2 * MIB, 2 * MIB] {
             self.malloc(size, 0);
@@ -87,7 +87,8 @@ impl Program {
         self.malloc(25 * MIB, 0);
         self.fake.complete(1);
         self.malloc(512, 0);
-        // Over what is left: pending events are waited for, the cache is given back.
+        // These requests exceed the remaining memory: the allocator waits for pending events and
+        // releases the cache.
         self.use_on(0, 2);
         self.free(0);
         self.free(1);
@@ -129,7 +130,7 @@ impl Program {
     }
 }
 
-/// Returns how many calls there were, and how many requests failed.
+/// Returns the number of backend calls and the number of failed requests.
 fn run(options: &str, pages: bool, fail: Option<(Range<usize>, FakeError)>) -> (usize, usize) {
     let fake = if pages { Fake::with_pages(160 * MIB) } else { Fake::new(160 * MIB) };
     let case = format!("{options}, {fail:?}, pages: {pages}");

@@ -1,4 +1,4 @@
-//! How much more than it needs a program gets, so that it seldom maps.
+//! The memory reserved beyond the peak request, which saves mappings.
 
 use std::sync::Mutex;
 
@@ -6,8 +6,8 @@ use warpline_alloc::{Block, CachingAllocator};
 
 use crate::common::{Fake, PAGE, Random, check_state};
 
-/// Blocks of one to twelve pages on four streams, 200 pages in all: now more on one stream, now on
-/// another, and nothing recurs.
+/// Random blocks of one to twelve pages on four streams, up to 200 pages in total. The demand moves
+/// between the streams, and no pattern recurs.
 struct Churn {
     allocator: CachingAllocator<Fake>,
     random: Random,
@@ -20,7 +20,7 @@ impl Churn {
         Self { allocator, random: Random(1), live: Vec::new() }
     }
 
-    /// Returns how many pages were mapped anew for a request.
+    /// Returns the number of remapped pages per request.
     fn run(&mut self, fake: &Fake, requests: usize) -> f64 {
         let before = self.allocator.memory_stats().num_remaps;
         for request in 0..requests {
@@ -28,7 +28,7 @@ impl Churn {
             while self.live.iter().map(|(pages, _)| pages).sum::<usize>() + pages > 200 {
                 drop(self.live.swap_remove(self.random.below(self.live.len())));
             }
-            // The streams take turns at being the busy one.
+            // Half of the requests go to a stream that changes every 50 requests.
             let stream =
                 if self.random.below(2) == 0 { request / 50 } else { self.random.below(4) };
             let block = self.allocator.malloc(pages * PAGE, &(stream as u64 % 4)).unwrap();
@@ -66,7 +66,7 @@ fn a_full_device_is_not_asked_again_and_again() {
     assert!((1..=50).contains(&refused), "{refused}");
 }
 
-/// The callers' sums are not what the policy goes by.
+/// Resetting the statistics does not affect the policy.
 #[test]
 fn sums_that_start_anew_do_not_change_what_is_reserved() {
     let reserved = |resets: bool| {
@@ -86,7 +86,7 @@ fn sums_that_start_anew_do_not_change_what_is_reserved() {
     assert_eq!(reserved(true), expected);
 }
 
-/// Threads that take turns at misses would otherwise take each other's memory for ever.
+/// Without this rule, threads that miss by turns would keep taking each other's memory.
 #[test]
 fn what_other_threads_wait_for_counts_as_asked_for() {
     let reserved = |waits: bool| {
@@ -120,7 +120,7 @@ fn what_other_threads_wait_for_counts_as_asked_for() {
             allocator.memory_reserved()
         }
     };
-    // Two pages of headroom.
+    // 20 pages and a headroom of two.
     assert_eq!(reserved(false), 22 * PAGE);
     assert_eq!(reserved(true), 40 * PAGE);
 }

@@ -4,7 +4,7 @@ use warpline_alloc::{AllocError, HostCache, PinnedBlock};
 
 use crate::common::{Fake, FakeError, MIB};
 
-/// Where a block lies.
+/// Returns the address of a block.
 fn place(block: &PinnedBlock<Fake>) -> u64 {
     block.memory().address + block.offset() as u64
 }
@@ -18,12 +18,12 @@ fn small_blocks_share_a_segment() {
     assert_eq!((b.requested(), b.size(), b.offset()), (5000, 5120, 1024));
     assert_eq!((c.size(), c.offset()), (512, 6144));
     assert_eq!(fake.world().asked, [2 * MIB]);
-    // The smallest hole that is large enough, and only if it is.
+    // A request takes the smallest free part that fits.
     let hole = place(&a);
     drop(a);
     assert_eq!(place(&cache.alloc(1025).unwrap()), place(&c) + 512);
     assert_eq!(place(&cache.alloc(600).unwrap()), hole);
-    // Neighbours that come free are one hole, up to the end.
+    // Adjacent free parts merge, up to the end of the segment.
     drop(c);
     drop(b);
     assert_eq!(cache.alloc(2 * MIB).unwrap().offset(), 0);
@@ -40,7 +40,7 @@ fn a_large_block_has_a_segment_of_its_size() {
     assert_ne!(small.memory().address, large.memory().address);
     let address = place(&large);
     drop(large);
-    // Used again whole, where little of it lies idle.
+    // A whole segment is reused if little of it stays unused.
     let nearly = cache.alloc(580 * MIB).unwrap();
     assert_eq!((place(&nearly), nearly.size()), (address, 580 * MIB));
     drop(nearly);
@@ -55,7 +55,7 @@ fn what_was_idle_longest_goes_before_more_is_held_than_was_ever_in_use() {
     let [first, second, third] = blocks.each_ref().map(place);
     blocks.into_iter().for_each(drop);
     assert_eq!(fake.world().used(), 600 * MIB);
-    // 50 MiB are the twelfth that may be held beyond the 600.
+    // The headroom is 50 MiB, a twelfth of the peak of 600 MiB.
     let more = cache.alloc(120 * MIB).unwrap();
     let left: Vec<u64> = fake.world().live.keys().copied().collect();
     assert_eq!(left, [second, third, place(&more)]);
@@ -78,7 +78,7 @@ fn not_while_a_stream_uses_it() {
     assert_eq!(cache.stats().active_requests.current, 1);
     assert_ne!(place(&cache.alloc(MIB).unwrap()), address);
     fake.complete(1);
-    // Let go of the other block's address by holding it.
+    // Keep the other block's address occupied.
     let held = cache.alloc(MIB).unwrap();
     assert_ne!(place(&held), address);
     fake.complete(2);
@@ -87,12 +87,13 @@ fn not_while_a_stream_uses_it() {
     assert_eq!(cache.stats().active_requests.current, 0);
 }
 
-/// PyTorch looks no further than the first event that has not come, whatever its stream.
+/// PyTorch stops at the first pending event, on any stream.
 #[test]
 fn a_stream_that_is_never_done_keeps_its_own_blocks_only() {
     let fake = Fake::new(1 << 40);
     let cache = HostCache::new(fake.clone());
-    // Streams that were there before the stuck one, and streams that come after.
+    // Test streams whose events are older than the stuck stream's, and streams whose events are
+    // newer.
     let before = cache.alloc(20 * MIB).unwrap();
     let free_again = place(&before);
     before.record_use(&3);
@@ -122,8 +123,8 @@ fn a_stream_that_is_never_done_keeps_its_own_blocks_only() {
     assert_eq!(fake.world().used(), 0);
 }
 
-/// What is waited for first is what was asked for last, so that a stream that is done soon helps
-/// before one that is never done is waited for.
+/// Waits first for the stream with the most recent event, so that a stream that completes soon is
+/// tried before a stuck stream.
 #[test]
 fn under_pressure_a_stuck_stream_is_waited_for_last() {
     let fake = Fake::new(60 * MIB);
@@ -227,7 +228,7 @@ fn under_pressure_the_cache_is_emptied_and_streams_waited_for() {
     assert_eq!(place(&cache.alloc(20 * MIB).unwrap()), address);
 }
 
-/// A shared segment is larger than its first block, but not where there is no room for that.
+/// A shared segment is larger than its first block, unless memory is short.
 #[test]
 fn a_segment_is_as_small_as_it_must_be() {
     let fake = Fake::new(8192);

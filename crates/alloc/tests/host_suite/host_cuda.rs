@@ -66,7 +66,7 @@ fn what_cannot_be_registered_is_allocated() {
     assert_eq!(sim.usage().count(CallKind::HostAlloc), 1);
     sim.clear_faults();
     sim.inject(forbidden());
-    // Whoever asks for it is told.
+    // If the option is set explicitly, the error is returned.
     let error = cache(&driver, "pinned_use_cuda_host_register:True").alloc(20 * MIB).unwrap_err();
     assert_eq!(error.backend::<DriverError>().unwrap().code(), Some(CudaCode::NOT_PERMITTED));
 }
@@ -91,7 +91,7 @@ fn a_block_is_not_used_again_before_its_stream_is_done() {
     block.record_use(&stream);
     let start = block.as_ptr();
     let there = DeviceMemory::new(&driver, 0, 4096).unwrap();
-    // SAFETY: the memory outlives the work.
+    // SAFETY: `there` has 4096 bytes and lives until the stream is synchronized below.
     unsafe { driver.memset_async(there.ptr(), MemsetValue::U8(1), 4096, stream.handle()) }.unwrap();
     drop(block);
     assert_eq!(sim.pending(), 2, "the work and the event after it");

@@ -1,4 +1,4 @@
-//! Random programs over the cache of page-locked memory, against a plain model.
+//! Random programs over the cache of page-locked memory, against a simple model.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use warpline_alloc::{AllocatorConfig, HostCache, PinnedBlock};
 use crate::common::{Fake, FakeError, MIB};
 
 const STREAMS: u64 = 3;
-/// Never done, whatever happens.
+/// A stream that never completes its work.
 const STUCK: u64 = 2;
 
 #[derive(Clone, Debug)]
@@ -18,7 +18,7 @@ enum Step {
     Use(usize, u64),
     Complete(u64),
     Empty,
-    /// What the backend fails with from now on.
+    /// Sets whether calls of the backend fail from now on.
     FailAlloc(bool),
     FailRecord(bool),
     FailQuery(bool),
@@ -44,8 +44,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A block in the model: where it is, and the work it waits for once it is freed.
-struct Held {
+/// A block in the model: its addresses, and the uses that must complete after its free.
+struct ModelBlock {
     start: u64,
     end: u64,
     requested: usize,
@@ -56,18 +56,18 @@ struct Model {
     fake: Fake,
     cache: HostCache<Fake>,
     live: Vec<(PinnedBlock<Fake>, BTreeSet<u64>)>,
-    /// Freed blocks whose streams may not be done.
-    pending: Vec<Held>,
+    /// Freed blocks whose uses may be pending.
+    pending: Vec<ModelBlock>,
     launched: BTreeMap<u64, u64>,
     cap: Option<usize>,
-    /// Whether every event could be recorded and asked, so that what is done is known.
+    /// Whether no record or query failed, so that the model knows all completions.
     clean: bool,
 }
 
-fn held(block: &PinnedBlock<Fake>) -> Held {
+fn model_block(block: &PinnedBlock<Fake>) -> ModelBlock {
     let start = block.memory().address + block.offset() as u64;
     let (end, requested) = (start + block.size() as u64, block.requested());
-    Held { start, end, requested, waits: Vec::new() }
+    ModelBlock { start, end, requested, waits: Vec::new() }
 }
 
 impl Model {
@@ -94,7 +94,7 @@ impl Model {
             }
             Step::Free(at) if !self.live.is_empty() => {
                 let (block, uses) = self.live.swap_remove(at % self.live.len());
-                let mut held = held(&block);
+                let mut held = model_block(&block);
                 held.waits = uses.iter().map(|&s| (s, self.launched[&s])).collect();
                 drop(block);
                 self.pending.push(held);
@@ -129,12 +129,12 @@ impl Model {
     }
 
     fn check_new(&self, block: &PinnedBlock<Fake>, bytes: usize) {
-        let new = held(block);
+        let new = model_block(block);
         assert_eq!(block.requested(), bytes);
         assert!(block.size() >= bytes && block.size() - bytes <= 512);
         assert_eq!(block.offset() % 512, 0);
         assert!(block.offset() + block.size() <= block.memory().bytes);
-        let live = self.live.iter().map(|(block, _)| held(block));
+        let live = self.live.iter().map(|(block, _)| model_block(block));
         for (what, old) in live
             .map(|old| ("live", old))
             .map(|(what, old)| (what, (old.start, old.end)))
@@ -151,7 +151,7 @@ impl Model {
         assert_eq!(stats.allocations.current, world.live.len() as i64);
         assert_eq!(stats.num_host_alloc as usize, world.asked.len());
         assert_eq!(stats.num_host_free as usize, world.frees);
-        // What has come free is seen at the next call only.
+        // The cache notices completions only at the next call.
         let of = |blocks: &mut dyn Iterator<Item = (u64, usize)>| {
             blocks.fold((0, 0, 0), |sum, (size, bytes)| {
                 (sum.0 + 1, sum.1 + size as i64, sum.2 + bytes as i64)
@@ -182,7 +182,7 @@ impl Model {
                 .filter(|&(&start, &bytes)| !busy.contains(&start) && !waited(start, bytes))
                 .map(|(_, &bytes)| bytes)
                 .sum();
-            // Blocks that the cache has not yet seen come free are not idle to it.
+            // Blocks whose completion the cache has not noticed do not count as idle.
             let unseen = (now.0 - live.0 - waiting.0) > 0;
             assert!(unseen || idle <= cap, "{idle} idle bytes over the cap of {cap}");
         }
@@ -235,7 +235,7 @@ proptest! {
         model.end();
     }
 
-    /// Where memory is short, streams are waited for and some requests fail.
+    /// If memory is short, the cache waits for streams, and some requests fail.
     #[test]
     fn in_little_memory_too(
         options in options(),

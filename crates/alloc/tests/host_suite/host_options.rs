@@ -60,7 +60,7 @@ fn at_most_so_much_is_cached() {
     assert_eq!(fake.world().used(), 90 * MIB, "the 60 went, as 110 are more than 100");
     drop(c);
     assert_eq!(fake.world().used(), 90 * MIB);
-    // As in PyTorch, a larger block is not kept at all.
+    // A block larger than the limit is released at once, as in PyTorch.
     drop(cache.alloc(200 * MIB).unwrap());
     assert!(fake.world().live.values().all(|&bytes| bytes < 200 * MIB));
     let stats = cache.stats();
@@ -109,7 +109,7 @@ fn a_reserve_serves_what_fits_and_stays() {
     assert_eq!(fake.world().used(), 0);
 }
 
-/// Where there is no room for the reserve, requests are served all the same.
+/// If the reserve segment does not fit, requests get ordinary segments.
 #[test]
 fn a_reserve_is_not_insisted_on() {
     let fake = Fake::new(32 * MIB);

@@ -1,5 +1,4 @@
-//! Page-locked memory is not wasted: programs with sizes from 4 KiB to 1 GiB, none of them really
-//! allocated.
+//! The waste of page-locked memory, in programs with sizes from 4 KiB to 1 GiB on a fake backend.
 
 use warpline_alloc::{HostCache, PinnedBlock};
 
@@ -24,14 +23,14 @@ impl Random {
         (self.next() % end as u64) as usize
     }
 
-    /// From `least` to `most`, each power of two as likely as the next.
+    /// Returns a size from `least` to `most`. Each power of two is equally likely.
     fn size(&mut self, least: usize, most: usize) -> usize {
         let part = (self.next() >> 11) as f64 / (1u64 << 53) as f64;
         (least as f64 * (most as f64 / least as f64).powf(part)) as usize
     }
 }
 
-/// A program's live blocks and the most there ever was of each.
+/// The live blocks of a program, and the peaks of its sums in bytes.
 struct Program {
     fake: Fake,
     cache: HostCache<Fake>,
@@ -40,7 +39,7 @@ struct Program {
     requested: usize,
     peak_requested: usize,
     peak_reserved: usize,
-    /// What a cache that rounds to powers of two would have handed out.
+    /// Bytes that a cache would occupy if it rounded sizes to powers of two.
     rounded: usize,
     peak_rounded: usize,
     total: usize,
@@ -172,7 +171,7 @@ fn over_phases_of_other_sizes() {
     for seed in 0..5 {
         let mut p = Program::new(seed);
         for (least, most, live) in PHASES {
-            // The last phase's blocks go as this one's come.
+            // Blocks of the last phase are freed while this phase allocates.
             let mut old = p.live.len();
             for _ in 0..live * 4 {
                 if old > 0 {
@@ -205,7 +204,7 @@ fn in_bursts() {
     }
 }
 
-/// Blocks that a stream still uses when they are freed count as in use until it is done.
+/// A freed block counts as in use until the stream that uses it has completed its work.
 #[test]
 fn with_streams_that_lag() {
     for seed in 0..5 {
@@ -233,7 +232,7 @@ fn with_streams_that_lag() {
     }
 }
 
-/// A loader's batches vary in size, and pinning each anew would cost more than its copy.
+/// The batch sizes of a loader vary. Page-locking each batch anew would cost more than its copy.
 #[test]
 fn batches_of_varying_size_come_from_the_cache() {
     for seed in 0..5 {
@@ -250,7 +249,7 @@ fn batches_of_varying_size_come_from_the_cache() {
     }
 }
 
-/// Small blocks share segments, where holes cannot be given back.
+/// Small blocks share segments, whose free parts cannot be released alone.
 #[test]
 fn among_small_blocks() {
     for (least, most, live) in [

@@ -1,5 +1,5 @@
-//! The allocator against a backend in plain Rust, and against the simulated driver: one program
-//! of all, which is linked once.
+//! The allocator against a backend in plain Rust and against the simulated driver. All modules form
+//! one test program, so that linking happens once.
 
 #[path = "../common/mod.rs"]
 mod common;

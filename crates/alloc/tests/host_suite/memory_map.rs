@@ -1,4 +1,4 @@
-//! The picture of memory that an example draws, and the page of the documentation that shows it.
+//! The memory map that an example draws, and the documentation page that shows it.
 #![cfg(feature = "cuda")]
 
 use roxmltree::{Document, Node};
@@ -10,7 +10,7 @@ const DEFAULT: &str = "policy:default";
 const DRAWN: &str = include_str!("../../docs/default-policy.svg");
 const PAGE: &str = include_str!("../../docs/default-policy.md");
 
-/// How many elements of the picture are of a class.
+/// Returns the number of elements of the picture with a class.
 fn count(picture: &str, class: &str) -> usize {
     let document = Document::parse(picture).unwrap();
     let is = |node: &Node<'_, '_>| node.attribute("class") == Some(class);
@@ -20,7 +20,7 @@ fn count(picture: &str, class: &str) -> usize {
 #[test]
 fn the_picture_shows_pages_that_migrate_and_aliases() {
     let picture = svg::draw(&map::record(&map::program(), DEFAULT).unwrap());
-    // Three pages go to the other stream and come back; three aliases have two pieces each.
+    // Three pages migrate to the other stream and back. Three aliases have two pieces each.
     assert_eq!((count(&picture, "migrated"), count(&picture, "alias")), (6, 6));
     assert_eq!(count(&picture, "block"), 10);
     let torch = svg::draw(&map::record(&map::program(), "policy:torch").unwrap());
@@ -38,7 +38,7 @@ fn the_committed_picture_is_what_is_drawn() {
     );
 }
 
-/// The page traces the example's program through: with its addresses, which must be these.
+/// Checks that the page's table of the example's run is up to date, addresses included.
 #[test]
 fn the_documented_run_is_what_happens() {
     let table = map::record(&map::program(), DEFAULT).unwrap().table();

@@ -1,4 +1,4 @@
-//! What callers should not do, or backends, and do.
+//! Misuse by callers and faults of backends.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
@@ -17,31 +17,31 @@ use crate::common::{Event, Fake, FakeError, MIB, Memory, check_disjoint, check_s
 #[test]
 fn an_observer_that_fails_the_same_way_is_not_told_of_itself() {
     let allocator = Fake::new(50 * MIB).allocator("");
-    let (inner, told) = (allocator.clone(), Arc::new(AtomicUsize::new(0)));
-    let count = Arc::clone(&told);
+    let (inner, calls) = (allocator.clone(), Arc::new(AtomicUsize::new(0)));
+    let count = Arc::clone(&calls);
     allocator.on_out_of_memory(move |_| {
         count.fetch_add(1, Ordering::Relaxed);
         assert!(inner.malloc(60 * MIB, &0).is_err());
     });
     assert!(allocator.malloc(60 * MIB, &0).is_err());
-    assert_eq!((told.load(Ordering::Relaxed), allocator.memory_stats().num_ooms), (1, 2));
-    // The next one is told again.
+    assert_eq!((calls.load(Ordering::Relaxed), allocator.memory_stats().num_ooms), (1, 2));
+    // The observer is called for the next failure again.
     assert!(allocator.malloc(60 * MIB, &0).is_err());
-    assert_eq!(told.load(Ordering::Relaxed), 2);
+    assert_eq!(calls.load(Ordering::Relaxed), 2);
 }
 
 #[test]
 fn an_observer_that_panicked_is_told_of_the_next_failure() {
     let allocator = Fake::new(50 * MIB).allocator("");
-    let told = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&told);
+    let calls = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&calls);
     allocator.on_out_of_memory(move |_| {
         assert!(count.fetch_add(1, Ordering::Relaxed) > 0, "the first time");
     });
     let attempt = || allocator.malloc(60 * MIB, &0).is_err();
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(attempt)).is_err());
     assert!(attempt());
-    assert_eq!(told.load(Ordering::Relaxed), 2);
+    assert_eq!(calls.load(Ordering::Relaxed), 2);
 }
 
 #[test]
@@ -75,14 +75,14 @@ fn nothing_is_led_to_a_pool_of_another_allocator() {
         check_state(allocator);
         assert_eq!((allocator.memory_reserved(), fake.world().used()), (0, 0));
     }
-    // Routes of its own still count.
+    // Routes to the allocator's own pools still apply.
     let own = allocator.new_pool(PoolOptions::default());
     let _route = allocator.use_pool(&own);
     let _block = allocator.malloc(30 * MIB, &0).unwrap();
     assert_eq!(allocator.segments()[0].segment_pool_id.1, own.id());
 }
 
-/// Its waits need another thread that uses the allocator, as those of a runtime may whose waits
+/// A backend whose waits need another thread to use the allocator, as in a runtime whose waits
 /// block the host.
 #[derive(Clone)]
 struct Waits(Fake, Arc<OnceLock<CachingAllocator<Waits>>>, Arc<AtomicUsize>);
@@ -149,7 +149,7 @@ fn waits_are_made_without_the_lock_that_hits_take() {
         let allocator =
             CachingAllocator::new(backend.clone(), AllocatorConfig::parse(options).unwrap());
         assert!(backend.1.set(allocator.clone()).is_ok());
-        // Half of the device is idle on stream 0, in a segment that cannot be given back.
+        // Half of the device's memory is free on stream 0, in a segment that cannot be released.
         let kept = allocator.malloc(25 * MIB, &0).unwrap();
         drop(allocator.malloc(30 * MIB, &0).unwrap());
         let rest = allocator.malloc(2 * MIB, &0).unwrap();
@@ -219,7 +219,7 @@ fn host_requests_of_any_size_are_counted_right() {
     );
 }
 
-/// Options that no text gives, but fields can be set to.
+/// Options that can be set only through fields, not by text.
 #[test]
 fn odd_options_are_harmless() {
     let mut odd = Vec::new();
@@ -276,7 +276,7 @@ fn odd_options_are_harmless() {
     }
 }
 
-/// A device of unknown size says that there is no end of it.
+/// A device that reports `usize::MAX` bytes of memory.
 #[test]
 fn a_device_without_end_overflows_nothing() {
     for options in ["policy:default", "expandable_segments:True", "policy:torch"] {
@@ -290,7 +290,7 @@ fn a_device_without_end_overflows_nothing() {
 }
 
 proptest! {
-    /// Any text is options that can be used, or an error that quotes a part of it.
+    /// Parsing any text returns usable options or an error that quotes part of the text.
     #[test]
     fn any_text_is_options_or_a_named_error(
         parts in proptest::collection::vec(proptest::sample::select(vec![
@@ -362,7 +362,7 @@ fn whatever_is_dropped_in_whatever_order_everything_goes_back() {
     }
 }
 
-/// The README's table has every option, and no other.
+/// The README's table lists exactly the existing options.
 #[test]
 fn every_option_is_in_the_readme() {
     let error = AllocatorConfig::parse("none:1").unwrap_err().to_string();

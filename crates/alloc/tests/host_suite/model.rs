@@ -1,5 +1,5 @@
-//! Random programs against a plain model: nobody gets memory that somebody may still use, and the
-//! state agrees with what was done.
+//! Random programs against a simple model: no block gets memory that may still be in use, and the
+//! statistics and snapshots agree with the model.
 
 use proptest::prelude::*;
 use warpline_alloc::{
@@ -17,7 +17,7 @@ enum Step {
         stream: u64,
     },
     Free(usize),
-    /// A stream uses a block: it is given work, and the allocator is told.
+    /// Enqueues work that uses a block, and records the use.
     Use {
         block: usize,
         stream: u64,
@@ -29,14 +29,14 @@ enum Step {
     QueryFault(bool),
     MapFault(bool),
     Capacity(usize),
-    /// Whether the backend can wait for the whole device.
+    /// Sets whether the backend can wait for the whole device.
     DeviceWaits(bool),
     NewPool {
         use_on_oom: bool,
         no_split: bool,
     },
     DropPool,
-    /// Leads a stream's requests, or this thread's, to the newest pool.
+    /// Routes a stream's requests, or this thread's, to the newest pool.
     Route(Option<u64>),
     DropRoute,
     Capture(u64),
@@ -87,7 +87,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Steps with blocks of some pages each, so that what is free lies apart.
+/// Steps with blocks of several pages each, so that free memory is fragmented.
 fn step_in_pages() -> impl Strategy<Value = Step> {
     let pages = (1usize..12).prop_map(|pages| pages * 4 * MIB);
     let bytes = prop_oneof![1usize..MIB, MIB..(8 * MIB), (8 * MIB)..(60 * MIB), pages];
@@ -103,8 +103,8 @@ fn step_in_pages() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Steps with blocks of some pages each, whose options change while they live: pages of several
-/// sizes, segments and the driver's pools lie side by side in one heap.
+/// Steps with blocks of several pages each, and changes of the options between them: one heap
+/// contains pages of several sizes, segments and memory of the driver's pools.
 fn step_under_changing_options() -> impl Strategy<Value = Step> {
     let capacity = (50usize..400).prop_map(|mib| Step::Capacity(mib * MIB));
     prop_oneof![
@@ -154,23 +154,22 @@ fn overlap(a: &Physical, b: &Physical) -> bool {
     a.iter().any(|x| b.iter().any(|y| x.0 == y.0 && x.1 < y.2 && y.1 < x.2))
 }
 
-/// What is known of one block: its memory, and the work of other streams on it, as (stream,
-/// number).
+/// A live block, its memory, and its uses by other streams, as (stream, operation number).
 struct Live {
     block: Block<Fake>,
     memory: Physical,
     uses: Vec<(u64, u64)>,
 }
 
-/// Freed memory that some stream may still use, and how many waits had been made by then.
+/// Freed memory that streams may still use, and the number of waits enqueued before the free.
 struct Busy {
     memory: Physical,
     uses: Vec<(u64, u64)>,
     at: usize,
 }
 
-/// Memory that was freed in the order of a stream, when that had been given so much work and so
-/// many waits had been made.
+/// Memory freed in the order of a stream, with the number of operations of that stream and of waits
+/// enqueued before the free.
 struct Freed {
     memory: Physical,
     stream: u64,
@@ -178,7 +177,7 @@ struct Freed {
     at: usize,
 }
 
-/// Whether `stream` comes after what `other` did before wait number `at`.
+/// Returns whether a wait after the first `at` waits orders `stream` after `other`.
 fn comes_after(waits: &[(u64, u64)], stream: u64, other: u64, at: usize) -> bool {
     let mut reached = vec![other];
     for (waiter, waited) in &waits[at..] {
@@ -196,7 +195,7 @@ struct Model {
     freed: Vec<Freed>,
     submitted: [u64; 4],
     completed: [u64; 4],
-    /// Since sums were reset, and the bytes that were allocated then.
+    /// Number of allocations since the sums were reset, and the bytes allocated at the reset.
     mallocs: i64,
     base: i64,
     was_reset: bool,
@@ -204,15 +203,15 @@ struct Model {
 }
 
 impl Model {
-    /// Forgets freed ranges whose streams are done.
+    /// Removes freed memory whose uses have completed.
     fn settle(&mut self) {
         let completed = self.completed;
         let open = |(stream, at): &(u64, u64)| completed[*stream as usize] < *at;
         self.busy.retain(|busy| busy.uses.iter().any(open));
     }
 
-    /// A wait on the host completes work without the model's doing.
-    fn learn(&mut self, fake: &Fake) {
+    /// Takes over the completions of waits on the host.
+    fn sync_completed(&mut self, fake: &Fake) {
         for stream in 0..4 {
             self.completed[stream as usize] = fake.completed(stream);
         }
@@ -220,7 +219,8 @@ impl Model {
     }
 }
 
-/// Exactly the live blocks are allocated in the snapshot, and its segments are what is reserved.
+/// Checks that the snapshot's allocated blocks are the live blocks, and that its segments add up to
+/// the reserved bytes.
 fn check_snapshot(allocator: &CachingAllocator<Fake>, live: &[Live]) {
     let snapshot = allocator.snapshot();
     let blocks = snapshot.segments.iter().flat_map(|segment| &segment.blocks);
@@ -256,21 +256,22 @@ fn run(options: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
             Step::Malloc { bytes, stream } => {
                 let before = allocator.memory_stats();
                 let got = allocator.malloc(bytes, &stream);
-                // The memory may have come free by a wait inside malloc.
-                model.learn(&fake);
+                // A wait inside `malloc` may have completed work.
+                model.sync_completed(&fake);
                 match got {
                     Ok(block) if bytes == 0 => prop_assert_eq!(block.address(), 0),
                     Ok(block) => {
                         prop_assert!(block.size() >= bytes);
-                        // The driver's pools give what was asked for, which a cache may come to.
+                        // The driver's pools do not round sizes, and a cache may reuse their memory
+                        // after the options change.
                         prop_assert!(block.size() % 512 == 0 || had_driver_pools);
                         prop_assert_eq!(block.address() % 512, 0);
                         prop_assert_eq!((block.requested(), block.stream_id()), (bytes, stream));
                         let memory = physical(&fake, block.address(), block.size());
                         let waits = fake.world().waits.clone();
                         for busy in &model.busy {
-                            // Memory that served another stream and used by its own again
-                            // is in order for that one.
+                            // Reuse is safe if the use has completed, or if waits order `stream`
+                            // after the using stream.
                             let ordered = |(user, work): &(u64, u64)| {
                                 model.completed[*user as usize] >= *work
                                     || comes_after(&waits, stream, *user, busy.at)
@@ -292,7 +293,8 @@ fn run(options: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
                                 freed.stream
                             );
                         }
-                        // Whoever gets it next comes after this stream.
+                        // The block's stream is now the last owner of this memory. A record of
+                        // several pieces stays, because the block may cover only some of them.
                         model.freed.retain(|freed| {
                             !overlap(&memory, &freed.memory) || freed.memory.len() > 1
                         });
@@ -314,8 +316,8 @@ fn run(options: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
                 let work = model.submitted[stream as usize];
                 model.freed.push(Freed { memory: memory.clone(), stream, work, at });
                 drop(live.block);
-                // Work that was given to a stream after its last recorded use counts as well,
-                // since the event marks all of it.
+                // The event of the free covers all work enqueued on a stream so far, including work
+                // after the recorded use.
                 let uses = live
                     .uses
                     .iter()
@@ -336,11 +338,11 @@ fn run(options: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
             }
             Step::Complete(stream) => {
                 fake.complete(stream);
-                model.learn(&fake);
+                model.sync_completed(&fake);
             }
             Step::EmptyCache => {
                 allocator.empty_cache();
-                model.learn(&fake);
+                model.sync_completed(&fake);
             }
             Step::Fault(error) => fake.world().fail_alloc = error,
             Step::RecordFault(fails) => {
@@ -392,7 +394,7 @@ fn run(options: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
             Step::DeviceWaits(waits) => fake.world().waits_for_device = waits,
             Step::Free(_) | Step::Use { .. } | Step::Capture(_) => {}
         }
-        // During a capture the backend still has what was given back.
+        // During a capture, the backend still has the memory of released segments.
         if capture.is_none() {
             check_state(&allocator);
             prop_assert_eq!(allocator.memory_reserved(), fake.world().used());
@@ -403,7 +405,8 @@ fn run(options: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
             let blocks = model.live.iter().map(|live| live.block.size());
             let of = |size: &usize| match kind {
                 None => true,
-                // A large block is over the limit even if it kept a remainder.
+                // The size shows the pool: a block of the large pool is never split down to the
+                // small pool's limit.
                 Some(PoolKind::Small) => *size <= small,
                 Some(PoolKind::Large) => *size > small,
             };
@@ -411,8 +414,8 @@ fn run(options: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
         };
         let allocated = stats.allocated_bytes;
         prop_assert_eq!(allocated.all.current, sum(None));
-        // When memory runs short, one pool's requests are served from the other; and private pools
-        // have limits and sizes of their own.
+        // When memory runs short, one pool serves requests of the other. Private pools have other
+        // size limits.
         let pressed = stats.num_alloc_retries > 0 || model.was_reset;
         if !pressed && !had_pools && !reconfigured {
             prop_assert_eq!(allocated.small_pool.current, sum(Some(PoolKind::Small)));
@@ -434,7 +437,7 @@ fn run(options: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
             prop_assert_eq!(stats.num_device_alloc - stats.num_device_free, live);
         }
     }
-    // In the end everything goes back.
+    // At the end, all memory returns to the backend.
     {
         let mut world = fake.world();
         (world.fail_record, world.fail_query, world.capturing) = (None, None, None);
@@ -482,7 +485,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
-    /// Programs long enough for blocks to be split and joined many times over.
+    /// Runs programs long enough to split and merge blocks many times.
     #[test]
     #[ignore = "takes a while: a soak test"]
     fn soak_long_programs_agree_with_the_model(
@@ -493,12 +496,12 @@ proptest! {
     }
 }
 
-/// PyTorch's fuzz test: ten thousand operations, and what was written into a block stays there.
+/// PyTorch's fuzz test: blocks keep their contents during ten thousand operations.
 #[test]
 fn contents_survive_ten_thousand_operations() {
     let fake = Fake::new(1 << 40);
     let allocator = fake.allocator("");
-    // A plain memory in units of 512 bytes: who wrote each one last.
+    // Last writer of each unit of 512 bytes.
     let mut memory = std::collections::HashMap::new();
     let mut live: Vec<(Block<Fake>, u64)> = Vec::new();
     let units = |block: &Block<Fake>| {

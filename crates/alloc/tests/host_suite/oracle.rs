@@ -1,5 +1,5 @@
-//! PyTorch's rules once more, as plainly as they can be written, held against the policy `torch`
-//! step by step: every address, size and count must agree.
+//! A second, simple implementation of PyTorch's rules, compared step by step with the policy
+//! `torch`: all addresses, sizes and counts must agree.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,11 +24,11 @@ struct Oracle {
     capacity: usize,
     next_address: u64,
     pieces: BTreeMap<u64, Piece>,
-    /// Size by address.
+    /// Sizes of the segments, by address.
     segments: BTreeMap<u64, usize>,
-    /// Events not seen to be done, by stream: its work's number, and the piece.
+    /// Pending events by stream: the operation's number, and the address of the piece.
     pending: BTreeMap<u64, Vec<(u64, u64)>>,
-    /// Events that a freed piece still waits for.
+    /// Number of pending events of each freed piece.
     waits: BTreeMap<u64, usize>,
     searches: u64,
     allocs: i64,
@@ -155,7 +155,7 @@ impl Oracle {
         });
     }
 
-    /// The address and size of a block; `None` where PyTorch is out of memory.
+    /// Returns the address and size of a block. `None` if PyTorch runs out of memory.
     fn malloc(&mut self, bytes: usize, stream: u64, completed: &[u64; 4]) -> Option<(u64, usize)> {
         self.poll(completed, Some(stream));
         let size = self.round(bytes);
@@ -170,7 +170,7 @@ impl Oracle {
         });
         let found = found.or_else(|| {
             self.poll(&[u64::MAX; 4], None);
-            // PyTorch does not look here.
+            // PyTorch skips this search.
             self.search(size, stream, false).or_else(|| {
                 self.release_all();
                 self.retries += 1;
@@ -191,7 +191,7 @@ impl Oracle {
         Some((address, size))
     }
 
-    /// `uses` are streams, and the numbers of their last work.
+    /// Frees a piece. `uses` maps other streams to the numbers of their last operations.
     fn free(&mut self, address: u64, uses: &BTreeMap<u64, u64>) {
         for (&stream, &work) in uses {
             self.pending.entry(stream).or_default().push((work, address));
@@ -202,8 +202,8 @@ impl Oracle {
         }
     }
 
-    /// Of the pieces of one stream or, as PyTorch always does, of all: what another stream's piece
-    /// waits for matters only on a miss.
+    /// Frees the pieces whose events have completed: only pieces of the stream `of`, or, as PyTorch
+    /// always does, all pieces. Pieces of other streams matter only for a miss.
     fn poll(&mut self, completed: &[u64; 4], of: Option<u64>) {
         let mut done = Vec::new();
         for (&stream, events) in &mut self.pending {
@@ -297,7 +297,7 @@ fn run(options: &str, capacity: usize, steps: Vec<Step>) -> Result<(), TestCaseE
                 let completed = std::array::from_fn(|stream| fake.completed(stream as u64));
                 let expected = oracle.malloc(bytes, stream, &completed);
                 let got = allocator.malloc(bytes, &stream);
-                // Where PyTorch fails this may still lend other streams' memory.
+                // If PyTorch fails, this allocator may still take memory from other streams.
                 let Some(expected) = expected else { return Ok(()) };
                 let block = got.unwrap();
                 prop_assert_eq!((block.address(), block.size()), expected);
@@ -336,7 +336,8 @@ fn run(options: &str, capacity: usize, steps: Vec<Step>) -> Result<(), TestCaseE
         prop_assert_eq!(stats.inactive_split.all.current, split.count() as i64);
         let active = oracle.pieces.values().filter(|piece| !piece.free).map(|piece| piece.size);
         prop_assert_eq!(stats.active_bytes.all.current, active.sum::<usize>() as i64);
-        // Segments may come and go within one request.
+        // The true peak may be higher than `peak`, because segments can come and go within one
+        // request.
         prop_assert!(stats.reserved_bytes.all.peak >= peak as i64);
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! What happens when memory runs short.
+//! Requests that exceed the available memory.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -61,7 +61,7 @@ fn the_cache_is_searched_again_once_pending_streams_are_done() {
     block.record_stream(&1);
     fake.launch(1);
     drop(block);
-    // The block fits once stream 1 is waited for; nothing has to be given back.
+    // After a wait for stream 1 the freed block fits. No segment needs to be released.
     let again = allocator.malloc(80 * MIB, &0).unwrap();
     assert_eq!(again.address(), address);
     let stats = allocator.memory_stats();
@@ -74,7 +74,7 @@ fn the_cache_is_searched_again_once_pending_streams_are_done() {
 fn a_part_of_a_segment_freed_under_pressure_is_found() {
     let fake = Fake::new(20 * MIB);
     let allocator = fake.allocator("");
-    // One segment of 20 MiB in two parts, one of which stays: it can never be given back.
+    // The segment of 20 MiB cannot be released, because one of its two blocks stays live.
     let kept = allocator.malloc(5 * MIB, &0).unwrap();
     let block = allocator.malloc(9 * MIB, &0).unwrap();
     block.record_stream(&1);
@@ -93,13 +93,14 @@ fn the_memory_fraction_holds() {
     let bytes = (total as f64 * 0.499) as usize;
     drop(allocator.malloc(bytes, &0).unwrap());
     allocator.empty_cache();
-    // Exactly half fits when it is a whole number of segments; one more byte does not.
+    // Half of the memory is a whole number of segments, so exactly half fits. One more byte does
+    // not.
     drop(allocator.malloc(total / 2, &0).unwrap());
     let error = allocator.malloc(total / 2 + 1, &0).unwrap_err();
     let AllocError::OutOfMemory(facts) = &error else { panic!("{error:?}") };
     assert_eq!(facts.limit, Some(500 * MIB));
     assert!(error.to_string().contains("500.00 MiB allowed"), "{error}");
-    // The backend was never asked for what is over the limit.
+    // The limit is checked before the backend is called.
     assert!(fake.world().asked.iter().all(|asked| *asked <= 500 * MIB));
     for bad in [-0.1, 1.1, f64::NAN] {
         assert!(allocator.set_memory_fraction(bad).is_err());
@@ -118,7 +119,7 @@ fn observers_run_without_the_lock() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let (log, inner) = (seen.clone(), allocator.clone());
     allocator.on_out_of_memory(move |facts| {
-        // Would deadlock if a lock were held.
+        // Each of these calls would deadlock if a lock were held.
         let stats = inner.memory_stats();
         inner.empty_cache();
         drop(inner.malloc(512, &0).unwrap());
@@ -153,13 +154,14 @@ fn oversize_segments_go_before_everything_else_does() {
     let allocator = fake.allocator("max_split_size_mb:40");
     drop([50, 60].map(|mib| allocator.malloc(mib * MIB, &0).unwrap()));
     drop(allocator.malloc(20 * MIB, &0).unwrap());
-    // 130 MiB are cached, 70 MiB free: 150 MiB need 60 + 50 back, not the 20.
+    // 130 MiB are cached and 70 MiB are free. The request and `max_split_size` need 60 + 50 MiB
+    // released, not the 20.
     let block = allocator.malloc(100 * MIB, &0).unwrap();
     let stats = allocator.memory_stats();
     assert_eq!((stats.num_device_free, stats.num_alloc_retries), (2, 0));
     assert_eq!(allocator.memory_reserved(), 120 * MIB);
     drop(block);
-    // One that is large enough is enough, even if it must not serve the request itself.
+    // One segment of sufficient size is released, although it may not serve the request itself.
     drop(allocator.malloc(41 * MIB, &0).unwrap());
     assert_eq!(allocator.memory_stats().num_device_free, 2);
     check_state(&allocator);
@@ -181,7 +183,7 @@ fn garbage_collection_frees_what_has_been_idle_longest() {
     let fake = Fake::new(1000 * MIB);
     let allocator =
         fake.allocator("garbage_collection_threshold:0.5,per_process_memory_fraction:0.8");
-    // 400 MiB is the threshold.
+    // The threshold is 400 MiB.
     let old = allocator.malloc(150 * MIB, &0).unwrap();
     let young = allocator.malloc(200 * MIB, &0).unwrap();
     drop(old);
@@ -193,7 +195,8 @@ fn garbage_collection_frees_what_has_been_idle_longest() {
     let a = allocator.malloc(100 * MIB, &2).unwrap();
     assert_eq!(allocator.memory_stats().num_device_free, 0, "370 MiB were reserved before");
     let b = allocator.malloc(100 * MIB, &2).unwrap();
-    // 470 MiB reserved: 70 MiB too many. The block of 150 MiB is the oldest and enough.
+    // The reserved 470 MiB exceed the threshold by 70 MiB. The block of 150 MiB is the oldest and
+    // suffices.
     let sizes: Vec<_> = allocator.segments().iter().map(|s| s.total_size / MIB).collect();
     assert_eq!(sizes, [200, 20, 100, 100]);
     drop((a, b));

@@ -15,7 +15,7 @@ fn assert_all_given_back(fake: &Fake, context: &str) {
     assert!(world.ranges.is_empty() && world.mappings.is_empty(), "{context}");
 }
 
-/// Blocks of several shards, some of a pool and some that another stream uses.
+/// Allocates blocks in several shards, some from a pool and some used by another stream.
 fn blocks(allocator: &CachingAllocator<Fake>) -> Vec<Block<Fake>> {
     let fake = allocator.backend();
     let pool = allocator.new_pool(PoolOptions::default());
@@ -71,11 +71,11 @@ fn threads_free_while_the_allocator_goes() {
     }
 }
 
-/// A device, its allocator while there is one, and blocks.
+/// A device, its allocator until it is dropped, and its blocks.
 type Device = (Fake, Option<CachingAllocator<Fake>>, Vec<Block<Fake>>);
 
-/// Allocators come and go, each on a device of its own, with blocks that outlive them: whatever
-/// an allocator takes over of one before, memory is not in it.
+/// Creates and drops allocators, each with its own device and with blocks that outlive it. Shard
+/// cells are reused across allocators, and must not carry memory over.
 #[test]
 fn an_allocator_sees_no_blocks_of_another() {
     for seed in 0..30 {
@@ -115,8 +115,8 @@ fn an_allocator_sees_no_blocks_of_another() {
     }
 }
 
-/// The last block of a stream waits for the device as its memory goes. Meanwhile another thread adds
-/// up what all streams have.
+/// Drops the last block of a stream, which waits for the device. Meanwhile another thread raises
+/// the peaks, which locks all shards.
 #[test]
 fn a_shard_that_goes_waits_without_its_lock() {
     let fake = Fake::with_pages(1 << 40);
@@ -125,7 +125,7 @@ fn a_shard_that_goes_waits_without_its_lock() {
     let pool = allocator.new_pool(PoolOptions::default());
     let route = allocator.use_pool(&pool);
     let [part, rest] = [5, 15].map(|mib| allocator.malloc(mib * MIB, &1).unwrap());
-    // What is free of the segment from now on is more than ever, so that all is added up.
+    // Peaks start at the current values, so the next free exceeds the peak of the inactive bytes.
     allocator.reset_peak_stats();
     drop((route, pool, allocator));
     let (done, added_up) = std::sync::mpsc::channel();

@@ -1,12 +1,12 @@
-//! Policies under which pages come and go.
+//! The policies that map and unmap pages.
 
 use warpline_alloc::{AllocError, AllocatorConfig};
 
 use crate::common::{Fake, FakeError, MIB, PAGE, check_state};
 
 const EXPANDABLE: &str = "expandable_segments:True";
-/// Leaves `count` free pages in the middle of live blocks of stream 0, with a peak that leaves no
-/// room for new pages.
+/// Creates an allocator with `count` free pages between live blocks of stream 0. The reserved
+/// memory is so far above the peak that there is no headroom for new pages.
 fn fragmented(
     fake: &Fake,
     count: usize,
@@ -28,7 +28,7 @@ fn free_pages_are_mapped_where_they_are_needed() {
     let (allocator, blocks) = fragmented(&fake, 20);
     let reserved = allocator.memory_reserved();
     let pages = fake.world().pages.len();
-    // No free block is larger than a page, yet none is created.
+    // No free block is larger than a page. Free pages are remapped, and none is created.
     let block = allocator.malloc(20 * PAGE, &0).unwrap();
     assert_eq!((allocator.memory_reserved(), fake.world().pages.len()), (reserved, pages));
     assert_eq!(allocator.memory_stats().num_remaps, 20);
@@ -69,24 +69,25 @@ fn addresses_that_work_may_still_use_stay_mapped() {
 fn where_free_memory_is_of_no_use_new_pages_spare_calls() {
     let fake = Fake::with_pages(1 << 40);
     let allocator = fake.allocator("policy:default");
-    // Half of each page is free, and none of the free memory is in whole pages.
+    // Half of each page is free, but no page is free as a whole.
     let mut halves: Vec<_> = (0..200).map(|_| allocator.malloc(PAGE / 2, &0).unwrap()).collect();
     halves = halves.into_iter().skip(1).step_by(2).collect();
     assert_eq!(allocator.memory_reserved(), 100 * PAGE);
-    // So all of this is new: a tenth more than was ever asked for at once.
+    // All of these pages are new, a tenth more than the peak request.
     let mut wholes: Vec<_> = (0..10).map(|_| allocator.malloc(PAGE, &0).unwrap()).collect();
     assert_eq!(allocator.memory_reserved(), 110 * PAGE);
     wholes = wholes.into_iter().skip(1).step_by(2).collect();
-    // Two of the five free pages would do, but they lie apart.
+    // Two of the five free pages would suffice, but they are not adjacent. The headroom allows two
+    // new pages.
     let first = allocator.malloc(2 * PAGE, &0).unwrap();
     assert_eq!(allocator.memory_reserved(), 112 * PAGE);
     assert_eq!(allocator.memory_stats().num_remaps, 0);
-    // There is an end to it.
+    // The headroom is used up, so two free pages are remapped.
     let second = allocator.malloc(2 * PAGE, &0).unwrap();
     assert_eq!(allocator.memory_reserved(), 112 * PAGE);
     assert_eq!(allocator.memory_stats().num_remaps, 2);
     check_state(&allocator);
-    // What is given back is not made again before it is needed.
+    // Emptying the cache resets the headroom, so only the needed pages are created.
     drop((first, second, wholes, halves));
     allocator.empty_cache();
     let small: Vec<_> = (0..20).map(|_| allocator.malloc(PAGE / 2, &0).unwrap()).collect();
@@ -101,7 +102,7 @@ fn neither_a_request_that_fails_nor_peaks_that_start_anew_cost_memory() {
     let page = || allocator.malloc(PAGE, &0).unwrap();
     let mut pages: Vec<_> = (0..25).map(|_| page()).collect();
     for round in 0..10 {
-        // Free pages that lie apart, until no new one may be made.
+        // Leave scattered free pages, and use up the headroom.
         let kept: Vec<_> = pages.into_iter().step_by(2).collect();
         let large: Vec<_> = (0..5).map(|_| allocator.malloc(2 * PAGE, &0).unwrap()).collect();
         let reserved = allocator.memory_reserved();
@@ -156,7 +157,7 @@ fn expandable_segments_grow_at_the_first_place_that_is_long_enough() {
     drop(first);
     allocator.empty_cache();
     drop(last);
-    // Two pages are missing at the first place, one behind the free one at the end.
+    // The first range lacks two pages. The range at the end would lack only one.
     let block = page(2);
     assert_eq!(block.address(), start, "the free page is at {end:#x}");
     assert_eq!(allocator.memory_reserved(), 4 * 20 * MIB);
@@ -165,7 +166,7 @@ fn expandable_segments_grow_at_the_first_place_that_is_long_enough() {
 
 #[test]
 fn all_free_pages_count_when_memory_is_short() {
-    // PyTorch fails here: enough is free, but in pieces.
+    // PyTorch fails here, because the free memory is scattered.
     let fake = Fake::with_pages(50 * PAGE);
     let allocator = fake.allocator("policy:default");
     let mut blocks: Vec<_> = (0..50).map(|_| allocator.malloc(PAGE, &0).unwrap()).collect();
@@ -243,7 +244,7 @@ fn a_request_for_which_there_is_no_memory_makes_no_pages() {
         let pages = fake.world().asked.len();
         assert!(allocator.malloc(1100 * MIB, &0).unwrap_err().is_out_of_memory());
         assert_eq!(fake.world().asked.len(), pages);
-        // What is free somewhere counts.
+        // Free pages count as available memory.
         let held = [300, 200].map(|mib| allocator.malloc(mib * MIB, &1).unwrap());
         drop(block);
         assert!(allocator.malloc(1030 * MIB, &0).is_ok());
@@ -260,7 +261,7 @@ fn pages_of_a_stream_that_asks_for_nothing_any_more_serve_others() {
     fake.launch_on(0, &block);
     drop(block);
     fake.complete(0);
-    // What stream 0 used is done, and stream 1 never polls.
+    // Stream 0 has completed its use, and stream 1 makes no request that would poll.
     let _block = allocator.malloc(400 * MIB, &0).unwrap();
     assert!(allocator.memory_reserved() <= 410 * MIB, "{}", allocator.memory_reserved());
 }

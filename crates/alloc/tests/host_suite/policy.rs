@@ -1,4 +1,4 @@
-//! Which block a request gets, and what becomes of it.
+//! The choice of blocks for requests, and splitting, merging and release.
 
 use warpline_alloc::{AllocError, AllocatorConfig, Block, BlockState, CachingAllocator, PoolKind};
 
@@ -14,8 +14,8 @@ fn segments_come_in_three_sizes() {
     let allocator = fake.allocator("");
     let _blocks = [1, MIB, MIB + 1, 9 * MIB, 10 * MIB, 11 * MIB, 108_000_000]
         .map(|bytes| allocator.malloc(bytes, &0).unwrap());
-    // 9 MiB fits what 1 MiB + 1 left over; the 1 B of the first segment leaves no room for 1 MiB
-    // beside it only in a segment under 2 MiB.
+    // The request of 1 MiB fits beside the first in a segment of 2 MiB. The request of 9 MiB fits
+    // the remainder of the segment of 20 MiB.
     assert_eq!(asked(&fake), [2 * MIB, 20 * MIB, 10 * MIB, 12 * MIB, 104 * MIB]);
     check_state(&allocator);
 }
@@ -37,7 +37,7 @@ fn the_figures_of_the_cuda_note() {
 fn the_best_fit_is_the_smallest_then_the_lowest() {
     let fake = Fake::new(1 << 40);
     let allocator = fake.allocator("");
-    // Large segments of their own, freed: 12, 10, 14, 10 MiB.
+    // Four large segments of 12, 10, 14 and 10 MiB, all free.
     let blocks = [12, 10, 14, 10].map(|mib| allocator.malloc(mib * MIB, &0).unwrap());
     let addresses = blocks.each_ref().map(|block| block.address());
     drop(blocks);
@@ -52,7 +52,8 @@ fn the_best_fit_is_the_smallest_then_the_lowest() {
     assert_eq!(asked(&fake).len(), 4);
 }
 
-/// Eight small blocks of which four were freed, not in their order, and the addresses of all.
+/// Allocates eight small blocks and frees four of them out of order. Returns the blocks and the
+/// addresses of all eight.
 fn four_of_eight(allocator: &CachingAllocator<Fake>) -> (Vec<Option<Block<Fake>>>, Vec<u64>) {
     let mut blocks: Vec<_> = (0..8).map(|_| allocator.malloc(4096, &0).ok()).collect();
     let addresses = blocks.iter().flatten().map(Block::address).collect();
@@ -60,7 +61,7 @@ fn four_of_eight(allocator: &CachingAllocator<Fake>) -> (Vec<Option<Block<Fake>>
     (blocks, addresses)
 }
 
-/// Which of the freed ones four requests get.
+/// Returns the index of the freed block that each of four requests gets.
 fn order_of_reuse(allocator: &CachingAllocator<Fake>) -> [usize; 4] {
     let (_blocks, addresses) = four_of_eight(allocator);
     let again = [(); 4].map(|()| allocator.malloc(4096, &0).unwrap());
@@ -72,7 +73,7 @@ fn of_equal_small_blocks_the_last_freed_is_the_first_used_but_for_torch() {
     let fake = Fake::with_pages(1 << 40);
     let allocator = fake.allocator("policy:default");
     assert_eq!(order_of_reuse(&allocator), [2, 6, 0, 4]);
-    // What lies there by then is put in order.
+    // The change of policy orders the existing free blocks by address.
     let blocks = four_of_eight(&allocator);
     allocator.set_config(AllocatorConfig::parse("policy:torch").unwrap());
     let again = [(); 4].map(|()| allocator.malloc(4096, &0).unwrap());
@@ -130,7 +131,7 @@ fn streams_and_pools_do_not_share() {
     let other = allocator.malloc(512, &2).unwrap();
     assert_eq!(asked(&fake), [2 * MIB, 2 * MIB]);
     assert_eq!(other.stream_id(), 2);
-    // 2 MiB free in the small pool do not serve a large request.
+    // Free memory of the small pool does not serve a large request.
     let large = allocator.malloc(MIB + 1, &1).unwrap();
     assert_eq!(asked(&fake), [2 * MIB, 2 * MIB, 20 * MIB]);
     let kinds = allocator.segments().iter().map(|s| s.segment_type).collect::<Vec<_>>();
@@ -169,10 +170,11 @@ fn oversize_blocks_are_neither_split_nor_given_to_small_requests() {
     let allocator = fake.allocator("max_split_size_mb:40");
     drop(allocator.malloc(100 * MIB, &0).unwrap());
     assert_eq!(allocator.memory_stats().oversize_segments.current, 1);
-    // Under the limit: never an oversize block.
+    // A request under the limit never gets an oversize block.
     let small = allocator.malloc(30 * MIB, &0).unwrap();
     assert_eq!(asked(&fake), [100 * MIB, 30 * MIB]);
-    // From the limit on: only one less than 20 MiB too large, and whole.
+    // A request from the limit on gets an oversize block as a whole, if the block exceeds the
+    // request by less than 20 MiB.
     let other = allocator.malloc(80 * MIB, &0).unwrap();
     assert_eq!(asked(&fake), [100 * MIB, 30 * MIB, 80 * MIB]);
     let whole = allocator.malloc(80 * MIB + 512, &0).unwrap();
@@ -204,7 +206,7 @@ fn divisions_change_what_is_allocated() {
     assert_eq!(size(66 * MIB), 72 * MIB);
     assert_eq!(size(130 * MIB), 192 * MIB);
     assert_eq!(size(258 * MIB), 258 * MIB);
-    // Set anew, the option is as if it had never been.
+    // Default options do not round.
     allocator.set_config(Default::default());
     allocator.empty_cache();
     assert_eq!(size(66 * MIB), 66 * MIB);
@@ -395,7 +397,7 @@ fn without_caching_every_block_is_the_backends() {
     check_state(&allocator);
     drop(a);
     assert_eq!(fake.world().used(), 3 * MIB + 1);
-    // Even then other streams are waited for.
+    // A block that another stream uses is released only after that stream's work.
     b.record_stream(&1);
     fake.launch(1);
     drop(b);
@@ -407,7 +409,7 @@ fn without_caching_every_block_is_the_backends() {
     check_state(&allocator);
 }
 
-/// What was captured in a pool goes on using it.
+/// Captured graphs go on using the memory of their pool.
 #[test]
 fn without_caching_private_pools_keep_their_memory() {
     let fake = Fake::new(1 << 40);

@@ -19,7 +19,7 @@ fn a_route_leads_a_threads_requests_to_a_pool() {
     };
     assert_eq!(pool_of(&allocator, inside.address()), pool.id());
     assert_eq!(pool_of(&allocator, outside.address()), 0);
-    // What is free in the pool serves no other request.
+    // Free memory of the pool serves no other request.
     let address = inside.address();
     drop(inside);
     assert_ne!(allocator.malloc(4 * MIB, &0).unwrap().address(), address);
@@ -149,7 +149,7 @@ fn nothing_goes_back_and_no_event_is_touched_while_a_capture_is_under_way() {
         assert_eq!(calls(), before);
         address
     };
-    // The event comes after the capture, and then the block.
+    // The event is recorded after the capture. The block becomes free when the event completes.
     assert_eq!(calls().0, before.0 + 1);
     let _route = allocator.use_pool_for(&pool, &0);
     let blocks = [(); 2].map(|()| allocator.malloc(30 * MIB, &0).unwrap().address());
@@ -175,8 +175,8 @@ fn what_happens_in_a_pool_is_traced_as_well() {
     assert_eq!(names, expected);
 }
 
-/// A stream without a cache asks for exact sizes; a pool, which has one, splits at multiples of 512
-/// all the same.
+/// A stream without a cache requests exact sizes. A pool, which has a cache, still splits at
+/// multiples of 512.
 #[test]
 fn a_pool_that_helps_out_keeps_its_blocks_aligned() {
     for options in ["backend:cudaMallocAsync", "no caching"] {

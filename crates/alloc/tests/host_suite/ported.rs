@@ -1,5 +1,5 @@
-//! What PyTorch's tests of its allocators hold, one test for each, by their names. Those of
-//! pools, page-locked memory and snapshots are in files of their own.
+//! PyTorch's tests of its allocators, one test for each, under their names. Tests of pools,
+//! page-locked memory and snapshots have their own files.
 
 use warpline_alloc::AllocatorConfig;
 
@@ -9,7 +9,7 @@ const SEGMENTS: &str = "policy:torch";
 const EXPANDABLE: &str = "expandable_segments:True";
 const PAGES: &str = "policy:default";
 
-/// Every kind of memory may meet every other: options change while blocks live.
+/// Combinations of kinds of memory in one heap: the options change while blocks live.
 const KINDS: [[&str; 3]; 4] = [
     [SEGMENTS, EXPANDABLE, SEGMENTS],
     [EXPANDABLE, SEGMENTS, EXPANDABLE],
@@ -25,7 +25,7 @@ fn options(kind: &str, others: &str) -> AllocatorConfig {
 #[test]
 fn max_split_expandable() {
     for kinds in KINDS {
-        let fake = Fake::with_pages(240 * MIB); // of which 120 are allowed
+        let fake = Fake::with_pages(240 * MIB); // 120 MiB may be reserved
         let allocator = fake.allocator("");
         let blocks = kinds.map(|kind| {
             allocator.set_config(options(kind, "max_split_size_mb:40"));
@@ -35,7 +35,7 @@ fn max_split_expandable() {
         assert!(error.is_out_of_memory(), "{kinds:?}: {error}");
         check_state(&allocator);
         drop(blocks);
-        // All that is cached has to go, of either kind.
+        // The request fits only after all cached memory of both kinds is released.
         let all = allocator.malloc(120 * MIB, &0).unwrap();
         assert_eq!((all.size(), allocator.memory_reserved()), (120 * MIB, 120 * MIB));
         check_state(&allocator);
@@ -53,7 +53,7 @@ fn garbage_collect_expandable() {
             allocator.malloc(40 * MIB, &0).unwrap()
         });
         drop(blocks);
-        // What is idle is collected where it can be, with the other kind among what is free.
+        // Garbage collection releases idle segments and skips free blocks of arenas.
         drop(allocator.malloc(80 * MIB, &0).unwrap());
         check_state(&allocator);
         assert!(allocator.memory_reserved() <= 120 * MIB);

@@ -1,4 +1,4 @@
-//! What PyTorch's tests of page-locked memory hold, one test for each, by their names.
+//! PyTorch's tests of page-locked memory, one test for each, under their names.
 #![cfg(feature = "cuda")]
 
 use std::sync::Arc;
@@ -18,7 +18,7 @@ fn pinned_memory_with_cudaregister() {
         let sim = SimConfig::new(1).build();
         let driver: Arc<dyn Driver> = sim.clone();
         let cache = CudaHostCache::with_config(CudaHostBackend::new(driver, 0), config);
-        // Also from many threads at once (pinned_memory_with_cudaregister_multithread).
+        // From several threads at once, as in `pinned_memory_with_cudaregister_multithread`.
         std::thread::scope(|scope| {
             for i in 1..=4 {
                 let (cache, sim) = (&cache, &sim);
@@ -40,7 +40,7 @@ fn pinned_memory_with_cudaregister() {
     }
 }
 
-/// There are no such threads here, and none are needed: what they do is done all the same.
+/// The option has no effect: freed blocks are reused without background threads.
 #[test]
 fn pinned_memory_use_background_threads() {
     let fake = Fake::new(1 << 40);

@@ -1,4 +1,4 @@
-//! What PyTorch's tests of `MemPool` hold, one test for each, by their names.
+//! PyTorch's tests of `MemPool`, one test for each, under their names.
 
 use warpline_alloc::{AllocatorConfig, CachingAllocator, MemPool, PoolOptions, SegmentInfo};
 
@@ -7,7 +7,7 @@ use crate::common::{Fake, MIB, check_state};
 const SHARES: PoolOptions = PoolOptions { use_on_oom: true, no_split: false };
 const WHOLE: PoolOptions = PoolOptions { use_on_oom: false, no_split: true };
 
-/// One allocator over segments and one over pages.
+/// Returns a backend with segments and a backend with pages.
 fn worlds(capacity: usize) -> [Fake; 2] {
     [Fake::new(capacity), Fake::with_pages(capacity)]
 }
@@ -67,7 +67,7 @@ fn tensor_delete_after_allocator_delete() {
     let [block, pending] = [(); 2].map(|()| allocator.malloc(30 * MIB, &0).unwrap());
     drop((route, pool, allocator));
     assert_eq!(special.world().used(), 60 * MIB);
-    // Also where a stream still uses it.
+    // A block that a stream still uses is released too, after a wait.
     pending.record_stream(&1);
     special.launch(1);
     drop(pending);
@@ -103,7 +103,7 @@ fn mempool_limited_memory() {
     }
 }
 
-/// A pool over memory of a kind of its own must not be served with ordinary memory.
+/// A pool over special memory must not serve requests from ordinary memory.
 #[test]
 fn a_pool_is_not_lent_other_memory() {
     for from_a_pool in [false, true] {
@@ -116,7 +116,7 @@ fn a_pool_is_not_lent_other_memory() {
             let _route = allocator.use_pool(&lender);
             drop(allocator.malloc(20 * MIB, &0).unwrap());
         }
-        // What stream 1 has to spare could serve it, but not just be given back.
+        // Stream 1 has enough free memory for the request, in a segment that cannot be released.
         drop(allocator.malloc(20 * MIB, &1).unwrap());
         let _kept = allocator.malloc(5 * MIB, &1).unwrap();
         {
@@ -257,7 +257,7 @@ fn mempool_emptycache_multithread() {
     }
 }
 
-/// PyTorch refuses such pools; here they have segments, also once options change.
+/// PyTorch rejects such pools. Here they use segments, also after the options change.
 #[test]
 fn mempool_expandable() {
     for options in ["policy:default", "expandable_segments:True"] {

@@ -1,4 +1,4 @@
-//! What PyTorch's tests of `memory_snapshot` hold, one test for each, by their names.
+//! PyTorch's tests of `memory_snapshot`, one test for each, under their names.
 
 use warpline_alloc::{Backtraces, BlockState, Frame, TraceAction, TraceConfig};
 
@@ -6,7 +6,7 @@ use crate::common::{Fake, MIB};
 
 const POLICIES: [&str; 3] = ["policy:torch", "expandable_segments:True", "policy:default"];
 
-/// Whether one of these is a line of this file.
+/// Returns whether a frame names a line of this file.
 fn name_this_file(frames: &[Frame]) -> bool {
     frames.iter().any(|frame| frame.filename.ends_with("ported_snapshot.rs") && frame.line > 0)
 }
@@ -65,7 +65,7 @@ fn memory_snapshot() {
     }
 }
 
-/// `enabled="state"`, and a ring that wraps.
+/// Tests `enabled="state"`, and a ring that overflows.
 #[test]
 fn memory_snapshot_max_entries() {
     let fake = Fake::new(1 << 40);

@@ -1,4 +1,4 @@
-//! A backend that refuses to take memory back: what stays is counted and out of nobody's way.
+//! A backend that refuses releases: refused memory is counted, and blocks no other request.
 
 use proptest::prelude::*;
 use warpline_alloc::{Block, CachingAllocator, HostCache, HostConfig, PoolOptions};
@@ -13,7 +13,7 @@ const OPTIONS: [&str; 5] = [
     "policy:default",
 ];
 
-/// So many releases in a hundred are refused from now on.
+/// Makes the backend refuse `share` percent of all releases.
 fn refuse(fake: &Fake, seed: u64, share: usize) {
     fake.world().refuses = Some((Random(seed), share));
 }
@@ -22,7 +22,8 @@ fn accept(fake: &Fake) {
     fake.world().refuses = None;
 }
 
-/// What is held of the backend is what is said to be reserved, whatever was refused.
+/// Checks that the reserved bytes are the bytes held from the backend, whichever releases were
+/// refused.
 fn check(allocator: &CachingAllocator<Fake>) {
     let stats = allocator.memory_stats();
     assert_eq!(allocator.memory_reserved(), allocator.backend().world().used());
@@ -46,7 +47,8 @@ fn addresses_that_are_still_mapped_are_not_mapped_again() {
         assert_eq!(stats.refused_bytes, reserved as i64);
         assert!(stats.refused_releases > 1 && stats.num_refused > 0);
         check_state(&allocator);
-        // The first address is the one that is chosen: it serves, and growing goes on behind it.
+        // The lowest address is reused: its memory serves a request, and the range grows behind the
+        // refused pages.
         let asked = fake.world().asked.len();
         let block = allocator.malloc(20 * MIB, &0).unwrap();
         assert_eq!(fake.world().asked.len(), asked, "{options}: what could not go serves again");
@@ -75,7 +77,7 @@ fn a_refused_segment_counts_and_serves_and_goes_later() {
     assert!(allocator.memory_summary().contains("Releases that were refused: 1 (40.00 MiB)"));
     check_state(&allocator);
     assert_eq!(allocator.malloc(40 * MIB, &0).unwrap().address(), address);
-    // Another stream's request has to wait until it goes.
+    // A request of another stream fails until the refused segment is released.
     assert!(allocator.malloc(90 * MIB, &1).unwrap_err().is_out_of_memory());
     assert_eq!(allocator.memory_stats().num_refused, 2);
     accept(&fake);
@@ -86,7 +88,8 @@ fn a_refused_segment_counts_and_serves_and_goes_later() {
     check_state(&allocator);
 }
 
-/// Without a cache, from a pool that is no more, or after a capture, memory serves nobody.
+/// Refused memory serves no request if there is no cache, if its pool was dropped, or after a
+/// capture.
 #[test]
 fn what_serves_nobody_any_more_is_tried_again() {
     for case in 0..3 {
@@ -136,7 +139,7 @@ fn a_cache_of_host_memory_keeps_what_is_refused() {
     assert_eq!((stats.refused_releases, stats.refused_bytes), (2, 8 * MIB as u64));
     assert_eq!(stats.allocated_bytes.current as usize, fake.world().used());
     assert_eq!((stats.num_host_free, stats.num_refused), (0, 2));
-    // It serves, and is tried again.
+    // The segment serves a request, and its release is retried later.
     let block = cache.alloc(5 * MIB).unwrap();
     assert_eq!(cache.stats().num_host_alloc, 2);
     accept(&fake);
@@ -161,7 +164,7 @@ fn a_stream_that_cannot_be_waited_for_keeps_only_its_own() {
         drop((foreign, own));
         allocator.empty_cache();
         assert!(allocator.memory_reserved() <= kept, "{options}");
-        // A block that the other stream uses stays, and no other.
+        // Only the block that the other stream uses stays reserved.
         let [used, unused] = [0, 1].map(|stream| allocator.malloc(40 * MIB, &stream).unwrap());
         let before = allocator.memory_reserved();
         used.record_stream(&7);
@@ -182,14 +185,14 @@ fn an_event_that_cannot_be_asked_keeps_no_later_ones() {
         block.record_stream(&1);
         drop(block);
     }
-    // The next query fails, those behind it do not.
+    // The first query fails, later ones succeed.
     let calls = fake.world().calls;
     fake.world().fail_calls = Some((calls..calls + 1, FakeError::Fault));
     let _hit = allocator.malloc(512, &0).unwrap();
     assert_eq!(allocator.memory_stats().active.all.current, 2);
 }
 
-/// The fake asserts that no work uses what is unmapped.
+/// The fake backend fails if pages are unmapped while work uses them.
 #[test]
 fn work_that_nobody_told_of_is_waited_for_before_pages_go() {
     let fake = Fake::with_pages(1 << 40);
@@ -208,7 +211,7 @@ fn work_that_nobody_told_of_is_waited_for_before_pages_go() {
     fake.world().fail_device_wait = None;
     allocator.empty_cache();
     assert_eq!((allocator.memory_reserved(), fake.world().device_waits), (0, 1));
-    // Nor when the allocator goes.
+    // The drop of the allocator waits too.
     untold(40 * MIB);
     drop(allocator);
     assert_eq!(fake.world().device_waits, 2);
@@ -267,7 +270,7 @@ impl Program {
                 block.record_stream(&stream);
                 fake.launch_on(stream, block);
             }
-            // Only where the device is waited for may others use memory that nobody told of.
+            // Unrecorded uses are allowed only if the backend can wait for the device.
             Step::Untold(at) if !live.is_empty() && fake.world().waits_for_device => {
                 fake.launch_on(9, &live[at % live.len()]);
             }

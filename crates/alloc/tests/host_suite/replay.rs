@@ -1,4 +1,4 @@
-//! The replay tool: what it refuses to read, what it honours and what it catches.
+//! The replay tool: rejected input, completions, and errors that it detects.
 #![cfg(feature = "cuda")]
 
 use std::io::Write;
@@ -42,7 +42,7 @@ fn open(trace: &Trace, schedule: Schedule) -> Device {
     Device::open(DriverKind::Sim, GIB, schedule, trace).unwrap()
 }
 
-/// Replays once with PyTorch's rules.
+/// Replays a trace once with PyTorch's rules.
 fn replayed<W: Watch<CudaBackend>>(
     trace: &Trace,
     schedule: Schedule,
@@ -54,7 +54,7 @@ fn replayed<W: Watch<CudaBackend>>(
     replay(&allocator, trace, &device.streams, &mut watch, &mut |_| {})
 }
 
-/// The same with completions where the trace has them.
+/// Replays a trace once with PyTorch's rules and the trace's completions.
 fn honoured(trace: &Trace, patience: Duration) -> Result<Outcome, String> {
     replayed(trace, Schedule::Lazy, |device| Completions::new(&device.driver, trace, patience))
 }
@@ -70,7 +70,7 @@ fn a_trace_becomes_slots_and_streams() {
     assert_eq!(trace.origins[3], Origin { line: 6, id: 5 });
     assert_eq!((trace.slots, &trace.streams), (2, &vec![0, 3]));
     assert!(trace.completions);
-    // Of id 7, which completes after another free.
+    // The free of id 7 completes after another free.
     assert_eq!(trace.late, [Late { free: 4, until: 6 }]);
     let zipped = Trace::read("t.csv", &gzip(text.as_bytes())[..]).unwrap();
     assert_eq!(zipped, trace);
@@ -123,7 +123,7 @@ fn text_without_end_is_refused() {
         Trace::read_at_most(text.len() as u64, "t.csv", text.as_bytes()).unwrap(),
         read(text)
     );
-    // A million bytes of it are a thousand bytes of gzip.
+    // A mebibyte of newlines compresses to less than 2000 bytes.
     let bomb = gzip("\n".repeat(1 << 20).as_bytes());
     assert!(bomb.len() < 2000);
     let error = Trace::read_at_most(1 << 16, "t.csv", &bomb[..]).unwrap_err().to_string();
@@ -153,7 +153,7 @@ fn files_that_are_damaged_are_named() {
     assert!(error.starts_with("t.csv: cannot be opened: "), "{error}");
 }
 
-/// Four blocks of 16 MiB, each freed before the next one comes; two completions are late.
+/// Four blocks of 16 MiB, each freed before the next allocation. Two completions are late.
 const LATE: &str = "a,0,16777216,0\nf,0,,\na,1,16777216,0\nf,1,,\na,2,16777216,0\nc,0,,\n\
                     f,2,,\nc,2,,\nc,1,,\na,3,16777216,0\nf,3,,\nc,3,,\n";
 
@@ -163,14 +163,14 @@ fn memory_comes_back_where_its_completion_stands() {
     let plain = replayed(&trace, Schedule::Eager, |_| Ok(())).unwrap();
     assert_eq!(plain.end.num_device_alloc, 1);
     let honoured = honoured(&trace, PATIENCE);
-    // The third finds neither of the first two; the fourth finds all.
+    // The third block can reuse neither of the first two. The fourth finds all three free.
     assert_eq!(honoured.unwrap().end.num_device_alloc, 3);
 }
 
 #[test]
 fn completions_come_in_any_order() {
-    // The second block completes before the first: the third gets it, the fourth neither, and the
-    // fifth the first one.
+    // The second block completes before the first. The third allocation reuses the second block,
+    // the fourth needs new memory, and the fifth reuses the first block.
     let block = |id: u32| format!("a,{id},16777216,0\n");
     let text = [
         block(0) + "f,0,,\n",
@@ -193,7 +193,7 @@ fn a_trace_without_completions_has_none_to_honour() {
 
 #[test]
 fn a_wait_for_a_completion_that_comes_later_is_an_error() {
-    // Of 1 GiB, the second block can only be had from the first.
+    // On a device of 1 GiB, the second block needs the memory of the first.
     let trace = read("a,0,700000000,0\nf,0,,\na,1,700000000,0\nc,0,,\nf,1,,\nc,1,,\n");
     let error = honoured(&trace, Duration::from_millis(20));
     let error = error.unwrap_err();
@@ -202,7 +202,7 @@ fn a_wait_for_a_completion_that_comes_later_is_an_error() {
 
 #[test]
 fn blocks_that_keep_their_bytes_pass_the_check() {
-    // Small, large and split blocks on two streams, some of which outlive the trace.
+    // Small, large and split blocks on two streams. Some blocks outlive the trace.
     let sizes = [1usize, 512, 70_000, 1 << 20, (5 << 20) + 12, 24 << 20];
     let mut text = String::new();
     for id in 0..200 {
@@ -216,7 +216,7 @@ fn blocks_that_keep_their_bytes_pass_the_check() {
     assert_eq!(outcome.unwrap().end.allocation.all.current, 5);
 }
 
-/// Spoils four bytes of the first block as it comes.
+/// Overwrites four bytes of the first block right after its allocation.
 struct Spoil(Bytes, Stream, usize);
 
 impl Watch<CudaBackend> for Spoil {

@@ -8,7 +8,8 @@ use warpline_alloc::{BlockState, CachingAllocator, Snapshot, TraceConfig};
 
 use crate::common::{Fake, MIB};
 
-/// A small segment with a live block, a large one in three parts: live, awaiting stream 1, free.
+/// Creates a small segment with a live block, and a large segment with three blocks: live, pending
+/// on stream 1, free.
 fn used(fake: &Fake) -> (CachingAllocator<Fake>, [warpline_alloc::Block<Fake>; 2]) {
     let allocator = fake.allocator("max_split_size_mb:200,roundup_power2_divisions:4");
     let small = allocator.malloc(1000, &0).unwrap();
@@ -100,7 +101,7 @@ fn the_pickle_holds_what_the_json_holds() {
     let mut loaded: Value =
         serde_pickle::from_slice(&pickle, serde_pickle::DeOptions::new()).unwrap();
     let state = &mut loaded["segments"][1]["blocks"][1]["state"];
-    // PyTorch's files call this otherwise than its documentation.
+    // PyTorch's files name this state differently from its documentation.
     assert_eq!(*state, "active_pending_free");
     *state = BlockState::AwaitingFree.name().into();
     assert_eq!(loaded, serde_json::from_str::<Value>(&snapshot.to_json().unwrap()).unwrap());
@@ -138,8 +139,8 @@ fn several_devices_share_a_file() {
     assert!(all.segments[..2].is_sorted_by_key(|segment| segment.address));
 }
 
-/// Reads the file with nothing but Python, and checks that the page, which reads only some of the
-/// format, can too.
+/// Loads the file in Python without other modules, and checks that it uses only the opcodes that
+/// the viewer's page reads.
 #[test]
 fn python_loads_the_pickle() {
     const SCRIPT: &str = r"

@@ -1,4 +1,4 @@
-//! Ten million operations with faults, after which nothing is left.
+//! Ten million operations with faults. At the end, all memory is released.
 
 use std::collections::VecDeque;
 use std::thread;
@@ -134,7 +134,7 @@ impl Soak {
     }
 
     fn check(&self) {
-        // During a capture the backend still has what was given back.
+        // During a capture, the backend still has the memory of released segments.
         if self.capture.is_none() {
             check_state(&self.allocator);
             assert_eq!(self.allocator.memory_reserved(), self.fake.world().used());
@@ -163,7 +163,7 @@ fn soak(options: &str, operations: usize, seed: u64) {
         }
     }
     let stats = soak.allocator.memory_stats();
-    // Enough came of it, in spite of all faults.
+    // Enough requests succeeded in spite of the faults.
     assert!(stats.allocation.all.allocated as usize > operations / 4);
     assert!(stats.num_device_free > 0 && stats.num_alloc_retries > 0 && stats.num_ooms > 0);
     assert_eq!(stats.num_remaps > 0, options.contains("default"));

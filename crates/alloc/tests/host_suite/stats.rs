@@ -82,14 +82,14 @@ fn the_snapshot_adds_up_after_every_step() {
     }
 }
 
-/// The columns of a table: everything but what differs by numbers and names.
+/// Replaces digits, which differ between runs, so that the columns of two tables compare equal.
 fn form(line: &str) -> String {
     line.chars().map(|c| if c.is_ascii_digit() { '#' } else { c }).collect()
 }
 
 #[test]
 fn the_summary_has_pytorchs_form() {
-    // A backend of one's own need not be a GPU.
+    // The summary names a GPU only for CUDA devices, so adapt PyTorch's rows.
     let golden = include_str!("../data/memory_summary.txt")
         .replace("GPU reserved memory   |", "Reserved memory       |")
         .replace("GPU reserved segments |", "Reserved segments     |")
@@ -103,14 +103,14 @@ fn the_summary_has_pytorchs_form() {
     for (i, (line, golden)) in lines.iter().zip(&golden).enumerate() {
         assert_eq!(line.len(), golden.len(), "{line}");
         match i {
-            // The title and the two counts are worded differently.
+            // The title and the row of counts differ from PyTorch's on purpose.
             1 | 3 => {}
             _ => assert_eq!(form(line)[..25], form(golden)[..25], "line {i}"),
         }
     }
     assert!(lines[1].contains("Warpline memory summary, fake:0"));
     assert!(!summary.contains("GPU"), "{summary}");
-    // The golden's state: its current and peak columns must come out the same.
+    // The allocator is in the state of the golden table, so the current and peak columns are equal.
     for at in [7, 11, 15, 19, 27, 35] {
         assert_eq!(lines[at][..50], golden[at][..50]);
     }

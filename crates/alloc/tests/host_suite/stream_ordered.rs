@@ -27,7 +27,7 @@ impl Program {
         Self { sim, driver, allocator, streams }
     }
 
-    /// How often the driver allocated from a pool, freed to one, and allocated otherwise.
+    /// Returns the driver's numbers of pool allocations, of pool frees, and of other allocations.
     fn calls(&self) -> [u64; 3] {
         let usage = self.sim.usage();
         [
@@ -54,7 +54,7 @@ fn each_block_is_an_allocation_of_the_drivers_pool() {
     drop(blocks);
     assert_eq!(program.calls(), [3, 3, 0]);
     assert_eq!((allocator.memory_allocated(), allocator.memory_reserved()), (0, 0));
-    // The pool has it until the cache is emptied.
+    // The pool keeps the memory until the cache is emptied.
     let total = program.driver.mem_info(0).unwrap().total;
     stream.synchronize().unwrap();
     assert!(program.free() < total);
@@ -62,7 +62,7 @@ fn each_block_is_an_allocation_of_the_drivers_pool() {
     assert_eq!(program.free(), total);
 }
 
-/// On a device that does nothing before it must.
+/// The simulated device runs no work before something waits for it.
 #[test]
 fn memory_that_another_stream_uses_goes_back_after_it_is_done() {
     let program = Program::new(SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(1) });
@@ -121,7 +121,7 @@ fn options_may_change_while_blocks_live() {
     let segment = allocator.malloc(2 * MIB, stream).unwrap();
     assert_eq!(program.calls(), [1, 0, 1]);
     drop(pooled);
-    // It is cached by now, for it came back to a cache.
+    // The block stays cached, because caching was in force at its free.
     assert_eq!(program.calls(), [1, 0, 1]);
     allocator.set_config(AllocatorConfig::parse("backend:cudaMallocAsync").unwrap());
     drop(segment);

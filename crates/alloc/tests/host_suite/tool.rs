@@ -1,4 +1,4 @@
-//! The modules of the examples that replay traces and draw memory, as they have them.
+//! The modules of the examples `replay` and `memory_map`, for the tests.
 #![cfg(feature = "cuda")]
 #![allow(dead_code, unreachable_pub)] // the tests use a part
 

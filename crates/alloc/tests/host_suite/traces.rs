@@ -1,4 +1,4 @@
-//! Recorded workloads, against what PyTorch's own allocator did with them.
+//! Recorded workloads, compared with PyTorch's allocator.
 #![cfg(feature = "cuda")]
 
 use std::path::Path;
@@ -15,12 +15,12 @@ use crate::tool::trace::Trace;
 
 const CAPACITY: usize = 141 << 30;
 
-/// The traces' folder.
+/// Returns the folder of the traces.
 fn traces() -> &'static Path {
     Path::new("tests/traces")
 }
 
-/// Each trace, and what PyTorch did with it in one of its modes.
+/// Returns each trace with PyTorch's results in one of its modes.
 fn workloads(mode: &str) -> Vec<(Trace, Value)> {
     let text = std::fs::read_to_string(traces().join("reference.json")).unwrap();
     let reference: Value = serde_json::from_str(&text).unwrap();
@@ -33,7 +33,7 @@ fn workloads(mode: &str) -> Vec<(Trace, Value)> {
     all
 }
 
-/// Replays on a new simulated device.
+/// Replays a trace on a new simulated device.
 fn replayed<W: Watch<CudaBackend>>(
     trace: &Trace,
     policy: Policy,
@@ -49,7 +49,7 @@ fn replayed<W: Watch<CudaBackend>>(
     allocator.memory_stats()
 }
 
-/// Holds the statistics of each trace against PyTorch's in a mode of it.
+/// Compares the statistics of each trace with PyTorch's results in a mode.
 fn compare(policy: Policy, mode: &str, compare: impl Fn(&str, &MemoryStats, &Value)) {
     for (trace, reference) in workloads(mode) {
         let stats = replayed(&trace, policy, Schedule::Eager, |_| (), 1);
@@ -67,7 +67,8 @@ fn torch_is_pytorch() {
         let reserved = stats.reserved_bytes.all.peak;
         assert_eq!(reserved, reference["peak_reserved"], "{name}: peak reserved");
         assert_eq!(stats.num_device_alloc, reference["device_alloc"], "{name}: allocations");
-        // Ties between equal blocks fall by the addresses that the driver chose.
+        // Among equal free blocks, the lowest address is taken, and the addresses depend on the
+        // driver.
         let allocated = stats.allocated_bytes.all.peak as f64;
         let off = allocated / reference["peak_allocated"].as_f64().unwrap() - 1.0;
         assert!(off.abs() < 0.001, "{name}: peak allocated is off by {off}");
@@ -93,7 +94,8 @@ fn default_wastes_little() {
     });
 }
 
-/// Fills and verifies all blocks of the shorter traces, from an empty cache and from a full one.
+/// Fills and verifies all blocks of the shorter traces, with an empty cache and then with a full
+/// cache.
 fn keeps_bytes(policy: Policy) {
     for (trace, _) in workloads("default") {
         if trace.ops.len() < 30_000 {
@@ -118,7 +120,7 @@ fn blocks_keep_their_bytes_under_default() {
     keeps_bytes(Policy::Default);
 }
 
-/// A workload that is repeated finds the windows again that it needed: no call is made any more.
+/// A repeated workload reuses its windows and makes no mapping call.
 #[test]
 fn a_workload_that_recurs_settles() {
     for (trace, _) in workloads("default") {

@@ -1,4 +1,4 @@
-//! The default policy where enough memory is free, but not in one piece.
+//! The default policy when enough memory is free, but in scattered pieces.
 
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +10,7 @@ fn physical(fake: &Fake, block: &Block<Fake>) -> Physical {
     crate::common::physical(fake, block.address(), block.size())
 }
 
-/// Leaves `count` free pages, each between two live blocks of a page.
+/// Creates an allocator with `count` free pages, each between two live blocks of a page.
 fn comb(fake: &Fake, count: usize) -> (CachingAllocator<Fake>, Vec<Block<Fake>>) {
     let allocator = fake.allocator("policy:default");
     let blocks = (0..2 * count + 1).map(|_| allocator.malloc(PAGE, &0).unwrap());
@@ -29,7 +29,7 @@ fn a_window_serves_the_next_request_without_a_call() {
     let (allocator, _blocks) = comb(&fake, 20);
     let first = allocator.malloc(20 * PAGE, &0).unwrap().address();
     let calls = fake.world().calls;
-    // Smaller blocks fit it too.
+    // The window serves smaller blocks too.
     for bytes in [20 * PAGE, 19 * PAGE + 512, 20 * PAGE - 512] {
         let again = allocator.malloc(bytes, &0).unwrap();
         assert_eq!(again.address(), first);
@@ -68,7 +68,7 @@ fn memory_goes_back_to_where_it_was() {
     let back: Vec<_> = out.iter().map(|&(from, to, bytes)| (to, from, bytes)).collect();
     assert_eq!(*moves.lock().unwrap(), back);
     assert_eq!(allocator.segments().len(), before);
-    // All that is free lies together again once its neighbours are.
+    // After the neighbours are freed, the free memory is contiguous again.
     drop(blocks);
     let all = allocator.malloc(41 * PAGE, &0).unwrap();
     assert_eq!(allocator.memory_stats().num_remaps, 20);
@@ -139,8 +139,8 @@ fn empty_cache_keeps_a_block_in_pieces() {
     assert!(fake.world().ranges.is_empty());
 }
 
-/// Takes some of a stream's 64 pages in one piece, in so many combinations, of which the device
-/// completes the work at some.
+/// Frees random pages among a stream's 64 pages and allocates their total size as one block,
+/// `times` times. `completes` selects the steps after which the stream's work completes.
 fn combine(
     fake: &Fake,
     allocator: &CachingAllocator<Fake>,
@@ -157,7 +157,7 @@ fn combine(
         let large = allocator.malloc(free * PAGE, &stream).unwrap();
         fake.launch_on(stream, &large);
         if fake.world().waits_for_device {
-            // Nobody tells the allocator of this stream.
+            // The allocator has no record of this use.
             fake.launch_on(9, &large);
         }
         drop(large);
@@ -169,7 +169,7 @@ fn combine(
     blocks
 }
 
-/// Now and then the device is far behind.
+/// Completes the work during the first half of every hundred steps.
 fn at_times(step: usize) -> bool {
     step % 100 < 50
 }
@@ -186,7 +186,7 @@ fn windows_that_are_not_in_use_are_given_up_when_there_are_many() {
     check_state(&allocator);
 }
 
-/// The device never gets to the work: what is given up must stay mapped. The fake says if not.
+/// Retired windows must stay mapped while work is pending. The fake backend fails otherwise.
 #[test]
 fn windows_that_were_given_up_stay_mapped_until_their_work_is_done() {
     let fake = Fake::with_pages(1 << 40);
@@ -195,7 +195,7 @@ fn windows_that_were_given_up_stay_mapped_until_their_work_is_done() {
     fake.complete(0);
 }
 
-/// Nor while a stream is at work that nobody told of: the device is waited for, once for many.
+/// The same for work without a record: one wait for the device covers many windows.
 #[test]
 fn windows_that_were_given_up_stay_mapped_for_work_that_nobody_told_of() {
     let fake = Fake::with_pages(1 << 40);
@@ -207,7 +207,7 @@ fn windows_that_were_given_up_stay_mapped_for_work_that_nobody_told_of() {
         (world.device_waits, world.unmaps)
     };
     assert!(waits > 0 && waits * 100 < unmaps, "{waits} waits, {unmaps} unmapped");
-    // Where the device cannot be waited for, windows go behind the others.
+    // If waits for the device fail, no window is unmapped, and new windows lie behind the old ones.
     fake.world().fail_device_wait = Some(FakeError::Fault);
     drop(blocks);
     let _blocks = combine(&fake, &allocator, 0, 1000, at_times);
@@ -215,7 +215,7 @@ fn windows_that_were_given_up_stay_mapped_for_work_that_nobody_told_of() {
     check_state(&allocator);
 }
 
-/// What the backend refuses to unmap is not chosen again for the next window.
+/// Addresses that the backend refuses to unmap are not chosen for another window.
 #[test]
 fn a_window_that_cannot_be_unmapped_costs_its_addresses_alone() {
     let fake = Fake::with_pages(1 << 40);
@@ -244,11 +244,11 @@ fn all_streams_together_have_not_too_many_windows() {
     check_state(&allocator);
 }
 
-/// Pages go from stream to stream and back, to where they were before or elsewhere.
+/// Pages migrate between streams and back, to former homes or to new addresses.
 #[test]
 fn streams_that_take_turns_share_their_pages() {
     for seed in 0..40u64 {
-        // Memory is short in every other run.
+        // Every second run has little memory.
         let fake = Fake::with_pages([1 << 40, 47 * PAGE][seed as usize % 2]);
         let allocator = fake.allocator("policy:default");
         let mut live: Vec<Block<Fake>> = Vec::new();
@@ -274,7 +274,7 @@ fn streams_that_take_turns_share_their_pages() {
     }
 }
 
-/// Work is given to a block, and the block dropped, just when `empty_cache` has waited.
+/// Enqueues work on a block and drops the block right after the wait in `empty_cache`.
 #[test]
 fn empty_cache_leaves_windows_that_were_in_use_before_it_waited() {
     for neighbours_stay in [true, false] {
@@ -329,7 +329,8 @@ fn one_streams_windows_do_not_cost_another_its_own() {
         blocks.enumerate().filter(|(at, _)| at % 2 == 0).collect::<Vec<_>>()
     };
     let _fill = [fill(0), fill(1)];
-    // Takes all that is free, gives some of it back, and asks for that in one piece.
+    // Allocates all pages one by one, frees those that `gives` selects, and allocates their total
+    // size as one block.
     let step = |stream: u64, gives: &dyn Fn(usize) -> bool| {
         let mut held: Vec<_> =
             (0..40).map(|_| Some(allocator.malloc(PAGE, &stream).unwrap())).collect();

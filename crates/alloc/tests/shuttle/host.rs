@@ -1,4 +1,4 @@
-//! The cache of page-locked memory over simulated devices, whose copies run as late as they can.
+//! The cache of page-locked memory over simulated devices that run copies as late as possible.
 
 use std::slice;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use warpline_cuda_sys_safe::{Copy, CopyEnd, CudaCode, Driver, MemsetValue};
 
 use super::check;
 
-/// What threads look at of a block.
+/// Number of bytes of a block that threads write and read.
 const BYTES: usize = 1000;
 
 type Block = PinnedBlock<CudaHostBackend>;
 
-/// Device memory of which each thread copies something else.
+/// Device memory to copy from, and the streams of the copies.
 struct Gpu {
     driver: Arc<dyn Driver>,
     memory: DeviceMemory,
@@ -28,7 +28,7 @@ impl Gpu {
     fn new(driver: &Arc<dyn Driver>) -> Self {
         let memory = DeviceMemory::new(driver, 0, BYTES).unwrap();
         let streams = [(); 2].map(|()| Stream::new(driver, 0, Default::default()).unwrap());
-        // SAFETY: the memory is there until all work is done.
+        // SAFETY: the memory lives until `streams[0]` is synchronized below.
         unsafe {
             let value = MemsetValue::U8(9);
             driver.memset_async(memory.ptr(), value, BYTES, streams[0].handle()).unwrap();
@@ -37,13 +37,13 @@ impl Gpu {
         Self { driver: Arc::clone(driver), memory, streams }
     }
 
-    /// Lets a stream overwrite the block, some time.
+    /// Enqueues a copy over the block.
     fn overwrite(&self, stream: &Stream, block: &Block) {
         let dst = CopyEnd::Host(block.as_ptr());
         let src = CopyEnd::Device { device: 0, ptr: self.memory.ptr() };
         let copy = Copy { dst, src, bytes: BYTES };
-        // SAFETY: the device's memory is there until all work is done, and the block is not used
-        // again before that.
+        // SAFETY: the device's memory outlives the copy, and the cache reuses the block only after
+        // the copy, because the use is recorded below.
         unsafe { self.driver.memcpy_async(&copy, stream.handle()) }.unwrap();
         block.record_use(stream);
     }
@@ -54,19 +54,20 @@ impl Gpu {
 }
 
 fn fill(block: &Block, value: u8) {
-    // SAFETY: the block is this thread's, and no stream uses it.
+    // SAFETY: this thread owns the block, which has at least `BYTES` bytes, and no stream uses it.
     unsafe { block.as_ptr().write_bytes(value, BYTES) };
 }
 
 #[track_caller]
 fn assert_holds(block: &Block, value: u8) {
-    // SAFETY: as above.
+    // SAFETY: `block` has at least `BYTES` initialized bytes, and neither a thread nor a stream
+    // writes them meanwhile.
     let bytes = unsafe { slice::from_raw_parts(block.as_ptr().as_ptr(), BYTES) };
     assert!(bytes.iter().all(|byte| *byte == value), "{} in place of {value}", bytes[0]);
 }
 
-/// Blocks are used by streams, freed, and given to others, while the cache is emptied, captures
-/// begin and end, and now and then there is no memory. A block is its owner's alone.
+/// Checks that only its owner uses a block, while streams use blocks, threads free them, the cache
+/// is emptied, captures begin and end, and the driver sometimes has no memory.
 #[test]
 fn a_page_locked_block_is_given_away_once_streams_are_done_with_it() {
     check(|| {
@@ -74,7 +75,7 @@ fn a_page_locked_block_is_given_away_once_streams_are_done_with_it() {
         let driver: Arc<dyn Driver> = sim.clone();
         let gpu = Arc::new(Gpu::new(&driver));
         let options = ["", "pinned_max_cached_size_mb:0"][thread_rng().gen_range(0..2)];
-        // Of a segment that is shared, or each one of its own.
+        // A block in a shared segment, or a block with its own segment.
         let size = [BYTES, 3 << 20][thread_rng().gen_range(0..2)];
         let config = AllocatorConfig::parse(options).unwrap().host;
         let cache = CudaHostCache::with_config(CudaHostBackend::new(driver, 0), config);

@@ -1,4 +1,5 @@
-//! Concurrent paths under many schedules, `WARPLINE_SHUTTLE` of them. A deadlock fails the test.
+//! Concurrent paths under many schedules. `WARPLINE_SHUTTLE` sets the number of schedules. A
+//! deadlock fails the test.
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p warpline-alloc --test shuttle --target-dir target/shuttle`
 #![cfg(shuttle)]
@@ -19,7 +20,7 @@ use warpline_alloc::{Block, CachingAllocator, MemPool, PoolOptions};
 
 type Allocator = CachingAllocator<Fake>;
 
-/// Runs it under random schedules, and under some with few preemptions.
+/// Runs a test under random schedules, and under schedules with few preemptions.
 fn check(test: impl Fn() + Send + Sync + Clone + 'static) {
     let schedules =
         std::env::var("WARPLINE_SHUTTLE").ok().and_then(|s| s.parse().ok()).unwrap_or(1000);
@@ -29,7 +30,7 @@ fn check(test: impl Fn() + Send + Sync + Clone + 'static) {
     Runner::new(PctScheduler::new(3, schedules / 2), config).run(test);
 }
 
-/// Runs it on each kind of backend and policy.
+/// Runs a test on each kind of backend and policy.
 fn check_policies(test: impl Fn(Allocator) + Send + Sync + Clone + 'static) {
     for options in ["policy:torch", "expandable_segments:True", "policy:default"] {
         let test = test.clone();
@@ -42,7 +43,7 @@ fn check_policies(test: impl Fn(Allocator) + Send + Sync + Clone + 'static) {
     }
 }
 
-/// Starts a thread with an allocator of its own.
+/// Starts a thread with a clone of the allocator.
 fn spawn<T: Send + 'static>(
     allocator: &Allocator,
     run: impl FnOnce(Allocator) -> T + Send + 'static,
@@ -51,7 +52,7 @@ fn spawn<T: Send + 'static>(
     thread::spawn(move || run(allocator))
 }
 
-/// A private pool, and a block of it.
+/// Creates a private pool and allocates a block from it.
 fn block_in_a_pool(
     allocator: &Allocator,
     bytes: usize,
@@ -65,7 +66,7 @@ fn block_in_a_pool(
     (pool, block)
 }
 
-/// The stream of the segment in which an address lies.
+/// Returns the stream of the segment that contains an address.
 fn stream_at(allocator: &Allocator, address: u64) -> Option<u64> {
     let segments = allocator.segments();
     let holds = |s: &&warpline_alloc::SegmentInfo| {
@@ -77,7 +78,7 @@ fn stream_at(allocator: &Allocator, address: u64) -> Option<u64> {
 #[test]
 fn a_shard_never_serves_two_streams() {
     check_policies(|allocator| {
-        // A vacant shard, which whoever comes first gets.
+        // Leaves a vacant shard, which the first thread reuses.
         drop(allocator.malloc(512, &9).unwrap());
         allocator.empty_cache();
         let threads = [1, 2].map(|stream| {
@@ -155,7 +156,8 @@ fn readers_see_one_moment_while_streams_allocate() {
 #[test]
 fn pages_change_streams_while_these_allocate() {
     check(|| {
-        // Room for two such blocks but not for a third: they have to be taken from each other.
+        // The memory holds two of these blocks but not three, so the streams take pages from each
+        // other.
         let fake = Fake::with_pages(26 * MIB);
         let allocator = fake.allocator("policy:default");
         let owned = Owned::default();
@@ -204,7 +206,7 @@ fn a_pool_goes_while_its_blocks_do() {
         allocator.backend().launch_on(2, &blocks[1]);
         let drops = thread::spawn(move || drop(blocks));
         let asks = spawn(&allocator, |allocator| {
-            // Nothing fits, so that the pool is asked, too.
+            // Fits no free memory, so the request also searches the pool.
             assert!(allocator.malloc(2 << 30, &1).is_err());
         });
         drop(pool);
@@ -256,7 +258,7 @@ fn peaks_are_those_of_an_order_in_which_it_can_have_happened() {
             thread::spawn(move || {
                 let bytes = stream as usize * 100_000;
                 let held = allocator.malloc(bytes, &stream).unwrap();
-                // All threads hold their first block.
+                // Wait until all threads hold their first block.
                 barrier.wait();
                 let now = allocator.memory_stats().allocated_bytes.all;
                 barrier.wait();
@@ -275,8 +277,8 @@ fn peaks_are_those_of_an_order_in_which_it_can_have_happened() {
         }
         let stats = allocator.memory_stats().allocated_bytes.all;
         assert_eq!(stats.current, 0);
-        // No order leads to less than the most that one thread had beside what it cannot have
-        // missed, nor to more than all at their most.
+        // In every order, the peak is at least the sum of the first blocks and at least the peak of
+        // each thread, and at most the sum of the threads' peaks.
         let most: i64 = seen.iter().map(|(_, _, most)| most).sum();
         assert!((together..=most).contains(&stats.peak), "{stats:?}");
         let alone = seen.iter().map(|(_, _, most)| *most).max();
@@ -354,7 +356,7 @@ fn a_pool_that_goes_stays_counted() {
         allocator.backend().launch_on(2, &block);
         let bytes = block.size() as i64;
         drop(pool);
-        // It waits for stream 2 from here on, which is done with it only further below.
+        // The block is pending from here on, because stream 2 completes its work only below.
         let thread = thread::spawn(move || drop(block));
         let other = allocator.malloc(2 * MIB, &3).unwrap();
         thread.join().unwrap();
