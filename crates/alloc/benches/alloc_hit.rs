@@ -56,7 +56,7 @@ fn several_threads(c: &mut Criterion) {
             let streams: Vec<u64> = (1..=count as u64).collect();
             group.bench_function(BenchmarkId::from_parameter(count), |b| {
                 b.iter_custom(|times| {
-                    // Enough that starting the threads does not count.
+                    // Enough iterations that starting the threads does not count.
                     let each = (times as usize).div_ceil(count).max(20_000);
                     let all = threads(&allocator, &streams, 4 << 10, each).unwrap();
                     all.mul_f64(times as f64 / (each * count) as f64)

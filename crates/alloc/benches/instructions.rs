@@ -42,14 +42,14 @@ fn main() -> Result<(), Box<dyn Error>> {
             cached(&allocator, &0, 4 << 10, times)?;
         }
         "mixed" => {
-            // The same steps, whatever the count, so that what is not counted is the same too.
+            // The setup is the same for every count, so it cancels in the difference of two counts.
             let mut mixed = Mixed::new(&allocator, &0, 1_000, 10_000)?;
             for _ in 0..times {
                 mixed.run(&allocator, &0)?;
             }
         }
         name => {
-            // The folder at run time: the checkout may have moved since it was built.
+            // Prefer the folder at run time, because the checkout may have moved since the build.
             let root = std::env::var_os("CARGO_MANIFEST_DIR");
             let root = root.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
             let trace = Trace::open(&root.join(format!("tests/traces/{name}.csv.gz")))?;

@@ -10,14 +10,14 @@ use warpline_alloc::{
 
 const PAGE: u64 = 2 << 20;
 
-/// Hands out addresses, also for virtual memory.
+/// A backend that only counts addresses, also for virtual memory.
 #[derive(Debug, Default)]
 pub struct Null {
     next: AtomicU64,
 }
 
 impl Null {
-    /// Makes an allocator over the backend with these options.
+    /// Creates an allocator over the backend with these options.
     pub fn allocator(options: &str) -> CachingAllocator<Self> {
         CachingAllocator::new(Self::default(), AllocatorConfig::parse(options).unwrap())
     }

@@ -1,17 +1,17 @@
-//! Draws the places of memory while a program runs: addresses from top to bottom, requests from
-//! left to right. For a short program, also prints the effect of each request.
+//! Draws memory over time: addresses from top to bottom, requests from left to right. For a short
+//! program, also prints the effect of each request.
 //!
 //! ```text
 //! cargo run -p warpline-alloc --example memory_map -- map.svg
 //! cargo run -p warpline-alloc --example memory_map -- --trace TRACE.csv.gz --policy policy:torch map.svg
 //! ```
 //!
-//! A page has the colour of the stream that it was made for: dark inside a block, light where it is
-//! free. Addresses where a page is mapped but not used are grey. So a migrated page is one colour
-//! among another, and an alias is colour among grey. `docs/default-policy.md` explains the program
-//! that is drawn by default.
+//! A page has the colour of the stream that it was created for: dark inside a block, light if it is
+//! free. Addresses with a mapped but unused page are grey. A migrated page therefore shows one
+//! colour among another, and an alias shows colour among grey. `docs/default-policy.md` explains
+//! the program that is drawn by default.
 
-#![allow(unreachable_pub)] // tests use the modules too
+#![allow(unreachable_pub)] // the tests also use the modules
 
 #[path = "../../tests/common/mod.rs"]
 mod common;
@@ -32,7 +32,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
-/// Draws where memory is while a program runs.
+/// Draws memory while a program runs.
 #[derive(Debug, Parser)]
 struct Options {
     /// A trace, in the format of the replay tool. Default: this example's short program.

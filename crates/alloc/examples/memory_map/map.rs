@@ -1,4 +1,4 @@
-//! Records the places of memory after each request of a trace.
+//! Records the use of addresses after each request of a trace.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -9,15 +9,15 @@ use super::common::{Fake, MIB, PAGE};
 use super::run::{Watch, replay};
 use super::trace::{Op, Trace};
 
-/// The largest number of columns.
+/// Maximum number of columns.
 const COLUMNS: usize = 500;
 /// Memory of the device, in bytes.
 const CAPACITY: usize = 141 << 30;
 
-/// Use of some addresses, in the order of drawing.
+/// Use of an address range, in the order of drawing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Is {
-    /// A page that is mapped here, and used or free at another address.
+pub enum CellUse {
+    /// A page that is mapped here, but is free or in a block at another address.
     Mapped,
     Free,
     Used,
@@ -25,14 +25,13 @@ pub enum Is {
     Block,
 }
 
-/// Addresses with the same use for some time.
+/// Addresses with the same use during a number of columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cell {
-    pub is: Is,
+    pub is: CellUse,
     pub address: u64,
     pub size: usize,
-    /// Index of the page, in the order in which pages were made. `None` for a segment or a whole
-    /// block.
+    /// Index of the page, in the order of creation. `None` for a segment or a whole block.
     pub page: Option<usize>,
 }
 
@@ -49,9 +48,9 @@ pub struct Move {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Range {
     pub stream: u64,
-    /// The end of all memory that was ever mapped here.
+    /// End of the highest mapping so far.
     pub end: u64,
-    /// Whether memory was ever made or free here. Otherwise the range is for windows.
+    /// Whether the range has been the home of pages. Otherwise the range is for windows.
     pub is_home: bool,
 }
 
@@ -63,11 +62,11 @@ pub struct Map {
     pub moves: Vec<Move>,
     /// Ranges by their first address.
     pub ranges: BTreeMap<u64, Range>,
-    /// The first address of the range that each page was made for.
+    /// Start of the range that each page was created in.
     pub made_for: Vec<u64>,
     pub columns: usize,
-    /// Each request, the address that it got or freed, and the numbers of pages that were made and
-    /// mapped anew for it.
+    /// For each request: its text, the address that it got or freed, and the numbers of pages
+    /// created and remapped for it.
     pub requests: Vec<(String, u64, [usize; 2])>,
 }
 
@@ -164,7 +163,7 @@ impl Recorder<'_> {
                 map.made_for.push(base);
                 map.made_for.len() - 1
             });
-            cells.insert(Cell { is: Is::Mapped, address, size, page: Some(page) });
+            cells.insert(Cell { is: CellUse::Mapped, address, size, page: Some(page) });
         }
         for segment in segments {
             let base = base_of(segment.address).filter(|_| segment.is_expandable);
@@ -172,12 +171,13 @@ impl Recorder<'_> {
             range.stream = segment.stream;
             range.end = range.end.max(segment.address + segment.total_size as u64);
             for block in segment.blocks {
-                let is = if block.state == BlockState::Free { Is::Free } else { Is::Used };
-                range.is_home |= is == Is::Free;
+                let is =
+                    if block.state == BlockState::Free { CellUse::Free } else { CellUse::Used };
+                range.is_home |= is == CellUse::Free;
                 let (mut address, end) = (block.address, block.address + block.size as u64);
                 let whole = Cell { is, address, size: block.size, page: None };
-                if is == Is::Used {
-                    cells.insert(Cell { is: Is::Block, ..whole });
+                if is == CellUse::Used {
+                    cells.insert(Cell { is: CellUse::Block, ..whole });
                 }
                 if !segment.is_expandable {
                     cells.insert(whole);
@@ -204,31 +204,32 @@ impl Recorder<'_> {
 }
 
 impl Map {
-    /// Whether the map has at most 40 columns, one for each request.
+    /// Returns whether the map has at most 40 columns, one for each request.
     pub fn is_short(&self) -> bool {
         self.columns <= 40
     }
 
-    /// The first address of the range of an address, and the range.
+    /// Returns the range that contains an address, with its start.
     pub fn range(&self, address: u64) -> (u64, Range) {
         let (base, range) = self.ranges.range(..=address).next_back().expect("it is in a range");
         (*base, *range)
     }
 
-    /// Moves from a home range: into a window if `alias` is set, otherwise to another home.
+    /// Returns the moves out of a home range: into a window if `alias` is set, otherwise to another
+    /// home.
     pub fn moves(&self, alias: bool) -> impl Iterator<Item = &Move> {
         let moves = self.moves.iter().filter(|it| self.range(it.from).1.is_home);
         moves.filter(move |it| self.range(it.to).1.is_home != alias)
     }
 
-    /// A table of the requests of a short run, with their effects.
+    /// Returns a table of the requests of a short run, with their effects.
     pub fn table(&self) -> String {
         let line = |(at, (request, address, [made, anew])): (usize, &(String, u64, [usize; 2]))| {
             let [moved, aliased] = [false, true].map(|alias| {
                 let moves = self.moves(alias).filter(|it| it.column == at);
                 moves.map(|it| it.size.div_ceil(PAGE)).sum::<usize>()
             });
-            // Each page that was mapped anew migrated, or is in a new window.
+            // Each remapped page has migrated or is in a new window.
             let new = if *anew >= aliased { aliased } else { 0 };
             let [migrated, back, found] = [anew - new, moved - (anew - new), aliased - new];
             let what = [(*made, "made"), (migrated, "migrated"), (back, "came back")];

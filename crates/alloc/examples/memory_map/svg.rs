@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{Result, Write};
 
 use super::common::PAGE;
-use super::map::{Is, Map};
+use super::map::{CellUse, Map};
 
 /// Left and top margin, for the addresses and the legend, and the gap between ranges, in pixels.
 const LEFT: f64 = 190.0;
@@ -45,7 +45,7 @@ pub fn draw(map: &Map) -> String {
 
 fn write(svg: &mut String, map: &Map) -> Result {
     let bytes: u64 = map.ranges.iter().map(|(base, range)| range.end - base).sum();
-    // If there is room a page is as high as a line of text.
+    // If there is room, a page is as high as a line of text.
     let byte = (1000.0 / bytes.max(1) as f64).min(17.0 / PAGE as f64);
     let column = (1100.0 / map.columns.max(1) as f64).clamp(1.0, 42.0);
     let (mut tops, mut bottom) = (BTreeMap::new(), TOP);
@@ -86,10 +86,10 @@ fn write(svg: &mut String, map: &Map) -> Result {
         let [used, free] =
             COLOURS[streams.range(..map.ranges[&base].stream).count() % COLOURS.len()];
         let (class, style, ink) = match cell.is {
-            Is::Mapped => ("mapped", String::new(), ""),
-            Is::Free => ("free", format!(r#" fill="{free}""#), "#333"),
-            Is::Used => ("used", format!(r#" fill="{used}""#), "#fff"),
-            Is::Block => {
+            CellUse::Mapped => ("mapped", String::new(), ""),
+            CellUse::Free => ("free", format!(r#" fill="{free}""#), "#333"),
+            CellUse::Used => ("used", format!(r#" fill="{used}""#), "#fff"),
+            CellUse::Block => {
                 ("block", format!(r#" stroke-width="{:.1}""#, (column / 35.0).max(0.2)), "")
             }
         };
@@ -99,7 +99,7 @@ fn write(svg: &mut String, map: &Map) -> Result {
         )?;
         let page = cell.page.filter(|_| map.is_short() && height > 8.0);
         match (page, cell.is) {
-            (Some(_), Is::Mapped) => {
+            (Some(_), CellUse::Mapped) => {
                 let label = format!(
                     r##"x="{:.1}" text-anchor="end" fill="#555">{:#x}"##,
                     LEFT - 8.0,

@@ -37,8 +37,9 @@ impl Bytes {
         stream: &Stream,
     ) -> Result<(), DriverError> {
         let ptr = address(block, offset, bytes);
-        // SAFETY: inside a live block, whose memory is given on only after what its stream was
-        // given before the free.
+        // SAFETY: `address` checked that the range lies inside the live block. After a free, other
+        // streams get the block's memory only after the work enqueued on `stream`, the block's own
+        // stream.
         unsafe { self.driver.memset_async(ptr, MemsetValue::U32(word), bytes / 4, stream.handle()) }
     }
 
@@ -57,9 +58,11 @@ impl Bytes {
     ) -> Result<(), DriverError> {
         assert!(place + bytes <= self.staging.bytes(), "a sample does not fit");
         let src = CopyEnd::Device { device: 0, ptr: address(block, offset, bytes) };
-        // SAFETY: inside the staging memory, as just checked.
+        // SAFETY: the assertion keeps `place` inside the staging memory.
         let dst = CopyEnd::Host(unsafe { self.staging.as_ptr().add(place) });
-        // SAFETY: as for `fill`; the staging memory is freed after all work.
+        // SAFETY: `address` checked that the source lies inside the live block, which is reused
+        // only after work on its own stream. The staging memory has room for the copy and is
+        // released only after all work.
         unsafe { self.driver.memcpy_async(&Copy { dst, src, bytes }, stream.handle()) }
     }
 
@@ -67,13 +70,14 @@ impl Bytes {
     /// finished: the caller has waited for their streams.
     pub fn staged(&mut self, place: usize, bytes: usize) -> &[u8] {
         assert!(place + bytes <= self.staging.bytes(), "a sample does not fit");
-        // SAFETY: inside initialised memory, which no work is given while `self` is borrowed.
+        // SAFETY: the assertion keeps the range inside the staging memory, which is initialized.
+        // Its copies are finished, and no copy can be enqueued while `self` is borrowed mutably.
         unsafe { std::slice::from_raw_parts(self.staging.as_ptr().as_ptr().add(place), bytes) }
     }
 }
 
 fn address(block: &Block<CudaBackend>, offset: usize, bytes: usize) -> DevicePtr {
     assert!(offset + bytes <= block.size(), "outside the block");
-    // SAFETY: inside a live block, as just checked.
+    // SAFETY: the assertion keeps the address inside a live block.
     unsafe { DevicePtr::from_raw(block.address() + offset as u64) }
 }

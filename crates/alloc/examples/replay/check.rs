@@ -1,8 +1,8 @@
 //! Checks that each block keeps its bytes until it is freed.
 //!
 //! A block is filled on its stream after the allocation. Before the free, samples of the block are
-//! copied out on the same stream, and compared with the pattern later. The host does not wait: so
-//! memory that the allocator gives away too early is found, on whatever stream.
+//! copied out on the same stream, and later compared with the pattern. The host does not wait
+//! between fill and copy, so a premature reuse of memory by any stream shows as wrong bytes.
 
 use warpline_alloc::{Block, CudaBackend};
 use warpline_cuda_sys_safe::owned::Stream;
@@ -49,7 +49,7 @@ struct Sample {
 }
 
 impl<'a> Check<'a> {
-    /// Makes the check of one replay on this device.
+    /// Creates the check of one replay on this device.
     ///
     /// # Errors
     /// The driver's message if the staging memory cannot be allocated.
@@ -134,7 +134,7 @@ impl Watch<CudaBackend> for Check<'_> {
     }
 }
 
-/// Offset and size of the parts of a block between page boundaries.
+/// Returns the offsets and sizes of the pieces of a block between page boundaries.
 fn pieces(address: u64, size: usize) -> impl Iterator<Item = (usize, usize)> {
     let first = PAGE - address as usize % PAGE;
     let starts = std::iter::once(0).chain((first..size).step_by(PAGE));
@@ -144,14 +144,14 @@ fn pieces(address: u64, size: usize) -> impl Iterator<Item = (usize, usize)> {
     })
 }
 
-/// Offset and size of the sampled parts of a piece: the whole piece, or both ends.
+/// Returns the offsets and sizes of the sampled parts of a piece: the whole piece, or both ends.
 fn ends(bytes: usize, edge: usize) -> impl Iterator<Item = (usize, usize)> {
     let whole = bytes <= WHOLE.max(2 * edge);
     let parts = if whole { [(0, bytes), (0, 0)] } else { [(0, edge), (bytes - edge, edge)] };
     parts.into_iter().filter(|&(_, bytes)| bytes > 0)
 }
 
-/// Four bytes that differ between blocks and between the pieces of a block (splitmix64).
+/// Returns four bytes that differ between blocks and between the pieces of a block (splitmix64).
 fn pattern(id: u64, piece: usize) -> u32 {
     let mut x = id.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (piece as u64).rotate_left(32);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

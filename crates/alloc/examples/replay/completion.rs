@@ -23,7 +23,7 @@ use warpline_cuda_sys_safe::{Driver, DriverError, EventFlags, StreamFlags};
 use super::run::{Watch, failure};
 use super::trace::{Late, Trace};
 
-/// Default of the longest time that a tick blocks. A tick lasts so long only if a call of the
+/// Default of the longest time that a tick blocks. A tick blocks for so long only if a call of the
 /// replay waits for it.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -38,13 +38,13 @@ pub struct Completions<'a> {
     sides: Vec<(usize, Stream)>,
     /// Late frees that the replay has not reached.
     late: &'a [Late],
-    /// Times of completions that the clock has no tick for so far.
+    /// Completion times without a tick so far.
     unticked: VecDeque<usize>,
     /// Ticks that have not returned, by the time of their completion.
     ticks: BTreeMap<usize, Tick>,
-    /// The side stream that was given a use by the current event, and the end of this use.
+    /// The side stream that uses the memory of the current free, and the end of this use.
     begun: Option<(usize, usize)>,
-    /// Whether a tick ended because something waited for it longer than `patience`.
+    /// Whether a tick ended because a call waited for it longer than `patience`.
     waited: Arc<AtomicBool>,
     waiter: Option<Waiter>,
 }
@@ -110,11 +110,11 @@ impl<'a> Completions<'a> {
         })
     }
 
-    /// Gives a side stream a use that ends at `until`. Returns the index of the side stream.
+    /// Adds a use that ends at `until` to a side stream. Returns the index of the side stream.
     fn begin(&mut self, at: usize, until: usize) -> Result<usize, DriverError> {
         let runs = !self.ticks.is_empty();
         while let Some(time) = self.unticked.pop_front_if(|time| *time <= until) {
-            // Those that passed are of no use any more.
+            // Ticks of the past need not be enqueued.
             if time > at {
                 let tick = self.tick()?;
                 self.ticks.insert(time, tick);
@@ -123,7 +123,7 @@ impl<'a> Completions<'a> {
         if !runs {
             self.start();
         }
-        // Of the streams that are done by then, the one that is done last.
+        // Among the streams that are idle by `until`, take the stream with the latest last use.
         let fits = self.sides.iter().enumerate().filter(|(_, (last, _))| *last <= until);
         let side = match fits.max_by_key(|(_, (last, _))| *last) {
             Some((side, _)) => side,
@@ -152,7 +152,7 @@ impl<'a> Completions<'a> {
                 waited.store(true, Ordering::Relaxed);
             }
         });
-        // SAFETY: the stream is alive and of this driver.
+        // SAFETY: `clock` is a live stream of this driver.
         unsafe { self.driver.launch_host_func(self.clock.handle(), gate) }?;
         let event = Arc::new(self.mark(&self.clock)?);
         Ok(Tick { open, began, event, uses: Vec::new() })
@@ -212,7 +212,7 @@ impl Watch<CudaBackend> for Completions<'_> {
 
     fn after(&mut self, at: usize, _: &CudaAllocator) -> Result<(), String> {
         if let Some((side, until)) = self.begun.take() {
-            // After what the allocator recorded at the free.
+            // This event follows the event that the allocator recorded at the free.
             let mark = self.mark(&self.sides[side].1);
             let mark = mark.map_err(|error| failure(self.trace, at, error))?;
             if let Some(tick) = self.ticks.get_mut(&until) {

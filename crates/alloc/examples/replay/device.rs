@@ -32,8 +32,8 @@ pub struct Device {
 
 impl Device {
     /// Opens a device for a trace. `capacity`, in bytes, is the memory of a simulated device, and
-    /// the most that is used of a real one. A simulated device runs its work in the order of
-    /// `schedule`.
+    /// the limit on the memory used of a real device. A simulated device runs its work in the order
+    /// of `schedule`.
     ///
     /// # Errors
     /// [`DriverError`] if the driver cannot be loaded, or if the device or a stream cannot be
@@ -48,7 +48,7 @@ impl Device {
             DriverKind::Sim => SimConfig { capacity, schedule, ..SimConfig::new(1) }.build(),
             DriverKind::Cuda => real::load()?,
         };
-        // The context is made here and not in the first allocation.
+        // Create the context here, so that the first allocation does not include it.
         driver.synchronize(0)?;
         let total = driver.mem_info(0)?.total;
         let fraction = (capacity < total).then(|| capacity as f64 / total as f64);
@@ -60,7 +60,7 @@ impl Device {
         Ok(Self { driver, streams, fraction })
     }
 
-    /// Makes an allocator for the device.
+    /// Creates an allocator for the device.
     #[must_use]
     pub fn allocator(&self, mut config: AllocatorConfig) -> CudaAllocator {
         config.memory_fraction = self.fraction.or(config.memory_fraction);

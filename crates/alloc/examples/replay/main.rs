@@ -4,7 +4,7 @@
 //! cargo run --release -p warpline-alloc --example replay -- TRACE.csv.gz --policy default
 //! ```
 
-#![allow(dead_code, unreachable_pub)] // tests use the modules too
+#![allow(dead_code, unreachable_pub)] // the tests also use the modules
 
 mod bytes;
 mod check;
@@ -58,7 +58,7 @@ struct Options {
     #[arg(long)]
     json: bool,
     /// Keeps freed memory in use by a side stream until its `c` line. Side streams wait for host
-    /// functions that return there; the times include this wait.
+    /// functions that return at this line. The times include the waits.
     #[arg(long)]
     honour_completion: bool,
     /// Also fills each block on its stream, and verifies the bytes before the block is freed. These
@@ -96,7 +96,7 @@ fn run(options: &Options) -> Result<(), String> {
         } else {
             report.to_string()
         };
-        // Whoever reads may have seen enough.
+        // The reader of the output may have closed it.
         if writeln!(std::io::stdout(), "{line}").is_err() {
             break;
         }
@@ -121,7 +121,7 @@ fn measure(options: &Options, path: &Path) -> Result<Report, String> {
         world.replays(schedule, replays, |_| Ok(()))?
     };
     if options.check {
-        // In an order that changes all the time, so that what is unordered shows.
+        // A random schedule makes missing waits show as wrong bytes.
         world.replays(Schedule::Seeded(0), 2, |device| Check::new(device, &trace))?;
     }
     if let Some(file) = &options.timeline {
@@ -174,7 +174,7 @@ impl World<'_> {
     }
 }
 
-/// A progress bar on standard error, if this is a terminal and the replays are long.
+/// Creates a progress bar on standard error, if this is a terminal and the replays are long.
 fn progress(trace: &Trace, replays: usize) -> ProgressBar {
     let events = trace.ops.len() * replays;
     if events < 1 << 20 {

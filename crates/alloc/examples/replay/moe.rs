@@ -193,7 +193,7 @@ impl Program {
 
     fn run(&mut self, steps: u64) {
         let Shape { layers, count, hidden, vocabulary, trains, .. } = self.shape;
-        let kept = if trains { 3 } else { 1 }; // weights, and what the optimizer keeps of each
+        let kept = if trains { 3 } else { 1 }; // a weight, and two tensors of optimizer state
         for _ in 0..layers {
             for bytes in self.weights().into_iter().flat_map(|it| repeat_n(it, kept)) {
                 self.alloc(bytes);
@@ -207,7 +207,7 @@ impl Program {
         (0..steps).for_each(|_| self.step());
     }
 
-    /// Sizes of a layer's weights, in bytes.
+    /// Returns the sizes of a layer's weights, in bytes.
     fn weights(&self) -> Vec<u64> {
         let Shape { count, hidden, inner, experts, .. } = self.shape;
         let mut weights = vec![hidden * 2, hidden * hidden * 6, hidden * hidden * 2, hidden * 2];
@@ -220,7 +220,8 @@ impl Program {
         weights
     }
 
-    /// Number of tokens for each expert of a layer. The popularity of the experts drifts.
+    /// Returns the number of tokens for each expert of a layer. The popularity of the experts
+    /// drifts.
     fn route(&mut self, layer: usize, tokens: u64) -> Vec<u64> {
         let Self { random, popular, shape, .. } = self;
         for weight in &mut popular[layer] {
@@ -344,7 +345,8 @@ impl Program {
         let mut kept = vec![self.alloc(tokens * 8)];
         let mut rows = tokens;
         if layout == Experts::Parallel {
-            // So many are here of what all devices have; they come over a stream of their own.
+            // This device gets a random number of the tokens of all devices. They arrive on another
+            // stream.
             rows = tokens / 2 + self.random.below(tokens * 3 / 2);
             self.stream = 1;
         }
@@ -375,7 +377,7 @@ impl Program {
         let row = tokens * self.shape.hidden * 2;
         let mut weights = self.weights();
         for (at, mut module) in saved.modules.into_iter().enumerate().rev() {
-            // Of each block that was kept a gradient is made, from that of the one behind it.
+            // Each saved block gets a gradient, computed from the gradient of the block after it.
             let mut behind = None;
             let own = if at >= 2 && self.shape.experts == Experts::Looped { 3 } else { 2 };
             while let Some(block) = module.pop() {

@@ -17,7 +17,7 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// The allocator's options for the policy.
+    /// Returns the allocator's options for the policy.
     ///
     /// # Errors
     /// [`ConfigError`] if the allocator does not know the policy.
@@ -25,7 +25,7 @@ impl Policy {
         self.config_with("")
     }
 
-    /// The allocator's options for the policy and further options.
+    /// Returns the allocator's options for the policy, followed by further options.
     ///
     /// # Errors
     /// [`ConfigError`] if an option is unknown or its value is wrong.

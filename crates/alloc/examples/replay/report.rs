@@ -88,7 +88,7 @@ impl Report {
     }
 }
 
-/// The median of the values; 0 if there are none.
+/// Returns the median of the values. 0 if there are none.
 #[must_use]
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_unstable_by(f64::total_cmp);

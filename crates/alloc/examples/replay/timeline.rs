@@ -13,10 +13,10 @@ use super::run::Watch;
 pub struct Timeline(BufWriter<File>);
 
 impl Timeline {
-    /// Makes the file, with a header.
+    /// Creates the file, with a header.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error if the file cannot be created or written.
     pub fn create(path: &Path) -> io::Result<Self> {
         let mut file = BufWriter::new(File::create(path)?);
         writeln!(file, "event,requested,allocated,reserved")?;

@@ -123,7 +123,7 @@ impl Trace {
     /// name is wrong, and [`TraceError::Line`] with the first wrong line.
     pub fn open(path: &Path) -> Result<Self, TraceError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        // A file of such a name has a folder.
+        // Real files with this prefix can be opened by a path with a folder.
         if path.to_string_lossy().starts_with(moe::PREFIX) {
             return match moe::generate(&name) {
                 Ok(text) => Self::read(&name, text.as_bytes()),
@@ -191,7 +191,7 @@ impl Trace {
             text.clear();
             *line += 1;
         }
-        // What is still in use at the end stays so.
+        // Frees without a completion stay in use until the end.
         let until = self.ops.len();
         self.late.extend(slots.freed.into_values().map(|free| Late { free, until }));
         self.late.retain(|late| late.until > late.free + 1);
@@ -255,7 +255,7 @@ impl Trace {
         self.origins.push(origin);
     }
 
-    /// Whether an event of this id was read before.
+    /// Returns whether an event of this id was read before.
     fn frees(&self, id: u64) -> bool {
         self.origins.iter().any(|origin| origin.id == id)
     }

@@ -119,7 +119,7 @@ impl Bench {
             .collect::<std::result::Result<_, _>>()?)
     }
 
-    /// The median time per operation of the rounds, in nanoseconds, after a round that is not
+    /// Returns the median time per operation over the rounds, in nanoseconds. A first round is not
     /// counted.
     fn measure(&self, operations: usize, mut run: impl FnMut() -> Result<Duration>) -> Result<f64> {
         run()?;
@@ -168,7 +168,7 @@ impl Bench {
         Ok(())
     }
 
-    /// A stream for each stream of a trace.
+    /// Returns a stream for each stream of a trace.
     fn streams_of(&self, trace: &Trace) -> Result<Vec<Stream>> {
         let others = self.streams(trace.streams.len())?;
         let default = Stream::default_of(&self.driver, 0);
@@ -215,7 +215,7 @@ impl Bench {
     }
 }
 
-/// The median time per operation of the rounds, in nanoseconds.
+/// Returns the median time per operation over the rounds, in nanoseconds.
 fn median_per(
     operations: usize,
     rounds: usize,

@@ -21,7 +21,7 @@ pub struct Random(pub u64);
 pub const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Random {
-    /// The next number.
+    /// Returns the next number.
     pub fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -29,7 +29,7 @@ impl Random {
         self.0
     }
 
-    /// A size from 512 bytes to 32 MiB; each power of two is equally frequent.
+    /// Returns a size from 512 bytes to 32 MiB. Each power of two is equally frequent.
     pub fn size(&mut self) -> usize {
         let power = 9 + self.next() % 16;
         ((1 << power) + self.next() % (1 << power)) as usize
@@ -67,7 +67,7 @@ pub fn threads<B: Backend>(
     let ready = AtomicUsize::new(0);
     let work = |stream: &B::Stream| -> Result<(Instant, Instant), AllocError> {
         let warm = cached(allocator, stream, bytes, 100);
-        // Also after an error, for the others wait.
+        // Count this thread as ready after an error too, because the other threads wait for all.
         ready.fetch_add(1, Ordering::AcqRel);
         while ready.load(Ordering::Acquire) < streams.len() {
             std::thread::yield_now();
@@ -90,7 +90,7 @@ pub fn threads<B: Backend>(
 /// Live blocks of mixed sizes. Each step frees one block and allocates another in its place.
 pub struct Mixed<B: Backend> {
     live: Vec<Option<Block<B>>>,
-    /// Each step's block to free, and the size of the block to allocate.
+    /// For each step, the index of the block to free and the size of the block to allocate.
     steps: Vec<(usize, usize)>,
 }
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys::CUresult};
 use warpline_alloc::{Backend, StreamBackend, VirtualMemory};
 
-pub struct Cudarc(pub Arc<CudaContext>); // a device, as cudarc has it
-pub struct Memory(u64, Arc<CudaContext>); // an address, and the context that it is freed in
+pub struct Cudarc(pub Arc<CudaContext>); // a device's context in cudarc
+pub struct Memory(u64, Arc<CudaContext>); // an address, and its context
 impl StreamBackend for Cudarc {
     type Stream = Arc<CudaStream>;
     type Event = CudaEvent;
@@ -20,7 +20,7 @@ impl Backend for Cudarc {
     type Memory = Memory;
     fn alloc(&self, bytes: usize) -> Result<Memory, DriverError> {
         self.0.bind_to_thread()?;
-        // SAFETY: who gets it writes before it reads, as with all memory of an allocator.
+        // SAFETY: a new block is uninitialized, so its user writes bytes before reading them.
         Ok(Memory(unsafe { result::malloc_sync(bytes)? }, self.0.clone()))
     }
     fn address(memory: &Memory) -> u64 { memory.0 }
@@ -31,7 +31,7 @@ impl Backend for Cudarc {
 }
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: it came from `malloc_sync`, and freeing waits for work that still uses it.
+        // SAFETY: `malloc_sync` returned this address, and `free_sync` waits for work that uses it.
         self.1.record_err(self.1.bind_to_thread().and(unsafe { result::free_sync(self.0) }));
     }
 }

@@ -21,7 +21,7 @@ pub use backend::{Cudarc, Memory};
 /// # Errors
 /// A message if there is no CUDA driver, and cudarc's error if the device does not exist.
 pub fn open(ordinal: usize) -> Result<Arc<CudaContext>, Box<dyn Error>> {
-    // SAFETY: it loads libcuda, which any call of cudarc's does.
+    // SAFETY: the check only loads libcuda, as every later call of cudarc does.
     if !unsafe { sys::is_culib_present() } {
         return Err("there is no CUDA driver (libcuda) here".into());
     }

@@ -1,5 +1,5 @@
-//! Runs the program on the first device: `alloc-over-cudarc [OPTIONS]`. The options are those of
-//! `warpline-alloc`, such as `policy:torch`.
+//! Runs the program on the first device: `alloc-over-cudarc [OPTIONS]`. The options are allocator
+//! options, such as `policy:torch`.
 
 use std::error::Error;
 

@@ -1,5 +1,5 @@
-//! Virtual memory for the allocator's default policy: addresses apart from the memory behind them.
-//! Without virtual memory, a backend's allocator uses segments.
+//! Virtual memory for the allocator's default policy: addresses are reserved apart from the memory
+//! that is mapped there. Without virtual memory, an allocator uses segments.
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -35,7 +35,8 @@ struct Mapping {
 
 impl Drop for Range {
     fn drop(&mut self) {
-        // SAFETY: `reserve` reserved them, and mappings in them keep the range alive.
+        // SAFETY: `reserve` reserved these addresses. Mappings keep the range alive, so nothing is
+        // mapped there any more.
         let freed = unsafe { sys::cuMemAddressFree(self.address, self.bytes) }.result();
         self.context.record_err(freed);
     }
@@ -43,14 +44,15 @@ impl Drop for Range {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: `create` made it, and mappings of it keep it alive.
+        // SAFETY: `create` created the handle. Mappings keep the pages alive, so none is left.
         self.context.record_err(unsafe { sys::cuMemRelease(self.handle) }.result());
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: `map` mapped them, and the allocator waited for work that may use them.
+        // SAFETY: `map` mapped these addresses, and the allocator has waited for work that may use
+        // them.
         let unmapped = unsafe { sys::cuMemUnmap(self.address, self.pages.bytes) }.result();
         self.pages.context.record_err(unmapped);
     }
@@ -66,7 +68,7 @@ impl Cudarc {
     fn smallest(&self) -> Result<usize, DriverError> {
         let mut bytes = 0;
         let minimum = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
-        // SAFETY: it reads one value and writes the other.
+        // SAFETY: the call reads the properties and writes `bytes`, which both live.
         unsafe { sys::cuMemGetAllocationGranularity(&mut bytes, &self.properties(), minimum) }
             .result()?;
         Ok(bytes)
@@ -78,7 +80,8 @@ impl Cudarc {
     }
 
     fn properties(&self) -> sys::CUmemAllocationProp {
-        // SAFETY: zeros are a value of it: a structure of C's, in which they stand for the defaults.
+        // SAFETY: all fields of this C structure are integers, enums with a zero variant, or
+        // pointers, so zeros are a valid value.
         let mut properties: sys::CUmemAllocationProp =
             unsafe { MaybeUninit::zeroed().assume_init() };
         properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -95,7 +98,7 @@ impl VirtualMemory<DriverError> for Cudarc {
     fn reserve(&self, bytes: usize) -> Result<(u64, Handle), DriverError> {
         self.0.bind_to_thread()?;
         let mut address = 0;
-        // SAFETY: it writes the address.
+        // SAFETY: the call only writes `address`.
         unsafe { sys::cuMemAddressReserve(&mut address, bytes, PAGE, 0, 0) }.result()?;
         Ok((address, Box::new(Arc::new(Range { address, bytes, context: self.0.clone() }))))
     }
@@ -103,7 +106,7 @@ impl VirtualMemory<DriverError> for Cudarc {
     fn create(&self, bytes: usize) -> Result<Handle, DriverError> {
         self.0.bind_to_thread()?;
         let mut handle = 0;
-        // SAFETY: it writes the handle and reads the properties.
+        // SAFETY: the call reads the properties and writes `handle`.
         unsafe { sys::cuMemCreate(&mut handle, bytes, &self.properties(), 0) }.result()?;
         Ok(Box::new(Arc::new(Pages { handle, bytes, context: self.0.clone() })))
     }
@@ -114,13 +117,14 @@ impl VirtualMemory<DriverError> for Cudarc {
         let pages: &Arc<Pages> = memory.downcast_ref().ok_or(foreign)?;
         self.0.bind_to_thread()?;
         let address = range.address + offset as u64;
-        // SAFETY: the range is reserved, and nothing is mapped there: the allocator knows what is.
+        // SAFETY: the range is reserved, and the allocator never maps an address that is still
+        // mapped.
         unsafe { sys::cuMemMap(address, pages.bytes, 0, pages.handle, 0) }.result()?;
-        // Should the next call fail, this unmaps it.
+        // Unmaps if the next call fails.
         let mapping = Mapping { address, pages: pages.clone(), _range: range.clone() };
         let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         let access = sys::CUmemAccessDesc { location: self.location(), flags };
-        // SAFETY: it was mapped just now.
+        // SAFETY: `cuMemMap` has mapped these addresses.
         unsafe { sys::cuMemSetAccess(address, pages.bytes, &access, 1) }.result()?;
         Ok(Box::new(mapping))
     }

@@ -58,7 +58,7 @@ pub fn run(context: &Arc<CudaContext>, config: AllocatorConfig) -> Result<Report
     let (copies, compute) = (context.new_stream()?, context.new_stream()?);
     let allocator = CachingAllocator::new(Cudarc(context.clone()), config);
 
-    // 50 ms of work on memory that is dropped meanwhile.
+    // `compute` reads `x` for 50 ms. Meanwhile `x` is dropped.
     let x = Floats::new(&allocator, FLOATS, &copies)?;
     let y = Floats::new(&allocator, FLOATS, &compute)?;
     let first = x.block.address();
@@ -77,14 +77,14 @@ pub fn run(context: &Arc<CudaContext>, config: AllocatorConfig) -> Result<Report
     for batch in 0..BATCHES {
         let count = FLOATS / (1 + batch % 7);
         let values: Vec<f32> = (0..count).map(|i| ((i + batch) % 1000) as f32).collect();
-        // Memory of the stream that fills it...
+        // `copies` fills its own block.
         let x = Floats::new(&allocator, count, &copies)?;
         x.write(&values, &copies)?;
-        // ...which another one reads: in order, by an event of cudarc's...
+        // `compute` reads the block after the copy: cudarc orders the streams with an event.
         compute.join(&copies)?;
         let y = Floats::new(&allocator, count, &compute)?;
         launch(&affine, &compute, &y, &x, (2.0, 1.0), 0)?;
-        // ...and used again for a batch only after that.
+        // The block is reused only after `compute` has read it.
         x.block.record_stream(&compute);
         drop(x);
         let expected = values.iter().map(|x| 2.0 * x + 1.0);
@@ -104,15 +104,16 @@ pub fn run(context: &Arc<CudaContext>, config: AllocatorConfig) -> Result<Report
     })
 }
 
-/// Floats in a block. The block's address is a `CUdeviceptr`, which all functions of cudarc take.
+/// An array of floats in a block. The block's address is a `CUdeviceptr`, which all functions of
+/// cudarc take.
 struct Floats {
     block: Block<Cudarc>,
     count: usize,
 }
 
 impl Floats {
-    /// Allocates memory for work on `stream`. Work on another stream must wait for `stream` first,
-    /// and must be announced with `record_stream`.
+    /// Allocates memory for work on `stream`. Before another stream uses the memory, it must wait
+    /// for `stream`, and the use must be recorded with `record_stream`.
     fn new(
         allocator: &CachingAllocator<Cudarc>,
         count: usize,
@@ -125,14 +126,16 @@ impl Floats {
     fn write(&self, values: &[f32], stream: &CudaStream) -> Result<(), DriverError> {
         assert_eq!(values.len(), self.count);
         stream.context().bind_to_thread()?;
-        // SAFETY: the block has room for them, and the driver is done with pageable memory on return.
+        // SAFETY: the block has room for `values`, and a copy from pageable memory has read them on
+        // return.
         unsafe { result::memcpy_htod_async(self.block.address(), values, stream.cu_stream()) }
     }
 
     fn read(&self, stream: &CudaStream) -> Result<Vec<f32>, DriverError> {
         let mut values = vec![0.0; self.count];
         stream.context().bind_to_thread()?;
-        // SAFETY: the block has as many, and the values stay until the stream is done.
+        // SAFETY: the block has as many bytes as `values`, which live until the stream is
+        // synchronized below.
         unsafe {
             result::memcpy_dtoh_async(&mut values, self.block.address(), stream.cu_stream())?;
         }
@@ -154,7 +157,8 @@ fn launch(
     let (to, from, n) = (y.block.address(), x.block.address(), y.count as u32);
     let mut call = stream.launch_builder(affine);
     call.arg(&to).arg(&from).arg(&a).arg(&b).arg(&n).arg(&nanoseconds);
-    // SAFETY: these are the kernel's parameters, and it touches n floats of both blocks.
+    // SAFETY: the arguments match the kernel's parameters, and the kernel accesses `n` floats of
+    // both blocks, which have `n` floats each.
     unsafe { call.launch(LaunchConfig::for_num_elems(n)) }?;
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! The program without a GPU: cudarc, the backend and the program are unchanged, over the fake
-//! `libcuda` of `fake/libcuda.rs`. The tests show that the parts fit together and in which order
-//! the calls come. They show nothing about a GPU; `gpu.rs` tests that.
+//! `libcuda` of `fake/libcuda.rs`. The tests check that the parts fit together, and the order of
+//! the calls. `gpu.rs` tests the behaviour of a GPU.
 #![cfg(target_os = "linux")]
 
 use std::path::{Path, PathBuf};

@@ -16,6 +16,6 @@ fn gpu_the_program_runs_under_every_policy() {
         assert!(report.device_allocs > 0 && report.device_allocs < report.requests / 10);
         assert_eq!(report.left, 0);
     }
-    // What the releases said.
+    // Reports errors of releases, which happen in drops.
     context.check_err().unwrap();
 }

@@ -1,4 +1,5 @@
-//! A runtime of one's own with a caching allocator: memory is a counter, streams work at once.
+//! A custom runtime with a caching allocator: memory is a counter, and streams complete work at
+//! once.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,7 +1,7 @@
-//! A `libcuda` without a GPU, with the calls of this program only. Memory is the host's, and the
-//! one kernel is written in Rust. Work is done at once, but counts as unfinished until somebody
-//! waits for it, which is the latest moment at which a GPU may finish it. There is no virtual
-//! memory. The process ends if anything is left when the context is destroyed.
+//! A `libcuda` without a GPU, with only the calls of this program. Device memory is host memory,
+//! and the kernel is written in Rust. Work runs at once, but counts as pending until a wait covers
+//! it, which is the latest completion that a GPU may show. There is no virtual memory. The process
+//! ends if resources are left when the context is destroyed.
 #![allow(non_snake_case, clippy::missing_safety_doc)]
 
 use std::alloc::{Layout, alloc, dealloc};
@@ -20,11 +20,11 @@ const PAGE: usize = 2 << 20;
 
 #[derive(Default)]
 struct State {
-    /// Bytes by address.
+    /// Sizes of allocations, by address.
     memory: HashMap<usize, usize>,
-    /// Amount of work that each stream was given, and the part of it that was waited for.
+    /// Numbers of enqueued and of completed operations, by stream.
     streams: HashMap<usize, (u64, u64)>,
-    /// The stream that an event was recorded on, and how much work it had by then.
+    /// The stream that each event was last recorded on, and its number of operations at that time.
     events: HashMap<usize, Option<(usize, u64)>>,
     modules: usize,
     handles: usize,
@@ -37,9 +37,9 @@ fn with<T>(f: impl FnOnce(&mut State) -> T) -> T {
 }
 
 /// # Safety
-/// `place` may be written.
+/// `place` must be valid for a write of `T`.
 unsafe fn give<T>(place: *mut T, value: T) -> u32 {
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes a pointer that is valid for a write of `T`.
     unsafe { place.write(value) };
     SUCCESS
 }
@@ -53,7 +53,7 @@ fn work(stream: usize) -> u32 {
 
 impl State {
     fn handle(&mut self) -> usize {
-        // 1 and 2 are streams that every context has.
+        // Skips the handles 1 and 2, which CUDA reserves for default streams.
         self.handles += 16;
         self.handles
     }
@@ -73,7 +73,7 @@ macro_rules! calls {
     ($($name:ident($($arg:ident: $ty:ty),*) $body:block)*) => {$(
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($arg: $ty),*) -> u32 {
-            // SAFETY: the program passes what the real function takes.
+            // SAFETY: the program passes pointers and handles that are valid for the real function.
             #[allow(unused_unsafe)]
             unsafe { $body }
         }
