@@ -1,12 +1,12 @@
 //! The state that all shards of an allocator share: the backend, the list of shards in lock order,
 //! the policies, the captures and the trace.
 //!
-//! Lock order: the policies (taken by misses only), then the list of shards, then shards in the
-//! order of that list, then the global counters, then the trace. A thread that holds the policies
-//! locks one shard at a time, except when it adds up counters.
+//! Lock order: the policies (only for misses), then the list of shards, then shards in the order of
+//! that list, then the global counters, then the trace. A thread that holds the lock of the
+//! policies locks one shard at a time, except to add up counters.
 //!
-//! Invariant: no driver call that can block, no observer and no `Drop` of memory runs under a
-//! shard's lock. Events are recorded and queried there.
+//! Invariant: no driver call that can block, no observer and no drop of memory runs under a shard's
+//! lock. Recording and querying events is allowed.
 
 use std::sync::{Arc, PoisonError, Weak};
 
@@ -24,25 +24,26 @@ use crate::{AllocatorConfig, Backend, Policy, SegmentInfo, source};
 
 pub(crate) struct Core<B: Backend> {
     pub(crate) backend: B,
-    /// The policies for getting memory. Locked during backend calls that allocate or release
-    /// memory. Locked before `shards`, and never while the program's code runs.
+    /// The policies for getting memory. The lock is held during backend calls that allocate or
+    /// release memory, comes before `shards` in the lock order, and is never held while the
+    /// program's callbacks run.
     pub(crate) policies: Mutex<Box<dyn GrowthPolicies<B>>>,
-    /// Share of the device's memory that may be reserved. Has a lock of its own, because a pool's
-    /// source may change it.
+    /// Share of the device's memory that may be reserved. A separate lock, because a pool's source
+    /// may change the share.
     pub(crate) memory_fraction: Mutex<Option<f64>>,
-    /// All shards, in lock order. Locked while more than one shard is.
+    /// All shards, in lock order. The lock is held while more than one shard is locked.
     shards: Mutex<Vec<RegisteredShard<B>>>,
-    /// Locked last.
+    /// Statistics that all shards share. Locked after all shards.
     pub(crate) global: Mutex<Global>,
     /// Number of captures in progress, during which the backend can neither release memory nor
     /// record events on captured streams.
     captures: AtomicUsize,
     pub(crate) releases: Releases<B::Memory>,
-    /// Shards without an owner whose memory is still used by streams.
+    /// Dropped shards whose freed blocks streams still use.
     pub(crate) orphans: Mutex<Vec<Arc<Shard<B>>>>,
-    /// Whether the allocator was dropped, so that shards cannot be left to it.
+    /// Whether the allocator was dropped. From then on, no shard becomes an orphan.
     pub(crate) closed: AtomicBool,
-    /// Bytes of requests in progress that nothing cached fitted.
+    /// Requested bytes of the misses in progress.
     pub(crate) waiting: AtomicUsize,
     /// Number of searches of large pools, counted for garbage collection.
     pub(crate) clock: Arc<AtomicU64>,
@@ -50,8 +51,8 @@ pub(crate) struct Core<B: Backend> {
     pub(crate) hooks: Hooks,
 }
 
-/// A registered shard. Its counters count until they are added to those of retired shards, after
-/// its last owner has dropped it.
+/// A registered shard. The entry stays after the last owner drops the shard, until the shard's
+/// counters are added to those of retired shards.
 struct RegisteredShard<B: Backend> {
     shard: Weak<Shard<B>>,
     cell: StaticRef<ShardCell<B>>,
@@ -61,9 +62,9 @@ struct RegisteredShard<B: Backend> {
 /// Result of a wait for all work on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeviceWait {
-    /// No work runs any more.
+    /// No work is running any more.
     Done,
-    /// The backend has no such call.
+    /// The backend cannot wait for the device.
     Unsupported,
     Failed,
 }
@@ -120,7 +121,8 @@ impl<B: Backend> Core<B> {
 
     /// Returns all segments, in order of address, and the history until that moment.
     pub(crate) fn report(&self) -> (Vec<SegmentInfo>, TraceRing) {
-        // So that nothing is being mapped. Inside a source this thread may hold the lock.
+        // Holding the lock keeps other threads from mapping pages. Inside a source, this thread may
+        // hold the lock already.
         let policies = (!source::is_inside()).then(|| lock(&self.policies));
         let registry = lock(&self.shards);
         let mut segments = Vec::new();
@@ -133,12 +135,12 @@ impl<B: Backend> Core<B> {
         (segments, trace)
     }
 
-    /// Begins a capture. From its return until the matching end, other threads make no backend call
-    /// that a capture forbids.
+    /// Begins a capture. From the return of this call until the matching end, other threads make no
+    /// backend call that a capture forbids.
     pub(crate) fn begin_capture(&self) {
         self.captures.fetch_add(1, Ordering::SeqCst);
-        // A thread that saw no capture holds one of these locks until its call is done. Inside a
-        // source that is this thread.
+        // A thread that saw no capture holds one of these locks until its backend call is finished.
+        // Inside a source, that thread is this one.
         if !source::is_inside() {
             drop(lock(&self.policies));
             self.releases.wait();
@@ -151,7 +153,7 @@ impl<B: Backend> Core<B> {
         self.captures.load(Ordering::Relaxed) > 0
     }
 
-    /// Ends a capture. The last end does the work deferred during captures.
+    /// Ends a capture. The end of the last capture does the deferred work.
     pub(crate) fn end_capture(&self) {
         if self.captures.fetch_sub(1, Ordering::SeqCst) > 1 {
             return;
@@ -161,7 +163,7 @@ impl<B: Backend> Core<B> {
         }
         for shard in self.all_shards() {
             let mut state = shard.lock();
-            // If another capture has begun, its end does this.
+            // If another capture has begun, its end records the events.
             if !self.is_capturing() {
                 state.record_deferred(&self.backend);
             }
@@ -178,7 +180,7 @@ impl<B: Backend> Core<B> {
                 state.poll_events(&self.backend);
             }
         }
-        // Shards still in use become orphans again.
+        // Shards still in use become orphans again in their drop.
         drop(orphans);
     }
 
@@ -192,7 +194,7 @@ impl<B: Backend> Core<B> {
         shard
     }
 
-    /// Moves a shard's counters to those of retired shards.
+    /// Removes a shard from the list and adds its counters to those of retired shards.
     pub(crate) fn unregister(&self, cell: &StaticRef<ShardCell<B>>) {
         let mut shards = lock(&self.shards);
         shards.retain(|other| !is_same(&other.cell, cell));
@@ -211,17 +213,17 @@ impl<B: Backend> Core<B> {
         }
     }
 
-    /// Waits for all work of a stream. Returns `false` if that fails although the device is not
+    /// Waits for all work of a stream. Returns `false` if the wait fails although the device is not
     /// lost.
     pub(crate) fn wait_for(&self, stream: &B::Stream) -> bool {
         let waited = self.backend.record(stream).and_then(|event| self.backend.synchronize(&event));
         waited.map_or_else(|error| self.backend.is_lost(&error), |()| true)
     }
 
-    /// Returns the options in force for a pool. Without virtual memory, and in private pools, only
-    /// segments are used. With the runtime's pools, which keep free memory themselves, nothing is
-    /// cached here. Private pools always cache, because replays of a capture use its memory after
-    /// it was freed.
+    /// Returns the options in force for a pool. Private pools, and backends without virtual memory,
+    /// use only segments. The runtime's pools keep free memory themselves, so nothing is cached
+    /// over them. Private pools always cache, because replays of a capture use memory of the pool
+    /// after it was freed.
     pub(crate) fn in_force(&self, config: &AllocatorConfig, pool: u64) -> AllocatorConfig {
         let mut config = config.clone();
         let has_pages = || self.backend.virtual_memory().is_some();

@@ -7,11 +7,11 @@ use crate::StreamBackend;
 /// Maximum number of events kept for reuse.
 const MAX_SPARE: usize = 64;
 
-/// Events that must complete before freed memory is reused. A token names the memory, and has one
-/// event per stream that uses it.
+/// Events that must complete before freed memory is reused. A token identifies the memory. Each use
+/// by a stream has its own event.
 pub(crate) struct PendingEvents<S: StreamBackend> {
     queues: Vec<EventQueue<S>>,
-    /// Uses whose event could not be recorded yet.
+    /// Uses whose event could not be recorded so far.
     unrecorded: Vec<(S::Stream, u32)>,
     spare: Vec<S::Event>,
 }
@@ -31,8 +31,8 @@ impl<S: StreamBackend> PendingEvents<S> {
         self.queues.is_empty() && self.unrecorded.is_empty()
     }
 
-    /// Records that the stream's work so far uses the memory. Returns `false` if there is nothing
-    /// to wait for, because the device is lost.
+    /// Records an event after the stream's work so far, which uses the memory. Returns `false` if
+    /// no wait is needed, because the device is lost.
     pub(crate) fn record(&mut self, backend: &S, stream: &S::Stream, token: u32) -> bool {
         let event = match self.spare.pop() {
             Some(event) => backend.record_again(event, stream),
@@ -55,7 +55,7 @@ impl<S: StreamBackend> PendingEvents<S> {
         &mut self.queues[at].events
     }
 
-    /// Tries again to record the events that could not be recorded.
+    /// Retries the events that could not be recorded.
     fn record_late(&mut self, backend: &S, done: &mut Vec<u32>) {
         for (stream, token) in std::mem::take(&mut self.unrecorded) {
             if !self.record(backend, &stream, token) {
@@ -64,8 +64,9 @@ impl<S: StreamBackend> PendingEvents<S> {
         }
     }
 
-    /// Adds the token of each completed event to `done`. A stream's events complete in order, so
-    /// the first pending event ends the search of its queue. Events whose query fails are skipped.
+    /// Adds the token of each completed event to `done`. The events of a stream complete in order,
+    /// so the search of a queue ends at the first pending event. Events whose query fails are
+    /// skipped.
     pub(crate) fn poll(&mut self, backend: &S, done: &mut Vec<u32>) {
         self.record_late(backend, done);
         for at in (0..self.queues.len()).rev() {
@@ -100,7 +101,7 @@ impl<S: StreamBackend> PendingEvents<S> {
         std::mem::take(&mut self.queues)
     }
 
-    /// Puts back the events that [`wait`] left.
+    /// Puts back the events whose [`wait`] failed.
     pub(crate) fn put_back(&mut self, mut queues: Vec<EventQueue<S>>) {
         // Older events go first.
         queues.append(&mut self.queues);

@@ -1,4 +1,4 @@
-//! The interface between a request that nothing cached fits and the policies. A hit calls none of it.
+//! The interface between misses and policies. Hits do not use it.
 
 use std::sync::Arc;
 
@@ -6,33 +6,32 @@ use crate::core::Core;
 use crate::shard::{AllocatedBlock, Request, Shard};
 use crate::{AllocError, Backend};
 
-/// A way to get memory from the backend. Called by one thread at a time, and without any shard's
+/// A method of getting memory from the backend. Called by one thread at a time, without a shard's
 /// lock.
 pub(crate) trait GrowthPolicy<B: Backend> {
-    /// Serves a request that nothing cached fits. `None` if the backend has no memory for it or the
-    /// limit is reached.
+    /// Serves a miss. `None` if the backend has no memory or the limit is reached.
     fn grow(&mut self, miss: &Miss<'_, B>) -> Result<Option<AllocatedBlock>, AllocError>;
 
-    /// Releases all memory that is wholly free. Memory whose release the backend refuses stays free
-    /// in place, or is kept for another try.
+    /// Releases all memory that is wholly free. Memory that the backend refuses stays free in
+    /// place, or is kept for another attempt.
     fn release_cached(&mut self, core: &Core<B>);
 
-    /// Retries refused releases of memory that serves no requests, until the backend refuses again;
-    /// if `all` is set, retries all releases.
+    /// Retries refused releases of memory that serves no requests, until the backend refuses again.
+    /// With `all`, tries every release.
     fn retry_refused(&mut self, core: &Core<B>, all: bool);
 }
 
-/// All policies of an allocator. The policy in force in a request's shard serves the request.
+/// All policies of an allocator. The options in force in a request's shard select the policy.
 pub(crate) trait GrowthPolicies<B: Backend>: GrowthPolicy<B> + Send {
     /// Returns the maximum number of bytes that may be reserved in total. `None` if there is no
-    /// limit. `requested` is the size that an error names, in bytes.
+    /// limit. `requested` is the requested size for the error, in bytes.
     ///
     /// # Errors
     /// [`AllocError::Backend`] if the backend cannot report the size of the device's memory.
     fn limit(&mut self, core: &Core<B>, requested: usize) -> Result<Option<usize>, AllocError>;
 
-    /// Prepares for the drop, after the last block. Waits for work on the device if pages are
-    /// mapped, because dropping them does not wait. Leaks all pages if the wait fails.
+    /// Prepares for the drop, after the last block was freed. Waits for work on the device if pages
+    /// are mapped, because unmapping does not wait. Leaks all pages if the wait fails.
     fn close(&mut self, backend: &B);
 }
 

@@ -1,5 +1,5 @@
 //! Observers and callbacks of the program, called when memory runs short or moves. They are not
-//! called for requests that they make themselves.
+//! called for their own requests.
 
 use std::sync::Arc;
 
@@ -19,13 +19,13 @@ pub(crate) struct Hooks {
     observers: Mutex<Vec<Observer>>,
     callbacks: Mutex<Vec<Callback>>,
     remap_observers: Mutex<Vec<RemapObserver>>,
-    /// Whether there are observers of moves.
+    /// Whether there are observers of moves, readable without a lock.
     observes_moves: AtomicBool,
-    /// Threads inside an observer or callback, for whose own requests none is called.
+    /// Threads inside an observer or callback.
     inside: Mutex<Vec<ThreadId>>,
 }
 
-/// A thread's entry, removed on drop, also after a panic.
+/// Registration of a thread in `inside`, removed on drop, also after a panic.
 struct Inside<'a>(&'a Hooks, ThreadId);
 
 impl Hooks {
@@ -47,7 +47,7 @@ impl Hooks {
         self.observes_moves.load(Ordering::Relaxed)
     }
 
-    /// Calls the observers of moves: the free memory at `from` is now at `to`.
+    /// Notifies the observers of moves: the free memory at `from` is now at `to`.
     pub(crate) fn moved(&self, from: u64, to: u64, bytes: usize) {
         if !self.observe_moves() {
             return;
@@ -56,7 +56,7 @@ impl Hooks {
         observers.iter().for_each(|observer| observer(from, to, bytes));
     }
 
-    /// Calls the observers of failed requests.
+    /// Notifies the observers of failed requests.
     pub(crate) fn notify_observers(&self, facts: &OutOfMemory) {
         let observers = lock(&self.observers).clone();
         if let Some(_inside) = self.enter(observers.is_empty()) {
@@ -68,7 +68,7 @@ impl Hooks {
     pub(crate) fn run_callbacks(&self) -> bool {
         let callbacks = lock(&self.callbacks).clone();
         let Some(_inside) = self.enter(callbacks.is_empty()) else { return false };
-        // All callbacks run, whatever each returns.
+        // `count` runs all callbacks, where `any` would stop at the first `true`.
         callbacks.iter().filter(|callback| callback()).count() > 0
     }
 

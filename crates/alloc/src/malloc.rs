@@ -1,6 +1,6 @@
-//! Serves a request from the cache (a hit), or passes it on to `miss.rs`.
+//! Serves a request from the cache (a hit), or passes the request on to `miss.rs`.
 //!
-//! A hit happens under one shard's lock and calls no policy.
+//! A hit takes one shard's lock and uses no policy.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use crate::{AllocError, Backend, source};
 /// Whether the cache was already searched for a request that is not a hit.
 pub(crate) struct Searched(pub(crate) bool);
 
-/// The cell of the shard that granted a block, and the block.
+/// The cell of an allocated block's shard, and the block.
 pub(crate) type CellAllocation<B> = (StaticRef<ShardCell<B>>, AllocatedBlock);
 
 impl<B: Backend> Shared<B> {
-    /// Serves a request from the stream's cache. Fails if nothing there fits, or if the request
-    /// needs more than a search of the cache. All steps of a hit are inlined here by force, because
-    /// calls would be a tenth of its time. The function itself is never inlined, so that a hit
+    /// Serves a request from the stream's cache. Fails if no free block fits, or if the request
+    /// needs more than a search of the cache. All steps of a hit are forcibly inlined here, because
+    /// calls would take a tenth of its time. The function itself is never inlined, so that a hit
     /// takes the same time for every caller.
     #[inline(never)]
     pub(crate) fn hit(
@@ -60,7 +60,8 @@ impl<B: Backend> Shared<B> {
         };
         let over = state.counters.over;
         if state.heap.is_alias(granted.block) && self.core.hooks.observe_moves() {
-            // It was parked, and what is known of its memory had gone to its pieces.
+            // The alias was parked. Its free reported moves to the pieces' own addresses, so report
+            // the moves back.
             let pieces = state.heap.pieces_of(granted.block);
             drop(locked);
             pieces.iter().for_each(|&(here, home, bytes)| self.core.hooks.moved(home, here, bytes));
@@ -73,7 +74,7 @@ impl<B: Backend> Shared<B> {
         Ok((StaticRef::clone(cell), granted))
     }
 
-    /// Serves a request that is not a hit.
+    /// Serves a request that is not a hit in its stream's shard.
     #[cold]
     pub(crate) fn malloc(
         &self,
@@ -101,7 +102,7 @@ impl<B: Backend> Shared<B> {
         }
     }
 
-    /// Serves a request in a shard. `None` if the shard serves another stream by now.
+    /// Serves a request in a shard. `None` if the shard now serves another stream.
     pub(crate) fn malloc_in(
         &self,
         shard: &Arc<Shard<B>>,
@@ -134,7 +135,7 @@ impl<B: Backend> Shared<B> {
             }
             return Ok(Some((StaticRef::clone(&shard.cell), granted)));
         }
-        // Meanwhile the shard must not serve another stream.
+        // A shard with a miss in progress is not assigned to another stream.
         state.misses += 1;
         drop(state);
         self.core.waiting.fetch_add(bytes, Ordering::Relaxed);

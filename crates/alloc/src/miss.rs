@@ -1,5 +1,5 @@
-//! Serves a request that nothing cached fits, up to the last attempt before an out-of-memory error.
-//! Misses run one at a time, and hold no shard's lock while they call the backend.
+//! Serves misses: requests that no cached memory fits, up to the out-of-memory error. One miss runs
+//! at a time. No shard's lock is held during backend calls.
 
 use std::sync::{Arc, Weak};
 
@@ -14,11 +14,11 @@ use crate::sync::lock;
 use crate::trace::{TraceAction, TraceStep};
 use crate::{AllocError, Backend, OutOfMemory, Policy, reclaim};
 
-/// The shard that granted a block, and the block.
+/// The shard of an allocated block, and the block.
 type ShardAllocation<B> = (Arc<Shard<B>>, AllocatedBlock);
 
 impl<B: Backend> Shared<B> {
-    /// Tries all ways of serving the request, in order.
+    /// Tries all ways of serving a miss, in order.
     #[cold]
     pub(crate) fn miss(
         &self,
@@ -32,12 +32,14 @@ impl<B: Backend> Shared<B> {
         {
             return Ok(in_shard(granted));
         }
-        // Dropped after the lock, because a pool's source may own values of the program.
+        // Declared before `policies`, so dropped after its lock is released: a pool's source may
+        // own values of the program.
         let pools: Vec<_> = lock(&self.pools).iter().filter_map(Weak::upgrade).collect();
         let mut policies = lock(&core.policies);
-        // Options may have changed since; they cannot change until the lock is released.
+        // The options may have changed since the search. They cannot change while `policies` is
+        // locked.
         let request = shard.lock().request(request.requested, request.site)?;
-        // Another thread may have allocated memory while this one waited.
+        // Another thread may have cached memory while this thread waited for the lock.
         if let Some(granted) = search(shard, ShardState::take_fit_again, request) {
             return Ok(in_shard(granted));
         }
@@ -54,7 +56,7 @@ impl<B: Backend> Shared<B> {
             return Ok(found);
         }
         if core.is_capturing() {
-            // During a capture nothing can be released or waited for.
+            // A capture forbids releases and waits.
             return Err(self.fail(policies, &miss));
         }
         if reclaim::release_oversize(core, shard, request)
@@ -88,9 +90,9 @@ impl<B: Backend> Shared<B> {
         AllocError::OutOfMemory(Box::new(facts))
     }
 
-    /// Takes memory that is idle on another stream or in the other pool, as the last attempt. Work
-    /// on the request's stream then waits, on the device, for the other stream's work so far. When
-    /// the block is freed, the other stream waits in turn.
+    /// Takes free memory of another stream or of the other pool, as the last attempt. Later work on
+    /// the request's stream waits, on the device, for the other stream's work so far. When the
+    /// block is freed, its memory is reused only after the request's stream has completed its work.
     fn take_from_streams(
         &self,
         shard: &Arc<Shard<B>>,
@@ -110,7 +112,7 @@ impl<B: Backend> Shared<B> {
                     let Some(block) = block else { continue };
                     (block, state.stream.clone())
                 };
-                // The wait may block the host, so no lock is held.
+                // The wait may block the host, so no lock is held here.
                 let ordered = Arc::ptr_eq(&owner, shard)
                     || backend.record(&other).and_then(|e| backend.wait(&stream, &e)).is_ok();
                 let mut state = owner.lock();
@@ -127,7 +129,8 @@ impl<B: Backend> Shared<B> {
         None
     }
 
-    /// Frees memory that streams have finished using, also of streams without new requests.
+    /// Frees memory whose uses have completed, in all shards, because a stream without new requests
+    /// does not poll.
     fn poll_events(&self) {
         for shard in self.core.all_shards() {
             let mut state = shard.cell.lock_parked();
@@ -137,7 +140,7 @@ impl<B: Backend> Shared<B> {
         }
     }
 
-    /// Waits for all pending events without a lock, then frees the memory that waited for them.
+    /// Waits for all pending events without a lock, then frees their memory.
     pub(crate) fn synchronize_events(&self) {
         if self.core.is_capturing() {
             return;
@@ -164,7 +167,8 @@ impl<B: Backend> Shared<B> {
         self.core.tracer.record(|| step(stream));
         let shards = self.core.all_shards();
         let private = shards.iter().filter(|shard| shard.pool > 0);
-        // Locked after shards, so it must not be held below.
+        // `reserved` locks the global counters, which must not be held while shards are locked
+        // below.
         let reserved = self.core.reserved();
         OutOfMemory {
             device: backend.device(),
@@ -176,8 +180,7 @@ impl<B: Backend> Shared<B> {
             },
             free: memory.map(|(free, _)| free),
             total: memory.map(|(_, total)| total),
-            // A smaller value belongs to another process with this process's id in another
-            // namespace.
+            // A smaller value is that of another process with the same id in another namespace.
             process: backend.process_memory().filter(|&bytes| bytes >= reserved),
             limit,
             allocated: self.allocated(),
@@ -189,8 +192,8 @@ impl<B: Backend> Shared<B> {
     }
 }
 
-/// Searches a shard's cache with the shard's own options: a private pool has a cache, and splits
-/// blocks at multiples of 512, even if the request's own stream has none.
+/// Searches a shard's cache by the shard's own options. A private pool caches and rounds to
+/// multiples of 512 bytes, even if the request's stream has no cache.
 fn search<B: Backend>(
     shard: &Shard<B>,
     how: impl Fn(&mut ShardState<B>, Request) -> Option<AllocatedBlock>,
@@ -201,8 +204,8 @@ fn search<B: Backend>(
     if state.rules.caching { how(&mut state, request) } else { None }
 }
 
-/// Takes free memory from the private pools with `use_on_oom`. A request for a private pool gets no
-/// other memory, which may be of another kind.
+/// Takes free memory from private pools with `use_on_oom`. A request for a private pool takes none,
+/// because other memory may be of another kind.
 fn take_from_pools<B: Backend>(
     pools: &[Arc<Pool<B>>],
     shard: &Arc<Shard<B>>,

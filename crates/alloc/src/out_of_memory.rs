@@ -66,7 +66,7 @@ impl OutOfMemory {
         let over_limit =
             self.limit.is_some_and(|limit| limit < self.reserved.saturating_add(self.segment));
         if self.total.is_some_and(|total| total < self.segment) {
-            // Nothing else can help.
+            // No other hint can help.
             return vec!["The request is larger than all of the memory: split it."];
         }
         if over_limit {
@@ -147,7 +147,8 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// 100 MiB, of which 60 are reserved by us, 10 used by others, 30 free; all of ours is live.
+    /// A device with 100 MiB: 60 MiB in live blocks of this allocator, 10 MiB used by others, and
+    /// 30 MiB free.
     fn facts() -> OutOfMemory {
         OutOfMemory {
             device: "cuda:0".into(),
@@ -208,7 +209,7 @@ mod tests {
 
     #[test]
     fn nobody_is_told_to_end_processes_that_use_nothing() {
-        // All that others use is this process's by other ways.
+        // This process uses all of the other memory itself, outside of the allocator.
         let text = OutOfMemory { process: Some(70 * MIB), ..facts() }.to_string();
         assert!(text.contains("and other processes 0 bytes"), "{text}");
         assert!(!text.contains("end them"), "{text}");

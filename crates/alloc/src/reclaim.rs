@@ -32,7 +32,7 @@ pub(crate) fn collect_garbage<B: Backend>(core: &Core<B>, limit: Option<usize>) 
     while reclaimed < target && !idle.is_empty() {
         let total: u64 = idle.iter().map(|idle| idle.age).sum();
         let mean = total as f64 / idle.len() as f64;
-        // The oldest is never under the mean, so the loop ends.
+        // The oldest segment is never younger than the mean, so each round removes a segment.
         idle.retain(|&IdleSegment { shard, block, age }| {
             let old = age as f64 >= mean;
             if old && let Some(segment) = shard.lock().heap.release_segment(block) {
@@ -47,9 +47,9 @@ pub(crate) fn collect_garbage<B: Backend>(core: &Core<B>, limit: Option<usize>) 
     }
 }
 
-/// Releases segments for a request if `max_split_size` is set: one free segment that is large
-/// enough, or as many oversize segments, largest first, as suffice together. Returns `false` if
-/// they do not suffice.
+/// Releases segments for a request if `max_split_size` is set: one free segment of sufficient size,
+/// or else oversize segments, largest first, until their total suffices. Returns `false` if it does
+/// not.
 pub(crate) fn release_oversize<B: Backend>(
     core: &Core<B>,
     shard: &Shard<B>,

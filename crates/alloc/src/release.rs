@@ -1,9 +1,9 @@
-//! Returns segments to the backend.
+//! Release of segments to the backend.
 //!
-//! A segment waits until a running capture has ended. Memory that the backend refuses to take back
-//! stays free where it was and keeps serving requests. If it can serve none there (its pool is
-//! gone, or its pages are mapped nowhere), it waits in a list. All of it counts as reserved and
-//! under `refused_releases`. Refused releases are retried at misses and when the cache is emptied.
+//! During a capture, releases are deferred to its end. A refused segment goes back to its heap and
+//! serves requests again. A refused segment that cannot (its pool is gone, caching is off, or its
+//! shard serves another stream) waits in a list. Refused memory counts as reserved and under
+//! `refused_releases`. Refused releases are retried at misses and when the cache is emptied.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -15,20 +15,19 @@ use crate::shard::Shard;
 use crate::sync::lock;
 use crate::{Backend, source};
 
-/// Segments that were removed from their heap but not released to the backend yet.
+/// Segments that were removed from their heap and not yet released to the backend.
 pub(crate) struct Releases<M> {
-    /// Held while memory is released, so that no capture begins meanwhile.
+    /// The lock is held while memory is released, so that no capture begins meanwhile.
     lists: Mutex<Lists<M>>,
-    /// Segments dropped by a pool's source or by the owner of foreign memory. Their thread may hold
-    /// `lists`, so the next release takes them.
+    /// Segments dropped inside a pool's source or the drop of foreign memory. The thread may hold
+    /// the lock of `lists` there, so the next release handles them.
     late: Mutex<Vec<ReleasedSegment<M>>>,
 }
 
 struct Lists<M> {
-    /// Segments to be released after a capture. They count as released.
+    /// Segments to release after a capture. They count as released.
     deferred: Vec<ReleasedSegment<M>>,
-    /// Segments that the backend refused to take and that cannot serve requests in their old place.
-    /// They count as reserved.
+    /// Refused segments that cannot go back to their heap. They count as reserved.
     refused: Vec<ReleasedSegment<M>>,
 }
 
@@ -40,7 +39,7 @@ impl<M> Default for Releases<M> {
 }
 
 impl<M> Releases<M> {
-    /// Waits until no thread releases memory.
+    /// Waits until no thread is releasing memory.
     pub(crate) fn wait(&self) {
         drop(lock(&self.lists));
     }
@@ -73,8 +72,7 @@ fn give_back<B: Backend>(
     }
 }
 
-/// Releases the segments that were dropped while memory was allocated or released. Their release
-/// may drop more.
+/// Releases the segments in `late`. Their release may add more.
 fn release_late<B: Backend>(core: &Core<B>, lists: &mut Lists<B::Memory>) {
     loop {
         let late = std::mem::take(&mut *lock(&core.releases.late));
@@ -85,7 +83,7 @@ fn release_late<B: Backend>(core: &Core<B>, lists: &mut Lists<B::Memory>) {
     }
 }
 
-/// Releases segments of a shard. Segments that the backend refuses are free in the shard again.
+/// Releases segments of a shard. Refused segments go back to the shard.
 pub(crate) fn segments_of<B: Backend>(
     core: &Core<B>,
     shard: &Shard<B>,
@@ -106,8 +104,8 @@ pub(crate) fn segments_of<B: Backend>(
     release_late(core, &mut lists);
 }
 
-/// Retries refused releases of segments that serve no requests, until the backend refuses again; if
-/// `all` is set, retries all segments.
+/// Retries refused releases of segments that serve no requests, until the backend refuses again.
+/// With `all`, tries every segment.
 pub(crate) fn retry_refused<B: Backend>(core: &Core<B>, all: bool) {
     let mut lists = lock(&core.releases.lists);
     release_late(core, &mut lists);
@@ -125,13 +123,12 @@ pub(crate) fn retry_refused<B: Backend>(core: &Core<B>, all: bool) {
             break;
         }
     }
-    // The segments that were not tried come first next time.
+    // Untried segments come first at the next attempt.
     lists.refused.splice(0..0, again);
 }
 
-/// Releases the segments that waited for the end of the last capture. Returns `false` if that is
-/// left to the end of a new capture, or to the next release, because this thread is inside a
-/// release.
+/// Releases the deferred segments after the last capture. Returns `false` if a new capture has
+/// begun, whose end then releases them, or if this thread is inside a release.
 pub(crate) fn deferred<B: Backend>(core: &Core<B>) -> bool {
     if source::is_inside() {
         return false;
@@ -163,12 +160,12 @@ fn defer<B: Backend>(
     }
 }
 
-/// Releases segments. Counts those that the backend takes as released, unless they are counted
-/// already. Returns the others.
+/// Releases segments. Counts accepted segments as released, unless `gone` says that they are
+/// counted already. Returns the refused segments.
 ///
-/// Freeing foreign memory drops its owner, a value of the program. The owner cannot use the
-/// allocator, because its thread holds the allocator's locks. If the drop panics, the memory counts
-/// as released.
+/// Releasing foreign memory drops its owner, a value of the program. The owner cannot use the
+/// allocator, because this thread holds the allocator's locks. If the drop panics, the memory
+/// counts as released.
 fn free<B: Backend>(
     core: &Core<B>,
     released: Vec<ReleasedSegment<B::Memory>>,
@@ -178,7 +175,7 @@ fn free<B: Backend>(
     for ReleasedSegment { kind, size, oversize, refused: before, stream, memory } in released {
         let freed = source::inside(|| catch_unwind(AssertUnwindSafe(|| B::free(memory))));
         let freed = freed.unwrap_or_else(|payload| {
-            // The drop of the payload could panic, too.
+            // Dropping the panic's payload could panic too.
             std::mem::forget(payload);
             Ok(())
         });

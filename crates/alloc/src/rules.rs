@@ -83,7 +83,7 @@ pub(crate) fn segment_size(config: &AllocatorConfig, size: usize) -> usize {
     }
 }
 
-/// The parts of the options that every request needs, precomputed, in one cache line.
+/// Options that every request needs, precomputed, in one cache line.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
     pub(crate) caching: bool,
@@ -128,8 +128,8 @@ impl Rules {
         size >= self.max_split
     }
 
-    /// Returns whether to split a block with `remaining` more bytes than the needed `size`. In an
-    /// arena even small remainders are split off.
+    /// Returns whether to split a block that has `remaining` bytes more than `size`. In an arena,
+    /// small remainders are split off too.
     #[inline]
     pub(crate) fn should_split(
         &self,

@@ -35,7 +35,7 @@ impl<B: Backend> Shared<B> {
 impl<B: Backend> Drop for Shared<B> {
     fn drop(&mut self) {
         self.core.closed.store(true, Ordering::SeqCst);
-        // Orphans own the core.
+        // An orphan owns the core, so this breaks the reference cycle.
         let orphans = std::mem::take(&mut *lock(&self.core.orphans));
         drop(orphans);
         let overflow = self.overflow.get_mut().unwrap_or_else(PoisonError::into_inner);

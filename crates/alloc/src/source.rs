@@ -1,5 +1,6 @@
-//! Backend calls that may run the program's code: a pool's source allocates memory, or the owner of
-//! foreign memory is dropped. The thread then holds locks that a request needs, so a request fails.
+//! Marks backend calls that may run the program's code: a pool's source allocates memory, or the
+//! owner of foreign memory is dropped. The thread holds locks that a request needs, so requests
+//! fail inside such a call.
 
 use std::cell::Cell;
 
@@ -9,15 +10,15 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Restores the former value on drop, also after a panic.
+/// Restores the thread's former mark on drop, also after a panic.
 struct Former(bool);
 
-/// Returns whether this thread is inside such a call.
+/// Returns whether this thread is inside a marked call.
 pub(crate) fn is_inside() -> bool {
     INSIDE.try_with(Cell::get).unwrap_or(false)
 }
 
-/// Runs `call` as such a call.
+/// Runs a call with the mark set.
 pub(crate) fn inside<R>(call: impl FnOnce() -> R) -> R {
     let _former = Former(INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(false));
     call()

@@ -21,8 +21,8 @@ pub(crate) fn size_text(bytes: usize) -> String {
 
 const WIDTH: usize = 75;
 
-/// Formats a value of the table. The second argument is the value of the row's group, which selects
-/// the unit.
+/// A function that formats a value of the table. The second argument is the total of the row's
+/// group, which selects the unit.
 type Cell = fn(i64, i64) -> String;
 
 fn size_cell(mut size: i64, mut group: i64) -> String {

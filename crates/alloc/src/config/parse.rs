@@ -5,7 +5,7 @@ use std::env::VarError;
 use super::{AllocatorConfig, ConfigError, INTERVALS, Policy, invalid};
 use crate::rules::{LARGE_BUFFER, MIB};
 
-/// Environment variables with options. The first variable that is set counts.
+/// Environment variables with options. The first variable that is set is used.
 pub(super) const VARIABLES: [&str; 3] =
     ["WARPLINE_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
 
@@ -182,7 +182,8 @@ impl AllocatorConfig {
                 Ok((key, value))
             })
             .collect::<Result<_, _>>()?;
-        // `max_split_size_mb` must be at least this size, in whichever order they are given.
+        // Set the segment size first, because `max_split_size_mb` must be at least this size, in
+        // either order.
         let is_segment_size = |option: &&(&str, &str)| option.0 == "large_segment_size_mb";
         for (key, value) in options.iter().filter(is_segment_size) {
             config.set(key, value)?;
@@ -191,7 +192,7 @@ impl AllocatorConfig {
             config.set(key, value)?;
         }
         let given = |key: &str| options.iter().any(|option| option.0 == key);
-        // The last of several values counts, as for any option.
+        // If the option is given several times, the last value is used.
         let backend = options.iter().rev().find(|option| option.0 == "backend");
         if backend.is_some_and(|option| option.1 == "cudaMallocAsync") {
             config.policy = Policy::CudaMallocAsync;
@@ -264,15 +265,15 @@ impl AllocatorConfig {
                 let fraction = number::<f64>(key, value, "a number from 0 to 1")?;
                 self.memory_fraction = Some(check_fraction(fraction)?);
             }
-            // No call of the backend is ever made under the lock, and one that fails for want of
-            // memory is always an error that says so: both values hold.
+            // Both values are accepted, because both hold: no shard's lock is held during an
+            // allocation by the backend, and a lack of memory is always an error.
             "release_lock_on_cudamalloc"
             | "release_lock_on_hipmalloc"
             | "throw_on_cudamalloc_oom" => {
                 boolean(key, value)?;
             }
             "backend" => match value {
-                // `parse` sets the policy, once it knows which one is the last.
+                // `parse` sets the policy from the last value.
                 "native" | "cudaMallocAsync" => {}
                 _ => return Err(invalid(key, value, "`native` or `cudaMallocAsync`")),
             },

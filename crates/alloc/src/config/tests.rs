@@ -1,4 +1,4 @@
-//! Options as text, and from the environment.
+//! Parsing of options, and options from the environment.
 
 use std::env::VarError;
 

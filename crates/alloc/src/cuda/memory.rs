@@ -29,7 +29,7 @@ pub struct CudaMemory(MemoryOrigin);
 enum MemoryOrigin {
     /// From `cuMemAlloc`.
     Device(DeviceMemory),
-    /// From a pool of the driver, for work of one stream.
+    /// From a pool of the driver, in the order of a stream.
     Pool(PoolMemory),
     /// From another library.
     Foreign(ForeignMemory),
@@ -76,7 +76,7 @@ impl CudaMemory {
         }
     }
 
-    /// Wraps memory that exists in the order of its stream, for a block of that stream.
+    /// Wraps memory of a stream-ordered pool, for a block of the same stream.
     pub(super) fn of_stream(memory: PoolMemory) -> Self {
         Self(MemoryOrigin::Pool(memory))
     }
@@ -88,12 +88,12 @@ impl CudaMemory {
     pub(super) fn release(self) -> Result<(), Self> {
         match self.0 {
             MemoryOrigin::Device(memory) => memory.release().map_err(|refused| refused.0.into()),
-            // The driver layer keeps track of refused releases of these.
+            // The driver layer itself retries refused releases of this memory.
             MemoryOrigin::Pool(_) | MemoryOrigin::Foreign(_) => Ok(()),
         }
     }
 
-    /// Checks memory that a source returned against its request.
+    /// Checks that memory from a source fits its request.
     pub(super) fn check(
         &self,
         driver: &Arc<dyn Driver>,

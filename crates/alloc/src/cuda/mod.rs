@@ -135,7 +135,7 @@ impl StreamBackend for CudaBackend {
     fn record(&self, stream: &Stream) -> Result<Event, DriverError> {
         // An event can be recorded only on streams of its own device.
         let event = Event::new(&self.driver, stream.device(), EventFlags::default())?;
-        // The allocator is not told of captures on other devices.
+        // Another device's stream may be in a capture that this allocator does not know of.
         event.record_outside_captures(stream)?;
         Ok(event)
     }
@@ -203,7 +203,7 @@ impl Backend for CudaBackend {
 
     fn synchronize_device(&self) -> Result<bool, DriverError> {
         for peer in self.mappings.peers() {
-            // A lost device has no running work.
+            // No work is running on a lost device.
             self.driver
                 .synchronize(peer)
                 .or_else(|e| if self.is_lost(&e) { Ok(()) } else { Err(e) })?;
@@ -316,7 +316,7 @@ impl HostBackend for CudaBackend {
             let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
             let threads = config.threads_for(bytes, cores);
             match HostMemory::registered_by(&self.driver, device, bytes, threads) {
-                // Some systems forbid registering; the driver may still be able to allocate.
+                // If the system forbids registration, the driver may still be able to allocate.
                 Err(_) if config.use_host_register.is_none() => {}
                 registered => return registered,
             }

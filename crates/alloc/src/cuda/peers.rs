@@ -1,8 +1,8 @@
 //! Access of other devices to a device's mapped memory.
 //!
-//! `cuCtxEnablePeerAccess` opens memory of `cuMemAlloc`. Memory that is mapped explicitly has an
-//! access setting per mapping: it is set here for existing mappings when a peer is allowed, and for
-//! each new mapping.
+//! `cuCtxEnablePeerAccess` gives access to memory of `cuMemAlloc`. Explicitly mapped memory has an
+//! access setting per mapping instead. The setting is made here, for existing mappings when a peer
+//! is allowed, and for each new mapping.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
@@ -18,11 +18,11 @@ pub(super) struct DeviceMappings(Mutex<MappingTable>);
 #[derive(Debug, Default)]
 struct MappingTable {
     peers: Vec<usize>,
-    /// By address.
+    /// Live mappings by address.
     live: BTreeMap<u64, Mapping>,
 }
 
-/// One mapping, unmapped on drop.
+/// A mapping in the table, unmapped on drop.
 #[derive(Debug)]
 pub(super) struct TrackedMapping {
     address: u64,
@@ -34,7 +34,7 @@ impl DeviceMappings {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens a new mapping to its device and the peers.
+    /// Adds a mapping, and gives its device and the peers access.
     pub(super) fn add(
         self: &Arc<Self>,
         device: usize,
@@ -56,7 +56,7 @@ impl DeviceMappings {
         self.lock().peers.clone()
     }
 
-    /// Opens all mappings, present and future, to a peer.
+    /// Gives a peer access to all mappings, present and future.
     pub(super) fn allow(&self, peer: usize) -> Result<(), DriverError> {
         let mut state = self.lock();
         if state.peers.contains(&peer) {
@@ -76,7 +76,7 @@ impl TrackedMapping {
     /// # Errors
     /// The mapping, if the driver refuses.
     pub(super) fn release(self) -> Result<(), Self> {
-        // Under the lock, so that no peer is allowed while the mapping is missing in the list.
+        // Holding the lock keeps `allow` from missing the mapping while it is not in the table.
         let mut state = self.all.lock();
         let Some(mapping) = state.live.remove(&self.address) else { return Ok(()) };
         if let Err(refused) = mapping.release() {
@@ -91,8 +91,8 @@ impl TrackedMapping {
 
 impl Drop for TrackedMapping {
     fn drop(&mut self) {
-        // Unmapped without the lock. An address is mapped again only after its last mapping is
-        // gone.
+        // Unmap without the lock. No new mapping can have the same address before this one is
+        // dropped.
         let mapping = self.all.lock().live.remove(&self.address);
         drop(mapping);
     }

@@ -27,7 +27,7 @@ impl DriverPool {
         self.lock().pool.is_some()
     }
 
-    /// Allocates memory for later work on the stream.
+    /// Allocates memory in the order of the stream.
     pub(super) fn alloc(
         &self,
         driver: &Arc<dyn Driver>,
@@ -45,7 +45,7 @@ impl DriverPool {
             return Ok(pool.clone());
         }
         let pool = MemPool::new(driver, device)?;
-        // The pool keeps its memory until it is trimmed, as PyTorch's does.
+        // The pool keeps its memory until it is trimmed, as in PyTorch.
         pool.set_release_threshold(u64::MAX)?;
         for &peer in &state.peers {
             pool.set_access(&[(peer, MemAccess::ReadWrite)])?;
@@ -53,7 +53,7 @@ impl DriverPool {
         Ok(state.pool.insert(pool).clone())
     }
 
-    /// Opens the pool to a peer.
+    /// Gives a peer access to the pool's memory.
     pub(super) fn allow(&self, peer: usize) -> Result<(), DriverError> {
         let mut state = self.lock();
         if state.peers.contains(&peer) {
@@ -68,7 +68,7 @@ impl DriverPool {
 
     /// Releases the memory that is not allocated.
     pub(super) fn trim(&self) {
-        // If trimming fails, it is tried again when memory is short.
+        // A failed trim is repeated when memory is short or the cache is emptied.
         let _ = self.lock().pool.as_ref().map(|pool| pool.trim(0));
     }
 }

@@ -1,5 +1,5 @@
-//! Aliases: blocks in a window whose memory is free memory at other addresses, its pieces. While an
-//! alias lives, its pieces are not free; when it is freed, they are free again.
+//! Aliases: blocks in a window, made of pieces of memory at other addresses. The pieces are in use
+//! while the alias lives, and become free when it is freed.
 
 use std::ops::Range;
 
@@ -18,7 +18,8 @@ pub(crate) struct Extent {
 }
 
 impl<M> Heap<M> {
-    /// Returns the free blocks of these arenas that contain the start of a page, as pieces do.
+    /// Returns the free blocks of these arenas that contain the start of a page, where a piece can
+    /// start.
     fn free_page_starts(
         &self,
         arenas: ArenaKind,
@@ -43,10 +44,10 @@ impl<M> Heap<M> {
         extents
     }
 
-    /// Plans pieces of free memory with `bytes` bytes in total. Each starts at the start of a page,
-    /// and all but the last end at the end of one. Takes the pieces in order of address, or with
-    /// `shortest_first` in order of size and then address. `None` if there is not enough free
-    /// memory.
+    /// Plans pieces of free memory with `bytes` bytes in total. Each piece starts at a page
+    /// boundary, and all pieces except the last end at one. The pieces are taken in order of
+    /// address, or, with `shortest_first`, in order of size and then address. `None` if there is
+    /// not enough free memory.
     pub(crate) fn plan_pieces(
         &self,
         arenas: ArenaKind,
@@ -71,7 +72,7 @@ impl<M> Heap<M> {
         None
     }
 
-    /// Takes pieces, which must be free, out of the pool. Returns their records.
+    /// Detaches pieces, which must be free, from the pool. Returns their records.
     pub(crate) fn detach_pieces(
         &mut self,
         arenas: ArenaKind,
@@ -82,7 +83,8 @@ impl<M> Heap<M> {
         let mut free: Vec<(u64, u32)> = free.map(|(block, extent)| (extent.start, block)).collect();
         free.sort_unstable();
         let mut order: Vec<usize> = (0..pieces.len()).collect();
-        // In descending order, so that the remainder of a block keeps its number.
+        // Descending order, so that the remainder of a split block keeps the number listed in
+        // `free`.
         order.sort_unstable_by_key(|&at| std::cmp::Reverse(pieces[at].start));
         let mut detached = vec![NONE; pieces.len()];
         for at in order {
@@ -134,8 +136,8 @@ impl<M> Heap<M> {
         self.records[block].alias
     }
 
-    /// Returns the pieces of an alias: for each, its address in the alias, its address as free
-    /// memory, and its size in bytes.
+    /// Returns the pieces of an alias: for each piece, its address in the alias, its own address,
+    /// and its size in bytes.
     pub(crate) fn pieces_of(&self, block: u32) -> Vec<(u64, u64, usize)> {
         let mut address = self.records[block].address;
         let piece = |&piece: &u32| {

@@ -1,4 +1,4 @@
-//! Segments with changing pages: reserved addresses, part of which has memory.
+//! Arenas: segments of reserved addresses, part of which has memory.
 
 use std::panic::Location;
 
@@ -7,20 +7,20 @@ use crate::rules::SMALL_BUFFER;
 use crate::trace::TraceAction;
 use crate::{Policy, PoolKind};
 
-/// Adjacent free and unmapped addresses of an arena, which become one block when memory is mapped
-/// at the missing places. Until then they are in no pool.
+/// Adjacent free and unmapped addresses of an arena, which become one block after memory is mapped
+/// at the gaps. Until then they are in no pool.
 #[derive(Debug)]
 pub(crate) struct Expansion {
     /// The record that covers the addresses.
     block: u32,
-    /// Addresses and sizes of the free blocks that were among them, by address.
+    /// Addresses and sizes of the free blocks among the addresses, by address.
     free: Vec<(u64, usize)>,
-    /// Places without memory, by address.
+    /// Gaps without memory, by address.
     pub(crate) missing: Vec<Pages>,
 }
 
 impl Expansion {
-    /// Splits the missing places into single pages.
+    /// Splits the gaps into single pages.
     pub(crate) fn split_missing(&mut self, page_size: usize) {
         let missing = std::mem::take(&mut self.missing);
         self.missing = missing.into_iter().flat_map(|pages| pages.each(page_size)).collect();
@@ -28,9 +28,9 @@ impl Expansion {
 }
 
 impl<M> Heap<M> {
-    /// Returns PyTorch's choice among free blocks with expandable segments, starting from the best
-    /// fit. A block of an arena counts with the unmapped addresses behind it; the search continues
-    /// while the next block is shorter.
+    /// Returns the block that PyTorch chooses with expandable segments, starting from the best fit.
+    /// The reach of a block in an arena includes the unmapped addresses behind it. The search
+    /// continues as long as the next block has a shorter reach.
     pub(crate) fn shortest_reach(&self, kind: PoolKind, best_fit: u32) -> u32 {
         let reach = |block: u32| {
             let Record { size, next, .. } = self.records[block];
@@ -55,7 +55,7 @@ impl<M> Heap<M> {
         self.unmapped[kind as usize].insert(arena.base, block);
     }
 
-    /// Plans an expansion to `size` bytes at the lowest address: PyTorch's choice with expandable
+    /// Plans an expansion to `size` bytes at the lowest address, as PyTorch does with expandable
     /// segments. `None` if no arena has room.
     pub(crate) fn plan_first_expansion(
         &mut self,
@@ -67,7 +67,7 @@ impl<M> Heap<M> {
         Some(self.detach_run(first, size))
     }
 
-    /// Plans the expansion to `size` bytes that needs the fewest new bytes.
+    /// Plans the expansion to `size` bytes that needs the least new memory.
     pub(crate) fn plan_least_expansion(
         &mut self,
         arenas: ArenaKind,
@@ -79,7 +79,7 @@ impl<M> Heap<M> {
         Some(self.detach_run(first, size))
     }
 
-    /// Plans `bytes` bytes of whole unmapped pages.
+    /// Plans an expansion of `bytes` unmapped bytes, in whole pages.
     pub(crate) fn plan_pages(
         &mut self,
         arenas: ArenaKind,
@@ -92,8 +92,8 @@ impl<M> Heap<M> {
         Some(self.detach_run(first, bytes))
     }
 
-    /// Returns the places that mapping pages extends to `size` bytes, by address: the first record
-    /// of each, and the number of bytes to map.
+    /// Returns the possible expansions to `size` bytes, by address: the first record of each, and
+    /// the number of bytes to map.
     fn expansions(
         &self,
         arenas: ArenaKind,
@@ -129,8 +129,8 @@ impl<M> Heap<M> {
         self.records.is(block, Status::Free) || self.records.is(block, Status::Unmapped)
     }
 
-    /// Takes adjacent free and unmapped records, from `first` on, out of their pools until they
-    /// have `size` bytes, with mappings rounded up to whole pages.
+    /// Detaches adjacent free and unmapped records, starting at `first`, until they have `size`
+    /// bytes. Rounds the memory to map up to whole pages.
     fn detach_run(&mut self, first: u32, size: usize) -> Expansion {
         let ArenaRange { number: arena, kind: ArenaKind { page_size, .. }, .. } =
             self.arena_of(first);
@@ -176,8 +176,8 @@ impl<M> Heap<M> {
         expansion.block
     }
 
-    /// Returns an expansion's addresses to the pool without making a block of them. The first
-    /// `mapped` of the missing places are now free memory, the others unmapped.
+    /// Reverts an expansion. The first `mapped` gaps are now free memory, the other gaps are
+    /// unmapped again.
     pub(crate) fn return_expansion(&mut self, expansion: &Expansion, mapped: usize) {
         self.trace_maps(&expansion.missing[..mapped], None);
         let missing = expansion.missing.iter().enumerate();
@@ -203,7 +203,7 @@ impl<M> Heap<M> {
         }
     }
 
-    /// Takes part of a free block out of its pool. The memory before and after the part stays free.
+    /// Detaches part of a free block. The memory before and after the part stays free.
     pub(super) fn detach_part(&mut self, block: u32, start: u64, size: usize) -> u32 {
         let record = self.records[block];
         self.unlist(block);
@@ -293,7 +293,7 @@ impl<M> Heap<M> {
         self.arenas_of(policy).map(|(arena, _)| arena.number)
     }
 
-    /// Returns the numbers of these arenas in one pool.
+    /// Returns the numbers of the arenas of this kind in one pool.
     pub(crate) fn arena_numbers_of(&self, arenas: ArenaKind, kind: PoolKind) -> Vec<u32> {
         let all = self.arenas_of(arenas.policy).filter(|(arena, _)| arena.kind == arenas);
         let of_pool = all.filter(|&(_, first)| self.records[first].kind == kind);

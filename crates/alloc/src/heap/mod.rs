@@ -1,20 +1,21 @@
 //! The memory of one stream in one pool.
 //!
-//! Each segment is covered by a chain of records, one for each block or gap (`record.rs`). An index
+//! A chain of records covers each segment, one record for each block or gap (`record.rs`). An index
 //! finds free records by size (`free_index/`): the smallest that fits, and among equal sizes the
-//! one with the lowest address, as in PyTorch. Under the default policy, small blocks of equal size
-//! are reused last freed first. The status of a record lies outside the record, because a free
-//! looks at two neighbours, and most neighbours are not free: their records need not be loaded.
+//! lowest address, as in PyTorch. Under the default policy, small blocks of equal size are reused
+//! in the order last freed, first reused. The status of a record is stored apart from the record: a
+//! free examines two neighbours, and need not load the records of neighbours that are not free.
 //!
 //! In an arena, addresses and memory are separate. A record of an arena may have no memory of its
-//! own: it is *unmapped*, *detached* (memory is being mapped there), *migrated* (its page has its
-//! home elsewhere now, and may come back) or *aliased* (its memory is in use at other addresses).
+//! own: it is *unmapped*, *detached* (memory is being mapped there), *migrated* (the page's home is
+//! elsewhere now, and the page may return) or *aliased* (its memory is in use at other addresses).
 //!
-//! Invariant: a byte has one owner. A page may be mapped many times but has one home, and aliased
-//! memory is free nowhere: it belongs to one alias. The memory of one heap is used in the order of
-//! one stream.
+//! Invariant: each byte of memory has one owner. A page may be mapped many times but has one home.
+//! Aliased memory belongs to one alias and is free nowhere. The memory of a heap is used in the
+//! order of one stream.
 //!
-//! A heap neither counts nor calls the backend. The caller holds the lock of the heap's shard.
+//! A heap neither updates counters nor calls the backend. The caller holds the lock of the heap's
+//! shard.
 
 mod alias;
 mod arena;
@@ -40,7 +41,7 @@ pub(crate) use record::{Record, Status};
 use crate::trace::{TraceAction, TraceStep, Tracer};
 use crate::{Policy, PoolKind};
 
-/// Record number that stands for no block.
+/// Number of no record.
 pub(crate) const NONE: u32 = u32::MAX;
 
 /// Adjacent addresses, covered by a chain of records.
@@ -59,7 +60,7 @@ enum Backing<M> {
     Arena(ArenaRange),
 }
 
-/// A shard's description of an arena.
+/// The part of an arena's description that heaps need.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ArenaRange {
     /// Policy and page size of the arena.
@@ -70,8 +71,8 @@ pub(crate) struct ArenaRange {
     pub(crate) bytes: usize,
 }
 
-/// The arenas of one policy with one page size. Earlier options may have left arenas with other
-/// page sizes.
+/// The arenas of one policy with one page size. After a change of the options, arenas with other
+/// page sizes may be left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ArenaKind {
     pub(crate) policy: Policy,
@@ -79,12 +80,12 @@ pub(crate) struct ArenaKind {
     pub(crate) page_size: usize,
 }
 
-/// A segment on its way back to the backend, removed from its heap.
+/// A segment that was removed from its heap, to be released to the backend.
 pub(crate) struct ReleasedSegment<M> {
     pub(crate) kind: PoolKind,
     pub(crate) size: usize,
     pub(crate) oversize: bool,
-    /// Whether the backend refused it before.
+    /// Whether the backend has refused the segment before.
     pub(crate) refused: bool,
     /// The id of the segment's stream.
     pub(crate) stream: u64,
@@ -95,17 +96,17 @@ pub(crate) struct Heap<M> {
     /// The id of the heap's stream.
     pub(crate) stream: u64,
     pub(crate) records: Records,
-    /// Numbers of the arenas for windows.
+    /// Numbers of the arenas that contain windows.
     pub(crate) windows: Vec<u32>,
     segments: Vec<Option<Segment<M>>>,
     unused_segments: Vec<u32>,
     /// Free blocks of each pool.
     free: [FreeIndex; 2],
-    /// Records of arenas without memory of their own, by address.
+    /// Unmapped and migrated records of arenas, by address.
     unmapped: [BTreeMap<u64, u32>; 2],
     /// The pieces of each alias, in order.
     pieces: HashMap<u32, Vec<u32>>,
-    /// Number of searches of large pools, a clock for the age of idle blocks. `None` unless garbage
+    /// Number of searches of large pools, a clock for the age of free blocks. `None` unless garbage
     /// is collected.
     clock: Option<Arc<AtomicU64>>,
     tracer: Arc<Tracer>,
@@ -132,7 +133,7 @@ impl<M> Heap<M> {
         self.free.iter_mut().for_each(|free| free.set_order(&mut self.records, order));
     }
 
-    /// Sets the clock for the age of free blocks. With `None` they do not age.
+    /// Sets the clock for the age of free blocks. With `None`, free blocks do not age.
     pub(crate) fn set_clock(&mut self, clock: Option<Arc<AtomicU64>>) {
         self.clock = clock;
     }
@@ -243,7 +244,7 @@ impl<M> Heap<M> {
 
     // ---- segments -----------------------------------------------------------------------
 
-    /// Adds an allocation of the backend as one block, which is in no pool yet. `refused`: the
+    /// Adds an allocation of the backend as a block that is in no pool yet. `refused`: whether the
     /// backend refused to take the allocation back.
     pub(crate) fn add_segment(
         &mut self,

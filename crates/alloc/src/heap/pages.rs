@@ -1,10 +1,10 @@
-//! Whole free pages of arenas, which migrate to other heaps, are released, and come back.
+//! Whole free pages of arenas: their release, migration to other heaps, and return.
 
 use super::{ArenaKind, ArenaRange, Heap, Record, Status};
 use crate::trace::TraceAction;
 use crate::{Policy, PoolKind};
 
-/// Whole pages of an arena, by address.
+/// Adjacent whole pages of an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pages {
     /// Number of the arena.
@@ -19,7 +19,7 @@ impl Pages {
         self.start + self.size as u64
     }
 
-    /// Returns each page separately.
+    /// Returns each page as a range of its own.
     pub(crate) fn each(self, page_size: usize) -> impl Iterator<Item = Pages> {
         let starts = (self.start..self.end()).step_by(page_size);
         starts.map(move |start| Pages { start, size: page_size, ..self })
@@ -33,7 +33,8 @@ impl<M> Heap<M> {
         free.map(|(block, pages)| self.unmap(block, pages, Status::Unmapped)).collect()
     }
 
-    /// Lets up to `count` whole free pages migrate, starting at the highest addresses.
+    /// Removes up to `count` whole free pages for migration, starting at the highest addresses.
+    /// Their addresses stay, as migrated.
     pub(crate) fn migrate_some(
         &mut self,
         arenas: ArenaKind,
@@ -54,7 +55,7 @@ impl<M> Heap<M> {
         migrated
     }
 
-    /// Lets the free pages among `wanted` migrate. `wanted` is sorted by address.
+    /// Removes the free pages among `wanted` for migration. `wanted` is sorted by address.
     pub(crate) fn migrate_these(
         &mut self,
         arenas: ArenaKind,
@@ -65,7 +66,7 @@ impl<M> Heap<M> {
         for (block, free) in self.free_pages_by_address(arenas, kind) {
             let from = wanted.partition_point(|page| page.start < free.start);
             let to = wanted.partition_point(|page| page.start < free.end());
-            // In descending order, so that the block keeps its number.
+            // Descending order, so that the remainder of the split block keeps its number.
             for page in wanted[from..to].iter().rev() {
                 let page = Pages { arena: free.arena, ..*page };
                 migrated.push(self.unmap(block, page, Status::Migrated));
@@ -135,8 +136,8 @@ impl<M> Heap<M> {
         self.trace(TraceAction::SegmentMap, pages.start, pages.size, None);
     }
 
-    /// Marks migrated pages as unmapped if they are no longer mapped, so that they cannot come
-    /// back.
+    /// Marks migrated pages as unmapped if they are no longer mapped here, because such pages
+    /// cannot return.
     pub(crate) fn forget_migrated(&mut self, is_mapped: impl Fn(Pages) -> bool) {
         for kind in [PoolKind::Small, PoolKind::Large] {
             let listed: Vec<u32> = self.unmapped[kind as usize].values().copied().collect();

@@ -17,16 +17,16 @@ pub(crate) enum Status {
     Free,
     /// Addresses of an arena without memory.
     Unmapped,
-    /// Taken out of its pool while the backend maps memory there, or a wait is enqueued.
+    /// Taken out of its pool, while memory is mapped there or a wait is enqueued.
     Detached,
-    /// Addresses of an arena whose page migrated to another arena. The page is still mapped here,
-    /// and may come back.
+    /// Addresses of an arena whose page has migrated to another arena. The page is still mapped
+    /// here and may return.
     Migrated,
-    /// Memory of an arena in use at other addresses: a piece of an alias.
+    /// Memory of an arena that is in use at other addresses, as a piece of an alias.
     Aliased,
 }
 
-/// A record, in one cache line. Neighbours in the segment are linked by `prev` and `next`.
+/// A record, in one cache line. `prev` and `next` link the neighbours in the segment.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub(crate) struct Record {
@@ -47,8 +47,8 @@ pub(crate) struct Record {
     pub(crate) used: bool,
     /// Whether the block lies in an arena.
     pub(crate) arena: bool,
-    /// Whether the block is an alias: a block in a window, whose memory is that of its pieces. It
-    /// lies in no segment.
+    /// Whether the block is an alias: a block in a window, made of the memory of its pieces. An
+    /// alias lies in no segment.
     pub(crate) alias: bool,
 }
 
@@ -80,7 +80,7 @@ impl Record {
 pub(crate) struct Records {
     all: Vec<Record>,
     /// Status of each record. Stored apart from the records, where it takes a byte instead of a
-    /// cache line: most neighbours of a freed block are examined only for their status.
+    /// cache line, because most neighbours of a freed block are examined only for their status.
     status: Vec<Status>,
     /// The first unused record. Unused records are linked by `next`.
     vacant: u32,

@@ -1,12 +1,12 @@
-//! The contents of a heap as plain values.
+//! The contents of a heap as snapshot values.
 
 use super::{Heap, NONE, Record, Status};
 use crate::PoolKind;
 use crate::snapshot::{BlockInfo, BlockState, SegmentInfo};
 
 impl<M> Heap<M> {
-    /// Adds all segments: for an arena each mapped range, and each alias. `pool` is the number of
-    /// the heap's private pool.
+    /// Adds all segments: each whole segment, each mapped range of an arena, and each alias. `pool`
+    /// is the number of the heap's private pool.
     pub(crate) fn report(&self, pool: u64, segments: &mut Vec<SegmentInfo>) {
         for segment in self.segments.iter().flatten() {
             let mut block = segment.first;

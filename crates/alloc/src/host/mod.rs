@@ -200,7 +200,8 @@ impl<H: HostBackend> HostShared<H> {
         drop(state);
         for ReleasedSegment { memory, bytes, kind, refused } in released {
             let start = Instant::now();
-            // All its blocks have dropped their references before.
+            // All blocks of the segment have dropped their references, because the segment was
+            // idle.
             let freed = Arc::into_inner(memory).map_or(Ok(()), H::free_host);
             let time = start.elapsed();
             let mut state = lock();
@@ -297,7 +298,8 @@ impl<H: HostBackend> Drop for HostCapture<H> {
 
 impl<H: HostBackend> Drop for PinnedBlock<H> {
     fn drop(&mut self) {
-        // Dropped first, so that the thread that gives up the segment also releases it.
+        // Drop the reference first, so that the thread that makes the segment idle owns the last
+        // reference and can release it.
         drop(self.memory.take());
         let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
         let HostShared { backend, config, .. } = &*self.shared;

@@ -7,11 +7,11 @@ use crate::StreamBackend;
 /// Maximum number of events kept for reuse.
 const MAX_SPARE: usize = 64;
 
-/// Events that must complete before a freed block is reused. A token names the block, and has one
-/// event per stream that uses it.
+/// Events that must complete before a freed block is reused. A token identifies the block. Each use
+/// by a stream has its own event.
 pub(super) struct PendingHostEvents<S: StreamBackend> {
     queues: Vec<EventQueue<S>>,
-    /// Uses whose event could not be recorded yet.
+    /// Uses whose event could not be recorded so far.
     unrecorded: Vec<(S::Stream, u32)>,
     spare: Vec<S::Event>,
     clock: u64,
@@ -46,8 +46,8 @@ impl<S: StreamBackend> PendingHostEvents<S> {
         self.queues.is_empty() && self.unrecorded.is_empty()
     }
 
-    /// Records that the stream's work so far uses the block. Returns `false` if there is nothing to
-    /// wait for, because the device is lost.
+    /// Records an event after the stream's work so far, which uses the block. Returns `false` if no
+    /// wait is needed, because the device is lost.
     pub(super) fn record(&mut self, backend: &S, stream: &S::Stream, token: u32) -> bool {
         if self.captures > 0 {
             self.unrecorded.push((stream.clone(), token));
@@ -78,8 +78,9 @@ impl<S: StreamBackend> PendingHostEvents<S> {
         &mut self.queues[at].events
     }
 
-    /// Adds the token of each completed event to `done`. A stream's events complete in order, so
-    /// the first pending event ends the search of its queue. Events whose query fails are skipped.
+    /// Adds the token of each completed event to `done`. The events of a stream complete in order,
+    /// so the search of a queue ends at the first pending event. Events whose query fails are
+    /// skipped.
     pub(super) fn poll(&mut self, backend: &S, done: &mut Vec<u32>) {
         if self.captures > 0 {
             return;
@@ -115,10 +116,9 @@ impl<S: StreamBackend> PendingHostEvents<S> {
         }
     }
 
-    /// Takes out a queue to wait for without a lock: of the streams not yet waited for, the one
-    /// whose oldest event is the most recent. Events that never complete are older than events that
-    /// only take long.
-    /// time.
+    /// Takes out a queue, to wait for its events without a lock: among the streams not in `waited`,
+    /// the queue whose oldest event was recorded last. Events that never complete are usually older
+    /// than events of slow work.
     pub(super) fn take_youngest(&mut self, waited: &[u64]) -> Option<EventQueue<S>> {
         let queues = self.queues.iter().enumerate();
         let (at, _) = queues
@@ -127,7 +127,7 @@ impl<S: StreamBackend> PendingHostEvents<S> {
         Some(self.queues.swap_remove(at))
     }
 
-    /// Puts back the events that a wait left.
+    /// Puts back the events whose wait failed.
     pub(super) fn put_back(&mut self, queue: EventQueue<S>) {
         if queue.events.is_empty() {
             return;

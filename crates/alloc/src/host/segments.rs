@@ -1,4 +1,4 @@
-//! The backend's allocations and their free memory.
+//! The backend's allocations and their free parts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(super) struct Segments<M> {
     vacant: Vec<u32>,
     /// Free memory of each [`SegmentKind`]: size, segment, offset.
     free: [BTreeSet<(usize, u32, usize)>; 2],
-    /// Segments that may be released, by the time since when they are idle.
+    /// Segments that may be released, by the clock value at which they became idle.
     idle: BTreeMap<u64, u32>,
     idle_bytes: usize,
     clock: u64,
@@ -35,7 +35,7 @@ struct Segment<M> {
     memory: Arc<M>,
     bytes: usize,
     kind: SegmentKind,
-    /// Whether the segment stays when it is idle.
+    /// Whether the segment stays allocated when it is idle.
     kept: bool,
     used: usize,
     /// Whether the backend refused to take the segment back and has not taken it since.
@@ -45,12 +45,12 @@ struct Segment<M> {
     idle_since: u64,
 }
 
-/// A segment on its way back to the backend.
+/// A segment that was removed, to be released to the backend.
 pub(super) struct ReleasedSegment<M> {
     pub(super) memory: M,
     pub(super) bytes: usize,
     pub(super) kind: SegmentKind,
-    /// Whether the backend refused it before.
+    /// Whether the backend has refused the segment before.
     pub(super) refused: bool,
 }
 
@@ -71,7 +71,8 @@ impl<M> Segments<M> {
         self.idle_bytes
     }
 
-    /// Adds an allocation and takes its first `size` bytes, or all of it.
+    /// Adds an allocation and takes a span: the first `size` bytes of a shared segment, or a whole
+    /// segment.
     pub(super) fn add(
         &mut self,
         memory: M,
@@ -108,12 +109,13 @@ impl<M> Segments<M> {
         (span, memory)
     }
 
-    /// Returns the size of the best fitting free memory.
+    /// Returns the size of the best fitting free span.
     pub(super) fn best_fit(&self, kind: SegmentKind, size: usize) -> Option<usize> {
         Some(self.free[kind as usize].range((size, 0, 0)..).next()?.0)
     }
 
-    /// Takes from the best fitting free memory: its low end, or all of it.
+    /// Takes a span from the best fitting free memory: the low end in a shared segment, or a whole
+    /// segment.
     pub(super) fn take(&mut self, kind: SegmentKind, size: usize) -> Option<(Span, Arc<M>)> {
         let &(bytes, segment, offset) = self.free[kind as usize].range((size, 0, 0)..).next()?;
         let at = self.slots.get_mut(segment as usize)?.as_mut()?;
@@ -135,7 +137,7 @@ impl<M> Segments<M> {
         Some((span, Arc::clone(&at.memory)))
     }
 
-    /// Returns a span and merges it with free neighbours.
+    /// Frees a span and merges it with its free neighbours.
     pub(super) fn put(&mut self, span: Span) {
         let Span { segment, mut offset, mut bytes } = span;
         let Some(at) = self.slots.get_mut(segment as usize).and_then(Option::as_mut) else {
@@ -162,7 +164,7 @@ impl<M> Segments<M> {
         }
     }
 
-    /// Adds a segment again that the backend refused to take. It becomes the latest idle segment.
+    /// Adds a refused segment again, as the segment that became idle last.
     pub(super) fn restore(&mut self, released: ReleasedSegment<M>) {
         let ReleasedSegment { memory, bytes, kind, .. } = released;
         let (span, _) = self.add(memory, bytes, kind, false, bytes);

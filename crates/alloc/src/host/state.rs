@@ -1,4 +1,4 @@
-//! The state behind a cache's lock: it chooses the memory of blocks and the segments to release.
+//! The state behind a cache's lock: the choice of memory for blocks, and of segments to release.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,14 +15,15 @@ const UNIT: usize = 512;
 const PAGE: usize = 4096;
 /// Largest request that shares a segment, in bytes.
 const SHARED_MAX: usize = 2 * MIB;
-/// Size of shared segments: minimum, maximum, and the divisor of their total size.
+/// Size of shared segments in bytes: minimum, maximum, and the divisor that computes it from their
+/// total size.
 const SHARED_SEGMENT: (usize, usize, usize) = (2 * MIB, 8 * MIB, 16);
-/// Memory that may be held beyond the peak of the memory in use: a fraction of the peak (the
-/// divisor), and at least this many bytes.
+/// Memory that may be held beyond the peak of the memory in use: the peak divided by
+/// `HEADROOM_SHARE`, and at least `LEAST_HEADROOM` bytes.
 const HEADROOM_SHARE: usize = 12;
 const LEAST_HEADROOM: usize = 32 * MIB;
 
-/// The memory of a block.
+/// The span of a block, with its sizes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BlockSpan {
     pub(super) span: Span,
@@ -65,7 +66,7 @@ impl HostRequest {
 pub(super) struct HostCacheState<H: HostBackend> {
     segments: Segments<H::HostMemory>,
     pub(super) pending: PendingHostEvents<H>,
-    /// Blocks that streams still use. A token is an index.
+    /// Freed blocks that streams still use. A token of [`PendingHostEvents`] is an index here.
     pending_blocks: Vec<Option<PendingBlock>>,
     vacant: Vec<u32>,
     pub(super) counters: HostCounters,
@@ -73,12 +74,12 @@ pub(super) struct HostCacheState<H: HostBackend> {
     peak: usize,
     /// Bytes of segments, including those being allocated, without reserve segments.
     reserved: usize,
-    /// Bytes of shared segments, counted like `reserved`.
+    /// Bytes of shared segments, with the same exceptions.
     shared: usize,
-    /// Bytes of whole segments beyond the blocks in them.
+    /// Unused bytes behind the blocks in whole segments.
     unused: usize,
     has_reserve: bool,
-    /// Segments on their way back to the backend, after the lock is released.
+    /// Segments to release to the backend after the lock is released.
     pub(super) released: Vec<ReleasedSegment<Arc<H::HostMemory>>>,
 }
 
@@ -104,8 +105,8 @@ impl<H: HostBackend> HostCacheState<H> {
         }
     }
 
-    /// Returns the bytes that may be held, or lie unused in whole segments, beyond the memory in
-    /// use.
+    /// Returns the maximum number of bytes that may be held, or lie unused in whole segments,
+    /// beyond the memory in use.
     fn headroom(peak: usize) -> usize {
         (peak / HEADROOM_SHARE).max(LEAST_HEADROOM)
     }
@@ -116,7 +117,7 @@ impl<H: HostBackend> HostCacheState<H> {
 
     /// Serves a request from existing memory.
     pub(super) fn take(&mut self, request: HostRequest) -> Option<(BlockSpan, Arc<H::HostMemory>)> {
-        // Large blocks lie in shared segments only if there is a reserve segment.
+        // A reserve segment is shared and serves blocks of any size that fit.
         let shared = (request.kind == SegmentKind::Shared || self.has_reserve)
             .then(|| self.segments.take(SegmentKind::Shared, request.size))
             .flatten();
@@ -126,8 +127,8 @@ impl<H: HostBackend> HostCacheState<H> {
                 if request.kind == SegmentKind::Shared {
                     return None;
                 }
-                // At worst half of the segment is unused, and all unused memory together stays
-                // within the headroom.
+                // Accept a segment only if at most half of it stays unused, and if all unused
+                // memory together stays within the headroom.
                 let unused =
                     self.segments.best_fit(SegmentKind::Whole, request.size)? - request.size;
                 let headroom = Self::headroom(self.peak_with(request));
@@ -148,8 +149,8 @@ impl<H: HostBackend> HostCacheState<H> {
         BlockSpan { span, requested, size }
     }
 
-    /// Plans a segment for a request that nothing cached serves. Gives up idle segments to keep the
-    /// total size within bounds.
+    /// Plans a segment for a request that no cached memory serves. Releases idle segments to keep
+    /// the total size within bounds.
     pub(super) fn plan(&mut self, request: HostRequest, config: &HostConfig) -> NewSegment {
         let reserve = config.reserve_segment_size.min(MAX_REQUEST).next_multiple_of(PAGE);
         if !self.has_reserve && request.size <= reserve {
@@ -169,14 +170,14 @@ impl<H: HostBackend> HostCacheState<H> {
         new
     }
 
-    /// Counts a segment that is about to be allocated.
+    /// Counts a segment before its allocation.
     pub(super) fn reserve(&mut self, new: NewSegment) {
         if !new.kept {
             self.reserved = self.reserved.saturating_add(new.bytes);
         }
     }
 
-    /// Reverts the count of a segment that the backend could not allocate.
+    /// Reverts the count of a segment that could not be allocated.
     pub(super) fn refused(&mut self, new: NewSegment) {
         if new.kept {
             self.has_reserve = false;
@@ -202,7 +203,8 @@ impl<H: HostBackend> HostCacheState<H> {
         (self.allocate_block(request, span), memory)
     }
 
-    /// Gives up the segment that has been idle for longest. Returns `false` if there is none.
+    /// Removes the segment that has been idle for longest, for release. Returns `false` if no
+    /// segment is idle.
     fn release_oldest_idle(&mut self) -> bool {
         let Some(released) = self.segments.take_oldest_idle() else {
             return false;
@@ -215,8 +217,7 @@ impl<H: HostBackend> HostCacheState<H> {
         true
     }
 
-    /// Adds a segment again that the backend refused to take. It serves requests until the next
-    /// try.
+    /// Adds a refused segment again. It serves requests until it is released again.
     pub(super) fn restore(&mut self, released: ReleasedSegment<H::HostMemory>) {
         self.counters.refused(released.bytes, released.refused);
         self.reserved += released.bytes;
@@ -226,12 +227,12 @@ impl<H: HostBackend> HostCacheState<H> {
         self.segments.restore(released);
     }
 
-    /// Gives up all idle segments.
+    /// Removes all idle segments, for release.
     pub(super) fn release_idle(&mut self) {
         while self.release_oldest_idle() {}
     }
 
-    /// Resets the peak, so that less is kept from now on.
+    /// Resets the peak to the current use, which lowers the headroom.
     pub(super) fn reset_headroom_peak(&mut self) {
         self.peak = self.counters.requested();
     }
@@ -245,7 +246,7 @@ impl<H: HostBackend> HostCacheState<H> {
         }
     }
 
-    /// Makes the blocks free whose events have completed.
+    /// Frees the blocks whose events have completed.
     pub(super) fn poll(&mut self, backend: &H, config: &HostConfig) {
         if !self.pending.is_empty() {
             let mut done = Vec::new();
@@ -270,7 +271,7 @@ impl<H: HostBackend> HostCacheState<H> {
         }
     }
 
-    /// Takes back a freed block.
+    /// Frees a block, or waits for the streams that use it.
     pub(super) fn free(
         &mut self,
         backend: &H,

@@ -167,7 +167,7 @@ impl<B: Backend> Shared<B> {
     }
 
     fn may_lead_to(&self, pool: &Pool<B>) -> bool {
-        // A request must not fill another allocator's shards.
+        // A request of this allocator must not allocate from another allocator's shards.
         let own = std::ptr::eq(pool.core.as_ptr(), Arc::as_ptr(&self.core));
         // Memory of another device cannot replace this device's.
         own && pool.backend.as_ref().is_none_or(|other| self.core.backend.may_stand_in(other))
@@ -190,7 +190,7 @@ impl<B: Backend> Shared<B> {
 
 impl<B: Backend> Drop for PoolRoute<B> {
     fn drop(&mut self) {
-        // The pool may be dropped with its last route, while no lock is held.
+        // This may be the pool's last reference, so no lock is held here.
         drop(self.shared.routes.remove(self.number));
         if self.capture {
             self.shared.core.end_capture();

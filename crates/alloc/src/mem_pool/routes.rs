@@ -1,4 +1,4 @@
-//! The shards of private pools, and the routes that lead requests to them.
+//! The shards of private pools, and the routes of requests to them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, Weak};
@@ -25,7 +25,7 @@ pub struct PoolOptions {
 pub(crate) struct Pool<B: Backend> {
     pub(crate) id: u64,
     pub(crate) options: PoolOptions,
-    /// Backend of the pool, if not the allocator's own.
+    /// Backend of the pool. `None`: the allocator's own.
     pub(super) backend: Option<Arc<B>>,
     /// The shared state of the pool's allocator.
     pub(super) core: Weak<Core<B>>,
@@ -67,7 +67,7 @@ impl<B: Backend> Drop for Pool<B> {
     }
 }
 
-/// The requests that a route leads to a pool.
+/// The requests that a route applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Filter {
     Thread(ThreadId),
@@ -110,7 +110,8 @@ impl<B: Backend> Routes<B> {
         self.count.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Removes a route, if there is one with this number. Returns its pool, whose drop takes locks.
+    /// Removes a route, if there is a route with this number. Returns its pool, whose drop takes
+    /// locks.
     pub(super) fn remove(&self, number: u64) -> Option<Arc<Pool<B>>> {
         let route = {
             let mut routes = lock(&self.routes);
@@ -121,7 +122,7 @@ impl<B: Backend> Routes<B> {
         route.map(|route| route.pool)
     }
 
-    /// Returns the pool that a request for a stream is led to, by the latest route that matches.
+    /// Returns the pool for a request of a stream: that of the latest matching route.
     pub(crate) fn find(&self, stream: u64) -> Option<Arc<Pool<B>>> {
         let routes = lock(&self.routes);
         let leads = |route: &&Route<B>| match route.filter {

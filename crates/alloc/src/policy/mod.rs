@@ -1,16 +1,15 @@
 //! The four policies for getting memory from the backend and releasing it, behind one interface.
-//! Hits do not depend on the policies: they find free blocks in a heap, whichever policy added
-//! them.
+//! Hits do not depend on the policy: they find free blocks in a heap, whichever policy added them.
 //!
 //! - [`segments`]: allocations of the backend, each a segment that is split into blocks.
 //! - [`expandable`]: PyTorch's expandable segments, reserved addresses that pages are mapped to.
-//! - [`pages`]: pages that move to where they are needed (the default).
+//! - [`pages`]: pages that migrate between streams and can be mapped at several addresses (the
+//! default).
 //! - [`stream_ordered`]: the runtime's own pools, without a cache.
 //!
 //! The options in force in a request's shard select the policy. The options of a running allocator
-//! can change, and private pools always use segments. Each policy therefore releases the memory
-//! that it got, whichever policy is in force by then. `arenas` has the parts that the policies with
-//! pages share.
+//! can change, and private pools always use segments. Therefore each policy releases its own
+//! memory, whichever policy is in force. `arenas` has the common parts of the policies with pages.
 
 mod arenas;
 mod expandable;
@@ -38,14 +37,14 @@ impl<B: Backend> Miss<'_, B> {
         Ok(self.limit.is_none_or(|limit| reserved <= limit))
     }
 
-    /// Counts new pages for this request.
+    /// Counts new pages created for this request.
     fn count_created(&self, bytes: usize) {
         let mut global = lock(&self.core.global);
         global.reserved_bytes.increase(self.request.kind, bytes as i64);
         global.num_device_alloc += 1;
     }
 
-    /// Returns `Ok` if the error means that no memory is left, otherwise the request's error.
+    /// Returns `Ok` if the error means that memory is exhausted, otherwise the request's error.
     fn out_of_memory(&self, bytes: usize, error: B::Error) -> Result<(), AllocError> {
         if self.core.backend.is_out_of_memory(&error) {
             return Ok(());
@@ -54,9 +53,10 @@ impl<B: Backend> Miss<'_, B> {
     }
 }
 
-/// All policies of an allocator, and their common limit.
+/// All policies of an allocator, and their common memory limit.
 pub(crate) struct Policies<B: Backend> {
-    /// A share of the device's memory and its size in bytes, after the first query.
+    /// The memory fraction and the limit in bytes that follows from it, after the first query of
+    /// the device's memory.
     limit: Option<(f64, usize)>,
     segments: ExactSegments,
     expandable: ExpandableSegments,
@@ -119,7 +119,7 @@ impl<B: Backend> GrowthPolicy<B> for Policies<B> {
 
 impl<B: Backend> GrowthPolicies<B> for Policies<B> {
     fn limit(&mut self, core: &Core<B>, requested: usize) -> Result<Option<usize>, AllocError> {
-        // A fraction of 1 is no limit.
+        // A fraction of 1 means no limit.
         let fraction = lock(&core.memory_fraction).filter(|fraction| *fraction < 1.0);
         let Some(fraction) = fraction else { return Ok(None) };
         if let Some((of, limit)) = self.limit
@@ -139,7 +139,7 @@ impl<B: Backend> GrowthPolicies<B> for Policies<B> {
             && let Err(error) = backend.synchronize_device()
             && !backend.is_lost(&error)
         {
-            // Work that the allocator knows nothing of may still use the pages. A leak is better than a fault.
+            // Work may still use the pages. A leak is better than a fault.
             std::mem::forget(std::mem::replace(self, Self::new()));
         }
     }

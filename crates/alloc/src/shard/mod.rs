@@ -1,21 +1,21 @@
 //! A shard: the part of an allocator that serves one stream in one pool.
 //!
-//! A thread finds its stream's shard without a lock (`table.rs`). The shard's `ShardState` has a heap,
-//! the other streams that use its blocks, the shard's counters, and one lock. A hit and a free
-//! happen in `ShardState` from beginning to end.
+//! A thread finds its stream's shard without a lock (`table.rs`). [`ShardState`], behind the
+//! shard's lock, has a heap, the uses of blocks by other streams, and counters. A hit and a free
+//! happen entirely in `ShardState`.
 //!
 //! # Lifetimes
 //!
-//! - The allocator's stream table, or a private pool, owns its shards (`Arc<Shard>`). Each shard
-//!   owns a reference to the core (`Arc<Core>`). The core knows its shards only weakly.
-//! - A [`ShardCell`] is never deallocated but reused by a later shard, so a block refers to its
-//!   cell without a reference count. A shard lives as long as its blocks: its owner retires the
-//!   shard before dropping it, and if blocks are left, the cell keeps the shard (`retired`) until
-//!   the last block is freed. A cell is vacated only when its shard is dropped.
-//! - A shard without an owner whose freed blocks are still used by streams is left to the core
-//!   (`orphans`) until the streams have completed their work. Because the shard owns the core, this
-//!   is a reference cycle until then. The drop of the allocator breaks it: it takes all orphans out
-//!   and waits for them.
+//! - The allocator's stream table or a private pool owns its shards (`Arc<Shard>`). Each shard owns
+//! a reference to the core (`Arc<Core>`). The core has only weak references to shards.
+//! - A [`ShardCell`] is never deallocated but reused by later shards, so a block refers to its cell
+//! without a reference count. A shard lives as long as its blocks: the owner retires the shard
+//! before dropping it. If blocks are left, the cell keeps the shard (`retired`) until the last
+//! block is freed. A cell is vacated only when its shard is dropped.
+//! - A dropped shard whose freed blocks streams still use becomes an orphan: the core keeps it in
+//! `orphans` until the streams have completed their work. Because the shard owns the core, this is
+//! a reference cycle. The drop of the allocator breaks the cycle: it takes out all orphans and
+//! waits for their streams.
 
 mod cell;
 mod state;
@@ -39,7 +39,7 @@ pub(crate) struct Shard<B: Backend> {
     pub(crate) cell: StaticRef<ShardCell<B>>,
     /// Number of the private pool. 0: none.
     pub(crate) pool: u64,
-    /// Backend of the segments, if not the allocator's own.
+    /// Backend that allocates the segments. `None`: the allocator's own.
     backend: Option<Arc<B>>,
     pub(crate) core: Arc<Core<B>>,
 }
@@ -63,12 +63,12 @@ impl<B: Backend> Shard<B> {
         self.backend.as_deref().unwrap_or(&self.core.backend)
     }
 
-    /// Retires the shard. Its owner calls this before dropping it.
+    /// Retires the shard. The owner calls this before dropping it.
     pub(crate) fn retire(self: &Arc<Self>) {
         self.cell.retire(self);
     }
 
-    /// Waits for all pending events without the lock, then frees the memory that waited for them.
+    /// Waits for all pending events without the lock, then frees their memory.
     pub(crate) fn synchronize_events(&self) {
         let mut done = Vec::new();
         let backend = &self.core.backend;
@@ -84,13 +84,14 @@ impl<B: Backend> Drop for Shard<B> {
         let is_pending = self.lock().uses.is_pending();
         if is_pending {
             let mut orphans = lock(&core.orphans);
-            // Checked under the lock: after `closed` is set, the core accepts no more orphans.
+            // Checked under the lock: once `closed` is set, no shard becomes an orphan.
             if !core.closed.load(Ordering::SeqCst) {
-                // No block is left, but streams still use freed ones. The drop does not wait for
-                // them.
+                // All blocks are freed, but streams still use some. Do not wait for the streams
+                // here.
                 let (cell, core) = (StaticRef::clone(&self.cell), Arc::clone(core));
-                // An orphan allocates nothing. The pool's backend is dropped here, because a pool's source may own values
-                // of the program, and orphans are released under locks.
+                // An orphan allocates nothing. Drop the pool's backend now: its source may own
+                // values of the program, which must not be dropped under the locks that release
+                // orphans.
                 let orphan = Self { cell, pool: self.pool, backend: None, core };
                 orphans.push(self.core.register(orphan));
                 return;
@@ -102,7 +103,7 @@ impl<B: Backend> Drop for Shard<B> {
             state.heap.has_arenas().then(|| state.stream.clone())
         };
         if let Some(stream) = stream {
-            // Unmapping does not wait.
+            // Unmapping does not wait for work.
             core.wait_for(&stream);
         }
         let released = self.lock().heap.release_segments();

@@ -1,5 +1,5 @@
 //! The state behind a shard's lock: its heap, the uses by other streams, and its counters. A hit
-//! and a free happen here from beginning to end. Only events call the backend from here.
+//! and a free happen entirely here. The only backend calls from here record and query events.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(crate) struct Request {
     pub(crate) requested: usize,
     /// Size of the block, in bytes.
     pub(crate) size: usize,
-    /// Location of the caller's call.
+    /// Location of the request in the program.
     pub(crate) site: &'static Location<'static>,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct AllocatedBlock {
 }
 
 impl AllocatedBlock {
-    /// The result of a request of 0 bytes.
+    /// Result of a request of 0 bytes.
     pub(crate) const EMPTY: Self = Self { block: NONE, address: 0, size: 0 };
 }
 
@@ -48,14 +48,15 @@ pub(crate) struct ShardState<B: Backend> {
     pub(crate) uses: StreamUses<B>,
     /// Whether blocks are never split.
     pub(crate) no_split: bool,
-    /// Whether the shard takes no more requests, so that freed memory goes back to the backend.
+    /// Whether the shard serves no more requests, so that freed memory goes back to the backend.
     pub(crate) retired: bool,
-    /// Number of requests in progress that nothing cached fitted.
+    /// Number of misses in progress.
     pub(crate) misses: usize,
-    /// Number of searches of large pools, the clock for the age of idle blocks.
+    /// Number of searches of large pools, a clock for the age of free blocks.
     clock: Arc<AtomicU64>,
-    /// The last granted block, if nothing has changed since, and its requested size. When freed it
-    /// is only parked, because the same request would find, split and take it again.
+    /// The block allocated last, if the heap has not changed since, and its requested size. If this
+    /// block is freed, it is only parked, because a repeated request would find, split and take the
+    /// same block.
     last: u32,
     last_size: usize,
     parked: bool,
@@ -99,7 +100,7 @@ impl<B: Backend> ShardState<B> {
         self.stream = stream;
     }
 
-    /// Returns whether the shard holds nothing and no request is in progress, so that it may serve
+    /// Returns whether the shard has no memory and no miss is in progress, so that it may serve
     /// another stream.
     pub(crate) fn is_vacant(&self) -> bool {
         self.heap.is_empty() && !self.uses.is_pending() && self.misses == 0
@@ -107,7 +108,7 @@ impl<B: Backend> ShardState<B> {
 
     // ---- a request ----------------------------------------------------------------------
 
-    /// Creates a request for `bytes` bytes by the options in force here.
+    /// Creates a request for `bytes` bytes by the shard's options.
     pub(crate) fn request(
         &self,
         bytes: usize,
@@ -118,7 +119,7 @@ impl<B: Backend> ShardState<B> {
         Ok(Request { kind: self.rules.pool(size), requested: bytes, size, site })
     }
 
-    /// Takes the parked block, if its request had the same number of bytes.
+    /// Allocates the parked block, if it served a request for the same number of bytes.
     #[inline]
     pub(crate) fn take_parked(
         &mut self,
@@ -133,7 +134,7 @@ impl<B: Backend> ShardState<B> {
         Some(self.allocate_parked(request))
     }
 
-    /// Grants the parked block again.
+    /// Allocates the parked block again.
     #[inline(always)]
     fn allocate_parked(&mut self, request: Request) -> AllocatedBlock {
         self.parked = false;
@@ -141,7 +142,7 @@ impl<B: Backend> ShardState<B> {
         self.mark_allocated(self.last, address, size, request)
     }
 
-    /// Takes the best fitting free block from its pool and grants it.
+    /// Allocates the best fitting free block of the request's pool.
     #[inline(always)]
     pub(crate) fn take_fit(&mut self, request: Request) -> Option<AllocatedBlock> {
         if self.parked {
@@ -155,15 +156,15 @@ impl<B: Backend> ShardState<B> {
         self.take_fit_again(request)
     }
 
-    /// Takes a block as [`ShardState::take_fit`] does, for a repeated search, which does not age idle
-    /// blocks.
+    /// Repeats a search. The same as [`take_fit`](Self::take_fit), except that the search does not
+    /// age free blocks.
     #[inline(always)]
     pub(crate) fn take_fit_again(&mut self, request: Request) -> Option<AllocatedBlock> {
         let block = self.take_out(request)?;
         Some(self.allocate_block(block, request))
     }
 
-    /// Takes the best fitting free block from its pool.
+    /// Removes the best fitting free block from its pool.
     #[inline(always)]
     fn take_out(&mut self, request: Request) -> Option<u32> {
         let mut block = self.heap.best_fit(request.kind, request.size)?;
@@ -177,8 +178,8 @@ impl<B: Backend> ShardState<B> {
         Some(block)
     }
 
-    /// Takes the best fitting free block from its pool, so that no thread can use it until it is
-    /// granted or put back.
+    /// Detaches the best fitting free block, so that no other thread can use it until it is
+    /// allocated or put back.
     pub(crate) fn detach_fit(&mut self, request: Request) -> Option<u32> {
         let block = self.take_out(request)?;
         self.heap.records.set_status(block, Status::Detached);
@@ -189,7 +190,7 @@ impl<B: Backend> ShardState<B> {
     pub(crate) fn put_back(&mut self, block: u32) {
         let record = &self.heap.records[block];
         let (kind, size, arena) = (record.kind, record.size, record.arena);
-        // A part of a segment is still counted as free.
+        // A detached part of a segment is still counted as a free part.
         let part = i64::from(record.is_split());
         let merged = self.heap.coalesce(block);
         if !arena {
@@ -199,7 +200,7 @@ impl<B: Backend> ShardState<B> {
         }
     }
 
-    /// Adds an allocation of the backend and grants its first bytes.
+    /// Adds a segment and allocates a block at its start.
     pub(crate) fn add_segment(
         &mut self,
         memory: B::Memory,
@@ -213,7 +214,7 @@ impl<B: Backend> ShardState<B> {
         self.allocate_block(block, request)
     }
 
-    /// Grants an alias of these pieces at an address.
+    /// Allocates an alias of these pieces at an address.
     pub(crate) fn allocate_alias(
         &mut self,
         address: u64,
@@ -228,7 +229,7 @@ impl<B: Backend> ShardState<B> {
         self.mark_allocated(block, address, size, request)
     }
 
-    /// Grants a block that is in no pool, after splitting off the excess.
+    /// Allocates a block that is in no pool, after splitting off the excess.
     #[inline(always)]
     pub(crate) fn allocate_block(&mut self, block: u32, request: Request) -> AllocatedBlock {
         let kind = request.kind;
@@ -243,7 +244,7 @@ impl<B: Backend> ShardState<B> {
         if split {
             self.heap.split_off(kind, block, size);
         }
-        // Whole free pages of an arena can always be released.
+        // Free parts of arenas are not counted, because whole free pages can always be released.
         if !arena {
             let counters = &mut self.counters;
             if split && !was_split {
@@ -259,7 +260,7 @@ impl<B: Backend> ShardState<B> {
         self.mark_allocated(block, address, size, request)
     }
 
-    /// Marks a block as allocated.
+    /// Marks a block as allocated and counts it.
     #[inline(always)]
     fn mark_allocated(
         &mut self,
@@ -284,7 +285,7 @@ impl<B: Backend> ShardState<B> {
 
     // ---- a free -------------------------------------------------------------------------
 
-    /// Adds a stream that must have completed its work with the block before it is reused.
+    /// Records that a stream uses a block. The block is reused only after the stream's work.
     pub(crate) fn record_stream(&mut self, block: u32, stream: &B::Stream) {
         if B::stream_id(stream) != self.heap.stream {
             self.uses.add(block, stream);
@@ -305,7 +306,7 @@ impl<B: Backend> ShardState<B> {
         }
     }
 
-    /// Frees a block as [`ShardState::free`] does, while no event may be recorded.
+    /// Frees a block during a capture, when no event may be recorded.
     pub(crate) fn free_in_capture(&mut self, block: u32) {
         if self.count_freed(block) {
             self.heap.records.set_status(block, Status::PendingFree);
@@ -345,7 +346,7 @@ impl<B: Backend> ShardState<B> {
         }
     }
 
-    /// Returns whether a block is parked that is part of a segment.
+    /// Returns whether a part of a segment is parked.
     pub(crate) fn is_part_parked(&self) -> bool {
         self.parked && !self.heap.is_alias(self.last)
     }
@@ -358,7 +359,7 @@ impl<B: Backend> ShardState<B> {
             return self.heap.remove_alias(block);
         }
         let merged = self.heap.coalesce(block);
-        // Whole free pages of an arena can always be released.
+        // Free parts of arenas are not counted, because whole free pages can always be released.
         if !arena {
             let (blocks, bytes) = self.parts_since(block, merged, size);
             self.counters.change(kind, Quantity::InactiveSplit, blocks);
@@ -366,15 +367,15 @@ impl<B: Backend> ShardState<B> {
         }
     }
 
-    /// Returns the changes in the number of free parts of segments and in their bytes, after a
-    /// block of `size` bytes was merged with `merged` others.
+    /// Returns the changes in the number and bytes of free parts of segments, after a block of
+    /// `size` bytes merged with `merged` neighbours.
     fn parts_since(&self, block: u32, merged: i64, size: usize) -> (i64, i64) {
         let record = &self.heap.records[block];
         let part = i64::from(record.is_split());
         (part - merged, part * record.size as i64 - (record.size - size) as i64)
     }
 
-    // ---- what other streams use ---------------------------------------------------------
+    // ---- uses by other streams ----------------------------------------------------------
 
     #[cold]
     fn record_events(&mut self, backend: &B, block: u32) {
@@ -401,8 +402,8 @@ impl<B: Backend> ShardState<B> {
         self.uses.keep(done);
     }
 
-    /// Takes out all events, to wait for them without the lock. Adds the blocks to `done` whose use
-    /// needs no wait.
+    /// Takes out all events, to wait for them without the lock. Adds blocks to `done` whose use
+    /// needs no wait, because the device is lost.
     pub(crate) fn take_events(&mut self, backend: &B, done: &mut Vec<u32>) -> Vec<EventQueue<B>> {
         self.record_deferred(backend);
         self.uses.take_events(backend, done)
@@ -420,7 +421,7 @@ impl<B: Backend> ShardState<B> {
         }
     }
 
-    /// Puts a block into its pool after all streams have finished with it.
+    /// Makes a block free after all its uses have completed.
     fn complete_free(&mut self, block: u32) {
         self.unpark();
         let Record { kind, address, size, requested, .. } = self.heap.records[block];
@@ -429,9 +430,9 @@ impl<B: Backend> ShardState<B> {
         self.make_free(block);
     }
 
-    // ---- back from the backend ----------------------------------------------------------
+    // ---- refused releases ---------------------------------------------------------------
 
-    /// Makes a segment free again that the backend refused to take.
+    /// Adds a refused segment to the heap again.
     ///
     /// # Errors
     /// The segment, if it cannot serve requests here any more.
@@ -439,7 +440,7 @@ impl<B: Backend> ShardState<B> {
         &mut self,
         released: ReleasedSegment<B::Memory>,
     ) -> Result<(), ReleasedSegment<B::Memory>> {
-        // A shard without memory may have been assigned another stream.
+        // A shard without memory may serve another stream now.
         if released.stream != self.heap.stream || self.retired || !self.rules.caching {
             return Err(released);
         }

@@ -1,9 +1,9 @@
-//! Other streams that use blocks, and the events that show when they have finished.
+//! Uses of blocks by other streams, and the events that show their completion.
 
 use crate::Backend;
 use crate::events::{EventQueue, PendingEvents};
 
-/// The other streams that use a block, and after the free, the number of their pending events.
+/// The other streams that use a block. After the free, also the number of pending events.
 struct BlockUses<S> {
     streams: Vec<S>,
     pending: u32,
@@ -17,10 +17,10 @@ impl<S> Default for BlockUses<S> {
 
 /// All uses of a shard's blocks by other streams.
 pub(crate) struct StreamUses<B: Backend> {
-    /// By record number, up to the highest that ever had a use.
+    /// By record number, up to the highest that has had a use.
     uses: Vec<BlockUses<B::Stream>>,
     events: PendingEvents<B>,
-    /// Blocks that were freed during a capture, when no event may be recorded.
+    /// Blocks freed during a capture, when no event may be recorded.
     deferred: Vec<u32>,
     done: Vec<u32>,
 }
@@ -31,13 +31,13 @@ impl<B: Backend> StreamUses<B> {
         Self { uses: Vec::new(), events, deferred: Vec::new(), done: Vec::new() }
     }
 
-    /// Returns whether freed blocks wait for events.
+    /// Returns whether freed blocks have pending events.
     #[inline]
     pub(crate) fn has_events(&self) -> bool {
         !self.events.is_empty()
     }
 
-    /// Returns whether freed blocks wait for streams.
+    /// Returns whether freed blocks have pending events or wait for the end of a capture.
     pub(crate) fn is_pending(&self) -> bool {
         self.has_events() || !self.deferred.is_empty()
     }
@@ -54,11 +54,11 @@ impl<B: Backend> StreamUses<B> {
         }
     }
 
-    /// Records an event on each stream that uses a freed block. Returns whether no event is
-    /// pending.
+    /// Records an event on each stream that uses a freed block. Returns whether the block has no
+    /// pending event.
     pub(crate) fn record(&mut self, backend: &B, block: u32) -> bool {
         let uses = &mut self.uses[block as usize];
-        // The list keeps its capacity for the next block here.
+        // `drain` keeps the list's capacity for the next block with this number.
         let streams = uses.streams.drain(..);
         uses.pending = streams.filter(|s| self.events.record(backend, s, block)).count() as u32;
         uses.pending == 0
@@ -80,21 +80,21 @@ impl<B: Backend> StreamUses<B> {
         done
     }
 
-    /// Keeps a list returned by [`poll`](Self::poll), for its capacity.
+    /// Takes back a list returned by [`poll`](Self::poll), to reuse its capacity.
     pub(crate) fn keep(&mut self, mut done: Vec<u32>) {
         done.clear();
         self.done = done;
     }
 
-    /// Counts one of a block's events as completed. Returns whether it was the last.
+    /// Counts one of a block's events as completed. Returns whether none is left.
     pub(crate) fn complete_event(&mut self, block: u32) -> bool {
         let uses = &mut self.uses[block as usize];
         uses.pending -= 1;
         uses.pending == 0
     }
 
-    /// Takes out all events, to wait for them without a lock. Adds the blocks to `done` whose use
-    /// needs no wait.
+    /// Takes out all events, to wait for them without a lock. Adds blocks to `done` whose use needs
+    /// no wait, because the device is lost.
     pub(crate) fn take_events(&mut self, backend: &B, done: &mut Vec<u32>) -> Vec<EventQueue<B>> {
         self.events.take(backend, done)
     }

@@ -9,18 +9,18 @@ use super::{Shard, ShardCell};
 use crate::Backend;
 use crate::sync::StaticRef;
 
-/// Number of slots. Further streams are looked up under a shared lock.
+/// Number of slots. Streams beyond them are looked up under a shared lock.
 const SLOTS: usize = 128;
 
-/// Shards by stream. A slot keeps its shard forever. The stream that a shard serves may change
-/// while the shard holds nothing, so a thread checks the stream again under the shard's lock.
+/// Shards by stream. A slot keeps its shard forever. A shard without memory may be assigned to
+/// another stream, so a thread checks the stream again under the shard's lock.
 pub(crate) struct StreamTable<B: Backend> {
     streams: [AtomicU64; SLOTS],
     shards: [OnceLock<ShardSlot<B>>; SLOTS],
 }
 
-/// A shard with its cell. The direct reference to the cell keeps changes of the shard's reference
-/// count out of a hit's cache lines.
+/// A shard and its cell. The direct reference to the cell keeps a hit from reading the cache line
+/// with the shard's reference count.
 type ShardSlot<B> = (StaticRef<ShardCell<B>>, Arc<Shard<B>>);
 
 impl<B: Backend> StreamTable<B> {
@@ -34,7 +34,7 @@ impl<B: Backend> StreamTable<B> {
     #[inline]
     pub(crate) fn find(&self, stream: u64) -> Option<&ShardSlot<B>> {
         let first = (stream.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57) as usize;
-        // Streams are few: the first slot is the right one unless hashes collide.
+        // There are few streams, so the first slot matches unless hashes collide.
         (0..SLOTS).map(|step| (first + step) % SLOTS).find_map(|at| {
             if self.streams[at].load(Ordering::Relaxed) != stream {
                 return None;
@@ -43,7 +43,8 @@ impl<B: Backend> StreamTable<B> {
         })
     }
 
-    /// Assigns a vacant shard to another stream. The caller changes the shard under its lock.
+    /// Assigns a shard without memory to another stream. The caller changes the shard's state under
+    /// its lock.
     pub(crate) fn rename(&self, shard: &Arc<Shard<B>>, stream: u64) {
         let at = self.shards.iter().position(|s| s.get().is_some_and(|s| Arc::ptr_eq(&s.1, shard)));
         if let Some(at) = at {
@@ -51,7 +52,7 @@ impl<B: Backend> StreamTable<B> {
         }
     }
 
-    /// Adds a shard. Returns `false` if there is no room. Calls must not overlap.
+    /// Adds a shard. Returns `false` if the table is full. Calls must not overlap.
     pub(crate) fn insert(&self, stream: u64, shard: &Arc<Shard<B>>) -> bool {
         let first = (stream.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57) as usize;
         let mut slots = (0..SLOTS).map(|step| (first + step) % SLOTS);

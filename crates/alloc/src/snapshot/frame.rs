@@ -24,8 +24,8 @@ impl From<&Location<'_>> for Frame {
 }
 
 impl Frame {
-    /// Returns the frames of a captured backtrace from the program's call at `site` on, the
-    /// innermost first. The first time, symbols are resolved, which takes long.
+    /// Returns the frames of a captured backtrace, innermost first, starting at the program's call
+    /// at `site`. The first call resolves symbols, which takes long.
     pub(crate) fn of_backtrace(backtrace: &Backtrace, site: Option<&Location<'_>>) -> Vec<Self> {
         let mut frames = parse(&backtrace.to_string());
         let first = site
@@ -35,22 +35,23 @@ impl Frame {
         frames
     }
 
-    /// The frame and the location may name the file relative to different folders.
+    /// Compares line and file name only, because the frame and the location may name the file
+    /// relative to different folders.
     fn is_at(&self, site: &Location<'_>) -> bool {
         let name = |path: &str| path.rsplit(['/', '\\']).next().map(String::from);
         self.line == site.line() && name(&self.filename) == name(site.file())
     }
 
-    /// Returns whether the frame belongs to the capture of the backtrace. Without line numbers,
-    /// names are complete.
+    /// Returns whether the frame belongs to the capture of the backtrace, by its name. Used if
+    /// there are no line numbers; names are complete then.
     fn is_own(&self) -> bool {
         let name = self.name.trim_start_matches('<');
         ["std::backtrace", "warpline_alloc::"].iter().any(|own| name.starts_with(own))
     }
 }
 
-/// Parses the text of a backtrace, its only stable form: `3: name`, and on the next line, if known,
-/// `at file:line:column`.
+/// Parses the text of a backtrace, the only stable format: `3: name`, and on the next line, if
+/// known, `at file:line:column`.
 fn parse(text: &str) -> Vec<Frame> {
     let mut frames: Vec<Frame> = Vec::new();
     for line in text.lines().map(str::trim) {

@@ -1,4 +1,4 @@
-//! Snapshots with a trace, and what PyTorch's own viewer makes of them.
+//! Snapshots with a trace, and PyTorch's viewer reading them.
 
 use std::io::Write;
 use std::panic::Location;
@@ -19,7 +19,7 @@ fn a_devices_name_gives_its_ordinal() {
 const SEGMENT: u64 = 0x7f00_0000_0000;
 const MIB: usize = 1 << 20;
 
-/// A device on which everything has happened once.
+/// Returns the snapshot of a device on which every action has happened once.
 fn full(backtraces: Backtraces) -> Snapshot {
     let mut ring = TraceRing::new(TraceConfig { backtraces, ..TraceConfig::default() });
     let mut record = |action, offset: usize, size, stream| {
@@ -134,8 +134,8 @@ fn traces_of_devices_merge_by_ordinal() {
     assert!(all.device_traces[1].is_sorted_by_key(|entry| entry.time_us));
 }
 
-/// The functions of PyTorch's `_memory_viz.py` read our file if `WARPLINE_MEMORY_VIZ` is the path
-/// of this script; otherwise only the standard library reads it.
+/// Reads a file with the functions of PyTorch's `_memory_viz.py` if `WARPLINE_MEMORY_VIZ` is the
+/// path of this script, otherwise with Python's standard library only.
 #[test]
 fn pytorchs_viewer_reads_the_file() {
     const SCRIPT: &str = r"

@@ -74,7 +74,7 @@ impl Serialize for Segment<'_> {
     }
 }
 
-/// Viewers read integers of up to 8 bytes as signed.
+/// Converts to `i64`, because viewers read integers of up to 8 bytes as signed.
 fn signed(stream: u64) -> i64 {
     stream as i64
 }

@@ -37,25 +37,25 @@ const BLOCK_QUANTITIES: [(Quantity, usize); 5] = [
     (Quantity::RequestedBytes, 2),
 ];
 
-/// A shard's share of the statistics. Peaks apply to the sum over all shards, which no shard knows.
-/// Each shard has a `limit` per quantity, up to which the sum cannot pass the known peak, and sets
-/// `over` when it exceeds a limit.
+/// The statistics of a shard. Peaks apply to the sum over all shards, which a shard does not know.
+/// Each shard has a `limit` per quantity: as long as no shard exceeds its limit, the sum stays
+/// within the known peak. A shard sets `over` when it exceeds a limit.
 #[derive(Clone, Debug)]
 pub(crate) struct Counters {
     /// Current values, by pool.
     pub(crate) current: [Values; 2],
     /// Sum of all increases since the last reset, by pool.
     pub(crate) increased: [Values; 2],
-    /// `current` at that reset.
+    /// `current` at the last reset.
     pub(crate) base: [Values; 2],
     /// Limits by pool, and for both together.
     pub(crate) limit: [Values; 3],
-    /// Highest value of this shard when peaks were raised, which it is likely to reach again.
+    /// Highest value of this shard when peaks were raised. The shard is likely to reach it again.
     pub(crate) seen: [Values; 3],
-    /// Allocated and freed amounts that are not in the values above yet, by pool.
+    /// Allocated and freed amounts not yet added to the values above, by pool.
     got: [Amount; 2],
     returned: [Amount; 2],
-    /// Amounts that can still be granted before a limit is exceeded, by pool and for both.
+    /// Amounts that can be allocated before a limit is exceeded, by pool and for both pools.
     room: [Amount; 3],
     /// Highest value beyond a limit since peaks were raised. The current value may be lower.
     pub(crate) top: [Values; 3],
@@ -105,7 +105,7 @@ impl Counters {
         add(&mut self.room[kind as usize], less);
         add(&mut self.room[2], less);
         let [of_kind, of_both] = [self.room[kind as usize], self.room[2]];
-        // Negative if a limit is exceeded.
+        // The sign bit is set if any limit is exceeded.
         let least = of_kind.iter().chain(&of_both).fold(0, |all, room| all | room);
         self.over |= least < 0;
     }
@@ -127,7 +127,7 @@ impl Counters {
         self.make_room();
     }
 
-    /// Counts a block of [`free_early`](Self::free_early) as free.
+    /// Counts a block as free after [`free_early`](Self::free_early).
     pub(crate) fn free_late(&mut self, kind: PoolKind, size: usize, requested: usize) {
         self.settle();
         self.decrease(kind, Quantity::Active, 1);
@@ -136,7 +136,7 @@ impl Counters {
         self.make_room();
     }
 
-    /// Brings the values up to date.
+    /// Adds the pending amounts to the values.
     pub(crate) fn settle(&mut self) {
         for kind in 0..2 {
             let got = std::mem::take(&mut self.got[kind]);
@@ -148,7 +148,7 @@ impl Counters {
         }
     }
 
-    /// Computes the distance of the values, which must be up to date, from their limits.
+    /// Computes the distance of the values from their limits. The values must be up to date.
     pub(crate) fn make_room(&mut self) {
         let now = self.now();
         self.room = [[i64::MAX; 3]; 3];

@@ -48,7 +48,7 @@ fn stat(current: i64, peak: i64, allocated: i64, base: i64) -> Stat {
     Stat { current, peak, allocated, freed: allocated + base - current }
 }
 
-/// Counter of one quantity in both pools. Of their sum only the peak is stored.
+/// Counter of one quantity in both pools. For the sum of both, only the peak is stored.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PoolCount {
     pools: [Count; 2],
@@ -130,7 +130,7 @@ pub(crate) struct Global {
     pub(crate) refused_segments: RefusedReleases,
     /// Refused mappings, pages and ranges, by policy.
     pub(crate) refused_pages: [RefusedReleases; 2],
-    /// By pool, and of both together.
+    /// Peaks by pool, and of both pools together.
     peaks: [Values; 3],
     /// Counters of retired shards.
     pub(crate) retired: Counters,
@@ -139,8 +139,8 @@ pub(crate) struct Global {
 }
 
 impl Global {
-    /// Raises the peaks to the current sums of the shards, all of which are locked, and distributes
-    /// the distance to the peaks among them.
+    /// Raises the peaks to the current sums of the shards, which must all be locked. Distributes
+    /// the distance between peak and sum among the shards' limits.
     pub(crate) fn raise_peaks(&mut self, shards: &mut [&mut Counters]) {
         let count = shards.len().max(1) as i64;
         let now: Vec<[Values; 3]> = shards.iter().map(|shard| shard.now()).collect();
@@ -153,7 +153,7 @@ impl Global {
         for pool in 0..3 {
             for at in 0..QUANTITIES {
                 let sum = now.iter().map(|now| now[pool][at]).sum::<i64>();
-                // A shard alone may have had a higher value a moment ago.
+                // A shard may have exceeded its limit for a moment and have a lower value now.
                 let more = shards.iter().zip(&now).map(|(s, now)| s.top[pool][at] - now[pool][at]);
                 let more = more.fold(0, i64::max);
                 let peak = &mut self.peaks[pool][at];
@@ -164,7 +164,7 @@ impl Global {
                 };
                 let all: i128 = shards.iter().zip(&now).map(|(s, n)| wanted(s, n)).sum();
                 for (shard, now) in shards.iter_mut().zip(&now) {
-                    // In proportion to each shard's earlier values.
+                    // The share follows the shard's earlier values.
                     let share = match all {
                         0 => left / count,
                         _ => (i128::from(left) * wanted(shard, now) / all) as i64,
@@ -187,7 +187,8 @@ impl Global {
         self.num_device_free += 1;
     }
 
-    /// Reverts [`count_segment_released`](Self::count_segment_released) for a segment that the backend refused.
+    /// Reverts [`count_segment_released`](Self::count_segment_released) for a segment that the
+    /// backend refused.
     pub(crate) fn count_segment_restored(&mut self, kind: PoolKind, size: usize, oversize: bool) {
         self.segment.increase(kind, 1);
         self.reserved_bytes.increase(kind, size as i64);

@@ -2,11 +2,11 @@
 //!
 //! # Exact peaks without a shared counter
 //!
-//! Counters and peaks are exact at any moment, although no counter is shared by two streams. Each
-//! shard counts for itself and knows a limit: up to it, the sum over all shards cannot pass the
-//! known peak. Only a shard that reaches its limit locks all shards and adds up their counters. A
-//! hit counts the granted bytes and subtracts them from the remaining room. The other counters are
-//! brought up to date when they are read.
+//! Counters and peaks are exact at any moment, although no two streams share a counter. Each shard
+//! counts for itself and has a limit. As long as no shard exceeds its limit, the sum over all
+//! shards stays within the known peak. Only a shard that exceeds its limit locks all shards and
+//! adds up their counters. A hit adds the allocated bytes to a pending amount and subtracts them
+//! from the remaining room. The other counters are brought up to date when they are read.
 
 mod counters;
 mod global;

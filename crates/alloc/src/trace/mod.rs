@@ -155,7 +155,7 @@ pub(crate) struct TraceRing {
     metadata: Arc<str>,
 }
 
-/// A step to record. `site` is the location of the caller's call.
+/// A step to record. `site` is the location of the request in the program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TraceStep {
     pub(crate) action: TraceAction,
@@ -224,7 +224,7 @@ impl TraceRing {
         self.entries.into()
     }
 
-    /// Adds the known origins to segments and active blocks.
+    /// Adds the recorded origins to segments and active blocks.
     pub(crate) fn name_origins(&self, segments: &mut [SegmentInfo]) {
         let find = |origins: &HashMap<u64, Origin>, address: u64| match origins.get(&address) {
             Some(origin) => frames(origin.site, origin.backtrace.as_deref()),
@@ -247,10 +247,11 @@ fn now_us() -> u64 {
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// A history that any thread can switch on and off. While it is off, a step costs a load and a
+/// A history that any thread can start and stop. While it is stopped, a step costs a load and a
 /// branch.
 ///
-/// Steps at one address must be recorded in order, so record them under the lock that orders them.
+/// Steps at one address must be recorded in order, so they are recorded under the lock that orders
+/// them.
 #[derive(Debug, Default)]
 pub(crate) struct Tracer {
     on: AtomicBool,
@@ -286,14 +287,14 @@ impl Tracer {
         self.ring().record(step);
     }
 
-    /// Returns a copy of the history. Reading one with backtraces takes long, and a copy makes no
-    /// other thread wait.
+    /// Returns a copy of the history. Formatting backtraces takes long, and with a copy no other
+    /// thread has to wait.
     pub(crate) fn copy(&self) -> TraceRing {
         self.ring().clone()
     }
 
     pub(crate) fn ring(&self) -> MutexGuard<'_, TraceRing> {
-        // An entry is pushed whole or not at all.
+        // A panic leaves the ring consistent, because an entry is pushed whole or not at all.
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! The ring and its switch.
+//! The ring of entries, and starting and stopping the trace.
 
 use super::*;
 use crate::BlockInfo;
@@ -16,7 +16,7 @@ fn addresses(ring: &TraceRing) -> Vec<u64> {
     ring.entries.iter().map(|entry| entry.address).collect()
 }
 
-/// A segment at 0 with a block at each address.
+/// Returns a segment at address 0 with a block at each of these addresses.
 fn segment(blocks: &[(u64, BlockState)]) -> Vec<SegmentInfo> {
     let blocks = blocks.iter().map(|(address, state)| BlockInfo {
         address: *address,

@@ -5,8 +5,7 @@ use crate::rules::MIN_BLOCK_SIZE;
 
 /// Number of bins: 128 per power of two, for all sizes under 2^61.
 const BINS: usize = 6016;
-/// Number of bins, from the first, that contain blocks of a single size each. These blocks have
-/// less than 64 KiB.
+/// Number of leading bins with blocks of a single size each, under 64 KiB.
 const OF_ONE_SIZE: usize = 128;
 
 /// Order among free blocks of one size.
@@ -15,14 +14,14 @@ pub(crate) enum FreeOrder {
     /// The block with the lowest address first, as in PyTorch.
     #[default]
     Address,
-    /// Under 64 KiB, the block freed last first, found without examining the others, of which there
-    /// may be thousands. Larger blocks are ordered by address.
+    /// Blocks under 64 KiB: the block freed last first, found without examining the others, of
+    /// which there may be thousands. Larger blocks: the lowest address first.
     Recent,
 }
 
-/// The storage of the blocks. Each block has links that the index uses while it contains the block.
+/// Storage of the blocks. While the index contains a block, it uses the block's links.
 pub(crate) trait Nodes {
-    /// Returns size and address, which do not change while the block is in an index.
+    /// Returns the size and the address, which do not change while the block is in an index.
     fn key(&self, block: u32) -> (usize, u64);
 
     fn links(&self, block: u32) -> &Links;
@@ -30,7 +29,7 @@ pub(crate) trait Nodes {
     fn links_mut(&mut self, block: u32) -> &mut Links;
 }
 
-/// A block's neighbours in its search tree.
+/// Neighbours of a block in its search tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Links {
     /// Roots of the subtrees before and after the block.
@@ -42,9 +41,9 @@ impl Links {
     pub(crate) const NONE: Self = Self { below: [NONE; 2], above: NONE };
 }
 
-/// An ordered set in bins of similar size, with a bitmap of the bins that have entries. Each bin is
-/// a search tree whose nodes are the blocks. Most bins have one or two blocks, so a tree is
-/// balanced only when it gets deep.
+/// An ordered set, in bins of similar size with a bitmap of the occupied bins. Each bin is a search
+/// tree whose nodes are the blocks. Most bins have one or two blocks, so a tree is balanced only
+/// when it becomes deep.
 #[derive(Debug)]
 pub(crate) struct FreeIndex {
     occupied: [u64; BINS.div_ceil(64)],
@@ -65,8 +64,8 @@ impl Default for FreeIndex {
     }
 }
 
-/// Returns the bin of a size: 128 bins of one unit each, then 128 of two units, and so on. Without
-/// a branch, which irregular sizes would mispredict.
+/// Returns the bin of a size: 128 bins of one unit each, then 128 of two units, and so on. The
+/// computation has no branch, which irregular sizes would mispredict.
 #[inline]
 fn bin_of(size: usize) -> usize {
     let n = size / MIN_BLOCK_SIZE + 128;
@@ -146,7 +145,7 @@ impl FreeIndex {
         self.put_below(nodes, links.above, block, below);
     }
 
-    /// Replaces a tree below a node, or at the root of its bin, by another tree or by nothing.
+    /// Replaces a tree below a node, or at the root of its bin, by another tree or by none.
     #[inline]
     fn put_below(&mut self, nodes: &mut impl Nodes, above: u32, former: u32, tree: u32) {
         if tree != NONE {
@@ -162,9 +161,9 @@ impl FreeIndex {
         }
     }
 
-    /// Rebuilds the smallest tree around this block that is much deeper on one side than on the
-    /// other, as a scapegoat tree does. Many insertions must follow before that happens again, so
-    /// each insertion pays for a few steps.
+    /// Rebuilds the smallest tree around this block with one side much heavier than the other, as a
+    /// scapegoat tree does. Another rebuild needs many insertions, so the cost per insertion is a
+    /// few steps.
     #[cold]
     fn balance_above(&mut self, nodes: &mut impl Nodes, block: u32) {
         let (mut root, mut size) = (block, 1);
@@ -188,14 +187,14 @@ impl FreeIndex {
         self.put_below(nodes, above, root, tree);
     }
 
-    /// Returns the smallest block of at least `size` bytes; among equal sizes the first in the
-    /// index's order.
+    /// Returns the smallest block of at least `size` bytes. Among equal sizes, returns the first in
+    /// the index's order.
     #[inline]
     pub(crate) fn best_fit(&self, nodes: &impl Nodes, size: usize) -> Option<u32> {
         self.first_from(nodes, (size, 0))
     }
 
-    /// Returns the next block. Only valid if all blocks are ordered by address.
+    /// Returns the next block. Valid only if all blocks are ordered by address.
     pub(crate) fn after(&self, nodes: &impl Nodes, block: u32) -> Option<u32> {
         let (size, address) = nodes.key(block);
         self.first_from(nodes, (size, address + 1))
@@ -220,7 +219,7 @@ impl FreeIndex {
         Some(outermost(nodes, self.roots[bin], 0))
     }
 
-    /// Returns the largest block; among equal sizes the last in the index's order.
+    /// Returns the largest block. Among equal sizes, returns the last in the index's order.
     pub(crate) fn largest(&self, nodes: &impl Nodes) -> Option<u32> {
         let (word, bits) = self.occupied.iter().enumerate().rfind(|(_, bits)| **bits != 0)?;
         let bin = word * 64 + bits.ilog2() as usize;
@@ -271,7 +270,7 @@ fn in_order<N: Nodes>(nodes: &N, root: u32) -> impl Iterator<Item = u32> {
             next = outermost(nodes, right, 0);
             return Some(block);
         }
-        // Go up while coming from the right.
+        // Go up until the path comes from a left child.
         let mut from = block;
         next = nodes.links(from).above;
         while next != end && nodes.links(next).below[1] == from {

@@ -1,4 +1,4 @@
-//! The index beside a plain ordered map.
+//! The index, compared with an ordered map.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ impl Nodes for Table {
     }
 }
 
-/// Depth of the tree below this node, in nodes.
+/// Returns the depth of the tree below a node, in nodes.
 fn depth(nodes: &Table, at: u32) -> usize {
     if at == NONE {
         0
@@ -33,7 +33,7 @@ fn depth(nodes: &Table, at: u32) -> usize {
     }
 }
 
-/// In rising, falling, alternating and mixed order.
+/// Ascending, descending, alternating and mixed order of addresses.
 const ORDERS: [fn(u64) -> u64; 4] = [
     |at| at,
     |at| 10_000 - at,
@@ -59,7 +59,8 @@ fn blocks_of_one_size_lie_in_a_shallow_tree_by_address() {
     }
 }
 
-/// An index beside a plain ordered map, whose keys are sizes and what decides between equals.
+/// An index and an ordered map as its model. The map's keys are the size and the value that orders
+/// equal sizes.
 #[derive(Default)]
 struct Pair {
     index: FreeIndex,

@@ -1,18 +1,16 @@
-//! The physical side of arenas: reserved addresses, and the pages mapped there. The heaps know
-//! which of the pages are in use.
+//! The physical side of arenas: reserved addresses, and the pages mapped there. The heaps track the
+//! use of these pages.
 //!
-//! A page may be mapped at many addresses. One of them is its *home*: there its memory is free, or
-//! part of a block. Everywhere else the page is an *alias*.
+//! A page may be mapped at many addresses. One of them is its *home*, where its memory is free or
+//! part of a block. All other mappings of the page are *aliases*.
 //!
-//! Invariant: no address is unmapped while work may use it, including work on streams that the
-//! Invariant: no address is unmapped while work may use it, including work on streams that the
-//! allocator was not told of. Before pages are unmapped, the host waits for the device, as
-//! PyTorch's `cudaFree` does: once for all released pages, and once for all windows retired since.
-//! Hits, and pages that move between homes, never wait. A page that moved stays mapped at its
-//! former home, so unknown work may find another block's bytes there, as in any reused memory, but
-//! never an unmapped address. Nothing is unmapped if the wait for the device fails. If a backend
-//! has no such wait, the host waits for the streams that the allocator knows; a stream whose wait
-//! fails keeps its own pages, and no others.
+//! Invariant: no address is unmapped while work may use it, including work that the allocator has
+//! no record of. Before unmapping, the host waits for the device, as PyTorch's `cudaFree` does:
+//! once for all released pages, and once for all windows retired since the last wait. Neither hits
+//! nor migrations wait. A migrated page stays mapped at its former home, so work without a record
+//! may find another block's bytes there, as in any reused memory, but never an unmapped address. If
+//! the wait for the device fails, nothing is unmapped. If the backend has no such wait, the host
+//! waits for the streams of the shards. A stream whose wait fails keeps only its own pages.
 
 mod refused;
 mod release;
@@ -37,28 +35,29 @@ pub(super) struct Arenas {
     policy: Policy,
     /// By number.
     arenas: Vec<Option<Arena>>,
-    /// The home of each page, by page number. Has entries for unused numbers too.
+    /// The home of each page, by page number. Entries of unused numbers are stale.
     homes: Vec<SlotId>,
     vacant: Vec<u32>,
     /// Number of existing pages.
     pub(super) pages: usize,
-    /// Places whose mapping the backend refused to remove and has not removed since.
+    /// Slots whose mapping the backend refused to remove and has not removed since.
     refused: BTreeSet<SlotId>,
     /// Unmapped pages and ranges that the backend refused to take back.
     refused_handles: Vec<RefusedHandle>,
-    /// Time spent in backend calls that is not counted yet.
+    /// Time spent in backend calls since it was last added to the statistics.
     pub(super) spent: Duration,
 }
 
-/// The arena of a page, and its slot there.
+/// The number of an arena, and the index of a slot there.
 pub(super) type SlotId = (u32, usize);
 
 struct Arena {
     base: u64,
     page_size: usize,
-    /// Number of pages that have room.
+    /// Capacity, in pages.
     room: usize,
-    /// By page, up to the last page that was ever mapped. Dropped before the range.
+    /// By page, up to the last page that was ever mapped. Declared before `range`, so that mappings
+    /// are dropped first.
     slots: Vec<PageSlot>,
     range: Handle,
 }
@@ -66,7 +65,8 @@ struct Arena {
 /// The mapping at the addresses of one page.
 pub(super) enum PageSlot {
     Unmapped,
-    /// A page whose home is here. Fields are dropped in this order.
+    /// A page whose home is here. The mapping is declared first, so that it is dropped before the
+    /// page.
     Home {
         mapping: Handle,
         page: Handle,
@@ -77,7 +77,7 @@ pub(super) enum PageSlot {
         mapping: Handle,
         number: u32,
     },
-    /// A former alias, which work from before the retirement may still use.
+    /// A retired alias, which work enqueued before the retirement may still use.
     Retired {
         mapping: Handle,
         number: u32,
@@ -85,12 +85,13 @@ pub(super) enum PageSlot {
     },
 }
 
-/// Pages that the backend refused to take back.
+/// Pages that could not be released: the backend refused, or the page is mapped elsewhere too.
 #[derive(Debug, Default)]
 pub(super) struct UnreleasedPages {
     /// Pages that are still mapped and usable.
     pub(super) mapped: Vec<Pages>,
-    /// Bytes of unmapped pages, which count as reserved until they are released.
+    /// Bytes of unmapped pages that the backend refused to take back. They count as reserved until
+    /// they are released.
     unmapped: usize,
 }
 
@@ -100,10 +101,10 @@ impl UnreleasedPages {
     }
 }
 
-/// An unmapped page that had its home there, and its number. `None` for an alias.
+/// The page and page number of an unmapped home. `None` if the mapping was an alias.
 type UnmappedPage = Option<(Handle, u32)>;
 
-/// The backend refused a release.
+/// An error: the backend refused a release.
 pub(super) struct ReleaseRefused;
 
 impl Arena {
@@ -119,7 +120,8 @@ impl Arenas {
 
     // ---- addresses ----------------------------------------------------------------------
 
-    /// Reserves addresses for a request of at least `bytes` bytes. `None` if there are not enough.
+    /// Reserves addresses for a request of at least `bytes` bytes. `None` if the addresses are
+    /// exhausted.
     pub(super) fn reserve<B: Backend>(
         &mut self,
         miss: &Miss<'_, B>,
@@ -130,7 +132,8 @@ impl Arenas {
         let requested = miss.request.requested;
         let backend_error = |error| AllocError::from_backend(requested, error);
         let (_, total) = miss.core.backend.mem_info().map_err(backend_error)?;
-        // Larger than the device's memory, because unmapped gaps between blocks take addresses too.
+        // Reserve more than the device's memory, because unmapped gaps between blocks take
+        // addresses too.
         let total = total.min(MAX_REQUEST);
         let room = (total / 8 * 9).max(page_size).next_multiple_of(page_size);
         if bytes > room {
@@ -141,7 +144,7 @@ impl Arenas {
         self.spent += start.elapsed();
         let (base, range) = match reserved {
             Ok(reserved) => reserved,
-            // Unused arenas are released before the request fails.
+            // With `None`, the miss releases unused arenas before it fails.
             Err(error) => return miss.out_of_memory(requested, error).map(|()| None),
         };
         let arena = Arena { base, page_size, room: room / page_size, slots: Vec::new(), range };
@@ -174,7 +177,7 @@ impl Arenas {
         self.arenas[arena as usize].as_ref().map_or(0, |arena| arena.page_size)
     }
 
-    /// Returns the number of pages that an arena has room for.
+    /// Returns the capacity of an arena, in pages.
     pub(super) fn room(&self, arena: u32) -> usize {
         self.arenas[arena as usize].as_ref().map_or(0, |arena| arena.room)
     }
@@ -202,7 +205,7 @@ impl Arenas {
         self.arenas[arena as usize].as_ref().map_or(0, |arena| arena.start(slot))
     }
 
-    /// Returns the slots of these pages.
+    /// Returns the slots of these pages, as indices.
     pub(super) fn slots_of(&self, pages: Pages) -> Range<usize> {
         let Some(arena) = &self.arenas[pages.arena as usize] else { return 0..0 };
         let first = (pages.start - arena.base) as usize / arena.page_size;
@@ -216,8 +219,8 @@ impl Arenas {
 
     // ---- pages --------------------------------------------------------------------------
 
-    /// Creates and maps these pages. After an error no pages are left, except those that the
-    /// backend then refuses to take back.
+    /// Creates and maps these pages. After an error, all of them are released, except pages that
+    /// the backend refuses to take back.
     pub(super) fn create<E>(
         &mut self,
         memory: &dyn VirtualMemory<E>,
@@ -278,7 +281,7 @@ impl Arenas {
         }
     }
 
-    /// Maps the page whose home is `home` at another slot too.
+    /// Maps the page whose home is `home` at an additional slot.
     pub(super) fn map_alias<E>(
         &mut self,
         memory: &dyn VirtualMemory<E>,
@@ -299,8 +302,8 @@ impl Arenas {
         Ok(())
     }
 
-    /// Moves a page to a new home, where nothing is mapped. It stays mapped at the old home, to
-    /// which it may come back.
+    /// Moves a page to a new home, where nothing is mapped. The page stays mapped at its former
+    /// home, to which it can return without a call.
     pub(super) fn migrate<E>(
         &mut self,
         memory: &dyn VirtualMemory<E>,
@@ -325,7 +328,7 @@ impl Arenas {
         result
     }
 
-    /// Moves a page back to a former home, where it is still mapped.
+    /// Moves a page to a former home, where it is still mapped.
     pub(super) fn migrate_back(&mut self, from: Pages, to: Pages) {
         let [old, new] = [from, to].map(|pages| (pages.arena, self.slots_of(pages).start));
         let Some(slot) = self.slot_mut(old) else { return };
@@ -341,7 +344,7 @@ impl Arenas {
         }
     }
 
-    /// Returns the aliases in an arena: for each page, its place there and its home.
+    /// Returns the aliases in an arena: for each page, the addresses here and the home.
     pub(super) fn aliases_in(&self, number: u32) -> impl Iterator<Item = (Pages, Pages)> {
         let slots = self.slots(number).iter().enumerate();
         slots.filter_map(move |(at, slot)| {
@@ -359,8 +362,8 @@ impl Arenas {
         slots.any(|slot| matches!(slot, PageSlot::Alias { .. }))
     }
 
-    /// Unmaps and releases these pages, except those that are mapped elsewhere too. No work may use
-    /// them any more.
+    /// Unmaps and releases these pages, except pages whose number is in `elsewhere`, which are
+    /// mapped elsewhere too. No work may use the pages any more.
     pub(super) fn release<E>(
         &mut self,
         memory: &dyn VirtualMemory<E>,
@@ -391,8 +394,8 @@ impl Arenas {
         kept
     }
 
-    /// Removes the mapping at a slot. If the backend refuses, the mapping stays; a retired one
-    /// becomes an alias again.
+    /// Removes the mapping at a slot. If the backend refuses, the mapping stays, and a retired
+    /// mapping becomes an alias again.
     pub(super) fn unmap<E>(
         &mut self,
         memory: &dyn VirtualMemory<E>,
@@ -422,12 +425,13 @@ impl Arenas {
 
     // ---- statistics ---------------------------------------------------------------------
 
-    /// Counts the time spent in backend calls.
+    /// Adds the time spent in backend calls to the statistics.
     pub(super) fn count_time<B: Backend>(&mut self, core: &Core<B>) {
         lock(&core.global).mapping_time += std::mem::take(&mut self.spent);
     }
 
-    /// Counts pages that were created in vain and that the backend refused to take back.
+    /// Counts new pages that were given up after an error and that the backend refused to take
+    /// back.
     pub(super) fn count_unreleased<B: Backend>(
         &self,
         core: &Core<B>,
@@ -445,7 +449,7 @@ impl Arenas {
         self.count_refused(core);
     }
 
-    /// Counts the currently refused mappings, pages and ranges.
+    /// Updates the statistics of refused mappings, pages and ranges.
     pub(super) fn count_refused<B: Backend>(&self, core: &Core<B>) {
         let (count, bytes) = self.refused();
         let refused = RefusedReleases { count, bytes };

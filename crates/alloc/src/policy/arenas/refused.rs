@@ -5,7 +5,7 @@ use crate::core::Core;
 use crate::sync::lock;
 use crate::{Backend, Handle, PoolKind, VirtualMemory};
 
-/// An unmapped page, or with 0 bytes a range of addresses.
+/// An unmapped page, or a range of addresses, which has 0 bytes.
 pub(super) struct RefusedHandle {
     handle: Handle,
     kind: PoolKind,
@@ -13,7 +13,8 @@ pub(super) struct RefusedHandle {
 }
 
 impl Arenas {
-    /// Releases an unmapped page or range. If the backend refuses, keeps it and returns its bytes.
+    /// Releases an unmapped page or range. If the backend refuses, keeps the handle and returns its
+    /// bytes.
     pub(super) fn release_handle<E>(
         &mut self,
         memory: &dyn VirtualMemory<E>,
@@ -26,8 +27,7 @@ impl Arenas {
         bytes
     }
 
-    /// Retries the refused releases until the backend refuses again. With `all`, tries every
-    /// release.
+    /// Retries refused releases until the backend refuses again. With `all`, tries every release.
     pub(in crate::policy) fn retry_refused<B: Backend>(&mut self, core: &Core<B>, all: bool) {
         let Some(memory) = core.backend.virtual_memory() else { return };
         if self.refused_handles.is_empty() {
@@ -49,13 +49,13 @@ impl Arenas {
                 }
             }
         }
-        // The releases that were not tried come first next time.
+        // Untried releases come first at the next attempt.
         self.refused_handles.splice(0..0, again);
         self.count_refused(core);
     }
 
-    /// Returns the number of mappings, pages and ranges that the backend has refused and not taken
-    /// since, and their bytes.
+    /// Returns the number and bytes of the mappings, pages and ranges that the backend has refused
+    /// and not released since.
     pub(super) fn refused(&self) -> (usize, usize) {
         let mapped: usize = self.refused.iter().map(|(arena, _)| self.page_size(*arena)).sum();
         let unmapped: usize = self.refused_handles.iter().map(|refused| refused.bytes).sum();

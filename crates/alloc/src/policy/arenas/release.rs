@@ -24,7 +24,7 @@ pub(in crate::policy) struct ShardPages<B: Backend> {
     pages: [(PoolKind, Vec<Pages>); 2],
     /// Addresses of the shard's aliases.
     pub(in crate::policy) in_use: Vec<Range<u64>>,
-    /// Arenas that contain the homes of the shard's pages.
+    /// Arenas with homes of the shard's pages.
     pub(in crate::policy) arenas: Vec<u32>,
     /// Whether all work that may use the pages is complete.
     pub(in crate::policy) idle: bool,
@@ -55,16 +55,17 @@ impl<B: Backend> FreePages<B> {
         self.shards.is_empty()
     }
 
-    /// Waits for the work that may use these pages, because unmapping does not wait. All of it was
-    /// enqueued before the pages were removed from their heaps. Returns whether the wait covered
-    /// the whole device.
+    /// Waits for work that may use these pages, because unmapping does not wait. All of this work
+    /// was enqueued before the pages were removed from their heaps. Returns whether the wait
+    /// covered the whole device.
     pub(in crate::policy) fn wait(&mut self, core: &Core<B>) -> bool {
         let waited = core.wait_for_device();
         for it in &mut self.shards {
             it.idle = match waited {
                 DeviceWait::Done => true,
-                // A stream whose wait fails keeps only its own pages. Other streams wait for the
-                // work that used pages before them.
+                // A stream whose wait fails keeps only its own pages. The wait for another stream
+                // covers earlier users of that stream's pages, because the stream itself waits for
+                // them.
                 DeviceWait::Unsupported => core.wait_for(&it.stream),
                 DeviceWait::Failed => false,
             };
@@ -72,8 +73,8 @@ impl<B: Backend> FreePages<B> {
         waited == DeviceWait::Done
     }
 
-    /// Releases idle pages, except those that are mapped elsewhere too, and then arenas without
-    /// mapped pages. All other pages become free again.
+    /// Releases the idle pages, except pages that are mapped elsewhere too, and then the arenas
+    /// without mapped pages. The remaining pages become free again.
     pub(in crate::policy) fn release(
         self,
         core: &Core<B>,
@@ -97,7 +98,7 @@ impl<B: Backend> FreePages<B> {
     }
 }
 
-/// Releases these pages. Returns those that are still mapped.
+/// Releases these pages. Returns the pages that stay mapped.
 fn release_pages<B: Backend>(
     core: &Core<B>,
     arenas: &mut Arenas,

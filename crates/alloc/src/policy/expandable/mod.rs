@@ -61,7 +61,7 @@ impl<B: Backend> GrowthPolicy<B> for ExpandableSegments {
                 let mut state = shard.lock();
                 let heap = &mut state.heap;
                 heap.return_expansion(&expansion, done);
-                // Pages that could not be unmapped again are free memory.
+                // Pages that the backend refused to unmap again are free memory.
                 kept.mapped.into_iter().for_each(|pages| heap.map(kind, pages));
                 return reason.map(|()| None);
             }

@@ -1,9 +1,9 @@
-//! Serves a request if enough memory is free, but not in one piece: maps the pieces a second time,
+//! Serves a request if enough memory is free, but scattered: maps the free pieces a second time,
 //! next to each other, in a window.
 //!
-//! Pieces are taken by address, because a repeating program then finds its windows again. An alias
-//! of more than 16 pages takes the shortest pieces instead, so that long free pieces stay whole.
-//! When the block is freed, its pieces are free again and the window stays.
+//! Pieces are taken in order of address, so that a repeating program finds its windows again. An
+//! alias of more than 16 pages takes the shortest pieces instead, which leaves long free pieces
+//! whole. When the block is freed, its pieces are free again, and the window stays.
 
 use super::{MovablePages, PageRequest};
 use crate::core::DeviceWait;
@@ -12,12 +12,12 @@ use crate::heap::{ArenaKind, Extent, Pages};
 use crate::shard::AllocatedBlock;
 use crate::{AllocError, Backend, PoolKind};
 
-/// Largest alias, in pages, that is made of the first free pieces, which a repeating program finds
-/// again. Larger aliases take the shortest pieces, so that long free pieces stay whole.
+/// Maximum size of an alias that takes pieces in order of address, in pages. Larger aliases take
+/// the shortest pieces first.
 const FEW_PAGES: usize = 16;
 
 impl<B: Backend> MovablePages<B> {
-    /// Serves a request from a window whose memory is free.
+    /// Serves a request from a window whose memory is all free.
     pub(super) fn reuse_window(&self, need: &PageRequest<'_, B>) -> Option<AllocatedBlock> {
         let miss = need.miss;
         let kind = miss.request.kind;
@@ -87,7 +87,7 @@ impl<B: Backend> MovablePages<B> {
         }
     }
 
-    /// Returns addresses for a new window, after unmapping everything there.
+    /// Returns addresses for a new window, after removing retired mappings there.
     fn clear_room(
         &mut self,
         need: &PageRequest<'_, B>,
@@ -98,8 +98,9 @@ impl<B: Backend> MovablePages<B> {
         let mut unmaps = !miss.core.is_capturing();
         loop {
             let room = self.windows.room(&self.arenas, windows, count, unmaps)?;
-            // The stream has passed the retired uses. Other streams may still use the memory
-            // without a record: one wait for the device covers everything retired so far.
+            // The stream has completed its work with the retired mappings. Other streams may still
+            // use them without a record, so wait for the device. One wait covers all windows
+            // retired so far.
             if self.windows.is_retired_since_wait(&self.arenas, room) {
                 match miss.core.wait_for_device() {
                     DeviceWait::Done => self.windows.waited(),
@@ -110,7 +111,8 @@ impl<B: Backend> MovablePages<B> {
                     }
                 }
             }
-            // Mappings that the backend refuses to remove are no longer vacant.
+            // Slots that the backend refuses to unmap are no longer vacant, so the next search
+            // skips them.
             let cleared = self.windows.clear(&mut self.arenas, memory, room);
             self.arenas.count_refused(miss.core);
             if cleared {
@@ -120,7 +122,7 @@ impl<B: Backend> MovablePages<B> {
     }
 
     /// Retires unused windows if there are too many. Their addresses are reused when the stream has
-    /// completed its work.
+    /// completed its work so far.
     fn retire_windows(&mut self, miss: &Miss<'_, B>) {
         let state = miss.shard.lock();
         let (windows, stream) = (state.heap.windows.clone(), state.stream.clone());
@@ -129,14 +131,15 @@ impl<B: Backend> MovablePages<B> {
         }
         let in_use = state.heap.windows_in_use();
         drop(state);
-        // An unused window stays unused, because only requests that get here use one.
+        // An unused window stays unused without the lock, because only misses use windows, and one
+        // miss runs at a time.
         if let Ok(event) = miss.core.backend.record(&stream) {
             self.windows.retire(&mut self.arenas, &windows, &in_use, event);
         }
     }
 }
 
-/// Hands out the alias of these pieces at a window's address.
+/// Allocates an alias of these pieces at a window's address, and reports the moves.
 fn allocate_alias<B: Backend>(
     miss: &Miss<'_, B>,
     address: u64,

@@ -1,49 +1,50 @@
-//! The memory that the policy reserves beyond the needed memory before it moves free pages.
+//! The memory that the policy reserves beyond the peak request, so that it moves free pages less
+//! often.
 //!
-//! New pages are created while all pages exceed the peak of the requested bytes, including those of
-//! waiting threads, by at most 1/64 or 8 MiB, whichever is more. If free memory is so scattered
-//! that even aliases could not use it until 1/32 more than the peak was reserved, the 1/64 counts
-//! from there.
+//! New pages are created, although other pages are free, while all pages exceed the peak of the
+//! requested bytes by at most 1/64 or 8 MiB, whichever is more. The peak includes requests of
+//! waiting threads. If free memory was so scattered that even aliases could not use it, and more
+//! than 1/32 beyond the peak was reserved, the 1/64 counts from the memory reserved then.
 //!
-//! A program whose requests never recur, or whose streams take turns in taking pages from each
-//! other, would map pages forever. Each time that every page was remapped eight times on average,
-//! not counting one page per 256 requests, the headroom grows by a quarter. It stays that large
-//! until the cache is emptied. A page that comes back from another stream without a call counts as
-//! one mapping. The option `headroom_percent` sets the headroom instead.
+//! If requests never recur, or streams keep taking pages from each other, a program would remap
+//! pages forever. Therefore the headroom grows by a quarter each time that pages were remapped
+//! eight times on average, not counting one page per 256 requests. It shrinks only when the cache
+//! is emptied. A page that returns from another stream without a mapping call counts as one
+//! remapping. The option `headroom_percent` sets the headroom instead.
 //!
-//! All constants are here; `docs/default-policy.md` says what each was measured to gain.
+//! All constants are here. `docs/default-policy.md` has their measured effects.
 
 use crate::Backend;
 use crate::core::Core;
 use crate::stats::Quantity;
 
-/// Divisor of the headroom: new pages are created, instead of using free ones elsewhere, while all
-/// pages exceed the peak of the requested bytes by at most this part.
+/// Divisor of the headroom: new pages are created, although other pages are free, while all pages
+/// exceed the peak of the requested bytes by at most this share.
 const SHARE_DIVISOR: usize = 64;
 /// Minimum headroom in bytes, so that the streams of a small program do not keep taking one page
 /// from each other.
 const MIN_BYTES: usize = 8 << 20;
 
-/// Divisor that detects fragmentation: if free memory could not be used, even by aliases, until all
-/// pages exceeded the peak by more than this part, the headroom counts from there. Memory is lost
-/// anyway, and a little more saves most calls.
+/// Divisor that detects fragmentation: if pages had to be created until all pages exceeded the peak
+/// by more than this share, because even aliases could not use the free memory, the headroom counts
+/// from there. That memory is lost anyway, and slightly more of it avoids most mapping calls.
 const FRAGMENTED_DIVISOR: usize = 32;
 
-/// Number of requests, hits included, per remapped page that does not let the headroom grow. A
-/// mapping takes about 41 µs, so this is 160 ns per request.
+/// Number of requests, hits included, that allow one remapping without growth of the headroom. A
+/// mapping takes about 41 µs, which is 160 ns per request.
 const REQUESTS_PER_REMAP: u64 = 256;
-/// Number of further remappings per page, on average, after which the headroom grows by a quarter,
-/// because the program does not settle by itself. By then mappings have taken a tenth of a second
-/// per GiB. Recorded programs, which repeat themselves, remap each page less than once.
+/// Number of further remappings per page, on average, before the headroom grows by a quarter. By
+/// then, mappings have taken a tenth of a second per GiB, and the program has not settled by
+/// itself. Recorded programs, which repeat themselves, remap each page less than once.
 const REMAPS_PER_STEP: usize = 8;
 /// Minimum and maximum number of remappings before the headroom grows, for any number of pages. The
 /// maximum takes three seconds.
 const REMAPS_PER_STEP_BOUNDS: [usize; 2] = [1 << 10, 1 << 16];
-/// Maximum number of times that the headroom grows. By then it is sixteen times the needed memory.
+/// Maximum number of times that the headroom grows. By then, it is sixteen times the needed memory.
 const MAX_STEPS: i32 = 31;
 
 /// Number of requests without headroom after the backend refused a page because memory is
-/// exhausted: a refusal takes twice as long as mapping a page.
+/// exhausted. A refusal takes twice as long as mapping a page.
 const REFUSAL_PAUSE: u64 = 1024;
 
 /// The demand for memory so far.
@@ -60,13 +61,13 @@ pub(super) struct Demand {
 pub(super) struct Headroom {
     /// Peak of the requested bytes, not affected by resets of the statistics.
     peak: usize,
-    /// Reserved bytes when pages were last created because free ones did not suffice.
+    /// Reserved bytes when pages were last created because the free pages did not suffice.
     forced: usize,
     /// Number of times that the headroom grew by a quarter.
     steps: i32,
-    /// Number of remapped pages beyond the allowance of requests, since the headroom last grew.
+    /// Number of remapped pages since the headroom last grew, less the allowance of the requests.
     excess: usize,
-    /// Number of requests whose allowance was used.
+    /// Number of requests whose allowance has been subtracted.
     requests: u64,
     /// Number of requests when a page was last refused.
     refused: Option<u64>,
@@ -85,8 +86,8 @@ impl Demand {
 }
 
 impl Headroom {
-    /// Returns the number of bytes of new pages that may be created although other pages are free:
-    /// by the configured percentage, or by this module's rule.
+    /// Returns the number of bytes of new pages that may be created although other pages are free,
+    /// by the configured percentage or by this module's rule.
     pub(super) fn bytes(&self, demand: Demand, reserved: usize, percent: Option<f64>) -> usize {
         if self.refused.is_some_and(|at| demand.requests < at + REFUSAL_PAUSE) {
             return 0;
@@ -110,8 +111,8 @@ impl Headroom {
         most.saturating_sub(reserved)
     }
 
-    /// Records that new pages were created because free ones did not suffice, and the reserved
-    /// bytes after that.
+    /// Records that new pages were created because the free pages did not suffice. `reserved`: the
+    /// reserved bytes after that.
     pub(super) fn forced_to(&mut self, reserved: usize) {
         self.forced = reserved;
     }
@@ -126,7 +127,7 @@ impl Headroom {
         self.excess += pages;
     }
 
-    /// Records that a request was served, with the number of existing pages.
+    /// Records that a request was served. `pages`: the number of existing pages.
     pub(super) fn served(&mut self, demand: Demand, pages: usize) {
         self.peak = self.peak.max(demand.peak);
         let paid = demand.requests.saturating_sub(self.requests) / REQUESTS_PER_REMAP;
@@ -156,7 +157,7 @@ mod tests {
         assert_eq!(headroom.bytes(demand(0, 0), 0, None), MIN_BYTES);
         assert_eq!(headroom.bytes(demand(GIB, 0), GIB, None), GIB / 64);
         assert_eq!(headroom.bytes(demand(GIB, 0), 2 * GIB, None), 0);
-        // The caller let peaks start anew, or not.
+        // Resetting the statistics' peak does not affect the headroom.
         headroom.served(demand(GIB, 1), 256);
         assert_eq!(headroom.bytes(demand(0, 1), GIB, None), GIB / 64);
     }
@@ -169,7 +170,7 @@ mod tests {
         let forced = GIB + GIB / 16;
         headroom.forced_to(forced);
         assert_eq!(headroom.bytes(demand(GIB, 0), forced, None), forced / 64);
-        // Given back by now.
+        // The memory was released since.
         assert_eq!(headroom.bytes(demand(GIB, 0), GIB, None), GIB / 64);
     }
 
@@ -179,7 +180,7 @@ mod tests {
         for (percent, bytes) in [(0.0, MIN_BYTES), (5.0, GIB / 20), (100.0, GIB)] {
             assert_eq!(headroom.bytes(demand(GIB, 0), GIB, Some(percent)), bytes);
         }
-        // It does not grow, and what is lost anyway is not added to unless it is more.
+        // A percentage does not grow, and fragmentation counts only beyond the configured headroom.
         headroom.steps = 3;
         headroom.forced_to(GIB + GIB / 25);
         assert_eq!(headroom.bytes(demand(GIB, 0), GIB, Some(5.0)), GIB / 20);
@@ -189,8 +190,8 @@ mod tests {
         assert_eq!(headroom.bytes(demand(GIB, 0), forced, Some(0.0)), 0);
     }
 
-    /// Maps so many thousandths of a page anew for each of many requests, of so many pages; returns
-    /// the headroom.
+    /// Serves `requests` requests and remaps `thousandths` / 1000 pages for each, with `pages`
+    /// existing pages. Returns the headroom.
     fn after(requests: u64, thousandths: u64, pages: usize) -> usize {
         let mut headroom = Headroom::default();
         for request in 1..=requests {
@@ -203,7 +204,8 @@ mod tests {
 
     #[test]
     fn it_grows_while_pages_are_mapped_without_end() {
-        // One page for so many requests, and a burst of less than each page 8 times.
+        // The allowance of the requests, and a burst of less than eight remappings per page, do not
+        // count.
         let [first, second, third] = [64, 80, 100].map(|it| GIB / 64 / 64 * it);
         assert_eq!(after(1_000_000, 1000 / REQUESTS_PER_REMAP, 1000), first);
         assert_eq!(after(8_000, 1000, 1000), first);
@@ -211,7 +213,7 @@ mod tests {
         assert_eq!(after(16_200, 1000, 1000), third);
         let most = after(1_000_000, 1000, 1000);
         assert!((15 * GIB..17 * GIB).contains(&most), "{most}");
-        // However few there are, or many.
+        // The bounds for few and for many pages.
         assert_eq!(after(1_000, 1000, 1), first);
         assert_eq!(after(1_100, 1000, 1), second);
         assert_eq!(after(65_000, 1000, 100_000), first);

@@ -1,5 +1,5 @@
-//! Migration of free pages from other heaps. A page that migrates stays mapped at its old address,
-//! so that it can come back without a call.
+//! Migration of free pages from other heaps. A migrated page stays mapped at its former address, so
+//! that it can return without a call.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,24 +13,24 @@ use crate::{AllocError, Backend, PoolKind};
 
 /// The shards that may have free pages for a request.
 pub(super) struct Donors<B: Backend> {
-    /// The requesting shard comes first: pages of its other pool need no wait.
+    /// The requesting shard comes first. Pages of its other pool need no wait.
     shards: Vec<Arc<Shard<B>>>,
-    /// The requesting pool, and the arenas with suitable pages.
+    /// The pool of the request.
     kind: PoolKind,
     arenas: ArenaKind,
 }
 
-/// A free page that was removed from its heap, on its way to another heap.
+/// A free page that was removed from its heap and not yet added to another heap.
 struct MigratingPage {
     page: Pages,
     kind: PoolKind,
-    /// Index of the shard that it came from.
+    /// Index of the former shard in [`Donors`].
     donor: usize,
 }
 
 impl<B: Backend> Donors<B> {
-    /// Returns the donors. During a capture only the requesting shard, because other shards'
-    /// streams may be the captured ones.
+    /// Returns the donors. During a capture, only the requesting shard: no event may be recorded on
+    /// captured streams, and the allocator does not know which streams are captured.
     pub(super) fn of(need: &PageRequest<'_, B>) -> Self {
         let (shard, kind) = (need.miss.shard, need.miss.request.kind);
         let shards = if need.miss.core.is_capturing() {
@@ -43,7 +43,7 @@ impl<B: Backend> Donors<B> {
         Self { shards, kind, arenas: need.arenas }
     }
 
-    /// Returns all pools except the requesting one, each with the index of its donor.
+    /// Returns all pools except the requesting pool, each with the index of its donor.
     fn pools(&self) -> impl Iterator<Item = (usize, PoolKind)> {
         let donors = 0..self.shards.len();
         let pools = donors.flat_map(|donor| [PoolKind::Large, PoolKind::Small].map(|k| (donor, k)));
@@ -88,7 +88,7 @@ impl<B: Backend> Donors<B> {
     }
 
     /// Makes later work of the requesting stream wait, on the device, for the donor's stream. If
-    /// that fails, the pages go back.
+    /// that fails, returns the pages to their heap.
     fn in_order(
         &self,
         need: &PageRequest<'_, B>,
@@ -101,7 +101,8 @@ impl<B: Backend> Donors<B> {
             let [own, other] = [0, donor].map(|at| self.shards[at].lock().stream.clone());
             let ordered = backend.record(&other).and_then(|event| backend.wait(&own, &event));
             if ordered.is_err() {
-                // The time when these pages are out of use is not known.
+                // Without the wait, it is unknown when the donor's stream has completed its use of
+                // these pages.
                 let mut state = self.shards[donor].lock();
                 taken.into_iter().for_each(|pages| state.heap.map(kind, pages));
                 return Vec::new();
@@ -111,7 +112,7 @@ impl<B: Backend> Donors<B> {
         pages.map(|page| MigratingPage { page, kind, donor }).collect()
     }
 
-    /// Makes pages free again at their old places.
+    /// Makes pages free again at their former homes.
     fn put_back(&self, pages: Vec<MigratingPage>) {
         for MigratingPage { page, kind, donor } in pages {
             self.shards[donor].lock().heap.map(kind, page);
@@ -120,8 +121,8 @@ impl<B: Backend> Donors<B> {
 }
 
 impl<B: Backend> MovablePages<B> {
-    /// Maps pages of other heaps or new pages here, until the free pages here suffice for the
-    /// request. Returns the number of pages that came. `None` if there is not enough memory.
+    /// Adds pages to this heap, new or from other heaps, until its free pages suffice for the
+    /// request. Returns the number of added pages. `None` if there is not enough memory.
     pub(super) fn supply_pages(
         &mut self,
         need: &PageRequest<'_, B>,
@@ -145,10 +146,12 @@ impl<B: Backend> MovablePages<B> {
             }
             new = 0;
         }
-        // Pages from elsewhere fill the rest, which is more if memory for new pages is short.
+        // Pages of other heaps cover the remainder, which is larger if new pages could not be
+        // created.
         let made = self.map_here(need, donors, new, Vec::new())?;
         let returned = self.migrate_back(need, donors, missing - made, &elsewhere);
-        // No call, but a wait between streams, which costs about as much.
+        // The pages return without a mapping call, but with a wait between streams, which takes
+        // about as long. Count one remapping.
         self.headroom.remapped(usize::from(returned > 0));
         let mut came = made + returned;
         let migrating = donors.take_some(need, missing - came);
@@ -163,8 +166,8 @@ impl<B: Backend> MovablePages<B> {
         Ok(Some(came))
     }
 
-    /// Maps `count` pages here, at new addresses: first migrating pages, then new ones. Returns the
-    /// number of mapped pages, which is smaller if memory is exhausted.
+    /// Maps `count` pages at new addresses of this heap: first migrating pages, then new pages.
+    /// Returns the number of mapped pages, which is smaller than `count` if memory is exhausted.
     fn map_here(
         &mut self,
         need: &PageRequest<'_, B>,
@@ -196,7 +199,7 @@ impl<B: Backend> MovablePages<B> {
             mapped += 1;
         }
         donors.put_back(migrating);
-        // Free memory, from which the request is served later.
+        // The mapped pages become free memory, from which the caller serves the request.
         need.miss.shard.lock().heap.return_expansion(&expansion, mapped);
         result.map(|_| mapped)
     }
@@ -218,8 +221,8 @@ impl<B: Backend> MovablePages<B> {
         Ok(true)
     }
 
-    /// Takes up to `count` of these pages that had their home here before, which needs no call.
-    /// Returns the number of pages that came.
+    /// Moves up to `count` of the pages in `elsewhere` back to former homes in this heap, which
+    /// needs no mapping call. Returns the number of moved pages.
     fn migrate_back(
         &mut self,
         need: &PageRequest<'_, B>,
@@ -238,7 +241,7 @@ impl<B: Backend> MovablePages<B> {
             let mut free = elsewhere.iter().map(|pages| pages.start..pages.end());
             free.any(|free| free.contains(&home.start))
         };
-        // A page may have had its home here at more than one address.
+        // A page may have several former homes here.
         let mut seen = BTreeSet::new();
         let wanted = migrated.filter(|it| is_free(it) && seen.insert(it.1.start));
         let mut wanted: Vec<_> = wanted.take(count).collect();
@@ -258,7 +261,7 @@ impl<B: Backend> MovablePages<B> {
     }
 }
 
-/// Counts a page in its new place, and notifies the observers.
+/// Counts a migrated page in its new pool, and notifies the observers.
 fn count_moved<B: Backend>(miss: &Miss<'_, B>, from: &MigratingPage, to: Pages) {
     let bytes = to.size as i64;
     lock(&miss.core.global).reserved_bytes.transfer(from.kind, miss.request.kind, bytes);

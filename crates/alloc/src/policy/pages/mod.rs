@@ -1,28 +1,28 @@
-//! Pages that move. Little memory is reserved that is not allocated, because free pages anywhere
-//! serve a request before new pages are created. `docs/default-policy.md` explains the policy from
-//! the beginning, with a traced request.
+//! Pages that migrate. Little memory is reserved beyond the allocated memory, because free pages of
+//! any stream serve a request before new pages are created. `docs/default-policy.md` explains the
+//! policy, with a traced request.
 //!
-//! Each stream and pool has arenas of its own, where pages lie side by side and the best free block
-//! is found as under any policy. [`serve`](MovablePages::serve) handles a request that nothing
-//! there fits, in this order:
+//! Each stream and pool has its own arenas, where pages lie side by side. The best fitting free
+//! block is found as under any policy. [`serve`](MovablePages::serve) handles a request that no
+//! free block fits, in this order:
 //!
-//! 1. Reuse a *window* ([`windows`]): addresses behind which free memory of this heap is already
-//!    mapped.
+//! 1. Reuse a *window* ([`windows`]): addresses at which free memory of this heap is already
+//! mapped.
 //! 2. Map new pages at the end of an arena, while there is *headroom* ([`headroom`]).
-//! 3. *Migrate* free pages of other heaps here ([`migrate`]), or make new ones, until enough memory
-//!    is free here. Pages that had their home here before go first, where they are still mapped,
-//!    then other pages, then new ones. Memory that another stream freed comes with a wait on the
-//!    device.
-//! 4. Make the block an *alias* ([`alias`]): map pieces of free memory once more, one behind the
-//!    other, in a new window.
+//! 3. *Migrate* free pages of other heaps to this heap ([`migrate`]), or create pages, until enough
+//! memory is free here. Pages with a former home here come first, because they are still mapped
+//! there, then other pages, then new pages. Before pages of another stream are used, the request's
+//! stream waits, on the device, for that stream.
+//! 4. Make the block an *alias* ([`alias`]): map pieces of free memory a second time, next to each
+//! other, in a new window.
 //!
-//! The oldest window that fits is taken, and new windows lie behind the old ones. A program that
-//! repeats itself therefore makes the same choices again and finds the windows that it made: from
-//! its second or third round on, it makes no mapping call.
+//! The oldest window that fits is taken, and new windows lie behind older ones. A repeating program
+//! therefore makes the same choices again and finds its windows: from its second or third round on,
+//! it makes no mapping call.
 //!
 //! The time of a mapping does not depend on the page's size, and setting the access of many pages
-//! in one call saves nothing. `page_size_mb` makes the pages of the large pool larger; the small
-//! pool's pages stay.
+//! in one call saves no time. `page_size_mb` makes pages of the large pool larger. Pages of the
+//! small pool keep their size.
 
 mod alias;
 mod headroom;
@@ -43,20 +43,20 @@ use crate::shard::AllocatedBlock;
 use crate::sync::lock;
 use crate::{AllocError, Backend, Policy, PoolKind, VirtualMemory};
 
-/// Number of new pages from which the available memory is queried first: creating them takes longer
-/// than the query, and a failed request would leave them to be released.
+/// Number of new pages from which the available memory is queried first. Creating that many pages
+/// takes longer than the query, and after a failure they would have to be released.
 const QUERY_FROM_PAGES: usize = 128;
 
-/// Number of attempts. Other threads may take the memory that was made free for a request.
+/// Number of attempts. Other threads may take the memory that was freed up for a request.
 const ATTEMPTS: usize = 4;
 
-/// A request that nothing in its heap fits, with the objects that serving it needs.
+/// A miss, with the objects needed to serve it.
 struct PageRequest<'a, B: Backend> {
     miss: &'a Miss<'a, B>,
     memory: &'a dyn VirtualMemory<B::Error>,
     /// The arenas in which the request is served.
     arenas: ArenaKind,
-    /// Memory that may be reserved beyond the peak request, in percent. `None`: by the policy's own
+    /// Memory that may be reserved beyond the peak request, in percent. `None`: the policy's own
     /// rule.
     headroom_percent: Option<f64>,
 }
@@ -107,7 +107,7 @@ impl<B: Backend> GrowthPolicy<B> for MovablePages<B> {
     }
 
     fn release_cached(&mut self, core: &Core<B>) {
-        // The demand is learned again.
+        // The headroom adapts to the demand from the beginning.
         self.headroom = Headroom::default();
         let Some(memory) = core.backend.virtual_memory() else { return };
         let mut free = FreePages::take(core, Policy::Default);
@@ -140,10 +140,9 @@ impl<B: Backend> GrowthPolicy<B> for MovablePages<B> {
 }
 
 impl<B: Backend> MovablePages<B> {
-    /// Serves a request in one of the four ways above.
+    /// Serves a request in one of the four ways of the [module](self).
     ///
-    /// All choices take the lowest address. A program that repeats itself therefore finds the
-    /// windows that it needs from the second time on, and makes no more calls.
+    /// All choices take the lowest address, so that a repeating program finds its windows again.
     fn serve(&mut self, need: &PageRequest<'_, B>) -> Result<Option<AllocatedBlock>, AllocError> {
         let miss = need.miss;
         let donors = Donors::of(need);
@@ -158,7 +157,7 @@ impl<B: Backend> MovablePages<B> {
                 None => return Ok(None),
                 Some(0) => {}
                 Some(_) => {
-                    // The pages that came may be adjacent to free memory.
+                    // The added pages may be adjacent to free memory.
                     if let Some(granted) = miss.shard.lock().take_fit_again(miss.request) {
                         return Ok(Some(granted));
                     }
@@ -174,7 +173,7 @@ impl<B: Backend> MovablePages<B> {
         Ok(None)
     }
 
-    /// Maps new pages next to free memory, or alone, if there is headroom for them.
+    /// Maps new pages, next to free memory if possible, as far as the headroom allows.
     fn expand(&mut self, need: &PageRequest<'_, B>) -> Result<Option<AllocatedBlock>, AllocError> {
         let (shard, request) = (need.miss.shard, need.miss.request);
         let headroom = self.headroom(need);
@@ -205,13 +204,13 @@ impl<B: Backend> MovablePages<B> {
     /// Returns the number of new pages that may be created although other pages are free.
     fn headroom(&self, need: &PageRequest<'_, B>) -> usize {
         let core = need.miss.core;
-        // Includes the requests of threads that wait for their turn.
+        // `waiting` has the requests of threads that wait for the policies' lock.
         let demand = Demand::of(core, core.waiting.load(Ordering::Relaxed));
         self.headroom.bytes(demand, core.reserved(), need.headroom_percent) / need.page_size()
     }
 
-    /// Plans addresses, reserving new ones if needed, for at least `bytes` bytes, and lists the
-    /// missing memory page by page.
+    /// Plans an expansion of at least `bytes` bytes with `plan`. Reserves a new arena if needed.
+    /// Lists the missing memory page by page.
     fn plan(
         &mut self,
         need: &PageRequest<'_, B>,
@@ -233,7 +232,7 @@ impl<B: Backend> MovablePages<B> {
         Ok(planned)
     }
 
-    /// Returns whether there is memory for `pages` new pages, as far as known.
+    /// Returns whether memory for `pages` new pages is available, as far as known.
     fn has_room(&self, need: &PageRequest<'_, B>, pages: usize) -> Result<bool, AllocError> {
         let miss = need.miss;
         let bytes = pages.saturating_mul(need.page_size());
@@ -253,7 +252,7 @@ impl<B: Backend> MovablePages<B> {
                 Ok(true)
             }
             Err((error, kept)) => {
-                // A single page cannot stay mapped.
+                // `unreleased` has no mapped pages, because the only page could not be mapped.
                 self.arenas.count_unreleased(miss.core, miss.request.kind, &kept);
                 miss.out_of_memory(to.size, error)?;
                 self.headroom.refuse(Demand::of(miss.core, 0));
@@ -262,7 +261,7 @@ impl<B: Backend> MovablePages<B> {
         }
     }
 
-    /// Counts pages that were mapped at additional addresses.
+    /// Counts pages mapped at additional addresses.
     fn count_remaps(&mut self, miss: &Miss<'_, B>, pages: usize) {
         lock(&miss.core.global).num_remaps += pages as i64;
         self.headroom.remapped(pages);

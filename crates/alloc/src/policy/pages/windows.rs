@@ -1,10 +1,10 @@
-//! Windows: addresses at which pages with homes elsewhere are mapped, in any order, so that
+//! Windows: addresses at which pages are mapped apart from their homes, in any order, so that
 //! scattered memory can form one block.
 //!
-//! A window stays when its block is freed, for the next request that it fits. When all windows
-//! together have eight times as many mappings as there are pages, or 16 Ki mappings, a shard with
-//! more than its share retires its unused windows. Their addresses are reused, and the old mappings
-//! removed, when the stream's work up to the retirement is complete.
+//! When its block is freed, a window stays for later requests. If all windows together exceed eight
+//! mappings per page, or 16 Ki mappings, a shard with more than its share retires its unused
+//! windows. Their mappings are removed and their addresses reused after the stream's work up to the
+//! retirement is complete.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -14,14 +14,14 @@ use crate::heap::{Extent, Pages};
 use crate::policy::arenas::{Arenas, PageSlot};
 use crate::{Backend, VirtualMemory};
 
-/// Maximum number of mappings in all windows, as a multiple of the number of pages. Beyond it, a
-/// shard with more than its share retires its unused windows.
+/// Maximum number of mappings in all windows, per page. Beyond it, a shard with more than its share
+/// retires its unused windows.
 const MAX_MAPPINGS_PER_PAGE: usize = 8;
-/// Maximum number of mappings for any number of pages, because the system keeps track of each
-/// mapping.
+/// Maximum number of mappings in all windows, for any number of pages, because the system keeps a
+/// record of each mapping.
 const MAX_MAPPINGS: usize = 1 << 14;
 
-/// Pages that were mapped next to each other for one block.
+/// Pages mapped next to each other for one block.
 struct Window {
     /// The first slot, and the number of slots.
     first: usize,
@@ -34,16 +34,16 @@ impl Window {
     }
 }
 
-/// All windows, and the events of retired ones.
+/// All windows, and the pending events of retirements.
 pub(super) struct Windows<B: Backend> {
     /// By arena, oldest first.
     windows: BTreeMap<u32, Vec<Window>>,
-    /// Pending events of retirements, by number. Until its event completes, a retirement's windows
-    /// are in use.
+    /// Events of retirements, by number. The windows of a retirement are in use until its event
+    /// completes.
     retirements: BTreeMap<u64, B::Event>,
     /// Number of the next retirement.
     next_retirement: u64,
-    /// First retirement since the last wait for the device.
+    /// Number of the first retirement after the last wait for the device.
     waited: u64,
 }
 
@@ -59,8 +59,9 @@ impl<B: Backend> Default for Windows<B> {
 }
 
 impl<B: Backend> Windows<B> {
-    /// Returns the oldest window for `bytes` bytes in these arenas whose memory lies entirely in
-    /// `extents`, which are sorted by address: its address, and the extents of its memory.
+    /// Finds the oldest window in these arenas for `bytes` bytes whose memory lies entirely in
+    /// `extents`, which are sorted by address. Returns the window's address and the extents of its
+    /// memory.
     pub(super) fn find(
         &self,
         arenas: &Arenas,
@@ -89,15 +90,15 @@ impl<B: Backend> Windows<B> {
         })
     }
 
-    /// Returns the windows in these arenas, in each arena oldest first.
+    /// Returns the windows in these arenas, oldest first in each arena.
     fn windows_in(&self, arenas: &[u32]) -> impl Iterator<Item = (u32, &Window)> {
         arenas.iter().flat_map(|&arena| {
             self.windows.get(&arena).into_iter().flatten().map(move |window| (arena, window))
         })
     }
 
-    /// Returns unused addresses for `count` pages in one of these arenas. With `unmaps`, mappings
-    /// that may be removed count as unused.
+    /// Returns unused addresses for `count` pages in one of these arenas. With `unmaps`, retired
+    /// mappings whose event has completed count as unused.
     pub(super) fn room(
         &self,
         arenas: &Arenas,
@@ -128,8 +129,8 @@ impl<B: Backend> Windows<B> {
         })
     }
 
-    /// Removes the retired mappings at these addresses. Returns `false` if the backend refuses; the
-    /// addresses are then no longer vacant.
+    /// Removes the retired mappings at these addresses. Returns `false` if the backend refuses. The
+    /// refused mappings then are aliases, so their addresses are no longer vacant.
     pub(super) fn clear(
         &self,
         arenas: &mut Arenas,
@@ -143,8 +144,8 @@ impl<B: Backend> Windows<B> {
         refused == 0
     }
 
-    /// Maps the pages of these pieces one after another at vacant addresses. After an error none is
-    /// mapped, except those that the backend then refuses to unmap.
+    /// Maps the pages of these pieces one after another at vacant addresses. After an error, all of
+    /// the new mappings are removed, except mappings that the backend refuses to remove.
     pub(super) fn open(
         &mut self,
         arenas: &mut Arenas,
@@ -174,10 +175,10 @@ impl<B: Backend> Windows<B> {
         result
     }
 
-    // ---- giving up windows --------------------------------------------------------------
+    // ---- retirement -----------------------------------------------------------------------
 
-    /// Returns whether these arenas have so many windows, for this number of pages, that unused
-    /// ones should be retired.
+    /// Returns whether these arenas have so many windows, given the number of pages, that unused
+    /// windows should be retired.
     pub(super) fn are_many(&self, pages: usize, windows: &[u32]) -> bool {
         let mapped = |windows: &Vec<Window>| windows.iter().map(|window| window.count).sum();
         let all: Vec<usize> = self.windows.values().map(mapped).filter(|&n| n > 0).collect();
@@ -186,8 +187,8 @@ impl<B: Backend> Windows<B> {
         all.iter().sum::<usize>() > most && here > most / all.len()
     }
 
-    /// Retires the windows in these arenas, except those in use. Their mappings are removed after
-    /// the event has completed.
+    /// Retires the windows in these arenas, except windows in use. Their mappings may be removed
+    /// after the event has completed.
     pub(super) fn retire(
         &mut self,
         arenas: &mut Arenas,
@@ -241,8 +242,9 @@ impl<B: Backend> Windows<B> {
         })
     }
 
-    /// Unmaps the aliases of pages whose home is in these arenas, except at addresses in use. No
-    /// work may use the others any more. Returns the numbers of the pages that still have an alias.
+    /// Unmaps the aliases of pages with a home in these arenas, except at addresses in use. No work
+    /// may use the unmapped addresses any more. Returns the numbers of the pages that still have an
+    /// alias.
     pub(super) fn unmap_aliases(
         &mut self,
         arenas: &mut Arenas,
@@ -266,7 +268,7 @@ impl<B: Backend> Windows<B> {
                     elsewhere.insert(number);
                 }
             }
-            // A window shrinks to the mappings that are left at its start.
+            // A window shrinks to the remaining mappings at its start.
             let slots = arenas.slots(arena);
             let mapped = |at: &usize| matches!(slots[*at], PageSlot::Alias { .. });
             if let Some(windows) = self.windows.get_mut(&arena) {
@@ -281,7 +283,8 @@ impl<B: Backend> Windows<B> {
     }
 }
 
-/// Returns the first bytes of the page mapped at this slot, if they lie in one of the extents.
+/// Returns the extent of the first `size` bytes of the page mapped at a slot, if it lies in one of
+/// the extents.
 fn free_part(arenas: &Arenas, slot: &PageSlot, size: usize, extents: &[Extent]) -> Option<Extent> {
     let PageSlot::Alias { number, .. } = slot else { return None };
     let home = arenas.home(*number);

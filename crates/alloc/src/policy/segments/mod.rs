@@ -1,5 +1,5 @@
-//! Segments: allocations of the backend that are split into blocks, by PyTorch's rules, to the
-//! byte. `rules.rs` has the numbers.
+//! Segments: allocations of the backend that are split into blocks, exactly by PyTorch's rules.
+//! `rules.rs` has the sizes.
 
 use crate::core::Core;
 use crate::growth::{GrowthPolicy, Miss};
@@ -8,7 +8,7 @@ use crate::shard::AllocatedBlock;
 use crate::sync::lock;
 use crate::{AllocError, Backend, release, source};
 
-/// The policy of `policy:torch`, and the fallback of every policy in private pools, on backends
+/// The policy of `policy:torch`. Other policies fall back to it in private pools, on backends
 /// without virtual memory, and without a cache.
 pub(super) struct ExactSegments;
 
@@ -23,7 +23,7 @@ impl<B: Backend> GrowthPolicy<B> for ExactSegments {
     fn release_cached(&mut self, core: &Core<B>) {
         for shard in core.all_shards() {
             let mut state = shard.lock();
-            // A private pool keeps its memory as long as it is in use.
+            // A private pool keeps its memory until it is dropped.
             let keeps = shard.pool > 0 && !state.retired;
             let released = if keeps { Vec::new() } else { state.heap.release_segments() };
             drop(state);

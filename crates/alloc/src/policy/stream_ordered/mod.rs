@@ -1,6 +1,6 @@
-//! The runtime's own pools (`backend:cudaMallocAsync`): each block is an allocation in the order of
-//! its stream, and is released in that order when freed. Nothing is cached here. The pools release
-//! their free memory when the cache is emptied.
+//! The runtime's own pools (`backend:cudaMallocAsync`): each block is allocated and freed in the
+//! order of its stream. Nothing is cached here. The pools release their free memory when the cache
+//! is emptied.
 
 use super::segments;
 use crate::core::Core;
@@ -23,6 +23,6 @@ impl<B: Backend> GrowthPolicy<B> for StreamOrdered {
         core.backend.trim();
     }
 
-    /// Does nothing, because the blocks are segments, whose policy retries them.
+    /// Does nothing: the blocks are segments, whose policy retries their releases.
     fn retry_refused(&mut self, _: &Core<B>, _: bool) {}
 }

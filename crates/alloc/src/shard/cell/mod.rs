@@ -1,4 +1,4 @@
-//! The place of a shard's state, to which blocks refer without a reference count.
+//! The permanent location of a shard's state, to which blocks refer without a reference count.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use crate::core::Core;
 use crate::release;
 use crate::sync::{ShardGuard, ShardLock, StaticRef, leak, lock_shard};
 
-/// The state of one shard at a time, behind its lock. Between two shards a cell is vacant; it is
-/// never deallocated.
+/// The state of a shard, behind the shard's lock. A cell serves one shard at a time, is vacant
+/// between two shards, and is never deallocated.
 ///
-/// A cell is occupied while its shard lives, see `shard/mod.rs`. The alignment keeps threads that
-/// work on different streams from sharing a cache line.
+/// A cell is occupied as long as its shard or one of its blocks lives (see the module
+/// [`shard`](super)). The alignment keeps threads on different streams from sharing a cache line.
 #[repr(align(128))]
 pub(crate) struct ShardCell<B: Backend> {
     occupant: ShardLock<Option<Occupant<B>>>,
@@ -22,11 +22,11 @@ pub(crate) struct ShardCell<B: Backend> {
 struct Occupant<B: Backend> {
     state: ShardState<B>,
     core: Arc<Core<B>>,
-    /// The retired shard, while blocks outlive its owner.
+    /// The retired shard, if blocks outlive its owner.
     retired: Option<Arc<Shard<B>>>,
 }
 
-/// A shard's state, locked.
+/// A shard's locked state.
 pub(crate) struct LockedState<'a, B: Backend>(ShardGuard<'a, Option<Occupant<B>>>);
 
 impl<B: Backend> ShardCell<B> {
@@ -38,11 +38,11 @@ impl<B: Backend> ShardCell<B> {
         cell
     }
 
-    /// Drops the state of a dropped shard, and keeps its cell for another shard.
+    /// Drops the state of a dropped shard and keeps the cell for another shard.
     pub(crate) fn vacate(cell: &StaticRef<Self>) {
         let occupant = lock_shard(&cell.occupant).take();
         vacant::put(cell);
-        // Without the lock.
+        // The drop must not run under the shard's lock.
         drop(occupant);
     }
 
@@ -58,8 +58,8 @@ impl<B: Backend> ShardCell<B> {
         state
     }
 
-    /// Locks the state to read the counters. An alias may stay parked, which does not change them,
-    /// so misses of one thread do not cost another its parked block.
+    /// Locks the state to read the counters. A parked alias stays parked, because it does not
+    /// affect them. A miss of one thread therefore keeps the parked aliases of other threads.
     pub(crate) fn lock_counted(&self) -> LockedState<'_, B> {
         let mut state = self.lock_parked();
         if state.is_part_parked() {
@@ -75,7 +75,8 @@ impl<B: Backend> ShardCell<B> {
         let mut locked = self.lock_parked();
         let Occupant { state, core, .. } = locked.occupant();
         if state.heap.is_alias(block) && core.hooks.observe_moves() {
-            // The block is still allocated, so no other request has its memory yet.
+            // Report the moves while the block is still allocated, before another request can get
+            // its memory.
             let (pieces, core) = (state.heap.pieces_of(block), Arc::clone(core));
             drop(locked);
             pieces.iter().for_each(|&(here, home, bytes)| core.hooks.moved(here, home, bytes));
@@ -92,8 +93,8 @@ impl<B: Backend> ShardCell<B> {
         }
     }
 
-    /// Stops the shard from taking requests. Free memory goes back to the backend now, other memory
-    /// when it is freed. The last block drops the shard.
+    /// Stops the shard from serving requests. Free memory goes back to the backend now, other
+    /// memory when it is freed. Freeing the last block drops the shard.
     pub(crate) fn retire(&self, shard: &Arc<Shard<B>>) {
         let mut locked = self.lock_parked();
         let Occupant { state, retired, .. } = locked.occupant();
@@ -112,7 +113,8 @@ impl<B: Backend> LockedState<'_, B> {
         }
     }
 
-    /// Does the part of a free that concerns more than the shard.
+    /// Handles the effects of a free outside the shard: releases segments, raises peaks, and drops
+    /// a retired shard without blocks.
     #[cold]
     fn settle(mut self) {
         let Occupant { state, core, retired } = self.occupant();
@@ -176,7 +178,7 @@ mod vacant {
     }
 }
 
-/// A lock of the schedule checker belongs to one execution.
+/// Under the schedule checker, locks must not outlive an execution, so cells are not reused.
 #[cfg(shuttle)]
 mod vacant {
     use super::{Arc, Backend, ShardCell};

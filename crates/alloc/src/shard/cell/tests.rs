@@ -1,4 +1,4 @@
-//! Cells that are used again.
+//! Reuse of cells.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -9,7 +9,8 @@ use std::thread;
 use super::*;
 use crate::{AllocatorConfig, Block, CachingAllocator, PoolOptions, StreamBackend};
 
-/// A backend for each test, so that their cells are apart, with streams that count who has them.
+/// A backend type for each test, so that tests do not share cells. Streams are reference-counted,
+/// so that tests can count their owners.
 struct Counted<const TEST: u8> {
     live: Arc<AtomicUsize>,
 }
@@ -71,13 +72,13 @@ fn allocator<const TEST: u8>(live: &Live) -> CachingAllocator<Counted<TEST>> {
     CachingAllocator::new(Counted { live: Arc::clone(live) }, AllocatorConfig::default())
 }
 
-/// Addresses of the cells of an allocator.
+/// Returns the addresses of an allocator's cells.
 fn cells<const TEST: u8>(allocator: &CachingAllocator<Counted<TEST>>) -> BTreeSet<usize> {
     let shards = allocator.shared().core.all_shards();
     shards.iter().map(|shard| std::ptr::from_ref(shard.cell).addr()).collect()
 }
 
-/// The cells that nobody has.
+/// Returns the addresses of the vacant cells.
 fn vacant_cells<const TEST: u8>() -> BTreeSet<usize> {
     let mut cells = Vec::new();
     while let Some(cell) = vacant::take::<Counted<TEST>>() {
@@ -160,7 +161,7 @@ fn cells_are_no_more_than_there_were_shards_at_once() {
                 for _ in 0..250 {
                     let allocator = allocator::<3>(&live);
                     let blocks = [1000, 5000].map(|bytes| allocator.malloc(bytes, &stream));
-                    // Two threads free what they share while the allocator goes.
+                    // Two threads free blocks of one shard while the allocator is dropped.
                     thread::scope(|scope| {
                         for block in blocks {
                             scope.spawn(|| drop(block.unwrap()));
