@@ -65,11 +65,11 @@ impl<B: Backend> CachingAllocator<B> {
     pub fn malloc(&self, bytes: usize, stream: &B::Stream) -> Result<Block<B>, AllocError> {
         let shared = self.shared();
         let (id, site) = (B::stream_id(stream), Location::caller());
-        let (cell, granted) = match shared.hit(bytes, id, site) {
+        let (cell, allocated) = match shared.hit(bytes, id, site) {
             Ok(found) => found,
             Err(Searched(searched)) => shared.malloc(bytes, stream, site, searched)?,
         };
-        Ok(Block::new(cell, granted, bytes, id))
+        Ok(Block::new(cell, allocated, bytes, id))
     }
 
     /// Releases all unused memory to the backend, after waiting for the streams that still use

@@ -27,15 +27,15 @@ impl<B: Backend> Block<B> {
     #[inline]
     pub(crate) fn new(
         cell: StaticRef<ShardCell<B>>,
-        granted: AllocatedBlock,
+        allocated: AllocatedBlock,
         requested: usize,
         stream: u64,
     ) -> Self {
-        let AllocatedBlock { block: index, address, size } = granted;
+        let AllocatedBlock { block: index, address, size } = allocated;
         Self { cell, address, requested, size, stream, index }
     }
 
-    pub(crate) fn is_of(&self, cell: &StaticRef<ShardCell<B>>) -> bool {
+    pub(crate) fn belongs_to(&self, cell: &StaticRef<ShardCell<B>>) -> bool {
         self.index != NONE && is_same(&self.cell, cell)
     }
 

@@ -114,7 +114,7 @@ impl<B: Backend> Core<B> {
     pub(crate) fn with_all<R>(&self, f: impl FnOnce(&mut Global, &mut [&mut Counters]) -> R) -> R {
         let registry = lock(&self.shards);
         let mut states: Vec<_> = registry.iter().map(|it| it.cell.lock_counted()).collect();
-        states.iter_mut().for_each(|state| state.counters.settle());
+        states.iter_mut().for_each(|state| state.counters.apply_pending());
         let mut counters: Vec<_> = states.iter_mut().map(|s| &mut s.counters).collect();
         f(&mut lock(&self.global), &mut counters)
     }
@@ -158,7 +158,7 @@ impl<B: Backend> Core<B> {
         if self.captures.fetch_sub(1, Ordering::SeqCst) > 1 {
             return;
         }
-        if !release::deferred(self) {
+        if !release::release_deferred(self) {
             return;
         }
         for shard in self.all_shards() {
@@ -199,7 +199,7 @@ impl<B: Backend> Core<B> {
         let mut shards = lock(&self.shards);
         shards.retain(|other| !is_same(&other.cell, cell));
         let mut state = cell.lock();
-        state.counters.settle();
+        state.counters.apply_pending();
         lock(&self.global).retired.add(&state.counters);
     }
 

@@ -26,7 +26,7 @@ pub(crate) struct Hooks {
 }
 
 /// Registration of a thread in `inside`, removed on drop, also after a panic.
-struct Inside<'a>(&'a Hooks, ThreadId);
+struct HookGuard<'a>(&'a Hooks, ThreadId);
 
 impl Hooks {
     pub(crate) fn add_observer(&self, observer: Observer) {
@@ -48,7 +48,7 @@ impl Hooks {
     }
 
     /// Notifies the observers of moves: the free memory at `from` is now at `to`.
-    pub(crate) fn moved(&self, from: u64, to: u64, bytes: usize) {
+    pub(crate) fn notify_moved(&self, from: u64, to: u64, bytes: usize) {
         if !self.observe_moves() {
             return;
         }
@@ -72,18 +72,18 @@ impl Hooks {
         callbacks.iter().filter(|callback| callback()).count() > 0
     }
 
-    fn enter(&self, nobody: bool) -> Option<Inside<'_>> {
+    fn enter(&self, no_hooks: bool) -> Option<HookGuard<'_>> {
         let id = thread::current().id();
         let mut inside = lock(&self.inside);
-        if nobody || inside.contains(&id) {
+        if no_hooks || inside.contains(&id) {
             return None;
         }
         inside.push(id);
-        Some(Inside(self, id))
+        Some(HookGuard(self, id))
     }
 }
 
-impl Drop for Inside<'_> {
+impl Drop for HookGuard<'_> {
     fn drop(&mut self) {
         lock(&self.0.inside).retain(|id| *id != self.1);
     }

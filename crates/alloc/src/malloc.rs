@@ -46,8 +46,8 @@ impl<B: Backend> Shared<B> {
         if state.uses.has_events() && !self.core.is_capturing() {
             state.poll_events(&self.core.backend);
         }
-        let granted = match state.take_parked(bytes, site) {
-            Some(granted) => granted,
+        let allocated = match state.take_parked(bytes, site) {
+            Some(allocated) => allocated,
             None => {
                 let size = match state.rules.round_plainly(bytes) {
                     Some(size) => size,
@@ -59,19 +59,21 @@ impl<B: Backend> Shared<B> {
             }
         };
         let over = state.counters.over;
-        if state.heap.is_alias(granted.block) && self.core.hooks.observe_moves() {
+        if state.heap.is_alias(allocated.block) && self.core.hooks.observe_moves() {
             // The alias was parked. Its free reported moves to the pieces' own addresses, so report
             // the moves back.
-            let pieces = state.heap.pieces_of(granted.block);
+            let pieces = state.heap.pieces_of(allocated.block);
             drop(locked);
-            pieces.iter().for_each(|&(here, home, bytes)| self.core.hooks.moved(home, here, bytes));
+            pieces
+                .iter()
+                .for_each(|&(here, home, bytes)| self.core.hooks.notify_moved(home, here, bytes));
         } else {
             drop(locked);
         }
         if over {
             self.core.raise_peaks();
         }
-        Ok((StaticRef::clone(cell), granted))
+        Ok((StaticRef::clone(cell), allocated))
     }
 
     /// Serves a request that is not a hit in its stream's shard.
@@ -128,12 +130,12 @@ impl<B: Backend> Shared<B> {
             false => None,
         };
         let over = state.counters.over;
-        if let Some(granted) = hit {
+        if let Some(allocated) = hit {
             drop(state);
             if over {
                 self.core.raise_peaks();
             }
-            return Ok(Some((StaticRef::clone(&shard.cell), granted)));
+            return Ok(Some((StaticRef::clone(&shard.cell), allocated)));
         }
         // A shard with a miss in progress is not assigned to another stream.
         state.misses += 1;
@@ -142,9 +144,9 @@ impl<B: Backend> Shared<B> {
         let found = self.miss(shard, request);
         self.core.waiting.fetch_sub(bytes, Ordering::Relaxed);
         shard.cell.lock_parked().misses -= 1;
-        let (shard, granted) = found?;
+        let (shard, allocated) = found?;
         self.core.raise_peaks();
-        Ok(Some((StaticRef::clone(&shard.cell), granted)))
+        Ok(Some((StaticRef::clone(&shard.cell), allocated)))
     }
 
     /// Returns the shard that serves a stream. Creates it if needed.
@@ -161,7 +163,7 @@ impl<B: Backend> Shared<B> {
             let mut state = shard.lock();
             if state.is_vacant() {
                 state.serve(stream.clone());
-                self.table.rename(shard, id);
+                self.table.assign(shard, id);
                 return Arc::clone(shard);
             }
         }

@@ -26,11 +26,11 @@ impl<B: Backend> Shared<B> {
         request: Request,
     ) -> Result<ShardAllocation<B>, AllocError> {
         let core = &*self.core;
-        let in_shard = |granted| (Arc::clone(shard), granted);
+        let in_shard = |allocated| (Arc::clone(shard), allocated);
         if core.hooks.run_callbacks()
-            && let Some(granted) = search(shard, ShardState::take_fit, request)
+            && let Some(allocated) = search(shard, ShardState::take_fit, request)
         {
-            return Ok(in_shard(granted));
+            return Ok(in_shard(allocated));
         }
         // Declared before `policies`, so dropped after its lock is released: a pool's source may
         // own values of the program.
@@ -40,8 +40,8 @@ impl<B: Backend> Shared<B> {
         // locked.
         let request = shard.lock().request(request.requested, request.site)?;
         // Another thread may have cached memory while this thread waited for the lock.
-        if let Some(granted) = search(shard, ShardState::take_fit_again, request) {
-            return Ok(in_shard(granted));
+        if let Some(allocated) = search(shard, ShardState::take_fit_again, request) {
+            return Ok(in_shard(allocated));
         }
         core.release_orphans();
         self.poll_events();
@@ -49,8 +49,8 @@ impl<B: Backend> Shared<B> {
         let limit = policies.limit(core, request.requested)?;
         let miss = Miss { core, shard, request, limit };
         reclaim::collect_garbage(core, limit);
-        if let Some(granted) = policies.grow(&miss)? {
-            return Ok(in_shard(granted));
+        if let Some(allocated) = policies.grow(&miss)? {
+            return Ok(in_shard(allocated));
         }
         if let Some(found) = take_from_pools(&pools, shard, request) {
             return Ok(found);
@@ -60,18 +60,18 @@ impl<B: Backend> Shared<B> {
             return Err(self.fail(policies, &miss));
         }
         if reclaim::release_oversize(core, shard, request)
-            && let Some(granted) = policies.grow(&miss)?
+            && let Some(allocated) = policies.grow(&miss)?
         {
-            return Ok(in_shard(granted));
+            return Ok(in_shard(allocated));
         }
         self.synchronize_events();
-        if let Some(granted) = search(shard, ShardState::take_fit_again, request) {
-            return Ok(in_shard(granted));
+        if let Some(allocated) = search(shard, ShardState::take_fit_again, request) {
+            return Ok(in_shard(allocated));
         }
         policies.release_cached(core);
         lock(&core.global).num_alloc_retries += 1;
-        if let Some(granted) = policies.grow(&miss)? {
-            return Ok(in_shard(granted));
+        if let Some(allocated) = policies.grow(&miss)? {
+            return Ok(in_shard(allocated));
         }
         if let Some(found) = self.take_from_streams(shard, request) {
             return Ok(found);
@@ -120,10 +120,10 @@ impl<B: Backend> Shared<B> {
                     state.put_back(block);
                     continue;
                 }
-                let granted = state.allocate_block(block, request);
+                let allocated = state.allocate_block(block, request);
                 state.record_stream(block, &stream);
                 drop(state);
-                return Some((owner, granted));
+                return Some((owner, allocated));
             }
         }
         None
@@ -218,7 +218,7 @@ fn take_from_pools<B: Backend>(
     let sharing = pools.iter().filter(|pool| pool.options.use_on_oom);
     let mut shards = sharing.filter_map(|pool| pool.known_shard(stream));
     shards.find_map(|shard| {
-        let granted = search(&shard, ShardState::take_fit_again, request)?;
-        Some((shard, granted))
+        let allocated = search(&shard, ShardState::take_fit_again, request)?;
+        Some((shard, allocated))
     })
 }

@@ -55,12 +55,12 @@ pub(crate) fn segments<B: Backend>(core: &Core<B>, released: Vec<ReleasedSegment
         return;
     }
     let mut lists = lock(&core.releases.lists);
-    give_back(core, &mut lists, released);
+    release_or_defer(core, &mut lists, released);
     release_late(core, &mut lists);
 }
 
 /// Releases segments, or defers them to the end of a capture.
-fn give_back<B: Backend>(
+fn release_or_defer<B: Backend>(
     core: &Core<B>,
     lists: &mut Lists<B::Memory>,
     released: Vec<ReleasedSegment<B::Memory>>,
@@ -68,7 +68,7 @@ fn give_back<B: Backend>(
     if core.is_capturing() {
         defer(core, lists, released);
     } else {
-        lists.refused.extend(free(core, released, false));
+        lists.refused.extend(release_now(core, released, false));
     }
 }
 
@@ -79,7 +79,7 @@ fn release_late<B: Backend>(core: &Core<B>, lists: &mut Lists<B::Memory>) {
         if late.is_empty() {
             return;
         }
-        give_back(core, lists, late);
+        release_or_defer(core, lists, late);
     }
 }
 
@@ -97,7 +97,7 @@ pub(crate) fn segments_of<B: Backend>(
         defer(core, &mut lists, released);
         return;
     }
-    for refused in free(core, released, false) {
+    for refused in release_now(core, released, false) {
         let restored = shard.lock().restore(refused);
         lists.refused.extend(restored.err());
     }
@@ -112,11 +112,11 @@ pub(crate) fn retry_refused<B: Backend>(core: &Core<B>, all: bool) {
     if core.is_capturing() {
         return;
     }
-    free_deferred(core, &mut lists);
+    release_deferred_now(core, &mut lists);
     let mut again = std::mem::take(&mut lists.refused);
     while !again.is_empty() {
         let first = if all { again.len() } else { 1 };
-        let refused = free(core, again.drain(..first).collect(), false);
+        let refused = release_now(core, again.drain(..first).collect(), false);
         let stop = !refused.is_empty();
         lists.refused.extend(refused);
         if stop {
@@ -129,7 +129,7 @@ pub(crate) fn retry_refused<B: Backend>(core: &Core<B>, all: bool) {
 
 /// Releases the deferred segments after the last capture. Returns `false` if a new capture has
 /// begun, whose end then releases them, or if this thread is inside a release.
-pub(crate) fn deferred<B: Backend>(core: &Core<B>) -> bool {
+pub(crate) fn release_deferred<B: Backend>(core: &Core<B>) -> bool {
     if source::is_inside() {
         return false;
     }
@@ -137,14 +137,14 @@ pub(crate) fn deferred<B: Backend>(core: &Core<B>) -> bool {
     if core.is_capturing() {
         return false;
     }
-    free_deferred(core, &mut lists);
+    release_deferred_now(core, &mut lists);
     release_late(core, &mut lists);
     true
 }
 
-fn free_deferred<B: Backend>(core: &Core<B>, lists: &mut Lists<B::Memory>) {
+fn release_deferred_now<B: Backend>(core: &Core<B>, lists: &mut Lists<B::Memory>) {
     let deferred = std::mem::take(&mut lists.deferred);
-    lists.refused.extend(free(core, deferred, true));
+    lists.refused.extend(release_now(core, deferred, true));
 }
 
 /// Counts segments as released and defers their release until no capture is in progress.
@@ -166,7 +166,7 @@ fn defer<B: Backend>(
 /// Releasing foreign memory drops its owner, a value of the program. The owner cannot use the
 /// allocator, because this thread holds the allocator's locks. If the drop panics, the memory
 /// counts as released.
-fn free<B: Backend>(
+fn release_now<B: Backend>(
     core: &Core<B>,
     released: Vec<ReleasedSegment<B::Memory>>,
     gone: bool,

@@ -11,7 +11,7 @@ thread_local! {
 }
 
 /// Restores the thread's former mark on drop, also after a panic.
-struct Former(bool);
+struct InsideGuard(bool);
 
 /// Returns whether this thread is inside a marked call.
 pub(crate) fn is_inside() -> bool {
@@ -20,11 +20,11 @@ pub(crate) fn is_inside() -> bool {
 
 /// Runs a call with the mark set.
 pub(crate) fn inside<R>(call: impl FnOnce() -> R) -> R {
-    let _former = Former(INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(false));
+    let _former = InsideGuard(INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(false));
     call()
 }
 
-impl Drop for Former {
+impl Drop for InsideGuard {
     fn drop(&mut self) {
         let _ = INSIDE.try_with(|inside| inside.set(self.0));
     }

@@ -23,7 +23,7 @@ impl Expansion {
     /// Splits the gaps into single pages.
     pub(crate) fn split_missing(&mut self, page_size: usize) {
         let missing = std::mem::take(&mut self.missing);
-        self.missing = missing.into_iter().flat_map(|pages| pages.each(page_size)).collect();
+        self.missing = missing.into_iter().flat_map(|pages| pages.split(page_size)).collect();
     }
 }
 

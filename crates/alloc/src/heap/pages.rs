@@ -20,7 +20,7 @@ impl Pages {
     }
 
     /// Returns each page as a range of its own.
-    pub(crate) fn each(self, page_size: usize) -> impl Iterator<Item = Pages> {
+    pub(crate) fn split(self, page_size: usize) -> impl Iterator<Item = Pages> {
         let starts = (self.start..self.end()).step_by(page_size);
         starts.map(move |start| Pages { start, size: page_size, ..self })
     }
@@ -35,7 +35,7 @@ impl<M> Heap<M> {
 
     /// Removes up to `count` whole free pages for migration, starting at the highest addresses.
     /// Their addresses stay, as migrated.
-    pub(crate) fn migrate_some(
+    pub(crate) fn migrate_any(
         &mut self,
         arenas: ArenaKind,
         kind: PoolKind,
@@ -56,7 +56,7 @@ impl<M> Heap<M> {
     }
 
     /// Removes the free pages among `wanted` for migration. `wanted` is sorted by address.
-    pub(crate) fn migrate_these(
+    pub(crate) fn migrate_listed(
         &mut self,
         arenas: ArenaKind,
         kind: PoolKind,

@@ -56,7 +56,7 @@ impl<B: Backend> MemPool<B> {
     /// Returns whether the block belongs to this pool.
     #[must_use]
     pub fn holds(&self, block: &Block<B>) -> bool {
-        lock(&self.inner.shards).values().any(|shard| block.is_of(&shard.cell))
+        lock(&self.inner.shards).values().any(|shard| block.belongs_to(&shard.cell))
     }
 
     /// Returns the number of clones and routes.
@@ -125,11 +125,11 @@ impl<B: Backend> CachingAllocator<B> {
         stream: &B::Stream,
     ) -> Result<Block<B>, AllocError> {
         let (shared, id) = (self.shared(), B::stream_id(stream));
-        if bytes > 0 && shared.may_lead_to(&pool.inner) && shared.routes.find(id).is_none() {
+        if bytes > 0 && shared.can_route_to(&pool.inner) && shared.routes.find(id).is_none() {
             let shard = pool.inner.shard(&shared.core, &shared.config, stream);
             let site = Location::caller();
-            if let Some((cell, granted)) = shared.malloc_in(&shard, bytes, id, site, false)? {
-                return Ok(Block::new(cell, granted, bytes, id));
+            if let Some((cell, allocated)) = shared.malloc_in(&shard, bytes, id, site, false)? {
+                return Ok(Block::new(cell, allocated, bytes, id));
             }
         }
         self.malloc(bytes, stream)
@@ -141,7 +141,7 @@ impl<B: Backend> CachingAllocator<B> {
     pub fn capture(&self) -> PoolRoute<B> {
         let shared = self.shared();
         shared.core.begin_capture();
-        let number = shared.routes.fresh_number();
+        let number = shared.routes.next_number();
         PoolRoute { shared: Arc::clone(shared), number, capture: true }
     }
 
@@ -166,7 +166,7 @@ impl<B: Backend> Shared<B> {
         pool
     }
 
-    fn may_lead_to(&self, pool: &Pool<B>) -> bool {
+    fn can_route_to(&self, pool: &Pool<B>) -> bool {
         // A request of this allocator must not allocate from another allocator's shards.
         let own = std::ptr::eq(pool.core.as_ptr(), Arc::as_ptr(&self.core));
         // Memory of another device cannot replace this device's.
@@ -179,9 +179,9 @@ impl<B: Backend> Shared<B> {
         filter: Filter,
         capture: bool,
     ) -> PoolRoute<B> {
-        let number = self.routes.fresh_number();
+        let number = self.routes.next_number();
         let pool = Arc::clone(&pool.inner);
-        if self.may_lead_to(&pool) {
+        if self.can_route_to(&pool) {
             self.routes.add(number, filter, pool);
         }
         PoolRoute { shared: Arc::clone(self), number, capture }

@@ -101,7 +101,7 @@ impl<B: Backend> Routes<B> {
     }
 
     /// Returns a number that no route has had.
-    pub(super) fn fresh_number(&self) -> u64 {
+    pub(super) fn next_number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 

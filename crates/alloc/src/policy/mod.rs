@@ -85,7 +85,7 @@ impl<B: Backend> Policies<B> {
         }
     }
 
-    fn each(&mut self) -> [&mut dyn GrowthPolicy<B>; 4] {
+    fn all_mut(&mut self) -> [&mut dyn GrowthPolicy<B>; 4] {
         [&mut self.segments, &mut self.expandable, &mut self.pages, &mut self.stream_ordered]
     }
 
@@ -106,14 +106,14 @@ impl<B: Backend> GrowthPolicy<B> for Policies<B> {
             return;
         }
         self.retry_refused(core, true);
-        self.each().into_iter().for_each(|policy| policy.release_cached(core));
+        self.all_mut().into_iter().for_each(|policy| policy.release_cached(core));
     }
 
     fn retry_refused(&mut self, core: &Core<B>, all: bool) {
         if core.is_capturing() {
             return;
         }
-        self.each().into_iter().for_each(|policy| policy.retry_refused(core, all));
+        self.all_mut().into_iter().for_each(|policy| policy.retry_refused(core, all));
     }
 }
 

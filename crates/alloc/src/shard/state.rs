@@ -160,13 +160,13 @@ impl<B: Backend> ShardState<B> {
     /// age free blocks.
     #[inline(always)]
     pub(crate) fn take_fit_again(&mut self, request: Request) -> Option<AllocatedBlock> {
-        let block = self.take_out(request)?;
+        let block = self.remove_best_fit(request)?;
         Some(self.allocate_block(block, request))
     }
 
     /// Removes the best fitting free block from its pool.
     #[inline(always)]
-    fn take_out(&mut self, request: Request) -> Option<u32> {
+    fn remove_best_fit(&mut self, request: Request) -> Option<u32> {
         let mut block = self.heap.best_fit(request.kind, request.size)?;
         if self.rules.expandable {
             block = self.heap.shortest_reach(request.kind, block);
@@ -181,7 +181,7 @@ impl<B: Backend> ShardState<B> {
     /// Detaches the best fitting free block, so that no other thread can use it until it is
     /// allocated or put back.
     pub(crate) fn detach_fit(&mut self, request: Request) -> Option<u32> {
-        let block = self.take_out(request)?;
+        let block = self.remove_best_fit(request)?;
         self.heap.records.set_status(block, Status::Detached);
         Some(block)
     }
@@ -399,7 +399,7 @@ impl<B: Backend> ShardState<B> {
         self.unpark();
         let done = self.uses.poll(backend);
         done.iter().for_each(|&block| self.complete_event(block));
-        self.uses.keep(done);
+        self.uses.recycle(done);
     }
 
     /// Takes out all events, to wait for them without the lock. Adds blocks to `done` whose use

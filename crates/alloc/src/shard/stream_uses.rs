@@ -81,7 +81,7 @@ impl<B: Backend> StreamUses<B> {
     }
 
     /// Takes back a list returned by [`poll`](Self::poll), to reuse its capacity.
-    pub(crate) fn keep(&mut self, mut done: Vec<u32>) {
+    pub(crate) fn recycle(&mut self, mut done: Vec<u32>) {
         done.clear();
         self.done = done;
     }

@@ -45,7 +45,7 @@ impl<B: Backend> StreamTable<B> {
 
     /// Assigns a shard without memory to another stream. The caller changes the shard's state under
     /// its lock.
-    pub(crate) fn rename(&self, shard: &Arc<Shard<B>>, stream: u64) {
+    pub(crate) fn assign(&self, shard: &Arc<Shard<B>>, stream: u64) {
         let at = self.shards.iter().position(|s| s.get().is_some_and(|s| Arc::ptr_eq(&s.1, shard)));
         if let Some(at) = at {
             self.streams[at].store(stream, Ordering::Relaxed);

@@ -72,7 +72,7 @@ impl Snapshot {
         for segment in &mut segments {
             segment.device = device;
         }
-        trace.name_origins(&mut segments);
+        trace.add_origins(&mut segments);
         let trace = trace.into_entries();
         let external_annotations = trace
             .iter()

@@ -53,8 +53,8 @@ pub(crate) struct Counters {
     /// Highest value of this shard when peaks were raised. The shard is likely to reach it again.
     pub(crate) seen: [Values; 3],
     /// Allocated and freed amounts not yet added to the values above, by pool.
-    got: [Amount; 2],
-    returned: [Amount; 2],
+    pending_allocated: [Amount; 2],
+    pending_freed: [Amount; 2],
     /// Amounts that can be allocated before a limit is exceeded, by pool and for both pools.
     room: [Amount; 3],
     /// Highest value beyond a limit since peaks were raised. The current value may be lower.
@@ -72,8 +72,8 @@ impl Default for Counters {
             base: [none; 2],
             limit: [none; 3],
             seen: [none; 3],
-            got: Default::default(),
-            returned: Default::default(),
+            pending_allocated: Default::default(),
+            pending_freed: Default::default(),
             room: Default::default(),
             top: [none; 3],
             over: false,
@@ -100,7 +100,7 @@ impl Counters {
     #[inline]
     pub(crate) fn allocate(&mut self, kind: PoolKind, size: usize, requested: usize) {
         let by = [1, size as i64, requested as i64];
-        add(&mut self.got[kind as usize], by);
+        add(&mut self.pending_allocated[kind as usize], by);
         let less = by.map(|by| -by);
         add(&mut self.room[kind as usize], less);
         add(&mut self.room[2], less);
@@ -114,14 +114,14 @@ impl Counters {
     #[inline]
     pub(crate) fn free(&mut self, kind: PoolKind, size: usize, requested: usize) {
         let by = [1, size as i64, requested as i64];
-        add(&mut self.returned[kind as usize], by);
+        add(&mut self.pending_freed[kind as usize], by);
         add(&mut self.room[kind as usize], by);
         add(&mut self.room[2], by);
     }
 
     /// Counts a block as freed while other streams still use it.
     pub(crate) fn free_early(&mut self, kind: PoolKind, size: usize) {
-        self.settle();
+        self.apply_pending();
         self.decrease(kind, Quantity::Allocation, 1);
         self.decrease(kind, Quantity::AllocatedBytes, size as i64);
         self.make_room();
@@ -129,7 +129,7 @@ impl Counters {
 
     /// Counts a block as free after [`free_early`](Self::free_early).
     pub(crate) fn free_late(&mut self, kind: PoolKind, size: usize, requested: usize) {
-        self.settle();
+        self.apply_pending();
         self.decrease(kind, Quantity::Active, 1);
         self.decrease(kind, Quantity::ActiveBytes, size as i64);
         self.decrease(kind, Quantity::RequestedBytes, requested as i64);
@@ -137,13 +137,14 @@ impl Counters {
     }
 
     /// Adds the pending amounts to the values.
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn apply_pending(&mut self) {
         for kind in 0..2 {
-            let got = std::mem::take(&mut self.got[kind]);
-            let returned = std::mem::take(&mut self.returned[kind]);
+            let pending_allocated = std::mem::take(&mut self.pending_allocated[kind]);
+            let pending_freed = std::mem::take(&mut self.pending_freed[kind]);
             for (quantity, amount) in BLOCK_QUANTITIES {
-                self.current[kind][quantity as usize] += got[amount] - returned[amount];
-                self.increased[kind][quantity as usize] += got[amount];
+                self.current[kind][quantity as usize] +=
+                    pending_allocated[amount] - pending_freed[amount];
+                self.increased[kind][quantity as usize] += pending_allocated[amount];
             }
         }
     }
@@ -177,7 +178,7 @@ impl Counters {
 
     /// Returns the number of allocated blocks.
     pub(crate) fn blocks(&mut self) -> i64 {
-        self.settle();
+        self.apply_pending();
         self.current.iter().map(|current| current[Quantity::Allocation as usize]).sum()
     }
 

@@ -225,7 +225,7 @@ impl TraceRing {
     }
 
     /// Adds the recorded origins to segments and active blocks.
-    pub(crate) fn name_origins(&self, segments: &mut [SegmentInfo]) {
+    pub(crate) fn add_origins(&self, segments: &mut [SegmentInfo]) {
         let find = |origins: &HashMap<u64, Origin>, address: u64| match origins.get(&address) {
             Some(origin) => frames(origin.site, origin.backtrace.as_deref()),
             None => Vec::new(),

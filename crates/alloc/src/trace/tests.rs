@@ -83,7 +83,7 @@ fn live_blocks_keep_their_origin_when_the_ring_has_wrapped() {
             (1024, BlockState::Free),
             (2048, BlockState::Allocated),
         ]);
-        ring.name_origins(&mut segments);
+        ring.add_origins(&mut segments);
         let named: Vec<usize> = segments[0].blocks.iter().map(|b| b.frames.len()).collect();
         assert_eq!(named, [1, 1, 0, 0]);
         assert_eq!(segments[0].frames.len(), 1);

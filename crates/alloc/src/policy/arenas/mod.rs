@@ -114,7 +114,7 @@ impl Arena {
 }
 
 impl Arenas {
-    pub(super) fn of(policy: Policy) -> Self {
+    pub(super) fn new(policy: Policy) -> Self {
         Self { policy, ..Self::default() }
     }
 
@@ -374,7 +374,7 @@ impl Arenas {
         let start = Instant::now();
         let mut kept = UnreleasedPages::default();
         let size = self.page_size(pages.arena);
-        for (page, at) in pages.each(size).zip(self.slots_of(pages)) {
+        for (page, at) in pages.split(size).zip(self.slots_of(pages)) {
             let slot = self.slot_mut((pages.arena, at));
             if matches!(slot, Some(PageSlot::Home { number, .. }) if elsewhere.contains(number)) {
                 kept.mapped.push(page);

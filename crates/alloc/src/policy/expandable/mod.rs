@@ -18,7 +18,7 @@ pub(super) struct ExpandableSegments {
 
 impl Default for ExpandableSegments {
     fn default() -> Self {
-        Self { arenas: Arenas::of(Policy::Torch) }
+        Self { arenas: Arenas::new(Policy::Torch) }
     }
 }
 

@@ -103,7 +103,7 @@ impl<B: Backend> MovablePages<B> {
             // retired so far.
             if self.windows.is_retired_since_wait(&self.arenas, room) {
                 match miss.core.wait_for_device() {
-                    DeviceWait::Done => self.windows.waited(),
+                    DeviceWait::Done => self.windows.record_device_wait(),
                     DeviceWait::Unsupported => {}
                     DeviceWait::Failed => {
                         unmaps = false;
@@ -126,7 +126,7 @@ impl<B: Backend> MovablePages<B> {
     fn retire_windows(&mut self, miss: &Miss<'_, B>) {
         let state = miss.shard.lock();
         let (windows, stream) = (state.heap.windows.clone(), state.stream.clone());
-        if miss.core.is_capturing() || !self.windows.are_many(self.arenas.pages, &windows) {
+        if miss.core.is_capturing() || !self.windows.exceed_limit(self.arenas.pages, &windows) {
             return;
         }
         let in_use = state.heap.windows_in_use();
@@ -148,7 +148,7 @@ fn allocate_alias<B: Backend>(
 ) -> AllocatedBlock {
     let mut to = address;
     for piece in pieces {
-        miss.core.hooks.moved(piece.start, to, piece.size);
+        miss.core.hooks.notify_moved(piece.start, to, piece.size);
         to += piece.size as u64;
     }
     miss.shard.lock().allocate_alias(address, detached, miss.request)

@@ -113,22 +113,22 @@ impl Headroom {
 
     /// Records that new pages were created because the free pages did not suffice. `reserved`: the
     /// reserved bytes after that.
-    pub(super) fn forced_to(&mut self, reserved: usize) {
+    pub(super) fn record_forced(&mut self, reserved: usize) {
         self.forced = reserved;
     }
 
     /// Records that a page was refused because memory is exhausted.
-    pub(super) fn refuse(&mut self, demand: Demand) {
+    pub(super) fn record_refusal(&mut self, demand: Demand) {
         self.refused = Some(demand.requests);
     }
 
     /// Records that free pages were mapped at additional addresses.
-    pub(super) fn remapped(&mut self, pages: usize) {
+    pub(super) fn record_remaps(&mut self, pages: usize) {
         self.excess += pages;
     }
 
     /// Records that a request was served. `pages`: the number of existing pages.
-    pub(super) fn served(&mut self, demand: Demand, pages: usize) {
+    pub(super) fn record_served(&mut self, demand: Demand, pages: usize) {
         self.peak = self.peak.max(demand.peak);
         let paid = demand.requests.saturating_sub(self.requests) / REQUESTS_PER_REMAP;
         self.requests += paid * REQUESTS_PER_REMAP;
@@ -158,17 +158,17 @@ mod tests {
         assert_eq!(headroom.bytes(demand(GIB, 0), GIB, None), GIB / 64);
         assert_eq!(headroom.bytes(demand(GIB, 0), 2 * GIB, None), 0);
         // Resetting the statistics' peak does not affect the headroom.
-        headroom.served(demand(GIB, 1), 256);
+        headroom.record_served(demand(GIB, 1), 256);
         assert_eq!(headroom.bytes(demand(0, 1), GIB, None), GIB / 64);
     }
 
     #[test]
     fn it_counts_from_what_fragmentation_costs_anyway() {
         let mut headroom = Headroom::default();
-        headroom.forced_to(GIB + GIB / 32);
+        headroom.record_forced(GIB + GIB / 32);
         assert_eq!(headroom.bytes(demand(GIB, 0), GIB + GIB / 32, None), 0);
         let forced = GIB + GIB / 16;
-        headroom.forced_to(forced);
+        headroom.record_forced(forced);
         assert_eq!(headroom.bytes(demand(GIB, 0), forced, None), forced / 64);
         // The memory was released since.
         assert_eq!(headroom.bytes(demand(GIB, 0), GIB, None), GIB / 64);
@@ -182,10 +182,10 @@ mod tests {
         }
         // A percentage does not grow, and fragmentation counts only beyond the configured headroom.
         headroom.steps = 3;
-        headroom.forced_to(GIB + GIB / 25);
+        headroom.record_forced(GIB + GIB / 25);
         assert_eq!(headroom.bytes(demand(GIB, 0), GIB, Some(5.0)), GIB / 20);
         let forced = GIB + GIB / 10;
-        headroom.forced_to(forced);
+        headroom.record_forced(forced);
         assert_eq!(headroom.bytes(demand(GIB, 0), forced, Some(5.0)), forced / 64);
         assert_eq!(headroom.bytes(demand(GIB, 0), forced, Some(0.0)), 0);
     }
@@ -196,8 +196,8 @@ mod tests {
         let mut headroom = Headroom::default();
         for request in 1..=requests {
             let [before, now] = [request - 1, request].map(|at| at * thousandths / 1000);
-            headroom.remapped((now - before) as usize);
-            headroom.served(demand(GIB, request), pages);
+            headroom.record_remaps((now - before) as usize);
+            headroom.record_served(demand(GIB, request), pages);
         }
         headroom.bytes(demand(GIB, requests), GIB, None)
     }
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn it_pauses_after_a_refusal() {
         let mut headroom = Headroom::default();
-        headroom.refuse(demand(GIB, 5000));
+        headroom.record_refusal(demand(GIB, 5000));
         assert_eq!(headroom.bytes(demand(GIB, 5000), GIB, None), 0);
         assert_eq!(headroom.bytes(demand(GIB, 5000 + REFUSAL_PAUSE - 1), GIB, None), 0);
         assert_eq!(headroom.bytes(demand(GIB, 5000 + REFUSAL_PAUSE), GIB, None), GIB / 64);

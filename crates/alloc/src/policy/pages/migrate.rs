@@ -31,7 +31,7 @@ struct MigratingPage {
 impl<B: Backend> Donors<B> {
     /// Returns the donors. During a capture, only the requesting shard: no event may be recorded on
     /// captured streams, and the allocator does not know which streams are captured.
-    pub(super) fn of(need: &PageRequest<'_, B>) -> Self {
+    pub(super) fn new(need: &PageRequest<'_, B>) -> Self {
         let (shard, kind) = (need.miss.shard, need.miss.request.kind);
         let shards = if need.miss.core.is_capturing() {
             vec![Arc::clone(shard)]
@@ -47,8 +47,8 @@ impl<B: Backend> Donors<B> {
     fn pools(&self) -> impl Iterator<Item = (usize, PoolKind)> {
         let donors = 0..self.shards.len();
         let pools = donors.flat_map(|donor| [PoolKind::Large, PoolKind::Small].map(|k| (donor, k)));
-        let needy = (0, self.kind);
-        pools.filter(move |pool| *pool != needy)
+        let requesting = (0, self.kind);
+        pools.filter(move |pool| *pool != requesting)
     }
 
     /// Returns the donors' whole free pages.
@@ -60,7 +60,7 @@ impl<B: Backend> Donors<B> {
     }
 
     /// Removes up to `count` free pages from their heaps.
-    fn take_some(&self, need: &PageRequest<'_, B>, count: usize) -> Vec<MigratingPage> {
+    fn take_any(&self, need: &PageRequest<'_, B>, count: usize) -> Vec<MigratingPage> {
         let mut pages = Vec::new();
         for (donor, kind) in self.pools() {
             if pages.len() == count {
@@ -68,28 +68,28 @@ impl<B: Backend> Donors<B> {
             }
             let left = count - pages.len();
             let mut state = self.shards[donor].lock();
-            let taken = state.heap.migrate_some(self.arenas, kind, left);
+            let taken = state.heap.migrate_any(self.arenas, kind, left);
             drop(state);
-            pages.extend(self.in_order(need, donor, kind, taken));
+            pages.extend(self.order_after_donor(need, donor, kind, taken));
         }
         pages.reverse();
         pages
     }
 
     /// Removes the free pages among `wanted` from their heaps. `wanted` is sorted by address.
-    fn take_these(&self, need: &PageRequest<'_, B>, wanted: &[Pages]) -> Vec<MigratingPage> {
+    fn take_listed(&self, need: &PageRequest<'_, B>, wanted: &[Pages]) -> Vec<MigratingPage> {
         let take = |(donor, kind): (usize, PoolKind)| {
             let mut state = self.shards[donor].lock();
-            let taken = state.heap.migrate_these(self.arenas, kind, wanted);
+            let taken = state.heap.migrate_listed(self.arenas, kind, wanted);
             drop(state);
-            self.in_order(need, donor, kind, taken)
+            self.order_after_donor(need, donor, kind, taken)
         };
         self.pools().flat_map(take).collect()
     }
 
     /// Makes later work of the requesting stream wait, on the device, for the donor's stream. If
     /// that fails, returns the pages to their heap.
-    fn in_order(
+    fn order_after_donor(
         &self,
         need: &PageRequest<'_, B>,
         donor: usize,
@@ -108,7 +108,7 @@ impl<B: Backend> Donors<B> {
                 return Vec::new();
             }
         }
-        let pages = taken.into_iter().flat_map(|pages| pages.each(self.arenas.page_size));
+        let pages = taken.into_iter().flat_map(|pages| pages.split(self.arenas.page_size));
         pages.map(|page| MigratingPage { page, kind, donor }).collect()
     }
 
@@ -152,18 +152,18 @@ impl<B: Backend> MovablePages<B> {
         let returned = self.migrate_back(need, donors, missing - made, &elsewhere);
         // The pages return without a mapping call, but with a wait between streams, which takes
         // about as long. Count one remapping.
-        self.headroom.remapped(usize::from(returned > 0));
-        let mut came = made + returned;
-        let migrating = donors.take_some(need, missing - came);
-        let rest = if made < new { migrating.len() } else { missing - came };
-        came += self.map_here(need, donors, rest, migrating)?;
-        if came < missing {
+        self.headroom.record_remaps(usize::from(returned > 0));
+        let mut added = made + returned;
+        let migrating = donors.take_any(need, missing - added);
+        let rest = if made < new { migrating.len() } else { missing - added };
+        added += self.map_here(need, donors, rest, migrating)?;
+        if added < missing {
             return Ok(None);
         }
         if short > 0 {
-            self.headroom.forced_to(miss.core.reserved());
+            self.headroom.record_forced(miss.core.reserved());
         }
-        Ok(Some(came))
+        Ok(Some(added))
     }
 
     /// Maps `count` pages at new addresses of this heap: first migrating pages, then new pages.
@@ -247,17 +247,17 @@ impl<B: Backend> MovablePages<B> {
         let mut wanted: Vec<_> = wanted.take(count).collect();
         wanted.sort_unstable_by_key(|(_, home)| home.start);
         let homes: Vec<Pages> = wanted.iter().map(|&(_, home)| home).collect();
-        let mut came = 0;
-        for from in donors.take_these(need, &homes) {
+        let mut added = 0;
+        for from in donors.take_listed(need, &homes) {
             let find = homes.binary_search_by_key(&from.page.start, |page| page.start);
             let Ok(found) = find else { continue };
             let to = wanted[found].0;
             self.arenas.migrate_back(from.page, to);
             count_moved(miss, &from, to);
             miss.shard.lock().heap.map(kind, to);
-            came += 1;
+            added += 1;
         }
-        came
+        added
     }
 }
 
@@ -265,5 +265,5 @@ impl<B: Backend> MovablePages<B> {
 fn count_moved<B: Backend>(miss: &Miss<'_, B>, from: &MigratingPage, to: Pages) {
     let bytes = to.size as i64;
     lock(&miss.core.global).reserved_bytes.transfer(from.kind, miss.request.kind, bytes);
-    miss.core.hooks.moved(from.page.start, to.start, to.size);
+    miss.core.hooks.notify_moved(from.page.start, to.start, to.size);
 }

@@ -86,7 +86,7 @@ pub(super) struct MovablePages<B: Backend> {
 
 impl<B: Backend> Default for MovablePages<B> {
     fn default() -> Self {
-        let arenas = Arenas::of(Policy::Default);
+        let arenas = Arenas::new(Policy::Default);
         Self { arenas, windows: Windows::default(), headroom: Headroom::default() }
     }
 }
@@ -100,7 +100,7 @@ impl<B: Backend> GrowthPolicy<B> for MovablePages<B> {
         }
         let served = self.serve(&PageRequest::new(miss, memory));
         if matches!(served, Ok(Some(_))) {
-            self.headroom.served(Demand::of(core, 0), self.arenas.pages);
+            self.headroom.record_served(Demand::of(core, 0), self.arenas.pages);
         }
         self.arenas.count_time(core);
         served
@@ -115,7 +115,7 @@ impl<B: Backend> GrowthPolicy<B> for MovablePages<B> {
             return;
         }
         if free.wait(core) {
-            self.windows.waited();
+            self.windows.record_device_wait();
         }
         let in_use: Vec<_> = free.shards.iter().flat_map(|it| it.in_use.iter().cloned()).collect();
         let idle = free.shards.iter().filter(|it| it.idle);
@@ -145,29 +145,29 @@ impl<B: Backend> MovablePages<B> {
     /// All choices take the lowest address, so that a repeating program finds its windows again.
     fn serve(&mut self, need: &PageRequest<'_, B>) -> Result<Option<AllocatedBlock>, AllocError> {
         let miss = need.miss;
-        let donors = Donors::of(need);
+        let donors = Donors::new(need);
         for _ in 0..ATTEMPTS {
-            if let Some(granted) = self.reuse_window(need) {
-                return Ok(Some(granted));
+            if let Some(allocated) = self.reuse_window(need) {
+                return Ok(Some(allocated));
             }
-            if let Some(granted) = self.expand(need)? {
-                return Ok(Some(granted));
+            if let Some(allocated) = self.expand(need)? {
+                return Ok(Some(allocated));
             }
             match self.supply_pages(need, &donors)? {
                 None => return Ok(None),
                 Some(0) => {}
                 Some(_) => {
                     // The added pages may be adjacent to free memory.
-                    if let Some(granted) = miss.shard.lock().take_fit_again(miss.request) {
-                        return Ok(Some(granted));
+                    if let Some(allocated) = miss.shard.lock().take_fit_again(miss.request) {
+                        return Ok(Some(allocated));
                     }
-                    if let Some(granted) = self.reuse_window(need) {
-                        return Ok(Some(granted));
+                    if let Some(allocated) = self.reuse_window(need) {
+                        return Ok(Some(allocated));
                     }
                 }
             }
-            if let Some(granted) = self.alias(need)? {
-                return Ok(Some(granted));
+            if let Some(allocated) = self.alias(need)? {
+                return Ok(Some(allocated));
             }
         }
         Ok(None)
@@ -255,7 +255,7 @@ impl<B: Backend> MovablePages<B> {
                 // `unreleased` has no mapped pages, because the only page could not be mapped.
                 self.arenas.count_unreleased(miss.core, miss.request.kind, &kept);
                 miss.out_of_memory(to.size, error)?;
-                self.headroom.refuse(Demand::of(miss.core, 0));
+                self.headroom.record_refusal(Demand::of(miss.core, 0));
                 Ok(false)
             }
         }
@@ -264,6 +264,6 @@ impl<B: Backend> MovablePages<B> {
     /// Counts pages mapped at additional addresses.
     fn count_remaps(&mut self, miss: &Miss<'_, B>, pages: usize) {
         lock(&miss.core.global).num_remaps += pages as i64;
-        self.headroom.remapped(pages);
+        self.headroom.record_remaps(pages);
     }
 }

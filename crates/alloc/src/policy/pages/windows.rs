@@ -179,7 +179,7 @@ impl<B: Backend> Windows<B> {
 
     /// Returns whether these arenas have so many windows, given the number of pages, that unused
     /// windows should be retired.
-    pub(super) fn are_many(&self, pages: usize, windows: &[u32]) -> bool {
+    pub(super) fn exceed_limit(&self, pages: usize, windows: &[u32]) -> bool {
         let mapped = |windows: &Vec<Window>| windows.iter().map(|window| window.count).sum();
         let all: Vec<usize> = self.windows.values().map(mapped).filter(|&n| n > 0).collect();
         let here: usize = self.windows_in(windows).map(|(_, window)| window.count).sum();
@@ -227,7 +227,7 @@ impl<B: Backend> Windows<B> {
     }
 
     /// Records that the device's work so far is complete.
-    pub(super) fn waited(&mut self) {
+    pub(super) fn record_device_wait(&mut self) {
         self.waited = self.next_retirement;
         self.retirements.clear();
     }

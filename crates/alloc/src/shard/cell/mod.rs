@@ -79,7 +79,9 @@ impl<B: Backend> ShardCell<B> {
             // its memory.
             let (pieces, core) = (state.heap.pieces_of(block), Arc::clone(core));
             drop(locked);
-            pieces.iter().for_each(|&(here, home, bytes)| core.hooks.moved(here, home, bytes));
+            pieces
+                .iter()
+                .for_each(|&(here, home, bytes)| core.hooks.notify_moved(here, home, bytes));
             locked = self.lock_parked();
         }
         let Occupant { state, core, .. } = locked.occupant();
@@ -89,7 +91,7 @@ impl<B: Backend> ShardCell<B> {
             state.free(&core.backend, block);
         }
         if state.counters.over || !state.rules.caching || state.retired {
-            locked.settle();
+            locked.finish_free();
         }
     }
 
@@ -100,7 +102,7 @@ impl<B: Backend> ShardCell<B> {
         let Occupant { state, retired, .. } = locked.occupant();
         state.retired = true;
         *retired = (state.counters.blocks() > 0).then(|| Arc::clone(shard));
-        locked.settle();
+        locked.finish_free();
     }
 }
 
@@ -116,7 +118,7 @@ impl<B: Backend> LockedState<'_, B> {
     /// Handles the effects of a free outside the shard: releases segments, raises peaks, and drops
     /// a retired shard without blocks.
     #[cold]
-    fn settle(mut self) {
+    fn finish_free(mut self) {
         let Occupant { state, core, retired } = self.occupant();
         let core = Arc::clone(core);
         state.unpark();
