@@ -59,7 +59,7 @@ impl<B: Backend> Shared<B> {
             // A capture forbids releases and waits.
             return Err(self.fail(policies, &miss));
         }
-        if reclaim::release_oversize(core, shard, request)
+        if reclaim::release_oversize(shard, request)
             && let Some(allocated) = policies.grow(&miss)?
         {
             return Ok(in_shard(allocated));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::core::Core;
 use crate::heap::ReleasedSegment;
 use crate::shard::{Request, Shard, ShardState};
-use crate::{Backend, PoolKind, release};
+use crate::{Backend, PoolKind};
 
 /// A large segment that is wholly free.
 struct IdleSegment<'a, B: Backend> {
@@ -43,21 +43,17 @@ pub(crate) fn collect_garbage<B: Backend>(core: &Core<B>, limit: Option<usize>) 
         });
     }
     for (shard, segment) in garbage {
-        release::segments_of(core, shard, vec![segment]);
+        shard.release(vec![segment]);
     }
 }
 
 /// Releases segments for a request if `max_split_size` is set: one free segment of sufficient size,
 /// or else oversize segments, largest first, until their total suffices. Returns `false` if it does
 /// not.
-pub(crate) fn release_oversize<B: Backend>(
-    core: &Core<B>,
-    shard: &Shard<B>,
-    request: Request,
-) -> bool {
+pub(crate) fn release_oversize<B: Backend>(shard: &Shard<B>, request: Request) -> bool {
     let mut released = Vec::new();
     let enough = take_oversize(&mut shard.lock(), request, &mut released);
-    release::segments_of(core, shard, released);
+    shard.release(released);
     enough
 }
 

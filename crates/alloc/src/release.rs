@@ -11,7 +11,6 @@ use warpline_sync::Mutex;
 
 use crate::core::Core;
 use crate::heap::ReleasedSegment;
-use crate::shard::Shard;
 use crate::sync::lock;
 use crate::{Backend, source};
 
@@ -83,11 +82,12 @@ fn release_late<B: Backend>(core: &Core<B>, lists: &mut Lists<B::Memory>) {
     }
 }
 
-/// Releases segments of a shard. Refused segments go back to the shard.
-pub(crate) fn segments_of<B: Backend>(
+/// Releases segments to the backend. Calls `restore` with each refused segment; if that fails too,
+/// the segment waits for another attempt. Called without a shard's lock.
+pub(crate) fn segments_or<B: Backend>(
     core: &Core<B>,
-    shard: &Shard<B>,
     released: Vec<ReleasedSegment<B::Memory>>,
+    restore: impl Fn(ReleasedSegment<B::Memory>) -> Result<(), ReleasedSegment<B::Memory>>,
 ) {
     if released.is_empty() {
         return;
@@ -98,8 +98,7 @@ pub(crate) fn segments_of<B: Backend>(
         return;
     }
     for refused in release_now(core, released, false) {
-        let restored = shard.lock().restore(refused);
-        lists.refused.extend(restored.err());
+        lists.refused.extend(restore(refused).err());
     }
     release_late(core, &mut lists);
 }

@@ -31,6 +31,7 @@ pub(crate) use state::{AllocatedBlock, Request, ShardState};
 pub(crate) use table::StreamTable;
 
 use crate::core::Core;
+use crate::heap::ReleasedSegment;
 use crate::sync::{StaticRef, lock};
 use crate::{Backend, events, release};
 
@@ -66,6 +67,12 @@ impl<B: Backend> Shard<B> {
     /// Retires the shard. The owner calls this before dropping it.
     pub(crate) fn retire(self: &Arc<Self>) {
         self.cell.retire(self);
+    }
+
+    /// Releases segments that were removed from the heap. Refused segments go back to the heap, if
+    /// they can still serve requests there.
+    pub(crate) fn release(&self, released: Vec<ReleasedSegment<B::Memory>>) {
+        release::segments_or(&self.core, released, |refused| self.lock().restore(refused));
     }
 
     /// Waits for all pending events without the lock, then frees their memory.

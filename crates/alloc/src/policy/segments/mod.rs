@@ -27,7 +27,7 @@ impl<B: Backend> GrowthPolicy<B> for ExactSegments {
             let keeps = shard.pool > 0 && !state.retired;
             let released = if keeps { Vec::new() } else { state.heap.release_segments() };
             drop(state);
-            release::segments_of(core, &shard, released);
+            shard.release(released);
         }
     }
 
