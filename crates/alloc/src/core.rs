@@ -39,7 +39,7 @@ pub(crate) struct Core<B: Backend> {
     /// record events on captured streams.
     captures: AtomicUsize,
     pub(crate) releases: Releases<B::Memory>,
-    /// Dropped shards whose freed blocks streams still use.
+    /// Dropped shards with freed blocks that streams still use.
     pub(crate) orphans: Mutex<Vec<Arc<Shard<B>>>>,
     /// Whether the allocator was dropped. From then on, no shard becomes an orphan.
     pub(crate) closed: AtomicBool,

@@ -126,8 +126,8 @@ pub(crate) fn retry_refused<B: Backend>(core: &Core<B>, all: bool) {
     lists.refused.splice(0..0, again);
 }
 
-/// Releases the deferred segments after the last capture. Returns `false` if a new capture has
-/// begun, whose end then releases them, or if this thread is inside a release.
+/// Releases the segments that were deferred during captures. Returns `false` without releasing them
+/// if a new capture is in progress, or if this thread is inside a release.
 pub(crate) fn release_deferred<B: Backend>(core: &Core<B>) -> bool {
     if source::is_inside() {
         return false;

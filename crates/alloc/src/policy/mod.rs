@@ -4,7 +4,7 @@
 //! - [`segments`]: allocations of the backend, each a segment that is split into blocks.
 //! - [`expandable`]: PyTorch's expandable segments, reserved addresses that pages are mapped to.
 //! - [`pages`]: pages that migrate between streams and can be mapped at several addresses (the
-//! default).
+//!   default).
 //! - [`stream_ordered`]: the runtime's own pools, without a cache.
 //!
 //! The options in force in a request's shard select the policy. The options of a running allocator

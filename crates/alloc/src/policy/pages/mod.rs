@@ -7,14 +7,14 @@
 //! free block fits, in this order:
 //!
 //! 1. Reuse a *window* ([`windows`]): addresses at which free memory of this heap is already
-//! mapped.
+//!    mapped.
 //! 2. Map new pages at the end of an arena, while there is *headroom* ([`headroom`]).
 //! 3. *Migrate* free pages of other heaps to this heap ([`migrate`]), or create pages, until enough
-//! memory is free here. Pages with a former home here come first, because they are still mapped
-//! there, then other pages, then new pages. Before pages of another stream are used, the request's
-//! stream waits, on the device, for that stream.
+//!    memory is free here. Pages with a former home here come first, because they are still mapped
+//!    there, then other pages, then new pages. Before pages of another stream are used, the
+//!    request's stream waits, on the device, for that stream.
 //! 4. Make the block an *alias* ([`alias`]): map pieces of free memory a second time, next to each
-//! other, in a new window.
+//!    other, in a new window.
 //!
 //! The oldest window that fits is taken, and new windows lie behind older ones. A repeating program
 //! therefore makes the same choices again and finds its windows: from its second or third round on,
