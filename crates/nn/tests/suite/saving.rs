@@ -336,6 +336,6 @@ fn loading_a_fifo_or_a_folder_is_an_error_and_does_not_wait() {
         thread::spawn(move || done.send(load_file(path, "cpu").map(drop)));
         let error = outcome.recv_timeout(Duration::from_secs(30)).expect(name).unwrap_err();
         let source = error.find::<FileError>().expect("the file's error").to_string();
-        assert!(source.ends_with("it is not a regular file"), "{error}");
+        assert!(source.ends_with("the path is not a regular file"), "{error}");
     }
 }

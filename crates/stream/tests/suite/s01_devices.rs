@@ -54,7 +54,7 @@ fn bad_ordinals(devices: &Devices) {
         assert_eq!(
             error.kind().to_string(),
             format!(
-                "invalid device ordinal: cuda:{count} was asked for, but {count} device(s) are visible"
+                "invalid device ordinal: cuda:{count} was requested, but {count} device(s) are visible"
             )
         );
         matches!(error.kind(), ErrorKind::NoSuchDevice { .. })

@@ -199,7 +199,7 @@ impl fmt::Display for Error {
                 );
             }
             (ErrorKind::Surfaced { .. }, Some(source), _) => return write!(f, "{source}; {kind}"),
-            // The source names the calls, or no call is at fault.
+            // A race names both calls itself, and no call is at fault for an invalid variable.
             (ErrorKind::Race | ErrorKind::InvalidVariable, Some(source), _) => {
                 return write!(f, "{source}");
             }
@@ -216,12 +216,12 @@ impl fmt::Display for Error {
             None => write!(f, "{kind}")?,
         }
         // The message of a source may already contain the location.
-        let said = [
+        let printed = [
             self.driver_error().and_then(DriverError::location),
             self.find::<Self>().and_then(Self::location),
         ];
         match *location {
-            Some(location) if !said.contains(&Some(location)) => {
+            Some(location) if !printed.contains(&Some(location)) => {
                 write!(f, " (called at {location})")
             }
             _ => Ok(()),
