@@ -27,9 +27,9 @@ pub struct CheckOwner(Weak<()>);
 
 #[derive(Default)]
 struct Identity {
-    /// Ends with the thread.
+    /// Dropped when the thread ends.
     own: Option<Arc<()>>,
-    /// The owner that the thread works for, if that is another thread.
+    /// The owner that the thread works for. `None`: the thread itself.
     inherited: Option<CheckOwner>,
 }
 

@@ -1,4 +1,4 @@
-//! Calls that their caller has to vouch for.
+//! Calls that are unsafe, because only the caller can guarantee their soundness.
 
 use std::sync::Arc;
 

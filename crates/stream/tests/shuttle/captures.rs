@@ -1,4 +1,4 @@
-//! Captures that begin and end while other threads give work to the streams that take part.
+//! Captures that begin and end while other threads submit work to the same streams.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use warpline_stream::{CaptureGuard, Devices, Error, ErrorKind, Event, ResultExt 
 use crate::fake::FakeDriver;
 use crate::{Ran, TOKEN, check, streams, task, together};
 
-/// A driver that says what it captures, and two streams.
-fn world() -> (Arc<FakeDriver>, [Stream; 2]) {
+/// Creates a fake driver, which knows the captured streams, and two streams.
+fn driver_and_streams() -> (Arc<FakeDriver>, [Stream; 2]) {
     let driver = FakeDriver::new(1, 0);
     let devices = Devices::new(driver.clone()).unwrap();
     (driver, streams(&devices))
@@ -18,8 +18,8 @@ fn begin(stream: &Stream) -> CaptureGuard {
     stream.begin_capture(Arc::new(()), TOKEN).unwrap()
 }
 
-/// Asserts of a stream that was given nothing but this work that no capture holds it any more, and
-/// that it numbered what ran and nothing else.
+/// Asserts that a stream is not captured, and that it numbered exactly the work that ran. The work
+/// of `ran` is the stream's only work.
 #[track_caller]
 fn assert_numbered(driver: &FakeDriver, stream: &Stream, ran: &Ran) {
     let captured = [stream.is_capturing(), driver.is_capturing(stream.raw().handle())];
@@ -33,7 +33,7 @@ fn assert_numbered(driver: &FakeDriver, stream: &Stream, ran: &Ran) {
 #[test]
 fn work_is_captured_or_runs_and_is_numbered() {
     check(|| {
-        let (driver, [stream, _]) = world();
+        let (driver, [stream, _]) = driver_and_streams();
         let ran = Ran::default();
         let captures = {
             let (stream, ran) = (stream.clone(), ran.clone());
@@ -58,9 +58,9 @@ fn work_is_captured_or_runs_and_is_numbered() {
 }
 
 #[test]
-fn what_comes_too_late_for_a_capture_is_not_enqueued() {
+fn work_for_an_ended_capture_is_not_enqueued() {
     check(|| {
-        let (driver, [stream, _]) = world();
+        let (driver, [stream, _]) = driver_and_streams();
         let capture = begin(&stream);
         let captured = stream.captured().unwrap();
         let ends = { move || drop(capture.end(true).unwrap()) };
@@ -85,12 +85,12 @@ fn what_comes_too_late_for_a_capture_is_not_enqueued() {
 #[test]
 fn a_stream_that_joins_a_capture_leaves_it_at_its_end() {
     check(|| {
-        let (driver, [stream, joins]) = world();
+        let (driver, [stream, joins]) = driver_and_streams();
         let (ran, event) = (Ran::default(), Event::default());
         let capture = begin(&stream);
         event.record(&stream).unwrap();
         let ends = { move || drop(capture.end(true).unwrap()) };
-        // Two threads: the second finds the stream there, or that the capture is over.
+        // Two threads. The second finds that the stream has joined or that the capture has ended.
         let threads = [1, 2].map(|tag| {
             let (joins, event, ran) = (joins.clone(), event.clone(), ran.clone());
             task(move || {
@@ -106,13 +106,13 @@ fn a_stream_that_joins_a_capture_leaves_it_at_its_end() {
 }
 
 #[test]
-fn two_threads_take_a_stream_into_a_capture() {
+fn two_threads_make_a_stream_join_a_capture() {
     check(|| {
-        let (driver, [stream, joins]) = world();
+        let (driver, [stream, joins]) = driver_and_streams();
         let capture = begin(&stream);
         together([0, 1].map(|_| {
             let joins = joins.clone();
-            // Each with an event of its own: one event is waited for by one thread at a time.
+            // One event per thread, because threads that wait for the same event exclude each other.
             let event = stream.record_event(None).unwrap();
             task(move || joins.wait_event(&event).unwrap())
         }));
@@ -125,7 +125,7 @@ fn two_threads_take_a_stream_into_a_capture() {
 #[test]
 fn a_capture_ends_on_the_stream_that_it_began_on() {
     check(|| {
-        let (driver, [stream, joins]) = world();
+        let (driver, [stream, joins]) = driver_and_streams();
         let captures = {
             let stream = stream.clone();
             move || {
@@ -149,7 +149,7 @@ fn a_capture_ends_on_the_stream_that_it_began_on() {
 #[test]
 fn an_event_knows_whether_it_was_captured() {
     check(|| {
-        let (driver, [stream, waits]) = world();
+        let (driver, [stream, waits]) = driver_and_streams();
         let ran = Ran::default();
         let captures = {
             let stream = stream.clone();

@@ -1,4 +1,4 @@
-//! An event that one thread records while others wait for it or ask.
+//! An event that one thread records while others wait for it or query it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,8 +9,8 @@ use warpline_stream::{Devices, ErrorKind, Event, Stream};
 use crate::fake::FakeDriver;
 use crate::{Ran, Task, check, streams, task, together, world};
 
-/// A thread that gives a stream work tagged by its number and records the event after each. The
-/// counter says how many records there were.
+/// Returns a thread that submits operations, tagged by their numbers, and records the event after
+/// each. `count` is the number of records so far.
 fn recorder(stream: &Stream, event: &Event, ran: &Ran, count: &Arc<AtomicU64>) -> Task {
     let (stream, event, ran) = (stream.clone(), event.clone(), ran.clone());
     let count = Arc::clone(count);
@@ -70,7 +70,7 @@ fn a_wait_claims_the_record_that_it_waits_for() {
             let claims = recorded.each_ref().map(|(stream, tag)| after(stream).then_some(*tag));
             assert!(claims.iter().flatten().count() > 0);
             ran.work(&waits, 0);
-            // The record of one stream is reached long before the other's.
+            // The record of one stream completes long before that of the other stream.
             let early = &recorded[thread_rng().next_u64() as usize % 2].0;
             driver.run_alone(early.raw().handle());
             driver.run_alone(waits.raw().handle());
@@ -82,7 +82,7 @@ fn a_wait_claims_the_record_that_it_waits_for() {
 }
 
 #[test]
-fn what_an_event_saw_done_has_run() {
+fn work_that_an_event_has_seen_complete_has_run() {
     check(|| {
         let devices = world(1);
         let [stream] = streams(&devices);
@@ -107,7 +107,7 @@ fn what_an_event_saw_done_has_run() {
 }
 
 #[test]
-fn the_first_record_settles_the_device() {
+fn the_first_record_determines_the_device() {
     check(|| {
         let devices = world(2);
         let event = Event::default();

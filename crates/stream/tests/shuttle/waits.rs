@@ -3,7 +3,7 @@
 use crate::{Ran, check, streams, task, together, world};
 
 #[test]
-fn a_wait_covers_its_operation_while_others_give_work() {
+fn a_wait_covers_its_operation_while_others_submit_work() {
     check(|| {
         let devices = world(1);
         let [producer, first, second] = streams(&devices);
@@ -25,7 +25,7 @@ fn a_wait_covers_its_operation_while_others_give_work() {
 }
 
 #[test]
-fn a_wait_is_left_out_only_where_one_is_enqueued() {
+fn a_wait_is_skipped_only_if_another_wait_is_enqueued() {
     check(|| {
         let devices = world(1);
         let [producer, consumer] = streams(&devices);
@@ -45,7 +45,7 @@ fn a_wait_is_left_out_only_where_one_is_enqueued() {
 }
 
 #[test]
-fn order_goes_through_a_third_stream() {
+fn order_passes_through_a_third_stream() {
     check(|| {
         let devices = world(1);
         let [first, second, third] = streams(&devices);
@@ -93,7 +93,7 @@ fn two_streams_wait_for_each_other_without_a_deadlock() {
 }
 
 #[test]
-fn an_event_of_the_pool_is_in_one_hand_at_a_time() {
+fn a_pooled_event_has_one_user_at_a_time() {
     check(|| {
         let devices = world(1);
         let [a, b, c, d] = streams(&devices);

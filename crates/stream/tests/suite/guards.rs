@@ -1,4 +1,4 @@
-//! Guards against a plain model: a stack of saved states.
+//! Compares guards with a model: a stack of saved states.
 
 use proptest::prelude::*;
 use warpline_stream::{DeviceGuard, Devices, Stream, StreamGuard};
@@ -14,14 +14,14 @@ enum Step {
     Pop,
 }
 
-/// Dropping one restores what it saved.
+/// A guard of either kind.
 #[allow(dead_code)]
 enum Guard {
     Device(DeviceGuard),
     Stream(StreamGuard),
 }
 
-/// The current device, and per device the current stream, as an index into the streams.
+/// The current device, and the current stream of each device as an index into the list of streams.
 #[derive(Clone, Debug, PartialEq)]
 struct Model {
     device: usize,
@@ -72,7 +72,7 @@ proptest! {
     #[test]
     fn guards_restore_like_a_stack(steps in prop::collection::vec(step(), 0..60)) {
         let (_, devices) = counted(DEVICES, 0);
-        // Streams 0, 3 and 6 are the default ones.
+        // Streams 0, 3 and 6 are the default streams.
         let streams: Vec<Stream> = devices
             .iter()
             .flat_map(|d| {
@@ -123,7 +123,7 @@ proptest! {
 }
 
 #[test]
-fn dropped_out_of_order_each_guard_restores_what_it_saw() {
+fn guards_dropped_out_of_order_restore_the_state_at_their_creation() {
     let (_, devices) = counted(3, 0);
     let outer = devices.device_guard(1).unwrap();
     let inner = devices.device_guard(2).unwrap();

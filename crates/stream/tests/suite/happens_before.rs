@@ -1,4 +1,4 @@
-//! Tests of the order of operations: random programs against paths in a graph.
+//! Compares the known order of operations with paths in a graph, for random programs.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ enum Step {
     SyncEvent(usize),
     QueryEvent(usize),
     SyncDevice(usize),
-    /// Another stream takes this one's place.
+    /// Replaces the stream by a new stream.
     Replace(usize),
 }
 
@@ -42,11 +42,12 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The nodes that lie directly before each node.
+/// The happens-before graph.
 #[derive(Debug, Default)]
 struct Graph {
+    /// The direct predecessors of each node.
     before: Vec<Vec<usize>>,
-    /// Nodes that the host has seen done.
+    /// Nodes that the host has seen complete.
     host: Vec<usize>,
 }
 
@@ -56,7 +57,7 @@ impl Graph {
         self.before.len() - 1
     }
 
-    /// Whether a path leads from a node to one of some others.
+    /// Returns whether a path leads from a node to any node of `to`.
     fn reaches(&self, from: usize, to: impl IntoIterator<Item = usize>) -> bool {
         let mut open: Vec<usize> = to.into_iter().collect();
         let mut seen = vec![false; self.before.len()];
@@ -81,7 +82,7 @@ proptest! {
     #[test]
     fn order_is_exact(steps in prop::collection::vec(step(), 1..60)) {
         let devices = Devices::new(Arc::new(NullDriver::new(2))).unwrap();
-        // The last stream is of another device.
+        // The last stream is on another device.
         let device_of = |s: usize| usize::from(s == STREAMS - 1);
         let fresh = |s| devices.get(device_of(s)).unwrap().exclusive_stream(0).unwrap();
         let mut streams: Vec<Stream> = (0..STREAMS).map(fresh).collect();
@@ -99,7 +100,7 @@ proptest! {
                     ops.push((streams[s].clone(), op, last[s].unwrap()));
                 }
                 Step::Record(e, s) => {
-                    // An event stays on the device of its first record.
+                    // Fails if the event was first recorded on another device.
                     if events[e].record(&streams[s]).is_ok() {
                         recorded[e] = Some(graph.node(last[s]));
                     }
@@ -139,7 +140,8 @@ proptest! {
                     graph.host.extend(all.filter_map(|s| last[s]));
                 }
                 Step::Replace(s) => {
-                    // It is still there where `ops` keeps it.
+                    // `ops` keeps the old stream alive if it has operations. The device's
+                    // `synchronize` then still covers it.
                     if ops.iter().any(|(stream, ..)| *stream == streams[s]) {
                         replaced.extend(last[s].map(|node| (device_of(s), node)));
                     }

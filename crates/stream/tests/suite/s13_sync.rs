@@ -1,5 +1,5 @@
-//! S13: synchronize, wait_stream, wait_event, record_event, query, elapsed_time. S7: work is
-//! enqueued and runs later.
+//! S13: synchronize, wait_stream, wait_event, record_event, query, elapsed_time. S7: work runs
+//! asynchronously.
 
 use std::sync::Arc;
 
@@ -67,11 +67,12 @@ fn wait_event(devices: &Devices) {
             let (from, to) =
                 (producer.stream_from_pool(0).unwrap(), consumer.stream_from_pool(0).unwrap());
             let event = Event::default();
-            to.wait_event(&event).unwrap(); // nothing: it was never recorded
+            // No effect, because the event was never recorded.
+            to.wait_event(&event).unwrap();
             let first = clock.mark(&from).0;
             event.record(&from).unwrap();
             to.wait_event(&event).unwrap();
-            // A later record does not change a wait that is enqueued.
+            // A later record does not change an enqueued wait.
             from.record_event(Some(&event)).unwrap();
             let second = clock.mark(&to).0;
             to.synchronize().unwrap();
@@ -108,7 +109,7 @@ fn query(devices: &Devices) {
         assert!(stream.query().unwrap());
         let (mark, op) = clock.mark(&stream);
         let event = stream.record_event(None).unwrap();
-        // Polling comes to an end, and what it says is so.
+        // Polling ends, and the work is complete then.
         while !event.query().unwrap() {
             std::thread::yield_now();
         }
@@ -180,7 +181,7 @@ fn elapsed_time_errors(devices: &Devices) {
 
 #[test]
 fn s13_elapsed_time_of_unfinished_work_is_an_error() {
-    // A poll lets a few operations run, never a hundred.
+    // A poll of the fake driver runs at most three operations.
     let (_, devices) = counted(1, 0);
     let stream = devices.get(0).unwrap().stream_from_pool(0).unwrap();
     let (start, end) = (Event::timing(), Event::timing());
@@ -193,7 +194,7 @@ fn s13_elapsed_time_of_unfinished_work_is_an_error() {
 }
 
 #[test]
-fn what_is_refused_names_the_operation_and_the_line_of_the_call() {
+fn errors_name_the_operation_and_the_line_of_the_call() {
     let at = |error: Error, name: &str, line: u32| {
         let (text, location) = (error.to_string(), error.location().unwrap());
         assert_eq!((location.file(), location.line()), (file!(), line), "{text}");
@@ -236,12 +237,12 @@ fn s13_events_are_pooled() {
         stream.record_event(None).unwrap();
     }
     assert_eq!(driver.calls("event_create"), 1);
-    // One that is still held is not given to anyone else.
+    // An event in use is not reused.
     let held = stream.record_event(None).unwrap();
     stream.record_event(None).unwrap();
     assert_eq!(driver.calls("event_create"), 2);
     drop(held);
-    // Kinds are kept apart, and events for other processes are not kept.
+    // Events with other flags have a list of their own. Interprocess events are not pooled.
     let timed = Event::timing();
     timed.record(&stream).unwrap();
     assert_eq!(driver.calls("event_create"), 3);
@@ -253,9 +254,9 @@ fn s13_events_are_pooled() {
     assert_eq!(driver.calls("event_destroy"), 1);
 }
 
-/// A thread may hold what stood for a stream in a capture that another one has ended.
+/// A thread may still use a twin after another thread has ended the capture.
 #[test]
-fn an_ended_capture_takes_no_more() {
+fn the_twin_of_an_ended_capture_is_refused() {
     for seed in 0..schedules() {
         let driver = simulated(1, seed)[1].clone();
         let devices = Devices::new(driver).expect("devices");
@@ -269,7 +270,7 @@ fn an_ended_capture_takes_no_more() {
         assert!(!captured.twin().is_capturing() && !stream.is_capturing());
         let late = captured.twin().record_event(None);
         assert!(matches!(late.kind(), Some(ErrorKind::NotCapturing)), "{late:?}, seed {seed}");
-        // The stream itself goes on.
+        // The stream itself stays usable.
         other.wait_event(&stream.record_event(None).expect("record")).expect("wait");
     }
 }

@@ -17,7 +17,7 @@ on_devices! {
 
 fn numbering(devices: &Devices) {
     let stream = devices.get(0).unwrap().stream_from_pool(0).unwrap();
-    // What ran, in order, beside the number each was given.
+    // The operations in the order in which they ran, and the operations with their numbers.
     let ran = Arc::new(Mutex::new(Vec::new()));
     let numbered = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
@@ -38,7 +38,7 @@ fn numbering(devices: &Devices) {
     let numbers: Vec<OpNumber> = numbered.iter().map(|(op, _)| *op).collect();
     let last = (THREADS * 20) as OpNumber;
     assert_eq!(numbers, (stream.last_op() + 1 - last..=stream.last_op()).collect::<Vec<_>>());
-    let by_number: Vec<_> = numbered.into_iter().map(|(_, what)| what).collect();
+    let by_number: Vec<_> = numbered.into_iter().map(|(_, operation)| operation).collect();
     assert_eq!(*ran.lock().unwrap(), by_number);
 }
 
