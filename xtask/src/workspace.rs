@@ -127,7 +127,7 @@ impl Crate {
 }
 
 #[derive(Deserialize)]
-struct Metadata {
+struct CargoMetadata {
     packages: Vec<Crate>,
 }
 
@@ -155,7 +155,7 @@ pub(crate) fn crates(root: &Path) -> Result<Vec<Crate>> {
         "cargo metadata failed: {}",
         String::from_utf8_lossy(&output.stderr)
     );
-    let metadata: Metadata = serde_json::from_slice(&output.stdout)?;
+    let metadata: CargoMetadata = serde_json::from_slice(&output.stdout)?;
     let mut crates = metadata.packages;
     let height = |name: &str| LAYERS.iter().position(|(layer, _)| *layer == name);
     crates.sort_by_key(|c| (height(&c.name).unwrap_or(LAYERS.len()), c.name.clone()));

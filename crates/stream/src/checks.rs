@@ -33,7 +33,7 @@ pub(crate) struct Checks {
     any: AtomicBool,
     /// Locked before any mailbox.
     mailboxes: Mutex<Vec<Arc<Mailbox>>>,
-    /// Slots that no mailbox and no graph has. No other lock is taken while this one is held.
+    /// Slots that belong to no mailbox and no graph. Only driver locks are taken under this lock.
     free: Mutex<Vec<ReportSlot>>,
 }
 

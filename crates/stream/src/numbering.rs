@@ -13,7 +13,7 @@ use crate::{ErrorKind, Result, Stream};
 
 /// State attached to a driver's stream for the lifetime of the driver's stream.
 #[derive(Debug)]
-struct Numbering {
+struct StreamNumbering {
     progress: Arc<Progress>,
     /// The `Stream` that wraps the driver's stream. Dangling if there is none.
     stream: Mutex<Weak<StreamInner>>,
@@ -43,10 +43,10 @@ impl Stream {
     ) -> Result<Self> {
         let new = || -> Arc<dyn Any + Send + Sync> {
             let progress = Arc::new(Progress::new(raw.id(), core.index));
-            Arc::new(Numbering { progress, stream: Mutex::default() })
+            Arc::new(StreamNumbering { progress, stream: Mutex::default() })
         };
         let numbering = Arc::clone(raw.numbering().get_or_init(new));
-        let Ok(numbering) = numbering.downcast::<Numbering>() else {
+        let Ok(numbering) = numbering.downcast::<StreamNumbering>() else {
             return Err(ErrorKind::RuntimeMismatch.of(call));
         };
         // Other code may have stored the numbering of another stream in `raw`. Work would then be

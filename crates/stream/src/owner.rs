@@ -26,7 +26,7 @@ use warpline_sync::thread_local;
 pub struct CheckOwner(Weak<()>);
 
 #[derive(Default)]
-struct Identity {
+struct ThreadIdentity {
     /// Dropped when the thread ends.
     own: Option<Arc<()>>,
     /// The owner that the thread works for. `None`: the thread itself.
@@ -34,7 +34,7 @@ struct Identity {
 }
 
 thread_local! {
-    static IDENTITY: RefCell<Identity> = RefCell::new(Identity::default());
+    static IDENTITY: RefCell<ThreadIdentity> = RefCell::new(ThreadIdentity::default());
 }
 
 impl CheckOwner {
@@ -42,7 +42,7 @@ impl CheckOwner {
     /// has ended.
     #[must_use]
     pub fn current() -> Self {
-        let current = |identity: &RefCell<Identity>| {
+        let current = |identity: &RefCell<ThreadIdentity>| {
             let mut identity = identity.borrow_mut();
             if let Some(inherited) = &identity.inherited {
                 return inherited.clone();
@@ -62,7 +62,7 @@ impl CheckOwner {
             }
         }
         fn replace(inherited: Option<CheckOwner>) -> Option<CheckOwner> {
-            let swap = |identity: &RefCell<Identity>| {
+            let swap = |identity: &RefCell<ThreadIdentity>| {
                 std::mem::replace(&mut identity.borrow_mut().inherited, inherited)
             };
             IDENTITY.try_with(swap).unwrap_or_default()

@@ -47,7 +47,7 @@ impl CiStep {
     }
 }
 
-/// Tests the projects that depend only on the allocator. With a limit, their build must not take longer.
+/// Tests the projects that depend only on the allocator, within a time limit.
 fn alloc_alone(limit: Option<Duration>) -> CiStep {
     CiStep { limit, ..CiStep::new("projects with alloc alone", &["xtask", "outside"], &[]) }
 }
@@ -60,8 +60,8 @@ fn shuttle(crate_name: &'static str, schedules: &'static str) -> CiStep {
     CiStep::new(name, &args, &[("RUSTFLAGS", "--cfg shuttle"), ("WARPLINE_SHUTTLE", schedules)])
 }
 
-/// Tests extreme integers in a dev build whose arithmetic wraps and in a release build with overflow checks. Each build
-/// has its own target folder.
+/// Tests extreme integers in a dev build without overflow checks, where arithmetic wraps, and in a release build with
+/// overflow checks. Each build has its own target folder.
 fn extremes() -> [CiStep; 2] {
     let dev =
         ["test", "-p", "warpline-nn", "--test", "extremes", "--target-dir", "target/wrapping"];

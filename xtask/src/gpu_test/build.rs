@@ -149,12 +149,12 @@ fn cargo(root: &Path, profile: &str, args: &[String]) -> Result<Vec<Artifact>> {
 /// Returns the programs in cargo's JSON messages.
 fn artifacts(messages: &str) -> Result<Vec<Artifact>> {
     #[derive(Deserialize)]
-    struct Message {
+    struct CargoMessage {
         reason: String,
     }
     let mut found = Vec::new();
     for line in messages.lines().filter(|line| line.starts_with('{')) {
-        let message: Message = serde_json::from_str(line).context("cargo's message")?;
+        let message: CargoMessage = serde_json::from_str(line).context("cargo's message")?;
         if message.reason == "compiler-artifact" {
             let artifact: Artifact = serde_json::from_str(line).context("cargo's artifact")?;
             if artifact.executable.is_some() {

@@ -189,13 +189,13 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Parser)]
-    struct Line {
+    struct TestCli {
         #[command(flatten)]
         args: Args,
     }
 
     fn parse(line: &[&str]) -> Result<Args, clap::Error> {
-        Line::try_parse_from([&["gpu-test"], line].concat()).map(|line| line.args)
+        TestCli::try_parse_from([&["gpu-test"], line].concat()).map(|line| line.args)
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub(super) fn check(source: &SourceFile) -> Vec<Complaint> {
         complaints.push(source.complaint(1, "header", text));
     }
     if SHUTTLE_CRATES.iter().any(|dir| source.path.starts_with(dir)) && !source.is_test() {
-        let mut locks = Locks::default();
+        let mut locks = LockVisitor::default();
         locks.visit_file(&source.file);
         let text = "use the lock of `warpline_sync` instead of the standard library's";
         complaints.extend(locks.lines.iter().map(|line| source.complaint(*line, "locks", text)));
@@ -56,11 +56,11 @@ fn has_header(source: &SourceFile) -> bool {
 
 /// Lines outside tests that name a lock of the standard library.
 #[derive(Debug, Default)]
-struct Locks {
+struct LockVisitor {
     lines: Vec<usize>,
 }
 
-impl Locks {
+impl LockVisitor {
     /// Visits the names that a `use` imports from the module `path`.
     fn import(&mut self, path: &[&Ident], tree: &UseTree) {
         match tree {
@@ -83,7 +83,7 @@ impl Locks {
     }
 }
 
-impl<'ast> Visit<'ast> for Locks {
+impl<'ast> Visit<'ast> for LockVisitor {
     fn visit_item_mod(&mut self, module: &'ast ItemMod) {
         if !module.attrs.iter().any(is_test_only) {
             visit::visit_item_mod(self, module);

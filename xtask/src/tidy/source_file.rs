@@ -11,12 +11,12 @@ pub(super) struct SourceFile {
     pub(super) path: String,
     pub(super) text: String,
     pub(super) file: syn::File,
-    words: Words,
+    words: SourceWords,
 }
 
-/// Words of a token stream, including those in macro calls and macro definitions.
+/// SourceWords of a token stream, including those in macro calls and macro definitions.
 #[derive(Debug, Default)]
-struct Words {
+struct SourceWords {
     /// Identifiers and keywords.
     idents: Vec<Ident>,
     /// Texts of doc comments.
@@ -36,7 +36,7 @@ impl SourceFile {
         let (tokens, file) =
             parse().map_err(|error| anyhow!("{path}:{}: {error}", error.span().start().line))?;
         let (path, text) = (path.to_owned(), text.to_owned());
-        Ok(Self { path, text, file, words: Words::of(tokens) })
+        Ok(Self { path, text, file, words: SourceWords::of(tokens) })
     }
 
     /// Returns whether the file belongs to a crate's library or program.
@@ -72,10 +72,10 @@ impl SourceFile {
 
 /// Returns the identifiers and keywords of a token stream.
 pub(super) fn idents(tokens: TokenStream) -> Vec<Ident> {
-    Words::of(tokens).idents
+    SourceWords::of(tokens).idents
 }
 
-impl Words {
+impl SourceWords {
     fn of(tokens: TokenStream) -> Self {
         let mut words = Self::default();
         words.add(tokens);

@@ -11,8 +11,8 @@
 //! A mailbox takes more slots when all of its slots are in use. It polls an event after every few
 //! launches, so a program that never waits needs only as many slots as launches are in flight.
 //!
-//! A mailbox holds launches, replays and unions (`checked/`) in the order of the stream, and
-//! settles them from the front.
+//! A mailbox keeps launches, replays and unions (`checked/`) in the order of the stream. The oldest
+//! settle first.
 //!
 //! Lock order: a stream's submit lock, the lock on the list of all mailboxes, the lock of a mailbox,
 //! the driver's locks.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use warpline_stream::{CaptureGuard, Devices, Error, ErrorKind, Event, ResultExt as _, Stream};
 
 use crate::fake::FakeDriver;
-use crate::{Ran, TOKEN, check, streams, task, together};
+use crate::{RunLog, TOKEN, check, streams, task, together};
 
-/// Creates a fake driver, which knows the captured streams, and two streams.
+/// Creates a fake driver and two streams. The driver shows whether a stream is captured.
 fn driver_and_streams() -> (Arc<FakeDriver>, [Stream; 2]) {
     let driver = FakeDriver::new(1, 0);
     let devices = Devices::new(driver.clone()).unwrap();
@@ -21,7 +21,7 @@ fn begin(stream: &Stream) -> CaptureGuard {
 /// Asserts that a stream is not captured, and that it numbered exactly the work that ran. The work
 /// of `ran` is the stream's only work.
 #[track_caller]
-fn assert_numbered(driver: &FakeDriver, stream: &Stream, ran: &Ran) {
+fn assert_numbered(driver: &FakeDriver, stream: &Stream, ran: &RunLog) {
     let captured = [stream.is_capturing(), driver.is_capturing(stream.raw().handle())];
     assert_eq!(captured, [false, false]);
     ran.work(stream, 99);
@@ -34,7 +34,7 @@ fn assert_numbered(driver: &FakeDriver, stream: &Stream, ran: &Ran) {
 fn work_is_captured_or_runs_and_is_numbered() {
     check(|| {
         let (driver, [stream, _]) = driver_and_streams();
-        let ran = Ran::default();
+        let ran = RunLog::default();
         let captures = {
             let (stream, ran) = (stream.clone(), ran.clone());
             move || {
@@ -78,7 +78,7 @@ fn work_for_an_ended_capture_is_not_enqueued() {
             }
         };
         together([task(ends), task(gives)]);
-        assert_numbered(&driver, &stream, &Ran::default());
+        assert_numbered(&driver, &stream, &RunLog::default());
     });
 }
 
@@ -86,7 +86,7 @@ fn work_for_an_ended_capture_is_not_enqueued() {
 fn a_stream_that_joins_a_capture_leaves_it_at_its_end() {
     check(|| {
         let (driver, [stream, joins]) = driver_and_streams();
-        let (ran, event) = (Ran::default(), Event::default());
+        let (ran, event) = (RunLog::default(), Event::default());
         let capture = begin(&stream);
         event.record(&stream).unwrap();
         let ends = { move || drop(capture.end(true).unwrap()) };
@@ -101,7 +101,7 @@ fn a_stream_that_joins_a_capture_leaves_it_at_its_end() {
         });
         together(threads.into_iter().chain([task(ends)]));
         assert_numbered(&driver, &joins, &ran);
-        assert_numbered(&driver, &stream, &Ran::default());
+        assert_numbered(&driver, &stream, &RunLog::default());
     });
 }
 
@@ -118,7 +118,7 @@ fn two_threads_make_a_stream_join_a_capture() {
         }));
         assert!(joins.is_capturing());
         capture.end(true).unwrap();
-        assert_numbered(&driver, &joins, &Ran::default());
+        assert_numbered(&driver, &joins, &RunLog::default());
     });
 }
 
@@ -142,7 +142,7 @@ fn a_capture_ends_on_the_stream_that_it_began_on() {
         };
         together([task(captures), task(thread)]);
         assert!(!driver.is_capturing(joins.raw().handle()) && !joins.is_capturing());
-        assert_numbered(&driver, &stream, &Ran::default());
+        assert_numbered(&driver, &stream, &RunLog::default());
     });
 }
 
@@ -150,7 +150,7 @@ fn a_capture_ends_on_the_stream_that_it_began_on() {
 fn an_event_knows_whether_it_was_captured() {
     check(|| {
         let (driver, [stream, waits]) = driver_and_streams();
-        let ran = Ran::default();
+        let ran = RunLog::default();
         let captures = {
             let stream = stream.clone();
             move || {

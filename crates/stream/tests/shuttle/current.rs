@@ -1,11 +1,11 @@
 //! The current device and streams of each thread.
 
-use crate::{check, task, together, world};
+use crate::{check, fake_devices, task, together};
 
 #[test]
 fn each_thread_keeps_its_own() {
     check(|| {
-        let devices = world(2);
+        let devices = fake_devices(2);
         let given = devices.get(1).unwrap().exclusive_stream(0).unwrap();
         together([0, 1].map(|device| {
             let (devices, given) = (devices.clone(), given.clone());

@@ -7,11 +7,11 @@ use shuttle::rand::{RngCore, thread_rng};
 use warpline_stream::{Devices, ErrorKind, Event, Stream};
 
 use crate::fake::FakeDriver;
-use crate::{Ran, Task, check, streams, task, together, world};
+use crate::{RunLog, Task, check, fake_devices, streams, task, together};
 
 /// Returns a thread that submits operations, tagged by their numbers, and records the event after
 /// each. `count` is the number of records so far.
-fn recorder(stream: &Stream, event: &Event, ran: &Ran, count: &Arc<AtomicU64>) -> Task {
+fn recorder(stream: &Stream, event: &Event, ran: &RunLog, count: &Arc<AtomicU64>) -> Task {
     let (stream, event, ran) = (stream.clone(), event.clone(), ran.clone());
     let count = Arc::clone(count);
     task(move || {
@@ -26,9 +26,9 @@ fn recorder(stream: &Stream, event: &Event, ran: &Ran, count: &Arc<AtomicU64>) -
 #[test]
 fn a_wait_covers_all_records_before_it() {
     check(|| {
-        let devices = world(1);
+        let devices = fake_devices(1);
         let [stream, waits] = streams(&devices);
-        let (event, ran, count) = (Event::default(), Ran::default(), Arc::default());
+        let (event, ran, count) = (Event::default(), RunLog::default(), Arc::default());
         let records = recorder(&stream, &event, &ran, &count);
         let thread = {
             let ran = ran.clone();
@@ -54,7 +54,7 @@ fn a_wait_claims_the_record_that_it_waits_for() {
         let driver = FakeDriver::new(1, 0);
         let devices = Devices::new(driver.clone()).unwrap();
         let [waits, first, second] = streams(&devices);
-        let (event, ran) = (Event::default(), Ran::default());
+        let (event, ran) = (Event::default(), RunLog::default());
         let recorded = [(first, 1), (second, 2)];
         for (stream, tag) in &recorded {
             ran.work(stream, *tag);
@@ -84,9 +84,9 @@ fn a_wait_claims_the_record_that_it_waits_for() {
 #[test]
 fn work_that_an_event_has_seen_complete_has_run() {
     check(|| {
-        let devices = world(1);
+        let devices = fake_devices(1);
         let [stream] = streams(&devices);
-        let (event, ran, count) = (Event::default(), Ran::default(), Arc::default());
+        let (event, ran, count) = (Event::default(), RunLog::default(), Arc::default());
         let records = recorder(&stream, &event, &ran, &count);
         let asks = |ask: fn(&Event) -> bool| {
             let (stream, event, ran) = (stream.clone(), event.clone(), ran.clone());
@@ -109,7 +109,7 @@ fn work_that_an_event_has_seen_complete_has_run() {
 #[test]
 fn the_first_record_determines_the_device() {
     check(|| {
-        let devices = world(2);
+        let devices = fake_devices(2);
         let event = Event::default();
         let recorded = Arc::new(AtomicU64::new(0));
         together([0, 1].map(|device| {

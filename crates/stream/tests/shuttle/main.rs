@@ -36,7 +36,7 @@ fn check(test: impl Fn() + Send + Sync + Clone + 'static) {
 
 /// Creates devices of a fake driver with a random schedule. The checker may switch threads at each
 /// driver call.
-fn world(devices: usize) -> Devices {
+fn fake_devices(devices: usize) -> Devices {
     Devices::new(fake::FakeDriver::new(devices, thread_rng().next_u64())).unwrap()
 }
 
@@ -64,9 +64,9 @@ fn together(tasks: impl IntoIterator<Item = Task>) {
 
 /// The tags of the work that ran, in order.
 #[derive(Clone, Debug, Default)]
-struct Ran(Arc<Mutex<Vec<u64>>>);
+struct RunLog(Arc<Mutex<Vec<u64>>>);
 
-impl Ran {
+impl RunLog {
     fn list(&self) -> Vec<u64> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -1,18 +1,18 @@
-//! Work that several threads submit to the same streams, and its completion as the host knows it.
+//! Several threads submit work to the same streams. Work that the host believes complete has run.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
 use warpline_stream::{Devices, STREAMS_PER_POOL, Stream};
 
-use crate::{Ran, check, streams, task, together, world};
+use crate::{RunLog, check, fake_devices, streams, task, together};
 
 #[test]
 fn numbers_are_the_order_in_the_stream() {
     check(|| {
-        let devices = world(1);
+        let devices = fake_devices(1);
         let [stream] = streams(&devices);
-        let (ran, numbered) = (Ran::default(), Arc::new(Mutex::new(Vec::new())));
+        let (ran, numbered) = (RunLog::default(), Arc::new(Mutex::new(Vec::new())));
         together([0, 1, 2].map(|thread| {
             let (stream, ran, numbered) = (stream.clone(), ran.clone(), Arc::clone(&numbered));
             task(move || {
@@ -34,9 +34,9 @@ fn numbers_are_the_order_in_the_stream() {
 /// second calls `observe`. The third checks the operations known to be complete.
 fn check_observed(observe: impl Fn(&Devices, &Stream, &Stream) + Send + Sync + Clone + 'static) {
     check(move || {
-        let devices = world(1);
+        let devices = fake_devices(1);
         let [stream, waits] = streams(&devices);
-        let ran = Ran::default();
+        let ran = RunLog::default();
         let gives = {
             let (stream, waits, ran) = (stream.clone(), waits.clone(), ran.clone());
             move || {
@@ -96,7 +96,7 @@ fn work_before_completed_work_has_run() {
 #[test]
 fn a_pool_hands_out_each_stream_once() {
     check(|| {
-        let devices = world(1);
+        let devices = fake_devices(1);
         let ids = Arc::new(Mutex::new(Vec::new()));
         let take = |devices: &Devices| devices.get(0).unwrap().stream_from_pool(0).unwrap().id();
         together([2, 1].map(|count| {
@@ -118,13 +118,13 @@ fn a_pool_hands_out_each_stream_once() {
 #[test]
 fn a_device_knows_all_streams_created_concurrently() {
     check(|| {
-        let devices = world(1);
+        let devices = fake_devices(1);
         let made = Arc::new(Mutex::new(Vec::new()));
         together([1, 2].map(|tag| {
             let (devices, made) = (devices.clone(), Arc::clone(&made));
             task(move || {
                 let [stream] = streams(&devices);
-                let op = Ran::default().work(&stream, tag);
+                let op = RunLog::default().work(&stream, tag);
                 made.lock().unwrap().push((stream, op));
             })
         }));

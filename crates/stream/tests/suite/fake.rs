@@ -9,11 +9,11 @@ use std::sync::{Arc, PoisonError};
 use warpline_cuda_sys_safe::*;
 use warpline_sync::{Mutex, MutexGuard};
 
-type Work = Box<dyn FnOnce() + Send>;
+type HostFn = Box<dyn FnOnce() + Send>;
 
 /// An operation in the queue of a stream.
 enum QueuedOp {
-    Host(Work),
+    Host(HostFn),
     /// The event and the number of the record.
     Record(u64, u64),
     /// Number of the awaited record. Later records of the event do not matter.
@@ -21,7 +21,7 @@ enum QueuedOp {
 }
 
 #[derive(Default)]
-struct Event {
+struct FakeEvent {
     timing: bool,
     /// Number of the latest record. 0: none.
     recorded: u64,
@@ -37,7 +37,7 @@ struct FakeState {
     next: u64,
     queues: BTreeMap<StreamHandle, VecDeque<QueuedOp>>,
     priorities: BTreeMap<StreamHandle, i32>,
-    events: BTreeMap<u64, Event>,
+    events: BTreeMap<u64, FakeEvent>,
     /// Numbers of the records that are not complete.
     pending: BTreeSet<u64>,
     /// The capture of each captured stream. Captured operations are dropped.
@@ -316,7 +316,7 @@ unsafe impl Driver for FakeDriver {
         Ok(self.state().priorities.get(&stream).copied().unwrap_or(0))
     }
 
-    unsafe fn launch_host_func(&self, stream: StreamHandle, f: Work) -> Result<()> {
+    unsafe fn launch_host_func(&self, stream: StreamHandle, f: HostFn) -> Result<()> {
         let mut state = self.call("launch_host_func", stream.device())?;
         if !state.captures.contains_key(&stream) {
             state.queues.entry(stream).or_default().push_back(QueuedOp::Host(f));
@@ -328,7 +328,7 @@ unsafe impl Driver for FakeDriver {
         let mut state = self.call("event_create", device)?;
         state.next += 1;
         let raw = state.next;
-        state.events.insert(raw, Event { timing: flags.timing, ..Event::default() });
+        state.events.insert(raw, FakeEvent { timing: flags.timing, ..FakeEvent::default() });
         // SAFETY: `raw` is unique, and the handle stays valid until `event_destroy`.
         Ok(unsafe { EventHandle::from_raw(device, raw) })
     }

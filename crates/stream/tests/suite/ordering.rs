@@ -2,7 +2,7 @@
 
 use warpline_stream::{Error, ErrorKind, Event};
 
-use crate::support::{Clock, TOKEN, counted, schedules, work};
+use crate::support::{RunClock, TOKEN, counted, schedules, work};
 
 #[test]
 fn operations_are_numbered_from_one() {
@@ -120,7 +120,7 @@ fn a_wait_does_not_cover_later_unrelated_work() {
     let (driver, devices) = counted(1, 0);
     let device = devices.get(0).unwrap();
     let (from, to) = (device.stream_from_pool(0).unwrap(), device.stream_from_pool(0).unwrap());
-    let clock = Clock::default();
+    let clock = RunClock::default();
     // The first work on a second stream, so that each later operation has a checkpoint.
     work(&to, || ());
     let used = clock.mark(&from);
@@ -142,7 +142,7 @@ fn a_wait_for_an_operation_older_than_all_checkpoints_still_covers_it() {
         let device = devices.get(0).unwrap();
         let (from, to) = (device.stream_from_pool(0).unwrap(), device.stream_from_pool(0).unwrap());
         work(&to, || ());
-        let clock = Clock::default();
+        let clock = RunClock::default();
         let (old, op) = clock.mark(&from);
         (0..500).for_each(|_| drop(clock.mark(&from)));
         assert!(driver.calls("event_create") <= 64, "checkpoints are bounded");
@@ -159,7 +159,7 @@ fn the_event_of_an_operation_is_its_checkpoint() {
     let device = devices.get(0).unwrap();
     let [from, to, other] = [(); 3].map(|()| device.exclusive_stream(0).unwrap());
     work(&to, || ());
-    let clock = Clock::default();
+    let clock = RunClock::default();
     let (early, op) = clock.mark(&from);
     let records = driver.calls("event_record");
     let event = from.op_event(op).unwrap();

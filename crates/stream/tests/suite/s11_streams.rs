@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use warpline_cuda_sys_safe::{StreamFlags, owned};
 use warpline_stream::{Devices, ErrorKind, STREAMS_PER_POOL};
 
-use crate::support::{Clock, counted, on_devices, work};
+use crate::support::{RunClock, counted, on_devices, work};
 
 on_devices! {
     s11_default_streams, gpu_s11_default_streams, default_streams;
@@ -64,7 +64,7 @@ fn priorities(devices: &Devices) {
 
 /// PyTorch: external_streams.
 fn external_streams(devices: &Devices) {
-    let clock = Clock::default();
+    let clock = RunClock::default();
     for device in devices {
         let flags = StreamFlags { non_blocking: true, priority: 0 };
         let raw = owned::Stream::new(device.driver(), device.index(), flags).unwrap();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use warpline_stream::{Devices, Error, ErrorKind, Event, EventFlags, ResultExt};
 
-use crate::support::{Clock, TOKEN, counted, on_devices, schedules, simulated};
+use crate::support::{RunClock, TOKEN, counted, on_devices, schedules, simulated};
 
 on_devices! {
     s07_work_is_done_once_waited_for, gpu_s07_work_is_done_once_waited_for, work_is_done;
@@ -20,7 +20,7 @@ on_devices! {
 }
 
 fn work_is_done(devices: &Devices) {
-    let clock = Clock::default();
+    let clock = RunClock::default();
     for device in devices {
         let stream = device.stream_from_pool(0).unwrap();
         let (by_stream, _) = clock.mark(&stream);
@@ -45,7 +45,7 @@ fn work_is_done(devices: &Devices) {
 }
 
 fn wait_stream(devices: &Devices) {
-    let clock = Clock::default();
+    let clock = RunClock::default();
     for producer in devices {
         for consumer in devices {
             let (from, to) =
@@ -61,7 +61,7 @@ fn wait_stream(devices: &Devices) {
 
 /// PyTorch: events_wait.
 fn wait_event(devices: &Devices) {
-    let clock = Clock::default();
+    let clock = RunClock::default();
     for producer in devices {
         for consumer in devices {
             let (from, to) =
@@ -84,7 +84,7 @@ fn wait_event(devices: &Devices) {
 }
 
 fn wait_for(devices: &Devices) {
-    let clock = Clock::default();
+    let clock = RunClock::default();
     for producer in devices {
         for consumer in devices {
             let (from, to) =
@@ -103,7 +103,7 @@ fn wait_for(devices: &Devices) {
 
 /// PyTorch: streams_multi_gpu_query, events_multi_gpu_query.
 fn query(devices: &Devices) {
-    let clock = Clock::default();
+    let clock = RunClock::default();
     for device in devices {
         let stream = device.stream_from_pool(0).unwrap();
         assert!(stream.query().unwrap());
@@ -143,7 +143,7 @@ fn lazily_made(devices: &Devices) {
 
 /// PyTorch: events, events_multi_gpu_elapsed_time.
 fn elapsed_time(devices: &Devices) {
-    let clock = Clock::default();
+    let clock = RunClock::default();
     for device in devices {
         let stream = device.stream_from_pool(0).unwrap();
         let (start, end) = (Event::timing(), Event::timing());
@@ -186,7 +186,7 @@ fn s13_elapsed_time_of_unfinished_work_is_an_error() {
     let stream = devices.get(0).unwrap().stream_from_pool(0).unwrap();
     let (start, end) = (Event::timing(), Event::timing());
     start.record(&stream).unwrap();
-    let clock = Clock::default();
+    let clock = RunClock::default();
     (0..100).for_each(|_| drop(clock.mark(&stream)));
     end.record(&stream).unwrap();
     let error = start.elapsed_time(&end).unwrap_err();

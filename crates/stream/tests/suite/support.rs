@@ -94,16 +94,16 @@ pub(crate) fn work(stream: &Stream, f: impl FnOnce() + Send + 'static) -> OpNumb
 
 /// Counts operations in the order in which they run.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Clock(Arc<AtomicU64>);
+pub(crate) struct RunClock(Arc<AtomicU64>);
 
 /// The time at which an operation ran; 0 if it has not run.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Mark(Arc<AtomicU64>);
+pub(crate) struct RunMark(Arc<AtomicU64>);
 
-impl Clock {
+impl RunClock {
     /// Enqueues an operation that writes the time of its run to the returned mark.
-    pub(crate) fn mark(&self, stream: &Stream) -> (Mark, OpNumber) {
-        let (clock, mark) = (self.0.clone(), Mark::default());
+    pub(crate) fn mark(&self, stream: &Stream) -> (RunMark, OpNumber) {
+        let (clock, mark) = (self.0.clone(), RunMark::default());
         let cell = mark.0.clone();
         let op = work(stream, move || {
             // Delays the operation, so that a missing wait is more likely to show on a GPU.
@@ -114,7 +114,7 @@ impl Clock {
     }
 }
 
-impl Mark {
+impl RunMark {
     pub(crate) fn time(&self) -> u64 {
         self.0.load(Ordering::SeqCst)
     }
@@ -123,7 +123,7 @@ impl Mark {
         self.time() > 0
     }
 
-    pub(crate) fn ran_before(&self, other: &Mark) -> bool {
+    pub(crate) fn ran_before(&self, other: &RunMark) -> bool {
         self.ran() && self.time() < other.time()
     }
 }

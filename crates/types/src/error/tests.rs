@@ -79,7 +79,7 @@ fn a_source_is_found_through_the_error_that_wraps_it() {
 }
 
 #[test]
-fn an_error_without_a_call_takes_the_first_that_is_named() {
+fn an_error_without_an_op_takes_the_first_op() {
     let error = Error::unlocated(ErrorKind::Race).of("add").of("mul");
     assert_eq!(error.op(), "add");
 }
