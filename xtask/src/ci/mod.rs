@@ -77,12 +77,12 @@ fn extremes() -> [CiStep; 2] {
     ];
     [
         CiStep::new(
-            "extreme integers, dev, no overflow checks",
+            "extreme integers, dev, wrapping",
             &dev,
             &[("CARGO_PROFILE_DEV_OVERFLOW_CHECKS", "false")],
         ),
         CiStep::new(
-            "extreme integers, release, overflow checks",
+            "extreme integers, release, checked",
             &release,
             &[("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "true")],
         ),
