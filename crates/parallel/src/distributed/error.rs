@@ -80,7 +80,7 @@ impl From<GroupError> for Error {
     fn from(error: GroupError) -> Self {
         let op = match &error {
             GroupError::Environment { .. } | GroupError::Init { .. } => "init_process_group",
-            // The message names the group's call.
+            // The message already names the call and its location.
             _ => return Self::unlocated(ErrorKind::ProcessGroup).with_source(Arc::new(error)),
         };
         ErrorKind::ProcessGroup.of(op).with_source(Arc::new(error))

@@ -11,7 +11,7 @@ mod file;
 mod hash;
 mod prefix;
 mod secret;
-mod table;
+mod shared_values;
 mod tcp;
 mod values;
 
@@ -244,7 +244,7 @@ impl fmt::Debug for StoreError {
     }
 }
 
-/// Describes the event that did not happen in time.
+/// Describes a timeout.
 fn missed(keys: &[String], replied: bool) -> String {
     match replied {
         true => format!("not all of the keys {keys:?} were set"),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use mio::net::TcpStream;
 
 use super::super::super::secret::Secret;
-use super::super::handshake::{ANSWER, Challenge, HELLO};
+use super::super::handshake::{CLIENT_PROOF_LEN, Challenge, HELLO_LEN};
 use super::super::wire::{self, Reply};
 
 /// Time limit of a handshake.
@@ -17,7 +17,7 @@ const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest time between two requests of a client.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 /// Largest number of bytes read in one turn, so that no connection blocks the others.
-const TURN: usize = 256 << 10;
+const MAX_TURN_BYTES: usize = 256 << 10;
 
 /// The step of the protocol that a connection is at.
 #[derive(Debug)]
@@ -31,17 +31,17 @@ enum Phase {
     /// Receives a request of this many bytes.
     Body(usize),
     /// Waits for the server's reply.
-    Asked,
+    AwaitReply,
     /// Sends a refusal, then closes.
     Refused,
 }
 
 /// The result of a turn of a connection.
 #[derive(Debug)]
-pub(super) enum Turn {
-    /// Nothing more can be read or written now.
+pub(super) enum TurnOutcome {
+    /// No more bytes can be read or written now.
     Blocked,
-    /// More may be possible at once. Other connections come first.
+    /// A reply was sent, or [`MAX_TURN_BYTES`] were read. Run another turn after the other connections.
     More,
     /// The client has proven that it knows the secret.
     Authenticated,
@@ -54,12 +54,12 @@ pub(super) struct Connection {
     pub(super) stream: TcpStream,
     phase: Phase,
     input: Vec<u8>,
-    output: Output,
+    output: SendBuffer,
 }
 
 impl Connection {
     pub(super) fn new(stream: TcpStream) -> Self {
-        Self { stream, phase: Phase::Hello, input: Vec::new(), output: Output::default() }
+        Self { stream, phase: Phase::Hello, input: Vec::new(), output: SendBuffer::default() }
     }
 
     /// Returns the size of the buffer of an unfinished request, in bytes.
@@ -74,52 +74,52 @@ impl Connection {
             _ if !self.output.is_empty() => Some((1, MESSAGE_TIMEOUT)),
             Phase::Length if self.input.is_empty() => Some((2, IDLE_TIMEOUT)),
             Phase::Length | Phase::Body(_) => Some((3, MESSAGE_TIMEOUT)),
-            Phase::Asked => None,
+            Phase::AwaitReply => None,
         }
     }
 
-    /// Gives the connection the reply to its request.
+    /// Starts to send the reply to a request.
     pub(super) fn reply(&mut self, reply: Reply) {
-        self.output = Output::reply(reply);
+        self.output = SendBuffer::reply(reply);
         self.phase = Phase::Length;
     }
 
-    /// Reads and writes as much as is possible at once, until the server has to act. An error ends the connection.
-    pub(super) fn turn(&mut self, secret: Option<&Secret>) -> io::Result<Turn> {
-        let mut budget = TURN;
+    /// Reads and writes without blocking until the server has to act. An error ends the connection.
+    pub(super) fn run_turn(&mut self, secret: Option<&Secret>) -> io::Result<TurnOutcome> {
+        let mut budget = MAX_TURN_BYTES;
         loop {
             if !self.output.is_empty() {
                 if !self.output.send(&mut self.stream)? {
-                    return Ok(Turn::Blocked);
+                    return Ok(TurnOutcome::Blocked);
                 }
                 if matches!(self.phase, Phase::Length) {
-                    return Ok(Turn::More);
+                    return Ok(TurnOutcome::More);
                 }
             }
             let wanted = match self.phase {
-                Phase::Hello => HELLO,
-                Phase::Proof(_) => ANSWER,
+                Phase::Hello => HELLO_LEN,
+                Phase::Proof(_) => CLIENT_PROOF_LEN,
                 Phase::Length => 4,
                 Phase::Body(length) => length,
-                Phase::Asked => return self.gone().map(|()| Turn::Blocked),
+                Phase::AwaitReply => return self.check_open().map(|()| TurnOutcome::Blocked),
                 Phase::Refused => return Err(io::ErrorKind::PermissionDenied.into()),
             };
             if !self.fill(wanted, &mut budget)? {
-                return Ok(if budget == 0 { Turn::More } else { Turn::Blocked });
+                return Ok(if budget == 0 { TurnOutcome::More } else { TurnOutcome::Blocked });
             }
             let input = std::mem::take(&mut self.input);
             match &self.phase {
                 Phase::Hello => {
                     let (challenge, answer) = Challenge::new(&input)?;
-                    self.output = Output::bytes(answer);
+                    self.output = SendBuffer::bytes(answer);
                     self.phase = Phase::Proof(challenge);
                 }
                 Phase::Proof(challenge) => {
                     let (accepted, answer) = challenge.answer(secret, &input);
-                    self.output = Output::bytes(answer);
+                    self.output = SendBuffer::bytes(answer);
                     self.phase = if accepted { Phase::Length } else { Phase::Refused };
                     if accepted {
-                        return Ok(Turn::Authenticated);
+                        return Ok(TurnOutcome::Authenticated);
                     }
                 }
                 Phase::Length => {
@@ -127,14 +127,14 @@ impl Connection {
                     self.phase = Phase::Body(wire::length(length)?);
                 }
                 _ => {
-                    self.phase = Phase::Asked;
-                    return Ok(Turn::Request(input));
+                    self.phase = Phase::AwaitReply;
+                    return Ok(TurnOutcome::Request(input));
                 }
             }
         }
     }
 
-    /// Reads until `wanted` bytes have arrived. Returns `false` if some are still missing.
+    /// Reads until `wanted` bytes have arrived or `budget` is used up. Returns `false` if bytes are missing.
     fn fill(&mut self, wanted: usize, budget: &mut usize) -> io::Result<bool> {
         let mut scratch = [0; 16 << 10];
         while self.input.len() < wanted {
@@ -157,7 +157,7 @@ impl Connection {
     }
 
     /// Returns an error if the client has closed the connection, or sent more bytes, before its reply.
-    fn gone(&self) -> io::Result<()> {
+    fn check_open(&self) -> io::Result<()> {
         match self.stream.peek(&mut [0]) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
             Err(error) => Err(error),
@@ -167,15 +167,15 @@ impl Connection {
     }
 }
 
-/// Bytes to send: a head, then a value that may be shared with the store.
+/// Bytes to send: a head, then a value. The value may be shared with the store.
 #[derive(Debug, Default)]
-struct Output {
+struct SendBuffer {
     head: Vec<u8>,
     value: Option<Arc<[u8]>>,
     sent: usize,
 }
 
-impl Output {
+impl SendBuffer {
     fn bytes(head: Vec<u8>) -> Self {
         Self { head, ..Self::default() }
     }
