@@ -9,7 +9,7 @@ use warpline::{
 
 use super::{Case, Look, Seen};
 
-/// Makes a table of calls, each with its function's name.
+/// Builds a table of calls, each with the name of its function.
 macro_rules! cases {
     ($($name:literal |$at:ident, $n:ident| $call:expr;)*) => {
         &[$(($name, |$at: &str, $n: crate::Number| -> warpline::Result<crate::Seen> {
@@ -36,12 +36,12 @@ pub(crate) fn at2(at: &str) -> Tensor {
     tensor([0i64, 1], at).expect("two indices")
 }
 
-/// Names an error after a case's preparation, which is not the call that the case is of.
+/// Marks an error as one of the preparation, not of the tested call.
 fn made<T>(operand: Result<T>) -> Result<T> {
     operand.map_err(|error| error.of(super::PREPARATION))
 }
 
-/// A tensor without elements, of any strides.
+/// Returns a tensor without elements and with the given strides.
 fn strided(at: &str, n: crate::Number) -> Result<Tensor> {
     made(v(at).as_strided([0, 2], [n.i, n.i], 0))
 }
@@ -372,7 +372,7 @@ fn batches(
     first.map_or_else(|| zeros([0], ()), |(inputs, _)| Ok(inputs))
 }
 
-/// A number of views, of which there may be more than are looked at.
+/// A result whose value is not compared.
 trait LookLen {
     fn look_len(self);
 }
@@ -381,7 +381,7 @@ impl LookLen for usize {
     fn look_len(self) {}
 }
 
-/// The gradient of a convolution's weight, with this stride.
+/// Returns the gradient of a convolution's weight.
 fn gradient(at: &str, stride: usize) -> Result<Tensor> {
     let weight = k(at, 2);
     weight.requires_grad_(true)?;

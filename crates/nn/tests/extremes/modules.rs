@@ -59,7 +59,7 @@ pub(crate) const MODULES: &[Case] = cases! {
     })?;
 };
 
-/// The sizes of a module's parameters, whose values are random.
+/// A module of which only the parameters' sizes are compared, because their values are random.
 struct Parameters<M>(M);
 
 impl<M: Module> Look for Parameters<M> {
@@ -76,7 +76,7 @@ impl Look for f64 {
     }
 }
 
-/// A convolution that pads with the image itself.
+/// Runs a convolution with circular padding.
 fn circular(at: &str, n: usize) -> Result<Tensor> {
     use warpline::functional::PadMode;
     let options = ConvOptions { padding: [n, 0].into(), ..Default::default() };
@@ -97,7 +97,7 @@ fn stepped<S: Scheduler>(at: &str, make: impl FnOnce(&mut Sgd) -> Result<S>) -> 
     run()
 }
 
-/// Saves two tensors, in files of so many bytes at most.
+/// Saves two tensors in files of at most `max_bytes` bytes.
 fn saved(at: &str, max_bytes: usize) -> Result<()> {
     let name = format!("warpline-extremes-{}-{at}-{max_bytes}", std::process::id());
     let folder = std::env::temp_dir().join(name);

@@ -1,4 +1,4 @@
-//! Runs of twenty steps, which give PyTorch's losses, norms of gradients and weights.
+//! Training runs of twenty steps have PyTorch's losses, gradient norms and weights.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use crate::common::{World, cpu, golden_json, goldens, gpu, worlds};
 const STEPS: usize = 20;
 const TOLERANCE: f64 = 1e-9;
 
-/// A golden run, its tensors on a device.
+/// A golden run, with its tensors on a device.
 struct Run {
     tensors: BTreeMap<String, Tensor>,
     losses: Vec<f64>,
@@ -53,23 +53,23 @@ impl Run {
         Ok(Some(Self { tensors, losses: numbers("losses"), norms: numbers("norms") }))
     }
 
-    /// Tensors whose names begin so, without that.
+    /// Returns the tensors whose names begin with `prefix`, with the prefix removed.
     fn under(&self, prefix: &str) -> impl Iterator<Item = (&str, &Tensor)> {
         let all = self.tensors.iter();
         all.filter_map(move |(name, tensor)| Some((name.strip_prefix(prefix)?, tensor)))
     }
 
-    /// The tensors to begin with; those that are learned want gradients.
+    /// Returns copies of the initial tensors. Learned tensors require gradients.
     fn weights(&self) -> Result<Weights> {
         let copy = |(name, tensor): (&str, &Tensor)| {
-            // Running statistics have none.
+            // Running statistics have no gradients.
             let learned = self.tensors.contains_key(&format!("grad0.{name}"));
             Ok((name.to_owned(), tensor.copy()?.requires_grad_(learned)?))
         };
         self.under("init.").map(copy).collect::<Result<_>>().map(Weights)
     }
 
-    /// Twenty steps; `step` is called between the backward pass and the next forward one.
+    /// Runs twenty steps. Calls `step` after each backward pass.
     fn train(
         &self,
         weights: &Weights,
@@ -138,7 +138,7 @@ impl Weights {
         batch_norm(x, of("running_mean"), of("running_var"), &options)
     }
 
-    /// Two convolutions, beside which goes another one.
+    /// A residual block: two convolutions, with a third convolution as the shortcut.
     fn block(&self, name: &str, x: &Tensor, stride: usize) -> Result<Tensor> {
         let of = |part: &str| format!("{name}.{part}");
         let weight = |part: &str| self.get(&format!("{name}.{part}.weight"));

@@ -12,7 +12,7 @@ use warpline_cuda_sys_safe::sim::{CallKind, Fault};
 use warpline_parallel::{DataParallel, DataParallelError};
 
 use super::nets::{Counts, FnModule};
-use super::world::{SimRuntime, TestResult, values};
+use super::world::{SimBox, TestResult, values};
 
 crate::on_both! {
     Auto([2, 4]) s28_the_first_error_in_replica_order gpu2_s28_the_first_error_in_replica_order => errors;
@@ -109,7 +109,7 @@ fn panics(devices: usize) -> TestResult {
 #[test]
 fn copies_that_fail_are_made_by_the_next_forward() {
     for failing in 0..6 {
-        let world = SimRuntime::lazy(3);
+        let world = SimBox::lazy(3);
         world.enter(|| {
             let net = DataParallel::new(Counts::new(0)?)?;
             let x = ones([3], 0)?;
@@ -131,7 +131,7 @@ fn copies_that_fail_are_made_by_the_next_forward() {
 /// The input, the module and the caller must have the same runtime.
 #[test]
 fn runtimes_do_not_mix() {
-    let (here, there) = (SimRuntime::lazy(2), SimRuntime::lazy(2));
+    let (here, there) = (SimBox::lazy(2), SimBox::lazy(2));
     here.enter(|| {
         let net = DataParallel::new(Counts::new(0)?)?;
         let x = ones([2], 0)?;

@@ -7,7 +7,7 @@ use warpline::{Result, Tensor, arange, ones};
 use warpline_parallel::DataParallel;
 
 use super::nets::FnModule;
-use super::world::{SimRuntime, TestResult, values};
+use super::world::{SimBox, TestResult, values};
 
 crate::on_both! {
     Auto([2, 5]) s28_nested_inputs_and_outputs gpu2_s28_nested_inputs_and_outputs => nested;
@@ -88,7 +88,7 @@ fn scalars(devices: usize) -> TestResult {
 
 #[test]
 fn outputs_that_do_not_fit_are_refused() {
-    SimRuntime::lazy(2).enter(|| {
+    SimBox::lazy(2).enter(|| {
         let x = || ones([4, 3], 0);
         let refused = |error: warpline::Error, parts: &[&str]| {
             let text = error.to_string();

@@ -5,7 +5,7 @@ use warpline_nn::{Linear, Module};
 use warpline_parallel::{DataParallel, DataParallelError, DataParallelOptions};
 
 use super::nets::{Counts, FnModule};
-use super::world::{SimRuntime, TestResult, values};
+use super::world::{SimBox, TestResult, values};
 
 crate::on_both! {
     Auto([2, 3]) s28_outputs_go_where_they_are_asked_for
@@ -39,7 +39,7 @@ fn output_device(devices: usize) -> TestResult {
 
 #[test]
 fn devices_that_cannot_be_used_are_refused() {
-    SimRuntime::lazy(2).enter(|| {
+    SimBox::lazy(2).enter(|| {
         let make = |options| DataParallel::with_options(Counts::new(0).unwrap(), options).map(drop);
         let options = DataParallelOptions::new;
         let twice = make(options().device_ids(&[1, 1])).unwrap_err();
@@ -63,7 +63,7 @@ fn devices_that_cannot_be_used_are_refused() {
 
 #[test]
 fn parameters_and_buffers_must_be_on_the_first_device() {
-    SimRuntime::lazy(2).enter(|| {
+    SimBox::lazy(2).enter(|| {
         let message = |found: &str| {
             format!(
                 "module must have its parameters and buffers on device cuda:0 (device_ids[0]) but found one of them on device: {found}"
@@ -86,7 +86,7 @@ fn parameters_and_buffers_must_be_on_the_first_device() {
 
 #[test]
 fn it_is_a_module_with_pytorchs_names() {
-    SimRuntime::lazy(2).enter(|| {
+    SimBox::lazy(2).enter(|| {
         let names = |tensors: Vec<(String, Tensor)>| -> Vec<String> {
             tensors.into_iter().map(|(name, _)| name).collect()
         };
@@ -100,7 +100,7 @@ fn it_is_a_module_with_pytorchs_names() {
 
 #[test]
 fn captures_are_refused_and_go_on() {
-    SimRuntime::lazy(2).enter(|| {
+    SimBox::lazy(2).enter(|| {
         let net = DataParallel::new(FnModule(|x: Tensor| x.add(1.0)))?;
         let x = ones([4], 0)?;
         cuda::synchronize(0)?;

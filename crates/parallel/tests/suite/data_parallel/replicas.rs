@@ -6,7 +6,7 @@ use warpline_nn::Linear;
 use warpline_parallel::DataParallel;
 
 use super::nets::{Counts, Tied};
-use super::world::{SimRuntime, TestResult, values};
+use super::world::{SimBox, TestResult, values};
 
 crate::on_both! {
     Auto([2, 4]) s28_buffers_of_the_first_stay_and_others_are_lost
@@ -116,7 +116,7 @@ fn left(_: usize) -> TestResult {
 
 #[test]
 fn only_what_changed_is_copied() {
-    let world = SimRuntime::lazy(3);
+    let world = SimBox::lazy(3);
     world.enter(|| {
         let net = DataParallel::new(Counts::new(0)?)?;
         let x = ones([3], 0)?;
@@ -166,7 +166,7 @@ fn only_what_changed_is_copied() {
 /// A view with the same memory and sizes but other strides is a different tensor.
 #[test]
 fn a_transposed_parameter_is_copied_anew() {
-    SimRuntime::lazy(2).enter(|| {
+    SimBox::lazy(2).enter(|| {
         let mut net = DataParallel::new(Linear::new(2, 2, 0)?)?;
         let visit = |net: &mut DataParallel<Linear>,
                      f: &dyn Fn(&Tensor) -> warpline::Result<Tensor>| {

@@ -4,7 +4,7 @@ use warpline::{Device, arange, cuda, empty, full, ones, with_runtime};
 use warpline_parallel::{DataParallel, DataParallelOptions};
 
 use super::nets::{Counts, FnModule};
-use super::world::{SimRuntime, TestResult, values};
+use super::world::{SimBox, TestResult, values};
 
 crate::on_both! {
     Auto([2, 3]) s28_inputs_from_everywhere gpu2_s28_inputs_from_everywhere => from_everywhere;
@@ -24,7 +24,7 @@ fn chunks_are_pytorchs() {
     let goldens: Vec<Golden> =
         serde_json::from_str(include_str!("../../goldens/scatter.json")).unwrap();
     for Golden { n, devices, sizes } in goldens {
-        SimRuntime::lazy(devices).enter(|| {
+        SimBox::lazy(devices).enter(|| {
             let net = DataParallel::new(Counts::new(0)?)?;
             let x = arange(n as f64, 0)?.reshape([-1, 1])?;
             let out = net.forward(x)?;
@@ -97,7 +97,7 @@ fn no_input(devices: usize) -> TestResult {
 /// The host does not wait for devices, and replicas use the caller's streams.
 #[test]
 fn the_host_does_not_wait_and_the_callers_streams_are_used() {
-    let world = SimRuntime::lazy(3);
+    let world = SimBox::lazy(3);
     world.enter(|| {
         let net = DataParallel::new(Counts::new(0)?)?;
         net.forward(ones([6], 0)?)?;
@@ -124,7 +124,7 @@ fn the_host_does_not_wait_and_the_callers_streams_are_used() {
 
 #[test]
 fn one_gpu_is_called_directly_and_none_is_the_cpu() {
-    SimRuntime::lazy(2).enter(|| {
+    SimBox::lazy(2).enter(|| {
         // With one GPU, the module is moved and so is the input. The output stays on the GPU.
         let options = DataParallelOptions::new().device_ids(&[1]).output_device("cpu");
         let net = DataParallel::with_options(Counts::new(0)?, options)?;

@@ -11,7 +11,7 @@ use warpline::{Runtime, Tensor, cuda, full, ones, runtime, with_runtime};
 use warpline_parallel::DataParallel;
 
 use super::nets::{Counts, FnModule};
-use super::world::{SimRuntime, TestResult, values};
+use super::world::{SimBox, TestResult, values};
 
 crate::on_both! {
     Auto([2, 3]) s28_several_at_once gpu2_s28_several_at_once => several;
@@ -145,7 +145,7 @@ thread_local! {
 
 #[test]
 fn threads_are_kept_and_end_with_it() {
-    SimRuntime::lazy(4).enter(|| {
+    SimBox::lazy(4).enter(|| {
         let (sender, ended) = channel();
         let caller = thread::current().id();
         let (names, named) = channel();
@@ -182,7 +182,7 @@ fn threads_are_kept_and_end_with_it() {
 /// Each device has work before the host waits for any device.
 #[test]
 fn s29_eight_gpus_are_kept_busy() {
-    let world = SimRuntime::lazy(8);
+    let world = SimBox::lazy(8);
     world.enter(|| {
         let net = DataParallel::new(Counts::new(0)?)?;
         let x = ones([16], 0)?;

@@ -8,12 +8,12 @@ use warpline_cuda_sys_safe::sim::{CallKind, Schedule, SimConfig, SimDriver};
 pub(crate) type TestResult = anyhow::Result<()>;
 
 /// A runtime with a simulated driver that the test can inspect.
-pub(crate) struct SimRuntime {
+pub(crate) struct SimBox {
     pub(crate) sim: Arc<SimDriver>,
     pub(crate) runtime: Runtime,
 }
 
-impl SimRuntime {
+impl SimBox {
     pub(crate) fn new(devices: usize, schedule: Schedule, sync_policy: SyncPolicy) -> Self {
         let capacity = 8 << 30; // the simulator reserves addresses for the whole capacity
         let sim = SimConfig { schedule, capacity, ..SimConfig::new(devices) }.build();
@@ -64,7 +64,7 @@ pub(crate) fn on_sim(
     for devices in devices {
         for schedule in schedules() {
             let _named = OnPanic(devices, schedule);
-            SimRuntime::new(devices, schedule, policy).enter(|| body(devices));
+            SimBox::new(devices, schedule, policy).enter(|| body(devices));
         }
     }
 }
