@@ -107,14 +107,14 @@ pub fn sparse_(tensor: &Tensor, sparsity: f64, std: f64) -> Result<&Tensor> {
     };
     let zeros = ((sparsity * rows as f64).ceil() as usize).min(rows);
     tensor.detach().normal_(0.0, std)?;
-    let mut kept = vec![1f64; rows * columns];
+    let mut mask = vec![1f64; rows * columns];
     for column in 0..columns {
         for row in &randperm(rows, "cpu")?.to_vec::<i64>()?[..zeros] {
-            kept[*row as usize * columns + column] = 0.0;
+            mask[*row as usize * columns + column] = 0.0;
         }
     }
-    let kept =
-        Tensor::from_vec(kept, [rows, columns], ())?.to((tensor.dtype(), tensor.device()))?;
-    tensor.detach().mul_(&kept)?;
+    let mask =
+        Tensor::from_vec(mask, [rows, columns], ())?.to((tensor.dtype(), tensor.device()))?;
+    tensor.detach().mul_(&mask)?;
     Ok(tensor)
 }

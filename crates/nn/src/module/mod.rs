@@ -12,8 +12,8 @@
 //! the same addresses (`TensorIdentity`), as in replicas. `parameters` lists such a parameter once, `state_dict` lists it
 //! under each name, and `to` and `share_memory` make one copy of it.
 //!
-//! Invariant: a state that does not fit changes nothing. `load_state_dict` first compares all names and shapes. Then it
-//! copies into the module's own tensors, so an optimizer's references to the parameters stay valid.
+//! Invariant: a state with mismatched names or shapes changes nothing. `load_state_dict` first compares all names and
+//! shapes. Then it copies into the module's own tensors, so an optimizer's references to the parameters stay valid.
 
 mod fields;
 mod state;

@@ -83,7 +83,7 @@ fn saved_tensors_load_on_every_device() {
 }
 
 #[test]
-fn several_files_have_an_index_and_progress_is_told() {
+fn sharded_files_have_an_index_and_loading_reports_progress() {
     let folder = Folder::new("shards");
     save_sharded(&state().unwrap(), &folder.0, 1 << 20).unwrap();
     let shards = fs::read_dir(&folder.0).unwrap().count();

@@ -232,7 +232,7 @@ fn hooks_go_with_the_parameter_and_their_handles_still_remove_them() {
 #[test]
 fn a_move_that_changes_nothing_keeps_every_parameter() -> Result<()> {
     let mut net = Net::tied()?;
-    // A second parameter in the same memory is a different tensor and stays one.
+    // A second parameter in the same memory is a separate parameter, before and after the move.
     net.layers.push(Linear {
         weight: Parameter::new(net.layers[0].weight.clone().detach())?,
         bias: None,

@@ -67,18 +67,18 @@ fn resumes(device: Device) -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_training_on_the_host_goes_on_bit_for_bit() -> anyhow::Result<()> {
+fn a_training_on_the_host_resumes_bit_for_bit() -> anyhow::Result<()> {
     resumes(Device::Cpu)
 }
 
 #[test]
-fn a_training_on_a_simulated_gpu_goes_on_bit_for_bit() -> anyhow::Result<()> {
+fn a_training_on_a_simulated_gpu_resumes_bit_for_bit() -> anyhow::Result<()> {
     with_runtime(&warpline::simulated(1)?, || resumes(Device::cuda(0)))
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_a_training_goes_on_bit_for_bit() -> anyhow::Result<()> {
+fn gpu_a_training_resumes_bit_for_bit() -> anyhow::Result<()> {
     resumes(Device::cuda(0))
 }
 

@@ -46,7 +46,7 @@ fn a_mismatch_is_an_error_on_every_rank_that_names_the_calls() {
 const SHORT: Duration = Duration::from_millis(1500);
 
 #[test]
-fn a_rank_that_does_not_come_is_named_at_the_timeout_and_a_new_group_works() {
+fn a_missing_rank_is_named_at_the_timeout_and_a_new_group_works() {
     schedules(&[3], |ranks| {
         let ranks = ranks.timeout(SHORT);
         ranks.run(|group| {

@@ -58,7 +58,7 @@ fn a_program_that_is_not_there_is_named() {
 }
 
 #[test]
-fn the_others_go_on_if_asked_for_and_a_rank_can_be_killed() {
+fn keep_going_lets_the_other_ranks_continue_and_a_rank_can_be_killed() {
     let lines = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&lines);
     let launch = Launch::new("sh", 2).arg("-c");

@@ -138,7 +138,7 @@ fn processes_come_together() {
 }
 
 #[test]
-fn a_killed_process_is_named_by_all_others_who_go_on_without_it() {
+fn a_killed_process_is_named_by_all_others_which_continue() {
     for seed in 0..number("WARPLINE_SCHEDULES", 8).min(8) {
         one_is_killed(&format!("sim:3,seed={seed}"), 3, seed % 3);
     }
@@ -152,7 +152,7 @@ fn gpu2_processes_come_together() {
 
 #[test]
 #[ignore = "needs two GPUs"]
-fn gpu2_a_killed_process_is_named_by_the_other() {
+fn gpu2_a_killed_process_is_named_by_the_other_rank() {
     for victim in [0, 1] {
         one_is_killed(&gpu_spec(), 2, victim);
     }

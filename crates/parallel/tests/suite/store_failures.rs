@@ -100,7 +100,7 @@ fn error_of_a_timeout(text: &'static str) -> Error {
 }
 
 #[test]
-fn a_timeout_without_the_store_is_not_said_to_have_all_ranks_there() {
+fn a_timeout_without_the_store_does_not_claim_that_all_ranks_responded() {
     for (text, unknown) in [("", "rank 1, rank 2"), ("record/2", "rank 2")] {
         let error = error_of_a_timeout(text);
         assert!(matches!(error.find(), Some(GroupError::PeerFailed(_))), "{text}: {error}");
@@ -113,7 +113,7 @@ fn a_timeout_without_the_store_is_not_said_to_have_all_ranks_there() {
 }
 
 #[test]
-fn ranks_that_init_could_not_ask_about_are_told() {
+fn ranks_of_unknown_state_are_named() {
     let runtime = open("sim:3", &RuntimeConfig::default()).unwrap();
     for (text, absent, unknown) in [("came/2", vec![0], "rank 2"), ("came/0", vec![], "rank 0, ")] {
         let store = BreakableStore { text, broken: true.into(), ..BreakableStore::default() };

@@ -113,7 +113,7 @@ fn a_foreign_connection_is_closed_and_disturbs_no_client() {
 }
 
 #[test]
-fn another_server_at_the_port_is_told_from_a_store() {
+fn another_server_at_the_port_is_not_a_store() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let other = std::thread::spawn(move || {

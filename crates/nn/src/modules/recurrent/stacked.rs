@@ -172,7 +172,7 @@ impl Stacked {
         backwards: bool,
     ) -> Result<(Tensor, Tensor, Option<Tensor>)> {
         let weights = &self.weights[i];
-        // One product covers the inputs of all times.
+        // One matrix product computes the input gates of all time steps.
         let gates = weights.input_gates(x)?;
         let times = x.size()[0];
         let mut outputs = Vec::with_capacity(times);

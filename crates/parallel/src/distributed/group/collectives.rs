@@ -170,9 +170,9 @@ impl ProcessGroup {
         self.check_not_capturing("barrier")?;
         if shared.barrier.get().is_none() {
             let options = (DType::U8, self.device());
-            let made = with_runtime(&shared.parts.runtime, || zeros([1], options));
-            let made = made.map_err(|e| e.of("barrier").at(location))?;
-            let _ = shared.barrier.set(made);
+            let tensor = with_runtime(&shared.parts.runtime, || zeros([1], options));
+            let tensor = tensor.map_err(|e| e.of("barrier").at(location))?;
+            let _ = shared.barrier.set(tensor);
         }
         let Some(tensor) = shared.barrier.get() else { return Ok(()) };
         let view = tensor.as_view();

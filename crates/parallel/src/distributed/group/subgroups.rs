@@ -41,7 +41,7 @@ impl ProcessGroup {
         self.drain()?;
         let signature = Signature::new(NAME).ranks(&sorted);
         let (id, seq) = shared.recorder().begin(signature.clone(), location);
-        let made = (|| {
+        let split = (|| {
             if parts.debug {
                 let deadline = Deadline::after(parts.timeout);
                 deadline.bound(|| check::compare(shared, seq, &signature))?;
@@ -58,7 +58,7 @@ impl ProcessGroup {
             *number += 1;
             *number
         };
-        let Some(comm) = made? else { return Ok(None) };
+        let Some(comm) = split? else { return Ok(None) };
         let name = format!("{}/{number}", parts.name);
         let group = ProcessGroup::new(GroupParts {
             members: sorted.iter().filter_map(|rank| parts.members.get(*rank).copied()).collect(),

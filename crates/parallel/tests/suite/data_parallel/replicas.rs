@@ -115,7 +115,7 @@ fn left(_: usize) -> TestResult {
 }
 
 #[test]
-fn only_what_changed_is_copied() {
+fn only_changed_tensors_are_copied() {
     let world = SimBox::lazy(3);
     world.enter(|| {
         let net = DataParallel::new(Counts::new(0)?)?;

@@ -84,22 +84,23 @@ pub(super) fn greet(
 /// The server's side of one handshake, up to the client's proof.
 #[derive(Debug)]
 pub(super) struct Challenge {
-    theirs: [u8; 32],
-    ours: [u8; 32],
+    client_nonce: [u8; 32],
+    server_nonce: [u8; 32],
 }
 
 impl Challenge {
     /// Answers a client's greeting and nonce ([`HELLO_LEN`] bytes). Also returns the bytes to send.
-    pub(super) fn new(heard: &[u8]) -> io::Result<(Self, Vec<u8>)> {
-        let theirs = heard.strip_prefix(GREETING).and_then(|nonce| nonce.try_into().ok());
-        let theirs = theirs.ok_or_else(|| invalid("another greeting"))?;
-        let ours = random().map_err(io::Error::other)?;
-        Ok((Self { theirs, ours }, hello(&ours)))
+    pub(super) fn new(hello_bytes: &[u8]) -> io::Result<(Self, Vec<u8>)> {
+        let client_nonce =
+            hello_bytes.strip_prefix(GREETING).and_then(|nonce| nonce.try_into().ok());
+        let client_nonce = client_nonce.ok_or_else(|| invalid("another greeting"))?;
+        let server_nonce = random().map_err(io::Error::other)?;
+        Ok((Self { client_nonce, server_nonce }, hello(&server_nonce)))
     }
 
     /// Checks a client's proof. Returns whether the proof is valid, and the bytes to send.
     pub(super) fn answer(&self, secret: Option<&Secret>, proof: &[u8]) -> (bool, Vec<u8>) {
-        let nonces = [&self.theirs, &self.ours];
+        let nonces = [&self.client_nonce, &self.server_nonce];
         match verify(secret, Role::Client, nonces, proof) {
             true => {
                 let own = prove(secret, Role::Server, nonces);
