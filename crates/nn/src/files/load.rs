@@ -117,7 +117,7 @@ fn load(path: &Path, mut options: LoadOptions<'_>) -> Result<StateDict, FileErro
 
 /// The index of several files.
 #[derive(Deserialize)]
-struct Index {
+struct ShardIndex {
     weight_map: UniqueMap<String>,
 }
 
@@ -155,7 +155,7 @@ pub(super) fn read_index(path: &Path) -> Result<String, FileError> {
 
 /// Opens the files that an index names.
 fn open_indexed_files(path: &Path, text: &str) -> Result<Vec<SafetensorsFile>, FileError> {
-    let Index { weight_map: UniqueMap(file_by_tensor) } = serde_json::from_str(text)
+    let ShardIndex { weight_map: UniqueMap(file_by_tensor) } = serde_json::from_str(text)
         .map_err(|error| FileError::invalid(path, format!("it is no index: {error}")))?;
     let names: BTreeSet<&String> = file_by_tensor.values().collect();
     let mut files = Vec::new();

@@ -33,57 +33,57 @@ pub(crate) struct Number {
 const NUMBERS: [i64; 9] = [0, 1, -1, 1 << 31, -(1 << 31), 1 << 32, -(1 << 32), i64::MAX, i64::MIN];
 
 /// Calls one function with a number in place of one of its integers.
-pub(crate) type Case = (&'static str, fn(&str, Number) -> Result<Seen>);
+pub(crate) type Case = (&'static str, fn(&str, Number) -> Result<ResultSummary>);
 
 /// A comparable result: sizes, and elements if they are few and not random.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Seen(String);
+pub(crate) struct ResultSummary(String);
 
-impl Seen {
+impl ResultSummary {
     pub(crate) fn sizes(t: &Tensor) -> Result<Self> {
         Ok(Self(format!("{:?}", t.size())))
     }
 }
 
 /// A return type of a tested function.
-pub(crate) trait Look {
-    fn look(&self) -> Result<Seen>;
+pub(crate) trait Summarize {
+    fn summarize(&self) -> Result<ResultSummary>;
 }
 
-impl Look for Tensor {
-    fn look(&self) -> Result<Seen> {
-        let sizes = Seen::sizes(self)?;
+impl Summarize for Tensor {
+    fn summarize(&self) -> Result<ResultSummary> {
+        let sizes = ResultSummary::sizes(self)?;
         if self.numel() > 1 << 12 {
             return Ok(sizes);
         }
         let _ = self.data_ptr();
         let elements = self.to(DType::F64)?.to_vec::<f64>()?;
-        Ok(Seen(format!("{} {elements:?}", sizes.0)))
+        Ok(ResultSummary(format!("{} {elements:?}", sizes.0)))
     }
 }
 
-impl Look for &Tensor {
-    fn look(&self) -> Result<Seen> {
-        (*self).look()
+impl Summarize for &Tensor {
+    fn summarize(&self) -> Result<ResultSummary> {
+        (*self).summarize()
     }
 }
 
-impl Look for (Tensor, Tensor) {
-    fn look(&self) -> Result<Seen> {
-        Ok(Seen(format!("{} {}", self.0.look()?.0, self.1.look()?.0)))
+impl Summarize for (Tensor, Tensor) {
+    fn summarize(&self) -> Result<ResultSummary> {
+        Ok(ResultSummary(format!("{} {}", self.0.summarize()?.0, self.1.summarize()?.0)))
     }
 }
 
-impl Look for Vec<Tensor> {
-    fn look(&self) -> Result<Seen> {
-        let few = self.iter().take(8).map(|t| Ok(t.look()?.0)).collect::<Result<Vec<_>>>()?;
-        Ok(Seen(format!("{} {few:?}", self.len())))
+impl Summarize for Vec<Tensor> {
+    fn summarize(&self) -> Result<ResultSummary> {
+        let few = self.iter().take(8).map(|t| Ok(t.summarize()?.0)).collect::<Result<Vec<_>>>()?;
+        Ok(ResultSummary(format!("{} {few:?}", self.len())))
     }
 }
 
-impl Look for () {
-    fn look(&self) -> Result<Seen> {
-        Ok(Seen::default())
+impl Summarize for () {
+    fn summarize(&self) -> Result<ResultSummary> {
+        Ok(ResultSummary::default())
     }
 }
 
@@ -154,8 +154,9 @@ fn make_calls() {
     let mut failures = Vec::new();
     with_runtime(&runtime, || -> Result<()> {
         // Run an op first, so that one-time initialization does not count towards a case.
-        let warm =
-            |at: &str| warpline::ones([2, 2], at)?.matmul(&warpline::ones([2, 2], at)?)?.look();
+        let warm = |at: &str| {
+            warpline::ones([2, 2], at)?.matmul(&warpline::ones([2, 2], at)?)?.summarize()
+        };
         warm("cpu")?;
         warm("cuda")?;
         for (name, case) in all() {
@@ -180,11 +181,11 @@ fn make_calls() {
 /// Calls a case and records its failures. Returns `None` after a panic.
 fn call(
     name: &str,
-    case: fn(&str, Number) -> Result<Seen>,
+    case: fn(&str, Number) -> Result<ResultSummary>,
     at: &str,
     number: Number,
     failures: &mut Vec<String>,
-) -> Option<Result<Seen>> {
+) -> Option<Result<ResultSummary>> {
     let what = format!("{name} with {} on {at}", number.l);
     let _ = writeln!(std::io::stderr(), "call {what}");
     let start = Instant::now();

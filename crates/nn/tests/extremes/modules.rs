@@ -13,7 +13,7 @@ use warpline_nn::{
 };
 
 use super::cases::{cases, m};
-use super::{Case, Look, Seen};
+use super::{Case, ResultSummary, Summarize};
 
 pub(crate) const MODULES: &[Case] = cases! {
     "Linear::new" |at, n| Parameters(Linear::new(n.u, 2, at)?);
@@ -62,17 +62,17 @@ pub(crate) const MODULES: &[Case] = cases! {
 /// A module of which only the parameters' sizes are compared, because their values are random.
 struct Parameters<M>(M);
 
-impl<M: Module> Look for Parameters<M> {
-    fn look(&self) -> Result<Seen> {
+impl<M: Module> Summarize for Parameters<M> {
+    fn summarize(&self) -> Result<ResultSummary> {
         let sizes: Vec<String> =
             self.0.parameters().iter().map(|p| format!("{:?}", p.size())).collect();
-        Ok(Seen(sizes.join(" ")))
+        Ok(ResultSummary(sizes.join(" ")))
     }
 }
 
-impl Look for f64 {
-    fn look(&self) -> Result<Seen> {
-        Ok(Seen(self.to_string()))
+impl Summarize for f64 {
+    fn summarize(&self) -> Result<ResultSummary> {
+        Ok(ResultSummary(self.to_string()))
     }
 }
 

@@ -19,13 +19,13 @@ const STEPS: usize = 20;
 const TOLERANCE: f64 = 1e-9;
 
 /// A golden run, with its tensors on a device.
-struct Run {
+struct GoldenRun {
     tensors: BTreeMap<String, Tensor>,
     losses: Vec<f64>,
     norms: Vec<f64>,
 }
 
-impl Run {
+impl GoldenRun {
     fn load(name: &str, device: Device) -> Result<Option<Self>> {
         let Some(runs) = golden_json("train/runs.json") else { return Ok(None) };
         let path = goldens().join(format!("train/{name}.safetensors"));
@@ -170,7 +170,7 @@ fn all_near(what: &str, value: &Tensor, expected: &Tensor) -> Result<()> {
 }
 
 fn mlp(device: Device) -> Result<()> {
-    let Some(run) = Run::load("mlp", device)? else { return Ok(()) };
+    let Some(run) = GoldenRun::load("mlp", device)? else { return Ok(()) };
     let weights = run.weights()?;
     let options = SgdOptions {
         lr: 0.1,
@@ -210,7 +210,7 @@ fn gpt_forward(weights: &Weights, x: &Tensor) -> Result<Tensor> {
 }
 
 fn gpt(device: Device) -> Result<()> {
-    let Some(run) = Run::load("gpt", device)? else { return Ok(()) };
+    let Some(run) = GoldenRun::load("gpt", device)? else { return Ok(()) };
     let weights = run.weights()?;
     let options =
         AdamWOptions { lr: 3e-3, betas: (0.9, 0.95), weight_decay: 0.1, ..AdamWOptions::default() };
@@ -236,7 +236,7 @@ fn resnet_forward(weights: &Weights, x: &Tensor) -> Result<Tensor> {
 }
 
 fn resnet(device: Device) -> Result<()> {
-    let Some(run) = Run::load("resnet", device)? else { return Ok(()) };
+    let Some(run) = GoldenRun::load("resnet", device)? else { return Ok(()) };
     let weights = run.weights()?;
     let options = SgdOptions { lr: 0.05, momentum: 0.9, ..SgdOptions::default() };
     let mut sgd = Sgd::new(weights.all(), options)?;

@@ -16,7 +16,7 @@ use warpline_cuda_sys_safe::nccl::UniqueId;
 use warpline_cuda_sys_safe::owned::Communicator;
 
 use super::environment::{self, DEFAULT_TIMEOUT, Environment};
-use super::error::{Ranks, UNKNOWN};
+use super::error::{RankList, UNKNOWN_RANKS};
 use super::group::GroupParts;
 use super::store::{Deadline, look_up};
 use super::{Error, GroupError, PrefixStore, ProcessGroup, Result, Store, StoreError, TcpStore};
@@ -231,7 +231,7 @@ fn form_group(options: InitOptions) -> Result<ProcessGroup> {
         Some(device) => device,
         None => guess_device(rank, runtime.devices()?.count()),
     };
-    // Every rank counts its own rounds, and equal numbers meet.
+    // Each rank counts its own rounds. Ranks with equal round numbers meet.
     let name = &options.name;
     let store = deadline.bound(|| {
         loop {
@@ -294,7 +294,7 @@ fn join_round(
                 Err(error) => {
                     // The store is lost: do not wait for its timeout once per rank.
                     let others: Vec<_> = (other..world_size).collect();
-                    reason = format!("{reason}; {error}{}", Ranks(&others, UNKNOWN));
+                    reason = format!("{reason}; {error}{}", RankList(&others, UNKNOWN_RANKS));
                     break;
                 }
             }

@@ -14,7 +14,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::error::{Ranks, UNKNOWN};
+use super::error::{RankList, UNKNOWN_RANKS};
 use super::flight_recorder::{self, PublishedCall};
 use super::group::GroupShared;
 use super::store::Deadline;
@@ -129,7 +129,7 @@ fn diagnose(
     }
     let timed_out = reason.starts_with(TIMED_OUT) && missing.is_empty() && lost.is_none();
     if let Some(error) = lost {
-        reason = format!("{reason}; {error}{}", Ranks(&unknown, UNKNOWN));
+        reason = format!("{reason}; {error}{}", RankList(&unknown, UNKNOWN_RANKS));
         let host = parts.store_host.and_then(|host| parts.members.iter().position(|m| *m == host));
         missing.extend(host.filter(|host| *host != rank && !missing.contains(host)));
     }

@@ -138,7 +138,7 @@ impl ProcessGroup {
         let location = Location::caller();
         let outputs = self.parts(NAME, "the output", output, output_splits)?;
         let inputs = self.parts(NAME, "the input", input, input_splits)?;
-        // Ranks may have different sizes, with and without splits.
+        // The sizes may differ between ranks, so only the dtype is compared.
         let signature = Signature::new(NAME).of_dtype(input);
         let keep = smallvec![output.clone(), input.clone()];
         self.exchange((signature, async_op), (&outputs, &inputs), keep, location)

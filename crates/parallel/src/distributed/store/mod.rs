@@ -1,9 +1,8 @@
 //! Stores: keys and values that all ranks of a group see (`torch.distributed.Store`).
 //!
-//! `values.rs` has the map and its size limit, `checked.rs` the limits on keys and values,
-//! `deadline.rs` the single deadline of all steps of a call. `FileStore` is a log under a lock; a
-//! call waits for the lock no longer than its timeout. Tests run random programs on each store and
-//! compare it with a map.
+//! `values.rs` has the map and its size limit, `checked.rs` the limits on keys and values, `deadline.rs` the single
+//! deadline of all steps of a call. `FileStore` is a log in a locked file; a call waits for the lock no longer than its
+//! timeout. Tests run random programs on each store and on a map, and compare the results.
 
 mod checked;
 mod deadline;

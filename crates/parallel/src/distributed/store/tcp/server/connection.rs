@@ -21,7 +21,7 @@ const MAX_TURN_BYTES: usize = 256 << 10;
 
 /// The step of the protocol that a connection is at.
 #[derive(Debug)]
-enum Phase {
+enum ConnectionPhase {
     /// Receives the client's greeting.
     Hello,
     /// Receives the client's proof.
@@ -52,14 +52,19 @@ pub(super) enum TurnOutcome {
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) stream: TcpStream,
-    phase: Phase,
+    phase: ConnectionPhase,
     input: Vec<u8>,
     output: SendBuffer,
 }
 
 impl Connection {
     pub(super) fn new(stream: TcpStream) -> Self {
-        Self { stream, phase: Phase::Hello, input: Vec::new(), output: SendBuffer::default() }
+        Self {
+            stream,
+            phase: ConnectionPhase::Hello,
+            input: Vec::new(),
+            output: SendBuffer::default(),
+        }
     }
 
     /// Returns the size of the buffer of an unfinished request, in bytes.
@@ -70,18 +75,20 @@ impl Connection {
     /// Returns an identifier of the current phase and its time limit. `None` while the server waits for keys.
     pub(super) fn limit(&self) -> Option<(u8, Duration)> {
         match self.phase {
-            Phase::Hello | Phase::Proof(_) | Phase::Refused => Some((0, HANDSHAKE_TIMEOUT)),
+            ConnectionPhase::Hello | ConnectionPhase::Proof(_) | ConnectionPhase::Refused => {
+                Some((0, HANDSHAKE_TIMEOUT))
+            }
             _ if !self.output.is_empty() => Some((1, MESSAGE_TIMEOUT)),
-            Phase::Length if self.input.is_empty() => Some((2, IDLE_TIMEOUT)),
-            Phase::Length | Phase::Body(_) => Some((3, MESSAGE_TIMEOUT)),
-            Phase::AwaitReply => None,
+            ConnectionPhase::Length if self.input.is_empty() => Some((2, IDLE_TIMEOUT)),
+            ConnectionPhase::Length | ConnectionPhase::Body(_) => Some((3, MESSAGE_TIMEOUT)),
+            ConnectionPhase::AwaitReply => None,
         }
     }
 
     /// Starts to send the reply to a request.
     pub(super) fn reply(&mut self, reply: Reply) {
         self.output = SendBuffer::reply(reply);
-        self.phase = Phase::Length;
+        self.phase = ConnectionPhase::Length;
     }
 
     /// Reads and writes without blocking until the server has to act. An error ends the connection.
@@ -92,42 +99,45 @@ impl Connection {
                 if !self.output.send(&mut self.stream)? {
                     return Ok(TurnOutcome::Blocked);
                 }
-                if matches!(self.phase, Phase::Length) {
+                if matches!(self.phase, ConnectionPhase::Length) {
                     return Ok(TurnOutcome::More);
                 }
             }
             let wanted = match self.phase {
-                Phase::Hello => HELLO_LEN,
-                Phase::Proof(_) => CLIENT_PROOF_LEN,
-                Phase::Length => 4,
-                Phase::Body(length) => length,
-                Phase::AwaitReply => return self.check_open().map(|()| TurnOutcome::Blocked),
-                Phase::Refused => return Err(io::ErrorKind::PermissionDenied.into()),
+                ConnectionPhase::Hello => HELLO_LEN,
+                ConnectionPhase::Proof(_) => CLIENT_PROOF_LEN,
+                ConnectionPhase::Length => 4,
+                ConnectionPhase::Body(length) => length,
+                ConnectionPhase::AwaitReply => {
+                    return self.check_open().map(|()| TurnOutcome::Blocked);
+                }
+                ConnectionPhase::Refused => return Err(io::ErrorKind::PermissionDenied.into()),
             };
             if !self.fill(wanted, &mut budget)? {
                 return Ok(if budget == 0 { TurnOutcome::More } else { TurnOutcome::Blocked });
             }
             let input = std::mem::take(&mut self.input);
             match &self.phase {
-                Phase::Hello => {
+                ConnectionPhase::Hello => {
                     let (challenge, answer) = Challenge::new(&input)?;
                     self.output = SendBuffer::bytes(answer);
-                    self.phase = Phase::Proof(challenge);
+                    self.phase = ConnectionPhase::Proof(challenge);
                 }
-                Phase::Proof(challenge) => {
+                ConnectionPhase::Proof(challenge) => {
                     let (accepted, answer) = challenge.answer(secret, &input);
                     self.output = SendBuffer::bytes(answer);
-                    self.phase = if accepted { Phase::Length } else { Phase::Refused };
+                    self.phase =
+                        if accepted { ConnectionPhase::Length } else { ConnectionPhase::Refused };
                     if accepted {
                         return Ok(TurnOutcome::Authenticated);
                     }
                 }
-                Phase::Length => {
+                ConnectionPhase::Length => {
                     let length = input.as_slice().try_into().map_err(io::Error::other)?;
-                    self.phase = Phase::Body(wire::length(length)?);
+                    self.phase = ConnectionPhase::Body(wire::length(length)?);
                 }
                 _ => {
-                    self.phase = Phase::AwaitReply;
+                    self.phase = ConnectionPhase::AwaitReply;
                     return Ok(TurnOutcome::Request(input));
                 }
             }

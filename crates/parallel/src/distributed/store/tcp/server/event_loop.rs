@@ -48,7 +48,7 @@ enum ReplySink {
 
 /// A connection, or a request of the server's own process.
 #[derive(Debug)]
-struct Client {
+struct ClientState {
     sink: ReplySink,
     /// Time at which the connection is closed or its wait ends, and the identifier of that limit ([`WAIT_LIMIT`] or
     /// [`Connection::limit`]).
@@ -70,12 +70,12 @@ pub(super) struct EventLoop {
     secret: Option<Secret>,
     values: Values,
     waits: Waits,
-    clients: HashMap<usize, Client>,
+    clients: HashMap<usize, ClientState>,
     next_id: usize,
     peers: Peers,
     deadlines: BTreeSet<(Instant, usize)>,
     ready: VecDeque<usize>,
-    /// Total of [`Client::buffered`], in bytes.
+    /// Total of [`ClientState::buffered`], in bytes.
     buffered: usize,
     /// Time at which to accept connections again after the system failed to accept one.
     paused: Option<Instant>,
@@ -177,7 +177,7 @@ impl EventLoop {
         let id = self.next_id;
         // Ids stay below the tokens `LISTENER` and `WAKER`.
         self.next_id = (self.next_id + 1) % (usize::MAX - 2);
-        self.clients.insert(id, Client { sink, deadline: None, queued: false, buffered: 0 });
+        self.clients.insert(id, ClientState { sink, deadline: None, queued: false, buffered: 0 });
         id
     }
 
