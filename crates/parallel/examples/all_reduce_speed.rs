@@ -174,7 +174,8 @@ impl RawNccl {
         let at = pointer(memory.ptr().addr());
         let (comm, stream) = (self.comm, pointer(stream.raw().handle().raw()));
         Ok(move || {
-            // SAFETY: the caller keeps the communicator, the memory and the stream alive until the stream is synchronised.
+            // SAFETY: the caller keeps the communicator, the memory and the stream alive until the stream is
+            // synchronised.
             let status = unsafe { call(at, at, count, F32, SUM, comm, stream) };
             ensure!(status == 0, "ncclAllReduce: status {status}");
             Ok(())

@@ -93,8 +93,8 @@ fn all() -> Vec<Case> {
 
 /// Largest amount of memory for one call, in bytes.
 const MAX_MEMORY: usize = 64 << 20;
-/// Environment variable of the child process that makes the calls. A call that hangs or runs out of memory ends only the
-/// child.
+/// Environment variable of the child process that makes the calls. A call that hangs or runs out of memory ends only
+/// the child.
 const CHILD: &str = "WARPLINE_EXTREMES_CHILD";
 
 #[test]

@@ -146,8 +146,8 @@ pub(super) fn read(read: ReadVariable<'_>) -> Result<Environment> {
         secret.map_err(|error| problems.0.push(format!("WARPLINE_SECRET: {error}"))).ok()
     });
     // torchrun sets MASTER_ADDR to the host's name. Ranks on one machine without a secret meet at the loopback address
-    // instead, which needs no secret. WORLD_SIZE and LOCAL_WORLD_SIZE are the same on all ranks, so all ranks choose the
-    // same address.
+    // instead, which needs no secret. WORLD_SIZE and LOCAL_WORLD_SIZE are the same on all ranks, so all ranks choose
+    // the same address.
     let local_world_size =
         problems.text(read, "LOCAL_WORLD_SIZE").and_then(|text| text.parse().ok());
     let one_machine = launcher == Some(0) && local_world_size == world_size;

@@ -50,8 +50,8 @@ impl ProcessGroup {
             let comm = parts.comm.split(color, self.rank(), parts.timeout);
             comm.map_err(|e| shared.error_or_failure(warpline::Error::driver(NAME, e)))
         })();
-        // A failed split leaves no work that could hang, so its call is done, too. The record stays, so that a failure of
-        // the group can name the call.
+        // A failed split leaves no work that could hang, so its call is done, too. The record stays, so that a failure
+        // of the group can name the call.
         shared.recorder().set_state(id, CallState::Done);
         let number = {
             let mut number = shared.subgroups.lock().unwrap_or_else(PoisonError::into_inner);

@@ -73,8 +73,8 @@ pub(super) fn random() -> StoreResult<[u8; 32]> {
     }
 }
 
-/// The role of the prover in a connection. A proof is valid for one role only, so that a peer cannot send back the proof
-/// that it received.
+/// The role of the prover in a connection. A proof is valid for one role only, so that a peer cannot send back the
+/// proof that it received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     Client,

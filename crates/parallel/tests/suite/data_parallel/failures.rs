@@ -21,7 +21,7 @@ crate::on_both! {
         gpu2_s28_a_failed_index_is_reported_to_the_caller => failed_index;
 }
 
-/// A device-side index check on a replica's thread is reported to the thread that called `forward`.
+/// A failed index check in a replica is reported to the thread that called `forward`, not to other threads.
 fn failed_index(devices: usize) -> TestResult {
     let net = DataParallel::new(FnModule(|x: Tensor| {
         x.index_select(0, &tensor([9 * device_of(&x) as i64], x.device())?)?;
@@ -34,8 +34,8 @@ fn failed_index(devices: usize) -> TestResult {
             let other = scope.spawn(|| with_runtime(&runtime, || cuda::synchronize(1)));
             other.join().expect("no panic")
         })?;
-        let told = cuda::synchronize(1);
-        assert!(matches!(told.kind(), Some(ErrorKind::IndexCheck { index: 9, .. })), "{told:?}");
+        let error = cuda::synchronize(1);
+        assert!(matches!(error.kind(), Some(ErrorKind::IndexCheck { index: 9, .. })), "{error:?}");
         cuda::synchronize(1)?;
     }
     Ok(())

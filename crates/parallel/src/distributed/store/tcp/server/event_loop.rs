@@ -19,8 +19,8 @@ use super::connection::{Connection, TurnOutcome};
 use super::peers::{MAX_UNAUTHENTICATED, Peers};
 use super::waits::{KeyWait, Waits};
 
-/// Largest number of connections accepted in one iteration. Smaller than [`MAX_UNAUTHENTICATED`], so that the greeting of
-/// a prompt client is read before newer connections evict the client.
+/// Largest number of connections accepted in one iteration. Smaller than [`MAX_UNAUTHENTICATED`], so that the greeting
+/// of a prompt client is read before newer connections evict the client.
 const ACCEPTS: usize = MAX_UNAUTHENTICATED / 4;
 /// Pause after the system failed to accept a connection, for example for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
@@ -253,8 +253,8 @@ impl EventLoop {
         self.update_buffered(id);
     }
 
-    /// Updates the number of bytes that the server holds for a connection. If the total exceeds [`MAX_BUFFERED`], closes
-    /// the connection with the most bytes.
+    /// Updates the number of bytes that the server holds for a connection. If the total exceeds [`MAX_BUFFERED`],
+    /// closes the connection with the most bytes.
     fn update_buffered(&mut self, id: usize) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let ReplySink::Socket(connection) = &client.sink else { return };

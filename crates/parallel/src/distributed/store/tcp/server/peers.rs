@@ -30,8 +30,8 @@ impl Peers {
         self.unauthenticated.len() >= MAX_UNAUTHENTICATED
     }
 
-    /// Returns the connection to evict: the oldest of the address with the most unauthenticated connections. A flood from
-    /// one address thus evicts only its own connections, even if a client elsewhere takes long for its proof.
+    /// Returns the connection to evict: the oldest of the address with the most unauthenticated connections. A flood
+    /// from one address thus evicts only its own connections, even if a client elsewhere takes long for its proof.
     pub(super) fn unauthenticated_to_evict(&self) -> Option<usize> {
         let mut oldest = BTreeMap::new();
         for (id, address) in &self.unauthenticated {
@@ -40,7 +40,8 @@ impl Peers {
         oldest.into_values().max().map(|(_, id)| id.0)
     }
 
-    /// Counts a connection as authenticated. Returns `false` if a limit is exceeded; the caller then closes the connection.
+    /// Counts a connection as authenticated. Returns `false` if a limit is exceeded; the caller then closes the
+    /// connection.
     pub(super) fn authenticate(&mut self, id: usize) -> bool {
         let Some(address) = self.unauthenticated.remove(&id) else { return false };
         let count = self.counts.entry(address).or_default();
