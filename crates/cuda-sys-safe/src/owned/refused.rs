@@ -172,7 +172,7 @@ impl List {
     }
 
     fn retry_all(&self) {
-        // Each once: those that are refused again come last.
+        // A release that is refused again moves to the end of the queue, so each is retried once.
         for _ in 0..self.count.load(Ordering::Relaxed) {
             self.retry_next();
         }

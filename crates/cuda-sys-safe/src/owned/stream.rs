@@ -30,7 +30,7 @@ struct Inner {
     /// Whether the stream was ever captured. If not, records of events need not look at
     /// `membership`.
     was_captured: AtomicBool,
-    /// The capture in which the stream takes part, or last took part.
+    /// The current or last capture of the stream.
     membership: Mutex<Option<Arc<Membership>>>,
 }
 
@@ -125,7 +125,8 @@ impl Stream {
         membership: &Arc<Membership>,
         f: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        // Before the driver captures anything: whoever asks after a record then waits for the lock.
+        // Set the flag before the driver captures anything. A thread that reads the flag after a
+        // record then takes the lock and waits.
         self.0.was_captured.store(true, Ordering::SeqCst);
         let mut slot = self.0.membership.lock().unwrap_or_else(PoisonError::into_inner);
         f()?;
@@ -148,7 +149,7 @@ impl Stream {
         f()
     }
 
-    /// Returns the capture in which the stream takes part.
+    /// Returns the capture that the stream is in.
     pub(super) fn capture_under_way(&self) -> Option<Arc<Membership>> {
         if !self.0.was_captured.load(Ordering::SeqCst) {
             return None;
@@ -267,7 +268,7 @@ impl std::fmt::Debug for Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Before the driver may give its handle to another stream.
+        // Remove the entry before the handle is destroyed, because the driver may reuse the handle.
         let key = key(&self.driver, self.handle);
         let mut alive = alive();
         if alive.get(&key).is_some_and(|there| there.strong_count() == 0) {

@@ -25,7 +25,8 @@ fn ready(answer: Result<()>) -> Result<bool> {
     }
 }
 
-// SAFETY: each method is the driver call that its documentation names, whose promises these are.
+// SAFETY: each method makes the driver call that its documentation names, and CUDA guarantees what
+// the contract requires of that call.
 unsafe impl Driver for CudaDriver {
     fn name(&self) -> &'static str {
         "cuda"
@@ -88,7 +89,7 @@ unsafe impl Driver for CudaDriver {
         let mut ptr = ptr::null_mut();
         call!(self, device, cuMemHostAlloc(&mut ptr, bytes, host_flags(flags)))
             .map_err(|e| e.with_detail(|| format!("{bytes} bytes")))?;
-        // The driver accepts to allocate nothing, and there is no address to return.
+        // The driver accepts a size of zero and returns null.
         NonNull::new(ptr.cast()).ok_or_else(|| {
             let code = if bytes == 0 { CudaCode::INVALID_VALUE } else { CudaCode::OUT_OF_MEMORY };
             DriverError::cuda("cuMemHostAlloc", code, Some(device))
@@ -119,8 +120,8 @@ unsafe impl Driver for CudaDriver {
     fn pointer_kind(&self, address: u64) -> Result<PointerKind> {
         const CALL: &str = "cuPointerGetAttribute";
         self.admit_process(CALL)?;
-        // The call wants a current context. Where no device has one nothing can be page-locked,
-        // and none is made for asking.
+        // The call needs a current context. If no device has a context, no memory is page-locked,
+        // and a query should not create one.
         let mut lost = None;
         let mut active = None;
         for (device, state) in self.devices.iter().enumerate() {
@@ -147,7 +148,7 @@ unsafe impl Driver for CudaDriver {
                 Ok(PointerKind::Device(owner as usize))
             }
             Ok(_) => Ok(PointerKind::Pageable),
-            // The driver's way to say that it does not know the address.
+            // The driver returns this code for an address that it does not know.
             Err(e) if e.code() == Some(CudaCode::INVALID_VALUE) => Ok(PointerKind::Pageable),
             Err(e) => Err(e),
         }
@@ -155,13 +156,13 @@ unsafe impl Driver for CudaDriver {
 
     unsafe fn memcpy_async(&self, copy: &Copy, stream: StreamHandle) -> Result<()> {
         self.enter("cuMemcpyAsync", stream.device())?;
-        // SAFETY: the caller's contract is the same; the stream's device is entered.
+        // SAFETY: the caller satisfies the same contract, and the stream's device is entered.
         unsafe { self.copy(stream.device(), copy, Some(raw_stream(stream))) }
     }
 
     unsafe fn memcpy(&self, device: usize, copy: &Copy) -> Result<()> {
         self.enter("cuMemcpy", device)?;
-        // SAFETY: the caller's contract is the same; the device is entered.
+        // SAFETY: the caller satisfies the same contract, and the device is entered.
         unsafe { self.copy(device, copy, None) }
     }
 
@@ -254,7 +255,7 @@ unsafe impl Driver for CudaDriver {
         stream: StreamHandle,
         f: Box<dyn FnOnce() + Send>,
     ) -> Result<()> {
-        // SAFETY: the caller's contract is the same.
+        // SAFETY: the caller satisfies the same contract.
         unsafe { self.enqueue_host(stream, f) }
     }
 
@@ -322,7 +323,7 @@ unsafe impl Driver for CudaDriver {
     }
 
     unsafe fn launch(&self, stream: StreamHandle, launch: &Launch<'_>) -> Result<()> {
-        // SAFETY: the caller's contract is the same.
+        // SAFETY: the caller satisfies the same contract.
         unsafe { self.enqueue(stream, launch) }
     }
 
@@ -391,7 +392,7 @@ unsafe impl Driver for CudaDriver {
 
     #[cfg(unix)]
     unsafe fn mem_export(&self, memory: PhysicalHandle) -> Result<OsHandle> {
-        // SAFETY: the caller's contract is the same.
+        // SAFETY: the caller satisfies the same contract.
         unsafe { self.export(memory) }
     }
 
@@ -432,7 +433,8 @@ unsafe impl Driver for CudaDriver {
     // ---- stream-ordered pools -----------------------------------------------------------
 
     fn mempool_create(&self, device: usize) -> Result<MemPoolHandle> {
-        // SAFETY: integers, enums with a zero variant and a pointer: zero is valid and means none.
+        // SAFETY: the fields are integers, enums with a zero variant, and a pointer. Zero is valid
+        // for each and means the default.
         let mut props: CUmemPoolProps = unsafe { std::mem::zeroed() };
         props.allocType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
         props.location = on_device(device);
@@ -561,7 +563,7 @@ unsafe impl Driver for CudaDriver {
     }
 
     fn ipc_open_mem(&self, device: usize, handle: IpcMemHandle) -> Result<DevicePtr> {
-        // The only flag there is, and required: peers are enabled as needed.
+        // The only flag, which the call requires. The driver then enables peer access as needed.
         const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
         let raw = CUipcMemHandle { reserved: handle.0.map(|byte| byte as _) };
         let mut ptr = 0;

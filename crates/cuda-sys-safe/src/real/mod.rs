@@ -86,7 +86,8 @@ pub fn load() -> Result<Arc<dyn Driver>> {
             let named = api::SEARCH.named_in_env();
             let driver = load_from(&search_paths(named.as_deref()));
             let driver = driver.map_err(|error| api::SEARCH.blame(named.as_deref(), error))?;
-            // Where these are missing others do their work, and nobody would hear of the variable.
+            // Check these variables now. A missing cuBLAS or NVML is replaced silently, so an
+            // invalid variable would go unnoticed.
             for search in [blas::SEARCH, nvml::SEARCH] {
                 search.check_named()?;
             }
@@ -109,11 +110,11 @@ pub fn search_paths(named: Option<&Path>) -> Vec<PathBuf> {
 /// # Errors
 /// The errors of [`load`], except [`DriverError::InvalidVariable`].
 pub fn load_from(paths: &[PathBuf]) -> Result<Arc<dyn Driver>> {
-    // First, so that a fork at any time after cuInit is noticed.
+    // Start to watch for forks before cuInit.
     let birth = Birth::here();
     let api = api::open(paths)?;
 
-    // SAFETY: takes no pointer.
+    // SAFETY: the function takes no pointers.
     let status = unsafe { (api.cuInit)(0) };
     let mut version = 0;
     // SAFETY: the pointer is valid for writes.

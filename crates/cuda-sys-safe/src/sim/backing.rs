@@ -45,14 +45,16 @@ impl Mapping {
         from: u64,
     ) -> io::Result<()> {
         let start = self.part(offset, bytes).ok_or(io::ErrorKind::InvalidInput)?;
-        // SAFETY: a part of our own; the driver's lock keeps others from it.
+        // SAFETY: the range is a part of this mapping. The driver's lock keeps other threads from
+        // it.
         unsafe { system::place(start, bytes, file, from) }
     }
 
     /// Makes a part of the mapping fault again, and releases its pages.
     pub(super) fn hide(&self, offset: usize, bytes: usize) {
         if let Some(start) = self.part(offset, bytes) {
-            // SAFETY: a part of our own; the driver's lock keeps others from it.
+            // SAFETY: the range is a part of this mapping. The driver's lock keeps other threads
+            // from it.
             unsafe { system::hide(start, bytes) };
         }
     }
@@ -61,7 +63,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if let Some(start) = self.part(0, self.bytes) {
-            // SAFETY: mapped by `new` with this size; whoever held addresses in it is gone.
+            // SAFETY: mapped by `new` with this size. No address in it is in use any more.
             unsafe { system::unmap(start, self.bytes) };
         }
     }
@@ -69,7 +71,7 @@ impl Drop for Mapping {
 
 /// Fills host memory in a mapping of this module.
 pub(super) fn fill(at: usize, bytes: usize, value: u8) {
-    // SAFETY: callers pass ranges inside a live mapping, under the driver's lock.
+    // SAFETY: callers pass ranges inside a live mapping, and hold the driver's lock.
     unsafe { with_exposed_provenance_mut::<u8>(at).write_bytes(value, bytes) };
 }
 
@@ -78,6 +80,6 @@ pub(super) fn fill(at: usize, bytes: usize, value: u8) {
 /// # Safety
 /// The range must be live, readable and unchanged while the result is used.
 pub(super) unsafe fn bytes_at<'a>(at: usize, bytes: usize) -> &'a [u8] {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees that the range is live, readable and unchanged during `'a`.
     unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(at), bytes) }
 }

@@ -73,7 +73,7 @@ pub(crate) fn in_pages(bytes: usize) -> Option<usize> {
 /// The range is mapped, writable, all zeros, and not in use by other code.
 unsafe fn touch(start: NonNull<u8>, bytes: usize) {
     for at in (0..bytes).step_by(page_size()) {
-        // SAFETY: within the range, as the caller promises.
+        // SAFETY: the byte lies in the range, which the caller allows to be overwritten.
         unsafe { start.add(at).write_volatile(0) };
     }
 }

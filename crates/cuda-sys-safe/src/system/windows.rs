@@ -38,7 +38,7 @@ pub(crate) fn map(bytes: usize, behind: Behind) -> io::Result<NonNull<u8>> {
         Behind::Nothing => (MEM_RESERVE, PAGE_NOACCESS),
         Behind::Untouched | Behind::Memory => (MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE),
     };
-    // SAFETY: a new allocation where the system chooses.
+    // SAFETY: the system chooses addresses that are not in use.
     let base = unsafe { VirtualAlloc(null(), bytes, kind, protection) };
     NonNull::new(base.cast()).ok_or_else(io::Error::last_os_error)
 }
@@ -49,7 +49,8 @@ pub(crate) fn map(bytes: usize, behind: Behind) -> io::Result<NonNull<u8>> {
 /// The range is a whole mapping by [`map`], [`map_large`] or [`map_for_devices`], and is not in
 /// use.
 pub(crate) unsafe fn unmap(start: NonNull<u8>, _bytes: usize) {
-    // SAFETY: as the caller promises. The size must be 0, and means all of it.
+    // SAFETY: the caller guarantees that the range is a whole mapping and not in use. The size must
+    // be 0, which means the whole mapping.
     unsafe { VirtualFree(start.as_ptr().cast(), 0, MEM_RELEASE) };
 }
 
@@ -68,7 +69,7 @@ pub(crate) fn map_for_devices(bytes: usize) -> io::Result<NonNull<u8>> {
 /// # Safety
 /// The range may be overwritten with zeros, and is not in use.
 pub(crate) unsafe fn populate(start: NonNull<u8>, bytes: usize) -> io::Result<()> {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller allows the range to be overwritten with zeros.
     unsafe { touch(start, bytes) };
     Ok(())
 }
@@ -91,7 +92,7 @@ pub(crate) unsafe fn place(
 /// # Safety
 /// The range lies in a mapping by [`map`], consists of whole pages, and is not in use.
 pub(crate) unsafe fn hide(start: NonNull<u8>, bytes: usize) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees that the range lies in its own mapping and is not in use.
     unsafe { VirtualFree(start.as_ptr().cast(), bytes, MEM_DECOMMIT) };
 }
 
@@ -169,10 +170,10 @@ pub(crate) unsafe fn open_library(path: &Path) -> Result<Library, libloading::Er
     let mut flags = dll::LOAD_LIBRARY_SEARCH_DEFAULT_DIRS;
     let mut path = path.to_owned();
     if path.components().count() > 1 {
-        // What it needs itself lies beside it.
+        // The library's own dependencies lie in the same folder.
         flags |= dll::LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR;
         path = absolute(&path).unwrap_or(path);
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees that the library's initialisers are sound.
     unsafe { dll::Library::load_with_flags(path, flags) }.map(Library::from)
 }

@@ -46,7 +46,7 @@ fn ending() -> DriverError {
 /// registration, so `end` runs before the handlers of all libraries loaded so far.
 pub(super) fn register() {
     #[cfg(unix)]
-    // SAFETY: the function takes nothing, and does not unwind.
+    // SAFETY: `end` takes no arguments and does not unwind.
     unsafe {
         libc::atexit(end);
     }
@@ -58,7 +58,7 @@ extern "C" fn end() {
     ENDING.store(true, Ordering::Release);
     while start.elapsed() < PATIENCE {
         if let Ok(calls) = CALLS.try_write() {
-            // No abort begins any more either.
+            // Keep the lock forever, so that no abort can begin any more.
             return std::mem::forget(calls);
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -91,7 +91,7 @@ mod tests {
                 while enter_to_abort().is_ok() && began.elapsed() < PATIENCE {
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                // Nobody comes to this if the process has ended by now.
+                // The process should have ended by now. If it has not, this line fails the test.
                 eprintln!("then an abort: {}", enter_to_abort().is_ok());
             });
             wait.recv().expect("it begins");

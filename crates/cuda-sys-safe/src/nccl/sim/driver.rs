@@ -63,8 +63,8 @@ fn refused(call: &'static str, why: String) -> crate::DriverError {
     failed(call, "ncclInvalidArgument", why)
 }
 
-// SAFETY: what is enqueued is an operation of the stream, which touches what the calls name when it
-// begins and when it ends.
+// SAFETY: a group is one operation of the stream. It accesses only the memory that its calls name,
+// when it begins and when it ends.
 unsafe impl Nccl for SimDriver {
     fn version(&self) -> Result<u32> {
         Ok(VERSION)
@@ -121,7 +121,7 @@ unsafe impl Nccl for SimDriver {
         if !seat.is_ready()? {
             return Ok(CommState::InProgress);
         }
-        // Devices work while somebody asks.
+        // Work runs only inside driver calls, so a poll has to run some.
         let (ran, behind) = self.advance(&seat, false);
         if let (false, Some(behind)) = (ran, behind) {
             super::help(&behind, false);
@@ -142,7 +142,7 @@ unsafe impl Nccl for SimDriver {
     }
 
     unsafe fn comm_interrupt(&self, comm: CommHandle) -> Result<()> {
-        // Its calls do not hang, but what they enqueued may.
+        // Simulated calls never block, but enqueued work may wait for other ranks.
         self.seat("ncclCommAbort", comm)?.abort();
         Ok(())
     }

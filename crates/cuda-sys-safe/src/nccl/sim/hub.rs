@@ -1,7 +1,7 @@
-//! The hub: a state machine of the calls and data of all ranks whose communicators have one id. The
-//! process that makes the id owns the hub. Ranks of that process call it directly; others send the
-//! same requests through a socket (`process.rs`). It matches the calls and sends results to the
-//! ranks' seats (`seat.rs`).
+//! The hub of a communicator id: it matches the calls of all ranks, computes the results and sends
+//! them to the ranks (`participant.rs`). The process that made the id owns the hub. Ranks of that
+//! process call the hub directly. Ranks of other processes send the same requests through a socket
+//! (`process.rs`).
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
@@ -257,7 +257,7 @@ impl Hub {
             for (new, &(_, rank)) in part.iter().enumerate() {
                 let Some(split) = splits[rank].take() else { continue };
                 comm.origins[new] = Some((Member { comm: member.comm, rank }, split.number));
-                // Who is gone from the whole is not here either.
+                // A rank that left the split communicator has left the new one, too.
                 comm.gone[new] = split.gone.or(comms[member.comm].gone[rank]);
                 comm.guests[new] = split.guest.filter(|_| comm.gone[new].is_none());
             }
@@ -288,7 +288,7 @@ impl Hub {
 impl Ask for Hub {
     fn ask(&self, request: Request) {
         let mut comms = self.lock();
-        // Another process may say anything.
+        // Another process may send invalid numbers.
         let known = |member: Member| {
             comms.get(member.comm).is_some_and(|comm| member.rank < comm.guests.len())
         };
@@ -308,7 +308,7 @@ impl Ask for Hub {
         match request {
             Request::Join { ranks, rank, guest } => {
                 if Self::join(&mut comms, ranks, rank, guest) {
-                    // For its id no other rank can come.
+                    // All ranks have joined, so no rank looks for the hub by its id any more.
                     Self::close(self);
                 }
             }
@@ -375,7 +375,7 @@ impl Comm {
         if self.failure.is_none() {
             self.tell_all(|_| Some(Event::Failed(error.clone())));
             self.failure = Some(error);
-            // Nobody will be given anything any more.
+            // No call of a failed communicator completes any more.
             self.rounds.clear();
             self.pairs.clear();
         }

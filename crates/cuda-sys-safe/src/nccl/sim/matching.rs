@@ -71,7 +71,7 @@ impl Comm {
         let sent = Event::Done { op: send.op, part: send.part, output: Bytes::default() };
         let got = Event::Done { op: recv.op, part: recv.part, output: send.input.into() };
         if from == to {
-            // Two parts of one group.
+            // One rank sends to itself in one group. The order of the two events does not matter.
             self.tell(from, sent);
             return self.tell(to, got);
         }
@@ -105,7 +105,7 @@ impl Comm {
 
     /// Describes a rank that waits for `gone`, and its call, if there is one.
     fn waiting_for(&self, gone: usize) -> Option<String> {
-        // Of the first communicator: it can never be complete.
+        // If a rank leaves before all have joined, the first communicator can never be complete.
         let joined = |rank: usize| self.guests[rank].is_some() || self.gone[rank].is_some();
         if !(0..self.guests.len()).all(joined) && self.guests.iter().any(Option::is_some) {
             return Some("not all ranks had joined".to_owned());

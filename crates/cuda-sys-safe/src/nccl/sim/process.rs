@@ -30,7 +30,8 @@ pub(super) fn port() -> Option<u16> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
         let port = listener.local_addr().ok()?.port();
         let accept = move || {
-            // Each connection's thread holds one of both, and drops the first after the greeting.
+            // Counts of connections. The thread of a connection holds one reference to each, and
+            // drops that to the first after the greeting.
             let (strangers, all) = (Arc::new(()), Arc::new(()));
             for stream in listener.incoming().flatten() {
                 let (stranger, one) = (Arc::clone(&strangers), Arc::clone(&all));
@@ -96,7 +97,8 @@ impl Deliver for Remote {
         writer.number(self.token).event(&event);
         let stream = locked(&self.stream);
         if send(&stream, &writer.0).is_err() {
-            // Whoever reads from it finds that its process is gone.
+            // The thread that reads from this socket then sees the end, and reports the death of
+            // the rank.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
@@ -128,8 +130,8 @@ fn serve(stream: TcpStream, stranger: Arc<()>) {
         }
         hub.ask(request);
     }
-    // Those that have left before stay as they were. Until it has left all, a split may make it a rank
-    // of another one.
+    // Reporting the death of a rank that has already left changes nothing. Until the last report, a
+    // split may add a rank to `members`, so this is a loop.
     loop {
         let left = std::mem::take(&mut *locked(&members));
         if left.is_empty() {
@@ -260,7 +262,7 @@ impl Ask for Connection {
         }
         let stream = locked(&self.stream);
         if send(&stream, &writer.0).is_err() {
-            // The thread that listens finds it, and fails the ranks.
+            // The listening thread then sees the end of the connection, and fails the ranks.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
@@ -321,12 +323,12 @@ mod tests {
             bytes += 1;
         }
         assert!((2..16).contains(&bytes), "{bytes}");
-        // They came later, so their deadlines are later, too.
+        // The crowd connected later, so its deadlines are later.
         while !crowd.iter().all(is_closed) {
             assert!(begun.elapsed() < 2 * GREETING_TIME);
             std::thread::sleep(Duration::from_millis(50));
         }
-        // Most were closed at once; this one has a place.
+        // All others are closed by now, so a new connection is accepted.
         let next = connect();
         std::thread::sleep(Duration::from_millis(100));
         assert!(!is_closed(&next));

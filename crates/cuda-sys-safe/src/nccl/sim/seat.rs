@@ -185,7 +185,7 @@ impl Seat {
         };
         match (member, origin) {
             (Some((member, _)), _) => self.hub.ask(Request::Leave { member, why }),
-            // The split that it is to come of is under way, or was a moment ago.
+            // The split that makes this rank is unfinished, or its end has not been delivered yet.
             (None, Some((member, split))) => {
                 self.hub.ask(Request::Abandon { member, split, why });
             }
@@ -197,7 +197,7 @@ impl Seat {
     pub(super) fn want(&self) {
         let member = {
             let mut state = self.lock();
-            // They remember it.
+            // One request suffices, because the other processes remember it.
             if std::mem::replace(&mut state.asked, true) { None } else { state.member }
         };
         if let Some((member, _)) = member {
@@ -240,7 +240,7 @@ impl Deliver for Seat {
                 }
             }
             Event::Failed(error) => {
-                // What was to be split off never comes.
+                // The unfinished splits never complete.
                 for child in state.splits.iter().flatten() {
                     child.lock().failure.get_or_insert_with(|| error.clone());
                 }

@@ -151,7 +151,7 @@ impl SimDriver {
     ) -> (Guard<'a>, bool) {
         let seen = nccl::sim::version();
         let Some(seat) = state.blocked_on(point) else {
-            // They may have gone on since it was tried.
+            // The other ranks may have continued since the last attempt.
             let can_run = state.pick(Pick::Needed(point)).is_some();
             return (state, can_run);
         };

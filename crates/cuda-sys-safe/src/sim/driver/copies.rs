@@ -47,7 +47,7 @@ impl State {
             && captured
             && to != from
         {
-            // Of a spoiled capture too.
+            // Applies even if the capture is already invalid.
             self.spoil_capture_of(stream);
             let why = "a copy between devices cannot be captured";
             return Err(error(call, CudaCode::STREAM_CAPTURE_UNSUPPORTED, device, why));
@@ -62,7 +62,8 @@ impl State {
         let src = match (src, from) {
             (End::Host(address), Place::Pageable) if to_device && !captured => {
                 let source = with_exposed_provenance::<u8>(address);
-                // SAFETY: the caller promises a readable source of that many bytes.
+                // SAFETY: the caller guarantees that the source is readable and has this many
+                // bytes.
                 End::Staged(unsafe { std::slice::from_raw_parts(source, request.bytes) }.into())
             }
             (src, _) => src,
@@ -72,7 +73,7 @@ impl State {
             return Ok((None, HostWait::Nothing));
         };
         let wait = match (from, to) {
-            // Host to host is synchronous, and so is what ends in pageable memory.
+            // Copies from host to host, and all copies to pageable memory, are synchronous.
             (_, Place::Pageable) | (Place::Pageable | Place::Pinned, Place::Pinned) => {
                 HostWait::Done(point)
             }
@@ -150,7 +151,7 @@ impl State {
         if !known {
             return refuse(format!("{count} elements at {dst:?} are not all allocated"));
         }
-        // A captured one is not looked at so closely.
+        // The driver does not check access for a captured memset.
         let captured = self.streams.get(&key).is_some_and(|s| s.capture.is_some());
         if !captured && !self.may_set(device, dst.addr()) {
             return refuse(format!("cuda:{device} has no access to {dst:?}"));

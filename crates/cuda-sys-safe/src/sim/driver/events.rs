@@ -74,7 +74,7 @@ impl State {
         let event = self.event(call, handle)?;
         let (latest, interprocess) = (event.latest, event.flags.interprocess);
         let captured = event.captured.clone();
-        // Refused whether or not there is something to wait for.
+        // Captures are checked even if the event has no pending work.
         self.check_captures(key, call)?;
         let capturing = self.capture_frontier(key).is_some();
         if let Some((capture, frontier)) = captured {

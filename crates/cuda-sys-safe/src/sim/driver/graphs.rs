@@ -87,7 +87,8 @@ mod tests {
             let stream = owned::Stream::new(&driver, 0, flags).unwrap();
             let memory = driver.mem_alloc(0, 4).unwrap();
             let handle = stream.handle();
-            // SAFETY: live memory of four bytes, a live stream, and the graph of its capture.
+            // SAFETY: the memory is live and has four bytes, the stream is live, and the graph
+            // comes from its capture.
             unsafe {
                 driver.begin_capture(handle, CaptureMode::Relaxed).unwrap();
                 for _ in 0..nodes {

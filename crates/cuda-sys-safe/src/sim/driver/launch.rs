@@ -28,7 +28,8 @@ impl SimDriver {
             .inspect_err(|_| state.spoil_capture_of(stream))?;
         self.settle(state);
         enqueue(stream).map_err(|e| e.at(launch.location))?;
-        // Not in there: whoever enqueues holds the communicator, which others may have to abort.
+        // Run and wait here, not in `enqueue`: `enqueue` holds the communicator's lock, and another
+        // thread may have to abort the communicator.
         let state = self.lock();
         let captured = state.streams.get(&key).is_some_and(|s| s.capture.is_some());
         let point = (!captured).then(|| state.tail(key));

@@ -64,8 +64,8 @@ macro_rules! enqueue {
     }};
 }
 
-// SAFETY: memory comes from the system, zeroed, and each range of addresses is given out once;
-// waits run what they wait for.
+// SAFETY: memory comes from the system, zeroed, and each range of addresses is given out once. A
+// wait runs all work that it waits for.
 unsafe impl Driver for SimDriver {
     fn name(&self) -> &'static str {
         "sim"
@@ -161,7 +161,8 @@ unsafe impl Driver for SimDriver {
 
     fn pointer_kind(&self, address: u64) -> Result<PointerKind> {
         let state = self.lock();
-        // Asked through a device that can answer, as the real driver is.
+        // The real driver asks through any device that is not lost. This call fails only if all are
+        // lost.
         if state.devices.iter().all(|d| d.surfaced)
             && let Some((device, last)) = state.devices.iter().enumerate().next_back()
             && let Some(cause) = last.lost.clone()
@@ -174,7 +175,7 @@ unsafe impl Driver for SimDriver {
     unsafe fn memcpy_async(&self, copy: &Copy, stream: StreamHandle) -> Result<()> {
         let (call, device) = (CallKind::MemcpyAsync, stream.device());
         let mut s = self.enter(call, device)?;
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller guarantees that a host source is readable.
         let accepted = unsafe { s.memcpy(call, copy, stream, false) };
         let (point, wait) = accepted.inspect_err(|_| s.spoil_capture_of(stream))?;
         self.copied(s, call, device, point, wait)
@@ -184,7 +185,7 @@ unsafe impl Driver for SimDriver {
         let call = CallKind::Memcpy;
         let mut s = self.enter(call, device)?;
         let (point, wait) =
-            // SAFETY: the caller's promise is the same.
+            // SAFETY: the caller guarantees that a host source is readable.
             unsafe { s.memcpy(call, copy, StreamHandle::default_of(device), true) }?;
         self.copied(s, call, device, point, wait)
     }
@@ -196,7 +197,8 @@ unsafe impl Driver for SimDriver {
         count: usize,
         stream: StreamHandle,
     ) -> Result<()> {
-        // Unlike other work that is refused, a memset with bad arguments spoils no capture.
+        // A memset with invalid arguments does not invalidate the capture, unlike other refused
+        // work.
         let (call, device) = (CallKind::MemsetAsync, stream.device());
         let mut s = self.enter(call, device)?;
         let point = s.memset(dst, value, count, stream)?;

@@ -96,7 +96,7 @@ impl SimDriver {
             let why = "a host function must not call CUDA";
             return Err(error(call, CudaCode::NOT_PERMITTED, device, why));
         }
-        // To a checker of schedules the rest of the call is one step.
+        // A schedule checker treats the rest of the call as one step.
         warpline_sync::let_others_run();
         let mut state = self.lock();
         *state.calls.entry(call).or_insert(0) += 1;
@@ -118,7 +118,7 @@ impl SimDriver {
             return Err(error(call, code, device, why));
         }
         if call.needs_no_context() {
-            // They cannot fail by earlier work, but are refused once it is known to have failed.
+            // Earlier work cannot fail these calls until another call has reported the failure.
             if state.devices[device].surfaced {
                 state.surface(call, device)?;
             }
@@ -188,8 +188,8 @@ impl SimDriver {
                     next
                 }
                 Step::Busy => self.host_fn_ended.wait(next).unwrap_or_else(PoisonError::into_inner),
-                // Waits name earlier operations only, so something can always run, or other ranks or
-                // processes have to.
+                // Waits name only earlier operations. If no operation can run, another rank or
+                // process must continue first.
                 Step::Idle if next.waits_for_value(unmet) => self.wait_for_value(next),
                 Step::Idle => match self.wait_for_ranks(next, unmet, &mut patience) {
                     (next, true) => next,
@@ -230,7 +230,7 @@ impl SimDriver {
         state.host_fn_running = true;
         drop(state);
         let _ = IN_HOST_FN.try_with(|inside| inside.set(true));
-        // The driver never sees a panic: it goes no further, as with the real one.
+        // `run_host` catches a panic, as the real driver's callback does.
         run_host(f);
         let _ = IN_HOST_FN.try_with(|inside| inside.set(false));
         let mut state = self.lock();

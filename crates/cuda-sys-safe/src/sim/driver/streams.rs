@@ -35,10 +35,11 @@ impl State {
             let why = "the default stream cannot be destroyed";
             return Err(error(call, CudaCode::INVALID_HANDLE, device, why));
         }
-        // The capture of another stream that this one was taken into goes on without it.
+        // Destroying the origin ends its own capture. A capture that the stream joined continues
+        // without it.
         self.forget_captures(|origin, _| origin == key);
         if let Some(stream) = self.streams.get_mut(&key) {
-            // It may have work left, but is in no capture any more.
+            // Enqueued work still runs, but leaves the capture.
             (stream.destroyed, stream.capture) = (true, None);
         }
         self.bury(key);

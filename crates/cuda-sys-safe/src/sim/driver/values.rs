@@ -32,8 +32,9 @@ impl State {
             return Err(error(call, CudaCode::INVALID_VALUE, stream.device(), why));
         }
         self.check_captures(key, call)?;
-        // SAFETY: just checked to be a multiple of 4 in page-locked memory. To unlock it waits for all enqueued work, and the
-        // driver's contract lets only atomics of this size touch the word.
+        // SAFETY: the address was just checked to be a multiple of 4 in page-locked memory.
+        // Unlocking the memory waits for all enqueued work. By the driver's contract, only atomics
+        // of this size access the word.
         let word = unsafe { Word::new(at) };
         self.enqueue(key, Label::of(call), kind(word), &[]).map(drop)
     }

@@ -121,7 +121,7 @@ impl State {
         if !physical.released || physical.mappings > 0 {
             return;
         }
-        // What another process created counts there.
+        // Imported memory counts in the process that created it.
         if !matches!(physical.source, Source::Shared { imported: true, .. }) {
             self.devices[physical.device].used -= physical.bytes;
         }

@@ -25,8 +25,9 @@ impl State {
         let registered =
             hosts.any(|end| matches!(end, End::Host(at) if self.memory.is_registered(*at)));
         if registered && dst.abs_diff(src) >= work.bytes {
-            // Another process may have it too, and write to it at any time.
-            // SAFETY: as below, and the ends do not overlap.
+            // Another process may share registered memory and write to it at any time.
+            // SAFETY: device ends lie in live backing memory, host ends are valid until the copy is
+            // done, and the ranges do not overlap.
             unsafe {
                 crate::racy::copy(
                     with_exposed_provenance::<u8>(src),
@@ -36,9 +37,9 @@ impl State {
             }
             return Ok(copy_time(work));
         }
-        // SAFETY: device ends were just checked to lie in live backing memory, and only the
-        // executor touches that; host ends are valid until the copy is done, as its caller
-        // promised. The ends may overlap.
+        // SAFETY: device ends were just checked to lie in live backing memory, which only the
+        // executor accesses. The caller of the copy keeps host ends valid until it is done. The
+        // ends may overlap.
         unsafe {
             copy(
                 with_exposed_provenance::<u8>(src),
@@ -53,7 +54,8 @@ impl State {
         let bytes = work.count * work.value.size();
         let at = self.locate(work.dst, bytes, User::Copy, true).map_err(RunError::illegal)?;
         let memory =
-            // SAFETY: just checked to lie in live backing memory, which only the executor touches.
+            // SAFETY: the range was just checked to lie in live backing memory, which only the
+            // executor accesses.
             unsafe { std::slice::from_raw_parts_mut(with_exposed_provenance_mut::<u8>(at), bytes) };
         match work.value {
             MemsetValue::U8(v) => memory.fill(v),

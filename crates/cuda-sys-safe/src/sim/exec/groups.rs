@@ -22,8 +22,8 @@ impl State {
             let input = match CallDesc::memory(call, group.rank, group.ranks).read {
                 Some((ptr, bytes)) => {
                     let at = self.locate_operand(device, call, ptr, bytes, false)?;
-                    // SAFETY: just checked to lie in live backing memory, which only the executor
-                    // touches.
+                    // SAFETY: the range was just checked to lie in live backing memory, which only
+                    // the executor accesses.
                     unsafe { std::slice::from_raw_parts(with_exposed_provenance::<u8>(at), bytes) }
                         .to_vec()
                 }
@@ -54,7 +54,8 @@ impl State {
             };
             let at = self.locate_operand(device, call, ptr, bytes, true)?;
             let memory =
-                // SAFETY: just checked to lie in live backing memory, which only the executor touches.
+                // SAFETY: the range was just checked to lie in live backing memory, which only the
+                // executor accesses.
                 unsafe { std::slice::from_raw_parts_mut(with_exposed_provenance_mut::<u8>(at), bytes) };
             let bytes = bytes.min(output.len());
             memory[..bytes].copy_from_slice(&output[..bytes]);

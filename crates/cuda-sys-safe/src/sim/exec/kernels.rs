@@ -44,7 +44,7 @@ impl State {
             self.run_checked(launch, &pointers)?;
         } else {
             // SAFETY: each operand's hull was just checked to lie in live backing memory, which
-            // only the executor touches; the parameters are those of the launch.
+            // only the executor accesses. The parameters are those of the launch.
             unsafe { launch.call(&pointers) };
         }
         Ok(kernel_time(touched))

@@ -46,7 +46,7 @@ impl RunError {
 const REMEMBERED: usize = 1024;
 
 impl State {
-    /// Returns the stream whose next operation is to run.
+    /// Picks a stream. Its next operation will run.
     pub(super) fn pick(&mut self, pick: Pick) -> Option<Key> {
         match pick {
             Pick::Toward(point) => self.pick_toward(point).filter(|&key| !self.held(key)),
@@ -173,7 +173,7 @@ impl State {
     ) {
         let Some(stream) = self.streams.get_mut(&key) else { return };
         let device = stream.device;
-        // A lost device has already been marked as done with everything.
+        // The loss of a device has already marked all operations as done.
         if stream.done < stream.enqueued {
             stream.done += 1;
         }
@@ -217,7 +217,7 @@ impl State {
         match work {
             Work::Copy(copy) => self.run_copy(copy),
             Work::Memset(memset) => self.run_memset(memset),
-            // Not done in one go: see `run_group`.
+            // A group runs in several steps, in `run_group`.
             Work::Group(_) => Ok(0.0),
             Work::Kernel(launch) => {
                 let ran = catch_unwind(AssertUnwindSafe(|| self.run_kernel(device, launch)));
@@ -316,7 +316,7 @@ enum Ran {
 
 /// Runs a host function and catches its panic.
 pub(super) fn run_host(f: HostFn) {
-    // A payload is leaked, since dropping it could panic again.
+    // The payload is leaked, because dropping it could panic again.
     if let Err(payload) = catch_unwind(AssertUnwindSafe(f)) {
         std::mem::forget(payload);
     }

@@ -16,7 +16,8 @@ use crate::sim::state::vmm::Source;
 impl State {
     /// Locks all memory that other processes may share, until the result is dropped.
     pub(super) fn lock_shared(&self) -> Result<Locked, RunError> {
-        // Memory that was sent and came back is there twice. In one order everywhere.
+        // The map removes duplicates: memory that was exported and imported again has two entries.
+        // All processes lock in the order of ids, so that they cannot deadlock.
         let mut files = BTreeMap::new();
         for physical in self.physical.values() {
             if let Source::Shared { file, .. } = &physical.source {

@@ -44,7 +44,7 @@ impl State {
             OpKind::Work(work) => {
                 let node = Frontier::from([capture.nodes.len()]);
                 let mut after = capture.frontiers.insert(key, node).unwrap_or_default();
-                // A communicator's work keeps its order in graphs too.
+                // The operations of a communicator keep their order in a graph, too.
                 if let Some(comm) = work.communicator() {
                     after.extend(capture.of_comms.insert(comm, capture.nodes.len()));
                 }
@@ -183,8 +183,8 @@ impl State {
         if captures.is_empty() {
             return Ok(());
         }
-        // A host function is preceded by the question whether its stream is captured, which fails
-        // and spoils nothing.
+        // Before a host function, the driver asks whether the stream is captured. That query fails
+        // and invalidates no capture.
         if call != CallKind::LaunchHostFunc {
             captures.into_iter().for_each(|id| self.invalidate(id));
         }

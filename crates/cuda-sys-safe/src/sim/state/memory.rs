@@ -165,7 +165,8 @@ impl Region {
             (Kind::Reservation(_), _) | (_, None) => return None,
             (_, Some(mapping)) => mapping,
         };
-        // SAFETY: the mapping is live and work runs only under the lock that we hold.
+        // SAFETY: the mapping is live. Work that changes it runs only under the lock that the
+        // caller holds.
         let all = unsafe { bytes_at(mapping.base, mapping.bytes) };
         let spoiled = |bytes: &[u8]| bytes.iter().position(|&b| b != REDZONE_BYTE);
         let tail = REDZONE + self.bytes;

@@ -1,8 +1,8 @@
 //! The state of a set of simulated devices, which one lock guards.
 //!
-//! The files with plain data (`work`, `launch`, `graph`, `capture`, `streams`, `hold`, `word`, `vmm`, `memory`, `pools`,
-//! `modules`, `faults`, `violation`) do not know [`State`]. The others (`addresses`, `capture_rules`, `loss`, `queues`)
-//! change it and keep its invariants. None of them knows the executor or the driver's calls.
+//! Most modules define plain data and do not use [`State`]. `addresses`, `capture_rules`, `loss` and
+//! `queues` change the state and keep its invariants. No module here uses the executor or the
+//! driver's calls.
 
 mod addresses;
 pub(super) mod capture;
@@ -68,7 +68,7 @@ pub(crate) struct State {
     /// Whether a thread is running a host function, outside the lock. No other operation runs
     /// meanwhile.
     pub(crate) host_fn_running: bool,
-    /// Whether the thread runs that runs the work before writes of words.
+    /// Whether the thread that runs work toward writes of words is running.
     pub(crate) writes_values: bool,
     /// Virtual time of the host, in microseconds.
     pub(crate) host_clock: f64,

@@ -24,9 +24,9 @@ impl State {
         }
         self.check_implicit(key, label.call)?;
         let mut waits: SmallVec<[Point; 4]> = after.iter().copied().collect();
-        // A wait is for its event alone: work after it waits by the default stream's rule anyway, and
-        // a wait for what is done already leaves no trace. A record waits for nothing of the default
-        // stream that the work before it need not wait for.
+        // An event wait concerns only its event: the rule of the default stream holds back later
+        // work anyway, and a wait for a completed event leaves no trace. For the same reason, a
+        // record on a blocking stream does not wait for the default stream by itself.
         let takes_part = match &kind {
             OpKind::Wait => false,
             OpKind::Record(_) => self.streams.get(&key).is_some_and(|s| s.legacy),
@@ -59,7 +59,7 @@ impl State {
         }
     }
 
-    /// Returns the points before the operation that was just enqueued at `point`.
+    /// Returns the points that the newest operation, enqueued at `point`, waits for.
     pub(crate) fn before(&self, point: Point) -> Vec<Point> {
         let op = self.streams.get(&point.stream).and_then(|s| s.queue.back());
         let mut before: Vec<Point> = op.map(|op| op.after.to_vec()).unwrap_or_default();
@@ -89,8 +89,8 @@ impl State {
         self.streams.get(&point.stream).is_none_or(|s| s.done >= point.position)
     }
 
-    /// Returns the stream whose next operation comes first on the way to a point, even if the
-    /// operation waits for other ranks. Waits name only earlier operations, so the search ends.
+    /// Returns the stream whose next operation must run first to reach a point. The operation may
+    /// wait for other ranks. Waits name only earlier operations, so the search ends.
     pub(crate) fn next_toward(&self, point: Point) -> Option<Key> {
         let mut point = point;
         loop {

@@ -108,7 +108,7 @@ impl Op {
         }
     }
 
-    /// Returns the communicator whose other ranks block the operation.
+    /// Returns this rank's end of the communicator that blocks the operation.
     pub(crate) fn blocked_on(&self) -> Option<&Arc<Seat>> {
         match (self.begun.as_ref()?, &self.kind) {
             (Begun::Group(number), OpKind::Work(Work::Group(group))) => {
@@ -122,7 +122,7 @@ impl Op {
         }
     }
 
-    /// Returns `true` if a communicator takes part in the operation.
+    /// Returns `true` if the operation belongs to a communicator.
     pub(crate) fn is_of(&self, seat: &Arc<Seat>) -> bool {
         match &self.kind {
             OpKind::Work(work) => work.is_of(seat),
