@@ -45,24 +45,24 @@ impl Pages {
     /// Has the system provide all pages, on `threads` threads.
     pub(super) fn populate(&mut self, threads: usize) -> io::Result<()> {
         let share = self.bytes.div_ceil(threads.max(1)).next_multiple_of(HUGE);
-        let parts: Vec<Part> = (0..self.bytes)
+        let ranges: Vec<PageRange> = (0..self.bytes)
             .step_by(share)
             // SAFETY: the offset is within the mapping.
-            .map(|at| Part(unsafe { self.start.add(at) }, share.min(self.bytes - at)))
+            .map(|at| PageRange(unsafe { self.start.add(at) }, share.min(self.bytes - at)))
             .collect();
-        let Some((first, others)) = parts.split_first() else { return Ok(()) };
+        let Some((first, others)) = ranges.split_first() else { return Ok(()) };
         thread::scope(|scope| {
-            let spawn = |part: &'_ Part| {
-                let part = Part(part.0, part.1);
+            let spawn = |range: &'_ PageRange| {
+                let range = PageRange(range.0, range.1);
                 // If no thread can be started, the parent thread populates the part.
-                thread::Builder::new().spawn_scoped(scope, move || part.populate())
+                thread::Builder::new().spawn_scoped(scope, move || range.populate())
             };
-            let running: Vec<_> = others.iter().map(|part| (part, spawn(part))).collect();
+            let running: Vec<_> = others.iter().map(|range| (range, spawn(range))).collect();
             let mut result = first.populate();
-            for (part, thread) in running {
+            for (range, thread) in running {
                 let done = match thread {
-                    Ok(thread) => thread.join().unwrap_or_else(|_| part.populate()),
-                    Err(_) => part.populate(),
+                    Ok(thread) => thread.join().unwrap_or_else(|_| range.populate()),
+                    Err(_) => range.populate(),
                 };
                 result = result.and(done);
             }
@@ -72,14 +72,14 @@ impl Pages {
 }
 
 /// A part of the pages: address and size in bytes.
-struct Part(NonNull<u8>, usize);
+struct PageRange(NonNull<u8>, usize);
 
 // SAFETY: one thread populates each part, and `populate` borrows the pages exclusively.
-unsafe impl Send for Part {}
+unsafe impl Send for PageRange {}
 // SAFETY: a part is only an address and a size; `populate` alone accesses the bytes.
-unsafe impl Sync for Part {}
+unsafe impl Sync for PageRange {}
 
-impl Part {
+impl PageRange {
     fn populate(&self) -> io::Result<()> {
         // SAFETY: the range lies in a mapping that `populate` borrows exclusively, so its bytes are
         // not in use.

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::refused::{ReleaseKind, release, retry};
-use crate::system::{self, Behind, HUGE, SharedFile};
+use crate::system::{self, Backing, HUGE, SharedFile};
 use crate::{Driver, DriverError, HostFlags, OsHandle, Result, racy};
 
 /// Host memory that can be given to other processes ([`SharedHostMemory::export`]). It is
@@ -40,9 +40,9 @@ unsafe impl Sync for Pages {}
 
 impl Pages {
     fn map(file: &SharedFile, bytes: usize) -> std::io::Result<Self> {
-        let pages = Self { start: system::map(bytes, Behind::Nothing)?, bytes };
+        let pages = Self { start: system::map(bytes, Backing::Inaccessible)?, bytes };
         // SAFETY: the range is a whole mapping by `system::map`, and no code uses it yet.
-        unsafe { system::place(pages.start, bytes, &file.file, 0) }?;
+        unsafe { system::map_file(pages.start, bytes, &file.file, 0) }?;
         Ok(pages)
     }
 }

@@ -41,16 +41,16 @@ fn next_id() -> u64 {
 
 /// All streams except default streams, by driver and handle, so that a driver's stream is one
 /// object, however often it is wrapped. Neither driver nor handle is reused while the object lives.
-static ALIVE: std::sync::Mutex<Alive> = std::sync::Mutex::new(BTreeMap::new());
+static REGISTRY: std::sync::Mutex<StreamRegistry> = std::sync::Mutex::new(BTreeMap::new());
 
-type Key = (usize, usize, u64);
-type Alive = BTreeMap<Key, Weak<Inner>>;
+type RegistryKey = (usize, usize, u64);
+type StreamRegistry = BTreeMap<RegistryKey, Weak<Inner>>;
 
-fn alive() -> std::sync::MutexGuard<'static, Alive> {
-    ALIVE.lock().unwrap_or_else(PoisonError::into_inner)
+fn registry() -> std::sync::MutexGuard<'static, StreamRegistry> {
+    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn key(driver: &Arc<dyn Driver>, handle: StreamHandle) -> Key {
+fn registry_key(driver: &Arc<dyn Driver>, handle: StreamHandle) -> RegistryKey {
     (Arc::as_ptr(driver).cast::<()>().addr(), handle.device(), handle.raw())
 }
 
@@ -69,7 +69,7 @@ impl Stream {
     pub fn new(driver: &Arc<dyn Driver>, device: usize, flags: StreamFlags) -> Result<Self> {
         let location = Location::caller();
         let handle = driver.stream_create(device, flags).map_err(|e| e.at(location))?;
-        Ok(Self::enter_alive(&mut alive(), driver, handle, true))
+        Ok(Self::enter_alive(&mut registry(), driver, handle, true))
     }
 
     /// Wraps a stream that other code owns, and does not destroy it on drop. Wrapping a handle that
@@ -82,21 +82,21 @@ impl Stream {
         if handle == StreamHandle::default_of(handle.device()) {
             return Self::build(driver, handle, false);
         }
-        let mut alive = alive();
-        match alive.get(&key(driver, handle)).and_then(Weak::upgrade) {
+        let mut registry = registry();
+        match registry.get(&registry_key(driver, handle)).and_then(Weak::upgrade) {
             Some(there) => Self(there),
-            None => Self::enter_alive(&mut alive, driver, handle, false),
+            None => Self::enter_alive(&mut registry, driver, handle, false),
         }
     }
 
     fn enter_alive(
-        alive: &mut Alive,
+        registry: &mut StreamRegistry,
         driver: &Arc<dyn Driver>,
         handle: StreamHandle,
         owned: bool,
     ) -> Self {
         let stream = Self::build(driver, handle, owned);
-        alive.insert(key(driver, handle), Arc::downgrade(&stream.0));
+        registry.insert(registry_key(driver, handle), Arc::downgrade(&stream.0));
         stream
     }
 
@@ -269,12 +269,12 @@ impl std::fmt::Debug for Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         // Remove the entry before the handle is destroyed, because the driver may reuse the handle.
-        let key = key(&self.driver, self.handle);
-        let mut alive = alive();
-        if alive.get(&key).is_some_and(|there| there.strong_count() == 0) {
-            alive.remove(&key);
+        let registry_key = registry_key(&self.driver, self.handle);
+        let mut registry = registry();
+        if registry.get(&registry_key).is_some_and(|there| there.strong_count() == 0) {
+            registry.remove(&registry_key);
         }
-        drop(alive);
+        drop(registry);
         if self.owned {
             let handle = self.handle;
             // SAFETY: created by this driver and not destroyed before.

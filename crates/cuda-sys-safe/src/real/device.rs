@@ -58,10 +58,10 @@ impl CudaDriver {
     /// Returns an error in a forked child.
     #[inline]
     pub(super) fn admit_process(&self, call: &'static str) -> Result<()> {
-        if self.birth.is_here() {
+        if self.owner.is_here() {
             Ok(())
         } else {
-            Err(DriverError::ForkedChild { call, parent: self.birth.pid })
+            Err(DriverError::ForkedChild { call, parent: self.owner.pid })
         }
     }
 

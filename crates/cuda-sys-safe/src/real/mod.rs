@@ -42,7 +42,7 @@ use std::sync::{Arc, OnceLock};
 
 use self::api::Api;
 use self::device::Device;
-use self::fork::Birth;
+use self::fork::OwnerProcess;
 pub use self::fork::fork_generation;
 use crate::blas;
 use crate::dylib::{Status, version_text};
@@ -64,7 +64,7 @@ pub struct CudaDriver {
     api: Api,
     version: u32,
     devices: Vec<Device>,
-    birth: Birth,
+    owner: OwnerProcess,
     refused: Refused,
 }
 
@@ -111,7 +111,7 @@ pub fn search_paths(named: Option<&Path>) -> Vec<PathBuf> {
 /// The errors of [`load`], except [`DriverError::InvalidVariable`].
 pub fn load_from(paths: &[PathBuf]) -> Result<Arc<dyn Driver>> {
     // Start to watch for forks before cuInit.
-    let birth = Birth::here();
+    let owner = OwnerProcess::here();
     let api = api::open(paths)?;
 
     // SAFETY: the function takes no pointers.
@@ -136,7 +136,7 @@ pub fn load_from(paths: &[PathBuf]) -> Result<Arc<dyn Driver>> {
         initialised("cuDeviceGet", unsafe { (api.cuDeviceGet)(&mut raw, ordinal) }, version)?;
         devices.push(Device::new(raw));
     }
-    Ok(Arc::new(CudaDriver { api, version, devices, birth, refused: Refused::default() }))
+    Ok(Arc::new(CudaDriver { api, version, devices, owner, refused: Refused::default() }))
 }
 
 fn initialised(call: &'static str, status: Status, version: u32) -> Result<()> {

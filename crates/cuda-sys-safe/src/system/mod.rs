@@ -44,17 +44,17 @@ use windows as this;
 compile_error!("Warpline knows Linux, macOS and Windows; crates/cuda-sys-safe/src/system says how");
 
 pub(crate) use this::{
-    CAN_MAP_TWICE, MemoryFile, SharedFile, has_elevated_rights, hide, library_folders, map,
-    map_for_devices, map_large, on_fork, open_library, page_size, place, populate, unmap,
+    CAN_MAP_TWICE, MemoryFile, SharedFile, has_elevated_rights, library_folders, make_inaccessible,
+    map, map_file, map_for_devices, map_large, on_fork, open_library, page_size, populate, unmap,
 };
 
 /// The memory behind new addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Behind {
+pub(crate) enum Backing {
     /// No memory. An access faults.
-    Nothing,
+    Inaccessible,
     /// Zeroed memory that is committed when it is touched, on systems that support this.
-    Untouched,
+    OnTouch,
     /// Zeroed memory. A size that the system could never provide is refused.
     Memory,
 }

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use libloading::Library;
 
-use super::{Behind, HUGE, touch, variant};
+use super::{Backing, HUGE, touch, variant};
 
 /// Whether memory can be mapped at several addresses, and at chosen addresses.
 pub(crate) const CAN_MAP_TWICE: bool = true;
@@ -29,11 +29,11 @@ pub(crate) fn page_size() -> usize {
 }
 
 /// Maps new addresses, chosen by the system. Release them with [`unmap`].
-pub(crate) fn map(bytes: usize, behind: Behind) -> io::Result<NonNull<u8>> {
-    let (protection, flags) = match behind {
-        Behind::Nothing => (libc::PROT_NONE, NOTHING),
-        Behind::Untouched => (READ_WRITE, NOTHING),
-        Behind::Memory => (READ_WRITE, libc::MAP_PRIVATE | libc::MAP_ANON),
+pub(crate) fn map(bytes: usize, backing: Backing) -> io::Result<NonNull<u8>> {
+    let (protection, flags) = match backing {
+        Backing::Inaccessible => (libc::PROT_NONE, NOTHING),
+        Backing::OnTouch => (READ_WRITE, NOTHING),
+        Backing::Memory => (READ_WRITE, libc::MAP_PRIVATE | libc::MAP_ANON),
     };
     // SAFETY: the system chooses addresses that are not in use.
     mapped(unsafe { libc::mmap(null_mut(), bytes, protection, flags, -1, 0) })
@@ -61,7 +61,7 @@ pub(crate) fn map_large(bytes: usize) -> io::Result<NonNull<u8>> {
     // Map enough to align the start to a huge page, then unmap the excess.
     let room = if bytes >= HUGE { HUGE } else { 0 };
     let length = bytes.checked_add(room).ok_or(io::ErrorKind::OutOfMemory)?;
-    let base = map(length, Behind::Memory)?;
+    let base = map(length, Backing::Memory)?;
     let before = if room == 0 { 0 } else { base.as_ptr().align_offset(HUGE).min(room) };
     let after = room - before;
     // SAFETY: all addresses lie in the mapping that was just made. The unmapped parts are not used
@@ -107,7 +107,7 @@ pub(crate) unsafe fn populate(start: NonNull<u8>, bytes: usize) -> io::Result<()
 ///
 /// # Safety
 /// The range lies in a mapping by [`map`], consists of whole pages, and is not in use.
-pub(crate) unsafe fn place(
+pub(crate) unsafe fn map_file(
     start: NonNull<u8>,
     bytes: usize,
     file: &MemoryFile,
@@ -123,8 +123,8 @@ pub(crate) unsafe fn place(
 /// Makes addresses fault, and releases the memory behind them.
 ///
 /// # Safety
-/// The same as [`place`].
-pub(crate) unsafe fn hide(start: NonNull<u8>, bytes: usize) {
+/// The same as [`map_file`].
+pub(crate) unsafe fn make_inaccessible(start: NonNull<u8>, bytes: usize) {
     let (at, flags) = (start.as_ptr().cast(), NOTHING | libc::MAP_FIXED);
     // SAFETY: the caller guarantees that the range lies in its own mapping and is not in use. If
     // the system refuses the change, the addresses stay as they are.
@@ -251,17 +251,17 @@ mod tests {
         let mut file = MemoryFile::new().unwrap();
         let (first, second) = (file.extend(page).unwrap(), file.extend(2 * page).unwrap());
         assert_eq!((first, second), (0, page as u64));
-        let range = map(4 * page, Behind::Nothing).unwrap();
+        let range = map(4 * page, Backing::Inaccessible).unwrap();
         // SAFETY: the test owns the range, and accesses only pages to which the file is mapped.
         unsafe {
-            place(range, page, &file, first).unwrap();
-            place(range.add(2 * page), page, &file, first).unwrap();
+            map_file(range, page, &file, first).unwrap();
+            map_file(range.add(2 * page), page, &file, first).unwrap();
             range.write(7);
             assert_eq!(range.add(2 * page).read(), 7, "one memory, two addresses");
-            hide(range, page);
+            make_inaccessible(range, page);
             assert_eq!(range.add(2 * page).read(), 7);
             file.punch(first, page);
-            place(range, page, &file, first).unwrap();
+            map_file(range, page, &file, first).unwrap();
             assert_eq!(range.read(), 0, "punched");
             unmap(range, 4 * page);
         }

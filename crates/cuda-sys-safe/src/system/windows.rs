@@ -15,7 +15,7 @@ use windows_sys::Win32::System::Memory::{
 };
 use windows_sys::Win32::System::SystemInformation::{GetSystemInfo, SYSTEM_INFO};
 
-use super::{Behind, touch};
+use super::{Backing, touch};
 
 /// Whether memory can be mapped at several addresses, and at chosen addresses. Windows can do this
 /// with placeholders, but simulated virtual memory has not been needed there.
@@ -33,10 +33,10 @@ pub(crate) fn page_size() -> usize {
 }
 
 /// Maps new addresses, chosen by the system. Release them with [`unmap`].
-pub(crate) fn map(bytes: usize, behind: Behind) -> io::Result<NonNull<u8>> {
-    let (kind, protection) = match behind {
-        Behind::Nothing => (MEM_RESERVE, PAGE_NOACCESS),
-        Behind::Untouched | Behind::Memory => (MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE),
+pub(crate) fn map(bytes: usize, backing: Backing) -> io::Result<NonNull<u8>> {
+    let (kind, protection) = match backing {
+        Backing::Inaccessible => (MEM_RESERVE, PAGE_NOACCESS),
+        Backing::OnTouch | Backing::Memory => (MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE),
     };
     // SAFETY: the system chooses addresses that are not in use.
     let base = unsafe { VirtualAlloc(null(), bytes, kind, protection) };
@@ -56,7 +56,7 @@ pub(crate) unsafe fn unmap(start: NonNull<u8>, _bytes: usize) {
 
 /// Maps zeroed memory in whole pages. Huge pages would need a privilege that few programs have.
 pub(crate) fn map_large(bytes: usize) -> io::Result<NonNull<u8>> {
-    map(bytes, Behind::Memory)
+    map(bytes, Backing::Memory)
 }
 
 /// The same as [`map_large`], because there are no forks.
@@ -78,7 +78,7 @@ pub(crate) unsafe fn populate(start: NonNull<u8>, bytes: usize) -> io::Result<()
 ///
 /// # Safety
 /// No requirement, because this function cannot be called.
-pub(crate) unsafe fn place(
+pub(crate) unsafe fn map_file(
     _start: NonNull<u8>,
     _bytes: usize,
     file: &MemoryFile,
@@ -91,7 +91,7 @@ pub(crate) unsafe fn place(
 ///
 /// # Safety
 /// The range lies in a mapping by [`map`], consists of whole pages, and is not in use.
-pub(crate) unsafe fn hide(start: NonNull<u8>, bytes: usize) {
+pub(crate) unsafe fn make_inaccessible(start: NonNull<u8>, bytes: usize) {
     // SAFETY: the caller guarantees that the range lies in its own mapping and is not in use.
     unsafe { VirtualFree(start.as_ptr().cast(), bytes, MEM_DECOMMIT) };
 }

@@ -18,7 +18,7 @@ static ENDING: AtomicBool = AtomicBool::new(false);
 static CALLS: RwLock<()> = RwLock::new(());
 
 /// Longest time to wait for running calls.
-const PATIENCE: Duration = Duration::from_secs(10);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A running call.
 pub(super) type Call = RwLockReadGuard<'static, ()>;
@@ -56,7 +56,7 @@ pub(super) fn register() {
 extern "C" fn end() {
     let start = Instant::now();
     ENDING.store(true, Ordering::Release);
-    while start.elapsed() < PATIENCE {
+    while start.elapsed() < EXIT_TIMEOUT {
         if let Ok(calls) = CALLS.try_write() {
             // Keep the lock forever, so that no abort can begin any more.
             return std::mem::forget(calls);
@@ -83,12 +83,12 @@ mod tests {
                 let call = enter().expect("the process is not ending yet");
                 entered.send(()).expect("somebody waits");
                 let began = Instant::now();
-                while enter().is_ok() && began.elapsed() < PATIENCE / 2 {
+                while enter().is_ok() && began.elapsed() < EXIT_TIMEOUT / 2 {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 eprintln!("a call: {}, an abort: {}", enter().is_ok(), enter_to_abort().is_ok());
                 drop(call);
-                while enter_to_abort().is_ok() && began.elapsed() < PATIENCE {
+                while enter_to_abort().is_ok() && began.elapsed() < EXIT_TIMEOUT {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 // The process should have ended by now. If it has not, this line fails the test.

@@ -29,7 +29,7 @@ use std::sync::{MutexGuard, OnceLock};
 use std::time::Duration;
 
 use self::api::{Api, Config, RawId, reduce_op, status_name, type_code};
-use self::stages::Stages;
+use self::stages::CommStages;
 use super::{Collective, CommHandle, CommState, Nccl, UniqueId};
 use crate::dylib::Status;
 use crate::real::CudaDriver;
@@ -227,7 +227,7 @@ unsafe impl Nccl for CudaDriver {
             return Err(DriverError::InvalidArgument { call: CALL, reason });
         };
         relaxed(self, device, || {
-            let (stages, comm) = Stages::open(device);
+            let (stages, comm) = CommStages::open(device);
             let (root, id) = (stages.root.as_ptr(), RawId(*id.as_bytes()));
             let mut config = Config::non_blocking();
             // SAFETY: the slot is freed only after NCCL has written it. NCCL reads the
@@ -253,9 +253,9 @@ unsafe impl Nccl for CudaDriver {
         let number = number.map_err(|_| refuse(format!("color {color:?} is too large")))?;
         let key = c_int::try_from(key).map_err(|_| refuse(format!("key {key} is too large")))?;
         // SAFETY: the caller guarantees that the communicator is alive.
-        let whole = unsafe { Stages::of(comm) };
+        let whole = unsafe { CommStages::of(comm) };
         relaxed(self, comm.device(), || {
-            let (part, child) = Stages::open(comm.device());
+            let (part, child) = CommStages::open(comm.device());
             let (root, slot) = (whole.root.load(Ordering::Acquire), part.root.as_ptr());
             let mut config = Config::non_blocking();
             // SAFETY: the caller guarantees that the communicator is alive. The slot is freed only
@@ -273,7 +273,7 @@ unsafe impl Nccl for CudaDriver {
         // SAFETY: the caller guarantees that the communicator is alive. Both pointers are valid for
         // writes.
         let (comm, first, second) = unsafe {
-            let comm = Stages::of(comm).comm.load(Ordering::Acquire);
+            let comm = CommStages::of(comm).comm.load(Ordering::Acquire);
             let first = (library.api.ncclCommUserRank)(comm, &mut rank);
             (comm, first, (library.api.ncclCommCount)(comm, &mut ranks))
         };
@@ -285,7 +285,7 @@ unsafe impl Nccl for CudaDriver {
     unsafe fn comm_state(&self, comm: CommHandle) -> Result<CommState> {
         let library = library()?;
         // SAFETY: the caller guarantees that the communicator is alive and used by one thread.
-        unsafe { Stages::of(comm).state(&library, self, comm.device()) }
+        unsafe { CommStages::of(comm).state(&library, self, comm.device()) }
     }
 
     unsafe fn enqueue(
@@ -304,7 +304,7 @@ unsafe impl Nccl for CudaDriver {
             return Err(DriverError::InvalidArgument { call: CALL, reason });
         }
         // SAFETY: the caller guarantees that the communicator is alive.
-        let stages = unsafe { Stages::of(comm) };
+        let stages = unsafe { CommStages::of(comm) };
         // The first call of a kind holds the turn until the other ranks have made the call, too.
         let _turn = self.turn_of(CALL, stages, device)?;
         relaxed(self, device, || {
@@ -338,7 +338,7 @@ unsafe impl Nccl for CudaDriver {
             mode => Some(mode?),
         };
         // SAFETY: the caller guarantees that the communicator is alive and interrupted once.
-        let result = unsafe { Stages::of(comm).interrupt(&library) };
+        let result = unsafe { CommStages::of(comm).interrupt(&library) };
         if let Some(mode) = mode {
             self.exchange_capture_mode(device, mode)?;
         }
@@ -352,7 +352,7 @@ unsafe impl Nccl for CudaDriver {
         relaxed(self, comm.device(), || {
             // SAFETY: the caller guarantees that the communicator is alive and used by no other
             // thread.
-            unsafe { Stages::close(comm, &library) }
+            unsafe { CommStages::close(comm, &library) }
         })
     }
 }
@@ -363,7 +363,7 @@ impl CudaDriver {
     fn turn_of(
         &self,
         call: &'static str,
-        stages: &Stages,
+        stages: &CommStages,
         device: usize,
     ) -> Result<MutexGuard<'_, ()>> {
         let mut nap = Duration::from_micros(1);

@@ -33,17 +33,17 @@ const SPLIT: &str = "ncclCommSplit";
 const STATE: &str = "ncclCommGetAsyncError";
 
 /// The place where NCCL writes a communicator. A split writes it some time after the call.
-pub(super) type Slot = AtomicPtr<c_void>;
+pub(super) type CommSlot = AtomicPtr<c_void>;
 
 /// The three communicators of a handle.
 #[derive(Debug, Default)]
-pub(super) struct Stages {
+pub(super) struct CommStages {
     /// Made by the user's call. Non-blocking; used only for splits.
-    pub(super) root: Slot,
+    pub(super) root: CommSlot,
     /// Split off the root. Non-blocking; shares its abort flag with `comm`.
-    parent: Slot,
+    parent: CommSlot,
     /// Split off the parent. Blocking; collectives run on it.
-    pub(super) comm: Slot,
+    pub(super) comm: CommSlot,
     /// A [`Stage`]. Changed by the thread that uses the communicator.
     stage: AtomicU8,
     interrupted: AtomicBool,
@@ -59,7 +59,7 @@ enum Stage {
     Ready = 3,
 }
 
-impl Stages {
+impl CommStages {
     /// Creates a handle. NCCL has not written its root yet.
     pub(super) fn open(device: usize) -> (&'static Self, CommHandle) {
         let new: *mut Self = Box::into_raw(Box::default());
@@ -110,7 +110,7 @@ impl Stages {
         driver: &CudaDriver,
         device: usize,
     ) -> Result<CommState> {
-        let ready = |slot: &Slot| library.state(slot.load(Ordering::Acquire));
+        let ready = |slot: &CommSlot| library.state(slot.load(Ordering::Acquire));
         let next = match self.stage() {
             Stage::Root if ready(&self.root)? == CommState::Ready => {
                 (&self.root, &self.parent, Config::sharing(), Stage::Parent)
@@ -224,7 +224,7 @@ impl Library {
     ///
     /// # Safety
     /// No other thread uses the communicator, except in ways that NCCL allows during an abort.
-    unsafe fn abort(&self, slot: &Slot) -> Result<()> {
+    unsafe fn abort(&self, slot: &CommSlot) -> Result<()> {
         let own = slot.swap(ptr::null_mut(), Ordering::AcqRel);
         if own.is_null() {
             return Ok(());

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::call::{CallDesc, Kind};
-use super::hub::{Departure, Event, Member, Place};
+use super::call::{CallDesc, CollectiveKind};
+use super::hub::{Departure, DeviceId, Event, Member};
 use crate::nccl::{NcclType, ReduceOp};
 use crate::{CollectiveMismatch, DriverError};
 
@@ -14,14 +14,14 @@ pub(super) struct Writer(pub(super) Vec<u8>);
 /// Reads values from bytes. A value is `None` if the bytes end too early or are invalid.
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
-const KINDS: [Kind; 7] = [
-    Kind::AllReduce,
-    Kind::Broadcast,
-    Kind::Reduce,
-    Kind::AllGather,
-    Kind::ReduceScatter,
-    Kind::Send,
-    Kind::Recv,
+const KINDS: [CollectiveKind; 7] = [
+    CollectiveKind::AllReduce,
+    CollectiveKind::Broadcast,
+    CollectiveKind::Reduce,
+    CollectiveKind::AllGather,
+    CollectiveKind::ReduceScatter,
+    CollectiveKind::Send,
+    CollectiveKind::Recv,
 ];
 
 /// The calls that errors can name.
@@ -55,8 +55,8 @@ impl Writer {
         self.size(member.comm).size(member.rank)
     }
 
-    pub(super) fn place(&mut self, place: Place) -> &mut Self {
-        self.number(place.process).number(place.driver).size(place.device)
+    pub(super) fn device_id(&mut self, device_id: DeviceId) -> &mut Self {
+        self.number(device_id.process).number(device_id.driver).size(device_id.device)
     }
 
     pub(super) fn departure(&mut self, why: Departure) -> &mut Self {
@@ -78,7 +78,7 @@ impl Writer {
             Event::Failed(error) => self.size(2).error(error),
             Event::Split(None) => self.size(3),
             Event::Split(Some((member, ranks))) => self.size(4).member(*member).size(*ranks),
-            Event::Wanted => self.size(5),
+            Event::ProgressRequested => self.size(5),
         }
     }
 
@@ -135,8 +135,8 @@ impl<'a> Reader<'a> {
         Some(Member { comm: self.size()?, rank: self.size()? })
     }
 
-    pub(super) fn place(&mut self) -> Option<Place> {
-        Some(Place { process: self.number()?, driver: self.number()?, device: self.size()? })
+    pub(super) fn device_id(&mut self) -> Option<DeviceId> {
+        Some(DeviceId { process: self.number()?, driver: self.number()?, device: self.size()? })
     }
 
     pub(super) fn departure(&mut self) -> Option<Departure> {
@@ -163,7 +163,7 @@ impl<'a> Reader<'a> {
             2 => Event::Failed(self.error()?),
             3 => Event::Split(None),
             4 => Event::Split(Some((self.member()?, self.size()?))),
-            5 => Event::Wanted,
+            5 => Event::ProgressRequested,
             _ => return None,
         })
     }

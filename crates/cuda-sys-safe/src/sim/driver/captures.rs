@@ -6,10 +6,10 @@ use std::sync::Arc;
 use crate::sim::CallKind;
 use crate::sim::state::capture::{Capture, thread_number};
 use crate::sim::state::graph::{Frontier, Graph};
-use crate::sim::state::{State, error};
+use crate::sim::state::{SimState, error};
 use crate::*;
 
-impl State {
+impl SimState {
     pub(super) fn begin_capture(&mut self, stream: StreamHandle, mode: CaptureMode) -> Result<()> {
         let call = CallKind::BeginCapture;
         let key = self.stream_key(call, stream)?;
@@ -30,7 +30,7 @@ impl State {
             thread: thread_number(),
             nodes: Vec::new(),
             frontiers: BTreeMap::from([(key, Frontier::new())]),
-            of_comms: BTreeMap::new(),
+            last_nodes: BTreeMap::new(),
             invalid: false,
         };
         self.captures.insert(id, capture);
@@ -59,7 +59,7 @@ impl State {
         if capture.mode != CaptureMode::Relaxed && capture.thread != thread_number() {
             return refuse(CudaCode::STREAM_CAPTURE_WRONG_THREAD);
         }
-        let Some(capture) = self.forget_capture(id) else {
+        let Some(capture) = self.remove_capture(id) else {
             return refuse(CudaCode::ILLEGAL_STATE);
         };
         if capture.invalid {

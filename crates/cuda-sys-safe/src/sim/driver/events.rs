@@ -1,12 +1,12 @@
 //! Events: points of streams that can be recorded again.
 
 use crate::sim::CallKind;
-use crate::sim::state::streams::{Event, OpKind};
+use crate::sim::state::streams::{Event, StreamOpKind};
 use crate::sim::state::work::{Label, Point};
-use crate::sim::state::{State, error};
+use crate::sim::state::{SimState, error};
 use crate::*;
 
-impl State {
+impl SimState {
     pub(super) fn event_create(&mut self, device: usize, flags: EventFlags) -> Result<EventHandle> {
         if flags.interprocess && flags.timing {
             let why = "an interprocess event keeps no times";
@@ -56,7 +56,7 @@ impl State {
             }
             return Ok(None);
         }
-        let point = self.enqueue(key, Label::of(call), OpKind::Record(handle.raw()), &[])?;
+        let point = self.enqueue(key, Label::of(call), StreamOpKind::Record(handle.raw()), &[])?;
         if let Some(event) = self.events.get_mut(&handle.raw()) {
             (event.latest, event.time, event.captured) = (point, None, None);
         }
@@ -90,7 +90,7 @@ impl State {
             return Err(error(call, code, stream.device(), why));
         }
         let Some(point) = latest.filter(|&point| !self.reached(point)) else { return Ok(None) };
-        self.enqueue(key, Label::of(call), OpKind::Wait, &[point])
+        self.enqueue(key, Label::of(call), StreamOpKind::Wait, &[point])
     }
 
     /// Returns the point of an event, for a query or a wait; `None` if the event was never

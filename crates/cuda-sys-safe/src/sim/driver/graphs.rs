@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use crate::sim::CallKind;
 use crate::sim::state::graph::GraphExec;
-use crate::sim::state::streams::OpKind;
+use crate::sim::state::streams::StreamOpKind;
 use crate::sim::state::work::{Label, Point};
-use crate::sim::state::{State, error};
+use crate::sim::state::{SimState, error};
 use crate::*;
 
-impl State {
+impl SimState {
     pub(super) fn graph_instantiate(&mut self, handle: GraphHandle) -> Result<GraphExecHandle> {
         let call = CallKind::GraphInstantiate;
         let Some((device, graph)) = self.graphs.get(&handle.raw()).cloned() else {
@@ -36,7 +36,7 @@ impl State {
         let mut after = self.latest_of(comms());
         after.extend(latest);
         let point =
-            self.enqueue(key, Label::of(call), OpKind::Graph(Arc::clone(&graph)), &after)?;
+            self.enqueue(key, Label::of(call), StreamOpKind::Graph(Arc::clone(&graph)), &after)?;
         if let Some(point) = point {
             self.note_latest(comms(), point);
             crate::nccl::sim::bump();

@@ -3,9 +3,9 @@
 use super::session::SimDriver;
 use crate::sim::CallKind;
 use crate::sim::state::launch::OwnedLaunch;
-use crate::sim::state::streams::OpKind;
-use crate::sim::state::work::{Label, Point, Work};
-use crate::sim::state::{State, error};
+use crate::sim::state::streams::StreamOpKind;
+use crate::sim::state::work::{DeviceWork, Label, Point};
+use crate::sim::state::{SimState, error};
 use crate::*;
 
 /// Largest size of a kernel's parameters, in bytes.
@@ -25,8 +25,8 @@ impl SimDriver {
         let checked = state.check_captures(key, call);
         checked
             .and_then(|()| state.check_launch(device, launch))
-            .inspect_err(|_| state.spoil_capture_of(stream))?;
-        self.settle(state);
+            .inspect_err(|_| state.invalidate_stream_capture(stream))?;
+        self.unlock(state);
         enqueue(stream).map_err(|e| e.at(launch.location))?;
         // Run and wait here, not in `enqueue`: `enqueue` holds the communicator's lock, and another
         // thread may have to abort the communicator.
@@ -37,7 +37,7 @@ impl SimDriver {
     }
 }
 
-impl State {
+impl SimState {
     pub(super) fn launch(
         &mut self,
         stream: StreamHandle,
@@ -48,8 +48,8 @@ impl State {
         self.check_captures(key, call)?;
         self.check_launch(stream.device(), launch)?;
         let label = Label { call, op: launch.op, location: Some(launch.location) };
-        let work = Work::Kernel(OwnedLaunch::new(launch).into());
-        self.enqueue(key, label, OpKind::Work(work), &[])
+        let work = DeviceWork::Kernel(OwnedLaunch::new(launch).into());
+        self.enqueue(key, label, StreamOpKind::Work(work), &[])
     }
 
     fn check_launch(&self, device: usize, launch: &Launch<'_>) -> Result<()> {

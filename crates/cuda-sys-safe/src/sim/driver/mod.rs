@@ -27,7 +27,7 @@ use self::copies::HostWait;
 use self::session::{Guard, SimDriver};
 use super::CallKind;
 use super::state::error;
-use super::state::streams::{OpKind, PRIORITIES};
+use super::state::streams::{PRIORITIES, StreamOpKind};
 use super::state::work::{Label, Point};
 use crate::*;
 
@@ -59,7 +59,7 @@ macro_rules! enqueue {
         let stream: StreamHandle = $stream;
         let mut $state = $self.enter(CallKind::$call, stream.device())?;
         let accepted: Result<Option<Point>> = $body;
-        let point = accepted.inspect_err(|_| $state.spoil_capture_of(stream))?;
+        let point = accepted.inspect_err(|_| $state.invalidate_stream_capture(stream))?;
         $self.enqueued($state, CallKind::$call, stream.device(), point)
     }};
 }
@@ -101,7 +101,7 @@ unsafe impl Driver for SimDriver {
         let mut s = self.enter(call, device)?;
         s.refuse_while_capturing(call, device)?;
         let tails = s.device_tails(device);
-        self.wait(s, &tails).surface(call, device)
+        self.wait(s, &tails).report_loss(call, device)
     }
 
     fn mem_info(&self, device: usize) -> Result<MemInfo> {
@@ -163,7 +163,7 @@ unsafe impl Driver for SimDriver {
         let state = self.lock();
         // The real driver asks through any device that is not lost. This call fails only if all are
         // lost.
-        if state.devices.iter().all(|d| d.surfaced)
+        if state.devices.iter().all(|d| d.loss_reported)
             && let Some((device, last)) = state.devices.iter().enumerate().next_back()
             && let Some(cause) = last.lost.clone()
         {
@@ -177,7 +177,7 @@ unsafe impl Driver for SimDriver {
         let mut s = self.enter(call, device)?;
         // SAFETY: the caller guarantees that a host source is readable.
         let accepted = unsafe { s.memcpy(call, copy, stream, false) };
-        let (point, wait) = accepted.inspect_err(|_| s.spoil_capture_of(stream))?;
+        let (point, wait) = accepted.inspect_err(|_| s.invalidate_stream_capture(stream))?;
         self.copied(s, call, device, point, wait)
     }
 
@@ -224,7 +224,7 @@ unsafe impl Driver for SimDriver {
         s.refuse_in_capture(call, key)?;
         let tail = s.tail(key);
         let (mut s, done) = self.query(s, tail);
-        s.surface(call, device)?;
+        s.report_loss(call, device)?;
         Ok(done)
     }
 
@@ -234,13 +234,13 @@ unsafe impl Driver for SimDriver {
         let key = s.stream_key(call, stream)?;
         s.refuse_in_capture(call, key)?;
         let tail = s.tail(key);
-        self.wait(s, &[tail]).surface(call, device)
+        self.wait(s, &[tail]).report_loss(call, device)
     }
 
     unsafe fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
         let (call, device) = (CallKind::StreamWaitEvent, stream.device());
         let mut s = self.enter(call, device)?;
-        s.surface(call, event.device())?;
+        s.report_loss(call, event.device())?;
         s.stream_wait_event(stream, event)?;
         self.after_enqueue(s);
         Ok(())
@@ -254,7 +254,7 @@ unsafe impl Driver for SimDriver {
     ) -> Result<()> {
         let call = CallKind::StreamWaitValue;
         let mut s = self.enter(call, stream.device())?;
-        s.stream_value(call, stream, word, |word| OpKind::WaitValue(word, value))?;
+        s.stream_value(call, stream, word, |word| StreamOpKind::WaitValue(word, value))?;
         self.after_enqueue(s);
         Ok(())
     }
@@ -267,7 +267,7 @@ unsafe impl Driver for SimDriver {
     ) -> Result<()> {
         let call = CallKind::StreamWriteValue;
         let mut s = self.enter(call, stream.device())?;
-        s.stream_value(call, stream, word, |word| OpKind::WriteValue(word, value))?;
+        s.stream_value(call, stream, word, |word| StreamOpKind::WriteValue(word, value))?;
         self.after_enqueue(s);
         self.write_values_in_time();
         Ok(())
@@ -289,8 +289,8 @@ unsafe impl Driver for SimDriver {
         let call = CallKind::LaunchHostFunc;
         let mut s = self.enter(call, stream.device())?;
         let key = s.stream_key(call, stream)?;
-        if let Err(error) = s.enqueue(key, Label::of(call), OpKind::Host(f), &[]) {
-            self.settle(s);
+        if let Err(error) = s.enqueue(key, Label::of(call), StreamOpKind::Host(f), &[]) {
+            self.unlock(s);
             return Err(error);
         }
         self.after_enqueue(s);
@@ -317,7 +317,7 @@ unsafe impl Driver for SimDriver {
         let mut s = self.enter(call, device)?;
         let Some(point) = s.event_point(call, event)? else { return Ok(true) };
         let (mut s, done) = self.query(s, point);
-        s.surface(call, device)?;
+        s.report_loss(call, device)?;
         Ok(done)
     }
 
@@ -325,7 +325,7 @@ unsafe impl Driver for SimDriver {
         let (call, device) = (CallKind::EventSynchronize, event.device());
         let mut s = self.enter(call, device)?;
         let point = s.event_point(call, event)?;
-        self.wait(s, point.as_slice()).surface(call, device)
+        self.wait(s, point.as_slice()).report_loss(call, device)
     }
 
     unsafe fn event_elapsed(&self, start: EventHandle, end: EventHandle) -> Result<f32> {
@@ -536,7 +536,7 @@ unsafe impl Driver for SimDriver {
 impl SimDriver {
     /// Returns `true` if a device is known to be lost, so that releases have nothing to do.
     fn settled(&self, device: usize) -> bool {
-        self.lock().devices.get(device).is_some_and(|device| device.surfaced)
+        self.lock().devices.get(device).is_some_and(|device| device.loss_reported)
     }
 
     /// Ends a copy: waits for the work for which the host must wait.
@@ -554,7 +554,7 @@ impl SimDriver {
             HostWait::Before(point) => state.before(point),
         };
         let mut state = self.wait(state, &targets);
-        state.surface(call, device)?;
+        state.report_loss(call, device)?;
         self.enqueued(state, call, device, point)
     }
 }

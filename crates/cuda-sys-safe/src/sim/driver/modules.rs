@@ -4,14 +4,14 @@ use std::ffi::CStr;
 use std::sync::Arc;
 
 use crate::sim::CallKind;
-use crate::sim::state::modules::{Entry, Function, Image, Module};
-use crate::sim::state::{State, error};
+use crate::sim::state::modules::{Function, Image, Module, PtxEntry};
+use crate::sim::state::{SimState, error};
 use crate::*;
 
 /// The newest PTX ISA that the simulated driver understands.
 const NEWEST_PTX: (u32, u32) = (8, 7);
 
-impl State {
+impl SimState {
     pub(super) fn module_load(&mut self, device: usize, image: &[u8]) -> Result<ModuleHandle> {
         let image = if image.starts_with(b"\x7fELF") {
             Image::Cubin(image.to_vec())
@@ -24,7 +24,7 @@ impl State {
         Ok(unsafe { ModuleHandle::from_raw(device, id) })
     }
 
-    fn read_ptx(&self, device: usize, image: &[u8]) -> Result<Vec<Entry>> {
+    fn read_ptx(&self, device: usize, image: &[u8]) -> Result<Vec<PtxEntry>> {
         let refuse = |code, why: &str| Err(error(CallKind::ModuleLoad, code, device, why));
         let end = image.iter().position(|&b| b == 0).unwrap_or(image.len());
         let Ok(text) = std::str::from_utf8(&image[..end]) else {
@@ -57,7 +57,7 @@ impl State {
         if text.matches('{').count() != text.matches('}').count() {
             return refuse(CudaCode::INVALID_PTX, "its braces do not match");
         }
-        Ok(text.split(".entry").skip(1).filter_map(Entry::read).collect())
+        Ok(text.split(".entry").skip(1).filter_map(PtxEntry::read).collect())
     }
 
     pub(super) fn module_unload(&mut self, module: ModuleHandle) -> Result<()> {
@@ -119,7 +119,7 @@ impl State {
     }
 }
 
-impl Entry {
+impl PtxEntry {
     /// Parses the text after `.entry`: a name, and a list of parameters in parentheses.
     fn read(text: &str) -> Option<Self> {
         let name = text.split(['(', '{']).next()?.trim().to_owned();

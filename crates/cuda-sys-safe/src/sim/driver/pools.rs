@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use crate::sim::CallKind;
-use crate::sim::state::memory::{Kind, rounded};
+use crate::sim::state::memory::{RegionKind, rounded};
 use crate::sim::state::pools::Pool;
-use crate::sim::state::streams::OpKind;
+use crate::sim::state::streams::StreamOpKind;
 use crate::sim::state::work::{Label, Point};
-use crate::sim::state::{State, error};
+use crate::sim::state::{SimState, error};
 use crate::*;
 
-impl State {
+impl SimState {
     pub(super) fn mempool_create(&mut self, device: usize) -> MemPoolHandle {
         let id = self.fresh();
         let access = BTreeMap::new();
@@ -101,9 +101,9 @@ impl State {
         self.charge(call, device, more)?;
         let pool = self.pool(call, handle)?;
         (pool.used, pool.reserved) = (used, pool.reserved + more);
-        let kind = Kind::Pool { pool: handle.raw(), live: false, freeing: false };
+        let kind = RegionKind::Pool { pool: handle.raw(), live: false, freeing: false };
         self.memory.insert(device, base, bytes, kind);
-        let point = self.enqueue(key, Label::of(call), OpKind::PoolAlloc(base), &[])?;
+        let point = self.enqueue(key, Label::of(call), StreamOpKind::PoolAlloc(base), &[])?;
         // SAFETY: just allocated.
         Ok((unsafe { DevicePtr::from_raw(base) }, point))
     }
@@ -119,7 +119,7 @@ impl State {
         let device = stream.device();
         if self.devices[device].lost.is_some() {
             let region = self.memory.regions.get(&ptr.addr());
-            if region.is_some_and(|r| !matches!(r.kind, Kind::Reservation(_))) {
+            if region.is_some_and(|r| !matches!(r.kind, RegionKind::Reservation(_))) {
                 self.remove_allocation(ptr.addr());
             }
             return Ok(None);
@@ -128,13 +128,13 @@ impl State {
             return Ok(None);
         }
         let region = self.memory.regions.get_mut(&ptr.addr());
-        let Some(Kind::Alloc { freeing } | Kind::Pool { freeing, .. }) =
+        let Some(RegionKind::Alloc { freeing } | RegionKind::Pool { freeing, .. }) =
             region.map(|region| &mut region.kind).filter(|kind| !kind.freeing())
         else {
             let why = format!("{ptr:?} is not the start of a live allocation");
             return Err(error(call, CudaCode::INVALID_VALUE, device, &why));
         };
         *freeing = true;
-        self.enqueue(key, Label::of(call), OpKind::PoolFree(ptr.addr()), &[])
+        self.enqueue(key, Label::of(call), StreamOpKind::PoolFree(ptr.addr()), &[])
     }
 }

@@ -3,14 +3,14 @@
 use super::session::SimDriver;
 use crate::sim::CallKind;
 use crate::sim::state::hold::Hold;
-use crate::sim::state::streams::{OpKind, Stream};
-use crate::sim::state::work::{Key, Label};
-use crate::sim::state::{State, error};
+use crate::sim::state::streams::{Stream, StreamOpKind};
+use crate::sim::state::work::{Label, StreamKey};
+use crate::sim::state::{SimState, error};
 use crate::*;
 
-impl State {
+impl SimState {
     /// Returns the stream of a handle.
-    pub(super) fn stream_key(&self, call: CallKind, handle: StreamHandle) -> Result<Key> {
+    pub(super) fn stream_key(&self, call: CallKind, handle: StreamHandle) -> Result<StreamKey> {
         if handle.raw() == 0 {
             return Ok(Stream::legacy_key(handle.device()));
         }
@@ -37,12 +37,12 @@ impl State {
         }
         // Destroying the origin ends its own capture. A capture that the stream joined continues
         // without it.
-        self.forget_captures(|origin, _| origin == key);
+        self.remove_captures(|origin, _| origin == key);
         if let Some(stream) = self.streams.get_mut(&key) {
             // Enqueued work still runs, but leaves the capture.
             (stream.destroyed, stream.capture) = (true, None);
         }
-        self.bury(key);
+        self.remove_if_done(key);
         Ok(())
     }
 }
@@ -59,9 +59,9 @@ impl SimDriver {
         let mut state = self.enter(call, stream.device())?;
         let key = state.stream_key(call, stream)?;
         let hold = Hold::new();
-        let kind = OpKind::Hold(hold.clone());
+        let kind = StreamOpKind::Hold(hold.clone());
         let held = state.enqueue(key, Label::of(call), kind, &[]);
-        self.settle(state);
+        self.unlock(state);
         held.map(|_| hold)
     }
 }

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::RunError;
 use super::kernels::NOWHERE;
 use crate::CudaCode;
-use crate::sim::state::State;
+use crate::sim::state::SimState;
 use crate::sim::state::launch::{Operand, OwnedLaunch};
 use crate::sim::state::violation::{FootprintViolation, ViolationKind};
 
@@ -40,7 +40,7 @@ struct Trial {
     bytes: usize,
 }
 
-impl State {
+impl SimState {
     /// Runs a kernel on its operands and on copies, and compares the results.
     pub(super) fn run_checked(
         &mut self,
@@ -51,7 +51,7 @@ impl State {
         let mut trials = POISON.map(|p| spans.iter().map(|s| Trial::new(s, p)).collect::<Vec<_>>());
         for trial in &mut trials {
             let pointers: SmallVec<[*mut u8; 8]> =
-                launch.operands.iter().map(|o| place(o, &spans, trial)).collect();
+                launch.operands.iter().map(|o| trial_pointer(o, &spans, trial)).collect();
             // SAFETY: every operand's hull lies inside its span's copy.
             unsafe { launch.call(&pointers) };
         }
@@ -124,7 +124,7 @@ fn spans(launch: &OwnedLaunch, pointers: &[*mut u8]) -> Vec<Span> {
 }
 
 /// Returns an operand's pointer into a trial's copies.
-fn place(operand: &Operand, spans: &[Span], trial: &mut [Trial]) -> *mut u8 {
+fn trial_pointer(operand: &Operand, spans: &[Span], trial: &mut [Trial]) -> *mut u8 {
     let span = spans.iter().rposition(|s| s.low <= operand.low());
     match span {
         Some(span) if operand.bytes() > 0 => {

@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 use std::thread::ThreadId;
 
 use super::graph::{Frontier, Node};
-use super::work::Key;
+use super::work::StreamKey;
 use crate::CaptureMode;
 
 pub(crate) struct Capture {
-    pub(crate) origin: Key,
+    pub(crate) origin: StreamKey,
     pub(crate) device: usize,
     pub(crate) mode: CaptureMode,
     pub(crate) thread: u64,
     pub(crate) nodes: Vec<Node>,
-    pub(crate) frontiers: BTreeMap<Key, Frontier>,
+    pub(crate) frontiers: BTreeMap<StreamKey, Frontier>,
     /// The last node of each communicator.
-    pub(crate) of_comms: BTreeMap<u64, usize>,
+    pub(crate) last_nodes: BTreeMap<u64, usize>,
     pub(crate) invalid: bool,
 }
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::work::{Label, Point, Work};
-use crate::nccl::sim::Seat;
+use super::work::{DeviceWork, Label, Point};
+use crate::nccl::sim::Participant;
 
 /// The nodes that the next captured work of a stream depends on.
 pub(crate) type Frontier = BTreeSet<usize>;
@@ -13,7 +13,7 @@ pub(crate) type Frontier = BTreeSet<usize>;
 pub(crate) struct Node {
     pub(crate) device: usize,
     pub(crate) label: Label,
-    pub(crate) work: Work,
+    pub(crate) work: DeviceWork,
     pub(crate) after: Frontier,
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct GraphExec {
 }
 
 /// The progress of an operation that runs in several steps.
-pub(crate) enum Begun {
+pub(crate) enum OpProgress {
     /// A group, with the number that its communicator gave it.
     Group(u64),
     Graph(Replay),
@@ -55,7 +55,7 @@ pub(crate) struct Replay {
     /// Nodes that can begin.
     pub(crate) ready: Vec<usize>,
     /// Groups that have begun, by their nodes.
-    pub(crate) begun: Vec<(usize, Arc<Seat>, u64)>,
+    pub(crate) begun: Vec<(usize, Arc<Participant>, u64)>,
     pub(crate) time: f64,
 }
 

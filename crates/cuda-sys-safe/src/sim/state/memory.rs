@@ -17,7 +17,7 @@ const REDZONE: usize = 4096;
 
 const REDZONE_BYTE: u8 = 0xfb;
 
-pub(crate) struct Memory {
+pub(crate) struct MemoryState {
     pub(crate) regions: BTreeMap<u64, Region>,
     pub(crate) host: BTreeMap<usize, HostRange>,
     /// Freed page-locked memory. Kept inaccessible, so that its addresses are never reused.
@@ -32,13 +32,13 @@ pub(crate) struct Region {
     pub(crate) device: usize,
     pub(crate) base: u64,
     pub(crate) bytes: usize,
-    pub(crate) kind: Kind,
+    pub(crate) kind: RegionKind,
     /// Host memory behind the region, mapped on first access. That of a reservation is mapped at
     /// once.
     pub(crate) backing: Option<Mapping>,
 }
 
-pub(crate) enum Kind {
+pub(crate) enum RegionKind {
     /// `cuMemAlloc`.
     Alloc { freeing: bool },
     /// An allocation of a pool. Live from the time the allocation runs until the free runs.
@@ -47,7 +47,7 @@ pub(crate) enum Kind {
     Reservation(BTreeMap<usize, Mapped>),
 }
 
-impl Kind {
+impl RegionKind {
     /// Returns `true` if the free has been enqueued.
     pub(crate) fn freeing(&self) -> bool {
         matches!(self, Self::Alloc { freeing: true } | Self::Pool { freeing: true, .. })
@@ -74,7 +74,7 @@ pub(crate) fn rounded(bytes: usize) -> Option<usize> {
     bytes.checked_next_multiple_of(ALLOCATION_UNIT)
 }
 
-impl Memory {
+impl MemoryState {
     pub(crate) fn new(devices: usize, redzones: bool) -> Self {
         let next = (0..devices).map(|d| (d as u64 + 1) * DEVICE_SPACE + (2 << 20)).collect();
         Self {
@@ -98,7 +98,7 @@ impl Memory {
         Some(base)
     }
 
-    pub(crate) fn insert(&mut self, device: usize, base: u64, bytes: usize, kind: Kind) {
+    pub(crate) fn insert(&mut self, device: usize, base: u64, bytes: usize, kind: RegionKind) {
         self.regions.insert(base, Region { device, base, bytes, kind, backing: None });
     }
 
@@ -143,7 +143,7 @@ impl Memory {
 impl Region {
     /// Returns the host address of an offset. Maps memory on first access.
     pub(crate) fn host_address(&mut self, offset: u64, redzones: bool) -> Option<usize> {
-        if matches!(self.kind, Kind::Reservation(_)) {
+        if matches!(self.kind, RegionKind::Reservation(_)) {
             return Some(self.backing.as_ref()?.base + offset as usize);
         }
         if self.backing.is_none() {
@@ -162,7 +162,7 @@ impl Region {
     /// Returns an overwritten byte of the redzones, if there is one.
     pub(crate) fn overrun(&self) -> Option<Overrun> {
         let mapping = match (&self.kind, &self.backing) {
-            (Kind::Reservation(_), _) | (_, None) => return None,
+            (RegionKind::Reservation(_), _) | (_, None) => return None,
             (_, Some(mapping)) => mapping,
         };
         // SAFETY: the mapping is live. Work that changes it runs only under the lock that the

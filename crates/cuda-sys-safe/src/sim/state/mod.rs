@@ -1,6 +1,6 @@
 //! The state of a set of simulated devices, which one lock guards.
 //!
-//! Most modules define plain data and do not use [`State`]. `addresses`, `capture_rules`, `loss` and
+//! Most modules define plain data and do not use [`SimState`]. `addresses`, `capture_rules`, `loss` and
 //! `queues` change the state and keep its invariants. No module here uses the executor or the
 //! driver's calls.
 
@@ -28,24 +28,24 @@ use std::sync::Arc;
 use self::capture::Capture;
 use self::faults::Faults;
 use self::graph::{Graph, GraphExec};
-use self::memory::{Memory, Overrun};
+use self::memory::{MemoryState, Overrun};
 use self::modules::{Function, Module};
 use self::pools::Pool;
 use self::streams::{Event, Stream};
 use self::violation::FootprintViolation;
 use self::vmm::Physical;
-use self::work::{Comm, HostFn, Key};
+use self::work::{Comm, HostFn, StreamKey};
 use super::config::MAX_DEVICES;
 use super::visible::visible;
 use super::{CallKind, Schedule, SimConfig, h200};
 use crate::system::CAN_MAP_TWICE;
 use crate::*;
 
-pub(crate) struct State {
+pub(crate) struct SimState {
     pub(crate) config: SimConfig,
     pub(crate) devices: Vec<Device>,
-    pub(crate) memory: Memory,
-    pub(crate) streams: BTreeMap<Key, Stream>,
+    pub(crate) memory: MemoryState,
+    pub(crate) streams: BTreeMap<StreamKey, Stream>,
     pub(crate) events: BTreeMap<u64, Event>,
     pub(crate) modules: BTreeMap<u64, Module>,
     pub(crate) functions: BTreeMap<u64, Function>,
@@ -64,7 +64,7 @@ pub(crate) struct State {
     pub(crate) violations: Vec<FootprintViolation>,
     pub(crate) overruns: Vec<Overrun>,
     /// Host functions that will never run, to be dropped outside the lock.
-    pub(crate) trash: Vec<HostFn>,
+    pub(crate) cancelled_fns: Vec<HostFn>,
     /// Whether a thread is running a host function, outside the lock. No other operation runs
     /// meanwhile.
     pub(crate) host_fn_running: bool,
@@ -89,7 +89,7 @@ pub(crate) struct Device {
     /// The sticky error that lost the device.
     pub(crate) lost: Option<Arc<CudaError>>,
     /// Whether a call has already returned that error.
-    pub(crate) surfaced: bool,
+    pub(crate) loss_reported: bool,
     /// Devices whose memory the device's kernels may access.
     pub(crate) peers: BTreeSet<usize>,
 }
@@ -100,7 +100,7 @@ pub(crate) fn error(call: CallKind, code: CudaCode, device: usize, why: &str) ->
     if why.is_empty() { error } else { error.with_detail(|| why.to_owned()) }
 }
 
-impl State {
+impl SimState {
     pub(crate) fn new(config: SimConfig) -> Self {
         let count = config.devices.min(MAX_DEVICES);
         let boxed: Vec<_> = (0..count).map(|index| properties(&config, index)).collect();
@@ -116,7 +116,7 @@ impl State {
         };
         Self {
             streams: streams.collect(),
-            memory: Memory::new(devices.len(), config.redzones),
+            memory: MemoryState::new(devices.len(), config.redzones),
             config,
             devices,
             events: BTreeMap::new(),
@@ -135,7 +135,7 @@ impl State {
             graph_steps: 0,
             violations: Vec::new(),
             overruns: Vec::new(),
-            trash: Vec::new(),
+            cancelled_fns: Vec::new(),
             host_fn_running: false,
             writes_values: false,
             host_clock: 0.0,
@@ -187,7 +187,7 @@ impl Device {
             used: 0,
             context: false,
             lost: None,
-            surfaced: false,
+            loss_reported: false,
             peers: BTreeSet::new(),
         }
     }

@@ -11,13 +11,13 @@ pub(crate) struct Module {
 
 pub(crate) enum Image {
     /// The entry points of PTX text.
-    Ptx(Vec<Entry>),
+    Ptx(Vec<PtxEntry>),
     /// An ELF file, with a section `.text.NAME` per kernel.
     Cubin(Vec<u8>),
 }
 
 /// A kernel as PTX declares it.
-pub(crate) struct Entry {
+pub(crate) struct PtxEntry {
     pub(crate) name: String,
     pub(crate) params: Params,
 }

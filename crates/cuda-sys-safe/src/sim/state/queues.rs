@@ -3,19 +3,19 @@
 
 use smallvec::SmallVec;
 
-use super::State;
-use super::streams::{Op, OpKind, Stream};
-use super::work::{Key, Label, Point};
+use super::SimState;
+use super::streams::{Stream, StreamOp, StreamOpKind};
+use super::work::{Label, Point, StreamKey};
 use crate::*;
 
-impl State {
+impl SimState {
     /// Adds an operation to the end of a stream, or to the capture of the stream. In a capture
     /// there is no point to wait for.
     pub(crate) fn enqueue(
         &mut self,
-        key: Key,
+        key: StreamKey,
         label: Label,
-        kind: OpKind,
+        kind: StreamOpKind,
         after: &[Point],
     ) -> Result<Option<Point>> {
         if let Some(capture) = self.streams.get(&key).and_then(|s| s.capture) {
@@ -25,12 +25,12 @@ impl State {
         self.check_implicit(key, label.call)?;
         let mut waits: SmallVec<[Point; 4]> = after.iter().copied().collect();
         // An event wait concerns only its event: the rule of the default stream holds back later
-        // work anyway, and a wait for a completed event leaves no trace. For the same reason, a
-        // record on a blocking stream does not wait for the default stream by itself.
+        // work anyway, and a wait for a completed event leaves no trace. A record on a blocking
+        // stream waits only for the work before it.
         let takes_part = match &kind {
-            OpKind::Wait => false,
-            OpKind::Record(_) => self.streams.get(&key).is_some_and(|s| s.legacy),
-            OpKind::Graph(graph) => !graph.nodes.is_empty(),
+            StreamOpKind::Wait => false,
+            StreamOpKind::Record(_) => self.streams.get(&key).is_some_and(|s| s.legacy),
+            StreamOpKind::Graph(graph) => !graph.nodes.is_empty(),
             _ => true,
         };
         if takes_part {
@@ -42,13 +42,20 @@ impl State {
         let Some(stream) = self.streams.get_mut(&key) else { return Ok(None) };
         stream.enqueued += 1;
         let position = stream.enqueued;
-        stream.queue.push_back(Op { sequence, after: waits, issued, label, kind, begun: None });
+        stream.queue.push_back(StreamOp {
+            sequence,
+            after: waits,
+            issued,
+            label,
+            kind,
+            begun: None,
+        });
         Ok(Some(Point { stream: key, position }))
     }
 
     /// Adds the waits between the legacy default stream and the device's blocking streams, in both
     /// directions.
-    fn implicit_waits(&self, key: Key, waits: &mut SmallVec<[Point; 4]>) {
+    fn implicit_waits(&self, key: StreamKey, waits: &mut SmallVec<[Point; 4]>) {
         let Some(stream) = self.streams.get(&key) else { return };
         let device = stream.device;
         if stream.legacy {
@@ -68,7 +75,7 @@ impl State {
     }
 
     /// Returns the end of all work that is enqueued on a stream.
-    pub(crate) fn tail(&self, key: Key) -> Point {
+    pub(crate) fn tail(&self, key: StreamKey) -> Point {
         Point { stream: key, position: self.streams.get(&key).map_or(0, |s| s.enqueued) }
     }
 
@@ -91,7 +98,7 @@ impl State {
 
     /// Returns the stream whose next operation must run first to reach a point. The operation may
     /// wait for other ranks. Waits name only earlier operations, so the search ends.
-    pub(crate) fn next_toward(&self, point: Point) -> Option<Key> {
+    pub(crate) fn next_toward(&self, point: Point) -> Option<StreamKey> {
         let mut point = point;
         loop {
             if self.reached(point) {
@@ -127,19 +134,19 @@ impl State {
     }
 
     /// Drops the unfinished operations of a stream whose device is lost.
-    pub(crate) fn abandon(&mut self, key: Key) {
+    pub(crate) fn drop_unfinished(&mut self, key: StreamKey) {
         let Some(stream) = self.streams.get_mut(&key) else { return };
         stream.done = stream.enqueued;
         let queue = std::mem::take(&mut stream.queue);
-        self.trash.extend(queue.into_iter().filter_map(|op| match op.kind {
-            OpKind::Host(f) => Some(f),
+        self.cancelled_fns.extend(queue.into_iter().filter_map(|op| match op.kind {
+            StreamOpKind::Host(f) => Some(f),
             _ => None,
         }));
-        self.bury(key);
+        self.remove_if_done(key);
     }
 
     /// Removes a destroyed stream when all its work is done.
-    pub(crate) fn bury(&mut self, key: Key) {
+    pub(crate) fn remove_if_done(&mut self, key: StreamKey) {
         if self.streams.get(&key).is_some_and(|s| s.destroyed && s.done == s.enqueued) {
             self.streams.remove(&key);
         }

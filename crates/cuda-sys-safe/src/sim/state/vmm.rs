@@ -15,13 +15,13 @@ pub(crate) const GRANULARITY: usize = crate::system::HUGE;
 pub(crate) struct Physical {
     pub(crate) device: usize,
     pub(crate) bytes: usize,
-    pub(crate) source: Source,
+    pub(crate) backing: PhysicalBacking,
     pub(crate) mappings: usize,
     pub(crate) released: bool,
 }
 
 /// The file of physical memory.
-pub(crate) enum Source {
+pub(crate) enum PhysicalBacking {
     /// An offset in the driver's file.
     Own(u64),
     /// A file that other processes may have open.
@@ -29,14 +29,14 @@ pub(crate) enum Source {
 }
 
 impl Physical {
-    pub(crate) fn new(device: usize, bytes: usize, source: Source) -> Self {
-        Self { device, bytes, source, mappings: 0, released: false }
+    pub(crate) fn new(device: usize, bytes: usize, backing: PhysicalBacking) -> Self {
+        Self { device, bytes, backing, mappings: 0, released: false }
     }
 }
 
 /// The user of memory.
 #[derive(Clone, Copy)]
-pub(crate) enum User {
+pub(crate) enum MemoryUser {
     /// A kernel on a device.
     Kernel(usize),
     /// A copy or memset, which can access the memory of any device.
@@ -53,15 +53,15 @@ pub(crate) struct Mapped {
 impl Mapped {
     /// Returns `true` if a user may access the mapping. A copy may if any device may, because a
     /// copy engine of that device can run it.
-    pub(crate) fn allows(&self, user: User, write: bool) -> bool {
+    pub(crate) fn allows(&self, user: MemoryUser, write: bool) -> bool {
         let enough = |access: &MemAccess| match access {
             MemAccess::ReadWrite => true,
             MemAccess::Read => !write,
             MemAccess::None => false,
         };
         match user {
-            User::Kernel(device) => self.access.get(&device).is_some_and(enough),
-            User::Copy => self.access.values().any(enough),
+            MemoryUser::Kernel(device) => self.access.get(&device).is_some_and(enough),
+            MemoryUser::Copy => self.access.values().any(enough),
         }
     }
 }
