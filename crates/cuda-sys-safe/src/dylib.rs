@@ -147,7 +147,7 @@ macro_rules! function_table {
             $($vis $name: unsafe extern "C" fn($($arg),*) -> function_table!(@ret $($ret)?),)*
             $($opt: Option<unsafe extern "C" fn($($opt_arg),*) -> $crate::dylib::Status>,)*
             /// The library's version, for error messages.
-            #[allow(dead_code)] // only where something is optional
+            #[allow(dead_code)] // unused in tables without optional functions
             version: String,
         }
 

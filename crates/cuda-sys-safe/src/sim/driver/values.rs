@@ -117,7 +117,7 @@ impl SimDriver {
         };
         let spawned = std::thread::Builder::new().name("sim-values".into()).spawn(run);
         if spawned.is_err() {
-            self.lock().writes_values = false; // calls of this process have to do
+            self.lock().writes_values = false; // only driver calls run the writes
         }
     }
 }
