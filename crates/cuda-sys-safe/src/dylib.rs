@@ -154,7 +154,6 @@ macro_rules! function_table {
         #[allow(non_snake_case, dead_code)]
         impl $table {
             /// Resolves the table. `version` returns the library's version for error messages.
-            /// with optional symbols.
             ///
             /// # Safety
             /// Functions of these names in `library` must have these signatures.

@@ -58,10 +58,10 @@ struct Handle {
 }
 
 /// Time for which NCCL is polled without sleeping.
-const SPIN: Duration = Duration::from_micros(100);
+const SPIN_TIME: Duration = Duration::from_micros(100);
 
 /// Longest sleep between two polls.
-const NAP: Duration = Duration::from_millis(1);
+const MAX_SLEEP: Duration = Duration::from_millis(1);
 
 impl Communicator {
     /// Joins a communicator of `ranks` ranks as rank `rank`, on `device`, and waits until all ranks
@@ -94,7 +94,7 @@ impl Communicator {
             let nccl = driver.nccl()?;
             let new = Shared::new(driver, nccl.comm_init(device, id, ranks, rank)?);
             let who = format!("rank {rank} of {ranks} (cuda:{device})");
-            new.made(nccl, CALL, (timeout, &who))
+            new.into_ready(nccl, CALL, (timeout, &who))
         };
         join().map_err(|e: DriverError| e.at(location))
     }
@@ -121,9 +121,9 @@ impl Communicator {
                 unsafe { nccl.comm_split(handle, color, key) }
             })?;
             let child = child.map(|handle| Shared::new(&shared.driver, handle));
-            shared.handle.ready(nccl, CALL, timeout, &self.who())?;
+            shared.handle.ready(nccl, CALL, timeout, &self.describe())?;
             let Some(child) = child else { return Ok(None) };
-            child.made(nccl, CALL, (timeout, &self.who())).map(Some)
+            child.into_ready(nccl, CALL, (timeout, &self.describe())).map(Some)
         };
         split().map_err(|e: DriverError| e.at(location))
     }
@@ -234,7 +234,7 @@ impl Communicator {
         Arc::as_ptr(&self.0).addr()
     }
 
-    fn who(&self) -> String {
+    fn describe(&self) -> String {
         format!("rank {} of {} (cuda:{})", self.0.rank, self.0.ranks, self.0.device)
     }
 }
@@ -251,7 +251,7 @@ impl fmt::Debug for Communicator {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        Handle::abandon(&self.handle, &self.driver);
+        Handle::abort_in_background(&self.handle, &self.driver);
     }
 }
 
@@ -263,7 +263,7 @@ impl Shared {
     }
 
     /// Waits until the communicator is ready.
-    fn made(
+    fn into_ready(
         mut self,
         nccl: &dyn Nccl,
         call: &'static str,
@@ -348,10 +348,10 @@ impl Handle {
                 let why = format!("{who} has waited {waited:.1?} for the other ranks");
                 return Err(failed(call, "ncclInProgress", why));
             }
-            if waited < SPIN {
+            if waited < SPIN_TIME {
                 std::thread::yield_now();
             } else {
-                std::thread::sleep((waited / 4).min(NAP));
+                std::thread::sleep((waited / 4).min(MAX_SLEEP));
             }
         }
         Ok(())
@@ -384,7 +384,7 @@ impl Handle {
 
     /// Aborts the communicator without blocking the caller. NCCL's abort may take long, so it runs
     /// on a new thread.
-    fn abandon(handle: &Arc<Self>, driver: &Arc<dyn Driver>) {
+    fn abort_in_background(handle: &Arc<Self>, driver: &Arc<dyn Driver>) {
         if handle.is_aborted() || driver.name() != "cuda" {
             return handle.abort(&**driver);
         }

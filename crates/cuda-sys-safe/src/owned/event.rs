@@ -101,7 +101,7 @@ impl Event {
             .map_err(|e| e.at(location))?;
         // Read after the record. If the capture has ended by now, no wait for the event can join
         // it.
-        *recorded_in = stream.capture_under_way();
+        *recorded_in = stream.active_capture();
         Ok(())
     }
 

@@ -83,8 +83,8 @@ pub struct RefusedCount {
 #[derive(Debug, Default)]
 pub struct Refused([ReleaseQueue; KINDS]);
 
-/// The refused releases of one kind. Lists are separate, so that a retry in a call makes only
-/// driver calls of the kind that the call makes anyway.
+/// The refused releases of one kind. Each kind has its own queue, so that a retry in a call makes
+/// only driver calls of the kind that the call makes anyway.
 #[derive(Debug, Default)]
 struct ReleaseQueue {
     count: AtomicUsize,

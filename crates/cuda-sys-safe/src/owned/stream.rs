@@ -39,8 +39,8 @@ fn next_id() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// All streams except default streams, by driver and handle, so that a driver's stream is one
-/// object, however often it is wrapped. Neither driver nor handle is reused while the object lives.
+/// All streams except default streams, by driver and handle. All wrappers of a driver's stream share
+/// one object. Neither driver nor handle is reused while the object lives.
 static REGISTRY: std::sync::Mutex<StreamRegistry> = std::sync::Mutex::new(BTreeMap::new());
 
 type RegistryKey = (usize, usize, u64);
@@ -150,7 +150,7 @@ impl Stream {
     }
 
     /// Returns the capture that the stream is in.
-    pub(super) fn capture_under_way(&self) -> Option<Arc<Membership>> {
+    pub(super) fn active_capture(&self) -> Option<Arc<Membership>> {
         if !self.0.was_captured.load(Ordering::SeqCst) {
             return None;
         }
@@ -224,7 +224,7 @@ impl Stream {
         }
         let recorded_in = event.recorded_in();
         if let Some(other) = recorded_in.as_ref().filter(|other| other.is_active())
-            && !self.capture_under_way().is_some_and(|own| Arc::ptr_eq(&own, other))
+            && !self.active_capture().is_some_and(|own| Arc::ptr_eq(&own, other))
         {
             let reason = "the event was recorded in a capture that this stream has no part in";
             let reason = reason.to_owned();

@@ -58,7 +58,7 @@ pub(super) fn shared_file() -> io::Result<File> {
 /// Seals that fix a file's size.
 const FIXED: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
-/// Fixes the size of such a file for good, for all processes.
+/// Fixes the size of a file by [`shared_file`] permanently, for all processes.
 pub(super) fn fix_size(file: &File) -> io::Result<()> {
     // SAFETY: the file is open.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, FIXED) } {

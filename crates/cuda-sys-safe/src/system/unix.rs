@@ -49,8 +49,8 @@ fn mapped(base: *mut libc::c_void) -> io::Result<NonNull<u8>> {
 /// Releases addresses.
 ///
 /// # Safety
-/// The range is all that is left of a mapping by [`map`], [`map_large`] or [`map_for_devices`], and
-/// is not in use.
+/// The range is a whole mapping by [`map`], [`map_large`] or [`map_for_devices`], or the remainder
+/// of a mapping, and is not in use.
 pub(crate) unsafe fn unmap(start: NonNull<u8>, bytes: usize) {
     // SAFETY: the caller guarantees that the range is a whole mapping and not in use.
     unsafe { libc::munmap(start.as_ptr().cast(), bytes) };

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::hub::{DeviceId, Hub, RequestSink, failed};
 use super::process::{Connection, port};
-use super::{Advance, Participant, bump};
+use super::{Advance, Participant, notify_change};
 use crate::nccl::{Collective, CommHandle, CommState, Nccl, UniqueId};
 use crate::sim::SimDriver;
 use crate::{Result, StreamHandle};
@@ -124,7 +124,7 @@ unsafe impl Nccl for SimDriver {
         // Work runs only inside driver calls, so a poll has to run some.
         let (ran, behind) = self.advance(&participant, false);
         if let (false, Some(behind)) = (ran, behind) {
-            super::help(&behind, false);
+            super::drive(&behind, false);
         }
         participant.is_ready().map(|_| CommState::Ready)
     }
@@ -137,7 +137,7 @@ unsafe impl Nccl for SimDriver {
     ) -> Result<()> {
         let participant = self.ready_participant("ncclGroupEnd", comm)?;
         self.enqueue_group(comm, participant, calls, stream)?;
-        bump();
+        notify_change();
         Ok(())
     }
 

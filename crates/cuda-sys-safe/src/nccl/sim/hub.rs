@@ -126,9 +126,9 @@ pub(super) struct Comm {
     pub(super) endpoints: Vec<Option<Endpoint>>,
     pub(super) departed: Vec<Option<Departure>>,
     pub(super) failure: Option<DriverError>,
-    /// Calls of all ranks, by number: the input of each rank that has made the call.
+    /// Incomplete collectives, by sequence number: the input of each rank that has made the call.
     pub(super) rounds: BTreeMap<u64, Vec<Option<PendingCall>>>,
-    /// Number of each rank's next call of all ranks.
+    /// Sequence number of each rank's next collective.
     pub(super) next: Vec<u64>,
     /// Unmatched sends and receives, by sending and receiving rank.
     pub(super) pairs: BTreeMap<(usize, usize), Pair>,

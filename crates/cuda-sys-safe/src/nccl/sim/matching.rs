@@ -31,7 +31,7 @@ impl Comm {
         self.check_departed();
     }
 
-    /// Adds a rank's next call of all ranks.
+    /// Adds a rank's next collective. Completes the collective when all ranks have made the call.
     fn enter(&mut self, rank: usize, pending: PendingCall) {
         let ranks = self.endpoints.len();
         let number = self.next[rank];

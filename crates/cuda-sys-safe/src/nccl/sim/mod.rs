@@ -51,4 +51,4 @@ mod reduce;
 
 pub(crate) use call::CallDesc;
 pub(crate) use participant::{Advance, GroupOutcome, Participant};
-pub(crate) use progress::{bump, help, version, wait};
+pub(crate) use progress::{change_count, drive, notify_change, wait_for_change};

@@ -172,7 +172,7 @@ impl Participant {
         for child in splits.into_iter().flatten() {
             child.deliver(Event::Failed(error.clone()));
         }
-        progress::bump();
+        progress::notify_change();
     }
 
     /// Leaves the communicator as if the process had died. Operations that have begun stay blocked.
@@ -182,7 +182,7 @@ impl Participant {
         let dead = || super::hub::failed("ncclCommGetAsyncError", "ncclSystemError", DEAD.into());
         state.failure.get_or_insert_with(dead);
         drop(state);
-        progress::bump();
+        progress::notify_change();
     }
 
     fn leave(&self, why: Departure) {
@@ -266,7 +266,7 @@ impl EventSink for Participant {
         if progress_requested {
             progress::serve();
         }
-        progress::bump();
+        progress::notify_change();
     }
 }
 

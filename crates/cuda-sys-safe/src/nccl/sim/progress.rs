@@ -4,8 +4,8 @@
 //! ranks' work itself. It runs one operation at a time, and only operations that the collective
 //! needs.
 //!
-//! Lock order: a driver's state, then a hub, then a participant, then the count of changes. Release a
-//! driver's lock before you drive other ranks.
+//! Lock order: a driver's state, then a hub, then a participant, then the count of changes. Release
+//! a driver's lock before you drive other ranks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
@@ -14,26 +14,26 @@ use std::time::Duration;
 use super::Participant;
 
 /// Counts changes that may let a rank continue.
-static VERSION: Mutex<u64> = Mutex::new(0);
+static CHANGE_COUNT: Mutex<u64> = Mutex::new(0);
 static CHANGED: Condvar = Condvar::new();
 
 /// The ranks of this process.
 static PARTICIPANTS: Mutex<Vec<Weak<Participant>>> = Mutex::new(Vec::new());
 
 /// Reports a change for which a thread may be waiting.
-pub(crate) fn bump() {
-    *VERSION.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+pub(crate) fn notify_change() {
+    *CHANGE_COUNT.lock().unwrap_or_else(PoisonError::into_inner) += 1;
     CHANGED.notify_all();
 }
 
-/// Returns the count of changes, for [`wait`].
-pub(crate) fn version() -> u64 {
-    *VERSION.lock().unwrap_or_else(PoisonError::into_inner)
+/// Returns the count of changes, for [`wait_for_change`].
+pub(crate) fn change_count() -> u64 {
+    *CHANGE_COUNT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits until the count of changes differs from `seen`, or for at most `limit`.
-pub(crate) fn wait(seen: u64, limit: Duration) {
-    let version = VERSION.lock().unwrap_or_else(PoisonError::into_inner);
+pub(crate) fn wait_for_change(seen: u64, limit: Duration) {
+    let version = CHANGE_COUNT.lock().unwrap_or_else(PoisonError::into_inner);
     let waited = CHANGED.wait_timeout_while(version, limit, |version| *version == seen);
     drop(waited.unwrap_or_else(PoisonError::into_inner));
 }
@@ -55,7 +55,7 @@ fn participants() -> Vec<Arc<Participant>> {
 /// this process.
 ///
 /// The caller must not hold a driver's lock.
-pub(crate) fn help(blocked: &Arc<Participant>, needed: bool) -> bool {
+pub(crate) fn drive(blocked: &Arc<Participant>, needed: bool) -> bool {
     let all = participants();
     let mut open = vec![Arc::clone(blocked)];
     let mut asked: Vec<Arc<Participant>> = Vec::new();
@@ -84,15 +84,15 @@ pub(super) fn serve() {
     }
     let served = std::thread::Builder::new().name("warpline-sim-nccl".into()).spawn(|| {
         loop {
-            let seen = version();
+            let seen = change_count();
             let wanted: Vec<_> = participants()
                 .into_iter()
                 .filter(|participant| participant.is_progress_requested())
                 .collect();
-            let ran = wanted.iter().fold(false, |ran, participant| help(participant, true) | ran);
+            let ran = wanted.iter().fold(false, |ran, participant| drive(participant, true) | ran);
             drop(wanted);
             if !ran {
-                wait(seen, Duration::from_secs(1));
+                wait_for_change(seen, Duration::from_secs(1));
             }
         }
     });

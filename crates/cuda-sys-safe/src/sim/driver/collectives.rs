@@ -143,7 +143,7 @@ impl SimDriver {
     pub(super) fn drive_ranks<'a>(&'a self, state: Guard<'a>, point: Point) -> Guard<'a> {
         let Some(participant) = state.blocked_on(point) else { return state };
         self.unlock(state);
-        nccl::sim::help(&participant, false);
+        nccl::sim::drive(&participant, false);
         self.lock()
     }
 
@@ -155,17 +155,17 @@ impl SimDriver {
         point: Point,
         stall_timer: &mut StallTimer,
     ) -> (Guard<'a>, bool) {
-        let seen = nccl::sim::version();
+        let seen = nccl::sim::change_count();
         let Some(participant) = state.blocked_on(point) else {
             // The other ranks may have continued since the last attempt.
             let can_run = state.pick(Pick::Needed(point)).is_some();
             return (state, can_run);
         };
         self.unlock(state);
-        if nccl::sim::help(&participant, true) {
+        if nccl::sim::drive(&participant, true) {
             stall_timer.restart();
         } else {
-            nccl::sim::wait(seen, stall_timer.remaining().min(RECHECK_INTERVAL));
+            nccl::sim::wait_for_change(seen, stall_timer.remaining().min(RECHECK_INTERVAL));
         }
         let mut state = self.lock();
         if stall_timer.remaining().is_zero() && !state.reached(point) {

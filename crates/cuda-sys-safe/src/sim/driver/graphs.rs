@@ -39,7 +39,7 @@ impl SimState {
             self.enqueue(key, Label::of(call), StreamOpKind::Graph(Arc::clone(&graph)), &after)?;
         if let Some(point) = point {
             self.note_latest(comms(), point);
-            crate::nccl::sim::bump();
+            crate::nccl::sim::notify_change();
         }
         if let Some(exec) = self.graph_execs.get_mut(&handle.raw())
             && point.is_some()

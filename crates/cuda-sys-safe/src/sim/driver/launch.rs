@@ -33,7 +33,7 @@ impl SimDriver {
         let state = self.lock();
         let captured = state.streams.get(&key).is_some_and(|s| s.capture.is_some());
         let point = (!captured).then(|| state.tail(key));
-        self.enqueued(state, call, device, point)
+        self.finish_enqueue(state, call, device, point)
     }
 }
 

@@ -60,7 +60,7 @@ macro_rules! enqueue {
         let mut $state = $self.enter(CallKind::$call, stream.device())?;
         let accepted: Result<Option<Point>> = $body;
         let point = accepted.inspect_err(|_| $state.invalidate_stream_capture(stream))?;
-        $self.enqueued($state, CallKind::$call, stream.device(), point)
+        $self.finish_enqueue($state, CallKind::$call, stream.device(), point)
     }};
 }
 
@@ -178,7 +178,7 @@ unsafe impl Driver for SimDriver {
         // SAFETY: the caller guarantees that a host source is readable.
         let accepted = unsafe { s.memcpy(call, copy, stream, false) };
         let (point, wait) = accepted.inspect_err(|_| s.invalidate_stream_capture(stream))?;
-        self.copied(s, call, device, point, wait)
+        self.finish_copy(s, call, device, point, wait)
     }
 
     unsafe fn memcpy(&self, device: usize, copy: &Copy) -> Result<()> {
@@ -187,7 +187,7 @@ unsafe impl Driver for SimDriver {
         let (point, wait) =
             // SAFETY: the caller guarantees that a host source is readable.
             unsafe { s.memcpy(call, copy, StreamHandle::default_of(device), true) }?;
-        self.copied(s, call, device, point, wait)
+        self.finish_copy(s, call, device, point, wait)
     }
 
     unsafe fn memset_async(
@@ -202,7 +202,7 @@ unsafe impl Driver for SimDriver {
         let (call, device) = (CallKind::MemsetAsync, stream.device());
         let mut s = self.enter(call, device)?;
         let point = s.memset(dst, value, count, stream)?;
-        self.enqueued(s, call, device, point)
+        self.finish_enqueue(s, call, device, point)
     }
 
     fn stream_priority_range(&self, device: usize) -> Result<(i32, i32)> {
@@ -540,7 +540,7 @@ impl SimDriver {
     }
 
     /// Ends a copy: waits for the work for which the host must wait.
-    fn copied(
+    fn finish_copy(
         &self,
         state: Guard<'_>,
         call: CallKind,
@@ -549,12 +549,12 @@ impl SimDriver {
         wait: HostWait,
     ) -> Result<()> {
         let targets = match wait {
-            HostWait::Nothing => return self.enqueued(state, call, device, point),
+            HostWait::Nothing => return self.finish_enqueue(state, call, device, point),
             HostWait::Done(point) => vec![point],
             HostWait::Before(point) => state.before(point),
         };
         let mut state = self.wait(state, &targets);
         state.report_loss(call, device)?;
-        self.enqueued(state, call, device, point)
+        self.finish_enqueue(state, call, device, point)
     }
 }

@@ -68,7 +68,7 @@ impl SimDriver {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Releases the lock, then drops the values that must not be dropped under the lock.
+    /// Releases the lock, then drops cancelled host functions, because a drop may call the driver.
     pub(super) fn unlock(&self, mut state: Guard<'_>) {
         let cancelled_fns = std::mem::take(&mut state.cancelled_fns);
         drop(state);
@@ -77,8 +77,8 @@ impl SimDriver {
         }
     }
 
-    /// Drops these values in the middle of a call, because a caller may wait for such a drop. Locks
-    /// again.
+    /// Drops cancelled host functions during a call, because a caller may wait for the drop.
+    /// Acquires the lock again.
     fn drop_cancelled<'a>(&'a self, state: Guard<'a>) -> Guard<'a> {
         if state.cancelled_fns.is_empty() {
             return state;
@@ -145,7 +145,7 @@ impl SimDriver {
     }
 
     /// Ends a call that enqueued work.
-    pub(super) fn enqueued<'a>(
+    pub(super) fn finish_enqueue<'a>(
         &'a self,
         state: Guard<'a>,
         call: CallKind,
@@ -240,7 +240,7 @@ impl SimDriver {
         let label = Label { op: "host function", ..Label::of(CallKind::LaunchHostFunc) };
         state.ended(key, label, begin, Ok(3.0));
         self.host_fn_ended.notify_all();
-        nccl::sim::bump();
+        nccl::sim::notify_change();
         (state, StepResult::Ran)
     }
 

@@ -59,7 +59,7 @@ impl SimState {
 /// Interval between two reads of a word during a wait.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// Time for which a write is left to the driver's other calls.
+/// Time after which the thread runs a write that no driver call has run.
 const GRACE_PERIOD: Duration = Duration::from_millis(2);
 
 impl SimDriver {

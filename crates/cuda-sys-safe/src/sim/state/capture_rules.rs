@@ -58,8 +58,7 @@ impl SimState {
         }
     }
 
-    /// Returns the capture and the nodes that an event stands for when it is recorded on a captured
-    /// stream.
+    /// Returns the capture of a stream, and the nodes before an event that is recorded now.
     pub(crate) fn capture_frontier(&self, key: StreamKey) -> Option<(u64, Frontier)> {
         let id = self.streams.get(&key)?.capture?;
         let capture = self.captures.get(&id)?;

@@ -37,8 +37,8 @@ impl SimState {
     }
 
     /// Returns the error of a lost device: the sticky error itself on the first call,
-    /// [`DriverError::DeviceLost`] later. The first call marks all devices that were lost with the
-    /// device.
+    /// [`DriverError::DeviceLost`] later. The first call marks the error as reported on all
+    /// devices that were lost with the device.
     pub(crate) fn report_loss(&mut self, call: CallKind, device: usize) -> Result<()> {
         let Some(cause) = self.devices[device].lost.clone() else { return Ok(()) };
         if self.devices[device].loss_reported {

@@ -1,7 +1,7 @@
 //! The state of a set of simulated devices, which one lock guards.
 //!
-//! Most modules define plain data and do not use [`SimState`]. `addresses`, `capture_rules`, `loss` and
-//! `queues` change the state and keep its invariants. No module here uses the executor or the
+//! Most modules define plain data and do not use [`SimState`]. `addresses`, `capture_rules`, `loss`
+//! and `queues` change the state and keep its invariants. No module here uses the executor or the
 //! driver's calls.
 
 mod addresses;

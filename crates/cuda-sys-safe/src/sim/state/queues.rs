@@ -9,8 +9,8 @@ use super::work::{Label, Point, StreamKey};
 use crate::*;
 
 impl SimState {
-    /// Adds an operation to the end of a stream, or to the capture of the stream. In a capture
-    /// there is no point to wait for.
+    /// Adds an operation to the end of a stream, or to the capture of the stream. Returns the
+    /// operation's point, or `None` in a capture.
     pub(crate) fn enqueue(
         &mut self,
         key: StreamKey,

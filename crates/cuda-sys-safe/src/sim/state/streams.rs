@@ -60,7 +60,7 @@ pub(crate) struct Event {
     pub(crate) latest: Option<Point>,
     /// Virtual time at which that record ran, in microseconds.
     pub(crate) time: Option<f64>,
-    /// The capture in which the event was last recorded, and the nodes that it stands for there.
+    /// The capture in which the event was last recorded, and the nodes before the record.
     pub(crate) captured: Option<(u64, Frontier)>,
 }
 

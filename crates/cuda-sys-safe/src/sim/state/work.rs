@@ -50,7 +50,7 @@ impl DeviceWork {
         matches!(self, Self::Group(group) if Arc::ptr_eq(&group.participant, participant))
     }
 
-    /// Returns the handle of the communicator that takes part.
+    /// Returns the handle of the work's communicator.
     pub(crate) fn communicator(&self) -> Option<u64> {
         match self {
             Self::Group(group) => Some(group.comm),
