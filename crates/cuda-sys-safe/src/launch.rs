@@ -15,7 +15,7 @@ use std::panic::Location;
 use crate::{DevicePtr, FunctionHandle, Result, StreamHandle};
 
 /// The access of work to an operand.
-// As wide as the adjacent fields of `Footprint`, so that copies of a footprint move whole words.
+// `usize` is as wide as the adjacent fields of `Footprint`, so copies move whole words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(usize)]
 pub enum Access {

@@ -153,7 +153,7 @@ impl Graph {
 impl Drop for Graph {
     fn drop(&mut self) {
         let handle = *self.handle.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: made by this driver and not destroyed before.
+        // SAFETY: created by this driver and not destroyed before.
         let destroy = move |driver: &dyn Driver| unsafe { driver.graph_destroy(handle) };
         release(&self.driver, ReleaseKind::Graph, 0, destroy);
     }
@@ -203,7 +203,7 @@ impl GraphExec {
 impl Drop for GraphExec {
     fn drop(&mut self) {
         let handle = *self.handle.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: made by this driver and not destroyed before.
+        // SAFETY: created by this driver and not destroyed before.
         let destroy = move |driver: &dyn Driver| unsafe { driver.graph_exec_destroy(handle) };
         release(&self.driver, ReleaseKind::GraphExec, 0, destroy);
     }

@@ -286,7 +286,7 @@ impl Drop for Physical {
             return;
         }
         let handle = self.handle;
-        // SAFETY: made by this driver and not released before.
+        // SAFETY: created by this driver and not released before.
         let give_back = move |driver: &dyn Driver| unsafe { driver.mem_release(handle) };
         release(&self.driver, ReleaseKind::PhysicalMemory, self.bytes, give_back);
     }

@@ -25,7 +25,7 @@ macro_rules! call {
 /// Calls a driver function that releases an object. Does nothing if the device is lost.
 macro_rules! release {
     ($self:ident, $device:expr, $($rest:tt)*) => {
-        if $self.settled($device) { Ok(()) } else { call!($self, $device, $($rest)*) }
+        if $self.is_lost($device) { Ok(()) } else { call!($self, $device, $($rest)*) }
     };
 }
 

@@ -25,8 +25,8 @@ fn ready(answer: Result<()>) -> Result<bool> {
     }
 }
 
-// SAFETY: each method makes the driver call that its documentation names, and CUDA guarantees what
-// the contract requires of that call.
+// SAFETY: each method makes the driver call that its documentation names. CUDA guarantees the
+// properties that the contract requires of these calls.
 unsafe impl Driver for CudaDriver {
     fn name(&self) -> &'static str {
         "cuda"
@@ -77,7 +77,7 @@ unsafe impl Driver for CudaDriver {
         let mut ptr = 0;
         call!(self, device, cuMemAlloc_v2(&mut ptr, bytes))
             .map_err(|e| e.with_detail(|| format!("{bytes} bytes")))?;
-        // SAFETY: just allocated by this driver.
+        // SAFETY: this driver has just allocated the memory.
         Ok(unsafe { DevicePtr::from_raw(ptr) })
     }
 
@@ -199,7 +199,7 @@ unsafe impl Driver for CudaDriver {
         let mut stream: CUstream = ptr::null_mut();
         let non_blocking = u32::from(flags.non_blocking);
         call!(self, device, cuStreamCreateWithPriority(&mut stream, non_blocking, flags.priority))?;
-        // SAFETY: just made by this driver.
+        // SAFETY: this driver has just created the object.
         Ok(unsafe { StreamHandle::from_raw(device, stream as usize as u64) })
     }
 
@@ -268,7 +268,7 @@ unsafe impl Driver for CudaDriver {
             + u32::from(flags.interprocess) * INTERPROCESS;
         let mut event: CUevent = ptr::null_mut();
         call!(self, device, cuEventCreate(&mut event, bits))?;
-        // SAFETY: just made by this driver.
+        // SAFETY: this driver has just created the object.
         Ok(unsafe { EventHandle::from_raw(device, event as usize as u64) })
     }
 
@@ -310,7 +310,7 @@ unsafe impl Driver for CudaDriver {
         let mut function: CUfunction = ptr::null_mut();
         let raw = module.raw() as usize as CUmodule;
         call!(self, module.device(), cuModuleGetFunction(&mut function, raw, name.as_ptr()))?;
-        // SAFETY: just found by this driver.
+        // SAFETY: this driver has just returned the function.
         Ok(unsafe { FunctionHandle::from_raw(module.device(), function as usize as u64) })
     }
 
@@ -369,7 +369,7 @@ unsafe impl Driver for CudaDriver {
         let mut ptr = 0;
         call!(self, device, cuMemAddressReserve?(&mut ptr, bytes, 0, 0, 0))
             .map_err(|e| e.with_detail(|| format!("{bytes} bytes")))?;
-        // SAFETY: just reserved by this driver.
+        // SAFETY: this driver has just reserved the addresses.
         Ok(unsafe { DevicePtr::from_raw(ptr) })
     }
 
@@ -381,7 +381,7 @@ unsafe impl Driver for CudaDriver {
         let (mut handle, prop) = (0, pinned_on(device));
         call!(self, device, cuMemCreate?(&mut handle, bytes, &prop, 0))
             .map_err(|e| e.with_detail(|| format!("{bytes} bytes")))?;
-        // SAFETY: just made by this driver.
+        // SAFETY: this driver has just created the object.
         Ok(unsafe { PhysicalHandle::from_raw(device, handle) })
     }
 
@@ -440,7 +440,7 @@ unsafe impl Driver for CudaDriver {
         props.location = on_device(device);
         let mut pool: CUmemoryPool = ptr::null_mut();
         call!(self, device, cuMemPoolCreate?(&mut pool, &props))?;
-        // SAFETY: just made by this driver.
+        // SAFETY: this driver has just created the object.
         Ok(unsafe { MemPoolHandle::from_raw(device, pool as usize as u64) })
     }
 
@@ -480,7 +480,7 @@ unsafe impl Driver for CudaDriver {
         let device = stream.device();
         call!(self, device, cuMemAllocFromPoolAsync?(&mut ptr, bytes, raw_pool(pool), raw))
             .map_err(|e| e.with_detail(|| format!("{bytes} bytes")))?;
-        // SAFETY: just allocated by this driver.
+        // SAFETY: this driver has just allocated the memory.
         Ok(unsafe { DevicePtr::from_raw(ptr) })
     }
 
@@ -498,7 +498,7 @@ unsafe impl Driver for CudaDriver {
     unsafe fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle> {
         let mut graph: CUgraph = ptr::null_mut();
         call!(self, stream.device(), cuStreamEndCapture(raw_stream(stream), &mut graph))?;
-        // SAFETY: just made by this driver.
+        // SAFETY: this driver has just created the object.
         Ok(unsafe { GraphHandle::from_raw(stream.device(), graph as usize as u64) })
     }
 
@@ -537,7 +537,7 @@ unsafe impl Driver for CudaDriver {
         let mut exec: CUgraphExec = ptr::null_mut();
         let raw = graph.raw() as usize as CUgraph;
         call!(self, graph.device(), cuGraphInstantiateWithFlags(&mut exec, raw, 0))?;
-        // SAFETY: just made by this driver.
+        // SAFETY: this driver has just created the object.
         Ok(unsafe { GraphExecHandle::from_raw(graph.device(), exec as usize as u64) })
     }
 
@@ -568,7 +568,7 @@ unsafe impl Driver for CudaDriver {
         let raw = CUipcMemHandle { reserved: handle.0.map(|byte| byte as _) };
         let mut ptr = 0;
         call!(self, device, cuIpcOpenMemHandle_v2?(&mut ptr, raw, LAZY_ENABLE_PEER_ACCESS))?;
-        // SAFETY: just mapped by this driver.
+        // SAFETY: this driver has just mapped the memory.
         Ok(unsafe { DevicePtr::from_raw(ptr) })
     }
 
@@ -586,7 +586,7 @@ unsafe impl Driver for CudaDriver {
         let raw = CUipcEventHandle { reserved: handle.0.map(|byte| byte as _) };
         let mut event: CUevent = ptr::null_mut();
         call!(self, device, cuIpcOpenEventHandle?(&mut event, raw))?;
-        // SAFETY: just opened by this driver.
+        // SAFETY: this driver has just opened the event.
         Ok(unsafe { EventHandle::from_raw(device, event as usize as u64) })
     }
 

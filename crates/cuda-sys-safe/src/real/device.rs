@@ -162,7 +162,7 @@ impl CudaDriver {
     }
 
     /// Returns `true` if the device is lost, so that releases have nothing to do.
-    pub(super) fn settled(&self, device: usize) -> bool {
+    pub(super) fn is_lost(&self, device: usize) -> bool {
         self.devices.get(device).is_some_and(|state| state.lost.get().is_some())
     }
 }

@@ -224,7 +224,7 @@ impl CudaDriver {
             let log = String::from_utf8_lossy(&log[..end]);
             if log.trim().is_empty() { e } else { e.with_detail(|| log.trim().to_owned()) }
         })?;
-        // SAFETY: just made by this driver.
+        // SAFETY: this driver has just created the object.
         Ok(unsafe { ModuleHandle::from_raw(device, module as usize as u64) })
     }
 }

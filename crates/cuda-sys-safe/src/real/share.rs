@@ -23,7 +23,7 @@ impl CudaDriver {
         let status = unsafe { function(&mut raw, bytes, &properties, 0) };
         self.check(CALL, device, status)
             .map_err(|e| e.with_detail(|| format!("{bytes} bytes for other processes")))?;
-        // SAFETY: just made by this driver.
+        // SAFETY: this driver has just created the object.
         Ok(unsafe { PhysicalHandle::from_raw(device, raw) })
     }
 
@@ -75,7 +75,7 @@ impl CudaDriver {
             unsafe { release(raw) };
             return Err(error);
         }
-        // SAFETY: just made by this driver.
+        // SAFETY: this driver has just created the object.
         Ok(unsafe { PhysicalHandle::from_raw(device, raw) })
     }
 }

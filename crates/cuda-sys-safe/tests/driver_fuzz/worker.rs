@@ -64,7 +64,7 @@ fn parse(role: &str) -> Option<(Options, ReferenceDriver)> {
 fn send_line(fields: &[&str]) {
     let clean = |field: &&str| field.replace(['\t', '\n'], " ");
     let line: Vec<String> = fields.iter().map(clean).collect();
-    // Not `print!`, because the test harness captures it.
+    // `print!` would be captured by the test harness.
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "@{}", line.join("\t"));
     let _ = out.flush();

@@ -72,7 +72,7 @@ impl Comm {
         let sent = Event::Done { op: send.op, part: send.part, output: Bytes::default() };
         let got = Event::Done { op: recv.op, part: recv.part, output: send.input.into() };
         if from == to {
-            // One rank sends to itself in one group. The order of the two events does not matter.
+            // A rank that sends to itself gets two events. `notify_all` would deliver only one.
             self.notify(from, sent);
             return self.notify(to, got);
         }

@@ -70,7 +70,7 @@ impl SimState {
         }
         let graph = self.fresh();
         self.graphs.insert(graph, (device, Arc::new(Graph::new(capture.nodes))));
-        // SAFETY: just made.
+        // SAFETY: this driver has just created the object.
         Ok(unsafe { GraphHandle::from_raw(device, graph) })
     }
 

@@ -59,7 +59,7 @@ impl SimDriver {
         let (mut state, device) = (self.lock(), participant.device());
         let raw = state.fresh();
         state.comms.insert(raw, Comm { participant, latest: None });
-        // SAFETY: just made.
+        // SAFETY: this driver has just created the object.
         unsafe { CommHandle::new(raw, device) }
     }
 

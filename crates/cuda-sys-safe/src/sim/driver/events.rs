@@ -15,7 +15,7 @@ impl SimState {
         let id = self.fresh();
         let event = Event { device, flags, latest: None, time: None, captured: None };
         self.events.insert(id, event);
-        // SAFETY: just made.
+        // SAFETY: this driver has just created the object.
         Ok(unsafe { EventHandle::from_raw(device, id) })
     }
 

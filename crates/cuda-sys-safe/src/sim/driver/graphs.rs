@@ -17,7 +17,7 @@ impl SimState {
         };
         let id = self.fresh();
         self.graph_execs.insert(id, GraphExec { device, graph, latest: None });
-        // SAFETY: just made.
+        // SAFETY: this driver has just created the object.
         Ok(unsafe { GraphExecHandle::from_raw(device, id) })
     }
 

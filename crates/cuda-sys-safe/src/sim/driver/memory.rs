@@ -20,7 +20,7 @@ impl SimState {
             return Err(full());
         };
         self.memory.insert(device, base, bytes, RegionKind::Alloc { freeing: false });
-        // SAFETY: just allocated.
+        // SAFETY: this driver has just allocated the memory.
         Ok(unsafe { DevicePtr::from_raw(base) })
     }
 

@@ -49,7 +49,7 @@ macro_rules! release {
     ($self:ident, $call:ident, $device:expr, $state:ident => $body:expr) => {{
         let device = $device;
         let released = || forward!($self, $call, device, $state => $body);
-        released().or_else(|error| $self.settled(device).then_some(()).ok_or(error))
+        released().or_else(|error| $self.is_lost(device).then_some(()).ok_or(error))
     }};
 }
 
@@ -535,7 +535,7 @@ unsafe impl Driver for SimDriver {
 
 impl SimDriver {
     /// Returns `true` if a device is known to be lost, so that releases have nothing to do.
-    fn settled(&self, device: usize) -> bool {
+    fn is_lost(&self, device: usize) -> bool {
         self.lock().devices.get(device).is_some_and(|device| device.loss_reported)
     }
 

@@ -20,7 +20,7 @@ impl SimState {
         };
         let id = self.fresh();
         self.modules.insert(id, Module { device, image });
-        // SAFETY: just made.
+        // SAFETY: this driver has just created the object.
         Ok(unsafe { ModuleHandle::from_raw(device, id) })
     }
 
@@ -99,7 +99,7 @@ impl SimState {
         let id = self.fresh();
         let max_shared = self.devices[device].properties.shared_memory_per_block as u32;
         self.functions.insert(id, Function { device, module: handle.raw(), params, max_shared });
-        // SAFETY: just made.
+        // SAFETY: this driver has just created the object.
         Ok(unsafe { FunctionHandle::from_raw(device, id) })
     }
 

@@ -16,7 +16,7 @@ impl SimState {
         let access = BTreeMap::new();
         let pool = Pool { device, threshold: 0, reserved: 0, used: 0, destroyed: false, access };
         self.pools.insert(id, pool);
-        // SAFETY: just made.
+        // SAFETY: this driver has just created the object.
         unsafe { MemPoolHandle::from_raw(device, id) }
     }
 
@@ -104,7 +104,7 @@ impl SimState {
         let kind = RegionKind::Pool { pool: handle.raw(), live: false, freeing: false };
         self.memory.insert(device, base, bytes, kind);
         let point = self.enqueue(key, Label::of(call), StreamOpKind::PoolAlloc(base), &[])?;
-        // SAFETY: just allocated.
+        // SAFETY: this driver has just allocated the memory.
         Ok((unsafe { DevicePtr::from_raw(base) }, point))
     }
 

@@ -23,7 +23,7 @@ impl SimState {
     pub(super) fn stream_create(&mut self, device: usize, flags: StreamFlags) -> StreamHandle {
         let key = self.fresh();
         self.streams.insert(key, Stream::new(device, flags));
-        // SAFETY: just made.
+        // SAFETY: this driver has just created the object.
         unsafe { StreamHandle::from_raw(device, key) }
     }
 

@@ -39,7 +39,7 @@ impl SimState {
         let kind = RegionKind::Reservation(BTreeMap::new());
         let region = Region { device, base, bytes, kind, backing: Some(mapping) };
         self.memory.regions.insert(base, region);
-        // SAFETY: just reserved.
+        // SAFETY: this driver has just reserved the addresses.
         Ok(unsafe { DevicePtr::from_raw(base) })
     }
 
@@ -99,7 +99,7 @@ impl SimState {
     pub(super) fn add_physical(&mut self, physical: Physical) -> PhysicalHandle {
         let (id, device) = (self.fresh(), physical.device);
         self.physical.insert(id, physical);
-        // SAFETY: just made.
+        // SAFETY: this driver has just created the object.
         unsafe { PhysicalHandle::from_raw(device, id) }
     }
 
