@@ -105,7 +105,7 @@ struct RefusedRelease {
 
 impl fmt::Debug for RefusedRelease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Entry").field("bytes", &self.bytes).finish_non_exhaustive()
+        f.debug_struct("RefusedRelease").field("bytes", &self.bytes).finish_non_exhaustive()
     }
 }
 

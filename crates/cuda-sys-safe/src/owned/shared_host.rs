@@ -19,7 +19,7 @@ use crate::{Driver, DriverError, HostFlags, OsHandle, Result, racy};
 #[derive(Debug)]
 pub struct SharedHostMemory {
     /// The mapping; `None` in `drop`.
-    pages: Option<Pages>,
+    pages: Option<SharedPages>,
     file: SharedFile,
     /// The driver and device for which the memory is page-locked.
     driver: Option<(Arc<dyn Driver>, usize)>,
@@ -27,18 +27,18 @@ pub struct SharedHostMemory {
 
 /// A mapping of the file, unmapped on drop.
 #[derive(Debug)]
-struct Pages {
+struct SharedPages {
     start: NonNull<u8>,
     bytes: usize,
 }
 
 // SAFETY: the pages are plain bytes. This process accesses them atomically, or the caller of an
 // `unsafe` method orders the accesses.
-unsafe impl Send for Pages {}
-// SAFETY: `&Pages` gives out no references to the bytes, only their address.
-unsafe impl Sync for Pages {}
+unsafe impl Send for SharedPages {}
+// SAFETY: `&SharedPages` gives out no references to the bytes, only their address.
+unsafe impl Sync for SharedPages {}
 
-impl Pages {
+impl SharedPages {
     fn map(file: &SharedFile, bytes: usize) -> std::io::Result<Self> {
         let pages = Self { start: system::map(bytes, Backing::Inaccessible)?, bytes };
         // SAFETY: the range is a whole mapping by `system::map`, and no code uses it yet.
@@ -47,7 +47,7 @@ impl Pages {
     }
 }
 
-impl Drop for Pages {
+impl Drop for SharedPages {
     fn drop(&mut self) {
         // SAFETY: mapped by `map` and not unmapped before. No address in it is in use any more.
         unsafe { system::unmap(self.start, self.bytes) };
@@ -71,7 +71,7 @@ impl SharedHostMemory {
         let whole = whole.ok_or_else(|| refused(bytes, "the size overflows"))?;
         let failed = |error: std::io::Error| refused(bytes, &error.to_string());
         let file = SharedFile::create(whole).map_err(failed)?;
-        let pages = Pages::map(&file, whole).map_err(failed)?;
+        let pages = SharedPages::map(&file, whole).map_err(failed)?;
         // SAFETY: the range is a new mapping of a new file of zeros, and no code uses it yet.
         unsafe { system::populate(pages.start, whole) }.map_err(failed)?;
         Self::locked(driver, file, pages)
@@ -95,7 +95,7 @@ impl SharedHostMemory {
         }
         let failed = |error: std::io::Error| refused(bytes, &error.to_string());
         let file = SharedFile::import(handle, bytes).map_err(failed)?;
-        let pages = Pages::map(&file, bytes).map_err(failed)?;
+        let pages = SharedPages::map(&file, bytes).map_err(failed)?;
         Self::locked(driver, file, pages)
     }
 
@@ -103,7 +103,7 @@ impl SharedHostMemory {
     fn locked(
         driver: Option<(&Arc<dyn Driver>, usize)>,
         file: SharedFile,
-        pages: Pages,
+        pages: SharedPages,
     ) -> Result<Self> {
         let location = Location::caller();
         if let Some((driver, device)) = driver {

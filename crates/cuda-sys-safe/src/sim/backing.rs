@@ -8,12 +8,12 @@ pub(super) use crate::system::{MemoryFile, SharedFile, in_pages};
 
 /// A private mapping, unmapped on drop. Addresses are numbers with exposed provenance.
 #[derive(Debug)]
-pub(crate) struct Mapping {
+pub(crate) struct HostMapping {
     pub(crate) base: usize,
     pub(crate) bytes: usize,
 }
 
-impl Mapping {
+impl HostMapping {
     fn new(bytes: usize, backing: Backing) -> io::Result<Self> {
         let bytes = in_pages(bytes).ok_or(io::ErrorKind::OutOfMemory)?;
         let base = system::map(bytes, backing)?.as_ptr().expose_provenance();
@@ -60,7 +60,7 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for HostMapping {
     fn drop(&mut self) {
         if let Some(start) = self.range(0, self.bytes) {
             // SAFETY: mapped by `new` with this size. No address in it is in use any more.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::call::{CallDesc, CollectiveKind};
-use super::hub::{Departure, DeviceId, Event, Member};
+use super::hub::{Departure, DeviceId, Member, RankEvent};
 use crate::nccl::{NcclType, ReduceOp};
 use crate::{CollectiveMismatch, DriverError};
 
@@ -71,14 +71,16 @@ impl Writer {
         self.maybe(desc.rank.map(|rank| rank as u64))
     }
 
-    pub(super) fn event(&mut self, event: &Event) -> &mut Self {
+    pub(super) fn event(&mut self, event: &RankEvent) -> &mut Self {
         match event {
-            Event::Ready => self.size(0),
-            Event::Done { op, part, output } => self.size(1).number(*op).size(*part).bytes(output),
-            Event::Failed(error) => self.size(2).error(error),
-            Event::Split(None) => self.size(3),
-            Event::Split(Some((member, ranks))) => self.size(4).member(*member).size(*ranks),
-            Event::ProgressRequested => self.size(5),
+            RankEvent::Ready => self.size(0),
+            RankEvent::Done { op, part, output } => {
+                self.size(1).number(*op).size(*part).bytes(output)
+            }
+            RankEvent::Failed(error) => self.size(2).error(error),
+            RankEvent::Split(None) => self.size(3),
+            RankEvent::Split(Some((member, ranks))) => self.size(4).member(*member).size(*ranks),
+            RankEvent::ProgressRequested => self.size(5),
         }
     }
 
@@ -153,17 +155,17 @@ impl<'a> Reader<'a> {
         })
     }
 
-    pub(super) fn event(&mut self) -> Option<Event> {
+    pub(super) fn event(&mut self) -> Option<RankEvent> {
         Some(match self.number()? {
-            0 => Event::Ready,
+            0 => RankEvent::Ready,
             1 => {
                 let (op, part) = (self.number()?, self.size()?);
-                Event::Done { op, part, output: Arc::from(self.bytes()?) }
+                RankEvent::Done { op, part, output: Arc::from(self.bytes()?) }
             }
-            2 => Event::Failed(self.error()?),
-            3 => Event::Split(None),
-            4 => Event::Split(Some((self.member()?, self.size()?))),
-            5 => Event::ProgressRequested,
+            2 => RankEvent::Failed(self.error()?),
+            3 => RankEvent::Split(None),
+            4 => RankEvent::Split(Some((self.member()?, self.size()?))),
+            5 => RankEvent::ProgressRequested,
             _ => return None,
         })
     }

@@ -30,7 +30,7 @@ pub(super) struct DeviceId {
 
 /// A message from the hub to a rank.
 #[derive(Clone, Debug)]
-pub(super) enum Event {
+pub(super) enum RankEvent {
     /// All ranks have joined.
     Ready,
     /// Part `part` of the rank's operation `op` is done.
@@ -48,7 +48,7 @@ pub(super) enum Event {
 pub(super) trait EventSink: Send + Sync {
     /// Delivers an event. Called with the hub locked, so the receiver must neither wait nor call
     /// the hub.
-    fn deliver(&self, event: Event);
+    fn deliver(&self, event: RankEvent);
 
     /// Returns `true` if the rank is in another process.
     fn is_elsewhere(&self) -> bool {
@@ -122,7 +122,7 @@ pub(super) struct PendingCall {
 }
 
 /// A communicator.
-pub(super) struct Comm {
+pub(super) struct HubComm {
     pub(super) endpoints: Vec<Option<Endpoint>>,
     pub(super) departed: Vec<Option<Departure>>,
     pub(super) failure: Option<DriverError>,
@@ -159,7 +159,7 @@ pub(super) struct Split {
 /// All communicators of one id. The first was made with the id; the others were split off.
 #[derive(Default)]
 pub(super) struct Hub {
-    comms: Mutex<Vec<Comm>>,
+    comms: Mutex<Vec<HubComm>>,
 }
 
 /// The hubs of this process whose ranks have not all joined yet, by number.
@@ -184,14 +184,14 @@ impl Hub {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Comm>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<HubComm>> {
         self.comms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a rank. Returns `true` if all ranks have joined now.
-    fn join(comms: &mut Vec<Comm>, ranks: usize, rank: usize, endpoint: Endpoint) -> bool {
+    fn join(comms: &mut Vec<HubComm>, ranks: usize, rank: usize, endpoint: Endpoint) -> bool {
         if comms.is_empty() {
-            comms.push(Comm::new(vec![None; ranks]));
+            comms.push(HubComm::new(vec![None; ranks]));
         }
         let comm = &mut comms[0];
         let have = comm.endpoints.len();
@@ -210,24 +210,24 @@ impl Hub {
         };
         if let Some(why) = refusal {
             let error = failed("ncclCommInitRankConfig", "ncclInvalidUsage", why);
-            endpoint.sink.deliver(Event::Failed(error.clone()));
+            endpoint.sink.deliver(RankEvent::Failed(error.clone()));
             comm.fail(error);
             return false;
         }
         if let Some(failure) = &comm.failure {
-            endpoint.sink.deliver(Event::Failed(failure.clone()));
+            endpoint.sink.deliver(RankEvent::Failed(failure.clone()));
             return false;
         }
         comm.endpoints[rank] = Some(endpoint);
         if comm.endpoints.iter().all(Option::is_some) {
-            comm.notify_all(|_| Some(Event::Ready));
+            comm.notify_all(|_| Some(RankEvent::Ready));
             return true;
         }
         false
     }
 
     fn split(
-        comms: &mut Vec<Comm>,
+        comms: &mut Vec<HubComm>,
         member: Member,
         color: Option<u32>,
         key: usize,
@@ -248,13 +248,13 @@ impl Hub {
             let Some(Split { color, key, .. }) = split else { continue };
             match color {
                 Some(color) => parts.entry(*color).or_default().push((*key, rank)),
-                None => comm.notify(rank, Event::Split(None)),
+                None => comm.notify(rank, RankEvent::Split(None)),
             }
         }
         for mut part in parts.into_values() {
             part.sort_unstable();
             let (id, ranks) = (comms.len(), part.len());
-            let mut comm = Comm::new(vec![None; ranks]);
+            let mut comm = HubComm::new(vec![None; ranks]);
             for (new, &(_, rank)) in part.iter().enumerate() {
                 let Some(split) = splits[rank].take() else { continue };
                 comm.origins[new] = Some((Member { comm: member.comm, rank }, split.number));
@@ -265,13 +265,13 @@ impl Hub {
             comms.push(comm);
             for (new, (_, rank)) in part.into_iter().enumerate() {
                 let now = (Member { comm: id, rank: new }, ranks);
-                comms[member.comm].notify(rank, Event::Split(Some(now)));
+                comms[member.comm].notify(rank, RankEvent::Split(Some(now)));
             }
         }
     }
 
     /// Makes a rank leave the communicator that its split makes or made.
-    fn abandon(comms: &mut [Comm], origin: (Member, u64), why: Departure) {
+    fn abandon(comms: &mut [HubComm], origin: (Member, u64), why: Departure) {
         let (member, number) = origin;
         let mut under_way = comms[member.comm].splits[member.rank].iter_mut();
         if let Some(split) = under_way.find(|split| split.number == number) {
@@ -334,7 +334,7 @@ impl fmt::Debug for Hub {
     }
 }
 
-impl Comm {
+impl HubComm {
     fn new(endpoints: Vec<Option<Endpoint>>) -> Self {
         let ranks = endpoints.len();
         Self {
@@ -350,7 +350,7 @@ impl Comm {
         }
     }
 
-    pub(super) fn notify(&self, rank: usize, event: Event) {
+    pub(super) fn notify(&self, rank: usize, event: RankEvent) {
         if let Some(endpoint) = &self.endpoints[rank] {
             endpoint.sink.deliver(event);
         }
@@ -358,7 +358,7 @@ impl Comm {
 
     /// Delivers an event to all ranks, to other processes first: this process may end when its own
     /// rank receives the event.
-    pub(super) fn notify_all(&self, mut event: impl FnMut(usize) -> Option<Event>) {
+    pub(super) fn notify_all(&self, mut event: impl FnMut(usize) -> Option<RankEvent>) {
         for elsewhere in [true, false] {
             for (rank, endpoint) in self.endpoints.iter().enumerate() {
                 let Some(endpoint) = endpoint else { continue };
@@ -374,7 +374,7 @@ impl Comm {
     /// Fails the communicator for all ranks. Only the first error counts.
     pub(super) fn fail(&mut self, error: DriverError) {
         if self.failure.is_none() {
-            self.notify_all(|_| Some(Event::Failed(error.clone())));
+            self.notify_all(|_| Some(RankEvent::Failed(error.clone())));
             self.failure = Some(error);
             // No call of a failed communicator completes any more.
             self.rounds.clear();
@@ -393,7 +393,7 @@ impl Comm {
         let Some(Some(endpoint)) = self.endpoints.get(rank) else { return };
         let elsewhere = |other: &&Endpoint| other.device_id.process != endpoint.device_id.process;
         for other in self.endpoints.iter().flatten().filter(elsewhere) {
-            other.sink.deliver(Event::ProgressRequested);
+            other.sink.deliver(RankEvent::ProgressRequested);
         }
     }
 }

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::call::{CallDesc, CollectiveKind};
-use super::hub::{Bytes, Comm, Departure, Event, PendingCall, failed};
+use super::hub::{Bytes, Departure, HubComm, PendingCall, RankEvent, failed};
 use super::reduce::reduce;
 use crate::nccl::ReduceOp;
 use crate::{CollectiveMismatch, DriverError};
 
-impl Comm {
+impl HubComm {
     /// Begins a group of a rank.
     pub(super) fn begin(&mut self, rank: usize, op: u64, calls: Vec<(CallDesc, Vec<u8>)>) {
         for (part, (desc, input)) in calls.into_iter().enumerate() {
@@ -52,7 +52,7 @@ impl Comm {
             let outputs = outputs(&round);
             self.notify_all(|rank| {
                 let (op, part) = (round[rank].op, round[rank].part);
-                Some(Event::Done { op, part, output: outputs[rank].clone() })
+                Some(RankEvent::Done { op, part, output: outputs[rank].clone() })
             });
         }
     }
@@ -69,8 +69,8 @@ impl Comm {
             let what = format!("what rank {from} sends to rank {to}");
             return self.fail(mismatch(what, [(from, send.desc), (to, recv.desc)]));
         }
-        let sent = Event::Done { op: send.op, part: send.part, output: Bytes::default() };
-        let got = Event::Done { op: recv.op, part: recv.part, output: send.input.into() };
+        let sent = RankEvent::Done { op: send.op, part: send.part, output: Bytes::default() };
+        let got = RankEvent::Done { op: recv.op, part: recv.part, output: send.input.into() };
         if from == to {
             // A rank that sends to itself gets two events. `notify_all` would deliver only one.
             self.notify(from, sent);

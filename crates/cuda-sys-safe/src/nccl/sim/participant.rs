@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::call::CallDesc;
 use super::hub::{
-    Bytes, Departure, DeviceId, Endpoint, Event, EventSink, Member, Request, RequestSink,
+    Bytes, Departure, DeviceId, Endpoint, EventSink, Member, RankEvent, Request, RequestSink,
 };
 use super::progress;
 use crate::{DriverError, Result};
@@ -170,7 +170,7 @@ impl Participant {
         let why = "the communicator that it was to be split off was aborted";
         let error = super::hub::failed("ncclCommGetAsyncError", "ncclInvalidUsage", why.to_owned());
         for child in splits.into_iter().flatten() {
-            child.deliver(Event::Failed(error.clone()));
+            child.deliver(RankEvent::Failed(error.clone()));
         }
         progress::notify_change();
     }
@@ -237,29 +237,29 @@ impl Participant {
 const DEAD: &str = "this rank has died";
 
 impl EventSink for Participant {
-    fn deliver(&self, event: Event) {
+    fn deliver(&self, event: RankEvent) {
         let mut state = self.lock();
         match event {
-            Event::Ready => state.ready = true,
-            Event::Done { op, part, output } => {
+            RankEvent::Ready => state.ready = true,
+            RankEvent::Done { op, part, output } => {
                 if let Some(parts) = state.begun.get_mut(&op) {
                     parts[part] = Some(output);
                 }
             }
-            Event::Failed(error) => {
+            RankEvent::Failed(error) => {
                 // The unfinished splits never complete.
                 for child in state.splits.iter().flatten() {
                     child.lock().failure.get_or_insert_with(|| error.clone());
                 }
                 state.failure.get_or_insert(error);
             }
-            Event::Split(now) => {
+            RankEvent::Split(now) => {
                 if let Some(Some(child)) = state.splits.pop_front() {
                     let mut child = child.lock();
                     (child.member, child.ready) = (now, true);
                 }
             }
-            Event::ProgressRequested => state.progress_requested = true,
+            RankEvent::ProgressRequested => state.progress_requested = true,
         }
         let progress_requested = state.progress_requested;
         drop(state);
@@ -272,6 +272,6 @@ impl EventSink for Participant {
 
 impl fmt::Debug for Participant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Seat").field("place", &self.device_id).finish_non_exhaustive()
+        f.debug_struct("Participant").field("device_id", &self.device_id).finish_non_exhaustive()
     }
 }

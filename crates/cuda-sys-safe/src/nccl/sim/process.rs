@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::codec::{Reader, Writer};
 use super::driver::process;
 use super::hub::{
-    Departure, Endpoint, Event, EventSink, Hub, Member, Request, RequestSink, failed,
+    Departure, Endpoint, EventSink, Hub, Member, RankEvent, Request, RequestSink, failed,
 };
 
 /// Time limit for connecting, and for sending or receiving a part of a message.
@@ -91,8 +91,8 @@ struct Remote {
 }
 
 impl EventSink for Remote {
-    fn deliver(&self, event: Event) {
-        if let Event::Split(Some((member, _))) = &event {
+    fn deliver(&self, event: RankEvent) {
+        if let RankEvent::Split(Some((member, _))) = &event {
             locked(&self.members).push(*member);
         }
         let mut writer = Writer::default();
@@ -295,7 +295,7 @@ fn listen(stream: &TcpStream, participants: &Participants) {
     let why = "the process of the rank that made the id is gone, or has no such communicator";
     let error = failed("ncclCommGetAsyncError", "ncclRemoteError", why.to_owned());
     let all: Vec<_> = locked(participants).values().filter_map(Weak::upgrade).collect();
-    all.iter().for_each(|participant| participant.deliver(Event::Failed(error.clone())));
+    all.iter().for_each(|participant| participant.deliver(RankEvent::Failed(error.clone())));
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::sim::CallKind;
-use crate::sim::state::capture::{Capture, thread_number};
-use crate::sim::state::graph::{Frontier, Graph};
+use crate::sim::state::capture::{CaptureState, thread_number};
+use crate::sim::state::graph::{Frontier, GraphNodes};
 use crate::sim::state::{SimState, error};
 use crate::*;
 
@@ -23,7 +23,7 @@ impl SimState {
             return Err(error(call, CudaCode::ILLEGAL_STATE, device, "already being captured"));
         }
         let id = self.fresh();
-        let capture = Capture {
+        let capture = CaptureState {
             origin: key,
             device,
             mode,
@@ -69,7 +69,7 @@ impl SimState {
             return refuse(CudaCode::STREAM_CAPTURE_UNJOINED);
         }
         let graph = self.fresh();
-        self.graphs.insert(graph, (device, Arc::new(Graph::new(capture.nodes))));
+        self.graphs.insert(graph, (device, Arc::new(GraphNodes::new(capture.nodes))));
         // SAFETY: this driver has just created the object.
         Ok(unsafe { GraphHandle::from_raw(device, graph) })
     }

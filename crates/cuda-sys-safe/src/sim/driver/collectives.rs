@@ -11,7 +11,7 @@ use crate::sim::CallKind;
 use crate::sim::exec::Pick;
 use crate::sim::state::SimState;
 use crate::sim::state::streams::StreamOpKind;
-use crate::sim::state::work::{Comm, DeviceWork, Group, Label, Point};
+use crate::sim::state::work::{CommRecord, DeviceWork, Group, Label, Point};
 use crate::*;
 
 impl SimState {
@@ -58,7 +58,7 @@ impl SimDriver {
     pub(crate) fn add_participant(&self, participant: Arc<Participant>) -> CommHandle {
         let (mut state, device) = (self.lock(), participant.device());
         let raw = state.fresh();
-        state.comms.insert(raw, Comm { participant, latest: None });
+        state.comms.insert(raw, CommRecord { participant, latest: None });
         // SAFETY: this driver has just created the object.
         unsafe { CommHandle::new(raw, device) }
     }

@@ -1,7 +1,7 @@
 //! Events: points of streams that can be recorded again.
 
 use crate::sim::CallKind;
-use crate::sim::state::streams::{Event, StreamOpKind};
+use crate::sim::state::streams::{EventState, StreamOpKind};
 use crate::sim::state::work::{Label, Point};
 use crate::sim::state::{SimState, error};
 use crate::*;
@@ -13,13 +13,13 @@ impl SimState {
             return Err(error(CallKind::EventCreate, CudaCode::INVALID_VALUE, device, why));
         }
         let id = self.fresh();
-        let event = Event { device, flags, latest: None, time: None, captured: None };
+        let event = EventState { device, flags, latest: None, time: None, captured: None };
         self.events.insert(id, event);
         // SAFETY: this driver has just created the object.
         Ok(unsafe { EventHandle::from_raw(device, id) })
     }
 
-    fn event(&self, call: CallKind, handle: EventHandle) -> Result<&Event> {
+    fn event(&self, call: CallKind, handle: EventHandle) -> Result<&EventState> {
         match self.events.get(&handle.raw()) {
             Some(event) if event.device == handle.device() => Ok(event),
             _ => Err(error(call, CudaCode::INVALID_HANDLE, handle.device(), "no such event")),

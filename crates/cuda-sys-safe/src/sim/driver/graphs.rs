@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::sim::CallKind;
-use crate::sim::state::graph::GraphExec;
+use crate::sim::state::graph::GraphExecState;
 use crate::sim::state::streams::StreamOpKind;
 use crate::sim::state::work::{Label, Point};
 use crate::sim::state::{SimState, error};
@@ -16,7 +16,7 @@ impl SimState {
             return Err(error(call, CudaCode::INVALID_VALUE, handle.device(), "no such graph"));
         };
         let id = self.fresh();
-        self.graph_execs.insert(id, GraphExec { device, graph, latest: None });
+        self.graph_execs.insert(id, GraphExecState { device, graph, latest: None });
         // SAFETY: this driver has just created the object.
         Ok(unsafe { GraphExecHandle::from_raw(device, id) })
     }

@@ -3,7 +3,7 @@
 use std::ptr::{NonNull, with_exposed_provenance_mut};
 
 use crate::sim::CallKind;
-use crate::sim::backing::Mapping;
+use crate::sim::backing::HostMapping;
 use crate::sim::state::memory::{HostOverlap, HostRange};
 use crate::sim::state::{SimState, error};
 use crate::*;
@@ -17,7 +17,7 @@ impl SimState {
         let full = || error(call, CudaCode::OUT_OF_MEMORY, device, "");
         let mapping = isize::try_from(bytes)
             .ok()
-            .and_then(|_| Mapping::anonymous(bytes).ok())
+            .and_then(|_| HostMapping::anonymous(bytes).ok())
             .ok_or_else(full)?;
         let ptr = NonNull::new(with_exposed_provenance_mut(mapping.base)).ok_or_else(full)?;
         self.memory.host.insert(mapping.base, HostRange { bytes, owned: Some(mapping) });

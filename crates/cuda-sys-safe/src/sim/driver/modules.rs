@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::sync::Arc;
 
 use crate::sim::CallKind;
-use crate::sim::state::modules::{Function, Image, Module, PtxEntry};
+use crate::sim::state::modules::{FunctionState, Image, ModuleState, PtxEntry};
 use crate::sim::state::{SimState, error};
 use crate::*;
 
@@ -19,7 +19,7 @@ impl SimState {
             Image::Ptx(self.read_ptx(device, image)?)
         };
         let id = self.fresh();
-        self.modules.insert(id, Module { device, image });
+        self.modules.insert(id, ModuleState { device, image });
         // SAFETY: this driver has just created the object.
         Ok(unsafe { ModuleHandle::from_raw(device, id) })
     }
@@ -67,7 +67,7 @@ impl SimState {
         Ok(())
     }
 
-    fn module(&self, call: CallKind, handle: ModuleHandle) -> Result<&Module> {
+    fn module(&self, call: CallKind, handle: ModuleHandle) -> Result<&ModuleState> {
         match self.modules.get(&handle.raw()) {
             Some(module) if module.device == handle.device() => Ok(module),
             _ => Err(error(call, CudaCode::INVALID_HANDLE, handle.device(), "no such module")),
@@ -98,7 +98,8 @@ impl SimState {
         };
         let id = self.fresh();
         let max_shared = self.devices[device].properties.shared_memory_per_block as u32;
-        self.functions.insert(id, Function { device, module: handle.raw(), params, max_shared });
+        self.functions
+            .insert(id, FunctionState { device, module: handle.raw(), params, max_shared });
         // SAFETY: this driver has just created the object.
         Ok(unsafe { FunctionHandle::from_raw(device, id) })
     }

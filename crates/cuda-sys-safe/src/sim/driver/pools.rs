@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::sim::CallKind;
 use crate::sim::state::memory::{RegionKind, rounded};
-use crate::sim::state::pools::Pool;
+use crate::sim::state::pools::PoolState;
 use crate::sim::state::streams::StreamOpKind;
 use crate::sim::state::work::{Label, Point};
 use crate::sim::state::{SimState, error};
@@ -14,13 +14,14 @@ impl SimState {
     pub(super) fn mempool_create(&mut self, device: usize) -> MemPoolHandle {
         let id = self.fresh();
         let access = BTreeMap::new();
-        let pool = Pool { device, threshold: 0, reserved: 0, used: 0, destroyed: false, access };
+        let pool =
+            PoolState { device, threshold: 0, reserved: 0, used: 0, destroyed: false, access };
         self.pools.insert(id, pool);
         // SAFETY: this driver has just created the object.
         unsafe { MemPoolHandle::from_raw(device, id) }
     }
 
-    fn pool(&mut self, call: CallKind, handle: MemPoolHandle) -> Result<&mut Pool> {
+    fn pool(&mut self, call: CallKind, handle: MemPoolHandle) -> Result<&mut PoolState> {
         match self.pools.get_mut(&handle.raw()) {
             Some(pool) if !pool.destroyed && pool.device == handle.device() => Ok(pool),
             _ => Err(error(call, CudaCode::INVALID_VALUE, handle.device(), "no such pool")),

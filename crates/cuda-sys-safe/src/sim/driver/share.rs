@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::sim::CallKind;
 use crate::sim::backing::SharedFile;
-use crate::sim::state::vmm::{Physical, PhysicalBacking, aligned};
+use crate::sim::state::vmm::{PhysicalBacking, PhysicalState, aligned};
 use crate::sim::state::{SimState, error};
 use crate::*;
 
@@ -24,7 +24,7 @@ impl SimState {
         match SharedFile::create(bytes) {
             Ok(file) => {
                 let source = PhysicalBacking::Shared { file: Arc::new(file), imported: false };
-                Ok(self.add_physical(Physical::new(device, bytes, source)))
+                Ok(self.add_physical(PhysicalState::new(device, bytes, source)))
             }
             Err(why) => {
                 self.devices[device].used -= bytes;
@@ -65,6 +65,6 @@ impl SimState {
             error(call, CudaCode::INVALID_VALUE, device, &why)
         })?;
         let source = PhysicalBacking::Shared { file: Arc::new(file), imported: true };
-        Ok(self.add_physical(Physical::new(device, bytes, source)))
+        Ok(self.add_physical(PhysicalState::new(device, bytes, source)))
     }
 }

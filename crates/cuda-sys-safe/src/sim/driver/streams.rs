@@ -3,7 +3,7 @@
 use super::session::SimDriver;
 use crate::sim::CallKind;
 use crate::sim::state::hold::Hold;
-use crate::sim::state::streams::{Stream, StreamOpKind};
+use crate::sim::state::streams::{StreamOpKind, StreamState};
 use crate::sim::state::work::{Label, StreamKey};
 use crate::sim::state::{SimState, error};
 use crate::*;
@@ -12,7 +12,7 @@ impl SimState {
     /// Returns the stream of a handle.
     pub(super) fn stream_key(&self, call: CallKind, handle: StreamHandle) -> Result<StreamKey> {
         if handle.raw() == 0 {
-            return Ok(Stream::legacy_key(handle.device()));
+            return Ok(StreamState::legacy_key(handle.device()));
         }
         match self.streams.get(&handle.raw()) {
             Some(s) if !s.legacy && !s.destroyed && s.device == handle.device() => Ok(handle.raw()),
@@ -22,7 +22,7 @@ impl SimState {
 
     pub(super) fn stream_create(&mut self, device: usize, flags: StreamFlags) -> StreamHandle {
         let key = self.fresh();
-        self.streams.insert(key, Stream::new(device, flags));
+        self.streams.insert(key, StreamState::new(device, flags));
         // SAFETY: this driver has just created the object.
         unsafe { StreamHandle::from_raw(device, key) }
     }

@@ -11,7 +11,7 @@ use super::session::{Guard, SimDriver, StepResult};
 use crate::sim::CallKind;
 use crate::sim::exec::Pick;
 use crate::sim::state::memory::HostOverlap;
-use crate::sim::state::streams::{Stream, StreamOp, StreamOpKind};
+use crate::sim::state::streams::{StreamOp, StreamOpKind, StreamState};
 use crate::sim::state::word::Word;
 use crate::sim::state::work::{Label, Point};
 use crate::sim::state::{SimState, error};
@@ -47,7 +47,7 @@ impl SimState {
 
     /// Returns the end of each stream's first write of a word.
     fn writes(&self) -> Vec<Point> {
-        let first = |(&stream, s): (&u64, &Stream)| {
+        let first = |(&stream, s): (&u64, &StreamState)| {
             let at =
                 s.queue.iter().position(|op| matches!(op.kind, StreamOpKind::WriteValue(..)))?;
             Some(Point { stream, position: s.done + at as u64 + 1 })

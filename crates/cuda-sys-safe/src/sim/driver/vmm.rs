@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use crate::sim::CallKind;
-use crate::sim::backing::{Mapping, MemoryFile};
+use crate::sim::backing::{HostMapping, MemoryFile};
 use crate::sim::state::memory::{Region, RegionKind};
-use crate::sim::state::vmm::{GRANULARITY, Mapped, Physical, PhysicalBacking, aligned};
+use crate::sim::state::vmm::{GRANULARITY, MappedRange, PhysicalBacking, PhysicalState, aligned};
 use crate::sim::state::{SimState, error};
 use crate::*;
 
@@ -33,7 +33,7 @@ impl SimState {
         let full = || error(call, CudaCode::OUT_OF_MEMORY, device, "no address range is left");
         let mapping = isize::try_from(bytes)
             .ok()
-            .and_then(|_| Mapping::inaccessible(bytes).ok())
+            .and_then(|_| HostMapping::inaccessible(bytes).ok())
             .ok_or_else(full)?;
         let base = self.memory.fresh_range(device, bytes, GRANULARITY as u64).ok_or_else(full)?;
         let kind = RegionKind::Reservation(BTreeMap::new());
@@ -93,10 +93,10 @@ impl SimState {
                 "the host has no memory file",
             ));
         };
-        Ok(self.add_physical(Physical::new(device, bytes, PhysicalBacking::Own(offset))))
+        Ok(self.add_physical(PhysicalState::new(device, bytes, PhysicalBacking::Own(offset))))
     }
 
-    pub(super) fn add_physical(&mut self, physical: Physical) -> PhysicalHandle {
+    pub(super) fn add_physical(&mut self, physical: PhysicalState) -> PhysicalHandle {
         let (id, device) = (self.fresh(), physical.device);
         self.physical.insert(id, physical);
         // SAFETY: this driver has just created the object.
@@ -188,7 +188,7 @@ impl SimState {
         }
         physical.mappings += 1;
         let access = BTreeMap::new();
-        mappings.insert(at, Mapped { physical: handle.raw(), bytes, access });
+        mappings.insert(at, MappedRange { physical: handle.raw(), bytes, access });
         Ok(())
     }
 

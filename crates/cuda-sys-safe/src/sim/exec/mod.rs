@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::state::SimState;
-use super::state::graph::{Graph, Node, OpProgress, Replay};
+use super::state::graph::{GraphNodes, Node, OpProgress, Replay};
 use super::state::memory::RegionKind;
 use super::state::streams::{StreamOp, StreamOpKind};
 use super::state::work::{CopyWork, DeviceWork, Group, HostFn, Label, Point, StreamKey};
@@ -234,7 +234,7 @@ impl SimState {
     /// Runs a graph's nodes in an order that their dependencies allow, until other ranks block it.
     fn run_graph(
         &mut self,
-        graph: &Graph,
+        graph: &GraphNodes,
         begun: Option<OpProgress>,
     ) -> Result<RunOutcome, RunError> {
         let mut replay = match begun {

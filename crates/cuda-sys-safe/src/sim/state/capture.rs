@@ -7,7 +7,7 @@ use super::graph::{Frontier, Node};
 use super::work::StreamKey;
 use crate::CaptureMode;
 
-pub(crate) struct Capture {
+pub(crate) struct CaptureState {
     pub(crate) origin: StreamKey,
     pub(crate) device: usize,
     pub(crate) mode: CaptureMode,
@@ -19,7 +19,7 @@ pub(crate) struct Capture {
     pub(crate) invalid: bool,
 }
 
-impl Capture {
+impl CaptureState {
     /// Returns `true` if the origin stream depends on all captured work.
     pub(crate) fn joined(&self) -> bool {
         let mut covered = vec![false; self.nodes.len()];

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::capture::{Capture, thread_number};
+use super::capture::{CaptureState, thread_number};
 use super::graph::{Frontier, Node};
-use super::streams::{Stream, StreamOpKind};
+use super::streams::{StreamOpKind, StreamState};
 use super::work::{Label, StreamKey};
 use super::{SimState, error};
 use crate::sim::CallKind;
@@ -97,7 +97,7 @@ impl SimState {
     }
 
     /// Takes all streams out of a capture.
-    pub(crate) fn remove_capture(&mut self, id: u64) -> Option<Capture> {
+    pub(crate) fn remove_capture(&mut self, id: u64) -> Option<CaptureState> {
         for stream in self.streams.values_mut().filter(|s| s.capture == Some(id)) {
             stream.capture = None;
         }
@@ -177,7 +177,7 @@ impl SimState {
 
     /// Returns an error if the call would make the legacy default stream depend on a capture.
     pub(crate) fn check_implicit(&mut self, key: StreamKey, call: CallKind) -> Result<()> {
-        let Some(Stream { legacy: true, device, .. }) = self.streams.get(&key) else {
+        let Some(StreamState { legacy: true, device, .. }) = self.streams.get(&key) else {
             return Ok(());
         };
         let device = *device;
@@ -208,7 +208,7 @@ impl SimState {
 
     /// Returns an error for a device-wide wait while a stream of the device is being captured.
     pub(crate) fn refuse_while_capturing(&mut self, call: CallKind, device: usize) -> Result<()> {
-        let here = |s: &&Stream| s.device == device;
+        let here = |s: &&StreamState| s.device == device;
         let ids: BTreeSet<u64> =
             self.streams.values().filter(here).filter_map(|s| s.capture).collect();
         self.invalidate_matching(call, device, |id, _| ids.contains(&id))
@@ -237,7 +237,7 @@ impl SimState {
         &mut self,
         call: CallKind,
         device: usize,
-        which: impl Fn(u64, &Capture) -> bool,
+        which: impl Fn(u64, &CaptureState) -> bool,
     ) -> Result<()> {
         let mut any = false;
         for (_, capture) in self.captures.iter_mut().filter(|(id, c)| which(**id, c)) {

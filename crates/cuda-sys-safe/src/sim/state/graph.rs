@@ -17,13 +17,13 @@ pub(crate) struct Node {
     pub(crate) after: Frontier,
 }
 
-pub(crate) struct Graph {
+pub(crate) struct GraphNodes {
     pub(crate) nodes: Vec<Node>,
     /// For each node, the nodes that depend on it.
     pub(crate) followers: Vec<Vec<usize>>,
 }
 
-impl Graph {
+impl GraphNodes {
     pub(crate) fn new(nodes: Vec<Node>) -> Self {
         let mut followers = vec![Vec::new(); nodes.len()];
         for (number, node) in nodes.iter().enumerate() {
@@ -33,9 +33,9 @@ impl Graph {
     }
 }
 
-pub(crate) struct GraphExec {
+pub(crate) struct GraphExecState {
     pub(crate) device: usize,
-    pub(crate) graph: Arc<Graph>,
+    pub(crate) graph: Arc<GraphNodes>,
     /// The end of the latest replay. The next replay, on any stream, runs after it. Nothing waits
     /// for the replay of an empty graph.
     pub(crate) latest: Option<Point>,
@@ -60,14 +60,14 @@ pub(crate) struct Replay {
 }
 
 impl Replay {
-    pub(crate) fn new(graph: &Graph) -> Self {
+    pub(crate) fn new(graph: &GraphNodes) -> Self {
         let waits: Vec<usize> = graph.nodes.iter().map(|node| node.after.len()).collect();
         let ready = (0..waits.len()).filter(|&node| waits[node] == 0).collect();
         Self { waits, ready, begun: Vec::new(), time: 2.0 }
     }
 
     /// Records the end of a node. Returns the number of visited nodes.
-    pub(crate) fn end(&mut self, graph: &Graph, node: usize, time: f64) -> usize {
+    pub(crate) fn end(&mut self, graph: &GraphNodes, node: usize, time: f64) -> usize {
         self.time += time;
         for &next in &graph.followers[node] {
             self.waits[next] -= 1;

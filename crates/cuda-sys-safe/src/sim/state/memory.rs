@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::vmm::Mapped;
-use crate::sim::backing::{Mapping, MemoryFile, bytes_at, fill, in_pages};
+use super::vmm::MappedRange;
+use crate::sim::backing::{HostMapping, MemoryFile, bytes_at, fill, in_pages};
 
 /// Each device's addresses start at a multiple of this number. They are not canonical on any host,
 /// so host code that accesses a device address faults.
@@ -21,7 +21,7 @@ pub(crate) struct MemoryState {
     pub(crate) regions: BTreeMap<u64, Region>,
     pub(crate) host: BTreeMap<usize, HostRange>,
     /// Freed page-locked memory. Kept inaccessible, so that its addresses are never reused.
-    pub(crate) freed_host: BTreeMap<usize, Mapping>,
+    pub(crate) freed_host: BTreeMap<usize, HostMapping>,
     pub(crate) file: Option<MemoryFile>,
     next: Vec<u64>,
     pub(crate) redzones: bool,
@@ -35,7 +35,7 @@ pub(crate) struct Region {
     pub(crate) kind: RegionKind,
     /// Host memory behind the region, mapped on first access. That of a reservation is mapped at
     /// once.
-    pub(crate) backing: Option<Mapping>,
+    pub(crate) backing: Option<HostMapping>,
 }
 
 pub(crate) enum RegionKind {
@@ -44,7 +44,7 @@ pub(crate) enum RegionKind {
     /// An allocation of a pool. Live from the time the allocation runs until the free runs.
     Pool { pool: u64, live: bool, freeing: bool },
     /// `cuMemAddressReserve`, with its mappings by offset.
-    Reservation(BTreeMap<usize, Mapped>),
+    Reservation(BTreeMap<usize, MappedRange>),
 }
 
 impl RegionKind {
@@ -58,7 +58,7 @@ impl RegionKind {
 pub(crate) struct HostRange {
     pub(crate) bytes: usize,
     /// The driver's own mapping; `None` for registered memory of the program.
-    pub(crate) owned: Option<Mapping>,
+    pub(crate) owned: Option<HostMapping>,
 }
 
 /// The relation of a host range to page-locked memory.
@@ -148,7 +148,7 @@ impl Region {
         }
         if self.backing.is_none() {
             let mapping =
-                Mapping::anonymous(in_pages(self.bytes)?.checked_add(2 * REDZONE)?).ok()?;
+                HostMapping::anonymous(in_pages(self.bytes)?.checked_add(2 * REDZONE)?).ok()?;
             if redzones {
                 fill(mapping.base, REDZONE, REDZONE_BYTE);
                 let tail = REDZONE + self.bytes;

@@ -25,16 +25,16 @@ pub(super) mod work;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use self::capture::Capture;
+use self::capture::CaptureState;
 use self::faults::Faults;
-use self::graph::{Graph, GraphExec};
+use self::graph::{GraphExecState, GraphNodes};
 use self::memory::{MemoryState, Overrun};
-use self::modules::{Function, Module};
-use self::pools::Pool;
-use self::streams::{Event, Stream};
+use self::modules::{FunctionState, ModuleState};
+use self::pools::PoolState;
+use self::streams::{EventState, StreamState};
 use self::violation::FootprintViolation;
-use self::vmm::Physical;
-use self::work::{Comm, HostFn, StreamKey};
+use self::vmm::PhysicalState;
+use self::work::{CommRecord, HostFn, StreamKey};
 use super::config::MAX_DEVICES;
 use super::visible::visible;
 use super::{CallKind, Schedule, SimConfig, h200};
@@ -43,19 +43,19 @@ use crate::*;
 
 pub(crate) struct SimState {
     pub(crate) config: SimConfig,
-    pub(crate) devices: Vec<Device>,
+    pub(crate) devices: Vec<DeviceState>,
     pub(crate) memory: MemoryState,
-    pub(crate) streams: BTreeMap<StreamKey, Stream>,
-    pub(crate) events: BTreeMap<u64, Event>,
-    pub(crate) modules: BTreeMap<u64, Module>,
-    pub(crate) functions: BTreeMap<u64, Function>,
-    pub(crate) physical: BTreeMap<u64, Physical>,
-    pub(crate) pools: BTreeMap<u64, Pool>,
-    pub(crate) captures: BTreeMap<u64, Capture>,
+    pub(crate) streams: BTreeMap<StreamKey, StreamState>,
+    pub(crate) events: BTreeMap<u64, EventState>,
+    pub(crate) modules: BTreeMap<u64, ModuleState>,
+    pub(crate) functions: BTreeMap<u64, FunctionState>,
+    pub(crate) physical: BTreeMap<u64, PhysicalState>,
+    pub(crate) pools: BTreeMap<u64, PoolState>,
+    pub(crate) captures: BTreeMap<u64, CaptureState>,
     pub(crate) capture_modes: BTreeMap<u64, CaptureMode>,
-    pub(crate) graphs: BTreeMap<u64, (usize, Arc<Graph>)>,
-    pub(crate) graph_execs: BTreeMap<u64, GraphExec>,
-    pub(crate) comms: BTreeMap<u64, Comm>,
+    pub(crate) graphs: BTreeMap<u64, (usize, Arc<GraphNodes>)>,
+    pub(crate) graph_execs: BTreeMap<u64, GraphExecState>,
+    pub(crate) comms: BTreeMap<u64, CommRecord>,
     pub(crate) faults: Faults,
     pub(crate) calls: BTreeMap<CallKind, u64>,
     pub(crate) host_waits: u64,
@@ -78,7 +78,7 @@ pub(crate) struct SimState {
 }
 
 /// A visible device.
-pub(crate) struct Device {
+pub(crate) struct DeviceState {
     pub(crate) properties: DeviceProperties,
     /// Index of the device without `CUDA_VISIBLE_DEVICES`.
     pub(crate) physical: usize,
@@ -108,8 +108,9 @@ impl SimState {
             Some(text) => visible(text, &boxed),
             None => (0..count).collect(),
         };
-        let devices: Vec<_> = visible.iter().map(|&i| Device::new(&boxed[i], i)).collect();
-        let streams = (0..devices.len()).map(|d| (Stream::legacy_key(d), Stream::legacy(d)));
+        let devices: Vec<_> = visible.iter().map(|&i| DeviceState::new(&boxed[i], i)).collect();
+        let streams =
+            (0..devices.len()).map(|d| (StreamState::legacy_key(d), StreamState::legacy(d)));
         let rng = match config.schedule {
             Schedule::Seeded(seed) => seed,
             _ => 0,
@@ -179,7 +180,7 @@ impl SimState {
     }
 }
 
-impl Device {
+impl DeviceState {
     fn new(properties: &DeviceProperties, physical: usize) -> Self {
         Self {
             properties: properties.clone(),

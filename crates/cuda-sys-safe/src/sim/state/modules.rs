@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::*;
 
-pub(crate) struct Module {
+pub(crate) struct ModuleState {
     pub(crate) device: usize,
     pub(crate) image: Image,
 }
@@ -26,7 +26,7 @@ pub(crate) struct PtxEntry {
 /// cubin.
 type Params = Arc<[usize]>;
 
-pub(crate) struct Function {
+pub(crate) struct FunctionState {
     pub(crate) device: usize,
     pub(crate) module: u64,
     pub(crate) params: Params,
@@ -34,7 +34,7 @@ pub(crate) struct Function {
     pub(crate) max_shared: u32,
 }
 
-impl Function {
+impl FunctionState {
     /// Returns an error if the parameters of a launch differ from the kernel's, because the driver
     /// would read beyond them. A kernel without parameters is taken for a stand-in for missing
     /// code, and accepts any parameters.

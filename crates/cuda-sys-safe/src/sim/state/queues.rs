@@ -4,7 +4,7 @@
 use smallvec::SmallVec;
 
 use super::SimState;
-use super::streams::{Stream, StreamOp, StreamOpKind};
+use super::streams::{StreamOp, StreamOpKind, StreamState};
 use super::work::{Label, Point, StreamKey};
 use crate::*;
 
@@ -62,7 +62,7 @@ impl SimState {
             let blocking = self.streams.iter().filter(|(_, s)| s.device == device && s.blocking());
             waits.extend(blocking.map(|(&k, s)| Point { stream: k, position: s.enqueued }));
         } else if stream.blocking() {
-            waits.push(self.tail(Stream::legacy_key(device)));
+            waits.push(self.tail(StreamState::legacy_key(device)));
         }
     }
 

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::graph::{Frontier, Graph, OpProgress};
+use super::graph::{Frontier, GraphNodes, OpProgress};
 use super::hold::Hold;
 use super::word::Word;
 use super::work::{DeviceWork, HostFn, Label, Point, StreamKey};
 use crate::nccl::sim::Participant;
 use crate::*;
 
-pub(crate) struct Stream {
+pub(crate) struct StreamState {
     pub(crate) device: usize,
     pub(crate) legacy: bool,
     pub(crate) flags: StreamFlags,
@@ -45,7 +45,7 @@ pub(crate) enum StreamOpKind {
     WriteValue(Word, u32),
     Host(HostFn),
     Hold(Hold),
-    Graph(Arc<Graph>),
+    Graph(Arc<GraphNodes>),
     PoolAlloc(u64),
     PoolFree(u64),
 }
@@ -53,7 +53,7 @@ pub(crate) enum StreamOpKind {
 /// The least and the greatest priority.
 pub(crate) const PRIORITIES: (i32, i32) = (0, -5);
 
-pub(crate) struct Event {
+pub(crate) struct EventState {
     pub(crate) device: usize,
     pub(crate) flags: EventFlags,
     /// Point of the latest record. A new record changes it; existing waits keep the old point.
@@ -64,7 +64,7 @@ pub(crate) struct Event {
     pub(crate) captured: Option<(u64, Frontier)>,
 }
 
-impl Stream {
+impl StreamState {
     pub(crate) fn new(device: usize, flags: StreamFlags) -> Self {
         let priority = flags.priority.clamp(PRIORITIES.1, PRIORITIES.0);
         Self {

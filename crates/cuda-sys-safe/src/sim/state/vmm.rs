@@ -12,7 +12,7 @@ use crate::sim::backing::SharedFile;
 pub(crate) const GRANULARITY: usize = crate::system::HUGE;
 
 /// Physical memory, which has no address: a piece of the driver's file, or a separate file.
-pub(crate) struct Physical {
+pub(crate) struct PhysicalState {
     pub(crate) device: usize,
     pub(crate) bytes: usize,
     pub(crate) backing: PhysicalBacking,
@@ -28,7 +28,7 @@ pub(crate) enum PhysicalBacking {
     Shared { file: Arc<SharedFile>, imported: bool },
 }
 
-impl Physical {
+impl PhysicalState {
     pub(crate) fn new(device: usize, bytes: usize, backing: PhysicalBacking) -> Self {
         Self { device, bytes, backing, mappings: 0, released: false }
     }
@@ -44,13 +44,13 @@ pub(crate) enum MemoryUser {
 }
 
 /// A mapping inside a reservation.
-pub(crate) struct Mapped {
+pub(crate) struct MappedRange {
     pub(crate) physical: u64,
     pub(crate) bytes: usize,
     pub(crate) access: BTreeMap<usize, MemAccess>,
 }
 
-impl Mapped {
+impl MappedRange {
     /// Returns `true` if a user may access the mapping. A copy may if any device may, because a
     /// copy engine of that device can run it.
     pub(crate) fn allows(&self, user: MemoryUser, write: bool) -> bool {
@@ -68,10 +68,10 @@ impl Mapped {
 
 /// Returns the mappings that together cover a range of a reservation, or `None` if there is a gap.
 pub(crate) fn covering(
-    mappings: &BTreeMap<usize, Mapped>,
+    mappings: &BTreeMap<usize, MappedRange>,
     offset: usize,
     bytes: usize,
-) -> Option<impl Iterator<Item = &Mapped>> {
+) -> Option<impl Iterator<Item = &MappedRange>> {
     let end = offset.checked_add(bytes)?;
     let (&first, _) = mappings.range(..=offset).next_back()?;
     let mut reached = first;

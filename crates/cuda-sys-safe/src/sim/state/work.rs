@@ -99,7 +99,7 @@ pub(crate) struct Group {
 }
 
 /// A driver's record of one of its ranks in a communicator.
-pub(crate) struct Comm {
+pub(crate) struct CommRecord {
     pub(crate) participant: Arc<Participant>,
     /// The end of the latest operation of the communicator. The next operation runs after it.
     pub(crate) latest: Option<Point>,
