@@ -77,7 +77,7 @@ fn generate_with(seed: u64, options: &Options) -> Vec<(Step, Result<String, Stri
         }
     }
     if options.sticky {
-        maker.strike();
+        maker.inject_fault();
     }
     maker.subject.clean();
     maker.steps
@@ -141,7 +141,7 @@ impl Generator {
     }
 
     /// Adds a sticky fault, a call that must report it, and random steps after it.
-    fn strike(&mut self) {
+    fn inject_fault(&mut self) {
         if self.model.gate.is_some() {
             self.take(Step::OpenGate);
         }

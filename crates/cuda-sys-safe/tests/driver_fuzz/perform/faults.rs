@@ -51,7 +51,7 @@ impl Subject {
     ///
     /// # Safety
     /// The process must not use its devices afterwards.
-    pub(super) unsafe fn strike(&mut self, stream: Id, how: Fault) -> Result<()> {
+    pub(super) unsafe fn inject_fault(&mut self, stream: Id, how: Fault) -> Result<()> {
         let driver = self.driver.clone();
         let device = self.streams[&stream].device();
         let one = ([1; 3], [32, 1, 1], 0);

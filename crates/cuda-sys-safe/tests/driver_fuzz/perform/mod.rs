@@ -315,7 +315,7 @@ impl Subject {
                         DeviceQuery::NoSuchDevice => d.synchronize(99).map(|()| FINE.to_owned()),
                     };
                 }
-                Fail { stream, how } => self.strike(stream, how)?,
+                Fail { stream, how } => self.inject_fault(stream, how)?,
             }
         }
         Ok(FINE.to_owned())
