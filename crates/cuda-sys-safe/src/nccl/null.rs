@@ -38,7 +38,7 @@ impl Hanging {
     }
 }
 
-// SAFETY: it enqueues nothing and touches nothing.
+// SAFETY: this implementation enqueues no work and accesses no memory.
 unsafe impl Nccl for NullDriver {
     fn version(&self) -> Result<u32> {
         Ok(0)
@@ -55,7 +55,7 @@ unsafe impl Nccl for NullDriver {
         ranks: usize,
         rank: usize,
     ) -> Result<CommHandle> {
-        // SAFETY: this is how this implementation numbers them.
+        // SAFETY: this implementation encodes a communicator as its number of ranks and its rank.
         let comm = unsafe { CommHandle::new((ranks as u64) << RANKS_SHIFT | rank as u64, device) };
         if let Some(hanging) = &self.hanging {
             hanging.begin(comm);

@@ -1,4 +1,4 @@
-//! Tests that need no GPU. The others are in `tests/gpu_driver.rs`.
+//! Tests that need no GPU. Tests on a GPU are in `tests/gpu_driver/`.
 
 use super::*;
 
