@@ -34,9 +34,9 @@ use warpline_sync::atomic::{AtomicU64, Ordering};
 
 use crate::launch::{Replay, TOKEN};
 use crate::replays;
-use crate::storage::{ReplayMember, ReplayUses, Replayed, Sources};
+use crate::storage::{Dependencies, ReplayUses, ReplayedFlag, ReplayedStorage};
 use crate::{Device, Error, ErrorKind, Result, Runtime, Site, Storage, SyncPolicy, Target};
-use log::Held;
+use log::GraphStorage;
 
 pub(crate) use log::Log;
 pub(crate) use philox::PHILOX;
@@ -74,14 +74,14 @@ impl Capturing {
     pub fn begin(runtime: &Runtime, stream: &Stream, pool: &GraphPool) -> Result<Self> {
         runtime.check_stream(stream, "capture_begin")?;
         let device = runtime.device(stream.device_index())?;
-        pool.check_world(device.device().devices_id(), "capture_begin")?;
+        pool.check_runtime(device.device().devices_id(), "capture_begin")?;
         check_device("capture_begin", pool.device(), stream)?;
         if stream.is_capturing() {
             return Err(Error::capture("capture_begin", "the stream is captured already"));
         }
-        let state = pool.state(runtime, stream)?.clone();
+        let state = pool.philox_state(runtime, stream)?.clone();
         let log = Arc::new(Log::new(pool.clone(), state));
-        pool.enter_log(&log);
+        pool.add_log(&log);
         let memory = device.allocator().capture();
         let pinned = runtime.pinned_cache()?.capture();
         let capture = stream.begin_capture(Arc::clone(&log) as CaptureLog, TOKEN)?;
@@ -104,7 +104,7 @@ impl Capturing {
     pub fn end(mut self) -> Result<Graph> {
         let join = self.runtime.sync_policy() == SyncPolicy::Auto;
         let graph = self.capture.take().map(|capture| capture.end(join));
-        let notes = self.log.take();
+        let captured = self.log.take();
         let not_capturing = ErrorKind::NotCapturing.of("capture_end");
         let exec = graph
             .ok_or(not_capturing)??
@@ -112,20 +112,26 @@ impl Capturing {
             .map_err(|e| Error::driver("capture_end", e))?;
         let mut kept = Vec::new();
         // Every replay writes the pool's state.
-        let state = &self.log.state;
+        let state = &self.log.philox_state;
         let (storage, write) = (state.downgrade(), true);
-        let mut members = vec![ReplayMember { storage, write, of_pool: false, flow: None }];
-        for (held, write, flow) in notes.storages {
+        let mut members =
+            vec![ReplayedStorage { storage, write, of_pool: false, captured_marks: None }];
+        for (held, write, captured_marks) in captured.storages {
             let (storage, of_pool) = match held {
-                Held::Kept(storage) if storage.same_as(state) => continue,
-                Held::Kept(storage) => {
+                GraphStorage::External(storage) if storage.same_as(state) => continue,
+                GraphStorage::External(storage) => {
                     let weak = storage.downgrade();
                     kept.push((storage, write));
                     (weak, false)
                 }
-                Held::OfPool(storage) => (storage, true),
+                GraphStorage::Pooled(storage) => (storage, true),
             };
-            members.push(ReplayMember { storage, write, of_pool, flow: Some(Arc::new(flow)) });
+            members.push(ReplayedStorage {
+                storage,
+                write,
+                of_pool,
+                captured_marks: Some(Arc::new(captured_marks)),
+            });
         }
         Ok(Graph {
             exec,
@@ -133,10 +139,10 @@ impl Capturing {
             _kept: kept,
             uses: Arc::new(ReplayUses::new(members)),
             made: AtomicU64::new(0),
-            needed: notes.needed,
-            draws: notes.draws,
-            checks: notes.checks,
-            communicators: notes.communicators,
+            needed: captured.needed,
+            draws: captured.draws,
+            checks: captured.checks,
+            communicators: captured.communicators,
             runtime: self.runtime.clone(),
             log: Arc::clone(&self.log),
         })
@@ -171,13 +177,13 @@ pub struct Graph {
     /// Number of storages made in the pool as of the last replay.
     made: AtomicU64,
     /// Replay flags of the graphs whose results this graph uses.
-    needed: Vec<Replayed>,
+    needed: Vec<ReplayedFlag>,
     /// Number of values by which the graph's random ops advance the generator.
     draws: u64,
     /// Reports of failed checks by the graph's kernels.
     checks: Arc<CapturedChecks>,
     /// Communicators that replays use.
-    communicators: Vec<replays::Captured>,
+    communicators: Vec<replays::CapturedCommunicator>,
     runtime: Runtime,
     log: Arc<Log>,
 }
@@ -228,19 +234,23 @@ impl Graph {
         // Not with collectives: other ranks may wait for what this thread enqueues next.
         if self.communicators.is_empty() && self.checks.has_failed() {
             // All replays write the state.
-            self.log.state.wait_for_host(true)?;
+            self.log.philox_state.wait_for_host(true)?;
         }
         let site = Site { op: OP, location };
-        replays::watched(&self.communicators, stream, site, &mut Sources::new(), &mut |numbers| {
-            self.enqueue(stream, site, numbers)
-        })
+        replays::replay_watched(
+            &self.communicators,
+            stream,
+            site,
+            &mut Dependencies::new(),
+            &mut |numbers| self.enqueue(stream, site, numbers),
+        )
     }
 
     /// Enqueues a replay with these numbers on its communicators.
     #[track_caller]
-    fn enqueue(&self, stream: &Stream, site: Site, numbers: &Sources) -> Result<()> {
+    fn enqueue(&self, stream: &Stream, site: Site, numbers: &Dependencies) -> Result<()> {
         let device = self.runtime.device(stream.device_index())?;
-        let state = &self.log.state;
+        let state = &self.log.philox_state;
         // Held until the replay is enqueued: the order of draws is the order of launches.
         let mut generator = None;
         if self.draws > 0 {

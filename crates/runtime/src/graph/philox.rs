@@ -141,7 +141,7 @@ impl<'a> Sequence<'a> {
     /// Returns the kernel's second operand. Outside a graph `other` takes the place of the state.
     #[must_use]
     pub fn state<'b>(&'b self, layout: &'b Layout, other: &'b Storage) -> Operand<'b> {
-        let storage = if let Origin::Graph(log) = &self.0 { log.state() } else { other };
+        let storage = if let Origin::Graph(log) = &self.0 { log.philox_state() } else { other };
         View { storage, layout, dtype: DType::I64 }.read()
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule, SimConfig, SimDriver};
 use warpline_cuda_sys_safe::{CopyEnd, CudaCode, MemsetValue};
 
-use super::pageable::Staged;
+use super::pageable::StagedCopy;
 use super::transfer::{FIRST_PIECE, pieces};
 use super::*;
 use crate::Site;
@@ -315,7 +315,7 @@ fn captures_that_begin_or_end_midway_hold_nothing_they_should_not() {
     let source = pageable(&runtime, &pattern(1000, 0));
     let from = CopyEnd::Host(NonNull::new(source.host_ptr().unwrap()).unwrap());
     let to = CopyEnd::Device { device: 0, ptr: x.device_ptr().unwrap() };
-    let staged = Staged::new(&runtime, &stream, to, from, 1000).unwrap();
+    let staged = StagedCopy::new(&runtime, &stream, to, from, 1000).unwrap();
     let site = Site { op: "fill_", location: Location::caller() };
     let copies = sim.usage().count(CallKind::MemcpyAsync);
 
@@ -332,7 +332,7 @@ fn captures_that_begin_or_end_midway_hold_nothing_they_should_not() {
 
     let late = [(&x, true)];
     let touches = late.map(Touch::from);
-    let late = Log::enqueue(&captured, &late, &touches, site, &Marking::default(), |_| {
+    let late = Log::enqueue(&captured, &late, &touches, site, &ResultMarks::default(), |_| {
         panic!("it would run")
     });
     assert!(matches!(late.kind(), Some(ErrorKind::NotCapturing)), "{late:?}");

@@ -22,10 +22,10 @@ use warpline_cuda_sys_safe::owned::HostMemory;
 use warpline_sync::Mutex;
 
 /// Minimum size of a kept block, in bytes. A smaller allocation costs less than a search.
-pub(crate) const KEPT_FROM: usize = 64 << 10;
+pub(crate) const MIN_CACHED_BYTES: usize = 64 << 10;
 
 /// Maximum number of kept blocks, so that searching all of them costs less than a new block.
-const MOST_BLOCKS: usize = 512;
+const MAX_BLOCKS: usize = 512;
 
 /// Statistics of the cache of pageable host memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,10 +48,10 @@ pub struct HostCacheStats {
 }
 
 #[derive(Debug)]
-pub(crate) struct HostCache(Mutex<Kept>);
+pub(crate) struct HostCache(Mutex<CachedBlocks>);
 
 #[derive(Debug)]
-struct Kept {
+struct CachedBlocks {
     /// In the order of their frees.
     blocks: VecDeque<HostMemory>,
     stats: HostCacheStats,
@@ -68,7 +68,7 @@ impl HostCache {
     /// Creates a cache that keeps up to `limit` bytes.
     pub(crate) fn new(limit: usize) -> Self {
         let stats = HostCacheStats { limit, ..HostCacheStats::default() };
-        Self(Mutex::new(Kept { blocks: VecDeque::new(), stats }))
+        Self(Mutex::new(CachedBlocks { blocks: VecDeque::new(), stats }))
     }
 
     /// Returns a block of at least `bytes` bytes: a kept block of that rounded size with its old
@@ -76,7 +76,7 @@ impl HostCache {
     pub(crate) fn take(&self, bytes: usize) -> Result<HostMemory, DriverError> {
         // The system rejects a size that overflows, with its own error.
         let bytes = rounded(bytes).unwrap_or(bytes);
-        if let Some(kept) = self.kept().reuse(bytes) {
+        if let Some(kept) = self.lock().reuse(bytes) {
             return Ok(kept);
         }
         let new = HostMemory::pageable(bytes).or_else(|_| {
@@ -84,7 +84,7 @@ impl HostCache {
             self.empty();
             HostMemory::pageable(bytes)
         })?;
-        self.kept().stats.num_alloc += 1;
+        self.lock().stats.num_alloc += 1;
         Ok(new)
     }
 
@@ -92,24 +92,24 @@ impl HostCache {
     /// the limits are exceeded.
     pub(crate) fn put(&self, block: HostMemory) {
         // Unmapped after the lock is released, so that other threads do not wait for it.
-        let _surplus = self.kept().keep(block);
+        let _surplus = self.lock().keep(block);
     }
 
     /// Releases all kept blocks to the system.
     pub(crate) fn empty(&self) {
-        let _all = self.kept().give_back(0, 0);
+        let _all = self.lock().release(0, 0);
     }
 
     pub(crate) fn stats(&self) -> HostCacheStats {
-        self.kept().stats
+        self.lock().stats
     }
 
-    fn kept(&self) -> warpline_sync::MutexGuard<'_, Kept> {
+    fn lock(&self) -> warpline_sync::MutexGuard<'_, CachedBlocks> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Kept {
+impl CachedBlocks {
     /// Returns the block of this size that was freed last, because most of it is still in the
     /// processor's caches.
     fn reuse(&mut self, bytes: usize) -> Option<HostMemory> {
@@ -127,7 +127,7 @@ impl Kept {
             self.stats.num_free += 1;
             return vec![block];
         }
-        let surplus = self.give_back(self.stats.limit - bytes, MOST_BLOCKS - 1);
+        let surplus = self.release(self.stats.limit - bytes, MAX_BLOCKS - 1);
         self.blocks.push_back(block);
         self.count();
         self.stats.cached_bytes += bytes;
@@ -137,7 +137,7 @@ impl Kept {
 
     /// Removes the blocks that were kept longest until at most `bytes` bytes and `blocks` blocks
     /// are left.
-    fn give_back(&mut self, bytes: usize, blocks: usize) -> Vec<HostMemory> {
+    fn release(&mut self, bytes: usize, blocks: usize) -> Vec<HostMemory> {
         let mut removed = Vec::new();
         while self.stats.cached_bytes > bytes || self.blocks.len() > blocks {
             let Some(block) = self.blocks.pop_front() else { break };
@@ -213,16 +213,18 @@ mod tests {
     fn the_number_of_blocks_is_limited_too() {
         let cache = HostCache::new(usize::MAX);
         let blocks: Vec<HostMemory> =
-            (0..MOST_BLOCKS + 3).map(|_| cache.take(KEPT_FROM).unwrap()).collect();
+            (0..MAX_BLOCKS + 3).map(|_| cache.take(MIN_CACHED_BYTES).unwrap()).collect();
         blocks.into_iter().for_each(|block| cache.put(block));
         let stats = cache.stats();
-        assert_eq!((stats.cached_blocks, stats.num_free), (MOST_BLOCKS, 3));
-        assert_eq!(stats.cached_bytes, MOST_BLOCKS * KEPT_FROM);
+        assert_eq!((stats.cached_blocks, stats.num_free), (MAX_BLOCKS, 3));
+        assert_eq!(stats.cached_bytes, MAX_BLOCKS * MIN_CACHED_BYTES);
     }
 
     #[test]
     fn sizes_are_rounded_by_an_eighth_at_most() {
-        for bytes in [KEPT_FROM, KEPT_FROM + 1, 100_000, MIB - 1, 5 * MIB + 1, (1 << 40) - 1] {
+        for bytes in
+            [MIN_CACHED_BYTES, MIN_CACHED_BYTES + 1, 100_000, MIB - 1, 5 * MIB + 1, (1 << 40) - 1]
+        {
             let rounded = rounded(bytes).unwrap();
             assert!(rounded >= bytes && rounded <= bytes + bytes / 8, "{bytes}: {rounded}");
         }
@@ -258,7 +260,7 @@ mod tests {
         runtime.empty_host_cache();
         assert_eq!(runtime.host_cache_stats().cached_blocks, 0);
         // Small ones are not looked for.
-        drop(Storage::pageable(&runtime, KEPT_FROM - 1).unwrap());
+        drop(Storage::pageable(&runtime, MIN_CACHED_BYTES - 1).unwrap());
         assert_eq!(runtime.host_cache_stats().cached_blocks, 0);
     }
 }

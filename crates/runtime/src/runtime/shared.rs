@@ -23,10 +23,10 @@ use crate::storage::WeakStorage;
 use crate::{ErrorKind, Result, Storage};
 
 /// Interval at which the host polls for completed work while it waits with a timeout.
-const SLICE: Duration = Duration::from_micros(100);
+const POLL_INTERVAL: Duration = Duration::from_micros(100);
 
 /// Number of retired mappings that are checked whenever memory is shared or received.
-const SWEPT: usize = 16;
+const SWEEP_LIMIT: usize = 16;
 
 /// A mapping of shared memory, and its device.
 #[derive(Debug)]
@@ -44,8 +44,8 @@ impl Deref for SharedMapping {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Shared {
-    state: Mutex<State>,
+pub(super) struct SharedMemory {
+    state: Mutex<SharedMemoryState>,
     /// The storage of each memory, by identifier. Memory that is received more than once is one
     /// storage, so that all work on it is ordered. The entry is removed after the storage is
     /// dropped and retired.
@@ -53,23 +53,23 @@ pub(super) struct Shared {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct SharedMemoryState {
     live: Vec<Weak<SharedMapping>>,
     /// Pairs of a device and an owner: the device can access the owner's memory.
     peers: Vec<(usize, usize)>,
     /// Memory that was dropped and may be in use. Memory that was checked last is at the end.
-    retired: VecDeque<Retired>,
+    retired: VecDeque<RetiredMemory>,
 }
 
 /// Shared memory without references in this process.
 #[derive(Debug)]
-pub(crate) enum Unused {
+pub(crate) enum UnusedMemory {
     Device(Arc<SharedMapping>),
     Host(SharedHostMemory),
     Words(SharedWords),
 }
 
-impl Unused {
+impl UnusedMemory {
     fn bytes(&self) -> usize {
         match self {
             Self::Device(mapping) => mapping.bytes(),
@@ -79,7 +79,7 @@ impl Unused {
     }
 }
 
-impl State {
+impl SharedMemoryState {
     /// Returns the streams that may still use dropped memory with this identifier.
     fn users(&self, id: u128) -> Vec<Stream> {
         let retired = self.retired.iter().filter(|retired| retired.id == id);
@@ -89,18 +89,18 @@ impl State {
 
 /// Dropped shared memory, and streams that may still use it.
 #[derive(Debug)]
-struct Retired {
+struct RetiredMemory {
     id: u128,
-    memory: Unused,
+    memory: UnusedMemory,
     streams: SmallVec<[(Stream, Option<Event>); 2]>,
 }
 
-impl Retired {
+impl RetiredMemory {
     /// Returns whether all streams have completed their use of the memory.
     fn is_unused(&mut self) -> bool {
         // Dropping a tensor waits for no work, but the driver may as it releases host memory: leave that
         // to a later call. A semaphore is dropped with its channel, which has waited.
-        let at_once = !matches!(self.memory, Unused::Host(_));
+        let at_once = !matches!(self.memory, UnusedMemory::Host(_));
         self.streams.retain(|(stream, event)| {
             if stream.raw().driver().lost(stream.device_index()).is_some() {
                 return false;
@@ -132,8 +132,8 @@ fn recorded(stream: &Stream) -> Result<Event, DriverError> {
     Ok(event)
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl SharedMemory {
+    fn lock(&self) -> MutexGuard<'_, SharedMemoryState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -155,10 +155,10 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedMemory {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for Retired { memory, streams, .. } in state.retired.drain(..) {
+        for RetiredMemory { memory, streams, .. } in state.retired.drain(..) {
             let lost = |s: &Stream| s.raw().driver().lost(s.device_index()).is_some();
             if !streams.iter().all(|(s, _)| s.raw().synchronize().is_ok() || lost(s)) {
                 // Work may still use the memory, so it stays mapped as long as the process lives.
@@ -230,7 +230,7 @@ impl Runtime {
                         .of(op)
                         .at(location));
                 }
-                Some(_) => std::thread::sleep(SLICE),
+                Some(_) => std::thread::sleep(POLL_INTERVAL),
             }
             self.sweep(usize::MAX);
         }
@@ -241,10 +241,10 @@ impl Runtime {
     pub(crate) fn retire_shared(
         &self,
         id: u128,
-        memory: Unused,
+        memory: UnusedMemory,
         streams: impl Iterator<Item = Stream>,
     ) {
-        let mut retired = Retired { id, memory, streams: SmallVec::new() };
+        let mut retired = RetiredMemory { id, memory, streams: SmallVec::new() };
         for stream in streams {
             if !retired.streams.iter().any(|(known, _)| *known == stream) {
                 retired.streams.push((stream, None));
@@ -261,7 +261,7 @@ impl Runtime {
     /// Unmaps some of the dropped memory that no work uses any more. Checks a bounded number of
     /// mappings, first those that were not checked for longest.
     pub(crate) fn sweep_shared(&self) {
-        self.sweep(SWEPT);
+        self.sweep(SWEEP_LIMIT);
     }
 
     /// Checks up to `most` mappings.

@@ -39,15 +39,15 @@ use crate::ErrorKind;
 use crate::Site;
 use crate::launch::enqueue;
 use crate::race::Touch;
-use crate::runtime::{Unused, new_memory_id};
+use crate::runtime::{UnusedMemory, new_memory_id};
 use crate::{CudaDevice, Error, Result, Runtime, Storage, SyncPolicy};
-pub(crate) use awaited::Awaited;
+pub(crate) use awaited::AwaitedSignal;
 
 /// Index of the semaphore's word that holds the number.
 const WORD: usize = 0;
 
 /// Interval at which the host polls while it waits for a number.
-const SLICE: Duration = Duration::from_micros(100);
+const POLL_INTERVAL: Duration = Duration::from_micros(100);
 
 /// A semaphore exported to another process, which creates a [`PeerSemaphore`] from it.
 #[derive(Debug)]
@@ -114,7 +114,11 @@ impl Drop for Page {
         }
         let streams = self.streams.get_mut().unwrap_or_else(PoisonError::into_inner);
         let streams = std::mem::take(streams);
-        self.runtime.retire_shared(new_memory_id(), Unused::Words(words), streams.into_iter());
+        self.runtime.retire_shared(
+            new_memory_id(),
+            UnusedMemory::Words(words),
+            streams.into_iter(),
+        );
     }
 }
 
@@ -291,17 +295,17 @@ pub struct PeerSemaphore(Arc<Peer>);
 #[derive(Debug)]
 struct Peer {
     page: Page,
-    state: Mutex<State>,
+    state: Mutex<WaitState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct WaitState {
     /// The last number that the semaphore's stream waits for.
     awaited: u32,
     /// A number that the stream has passed, with all numbers before it.
     passed: u32,
     /// Number of waits that are being enqueued.
-    entering: usize,
+    enqueueing: usize,
     /// The number at the time when the other process was found to be gone.
     ended_at: Option<u32>,
 }
@@ -321,7 +325,7 @@ impl PeerSemaphore {
         Ok(Self(Arc::new(Peer { page, state: Mutex::default() })))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, WaitState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -357,18 +361,18 @@ impl PeerSemaphore {
         self.has_passed(&self.state())
     }
 
-    fn has_passed(&self, state: &State) -> bool {
-        state.entering == 0 && self.0.page.own.get().is_none_or(is_idle)
+    fn has_passed(&self, state: &WaitState) -> bool {
+        state.enqueueing == 0 && self.0.page.own.get().is_none_or(is_idle)
     }
 
-    /// Records a wait for a number that is about to be enqueued. Call [`PeerSemaphore::entered`]
+    /// Records a wait for a number that is about to be enqueued. Call [`PeerSemaphore::end_wait`]
     /// afterwards.
     ///
     /// [`PeerSemaphore::end`] releases the stream by storing the last awaited number. That releases
     /// all waits only if their numbers lie within half of the number range.
     /// reaches each of the others only if all lie within half the range of numbers.
     #[track_caller]
-    fn enter(&self, awaited: &Awaited) -> Result<()> {
+    fn begin_wait(&self, awaited: &AwaitedSignal) -> Result<()> {
         let mut state = self.state();
         if state.ended_at.is_some() {
             return Err(awaited.gone());
@@ -388,12 +392,12 @@ impl PeerSemaphore {
             }
             state.awaited = number;
         }
-        state.entering += 1;
+        state.enqueueing += 1;
         Ok(())
     }
 
-    fn entered(&self) {
-        self.state().entering -= 1;
+    fn end_wait(&self) {
+        self.state().enqueueing -= 1;
     }
 
     /// Orders all work on the storage enqueued in this process from now on after the work that the
@@ -419,7 +423,7 @@ impl PeerSemaphore {
     ) -> Result<()> {
         let page = &self.0.page;
         let runtime = &page.runtime;
-        let awaited = Awaited { semaphore: self.clone(), number, limit, op, location };
+        let awaited = AwaitedSignal { semaphore: self.clone(), number, limit, op, location };
         if awaited.is_there() {
             return Ok(());
         }
@@ -432,14 +436,14 @@ impl PeerSemaphore {
         };
         let own = page.stream()?;
         page.note(own);
-        self.enter(&awaited).map_err(|e| e.at(location))?;
+        self.begin_wait(&awaited).map_err(|e| e.at(location))?;
         let enqueued = enqueue(own, all_of(storage), site(op, location), |_| {
             // SAFETY: the page knows of the stream, and goes once that is done with it.
             unsafe { words.wait_on(own.raw(), WORD, number) }?;
             own.note_launch(site(op, location), std::iter::empty());
             Ok(())
         });
-        self.entered();
+        self.end_wait();
         match enqueued {
             Err(e) if unsupported(&e) => awaited.wait_on_host(deadline),
             enqueued => enqueued.map(drop),

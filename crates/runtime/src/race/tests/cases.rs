@@ -293,10 +293,10 @@ fn histories_stay_small() {
         run(&b, "exp", &[Touch::range(&x, i % 32 * 128, 128, Read)]).unwrap();
         a.wait_stream(&b).unwrap();
     }
-    let entries = x.uses().history.as_ref().unwrap().entries.len();
+    let entries = x.uses().history.as_ref().unwrap().accesses.len();
     assert!(entries <= 64, "{entries}");
     run(&a, "zero_", &[whole(&x, Write)]).unwrap();
-    assert_eq!(x.uses().history.as_ref().unwrap().entries.len(), 1, "one stands in for all");
+    assert_eq!(x.uses().history.as_ref().unwrap().accesses.len(), 1, "one stands in for all");
     // Nothing stands in for these; the host has seen them done.
     for i in 0..10_000 {
         run(&a, "fill_", &[Touch::range(&x, i % 4000, 1 + i % 91, Write)]).unwrap();
@@ -304,14 +304,14 @@ fn histories_stay_small() {
             a.synchronize().unwrap();
         }
     }
-    let entries = x.uses().history.as_ref().unwrap().entries.len();
+    let entries = x.uses().history.as_ref().unwrap().accesses.len();
     assert!(entries <= 400, "{entries}");
     drop(x);
     for _ in 0..1000 {
         let y = Storage::device(&runtime, BYTES, &a).unwrap();
         run(&a, "ones", &[whole(&y, Write)]).unwrap();
     }
-    let blocks = runtime.detector().graves().len();
+    let blocks = runtime.detector().freed().len();
     assert!(blocks <= 2, "{blocks} freed blocks are remembered");
     assert!(runtime.take_races().is_empty());
 }
