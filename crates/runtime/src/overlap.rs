@@ -169,7 +169,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// The bytes of a layout, one by one.
+    /// Returns each byte offset of a layout.
     pub(crate) fn bytes(layout: &Layout, item: usize) -> HashSet<isize> {
         let mut starts = vec![layout.offset() as isize];
         for (&size, &stride) in layout.sizes().iter().zip(layout.strides()) {
@@ -180,7 +180,7 @@ pub(crate) mod tests {
         starts.iter().flat_map(|s| s * item as isize..(s + 1) * item as isize).collect()
     }
 
-    /// Small layouts of any strides.
+    /// Generates small layouts with any strides.
     pub(crate) fn layout() -> impl Strategy<Value = Layout> {
         (prop::collection::vec((0usize..4, -6isize..12), 0..4), 20usize..60).prop_map(
             |(dims, offset)| {

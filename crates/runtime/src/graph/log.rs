@@ -1,4 +1,4 @@
-//! The log of a capture in progress: the storages that its work uses, and their order.
+//! The log of a capture in progress: the storages of the captured work, and their uses.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
@@ -34,22 +34,24 @@ pub(crate) struct Log {
 
 #[derive(Default)]
 struct LogRecords {
-    /// By storage key. An entry holds its storage, so that no other storage gets the key.
+    /// The storages of the captured work. Each value references its storage, strongly or weakly, so
+    /// that no other storage can get the key.
     storages_by_key: HashMap<usize, LoggedStorage>,
-    /// Replay flags of other captures whose results this capture uses.
+    /// Replay flags of the other captures whose results this capture uses.
     needed: Vec<ReplayedFlag>,
     /// Storages made in the capture, by key.
     made: HashMap<usize, WeakStorage>,
-    /// Twins of the streams that received memory.
+    /// Twins of the streams for which memory was allocated.
     twins: Vec<Stream>,
-    /// Dropped memory that other streams of the capture may still use, with its uses.
+    /// Memory of dropped storages that other streams of the capture may still use, with its uses.
     parked: Vec<(Arc<CudaBlock>, Uses)>,
     /// Number of values by which random ops advanced the generator.
     draws: u64,
     /// Whether the capture has ended.
-    over: bool,
+    ended: bool,
 }
 
+/// A storage that the captured work uses.
 struct LoggedStorage {
     storage: GraphStorage,
     writes: bool,
@@ -65,7 +67,7 @@ pub(super) enum GraphStorage {
     Pooled(WeakStorage),
 }
 
-/// The part of the log that the graph keeps.
+/// The results of a capture, which the graph keeps.
 pub(super) struct CapturedWork {
     /// The storages, whether each is written, and their marks.
     pub(super) storages: Vec<(GraphStorage, bool, StorageMarks)>,
@@ -83,7 +85,7 @@ struct UsedCommunicator {
 }
 
 impl LogRecords {
-    /// Frees parked memory whose stream is ordered after all its uses.
+    /// Releases parked memory if the memory's stream is ordered after all its uses.
     fn reclaim(&mut self) {
         let twins = &self.twins;
         self.parked.retain(|(block, uses)| {
@@ -123,9 +125,9 @@ impl Log {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Allocates memory for a captured stream, from the pool unless the program routes requests
-    /// elsewhere. Names the pool instead of routing the stream to it: a route would also redirect
-    /// requests of other threads that do not know of the capture yet, or of its end.
+    /// Allocates memory for a captured stream, from the graph's pool unless the program routes
+    /// requests to another pool. The request names the pool. A route for the stream would also
+    /// redirect requests that other threads make just before or after the capture.
     #[track_caller]
     pub(crate) fn malloc(
         &self,
@@ -155,7 +157,7 @@ impl Log {
     }
 
     /// Keeps the memory of a dropped storage if the capture uses it. The capture can reuse the
-    /// memory once the memory's stream is ordered after all these uses.
+    /// memory after the memory's stream is ordered after all these uses.
     pub(super) fn park(&self, key: usize, block: &Arc<CudaBlock>) {
         let mut records = self.records();
         if let Some(logged) = records.storages_by_key.get_mut(&key) {
@@ -164,11 +166,11 @@ impl Log {
         }
     }
 
-    /// Adds a storage made in the capture. Returns `false` if the capture has ended, in which case
-    /// replays may write to the memory.
+    /// Adds a storage made in the capture. Returns `false` if the capture has ended: replays may
+    /// write to the memory, so the storage must not use it.
     pub(crate) fn add_made(&self, storage: &Storage) -> bool {
         let mut records = self.records();
-        if records.over {
+        if records.ended {
             return false;
         }
         records.made.insert(storage.key(), storage.downgrade());
@@ -218,7 +220,7 @@ impl Log {
             });
             communicators.len() - 1
         });
-        // What nobody watches is no call of those who do.
+        // An unwatched call has no number on the communicator.
         if let Some(replays) = replays {
             communicators[at].replays.get_or_insert_with(replays);
             communicators[at].calls.push(call);
@@ -229,7 +231,7 @@ impl Log {
         self.communicators.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the memory in which kernels find the replay's seed and offset.
+    /// Returns the memory from which captured kernels read the replay's seed and offset.
     pub(crate) fn philox_state(&self) -> &Storage {
         &self.philox_state
     }
@@ -286,14 +288,14 @@ impl Log {
         op
     }
 
-    /// Takes the notes out at the end of the capture.
+    /// Ends the log and returns its results.
     pub(super) fn take(&self) -> CapturedWork {
-        let over = LogRecords { over: true, ..LogRecords::default() };
-        let records = std::mem::replace(&mut *self.records(), over);
-        let LogRecords { storages_by_key, needed, made, twins, parked, draws, over: _ } = records;
+        let ended = LogRecords { ended: true, ..LogRecords::default() };
+        let records = std::mem::replace(&mut *self.records(), ended);
+        let LogRecords { storages_by_key, needed, made, twins, parked, draws, ended: _ } = records;
         let checks = Arc::clone(&self.checks);
         let mut communicators = std::mem::take(&mut *self.communicators());
-        // Replays lock them in this order.
+        // Replays lock communicators in the order of their identifiers.
         communicators.sort_unstable_by_key(|used| used.comm.id());
         let captured =
             communicators.into_iter().map(|UsedCommunicator { comm, replays, calls }| {
@@ -310,7 +312,7 @@ impl Log {
     }
 }
 
-/// Enqueues captured work after the uses that it conflicts with, and records it as a use.
+/// Enqueues captured work after conflicting captured uses, and records it as a use.
 fn in_order(
     captured: &Captured,
     storages: &[(&Storage, bool)],

@@ -28,7 +28,8 @@ impl Storage {
                     return Ok(storage);
                 }
             } else {
-                // The program led the request to a pool of its own: the graph has to keep it.
+                // The program routed the request to a pool of its own. The graph must keep the
+                // storage, because its own pool does not.
                 block = Some(captured);
             }
         }

@@ -1,21 +1,21 @@
 //! Graphs: work that is captured once and replayed as a whole (CUDA graphs).
 //!
-//! While a stream is captured, the launch path enters each op's storages in the capture's `Log`.
-//! The log is the declaration of every replay: a replay is enqueued like any other op, waits for
-//! other streams' uses of the same storages, and later uses wait for it. Within a capture nothing
-//! waits for work from before it.
+//! While a stream is captured, the launch path records each op's storages in the capture's `Log`.
+//! The log declares the storages of every replay. A replay is enqueued like any other op: it waits
+//! for other streams' uses of these storages, and later uses wait for it. Captured work never waits
+//! for work from before the capture.
 //!
 //! The graph keeps storages from outside the capture. If a storage was made in another capture,
 //! that capture's graph must have been replayed before.
 //!
 //! Tensors made in the capture lie in the graph's [`GraphPool`] and may be dropped during the
-//! capture. One small storage of the pool orders the graphs of a pool with one another and with
-//! uses of dropped tensors: the place in memory from which random ops of a replay start (PyTorch's
-//! `PhiloxCudaState`). Each replay writes it.
+//! capture. The pool has one small storage with the seed and offset from which random ops of a
+//! replay start (PyTorch's `PhiloxCudaState`). Each replay writes it, so its uses order the graphs of
+//! a pool with one another and with uses of dropped tensors.
 //!
 //! `Storage` knows nothing of graphs: `memory.rs` chooses the memory during a capture, and
-//! `storage/member.rs` ties a storage to its pool. Generators know nothing of launches: `philox.rs`
-//! chooses where a random op starts.
+//! `storage/pool_membership.rs` ties a storage to its pool. Generators know nothing of launches:
+//! `philox.rs` chooses where a random op starts.
 
 mod log;
 mod memory;
@@ -49,7 +49,7 @@ pub struct Capturing {
     /// `None` after the end.
     capture: Option<CaptureGuard>,
     log: Arc<Log>,
-    // What follows lets go once the driver's capture is over.
+    // Declared after `capture`, so that they are dropped after the driver's capture has ended.
     _memory: PoolRoute<CudaBackend>,
     _pinned: HostCapture<CudaBackend>,
 }
@@ -174,7 +174,7 @@ pub struct Graph {
     pinned: Vec<(Storage, bool)>,
     /// The uses of storages by replays.
     uses: Arc<ReplayUses>,
-    /// Number of storages made in the pool as of the last replay.
+    /// Number of storages that had been made in the pool at the last replay.
     made: AtomicU64,
     /// Replay flags of the graphs whose results this graph uses.
     needed: Vec<ReplayedFlag>,
@@ -231,9 +231,10 @@ impl Graph {
         if !self.needed.iter().all(|replayed| replayed.load(Ordering::Relaxed)) {
             return Err(ErrorKind::NotReplayed.of(OP));
         }
-        // Not with collectives: other ranks may wait for what this thread enqueues next.
+        // A graph with collectives must not wait here: other ranks may wait for work that this thread
+        // enqueues next.
         if self.communicators.is_empty() && self.checks.has_failed() {
-            // All replays write the state.
+            // Every replay writes the state, so this waits for all replays.
             self.log.philox_state.wait_for_host(true)?;
         }
         let site = Site { op: OP, location };
@@ -251,14 +252,14 @@ impl Graph {
     fn enqueue(&self, stream: &Stream, site: Site, numbers: &Dependencies) -> Result<()> {
         let device = self.runtime.device(stream.device_index())?;
         let state = &self.log.philox_state;
-        // Held until the replay is enqueued: the order of draws is the order of launches.
+        // Held until the replay is enqueued, so that the order of draws is the order of launches.
         let mut generator = None;
         if self.draws > 0 {
             let target = Target::Cuda(&self.runtime, device, stream);
             let held = generator.insert(device.generator());
             philox::set_state(target, state, held, self.draws, site.location)?;
         }
-        // Memory of the pool may have been used several times over: by all that is alive there.
+        // Storages of the pool may reuse each other's memory, so a replay may write any of them.
         let (made, new) = self.pool().made_since(self.made.load(Ordering::Relaxed));
         if let Some(new) = new {
             self.uses.add(new);
@@ -273,8 +274,9 @@ impl Graph {
             communicators: &self.communicators,
             numbers,
         };
-        // SAFETY: `Log` noted all that was captured, and the graph keeps it: storages from outside,
-        // the pool, communicators, and with the runtime the modules.
+        // SAFETY: `Log` has recorded all storages and communicators of the captured work. The graph
+        // keeps those from outside the capture, the pool, the communicators, and the runtime, which
+        // keeps the modules.
         unsafe { replay.enqueue(stream, site) }?;
         self.log.replayed.store(true, Ordering::Relaxed);
         Ok(())
@@ -283,7 +285,7 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // A forked child's copy of the locks may be locked for ever.
+        // In a forked child, a lock that another thread held during the fork stays locked.
         if self.runtime.is_own_process() {
             self.uses.detach_all();
         }

@@ -1,4 +1,4 @@
-//! Starting points of random ops on CUDA: in the generator's sequence, or in that of a replay.
+//! Starting points of random ops on CUDA, in the sequence of the generator or of a replay.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -21,8 +21,8 @@ pub(crate) static PHILOX: Program = Program::new("philox", &[""], &["set_state"]
 })
 .with_ptx(|_| Some(include_bytes!("../../ptx/philox.ptx.lzma")));
 
-// SAFETY: kernel and CPU implementation write the two words of the operand; `set_state`, which alone launches it, takes
-// a state of two words.
+// SAFETY: the kernel and the CPU implementation write the two words of the operand. Only `set_state`
+// launches it, with an operand of two words.
 static SET_STATE: Kernel<Place, 1> =
     unsafe { Kernel::new(&PHILOX, "set_state", hosts!(any write_state)) };
 
@@ -46,7 +46,7 @@ impl Place {
             return (self.seed, self.offset);
         }
         let state = Shared::<u64>::operand(launch, index);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the operand has two words, which the launch declares.
         unsafe { (state.read(0), state.read(1).wrapping_add(self.offset)) }
     }
 }
@@ -167,7 +167,7 @@ pub(super) fn set_state(
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operand has two words.
 unsafe fn write_state(launch: &HostLaunch<'_>, place: &Place) {
     let state = Shared::<u64>::operand(launch, 0);
-    // SAFETY: there are two words.
+    // SAFETY: the caller guarantees that the operand has two words and is declared as written.
     unsafe {
         state.write(0, place.seed);
         state.write(1, place.offset);

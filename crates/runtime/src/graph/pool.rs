@@ -24,11 +24,11 @@ struct Inner {
     device: usize,
     /// The [`Devices::id`](warpline_stream::Devices::id) of the device.
     devices_id: u64,
-    /// Seed and offset from which random ops of a replay start. Each replay writes it, so its uses
-    /// order all graphs of the pool.
+    /// Seed and offset from which random ops of a replay start. Each replay writes them, so the uses
+    /// of this storage order all graphs of the pool.
     philox_state: OnceLock<Storage>,
-    /// The stream for captures that have no stream of their own. The same for all, because the
-    /// allocator keeps memory per stream.
+    /// The stream for captures that have no stream of their own. All of them use the same stream,
+    /// because the allocator keeps free memory per stream.
     stream: OnceLock<Stream>,
     storages: Mutex<PoolStorages>,
     /// Logs of captures that may be in progress.
@@ -135,8 +135,8 @@ impl GraphPool {
         storages.alive.push((made, storage.downgrade()));
     }
 
-    /// Returns the number of storages made so far, and those after the first `since` that still
-    /// exist. `None` if none was made after `since`.
+    /// Returns the number of storages made so far, and the storages made after the first `since`
+    /// that still exist. The list is `None` if no storage was made after the first `since`.
     pub(super) fn made_since(&self, since: u64) -> (u64, Option<Vec<Storage>>) {
         let mut storages = self.storages();
         let PoolStorages { made, alive } = &mut *storages;
@@ -174,7 +174,7 @@ impl Pool for Inner {
         }
         let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let logs: Vec<_> = logs.iter().filter_map(Weak::upgrade).collect();
-        // Each that uses it keeps it until it is done with it.
+        // Each log that uses the memory keeps it as long as its capture needs it.
         let block = Arc::new(block);
         logs.iter().for_each(|log| log.park(key, &block));
     }

@@ -1,6 +1,6 @@
 //! The launch path: the only way in which ops run, on the host's cores or on a stream of a device.
 //!
-//! An op describes itself in a [`Call`]: its operands with what it does to each, its plain-data
+//! An op describes itself in a [`Call`]: its operands and its access to each, its plain-data
 //! parameters, its CPU implementation, and the code that a GPU runs. The kernel's pointer
 //! arguments, the waits between streams, the reports to the allocator, the work of a simulated GPU,
 //! and the texts of errors and race reports all follow from this declaration.

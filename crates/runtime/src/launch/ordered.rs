@@ -63,8 +63,8 @@ impl<'a> OrderedWork<'a> {
         };
         wait_for_uses(stream, policy, storages, &uses)?;
         for ((storage, write), uses) in storages.iter().zip(&mut uses) {
-            // The page-locked cache is told under either policy, because host code may write to
-            // memory that the cache reuses. Memory in a graph's pool is reused only by replays, and
+            // The page-locked cache learns of the stream under either policy, because host code may
+            // write to memory that the cache reuses. Memory in a graph's pool is reused only by replays, and
             // they wait for its uses.
             let tells = policy == SyncPolicy::Auto && storage.member().is_none();
             // Shared memory is unmapped after these streams have completed their work.

@@ -172,7 +172,8 @@ mod tests {
 
     #[test]
     fn a_folder_of_another_user_is_not_trusted() {
-        // Only root has such a folder at hand, and is not stopped by its mode.
+        // Only root can give files to another user. Modes do not restrict root, so only the check of the
+        // owner can reject these files.
         if !rustix::process::geteuid().is_root() {
             return;
         }
@@ -195,7 +196,7 @@ mod tests {
         let made = std::process::Command::new("mkfifo").arg(&fifo).status().unwrap();
         assert!(made.success());
         for name in ["link.ptx", "fifo.ptx"] {
-            // A thread, so that a wait for the FIFO's writer fails the test.
+            // In a thread, so that the test fails instead of waiting for a writer of the FIFO.
             let (path, (done, loaded)) = (folder.0.clone(), channel());
             thread::spawn(move || done.send(load(&path, name)));
             assert_eq!(loaded.recv_timeout(Duration::from_secs(30)), Ok(None), "{name}");

@@ -158,7 +158,7 @@ macro_rules! cuda_struct {
             }
 
             fn define(definitions: &mut $crate::module::Definitions) {
-                // No field is left out.
+                // A pattern without `..` fails to compile if a field is missing.
                 let _ = |Self { $first: _, $($field: _),* }: Self| ();
                 let own = Self::declare("");
                 definitions.structure::<Self>(own.trim_end(), &[

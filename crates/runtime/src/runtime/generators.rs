@@ -1,4 +1,4 @@
-//! Choice of the generators that a thread draws from: the runtime's, or its own.
+//! Choice of the generators from which a thread draws: the runtime's, or its own.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -14,7 +14,7 @@ use crate::generator::{CpuGenerator, CudaGenerator};
 /// A generator of one thread. Empty while a [`GeneratorGuard`] holds it.
 type GeneratorCell<G> = Rc<Cell<Option<Box<G>>>>;
 
-/// Generators that a thread uses instead of a runtime's.
+/// Generators that a thread uses instead of the runtime's.
 struct ThreadGenerators {
     runtime: Runtime,
     cpu: GeneratorCell<CpuGenerator>,
@@ -84,7 +84,7 @@ impl<G: fmt::Debug> fmt::Debug for GeneratorGuard<'_, G> {
 
 /// Returns this thread's own generators, within `with_generators` of a runtime.
 fn thread_generators(is_of: impl FnOnce(&Runtime) -> bool) -> Option<Rc<ThreadGenerators>> {
-    // A thread that ends has none any more.
+    // Fails while the thread ends, after its thread-local values were dropped.
     let own = THREAD_GENERATORS.try_with(|own| own.borrow().clone()).ok().flatten();
     own.filter(|own| is_of(&own.runtime))
 }
@@ -106,7 +106,7 @@ impl Runtime {
         impl Drop for Restore {
             fn drop(&mut self) {
                 let former = self.0.take();
-                // Dropped outside, because it may hold the last clone of a runtime.
+                // Dropped outside `try_with`, because it may hold the last clone of a runtime.
                 let _ended = THREAD_GENERATORS.try_with(|own| own.replace(former));
             }
         }

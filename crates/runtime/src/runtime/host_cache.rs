@@ -1,18 +1,18 @@
 //! A cache of pageable host memory.
 //!
-//! A new block costs the system more than an op that writes it: pages are found, zeroed and mapped,
-//! and unmapped when the block is freed. Freed blocks of 64 KiB and more are therefore kept for
+//! Allocating a block from the system costs more than an op that writes the block: the system finds,
+//! zeroes and maps pages, and unmaps them when the block is freed. Freed blocks of 64 KiB and more are therefore kept for
 //! later tensors, up to [`RuntimeConfig::host_cache_limit`](crate::RuntimeConfig) bytes and 512
-//! blocks. Beyond that, the blocks that were kept longest are released.
+//! blocks. If a limit is exceeded, the blocks that were kept longest are released.
 //!
 //! Sizes are rounded up by at most an eighth, and a block serves only requests of its rounded size.
 //! A reused block holds the bytes of its last user, as reused device memory does: a caller that
 //! needs zeros writes them.
 //!
-//! New blocks of 1 MiB and more are mapped, in huge pages where the system has any. Their pages are
-//! provided at the first write, by the threads that share the op. Smaller blocks come from the
-//! standard library and are not kept. Neither are blocks in a forked child, where another thread of
-//! the parent may have held the cache's lock.
+//! New blocks of 1 MiB and more are mapped, in huge pages if the system has any. The system provides
+//! their pages at the first write, so the threads of an op share this cost. Smaller blocks come from
+//! the standard library. A forked child keeps no blocks, because another thread of the parent may
+//! have held the cache's lock during the fork.
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;
@@ -21,7 +21,7 @@ use warpline_cuda_sys_safe::DriverError;
 use warpline_cuda_sys_safe::owned::HostMemory;
 use warpline_sync::Mutex;
 
-/// Minimum size of a kept block, in bytes. A smaller allocation costs less than a search.
+/// Minimum size of a kept block, in bytes. Allocating a smaller block costs less than a search.
 pub(crate) const MIN_CACHED_BYTES: usize = 64 << 10;
 
 /// Maximum number of kept blocks, so that searching all of them costs less than a new block.
@@ -52,7 +52,7 @@ pub(crate) struct HostCache(Mutex<CachedBlocks>);
 
 #[derive(Debug)]
 struct CachedBlocks {
-    /// In the order of their frees.
+    /// In the order in which they were freed.
     blocks: VecDeque<HostMemory>,
     stats: HostCacheStats,
 }
@@ -80,7 +80,7 @@ impl HostCache {
             return Ok(kept);
         }
         let new = HostMemory::pageable(bytes).or_else(|_| {
-            // Kept blocks may hold the memory that the system lacks.
+            // Releasing the kept blocks may provide the memory.
             self.empty();
             HostMemory::pageable(bytes)
         })?;
@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(runtime.host_cache_stats().cached_bytes, 2 * MIB, "no more than the limit");
         runtime.empty_host_cache();
         assert_eq!(runtime.host_cache_stats().cached_blocks, 0);
-        // Small ones are not looked for.
+        // Smaller blocks are not cached.
         drop(Storage::pageable(&runtime, MIN_CACHED_BYTES - 1).unwrap());
         assert_eq!(runtime.host_cache_stats().cached_blocks, 0);
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::{POLL_INTERVAL, PeerSemaphore, reaches};
 use crate::{Error, ErrorKind, Result, Site};
 
-/// A number of another process that data depends on.
+/// A number that another process signals, and on which data depends.
 #[derive(Clone, Debug)]
 pub(crate) struct AwaitedSignal {
     pub(super) semaphore: PeerSemaphore,
@@ -39,9 +39,9 @@ impl AwaitedSignal {
         self.is_of(&other.semaphore) && reaches(self.number, other.number)
     }
 
-    /// Waits for at most the time of a read, before the host waits for a stream that waits for the
-    /// number. Succeeds if the other process is gone, because that releases the stream; reads then
-    /// return the failure.
+    /// Waits for the number, for at most `limit`. Call it before the host waits for a stream that waits
+    /// for the number, because that wait has no limit. Succeeds if the other process is gone: the
+    /// stream is then released, and reads return the failure.
     ///
     /// # Errors
     /// [`ErrorKind::TimedOut`] if the number does not arrive in time.

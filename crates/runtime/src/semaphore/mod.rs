@@ -237,7 +237,7 @@ impl OwnSemaphore {
         let stream = match &signalled.last {
             Some((last, op)) if last != stream => {
                 let own = self.page.stream()?;
-                own.wait_for(last, *op)?; // numbers come in order
+                own.wait_for(last, *op)?; // numbers must be signalled in order
                 own
             }
             _ => stream,
@@ -245,7 +245,8 @@ impl OwnSemaphore {
         self.page.note(stream);
         let number = signalled.number.wrapping_add(1);
         let enqueued = enqueue(stream, all_of(storage), site(op, location), |_| {
-            // SAFETY: the page knows of the stream, and goes once that is done with it.
+            // SAFETY: the page has recorded the stream, and its drop retires the words until the stream
+            // has executed the write.
             unsafe { words.write_on(stream.raw(), WORD, number) }?;
             stream.note_launch(site(op, location), std::iter::empty());
             Ok(())
@@ -258,7 +259,8 @@ impl OwnSemaphore {
         };
         *signalled = Signalled { number, last: Some((stream.clone(), enqueued)) };
         drop(signalled);
-        // Checked after the signal: later dependencies are not part of it.
+        // Checked after the signal, so that dependencies which another thread adds later do not
+        // matter.
         Ok((!storage.depends_on_others(peers)).then_some(number))
     }
 }
@@ -270,7 +272,8 @@ impl OwnSemaphore {
         let last = signalled.last.as_ref().map(|(stream, _)| stream.clone());
         drop(signalled);
         if let Some(stream) = last.filter(|_| !self.is_settled()) {
-            // If this fails, the device is lost or in a capture; the other process will notice.
+            // Fails if the device is lost or the stream is captured. The other process then sees that
+            // the number is missing.
             let _ = stream.raw().synchronize();
         }
     }
@@ -280,7 +283,7 @@ impl OwnSemaphore {
     pub fn is_settled(&self) -> bool {
         let signalled = self.signalled.lock().unwrap_or_else(PoisonError::into_inner);
         let Some((stream, _)) = &signalled.last else { return true };
-        // The other process may write the number, so an idle stream settles it too.
+        // An idle stream settles the signal too, because the other process may overwrite the number.
         !self.page.runtime.is_own_process()
             || reaches(self.page.number(), signalled.number)
             || stream.is_capturing()
@@ -350,7 +353,7 @@ impl PeerSemaphore {
             return false;
         }
         if let Some(words) = &self.0.page.words {
-            let _ = words.store(WORD, state.awaited); // there is such a word
+            let _ = words.store(WORD, state.awaited); // cannot fail: the word exists
         }
         true
     }
@@ -369,8 +372,8 @@ impl PeerSemaphore {
     /// afterwards.
     ///
     /// [`PeerSemaphore::end`] releases the stream by storing the last awaited number. That releases
-    /// all waits only if their numbers lie within half of the number range.
-    /// reaches each of the others only if all lie within half the range of numbers.
+    /// all waits only if their numbers lie within half of the number range. Rejects a number outside
+    /// this half.
     #[track_caller]
     fn begin_wait(&self, awaited: &AwaitedSignal) -> Result<()> {
         let mut state = self.state();
@@ -428,7 +431,7 @@ impl PeerSemaphore {
             return Ok(());
         }
         storage.mark_awaited(awaited.clone());
-        // With blocking launches the host would wait for the wait itself, without a limit.
+        // With blocking launches, the host would wait for the stream's wait, without a time limit.
         let streams_wait =
             page.serves(storage) && orders(runtime, stream) && !runtime.launch_blocking();
         let Some(words) = page.words.as_ref().filter(|_| streams_wait) else {
@@ -438,7 +441,8 @@ impl PeerSemaphore {
         page.note(own);
         self.begin_wait(&awaited).map_err(|e| e.at(location))?;
         let enqueued = enqueue(own, all_of(storage), site(op, location), |_| {
-            // SAFETY: the page knows of the stream, and goes once that is done with it.
+            // SAFETY: the page has recorded the stream, and its drop retires the words until the stream
+            // has executed the wait.
             unsafe { words.wait_on(own.raw(), WORD, number) }?;
             own.note_launch(site(op, location), std::iter::empty());
             Ok(())

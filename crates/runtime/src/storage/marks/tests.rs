@@ -1,4 +1,4 @@
-//! Tests of marks, and of what a replay makes of them.
+//! Tests of marks, and of their translation by replays.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::completion::{Completion, PendingCollective};
 use crate::launch::TOKEN;
 use crate::{ErrorKind, Site};
 
-/// A collective that is not known to be done, of a communicator of this number.
+/// Returns a pending collective on the communicator with this number.
 fn pending(number: usize) -> Dependency {
     static ALL: std::sync::OnceLock<[Completion; 8]> = std::sync::OnceLock::new();
     let completion = &ALL.get_or_init(Default::default)[number];
@@ -32,7 +32,7 @@ fn read(marks: &mut StorageMarks, bytes: Range<usize>) -> Vec<Dependency> {
 fn what_is_overwritten_piece_by_piece_has_no_mark() {
     let mut marks = StorageMarks::default();
     marks.add(&(10..40), &source(0));
-    marks.overwrite(&(20..30)); // whose place between the others is not kept
+    marks.overwrite(&(20..30)); // ignored: removing it would split the mark
     for (overwritten, left) in [(0..15, 15..40), (35..90, 15..35), (30..35, 15..30)] {
         marks.overwrite(&overwritten);
         let hit = |at| !read(&mut marks.clone(), at..at + 1).is_empty();
@@ -126,7 +126,7 @@ fn a_replay_keeps_what_it_does_not_overwrite() {
     assert_eq!(read(&mut new, 60..100), []);
 }
 
-/// A graph's kernels that check, and a stream of a device on which nothing completes by itself.
+/// Returns a graph's kernels that check indices, and a stream on which no work completes by itself.
 fn captured(kernels: usize) -> (Stream, Arc<CapturedChecks>) {
     let driver = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(1) }.build();
     let stream = Devices::new(driver).unwrap().get(0).unwrap().exclusive_stream(0).unwrap();
@@ -137,7 +137,7 @@ fn captured(kernels: usize) -> (Stream, Arc<CapturedChecks>) {
     (stream, checks)
 }
 
-/// Replays write a part of the storage, and read all of it.
+/// The replays read the whole storage and write a part of it.
 #[test]
 fn marks_do_not_grow_with_the_replays_that_are_outstanding() {
     let (stream, checks) = captured(100);
