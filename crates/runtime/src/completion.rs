@@ -68,16 +68,16 @@ impl PendingCollective {
         (!self.is_done()).then(error)
     }
 
-    /// Returns whether the completion of this collective implies that of `other`, because `other` came
-    /// before it on the same communicator.
+    /// Returns whether the completion of this collective implies that of `other`, because `other`
+    /// came before it on the same communicator.
     pub(crate) fn covers(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.completion.0, &other.completion.0) && self.number >= other.number
     }
 }
 
 impl PendingCollective {
-    /// Returns this captured collective with the number of a replay. `None` if `replay` is on another
-    /// communicator.
+    /// Returns this captured collective with the number of a replay. `None` if `replay` is on
+    /// another communicator.
     pub(crate) fn in_replay(&self, replay: &Self) -> Option<Self> {
         Arc::ptr_eq(&self.completion.0, &replay.completion.0)
             .then(|| Self { number: replay.number, ..self.clone() })
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_done_when_a_communicator_fails_never_is() {
+    fn a_failed_communicator_completes_no_collective() {
         let (completion, other) = (Completion::default(), Completion::default());
         let pending = |completion, number| {
             PendingCollective::new((completion, number), "all_reduce", Location::caller())

@@ -46,8 +46,8 @@ impl fmt::Debug for CapturedCommunicator {
     }
 }
 
-/// Launches a replay through the watchers of all its communicators. `launch` enqueues the replay; it
-/// receives the replay's number on each watched communicator.
+/// Launches a replay through the watchers of all its communicators. `launch` enqueues the replay;
+/// it receives the replay's number on each watched communicator.
 #[track_caller]
 pub(crate) fn replay_watched(
     communicators: &[CapturedCommunicator],

@@ -94,8 +94,8 @@ pub fn copy(target: Target<'_>, from: View<'_>, to: View<'_>) -> Result<()> {
             Shared::<u8>::operand(launch, operand).at(element * size as isize)
         };
         each(space.index(), |[from, to]| {
-            // SAFETY: the launch declares both elements, which may be the same, and this closure runs on
-            // one thread.
+            // SAFETY: the launch declares both elements, which may be the same, and this closure
+            // runs on one thread.
             unsafe { at(0, from).copy_to(at(1, to), size) };
         });
     }

@@ -129,7 +129,11 @@ impl<'a> View<'a> {
     /// [`ErrorKind::OverlappingWrite`] if indices share an address, or may share one.
     #[track_caller]
     pub fn check_writable(&self, op: &'static str) -> Result<()> {
-        if overlap::within(self.layout) { Err(ErrorKind::OverlappingWrite.of(op)) } else { Ok(()) }
+        if overlap::may_overlap_itself(self.layout) {
+            Err(ErrorKind::OverlappingWrite.of(op))
+        } else {
+            Ok(())
+        }
     }
 }
 

@@ -10,8 +10,8 @@
 //!
 //! Tensors made in the capture lie in the graph's [`GraphPool`] and may be dropped during the
 //! capture. The pool has one small storage with the seed and offset from which random ops of a
-//! replay start (PyTorch's `PhiloxCudaState`). Each replay writes it, so its uses order the graphs of
-//! a pool with one another and with uses of dropped tensors.
+//! replay start (PyTorch's `PhiloxCudaState`). Each replay writes it, so its uses order the graphs
+//! of a pool with one another and with uses of dropped tensors.
 //!
 //! `Storage` knows nothing of graphs: `memory.rs` chooses the memory during a capture, and
 //! `storage/pool_membership.rs` ties a storage to its pool. Generators know nothing of launches:
@@ -231,8 +231,8 @@ impl Graph {
         if !self.needed.iter().all(|replayed| replayed.load(Ordering::Relaxed)) {
             return Err(ErrorKind::NotReplayed.of(OP));
         }
-        // A graph with collectives must not wait here: other ranks may wait for work that this thread
-        // enqueues next.
+        // A graph with collectives must not wait here: other ranks may wait for work that this
+        // thread enqueues next.
         if self.communicators.is_empty() && self.checks.has_failed() {
             // Every replay writes the state, so this waits for all replays.
             self.log.philox_state.wait_for_host(true)?;

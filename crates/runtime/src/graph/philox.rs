@@ -21,8 +21,8 @@ pub(crate) static PHILOX: Program = Program::new("philox", &[""], &["set_state"]
 })
 .with_ptx(|_| Some(include_bytes!("../../ptx/philox.ptx.lzma")));
 
-// SAFETY: the kernel and the CPU implementation write the two words of the operand. Only `set_state`
-// launches it, with an operand of two words.
+// SAFETY: the kernel and the CPU implementation write the two words of the operand. Only
+// `set_state` launches it, with an operand of two words.
 static SET_STATE: Kernel<Place, 1> =
     unsafe { Kernel::new(&PHILOX, "set_state", hosts!(any write_state)) };
 

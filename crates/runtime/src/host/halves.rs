@@ -70,7 +70,8 @@ mod tests {
 
     #[test]
     fn every_value_has_its_nearest_half() {
-        // Every upper half, with lower halves around the rounding thresholds; then a sample of all bits.
+        // Every upper half, with lower halves around the rounding thresholds; then a sample of all
+        // bits.
         for upper in 0..=u32::from(u16::MAX) {
             for lower in
                 [0, 1, 0x0fff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x7fff, 0x8000, 0x8001, 0xffff]

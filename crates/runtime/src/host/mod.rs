@@ -1,7 +1,7 @@
 //! The common parts of CPU implementations: parameters, threads, loops over strided views.
 //!
 //! CPU implementations run on a thread pool of their own. If they shared the program's pool,
-//! waiting there could pick up a job of the program that needs a lock which the op holds. A forked
+//! waiting there could run a job of the program that needs a lock which the op holds. A forked
 //! child gets a new pool. A CPU implementation cannot return an error, so its own allocations must
 //! not grow with the size to which an operand is expanded.
 
@@ -22,8 +22,8 @@ pub use element::{Cast, CastAny, HostElement, Number, Truth};
 pub use strided::{GRAIN, LANES, load, map0, map1, rows, store};
 pub use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
 
-/// Returns whether an op may run on several threads. Not from inside a parallel job: waiting there
-/// could pick up another job of the program that needs a lock this thread holds.
+/// Returns whether an op may run on several threads. Returns `false` inside a parallel job: waiting
+/// there could run another job of the program, which may need a lock that this thread holds.
 pub(crate) fn may_parallel() -> bool {
     // The schedule checker treats an op as one step, so the op must not use more threads.
     cfg!(not(shuttle)) && rayon::current_thread_index().is_none()
@@ -118,9 +118,11 @@ fn start_threads(
         // SAFETY: `own` was created above, and pools in `POOL` are never freed.
         Ok(_) => unsafe { &*own }.threads.as_ref(),
         Err(others) => {
-            // SAFETY: `own` was created above by `Box::into_raw`, and no other thread has the pointer.
+            // SAFETY: `own` was created above by `Box::into_raw`, and no other thread has the
+            // pointer.
             drop(unsafe { Box::from_raw(own) });
-            // SAFETY: another thread has stored this pool in `POOL`, and pools there are never freed.
+            // SAFETY: another thread has stored this pool in `POOL`, and pools there are never
+            // freed.
             unsafe { &*others }.threads.as_ref()
         }
     }
@@ -140,8 +142,8 @@ pub fn parallel_for(parallel: bool, n: usize, grain: usize, f: impl Fn(Range<usi
     spread(parallel, n, grain, &f);
 }
 
-/// Implements [`parallel_for`]. Takes a `dyn Fn`, so that it is compiled once and not for each of the
-/// thousands of loop bodies.
+/// Implements [`parallel_for`]. Takes a `dyn Fn`, so that it is compiled once and not for each of
+/// the thousands of loop bodies.
 fn spread(parallel: bool, n: usize, grain: usize, f: &(dyn Fn(Range<usize>) + Sync)) {
     let grain = grain.max(1);
     if !parallel || n <= grain || !has_threads() {

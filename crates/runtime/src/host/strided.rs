@@ -58,11 +58,13 @@ pub unsafe fn load<T: Copy>(p: *const T, stride: isize) -> [T; LANES] {
 #[inline(always)]
 pub unsafe fn store<T: Copy>(p: *mut T, stride: isize, values: [T; LANES]) {
     if stride == 1 {
-        // SAFETY: the caller guarantees that LANES elements at this stride are declared as writable.
+        // SAFETY: the caller guarantees that LANES elements at this stride are declared as
+        // writable.
         unsafe { p.cast::<[T; LANES]>().write(values) };
     } else {
         for (k, v) in values.into_iter().enumerate() {
-            // SAFETY: the caller guarantees that LANES elements at this stride are declared as writable.
+            // SAFETY: the caller guarantees that LANES elements at this stride are declared as
+            // writable.
             unsafe { p.offset(k as isize * stride).write(v) };
         }
     }
@@ -103,16 +105,16 @@ pub unsafe fn map1<A: Copy + Sync, O: Copy + Sync>(
             let (a, out) = (a.at(ia), out.at(io));
             let whole = n - n % LANES;
             for k in (0..whole as isize).step_by(LANES) {
-                // SAFETY: the row has LANES elements from `k` on, and the caller guarantees that both
-                // pointers are valid at every offset of `index`.
+                // SAFETY: the row has LANES elements from `k` on, and the caller guarantees that
+                // both pointers are valid at every offset of `index`.
                 unsafe {
                     let x = load(a.offset(k * sa), sa);
                     store(out.offset(k * so), so, std::array::from_fn(|j| f(x[j])));
                 }
             }
             for k in whole as isize..n as isize {
-                // SAFETY: the row has an element `k`, and the caller guarantees that both pointers are
-                // valid at every offset of `index`.
+                // SAFETY: the row has an element `k`, and the caller guarantees that both pointers
+                // are valid at every offset of `index`.
                 unsafe { out.offset(k * so).write(f(a.offset(k * sa).read())) };
             }
         });

@@ -75,7 +75,8 @@ impl Replay<'_> {
     unsafe fn in_order(&self, stream: &Stream, site: Site) -> Result<()> {
         // Read once, because another thread may change the policy.
         let policy = self.runtime.sync_policy();
-        // A graph with collectives attaches nothing: each replay marks the results with new numbers.
+        // A graph with collectives attaches nothing: each replay marks the results with new
+        // numbers.
         let attaches = policy == SyncPolicy::Auto && self.communicators.is_empty();
         let mut all = !attaches;
         loop {
@@ -129,8 +130,8 @@ impl Replay<'_> {
             work.inputs = inputs;
             guard = Some(begun);
         }
-        // SAFETY: the caller guarantees the conditions of `enqueue`. The replay is recorded as a use
-        // of the storages below, before their locks are released, so their memory is not reused
+        // SAFETY: the caller guarantees the conditions of `enqueue`. The replay is recorded as a
+        // use of the storages below, before their locks are released, so their memory is not reused
         // before the replay is complete.
         let op = match unsafe { self.submit(stream, site, &result_marks, guard.as_ref()) } {
             Ok(op) => op,

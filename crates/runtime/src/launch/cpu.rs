@@ -21,8 +21,9 @@ pub(super) fn run(call: &Call<'_>) -> Result<()> {
     let params = call.checks_indices.then(|| reported.params(call));
     let failed =
         with_checked(site, call.operands, params.as_deref().unwrap_or(call.params), |launch| {
-            // SAFETY: `with_checked` keeps the pointers valid and locked during this call. The caller
-            // of `launch::run` guarantees that the code matches its declaration and parameters.
+            // SAFETY: `with_checked` keeps the pointers valid and locked during this call. The
+            // caller of `launch::run` guarantees that the code matches its declaration and
+            // parameters.
             unsafe { (call.host)(launch) };
             reported.failed(call)
         })?;
@@ -70,7 +71,8 @@ fn with_checked(
             return Err(ErrorKind::RuntimeMismatch.of(op));
         }
         let Some(base) = view.storage.host_ptr() else { return Err(not_host(op, view.storage)) };
-        // The address of index zero. The caller has checked that the layout lies inside the storage.
+        // The address of index zero. The caller has checked that the layout lies inside the
+        // storage.
         pointers.push(base.wrapping_add(view.layout.offset() * view.dtype.size()));
     }
     let storages = operands.iter().map(|o| (o.view.storage, o.access.writes()));

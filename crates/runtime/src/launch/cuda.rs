@@ -130,8 +130,8 @@ pub fn address(op: &'static str, view: &View<'_>) -> Result<DevicePtr> {
     let Some(base) = view.storage.device_ptr() else {
         return Err(ErrorKind::device_mismatch(Device::Cuda(None), Device::Cpu).of(op));
     };
-    // SAFETY: a layout with elements lies inside its storage, and so does its first element. Without
-    // elements the address may wrap, but no access is made.
+    // SAFETY: a layout with elements lies inside its storage, and so does its first element.
+    // Without elements the address may wrap, but no access is made.
     Ok(unsafe { base.offset(view.layout.offset().wrapping_mul(view.dtype.size()) as i64) })
 }
 
@@ -182,8 +182,8 @@ fn enqueue_marked<'a, F>(
 where
     F: FnOnce(StreamHandle) -> Result<(), DriverError>,
 {
-    // Queried once. If the capture begins or ends before the work is enqueued, the stream rejects the
-    // work.
+    // Queried once. If the capture begins or ends before the work is enqueued, the stream rejects
+    // the work.
     let captured = stream.captured();
     let touches: SmallVec<[Touch<'a>; 4]> = arguments.map(Into::into).collect();
     let distinct = storages(&touches);
@@ -235,8 +235,8 @@ pub(super) fn refuse_captured(stream: &Stream, site: Site) -> Result<(), Error> 
     Ok(())
 }
 
-/// Enqueues work that cannot be captured, as [`enqueue`] does, for work of several operations or work
-/// that `f` waits for. `f` returns an operation that completes after all of the work.
+/// Enqueues work that cannot be captured, as [`enqueue`] does, for work of several operations or
+/// work that `f` waits for. `f` returns an operation that completes after all of the work.
 #[track_caller]
 pub(super) fn enqueue_with<'a, F>(
     stream: &Stream,

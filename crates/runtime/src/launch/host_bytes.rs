@@ -41,7 +41,8 @@ pub fn read_bytes(src: (&Storage, usize), out: &mut [u8]) -> Result<()> {
             return unsafe { storage.read_shared_host(offset, out) };
         };
         // SAFETY: the bytes lie inside the storage and are initialized. Its read lock is held, and
-        // device work that writes the bytes is complete. `out` is a borrow, so it cannot overlap them.
+        // device work that writes the bytes is complete. `out` is a borrow, so it cannot overlap
+        // them.
         unsafe {
             std::ptr::copy_nonoverlapping(base.add(offset), out.as_mut_ptr(), out.len());
         }
@@ -68,8 +69,8 @@ pub fn write_bytes(dst: (&Storage, usize), bytes: &[u8]) -> Result<()> {
         check_host(&touch, 0, site)?;
         wait_for_host(&touch)?;
         storage.record_write();
-        // SAFETY: the bytes lie inside the storage. Its write lock is held, and device work that uses
-        // the bytes is complete. `bytes` is a borrow, so it cannot overlap them.
+        // SAFETY: the bytes lie inside the storage. Its write lock is held, and device work that
+        // uses the bytes is complete. `bytes` is a borrow, so it cannot overlap them.
         unsafe {
             match base {
                 Some(base) => {

@@ -1,8 +1,8 @@
 //! Propagation of marks from the data that work reads to the data that it writes.
 //!
 //! A kernel that checks indices cannot stop its stream, and an aborted collective ends like any
-//! other work. Both may leave wrong bytes. A *mark* is a range of bytes together with the work whose
-//! failure would make them wrong:
+//! other work. Both may leave wrong bytes. A *mark* is a range of bytes together with the work
+//! whose failure would make them wrong:
 //!
 //! - A launch of a kernel that checks indices, and a collective, mark the bytes that they write.
 //! - Launches, copies and replays that read marked bytes mark their results with the same
@@ -10,13 +10,13 @@
 //! - After the host has learned of a failure, work that reads the marked bytes fails with it.
 //!   Launches, copies and replays fail when they are enqueued. Host code fails after it has waited
 //!   for the bytes.
-//! - The next reader removes a mark whose work has succeeded. Overwriting bytes replaces their marks
-//!   by those of the new values.
+//! - The next reader removes a mark whose work has succeeded. Overwriting bytes replaces their
+//!   marks by those of the new values.
 //!
-//! Dependency lists are shared (`Arc`), so passing one on costs one reference count. If an operation
-//! would depend on more than two launches, it depends on their union. Marks change under the locks
-//! on `Uses` that ordering takes anyway. For unmarked storages, device work checks an empty list,
-//! and host code checks a flag.
+//! Dependency lists are shared (`Arc`), so passing one on costs one reference count. If an
+//! operation would depend on more than two launches, it depends on their union. Marks change under
+//! the locks on `Uses` that ordering takes anyway. For unmarked storages, device work checks an
+//! empty list, and host code checks a flag.
 //!
 //! A capture has marks of its own. Their dependencies are captured kernels and collectives, which
 //! have not run yet, and two placeholders for dependencies from before the replay. Each replay
@@ -118,8 +118,8 @@ impl ResultMarks<'_> {
         Ok(())
     }
 
-    /// Marks the results of enqueued work. `live` is the operation on a stream, or `None` if the work
-    /// was captured.
+    /// Marks the results of enqueued work. `live` is the operation on a stream, or `None` if the
+    /// work was captured.
     #[inline]
     pub(crate) fn record(
         &self,

@@ -14,9 +14,9 @@
 //!    is known to have failed.
 //! 5. Under [`SyncPolicy::Manual`](crate::SyncPolicy), compare the op with the histories of its
 //!    storages and report races.
-//! 6. Under [`SyncPolicy::Auto`](crate::SyncPolicy), and for page-locked memory under either policy,
-//!    make the stream wait, on the GPU, for each conflicting use on another stream. On its own stream
-//!    a storage costs one comparison.
+//! 6. Under [`SyncPolicy::Auto`](crate::SyncPolicy), and for page-locked memory under either
+//!    policy, make the stream wait, on the GPU, for each conflicting use on another stream. On its
+//!    own stream a storage costs one comparison.
 //! 7. Tell the allocator of the stream, if the stream is new to the storage: under `Auto`, and for
 //!    page-locked and shared memory under either policy.
 //! 8. Enqueue the work, record it as a use of its storages, and unlock.
@@ -81,9 +81,9 @@ pub use report::{Report, report_as};
 pub use transfer::{copy_bytes, memset};
 
 /// Proof to streams that this crate's launches are sound.
-// SAFETY: each submitted closure enqueues the work of its operation. `submit_waited` is used only for
-// copies to pageable memory, whose driver call returns after the copy. All captured work goes through
-// `Log`, and the graph keeps the storages, or their pool, as long as it can be replayed.
+// SAFETY: each submitted closure enqueues the work of its operation. `submit_waited` is used only
+// for copies to pageable memory, whose driver call returns after the copy. All captured work goes
+// through `Log`, and the graph keeps the storages, or their pool, as long as it can be replayed.
 pub(crate) const TOKEN: LaunchToken = unsafe { LaunchToken::new() };
 
 /// The place where an op runs.
@@ -191,8 +191,8 @@ pub struct Call<'a> {
     pub location: &'static Location<'static>,
 }
 
-/// Runs an op. A [`Kernel`] makes this call for its family; an op that consists of collectives makes
-/// it itself.
+/// Runs an op. A [`Kernel`] makes this call for its family; an op that consists of collectives
+/// makes it itself.
 ///
 /// If no operand has elements, does nothing. On the CPU, waits for device work that the operands
 /// conflict with and runs the CPU implementation. On a device, enqueues the launch, in order with

@@ -1,7 +1,7 @@
 //! Order of device work after other uses of its storages.
 //!
-//! The allocator orders the reuse of memory only with the stream for which it was allocated. On that
-//! stream, work of the memory's previous owner may still run. The first use on another stream
+//! The allocator orders the reuse of memory only with the stream for which it was allocated. On
+//! that stream, work of the memory's previous owner may still run. The first use on another stream
 //! therefore waits for that stream, unless it is idle.
 //!
 //! Operands in another device's memory are refused unless the program enabled that pair
@@ -64,8 +64,8 @@ impl<'a> OrderedWork<'a> {
         wait_for_uses(stream, policy, storages, &uses)?;
         for ((storage, write), uses) in storages.iter().zip(&mut uses) {
             // The page-locked cache learns of the stream under either policy, because host code may
-            // write to memory that the cache reuses. Memory in a graph's pool is reused only by replays, and
-            // they wait for its uses.
+            // write to memory that the cache reuses. Memory in a graph's pool is reused only by
+            // replays, and they wait for its uses.
             let tells = policy == SyncPolicy::Auto && storage.member().is_none();
             // Shared memory is unmapped after these streams have completed their work.
             if tells || storage.is_pinned() || storage.is_shared() {
@@ -162,7 +162,8 @@ pub(super) fn check_runtime(
     }
 }
 
-/// Makes a stream wait for the uses that its next work conflicts with, as far as the policy requires.
+/// Makes a stream wait for the uses that its next work conflicts with, as far as the policy
+/// requires.
 #[track_caller]
 fn wait_for_uses(
     stream: &Stream,
@@ -170,8 +171,8 @@ fn wait_for_uses(
     storages: &[(&Storage, bool)],
     uses: &[MutexGuard<'_, Uses>],
 ) -> Result<()> {
-    // `Uses` replaces earlier uses by a write, and host code waits only for recorded uses. Therefore
-    // uses of page-locked memory are ordered under either policy.
+    // `Uses` replaces earlier uses by a write, and host code waits only for recorded uses.
+    // Therefore uses of page-locked memory are ordered under either policy.
     let waits = |storage: &Storage| policy == SyncPolicy::Auto || storage.is_pinned();
     let all = storages.iter().zip(uses).filter(|((storage, _), _)| waits(storage));
     let all = all.flat_map(|((_, write), uses)| uses.conflicting(*write));

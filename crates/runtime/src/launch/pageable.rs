@@ -121,7 +121,8 @@ impl<'a> StagedCopy<'a> {
         });
         let last = self.last.load(Ordering::Relaxed);
         let Some(error) = self.failed.get() else { return (Some(last), Ok(())) };
-        // Pieces may still be in transfer, so the cache must not reuse the ring before they are done.
+        // Pieces may still be in transfer, so the cache must not reuse the ring before they are
+        // done.
         self.ring.record_use(self.stream.raw());
         let covered = (last > 0).then(|| self.stream.last_op());
         (covered, Err(error.clone()))
@@ -168,8 +169,8 @@ impl<'a> StagedCopy<'a> {
         let (recorded, op) = self.stream.submit(TOKEN, |handle| {
             // A captured copy would use the ring's address in every replay.
             refuse_captured(self.stream, site)?;
-            // SAFETY: the device end is live, and its uses are ordered with the stream. The buffer is
-            // used again only after its event. After a failure, `run` tells the cache that this
+            // SAFETY: the device end is live, and its uses are ordered with the stream. The buffer
+            // is used again only after its event. After a failure, `run` tells the cache that this
             // stream may still use the ring.
             unsafe { raw.driver().memcpy_async(&copy, handle) }.map_err(Error::from)?;
             Ok::<_, Error>(buffer.event.record(raw))
@@ -186,8 +187,8 @@ impl<'a> StagedCopy<'a> {
         let Some(part) = buffer.pending.take() else { return Ok(()) };
         buffer.event.synchronize().map_err(Error::from)?;
         if !self.to_device {
-            // SAFETY: both ends are live for these bytes. No other thread writes this piece, and the
-            // event shows that the transfer into the buffer is complete.
+            // SAFETY: both ends are live for these bytes. No other thread writes this piece, and
+            // the event shows that the transfer into the buffer is complete.
             unsafe {
                 copy_nonoverlapping(buffer.memory.0, self.host.0.add(part.start), part.len());
             }

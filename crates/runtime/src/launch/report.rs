@@ -1,8 +1,8 @@
 //! The report of a kernel that checks indices.
 //!
 //! The parameters of such a kernel begin with a [`Report`], which has the address of a slot for the
-//! failure. For a launch on a stream, the slot lies in the stream's mailbox; in a capture, in memory
-//! that the graph keeps; on the CPU, in the call, which returns the error.
+//! failure. For a launch on a stream, the slot lies in the stream's mailbox; in a capture, in
+//! memory that the graph keeps; on the CPU, in the call, which returns the error.
 //!
 //! The error names the launch's op and call. The kernels of a gradient read the indices of the
 //! forward op, so while a gradient is computed, the error names the forward op and its call

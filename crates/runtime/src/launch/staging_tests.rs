@@ -134,8 +134,8 @@ fn pageable_copies_of_any_size_are_right_and_in_order() {
     }
 }
 
-/// After any failed driver call, the copy returns an error, memory in transfer is not reused, and later
-/// copies work.
+/// After any failed driver call, the copy returns an error, memory in transfer is not reused, and
+/// later copies work.
 #[test]
 fn a_failed_piece_leaves_nothing_behind() {
     let calls = [CallKind::MemcpyAsync, CallKind::EventRecord, CallKind::EventSynchronize];
@@ -306,7 +306,7 @@ fn large_device_copies_are_given_piece_by_piece() {
 
 /// Another thread's capture may begin or end between the checks of a copy or an op.
 #[test]
-fn captures_that_begin_or_end_midway_hold_nothing_they_should_not() {
+fn copies_and_ops_reject_a_capture_that_begins_or_ends_midway() {
     let (sim, runtime) = with(Schedule::Eager, 1);
     let device = runtime.device(0).unwrap();
     let stream = device.device().stream_from_pool(0).unwrap();

@@ -81,8 +81,8 @@ pub fn copy_bytes(
     let host_end = |s: &&Storage| s.cuda_device().is_none();
     let piece_by_piece = |handle| -> Result<(), DriverError> {
         // SAFETY: both ends lie inside live storages, as checked above. The allocator of a device
-        // block or page-locked block knows of the stream. The copy of a pageable block is waited for
-        // below, while its host lock is held.
+        // block or page-locked block knows of the stream. The copy of a pageable block is waited
+        // for below, while its host lock is held.
         unsafe { enqueue_pieces(stream, &copy, handle) }?;
         stream.note_launch(site, [("bytes", [bytes].as_slice())].into_iter());
         Ok(())
@@ -111,8 +111,8 @@ pub fn copy_bytes(
     if pageable || !non_blocking {
         storages.iter().try_for_each(|(storage, _)| storage.wait_for_peers())?;
     }
-    // The locks keep host code out of the memory until the copy is recorded as a use. After that, host
-    // code waits for the copy.
+    // The locks keep host code out of the memory until the copy is recorded as a use. After that,
+    // host code waits for the copy.
     let on_host = storages.into_iter().filter(|(s, _)| host_end(s));
     with_host_locks("copy_", on_host, || {
         let staged =
@@ -136,8 +136,8 @@ pub fn copy_bytes(
     })
 }
 
-/// Enqueues a copy. Splits copies between device memory into pieces: the driver walks all pages of a
-/// copy before it starts, and with pieces it walks the next pages during a transfer.
+/// Enqueues a copy. Splits copies between device memory into pieces: the driver walks all pages of
+/// a copy before it starts, and with pieces it walks the next pages during a transfer.
 ///
 /// # Safety
 /// The conditions of the driver's `memcpy_async`.
@@ -197,8 +197,8 @@ fn refuse_waiting_copy(pageable: bool, non_blocking: bool) -> Result<()> {
     }
 }
 
-/// Runs a staged copy as one use of the storages. The use is recorded even if a piece failed, because
-/// other pieces may be in transfer.
+/// Runs a staged copy as one use of the storages. The use is recorded even if a piece failed,
+/// because other pieces may be in transfer.
 #[track_caller]
 fn stage(
     stream: &Stream,
@@ -207,8 +207,8 @@ fn stage(
     staged: &StagedCopy<'_>,
 ) -> Result<OpNumber> {
     if !staged.to_device() {
-        // Waits for the stream before the uses are locked, so that other threads do not wait for the
-        // lock that long.
+        // Waits for the stream before the uses are locked, so that other threads do not wait for
+        // the lock that long.
         let waited = stream.host_wait(stream.last_op());
         if let Some((bytes, _)) = touches[1].extent() {
             touches[1].storage.check_marks(bytes)?;
@@ -235,7 +235,8 @@ fn stage(
 #[track_caller]
 pub(super) fn copy_end((storage, offset): (&Storage, usize)) -> Result<CopyEnd> {
     if let (Some(base), Some(device)) = (storage.device_ptr(), storage.cuda_device()) {
-        // SAFETY: the caller has checked with `check_range` that the offset lies inside the storage.
+        // SAFETY: the caller has checked with `check_range` that the offset lies inside the
+        // storage.
         let ptr = unsafe { base.offset(offset as i64) };
         return Ok(CopyEnd::Device { device: device.index(), ptr });
     }

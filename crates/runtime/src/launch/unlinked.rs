@@ -111,8 +111,8 @@ impl UnlinkedCopy<'_> {
         let mut read = [0; RING_PIECES];
         let pieces = (0..self.bytes).step_by(self.piece);
         let ran = pieces.enumerate().try_for_each(|(turn, start)| {
-            // SAFETY: the caller guarantees that both ends are live and ordered with `stream`, which
-            // both side streams wait for.
+            // SAFETY: the caller guarantees that both ends are live and ordered with `stream`,
+            // which both side streams wait for.
             unsafe { self.enqueue_piece(start, &mut read[turn % RING_PIECES], turn % RING_PIECES) }
         });
         for side in sides {
@@ -140,12 +140,12 @@ impl UnlinkedCopy<'_> {
         };
         let at = |side| move |error: Error| located(error, side, self.site);
         out.wait_for(into, *read).map_err(at(out))?;
-        // SAFETY: the caller guarantees that the source is live and ordered. `out` waits for the last
-        // read of the slot.
+        // SAFETY: the caller guarantees that the source is live and ordered. `out` waits for the
+        // last read of the slot.
         let op = unsafe { self.submit(out, Copy { dst: near, src, bytes }) }.map_err(at(out))?;
         into.wait_for(out, op).map_err(at(into))?;
-        // SAFETY: the caller guarantees that the destination is live and ordered. `into` waits for the
-        // write of the slot.
+        // SAFETY: the caller guarantees that the destination is live and ordered. `into` waits for
+        // the write of the slot.
         *read = unsafe { self.submit(into, Copy { dst, src: near, bytes }) }.map_err(at(into))?;
         Ok(())
     }

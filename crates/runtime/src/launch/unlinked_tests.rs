@@ -15,8 +15,8 @@ fn unlinked(schedule: Schedule) -> SimConfig {
     SimConfig { schedule, unlinked_peers: vec![(0, 1)], ..small_sim(3) }
 }
 
-/// Without a link, pieces go through page-locked memory, in order with work on both devices. The host
-/// does not wait, under either policy.
+/// Without a link, pieces go through page-locked memory, in order with work on both devices. The
+/// host does not wait, under either policy.
 #[test]
 fn unlinked_devices_copy_in_pieces() {
     for policy in [SyncPolicy::Auto, SyncPolicy::Manual] {

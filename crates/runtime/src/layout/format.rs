@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dense_is_preserved_and_the_rest_keeps_its_order() {
+    fn dense_strides_are_preserved_and_other_layouts_keep_their_order() {
         let turned = layout(&[3, 4], &[1, 3]);
         assert_eq!(turned.preserved().strides(), [1, 3]);
         // Every second column of a transposed matrix is not dense.
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn no_elements_are_contiguous_whatever_their_strides() {
+    fn layouts_without_elements_are_contiguous() {
         let columns = Layout::contiguous(&[3, 4]).unwrap().transpose(0, 1).unwrap();
         assert!(!columns.is_contiguous());
         assert!(columns.narrow(0, 0, 0).unwrap().is_contiguous());

@@ -271,7 +271,8 @@ impl Layout {
     pub fn unsqueeze(&self, dim: isize) -> Result<Self> {
         let d = resolve_dim(dim, self.ndim() + 1)?;
         let stride = if d < self.ndim() {
-            // Saturates only in layouts without elements. The stride of a single index is never used.
+            // Saturates only in layouts without elements. The stride of a single index is never
+            // used.
             self.strides[d].saturating_mul(isize::try_from(self.sizes[d]).unwrap_or(isize::MAX))
         } else {
             1

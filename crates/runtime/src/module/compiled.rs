@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_kept_is_used_by_later_processes() {
+    fn later_processes_use_the_stored_ptx() {
         let folder = Folder::new("kept");
         let first = Process::default().ptx(0, Some(&folder));
         assert_eq!(folder.files().len(), 1, "and nothing was left aside");

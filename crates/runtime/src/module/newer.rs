@@ -51,7 +51,8 @@ fn instruction(block: &str) -> Option<(u32, &str, &str)> {
 fn with_target(ptx: &str, least: u32) -> String {
     let line = ptx.lines().find(|line| line.starts_with(".target sm_")).unwrap_or_default();
     let number = line.trim_start_matches(".target sm_");
-    // A comma with options may follow the number. A letter may follow too, but only from `sm_90a` on.
+    // A comma with options may follow the number. A letter may follow too, but only from `sm_90a`
+    // on.
     let digits = number.len() - number.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (number, others) = number.split_at(digits);
     match number.parse::<u32>() {

@@ -51,9 +51,9 @@ impl RecordedAccess {
 
 /// The accesses to a storage, and to earlier memory at its addresses.
 ///
-/// A later access replaces an access if it is ordered after it, touches all its bytes, and conflicts
-/// with the same accesses. Every race with the replaced access is then also a race with the later
-/// access.
+/// A later access replaces an access if it is ordered after it, touches all its bytes, and
+/// conflicts with the same accesses. Every race with the replaced access is then also a race with
+/// the later access.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     pub(crate) accesses: Vec<RecordedAccess>,
@@ -86,8 +86,8 @@ impl History {
         }
     }
 
-    /// Adds an access that is ordered after the operations in `before`, and removes the accesses that
-    /// it replaces.
+    /// Adds an access that is ordered after the operations in `before`, and removes the accesses
+    /// that it replaces.
     pub(crate) fn add(&mut self, new: RecordedAccess, before: &Before) {
         let writes = new.user.access.writes();
         self.accesses.retain(|old| {

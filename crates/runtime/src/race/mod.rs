@@ -10,10 +10,10 @@
 //! touches all its bytes, and conflicts with the same accesses.
 //!
 //! The history of freed device memory is kept by address, and the next storage at these addresses
-//! receives it (`freed.rs`). Accesses that the allocator itself orders are left out. If the allocator
-//! maps a free page at another address, the history follows. Accesses by host code are compared with
-//! the history of page-locked memory. For soundness, host code always waits for device work on such
-//! memory; this wait does not count as order.
+//! receives it (`freed.rs`). Accesses that the allocator itself orders are left out. If the
+//! allocator maps a free page at another address, the history follows. Accesses by host code are
+//! compared with the history of page-locked memory. For soundness, host code always waits for
+//! device work on such memory; this wait does not count as order.
 
 mod check;
 mod freed;

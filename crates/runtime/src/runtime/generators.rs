@@ -131,7 +131,8 @@ impl Runtime {
 }
 
 impl CudaDevice {
-    /// Locks the random generator (Philox): the device's, or within [`Runtime::with_generators`] this thread's own.
+    /// Locks the random generator (Philox): the device's, or within [`Runtime::with_generators`]
+    /// this thread's own.
     #[must_use]
     pub fn generator(&self) -> GeneratorGuard<'_, CudaGenerator> {
         let is_of = |runtime: &Runtime| {

@@ -1,18 +1,19 @@
 //! A cache of pageable host memory.
 //!
-//! Allocating a block from the system costs more than an op that writes the block: the system finds,
-//! zeroes and maps pages, and unmaps them when the block is freed. Freed blocks of 64 KiB and more are therefore kept for
-//! later tensors, up to [`RuntimeConfig::host_cache_limit`](crate::RuntimeConfig) bytes and 512
-//! blocks. If a limit is exceeded, the blocks that were kept longest are released.
+//! Allocating a block from the system costs more than an op that writes the block: the system
+//! finds, zeroes and maps pages, and unmaps them when the block is freed. Freed blocks of 64 KiB
+//! and more are therefore kept for later tensors, up to
+//! [`RuntimeConfig::host_cache_limit`](crate::RuntimeConfig) bytes and 512 blocks. If a limit is
+//! exceeded, the blocks that were kept longest are released.
 //!
 //! Sizes are rounded up by at most an eighth, and a block serves only requests of its rounded size.
 //! A reused block holds the bytes of its last user, as reused device memory does: a caller that
 //! needs zeros writes them.
 //!
-//! New blocks of 1 MiB and more are mapped, in huge pages if the system has any. The system provides
-//! their pages at the first write, so the threads of an op share this cost. Smaller blocks come from
-//! the standard library. A forked child keeps no blocks, because another thread of the parent may
-//! have held the cache's lock during the fork.
+//! New blocks of 1 MiB and more are mapped, in huge pages if the system has any. The system
+//! provides their pages at the first write, so the threads of an op share this cost. Smaller blocks
+//! come from the standard library. A forked child keeps no blocks, because another thread of the
+//! parent may have held the cache's lock during the fork.
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;
@@ -182,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_the_one_freed_last_is_used() {
+    fn the_block_freed_last_is_reused_first() {
         let cache = HostCache::new(64 * MIB);
         let (a, b) = (cache.take(MIB).unwrap(), cache.take(MIB).unwrap());
         let at = [address(&b), address(&a)];
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_kept_than_the_limit() {
+    fn kept_bytes_do_not_exceed_the_limit() {
         let cache = HostCache::new(4 * MIB);
         let blocks: Vec<HostMemory> = (0..6).map(|_| cache.take(MIB).unwrap()).collect();
         let last = address(&blocks[5]);
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_makes_room_where_the_system_has_none() {
+    fn kept_blocks_are_released_if_an_allocation_fails() {
         let cache = HostCache::new(4 * MIB);
         cache.put(cache.take(MIB).unwrap());
         assert!(cache.take(1 << 60).is_err());

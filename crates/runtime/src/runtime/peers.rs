@@ -1,8 +1,8 @@
 //! Peer access between devices.
 //!
-//! A program enables a pair of devices for the operands of ops. `cuCtxEnablePeerAccess` gives access
-//! only to memory of `cuMemAlloc`. The allocator gives access to each page that it maps itself, also
-//! to pages that it maps later (`cuda/peers.rs` of `warpline-alloc`).
+//! A program enables a pair of devices for the operands of ops. `cuCtxEnablePeerAccess` gives
+//! access only to memory of `cuMemAlloc`. The allocator gives access to each page that it maps
+//! itself, also to pages that it maps later (`cuda/peers.rs` of `warpline-alloc`).
 
 use std::sync::PoisonError;
 
@@ -71,8 +71,8 @@ impl Runtime {
             || within && self.0.peers.pair(device, peer).load(Ordering::Acquire) == ENABLED
     }
 
-    /// Returns whether two devices can access each other's memory. The first call for a pair enables
-    /// the access if it is possible.
+    /// Returns whether two devices can access each other's memory. The first call for a pair
+    /// enables the access if it is possible.
     #[track_caller]
     pub(crate) fn link_peers(&self, a: usize, b: usize) -> Result<bool> {
         Ok(a == b || self.link(a, b)? && self.link(b, a)?)

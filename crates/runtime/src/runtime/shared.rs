@@ -47,9 +47,9 @@ impl Deref for SharedMapping {
 #[derive(Debug, Default)]
 pub(super) struct SharedMemory {
     state: Mutex<SharedMemoryState>,
-    /// The storage of each memory, by identifier. Memory that is received twice gets one storage, so
-    /// that all work on it is ordered. The entry is removed after the storage was dropped and its
-    /// memory retired.
+    /// The storage of each memory, by identifier. Memory that is received twice gets one storage,
+    /// so that all work on it is ordered. The entry is removed after the storage was dropped and
+    /// its memory retired.
     storages: Mutex<HashMap<u128, WeakStorage>>,
 }
 
@@ -100,9 +100,9 @@ struct RetiredMemory {
 impl RetiredMemory {
     /// Returns whether all streams have completed their use of the memory.
     fn is_unused(&mut self) -> bool {
-        // Dropping a tensor must not wait for work. The driver may wait when it releases host memory,
-        // so a later call releases host memory. The words of a semaphore are dropped with its channel,
-        // which has waited.
+        // Dropping a tensor must not wait for work. The driver may wait when it releases host
+        // memory, so a later call releases host memory. The words of a semaphore are dropped with
+        // its channel, which has waited.
         let at_once = !matches!(self.memory, UnusedMemory::Host(_));
         self.streams.retain(|(stream, event)| {
             if stream.raw().driver().lost(stream.device_index()).is_some() {
@@ -116,7 +116,8 @@ impl RetiredMemory {
             }
             match event.as_ref().map(Event::query) {
                 Some(Ok(done)) => !done,
-                // For example, the event was recorded in a capture that began after the check above.
+                // For example, the event was recorded in a capture that began after the check
+                // above.
                 Some(Err(_)) => {
                     *event = None;
                     true
@@ -240,8 +241,8 @@ impl Runtime {
         }
     }
 
-    /// Retires memory: unmaps it after these streams have completed their work so far. Unmapping host
-    /// memory also unlocks its pages, which may make the driver wait.
+    /// Retires memory: unmaps it after these streams have completed their work so far. Unmapping
+    /// host memory also unlocks its pages, which may make the driver wait.
     pub(crate) fn retire_shared(
         &self,
         id: u128,
@@ -293,8 +294,8 @@ impl Runtime {
     }
 }
 
-/// Returns an identifier that is unique among all processes. It cannot be guessed, because a process
-/// that sends an identifier gets access to the memory with that identifier.
+/// Returns an identifier that is unique among all processes. It cannot be guessed, because a
+/// process that sends an identifier gets access to the memory with that identifier.
 pub(crate) fn new_memory_id() -> u128 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let time =

@@ -245,8 +245,8 @@ impl OwnSemaphore {
         self.page.note(stream);
         let number = signalled.number.wrapping_add(1);
         let enqueued = enqueue(stream, all_of(storage), site(op, location), |_| {
-            // SAFETY: the page has recorded the stream, and its drop retires the words until the stream
-            // has executed the write.
+            // SAFETY: the page has recorded the stream, and its drop retires the words until the
+            // stream has executed the write.
             unsafe { words.write_on(stream.raw(), WORD, number) }?;
             stream.note_launch(site(op, location), std::iter::empty());
             Ok(())
@@ -272,8 +272,8 @@ impl OwnSemaphore {
         let last = signalled.last.as_ref().map(|(stream, _)| stream.clone());
         drop(signalled);
         if let Some(stream) = last.filter(|_| !self.is_settled()) {
-            // Fails if the device is lost or the stream is captured. The other process then sees that
-            // the number is missing.
+            // Fails if the device is lost or the stream is captured. The other process then sees
+            // that the number is missing.
             let _ = stream.raw().synchronize();
         }
     }
@@ -283,7 +283,8 @@ impl OwnSemaphore {
     pub fn is_settled(&self) -> bool {
         let signalled = self.signalled.lock().unwrap_or_else(PoisonError::into_inner);
         let Some((stream, _)) = &signalled.last else { return true };
-        // An idle stream settles the signal too, because the other process may overwrite the number.
+        // An idle stream settles the signal too, because the other process may overwrite the
+        // number.
         !self.page.runtime.is_own_process()
             || reaches(self.page.number(), signalled.number)
             || stream.is_capturing()
@@ -372,8 +373,8 @@ impl PeerSemaphore {
     /// afterwards.
     ///
     /// [`PeerSemaphore::end`] releases the stream by storing the last awaited number. That releases
-    /// all waits only if their numbers lie within half of the number range. Rejects a number outside
-    /// this half.
+    /// all waits only if their numbers lie within half of the number range. Rejects a number
+    /// outside this half.
     #[track_caller]
     fn begin_wait(&self, awaited: &AwaitedSignal) -> Result<()> {
         let mut state = self.state();
@@ -441,8 +442,8 @@ impl PeerSemaphore {
         page.note(own);
         self.begin_wait(&awaited).map_err(|e| e.at(location))?;
         let enqueued = enqueue(own, all_of(storage), site(op, location), |_| {
-            // SAFETY: the page has recorded the stream, and its drop retires the words until the stream
-            // has executed the wait.
+            // SAFETY: the page has recorded the stream, and its drop retires the words until the
+            // stream has executed the wait.
             unsafe { words.wait_on(own.raw(), WORD, number) }?;
             own.note_launch(site(op, location), std::iter::empty());
             Ok(())

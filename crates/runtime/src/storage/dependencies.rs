@@ -125,7 +125,8 @@ impl Dependencies {
 
     pub(super) fn insert(&mut self, new: &Dependency) {
         if matches!(new, Dependency::Launch(_)) && self.len() > MAX_SEARCHED {
-            // `merge_launches` replaces a long list by a union, which removes duplicates by sorting.
+            // `merge_launches` replaces a long list by a union, which removes duplicates by
+            // sorting.
             return self.push(new.clone());
         }
         if self.iter().any(|old| old.covers(new)) {

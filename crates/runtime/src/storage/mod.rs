@@ -339,8 +339,8 @@ impl Storage {
         self.0.runtime.check_process("host access")?;
         self.wait_for_peers()?;
         let pending = self.uses().conflicts(write);
-        // Soundness needs this wait under either policy. While races are detected, the wait does not
-        // count as order, because it is not the program's.
+        // Soundness needs this wait under either policy. While races are detected, the wait does
+        // not count as order, because it is not the program's.
         let silently = self.0.runtime.detects_races();
         for used in pending {
             let waited = if silently {
@@ -472,9 +472,8 @@ impl Storage {
     /// Returns the device address. `None` for host memory.
     pub(crate) fn device_ptr(&self) -> Option<DevicePtr> {
         match &self.0.memory {
-            // SAFETY: the block is live as long as `self`. A launch keeps its storages alive until
-            // the work is enqueued and tells the allocator of the stream, which does not reuse the
-            // block before the stream has completed that work.
+            // SAFETY: the block is live as long as `self`. Launches keep their storages alive until
+            // the work is enqueued, and they tell the allocator of the stream.
             Memory::Device(_, block) => Some(unsafe { DevicePtr::from_raw(block.address()) }),
             Memory::Shared(block) => Some(block.mapping.ptr()),
             _ => None,

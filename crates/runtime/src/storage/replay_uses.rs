@@ -4,13 +4,13 @@
 //!
 //! A storage is *attached* to a graph while its last use is the graph's last replay. The graph's
 //! record holds this use, and the marks that it causes, for all attached storages. A replay updates
-//! only the record. Any other use locks the storage's `Uses`; this records the last replay there and
-//! detaches the storage. The next replay waits for the uses of detached storages and attaches these
-//! storages again.
+//! only the record. Any other use locks the storage's `Uses`; this records the last replay there
+//! and detaches the storage. The next replay waits for the uses of detached storages and attaches
+//! these storages again.
 //!
 //! A replay visits all storages, attached or not, in three cases: if it runs on another stream than
-//! the last replay, if its inputs depend on pending work other than the last replay's kernels, or if
-//! the last replay failed.
+//! the last replay, if its inputs depend on pending work other than the last replay's kernels, or
+//! if the last replay failed.
 //!
 //! Graphs with collectives, and graphs under `SyncPolicy::Manual`, attach nothing. Page-locked
 //! memory, and memory that is shared with other processes, is never attached.
@@ -167,8 +167,8 @@ impl ReplayUses {
         }
     }
 
-    /// Begins a replay. The caller holds the locks on the uses of `visited`. Returns `None` if other
-    /// storages were detached since the call of `visit`.
+    /// Begins a replay. The caller holds the locks on the uses of `visited`. Returns `None` if
+    /// other storages were detached since the call of `visit`.
     pub(crate) fn begin(
         self: &Arc<Self>,
         visited: &[VisitedStorage],
@@ -271,8 +271,8 @@ impl ReplayGuard<'_> {
         }
     }
 
-    /// Returns whether the former replay need not be marked in attached storages: because it passed,
-    /// or because its failure also counts as a failure of `replay`.
+    /// Returns whether the former replay need not be marked in attached storages: because it
+    /// passed, or because its failure also counts as a failure of `replay`.
     pub(crate) fn needs_no_marks(&self, replay: Option<&CheckedLaunch>) -> bool {
         let former = self.state.last.as_ref();
         let former = former.and_then(|last| last.own.iter().find_map(Dependency::launch));

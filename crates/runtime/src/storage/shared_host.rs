@@ -128,8 +128,8 @@ impl Storage {
     #[track_caller]
     pub(crate) unsafe fn write_shared_host(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         let Memory::SharedHost(block) = &self.0.memory else { return Ok(()) };
-        // SAFETY: the caller guarantees that no other thread or device of this process accesses these
-        // bytes.
+        // SAFETY: the caller guarantees that no other thread or device of this process accesses
+        // these bytes.
         unsafe { block.memory.write(offset, bytes) }.map_err(|e| Error::driver("write_bytes", e))
     }
 }

@@ -22,8 +22,9 @@ pub(crate) struct Use {
 }
 
 impl Use {
-    /// Returns whether this is a read by a lost device. A failed wait for such a use can be ignored,
-    /// because a lost device no longer reads. After a failed wait for a write, the bytes are unknown.
+    /// Returns whether this is a read by a lost device. A failed wait for such a use can be
+    /// ignored, because a lost device no longer reads. After a failed wait for a write, the bytes
+    /// are unknown.
     pub(crate) fn is_read_on_lost_device(&self) -> bool {
         !self.writes && self.stream.raw().driver().lost(self.stream.device_index()).is_some()
     }
@@ -60,7 +61,8 @@ pub(crate) struct Uses {
 }
 
 impl Uses {
-    /// Returns the uses that an access must wait for: the last write, and for a write also the reads.
+    /// Returns the uses that an access must wait for: the last write, and for a write also the
+    /// reads.
     pub(crate) fn conflicting(&self, write: bool) -> impl Iterator<Item = &Use> {
         let reads = if write { self.reads.as_slice() } else { &[] };
         self.write.iter().chain(reads)
@@ -80,7 +82,8 @@ impl Uses {
             self.reads.iter_mut().find(|r| r.stream == *stream)
         };
         if let Some(slot) = slot {
-            // Usually the stream is the same, and cloning its handle would cost an atomic increment.
+            // Usually the stream is the same, and cloning its handle would cost an atomic
+            // increment.
             if slot.stream != *stream {
                 slot.stream = stream.clone();
             }

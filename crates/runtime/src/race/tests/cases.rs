@@ -50,7 +50,7 @@ pub(super) fn the_race(runtime: &Runtime) -> Race {
 }
 
 #[test]
-fn a_race_says_who_where_and_what_to_do() {
+fn a_race_names_both_accesses_and_the_remedy() {
     let runtime = runtime(RaceReport::Collect);
     let [a, b] = streams(&runtime);
     let (line, x) = (line!(), Storage::device(&runtime, BYTES, &a).unwrap());
@@ -112,7 +112,7 @@ fn views_race_where_they_share_bytes() {
 }
 
 #[test]
-fn what_takes_too_long_to_tell_is_reported_apart() {
+fn undecided_overlaps_are_reported_as_possible_races() {
     // Whether the views share an element is a knapsack problem.
     let dims = || (smallvec![50, 50, 50, 50], smallvec![6006, 10010, 15015, 30030]);
     let (sizes, strides) = dims();
@@ -335,7 +335,7 @@ fn waiting_for_each_launch_hides_no_race() {
 /// Eight threads use memory of their own on streams of their own, read common memory, and share one
 /// stream. All accesses are ordered.
 #[test]
-fn threads_make_up_no_race() {
+fn ordered_threads_have_no_race() {
     let runtime = runtime(RaceReport::Collect);
     let [shared] = streams(&runtime);
     let common = Storage::device(&runtime, BYTES, &shared).unwrap();

@@ -26,7 +26,8 @@ struct Accessed {
     writes: bool,
 }
 
-/// A freed block: the stream of its allocation, and the nodes ordered before the free on that stream.
+/// A freed block: the stream of its allocation, and the nodes ordered before the free on that
+/// stream.
 type Freed = (usize, Vec<usize>);
 
 struct Model {
@@ -136,8 +137,8 @@ impl Model {
         pairs
     }
 
-    /// Compares the reported races with the pairs of the model. Each reported race must be a pair, and
-    /// each pair must be reported, or a pair that replaces it.
+    /// Compares the reported races with the pairs of the model. Each reported race must be a pair,
+    /// and each pair must be reported, or a pair that replaces it.
     fn compare(&mut self, pairs: &[(usize, usize)], op: &str) -> Result<(), TestCaseError> {
         let races = self.runtime.take_races();
         prop_assert!(self.runtime.take_possible_races().is_empty());
@@ -297,7 +298,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn no_race_is_missed_and_none_is_made_up(
+    fn reported_races_are_those_of_the_model(
         steps in prop::collection::vec(step(), 1..60),
     ) {
         run(&steps)?;
@@ -305,7 +306,7 @@ proptest! {
 
     /// Runs each program with the waits that it needs, and again without each single wait.
     #[test]
-    fn a_program_is_right_with_its_waits_and_caught_without_any_one(
+    fn a_missing_wait_is_a_race(
         ops in prop::collection::vec(op(), 2..16),
     ) {
         let mut model = Model::new();

@@ -29,7 +29,7 @@ fn read(marks: &mut StorageMarks, bytes: Range<usize>) -> Vec<Dependency> {
 }
 
 #[test]
-fn what_is_overwritten_piece_by_piece_has_no_mark() {
+fn overwriting_from_the_ends_removes_marks() {
     let mut marks = StorageMarks::default();
     marks.add(&(10..40), &source(0));
     marks.overwrite(&(20..30)); // ignored: removing it would split the mark
@@ -43,7 +43,7 @@ fn what_is_overwritten_piece_by_piece_has_no_mark() {
 }
 
 #[test]
-fn many_marks_become_one_that_has_them_all() {
+fn many_marks_merge_into_one() {
     let mut marks = StorageMarks::default();
     for i in 0..100 {
         marks.add(&(10 * i..10 * i + 5), &source(i % 5));
@@ -56,7 +56,7 @@ fn many_marks_become_one_that_has_them_all() {
 }
 
 #[test]
-fn of_a_communicators_collectives_the_last_counts() {
+fn a_collective_covers_earlier_ones_of_its_communicator() {
     let completions = [Completion::default(), Completion::default()];
     let here = std::panic::Location::caller();
     let of = |at: usize, number| {

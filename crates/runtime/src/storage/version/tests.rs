@@ -133,7 +133,7 @@ fn a_capture_writes_when_it_is_replayed() {
 }
 
 #[test]
-fn no_later_storage_has_the_version_of_one_that_is_gone() {
+fn a_new_storage_never_has_the_version_of_a_dropped_one() {
     let runtime = runtime(SyncPolicy::Auto, vec![]);
     let gone = Storage::pageable(&runtime, 8).unwrap();
     let version = gone.version();
@@ -146,7 +146,7 @@ fn no_later_storage_has_the_version_of_one_that_is_gone() {
 }
 
 #[test]
-fn a_storage_is_unique_while_nobody_else_has_it() {
+fn a_storage_is_unique_without_other_references() {
     let runtime = runtime(SyncPolicy::Auto, vec![]);
     let storage = Storage::pageable(&runtime, 8).unwrap();
     let version = storage.version();
