@@ -38,8 +38,8 @@ use crate::{Error, Result, Storage};
 pub(crate) struct ResultMarks<'a> {
     /// The work's checked launches and collectives. Set when the work is enqueued.
     pub(crate) own: RefCell<Dependencies>,
-    /// The storages of a replay. The marks of the capture tell the bytes that the replay reads and
-    /// writes; its touches cover whole storages.
+    /// The storages of a replay. Their captured marks, not the touches, tell the bytes that the
+    /// replay reads and writes.
     pub(crate) visited: Option<&'a [VisitedStorage]>,
 }
 
@@ -178,8 +178,9 @@ impl ResultMarks<'_> {
             }
             return;
         };
-        // Captured marks do not include work of other processes, which may write any byte of these
-        // storages.
+        // Captured marks do not tell which results depend on other processes: these may write
+        // shared memory between a write and a read by the graph. Therefore all results depend on
+        // them.
         let peers = inputs.iter().filter(|dependency| matches!(dependency, Dependency::Peer(_)));
         let peers: Dependencies = peers.cloned().collect();
         let mut replay = ReplayDependencies::new(&inputs, own);

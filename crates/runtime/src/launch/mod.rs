@@ -38,7 +38,6 @@
 //! lock and after waiting for conflicting device work. A copy is recorded in `Uses` while the host
 //! lock is held.
 
-mod capture;
 mod cpu;
 mod cuda;
 mod host_bytes;
@@ -46,6 +45,7 @@ mod kernel;
 mod marks;
 mod ordered;
 mod pageable;
+mod replay;
 mod report;
 #[cfg(test)]
 mod staging_tests;
@@ -70,13 +70,13 @@ use crate::overlap::{self, Overlap};
 use crate::replays::Replays;
 use crate::{CudaDevice, Error, ErrorKind, Operand, Result, Runtime, Storage};
 
-pub(crate) use capture::Replay;
 pub use cpu::with_operands;
 pub use cuda::address;
 pub(crate) use cuda::enqueue;
 pub use host_bytes::{fill_bytes, read_bytes, write_bytes};
 pub use kernel::{Grid, Hosts, Kernel};
 pub(crate) use marks::ResultMarks;
+pub(crate) use replay::Replay;
 pub use report::{Report, report_as};
 pub use transfer::{copy_bytes, memset};
 

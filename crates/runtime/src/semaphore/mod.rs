@@ -62,7 +62,7 @@ pub struct SharedSemaphore {
 
 /// The memory of a semaphore, and the streams that may still use it.
 #[derive(Debug)]
-struct Page {
+struct SemaphorePage {
     words: Option<SharedWords>,
     runtime: Runtime,
     device: usize,
@@ -72,7 +72,7 @@ struct Page {
     own: OnceLock<Stream>,
 }
 
-impl Page {
+impl SemaphorePage {
     fn new(runtime: &Runtime, device: usize, words: SharedWords) -> Self {
         let (words, streams) = (Some(words), Mutex::default());
         Self { words, runtime: runtime.clone(), device, streams, own: OnceLock::new() }
@@ -105,7 +105,7 @@ impl Page {
     }
 }
 
-impl Drop for Page {
+impl Drop for SemaphorePage {
     fn drop(&mut self) {
         let Some(words) = self.words.take() else { return };
         if !self.runtime.is_own_process() {
@@ -163,7 +163,7 @@ fn all_of(storage: &Storage) -> impl Iterator<Item = Touch<'_>> {
 /// A semaphore that this process signals.
 #[derive(Debug)]
 pub struct OwnSemaphore {
-    page: Page,
+    page: SemaphorePage,
     signalled: Mutex<Signalled>,
 }
 
@@ -184,7 +184,7 @@ impl OwnSemaphore {
         let driver = runtime.device(device)?.driver();
         let words = SharedWords::new(driver, device).map_err(|e| Error::driver("send", e))?;
         let signalled = Mutex::new(Signalled { number: 0, last: None });
-        Ok(Self { page: Page::new(runtime, device, words), signalled })
+        Ok(Self { page: SemaphorePage::new(runtime, device, words), signalled })
     }
 
     /// Returns whether the semaphore can order work on this storage: it has the same runtime and
@@ -298,7 +298,7 @@ pub struct PeerSemaphore(Arc<Peer>);
 
 #[derive(Debug)]
 struct Peer {
-    page: Page,
+    page: SemaphorePage,
     state: Mutex<WaitState>,
 }
 
@@ -325,7 +325,7 @@ impl PeerSemaphore {
         let driver = runtime.device(device)?.driver();
         let words = SharedWords::import(driver, device, bytes, handle);
         let words = words.map_err(|e| Error::driver("recv", e))?;
-        let page = Page::new(runtime, device, words);
+        let page = SemaphorePage::new(runtime, device, words);
         Ok(Self(Arc::new(Peer { page, state: Mutex::default() })))
     }
 
