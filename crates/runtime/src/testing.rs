@@ -68,7 +68,7 @@ pub fn fill(target: Target<'_>, out: View<'_>, byte: u8) -> Result<()> {
         let Params { space, args, .. }: Params<S, [u32; 2]> = host::params(launch);
         let [byte, size] = args;
         each(space.index(), |[at]| {
-            // SAFETY: the launch's own element.
+            // SAFETY: the launch declares the element, and this closure runs on one thread.
             unsafe {
                 Shared::<u8>::operand(launch, 0)
                     .at(at * size as isize)
@@ -94,7 +94,8 @@ pub fn copy(target: Target<'_>, from: View<'_>, to: View<'_>) -> Result<()> {
             Shared::<u8>::operand(launch, operand).at(element * size as isize)
         };
         each(space.index(), |[from, to]| {
-            // SAFETY: the launch's own elements, of which one may be the other.
+            // SAFETY: the launch declares both elements, which may be the same, and this closure
+            // runs on one thread.
             unsafe { at(0, from).copy_to(at(1, to), size) };
         });
     }
@@ -122,7 +123,8 @@ fn run<const N: usize>(
         converts: false,
         location,
     };
-    // SAFETY: the functions read all operands but the last, which they write, and take such parameters.
+    // SAFETY: the callers' functions read all operands but the last, write the last, and take these
+    // parameters.
     unsafe { iter::run(target, &op, views, args) }
 }
 
@@ -219,7 +221,7 @@ impl Tensor {
 fn with_bytes<R>(storage: &Storage, f: impl FnOnce(&mut [u8]) -> R) -> R {
     let _lock = storage.host_lock().write().unwrap_or_else(PoisonError::into_inner);
     let pointer = storage.host_ptr().unwrap();
-    // SAFETY: the storage's own bytes, for which the lock is held.
+    // SAFETY: the bytes lie inside the storage, whose write lock is held.
     f(unsafe { std::slice::from_raw_parts_mut(pointer, storage.bytes()) })
 }
 
@@ -232,7 +234,7 @@ fn bytes<T: HostElement>(values: impl Iterator<Item = T>) -> Vec<u8> {
 
 fn element<T: HostElement>(memory: &[u8], index: usize) -> T {
     let bytes = &memory[index * size_of::<T>()..][..size_of::<T>()];
-    // SAFETY: as many bytes as a `T` has, of which any are valid.
+    // SAFETY: the slice has as many bytes as a `T`, and every byte pattern is a valid `T`.
     unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
 }
 
