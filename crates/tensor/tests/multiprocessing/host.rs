@@ -42,7 +42,6 @@ fn s33_host_memory_is_shared_and_devices_of_both_sides_copy_it_in_order() {
         |channel| {
             let tensor = channel.recv()?;
             assert!(tensor.is_shared() && tensor.is_pinned() && !tensor.is_cuda());
-            // What the maker made: 4 * (i + 1) after three doublings of i and of one.
             let before = tensor.to_vec::<f32>()?;
             let local = tensor.to_non_blocking("cuda:1")?;
             assert_eq!(local.to_vec::<f32>()?, before);
@@ -80,7 +79,7 @@ fn host_code_gets_copies_of_it_and_no_op_runs_on_it() {
         }
         let message = shared.add(1.0).unwrap_err().to_string();
         assert!(message.contains("copy()"), "{message}");
-        // Nothing was written, and it can be read all the same.
+        // The refused call wrote nothing, and the tensor can still be read.
         assert_eq!(received.to_vec::<f32>()?, [0.0, 3.0, 1.0, 4.0, 2.0, 5.0]);
         assert_eq!(received.copy()?.add(1.0)?.sum(())?.item::<f32>()?, 21.0);
         assert_eq!(shared.to(DType::I64)?.to_vec::<i64>()?, [0, 1, 2, 3, 4, 5]);
@@ -88,7 +87,7 @@ fn host_code_gets_copies_of_it_and_no_op_runs_on_it() {
         let twice = cat(&[&shared, &shared], 0)?;
         assert_eq!(twice.to_vec::<f32>()?, shared.to_vec::<f32>()?.repeat(2));
         assert_eq!(shared.to_string(), shared.copy()?.to_string());
-        // One memory; a row is contiguous.
+        // Both tensors show the same memory; a row of `shared` is contiguous.
         shared.select(0, 1)?.copy_(&full([3], 9.0, DType::F64)?, false)?;
         assert_eq!(received.to_vec::<f32>()?, [0.0, 9.0, 1.0, 9.0, 2.0, 9.0]);
         let flipped = shared.copy()?.copy_(&shared, false)?.mul(-1.0)?;
@@ -163,7 +162,7 @@ fn a_process_without_gpus_shares_host_memory_too() {
     .unwrap();
 }
 
-/// What one message says came with the descriptor of another.
+/// Sends a message with the descriptor of another message, and returns the receiver's error.
 fn swapped(message: &[u8], handle: &File) -> String {
     let (raw, end) = UnixStream::pair().unwrap();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -193,7 +192,7 @@ fn other_files_are_no_host_memory_and_that_is_no_devices() {
             assert!(error.contains("host memory for several processes"), "{error}");
         }
         assert!(swapped(&device, &host_file).contains("memory of a simulated device"));
-        // A size that is right for the file, but not for what it is said to be.
+        // The size fits the file, but the message says the wrong kind of memory.
         let flipped = |message: &[u8]| {
             let mut message = message.to_vec();
             message[HEAD + 3] ^= 1; // whether it is of the host
@@ -212,7 +211,7 @@ fn other_files_are_no_host_memory_and_that_is_no_devices() {
 
 const POINTS: [&str; 5] = ["shared", "enqueued", "sent", "written", "told"];
 
-/// In the other process: shares host memory, and is killed.
+/// In the other process: shares host memory and is killed at the point.
 pub(crate) fn killed(channel: &Channel, point: &str) -> Result<()> {
     let points = Points(point);
     let tensor = full([5000], 1.0, TensorOptions::new().pin_memory(true))?.share_memory()?;
@@ -244,7 +243,7 @@ fn survive(spec: &str, point: &str) -> Result<usize> {
     Ok(1 + usize::from(told))
 }
 
-/// In a process of its own.
+/// Runs alone in a process.
 pub(crate) fn survivor(spec: &str) -> Result<()> {
     survive(spec, "sent")?;
     let before = descriptors();

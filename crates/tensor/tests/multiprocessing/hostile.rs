@@ -20,11 +20,12 @@ use warpline_cuda_sys_safe::sim::{Hold, Schedule, SimDriver};
 use crate::cut::{HEAD, take};
 use crate::threads::{pair, world};
 
-/// Longer than a call takes that is not stuck.
+/// Time after which a call counts as stuck.
 const BOUND: Duration = Duration::from_secs(20);
 const TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Bytes of a signal, counted from the end of its message: a flag, the semaphore, the number.
+/// Position of the signal in a message, in bytes from its end. A signal is a flag, the semaphore
+/// and the number.
 const NUMBER_IN_EVENT: usize = 4;
 const SIGNAL_IN_TENSOR: usize = HEAD + 36;
 
@@ -32,14 +33,14 @@ const SEMAPHORE: u8 = 3;
 
 type Message = (Vec<u8>, Option<OwnedFd>);
 
-/// Runs `f` on a thread of its own, and fails the test if it does not return.
+/// Runs `f` on its own thread, and fails the test if `f` does not return in time.
 fn bounded<T: Send + 'static>(what: &str, f: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, result) = channel();
     std::thread::spawn(move || done.send(f()));
     result.recv_timeout(BOUND).unwrap_or_else(|e| panic!("{what}: {e}"))
 }
 
-/// A sender whose GPU does not come to what it has signalled, and the messages that it sent.
+/// A sender whose GPU never reaches the signalled work, with the messages that it sent.
 struct Stalled {
     messages: Vec<Message>,
     hold: Hold,
@@ -47,7 +48,7 @@ struct Stalled {
     _kept: (Channel, Tensor, Runtime, UnixStream),
 }
 
-/// Sends a tensor, and then so many events of it.
+/// Sends a tensor and then `events` events of it.
 fn stalled(events: usize) -> Stalled {
     let (sim, runtime) = world(1, Schedule::Lazy);
     let (socket, tap) = UnixStream::pair().unwrap();
@@ -62,13 +63,13 @@ fn stalled(events: usize) -> Stalled {
         Ok((channel, tensor, hold))
     })
     .unwrap();
-    // A semaphore comes first.
+    // The first message announces the semaphore.
     let messages = (0..2 + events).map(|_| take(&tap)).collect();
     Stalled { messages, hold, sim, _kept: (channel, tensor, runtime, tap) }
 }
 
 impl Stalled {
-    /// Names another number in a message: 0 is the semaphore's announcement, 1 the tensor.
+    /// Changes the number in a message. Message 0 announces the semaphore, message 1 is the tensor.
     fn name(&mut self, message: usize, number: u32) {
         let bytes = &mut self.messages[message].0;
         let at = match message {
@@ -78,7 +79,7 @@ impl Stalled {
         bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
     }
 
-    /// Sends all messages over a new socket: the peer's end, and the receiver's.
+    /// Sends all messages over a new socket. Returns the peer's end and the receiver's end.
     fn pass_on(&self) -> (UnixStream, UnixStream) {
         let (peers, socket) = UnixStream::pair().unwrap();
         for (message, handle) in &self.messages {
@@ -87,7 +88,7 @@ impl Stalled {
         (peers, socket)
     }
 
-    /// Lets its GPU go on.
+    /// Lets the sender's GPU continue.
     fn go_on(&self) {
         self.hold.open();
         self.sim.run_all();
@@ -154,7 +155,7 @@ fn only_the_tensors_of_a_peer_that_stalls_stand_still() {
                 own.add_(1.0)?;
                 assert_eq!(own.to_vec::<f32>()?, [2.0; 600], "on the same stream");
                 cuda::current_stream(())?.synchronize()?;
-                // Another channel's tensor.
+                // A tensor on another channel arrives meanwhile.
                 let (here, there) = pair();
                 let (_, other) = world(1, Schedule::Lazy);
                 with_runtime(&other, || here.send(&ones([5], "cuda:0")?.share_memory()?))?;

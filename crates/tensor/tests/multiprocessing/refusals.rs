@@ -1,4 +1,4 @@
-//! What cannot be shared says why; what a peer sends cannot do harm.
+//! Tensors that cannot be shared are refused with the reason, and messages of a peer do no harm.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -57,7 +57,7 @@ fn what_cannot_be_received_says_why() {
         assert!(reason(there.recv()).contains("not visible to this process"));
         Ok(())
     });
-    // What was refused is not lost for others of the channel.
+    // The channel works on after a refused message.
     with_runtime(&two, || here.send(&ones([2], "cuda:0")?.share_memory()?)).unwrap();
     alone(|| {
         assert_eq!(there.recv()?.to_vec::<f32>()?, [1.0; 2]);
@@ -143,7 +143,8 @@ fn a_peer_that_does_nothing_is_waited_for_as_long_as_was_said() {
 #[test]
 fn nonsense_is_an_error() {
     alone(|| {
-        // A message as it should be, but for the memory, and each with one byte changed.
+        // A valid message in which the descriptor is missing, and copies of it with one byte
+        // changed.
         let shared = ones([2], "cuda")?.share_memory()?;
         let (a, b) = UnixStream::pair().unwrap();
         Channel::new(a).send(&shared)?;
@@ -158,7 +159,7 @@ fn nonsense_is_an_error() {
             drop(raw);
             assert!(Channel::new(end).recv().is_err(), "byte {at}: no memory came along");
         }
-        // Half a message, and then nothing more.
+        // Half a message, then the end of the stream.
         let (mut raw, end) = UnixStream::pair().unwrap();
         raw.write_all(&good[..good.len() / 2]).unwrap();
         drop(raw);
@@ -166,7 +167,7 @@ fn nonsense_is_an_error() {
         for _ in 0..2 {
             assert!(matches!(end.recv().kind(), Some(ErrorKind::PeerGone { .. })));
         }
-        // Nonsense from a peer that is there.
+        // Bytes that are no message, from a peer that stays connected.
         let (mut raw, end) = UnixStream::pair().unwrap();
         raw.write_all(&[0; 100]).unwrap();
         let end = Channel::new(end);
@@ -199,7 +200,7 @@ fn memory_has_no_neighbours_and_no_past() {
     alone(|| {
         let (here, there) = pair();
         for _ in 0..3 {
-            // Memory of the device that has been in use.
+            // The device has memory that was in use before.
             drop(ones([4 << 20], "cuda")?);
             cuda::empty_cache();
             let (one, other) =

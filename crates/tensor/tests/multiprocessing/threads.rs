@@ -1,4 +1,4 @@
-//! Two runtimes with a driver each, in two threads, stand for two processes.
+//! Two runtimes in two threads, with a driver each, stand for two processes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub(crate) fn pair() -> (Channel, Channel) {
     (a, b)
 }
 
-/// Runs both sides under 64 pairs of schedules, and looks whether both worlds are settled after.
+/// Runs both sides under 64 pairs of schedules, and checks that both worlds are settled afterwards.
 pub(crate) fn both(
     maker: impl Fn(Channel) -> Result<()> + Sync,
     peer: impl Fn(Channel) -> Result<()> + Sync,
@@ -152,7 +152,7 @@ fn s33_views_arrive_as_they_are() {
     );
 }
 
-/// Memory that comes more than once is one storage, on which all work is ordered.
+/// Memory that is received more than once is one storage, on which all work is ordered.
 #[test]
 fn s33_what_comes_again_is_ordered_with_what_came_before() {
     both(
@@ -169,7 +169,7 @@ fn s33_what_comes_again_is_ordered_with_what_came_before() {
             assert!(all.storage().same_as(half.storage()));
             cuda::with_stream(&side, || all.add_(1.0).map(drop))?;
             assert_eq!(half.to_vec::<f32>()?, [1.0; 50]);
-            // Dropped, with work on it under way.
+            // Drop the tensors while work on them is under way.
             cuda::with_stream(&side, || all.add_(1.0).map(drop))?;
             drop((all, half));
             let again = channel.recv()?;
@@ -188,7 +188,7 @@ fn s33_what_comes_back_is_what_was_sent() {
         here.send(&tensor)?;
         let back = there.recv()?;
         assert!(back.storage().same_as(tensor.storage()));
-        // And after it was dropped on its way.
+        // Drop the tensor while it is on its way back.
         here.send(&tensor)?;
         tensor.add_(1.0)?;
         drop((tensor, back));
