@@ -1,4 +1,4 @@
-//! What the compiler says of arguments of the wrong type: what would be right, not which traits there are.
+//! For an argument of a wrong type, the compiler's message names the types that are accepted.
 
 #[test]
 fn wrong_arguments_are_told_what_would_be_right() {

@@ -1,11 +1,11 @@
-//! The programs that are there to be copied run as they are, on simulated GPUs.
+//! Example programs of the documentation run unchanged on simulated GPUs.
 
 use std::env::consts::EXE_EXTENSION;
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 
-/// Each is under 80 lines, and shown in the documentation.
+/// Programs that the documentation shows, each under 80 lines.
 const PROGRAMS: [&str; 5] =
     ["overlapped_loader", "server_threads", "simulated_race", "kv_cache", "allocator_backend"];
 
@@ -18,7 +18,8 @@ fn they_run() {
         "debug" => "dev",
         other => other,
     };
-    // With the whole workspace's features, as `cargo test --workspace` has built them.
+    // Build with the features of the whole workspace, which `cargo test --workspace` has built
+    // already.
     let mut build = Command::new(option_env!("CARGO").unwrap_or("cargo"));
     build.args(["build", "--quiet", "--workspace", "--profile", profile, "--target-dir"]);
     build.arg(target);

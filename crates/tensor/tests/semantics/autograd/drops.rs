@@ -1,4 +1,4 @@
-//! Graphs are dropped whole, without recursion, and outside of locks.
+//! Graphs are dropped entirely, without recursion, and without holding a lock.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,7 +12,7 @@ use warpline::{Result, Tensor, tensor};
 use super::leaf;
 use crate::common;
 
-/// Fails, instead of hanging, if `f` does not return.
+/// Fails if `f` does not return within a time limit.
 fn returns(f: impl FnOnce() -> Result<()> + Send + 'static) {
     let (sender, done) = mpsc::channel();
     thread::spawn(move || {
@@ -22,7 +22,7 @@ fn returns(f: impl FnOnce() -> Result<()> + Send + 'static) {
     done.recv_timeout(Duration::from_secs(30)).expect("hangs or fails");
 }
 
-/// Takes its tensor's lock when it is dropped.
+/// Takes the lock of its tensor when dropped.
 struct Clears(Tensor);
 
 impl Drop for Clears {
@@ -32,14 +32,14 @@ impl Drop for Clears {
     }
 }
 
-/// A value that a hook can own, and a look at whether it is still there.
+/// Returns a value for a hook to own, and a weak reference that shows whether the value is alive.
 fn watched() -> (Arc<()>, Weak<()>) {
     let value = Arc::new(());
     let weak = Arc::downgrade(&value);
     (value, weak)
 }
 
-/// Keeps `value` alive with the node of `tensor`.
+/// Lets a hook of `tensor` own `value`, so that `value` lives as long as the tensor's node.
 fn hold<T: Send + Sync + 'static>(tensor: &Tensor, value: T) -> Result<()> {
     tensor.register_hook(move |_| {
         let _ = &value;
@@ -71,7 +71,7 @@ fn a_removed_hook_is_dropped_outside_the_lock_of_its_tensor() {
     });
 }
 
-/// Saves a tensor that nothing else owns.
+/// Saves a tensor that has no other owner.
 struct Saves(Tensor);
 
 impl Function for Saves {
@@ -92,7 +92,7 @@ fn a_replaced_gradient_is_dropped_outside_the_lock_of_its_leaf() {
     returns(|| {
         let x = leaf(&[1.0])?;
         let former = leaf(&[0.0])?;
-        // Runs a pass that adds to the same leaf.
+        // Runs a backward pass that adds to the same leaf.
         struct Passes(Tensor);
         impl Drop for Passes {
             fn drop(&mut self) {
@@ -100,7 +100,7 @@ fn a_replaced_gradient_is_dropped_outside_the_lock_of_its_leaf() {
             }
         }
         hold(&former, Passes(x.clone()))?;
-        // The sum is to be no part of its graph.
+        // Keep the accumulated sum out of the graph of `former`.
         former.requires_grad_(false)?;
         x.set_grad(Some(former))?;
         x.mul(3.0)?.sum(())?.backward_with(None, false, true)?;
@@ -158,7 +158,7 @@ fn a_panic_in_a_drop_while_the_thread_panics_does_not_end_the_process() {
     assert_eq!(outcome.unwrap_err().downcast_ref(), Some(&"first"));
 }
 
-/// Owns a tensor as a field.
+/// Owns a tensor in a field.
 struct Owns(#[expect(dead_code, reason = "owned only to be dropped")] Tensor);
 
 impl Function for Owns {
@@ -173,7 +173,7 @@ impl Function for Owns {
     }
 }
 
-/// One link: a tensor that owns `former`.
+/// Makes one link of a chain: a tensor that owns `former`.
 type Link = fn(Tensor) -> Result<Tensor>;
 
 fn fresh() -> Result<Tensor> {
@@ -225,7 +225,7 @@ const LINKS: &[(&str, Link)] = &[
     }),
 ];
 
-/// Runs `f` in a thread whose stack is too small for a frame for each link.
+/// Runs `f` in a thread whose stack has no room for one frame per link.
 fn on_a_small_stack<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'static) -> R {
     let thread = thread::Builder::new().stack_size(256 << 10).spawn(f).expect("a thread");
     thread.join().expect("no panic")
@@ -248,8 +248,8 @@ fn chains_of_every_kind_are_dropped_without_recursion() {
     }
 }
 
-/// Mixes the kinds in which a closure, a field or a gradient owns the tensor before, and returns the end and a look at
-/// the beginning.
+/// Makes a chain that mixes ownership by closures, fields and gradients. Returns the last tensor
+/// and a weak reference to the first.
 fn mixed_chain(length: usize) -> Result<(Tensor, Weak<()>)> {
     let others = ["op", "in-place op", "saved tensor"];
     let links: Vec<_> = LINKS.iter().filter(|(kind, _)| !others.contains(kind)).collect();
@@ -285,7 +285,7 @@ fn a_chain_in_a_thread_local_is_dropped_without_recursion_as_its_thread_ends() {
     assert!(weak.expect("no error").upgrade().is_none());
 }
 
-/// Saves a view of its result, and a view of that.
+/// Saves a view of its result, and a view of that view.
 struct SavesView;
 
 impl Function for SavesView {

@@ -1,4 +1,4 @@
-//! Functions of the program that see gradients.
+//! Hooks on gradients.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -89,7 +89,7 @@ fn a_kept_gradient_is_that_of_the_tensor_as_in_place_ops_leave_it() {
         y.square()?.sum(())?.backward()?;
         assert_eq!((grad(&y)?, grad(&x)?), (vec![20.0, 40.0], vec![200.0, 400.0]));
 
-        // Through a view, and of a view whose base is changed.
+        // Change `y` through a view, after another view of `y` was taken.
         x.set_grad(None)?;
         let y = x.mul(2.0)?;
         let view = y.i(1..)?;

@@ -1,7 +1,8 @@
-//! The order in which a backward pass runs: PyTorch's, and the same each time.
+//! A backward pass runs its nodes in PyTorch's order, the same in each run.
 //!
-//! PyTorch runs the ready node with the highest sequence number. Numbers count the nodes of a thread, and accumulators
-//! have the highest of all. Nodes with equal numbers run in the order in which they became ready.
+//! PyTorch runs the ready node with the highest sequence number. A thread numbers its nodes in the
+//! order of their creation, and accumulators have the highest number. Nodes with equal numbers run
+//! in the order in which they became ready.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Barrier, Mutex};
@@ -13,10 +14,10 @@ use warpline::{Result, Tensor, ones, tensor};
 
 use crate::common;
 
-/// The nodes and leaves that a pass met, in order.
+/// Names of the nodes and leaves that a pass visited, in order.
 type Log = Arc<Mutex<Vec<String>>>;
 
-/// A sum of its inputs with factors that make rounding depend on the order of additions.
+/// A weighted sum of its inputs, whose rounding depends on the order of additions.
 struct Mix {
     name: String,
     log: Log,
@@ -50,7 +51,7 @@ fn leaf(name: String, value: f32, log: &Log) -> Result<Tensor> {
     Ok(leaf)
 }
 
-/// A small generator of numbers (splitmix64).
+/// A pseudorandom generator (splitmix64).
 struct Numbers(u64);
 
 impl Numbers {
@@ -63,7 +64,7 @@ impl Numbers {
     }
 }
 
-/// A graph as lists: each op's inputs, which are leaves (numbers below `LEAVES`) or earlier ops.
+/// A graph: for each op its inputs, which are leaves (numbers below `LEAVES`) or earlier ops.
 struct Plan {
     ops: Vec<Vec<usize>>,
     roots: Vec<usize>,
@@ -71,7 +72,7 @@ struct Plan {
 
 const LEAVES: usize = 5;
 
-/// The order of hooks, and the bits of each leaf's gradient.
+/// The order of the hooks, and the bits of each leaf's gradient.
 type Pass = (Vec<String>, Vec<Option<Vec<u32>>>);
 
 impl Plan {
@@ -110,7 +111,7 @@ impl Plan {
         Ok((order, gradients))
     }
 
-    /// The order by PyTorch's rule, from the lists alone.
+    /// Computes the order by PyTorch's rule from the lists alone.
     fn expected(&self) -> Vec<String> {
         let inputs = |node: usize| node.checked_sub(LEAVES).map_or(&[][..], |op| &self.ops[op][..]);
         let mut missing: HashMap<usize, usize> = HashMap::new();
@@ -212,7 +213,7 @@ fn parts_that_several_threads_recorded_run_in_one_order() {
             Ok((order, gradient.into_iter().map(f32::to_bits).collect()))
         };
         let first = run()?;
-        // Every thread counts from the same number, so the longest part begins.
+        // Each thread numbers from the same start, so the node of the longest chain runs first.
         let expected =
             ["sum", "2.4", "1.3", "2.3", "0.2", "1.2", "2.2", "0.1", "1.1", "2.1", "0.0", "1.0"];
         assert_eq!(first.0[..12], expected);
