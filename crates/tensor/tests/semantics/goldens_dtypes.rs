@@ -9,7 +9,7 @@ fn dtype(name: &str) -> DType {
     DType::from_name(name).unwrap_or_else(|| panic!("no dtype {name}"))
 }
 
-/// Each entry of a table: the names in its key, and the dtype.
+/// Returns each entry of a table: the names in its key, and the dtype.
 fn entries(table: &Value) -> Vec<(Vec<&str>, DType)> {
     let table = table.as_object().expect("a table");
     assert!(!table.is_empty());

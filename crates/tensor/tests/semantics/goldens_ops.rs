@@ -1,5 +1,5 @@
-//! Every op that exists against PyTorch's outputs, on each kind of device. The folder may be
-//! chosen with `WARPLINE_GOLDENS`; its form is described in `tests/goldens/README.md`.
+//! Results of all ops on each kind of device, compared with PyTorch's. `WARPLINE_GOLDENS` names
+//! another folder of goldens; `tests/goldens/README.md` describes its format.
 
 use warpline::{Device, SyncPolicy};
 

@@ -1,4 +1,4 @@
-//! Private pools, through tensors.
+//! Private memory pools, through tensors.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ rows! {
     worlds(2) mem_pools_are_of_one_device gpu2_mem_pools_are_of_one_device => one_device;
 }
 
-/// Whether a pool holds this tensor.
+/// Whether the tensor's memory is in a pool.
 fn holds(pool: &MemPool, tensor: &warpline::Tensor) -> bool {
     let address = tensor.data_ptr();
     let segments = pool.snapshot();
@@ -40,7 +40,7 @@ fn serve(world: &World) -> Result<()> {
         assert!(holds(&first, &a));
         assert!(!holds(&first, &outside) && !holds(&second, &outside));
         assert_eq!(outside.to_vec::<f32>()?, vec![2.0; 1000]);
-        // It outlives its pool.
+        // The tensors outlive their pool.
         drop((first, second));
         let pools = |s: &cuda::SegmentInfo| s.device == device && s.segment_pool_id.1 != 0;
         assert_eq!(cuda::memory_snapshot()?.iter().filter(|s| pools(s)).count(), 1);
@@ -74,7 +74,7 @@ fn one_device(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// Counts itself out as it is dropped, after what it owns.
+/// Decrements the counter of live memory when dropped.
 struct Counted {
     _memory: DeviceMemory,
     live: Arc<AtomicUsize>,
@@ -98,13 +98,14 @@ fn sources(_: &World) -> Result<()> {
         let ptr = _memory.ptr();
         counter.fetch_add(1, Ordering::SeqCst);
         let owner = Counted { _memory, live: Arc::clone(&counter) };
-        // SAFETY: the owner's, who frees it when dropped; that waits for the device.
+        // SAFETY: `ptr` is the start of the `bytes` bytes that `owner` holds. The owner's drop
+        // waits for the device before it frees them.
         Ok(unsafe { ForeignMemory::new(driver, device, ptr, bytes, owner) }.into())
     })?;
     for pool in [&plain, &foreign] {
         let a = cuda::with_mem_pool(pool, || ones([1000], 0))?;
         assert!(holds(pool, &a));
-        // Freed memory of the pool serves it again.
+        // Freed memory of the pool is reused for the next request in it.
         let address = a.data_ptr();
         drop(a);
         let b = cuda::with_mem_pool(pool, || ones([1000], 0))?;
@@ -169,7 +170,7 @@ fn a_chain_of_pools_whose_sources_own_tensors_is_dropped_without_recursion() {
     assert!(thread.join().expect("no panic").expect("no error"));
 }
 
-/// Uses the allocator when it is dropped.
+/// Allocates memory when dropped.
 struct Allocates;
 
 impl Drop for Allocates {
@@ -191,7 +192,8 @@ fn a_source_is_dropped_outside_the_locks_of_the_allocator() {
                 Ok(DeviceMemory::new(driver, device, bytes)?.into())
             })?;
             let x = cuda::with_mem_pool(&pool, || ones([1000], 0))?;
-            // Freed while another stream uses it: the allocator keeps it after the pool.
+            // Freed while another stream uses it, so the allocator keeps the memory after the pool
+            // is gone.
             let side = cuda::Stream::new(())?;
             cuda::with_stream(&side, || x.add(1.0).map(drop))?;
             drop((x, pool));

@@ -1,5 +1,5 @@
-//! Random programs over several streams: captured and replayed, they give what they give when run
-//! one op after the other.
+//! Random programs over several streams. A captured and replayed program gives the same values as
+//! its ops one after another.
 
 use proptest::prelude::*;
 use warpline::cuda::{self, CudaGraph};
@@ -11,7 +11,7 @@ const N: usize = 64;
 const STREAMS: usize = 3;
 const INPUTS: usize = 2;
 
-/// One op of the captured program, on one of the streams that take part.
+/// One op of the captured program; each op runs on one of the captured streams.
 #[derive(Clone, Debug)]
 enum Op {
     /// `new = a + b`.
@@ -20,18 +20,18 @@ enum Op {
     Scale(usize, u8),
     /// `a.copy_(b)`.
     Copy(usize, usize),
-    /// Forgets a tensor.
+    /// Drops a tensor.
     Drop(usize),
 }
 
-/// What happens between and around replays, on one of other streams.
+/// An action between replays, on a stream outside the capture.
 #[derive(Clone, Debug)]
 enum Step {
-    /// Replays so many times.
+    /// Replays a number of times.
     Replay(u8),
     /// Writes an input.
     Set(usize, u8),
-    /// Adds what is left of the program to the total.
+    /// Adds a result of the program to the total.
     Use(usize),
 }
 
@@ -55,7 +55,8 @@ fn step() -> impl Strategy<Value = (usize, Step)> {
     (0..STREAMS, step)
 }
 
-/// The program on vectors, which hold one value each: `slots` are the inputs and what was made.
+/// Runs the program on plain numbers, one for each tensor. Returns the values of the tensors that
+/// it made.
 fn run_model(ops: &[(usize, Op)], inputs: &mut [f32; INPUTS]) -> Vec<f32> {
     let mut made: Vec<f32> = Vec::new();
     for (_, op) in ops {
@@ -88,7 +89,7 @@ fn slot<'a>(made: &'a mut [f32], inputs: &'a mut [f32; INPUTS], at: usize) -> &'
     if at < INPUTS { &mut inputs[at] } else { &mut made[at - INPUTS] }
 }
 
-/// The same on tensors; each op on its stream, which takes part from the first.
+/// Runs the program on tensors, each op on its stream. Every stream joins the capture at the start.
 fn run_ops(
     ops: &[(usize, Op)],
     streams: &[cuda::Stream],
