@@ -1,4 +1,5 @@
-//! S8: `synchronize` reports a failed index to the thread that made the call, and to no other.
+//! S8: `synchronize` reports a failed index check to the thread that made the call, and to no other
+//! thread.
 
 use std::thread::scope;
 
@@ -26,7 +27,7 @@ fn there<R: Send>(runtime: &Runtime, f: impl FnOnce() -> R + Send) -> R {
     scope(|s| s.spawn(|| with_runtime(runtime, f)).join().expect("no panic"))
 }
 
-/// Everything that a thread does which waits by itself.
+/// Runs all calls of a thread that wait implicitly.
 fn work() -> Result<()> {
     let x = tensor([1.0f32, 2.0], 0)?;
     assert_eq!(x.add(1.0)?.to_vec::<f32>()?, [2.0, 3.0]);
@@ -40,7 +41,7 @@ fn work() -> Result<()> {
     cuda::synchronize(0)
 }
 
-/// Waits between its replays.
+/// Replays a graph, with waits between the replays.
 fn replay() -> Result<()> {
     let (x, mut graph) = (zeros([2], 0)?, CudaGraph::new());
     graph.capture(|| x.add_(1.0).map(drop))?;
@@ -65,7 +66,7 @@ fn own_tensors(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// Tests of one process, some of which expect a failure.
+/// Several tests run in one process, and some of them expect a failure.
 fn parallel(_: &World) -> Result<()> {
     let runtime = runtime();
     let test = |number: i64| -> Result<()> {
@@ -111,7 +112,7 @@ fn ended(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// Gathers on the device, by an index that is out of range.
+/// A dataset that gathers on the device, with an index that may be out of range.
 struct Gathering(Tensor);
 
 impl Dataset for Gathering {

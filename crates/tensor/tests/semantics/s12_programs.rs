@@ -1,5 +1,5 @@
-//! S12: random programs over several streams, devices and threads give what they give run one by
-//! one, and the host waits for nothing but what they ask for.
+//! S12: random programs over several streams, devices and threads give the same values as their ops
+//! one after another. The host waits only where the program asks for it.
 
 use std::sync::{Condvar, Mutex};
 
@@ -14,27 +14,27 @@ use crate::boxes::{SimBox, schedules};
 const TENSORS: usize = 5;
 const STREAMS: usize = 3;
 const THREADS: usize = 3;
-/// Elements of every tensor.
+/// Elements of each tensor.
 const N: usize = 8;
 
-/// What is done to tensor `dst`, reading tensor `src`.
+/// An action on tensor `dst` that may read tensor `src`.
 #[derive(Clone, Debug)]
 enum What {
     /// `dst += src`
     Add,
-    /// The first half of `dst` takes the second half of `src`, doubled.
+    /// Assigns twice the second half of `src` to the first half of `dst`.
     Halves,
-    /// `dst` is a new tensor, on a device of its own: `src * 3 + 1`. The old one is freed.
+    /// Replaces `dst` by a new tensor `src * 3 + 1` on a device. The old tensor is freed.
     Replace { device: usize },
-    /// `dst` takes the elements of `src`.
+    /// Copies `src` to `dst`.
     Copy { non_blocking: bool },
-    /// `dst` takes those of `src` by way of page-locked memory that nobody holds on to.
+    /// Copies `src` to `dst` through a page-locked tensor that is dropped at once.
     ThroughHost,
-    /// All elements of `dst` become one number.
+    /// Sets all elements of `dst` to one number.
     Fill(i64),
-    /// The elements of `src` go to the host, and are waited for at the end.
+    /// Copies `src` to the host, and waits at the end of the program.
     Ask,
-    /// The elements of `src` go to the host, and are waited for now.
+    /// Copies `src` to the host, and waits at once.
     Read,
 }
 
@@ -52,7 +52,7 @@ impl Op {
         !matches!(self.what, What::Ask | What::Read)
     }
 
-    /// Whether it makes a difference which of the two is called first.
+    /// Whether the order of the two calls matters.
     fn conflicts(&self, other: &Op) -> bool {
         let touches = |a: &Op, b: &Op| a.writes() && [b.dst, b.src].contains(&a.dst);
         touches(self, other) || touches(other, self)
@@ -75,14 +75,14 @@ fn program() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 1..50)
 }
 
-/// What is left in the tensors, and what each operation that looks at one has seen.
+/// The final tensors, and the values that each reading operation saw.
 #[derive(Debug, PartialEq)]
 struct Outcome {
     tensors: Vec<Vec<i64>>,
     seen: Vec<Option<Vec<i64>>>,
 }
 
-/// One by one, with plain numbers.
+/// Runs the program one operation after another on plain numbers.
 fn expected(program: &[Op]) -> Outcome {
     let mut tensors: Vec<Vec<i64>> = (0..TENSORS).map(|i| vec![i as i64; N]).collect();
     let see = |op: &Op| {
@@ -107,20 +107,20 @@ fn expected(program: &[Op]) -> Outcome {
     Outcome { tensors, seen }
 }
 
-/// What an operation that looks at a tensor is given.
+/// The result of a reading operation.
 enum Seen {
     Now(Vec<i64>),
     Later(Pending<Vec<i64>>),
 }
 
-/// What the threads of a run share.
+/// State that the threads of a run share.
 struct Run<'a> {
     world: &'a SimBox,
     program: &'a [Op],
     streams: Vec<Vec<Stream>>,
     tensors: Vec<Mutex<Tensor>>,
-    /// Which operations were called; those that conflict are called in the program's order, others
-    /// as the threads come.
+    /// The operations that were called. Conflicting operations are called in the program's order,
+    /// the others in any order.
     called: Mutex<Vec<bool>>,
     progress: Condvar,
 }
@@ -131,7 +131,8 @@ impl Run<'_> {
     }
 
     fn call(&self, op: &Op) -> Result<Option<Seen>> {
-        // On every device, so that those of `src`, of `dst` and of what is made are all chosen.
+        // Select the stream on every device, since the op may run on the device of `src`, of `dst`
+        // or of the result.
         let _guards: Vec<_> =
             self.streams.iter().map(|of| cuda::stream(&of[op.stream])).collect::<Result<_>>()?;
         let (dst, src) = (self.tensor(op.dst), self.tensor(op.src));
@@ -154,7 +155,7 @@ impl Run<'_> {
         Ok(None)
     }
 
-    /// Waits until the operations that have to come before this one were called.
+    /// Waits until all earlier conflicting operations have been called.
     fn turn(&self, index: usize) {
         let blocked = |called: &mut Vec<bool>| {
             let before = self.program[..index].iter().zip(called.iter());
@@ -168,7 +169,7 @@ impl Run<'_> {
         own.map(|(index, op)| {
             self.turn(index);
             let seen = with_runtime(&self.world.runtime, || self.call(op));
-            // Whether or not it worked: nobody is to wait for ever.
+            // Mark the operation as called even if it failed, so that no thread waits forever.
             self.called.lock().unwrap()[index] = true;
             self.progress.notify_all();
             Ok((index, seen?))
@@ -177,7 +178,7 @@ impl Run<'_> {
     }
 }
 
-/// Runs a program on threads; also, how often it made the host wait.
+/// Runs a program on threads. Also returns the number of host waits.
 fn run(world: &SimBox, program: &[Op]) -> Result<(Outcome, u64)> {
     let mut tensors = Vec::new();
     let mut streams = Vec::new();
@@ -241,7 +242,7 @@ fn s12_random_programs_agree_with_one_by_one() {
     checked.unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// The programs and schedules can tell: without the waits that are inserted, some come out wrong.
+/// Without the inserted waits, some programs under some schedules give wrong values.
 #[test]
 fn s12_random_programs_need_their_waits() {
     let wrong = std::cell::Cell::new(0);
@@ -249,7 +250,7 @@ fn s12_random_programs_need_their_waits() {
     let ran = TestRunner::new(config).run(&program(), |program| {
         let world = SimBox::with(2, Schedule::Lazy, SyncPolicy::Manual);
         let outcome = with_runtime(&world.runtime, || run(&world, &program));
-        // Memory that is reused too early may also be seen as an error.
+        // Memory that is reused too early may also show as an error.
         let right = outcome.is_ok_and(|(outcome, _)| outcome == expected(&program));
         wrong.set(wrong.get() + usize::from(!right));
         Ok(())
@@ -258,12 +259,12 @@ fn s12_random_programs_need_their_waits() {
     assert!(wrong.get() > 0, "no program came out wrong");
 }
 
-/// What a producer's stream is given after the use that a consumer waits for.
+/// Operations that the producer's stream has after the one that the consumer waits for.
 const LATER: usize = 20;
 
-/// Lets a consumer use what a producer made, while the producer goes on with work that has nothing
-/// to do with it. How long all of it takes in virtual milliseconds, and how many operations the
-/// producer has left when the consumer is done.
+/// A consumer uses a producer's result while the producer continues with unrelated work. Returns
+/// the total virtual time in milliseconds, and the producer's remaining operations when the
+/// consumer is done.
 fn consume(wait_for_all: bool) -> (f64, usize) {
     const SIZE: [usize; 1] = [1 << 18];
     let world = SimBox::lazy(1);
@@ -303,7 +304,7 @@ fn consume(wait_for_all: bool) -> (f64, usize) {
     (time, left)
 }
 
-/// A wait covers the producer's last use, not what its stream was given after.
+/// A wait covers the producer's last use and not its later work.
 #[test]
 fn s12_streams_overlap_past_a_wait() {
     let (serial, left) = consume(true);
@@ -321,7 +322,7 @@ fn gpu_s12_streams_overlap_past_a_wait() {
     crate::common::gpu(1, SyncPolicy::Auto, |_| {
         let (producer, consumer) = (cuda::Stream::new(0)?, cuda::Stream::new(0)?);
         let big = full([n, n], 1e-3, (DType::F32, 0))?;
-        // Loads what is needed, and makes the memory for the results, on both streams.
+        // Load the kernels and allocate the results' memory on both streams beforehand.
         let products = || (0..20).map(|_| big.matmul(&big)).collect::<Result<Vec<_>>>();
         drop(cuda::with_stream(&producer, products)?);
         drop(cuda::with_stream(&consumer, || full([64], 0.0, 0)?.add(1.0)?.sum(()))?);
@@ -331,7 +332,8 @@ fn gpu_s12_streams_overlap_past_a_wait() {
         let sum = cuda::with_stream(&consumer, || used.add(1.0)?.sum(()))?;
         consumer.synchronize()?;
         let overlap = !producer.query()?;
-        // A schedule of the simulator may have run anything.
+        // A simulated schedule may have run everything, so the overlap is asserted only on a real
+        // GPU.
         assert!(overlap || !real, "the consumer waited for 20 unrelated products");
         assert_eq!(sum.item::<f32>()?, 192.0);
         drop(products);

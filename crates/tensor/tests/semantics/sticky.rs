@@ -1,7 +1,6 @@
-//! After an illegal address or a lost device, every device of the process fails with `DeviceLost` and
-//! the cause for good, as on hardware; CPU tensors go on; dropping everything leaves nothing alive.
-//! Nothing panics, nothing hangs. Where the simulator is asked to keep devices apart, the others go
-//! on.
+//! After an illegal address or a lost device, every device of the process fails with `DeviceLost`
+//! and the cause, as on hardware. CPU tensors stay usable, nothing panics or hangs, and after all
+//! drops no object is alive. If the simulator isolates faults, the other devices stay usable.
 
 use warpline::{Error, Result, RuntimeConfig, SyncPolicy, Tensor, cuda, full, ones, tensor, zeros};
 use warpline_alloc::AllocError;
@@ -10,7 +9,7 @@ use warpline_cuda_sys_safe::{CudaCode, DriverError};
 
 use crate::boxes::{SimBox, schedules, within_a_minute};
 
-/// How a device goes.
+/// The cause of a device's loss.
 #[derive(Clone, Copy, Debug)]
 enum Blow {
     Kernel,
@@ -26,13 +25,13 @@ impl Blow {
         }
     }
 
-    /// Strikes cuda:0; the work it fails is enqueued, not run.
+    /// Injects the fault on cuda:0 and enqueues work that fails when it runs.
     fn strike(self, world: &SimBox, a: &Tensor) {
         let fault = |call| Fault::new(call, self.code()).at_run().on(0);
         match self {
             Self::Kernel => {
                 world.sim.inject(fault(CallKind::Launch));
-                // An eager schedule may already say so here.
+                // An eager schedule may report the failure here.
                 let _ = a.mul_(2.0);
             }
             Self::Copy => {
@@ -45,7 +44,7 @@ impl Blow {
     }
 }
 
-/// The driver's error behind any of ours.
+/// Returns the driver's error among the error's sources.
 fn driver_error(error: &Error) -> &DriverError {
     match error.find::<AllocError>() {
         Some(source) => source.backend().unwrap_or_else(|| panic!("not the driver's: {error}")),
@@ -76,7 +75,7 @@ fn each(test: fn(&SimBox, Blow) -> Result<()>) {
     each_with(false, test);
 }
 
-/// The same with devices kept apart, unlike on hardware.
+/// Runs a test with isolated faults, unlike on hardware.
 fn each_isolated(test: fn(&SimBox, Blow) -> Result<()>) {
     each_with(true, test);
 }
@@ -126,7 +125,7 @@ fn sticky_the_device_answers_with_its_cause_for_good() {
             assert_lost(s.record_event(None), "record_event", blow);
             assert_lost(cuda::exclusive_stream(0, 0), "a new stream", blow);
         }
-        // What asks no device still answers.
+        // Calls that ask no device still succeed.
         assert!(cuda::is_available()?);
         assert_eq!(cuda::current_device()?, 0);
         assert!(cuda::memory_allocated(0)? > 0);
@@ -185,7 +184,7 @@ fn sticky_everything_else_goes_on_where_devices_are_kept_apart() {
             assert!(lost.sum(()).is_err());
         }
         assert_eq!(zeros([2], "cuda:1")?.to_non_blocking("cpu")?.to_vec::<f32>()?, [0.0; 2]);
-        // Page-locked memory of before is used again.
+        // The cache can reuse page-locked memory of before the fault.
         drop(pinned);
         assert_eq!(host.pin_memory()?.to_non_blocking(1)?.to_vec::<f32>()?, [1.0; 10]);
         cuda::synchronize(1)?;
@@ -197,7 +196,7 @@ fn sticky_everything_else_goes_on_where_devices_are_kept_apart() {
     });
 }
 
-/// Memory that a lost device's stream used, and threads that wait for it.
+/// Threads wait for a lost device, and use memory of its stream.
 #[test]
 fn sticky_nobody_waits_for_a_lost_device() {
     each(|world, blow| {
@@ -210,7 +209,7 @@ fn sticky_nobody_waits_for_a_lost_device() {
             for _ in 0..2 {
                 scope.spawn(|| {
                     warpline::with_runtime(runtime, || {
-                        // Fails or not, it comes back.
+                        // The calls may fail, but they return.
                         let _ = cuda::synchronize(0);
                         let _ = s.synchronize();
                         let _ = a.to_vec::<f32>();
@@ -226,8 +225,8 @@ fn sticky_nobody_waits_for_a_lost_device() {
     });
 }
 
-/// Page-locked memory that copies of the lost device were still to use: what it only read is the
-/// host's again, what it was to write is never taken for written.
+/// Copies of the lost device still used page-locked memory. The host may write their sources again,
+/// and reads of their destinations fail.
 #[test]
 fn sticky_page_locked_memory_is_the_hosts_again() {
     each_isolated(|world, blow| {
@@ -236,7 +235,8 @@ fn sticky_page_locked_memory_is_the_hosts_again() {
         let back = a.to_non_blocking("cpu")?;
         let moved = a.to(1)?;
         blow.strike(world, &a);
-        // Another device's wait for the lost one ends; that says nothing of the lost one's work.
+        // A wait of another device for the lost one ends, which does not make the lost device's
+        // work complete.
         cuda::synchronize(1)?;
         assert!(cuda::synchronize(0).is_err());
         assert_eq!(source.to_vec::<f32>()?, [1.0; 10]);
@@ -253,7 +253,7 @@ fn sticky_page_locked_memory_is_the_hosts_again() {
     });
 }
 
-/// The same between devices: another may overwrite what the lost one was to read.
+/// The same with two devices: another device may overwrite memory that the lost device was to read.
 #[test]
 fn sticky_another_device_may_overwrite_what_was_read() {
     each_isolated(|world, blow| {
@@ -269,7 +269,7 @@ fn sticky_another_device_may_overwrite_what_was_read() {
     });
 }
 
-/// A tensor may outlive everything else of its runtime.
+/// A tensor may be the last live object of its runtime.
 #[test]
 fn sticky_a_tensor_may_be_the_last_to_go() {
     within_a_minute(|| {
@@ -300,7 +300,7 @@ fn sticky_a_tensor_may_be_the_last_to_go() {
     });
 }
 
-/// A healthy world leaves nothing alive either.
+/// After all drops, no object of a healthy box is alive.
 #[test]
 fn nothing_is_alive_when_all_is_dropped() {
     for schedule in schedules() {

@@ -1,4 +1,4 @@
-//! S7, S8, S11–S13: streams, and what orders work on them.
+//! S7, S8, S11–S13: streams, and the order of work on them.
 
 use warpline::{Result, RuntimeConfig, SyncPolicy, cuda, empty, manual_seed, ones, zeros};
 
@@ -83,7 +83,7 @@ fn guard(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// The note's example, with a fill whose sum is known.
+/// The note's example with a fixed seed, so that the expected sum is known.
 fn right_by_default(_: &World) -> Result<()> {
     manual_seed(0);
     let a = empty([100, 100], "cuda")?;
@@ -95,7 +95,7 @@ fn right_by_default(_: &World) -> Result<()> {
         let a = zeros([100, 100], "cuda")?;
         a.normal_(0.0, 1.0)?;
         let b = cuda::with_stream(&s, || a.sum(()))?;
-        // And back: the default stream meets what `s` wrote, and overwrites what `s` read.
+        // The default stream reads the result of `s`, and overwrites the operand of `s`.
         a.fill_(0.0)?;
         assert_eq!((&b + 0.0)?.item::<f32>()?, expected);
     }
