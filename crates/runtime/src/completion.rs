@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_done_when_a_communicator_fails_never_is() {
+    fn work_that_is_pending_when_a_communicator_fails_never_completes() {
         let (completion, other) = (Completion::default(), Completion::default());
         let pending = |completion, number| {
             Pending::new((completion, number), "all_reduce", Location::caller())

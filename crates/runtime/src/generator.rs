@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_a_state_are_what_numbers_are_made_of() {
+    fn the_words_of_a_state_determine_the_numbers() {
         for word in [0, 1, 0x8000_0000, 0xdead_beef, u32::MAX] {
             assert_eq!(untemper(temper(word)), word);
         }
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_state_is_an_error_and_changes_nothing() {
+    fn a_malformed_state_is_an_error_and_changes_nothing() {
         let mut generator = CpuGenerator::new(42);
         let state = generator.state();
         assert!(generator.set_state(&state[1..]).is_err());

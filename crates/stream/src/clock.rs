@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_forgets_what_the_host_has_seen_done() {
+    fn a_clock_forgets_operations_that_the_host_saw_complete() {
         let mut clock = Clock::default();
         let streams = streams(100);
         for other in &streams[1..] {

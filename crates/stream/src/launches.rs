@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launch_says_what_it_was_given() {
+    fn a_listed_launch_shows_its_operands() {
         let launches = Launches::default();
         let here = Site::here("");
         let at = |op| Site { op, ..here };

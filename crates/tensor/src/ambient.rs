@@ -248,7 +248,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn what_is_compiled_is_kept_where_the_user_keeps_caches() {
+    fn compiled_programs_are_kept_in_the_users_cache_folder() {
         let folder = |variables: &[(&str, &str)]| {
             let mut config = RuntimeConfig::default();
             let all = [&[("WARPLINE_DRIVER", "sim:1")], variables].concat();
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_means_nothing_is_an_error_of_what_asks_for_a_device() {
+    fn a_malformed_device_name_is_an_error_of_the_call_that_uses_it() {
         let runtime = with(&[("WARPLINE_DRIVER", "sim:1"), ("WARPLINE_ALOC_CONF", "x:1")]);
         let reason = reason(&runtime);
         let start =
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_hides_devices_on_purpose_is_told_from_a_slip() {
+    fn values_that_hide_devices_are_told_from_typing_errors() {
         let asked = |visible| {
             let runtime = with(&[("WARPLINE_DRIVER", "sim:2"), ("CUDA_VISIBLE_DEVICES", visible)]);
             runtime.devices().map(|devices| devices.count())

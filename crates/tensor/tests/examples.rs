@@ -10,7 +10,7 @@ const PROGRAMS: [&str; 5] =
     ["overlapped_loader", "server_threads", "simulated_race", "kv_cache", "allocator_backend"];
 
 #[test]
-fn they_run() {
+fn the_example_programs_run() {
     let own = std::env::current_exe().expect("this test's file");
     let folder = own.parent().and_then(Path::parent).expect("target folder, profile, deps");
     let target = folder.parent().expect("target folder");

@@ -118,7 +118,7 @@ fn is_the_plain_loop(device: &str) -> Result<()> {
 }
 
 #[test]
-fn the_cpu_computes_what_a_plain_loop_does() {
+fn the_cpu_agrees_with_a_plain_loop() {
     is_the_plain_loop("cpu").unwrap();
 }
 
@@ -311,7 +311,7 @@ fn its_ptx_is_of_its_source() {
 }
 
 #[test]
-fn crates_come_with_what_their_programs_were_compiled_to() {
+fn crates_contain_the_ptx_of_their_programs() {
     let programs = [warpline_kernels::programs(), warpline_runtime::module::programs()].concat();
     for program in programs {
         assert!(program.ptx(0).is_some(), "{} has no PTX", program.name());
@@ -351,7 +351,7 @@ fn the_page_shows_this_code() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_computes_what_a_plain_loop_does() {
+fn gpu_agrees_with_a_plain_loop() {
     is_the_plain_loop("cuda").unwrap();
     let (weight, index) =
         (full([2, 3], 1.0, "cuda").unwrap(), tensor([[0i64, 9]], "cuda").unwrap());

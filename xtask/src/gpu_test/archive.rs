@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_packed_comes_out_in_its_place() {
+    fn packed_files_are_unpacked_at_their_paths() {
         let (from, to) = (temp(), temp());
         let root = from.path();
         let built = Manifest {
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn test_data_is_what_is_no_source() {
+    fn test_data_is_all_files_but_sources() {
         let dir = temp();
         let layer = Crate {
             name: "warpline".to_owned(),

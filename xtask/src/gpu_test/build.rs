@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_on_the_host_alone_is_not_built() {
+    fn tests_that_run_on_the_host_alone_are_not_built() {
         let layers = layers(&workspace::root().unwrap()).unwrap();
         let found = |package: &str, name: &str| {
             let layer = layers.iter().find(|layer| layer.name == package).unwrap();

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_contradicts_itself_is_refused() {
+    fn contradictory_options_are_refused() {
         assert!(parse(&["--archive", "a", "--from", "b"]).is_err());
         assert!(parse(&["--sim", "--gpus", "1"]).is_err());
         assert!(parse(&["--unpack", "a"]).is_err());

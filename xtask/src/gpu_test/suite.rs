@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn the_filter_counts_what_it_leaves_out() {
+    fn the_filter_counts_filtered_tests() {
         let dir = temp();
         let suite = Suite { filter: Some("_b".to_owned()), ..suite(1) };
         let outcome = suite.run(&binary(&dir, LIST, ALL_PASS)).unwrap();

@@ -131,13 +131,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_is_refused() {
+    fn a_package_that_is_too_large_is_refused() {
         let complaints = Trial::new().complaints(MOST_BYTES + 1);
         assert_eq!(complaints, ["10000001 bytes, of which the registry takes 10000000"]);
     }
 
     #[test]
-    fn what_lacks_its_readme_or_a_license_is_refused() {
+    fn a_package_without_readme_or_license_is_refused() {
         let trial = Trial::new();
         trial.remove("package/README.md");
         trial.remove("package/LICENSE-MIT");
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lacks_a_source_or_its_ptx_is_refused() {
+    fn a_package_without_a_source_or_its_ptx_is_refused() {
         let trial = Trial::new();
         trial.remove("package/ptx/k.ptx.lzma");
         trial.write("a/src/new.rs", "");
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_reads_files_from_elsewhere_is_refused() {
+    fn a_package_that_reads_files_from_elsewhere_is_refused() {
         let trial = Trial::new();
         trial.remove("package/b.rs");
         // There it is, in the repository, but who has the package alone does not have it.

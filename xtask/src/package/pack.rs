@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_has_changed_is_written_again() {
+    fn only_changed_files_are_written_again() {
         let dir = Shell::new().unwrap().create_temp_dir().unwrap();
         let (from, to) = (dir.path().join("from"), dir.path().join("to"));
         let write = |place: &Path, text: &str| {

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_agrees_with_what_was_made_from_it() {
+    fn a_module_agrees_with_its_ptx_and_machine_code() {
         let (dir, sources) = scene();
         assert!(checks(dir.path()));
         assert!(sources.join("unary/neg.ptx").exists());

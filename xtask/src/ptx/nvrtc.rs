@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_fetched_is_what_is_hashed() {
+    fn the_fetched_versions_are_the_hashed_versions() {
         assert!(REQUIREMENTS.contains(&format!("nvrtc-cu12=={NVRTC_VERSION} ")));
         assert!(REQUIREMENTS.contains(&format!("runtime-cu12=={RUNTIME_VERSION} ")));
     }

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_compiled_before_leaves_no_trace() {
+    fn an_earlier_compilation_leaves_no_trace() {
         let module = module(&[("a.cu", "")]).unwrap();
         let compiled = |number: u32| {
             let ptx = format!(

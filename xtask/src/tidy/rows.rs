@@ -9,11 +9,7 @@ pub(super) const PAGE: &str = "docs/rows.md";
 /// line of that row.
 ///
 /// `files` are the workspace's Rust files. Paths are relative to the workspace's root.
-pub(super) fn check(
-    text: &str,
-    files: &[String],
-    exists: impl Fn(&str) -> bool,
-) -> Vec<Complaint> {
+pub(super) fn check(text: &str, files: &[String], exists: impl Fn(&str) -> bool) -> Vec<Complaint> {
     let complaint = |line, text| Complaint::error(PAGE, line, "rows", text);
     let mut complaints = Vec::new();
     let mut named = Vec::new();
@@ -67,7 +63,8 @@ mod tests {
     #[test]
     fn every_file_named_after_a_row_is_on_its_line() {
         let file = "crates/a/tests/s/s02_x.rs";
-        let others = ["crates/a/tests/s/streams.rs", "crates/a/src/s03_x.rs", "crates/a/tests/s4_x.rs"];
+        let others =
+            ["crates/a/tests/s/streams.rs", "crates/a/src/s03_x.rs", "crates/a/tests/s4_x.rs"];
         let right = format!("| S2 | x | `{file}` |\n");
         assert_eq!(texts(&right, &[file, others[0], others[1], others[2]]), []);
         let wrong = format!("`{file}`\n| S3 | x | `{file}` |\n");

@@ -88,7 +88,7 @@ fn a_refused_segment_counts_and_serves_and_goes_later() {
 
 /// Without a cache, from a pool that is no more, or after a capture, memory serves nobody.
 #[test]
-fn what_serves_nobody_any_more_is_tried_again() {
+fn refused_releases_of_unused_memory_are_retried() {
     for case in 0..3 {
         let fake = Fake::new(100 * MIB);
         let allocator = fake.allocator("policy:torch");
@@ -126,7 +126,7 @@ fn what_serves_nobody_any_more_is_tried_again() {
 }
 
 #[test]
-fn a_cache_of_host_memory_keeps_what_is_refused() {
+fn a_cache_of_host_memory_keeps_refused_releases() {
     let fake = Fake::new(1 << 30);
     let cache = HostCache::new(fake.clone());
     drop([3 * MIB, 5 * MIB].map(|bytes| cache.alloc(bytes).unwrap()));

@@ -80,7 +80,7 @@ fn memory_goes_back_to_where_it_was() {
 }
 
 #[test]
-fn what_other_streams_use_goes_back_when_they_are_done() {
+fn windows_of_other_streams_are_returned_when_these_are_done() {
     let fake = Fake::with_pages(1 << 40);
     let (allocator, _blocks) = comb(&fake, 8);
     let large = allocator.malloc(8 * PAGE, &0).unwrap();

@@ -201,7 +201,7 @@ fn other_errors_pass() {
 }
 
 #[test]
-fn an_old_driver_lacks_only_what_it_lacks() {
+fn an_old_driver_fails_only_in_calls_that_it_lacks() {
     let fake = Fake::new("old");
     let driver = fake.load().unwrap();
     let memory = DeviceMemory::new(&driver, 0, 64).unwrap();

@@ -249,8 +249,8 @@ fn calls_that_never_block_are_waited_for_until_an_abort() {
 }
 
 #[test]
-fn what_waits_for_a_call_that_hangs_can_be_aborted() {
-    with_fakes("what_waits_for_a_call_that_hangs_can_be_aborted", 22_800, |driver| {
+fn waits_for_a_call_that_hangs_can_be_aborted() {
+    with_fakes("waits_for_a_call_that_hangs_can_be_aborted", 22_800, |driver| {
         let new = || Communicator::new(driver, 0, &ID, 2, 0, LIMIT).unwrap();
         let (first, second) = (new(), new());
         counted("fake_hang");

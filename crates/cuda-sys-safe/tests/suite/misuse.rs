@@ -76,7 +76,7 @@ fn an_interprocess_event_is_not_waited_for_on_another_device() {
 }
 
 #[test]
-fn a_capture_ends_with_what_began_it() {
+fn a_capture_ends_with_the_object_that_began_it() {
     let (_, driver) = sim();
     let stream = stream(&driver);
     drop(begin(&stream));

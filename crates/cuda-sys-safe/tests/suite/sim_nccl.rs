@@ -257,7 +257,7 @@ fn ranks_that_disagree_are_told_so() {
 }
 
 #[test]
-fn a_dead_rank_is_named_to_those_who_wait_for_it() {
+fn a_wait_for_a_dead_rank_names_the_rank() {
     for schedule in schedules() {
         let texts = ranks(3, schedule, false, |rank| {
             if rank.comm.rank() == 1 {
@@ -357,7 +357,7 @@ fn ranks_that_cannot_join_are_refused() {
 }
 
 #[test]
-fn an_interrupted_communicator_ends_what_stands_and_is_still_to_be_freed() {
+fn an_interrupted_communicator_ends_pending_calls_and_is_still_to_be_freed() {
     let sim = SimConfig { capacity: 1 << 24, ..SimConfig::new(2) }.build();
     let driver: Arc<dyn Driver> = sim.clone();
     let nccl = driver.nccl().unwrap();

@@ -176,13 +176,13 @@ fn alignments(target: Target<'_>) {
 }
 
 #[test]
-fn any_start_and_step() {
+fn reductions_take_any_start_and_step() {
     on_every_target(alignments);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_any_start_and_step() {
+fn gpu_reductions_take_any_start_and_step() {
     on_gpu(alignments);
 }
 

@@ -139,7 +139,7 @@ fn a_stream_is_not_numbered_as_another_one() {
 }
 
 #[test]
-fn a_graph_keeps_what_lay_in_a_pool_of_the_programs_own() {
+fn a_graph_keeps_memory_of_the_programs_own_pool() {
     let (_sim, runtime) = lazy();
     let device = runtime.device(0).unwrap();
     let stream = device.device().stream_from_pool(0).unwrap();

@@ -67,7 +67,7 @@ fn check(loaded: &StateDict, device: Device) -> Result<()> {
 }
 
 #[test]
-fn what_is_saved_is_loaded_everywhere() {
+fn saved_parameters_are_loaded_on_every_device() {
     let folder = Folder::new("everywhere");
     let path = folder.file("all.safetensors");
     schedules(1, warpline::SyncPolicy::Auto, |world: &World| {

@@ -69,7 +69,7 @@ fn a_buffer_that_shares_a_parameters_memory_stays_a_buffer() {
 }
 
 #[test]
-fn what_is_refused_names_the_call_and_the_parameter() {
+fn a_refused_move_names_the_call_and_the_parameter() {
     let error = Linear::new(2, 2, ()).unwrap().to("cuda:x").unwrap_err();
     assert!(error.to_string().starts_with("Module::to: "), "{error}");
     SimBox::lazy(1).enter(|| {

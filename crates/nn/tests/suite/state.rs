@@ -92,7 +92,7 @@ fn a_state_is_loaded_in_place() {
 }
 
 #[test]
-fn what_does_not_fit_is_named_and_nothing_is_loaded() {
+fn misfits_are_named_and_nothing_is_loaded() {
     worlds(1, |_| {
         let mut net = net()?;
         net.to("cuda:0")?;

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_mpi_starts_in_a_job_of_slurms_is_mpis() {
+    fn mpis_variables_win_in_a_job_of_slurm() {
         let job = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_LOCALID", "0")];
         for [rank, size, local] in [
             ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"],

@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_launched_is_not_done_and_what_is_captured_is() {
+    fn collectives_that_were_not_launched_are_not_done_and_captured_ones_are() {
         let (sim, [stream, other]) = streams();
         let mut ring = Ring::default();
         for call in 0..10 {

@@ -59,7 +59,7 @@ fn debug_mode_names_the_ranks_that_differ_and_launches_nothing() {
 }
 
 #[test]
-fn what_is_refused_in_debug_mode_does_not_disturb_what_follows() {
+fn a_refusal_in_debug_mode_does_not_disturb_later_calls() {
     schedules(&[2], |ranks| {
         ranks.debug().run(|group| {
             let turned = zeros([2, 3], group.device())?.t()?;
@@ -131,7 +131,7 @@ fn debug_mode_compares_sends_and_receives_by_their_order_between_two_ranks() {
 }
 
 #[test]
-fn debug_mode_compares_what_each_rank_gets_not_how_splits_were_given() {
+fn debug_mode_compares_received_sizes_and_not_the_form_of_splits() {
     schedules(&[2], |ranks| {
         ranks.debug().run(|group| {
             let rank = group.rank();

@@ -170,7 +170,7 @@ fn unfinished_results_are_refused(ranks: &Ranks, async_op: bool) {
 }
 
 #[test]
-fn what_an_aborted_collective_was_to_write_cannot_be_read() {
+fn results_of_an_aborted_collective_cannot_be_read() {
     for spec in ["sim:2,lazy", "sim:2,seed=1", "sim:2,eager"] {
         let ranks = Ranks::new(spec, 2);
         for async_op in [false, true] {
@@ -182,7 +182,7 @@ fn what_an_aborted_collective_was_to_write_cannot_be_read() {
 
 #[test]
 #[ignore = "needs two GPUs"]
-fn gpu2_what_an_aborted_collective_was_to_write_cannot_be_read() {
+fn gpu2_results_of_an_aborted_collective_cannot_be_read() {
     let ranks = Ranks::new(&crate::group_support::gpu_spec(), 2);
     for async_op in [false, true] {
         unfinished_results_are_refused(&ranks, async_op);
@@ -265,7 +265,7 @@ fn ranks_that_do_not_join_are_named() {
 
 /// A rank that gave up and tries again meets those that come only then, whichever it is.
 #[test]
-fn who_gave_up_waiting_meets_the_others_later() {
+fn a_rank_that_gave_up_waiting_meets_the_others_later() {
     let runtime = open("sim:2", &warpline::RuntimeConfig::default()).unwrap();
     for early in 0..2 {
         let store = Arc::new(HashStore::new());

@@ -131,7 +131,7 @@ fn all_collectives(group: &ProcessGroup, async_op: bool) -> Result<()> {
 }
 
 #[test]
-fn every_collective_is_what_it_should_be() {
+fn every_collective_gives_its_documented_result() {
     schedules(&[1, 2, 3], |ranks| {
         ranks.run(|group| all_collectives(&group, false));
         ranks.run(|group| all_collectives(&group, true));
@@ -140,7 +140,7 @@ fn every_collective_is_what_it_should_be() {
 
 #[test]
 #[ignore = "needs two GPUs"]
-fn gpu2_every_collective_is_what_it_should_be() {
+fn gpu2_every_collective_gives_its_documented_result() {
     let ranks = Ranks::new(&crate::group_support::gpu_spec(), 2);
     ranks.run(|group| all_collectives(&group, false));
     ranks.run(|group| all_collectives(&group, true));
@@ -176,7 +176,7 @@ fn dtypes_are_nccls_and_bools_are_combined_by_or() {
 }
 
 #[test]
-fn what_cannot_be_done_is_refused_and_changes_nothing() {
+fn impossible_collectives_are_refused_and_change_nothing() {
     schedules(&[2], |ranks| {
         ranks.run(|group| {
             let x = zeros([2, 3], group.device())?;
@@ -233,7 +233,7 @@ fn async_work_is_ordered_by_wait_alone() {
 }
 
 #[test]
-fn what_was_dropped_still_runs() {
+fn a_dropped_collective_still_runs() {
     schedules(&[2], |ranks| {
         let sums = ranks.run(|group| {
             let x = at(&group, group.rank() + 1)?;
@@ -324,7 +324,7 @@ fn captured(group: &ProcessGroup) -> Result<()> {
 }
 
 #[test]
-fn what_waits_on_the_host_is_not_captured_and_works_after() {
+fn calls_that_wait_on_the_host_are_not_captured_and_work_afterwards() {
     schedules(&[2], |ranks| {
         ranks.run(|group| {
             cuda::set_device(group.device())?;

@@ -14,7 +14,7 @@ fn warpline_run(args: &[&str]) -> (Option<i32>, String, String) {
 }
 
 #[test]
-fn each_rank_is_told_who_it_is_and_its_lines_are_told_apart() {
+fn each_rank_knows_its_number_and_its_lines_are_labelled() {
     let script = r#"echo "$RANK $LOCAL_RANK of $WORLD_SIZE, $LOCAL_WORLD_SIZE here, $WARPLINE_DRIVER $1"
         echo "$MASTER_ADDR:$MASTER_PORT" >&2; printf unfinished"#;
     let (code, out, err) =

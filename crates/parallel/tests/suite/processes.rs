@@ -138,7 +138,7 @@ fn processes_come_together() {
 }
 
 #[test]
-fn a_killed_process_is_named_by_all_others_who_go_on_without_it() {
+fn all_other_processes_name_a_killed_process_and_continue() {
     for seed in 0..number("WARPLINE_SCHEDULES", 8).min(8) {
         one_is_killed(&format!("sim:3,seed={seed}"), 3, seed % 3);
     }

@@ -213,7 +213,7 @@ fn a_wait_holds_up_nobody() {
 }
 
 #[test]
-fn what_is_too_large_is_refused_and_what_just_fits_is_not() {
+fn values_that_are_too_large_are_refused_and_the_largest_are_not() {
     for (name, [store, other], _kept) in stores() {
         let (key, value) = ("k".repeat(MAX_KEY - 2), vec![7; MAX_VALUE]);
         store.set(&key, &value).unwrap();

@@ -43,7 +43,7 @@ fn a_port_in_use_is_an_error_that_names_it() {
 }
 
 #[test]
-fn a_host_that_goes_is_noticed_by_who_waits_and_who_asks() {
+fn waits_and_requests_notice_a_host_that_goes() {
     let host = TcpStore::host("127.0.0.1:0").unwrap();
     let client = Arc::new(TcpStore::connect(("127.0.0.1", host.port()), LONG).unwrap());
     let waiting = {

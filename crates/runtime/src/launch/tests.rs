@@ -72,7 +72,7 @@ fn memory_of_another_runtime_is_refused() {
 }
 
 #[test]
-fn what_is_refused_deep_inside_is_so_at_the_line_of_the_call() {
+fn errors_of_inner_calls_name_the_line_of_the_outer_call() {
     let runtime = Runtime::new(small_sim(2).build(), RuntimeConfig::default()).unwrap();
     let stream = runtime.device(0).unwrap().device().default_stream();
     let elsewhere = runtime.device(1).unwrap().device().default_stream();
@@ -155,7 +155,7 @@ fn streams_of_another_runtime_are_refused_before_anything_is_allocated() {
 }
 
 #[test]
-fn a_replay_that_uses_what_another_graph_is_yet_to_make_is_refused() {
+fn a_replay_before_the_replay_that_makes_its_input_is_refused() {
     for (one_pool, dropped) in [(true, false), (true, true), (false, false), (false, true)] {
         let runtime = runtime(SyncPolicy::Auto);
         let device = runtime.device(0).unwrap();
@@ -334,7 +334,7 @@ fn operands_that_overlap_or_leave_their_storage_are_refused() {
 }
 
 #[test]
-fn what_checks_indices_has_parameters_for_the_report() {
+fn a_kernel_that_checks_indices_has_parameters_for_the_report() {
     static NAMED: Program =
         Program::new("named", &[""], &[""], |_, _| crate::module::Source::new());
     unsafe fn nothing(_: &warpline_cuda_sys_safe::HostLaunch<'_>) {}

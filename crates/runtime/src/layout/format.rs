@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dense_is_preserved_and_the_rest_keeps_its_order() {
+    fn dense_strides_are_preserved_and_others_keep_their_order() {
         let turned = layout(&[3, 4], &[1, 3]);
         assert_eq!(turned.preserved().strides(), [1, 3]);
         // Every second column of a transposed matrix.

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_kept_is_used_by_later_processes() {
+    fn stored_programs_are_used_by_later_processes() {
         let folder = Folder::new("kept");
         let first = Process::default().ptx(0, Some(&folder));
         assert_eq!(folder.files().len(), 1, "and nothing was left aside");
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn without_ptx_and_compiler_the_error_says_what_to_do() {
+    fn without_ptx_and_compiler_the_error_names_a_remedy() {
         let why = DriverError::LibraryNotFound {
             library: "NVRTC",
             searched: vec!["libnvrtc.so.12".into()],

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn other_kernels_are_left_out_with_what_only_they_call() {
+    fn other_kernels_are_left_out_with_functions_that_only_they_call() {
         let of = |name: &str, calls: &str| {
             format!(
                 ".visible .entry {name}(\n\t.param .u64 {name}_param_0\n)\n{{\n\t{{\n\tcall.uni (r), \

@@ -20,7 +20,7 @@ struct Args {
 cuda_struct!(Args { scale, codes, last });
 
 #[test]
-fn structs_are_defined_once_and_what_they_hold_before_them() {
+fn structs_are_defined_once_and_after_their_fields_types() {
     let text = Source::new().with::<Params<Flat, Args>>().with::<Args>().push("// end").text();
     for line in [
         "    f32 scale;\n    u16 codes[3][2];\n    u32 last;\n};\nstatic_assert(sizeof(Args) == 20, \"\");",

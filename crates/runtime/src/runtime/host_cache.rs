@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_makes_room_where_the_system_has_none() {
+    fn cached_memory_makes_room_when_the_system_has_none() {
         let cache = HostCache::new(4 * MIB);
         cache.put(cache.take(MIB).unwrap());
         assert!(cache.take(1 << 60).is_err());

@@ -37,7 +37,7 @@ fn index(launch: &CheckedLaunch) -> Option<i64> {
 }
 
 #[test]
-fn what_a_launch_said_stays_when_its_place_is_given_away() {
+fn a_launchs_report_stays_when_its_place_is_reused() {
     let stream = stream();
     let mut launches = Vec::new();
     for i in 0..10 * PLACES as u64 {
@@ -93,7 +93,7 @@ fn a_replay_that_was_refused_leaves_no_failure() {
 }
 
 #[test]
-fn what_replays_say_at_once_is_said_by_each() {
+fn overlapping_replays_share_their_reports() {
     let stream = stream();
     let checks = Arc::new(CapturedChecks::default());
     checks.add(&stream, Site::here("test")).unwrap();

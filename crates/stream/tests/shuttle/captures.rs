@@ -58,7 +58,7 @@ fn work_is_captured_or_runs_and_is_numbered() {
 }
 
 #[test]
-fn what_comes_too_late_for_a_capture_is_not_enqueued() {
+fn work_too_late_for_a_capture_is_not_enqueued() {
     check(|| {
         let (driver, [stream, _]) = world();
         let capture = begin(&stream);

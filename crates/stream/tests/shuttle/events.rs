@@ -82,7 +82,7 @@ fn a_wait_claims_the_record_that_it_waits_for() {
 }
 
 #[test]
-fn what_an_event_saw_done_has_run() {
+fn operations_that_an_event_covers_have_run() {
     check(|| {
         let devices = world(1);
         let [stream] = streams(&devices);

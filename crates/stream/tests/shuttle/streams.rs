@@ -63,32 +63,32 @@ fn look(look: impl Fn(&Devices, &Stream, &Stream) + Send + Sync + Clone + 'stati
 }
 
 #[test]
-fn what_synchronize_saw_done_has_run() {
+fn operations_that_synchronize_covers_have_run() {
     look(|_, stream, _| stream.synchronize().unwrap());
 }
 
 #[test]
-fn what_query_saw_done_has_run() {
+fn operations_that_a_stream_query_covers_have_run() {
     look(|_, stream, _| _ = stream.query().unwrap());
 }
 
 #[test]
-fn what_a_device_saw_done_has_run() {
+fn operations_that_a_device_wait_covers_have_run() {
     look(|devices, _, _| devices.get(0).unwrap().synchronize().unwrap());
 }
 
 #[test]
-fn what_a_wait_for_an_operation_saw_done_has_run() {
+fn operations_that_a_wait_for_an_operation_covers_have_run() {
     look(|_, stream, _| stream.host_wait(stream.last_op()).unwrap());
 }
 
 #[test]
-fn what_asking_for_an_operation_saw_done_has_run() {
+fn operations_that_a_query_for_an_operation_covers_have_run() {
     look(|_, stream, _| _ = stream.is_done(stream.last_op()).unwrap());
 }
 
 #[test]
-fn what_comes_before_what_was_seen_done_has_run() {
+fn operations_before_completed_ones_have_run() {
     look(|_, _, waits| waits.synchronize().unwrap());
     look(|_, _, waits| _ = waits.is_done(waits.last_op()).unwrap());
 }

@@ -123,7 +123,7 @@ proptest! {
 }
 
 #[test]
-fn dropped_out_of_order_each_guard_restores_what_it_saw() {
+fn dropped_out_of_order_each_guard_restores_the_state_that_it_saw() {
     let (_, devices) = counted(3, 0);
     let outer = devices.device_guard(1).unwrap();
     let inner = devices.device_guard(2).unwrap();

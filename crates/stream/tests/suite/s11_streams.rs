@@ -226,7 +226,7 @@ fn equality(devices: &Devices) {
 }
 
 #[test]
-fn s11_what_is_changed_inside_with_current_stream_holds_afterwards() {
+fn s11_a_stream_set_inside_with_current_stream_stays_set() {
     let (_, devices) = counted(1, 0);
     let device = devices.get(0).unwrap();
     let (one, two) = (device.stream_from_pool(0).unwrap(), device.stream_from_pool(0).unwrap());

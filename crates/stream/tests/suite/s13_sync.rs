@@ -193,7 +193,7 @@ fn s13_elapsed_time_of_unfinished_work_is_an_error() {
 }
 
 #[test]
-fn what_is_refused_names_the_operation_and_the_line_of_the_call() {
+fn a_refusal_names_the_operation_and_the_line_of_the_call() {
     let at = |error: Error, name: &str, line: u32| {
         let (text, location) = (error.to_string(), error.location().unwrap());
         assert_eq!((location.file(), location.line()), (file!(), line), "{text}");

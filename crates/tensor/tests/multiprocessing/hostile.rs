@@ -203,7 +203,7 @@ fn sending_on_one_stream_does_not_stop_another_one() {
 }
 
 #[test]
-fn a_read_of_what_a_stalled_peer_has_not_done_ends_with_the_timeout() {
+fn a_read_of_a_stalled_peers_work_ends_with_the_timeout() {
     let peer = stalled(0);
     let (end, socket) = peer.pass_on();
     let (tell, told) = channel();
@@ -381,7 +381,7 @@ fn sharing_a_leaf_keeps_whether_it_requires_a_gradient() {
 }
 
 #[test]
-fn sharing_what_was_computed_from_a_leaf_says_to_detach_it() {
+fn sharing_a_tensor_with_a_graph_says_to_detach_it() {
     let (here, _there) = pair();
     let (_, runtime) = world(1, Schedule::Lazy);
     with_runtime(&runtime, || -> Result<()> {

@@ -255,13 +255,13 @@ pub(crate) fn survivor(spec: &str) -> Result<()> {
 }
 
 #[test]
-fn s33_who_survives_a_kill_keeps_right_data_and_nothing_leaks() {
+fn s33_the_survivor_of_a_kill_has_right_data_and_nothing_leaks() {
     specs().iter().for_each(|spec| Peer::survives("points", spec));
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_s33_who_survives_a_kill_keeps_right_data_and_nothing_leaks() {
+fn gpu_s33_the_survivor_of_a_kill_has_right_data_and_nothing_leaks() {
     let _alone = alone();
     let spec = common::gpu_spec();
     let world = runtime(&spec);

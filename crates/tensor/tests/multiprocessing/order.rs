@@ -217,7 +217,7 @@ fn s33_streams_signal_in_the_order_in_which_tensors_are_sent() {
 
 /// The outcome of an index check is known only after it has run, so the host waits for it.
 #[test]
-fn s33_what_failed_is_not_sent() {
+fn s33_a_tensor_with_a_failed_check_is_not_sent() {
     let (_, runtime) = world(1, Schedule::Lazy);
     with_runtime(&runtime, || -> Result<()> {
         let (here, _there) = pair();
@@ -234,7 +234,7 @@ fn s33_what_failed_is_not_sent() {
 /// Work that depends on a third process is sent once the third process has completed its part. It
 /// is refused if the third process is gone.
 #[test]
-fn s33_what_another_process_has_not_done_is_not_sent_on() {
+fn s33_unfinished_work_of_another_process_is_not_sent_on() {
     let worlds = [0, 1, 2].map(|_| world(1, Schedule::Lazy));
     let (third, (second, to_third)) = (pair(), pair());
     let (from_third, to_second) = third;
@@ -324,7 +324,7 @@ fn s33_a_late_signal_of_a_process_that_is_gone_stops_no_stream() {
 
 /// A graph that reads and overwrites the tensor does not make its bytes known.
 #[test]
-fn s33_replays_pass_on_what_a_process_that_is_gone_has_not_done() {
+fn s33_replays_pass_on_marks_of_a_peer_that_is_gone() {
     let worlds = [0, 1].map(|_| world(1, Schedule::Lazy));
     let (here, there) = pair();
     let tensor = with_runtime(&worlds[0].1, || shared(1.0)).unwrap();
@@ -357,7 +357,7 @@ fn s33_replays_pass_on_what_a_process_that_is_gone_has_not_done() {
 
 /// A capture cannot hold a wait for another process, so the host waits.
 #[test]
-fn s33_what_arrives_in_a_capture_is_waited_for() {
+fn s33_a_capture_waits_for_a_received_tensor() {
     both(
         |side| {
             let tensor = shared(1.0)?;
@@ -521,7 +521,7 @@ fn kills(spec: &str, world: &Runtime) -> Result<()> {
 }
 
 #[test]
-fn s33_what_a_killed_process_had_not_done_is_never_read() {
+fn s33_unfinished_work_of_a_killed_process_is_never_read() {
     let _alone = alone();
     for spec in crate::processes::specs() {
         kills(&spec, &runtime(&spec)).unwrap_or_else(|e| panic!("{spec}: {e}"));
@@ -530,7 +530,7 @@ fn s33_what_a_killed_process_had_not_done_is_never_read() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_s33_what_a_killed_process_had_not_done_is_never_read() {
+fn gpu_s33_unfinished_work_of_a_killed_process_is_never_read() {
     let _alone = alone();
     let spec = common::gpu_spec();
     kills(&spec, &runtime(&spec)).unwrap();

@@ -28,7 +28,7 @@ fn reason(result: Result<impl Sized>) -> String {
 }
 
 #[test]
-fn what_cannot_be_sent_says_why() {
+fn refusals_to_send_name_the_reason() {
     alone(|| {
         let (here, there) = pair();
         assert!(reason(here.send(&ones([2], ())?)).contains("host memory"));
@@ -49,7 +49,7 @@ fn what_cannot_be_sent_says_why() {
 }
 
 #[test]
-fn what_cannot_be_received_says_why() {
+fn refusals_to_receive_name_the_reason() {
     let (here, there) = pair();
     let (_, two) = world(2, Schedule::Lazy);
     with_runtime(&two, || here.send(&ones([2], "cuda:1")?.share_memory()?)).unwrap();
@@ -91,7 +91,7 @@ fn a_device_without_virtual_memory_says_so() {
 }
 
 #[test]
-fn captures_refuse_what_the_host_waits_for() {
+fn captures_refuse_calls_that_wait_on_the_host() {
     alone(|| {
         let (here, _there) = pair();
         let shared = zeros([4], "cuda")?.share_memory()?;

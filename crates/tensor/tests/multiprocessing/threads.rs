@@ -83,7 +83,7 @@ fn s33_both_sides_have_the_same_memory_in_the_order_that_events_give() {
 }
 
 #[test]
-fn s33_what_other_streams_were_given_comes_before_the_sending() {
+fn s33_work_of_other_streams_comes_before_the_sending() {
     both(
         |channel| {
             let tensor = zeros([1000], "cuda:0")?.share_memory()?;
@@ -107,7 +107,7 @@ fn s33_what_other_streams_were_given_comes_before_the_sending() {
 }
 
 #[test]
-fn s33_what_reads_it_comes_before_the_sending_too() {
+fn s33_reads_come_before_the_sending_too() {
     both(
         |channel| {
             let tensor = numbers(100)?.share_memory()?;
@@ -154,7 +154,7 @@ fn s33_views_arrive_as_they_are() {
 
 /// Memory that is received more than once is one storage, on which all work is ordered.
 #[test]
-fn s33_what_comes_again_is_ordered_with_what_came_before() {
+fn s33_memory_received_again_is_ordered_with_its_earlier_uses() {
     both(
         |channel| {
             let tensor = zeros([100], "cuda:0")?.share_memory()?;
@@ -180,7 +180,7 @@ fn s33_what_comes_again_is_ordered_with_what_came_before() {
 }
 
 #[test]
-fn s33_what_comes_back_is_what_was_sent() {
+fn s33_a_tensor_that_comes_back_is_the_same_storage() {
     let (_, runtime) = world(1, Schedule::Lazy);
     with_runtime(&runtime, || -> Result<()> {
         let (here, there) = pair();

@@ -8,11 +8,11 @@ use warpline::{
 use crate::common::World;
 
 rows! {
-    worlds(1) bad_devices gpu_bad_devices => devices;
-    worlds(1) bad_sizes gpu_bad_sizes => sizes;
-    worlds(1) bad_shapes gpu_bad_shapes => shapes;
-    worlds(1) bad_numbers gpu_bad_numbers => numbers;
-    worlds(1) bad_dtypes gpu_bad_dtypes => dtypes;
+    worlds(1) bad_devices_are_refused gpu_bad_devices => devices;
+    worlds(1) bad_sizes_are_refused gpu_bad_sizes => sizes;
+    worlds(1) bad_shapes_are_refused gpu_bad_shapes => shapes;
+    worlds(1) bad_numbers_are_refused gpu_bad_numbers => numbers;
+    worlds(1) bad_dtypes_are_refused gpu_bad_dtypes => dtypes;
 }
 
 macro_rules! fails {

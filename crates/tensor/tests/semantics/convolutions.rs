@@ -199,7 +199,7 @@ fn windows_at_the_edge() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_by_name() {
+fn operands_that_do_not_fit_are_refused_by_name() {
     common::cpu(|_| {
         let x = randn([1, 4, 5, 5], ())?;
         let weight = |channels: usize, kernel: usize| randn([6, channels, kernel, kernel], ());

@@ -220,7 +220,7 @@ rows! {
         Ok(())
     };
 
-    worlds(1) s32_decimals gpu_s32_decimals => |world| {
+    worlds(1) s32_rounding_to_decimals_follows_pytorch gpu_s32_rounding_to_decimals_follows_pytorch => |world| {
         let x = floats(&[1.25, -1.35, 1234.5678, f32::INFINITY], world)?;
         let one: Vec<f32> = x.round_decimals(1)?.to_vec()?;
         assert!(one[..3] == [1.2, -1.4, 1234.6] && one[3] == f32::INFINITY, "{one:?}");

@@ -11,7 +11,7 @@ rows! {
     worlds(1) s22_new_keeps_dtype_and_device gpu_s22_new_keeps_dtype_and_device => new;
     worlds(1) s23_like_keeps_dtype_and_device gpu_s23_like_keeps_dtype_and_device => like;
     worlds(1) s24_factories_follow_their_arguments gpu_s24_factories_follow_their_arguments => arguments;
-    worlds(1) s24_values gpu_s24_values => values;
+    worlds(1) s24_factories_give_pytorchs_values gpu_s24_factories_give_pytorchs_values => values;
 }
 
 fn kind(t: &Tensor) -> (DType, Device) {

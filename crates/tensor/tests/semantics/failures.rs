@@ -15,7 +15,7 @@ use crate::common::World;
 
 crate::rows! {
     worlds(1) bad_arguments_change_nothing gpu_bad_arguments_change_nothing => arguments;
-    worlds(1) more_than_an_exabyte gpu_more_than_an_exabyte => exabyte;
+    worlds(1) more_than_an_exabyte_is_refused gpu_more_than_an_exabyte_is_refused => exabyte;
     worlds(1) tensors_of_two_runtimes gpu_tensors_of_two_runtimes => two_runtimes;
     worlds(2) tensors_of_two_devices gpu2_tensors_of_two_devices => two_devices;
 }

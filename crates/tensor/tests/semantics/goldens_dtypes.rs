@@ -20,7 +20,7 @@ fn entries(table: &Value) -> Vec<(Vec<&str>, DType)> {
 }
 
 #[test]
-fn s32_promotion() {
+fn s32_promotion_follows_pytorch() {
     let Some(goldens) = common::golden_json("dtypes.json") else { return };
     common::cpu(|_| {
         let of = |name: &str| empty([1], dtype(name));

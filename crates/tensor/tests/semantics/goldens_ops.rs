@@ -6,7 +6,7 @@ use warpline::{Device, SyncPolicy};
 use crate::{common, goldens_suite};
 
 #[test]
-fn cpu() {
+fn ops_on_the_cpu_agree_with_pytorch() {
     common::cpu(|_| {
         goldens_suite::run(Device::Cpu);
         Ok(())
@@ -14,7 +14,7 @@ fn cpu() {
 }
 
 #[test]
-fn simulated_cuda() {
+fn ops_on_a_simulated_gpu_agree_with_pytorch() {
     common::worlds(1, |world| {
         goldens_suite::run(Device::cuda(world.devices - 1));
         Ok(())

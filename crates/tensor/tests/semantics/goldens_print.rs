@@ -37,7 +37,7 @@ fn shown(tensor: &Tensor) -> String {
 }
 
 #[test]
-fn s25_print_cpu() {
+fn s25_cpu_tensors_print_as_in_pytorch() {
     common::cpu(|_| {
         run(false);
         Ok(())
@@ -45,7 +45,7 @@ fn s25_print_cpu() {
 }
 
 #[test]
-fn s25_print_simulated() {
+fn s25_tensors_on_a_device_print_as_in_pytorch() {
     common::worlds(1, |_| {
         run(true);
         Ok(())
@@ -77,7 +77,7 @@ fn s25_every_case_of_the_copy_is_understood() {
 }
 
 #[test]
-fn s25_what_the_goldens_leave_out() {
+fn s25_cases_outside_the_goldens_print_as_in_pytorch() {
     common::cpu(|_| {
         use warpline::{DType, full, tensor, zeros};
         let cases = [

@@ -84,7 +84,7 @@ fn read(result: Result<Tensor>) -> Result<Vec<i64>> {
 }
 
 #[test]
-fn what_is_out_of_range_says_dimension_and_index() {
+fn an_index_out_of_range_names_dimension_and_index() {
     everywhere(|device| {
         let t = numbers(&[2, 3], device)?;
         let (zero, bad) = (ints(&[0], device)?, ints(&[-4], device)?);
@@ -299,7 +299,7 @@ fn products_with_zeros_have_gradients() {
 }
 
 #[test]
-fn what_has_no_gradient_says_so_or_gives_none() {
+fn ops_without_gradient_fail_or_return_tensors_without_one() {
     common::cpu(|_| {
         let x = tensor([1f64, 2.0], ())?.requires_grad_(true)?;
         let error = x.unique(false, false).unwrap_err();

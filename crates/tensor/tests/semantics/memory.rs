@@ -10,7 +10,7 @@ rows! {
     worlds(1) s15_allocated_and_its_peak gpu_s15_allocated_and_its_peak => allocated;
     worlds(1) s16_cached_memory_counts_as_used gpu_s16_cached_memory_counts_as_used => cached;
     worlds(1) s17_figures_of_the_note gpu_s17_figures_of_the_note => figures;
-    worlds(1) s18_empty_cache gpu_s18_empty_cache => empties;
+    worlds(1) s18_empty_cache_leaves_memory_in_use gpu_s18_empty_cache_leaves_memory_in_use => empties;
 }
 
 /// The rows also hold under PyTorch's allocator policy.

@@ -10,7 +10,7 @@ use warpline::{ErrorKind, Result, cuda, ones};
 use crate::common::World;
 
 rows! {
-    worlds(1) mem_pools_serve_what_is_made_in_them gpu_mem_pools_serve_what_is_made_in_them => serve;
+    worlds(1) mem_pools_serve_tensors_made_in_them gpu_mem_pools_serve_tensors_made_in_them => serve;
     worlds(1) mem_pools_are_left_on_panic gpu_mem_pools_are_left_on_panic => panics;
     worlds(1) mem_pools_over_sources gpu_mem_pools_over_sources => sources;
     worlds(1) mem_pools_over_bad_sources gpu_mem_pools_over_bad_sources => bad_sources;

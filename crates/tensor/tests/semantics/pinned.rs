@@ -5,7 +5,7 @@ use warpline::{DType, Device, ErrorKind, Result, ResultExt, TensorOptions, arang
 use crate::common::World;
 
 rows! {
-    worlds(1) s26_pin_memory gpu_s26_pin_memory => pin;
+    worlds(1) s26_pin_memory_returns_a_page_locked_copy gpu_s26_pin_memory_returns_a_page_locked_copy => pin;
 }
 
 fn pin(_: &World) -> Result<()> {

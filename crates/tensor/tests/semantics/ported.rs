@@ -147,7 +147,7 @@ fn devices_are_counted_apart() {
 
 /// PyTorch: mem_get_info.
 #[test]
-fn free_memory_is_what_the_driver_says() {
+fn free_memory_is_the_drivers_figure() {
     let world = SimBox::lazy(2);
     world.enter(|| {
         for device in 0..2 {

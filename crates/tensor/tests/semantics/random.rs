@@ -10,9 +10,9 @@ use crate::common::{self, World};
 
 rows! {
     worlds(1) s30_seeds_repeat gpu_s30_seeds_repeat => seeds;
-    worlds(1) s30_fills gpu_s30_fills => fills;
+    worlds(1) s30_fills_follow_their_distributions gpu_s30_fills_follow_their_distributions => fills;
     worlds(1) s30_values_are_pytorchs gpu_s30_values_are_pytorchs => goldens;
-    worlds(1) s30_bad_arguments gpu_s30_bad_arguments => refusals;
+    worlds(1) s30_bad_arguments_are_refused gpu_s30_bad_arguments_are_refused => refusals;
 }
 
 fn seeds(world: &World) -> Result<()> {

@@ -37,7 +37,7 @@ rows! {
     s06_ops_read_a_peer gpu2_s06_ops_read_a_peer => every_op;
     s06_peer_reads_are_in_order gpu2_s06_peer_reads_are_in_order => in_order;
     s06_freed_peers_are_not_reused_early gpu2_s06_freed_peers_are_not_reused_early => freed;
-    s06_random_programs gpu2_s06_random_programs => random_programs;
+    s06_random_programs_agree_with_one_by_one gpu2_s06_random_programs_agree_with_one_by_one => random_programs;
 }
 
 fn everywhere(sync_policy: SyncPolicy, body: impl Fn(usize) -> Result<()>) {

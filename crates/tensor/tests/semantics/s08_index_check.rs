@@ -17,7 +17,7 @@ crate::rows! {
     schedules(1) s08_an_index_out_of_range_names_its_call gpu_s08_an_index_out_of_range_names_its_call
         => every_op_and_wait;
     schedules(1) s08_streams_are_blamed_apart gpu_s08_streams_are_blamed_apart => streams;
-    schedules(1) s08_a_wait_reports_what_it_covers gpu_s08_a_wait_reports_what_it_covers => covered;
+    schedules(1) s08_a_wait_reports_the_failures_that_it_covers gpu_s08_a_wait_reports_the_failures_that_it_covers => covered;
     schedules(1) s08_a_replay_names_the_captured_call gpu_s08_a_replay_names_the_captured_call
         => replays;
     manual(1) s08_index_checks_in_manual_mode gpu_s08_index_checks_in_manual_mode => every_op_and_wait;

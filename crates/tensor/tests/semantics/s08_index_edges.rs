@@ -17,7 +17,7 @@ use crate::s08_index_check::{failed, indices, table};
 
 /// Failures of launches that run before the wait are reported by the wait for each value.
 #[test]
-fn s08_what_a_wait_does_not_cover_stays_for_a_later_one() {
+fn s08_failures_outside_a_wait_stay_for_a_later_wait() {
     for schedule in schedules() {
         SimBox::with(1, schedule, SyncPolicy::Auto).enter(|| {
             let t = table(0)?;
@@ -138,7 +138,7 @@ fn s08_a_launch_that_meets_a_capture_reports_where_it_runs() {
 
 /// Failures left by one wait are reported by the next. Queries report none.
 #[test]
-fn s08_what_is_left_over_is_reported_by_the_next_wait() {
+fn s08_remaining_failures_are_reported_by_the_next_wait() {
     SimBox::lazy(1).enter(|| {
         let (t, bad) = (table(0)?, indices(0, &[7])?);
         let streams = [cuda::exclusive_stream(0, 0)?, cuda::exclusive_stream(0, 0)?];

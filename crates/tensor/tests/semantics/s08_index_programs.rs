@@ -34,7 +34,7 @@ proptest! {
 
     /// A wait for a stream reports the stream's first failure since the last wait.
     #[test]
-    fn s08_every_wait_reports_what_a_model_says(steps in prop::collection::vec(step(), 0..40)) {
+    fn s08_every_wait_reports_the_failure_that_a_model_predicts(steps in prop::collection::vec(step(), 0..40)) {
         for schedule in schedules() {
             SimBox::with(1, schedule, SyncPolicy::Auto).enter(|| run(&steps, schedule));
         }

@@ -109,7 +109,7 @@ fn s08_a_later_launch_lists_them_too() {
 }
 
 #[test]
-fn s08_the_ring_is_bounded_and_counts_what_fell_out() {
+fn s08_the_ring_is_bounded_and_counts_dropped_launches() {
     let world = SimBox::lazy(1);
     world.enter(|| {
         let a = struck(&world)?;

@@ -9,8 +9,8 @@ use crate::s08_index_check::{failed, table};
 use crate::s08_marked_tensors::{assert_marked, picked, which};
 
 crate::rows! {
-    schedules(1) s08_replays_mark_what_they_write gpu_s08_replays_mark_what_they_write => replays;
-    schedules(1) s08_replays_of_marked_inputs gpu_s08_replays_of_marked_inputs => marked_inputs;
+    schedules(1) s08_replays_mark_their_results gpu_s08_replays_mark_their_results => replays;
+    schedules(1) s08_replays_of_marked_inputs_fail gpu_s08_replays_of_marked_inputs_fail => marked_inputs;
     schedules(1) s08_replays_in_a_row_fail_from_the_bad_index_on
         gpu_s08_replays_in_a_row_fail_from_the_bad_index_on => in_a_row;
     schedules(1) s08_a_failed_replay_spoils_none_that_begins_after_it
@@ -108,7 +108,7 @@ fn marked_inputs(_: &World) -> Result<()> {
 
 /// With blocking launches, the tensor of a failed launch is marked as well.
 #[test]
-fn s08_a_blocking_launch_marks_what_it_wrote() {
+fn s08_a_blocking_launch_marks_its_result() {
     let config = RuntimeConfig { launch_blocking: true, ..RuntimeConfig::default() };
     common::schedules_with(1, &config, |_| {
         let (t, which, out) = (table(0)?, which(1)?, zeros([1, 3], 0)?);

@@ -17,16 +17,16 @@ use crate::s08_index_check::{failed, indices, table};
 crate::rows! {
     schedules(1) s08_no_wait_takes_a_failure_from_its_tensor
         gpu_s08_no_wait_takes_a_failure_from_its_tensor => told_elsewhere;
-    manual(1) s08_marks_in_manual_mode gpu_s08_marks_in_manual_mode => told_elsewhere;
-    schedules(1) s08_four_threads_read_what_is_theirs gpu_s08_four_threads_read_what_is_theirs
+    manual(1) s08_marks_work_in_manual_mode gpu_s08_marks_work_in_manual_mode => told_elsewhere;
+    schedules(1) s08_four_threads_read_their_own_tensors gpu_s08_four_threads_read_their_own_tensors
         => four_threads;
     schedules(1) s08_what_is_computed_from_a_failure_fails
         gpu_s08_what_is_computed_from_a_failure_fails => derived;
     schedules(1) s08_launches_on_a_known_failure_are_refused
         gpu_s08_launches_on_a_known_failure_are_refused => refused;
     schedules(1) s08_host_copies_of_a_failure_fail gpu_s08_host_copies_of_a_failure_fail => on_host;
-    schedules(1) s08_more_failures_than_are_reported gpu_s08_more_failures_than_are_reported => many;
-    schedules(1) s08_what_is_overwritten_is_right_again gpu_s08_what_is_overwritten_is_right_again
+    schedules(1) s08_more_failures_than_are_reported_stay_with_their_tensors gpu_s08_more_failures_than_are_reported_stay_with_their_tensors => many;
+    schedules(1) s08_overwritten_tensors_are_right_again gpu_s08_overwritten_tensors_are_right_again
         => overwritten;
     schedules(1) s08_pending_values_fail_as_their_tensor gpu_s08_pending_values_fail_as_their_tensor
         => pending;

@@ -17,7 +17,7 @@ crate::rows! {
     schedules(1) s10_pending_values_may_be_dropped gpu_s10_pending_values_may_be_dropped => dropped;
     schedules(1) s10_pending_values_move_between_threads gpu_s10_pending_values_move_between_threads => moved;
     schedules(1) s10_a_dropped_pinned_source_is_kept gpu_s10_a_dropped_pinned_source_is_kept => source;
-    worlds(1) s10_what_is_on_the_host_is_ready gpu_s10_what_is_on_the_host_is_ready => ready;
+    worlds(1) s10_values_on_the_host_are_ready gpu_s10_values_on_the_host_are_ready => ready;
 }
 
 /// Polls, like a program that does other work meanwhile.

@@ -12,7 +12,7 @@ use crate::common::World;
 crate::rows! {
     schedules(1) s11_the_default_stream_is_current gpu_s11_the_default_stream_is_current => default;
     schedules(1) s11_pool_streams_alias_at_the_33rd gpu_s11_pool_streams_alias_at_the_33rd => pool;
-    schedules(1) s11_exclusive_streams gpu_s11_exclusive_streams => exclusive;
+    schedules(1) s11_exclusive_streams_are_not_shared gpu_s11_exclusive_streams_are_not_shared => exclusive;
     schedules(1) s11_external_streams gpu_s11_external_streams => external;
     schedules(1) s11_each_thread_has_its_own gpu_s11_each_thread_has_its_own => per_thread;
     schedules(2) s11_each_device_has_its_own gpu2_s11_each_device_has_its_own => per_device;

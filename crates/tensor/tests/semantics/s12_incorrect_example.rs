@@ -9,10 +9,10 @@ use crate::boxes::SimBox;
 use crate::common::World;
 
 crate::rows! {
-    schedules(1) s12_right_by_default gpu_s12_right_by_default => right_by_default;
-    schedules(2) s12_right_across_devices gpu2_s12_right_across_devices => right_across_devices;
-    manual(1) s12_reported_in_manual_mode gpu_s12_reported_in_manual_mode => reported;
-    manual(1) s12_wait_stream_mends_it gpu_s12_wait_stream_mends_it => mended;
+    schedules(1) s12_the_example_is_right_by_default gpu_s12_the_example_is_right_by_default => right_by_default;
+    schedules(2) s12_the_example_is_right_across_devices gpu2_s12_the_example_is_right_across_devices => right_across_devices;
+    manual(1) s12_the_race_is_reported_in_manual_mode gpu_s12_the_race_is_reported_in_manual_mode => reported;
+    manual(1) s12_wait_stream_removes_the_race gpu_s12_wait_stream_removes_the_race => mended;
     manual(1) s12_a_write_after_a_read_is_a_race gpu_s12_a_write_after_a_read_is_a_race
         => write_after_read;
     manual(1) s12_two_reads_are_no_race gpu_s12_two_reads_are_no_race => two_reads;

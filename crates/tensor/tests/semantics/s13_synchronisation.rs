@@ -8,7 +8,7 @@ use crate::common::World;
 
 crate::rows! {
     schedules(1) s13_synchronize_waits_for_all gpu_s13_synchronize_waits_for_all => device;
-    schedules(1) s13_an_event_covers_what_came_before gpu_s13_an_event_covers_what_came_before
+    schedules(1) s13_an_event_covers_earlier_work gpu_s13_an_event_covers_earlier_work
         => event;
     manual(1) s13_wait_stream_orders gpu_s13_wait_stream_orders => wait_stream;
     manual(1) s13_wait_event_orders gpu_s13_wait_event_orders => wait_event;

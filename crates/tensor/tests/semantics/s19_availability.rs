@@ -38,7 +38,7 @@ fn either(world: &World) -> Result<()> {
 }
 
 #[test]
-fn s19_without_cuda() {
+fn s19_the_program_runs_without_cuda() {
     crate::common::cpu(|_| {
         assert!(!cuda::is_available()?);
         assert_eq!(cuda::device_count()?, 0);
@@ -75,7 +75,7 @@ fn s19_asking_makes_no_context() {
 
 /// Without libcuda, nothing panics, and the error says the reason and the remedy.
 #[test]
-fn s19_no_libcuda() {
+fn s19_without_libcuda_the_error_says_why() {
     let missing = std::path::PathBuf::from("/nonexistent/libcuda.so.1");
     let reason = real::load_from(&[missing]).expect_err("no library");
     assert!(matches!(reason, DriverError::LibraryNotFound { .. }), "{reason:?}");

@@ -71,7 +71,7 @@ fn s21_hidden_devices_are_not_there() {
 /// Prints the state of the default runtime. The tests below run this test in a process of its own.
 #[test]
 #[ignore = "other tests run it in processes of their own"]
-fn what_the_environment_gives() {
+fn the_default_runtime_follows_the_environment() {
     let runtime = warpline::runtime();
     match cuda::is_available() {
         Ok(available) => println!("available={available}"),
@@ -92,7 +92,7 @@ fn what_the_environment_gives() {
 
 fn child(variables: &[(&str, &str)]) -> String {
     let mut command = Command::new(std::env::current_exe().expect("this binary"));
-    let name = concat!(module_path!(), "::what_the_environment_gives");
+    let name = concat!(module_path!(), "::the_default_runtime_follows_the_environment");
     let name = name.split_once("::").map_or(name, |(_, name)| name);
     command.args(["--exact", name, "--ignored", "--nocapture", "--test-threads=1"]);
     for name in

@@ -261,7 +261,7 @@ trait Pass: Sized {
 impl Pass for DataLoader<Numbers> {}
 
 #[test]
-fn s27_drop_last() {
+fn s27_drop_last_leaves_out_the_incomplete_batch() {
     cpu(|_| {
         let loader = |len, drop_last| -> Result<_> {
             let data = Numbers { len, ..Numbers::default() };

@@ -255,7 +255,7 @@ fn sticky_page_locked_memory_is_the_hosts_again() {
 
 /// The same with two devices: another device may overwrite memory that the lost device was to read.
 #[test]
-fn sticky_another_device_may_overwrite_what_was_read() {
+fn sticky_another_device_may_overwrite_a_source_of_a_lost_copy() {
     each_isolated(|world, blow| {
         let pinned = ones([10], ())?.pin_memory()?;
         let (there, a) = (pinned.to_non_blocking(0)?, ones([10], 0)?);

@@ -6,11 +6,11 @@ use crate::common::{self, World};
 
 rows! {
     schedules(1) s07_results_look_as_if_each_had_run_at_once gpu_s07_results_look_as_if_each_had_run_at_once => as_if_at_once;
-    worlds(1) s11_stream_guard gpu_s11_stream_guard => guard;
-    schedules(1) s12_right_by_default gpu_s12_right_by_default => right_by_default;
-    manual(1) s12_reported_in_manual_mode gpu_s12_reported_in_manual_mode => reported;
+    worlds(1) s11_a_stream_guard_restores gpu_s11_a_stream_guard_restores => guard;
+    schedules(1) s12_the_example_is_right_by_default gpu_s12_the_example_is_right_by_default => right_by_default;
+    manual(1) s12_the_race_is_reported_in_manual_mode gpu_s12_the_race_is_reported_in_manual_mode => reported;
     manual(1) s13_wait_stream_orders gpu_s13_wait_stream_orders => wait_stream;
-    schedules(1) s13_events gpu_s13_events => events;
+    schedules(1) s13_events_order_streams gpu_s13_events_order_streams => events;
 }
 
 fn as_if_at_once(world: &World) -> Result<()> {

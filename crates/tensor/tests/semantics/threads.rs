@@ -13,10 +13,10 @@ use crate::common::World;
 const THREADS: usize = 8;
 
 crate::rows! {
-    schedules(1) threads_pass_on_what_they_have gpu_threads_pass_on_what_they_have => passing;
+    schedules(1) threads_pass_on_tensors_streams_and_events gpu_threads_pass_on_tensors_streams_and_events => passing;
     schedules(1) threads_share_one_stream gpu_threads_share_one_stream => one_stream;
     schedules(1) threads_of_a_pool_keep_their_streams gpu_threads_of_a_pool_keep_their_streams => pool;
-    schedules(1) threads_read_what_one_has_written gpu_threads_read_what_one_has_written => readers;
+    schedules(1) threads_read_the_writes_of_one_thread gpu_threads_read_the_writes_of_one_thread => readers;
 }
 
 /// Runs `f` in eight threads, each in the test's runtime.

@@ -5,7 +5,7 @@ use warpline::{Device, Result, cuda, ones, simulated_with, with_runtime};
 use crate::common::{self, World};
 
 rows! {
-    worlds(1) s19_available gpu_s19_available => available;
+    worlds(1) s19_devices_are_available gpu_s19_devices_are_available => available;
 }
 
 /// A program that runs with and without CUDA.

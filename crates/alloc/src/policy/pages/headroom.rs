@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn it_counts_from_what_fragmentation_costs_anyway() {
+    fn the_cost_of_fragmentation_counts_toward_headroom() {
         let mut headroom = Headroom::default();
         headroom.forced_to(GIB + GIB / 32);
         assert_eq!(headroom.bytes(demand(GIB, 0), GIB + GIB / 32, None), 0);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_what_the_caller_wants() {
+    fn headroom_is_the_percentage_that_the_caller_sets() {
         let mut headroom = Headroom::default();
         for (percent, bytes) in [(0.0, LEAST), (5.0, GIB / 20), (100.0, GIB)] {
             assert_eq!(headroom.bytes(demand(GIB, 0), GIB, Some(percent)), bytes);

@@ -113,7 +113,7 @@ fn all_replay() -> Result<()> {
 }
 
 #[test]
-fn what_cannot_be_captured_says_so() {
+fn steps_that_cannot_be_captured_are_refused() {
     worlds(1, |_| {
         let params = params(Device::cuda(0), DType::F32)?;
         set_grads(&params, 0)?;

@@ -77,7 +77,7 @@ fn clipping_scales_all_gradients_together() {
 }
 
 #[test]
-fn a_rate_in_a_tensor_is_what_is_stepped_by() {
+fn a_step_uses_the_learning_rate_in_a_tensor() {
     worlds(1, |world: &World| {
         for place in world.places() {
             let weight = full([2], 1.0, place)?.requires_grad_(true)?;

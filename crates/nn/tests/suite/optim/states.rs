@@ -60,7 +60,7 @@ fn runs_resume_to_the_bit() {
 }
 
 #[test]
-fn states_have_pytorchs_names_and_what_does_not_fit_changes_nothing() {
+fn states_have_pytorchs_names_and_a_misfit_changes_nothing() {
     worlds(1, |_| {
         let params = params(Device::Cpu, DType::F32)?;
         let mut adam = Adam::new(params.clone(), AdamOptions::default())?;

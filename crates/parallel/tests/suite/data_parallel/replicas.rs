@@ -13,7 +13,7 @@ crate::on_both! {
         gpu2_s28_buffers_of_the_first_stay_and_others_are_lost => buffers;
     Auto([2, 3]) s28_changes_are_seen gpu2_s28_changes_are_seen => changes;
     Auto([2, 8]) s28_tied_parameters_stay_tied gpu2_s28_tied_parameters_stay_tied => tied;
-    Auto([2]) s28_what_was_kept_from_a_replica_stays gpu2_s28_what_was_kept_from_a_replica_stays => left;
+    Auto([2]) s28_tensors_kept_from_a_replica_stay_valid gpu2_s28_tensors_kept_from_a_replica_stay_valid => left;
 }
 
 /// `[1, 10, 100, …]`, one for each device.
@@ -115,7 +115,7 @@ fn left(_: usize) -> Done {
 }
 
 #[test]
-fn only_what_changed_is_copied() {
+fn only_changed_parameters_are_copied() {
     let world = SimBox::lazy(3);
     world.enter(|| {
         let net = DataParallel::new(Counts::new(0)?)?;

@@ -14,8 +14,8 @@ use super::nets::{Counts, Runs};
 use super::world::{Done, SimBox, values};
 
 crate::on_both! {
-    Auto([2, 3]) s28_several_at_once gpu2_s28_several_at_once => several;
-    Auto([2, 3]) s28_what_replicas_choose_ends_with_them gpu2_s28_what_replicas_choose_ends_with_them => choices;
+    Auto([2, 3]) s28_several_modules_run_at_once gpu2_s28_several_modules_run_at_once => several;
+    Auto([2, 3]) s28_choices_of_replicas_end_with_the_replicas gpu2_s28_choices_of_replicas_end_with_the_replicas => choices;
     Auto([2, 8]) s28_two_threads_share_one gpu2_s28_two_threads_share_one => shared;
 }
 

@@ -50,7 +50,7 @@ pub(super) fn the_race(runtime: &Runtime) -> Race {
 }
 
 #[test]
-fn a_race_says_who_where_and_what_to_do() {
+fn a_race_names_both_accesses_their_lines_and_a_remedy() {
     let runtime = runtime(RaceReport::Collect);
     let [a, b] = streams(&runtime);
     let (line, x) = (line!(), Storage::device(&runtime, BYTES, &a).unwrap());
@@ -112,7 +112,7 @@ fn views_race_where_they_share_bytes() {
 }
 
 #[test]
-fn what_takes_too_long_to_tell_is_reported_apart() {
+fn undecided_races_are_reported_apart() {
     // Whether these steps add up to one element more is a knapsack problem.
     let dims = || (smallvec![50, 50, 50, 50], smallvec![6006, 10010, 15015, 30030]);
     let (sizes, strides) = dims();

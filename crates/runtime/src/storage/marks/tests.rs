@@ -29,7 +29,7 @@ fn read(marks: &mut Marks, bytes: Range<usize>) -> Vec<Source> {
 }
 
 #[test]
-fn what_is_overwritten_piece_by_piece_has_no_mark() {
+fn bytes_overwritten_piece_by_piece_have_no_mark() {
     let mut marks = Marks::default();
     marks.add(&(10..40), &source(0));
     marks.overwrite(&(20..30)); // whose place between the others is not kept
@@ -102,7 +102,7 @@ fn captured_collectives_are_the_replays_of_their_communicator() {
 }
 
 #[test]
-fn a_replay_keeps_what_it_does_not_overwrite() {
+fn a_replay_keeps_marks_of_bytes_that_it_does_not_overwrite() {
     let (mut old, mut note) = (Marks::default(), Marks::before(100));
     old.add(&(0..60), &source(7));
     note.overwrite(&(0..50));

@@ -165,7 +165,7 @@ fn integers_and_bools_have_no_gradient() {
 }
 
 #[test]
-fn what_was_computed_is_no_leaf() {
+fn a_computed_tensor_is_no_leaf() {
     common::cpu(|_| {
         let x = leaf(&[1.0])?;
         assert!(x.is_leaf() && x.requires_grad() && x.grad_fn().is_none());

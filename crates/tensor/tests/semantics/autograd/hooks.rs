@@ -104,7 +104,7 @@ fn a_kept_gradient_is_that_of_the_tensor_as_in_place_ops_leave_it() {
 }
 
 #[test]
-fn only_what_wants_a_gradient_is_hooked() {
+fn only_tensors_that_want_a_gradient_are_hooked() {
     common::cpu(|_| {
         let plain = warpline::ones([1], ())?;
         assert!(plain.register_hook(|_| Ok(None)).is_err());

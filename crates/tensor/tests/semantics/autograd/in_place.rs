@@ -13,7 +13,7 @@ fn fails(result: warpline::Result<impl Sized>, words: &str) {
 }
 
 #[test]
-fn what_is_changed_in_place_has_another_node() {
+fn an_in_place_op_gives_its_tensor_another_node() {
     common::cpu(|_| {
         let x = leaf(&[1.0, 2.0])?;
         let y = x.mul(2.0)?;
@@ -60,7 +60,7 @@ fn a_leaf_is_changed_in_no_grad_alone() {
 }
 
 #[test]
-fn what_a_gradient_needs_is_not_to_be_changed() {
+fn operands_that_a_gradient_needs_must_not_change() {
     common::cpu(|_| {
         let x = leaf(&[1.0, 2.0])?;
         let y = x.mul(1.0)?;
@@ -83,7 +83,7 @@ fn what_a_gradient_needs_is_not_to_be_changed() {
 }
 
 #[test]
-fn a_tensor_without_gradient_gets_one_from_what_is_written_to_it() {
+fn a_tensor_without_gradient_gets_one_from_an_in_place_operand() {
     common::cpu(|_| {
         let x = leaf(&[1.0, 2.0])?;
         let sum = zeros([2], DType::F64)?;
@@ -117,7 +117,7 @@ fn rows_of_a_buffer_are_written_one_by_one() {
 }
 
 #[test]
-fn views_see_what_is_done_to_their_base_and_the_other_way_round() {
+fn views_and_their_base_see_each_others_changes() {
     common::cpu(|_| {
         let x = leaf(&[1.0, 2.0, 3.0, 4.0])?;
         let y = x.mul(1.0)?;
@@ -162,7 +162,7 @@ fn a_view_made_in_no_grad_is_not_to_be_changed_where_ops_are_recorded() {
 }
 
 #[test]
-fn fills_and_draws_cut_what_was_before() {
+fn fills_and_draws_cut_the_graph() {
     common::cpu(|_| {
         let x = leaf(&[1.0, 2.0])?;
         let y = x.mul(5.0)?;

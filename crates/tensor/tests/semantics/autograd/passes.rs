@@ -35,7 +35,7 @@ fn a_checkpoint_drops_the_same_elements_again() {
 }
 
 #[test]
-fn a_gradient_of_a_part_leaves_what_it_does_not_go_through() {
+fn a_gradient_of_a_part_leaves_the_rest_of_the_graph() {
     common::cpu(|_| {
         let x = leaf(&[1.0, 2.0])?;
         let h = x.exp()?;
@@ -71,7 +71,7 @@ fn passes_of_several_threads_add_up() {
 }
 
 #[test]
-fn what_a_hook_returns_has_to_look_like_the_gradient() {
+fn a_hook_must_return_a_tensor_like_the_gradient() {
     common::cpu(|_| {
         for on_leaf in [true, false] {
             let x = leaf(&[1.0, 2.0])?;

@@ -81,13 +81,13 @@ fn packed_views(device: Device) -> Result<()> {
 }
 
 #[test]
-fn views_of_packed_heads_give_what_ops_give() {
+fn views_of_packed_heads_agree_with_separate_ops() {
     common::worlds(1, |world| world.places().into_iter().try_for_each(packed_views));
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_views_of_packed_heads_give_what_ops_give() {
+fn gpu_views_of_packed_heads_agree_with_separate_ops() {
     common::gpu(1, SyncPolicy::Auto, |_| packed_views(Device::cuda(0)));
 }
 
@@ -118,7 +118,7 @@ fn gradients_are_those_of_differences() {
 }
 
 #[test]
-fn only_what_wants_a_gradient_gets_one() {
+fn only_operands_that_want_a_gradient_get_one() {
     common::worlds(1, |world| {
         for place in world.places() {
             manual_seed(4);

@@ -18,7 +18,7 @@ fn close(actual: &Tensor, expected: &[f64]) -> Result<()> {
 }
 
 #[test]
-fn what_is_ignored_counts_nowhere() {
+fn ignored_targets_count_nowhere() {
     common::worlds(1, |world| {
         for place in world.places() {
             let log = tensor([[-1f32, -2.0], [-3.0, -4.0], [-5.0, -6.0]], place)?;
@@ -114,7 +114,7 @@ fn a_training_step_changes_statistics_without_a_gradient() {
 }
 
 #[test]
-fn what_does_not_fit_says_so() {
+fn arguments_that_do_not_fit_are_refused() {
     common::cpu(|_| {
         let x = zeros([2, 4], ())?;
         let says = |result: Result<Tensor>, words: &str| {
@@ -142,7 +142,7 @@ fn what_does_not_fit_says_so() {
 }
 
 #[test]
-fn attention_says_what_it_cannot_do() {
+fn attention_names_unsupported_arguments() {
     common::cpu(|_| {
         let (x, mask) = (zeros([1, 2, 3], ())?, zeros([2, 2], DType::I64)?);
         let says = |options: AttentionOptions<'_>, words: &str| {

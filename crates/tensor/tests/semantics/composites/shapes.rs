@@ -62,7 +62,7 @@ fn triangles_beyond_the_matrix_are_all_or_nothing() {
 }
 
 #[test]
-fn splits_and_grids() {
+fn splits_and_grids_have_pytorchs_sizes() {
     common::cpu(|_| {
         let t = arange(5, ())?;
         let parts = |parts: Vec<Tensor>| parts.iter().map(Tensor::numel).collect::<Vec<_>>();

@@ -135,7 +135,7 @@ fn races(_: &World) -> Result<()> {
 
 /// Graphs with separate pools do not wait for each other, and no replay makes the host wait.
 #[test]
-fn graphs_wait_for_nothing_but_what_they_use() {
+fn graphs_wait_only_for_work_on_their_memory() {
     let world = SimBox::with(1, Schedule::Lazy, SyncPolicy::Auto);
     world.enter(|| {
         let streams = [cuda::Stream::new(())?, cuda::Stream::new(())?];

@@ -9,7 +9,7 @@ use super::{captured, values};
 use crate::common::World;
 
 rows! {
-    schedules(1) graphs_refuse_what_waits_by_name gpu_graphs_refuse_what_waits_by_name => waits;
+    schedules(1) graphs_refuse_calls_that_wait_by_name gpu_graphs_refuse_calls_that_wait_by_name => waits;
     schedules(1) graphs_do_not_depend_on_work_outside gpu_graphs_do_not_depend_on_work_outside => outside;
     schedules(1) graphs_captures_do_not_mix gpu_graphs_captures_do_not_mix => mixed;
     schedules(1) graphs_survive_want_of_memory gpu_graphs_survive_want_of_memory => memory;

@@ -11,7 +11,7 @@ use crate::common::World;
 rows! {
     schedules(1) graphs_replay_equals_eager gpu_graphs_replay_equals_eager => equals_eager;
     schedules(1) graphs_inputs_are_updated_in_place gpu_graphs_inputs_are_updated_in_place => inputs;
-    schedules(1) graphs_keep_what_they_use gpu_graphs_keep_what_they_use => keeps;
+    schedules(1) graphs_keep_the_memory_that_they_use gpu_graphs_keep_the_memory_that_they_use => keeps;
     schedules(1) graphs_hold_nothing_before_the_first_replay
         gpu_graphs_hold_nothing_before_the_first_replay => unreplayed;
     schedules(1) graphs_a_failing_closure_ends_the_capture
