@@ -22,7 +22,7 @@ use warpline::multiprocessing::Channel;
 use warpline::{DType, Error, ErrorKind, Result, ResultExt, Runtime, cuda, full, with_runtime};
 
 use crate::common;
-use crate::killed::{all, churn, descriptors, elements, files_left, or_gone};
+use crate::killed::{all, descriptors, elements, files_left, or_gone, reuse_freed_memory};
 use crate::processes::{LONG, Peer, specs};
 
 /// Size of a message's header: magic bytes, kind, length of the body.
@@ -85,7 +85,7 @@ fn kill_once(reached: impl Fn() -> bool) -> ! {
 }
 
 /// Reads one message and its descriptor.
-pub(crate) fn take(socket: &UnixStream) -> (Vec<u8>, Option<OwnedFd>) {
+pub(crate) fn read_message(socket: &UnixStream) -> (Vec<u8>, Option<OwnedFd>) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut message = vec![0; HEAD];
@@ -104,21 +104,24 @@ pub(crate) fn take(socket: &UnixStream) -> (Vec<u8>, Option<OwnedFd>) {
 }
 
 /// Reads the first message that is not a semaphore's announcement. Announcements are passed on.
-pub(crate) fn take_next(from: &UnixStream, to: Option<&UnixStream>) -> (Vec<u8>, Option<OwnedFd>) {
+pub(crate) fn read_next_message(
+    from: &UnixStream,
+    to: Option<&UnixStream>,
+) -> (Vec<u8>, Option<OwnedFd>) {
     const SEMAPHORE: u8 = 3;
     loop {
-        let (message, handle) = take(from);
+        let (message, handle) = read_message(from);
         if message[8] != SEMAPHORE {
             return (message, handle);
         }
         if let Some(to) = to {
-            pass(to, &message, handle.as_ref().map(AsFd::as_fd));
+            send_bytes(to, &message, handle.as_ref().map(AsFd::as_fd));
         }
     }
 }
 
 /// Sends bytes and a descriptor.
-fn pass(socket: &UnixStream, message: &[u8], handle: Option<BorrowedFd<'_>>) {
+fn send_bytes(socket: &UnixStream, message: &[u8], handle: Option<BorrowedFd<'_>>) {
     let handles: Vec<_> = handle.into_iter().collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -130,13 +133,13 @@ fn pass(socket: &UnixStream, message: &[u8], handle: Option<BorrowedFd<'_>>) {
     assert_eq!(sent.unwrap(), message.len());
 }
 
-fn pass_whole(from: &UnixStream, to: &UnixStream) {
-    let (message, handle) = take_next(from, Some(to));
-    pass(to, &message, handle.as_ref().map(AsFd::as_fd));
+fn forward_message(from: &UnixStream, to: &UnixStream) {
+    let (message, handle) = read_next_message(from, Some(to));
+    send_bytes(to, &message, handle.as_ref().map(AsFd::as_fd));
 }
 
 /// Returns the socket of a channel, a stand-in for the channel, and the stand-in's other end.
-fn stand_in(channel: &Channel) -> (UnixStream, Channel, UnixStream) {
+fn stand_in_channel(channel: &Channel) -> (UnixStream, Channel, UnixStream) {
     let real = UnixStream::from(channel.as_fd().try_clone_to_owned().unwrap());
     let (near, far) = UnixStream::pair().unwrap();
     let near = Channel::new(near);
@@ -146,7 +149,7 @@ fn stand_in(channel: &Channel) -> (UnixStream, Channel, UnixStream) {
 
 /// In the other process: sends a tensor and its event, up to the point.
 pub(crate) fn maker(channel: &Channel, point: &str) -> Result<()> {
-    let (real, near, far) = stand_in(channel);
+    let (real, near, far) = stand_in_channel(channel);
     let tensor = full([elements()], 5.0, (DType::F32, "cuda:0"))?.share_memory()?;
     tensor.add_(1.0)?;
     if point == MAKER[0] {
@@ -162,31 +165,31 @@ pub(crate) fn maker(channel: &Channel, point: &str) -> Result<()> {
         kill();
     }
     if point.starts_with("event") {
-        pass_whole(&far, &real);
+        forward_message(&far, &real);
         near.send_event(&tensor)?;
         cuda::synchronize(())?;
     }
-    let (message, handle) = take_next(&far, Some(&real));
+    let (message, handle) = read_next_message(&far, Some(&real));
     let sent = Cut::of(point).expect("a point").len(message.len());
-    pass(&real, &message[..sent], handle.as_ref().map(AsFd::as_fd));
+    send_bytes(&real, &message[..sent], handle.as_ref().map(AsFd::as_fd));
     kill();
 }
 
 /// In the other process: receives a tensor and sends an event, up to the point.
 pub(crate) fn receiver(channel: &Channel, point: &str) -> Result<()> {
-    let (real, near, far) = stand_in(channel);
+    let (real, near, far) = stand_in_channel(channel);
     let runtime = warpline::runtime();
-    let (message, handle) = take_next(&real, Some(&far));
+    let (message, handle) = read_next_message(&real, Some(&far));
     let handle = handle.as_ref().map(AsFd::as_fd);
     if point.starts_with("event") {
-        pass(&far, &message, handle);
+        send_bytes(&far, &message, handle);
         let tensor = near.recv()?;
         tensor.fill_(7.0)?;
         near.send_event(&tensor)?;
         cuda::synchronize(())?;
-        let (message, _) = take_next(&far, Some(&real));
+        let (message, _) = read_next_message(&far, Some(&real));
         let sent = Cut::of(point).expect("a point").len(message.len());
-        pass(&real, &message[..sent], None);
+        send_bytes(&real, &message[..sent], None);
         kill();
     }
     if point == RECEIVER[0] {
@@ -203,11 +206,11 @@ pub(crate) fn receiver(channel: &Channel, point: &str) -> Result<()> {
     if point == RECEIVER[1] {
         // Memory of a real GPU is not listed in `maps`, so only `received` tells there.
         let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap();
-        pass(&far, &message, handle);
+        send_bytes(&far, &message, handle);
         kill_once(|| received.load(Relaxed) || mapped().contains("warpline-shared"));
     }
     let sent = Cut::of(point).expect("a point").len(message.len());
-    pass(&far, &message[..sent], handle);
+    send_bytes(&far, &message[..sent], handle);
     kill_once(|| rustix::io::ioctl_fionread(&*near).unwrap() == 0);
 }
 
@@ -221,7 +224,7 @@ fn survive_maker(spec: &str, world: &Runtime, point: &str) -> Result<()> {
         }
         assert!(matches!(peer.channel.recv().kind(), Some(ErrorKind::PeerGone { .. })));
         assert!(!peer.ended(), "it was to be killed");
-        churn()?;
+        reuse_freed_memory()?;
         if let Some(tensor) = tensor {
             assert!(all(&tensor, 6.0)?, "stale data");
             tensor.add_(1.0)?;
@@ -242,7 +245,7 @@ fn survive_receiver(spec: &str, world: &Runtime, point: &str) -> Result<()> {
             Some(ErrorKind::PeerGone { .. })
         ));
         assert!(!peer.ended(), "it was to be killed");
-        churn()?;
+        reuse_freed_memory()?;
         assert!(all(&tensor, if point.starts_with("event") { 7.0 } else { 1.0 })?, "wrong data");
         tensor.fill_(3.0)?;
         assert!(all(&tensor, 3.0)?);

@@ -16,8 +16,8 @@ use warpline::{Runtime, RuntimeConfig};
 use warpline_cuda_sys_safe::DriverError;
 use warpline_cuda_sys_safe::sim::Schedule;
 
-use crate::cut::{HEAD, take_next};
-use crate::killed::{Points, all, descriptors, files_left, or_gone};
+use crate::cut::{HEAD, read_next_message};
+use crate::killed::{KillPoint, all, descriptors, files_left, or_gone};
 use crate::processes::{Peer, specs};
 use crate::threads::{both, pair, world};
 
@@ -181,7 +181,7 @@ fn other_files_are_no_host_memory_and_that_is_no_devices() {
         let sent = |tensor: &Tensor| -> Result<_> {
             let (a, b) = UnixStream::pair().unwrap();
             Channel::new(a).send(tensor)?;
-            let (message, handle) = take_next(&b, None);
+            let (message, handle) = read_next_message(&b, None);
             Ok((message, File::from(handle.expect("its memory"))))
         };
         let (host, host_file) = sent(&arange(4, ())?.share_memory()?)?;
@@ -213,17 +213,17 @@ const POINTS: [&str; 5] = ["shared", "enqueued", "sent", "written", "told"];
 
 /// In the other process: shares host memory and is killed at the point.
 pub(crate) fn killed(channel: &Channel, point: &str) -> Result<()> {
-    let points = Points(point);
+    let kill_point = KillPoint(point);
     let tensor = full([5000], 1.0, TensorOptions::new().pin_memory(true))?.share_memory()?;
-    points.reached("shared");
+    kill_point.reached("shared");
     tensor.copy_(&full([5000], 2.0, "cuda:0")?, true)?;
-    points.reached("enqueued");
+    kill_point.reached("enqueued");
     channel.send(&tensor)?;
-    points.reached("sent");
+    kill_point.reached("sent");
     tensor.copy_(&full([5000], 3.0, ())?, false)?;
-    points.reached("written");
+    kill_point.reached("written");
     channel.send_event(&tensor)?;
-    points.reached("told");
+    kill_point.reached("told");
     unreachable!("no point is {point}");
 }
 

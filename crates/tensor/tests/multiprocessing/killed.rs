@@ -45,9 +45,9 @@ const RECEIVER: [&str; 10] = [
 ];
 
 /// The point at which this process ends as by `kill -9`.
-pub(crate) struct Points<'a>(pub(crate) &'a str);
+pub(crate) struct KillPoint<'a>(pub(crate) &'a str);
 
-impl Points<'_> {
+impl KillPoint<'_> {
     pub(crate) fn reached(&self, point: &str) {
         if self.0 == point {
             let _ = kill_process(getpid(), Signal::KILL);
@@ -60,65 +60,65 @@ pub(crate) fn elements() -> usize {
 }
 
 /// Sends an incomplete message.
-fn half(channel: &Channel) {
+fn send_half_message(channel: &Channel) {
     let mut socket = UnixStream::from(channel.as_fd().try_clone_to_owned().unwrap());
     socket.write_all(b"wrplne").unwrap();
 }
 
 /// In the other process: makes two tensors and sends them.
 pub(crate) fn maker(channel: &Channel, point: &str) -> Result<()> {
-    let points = Points(point);
-    points.reached("start");
+    let kill_point = KillPoint(point);
+    kill_point.reached("start");
     let tensor = full([elements()], 1.0, (DType::F32, "cuda:0"))?;
-    points.reached("made");
+    kill_point.reached("made");
     let tensor = tensor.share_memory()?;
-    points.reached("shared");
+    kill_point.reached("shared");
     for _ in 0..20 {
         tensor.add_(1.0)?;
     }
-    points.reached("enqueued");
+    kill_point.reached("enqueued");
     channel.send(&tensor)?;
-    points.reached("sent");
+    kill_point.reached("sent");
     let second = tensor.add(1.0)?.share_memory()?;
-    points.reached("enqueued more");
+    kill_point.reached("enqueued more");
     drop(tensor);
-    points.reached("dropped");
+    kill_point.reached("dropped");
     if point == "half sent" {
-        half(channel);
+        send_half_message(channel);
     }
-    points.reached("half sent");
+    kill_point.reached("half sent");
     channel.send(&second)?;
-    points.reached("sent both");
+    kill_point.reached("sent both");
     channel.send_event(&second)?;
-    points.reached("told");
+    kill_point.reached("told");
     unreachable!("no point is {point}");
 }
 
 /// In the other process: receives two tensors and changes the first.
 pub(crate) fn receiver(channel: &Channel, point: &str) -> Result<()> {
-    let points = Points(point);
-    points.reached("start");
+    let kill_point = KillPoint(point);
+    kill_point.reached("start");
     if point == "half sent" {
-        half(channel);
+        send_half_message(channel);
     }
-    points.reached("half sent");
+    kill_point.reached("half sent");
     let tensor = channel.recv()?;
-    points.reached("received");
+    kill_point.reached("received");
     assert!(all(&tensor, 1.0)?);
-    points.reached("read");
+    kill_point.reached("read");
     tensor.fill_(7.0)?;
-    points.reached("enqueued");
+    kill_point.reached("enqueued");
     cuda::synchronize(())?;
-    points.reached("done");
+    kill_point.reached("done");
     channel.send_event(&tensor)?;
-    points.reached("told");
+    kill_point.reached("told");
     let second = channel.recv()?;
-    points.reached("received both");
+    kill_point.reached("received both");
     drop((tensor, second));
-    points.reached("dropped");
+    kill_point.reached("dropped");
     let socket = UnixStream::from(channel.as_fd().try_clone_to_owned().unwrap());
     let _ = socket.shutdown(std::net::Shutdown::Both);
-    points.reached("closed");
+    kill_point.reached("closed");
     unreachable!("no point is {point}");
 }
 
@@ -137,7 +137,7 @@ pub(crate) fn all(tensor: &Tensor, value: f32) -> Result<bool> {
 }
 
 /// Reuses freed memory. The shared memory must not be among it.
-pub(crate) fn churn() -> Result<()> {
+pub(crate) fn reuse_freed_memory() -> Result<()> {
     for i in 0..4 {
         full([elements()], 100.0 + f64::from(i), (DType::F32, "cuda:0"))?;
     }
@@ -159,7 +159,7 @@ fn survive_maker(spec: &str, world: &Runtime, point: &str) -> Result<usize> {
             Some(ErrorKind::PeerGone { .. } | ErrorKind::InvalidArgument { .. })
         ));
         assert!(!peer.ended(), "{spec}: it was to be killed when it was {point}");
-        churn()?;
+        reuse_freed_memory()?;
         for (tensor, value) in [(&first, 21.0), (&second, 22.0)] {
             let Some(tensor) = tensor else { continue };
             let Some(right) = or_gone(all(tensor, value))? else {
@@ -193,7 +193,7 @@ fn survive_receiver(spec: &str, world: &Runtime, point: &str) -> Result<bool> {
             Some(ErrorKind::PeerGone { .. } | ErrorKind::InvalidArgument { .. })
         ));
         assert!(!peer.ended(), "{spec}: it was to be killed when it was {point}");
-        churn()?;
+        reuse_freed_memory()?;
         // Work that the peer's event covers is complete. Without an event, either value is right.
         let values = or_gone(tensor.to_vec::<f32>())?;
         let right = |v: &f32| *v == 7.0 || !told && *v == 1.0;

@@ -448,7 +448,7 @@ fn gone<T: std::fmt::Debug>(result: Result<T>) -> bool {
 
 /// Checks that results computed from a tensor, before or after its other user was killed, are right
 /// or refused.
-fn nothing_stale(tensor: &Tensor, results: &[Tensor], value: f32) -> Result<()> {
+fn assert_nothing_stale(tensor: &Tensor, results: &[Tensor], value: f32) -> Result<()> {
     let refused = gone(tensor.to_vec::<f32>());
     for result in results {
         match result.to_vec::<f32>() {
@@ -481,7 +481,7 @@ fn kills(spec: &str, world: &Runtime) -> Result<()> {
         let tensor = peer.channel.recv()?;
         let results = [tensor.add(1.0)?, tensor.add(0.5)?.add(0.5)?];
         killed(&mut peer);
-        nothing_stale(&tensor, &results, 6.0)?;
+        assert_nothing_stale(&tensor, &results, 6.0)?;
         assert!(!sim || gone(tensor.to_vec::<f32>()), "{spec}: nothing ran");
         drop((peer, tensor, results));
 
@@ -491,7 +491,7 @@ fn kills(spec: &str, world: &Runtime) -> Result<()> {
         match peer.channel.recv() {
             Ok(tensor) => {
                 let results = or_gone(tensor.add(1.0))?;
-                nothing_stale(&tensor, results.as_slice(), 6.0)?;
+                assert_nothing_stale(&tensor, results.as_slice(), 6.0)?;
             }
             other => assert!(gone(other)),
         }
@@ -514,7 +514,7 @@ fn kills(spec: &str, world: &Runtime) -> Result<()> {
         peer.channel.recv_event(&tensor)?;
         let results = [tensor.add(1.0)?];
         killed(&mut peer);
-        nothing_stale(&tensor, &results, 6.0)?;
+        assert_nothing_stale(&tensor, &results, 6.0)?;
         assert!(!sim || gone(tensor.to_vec::<f32>()), "{spec}: nothing ran");
         Ok(())
     })

@@ -8,7 +8,7 @@ use warpline::multiprocessing::Channel;
 use warpline::{DType, ErrorKind, Result, ResultExt, arange, cuda, ones, with_runtime, zeros};
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
 
-use crate::cut::take_next;
+use crate::cut::read_next_message;
 use crate::threads::{pair, world};
 
 /// Runs on one simulated GPU.
@@ -148,7 +148,7 @@ fn nonsense_is_an_error() {
         let shared = ones([2], "cuda")?.share_memory()?;
         let (a, b) = UnixStream::pair().unwrap();
         Channel::new(a).send(&shared)?;
-        let (good, _) = take_next(&b, None);
+        let (good, _) = read_next_message(&b, None);
         for at in 0..=good.len() {
             let mut bytes = good.clone();
             if let Some(byte) = bytes.get_mut(at) {

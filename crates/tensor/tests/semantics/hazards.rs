@@ -39,13 +39,13 @@ cases! {
 }
 
 /// Four streams, and a tensor that the device has finished writing.
-struct Case {
+struct HazardCase {
     streams: [Stream; 4],
     tensor: Tensor,
     made: Vec<Tensor>,
 }
 
-impl Case {
+impl HazardCase {
     fn new(device: usize) -> Result<Self> {
         let stream = || cuda::exclusive_stream(device, 0);
         let streams = [stream()?, stream()?, stream()?, stream()?];
@@ -73,9 +73,9 @@ impl Case {
 }
 
 /// Runs a case on every device. Its results are dropped after the device has finished.
-fn each(world: &World, case: impl Fn(&mut Case) -> Result<()>) -> Result<()> {
+fn each(world: &World, case: impl Fn(&mut HazardCase) -> Result<()>) -> Result<()> {
     for device in 0..world.devices {
-        let mut it = Case::new(device)?;
+        let mut it = HazardCase::new(device)?;
         case(&mut it)?;
         cuda::synchronize(device)?;
         assert!(cuda::take_races().is_empty(), "a race that the case did not look at");

@@ -75,12 +75,12 @@ fn one_device(_: &World) -> Result<()> {
 }
 
 /// Decrements the counter of live memory when dropped.
-struct Counted {
+struct CountedMemory {
     _memory: DeviceMemory,
     live: Arc<AtomicUsize>,
 }
 
-impl Drop for Counted {
+impl Drop for CountedMemory {
     fn drop(&mut self) {
         self.live.fetch_sub(1, Ordering::SeqCst);
     }
@@ -97,7 +97,7 @@ fn sources(_: &World) -> Result<()> {
         let _memory = DeviceMemory::new(driver, device, bytes)?;
         let ptr = _memory.ptr();
         counter.fetch_add(1, Ordering::SeqCst);
-        let owner = Counted { _memory, live: Arc::clone(&counter) };
+        let owner = CountedMemory { _memory, live: Arc::clone(&counter) };
         // SAFETY: `ptr` is the start of the `bytes` bytes that `owner` holds. The owner's drop
         // waits for the device before it frees them.
         Ok(unsafe { ForeignMemory::new(driver, device, ptr, bytes, owner) }.into())
@@ -171,9 +171,9 @@ fn a_chain_of_pools_whose_sources_own_tensors_is_dropped_without_recursion() {
 }
 
 /// Allocates memory when dropped.
-struct Allocates;
+struct AllocateOnDrop;
 
-impl Drop for Allocates {
+impl Drop for AllocateOnDrop {
     fn drop(&mut self) {
         cuda::empty_cache();
         let _ = ones([1 << 20], 0);
@@ -186,7 +186,7 @@ fn a_source_is_dropped_outside_the_locks_of_the_allocator() {
     std::thread::spawn(move || {
         let runtime = warpline::open("sim:1,lazy", &Default::default()).expect("a simulated GPU");
         let run = || {
-            let value = Allocates;
+            let value = AllocateOnDrop;
             let pool = MemPool::over(0, PoolOptions::default(), move |driver, device, bytes| {
                 let _ = &value;
                 Ok(DeviceMemory::new(driver, device, bytes)?.into())

@@ -250,8 +250,8 @@ fn many(_: &World) -> Result<()> {
 
 fn overwritten(_: &World) -> Result<()> {
     let t = table(0)?;
-    type Heal = fn(&Tensor, &Tensor) -> Result<()>;
-    let ways: [Heal; 7] = [
+    type Overwrite = fn(&Tensor, &Tensor) -> Result<()>;
+    let ways: [Overwrite; 7] = [
         |u, _| u.zero_().map(drop),
         |u, _| u.fill_(3.0).map(drop),
         |u, _| u.normal_(0.0, 1.0).map(drop),

@@ -19,7 +19,7 @@ const N: usize = 8;
 
 /// An action on tensor `dst` that may read tensor `src`.
 #[derive(Clone, Debug)]
-enum What {
+enum Action {
     /// `dst += src`
     Add,
     /// Assigns twice the second half of `src` to the first half of `dst`.
@@ -39,39 +39,40 @@ enum What {
 }
 
 #[derive(Clone, Debug)]
-struct Op {
+struct Operation {
     thread: usize,
     stream: usize,
     dst: usize,
     src: usize,
-    what: What,
+    action: Action,
 }
 
-impl Op {
+impl Operation {
     fn writes(&self) -> bool {
-        !matches!(self.what, What::Ask | What::Read)
+        !matches!(self.action, Action::Ask | Action::Read)
     }
 
     /// Whether the order of the two calls matters.
-    fn conflicts(&self, other: &Op) -> bool {
-        let touches = |a: &Op, b: &Op| a.writes() && [b.dst, b.src].contains(&a.dst);
+    fn conflicts(&self, other: &Operation) -> bool {
+        let touches = |a: &Operation, b: &Operation| a.writes() && [b.dst, b.src].contains(&a.dst);
         touches(self, other) || touches(other, self)
     }
 }
 
-fn program() -> impl Strategy<Value = Vec<Op>> {
-    let what = prop_oneof![
-        4 => Just(What::Add),
-        3 => Just(What::Halves),
-        3 => (0..3usize).prop_map(|device| What::Replace { device }),
-        3 => any::<bool>().prop_map(|non_blocking| What::Copy { non_blocking }),
-        2 => Just(What::ThroughHost),
-        1 => (-9..9i64).prop_map(What::Fill),
-        2 => Just(What::Ask),
-        1 => Just(What::Read),
+fn program() -> impl Strategy<Value = Vec<Operation>> {
+    let action = prop_oneof![
+        4 => Just(Action::Add),
+        3 => Just(Action::Halves),
+        3 => (0..3usize).prop_map(|device| Action::Replace { device }),
+        3 => any::<bool>().prop_map(|non_blocking| Action::Copy { non_blocking }),
+        2 => Just(Action::ThroughHost),
+        1 => (-9..9i64).prop_map(Action::Fill),
+        2 => Just(Action::Ask),
+        1 => Just(Action::Read),
     ];
-    let op = (0..THREADS, 0..STREAMS, 0..TENSORS, 0..TENSORS, what)
-        .prop_map(|(thread, stream, dst, src, what)| Op { thread, stream, dst, src, what });
+    let op = (0..THREADS, 0..STREAMS, 0..TENSORS, 0..TENSORS, action).prop_map(
+        |(thread, stream, dst, src, action)| Operation { thread, stream, dst, src, action },
+    );
     prop::collection::vec(op, 1..50)
 }
 
@@ -83,23 +84,23 @@ struct Outcome {
 }
 
 /// Runs the program one operation after another on plain numbers.
-fn expected(program: &[Op]) -> Outcome {
+fn expected(program: &[Operation]) -> Outcome {
     let mut tensors: Vec<Vec<i64>> = (0..TENSORS).map(|i| vec![i as i64; N]).collect();
-    let see = |op: &Op| {
+    let see = |op: &Operation| {
         let src = tensors[op.src].clone();
         let dst = &mut tensors[op.dst];
-        match op.what {
-            What::Add => dst.iter_mut().zip(&src).for_each(|(d, s)| *d = d.wrapping_add(*s)),
-            What::Halves => {
+        match op.action {
+            Action::Add => dst.iter_mut().zip(&src).for_each(|(d, s)| *d = d.wrapping_add(*s)),
+            Action::Halves => {
                 let (first, second) = (&mut dst[..N / 2], &src[N / 2..]);
                 first.iter_mut().zip(second).for_each(|(d, s)| *d = s.wrapping_mul(2));
             }
-            What::Replace { .. } => {
+            Action::Replace { .. } => {
                 *dst = src.iter().map(|s| s.wrapping_mul(3).wrapping_add(1)).collect();
             }
-            What::Copy { .. } | What::ThroughHost => *dst = src,
-            What::Fill(value) => dst.fill(value),
-            What::Ask | What::Read => return Some(src),
+            Action::Copy { .. } | Action::ThroughHost => *dst = src,
+            Action::Fill(value) => dst.fill(value),
+            Action::Ask | Action::Read => return Some(src),
         }
         None
     };
@@ -108,7 +109,7 @@ fn expected(program: &[Op]) -> Outcome {
 }
 
 /// The result of a reading operation.
-enum Seen {
+enum ReadResult {
     Now(Vec<i64>),
     Later(Pending<Vec<i64>>),
 }
@@ -116,7 +117,7 @@ enum Seen {
 /// State that the threads of a run share.
 struct Run<'a> {
     world: &'a SimBox,
-    program: &'a [Op],
+    program: &'a [Operation],
     streams: Vec<Vec<Stream>>,
     tensors: Vec<Mutex<Tensor>>,
     /// The operations that were called. Conflicting operations are called in the program's order,
@@ -130,27 +131,27 @@ impl Run<'_> {
         self.tensors[index].lock().unwrap().clone()
     }
 
-    fn call(&self, op: &Op) -> Result<Option<Seen>> {
+    fn call(&self, op: &Operation) -> Result<Option<ReadResult>> {
         // Select the stream on every device, since the op may run on the device of `src`, of `dst`
         // or of the result.
         let _guards: Vec<_> =
             self.streams.iter().map(|of| cuda::stream(&of[op.stream])).collect::<Result<_>>()?;
         let (dst, src) = (self.tensor(op.dst), self.tensor(op.src));
-        match op.what {
-            What::Add => drop(dst.add_(&src.to_non_blocking(dst.device())?)?),
-            What::Halves => {
+        match op.action {
+            Action::Add => drop(dst.add_(&src.to_non_blocking(dst.device())?)?),
+            Action::Halves => {
                 let second = src.narrow(0, N as isize / 2, N / 2)?.mul(2)?;
                 dst.narrow(0, 0, N / 2)?.copy_(&second, true)?;
             }
-            What::Replace { device } => {
+            Action::Replace { device } => {
                 let moved = src.to_non_blocking(device % self.world.devices)?;
                 *self.tensors[op.dst].lock().unwrap() = moved.mul(3)?.add(1)?;
             }
-            What::Copy { non_blocking } => drop(dst.copy_(&src, non_blocking)?),
-            What::ThroughHost => drop(dst.copy_(&src.to_non_blocking("cpu")?, true)?),
-            What::Fill(value) => drop(dst.fill_(value)?),
-            What::Ask => return Ok(Some(Seen::Later(src.to_vec_async()?))),
-            What::Read => return Ok(Some(Seen::Now(src.to_vec_async()?.wait()?))),
+            Action::Copy { non_blocking } => drop(dst.copy_(&src, non_blocking)?),
+            Action::ThroughHost => drop(dst.copy_(&src.to_non_blocking("cpu")?, true)?),
+            Action::Fill(value) => drop(dst.fill_(value)?),
+            Action::Ask => return Ok(Some(ReadResult::Later(src.to_vec_async()?))),
+            Action::Read => return Ok(Some(ReadResult::Now(src.to_vec_async()?.wait()?))),
         }
         Ok(None)
     }
@@ -164,7 +165,7 @@ impl Run<'_> {
         drop(self.progress.wait_while(self.called.lock().unwrap(), blocked).unwrap());
     }
 
-    fn thread(&self, thread: usize) -> Result<Vec<(usize, Option<Seen>)>> {
+    fn thread(&self, thread: usize) -> Result<Vec<(usize, Option<ReadResult>)>> {
         let own = self.program.iter().enumerate().filter(|(_, op)| op.thread == thread);
         own.map(|(index, op)| {
             self.turn(index);
@@ -179,7 +180,7 @@ impl Run<'_> {
 }
 
 /// Runs a program on threads. Also returns the number of host waits.
-fn run(world: &SimBox, program: &[Op]) -> Result<(Outcome, u64)> {
+fn run(world: &SimBox, program: &[Operation]) -> Result<(Outcome, u64)> {
     let mut tensors = Vec::new();
     let mut streams = Vec::new();
     for device in 0..world.devices {
@@ -210,8 +211,8 @@ fn run(world: &SimBox, program: &[Op]) -> Result<(Outcome, u64)> {
     let mut seen: Vec<Option<Vec<i64>>> = vec![None; program.len()];
     for (index, value) in parts.into_iter().flatten() {
         seen[index] = match value {
-            Some(Seen::Now(vec)) => Some(vec),
-            Some(Seen::Later(pending)) => Some(pending.wait()?),
+            Some(ReadResult::Now(vec)) => Some(vec),
+            Some(ReadResult::Later(pending)) => Some(pending.wait()?),
             None => None,
         };
     }
@@ -223,7 +224,7 @@ fn run(world: &SimBox, program: &[Op]) -> Result<(Outcome, u64)> {
 fn s12_random_programs_agree_with_one_by_one() {
     let config = Config { cases: 8, failure_persistence: None, ..Config::default() };
     let checked = TestRunner::new(config).run(&program(), |program| {
-        let reads = program.iter().filter(|op| matches!(op.what, What::Read)).count() as u64;
+        let reads = program.iter().filter(|op| matches!(op.action, Action::Read)).count() as u64;
         let expected = expected(&program);
         for devices in 1..=3 {
             for schedule in schedules() {

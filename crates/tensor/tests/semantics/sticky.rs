@@ -11,13 +11,13 @@ use crate::boxes::{SimBox, schedules, within_a_minute};
 
 /// The cause of a device's loss.
 #[derive(Clone, Copy, Debug)]
-enum Blow {
+enum LossCause {
     Kernel,
     Copy,
     Gone,
 }
 
-impl Blow {
+impl LossCause {
     fn code(self) -> CudaCode {
         match self {
             Self::Kernel | Self::Copy => CudaCode::ILLEGAL_ADDRESS,
@@ -26,7 +26,7 @@ impl Blow {
     }
 
     /// Injects the fault on cuda:0 and enqueues work that fails when it runs.
-    fn strike(self, world: &SimBox, a: &Tensor) {
+    fn inject(self, world: &SimBox, a: &Tensor) {
         let fault = |call| Fault::new(call, self.code()).at_run().on(0);
         match self {
             Self::Kernel => {
@@ -52,45 +52,45 @@ fn driver_error(error: &Error) -> &DriverError {
     }
 }
 
-fn assert_lost<T>(result: Result<T>, what: &str, blow: Blow) {
-    assert_lost_on(0, result, what, blow);
+fn assert_lost<T>(result: Result<T>, what: &str, loss: LossCause) {
+    assert_lost_on(0, result, what, loss);
 }
 
-fn assert_lost_on<T>(on: usize, result: Result<T>, what: &str, blow: Blow) {
+fn assert_lost_on<T>(on: usize, result: Result<T>, what: &str, loss: LossCause) {
     let Err(error) = result else { panic!("{what} succeeded on a lost device") };
     match driver_error(&error) {
         DriverError::DeviceLost { device, cause } if *device == on => {
-            assert_eq!(cause.code, blow.code(), "{what}")
+            assert_eq!(cause.code, loss.code(), "{what}")
         }
         other => panic!("{what}: {other:?}"),
     }
     let text = error.to_string();
     let lost = format!("cuda:{on} is lost");
-    for fact in [&lost, "the process has to end", blow.code().name()] {
+    for fact in [&lost, "the process has to end", loss.code().name()] {
         assert!(text.contains(fact), "{what}: no `{fact}` in: {text}");
     }
 }
 
-fn each(test: fn(&SimBox, Blow) -> Result<()>) {
+fn each(test: fn(&SimBox, LossCause) -> Result<()>) {
     each_with(false, test);
 }
 
 /// Runs a test with isolated faults, unlike on hardware.
-fn each_isolated(test: fn(&SimBox, Blow) -> Result<()>) {
+fn each_isolated(test: fn(&SimBox, LossCause) -> Result<()>) {
     each_with(true, test);
 }
 
-fn each_with(isolate_faults: bool, test: fn(&SimBox, Blow) -> Result<()>) {
+fn each_with(isolate_faults: bool, test: fn(&SimBox, LossCause) -> Result<()>) {
     within_a_minute(move || {
-        for blow in [Blow::Kernel, Blow::Copy, Blow::Gone] {
+        for loss in [LossCause::Kernel, LossCause::Copy, LossCause::Gone] {
             for schedule in schedules() {
                 let config = SimConfig { schedule, isolate_faults, ..SimConfig::new(2) };
                 let world = SimBox::new(config, &RuntimeConfig::default());
                 let sim = world.sim.clone();
-                world.enter(|| test(&world, blow));
+                world.enter(|| test(&world, loss));
                 drop(world);
                 let usage = sim.usage();
-                assert!(usage.all_released(), "{blow:?}, {schedule:?}: {usage:#?}");
+                assert!(usage.all_released(), "{loss:?}, {schedule:?}: {usage:#?}");
             }
         }
     });
@@ -98,7 +98,7 @@ fn each_with(isolate_faults: bool, test: fn(&SimBox, Blow) -> Result<()>) {
 
 #[test]
 fn sticky_the_device_answers_with_its_cause_for_good() {
-    each(|world, blow| {
+    each(|world, loss| {
         let s = cuda::Stream::new(0)?;
         let event = cuda::Event::default();
         let a = ones([1000], 0)?;
@@ -106,24 +106,24 @@ fn sticky_the_device_answers_with_its_cause_for_good() {
         let b = cuda::with_stream(&s, || a.add(1.0))?;
         event.record(&s)?;
         cuda::synchronize(0)?;
-        blow.strike(world, &a);
+        loss.inject(world, &a);
         let first = cuda::synchronize(0).expect_err("the device is lost");
-        assert_eq!(driver_error(&first).code(), Some(blow.code()), "{first}");
+        assert_eq!(driver_error(&first).code(), Some(loss.code()), "{first}");
         for _ in 0..2 {
-            assert_lost(cuda::synchronize(0), "synchronize", blow);
-            assert_lost(a.to_vec::<f32>(), "to_vec", blow);
-            assert_lost(&a + &b, "add", blow);
-            assert_lost(a.zero_(), "zero_", blow);
-            assert_lost(a.sum(()), "sum", blow);
-            assert_lost(b.cpu(), "cpu", blow);
-            assert_lost_on(1, b.to("cuda:1"), "to a peer", blow);
-            assert_lost(pinned.to_non_blocking("cuda:0"), "to", blow);
-            assert_lost(zeros([50 << 20], 0), "an allocation", blow);
-            assert_lost(s.synchronize(), "stream.synchronize", blow);
-            assert_lost(s.query(), "stream.query", blow);
-            assert_lost(event.record(&s), "event.record", blow);
-            assert_lost(s.record_event(None), "record_event", blow);
-            assert_lost(cuda::exclusive_stream(0, 0), "a new stream", blow);
+            assert_lost(cuda::synchronize(0), "synchronize", loss);
+            assert_lost(a.to_vec::<f32>(), "to_vec", loss);
+            assert_lost(&a + &b, "add", loss);
+            assert_lost(a.zero_(), "zero_", loss);
+            assert_lost(a.sum(()), "sum", loss);
+            assert_lost(b.cpu(), "cpu", loss);
+            assert_lost_on(1, b.to("cuda:1"), "to a peer", loss);
+            assert_lost(pinned.to_non_blocking("cuda:0"), "to", loss);
+            assert_lost(zeros([50 << 20], 0), "an allocation", loss);
+            assert_lost(s.synchronize(), "stream.synchronize", loss);
+            assert_lost(s.query(), "stream.query", loss);
+            assert_lost(event.record(&s), "event.record", loss);
+            assert_lost(s.record_event(None), "record_event", loss);
+            assert_lost(cuda::exclusive_stream(0, 0), "a new stream", loss);
         }
         // Calls that ask no device still succeed.
         assert!(cuda::is_available()?);
@@ -137,21 +137,21 @@ fn sticky_the_device_answers_with_its_cause_for_good() {
 
 #[test]
 fn sticky_all_devices_go_and_cpu_tensors_stay() {
-    each(|world, blow| {
+    each(|world, loss| {
         let host = ones([10], ())?;
         let (other, lost) = (ones([10], 1)?, ones([10], 0)?);
         let s = cuda::Stream::new(1)?;
         cuda::synchronize(0)?;
         cuda::synchronize(1)?;
-        blow.strike(world, &lost);
+        loss.inject(world, &lost);
         assert!(cuda::synchronize(0).is_err());
         for _ in 0..2 {
-            assert_lost_on(1, cuda::synchronize(1), "synchronize", blow);
-            assert_lost_on(1, other.sum(()), "sum", blow);
-            assert_lost_on(1, other.to_vec::<f32>(), "to_vec", blow);
-            assert_lost_on(1, host.to(1), "to", blow);
-            assert_lost_on(1, zeros([50 << 20], 1), "an allocation", blow);
-            assert_lost_on(1, s.synchronize(), "stream.synchronize", blow);
+            assert_lost_on(1, cuda::synchronize(1), "synchronize", loss);
+            assert_lost_on(1, other.sum(()), "sum", loss);
+            assert_lost_on(1, other.to_vec::<f32>(), "to_vec", loss);
+            assert_lost_on(1, host.to(1), "to", loss);
+            assert_lost_on(1, zeros([50 << 20], 1), "an allocation", loss);
+            assert_lost_on(1, s.synchronize(), "stream.synchronize", loss);
             assert!(host.pin_memory().is_err(), "nothing can be page-locked any more");
             assert_eq!((&host + 1.0)?.sum(())?.item::<f32>()?, 20.0);
             assert_eq!(host.matmul(&full([10], 2.0, ())?)?.item::<f32>()?, 20.0);
@@ -167,13 +167,13 @@ fn sticky_all_devices_go_and_cpu_tensors_stay() {
 
 #[test]
 fn sticky_everything_else_goes_on_where_devices_are_kept_apart() {
-    each_isolated(|world, blow| {
+    each_isolated(|world, loss| {
         let host = ones([10], ())?;
         let pinned = ones([10], ())?.pin_memory()?;
         let other = ones([10], 1)?;
         let lost = ones([10], 0)?;
         cuda::synchronize(0)?;
-        blow.strike(world, &lost);
+        loss.inject(world, &lost);
         assert!(cuda::synchronize(0).is_err());
         for _ in 0..3 {
             assert_eq!((&host + 1.0)?.sum(())?.item::<f32>()?, 20.0);
@@ -199,11 +199,11 @@ fn sticky_everything_else_goes_on_where_devices_are_kept_apart() {
 /// Threads wait for a lost device, and use memory of its stream.
 #[test]
 fn sticky_nobody_waits_for_a_lost_device() {
-    each(|world, blow| {
+    each(|world, loss| {
         let s = cuda::Stream::new(0)?;
         let a = ones([1000], 0)?;
         let b = cuda::with_stream(&s, || a.add(1.0))?;
-        blow.strike(world, &a);
+        loss.inject(world, &a);
         let runtime = &world.runtime;
         std::thread::scope(|scope| {
             for _ in 0..2 {
@@ -229,12 +229,12 @@ fn sticky_nobody_waits_for_a_lost_device() {
 /// and reads of their destinations fail.
 #[test]
 fn sticky_page_locked_memory_is_the_hosts_again() {
-    each_isolated(|world, blow| {
+    each_isolated(|world, loss| {
         let source = ones([10], ())?.pin_memory()?;
         let (there, a) = (source.to_non_blocking(0)?, ones([10], 0)?);
         let back = a.to_non_blocking("cpu")?;
         let moved = a.to(1)?;
-        blow.strike(world, &a);
+        loss.inject(world, &a);
         // A wait of another device for the lost one ends, which does not make the lost device's
         // work complete.
         cuda::synchronize(1)?;
@@ -244,8 +244,8 @@ fn sticky_page_locked_memory_is_the_hosts_again() {
         source.copy_(&full([10], 3.0, 1)?, true)?;
         assert_eq!(source.to_vec::<f32>()?, [3.0; 10]);
         match back.to_vec::<f32>() {
-            Ok(values) => assert_eq!(values, [1.0; 10], "{blow:?}"),
-            Err(error) => assert_lost::<()>(Err(error), "a copy's result", blow),
+            Ok(values) => assert_eq!(values, [1.0; 10], "{loss:?}"),
+            Err(error) => assert_lost::<()>(Err(error), "a copy's result", loss),
         }
         drop((there, a, back, moved));
         assert!(source.pin_memory()?.is_pinned());
@@ -256,11 +256,11 @@ fn sticky_page_locked_memory_is_the_hosts_again() {
 /// The same with two devices: another device may overwrite memory that the lost device was to read.
 #[test]
 fn sticky_another_device_may_overwrite_a_source_of_a_lost_copy() {
-    each_isolated(|world, blow| {
+    each_isolated(|world, loss| {
         let pinned = ones([10], ())?.pin_memory()?;
         let (there, a) = (pinned.to_non_blocking(0)?, ones([10], 0)?);
         let other = full([10], 3.0, 1)?;
-        blow.strike(world, &a);
+        loss.inject(world, &a);
         pinned.copy_(&other, true)?;
         assert_eq!(pinned.to_vec::<f32>()?, [3.0; 10]);
         assert!(cuda::synchronize(0).is_err());

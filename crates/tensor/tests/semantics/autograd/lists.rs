@@ -72,9 +72,9 @@ fn a_starting_gradient_has_the_dtype_and_device_of_its_tensor() {
 }
 
 /// A function whose backward pass is the closure in its field.
-struct Returns(fn(&Tensor) -> Result<Gradients>);
+struct ReturnedGradients(fn(&Tensor) -> Result<Gradients>);
 
-impl Function for Returns {
+impl Function for ReturnedGradients {
     const NAME: &'static str = "returns";
 
     fn forward(&self, _: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
@@ -86,11 +86,11 @@ impl Function for Returns {
     }
 }
 
-/// Applies a `Returns` to two inputs, of which only the first needs a gradient. Returns its
+/// Applies `ReturnedGradients` to two inputs, of which only the first needs a gradient. Returns its
 /// gradient.
 fn returning(device: Device, f: fn(&Tensor) -> Result<Gradients>) -> Result<Tensor> {
     let x = ones([2], device)?.requires_grad_(true)?;
-    Returns(f).apply(&[&x, &ones([2], device)?])?[0].sum(())?.backward()?;
+    ReturnedGradients(f).apply(&[&x, &ones([2], device)?])?[0].sum(())?.backward()?;
     Ok(x.grad().expect("a gradient"))
 }
 

@@ -18,12 +18,12 @@ use crate::common;
 type Log = Arc<Mutex<Vec<String>>>;
 
 /// A weighted sum of its inputs, whose rounding depends on the order of additions.
-struct Mix {
+struct WeightedSum {
     name: String,
     log: Log,
 }
 
-impl Function for Mix {
+impl Function for WeightedSum {
     const NAME: &'static str = "mix";
 
     fn forward(&self, _: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
@@ -52,9 +52,9 @@ fn leaf(name: String, value: f32, log: &Log) -> Result<Tensor> {
 }
 
 /// A pseudorandom generator (splitmix64).
-struct Numbers(u64);
+struct SplitMix(u64);
 
-impl Numbers {
+impl SplitMix {
     fn below(&mut self, n: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -65,7 +65,7 @@ impl Numbers {
 }
 
 /// A graph: for each op its inputs, which are leaves (numbers below `LEAVES`) or earlier ops.
-struct Plan {
+struct OpGraph {
     ops: Vec<Vec<usize>>,
     roots: Vec<usize>,
 }
@@ -73,11 +73,11 @@ struct Plan {
 const LEAVES: usize = 5;
 
 /// The order of the hooks, and the bits of each leaf's gradient.
-type Pass = (Vec<String>, Vec<Option<Vec<u32>>>);
+type PassRecord = (Vec<String>, Vec<Option<Vec<u32>>>);
 
-impl Plan {
+impl OpGraph {
     fn new(seed: u64) -> Self {
-        let mut numbers = Numbers(seed);
+        let mut numbers = SplitMix(seed);
         let mut ops: Vec<Vec<usize>> = Vec::new();
         for op in 0..6 + numbers.below(10) {
             let inputs = 1 + numbers.below(5);
@@ -89,14 +89,14 @@ impl Plan {
     }
 
     /// Records the graph and runs a backward pass. Returns its order and the bits of all gradients.
-    fn run(&self) -> Result<Pass> {
+    fn run(&self) -> Result<PassRecord> {
         let log = Log::default();
         let leaves = (0..LEAVES).map(|i| leaf(format!("leaf {i}"), 0.1 + i as f32, &log));
         let leaves = leaves.collect::<Result<Vec<_>>>()?;
         let mut made = leaves.clone();
         for (i, inputs) in self.ops.iter().enumerate() {
             let inputs: Vec<&Tensor> = inputs.iter().map(|&input| &made[input]).collect();
-            let mix = Mix { name: format!("op {i}"), log: log.clone() };
+            let mix = WeightedSum { name: format!("op {i}"), log: log.clone() };
             made.push(mix.apply(&inputs)?.remove(0));
         }
         let start = tensor([1.1f32, 0.9], ())?;
@@ -157,7 +157,7 @@ impl Plan {
 fn passes_run_in_the_order_of_pytorchs_sequence_numbers() {
     common::cpu(|_| {
         for seed in 0..200 {
-            let plan = Plan::new(seed);
+            let plan = OpGraph::new(seed);
             assert_eq!(plan.run()?.0, plan.expected(), "seed {seed}");
         }
         Ok(())
@@ -167,8 +167,8 @@ fn passes_run_in_the_order_of_pytorchs_sequence_numbers() {
 #[test]
 fn a_thousand_passes_give_the_same_bits_in_the_same_order_in_one_thread_and_in_several() {
     common::cpu(|world| {
-        let plans: Vec<Plan> = (1000..1005).map(Plan::new).collect();
-        let first = plans.iter().map(Plan::run).collect::<Result<Vec<_>>>()?;
+        let plans: Vec<OpGraph> = (1000..1005).map(OpGraph::new).collect();
+        let first = plans.iter().map(OpGraph::run).collect::<Result<Vec<_>>>()?;
         let again = |passes: usize| {
             for i in 0..passes {
                 let (plan, first) = (&plans[i % plans.len()], &first[i % plans.len()]);
@@ -195,7 +195,7 @@ fn parts_that_several_threads_recorded_run_in_one_order() {
                 begin.wait();
                 let mut y = shared.clone();
                 for i in 0..3 + thread {
-                    let mix = Mix { name: format!("{thread}.{i}"), log: log.clone() };
+                    let mix = WeightedSum { name: format!("{thread}.{i}"), log: log.clone() };
                     y = mix.apply(&[&y, &shared])?.remove(0);
                 }
                 Ok::<_, warpline::Error>(y)
@@ -206,7 +206,7 @@ fn parts_that_several_threads_recorded_run_in_one_order() {
                 threads.into_iter().map(|t| t.join().expect("no panic")).collect::<Result<_>>()
             })?;
             let all: Vec<&Tensor> = parts.iter().collect();
-            let mix = Mix { name: "sum".into(), log: log.clone() };
+            let mix = WeightedSum { name: "sum".into(), log: log.clone() };
             mix.apply(&all)?[0].sum(())?.backward()?;
             let order = std::mem::take(&mut *log.lock().unwrap());
             let gradient = shared.grad().expect("a gradient").to_vec::<f32>()?;

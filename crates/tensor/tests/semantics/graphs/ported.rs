@@ -164,7 +164,7 @@ fn concurrent_replay(_: &World) -> Result<()> {
 
 /// One case: number of elements, the graph's segments and their bytes, and the bytes that the
 /// result alone holds.
-struct Case {
+struct MemoryCase {
     numel: usize,
     segments: i64,
     bytes: i64,
@@ -179,7 +179,7 @@ fn memory_stats(_: &World) -> Result<()> {
     let rounded = (MIN_LARGE + 512).next_multiple_of(2 << 20) as i64;
     let case = |bytes: usize, segments, total, after, small| {
         let numel = bytes / 4;
-        Case { numel, segments, bytes: total, bytes_after: after, small }
+        MemoryCase { numel, segments, bytes: total, bytes_after: after, small }
     };
     let cases = [
         case(512, 1, SMALL_BUFFER, SMALL_BUFFER, true),
@@ -189,7 +189,7 @@ fn memory_stats(_: &World) -> Result<()> {
         case(MIN_LARGE + 512, 3, 3 * rounded, rounded, false),
     ];
     let s = cuda::Stream::new(())?;
-    for Case { numel, segments, bytes, bytes_after, small } in cases {
+    for MemoryCase { numel, segments, bytes, bytes_after, small } in cases {
         cuda::empty_cache();
         let of = |stats: &MemoryStats| {
             let all = [stats.segment, stats.reserved_bytes, stats.active, stats.active_bytes];
