@@ -160,7 +160,7 @@ pub(crate) fn maker(channel: &Channel, point: &str) -> Result<()> {
         unreachable!("the socket takes nothing");
     }
     near.send(&tensor)?;
-    cuda::synchronize(())?; // what it is killed in is the message
+    cuda::synchronize(())?; // so that the kill is inside the message, not in earlier work
     if point == MAKER[1] {
         kill();
     }
@@ -193,14 +193,14 @@ pub(crate) fn receiver(channel: &Channel, point: &str) -> Result<()> {
         kill();
     }
     if point == RECEIVER[0] {
-        kill(); // in a descriptor of this process, and nothing has been made of it
+        kill(); // this process has the descriptor and has not used it
     }
     let (near, received) = (Arc::new(near), Arc::new(AtomicBool::new(false)));
     let (inside, done) = (near.clone(), received.clone());
     std::thread::spawn(move || {
         let kept = with_runtime(&runtime, || inside.recv());
         done.store(true, Relaxed);
-        std::thread::park(); // with the tensor
+        std::thread::park(); // keeps the tensor alive
         drop(kept);
     });
     if point == RECEIVER[1] {
@@ -256,7 +256,7 @@ fn survive_receiver(spec: &str, world: &Runtime, point: &str) -> Result<()> {
 /// Runs alone in a process, and checks that no descriptor is left over.
 pub(crate) fn survivor(spec: &str) -> Result<()> {
     let world = warpline::runtime();
-    survive_maker(spec, &world, MAKER[0])?; // what a first use opens
+    survive_maker(spec, &world, MAKER[0])?; // opens the descriptors of a first use
     // The real driver keeps some descriptors of its own.
     let most = descriptors() + if spec.starts_with("sim") { 0 } else { 8 };
     let left = |point: &str| {

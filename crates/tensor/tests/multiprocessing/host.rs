@@ -30,7 +30,7 @@ fn s33_host_memory_is_shared_and_devices_of_both_sides_copy_it_in_order() {
             let local = ones([600], "cuda:0")?;
             for _ in 0..3 {
                 local.add_(&tensor.to_non_blocking("cuda:0")?)?;
-                tensor.copy_(&local, true)?; // which the sending waits for
+                tensor.copy_(&local, true)?; // `send` waits for this copy
             }
             channel.send(&tensor)?;
             channel.recv_event(&tensor)?;
@@ -195,7 +195,7 @@ fn other_files_are_no_host_memory_and_that_is_no_devices() {
         // The size fits the file, but the message says the wrong kind of memory.
         let flipped = |message: &[u8]| {
             let mut message = message.to_vec();
-            message[HEAD + 3] ^= 1; // whether it is of the host
+            message[HEAD + 3] ^= 1; // flips the bit for host memory
             message
         };
         let error = swapped(&flipped(&device), &device_file);

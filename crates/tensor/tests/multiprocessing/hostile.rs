@@ -300,7 +300,7 @@ fn a_peer_cannot_open_hundreds_of_descriptors_by_announcing_semaphores() {
     let known = peer.messages[0].0.clone();
     assert_eq!(known[8], SEMAPHORE);
     let mut unknown = known.clone();
-    unknown[HEAD..HEAD + 16].fill(0x5a); // the UUID of no device
+    unknown[HEAD..HEAD + 16].fill(0x5a); // no device has this UUID
     for announcement in [known, unknown] {
         let (to, from) = UnixStream::pair().unwrap();
         let file = OwnedFd::from(File::create(&path).unwrap());

@@ -170,7 +170,7 @@ fn survive_maker(spec: &str, world: &Runtime, point: &str) -> Result<usize> {
                 continue;
             };
             assert!(right, "{spec}: killed when {point}: wrong data");
-            tensor.add_(1.0)?; // and it can be used on
+            tensor.add_(1.0)?; // the tensor stays usable
             assert!(all(tensor, value + 1.0)?);
         }
         Ok(usize::from(first.is_some())
@@ -240,7 +240,7 @@ pub(crate) fn survivor(spec: &str) -> Result<()> {
     // `world` outlives the count of descriptors: a thread of the simulator may hold the driver, and
     // so the file of its memory, a moment longer than every other user.
     let world = runtime(spec);
-    survive_maker(spec, &world, "start")?; // what a first use opens
+    survive_maker(spec, &world, "start")?; // opens the descriptors of a first use
     let before = descriptors();
     kill_everywhere(spec, &world);
     // A stream may still have waited for the killed process when the last tensor was dropped.
@@ -266,7 +266,7 @@ fn gpu_s33_the_survivor_of_a_kill_has_right_data_and_nothing_leaks() {
     let spec = common::gpu_spec();
     let world = runtime(&spec);
     let free = || with_runtime(&world, || cuda::mem_get_info(0).map(|info| info.free)).unwrap();
-    survive_maker(&spec, &world, "start").unwrap(); // what a first use takes
+    survive_maker(&spec, &world, "start").unwrap(); // takes the memory of a first use
     with_runtime(&world, cuda::empty_cache);
     let (before, fds) = (free(), descriptors());
     kill_everywhere(&spec, &world);

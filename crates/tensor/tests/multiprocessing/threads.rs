@@ -211,7 +211,7 @@ fn s33_memory_outlives_its_maker_and_then_is_gone() {
     maker.join().unwrap();
     let (sim, runtime) = world(1, Schedule::Lazy);
     with_runtime(&runtime, || -> Result<()> {
-        let tensor = b.recv()?; // it was on its way when its maker ended
+        let tensor = b.recv()?; // in flight when its maker ended
         assert_eq!(tensor.to_vec::<f32>()?, [0.0, 1.0, 2.0, 3.0, 4.0]);
         tensor.add_(1.0)?;
         assert_eq!(tensor.sum(())?.item::<f32>()?, 15.0);
@@ -306,7 +306,7 @@ fn s33_other_devices_read_and_copy_it() {
         |channel| {
             let before = channel.recv()?;
             assert_eq!(before.to("cuda:1")?.sum(())?.item::<f32>()?, 4950.0);
-            cuda::enable_peer_access(1, 0)?; // opens what is there already
+            cuda::enable_peer_access(1, 0)?; // the peer maps memory that exists already
             let local = zeros([100], "cuda:1")?;
             local.add_(&before)?;
             assert_eq!(local.sum(())?.item::<f32>()?, 4950.0);

@@ -86,9 +86,9 @@ fn both_streams(_: &World) -> Result<()> {
     let b = zeros([512], 1)?;
     for step in 1..6 {
         a.fill_(f64::from(step))?;
-        b.fill_(-1.0)?; // the copy must come after this too
+        b.fill_(-1.0)?; // before the copy
         b.copy_(&a, false)?;
-        a.fill_(-2.0)?; // and before this
+        a.fill_(-2.0)?; // after the copy
         assert_eq!((&b + 0.0)?.to_vec::<f32>()?, vec![step as f32; 512]);
     }
     Ok(())

@@ -242,7 +242,7 @@ fn a_rejected_launch_is_harmless() {
         let world = SimBox::with(1, schedule, warpline::SyncPolicy::Auto);
         world.enter(|| {
             harmless(0, |kept| {
-                assert_eq!(kept.mul(1.0)?.numel(), 100); // what it needs is loaded
+                assert_eq!(kept.mul(1.0)?.numel(), 100); // loads the kernel
                 let fault = Fault::new(CallKind::Launch, CudaCode::LAUNCH_OUT_OF_RESOURCES);
                 world.sim.inject(fault);
                 let (line, result) = (line!(), kept.mul(2.0));

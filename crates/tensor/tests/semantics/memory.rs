@@ -123,7 +123,7 @@ fn second_stream(record: bool) -> impl Fn(&World) -> Result<()> {
                 a.record_stream(&s)?;
             }
             drop(a);
-            let b = ones([4096], "cuda")?; // must not be the same memory yet, or come after
+            let b = ones([4096], "cuda")?; // other memory, or ordered after the use on `s`
             b.fill_(-7.0)?;
             s.synchronize()?;
             assert_eq!(sum.item::<f32>()?, expected);

@@ -116,7 +116,7 @@ fn golden(at: Device) -> Result<()> {
     for case in cases.iter().filter(|c| c["device"] == kind) {
         let n = case["n"].as_i64().expect("n");
         if n == -1 {
-            continue; // particular fills, whose calls the kernels' own tests make
+            continue; // the kernels' tests cover these fills
         }
         seen += 1;
         let n = n as usize;

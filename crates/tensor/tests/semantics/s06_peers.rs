@@ -161,7 +161,7 @@ fn freed(_devices: usize) -> Result<()> {
         let y = full([5000], f64::from(step), 1)?;
         sums.push(cuda::with_stream(&here, || &x + &y)?);
         drop(y);
-        let other = full([5000], -7.0, 1)?; // perhaps the same block
+        let other = full([5000], -7.0, 1)?; // may receive the same block
         other.add_(1.0)?;
     }
     for (step, sum) in sums.iter().enumerate() {

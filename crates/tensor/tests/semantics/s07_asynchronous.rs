@@ -24,7 +24,7 @@ fn program(device: Device) -> Result<Vec<f32>> {
     e.i(1)?.copy_(&e.i(2)?, false)?;
     e.t()?.i(3)?.mul_(0.5)?;
     let f = warpline::cat(&[&e, &e.t()?.reshape([6, 8])?], 0)?;
-    d.fill_(-1.0)?; // `e` shares its memory no more than `d - b` did
+    d.fill_(-1.0)?; // must not change `e`, which has its own memory
     (&f + &f.sum(0)?)?.to_vec()
 }
 
@@ -66,7 +66,7 @@ fn gpu_s07_ops_return_before_they_run() {
     let runtime = warpline::open(&spec, &RuntimeConfig::default()).expect("a GPU");
     warpline::with_runtime(&runtime, || -> Result<()> {
         let a = full([n, n], 1e-3, (DType::F32, "cuda"))?;
-        a.matmul(&a)?; // loads what it needs
+        a.matmul(&a)?; // loads the kernels
         cuda::synchronize(())?;
         let products = (0..20).map(|_| a.matmul(&a)).collect::<Result<Vec<_>>>()?;
         assert!(!cuda::current_stream(())?.query()?, "20 products were done at once");

@@ -104,7 +104,7 @@ fn ended(_: &World) -> Result<()> {
     let (t, stream) = (table(0)?, Stream::new(0)?);
     cuda::synchronize(0)?;
     let bad = in_other_thread(&runtime, || cuda::with_stream(&stream, || picked(&t, 9)))?;
-    Stream::new(0)?.synchronize()?; // of another stream
+    Stream::new(0)?.synchronize()?; // another stream reports nothing
     assert_eq!(failed(stream.synchronize()).index, 9);
     stream.synchronize()?;
     cuda::synchronize(0)?;

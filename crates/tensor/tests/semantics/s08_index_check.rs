@@ -129,7 +129,7 @@ fn every_op_and_wait(_: &World) -> Result<()> {
         wait(&picked)?;
         assert_is(&failed(cuda::synchronize(())), "index_select", 4, [0, 4], line);
         wait(&picked)?;
-        cuda::synchronize(())?; // once
+        cuda::synchronize(())?; // reported only once
         assert_is(&failed(picked.to_vec::<f32>()), "index_select", 4, [0, 4], line);
     }
     Ok(())
@@ -214,7 +214,7 @@ fn streams(_: &World) -> Result<()> {
         cuda::synchronize(0)?;
         // A dropped stream is among those that a wait for the device covers.
         let gone = cuda::exclusive_stream(0, 0)?;
-        let (t, bad) = (t.copy()?, bad.copy()?); // they remember the stream
+        let (t, bad) = (t.copy()?, bad.copy()?); // the originals must not record a use by `gone`
         let (line, _) = (line!(), cuda::with_stream(&gone, || embedding(&t, &bad))?);
         drop((gone, t, bad));
         assert_is(&failed(cuda::synchronize(0)), "embedding", 9, [0, 4], line);
@@ -270,11 +270,11 @@ fn replays(_: &World) -> Result<()> {
         assert_eq!(read(&rows)?, [3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
         which.copy_(&indices(0, &[bad, 0])?, false)?;
         graph.replay()?;
-        cuda::Stream::new(0)?.synchronize()?; // which covers no replay
+        cuda::Stream::new(0)?.synchronize()?; // covers no replay
         for _ in 0..2 {
             assert_is(&failed(read(&rows)), "index_select", bad, [0, 4], line);
         }
-        assert_eq!(read(&columns)?, [0.0, 3.0, 6.0, 9.0]); // the other call's
+        assert_eq!(read(&columns)?, [0.0, 3.0, 6.0, 9.0]); // the other call succeeded
         // Each replay reports its own failure. Both calls in the graph mark their results.
         other.copy_(&indices(0, &[3])?, false)?;
         graph.replay()?;
@@ -313,7 +313,7 @@ fn s08_checks_cost_nothing_where_there_are_none() {
         assert_eq!(world.host_waits(), waits);
         // A dropped stream gives up its places.
         for turn in 0..200 {
-            let t = table(0)?; // it remembers who reads it
+            let t = table(0)?; // new, because a tensor records its readers
             let stream = cuda::exclusive_stream(0, 0)?;
             let bad = indices(0, &[100 + turn])?;
             cuda::with_stream(&stream, || embedding(&t, &bad))?;

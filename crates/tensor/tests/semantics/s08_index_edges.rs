@@ -125,7 +125,7 @@ fn s08_a_launch_that_meets_a_capture_reports_where_it_runs() {
                 captured?;
                 Ok::<_, Error>(launcher.join().expect("no panic"))
             })?;
-            let Ok(_kept) = launched else { continue }; // too early or too late, and it said so
+            let Ok(_kept) = launched else { continue }; // the launch met a change of the capture and was refused
             let ran = s.synchronize();
             let other = cuda::exclusive_stream(0, 0)?;
             cuda::with_stream(&other, || graph.replay())?;

@@ -23,7 +23,7 @@ fn listed(of: &PendingLaunches) -> Vec<(&'static str, u32)> {
 /// Injects a fault into the next kernel of the device, and returns a tensor there.
 fn struck(world: &SimBox) -> Result<Tensor> {
     let a = ones([2, 3], 0)?;
-    cuda::synchronize(0)?; // what is known to be complete is not listed
+    cuda::synchronize(0)?; // completed launches are not listed
     world.sim.inject(Fault::new(CallKind::Launch, CudaCode::ILLEGAL_ADDRESS).at_run().on(0));
     Ok(a)
 }
@@ -141,7 +141,7 @@ fn s08_other_streams_of_a_lost_device_come_after() {
                 .inject(Fault::new(CallKind::Launch, CudaCode::ILLEGAL_ADDRESS).at_run().on(0));
             let (line, failed) = (line!(), a.mul_(2.0));
             if failed.is_err() {
-                return Ok(()); // it ran at once and has said so
+                return Ok(()); // the launch ran at once and returned the error
             }
             let (other, failed) = (line!(), cuda::with_stream(&s, || b.neg()));
             let error = match failed {

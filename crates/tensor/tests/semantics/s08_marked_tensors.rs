@@ -71,11 +71,11 @@ fn told_elsewhere(_: &World) -> Result<()> {
         in_thread(&|| cuda::synchronize(0))?;
         if turn % 2 == 0 {
             assert_eq!(failed(cuda::synchronize(0)).index, 40 + turn);
-            cuda::synchronize(0)?; // once
+            cuda::synchronize(0)?; // reported only once
         }
         assert_marked(&u, 40 + turn);
         assert_eq!(failed(in_thread(&|| u.to_vec::<f32>().map(drop))).index, 40 + turn);
-        cuda::synchronize(0)?; // the read has told
+        cuda::synchronize(0)?; // the read has reported the failure
     }
     Ok(())
 }
@@ -174,7 +174,7 @@ fn refused(_: &World) -> Result<()> {
     }
     // The refused launch changed nothing.
     assert_eq!(right.to_vec::<f32>()?, [0.0; 3]);
-    u.narrow(1, 0, 2)?.fill_(1.0)?; // which reads nothing
+    u.narrow(1, 0, 2)?.fill_(1.0)?; // a fill reads nothing, so it is allowed
     assert_marked(&u, 4);
     Ok(())
 }
@@ -230,7 +230,7 @@ fn many(_: &World) -> Result<()> {
             .collect::<Result<_>>()?;
         if by_wait {
             assert_eq!(failed(cuda::synchronize(0)).index, 101);
-            cuda::synchronize(0)?; // the others' count as reported
+            cuda::synchronize(0)?; // the other failures count as reported
         } else {
             // The read reports the failure of its own tensor, although its wait covers all.
             assert_eq!(failed(all[99].1.to_vec::<f32>()).index, 199);
@@ -377,7 +377,7 @@ fn s08_staged_copies_are_marked() {
             }
             assert_eq!(failed(host.copy_(&u, false)).index, 32);
             assert_marked(&u, 32);
-            assert_eq!(host.to_vec::<f32>()?, [0.0; 1000]); // known before it began
+            assert_eq!(host.to_vec::<f32>()?, [0.0; 1000]); // the failure was known before the copy
             u.copy_(&zeros([1, 1000], ())?, false)?;
             assert_eq!(u.to_vec::<f32>()?, [0.0; 1000]);
         }

@@ -38,7 +38,7 @@ fn arrive(world: &World) -> Result<()> {
             let host = t.cpu_async()?;
             // The source is neither contiguous nor at the start of its memory.
             let part = t.reshape([10, 100])?.t()?.narrow(0, 3, 2)?.to_vec_async::<i64>()?;
-            t.fill_(-1)?; // after all three
+            t.fill_(-1)?; // after all three copies
             let host = if by_query { poll(host)? } else { host.wait()? };
             assert!(host.is_pinned() && host.device().is_cpu());
             assert_eq!(host.to_vec::<i64>()?, expected);

@@ -219,7 +219,7 @@ fn sticky_nobody_waits_for_a_lost_device() {
                 });
             }
         });
-        drop((a, b)); // pending uses by `s` must not hold the memory for ever
+        drop((a, b)); // pending uses by `s` must not keep the memory forever
         assert_eq!(cuda::memory_allocated(0)?, 0);
         Ok(())
     });
