@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_told_to_end_processes_that_use_nothing() {
+    fn no_hint_names_processes_that_use_nothing() {
         // All that others use is this process's by other ways.
         let text = OutOfMemory { process: Some(70 * MIB), ..facts() }.to_string();
         assert!(text.contains("and other processes 0 bytes"), "{text}");

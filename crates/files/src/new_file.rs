@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_fails_leaves_one_complete_file_and_no_temporary_one() {
+    fn a_failed_save_leaves_one_complete_file_and_no_temporary_file() {
         let folder = Folder::new();
         let path = folder.0.join("a");
         for failing in 0.. {

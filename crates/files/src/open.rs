@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_that_somebody_keeps_and_a_fifo_are_errors_in_time() {
+    fn a_held_lock_and_a_fifo_are_errors_in_time() {
         let folder = std::env::temp_dir().join(format!("warpline-lock-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let kept = lock_folder(&folder, Duration::ZERO).unwrap();

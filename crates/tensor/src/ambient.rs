@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_box_without_simulated_gpus_is_not_told_to_find_a_real_one() {
+    fn the_error_of_a_box_without_gpus_suggests_no_real_gpu() {
         let error = with(&[("WARPLINE_DRIVER", "sim:0")]).devices().map(|d| d.count()).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::CudaUnavailable { .. }), "{error}");
         let text = error.to_string();

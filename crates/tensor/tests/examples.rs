@@ -39,7 +39,7 @@ fn the_example_programs_run() {
 }
 
 #[test]
-fn they_are_short_and_shown() {
+fn the_example_programs_are_short_and_shown() {
     let read = |path: &str| std::fs::read_to_string(path).expect(path);
     for name in PROGRAMS {
         assert!(read(&format!("examples/{name}.rs")).lines().count() < 80, "{name}");

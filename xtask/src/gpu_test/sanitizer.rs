@@ -22,7 +22,7 @@ const NEED_OVERLAP: [&str; 2] =
     ["gpu_s07_ops_return_before_they_run", "gpu_s12_streams_overlap_past_a_wait"];
 /// Tests whose large products take racecheck minutes each. It would check cuBLAS's kernels, not ours.
 const LARGE_PRODUCTS: [&str; 8] = [
-    "gpu_s13_synchronize_waits_for_all",
+    "gpu_s13_synchronize_waits_for_all_streams",
     "gpu_s13_an_event_covers_earlier_work",
     "gpu_s13_wait_stream_orders",
     "gpu_s13_wait_event_orders",

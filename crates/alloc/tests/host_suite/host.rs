@@ -63,7 +63,7 @@ fn the_longest_idle_memory_is_freed_before_the_cache_exceeds_the_peak() {
 }
 
 #[test]
-fn not_while_a_stream_uses_it() {
+fn host_memory_in_use_by_a_stream_is_not_reused() {
     let fake = Fake::new(1 << 40);
     let cache = HostCache::new(fake.clone());
     let block = cache.alloc(MIB).unwrap();

@@ -105,7 +105,7 @@ fn a_remainder_of_one_mebibyte_stays_with_a_large_block() {
 }
 
 #[test]
-fn freed_neighbours_merge_whatever_the_order() {
+fn freed_neighbours_merge_in_any_order() {
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
         let fake = Fake::new(1 << 40);
         let allocator = fake.allocator("");

@@ -369,7 +369,7 @@ fn pool_memory_keeps_its_pool_and_graphs_outlive_their_source() {
 }
 
 #[test]
-fn a_forked_child_is_told_so() {
+fn calls_in_a_forked_child_name_the_fork() {
     let fake = Fake::new("fork");
     let driver = fake.load().unwrap();
     // SAFETY: the child makes a refused call, which takes no lock and allocates nothing, and ends

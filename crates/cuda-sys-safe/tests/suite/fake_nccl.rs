@@ -207,8 +207,8 @@ fn an_abort_ends_a_call_that_hangs() {
 }
 
 #[test]
-fn an_abort_that_waits_for_a_graph_keeps_nobody_waiting() {
-    with_fakes("an_abort_that_waits_for_a_graph_keeps_nobody_waiting", 22_800, |driver| {
+fn an_abort_that_waits_for_a_graph_blocks_no_other_call() {
+    with_fakes("an_abort_that_waits_for_a_graph_blocks_no_other_call", 22_800, |driver| {
         let comm = Communicator::new(driver, 0, &ID, 2, 0, LIMIT).unwrap();
         enqueue(&comm).unwrap();
         counted("fake_graph");
@@ -278,8 +278,8 @@ fn waits_for_a_call_that_hangs_can_be_aborted() {
 }
 
 #[test]
-fn one_that_is_never_ready_is_given_up_at_any_stage() {
-    with_fakes("one_that_is_never_ready_is_given_up_at_any_stage", 22_800, |driver| {
+fn a_communicator_that_is_never_ready_is_given_up_at_any_stage() {
+    with_fakes("a_communicator_that_is_never_ready_is_given_up_at_any_stage", 22_800, |driver| {
         let limit = Duration::from_millis(50);
         driver.nccl().unwrap();
         for stage in 0..3 {

@@ -122,7 +122,7 @@ fn only_text_is_loaded_as_ptx() {
 }
 
 #[test]
-fn one_handle_is_one_stream_whoever_wraps_it() {
+fn one_handle_is_one_stream_however_often_it_is_wrapped() {
     let (_, driver) = sim();
     let own = stream(&driver);
     // SAFETY: `own` keeps the handle.

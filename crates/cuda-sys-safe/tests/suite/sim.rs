@@ -460,7 +460,7 @@ fn handles_for_other_processes_do_not_open_here() {
 
 #[cfg(unix)]
 #[test]
-fn a_forked_child_is_told_so() {
+fn calls_in_a_forked_child_name_the_fork() {
     let (_, driver) = sim(1, Schedule::Lazy);
     // SAFETY: the child only makes one call, which answers before it takes a lock, and exits.
     let status = unsafe {

@@ -190,7 +190,7 @@ fn ranks_that_wait_on_the_host_do_not_stop_their_devices() {
 }
 
 #[test]
-fn ranks_that_disagree_are_told_so() {
+fn ranks_that_disagree_get_an_error() {
     type Calls = fn(&Rank) -> Vec<Collective>;
     let cases: [(Calls, Calls, [&str; 2]); 6] = [
         (
@@ -281,7 +281,7 @@ fn a_wait_for_a_dead_rank_names_the_rank() {
 }
 
 #[test]
-fn a_rank_that_leaves_when_it_is_done_harms_nobody() {
+fn a_rank_may_leave_when_its_work_is_done() {
     for schedule in schedules() {
         let left = Barrier::new(2);
         ranks(2, schedule, true, |rank| {

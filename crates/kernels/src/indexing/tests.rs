@@ -269,13 +269,13 @@ fn many_out_of_range(target: Target<'_>) {
 }
 
 #[test]
-fn many_are_reported_as_one() {
+fn many_failed_indices_are_one_report() {
     on_every_target(many_out_of_range);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_many_are_reported_as_one() {
+fn gpu_many_failed_indices_are_one_report() {
     on_gpu(many_out_of_range);
 }
 

@@ -286,7 +286,7 @@ fn memory_that_two_captures_used_waits_for_both() {
 }
 
 #[test]
-fn memory_of_another_device_that_is_dropped_spoils_no_capture() {
+fn dropping_memory_of_another_device_invalidates_no_capture() {
     let sim = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(2) }.build();
     let runtime = Runtime::new(sim, RuntimeConfig::default()).unwrap();
     let gpus = [0, 1].map(|index| runtime.device(index).unwrap());

@@ -83,7 +83,7 @@ fn saved_parameters_are_loaded_on_every_device() {
 }
 
 #[test]
-fn several_files_have_an_index_and_progress_is_told() {
+fn several_files_have_an_index_and_progress_is_reported() {
     let folder = Folder::new("shards");
     save_sharded(&state().unwrap(), &folder.0, 1 << 20).unwrap();
     let shards = fs::read_dir(&folder.0).unwrap().count();

@@ -249,7 +249,7 @@ fn a_move_that_changes_nothing_keeps_every_parameter() -> Result<()> {
 }
 
 #[test]
-fn shared_memory_and_set_data_leave_nobody_behind_in_silence() -> Result<()> {
+fn shared_memory_and_set_data_never_leave_a_stale_tensor_silently() -> Result<()> {
     let mut net = Net::tied()?;
     let mut optimizer = sgd(&net)?;
     net.layers[0].weight.set_data(zeros([2, 2], ())?)?;

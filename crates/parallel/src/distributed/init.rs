@@ -334,7 +334,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rank_0_listens_where_it_was_told() {
+    fn rank_0_listens_on_its_given_address() {
         let found = |host| listening((host, 7), Deadline::after(DEFAULT_TIMEOUT));
         let addresses = |host| found(host).unwrap();
         assert_eq!(addresses("10.1.2.3"), [SocketAddr::from(([10, 1, 2, 3], 7))]);

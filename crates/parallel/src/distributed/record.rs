@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn few_have_to_be_asked_which_are_done() {
+    fn few_events_are_queried_to_find_completed_work() {
         for total in 0..40 {
             for done in 0..=total {
                 let asked = std::cell::Cell::new(0);

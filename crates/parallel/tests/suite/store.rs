@@ -197,7 +197,7 @@ fn a_wait_ends_at_its_timeout_and_names_the_keys() {
 }
 
 #[test]
-fn a_wait_holds_up_nobody() {
+fn a_wait_delays_no_other_client() {
     for (name, [store, other], _kept) in stores() {
         let waiting = {
             let store = Arc::clone(&store);

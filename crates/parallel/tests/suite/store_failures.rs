@@ -112,7 +112,7 @@ fn a_timeout_without_the_store_is_not_said_to_have_all_ranks_there() {
 }
 
 #[test]
-fn ranks_that_init_could_not_ask_about_are_told() {
+fn ranks_that_init_could_not_query_are_named() {
     let runtime = open("sim:3", &RuntimeConfig::default()).unwrap();
     for (text, absent, unknown) in [("came/2", vec![0], "rank 2"), ("came/0", vec![], "rank 0, ")] {
         let store = Fragile { text, broken: true.into(), ..Fragile::default() };

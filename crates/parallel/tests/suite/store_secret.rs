@@ -172,7 +172,7 @@ fn without_a_secret_only_the_loopback_is_listened_on_and_connected_to() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_store_listens_on_the_address_that_it_was_told_alone() {
+fn a_store_listens_only_on_its_given_address() {
     let secret = Secret::random().unwrap();
     let host = TcpStore::host_with("127.0.0.2:0", Some(&secret)).unwrap();
     assert!(TcpStream::connect(("127.0.0.2", host.port())).is_ok());

@@ -59,7 +59,7 @@ fn waits_and_requests_notice_a_host_that_goes() {
 }
 
 #[test]
-fn a_client_that_goes_is_noticed_even_while_it_waits() {
+fn the_server_notices_a_client_that_goes_while_it_waits() {
     let host = TcpStore::host("127.0.0.1:0").unwrap();
     {
         let _idle = TcpStore::connect(("127.0.0.1", host.port()), LONG).unwrap();
@@ -78,7 +78,7 @@ fn a_client_that_goes_is_noticed_even_while_it_waits() {
 }
 
 #[test]
-fn a_stranger_is_turned_away_and_disturbs_nobody() {
+fn a_stranger_is_turned_away_and_disturbs_no_client() {
     let host = TcpStore::host("127.0.0.1:0").unwrap();
     let client = TcpStore::connect(("127.0.0.1", host.port()), LONG).unwrap();
     let connect = || {

@@ -193,7 +193,7 @@ fn launches_in_flight_are_all_that_is_kept() {
 }
 
 #[test]
-fn only_the_owner_of_a_launch_is_told_until_its_thread_ends() {
+fn only_the_owner_of_a_launch_gets_its_report_until_the_thread_ends() {
     let stream = stream();
     let fail = |index| {
         let (launch, says) = launch(&stream);

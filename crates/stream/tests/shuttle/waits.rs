@@ -45,7 +45,7 @@ fn a_wait_is_left_out_only_where_one_is_enqueued() {
 }
 
 #[test]
-fn order_goes_through_a_third_stream() {
+fn order_is_passed_on_by_a_third_stream() {
     check(|| {
         let devices = world(1);
         let [first, second, third] = streams(&devices);

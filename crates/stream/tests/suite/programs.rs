@@ -101,7 +101,7 @@ fn s12_random_programs_agree_with_one_stream() {
 
 /// The schedules are lazy enough to tell: without waits some give something else.
 #[test]
-fn s12_without_waits_some_schedule_shows_it() {
+fn s12_without_waits_some_schedule_gives_wrong_data() {
     let program: Vec<Op> =
         (0..40).map(|i| Op { stream: i % STREAMS, dst: i % CELLS, src: (i + 1) % CELLS }).collect();
     let wrong = std::cell::Cell::new(0);

@@ -35,7 +35,7 @@ fn ends_in_child(f: impl FnOnce()) -> bool {
 }
 
 #[test]
-fn s33_a_forked_child_drops_a_channel_and_waits_for_nobody() {
+fn s33_a_forked_child_drops_a_channel_without_waiting() {
     let _alone = alone(); // the child holds copies of all descriptors
     let worlds = [0, 1].map(|_| world(1, Schedule::Lazy));
     let (here, there) = pair();

@@ -56,7 +56,7 @@ fn s33_host_memory_is_shared_and_devices_of_both_sides_copy_it_in_order() {
 }
 
 #[test]
-fn host_code_gets_copies_of_it_and_no_op_runs_on_it() {
+fn host_code_gets_copies_of_shared_memory_and_no_op_runs_on_it() {
     let (sim, runtime) = world(1, Schedule::Lazy);
     with_runtime(&runtime, || -> Result<()> {
         let (here, there) = pair();
@@ -127,7 +127,7 @@ fn s33_dropping_host_memory_waits_for_no_work_and_unmaps_nothing_that_work_uses(
 }
 
 #[test]
-fn s33_replays_of_a_graph_copy_it() {
+fn s33_replays_of_a_graph_copy_shared_host_memory() {
     let (_, runtime) = world(1, Schedule::Lazy);
     with_runtime(&runtime, || -> Result<()> {
         let (here, there) = pair();

@@ -66,7 +66,7 @@ fn refusals_to_receive_name_the_reason() {
 }
 
 #[test]
-fn it_is_on_the_same_gpu_whatever_its_number() {
+fn a_tensor_arrives_on_the_same_gpu_whatever_its_number() {
     let (here, there) = pair();
     let [all, second] = [None, Some("1")].map(|v| warpline::simulated_with(2, v).unwrap());
     with_runtime(&all, || here.send(&ones([2], "cuda:1")?.share_memory()?)).unwrap();

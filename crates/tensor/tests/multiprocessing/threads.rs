@@ -272,7 +272,7 @@ fn s33_several_are_shared_and_read_where_they_are() {
 }
 
 #[test]
-fn s33_replays_of_a_graph_use_it_and_the_graph_keeps_it() {
+fn s33_replays_of_a_graph_use_a_shared_tensor_and_the_graph_keeps_it() {
     both(
         |channel| {
             let tensor = zeros([64], "cuda:0")?.share_memory()?;
@@ -293,7 +293,7 @@ fn s33_replays_of_a_graph_use_it_and_the_graph_keeps_it() {
 }
 
 #[test]
-fn s33_other_devices_read_and_copy_it() {
+fn s33_other_devices_read_and_copy_a_shared_tensor() {
     both(
         |channel| {
             let tensor = numbers(100)?.share_memory()?;

@@ -10,7 +10,7 @@ rows! {
     schedules(1) s05_copies_between_all_pairs_of_devices_are_right gpu_s05_copies_between_all_pairs_of_devices_are_right => pairings;
     schedules(1) s05_dtypes_and_layouts_convert gpu_s05_dtypes_and_layouts_convert => converting;
     schedules(1) s09_copies_are_in_order gpu_s09_copies_are_in_order => in_order;
-    schedules(2) s09_device_copies_meet_both_streams gpu2_s09_device_copies_meet_both_streams => both_streams;
+    schedules(2) s09_device_copies_synchronise_with_both_streams gpu2_s09_device_copies_synchronise_with_both_streams => both_streams;
     schedules(1) s10_non_blocking_is_correct gpu_s10_non_blocking_is_correct => non_blocking;
     worlds(1) s05_large_copies_are_right gpu_s05_large_copies_are_right => large;
     worlds(1) s05_copies_broadcast_and_refuse gpu_s05_copies_broadcast_and_refuse => refusals;

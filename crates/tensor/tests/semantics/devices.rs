@@ -6,7 +6,7 @@ use crate::common::{self, World};
 
 rows! {
     worlds(1) s01_device_guard_restores gpu_s01_device_guard_restores => guards;
-    worlds(1) s01_each_thread_has_its_own gpu_s01_each_thread_has_its_own => threads;
+    worlds(1) s01_each_thread_has_its_own_current_device gpu_s01_each_thread_has_its_own_current_device => threads;
     worlds(1) s02_cuda_is_the_current_device gpu_s02_cuda_is_the_current_device => lands;
     worlds(1) s03_ops_run_where_their_inputs_are gpu_s03_ops_run_where_their_inputs_are => ops;
     worlds(2) s04_mixed_devices_are_refused gpu2_s04_mixed_devices_are_refused => mixed;

@@ -156,7 +156,7 @@ fn ops_fail_under_their_own_names() -> Result<()> {
 }
 
 #[test]
-fn devices_that_do_not_meet_are_named_with_the_op_and_the_line() -> Result<()> {
+fn mixed_devices_are_named_with_the_op_and_the_line() -> Result<()> {
     with_runtime(&simulated(2)?, || {
         let (a, b) = (ones([2, 2], "cuda:0")?, ones([2, 2], "cpu")?);
         let text = refused("add", &a + &b);
@@ -171,7 +171,7 @@ fn devices_that_do_not_meet_are_named_with_the_op_and_the_line() -> Result<()> {
 
 /// Unknown devices and malformed device names, in every function that takes a device.
 #[test]
-fn devices_that_are_not_there_are_named_with_the_op_and_the_line() -> Result<()> {
+fn unknown_devices_are_named_with_the_op_and_the_line() -> Result<()> {
     with_runtime(&simulated(2)?, || {
         for (name, said) in [("cuda:x", "'cuda:x'"), ("gpu", "'gpu'"), ("cuda:7", "cuda:7")] {
             let t = ones([2], ())?;

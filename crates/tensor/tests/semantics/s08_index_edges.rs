@@ -88,7 +88,7 @@ fn s08_a_refused_replay_hides_no_earlier_one() {
 /// One thread begins and ends captures of a stream while another launches on the stream. A launch
 /// is captured or runs at once; its failure is reported by the replay or by the run.
 #[test]
-fn s08_a_launch_that_meets_a_capture_reports_where_it_runs() {
+fn s08_a_launch_beside_a_capture_reports_its_failure() {
     SimBox::with(1, Schedule::Eager, SyncPolicy::Auto).enter(|| {
         let (t, bad) = (table(0)?, indices(0, &[7])?);
         let s = cuda::exclusive_stream(0, 0)?;

@@ -43,7 +43,7 @@ fn s08_a_blocking_launch_reports_its_own_failure() {
 }
 
 #[test]
-fn s08_without_it_the_next_synchronisation_reports_it() {
+fn s08_without_launch_blocking_the_next_synchronisation_reports_the_failure() {
     let world = boxed(Schedule::Lazy, false);
     world.enter(|| {
         let (a, b) = (ones([8], "cuda")?, ones([8], "cuda")?);

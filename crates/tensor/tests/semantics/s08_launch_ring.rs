@@ -71,7 +71,7 @@ fn s08_an_error_lists_the_launches_it_may_be_of() {
 
 /// A copy that is staged through page-locked memory waits for earlier work by itself.
 #[test]
-fn s08_a_large_copy_lists_them_too() {
+fn s08_a_large_copy_lists_pending_launches_too() {
     for to_device in [false, true] {
         let world = SimBox::lazy(1);
         world.enter(|| {
@@ -90,7 +90,7 @@ fn s08_a_large_copy_lists_them_too() {
 }
 
 #[test]
-fn s08_a_later_launch_lists_them_too() {
+fn s08_a_later_launch_lists_pending_launches_too() {
     let world = SimBox::lazy(1);
     world.enter(|| {
         let a = struck(&world)?;

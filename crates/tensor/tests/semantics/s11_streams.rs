@@ -14,8 +14,8 @@ crate::rows! {
     schedules(1) s11_pool_streams_alias_at_the_33rd gpu_s11_pool_streams_alias_at_the_33rd => pool;
     schedules(1) s11_exclusive_streams_are_not_shared gpu_s11_exclusive_streams_are_not_shared => exclusive;
     schedules(1) s11_external_streams gpu_s11_external_streams => external;
-    schedules(1) s11_each_thread_has_its_own gpu_s11_each_thread_has_its_own => per_thread;
-    schedules(2) s11_each_device_has_its_own gpu2_s11_each_device_has_its_own => per_device;
+    schedules(1) s11_each_thread_has_its_own_current_streams gpu_s11_each_thread_has_its_own_current_streams => per_thread;
+    schedules(2) s11_each_device_has_its_own_current_stream gpu2_s11_each_device_has_its_own_current_stream => per_device;
     schedules(1) s11_guards_restore gpu_s11_guards_restore => guards;
 }
 

@@ -221,7 +221,7 @@ fn run(world: &SimBox, program: &[Operation]) -> Result<(Outcome, u64)> {
 }
 
 #[test]
-fn s12_random_programs_agree_with_one_by_one() {
+fn s12_random_programs_agree_with_their_ops_one_by_one() {
     let config = Config { cases: 8, failure_persistence: None, ..Config::default() };
     let checked = TestRunner::new(config).run(&program(), |program| {
         let reads = program.iter().filter(|op| matches!(op.action, Action::Read)).count() as u64;

@@ -7,7 +7,7 @@ use crate::boxes::SimBox;
 use crate::common::World;
 
 crate::rows! {
-    schedules(1) s13_synchronize_waits_for_all gpu_s13_synchronize_waits_for_all => device;
+    schedules(1) s13_synchronize_waits_for_all_streams gpu_s13_synchronize_waits_for_all_streams => device;
     schedules(1) s13_an_event_covers_earlier_work gpu_s13_an_event_covers_earlier_work
         => event;
     manual(1) s13_wait_stream_orders gpu_s13_wait_stream_orders => wait_stream;

@@ -17,7 +17,7 @@ crate::rows! {
 const COUNT: usize = 1 << 20;
 
 #[test]
-fn s14_frees_make_nobody_wait() {
+fn s14_frees_do_not_wait() {
     for devices in 1..=3 {
         let world = SimBox::lazy(devices);
         world.enter(|| {
@@ -147,7 +147,7 @@ fn s14_a_view_records_for_its_memory() {
 
 /// Freed memory is reused at once on its own stream, without a wait.
 #[test]
-fn s14_on_one_stream_memory_is_used_again_at_once() {
+fn s14_memory_is_reused_at_once_on_its_own_stream() {
     let world = SimBox::lazy(1);
     world.enter(|| {
         let a = ones([COUNT], 0)?;

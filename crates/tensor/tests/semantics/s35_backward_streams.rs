@@ -8,7 +8,7 @@ use crate::common::World;
 crate::rows! {
     schedules(1) s35_backward_ops_run_on_their_streams gpu_s35_backward_ops_run_on_their_streams => streams;
     manual(1) s35_the_notes_examples_race_only_where_it_says_unsafe gpu_s35_the_notes_examples_race_only_where_it_says_unsafe => examples;
-    manual(1) s35_gradients_meet_from_several_streams gpu_s35_gradients_meet_from_several_streams => meet;
+    manual(1) s35_gradients_from_several_streams_are_summed_in_order gpu_s35_gradients_from_several_streams_are_summed_in_order => meet;
     schedules(2) s35_gradients_cross_devices gpu2_s35_gradients_cross_devices => devices;
 }
 

@@ -166,7 +166,7 @@ fn sticky_all_devices_go_and_cpu_tensors_stay() {
 }
 
 #[test]
-fn sticky_everything_else_goes_on_where_devices_are_kept_apart() {
+fn sticky_other_devices_stay_usable_with_isolated_faults() {
     each_isolated(|world, loss| {
         let host = ones([10], ())?;
         let pinned = ones([10], ())?.pin_memory()?;
@@ -198,7 +198,7 @@ fn sticky_everything_else_goes_on_where_devices_are_kept_apart() {
 
 /// Threads wait for a lost device, and use memory of its stream.
 #[test]
-fn sticky_nobody_waits_for_a_lost_device() {
+fn sticky_waits_for_a_lost_device_end() {
     each(|world, loss| {
         let s = cuda::Stream::new(0)?;
         let a = ones([1000], 0)?;

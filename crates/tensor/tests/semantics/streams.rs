@@ -5,7 +5,7 @@ use warpline::{Result, RuntimeConfig, SyncPolicy, cuda, empty, manual_seed, ones
 use crate::common::{self, World};
 
 rows! {
-    schedules(1) s07_results_look_as_if_each_had_run_at_once gpu_s07_results_look_as_if_each_had_run_at_once => as_if_at_once;
+    schedules(1) s07_results_are_as_if_each_op_had_run_at_once gpu_s07_results_are_as_if_each_op_had_run_at_once => as_if_at_once;
     worlds(1) s11_a_stream_guard_restores gpu_s11_a_stream_guard_restores => guard;
     schedules(1) s12_the_example_is_right_by_default gpu_s12_the_example_is_right_by_default => right_by_default;
     manual(1) s12_the_race_is_reported_in_manual_mode gpu_s12_the_race_is_reported_in_manual_mode => reported;

@@ -190,13 +190,13 @@ fn extremes(target: Target<'_>) {
 }
 
 #[test]
-fn neither_infinite_nor_large_scores_spoil_others() {
+fn infinite_and_large_scores_do_not_affect_others() {
     on_every_target(extremes);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_neither_infinite_nor_large_scores_spoil_others() {
+fn gpu_infinite_and_large_scores_do_not_affect_others() {
     on_gpu(extremes);
 }
 

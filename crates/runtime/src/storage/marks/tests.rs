@@ -43,7 +43,7 @@ fn bytes_overwritten_piece_by_piece_have_no_mark() {
 }
 
 #[test]
-fn many_marks_become_one_that_has_them_all() {
+fn many_marks_become_one_union() {
     let mut marks = Marks::default();
     for i in 0..100 {
         marks.add(&(10 * i..10 * i + 5), &source(i % 5));

@@ -146,7 +146,7 @@ fn no_later_storage_has_the_version_of_one_that_is_gone() {
 }
 
 #[test]
-fn a_storage_is_unique_while_nobody_else_has_it() {
+fn a_storage_is_unique_while_it_has_one_owner() {
     let runtime = runtime(SyncPolicy::Auto, vec![]);
     let storage = Storage::pageable(&runtime, 8).unwrap();
     let version = storage.version();

@@ -80,7 +80,7 @@ fn a_kept_gradient_is_the_one_that_hooks_leave() {
 }
 
 #[test]
-fn a_kept_gradient_is_that_of_the_tensor_as_in_place_ops_leave_it() {
+fn a_retained_gradient_is_that_of_the_tensor_after_in_place_ops() {
     common::cpu(|_| {
         let x = leaf(&[1.0, 2.0])?;
         let y = x.mul(2.0)?;

@@ -34,7 +34,7 @@ fn enqueued<R>(sim: &SimBox, f: impl FnOnce() -> Result<R>) -> Result<(R, u64)> 
 }
 
 #[test]
-fn a_linear_layer_is_two_and_three() {
+fn a_linear_layer_takes_two_and_three_launches() {
     let sim = SimBox::lazy(1);
     sim.enter(|| {
         let [weight, bias] = layer(32, 16)?;
@@ -48,7 +48,7 @@ fn a_linear_layer_is_two_and_three() {
 }
 
 #[test]
-fn a_step_of_three_layers_with_cross_entropy() {
+fn a_step_of_three_layers_takes_ten_and_twelve_launches() {
     let sim = SimBox::lazy(1);
     sim.enter(|| {
         let layers = [layer(256, 256)?, layer(256, 256)?, layer(256, 10)?];
@@ -71,7 +71,7 @@ fn a_step_of_three_layers_with_cross_entropy() {
 }
 
 #[test]
-fn a_layer_norm_is_one_and_two() {
+fn a_layer_norm_takes_one_and_two_launches() {
     let sim = SimBox::lazy(1);
     sim.enter(|| {
         let [weight, bias] = layer(1, 32)?;
@@ -86,7 +86,7 @@ fn a_layer_norm_is_one_and_two() {
 }
 
 #[test]
-fn parts_of_a_split_are_put_together_by_one() {
+fn parts_of_a_split_are_joined_by_one_launch() {
     let sim = SimBox::lazy(1);
     sim.enter(|| {
         let x = randn([8, 12], Device::cuda(0))?.requires_grad_(true)?;
@@ -125,13 +125,13 @@ fn attention_over_packed_heads(dtype: DType) -> Result<(u64, u64)> {
 }
 
 #[test]
-fn attention_of_halves_is_one_and_three() {
+fn attention_of_halves_takes_one_and_three_launches() {
     // Backward: one launch for the queries, one for keys and values, and one for the split.
     assert_eq!(attention_over_packed_heads(DType::BF16).unwrap(), (1, 3));
 }
 
 #[test]
-fn attention_of_others_is_seven_and_ten() {
+fn attention_of_other_dtypes_takes_seven_and_ten_launches() {
     // Forward: copies of the three operands, two products, the weights, and a copy that puts the
     // heads side by side. Backward: a copy of the gradient, the gradients of weights and scores,
     // three products, three copies that put the heads side by side, and one launch for the split.
@@ -157,7 +157,7 @@ fn operands(op: &'static Op) -> Result<Vec<Tensor>> {
 }
 
 #[test]
-fn a_backward_pass_of_an_elementwise_op_is_one() {
+fn a_backward_pass_of_an_elementwise_op_is_one_launch() {
     let sim = SimBox::lazy(1);
     sim.enter(|| {
         let ops = table().filter(|op| op.dtypes(DType::F32).is_ok() && op.backward().is_some());

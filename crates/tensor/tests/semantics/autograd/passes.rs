@@ -90,7 +90,7 @@ fn a_hook_must_return_a_tensor_like_the_gradient() {
 }
 
 #[test]
-fn a_leaf_that_a_function_returns_stays_one() {
+fn a_leaf_that_a_function_returns_stays_a_leaf() {
     common::cpu(|_| {
         let (x, weight) = (leaf(&[1.0])?, leaf(&[5.0])?);
         let own = weight.clone();

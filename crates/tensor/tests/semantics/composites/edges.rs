@@ -89,7 +89,7 @@ fn queries_that_see_no_key_get_zeros_and_finite_gradients() {
 }
 
 #[test]
-fn nothing_has_the_statistics_that_pytorch_gives_it() {
+fn statistics_of_no_elements_are_pytorchs() {
     common::cpu(|_| {
         let one = tensor([[3f32]], ())?;
         assert!(one.var(1, 1)?.item::<f32>()?.is_nan());
