@@ -175,7 +175,7 @@ fn addresses_stay_reserved_while_something_is_mapped_there() {
 }
 
 #[test]
-fn an_explicit_release_gives_back_what_was_refused() {
+fn an_explicit_release_retries_refused_releases() {
     let (sim, driver) = world();
     let page = driver.mem_granularity(0).unwrap();
     for (call, release) in [
@@ -216,7 +216,7 @@ fn an_explicit_release_gives_back_what_was_refused() {
 }
 
 #[test]
-fn what_a_lost_device_had_is_not_kept() {
+fn objects_of_a_lost_device_are_not_kept() {
     let (sim, driver) = world();
     let memory = DeviceMemory::new(&driver, 0, MIB).unwrap();
     let pinned = HostMemory::pinned(&driver, 0, MIB).unwrap();

@@ -23,8 +23,8 @@ const NEED_OVERLAP: [&str; 2] =
 /// Tests whose large products take minutes each under racecheck, which would check kernels of cuBLAS, not of this
 /// workspace.
 const LARGE_PRODUCTS: [&str; 8] = [
-    "gpu_s13_synchronize_waits_for_all",
-    "gpu_s13_an_event_covers_what_came_before",
+    "gpu_s13_synchronize_waits_for_all_streams",
+    "gpu_s13_an_event_covers_earlier_work",
     "gpu_s13_wait_stream_orders",
     "gpu_s13_wait_event_orders",
     "gpu2_s13_wait_event_orders_across_devices",

@@ -3,6 +3,7 @@
 mod dependencies;
 mod layers;
 mod links;
+mod rows;
 mod rules;
 mod source_file;
 mod unsafety;
@@ -44,6 +45,7 @@ pub(crate) fn run() -> Result<()> {
     let names: Vec<&str> = crates.iter().map(|member| member.name.as_str()).collect();
     let mut complaints = Vec::new();
     let mut files = 0;
+    let mut rust_files = Vec::new();
     let mut unsafe_files = Vec::new();
     let outside = root.join("tests");
     let folders = crates.iter().map(|member| (member.dir(), Some(member)));
@@ -58,8 +60,9 @@ pub(crate) fn run() -> Result<()> {
                 complaints.extend(rules::check(&source));
                 complaints.extend(unsafety::check(&source));
                 if unsafety::has_unsafe(&source) {
-                    unsafe_files.push(name);
+                    unsafe_files.push(name.clone());
                 }
+                rust_files.push(name);
                 sources.push(source);
             }
         }
@@ -73,6 +76,8 @@ pub(crate) fn run() -> Result<()> {
     let text = workspace::read(&root.join("Cargo.toml"))?;
     complaints.extend(dependencies::unused_entries("Cargo.toml", &text, &crates));
     complaints.extend(unsafety::stale(&unsafe_files));
+    let page = workspace::read(&root.join(rows::PAGE))?;
+    complaints.extend(rows::check(&page, &rust_files, |path| root.join(path).exists()));
     for path in workspace::files(&root, &["md"])? {
         // The target of a symbolic link is checked at its own path.
         if !path.is_symlink() {

@@ -107,7 +107,7 @@ mod tests {
     use crate::owned::Communicator;
 
     #[test]
-    fn ranks_know_their_numbers_and_wait_for_nobody() {
+    fn ranks_know_their_numbers_and_do_not_wait() {
         let driver: Arc<dyn Driver> = Arc::new(NullDriver::new(3));
         let id = driver.nccl().unwrap().unique_id().unwrap();
         let comm = Communicator::new(&driver, 2, &id, 7, 5, Duration::ZERO).unwrap();

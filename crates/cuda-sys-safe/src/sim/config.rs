@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn specs() {
+    fn specs_are_read() {
         let read = SimConfig::from_spec;
         assert_eq!(read("sim").unwrap(), SimConfig::new(1));
         assert_eq!(read("sim:0").unwrap().devices, 0);

@@ -78,8 +78,8 @@ fn gpu2_an_illegal_address_loses_the_other_device_too() {
 #[cfg(unix)]
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_a_forked_child_is_told_so() {
-    in_child("gpu_a_forked_child_is_told_so", || {
+fn gpu_calls_in_a_forked_child_name_the_fork() {
+    in_child("gpu_calls_in_a_forked_child_name_the_fork", || {
         let driver = real::load().unwrap();
         let memory = DeviceMemory::new(&driver, 0, MIB).unwrap();
         // SAFETY: the child makes only refused calls, and ends by `_exit`.

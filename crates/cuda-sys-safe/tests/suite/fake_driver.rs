@@ -201,7 +201,7 @@ fn other_errors_pass() {
 }
 
 #[test]
-fn an_old_driver_lacks_only_what_it_lacks() {
+fn an_old_driver_fails_only_in_calls_that_it_lacks() {
     let fake = Fake::new("old");
     let driver = fake.load().unwrap();
     let memory = DeviceMemory::new(&driver, 0, 64).unwrap();
@@ -369,7 +369,7 @@ fn pool_memory_keeps_its_pool_and_graphs_outlive_their_source() {
 }
 
 #[test]
-fn a_forked_child_is_told_so() {
+fn calls_in_a_forked_child_name_the_fork() {
     let fake = Fake::new("fork");
     let driver = fake.load().unwrap();
     // SAFETY: the child only makes a refused call, which takes no lock and allocates nothing, and

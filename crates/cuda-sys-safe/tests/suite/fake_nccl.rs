@@ -209,8 +209,8 @@ fn an_abort_ends_a_call_that_hangs() {
 }
 
 #[test]
-fn an_abort_that_waits_for_a_graph_keeps_nobody_waiting() {
-    with_fakes("an_abort_that_waits_for_a_graph_keeps_nobody_waiting", 22_800, |driver| {
+fn an_abort_that_waits_for_a_graph_blocks_no_other_call() {
+    with_fakes("an_abort_that_waits_for_a_graph_blocks_no_other_call", 22_800, |driver| {
         let comm = Communicator::new(driver, 0, &ID, 2, 0, LIMIT).unwrap();
         enqueue(&comm).unwrap();
         counted("fake_graph");
@@ -252,8 +252,8 @@ fn calls_that_never_block_are_waited_for_until_an_abort() {
 }
 
 #[test]
-fn what_waits_for_a_call_that_hangs_can_be_aborted() {
-    with_fakes("what_waits_for_a_call_that_hangs_can_be_aborted", 22_800, |driver| {
+fn waits_for_a_call_that_hangs_can_be_aborted() {
+    with_fakes("waits_for_a_call_that_hangs_can_be_aborted", 22_800, |driver| {
         let new = || Communicator::new(driver, 0, &ID, 2, 0, LIMIT).unwrap();
         let (first, second) = (new(), new());
         counted("fake_hang");
@@ -281,8 +281,8 @@ fn what_waits_for_a_call_that_hangs_can_be_aborted() {
 }
 
 #[test]
-fn one_that_is_never_ready_is_given_up_at_any_stage() {
-    with_fakes("one_that_is_never_ready_is_given_up_at_any_stage", 22_800, |driver| {
+fn a_communicator_that_is_never_ready_is_given_up_at_any_stage() {
+    with_fakes("a_communicator_that_is_never_ready_is_given_up_at_any_stage", 22_800, |driver| {
         let limit = Duration::from_millis(50);
         driver.nccl().unwrap();
         for stage in 0..3 {

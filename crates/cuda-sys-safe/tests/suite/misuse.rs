@@ -76,7 +76,7 @@ fn an_interprocess_event_is_not_waited_for_on_another_device() {
 }
 
 #[test]
-fn a_capture_ends_with_what_began_it() {
+fn a_capture_ends_with_the_object_that_began_it() {
     let (_, driver) = sim();
     let stream = stream(&driver);
     drop(begin(&stream));
@@ -122,7 +122,7 @@ fn only_text_is_loaded_as_ptx() {
 }
 
 #[test]
-fn one_handle_is_one_stream_whoever_wraps_it() {
+fn one_handle_is_one_stream_however_often_it_is_wrapped() {
     let (_, driver) = sim();
     let own = stream(&driver);
     // SAFETY: `own` keeps the stream alive.

@@ -41,7 +41,7 @@ fn byte(driver: &Arc<dyn Driver>, mapping: &Mapping, at: usize) -> u8 {
 }
 
 #[test]
-fn both_see_what_either_writes_and_it_outlives_its_maker() {
+fn shared_memory_shows_both_sides_writes_and_outlives_its_maker() {
     let ((maker_sim, maker), (peer_sim, peer)) = (sim(), sim());
     let made = PhysicalMemory::shareable(&maker, 0, 2 * PAGE).unwrap();
     let here = map(&maker, &made).unwrap();
@@ -70,7 +70,7 @@ fn both_see_what_either_writes_and_it_outlives_its_maker() {
 }
 
 #[test]
-fn what_is_no_such_memory_is_refused() {
+fn a_descriptor_of_other_memory_is_refused() {
     let (_, driver) = sim();
     let plain = PhysicalMemory::new(&driver, 0, PAGE).unwrap();
     let code = plain.export().unwrap_err().code();
@@ -126,7 +126,7 @@ fn gpu_memory_that_comes_back_is_the_same() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_what_is_no_such_memory_is_refused() {
+fn gpu_a_descriptor_of_other_memory_is_refused() {
     let driver = real::load().unwrap();
     let plain = PhysicalMemory::new(&driver, 0, PAGE).unwrap();
     assert!(plain.export().is_err(), "it was not created for other processes");

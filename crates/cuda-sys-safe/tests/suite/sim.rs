@@ -241,7 +241,7 @@ fn pinned_copies_read_when_they_run_and_freed_memory_is_refused() {
 }
 
 #[test]
-fn capacity_and_usage() {
+fn allocations_count_against_the_capacity() {
     let sim = SimConfig { capacity: 1 << 20, ..SimConfig::new(1) }.build();
     let driver: Arc<dyn Driver> = sim.clone();
     let half = DeviceMemory::new(&driver, 0, 1 << 19).unwrap();
@@ -273,7 +273,7 @@ fn contexts_are_made_on_first_need() {
 }
 
 #[test]
-fn visible_devices() {
+fn visible_devices_are_chosen_and_ordered() {
     let build = |text: &str| SimConfig { visible: Some(text.into()), ..SimConfig::new(3) }.build();
     let uuid = |sim: &SimDriver, d| sim.properties(d).unwrap().uuid;
     let all = SimConfig::new(3).build();
@@ -461,7 +461,7 @@ fn handles_for_other_processes_do_not_open_here() {
 
 #[cfg(unix)]
 #[test]
-fn a_forked_child_is_told_so() {
+fn calls_in_a_forked_child_name_the_fork() {
     let (_, driver) = sim(1, Schedule::Lazy);
     // SAFETY: the child makes only one call, which returns before it takes a lock, and then exits.
     let status = unsafe {
@@ -479,7 +479,7 @@ fn a_forked_child_is_told_so() {
 }
 
 #[test]
-fn unlinked_peers() {
+fn unlinked_peers_have_no_access() {
     let config = SimConfig { unlinked_peers: vec![(0, 2)], ..SimConfig::new(3) };
     let sim = SimConfig { visible: Some("2,1,0".into()), ..config }.build();
     assert!(!sim.can_access_peer(0, 2).unwrap() && !sim.can_access_peer(2, 0).unwrap());

@@ -192,7 +192,7 @@ fn ranks_that_wait_on_the_host_do_not_stop_their_devices() {
 }
 
 #[test]
-fn ranks_that_disagree_are_told_so() {
+fn ranks_that_disagree_get_an_error() {
     type Calls = fn(&Rank) -> Vec<Collective>;
     let cases: [(Calls, Calls, [&str; 2]); 6] = [
         (
@@ -259,7 +259,7 @@ fn ranks_that_disagree_are_told_so() {
 }
 
 #[test]
-fn a_dead_rank_is_named_to_those_who_wait_for_it() {
+fn a_wait_for_a_dead_rank_names_the_rank() {
     for schedule in schedules() {
         let texts = ranks(3, schedule, false, |rank| {
             if rank.comm.rank() == 1 {
@@ -284,7 +284,7 @@ fn a_dead_rank_is_named_to_those_who_wait_for_it() {
 }
 
 #[test]
-fn a_rank_that_leaves_when_it_is_done_harms_nobody() {
+fn a_rank_may_leave_when_its_work_is_done() {
     for schedule in schedules() {
         let left = Barrier::new(2);
         ranks(2, schedule, true, |rank| {
@@ -360,7 +360,7 @@ fn ranks_that_cannot_join_are_refused() {
 }
 
 #[test]
-fn an_interrupted_communicator_ends_what_stands_and_is_still_to_be_freed() {
+fn an_interrupted_communicator_ends_pending_calls_and_is_still_to_be_freed() {
     let sim = SimConfig { capacity: 1 << 24, ..SimConfig::new(2) }.build();
     let driver: Arc<dyn Driver> = sim.clone();
     let nccl = driver.nccl().unwrap();

@@ -20,7 +20,7 @@ unsafe fn count(_: &HostLaunch<'_>) {
 
 /// Few launches do where they can: far strides are cut, not what lies between them.
 #[test]
-fn what_reaches_too_far_is_cut_where_it_does() {
+fn far_strides_are_cut_into_few_launches() {
     let runtime = Runtime::new(small_sim(1).build(), RuntimeConfig::default()).unwrap();
     let device = runtime.device(0).unwrap();
     let stream = device.device().stream_from_pool(0).unwrap();

@@ -265,7 +265,7 @@ fn a_target_is_one_device_of_one_runtime() {
 
 /// The number of waits does not depend on the order in which the storages are locked.
 #[test]
-fn uses_on_one_stream_are_waited_for_once() {
+fn uses_on_one_stream_take_one_wait() {
     let sim = SimConfig { schedule: Schedule::Lazy, ..small_sim(1) }.build();
     let runtime = Runtime::new(sim.clone(), RuntimeConfig::default()).unwrap();
     let device = runtime.device(0).unwrap().device();

@@ -63,7 +63,7 @@ fn unlinked_devices_copy_in_pieces() {
 }
 
 #[test]
-fn a_copy_is_not_torn_by_what_another_thread_writes_meanwhile() {
+fn a_copy_is_not_torn_by_writes_of_another_thread() {
     let (_, runtime) = open(unlinked(Schedule::Eager), SyncPolicy::Auto);
     let stream = |d: usize| runtime.device(d).unwrap().device().stream_from_pool(0).unwrap();
     let [from, to, others_from, others_to] = [0, 1, 0, 1].map(stream);

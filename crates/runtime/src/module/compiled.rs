@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn without_ptx_and_compiler_the_error_says_what_to_do() {
+    fn without_ptx_and_compiler_the_error_names_a_remedy() {
         let why = DriverError::LibraryNotFound {
             library: "NVRTC",
             searched: vec!["libnvrtc.so.12".into()],

@@ -3,7 +3,7 @@
 use crate::{check, fake_devices, task, together};
 
 #[test]
-fn each_thread_keeps_its_own() {
+fn each_thread_keeps_its_own_current_stream() {
     check(|| {
         let devices = fake_devices(2);
         let given = devices.get(1).unwrap().exclusive_stream(0).unwrap();

@@ -24,7 +24,7 @@ fn operations_are_numbered_from_one() {
 }
 
 #[test]
-fn one_stream_records_nothing() {
+fn a_single_stream_records_no_events() {
     let (driver, devices) = counted(2, 0);
     let device = devices.get(0).unwrap();
     let stream = device.stream_from_pool(0).unwrap();

@@ -161,7 +161,7 @@ mod tests {
     use super::without_comments;
 
     #[test]
-    fn comments_go() {
+    fn comments_are_removed() {
         assert_eq!(without_comments("a // .entry b(\nc /* d\n */e"), "a  \nc  e");
         assert_eq!(without_comments("a /* open"), "a  ");
     }

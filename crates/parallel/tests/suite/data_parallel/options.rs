@@ -85,7 +85,7 @@ fn parameters_and_buffers_must_be_on_the_first_device() {
 }
 
 #[test]
-fn it_is_a_module_with_pytorchs_names() {
+fn data_parallel_is_a_module_with_pytorchs_names() {
     SimBox::lazy(2).enter(|| {
         let names = |tensors: Vec<(String, Tensor)>| -> Vec<String> {
             tensors.into_iter().map(|(name, _)| name).collect()

@@ -8,8 +8,8 @@ use super::nets::Counts;
 use super::world::{TestResult, on_sim, values};
 
 crate::on_both! {
-    Auto([1, 2, 3, 5, 8]) s28_random_programs gpu2_s28_random_programs => any;
-    Manual([2, 3]) s28_no_race_is_its_own gpu2_s28_no_race_is_its_own => no_race;
+    Auto([1, 2, 3, 5, 8]) s28_random_programs_agree_with_a_model gpu2_s28_random_programs_agree_with_a_model => any;
+    Manual([2, 3]) s28_data_parallel_itself_causes_no_race gpu2_s28_data_parallel_itself_causes_no_race => no_race;
     Manual([2, 3]) s28_kept_copies_are_in_order_on_other_streams
         gpu2_s28_kept_copies_are_in_order_on_other_streams => other_streams;
 }

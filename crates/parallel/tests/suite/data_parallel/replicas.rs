@@ -13,7 +13,7 @@ crate::on_both! {
         gpu2_s28_buffers_of_the_first_stay_and_others_are_lost => buffers;
     Auto([2, 3]) s28_changes_are_seen gpu2_s28_changes_are_seen => changes;
     Auto([2, 8]) s28_tied_parameters_stay_tied gpu2_s28_tied_parameters_stay_tied => tied;
-    Auto([2]) s28_what_was_kept_from_a_replica_stays gpu2_s28_what_was_kept_from_a_replica_stays => left;
+    Auto([2]) s28_tensors_kept_from_a_replica_stay_valid gpu2_s28_tensors_kept_from_a_replica_stay_valid => left;
 }
 
 /// Returns `[1, 10, 100, …]`, with one element per device.

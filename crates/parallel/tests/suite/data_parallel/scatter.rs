@@ -8,7 +8,7 @@ use super::world::{SimBox, TestResult, values};
 
 crate::on_both! {
     Auto([2, 3]) s28_inputs_from_everywhere gpu2_s28_inputs_from_everywhere => from_everywhere;
-    Auto([2, 5]) s28_along_another_dimension gpu2_s28_along_another_dimension => along_another;
+    Auto([2, 5]) s28_inputs_are_split_along_another_dimension gpu2_s28_inputs_are_split_along_another_dimension => along_another;
     Auto([2, 8]) s28_no_input_is_one_replica gpu2_s28_no_input_is_one_replica => no_input;
 }
 

@@ -14,9 +14,9 @@ use super::nets::{Counts, FnModule};
 use super::world::{SimBox, TestResult, values};
 
 crate::on_both! {
-    Auto([2, 3]) s28_several_at_once gpu2_s28_several_at_once => several;
-    Auto([2, 3]) s28_what_replicas_choose_ends_with_them gpu2_s28_what_replicas_choose_ends_with_them => choices;
-    Auto([2, 8]) s28_two_threads_share_one gpu2_s28_two_threads_share_one => shared;
+    Auto([2, 3]) s28_several_modules_run_at_once gpu2_s28_several_modules_run_at_once => several;
+    Auto([2, 3]) s28_choices_of_replicas_end_with_the_replicas gpu2_s28_choices_of_replicas_end_with_the_replicas => choices;
+    Auto([2, 8]) s28_two_threads_share_one_module gpu2_s28_two_threads_share_one_module => shared;
 }
 
 /// Replicas set streams and devices, and some panic afterwards. The next forward pass is not affected.
@@ -144,7 +144,7 @@ thread_local! {
 }
 
 #[test]
-fn threads_are_kept_and_end_with_it() {
+fn threads_are_kept_and_end_with_their_module() {
     SimBox::lazy(4).enter(|| {
         let (sender, ended) = channel();
         let caller = thread::current().id();
