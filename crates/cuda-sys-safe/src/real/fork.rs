@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_knows_that_it_is_one() {
+    fn a_forked_process_knows_that_it_is_a_child() {
         let owner = OwnerProcess::here();
         assert!(owner.is_here());
         // SAFETY: the child calls only atomics and `_exit`.

@@ -105,7 +105,7 @@ fn captured_collectives_are_the_replays_of_their_communicator() {
 }
 
 #[test]
-fn a_replay_keeps_what_it_does_not_overwrite() {
+fn a_replay_keeps_marks_of_bytes_that_it_does_not_overwrite() {
     let (mut old, mut note) = (StorageMarks::default(), StorageMarks::before_replay(100));
     old.add(&(0..60), &source(7));
     note.overwrite(&(0..50));
