@@ -128,38 +128,64 @@ pub type LibraryCall<'a> = &'a dyn Fn(StreamHandle, &[DevicePtr]) -> Result<(), 
 /// A call of NCCL. Receives the stream.
 pub type CollectiveCall<'a> = &'a dyn Fn(StreamHandle) -> Result<(), DriverError>;
 
-/// The code that a GPU runs for an op.
+/// The code that a GPU runs for an op. [`Kernel`] and [`iter::Kernels`](crate::iter::Kernels) make
+/// it for their families; an op that consists of collectives makes it itself.
 #[derive(Clone, Copy)]
 #[allow(missing_debug_implementations)] // a closure has nothing to show
-pub enum Code<'a> {
+pub struct Code<'a>(GpuCode<'a>);
+
+/// The forms of [`Code`].
+#[derive(Clone, Copy)]
+enum GpuCode<'a> {
     /// A kernel. Its arguments are one pointer per operand, then the parameters.
     Kernel {
         /// The program, the number of the variant, and the number of the kernel in the variant.
         kernel: (&'static Program, usize, usize),
         /// Number of blocks in x, y and z.
         grid: [u32; 3],
-        /// Number of threads per block in x, y and z.
-        block: [u32; 3],
-        /// Size of dynamic shared memory, in bytes.
-        shared_bytes: u32,
+        /// Number of threads per block.
+        threads: u32,
     },
     /// A library call that enqueues its own kernels. Receives one pointer per operand.
     Library(LibraryCall<'a>),
-    /// Collectives, which enqueue themselves on the streams of every driver.
-    Collective {
-        /// Enqueues the collectives.
-        enqueue: CollectiveCall<'a>,
-        /// The communicator. A graph that captures the call keeps it.
-        comm: &'a Communicator,
-        /// Number of the call on its communicator. If the call fails, uses of its results are
-        /// refused.
-        number: Option<(&'a Completion, u64)>,
-        /// Creates the watcher for the replays of a graph that captures the call.
-        replays: Option<&'a dyn Fn() -> Arc<dyn Replays>>,
-    },
+    Collective(Collective<'a>),
 }
 
-/// Converts `n` to a number of blocks for the grid of a [`Code::Kernel`].
+/// Collectives, which enqueue themselves on the streams of every driver.
+#[derive(Clone, Copy)]
+#[allow(missing_debug_implementations)] // a closure has nothing to show
+pub struct Collective<'a> {
+    /// Enqueues the collectives.
+    pub enqueue: CollectiveCall<'a>,
+    /// The communicator. A graph that captures the call keeps it.
+    pub comm: &'a Communicator,
+    /// Number of the call on its communicator. If the call fails, uses of its results are refused.
+    pub number: Option<(&'a Completion, u64)>,
+    /// Creates the watcher for the replays of a graph that captures the call.
+    pub replays: Option<&'a dyn Fn() -> Arc<dyn Replays>>,
+}
+
+impl<'a> Code<'a> {
+    pub(crate) fn kernel(
+        kernel: (&'static Program, usize, usize),
+        grid: [u32; 3],
+        threads: u32,
+    ) -> Self {
+        Self(GpuCode::Kernel { kernel, grid, threads })
+    }
+
+    pub(crate) fn library(call: LibraryCall<'a>) -> Self {
+        Self(GpuCode::Library(call))
+    }
+}
+
+impl<'a> From<Collective<'a>> for Code<'a> {
+    fn from(collective: Collective<'a>) -> Self {
+        Self(GpuCode::Collective(collective))
+    }
+}
+
+/// Converts `n` to a number of blocks for the grid of a kernel.
 ///
 /// A GPU supports fewer than 2³¹ blocks in x. A larger `n` becomes a number that [`run`] rejects on
 /// a GPU with [`ErrorKind::InvalidArgument`]; it never wraps around to a smaller grid. On the CPU

@@ -349,12 +349,7 @@ fn ops_that_check_indices_need_parameters_for_the_report() {
             params: &[0; 8],
             checks_indices,
             host: nothing,
-            code: Code::Kernel {
-                kernel: (&NAMED, 0, 0),
-                grid: [1; 3],
-                block: [1; 3],
-                shared_bytes: 0,
-            },
+            code: Code::kernel((&NAMED, 0, 0), [1; 3], 1),
             location: Location::caller(),
         };
         // SAFETY: the CPU implementation does nothing.
