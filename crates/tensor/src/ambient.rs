@@ -248,7 +248,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn what_is_compiled_is_kept_where_the_user_keeps_caches() {
+    fn compiled_programs_are_kept_in_the_users_cache_folder() {
         let folder = |variables: &[(&str, &str)]| {
             let mut config = RuntimeConfig::default();
             let all = [&[("WARPLINE_DRIVER", "sim:1")], variables].concat();
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_means_nothing_is_an_error_of_what_asks_for_a_device() {
+    fn a_malformed_device_name_is_an_error_of_the_call_that_uses_it() {
         let runtime = with(&[("WARPLINE_DRIVER", "sim:1"), ("WARPLINE_ALOC_CONF", "x:1")]);
         let reason = reason(&runtime);
         let start =
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_hides_devices_on_purpose_is_told_from_a_slip() {
+    fn values_that_hide_devices_are_told_from_typing_errors() {
         let asked = |visible| {
             let runtime = with(&[("WARPLINE_DRIVER", "sim:2"), ("CUDA_VISIBLE_DEVICES", visible)]);
             runtime.devices().map(|devices| devices.count())
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_box_without_simulated_gpus_is_not_told_to_find_a_real_one() {
+    fn the_error_of_a_box_without_gpus_suggests_no_real_gpu() {
         let error = with(&[("WARPLINE_DRIVER", "sim:0")]).devices().map(|d| d.count()).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::CudaUnavailable { .. }), "{error}");
         let text = error.to_string();

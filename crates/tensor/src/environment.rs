@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_nothing_reads_is_told_with_the_one_that_was_meant() {
+    fn an_unknown_variable_is_reported_with_the_nearest_name() {
         let (name, reason) = unknown(["HOME", "WARPLINE_DRIVR"].iter()).unwrap();
         assert_eq!(name, "WARPLINE_DRIVR");
         assert!(reason.starts_with("there is no such variable; did you mean WARPLINE_DRIVER? There are WARPLINE_ALLOC_CONF, "), "{reason}");

@@ -68,7 +68,7 @@ fn a_full_device_is_not_asked_again_and_again() {
 
 /// Resetting the statistics does not affect the policy.
 #[test]
-fn sums_that_start_anew_do_not_change_what_is_reserved() {
+fn resetting_sums_does_not_change_the_reserved_memory() {
     let reserved = |resets: bool| {
         let fake = Fake::with_pages(1 << 40);
         let mut churn = Churn::new(&fake);
@@ -88,7 +88,7 @@ fn sums_that_start_anew_do_not_change_what_is_reserved() {
 
 /// Without this rule, threads that miss by turns would keep taking each other's memory.
 #[test]
-fn what_other_threads_wait_for_counts_as_asked_for() {
+fn requests_of_waiting_threads_count_as_requested() {
     let reserved = |waits: bool| {
         let fake = Fake::with_pages(1 << 40);
         let allocator = fake.allocator("policy:default");

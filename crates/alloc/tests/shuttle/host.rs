@@ -69,7 +69,7 @@ fn assert_holds(block: &Block, value: u8) {
 /// Checks that only its owner uses a block, while streams use blocks, threads free them, the cache
 /// is emptied, captures begin and end, and the driver sometimes has no memory.
 #[test]
-fn a_page_locked_block_is_given_away_once_streams_are_done_with_it() {
+fn a_page_locked_block_is_reused_only_after_its_streams() {
     check(|| {
         let sim = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(1) }.build();
         let driver: Arc<dyn Driver> = sim.clone();

@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_need_any_amount_of_memory_is_refused() {
+    fn a_message_with_unbounded_sizes_is_refused() {
         let mut huge = sent();
         huge.layout = Layout::from_parts([1 << 40].into_iter().collect(), Strides::new(), 0);
         assert!(Sent::decode(&body(&huge.encode())).is_err());

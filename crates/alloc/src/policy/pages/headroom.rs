@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_a_share_of_the_peak_and_at_least_two_pages() {
+    fn headroom_is_a_share_of_the_peak_and_at_least_two_pages() {
         let mut headroom = Headroom::default();
         assert_eq!(headroom.bytes(demand(0, 0), 0, None), MIN_BYTES);
         assert_eq!(headroom.bytes(demand(GIB, 0), GIB, None), GIB / 64);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn it_counts_from_what_fragmentation_costs_anyway() {
+    fn the_cost_of_fragmentation_counts_toward_headroom() {
         let mut headroom = Headroom::default();
         headroom.record_forced(GIB + GIB / 32);
         assert_eq!(headroom.bytes(demand(GIB, 0), GIB + GIB / 32, None), 0);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_what_the_caller_wants() {
+    fn headroom_is_the_percentage_that_the_caller_sets() {
         let mut headroom = Headroom::default();
         for (percent, bytes) in [(0.0, MIN_BYTES), (5.0, GIB / 20), (100.0, GIB)] {
             assert_eq!(headroom.bytes(demand(GIB, 0), GIB, Some(percent)), bytes);
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn it_grows_while_pages_are_mapped_without_end() {
+    fn headroom_grows_while_pages_are_mapped_without_end() {
         // The allowance of the requests, and a burst of less than eight remappings per page, do not
         // count.
         let [first, second, third] = [64, 80, 100].map(|it| GIB / 64 / 64 * it);
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn it_pauses_after_a_refusal() {
+    fn headroom_pauses_after_a_refusal() {
         let mut headroom = Headroom::default();
         headroom.record_refusal(demand(GIB, 5000));
         assert_eq!(headroom.bytes(demand(GIB, 5000), GIB, None), 0);
