@@ -1,4 +1,4 @@
-//! The CPU implementation.
+//! CPU implementations of copies and conversions.
 
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
@@ -9,11 +9,11 @@ use crate::math::{Convert, vectorized};
 use warpline_runtime::host::{Cast, GRAIN, HostElement, Shared, map1, parallel_for, params};
 use warpline_runtime::iter::{Flat, Index, Params, Space};
 
-/// Of elements of `size` bytes that stay as they are: flat and strided.
+/// Returns the flat and the strided copy for elements of `size` bytes within a dtype.
 pub(super) fn same(size: usize) -> [HostKernel; 2] {
     match size {
         1 => [move_bytes::<u8>, run::<u8, u8, Index<2>>],
-        // Integers of the size stand for all elements of it.
+        // Integers stand in for all dtypes of their size.
         2 => [move_bytes::<i16>, run::<i16, i16, Index<2>>],
         4 => [move_bytes::<i32>, run::<i32, i32, Index<2>>],
         _ => [move_bytes::<i64>, run::<i64, i64, Index<2>>],
@@ -21,18 +21,20 @@ pub(super) fn same(size: usize) -> [HostKernel; 2] {
 }
 
 /// # Safety
-/// As [`run`], of one type.
+/// The conditions of [`HostKernel`]. The operands are source and result, both of `T`, with
+/// [`Params`] of [`Flat`] and [`Args`].
 unsafe fn move_bytes<T: HostElement>(launch: &HostLaunch<'_>) {
     let Params { space, .. }: Params<Flat, Args> = params(launch);
     let (a, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     parallel_for(launch.parallel, space.numel as usize, GRAIN, |range| {
         let (from, n) = (range.start as isize, range.len());
-        // SAFETY: elements of both, where those of the result are this thread's. They may be the same.
+        // SAFETY: both operands have the elements of `range`, and those of the result belong to
+        // this thread. `copy_from` permits that they are the same memory.
         unsafe { out.at(from).copy_from(a.at(from), n) };
     });
 }
 
-/// From `S` to `D`: flat and strided.
+/// Returns the flat and the strided conversion from `S` to `D`.
 pub(super) fn cast<S, D>() -> [HostKernel; 2]
 where
     S: HostElement<Compute: Cast<D::Compute>>,
@@ -42,7 +44,8 @@ where
 }
 
 /// # Safety
-/// As [`run`], of elements that follow one another.
+/// The conditions of [`HostKernel`]. The operands are source, of `S`, and result, of `D`, both
+/// without gaps, with [`Params`] of [`Flat`] and [`Args`].
 unsafe fn flat<S, D>(launch: &HostLaunch<'_>)
 where
     S: HostElement<Compute: Cast<D::Compute>>,
@@ -53,13 +56,13 @@ where
     let (a, out) = (Shared::<S>::operand(launch, 0), Shared::<D>::operand(launch, 1));
     let (from, to) = (a.0.addr(), out.0.addr());
     if from < to + n * size_of::<D>() && to < from + n * size_of::<S>() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees operands of `S` and `D` with `n` elements.
         return unsafe { over::<S, D>(launch, &space.index()) };
     }
     parallel_for(launch.parallel, n, GRAIN, |range| {
         let (at, n) = (range.start as isize, range.len());
-        // SAFETY: elements of operands that share no memory, where those of the result are this
-        // thread's; any bytes are valid elements.
+        // SAFETY: both operands have the elements of `range` and share no memory, and those of the
+        // result belong to this thread. Any bytes are valid elements.
         let (from, to) =
             unsafe { (from_raw_parts(a.at(at), n), from_raw_parts_mut(out.at(at), n)) };
         vectorized(Convert(from, to, convert::<S, D>));
@@ -76,7 +79,8 @@ where
 }
 
 /// # Safety
-/// As [`HostKernel`]: an operand of `S` and a result of `D`, with [`Params`] of `P` and [`Args`].
+/// The conditions of [`HostKernel`]. The operands are source, of `S`, and result, of `D`, with
+/// [`Params`] of `P` and [`Args`].
 unsafe fn run<S, D, P>(launch: &HostLaunch<'_>)
 where
     S: HostElement<Compute: Cast<D::Compute>>,
@@ -84,18 +88,19 @@ where
     P: Space<2>,
 {
     let Params { space, .. }: Params<P, Args> = params(launch);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees operands of `S` and `D` that the space covers.
     unsafe { over::<S, D>(launch, &space.index()) }
 }
 
 /// # Safety
-/// As [`run`].
+/// The operands are source, of `S`, and result, of `D`, and have all elements that `index` covers.
+/// Each element of the result belongs to one thread.
 unsafe fn over<S, D>(launch: &HostLaunch<'_>, index: &Index<2>)
 where
     S: HostElement<Compute: Cast<D::Compute>>,
     D: HostElement,
 {
     let (a, out) = (Shared::<S>::operand(launch, 0), Shared::<D>::operand(launch, 1));
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the operands have all elements of `index`.
     unsafe { map1(a, out, index, launch.parallel, convert::<S, D>) };
 }

@@ -1,4 +1,4 @@
-//! The CPU implementation.
+//! CPU implementations of fills.
 
 use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
 
@@ -9,16 +9,17 @@ use warpline_runtime::host::{
 };
 use warpline_runtime::iter::{Flat, Index, Params, Space};
 
-/// The bytes of an element, in the low bytes.
+/// Returns the bytes of an element, in the low bytes.
 pub(super) fn bits<T: HostElement>(value: Scalar) -> u64 {
     let element = T::put(T::Compute::from_scalar(value));
     let mut bits = 0u64;
-    // SAFETY: an element is plain data of at most 8 bytes, and CUDA's hosts are little-endian.
+    // SAFETY: an element is plain data of at most 8 bytes, so `bits` has room for it. CUDA's hosts
+    // are little-endian, so these are the low bytes.
     unsafe { (&raw mut bits).cast::<T>().write_unaligned(element) };
     bits
 }
 
-/// Of elements of `size` bytes: flat and strided.
+/// Returns the flat and the strided fill for elements of `size` bytes.
 pub(super) fn fill_kernels(size: usize) -> [HostKernel; 2] {
     match size {
         1 => [fill::<u8, Flat>, fill::<u8, Index<1>>],
@@ -28,7 +29,7 @@ pub(super) fn fill_kernels(size: usize) -> [HostKernel; 2] {
     }
 }
 
-/// An unsigned integer made of the low bytes of a larger one.
+/// An unsigned integer that consists of the low bytes of a larger one.
 trait Low: Copy + Send + Sync + 'static {
     fn low(bits: u64) -> Self;
 }
@@ -46,16 +47,17 @@ macro_rules! low {
 low! { u8 u16 u32 u64 }
 
 /// # Safety
-/// As [`HostKernel`]: a result of elements as large as `T`, with [`Params`] of `S` and [`Fill`].
+/// The conditions of [`HostKernel`]. The operand is the result, of elements of the size of `T`,
+/// with [`Params`] of `S` and [`Fill`].
 unsafe fn fill<T: Low, S: Space<1>>(launch: &HostLaunch<'_>) {
     let Params { space, args, .. }: Params<S, Fill> = params(launch);
     let out = Shared::<T>::operand(launch, 0);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the space covers elements of the result.
     unsafe { map0(out, &space.index(), launch.parallel, T::low(args.bits.into())) };
 }
 
 /// # Safety
-/// As [`HostKernel`]: a result of `T`.
+/// The conditions of [`HostKernel`]. The operand is the result, of `T`.
 pub(super) unsafe fn sequence<T>(launch: &HostLaunch<'_>, p: &Sequence)
 where
     T: HostElement,
@@ -72,7 +74,8 @@ where
             } else {
                 (p.last - p.step * (p.numel - 1 - i as u64) as f64).cast()
             };
-            // SAFETY: element `i` of the result, which the caller vouches for.
+            // SAFETY: `i` is less than the size of the result, and the element belongs to this
+            // thread.
             unsafe { out.write(i as isize * p.stride as isize, T::put(value)) };
         }
     });
