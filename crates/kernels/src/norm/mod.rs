@@ -196,7 +196,7 @@ impl Norm {
 
     /// Distributes the sums of columns over the blocks of a GPU, with `vector` neighbouring columns
     /// per thread. Returns the grid. Its blocks in y share columns.
-    fn share_out(&mut self, vector: u64, item_size: u64, multiprocessors: u64) -> [u32; 2] {
+    fn distribute(&mut self, vector: u64, item_size: u64, multiprocessors: u64) -> [u32; 2] {
         let bytes = vector * item_size;
         // Neighbouring lanes read one to four sectors of a row together.
         let (least, most) = ((32 / bytes).max(1), (128 / bytes).min(32));
@@ -327,7 +327,7 @@ pub fn layer_norm_parameters_backward(
         if !at.is_multiple_of(vector * item) {
             (kernel, vector) = (columns, 1);
         }
-        grid = params.share_out(vector, item, device.properties().multiprocessor_count.into());
+        grid = params.distribute(vector, item, device.properties().multiprocessor_count.into());
         let [blocks, splits] = grid.map(|n| n as usize);
         if splits > 1 {
             params.ticket = ticket();

@@ -160,7 +160,7 @@ fn gradients_of_parameters_are_the_same_each_time() {
 fn columns_are_shared_out_to_all_of_a_gpu() {
     let shared = |rows: u64, size: u64, vector: u64, item_size: u64| {
         let mut norm = Norm { rows, size, ..Norm::zeroed() };
-        let [blocks, splits] = norm.share_out(vector, item_size, 132);
+        let [blocks, splits] = norm.distribute(vector, item_size, 132);
         let columns = vector << norm.team;
         assert!(columns <= MOST_COLUMNS.into() && norm.team <= 5);
         assert_eq!(u64::from(blocks), size.div_ceil(columns));

@@ -62,7 +62,7 @@ proptest! {
                     let reduced = |d: &usize| dims.is_empty() || dims.contains(d);
                     let sizes = a.view().sizes().to_vec();
                     let extent: usize = (0..3).filter(reduced).map(|d| sizes[d]).product();
-                    if extent > 0 || !op.entry().flags.needs_elements && op != ReduceOp::Mean {
+                    if extent > 0 || !op.declaration().flags.needs_elements && op != ReduceOp::Mean {
                         check(target, op, &a, dims, false);
                     }
                 }

@@ -27,7 +27,7 @@ fn planned(
         let out = View { layout: &layout, ..small.view() };
         let mut plan = Plan::new("sum", a, dims, out, false).unwrap();
         let kernel = plan.access(at, 4);
-        let grid = plan.share_out("sum", kernel, 4, 132).unwrap();
+        let grid = plan.distribute("sum", kernel, 4, 132).unwrap();
         planned.set(Some((plan, kernel, grid.map(u64::from))));
     });
     planned.into_inner().unwrap()
@@ -78,7 +78,7 @@ fn a_grid_holds_a_block_for_every_result() {
     let (plan, kernel, _) = planned(&[2, 255], &[255, 2], &[1], 0);
     for outputs in [2, 1 << 20, (1 << 31) - 1] {
         let mut plan = Plan { outputs, ..plan };
-        let [x, ..] = plan.share_out("any", kernel, 4, 132).unwrap();
+        let [x, ..] = plan.distribute("any", kernel, 4, 132).unwrap();
         assert!(i32::try_from(x).is_ok(), "{x} blocks");
         let outs = BLOCK / plan.lanes;
         assert!(u64::from(x) * u64::from(outs) >= outputs);
@@ -92,7 +92,7 @@ fn what_32_bits_do_not_count_is_cut_or_refused() {
     assert_eq!((plan.segment_stride, z, kernel), (1 << 30, 6, Access::Rows));
     assert!(y > 80, "{y} blocks");
     plan.extent = 1 << 47;
-    let refused = |plan: &mut Plan| plan.share_out("sum", kernel, 4, 132).unwrap_err().to_string();
+    let refused = |plan: &mut Plan| plan.distribute("sum", kernel, 4, 132).unwrap_err().to_string();
     assert!(refused(&mut plan).contains("140737488355328 elements"));
     plan.reduced = Walk::new("sum", [(1 << 31, [1]), (2, [1 << 40])]).unwrap();
     assert!(refused(&mut plan).contains("elements"));
@@ -209,7 +209,7 @@ proptest! {
         let out = View { layout: &result, ..a };
         let mut plan = Plan::new("sum", a, &dims, out, ordered).unwrap();
         let kernel = plan.access(4096 + (at * item as isize) as u64, item);
-        let grid = plan.share_out("sum", kernel, item, multiprocessors).unwrap();
+        let grid = plan.distribute("sum", kernel, item, multiprocessors).unwrap();
         let neighbours = if kernel == Access::Columns { vector(item, 4) } else { 1 };
         if grid[1] * grid[2] > 1 {
             let results = BLOCK / plan.lanes * neighbours as u32;
@@ -271,6 +271,6 @@ fn elements_that_change_nothing_fill_eight_bytes() {
         (ReduceOp::Max, DType::I8, 0x8080_8080_8080_8080),
         (ReduceOp::Min, DType::I64, i64::MAX as u64),
     ] {
-        assert_eq!((op.entry().neutral)(dtype), pattern, "{op:?} of {dtype}");
+        assert_eq!((op.declaration().neutral)(dtype), pattern, "{op:?} of {dtype}");
     }
 }

@@ -275,7 +275,7 @@ fn halves_are_all_of_it() {
                     Tensor::garbage(target, DType::F32, &sizes),
                 );
                 reduce(target, ReduceOp::Sum, a.view(), dims, whole.view()).unwrap();
-                halves(target, ReduceOp::Sum.entry(), a.view(), dims, halved.view()).unwrap();
+                halves(target, ReduceOp::Sum.declaration(), a.view(), dims, halved.view()).unwrap();
                 let expected = whole.floats(target);
                 assert_close(DType::F32, &halved.floats(target), &expected, "halves");
             }
