@@ -29,7 +29,7 @@ fn same_device(op: &'static str, comm: &Communicator, device: usize) -> Result<(
 
 /// Checks one call by itself.
 #[track_caller]
-pub(super) fn one(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> {
+pub(super) fn call(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> {
     let (input, output) = call.views();
     for view in input.iter().chain(&output) {
         nccl_type(op, view.dtype)?;
@@ -75,12 +75,12 @@ pub(super) fn one(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Resul
         }
         _ => {}
     }
-    sizes(op, comm, call)?;
-    in_place(op, comm, call)
+    check_sizes(op, comm, call)?;
+    check_in_place(op, comm, call)
 }
 
 #[track_caller]
-fn sizes(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> {
+fn check_sizes(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> {
     let (Some(input), Some(output)) = call.views() else { return Ok(()) };
     let (from, to) = match call {
         Op::AllGather { .. } => (comm.ranks(), 1),
@@ -111,7 +111,7 @@ fn sizes(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> {
 /// Returns an error if the output shares memory with the input, except at the place that NCCL
 /// defines as in-place.
 #[track_caller]
-fn in_place(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> {
+fn check_in_place(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> {
     let (Some(input), Some(output)) = call.views() else { return Ok(()) };
     let (from, to) = (bytes(&input), bytes(&output));
     let allowed = match call {
@@ -119,7 +119,7 @@ fn in_place(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> 
         Op::ReduceScatter { .. } => to.start == from.start + comm.rank() * to.len(),
         _ => from == to,
     };
-    if allowed || !share(&input, &output) {
+    if allowed || !overlap(&input, &output) {
         return Ok(());
     }
     Err(ErrorKind::OverlappingOperands.of(op))
@@ -133,7 +133,7 @@ pub(super) fn group(op: &'static str, comm: &Communicator, calls: &[Op<'_>]) -> 
         for b in &calls[i + 1..] {
             let ((a_in, a_out), (b_in, b_out)) = (a.views(), b.views());
             let clash = |x: &Option<View<'_>>, y: &Option<View<'_>>| match (x, y) {
-                (Some(x), Some(y)) => share(x, y),
+                (Some(x), Some(y)) => overlap(x, y),
                 _ => false,
             };
             if clash(&a_out, &b_out) || clash(&a_out, &b_in) || clash(&a_in, &b_out) {
@@ -160,7 +160,7 @@ fn bytes(view: &View<'_>) -> Range<usize> {
     start..start + view.numel() * view.dtype.size()
 }
 
-fn share(a: &View<'_>, b: &View<'_>) -> bool {
+fn overlap(a: &View<'_>, b: &View<'_>) -> bool {
     let (x, y) = (bytes(a), bytes(b));
     a.storage.same_as(b.storage) && x.start < y.end && y.start < x.end
 }

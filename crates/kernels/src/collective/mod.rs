@@ -202,7 +202,7 @@ pub fn run<'a>(
     let mut operands = Operands::new();
     let mut calls: SmallVec<[Collective; 2]> = SmallVec::new();
     for op in ops {
-        check::one(name, comm, op)?;
+        check::call(name, comm, op)?;
         if op.numel() > 0 {
             op.operands(comm.rank(), &mut operands);
             calls.push(op.call(name)?);

@@ -76,7 +76,12 @@ pub fn conv(
         let mut copied = None;
         let input = contiguous(target, input, &mut copied)?;
         let (by, columns) = (of.weight_of_image(weight, of.batch), of.columns_of_images(input));
-        return matmul(target, seen(weight, &by), seen(input, &columns), seen(out, &results));
+        return matmul(
+            target,
+            with_layout(weight, &by),
+            with_layout(input, &columns),
+            with_layout(out, &results),
+        );
     }
     let at_once = of.at_once(target, input);
     let columns = ScratchTensor::new(target, &of.column_sizes(at_once), out.dtype)?;
@@ -84,10 +89,16 @@ pub fn conv(
     if groups == 1 {
         for (first, count) in of.parts(at_once) {
             let (images, result) =
-                (part(input.layout, first, count)?, part(&results, first, count)?);
-            let (by, made) = (of.weight_of_image(weight, count), part(columns.layout, 0, count)?);
-            im2col(target, seen(input, &images), window, seen(columns, &made))?;
-            matmul(target, seen(weight, &by), seen(columns, &made), seen(out, &result))?;
+                (image_range(input.layout, first, count)?, image_range(&results, first, count)?);
+            let (by, made) =
+                (of.weight_of_image(weight, count), image_range(columns.layout, 0, count)?);
+            im2col(target, with_layout(input, &images), window, with_layout(columns, &made))?;
+            matmul(
+                target,
+                with_layout(weight, &by),
+                with_layout(columns, &made),
+                with_layout(out, &result),
+            )?;
         }
         return Ok(());
     }
@@ -97,9 +108,14 @@ pub fn conv(
     for (first, count) in of.parts(at_once) {
         of.gather(target, input, first, count, columns)?;
         let (made, product) = (of.by_group(of.rows, count), of.by_group(of.outputs, count));
-        matmul(target, seen(weight, &by), seen(columns, &made), seen(products, &product))?;
-        let (from, to) = (of.by_image(of.outputs, count), part(&results, first, count)?);
-        copy(target, seen(products, &from), seen(out, &to))?;
+        matmul(
+            target,
+            with_layout(weight, &by),
+            with_layout(columns, &made),
+            with_layout(products, &product),
+        )?;
+        let (from, to) = (of.by_image(of.outputs, count), image_range(&results, first, count)?);
+        copy(target, with_layout(products, &from), with_layout(out, &to))?;
     }
     Ok(())
 }
@@ -134,18 +150,29 @@ pub fn conv_input_backward(
     if of.is_pointwise() {
         let by = of.weight_of_image(weight, of.batch).transpose(1, 2)?;
         let columns = of.columns_of_images(out);
-        return matmul(target, seen(weight, &by), seen(grad, &results), seen(out, &columns));
+        return matmul(
+            target,
+            with_layout(weight, &by),
+            with_layout(grad, &results),
+            with_layout(out, &columns),
+        );
     }
     let at_once = of.at_once(target, grad);
     let columns = ScratchTensor::new(target, &of.column_sizes(at_once), out.dtype)?;
     let columns = columns.view();
     if groups == 1 {
         for (first, count) in of.parts(at_once) {
-            let (images, result) = (part(out.layout, first, count)?, part(&results, first, count)?);
+            let (images, result) =
+                (image_range(out.layout, first, count)?, image_range(&results, first, count)?);
             let by = of.weight_of_image(weight, count).transpose(1, 2)?;
-            let made = part(columns.layout, 0, count)?;
-            matmul(target, seen(weight, &by), seen(grad, &result), seen(columns, &made))?;
-            col2im(target, seen(columns, &made), window, seen(out, &images))?;
+            let made = image_range(columns.layout, 0, count)?;
+            matmul(
+                target,
+                with_layout(weight, &by),
+                with_layout(grad, &result),
+                with_layout(columns, &made),
+            )?;
+            col2im(target, with_layout(columns, &made), window, with_layout(out, &images))?;
         }
         return Ok(());
     }
@@ -153,12 +180,17 @@ pub fn conv_input_backward(
     let turned = turned.view();
     let by = of.weight_of_groups(weight).transpose(1, 2)?;
     for (first, count) in of.parts(at_once) {
-        let (from, to) = (part(&results, first, count)?, of.by_image(of.outputs, count));
-        copy(target, seen(grad, &from), seen(turned, &to))?;
+        let (from, to) = (image_range(&results, first, count)?, of.by_image(of.outputs, count));
+        copy(target, with_layout(grad, &from), with_layout(turned, &to))?;
         let (of_groups, made) = (of.by_group(of.outputs, count), of.by_group(of.rows, count));
-        matmul(target, seen(weight, &by), seen(turned, &of_groups), seen(columns, &made))?;
-        let (from, images) = (of.by_image(of.rows, count), part(out.layout, first, count)?);
-        col2im(target, seen(columns, &from), window, seen(out, &images))?;
+        matmul(
+            target,
+            with_layout(weight, &by),
+            with_layout(turned, &of_groups),
+            with_layout(columns, &made),
+        )?;
+        let (from, images) = (of.by_image(of.rows, count), image_range(out.layout, first, count)?);
+        col2im(target, with_layout(columns, &from), window, with_layout(out, &images))?;
     }
     Ok(())
 }
@@ -193,8 +225,8 @@ pub fn conv_weight_backward(
     let (columns, turned) = (columns.view(), turned.view());
     for (first, count) in of.parts(at_once) {
         of.gather(target, input, first, count, columns)?;
-        let (from, to) = (part(&results, first, count)?, of.by_image(of.outputs, count));
-        copy(target, seen(grad, &from), seen(turned, &to))?;
+        let (from, to) = (image_range(&results, first, count)?, of.by_image(of.outputs, count));
+        copy(target, with_layout(grad, &from), with_layout(turned, &to))?;
         let of_groups = of.by_group(of.outputs, count);
         let by = of.by_group(of.rows, count).transpose(1, 2)?;
         let more = match first {
@@ -203,7 +235,12 @@ pub fn conv_weight_backward(
         };
         let sum = more.as_ref().map_or(out, ScratchTensor::view);
         let product = of.weight_of_groups(sum);
-        matmul(target, seen(turned, &of_groups), seen(columns, &by), seen(sum, &product))?;
+        matmul(
+            target,
+            with_layout(turned, &of_groups),
+            with_layout(columns, &by),
+            with_layout(sum, &product),
+        )?;
         if first > 0 {
             elementwise::apply(target, &ADD, out.dtype, &[out.into(), sum.into()], out)?;
         }
@@ -355,8 +392,9 @@ impl<'a> Geometry<'a> {
         count: usize,
         columns: View<'_>,
     ) -> Result<()> {
-        let (images, made) = (part(input.layout, first, count)?, self.by_image(self.rows, count));
-        im2col(target, seen(input, &images), self.window, seen(columns, &made))
+        let (images, made) =
+            (image_range(input.layout, first, count)?, self.by_image(self.rows, count));
+        im2col(target, with_layout(input, &images), self.window, with_layout(columns, &made))
     }
 }
 
@@ -378,10 +416,10 @@ fn matrices(sizes: [usize; 3], strides: [usize; 2], offset: usize) -> Layout {
 
 /// Returns the layout of `count` images from `first` on.
 #[track_caller]
-fn part(batch: &Layout, first: usize, count: usize) -> Result<Layout> {
+fn image_range(batch: &Layout, first: usize, count: usize) -> Result<Layout> {
     batch.narrow(0, first as isize, count)
 }
 
-fn seen<'a>(view: View<'a>, layout: &'a Layout) -> View<'a> {
+fn with_layout<'a>(view: View<'a>, layout: &'a Layout) -> View<'a> {
     View { layout, ..view }
 }

@@ -63,7 +63,7 @@ macro_rules! gather {
     };
 }
 
-// SAFETY: `part` makes all `Pick`s, with sizes and strides, in units, of the views that it launches
+// SAFETY: `launch` makes all `Pick`s, with sizes and strides, in units, of the views that it launches
 // with. The kernel checks an index before it selects an element, and `whole` declares all elements
 // that an index can select. One thread owns each element of the result.
 static GATHERS: [Kernel<Pick, 3>; 5] = unsafe {
@@ -86,7 +86,7 @@ cuda_struct! {
 }
 
 /// The indexed dimension of the source.
-struct Along {
+struct IndexedDim {
     dim: usize,
     size: usize,
     step: isize,
@@ -94,7 +94,7 @@ struct Along {
     indexed: Range<usize>,
 }
 
-impl Along {
+impl IndexedDim {
     fn of(input: &Layout, dim: usize, indexed: Range<usize>) -> Self {
         // `dim` may be 0 for a scalar, which has no dimensions.
         let of = |values: &[isize]| values.get(dim).copied();
@@ -141,7 +141,7 @@ pub fn index_select(
         indices[dim] = index.strides().first().copied().unwrap_or(0);
     }
     debug_assert!(ndim > 0 || count == 1);
-    let along = Along::of(input.layout, dim, dim..(dim + 1).min(ndim));
+    let along = IndexedDim::of(input.layout, dim, dim..(dim + 1).min(ndim));
     pick(target, OP, (input, &source), (index, &indices), out, &along)
 }
 
@@ -238,7 +238,7 @@ pub fn gather_as(
     }
     let mut source = layouts[0].strides().to_vec();
     source[dim] = 0;
-    let along = Along::of(&layouts[0], dim, dim..dim + 1);
+    let along = IndexedDim::of(&layouts[0], dim, dim..dim + 1);
     let index = View { layout: &layouts[1], ..index };
     let out = View { layout: &layouts[2], ..out };
     pick(target, op, (input, &source), (index, index.strides()), out, &along)
@@ -276,7 +276,7 @@ pub fn embedding(
     source.push(weight.strides()[1]);
     let mut index = indices.strides().to_vec();
     index.push(0);
-    let along = Along::of(weight.layout, 0, 0..count);
+    let along = IndexedDim::of(weight.layout, 0, 0..count);
     pick(target, OP, (weight, &source), (indices, &index), out, &along)
 }
 
@@ -335,7 +335,7 @@ fn pick(
     (source, source_strides): (View<'_>, &[isize]),
     (index, index_strides): (View<'_>, &[isize]),
     out: View<'_>,
-    along: &Along,
+    along: &IndexedDim,
 ) -> Result<()> {
     let seen = |view: View<'_>, strides: &[isize]| {
         Layout::from_parts(out.sizes().into(), strides.into(), view.layout.offset())
@@ -343,11 +343,11 @@ fn pick(
     let layouts = [seen(source, source_strides), seen(index, index_strides)];
     let [source, index] =
         [(source, &layouts[0]), (index, &layouts[1])].map(|(v, layout)| View { layout, ..v });
-    part(target, Site::here(op), [source, index, out], along)
+    launch(target, Site::here(op), [source, index, out], along)
 }
 
 #[track_caller]
-fn part(target: Target<'_>, site: Site, views: [View<'_>; 3], along: &Along) -> Result<()> {
+fn launch(target: Target<'_>, site: Site, views: [View<'_>; 3], along: &IndexedDim) -> Result<()> {
     let [source, index, out] = views;
     if out.numel() == 0 {
         return Ok(());
@@ -373,7 +373,7 @@ fn part(target: Target<'_>, site: Site, views: [View<'_>; 3], along: &Along) -> 
     let (sizes, to) = seen(out, false);
     let plan = Plan::new(&sizes, [&seen(source, false).1, &seen(index, true).1, &to]);
     if !plan.fits() {
-        return halves(&views, |views| part(target, site, views, along));
+        return halves(&views, |views| launch(target, site, views, along));
     }
     let space = plan.index(site.op)?;
     let report = Report::new(along.dim, along.size);
@@ -390,9 +390,9 @@ fn part(target: Target<'_>, site: Site, views: [View<'_>; 3], along: &Along) -> 
     kernel.launch_at(target, site, &operands, &params, Grid::linear(blocks, BLOCK))
 }
 
-/// Returns the number of elements per unit, and the dimension along which units lie. Along this
+/// Returns the number of elements per unit, and the dimension along which units lie. IndexedDim this
 /// dimension, source and result have stride 1 and all elements have one index.
-fn wide(views: &[View<'_>; 3], along: &Along) -> Option<(usize, usize)> {
+fn wide(views: &[View<'_>; 3], along: &IndexedDim) -> Option<(usize, usize)> {
     let [source, index, out] = views;
     let strides = |d: usize| (source.strides()[d], index.strides()[d], out.strides()[d]);
     let dim = (0..out.sizes().len()).find(|&d| strides(d) == (1, 0, 1))?;
@@ -421,7 +421,7 @@ fn distinct(layout: &Layout) -> Layout {
 }
 
 /// Returns the layout of all elements of the source that an index can select.
-fn whole(seen: &Layout, along: &Along) -> Layout {
+fn whole(seen: &Layout, along: &IndexedDim) -> Layout {
     let (mut sizes, mut strides) = (Sizes::new(), Strides::new());
     for d in 0..=seen.ndim() {
         if d == along.indexed.start {

@@ -44,7 +44,7 @@ fn rows_are_moved_in_the_widest_parts_that_fit() {
         let index = Tensor::new(target, I64, &[7], &[0.0; 7]);
         let seen = |view: &Tensor| {
             let (sizes, strides) = (view.view().sizes(), view.view().strides());
-            let along = Along { dim: 0, size: 7, step: strides[0], indexed: 0..1 };
+            let along = IndexedDim { dim: 0, size: 7, step: strides[0], indexed: 0..1 };
             let of = |strides: &[isize]| {
                 Layout::from_parts(sizes.into(), strides.into(), view.layout.offset())
             };

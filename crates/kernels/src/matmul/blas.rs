@@ -16,12 +16,12 @@ pub(super) struct Gemm {
 
 /// The memory order of a matrix, row-major or column-major, with the leading dimension in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lie {
+enum MatrixOrder {
     Rows(usize),
     Columns(usize),
 }
 
-impl Lie {
+impl MatrixOrder {
     fn of(rows: u64, columns: u64, steps: Steps) -> Option<Self> {
         // A single row or column has no leading dimension; any valid one will do.
         let distance = |many: u64, step: i64, length: u64| match many {
@@ -37,7 +37,7 @@ impl Lie {
 
 /// Returns whether cuBLAS supports the strides of a matrix.
 pub(super) fn takes(rows: u64, columns: u64, steps: Steps) -> bool {
-    steps.batch >= 0 && Lie::of(rows, columns, steps).is_some()
+    steps.batch >= 0 && MatrixOrder::of(rows, columns, steps).is_some()
 }
 
 impl Gemm {
@@ -56,9 +56,9 @@ impl Gemm {
             return None;
         }
         // A column-major result is a transposed row-major one: Cᵀ = Bᵀ · Aᵀ.
-        let (swapped, p, ldc) = match Lie::of(p.m, p.n, p.c)? {
-            Lie::Rows(ldc) => (false, *p, ldc),
-            Lie::Columns(ldc) => {
+        let (swapped, p, ldc) = match MatrixOrder::of(p.m, p.n, p.c)? {
+            MatrixOrder::Rows(ldc) => (false, *p, ldc),
+            MatrixOrder::Columns(ldc) => {
                 let turned = |s: Steps| Steps { row: s.column, column: s.row, ..s };
                 let (a, b, c) = (turned(p.b), turned(p.a), turned(p.c));
                 (true, Product { m: p.n, n: p.m, a, b, c, ..*p }, ldc)
@@ -66,12 +66,12 @@ impl Gemm {
         };
         // cuBLAS is column-major, so a row-major matrix is its transpose there. The call computes
         // the transposed result from the transposed operands in reverse order.
-        let turn = |lie| match lie {
-            Lie::Rows(ld) => (false, ld),
-            Lie::Columns(ld) => (true, ld),
+        let turn = |order| match order {
+            MatrixOrder::Rows(ld) => (false, ld),
+            MatrixOrder::Columns(ld) => (true, ld),
         };
-        let (transa, lda) = turn(Lie::of(p.k, p.n, p.b)?);
-        let (transb, ldb) = turn(Lie::of(p.m, p.k, p.a)?);
+        let (transa, lda) = turn(MatrixOrder::of(p.k, p.n, p.b)?);
+        let (transb, ldb) = turn(MatrixOrder::of(p.m, p.k, p.a)?);
         let largest = [p.m, p.n, p.k, p.batch, lda as u64, ldb as u64, ldc as u64];
         if largest.iter().any(|&v| v > i32::MAX as u64) {
             return None;

@@ -76,7 +76,7 @@ fn parts(size: u64, most: u64) -> impl Iterator<Item = (u64, u64)> {
 /// result, of `T`.
 pub(super) unsafe fn floats<T: Float>(launch: &HostLaunch<'_>, p: &Product) {
     let [a, b, c] = [0, 1, 2].map(|i| Shared::<T>::operand(launch, i));
-    if vector::is_one(p) {
+    if vector::is_matrix_vector(p) {
         // SAFETY: the launch declares operands of these sizes and strides.
         return unsafe { vector::floats(launch.parallel, p, [a, b], c) };
     }
@@ -122,7 +122,7 @@ where
     let [a, b] = [0, 1].map(|i| Shared::<T>::operand(launch, i));
     let c = Shared::<R>::operand(launch, 2);
     let parallel = launch.parallel;
-    if vector::is_one(p) {
+    if vector::is_matrix_vector(p) {
         // SAFETY: the launch declares operands of these sizes and strides.
         return unsafe { vector::floats(parallel, p, [a, b], c) };
     }
@@ -143,8 +143,9 @@ where
                             widen(parallel, a, p.a, [batch as u64, row, i], [m, k], &mut x);
                         }
                         widen(parallel, b, p.b, [batch as u64, i, column], [k, n], &mut y);
-                        let (x, y) = ((x.as_mut_ptr(), plain(k)), (y.as_mut_ptr(), plain(n)));
-                        gemm([m, n, k], parallel, x, y, (z.as_mut_ptr(), plain(n)), true);
+                        let (x, y) =
+                            ((x.as_mut_ptr(), row_major(k)), (y.as_mut_ptr(), row_major(n)));
+                        gemm([m, n, k], parallel, x, y, (z.as_mut_ptr(), row_major(n)), true);
                     }
                 }
                 let z = &z;
@@ -177,7 +178,7 @@ fn grain(columns: u64) -> usize {
 }
 
 /// Returns the strides of a row-major matrix of `columns` columns without gaps.
-fn plain(columns: u64) -> Steps {
+fn row_major(columns: u64) -> Steps {
     Steps { batch: 0, row: columns as i64, column: 1 }
 }
 

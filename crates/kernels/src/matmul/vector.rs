@@ -1,5 +1,5 @@
 //! Matrix-vector products on the CPU. They run at memory speed if each element of the matrix is
-//! read once, in memory order, and all threads share the work.
+//! read once, in memory order, and all threads share the product.
 
 use std::slice::from_raw_parts;
 
@@ -27,7 +27,7 @@ const PARTS: usize = 64;
 
 /// The sums `Σ matrix[r][k] · vector[k]` of each batch. Steps are strides in elements.
 #[derive(Clone, Copy)]
-struct Work<T> {
+struct MatrixVector<T> {
     rows: usize,
     matrix: (Shared<T>, [i64; 3]),
     vector: (Shared<T>, [i64; 2]),
@@ -40,7 +40,7 @@ fn at<T: Copy, const N: usize>((base, steps): (Shared<T>, [i64; N]), at: [usize;
 }
 
 /// Returns whether one operand is a vector.
-pub(super) fn is_one(p: &Product) -> bool {
+pub(super) fn is_matrix_vector(p: &Product) -> bool {
     p.m == 1 || p.n == 1
 }
 
@@ -55,37 +55,37 @@ where
     R: HostElement<Compute = T::Compute>,
 {
     let (batches, length) = (p.batch as usize, p.k as usize);
-    let (work, result) = if p.n == 1 {
-        let work = Work {
+    let (product, result) = if p.n == 1 {
+        let product = MatrixVector {
             rows: p.m as usize,
             matrix: (a, [p.a.batch, p.a.row, p.a.column]),
             vector: (b, [p.b.batch, p.b.row]),
         };
-        (work, (c, [p.c.batch, p.c.row]))
+        (product, (c, [p.c.batch, p.c.row]))
     } else {
         // The transposed product is the product of the transposed operands in reverse order.
-        let work = Work {
+        let product = MatrixVector {
             rows: p.n as usize,
             matrix: (b, [p.b.batch, p.b.column, p.b.row]),
             vector: (a, [p.a.batch, p.a.column]),
         };
-        (work, (c, [p.c.batch, p.c.column]))
+        (product, (c, [p.c.batch, p.c.column]))
     };
-    let by_columns = work.matrix.1[1] == 1 && work.matrix.1[2] != 1 && work.rows > 1;
+    let by_columns = product.matrix.1[1] == 1 && product.matrix.1[2] != 1 && product.rows > 1;
     // Rows per task.
     let rows = if by_columns { BLOCK } else { (GRAIN / length.max(1)).clamp(1, BLOCK) };
-    let blocks = work.rows.div_ceil(rows);
+    let blocks = product.rows.div_ceil(rows);
     let few = batches * blocks < 16;
     let part = if few {
-        (PART / rows.min(work.rows)).max(BLOCK).max(length.div_ceil(PARTS))
+        (PART / rows.min(product.rows)).max(BLOCK).max(length.div_ceil(PARTS))
     } else {
         usize::MAX
     };
     let parts = length.div_ceil(part).max(1);
-    let each = rows.min(work.rows) * length.div_ceil(parts);
+    let each = rows.min(product.rows) * length.div_ceil(parts);
     let grain = (GRAIN / each.max(1)).max(1);
     let zero = T::Compute::from_bits(0);
-    let mut partial = vec![zero; if parts > 1 { batches * parts * work.rows } else { 0 }];
+    let mut partial = vec![zero; if parts > 1 { batches * parts * product.rows } else { 0 }];
     let partials = Shared(partial.as_mut_ptr());
     host::parallel_for(parallel, batches * blocks * parts, grain, |tasks| {
         let mut sums = [zero; BLOCK];
@@ -97,11 +97,20 @@ where
         for task in tasks {
             let (batch, block, p) = (task / (blocks * parts), task / parts % blocks, task % parts);
             let (first, k) = (block * rows, p * part.min(length));
-            let sums = &mut sums[..rows.min(work.rows - first)];
+            let sums = &mut sums[..rows.min(product.rows - first)];
             sums.fill(zero);
             let length = part.min(length - k);
             let buffer = &mut vector[..];
-            vectorized(Sum { work, batch, first, k, length, by_columns, sums: &mut *sums, buffer });
+            vectorized(Sum {
+                product,
+                batch,
+                first,
+                k,
+                length,
+                by_columns,
+                sums: &mut *sums,
+                buffer,
+            });
             for (row, &sum) in (first..).zip(&*sums) {
                 // SAFETY: the rows of the result, or the partial sums of this part, belong to this
                 // task.
@@ -109,16 +118,16 @@ where
                     if parts == 1 {
                         at(result, [batch, row]).write(R::put(sum));
                     } else {
-                        partials.write(((batch * parts + p) * work.rows + row) as isize, sum);
+                        partials.write(((batch * parts + p) * product.rows + row) as isize, sum);
                     }
                 }
             }
         }
     });
     if parts > 1 {
-        for index in 0..batches * work.rows {
-            let (batch, row) = (index / work.rows, index % work.rows);
-            let of_part = |p: usize| partial[(batch * parts + p) * work.rows + row];
+        for index in 0..batches * product.rows {
+            let (batch, row) = (index / product.rows, index % product.rows);
+            let of_part = |p: usize| partial[(batch * parts + p) * product.rows + row];
             let sum = (1..parts).fold(of_part(0), |sum, p| sum.add(of_part(p)));
             // SAFETY: `row` and `batch` are within the result, and this loop runs on one thread.
             unsafe { at(result, [batch, row]).write(R::put(sum)) };
@@ -128,7 +137,7 @@ where
 
 /// Sums of rows over `length` elements from `k` on.
 struct Sum<'a, T: HostElement> {
-    work: Work<T>,
+    product: MatrixVector<T>,
     batch: usize,
     first: usize,
     k: usize,
@@ -142,11 +151,11 @@ struct Sum<'a, T: HostElement> {
 impl<T: HostElement> Loop for Sum<'_, T> {
     #[inline(always)]
     fn run(self) {
-        let Self { work, batch, first, k, length, by_columns, sums, buffer } = self;
+        let Self { product, batch, first, k, length, by_columns, sums, buffer } = self;
         let most = buffer.len().max(1);
         for from in (k..k + length).step_by(most) {
             let vector = &mut buffer[..most.min(k + length - from)];
-            let (start, step) = (at(work.vector, [batch, from]), work.vector.1[1] as isize);
+            let (start, step) = (at(product.vector, [batch, from]), product.vector.1[1] as isize);
             if step == 1 {
                 // SAFETY: the vector has `vector.len()` adjacent elements from `start` on.
                 let elements = unsafe { from_raw_parts(start, vector.len()) };
@@ -157,8 +166,8 @@ impl<T: HostElement> Loop for Sum<'_, T> {
                     *x = unsafe { start.offset(i as isize * step).read() }.get();
                 }
             }
-            let start = at(work.matrix, [batch, first, from]);
-            let [_, row, column] = work.matrix.1.map(|step| step as isize);
+            let start = at(product.matrix, [batch, first, from]);
+            let [_, row, column] = product.matrix.1.map(|step| step as isize);
             // SAFETY: the matrix has a row from `first` on for each of `sums`, with an element for
             // each of `vector`.
             unsafe {

@@ -45,19 +45,19 @@ macro_rules! real {
 real! { f32 f64 }
 
 /// Applies a rule to one element of each operand.
-pub(super) trait Step<C>: Copy + Sync {
+pub(super) trait ElementUpdate<C>: Copy + Sync {
     const LISTS: usize;
     fn new(update: &Update, rate: impl Fn(usize) -> f64) -> Self;
     fn apply(self, x: &mut [C; LISTS]);
 }
 
 #[derive(Clone, Copy)]
-struct Numbers<C> {
+struct Hyperparameters<C> {
     numbers: [C; 8],
     flags: u32,
 }
 
-impl<C: Real> Numbers<C> {
+impl<C: Real> Hyperparameters<C> {
     /// Reads the first `rates` numbers from memory if the flags say so, and the others from
     /// `update`.
     fn new(update: &Update, rates: usize, rate: impl Fn(usize) -> f64) -> Self {
@@ -91,13 +91,13 @@ fn toward<C: Real>(from: C, to: C, weight: C) -> C {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Sgd<C>(Numbers<C>);
+pub(super) struct Sgd<C>(Hyperparameters<C>);
 
-impl<C: Real> Step<C> for Sgd<C> {
+impl<C: Real> ElementUpdate<C> for Sgd<C> {
     const LISTS: usize = 3;
 
     fn new(update: &Update, rate: impl Fn(usize) -> f64) -> Self {
-        Self(Numbers::new(update, 1, rate))
+        Self(Hyperparameters::new(update, 1, rate))
     }
 
     #[inline(always)]
@@ -114,17 +114,17 @@ impl<C: Real> Step<C> for Sgd<C> {
 
 #[derive(Clone, Copy)]
 pub(super) struct Adam<C> {
-    of: Numbers<C>,
+    of: Hyperparameters<C>,
     /// One minus each beta, computed in `f64` before rounding.
     rest: [C; 2],
 }
 
-impl<C: Real> Step<C> for Adam<C> {
+impl<C: Real> ElementUpdate<C> for Adam<C> {
     const LISTS: usize = 5;
 
     fn new(update: &Update, rate: impl Fn(usize) -> f64) -> Self {
         let rest = [3, 4].map(|k| C::of(1.0 - update.numbers[k]));
-        Self { of: Numbers::new(update, 3, rate), rest }
+        Self { of: Hyperparameters::new(update, 3, rate), rest }
     }
 
     #[inline(always)]
@@ -146,16 +146,16 @@ impl<C: Real> Step<C> for Adam<C> {
 
 #[derive(Clone, Copy)]
 pub(super) struct RmsProp<C> {
-    of: Numbers<C>,
+    of: Hyperparameters<C>,
     rest: C,
 }
 
-impl<C: Real> Step<C> for RmsProp<C> {
+impl<C: Real> ElementUpdate<C> for RmsProp<C> {
     const LISTS: usize = 5;
 
     fn new(update: &Update, rate: impl Fn(usize) -> f64) -> Self {
         let rest = C::of(1.0 - update.numbers[1]);
-        Self { of: Numbers::new(update, 1, rate), rest }
+        Self { of: Hyperparameters::new(update, 1, rate), rest }
     }
 
     #[inline(always)]
@@ -180,7 +180,7 @@ impl<C: Real> Step<C> for RmsProp<C> {
 #[derive(Clone, Copy)]
 pub(super) struct Scale<C>(C);
 
-impl<C: Real> Step<C> for Scale<C> {
+impl<C: Real> ElementUpdate<C> for Scale<C> {
     const LISTS: usize = 1;
 
     fn new(_: &Update, rate: impl Fn(usize) -> f64) -> Self {
@@ -202,7 +202,7 @@ struct Elements<T, S> {
     writes: u32,
 }
 
-impl<T: HostElement<Compute: Real>, S: Step<T::Compute>> Loop for Elements<T, S> {
+impl<T: HostElement<Compute: Real>, S: ElementUpdate<T::Compute>> Loop for Elements<T, S> {
     #[inline(always)]
     fn run(self) {
         for i in self.range {
@@ -228,7 +228,7 @@ impl<T: HostElement<Compute: Real>, S: Step<T::Compute>> Loop for Elements<T, S>
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are those of
 /// [`TENSORS`] tensors, of `T`, then the rates, of `f64`.
-pub(super) unsafe fn run<T: HostElement<Compute: Real>, S: Step<T::Compute>>(
+pub(super) unsafe fn run<T: HostElement<Compute: Real>, S: ElementUpdate<T::Compute>>(
     launch: &HostLaunch<'_>,
     update: &Update,
 ) {

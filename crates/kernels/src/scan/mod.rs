@@ -172,13 +172,13 @@ pub fn scan(
 }
 
 /// Running sums on the host. Floats are summed in `f64`, as in PyTorch.
-trait Wide: Number {
+trait RunningSum: Number {
     fn sum(values: &mut dyn Iterator<Item = Self>, sums: &mut dyn FnMut(Self), adds: bool);
 }
 
 macro_rules! wide {
     ($($ty:ty)*) => {$(
-        impl Wide for $ty {
+        impl RunningSum for $ty {
             fn sum(values: &mut dyn Iterator<Item = Self>, sums: &mut dyn FnMut(Self), adds: bool) {
                 let mut sum = <$ty>::from_number(!adds);
                 for value in values {
@@ -192,7 +192,7 @@ macro_rules! wide {
 
 wide! { bool u8 i8 i16 i32 i64 f64 }
 
-impl Wide for f32 {
+impl RunningSum for f32 {
     fn sum(values: &mut dyn Iterator<Item = Self>, sums: &mut dyn FnMut(Self), adds: bool) {
         let mut wide = values.map(f64::from);
         f64::sum(&mut wide, &mut |sum| sums(sum.cast()), adds);
@@ -202,7 +202,10 @@ impl Wide for f32 {
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are source
 /// and result, of `T`.
-unsafe fn sums<T: HostElement<Compute: Wide>, const ADDS: bool>(launch: &HostLaunch<'_>, p: &Scan) {
+unsafe fn sums<T: HostElement<Compute: RunningSum>, const ADDS: bool>(
+    launch: &HostLaunch<'_>,
+    p: &Scan,
+) {
     let (source, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     let [a, b, _] = p.steps.map(|step| step as isize);
     let size = p.size as isize;
@@ -219,7 +222,7 @@ unsafe fn sums<T: HostElement<Compute: Wide>, const ADDS: bool>(launch: &HostLau
                 unsafe { out.write(to + at * b, T::put(sum)) };
                 at += 1;
             };
-            Wide::sum(&mut values, &mut write, ADDS);
+            RunningSum::sum(&mut values, &mut write, ADDS);
         }
     });
 }

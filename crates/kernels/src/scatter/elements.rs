@@ -68,7 +68,7 @@ pub(super) static SCATTER_REDUCE: Program =
 static ASSIGN: Kernel<Scatter, 3> = unsafe {
     Kernel::new(&SCATTER, "", hosts!(bits T => on_host::<T, { Reduce::Assign as usize }>))
 };
-// By [`Share`].
+// By [`WorkUnit`].
 //
 // SAFETY: `scatter` makes all `Scatter`s, with sizes and strides of the views that are launched
 // with. The kernels reach the result only at indices in range, and change an element by atomics or
@@ -105,13 +105,13 @@ fn source() -> Source {
 /// indices that may name it, or a line along the indexed dimension. `Ordered` and `Lines` combine
 /// elements in the order of the indices.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Share {
+enum WorkUnit {
     Places,
     Ordered,
     Lines,
 }
 
-impl Share {
+impl WorkUnit {
     /// Chooses for `lines` of `count` indices each, which name `size` elements per line.
     fn of(reduce: Reduce, lines: usize, count: usize, size: usize) -> Self {
         const FEW: usize = 32;
@@ -132,7 +132,7 @@ impl Share {
 cuda_struct! {
     /// `steps` are the strides of source, index and result along the indexed dimension. `count` is
     /// the number of indices in this dimension. `lines` walks the other dimensions. `places` walks
-    /// all elements of the index or, for [`Share::Ordered`], all elements of the result with their
+    /// all elements of the index or, for [`WorkUnit::Ordered`], all elements of the result with their
     /// number in the indexed dimension. `elements` is the number of units of work.
     struct Scatter {
         report: Report,
@@ -213,11 +213,11 @@ pub fn scatter(
 
     let (count, size) = (at.sizes()[dim], to.sizes()[dim]);
     let line_count = index.numel() / count;
-    let share = Share::of(reduce, line_count, count, size);
-    let elements = match share {
-        Share::Places => index.numel(),
-        Share::Ordered => line_count * size,
-        Share::Lines => line_count,
+    let unit = WorkUnit::of(reduce, line_count, count, size);
+    let elements = match unit {
+        WorkUnit::Places => index.numel(),
+        WorkUnit::Ordered => line_count * size,
+        WorkUnit::Lines => line_count,
     };
     let strides = |d: usize| [used.strides()[d], at.strides()[d], to.strides()[d]];
     let lines = (0..ndim).rev().filter(|&d| d != dim).map(|d| (at.sizes()[d], strides(d)));
@@ -225,7 +225,7 @@ pub fn scatter(
         .rev()
         .map(|d| {
             let [a, b, c] = strides(d);
-            match (d == dim, share == Share::Ordered) {
+            match (d == dim, unit == WorkUnit::Ordered) {
                 (false, _) => (at.sizes()[d], [a, b, c, 0]),
                 (true, true) => (size, [0, 0, c, 1]),
                 (true, false) => (count, [a, b, 0, 0]),
@@ -241,10 +241,10 @@ pub fn scatter(
         places: Walk::new(op, places)?,
     };
     let kernel = match reduce {
-        Reduce::Sum => &SUM[share as usize],
-        Reduce::Prod => &PROD[share as usize],
-        Reduce::Max => &MAX[share as usize],
-        Reduce::Min => &MIN[share as usize],
+        Reduce::Sum => &SUM[unit as usize],
+        Reduce::Prod => &PROD[unit as usize],
+        Reduce::Max => &MAX[unit as usize],
+        Reduce::Min => &MIN[unit as usize],
         Reduce::Assign => &ASSIGN,
     };
     kernel.launch(target, op, &operands, &params, Grid::cover(elements, BLOCK))

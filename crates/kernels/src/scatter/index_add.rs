@@ -31,7 +31,7 @@ pub(super) static INDEX_ADD: Program =
 
 // Blocks of the first kernel own one row, blocks of the second own [`ROWS`] rows.
 //
-// SAFETY: `part` makes all `IndexAdd`s, with sizes and strides of the views that are launched with.
+// SAFETY: `params` makes all `IndexAdd`s, with sizes and strides of the views that are launched with.
 // The kernel reads source and index within their layouts, and reaches a row of the result only if
 // an index in range names it. One thread owns each element. With `from_zero`, the kernel writes
 // every element and reads none, and `run` declares the result accordingly.
@@ -117,7 +117,7 @@ pub fn index_add_as(
     let groups = rows_of(to.sizes()[dim]).1;
     let looks = groups.saturating_mul(chunks).saturating_mul(index.numel());
     let most = if out.dtype.is_float() { MOST } else { MOST_INTEGERS };
-    let of = part(op, out, dim, index, source)?;
+    let of = params(op, out, dim, index, source)?;
     if matches!(target, Target::Cuda(..)) && looks > most {
         let mut sizes = vec![1; to.ndim()];
         sizes[dim] = index.numel();
@@ -150,7 +150,7 @@ pub fn embedding_backward(
 ) -> Result<()> {
     const OP: &str = "embedding_backward";
     crate::dim::check_dim(OP, 0, out.sizes().len())?;
-    let mut of = part(OP, out, 0, index, source)?;
+    let mut of = params(OP, out, 0, index, source)?;
     of.from_zero = 1;
     // No valid index is -1, so -1 skips nothing. A `skip` beyond `i64` names no row and becomes -1
     // too.
@@ -166,7 +166,7 @@ fn rows_of(rows: usize) -> (usize, usize) {
 
 /// Checks the operands and makes the parameters.
 #[track_caller]
-fn part(
+fn params(
     op: &'static str,
     out: View<'_>,
     dim: usize,

@@ -73,12 +73,13 @@ static SOFTMAX: Program = Program::new("softmax", FLOATS, &KERNELS, |_, ty| {
     let of = of.push(module::WALK).push(LANES).push(EXPONENTIAL);
     let of = of.push(include_str!("softmax.cuh"));
     let of = of.push(&format!("#define COLUMN_THREADS {COLUMN_THREADS}"));
-    of.push(include_str!("columns.cuh")).push(&format!("SOFTMAX({ty}, {})", held(ty == "f64")))
+    of.push(include_str!("columns.cuh"))
+        .push(&format!("SOFTMAX({ty}, {})", values_per_thread(ty == "f64")))
 })
 .with_ptx(committed);
 
 /// Values per thread in registers. A full warp keeps twice as many per thread.
-const fn held(double: bool) -> usize {
+const fn values_per_thread(double: bool) -> usize {
     if double { 8 } else { 16 }
 }
 
@@ -190,7 +191,7 @@ fn schedule(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (Schedule, 
     let whole =
         alike && aligned(offsets[0]) && aligned(size) && others().all(|d| aligned(strides(a, d)));
     let least = if whole { 1 } else { 2 * vector };
-    let held = held(a.dtype == DType::F64);
+    let held = values_per_thread(a.dtype == DType::F64);
     let warps = |n: usize| n.div_ceil(held).next_multiple_of(32) as u32;
     match size {
         n if n <= if alike { 64 } else { 32 } * held => {

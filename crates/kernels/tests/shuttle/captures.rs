@@ -39,7 +39,7 @@ fn assert_kept(graph: &Graph, [replays, reads]: [&Stream; 2], sums: &[Storage], 
 #[test]
 fn work_of_other_threads_runs_or_is_captured() {
     check(|| {
-        let (sim, runtime) = world();
+        let (sim, runtime) = simulated_device();
         let streams = [(); 2].map(|()| stream(&runtime));
         let sums = [(); 2].map(|()| device_memory(&streams[0], &runtime, 0));
         let zero = device_memory(&streams[0], &runtime, 0);
@@ -82,7 +82,7 @@ fn work_of_other_threads_runs_or_is_captured() {
 #[test]
 fn a_capture_ends_while_a_stream_that_joined_is_given_work() {
     check(|| {
-        let (_sim, runtime) = world();
+        let (_sim, runtime) = simulated_device();
         let [stream, joins] = [(); 2].map(|()| stream(&runtime));
         let sum = device_memory(&stream, &runtime, 0);
         let zero = device_memory(&stream, &runtime, 0);
@@ -110,7 +110,7 @@ fn a_capture_ends_while_a_stream_that_joined_is_given_work() {
 #[test]
 fn captured_work_of_two_threads_comes_before_what_is_captured_later() {
     check(|| {
-        let (_sim, runtime) = world();
+        let (_sim, runtime) = simulated_device();
         let streams = [(); 2].map(|()| stream(&runtime));
         let storages = [1, 2, 0].map(|value| device_memory(&streams[0], &runtime, value));
         let [a, b, seen] = &storages;
@@ -140,7 +140,7 @@ fn captured_work_of_two_threads_comes_before_what_is_captured_later() {
 #[test]
 fn work_on_what_a_capture_made_does_not_run_before_a_replay() {
     check(|| {
-        let (_sim, runtime) = world();
+        let (_sim, runtime) = simulated_device();
         let stream = stream(&runtime);
         let sum = device_memory(&stream, &runtime, 0);
         let zero = device_memory(&stream, &runtime, 0);
@@ -170,7 +170,7 @@ fn work_on_what_a_capture_made_does_not_run_before_a_replay() {
 #[test]
 fn memory_dropped_in_a_capture_is_used_again_after_its_uses() {
     check(|| {
-        let (sim, runtime) = world();
+        let (sim, runtime) = simulated_device();
         let [stream, joins] = [(); 2].map(|()| stream(&runtime));
         let sums = [(); 2].map(|()| device_memory(&stream, &runtime, 0));
         let zero = device_memory(&stream, &runtime, 0);
@@ -222,7 +222,7 @@ fn memory_dropped_in_a_capture_is_used_again_after_its_uses() {
 #[test]
 fn memory_asked_for_as_a_capture_begins_or_ends_is_no_graphs() {
     check(|| {
-        let (_sim, runtime) = world();
+        let (_sim, runtime) = simulated_device();
         let [stream, other] = [(); 2].map(|()| stream(&runtime));
         let zero = device_memory(&stream, &runtime, 0);
         let pool = GraphPool::new(gpu(&runtime));

@@ -22,7 +22,7 @@ fn shared(runtime: &Runtime, stream: &Stream) -> Shared {
 #[test]
 fn host_code_and_copies_happen_in_one_order() {
     check(|| {
-        let (sim, runtime) = world();
+        let (sim, runtime) = simulated_device();
         let streams = [(); 3].map(|()| stream(&runtime));
         let shared = shared(&runtime, &streams[0]);
         drop(runtime);
@@ -35,7 +35,7 @@ fn host_code_and_copies_happen_in_one_order() {
 #[test]
 fn ops_that_name_storages_in_any_order_do_not_wait_for_each_other_forever() {
     check(|| {
-        let (_sim, runtime) = world();
+        let (_sim, runtime) = simulated_device();
         let streams = [(); 3].map(|()| stream(&runtime));
         let shared = shared(&runtime, &streams[0]);
         let [a, b, c, d, device] = [0, 1, 2, 3, 4];

@@ -9,7 +9,7 @@ use warpline_runtime::{Error, Storage};
 use super::*;
 
 /// The index that a call was told is out of range.
-fn told(result: Result<()>) -> Option<i64> {
+fn failed_index(result: Result<()>) -> Option<i64> {
     match result {
         Ok(()) => None,
         Err(error) => match error.kind() {
@@ -29,17 +29,17 @@ fn pick(stream: &Stream, from: &Storage, index: &Storage, to: &Storage) -> Resul
 }
 
 /// What is left to be told of all work, in however many waits.
-fn rest(runtime: &Runtime) -> BTreeSet<i64> {
+fn remaining_failures(runtime: &Runtime) -> BTreeSet<i64> {
     let device = gpu(runtime).device();
-    std::iter::from_fn(|| told(device.synchronize().map_err(Error::from))).collect()
+    std::iter::from_fn(|| failed_index(device.synchronize().map_err(Error::from))).collect()
 }
 
 /// What reading a result says: its own failure, where reading it is to say so.
 fn read_fails(stream: &Stream, result: &Storage) -> Option<i64> {
     let host = Storage::pageable(result.runtime(), BYTES).unwrap();
-    told(copy(stream, &host, result, false)).or_else(|| {
+    failed_index(copy(stream, &host, result, false)).or_else(|| {
         let mut bytes = [0; BYTES];
-        told(launch::read_bytes((&host, 0), &mut bytes))
+        failed_index(launch::read_bytes((&host, 0), &mut bytes))
     })
 }
 
@@ -48,7 +48,7 @@ fn read_fails(stream: &Stream, result: &Storage) -> Option<i64> {
 #[test]
 fn every_failed_index_is_told_once() {
     check(|| {
-        let (_sim, runtime) = world();
+        let (_sim, runtime) = simulated_device();
         let streams = [(); 3].map(|()| stream(&runtime));
         let from = device_memory(&streams[0], &runtime, 7);
         let tasks: Vec<_> = streams
@@ -64,8 +64,8 @@ fn every_failed_index_is_told_once() {
                         bad.extend(fails.then_some(index));
                         let index = device_memory(&stream, &runtime, index);
                         let to = Storage::device(&runtime, BYTES, &stream).unwrap();
-                        waits.extend(told(pick(&stream, &from, &index, &to)));
-                        waits.extend(told(stream.synchronize().map_err(Error::from)));
+                        waits.extend(failed_index(pick(&stream, &from, &index, &to)));
+                        waits.extend(failed_index(stream.synchronize().map_err(Error::from)));
                         reads.extend(read_fails(&stream, &to));
                     }
                     (bad, waits, reads)
@@ -73,11 +73,12 @@ fn every_failed_index_is_told_once() {
             })
             .collect();
         let done = together(tasks);
-        let all = |of: fn(&Heard) -> &Vec<i64>| done.iter().flat_map(of).copied().collect();
+        let all =
+            |of: fn(&ReportedIndices) -> &Vec<i64>| done.iter().flat_map(of).copied().collect();
         let bad: Vec<i64> = all(|heard| &heard.0);
         let mut waits: Vec<i64> = all(|heard| &heard.1);
         let reads: Vec<i64> = all(|heard| &heard.2);
-        waits.extend(rest(&runtime));
+        waits.extend(remaining_failures(&runtime));
         let once: BTreeSet<i64> = waits.iter().copied().collect();
         assert_eq!(once.len(), waits.len(), "twice: {waits:?}");
         let heard: BTreeSet<i64> = once.into_iter().chain(reads).collect();
@@ -86,14 +87,14 @@ fn every_failed_index_is_told_once() {
 }
 
 /// Indices that are out of range, those that waits told of, and those that reads did.
-type Heard = (Vec<i64>, Vec<i64>, Vec<i64>);
+type ReportedIndices = (Vec<i64>, Vec<i64>, Vec<i64>);
 
 /// Two threads work on one stream. Every failure is told to somebody, if only to who reads the
 /// result, and nothing else is.
 #[test]
 fn failed_indices_of_a_shared_stream_are_told() {
     check(|| {
-        let (_sim, runtime) = world();
+        let (_sim, runtime) = simulated_device();
         let first = stream(&runtime);
         let from = device_memory(&first, &runtime, 7);
         // Thread 3 works on the stream of thread 2.
@@ -111,10 +112,10 @@ fn failed_indices_of_a_shared_stream_are_told() {
                 move || {
                     let index = device_memory(&stream, &runtime, index);
                     let to = Storage::device(&runtime, BYTES, &stream).unwrap();
-                    let launched = told(pick(&stream, &from, &index, &to));
+                    let launched = failed_index(pick(&stream, &from, &index, &to));
                     let waited = match waits {
-                        0 => told(stream.synchronize().map_err(Error::from)),
-                        1 => told(stream.query().map(drop).map_err(Error::from)),
+                        0 => failed_index(stream.synchronize().map_err(Error::from)),
+                        1 => failed_index(stream.query().map(drop).map_err(Error::from)),
                         _ => None,
                     };
                     ([launched, waited], (stream, to, index))
@@ -123,7 +124,7 @@ fn failed_indices_of_a_shared_stream_are_told() {
             .collect();
         let done = together(tasks);
         let mut heard: BTreeSet<i64> = done.iter().flat_map(|(told, _)| *told).flatten().collect();
-        heard.extend(rest(&runtime));
+        heard.extend(remaining_failures(&runtime));
         heard.extend(done.iter().filter_map(|(_, (stream, to, _))| read_fails(stream, to)));
         // Of several that one wait covers on one stream, the oldest may be told alone.
         let own = |index: &i64| if *index >= 1001 { 1 } else { 0 };
@@ -137,7 +138,7 @@ fn failed_indices_of_a_shared_stream_are_told() {
 #[test]
 fn every_failed_replay_is_told() {
     check(|| {
-        let (_sim, runtime) = world();
+        let (_sim, runtime) = simulated_device();
         let streams = [(); 2].map(|()| stream(&runtime));
         let from = device_memory(&streams[0], &runtime, 7);
         let to = device_memory(&streams[0], &runtime, 0);
@@ -156,15 +157,15 @@ fn every_failed_replay_is_told() {
             move || {
                 let new = device_memory(&stream, &runtime, number);
                 copy(&stream, &index, &new, true).unwrap();
-                let replayed = told(graph.replay(&stream));
-                let waited = told(stream.synchronize().map_err(Error::from));
+                let replayed = failed_index(graph.replay(&stream));
+                let waited = failed_index(stream.synchronize().map_err(Error::from));
                 [replayed, waited]
             }
         });
         let tasks: Vec<_> = tasks.collect();
         let done = together(tasks);
         let mut heard: BTreeSet<i64> = done.into_iter().flatten().flatten().collect();
-        heard.extend(rest(&runtime));
+        heard.extend(remaining_failures(&runtime));
         heard.extend(read_fails(&streams[1], &to));
         assert!(heard.is_subset(&bad), "{heard:?} of {bad:?}");
         // A replay may run with the other thread's indices.

@@ -61,7 +61,7 @@ fn random(end: usize) -> usize {
 }
 
 /// A simulated device, whose work runs as late as it can, or at any time.
-fn world() -> (Arc<SimDriver>, Runtime) {
+fn simulated_device() -> (Arc<SimDriver>, Runtime) {
     let seeded = Schedule::Seeded(thread_rng().r#gen());
     let schedule = if random(2) == 0 { Schedule::Lazy } else { seeded };
     let sim = SimConfig { schedule, redzones: false, ..SimConfig::new(1) }.build();

@@ -43,7 +43,7 @@ fn two_graphs(runtime: &Runtime, streams: &[Stream]) -> Shared {
 #[test]
 fn replays_by_threads_happen_in_one_order() {
     check(|| {
-        let (sim, runtime) = world();
+        let (sim, runtime) = simulated_device();
         let streams = [(); 3].map(|()| stream(&runtime));
         let shared = two_graphs(&runtime, &streams);
         drop(runtime);
@@ -64,7 +64,7 @@ fn replays_by_threads_happen_in_one_order() {
 #[test]
 fn threads_replay_one_graph_on_one_stream() {
     check(|| {
-        let (sim, runtime) = world();
+        let (sim, runtime) = simulated_device();
         let stream = stream(&runtime);
         let streams = [(); 2].map(|()| stream.clone());
         let shared = two_graphs(&runtime, &streams);
@@ -83,7 +83,7 @@ fn threads_replay_one_graph_on_one_stream() {
 #[test]
 fn what_a_graph_made_is_dropped_while_it_is_replayed() {
     check(|| {
-        let (sim, runtime) = world();
+        let (sim, runtime) = simulated_device();
         let streams = [(); 2].map(|()| stream(&runtime));
         let Shared { mut storages, graphs } = two_graphs(&runtime, &streams);
         let made = storages.pop().unwrap();

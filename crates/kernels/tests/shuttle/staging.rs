@@ -36,7 +36,7 @@ fn copies(runtime: &Runtime, number: i64) -> usize {
 #[test]
 fn copies_of_several_threads_do_not_mix() {
     check(|| {
-        let (sim, runtime) = world();
+        let (sim, runtime) = simulated_device();
         let tasks = (1..=3).map(|number| {
             let runtime = runtime.clone();
             move || assert_eq!(copies(&runtime, number), 0)
@@ -52,7 +52,7 @@ fn copies_of_several_threads_do_not_mix() {
 #[test]
 fn a_piece_that_fails_harms_no_other_copy() {
     check(|| {
-        let (sim, runtime) = world();
+        let (sim, runtime) = simulated_device();
         let calls = [CallKind::MemcpyAsync, CallKind::EventRecord, CallKind::EventSynchronize];
         let call = calls[random(3)];
         sim.inject(Fault::new(call, CudaCode::UNKNOWN).after(random(12)));
@@ -72,7 +72,7 @@ fn a_piece_that_fails_harms_no_other_copy() {
 #[test]
 fn no_capture_holds_a_piece() {
     check(|| {
-        let (_sim, runtime) = world();
+        let (_sim, runtime) = simulated_device();
         let stream = stream(&runtime);
         let device = device_memory(&stream, &runtime, 1);
         let host = host_memory(Storage::pageable(&runtime, BYTES).unwrap(), 2);

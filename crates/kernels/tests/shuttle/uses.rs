@@ -7,7 +7,7 @@ use super::*;
 
 /// Threads, each with a stream of its own, or two with one.
 fn ops_of_threads(threads: usize, steps: usize, pinned: usize) {
-    let (sim, runtime) = world();
+    let (sim, runtime) = simulated_device();
     let streams: Vec<Stream> = (0..threads).map(|_| stream(&runtime)).collect();
     let mut storages = vec![
         device_memory(&streams[0], &runtime, 1),
@@ -46,7 +46,7 @@ fn ops_and_host_code_on_shared_storages_happen_in_one_order() {
 #[test]
 fn dropped_storages_are_not_given_to_others_too_early() {
     check(|| {
-        let (_sim, runtime) = world();
+        let (_sim, runtime) = simulated_device();
         let tasks = (1..=3).map(|number| {
             let runtime = runtime.clone();
             move || {

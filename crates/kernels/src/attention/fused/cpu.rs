@@ -18,7 +18,7 @@ impl Attention {
     }
 
     /// Returns the number of keys that a query attends to.
-    fn seen(&self, query: usize) -> usize {
+    fn visible_keys(&self, query: usize) -> usize {
         let keys = self.keys as usize;
         if self.causal != 0 { keys.min(query + 1) } else { keys }
     }
@@ -87,13 +87,13 @@ impl Loop for Products<'_> {
 }
 
 /// `to += Σ by[i] · rows[i]`.
-struct Weighed<'a> {
+struct WeightedSum<'a> {
     by: &'a [f32],
     rows: &'a [f32],
     to: &'a mut [f32],
 }
 
-impl Loop for Weighed<'_> {
+impl Loop for WeightedSum<'_> {
     #[inline(always)]
     fn run(self) {
         for (by, row) in self.by.iter().zip(self.rows.chunks_exact(self.to.len())) {
@@ -110,9 +110,9 @@ fn products(own: &[f32], rows: &[f32], count: usize) -> Vec<f32> {
 }
 
 /// Returns the sum of `rows`, weighted by `by`.
-fn weighed(by: &[f32], rows: &[f32], width: usize) -> Vec<f32> {
+fn weighted_sum(by: &[f32], rows: &[f32], width: usize) -> Vec<f32> {
     let mut to = vec![0.0; width];
-    vectorized(Weighed { by, rows, to: &mut to });
+    vectorized(WeightedSum { by, rows, to: &mut to });
     to
 }
 
@@ -126,19 +126,19 @@ pub(super) unsafe fn forward<T: HostElement<Compute = f32>>(
     let [q, k, v, out] = [0, 1, 2, 3].map(|i| Shared::<T>::operand(launch, i));
     let (lse, width) = (Shared::<f32>::operand(launch, 4), p.width as usize);
     p.each(launch.parallel, p.queries, |batch, queries| {
-        let seen = 0..p.seen(queries.end - 1);
+        let seen = 0..p.visible_keys(queries.end - 1);
         let keys = floats(k, (p, p.k, batch), seen.clone());
         let values = floats(v, (p, p.v, batch), seen);
         let own = floats(q, (p, p.q, batch), queries.clone());
         for (query, own) in queries.zip(own.chunks(width)) {
-            let mut weights = products(own, &keys, p.seen(query));
+            let mut weights = products(own, &keys, p.visible_keys(query));
             weights.iter_mut().for_each(|score| *score *= p.scale_log2);
             let most = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let base = if most == f32::NEG_INFINITY { 0.0 } else { most };
             weights.iter_mut().for_each(|score| *score = (*score - base) * LN_2);
             exp(&mut weights);
             let total: f32 = weights.iter().sum();
-            let sums = weighed(&weights, &values, width);
+            let sums = weighted_sum(&weights, &values, width);
             write(out, (p, p.out, batch), query, sums.into_iter().map(|sum| sum / total));
             // SAFETY: `lse` has one element per query, and the query belongs to this thread.
             unsafe {
@@ -160,7 +160,7 @@ pub(super) unsafe fn backward_queries<T: HostElement<Compute = f32>>(
     let [lse, delta] = [5, 6].map(|i| Shared::<f32>::operand(launch, i));
     let width = p.width as usize;
     p.each(launch.parallel, p.queries, |batch, queries| {
-        let seen = 0..p.seen(queries.end - 1);
+        let seen = 0..p.visible_keys(queries.end - 1);
         let keys = floats(k, (p, p.k, batch), seen.clone());
         let values = floats(v, (p, p.v, batch), seen);
         let of = |of, steps| floats(of, (p, steps, batch), queries.clone());
@@ -174,13 +174,13 @@ pub(super) unsafe fn backward_queries<T: HostElement<Compute = f32>>(
                 delta.write(at, common);
                 lse.read(at)
             };
-            let mut weights = products(own, &keys, p.seen(query));
+            let mut weights = products(own, &keys, p.visible_keys(query));
             weights.iter_mut().for_each(|score| *score = (*score * p.scale_log2 - log) * LN_2);
             exp(&mut weights);
-            let slopes = products(grad, &values, p.seen(query));
+            let slopes = products(grad, &values, p.visible_keys(query));
             let pairs = weights.iter_mut().zip(slopes);
             pairs.for_each(|(weight, slope)| *weight *= slope - common);
-            let sums = weighed(&weights, &keys, width);
+            let sums = weighted_sum(&weights, &keys, width);
             let slopes = sums.into_iter().map(|sum| sum * p.scale);
             write(dq, (p, p.dq, batch), query, slopes);
         }
@@ -225,7 +225,7 @@ pub(super) unsafe fn backward_keys<T: HostElement<Compute = f32>>(
                 *slope = weight * (*slope - number(delta, i));
             }
             let (by_key, by_value) =
-                (weighed(&slopes, own, width), weighed(&weights, grads, width));
+                (weighted_sum(&slopes, own, width), weighted_sum(&weights, grads, width));
             write(dk, (p, p.dk, batch), key, by_key.into_iter().map(|sum| sum * p.scale));
             write(dv, (p, p.dv, batch), key, by_value.into_iter());
         }

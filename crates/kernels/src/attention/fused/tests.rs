@@ -27,7 +27,7 @@ fn values(n: usize, seed: usize) -> Vec<f64> {
 
 /// How operands lie: one after the other, or heads beside each other in rows that belong to other operands too.
 #[derive(Clone, Copy, Debug)]
-enum Lies {
+enum OperandLayout {
     Contiguous,
     Packed,
 }
@@ -37,17 +37,17 @@ fn made(
     target: Target<'_>,
     dtype: DType,
     sizes: [usize; 4],
-    lies: Lies,
+    layout: OperandLayout,
     values: Option<&[f64]>,
 ) -> Tensor {
     let [outer, inner, rows, width] = sizes;
     let n = sizes.iter().product::<usize>();
-    match lies {
-        Lies::Contiguous => match values {
+    match layout {
+        OperandLayout::Contiguous => match values {
             Some(values) => Tensor::new(target, dtype, &sizes, values),
             None => Tensor::garbage(target, dtype, &sizes),
         },
-        Lies::Packed => {
+        OperandLayout::Packed => {
             let mut all = vec![f64::NAN; 2 * n];
             for (i, at) in (0..n).zip(0..) {
                 let [w, r, h, o] =
@@ -109,25 +109,33 @@ fn expected(
 fn agrees(target: Target<'_>) {
     for dtype in [F16, BF16] {
         for sizes in SIZES {
-            for (is_causal, lies) in
-                [(false, Lies::Contiguous), (true, Lies::Contiguous), (true, Lies::Packed)]
-            {
-                agrees_for(target, dtype, sizes, is_causal, lies);
+            for (is_causal, layout) in [
+                (false, OperandLayout::Contiguous),
+                (true, OperandLayout::Contiguous),
+                (true, OperandLayout::Packed),
+            ] {
+                agrees_for(target, dtype, sizes, is_causal, layout);
             }
         }
     }
 }
 
-fn agrees_for(target: Target<'_>, dtype: DType, sizes: [usize; 5], is_causal: bool, lies: Lies) {
+fn agrees_for(
+    target: Target<'_>,
+    dtype: DType,
+    sizes: [usize; 5],
+    is_causal: bool,
+    layout: OperandLayout,
+) {
     let [outer, inner, queries, keys, width] = sizes;
-    let context = format!("{dtype} {sizes:?}, causal {is_causal}, {lies:?}");
+    let context = format!("{dtype} {sizes:?}, causal {is_causal}, {layout:?}");
     let of = |rows| [outer, inner, rows, width];
     let numbers = [queries, keys, keys, queries].map(of).map(|s| s.iter().product::<usize>());
     let numbers: Vec<Vec<f64>> =
         numbers.iter().zip(1..).map(|(&n, seed)| values(n, seed)).collect();
-    let input = |i: usize, rows| made(target, dtype, of(rows), lies, Some(&numbers[i]));
+    let input = |i: usize, rows| made(target, dtype, of(rows), layout, Some(&numbers[i]));
     let [q, k, v, grad] = [input(0, queries), input(1, keys), input(2, keys), input(3, queries)];
-    let result = |rows| made(target, dtype, of(rows), lies, None);
+    let result = |rows| made(target, dtype, of(rows), layout, None);
     let [out, dq, dk, dv] = [queries, queries, keys, keys].map(result);
     let [lse, delta] = [(); 2].map(|()| Tensor::garbage(target, F32, &[outer, inner, queries]));
     let operands = [q.view(), k.view(), v.view()];

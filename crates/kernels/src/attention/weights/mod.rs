@@ -84,7 +84,7 @@ cuda_struct! {
 
 impl Attention {
     /// Returns the number of keys that the query of a row attends to.
-    fn seen(&self, row: usize) -> usize {
+    fn visible_keys(&self, row: usize) -> usize {
         let query = row % self.queries as usize;
         if self.causal != 0 { self.keys.min(query as u64 + 1) as usize } else { self.keys as usize }
     }
@@ -236,7 +236,7 @@ where
         let mut block =
             vec![[lowest::<T::Compute>(); HOST_LANES]; keys.min(BLOCK).div_ceil(HOST_LANES)];
         for row in rows {
-            let (at, size) = ((row * keys) as isize, p.seen(row));
+            let (at, size) = ((row * keys) as isize, p.visible_keys(row));
             let read = |first: usize, values: &mut [T::Compute]| {
                 for (i, x) in (first as isize..).zip(values) {
                     // SAFETY: the row has `keys` elements, which the launch declares as read.
@@ -269,7 +269,7 @@ unsafe fn backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Attention) {
     let grain = (GRAIN / 4 / keys).max(1);
     host::parallel_for(launch.parallel, (p.batch * p.queries) as usize, grain, |rows| {
         for row in rows {
-            let (at, size) = ((row * keys) as isize, p.seen(row) as isize);
+            let (at, size) = ((row * keys) as isize, p.visible_keys(row) as isize);
             let pair = |i: isize| -> (f64, f64) {
                 // SAFETY: `i` is less than `keys`, and the launch declares both operands as read.
                 let (g, w) = unsafe { (grad.read(at + i), weights.read(at + i)) };
