@@ -8,8 +8,8 @@ use warpline_runtime::launch::{Grid, blocks};
 use warpline_runtime::{Error, Result, View, cuda_struct};
 
 /// A window that moves over an image of three dimensions. For images of fewer dimensions, the first
-/// sizes are 1. For result `o`, element `k` of the window is at `o * stride - padding + k *
-/// dilation` of the image, which may be outside.
+/// sizes are 1. For result `o`, element `k` of the window is at
+/// `o * stride - padding + k * dilation` of the image, which may be outside.
 ///
 /// The caller chooses the sizes of the result, so the padding at the end may exceed the padding at
 /// the beginning.

@@ -2,6 +2,8 @@
 //! matrix products with a softmax of the scores between them ([`attention_weights`]).
 
 mod fused;
+#[cfg(test)]
+mod tests;
 mod weights;
 
 use warpline_runtime::module::Program;

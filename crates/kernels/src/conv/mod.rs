@@ -37,11 +37,11 @@ const CUDA_COLUMNS: usize = 256 << 20;
 
 /// Convolves a batch of images (`torch.nn.functional.conv2d`).
 ///
-/// `input` is `[batch, channels, …]` with one to three spatial dimensions, `weight` is `[outputs,
-/// channels / groups, …]`, and `out` is `[batch, outputs, …]` and contiguous. Their spatial sizes
-/// are `window.input`, `window.kernel` and `window.output`. Channels and outputs are divided into
-/// `groups`, and each group convolves its channels to its outputs. All have one floating-point
-/// dtype. Half-width floats are summed in `float32`.
+/// `input` is `[batch, channels, …]` with one to three spatial dimensions, `weight` is
+/// `[outputs, channels / groups, …]`, and `out` is `[batch, outputs, …]` and contiguous. Their
+/// spatial sizes are `window.input`, `window.kernel` and `window.output`. Channels and outputs are
+/// divided into `groups`, and each group convolves its channels to its outputs. All have one
+/// floating-point dtype. Half-width floats are summed in `float32`.
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.

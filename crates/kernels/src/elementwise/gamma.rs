@@ -76,8 +76,8 @@ ops! {
     }
 }
 
-/// Returns the derivative of digamma with PyTorch's algorithm, to ten digits: by reflection for `x
-/// < 1/2`, and by recurrence up to the range of the series.
+/// Returns the derivative of digamma with PyTorch's algorithm, to ten digits: by reflection for
+/// `x < 1/2`, and by recurrence up to the range of the series.
 fn trigamma(x: Expr) -> Expr {
     let below = x.lt(0.5);
     let mut z = below.select(1.0 - x, x);

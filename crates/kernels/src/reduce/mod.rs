@@ -126,7 +126,8 @@ fn run(
             format!("takes one dimension or all of them, not {dims:?}"),
         ));
     }
-    // `check_in_place` accepts a result that is the source itself.
+    // A thread may write a result while another thread still reads the source. Both may be the same
+    // elements only if each element is its own result.
     launch::check_in_place(name, &[a.read(), out.write()])?;
     let mut plan = Plan::new(name, a, dims, out, indices)?;
     if plan.extent == 0 && flags.needs_elements {

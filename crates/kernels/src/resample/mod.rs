@@ -72,8 +72,9 @@ cuda_struct! {
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.
 /// - [`ErrorKind::DTypeMismatch`] if the dtypes differ.
-/// - [`ErrorKind::ShapeMismatch`] if the sizes do not fit, if a view is not contiguous, if `length
-///   * inner` is 2³¹ or more for one of them, or if the image is empty and the result is not.
+/// - [`ErrorKind::ShapeMismatch`] if the sizes do not fit, if a view is not contiguous, if
+///   `length * inner` is 2³¹ or more for one of them, or if the image is empty and the result is
+///   not.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingOperands`] if the views share memory.
 /// - The errors of [`Kernel::launch`].

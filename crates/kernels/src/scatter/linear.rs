@@ -30,9 +30,9 @@ cuda_struct! {
     }
 }
 
-/// Extends linear indices by dimension `dim`, which has `size` elements: `out = out * size +
-/// index`. For the `first` dimension, `out = index`. A negative index counts from the end. Both
-/// views are of `int64` and have the same sizes.
+/// Extends linear indices by dimension `dim`, which has `size` elements:
+/// `out = out * size + index`. For the `first` dimension, `out = index`. A negative index counts
+/// from the end. Both views are of `int64` and have the same sizes.
 ///
 /// # Errors
 /// - [`ErrorKind::InvalidArgument`] if a view is not of `int64`.

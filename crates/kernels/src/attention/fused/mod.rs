@@ -24,7 +24,7 @@
 
 mod cpu;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::f64::consts::LOG2_E;
 

@@ -176,7 +176,7 @@ fn gpu_agrees_with_what_it_says() {
 }
 
 /// Scores far apart, and some that are infinite.
-fn extremes(target: Target<'_>) {
+pub(in crate::attention) fn extremes(target: Target<'_>) {
     let mut q = vec![0.0; 3 * 8];
     q[0] = 1000.0;
     q[8] = 1.0;
@@ -197,57 +197,37 @@ fn extremes(target: Target<'_>) {
     }
 }
 
-#[test]
-fn neither_infinite_nor_large_scores_spoil_others() {
-    on_every_target(extremes);
-}
-
-#[test]
-#[ignore = "needs a GPU"]
-fn gpu_neither_infinite_nor_large_scores_spoil_others() {
-    on_gpu(extremes);
-}
-
-#[test]
-fn what_the_kernels_are_not_for_is_refused() {
-    on_every_target(|target| {
-        let of = |dtype, sizes: &[usize]| Tensor::garbage(target, dtype, sizes);
-        let lse = of(F32, &[2, 3]);
-        let weighing = Weighing { scale: 1.0, is_causal: false };
-        let run = |[q, k, v]: [&Tensor; 3], out: &Tensor| {
-            attention(target, [q, k, v].map(|t| t.view()), weighing, out.view(), lse.view())
-        };
-        let (q, k, out) = (of(F16, &[2, 3, 16]), of(F16, &[2, 5, 16]), of(F16, &[2, 3, 16]));
-        run([&q, &k, &k], &out).unwrap();
-        run([&q, &q, &q], &out).unwrap();
-        let floats = of(F32, &[2, 3, 16]);
-        assert!(matches!(
-            run([&floats; 3], &floats).kind(),
-            Some(ErrorKind::UnsupportedDType { .. })
-        ));
-        assert!(matches!(
-            run([&q, &floats, &k], &out).kind(),
-            Some(ErrorKind::DTypeMismatch { .. })
-        ));
-        let none = of(F16, &[2, 0, 16]);
-        let odd = of(F16, &[2, 3, 12]);
-        let wide = of(F16, &[2, 3, 136]);
-        let turned = of(F16, &[2, 16, 3]).with(|l| l.transpose(1, 2));
-        for (operands, result) in [
-            ([&q, &k, &q], &out),
-            ([&q, &none, &none], &out),
-            ([&odd; 3], &odd),
-            ([&wide; 3], &wide),
-            ([&turned, &k, &k], &out),
-        ] {
-            let error = run(operands, result).unwrap_err();
-            assert!(matches!(error.kind(), ErrorKind::ShapeMismatch { .. }), "{error}");
-        }
-        assert!(matches!(run([&q; 3], &q).kind(), Some(ErrorKind::OverlappingOperands)));
-        assert!(has_attention(target, F16, 128));
-        for (dtype, width) in [(F32, 64), (BF16, 0), (BF16, 12), (F16, 136)] {
-            assert!(!has_attention(target, dtype, width), "{dtype} {width}");
-        }
-        assert!(!attention_takes(turned.view()));
-    });
+pub(in crate::attention) fn rejected_operands(target: Target<'_>) {
+    let of = |dtype, sizes: &[usize]| Tensor::garbage(target, dtype, sizes);
+    let lse = of(F32, &[2, 3]);
+    let weighing = Weighing { scale: 1.0, is_causal: false };
+    let run = |[q, k, v]: [&Tensor; 3], out: &Tensor| {
+        attention(target, [q, k, v].map(|t| t.view()), weighing, out.view(), lse.view())
+    };
+    let (q, k, out) = (of(F16, &[2, 3, 16]), of(F16, &[2, 5, 16]), of(F16, &[2, 3, 16]));
+    run([&q, &k, &k], &out).unwrap();
+    run([&q, &q, &q], &out).unwrap();
+    let floats = of(F32, &[2, 3, 16]);
+    assert!(matches!(run([&floats; 3], &floats).kind(), Some(ErrorKind::UnsupportedDType { .. })));
+    assert!(matches!(run([&q, &floats, &k], &out).kind(), Some(ErrorKind::DTypeMismatch { .. })));
+    let none = of(F16, &[2, 0, 16]);
+    let odd = of(F16, &[2, 3, 12]);
+    let wide = of(F16, &[2, 3, 136]);
+    let turned = of(F16, &[2, 16, 3]).with(|l| l.transpose(1, 2));
+    for (operands, result) in [
+        ([&q, &k, &q], &out),
+        ([&q, &none, &none], &out),
+        ([&odd; 3], &odd),
+        ([&wide; 3], &wide),
+        ([&turned, &k, &k], &out),
+    ] {
+        let error = run(operands, result).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::ShapeMismatch { .. }), "{error}");
+    }
+    assert!(matches!(run([&q; 3], &q).kind(), Some(ErrorKind::OverlappingOperands)));
+    assert!(has_attention(target, F16, 128));
+    for (dtype, width) in [(F32, 64), (BF16, 0), (BF16, 12), (F16, 136)] {
+        assert!(!has_attention(target, dtype, width), "{dtype} {width}");
+    }
+    assert!(!attention_takes(turned.view()));
 }

@@ -5,7 +5,7 @@
 //! and the gradient of the weights are matrix products in `f32`.
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use warpline_cuda_sys_safe::HostLaunch;
 

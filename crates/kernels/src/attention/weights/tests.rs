@@ -132,7 +132,7 @@ fn gpu_gradients_of_scores() {
     on_gpu(gradients);
 }
 
-fn extremes(target: Target<'_>) {
+pub(in crate::attention) fn extremes(target: Target<'_>) {
     let (low, high) = (f64::NEG_INFINITY, 1e30);
     for keys in [4, 1500] {
         let mut numbers = vec![low; 3 * keys];
@@ -149,43 +149,29 @@ fn extremes(target: Target<'_>) {
     }
 }
 
-#[test]
-fn neither_infinite_nor_large_scores_spoil_others() {
-    on_every_target(extremes);
-}
-
-#[test]
-#[ignore = "needs a GPU"]
-fn gpu_neither_infinite_nor_large_scores_spoil_others() {
-    on_gpu(extremes);
-}
-
-#[test]
-fn what_the_kernels_are_not_for_is_refused() {
-    on_every_target(|target| {
-        let of = |dtype, sizes: &[usize]| Tensor::garbage(target, dtype, sizes);
-        let run =
-            |a: &Tensor, out: &Tensor| attention_weights(target, a.view(), 1.0, false, out.view());
-        let scores = of(F32, &[2, 3, 3]);
-        assert!(matches!(
-            run(&scores, &of(I64, &[2, 3, 3])).kind(),
-            Some(ErrorKind::UnsupportedDType { .. })
-        ));
-        assert!(matches!(
-            run(&scores, &of(F64, &[2, 3, 3])).kind(),
-            Some(ErrorKind::DTypeMismatch { .. })
-        ));
-        let halves = of(F16, &[2, 3, 3]);
-        assert!(matches!(run(&halves, &halves).kind(), Some(ErrorKind::DTypeMismatch { .. })));
-        assert!(matches!(
-            run(&scores, &of(F16, &[2, 3, 4])).kind(),
-            Some(ErrorKind::ShapeMismatch { .. })
-        ));
-        let turned = scores.with(|l| l.transpose(1, 2));
-        assert!(matches!(run(&turned, &halves).kind(), Some(ErrorKind::ShapeMismatch { .. })));
-        assert!(matches!(run(&scores, &scores).kind(), Some(ErrorKind::OverlappingOperands)));
-        run(&of(F32, &[2, 0, 3]), &of(F16, &[2, 0, 3])).unwrap();
-        let none = of(BF16, &[2, 3, 0]);
-        run(&of(F32, &[2, 3, 0]), &none).unwrap();
-    });
+pub(in crate::attention) fn rejected_operands(target: Target<'_>) {
+    let of = |dtype, sizes: &[usize]| Tensor::garbage(target, dtype, sizes);
+    let run =
+        |a: &Tensor, out: &Tensor| attention_weights(target, a.view(), 1.0, false, out.view());
+    let scores = of(F32, &[2, 3, 3]);
+    assert!(matches!(
+        run(&scores, &of(I64, &[2, 3, 3])).kind(),
+        Some(ErrorKind::UnsupportedDType { .. })
+    ));
+    assert!(matches!(
+        run(&scores, &of(F64, &[2, 3, 3])).kind(),
+        Some(ErrorKind::DTypeMismatch { .. })
+    ));
+    let halves = of(F16, &[2, 3, 3]);
+    assert!(matches!(run(&halves, &halves).kind(), Some(ErrorKind::DTypeMismatch { .. })));
+    assert!(matches!(
+        run(&scores, &of(F16, &[2, 3, 4])).kind(),
+        Some(ErrorKind::ShapeMismatch { .. })
+    ));
+    let turned = scores.with(|l| l.transpose(1, 2));
+    assert!(matches!(run(&turned, &halves).kind(), Some(ErrorKind::ShapeMismatch { .. })));
+    assert!(matches!(run(&scores, &scores).kind(), Some(ErrorKind::OverlappingOperands)));
+    run(&of(F32, &[2, 0, 3]), &of(F16, &[2, 0, 3])).unwrap();
+    let none = of(BF16, &[2, 3, 0]);
+    run(&of(F32, &[2, 3, 0]), &none).unwrap();
 }
