@@ -1,4 +1,5 @@
-//! Ops on views of any sizes and strides, empty and backwards ones included, against plain loops.
+//! Ops on views of any sizes and strides, including empty and reversed ones, compared with plain
+//! loops.
 
 use proptest::prelude::*;
 
@@ -10,9 +11,8 @@ use crate::{copy, matmul};
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target};
 use warpline_runtime::{DType, Layout, Target};
 
-/// What a view of these sizes is made of, from its memory: the order in which the dimensions lie
-/// there, and per dimension the elements between neighbours, whether it runs backwards, and
-/// whether it repeats one element.
+/// Recipe for a view: the order of its dimensions in memory and, for each dimension, the distance
+/// of neighbours, whether it is reversed, and whether it repeats one element.
 #[derive(Clone, Debug)]
 struct ViewRecipe {
     order: Vec<usize>,
@@ -50,7 +50,7 @@ fn tensor(
     Tensor { layout, ..memory }
 }
 
-/// Sizes with how three views of them are made.
+/// Sizes, and recipes for three views of these sizes.
 fn case(most: usize) -> impl Strategy<Value = (Vec<usize>, [ViewRecipe; 3])> {
     prop::collection::vec(0usize..5, 0..most).prop_flat_map(|sizes| {
         let n = sizes.len();
@@ -163,7 +163,7 @@ proptest! {
             let x = tensor(target, DType::I16, &sizes, &a, false);
             let size = sizes.get(dim).copied().unwrap_or(1) as i64;
             let index = tensor(target, DType::I64, &sizes, &b, true);
-            // From what memory holds to what is in range.
+            // Maps the random values in memory to valid indices.
             let wrapped = |v: f64| (v as i64).rem_euclid(size.max(1)) as f64;
             let values = index.floats(target).into_iter().map(wrapped);
             let in_range = Tensor::new(target, DType::I64, &sizes, &values.collect::<Vec<_>>());

@@ -1,12 +1,12 @@
-//! Who may touch host memory: ops of the CPU on storages that threads share, in any order, with
-//! copies from and to the device meanwhile.
+//! Locks of host memory: CPU ops on storages that threads share, in any order, with copies from and
+//! to the device meanwhile.
 
 use warpline_runtime::Storage;
 
 use super::program::{Shared, Step, run};
 use super::*;
 
-/// Two storages that are pageable, two that are page-locked, and one of the device.
+/// Creates two pageable storages, two page-locked ones, and one on the device.
 fn shared(runtime: &Runtime, stream: &Stream) -> Shared {
     let mut storages = Vec::new();
     for value in 1..=2 {

@@ -8,7 +8,7 @@ use warpline_runtime::{Error, Storage};
 
 use super::*;
 
-/// The index that a call was told is out of range.
+/// Returns the index out of range that a call reports.
 fn failed_index(result: Result<()>) -> Option<i64> {
     match result {
         Ok(()) => None,
@@ -19,7 +19,7 @@ fn failed_index(result: Result<()>) -> Option<i64> {
     }
 }
 
-/// Picks elements of `from` by the indices in `index`.
+/// Copies the elements of `from` at the indices in `index` to `to`.
 fn pick(stream: &Stream, from: &Storage, index: &Storage, to: &Storage) -> Result<()> {
     let layout = Layout::contiguous(&[COUNT]).unwrap();
     let view = |storage| View { storage, layout: &layout, dtype: DType::I64 };
@@ -28,13 +28,13 @@ fn pick(stream: &Stream, from: &Storage, index: &Storage, to: &Storage) -> Resul
     indexing::index_select(target, view(from), 0, view(index), view(to))
 }
 
-/// What is left to be told of all work, in however many waits.
+/// Returns all failures that have not been reported, with as many waits as necessary.
 fn remaining_failures(runtime: &Runtime) -> BTreeSet<i64> {
     let device = gpu(runtime).device();
     std::iter::from_fn(|| failed_index(device.synchronize().map_err(Error::from))).collect()
 }
 
-/// What reading a result says: its own failure, where reading it is to say so.
+/// Returns the failure that reading `result` reports.
 fn read_fails(stream: &Stream, result: &Storage) -> Option<i64> {
     let host = Storage::pageable(result.runtime(), BYTES).unwrap();
     failed_index(copy(stream, &host, result, false)).or_else(|| {
@@ -43,8 +43,9 @@ fn read_fails(stream: &Stream, result: &Storage) -> Option<i64> {
     })
 }
 
-/// Each thread waits for its own work, and by that may learn of another's. Every failure is told to
-/// somebody, if only to who reads the result; waits tell it once; and nothing else is told.
+/// Each thread waits for its own work, and may receive another thread's failure. Every failure is
+/// reported, by a wait or by a read of its result. Waits report a failure once, and nothing else is
+/// reported.
 #[test]
 fn every_failed_index_is_told_once() {
     check(|| {
@@ -86,10 +87,10 @@ fn every_failed_index_is_told_once() {
     });
 }
 
-/// Indices that are out of range, those that waits told of, and those that reads did.
+/// Indices out of range, indices that waits reported, and indices that reads reported.
 type ReportedIndices = (Vec<i64>, Vec<i64>, Vec<i64>);
 
-/// Two threads work on one stream. Every failure is told to somebody, if only to who reads the
+/// Two threads enqueue work on one stream. Every failure is reported, by a wait or by a read of its
 /// result, and nothing else is.
 #[test]
 fn failed_indices_of_a_shared_stream_are_told() {
@@ -97,7 +98,7 @@ fn failed_indices_of_a_shared_stream_are_told() {
         let (_sim, runtime) = simulated_device();
         let first = stream(&runtime);
         let from = device_memory(&first, &runtime, 7);
-        // Thread 3 works on the stream of thread 2.
+        // The third thread uses the stream of the second.
         let shared = stream(&runtime);
         let streams = [first, shared.clone(), shared];
         let mut bad = BTreeSet::new();
@@ -126,7 +127,7 @@ fn failed_indices_of_a_shared_stream_are_told() {
         let mut heard: BTreeSet<i64> = done.iter().flat_map(|(told, _)| *told).flatten().collect();
         heard.extend(remaining_failures(&runtime));
         heard.extend(done.iter().filter_map(|(_, (stream, to, _))| read_fails(stream, to)));
-        // Of several that one wait covers on one stream, the oldest may be told alone.
+        // If one wait covers several failures of a stream, only the oldest may be reported.
         let own = |index: &i64| if *index >= 1001 { 1 } else { 0 };
         let streams = |set: &BTreeSet<i64>| set.iter().map(own).collect::<BTreeSet<_>>();
         assert!(heard.is_subset(&bad), "{heard:?} of {bad:?}");
@@ -134,7 +135,7 @@ fn failed_indices_of_a_shared_stream_are_told() {
     });
 }
 
-/// Replays whose check fails, by two threads.
+/// Replays of two threads whose index checks fail.
 #[test]
 fn every_failed_replay_is_told() {
     check(|| {
@@ -168,7 +169,7 @@ fn every_failed_replay_is_told() {
         heard.extend(remaining_failures(&runtime));
         heard.extend(read_fails(&streams[1], &to));
         assert!(heard.is_subset(&bad), "{heard:?} of {bad:?}");
-        // A replay may run with the other thread's indices.
+        // A replay may run with the indices of the other thread.
         if bad.len() == 2 {
             assert!(!heard.is_empty());
         }

@@ -1,4 +1,4 @@
-//! Copies of pageable memory, which several threads take through page-locked pieces.
+//! Copies of pageable memory, which several threads stage through page-locked pieces.
 
 use std::panic::Location;
 
@@ -8,7 +8,7 @@ use warpline_runtime::Storage;
 
 use super::*;
 
-/// Copies some bytes to the device and back, each of its own; returns how many copies failed.
+/// Copies different bytes to the device and back. Returns the number of failed copies.
 fn copies(runtime: &Runtime, number: i64) -> usize {
     let stream = stream(runtime);
     let device = Storage::device(runtime, BYTES, &stream).unwrap();
@@ -18,7 +18,7 @@ fn copies(runtime: &Runtime, number: i64) -> usize {
         let sent = number * 10 + round;
         launch::write_bytes((&host, 0), &bytes_of(sent)).unwrap();
         let there = copy(&stream, &device, &host, random(2) == 0);
-        // What was read of it must have been read by now.
+        // The copy must have read the source by now.
         launch::write_bytes((&host, 0), &bytes_of(99)).unwrap();
         let back = copy(&stream, &host, &device, false);
         for error in [&there, &back].into_iter().filter_map(|copied| copied.as_ref().err()) {
@@ -48,7 +48,8 @@ fn copies_of_several_threads_do_not_mix() {
     });
 }
 
-/// A piece fails: the copy says so, and its other pieces, which may be on their way, harm nobody.
+/// A piece fails. Its copy reports the failure, and the copy's other pieces, which may be in
+/// flight, affect no other copy.
 #[test]
 fn a_piece_that_fails_harms_no_other_copy() {
     check(|| {
@@ -68,7 +69,8 @@ fn a_piece_that_fails_harms_no_other_copy() {
     });
 }
 
-/// While a copy is staged, another thread begins to capture its stream: the copy is made, or refused.
+/// Another thread begins to capture the stream while a copy is staged. The copy runs or is
+/// rejected.
 #[test]
 fn no_capture_holds_a_piece() {
     check(|| {

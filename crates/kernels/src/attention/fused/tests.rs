@@ -1,4 +1,4 @@
-//! Cases for attention, the same on every target.
+//! Tests of fused attention that run on every target.
 
 use super::*;
 use warpline_runtime::DType::{BF16, F16, F32};
@@ -7,8 +7,8 @@ use warpline_runtime::{ErrorKind, Layout, ResultExt as _};
 
 const SCALE: f64 = 0.25;
 
-/// Batches in two dimensions, queries, keys, width: less than a block and more, no whole tiles, both kernels' widths,
-/// fewer queries than keys and more.
+/// Outer and inner batches, queries, keys, width. Sizes are below and above a block, not multiples
+/// of a tile, for both kernel widths, and with more queries than keys and fewer.
 const SIZES: [[usize; 5]; 8] = [
     [1, 1, 1, 1, 8],
     [2, 3, 5, 7, 16],
@@ -20,19 +20,19 @@ const SIZES: [[usize; 5]; 8] = [
     [3, 2, 33, 64, 32],
 ];
 
-/// Numbers around zero, as small as those of operands are, which every dtype holds.
+/// Small values around zero that every dtype represents exactly.
 fn values(n: usize, seed: usize) -> Vec<f64> {
     (0..n).map(|i| ((i * 37 + seed * 11 + i / 97) % 61) as f64 / 32.0 - 0.9375).collect()
 }
 
-/// How operands lie: one after the other, or heads beside each other in rows that belong to other operands too.
+/// Layout of operands: contiguous, or heads side by side in rows that also hold another operand.
 #[derive(Clone, Copy, Debug)]
 enum OperandLayout {
     Contiguous,
     Packed,
 }
 
-/// A tensor of `[outer, inner, rows, width]`.
+/// Creates a tensor of `[outer, inner, rows, width]`.
 fn made(
     target: Target<'_>,
     dtype: DType,
@@ -61,7 +61,7 @@ fn made(
     }
 }
 
-/// What there is to compare with, in `f64`.
+/// Expected results in `f64`.
 struct Expected {
     out: Vec<f64>,
     lse: Vec<f64>,
@@ -175,7 +175,7 @@ fn gpu_agrees_with_what_it_says() {
     on_gpu(agrees);
 }
 
-/// Scores far apart, and some that are infinite.
+/// Scores that are far apart, and infinite ones.
 pub(in crate::attention) fn extremes(target: Target<'_>) {
     let mut q = vec![0.0; 3 * 8];
     q[0] = 1000.0;
