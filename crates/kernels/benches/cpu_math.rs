@@ -1,5 +1,5 @@
-//! Transcendental ops over 1 Mi `f32` on the CPU, each beside a plain loop over the system's
-//! library on one core.
+//! Transcendental ops on 1 Mi `f32` elements on the CPU, compared with a plain loop over the
+//! system's library on one core.
 
 use std::hint::black_box;
 
@@ -13,7 +13,7 @@ use warpline_runtime::{DType, Layout, Runtime, RuntimeConfig, Storage, Target, V
 const SIZES: [usize; 2] = [1024, 1024];
 const NUMEL: usize = SIZES[0] * SIZES[1];
 
-/// An op, its name, and what it is compared with.
+/// An op, its name, and the reference function.
 type Op = (&'static elementwise::Op, &'static str, fn(f32) -> f32);
 
 const OPS: [Op; 6] = [
@@ -53,7 +53,7 @@ fn cpu_math(c: &mut Criterion) {
     let flat = Layout::contiguous(&[NUMEL]).expect("a layout");
     let view = |storage| View { storage, layout: &layout, dtype: DType::F32 };
 
-    // The logarithm of what is negative is no work.
+    // Logarithms of negative numbers would return early.
     let range = |op: &elementwise::Op| {
         if op.name() == elementwise::LOG.name() { [1e-3, 1e3] } else { [-8.0, 8.0] }
     };

@@ -1,11 +1,11 @@
-//! How fast copies are, beside the driver's own in the same run: pageable and page-locked memory,
-//! both directions, and between two GPUs where there are two. Then a page-locked copy on one
-//! stream beside matrix products on another: each alone, and together.
+//! Measures the speed of copies, compared with the driver's own in the same run: pageable and
+//! page-locked memory, in both directions, and between two GPUs if there are two. Then measures a
+//! page-locked copy on one stream and matrix products on another, each alone and both together.
 //!
 //! `cargo run --release -p warpline-kernels --example copy_bandwidth -- [--json] [--max-mib N]`
 //!
-//! Each figure is the median of rounds that alternate between Warpline and the driver; GB are 10⁹
-//! bytes. With `--json` each line is an object.
+//! Each figure is the median of rounds that alternate between Warpline and the driver. GB are 10⁹
+//! bytes. With `--json` each line is a JSON object.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -24,7 +24,8 @@ type Answer<T = ()> = Result<T, Box<dyn Error>>;
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// Rounds of each measurement, and what one moves at least where copies need not be waited for.
+/// Rounds per measurement, and the least number of bytes per round if the host need not wait for
+/// each copy.
 const ROUNDS: usize = 9;
 const PER_ROUND: usize = 64 * MIB;
 
@@ -101,7 +102,7 @@ impl Bench {
         let near_end = CopyEnd::Host(raw_near.as_ptr());
         let far_end = CopyEnd::Device { device: 0, ptr: raw_far.ptr() };
         let here = Location::caller();
-        // Every page is there before anything is timed.
+        // Touches every page before any measurement.
         launch::copy_bytes(&stream, (&near, 0), (&far, 0), bytes, false, here)?;
         self.raw(&stream, near_end, far_end, bytes)?;
         stream.synchronize()?;
@@ -110,7 +111,8 @@ impl Bench {
         let ours = || Ok(launch::copy_bytes(&stream, (dst, 0), (src, 0), bytes, pinned, here)?);
         let raw = || {
             self.raw(&stream, to, from, bytes)?;
-            // The driver reads a pageable source before it returns, and may not have sent it.
+            // The driver has read a pageable source when it returns, but may not have sent the
+            // bytes.
             if pinned { Ok(()) } else { Ok(stream.raw().synchronize()?) }
         };
         let copies = if pinned {
@@ -134,7 +136,7 @@ impl Bench {
         let raw_dst = DeviceMemory::new(&self.driver, 1, bytes)?;
         let here = Location::caller();
         let ours = || Ok(launch::copy_bytes(&stream, (&dst, 0), (&src, 0), bytes, true, here)?);
-        // The first opens the link, for the driver's copies as well.
+        // The first copy opens the link, for the driver's copies too.
         ours()?;
         let to = CopyEnd::Device { device: 1, ptr: raw_dst.ptr() };
         let from = CopyEnd::Device { device: 0, ptr: raw_src.ptr() };
@@ -149,7 +151,7 @@ impl Bench {
     }
 
     fn raw(&self, stream: &Stream, dst: CopyEnd, src: CopyEnd, bytes: usize) -> Answer {
-        // SAFETY: callers keep both ends, which are of this size, until they have waited.
+        // SAFETY: both ends have this size, and callers keep them alive until they have waited.
         unsafe { self.driver.memcpy_async(&Copy { dst, src, bytes }, stream.raw().handle()) }?;
         Ok(())
     }
@@ -184,7 +186,7 @@ impl Bench {
         );
     }
 
-    /// A page-locked copy and matrix products, each alone and then side by side.
+    /// Measures a page-locked copy and matrix products, each alone and then both together.
     fn overlap(&self, bytes: usize) -> Answer {
         let (copying, computing) = (self.stream(0)?, self.stream(0)?);
         let device = self.runtime.device(0)?;
@@ -229,7 +231,7 @@ impl Bench {
         timed(1, 1)?;
         let copies = 4;
         let alone = median(copies, 0)?;
-        // As many products as take about as long.
+        // As many products as take about as long as the copy.
         let products = (alone / (median(0, 8)? / 8.0)).round().clamp(1.0, 10_000.0) as usize;
         let computed = median(0, products)?;
         let both = median(copies, products)?;
@@ -248,14 +250,14 @@ impl Bench {
     }
 }
 
-/// Per copy: the time until it was done, and until the call was back.
+/// Times per copy: until completion, and until the call returns.
 #[derive(Clone, Copy)]
 struct Times {
     whole: Duration,
     call: Duration,
 }
 
-/// Medians of rounds that alternate.
+/// Returns the medians of alternating rounds.
 fn compare(
     copies: usize,
     stream: &Stream,

@@ -1,8 +1,10 @@
-//! What the first use of an op costs on a GPU: its PTX is unpacked, and compiled by the driver. Run it with
-//! `CUDA_FORCE_PTX_JIT=1 CUDA_CACHE_DISABLE=1`, or the driver keeps what it has compiled.
+//! Measures the cost of an op's first use on a GPU, where its PTX is decompressed and the driver
+//! compiles it. Run it with `CUDA_FORCE_PTX_JIT=1 CUDA_CACHE_DISABLE=1`; otherwise the driver
+//! caches compiled code.
 //!
-//! Names of programs may be given. Prints the median over a program's kernels of the time beyond an empty kernel's, and the
-//! longest. Each is compiled twice, and the shorter time counts: the compiler shares the host with others.
+//! Arguments are names of programs; without arguments, all are measured. Prints the median over a
+//! program's kernels of the time beyond that of an empty kernel, and the longest. Each kernel is
+//! compiled twice and the shorter time counts, because the host has other work too.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let spec = std::env::var("WARPLINE_DRIVER").ok();
     let driver = warpline_cuda_sys_safe::open(spec.as_deref(), None)?;
     let capability = driver.properties(0)?.compute_capability;
-    // The context, and the compiler's own start.
+    // Creates the context and starts the compiler.
     load(&driver, EMPTY, "empty")?;
     let names: Vec<String> = std::env::args().skip(1).collect();
     let wanted = |name: &str| names.is_empty() || names.iter().any(|n| n == name);
@@ -27,7 +29,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for program in programs().into_iter().filter(|program| wanted(program.name())) {
         let mut times = Vec::new();
         for variant in 0..program.variants().len() {
-            // Now and then, as the host is not always as busy.
+            // Measures the empty kernel again for each variant, because the load of the host
+            // varies.
             empty.push(load(&driver, EMPTY, "empty")?);
             for kernel in program.kernels(variant) {
                 let begun = Instant::now();
@@ -61,7 +64,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Milliseconds until a module's kernel can be launched.
+/// Returns the milliseconds until a module's kernel can be launched.
 fn load(
     driver: &Arc<dyn Driver>,
     ptx: &str,

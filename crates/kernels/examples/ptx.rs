@@ -1,8 +1,8 @@
-//! Compiles the GPU code of all ops with NVRTC. `cargo xtask ptx` runs it with the version that is pinned.
+//! Compiles the GPU code of all ops with NVRTC. `cargo xtask ptx` runs it with the pinned version.
 //!
-//! `ptx [--check | --rebuild] [NAME]...`: with `--check` nothing is compiled, and a file that was made
-//! from another source is a failure; with `--rebuild` all is compiled again and compared. Names are
-//! those of programs.
+//! `ptx [--check | --rebuild] [NAME]...`: with `--check` nothing is compiled, and a file that was
+//! compiled from another source is a failure. With `--rebuild` all programs are compiled again and
+//! compared. Names are those of programs.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,9 +10,9 @@ use std::process::ExitCode;
 use warpline_runtime::Result;
 use warpline_runtime::module::{self, Change, Compiler, Program};
 
-/// The folders of the crates that have programs, with these.
+/// Returns the folders of the crates that have programs, with the programs of these names.
 fn folders(names: &[String]) -> Vec<(PathBuf, Vec<&'static Program>)> {
-    // The folder at run time: the checkout may have moved since it was built.
+    // The run-time folder, because the checkout may have moved since the build.
     let root = std::env::var_os("CARGO_MANIFEST_DIR");
     let root = root.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
     let all = [

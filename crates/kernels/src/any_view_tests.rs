@@ -1,4 +1,5 @@
-//! Ops on views of any sizes and strides, empty and backwards ones included, against plain loops.
+//! Ops on views of any sizes and strides, including empty and reversed ones, compared with plain
+//! loops.
 
 use proptest::prelude::*;
 
@@ -10,22 +11,27 @@ use crate::{copy, matmul};
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target};
 use warpline_runtime::{DType, Layout, Target};
 
-/// What a view of these sizes is made of, from its memory: the order in which the dimensions lie
-/// there, and per dimension the elements between neighbours, whether it runs backwards, and
-/// whether it repeats one element.
+/// Recipe for a view: the order of its dimensions in memory and, for each dimension, the distance
+/// of neighbours, whether it is reversed, and whether it repeats one element.
 #[derive(Clone, Debug)]
-struct How {
+struct ViewRecipe {
     order: Vec<usize>,
     dims: Vec<(usize, bool, bool)>,
 }
 
-fn how(ndim: usize) -> impl Strategy<Value = How> {
+fn view_recipe(ndim: usize) -> impl Strategy<Value = ViewRecipe> {
     let order = Just((0..ndim).collect::<Vec<_>>()).prop_shuffle();
     let dims = prop::collection::vec((1usize..4, any::<bool>(), prop::bool::weighted(0.2)), ndim);
-    (order, dims).prop_map(|(order, dims)| How { order, dims })
+    (order, dims).prop_map(|(order, dims)| ViewRecipe { order, dims })
 }
 
-fn tensor(target: Target<'_>, dtype: DType, sizes: &[usize], how: &How, written: bool) -> Tensor {
+fn tensor(
+    target: Target<'_>,
+    dtype: DType,
+    sizes: &[usize],
+    how: &ViewRecipe,
+    written: bool,
+) -> Tensor {
     let (mut strides, mut offset, mut step) = (vec![0isize; sizes.len()], 0, 1);
     for &d in &how.order {
         let (gap, backwards, repeats) = how.dims[d];
@@ -44,11 +50,11 @@ fn tensor(target: Target<'_>, dtype: DType, sizes: &[usize], how: &How, written:
     Tensor { layout, ..memory }
 }
 
-/// Sizes with how three views of them are made.
-fn case(most: usize) -> impl Strategy<Value = (Vec<usize>, [How; 3])> {
+/// Sizes, and recipes for three views of these sizes.
+fn case(most: usize) -> impl Strategy<Value = (Vec<usize>, [ViewRecipe; 3])> {
     prop::collection::vec(0usize..5, 0..most).prop_flat_map(|sizes| {
         let n = sizes.len();
-        (Just(sizes), [how(n), how(n), how(n)])
+        (Just(sizes), [view_recipe(n), view_recipe(n), view_recipe(n)])
     })
 }
 
@@ -85,7 +91,7 @@ proptest! {
             .map(|d| if reduced(d) { 1 } else { sizes[d] })
             .collect();
         let order = out.order.iter().copied().filter(|&d| d < to.len()).collect();
-        let out = How { order, ..out };
+        let out = ViewRecipe { order, ..out };
         on_every_target(|target| {
             let x = tensor(target, DType::F32, &sizes, &a, false);
             let values = x.floats(target);
@@ -157,7 +163,7 @@ proptest! {
             let x = tensor(target, DType::I16, &sizes, &a, false);
             let size = sizes.get(dim).copied().unwrap_or(1) as i64;
             let index = tensor(target, DType::I64, &sizes, &b, true);
-            // From what memory holds to what is in range.
+            // Maps the random values in memory to valid indices.
             let wrapped = |v: f64| (v as i64).rem_euclid(size.max(1)) as f64;
             let values = index.floats(target).into_iter().map(wrapped);
             let in_range = Tensor::new(target, DType::I64, &sizes, &values.collect::<Vec<_>>());
@@ -179,7 +185,7 @@ proptest! {
     #[test]
     fn products_take_any_view(
         [batch, m, n, k] in [0usize..3, 0usize..6, 0usize..6, 0usize..6],
-        [a, b, out] in [how(3), how(3), how(3)],
+        [a, b, out] in [view_recipe(3), view_recipe(3), view_recipe(3)],
         dtype in prop::sample::select(vec![DType::F16, DType::F32, DType::F64, DType::I32]),
     ) {
         on_every_target(|target| {

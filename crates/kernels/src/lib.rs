@@ -1,8 +1,9 @@
-//! Warpline's ops: a folder per family of kernels, on what `warpline_runtime` gives.
+//! Warpline's ops, in one module per family of kernels, on top of `warpline_runtime`.
 //!
-//! Every op has a CUDA kernel with committed PTX, a CPU implementation, a shape and dtype rule and
-//! shared tests, all in one place. Ops take [`View`](warpline_runtime::View)s and a
-//! [`Target`](warpline_runtime::Target); the tensor façade above makes the results' memory and
+//! Each op's folder holds its CUDA kernel with committed PTX, its CPU implementation, its shape and
+//! dtype rules, and tests that run on both. Ops take [`View`](warpline_runtime::View)s and a
+//! [`Target`](warpline_runtime::Target). The tensor crate allocates the results and chooses the
+//! target.
 //! picks the target.
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 use warpline_runtime::DType;
 use warpline_runtime::module::Program;
 
-/// What programs were compiled to, by name: the files in `ptx`, which `cargo xtask ptx` writes.
+/// The compressed PTX of each program, sorted by name: the files in `ptx`, which `cargo xtask ptx`
+/// writes.
 const COMMITTED: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
 
 pub(crate) fn committed(program: &str) -> Option<&'static [u8]> {
@@ -11,30 +12,30 @@ pub(crate) fn committed(program: &str) -> Option<&'static [u8]> {
     Some(COMMITTED[at].1)
 }
 
-/// A variant for each dtype but bool.
+/// A variant for each dtype except bool.
 pub(crate) const NUMBERS: &[&str] = DType::SUFFIXES.split_at(1).1;
-/// A variant for each float.
+/// A variant for each floating-point dtype.
 pub(crate) const FLOATS: &[&str] = DType::SUFFIXES.split_at(DType::F16 as usize).1;
-/// A variant for each half-width float.
+/// A variant for each half-width floating-point dtype.
 pub(crate) const HALVES: &[&str] = &["f16", "bf16"];
-/// A variant for each size of elements that are moved and no more: 1, 2, 4, 8 bytes.
+/// A variant for each element size, for kernels that only move elements: 1, 2, 4 and 8 bytes.
 pub(crate) const BITS: &[&str] = &["u8", "u16", "u32", "u64"];
 
-/// How threads of a warp or a block fold what they have.
+/// CUDA functions that reduce values across the lanes of a warp or the threads of a block.
 pub(crate) const LANES: &str = include_str!("lanes.cuh");
 
-/// The variant of [`BITS`] for elements of this size.
+/// Returns the index in [`BITS`] of the variant for elements of `size` bytes.
 pub(crate) const fn bits(size: usize) -> usize {
     size.ilog2() as usize
 }
 
-/// What a dtype's elements are called in CUDA, by its suffix.
+/// Returns the name of a dtype's element type in CUDA. `suffix` is the dtype's suffix.
 pub(crate) fn cuda_type(suffix: &str) -> &str {
-    // CUDA's own bool may be no byte but 0 or 1.
+    // CUDA's `bool` must not hold a byte other than 0 or 1.
     if suffix == "bool" { "boolean" } else { suffix }
 }
 
-/// Every program of this crate.
+/// Returns every program of this crate.
 #[must_use]
 pub fn programs() -> Vec<&'static Program> {
     let families = [
@@ -82,7 +83,7 @@ mod tests {
         assert_eq!(orphans.count(), 0, "files of programs that are no more");
     }
 
-    /// Under the names by which they are looked for.
+    /// Kernels are looked up by these names.
     #[test]
     fn modules_have_every_kernel_and_no_other() {
         for program in programs() {
@@ -99,7 +100,7 @@ mod tests {
         }
     }
 
-    /// A kernel is loaded without the others: what it names must come with it, and nobody else's.
+    /// A kernel is loaded alone, so its PTX must define every symbol it uses and no other kernel.
     #[test]
     fn single_kernels_define_all_that_they_use() {
         for program in programs() {
@@ -143,12 +144,12 @@ mod tests {
         assert!(!newer.contains("bfe.u32"), "{newer}");
     }
 
-    /// The names of PTX, in the order in which they stand there.
+    /// The identifiers of `ptx`, in order of appearance.
     fn words(ptx: &str) -> impl Iterator<Item = &str> {
         ptx.split(|c: char| !(c.is_alphanumeric() || "_$%.".contains(c)))
     }
 
-    /// What calls name. NVRTC writes them over several lines.
+    /// The callees of all calls. NVRTC splits a call over several lines.
     fn called(ptx: &str) -> impl Iterator<Item = &str> {
         ptx.split("call.uni").skip(1).map(|call| {
             let call = call.split(';').next().unwrap().trim();
@@ -157,7 +158,7 @@ mod tests {
         })
     }
 
-    /// Functions that have a body, and variables outside of functions.
+    /// The names of functions with a body, and of variables outside of functions.
     fn defined(ptx: &str) -> HashSet<&str> {
         let functions = ptx.split("\n.func ").skip(1).filter_map(|function| {
             let (head, rest) = function.split_once("\n)").unwrap();

@@ -1,10 +1,10 @@
-//! Tensors in scratch memory, which ops make for intermediate values.
+//! Temporary tensors for intermediate values of ops.
 
 use warpline_runtime::{DType, Layout, Result, Storage, Target, View, byte_size};
 
 use crate::copy::copy;
 
-/// A contiguous tensor in memory of its own, freed in the order of the target.
+/// A contiguous tensor that owns its memory, which is freed in stream order on a CUDA target.
 #[derive(Debug)]
 pub(crate) struct ScratchTensor {
     storage: Storage,
@@ -13,7 +13,7 @@ pub(crate) struct ScratchTensor {
 }
 
 impl ScratchTensor {
-    /// Allocates a tensor whose elements are not set.
+    /// Allocates a tensor with uninitialized elements.
     #[track_caller]
     pub(crate) fn new(target: Target<'_>, sizes: &[usize], dtype: DType) -> Result<Self> {
         let layout = Layout::contiguous(sizes)?;
@@ -30,7 +30,7 @@ impl ScratchTensor {
     }
 }
 
-/// Returns the view if it is contiguous, otherwise a copy of it, which is kept in `copied`.
+/// Returns the view if it is contiguous, otherwise a contiguous copy, which `copied` keeps alive.
 #[track_caller]
 pub(crate) fn contiguous<'a>(
     target: Target<'_>,

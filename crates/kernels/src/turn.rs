@@ -1,29 +1,29 @@
-//! Blocks that share a result: each leaves its part in scratch memory, and the last block to finish
-//! folds all parts.
+//! Blocks that share a result: each block writes its partial result to scratch memory, and the last
+//! block to finish combines all of them.
 //!
-//! The blocks count themselves in that scratch memory, which holds arbitrary bytes at first. The
-//! first block writes the launch's number there, which no other launch has. So nothing has to be
-//! cleared, and one launch is enough.
+//! The blocks count their arrivals in that scratch memory, which is not initialized. Each launch
+//! has a unique ticket. The first block to arrive replaces the arbitrary bytes by the ticket, so no
+//! launch has to clear the counters, and one launch is enough.
 //!
-//! Reductions, and the gradients of layer norms' weights and biases, share results this way.
+//! Reductions and the gradients of layer-norm weights and biases share results this way.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use warpline_runtime::{DType, Layout, Operand, Result, Runtime, Storage, Stream, View};
 
-/// How blocks find out which of them is the last.
+/// CUDA code that tells a block whether it is the last to arrive.
 pub(crate) const TURN: &str = include_str!("turn.cuh");
 
-/// A number that no other launch of the process has: blocks that share results count themselves in
-/// memory that holds anything, and what they find there is theirs if it has this number. The lower 16
-/// bits are the count.
+/// Returns a ticket that no other launch of the process has. A counter in uninitialized scratch
+/// memory is valid if its upper bits equal the ticket. The lower 16 bits hold the count.
 pub(crate) fn ticket() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
-    // An odd factor keeps numbers apart, and unlike those that memory is full of.
+    // An odd factor keeps tickets distinct and makes them unlikely to equal leftover memory
+    // contents.
     NEXT.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15) << 16
 }
 
-/// Words of eight bytes that hold anything: counters, and what blocks leave.
+/// Scratch memory in uninitialized words of eight bytes: arrival counters, then partial results.
 #[derive(Debug)]
 pub(crate) struct Scratch {
     storage: Storage,
@@ -37,7 +37,8 @@ impl Scratch {
         Ok(Self { storage, layout: Layout::contiguous(&[words])? })
     }
 
-    /// As an operand. Where there is none, nothing of `out` stands for it.
+    /// Returns the scratch memory as an operand. Without scratch memory, an untouched operand
+    /// stands in.
     pub(crate) fn operand<'a>(scratch: Option<&'a Self>, out: View<'a>) -> Operand<'a> {
         match scratch {
             Some(Self { storage, layout }) => {

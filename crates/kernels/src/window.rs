@@ -1,4 +1,4 @@
-//! Where a window lies that moves over an image: what convolutions and pools have in common.
+//! Geometry of a window that moves over an image, for convolutions and pools.
 
 use std::panic::Location;
 
@@ -7,53 +7,59 @@ use warpline_runtime::ErrorKind;
 use warpline_runtime::launch::{Grid, blocks};
 use warpline_runtime::{Error, Result, View, cuda_struct};
 
-/// A window over an image of three dimensions; with fewer the first have size 1. Its element `k` is, for
-/// result `o`, at `o * stride - padding + k * dilation`, which may be outside of the image.
+/// A window that moves over an image of three dimensions. For images of fewer dimensions, the first
+/// sizes are 1. For result `o`, element `k` of the window is at
+/// `o * stride - padding + k * dilation` of the image, which may be outside.
 ///
-/// The result's sizes are the caller's, so that there may be more padding at the end than at the beginning.
+/// The caller chooses the sizes of the result, so the padding at the end may exceed the padding at
+/// the beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// The image's sizes.
+    /// Sizes of the image.
     pub input: [usize; 3],
-    /// The result's.
+    /// Sizes of the result: the number of positions of the window.
     pub output: [usize; 3],
-    /// The window's.
+    /// Sizes of the window, in elements.
     pub kernel: [usize; 3],
-    /// From one window to the next.
+    /// Distance of neighbouring positions of the window, in elements of the image.
     pub stride: [usize; 3],
-    /// What is before the image.
+    /// Padding before the image, in elements.
     pub padding: [usize; 3],
-    /// From one element of the window to the next.
+    /// Distance of neighbouring elements of the window, in elements of the image.
     pub dilation: [usize; 3],
 }
 
 impl Window {
-    /// Returns the number of places of the window. Saturates; [`Window::check`] refuses a window with so many.
+    /// Returns the number of positions of the window. Saturates; [`Window::check`] returns an error
+    /// for such a window.
     #[must_use]
     pub fn places(&self) -> usize {
         product(&self.output)
     }
 
-    /// Returns the number of elements of the window. Saturates as [`Window::places`] does.
+    /// Returns the number of elements of the window. Saturates; [`Window::check`] returns an error
+    /// for such a window.
     #[must_use]
     pub fn taps(&self) -> usize {
         product(&self.kernel)
     }
 
-    /// Checks that kernels can count in this window, before anything is allocated for it.
+    /// Checks that the kernels' 32-bit arithmetic suffices for this window, before anything is
+    /// allocated.
     ///
-    /// A stride is taken between two results, a dilation between two elements of the window. Where there is only
-    /// one, any positive value is valid and has no effect.
+    /// A stride has no effect if there is only one result in its dimension, and a dilation has none
+    /// if the window has only one element there. Any positive value is then valid.
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`] if the image, the result, the window, or the part of the image that the window
-    /// reaches has 2³¹ elements or more; [`ErrorKind::InvalidArgument`] if a stride or a dilation is 0.
+    /// - [`ErrorKind::ShapeMismatch`] if the image, the result, the window, or the part of the
+    ///   image that the window reaches has 2³¹ elements or more.
+    /// - [`ErrorKind::InvalidArgument`] if a stride or a dilation is 0.
     #[track_caller]
     pub fn check(&self, op: &'static str) -> Result<()> {
         self.packed(op).map(drop)
     }
 
-    /// Packs the window for kernels, which compute places in 32 bits.
+    /// Packs the window for kernels, which compute positions in 32 bits.
     #[track_caller]
     pub(crate) fn packed(&self, op: &'static str) -> Result<Taps> {
         let location = Location::caller();
@@ -74,8 +80,8 @@ impl Window {
         })
     }
 
-    /// Narrows all numbers to 32 bits. Returns `None` if one of them, a product of sizes, or the furthest place
-    /// that a window reaches does not fit.
+    /// Converts all numbers to 32 bits. Returns `None` if a number, a product of sizes, or the
+    /// furthest position that the window reaches does not fit.
     fn narrowed(&self) -> Option<Taps> {
         let narrow = |values: [usize; 3]| {
             let mut all = [0; 3];
@@ -106,7 +112,7 @@ impl Window {
     }
 }
 
-/// Returns the product of sizes, `usize::MAX` if it does not fit.
+/// Returns the product of sizes, or `usize::MAX` if it overflows.
 fn product(sizes: &[usize; 3]) -> usize {
     if sizes.contains(&0) {
         0
@@ -116,7 +122,7 @@ fn product(sizes: &[usize; 3]) -> usize {
 }
 
 cuda_struct! {
-    /// A [`Window`] as kernels take it.
+    /// A [`Window`] in the form that kernels read.
     pub(crate) struct Taps {
         pub(crate) input: [i32; 3],
         pub(crate) output: [i32; 3],
@@ -140,12 +146,14 @@ impl Taps {
         self.input.iter().map(|&n| n as usize).product()
     }
 
-    /// The place of element `k` of the window for result `o`, along a dimension.
+    /// Returns the position in the image of element `k` of the window for result `o`, in dimension
+    /// `d`.
     pub(crate) fn at(&self, d: usize, o: i32, k: i32) -> i32 {
         o * self.stride[d] - self.padding[d] + k * self.dilation[d]
     }
 
-    /// The results for which element `k` of the window is in the image, along a dimension.
+    /// Returns the results for which element `k` of the window is inside the image, in dimension
+    /// `d`.
     pub(crate) fn inside(&self, d: usize, k: i32) -> std::ops::Range<i32> {
         let first = k * self.dilation[d] - self.padding[d];
         let ceil = |n: i32| if n <= 0 { 0 } else { (n - 1) / self.stride[d] + 1 };
@@ -154,8 +162,9 @@ impl Taps {
     }
 }
 
-/// A batch of images of several channels: `[batch, channels, …]` with one to three dimensions more, of the sizes
-/// given. Their strides, of those that there are not 0.
+/// Checks that `view` is a batch of images: `[batch, channels, …]` with one to three spatial
+/// dimensions of the last of `sizes`. Returns batch, channels, and the five strides; missing
+/// dimensions have stride 0.
 #[track_caller]
 pub(crate) fn images(
     op: &'static str,
@@ -184,7 +193,8 @@ pub(crate) fn images(
     Ok(([own[0], own[1]], strides))
 }
 
-/// Returns a grid with a thread for each of the `elements` of a plane. Blocks in y and z are for the planes.
+/// Returns a grid with one thread for each of the `elements` of a plane. Blocks in y and z cover
+/// channels and batch.
 pub(crate) fn grid(elements: usize, [batch, channels]: [usize; 2]) -> Grid {
     let threads = elements.next_multiple_of(32).min(256);
     let most = |n: usize| n.min(65_535) as u32;

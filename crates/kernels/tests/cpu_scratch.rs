@@ -1,5 +1,5 @@
-//! What CPU ops allocate for themselves: never more because an operand is expanded, since an
-//! allocation that fails inside an op would end the process.
+//! Memory that CPU ops allocate. It must not grow with the size of an expanded operand, because a
+//! failed allocation inside an op aborts the process.
 
 use std::alloc::{GlobalAlloc, Layout as Bytes, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -10,23 +10,23 @@ use warpline_kernels::reduce::{ReduceOp, reduce};
 use warpline_kernels::softmax::softmax;
 use warpline_runtime::{DType, Layout, Runtime, RuntimeConfig, Storage, Target, View};
 
-/// The system's allocator, which notes how much is allocated, now and at most.
+/// The system's allocator, which counts the allocated bytes and their maximum.
 struct Counting;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: all is the system's.
+// SAFETY: every call goes to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Bytes) -> *mut u8 {
         PEAK.fetch_max(LIVE.fetch_add(layout.size(), Relaxed) + layout.size(), Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the conditions of `System.alloc`, which are the same.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Bytes) {
         LIVE.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the conditions of `System.dealloc`, which are the same.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -34,7 +34,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// What `f` allocates at most, besides what was there.
+/// Returns the number of bytes that `f` allocates at most, in addition to those before.
 fn peak(f: impl FnOnce()) -> usize {
     let before = LIVE.load(Relaxed);
     PEAK.store(before, Relaxed);
@@ -59,7 +59,7 @@ impl Tensor {
     }
 }
 
-// One test, since what others allocate would count.
+// A single test, because allocations of other tests would count.
 #[test]
 fn expanded_operands_need_no_more_memory() {
     let reason = DriverError::NoDevice { reason: "this test runs on the CPU".into() };

@@ -1,4 +1,4 @@
-//! A forked child may use CPU tensors, although its parent's threads are gone in it.
+//! A forked child can use CPU tensors, although the parent's threads do not exist in the child.
 #![cfg(unix)]
 
 use std::panic::Location;
@@ -19,22 +19,23 @@ use warpline_runtime::{
     DType, Error, HostCacheStats, Layout, Runtime, RuntimeConfig, Scalar, Storage, Target, View,
 };
 
-/// Runs `f` in a forked child, which has a minute for it, and says how that ended.
+/// Runs `f` in a forked child with a limit of one minute. Returns an error if the child fails.
 fn in_child(f: impl FnOnce()) -> Result<(), String> {
-    // SAFETY: the child runs what this test is about, and ends without the parent's cleaning up.
+    // SAFETY: the child runs only `f`, and exits without the parent's destructors.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let code = i32::from(catch_unwind(AssertUnwindSafe(f)).is_err());
-        // SAFETY: ends the child at once.
+        // SAFETY: `_exit` has no conditions; it ends the child at once.
         unsafe { libc::_exit(code) };
     }
     let (begun, mut status) = (Instant::now(), 0);
-    // SAFETY: waits for the child made above.
+    // SAFETY: `child` is the process that was forked here, and `status` is valid for writes.
     while unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } != child {
         if begun.elapsed() > Duration::from_secs(60) {
-            // SAFETY: the child made above, which nobody has waited for.
+            // SAFETY: `child` was forked here and not yet reaped, so its id is not reused.
             unsafe { libc::kill(child, libc::SIGKILL) };
-            // SAFETY: as above.
+            // SAFETY: `child` is the process that was forked here, and `status` is valid for
+            // writes.
             unsafe { libc::waitpid(child, &mut status, 0) };
             return Err("it hangs".into());
         }
@@ -46,7 +47,7 @@ fn in_child(f: impl FnOnce()) -> Result<(), String> {
     Err(format!("it ended with status {status:#x}"))
 }
 
-/// Held by each test: a child may wait for what another thread was in the middle of.
+/// Locked by each test, because a child could wait for a lock that another test's thread holds.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -55,7 +56,7 @@ fn alone() -> MutexGuard<'static, ()> {
 
 const N: usize = 512;
 
-/// Ops of each kind that spreads over threads, on tensors from before and of its own.
+/// Runs ops of each kind that uses several threads, on `old` and on new storages.
 fn every_kind_of_op(runtime: &Runtime, old: &Storage) {
     let target = Target::Cpu(runtime);
     let layout = Layout::contiguous(&[N, N]).unwrap();
@@ -74,7 +75,7 @@ fn every_kind_of_op(runtime: &Runtime, old: &Storage) {
         reduce(target, ReduceOp::Sum, b, &[0, 1], total).unwrap();
         let mut bytes = [0; 4];
         read_bytes((&sums, 0), &mut bytes[..dtype.size()]).unwrap();
-        // Each row of a softmax sums up to 1.
+        // Each row of a softmax sums to 1.
         let expected: &[u8] = match dtype {
             DType::F32 => &(N as f32).to_ne_bytes(),
             _ => &0x6000u16.to_ne_bytes(),
@@ -95,7 +96,7 @@ fn a_forked_child_uses_cpu_tensors() {
     let _alone = alone();
     let runtime = Runtime::new(SimConfig::new(1).build(), RuntimeConfig::default()).unwrap();
     let old = Storage::pageable(&runtime, N * N * 4).unwrap();
-    // So that there are threads which the child has not.
+    // Starts the threads that do not exist in the child.
     every_kind_of_op(&runtime, &old);
     let ended = in_child(|| {
         every_kind_of_op(&runtime, &old);
@@ -141,7 +142,7 @@ fn a_child_drops_memory_while_its_parent_was_allocating() {
     });
 }
 
-/// The cache of large blocks may be locked by a thread that is not in the child.
+/// A thread that does not exist in the child may hold the lock of the host cache.
 #[test]
 fn a_child_does_without_its_parents_cache_of_host_memory() {
     let _alone = alone();
@@ -178,7 +179,7 @@ fn page_locked_memory_and_cuda_are_refused_in_a_forked_child() {
     let stream = device.device().default_stream();
     let pinned = Storage::pinned(&runtime, 64).unwrap();
     write_bytes((&pinned, 0), &[1; 64]).unwrap();
-    // Memory that the caches would give without asking the driver.
+    // Puts memory in the caches, which could return it without a call of the driver.
     drop((
         Storage::pinned(&runtime, 4096).unwrap(),
         Storage::device(&runtime, 4096, stream).unwrap(),

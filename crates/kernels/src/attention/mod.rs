@@ -1,7 +1,9 @@
-//! Attention: fused into one launch for half-width floats ([`attention`]), and for the other dtypes as two matrix products with
-//! a softmax between them, which this folder computes ([`attention_weights`]).
+//! Attention: one fused launch for half-width floats ([`attention`]), and for other dtypes two
+//! matrix products with a softmax of the scores between them ([`attention_weights`]).
 
 mod fused;
+#[cfg(test)]
+mod tests;
 mod weights;
 
 use warpline_runtime::module::Program;

@@ -1,4 +1,4 @@
-//! The CPU implementation.
+//! CPU implementation of concatenation.
 
 use bytemuck::Zeroable;
 use warpline_cuda_sys_safe::HostLaunch;
@@ -7,22 +7,25 @@ use warpline_runtime::host::{GRAIN, Shared, parallel_for};
 use super::{Cat, Pair, Part};
 
 /// # Safety
-/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): [`super::SOURCES`] operands and the result, of units of `T`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are
+/// [`super::SOURCES`] sources and the result, of units of `T`.
 pub(super) unsafe fn cat<T: Copy>(launch: &HostLaunch<'_>, p: &Cat) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees an operand for each part, then the result.
     unsafe { join::<T>(launch, p.pitch, &p.parts) }
 }
 
 /// # Safety
-/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): two operands and the result, of units of `T`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are two
+/// sources and the result, of units of `T`.
 pub(super) unsafe fn pair<T: Copy>(launch: &HostLaunch<'_>, &Pair { numel, columns, .. }: &Pair) {
     let part = |k: usize, at| Part { numel: numel[k], columns: columns[k], at, ..Part::zeroed() };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees an operand for both parts, then the result.
     unsafe { join::<T>(launch, columns[0] + columns[1], &[part(0, 0), part(1, columns[0])]) }
 }
 
 /// # Safety
-/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): an operand for each part, and the result, whose rows are `pitch` units long.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are a source
+/// for each part, then the result, whose rows have `pitch` units.
 unsafe fn join<T: Copy>(launch: &HostLaunch<'_>, pitch: u32, parts: &[Part]) {
     let out = Shared::<T>::operand(launch, parts.len());
     for (k, part) in parts.iter().enumerate() {
@@ -34,8 +37,8 @@ unsafe fn join<T: Copy>(launch: &HostLaunch<'_>, pitch: u32, parts: &[Part]) {
                 let (row, column) = (i / columns, i % columns);
                 let n = (columns - column).min(range.end - i);
                 let to = row * pitch as usize + part.at as usize + column;
-                // SAFETY: the source has `numel` units, the result its columns of each row. Nobody
-                // else writes them.
+                // SAFETY: the source has `numel` units, and the result has the source's columns in
+                // each row. These columns belong to this source, and each unit to one thread.
                 unsafe { out.at(to as isize).copy_from_nonoverlapping(source.at(i as isize), n) };
                 i += n;
             }

@@ -1,5 +1,5 @@
-//! Joins tensors along a dimension. One launch takes eight tensors, because joining small tensors
-//! costs as much as its launches.
+//! Concatenation of tensors along a dimension. One launch takes up to eight tensors, because the
+//! time for small tensors depends on the number of launches.
 
 mod cpu;
 #[cfg(test)]
@@ -19,12 +19,12 @@ const OP: &str = "cat";
 
 pub(crate) const PROGRAMS: &[&Program] = &[&CAT];
 
-/// Tensors that one launch takes.
+/// Tensors per launch.
 const SOURCES: usize = 8;
-/// Bytes that are moved at once where rows allow it.
+/// Bytes of the largest unit that is moved at once.
 const WIDEST: usize = 16;
 
-/// By the bytes that are moved at once.
+/// Variants by the size of the units that are moved.
 static CAT: Program =
     Program::new("cat", &["u8", "u16", "u32", "u64", "u128"], &["", "pair"], |_, unit| {
         let of =
@@ -34,8 +34,9 @@ static CAT: Program =
     })
     .with_ptx(committed);
 
-// SAFETY: `join` makes all `Cat`s, with the sizes of the views that it launches with. These are contiguous and consist of whole
-// units. Each source has its own columns of the result's rows, and each unit is written by one thread.
+// SAFETY: `join` makes all `Cat`s, with sizes of the views that it launches with. These views are
+// contiguous and consist of whole units. Each source has its own columns of the result's rows, and
+// one thread writes each unit.
 static CATS: [Kernel<Cat, { SOURCES + 1 }>; 5] = unsafe {
     [
         Kernel::new(&CAT, "", hosts!(any cpu::cat::<u8>).in_variant("u8")),
@@ -45,7 +46,8 @@ static CATS: [Kernel<Cat, { SOURCES + 1 }>; 5] = unsafe {
         Kernel::new(&CAT, "", hosts!(any cpu::cat::<[u64; 2]>).in_variant("u128")),
     ]
 };
-// SAFETY: as `CATS`; `join` makes a `Pair` of the two parts of a `Cat` that fill the result's rows.
+// SAFETY: `join` makes each `Pair` from the two parts of a `Cat` that fill the rows of the result.
+// The views are contiguous and consist of whole units, and one thread writes each unit.
 static PAIRS: [Kernel<Pair, 3>; 5] = unsafe {
     [
         Kernel::new(&CAT, "pair", hosts!(any cpu::pair::<u8>).in_variant("u8")),
@@ -57,34 +59,35 @@ static PAIRS: [Kernel<Pair, 3>; 5] = unsafe {
 };
 
 cuda_struct! {
-    /// The place of a source's units in the result.
+    /// The position of a source's units in the result.
     struct Part {
-        /// Number of its first block.
+        /// Number of the first block of the source.
         first: u32,
         numel: u32,
-        /// Units of a row.
+        /// Units per row of the source.
         columns: u32,
-        /// Column of the result's rows at which they begin.
+        /// Column of the result's rows at which the source begins.
         at: u32,
-        /// Magic number and shift with which a GPU divides by `columns`.
+        /// Magic number and shift for the division by `columns` on a GPU.
         magic: u32,
         shift: u32,
     }
 }
 
 cuda_struct! {
-    /// The parameters for up to [`SOURCES`] sources. There are fewer than 2³¹ units.
+    /// The parameters for up to [`SOURCES`] sources, which have fewer than 2³¹ units together.
     struct Cat {
-        /// Units from row to row of the result.
+        /// Units per row of the result.
         pitch: u32,
         parts: [Part; SOURCES],
     }
 }
 
 cuda_struct! {
-    /// The parameters for two sources that fill the result's rows: for both, the fields of a [`Part`].
+    /// The parameters for two sources that fill the rows of the result: the fields of [`Part`] for
+    /// both.
     struct Pair {
-        /// The first block of the second.
+        /// First block of the second source.
         first: u32,
         numel: [u32; 2],
         columns: [u32; 2],
@@ -105,12 +108,19 @@ impl Pair {
     }
 }
 
-/// Joins tensors along dimension `dim` (`torch.cat`): `out` has their sizes, but there the sum of theirs.
-/// Dtypes may differ; elements are then converted to that of `out`.
+/// Concatenates tensors along dimension `dim` (`torch.cat`). In this dimension the size of `out` is
+/// the sum of the inputs' sizes; all other sizes are equal. Inputs of other dtypes are converted to
+/// the dtype of `out`, which may be any.
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`], [`ErrorKind::DimOutOfRange`], [`ErrorKind::OutOfStorage`],
-/// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`]; otherwise as [`Kernel::launch`].
+/// - [`ErrorKind::DimOutOfRange`] if `out` has no dimension `dim`.
+/// - [`ErrorKind::ShapeMismatch`] if sizes do not fit.
+/// - [`ErrorKind::TooManyDims`] if an input that has to be converted or is not contiguous has too
+///   many dimensions after merging.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
+/// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with an input.
+/// - The errors of [`Kernel::launch`].
 #[track_caller]
 pub fn cat(target: Target<'_>, inputs: &[View<'_>], dim: usize, out: View<'_>) -> Result<()> {
     check_sizes(inputs, dim, out)?;
@@ -156,14 +166,14 @@ fn check_sizes(inputs: &[View<'_>], dim: usize, out: View<'_>) -> Result<()> {
     Err(Error::shape(OP, reason))
 }
 
-/// Whether an input's elements are moved as they are.
+/// Returns whether `join` can move the elements of an input without a conversion.
 fn is_moved(input: View<'_>, out: View<'_>) -> bool {
     let is_counted = |view: View<'_>| view.numel() <= i32::MAX as usize;
     let is_plain = |view: View<'_>| view.layout.is_contiguous() && is_counted(view);
     input.dtype == out.dtype && is_plain(input) && is_plain(out)
 }
 
-/// Writes inputs to `out` from index `begin` to `end` of the dimension, which they fill.
+/// Writes inputs, which fill the indices `begin..end` of dimension `dim`, to `out`.
 #[track_caller]
 fn join(
     target: Target<'_>,
@@ -192,16 +202,17 @@ fn join(
     };
     let mut times = match target {
         Target::Cuda(..) => WIDEST / size,
-        // The host copies rows as they are, and its threads share them by elements.
+        // The CPU implementation copies whole rows, and its threads share them by elements.
         Target::Cpu(_) => 1,
     };
     while !fits(times) {
         times /= 2;
     }
     let unit = size * times;
-    // As many as the kernel's `EACH`.
+    // Units per block, as `EACH` in the kernel defines it.
     let units_of_block = BLOCK * (WIDEST / unit).min(4) as u32;
-    // All sizes fit 32 bits: `is_moved` lets only inputs and results of fewer than 2³¹ elements through.
+    // All sizes fit 32 bits, because `is_moved` accepts only inputs and results of fewer than 2³¹
+    // elements.
     let mut params = Cat { pitch: (pitch / times) as u32, parts: [Part::zeroed(); SOURCES] };
     let mut operands = [out.untouched(); SOURCES + 1];
     let (mut first, mut at) = (0, 0);
@@ -217,7 +228,7 @@ fn join(
     operands[SOURCES] = out.write();
     let grid = Grid::new([first, 1, 1], BLOCK);
     let by_unit = unit.ilog2() as usize;
-    // Most joins have two sources that fill the result's rows.
+    // Most concatenations have two sources that fill the rows of the result.
     let [a, b, ..] = params.parts;
     if inputs.len() == 2 && a.columns + b.columns == params.pitch {
         let operands = [operands[0], operands[1], operands[SOURCES]];

@@ -1,4 +1,4 @@
-//! Cases for `cat`, the same on every target.
+//! Tests of `cat` that run on every target.
 
 use proptest::prelude::*;
 use warpline_runtime::DType::{BF16, F32, F64, I8, I64};
@@ -7,7 +7,7 @@ use warpline_runtime::{DType, ErrorKind, Layout};
 
 use super::*;
 
-/// What joining gives, by plain loops: the values of each, and its size of the dimension.
+/// Concatenates with plain loops. Each part has its values and its size in the dimension.
 fn expected(parts: &[(Vec<f64>, usize)], rows: usize, inner: usize) -> Vec<f64> {
     let row = |r: usize| {
         parts
@@ -68,7 +68,7 @@ fn more_than_a_block_and_a_launch(target: Target<'_>) {
     joins(target, F32, 2, 2, &[0, 0], 0);
 }
 
-/// Views that lie in another order, and other dtypes, among those that are moved as they are.
+/// Inputs of other dtypes and layouts among inputs that are moved unchanged.
 fn what_cannot_be_moved_is_copied(target: Target<'_>) {
     let of = |dtype, sizes: &[usize], first: f64| {
         let n = sizes.iter().product::<usize>();

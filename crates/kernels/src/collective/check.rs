@@ -1,4 +1,4 @@
-//! What a call on a communicator is refused for, before anything is enqueued.
+//! Checks of a group of collective calls, before anything is enqueued.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use warpline_cuda_sys_safe::owned::Communicator;
 use super::{Op, nccl_type};
 use warpline_runtime::{CudaDevice, DType, Device, Error, ErrorKind, Result, View};
 
-/// Refuses a communicator of another device or driver than the target's.
+/// Returns an error unless the communicator has the device and the driver of the target.
 #[track_caller]
 pub(super) fn device(op: &'static str, comm: &Communicator, device: &CudaDevice) -> Result<()> {
     if !Arc::ptr_eq(comm.driver(), device.driver()) {
@@ -27,9 +27,9 @@ fn same_device(op: &'static str, comm: &Communicator, device: usize) -> Result<(
     Err(ErrorKind::device_mismatch(first, second).of(op))
 }
 
-/// Refuses what is wrong with one call by itself.
+/// Checks one call by itself.
 #[track_caller]
-pub(super) fn one(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> {
+pub(super) fn call(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> {
     let (input, output) = call.views();
     for view in input.iter().chain(&output) {
         nccl_type(op, view.dtype)?;
@@ -75,12 +75,12 @@ pub(super) fn one(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Resul
         }
         _ => {}
     }
-    sizes(op, comm, call)?;
-    in_place(op, comm, call)
+    check_sizes(op, comm, call)?;
+    check_in_place(op, comm, call)
 }
 
 #[track_caller]
-fn sizes(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> {
+fn check_sizes(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> {
     let (Some(input), Some(output)) = call.views() else { return Ok(()) };
     let (from, to) = match call {
         Op::AllGather { .. } => (comm.ranks(), 1),
@@ -108,9 +108,10 @@ fn sizes(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> {
     ))
 }
 
-/// Refuses an output that shares memory with its input, but where it lies as NCCL has it in place.
+/// Returns an error if the output shares memory with the input, except at the place that NCCL
+/// defines as in-place.
 #[track_caller]
-fn in_place(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> {
+fn check_in_place(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> {
     let (Some(input), Some(output)) = call.views() else { return Ok(()) };
     let (from, to) = (bytes(&input), bytes(&output));
     let allowed = match call {
@@ -118,21 +119,21 @@ fn in_place(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> 
         Op::ReduceScatter { .. } => to.start == from.start + comm.rank() * to.len(),
         _ => from == to,
     };
-    if allowed || !share(&input, &output) {
+    if allowed || !overlap(&input, &output) {
         return Ok(());
     }
     Err(ErrorKind::OverlappingOperands.of(op))
 }
 
-/// Refuses what is wrong with calls only together: they run in no order, and what is sent to oneself
-/// has to be received in the same group.
+/// Checks the calls against each other. The group does not order its calls, so no output may
+/// overlap another call's view. A send to this rank needs a receive in the same group.
 #[track_caller]
 pub(super) fn group(op: &'static str, comm: &Communicator, calls: &[Op<'_>]) -> Result<()> {
     for (i, a) in calls.iter().enumerate() {
         for b in &calls[i + 1..] {
             let ((a_in, a_out), (b_in, b_out)) = (a.views(), b.views());
             let clash = |x: &Option<View<'_>>, y: &Option<View<'_>>| match (x, y) {
-                (Some(x), Some(y)) => share(x, y),
+                (Some(x), Some(y)) => overlap(x, y),
                 _ => false,
             };
             if clash(&a_out, &b_out) || clash(&a_out, &b_in) || clash(&a_in, &b_out) {
@@ -153,13 +154,13 @@ pub(super) fn group(op: &'static str, comm: &Communicator, calls: &[Op<'_>]) -> 
     Err(Error::invalid(op, reason))
 }
 
-/// The bytes of a contiguous view in its storage.
+/// Returns the bytes that a contiguous view occupies in its storage.
 fn bytes(view: &View<'_>) -> Range<usize> {
     let start = view.layout.offset() * view.dtype.size();
     start..start + view.numel() * view.dtype.size()
 }
 
-fn share(a: &View<'_>, b: &View<'_>) -> bool {
+fn overlap(a: &View<'_>, b: &View<'_>) -> bool {
     let (x, y) = (bytes(a), bytes(b));
     a.storage.same_as(b.storage) && x.start < y.end && y.start < x.end
 }

@@ -1,5 +1,7 @@
-//! Collectives between devices, by NCCL. They are launches like any other: in order with other uses
-//! of their tensors, looked at for races, named in error reports, captured in graphs.
+//! Collectives between devices, through NCCL.
+//!
+//! A collective is a launch: it is ordered after earlier uses of its tensors, checked for races,
+//! named in error reports, and can be captured in graphs.
 
 mod check;
 #[cfg(test)]
@@ -19,74 +21,77 @@ use warpline_runtime::{
     Completion, DType, Device, ErrorKind, Operand, Replays, Result, Target, View,
 };
 
-/// One call on a communicator, of contiguous tensors on its device. `output` may be `input`, of
-/// [`Op::AllGather`] and [`Op::ReduceScatter`] the rank's own part of the larger one; otherwise they
-/// share no memory.
+/// A collective call on a communicator, for contiguous tensors on the communicator's device.
+///
+/// `output` may be `input` itself. In [`Op::AllGather`], `input` may be this rank's part of
+/// `output`; in [`Op::ReduceScatter`], `output` may be this rank's part of `input`. Any other
+/// overlap is an error.
 #[derive(Clone, Copy, Debug)]
 pub enum Op<'a> {
-    /// `output` is `input` of all ranks, combined.
+    /// Combines the `input` of all ranks into the `output` of every rank.
     AllReduce {
-        /// What this rank gives.
+        /// This rank's contribution.
         input: View<'a>,
-        /// What it gets: as many elements.
+        /// The combined elements, as many as `input` has.
         output: View<'a>,
-        /// How they are combined.
+        /// The operation that combines elements.
         op: ReduceOp,
     },
-    /// `output` is `input` of rank `root`.
+    /// Copies the `input` of rank `root` to the `output` of every rank.
     Broadcast {
-        /// What `root` gives; not used elsewhere.
+        /// The elements that `root` sends. Ignored on other ranks.
         input: View<'a>,
-        /// What each rank gets: as many elements.
+        /// The received elements, as many as `input` has.
         output: View<'a>,
-        /// Who gives.
+        /// The rank that sends.
         root: usize,
     },
-    /// `output` of rank `root` is `input` of all ranks, combined.
+    /// Combines the `input` of all ranks into the `output` of rank `root`.
     Reduce {
-        /// What this rank gives.
+        /// This rank's contribution.
         input: View<'a>,
-        /// What `root` gets: as many elements; not used elsewhere.
+        /// The combined elements, as many as `input` has. Ignored on ranks other than `root`.
         output: View<'a>,
-        /// How they are combined.
+        /// The operation that combines elements.
         op: ReduceOp,
-        /// Who gets it.
+        /// The rank that receives the result.
         root: usize,
     },
-    /// `output` is `input` of all ranks, one after the other.
+    /// Concatenates the `input` of all ranks, in rank order, into the `output` of every rank.
     AllGather {
-        /// What this rank gives.
+        /// This rank's contribution.
         input: View<'a>,
-        /// What it gets: as many elements for each rank.
+        /// The concatenation: as many elements as `input` has, times the number of ranks.
         output: View<'a>,
     },
-    /// `output` is this rank's part of `input` of all ranks, combined.
+    /// Combines the `input` of all ranks, and gives each rank one part of the result, in rank
+    /// order.
     ReduceScatter {
-        /// What this rank gives: as many elements for each rank as `output` has.
+        /// This rank's contribution: as many elements as `output` has, times the number of ranks.
         input: View<'a>,
-        /// What it gets.
+        /// This rank's part of the combined elements.
         output: View<'a>,
-        /// How they are combined.
+        /// The operation that combines elements.
         op: ReduceOp,
     },
-    /// `input` goes to rank `peer`.
+    /// Sends `input` to rank `peer`.
     Send {
-        /// What is sent.
+        /// The elements to send.
         input: View<'a>,
-        /// To whom.
+        /// The receiving rank.
         peer: usize,
     },
-    /// `output` comes from rank `peer`.
+    /// Receives `output` from rank `peer`.
     Recv {
-        /// What is received: as many elements as are sent.
+        /// The received elements, as many as `peer` sends.
         output: View<'a>,
-        /// From whom.
+        /// The sending rank.
         peer: usize,
     },
 }
 
-/// A communicator to call a collective on, and perhaps the call's number in a [`Completion`], by
-/// which what it writes is refused should it fail.
+/// A communicator for a collective, optionally with the number under which a [`Completion`] tracks
+/// the call. If the call fails, its number makes later uses of its outputs fail.
 #[derive(Clone, Copy)]
 pub struct Watched<'a> {
     comm: &'a Communicator,
@@ -95,8 +100,9 @@ pub struct Watched<'a> {
 }
 
 impl<'a> Watched<'a> {
-    /// Numbers begin with 1 and are those of the calls' order. A graph in which the call is captured
-    /// keeps what `replays` returns.
+    /// Tracks a call on `comm` as number `number` of `completion`. Numbers begin with 1 and follow
+    /// the order of the calls. A graph that captures the call keeps the value that `replays`
+    /// returns.
     #[must_use]
     pub fn new(
         comm: &'a Communicator,
@@ -123,22 +129,31 @@ impl fmt::Debug for Watched<'_> {
     }
 }
 
-/// What a rank does with its tensors in one call.
+/// The operands of one group of calls.
 type Operands<'a> = SmallVec<[Operand<'a>; 2]>;
 
-/// Enqueues calls on a communicator as one group, which waits for no order among them: an
-/// all-to-all is a [`Op::Send`] to and a [`Op::Recv`] from every rank. Calls without elements are
-/// left out, so they have to be without on every rank.
+/// Enqueues calls on a communicator as one NCCL group. The group does not order its calls, so an
+/// all-to-all is an [`Op::Send`] to and an [`Op::Recv`] from every rank. Calls without elements are
+/// skipped, so a call must be empty on all ranks or on none.
 ///
-/// Bools are sent as `u8`, of which [`ReduceOp::Sum`] is the largest, as in PyTorch.
+/// Bools are sent as `u8`. [`ReduceOp::Sum`] of bools is computed as their maximum, as in PyTorch.
 ///
 /// # Errors
-/// [`ErrorKind::DeviceMismatch`] for tensors that are not on the communicator's device, a CPU target
-/// included; [`ErrorKind::UnsupportedDType`] for `int16` and for the mean of bools;
-/// [`ErrorKind::DTypeMismatch`]; [`ErrorKind::ShapeMismatch`]; [`ErrorKind::OverlappingOperands`];
-/// [`ErrorKind::InvalidArgument`] for what is not contiguous, for a rank that there is not, and for sends
-/// to this very rank that are not received in the group; otherwise as [`launch::run`], with NCCL's
-/// own as [`ErrorKind::Driver`].
+/// - [`ErrorKind::DeviceMismatch`] if the target is the CPU or another device, or a tensor is not
+///   on the communicator's device.
+/// - [`ErrorKind::RuntimeMismatch`] if the communicator and the target's device have different
+///   drivers.
+/// - [`ErrorKind::UnsupportedDType`] for `int16`, and for [`ReduceOp::Avg`] of bools.
+/// - [`ErrorKind::DTypeMismatch`] if `input` and `output` of a call have different dtypes.
+/// - [`ErrorKind::ShapeMismatch`] if the numbers of elements of `input` and `output` do not fit the
+///   call.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - [`ErrorKind::OverlappingOperands`] if an output shares memory with another view of the group,
+///   except where [`Op`] permits this within a call.
+/// - [`ErrorKind::InvalidArgument`] if a view is not contiguous, if `root` or `peer` is not a rank,
+///   or if the group sends to this rank itself a different number of times than it receives.
+/// - [`ErrorKind::Driver`] if NCCL fails.
+/// - The other errors of [`launch::run`].
 ///
 /// ```
 /// use std::{panic::Location, thread, time::Duration};
@@ -187,7 +202,7 @@ pub fn run<'a>(
     let mut operands = Operands::new();
     let mut calls: SmallVec<[Collective; 2]> = SmallVec::new();
     for op in ops {
-        check::one(name, comm, op)?;
+        check::call(name, comm, op)?;
         if op.numel() > 0 {
             op.operands(comm.rank(), &mut operands);
             calls.push(op.call(name)?);
@@ -195,8 +210,9 @@ pub fn run<'a>(
     }
     check::group(name, comm, ops)?;
     let enqueue = |stream_handle: StreamHandle| {
-        // SAFETY: the driver calls this with the live stream of the device; the addresses are of the
-        // operands, checked for size, which the launch keeps alive; graphs replay in `while_usable`.
+        // SAFETY: the driver passes a live stream of the device. The addresses are those of the
+        // operands, whose sizes `check` has compared, and which the launch keeps alive. Graphs
+        // replay the call only in `while_usable`.
         unsafe { comm.enqueue(&calls, stream_handle) }
     };
     let call = Call {
@@ -208,18 +224,19 @@ pub fn run<'a>(
         code: launch::Collective { enqueue: &enqueue, comm, number, replays }.into(),
         location,
     };
-    // SAFETY: NCCL reads inputs and writes outputs, of the sizes that were checked.
+    // SAFETY: NCCL reads the inputs and writes the outputs, whose sizes `check` has compared.
     unsafe { launch::run(target, &call) }
 }
 
-/// Never called: collectives enqueue themselves, on simulated devices too.
+/// Stands in for the CPU implementation. The launch path never calls this function, because a
+/// collective enqueues itself, on simulated devices too.
 ///
 /// # Safety
-/// None is needed.
+/// None: the function does nothing.
 unsafe fn no_host(_: &HostLaunch<'_>) {}
 
 impl<'a> Op<'a> {
-    /// What it takes and what it gives, as far as there is either.
+    /// Returns the input and the output, each `None` if the call has none.
     fn views(&self) -> (Option<View<'a>>, Option<View<'a>>) {
         match *self {
             Self::AllReduce { input, output, .. }
@@ -237,7 +254,7 @@ impl<'a> Op<'a> {
         input.or(output).map_or(0, |view| view.numel())
     }
 
-    /// Adds what this rank reads and writes.
+    /// Appends the views that this rank reads and writes.
     fn operands(&self, rank: usize, all: &mut Operands<'a>) {
         let (mut input, mut output) = self.views();
         match *self {
@@ -249,7 +266,7 @@ impl<'a> Op<'a> {
         all.extend(output.map(View::write));
     }
 
-    /// It as NCCL is asked for it.
+    /// Converts the call to NCCL's terms.
     #[track_caller]
     fn call(&self, name: &'static str) -> Result<Collective> {
         let (input, output) = self.views();
@@ -280,7 +297,7 @@ impl<'a> Op<'a> {
     }
 }
 
-/// What NCCL calls a dtype.
+/// Returns NCCL's name of a dtype.
 #[track_caller]
 fn nccl_type(op: &'static str, dtype: DType) -> Result<NcclType> {
     Ok(match dtype {

@@ -16,7 +16,7 @@ use warpline_runtime::{CudaDevice, ErrorKind, ResultExt as _, Runtime, RuntimeCo
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A rank in a thread of its own.
+/// A rank, in its own thread.
 struct Rank<'a> {
     runtime: &'a Runtime,
     device: &'a CudaDevice,
@@ -187,7 +187,7 @@ fn a_graph_takes_part_at_each_replay() {
                 let value = f64::from(round) + rank.comm.rank() as f64;
                 fill::fill(rank.target(), x.view(), value.into()).unwrap();
                 graph.replay(&rank.stream).unwrap();
-                // Between replays others take part as ever.
+                // Direct launches work between replays.
                 rank.run(&rank.stream, &[sum(&out, &out)]).unwrap();
                 let expected = 4.0 * (2.0 * f64::from(round) + 1.0);
                 assert_eq!(out.floats(rank.target()), [expected; 2], "{schedule:?}");
@@ -270,7 +270,7 @@ fn collectives_that_nccl_cannot_run_are_refused_beforehand() {
         assert!(matches!(refused.kind(), Some(ErrorKind::DeviceMismatch { .. })), "{refused:?}");
         let refused = rank.run(&rank.stream, &[sum(&near, &near)]);
         assert!(matches!(refused.kind(), Some(ErrorKind::DeviceMismatch { .. })), "{refused:?}");
-        // Nothing to do is no error.
+        // An empty group is not an error.
         rank.run(&rank.stream, &[]).unwrap();
     });
 }

@@ -1,10 +1,13 @@
-//! The convolution and its two gradients, as products of matrices.
+//! Convolution and its two gradients, computed as matrix products.
 //!
-//! A convolution multiplies its weight with the columns of the images ([`im2col`]). The gradient of the images is
-//! the transpose: the weight's transpose times the gradient of the result gives columns, which [`col2im`] adds up.
-//! The gradient of the weight is the product of the gradient of the result with the columns. Columns are made of as
-//! many images at a time as keep them within a bound. With one group there is a product for each image, and with
-//! several there is one for each group, whose matrices have the places of all these images side by side.
+//! A convolution multiplies its weight with the columns of the images ([`im2col`]). For the
+//! gradient of the images, the transposed weight times the gradient of the result gives columns,
+//! which [`col2im`] adds up. The gradient of the weight is the gradient of the result times the
+//! transposed columns.
+//!
+//! Columns are made for as many images at a time as fit a memory bound. With one group there is one
+//! product per image. With several groups there is one product per group, over the positions of all
+//! these images.
 
 mod columns;
 #[cfg(test)]
@@ -27,20 +30,30 @@ pub use columns::{col2im, im2col};
 
 pub use crate::window::Window;
 
-/// Bytes of columns at a time, unless one image has more. The CPU's caches hold as many.
+/// Bytes of columns that are made at a time, unless one image needs more. On the CPU they fit the
+/// caches.
 const CPU_COLUMNS: usize = 4 << 20;
 const CUDA_COLUMNS: usize = 256 << 20;
 
-/// The convolution of a batch of images (`torch.nn.functional.conv2d`). `input` is `[batch, channels, …]` with one to
-/// three dimensions more, `weight` `[outputs, channels / groups, …]`, and `out` `[batch, outputs, …]`, contiguous. Their
-/// last dimensions are the window's `input`, `kernel` and `output`. Channels and outputs are divided into `groups`, of
-/// which each convolves its channels to its outputs. Floats of one dtype; the halves are summed in `f32`.
+/// Convolves a batch of images (`torch.nn.functional.conv2d`).
+///
+/// `input` is `[batch, channels, …]` with one to three spatial dimensions, `weight` is
+/// `[outputs, channels / groups, …]`, and `out` is `[batch, outputs, …]` and contiguous. Their
+/// spatial sizes are `window.input`, `window.kernel` and `window.output`. Channels and outputs are
+/// divided into `groups`, and each group convolves its channels to its outputs. All have one
+/// floating-point dtype. Half-width floats are summed in `float32`.
 ///
 /// # Errors
-/// [`ErrorKind::UnsupportedDType`] if the dtype is not a float; [`ErrorKind::DTypeMismatch`] if the dtypes differ;
-/// [`ErrorKind::ShapeMismatch`] if sizes do not fit the window or the groups; [`ErrorKind::InvalidArgument`] if `groups`, a
-/// stride or a dilation is 0, or `out` is not contiguous; [`ErrorKind::OutOfStorage`], [`ErrorKind::OverlappingWrite`] or
-/// [`ErrorKind::OverlappingOperands`] for the operands' memory; errors of allocating scratch memory and of the launches.
+/// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.
+/// - [`ErrorKind::DTypeMismatch`] if the dtypes differ.
+/// - [`ErrorKind::ShapeMismatch`] if sizes do not fit the window or the groups, or
+///   [`Window::check`] finds the window too large.
+/// - [`ErrorKind::InvalidArgument`] if `groups`, a stride or a dilation is 0, or `out` is not
+///   contiguous.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
+/// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with an operand.
+/// - The errors of allocating scratch memory and of the launches.
 #[track_caller]
 pub fn conv(
     target: Target<'_>,
@@ -63,7 +76,12 @@ pub fn conv(
         let mut copied = None;
         let input = contiguous(target, input, &mut copied)?;
         let (by, columns) = (of.weight_of_image(weight, of.batch), of.columns_of_images(input));
-        return matmul(target, seen(weight, &by), seen(input, &columns), seen(out, &results));
+        return matmul(
+            target,
+            with_layout(weight, &by),
+            with_layout(input, &columns),
+            with_layout(out, &results),
+        );
     }
     let at_once = of.at_once(target, input);
     let columns = ScratchTensor::new(target, &of.column_sizes(at_once), out.dtype)?;
@@ -71,10 +89,16 @@ pub fn conv(
     if groups == 1 {
         for (first, count) in of.parts(at_once) {
             let (images, result) =
-                (part(input.layout, first, count)?, part(&results, first, count)?);
-            let (by, made) = (of.weight_of_image(weight, count), part(columns.layout, 0, count)?);
-            im2col(target, seen(input, &images), window, seen(columns, &made))?;
-            matmul(target, seen(weight, &by), seen(columns, &made), seen(out, &result))?;
+                (image_range(input.layout, first, count)?, image_range(&results, first, count)?);
+            let (by, made) =
+                (of.weight_of_image(weight, count), image_range(columns.layout, 0, count)?);
+            im2col(target, with_layout(input, &images), window, with_layout(columns, &made))?;
+            matmul(
+                target,
+                with_layout(weight, &by),
+                with_layout(columns, &made),
+                with_layout(out, &result),
+            )?;
         }
         return Ok(());
     }
@@ -84,19 +108,25 @@ pub fn conv(
     for (first, count) in of.parts(at_once) {
         of.gather(target, input, first, count, columns)?;
         let (made, product) = (of.by_group(of.rows, count), of.by_group(of.outputs, count));
-        matmul(target, seen(weight, &by), seen(columns, &made), seen(products, &product))?;
-        let (from, to) = (of.by_image(of.outputs, count), part(&results, first, count)?);
-        copy(target, seen(products, &from), seen(out, &to))?;
+        matmul(
+            target,
+            with_layout(weight, &by),
+            with_layout(columns, &made),
+            with_layout(products, &product),
+        )?;
+        let (from, to) = (of.by_image(of.outputs, count), image_range(&results, first, count)?);
+        copy(target, with_layout(products, &from), with_layout(out, &to))?;
     }
     Ok(())
 }
 
-/// The gradient of [`conv`] with respect to `input` (`torch.nn.grad.conv2d_input`), into `out`, of the input's sizes.
-/// `grad` is the gradient of the result. This is also the transposed convolution of `grad`
-/// (`torch.nn.functional.conv_transpose2d`).
+/// Computes the gradient of [`conv`] with respect to `input` (`torch.nn.grad.conv2d_input`) into
+/// `out`, which has the sizes of the input. `grad` is the gradient of the forward result. The same
+/// function computes the transposed convolution of `grad` (`torch.nn.functional.conv_transpose2d`).
 ///
 /// # Errors
-/// As [`conv`].
+/// The errors of [`conv`], with `out` in the place of its input and `grad` in the place of its
+/// result. Only `out` has to be contiguous.
 #[track_caller]
 pub fn conv_input_backward(
     target: Target<'_>,
@@ -120,18 +150,29 @@ pub fn conv_input_backward(
     if of.is_pointwise() {
         let by = of.weight_of_image(weight, of.batch).transpose(1, 2)?;
         let columns = of.columns_of_images(out);
-        return matmul(target, seen(weight, &by), seen(grad, &results), seen(out, &columns));
+        return matmul(
+            target,
+            with_layout(weight, &by),
+            with_layout(grad, &results),
+            with_layout(out, &columns),
+        );
     }
     let at_once = of.at_once(target, grad);
     let columns = ScratchTensor::new(target, &of.column_sizes(at_once), out.dtype)?;
     let columns = columns.view();
     if groups == 1 {
         for (first, count) in of.parts(at_once) {
-            let (images, result) = (part(out.layout, first, count)?, part(&results, first, count)?);
+            let (images, result) =
+                (image_range(out.layout, first, count)?, image_range(&results, first, count)?);
             let by = of.weight_of_image(weight, count).transpose(1, 2)?;
-            let made = part(columns.layout, 0, count)?;
-            matmul(target, seen(weight, &by), seen(grad, &result), seen(columns, &made))?;
-            col2im(target, seen(columns, &made), window, seen(out, &images))?;
+            let made = image_range(columns.layout, 0, count)?;
+            matmul(
+                target,
+                with_layout(weight, &by),
+                with_layout(grad, &result),
+                with_layout(columns, &made),
+            )?;
+            col2im(target, with_layout(columns, &made), window, with_layout(out, &images))?;
         }
         return Ok(());
     }
@@ -139,21 +180,27 @@ pub fn conv_input_backward(
     let turned = turned.view();
     let by = of.weight_of_groups(weight).transpose(1, 2)?;
     for (first, count) in of.parts(at_once) {
-        let (from, to) = (part(&results, first, count)?, of.by_image(of.outputs, count));
-        copy(target, seen(grad, &from), seen(turned, &to))?;
+        let (from, to) = (image_range(&results, first, count)?, of.by_image(of.outputs, count));
+        copy(target, with_layout(grad, &from), with_layout(turned, &to))?;
         let (of_groups, made) = (of.by_group(of.outputs, count), of.by_group(of.rows, count));
-        matmul(target, seen(weight, &by), seen(turned, &of_groups), seen(columns, &made))?;
-        let (from, images) = (of.by_image(of.rows, count), part(out.layout, first, count)?);
-        col2im(target, seen(columns, &from), window, seen(out, &images))?;
+        matmul(
+            target,
+            with_layout(weight, &by),
+            with_layout(turned, &of_groups),
+            with_layout(columns, &made),
+        )?;
+        let (from, images) = (of.by_image(of.rows, count), image_range(out.layout, first, count)?);
+        col2im(target, with_layout(columns, &from), window, with_layout(out, &images))?;
     }
     Ok(())
 }
 
-/// The gradient of [`conv`] with respect to `weight` (`torch.nn.grad.conv2d_weight`), into `out`, of the weight's sizes.
-/// `grad` is the gradient of the result.
+/// Computes the gradient of [`conv`] with respect to `weight` (`torch.nn.grad.conv2d_weight`) into
+/// `out`, which has the sizes of the weight. `grad` is the gradient of the forward result.
 ///
 /// # Errors
-/// As [`conv`].
+/// The errors of [`conv`], with `out` in the place of its weight and `grad` in the place of its
+/// result. Only `out` has to be contiguous.
 #[track_caller]
 pub fn conv_weight_backward(
     target: Target<'_>,
@@ -178,8 +225,8 @@ pub fn conv_weight_backward(
     let (columns, turned) = (columns.view(), turned.view());
     for (first, count) in of.parts(at_once) {
         of.gather(target, input, first, count, columns)?;
-        let (from, to) = (part(&results, first, count)?, of.by_image(of.outputs, count));
-        copy(target, seen(grad, &from), seen(turned, &to))?;
+        let (from, to) = (image_range(&results, first, count)?, of.by_image(of.outputs, count));
+        copy(target, with_layout(grad, &from), with_layout(turned, &to))?;
         let of_groups = of.by_group(of.outputs, count);
         let by = of.by_group(of.rows, count).transpose(1, 2)?;
         let more = match first {
@@ -188,7 +235,12 @@ pub fn conv_weight_backward(
         };
         let sum = more.as_ref().map_or(out, ScratchTensor::view);
         let product = of.weight_of_groups(sum);
-        matmul(target, seen(turned, &of_groups), seen(columns, &by), seen(sum, &product))?;
+        matmul(
+            target,
+            with_layout(turned, &of_groups),
+            with_layout(columns, &by),
+            with_layout(sum, &product),
+        )?;
         if first > 0 {
             elementwise::apply(target, &ADD, out.dtype, &[out.into(), sum.into()], out)?;
         }
@@ -196,16 +248,16 @@ pub fn conv_weight_backward(
     Ok(())
 }
 
-/// The checked sizes of a convolution.
+/// Checked sizes of a convolution.
 struct Geometry<'a> {
     window: &'a Window,
     batch: usize,
     groups: usize,
-    /// Rows of columns in each group: elements of the window, in each channel. Saturates.
+    /// Rows of columns per group: window elements times channels. Saturates.
     rows: usize,
-    /// Channels of the result in each group.
+    /// Result channels per group.
     outputs: usize,
-    /// Places of the window, which are the columns of an image.
+    /// Positions of the window, which are the columns of an image.
     places: usize,
 }
 
@@ -252,7 +304,7 @@ impl<'a> Geometry<'a> {
         Ok(Self { window, batch, groups, rows, outputs, places: window.places() })
     }
 
-    /// Whether the images themselves are the columns.
+    /// Returns whether the images serve as columns without a copy.
     fn is_pointwise(&self) -> bool {
         let w = self.window;
         self.groups == 1
@@ -262,7 +314,7 @@ impl<'a> Geometry<'a> {
             && w.input == w.output
     }
 
-    /// Number of images whose columns are made at a time.
+    /// Returns the number of images whose columns are made at a time.
     fn at_once(&self, target: Target<'_>, view: View<'_>) -> usize {
         let image = [self.rows, self.places, view.dtype.size()];
         let image = image.iter().fold(self.groups, |n, &by| n.saturating_mul(by));
@@ -273,13 +325,14 @@ impl<'a> Geometry<'a> {
         (most / image.max(1)).clamp(1, self.batch.max(1))
     }
 
-    /// The first image of each part of the batch, and their number.
+    /// Returns the chunks of the batch: the first image of each and the number of images.
     fn parts(&self, at_once: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
         let batch = self.batch;
         (0..batch).step_by(at_once).map(move |first| (first, at_once.min(batch - first)))
     }
 
-    /// Sizes of the columns of some images: by image if there is one group, otherwise by row.
+    /// Returns the sizes of the columns of `count` images: image-major with one group, otherwise
+    /// row-major.
     fn column_sizes(&self, count: usize) -> [usize; 3] {
         if self.groups == 1 { [count, self.rows, self.places] } else { self.columns_by_row(count) }
     }
@@ -288,47 +341,48 @@ impl<'a> Geometry<'a> {
         [self.groups.saturating_mul(self.rows), count, self.places]
     }
 
-    /// Sizes of the results of some images, by channel.
+    /// Returns the sizes of the results of `count` images, channel-major.
     fn result_sizes(&self, count: usize) -> [usize; 3] {
         [self.groups * self.outputs, count, self.places]
     }
 
-    /// `[batch, outputs, places]` of a contiguous result.
+    /// Layout `[batch, outputs, places]` of a contiguous result.
     fn results(&self, result: View<'_>) -> Layout {
         let (all, places) = (self.groups * self.outputs, self.places);
         matrices([self.batch, all, places], [all * places, places], result.layout.offset())
     }
 
-    /// `[batch, rows, places]` of contiguous images that are columns themselves.
+    /// Layout `[batch, rows, places]` of contiguous images that serve as columns.
     fn columns_of_images(&self, images: View<'_>) -> Layout {
         let (rows, places) = (self.rows, self.places);
         matrices([self.batch, rows, places], [rows * places, places], images.layout.offset())
     }
 
-    /// `[count, outputs, rows]` of a contiguous weight, the same for each image.
+    /// Layout `[count, outputs, rows]` of a contiguous weight, which is repeated for each image.
     fn weight_of_image(&self, weight: View<'_>, count: usize) -> Layout {
         matrices([count, self.outputs, self.rows], [0, self.rows], weight.layout.offset())
     }
 
-    /// `[groups, outputs, rows]` of a contiguous weight.
+    /// Layout `[groups, outputs, rows]` of a contiguous weight.
     fn weight_of_groups(&self, weight: View<'_>) -> Layout {
         let (outputs, rows) = (self.outputs, self.rows);
         matrices([self.groups, outputs, rows], [outputs * rows, rows], weight.layout.offset())
     }
 
-    /// `[groups, rows, count * places]` of scratch memory: a matrix for each group.
+    /// Layout `[groups, rows, count * places]` of scratch memory: one matrix per group.
     fn by_group(&self, rows: usize, count: usize) -> Layout {
         let n = count * self.places;
         matrices([self.groups, rows, n], [rows * n, n], 0)
     }
 
-    /// `[count, groups * rows, places]` of the same memory: a matrix for each image.
+    /// Layout `[count, groups * rows, places]` of the memory that `by_group` describes: one matrix
+    /// per image.
     fn by_image(&self, rows: usize, count: usize) -> Layout {
         let places = self.places;
         matrices([count, self.groups * rows, places], [places, count * places], 0)
     }
 
-    /// Makes the columns of some images, by row.
+    /// Makes the columns of `count` images from `first` on, row-major.
     #[track_caller]
     fn gather(
         &self,
@@ -338,8 +392,9 @@ impl<'a> Geometry<'a> {
         count: usize,
         columns: View<'_>,
     ) -> Result<()> {
-        let (images, made) = (part(input.layout, first, count)?, self.by_image(self.rows, count));
-        im2col(target, seen(input, &images), self.window, seen(columns, &made))
+        let (images, made) =
+            (image_range(input.layout, first, count)?, self.by_image(self.rows, count));
+        im2col(target, with_layout(input, &images), self.window, with_layout(columns, &made))
     }
 }
 
@@ -352,18 +407,19 @@ fn check_memory(op: &'static str, read: [View<'_>; 2], out: View<'_>) -> Result<
     Err(Error::invalid(op, "the result must be contiguous"))
 }
 
-/// Matrices of contiguous rows, with the strides from matrix to matrix and from row to row.
+/// Returns the layout of matrices with contiguous rows. `strides` are those between matrices and
+/// between rows.
 fn matrices(sizes: [usize; 3], strides: [usize; 2], offset: usize) -> Layout {
     let strides = [strides[0] as isize, strides[1] as isize, 1];
     Layout::from_parts(sizes.as_slice().into(), Strides::from_slice(&strides), offset)
 }
 
-/// The part of a batch that begins with image `first`.
+/// Returns the layout of `count` images from `first` on.
 #[track_caller]
-fn part(batch: &Layout, first: usize, count: usize) -> Result<Layout> {
+fn image_range(batch: &Layout, first: usize, count: usize) -> Result<Layout> {
     batch.narrow(0, first as isize, count)
 }
 
-fn seen<'a>(view: View<'a>, layout: &'a Layout) -> View<'a> {
+fn with_layout<'a>(view: View<'a>, layout: &'a Layout) -> View<'a> {
     View { layout, ..view }
 }

@@ -1,4 +1,4 @@
-//! A convolution and its gradients against their definition, on every target.
+//! A convolution and its gradients compared with their definition, on every target.
 
 use warpline_runtime::DType::{self, BF16, F16, F32, F64, I32};
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu};
@@ -30,7 +30,8 @@ fn cases() -> Vec<Case> {
         dilation: [1, 1, 2],
         ..one
     };
-    // On the CPU, columns of two images reach the bound, so the batch has several parts.
+    // On the CPU, the columns of two images reach the memory bound, so the batch has several
+    // chunks.
     let large = Window { input: [1, 1, 40_000], output: [1, 1, 39_998], kernel: [1, 1, 3], ..one };
     let case = |window, [batch, channels, outputs, groups]: [usize; 4]| Case {
         window,
@@ -65,7 +66,8 @@ impl Case {
         ]
     }
 
-    /// Calls with the places of an image's, a weight's and a result's element for each product of the definition.
+    /// Calls `f` with the indices of the image, weight and result elements of each product of the
+    /// definition.
     fn each(&self, mut f: impl FnMut(usize, usize, usize)) {
         let w = &self.window;
         let (of_group, outputs) = (self.channels / self.groups, self.outputs / self.groups);
@@ -96,12 +98,12 @@ impl Case {
     }
 }
 
-/// Small integers, of which halves represent short sums exactly.
+/// Small integers, whose short sums halves represent exactly.
 fn values(sizes: &[usize], by: usize) -> Vec<f64> {
     (0..sizes.iter().product()).map(|i: usize| ((i * by) % 5) as f64 - 2.0).collect()
 }
 
-/// A tensor of these values whose last two dimensions lie the other way round.
+/// Creates a tensor of these values whose last two dimensions are exchanged in memory.
 fn turned(target: Target<'_>, dtype: DType, sizes: &[usize], values: &[f64]) -> Tensor {
     let mut lies = sizes.to_vec();
     let n = lies.len();

@@ -1,4 +1,4 @@
-//! The CPU implementation.
+//! CPU implementations of copies and conversions.
 
 use std::marker::PhantomData;
 use std::slice::{from_raw_parts, from_raw_parts_mut};

@@ -1,4 +1,4 @@
-//! Copies between layouts and dtypes on one device, or on the host.
+//! Copies between layouts and dtypes, on one device or on the host.
 
 mod cpu;
 #[cfg(test)]
@@ -13,7 +13,8 @@ use warpline_runtime::overlap::{self, Overlap};
 use warpline_runtime::{DType, Result, Site, Target, View, launch};
 use warpline_runtime::{cuda_struct, dispatch};
 
-/// The kernels' arguments: the code of the result's [`DType`], at which only [`ANY`]'s kernels look.
+/// The kernels' arguments: the number of the result's [`DType`]. Only the kernels of [`ANY`] read
+/// it.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 struct Args {
@@ -24,12 +25,12 @@ cuda_struct!(Args { to });
 
 pub(crate) const PROGRAMS: &[&Program] = &[&COPY, &CAST, &ANY];
 
-/// Of one dtype: only the size of elements matters.
+/// Copies within a dtype, by the size of the elements.
 static COPY: Program =
     Program::new("copy", BITS, iter::KERNELS, |_, ty| source("copy", ty, ty, ty))
         .with_ptx(committed);
 
-/// Conversions that have kernels of their own. The others go through [`ANY`].
+/// Conversions with kernels of their own. All others go through [`ANY`].
 const PAIRS: &[&str] = &[
     "f32_f16", "f16_f32", "f32_bf16", "bf16_f32", "f32_f64", "f64_f32", "i64_f32", "i32_f32",
     "u8_f32", "bool_f32", "f32_i64", "bool_i64", "i32_i64", "i64_i32", "i8_f32", "i16_f32",
@@ -42,7 +43,7 @@ static CAST: Program = Program::new("cast", PAIRS, iter::KERNELS, |_, pair| {
 })
 .with_ptx(committed);
 
-/// From each dtype to any other.
+/// Conversions from each dtype to any other.
 static ANY: Program = Program::new("cast_any", &DType::SUFFIXES, iter::KERNELS, |_, from| {
     let vector = DType::ALL.into_iter().find(|dtype| dtype.suffix() == from).map_or(1, any_vector);
     let source = base().push(&format!("#define ANY_VECTOR {vector}")).push(include_str!("any.cuh"));
@@ -50,7 +51,8 @@ static ANY: Program = Program::new("cast_any", &DType::SUFFIXES, iter::KERNELS, 
 })
 .with_ptx(committed);
 
-/// Elements that a thread of [`ANY`]'s flat kernel converts: as many as may be of any dtype.
+/// Returns the number of elements per thread of the flat kernel of [`ANY`]. The result may have any
+/// dtype, so no more than four.
 fn any_vector(from: DType) -> usize {
     vector_width(from.size()).min(4)
 }
@@ -64,23 +66,34 @@ fn source(program: &str, variant: &str, from: &str, to: &str) -> Source {
     base().push(include_str!("copy.cuh")).push(&format!("COPY({program}_{variant}, {from}, {to})"))
 }
 
-/// The variant of [`CAST`] for these dtypes.
+/// Returns the variant of [`CAST`] for two dtypes, if there is one.
 fn pair(from: DType, to: DType) -> Option<usize> {
     PAIRS.iter().position(|pair| pair.split_once('_') == Some((from.suffix(), to.suffix())))
 }
 
-/// Copies `src` into `dst`, of the same sizes and on the same device, converting to its dtype:
-/// floats lose their fraction on the way to integers, integers wrap, anything but 0 is true.
-/// (`Tensor.copy_`; broadcast by expanding `src`.)
+/// Copies `src` into `dst` (`Tensor.copy_`), converting elements to the dtype of `dst`. Both have
+/// the same sizes, any dtypes, and the same device. Expand `src` to broadcast it.
 ///
-/// Floats that do not fit become the nearest `i32` or `i64`: by way of `i64` they go to `u8`, by way
-/// of `i32` to `i8` and `i16`, which then keep the low bits. A NaN becomes 0, but the least integer
-/// as an `i64` and from `f64` as an `i32`. This is what PyTorch gives on CUDA. It holds for CPU
-/// tensors too, of which PyTorch promises nothing there.
+/// A float loses its fraction on conversion to an integer. An integer wraps. Every value except 0
+/// converts to `true`.
+///
+/// A float that does not fit an `i32` or `i64` becomes the nearest one. Conversions to `u8` go
+/// through `i64`, and those to `i8` and `i16` through `i32`, and keep the low bits. A NaN becomes
+/// 0, except that it becomes the least integer as an `i64`, and as an `i32` if it is an `f64`.
+/// PyTorch gives these results on CUDA. They hold for CPU tensors too, for which PyTorch leaves
+/// them undefined.
 ///
 /// # Errors
-/// [`warpline_runtime::ErrorKind::ShapeMismatch`], [`warpline_runtime::ErrorKind::OverlappingWrite`],
-/// [`warpline_runtime::ErrorKind::OverlappingOperands`], [`warpline_runtime::ErrorKind::OutOfStorage`], and what a launch can fail with.
+/// - [`ShapeMismatch`](warpline_runtime::ErrorKind::ShapeMismatch) if the sizes differ.
+/// - [`TooManyDims`](warpline_runtime::ErrorKind::TooManyDims) if the views have too many
+///   dimensions after merging.
+/// - [`OutOfStorage`](warpline_runtime::ErrorKind::OutOfStorage) if a view reaches outside its
+///   storage.
+/// - [`OverlappingWrite`](warpline_runtime::ErrorKind::OverlappingWrite) if elements of `dst`
+///   overlap each other.
+/// - [`OverlappingOperands`](warpline_runtime::ErrorKind::OverlappingOperands) if the views share
+///   memory without being the same elements.
+/// - The errors of the launch.
 #[track_caller]
 pub fn copy(target: Target<'_>, src: View<'_>, dst: View<'_>) -> Result<()> {
     const NAME: &str = "copy_";

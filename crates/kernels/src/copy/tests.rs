@@ -1,4 +1,4 @@
-//! Cases for copies and casts, the same on every target.
+//! Tests of copies and conversions that run on every target.
 
 use super::*;
 use warpline_runtime::testing::{
@@ -16,7 +16,7 @@ fn every_shape_and_pair(target: Target<'_>) {
             for to in DType::ALL {
                 let out = Tensor::garbage(target, to, shape.memory[2]).with(shape.views[2]);
                 copy(target, a.view(), out.view()).unwrap();
-                // A NaN of any other dtype becomes another `i32` than one of `f64`.
+                // A NaN of `f64` becomes another `i32` than a NaN of the other dtypes.
                 let zero = |x: f64| x.is_nan() && to == DType::I32 && from != DType::F64;
                 let becomes = |&x: &f64| if zero(x) { 0.0 } else { stored(to, x) };
                 let expected: Vec<f64> = x.iter().map(becomes).collect();
@@ -27,7 +27,7 @@ fn every_shape_and_pair(target: Target<'_>) {
     }
 }
 
-/// Enough for several threads, and no multiple of what vector instructions take.
+/// Enough elements for several threads, and not a multiple of a vector.
 fn long_copies(target: Target<'_>) {
     for from in DType::ALL {
         let values: Vec<f64> =
@@ -44,7 +44,7 @@ fn long_copies(target: Target<'_>) {
 }
 
 fn conversions(target: Target<'_>) {
-    // A float holds the largest `i64` as the next power of two.
+    // A float represents the largest `i64` as the next power of two.
     const LARGEST: f64 = i64::MAX as f64;
     const MAX: f64 = i32::MAX as f64;
     const MIN: f64 = i32::MIN as f64;
@@ -79,12 +79,12 @@ fn conversions(target: Target<'_>) {
         let out = Tensor::garbage(target, to, &[n]);
         copy(target, a.view(), out.view()).unwrap();
         assert_eq!(out.floats(target), expected, "{from} to {to}");
-        // What is not contiguous has kernels of its own.
+        // Other kernels handle views that are not contiguous.
         let out = Tensor::garbage(target, to, &[2 * n]).with(|l| l.slice(0, 0, 2 * n, 2));
         copy(target, a.view(), out.view()).unwrap();
         assert_eq!(out.floats(target), expected, "{from} to {to}, strided");
     }
-    // Beyond the integers that a float holds.
+    // An integer that no float represents.
     let big = Tensor::garbage(target, DType::I64, &[1]);
     crate::fill::fill(target, big.view(), Scalar::Int((1 << 60) + 1)).unwrap();
     let out = Tensor::garbage(target, DType::I32, &[1]);
@@ -122,7 +122,7 @@ fn a_copy_onto_itself_does_nothing_and_onto_a_part_is_an_error() {
     });
 }
 
-/// Sizes around vectors and tiles, operands that lie the other way round, and starts within a vector.
+/// Sizes around vectors and tiles, transposed operands, and views that begin inside a vector.
 fn runs_and_tiles(target: Target<'_>) {
     use crate::elementwise::{ADD, apply};
     for dtype in [DType::U8, DType::BF16, DType::F32, DType::F64] {
@@ -130,7 +130,7 @@ fn runs_and_tiles(target: Target<'_>) {
             [(1, 5), (2, 3), (3, 1000), (65, 67), (64, 128), (200, 4), (33, 1025)]
         {
             for start in [0, 1, 3] {
-                // One more of each, of which views leave out the first.
+                // Memory with an additional element per dimension, which the views leave out.
                 let memory = [2, columns + 4, rows + 4];
                 let n = memory.iter().product();
                 let values: Vec<f64> = (0..n).map(|i| (i * 7 % 101) as f64).collect();

@@ -1,4 +1,4 @@
-//! Functions of neural networks, and the error function that some are made of.
+//! Activation functions, and the error function.
 
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
 
@@ -12,29 +12,29 @@ ops! {
     // SAFETY: the expressions of CUDA are arithmetic on their operands.
     unsafe ptx crate::programs::committed;
 
-    /// `torch.relu`: a NaN stays one; not on bool.
+    /// `torch.relu`. NaN stays NaN. Not for bool.
     RELU = "relu"(x), NUMBERS => Same, "x < (C)0 ? (C)0 : x", {
         int => if x > 0 { x } else { 0 }, float => if x < 0.0 { 0.0 } else { x }
     }, gradients(g, out) { x: g.relu_backward(out) }
-    /// `torch.erf`.
+    /// `torch.erf`. Integers and bools are computed in `float32`.
     ERF = "erf"(x), TO_FLOATS => Same, "erf_of(x)", {
         f32 = math::erf, f64 = scalars(libm::erf)
     }, gradients(g) {
         x: g * bell(x)
     }
-    /// `torch.sigmoid`.
+    /// `torch.sigmoid`. Integers and bools are computed in `float32`.
     SIGMOID = "sigmoid"(x), TO_FLOATS => Same, "(C)1 / ((C)1 + exp_of(-x))", {
         f32 = math::sigmoid, f64 = scalars(|x: f64| 1.0 / (1.0 + (-x).exp()))
     }, gradients(g, out) { x: g.sigmoid_backward(out) }
-    /// `torch.nn.functional.silu`.
+    /// `torch.nn.functional.silu`. Floats only.
     SILU = "silu"(x), FLOATS => Same, "x / ((C)1 + exp_of(-x))", {
         f32 = math::silu, f64 = scalars(|x: f64| x / (1.0 + (-x).exp()))
     }, gradients(g) { x: g.silu_backward(x) }
-    /// `torch.nn.functional.gelu`, by the error function.
+    /// `torch.nn.functional.gelu`, by the error function. Floats only.
     GELU = "gelu"(x), FLOATS => Same, "gelu_of(x)", { f32 = math::gelu, f64 = scalars(gelu) }, gradients(g) {
         x: g.gelu_backward(x)
     }
-    /// `torch.nn.functional.gelu` with `approximate="tanh"`.
+    /// `torch.nn.functional.gelu` with `approximate="tanh"`. Floats only.
     GELU_TANH = "gelu_tanh"(x), FLOATS => Same, "gelu_tanh_of(x)", {
         f32 = math::gelu_tanh, f64 = scalars(gelu_tanh)
     }, gradients(g) { x: g.gelu_tanh_backward(x) }
@@ -57,7 +57,7 @@ ops! {
         float => if x > 0.0 { x } else { alpha * (x / alpha).exp_m1() }
     }, gradients(g) {
         x: {
-            // PyTorch has the quotient in single precision.
+            // PyTorch rounds the quotient to `float32`; match it.
             let over = 1.0 / alpha.single();
             g * x.le(0.0).select((below_zero(x) * over).exp() * (over * alpha), 1.0)
         }
@@ -75,7 +75,7 @@ ops! {
     HARDSIGMOID = "hardsigmoid"(x in -5.0..5.0), FLOATS => Same, "clamped(x + (C)3, (C)0, (C)6) / (C)6", {
         float => (x + 3.0).clamped(0.0, 6.0) / 6.0
     }, gradients(g) {
-        // PyTorch has the sixth in single precision.
+        // PyTorch rounds 1/6 to `float32`; match it.
         x: x.gt(-3.0).and(x.lt(3.0)).select(g * f64::from(1f32 / 6.0), 0.0)
     }
     /// `torch.nn.functional.hardswish`. Floats only.
@@ -108,22 +108,22 @@ ops! {
     TANHSHRINK = "tanhshrink"(x), FLOATS => Same, "x - tanh_of(x)", { float => x - x.tanh() }, gradients(g) {
         x: g * x.tanh().square()
     }
-    /// `torch.nn.functional.softshrink`: a NaN stays one. Floats only.
+    /// `torch.nn.functional.softshrink`. NaN stays NaN. Floats only.
     SOFTSHRINK = "softshrink"(x, lambda in 0.3..0.9), FLOATS => Same,
         "x != x ? x : x > lambda ? x - lambda : x < -lambda ? x + lambda : (C)0", {
         float => if x.is_nan() { x } else if x > lambda { x - lambda } else if x < -lambda { x + lambda } else { 0.0 }
     }, gradients(g) { x: x.abs().le(lambda).select(0.0, g) }
-    /// `torch.nn.functional.hardshrink`: a NaN stays one. Floats only.
+    /// `torch.nn.functional.hardshrink`. NaN stays NaN. Floats only.
     HARDSHRINK = "hardshrink"(x, lambda in 0.3..0.9), FLOATS => Same, "x >= -lambda && x <= lambda ? (C)0 : x", {
         float => if x >= -lambda && x <= lambda { 0.0 } else { x }
     }, gradients(g) { x: x.abs().le(lambda).select(0.0, g) }
-    /// `torch.nn.functional.threshold`: a NaN stays one; not on bool.
+    /// `torch.nn.functional.threshold`. NaN stays NaN. Not for bool.
     THRESHOLD = "threshold"(x, threshold, value), NUMBERS => Same, "x <= threshold ? value : x", {
         int => if x <= threshold { value } else { x }, float => if x <= threshold { value } else { x }
     }, gradients(g) { x: x.le(threshold).select(0.0, g) }
 }
 
-/// The last term as in `math::functions::gelu`.
+/// The last term is 0 except for infinities, for which it gives NaN, as in `math::functions::gelu`.
 fn gelu(x: f64) -> f64 {
     x * 0.5 * (1.0 + libm::erf(x * FRAC_1_SQRT_2)) + 0.0 * x
 }
@@ -133,12 +133,13 @@ fn gelu_tanh(x: f64) -> f64 {
     0.5 * x * (1.0 + inner.tanh())
 }
 
-/// The derivative of the error function.
+/// Returns the derivative of the error function.
 pub(super) fn bell(x: Expr) -> Expr {
     (-x.square()).exp() * (2.0 / PI.sqrt())
 }
 
-/// `x` up to 0, so that its exponential is finite where another value is selected.
+/// Returns the minimum of `x` and 0, so that the exponential is finite where another value is
+/// selected.
 fn below_zero(x: Expr) -> Expr {
     x.gt(0.0).select(0.0, x)
 }

@@ -1,4 +1,4 @@
-//! Sums, products, quotients, extremes.
+//! Sums, products, quotients and extremes.
 
 use super::formula::{Condition, Expr};
 use crate::elementwise_ops as ops;
@@ -7,35 +7,35 @@ ops! {
     // SAFETY: the expressions of CUDA are arithmetic on their operands.
     unsafe ptx crate::programs::committed;
 
-    /// `torch.add`; on bool, `or`.
+    /// `torch.add`. Logical or for bool.
     ADD = "add"(x, y), ALL => Same, "x + y", { all => x.add(y) }, rounds OnCpu, gradients(g) { x: g, y: g }
-    /// `torch.sub`; not on bool.
+    /// `torch.sub`. Not for bool.
     SUB = "sub"(x, y), NUMBERS => Same, "x - y", { all => x.sub(y) }, rounds OnCpu, rules [RefusesBools], gradients(g) { x: g, y: -g }
-    /// `torch.mul`; on bool, `and`.
+    /// `torch.mul`. Logical and for bool.
     MUL = "mul"(x, y), ALL => Same, "x * y", { all => x.mul(y) }, rules [WideSecond], gradients(g) {
         x: g * y,
         y: g * x
     }
-    /// `torch.div`, true division: on floats, which integers are converted to first.
+    /// `torch.div`, true division. Integers and bools are converted to `float32` first.
     DIV = "div"(x, y in 0.5..2.0), TO_FLOATS => Same, "x / y", { float => x / y }, rules [WideSecond], gradients(g) {
         x: g / y,
         y: -(g * (x / y / y))
     }
-    /// `torch.maximum`: NaN if either is.
+    /// `torch.maximum`. NaN if either operand is NaN.
     MAXIMUM = "maximum"(x, y), ALL => Same, "x > y || x != x ? x : y", { all => x.maximum(y) }, gradients(g) {
         x: extreme(g, x, y, x.lt(y)),
         y: extreme(g, x, y, y.lt(x))
     }
-    /// `torch.minimum`: NaN if either is.
+    /// `torch.minimum`. NaN if either operand is NaN.
     MINIMUM = "minimum"(x, y), ALL => Same, "x < y || x != x ? x : y", { all => x.minimum(y) }, gradients(g) {
         x: extreme(g, x, y, x.gt(y)),
         y: extreme(g, x, y, y.gt(x))
     }
-    /// `torch.neg`; not on bool.
+    /// `torch.neg`. Not for bool.
     NEG = "neg"(x), NUMBERS => Same, "-x", { int => x.wrapping_neg(), float => -x }, gradients(g) {
         x: -g
     }
-    /// `torch.abs`; not on bool.
+    /// `torch.abs`. Not for bool.
     ABS = "abs"(x), NUMBERS => Same, "absolute(x)", {
         int => if x > 0 { x } else { x.wrapping_neg() }, float => x.abs()
     }, gradients(g) {
@@ -45,13 +45,14 @@ ops! {
     SQUARE = "square"(x), ALL => Same, "x * x", { all => x.mul(x) }, gradients(g) {
         x: g * (x * 2.0)
     }
-    /// `torch.reciprocal`.
+    /// `torch.reciprocal`. Integers and bools are computed in `float32`.
     RECIPROCAL = "reciprocal"(x in 0.3..3.0), TO_FLOATS => Same, "(C)1 / x", { float => 1.0 / x }, gradients(g, out) {
         x: -g * out.square()
     }
 }
 
-/// The gradient of one of two operands whose extreme is the result. Equal operands have a half each.
+/// Returns the gradient of one of two operands whose extreme is the result. Equal operands receive
+/// half of it each.
 fn extreme(g: Expr, x: Expr, y: Expr, loses: Condition) -> Expr {
     loses.select(0.0, x.eq(y).select(g / 2.0, g))
 }

@@ -1,4 +1,4 @@
-//! Bits of integers.
+//! Bitwise operations and number theory of integers.
 
 use super::integer::Integer;
 use crate::elementwise_ops as ops;
@@ -7,20 +7,22 @@ ops! {
     // SAFETY: the expressions of CUDA are arithmetic on their operands.
     unsafe ptx crate::programs::committed;
 
-    /// `torch.bitwise_and`; on bool, `and`.
+    /// `torch.bitwise_and`. Logical for bool. Integers and bools only.
     BITWISE_AND = "bitwise_and"(x, y), INTEGRAL => Same, "x & y", { bool => x & y, int => x & y }
-    /// `torch.bitwise_or`; on bool, `or`.
+    /// `torch.bitwise_or`. Logical for bool. Integers and bools only.
     BITWISE_OR = "bitwise_or"(x, y), INTEGRAL => Same, "x | y", { bool => x | y, int => x | y }
-    /// `torch.bitwise_xor`.
+    /// `torch.bitwise_xor`. Logical for bool. Integers and bools only.
     BITWISE_XOR = "bitwise_xor"(x, y), INTEGRAL => Same, "x ^ y", { bool => x ^ y, int => x ^ y }
-    /// `torch.bitwise_not`; on bool, `not`.
+    /// `torch.bitwise_not`. Logical for bool. Integers and bools only.
     BITWISE_NOT = "bitwise_not"(x), INTEGRAL => Same, "inverted(x)", { bool => !x, int => !x }
-    /// `torch.bitwise_left_shift`: 0 where the count is negative or that of the bits; not on bool.
+    /// `torch.bitwise_left_shift`. The result is 0 if the count is negative or at least the number
+    /// of bits. Integers only.
     LEFT_SHIFT = "bitwise_left_shift"(x, y), INTEGERS => Same, "shifted_left(x, y)", { int => x.shifted_left(y) }
-    /// `torch.bitwise_right_shift`: of a count that is negative or too large, 0 or -1; not on bool.
+    /// `torch.bitwise_right_shift`. The result is 0, or -1 for a negative `x`, if the count is
+    /// negative or at least the number of bits. Integers only.
     RIGHT_SHIFT = "bitwise_right_shift"(x, y), INTEGERS => Same, "shifted_right(x, y)", { int => x.shifted_right(y) }
-    /// `torch.gcd`; not on bool.
+    /// `torch.gcd`. Integers only.
     GCD = "gcd"(x, y), INTEGERS => Same, "common_divisor(x, y)", { int => x.common_divisor(y) }
-    /// `torch.lcm`; not on bool.
+    /// `torch.lcm`. Integers only.
     LCM = "lcm"(x, y), INTEGERS => Same, "common_multiple(x, y)", { int => x.common_multiple(y) }
 }

@@ -1,4 +1,5 @@
-//! The kernels of an op: one for operands that lie alike, one for all others.
+//! The CUDA kernels of an op: for contiguous operands that lie alike, for any strides, and for
+//! operands of other dtypes.
 
 use warpline_runtime::DType;
 use warpline_runtime::iter::{Flat, Index, Params};
@@ -9,7 +10,7 @@ use super::run::{NUMBER, Numbers};
 use super::{Op, functions};
 use crate::programs::cuda_type;
 
-/// The source of an op's kernels for a dtype.
+/// Returns the source of an op's kernels for a dtype.
 pub fn source(op: &Op, variant: &str) -> Source {
     let structs = match op.entry.inputs.len() {
         1 => structs::<1, 2>(),
@@ -20,19 +21,20 @@ pub fn source(op: &Op, variant: &str) -> Source {
     around(structs, op.entry.cuda, &kernels(op, variant))
 }
 
-/// A source with these structs and kernels. `expressions` are those of the ops that the kernels compute.
+/// Returns a source with the given structs and kernels, and with the functions that `expressions`
+/// call.
 pub(super) fn around(structs: Source, expressions: &str, kernels: &str) -> Source {
     let source = structs.push(ELEMENT).push(SPACE).push(&functions::called_by(expressions));
     let source = source.push(&format!("#define NUMBER {NUMBER}"));
     source.push(include_str!("elementwise.cuh")).push(kernels)
 }
 
-/// The parameters of kernels of `I` operands, with the results `N` views.
+/// Declares the parameters of kernels with `I` operands. `N` counts operands and results.
 pub(super) fn structs<const I: usize, const N: usize>() -> Source {
     Source::new().with::<Params<Flat, Numbers<I>>>().with::<Params<Index<N>, Numbers<I>>>()
 }
 
-/// The code of an op: its function of one element, and the kernels around it.
+/// Returns the code of an op: its function of one element, and the kernels that call this function.
 fn kernels(op: &Op, variant: &str) -> String {
     let types =
         op.entry.inputs.iter().map(|i| if i.is_bool { "boolean" } else { cuda_type(variant) });
@@ -56,15 +58,17 @@ fn kernels(op: &Op, variant: &str) -> String {
     function + &Kernels { name, args, inputs: &inputs, results: &[result], vector, run }.source()
 }
 
-/// The kernels around `function`, which takes one element of each operand and a reference to each result.
+/// The kernels that call `function`, which takes one element of each operand and a reference to
+/// each result.
 pub(super) struct Kernels<'a> {
     /// Prefix of the kernels' names.
     pub(super) name: String,
-    /// The type of the arguments, and the expression of the [`Numbers`] among them.
+    /// Type of the arguments, and the expression of the [`Numbers`] in them.
     pub(super) args: (&'a str, &'a str),
-    /// Operands: whether each is a condition, and its type in memory.
+    /// For each operand, whether it is a condition, and its type in memory.
     pub(super) inputs: &'a [(bool, &'a str)],
-    /// Types of the results in memory. A result among several may be unwanted, which its dtype [`NUMBER`] says.
+    /// Types of the results in memory. If there are several, the dtype code [`NUMBER`] marks an
+    /// unwanted one.
     pub(super) results: &'a [&'a str],
     /// Elements per thread of the flat kernel.
     pub(super) vector: usize,
@@ -83,14 +87,15 @@ impl Kernels<'_> {
         parts.collect::<Vec<_>>().join(between)
     }
 
-    /// Joins a text for each result. The first number counts the operands, too.
+    /// Joins a text for each result. `f` receives the index among operands and results, then the
+    /// index among results.
     fn results(&self, between: &str, f: impl Fn(usize, usize, &str) -> String) -> String {
         let first = self.inputs.len();
         let parts = self.results.iter().enumerate().map(|(k, ty)| f(first + k, k, ty));
         parts.collect::<Vec<_>>().join(between)
     }
 
-    /// Statements that write the wanted results.
+    /// Returns statements that write the wanted results.
     fn stores(&self, indent: &str, store: impl Fn(usize, usize, &str) -> String) -> String {
         let numbers = self.args.1;
         self.results("", |k, result, ty| {
@@ -102,7 +107,7 @@ impl Kernels<'_> {
         })
     }
 
-    /// The head of a kernel whose operands and results are pointers.
+    /// Returns the head of a kernel whose operands and results are pointers.
     fn head(&self, kernel: &str, space: &str) -> String {
         format!(
             "extern \"C\" __global__ void {}_{kernel}({}, {}, \
@@ -115,7 +120,7 @@ impl Kernels<'_> {
         )
     }
 
-    /// Calls the function for each of `V` elements.
+    /// Returns code that calls the function for each of `V` elements.
     fn calls(&self) -> String {
         format!(
             "{}#pragma unroll\n        for (int k = 0; k < V; k++) function({}, {});\n",
@@ -125,7 +130,8 @@ impl Kernels<'_> {
         )
     }
 
-    /// Calls the function for one element: the arguments are given, the results `r0`, `r1` and so on.
+    /// Returns code that calls the function with `arguments` for one element. The results are `r0`,
+    /// `r1` and so on.
     fn call(&self, indent: &str, arguments: &str) -> String {
         format!(
             "{}{indent}function({arguments}, {});\n",
@@ -136,7 +142,8 @@ impl Kernels<'_> {
 
     fn flat(&self) -> String {
         let numbers = self.args.1;
-        // Each load has one condition and waits for no branch, because loads bound the time of small tensors.
+        // Each load has one condition and does not wait for a branch, because loads limit the speed
+        // for small tensors.
         let loads = self.inputs("", |k, _, ty| {
             format!(
                 "    Raw<V * sizeof({ty})> v{k};\n    if (whole & !is_number<{k}>({numbers})) \

@@ -1,5 +1,5 @@
-//! Rounded quotients and their remainders. An integer divided by zero is defined: all bits are
-//! set, and the rest is the dividend.
+//! Rounded quotients and their remainders. Division of an integer by zero is defined: the quotient
+//! has all bits set, and the remainder is the dividend.
 
 use super::integer::Integer;
 use super::real::Real;
@@ -9,22 +9,22 @@ ops! {
     // SAFETY: the expressions of CUDA are arithmetic on their operands.
     unsafe ptx crate::programs::committed;
 
-    /// `torch.floor_divide`, and `torch.div` with `rounding_mode="floor"`; not on bool.
+    /// `torch.floor_divide`, and `torch.div` with `rounding_mode="floor"`. Not for bool.
     FLOOR_DIVIDE = "floor_divide"(x, y in 0.5..2.0), NUMBERS => Same, "floor_over(x, y)", {
         int => x.floor_over(y), float => x.floor_over(y)
     }, rules [DividesIntegers, WideSecond], gradients(g) { x: 0.0, y: 0.0 }
-    /// `torch.div` with `rounding_mode="trunc"`; not on bool.
+    /// `torch.div` with `rounding_mode="trunc"`. Not for bool.
     DIV_TRUNC = "div_trunc"(x, y in 0.5..2.0), NUMBERS => Same, "over(x, y)", {
         int => x.over(y), float => (x / y).trunc()
     }, rules [DividesIntegers, WideSecond], gradients(g) {
         x: 0.0,
         y: 0.0
     }
-    /// `torch.remainder`: of the divisor's sign; not on bool.
+    /// `torch.remainder`, with the sign of the divisor. Not for bool.
     REMAINDER = "remainder"(x, y in 0.5..2.0), NUMBERS => Same, "floor_rest(x, y)", {
         int => x.floor_rest(y), float => x.floor_rest(y)
     }, rounds Always, rules [DividesIntegers], gradients(g) { x: g, y: -(g * x.floor_divide(y)) }
-    /// `torch.fmod`: of the dividend's sign; not on bool.
+    /// `torch.fmod`, with the sign of the dividend. Not for bool.
     FMOD = "fmod"(x, y in 0.5..2.0), NUMBERS => Same, "rest(x, y)", {
         int => x.rest(y), float => x % y
     }, rounds Always, rules [DividesIntegers], gradients(g) {

@@ -1,4 +1,5 @@
-//! The parts of an op's declaration, for the macro [`elementwise_ops!`](crate::elementwise_ops).
+//! The components of an op's declaration, for the macro
+//! [`elementwise_ops!`](crate::elementwise_ops).
 
 use std::ops::Range;
 
@@ -20,9 +21,9 @@ pub struct Entry {
     pub inputs: &'static [Input],
     pub dtypes: DTypes,
     pub output: Output,
-    /// CUDA's expression of the inputs, of one type `C` in which they are computed.
+    /// CUDA's expression of the inputs, all of the compute type `C`.
     pub cuda: &'static str,
-    /// Whether that is a few instructions.
+    /// Whether `cuda` is a few instructions ([`is_short`]).
     pub short: bool,
     pub host: fn(DType) -> Option<Host>,
     pub rounds: NumberRounding,
@@ -31,13 +32,13 @@ pub struct Entry {
     pub program: Program,
 }
 
-/// Returns a function of elements as it is. Its type is thereby known before the function is used.
+/// Returns `f` unchanged, which fixes the type of its parameters before the first use.
 #[inline(always)]
 pub fn of_elements<C, R, F: Fn([C; N]) -> R, const N: usize>(f: F) -> F {
     f
 }
 
-/// Whether no operand but the first is a condition.
+/// Returns whether no operand except the first is a condition.
 pub const fn conditions_come_first(inputs: &[Input]) -> bool {
     let mut k = 1;
     while k < inputs.len() {
@@ -49,7 +50,7 @@ pub const fn conditions_come_first(inputs: &[Input]) -> bool {
     true
 }
 
-/// The program of an op.
+/// Creates the program of an op.
 pub const fn program(
     name: &'static str,
     dtypes: DTypes,
@@ -61,53 +62,54 @@ pub const fn program(
 /// The CPU implementation of an op for a dtype.
 #[derive(Clone, Copy, Debug)]
 pub struct Host {
-    /// For operands that lie alike, and for all others.
+    /// The kernel for contiguous operands that lie alike, and the kernel for all others.
     pub kernels: [HostKernel; 2],
     pub slices: Slices,
 }
 
-/// Computes an op of slices of the compute type: pointers to the inputs, then the pointer to the result, whose bools are
-/// numbers of the compute type, and the number of elements.
+/// A function that computes an op over slices of the compute type. The arguments are pointers to
+/// the inputs, a pointer to the result, and the number of elements. A bool result is written as a
+/// number of the compute type.
 pub type Slices = unsafe fn(&[*const u8], *mut u8, usize);
 
 /// An operand of an entry.
 #[derive(Clone, Debug)]
 pub struct Input {
-    /// Name in CUDA's expression.
+    /// Name of the operand in CUDA's expression.
     pub name: &'static str,
-    /// Whether it is a condition. The other operands have the dtype that is computed in.
+    /// Whether the operand is a condition. All other operands have the compute dtype.
     pub is_bool: bool,
-    /// Values that tests sample.
+    /// Range that tests sample.
     pub domain: Range<f64>,
 }
 
-/// A treatment of operands that an op asks of its callers.
+/// A treatment of operands that an op requires of its callers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// Refuse bools, also beside operands of other dtypes.
+    /// Return an error for bools, also beside operands of other dtypes.
     RefusesBools,
-    /// Refuse the number 0 as the second operand of integers.
+    /// Return an error if the second operand is the number 0 and the operands are integers.
     DividesIntegers,
-    /// Refuse a negative number as the second operand of integers.
+    /// Return an error if the second operand is a negative number and the operands are integers.
     RaisesIntegers,
-    /// Pass a second operand without dimensions beside halves on the CPU as a number. PyTorch's CPU kernels read it in
-    /// `float32`.
+    /// On the CPU, pass a second operand without dimensions as a number if the operands are halves.
+    /// PyTorch's CPU kernels read it in `float32`.
     WideSecond,
 }
 
-/// Whether kernels for halves round a number operand to the dtype first. PyTorch's kernels do if their function
-/// takes elements, as in `pow`. Those of `mul` take the wider type in which halves are computed.
+/// Whether kernels for halves round a number operand to the dtype first. PyTorch rounds it if its
+/// kernel function takes elements, as in `pow`. Its kernel for `mul` takes the wider compute type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NumberRounding {
-    /// Only in comparisons, which always round.
+    /// Do not round, except in comparisons, which always round.
     Never,
-    /// On the CPU alone. PyTorch's CUDA kernel takes the number in `float32`.
+    /// Round on the CPU only. PyTorch's CUDA kernel takes the number in `float32`.
     OnCpu,
-    /// On every device.
+    /// Round on every device.
     Always,
 }
 
-/// The dtypes that an op is computed in: a range of [`DType::ALL`].
+/// The dtypes that an op is computed in, as a range of [`DType::ALL`].
 #[derive(Clone, Copy, Debug)]
 pub struct DTypes {
     pub(super) first: DType,
@@ -123,9 +125,9 @@ pub const FLOATS: DTypes = DTypes { first: DType::F16, ..ALL };
 pub const INTEGERS: DTypes = DTypes { first: DType::U8, last: DType::I64, converts: false };
 /// Integers and bools.
 pub const INTEGRAL: DTypes = DTypes { first: DType::Bool, ..INTEGERS };
-/// Floats that are computed in as they are.
+/// Floats whose compute type is the element type.
 pub const WIDE_FLOATS: DTypes = DTypes { first: DType::F32, ..ALL };
-/// Floats, which others are converted to.
+/// Floats; integers and bools are converted to `f32`.
 pub const TO_FLOATS: DTypes = DTypes { converts: true, ..FLOATS };
 
 impl DTypes {
@@ -139,16 +141,17 @@ impl DTypes {
     }
 }
 
-/// What the result's elements are.
+/// The dtype of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// Of the dtype that is computed in.
+    /// The compute dtype.
     Same,
-    /// Bools. Numbers among the operands are rounded to the dtype first, as PyTorch compares.
+    /// Bool. Number operands are rounded to the dtype first, as in PyTorch's comparisons.
     Bool,
 }
 
-/// Whether CUDA's expression of so many inputs is a few instructions: no more than operators, and no division.
+/// Returns whether CUDA's expression of `inputs` inputs is a few instructions: at most two inputs,
+/// only operators, and no division.
 pub const fn is_short(cuda: &str, inputs: usize) -> bool {
     let mut i = 0;
     while i < cuda.len() {

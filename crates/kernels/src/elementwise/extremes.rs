@@ -1,4 +1,4 @@
-//! Bounds, and extremes that leave NaN out.
+//! Bounds, and extremes that ignore NaN.
 
 use super::backward::{Backward, source};
 use super::real::Real;
@@ -8,7 +8,8 @@ ops! {
     // SAFETY: the expressions of CUDA are arithmetic on their operands.
     unsafe ptx crate::programs::committed;
 
-    /// `torch.clamp` with both bounds: NaN if any is; the upper one where they cross. Not on bool.
+    /// `torch.clamp` with both bounds. NaN if any operand is NaN, and `high` if `low > high`. Not
+    /// for bool.
     CLAMP = "clamp"(x, low, high), NUMBERS => Same, "clamped(x, low, high)", {
         int => x.max(low).min(high), float => x.clamped(low, high)
     }, gradients(g) rounded(low, high) {
@@ -16,21 +17,22 @@ ops! {
         low: low.lt(high).and(x.lt(low)).select(g, 0.0),
         high: x.gt(high).or(high.lt(low)).select(g, 0.0)
     }
-    /// `torch.fmax` of floats: the other where one is NaN.
+    /// `torch.fmax`. Returns the other operand if one is NaN. Floats only.
     FMAX = "fmax"(x, y), FLOATS => Same, "x > y || y != y ? x : y", {
         float => if x > y || y.is_nan() { x } else { y }
     }, gradients(g) {
         x: x.ge(y).select(g, y.eq(y).select(0.0, g)),
         y: x.ge(y).select(0.0, y.eq(y).select(g, 0.0))
     }
-    /// `torch.fmin` of floats: the other where one is NaN.
+    /// `torch.fmin`. Returns the other operand if one is NaN. Floats only.
     FMIN = "fmin"(x, y), FLOATS => Same, "x < y || y != y ? x : y", {
         float => if x < y || y.is_nan() { x } else { y }
     }, gradients(g) {
         x: x.le(y).select(g, y.eq(y).select(0.0, g)),
         y: x.le(y).select(0.0, y.eq(y).select(g, 0.0))
     }
-    /// `torch.nan_to_num` of floats, with what NaN, inf and -inf become.
+    /// `torch.nan_to_num`, with the replacements of NaN, infinity and negative infinity. Floats
+    /// only.
     NAN_TO_NUM = "nan_to_num"(x, nan, posinf, neginf), FLOATS => Same,
         "x != x ? nan : x > largest<C>() ? posinf : x < -largest<C>() ? neginf : x", {
         float => if x.is_nan() { nan } else if x.is_finite() { x } else if x > 0.0 { posinf } else { neginf }
@@ -42,16 +44,17 @@ macro_rules! other {
     ($id:ident, $name:literal, $build:expr) => {{
         let source = |_: &_, variant: &_| source(Some(&$id), variant);
         let program = Backward::program_of(concat!($name, "_backward"), source);
-        // SAFETY: the program is that of the backward pass.
+        // SAFETY: `program_of` made the program with the source of this backward pass, and `build`
+        // has no state.
         unsafe { Backward::new($name, program.with_ptx(crate::programs::committed), $build) }
     }};
 }
 
-/// Formulas that are not those of the op with the same value.
+/// Formulas that differ from those of the op with the same value.
 pub(super) const OTHERS: &[&Backward] = &[&CLAMP_MIN, &CLAMP_MAX, &HARDTANH];
 
-/// Gradients of `torch.clamp_min(x, low)`, whose value is that of [`MAXIMUM`](super::MAXIMUM): of equal operands the
-/// first has all.
+/// Gradients of `torch.clamp_min(x, low)`, which computes [`MAXIMUM`](super::MAXIMUM). If the
+/// operands are equal, the whole gradient goes to `x`.
 pub static CLAMP_MIN: Backward = other!(CLAMP_MIN, "clamp_min", |builder| {
     let (x, low, g) = (builder.operand(), builder.operand(), builder.gradient());
     builder.round(low);
@@ -59,7 +62,8 @@ pub static CLAMP_MIN: Backward = other!(CLAMP_MIN, "clamp_min", |builder| {
     builder.set(low, x.lt(low).select(g, 0.0));
 });
 
-/// Gradients of `torch.clamp_max(x, high)`, whose value is that of [`MINIMUM`](super::MINIMUM).
+/// Gradients of `torch.clamp_max(x, high)`, which computes [`MINIMUM`](super::MINIMUM). If the
+/// operands are equal, the whole gradient goes to `x`.
 pub static CLAMP_MAX: Backward = other!(CLAMP_MAX, "clamp_max", |builder| {
     let (x, high, g) = (builder.operand(), builder.operand(), builder.gradient());
     builder.round(high);
@@ -67,8 +71,8 @@ pub static CLAMP_MAX: Backward = other!(CLAMP_MAX, "clamp_max", |builder| {
     builder.set(high, x.gt(high).select(g, 0.0));
 });
 
-/// The gradient of `torch.nn.functional.hardtanh(x, low, high)`, whose value is that of [`CLAMP`]. As in PyTorch, a NaN
-/// lets it through.
+/// Gradient of `torch.nn.functional.hardtanh(x, low, high)`, which computes [`CLAMP`]. As in
+/// PyTorch, the gradient passes where `x` is NaN.
 pub static HARDTANH: Backward = other!(HARDTANH, "hardtanh", |builder| {
     let (x, low, high) = (builder.operand(), builder.operand(), builder.operand());
     let g = builder.gradient();

@@ -1,31 +1,31 @@
 //! Formulas of gradients.
 //!
-//! A formula is a list of steps in which equal steps are one. A leaf is the gradient of the result,
-//! an operand, the result, or a constant. Another step is `Single` (a number rounded to `float32`,
-//! as PyTorch rounds some parameters) or `Apply`, which applies an entry of the table to earlier
-//! steps. Code that runs entries can therefore run formulas, and the gradients of the entries give
-//! the second gradients. The first use of a [`Backward`] builds its formula.
+//! A formula is a list of steps, in which equal steps occur once. A leaf is the gradient of the
+//! result, an operand, the result, or a constant. `Single` rounds a step to `float32`, as PyTorch
+//! rounds some parameters. `Apply` applies an entry of the table to earlier steps. Code that runs
+//! entries can therefore run formulas, and the gradients of the entries give second gradients. The
+//! first use of a [`Backward`] builds its formula.
 //!
-//! Entries write formulas in Rust's operators and the table's names:
+//! Entries write formulas with Rust's operators and the names of the table:
 //!
 //! ```text
 //! gradients(g, out) { x: g * y * x.pow(y - 1.0), y: g * out * x.log() }
 //! ```
 //!
 //! `g` is the gradient of the result, and `out` the result. An `Expr` is a number for each element,
-//! a `Condition` a bool. A formula can name nothing but its operands, `g` and `out`, so it cannot
-//! read a tensor that was not saved. An operand without a formula (a parameter) is not
-//! differentiable.
+//! a `Condition` a bool. A formula can name only its operands, `g` and `out`, so it cannot read a
+//! tensor that was not saved. An operand without a formula is a parameter, with respect to which
+//! the op is not differentiable.
 //!
-//! `CLAMP_MIN`, `CLAMP_MAX` and `HARDTANH` are `Backward`s without an entry: their ops run the
-//! entries of `maximum`, `minimum` and `clamp`, with other gradients.
+//! `CLAMP_MIN`, `CLAMP_MAX` and `HARDTANH` are `Backward`s without an entry. Their ops run the
+//! entries of `maximum`, `minimum` and `clamp`, but have other gradients.
 
 use std::cell::RefCell;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use super::*;
 
-/// The largest number of operands of an op.
+/// Largest number of operands of an op.
 pub const MAX_OPERANDS: usize = 4;
 
 /// The gradients of an op's operands, as steps that share common subexpressions.
@@ -33,7 +33,7 @@ pub const MAX_OPERANDS: usize = 4;
 pub struct Formula {
     steps: Vec<Step>,
     gradients: [Option<usize>; MAX_OPERANDS],
-    /// Steps of bools.
+    /// Steps that are bools.
     conditions: Vec<usize>,
     /// Operands that are rounded if they are numbers.
     rounded: Vec<usize>,
@@ -59,7 +59,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// The indices of the earlier steps that this step reads.
+    /// Returns the indices of the earlier steps that this step reads.
     #[must_use]
     pub fn reads(&self) -> &[usize] {
         match self {
@@ -69,7 +69,7 @@ impl Step {
         }
     }
 
-    /// Whether this is the gradient of the result, an operand, or the result.
+    /// Returns whether this is the gradient of the result, an operand, or the result.
     fn is_leaf(&self) -> bool {
         matches!(self, Self::Gradient | Self::Operand(_) | Self::Result)
     }
@@ -87,7 +87,8 @@ impl Step {
 
 impl Formula {
     pub(super) fn new(build: fn(&mut Builder)) -> Self {
-        // Restored if `build` panics, too: another formula may be under way on this thread.
+        // Restores the outer formula even if `build` panics, because building a formula may start
+        // another on this thread.
         let _outer = Outer(STEPS.take());
         let mut builder = Builder::default();
         build(&mut builder);
@@ -108,31 +109,34 @@ impl Formula {
         formula
     }
 
-    /// The indices of the leaves that gradients read.
+    /// Returns the indices of the leaves that gradients read.
     #[must_use]
     pub fn leaves(&self) -> &[usize] {
         &self.leaves
     }
 
-    /// Whether a leaf is an operand of bools.
+    /// Returns whether a leaf is an operand of bools.
     #[must_use]
     pub fn is_condition(&self, leaf: usize) -> bool {
         self.conditions.contains(&leaf)
     }
 
-    /// Whether a leaf is an operand that is rounded to the dtype of the elements if it is a number.
+    /// Returns whether a leaf is an operand that is rounded to the dtype of the elements if it is a
+    /// number.
     #[must_use]
     pub fn is_rounded(&self, leaf: usize) -> bool {
         self.rounded.contains(&leaf)
     }
 
-    /// The operands whose gradients are computed. The gradients of the others, if there are any, are leaves.
+    /// Returns the operands whose gradients are computed. The gradients of all others are leaves or
+    /// do not exist.
     #[must_use]
     pub fn computed(&self) -> &[usize] {
         &self.computed
     }
 
-    /// Number of launches that compute the gradients of `operands` an op at a time. A constant gradient takes one.
+    /// Returns the number of launches that compute the gradients of `operands` one op at a time. A
+    /// constant gradient takes one launch.
     #[must_use]
     pub fn launches(&self, operands: impl IntoIterator<Item = usize> + Clone) -> usize {
         let uses = self.uses(operands.clone());
@@ -145,21 +149,21 @@ impl Formula {
         launches.count()
     }
 
-    /// All steps. Each reads only steps before it.
+    /// Returns all steps. Each step reads only earlier steps.
     #[must_use]
     pub fn steps(&self) -> &[Step] {
         &self.steps
     }
 
-    /// The index of the step that is the gradient of an operand. `None` for operands without a gradient: conditions,
-    /// and parameters that callers pass as numbers.
+    /// Returns the index of the step that is the gradient of an operand. `None` for conditions, and
+    /// for parameters that callers pass as numbers.
     #[must_use]
     pub fn gradient(&self, operand: usize) -> Option<usize> {
         self.gradients.get(operand).copied().flatten()
     }
 
-    /// Counts the uses of each step in the gradients of `operands`. A step with the count 0 need not be computed, and a
-    /// leaf with the count 0 need not be saved.
+    /// Counts the uses of each step in the gradients of `operands`. A step with count 0 need not be
+    /// computed, and a leaf with count 0 need not be saved.
     #[must_use]
     pub fn uses(&self, operands: impl IntoIterator<Item = usize>) -> Vec<usize> {
         let mut uses = vec![0; self.steps.len()];
@@ -174,11 +178,11 @@ impl Formula {
 }
 
 thread_local! {
-    /// The steps of the formula that this thread builds.
+    /// Steps of the formula that this thread is building.
     static STEPS: RefCell<Vec<Step>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The steps of a formula that waits for another one to be built.
+/// Steps of an outer formula, which are restored after an inner formula is built.
 struct Outer(Vec<Step>);
 
 impl Drop for Outer {
@@ -203,7 +207,7 @@ fn apply<const N: usize>(op: &'static Op, operands: [usize; N]) -> usize {
     push(Step::Apply(op, steps))
 }
 
-/// Builds the formula of an entry: its operands in order, then the gradients.
+/// Builds the formula of an entry. Declare the operands in order, then set the gradients.
 #[derive(Debug, Default)]
 pub struct Builder {
     operands: usize,
@@ -226,8 +230,8 @@ impl Builder {
         Condition(step)
     }
 
-    /// Rounds an operand that is a number to the dtype of the elements, as PyTorch's comparisons of halves do. Without this,
-    /// formulas read numbers unrounded.
+    /// Rounds an operand, if it is a number, to the dtype of the elements, as in PyTorch's
+    /// comparisons of halves. Otherwise formulas read numbers unrounded.
     pub fn round(&mut self, operand: Expr) {
         self.rounded.push(operand.0);
     }
@@ -244,7 +248,7 @@ impl Builder {
 
     /// Sets the gradient of an operand.
     pub fn set(&mut self, operand: Expr, gradient: impl Into<Expr>) {
-        // Operands are declared first, so the index of an operand is that of its step.
+        // Operands are declared first, so the index of an operand is also the index of its step.
         assert!(
             operand.0 < self.operands,
             "a gradient has the name of an operand, and no operand that of `g` or `out`"

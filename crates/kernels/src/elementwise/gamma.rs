@@ -1,4 +1,4 @@
-//! Functions of statistics: Γ, and the error function's relatives.
+//! Special functions: Γ, and relatives of the error function and the logarithm.
 
 use std::f64::consts::PI;
 
@@ -12,25 +12,26 @@ ops! {
     // SAFETY: the expressions of CUDA are arithmetic on their operands.
     unsafe ptx crate::programs::committed;
 
-    /// `torch.lgamma`.
+    /// `torch.lgamma`. Integers and bools are computed in `float32`.
     LGAMMA = "lgamma"(x), TO_FLOATS => Same, "lgamma_of(x)", {
         f32 = scalars(|x: f32| libm::lgamma(x.into()) as f32), f64 = scalars(libm::lgamma)
     }, gradients(g) { x: g * x.digamma() }
-    /// `torch.digamma`.
+    /// `torch.digamma`. Integers and bools are computed in `float32`.
     DIGAMMA = "digamma"(x), TO_FLOATS => Same, "digamma_of(x)", {
         f32 = scalars(|x: f32| digamma(x.into()) as f32), f64 = scalars(digamma)
     }, gradients(g) { x: g * trigamma(x) }
-    /// `torch.erfc`.
+    /// `torch.erfc`. Integers and bools are computed in `float32`.
     ERFC = "erfc"(x), TO_FLOATS => Same, "erfc_of(x)", {
         f32 = scalars(libm::erfcf), f64 = scalars(libm::erfc)
     }, gradients(g) {
         x: -(g * bell(x))
     }
-    /// `torch.erfinv`.
+    /// `torch.erfinv`. Integers and bools are computed in `float32`.
     ERFINV = "erfinv"(x in -0.9..0.9), TO_FLOATS => Same, "erfinv_of(x)", {
         f32 = scalars(|x: f32| erfinv(x.into()) as f32), f64 = scalars(erfinv)
     }, gradients(g, out) { x: g * out.square().exp() * (PI.sqrt() / 2.0) }
-    /// `torch.logit`; a negative `eps` stands for none.
+    /// `torch.logit`. A negative `eps` stands for no `eps`. Integers and bools are computed in
+    /// `float32`.
     LOGIT = "logit"(x in 0.05..0.95, eps in -0.2..0.3), TO_FLOATS => Same, "logit_of(x, eps)", {
         float => x.logit(eps)
     }, gradients(g) {
@@ -41,40 +42,42 @@ ops! {
             g * outside.select(unbounded.select(f64::NAN, 0.0), (x * (1.0 - x)).reciprocal())
         }
     }
-    /// `torch.xlogy`: 0 where `x` is, unless `y` is NaN.
+    /// `torch.xlogy`. 0 if `x` is 0, unless `y` is NaN. Integers and bools are computed in
+    /// `float32`.
     XLOGY = "xlogy"(x, y in 0.2..4.0), TO_FLOATS => Same, "y != y || x != (C)0 ? x * log_of(y) : (C)0", {
         float => x.times_log(y)
     }, rounds Always, gradients(g) {
-        // A gradient of 0 stays 0 where the logarithm is infinite.
+        // The gradient of `x` is 0 if `x` is 0 and `y` is not positive, where the logarithm is not
+        // finite.
         x: x.eq(0.0).and(y.le(0.0)).select(0.0, g.xlogy(y)),
         y: g * (x / y)
     }
-    /// `torch.logaddexp`.
+    /// `torch.logaddexp`. Floats only.
     LOGADDEXP = "logaddexp"(x, y), FLOATS => Same, "log_add_exp(x, y)", {
         float => x.log_add_exp(y)
     }, gradients(g) {
         x: g / ((y - x).exp() + 1.0),
         y: g / ((x - y).exp() + 1.0)
     }
-    /// `torch.logaddexp2`.
+    /// `torch.logaddexp2`. Floats only.
     LOGADDEXP2 = "logaddexp2"(x, y), FLOATS => Same, "log2_add_exp2(x, y)", {
         float => x.log2_add_exp2(y)
     }, gradients(g) {
         x: g / ((y - x).exp2() + 1.0),
         y: g / ((x - y).exp2() + 1.0)
     }
-    /// `torch.sinc`.
+    /// `torch.sinc`. Integers and bools are computed in `float32`.
     SINC = "sinc"(x), TO_FLOATS => Same, "sinc_of(x)", { float => x.sinc() }, gradients(g) {
         x: {
             let x = x * PI;
-            // The square is 0 for small elements, too.
+            // The square underflows to 0 for small elements too.
             g * x.square().eq(0.0).select(0.0, (x * x.cos() - x.sin()) / x.square() * PI)
         }
     }
 }
 
-/// The derivative of digamma as PyTorch computes it, to ten digits: by reflection where `x` is below one half, by
-/// recurrence up to the range of its series.
+/// Returns the derivative of digamma with PyTorch's algorithm, to ten digits: by reflection for
+/// `x < 1/2`, and by recurrence up to the range of the series.
 fn trigamma(x: Expr) -> Expr {
     let below = x.lt(0.5);
     let mut z = below.select(1.0 - x, x);

@@ -1,5 +1,5 @@
-//! The loops of all ops on the CPU: elements are read and converted to the compute type, a function goes over them, and
-//! the results are converted and written. Only the function is compiled for each op.
+//! CPU loops of all ops. They read elements, convert them to the compute type, apply a function to
+//! them, convert the results and write these. Only the function is compiled for each op.
 
 use std::any::TypeId;
 use std::array::from_fn;
@@ -15,10 +15,10 @@ use warpline_runtime::{DType, dispatch};
 use super::run::Numbers;
 use crate::math::{Convert, vectorized};
 
-/// The CPU implementation of an op of `N` inputs of `C`.
+/// The CPU implementation of an op with `N` inputs of the compute type `C`.
 ///
 /// # Safety
-/// [`Function::run`] touches no more than its safety section says.
+/// [`Function::run`] accesses only the elements that its safety section names.
 pub unsafe trait Function<C, const N: usize> {
     /// Type of the results.
     type Out;
@@ -26,16 +26,18 @@ pub unsafe trait Function<C, const N: usize> {
     /// Computes `n` results.
     ///
     /// # Safety
-    /// The inputs are valid for `n` reads and `out` for `n` writes; an input may be `out` itself, but
-    /// may not share part of its memory. Nobody else touches it meanwhile.
+    /// The inputs are valid for `n` reads and `out` for `n` writes. An input may be `out` itself,
+    /// but must not overlap `out` otherwise. No other thread accesses this memory meanwhile.
     unsafe fn run(inputs: [*const C; N], out: *mut Self::Out, n: usize);
 }
 
-/// Applies `f` to each element. Some are handled together: they are read before any is written, so that an
-/// operand may be the result, and the compiler may use vector instructions.
+/// Applies `f` to each element. Elements are processed in chunks, which are read completely before
+/// any is written. An operand may therefore be the result, and the compiler can use vector
+/// instructions.
 ///
 /// # Safety
-/// As [`Function::run`].
+/// The inputs are valid for `n` reads and `out` for `n` writes. An input may be `out` itself, but
+/// must not overlap `out` otherwise. No other thread accesses this memory meanwhile.
 #[inline(always)]
 pub unsafe fn each<C: Copy, R: Copy, const N: usize>(
     inputs: [*const C; N],
@@ -45,7 +47,7 @@ pub unsafe fn each<C: Copy, R: Copy, const N: usize>(
 ) {
     let whole = n - n % LANES;
     for k in (0..whole).step_by(LANES) {
-        // SAFETY: LANES elements from `k` on, as the caller promises.
+        // SAFETY: `k + LANES` is at most `n`, for which the caller guarantees valid pointers.
         unsafe {
             let x: [[C; LANES]; N] = inputs.map(|input| input.add(k).cast::<[C; LANES]>().read());
             let r: [R; LANES] = from_fn(|j| f(from_fn(|i| x[i][j])));
@@ -53,7 +55,7 @@ pub unsafe fn each<C: Copy, R: Copy, const N: usize>(
         }
     }
     for k in whole..n {
-        // SAFETY: element `k`.
+        // SAFETY: `k` is less than `n`, for which the caller guarantees valid pointers.
         unsafe { out.add(k).write(f(inputs.map(|input| input.add(k).read()))) };
     }
 }
@@ -61,12 +63,14 @@ pub unsafe fn each<C: Copy, R: Copy, const N: usize>(
 /// Applies a function of slices.
 ///
 /// # Safety
-/// As [`Function::run`].
+/// The input is valid for `n` reads and `out` for `n` writes. The input may be `out` itself, but
+/// must not overlap `out` otherwise. No other thread accesses this memory meanwhile.
 pub unsafe fn in_slices<C: Copy>(input: *const C, out: *mut C, n: usize, f: impl Fn(&mut [C])) {
-    // A slice at a time is still in the nearest cache once it was copied.
+    // A slice stays in the level 1 cache between the copy and the function.
     for first in (0..n).step_by(SLICE) {
         let n = SLICE.min(n - first);
-        // SAFETY: as the caller promises; the slice is made once nothing else of it is read.
+        // SAFETY: the caller guarantees `n` valid elements, and only the slice accesses `out` from
+        // here on.
         unsafe {
             let (input, out) = (input.add(first), out.add(first));
             if !std::ptr::eq(input, out) {
@@ -77,7 +81,7 @@ pub unsafe fn in_slices<C: Copy>(input: *const C, out: *mut C, n: usize, f: impl
     }
 }
 
-/// `f` of every element.
+/// Returns a function that applies `f` to every element of a slice.
 pub(super) fn scalars<C: Copy>(f: impl Fn(C) -> C) -> impl Fn(&mut [C]) {
     move |values| values.iter_mut().for_each(|x| *x = f(*x))
 }
@@ -93,11 +97,11 @@ where
     HostLoops::<Numbers<I>, N>::of::<FunctionLoop<F, T, O>>().into_functions()
 }
 
-/// Computes an op of slices ([`Slices`](super::entry::Slices)).
+/// Computes an op over slices, as a [`Slices`](super::entry::Slices) function.
 ///
 /// # Safety
-/// `inputs` has `I` pointers to `n` values of `T::Compute` each, and `out` is valid for as many, no more than
-/// 512. `out` overlaps no input.
+/// `inputs` has `I` pointers, each valid for reads of `n` values of `T::Compute`. `out` is valid
+/// for writes of as many and overlaps no input. `n` is at most 512.
 pub unsafe fn slices<F, T, O, const I: usize>(inputs: &[*const u8], out: *mut u8, n: usize)
 where
     T: HostElement,
@@ -106,14 +110,15 @@ where
 {
     let inputs = from_fn(|k| inputs[k].cast::<T::Compute>());
     if TypeId::of::<T>() == TypeId::of::<O>() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees pointers to `n` values. `O::Compute` is `T::Compute`,
+        // because `O` is `T`.
         return unsafe { F::run(inputs, out.cast(), n) };
     }
     let mut results = [O::Compute::from_bits(0); SLICE];
-    // SAFETY: the caller's promise, and the buffer has as many.
+    // SAFETY: the caller guarantees inputs of `n` values, and `results` has room for 512.
     unsafe { F::run(inputs, results.as_mut_ptr(), n) };
     for (k, result) in results[..n].iter().enumerate() {
-        // SAFETY: as above.
+        // SAFETY: `k` is less than `n`, for which the caller guarantees a valid `out`.
         unsafe { out.cast::<T::Compute>().add(k).write(T::Compute::from_number(*result)) };
     }
 }
@@ -135,13 +140,13 @@ where
     }
 }
 
-/// Elements that are converted at a time: enough that a call is nothing, few enough that they stay in
-/// the nearest cache.
+/// Elements per slice: enough that the cost of a call does not matter, few enough that they stay in
+/// the level 1 cache.
 pub(super) const SLICE: usize = 32 * LANES;
 
 const _: () = assert!(SLICE == 512, "the documentation of `slices` has this number");
 
-/// The loop, compiled once for all ops of these types.
+/// Runs the loop, which is compiled once for all ops of these types.
 ///
 /// # Safety
 /// The launch has `I` operands, of which none is read that a number stands for, then the result. They have the dtypes in
@@ -167,8 +172,8 @@ unsafe fn over<T: HostElement, O: HostElement, const I: usize, const N: usize>(
             for first in (0..n).step_by(step) {
                 let n = step.min(n - first);
                 let offset = |k: usize| at[k] + first as isize * strides[k];
-                // SAFETY: n elements of the row from `first` on, as the caller promises; buffers hold
-                // as many as a slice has.
+                // SAFETY: the caller guarantees the elements of the row. Without `in_place`, `n` is
+                // at most the size of a buffer.
                 unsafe {
                     let values = from_fn(|k| inputs[k].read(offset(k), n));
                     f(values, out.place(offset(N - 1)), n);
@@ -179,21 +184,21 @@ unsafe fn over<T: HostElement, O: HostElement, const I: usize, const N: usize>(
     });
 }
 
-/// Whether elements lie in memory as they are computed in.
+/// Returns whether elements in memory have the representation of the compute type.
 fn is_plain<T: HostElement>() -> bool {
     TypeId::of::<T>() == TypeId::of::<T::Compute>()
 }
 
-/// [`read_own`], or [`read_as`] from some dtype.
+/// [`read_own`], or [`read_as`] for some dtype.
 type Read<C> = unsafe fn(*const u8, isize, isize, &mut [C]);
-/// [`write_own`], or [`write_as`] to some dtype.
+/// [`write_own`], or [`write_as`] for some dtype.
 type Write<C> = unsafe fn(*mut u8, isize, isize, &[C]);
 
-/// An input, as what is computed in: elements of any dtype, as a condition's of bools, or a number.
+/// Reads an input in the compute type. The input consists of elements of any dtype, or is a number.
 pub(super) struct Reader<T: HostElement> {
     memory: Shared<T>,
     stride: isize,
-    /// Whether memory is taken as it is.
+    /// Whether memory is used without a copy.
     in_place: bool,
     is_number: bool,
     read: Read<T::Compute>,
@@ -218,15 +223,18 @@ impl<T: HostElement> Reader<T> {
         }
     }
 
+    /// Returns a pointer to `n` values of the compute type.
+    ///
     /// # Safety
-    /// There are `n` elements from `offset` on, which nobody writes meanwhile; no more than [`SLICE`],
-    /// unless it is done in place.
+    /// The memory has `n` elements from `offset` on, of the dtype that was passed to `new`, which
+    /// no thread writes meanwhile. `n` is at most [`SLICE`], unless `in_place` is set. Numbers need
+    /// no memory.
     pub(super) unsafe fn read(&mut self, offset: isize, n: usize) -> *const T::Compute {
         if self.in_place {
             return self.memory.at(offset).cast();
         }
         if !self.is_number {
-            // SAFETY: the caller's promise, of elements of the dtype that is read.
+            // SAFETY: the caller guarantees `n` elements, of the dtype that `read` was chosen for.
             unsafe {
                 (self.read)(self.memory.0.cast(), offset, self.stride, &mut self.buffer[..n])
             };
@@ -235,10 +243,11 @@ impl<T: HostElement> Reader<T> {
     }
 }
 
-/// Elements of `T` from `offset` on.
+/// Reads elements of `T` from `offset` on.
 ///
 /// # Safety
-/// As [`Reader::read`], for as many as `to` has.
+/// The memory has as many elements of `T` as `to`, from `offset` on and `stride` apart, which no
+/// thread writes meanwhile.
 unsafe fn read_own<T: HostElement>(
     memory: *const u8,
     offset: isize,
@@ -247,26 +256,28 @@ unsafe fn read_own<T: HostElement>(
 ) {
     let (from, n) = (memory.cast::<T>().wrapping_offset(offset), to.len());
     if stride == 1 {
-        // SAFETY: the caller's promise; the buffer is our own.
+        // SAFETY: the caller guarantees `n` adjacent elements, and `to` does not overlap them.
         let values = unsafe { std::slice::from_raw_parts(from, n) };
         return vectorized(Convert(values, to, T::get));
     }
     let (chunks, rest) = to.as_chunks_mut::<LANES>();
     for (k, chunk) in chunks.iter_mut().enumerate() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the chunk is within the elements that the caller guarantees.
         let elements = unsafe { load(from.offset((k * LANES) as isize * stride), stride) };
         *chunk = elements.map(T::get);
     }
     for (value, k) in rest.iter_mut().zip(n - n % LANES..) {
-        // SAFETY: as above.
+        // SAFETY: `k` is less than `n`, the number of elements that the caller guarantees.
         *value = unsafe { from.offset(k as isize * stride).read() }.get();
     }
 }
 
-/// Elements of `S` from `offset` on, each as a `T` that is computed in.
+/// Reads elements of `S` from `offset` on and converts each to `T`, then to the compute type of
+/// `T`.
 ///
 /// # Safety
-/// As [`Reader::read`], for as many as `to` has.
+/// The memory has as many elements of `S` as `to`, from `offset` on and `stride` apart, which no
+/// thread writes meanwhile.
 unsafe fn read_as<S: HostElement, T: HostElement>(
     memory: *const u8,
     offset: isize,
@@ -275,16 +286,17 @@ unsafe fn read_as<S: HostElement, T: HostElement>(
 ) {
     let memory = memory.cast::<S>().wrapping_offset(offset);
     for (k, value) in to.iter_mut().enumerate() {
-        // SAFETY: the caller's promise.
+        // SAFETY: `k` is less than the number of elements that the caller guarantees.
         let element = unsafe { memory.offset(k as isize * stride).read() };
         *value = T::put(T::Compute::from_number(element.get())).get();
     }
 }
 
-/// Results of `O`, written as elements of `D` from `offset` on.
+/// Rounds results to `O` and writes them as elements of `D` from `offset` on.
 ///
 /// # Safety
-/// As [`Writer::write`], for as many as there are.
+/// The memory has as many elements of `D` as `results`, from `offset` on and `stride` apart, which
+/// no other thread accesses meanwhile.
 unsafe fn write_as<D: HostElement, O: HostElement>(
     memory: *mut u8,
     offset: isize,
@@ -294,15 +306,16 @@ unsafe fn write_as<D: HostElement, O: HostElement>(
     let memory = memory.cast::<D>().wrapping_offset(offset);
     for (k, &value) in results.iter().enumerate() {
         let element = D::put(D::Compute::from_number(O::put(value).get()));
-        // SAFETY: the caller's promise.
+        // SAFETY: `k` is less than the number of elements that the caller guarantees.
         unsafe { memory.offset(k as isize * stride).write(element) };
     }
 }
 
-/// Results of `O`, written as they are.
+/// Writes results as elements of `O` from `offset` on.
 ///
 /// # Safety
-/// As [`write_as`].
+/// The memory has as many elements of `O` as `results`, from `offset` on and `stride` apart, which
+/// no other thread accesses meanwhile.
 unsafe fn write_own<O: HostElement>(
     memory: *mut u8,
     offset: isize,
@@ -311,22 +324,22 @@ unsafe fn write_own<O: HostElement>(
 ) {
     let (out, n) = (memory.cast::<O>().wrapping_offset(offset), results.len());
     if stride == 1 {
-        // SAFETY: the caller's promise; the buffer is our own.
+        // SAFETY: the caller guarantees `n` adjacent elements, and `results` does not overlap them.
         let to = unsafe { std::slice::from_raw_parts_mut(out, n) };
         return vectorized(Convert(results, to, O::put));
     }
     let (chunks, rest) = results.as_chunks::<LANES>();
     for (k, chunk) in chunks.iter().enumerate() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the chunk is within the elements that the caller guarantees.
         unsafe { store(out.offset((k * LANES) as isize * stride), stride, chunk.map(O::put)) };
     }
     for (&value, k) in rest.iter().zip(n - n % LANES..) {
-        // SAFETY: as above.
+        // SAFETY: `k` is less than `n`, the number of elements that the caller guarantees.
         unsafe { out.offset(k as isize * stride).write(O::put(value)) };
     }
 }
 
-/// The result, of any dtype.
+/// Writes the result, converted to any dtype.
 pub(super) struct Writer<O: HostElement> {
     memory: Shared<O>,
     stride: isize,
@@ -347,16 +360,20 @@ impl<O: HostElement> Writer<O> {
         }
     }
 
-    /// Where the results of elements from `offset` on go first.
+    /// Returns the address for the results from `offset` on: the memory itself, or the buffer.
     pub(super) fn place(&mut self, offset: isize) -> *mut O::Compute {
         if self.in_place { self.memory.at(offset).cast() } else { self.buffer.as_mut_ptr() }
     }
 
+    /// Writes the `n` results that are at the address which [`Writer::place`] returned for
+    /// `offset`.
+    ///
     /// # Safety
-    /// As [`Reader::read`], for writes; `n` results are in their place.
+    /// The memory has `n` elements from `offset` on, of the dtype that was passed to `new`, which
+    /// no other thread accesses meanwhile. `n` is at most [`SLICE`], unless `in_place` is set.
     pub(super) unsafe fn write(&mut self, offset: isize, n: usize) {
         if !self.in_place {
-            // SAFETY: the caller's promise, of elements of the dtype that is written.
+            // SAFETY: the caller guarantees `n` elements, of the dtype that `write` was chosen for.
             unsafe { (self.write)(self.memory.0.cast(), offset, self.stride, &self.buffer[..n]) };
         }
     }

@@ -1,32 +1,34 @@
 //! Functions of integers that Rust lacks, or that panic in Rust for some arguments.
 
-/// An integer that ops are computed in. Everything wraps, and nothing panics.
+/// An integer type that ops are computed in. All operations wrap and never panic.
 pub(super) trait Integer: Copy {
-    /// To a power; a negative one of anything but 1 and -1 is 0.
+    /// Returns a power. With a negative exponent, the power is 0 unless the base is 1 or -1.
     fn to_power(self, exponent: Self) -> Self;
-    /// The quotient, rounded towards zero; by zero, all bits are set.
+    /// Returns the quotient, rounded towards zero. Division by zero sets all bits.
     fn over(self, y: Self) -> Self;
-    /// The quotient, rounded down; by zero, all bits are set.
+    /// Returns the quotient, rounded down. Division by zero sets all bits.
     fn floor_over(self, y: Self) -> Self;
-    /// The remainder of [`Integer::over`]; by zero, the dividend.
+    /// Returns the remainder of [`Integer::over`]. Division by zero returns the dividend.
     fn rest(self, y: Self) -> Self;
-    /// The remainder of [`Integer::floor_over`], with the divisor's sign; by zero, the dividend.
+    /// Returns the remainder of [`Integer::floor_over`], with the sign of the divisor. Division by
+    /// zero returns the dividend.
     fn floor_rest(self, y: Self) -> Self;
-    /// Shifted left; 0 where all bits are shifted out or the count is negative.
+    /// Shifts left. Returns 0 if all bits are shifted out or the count is negative.
     fn shifted_left(self, count: Self) -> Self;
-    /// Shifted right; 0 or -1, by the sign, if all bits are shifted out or the count is negative.
+    /// Shifts right. Returns 0 or -1, by the sign, if all bits are shifted out or the count is
+    /// negative.
     fn shifted_right(self, count: Self) -> Self;
-    /// The greatest common divisor; 0 of two zeros.
+    /// Returns the greatest common divisor, which is 0 for two zeros.
     fn common_divisor(self, y: Self) -> Self;
-    /// The least common multiple; 0 if either is.
+    /// Returns the least common multiple, which is 0 if either number is 0.
     fn common_multiple(self, y: Self) -> Self;
-    /// Without its sign.
+    /// Returns the absolute value.
     fn size(self) -> Self;
 }
 
 macro_rules! integers {
     ($($ty:ty: $max_shift:expr, $signed:expr;)*) => {$(
-        // Some comparisons can only be false for the unsigned one.
+        // For unsigned types, some comparisons are always false.
         #[allow(unused_comparisons, clippy::absurd_extreme_comparisons)]
         impl Integer for $ty {
             #[inline(always)]
@@ -99,7 +101,7 @@ macro_rules! integers {
     )*};
 }
 
-// The sign of a signed one stays when it is shifted by one less than its bits.
+// A signed type keeps its sign at a shift by its bits minus one, so that is the maximum shift.
 integers! {
     u8: 8, false;
     i8: 7, true;

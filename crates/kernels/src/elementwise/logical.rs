@@ -1,4 +1,4 @@
-//! Questions whose answers are bools.
+//! Logical operations and predicates, whose results are bools.
 
 use crate::elementwise_ops as ops;
 
@@ -6,7 +6,7 @@ ops! {
     // SAFETY: the expressions of CUDA are arithmetic on their operands.
     unsafe ptx crate::programs::committed;
 
-    /// `torch.logical_and`: anything but 0 is true.
+    /// `torch.logical_and`. Every value except 0 is true.
     LOGICAL_AND = "logical_and"(x, y), ALL => Bool, "truth(x) && truth(y)", {
         bool => x & y, int => x != 0 && y != 0, float => x != 0.0 && y != 0.0
     }
@@ -20,17 +20,17 @@ ops! {
     }
     /// `torch.logical_not`.
     LOGICAL_NOT = "logical_not"(x), ALL => Bool, "!truth(x)", { bool => !x, int => x == 0, float => x == 0.0 }
-    /// `torch.isnan` of floats.
+    /// `torch.isnan`. Floats only.
     ISNAN = "isnan"(x), FLOATS => Bool, "x != x", { float => x.is_nan() }
-    /// `torch.isinf` of floats.
+    /// `torch.isinf`. Floats only.
     ISINF = "isinf"(x), FLOATS => Bool, "absolute(x) > largest<C>()", { float => x.is_infinite() }
-    /// `torch.isfinite` of floats.
+    /// `torch.isfinite`. Floats only.
     ISFINITE = "isfinite"(x), FLOATS => Bool, "absolute(x) <= largest<C>()", { float => x.is_finite() }
-    /// `torch.isposinf` of floats.
+    /// `torch.isposinf`. Floats only.
     ISPOSINF = "isposinf"(x), FLOATS => Bool, "x > largest<C>()", { float => x.is_infinite() && x > 0.0 }
-    /// `torch.isneginf` of floats.
+    /// `torch.isneginf`. Floats only.
     ISNEGINF = "isneginf"(x), FLOATS => Bool, "x < -largest<C>()", { float => x.is_infinite() && x < 0.0 }
-    /// `torch.signbit`: of -0 and of some NaN too; not on bool.
+    /// `torch.signbit`. True for -0 and for a NaN with the sign bit set. Not for bool.
     SIGNBIT = "signbit"(x), NUMBERS => Bool, "negative(x)", {
         int => x.cmp(&0).is_lt(), float => x.is_sign_negative()
     }

@@ -1,27 +1,26 @@
 //! Ops that compute each element of the result from the same element of their operands.
 //!
-//! An op is an entry of a table ([`table`]): its name, dtypes, the expressions of CUDA and of the
-//! CPU, and the formulas of its gradients ([`Backward`]). Kernels (`cuda.rs`) and loops (`host.rs`)
-//! are the same for all ops. [`elementwise_ops!`](crate::elementwise_ops) declares entries, in this
-//! crate and in others; the caller's `unsafe` vouches for the CUDA expression.
+//! An op is an entry of a table ([`table`]): its name, its dtypes, its expressions in CUDA and in
+//! Rust, and the formulas of its gradients ([`Backward`]). All ops share the kernels (`cuda.rs`)
+//! and the CPU loops (`host.rs`). [`elementwise_ops!`](crate::elementwise_ops) declares entries, in
+//! this crate and in others. The `unsafe` in the declaration vouches for the CUDA expression.
 //!
-//! Operands of other dtypes are converted as they are read, and results as they are written
-//! ([`apply`]), on a GPU by a third kernel of each op. The façade chooses the common dtype, because
-//! it depends on which operands are tensors without dimensions.
+//! [`apply`] converts operands of other dtypes as it reads them, and results as it writes them. On
+//! a GPU, a third kernel of each op does so. The caller chooses the common dtype, because that
+//! choice depends on which operands are tensors without dimensions.
 //!
-//! # Why a value is written twice and its gradient once
+//! # Why an entry has two value expressions and one gradient formula
 //!
 //! A value is one expression in CUDA and one in Rust. A single generic function, called with
-//! numbers on the CPU and traced into CUDA, would save the second text. But for most entries the
-//! two texts differ for a reason: the CPU has functions over whole slices (`math`), CUDA has
-//! out-of-line functions for each type so that a first use compiles fast, and both follow PyTorch's
-//! roundings on their side. These differences would become overrides beside the traced function.
-//! Only a GPU can compare the two texts; the tests `gpu_table` and `gpu_a_gpu_agrees_with_the_cpu`
-//! do.
+//! numbers on the CPU and traced into CUDA, would save the second text. But the two texts differ in
+//! most entries. The CPU has functions over whole slices (`math`). CUDA has out-of-line functions
+//! for each type, so that a first use compiles fast. Each side follows PyTorch's roundings on that
+//! side. These differences would become overrides beside the traced function. Only a GPU can
+//! compare the two texts; the tests `gpu_table` and `gpu_a_gpu_agrees_with_the_cpu` do.
 //!
-//! A gradient has no such differences. Written as a list of entries, it serves four readers: CUDA
-//! prints it, the CPU runs it over slices, the façade evaluates it with recorded ops, and
-//! [`Formula::uses`] finds the tensors to save.
+//! A gradient has no such differences. It is a list of entries with four uses: CUDA prints it, the
+//! CPU runs it over slices, the tensor crate evaluates it with recorded ops, and [`Formula::uses`]
+//! finds the tensors to save.
 
 mod activation;
 mod arithmetic;
@@ -75,7 +74,7 @@ pub use trigonometric::*;
 
 use entry::{Entry, Output};
 
-/// The entries, a file after the other.
+/// The entries of each file.
 const FILES: &[&[&Op]] = &[
     activation::OPS,
     arithmetic::OPS,
@@ -92,7 +91,7 @@ const FILES: &[&[&Op]] = &[
     trigonometric::OPS,
 ];
 
-/// Every op of the table.
+/// Returns every op of the table.
 pub fn table() -> impl Iterator<Item = &'static Op> {
     FILES.iter().copied().flatten().copied()
 }
@@ -101,78 +100,84 @@ pub(crate) fn programs() -> impl Iterator<Item = &'static Program> {
     table().map(Op::program).chain(backward::fused().map(Backward::program))
 }
 
-/// An op: an entry of the table, or one that [`elementwise_ops!`](crate::elementwise_ops) declares in another crate.
+/// An elementwise op: an entry of the table, or an op that
+/// [`elementwise_ops!`](crate::elementwise_ops) declares in another crate.
 #[derive(Debug)]
 pub struct Op {
     entry: Entry,
 }
 
 impl Op {
-    /// Makes an op of its declaration.
+    /// Creates an op from its declaration.
     ///
     /// # Safety
-    /// CUDA's expression computes a value from the operands, ends, and has no other effect. The sources of the program are those
-    /// of [`entry`], and its committed PTX was made from them. `host` has the kernels of [`entry`] for as many inputs of the dtype.
+    /// CUDA's expression computes a value from the operands, terminates, and has no other effect.
+    /// The program has the source of [`entry`], and its committed PTX was compiled from that
+    /// source. `host` returns the kernels of [`entry`] for the number of inputs and for the dtype.
     #[doc(hidden)]
     #[must_use]
     pub const unsafe fn new(entry: Entry) -> Self {
         Self { entry }
     }
 
-    /// The program of the op, with a variant for each dtype that it is computed in.
+    /// Returns the program of the op, which has a variant for each dtype that the op is computed
+    /// in.
     #[must_use]
     pub const fn program(&self) -> &Program {
         &self.entry.program
     }
 
-    /// PyTorch's name.
+    /// Returns PyTorch's name of the op.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         self.entry.name
     }
 
-    /// The formulas of the op's gradients. `None` for an op that is not differentiable.
+    /// Returns the formulas of the op's gradients. `None` if the op is not differentiable.
     #[must_use]
     pub const fn backward(&self) -> Option<&Backward> {
         self.entry.backward.as_ref()
     }
 
-    /// Whether callers follow a rule for the op's operands.
+    /// Returns whether the op asks its callers for the given treatment of operands.
     #[must_use]
     pub fn has_rule(&self, rule: Rule) -> bool {
         self.entry.rules.contains(&rule)
     }
 
-    /// Whether the result is of bools.
+    /// Returns whether the result is of bools.
     #[must_use]
     pub fn returns_bools(&self) -> bool {
         self.entry.output == Output::Bool
     }
 
-    /// Whether an operand is a condition: bools, whatever the others are.
+    /// Returns whether an operand is a condition, which is of bools whatever the dtype of the
+    /// others.
     #[must_use]
     pub fn is_condition(&self, operand: usize) -> bool {
         self.entry.inputs.get(operand).is_some_and(|input| input.is_bool)
     }
 
-    /// Returns a range of an operand for tests to sample. The op is defined there, and differentiable but for single
-    /// points, such as 0 for `relu`. Default: -2 to 2.
+    /// Returns the range of an operand that tests sample. The op is defined in this range, and
+    /// differentiable except at isolated points, such as 0 for `relu`. Default: -2 to 2. Empty if
+    /// there is no such operand.
     #[must_use]
     pub fn domain(&self, operand: usize) -> Range<f64> {
         self.entry.inputs.get(operand).map_or(0.0..0.0, |input| input.domain.clone())
     }
 
-    /// How many operands it has.
+    /// Returns the number of operands.
     #[must_use]
     pub const fn inputs(&self) -> usize {
         self.entry.inputs.len()
     }
 
-    /// The dtype that operands are converted to, and the result's, for operands that meet in
-    /// `common` ([`DType::promote`], [`result_type`](warpline_runtime::Scalar::result_type)).
+    /// Returns the dtype to which operands are converted, and the dtype of the result. `common` is
+    /// the promoted dtype of the operands ([`DType::promote`],
+    /// [`result_type`](warpline_runtime::Scalar::result_type)).
     ///
     /// # Errors
-    /// [`ErrorKind::UnsupportedDType`] where PyTorch has no such op of the dtype.
+    /// [`ErrorKind::UnsupportedDType`] if PyTorch does not define the op for `common`.
     #[track_caller]
     pub fn dtypes(&self, common: DType) -> Result<(DType, DType)> {
         let compute = if (self.entry.dtypes.first..=self.entry.dtypes.last).contains(&common) {
@@ -185,15 +190,16 @@ impl Op {
         Ok((compute, if self.entry.output == Output::Bool { DType::Bool } else { compute }))
     }
 
-    /// Elements that a thread of the flat kernel takes: 16 bytes, but of the narrowest fewer where that takes
-    /// long.
+    /// Returns the number of elements per thread of the flat kernel: 16 bytes, but no more than 8
+    /// elements, and no more than 4 for unary ops on bytes.
     fn vector(&self, dtype: DType) -> usize {
         let most = if self.entry.inputs.len() == 1 && dtype.size() == 1 { 4 } else { 8 };
         iter::vector_width(dtype.size()).min(most)
     }
 
-    /// Elements that a thread of the strided kernel takes: of halves and bytes more than four make it faster,
-    /// but the driver compiles a kernel on first use, and each element of a run adds to that.
+    /// Returns the number of elements per thread of the strided kernel. More than four would be
+    /// faster for halves and bytes. But the driver compiles a kernel on first use, and each element
+    /// adds to the compile time.
     fn run(&self, dtype: DType) -> usize {
         let most = if self.entry.short && dtype != DType::Bool { 8 } else { 4 };
         self.vector(dtype).min(most)

@@ -1,4 +1,4 @@
-//! Functions of floats that Rust lacks, as PyTorch computes them.
+//! Functions of floats that Rust lacks, with PyTorch's results.
 
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
 
@@ -7,29 +7,31 @@ use crate::math::functions;
 pub(super) const SELU_ALPHA: f64 = 1.673_263_242_354_377_2;
 pub(super) const SELU_SCALE: f64 = 1.050_700_987_355_480_5;
 
-/// A float that ops are computed in.
+/// A float type that ops are computed in.
 pub(super) trait Real: Copy {
-    /// The remainder of [`Real::floor_over`], with the divisor's sign.
+    /// Returns the remainder of [`Real::floor_over`], with the sign of the divisor.
     fn floor_rest(self, y: Self) -> Self;
-    /// The quotient, rounded down.
+    /// Returns the quotient, rounded down.
     fn floor_over(self, y: Self) -> Self;
-    /// ln(eˣ + eʸ).
+    /// Returns ln(eˣ + eʸ).
     fn log_add_exp(self, y: Self) -> Self;
-    /// log₂(2ˣ + 2ʸ).
+    /// Returns log₂(2ˣ + 2ʸ).
     fn log2_add_exp2(self, y: Self) -> Self;
-    /// x ln y, 0 where x is 0.
+    /// Returns x ln y, or 0 if x is 0.
     fn times_log(self, y: Self) -> Self;
-    /// sin(πx) / πx.
+    /// Returns sin(πx) / πx.
     fn sinc(self) -> Self;
-    /// ln(x / (1 - x)); x is first put between `eps` and `1 - eps`, unless `eps` is negative.
+    /// Returns ln(x / (1 - x)). Limits x to `eps..=1 - eps` first, unless `eps` is negative.
     fn logit(self, eps: Self) -> Self;
-    /// ln(1 + eˣ).
+    /// Returns ln(1 + eˣ).
     fn softplus(self) -> Self;
-    /// x where positive, else α (eˣ - 1), scaled so that mean and variance stay.
+    /// Returns x if positive, otherwise α (eˣ - 1), times a scale with which mean and variance are
+    /// fixed points.
     fn selu(self) -> Self;
-    /// At least `low` and at most `high`; NaN if any is.
+    /// Limits x to `low..=high`. NaN if any of the three is NaN.
     fn clamped(self, low: Self, high: Self) -> Self;
-    /// To a multiple of `1 / scale`, or of `scale` where that is negative; the even one of two as near.
+    /// Rounds to a multiple of `1 / scale`, or of `-scale` if `scale` is negative. A tie rounds to
+    /// the even multiple.
     fn round_to(self, scale: Self) -> Self;
 }
 
@@ -113,7 +115,8 @@ macro_rules! reals {
 
 reals! { f32 f64 }
 
-/// The inverse of the error function: a rational approximation, made exact by two of Newton's steps.
+/// Returns the inverse of the error function: a rational approximation, refined by two Newton
+/// steps.
 pub(super) fn erfinv(y: f64) -> f64 {
     let size = y.abs();
     if size > 1.0 || size.is_nan() {
@@ -140,7 +143,7 @@ pub(super) fn erfinv(y: f64) -> f64 {
     x
 }
 
-/// The derivative of ln Γ, by its asymptotic series from 10 on.
+/// Returns the derivative of ln Γ, with the asymptotic series from 10 on.
 pub(super) fn digamma(x: f64) -> f64 {
     const SERIES: [f64; 7] = [
         8.333_333_333_333_333e-2,
@@ -170,13 +173,13 @@ pub(super) fn digamma(x: f64) -> f64 {
     sum + x.ln() - 0.5 / x - series
 }
 
-/// How activations change with their operand.
+/// Derivatives of activations.
 pub(super) trait Slope: Copy {
-    /// Of x / (1 + e⁻ˣ).
+    /// Returns the derivative of x / (1 + e⁻ˣ).
     fn silu_slope(self) -> Self;
-    /// Of x (1 + erf(x / √2)) / 2.
+    /// Returns the derivative of x (1 + erf(x / √2)) / 2.
     fn gelu_slope(self) -> Self;
-    /// Of its approximation by tanh.
+    /// Returns the derivative of the approximation of gelu by tanh.
     fn gelu_tanh_slope(self) -> Self;
 }
 
@@ -187,7 +190,7 @@ macro_rules! slopes {
             fn silu_slope(self) -> Self {
                 let x = f64::from(self);
                 let sigmoid = 1.0 / (1.0 + $exp(-x));
-                // The last term is nothing but for infinities, of which a GPU makes NaN.
+                // The last term is 0 except for infinities, for which a GPU returns NaN.
                 (sigmoid * (1.0 + x * (1.0 - sigmoid)) + 0.0 * x) as $ty
             }
             #[inline(always)]

@@ -1,4 +1,4 @@
-//! Rounding and signs. Integers are what they round to.
+//! Rounding and signs. Rounding does not change integers.
 
 use super::real::Real;
 use crate::elementwise_ops as ops;
@@ -7,36 +7,37 @@ ops! {
     // SAFETY: the expressions of CUDA are arithmetic on their operands.
     unsafe ptx crate::programs::committed;
 
-    /// `torch.floor`; not on bool.
+    /// `torch.floor`. Not for bool.
     FLOOR = "floor"(x), NUMBERS => Same, "floor_of(x)", { int => x, float => x.floor() }, gradients(g) {
         x: 0.0
     }
-    /// `torch.ceil`; not on bool.
+    /// `torch.ceil`. Not for bool.
     CEIL = "ceil"(x), NUMBERS => Same, "ceil_of(x)", { int => x, float => x.ceil() }, gradients(g) {
         x: 0.0
     }
-    /// `torch.round`: to even where two integers are as near; not on bool.
+    /// `torch.round`. A tie rounds to the even integer. Not for bool.
     ROUND = "round"(x), NUMBERS => Same, "round_of(x)", {
         int => x, float => x.round_ties_even()
     }, gradients(g) {
         x: 0.0
     }
-    /// `torch.round` with `decimals`, given as ten to their power: to that many, or where `scale` is
-    /// negative, to a multiple of it. Floats only.
+    /// `torch.round` with `decimals`. `scale` is 10 to the power of the decimals, and rounds to
+    /// multiples of `1 / scale`. A negative `scale` rounds to multiples of its absolute value.
+    /// Floats only.
     ROUND_DECIMALS = "round_decimals"(x, scale in 3.0..9.0), FLOATS => Same, "round_to(x, scale)", {
         float => x.round_to(scale)
     }, gradients(g) {
         x: 0.0
     }
-    /// `torch.trunc`; not on bool.
+    /// `torch.trunc`. Not for bool.
     TRUNC = "trunc"(x), NUMBERS => Same, "trunc_of(x)", { int => x, float => x.trunc() }, gradients(g) {
         x: 0.0
     }
-    /// `torch.frac`: what `trunc` leaves. Floats only.
+    /// `torch.frac`: the difference of `x` and `trunc(x)`. Floats only.
     FRAC = "frac"(x), FLOATS => Same, "x - trunc_of(x)", { float => x - x.trunc() }, gradients(g) {
         x: g
     }
-    /// `torch.sign`: -1, 0 or 1; 0 of NaN.
+    /// `torch.sign`: -1, 0 or 1, and 0 for NaN.
     SIGN = "sign"(x), ALL => Same, "(x > (C)0) - (x < (C)0)", {
         bool => x,
         int => x.cmp(&0) as i8 as _,

@@ -1,4 +1,4 @@
-//! How an op runs: its operands are checked, and the kernel chosen.
+//! Checks the operands of an op and launches its kernel.
 
 use std::panic::Location;
 
@@ -11,10 +11,10 @@ use warpline_runtime::{cuda_struct, dispatch};
 use super::Op;
 use super::entry::{NumberRounding, Output};
 
-/// An operand: a tensor, or a number, which costs neither memory nor a second launch.
+/// An operand: a tensor, or a number, which needs no memory and no launch of its own.
 #[derive(Clone, Copy, Debug)]
 pub enum Arg<'a> {
-    /// A tensor, with the result's sizes; expand it to broadcast it.
+    /// A tensor with the sizes of the result. Expand a view to broadcast it.
     Tensor(View<'a>),
     /// A number.
     Number(Scalar),
@@ -32,57 +32,58 @@ impl From<Scalar> for Arg<'_> {
     }
 }
 
-/// Stands for the dtype of an operand that is a number, and of a result that is not wanted.
+/// The dtype code of an operand that is a number, and of an unwanted result.
 pub(super) const NUMBER: u32 = 15;
 
-/// The kernels' arguments besides the operands.
+/// The kernels' arguments apart from the operands.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct Numbers<const N: usize> {
-    /// The dtypes of inputs and results, four bits each; [`NUMBER`] for a number.
+    /// The dtype codes of inputs and results, four bits each. [`NUMBER`] for a number.
     dtypes: u32,
-    /// The bits of inputs that are numbers, in the compute type.
+    /// The bits of number inputs, in the compute type.
     number: [Bits; N],
 }
 
 cuda_struct!(Numbers<N> { dtypes, number });
 
 impl<const N: usize> Numbers<N> {
-    /// The dtype's number of an input, or of a result as the views are counted; or [`NUMBER`].
+    /// Returns the dtype code of a view, or [`NUMBER`]. Inputs are counted first, then results.
     pub(super) fn code(&self, view: usize) -> u32 {
         self.dtypes >> (4 * view) & 15
     }
 
-    /// Sets the code of a view that has none yet.
+    /// Sets the code of a view. The code must not have been set before.
     #[inline(always)]
     pub(super) fn set_code(&mut self, view: usize, code: u32) {
         self.dtypes |= code << (4 * view);
     }
 
-    /// Sets an input to a number of these bits.
+    /// Makes an input the number with these bits.
     #[inline(always)]
     pub(super) fn set_number(&mut self, input: usize, bits: u64) {
         self.set_code(input, NUMBER);
         self.number[input] = bits.into();
     }
 
-    /// The dtype of an input that is no number, or of a wanted result as the views are counted.
+    /// Returns the dtype of a view that is neither a number nor an unwanted result.
     pub(super) fn dtype(&self, operand: usize) -> DType {
         DType::ALL[self.code(operand) as usize % DType::ALL.len()]
     }
 
-    /// The bits of an input that is a number.
+    /// Returns the bits of an input if it is a number.
     pub(super) fn number(&self, input: usize) -> Option<u64> {
         (self.code(input) == NUMBER).then(|| self.number[input].into())
     }
 }
 
-// SAFETY: all fields are numbers, so zeros are valid.
+// SAFETY: all fields are integers, for which zero bits are valid.
 unsafe impl<const N: usize> Zeroable for Numbers<N> {}
 // SAFETY: `repr(C)` of 32-bit integers: no padding, every bit pattern is valid.
 unsafe impl<const N: usize> Pod for Numbers<N> {}
 
-/// Whether an op on `dtype` rounds a number operand to it. Only halves are computed in a wider type.
+/// Returns whether the op rounds a number operand to `dtype`. Only halves are computed in a wider
+/// type.
 fn rounds(op: &Op, dtype: DType, target: Target<'_>) -> bool {
     if !dtype.is_float() || dtype.size() > 2 {
         return false;
@@ -95,12 +96,13 @@ fn rounds(op: &Op, dtype: DType, target: Target<'_>) -> bool {
         }
 }
 
-/// A condition as a number of the type that is computed in.
+/// Converts a condition to a number of the compute type.
 pub(super) fn truth(condition: Scalar) -> Scalar {
     Scalar::Int(condition.to_bool().into())
 }
 
-/// A number as an op on `dtype` takes it. A float for integers has been refused before, but for a condition.
+/// Returns the bits of a number in the compute type of `dtype`. `check` has rejected floats for
+/// integers, except for conditions.
 pub(super) fn bits(value: Scalar, dtype: DType, rounded: bool) -> u64 {
     dispatch!(dtype, all T => {
         let value = <T as HostElement>::Compute::from_scalar(value);
@@ -108,18 +110,24 @@ pub(super) fn bits(value: Scalar, dtype: DType, rounded: bool) -> u64 {
     })
 }
 
-/// Computes `out = op(args)`. The operands meet in the dtype `common`: each is converted to it as it is read, and the
-/// result to the dtype of `out` as it is written, without a copy, as by PyTorch's TensorIterator. Conditions are bools.
-/// `out` may be an operand itself.
+/// Computes `out = op(args)`. Each operand is converted to the dtype `common` as it is read, and
+/// the result to the dtype of `out` as it is written, without a copy, as in PyTorch's
+/// TensorIterator. Conditions are of bools. `out` may be one of the operands.
 ///
-/// As in PyTorch, arithmetic on half-width floats takes a number in `f32`, but comparisons and ops with `rounds` in their
-/// entry round it to `common` first.
+/// As in PyTorch, arithmetic on half-width floats takes a number in `f32`. Comparisons, and ops
+/// with `rounds` in their entry, round it to `common` first.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] if the number of operands is not the op's; [`ErrorKind::UnsupportedDType`] if the op has no
-/// `common`; [`ErrorKind::CannotCast`] for a float number among integers; [`ErrorKind::DTypeMismatch`] for a condition that is
-/// not of bools; [`ErrorKind::ShapeMismatch`] if an operand's sizes are not those of `out`; [`ErrorKind::OverlappingWrite`],
-/// [`ErrorKind::OverlappingOperands`] or [`ErrorKind::OutOfStorage`] for the memory of `out`; errors of the launch.
+/// - [`ErrorKind::InvalidArgument`] if the number of operands is not that of the op.
+/// - [`ErrorKind::UnsupportedDType`] if the op does not support `common`.
+/// - [`ErrorKind::CannotCast`] if an operand is a float number and the op is computed in integers.
+/// - [`ErrorKind::DTypeMismatch`] if a condition is not of bools.
+/// - [`ErrorKind::ShapeMismatch`] if an operand's sizes are not those of `out`.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
+/// - [`ErrorKind::OverlappingOperands`] if `out` overlaps an operand without being the same
+///   elements.
+/// - The errors of the launch.
 #[track_caller]
 pub fn apply(
     target: Target<'_>,
@@ -140,7 +148,7 @@ pub fn apply(
     }
 }
 
-/// Runs an op of `I` inputs, with the result `N` operands.
+/// Runs an op of `I` inputs. `N` counts the inputs and the result.
 #[track_caller]
 fn run<const I: usize, const N: usize>(
     target: Target<'_>,
@@ -156,7 +164,7 @@ fn run<const I: usize, const N: usize>(
     }
     let (dtype, result) = op.dtypes(common)?;
     check(op, args, dtype)?;
-    // The dtypes of the program's variant. Others are converted.
+    // The dtypes of the program's variant. Views of other dtypes are converted.
     let expected = |k: usize| match op.entry.inputs.get(k) {
         Some(input) if input.is_bool => DType::Bool,
         Some(_) => dtype,
@@ -207,7 +215,8 @@ impl Op {
     }
 }
 
-/// Refuses conditions that are not of bools, and float numbers for integers.
+/// Returns an error for a condition that is not of bools, and for a float number if the op is
+/// computed in integers.
 #[track_caller]
 fn check(op: &Op, args: &[Arg<'_>], dtype: DType) -> Result<()> {
     for (input, arg) in op.entry.inputs.iter().zip(args) {

@@ -1,4 +1,4 @@
-//! One of two, or something between them.
+//! Selection from two operands, interpolation, and multiply-add ops.
 
 use crate::elementwise_ops as ops;
 
@@ -6,24 +6,24 @@ ops! {
     // SAFETY: the expressions of CUDA are arithmetic on their operands.
     unsafe ptx crate::programs::committed;
 
-    /// `torch.where`: `x` where the condition holds, else `y`.
+    /// `torch.where`: `x` if the condition `c` holds, otherwise `y`.
     WHERE = "where"(c: bool, x, y), ALL => Same, "c ? x : y", {
         all => if c == C::from_bits(0) { y } else { x }
     }, gradients(g) {
         x: c.select(g, 0.0),
         y: c.select(0.0, g)
     }
-    /// `torch.heaviside`: 0 below zero, 1 above, at zero what the second operand says.
+    /// `torch.heaviside`: 0 for a negative `x`, 1 for a positive one, and `y` for zero.
     HEAVISIDE = "heaviside"(x, y), ALL => Same, "x == (C)0 ? y : (C)(x > (C)0)", {
         bool => x | y,
         int => if x == 0 { y } else { x.cmp(&0).is_gt().into() },
         float => if x == 0.0 { y } else if x > 0.0 { 1.0 } else { 0.0 }
     }, gradients(g) { x: 0.0, y: 0.0 }
-    /// `torch.lerp`: `x + w (y - x)`, from the nearer end. Floats only.
+    /// `torch.lerp`: `x + w (y - x)`, computed from the nearer end. Floats only.
     LERP = "lerp"(x, y, w), FLOATS => Same, "absolute(w) < (C)0.5 ? x + w * (y - x) : y - (y - x) * ((C)1 - w)", {
         float => if w.abs() < 0.5 { x + w * (y - x) } else { y - (y - x) * (1.0 - w) }
     }, gradients(g) { x: g * (1.0 - w), y: g * w, w: g * (y - x) }
-    /// `torch.addcmul`: `x + value a b`; not on bool.
+    /// `torch.addcmul`: `x + value a b`. Not for bool.
     ADDCMUL = "addcmul"(x, a, b, value), NUMBERS => Same, "x + value * a * b", {
         all => x.add(value.mul(a).mul(b))
     }, gradients(g) {
@@ -39,14 +39,14 @@ ops! {
         a: g / b * value,
         b: -(g * (a * value / b / b))
     }
-    /// `torch.copysign`.
+    /// `torch.copysign`. Integers and bools are computed in `float32`.
     COPYSIGN = "copysign"(x, y), TO_FLOATS => Same, "with_sign(x, y)", {
         float => x.copysign(y)
     }, gradients(g, out) {
         x: g * x.eq(0.0).select(0.0, out / x),
         y: 0.0
     }
-    /// `torch.nextafter`, of `float32` and `float64`.
+    /// `torch.nextafter`. `float32` and `float64` only.
     NEXTAFTER = "nextafter"(x, y), WIDE_FLOATS => Same, "next_after(x, y)", {
         f32 => libm::nextafterf(x, y), f64 => libm::nextafter(x, y)
     }

@@ -1,18 +1,20 @@
-//! Declares ops.
+//! The macro that declares elementwise ops.
 
 /// Declares elementwise ops with their gradients. Each op is a `static` [`Op`](crate::elementwise::Op).
 ///
-/// `docs/add-an-op.md` in the repository explains the parts of an entry. After the entries' head, `unsafe;`, GPU code is compiled on
-/// first use. After `unsafe ptx committed;`, the function `committed` returns the compressed PTX of a program by the
-/// program's name, or `None`.
+/// `docs/add-an-op.md` in the repository explains the parts of an entry. With the head `unsafe;`,
+/// GPU code is compiled on first use. With the head `unsafe ptx committed;`, the function
+/// `committed` takes a program's name and returns its compressed PTX, or `None`.
 ///
 /// # Safety
 ///
-/// CUDA's expression computes a value from the operands, ends, and has no other effect. `committed` returns what NVRTC made of
-/// the programs' sources. The author of the entries vouches for this with the `unsafe` in their head.
+/// CUDA's expression computes a value from the operands, terminates, and has no other effect.
+/// `committed` returns the output of NVRTC for the programs' sources. The `unsafe` in the head
+/// states that the author of the entries vouches for this.
 ///
-/// The names of operands are also CUDA's: they are no keywords of C++, and not `C`, `R`, `NUMBER` or `result`. A module has one
-/// invocation, because the list of its entries is `OPS`.
+/// The operands' names are also names in CUDA, so they must not be keywords of C++, nor `C`, `R`,
+/// `NUMBER` or `result`. A module has at most one invocation, because the macro defines `OPS`, the
+/// list of its entries.
 ///
 /// # Examples
 ///
@@ -30,7 +32,8 @@
 /// assert_eq!(DOUBLED.name(), "doubled");
 /// ```
 ///
-/// A formula names the operands, the gradient and the result, and nothing else. The forward pass saves what it names.
+/// A formula can name only the operands, the gradient and the result. The forward pass saves the
+/// tensors that it names.
 ///
 /// ```compile_fail,E0425
 /// warpline_kernels::elementwise_ops! {
@@ -42,7 +45,7 @@
 /// }
 /// ```
 ///
-/// A condition is no number.
+/// A condition is not a number.
 ///
 /// ```compile_fail,E0277
 /// warpline_kernels::elementwise_ops! {
@@ -102,7 +105,8 @@ macro_rules! elementwise_ops {
                     entry::program($name, DTYPES, |_, variant| entry::op_source(&$id, variant)), $committed
                 ),
             };
-            // SAFETY: the author of the entry vouches for CUDA's expression; the rest is of this macro.
+            // SAFETY: the author of the entry vouches for CUDA's expression. This macro makes the
+            // rest of the entry.
             $unsafe { $crate::elementwise::Op::new(entry) }
         };)*
     };
@@ -146,13 +150,14 @@ macro_rules! __elementwise_backward {
                     builder.set($operand, gradient);
                 )+
             };
-            // SAFETY: the program is that of the backward pass.
+            // SAFETY: `program_of` made the program for this name and `backward_source`, and
+            // `build` has no state.
             $unsafe { $crate::elementwise::entry::Backward::new($name, program, build) }
         })
     };
 }
 
-/// A program with its committed PTX, if there is any.
+/// Attaches the committed PTX to a program, if there is any.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __elementwise_committed {
@@ -208,13 +213,13 @@ macro_rules! __elementwise_is_bool {
     };
 }
 
-/// The function of each compute type.
+/// The CPU function for each compute type.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __elementwise_cpu {
     ($f:ident, $output:ident, $inputs:tt,) => {};
     ($f:ident, $output:ident, [$($input:ident),+], all => $body:expr) => {
-        // SAFETY: `each` and `in_slices` keep to the slices.
+        // SAFETY: `each` accesses only `n` elements of each pointer.
         unsafe impl<C: $crate::elementwise::entry::runtime::host::Number> $crate::elementwise::entry::Function<C, { $crate::__elementwise_count!($($input)+) }> for $f {
             type Out = $crate::__elementwise_out!($output, C);
 
@@ -222,7 +227,7 @@ macro_rules! __elementwise_cpu {
                 let f = $crate::elementwise::entry::of_elements(
                     #[inline(always)] |[$($input),+]: [C; $crate::__elementwise_count!($($input)+)]| $body
                 );
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller of `run` passes pointers that are valid for `n` elements.
                 unsafe { $crate::elementwise::entry::each(inputs, out, n, f) };
             }
         }
@@ -244,13 +249,13 @@ macro_rules! __elementwise_cpu {
         $crate::__elementwise_cpu_of! { $f, $output, $inputs, $double, f64 }
     };
     ($f:ident, $output:ident, $inputs:tt, $ty:ident = $function:expr $(, $($rest:tt)*)?) => {
-        // SAFETY: `each` and `in_slices` keep to the slices.
+        // SAFETY: `in_slices` accesses only `n` elements of each pointer.
         unsafe impl $crate::elementwise::entry::Function<$ty, 1> for $f {
             type Out = $ty;
 
             unsafe fn run([input]: [*const $ty; 1], out: *mut $ty, n: usize) {
                 let f = $function;
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller of `run` passes pointers that are valid for `n` elements.
                 unsafe { $crate::elementwise::entry::in_slices(input, out, n, f) };
             }
         }
@@ -270,7 +275,7 @@ macro_rules! __elementwise_cpu_of {
 #[macro_export]
 macro_rules! __elementwise_cpu_one {
     ($f:ident, $output:ident, [$($input:ident),+], $body:expr, $ty:ident) => {
-        // SAFETY: `each` and `in_slices` keep to the slices.
+        // SAFETY: `each` accesses only `n` elements of each pointer.
         unsafe impl $crate::elementwise::entry::Function<$ty, { $crate::__elementwise_count!($($input)+) }> for $f {
             type Out = $crate::__elementwise_out!($output, $ty);
 
@@ -278,14 +283,14 @@ macro_rules! __elementwise_cpu_one {
                 let f = $crate::elementwise::entry::of_elements(
                     #[inline(always)] |[$($input),+]: [$ty; $crate::__elementwise_count!($($input)+)]| $body
                 );
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller of `run` passes pointers that are valid for `n` elements.
                 unsafe { $crate::elementwise::entry::each(inputs, out, n, f) };
             }
         }
     };
 }
 
-/// The loops of a dtype, if the op has it.
+/// The CPU loops for a dtype, if the op supports it.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __elementwise_host {

@@ -1,4 +1,4 @@
-//! The CPU implementation.
+//! CPU implementations of fills.
 
 use std::marker::PhantomData;
 
@@ -11,11 +11,12 @@ use warpline_runtime::Scalar;
 use warpline_runtime::host::{Cast, GRAIN, HostElement, Number, Shared, map0, parallel_for};
 use warpline_runtime::iter::{HostLoop, HostLoops, Index};
 
-/// The bytes of an element, in the low bytes.
+/// Returns the bytes of an element, in the low bytes.
 pub(super) fn bits<T: HostElement>(value: Scalar) -> u64 {
     let element = T::put(T::Compute::from_scalar(value));
     let mut bits = 0u64;
-    // SAFETY: an element is plain data of at most 8 bytes, and CUDA's hosts are little-endian.
+    // SAFETY: an element is plain data of at most 8 bytes, so `bits` has room for it. CUDA's hosts
+    // are little-endian, so these are the low bytes.
     unsafe { (&raw mut bits).cast::<T>().write_unaligned(element) };
     bits
 }
@@ -30,7 +31,7 @@ pub(super) fn fill_loops(size: usize) -> HostLoops<Fill, 1> {
     }
 }
 
-/// An unsigned integer made of the low bytes of a larger one.
+/// An unsigned integer that consists of the low bytes of a larger one.
 trait Low: Copy + Send + Sync + 'static {
     fn low(bits: u64) -> Self;
 }
@@ -60,7 +61,7 @@ unsafe impl<T: Low> HostLoop<Fill, 1> for FillLoop<T> {
 }
 
 /// # Safety
-/// As [`HostKernel`]: a result of `T`.
+/// The conditions of [`HostKernel`]. The operand is the result, of `T`.
 pub(super) unsafe fn sequence<T>(launch: &HostLaunch<'_>, p: &Sequence)
 where
     T: HostElement,
@@ -77,7 +78,8 @@ where
             } else {
                 (p.last - p.step * (p.numel - 1 - i as u64) as f64).cast()
             };
-            // SAFETY: element `i` of the result, which the caller vouches for.
+            // SAFETY: `i` is less than the size of the result, and the element belongs to this
+            // thread.
             unsafe { out.write(i as isize * p.stride as isize, T::put(value)) };
         }
     });

@@ -1,4 +1,4 @@
-//! Tensors of one value, of evenly spaced ones, and the identity.
+//! Fills: tensors of one value, of evenly spaced values, and the identity matrix.
 
 mod cpu;
 #[cfg(test)]
@@ -14,7 +14,7 @@ use warpline_runtime::{
     DType, Error, Layout, Result, Scalar, Site, Target, View, cuda_struct, dispatch, hosts,
 };
 
-/// Fills for elements of 1, 2, 4 and 8 bytes, each flat and strided, then sequences per dtype.
+/// Fills for elements of 1, 2, 4 and 8 bytes, and sequences for each dtype.
 pub(crate) const PROGRAMS: &[&Program] = &[&FILL, &SEQUENCE];
 
 static FILL: Program = Program::new("fill", BITS, iter::KERNELS, |_, ty| {
@@ -30,14 +30,14 @@ static SEQUENCE: Program = Program::new("sequence", NUMBERS, &[""], |_, ty| {
 })
 .with_ptx(committed);
 
-// SAFETY: `run_sequence` sets size and stride of each `Sequence` to those of the view that it launches with. Each element is
-// one thread's.
+// SAFETY: `run_sequence` sets size and stride of each `Sequence` to those of the view that it
+// launches with. One thread writes each element.
 static EVENLY_SPACED: Kernel<Sequence, 1> =
     unsafe { Kernel::new(&SEQUENCE, "", hosts!(number T => cpu::sequence::<T>)) };
 
 cuda_struct! {
     struct Fill {
-        /// The element, in the low bytes.
+        /// Bytes of the element, in the low bytes.
         bits: Bits,
     }
 }
@@ -46,9 +46,9 @@ cuda_struct! {
     struct Sequence {
         numel: u64,
         stride: i64,
-        /// From here on values are counted back from `last`.
+        /// Index from which values are computed backwards from `last`.
         middle: u64,
-        /// Whether values are integers, `first_int + i * step_int`.
+        /// Whether values are the integers `first_int + i * step_int`.
         exact: u64,
         first: f64,
         last: f64,
@@ -58,15 +58,19 @@ cuda_struct! {
     }
 }
 
-/// An element of this value, in the low bytes.
+/// Returns the bytes of `value` as an element of `dtype`, in the low bytes.
 pub(crate) fn bits_of(dtype: DType, value: Scalar) -> u64 {
     dispatch!(dtype, all T => cpu::bits::<T>(value))
 }
 
-/// Sets every element to `value`, converted to the dtype (`Tensor.fill_`).
+/// Sets every element to `value`, converted to the dtype of `out` (`Tensor.fill_`). Supports every
+/// dtype.
 ///
 /// # Errors
-/// [`ErrorKind::OverlappingWrite`]; otherwise as [`Kernel::launch`].
+/// - [`ErrorKind::TooManyDims`] if `out` has too many dimensions after merging.
+/// - [`ErrorKind::OutOfStorage`] if `out` reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
+/// - The errors of [`Kernel::launch`].
 #[track_caller]
 pub fn fill(target: Target<'_>, out: View<'_>, value: Scalar) -> Result<()> {
     fill_at(target, Site::here("fill_"), out, value)
@@ -84,12 +88,16 @@ fn fill_at(target: Target<'_>, site: Site, out: View<'_>, value: Scalar) -> Resu
     kernels.launch(target, site, [out], Fill { bits })
 }
 
-/// `start + i * step` for each element `i` of a tensor of one dimension (`torch.arange`): in
-/// integers if the dtype and both numbers are, otherwise in `f64`.
+/// Sets element `i` of `out`, which has one dimension, to `start + i * step` (`torch.arange`). The
+/// arithmetic is in integers if the dtype and both numbers are integers, otherwise in `f64`.
+/// Supports every dtype except bool.
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`] unless `out` has one dimension, [`ErrorKind::UnsupportedDType`] if it is of bools,
-/// [`ErrorKind::OverlappingWrite`]; otherwise as [`Kernel::launch`].
+/// - [`ErrorKind::ShapeMismatch`] if `out` does not have one dimension.
+/// - [`ErrorKind::UnsupportedDType`] if `out` is of bools.
+/// - [`ErrorKind::OutOfStorage`] if `out` reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
+/// - The errors of [`Kernel::launch`].
 #[track_caller]
 pub fn arange(target: Target<'_>, out: View<'_>, start: Scalar, step: Scalar) -> Result<()> {
     let exact = !matches!(
@@ -111,11 +119,12 @@ pub fn arange(target: Target<'_>, out: View<'_>, start: Scalar, step: Scalar) ->
     run_sequence(target, "arange", out, sequence)
 }
 
-/// As many values from `start` to `end`, both included, as a tensor of one dimension has elements
-/// (`torch.linspace`). The second half is counted back from `end`, so that it is met exactly.
+/// Fills `out`, which has one dimension, with evenly spaced values from `start` to `end`, both
+/// included (`torch.linspace`). The second half is computed backwards from `end`, so that the last
+/// value is exact. Supports every dtype except bool.
 ///
 /// # Errors
-/// As [`arange`].
+/// The errors of [`arange`].
 #[track_caller]
 pub fn linspace(target: Target<'_>, out: View<'_>, start: f64, end: f64) -> Result<()> {
     let numel = out.numel() as u64;
@@ -150,10 +159,12 @@ fn run_sequence(
     EVENLY_SPACED.launch(target, name, &[out.write()], &sequence, grid)
 }
 
-/// Ones on the diagonal of a matrix, zeros elsewhere (`torch.eye`).
+/// Sets the diagonal of a matrix to 1 and all other elements to 0 (`torch.eye`). Supports every
+/// dtype.
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`] if `out` is no matrix, [`ErrorKind::OverlappingWrite`]; otherwise as [`Kernel::launch`].
+/// - [`ErrorKind::ShapeMismatch`] if `out` is not a matrix.
+/// - The errors of [`fill`].
 #[track_caller]
 pub fn eye(target: Target<'_>, out: View<'_>) -> Result<()> {
     let site = Site::here("eye");

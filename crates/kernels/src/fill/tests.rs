@@ -1,4 +1,4 @@
-//! Cases for fills, the same on every target.
+//! Tests of fills that run on every target.
 
 use super::*;
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu, shapes, stored};
@@ -14,7 +14,7 @@ fn fills(target: Target<'_>) {
                 let expected = vec![stored(dtype, value.to_f64()); out.view().numel()];
                 assert_close(dtype, &out.floats(target), &expected, shape.name);
             }
-            // What the view leaves out is as it was.
+            // Elements outside of the view keep their values.
             let all = memory.floats(target);
             let untouched = stored(dtype, 77.0);
             let changed = all.iter().filter(|&&v| v != untouched).count();
@@ -35,11 +35,11 @@ fn sequences(target: Target<'_>) {
     arange(target, out.view(), Scalar::Int(0), Scalar::Float(0.1)).unwrap();
     let tenths: Vec<f64> = (0..10).map(|i| f64::from(i) * 0.1).collect();
     assert_close(DType::F32, &out.floats(target), &tenths, "tenths");
-    // Integers that no float holds.
+    // Integers that no float represents.
     let out = Tensor::garbage(target, DType::I64, &[2]);
     arange(target, out.view(), Scalar::Int((1 << 60) + 1), Scalar::Int(2)).unwrap();
     assert_eq!(out.values(target), [Scalar::Int((1 << 60) + 1), Scalar::Int((1 << 60) + 3)]);
-    // Both ends are met, whatever the step.
+    // The first and the last value are exact, whatever the step.
     let out = Tensor::garbage(target, DType::F64, &[100_003]);
     linspace(target, out.view(), -0.3, 0.7).unwrap();
     let values = out.floats(target);
@@ -48,7 +48,7 @@ fn sequences(target: Target<'_>) {
     let one = Tensor::garbage(target, DType::F32, &[1]);
     linspace(target, one.view(), 2.0, 5.0).unwrap();
     assert_eq!(one.floats(target), [2.0]);
-    // Into every second element.
+    // A view of every second element.
     let memory = Tensor::garbage(target, DType::I32, &[6]);
     let out = memory.with(|l| l.slice(0, 0, 6, 2));
     arange(target, out.view(), Scalar::Int(1), Scalar::Int(-1)).unwrap();

@@ -6,7 +6,8 @@ use super::Pick;
 use warpline_runtime::host::{Cast, GRAIN, HostElement, Shared, parallel_for, rows};
 
 /// # Safety
-/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): a source of `T`, indices of `I`, and a result of `T`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are source,
+/// of `T`, index, of `I`, and result, of `T`.
 pub(super) unsafe fn gather<T, I>(launch: &HostLaunch<'_>, &Pick { report, step, space }: &Pick)
 where
     T: Copy + Default,
@@ -18,7 +19,9 @@ where
     parallel_for(launch.parallel, space.numel(), GRAIN, |range| {
         rows(&space, range, |[from, at, to], n| {
             if b == 0 {
-                // SAFETY: as below, of an index that all of them share.
+                // SAFETY: source and index have these elements; the source is reached only if the
+                // one index of the row is in range. The row of the result belongs to this thread.
+                // The report's mailbox lives as long as the launch.
                 unsafe {
                     let i: i64 = index.read(at).get().cast();
                     if !report.check_index(i) {
@@ -31,8 +34,9 @@ where
                 return;
             }
             for k in 0..n as isize {
-                // SAFETY: declared elements; the source's only where the index is in range. What
-                // is written is this thread's. The report's mailbox is there for the launch.
+                // SAFETY: source and index have these elements; the source is reached only if the
+                // index is in range. The element of the result belongs to this thread. The report's
+                // mailbox lives as long as the launch.
                 unsafe {
                     let i: i64 = index.read(at + k * b).get().cast();
                     let value = if report.check_index(i) {
@@ -47,12 +51,13 @@ where
     });
 }
 
-/// Copies `n` elements at these steps.
+/// Copies `n` elements, `a` apart, to places that are `c` apart.
 ///
 /// # Safety
-/// They are valid for reads and writes, and nobody else touches what is written meanwhile.
+/// The elements are valid for reads and the places for writes, and no other thread accesses the
+/// places meanwhile.
 unsafe fn copy_row<T: Copy>((from, a): (*const T, isize), (to, c): (*mut T, isize), n: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees valid elements and places.
     unsafe {
         if (a, c) == (1, 1) {
             to.copy_from(from, n);

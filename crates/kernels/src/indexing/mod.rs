@@ -1,8 +1,11 @@
-//! Elements picked by indices along a dimension: `index_select`, `gather`, `embedding`.
+//! Ops that select elements by indices along a dimension: `index_select`, `gather` and `embedding`.
 //!
-//! All three are one kernel: the source is seen with the result's sizes, as if it had stride 0
-//! where the index decides, and the index likewise. An index that is out of range, as negative ones
-//! are, is reported as [`ErrorKind::IndexCheck`] says, and marks the result; the kernel writes 0 there.
+//! One kernel serves all three. It reads source and index through views with the sizes of the
+//! result. The source has stride 0 in the dimensions that the index decides, and the index has
+//! stride 0 in the others.
+//!
+//! An index out of range, which includes negative indices, causes [`ErrorKind::IndexCheck`] and
+//! marks the result as invalid. The kernel writes 0 there.
 
 mod cpu;
 #[cfg(test)]
@@ -26,15 +29,15 @@ use warpline_runtime::{
 
 pub(crate) const PROGRAMS: &[&Program] = &[&GATHER];
 
-/// By the size of an element, then by the indices' dtype.
+/// Variants by the size of the elements, then by the dtype of the indices.
 const VARIANTS: &[&str] = &[
     "u8_i32", "u8_i64", "u16_i32", "u16_i64", "u32_i32", "u32_i64", "u64_i32", "u64_i64",
     "u128_i32", "u128_i64",
 ];
 
-/// Elements that a thread of the kernel takes: what it waits for, it waits for together.
+/// Elements per thread of the kernel, so that several loads are in flight at a time.
 const EACH: usize = 4;
-/// Bytes that are moved at once where they lie side by side.
+/// Bytes of the largest unit that is moved at once, for elements that lie side by side.
 const WIDEST: usize = 16;
 
 static GATHER: Program = Program::new("gather", VARIANTS, &[""], |_, variant| {
@@ -45,8 +48,8 @@ static GATHER: Program = Program::new("gather", VARIANTS, &[""], |_, variant| {
 })
 .with_ptx(committed);
 
-/// Declares the kernel that moves units of `$bytes`, which are of the type `$unit` in CUDA. The dtype of the indices selects the
-/// variant.
+/// Creates the kernel that moves units of `$bytes`, which have the type `$unit` in CUDA. The dtype
+/// of the indices selects the variant.
 macro_rules! gather {
     ($bytes:ty, $unit:literal) => {
         Kernel::new(
@@ -60,9 +63,9 @@ macro_rules! gather {
     };
 }
 
-// SAFETY: `part` makes all `Pick`s, with the sizes and strides of the views that it launches with, in units. An index is
-// checked before it selects an element, and `whole` declares all elements that one can select. Each element of the result is
-// one thread's.
+// SAFETY: `launch` makes all `Pick`s, with sizes and strides, in units, of the views that it launches
+// with. The kernel checks an index before it selects an element, and `whole` declares all elements
+// that an index can select. One thread owns each element of the result.
 static GATHERS: [Kernel<Pick, 3>; 5] = unsafe {
     [
         gather!(u8, "u8"),
@@ -74,7 +77,7 @@ static GATHERS: [Kernel<Pick, 3>; 5] = unsafe {
 };
 
 cuda_struct! {
-    /// `step` is the source's stride along the dimension that is indexed.
+    /// The parameters. `step` is the stride of the source along the indexed dimension.
     struct Pick {
         report: Report,
         step: i64,
@@ -82,32 +85,41 @@ cuda_struct! {
     }
 }
 
-/// What of the source is indexed.
-struct Along {
+/// The indexed dimension of the source.
+struct IndexedDim {
     dim: usize,
     size: usize,
     step: isize,
-    /// The result's dimensions that stand in its place.
+    /// The dimensions of the result that replace the indexed dimension.
     indexed: Range<usize>,
 }
 
-impl Along {
+impl IndexedDim {
     fn of(input: &Layout, dim: usize, indexed: Range<usize>) -> Self {
-        // A scalar has a dimension to name.
+        // `dim` may be 0 for a scalar, which has no dimensions.
         let of = |values: &[isize]| values.get(dim).copied();
         let size = input.sizes().get(dim).copied().unwrap_or(1);
         Self { dim, size, step: of(input.strides()).unwrap_or(0), indexed }
     }
 }
 
-/// `torch.index_select`: of dimension `dim` of `input` what `index` names, one after the other, into
-/// `out`. `index` has at most one dimension and is `int32` or `int64`.
+/// Copies the slices of `input` along dimension `dim` that `index` names into `out`, in order
+/// (`torch.index_select`). `index` is of `int32` or `int64` and has at most one dimension. `out`
+/// has the dtype of `input`, which may be any, and the sizes that [`index_select_sizes`] returns.
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`], [`ErrorKind::DTypeMismatch`], [`ErrorKind::DimOutOfRange`];
-/// [`ErrorKind::InvalidArgument`] for indices of another dtype; [`ErrorKind::OutOfStorage`],
-/// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`], [`ErrorKind::TooManyDims`]; otherwise as
-/// [`Kernel::launch`]; [`ErrorKind::IndexCheck`].
+/// - [`ErrorKind::InvalidArgument`] if `index` is not of `int32` or `int64`.
+/// - [`ErrorKind::DTypeMismatch`] if `out` has another dtype than `input`.
+/// - [`ErrorKind::DimOutOfRange`] if `input` has no dimension `dim`.
+/// - [`ErrorKind::ShapeMismatch`] if `index` has more than one dimension, if `input` is a scalar
+///   and there is not one index, or if `out` has other sizes.
+/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
+/// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with another operand.
+/// - [`ErrorKind::IndexCheck`] if an index is out of range; on a GPU, a later wait or read of `out`
+///   returns this error.
+/// - The errors of [`Kernel::launch`].
 #[track_caller]
 pub fn index_select(
     target: Target<'_>,
@@ -129,15 +141,16 @@ pub fn index_select(
         indices[dim] = index.strides().first().copied().unwrap_or(0);
     }
     debug_assert!(ndim > 0 || count == 1);
-    let along = Along::of(input.layout, dim, dim..(dim + 1).min(ndim));
+    let along = IndexedDim::of(input.layout, dim, dim..(dim + 1).min(ndim));
     pick(target, OP, (input, &source), (index, &indices), out, &along)
 }
 
-/// The sizes of [`index_select`]'s result.
+/// Returns the sizes of the result of [`index_select`]: those of the input, with the number of
+/// indices in dimension `dim`.
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`] for an index of several dimensions, or of other than one element where
-/// the input is a scalar.
+/// [`ErrorKind::ShapeMismatch`] if the index has more than one dimension, or the input is a scalar
+/// and there is not one index.
 #[track_caller]
 pub fn index_select_sizes(input: &[usize], dim: usize, index: &[usize]) -> Result<Sizes> {
     let location = Location::caller();
@@ -155,12 +168,26 @@ pub fn index_select_sizes(input: &[usize], dim: usize, index: &[usize]) -> Resul
     Ok(sizes)
 }
 
-/// `torch.gather`: each element of `out` is that of `input` at the same place, but for dimension
-/// `dim`, where `index` says which. `index` is `int32` or `int64`, has as many dimensions as
-/// `input`, and is no larger in any but `dim`; `out` has its sizes.
+/// Sets each element of `out` to an element of `input` (`torch.gather`): that of the same position,
+/// except that `index` gives the position in dimension `dim`.
+///
+/// `index` is of `int32` or `int64`, has as many dimensions as `input`, and is no larger in any
+/// dimension except `dim`. `out` has the dtype of `input`, which may be any, and the sizes of
+/// `index`. A scalar counts as a tensor of one dimension.
 ///
 /// # Errors
-/// As [`index_select`].
+/// - [`ErrorKind::InvalidArgument`] if `index` is not of `int32` or `int64`.
+/// - [`ErrorKind::DTypeMismatch`] if `out` has another dtype than `input`.
+/// - [`ErrorKind::DimOutOfRange`] if `input` has no dimension `dim`.
+/// - [`ErrorKind::ShapeMismatch`] if `index` does not fit `input`, or `out` has other sizes than
+///   `index`.
+/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
+/// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with another operand.
+/// - [`ErrorKind::IndexCheck`] if an index is out of range; on a GPU, a later wait or read of `out`
+///   returns this error.
+/// - The errors of [`Kernel::launch`].
 #[track_caller]
 pub fn gather(
     target: Target<'_>,
@@ -172,11 +199,11 @@ pub fn gather(
     gather_as("gather", target, input, dim, index, out)
 }
 
-/// [`gather`] under the name `op`, which errors and reports of indices out of range have: an op that gathers is not
-/// called `gather` by its users.
+/// [`gather`] for an op that users know as `op`. Errors and reports of indices out of range carry
+/// this name.
 ///
 /// # Errors
-/// As [`gather`].
+/// The errors of [`gather`].
 #[track_caller]
 pub fn gather_as(
     op: &'static str,
@@ -193,7 +220,7 @@ pub fn gather_as(
     if index.numel() == 0 {
         return Ok(());
     }
-    // A scalar counts as one element in a row.
+    // Treats a scalar as a tensor of one element in one dimension.
     let row = |l: &Layout| if l.ndim() == 0 { l.unsqueeze(0) } else { Ok(l.clone()) };
     let layouts = [row(input.layout)?, row(index.layout)?, row(out.layout)?];
     let (from, to) = (layouts[0].sizes(), layouts[1].sizes());
@@ -211,17 +238,28 @@ pub fn gather_as(
     }
     let mut source = layouts[0].strides().to_vec();
     source[dim] = 0;
-    let along = Along::of(&layouts[0], dim, dim..dim + 1);
+    let along = IndexedDim::of(&layouts[0], dim, dim..dim + 1);
     let index = View { layout: &layouts[1], ..index };
     let out = View { layout: &layouts[2], ..out };
     pick(target, op, (input, &source), (index, index.strides()), out, &along)
 }
 
-/// `torch.nn.functional.embedding`: the rows of the matrix `weight` that `indices`, `int32` or `int64`
-/// and of any sizes, name; `out` has their sizes and then a row's.
+/// Copies the rows of the matrix `weight` that `indices` names into `out`
+/// (`torch.nn.functional.embedding`). `indices` is of `int32` or `int64` and has any sizes. `out`
+/// has the dtype of `weight`, which may be any, and the sizes of `indices` followed by the size of
+/// a row.
 ///
 /// # Errors
-/// As [`index_select`].
+/// - [`ErrorKind::InvalidArgument`] if `indices` is not of `int32` or `int64`.
+/// - [`ErrorKind::DTypeMismatch`] if `out` has another dtype than `weight`.
+/// - [`ErrorKind::ShapeMismatch`] if `weight` is not a matrix, or `out` has other sizes.
+/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
+/// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with another operand.
+/// - [`ErrorKind::IndexCheck`] if an index is out of range; on a GPU, a later wait or read of `out`
+///   returns this error.
+/// - The errors of [`Kernel::launch`].
 #[track_caller]
 pub fn embedding(
     target: Target<'_>,
@@ -238,14 +276,15 @@ pub fn embedding(
     source.push(weight.strides()[1]);
     let mut index = indices.strides().to_vec();
     index.push(0);
-    let along = Along::of(weight.layout, 0, 0..count);
+    let along = IndexedDim::of(weight.layout, 0, 0..count);
     pick(target, OP, (weight, &source), (indices, &index), out, &along)
 }
 
-/// The sizes of [`embedding`]'s result.
+/// Returns the sizes of the result of [`embedding`]: those of the indices, then the size of a row
+/// of the weight.
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`] unless the weight is a matrix.
+/// [`ErrorKind::ShapeMismatch`] if the weight is not a matrix.
 #[track_caller]
 pub fn embedding_sizes(weight: &[usize], indices: &[usize]) -> Result<Sizes> {
     let &[_, row] = weight else {
@@ -287,7 +326,8 @@ fn check_sizes(
     ))
 }
 
-/// Launches the kernel. Source and indices come with their strides in the result's dimensions.
+/// Launches the kernel. `source_strides` and `index_strides` are those in the dimensions of the
+/// result.
 #[track_caller]
 fn pick(
     target: Target<'_>,
@@ -295,7 +335,7 @@ fn pick(
     (source, source_strides): (View<'_>, &[isize]),
     (index, index_strides): (View<'_>, &[isize]),
     out: View<'_>,
-    along: &Along,
+    along: &IndexedDim,
 ) -> Result<()> {
     let seen = |view: View<'_>, strides: &[isize]| {
         Layout::from_parts(out.sizes().into(), strides.into(), view.layout.offset())
@@ -303,22 +343,22 @@ fn pick(
     let layouts = [seen(source, source_strides), seen(index, index_strides)];
     let [source, index] =
         [(source, &layouts[0]), (index, &layouts[1])].map(|(v, layout)| View { layout, ..v });
-    part(target, Site::here(op), [source, index, out], along)
+    launch(target, Site::here(op), [source, index, out], along)
 }
 
 #[track_caller]
-fn part(target: Target<'_>, site: Site, views: [View<'_>; 3], along: &Along) -> Result<()> {
+fn launch(target: Target<'_>, site: Site, views: [View<'_>; 3], along: &IndexedDim) -> Result<()> {
     let [source, index, out] = views;
     if out.numel() == 0 {
         return Ok(());
     }
     let wide = match target {
         Target::Cuda(..) => wide(&views, along),
-        // The host copies what lies side by side at once, whatever the elements.
+        // The CPU implementation copies adjacent elements with one call, whatever their size.
         Target::Cpu(_) => None,
     };
     let (times, dim) = wide.unwrap_or((1, 0));
-    // As if there were elements of `times` the size.
+    // Returns sizes and strides in units of `times` elements.
     let seen = |view: View<'_>, is_index: bool| {
         let (mut sizes, mut strides) = (Sizes::from(view.sizes()), Strides::from(view.strides()));
         for d in 0..sizes.len() {
@@ -333,7 +373,7 @@ fn part(target: Target<'_>, site: Site, views: [View<'_>; 3], along: &Along) -> 
     let (sizes, to) = seen(out, false);
     let plan = Plan::new(&sizes, [&seen(source, false).1, &seen(index, true).1, &to]);
     if !plan.fits() {
-        return halves(&views, |views| part(target, site, views, along));
+        return halves(&views, |views| launch(target, site, views, along));
     }
     let space = plan.index(site.op)?;
     let report = Report::new(along.dim, along.size);
@@ -350,9 +390,9 @@ fn part(target: Target<'_>, site: Site, views: [View<'_>; 3], along: &Along) -> 
     kernel.launch_at(target, site, &operands, &params, Grid::linear(blocks, BLOCK))
 }
 
-/// How many elements are moved as one, and the dimension along which they lie side by side in the source
-/// and in the result, and have one index.
-fn wide(views: &[View<'_>; 3], along: &Along) -> Option<(usize, usize)> {
+/// Returns the number of elements per unit, and the dimension along which units lie. IndexedDim this
+/// dimension, source and result have stride 1 and all elements have one index.
+fn wide(views: &[View<'_>; 3], along: &IndexedDim) -> Option<(usize, usize)> {
     let [source, index, out] = views;
     let strides = |d: usize| (source.strides()[d], index.strides()[d], out.strides()[d]);
     let dim = (0..out.sizes().len()).find(|&d| strides(d) == (1, 0, 1))?;
@@ -373,15 +413,15 @@ fn wide(views: &[View<'_>; 3], along: &Along) -> Option<(usize, usize)> {
     Some((times, dim))
 }
 
-/// Each element once, of a layout that repeats some.
+/// Removes the dimensions in which a layout repeats its elements.
 fn distinct(layout: &Layout) -> Layout {
     let dims = layout.sizes().iter().copied().zip(layout.strides().iter().copied());
     let (sizes, strides): (Sizes, Strides) = dims.filter(|(_, stride)| *stride != 0).unzip();
     Layout::from_parts(sizes, strides, layout.offset())
 }
 
-/// All of the source that an index can name.
-fn whole(seen: &Layout, along: &Along) -> Layout {
+/// Returns the layout of all elements of the source that an index can select.
+fn whole(seen: &Layout, along: &IndexedDim) -> Layout {
     let (mut sizes, mut strides) = (Sizes::new(), Strides::new());
     for d in 0..=seen.ndim() {
         if d == along.indexed.start {

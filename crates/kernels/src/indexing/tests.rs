@@ -1,4 +1,4 @@
-//! Cases for indexing, the same on every target.
+//! Tests of indexing that run on every target.
 
 use std::panic::Location;
 
@@ -7,19 +7,19 @@ use warpline_runtime::DType::{BF16, F32, F64, I8, I16, I32, I64};
 use warpline_runtime::testing::{Tensor, on_every_target, on_gpu, samples, shapes};
 use warpline_runtime::{ErrorKind, IndexCheck};
 
-/// Row-major steps of sizes.
+/// Row-major strides of sizes.
 fn steps(sizes: &[usize]) -> Vec<usize> {
     (0..sizes.len()).map(|d| sizes[d + 1..].iter().product()).collect()
 }
 
-/// Each element's place in a row-major tensor of these sizes.
+/// The indices of each element of a row-major tensor.
 fn places(sizes: &[usize]) -> Vec<Vec<usize>> {
     let steps = steps(sizes);
     let place = |i: usize| sizes.iter().zip(&steps).map(|(n, step)| i / step % n).collect();
     (0..sizes.iter().product()).map(place).collect()
 }
 
-/// What `gather` gives, by plain loops.
+/// Computes `gather` with plain loops.
 pub(super) fn expected(input: &Tensor, dim: usize, index: &Tensor, target: Target<'_>) -> Vec<f64> {
     let (values, indices) = (input.floats(target), index.floats(target));
     let steps = steps(input.view().sizes());
@@ -32,7 +32,7 @@ pub(super) fn expected(input: &Tensor, dim: usize, index: &Tensor, target: Targe
     places.iter().zip(&indices).map(of).collect()
 }
 
-/// NaNs are moved as they are.
+/// Compares bits, because NaNs are moved unchanged.
 #[track_caller]
 pub(super) fn assert_same(actual: Vec<f64>, expected: Vec<f64>, context: &str) {
     let bits = |values: Vec<f64>| values.into_iter().map(f64::to_bits).collect::<Vec<_>>();
@@ -74,7 +74,7 @@ fn every_view_and_dtype(target: Target<'_>) {
     }
 }
 
-/// A vector of indices, seen with other sizes.
+/// Expands a vector of indices to other sizes.
 pub(super) fn spread(target: Target<'_>, which: &Tensor, sizes: &[usize], dim: usize) -> Tensor {
     let values = which.floats(target);
     let all: Vec<f64> = places(sizes).iter().map(|at| values[at[dim]]).collect();
@@ -128,7 +128,7 @@ fn scalars_and_nothing(target: Target<'_>) {
     index_select(target, row.view(), 0, none.view(), to.view()).unwrap();
 }
 
-/// One that is out of range is 0, and the error says which; what is right stays right.
+/// An index out of range gives 0 and an error that names it. All other elements are correct.
 fn out_of_range(target: Target<'_>) {
     let input = Tensor::new(target, F32, &[4, 3], &(1..13).map(f64::from).collect::<Vec<_>>());
     let nothing = Tensor::new(target, I16, &[0, 3], &[]);
@@ -154,8 +154,8 @@ fn out_of_range(target: Target<'_>) {
     }
 }
 
-/// What an op wrote whose check failed cannot be used, on the CPU as on a device: until it is
-/// overwritten, though by a part of what its memory holds.
+/// A result whose index check failed cannot be read, not even in part, until it is overwritten.
+/// This holds on the CPU and on a device.
 fn assert_marked(target: Target<'_>, out: &Tensor, error: &IndexCheck) {
     let copy = Tensor::garbage(target, out.dtype, out.view().sizes());
     for _ in 0..2 {
@@ -181,7 +181,7 @@ fn assert_marked(target: Target<'_>, out: &Tensor, error: &IndexCheck) {
     assert_eq!(copy.floats(target), vec![77.0; copy.view().numel()], "what was refused changed it");
 }
 
-/// Memory that was there before, of which a result is a part: only that part is marked.
+/// A result in existing memory: only that part of the memory is marked.
 fn marked_in_part(target: Target<'_>) {
     let input = Tensor::new(target, F32, &[2], &[5.0, 6.0]);
     let index = Tensor::new(target, I64, &[2], &[1.0, 2.0]);
@@ -215,7 +215,7 @@ fn gpu_a_part_is_marked() {
     on_gpu(marked_in_part);
 }
 
-/// The error of an op, at once or at a wait.
+/// Returns the index check of an op, from the op itself or from a wait.
 fn reported(target: Target<'_>, at_once: Result<()>) -> IndexCheck {
     let error = match target {
         Target::Cpu(_) => at_once.expect_err("on the host it is known at once"),
@@ -255,7 +255,7 @@ fn gpu_an_index_out_of_range_is_reported() {
     on_gpu(out_of_range);
 }
 
-/// Several threads' failures are one.
+/// Failures of several threads give one report.
 fn many_out_of_range(target: Target<'_>) {
     let n = 200_000;
     let input = Tensor::garbage(target, I8, &[9]);
@@ -279,7 +279,7 @@ fn gpu_many_failed_indices_are_one_report() {
     on_gpu(many_out_of_range);
 }
 
-/// What 32-bit offsets do not reach is launched in parts.
+/// Offsets beyond 32 bits split the launch.
 #[test]
 fn elements_far_apart_are_indexed() {
     let reason = warpline_cuda_sys_safe::DriverError::NoDevice { reason: "not needed".into() };
@@ -288,7 +288,7 @@ fn elements_far_apart_are_indexed() {
         &warpline_runtime::RuntimeConfig::default(),
     );
     let target = Target::Cpu(&runtime);
-    // Of so much memory, little is ever touched.
+    // The test touches only little of this memory.
     let far = Tensor {
         storage: warpline_runtime::Storage::pageable(&runtime, (3 << 30) + 2).unwrap(),
         layout: Layout::from_parts(

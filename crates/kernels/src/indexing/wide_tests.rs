@@ -1,11 +1,11 @@
-//! Elements that lie side by side and are moved as one.
+//! Adjacent elements that are moved as one unit.
 
 use super::tests::{assert_same, expected, spread};
 use super::*;
 use warpline_runtime::DType::{BF16, F32, F64, I64};
 use warpline_runtime::testing::{Tensor, on_every_target, on_gpu, samples};
 
-/// Rows that are moved in parts of 16 bytes, of fewer, and element by element.
+/// Rows that are moved in units of 16 bytes, in smaller units, and by element.
 fn rows_of_any_length_and_place(target: Target<'_>) {
     for dtype in [DType::U8, BF16, F32, F64] {
         for (length, offset) in [(5, 0), (6, 0), (24, 2), (32, 4), (32, 1), (48, 8), (64, 0)] {
@@ -44,7 +44,7 @@ fn rows_are_moved_in_the_widest_parts_that_fit() {
         let index = Tensor::new(target, I64, &[7], &[0.0; 7]);
         let seen = |view: &Tensor| {
             let (sizes, strides) = (view.view().sizes(), view.view().strides());
-            let along = Along { dim: 0, size: 7, step: strides[0], indexed: 0..1 };
+            let along = IndexedDim { dim: 0, size: 7, step: strides[0], indexed: 0..1 };
             let of = |strides: &[isize]| {
                 Layout::from_parts(sizes.into(), strides.into(), view.layout.offset())
             };

@@ -1,22 +1,23 @@
-//! The CPU implementations.
+//! CPU implementations of losses.
 
 use warpline_cuda_sys_safe::HostLaunch;
 
 use super::{Checked, Losses};
 use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, Shared};
 
-/// Writes a total weight, in the dtype that goes with the elements'.
+/// Writes a total weight in the compute type of `T`.
 ///
 /// # Safety
-/// Operand `index` is one element of `f64` where `T` is, and of `f32` for others.
+/// Operand `index` has one element of the compute type of `T`, which belongs to this thread.
 unsafe fn put_total<T: HostElement>(launch: &HostLaunch<'_>, index: usize, total: f64) {
-    // SAFETY: the caller's promise: what a `T` is computed in.
+    // SAFETY: the caller guarantees that the operand has this element, of this type.
     unsafe { Shared::<T::Compute>::operand(launch, index).write(0, Number::from_number(total)) };
 }
 
 /// # Safety
-/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): logarithms of `T`, classes of `i64`, weights and a loss of
-/// `T`, and a total weight.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are
+/// logarithms, of `T`, classes, of `i64`, weights and loss, of `T`, and total weight, of its
+/// compute type.
 pub(super) unsafe fn nll_loss<T: HostElement>(
     launch: &HostLaunch<'_>,
     Checked { report, losses: p }: &Checked,
@@ -26,8 +27,8 @@ pub(super) unsafe fn nll_loss<T: HostElement>(
     let [row_step, step] = p.log_steps.map(|step| step as isize);
     let (mut sum, mut total) = (0.0, 0.0);
     for n in 0..p.rows as isize {
-        // SAFETY: an element of each, of logarithms and weights once the class was checked. The report's
-        // mailbox is there for the launch.
+        // SAFETY: the classes have an element per row. Logarithms and weights are read only after
+        // the class was checked. The report's mailbox lives as long as the launch.
         unsafe {
             let class = classes.read(n * p.class_step as isize);
             if class == p.ignored || !report.check_index(class) {
@@ -44,7 +45,7 @@ pub(super) unsafe fn nll_loss<T: HostElement>(
         }
     }
     let value = if p.is_mean != 0 { sum / total } else { sum };
-    // SAFETY: the one element of each result.
+    // SAFETY: each result has one element, and the loop runs on one thread.
     unsafe {
         loss.write(0, T::put(T::Compute::from_number(value)));
         put_total::<T>(launch, 4, total);
@@ -52,12 +53,13 @@ pub(super) unsafe fn nll_loss<T: HostElement>(
 }
 
 /// # Safety
-/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): a gradient and logarithms of `T`, classes of `i64`, weights
-/// of `T`, a total weight, and a result of `T`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are gradient
+/// and logarithms, of `T`, classes, of `i64`, weights, of `T`, total weight, of its compute type,
+/// and result, of `T`.
 pub(super) unsafe fn nll_loss_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Losses) {
     let [grad, log, weight, out] = [0, 1, 3, 5].map(|i| Shared::<T>::operand(launch, i));
     let classes = Shared::<i64>::operand(launch, 2);
-    // SAFETY: the one element of each.
+    // SAFETY: gradient and total weight have one element each.
     let (grad, total): (f64, f64) = unsafe {
         let total = Shared::<T::Compute>::operand(launch, 4).read(0);
         (grad.read(0).get().cast(), total.cast())
@@ -68,7 +70,8 @@ pub(super) unsafe fn nll_loss_backward<T: HostElement>(launch: &HostLaunch<'_>, 
     host::parallel_for(launch.parallel, p.rows as usize, grain, |rows| {
         for row in rows {
             let row = row as isize;
-            // SAFETY: a row's class, and a weight where it is one.
+            // SAFETY: the classes have an element per row. A weight is read only if the class is in
+            // range.
             let (class, scale) = unsafe {
                 let class = classes.read(row * p.class_step as isize);
                 let counts = class != p.ignored && (class as u64) < p.size;
@@ -81,12 +84,13 @@ pub(super) unsafe fn nll_loss_backward<T: HostElement>(launch: &HostLaunch<'_>, 
                 (class, counts.then_some(scale))
             };
             for c in 0..p.size as isize {
-                // SAFETY: an element of the logarithms.
+                // SAFETY: `c` is less than the number of classes.
                 let log: f64 = unsafe { log.read(row * log_row + c * log_step) }.get().cast();
                 let own = f64::from(c as i64 == class);
                 let slope = scale.map_or(0.0, |scale| (log.exp() - own) * scale);
                 let slope = T::put(T::Compute::from_number(slope));
-                // SAFETY: an element of the result, in a row that is this thread's.
+                // SAFETY: `c` is less than the number of classes, and the row belongs to this
+                // thread.
                 unsafe { out.write(row * out_row + c * out_step, slope) };
             }
         }

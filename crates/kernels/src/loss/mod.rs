@@ -1,4 +1,4 @@
-//! Losses: the negative log likelihood of class indices, and the gradient of a cross entropy.
+//! Losses: negative log-likelihood of class indices, and the gradient of cross entropy.
 
 mod cpu;
 #[cfg(test)]
@@ -28,23 +28,26 @@ fn source<P: module::CudaType>() -> Source {
     of.push(LANES).push(include_str!("nll.cuh"))
 }
 
-// SAFETY: `nll_loss` makes all `Checked`s, with the sizes and strides of the views that it launches with. A class is checked
-// before it selects a logarithm or a weight, and one thread writes the results.
+// SAFETY: `nll_loss` makes all `Checked`s, with sizes and strides of the views that it launches
+// with. The kernel checks a class before it selects a logarithm or a weight, and one thread writes
+// the results.
 static LOSS: Kernel<Checked, 5> =
     unsafe { Kernel::new(&NLL_LOSS, "", hosts!(float T => cpu::nll_loss::<T>)) };
-// SAFETY: `nll_loss_backward` makes all `Losses` that a kernel takes as its parameters, likewise. A class selects a weight
-// only if it is in range, and each element of the result is written by one thread.
+// SAFETY: `nll_loss_backward` makes all `Losses` that a kernel takes as its parameters, with sizes
+// and strides of the views that it launches with. The kernel selects a weight only by a class in
+// range, and one thread writes each element of the result.
 static BACKWARD: Kernel<Losses, 6> =
     unsafe { Kernel::new(&NLL_LOSS_BACKWARD, "", hosts!(float T => cpu::nll_loss_backward::<T>)) };
 
-/// Most threads of the forward kernel's one block.
+/// Threads of the forward kernel's only block at most.
 const THREADS: usize = 1024;
-/// Threads of each block of the backward kernel.
+/// Threads per block of the backward kernel.
 const BACKWARD_THREADS: usize = 256;
 
 cuda_struct! {
-    /// `rows` of `size` classes. `log_steps` and `out_steps` are strides of the logarithms and of the result, from row to
-    /// row and from class to class. `team` is the logarithm of the number of threads that share a row.
+    /// `rows` of `size` classes. `log_steps` and `out_steps` are the strides of logarithms and
+    /// result from row to row and from class to class. `team` is the binary logarithm of the number
+    /// of threads per row.
     struct Losses {
         rows: u64,
         size: u64,
@@ -67,34 +70,36 @@ cuda_struct! {
     }
 }
 
-/// A loss of class indices: what [`nll_loss`] and [`nll_loss_backward`] both are told.
+/// Operands and options that [`nll_loss`] and [`nll_loss_backward`] share.
 #[derive(Clone, Copy, Debug)]
 pub struct Nll<'a> {
-    /// Logarithms of probabilities: a row for each element, a column for each class. Of floats.
+    /// Logarithms of probabilities, `[rows, classes]`, of a floating-point dtype.
     pub log: View<'a>,
-    /// The class of each row, `int64`.
+    /// Class of each row, of `int64`.
     pub classes: View<'a>,
-    /// How much each class weighs, in the logarithms' dtype; all the same where nothing is said.
+    /// Weight of each class, in the dtype of the logarithms. `None`: 1.
     pub weight: Option<View<'a>>,
-    /// The class of rows that do not count.
+    /// Class of rows that are ignored.
     pub ignore_index: i64,
-    /// Whether the sum is divided by the total weight of the rows that count.
+    /// Whether to divide the sum by the total weight of the rows that are not ignored.
     pub mean: bool,
 }
 
 impl Nll<'_> {
-    /// The dtype of the total weight for logarithms of a dtype: `f32` for the halves.
+    /// Returns the dtype of the total weight for logarithms of dtype `log`: `float32` for the
+    /// half-width floats.
     #[must_use]
     pub fn total_dtype(log: DType) -> DType {
         if log == DType::F64 { DType::F64 } else { DType::F32 }
     }
 
-    /// The weight, or what stands in its place among the operands and is not read.
+    /// Returns the operand of the weight. The logarithms, which are then not read, stand in for
+    /// `None`.
     fn weight_operand(&self) -> Operand<'_> {
         self.weight.unwrap_or(self.log).read()
     }
 
-    /// Checks what both take, and single numbers, `scalars`.
+    /// Checks the views of `self`, and `scalars`, each against its dtype. Returns the parameters.
     #[track_caller]
     fn params(&self, op: &'static str, scalars: [(View<'_>, DType); 2]) -> Result<Losses> {
         let (log, classes) = (self.log, self.classes);
@@ -132,15 +137,23 @@ impl Nll<'_> {
     }
 }
 
-/// `torch.nn.functional.nll_loss`: the sum, or mean, of the rows' losses into `loss`, one element of the
-/// logarithms' dtype, and the total weight of the rows that count into `total`, one element of
-/// [`Nll::total_dtype`]. Sums are the same each time. An index out of range is [`ErrorKind::IndexCheck`], named after
-/// `op`, as of [`gather`](crate::indexing::gather).
+/// Computes `torch.nn.functional.nll_loss`. `loss` receives the sum or the mean of the rows'
+/// losses, and `total` the total weight of the rows that are not ignored. Each has one element;
+/// `loss` has the dtype of the logarithms, and `total` has [`Nll::total_dtype`]. Sums are the same
+/// in each run. Errors carry the name `op`.
 ///
 /// # Errors
-/// [`ErrorKind::UnsupportedDType`], [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`], [`ErrorKind::OverlappingWrite`],
-/// [`ErrorKind::OverlappingOperands`]; otherwise as
-/// [`Kernel::launch`]; [`ErrorKind::IndexCheck`].
+/// - [`ErrorKind::UnsupportedDType`] if the logarithms are not of a floating-point dtype.
+/// - [`ErrorKind::DTypeMismatch`] if the classes are not of `int64`, if the weight or `loss` has
+///   another dtype than the logarithms, or if `total` is not of [`Nll::total_dtype`].
+/// - [`ErrorKind::ShapeMismatch`] if the logarithms are not a matrix, if there is not one class per
+///   row or one weight per class, or if `loss` or `total` does not have one element.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of a result may overlap each other.
+/// - [`ErrorKind::OverlappingOperands`] if a result shares memory with another operand.
+/// - [`ErrorKind::IndexCheck`] if a class is out of range and is not ignored; on a GPU, a later
+///   wait or read of a result returns this error.
+/// - The errors of [`Kernel::launch`].
 #[track_caller]
 pub fn nll_loss(
     target: Target<'_>,
@@ -160,12 +173,19 @@ pub fn nll_loss(
     LOSS.launch(target, op, &operands, &params, Grid::new([1; 3], threads as u32))
 }
 
-/// The gradient of [`nll_loss`] of `log_softmax` with respect to its input, into `out` of the logarithms' sizes and
-/// dtype: of each row the probabilities, less 1 for its own class, times its weight and `grad`, one
-/// element, and for the mean divided by `total`. It is 0 where a class is ignored or out of range.
+/// Computes the gradient of [`nll_loss`] of a log-softmax, with respect to the input of the
+/// log-softmax, into `out`, which has the sizes and the dtype of the logarithms. `grad` is the
+/// gradient of the loss, with one element. `total` is the total weight of the forward pass.
+///
+/// A row of the gradient is the row's probabilities, minus 1 for its class, times the weight of the
+/// class and `grad`, and divided by `total` if the loss is a mean. The row is 0 if its class is
+/// ignored or out of range.
 ///
 /// # Errors
-/// As [`nll_loss`], but for the index check.
+/// - [`ErrorKind::DTypeMismatch`] if `out` or `grad` has another dtype than the logarithms.
+/// - [`ErrorKind::ShapeMismatch`] if `out` has other sizes than the logarithms, or `grad` does not
+///   have one element.
+/// - The other errors of [`nll_loss`], except [`ErrorKind::IndexCheck`].
 #[track_caller]
 pub fn nll_loss_backward(
     target: Target<'_>,

@@ -1,4 +1,4 @@
-//! Cases for losses, the same on every target.
+//! Tests of losses that run on every target.
 
 use super::*;
 use warpline_runtime::DType::{BF16, F16, F32, F64, I32, I64};
@@ -7,14 +7,15 @@ use warpline_runtime::{ErrorKind, IndexCheck, ResultExt as _};
 
 const IGNORED: i64 = -7;
 
-/// Logarithms of what could be probabilities.
+/// Values in the range of log-probabilities.
 fn logs(target: Target<'_>, dtype: DType, sizes: &[usize]) -> Tensor {
     let n: usize = sizes.iter().product();
     let values: Vec<f64> = (0..n).map(|i| -0.25 - (i * 7 % 13) as f64 / 8.0).collect();
     Tensor::new(target, dtype, sizes, &values)
 }
 
-/// Loss, total weight and the gradient for 2, by plain loops.
+/// Computes the loss, the total weight, and the gradient for an incoming gradient of 2, with plain
+/// loops.
 fn expected(
     log: &[f64],
     classes: &[f64],
@@ -44,7 +45,7 @@ fn every_float_and_size(target: Target<'_>) {
     for dtype in [F16, BF16, F32, F64] {
         for (rows, size) in [(1, 1), (5, 3), (70, 10), (1300, 40), (3, 700)] {
             for (weighted, mean) in [(false, true), (true, true), (false, false), (true, false)] {
-                // Rows and classes the other way round too.
+                // Also with rows and classes exchanged in memory.
                 for turned in [false, true] {
                     let log = match turned {
                         false => logs(target, dtype, &[rows, size]),
@@ -126,7 +127,7 @@ fn bad_indices(target: Target<'_>) {
             (failed.op, failed.index, failed.dim, failed.size),
             ("cross_entropy", bad, 1, 4)
         );
-        // What is written all the same leaves that row out.
+        // The row with the invalid class is left out of the written results.
         assert_eq!(total.unmarked().floats(target), [2.0]);
         loss.unmarked();
         let grad = Tensor::new(target, F32, &[], &[1.0]);

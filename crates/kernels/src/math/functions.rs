@@ -1,10 +1,10 @@
-//! The functions of one element: of an `f32`, but computed in `f64`, which leaves no cancellation
-//! nor overflow to mind. Polynomials miss what they stand for by less than 2⁻³¹ of the result, a
-//! hundredth of a unit in the last place of an `f32`; lowest powers come first.
+//! Functions of one `f32` element, computed in `f64`, where cancellation and overflow are harmless.
+//! The relative error of the polynomials is less than 2⁻³¹, a hundredth of a unit in the last place
+//! of an `f32`. Coefficients are listed from the lowest power.
 
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, LN_2, LOG2_E};
 
-/// (eʳ - 1 - r) / r² of r, |r| ≤ ln 2 / 2.
+/// (eʳ - 1 - r) / r² as a polynomial of r, for |r| ≤ ln 2 / 2.
 const EXP: [f64; 6] = [
     0.500000001353873,
     0.16666666681704215,
@@ -14,7 +14,7 @@ const EXP: [f64; 6] = [
     0.00019891080463998843,
 ];
 
-/// (ln(1 + f) - f) / f² of f, √½ ≤ 1 + f ≤ √2.
+/// (ln(1 + f) - f) / f² as a polynomial of f, for √½ ≤ 1 + f ≤ √2.
 const LOG: [f64; 11] = [
     -0.5000000005545165,
     0.33333332792999204,
@@ -29,7 +29,7 @@ const LOG: [f64; 11] = [
     -0.06020956499496654,
 ];
 
-/// erf z / z of z², z ≤ 1/2.
+/// erf z / z as a polynomial of z², for z ≤ 1/2.
 const ERF: [f64; 6] = [
     1.1283791670824095,
     -0.37612638525650693,
@@ -39,7 +39,7 @@ const ERF: [f64; 6] = [
     -0.0007694534279142308,
 ];
 
-/// e^(z²) erfc z of (z - 4) / (z + 4), 0 ≤ z ≤ [`ERFC_END`].
+/// e^(z²) erfc z as a polynomial of (z - 4) / (z + 4), for 0 ≤ z ≤ [`ERFC_END`].
 const ERFC: [f64; 12] = [
     0.1369994576329735,
     -0.2590680493409763,
@@ -55,10 +55,11 @@ const ERFC: [f64; 12] = [
     0.00010148083270909257,
 ];
 
-/// Where z erfc z has become less than any `f32`.
+/// Value of z from which on z erfc z is less than any positive `f32`.
 const ERFC_END: f64 = 11.0;
 
-/// Added to a number far smaller, rounds it to an integer, which is then in the low bits.
+/// Adding this number to a far smaller one rounds that to an integer, which is then in the low
+/// bits.
 const MAGIC: f64 = 1.5 * (1u64 << 52) as f64;
 
 #[inline(always)]
@@ -66,14 +67,14 @@ fn poly<const N: usize>(x: f64, coefficients: [f64; N]) -> f64 {
     coefficients.into_iter().rev().reduce(|sum, c| sum * x + c).unwrap_or(0.0)
 }
 
-/// `x`, at least `low` and at most `high`; a NaN stays one.
+/// Limits `x` to `low..=high`. NaN stays NaN.
 #[inline(always)]
 fn clamp(x: f64, low: f64, high: f64) -> f64 {
     let x = if x < low { low } else { x };
     if x > high { high } else { x }
 }
 
-/// `(2ⁿ, eʳ - 1)` with `x = n ln 2 + r`, |r| ≤ ln 2 / 2. 2ⁿ is inf where n is 1024.
+/// Returns `(2ⁿ, eʳ - 1)` with `x = n ln 2 + r` and |r| ≤ ln 2 / 2. 2ⁿ is infinite if n is 1024.
 #[inline(always)]
 fn exp_parts(x: f64) -> (f64, f64) {
     let shifted = x * LOG2_E + MAGIC;
@@ -82,7 +83,7 @@ fn exp_parts(x: f64) -> (f64, f64) {
     (f64::from_bits(power), r + r * r * poly(r, EXP))
 }
 
-/// eˣ; for any `f64`, but below e⁻⁷⁰⁸ that, and above e⁷⁰⁹ inf.
+/// Returns eˣ for any `f64`: e⁻⁷⁰⁸ for smaller `x`, and infinity above 709.
 #[inline(always)]
 pub(crate) fn exp(x: f64) -> f64 {
     let (power, p) = exp_parts(clamp(x, -708.0, 710.0));
@@ -97,13 +98,14 @@ pub(crate) fn expm1(x: f64) -> f64 {
     if x == 0.0 { x } else { power * p + (power - 1.0) }
 }
 
-/// ln x; no `f64` that is subnormal.
+/// Returns ln x. `x` must not be subnormal.
 #[inline(always)]
 pub(crate) fn log(x: f64) -> f64 {
-    // The exponent of x / √½, so that what remains is from √½ to √2.
+    // The exponent of x / √½, so that the remaining factor is between √½ and √2.
     let exponent = x.to_bits().wrapping_sub(FRAC_1_SQRT_2.to_bits()) >> 52;
     let f = f64::from_bits(x.to_bits().wrapping_sub(exponent << 52)) - 1.0;
-    // As bits, since not all levels can convert. Two's complement of 12 bits, for x < √½.
+    // Converts the exponent by its bits, because not all levels have the instruction. For x < √½
+    // the exponent is a 12-bit two's complement.
     let exponent = (exponent ^ 0x800).wrapping_add(MAGIC.to_bits() - 0x800);
     let n = f64::from_bits(exponent) - MAGIC;
     let value = n * LN_2 + (f + f * f * poly(f, LOG));
@@ -115,7 +117,7 @@ pub(crate) fn log(x: f64) -> f64 {
 /// ln(1 + x).
 #[inline(always)]
 pub(crate) fn log1p(x: f64) -> f64 {
-    // Near 0, where the sum loses x, the series; -0 keeps its sign.
+    // Near 0, 1 + x loses digits of x, so the series is used. -0 keeps its sign.
     let series = x - x * x * (0.5 - x / 3.0);
     if x.abs() < 1e-4 { series } else { log(1.0 + x) }
 }
@@ -159,12 +161,12 @@ pub(crate) fn silu(x: f64) -> f64 {
 #[inline(always)]
 pub(crate) fn gelu(x: f64) -> f64 {
     let tail = 0.5 * erfc(x.abs() * FRAC_1_SQRT_2);
-    // The last term is nothing but for infinities: PyTorch's CPU library makes NaN of both, not of
-    // the negative one alone.
+    // The last term is 0 except for infinities. PyTorch's CPU library returns NaN for both of them,
+    // and without the term only the negative one would give NaN.
     x * (if x < 0.0 { tail } else { 1.0 - tail }) + 0.0 * x
 }
 
-/// [`gelu`] with tanh for erf: x (1 + tanh u) / 2 = x / (1 + e⁻²ᵘ).
+/// [`gelu`] with an approximation by tanh: x (1 + tanh u) / 2 = x / (1 + e⁻²ᵘ).
 #[inline(always)]
 pub(crate) fn gelu_tanh(x: f64) -> f64 {
     const SQRT_2_OVER_PI: f64 = FRAC_2_SQRT_PI * FRAC_1_SQRT_2;

@@ -1,13 +1,13 @@
-//! Transcendental functions of `f32` over slices, in vector instructions.
+//! Transcendental functions of `f32` over slices, with vector instructions.
 //!
-//! They have no branches and call nothing, so that compilers turn a loop of them into vector
-//! instructions; the loop is compiled once for each level of these, and the highest that the
-//! processor has is chosen at run time. Computed in `f64`, without fused multiply-adds: so an
-//! element's result is the same wherever it lies and on every processor, and all are within a unit
-//! in the last place.
+//! The functions have no branches and no calls, so that compilers vectorize loops over them. Each
+//! loop is compiled once per level of vector instructions, and the highest level that the processor
+//! supports is selected at run time. The functions compute in `f64` without fused multiply-adds.
+//! The result for an element therefore does not depend on its position or on the processor, and the
+//! error is less than a unit in the last place.
 //!
-//! `f64` stays with the system's library, one element after the other: polynomials that are as
-//! good as it would need twice the terms and sums in two parts, for half as many lanes.
+//! `f64` uses the system's library, element by element. Polynomials of that precision would need
+//! twice the terms and sums in two parts, with half as many lanes.
 
 pub(crate) mod functions;
 #[cfg(test)]
@@ -15,14 +15,14 @@ mod tests;
 
 use pulp::{Arch, Simd, WithSimd};
 
-/// Something to be compiled for each level of vector instructions.
+/// A loop that is compiled for each level of vector instructions.
 pub(crate) trait Loop {
-    /// Has to be `inline(always)` with all that it calls: what is not inlined is compiled for the
-    /// lowest level.
+    /// Runs the loop. This function and all functions it calls must be `inline(always)`, because a
+    /// call that is not inlined is compiled for the lowest level.
     fn run(self);
 }
 
-/// Runs a loop at the highest level that the processor has.
+/// Runs a loop at the highest level that the processor supports.
 pub(crate) fn vectorized(body: impl Loop) {
     Arch::new().dispatch(Vectorized(body));
 }
@@ -38,8 +38,8 @@ impl<L: Loop> WithSimd for Vectorized<L> {
     }
 }
 
-/// `to = f(from)` for every element. Of slices, since the loops over elements together that the lowest
-/// level needs come out badly at others.
+/// Computes `to = f(from)` for every element of two slices. Slices compile well at every level;
+/// explicit chunks, which the lowest level would need, do not.
 pub(crate) struct Convert<'a, A, O, F>(pub(crate) &'a [A], pub(crate) &'a mut [O], pub(crate) F);
 
 impl<A: Copy, O, F: Fn(A) -> O> Loop for Convert<'_, A, O, F> {
@@ -51,7 +51,7 @@ impl<A: Copy, O, F: Fn(A) -> O> Loop for Convert<'_, A, O, F> {
     }
 }
 
-/// `x = f(x)` for every element.
+/// Computes `x = f(x)` for every element.
 struct Each<'a, F>(&'a mut [f32], F);
 
 impl<F: Fn(f64) -> f64> Loop for Each<'_, F> {

@@ -1,11 +1,11 @@
-//! The functions against the system's library in `f64`, over all of `f32`.
+//! The functions compared with the system's library in `f64`, over all of `f32`.
 
 use super::*;
 use warpline_runtime::host::LANES;
 
 type Case = (fn(&mut [f32]), fn(f64) -> f64, fn(f64) -> f64);
 
-/// Each function over slices, of one element, and what it should be.
+/// Each function over slices, its scalar form, and the reference.
 const CASES: [(&str, Case); 10] = [
     ("exp", (exp, functions::exp, f64::exp)),
     ("expm1", (expm1, functions::expm1, f64::exp_m1)),
@@ -25,14 +25,14 @@ const CASES: [(&str, Case); 10] = [
     ),
 ];
 
-/// Every 1009th pattern, and what is special.
+/// Every 1009th bit pattern, and special values.
 fn sweep() -> Vec<f32> {
     let special = [0.0, -0.0, 1.0, -1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -f32::NAN];
     let ends = [f32::MIN_POSITIVE, f32::MAX, f32::MIN, f32::from_bits(1), -f32::from_bits(1)];
     (0..=u32::MAX).step_by(1009).map(f32::from_bits).chain(special).chain(ends).collect()
 }
 
-/// Where a float lies in the order of all; both zeros are told apart.
+/// Position of a float in the order of all floats. Both zeros have their own position.
 fn place(x: f32) -> i64 {
     let bits = i64::from(x.to_bits() & i32::MAX as u32);
     if x.is_sign_negative() { -1 - bits } else { bits }
@@ -64,7 +64,7 @@ fn functions_agree_at_every_level_and_position() {
             let mut outputs = inputs[inputs.len() - n..].to_vec();
             all(&mut outputs);
             for (&y, &x) in outputs.iter().zip(&inputs[inputs.len() - n..]) {
-                // Not vectorised.
+                // The scalar form, which the compiler must not vectorize.
                 let expected = std::hint::black_box(one)(x.into()) as f32;
                 let same = y.to_bits() == expected.to_bits() || y.is_nan() && expected.is_nan();
                 assert!(same, "{name} of {x:e} among {n}: {y:e}, not {expected:e}");

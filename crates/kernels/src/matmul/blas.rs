@@ -1,4 +1,4 @@
-//! Which products cuBLAS takes, and how it is asked for them.
+//! Selection of the products that cuBLAS supports, and their conversion to its arguments.
 
 use warpline_cuda_sys_safe::blas::{Blas, BlasType, GemmArgs};
 use warpline_cuda_sys_safe::{DevicePtr, Driver, DriverError, StreamHandle};
@@ -6,24 +6,24 @@ use warpline_cuda_sys_safe::{DevicePtr, Driver, DriverError, StreamHandle};
 use super::{Product, Steps};
 use warpline_runtime::DType;
 
-/// A product as cuBLAS is to be asked for it, all but the addresses.
+/// The arguments of a cuBLAS call, without the addresses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Gemm {
     args: GemmArgs,
-    /// Whether `a` and `b` change places.
+    /// Whether `a` and `b` are exchanged.
     swapped: bool,
 }
 
-/// How a matrix lies in memory: rows one after the other, or columns; and elements between them.
+/// The memory order of a matrix, row-major or column-major, with the leading dimension in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lie {
+enum MatrixOrder {
     Rows(usize),
     Columns(usize),
 }
 
-impl Lie {
+impl MatrixOrder {
     fn of(rows: u64, columns: u64, steps: Steps) -> Option<Self> {
-        // A single row or column has no distance to the next; any that is valid will do.
+        // A single row or column has no leading dimension; any valid one will do.
         let distance = |many: u64, step: i64, length: u64| match many {
             0 | 1 => Some(length.max(1) as usize),
             _ => (step >= length.max(1) as i64).then_some(step as usize),
@@ -35,13 +35,14 @@ impl Lie {
     }
 }
 
-/// Whether a matrix's strides are ones that cuBLAS takes.
+/// Returns whether cuBLAS supports the strides of a matrix.
 pub(super) fn takes(rows: u64, columns: u64, steps: Steps) -> bool {
-    steps.batch >= 0 && Lie::of(rows, columns, steps).is_some()
+    steps.batch >= 0 && MatrixOrder::of(rows, columns, steps).is_some()
 }
 
 impl Gemm {
-    /// Of the dtypes of operands and result. `None` when cuBLAS cannot do it as it lies.
+    /// Makes the arguments for the dtypes of operands and result. Returns `None` if cuBLAS does not
+    /// support the dtypes, sizes or strides.
     pub(super) fn new([dtype, result]: [DType; 2], p: &Product) -> Option<Self> {
         let of = |dtype| match dtype {
             DType::F16 => Some(BlasType::F16),
@@ -54,29 +55,28 @@ impl Gemm {
         if p.k == 0 || [p.a, p.b, p.c].iter().any(|s| s.batch < 0) {
             return None;
         }
-        // A result that lies in columns is a transposed one that lies in rows:
-        // Cᵀ = Bᵀ · Aᵀ.
-        let (swapped, p, ldc) = match Lie::of(p.m, p.n, p.c)? {
-            Lie::Rows(ldc) => (false, *p, ldc),
-            Lie::Columns(ldc) => {
+        // A column-major result is a transposed row-major one: Cᵀ = Bᵀ · Aᵀ.
+        let (swapped, p, ldc) = match MatrixOrder::of(p.m, p.n, p.c)? {
+            MatrixOrder::Rows(ldc) => (false, *p, ldc),
+            MatrixOrder::Columns(ldc) => {
                 let turned = |s: Steps| Steps { row: s.column, column: s.row, ..s };
                 let (a, b, c) = (turned(p.b), turned(p.a), turned(p.c));
                 (true, Product { m: p.n, n: p.m, a, b, c, ..*p }, ldc)
             }
         };
-        // What lies in rows is, to cuBLAS, its transpose: it computes the transposed result from
-        // the transposed operands in turned order.
-        let turn = |lie| match lie {
-            Lie::Rows(ld) => (false, ld),
-            Lie::Columns(ld) => (true, ld),
+        // cuBLAS is column-major, so a row-major matrix is its transpose there. The call computes
+        // the transposed result from the transposed operands in reverse order.
+        let turn = |order| match order {
+            MatrixOrder::Rows(ld) => (false, ld),
+            MatrixOrder::Columns(ld) => (true, ld),
         };
-        let (transa, lda) = turn(Lie::of(p.k, p.n, p.b)?);
-        let (transb, ldb) = turn(Lie::of(p.m, p.k, p.a)?);
+        let (transa, lda) = turn(MatrixOrder::of(p.k, p.n, p.b)?);
+        let (transb, ldb) = turn(MatrixOrder::of(p.m, p.k, p.a)?);
         let largest = [p.m, p.n, p.k, p.batch, lda as u64, ldb as u64, ldc as u64];
         if largest.iter().any(|&v| v > i32::MAX as u64) {
             return None;
         }
-        // SAFETY: placeholders that `enqueue` replaces; nothing reads them.
+        // SAFETY: the null address is a placeholder that `enqueue` replaces before any use.
         let nowhere = unsafe { DevicePtr::from_raw(0) };
         let args = GemmArgs {
             dtype,
@@ -103,7 +103,7 @@ impl Gemm {
         Some(Self { args, swapped })
     }
 
-    /// Asks for the product of `a`, `b` into `c`, in this order in `pointers`.
+    /// Enqueues the product. `pointers` are the addresses of `a`, `b` and `c`.
     #[track_caller]
     pub(super) fn enqueue(
         &self,
@@ -121,9 +121,9 @@ impl Gemm {
         let (a, b) = if self.swapped { (a, b) } else { (b, a) };
         let args = GemmArgs { a, b, c, ..self.args };
         let handle = Blas::load()?.handle(driver, device)?;
-        // SAFETY: the driver calls this with a live stream of the device, whose context it has
-        // made current, and the operands' own addresses; sizes and strides are those of the
-        // operands, which launches keep alive.
+        // SAFETY: the driver calls this with a live stream of the device, whose context is current,
+        // and with the operands' addresses. Sizes and strides are those of the operands, which the
+        // launch keeps alive.
         unsafe { handle.gemm_strided_batched(stream, &args) }
     }
 }

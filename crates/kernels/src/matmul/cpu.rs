@@ -1,4 +1,4 @@
-//! The CPU implementation of matrix products.
+//! CPU implementations of matrix products.
 
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
@@ -9,22 +9,22 @@ use super::{Product, Steps, vector};
 use crate::math::{Convert, vectorized};
 use warpline_runtime::host::{self, GRAIN, HostElement, Number, Shared};
 
-/// Products below which threads cost more than they bring.
+/// Multiplications from which on several threads are faster than one.
 const PARALLEL_FROM: u64 = 1 << 17;
 
-/// Rows and columns of the result that `gemm` is given at a time. It puts parts of the operands
-/// into memory that grows with them, and ends the process where there is none.
+/// Rows and columns of the result per call of `gemm`. The packing buffers of `gemm` grow with them,
+/// and a failed allocation there aborts the process.
 const LARGEST: u64 = 1 << 14;
 
-/// Rows, columns and products of the halves that are widened at a time. However far an operand is
-/// expanded, no more memory than for these is needed.
+/// Rows, columns and depth of the blocks in which halves are converted to `f32`. The buffers thus
+/// stay small even if an operand is expanded to a huge size.
 const BLOCK: u64 = 1024;
 
-/// Elements that a row of integers is summed up in at a time.
+/// Columns of a row of integers that are summed at a time.
 const SUMS: u64 = 1024;
 
-/// A product in memory, as `gemm` computes it: sizes, then each matrix with its steps from column to
-/// column and from row to row.
+/// A multiplication routine of `gemm`: sizes, then for each matrix a pointer, the stride between
+/// columns and the stride between rows.
 type Multiply<T> = unsafe fn(
     usize,
     usize,
@@ -47,8 +47,8 @@ type Multiply<T> = unsafe fn(
     Parallelism,
 );
 
-/// What `gemm` multiplies. Its crates for these two are used, and not the one that picks among all
-/// dtypes: those for complex numbers take long to build.
+/// A dtype that `gemm` multiplies. Only its crates for these two dtypes are used, because those for
+/// complex numbers take long to build.
 pub(super) trait Float: HostElement + From<bool> {
     fn multiply() -> Multiply<Self>;
 }
@@ -65,17 +65,19 @@ impl Float for f64 {
     }
 }
 
-/// A dimension's parts of at most `most`: where each begins, and its length.
+/// Splits a dimension into parts of at most `most`. Yields the beginning and the length of each
+/// part.
 fn parts(size: u64, most: u64) -> impl Iterator<Item = (u64, u64)> {
     (0..size.div_ceil(most)).map(move |i| (i * most, most.min(size - i * most)))
 }
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: `a`, `b` and the result, of `T`s.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are `a`, `b` and the
+/// result, of `T`.
 pub(super) unsafe fn floats<T: Float>(launch: &HostLaunch<'_>, p: &Product) {
     let [a, b, c] = [0, 1, 2].map(|i| Shared::<T>::operand(launch, i));
-    if vector::is_one(p) {
-        // SAFETY: the caller's promise.
+    if vector::is_matrix_vector(p) {
+        // SAFETY: the launch declares operands of these sizes and strides.
         return unsafe { vector::floats(launch.parallel, p, [a, b], c) };
     }
     let product = |batch: i64, parallel: bool| {
@@ -84,14 +86,15 @@ pub(super) unsafe fn floats<T: Float>(launch: &HostLaunch<'_>, p: &Product) {
                 let (row, column) = (row as i64, column as i64);
                 let (a, b) = (a.at(p.a.at(batch, row, 0)), b.at(p.b.at(batch, 0, column)));
                 let c = c.at(p.c.at(batch, row, column));
-                // SAFETY: the matrices are declared as these sizes and strides tell.
+                // SAFETY: the block is within the operands, which the launch declares with these
+                // sizes and strides.
                 unsafe {
                     gemm([m, n, p.k], parallel, (a, p.a), (b, p.b), (c, p.c), false);
                 }
             }
         }
     };
-    // Threads have whole products, if there are enough of them.
+    // With enough products in the batch, each thread computes whole products.
     if launch.parallel && p.batch >= 2 * host::thread_count() as u64 {
         let each = p.m.saturating_mul(p.n).saturating_mul(p.k).max(1);
         let grain = (PARALLEL_FROM / each).max(1) as usize;
@@ -106,10 +109,11 @@ pub(super) unsafe fn floats<T: Float>(launch: &HostLaunch<'_>, p: &Product) {
     }
 }
 
-/// As [`floats`], by way of `f32`; the result is of `R`s.
+/// Computes products of halves in `f32`, with a result of `R`.
 ///
 /// # Safety
-/// As [`floats`].
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are `a` and `b`, of `T`,
+/// and the result, of `R`.
 pub(super) unsafe fn halves<T, R>(launch: &HostLaunch<'_>, p: &Product)
 where
     T: HostElement<Compute = f32>,
@@ -118,8 +122,8 @@ where
     let [a, b] = [0, 1].map(|i| Shared::<T>::operand(launch, i));
     let c = Shared::<R>::operand(launch, 2);
     let parallel = launch.parallel;
-    if vector::is_one(p) {
-        // SAFETY: the caller's promise.
+    if vector::is_matrix_vector(p) {
+        // SAFETY: the launch declares operands of these sizes and strides.
         return unsafe { vector::floats(parallel, p, [a, b], c) };
     }
     let [most_m, most_n, most_k] = [p.m, p.n, p.k].map(|size| size.min(BLOCK) as usize);
@@ -130,15 +134,18 @@ where
             for (column, n) in parts(p.n, BLOCK) {
                 z.fill(0.0);
                 for (i, k) in parts(p.k, BLOCK) {
-                    // SAFETY: blocks of the operands, and buffers with room for them.
+                    // SAFETY: the blocks are within the operands, and the buffers have room for a
+                    // block.
                     unsafe {
-                        // The only block of a row's stays where it is.
+                        // With a single block in this direction, `x` still holds the block of this
+                        // row.
                         if column == 0 || p.k > BLOCK {
                             widen(parallel, a, p.a, [batch as u64, row, i], [m, k], &mut x);
                         }
                         widen(parallel, b, p.b, [batch as u64, i, column], [k, n], &mut y);
-                        let (x, y) = ((x.as_mut_ptr(), plain(k)), (y.as_mut_ptr(), plain(n)));
-                        gemm([m, n, k], parallel, x, y, (z.as_mut_ptr(), plain(n)), true);
+                        let (x, y) =
+                            ((x.as_mut_ptr(), row_major(k)), (y.as_mut_ptr(), row_major(n)));
+                        gemm([m, n, k], parallel, x, y, (z.as_mut_ptr(), row_major(n)), true);
                     }
                 }
                 let z = &z;
@@ -147,14 +154,15 @@ where
                         let sums = &z[r * n as usize..][..n as usize];
                         if p.c.column == 1 {
                             let to = c.at(p.c.at(batch, row as i64 + r as i64, column as i64));
-                            // SAFETY: a row of the result, which is this thread's.
+                            // SAFETY: the result has this row, which belongs to this thread.
                             let to = unsafe { from_raw_parts_mut(to, sums.len()) };
                             vectorized(Convert(sums, to, R::put));
                             continue;
                         }
                         for (j, &sum) in (0..).zip(sums) {
                             let at = p.c.at(batch, row as i64 + r as i64, column as i64 + j);
-                            // SAFETY: an element of the result, in a row that is this thread's.
+                            // SAFETY: the result has this element, in a row that belongs to this
+                            // thread.
                             unsafe { c.write(at, R::put(sum)) };
                         }
                     }
@@ -164,20 +172,21 @@ where
     }
 }
 
-/// Rows of so many columns that are worth a thread.
+/// Returns the number of rows of `columns` elements that are worth a thread.
 fn grain(columns: u64) -> usize {
     GRAIN / columns.max(1) as usize
 }
 
-/// How a matrix of so many columns lies that has nothing between its rows.
-fn plain(columns: u64) -> Steps {
+/// Returns the strides of a row-major matrix of `columns` columns without gaps.
+fn row_major(columns: u64) -> Steps {
     Steps { batch: 0, row: columns as i64, column: 1 }
 }
 
-/// Puts a block of an operand, of so many rows and columns, one row after the other.
+/// Converts a block of `rows` by `columns` elements of an operand to `f32`, row-major without gaps.
+/// `first` is the matrix, row and column at which the block begins.
 ///
 /// # Safety
-/// The block, which begins at this matrix, row and column, lies in the operand.
+/// The block is within the operand.
 unsafe fn widen<T: HostElement<Compute = f32>>(
     parallel: bool,
     of: Shared<T>,
@@ -193,14 +202,15 @@ unsafe fn widen<T: HostElement<Compute = f32>>(
             let from = of.at(steps.at(batch, row + r as i64, column));
             if steps.column == 1 {
                 let (n, to) = (columns as usize, to.at((r * columns as usize) as isize));
-                // SAFETY: as below, of a whole row.
+                // SAFETY: the row of the block is within the operand, and that of the buffer
+                // belongs to this thread.
                 let (from, to) = unsafe { (from_raw_parts(from, n), from_raw_parts_mut(to, n)) };
                 vectorized(Convert(from, to, T::get));
                 continue;
             }
             for j in 0..columns as usize {
-                // SAFETY: an element of the operand, as the caller promises, and of a row of the
-                // buffer that is this thread's.
+                // SAFETY: the caller guarantees that the block is within the operand. The row of
+                // the buffer belongs to this thread.
                 unsafe {
                     let value = from.offset(j as isize * steps.column as isize).read().get();
                     to.write((r * columns as usize + j) as isize, value);
@@ -210,7 +220,7 @@ unsafe fn widen<T: HostElement<Compute = f32>>(
     });
 }
 
-/// `c = a · b` of `m × k` by `k × n`, or `c + a · b` where `adds`.
+/// Computes `c = a · b` of `m × k` by `k × n`, or `c + a · b` if `adds` is set.
 ///
 /// # Safety
 /// The pointers are valid for matrices of these sizes and strides.
@@ -227,7 +237,8 @@ unsafe fn gemm<T: Float>(
     let parallelism = if parallel { Parallelism::Rayon(0) } else { Parallelism::None };
     let (mut a, mut b, mut c) = ((Shared(a), sa), (Shared(b), sb), (Shared(c), sc));
     if c.1.column < c.1.row {
-        // It is faster by columns: the transpose of the product is that of the transposes.
+        // `gemm` is faster on column-major results. The transposed product is the product of the
+        // transposed operands in reverse order.
         (m, n) = (n, m);
         std::mem::swap(&mut a, &mut b);
         for (_, steps) in [&mut a, &mut b, &mut c] {
@@ -235,7 +246,7 @@ unsafe fn gemm<T: Float>(
         }
     }
     let run = || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the pointers are valid for these sizes and strides.
         unsafe {
             T::multiply()(
                 m as usize,
@@ -264,7 +275,8 @@ unsafe fn gemm<T: Float>(
 }
 
 /// # Safety
-/// As [`floats`].
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are `a`, `b` and the
+/// result, of `T`.
 pub(super) unsafe fn integers<T: HostElement<Compute = T> + Number>(
     launch: &HostLaunch<'_>,
     p: &Product,
@@ -280,16 +292,16 @@ pub(super) unsafe fn integers<T: HostElement<Compute = T> + Number>(
                 let sums = &mut sums[..n as usize];
                 sums.fill(zero);
                 for k in 0..p.k as i64 {
-                    // SAFETY: an element of the operand.
+                    // SAFETY: `row` and `k` are within `a`.
                     let x = unsafe { a.read(p.a.at(batch, row, k)) };
                     for (column, sum) in (first as i64..).zip(&mut *sums) {
-                        // SAFETY: an element of the operand.
+                        // SAFETY: `k` and `column` are within `b`.
                         let y = unsafe { b.read(p.b.at(batch, k, column)) };
                         *sum = sum.add(x.mul(y));
                     }
                 }
                 for (column, sum) in (first as i64..).zip(&*sums) {
-                    // SAFETY: an element of the result, in a row that is this thread's.
+                    // SAFETY: the result has this element, in a row that belongs to this thread.
                     unsafe { c.write(p.c.at(batch, row, column), *sum) };
                 }
             }

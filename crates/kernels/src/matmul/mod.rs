@@ -1,4 +1,5 @@
-//! Matrix products: cuBLAS where there is one, else a kernel of our own, as for small ones always.
+//! Matrix products. Large products use cuBLAS if it is installed. Small products, and products that
+//! cuBLAS does not support, use this crate's kernels.
 
 mod blas;
 mod cpu;
@@ -19,17 +20,17 @@ use warpline_runtime::{
 
 const OP: &str = "matmul";
 
-/// Rows and columns of a block's part of the result.
+/// Rows and columns of a block's tile of the result.
 const TILE: u64 = 64;
 
-/// Rows and columns of a block's part where the product is small.
+/// Rows and columns of a block's tile if the product is small.
 const SMALL_TILE: u64 = 16;
 
-/// Multiplications up to which a product is small: what cuBLAS does before it launches takes three times
-/// as long as the launch, and no less than the GPU.
+/// Multiplications up to which a product counts as small. cuBLAS spends three times as long as a
+/// launch takes before it launches, and needs at least as much GPU time.
 const SMALL: u64 = 1 << 22;
 
-/// The most that a thread of a small product sums up.
+/// Length of the sum of one thread up to which a product counts as small.
 const SMALL_DEPTH: u64 = 256;
 
 pub(crate) const PROGRAMS: &[&Program] = &[&MATMUL, &MATMUL_SMALL, &MATMUL_F32, &MATMUL_SMALL_F32];
@@ -42,7 +43,7 @@ static MATMUL_SMALL: Program =
     Program::new("matmul_small", NUMBERS, &[""], |program, ty| small_tiles(program, ty, ty))
         .with_ptx(committed);
 
-/// Of halves, with a result of `f32`.
+/// Halves with a result of `f32`.
 static MATMUL_F32: Program =
     Program::new("matmul_to_f32", HALVES, &[""], |program, ty| tiles(program, ty, "f32"))
         .with_ptx(committed);
@@ -69,14 +70,18 @@ const HOSTS: Hosts<Product> = hosts!(U8 | I8 | I16 | I32 | I64, T => cpu::intege
     .or(hosts!(F32 | F64, T => cpu::floats::<T>));
 const HOSTS_F32: Hosts<Product> = hosts!(F16 | BF16, T => cpu::halves::<T, f32>);
 
-// SAFETY: `check` makes all `Product`s, with the sizes and strides of the views that `matmul` launches with. Each element of the
-// result is written by one thread. `matmul` picks a kernel whose result has the dtype of its result.
+// SAFETY: `check` makes all `Product`s, with sizes and strides of the views that `matmul` launches
+// with. One thread writes each element of the result. `matmul` chooses a kernel whose result has
+// the dtype of its result.
 static TILED: Kernel<Product, 3> = unsafe { Kernel::new(&MATMUL, "", HOSTS) };
-// SAFETY: as `TILED`.
+// SAFETY: `check` makes all `Product`s, from the views that `matmul` launches with. One thread
+// writes each element of the result, and `matmul` chooses the kernel by the dtype of the result.
 static SMALL_TILED: Kernel<Product, 3> = unsafe { Kernel::new(&MATMUL_SMALL, "", HOSTS) };
-// SAFETY: as `TILED`.
+// SAFETY: `check` makes all `Product`s, from the views that `matmul` launches with. One thread
+// writes each element of the result, and `matmul` chooses the kernel by the dtype of the result.
 static TILED_F32: Kernel<Product, 3> = unsafe { Kernel::new(&MATMUL_F32, "", HOSTS_F32) };
-// SAFETY: as `TILED`.
+// SAFETY: `check` makes all `Product`s, from the views that `matmul` launches with. One thread
+// writes each element of the result, and `matmul` chooses the kernel by the dtype of the result.
 static SMALL_TILED_F32: Kernel<Product, 3> =
     unsafe { Kernel::new(&MATMUL_SMALL_F32, "", HOSTS_F32) };
 
@@ -104,7 +109,7 @@ impl Steps {
 }
 
 cuda_struct! {
-    /// `c[i] = a[i] · b[i]` for each of `batch`, of `m × k` by `k × n`.
+    /// `c[i] = a[i] · b[i]` for each `i` below `batch`, of `m × k` by `k × n`.
     struct Product {
         batch: u64,
         m: u64,
@@ -123,14 +128,23 @@ impl Product {
     }
 }
 
-/// The product of two matrices (`torch.mm`: `m × k` by `k × n` into `m × n`) or of as many pairs
-/// of matrices (`torch.bmm`, with a first dimension that counts them). All of one dtype, any but
-/// bool; the halves are summed in `f32`, and their result may be of it (PyTorch's `out_dtype`). Operands
-/// may have any strides.
+/// Multiplies two matrices, `m × k` by `k × n` into `m × n` (`torch.mm`), or a batch of pairs of
+/// matrices in tensors with a first dimension for the batch (`torch.bmm`).
+///
+/// `a` and `b` have one dtype, any except bool. `out` has the same dtype or, if that is a
+/// half-width float, may be of `float32` (PyTorch's `out_dtype`). Half-width floats are summed in
+/// `float32`. Views may have any strides.
 ///
 /// # Errors
-/// [`ErrorKind::UnsupportedDType`], [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`],
-/// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`]; otherwise as [`Kernel::launch`].
+/// - [`ErrorKind::UnsupportedDType`] if the dtype is bool.
+/// - [`ErrorKind::DTypeMismatch`] if `b` or `out` has an unsupported dtype for `a`.
+/// - [`ErrorKind::ShapeMismatch`] if the sizes do not fit.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
+/// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with an operand.
+/// - [`ErrorKind::Driver`] if the environment names a cuBLAS library that cannot be used, or cuBLAS
+///   fails.
+/// - The errors of [`Kernel::launch`].
 #[track_caller]
 pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Result<()> {
     let params = check(a, b, out)?;
@@ -155,8 +169,9 @@ pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Re
         let call = |stream: StreamHandle, pointers: &[DevicePtr]| {
             gemm.enqueue(&**device.driver(), device.index(), stream, pointers)
         };
-        // SAFETY: cuBLAS is asked for the product of these operands, with their sizes and strides, on the stream that it is
-        // given. It reads `a` and `b` and writes all elements of `out`.
+        // SAFETY: cuBLAS computes the product of these operands, with their sizes and strides, on
+        // the stream that `call` receives. The call reads `a` and `b` and writes every element of
+        // `out`.
         return unsafe { kernel.launch_library(target, OP, &operands, &params, &call) };
     }
     let tiles = params.m.div_ceil(tile).saturating_mul(params.n.div_ceil(tile));
@@ -164,11 +179,11 @@ pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Re
     kernel.launch(target, OP, &operands, &params, Grid::new(grid, 256))
 }
 
-/// Whether there is a cuBLAS. That one was named which is none is an error, since nobody would notice
-/// our own kernels otherwise.
+/// Returns whether cuBLAS is available. An environment variable that names an unusable library is
+/// an error; otherwise nobody would notice the fallback to this crate's kernels.
 #[track_caller]
 fn has_cublas(device: &CudaDevice) -> Result<bool> {
-    // Any other driver runs the CPU implementation, whatever it is asked for.
+    // Every other driver runs the CPU implementation instead of the library call.
     if device.driver().name() != "cuda" {
         return Ok(true);
     }
@@ -179,8 +194,8 @@ fn has_cublas(device: &CudaDevice) -> Result<bool> {
     }
 }
 
-/// Whether cuBLAS cannot take an operand as it lies, so that a contiguous copy of it, and then
-/// cuBLAS, may be faster than the kernel of our own.
+/// Returns whether cuBLAS cannot read an operand with its strides. A contiguous copy and cuBLAS may
+/// then be faster than this crate's kernels.
 #[must_use]
 pub fn needs_contiguous(view: View<'_>) -> bool {
     let [.., rows, columns] = *view.sizes() else { return false };

@@ -1,12 +1,12 @@
-//! Cases for matrix products, the same on every target.
+//! Tests of matrix products that run on every target.
 
 use super::*;
 use smallvec::smallvec;
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu, samples};
 use warpline_runtime::{ErrorKind, Layout, ResultExt as _};
 
-/// Small integers: products are exact in every dtype that holds them, so any order of summing
-/// gives the same.
+/// Small integers, whose products are exact in every dtype, so that sums do not depend on the
+/// order.
 fn values(dtype: DType, n: usize, seed: u64) -> Vec<f64> {
     samples(dtype, n, seed)
         .iter()
@@ -28,7 +28,7 @@ fn reference(dtype: DType, [batch, m, n, k]: [usize; 4], a: &[f64], b: &[f64]) -
     out
 }
 
-/// A matrix of these sizes that lies in memory as `kind` tells.
+/// Creates a matrix of these sizes with memory layout number `kind`.
 fn matrix(
     target: Target<'_>,
     dtype: DType,
@@ -45,7 +45,7 @@ fn matrix(
         2 => make([batch, rows, columns + 3]).with(|l| l.narrow(2, 2, columns)),
         3 => make([rows, batch, columns]).with(|l| l.transpose(0, 1)),
         4 => make([1, rows, columns]).with(|l| l.expand(&[batch, rows, columns])),
-        // Neither rows nor columns are dense.
+        // Neither rows nor columns are contiguous.
         _ => make([batch, rows, columns * 2]).with(|l| l.slice(2, 0, columns * 2, 2)),
     }
 }
@@ -68,7 +68,7 @@ fn check(target: Target<'_>, a: &Tensor, b: &Tensor, out: &Tensor) {
     assert_close(out.dtype, &out.floats(target), &expected, &context);
 }
 
-/// What a product of operands of a dtype may be of.
+/// Dtypes that a result may have for operands of `dtype`.
 fn results(dtype: DType) -> Vec<DType> {
     match dtype {
         DType::F16 | DType::BF16 => vec![dtype, DType::F32],
@@ -78,7 +78,7 @@ fn results(dtype: DType) -> Vec<DType> {
 
 fn every_dtype_and_lie(target: Target<'_>) {
     for dtype in DType::ALL.into_iter().filter(|&d| d != DType::Bool) {
-        // Small ones, and one that is not.
+        // Small products, and one that is not small.
         for [batch, m, n, k] in [
             [1, 1, 1, 1],
             [2, 5, 3, 4],
@@ -133,7 +133,7 @@ fn products_larger_than_a_block_are_right() {
 fn vectors_of_any_length() {
     on_every_target(|target| {
         for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
-            // Many rows, and few whose sums are cut.
+            // Many rows, and few rows whose sums are split.
             for [batch, m, k] in [[3, 2, 1030], [1, 2600, 37], [1, 1, 70_001], [2, 3, 70_001]] {
                 for kind in 0..6 {
                     let a = matrix(target, dtype, [batch, m, k], kind, 1);

@@ -1,5 +1,5 @@
-//! Products with a vector on the CPU. They are as fast as memory if each element of the matrix is read
-//! once, in the order in which it lies, and all threads have a part of it.
+//! Matrix-vector products on the CPU. They run at memory speed if each element of the matrix is
+//! read once, in memory order, and all threads share the product.
 
 use std::slice::from_raw_parts;
 
@@ -7,84 +7,85 @@ use super::Product;
 use crate::math::{Loop, vectorized};
 use warpline_runtime::host::{self, GRAIN, HostElement, Number, Shared};
 
-/// Rows that are summed up together where the matrix lies by columns, and bytes of the vector that are taken at
-/// a time: a thread has them in its nearest cache, and memory still is read in long runs.
+/// Rows that are summed together if the matrix is column-major, and bytes of the vector that are
+/// read at a time. Both fit the level 1 cache, and memory is still read in long runs.
 const BLOCK: usize = 1024;
 const VECTOR: usize = 16 << 10;
 
-/// Bytes of a line of the cache: vectors that cross one take two reads.
+/// Bytes of a cache line. Loads of aligned vectors do not cross cache lines.
 const LINE: usize = 64;
 
-/// Sums of a row that are carried on together: vector instructions, and several at once.
+/// Partial sums per row: several vector registers, so that additions overlap.
 const LANES: usize = 32;
 
-/// Elements of a row beyond which its sum is cut, where there are too few rows for all threads.
+/// Length from which the sum of a row is split, if there are too few rows for all threads.
 const PART: usize = 1 << 15;
 
-/// Parts of a row at most: what they are summed up in does not grow with what an operand is expanded to.
+/// Parts per row at most. The bound keeps the memory for partial sums independent of the size of an
+/// expanded operand.
 const PARTS: usize = 64;
 
-/// What is summed up, `Σ matrix[r][k] · vector[k]` of each batch, with steps in elements.
+/// The sums `Σ matrix[r][k] · vector[k]` of each batch. Steps are strides in elements.
 #[derive(Clone, Copy)]
-struct Work<T> {
+struct MatrixVector<T> {
     rows: usize,
     matrix: (Shared<T>, [i64; 3]),
     vector: (Shared<T>, [i64; 2]),
 }
 
-/// The element `at` these indices.
+/// Returns the address of the element at the indices `at`.
 fn at<T: Copy, const N: usize>((base, steps): (Shared<T>, [i64; N]), at: [usize; N]) -> *mut T {
     let offset: i64 = at.iter().zip(steps).map(|(&i, step)| i as i64 * step).sum();
     base.at(offset as isize)
 }
 
-/// Whether a product is one with a vector.
-pub(super) fn is_one(p: &Product) -> bool {
+/// Returns whether one operand is a vector.
+pub(super) fn is_matrix_vector(p: &Product) -> bool {
     p.m == 1 || p.n == 1
 }
 
-/// Such a product, of floats. Sums are cut by the sizes alone, so that results are the same on any
-/// number of threads.
+/// Computes a matrix-vector product of floats. Only the sizes determine how sums are split, so
+/// results are the same on any number of threads.
 ///
 /// # Safety
-/// The operands of `T` and the result of `R` are valid for these sizes and steps.
+/// The operands, of `T`, and the result, of `R`, are valid for the sizes and strides of `p`.
 pub(super) unsafe fn floats<T, R>(parallel: bool, p: &Product, [a, b]: [Shared<T>; 2], c: Shared<R>)
 where
     T: HostElement,
     R: HostElement<Compute = T::Compute>,
 {
     let (batches, length) = (p.batch as usize, p.k as usize);
-    let (work, result) = if p.n == 1 {
-        let work = Work {
+    let (product, result) = if p.n == 1 {
+        let product = MatrixVector {
             rows: p.m as usize,
             matrix: (a, [p.a.batch, p.a.row, p.a.column]),
             vector: (b, [p.b.batch, p.b.row]),
         };
-        (work, (c, [p.c.batch, p.c.row]))
+        (product, (c, [p.c.batch, p.c.row]))
     } else {
-        // The transpose of the product is that of the transposes.
-        let work = Work {
+        // The transposed product is the product of the transposed operands in reverse order.
+        let product = MatrixVector {
             rows: p.n as usize,
             matrix: (b, [p.b.batch, p.b.column, p.b.row]),
             vector: (a, [p.a.batch, p.a.column]),
         };
-        (work, (c, [p.c.batch, p.c.column]))
+        (product, (c, [p.c.batch, p.c.column]))
     };
-    let by_columns = work.matrix.1[1] == 1 && work.matrix.1[2] != 1 && work.rows > 1;
-    // Rows that a thread has at a time.
+    let by_columns = product.matrix.1[1] == 1 && product.matrix.1[2] != 1 && product.rows > 1;
+    // Rows per task.
     let rows = if by_columns { BLOCK } else { (GRAIN / length.max(1)).clamp(1, BLOCK) };
-    let blocks = work.rows.div_ceil(rows);
+    let blocks = product.rows.div_ceil(rows);
     let few = batches * blocks < 16;
     let part = if few {
-        (PART / rows.min(work.rows)).max(BLOCK).max(length.div_ceil(PARTS))
+        (PART / rows.min(product.rows)).max(BLOCK).max(length.div_ceil(PARTS))
     } else {
         usize::MAX
     };
     let parts = length.div_ceil(part).max(1);
-    let each = rows.min(work.rows) * length.div_ceil(parts);
+    let each = rows.min(product.rows) * length.div_ceil(parts);
     let grain = (GRAIN / each.max(1)).max(1);
     let zero = T::Compute::from_bits(0);
-    let mut partial = vec![zero; if parts > 1 { batches * parts * work.rows } else { 0 }];
+    let mut partial = vec![zero; if parts > 1 { batches * parts * product.rows } else { 0 }];
     let partials = Shared(partial.as_mut_ptr());
     host::parallel_for(parallel, batches * blocks * parts, grain, |tasks| {
         let mut sums = [zero; BLOCK];
@@ -96,68 +97,79 @@ where
         for task in tasks {
             let (batch, block, p) = (task / (blocks * parts), task / parts % blocks, task % parts);
             let (first, k) = (block * rows, p * part.min(length));
-            let sums = &mut sums[..rows.min(work.rows - first)];
+            let sums = &mut sums[..rows.min(product.rows - first)];
             sums.fill(zero);
             let length = part.min(length - k);
             let buffer = &mut vector[..];
-            vectorized(Sum { work, batch, first, k, length, by_columns, sums: &mut *sums, buffer });
+            vectorized(Sum {
+                product,
+                batch,
+                first,
+                k,
+                length,
+                by_columns,
+                sums: &mut *sums,
+                buffer,
+            });
             for (row, &sum) in (first..).zip(&*sums) {
-                // SAFETY: this thread's rows of the result, or of the sums of this part.
+                // SAFETY: the rows of the result, or the partial sums of this part, belong to this
+                // task.
                 unsafe {
                     if parts == 1 {
                         at(result, [batch, row]).write(R::put(sum));
                     } else {
-                        partials.write(((batch * parts + p) * work.rows + row) as isize, sum);
+                        partials.write(((batch * parts + p) * product.rows + row) as isize, sum);
                     }
                 }
             }
         }
     });
     if parts > 1 {
-        for index in 0..batches * work.rows {
-            let (batch, row) = (index / work.rows, index % work.rows);
-            let of_part = |p: usize| partial[(batch * parts + p) * work.rows + row];
+        for index in 0..batches * product.rows {
+            let (batch, row) = (index / product.rows, index % product.rows);
+            let of_part = |p: usize| partial[(batch * parts + p) * product.rows + row];
             let sum = (1..parts).fold(of_part(0), |sum, p| sum.add(of_part(p)));
-            // SAFETY: an element of the result.
+            // SAFETY: `row` and `batch` are within the result, and this loop runs on one thread.
             unsafe { at(result, [batch, row]).write(R::put(sum)) };
         }
     }
 }
 
-/// The sums of some rows over `length` elements from `k` on.
+/// Sums of rows over `length` elements from `k` on.
 struct Sum<'a, T: HostElement> {
-    work: Work<T>,
+    product: MatrixVector<T>,
     batch: usize,
     first: usize,
     k: usize,
     length: usize,
     by_columns: bool,
     sums: &'a mut [T::Compute],
-    /// What the vector's elements are put into.
+    /// Buffer for elements of the vector, converted to the compute type.
     buffer: &'a mut [T::Compute],
 }
 
 impl<T: HostElement> Loop for Sum<'_, T> {
     #[inline(always)]
     fn run(self) {
-        let Self { work, batch, first, k, length, by_columns, sums, buffer } = self;
+        let Self { product, batch, first, k, length, by_columns, sums, buffer } = self;
         let most = buffer.len().max(1);
         for from in (k..k + length).step_by(most) {
             let vector = &mut buffer[..most.min(k + length - from)];
-            let (start, step) = (at(work.vector, [batch, from]), work.vector.1[1] as isize);
+            let (start, step) = (at(product.vector, [batch, from]), product.vector.1[1] as isize);
             if step == 1 {
-                // SAFETY: so many elements of the vector.
+                // SAFETY: the vector has `vector.len()` adjacent elements from `start` on.
                 let elements = unsafe { from_raw_parts(start, vector.len()) };
                 vector.iter_mut().zip(elements).for_each(|(x, e)| *x = e.get());
             } else {
                 for (i, x) in vector.iter_mut().enumerate() {
-                    // SAFETY: an element of the vector.
+                    // SAFETY: `i` is less than `vector.len()`, so the vector has this element.
                     *x = unsafe { start.offset(i as isize * step).read() }.get();
                 }
             }
-            let start = at(work.matrix, [batch, first, from]);
-            let [_, row, column] = work.matrix.1.map(|step| step as isize);
-            // SAFETY: so many rows of the matrix from the first on, and elements of the vector.
+            let start = at(product.matrix, [batch, first, from]);
+            let [_, row, column] = product.matrix.1.map(|step| step as isize);
+            // SAFETY: the matrix has a row from `first` on for each of `sums`, with an element for
+            // each of `vector`.
             unsafe {
                 if by_columns {
                     columns(start, column, vector, sums);
@@ -176,32 +188,35 @@ impl<T: HostElement> Loop for Sum<'_, T> {
     }
 }
 
+/// Returns the product of a row without gaps and the vector.
+///
 /// # Safety
-/// As many elements as the vector has are valid for reads.
+/// `row` is valid for reads of as many elements as the vector has.
 #[inline(always)]
 unsafe fn dot<T: HostElement>(row: *const T, vector: &[T::Compute]) -> T::Compute {
     let mut rest_sum = T::Compute::from_bits(0);
     let mut sums = [rest_sum; LANES];
     let (chunks, rest) = vector.as_chunks::<LANES>();
     for (i, chunk) in chunks.iter().enumerate() {
-        // SAFETY: LANES elements that the row has.
+        // SAFETY: a chunk has LANES elements, and the row has as many elements as the vector.
         let elements = unsafe { row.add(i * LANES).cast::<[T; LANES]>().read() };
         for j in 0..LANES {
             sums[j] = sums[j].add(elements[j].get().mul(chunk[j]));
         }
     }
-    // A copy: what others have the address of would be stored in each turn.
+    // Copies the sums. If `total` received the address of `sums` itself, the loop would store them
+    // in each iteration.
     let done = sums;
     for (j, &x) in rest.iter().enumerate() {
-        // SAFETY: an element that the row has.
+        // SAFETY: `rest` follows the chunks, and the row has as many elements as the vector.
         let element = unsafe { row.add(chunks.len() * LANES + j).read() };
         rest_sum = rest_sum.add(element.get().mul(x));
     }
     total(&done).add(rest_sum)
 }
 
-/// Not inlined: the compiler would have the loop keep the sums as it is best for this, which takes the
-/// loop several times as long.
+/// Not inlined. Otherwise the compiler would arrange the sums for this reduction, which makes the
+/// caller's loop several times slower.
 #[inline(never)]
 fn total<C: Number>(sums: &[C; LANES]) -> C {
     let mut sums = *sums;
@@ -215,8 +230,10 @@ fn total<C: Number>(sums: &[C; LANES]) -> C {
     sums[0]
 }
 
+/// Returns the product of a row with gaps and the vector.
+///
 /// # Safety
-/// As [`dot`], at this step.
+/// `row` is valid for reads of as many elements as the vector has, `step` apart.
 #[inline(always)]
 unsafe fn dot_strided<T: HostElement>(
     row: *const T,
@@ -224,15 +241,17 @@ unsafe fn dot_strided<T: HostElement>(
     vector: &[T::Compute],
 ) -> T::Compute {
     let zero = T::Compute::from_bits(0);
-    // SAFETY: an element that the row has.
+    // SAFETY: `j` is less than the length of the vector.
     let element = |j: usize| unsafe { row.offset(j as isize * step).read() }.get();
     vector.iter().enumerate().fold(zero, |sum, (j, &x)| sum.add(element(j).mul(x)))
 }
 
-/// Adds to the sums of rows, whose elements of a column follow one another.
+/// Adds the products of columns and vector elements to the sums of the rows. The elements of a
+/// column are adjacent.
 ///
 /// # Safety
-/// There are as many columns as the vector has elements, each of as many elements as there are sums.
+/// `start` is valid for reads of as many columns as the vector has elements, `step` apart, with as
+/// many elements as `sums`.
 #[inline(always)]
 unsafe fn columns<T: HostElement>(
     start: *const T,
@@ -240,9 +259,9 @@ unsafe fn columns<T: HostElement>(
     vector: &[T::Compute],
     sums: &mut [T::Compute],
 ) {
-    // SAFETY: an element of a column.
+    // SAFETY: `k` is less than the length of the vector, and `r` is less than the number of sums.
     let get = |k: usize, r: usize| unsafe { start.offset(k as isize * step).add(r).read() }.get();
-    // Four columns together: the sums are read and written once for them.
+    // Processes four columns at a time, so that sums are read and written once for them.
     let (fours, rest) = vector.as_chunks::<4>();
     for (i, x) in fours.iter().enumerate() {
         for (r, sum) in sums.iter_mut().enumerate() {

@@ -1,4 +1,4 @@
-//! The CPU implementations.
+//! CPU implementations of normalization and its gradients.
 
 use std::ops::Range;
 
@@ -7,30 +7,30 @@ use warpline_cuda_sys_safe::HostLaunch;
 use super::Norm;
 use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, Shared};
 
-/// Element `at` of an operand.
+/// Reads element `at` of an operand.
 ///
 /// # Safety
-/// It is one, and nobody writes it meanwhile.
+/// The operand has an element at `at`, and no thread writes it meanwhile.
 unsafe fn get<T: HostElement>(of: Shared<T>, at: usize) -> f64 {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the element exists and is not being written.
     unsafe { of.read(at as isize) }.get().cast()
 }
 
-/// Writes it.
+/// Writes element `at` of an operand.
 ///
 /// # Safety
-/// It is this thread's.
+/// The operand has an element at `at`, which belongs to this thread.
 unsafe fn put<T: HostElement>(of: Shared<T>, at: usize, value: f64) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the element exists and belongs to this thread.
     unsafe { of.write(at as isize, T::put(T::Compute::from_number(value))) };
 }
 
-/// Element `at` of an operand of moments.
+/// Reads element `at` of an operand of means or scales.
 ///
 /// # Safety
-/// As [`get`].
+/// The operand has an element at `at`, and no thread writes it meanwhile.
 unsafe fn moment<T: HostElement>(of: Shared<T::Compute>, at: usize) -> f64 {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the element exists and is not being written.
     unsafe { of.read(at as isize) }.cast()
 }
 
@@ -42,14 +42,15 @@ fn each_row(launch: &HostLaunch<'_>, p: &Norm, f: impl Fn(usize, Range<usize>) +
 }
 
 /// # Safety
-/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): rows, weight, bias and result of `T`, mean and scale of what it is
-/// computed in.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are rows,
+/// weight, bias and result, of `T`, then mean and scale, of its compute type.
 pub(super) unsafe fn layer_norm<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm) {
     let [input, weight, bias, out] = [0, 1, 2, 3].map(|i| Shared::<T>::operand(launch, i));
     let [means, scales] = [4, 5].map(|i| Shared::<T::Compute>::operand(launch, i));
     let (size, eps) = (p.size as f64, f64::from_bits(p.eps));
     each_row(launch, p, |row, at| {
-        // SAFETY: elements of a row that is this thread's, and of weight and bias where there are some.
+        // SAFETY: the row and its moments belong to this thread. Weight and bias have an element
+        // per column, and are read only if they exist.
         unsafe {
             let values = || at.clone().map(|i| get(input, i));
             let mean = if p.is_centred != 0 { values().sum::<f64>() / size } else { 0.0 };
@@ -67,14 +68,15 @@ pub(super) unsafe fn layer_norm<T: HostElement>(launch: &HostLaunch<'_>, p: &Nor
 }
 
 /// # Safety
-/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): gradient, rows and weight of `T`, mean and scale of what it is
-/// computed in, and a result of `T`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are gradient,
+/// rows and weight, of `T`, mean and scale, of its compute type, and the result, of `T`.
 pub(super) unsafe fn backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm) {
     let [grad, input, weight, out] = [0, 1, 2, 5].map(|i| Shared::<T>::operand(launch, i));
     let [means, scales] = [3, 4].map(|i| Shared::<T::Compute>::operand(launch, i));
     let size = p.size as f64;
     each_row(launch, p, |row, at| {
-        // SAFETY: elements of a row that is this thread's, and of the weight where there is one.
+        // SAFETY: the row of the result belongs to this thread. The weight has an element per
+        // column, and is read only if it exists.
         unsafe {
             let (mean, scale) = (moment::<T>(means, row), moment::<T>(scales, row));
             let pair = |(column, i): (usize, usize)| {
@@ -94,8 +96,9 @@ pub(super) unsafe fn backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm)
 }
 
 /// # Safety
-/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): gradient and rows of `T`, mean and scale of what it is computed in,
-/// the weight's gradient, and the bias's if there is one, of `T`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are gradient
+/// and rows, of `T`, mean and scale, of its compute type, the gradient of the weight and, if
+/// `is_biased` is set, that of the bias, of `T`.
 pub(super) unsafe fn parameters<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm) {
     let [grad, input, of_weight] = [0, 1, 4].map(|i| Shared::<T>::operand(launch, i));
     let [means, scales] = [2, 3].map(|i| Shared::<T::Compute>::operand(launch, i));
@@ -104,7 +107,8 @@ pub(super) unsafe fn parameters<T: HostElement>(launch: &HostLaunch<'_>, p: &Nor
     host::parallel_for(launch.parallel, size, (GRAIN / 4 / rows).max(1), |columns| {
         let mut sums = vec![(0.0, 0.0); columns.len()];
         for row in 0..rows {
-            // SAFETY: elements of the moments, the gradient and the rows.
+            // SAFETY: `row` and `column` are within the moments, the gradient and the rows, which
+            // are only read.
             unsafe {
                 let (mean, scale) = (moment::<T>(means, row), moment::<T>(scales, row));
                 for (sums, column) in sums.iter_mut().zip(columns.clone()) {
@@ -115,7 +119,8 @@ pub(super) unsafe fn parameters<T: HostElement>(launch: &HostLaunch<'_>, p: &Nor
             }
         }
         for ((along, plain), column) in sums.into_iter().zip(columns) {
-            // SAFETY: elements of the results, in columns that are this thread's.
+            // SAFETY: the results have an element per column, and the column belongs to this
+            // thread.
             unsafe {
                 put(of_weight, column, along);
                 if let Some(of_bias) = of_bias {

@@ -1,4 +1,4 @@
-//! Normalisation of rows: `layer_norm` and `rms_norm`, and their gradients.
+//! Normalization of rows: `layer_norm` and `rms_norm`, and their gradients.
 
 mod cpu;
 #[cfg(test)]
@@ -18,22 +18,24 @@ use warpline_runtime::{
 
 pub(crate) const PROGRAMS: &[&Program] = &[&LAYER_NORM, &LAYER_NORM_BACKWARD];
 
-/// Elements up to which lanes of one warp have a row.
+/// Row size up to which the lanes of one warp share a row.
 const SHORT: usize = 1024;
-/// Threads of a block that adds up columns, and how many of these it has at most.
+/// Threads of a block that sums columns, and the number of columns of such a block at most.
 const COLUMN_THREADS: u32 = 512;
 const MOST_COLUMNS: u32 = 64;
-/// Rows that a thread loads at a time, and how many of them take less time than blocks need to share a column.
+/// Rows that a thread loads at a time, and the number of rows per thread below which sharing a
+/// column between blocks costs more than it saves.
 const AT_A_TIME: u64 = 4;
 const FEW: u64 = 8;
 
-/// Rows of a few lanes, and of a block.
+/// Kernels with a few lanes per row, and with a block per row.
 static LAYER_NORM: Program = Program::new("layer_norm", FLOATS, &["warp", "block"], |_, ty| {
     source().push(&format!("LAYER_NORM({ty})"))
 })
 .with_ptx(committed);
 
-/// The same, and sums of columns, for weight and bias: of vectors of columns, and of single ones.
+/// The same two kernels for the gradient of the rows, and two kernels that sum columns for the
+/// gradients of weight and bias: `vectors` of columns, and single `columns`.
 static LAYER_NORM_BACKWARD: Program = Program::new(
     "layer_norm_backward",
     FLOATS,
@@ -50,26 +52,31 @@ fn source() -> Source {
     of.push(include_str!("norm.cuh"))
 }
 
-// SAFETY: `LayerNorm::params` makes all `Norm`s, of the views that are launched with: contiguous ones, with the sizes that
-// it says. Each element of a result is written by one thread. `is_weighted` and `is_biased` say which of the operands
-// that may be absent are read.
+// SAFETY: `LayerNorm::params` makes all `Norm`s, from the contiguous views that are launched with,
+// whose sizes it checks. One thread writes each element of a result. The kernels read weight and
+// bias only if `is_weighted` and `is_biased` say that they exist.
 static ROWS: [Kernel<Norm, 6>; 2] = unsafe {
     Kernel::array(&LAYER_NORM, ["warp", "block"], hosts!(float T => cpu::layer_norm::<T>))
 };
-// SAFETY: as `ROWS`.
+// SAFETY: `LayerNorm::params` makes all `Norm`s, from the contiguous views that are launched with.
+// One thread writes each element of the result. The kernels read the weight only if `is_weighted`
+// says that it exists.
 static ROWS_BACKWARD: [Kernel<Norm, 6>; 2] = unsafe {
     Kernel::array(&LAYER_NORM_BACKWARD, ["warp", "block"], hosts!(float T => cpu::backward::<T>))
 };
-// SAFETY: as `ROWS`. The scratch operand has a word for each counter and each sum that blocks leave, and the CPU
-// implementation uses none. `vectors` is launched only where rows are aligned to vectors.
+// SAFETY: `LayerNorm::params` makes all `Norm`s, from the contiguous views that are launched with.
+// One thread writes each element of a result. The scratch operand has a word for each counter and
+// each partial sum; the CPU implementation does not use it. `vectors` is launched only if rows are
+// aligned to vectors.
 static COLUMNS: [Kernel<Norm, 7>; 2] = unsafe {
     let hosts = hosts!(float T => cpu::parameters::<T>);
     Kernel::array(&LAYER_NORM_BACKWARD, ["columns", "vectors"], hosts)
 };
 
 cuda_struct! {
-    /// `rows` of `size` elements. `team` is the logarithm of how many lanes have a row, or neighbouring columns, `eps` the bits of
-    /// an `f64`, and `ticket` the number of a launch whose blocks share columns.
+    /// `rows` of `size` elements. `team` is the binary logarithm of the number of lanes that share
+    /// a row, or of the number of neighbouring columns per block. `eps` holds the bits of an `f64`.
+    /// `ticket` identifies a launch whose blocks share columns.
     struct Norm {
         rows: u64,
         size: u64,
@@ -82,25 +89,29 @@ cuda_struct! {
     }
 }
 
-/// What is normalised, and how: what the forward kernel and those for the gradient are told. All views are contiguous.
+/// The operands and options that the forward pass and its gradients share. All views are
+/// contiguous.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerNorm<'a> {
-    /// The rows, of floats, one after the other.
+    /// The rows, of a floating-point dtype, without gaps.
     pub input: View<'a>,
-    /// What a row is multiplied by, if there is something: as many elements as a row has.
+    /// Factor of each column, with as many elements as a row. `None`: 1.
     pub weight: Option<View<'a>>,
-    /// Each row's mean, in [`LayerNorm::moment_dtype`], or 0 where it is not subtracted.
+    /// Mean of each row, in [`LayerNorm::moment_dtype`]. 0 if `centred` is false. The forward pass
+    /// writes it, the gradients read it.
     pub mean: View<'a>,
-    /// One over the root of each row's mean square, likewise.
+    /// Reciprocal square root of each row's variance (or mean square) plus `eps`, in
+    /// [`LayerNorm::moment_dtype`]. The forward pass writes it, the gradients read it.
     pub scale: View<'a>,
-    /// Added to the mean square.
+    /// Number that is added to the variance or mean square.
     pub eps: f64,
-    /// Whether the mean is subtracted: `layer_norm` rather than `rms_norm`.
+    /// Whether to subtract the mean: `layer_norm` if true, `rms_norm` if false.
     pub centred: bool,
 }
 
 impl LayerNorm<'_> {
-    /// What moments of rows of a dtype are in: `f32` for the halves.
+    /// Returns the dtype of means and scales for rows of `dtype`: `float32` for the half-width
+    /// floats.
     #[must_use]
     pub fn moment_dtype(dtype: DType) -> DType {
         if dtype == DType::F64 { DType::F64 } else { DType::F32 }
@@ -110,12 +121,13 @@ impl LayerNorm<'_> {
         if self.centred { "layer_norm" } else { "rms_norm" }
     }
 
-    /// An operand, or what stands in its place and is not read.
+    /// Returns the operand of `view`. The input, which is then not read, stands in for `None`.
     fn or_input<'b>(&'b self, view: Option<View<'b>>) -> Operand<'b> {
         view.unwrap_or(self.input).read()
     }
 
-    /// Checks these views, and others of the rows' sizes or of one row's.
+    /// Checks the views of `self`, `like_input` against the size of the input and `like_row`
+    /// against the size of a row. Returns the parameters.
     #[track_caller]
     fn params(&self, like_input: &[View<'_>], like_row: &[View<'_>]) -> Result<Norm> {
         let (op, location, input) = (self.op(), Location::caller(), self.input);
@@ -155,7 +167,7 @@ impl LayerNorm<'_> {
 }
 
 impl Norm {
-    /// Runs the kernel for short or for long rows.
+    /// Launches the kernel for short or for long rows.
     #[inline]
     #[track_caller]
     fn launch_rows(
@@ -182,20 +194,20 @@ impl Norm {
         self.rows == 0 || self.size == 0
     }
 
-    /// Shares sums of columns out to the blocks of a GPU, whose threads have `vector` neighbouring columns each. Returns the
-    /// grid: blocks in y share columns.
-    fn share_out(&mut self, vector: u64, item_size: u64, multiprocessors: u64) -> [u32; 2] {
+    /// Distributes the sums of columns over the blocks of a GPU, with `vector` neighbouring columns
+    /// per thread. Returns the grid. Its blocks in y share columns.
+    fn distribute(&mut self, vector: u64, item_size: u64, multiprocessors: u64) -> [u32; 2] {
         let bytes = vector * item_size;
-        // Neighbouring lanes read one sector of a row together, or up to four.
+        // Neighbouring lanes read one to four sectors of a row together.
         let (least, most) = ((32 / bytes).max(1), (128 / bytes).min(32));
         let blocks = |lanes: u64| self.size.div_ceil(lanes * vector).max(1);
-        // Those of a thread, of blocks that share nothing.
+        // Rows per thread if blocks do not share columns.
         let rows = |lanes: u64| self.rows * lanes / u64::from(COLUMN_THREADS);
         let busy = 2 * multiprocessors;
         let (mut lanes, mut splits) = (least, 1);
         if rows(least) > FEW && blocks(least) < busy {
-            // A warp reads no more than eight rows at a time. Few blocks share, since the last of them waits for what all
-            // the others have left.
+            // With at least four lanes, a warp reads no more than eight rows at a time. Few blocks
+            // share a column, because the last of them waits for the partial sums of all others.
             lanes = lanes.max(4);
             while lanes < most && blocks(lanes * 2) * 32 >= busy {
                 lanes *= 2;
@@ -208,17 +220,26 @@ impl Norm {
             }
         }
         self.team = lanes.ilog2().into();
-        // There are no more splits than twice the multiprocessors.
+        // The number of splits is at most twice the number of multiprocessors.
         [launch::blocks(blocks(lanes) as usize), splits as u32]
     }
 }
 
-/// `torch.nn.functional.layer_norm` of rows, or `rms_norm`, into `out`: times the weight plus `bias`. Mean and scale are
-/// written. The halves are computed in `f32`.
+/// Normalizes rows (`torch.nn.functional.layer_norm`, or `rms_norm` if `norm.centred` is false)
+/// into `out`, which has the input's dtype and number of elements. Multiplies by the weight and
+/// adds `bias`, if given. Writes `norm.mean` and `norm.scale`. Half-width floats are computed in
+/// `float32`.
 ///
 /// # Errors
-/// [`ErrorKind::UnsupportedDType`], [`ErrorKind::DTypeMismatch`]; [`ErrorKind::ShapeMismatch`], also for views that are not
-/// contiguous; [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`]; otherwise as [`launch::run`].
+/// - [`ErrorKind::UnsupportedDType`] if the input is not of a floating-point dtype.
+/// - [`ErrorKind::DTypeMismatch`] if weight, `bias` or `out` has another dtype than the input, or
+///   mean or scale is not of [`LayerNorm::moment_dtype`].
+/// - [`ErrorKind::ShapeMismatch`] if a view has another number of elements than required, or is not
+///   contiguous.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of a result overlap each other.
+/// - [`ErrorKind::OverlappingOperands`] if a result shares memory with another operand.
+/// - The errors of [`launch::run`].
 #[track_caller]
 pub fn layer_norm(
     target: Target<'_>,
@@ -241,10 +262,12 @@ pub fn layer_norm(
     params.launch_rows(target, op, &ROWS, &operands)
 }
 
-/// The gradient of [`layer_norm`] with respect to its rows, into `out`, for `grad`, that of its result.
+/// Computes the gradient of [`layer_norm`] with respect to its rows into `out`. `grad` is the
+/// gradient of the forward result. `norm.mean` and `norm.scale` are those of the forward pass.
+/// `grad` and `out` have the input's dtype and number of elements.
 ///
 /// # Errors
-/// As there.
+/// The errors of [`layer_norm`], with the conditions on `out` for `grad` too.
 #[track_caller]
 pub fn layer_norm_backward(
     target: Target<'_>,
@@ -266,10 +289,13 @@ pub fn layer_norm_backward(
     params.launch_rows(target, OP, &ROWS_BACKWARD, &operands)
 }
 
-/// The gradients of [`layer_norm`] with respect to its weight and, if asked for, its bias. Sums are the same each time.
+/// Computes the gradients of [`layer_norm`] with respect to its weight and, if `of_bias` is given,
+/// its bias. `grad` is the gradient of the forward result. `of_weight` and `of_bias` have the
+/// input's dtype and as many elements as a row. Sums are the same in each run.
 ///
 /// # Errors
-/// As there.
+/// The errors of [`layer_norm`], with the conditions on `out` for `grad`, and those on the weight
+/// for `of_weight` and `of_bias`. Also the errors of allocating scratch memory.
 #[track_caller]
 pub fn layer_norm_parameters_backward(
     target: Target<'_>,
@@ -301,11 +327,12 @@ pub fn layer_norm_parameters_backward(
         if !at.is_multiple_of(vector * item) {
             (kernel, vector) = (columns, 1);
         }
-        grid = params.share_out(vector, item, device.properties().multiprocessor_count.into());
+        grid = params.distribute(vector, item, device.properties().multiprocessor_count.into());
         let [blocks, splits] = grid.map(|n| n as usize);
         if splits > 1 {
             params.ticket = ticket();
-            // A counter for each block of the first split, then sums of both kinds for each split.
+            // One counter per block of the first split, then for each split one word per column for
+            // each of the two sums.
             let words = blocks + 2 * splits * params.size as usize;
             scratch = Some(Scratch::new(runtime, stream, words)?);
         }

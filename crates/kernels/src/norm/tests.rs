@@ -1,4 +1,4 @@
-//! Cases for normalisation, the same on every target.
+//! Tests of normalization that run on every target.
 
 use bytemuck::Zeroable;
 
@@ -14,7 +14,7 @@ fn numbers(target: Target<'_>, dtype: DType, n: usize, salt: usize) -> Tensor {
     Tensor::new(target, dtype, &[n], &values)
 }
 
-/// Of one row: what it becomes, mean and scale.
+/// Computes one normalized row, its mean and its scale.
 fn standardized(row: &[f64], centred: bool) -> (Vec<f64>, f64, f64) {
     let size = row.len() as f64;
     let mean = if centred { row.iter().sum::<f64>() / size } else { 0.0 };
@@ -26,7 +26,8 @@ fn standardized(row: &[f64], centred: bool) -> (Vec<f64>, f64, f64) {
 fn every_float_and_size(target: Target<'_>) {
     for dtype in [F16, BF16, F32, F64] {
         let wide = LayerNorm::moment_dtype(dtype);
-        // The last two are so many rows that blocks share columns: vectors of them, and single ones.
+        // The last two have so many rows that blocks share columns, with vectors of columns and
+        // with single columns.
         for (rows, size) in [(1, 1), (5, 3), (40, 70), (3, 1500), (3000, 8), (3000, 5)] {
             for (centred, weighted, biased) in [
                 (true, true, true),
@@ -101,7 +102,7 @@ fn gpu_rows_and_gradients_of_every_float() {
     on_gpu(every_float_and_size);
 }
 
-/// Bits of both gradients.
+/// Returns the bits of both gradients.
 fn gradients(target: Target<'_>, rows: usize, size: usize, offset: usize) -> [Vec<u64>; 2] {
     let all = |salt| {
         let tensor = numbers(target, F32, rows * size + offset, salt);
@@ -144,7 +145,7 @@ fn the_same_each_time(target: Target<'_>) {
     }
 }
 
-/// Also of views that begin between vectors.
+/// Includes views that begin inside a vector.
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_gradients_of_parameters_are_the_same_each_time() {
@@ -160,7 +161,7 @@ fn gradients_of_parameters_are_the_same_each_time() {
 fn columns_are_shared_out_to_all_of_a_gpu() {
     let shared = |rows: u64, size: u64, vector: u64, item_size: u64| {
         let mut norm = Norm { rows, size, ..Norm::zeroed() };
-        let [blocks, splits] = norm.share_out(vector, item_size, 132);
+        let [blocks, splits] = norm.distribute(vector, item_size, 132);
         let columns = vector << norm.team;
         assert!(columns <= MOST_COLUMNS.into() && norm.team <= 5);
         assert_eq!(u64::from(blocks), size.div_ceil(columns));

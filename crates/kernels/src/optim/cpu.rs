@@ -10,7 +10,7 @@ use super::{
 };
 use crate::math::{Loop, vectorized};
 
-/// A float that steps are computed in.
+/// A float type that steps are computed in.
 pub(super) trait Real:
     Copy
     + PartialOrd
@@ -44,21 +44,22 @@ macro_rules! real {
 
 real! { f32 f64 }
 
-/// A rule, as it computes one element of each operand.
-pub(super) trait Step<C>: Copy + Sync {
+/// Applies a rule to one element of each operand.
+pub(super) trait ElementUpdate<C>: Copy + Sync {
     const LISTS: usize;
     fn new(update: &Update, rate: impl Fn(usize) -> f64) -> Self;
     fn apply(self, x: &mut [C; LISTS]);
 }
 
 #[derive(Clone, Copy)]
-struct Numbers<C> {
+struct Hyperparameters<C> {
     numbers: [C; 8],
     flags: u32,
 }
 
-impl<C: Real> Numbers<C> {
-    /// The first `rates` are those of memory, where there are any.
+impl<C: Real> Hyperparameters<C> {
+    /// Reads the first `rates` numbers from memory if the flags say so, and the others from
+    /// `update`.
     fn new(update: &Update, rates: usize, rate: impl Fn(usize) -> f64) -> Self {
         let number = |k: usize| {
             let from_memory = k < rates && update.flags & RATES != 0;
@@ -72,7 +73,7 @@ impl<C: Real> Numbers<C> {
         self.flags & flag != 0
     }
 
-    /// With the sign that is wanted, and the decay of weights.
+    /// Returns the gradient, negated for maximization, plus the weight decay.
     #[inline(always)]
     fn gradient(&self, x: &[C; LISTS], decay: C) -> C {
         let g = if self.is(MAXIMIZE) { -x[1] } else { x[1] };
@@ -90,13 +91,13 @@ fn toward<C: Real>(from: C, to: C, weight: C) -> C {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Sgd<C>(Numbers<C>);
+pub(super) struct Sgd<C>(Hyperparameters<C>);
 
-impl<C: Real> Step<C> for Sgd<C> {
+impl<C: Real> ElementUpdate<C> for Sgd<C> {
     const LISTS: usize = 3;
 
     fn new(update: &Update, rate: impl Fn(usize) -> f64) -> Self {
-        Self(Numbers::new(update, 1, rate))
+        Self(Hyperparameters::new(update, 1, rate))
     }
 
     #[inline(always)]
@@ -113,17 +114,17 @@ impl<C: Real> Step<C> for Sgd<C> {
 
 #[derive(Clone, Copy)]
 pub(super) struct Adam<C> {
-    of: Numbers<C>,
-    /// What the betas leave, which is not computed of numbers that were rounded.
+    of: Hyperparameters<C>,
+    /// One minus each beta, computed in `f64` before rounding.
     rest: [C; 2],
 }
 
-impl<C: Real> Step<C> for Adam<C> {
+impl<C: Real> ElementUpdate<C> for Adam<C> {
     const LISTS: usize = 5;
 
     fn new(update: &Update, rate: impl Fn(usize) -> f64) -> Self {
         let rest = [3, 4].map(|k| C::of(1.0 - update.numbers[k]));
-        Self { of: Numbers::new(update, 3, rate), rest }
+        Self { of: Hyperparameters::new(update, 3, rate), rest }
     }
 
     #[inline(always)]
@@ -145,16 +146,16 @@ impl<C: Real> Step<C> for Adam<C> {
 
 #[derive(Clone, Copy)]
 pub(super) struct RmsProp<C> {
-    of: Numbers<C>,
+    of: Hyperparameters<C>,
     rest: C,
 }
 
-impl<C: Real> Step<C> for RmsProp<C> {
+impl<C: Real> ElementUpdate<C> for RmsProp<C> {
     const LISTS: usize = 5;
 
     fn new(update: &Update, rate: impl Fn(usize) -> f64) -> Self {
         let rest = C::of(1.0 - update.numbers[1]);
-        Self { of: Numbers::new(update, 1, rate), rest }
+        Self { of: Hyperparameters::new(update, 1, rate), rest }
     }
 
     #[inline(always)]
@@ -179,7 +180,7 @@ impl<C: Real> Step<C> for RmsProp<C> {
 #[derive(Clone, Copy)]
 pub(super) struct Scale<C>(C);
 
-impl<C: Real> Step<C> for Scale<C> {
+impl<C: Real> ElementUpdate<C> for Scale<C> {
     const LISTS: usize = 1;
 
     fn new(_: &Update, rate: impl Fn(usize) -> f64) -> Self {
@@ -192,7 +193,7 @@ impl<C: Real> Step<C> for Scale<C> {
     }
 }
 
-/// Some elements of a tensor.
+/// A range of a tensor's elements.
 struct Elements<T, S> {
     step: S,
     operands: [Shared<T>; LISTS],
@@ -201,21 +202,22 @@ struct Elements<T, S> {
     writes: u32,
 }
 
-impl<T: HostElement<Compute: Real>, S: Step<T::Compute>> Loop for Elements<T, S> {
+impl<T: HostElement<Compute: Real>, S: ElementUpdate<T::Compute>> Loop for Elements<T, S> {
     #[inline(always)]
     fn run(self) {
         for i in self.range {
             let mut x = [T::Compute::of(0.0); LISTS];
             for (k, value) in x.iter_mut().enumerate().take(S::LISTS) {
                 if self.reads >> k & 1 != 0 {
-                    // SAFETY: an element of an operand that is read.
+                    // SAFETY: an operand that is declared as read has an element at `i`.
                     *value = unsafe { self.operands[k].read(i as isize) }.get();
                 }
             }
             self.step.apply(&mut x);
             for (k, value) in x.into_iter().enumerate().take(S::LISTS) {
                 if self.writes >> k & 1 != 0 {
-                    // SAFETY: an element of an operand that is written, which is this thread's.
+                    // SAFETY: an operand that is declared as written has an element at `i`, which
+                    // belongs to this thread.
                     unsafe { self.operands[k].write(i as isize, T::put(value)) };
                 }
             }
@@ -224,13 +226,14 @@ impl<T: HostElement<Compute: Real>, S: Step<T::Compute>> Loop for Elements<T, S>
 }
 
 /// # Safety
-/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): the operands of [`TENSORS`] tensors, of `T`, and the rates.
-pub(super) unsafe fn run<T: HostElement<Compute: Real>, S: Step<T::Compute>>(
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are those of
+/// [`TENSORS`] tensors, of `T`, then the rates, of `f64`.
+pub(super) unsafe fn run<T: HostElement<Compute: Real>, S: ElementUpdate<T::Compute>>(
     launch: &HostLaunch<'_>,
     update: &Update,
 ) {
     let rates = Shared::<f64>::operand(launch, TENSORS * S::LISTS);
-    // SAFETY: as many as the rule reads, where there are any.
+    // SAFETY: `step` has checked that `rates` has as many numbers as the rule reads.
     let step = S::new(update, |k| unsafe { rates.read(k as isize) });
     let (reads, writes) = (update.reads, update.writes);
     let all: [[Shared<T>; LISTS]; TENSORS] = std::array::from_fn(|which| {

@@ -1,4 +1,4 @@
-//! Steps of optimizers, on many tensors in one launch.
+//! Optimizer steps that update many tensors in one launch.
 
 mod cpu;
 mod norm;
@@ -21,11 +21,11 @@ pub use norm::{partial_sums, sum_dtype, sum_squares};
 
 pub(crate) const PROGRAMS: &[&Program] = &[&SGD, &ADAM, &RMSPROP, &SCALE, &norm::SUM_SQUARES];
 
-/// Tensors that one launch takes.
+/// Tensors per launch.
 const TENSORS: usize = 16;
-/// Operands of a tensor at most: it, its gradient, what is kept of it.
+/// Operands per tensor at most: the parameter, its gradient, and three state tensors.
 const LISTS: usize = 5;
-/// Elements that a block takes.
+/// Elements per block.
 const CHUNK: u32 = BLOCK * 8;
 
 static SGD: Program =
@@ -39,27 +39,32 @@ static SCALE: Program =
     Program::new("scale", FLOATS, &[""], |_, ty| source("scale", "Scale", 1, ty))
         .with_ptx(committed);
 
-/// Number of operands of a rule with this many lists: the tensors, and the rates.
+/// Returns the number of operands of a kernel with `lists` operands per tensor: those of all
+/// tensors, then the rates.
 const fn operands(lists: usize) -> usize {
     TENSORS * lists + 1
 }
 
-// SAFETY: `launch` makes all parameters and operands. The operands of a tensor are contiguous, of one dtype, and have `numel`
-// elements; blocks from `first` on take these, each element by one thread. The kernel reads and writes an operand by the same
-// bits with which it is declared. `step` checks that the rates have as many numbers as the rule reads.
+// SAFETY: only `launch` makes the parameters and operands. The operands of a tensor are contiguous,
+// of one dtype, and have `numel` elements. Blocks from `first` on process them, one thread per
+// element. The kernel reads and writes an operand according to the same bits that `launch` declares
+// the operand by. `step` checks that `rates` has as many numbers as the rule reads.
 static SGD_STEP: Kernel<Update, { operands(3) }> = unsafe {
     Kernel::new(&SGD, "", hosts!(float T => cpu::run::<T, cpu::Sgd<<T as HostElement>::Compute>>))
 };
-// SAFETY: as `SGD_STEP`.
+// SAFETY: `launch` makes the parameters and operands. Each element belongs to one thread, and
+// accesses follow the declared bits, as for `SGD_STEP`.
 static ADAM_STEP: Kernel<Update, { operands(5) }> = unsafe {
     Kernel::new(&ADAM, "", hosts!(float T => cpu::run::<T, cpu::Adam<<T as HostElement>::Compute>>))
 };
-// SAFETY: as `SGD_STEP`.
+// SAFETY: `launch` makes the parameters and operands. Each element belongs to one thread, and
+// accesses follow the declared bits, as for `SGD_STEP`.
 static RMSPROP_STEP: Kernel<Update, { operands(5) }> = unsafe {
     let hosts = hosts!(float T => cpu::run::<T, cpu::RmsProp<<T as HostElement>::Compute>>);
     Kernel::new(&RMSPROP, "", hosts)
 };
-// SAFETY: as `SGD_STEP`.
+// SAFETY: `launch` makes the parameters and operands. Each element belongs to one thread, and
+// accesses follow the declared bits, as for `SGD_STEP`.
 static SCALE_STEP: Kernel<Update, { operands(1) }> = unsafe {
     Kernel::new(
         &SCALE,
@@ -68,7 +73,7 @@ static SCALE_STEP: Kernel<Update, { operands(1) }> = unsafe {
     )
 };
 
-/// Flags of a rule: maximize the objective, read rates from memory, and the options of the rules.
+/// Flags of a step: maximize the objective, read rates from memory, and the options of each rule.
 const MAXIMIZE: u32 = 1;
 const RATES: u32 = 2;
 const MOMENTUM: u32 = 4;
@@ -77,7 +82,7 @@ const NESTEROV: u32 = 16;
 const AMSGRAD: u32 = 32;
 const CENTERED: u32 = 64;
 
-/// The kernel of a rule, whose pointers are written out.
+/// Returns the source of a rule's kernel, which has one pointer parameter per operand.
 fn source(program: &str, rule: &str, lists: usize, ty: &str) -> Source {
     let mut code = format!("extern \"C\" __global__ void {program}_{ty}(\n");
     for tensor in 0..TENSORS {
@@ -118,7 +123,7 @@ fn source(program: &str, rule: &str, lists: usize, ty: &str) -> Source {
 }
 
 cuda_struct! {
-    /// A tensor's first block, and its number of elements, fewer than 2³¹.
+    /// A tensor's first block and its number of elements, which is less than 2³¹.
     struct Part {
         first: u32,
         numel: u32,
@@ -126,85 +131,92 @@ cuda_struct! {
 }
 
 cuda_struct! {
-    /// A rule's numbers and flags, and the operands of a tensor that it reads and writes, a bit each.
+    /// The numbers and flags of a rule. `reads` and `writes` have one bit for each operand of a
+    /// tensor.
     struct Update {
         numbers: [f64; 8],
         flags: u32,
         reads: u32,
         writes: u32,
-        /// Blocks of all tensors.
+        /// Blocks for all tensors together.
         blocks: u32,
         tensors: [Part; TENSORS],
     }
 }
 
-/// How a step goes. Numbers that are said to come from memory too are then taken from there, where a step is given
-/// `rates`: floats of 64 bits, in this order.
+/// The update rule of an optimizer step, with its numbers. If [`step`] receives `rates`, the fields
+/// that say so are read from there instead, as `float64` values in the order of the fields.
 #[derive(Clone, Copy, Debug)]
 pub enum Rule {
-    /// `torch.optim.SGD`. It keeps a buffer where there is a momentum.
+    /// `torch.optim.SGD`. With a momentum, `state[0]` is the momentum buffer.
     Sgd {
-        /// The learning rate; from memory too.
+        /// Learning rate. Read from `rates` if given.
         lr: f64,
-        /// The momentum, with the dampening.
+        /// Momentum and dampening. `None`: no momentum.
         momentum: Option<(f64, f64)>,
-        /// Whether the momentum is Nesterov's.
+        /// Whether to use Nesterov momentum.
         nesterov: bool,
-        /// Whether the buffer has nothing in it yet.
+        /// Whether this is the first step, which initializes the momentum buffer instead of reading
+        /// it.
         first: bool,
-        /// What is added to gradients of each weight.
+        /// Factor of the parameter that is added to its gradient.
         weight_decay: f64,
-        /// Upwards.
+        /// Maximize the objective instead of minimizing it.
         maximize: bool,
     },
-    /// `torch.optim.Adam`. It keeps the means of gradients and of their squares, and of these the largest where `amsgrad`.
+    /// `torch.optim.Adam`. `state` holds the running mean of the gradients, the running mean of
+    /// their squares and, with `amsgrad`, the maximum of the latter.
     Adam {
-        /// The learning rate over the correction of the mean; from memory too.
+        /// Learning rate divided by the bias correction of the mean. Read from `rates` if given.
         rate: f64,
-        /// The root of the correction of the mean of squares; from memory too.
+        /// Square root of the bias correction of the mean square. Read from `rates` if given.
         root: f64,
-        /// What is left of each weight; from memory too.
+        /// Factor of the parameter before the update, for decoupled weight decay. Read from `rates`
+        /// if given.
         kept: f64,
-        /// What is left of the means.
+        /// Decay rates of the running mean and of the running mean square.
         betas: (f64, f64),
-        /// What is added to the divisor.
+        /// Number that is added to the denominator.
         eps: f64,
-        /// What is added to gradients of each weight.
+        /// Factor of the parameter that is added to its gradient.
         weight_decay: f64,
-        /// Whether to divide by the largest mean of squares that there was.
+        /// Whether to divide by the maximum of all mean squares so far.
         amsgrad: bool,
-        /// Upwards.
+        /// Maximize the objective instead of minimizing it.
         maximize: bool,
     },
-    /// `torch.optim.RMSprop`. It keeps the mean of squares, a buffer where there is a momentum, and the mean where `centered`.
+    /// `torch.optim.RMSprop`. `state` holds the running mean square, then the momentum buffer if
+    /// there is a momentum, then the running mean if `centered`.
     RmsProp {
-        /// The learning rate; from memory too.
+        /// Learning rate. Read from `rates` if given.
         lr: f64,
-        /// What is left of the means.
+        /// Decay rate of the running means.
         alpha: f64,
-        /// What is added to the divisor.
+        /// Number that is added to the denominator.
         eps: f64,
-        /// What is added to gradients of each weight.
+        /// Factor of the parameter that is added to its gradient.
         weight_decay: f64,
-        /// The momentum.
+        /// Momentum. `None`: no momentum.
         momentum: Option<f64>,
-        /// Whether to divide by the deviation.
+        /// Whether to normalize by the variance instead of the mean square.
         centered: bool,
-        /// Upwards.
+        /// Maximize the objective instead of minimizing it.
         maximize: bool,
     },
-    /// Tensors times a number that is in memory. They have no gradients.
+    /// Multiplies the tensors by the number in `rates`. Needs no gradients.
     Scale,
 }
 
-/// What a step needs of a parameter. All are contiguous, of its dtype and sizes.
+/// A parameter with its gradient and optimizer state. All views are contiguous and have the
+/// parameter's dtype and sizes.
 #[derive(Clone, Copy, Debug)]
 pub struct Tensors<'a> {
-    /// The parameter.
+    /// The parameter, which the step updates in place.
     pub param: View<'a>,
-    /// Its gradient.
+    /// The gradient of the parameter.
     pub grad: Option<View<'a>>,
-    /// What is kept of it, as the rule says.
+    /// State tensors, in the order that the [`Rule`] names. A state that the rule does not use may
+    /// be `None`.
     pub state: [Option<View<'a>>; 3],
 }
 
@@ -218,7 +230,8 @@ impl Rule {
         }
     }
 
-    /// The parameters but for the tensors.
+    /// Returns the kernel parameters, without those of the tensors. `rates` says whether rates are
+    /// read from memory.
     fn update(&self, rates: bool) -> Update {
         let flag = |set: bool, flag: u32| if set { flag } else { 0 };
         let rates = flag(rates, RATES);
@@ -256,19 +269,27 @@ impl Rule {
     }
 }
 
-/// Whether [`step`] takes such a tensor.
+/// Returns whether [`step`] supports the tensor: contiguous, of a floating-point dtype, with fewer
+/// than 2³¹ elements.
 #[must_use]
 pub fn takes(view: View<'_>) -> bool {
     view.layout.is_contiguous() && view.dtype.is_float() && view.numel() <= i32::MAX as usize
 }
 
-/// A step on parameters of one dtype, several in one launch. Numbers that change from replay to replay of a captured step are
-/// read from `rates`.
+/// Applies an optimizer step to parameters of one dtype, several per launch.
+///
+/// `rates` holds the numbers that change between replays of a captured step: [`Rule::Adam`] reads
+/// three, every other rule one.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] for tensors that [`takes`] refuses, for `rates` of other floats or too few, and if what the rule keeps
-/// is missing; [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`], [`ErrorKind::OverlappingOperands`]; otherwise
-/// as [`Kernel::launch`].
+/// - [`ErrorKind::InvalidArgument`] if [`takes`] returns `false` for a tensor, if `rates` is not of
+///   `float64`, not contiguous or too short, if the rule is [`Rule::Scale`] and `rates` is `None`,
+///   or if a gradient or a state that the rule needs is missing.
+/// - [`ErrorKind::DTypeMismatch`] if a tensor has another dtype than the first parameter.
+/// - [`ErrorKind::ShapeMismatch`] if a gradient or state has other sizes than its parameter.
+/// - [`ErrorKind::OverlappingOperands`] if tensors share memory.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - The errors of [`Kernel::launch`].
 #[track_caller]
 pub fn step(
     target: Target<'_>,
@@ -299,7 +320,7 @@ pub fn step(
     }
 }
 
-/// Launches the kernel for the tensors, [`TENSORS`] at a time.
+/// Launches the kernel for [`TENSORS`] tensors at a time.
 #[track_caller]
 fn launch<const N: usize>(
     target: Target<'_>,
@@ -352,7 +373,7 @@ fn launch<const N: usize>(
     Ok(())
 }
 
-/// Returns an error for an operand that differs from its parameter.
+/// Checks an operand against its parameter and the dtype of the first parameter.
 #[track_caller]
 fn check(op: &'static str, first: View<'_>, param: View<'_>, view: View<'_>) -> Result<()> {
     view.check_dtype(op, first.dtype)?;

@@ -1,4 +1,5 @@
-//! The squares of many tensors' elements, added up: a norm of all of them takes one launch for several, and a sum.
+//! Sums of squares over many tensors: the norm of all of them takes one launch for several tensors,
+//! then a sum.
 
 use std::fmt::Write as _;
 
@@ -20,8 +21,9 @@ const OP: &str = "sum_squares";
 pub(super) static SUM_SQUARES: Program =
     Program::new("sum_squares", FLOATS, &[""], |_, ty| source(ty)).with_ptx(committed);
 
-// SAFETY: `sum_squares` makes all parameters. The tensors are contiguous, of one dtype, and have `numel` elements; each block
-// reads its own elements of one of them and writes one element of the result, which has as many as there are blocks.
+// SAFETY: only `sum_squares` makes the parameters. The tensors are contiguous, of one dtype, and
+// have `numel` elements. Each block reads its own elements of one tensor and writes one element of
+// the result, which has one element per block.
 static SUMS: Kernel<Update, { TENSORS + 1 }> =
     unsafe { Kernel::new(&SUM_SQUARES, "", hosts!(float T => run::<T>)) };
 
@@ -46,24 +48,31 @@ fn source(ty: &str) -> Source {
     of.push(include_str!("norm.cuh")).push(&code)
 }
 
-/// How many numbers [`sum_squares`] leaves of these tensors.
+/// Returns the number of partial sums that [`sum_squares`] computes for `tensors`.
 #[must_use]
 pub fn partial_sums(tensors: &[View<'_>]) -> usize {
     tensors.iter().map(|view| view.numel().div_ceil(CHUNK as usize)).sum()
 }
 
-/// The dtype of what [`sum_squares`] leaves.
+/// Returns the dtype of the partial sums for tensors of `dtype`: `float64` for `float64`, otherwise
+/// `float32`.
 #[must_use]
 pub fn sum_dtype(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-/// Adds up the squares of pieces of tensors of one dtype into `out`, which has one dimension of [`partial_sums`] elements of
-/// [`sum_dtype`]. What is left is to add these.
+/// Computes sums of squares over chunks of the tensors, which have one dtype. `out` is contiguous
+/// and has one dimension of [`partial_sums`] elements of [`sum_dtype`]. The sum of `out` is the
+/// square of the norm of all tensors. Does nothing if there are no tensors.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] for tensors that [`takes`] refuses; [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`],
-/// [`ErrorKind::OverlappingOperands`]; otherwise as [`Kernel::launch`].
+/// - [`ErrorKind::InvalidArgument`] if [`takes`] returns `false` for a tensor.
+/// - [`ErrorKind::DTypeMismatch`] if the tensors have different dtypes, or `out` is not of
+///   [`sum_dtype`].
+/// - [`ErrorKind::ShapeMismatch`] if `out` has other sizes or is not contiguous.
+/// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with a tensor.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - The errors of [`Kernel::launch`].
 #[track_caller]
 pub fn sum_squares(target: Target<'_>, tensors: &[View<'_>], out: View<'_>) -> Result<()> {
     let Some(dtype) = tensors.first().map(|view| view.dtype) else { return Ok(()) };
@@ -105,7 +114,8 @@ pub fn sum_squares(target: Target<'_>, tensors: &[View<'_>], out: View<'_>) -> R
 }
 
 /// # Safety
-/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): [`TENSORS`] operands of `T`, and the sums.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are
+/// [`TENSORS`] tensors of `T`, then the sums.
 unsafe fn run<T: HostElement<Compute: Real>>(launch: &HostLaunch<'_>, update: &Update) {
     let out = Shared::<T::Compute>::operand(launch, TENSORS);
     let chunk = CHUNK as usize;
@@ -116,15 +126,15 @@ unsafe fn run<T: HostElement<Compute: Real>>(launch: &HostLaunch<'_>, update: &U
             let part = update.tensors[which];
             let tensor = all[which];
             let begin = (block - part.first as usize) * chunk;
-            // As many sums as a compiler likes to have at once.
+            // Eight sums, so that the compiler can use vector instructions.
             let mut sums = [T::Compute::of(0.0); 8];
             for i in begin..(begin + chunk).min(part.numel as usize) {
-                // SAFETY: an element of the tensor.
+                // SAFETY: `i` is less than the tensor's number of elements.
                 let x = unsafe { tensor.read(i as isize) }.get();
                 sums[i % 8] = sums[i % 8] + x * x;
             }
             let sum = sums.into_iter().reduce(|a, b| a + b).unwrap_or(T::Compute::of(0.0));
-            // SAFETY: an element of the result, which is this thread's.
+            // SAFETY: the result has one element per block, and this block belongs to this thread.
             unsafe { out.write(block as isize, sum) };
         }
     });

@@ -1,4 +1,4 @@
-//! Steps of many tensors, the same on every target.
+//! Steps of many tensors, which run on every target.
 
 use warpline_runtime::DType::{BF16, F16, F32, F64};
 use warpline_runtime::testing::{Tensor, on_every_target, on_gpu, samples};
@@ -6,18 +6,18 @@ use warpline_runtime::{DType, ErrorKind, Layout};
 
 use super::*;
 
-/// More tensors than a launch takes, some empty, some of several blocks.
+/// More tensors than a launch takes, some of them empty and some of several blocks.
 const SIZES: [usize; 19] = [5, 0, 1, 2048, 2049, 7000, 3, 3, 3, 3, 3, 3, 3, 3, 3, 0, 64, 9, 1];
 
-/// Tensors of one list after the other.
+/// Creates the tensors of each list.
 fn lists(target: Target<'_>, dtype: DType, lists: usize) -> Vec<Vec<Tensor>> {
     let of = |list: usize| {
         let make = |(i, &n): (usize, &usize)| {
             let values = samples(F32, n, (list * 50 + i) as u64).into_iter();
-            // What is neither finite nor between 0 and 1 would say nothing of the arithmetic.
+            // Maps values to [0, 1), where they reveal errors of the arithmetic.
             let values: Vec<f64> =
                 values.map(|v| if v.is_finite() { v.abs().fract() } else { 0.5 }).collect();
-            // Some begin between two vectors.
+            // Some tensors begin inside a vector.
             let skipped = usize::from((i + list) % 4 == 1);
             let values = [vec![0.5; skipped], values].concat();
             let all = Tensor::new(target, dtype, &[values.len()], &values);
@@ -28,7 +28,7 @@ fn lists(target: Target<'_>, dtype: DType, lists: usize) -> Vec<Vec<Tensor>> {
     (0..lists).map(of).collect()
 }
 
-/// The rule in double precision, of one element of each operand.
+/// Applies the rule to one element of each operand, in double precision.
 fn by_hand(rule: &Rule, x: &mut [f64]) {
     let signed = |g: f64, maximize: bool| if maximize { -g } else { g };
     match *rule {
@@ -84,7 +84,7 @@ fn rules() -> Vec<Rule> {
                 weight_decay,
                 maximize: flag,
             });
-            // A deviation is no number where the mean of squares is less than the mean's square.
+            // The variance would be negative if the mean square were less than the squared mean.
             all.push(Rule::RmsProp {
                 lr,
                 alpha: 0.75,
@@ -146,7 +146,7 @@ fn every_rule(target: Target<'_>) {
     }
 }
 
-/// Numbers that a launch finds in memory are those that it could have been told.
+/// Rates in memory have the same effect as rates in the rule.
 fn rates_from_memory(target: Target<'_>) {
     let rule = |rate: f64, root: f64, kept: f64| Rule::Adam {
         rate,

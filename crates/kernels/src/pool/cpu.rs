@@ -1,4 +1,4 @@
-//! The CPU implementation.
+//! CPU implementations of pools.
 
 use std::ops::Range;
 
@@ -7,7 +7,8 @@ use warpline_runtime::host::{GRAIN, HostElement, Number, Shared, parallel_for};
 
 use super::Pools;
 
-/// The elements of a window along a dimension, and how many there are with the padding.
+/// The elements of a window inside the image, in one dimension, and the number of elements
+/// including the padding.
 #[derive(Clone)]
 struct Span {
     inside: Range<i32>,
@@ -19,7 +20,7 @@ impl Pools {
         if self.adaptive == 0 { self.taps.dilation[d] as usize } else { 1 }
     }
 
-    /// As `elements` in `spans.cuh`.
+    /// Returns the span of result `o` in dimension `d`, computed as by `elements` in `spans.cuh`.
     fn span(&self, d: usize, o: i32) -> Span {
         let t = &self.taps;
         if self.adaptive != 0 {
@@ -34,7 +35,7 @@ impl Pools {
         Span { inside: begin..end.min(t.input[d]), padded }
     }
 
-    /// Of all windows, by dimension.
+    /// Returns the spans of all results, for each dimension.
     fn spans(&self) -> [Vec<Span>; 3] {
         [0, 1, 2].map(|d| (0..self.taps.output[d]).map(|o| self.span(d, o)).collect())
     }
@@ -49,7 +50,8 @@ impl Pools {
         spans.into_iter().map(count).product()
     }
 
-    /// Calls `f` for all planes, on all threads, with where the plane begins in the image and in the results.
+    /// Calls `f` for every plane, in parallel, with the offset of the plane in the image and the
+    /// index of its first result. `work` is the number of steps per plane.
     fn planes(&self, parallel: bool, work: usize, f: impl Fn(i64, usize) + Sync) {
         let (channels, places) = (self.channels as usize, self.taps.places());
         let planes = self.batch as usize * channels;
@@ -61,14 +63,14 @@ impl Pools {
         });
     }
 
-    /// Where an element of a plane lies in the image.
+    /// Returns the offset of an element of a plane in the image.
     fn at(&self, plane: i64, [d, h, w]: [i32; 3]) -> isize {
         let [d, h, w] = [d, h, w].map(i64::from);
         (plane + d * self.image[2] + h * self.image[3] + w * self.image[4]) as isize
     }
 }
 
-/// Results with the spans of their windows, in the order in which they lie.
+/// Returns the spans of each result, in row-major order.
 fn windows(spans: &[Vec<Span>; 3]) -> impl Iterator<Item = [&Span; 3]> {
     spans[0].iter().flat_map(move |d| {
         spans[1].iter().flat_map(move |h| spans[2].iter().map(move |w| [d, h, w]))
@@ -76,7 +78,8 @@ fn windows(spans: &[Vec<Span>; 3]) -> impl Iterator<Item = [&Span; 3]> {
 }
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: image, values and indices, of `T`s and `i64`s.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are image and values, of
+/// `T`, and indices, of `i64`.
 pub(super) unsafe fn max<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
     let (image, values) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     let indices = Shared::<i64>::operand(launch, 2);
@@ -97,10 +100,11 @@ pub(super) unsafe fn max<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
                                 (i64::from(i) * i64::from(p.taps.input[1]) + i64::from(j)) * width;
                             let mut k = i64::from(w.inside.start);
                             while k < i64::from(w.inside.end) {
-                                // SAFETY: an element of the image.
+                                // SAFETY: `span` limits the position to the image.
                                 let raw = unsafe { image.read(row + (k * p.image[4]) as isize) };
                                 let value = raw.get();
-                                // Of equals the first; of NaNs the last.
+                                // The first of equal elements is chosen, but the last of several
+                                // NaNs.
                                 if most.is_none_or(|most| value > most || value.is_nan()) {
                                     (best, most, at) = (raw, Some(value), line + k);
                                 }
@@ -108,7 +112,8 @@ pub(super) unsafe fn max<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
                             }
                         }
                     }
-                    // SAFETY: elements of the results, of a plane that is this thread's.
+                    // SAFETY: the results have an element per position, and the plane belongs to
+                    // this thread.
                     unsafe {
                         values.write(o, best);
                         indices.write(o, at);
@@ -121,7 +126,8 @@ pub(super) unsafe fn max<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
 }
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: gradient, indices and image, of `T`s and `i64`s.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the gradient, of `T`,
+/// indices, of `i64`, and the image, of `T`.
 pub(super) unsafe fn max_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
     let (grad, image) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 2));
     let indices = Shared::<i64>::operand(launch, 1);
@@ -129,20 +135,21 @@ pub(super) unsafe fn max_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &P
     p.planes(launch.parallel, elements + places, |plane, first| {
         let mut sums = vec![T::Compute::from_bits(0); elements];
         for o in first..first + places {
-            // SAFETY: elements of the gradient and of the indices.
+            // SAFETY: the gradient and the indices have an element per position.
             let (index, value) = unsafe { (indices.read(o as isize), grad.read(o as isize)) };
-            // An index of no element is that of no window.
+            // An index outside of the image belongs to no window.
             if let Some(sum) = usize::try_from(index).ok().and_then(|i| sums.get_mut(i)) {
                 *sum = sum.add(value.get());
             }
         }
-        // SAFETY: the plane is this thread's.
+        // SAFETY: the plane is within the image and belongs to this thread.
         unsafe { put(p, plane, &sums, image) };
     });
 }
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: image and result, of `T`s.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are image and result, of
+/// `T`.
 pub(super) unsafe fn avg<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
     let (image, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     let spans = p.spans();
@@ -155,7 +162,7 @@ pub(super) unsafe fn avg<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
                     let row = p.at(plane, [i, j, 0]);
                     for k in w.inside.clone() {
                         let at = row + (i64::from(k) * p.image[4]) as isize;
-                        // SAFETY: an element of the image.
+                        // SAFETY: `span` limits the position to the image.
                         sum = sum.add(unsafe { image.read(at) }.get());
                     }
                 }
@@ -163,14 +170,15 @@ pub(super) unsafe fn avg<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
             if window.iter().all(|span| !span.inside.is_empty()) {
                 sum = sum.div(T::Compute::from_number(p.divisor(window)));
             }
-            // SAFETY: an element of the result, of a plane that is this thread's.
+            // SAFETY: the result has an element per position, and the plane belongs to this thread.
             unsafe { out.write((first + o) as isize, T::put(sum)) };
         }
     });
 }
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: gradient and image, of `T`s.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are gradient and image,
+/// of `T`.
 pub(super) unsafe fn avg_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
     let (grad, image) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     let (elements, spans) = (p.taps.elements(), p.spans());
@@ -180,7 +188,7 @@ pub(super) unsafe fn avg_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &P
             if window.iter().any(|span| span.inside.is_empty()) {
                 continue;
             }
-            // SAFETY: an element of the gradient.
+            // SAFETY: the gradient has an element per position.
             let value = unsafe { grad.read((first + o) as isize) }.get();
             let value = value.div(T::Compute::from_number(p.divisor(window)));
             let [d, h, w] = window;
@@ -194,7 +202,7 @@ pub(super) unsafe fn avg_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &P
                 }
             }
         }
-        // SAFETY: the plane is this thread's.
+        // SAFETY: the plane is within the image and belongs to this thread.
         unsafe { put(p, plane, &sums, image) };
     });
 }
@@ -202,13 +210,13 @@ pub(super) unsafe fn avg_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &P
 /// Writes a plane of the image.
 ///
 /// # Safety
-/// It begins there, and nobody else touches it.
+/// `plane` is the offset of a plane of the image, which belongs to this thread.
 unsafe fn put<T: HostElement>(p: &Pools, plane: i64, sums: &[T::Compute], image: Shared<T>) {
     let mut sums = sums.iter();
     for line in 0..p.taps.input[0] * p.taps.input[1] {
         let row = p.at(plane, [line / p.taps.input[1], line % p.taps.input[1], 0]);
         for (w, &sum) in (0..i64::from(p.taps.input[2])).zip(&mut sums) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that the plane exists and belongs to this thread.
             unsafe { image.write(row + (w * p.image[4]) as isize, T::put(sum)) };
         }
     }

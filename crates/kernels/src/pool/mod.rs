@@ -1,7 +1,8 @@
-//! Pools: the largest element under each place of a window, and its index, or their average; and their gradients.
+//! Pools: the largest element at each position of a window with its index, or the average, and
+//! their gradients.
 //!
-//! Gradients are gathered: an element of the image has one thread, which adds what the windows give that it lies in,
-//! in their order, so that sums are the same each time.
+//! The gradients gather: one thread per image element adds the contributions of the windows that
+//! contain it in a fixed order, so sums are the same in each run.
 
 mod cpu;
 #[cfg(test)]
@@ -32,18 +33,21 @@ static AVG_POOL: Program = Program::new("avg_pool", FLOATS, &["", "backward"], |
 })
 .with_ptx(committed);
 
-// SAFETY: `check` makes all `Pools`, of the views that are launched with: the image's strides and sizes, while the other
-// operands are contiguous and of the result's sizes. Nothing outside of the image is touched, and each element of a
-// result is written by one thread.
+// SAFETY: `check` makes all `Pools`, with strides and sizes of the image view that is launched
+// with; the other operands are contiguous and have the sizes of the result. The kernels touch
+// nothing outside of the image, and one thread writes each element of a result.
 static MAX: Kernel<Pools, 3> =
     unsafe { Kernel::new(&MAX_POOL, "", hosts!(float T => cpu::max::<T>)) };
-// SAFETY: as `MAX`.
+// SAFETY: `check` makes all `Pools`, from the views that are launched with. An index outside of the
+// image selects no element, and one thread writes each element of the image.
 static MAX_BACKWARD: Kernel<Pools, 3> =
     unsafe { Kernel::new(&MAX_POOL, "backward", hosts!(float T => cpu::max_backward::<T>)) };
-// SAFETY: as `MAX`.
+// SAFETY: `check` makes all `Pools`, from the views that are launched with. The kernel reads
+// nothing outside of the image, and one thread writes each element of the result.
 static AVG: Kernel<Pools, 2> =
     unsafe { Kernel::new(&AVG_POOL, "", hosts!(float T => cpu::avg::<T>)) };
-// SAFETY: as `MAX`.
+// SAFETY: `check` makes all `Pools`, from the views that are launched with. One thread writes each
+// element of the image.
 static AVG_BACKWARD: Kernel<Pools, 2> =
     unsafe { Kernel::new(&AVG_POOL, "backward", hosts!(float T => cpu::avg_backward::<T>)) };
 
@@ -51,29 +55,31 @@ fn source() -> Source {
     Source::new().with::<Pools>().push(module::ELEMENT).push(include_str!("spans.cuh"))
 }
 
-/// Which elements make a result.
+/// The region of the image that a result is computed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Places {
-    /// Those under a window that moves by a stride.
+    /// A window that moves by its stride.
     Moving,
-    /// Those of equal parts of the image, of which neighbours overlap where its size is no multiple of the
-    /// result's. Of the window the sizes of image and result count alone.
+    /// Parts of equal size, as many as the result has elements. Neighbouring parts overlap if the
+    /// size of the image is not a multiple of the size of the result. Only `input` and `output` of
+    /// the [`Window`] are used.
     Adaptive,
 }
 
-/// What an average's sum is divided by.
+/// The divisor of an average.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Divisor {
-    /// The elements of the window, with those in the padding.
+    /// The number of window elements, including those in the padding.
     Padded,
-    /// Those in the image.
+    /// The number of window elements inside the image.
     Inside,
-    /// A number, which is not 0.
+    /// A fixed number, which must not be 0.
     Number(i64),
 }
 
 cuda_struct! {
-    /// The parameters of all kernels here. `image` are strides of batch, channel and the three dimensions.
+    /// The parameters of all kernels. `image` holds the strides of batch, channel and the three
+    /// spatial dimensions.
     struct Pools {
         taps: Taps,
         batch: u32,
@@ -85,14 +91,26 @@ cuda_struct! {
     }
 }
 
-/// The largest element of each place, and its index in the image's channel (`torch.nn.functional.max_pool2d`, and
-/// `adaptive_max_pool2d`). `image` is `[batch, channels, …]` with one to three dimensions more; `values` and
-/// `indices`, of `int64`, are contiguous. A NaN is the largest. Floats.
+/// Computes the largest element of each region into `values`, and its index within the image's
+/// channel into `indices` (`torch.nn.functional.max_pool2d` and `adaptive_max_pool2d`). A NaN
+/// counts as the largest.
+///
+/// `image` is `[batch, channels, …]` with one to three spatial dimensions of the sizes
+/// `window.input`. `values` and `indices` are contiguous, with the spatial sizes `window.output`.
+/// The dtype of `image` and `values` is floating-point; `indices` is of `int64`.
 ///
 /// # Errors
-/// [`ErrorKind::UnsupportedDType`], [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`], [`ErrorKind::InvalidArgument`],
-/// [`ErrorKind::OutOfStorage`], [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`], and what a launch can
-/// fail with.
+/// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.
+/// - [`ErrorKind::DTypeMismatch`] if `values` has another dtype than `image`, or `indices` is not
+///   of `int64`.
+/// - [`ErrorKind::ShapeMismatch`] if sizes do not fit the window, if `values` or `indices` is not
+///   contiguous, if [`Window::check`] finds the window too large, or if adaptive parts are too many
+///   for 32 bits or parts of an empty image.
+/// - [`ErrorKind::InvalidArgument`] if a stride or a dilation is 0.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of a result overlap each other.
+/// - [`ErrorKind::OverlappingOperands`] if a result shares memory with another operand.
+/// - The errors of [`Kernel::launch`].
 #[track_caller]
 pub fn max_pool(
     target: Target<'_>,
@@ -108,10 +126,11 @@ pub fn max_pool(
     run(OP, target, &MAX, &params, (&operands, values))
 }
 
-/// The gradient of [`max_pool`]'s image, of that of its values and its indices.
+/// Computes the gradient of [`max_pool`] with respect to its image into `image`. `grad` is the
+/// gradient of `values`, and `indices` is the result of the forward pass. Both are contiguous.
 ///
 /// # Errors
-/// As [`max_pool`].
+/// The errors of [`max_pool`], with `grad` in the place of `values` and `image` as the result.
 #[track_caller]
 pub fn max_pool_backward(
     target: Target<'_>,
@@ -127,11 +146,17 @@ pub fn max_pool_backward(
     run(OP, target, &MAX_BACKWARD, &params, (&operands, image))
 }
 
-/// The average of each place (`torch.nn.functional.avg_pool2d`, and `adaptive_avg_pool2d`). `image` is as of
-/// [`max_pool`], `out` contiguous. Floats; the halves are added in `f32`.
+/// Computes the average of each region into `out` (`torch.nn.functional.avg_pool2d` and
+/// `adaptive_avg_pool2d`).
+///
+/// `image` is `[batch, channels, …]` with one to three spatial dimensions of the sizes
+/// `window.input`. `out` is contiguous, with the spatial sizes `window.output`. Both have one
+/// floating-point dtype. Half-width floats are summed in `float32`.
 ///
 /// # Errors
-/// As [`max_pool`].
+/// - [`ErrorKind::InvalidArgument`] if `divisor` is the number 0, or the window of
+///   [`Places::Moving`] has a dilation.
+/// - The errors of [`max_pool`], with `out` in the place of `values`.
 #[track_caller]
 pub fn avg_pool(
     target: Target<'_>,
@@ -146,10 +171,11 @@ pub fn avg_pool(
     run(OP, target, &AVG, &params, (&[image.read(), out.write()], out))
 }
 
-/// The gradient of [`avg_pool`]'s image, of that of its result.
+/// Computes the gradient of [`avg_pool`] with respect to its image into `image`. `grad` is the
+/// gradient of the forward result and contiguous.
 ///
 /// # Errors
-/// As [`max_pool`].
+/// The errors of [`avg_pool`], with `grad` in the place of `out` and `image` as the result.
 #[track_caller]
 pub fn avg_pool_backward(
     target: Target<'_>,
@@ -180,7 +206,7 @@ fn divided(op: &'static str, params: Pools, divisor: Divisor) -> Result<Pools> {
     Ok(Pools { divisor, padded, ..params })
 }
 
-/// Runs a kernel, a thread for each of the elements of `over`'s planes.
+/// Launches a kernel with one thread for each spatial element of `over`.
 #[track_caller]
 fn run<const N: usize>(
     op: &'static str,
@@ -233,7 +259,7 @@ fn check(
     let ([batch, channels], strides) = images(op, image, window.input)?;
     let taps = window.packed(op)?;
     let adaptive = places == Places::Adaptive;
-    // Where parts begin is computed in 32 bits.
+    // Kernels compute the beginnings of adaptive parts in 32 bits.
     let parts = |d: usize| (window.input[d] + 1).checked_mul(window.output[d] + 1);
     let fits = |n: Option<usize>| n.is_some_and(|n| n < 1 << 31);
     if adaptive && !(0..3).all(|d| fits(parts(d)) && (window.input[d] > 0 || window.output[d] == 0))

@@ -1,4 +1,4 @@
-//! Cases for all pools, the same on every target, against their definitions.
+//! Tests of all pools against their definitions, which run on every target.
 
 use warpline_runtime::DType::{BF16, F16, F32, F64};
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu};
@@ -17,7 +17,7 @@ fn windows() -> Vec<(Window, Places)> {
         padding: [0; 3],
         dilation: [1; 3],
     };
-    // Overlapping and padded; the last reaches beyond the end.
+    // Windows that overlap and are padded. The last one reaches beyond the end.
     let padded = Window {
         input: [1, 7, 6],
         output: [1, 4, 4],
@@ -53,7 +53,7 @@ fn windows() -> Vec<(Window, Places)> {
     ]
 }
 
-/// The elements of each result, by the definition, and how many there are with the padding.
+/// The elements of each result by the definition, and their number including the padding.
 fn places(w: &Window, places: Places) -> Vec<(Vec<usize>, usize)> {
     let along = |d: usize, o: usize| -> (Vec<usize>, usize) {
         if places == Places::Adaptive {
@@ -112,7 +112,7 @@ fn maxima(target: Target<'_>) {
             for p in 0..6 {
                 for (elements, _) in &own {
                     let value = |i: &usize| values[p * plane + i];
-                    // The first of equals.
+                    // The first of equal elements.
                     let largest = elements
                         .iter()
                         .copied()

@@ -1,4 +1,5 @@
-//! The fills of CUDA tensors: PyTorch's launch geometry, and what a simulated GPU runs.
+//! Fills of CUDA tensors: PyTorch's launch geometry, and the CPU implementations for simulated
+//! devices.
 
 use std::any::TypeId;
 
@@ -8,7 +9,7 @@ use warpline_cuda_sys_safe::{DeviceProperties, HostLaunch};
 use super::order::order;
 use super::philox::{normal2, normal4, pairs, philox, uniform2, uniform4};
 use super::real::Real;
-use super::{Fill, FromInt, Kind};
+use super::{Distribution, FromInt, RandomFill};
 use crate::programs::{FLOATS, committed};
 use warpline_runtime::graph::{Place, Sequence};
 use warpline_runtime::host::{self, Shared};
@@ -20,8 +21,8 @@ use warpline_runtime::{CudaDevice, DType, Result, Target, View, cuda_struct, hos
 /// Threads per block.
 pub(super) const BLOCK: u64 = 256;
 
-/// A program of a distribution, whose kernel is CUDA's template of its name. `source` is [`typed`],
-/// or [`any`] where the result's dtype is a parameter.
+/// Creates the program of a distribution, whose kernel is the CUDA template of the same name.
+/// `source` is [`typed`], or [`any`] if the dtype of the result is a parameter.
 macro_rules! random {
     ($name:literal, $variants:expr, $source:ident) => {
         Program::new($name, $variants, &[""], |program, variant| $source(program.name(), variant))
@@ -32,34 +33,39 @@ macro_rules! random {
 pub(super) static UNIFORM: Program = random!("uniform", FLOATS, typed);
 pub(super) static NORMAL: Program = random!("normal", FLOATS, typed);
 pub(super) static EXPONENTIAL: Program = random!("exponential", FLOATS, typed);
-/// By what probabilities are: doubles for doubles only.
+/// Variants by the type of probabilities, which is `f64` only for results of `f64`.
 pub(super) static BERNOULLI: Program = random!("bernoulli", &["f32", "f64"], any);
-/// By the bits of a draw.
+/// Variants by the bits of a draw.
 pub(super) static RANDINT: Program = random!("randint", &["u32", "u64"], any);
 
-// SAFETY: `fill` makes all `Draw`s, with the sizes and strides of the result. Each element of the result is written by
-// one thread, and the state is read if the `Draw` says that it is there.
+// SAFETY: `fill` makes all `Draw`s, with sizes and strides of the result. One thread writes each
+// element of the result. The kernel reads the state only if the `Draw` says that it exists.
 static FILL_UNIFORM: Kernel<Draw, 2> =
     unsafe { Kernel::new(&UNIFORM, "", hosts!(float T => uniform::<T>)) };
-// SAFETY: as `FILL_UNIFORM`.
+// SAFETY: `fill` makes all `Draw`s, with sizes and strides of the result. One thread writes each
+// element. The kernel reads the state only if the `Draw` says that it exists.
 static FILL_NORMAL: Kernel<Draw, 2> =
     unsafe { Kernel::new(&NORMAL, "", hosts!(float T => normal::<T>)) };
-// SAFETY: as `FILL_UNIFORM`.
+// SAFETY: `fill` makes all `Draw`s, with sizes and strides of the result. One thread writes each
+// element. The kernel reads the state only if the `Draw` says that it exists.
 static FILL_EXPONENTIAL: Kernel<Draw, 2> =
     unsafe { Kernel::new(&EXPONENTIAL, "", hosts!(float T => exponential::<T>)) };
-// SAFETY: as `FILL_UNIFORM`. The `Draw` holds the result's dtype.
+// SAFETY: `fill` makes all `Draw`s, with sizes, strides and dtype of the result. One thread writes
+// each element. The kernel reads the state only if the `Draw` says that it exists.
 static FILL_BERNOULLI: Kernel<Draw, 2> = unsafe {
     let hosts = hosts!(all T => bernoulli::<T>).in_variant("f32");
     Kernel::new(&BERNOULLI, "", hosts.with_variant(DType::F64, "f64"))
 };
-// SAFETY: as `FILL_BERNOULLI`.
+// SAFETY: `fill` makes all `Draw`s, with sizes, strides and dtype of the result. One thread writes
+// each element. The kernel reads the state only if the `Draw` says that it exists.
 static FILL_RANDINT32: Kernel<Draw, 2> =
     unsafe { Kernel::new(&RANDINT, "", hosts!(all T => randint32::<T>).in_variant("u32")) };
-// SAFETY: as `FILL_BERNOULLI`.
+// SAFETY: `fill` makes all `Draw`s, with sizes, strides and dtype of the result. One thread writes
+// each element. The kernel reads the state only if the `Draw` says that it exists.
 static FILL_RANDINT64: Kernel<Draw, 2> =
     unsafe { Kernel::new(&RANDINT, "", hosts!(all T => randint64::<T>).in_variant("u64")) };
 
-/// Blocks that a multiprocessor gets at most; the kernels loop over what is left.
+/// Blocks per multiprocessor at most. The kernels loop over the remaining elements.
 const BLOCKS_PER_SM: u64 = 32;
 
 fn typed(name: &str, variant: &str) -> Source {
@@ -75,13 +81,13 @@ fn source(name: &str, variant: &str, out: &str, neighbours: u64) -> Source {
     of.push(&format!("RANDOM({name}_{variant}, {out}, ({name}<{variant}, {neighbours}>))"))
 }
 
-/// How many of PyTorch's threads a thread does the work of. More would be faster for the halves, but what
-/// is long takes long to compile, as doubles do.
+/// Returns the number of PyTorch's threads whose work one thread does. More would be faster for
+/// halves, but longer code takes longer to compile, as for doubles.
 const fn neighbours(double: bool) -> u64 {
     if double { 1 } else { 4 }
 }
 
-/// What draws words, and stores elements in their order.
+/// Returns the source that draws words and stores elements in memory order.
 pub(super) fn base() -> Source {
     let of = Source::new().with::<Place>().with::<Walk<1>>();
     of.push(module::ELEMENT)
@@ -94,15 +100,15 @@ cuda_struct! {
     struct Draw {
         numel: u64,
         place: Place,
-        /// Threads of PyTorch's grid; each has a sequence of its own.
+        /// Threads of PyTorch's grid, each of which has a random sequence.
         threads: u64,
-        /// Times that each of them draws four words.
+        /// Number of times that each of these threads draws four words.
         rounds: u64,
-        /// Threads of ours in a round.
+        /// Threads of this kernel per round.
         groups: u64,
-        /// Whether elements are one after the other in memory.
+        /// Whether the elements are adjacent in memory.
         aligned: u64,
-        /// Elements that the first lies behind where such runs as a thread makes begin.
+        /// Number of elements between the last multiple of a thread's run and the first element.
         skew: u64,
         a: f64,
         b: f64,
@@ -113,8 +119,8 @@ cuda_struct! {
     }
 }
 
-/// Blocks of PyTorch's fill, and values that no thread of it takes more of: its policy, on which the
-/// values depend. `lanes` is how many values four words make.
+/// Returns the number of blocks of PyTorch's fill, and the number of values by which the sequence
+/// advances. The values of a fill depend on both. `lanes` is the number of values per four words.
 pub(super) fn geometry(properties: &DeviceProperties, numel: usize, lanes: u64) -> (u64, u64) {
     let blocks_per_sm = u64::from(properties.max_threads_per_multiprocessor) / BLOCK;
     let numel = numel.max(1) as u64;
@@ -128,27 +134,31 @@ pub(super) fn fill(
     target: Target<'_>,
     device: &CudaDevice,
     out: View<'_>,
-    fill: &Fill,
+    fill: &RandomFill,
 ) -> Result<()> {
     let dtype = out.dtype;
     let double = dtype == DType::F64;
     let wide = fill.range == 0 || fill.range >= super::WIDE_RANGE;
-    let two = if fill.kind == Kind::Randint { wide } else { double };
+    let two = if fill.distribution == Distribution::Randint { wide } else { double };
     let lanes = if two { 2 } else { 4 };
-    let kernel = match fill.kind {
-        Kind::Uniform => &FILL_UNIFORM,
-        Kind::Normal => &FILL_NORMAL,
-        Kind::Exponential => &FILL_EXPONENTIAL,
-        Kind::Bernoulli => &FILL_BERNOULLI,
-        Kind::Randint if wide => &FILL_RANDINT64,
-        Kind::Randint => &FILL_RANDINT32,
+    let kernel = match fill.distribution {
+        Distribution::Uniform => &FILL_UNIFORM,
+        Distribution::Normal => &FILL_NORMAL,
+        Distribution::Exponential => &FILL_EXPONENTIAL,
+        Distribution::Bernoulli => &FILL_BERNOULLI,
+        Distribution::Randint if wide => &FILL_RANDINT64,
+        Distribution::Randint => &FILL_RANDINT32,
     };
     let order = order(fill.op, out.layout)?;
     let (blocks, values) = geometry(device.properties(), out.numel(), lanes);
-    // Held until the launch is enqueued: the order of draws is the order of launches.
+    // The sequence stays locked until the launch is enqueued, so that draws and launches have the
+    // same order.
     let mut sequence = Sequence::of(target, device);
     let (threads, rounds) = (blocks * BLOCK, values / 4);
-    let typed = matches!(fill.kind, Kind::Uniform | Kind::Normal | Kind::Exponential);
+    let typed = matches!(
+        fill.distribution,
+        Distribution::Uniform | Distribution::Normal | Distribution::Exponential
+    );
     let neighbours = if typed { neighbours(double) } else { 1 };
     let aligned = order.inner() == (out.numel(), [1]);
     let skew = if aligned { out.layout.offset() as u64 % neighbours } else { 0 };
@@ -165,7 +175,11 @@ pub(super) fn fill(
         groups,
         aligned: aligned.into(),
         skew,
-        a: if fill.kind == Kind::Exponential { factor(fill.a, double) } else { fill.a },
+        a: if fill.distribution == Distribution::Exponential {
+            factor(fill.a, double)
+        } else {
+            fill.a
+        },
         b: fill.b,
         range: fill.range,
         base: fill.base,
@@ -177,15 +191,16 @@ pub(super) fn fill(
     kernel.launch(target, fill.op, &operands, &params, grid)
 }
 
-/// What an exponential draw's logarithm is multiplied by, in the precision that it is computed in.
+/// Returns the factor of the logarithm in an exponential draw, in the precision of the computation.
 fn factor(lambda: f64, double: bool) -> f64 {
     if double { -1.0 / lambda } else { f64::from(-1.0 / lambda as f32) }
 }
 
-/// The CPU implementation of a fill: as the kernel, with threads for threads.
+/// Runs a fill on the CPU. Each thread of the kernel is one iteration.
 ///
 /// # Safety
-/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel), with elements of `T`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
+/// result, of `T`, and, if `p.place` says so, the generator's state.
 unsafe fn each<T: Copy, I: IntoIterator<Item = T>>(
     launch: &HostLaunch<'_>,
     p: &Draw,
@@ -193,7 +208,8 @@ unsafe fn each<T: Copy, I: IntoIterator<Item = T>>(
     values: impl Fn(&Draw, [u32; 4]) -> I + Sync,
 ) {
     let out = Shared::<T>::operand(launch, 0);
-    // SAFETY: the second operand is the state that `Draw` speaks of.
+    // SAFETY: the second operand is the state, which `get` reads only if `p.place` says that it
+    // exists.
     let (seed, offset) = unsafe { p.place.get(launch, 1) };
     let (numel, threads) = (p.numel as usize, p.threads as usize);
     host::parallel_for(launch.parallel, threads.min(numel), 256, |range| {
@@ -203,7 +219,8 @@ unsafe fn each<T: Copy, I: IntoIterator<Item = T>>(
                 let words = philox(seed, thread as u64, offset / 4 + turn as u64);
                 let indices = (first..numel).step_by(threads);
                 for (index, value) in indices.zip(values(p, words)) {
-                    // SAFETY: an element of the operand; each index is one thread's.
+                    // SAFETY: `index` is less than the number of elements, and each index belongs
+                    // to one thread.
                     unsafe { out.write(p.order.offsets(index)[0], value) };
                 }
             }
@@ -211,9 +228,9 @@ unsafe fn each<T: Copy, I: IntoIterator<Item = T>>(
     });
 }
 
-/// How a float type gets its values.
+/// The conversion of words to values of a float type.
 trait Lanes: Real {
-    /// What it is computed in.
+    /// The compute type.
     type Acc: Real;
     const LANES: usize;
     fn uniform(words: [u32; 4]) -> impl IntoIterator<Item = Self::Acc>;
@@ -254,11 +271,11 @@ unsafe fn uniform<T: Lanes>(launch: &HostLaunch<'_>, p: &Draw) {
         let (range, base) = (to.sub(from).widen(), from.widen());
         T::uniform(words).into_iter().map(move |u| {
             let value = T::narrow(u.mul_add(range, base));
-            // Draws are in (0, 1]; the result is to be in [from, to).
+            // Draws are in (0, 1], but results must be in [from, to).
             if value == to { from } else { value }
         })
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees a result of `T` and the state.
     unsafe { each(launch, p, T::LANES, value) }
 }
 
@@ -267,30 +284,30 @@ unsafe fn normal<T: Lanes>(launch: &HostLaunch<'_>, p: &Draw) {
         let (mean, std) = (T::Acc::from_f64(p.a), T::Acc::from_f64(p.b));
         T::normal(words).into_iter().map(move |z| T::narrow(z.mul_add(std, mean)))
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees a result of `T` and the state.
     unsafe { each(launch, p, T::LANES, value) }
 }
 
 unsafe fn exponential<T: Lanes>(launch: &HostLaunch<'_>, p: &Draw) {
     let value = |p: &Draw, words| {
-        // In the accumulation type, which holds both constants exactly.
+        // The compute type represents both constants exactly.
         let half_epsilon = 0.5f64.powi(T::Acc::DIGITS as i32);
         let factor = T::Acc::from_f64(p.a);
         T::uniform(words).into_iter().map(move |u| {
-            // Never zero, which the distribution excludes.
+            // The logarithm must not be 0, because the exponential distribution excludes 0.
             let near_one = u.to_f64() >= 1.0 - half_epsilon;
             let ln = if near_one { T::Acc::from_f64(-half_epsilon) } else { u.ln() };
             T::narrow(factor.mul(ln))
         })
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees a result of `T` and the state.
     unsafe { each(launch, p, T::LANES, value) }
 }
 
 unsafe fn bernoulli<T: FromInt>(launch: &HostLaunch<'_>, p: &Draw) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees a result of `T` and the state.
     unsafe {
-        // Probabilities are doubles only for doubles.
+        // Probabilities are of `f64` only for results of `f64`.
         if TypeId::of::<T>() == TypeId::of::<f64>() {
             each(launch, p, 2, |p, words| uniform2(words).map(|u| T::from_i64((u < p.a).into())));
         } else {
@@ -308,17 +325,17 @@ unsafe fn randint32<T: FromInt>(launch: &HostLaunch<'_>, p: &Draw) {
         let (range, base) = (p.range as u32, p.base);
         words.map(|w| T::from_i64(i64::from(w % range).wrapping_add(base)))
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees a result of `T` and the state.
     unsafe { each(launch, p, 4, value) }
 }
 
 unsafe fn randint64<T: FromInt>(launch: &HostLaunch<'_>, p: &Draw) {
     let value = |p: &Draw, words| {
         let (range, base) = (p.range, p.base);
-        // A range of 2^64 is written as 0.
+        // A range of 0 stands for 2⁶⁴.
         pairs(words)
             .map(|w| T::from_i64((w.checked_rem(range).unwrap_or(w) as i64).wrapping_add(base)))
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees a result of `T` and the state.
     unsafe { each(launch, p, 2, value) }
 }

@@ -1,4 +1,4 @@
-//! Dropout of CUDA tensors in one pass, with what PyTorch's fused kernel draws.
+//! Dropout of CUDA tensors in one pass, with the draws of PyTorch's fused kernel.
 
 use warpline_cuda_sys_safe::HostLaunch;
 
@@ -23,8 +23,9 @@ pub(super) static DROPOUT: Program = Program::new(OP, FLOATS, &[""], |_, ty| {
 })
 .with_ptx(committed);
 
-// SAFETY: `dropout` makes all `Drop`s, of contiguous views with as many elements as they say. Each element of the input is
-// read, and each of the two results written, by one thread. The state is read if the `Drop` says that it is there.
+// SAFETY: `dropout` makes all `Drop`s, from contiguous views with as many elements as they say. One
+// thread reads each element of the input and writes it in both results. The kernel reads the state
+// only if the `Drop` says that it exists.
 static KERNEL: Kernel<Drop, 4> = unsafe { Kernel::new(&DROPOUT, "", hosts!(float T => each::<T>)) };
 
 cuda_struct! {
@@ -32,24 +33,30 @@ cuda_struct! {
     struct Drop {
         numel: u64,
         place: Place,
-        /// Threads of PyTorch's grid; each has a sequence of its own.
+        /// Threads of PyTorch's grid, each of which has a random sequence.
         threads: u64,
-        /// Times that each of them draws four words.
+        /// Number of times that each of these threads draws four words.
         rounds: u64,
-        /// Neighbours that each of them has at a time.
+        /// Neighbouring elements that each of these threads processes at a time.
         vec: u64,
-        /// How likely an element is kept, and what it is multiplied by.
+        /// Probability of keeping an element, and the factor of kept elements.
         p: f64,
         scale: f64,
     }
 }
 
-/// Elements of a contiguous float tensor, of which each is kept with probability `p`, times 1 / `p`, and which they are, as
-/// bools. `out` and `kept` are as `input` is.
+/// Keeps each element of `input` with probability `p` and multiplies it by 1 / `p`, and sets the
+/// others to 0 (dropout in training). `out` receives the elements and `kept` a bool for each, which
+/// says whether it was kept. All views are contiguous and have the same number of elements. `out`
+/// has the floating-point dtype of `input`. The target is the CUDA device.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] unless all are contiguous and of the same size; [`ErrorKind::UnsupportedDType`]; as
-/// [`Kernel::launch`].
+/// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.
+/// - [`ErrorKind::InvalidArgument`] if a view is not contiguous or has another number of elements,
+///   if `out` has another dtype than `input`, or if `kept` is not of bools.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - [`ErrorKind::OverlappingOperands`] if a result shares memory with another operand.
+/// - The errors of [`Kernel::launch`].
 #[track_caller]
 pub fn dropout(
     (target, device): (Target<'_>, &CudaDevice),
@@ -72,14 +79,16 @@ pub fn dropout(
     target.check(OP)?;
     let numel = input.numel();
     let (blocks, values) = geometry(device.properties(), numel, 4);
-    // As many as are 16 bytes, and divide the elements.
+    // A vector of 16 bytes, at most 8 elements, whose size divides the number of elements and the
+    // offset.
     let mut vec = (16 / input.dtype.size()).min(8);
     while !numel.is_multiple_of(vec) || !input.layout.offset().is_multiple_of(vec) {
         vec /= 2;
     }
     let mut sequence = Sequence::of(target, device);
     let threads = blocks * BLOCK;
-    // Eight neighbours take two draws, of which the second is beyond what the sequence is advanced by: as in PyTorch.
+    // Eight neighbours take two draws. As in PyTorch, the second draw is beyond the values by which
+    // the sequence advances.
     let rounds = (numel as u64).div_ceil(threads * vec as u64) * vec as u64;
     let rounds = rounds.div_ceil(4);
     let params = Drop {
@@ -98,14 +107,16 @@ pub fn dropout(
     KERNEL.launch(target, OP, &operands, &params, grid)
 }
 
-/// The CPU implementation: as the kernel, with threads for threads.
+/// Runs dropout on the CPU. Each thread of the kernel is one iteration.
 ///
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`], with elements of `T`.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are input and `out`, of
+/// `T`, `kept`, of bools, and, if `p.place` says so, the generator's state.
 unsafe fn each<T: Real>(launch: &HostLaunch<'_>, p: &Drop) {
     let (input, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     let kept = Shared::<bool>::operand(launch, 2);
-    // SAFETY: the last operand is the state that `Drop` speaks of.
+    // SAFETY: the last operand is the state, which `get` reads only if `p.place` says that it
+    // exists.
     let (seed, offset) = unsafe { p.place.get(launch, 3) };
     let single = T::DIGITS <= 24;
     host::parallel_for(launch.parallel, (p.threads * p.rounds) as usize, 256, |range| {
@@ -119,7 +130,8 @@ unsafe fn each<T: Real>(launch: &HostLaunch<'_>, p: &Drop) {
                     continue;
                 }
                 let keep = if single { word < p.p as f32 } else { f64::from(word) < p.p };
-                // SAFETY: an element of the operands; each is one thread's.
+                // SAFETY: `i` is less than the number of elements, and each element belongs to one
+                // thread.
                 unsafe {
                     let x = input.read(i as isize).to_f64();
                     let value = if single {

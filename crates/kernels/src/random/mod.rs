@@ -1,8 +1,8 @@
-//! Random numbers with PyTorch's own values: MT19937 on the CPU, Philox on CUDA.
+//! Random numbers with PyTorch's values: MT19937 on the CPU, Philox on CUDA.
 //!
-//! A tensor is filled in the order of its memory. On CUDA the values depend on the launch
-//! geometry, and so on the device's multiprocessors and their threads, as they do in PyTorch;
-//! beyond 2^31 elements PyTorch splits the launch and values differ from then on.
+//! A tensor is filled in memory order. On CUDA the values depend on the launch geometry, and so on
+//! the number of multiprocessors and threads of the device, as in PyTorch. Beyond 2³¹ elements
+//! PyTorch splits the launch, and its values differ from there on.
 
 mod cuda;
 mod dropout;
@@ -18,7 +18,7 @@ use std::panic::Location;
 
 use half::{bf16, f16};
 
-use mt::Out;
+use mt::FillTarget;
 use order::order;
 use warpline_runtime::dispatch;
 use warpline_runtime::generator::CpuGenerator;
@@ -40,11 +40,12 @@ pub(crate) const PROGRAMS: &[&Program] = &[
     &permute::PERMUTE,
 ];
 
-/// Integer ranges from here on are drawn from 64 bits: the remainder of 32 would be skewed.
+/// Size of an integer range from which on integers are drawn from 64 bits, because remainders of 32
+/// bits would be skewed.
 const WIDE_RANGE: u64 = 1 << 28;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum Distribution {
     Uniform,
     Normal,
     Exponential,
@@ -52,22 +53,22 @@ enum Kind {
     Randint,
 }
 
-/// What a tensor is filled with.
+/// The distribution of a fill, with its parameters.
 #[derive(Clone, Copy, Debug)]
-struct Fill {
+struct RandomFill {
     op: &'static str,
-    kind: Kind,
-    /// The distribution's parameters.
+    distribution: Distribution,
+    /// The parameters of a distribution of floats.
     a: f64,
     b: f64,
-    /// How many integers there are to draw from; 0 is 2^64.
+    /// The number of integers to draw from. 0 stands for 2⁶⁴.
     range: u64,
-    /// The lowest of them.
+    /// The lowest of these integers.
     base: i64,
     location: &'static Location<'static>,
 }
 
-/// An element type that integers are stored in.
+/// An element type that integers convert to.
 trait FromInt: HostElement {
     fn from_i64(value: i64) -> Self;
 }
@@ -81,11 +82,17 @@ where
     }
 }
 
-/// Fills with uniform values in `[from, to)` (`Tensor.uniform_`). `out` is of a float dtype.
+/// Fills `out` with uniform values in `[from, to)` (`Tensor.uniform_`). The dtype is
+/// floating-point.
 ///
 /// # Errors
-/// [`ErrorKind::UnsupportedDType`]; [`ErrorKind::InvalidArgument`] when `from > to`, or when the
-/// interval is wider than the dtype; otherwise as [`launch::run`].
+/// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.
+/// - [`ErrorKind::InvalidArgument`] if `from > to`, if either is NaN, or if `to - from` exceeds the
+///   largest value of the dtype.
+/// - [`ErrorKind::TooManyDims`] if `out` has too many dimensions after merging.
+/// - [`ErrorKind::OutOfStorage`] if `out` reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
+/// - The errors of [`launch::run`].
 #[track_caller]
 pub fn uniform(target: Target<'_>, out: View<'_>, from: f64, to: f64) -> Result<()> {
     const OP: &str = "uniform_";
@@ -111,14 +118,18 @@ pub fn uniform(target: Target<'_>, out: View<'_>, from: f64, to: f64) -> Result<
             ),
         ));
     }
-    fill(target, out, OP, Kind::Uniform, [from, to])
+    fill(target, out, OP, Distribution::Uniform, [from, to])
 }
 
-/// Fills with normal values (`Tensor.normal_`). `out` is of a float dtype.
+/// Fills `out` with normally distributed values (`Tensor.normal_`). The dtype is floating-point.
 ///
 /// # Errors
-/// [`ErrorKind::UnsupportedDType`]; [`ErrorKind::InvalidArgument`] when `std` is negative or NaN;
-/// otherwise as [`launch::run`].
+/// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.
+/// - [`ErrorKind::InvalidArgument`] if `std` is negative or NaN.
+/// - [`ErrorKind::TooManyDims`] if `out` has too many dimensions after merging.
+/// - [`ErrorKind::OutOfStorage`] if `out` reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
+/// - The errors of [`launch::run`].
 #[track_caller]
 pub fn normal(target: Target<'_>, out: View<'_>, mean: f64, std: f64) -> Result<()> {
     const OP: &str = "normal_";
@@ -126,15 +137,19 @@ pub fn normal(target: Target<'_>, out: View<'_>, mean: f64, std: f64) -> Result<
     if std.is_nan() || std < 0.0 {
         return Err(Error::invalid(OP, format!("expects std >= 0.0, but found std {std}")));
     }
-    fill(target, out, OP, Kind::Normal, [mean, std])
+    fill(target, out, OP, Distribution::Normal, [mean, std])
 }
 
-/// Fills with exponential values of rate `lambda` (`Tensor.exponential_`). `out` is of a float
-/// dtype.
+/// Fills `out` with exponentially distributed values of rate `lambda` (`Tensor.exponential_`). The
+/// dtype is floating-point.
 ///
 /// # Errors
-/// [`ErrorKind::UnsupportedDType`]; [`ErrorKind::InvalidArgument`] when `lambda` is not positive;
-/// otherwise as [`launch::run`].
+/// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.
+/// - [`ErrorKind::InvalidArgument`] if `lambda` is not positive.
+/// - [`ErrorKind::TooManyDims`] if `out` has too many dimensions after merging.
+/// - [`ErrorKind::OutOfStorage`] if `out` reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
+/// - The errors of [`launch::run`].
 #[track_caller]
 pub fn exponential(target: Target<'_>, out: View<'_>, lambda: f64) -> Result<()> {
     const OP: &str = "exponential_";
@@ -142,29 +157,37 @@ pub fn exponential(target: Target<'_>, out: View<'_>, lambda: f64) -> Result<()>
     if lambda.is_nan() || lambda <= 0.0 {
         return Err(Error::invalid(OP, format!("expects lambda > 0.0, but found lambda={lambda}")));
     }
-    fill(target, out, OP, Kind::Exponential, [lambda, 0.0])
+    fill(target, out, OP, Distribution::Exponential, [lambda, 0.0])
 }
 
-/// Fills with 1 with probability `p` and else with 0 (`Tensor.bernoulli_`). `out` is of any
-/// dtype.
+/// Fills `out` with 1 with probability `p` and with 0 otherwise (`Tensor.bernoulli_`). Supports
+/// every dtype.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] when `p` is not in `[0, 1]`; otherwise as [`launch::run`].
+/// - [`ErrorKind::InvalidArgument`] if `p` is not in `[0, 1]`.
+/// - [`ErrorKind::TooManyDims`] if `out` has too many dimensions after merging.
+/// - [`ErrorKind::OutOfStorage`] if `out` reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
+/// - The errors of [`launch::run`].
 #[track_caller]
 pub fn bernoulli(target: Target<'_>, out: View<'_>, p: f64) -> Result<()> {
     const OP: &str = "bernoulli_";
     if !(0.0..=1.0).contains(&p) {
         return Err(Error::invalid(OP, format!("expects p to be in [0, 1], but got p={p}")));
     }
-    fill(target, out, OP, Kind::Bernoulli, [p, 0.0])
+    fill(target, out, OP, Distribution::Bernoulli, [p, 0.0])
 }
 
-/// Fills with integers in `[low, high)` (`torch.randint`, `Tensor.random_(low, high)`). `out` is
-/// of any dtype that holds them.
+/// Fills `out` with integers in `[low, high)` (`torch.randint`, `Tensor.random_(low, high)`).
+/// Supports every dtype that can represent `low` and `high - 1`.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] when there is no such integer, or when the dtype does not reach
-/// them; otherwise as [`launch::run`].
+/// - [`ErrorKind::InvalidArgument`] if `low >= high`, or if `low` or `high - 1` is out of the range
+///   of the dtype.
+/// - [`ErrorKind::TooManyDims`] if `out` has too many dimensions after merging.
+/// - [`ErrorKind::OutOfStorage`] if `out` reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
+/// - The errors of [`launch::run`].
 #[track_caller]
 pub fn randint(target: Target<'_>, out: View<'_>, low: i64, high: i64) -> Result<()> {
     const OP: &str = "random_";
@@ -194,9 +217,9 @@ pub fn randint(target: Target<'_>, out: View<'_>, low: i64, high: i64) -> Result
             ));
         }
     }
-    let fill = Fill {
+    let fill = RandomFill {
         op: OP,
-        kind: Kind::Randint,
+        distribution: Distribution::Randint,
         a: 0.0,
         b: 0.0,
         range: high.wrapping_sub(low) as u64,
@@ -211,10 +234,11 @@ fn fill(
     target: Target<'_>,
     out: View<'_>,
     op: &'static str,
-    kind: Kind,
+    distribution: Distribution,
     [a, b]: [f64; 2],
 ) -> Result<()> {
-    let fill = Fill { op, kind, a, b, range: 0, base: 0, location: Location::caller() };
+    let fill =
+        RandomFill { op, distribution, a, b, range: 0, base: 0, location: Location::caller() };
     run(target, out, &fill)
 }
 
@@ -224,7 +248,7 @@ fn require_float(op: &'static str, dtype: DType) -> Result<()> {
 }
 
 #[track_caller]
-fn run(target: Target<'_>, out: View<'_>, fill: &Fill) -> Result<()> {
+fn run(target: Target<'_>, out: View<'_>, fill: &RandomFill) -> Result<()> {
     launch::check_operands(fill.op, &[out.write()])?;
     if out.numel() == 0 {
         return Ok(());
@@ -235,17 +259,20 @@ fn run(target: Target<'_>, out: View<'_>, fill: &Fill) -> Result<()> {
     }
     let site = Site { op: fill.op, location: fill.location };
     on_cpu(target, out, site, |out, dtype, generator| {
-        let Fill { a, b, range, base, .. } = *fill;
-        // SAFETY: the operand's elements are of `dtype`, and each arm's type is that of its dtype.
+        let RandomFill { a, b, range, base, .. } = *fill;
+        // SAFETY: the operand's elements are of `dtype`, and each arm calls the function for the
+        // element type of `dtype`.
         unsafe {
-            match fill.kind {
-                Kind::Bernoulli => dispatch!(dtype, all T => mt::bernoulli::<T>(out, generator, a)),
-                Kind::Randint => {
+            match fill.distribution {
+                Distribution::Bernoulli => {
+                    dispatch!(dtype, all T => mt::bernoulli::<T>(out, generator, a))
+                }
+                Distribution::Randint => {
                     dispatch!(dtype, all T => mt::randint::<T>(out, generator, range, base));
                 }
-                kind => dispatch!(dtype, float T => match kind {
-                    Kind::Normal => mt::normal::<T>(out, generator, a, b),
-                    Kind::Exponential => mt::exponential::<T>(out, generator, a),
+                distribution => dispatch!(dtype, float T => match distribution {
+                    Distribution::Normal => mt::normal::<T>(out, generator, a, b),
+                    Distribution::Exponential => mt::exponential::<T>(out, generator, a),
                     _ => mt::uniform::<T>(out, generator, a, b),
                 }, _ => unreachable!("the dtype was checked")),
             }
@@ -259,14 +286,15 @@ fn on_cpu(
     target: Target<'_>,
     out: View<'_>,
     site: Site,
-    f: impl FnOnce(&Out<'_>, DType, &mut CpuGenerator),
+    f: impl FnOnce(&FillTarget<'_>, DType, &mut CpuGenerator),
 ) -> Result<()> {
     let order = order(site.op, out.layout)?;
     let runtime = target.runtime();
-    // Taken before the storage's lock, always: two fills of one tensor wait for one another here.
+    // Every fill locks the generator before the storage, so two fills of one tensor cannot
+    // deadlock.
     let mut generator = runtime.cpu_generator();
     launch::with_operands(site, &[out.write()], &[], |launch| {
         let (numel, contiguous) = (out.numel(), out.layout.is_contiguous());
-        f(&Out { launch, order, numel, contiguous }, out.dtype, &mut generator);
+        f(&FillTarget { launch, order, numel, contiguous }, out.dtype, &mut generator);
     })
 }

@@ -1,6 +1,6 @@
-//! The fills of CPU tensors, from the MT19937 sequence.
+//! Fills of CPU tensors from the MT19937 sequence.
 //!
-//! The draws themselves follow one another; what is computed from them uses all cores.
+//! Draws are sequential. The computation on the draws uses all cores.
 
 use warpline_cuda_sys_safe::HostLaunch;
 
@@ -12,44 +12,47 @@ use warpline_runtime::host::{self, Shared};
 use warpline_runtime::iter::Walk;
 
 /// The operand of a fill.
-pub(super) struct Out<'a> {
+pub(super) struct FillTarget<'a> {
     pub(super) launch: &'a HostLaunch<'a>,
     pub(super) order: Walk<1>,
     pub(super) numel: usize,
     pub(super) contiguous: bool,
 }
 
-impl Out<'_> {
-    /// Writes one value after the other.
+impl FillTarget<'_> {
+    /// Writes one value per element, in memory order.
     ///
     /// # Safety
-    /// The operand's elements are `T`s.
+    /// The operand's elements are of `T`.
     unsafe fn fill<T: Copy>(&self, mut next: impl FnMut() -> T) {
         let out = Shared::<T>::operand(self.launch, 0);
         for i in 0..self.numel {
-            // SAFETY: `order` reaches the operand's elements, which a fill declares written.
+            // SAFETY: `order` reaches only elements of the operand, which a fill declares as
+            // written.
             unsafe { out.write(self.order.offsets(i)[0], next()) };
         }
     }
 
-    /// The elements of a contiguous operand, in the order in which they lie.
+    /// Returns the elements of a contiguous operand as a slice.
     ///
     /// # Safety
-    /// As [`fill`](Self::fill). The operand is contiguous, and the slice is the only one of it.
+    /// The operand's elements are of `T`, and the operand is contiguous. No other slice of the
+    /// operand exists.
     #[expect(clippy::mut_from_ref, reason = "of the operand's memory, which the caller has alone")]
     unsafe fn slice<T: Copy>(&self) -> &mut [T] {
         let out = Shared::<T>::operand(self.launch, 0);
-        // SAFETY: a fill declares all elements written, and nobody else has them meanwhile.
+        // SAFETY: a fill declares all elements as written, and no other thread accesses them
+        // meanwhile.
         unsafe { std::slice::from_raw_parts_mut(out.0, self.numel) }
     }
 }
 
-/// A draw in `[0, 1)` with as many bits as `T` has.
+/// Draws a value in `[0, 1)` with as many bits as `T` has.
 fn unit<T: Real>(generator: &mut CpuGenerator) -> T {
     unit_of(draw::<T>(generator))
 }
 
-/// What such a draw is made of.
+/// Draws the bits for [`unit_of`].
 fn draw<T: Real>(generator: &mut CpuGenerator) -> u64 {
     if T::DIGITS > 32 { generator.random64() } else { generator.random().into() }
 }
@@ -60,7 +63,7 @@ fn unit_of<T: Real>(draw: u64) -> T {
     T::from_f64((draw & mask) as f64 / (1u64 << T::DIGITS) as f64)
 }
 
-/// Fills a slice with `f` of draws, as many at a time as stay in the nearest cache.
+/// Fills a slice with `f` of draws, in chunks that stay in the level 1 cache.
 fn fill_slice<T: Real>(to: &mut [T], generator: &mut CpuGenerator, f: impl Fn(u64) -> T + Copy) {
     let mut draws = [0; 512];
     for chunk in to.chunks_mut(draws.len()) {
@@ -71,9 +74,9 @@ fn fill_slice<T: Real>(to: &mut [T], generator: &mut CpuGenerator, f: impl Fn(u6
 }
 
 /// # Safety
-/// The operand's elements are `T`s.
+/// The operand's elements are of `T`.
 pub(super) unsafe fn uniform<T: Real>(
-    out: &Out<'_>,
+    out: &FillTarget<'_>,
     generator: &mut CpuGenerator,
     from: f64,
     to: f64,
@@ -85,31 +88,31 @@ pub(super) unsafe fn uniform<T: Real>(
         if T::DIGITS >= 24 {
             return x.mul_add(to.sub(from), from);
         }
-        // The halves are computed in single precision.
+        // Halves are computed in single precision.
         T::from_f64((x.to_f64() as f32).mul_add(range as f32, base as f32).into())
     };
     if out.contiguous {
-        // SAFETY: the caller's promise.
+        // SAFETY: the operand is contiguous, and the caller guarantees elements of `T`.
         return fill_slice(unsafe { out.slice() }, generator, value);
     }
-    // SAFETY: as above.
+    // SAFETY: the caller guarantees elements of `T`.
     unsafe { out.fill(|| value(draw::<T>(generator))) };
 }
 
 /// # Safety
-/// The operand's elements are `T`s.
+/// The operand's elements are of `T`.
 pub(super) unsafe fn normal<T: Real>(
-    out: &Out<'_>,
+    out: &FillTarget<'_>,
     generator: &mut CpuGenerator,
     mean: f64,
     std: f64,
 ) {
     if out.numel < 16 || !out.contiguous {
-        // SAFETY: the caller's promise.
-        unsafe { out.fill(|| T::from_f64(one_normal(generator).mul_add(std, mean))) };
+        // SAFETY: the caller guarantees elements of `T`.
+        unsafe { out.fill(|| T::from_f64(draw_normal(generator).mul_add(std, mean))) };
         return;
     }
-    // SAFETY: the operand is contiguous, and its elements are `T`s.
+    // SAFETY: the operand is contiguous, and the caller guarantees elements of `T`.
     let data = unsafe { out.slice() };
     fill_slice(data, generator, unit_of::<T>);
     let (mean, std) = (T::from_f64(mean), T::from_f64(std));
@@ -124,7 +127,7 @@ pub(super) unsafe fn normal<T: Real>(
     if data.len() % 16 != 0
         && let Some(last) = data.last_chunk_mut::<16>()
     {
-        // The last 16 are drawn and computed anew, over some that were done already.
+        // The last 16 elements are drawn and computed again, although some of them are finished.
         last.fill_with(|| unit(generator));
         box_muller(last, mean, std);
     }
@@ -134,7 +137,7 @@ pub(super) unsafe fn normal<T: Real>(
 fn box_muller<T: Real>(block: &mut [T; 16], mean: T, std: T) {
     let (one, minus_two) = (T::from_f64(1.0), T::from_f64(-2.0));
     for j in 0..8 {
-        // From [0, 1) to (0, 1], for the logarithm.
+        // Maps [0, 1) to (0, 1], for the logarithm.
         let u = one.sub(block[j]);
         let radius = minus_two.mul(u.ln()).sqrt();
         let (sin, cos) = block[j + 8].turns().sin_cos();
@@ -143,8 +146,8 @@ fn box_muller<T: Real>(block: &mut [T; 16], mean: T, std: T) {
     }
 }
 
-/// One standard normal value; they come in pairs, of which the generator keeps the second.
-fn one_normal(generator: &mut CpuGenerator) -> f64 {
+/// Returns a standard normal value. Values come in pairs; the generator keeps the second of a pair.
+fn draw_normal(generator: &mut CpuGenerator) -> f64 {
     if let Some(value) = generator.take_normal() {
         return value;
     }
@@ -156,49 +159,53 @@ fn one_normal(generator: &mut CpuGenerator) -> f64 {
 }
 
 /// # Safety
-/// The operand's elements are `T`s.
+/// The operand's elements are of `T`.
 pub(super) unsafe fn exponential<T: Real>(
-    out: &Out<'_>,
+    out: &FillTarget<'_>,
     generator: &mut CpuGenerator,
     lambda: f64,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees elements of `T`.
     unsafe { out.fill(|| T::from_f64(-1.0 / lambda * (-unit::<f64>(generator)).ln_1p())) };
 }
 
 /// # Safety
-/// The operand's elements are `T`s.
-pub(super) unsafe fn bernoulli<T: FromInt>(out: &Out<'_>, generator: &mut CpuGenerator, p: f64) {
-    // SAFETY: the caller's promise.
+/// The operand's elements are of `T`.
+pub(super) unsafe fn bernoulli<T: FromInt>(
+    out: &FillTarget<'_>,
+    generator: &mut CpuGenerator,
+    p: f64,
+) {
+    // SAFETY: the caller guarantees elements of `T`.
     unsafe { out.fill(|| T::from_i64(i64::from(unit::<f64>(generator) < p))) };
 }
 
 /// # Safety
-/// The operand's elements are `T`s.
+/// The operand's elements are of `T`.
 pub(super) unsafe fn randint<T: FromInt>(
-    out: &Out<'_>,
+    out: &FillTarget<'_>,
     generator: &mut CpuGenerator,
     range: u64,
     low: i64,
 ) {
     let wide = range >= super::WIDE_RANGE;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees elements of `T`.
     unsafe {
         out.fill(|| {
             let bits = if wide { generator.random64() } else { generator.random().into() };
-            // A range of 2^64 is written as 0.
+            // A range of 0 stands for 2⁶⁴.
             T::from_i64((bits.checked_rem(range).unwrap_or(bits) as i64).wrapping_add(low))
         });
     }
 }
 
 /// # Safety
-/// The operand's elements are `T`s.
-pub(super) unsafe fn randperm<T: FromInt>(out: &Out<'_>, generator: &mut CpuGenerator) {
+/// The operand's elements are of `T`.
+pub(super) unsafe fn randperm<T: FromInt>(out: &FillTarget<'_>, generator: &mut CpuGenerator) {
     let mut numbers = generator.permutation(out.numel).into_iter();
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees elements of `T`.
     unsafe {
-        // There is a number for each element.
+        // The permutation has one number per element.
         out.fill(|| T::from_i64(numbers.next().unwrap_or_default()));
     }
 }

@@ -1,10 +1,10 @@
-//! The order in which a tensor of any strides is filled.
+//! The order in which a tensor is filled.
 
 use warpline_runtime::iter::Walk;
 use warpline_runtime::{Layout, Result};
 
-/// A tensor's elements in the order in which random values are given to them, which is that of
-/// memory, as in PyTorch: filling a transposed tensor fills its base.
+/// Returns the elements of a tensor in memory order, in which random values are assigned to them.
+/// As in PyTorch, filling a transposed tensor gives the same memory contents as filling its base.
 #[track_caller]
 pub(super) fn order(op: &'static str, layout: &Layout) -> Result<Walk<1>> {
     let dims = layout.by_stride();

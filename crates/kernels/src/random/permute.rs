@@ -1,7 +1,8 @@
 //! Random permutations.
 //!
-//! On CUDA indices are sorted by random keys with just so many bits that equal ones are rare,
-//! and what has equal keys is shuffled afterwards: PyTorch's way, and its values.
+//! On CUDA, indices are sorted by random keys, with so few key bits that equal keys are rare but
+//! possible. Indices with equal keys are shuffled afterwards. PyTorch uses the same algorithm, and
+//! the values are the same.
 
 use std::panic::Location;
 
@@ -25,7 +26,7 @@ use warpline_runtime::{cuda_struct, dispatch, hosts};
 
 const OP: &str = "randperm";
 
-/// Pairs that one block sorts by itself; half as many threads.
+/// Pairs that one block sorts in shared memory, with half as many threads.
 const TILE: u64 = 2048;
 
 const NAMES: &[&str] = &["keys", "sort", "step", "merge", "ties", "write"];
@@ -35,22 +36,28 @@ pub(super) static PERMUTE: Program = Program::new("permute", &[""], NAMES, |_, _
 })
 .with_ptx(committed);
 
-// SAFETY: `on_cuda` makes all `Permutation`s and launches with as many pairs as they say, and with a result that has `n`
-// elements in their order. Each pair, and each element of the result, is one thread's. The state is read if the `Permutation`
-// says that it is there.
+// SAFETY: `on_cuda` makes all `Permutation`s. It launches with as many pairs as they say, and with
+// a result of `n` elements that `order` reaches. One thread owns each pair and each element of the
+// result. The kernels read the state only if the `Permutation` says that it exists.
 static KEYS: Kernel<Permutation, 2> = unsafe { Kernel::new(&PERMUTE, "keys", hosts!(any keys)) };
-// SAFETY: as `KEYS`.
+// SAFETY: `on_cuda` makes all `Permutation`s and launches with as many pairs as they say. One
+// thread owns each pair.
 static SORT: Kernel<Permutation, 1> =
     unsafe { Kernel::new(&PERMUTE, "sort", hosts!(any sort_tiles)) };
-// SAFETY: as `KEYS`.
+// SAFETY: `on_cuda` makes all `Permutation`s and launches with as many pairs as they say. One
+// thread owns each pair.
 static STEP: Kernel<Permutation, 1> = unsafe { Kernel::new(&PERMUTE, "step", hosts!(any step)) };
-// SAFETY: as `KEYS`.
+// SAFETY: `on_cuda` makes all `Permutation`s and launches with as many pairs as they say. One
+// thread owns each pair.
 static MERGE: Kernel<Permutation, 1> = unsafe { Kernel::new(&PERMUTE, "merge", hosts!(any merge)) };
-// SAFETY: as `KEYS`.
+// SAFETY: `on_cuda` makes all `Permutation`s and launches with as many pairs as they say. One
+// thread owns each run of equal keys. The kernel reads the state only if the `Permutation` says
+// that it exists.
 static TIES: Kernel<Permutation, 2> = unsafe { Kernel::new(&PERMUTE, "ties", hosts!(any ties)) };
 // The dtype of the result selects the CPU implementation.
 //
-// SAFETY: as `KEYS`.
+// SAFETY: `on_cuda` makes all `Permutation`s. It launches with as many pairs as they say, and with
+// a result of `n` elements that `order` reaches. One thread writes each element.
 static WRITE: Kernel<Permutation, 2> = unsafe {
     Kernel::new(&PERMUTE, "write", hosts!(all T => write::<T>).in_variant("")).selected_by(1)
 };
@@ -70,7 +77,7 @@ cuda_struct! {
 }
 
 cuda_struct! {
-    /// A key and the index it belongs to; the order of pairs is that of keys, then of indices.
+    /// A key and its index. Pairs are ordered by key, then by index.
     #[derive(PartialEq, Eq, PartialOrd, Ord)]
     struct Pair {
         key: u64,
@@ -78,12 +85,16 @@ cuda_struct! {
     }
 }
 
-/// Writes a random permutation of `0..n` (`torch.randperm`) into `out`, which has one dimension
-/// of size `n`, in any dtype that holds its values but bool.
+/// Writes a random permutation of `0..n` into `out`, which has one dimension of `n` elements
+/// (`torch.randperm`). Supports every dtype except bool that can represent these values.
 ///
 /// # Errors
-/// [`ErrorKind::UnsupportedDType`] for bool; [`ErrorKind::ShapeMismatch`]; [`ErrorKind::InvalidArgument`]
-/// when the dtype does not hold `n`; what allocating scratch memory and [`Kernel::launch`] fail with.
+/// - [`ErrorKind::UnsupportedDType`] if the dtype is bool.
+/// - [`ErrorKind::ShapeMismatch`] if `out` does not have one dimension.
+/// - [`ErrorKind::InvalidArgument`] if the dtype cannot represent the values.
+/// - [`ErrorKind::OutOfStorage`] if `out` reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
+/// - The errors of allocating scratch memory and of [`Kernel::launch`].
 #[track_caller]
 pub fn randperm(target: Target<'_>, out: View<'_>) -> Result<()> {
     let location = Location::caller();
@@ -124,7 +135,7 @@ pub fn randperm(target: Target<'_>, out: View<'_>) -> Result<()> {
                 out,
                 warpline_runtime::Site { op: OP, location },
                 |out, dtype, generator| {
-                    // SAFETY: the operand's elements are of `dtype`.
+                    // SAFETY: the operand's elements are of `dtype`, whose element type is `T`.
                     unsafe { dispatch!(dtype, all T => mt::randperm::<T>(out, generator)) }
                 },
             )
@@ -143,7 +154,8 @@ fn on_cuda(runtime: &Runtime, device: &CudaDevice, stream: &Stream, out: View<'_
     let order = order(OP, out.layout)?;
 
     let (blocks, values) = geometry(device.properties(), n, 2);
-    // Held until all is enqueued: the order of draws is the order of launches.
+    // The sequence stays locked until all kernels are enqueued, so that draws and launches have the
+    // same order.
     let target = Target::Cuda(runtime, device, stream);
     let mut sequence = Sequence::of(target, device);
     let count = count as u64;
@@ -183,18 +195,21 @@ fn on_cuda(runtime: &Runtime, device: &CudaDevice, stream: &Stream, out: View<'_
     WRITE.launch(target, OP, &[pairs.read(), out.write()], &params, groups)
 }
 
-/// Bits with which all of `n` keys differ with a probability of at least 0.9.
+/// Returns the number of key bits with which all of `n` keys differ with a probability of at least
+/// 0.9.
 fn key_bits(n: f64) -> u64 {
     let bits = (n - (6.0 * n * n + 1.0) / (12.0 * 0.9f64.ln())).log2().ceil();
     (bits as u64).min(64)
 }
 
 /// # Safety
-/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): an operand of pairs, for keys and ties one of state.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are `p.pairs`
+/// pairs and, if `p.place` says so, the generator's state.
 unsafe fn keys(launch: &HostLaunch<'_>, p: &Permutation) {
     let out = Shared::<Pair>::operand(launch, 0);
     let mask = if p.bits == 64 { u64::MAX } else { (1 << p.bits) - 1 };
-    // SAFETY: the second operand is the state that `Permutation` speaks of.
+    // SAFETY: the second operand is the state, which `get` reads only if `p.place` says that it
+    // exists.
     let (seed, offset) = unsafe { p.place.get(launch, 1) };
     let modulus = if p.bits <= 32 { u32::MAX.into() } else { u64::MAX };
     let threads = p.threads as usize;
@@ -203,37 +218,43 @@ unsafe fn keys(launch: &HostLaunch<'_>, p: &Permutation) {
             let (thread, turn) = (index % threads, index / threads);
             let words = philox(seed, thread as u64, offset / 4 + turn as u64 / 2);
             let key = (pairs_of(words)[turn % 2] % modulus) & mask;
-            // SAFETY: there are at least `n` pairs.
+            // SAFETY: there are at least `n` pairs, and each index belongs to one thread.
             unsafe { out.write(index as isize, Pair { key, index: index as u64 }) };
         }
     });
     for index in p.n..p.pairs {
-        // SAFETY: there are `pairs` pairs.
+        // SAFETY: there are `pairs` pairs, and this loop runs on one thread.
         unsafe { out.write(index as isize, Pair { key: u64::MAX, index: u64::MAX }) };
     }
 }
 
 /// # Safety
-/// As [`keys`].
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operand consists of
+/// `p.pairs` pairs.
 unsafe fn sort_tiles(launch: &HostLaunch<'_>, p: &Permutation) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees `p.pairs` pairs.
     unsafe { tiles(launch, p, TILE) }
 }
 
 /// # Safety
-/// As [`keys`].
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operand consists of
+/// `p.pairs` pairs.
 unsafe fn merge(launch: &HostLaunch<'_>, p: &Permutation) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees `p.pairs` pairs.
     unsafe { tiles(launch, p, p.size) }
 }
 
-/// Sorts each tile, upwards where `size` is not in its position.
+/// Sorts each tile, in descending order if the bit `size` of its position is set.
+///
+/// # Safety
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operand consists of
+/// `p.pairs` pairs.
 unsafe fn tiles(launch: &HostLaunch<'_>, p: &Permutation, size: u64) {
     let data = Shared::<Pair>::operand(launch, 0);
     host::parallel_for(launch.parallel, (p.pairs / TILE) as usize, 4, |range| {
         for tile in range {
             let first = tile * TILE as usize;
-            // SAFETY: `pairs` is a multiple of a tile, and each tile is one thread's.
+            // SAFETY: `pairs` is a multiple of [`TILE`], and each tile belongs to one thread.
             let tile =
                 unsafe { std::slice::from_raw_parts_mut({ data }.0.add(first), TILE as usize) };
             tile.sort_unstable();
@@ -245,14 +266,16 @@ unsafe fn tiles(launch: &HostLaunch<'_>, p: &Permutation, size: u64) {
 }
 
 /// # Safety
-/// As [`keys`].
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operand consists of
+/// `p.pairs` pairs.
 unsafe fn step(launch: &HostLaunch<'_>, p: &Permutation) {
     let data = Shared::<Pair>::operand(launch, 0);
     host::parallel_for(launch.parallel, (p.pairs / 2) as usize, 1 << 14, |range| {
         for thread in range {
             let low = 2 * thread as u64 - (thread as u64 & (p.distance - 1));
             let (i, j) = (low as isize, (low + p.distance) as isize);
-            // SAFETY: both are below `pairs`, and each pair of places is one thread's.
+            // SAFETY: `i` and `j` are less than `pairs`, and no other thread has the same `i` or
+            // `j`.
             unsafe {
                 let (a, b) = (data.read(i), data.read(j));
                 if (b < a) == (low & p.size == 0) {
@@ -265,12 +288,14 @@ unsafe fn step(launch: &HostLaunch<'_>, p: &Permutation) {
 }
 
 /// # Safety
-/// As [`keys`].
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are `p.pairs`
+/// pairs and, if `p.place` says so, the generator's state.
 unsafe fn ties(launch: &HostLaunch<'_>, p: &Permutation) {
     let data = Shared::<Pair>::operand(launch, 0);
-    // SAFETY: the second operand is the state that `Permutation` speaks of.
+    // SAFETY: the second operand is the state, which `get` reads only if `p.place` says that it
+    // exists.
     let (seed, offset) = unsafe { p.place.get(launch, 1) };
-    // SAFETY: there are at least `n` pairs, and nobody else touches them meanwhile.
+    // SAFETY: there are at least `n` pairs, and no other thread accesses them meanwhile.
     let pairs = unsafe { std::slice::from_raw_parts_mut(data.0, p.n as usize) };
     let mut first = 0;
     for run in pairs.chunk_by_mut(|a, b| a.key == b.key) {
@@ -284,12 +309,14 @@ unsafe fn ties(launch: &HostLaunch<'_>, p: &Permutation) {
 }
 
 /// # Safety
-/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): pairs, elements of `T`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are `p.pairs`
+/// pairs and the result, of `T`.
 unsafe fn write<T: FromInt>(launch: &HostLaunch<'_>, p: &Permutation) {
     let (pairs, out) = (Shared::<Pair>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     host::parallel_for(launch.parallel, p.n as usize, 1 << 14, |range| {
         for i in range {
-            // SAFETY: there are at least `n` pairs, and `out` has `n` elements.
+            // SAFETY: there are at least `n` pairs. `out` has `n` elements, and each belongs to one
+            // thread.
             unsafe {
                 out.write(p.order.offsets(i)[0], T::from_i64(pairs.read(i as isize).index as i64))
             };

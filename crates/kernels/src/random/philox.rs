@@ -1,6 +1,6 @@
 //! Philox4x32-10: random words computed from a key and a counter.
 
-/// The four words of `counter` in the thread `subsequence` of the sequence of `seed`.
+/// Returns the four words of `counter` in the sequence `subsequence` for `seed`.
 #[inline]
 pub(super) fn philox(seed: u64, subsequence: u64, counter: u64) -> [u32; 4] {
     const MULTIPLIERS: [u64; 2] = [0xD251_1F53, 0xCD9E_8D57];
@@ -22,14 +22,14 @@ pub(super) fn philox(seed: u64, subsequence: u64, counter: u64) -> [u32; 4] {
     c
 }
 
-/// A float in `(0, 1]` from each of four words.
+/// Returns a float in `(0, 1]` for each of four words.
 #[inline]
 pub(super) fn uniform4(words: [u32; 4]) -> [f32; 4] {
-    // One rounding of an exact sum, as the fused operation of the kernel.
+    // One rounding of an exact sum, as in the kernel's fused multiply-add.
     words.map(|w| (f64::from(w as f32) * TWO_POW_M32 + TWO_POW_M32 / 2.0) as f32)
 }
 
-/// Two doubles in `(0, 1]` from four words.
+/// Returns two doubles in `(0, 1]` from four words.
 #[inline]
 pub(super) fn uniform2(words: [u32; 4]) -> [f64; 2] {
     let one = |a: u32, b: u32| {
@@ -38,7 +38,7 @@ pub(super) fn uniform2(words: [u32; 4]) -> [f64; 2] {
     [one(words[0], words[1]), one(words[2], words[3])]
 }
 
-/// Four normal floats from four words.
+/// Returns four standard normal floats from four words.
 #[inline]
 pub(super) fn normal4(words: [u32; 4]) -> [f32; 4] {
     let pair = |a: u32, b: u32| {
@@ -53,7 +53,7 @@ pub(super) fn normal4(words: [u32; 4]) -> [f32; 4] {
     [a, b, c, d]
 }
 
-/// Two normal doubles from four words.
+/// Returns two standard normal doubles from four words.
 #[inline]
 pub(super) fn normal2(words: [u32; 4]) -> [f64; 2] {
     let [u, _] = uniform2(words);
@@ -64,7 +64,7 @@ pub(super) fn normal2(words: [u32; 4]) -> [f64; 2] {
     [sin * radius, cos * radius]
 }
 
-/// Two 64-bit integers from four words.
+/// Returns two 64-bit integers from four words.
 #[inline]
 pub(super) fn pairs(words: [u32; 4]) -> [u64; 2] {
     let one = |a: u32, b: u32| u64::from(a) << 32 | u64::from(b);
@@ -78,7 +78,7 @@ const TWO_POW_M53: f64 = 1.0 / 9_007_199_254_740_992.0;
 mod tests {
     use super::*;
 
-    /// Known answers of Random123, the authors' own library.
+    /// The expected words come from the known-answer tests of Random123.
     #[test]
     fn philox_gives_the_published_numbers() {
         assert_eq!(philox(0, 0, 0), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);

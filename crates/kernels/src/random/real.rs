@@ -1,22 +1,21 @@
-//! Float types as the random fills compute with them.
+//! Float types in which random fills compute.
 
 use half::{bf16, f16};
 
-/// A float element type. Conversions from wider floats of the halves go through `f32`, as
-/// PyTorch's do.
+/// A float element type. As in PyTorch, wider floats convert to the half-width types through `f32`.
 pub(super) trait Real: Copy + Send + Sync + PartialEq + 'static {
-    /// Bits of precision, and so of a uniform draw.
+    /// Bits of precision, and of a uniform draw.
     const DIGITS: u32;
     fn from_f64(value: f64) -> Self;
     fn to_f64(self) -> f64;
     fn sub(self, other: Self) -> Self;
     fn mul(self, other: Self) -> Self;
-    /// `self * b + c`, rounded once where PyTorch's build fuses it.
+    /// Returns `self * b + c`, with one rounding where PyTorch's build fuses the operations.
     fn mul_add(self, b: Self, c: Self) -> Self;
     fn ln(self) -> Self;
     fn sqrt(self) -> Self;
     fn sin_cos(self) -> (Self, Self);
-    /// `x * 2π`.
+    /// Returns `self * 2π`.
     fn turns(self) -> Self;
 }
 

@@ -1,4 +1,4 @@
-//! Every fill against PyTorch's values.
+//! Every fill compared with PyTorch's values.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use warpline_runtime::generator::{CudaGenerator, DEFAULT_SEED};
 use warpline_runtime::testing::{Tensor, gpu_is_simulated, on_every_target, on_gpu};
 use warpline_runtime::{ErrorKind, Layout, ResultExt as _};
 
-/// A contiguous tensor of `n` elements after an op.
+/// Creates a contiguous tensor of `n` elements and applies an op to it.
 fn filled(
     target: Target<'_>,
     dtype: DType,
@@ -22,7 +22,7 @@ fn filled(
     out.floats(target)
 }
 
-/// The goldens' cases of a target's kind of device.
+/// The golden cases for the device of a target.
 fn goldens(target: Target<'_>) -> Vec<Value> {
     let device = if matches!(target, Target::Cpu(_)) { "cpu" } else { "cuda" };
     let folder = std::env::var_os("WARPLINE_GOLDENS").map_or_else(
@@ -45,7 +45,8 @@ fn floats(value: &Value) -> Vec<f64> {
     value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
 }
 
-/// What the goldens give of a result: its first values, of a large one values all over it.
+/// Selects the values of a result that the goldens have: the first ones or, of a large result,
+/// values at regular distances.
 fn sample(values: &[f64], n: usize) -> Vec<f64> {
     let step = if values.len() > 1000 { values.len() / n + 1 } else { 1 };
     values.iter().step_by(step).take(n).copied().collect()
@@ -64,7 +65,7 @@ fn close(ours: &[f64], theirs: &Value, tolerance: f64, context: &str) {
     }
 }
 
-/// `tolerance` is how far a normal or exponential value may be off, in parts of it or of one.
+/// `tolerance` is the relative or absolute error that a normal or exponential value may have.
 fn check_goldens(target: Target<'_>, tolerance: f64) {
     for case in goldens(target) {
         let seed = case["seed"].as_u64().unwrap();
@@ -96,8 +97,9 @@ fn check_goldens(target: Target<'_>, tolerance: f64) {
     }
 }
 
-/// One case fills, in this order: 1000 doubles `normal_(2, 3)`, 100 halves `uniform_`, 100
-/// bfloat16 `normal_`, 100 floats `bernoulli_(0.3)`, 100 floats `exponential_(1)`.
+/// One case fills, in this order: 1000 doubles with `normal_(2, 3)`, 100 halves with `uniform_`,
+/// 100 bfloat16 with `normal_`, 100 floats with `bernoulli_(0.3)`, 100 floats with
+/// `exponential_(1)`.
 fn check_other_dtypes(target: Target<'_>, case: &Value, tolerance: f64) {
     let exact = tolerance == 0.0;
     let ours = filled(target, F64, 1000, |t, v| normal(t, v, 2.0, 3.0));
@@ -105,7 +107,7 @@ fn check_other_dtypes(target: Target<'_>, case: &Value, tolerance: f64) {
     let ours = filled(target, F16, 100, |t, v| uniform(t, v, 0.0, 1.0));
     close(&ours, &case["f16_rand"], 0.0, "rand of halves");
     let ours = filled(target, BF16, 100, |t, v| normal(t, v, 0.0, 1.0));
-    // One step of bfloat16, at most two of which a value lies between.
+    // The tolerance is one step of bfloat16.
     close(&ours, &case["bf16_randn"], if exact { 0.0 } else { 4e-3 }, "randn of bfloat16");
     let ours = filled(target, F32, 100, |t, v| bernoulli(t, v, 0.3));
     close(&ours, &case["bern"], 0.0, "bernoulli");
@@ -123,7 +125,8 @@ fn values_are_pytorchs() {
 fn gpu_values_are_pytorchs() {
     on_gpu(|target| {
         let Target::Cuda(_, device, _) = target else { return };
-        // The goldens come from a device of this shape, on which large fills depend.
+        // Large fills depend on the number of multiprocessors; the goldens come from a device with
+        // 132.
         if device.properties().multiprocessor_count == 132 {
             // Simulated devices compute logarithms with the host's library.
             check_goldens(target, if gpu_is_simulated() { 1e-6 } else { 0.0 });
@@ -183,11 +186,12 @@ fn gpu_views_are_filled_in_memory_order_and_nothing_else_is() {
     on_gpu(check_views);
 }
 
-/// What lies elsewhere, or apart, gets the values that a tensor of its own gets; nothing else is written.
+/// A view with an offset or gaps receives the values of a contiguous tensor, and nothing else is
+/// written.
 fn check_places(target: Target<'_>) {
     const N: usize = 600_001;
     if matches!(target, Target::Cpu(_)) {
-        // There, as in PyTorch, what lies apart is drawn otherwise.
+        // As in PyTorch, the CPU draws in another order for views with gaps.
         return;
     }
     for dtype in [F16, BF16, F32, DType::F64] {
@@ -323,7 +327,7 @@ fn any_place_of_the_sequence_can_be_asked_for() {
     }
 }
 
-/// Streams and devices of two runtimes, or two devices: refused before anything is drawn.
+/// Streams or devices of different runtimes are rejected before anything is drawn.
 #[test]
 fn a_refused_op_draws_nothing() {
     let runtimes = [(); 2].map(|()| {

@@ -4,7 +4,7 @@ use warpline_runtime::module::Program;
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu};
 use warpline_runtime::{DType, Target};
 
-use super::entry::reductions;
+use super::declaration::reductions;
 use super::run;
 
 reductions! {
@@ -29,12 +29,12 @@ fn squares(target: Target<'_>) {
             [(&[1][..], &[14.0, 17.0][..]), (&[0], &[1.0, 20.0, 10.0]), (&[0, 1], &[31.0])]
         {
             for op in ReduceOp::ALL {
-                let entry = op.entry();
-                assert_eq!(entry.result_dtype(dtype).unwrap(), result);
+                let declaration = op.declaration();
+                assert_eq!(declaration.result_dtype(dtype).unwrap(), result);
                 let sizes = if dims.len() > 1 { vec![] } else { vec![expected.len()] };
                 let out = Tensor::garbage(target, result, &sizes);
-                run(target, entry, a.view(), dims, out.view()).unwrap();
-                assert_close(result, &out.floats(target), expected, entry.name);
+                run(target, declaration, a.view(), dims, out.view()).unwrap();
+                assert_close(result, &out.floats(target), expected, declaration.name);
             }
         }
     }

@@ -1,44 +1,47 @@
-//! The CPU implementation of reductions. What goes into a result is cut by the sizes alone, so that results
-//! are the same on any number of threads.
+//! The CPU implementation of reductions. Only the sizes determine how a result's elements are
+//! split, so results are the same on any number of threads.
 
 use std::ops::Range;
 use std::slice::from_raw_parts;
 
 use warpline_cuda_sys_safe::HostLaunch;
 
-use super::fold::{Fold, LANES, Source, TILE};
+use super::fold::{Fold, LANES, ReduceElement, TILE};
 use super::plan::Plan;
 use crate::math::{Loop, vectorized};
 use warpline_runtime::DType;
 use warpline_runtime::dispatch;
 use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Shared};
 
-/// Results, or tiles of them, of which each is cut if there are fewer.
+/// Number of results or tiles below which the elements of each are split over threads.
 const FEW: usize = 64;
 
-/// Parts of a result that are there at once: an expanded source may have more than there is memory for.
+/// Partial results of one result that exist at a time. The bound matters for an expanded source,
+/// which may have more parts than fit memory.
 const PARTS: usize = 4096;
 
-/// Lanes of a result of few elements.
+/// Partial results for short ranges of elements.
 const SHORT: usize = 8;
 
-/// Elements from which on vector instructions are chosen for a run.
+/// Length of a run from which on vector instructions are selected.
 const LONG: usize = 64;
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: the source, of `T`s, and the result, of the plan's dtype.
-pub(super) unsafe fn reduce<F: Fold<T>, T: Source>(launch: &HostLaunch<'_>, plan: &Plan) {
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the source, of `T`,
+/// and the result, of the plan's dtype.
+pub(super) unsafe fn reduce<F: Fold<T>, T: ReduceElement>(launch: &HostLaunch<'_>, plan: &Plan) {
     let source = Shared::<T>::operand(launch, 0);
     let result = Shared::<u8>::operand(launch, 1);
-    // SAFETY: the result has room for each, and each is one thread's.
-    let leave = |output: usize, acc: F::Acc| unsafe { store::<F, T>(result, plan, output, acc) };
+    // SAFETY: the result has an element for each output, which belongs to one thread.
+    let write_result =
+        |output: usize, acc: F::Acc| unsafe { store::<F, T>(result, plan, output, acc) };
     let [near, far] = [plan.kept.inner().1[0], plan.reduced.inner().1[0]].map(isize::abs);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees a source with all elements of the plan.
     unsafe {
         if plan.outputs > 1 && near < far {
-            side_by_side::<F, T>(source, plan, launch.parallel, leave);
+            side_by_side::<F, T>(source, plan, launch.parallel, write_result);
         } else {
-            apart::<F, T>(source, plan, launch.parallel, leave);
+            row_by_row::<F, T>(source, plan, launch.parallel, write_result);
         }
     }
 }
@@ -46,8 +49,8 @@ pub(super) unsafe fn reduce<F: Fold<T>, T: Source>(launch: &HostLaunch<'_>, plan
 /// Writes one result.
 ///
 /// # Safety
-/// As [`reduce`]; no other thread writes that result.
-unsafe fn store<F: Fold<T>, T: Source>(
+/// The result has element `output`, of the plan's dtype, which belongs to this thread.
+unsafe fn store<F: Fold<T>, T: ReduceElement>(
     result: Shared<u8>,
     plan: &Plan,
     output: usize,
@@ -62,20 +65,20 @@ unsafe fn store<F: Fold<T>, T: Source>(
             let value: f64 = value.cast();
             R::put((value / plan.divisor).cast())
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the element, and `R` is the plan's dtype.
         unsafe { Shared(result.at(0).cast::<R>()).write(at, value) };
     });
 }
 
-/// Reduces the elements of every result, one after the other.
+/// Reduces one result after the other.
 ///
 /// # Safety
-/// The source is valid for reads at all of the plan's elements.
-unsafe fn apart<F: Fold<T>, T: Source>(
+/// The source is valid for reads of all elements of the plan.
+unsafe fn row_by_row<F: Fold<T>, T: ReduceElement>(
     source: Shared<T>,
     plan: &Plan,
     parallel: bool,
-    leave: impl Fn(usize, F::Acc) + Sync,
+    write_result: impl Fn(usize, F::Acc) + Sync,
 ) {
     let (outputs, extent) = (plan.outputs as usize, plan.extent as usize);
     let base = |output: usize| plan.kept.offsets(output)[0];
@@ -83,8 +86,10 @@ unsafe fn apart<F: Fold<T>, T: Source>(
         let grain = (GRAIN / extent.max(1)).max(1);
         return host::parallel_for(parallel, outputs, grain, |mine| {
             for output in mine {
-                // SAFETY: the caller's promise.
-                leave(output, unsafe { one::<F, T>(source, plan, base(output), 0..extent) });
+                // SAFETY: the caller guarantees all elements of the plan.
+                write_result(output, unsafe {
+                    reduce_range::<F, T>(source, plan, base(output), 0..extent)
+                });
             }
         });
     }
@@ -100,23 +105,25 @@ unsafe fn apart<F: Fold<T>, T: Source>(
                 for part in mine {
                     let begin = (first + part) * GRAIN;
                     let range = begin..(begin + GRAIN).min(extent);
-                    // SAFETY: the caller's promise, and a part that is this thread's.
+                    // SAFETY: the caller guarantees all elements of the plan, and the partial
+                    // result belongs to this thread.
                     unsafe {
-                        of_parts.write(part as isize, one::<F, T>(source, plan, base, range));
+                        of_parts
+                            .write(part as isize, reduce_range::<F, T>(source, plan, base, range));
                     }
                 }
             });
             acc = accs.iter().copied().fold(acc, F::merge);
         }
-        leave(output, acc);
+        write_result(output, acc);
     }
 }
 
 /// Reduces the elements `range` of one result, whose first element is at `base`.
 ///
 /// # Safety
-/// As [`apart`].
-unsafe fn one<F: Fold<T>, T: Source>(
+/// The source is valid for reads of all elements of the plan.
+unsafe fn reduce_range<F: Fold<T>, T: ReduceElement>(
     source: Shared<T>,
     plan: &Plan,
     base: isize,
@@ -124,12 +131,12 @@ unsafe fn one<F: Fold<T>, T: Source>(
 ) -> F::Acc {
     let (inner, [step]) = plan.reduced.inner();
     let element = |row: isize, k: usize, i: usize| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees all elements of the plan, and `i + k` is in `range`.
         F::make(unsafe { source.read(row + k as isize * step) }, i + k)
     };
     if range.len() <= inner.min(LANES) {
-        // To put all lanes together would take longer than so few elements do. They are of one run, since a
-        // range that is shorter than others is the last.
+        // Merging all lanes would take longer than these few elements. They are in one run, because
+        // only the last range is shorter than the others.
         let mut accs = [F::identity(); SHORT];
         let row = if range.is_empty() { 0 } else { base + plan.reduced.offsets(range.start)[0] };
         for k in 0..range.len() {
@@ -143,7 +150,8 @@ unsafe fn one<F: Fold<T>, T: Source>(
         let n = (inner - i % inner).min(range.end - i);
         let row = base + plan.reduced.offsets(i)[0];
         if step == 1 {
-            // SAFETY: a run of elements without gaps, as the caller promises.
+            // SAFETY: the caller guarantees `n` elements of a run, which are adjacent because
+            // `step` is 1.
             let elements = unsafe { from_raw_parts(source.at(row), n) };
             if n >= LONG {
                 vectorized(Run::<F, T> { accs: &mut accs, elements, first: i });
@@ -160,30 +168,30 @@ unsafe fn one<F: Fold<T>, T: Source>(
     F::total(accs)
 }
 
-/// [`Fold::run`] to be vectorized.
-struct Run<'a, F: Fold<T>, T: Source> {
+/// [`Fold::run`] as a loop for [`vectorized`].
+struct Run<'a, F: Fold<T>, T: ReduceElement> {
     accs: &'a mut [F::Acc; LANES],
     elements: &'a [T],
     first: usize,
 }
 
-impl<F: Fold<T>, T: Source> Loop for Run<'_, F, T> {
+impl<F: Fold<T>, T: ReduceElement> Loop for Run<'_, F, T> {
     #[inline(always)]
     fn run(self) {
         F::run(self.accs, self.elements, self.first);
     }
 }
 
-/// Reduces the elements of every result where neighbouring results lie closer than what goes into each: goes
-/// over the rows of a tile of them.
+/// Reduces results that are closer together than the elements of each. Each task goes over the rows
+/// of a tile of results.
 ///
 /// # Safety
-/// As [`apart`].
-unsafe fn side_by_side<F: Fold<T>, T: Source>(
+/// The source is valid for reads of all elements of the plan.
+unsafe fn side_by_side<F: Fold<T>, T: ReduceElement>(
     source: Shared<T>,
     plan: &Plan,
     parallel: bool,
-    leave: impl Fn(usize, F::Acc) + Sync,
+    write_result: impl Fn(usize, F::Acc) + Sync,
 ) {
     let (outputs, extent) = (plan.outputs as usize, plan.extent as usize);
     let inner = plan.kept.inner().0;
@@ -202,13 +210,13 @@ unsafe fn side_by_side<F: Fold<T>, T: Source>(
             let accs = &mut accs[..TILE.min(inner - tile % across * TILE)];
             accs.fill(F::identity());
             let range = (part * rows).min(extent)..((part + 1) * rows).min(extent);
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees all elements of the plan.
             unsafe { columns::<F, T>(source, plan, output, range, accs) };
             for (output, &acc) in (output..).zip(&*accs) {
                 if parts == 1 {
-                    leave(output, acc);
+                    write_result(output, acc);
                 } else {
-                    // SAFETY: this task's results of this part.
+                    // SAFETY: the partial results of this part and tile belong to this task.
                     unsafe { partials.write((part * outputs + output) as isize, acc) };
                 }
             }
@@ -218,17 +226,17 @@ unsafe fn side_by_side<F: Fold<T>, T: Source>(
         host::parallel_for(parallel, outputs, (GRAIN / parts).max(1), |mine| {
             for output in mine {
                 let accs = partial[output..].iter().step_by(outputs).copied();
-                leave(output, accs.fold(F::identity(), F::merge));
+                write_result(output, accs.fold(F::identity(), F::merge));
             }
         });
     }
 }
 
-/// Reduces the elements `range` of neighbouring results from `output` on.
+/// Reduces the elements `range` of the neighbouring results from `output` on.
 ///
 /// # Safety
-/// As [`apart`].
-unsafe fn columns<F: Fold<T>, T: Source>(
+/// The source is valid for reads of all elements of the plan.
+unsafe fn columns<F: Fold<T>, T: ReduceElement>(
     source: Shared<T>,
     plan: &Plan,
     output: usize,
@@ -243,15 +251,15 @@ unsafe fn columns<F: Fold<T>, T: Source>(
     for i in range {
         let row = base + plan.reduced.offsets(i)[0];
         for (k, acc) in accs.iter_mut().enumerate() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees all elements of the plan.
             let element = unsafe { source.read(row + k as isize * step) };
             *acc = F::merge(*acc, F::make(element, i));
         }
     }
 }
 
-/// [`Fold::columns`] to be vectorized.
-struct Columns<'a, F: Fold<T>, T: Source> {
+/// [`Fold::columns`] as a loop for [`vectorized`].
+struct Columns<'a, F: Fold<T>, T: ReduceElement> {
     source: Shared<T>,
     plan: &'a Plan,
     base: isize,
@@ -259,14 +267,15 @@ struct Columns<'a, F: Fold<T>, T: Source> {
     accs: &'a mut [F::Acc],
 }
 
-impl<F: Fold<T>, T: Source> Loop for Columns<'_, F, T> {
+impl<F: Fold<T>, T: ReduceElement> Loop for Columns<'_, F, T> {
     #[inline(always)]
     fn run(self) {
         let Self { source, plan, base, range, accs } = self;
         let width = accs.len();
         F::columns(accs, range, |i| {
             let row = base + plan.reduced.offsets(i)[0];
-            // SAFETY: a run of elements without gaps, as this was made for.
+            // SAFETY: `columns` makes this only if neighbouring results are adjacent, and its
+            // caller guarantees all elements of the plan.
             unsafe { from_raw_parts(source.at(row), width) }
         });
     }

@@ -1,4 +1,4 @@
-//! The loops of reductions on the CPU beside plain ones, at sizes around those that they cut at.
+//! The CPU loops of reductions compared with plain loops, at sizes around their limits.
 
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -15,7 +15,7 @@ fn on_cpu(body: impl FnOnce(Target<'_>)) {
     body(Target::Cpu(&Runtime::without_cuda(reason, &RuntimeConfig::default())));
 }
 
-/// Few values that differ, so that most are there more than once; some a NaN.
+/// Few distinct values, so that most occur several times, and some NaNs.
 fn values(dtype: DType, n: usize, seed: usize, nans: usize) -> Vec<f64> {
     let value = |i: usize| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) % 7;
     let quarters = if dtype.is_float() { 4.0 } else { 1.0 };
@@ -28,7 +28,7 @@ fn values(dtype: DType, n: usize, seed: usize, nans: usize) -> Vec<f64> {
     values
 }
 
-/// Lengths around lanes, rows that go together, blocks, tiles and the parts that threads take.
+/// Lengths around lanes, groups of rows, blocks, tiles and the parts of threads.
 const LENGTHS: [usize; 14] = [0, 1, 7, 8, 9, 16, 17, 63, 65, 130, 1023, 1025, 2100, 66_000];
 
 proptest! {
@@ -43,7 +43,7 @@ proptest! {
         seed in 0usize..1000,
         nans in 0usize..3,
     ) {
-        // Two of the longer ones together would test nothing else.
+        // Two long dimensions together would test nothing new.
         let b = b.min(70_000 / a.max(1));
         on_cpu(|target| {
             let n = a * middle * b;
@@ -62,7 +62,7 @@ proptest! {
                     let reduced = |d: &usize| dims.is_empty() || dims.contains(d);
                     let sizes = a.view().sizes().to_vec();
                     let extent: usize = (0..3).filter(reduced).map(|d| sizes[d]).product();
-                    if extent > 0 || !op.entry().flags.needs_elements && op != ReduceOp::Mean {
+                    if extent > 0 || !op.declaration().flags.needs_elements && op != ReduceOp::Mean {
                         check(target, op, &a, dims, false);
                     }
                 }
@@ -71,7 +71,7 @@ proptest! {
     }
 }
 
-/// The first of the largest wherever it is, and the first NaN before all.
+/// The index is that of the first largest element, or of the first NaN.
 #[test]
 fn an_index_is_that_of_the_first_extreme() {
     on_cpu(|target| {
@@ -80,7 +80,7 @@ fn an_index_is_that_of_the_first_extreme() {
             for peak in [9.0, f64::NAN] {
                 let mut values = vec![1.0; n];
                 places.iter().for_each(|&i| values[i] = peak);
-                // Not what is looked for: larger than others, but not than the peak.
+                // A decoy: larger than most elements, but smaller than the peak.
                 values[if places[0] == 0 { 1 } else { 0 }] = 8.0;
                 let flat = Tensor::new(target, DType::F32, &[n, 1], &values);
                 let wide: Vec<f64> = values.iter().flat_map(|&v| [v, -v, 1.0]).collect();
@@ -98,7 +98,7 @@ fn an_index_is_that_of_the_first_extreme() {
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
     on_cpu(|target| {
-        // Sums of numbers so far apart depend on their order in each bit.
+        // Sums of numbers of such different magnitudes depend on their order.
         let n = 1 << 19;
         let value = |i: usize| {
             let bits = i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -116,7 +116,7 @@ fn results_do_not_depend_on_the_number_of_threads() {
                     reduce(target, ReduceOp::Sum, a.view(), dims, out.view()).unwrap();
                     out.floats(target).into_iter().map(f64::to_bits).collect::<Vec<u64>>()
                 };
-                // From a job of another pool an op stays on the thread that runs it.
+                // An op that starts on a thread of another pool stays on that thread.
                 assert_eq!(sum(), alone.install(sum), "{sizes:?} over {dims:?}");
             }
         }

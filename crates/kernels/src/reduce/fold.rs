@@ -1,4 +1,4 @@
-//! What reductions do with elements, on the host.
+//! Folds of elements on the CPU.
 
 use std::array::from_fn;
 use std::ops::Range;
@@ -9,37 +9,38 @@ use warpline_runtime::host::{Cast, CastAny, HostElement, Number, Truth};
 use super::table::folds::{Max, Min};
 use crate::fill;
 
-/// Partial results of neighbouring elements that are carried on together: several vectors at once. With
-/// fewer, compilers unroll the loop over them and gather elements for vectors across its turns.
+/// Partial results that are updated together: several vector registers. With fewer, compilers
+/// unroll the loop over chunks and gather elements across iterations.
 pub(super) const LANES: usize = 64;
 
-/// Rows that are gone over together, so that partial results are read and written once for them.
+/// Rows that are processed together, so that partial results are read and written once per so many
+/// rows.
 const ROWS: usize = 8;
 
-/// Neighbouring results that are worked on together at most: a thread has them in its nearest cache.
+/// Neighbouring results that are processed together at most. They fit the level 1 cache.
 pub(super) const TILE: usize = 1024;
 
-/// Elements of which the extreme is found before it is known where it is.
+/// Elements per block in the search for an extreme, whose index is determined only within the best
+/// block.
 const BLOCK: usize = 1024;
 
-/// A reduction of elements `T`, such as a sum.
-///
-/// All is `inline(always)`, to be compiled for each level of vector instructions.
-pub(super) trait Fold<T: Source>: 'static {
-    /// What is kept meanwhile.
+/// A fold of elements `T`, such as a sum. Every function is `inline(always)`, so that it is
+/// compiled for each level of vector instructions.
+pub(super) trait Fold<T: ReduceElement>: 'static {
+    /// Type of a partial result.
     type Acc: Copy + Send + Sync;
-    /// What the result is stored from.
+    /// Type of the result before the conversion to its dtype.
     type Result: Number + CastAny;
     fn identity() -> Self::Acc;
     fn make(element: T, index: usize) -> Self::Acc;
     fn merge(a: Self::Acc, b: Self::Acc) -> Self::Acc;
     fn result(acc: Self::Acc) -> Self::Result;
-    /// Returns the value of an element that changes no result.
+    /// Returns the value of an element that does not change a result.
     fn neutral() -> Scalar {
         Self::result(Self::identity()).to_scalar()
     }
 
-    /// Reduces elements that follow one another, the first of this index.
+    /// Folds adjacent elements, of which the first has the index `first`.
     #[inline(always)]
     fn run(accs: &mut [Self::Acc; LANES], elements: &[T], first: usize) {
         let mut local = *accs;
@@ -56,7 +57,7 @@ pub(super) trait Fold<T: Source>: 'static {
         }
     }
 
-    /// Reduces columns that lie side by side, no more than a [`TILE`]: `row` has those of an index.
+    /// Folds adjacent columns, at most [`TILE`] of them. `row` returns the elements of an index.
     #[inline(always)]
     fn columns<'a>(accs: &mut [Self::Acc], range: Range<usize>, row: impl Fn(usize) -> &'a [T]) {
         let n = accs.len();
@@ -78,7 +79,7 @@ pub(super) trait Fold<T: Source>: 'static {
         }
     }
 
-    /// All of them together, in an order that is always the same.
+    /// Merges all partial results, always in the same order.
     #[inline(always)]
     fn total(mut accs: [Self::Acc; LANES]) -> Self::Acc {
         let mut width = LANES;
@@ -92,7 +93,7 @@ pub(super) trait Fold<T: Source>: 'static {
     }
 }
 
-/// A type that extremes are found in.
+/// A type in which extremes are computed.
 pub(super) trait Ordered: Number + CastAny {
     const LOWEST: Self;
     const HIGHEST: Self;
@@ -117,25 +118,25 @@ ordered! {
     f64: NEG_INFINITY INFINITY;
 }
 
-/// An element type with what it is reduced in.
-pub(super) trait Source: HostElement {
-    /// For sums and products: `f64` for floats, `i64` for integers and bool.
+/// An element type, with the types in which it is reduced.
+pub(super) trait ReduceElement: HostElement {
+    /// Type of sums and products: `f64` for floats, `i64` for integers and bool.
     type Wide: Number + CastAny;
-    /// For what needs no more room than its values.
+    /// Type of extremes and comparisons, which represents the element's values.
     type Own: Ordered;
     fn wide(self) -> Self::Wide;
     fn own(self) -> Self::Own;
 
-    /// 1 unless the element is zero.
+    /// Returns 1 unless the element is zero.
     #[inline(always)]
     fn truth(self) -> u8 {
         (self.own() != Self::Own::from_number(0i64)).into()
     }
 }
 
-macro_rules! sources {
+macro_rules! reduce_elements {
     ($($ty:ty => $wide:ty, $own:ty;)*) => {$(
-        impl Source for $ty {
+        impl ReduceElement for $ty {
             type Wide = $wide;
             type Own = $own;
             #[inline(always)]
@@ -150,7 +151,7 @@ macro_rules! sources {
     )*};
 }
 
-sources! {
+reduce_elements! {
     Truth => i64, u8;
     u8 => i64, u8;
     i8 => i64, i8;
@@ -163,17 +164,18 @@ sources! {
     f64 => f64, f64;
 }
 
-/// The first index of the largest value (`MAX`) or the smallest; of the first NaN if there is one.
+/// Folds to the index of the first largest value if `MAX`, otherwise of the first smallest. A NaN
+/// precedes every number.
 pub(super) struct Arg<const MAX: bool>;
 
-/// Whether a value goes before another.
+/// Returns whether value `a` is preferred to `b`.
 #[inline(always)]
 fn better<V: Number, const MAX: bool>(a: V, b: V) -> bool {
     let beyond = if MAX { a > b } else { a < b };
     (beyond | a.is_nan()) & !b.is_nan()
 }
 
-impl<T: Source, const MAX: bool> Fold<T> for Arg<MAX> {
+impl<T: ReduceElement, const MAX: bool> Fold<T> for Arg<MAX> {
     type Acc = (T::Own, i64);
     type Result = i64;
     #[inline(always)]
@@ -196,7 +198,8 @@ impl<T: Source, const MAX: bool> Fold<T> for Arg<MAX> {
         <Self as Fold<T>>::identity().0.to_scalar()
     }
 
-    /// The extremes of blocks first, at the speed of vectors; then where the best of them is.
+    /// Computes the extreme of each block with vector instructions, then searches the best block
+    /// for the index.
     #[inline(always)]
     fn run(accs: &mut [(T::Own, i64); LANES], elements: &[T], first: usize) {
         let (mut best, index) = accs[0];
@@ -214,7 +217,7 @@ impl<T: Source, const MAX: bool> Fold<T> for Arg<MAX> {
         }
     }
 
-    /// Values and indices apart, and indices in 32 bits, for vectors.
+    /// Keeps values and indices in separate arrays, with 32-bit indices, for vector instructions.
     #[inline(always)]
     fn columns<'a>(
         accs: &mut [(T::Own, i64)],
@@ -245,25 +248,25 @@ impl<T: Source, const MAX: bool> Fold<T> for Arg<MAX> {
     }
 }
 
-/// The extreme of some elements.
+/// Returns the extreme of elements.
 #[inline(always)]
-fn extreme<F: Fold<T, Acc = T::Own>, T: Source>(elements: &[T]) -> T::Own {
+fn extreme<F: Fold<T, Acc = T::Own>, T: ReduceElement>(elements: &[T]) -> T::Own {
     let mut accs = [F::identity(); LANES];
     F::run(&mut accs, elements, 0);
     F::total(accs)
 }
 
-/// Where the first of some elements is that is such an extreme.
+/// Returns the index of the first element that equals the extreme.
 #[inline(always)]
-fn position<T: Source>(elements: &[T], extreme: T::Own) -> usize {
+fn position<T: ReduceElement>(elements: &[T], extreme: T::Own) -> usize {
     let is_it = |x: &T| (x.own() == extreme) | (extreme.is_nan() & x.own().is_nan());
     let has_it = |chunk: &[T]| chunk.iter().fold(false, |any, x| any | is_it(x));
     let start = LANES * elements.chunks(LANES).position(has_it).unwrap_or(0);
     start + elements[start..].iter().position(is_it).unwrap_or(0)
 }
 
-/// The bits of an element that changes no result, as often as it fits in eight bytes.
-pub(super) fn neutral<F: Fold<T>, T: Source>() -> u64 {
+/// Returns the bits of an element that does not change a result, repeated to eight bytes.
+pub(super) fn neutral<F: Fold<T>, T: ReduceElement>() -> u64 {
     let ones = u64::MAX >> (64 - 8 * size_of::<T>());
     fill::bits_of(T::DTYPE, F::neutral()) * (u64::MAX / ones)
 }

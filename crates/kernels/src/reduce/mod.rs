@@ -3,16 +3,17 @@
 //! `table.rs` declares each reduction once. Names, result dtypes, programs, typed kernels and CPU
 //! implementations follow from the declaration.
 //!
-//! On the GPU there are five folds: `sum`, `prod`, `extreme`, `arg_extreme` and `truth`. The smallest element
-//! is computed as the largest of the negated ones. `fold.cuh` defines the folds, `reduce.cuh` the
-//! distribution of the elements, and `plan.rs` chooses it.
+//! The GPU has five folds: `sum`, `prod`, `extreme`, `arg_extreme` and `truth`. The smallest
+//! element is computed as the largest of the inverted elements. `fold.cuh` defines the folds,
+//! `reduce.cuh` implements the distributions of elements over threads, and `plan.rs` chooses among
+//! them.
 
 #[cfg(test)]
 mod added_tests;
 mod cpu;
 #[cfg(test)]
 mod cpu_tests;
-mod entry;
+mod declaration;
 mod fold;
 mod plan;
 #[cfg(test)]
@@ -25,35 +26,36 @@ use warpline_runtime::launch::{self, Grid};
 use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View};
 
 use crate::turn::{Scratch, ticket};
-use entry::{Entry, Output};
+use declaration::{Declaration, Output};
 use plan::{Access, BLOCK, MOST_OUTPUTS, Plan};
 
 pub(crate) use table::PROGRAMS;
 pub use table::ReduceOp;
 
 impl ReduceOp {
-    /// PyTorch's name.
+    /// Returns PyTorch's name of the reduction.
     #[must_use]
     pub fn name(self) -> &'static str {
-        self.entry().name
+        self.declaration().name
     }
 
     /// Returns the dtype of the result for elements of `dtype`.
     ///
     /// # Errors
-    /// [`ErrorKind::UnsupportedDType`] for a mean of integers or bool, and for an index among bools.
+    /// [`ErrorKind::UnsupportedDType`] for [`ReduceOp::Mean`] of integers or bool, and for
+    /// [`ReduceOp::ArgMax`] and [`ReduceOp::ArgMin`] of bool.
     #[track_caller]
     pub fn result_dtype(self, dtype: DType) -> Result<DType> {
-        self.entry().result_dtype(dtype)
+        self.declaration().result_dtype(dtype)
     }
 }
 
-/// Reduces each half of the results: kernels count them in 31 bits.
+/// Reduces the results in two halves, because kernels count results in 31 bits.
 #[cold]
 #[track_caller]
 fn halves(
     target: Target<'_>,
-    entry: &Entry,
+    declaration: &Declaration,
     a: View<'_>,
     dims: &[usize],
     out: View<'_>,
@@ -69,25 +71,29 @@ fn halves(
     for (start, len) in [(0, size / 2), (size / 2, size - size / 2)] {
         let from = a.layout.narrow(dim as isize, start as isize, len)?;
         let to = out.layout.narrow(of_out(dim) as isize, start as isize, len)?;
-        run(target, entry, View { layout: &from, ..a }, dims, View { layout: &to, ..out })?;
+        run(target, declaration, View { layout: &from, ..a }, dims, View { layout: &to, ..out })?;
     }
     Ok(())
 }
 
-/// Reduces the dimensions `dims` of `a` into `out`. An empty `dims` stands for all dimensions. `out` has the
-/// sizes of the other dimensions, in order, or all sizes of `a` with 1 for each reduced dimension. Its dtype is
-/// [`ReduceOp::result_dtype`]. Indices count within the one reduced dimension, or through all elements in
-/// row-major order.
+/// Reduces the dimensions `dims` of `a` into `out`. An empty `dims` stands for all dimensions.
+///
+/// `out` has the sizes of the other dimensions, in order, or all sizes of `a` with 1 for each
+/// reduced dimension. Its dtype is [`ReduceOp::result_dtype`]. Indices count within the single
+/// reduced dimension, or through all elements in row-major order.
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the reduction does not support the dtype of `a`.
-/// - [`ErrorKind::DTypeMismatch`] or [`ErrorKind::ShapeMismatch`] if `out` has another dtype or other sizes.
-/// - [`ErrorKind::DimOutOfRange`] if `a` has no such dimension.
+/// - [`ErrorKind::DTypeMismatch`] if `out` has another dtype than [`ReduceOp::result_dtype`].
+/// - [`ErrorKind::ShapeMismatch`] if `out` has other sizes.
+/// - [`ErrorKind::DimOutOfRange`] if `a` does not have one of the dimensions.
+/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
-/// - [`ErrorKind::OverlappingOperands`] if `out` overlaps `a`.
-/// - [`ErrorKind::InvalidArgument`] for an extreme of no elements, for indices over several but not all
-///   dimensions, or if a result has more elements than a kernel counts.
-/// - Otherwise the errors of [`launch::run`].
+/// - [`ErrorKind::OverlappingOperands`] if `out` overlaps `a` without being the same elements.
+/// - [`ErrorKind::InvalidArgument`] for an extreme of no elements, for indices over several but not
+///   all dimensions, or if a result is made of more elements than a kernel can count.
+/// - The errors of allocating scratch memory and of [`launch::run`].
 #[track_caller]
 pub fn reduce(
     target: Target<'_>,
@@ -96,31 +102,32 @@ pub fn reduce(
     dims: &[usize],
     out: View<'_>,
 ) -> Result<()> {
-    run(target, op.entry(), a, dims, out)
+    run(target, op.declaration(), a, dims, out)
 }
 
-/// [`reduce`] for a declaration.
+/// Runs [`reduce`] for a declaration.
 #[track_caller]
 fn run(
     target: Target<'_>,
-    entry: &Entry,
+    declaration: &Declaration,
     a: View<'_>,
     dims: &[usize],
     out: View<'_>,
 ) -> Result<()> {
-    let (name, flags) = (entry.name, entry.flags);
-    let expected = entry.result_dtype(a.dtype)?;
+    let (name, flags) = (declaration.name, declaration.flags);
+    let expected = declaration.result_dtype(a.dtype)?;
     if out.dtype != expected {
         return Err(ErrorKind::DTypeMismatch { expected, actual: out.dtype }.of(name));
     }
-    let indices = entry.result == Output::Index;
+    let indices = declaration.result == Output::Index;
     if indices && dims.len() > 1 && dims.len() < a.sizes().len() {
         return Err(Error::invalid(
             name,
             format!("takes one dimension or all of them, not {dims:?}"),
         ));
     }
-    // A thread may write a result while another thread reads the elements at this place.
+    // A thread may write a result while another thread still reads the source. Both may be the same
+    // elements only if each element is its own result.
     launch::check_in_place(name, &[a.read(), out.write()])?;
     let mut plan = Plan::new(name, a, dims, out, indices)?;
     if plan.extent == 0 && flags.needs_elements {
@@ -137,35 +144,35 @@ fn run(
     }
     if flags.averages {
         plan.divisor = plan.extent as f64;
-        // A GPU multiplies, as in PyTorch.
+        // A GPU multiplies by the reciprocal, as in PyTorch.
         plan.scale = 1.0 / plan.divisor;
     }
     if flags.flips {
         plan.flip = !0;
     }
-    plan.neutral = (entry.neutral)(a.dtype);
+    plan.neutral = (declaration.neutral)(a.dtype);
     let mut access = Access::Rows;
     let (mut grid, mut scratch, mut split) = ([1; 3], None, false);
     if let Target::Cuda(runtime, device, stream) = target {
         if plan.outputs >= MOST_OUTPUTS {
-            return halves(target, entry, a, dims, out);
+            return halves(target, declaration, a, dims, out);
         }
         let item = a.dtype.size();
         let first = launch::address(name, &a)?.addr();
         access = plan.access(first, item);
         let multiprocessors = device.properties().multiprocessor_count.into();
-        grid = plan.share_out(name, access, item, multiprocessors)?;
+        grid = plan.distribute(name, access, item, multiprocessors)?;
         let splits = grid[1] as usize * grid[2] as usize;
         split = splits > 1;
         if split {
             plan.ticket = ticket();
-            // The scratch memory has a counter for each block of the first split, then a word for each value, and a
-            // word for each index.
+            // One counter per block of the first split, then one word per partial result, and for
+            // indices a second one.
             let parts = plan.outputs as usize * splits * if indices { 2 } else { 1 };
             let words = grid[0] as usize + parts;
             scratch = Some(Scratch::new(runtime, stream, words)?);
         }
     }
     let operands = [a.read(), out.write(), Scratch::operand(scratch.as_ref(), out)];
-    entry.kernel(access, split).launch(target, name, &operands, &plan, Grid::new(grid, BLOCK))
+    declaration.kernel(access, split).launch(target, name, &operands, &plan, Grid::new(grid, BLOCK))
 }

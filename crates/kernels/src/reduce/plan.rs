@@ -1,17 +1,17 @@
-//! Plans a reduction: which elements go into which result, and how threads and blocks share the
-//! work.
+//! Plans a reduction: the elements of each result, and the distribution of the work over threads
+//! and blocks.
 //!
 //! Each fold has three programs. *rows* loads vectors of neighbouring elements of one result.
-//! *columns* loads vectors of neighbouring results. *strided* takes any strides and dimensions, one
-//! element at a time. Each has a second kernel (`_split`) for blocks that share a result. It is
-//! separate because it is a third longer, and the driver takes a third longer to compile it.
-//! Vectors are loaded four at a time, and added one or two at a time in a loop, to keep the code
-//! short for the same reason.
+//! *columns* loads vectors of neighbouring results. *strided* loads single elements with any
+//! strides and dimensions. Each program has a second kernel (`_split`) for blocks that share a
+//! result. It is separate because it is a third longer, and the driver takes a third longer to
+//! compile it. For the same reason, the code loads four vectors at a time but adds only one or two
+//! at a time, in a loop.
 //!
 //! The plan assigns threads to a result, blocks that take turns within the runs of a result, and
-//! blocks for segments of it. Blocks that share a result leave their parts in scratch memory, and
-//! the last block folds the parts in the order of the blocks (`turn.rs`). Sums are therefore the
-//! same in each run.
+//! blocks for segments of a result. Blocks that share a result write partial results to scratch
+//! memory, and the last block folds these in the order of the blocks (`turn.rs`). Sums are
+//! therefore the same in each run.
 
 use bytemuck::Zeroable;
 use smallvec::SmallVec;
@@ -21,10 +21,11 @@ use warpline_runtime::iter::{Dim, Walk, magic};
 use warpline_runtime::{Error, ErrorKind, Result, View};
 
 cuda_struct! {
-    /// The parameter block of every reduction.
+    /// The parameters of every reduction.
     ///
-    /// The elements of a result are `segments` runs of `run` elements, of which the last may be shorter, that
-    /// lie at a common distance. Blocks in y take turns within a run, and blocks in z have segments of their own.
+    /// The elements of a result are `segments` runs of `run` elements at a common distance. The
+    /// last run may be shorter. Blocks in y take turns within a run, and blocks in z have different
+    /// segments.
     pub(super) struct Plan {
         /// Threads per result, or per vector of results. `across` of them share a run.
         pub(super) lanes: u32,
@@ -35,44 +36,46 @@ cuda_struct! {
         /// Segments per block.
         pub(super) segment_chunk: u32,
         pub(super) outputs: u64,
-        /// Distance of two segments, if there are no more than two dimensions. Otherwise 0, and the kernel computes the
-        /// place of a segment from dimension `outer` on.
+        /// Distance of two segments, if there are no more than two dimensions. Otherwise 0, and the
+        /// kernel computes the position of a segment from dimension `outer` on.
         pub(super) segment_stride: i64,
         /// The first two dimensions of `kept`.
         pub(super) two: Two,
-        /// The launch's number, by which blocks that share a result count themselves.
+        /// The launch's ticket, by which blocks that share a result count their arrivals.
         pub(super) ticket: u64,
         /// Factor of a sum.
         pub(super) scale: f64,
-        /// Elements that change no result, as they lie in memory.
+        /// Elements that do not change a result, repeated to eight bytes.
         pub(super) neutral: u64,
-        /// All bits set if the fold inverts elements and result, as for the smallest element. Otherwise 0.
+        /// All bits set if the kernel inverts elements and result, as for the smallest element.
+        /// Otherwise 0.
         pub(super) flip: u32,
         /// Whether neighbouring threads work on neighbouring results.
         pub(super) outs_first: u32,
         pub(super) outer: u64,
-        /// Elements of a result. Only the CPU implementation reads this and the next two fields.
+        /// Elements per result. Only the CPU implementation reads this field and the next two.
         pub(super) extent: u64,
         /// Divisor of a sum.
         pub(super) divisor: f64,
         pub(super) result_dtype: u64,
-        /// The dimensions that are kept, with the strides of the source and of the result.
+        /// Dimensions that are kept, with the strides of source and result.
         pub(super) kept: Walk<2>,
-        /// The dimensions that are reduced, with the strides of the source.
+        /// Dimensions that are reduced, with the strides of the source.
         pub(super) reduced: Walk<1>,
     }
 }
 
 cuda_struct! {
-    /// The places of results in no more than two dimensions. Kernels that load vectors read this copy instead of the
-    /// [`Walk`], because they wait for each line of 64 bytes of their parameters, and a walk's fields are far apart.
+    /// The positions of results in at most two dimensions. Kernels that load vectors read this copy
+    /// instead of the [`Walk`]. They wait for each line of 64 bytes of their parameters, and a
+    /// walk's fields are in different lines.
     pub(super) struct Two {
         /// Size of the inner dimension.
         pub(super) size: u32,
-        /// With `shift`, the numbers by which a GPU divides by `size`.
+        /// With `shift`, the magic number for the division by `size` on a GPU.
         pub(super) magic: u32,
         pub(super) shift: u64,
-        /// Strides of the source and of the result, the inner dimension's first.
+        /// Strides of source and result, those of the inner dimension first.
         pub(super) strides: [[i64; 2]; 2],
     }
 }
@@ -81,25 +84,25 @@ impl Two {
     fn new(kept: &Walk<2>) -> Self {
         let (size, inner) = kept.inner();
         let outer = kept.dims().nth(1).map_or([0; 2], |(_, strides)| strides);
-        // Fewer than 2³¹ where a GPU reads it, as results are.
+        // On a GPU there are fewer than 2³¹ results, so the size fits 32 bits.
         let (magic, shift) = magic(size as u32);
         let strides = std::array::from_fn(|k| [inner[k] as i64, outer[k] as i64]);
         Self { size: size as u32, magic, shift: shift.into(), strides }
     }
 }
 
-/// How a kernel reads the source. Each access pattern is a program of its own.
+/// The access pattern of a kernel, which is a program of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
-    /// By vectors of neighbouring elements of one result.
+    /// Vectors of neighbouring elements of one result.
     Rows,
-    /// By vectors of elements of neighbouring results.
+    /// Vectors of neighbouring results.
     Columns,
-    /// Element by element, with any strides.
+    /// Single elements, with any strides.
     Strided,
 }
 
-/// Elements of this size that are loaded at a time, as in `reduce.cuh`.
+/// Returns the number of elements per vector load, as `reduce.cuh` defines it.
 pub(super) const fn vector(item_size: usize, most: usize) -> usize {
     match item_size {
         1 => 8,
@@ -108,13 +111,13 @@ pub(super) const fn vector(item_size: usize, most: usize) -> usize {
     }
 }
 
-/// What 32-bit counts in a kernel go to.
+/// Upper bound of 32-bit counts in a kernel.
 const MOST: u64 = 1 << 30;
-/// Results that a kernel does not count to.
+/// Number of results from which on a launch is split.
 pub(super) const MOST_OUTPUTS: u64 = 1 << 31;
 
 impl Access {
-    /// What a thread loads in all of so many, or more.
+    /// Returns the number of loads per thread to aim for, if a result takes `loads` in all.
     const fn share(self, loads: u64) -> u64 {
         match self {
             Self::Rows if loads >= 2048 => 32,
@@ -123,7 +126,8 @@ impl Access {
         }
     }
 
-    /// Threads per result, or more, where blocks share results: their kernels count on it.
+    /// Returns the least number of threads per result if blocks share results. The split kernels
+    /// rely on it.
     fn lanes_to_split(self, item_size: usize) -> u64 {
         match self {
             Self::Rows => BLOCK.into(),
@@ -131,7 +135,7 @@ impl Access {
         }
     }
 
-    /// Neighbouring results that a thread works on.
+    /// Returns the number of neighbouring results per thread.
     fn neighbours(self, item_size: usize) -> u64 {
         if self == Self::Columns { vector(item_size, 4) as u64 } else { 1 }
     }
@@ -142,20 +146,20 @@ pub(super) const BLOCK: u32 = 256;
 /// Vectors that a thread loads before it uses the first of them.
 pub(super) const UNROLL: u32 = 4;
 
-/// Threads of a multiprocessor that suffice to keep its memory busy, four vectors each.
+/// Threads per multiprocessor that keep its memory busy, with four vectors each.
 const BUSY: u64 = 1024;
 
-/// Loads of a thread that take less time than blocks need to share a result.
+/// Loads per thread below which sharing a result between blocks costs more than it saves.
 const WORTH_SHARING: u64 = 32;
 
-/// How many blocks have something to do with so many loads, of so many threads each.
+/// Returns the number of blocks of `threads` threads each that `loads` keep busy.
 fn useful(loads: u64, threads: u64) -> u64 {
     (loads / (threads * 4)).max(1)
 }
 
 impl Plan {
-    /// `dims` are to be reduced, all of them if there are none. `ordered` says that the elements'
-    /// row-major order counts.
+    /// Plans the reduction of the dimensions `dims`, or of all dimensions if `dims` is empty. With
+    /// `ordered`, the row-major order of the elements matters.
     #[track_caller]
     pub(super) fn new(
         op: &'static str,
@@ -170,7 +174,7 @@ impl Plan {
             return Err(ErrorKind::DimOutOfRange { dim: dim as isize, ndim }.of(op));
         }
         let kept: SmallVec<[usize; 6]> = (0..ndim).filter(|&d| !is_reduced(d)).collect();
-        // The result has the dimensions that are kept, or all of them with size 1 where reduced.
+        // The result has the kept dimensions, or all dimensions with size 1 for the reduced ones.
         let keepdim = out.sizes().len() == ndim
             && !kept.len().eq(&ndim)
             && (0..ndim).all(|d| out.sizes()[d] == if is_reduced(d) { 1 } else { a.sizes()[d] });
@@ -195,7 +199,7 @@ impl Plan {
             .map(|d| (a.sizes()[d], [a.strides()[d]]))
             .rev()
             .collect();
-        // Neighbours in memory belong together wherever the order does not count.
+        // Dimensions with small strides become inner ones, unless the order matters.
         kept_dims.sort_by_key(|d| d.1[0].unsigned_abs());
         if !ordered {
             reduced_dims.sort_by_key(|d| d.1[0].unsigned_abs());
@@ -218,10 +222,10 @@ impl Plan {
         })
     }
 
-    /// Returns the access pattern for a source that begins at this address.
+    /// Returns the access pattern for a source at this address.
     pub(super) fn access(&self, address: u64, item_size: usize) -> Access {
         let [run_stride] = self.reduced.inner().1;
-        // Kernels that load vectors take no more than two dimensions.
+        // The kernels that load vectors support at most two dimensions.
         if self.kept.dims().count() > 2 || self.reduced.dims().count() > 2 {
             return Access::Strided;
         }
@@ -238,12 +242,12 @@ impl Plan {
         if self.outputs > 1 && stride == 1 && aligned { Access::Columns } else { Access::Strided }
     }
 
-    /// Shares the work out to the blocks of a GPU of so many multiprocessors. Returns the grid.
+    /// Distributes the work over the blocks of a GPU. Returns the grid.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] where more elements go into a result than a kernel can count.
+    /// [`ErrorKind::InvalidArgument`] if a result has more elements than a kernel can count.
     #[track_caller]
-    pub(super) fn share_out(
+    pub(super) fn distribute(
         &mut self,
         op: &'static str,
         access: Access,
@@ -260,7 +264,8 @@ impl Plan {
                 && self.outputs > 1
                 && self.kept.inner().1[0].abs() < self.reduced.inner().1[0].abs();
         self.outs_first = outs_first.into();
-        // Threads: each has a few loads, or fewer where there are few threads. Neighbours are read together.
+        // Threads per run: each has a few loads, or fewer if there are few threads. Neighbouring
+        // threads read adjacent memory.
         let busy = multiprocessors * BUSY;
         let together = |n: u64| if outs_first { groups.next_power_of_two().min(n) } else { 1 };
         let bytes = access.neighbours(item_size) * item_size as u64;
@@ -270,7 +275,8 @@ impl Plan {
             lanes = lanes.max(loads.div_ceil(4).next_power_of_two().min(4));
             lanes = lanes.min((limit / others).max(1));
             let threads = |lanes: u64| groups.saturating_mul(lanes * others);
-            // Of less than four loads there is nothing to share, and of few no blocks that come after others.
+            // Fewer than four loads are not worth sharing. Few loads are not worth blocks beyond
+            // the first wave.
             while lanes * 4 < loads
                 && threads(lanes) < if lanes * others < limit { busy } else { busy / 8 }
                 && lanes * others < most
@@ -287,12 +293,13 @@ impl Plan {
         let of_segments = loads.div_ceil(across).saturating_mul(segments);
         let mut lanes = across * lanes_for(of_segments, across);
         lanes = lanes.min(across * segments.max(1).next_power_of_two());
-        // Blocks: where results are few, several share each. Indices are counted in 32 bits within a block.
+        // Blocks: if there are few results, several blocks share each. A block counts indices in 32
+        // bits.
         let most_segments = (MOST / run.max(1)).max(1);
         let fill = busy / block;
         let share = |across: u64, lanes: u64| {
             let blocks = groups.div_ceil(block / lanes).max(1);
-            // Those that a thread has, of blocks that share nothing.
+            // Loads per thread if blocks do not share results.
             let own = of_segments.div_ceil(lanes / across);
             let all = (own * blocks / WORTH_SHARING).clamp(multiprocessors, fill);
             let wanted = match blocks {
@@ -320,8 +327,8 @@ impl Plan {
         Ok(grid.map(|n| n as u32))
     }
 
-    /// Cuts the elements of a result into segments that 32 bits count. Returns what a run has and how many
-    /// there are.
+    /// Splits the elements of a result into segments that 32 bits can count. Returns the length of
+    /// a run and the number of segments.
     #[track_caller]
     fn cut(&mut self, op: &'static str) -> Result<[u64; 2]> {
         let (run, [stride]) = self.reduced.inner();

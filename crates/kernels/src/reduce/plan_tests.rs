@@ -1,4 +1,4 @@
-//! How the work of reductions is shared out.
+//! Tests of the distribution of work in reductions.
 
 use proptest::prelude::*;
 
@@ -9,8 +9,8 @@ use warpline_runtime::iter::Walk;
 use warpline_runtime::testing::{Tensor, on_every_target};
 use warpline_runtime::{Layout, Storage};
 
-/// The plan of a sum of `f32` at an address that is a multiple of 4 bytes, and its kernel and grid on 132
-/// multiprocessors.
+/// Plans a sum of `f32` at an address that is a multiple of 4 bytes. Returns the plan, its access
+/// pattern, and the grid for 132 multiprocessors.
 fn planned(
     sizes: &[usize],
     strides: &[isize],
@@ -27,7 +27,7 @@ fn planned(
         let out = View { layout: &layout, ..small.view() };
         let mut plan = Plan::new("sum", a, dims, out, false).unwrap();
         let kernel = plan.access(at, 4);
-        let grid = plan.share_out("sum", kernel, 4, 132).unwrap();
+        let grid = plan.distribute("sum", kernel, 4, 132).unwrap();
         planned.set(Some((plan, kernel, grid.map(u64::from))));
     });
     planned.into_inner().unwrap()
@@ -78,7 +78,7 @@ fn a_grid_holds_a_block_for_every_result() {
     let (plan, kernel, _) = planned(&[2, 255], &[255, 2], &[1], 0);
     for outputs in [2, 1 << 20, (1 << 31) - 1] {
         let mut plan = Plan { outputs, ..plan };
-        let [x, ..] = plan.share_out("any", kernel, 4, 132).unwrap();
+        let [x, ..] = plan.distribute("any", kernel, 4, 132).unwrap();
         assert!(i32::try_from(x).is_ok(), "{x} blocks");
         let outs = BLOCK / plan.lanes;
         assert!(u64::from(x) * u64::from(outs) >= outputs);
@@ -92,13 +92,14 @@ fn reductions_beyond_32_bits_are_cut_or_refused() {
     assert_eq!((plan.segment_stride, z, kernel), (1 << 30, 6, Access::Rows));
     assert!(y > 80, "{y} blocks");
     plan.extent = 1 << 47;
-    let refused = |plan: &mut Plan| plan.share_out("sum", kernel, 4, 132).unwrap_err().to_string();
+    let refused = |plan: &mut Plan| plan.distribute("sum", kernel, 4, 132).unwrap_err().to_string();
     assert!(refused(&mut plan).contains("140737488355328 elements"));
     plan.reduced = Walk::new("sum", [(1 << 31, [1]), (2, [1 << 40])]).unwrap();
     assert!(refused(&mut plan).contains("elements"));
 }
 
-/// Where a result's elements begin and where it lies, as in `reduce.cuh`.
+/// Returns the offsets of a result's first element and of the result, as `reduce.cuh` computes
+/// them.
 fn place_in_two(plan: &Plan, output: u32) -> [isize; 2] {
     let Two { size, magic, shift, strides } = plan.two;
     let high = (u64::from(output) * u64::from(magic)) >> 32;
@@ -107,12 +108,12 @@ fn place_in_two(plan: &Plan, output: u32) -> [isize; 2] {
     strides.map(|[inner, outer]| (step as i64 * inner + next as i64 * outer) as isize)
 }
 
-/// What one thread of the kernels takes, as in `reduce.cuh`.
+/// The loads of one thread, as `reduce.cuh` computes them.
 struct Thread<'a> {
     plan: &'a Plan,
     kernel: Access,
     item: usize,
-    /// Where the source begins, in elements.
+    /// Address of the source, in elements.
     at: isize,
     grid: [u32; 3],
     block: [u32; 3],
@@ -120,7 +121,7 @@ struct Thread<'a> {
 }
 
 impl Thread<'_> {
-    /// Calls `f` for each load: of which result and index, from where, and of how many elements.
+    /// Calls `f` for each load, with the result, the index, the offset and the number of elements.
     fn each(&self, mut f: impl FnMut(u32, u32, isize, usize)) {
         let (p, rows) = (self.plan, self.kernel == Access::Rows);
         let [block, lanes, across] = [BLOCK, p.lanes, p.across];
@@ -175,7 +176,8 @@ impl Thread<'_> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// By one thread, and where it lies; by vectors only where these are aligned.
+    /// Each element is loaded by exactly one thread, from its offset. Vectors are loaded only if
+    /// they are aligned.
     #[test]
     fn every_element_goes_into_its_result_once(
         mut sizes in prop::collection::vec(
@@ -194,7 +196,7 @@ proptest! {
         let mut strides = vec![0isize; ndim];
         let mut next = 1;
         for d in (0..ndim).rev().map(|d| (d + rotated) % ndim) {
-            // Some are expanded, some go backwards, and some have gaps.
+            // Some dimensions are expanded, some reversed, and some have gaps.
             let size = (sizes[d] + usize::from(kinds[d].0 == 2) * 8) as isize;
             strides[d] = match kinds[d].0 { 0 => 0, 1 => -next, _ => next };
             next *= size;
@@ -209,7 +211,7 @@ proptest! {
         let out = View { layout: &result, ..a };
         let mut plan = Plan::new("sum", a, &dims, out, ordered).unwrap();
         let kernel = plan.access(4096 + (at * item as isize) as u64, item);
-        let grid = plan.share_out("sum", kernel, item, multiprocessors).unwrap();
+        let grid = plan.distribute("sum", kernel, item, multiprocessors).unwrap();
         let neighbours = if kernel == Access::Columns { vector(item, 4) } else { 1 };
         if grid[1] * grid[2] > 1 {
             let results = BLOCK / plan.lanes * neighbours as u32;
@@ -251,7 +253,7 @@ proptest! {
     }
 }
 
-/// As a kernel reads them, whatever its element: patterns, not what the host calls the values.
+/// Compares bit patterns, because kernels read the neutral element as bits.
 #[test]
 fn elements_that_change_nothing_fill_eight_bytes() {
     for (op, dtype, pattern) in [
@@ -271,6 +273,6 @@ fn elements_that_change_nothing_fill_eight_bytes() {
         (ReduceOp::Max, DType::I8, 0x8080_8080_8080_8080),
         (ReduceOp::Min, DType::I64, i64::MAX as u64),
     ] {
-        assert_eq!((op.entry().neutral)(dtype), pattern, "{op:?} of {dtype}");
+        assert_eq!((op.declaration().neutral)(dtype), pattern, "{op:?} of {dtype}");
     }
 }

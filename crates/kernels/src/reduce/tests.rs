@@ -1,10 +1,10 @@
-//! Cases for reductions, the same on every target.
+//! Tests of reductions that run on every target.
 
 use super::*;
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu, samples};
 use warpline_runtime::{ErrorKind, ResultExt};
 
-/// One result in exact arithmetic; integers wrap when it is stored.
+/// Computes one result in exact arithmetic. Integers wrap when the result is stored.
 fn reference(op: ReduceOp, values: &[f64]) -> f64 {
     let nan = values.iter().position(|v| v.is_nan());
     let extreme = |max: bool| {
@@ -27,7 +27,7 @@ fn reference(op: ReduceOp, values: &[f64]) -> f64 {
     }
 }
 
-/// The values that go into each result, given all in row-major order.
+/// Groups values in row-major order by the result that they belong to.
 fn groups(sizes: &[usize], dims: &[usize], values: &[f64]) -> Vec<Vec<f64>> {
     let reduced = |d: &usize| dims.is_empty() || dims.contains(d);
     let outputs = (0..sizes.len()).filter(|d| !reduced(d)).map(|d| sizes[d]).product();
@@ -66,7 +66,7 @@ pub(super) fn check(target: Target<'_>, op: ReduceOp, a: &Tensor, dims: &[usize]
     assert_close(dtype, &out.floats(target), &expected, &context);
 }
 
-/// Values of which sums are exact enough to compare, with a NaN where asked for.
+/// Values whose sums are exact enough to compare, optionally with a NaN.
 fn moderate(dtype: DType, n: usize, nan: bool) -> Vec<f64> {
     let mut values: Vec<f64> = samples(dtype, n, 5)
         .into_iter()
@@ -147,7 +147,8 @@ fn gpu_large_tensors_are_shared_out() {
     on_gpu(large);
 }
 
-/// Starts off whole vectors, rows with ends, steps between elements, several dimensions at a time.
+/// Views that begin inside a vector, rows with remainders, elements with gaps, and several
+/// dimensions at a time.
 fn alignments(target: Target<'_>) {
     for dtype in [DType::Bool, DType::I8, DType::I64, DType::F16, DType::F32, DType::F64] {
         let n = 5 * 37 * 131;
@@ -186,7 +187,7 @@ fn gpu_reductions_take_any_start_and_step() {
     on_gpu(alignments);
 }
 
-/// What takes several blocks a result, by each kernel.
+/// Reductions for which each kernel uses several blocks per result.
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_results_that_blocks_share() {
@@ -238,7 +239,7 @@ fn gpu_sums_are_the_same_each_time() {
     });
 }
 
-/// What the extremes of all elements alike are, where no element is beyond what threads begin with.
+/// Extremes of elements that all equal the value with which threads begin.
 fn least_of_all(target: Target<'_>) {
     for (dtype, value) in [(DType::F32, f64::NEG_INFINITY), (DType::U8, 0.0), (DType::I8, -128.0)] {
         let a = Tensor::new(target, dtype, &[2, 300], &[value; 600]);
@@ -261,7 +262,7 @@ fn gpu_extremes_of_equal_elements() {
     on_gpu(least_of_all);
 }
 
-/// As of more results than kernels count.
+/// Calls the code for more results than kernels count.
 #[test]
 fn the_halves_of_a_split_reduction_cover_all_elements() {
     on_every_target(|target| {
@@ -275,7 +276,7 @@ fn the_halves_of_a_split_reduction_cover_all_elements() {
                     Tensor::garbage(target, DType::F32, &sizes),
                 );
                 reduce(target, ReduceOp::Sum, a.view(), dims, whole.view()).unwrap();
-                halves(target, ReduceOp::Sum.entry(), a.view(), dims, halved.view()).unwrap();
+                halves(target, ReduceOp::Sum.declaration(), a.view(), dims, halved.view()).unwrap();
                 let expected = whole.floats(target);
                 assert_close(DType::F32, &halved.floats(target), &expected, "halves");
             }
@@ -339,7 +340,7 @@ fn a_result_inside_the_input_is_refused() {
         let row = a.with(|l| l.select(0, 3));
         let error = reduce(target, ReduceOp::Sum, a.view(), &[1], row.view());
         assert!(matches!(error.kind(), Some(ErrorKind::OverlappingOperands)), "{error:?}");
-        // Apart, or where each element is its own result, nothing is in the way.
+        // Separate elements, or elements that are their own results, may share a storage.
         let (left, right) = (a.with(|l| l.narrow(1, 0, 32)), a.with(|l| l.select(1, 40)));
         reduce(target, ReduceOp::Max, left.view(), &[1], right.view()).unwrap();
         let column = a.with(|l| l.narrow(1, 1, 1));

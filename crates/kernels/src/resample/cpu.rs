@@ -1,13 +1,13 @@
-//! The CPU implementation.
+//! CPU implementations of resizing.
 
 use warpline_cuda_sys_safe::HostLaunch;
 use warpline_runtime::host::{Cast, GRAIN, HostElement, Number, Shared, parallel_for};
 
 use super::Resample;
 
-/// What coordinates are computed in.
+/// The type that coordinates are computed in.
 pub(super) trait Coordinate: Number + Cast<f64> {
-    /// Rounded to what the type can hold.
+    /// Rounds `x` to the precision of the type.
     fn rounded(x: f64) -> f64;
 }
 
@@ -23,10 +23,11 @@ impl Coordinate for f64 {
     }
 }
 
-/// An element of the image, and what it counts.
+/// The index of an element of the image, and its weight.
 type Tap<C> = (usize, C);
 
-/// The elements that make element `o`, as `Near` in `resample.cuh`.
+/// Returns the image elements that element `o` is computed from, and their number, as `Near` in
+/// `resample.cuh` does.
 fn near<C: Coordinate>(p: &Resample, o: i32) -> ([Tap<C>; 4], usize) {
     let (scale, o) = (C::rounded(p.scale), f64::from(o));
     let inside = |at: f64| (at.max(0.0) as usize).min(p.input as usize - 1);
@@ -61,13 +62,14 @@ fn near<C: Coordinate>(p: &Resample, o: i32) -> ([Tap<C>; 4], usize) {
     (taps, 4)
 }
 
-/// Of all elements of the result.
+/// Returns the image elements for all elements of the result.
 fn table<C: Coordinate>(p: &Resample) -> Vec<([Tap<C>; 4], usize)> {
     (0..p.output).map(|o| near(p, o)).collect()
 }
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: image and result, of `T`s.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are image and result, of
+/// `T`.
 pub(super) unsafe fn forward<T: HostElement<Compute: Coordinate>>(
     launch: &HostLaunch<'_>,
     p: &Resample,
@@ -83,11 +85,11 @@ pub(super) unsafe fn forward<T: HostElement<Compute: Coordinate>>(
             for column in 0..inner {
                 let mut sum = T::Compute::from_number(0.0);
                 for (at, weight) in &taps[..*count] {
-                    // SAFETY: an element of the image.
+                    // SAFETY: `near` limits `at` to the image.
                     let x = unsafe { image.read(((from + at) * inner + column) as isize) };
                     sum = sum.add(weight.mul(x.get()));
                 }
-                // SAFETY: an element of the result, in a row that is this thread's.
+                // SAFETY: the result has this element, in a row that belongs to this thread.
                 unsafe { out.write((row * inner + column) as isize, T::put(sum)) };
             }
         }
@@ -95,7 +97,8 @@ pub(super) unsafe fn forward<T: HostElement<Compute: Coordinate>>(
 }
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: gradient and image, of `T`s.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are gradient and image,
+/// of `T`.
 pub(super) unsafe fn backward<T: HostElement<Compute: Coordinate>>(
     launch: &HostLaunch<'_>,
     p: &Resample,
@@ -113,14 +116,14 @@ pub(super) unsafe fn backward<T: HostElement<Compute: Coordinate>>(
                 let row = (plane * output + o) * inner;
                 for &(at, weight) in &taps[..*count] {
                     for (column, sum) in sums[at * inner..][..inner].iter_mut().enumerate() {
-                        // SAFETY: an element of the gradient.
+                        // SAFETY: the gradient has a row for each `o` in this plane.
                         let x = unsafe { grad.read((row + column) as isize) };
                         *sum = sum.add(weight.mul(x.get()));
                     }
                 }
             }
             for (i, &sum) in sums.iter().enumerate() {
-                // SAFETY: an element of the image, in a plane that is this thread's.
+                // SAFETY: the image has this element, in a plane that belongs to this thread.
                 unsafe { image.write((plane * input * inner + i) as isize, T::put(sum)) };
             }
         }

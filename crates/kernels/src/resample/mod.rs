@@ -1,7 +1,8 @@
-//! Images of another size, a dimension at a time: nearest elements, linear and cubic interpolation; and the transpose,
-//! which is the gradient.
+//! Resizing of images, one dimension at a time, with nearest elements, linear or cubic
+//! interpolation; and the transpose, which is the gradient.
 //!
-//! As in PyTorch coordinates are computed in the dtype that sums are computed in, `f32` for the halves.
+//! As in PyTorch, coordinates are computed in the dtype of the sums, which is `f32` for the
+//! half-width floats.
 
 mod cpu;
 #[cfg(test)]
@@ -24,29 +25,32 @@ static RESAMPLE: Program = Program::new("resample", FLOATS, &["", "backward"], |
 })
 .with_ptx(committed);
 
-// SAFETY: `Resample::new` makes all parameters, of the sizes of the views that are launched with, which are contiguous.
-// Coordinates are clamped to the image, and each element of the written operand is one thread's.
+// SAFETY: `Resample::new` makes all parameters, with sizes of the views that are launched with,
+// which are contiguous. The kernel clamps coordinates to the image, and one thread writes each
+// element of the result.
 static FORWARD: Kernel<Resample, 2> =
     unsafe { Kernel::new(&RESAMPLE, "", hosts!(float T => cpu::forward::<T>)) };
-// SAFETY: as `FORWARD`.
+// SAFETY: `Resample::new` makes all parameters, with sizes of the views that are launched with,
+// which are contiguous. One thread writes each element of the image.
 static BACKWARD: Kernel<Resample, 2> =
     unsafe { Kernel::new(&RESAMPLE, "backward", hosts!(float T => cpu::backward::<T>)) };
 
-/// How elements between those of the image are made.
+/// The interpolation between elements of the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The element before (`"nearest"`).
+    /// The element at or before the coordinate (`"nearest"`).
     Nearest,
-    /// The one whose centre is nearest (`"nearest-exact"`).
+    /// The element whose centre is nearest (`"nearest-exact"`).
     NearestExact,
-    /// Of the two neighbours (`"linear"`, `"bilinear"`, `"trilinear"`).
+    /// Linear interpolation between two neighbours (`"linear"`, `"bilinear"`, `"trilinear"`).
     Linear,
-    /// Of the four neighbours (`"bicubic"`).
+    /// Cubic interpolation between four neighbours (`"bicubic"`).
     Cubic,
 }
 
 cuda_struct! {
-    /// Both tensors are `[outer, length, inner]`. Elements of the result are `scale` apart in the image.
+    /// Both tensors are `[outer, length, inner]`. `scale` is the distance of neighbouring elements
+    /// of the result, in elements of the image.
     struct Resample {
         outer: u64,
         inner: u64,
@@ -58,14 +62,22 @@ cuda_struct! {
     }
 }
 
-/// Resizes the middle dimension of an image, by `(kind, align_corners, scale)`. `image` is `[outer, input, inner]`, `out`
-/// `[outer, output, inner]`, both contiguous. `scale` is how many elements of the image one of the result stands for:
-/// mostly `input / output`. With `align_corners`, the first and last elements of both lie on each other, and it does
-/// not count. Floats.
+/// Resizes the middle dimension of `image`, which is `[outer, input, inner]`, to `out`, which is
+/// `[outer, output, inner]`. Both are contiguous and of one floating-point dtype.
+///
+/// `how` is `(kind, align_corners, scale)`. `scale` is the distance of neighbouring elements of the
+/// result in elements of the image, usually `input / output`. If `align_corners` is set, the first
+/// and last elements of image and result coincide, and `scale` is ignored.
 ///
 /// # Errors
-/// [`ErrorKind::UnsupportedDType`], [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`], [`ErrorKind::OutOfStorage`],
-/// [`ErrorKind::OverlappingOperands`]; otherwise as [`Kernel::launch`].
+/// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.
+/// - [`ErrorKind::DTypeMismatch`] if the dtypes differ.
+/// - [`ErrorKind::ShapeMismatch`] if the sizes do not fit, if a view is not contiguous, if
+///   `length * inner` is 2³¹ or more for one of them, or if the image is empty and the result is
+///   not.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - [`ErrorKind::OverlappingOperands`] if the views share memory.
+/// - The errors of [`Kernel::launch`].
 #[track_caller]
 pub fn resample(
     target: Target<'_>,
@@ -76,10 +88,11 @@ pub fn resample(
     run(target, "resample", &FORWARD, [image, out], how, &[image.read(), out.write()])
 }
 
-/// The transpose of [`resample`]: the gradient of its image, of that of its result.
+/// Computes the gradient of [`resample`] with respect to its image into `image`. `grad` is the
+/// gradient of the result. `how` is as in the forward pass.
 ///
 /// # Errors
-/// As [`resample`].
+/// The errors of [`resample`], with `grad` in the place of its result.
 #[track_caller]
 pub fn resample_backward(
     target: Target<'_>,
@@ -91,7 +104,7 @@ pub fn resample_backward(
 }
 
 impl Resample {
-    /// Checks the image and the result.
+    /// Checks the image and the result, and makes the parameters.
     #[track_caller]
     fn new(
         op: &'static str,
@@ -100,7 +113,7 @@ impl Resample {
         (kind, align_corners, scale): (Kind, bool, f64),
     ) -> Result<Self> {
         result.check_dtype(op, image.dtype)?;
-        // An image's elements are counted in 32 bits.
+        // Kernels count the elements of an image in 32 bits.
         let counted = |n: usize, inner: usize| {
             n.checked_mul(inner.max(1)).is_some_and(|elements| elements < 1 << 31)
         };
@@ -138,7 +151,7 @@ impl Resample {
     }
 }
 
-/// Runs a kernel, whose second operand is written, for an image and a result.
+/// Launches a kernel, which writes its second operand.
 #[track_caller]
 fn run(
     target: Target<'_>,
@@ -155,7 +168,7 @@ fn run(
     if written.numel() == 0 {
         return Ok(());
     }
-    // A block has neighbours of one row, or of several short ones.
+    // Neighbouring threads of a block process neighbours in one row, or in several short ones.
     let across = written.sizes()[1..].iter().product::<usize>().div_ceil(BLOCK as usize);
     let grid = [across.min(1 << 30) as u32, params.outer.min(65_535) as u32, 1];
     kernel.launch(target, op, operands, &params, Grid::new(grid, BLOCK))

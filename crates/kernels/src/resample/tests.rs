@@ -1,4 +1,4 @@
-//! Cases for both, the same on every target.
+//! Tests of resizing and its gradient, which run on every target.
 
 use warpline_runtime::DType::{BF16, F16, F32, F64, I32};
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu};
@@ -8,7 +8,7 @@ use warpline_runtime::ErrorKind;
 
 const KINDS: [Kind; 4] = [Kind::Nearest, Kind::NearestExact, Kind::Linear, Kind::Cubic];
 
-/// A row made larger, by PyTorch's own numbers.
+/// Enlarges a row, and compares it with PyTorch's values.
 #[test]
 fn a_row_is_resampled_in_each_mode() {
     on_every_target(|target| {
@@ -22,13 +22,13 @@ fn a_row_is_resampled_in_each_mode() {
         assert_eq!(row(Kind::NearestExact, false), [1.0, 1.0, 2.0, 2.0, 4.0, 4.0]);
         assert_eq!(row(Kind::Linear, false), [1.0, 1.25, 1.75, 2.5, 3.5, 4.0]);
         assert_close(F64, &row(Kind::Linear, true), &[1.0, 1.4, 1.8, 2.4, 3.2, 4.0], "aligned");
-        // Where coordinates are those of elements it goes through them.
+        // The interpolation passes through elements at whole coordinates.
         let aligned = row(Kind::Cubic, true);
         assert_close(F64, &[aligned[0], aligned[5]], &[1.0, 4.0], "ends");
     });
 }
 
-/// `⟨resample x, y⟩ = ⟨x, resample_backward y⟩`, whatever the sizes.
+/// `⟨resample x, y⟩ = ⟨x, resample_backward y⟩` for any sizes.
 fn transposes(target: Target<'_>) {
     for (input, output) in [(5, 9), (9, 5), (1, 4), (4, 1), (7, 7), (64, 3), (3, 50)] {
         for kind in KINDS {

@@ -1,4 +1,4 @@
-//! What comes of the elements along a dimension up to each of them: running sums, products and extremes.
+//! Running sums, products and extremes along a dimension.
 
 #[cfg(test)]
 mod tests;
@@ -15,21 +15,22 @@ use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View, cuda_struct, hosts};
 
-/// Elements of a row that a thread has together.
+/// Consecutive elements of a row per thread.
 const EACH: usize = 4;
-/// So many rows are a thread's each, if their elements do not lie side by side.
+/// Number of rows from which on each thread processes a whole row, if the elements of a row are not
+/// adjacent.
 const MANY: usize = 2048;
 
-/// What is made of the elements so far.
+/// The operation that combines an element with those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScanOp {
-    /// Their sum; integers wrap.
+    /// Sum. Integers wrap.
     Sum,
-    /// Their product; integers wrap.
+    /// Product. Integers wrap.
     Prod,
-    /// The largest, or a NaN, and the last place that has it.
+    /// Maximum, NaN after a NaN, with the index of its last occurrence.
     Max,
-    /// The smallest, or a NaN, and the last place that has it.
+    /// Minimum, NaN after a NaN, with the index of its last occurrence.
     Min,
 }
 
@@ -66,24 +67,27 @@ static SCAN: Program = Program::new("scan", &DType::SUFFIXES, KERNELS, |_, suffi
 })
 .with_ptx(committed);
 
-// In each pair, the first kernel has a block for each row, the second a thread.
+// In each pair, the first kernel has a block per row and the second a thread per row.
 //
-// SAFETY: `scan` makes all `Scan`s, of the views that are launched with: their sizes and strides. Each element of the
-// results is written by one thread and none is read.
+// SAFETY: `scan` makes all `Scan`s, with sizes and strides of the views that are launched with. One
+// thread writes each element of the results and no thread reads them.
 static SUM: [Kernel<Scan, 2>; 2] =
     unsafe { Kernel::array(&SCAN, ["sum", "sum_columns"], hosts!(all T => sums::<T, true>)) };
-// SAFETY: as `SUM`.
+// SAFETY: `scan` makes all `Scan`s, from the views that are launched with. One thread writes each
+// element of the result and no thread reads it.
 static PROD: [Kernel<Scan, 2>; 2] =
     unsafe { Kernel::array(&SCAN, ["prod", "prod_columns"], hosts!(all T => sums::<T, false>)) };
-// SAFETY: as `SUM`.
+// SAFETY: `scan` makes all `Scan`s, from the views that are launched with. One thread writes each
+// element of both results and no thread reads them.
 static MAX: [Kernel<Scan, 3>; 2] =
     unsafe { Kernel::array(&SCAN, ["max", "max_columns"], hosts!(all T => extremes::<T, true>)) };
-// SAFETY: as `SUM`.
+// SAFETY: `scan` makes all `Scan`s, from the views that are launched with. One thread writes each
+// element of both results and no thread reads them.
 static MIN: [Kernel<Scan, 3>; 2] =
     unsafe { Kernel::array(&SCAN, ["min", "min_columns"], hosts!(all T => extremes::<T, false>)) };
 
 cuda_struct! {
-    /// `rows` of `size` elements, and the steps along a row of the source, the result and the indices.
+    /// `rows` of `size` elements, and the strides along a row of source, result and indices.
     struct Scan {
         rows: u64,
         size: u64,
@@ -92,13 +96,23 @@ cuda_struct! {
     }
 }
 
-/// `torch.cumsum`, `cumprod`, `cummax` and `cummin` over dimension `dim` of `a`, into `out` of the same sizes and
-/// dtype; of the extremes also their places, into `index`, of `int64`. Halves are computed in `f32`.
+/// Computes `torch.cumsum`, `cumprod`, `cummax` or `cummin` over dimension `dim` of `a` into `out`,
+/// which has the sizes and the dtype of `a`. Supports every dtype. For the extremes, `index`
+/// receives the indices of the extremes; it is of `int64` and has the sizes of `a`. Half-width
+/// floats are computed in `float32`.
 ///
 /// # Errors
-/// [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`], [`ErrorKind::DimOutOfRange`], [`ErrorKind::TooManyDims`],
-/// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`]; [`ErrorKind::InvalidArgument`] where `index` is
-/// there and has no use, or is not and has; otherwise as [`Kernel::launch`].
+/// - [`ErrorKind::InvalidArgument`] if `index` is missing for an extreme, or given for a sum or
+///   product.
+/// - [`ErrorKind::DTypeMismatch`] if `out` has another dtype than `a`, or `index` is not of
+///   `int64`.
+/// - [`ErrorKind::ShapeMismatch`] if `out` or `index` has other sizes than `a`.
+/// - [`ErrorKind::DimOutOfRange`] if `a` has no dimension `dim`.
+/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of a result overlap each other.
+/// - [`ErrorKind::OverlappingOperands`] if a result shares memory with another operand.
+/// - The errors of [`Kernel::launch`].
 #[track_caller]
 pub fn scan(
     target: Target<'_>,
@@ -157,14 +171,14 @@ pub fn scan(
     }
 }
 
-/// What sums are kept in on the host: of floats `f64`, as PyTorch does.
-trait Wide: Number {
+/// Running sums on the host. Floats are summed in `f64`, as in PyTorch.
+trait RunningSum: Number {
     fn sum(values: &mut dyn Iterator<Item = Self>, sums: &mut dyn FnMut(Self), adds: bool);
 }
 
 macro_rules! wide {
     ($($ty:ty)*) => {$(
-        impl Wide for $ty {
+        impl RunningSum for $ty {
             fn sum(values: &mut dyn Iterator<Item = Self>, sums: &mut dyn FnMut(Self), adds: bool) {
                 let mut sum = <$ty>::from_number(!adds);
                 for value in values {
@@ -178,7 +192,7 @@ macro_rules! wide {
 
 wide! { bool u8 i8 i16 i32 i64 f64 }
 
-impl Wide for f32 {
+impl RunningSum for f32 {
     fn sum(values: &mut dyn Iterator<Item = Self>, sums: &mut dyn FnMut(Self), adds: bool) {
         let mut wide = values.map(f64::from);
         f64::sum(&mut wide, &mut |sum| sums(sum.cast()), adds);
@@ -186,8 +200,12 @@ impl Wide for f32 {
 }
 
 /// # Safety
-/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): two operands of `T`.
-unsafe fn sums<T: HostElement<Compute: Wide>, const ADDS: bool>(launch: &HostLaunch<'_>, p: &Scan) {
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are source
+/// and result, of `T`.
+unsafe fn sums<T: HostElement<Compute: RunningSum>, const ADDS: bool>(
+    launch: &HostLaunch<'_>,
+    p: &Scan,
+) {
     let (source, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     let [a, b, _] = p.steps.map(|step| step as isize);
     let size = p.size as isize;
@@ -195,20 +213,23 @@ unsafe fn sums<T: HostElement<Compute: Wide>, const ADDS: bool>(launch: &HostLau
         for row in rows {
             let [from, to, _] = p.walk.offsets(row);
             let mut at = 0;
-            // SAFETY: elements of the source.
+            // SAFETY: `i` is less than the size of a row, and the launch declares the source as
+            // read.
             let mut values = (0..size).map(|i| unsafe { source.read(from + i * a) }.get());
             let mut write = |sum| {
-                // SAFETY: an element of the result, in a row that is this thread's.
+                // SAFETY: `sum` calls `write` once per element of the row, which belongs to this
+                // thread.
                 unsafe { out.write(to + at * b, T::put(sum)) };
                 at += 1;
             };
-            Wide::sum(&mut values, &mut write, ADDS);
+            RunningSum::sum(&mut values, &mut write, ADDS);
         }
     });
 }
 
 /// # Safety
-/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): two operands of `T`, one of `i64`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are source
+/// and result, of `T`, and indices, of `i64`.
 unsafe fn extremes<T: HostElement, const LARGEST: bool>(launch: &HostLaunch<'_>, p: &Scan) {
     let (source, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     let index = Shared::<i64>::operand(launch, 2);
@@ -218,7 +239,8 @@ unsafe fn extremes<T: HostElement, const LARGEST: bool>(launch: &HostLaunch<'_>,
             let [from, to, at] = p.walk.offsets(row);
             let mut best = None;
             for i in 0..p.size as isize {
-                // SAFETY: an element of each, those that are written in a row that is this thread's.
+                // SAFETY: `i` is less than the size of a row. The rows of both results belong to
+                // this thread.
                 unsafe {
                     let value = source.read(from + i * a).get();
                     let (held, place) = match best {

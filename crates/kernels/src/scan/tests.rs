@@ -1,10 +1,10 @@
-//! Cases for running sums and extremes, the same on every target.
+//! Tests of running sums and extremes that run on every target.
 
 use super::*;
 use warpline_runtime::ErrorKind;
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu, samples, stored};
 
-/// Row by row over the middle of three dimensions.
+/// Scans each row over the middle of three dimensions.
 fn expected(scan: ScanOp, dtype: DType, values: &[f64], [a, b, c]: [usize; 3]) -> [Vec<f64>; 2] {
     let (mut out, mut index) = (values.to_vec(), vec![0.0; values.len()]);
     for (i, k) in (0..a).flat_map(|i| (0..c).map(move |k| (i, k))) {
@@ -32,12 +32,13 @@ fn expected(scan: ScanOp, dtype: DType, values: &[f64], [a, b, c]: [usize; 3]) -
 const ALL: [ScanOp; 4] = [ScanOp::Sum, ScanOp::Prod, ScanOp::Max, ScanOp::Min];
 
 fn every_dtype_and_shape(target: Target<'_>) {
-    // Rows of a block, of a thread, longer than a tile; one element; none.
+    // Rows of a block and of a thread, rows longer than a tile, rows of one element, and empty
+    // rows.
     for sizes in [[3, 40, 5], [1, 1500, 1], [50, 6, 70], [2, 1, 3], [2, 0, 3]] {
         for (dtype, scan_op) in DType::ALL.into_iter().flat_map(|d| ALL.map(|op| (d, op))) {
             let n: usize = sizes.iter().product();
             let values = match scan_op {
-                // So that sums of halves are exact, and products have no end.
+                // Values for which sums of halves are exact and products stay finite.
                 ScanOp::Sum => (0..n).map(|i| stored(dtype, (i % 3 == 0) as u8 as f64)).collect(),
                 ScanOp::Prod => {
                     (0..n).map(|i| stored(dtype, 1.0 - 2.0 * (i % 7 == 0) as u8 as f64)).collect()

@@ -1,4 +1,4 @@
-//! Elements put where indices say: `scatter` and its like.
+//! `scatter` and related ops: elements written at indices.
 
 use std::panic::Location;
 
@@ -14,18 +14,19 @@ use warpline_runtime::launch::{Grid, Kernel, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{DType, Error, Layout, Result, Target, View, cuda_struct, hosts};
 
-/// What becomes of an element and of what is scattered there.
+/// The operation that combines an element of the result with scattered elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduce {
-    /// The sum; of bools whether either is true.
+    /// Sum. For bools, logical or.
     Sum,
-    /// The product; of bools whether both are true.
+    /// Product. For bools, logical and.
     Prod,
-    /// The larger, or a NaN.
+    /// Maximum. NaN if an element is NaN.
     Max,
-    /// The smaller, or a NaN.
+    /// Minimum. NaN if an element is NaN.
     Min,
-    /// What is scattered: of several the last, or on a GPU any.
+    /// Assignment. If several elements have the same index, the last one is stored on the CPU, and
+    /// any of them on a GPU.
     Assign,
 }
 
@@ -34,7 +35,7 @@ pub(super) static SCATTER: Program = Program::new("scatter", BITS, &[""], |_, ty
 })
 .with_ptx(committed);
 
-/// Kernels of each [`Reduce`] but the last.
+/// The kernels of [`SCATTER_REDUCE`].
 const REDUCTIONS: &[&str] = &[
     "sum",
     "sum_ordered",
@@ -60,30 +61,36 @@ pub(super) static SCATTER_REDUCE: Program =
     })
     .with_ptx(committed);
 
-// SAFETY: `scatter` makes all `Scatter`s, of the views that are launched with: their sizes and strides. Source and index
-// are read where their layouts say, the result is reached only where an index is in range, by whole writes of which any
-// may be the last.
+// SAFETY: `scatter` makes all `Scatter`s, with sizes and strides of the views that are launched
+// with. The kernel reads source and index within their layouts, and writes the result only at
+// indices in range. Threads may write the same element, each with one store, and any of these may
+// be the last.
 static ASSIGN: Kernel<Scatter, 3> = unsafe {
     Kernel::new(&SCATTER, "", hosts!(bits T => on_host::<T, { Reduce::Assign as usize }>))
 };
-// Indexed by `Share`.
+// By [`WorkUnit`].
 //
-// SAFETY: as `ASSIGN`, but the result is changed by atomics, or by one thread for each element.
+// SAFETY: `scatter` makes all `Scatter`s, with sizes and strides of the views that are launched
+// with. The kernels reach the result only at indices in range, and change an element by atomics or
+// from one thread.
 static SUM: [Kernel<Scatter, 3>; 3] = unsafe {
     let names = ["sum", "sum_ordered", "sum_lines"];
     Kernel::array(&SCATTER_REDUCE, names, hosts!(all T => on_host::<T, 0>))
 };
-// SAFETY: as `SUM`.
+// SAFETY: `scatter` makes all `Scatter`s, from the views that are launched with. The kernels reach
+// the result only at indices in range, and change an element by atomics or from one thread.
 static PROD: [Kernel<Scatter, 3>; 3] = unsafe {
     let names = ["prod", "prod_ordered", "prod_lines"];
     Kernel::array(&SCATTER_REDUCE, names, hosts!(all T => on_host::<T, 1>))
 };
-// SAFETY: as `SUM`.
+// SAFETY: `scatter` makes all `Scatter`s, from the views that are launched with. The kernels reach
+// the result only at indices in range, and change an element by atomics or from one thread.
 static MAX: [Kernel<Scatter, 3>; 3] = unsafe {
     let names = ["max", "max_ordered", "max_lines"];
     Kernel::array(&SCATTER_REDUCE, names, hosts!(all T => on_host::<T, 2>))
 };
-// SAFETY: as `SUM`.
+// SAFETY: `scatter` makes all `Scatter`s, from the views that are launched with. The kernels reach
+// the result only at indices in range, and change an element by atomics or from one thread.
 static MIN: [Kernel<Scatter, 3>; 3] = unsafe {
     let names = ["min", "min_ordered", "min_lines"];
     Kernel::array(&SCATTER_REDUCE, names, hosts!(all T => on_host::<T, 3>))
@@ -94,17 +101,18 @@ fn source() -> Source {
     of.push(module::WALK).push(include_str!("scatter.cuh"))
 }
 
-/// How a GPU's threads share the work: one takes an element of the index, an element of the result with all
-/// indices that may name it, or a line of both. The last two take indices in order.
+/// The unit of work of a GPU thread: an element of the index, an element of the result with all
+/// indices that may name it, or a line along the indexed dimension. `Ordered` and `Lines` combine
+/// elements in the order of the indices.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Share {
+enum WorkUnit {
     Places,
     Ordered,
     Lines,
 }
 
-impl Share {
-    /// For `lines` of `count` indices into `size` places each.
+impl WorkUnit {
+    /// Chooses for `lines` of `count` indices each, which name `size` elements per line.
     fn of(reduce: Reduce, lines: usize, count: usize, size: usize) -> Self {
         const FEW: usize = 32;
         const MANY_LINES: usize = 1 << 14;
@@ -112,7 +120,7 @@ impl Share {
         let looks = lines.saturating_mul(size).saturating_mul(count);
         match count {
             _ if reduce == Reduce::Assign => Self::Places,
-            // What one index names nobody else does.
+            // With one index per line, no two threads reach the same element.
             1 => Self::Places,
             _ if count <= FEW || lines >= MANY_LINES && count <= FEW << 7 => Self::Lines,
             _ if size > 0 && looks <= LOOKS => Self::Ordered,
@@ -122,10 +130,10 @@ impl Share {
 }
 
 cuda_struct! {
-    /// `steps` are those of source, index and result along the dimension that is indexed, `count` the
-    /// indices along it. `lines` goes over the other dimensions, `places` over all elements of the
-    /// index, or where each of the result has a thread over these, with their number in that dimension. There are `elements` of what
-    /// threads take.
+    /// `steps` are the strides of source, index and result along the indexed dimension. `count` is
+    /// the number of indices in this dimension. `lines` walks the other dimensions. `places` walks
+    /// all elements of the index or, for [`WorkUnit::Ordered`], all elements of the result with their
+    /// number in the indexed dimension. `elements` is the number of units of work.
     struct Scatter {
         report: Report,
         elements: u64,
@@ -136,17 +144,29 @@ cuda_struct! {
     }
 }
 
-/// Elements of `source` into `out`, each at its own place but for dimension `dim`, where `index` says
-/// which. `index` is `int64`, has as many dimensions as both, is no larger than `source`, and no larger than
-/// `out` in any dimension but `dim` (`torch.scatter`, `torch.scatter_add`, `torch.scatter_reduce`).
+/// Scatters elements of `source` into `out` (`torch.scatter`, `torch.scatter_add`,
+/// `torch.scatter_reduce`). An element goes to its own position, except that `index` gives the
+/// position in dimension `dim`. `reduce` combines it with the element there.
 ///
-/// Floats are added in the indices' order on the CPU, and on a GPU unless there are many for each place.
+/// `index` is of `int64` and has as many dimensions as `source` and `out`. Each size of `index` is
+/// at most that of `source` and, except in `dim`, at most that of `out`. `source` has the dtype of
+/// `out`, which may be any. Scalars count as tensors of one dimension.
+///
+/// On the CPU, floats are added in the order of the indices. So they are on a GPU unless there are
+/// many indices per line and many lines.
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`], [`ErrorKind::DTypeMismatch`], [`ErrorKind::DimOutOfRange`];
-/// [`ErrorKind::InvalidArgument`] for indices of another dtype; [`ErrorKind::OutOfStorage`],
-/// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`], [`ErrorKind::TooManyDims`]; otherwise as
-/// [`Kernel::launch`]; [`ErrorKind::IndexCheck`].
+/// - [`ErrorKind::InvalidArgument`] if `index` is not of `int64`.
+/// - [`ErrorKind::DTypeMismatch`] if `source` has another dtype than `out`.
+/// - [`ErrorKind::DimOutOfRange`] if `out` has no dimension `dim`.
+/// - [`ErrorKind::ShapeMismatch`] if the numbers of dimensions differ, or `index` is too large.
+/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
+/// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with another operand.
+/// - [`ErrorKind::IndexCheck`] if an index is out of range; on a GPU, a later wait or read of `out`
+///   returns this error.
+/// - The errors of [`Kernel::launch`].
 #[track_caller]
 pub fn scatter(
     target: Target<'_>,
@@ -164,7 +184,7 @@ pub fn scatter(
     if index.numel() == 0 {
         return check_operands(op, &[source.read(), index.read(), out.read_write()]);
     }
-    // A scalar counts as one element in a row.
+    // Treats a scalar as a tensor of one element in one dimension.
     let row = |l: &Layout| if l.ndim() == 0 { l.unsqueeze(0) } else { Ok(l.clone()) };
     let [from, at, to] = [row(source.layout)?, row(index.layout)?, row(out.layout)?];
     let ndim = to.ndim();
@@ -193,11 +213,11 @@ pub fn scatter(
 
     let (count, size) = (at.sizes()[dim], to.sizes()[dim]);
     let line_count = index.numel() / count;
-    let share = Share::of(reduce, line_count, count, size);
-    let elements = match share {
-        Share::Places => index.numel(),
-        Share::Ordered => line_count * size,
-        Share::Lines => line_count,
+    let unit = WorkUnit::of(reduce, line_count, count, size);
+    let elements = match unit {
+        WorkUnit::Places => index.numel(),
+        WorkUnit::Ordered => line_count * size,
+        WorkUnit::Lines => line_count,
     };
     let strides = |d: usize| [used.strides()[d], at.strides()[d], to.strides()[d]];
     let lines = (0..ndim).rev().filter(|&d| d != dim).map(|d| (at.sizes()[d], strides(d)));
@@ -205,7 +225,7 @@ pub fn scatter(
         .rev()
         .map(|d| {
             let [a, b, c] = strides(d);
-            match (d == dim, share == Share::Ordered) {
+            match (d == dim, unit == WorkUnit::Ordered) {
                 (false, _) => (at.sizes()[d], [a, b, c, 0]),
                 (true, true) => (size, [0, 0, c, 1]),
                 (true, false) => (count, [a, b, 0, 0]),
@@ -221,17 +241,18 @@ pub fn scatter(
         places: Walk::new(op, places)?,
     };
     let kernel = match reduce {
-        Reduce::Sum => &SUM[share as usize],
-        Reduce::Prod => &PROD[share as usize],
-        Reduce::Max => &MAX[share as usize],
-        Reduce::Min => &MIN[share as usize],
+        Reduce::Sum => &SUM[unit as usize],
+        Reduce::Prod => &PROD[unit as usize],
+        Reduce::Max => &MAX[unit as usize],
+        Reduce::Min => &MIN[unit as usize],
         Reduce::Assign => &ASSIGN,
     };
     kernel.launch(target, op, &operands, &params, Grid::cover(elements, BLOCK))
 }
 
 /// # Safety
-/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): a source of `T`, indices of `i64`, a result of `T`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are source,
+/// of `T`, index, of `i64`, and result, of `T`.
 unsafe fn on_host<T: HostElement, const KIND: usize>(launch: &HostLaunch<'_>, p: &Scatter) {
     let (source, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 2));
     let index = Shared::<i64>::operand(launch, 1);
@@ -242,8 +263,9 @@ unsafe fn on_host<T: HostElement, const KIND: usize>(launch: &HostLaunch<'_>, p:
         for line in lines {
             let [from, at, to] = p.lines.offsets(line);
             for n in 0..count {
-                // SAFETY: declared elements; the result's only where the index is in range, in a
-                // line that is this thread's. The report's mailbox is there for the launch.
+                // SAFETY: source and index have these elements. The result is reached only at an
+                // index in range, in a line that belongs to this thread. The report's mailbox lives
+                // as long as the launch.
                 unsafe {
                     let k = index.read(at + n * b);
                     if !p.report.check_index(k) {

@@ -1,18 +1,20 @@
-//! Rows added where indices say: `index_add`, and the gradient of an embedding.
+//! `index_add`, which adds rows at indices, and the gradient of an embedding.
 
 use warpline_cuda_sys_safe::HostLaunch;
 
 use super::elements::{Reduce, scatter};
 use crate::programs::{committed, cuda_type};
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::host::{self, HostElement, Number, Shared};
 use warpline_runtime::iter::{BLOCK, Walk};
 use warpline_runtime::launch::{Grid, Kernel, Report, blocks, check_operands};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{DType, Error, Layout, Result, Target, View, cuda_struct, hosts};
 
-/// Rows that a block takes where there are many.
+/// Rows per block if the result has many rows.
 const ROWS: usize = 8;
-/// Indices that a thread looks at together.
+/// Indices that a thread tests at a time.
 const EACH: usize = 8;
 
 pub(super) static INDEX_ADD: Program =
@@ -27,22 +29,24 @@ pub(super) static INDEX_ADD: Program =
     })
     .with_ptx(committed);
 
-// Blocks of the first kernel take one row, blocks of the second `ROWS`.
+// Blocks of the first kernel own one row, blocks of the second own [`ROWS`] rows.
 //
-// SAFETY: `part` makes all `IndexAdd`s, of the views that are launched with: their sizes and strides. Source and index are
-// read where their layouts say, rows of the result are reached only as indices in range name them, each element by one
-// thread. With `from_zero` all are written and none is read, and `run` declares so.
+// SAFETY: `params` makes all `IndexAdd`s, with sizes and strides of the views that are launched with.
+// The kernel reads source and index within their layouts, and reaches a row of the result only if
+// an index in range names it. One thread owns each element. With `from_zero`, the kernel writes
+// every element and reads none, and `run` declares the result accordingly.
 static ADD: [Kernel<IndexAdd, 3>; 2] =
     unsafe { Kernel::array(&INDEX_ADD, ["one", "eight"], hosts!(all T => on_host::<T>)) };
 
-/// Indices that all blocks look at together, up to which they do so: beyond, sums are atomics'.
+/// Limit of the index tests of all blocks together for floats. Beyond the limit, atomics add up the
+/// rows.
 const MOST: usize = 1 << 33;
-/// The same of integers, whose sums have no order.
+/// The same limit for integers, whose sums do not depend on the order.
 const MOST_INTEGERS: usize = 1 << 26;
 
 cuda_struct! {
-    /// The steps are along the dimension that is indexed. `walk` goes over the others of source and result,
-    /// `columns` elements. Indices that are `skip` are left out.
+    /// The steps are strides along the indexed dimension. `walk` covers the `columns` elements of
+    /// the other dimensions of source and result. Indices equal to `skip` are ignored.
     struct IndexAdd {
         report: Report,
         count: u64,
@@ -56,15 +60,30 @@ cuda_struct! {
     }
 }
 
-/// Adds each part of `source` along dimension `dim` to that of `out` which `index` names, one after the other
-/// (`torch.index_add`). `index` is `int64` and has one dimension, `source` the sizes of `out`, but in `dim` as
-/// many as there are indices. Halves are added in `f32`.
+/// Adds each slice of `source` along dimension `dim` to the slice of `out` that the corresponding
+/// element of `index` names (`torch.index_add`).
 ///
-/// Each sum has the order of the indices, so that it is the same each time; on a GPU not where so many
-/// indices name so many rows that each row's looking for its own takes too long.
+/// `index` is of `int64` and has at most one dimension. `source` has the dtype and the sizes of
+/// `out`, except that its size in `dim` is the number of indices. Half-width floats are added in
+/// `float32`.
+///
+/// Each element is summed in the order of the indices, so sums are the same in each run. The
+/// exception is a GPU with so many indices and rows that the search of each row for its indices
+/// would take too long; atomics then add the slices in any order.
 ///
 /// # Errors
-/// As [`scatter`].
+/// - [`ErrorKind::InvalidArgument`] if `index` is not of `int64`.
+/// - [`ErrorKind::DTypeMismatch`] if `source` has another dtype than `out`.
+/// - [`ErrorKind::DimOutOfRange`] if `out` has no dimension `dim`.
+/// - [`ErrorKind::ShapeMismatch`] if `index` has more than one dimension, or the sizes of `source`
+///   do not fit.
+/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
+/// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with another operand.
+/// - [`ErrorKind::IndexCheck`] if an index is out of range; on a GPU, a later wait or read of `out`
+///   returns this error.
+/// - The errors of [`Kernel::launch`].
 #[track_caller]
 pub fn index_add(
     target: Target<'_>,
@@ -76,10 +95,10 @@ pub fn index_add(
     index_add_as("index_add", target, out, dim, index, source)
 }
 
-/// [`index_add`] under the name `op`, which errors and reports of indices out of range have.
+/// [`index_add`] for an op named `op`. Errors and reports of indices out of range carry this name.
 ///
 /// # Errors
-/// As [`index_add`].
+/// The errors of [`index_add`].
 #[track_caller]
 pub fn index_add_as(
     op: &'static str,
@@ -98,7 +117,7 @@ pub fn index_add_as(
     let groups = rows_of(to.sizes()[dim]).1;
     let looks = groups.saturating_mul(chunks).saturating_mul(index.numel());
     let most = if out.dtype.is_float() { MOST } else { MOST_INTEGERS };
-    let of = part(op, out, dim, index, source)?;
+    let of = params(op, out, dim, index, source)?;
     if matches!(target, Target::Cuda(..)) && looks > most {
         let mut sizes = vec![1; to.ndim()];
         sizes[dim] = index.numel();
@@ -112,11 +131,15 @@ pub fn index_add_as(
     run(target, op, of, out, index, source)
 }
 
-/// The gradient of an embedding's weight, `out`: for each of its rows the sum of those rows of `source` at whose
-/// places `index` names it, in their order, so that it is the same each time. Of `skip`, the padding, it is 0.
+/// Computes the gradient of an embedding's weight into `out`. Row `r` of `out` is the sum of the
+/// slices of `source` along dimension 0 at which `index` is `r`, in the order of the indices, so
+/// sums are the same in each run. The row `skip`, the padding, is 0.
+///
+/// `index` is of `int64` with one dimension. `source` has the dtype and the sizes of `out`, except
+/// that its first size is the number of indices.
 ///
 /// # Errors
-/// As [`scatter`].
+/// The errors of [`index_add`].
 #[track_caller]
 pub fn embedding_backward(
     target: Target<'_>,
@@ -127,22 +150,23 @@ pub fn embedding_backward(
 ) -> Result<()> {
     const OP: &str = "embedding_backward";
     crate::dim::check_dim(OP, 0, out.sizes().len())?;
-    let mut of = part(OP, out, 0, index, source)?;
+    let mut of = params(OP, out, 0, index, source)?;
     of.from_zero = 1;
-    // No index is -1, so a row that does not fit names none either.
+    // No valid index is -1, so -1 skips nothing. A `skip` beyond `i64` names no row and becomes -1
+    // too.
     of.skip = skip.and_then(|skip| i64::try_from(skip).ok()).unwrap_or(-1);
     run(target, OP, of, out, index, source)
 }
 
-/// How many rows a block takes, and how many blocks there are for that.
+/// Returns the number of rows per block, and the number of groups of so many rows.
 fn rows_of(rows: usize) -> (usize, usize) {
     let each = if rows >= 1024 * ROWS { ROWS } else { 1 };
     (each, rows.div_ceil(each))
 }
 
-/// Checks arguments.
+/// Checks the operands and makes the parameters.
 #[track_caller]
-fn part(
+fn params(
     op: &'static str,
     out: View<'_>,
     dim: usize,
@@ -197,15 +221,17 @@ fn run(
     }
     let (each, groups) = rows_of(params.report.size());
     let chunks = (params.columns as usize).div_ceil(BLOCK as usize).min(u16::MAX.into());
-    // One block where there is no row, which says that no index can be right.
+    // Launches one block even for a result without rows, so that the kernel reports every index as
+    // out of range.
     let grid = Grid::new([blocks(groups.max(1)), chunks as u32, 1], BLOCK);
     ADD[usize::from(each > 1)].launch(target, op, &operands, &params, grid)
 }
 
 /// # Safety
-/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): a source of `T`, indices of `i64`, a result of `T`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are source,
+/// of `T`, index, of `i64`, and result, of `T`.
 unsafe fn on_host<T: HostElement>(launch: &HostLaunch<'_>, p: &IndexAdd) {
-    /// Columns that are added together: their sums are kept as they are computed.
+    /// Columns that are added at a time, for which the sums stay in registers.
     const COLUMNS: usize = 64;
     let (source, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 2));
     let index = Shared::<i64>::operand(launch, 1);
@@ -215,8 +241,9 @@ unsafe fn on_host<T: HostElement>(launch: &HostLaunch<'_>, p: &IndexAdd) {
     let grain = (host::GRAIN / work.max(1)).max(COLUMNS);
     host::parallel_for(launch.parallel, columns, grain, |range| {
         let offsets: Vec<[isize; 2]> = range.map(|column| p.walk.offsets(column)).collect();
-        // SAFETY: declared elements, of which the result's columns are this thread's, and its rows are
-        // named by indices in range. The report's mailbox is there for the launch.
+        // SAFETY: source and index have these elements. The columns of the result belong to this
+        // thread, and its rows are reached only at indices in range. The report's mailbox lives as
+        // long as the launch.
         unsafe {
             if p.from_zero != 0 {
                 for row in 0..p.report.size() as isize {

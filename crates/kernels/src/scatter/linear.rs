@@ -1,8 +1,10 @@
-//! Indices of several dimensions as one number each.
+//! Conversion of indices of several dimensions to linear indices.
 
 use warpline_cuda_sys_safe::HostLaunch;
 
 use crate::programs::committed;
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::host::{self, GRAIN, Shared};
 use warpline_runtime::iter::{BLOCK, Walk};
 use warpline_runtime::launch::{Grid, Kernel, Report, check_operands};
@@ -15,8 +17,8 @@ pub(super) static LINEAR: Program = Program::new("linear_index", &[""], &[""], |
 })
 .with_ptx(committed);
 
-// SAFETY: `linear_index` makes all `Linear`s, of the views that are launched with: their sizes and strides. Each element
-// of the result is one thread's, and is not read for the first dimension.
+// SAFETY: `linear_index` makes all `Linear`s, with sizes and strides of the views that are launched
+// with. One thread owns each element of the result, and does not read it for the first dimension.
 static ADVANCE: Kernel<Linear, 2> = unsafe { Kernel::new(&LINEAR, "", hosts!(any on_host)) };
 
 cuda_struct! {
@@ -28,12 +30,20 @@ cuda_struct! {
     }
 }
 
-/// Goes on by dimension `dim`, of `size` elements, with the number that several dimensions' indices make:
-/// `out = out * size + index`, or the index alone for the `first`. Negative ones count from the end. Both are
-/// `int64` and of the same sizes.
+/// Extends linear indices by dimension `dim`, which has `size` elements:
+/// `out = out * size + index`. For the `first` dimension, `out = index`. A negative index counts
+/// from the end. Both views are of `int64` and have the same sizes.
 ///
 /// # Errors
-/// As [`super::scatter`].
+/// - [`ErrorKind::InvalidArgument`] if a view is not of `int64`.
+/// - [`ErrorKind::ShapeMismatch`] if the sizes differ.
+/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
+/// - [`ErrorKind::OverlappingOperands`] if the views share memory.
+/// - [`ErrorKind::IndexCheck`] if an index is out of range; on a GPU, a later wait or read of `out`
+///   returns this error.
+/// - The errors of [`Kernel::launch`].
 #[track_caller]
 pub fn linear_index(
     target: Target<'_>,
@@ -64,14 +74,16 @@ pub fn linear_index(
 }
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: two operands of `i64`.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are index and result, of
+/// `i64`.
 unsafe fn on_host(launch: &HostLaunch<'_>, p: &Linear) {
     let (index, out) = (Shared::<i64>::operand(launch, 0), Shared::<i64>::operand(launch, 1));
     let size = p.report.size() as i64;
     host::parallel_for(launch.parallel, p.elements as usize, GRAIN, |range| {
         for e in range {
             let [at, to] = p.walk.offsets(e);
-            // SAFETY: an element of each, this thread's. The report's mailbox is there for the launch.
+            // SAFETY: both operands have this element, and that of the result belongs to this
+            // thread. The report's mailbox lives as long as the launch.
             unsafe {
                 let given = index.read(at);
                 let from_end = given.saturating_add(size);

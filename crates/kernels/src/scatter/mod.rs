@@ -1,12 +1,12 @@
-//! Elements written, or added to others, where indices say: `scatter`, `index_add` and their like.
+//! Ops that write or add elements at indices: `scatter`, `index_add` and related ops.
 //!
-//! Sums have a fixed order wherever that is cheap. A block of `index_add` owns rows of the result
-//! and searches all indices for its own; the gradient of an embedding always runs this way.
-//! `scatter` gives each element of the result one thread. Atomics are used only where that would be
-//! too much work.
+//! Sums have a fixed order wherever this is cheap. In `index_add`, each block owns rows of the
+//! result and searches all indices for its rows; the gradient of an embedding always runs this way.
+//! In `scatter`, one thread owns each element of the result. Kernels use atomics only if the search
+//! would take too long.
 //!
-//! An index that is out of range, as negative ones are, is reported as [`ErrorKind::IndexCheck`] says,
-//! and marks the result; its element is left out.
+//! An index out of range, which includes negative indices, causes [`ErrorKind::IndexCheck`] and
+//! marks the result as invalid. The kernel skips its element.
 
 mod elements;
 mod index_add;

@@ -1,10 +1,10 @@
-//! Cases for scattering, the same on every target.
+//! Tests of scattering that run on every target.
 
 use super::*;
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu, stored};
 use warpline_runtime::{ErrorKind, IndexCheck, Layout, Target};
 
-/// Small numbers, whose sums and products every dtype holds or wraps alike.
+/// Small numbers, whose sums and products every dtype represents or wraps in the same way.
 fn numbers(target: Target<'_>, dtype: DType, sizes: &[usize], salt: usize) -> Tensor {
     let n: usize = sizes.iter().product();
     let values: Vec<f64> = (0..n).map(|i| ((i * 5 + salt) % 4) as f64).collect();
@@ -28,7 +28,7 @@ fn number(sizes: &[usize], place: &[usize]) -> usize {
     sizes.iter().zip(place).fold(0, |n, (size, at)| n * size + at)
 }
 
-/// By plain loops over row-major values.
+/// Scatters with plain loops over row-major values.
 fn expected(
     reduce: Reduce,
     (mut out, to): (Vec<f64>, &[usize]),
@@ -64,7 +64,7 @@ fn every_reduction_and_dtype(target: Target<'_>) {
             let source = numbers(target, dtype, &[6, 7, 5], 2).with(|l| l.permute(&[2, 0, 1]));
             let from = [5, 6, 7];
             let index = match reduce {
-                // Of several that are assigned any may be the last.
+                // Of several elements that are assigned to one place, any may be the last.
                 Reduce::Assign => {
                     let back: Vec<f64> =
                         places(&[4, 5, 6]).iter().map(|at| (6 - at[dim]) as f64).collect();
@@ -88,8 +88,8 @@ fn every_reduction_and_dtype(target: Target<'_>) {
     }
 }
 
-/// Lines of more indices than a thread takes, and more for each place than are taken in order on a GPU: of
-/// small whole numbers, whose sums are exact.
+/// Lines with more indices than a thread takes, and with more indices per place than a GPU takes in
+/// order. The values are small integers, whose sums are exact.
 fn many(target: Target<'_>) {
     for (n, rows) in [(50, 20), (70_000, 1000)] {
         many_into(target, n, rows);
@@ -98,7 +98,7 @@ fn many(target: Target<'_>) {
 
 fn many_into(target: Target<'_>, n: usize, rows: usize) {
     for (dtype, reduce) in DType::ALL.into_iter().flat_map(|d| ALL.map(|reduce| (d, reduce))) {
-        // Halves hold no such sums, and of what is assigned any may be the last.
+        // Halves cannot represent such sums, and of several assigned elements any may be the last.
         if matches!(dtype, DType::F16 | DType::BF16) && reduce == Reduce::Sum
             || reduce == Reduce::Assign
         {
@@ -119,7 +119,7 @@ fn many_into(target: Target<'_>, n: usize, rows: usize) {
 
 fn rows_added(target: Target<'_>) {
     for dtype in DType::ALL {
-        // Few rows and many, and columns that no block has as many of.
+        // Few rows and many rows, with more columns than a block has.
         for (rows, columns, n) in [(5, 3, 40), (3, 300, 2100), (8200, 2, 50), (4, 1, 0)] {
             let index = indices(target, &[n], rows.min(6));
             let source = numbers(target, dtype, &[columns, n], 2).with(|l| l.transpose(0, 1));
@@ -137,7 +137,7 @@ fn rows_added(target: Target<'_>) {
                     (&from, &sizes),
                     dtype,
                 );
-                // Of halves the sums are rounded once on a GPU, and on the host each time.
+                // A GPU rounds sums of halves once, and the host rounds after each addition.
                 let exact = !matches!(dtype, DType::F16 | DType::BF16) || n < 100;
                 if from_zero {
                     embedding_backward(target, out.view(), index.view(), source.view(), None)
@@ -191,7 +191,7 @@ fn numbers_of_places(target: Target<'_>) {
     assert_eq!(out.floats(target), [4.0, 11.0, 2.0]);
 }
 
-/// What names nothing is reported, and the others are there.
+/// Indices out of range are reported, and all other elements are added.
 fn out_of_range(target: Target<'_>) {
     let source = Tensor::new(target, DType::F32, &[3, 1], &[1.0, 2.0, 4.0]);
     let one = [1.0, 0.0];
@@ -225,7 +225,7 @@ fn out_of_range(target: Target<'_>) {
                 }
             };
             let failed = IndexCheck::of(&error).expect("a failed check");
-            // Without rows any may be the one that is reported.
+            // If there are no rows, any index may be the reported one.
             assert!(failed.index == bad as i64 || rows == 0 && failed.index == 0, "{failed:?}");
             assert_eq!(failed.size, rows);
             if rows > 0 && kind < 3 {

@@ -1,4 +1,4 @@
-//! The gradients of softmax and of its logarithm.
+//! The gradients of softmax and log-softmax.
 
 use warpline_cuda_sys_safe::HostLaunch;
 
@@ -12,12 +12,12 @@ use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{Error, Result, Target, View, cuda_struct, hosts};
 
-/// Rows of a few lanes, of a block, and rows side by side.
+/// Kernels with a few lanes per row, with a block per row, and for rows that lie side by side.
 const KERNELS: [&str; 3] = ["warp", "block", "columns"];
 
-/// Elements up to which lanes of one warp have a row.
+/// Row size up to which the lanes of one warp share a row.
 const SHORT: usize = 1024;
-/// Threads of a block whose rows lie side by side, at most.
+/// Threads at most of a block for rows that lie side by side.
 const COLUMN_THREADS: u32 = 512;
 
 pub(super) static SOFTMAX_BACKWARD: Program =
@@ -28,14 +28,14 @@ pub(super) static SOFTMAX_BACKWARD: Program =
     })
     .with_ptx(committed);
 
-// SAFETY: `softmax_backward` makes all `Gradient`s, with the sizes and strides of the views that it launches with. Each element
-// of the result is written by one thread.
+// SAFETY: `softmax_backward` makes all `Gradient`s, with sizes and strides of the views that it
+// launches with. One thread writes each element of the result.
 static ROWS: [Kernel<Gradient, 3>; KERNELS.len()] =
     unsafe { Kernel::array(&SOFTMAX_BACKWARD, KERNELS, hosts!(float T => rows::<T>)) };
 
 cuda_struct! {
-    /// `rows` of `size` elements, and the strides along a row of the gradient, the forward result and the result.
-    /// `team` is the logarithm of the number of lanes that share a row.
+    /// `rows` of `size` elements, and the strides along a row of the incoming gradient, the forward
+    /// result and the result. `team` is the binary logarithm of the number of lanes per row.
     struct Gradient {
         rows: u64,
         size: u64,
@@ -46,14 +46,21 @@ cuda_struct! {
     }
 }
 
-/// The gradient of [`softmax`](super::softmax()) over dimension `dim` with respect to its input: of the one that comes
-/// in, `grad`, and what softmax made, `out`, into `result`. All three are of one float dtype and the same sizes;
-/// the halves are computed in `f32`.
+/// Computes the gradient of [`softmax`](super::softmax()) over dimension `dim` into `result`.
+/// `grad` is the gradient of the forward result `out`, and `log` says whether that is a
+/// log-softmax. All three have one floating-point dtype and the same sizes. Half-width floats are
+/// computed in `float32`.
 ///
 /// # Errors
-/// [`ErrorKind::UnsupportedDType`] for what is not a float, [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`],
-/// [`ErrorKind::DimOutOfRange`], [`ErrorKind::TooManyDims`], [`ErrorKind::OverlappingWrite`],
-/// [`ErrorKind::OverlappingOperands`]; otherwise as [`Kernel::launch`].
+/// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.
+/// - [`ErrorKind::DTypeMismatch`] if `grad` or `result` has another dtype than `out`.
+/// - [`ErrorKind::ShapeMismatch`] if `grad` or `result` has other sizes than `out`.
+/// - [`ErrorKind::DimOutOfRange`] if `out` has no dimension `dim`.
+/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of `result` overlap each other.
+/// - [`ErrorKind::OverlappingOperands`] if `result` shares memory with another operand.
+/// - The errors of [`Kernel::launch`].
 #[track_caller]
 pub fn softmax_backward(
     target: Target<'_>,
@@ -106,7 +113,8 @@ pub fn softmax_backward(
 }
 
 /// # Safety
-/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): three operands of `T`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
+/// incoming gradient, the forward result and the result, of `T`.
 unsafe fn rows<T: HostElement>(launch: &HostLaunch<'_>, p: &Gradient) {
     let [grad, out, result] = [0, 1, 2].map(|i| Shared::<T>::operand(launch, i));
     let [a, b, c] = p.steps.map(|step| step as isize);
@@ -116,7 +124,8 @@ unsafe fn rows<T: HostElement>(launch: &HostLaunch<'_>, p: &Gradient) {
         for row in rows {
             let [g, o, to] = p.walk.offsets(row);
             let pair = |i: isize| -> (f64, f64) {
-                // SAFETY: an element of each.
+                // SAFETY: `i` is less than the row's size, and the launch declares both operands as
+                // read.
                 let (g, o) = unsafe { (grad.read(g + i * a), out.read(o + i * b)) };
                 (g.get().cast(), o.get().cast())
             };
@@ -124,7 +133,7 @@ unsafe fn rows<T: HostElement>(launch: &HostLaunch<'_>, p: &Gradient) {
             for i in 0..size {
                 let (g, o) = pair(i);
                 let slope = if log { g - o.exp() * sum } else { o * (g - sum) };
-                // SAFETY: an element of the result, in a row that is this thread's.
+                // SAFETY: `i` is less than the row's size, and the row belongs to this thread.
                 unsafe { result.write(to + i * c, T::put(T::Compute::from_number(slope))) };
             }
         }

@@ -8,7 +8,8 @@ use crate::math::vectorized;
 use warpline_runtime::host::{self, GRAIN, HostElement, LANES, Shared};
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: source and result, of `T`s.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are source and result, of
+/// `T`.
 pub(super) unsafe fn softmax<T: HostElement<Compute: Float>>(launch: &HostLaunch<'_>, p: &Rows) {
     let (source, result) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     let size = p.size as usize;
@@ -21,13 +22,14 @@ pub(super) unsafe fn softmax<T: HostElement<Compute: Float>>(launch: &HostLaunch
                 p.walk.offsets(index / columns).map(|at| at + (index % columns) as isize);
             let read = |first: usize, values: &mut [T::Compute]| {
                 for (i, x) in (first as isize..).zip(values) {
-                    // SAFETY: an element of the source.
+                    // SAFETY: `Row` reads only elements of the row, which the launch declares as
+                    // read.
                     *x = unsafe { source.read(from + i * p.source_step as isize) }.get();
                 }
             };
             let write = |first: usize, values: &[T::Compute]| {
                 for (i, &x) in (first as isize..).zip(values) {
-                    // SAFETY: an element of the result, in a row that is this thread's.
+                    // SAFETY: `Row` writes only elements of the row, which belongs to this thread.
                     unsafe { result.write(to + i * p.result_step as isize, T::put(x)) };
                 }
             };

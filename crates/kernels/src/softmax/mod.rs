@@ -1,9 +1,10 @@
 //! Softmax and its logarithm over one dimension, and their gradients.
 //!
-//! A row is read once if a warp (up to 1,024 values, 512 of `f64`) or a block (up to 16,384 values,
-//! 8,192 of `f64`) can keep it in registers. A longer row is read twice, the second time from the
-//! end. Columns that lie side by side are read twice, and a block shares them. The gradient is one
-//! kernel, because a training step of many small launches takes as long as its launches.
+//! A row is read once if its values fit the registers of a warp (up to 1,024 values, 512 of `f64`)
+//! or of a block (up to 16,384 values, 8,192 of `f64`). A longer row is read twice, the second time
+//! from the end. Columns that lie side by side are read twice, and a block shares them. The
+//! gradient has few schedules, because the time of a training step with many small launches depends
+//! on the number of launches.
 
 mod backward;
 mod cpu;
@@ -22,7 +23,7 @@ use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, hosts};
 
 pub use backward::softmax_backward;
 
-/// The kernels, as [`Schedule`] numbers them.
+/// Names of the kernels, in the order of [`Schedule`].
 const KERNELS: [&str; 10] = [
     "short",
     "warp",
@@ -36,7 +37,8 @@ const KERNELS: [&str; 10] = [
     "any",
 ];
 
-/// How rows are shared out to threads. The source of a shifted row begins at another place of a vector than its result.
+/// Distribution of rows over threads. In a shifted row, source and result begin at different
+/// positions within a vector.
 #[derive(Clone, Copy)]
 enum Schedule {
     /// Each row in the registers of a few lanes.
@@ -58,7 +60,7 @@ enum Schedule {
     Any,
 }
 
-/// Threads of a block for columns at most, and how many of them lie above each other at most.
+/// Threads of a block for columns at most, and the number of these threads per column at most.
 const COLUMN_THREADS: u32 = 512;
 const COLUMN_HEIGHT: u32 = 32;
 
@@ -71,25 +73,26 @@ static SOFTMAX: Program = Program::new("softmax", FLOATS, &KERNELS, |_, ty| {
     let of = of.push(module::WALK).push(LANES).push(EXPONENTIAL);
     let of = of.push(include_str!("softmax.cuh"));
     let of = of.push(&format!("#define COLUMN_THREADS {COLUMN_THREADS}"));
-    of.push(include_str!("columns.cuh")).push(&format!("SOFTMAX({ty}, {})", held(ty == "f64")))
+    of.push(include_str!("columns.cuh"))
+        .push(&format!("SOFTMAX({ty}, {})", values_per_thread(ty == "f64")))
 })
 .with_ptx(committed);
 
-/// Values that a thread has in registers; one of a warp that is full has twice as many.
-const fn held(double: bool) -> usize {
+/// Values per thread in registers. A full warp keeps twice as many per thread.
+const fn values_per_thread(double: bool) -> usize {
     if double { 8 } else { 16 }
 }
 
-// SAFETY: `rows` makes all `Rows`, with the sizes and strides of the views that are launched with, and `schedule` picks a
-// kernel that reaches no further. A thread writes a row of the result after it has read that row of the source, since both may
-// be the same elements.
+// SAFETY: `rows` makes all `Rows`, with sizes and strides of the views that are launched with, and
+// `schedule` chooses a kernel that stays within them. A thread writes a row of the result only
+// after that row of the source was read, because both may be the same elements.
 static SCHEDULES: [Kernel<Rows, 2>; KERNELS.len()] =
     unsafe { Kernel::array(&SOFTMAX, KERNELS, hosts!(float T => cpu::softmax::<T>)) };
 
 cuda_struct! {
-    /// The rows of a source and a result, and the strides along each. `columns` of them lie side by side in both, in
-    /// `tiles` for blocks that are `height` threads high; `walk` leads to the others. For short rows `tiles` is the logarithm
-    /// of the number of lanes that share a row.
+    /// The rows of source and result, and the strides along each. `columns` rows lie side by side
+    /// in both, in `tiles` for blocks of `height` threads per column; `walk` covers the other
+    /// dimensions. For short rows, `tiles` is the binary logarithm of the number of lanes per row.
     struct Rows {
         rows: u64,
         size: u64,
@@ -103,13 +106,21 @@ cuda_struct! {
     }
 }
 
-/// `torch.softmax` over dimension `dim` of `a`, or `torch.log_softmax` where `log`, into `out` of
-/// the same sizes and float dtype. The halves are computed in `f32`. `out` may be `a` itself.
+/// Computes `torch.softmax` over dimension `dim` of `a` into `out`, or `torch.log_softmax` if `log`
+/// is set. `out` has the sizes and the floating-point dtype of `a`, and may be `a` itself.
+/// Half-width floats are computed in `float32`. A scalar counts as a row of one element.
 ///
 /// # Errors
-/// [`ErrorKind::UnsupportedDType`] for what is not a float, [`ErrorKind::DTypeMismatch`],
-/// [`ErrorKind::ShapeMismatch`], [`ErrorKind::DimOutOfRange`], [`ErrorKind::TooManyDims`],
-/// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`]; otherwise as [`Kernel::launch`].
+/// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.
+/// - [`ErrorKind::DTypeMismatch`] if `out` has another dtype than `a`.
+/// - [`ErrorKind::ShapeMismatch`] if `out` has other sizes than `a`.
+/// - [`ErrorKind::DimOutOfRange`] if `a` has no dimension `dim`.
+/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
+/// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with `a` without being the same
+///   elements.
+/// - The errors of [`Kernel::launch`].
 #[track_caller]
 pub fn softmax(
     target: Target<'_>,
@@ -139,7 +150,7 @@ pub fn softmax(
     SCHEDULES[schedule as usize].launch(target, op, &operands, &params, grid)
 }
 
-/// Picks the kernel, its blocks and their threads.
+/// Chooses the kernel and its grid.
 fn schedule(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (Schedule, Grid) {
     const SHORT_THREADS: u32 = 128;
     let (rows, size) = (p.rows as usize, p.size as usize);
@@ -149,7 +160,8 @@ fn schedule(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (Schedule, 
     let strides = |view: View<'_>, d: usize| view.strides()[d].unsigned_abs();
     let of_columns = p.columns > 1;
     if of_columns {
-        // Along the columns the stride is 1, and there are whole vectors of them.
+        // Vectors run along the columns, so the stride there is 1 and the columns consist of whole
+        // vectors.
         let all = |v: View<'_>| {
             (0..v.sizes().len()).all(|d| strides(v, d) == 1 || aligned(strides(v, d)))
         };
@@ -166,7 +178,8 @@ fn schedule(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (Schedule, 
         return (kernel, Grid::linear(blocks, lanes * height));
     }
     let others = || (0..a.sizes().len()).filter(|&d| d != dim);
-    // Rows may begin anywhere in a vector: mostly they do so alike in both tensors.
+    // Rows need not begin at a vector. Usually source and result begin at the same position within
+    // a vector.
     let alike = offsets[0].abs_diff(offsets[1]).is_multiple_of(vector)
         && others().all(|d| aligned((a.strides()[d] - out.strides()[d]).unsigned_abs()));
     let dense = size == 1 || [p.source_step, p.result_step] == [1, 1];
@@ -174,11 +187,11 @@ fn schedule(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (Schedule, 
         let threads = size.min(256).next_power_of_two().max(32);
         return (Schedule::Any, Grid::linear(rows, threads as u32));
     }
-    // What is before and after a row's whole vectors, lanes have one element each of.
+    // Each lane processes one element before and one after the whole vectors of a row.
     let whole =
         alike && aligned(offsets[0]) && aligned(size) && others().all(|d| aligned(strides(a, d)));
     let least = if whole { 1 } else { 2 * vector };
-    let held = held(a.dtype == DType::F64);
+    let held = values_per_thread(a.dtype == DType::F64);
     let warps = |n: usize| n.div_ceil(held).next_multiple_of(32) as u32;
     match size {
         n if n <= if alike { 64 } else { 32 } * held => {
@@ -210,7 +223,7 @@ fn rows(op: &'static str, a: View<'_>, dim: usize, out: View<'_>, log: bool) -> 
     let mut walk = Walk::new(op, others())?;
     let mut columns = 1;
     let (side_by_side, inner_steps) = walk.inner();
-    // A block counts its columns in 32 bits.
+    // A block counts columns in 32 bits.
     let few = walk.numel() <= 1 << 30;
     if size > 1 && steps != [1; 2] && inner_steps == [1; 2] && side_by_side >= 16 && few {
         let mut left = side_by_side;

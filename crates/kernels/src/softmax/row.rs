@@ -1,11 +1,11 @@
-//! Softmax of one row on the CPU, which attention shares.
+//! Softmax of one row on the CPU, which softmax and attention share.
 
 use crate::math::{self, Loop};
 use warpline_runtime::host::{Cast, LANES, Number};
 
 /// A type that softmax is computed in.
 pub(crate) trait Float: Number + Cast<f64> {
-    /// eˣ, as precise as the type.
+    /// Returns eˣ in the precision of the type.
     fn exp(x: f64) -> f64;
 }
 
@@ -23,21 +23,22 @@ impl Float for f64 {
     }
 }
 
-/// Elements of a row that are read at a time. A row may be longer than there is memory for.
+/// Elements of a row that are read at a time, because a long row need not fit memory.
 pub(crate) const BLOCK: usize = 1 << 18;
 
 /// Computes softmax of a row, or its logarithm.
 pub(crate) struct Row<'a, C> {
     pub(crate) size: usize,
     pub(crate) log: bool,
-    /// A block of the row.
+    /// Buffer for a block of the row.
     pub(crate) block: &'a mut [[C; LANES]],
     pub(crate) read: &'a dyn Fn(usize, &mut [C]),
     pub(crate) write: &'a dyn Fn(usize, &[C]),
 }
 
 impl<C: Float> Row<'_, C> {
-    /// Reads the block that begins at element `first`.
+    /// Reads the block that begins at element `first`, and pads the buffer with values that do not
+    /// affect the result.
     fn load(&mut self, first: usize) {
         let flat = self.block.as_flattened_mut();
         let n = flat.len().min(self.size - first);
@@ -61,7 +62,7 @@ impl<C: Float> Loop for Row<'_, C> {
             }
         }
         let largest = largest.into_iter().fold(lowest::<C>(), C::maximum).cast();
-        // In double precision, for long rows.
+        // Sums are in double precision, for long rows.
         let mut sums = [0.0; LANES];
         for first in (0..self.size).step_by(step) {
             if again {
@@ -98,7 +99,7 @@ impl<C: Float> Loop for Row<'_, C> {
     }
 }
 
-/// A value that adds nothing to a softmax.
+/// Returns a value whose exponential is 0.
 pub(crate) fn lowest<C: Number>() -> C {
     C::from_number(f64::NEG_INFINITY)
 }

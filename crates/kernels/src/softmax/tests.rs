@@ -1,11 +1,11 @@
-//! Cases for softmax, the same on every target.
+//! Tests of softmax that run on every target.
 
 use super::*;
 use warpline_runtime::DType::{BF16, F16, F32, F64, I64};
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu, samples};
 use warpline_runtime::{ErrorKind, ResultExt};
 
-/// Softmax of each row of `size` values `step` apart, in `f64`.
+/// Computes softmax of each row of `size` values with stride `step`, in `f64`.
 fn reference(values: &[f64], size: usize, step: usize, log: bool) -> Vec<f64> {
     let mut out = values.to_vec();
     for first in (0..values.len()).filter(|i| (i / step).is_multiple_of(size)) {
@@ -86,7 +86,8 @@ fn rows_longer_than_a_chunk_are_right() {
     });
 }
 
-/// Rows of a warp, of a block, and longer, that begin anywhere in a vector; columns in vectors and not.
+/// Rows of a warp, of a block, and longer ones, at any offset within a vector; columns with and
+/// without whole vectors.
 fn every_kernel(target: Target<'_>) {
     for dtype in [F16, BF16, F32, F64] {
         for size in [1, 5, 31, 64, 300, 512, 1000, 1024, 1025, 4097, 16_384, 16_385, 33_333] {
@@ -98,7 +99,7 @@ fn every_kernel(target: Target<'_>) {
                 let a = base.with(|l| l.narrow(1, start as isize, size));
                 check(target, &a, 1, false);
                 check(target, &a, 1, true);
-                // With the result in its place, alike in its vectors.
+                // In place, so that source and result have the same offset within a vector.
                 let expected = reference(&a.floats(target), size, 1, false);
                 softmax(target, a.view(), 1, a.view(), false).unwrap();
                 assert_close(dtype, &a.floats(target), &expected, "in place");
@@ -188,7 +189,7 @@ fn a_scalar_and_nothing_and_bad_arguments() {
     });
 }
 
-/// Gradients of rows and columns, of a gradient that lies otherwise than the forward result, or is expanded.
+/// Gradients of rows and columns, with an incoming gradient of another layout or expanded.
 fn gradients(target: Target<'_>) {
     for dtype in [F16, BF16, F32, F64] {
         for sizes in [[3, 1, 5], [2, 300, 7], [40, 3, 2], [1, 2, 1500]] {

@@ -1,4 +1,5 @@
-//! The CPU implementation. What a GPU does in passes, the host does in the first of them.
+//! CPU implementations of sorting. The first pass sorts rows completely, so later passes have
+//! nothing to do.
 
 use warpline_cuda_sys_safe::HostLaunch;
 
@@ -6,7 +7,8 @@ use super::{Pair, Pass, Sort};
 use warpline_runtime::Scalar;
 use warpline_runtime::host::{self, GRAIN, HostElement, Number, Shared};
 
-/// Unsigned integers in the order of the values: both zeros are one, a NaN is above all.
+/// Returns an unsigned integer that orders as the value does. Both zeros have one key, and a NaN
+/// has the largest.
 fn key_of<C: Number>(value: C) -> u64 {
     match value.to_scalar() {
         _ if value.is_nan() => u64::MAX,
@@ -26,7 +28,8 @@ impl Sort {
 }
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: two operands of `T`, one of `i64`.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are source and values, of
+/// `T`, and indices, of `i64`.
 pub(super) unsafe fn rows<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
     let (source, values) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     let index = Shared::<i64>::operand(launch, 2);
@@ -37,12 +40,14 @@ pub(super) unsafe fn rows<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
         for row in rows {
             let [from, to, at] = p.walk.offsets(row);
             pairs.clear();
-            // SAFETY: elements of the source.
+            // SAFETY: `i` is less than the size of a row, and the launch declares the source as
+            // read.
             let read = |i: u64| unsafe { source.read(from + i as isize * a) };
             pairs.extend((0..p.size).map(|i| p.pair(read(i), i)));
             pairs.sort_unstable();
             for (i, pair) in (0..).zip(&pairs) {
-                // SAFETY: elements of the results, in a row that is this thread's.
+                // SAFETY: `i` is less than the size of a row, and the rows of the results belong to
+                // this thread.
                 unsafe {
                     values.write(to + i * b, read(pair.index));
                     index.write(at + i * c, pair.index as i64);
@@ -53,13 +58,15 @@ pub(super) unsafe fn rows<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
 }
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: an operand of `T`, one of pairs.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the source, of `T`,
+/// and pairs.
 pub(super) unsafe fn keys<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
     let (source, pairs) = (Shared::<T>::operand(launch, 0), Shared::<Pair>::operand(launch, 1));
     for t in 0..p.rows << p.log {
         let [from, ..] = p.walk.offsets((p.first + (t >> p.log)) as usize);
         let i = t & (p.padded - 1);
-        // SAFETY: an element of the source, and one of `rows * padded` pairs.
+        // SAFETY: the source is read only for `i` less than the size of a row, and there are `rows
+        // * padded` pairs.
         unsafe {
             let pair = if i < p.size {
                 p.pair(source.read(from + i as isize * p.steps[0] as isize), i)
@@ -72,19 +79,20 @@ pub(super) unsafe fn keys<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
 }
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: an operand of pairs.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operand consists of pairs.
 pub(super) unsafe fn tiles(launch: &HostLaunch<'_>, p: &Pass) {
     let pairs = Shared::<Pair>::operand(launch, 0);
-    // SAFETY: there are so many pairs, and nobody else touches them meanwhile.
+    // SAFETY: the operand has `p.pairs` pairs, and no other thread accesses them meanwhile.
     let pairs = unsafe { std::slice::from_raw_parts_mut(pairs.0, p.pairs as usize) };
     pairs.chunks_exact_mut(p.padded as usize).for_each(<[Pair]>::sort_unstable);
 }
 
-/// Nothing is left to do.
+/// Stands in for later passes: `tiles` has already sorted whole rows.
 pub(super) unsafe fn sorted(_: &HostLaunch<'_>, _: &Pass) {}
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: operands of `T`, of pairs, of `T`, of `i64`.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the source, of `T`,
+/// pairs, values, of `T`, and indices, of `i64`.
 pub(super) unsafe fn write<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
     let (source, pairs) = (Shared::<T>::operand(launch, 0), Shared::<Pair>::operand(launch, 1));
     let (values, index) = (Shared::<T>::operand(launch, 2), Shared::<i64>::operand(launch, 3));
@@ -92,7 +100,8 @@ pub(super) unsafe fn write<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
     for row in 0..p.rows {
         let [from, to, at] = p.walk.offsets((p.first + row) as usize);
         for i in 0..p.size as isize {
-            // SAFETY: elements of the operands; a pair's place is one of its row's.
+            // SAFETY: `i` is less than the size of a row, and the index of a pair is one of its
+            // row.
             unsafe {
                 let place = pairs.read((row << p.log) as isize + i).index as isize;
                 values.write(to + i * b, source.read(from + place * a));

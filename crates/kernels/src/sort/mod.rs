@@ -1,10 +1,9 @@
-//! Sorting of rows, and the search for positions in sorted rows.
+//! Sorting of rows, and binary search in sorted rows.
 //!
-//! Sorting moves pairs of a key and a place, so it is stable. A row of up to `TILE` (2,048)
-//! elements is sorted by one block in shared memory. Longer rows are sorted as pairs in scratch
-//! memory, in passes. `topk`, `median` and `kthvalue` are a sort and a part of its result.
-//! `nonzero`, and with it masks and `unique`, searches numbers (`search.rs`) in a running sum
-//! (`scan/`).
+//! Sorting moves pairs of a key and an index, so it is stable. One block sorts a row of up to
+//! `TILE` (2,048) elements in shared memory. Longer rows are sorted as pairs in scratch memory, in
+//! several passes. `topk`, `median` and `kthvalue` select a part of a sorted row. `nonzero`, on
+//! which masks and `unique` build, is a search (`search.rs`) in a running sum (`scan/`).
 
 mod cpu;
 mod search;
@@ -26,9 +25,9 @@ pub use search::searchsorted;
 
 const OP: &str = "sort";
 
-/// Pairs that one block sorts by itself; half as many threads.
+/// Pairs that one block sorts in shared memory, with half as many threads.
 const TILE: usize = 2048;
-/// Pairs in scratch memory at a time, unless a row has more.
+/// Pairs in scratch memory at a time, unless a single row has more.
 const MOST: usize = if cfg!(test) { 1 << 13 } else { 1 << 26 };
 
 pub(crate) const PROGRAMS: &[&Program] = &[&SORT, &PASSES, &search::SEARCH];
@@ -48,26 +47,34 @@ static PASSES: Program = Program::new("sort_passes", &[""], &["tiles", "step", "
 })
 .with_ptx(committed);
 
-// SAFETY: `sort` makes all `Sort`s, of the views that are launched with: their sizes and strides. Each element of the results
-// is one thread's. `KEYS` and `WRITE` reach as many pairs as a part of the rows has, and `long_rows` declares so many. A
-// pair's place is one of its row's, as `KEYS` wrote it.
+// SAFETY: `sort` makes all `Sort`s, with sizes and strides of the views that are launched with. One
+// thread owns each element of the results. `KEYS` and `WRITE` access as many pairs as the rows of a
+// launch have, and `long_rows` declares so many. The index of a pair is one of its row, as `KEYS`
+// wrote it.
 static ROW: Kernel<Sort, 3> = unsafe { Kernel::new(&SORT, "row", hosts!(all T => cpu::rows::<T>)) };
-// SAFETY: as `ROW`.
+// SAFETY: `sort` makes all `Sort`s, and `long_rows` declares as many pairs as the rows of a launch
+// have. One thread writes each pair.
 static KEYS: Kernel<Sort, 2> =
     unsafe { Kernel::new(&SORT, "keys", hosts!(all T => cpu::keys::<T>)) };
-// SAFETY: as `ROW`.
+// SAFETY: `sort` makes all `Sort`s, and `long_rows` declares as many pairs as the rows of a launch
+// have. One thread writes each element of the results. The index of a pair is one of its row, as
+// `KEYS` wrote it.
 static WRITE: Kernel<Sort, 4> =
     unsafe { Kernel::new(&SORT, "write", hosts!(all T => cpu::write::<T>)) };
-// SAFETY: `long_rows` makes all `Pass`es, and launches with as many pairs as they say. Each pair is one thread's.
+// SAFETY: `long_rows` makes all `Pass`es and launches with as many pairs as they say. One thread
+// owns each pair.
 static TILES: Kernel<Pass, 1> = unsafe { Kernel::new(&PASSES, "tiles", hosts!(any cpu::tiles)) };
-// SAFETY: as `TILES`.
+// SAFETY: `long_rows` makes all `Pass`es and launches with as many pairs as they say. One thread
+// owns each pair.
 static STEP: Kernel<Pass, 1> = unsafe { Kernel::new(&PASSES, "step", hosts!(any cpu::sorted)) };
-// SAFETY: as `TILES`.
+// SAFETY: `long_rows` makes all `Pass`es and launches with as many pairs as they say. One thread
+// owns each pair.
 static MERGE: Kernel<Pass, 1> = unsafe { Kernel::new(&PASSES, "merge", hosts!(any cpu::sorted)) };
 
 cuda_struct! {
-    /// `rows` of `size` elements from the row `first` on, the steps along a row of the source, the values and the
-    /// indices, and `padded`, the power of two of elements of a row, whose logarithm is `log`.
+    /// `rows` of `size` elements from the row `first` on, and the strides along a row of source,
+    /// values and indices. `padded` is the size of a row, rounded up to a power of two, and `log`
+    /// the binary logarithm of `padded`.
     struct Sort {
         rows: u64,
         first: u64,
@@ -90,7 +97,7 @@ cuda_struct! {
 }
 
 cuda_struct! {
-    /// A key and the place in its row of the element that it is of.
+    /// A key and the index of its element in the row.
     #[derive(PartialEq, Eq, PartialOrd, Ord)]
     struct Pair {
         key: u64,
@@ -98,13 +105,20 @@ cuda_struct! {
     }
 }
 
-/// `torch.sort` along dimension `dim` of `a`, stable: the elements into `values`, of its dtype and sizes, and
-/// their places into `indices`, of `int64`. A NaN is larger than any number.
+/// Sorts `a` along dimension `dim` (`torch.sort`), stably. `values` receives the elements and has
+/// the dtype and the sizes of `a`. `indices` receives their indices, of `int64`, and has the same
+/// sizes. Supports every dtype. A NaN is larger than any number.
 ///
 /// # Errors
-/// [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`], [`ErrorKind::DimOutOfRange`], [`ErrorKind::TooManyDims`],
-/// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`]; what allocating scratch memory and
-/// [`Kernel::launch`] fail with.
+/// - [`ErrorKind::DTypeMismatch`] if `values` has another dtype than `a`, or `indices` is not of
+///   `int64`.
+/// - [`ErrorKind::ShapeMismatch`] if `values` or `indices` has other sizes than `a`.
+/// - [`ErrorKind::DimOutOfRange`] if `a` has no dimension `dim`.
+/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of a result overlap each other.
+/// - [`ErrorKind::OverlappingOperands`] if a result shares memory with another operand.
+/// - The errors of allocating scratch memory and of [`Kernel::launch`].
 #[track_caller]
 pub fn sort(
     target: Target<'_>,
@@ -154,7 +168,7 @@ pub fn sort(
     ROW.launch(target, OP, &operands, &params, grid)
 }
 
-/// Sorts rows that are longer than a tile, on a GPU.
+/// Sorts rows that are longer than a tile on a GPU.
 #[track_caller]
 fn long_rows(
     target: Target<'_>,
@@ -171,7 +185,7 @@ fn long_rows(
     for first in (0..rows).step_by(at_once) {
         let rows = at_once.min(rows - first);
         let count = rows * padded;
-        // The last ones' may be fewer.
+        // The last chunk may have fewer rows.
         let layout = Layout::contiguous(&[count * 2])?;
         let pairs = View { storage: &storage, layout: &layout, dtype: DType::I64 };
         let part = Sort { rows: rows as u64, first: first as u64, ..all };
@@ -192,7 +206,8 @@ fn long_rows(
             }
             MERGE.launch(target, OP, &both, &pass, tiles)?;
         }
-        // Other rows' elements are not written: what was there stays.
+        // The results are declared as read and written, because the elements of other rows keep
+        // their values.
         let operands = [a.read(), pairs.read(), values.read_write(), indices.read_write()];
         WRITE.launch(target, OP, &operands, &part, each)?;
     }

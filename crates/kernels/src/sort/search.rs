@@ -1,4 +1,4 @@
-//! Where values belong among sorted ones: `searchsorted`.
+//! Binary search in sorted rows: `searchsorted`.
 
 use std::panic::Location;
 
@@ -19,14 +19,14 @@ pub(super) static SEARCH: Program = Program::new("searchsorted", NUMBERS, &[""],
 })
 .with_ptx(committed);
 
-// SAFETY: `searchsorted` makes all `Search`es, of the views that are launched with: their sizes and strides. Each element of
-// the result is one thread's.
+// SAFETY: `searchsorted` makes all `Search`es, with sizes and strides of the views that are
+// launched with. One thread owns each element of the result.
 static COUNT: Kernel<Search, 3> =
     unsafe { Kernel::new(&SEARCH, "", hosts!(number T => on_host::<T>)) };
 
 cuda_struct! {
-    /// Sorted rows of `size` elements, `step` apart; `walk` says where an element's row begins, its value lies, and
-    /// its result.
+    /// Sorted rows of `size` elements with stride `step`. `walk` gives, for each value, the offsets
+    /// of its sorted row, of the value, and of its result.
     struct Search {
         elements: u64,
         size: u64,
@@ -36,14 +36,22 @@ cuda_struct! {
     }
 }
 
-/// `torch.searchsorted`: for each of `values` how many of the sorted row are less, or with `right` no larger,
-/// into `out`, of `int64` and the values' sizes. `sorted` is a vector, or has the values' sizes but in the last
-/// dimension.
+/// Counts, for each of `values`, the elements of a sorted row that are less or, with `right`, less
+/// or equal (`torch.searchsorted`).
+///
+/// `sorted` is a vector for all values, or has the sizes of `values` except in the last dimension.
+/// Both have one dtype, any except bool. `out` is of `int64` and has the sizes of `values`.
 ///
 /// # Errors
-/// [`ErrorKind::DTypeMismatch`], [`ErrorKind::UnsupportedDType`] of bools, [`ErrorKind::ShapeMismatch`],
-/// [`ErrorKind::TooManyDims`], [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`]; otherwise as
-/// [`Kernel::launch`].
+/// - [`ErrorKind::DTypeMismatch`] if `values` has another dtype than `sorted`, or `out` is not of
+///   `int64`.
+/// - [`ErrorKind::UnsupportedDType`] if the dtype is bool.
+/// - [`ErrorKind::ShapeMismatch`] if sizes do not fit.
+/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
+/// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with another operand.
+/// - The errors of [`Kernel::launch`].
 #[track_caller]
 pub fn searchsorted(
     target: Target<'_>,
@@ -95,14 +103,16 @@ pub fn searchsorted(
 }
 
 /// # Safety
-/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): two operands of `T`, one of `i64`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are sorted
+/// rows and values, of `T`, and the result, of `i64`.
 unsafe fn on_host<T: HostElement>(launch: &HostLaunch<'_>, p: &Search) {
     let (sorted, values) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     let out = Shared::<i64>::operand(launch, 2);
     host::parallel_for(launch.parallel, p.elements as usize, GRAIN / 8, |range| {
         for e in range {
             let [row, at, to] = p.walk.offsets(e);
-            // SAFETY: elements of the operands, the result's this thread's.
+            // SAFETY: `middle` stays within the sorted row. The element of the result belongs to
+            // this thread.
             unsafe {
                 let value = values.read(at).get();
                 let (mut first, mut last) = (0, p.size as isize);

@@ -1,16 +1,16 @@
-//! Cases for sorting and searching, the same on every target.
+//! Tests of sorting and searching that run on every target.
 
 use super::*;
 use warpline_runtime::ErrorKind;
 use warpline_runtime::testing::{Tensor, on_every_target, on_gpu, samples};
 
-/// Row by row over the middle of three dimensions.
+/// Sorts each row over the middle of three dimensions.
 fn expected(values: &[f64], [a, b, c]: [usize; 3], descending: bool) -> [Vec<f64>; 2] {
     let (mut out, mut index) = (values.to_vec(), values.to_vec());
     for (i, k) in (0..a).flat_map(|i| (0..c).map(move |k| (i, k))) {
         let at = |j: usize| (i * b + j) * c + k;
         let mut order: Vec<usize> = (0..b).collect();
-        // A NaN is above all numbers, and both zeros are one.
+        // A NaN is larger than all numbers, and both zeros are equal.
         let compare = |x: f64, y: f64| match (x.is_nan(), y.is_nan()) {
             (false, false) => x.partial_cmp(&y).unwrap(),
             (x, y) => x.cmp(&y),
@@ -60,7 +60,7 @@ fn views(target: Target<'_>) {
     }
 }
 
-/// More pairs than are in scratch memory at a time.
+/// More pairs than the scratch memory holds at a time.
 fn in_parts(target: Target<'_>) {
     let Target::Cuda(..) = target else { return };
     let (rows, n) = (3, 5000);

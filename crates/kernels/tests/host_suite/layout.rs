@@ -1,9 +1,9 @@
-//! Views against a model that spells out every element's offset.
+//! Views compared with a model that lists the offset of every element.
 
 use proptest::prelude::*;
 use warpline_runtime::{Error, ErrorKind, Layout, ResultExt, broadcast};
 
-/// The offset of every element, in row-major order of the indices.
+/// Returns the offset of every element, in row-major order.
 fn offsets(layout: &Layout) -> Vec<isize> {
     let mut out = vec![layout.offset() as isize];
     for (&size, &stride) in layout.sizes().iter().zip(layout.strides()) {
@@ -19,7 +19,7 @@ fn contiguous(sizes: &[usize]) -> Layout {
     Layout::contiguous(sizes).expect("small sizes")
 }
 
-/// A layout reached from a contiguous one by a few random views.
+/// A contiguous layout after a few random view operations.
 fn any_layout() -> impl Strategy<Value = Layout> {
     let steps = prop::collection::vec((0..4u8, any::<u8>(), any::<u8>()), 0..4);
     (prop::collection::vec(1usize..5, 0..4), steps).prop_map(|(sizes, steps)| {
@@ -59,7 +59,7 @@ proptest! {
     fn a_view_is_given_wherever_strides_allow(layout in any_layout(), split in 1usize..5) {
         let numel = layout.numel();
         prop_assume!(numel > 1 && numel % split == 0);
-        // With two dimensions, strides exist exactly when each row steps evenly.
+        // For two dimensions, strides exist if and only if all rows have the same steps.
         let all = offsets(&layout);
         let (rows, columns) = (split, numel / split);
         let steps = |xs: Vec<isize>| xs.windows(2).map(|w| w[1] - w[0]).collect::<Vec<_>>();
@@ -161,7 +161,7 @@ fn every_dimension_has_a_stride() {
 fn sizes_whose_product_overflows_are_no_view() {
     let layout = contiguous(&[4]);
     assert_eq!(layout.view(&[usize::MAX, 2]), None);
-    // The product is 4 again in 64 bits.
+    // The product of the sizes overflows to 4.
     assert_eq!(layout.view(&[(1 << 62) + 1, 4]), None);
     assert_eq!(contiguous(&[0]).view(&[1 << 62, 4]), None);
 }

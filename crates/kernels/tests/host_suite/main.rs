@@ -1,4 +1,4 @@
-//! Tests that need no GPU, in one program so that they are linked once.
+//! Tests that need no GPU, in one program, which is linked once.
 
 mod layout;
 mod misuse;

@@ -1,5 +1,5 @@
-//! Safe programs on the layers below the façade that once read memory too early, or freed memory too
-//! early. Schedules are the laziest: what nothing waits for does not run.
+//! Safe programs on the layers below the tensor crate that once read or freed memory too early.
+//! Simulated devices run as lazily as possible: work runs only if something waits for it.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -35,10 +35,10 @@ fn first(storage: &Storage) -> u8 {
     out[0]
 }
 
-/// Most of what there is on a [`tight`] device.
+/// Most of the memory of a [`tight`] device.
 const MOST: usize = 44 << 20;
 
-/// A device on which memory has to go from one stream to another.
+/// Creates a device on which streams must reuse each other's memory.
 fn tight() -> Runtime {
     let sim = SimConfig { schedule: Schedule::Lazy, capacity: 64 << 20, ..SimConfig::new(1) };
     Runtime::new(sim.build(), RuntimeConfig::default()).unwrap()
@@ -49,7 +49,7 @@ fn fill(stream: &Stream, storage: &Storage, value: u8) {
     memset(stream, (storage, 0), value, bytes, "memset", Location::caller()).unwrap();
 }
 
-/// Leaves memory to which a stream has yet to write sevens.
+/// Drops memory to which a stream has yet to write sevens.
 fn drop_after_fill(runtime: &Runtime, former: &Stream) {
     let dropped = Storage::device(runtime, MOST, former).unwrap();
     fill(former, &dropped, 7);
@@ -107,19 +107,19 @@ fn the_twin_of_a_capture_that_is_over_enqueues_nothing() {
         || Storage::device(&runtime, N, &twin).is_ok() || seven.record_stream(&twin).is_ok();
     assert!(!takes_twins());
     drop(capture);
-    // Its uses would be numbered anew from 1.
+    // The twin would number its uses from 1 again.
     assert!(!takes_twins());
-    // Work of the stream with the same numbers would count as done.
+    // Work of the stream with the same numbers would count as complete.
     assert!(twin.query().is_err() && twin.synchronize().is_err());
     let copy = |stream: &Stream, from: &Storage| {
         copy_bytes(stream, (&pinned, 0), (from, 0), N, true, Location::caller())
     };
     copy(&stream, &nine).unwrap();
     stream.synchronize().unwrap();
-    // It would be numbered as what the stream did at first, which is known to be done.
+    // The copy would have the number of the stream's first work, which is known to be complete.
     assert!(copy(&twin, &seven).is_err());
     assert_eq!(first(&pinned), 9);
-    // The stream would not know that what it is given is captured, nor keep its memory.
+    // The stream would not know that its work is captured, and would not keep the memory alive.
     assert!(Capturing::begin(&runtime, &twin, &pool).is_err());
     copy(&stream, &seven).unwrap();
     assert_eq!(first(&pinned), 7);
@@ -153,7 +153,7 @@ fn a_graph_keeps_memory_of_the_programs_own_pool() {
         Storage::device(&runtime, N, &stream).unwrap()
     };
     let capture = Capturing::begin(&runtime, &stream, &GraphPool::new(device)).unwrap();
-    // The capture's own route is there from its first allocation on.
+    // The capture has its own route from its first allocation on.
     drop(Storage::device(&runtime, N, &stream).unwrap());
     let captured = in_own();
     copy(&captured, &seven);
@@ -202,7 +202,7 @@ fn no_other_devices_memory_is_taken_for_a_devices_own() {
     let pool =
         device.allocator().new_pool_over(CudaBackend::new(foreign, 0), PoolOptions::default());
     let route = device.allocator().use_pool(&pool);
-    // Of another driver it could have the address of the first.
+    // Memory of another driver could have the same address.
     let nine = device_filled(&runtime, stream, 9);
     drop(route);
     assert_eq!(two.usage().devices[0].allocations, 0);
@@ -219,7 +219,7 @@ fn pages_mapped_elsewhere_come_after_their_last_user_on_any_stream() {
     let device = runtime.device(0).unwrap().device();
     let [former, home, other] = [(); 3].map(|()| device.stream_from_pool(0).unwrap());
     drop_after_fill(&runtime, &former);
-    // The allocator lets `home` wait for `former`, of which nothing is numbered.
+    // The allocator makes `home` wait for `former`; this wait has no operation number.
     let again = Storage::device(&runtime, MOST, &home).unwrap();
     fill(&other, &again, 1);
     other.synchronize().unwrap();
@@ -237,7 +237,7 @@ fn memory_of_a_captured_stream_comes_after_all_that_it_was_given_before() {
     drop_after_fill(&runtime, &former);
     let small = Storage::device(&runtime, N, &home).unwrap();
     fill(&home, &small, 0);
-    // The allocator lets `home` wait for `former`, which is no operation of its own.
+    // The allocator makes `home` wait for `former`; this wait is not an operation of `home`.
     let again = Storage::device(&runtime, MOST, &home).unwrap();
     let capture = Capturing::begin(&runtime, &home, &GraphPool::new(gpu)).unwrap();
     fill(&other, &again, 1);
@@ -276,7 +276,7 @@ fn memory_that_two_captures_used_waits_for_both() {
         copy(&joins, &seen, &made);
         drop(made);
         drop(other.end().unwrap());
-        // In the same place, this would be written while it is copied.
+        // If this memory were the same, it would be written while it is copied.
         fill(&Storage::device(&runtime, N, &b).unwrap(), 9);
         capture.end().unwrap().replay(&a).unwrap();
         let pinned = Storage::pinned(&runtime, N).unwrap();
@@ -295,7 +295,7 @@ fn dropping_memory_of_another_device_invalidates_no_capture() {
     copy_bytes(&two, (&copied, 0), (&seven, 0), N, true, Location::caller()).unwrap();
     let capture = Capturing::begin(&runtime, &two, &GraphPool::new(gpus[1])).unwrap();
     drop(seven);
-    // The allocator asks whether the captured stream is through with it.
+    // The allocator queries whether the captured stream has completed its uses.
     drop(Storage::device(&runtime, N, &one).unwrap());
     capture.end().unwrap();
     let pinned = Storage::pinned(&runtime, N).unwrap();

@@ -1,4 +1,4 @@
-//! Memory that goes back to a driver which still has a use for it.
+//! Memory that is returned to the driver while work still uses it.
 
 use std::panic::Location;
 
@@ -14,8 +14,8 @@ fn lazy() -> SimConfig {
     SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(1) }
 }
 
-/// Pageable memory came to lie where the driver still had page-locked memory, so that a copy into it
-/// returned before its bytes were there.
+/// Regression: pageable memory was allocated where the driver still had page-locked memory
+/// registered, so a copy into it returned before the bytes arrived.
 #[test]
 fn pageable_memory_never_lies_where_something_is_registered() {
     let sim = lazy().build();
@@ -56,8 +56,8 @@ fn pageable_memory_never_lies_where_something_is_registered() {
     assert_eq!(cache.stats().refused_releases, 0);
 }
 
-/// Pages were unmapped under work of a stream that the allocator had not been told of, and the
-/// device was lost.
+/// Regression: pages were unmapped under the work of a stream that the allocator did not know of,
+/// and the device was lost.
 #[test]
 fn work_of_an_unrecorded_stream_ends_before_its_memory_goes() {
     let sim = lazy().build();

@@ -1,5 +1,5 @@
-//! What a capture notes, while other threads give work to the streams that take part, join it, and
-//! drop what it made.
+//! Records of a capture, while other threads enqueue work on its streams, join streams to it, and
+//! drop its memory.
 
 use warpline_runtime::Storage;
 use warpline_runtime::graph::{Capturing, Graph, GraphPool};
@@ -7,22 +7,23 @@ use warpline_stream::Event;
 
 use super::*;
 
-/// What a thread does. It may end the capture, and says what it added.
+/// The work of a thread. Returns the graph if it ended the capture, and the sum of the numbers that
+/// it added.
 type Task = Box<dyn FnOnce() -> (Option<Graph>, i64) + Send>;
 
-/// Adds a number, if the stream takes it. Returns what was added.
+/// Adds a number, unless a capture rejects the work. Returns the added number.
 fn add(stream: &Stream, to: &Storage, zero: &Storage, number: i64) -> i64 {
     match mix_on(stream, to, zero, 1, number) {
         Ok(()) => number,
-        // The capture ended or began meanwhile.
+        // A capture ended or began meanwhile.
         Err(error) if is_capture(error.kind()) => 0,
         Err(error) => panic!("{error}"),
     }
 }
 
-/// Asserts that all that was added ran or was captured: the first replay makes up for what did not
-/// run, and the second does the same again. Sums are read on another stream, which waits for a replay
-/// because of that sum if it is the first.
+/// Asserts that each addition ran or was captured. The first replay adds the captured numbers, and
+/// the second adds them again. Sums are read on a second stream. Only the read of the first sum
+/// makes that stream wait for the replay.
 #[track_caller]
 fn assert_kept(graph: &Graph, [replays, reads]: [&Stream; 2], sums: &[Storage], added: &[i64]) {
     let ran: Vec<i64> = sums.iter().map(|sum| value_of(reads, sum)).collect();
@@ -35,11 +36,11 @@ fn assert_kept(graph: &Graph, [replays, reads]: [&Stream; 2], sums: &[Storage], 
     }
 }
 
-/// Work on the captured stream and on another, before, in and after the capture.
+/// Work on the captured stream and on another stream, before, during and after the capture.
 #[test]
 fn work_of_other_threads_runs_or_is_captured() {
     check(|| {
-        let (sim, runtime) = world();
+        let (sim, runtime) = simulated_device();
         let streams = [(); 2].map(|()| stream(&runtime));
         let sums = [(); 2].map(|()| device_memory(&streams[0], &runtime, 0));
         let zero = device_memory(&streams[0], &runtime, 0);
@@ -57,7 +58,7 @@ fn work_of_other_threads_runs_or_is_captured() {
                 (Some(capturing.end().unwrap()), added + 0x10)
             }
         };
-        // One on the captured stream, with a sum of its own, and one on the other.
+        // One thread uses the captured stream with its own sum, and one the other stream.
         let others = [(0, 0, 0x100), (1, 1, 0x10000)].map(|(on, sum, number)| {
             let (stream, sum, zero) = (streams[on].clone(), sums[sum].clone(), zero.clone());
             Box::new(move || {
@@ -77,12 +78,12 @@ fn work_of_other_threads_runs_or_is_captured() {
     });
 }
 
-/// A stream that joined is given work until the capture ends, and after that. It is joined with all
-/// that it was given before: the driver would give the capture up.
+/// A joined stream receives work until the capture ends, and afterwards. The stream joins with all
+/// its earlier work; otherwise the driver would invalidate the capture.
 #[test]
 fn a_capture_ends_while_a_stream_that_joined_is_given_work() {
     check(|| {
-        let (_sim, runtime) = world();
+        let (_sim, runtime) = simulated_device();
         let [stream, joins] = [(); 2].map(|()| stream(&runtime));
         let sum = device_memory(&stream, &runtime, 0);
         let zero = device_memory(&stream, &runtime, 0);
@@ -105,12 +106,12 @@ fn a_capture_ends_while_a_stream_that_joined_is_given_work() {
     });
 }
 
-/// Two threads enter work in the notes of one capture, on two of its streams. What comes after both
-/// is captured after both.
+/// Two threads enqueue work in one capture, on two of its streams. Later work on both streams is
+/// captured after both.
 #[test]
 fn captured_work_of_two_threads_comes_before_later_captured_work() {
     check(|| {
-        let (_sim, runtime) = world();
+        let (_sim, runtime) = simulated_device();
         let streams = [(); 2].map(|()| stream(&runtime));
         let storages = [1, 2, 0].map(|value| device_memory(&streams[0], &runtime, value));
         let [a, b, seen] = &storages;
@@ -135,12 +136,12 @@ fn captured_work_of_two_threads_comes_before_later_captured_work() {
     });
 }
 
-/// A capture ends between the questions that an op asks: what reads memory that the capture made,
-/// and that holds nothing yet, is captured or refused, and never runs.
+/// A capture may end between the checks of an op. Work that reads uninitialized memory of the
+/// capture is captured or rejected, and never runs.
 #[test]
 fn work_on_captured_results_does_not_run_before_a_replay() {
     check(|| {
-        let (_sim, runtime) = world();
+        let (_sim, runtime) = simulated_device();
         let stream = stream(&runtime);
         let sum = device_memory(&stream, &runtime, 0);
         let zero = device_memory(&stream, &runtime, 0);
@@ -165,12 +166,12 @@ fn work_on_captured_results_does_not_run_before_a_replay() {
     });
 }
 
-/// A second stream joins, uses what the first made, and drops it, while the first makes more and may
-/// end the capture.
+/// A second stream joins the capture, uses memory of the first and drops it, while the first
+/// allocates more and may end the capture.
 #[test]
 fn memory_dropped_in_a_capture_is_used_again_after_its_uses() {
     check(|| {
-        let (sim, runtime) = world();
+        let (sim, runtime) = simulated_device();
         let [stream, joins] = [(); 2].map(|()| stream(&runtime));
         let sums = [(); 2].map(|()| device_memory(&stream, &runtime, 0));
         let zero = device_memory(&stream, &runtime, 0);
@@ -217,12 +218,12 @@ fn memory_dropped_in_a_capture_is_used_again_after_its_uses() {
     });
 }
 
-/// Memory is asked for while another thread begins a capture of the same stream, and ends it. What is
-/// not made in that capture does not lie where a graph's replays write.
+/// A thread allocates memory while another one begins and ends a capture of the same stream. Memory
+/// that is not part of the capture must not be where the graph's replays write.
 #[test]
 fn memory_asked_for_as_a_capture_begins_or_ends_is_no_graphs() {
     check(|| {
-        let (_sim, runtime) = world();
+        let (_sim, runtime) = simulated_device();
         let [stream, other] = [(); 2].map(|()| stream(&runtime));
         let zero = device_memory(&stream, &runtime, 0);
         let pool = GraphPool::new(gpu(&runtime));

@@ -1,12 +1,12 @@
-//! Who may touch host memory: ops of the CPU on storages that threads share, in any order, with
-//! copies from and to the device meanwhile.
+//! Locks of host memory: CPU ops on storages that threads share, in any order, with copies from and
+//! to the device meanwhile.
 
 use warpline_runtime::Storage;
 
 use super::program::{Shared, Step, run};
 use super::*;
 
-/// Two storages that are pageable, two that are page-locked, and one of the device.
+/// Creates two pageable storages, two page-locked ones, and one on the device.
 fn shared(runtime: &Runtime, stream: &Stream) -> Shared {
     let mut storages = Vec::new();
     for value in 1..=2 {
@@ -22,7 +22,7 @@ fn shared(runtime: &Runtime, stream: &Stream) -> Shared {
 #[test]
 fn host_code_and_copies_happen_in_one_order() {
     check(|| {
-        let (sim, runtime) = world();
+        let (sim, runtime) = simulated_device();
         let streams = [(); 3].map(|()| stream(&runtime));
         let shared = shared(&runtime, &streams[0]);
         drop(runtime);
@@ -35,7 +35,7 @@ fn host_code_and_copies_happen_in_one_order() {
 #[test]
 fn ops_that_name_storages_in_any_order_do_not_wait_for_each_other_forever() {
     check(|| {
-        let (_sim, runtime) = world();
+        let (_sim, runtime) = simulated_device();
         let streams = [(); 3].map(|()| stream(&runtime));
         let shared = shared(&runtime, &streams[0]);
         let [a, b, c, d, device] = [0, 1, 2, 3, 4];

@@ -8,8 +8,8 @@ use warpline_runtime::{Error, Storage};
 
 use super::*;
 
-/// The index that a call was told is out of range.
-fn told(result: Result<()>) -> Option<i64> {
+/// Returns the index out of range that a call reports.
+fn failed_index(result: Result<()>) -> Option<i64> {
     match result {
         Ok(()) => None,
         Err(error) => match error.kind() {
@@ -19,7 +19,7 @@ fn told(result: Result<()>) -> Option<i64> {
     }
 }
 
-/// Picks elements of `from` by the indices in `index`.
+/// Copies the elements of `from` at the indices in `index` to `to`.
 fn pick(stream: &Stream, from: &Storage, index: &Storage, to: &Storage) -> Result<()> {
     let layout = Layout::contiguous(&[COUNT]).unwrap();
     let view = |storage| View { storage, layout: &layout, dtype: DType::I64 };
@@ -28,27 +28,28 @@ fn pick(stream: &Stream, from: &Storage, index: &Storage, to: &Storage) -> Resul
     indexing::index_select(target, view(from), 0, view(index), view(to))
 }
 
-/// What is left to be told of all work, in however many waits.
-fn rest(runtime: &Runtime) -> BTreeSet<i64> {
+/// Returns all failures that have not been reported, with as many waits as necessary.
+fn remaining_failures(runtime: &Runtime) -> BTreeSet<i64> {
     let device = gpu(runtime).device();
-    std::iter::from_fn(|| told(device.synchronize().map_err(Error::from))).collect()
+    std::iter::from_fn(|| failed_index(device.synchronize().map_err(Error::from))).collect()
 }
 
-/// What reading a result says: its own failure, where reading it is to say so.
+/// Returns the failure that reading `result` reports.
 fn read_fails(stream: &Stream, result: &Storage) -> Option<i64> {
     let host = Storage::pageable(result.runtime(), BYTES).unwrap();
-    told(copy(stream, &host, result, false)).or_else(|| {
+    failed_index(copy(stream, &host, result, false)).or_else(|| {
         let mut bytes = [0; BYTES];
-        told(launch::read_bytes((&host, 0), &mut bytes))
+        failed_index(launch::read_bytes((&host, 0), &mut bytes))
     })
 }
 
-/// Each thread waits for its own work, and by that may learn of another's. Every failure is told to
-/// somebody, if only to who reads the result; waits tell it once; and nothing else is told.
+/// Each thread waits for its own work, and may receive another thread's failure. Every failure is
+/// reported, by a wait or by a read of its result. Waits report a failure once, and nothing else is
+/// reported.
 #[test]
 fn every_failed_index_is_reported_once() {
     check(|| {
-        let (_sim, runtime) = world();
+        let (_sim, runtime) = simulated_device();
         let streams = [(); 3].map(|()| stream(&runtime));
         let from = device_memory(&streams[0], &runtime, 7);
         let tasks: Vec<_> = streams
@@ -64,8 +65,8 @@ fn every_failed_index_is_reported_once() {
                         bad.extend(fails.then_some(index));
                         let index = device_memory(&stream, &runtime, index);
                         let to = Storage::device(&runtime, BYTES, &stream).unwrap();
-                        waits.extend(told(pick(&stream, &from, &index, &to)));
-                        waits.extend(told(stream.synchronize().map_err(Error::from)));
+                        waits.extend(failed_index(pick(&stream, &from, &index, &to)));
+                        waits.extend(failed_index(stream.synchronize().map_err(Error::from)));
                         reads.extend(read_fails(&stream, &to));
                     }
                     (bad, waits, reads)
@@ -73,11 +74,12 @@ fn every_failed_index_is_reported_once() {
             })
             .collect();
         let done = together(tasks);
-        let all = |of: fn(&Heard) -> &Vec<i64>| done.iter().flat_map(of).copied().collect();
+        let all =
+            |of: fn(&ReportedIndices) -> &Vec<i64>| done.iter().flat_map(of).copied().collect();
         let bad: Vec<i64> = all(|heard| &heard.0);
         let mut waits: Vec<i64> = all(|heard| &heard.1);
         let reads: Vec<i64> = all(|heard| &heard.2);
-        waits.extend(rest(&runtime));
+        waits.extend(remaining_failures(&runtime));
         let once: BTreeSet<i64> = waits.iter().copied().collect();
         assert_eq!(once.len(), waits.len(), "twice: {waits:?}");
         let heard: BTreeSet<i64> = once.into_iter().chain(reads).collect();
@@ -85,18 +87,18 @@ fn every_failed_index_is_reported_once() {
     });
 }
 
-/// Indices that are out of range, those that waits told of, and those that reads did.
-type Heard = (Vec<i64>, Vec<i64>, Vec<i64>);
+/// Indices out of range, indices that waits reported, and indices that reads reported.
+type ReportedIndices = (Vec<i64>, Vec<i64>, Vec<i64>);
 
-/// Two threads work on one stream. Every failure is told to somebody, if only to who reads the
+/// Two threads enqueue work on one stream. Every failure is reported, by a wait or by a read of its
 /// result, and nothing else is.
 #[test]
 fn failed_indices_of_a_shared_stream_are_reported() {
     check(|| {
-        let (_sim, runtime) = world();
+        let (_sim, runtime) = simulated_device();
         let first = stream(&runtime);
         let from = device_memory(&first, &runtime, 7);
-        // Thread 3 works on the stream of thread 2.
+        // The third thread uses the stream of the second.
         let shared = stream(&runtime);
         let streams = [first, shared.clone(), shared];
         let mut bad = BTreeSet::new();
@@ -111,10 +113,10 @@ fn failed_indices_of_a_shared_stream_are_reported() {
                 move || {
                     let index = device_memory(&stream, &runtime, index);
                     let to = Storage::device(&runtime, BYTES, &stream).unwrap();
-                    let launched = told(pick(&stream, &from, &index, &to));
+                    let launched = failed_index(pick(&stream, &from, &index, &to));
                     let waited = match waits {
-                        0 => told(stream.synchronize().map_err(Error::from)),
-                        1 => told(stream.query().map(drop).map_err(Error::from)),
+                        0 => failed_index(stream.synchronize().map_err(Error::from)),
+                        1 => failed_index(stream.query().map(drop).map_err(Error::from)),
                         _ => None,
                     };
                     ([launched, waited], (stream, to, index))
@@ -123,9 +125,9 @@ fn failed_indices_of_a_shared_stream_are_reported() {
             .collect();
         let done = together(tasks);
         let mut heard: BTreeSet<i64> = done.iter().flat_map(|(told, _)| *told).flatten().collect();
-        heard.extend(rest(&runtime));
+        heard.extend(remaining_failures(&runtime));
         heard.extend(done.iter().filter_map(|(_, (stream, to, _))| read_fails(stream, to)));
-        // Of several that one wait covers on one stream, the oldest may be told alone.
+        // If one wait covers several failures of a stream, only the oldest may be reported.
         let own = |index: &i64| if *index >= 1001 { 1 } else { 0 };
         let streams = |set: &BTreeSet<i64>| set.iter().map(own).collect::<BTreeSet<_>>();
         assert!(heard.is_subset(&bad), "{heard:?} of {bad:?}");
@@ -133,11 +135,11 @@ fn failed_indices_of_a_shared_stream_are_reported() {
     });
 }
 
-/// Replays whose check fails, by two threads.
+/// Replays of two threads whose index checks fail.
 #[test]
 fn every_failed_replay_is_reported() {
     check(|| {
-        let (_sim, runtime) = world();
+        let (_sim, runtime) = simulated_device();
         let streams = [(); 2].map(|()| stream(&runtime));
         let from = device_memory(&streams[0], &runtime, 7);
         let to = device_memory(&streams[0], &runtime, 0);
@@ -156,18 +158,18 @@ fn every_failed_replay_is_reported() {
             move || {
                 let new = device_memory(&stream, &runtime, number);
                 copy(&stream, &index, &new, true).unwrap();
-                let replayed = told(graph.replay(&stream));
-                let waited = told(stream.synchronize().map_err(Error::from));
+                let replayed = failed_index(graph.replay(&stream));
+                let waited = failed_index(stream.synchronize().map_err(Error::from));
                 [replayed, waited]
             }
         });
         let tasks: Vec<_> = tasks.collect();
         let done = together(tasks);
         let mut heard: BTreeSet<i64> = done.into_iter().flatten().flatten().collect();
-        heard.extend(rest(&runtime));
+        heard.extend(remaining_failures(&runtime));
         heard.extend(read_fails(&streams[1], &to));
         assert!(heard.is_subset(&bad), "{heard:?} of {bad:?}");
-        // A replay may run with the other thread's indices.
+        // A replay may run with the indices of the other thread.
         if bad.len() == 2 {
             assert!(!heard.is_empty());
         }

@@ -1,8 +1,9 @@
-//! What threads share, under many schedules of these threads and of the simulated devices' work. A
-//! deadlock fails a test, and a wait that is missing gives wrong data.
+//! Tests of state that threads share, under many schedules of the threads and of the simulated
+//! devices' work. A deadlock fails a test, and a missing wait gives wrong data.
 //!
-//! `RUSTFLAGS="--cfg shuttle" cargo test -p warpline-kernels --test shuttle --target-dir
-//! target/shuttle`; `WARPLINE_SHUTTLE` is how many schedules each test runs under.
+//! Run them with `RUSTFLAGS="--cfg shuttle" cargo test -p warpline-kernels --test shuttle
+//! --target-dir
+//! target/shuttle`. `WARPLINE_SHUTTLE` sets the number of schedules per test.
 #![cfg(shuttle)]
 
 mod captures;
@@ -29,11 +30,11 @@ use warpline_runtime::{
 };
 use warpline_stream::Stream;
 
-/// Elements of a storage: `i64`s, in bytes enough for several pieces.
+/// Elements of a storage, which are `i64`s. Their bytes take several pieces of a staged copy.
 const COUNT: usize = 32;
 const BYTES: usize = 8 * COUNT;
 
-/// Runs it under random schedules, and under some with few preemptions.
+/// Runs `test` under random schedules, and under some with few preemptions.
 fn check(test: impl Fn() + Send + Sync + Clone + 'static) {
     let schedules =
         std::env::var("WARPLINE_SHUTTLE").ok().and_then(|s| s.parse().ok()).unwrap_or(1000);
@@ -43,7 +44,7 @@ fn check(test: impl Fn() + Send + Sync + Clone + 'static) {
     Runner::new(PctScheduler::new(3, schedules / 2), config).run(test);
 }
 
-/// Whether a capture that began or ended meanwhile refused the work.
+/// Returns whether the work was rejected because a capture began or ended meanwhile.
 fn is_capture(kind: &ErrorKind) -> bool {
     matches!(
         kind,
@@ -55,13 +56,13 @@ fn is_capture(kind: &ErrorKind) -> bool {
     )
 }
 
-/// A number below `end`.
+/// Returns a random number below `end`.
 fn random(end: usize) -> usize {
     thread_rng().gen_range(0..end)
 }
 
-/// A simulated device, whose work runs as late as it can, or at any time.
-fn world() -> (Arc<SimDriver>, Runtime) {
+/// Creates a simulated device that runs its work as late as possible or at random times.
+fn simulated_device() -> (Arc<SimDriver>, Runtime) {
     let seeded = Schedule::Seeded(thread_rng().r#gen());
     let schedule = if random(2) == 0 { Schedule::Lazy } else { seeded };
     let sim = SimConfig { schedule, redzones: false, ..SimConfig::new(1) }.build();
@@ -78,7 +79,7 @@ fn stream(runtime: &Runtime) -> Stream {
     gpu(runtime).device().exclusive_stream(0).unwrap()
 }
 
-/// Starts threads and waits for them.
+/// Starts threads for `tasks` and waits for them.
 fn together<T: Send + 'static>(
     tasks: impl IntoIterator<Item = impl FnOnce() -> T + Send + 'static>,
 ) -> Vec<T> {
@@ -86,7 +87,7 @@ fn together<T: Send + 'static>(
     threads.into_iter().map(|thread| thread.join().unwrap()).collect()
 }
 
-/// The elements of host memory, which are all the same.
+/// Returns the value of the elements of host memory, which are all equal.
 #[track_caller]
 fn value(storage: &Storage) -> i64 {
     let mut bytes = [0; BYTES];
@@ -104,12 +105,12 @@ fn bytes_of(value: i64) -> [u8; BYTES] {
     value.to_ne_bytes().repeat(COUNT).try_into().unwrap()
 }
 
-/// A copy of all that is in it.
+/// Copies all bytes of `from` to `to`.
 fn copy(stream: &Stream, to: &Storage, from: &Storage, non_blocking: bool) -> Result<()> {
     launch::copy_bytes(stream, (to, 0), (from, 0), BYTES, non_blocking, Location::caller())
 }
 
-/// Device memory that holds a value.
+/// Creates device memory in which each element is `value`.
 fn device_memory(stream: &Stream, runtime: &Runtime, value: i64) -> Storage {
     let host = host_memory(Storage::pinned(runtime, BYTES).unwrap(), value);
     let storage = Storage::device(runtime, BYTES, stream).unwrap();
@@ -122,7 +123,7 @@ fn host_memory(storage: Storage, value: i64) -> Storage {
     storage
 }
 
-/// What device memory holds after all that was done with it.
+/// Returns the value of the elements of device memory, after all work on it.
 fn value_of(stream: &Stream, storage: &Storage) -> i64 {
     let host = Storage::pageable(storage.runtime(), BYTES).unwrap();
     copy(stream, &host, storage, false).unwrap();
@@ -156,7 +157,7 @@ fn mixed(to: i64, from: i64, factor: i64, add: i64) -> i64 {
     to.wrapping_mul(factor).wrapping_add(from).wrapping_add(add)
 }
 
-/// Launches a kernel that makes each element `to * factor + from + add`.
+/// Launches a kernel that sets each element of `to` to `to * factor + from + add`.
 #[track_caller]
 fn mix(target: Target<'_>, to: &Storage, from: &Storage, factor: i64, add: i64) -> Result<()> {
     let layout = Layout::contiguous(&[COUNT]).unwrap();

@@ -1,4 +1,4 @@
-//! Programs of several threads, and whether what they saw can have happened one step after another.
+//! Programs of several threads, and the check that their results agree with a sequential order.
 
 use std::collections::HashSet;
 use std::panic::Location;
@@ -11,27 +11,27 @@ use warpline_stream::Stream;
 
 use super::*;
 
-/// A step of a thread, on storages by number.
+/// A step of a thread, on storages by index.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
-    /// Every byte becomes this one.
+    /// Sets every byte to the value.
     Fill(usize, u8),
-    /// `to * 3 + from + add`, of two storages of the device or two of the host.
+    /// Computes `to * 3 + from + add`, on two storages of the device or two of the host.
     Mix(usize, usize, i64),
-    /// From the second to the first. Whether the host need not wait.
+    /// Copies from the second storage to the first. The flag makes the copy non-blocking.
     Copy(usize, usize, bool),
     Read(usize),
-    /// A graph of the program's, by number.
+    /// Replays a graph of the program, by index.
     Replay(usize),
 }
 
-/// A captured sequence of [`Step::Mix`] with what it does: `to`, `from`, `factor`, `add`.
+/// A graph, and its steps: `to`, `from`, `factor` and `add` of each mix.
 pub(crate) struct Captured {
     pub(crate) graph: Graph,
     pub(crate) does: Vec<(usize, usize, i64, i64)>,
 }
 
-/// What threads share.
+/// State that the threads share.
 pub(crate) struct Shared {
     pub(crate) storages: Vec<Storage>,
     pub(crate) graphs: Vec<Captured>,
@@ -46,7 +46,7 @@ impl Shared {
         self.storages[at].cuda_device().is_none()
     }
 
-    /// A step that these storages allow.
+    /// Returns a random step that these storages allow.
     pub(crate) fn random_step(&self) -> Step {
         let count = self.storages.len();
         let number = 1 + random(250);
@@ -64,7 +64,7 @@ impl Shared {
         }
     }
 
-    /// Does it. Returns what it read.
+    /// Runs a step. Returns the value that it read.
     pub(crate) fn run(&self, step: Step, stream: &Stream) -> Option<i64> {
         match step {
             Step::Fill(to, value) => {
@@ -94,7 +94,7 @@ impl Shared {
         None
     }
 
-    /// What a step makes of the storages' values, and what it reads.
+    /// Applies a step to a model of the storages' values. Returns the value that it reads.
     fn model(&self, step: Step, values: &mut [i64]) -> Option<i64> {
         match step {
             Step::Fill(to, value) => values[to] = byte(value),
@@ -111,8 +111,9 @@ impl Shared {
     }
 }
 
-/// Lets each thread do its steps on its stream. Asserts that what they read, and what the storages
-/// hold at the end, is what some order of the steps gives in which each thread's follow each other.
+/// Runs the steps of each thread on its stream. Asserts that some sequential order of all steps, in
+/// which the steps of each thread keep their order, gives the values that were read and the final
+/// values of the storages.
 pub(crate) fn run(shared: Shared, before: Vec<i64>, threads: Vec<(Stream, Vec<Step>)>) {
     let shared = Arc::new(shared);
     let steps: Vec<Vec<Step>> = threads.iter().map(|(_, steps)| steps.clone()).collect();

@@ -7,8 +7,8 @@ use warpline_runtime::graph::{Capturing, GraphPool};
 use super::program::{Captured, Shared, Step, run};
 use super::*;
 
-/// Two graphs of a pool: the first writes what it made there, which the second reads. Storage 2 is
-/// that one; 0 and 1 are from outside.
+/// Captures two graphs of one pool. The first writes memory of the pool, storage 2, which the
+/// second reads. Storages 0 and 1 are not of the pool.
 fn two_graphs(runtime: &Runtime, streams: &[Stream]) -> Shared {
     let mut storages: Vec<Storage> =
         [1, 2].map(|value| device_memory(&streams[0], runtime, value)).into();
@@ -23,7 +23,7 @@ fn two_graphs(runtime: &Runtime, streams: &[Stream]) -> Shared {
     mix_on(stream, &storages[1], &dropped, 3, 0).unwrap();
     drop(dropped);
     let graph = capturing.end().unwrap();
-    // Its memory was dropped before the second is captured, which is given it.
+    // The second capture reuses the memory that the first has dropped.
     let first = Captured { graph, does: vec![(2, 0, 0, 11), (1, 2, 3, 0)] };
 
     let capturing = Capturing::begin(runtime, stream, &pool).unwrap();
@@ -43,11 +43,11 @@ fn two_graphs(runtime: &Runtime, streams: &[Stream]) -> Shared {
 #[test]
 fn replays_by_threads_happen_in_one_order() {
     check(|| {
-        let (sim, runtime) = world();
+        let (sim, runtime) = simulated_device();
         let streams = [(); 3].map(|()| stream(&runtime));
         let shared = two_graphs(&runtime, &streams);
         drop(runtime);
-        // What the first replay has made of 1, 2 and nothing.
+        // Values after the first replay, from 1, 2 and uninitialized memory.
         let made = 1 + 11;
         let before = vec![1, 2 * 3 + made, made];
         let steps = [
@@ -60,11 +60,11 @@ fn replays_by_threads_happen_in_one_order() {
     });
 }
 
-/// The replays of one stream update the same record of uses.
+/// The replays on one stream share one record of uses.
 #[test]
 fn threads_replay_one_graph_on_one_stream() {
     check(|| {
-        let (sim, runtime) = world();
+        let (sim, runtime) = simulated_device();
         let stream = stream(&runtime);
         let streams = [(); 2].map(|()| stream.clone());
         let shared = two_graphs(&runtime, &streams);
@@ -79,11 +79,11 @@ fn threads_replay_one_graph_on_one_stream() {
     });
 }
 
-/// What a graph made is dropped by one thread while another replays it.
+/// One thread drops memory of a graph while another replays the graph.
 #[test]
 fn a_result_is_dropped_while_its_graph_is_replayed() {
     check(|| {
-        let (sim, runtime) = world();
+        let (sim, runtime) = simulated_device();
         let streams = [(); 2].map(|()| stream(&runtime));
         let Shared { mut storages, graphs } = two_graphs(&runtime, &streams);
         let made = storages.pop().unwrap();
@@ -93,7 +93,7 @@ fn a_result_is_dropped_while_its_graph_is_replayed() {
         let total = device_memory(&streams[1], &runtime, 0);
         drop((runtime, storages));
         let [replays, reads] = streams.clone();
-        // How many replays were begun, and how many have been enqueued.
+        // Numbers of begun and of enqueued replays.
         let counts = Arc::new([AtomicI64::new(0), AtomicI64::new(0)]);
         let tasks: [Box<dyn FnOnce() -> [i64; 2] + Send>; 2] = [
             {
@@ -101,7 +101,7 @@ fn a_result_is_dropped_while_its_graph_is_replayed() {
                 Box::new(move || {
                     for _ in 0..2 {
                         counts[0].fetch_add(1, Ordering::SeqCst);
-                        // Each makes one more of it.
+                        // Each replay runs on an input that is one larger.
                         mix_on(&replays, &input, &zero, 1, 1).unwrap();
                         graphs[0].graph.replay(&replays).unwrap();
                         counts[1].fetch_add(1, Ordering::SeqCst);
@@ -120,8 +120,8 @@ fn a_result_is_dropped_while_its_graph_is_replayed() {
             },
         ];
         let [least, most] = together(tasks)[1];
-        // 18 was there; each replay multiplies by three and adds what it made. First, so that
-        // nothing but its own waits makes the other stream run.
+        // The value was 18. Each replay multiplies by three and adds the graph's memory. This is
+        // read first, so that only its own waits make the other stream run.
         assert_eq!(value_of(&streams[0], &result), (18 * 3 + 13) * 3 + 14);
         let read = value_of(&streams[1], &total) - 12;
         assert!((least..=most).contains(&read), "{read} replays, not {least} to {most}");

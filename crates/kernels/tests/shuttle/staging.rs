@@ -1,4 +1,4 @@
-//! Copies of pageable memory, which several threads take through page-locked pieces.
+//! Copies of pageable memory, which several threads stage through page-locked pieces.
 
 use std::panic::Location;
 
@@ -8,7 +8,7 @@ use warpline_runtime::Storage;
 
 use super::*;
 
-/// Copies some bytes to the device and back, each of its own; returns how many copies failed.
+/// Copies different bytes to the device and back. Returns the number of failed copies.
 fn copies(runtime: &Runtime, number: i64) -> usize {
     let stream = stream(runtime);
     let device = Storage::device(runtime, BYTES, &stream).unwrap();
@@ -18,7 +18,7 @@ fn copies(runtime: &Runtime, number: i64) -> usize {
         let sent = number * 10 + round;
         launch::write_bytes((&host, 0), &bytes_of(sent)).unwrap();
         let there = copy(&stream, &device, &host, random(2) == 0);
-        // What was read of it must have been read by now.
+        // The copy must have read the source by now.
         launch::write_bytes((&host, 0), &bytes_of(99)).unwrap();
         let back = copy(&stream, &host, &device, false);
         for error in [&there, &back].into_iter().filter_map(|copied| copied.as_ref().err()) {
@@ -36,7 +36,7 @@ fn copies(runtime: &Runtime, number: i64) -> usize {
 #[test]
 fn copies_of_several_threads_do_not_mix() {
     check(|| {
-        let (sim, runtime) = world();
+        let (sim, runtime) = simulated_device();
         let tasks = (1..=3).map(|number| {
             let runtime = runtime.clone();
             move || assert_eq!(copies(&runtime, number), 0)
@@ -48,11 +48,12 @@ fn copies_of_several_threads_do_not_mix() {
     });
 }
 
-/// A piece fails: the copy says so, and its other pieces, which may be on their way, harm nobody.
+/// A piece fails. Its copy reports the failure, and the copy's other pieces, which may be in
+/// flight, affect no other copy.
 #[test]
 fn a_piece_that_fails_harms_no_other_copy() {
     check(|| {
-        let (sim, runtime) = world();
+        let (sim, runtime) = simulated_device();
         let calls = [CallKind::MemcpyAsync, CallKind::EventRecord, CallKind::EventSynchronize];
         let call = calls[random(3)];
         sim.inject(Fault::new(call, CudaCode::UNKNOWN).after(random(12)));
@@ -68,11 +69,12 @@ fn a_piece_that_fails_harms_no_other_copy() {
     });
 }
 
-/// While a copy is staged, another thread begins to capture its stream: the copy is made, or refused.
+/// Another thread begins to capture the stream while a copy is staged. The copy runs or is
+/// rejected.
 #[test]
 fn no_capture_holds_a_piece() {
     check(|| {
-        let (_sim, runtime) = world();
+        let (_sim, runtime) = simulated_device();
         let stream = stream(&runtime);
         let device = device_memory(&stream, &runtime, 1);
         let host = host_memory(Storage::pageable(&runtime, BYTES).unwrap(), 2);

@@ -1,13 +1,13 @@
-//! Who used a storage last: ops of several threads on storages that they share.
+//! The record of a storage's last use: ops of several threads on storages that they share.
 
 use warpline_runtime::Storage;
 
 use super::program::{Shared, run};
 use super::*;
 
-/// Threads, each with a stream of its own, or two with one.
+/// Runs ops on threads with a stream each, or with one stream for two threads.
 fn ops_of_threads(threads: usize, steps: usize, pinned: usize) {
-    let (sim, runtime) = world();
+    let (sim, runtime) = simulated_device();
     let streams: Vec<Stream> = (0..threads).map(|_| stream(&runtime)).collect();
     let mut storages = vec![
         device_memory(&streams[0], &runtime, 1),
@@ -41,12 +41,12 @@ fn ops_and_host_code_on_shared_storages_happen_in_one_order() {
     check(|| ops_of_threads(2, 5, 2));
 }
 
-/// A storage is dropped while its last use is on its way on another stream: whoever is given the
-/// memory next comes after that.
+/// A storage is dropped while its last use is in flight on another stream. The next use of the
+/// memory is ordered after it.
 #[test]
 fn dropped_storages_are_not_given_to_others_too_early() {
     check(|| {
-        let (_sim, runtime) = world();
+        let (_sim, runtime) = simulated_device();
         let tasks = (1..=3).map(|number| {
             let runtime = runtime.clone();
             move || {

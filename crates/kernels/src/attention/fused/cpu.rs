@@ -1,4 +1,4 @@
-//! CPU implementations of fused attention, in `f32`, of rows that are first converted.
+//! CPU implementations of fused attention. They convert rows to `f32` first.
 
 use std::f32::consts::LN_2;
 
@@ -17,13 +17,13 @@ impl Attention {
         (outer * steps.outer + inner * steps.inner) as isize
     }
 
-    /// Keys that a query sees.
-    fn seen(&self, query: usize) -> usize {
+    /// Returns the number of keys that a query attends to.
+    fn visible_keys(&self, query: usize) -> usize {
         let keys = self.keys as usize;
         if self.causal != 0 { keys.min(query + 1) } else { keys }
     }
 
-    /// Calls `f` with each batch and some of its `rows`.
+    /// Calls `f` with each batch and each range of at most [`ROWS`] of its rows.
     fn each(&self, parallel: bool, rows: u64, f: impl Fn(usize, std::ops::Range<usize>) + Sync) {
         let (rows, blocks) = (rows as usize, (rows as usize).div_ceil(ROWS));
         host::parallel_for(parallel, self.batches() * blocks, 1, |pieces| {
@@ -35,7 +35,7 @@ impl Attention {
     }
 }
 
-/// Rows of an operand's batch as floats, one after the other.
+/// Returns rows of one batch of an operand, converted to `f32`, without gaps.
 fn floats<T: HostElement<Compute = f32>>(
     of: Shared<T>,
     (p, steps, batch): (&Attention, Steps, usize),
@@ -44,13 +44,13 @@ fn floats<T: HostElement<Compute = f32>>(
     let start = p.start(steps, batch);
     let row = |row: usize| {
         let at = start + row as isize * steps.row as isize;
-        // SAFETY: an element of the operand, which is only read.
+        // SAFETY: `rows` and the width are within the operand, which the launch declares as read.
         (0..p.width as isize).map(move |i| unsafe { of.read(at + i) }.get())
     };
     rows.flat_map(row).collect()
 }
 
-/// Writes a row.
+/// Writes one row of a result.
 fn write<T: HostElement<Compute = f32>>(
     to: Shared<T>,
     (p, steps, batch): (&Attention, Steps, usize),
@@ -59,7 +59,7 @@ fn write<T: HostElement<Compute = f32>>(
 ) {
     let at = p.start(steps, batch) + row as isize * steps.row as isize;
     for (i, value) in (0..p.width as isize).zip(values) {
-        // SAFETY: an element of the result, in a row that is this thread's.
+        // SAFETY: the row is within the result and belongs to this thread.
         unsafe { to.write(at + i, T::put(value)) };
     }
 }
@@ -87,13 +87,13 @@ impl Loop for Products<'_> {
 }
 
 /// `to += Σ by[i] · rows[i]`.
-struct Weighed<'a> {
+struct WeightedSum<'a> {
     by: &'a [f32],
     rows: &'a [f32],
     to: &'a mut [f32],
 }
 
-impl Loop for Weighed<'_> {
+impl Loop for WeightedSum<'_> {
     #[inline(always)]
     fn run(self) {
         for (by, row) in self.by.iter().zip(self.rows.chunks_exact(self.to.len())) {
@@ -102,22 +102,23 @@ impl Loop for Weighed<'_> {
     }
 }
 
-/// The products of a row with the first `count` of others.
+/// Returns the products of a row with the first `count` of `rows`.
 fn products(own: &[f32], rows: &[f32], count: usize) -> Vec<f32> {
     let mut to = vec![0.0; count];
     vectorized(Products { own, rows, to: &mut to });
     to
 }
 
-/// Rows added up, each as often as it weighs.
-fn weighed(by: &[f32], rows: &[f32], width: usize) -> Vec<f32> {
+/// Returns the sum of `rows`, weighted by `by`.
+fn weighted_sum(by: &[f32], rows: &[f32], width: usize) -> Vec<f32> {
     let mut to = vec![0.0; width];
-    vectorized(Weighed { by, rows, to: &mut to });
+    vectorized(WeightedSum { by, rows, to: &mut to });
     to
 }
 
 /// # Safety
-/// As [`HostKernel`](host::HostKernel): queries, keys, values, the result of `T`, and a logarithm for each query.
+/// The conditions of [`HostKernel`](host::HostKernel). The operands are queries, keys, values and
+/// the result, of `T`, and the logarithms, of `f32`.
 pub(super) unsafe fn forward<T: HostElement<Compute = f32>>(
     launch: &HostLaunch<'_>,
     p: &Attention,
@@ -125,21 +126,21 @@ pub(super) unsafe fn forward<T: HostElement<Compute = f32>>(
     let [q, k, v, out] = [0, 1, 2, 3].map(|i| Shared::<T>::operand(launch, i));
     let (lse, width) = (Shared::<f32>::operand(launch, 4), p.width as usize);
     p.each(launch.parallel, p.queries, |batch, queries| {
-        let seen = 0..p.seen(queries.end - 1);
+        let seen = 0..p.visible_keys(queries.end - 1);
         let keys = floats(k, (p, p.k, batch), seen.clone());
         let values = floats(v, (p, p.v, batch), seen);
         let own = floats(q, (p, p.q, batch), queries.clone());
         for (query, own) in queries.zip(own.chunks(width)) {
-            let mut weights = products(own, &keys, p.seen(query));
+            let mut weights = products(own, &keys, p.visible_keys(query));
             weights.iter_mut().for_each(|score| *score *= p.scale_log2);
             let most = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let base = if most == f32::NEG_INFINITY { 0.0 } else { most };
             weights.iter_mut().for_each(|score| *score = (*score - base) * LN_2);
             exp(&mut weights);
             let total: f32 = weights.iter().sum();
-            let sums = weighed(&weights, &values, width);
+            let sums = weighted_sum(&weights, &values, width);
             write(out, (p, p.out, batch), query, sums.into_iter().map(|sum| sum / total));
-            // SAFETY: the query's own number.
+            // SAFETY: `lse` has one element per query, and the query belongs to this thread.
             unsafe {
                 lse.write((batch * p.queries as usize + query) as isize, most + total.log2())
             };
@@ -148,8 +149,9 @@ pub(super) unsafe fn forward<T: HostElement<Compute = f32>>(
 }
 
 /// # Safety
-/// As [`HostKernel`](host::HostKernel): queries, keys, values, the result and its gradient, logarithms, what the query's
-/// result and gradient have in common, and the gradient of queries.
+/// The conditions of [`HostKernel`](host::HostKernel). The operands are queries, keys, values, the
+/// result and its gradient, of `T`, logarithms and `delta`, of `f32`, and the gradient of the
+/// queries, of `T`. `delta` receives the product of each query's result and gradient.
 pub(super) unsafe fn backward_queries<T: HostElement<Compute = f32>>(
     launch: &HostLaunch<'_>,
     p: &Attention,
@@ -158,7 +160,7 @@ pub(super) unsafe fn backward_queries<T: HostElement<Compute = f32>>(
     let [lse, delta] = [5, 6].map(|i| Shared::<f32>::operand(launch, i));
     let width = p.width as usize;
     p.each(launch.parallel, p.queries, |batch, queries| {
-        let seen = 0..p.seen(queries.end - 1);
+        let seen = 0..p.visible_keys(queries.end - 1);
         let keys = floats(k, (p, p.k, batch), seen.clone());
         let values = floats(v, (p, p.v, batch), seen);
         let of = |of, steps| floats(of, (p, steps, batch), queries.clone());
@@ -167,18 +169,18 @@ pub(super) unsafe fn backward_queries<T: HostElement<Compute = f32>>(
             let [own, out, grad] = [&own, &outs, &grads].map(|rows| &rows[i * width..][..width]);
             let common = products(out, grad, 1)[0];
             let at = (batch * p.queries as usize + query) as isize;
-            // SAFETY: the query's own numbers.
+            // SAFETY: both have one element per query, and the query belongs to this thread.
             let log = unsafe {
                 delta.write(at, common);
                 lse.read(at)
             };
-            let mut weights = products(own, &keys, p.seen(query));
+            let mut weights = products(own, &keys, p.visible_keys(query));
             weights.iter_mut().for_each(|score| *score = (*score * p.scale_log2 - log) * LN_2);
             exp(&mut weights);
-            let slopes = products(grad, &values, p.seen(query));
+            let slopes = products(grad, &values, p.visible_keys(query));
             let pairs = weights.iter_mut().zip(slopes);
             pairs.for_each(|(weight, slope)| *weight *= slope - common);
-            let sums = weighed(&weights, &keys, width);
+            let sums = weighted_sum(&weights, &keys, width);
             let slopes = sums.into_iter().map(|sum| sum * p.scale);
             write(dq, (p, p.dq, batch), query, slopes);
         }
@@ -186,8 +188,9 @@ pub(super) unsafe fn backward_queries<T: HostElement<Compute = f32>>(
 }
 
 /// # Safety
-/// As [`HostKernel`](host::HostKernel): queries, keys, values, the result's gradient, the two numbers of each query, the
-/// gradients of keys and values.
+/// The conditions of [`HostKernel`](host::HostKernel). The operands are queries, keys, values and
+/// the gradient of the result, of `T`, logarithms and `delta`, of `f32`, and the gradients of keys
+/// and values, of `T`.
 pub(super) unsafe fn backward_keys<T: HostElement<Compute = f32>>(
     launch: &HostLaunch<'_>,
     p: &Attention,
@@ -196,7 +199,7 @@ pub(super) unsafe fn backward_keys<T: HostElement<Compute = f32>>(
     let [lse, delta] = [4, 5].map(|i| Shared::<f32>::operand(launch, i));
     let (width, queries) = (p.width as usize, p.queries as usize);
     p.each(launch.parallel, p.keys, |batch, keys| {
-        // Queries before them see none of these keys.
+        // Under a causal mask, earlier queries attend to none of these keys.
         let before = if p.causal != 0 { keys.start.min(queries) } else { 0 };
         let own = floats(q, (p, p.q, batch), before..queries);
         let grads = floats(grad, (p, p.grad, batch), before..queries);
@@ -204,14 +207,15 @@ pub(super) unsafe fn backward_keys<T: HostElement<Compute = f32>>(
         let (of_keys, of_values) = (of(k, p.k), of(v, p.v));
         let rows = of_keys.chunks(width).zip(of_values.chunks(width));
         for (key, (row, value)) in keys.clone().zip(rows) {
-            // From the first query that sees it.
+            // The first query that attends to this key.
             let first = if p.causal != 0 { key.min(queries) } else { 0 };
             let skipped = (first - before) * width;
             let (own, grads, count) = (&own[skipped..], &grads[skipped..], queries - first);
             let mut weights = products(row, own, count);
             let mut slopes = products(value, grads, count);
             let at = (batch * queries + first) as isize;
-            // SAFETY: the queries' numbers, which are only read.
+            // SAFETY: `lse` and `delta` have one element per query, and the launch declares both as
+            // read.
             let number = |of: Shared<f32>, i: usize| unsafe { of.read(at + i as isize) };
             for (i, weight) in weights.iter_mut().enumerate() {
                 *weight = (*weight * p.scale_log2 - number(lse, i)) * LN_2;
@@ -221,7 +225,7 @@ pub(super) unsafe fn backward_keys<T: HostElement<Compute = f32>>(
                 *slope = weight * (*slope - number(delta, i));
             }
             let (by_key, by_value) =
-                (weighed(&slopes, own, width), weighed(&weights, grads, width));
+                (weighted_sum(&slopes, own, width), weighted_sum(&weights, grads, width));
             write(dk, (p, p.dk, batch), key, by_key.into_iter().map(|sum| sum * p.scale));
             write(dv, (p, p.dv, batch), key, by_value.into_iter());
         }

@@ -1,30 +1,30 @@
-//! Attention of half-width floats in one launch, and its gradients in two, on tensor cores. Neither scores nor
-//! weights are in memory.
+//! Attention of half-width floats in one launch, and its gradients in two, on tensor cores. Scores
+//! and weights are never stored in memory.
 //!
 //! # Algorithm
 //!
-//! FlashAttention-2 with `mma.sync`, for devices of compute capability 8.0 and later. A block has
-//! 64 queries. It keeps their scores for 64 keys at a time (32 where operands are wider than 64) in
-//! registers, while the next keys are fetched with `cp.async`. It writes the result and the
-//! logarithm of each query's sum.
+//! FlashAttention-2 with `mma.sync`, for devices of compute capability 8.0 and later. A block
+//! processes 64 queries. It keeps their scores for 64 keys at a time in registers (32 keys if
+//! operands are wider than 64), and fetches the next keys with `cp.async` meanwhile. It writes the
+//! result and the logarithm of the sum of each query's exponentials.
 //!
-//! The gradient takes two kernels: one has 64 queries for each block and goes over the keys, the
-//! other has 64 keys and goes over the queries. Both recompute the weights. No atomics are used, so
-//! sums are the same in each run.
+//! The gradient takes two kernels. A block of the first has 64 queries and loops over the keys. A
+//! block of the second has 64 keys and loops over the queries. Both recompute the weights. Neither
+//! uses atomics, so sums are the same in each run.
 //!
-//! Operands may have any strides of whole vectors, and results have the layout of their operands,
-//! so heads that lie side by side in the result of one linear layer need no copy. `tiles.cuh` holds
-//! the common parts of the three kernels.
+//! Operands may have any strides that are multiples of a vector, and results have the layout of
+//! their operands. Heads that lie side by side in the result of one linear layer therefore need no
+//! copy. `tiles.cuh` holds the code that the three kernels share.
 //!
 //! # Limits
 //!
 //! Instructions that `compute_75` lacks stand in blocks that the module loader replaces
-//! (`module/newer.rs` of `warpline-runtime`). The code that stands there in the PTX traps, and is
-//! never launched.
+//! (`module/newer.rs` of `warpline-runtime`). The code in the committed PTX traps in their place,
+//! and is never launched.
 
 mod cpu;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::f64::consts::LOG2_E;
 
@@ -39,14 +39,15 @@ use warpline_runtime::{
     DType, Error, Operand, Result, Target, View, checked_numel, cuda_struct, hosts,
 };
 
-/// Queries or keys of a block.
+/// Queries or keys per block.
 const ROWS: usize = 64;
 const THREADS: u32 = 128;
 
-/// The widths that there are kernels for: a narrower operand is as one with zeros.
+/// Widths for which kernels are compiled. A narrower operand is padded with zeros to the next
+/// width.
 const WIDTHS: [usize; 2] = [64, 128];
 
-/// Elements that are loaded at once.
+/// Elements per vector load.
 const VECTOR: usize = 8;
 
 pub(super) static ATTENTION: Program =
@@ -76,17 +77,20 @@ fn each(name: &str, ty: &str) -> String {
     WIDTHS.map(|width| format!("{name}({ty}, {width})")).join("\n")
 }
 
-// SAFETY: `attention` and `attention_backward` make all `Attention`s with `check`: sizes and steps are those of the views that
-// they launch with, whose rows are whole vectors. Each element that is written is one block's.
+// SAFETY: `attention` and `attention_backward` make all `Attention`s with `check`. Sizes and
+// strides are those of the views that they launch with, whose rows consist of whole vectors. One
+// block writes each element.
 static FORWARD: [Kernel<Attention, 5>; WIDTHS.len()] = unsafe {
     Kernel::array(&ATTENTION, ["wide_64", "wide_128"], hosts!(F16 | BF16, T => cpu::forward::<T>))
 };
-// SAFETY: as `FORWARD`.
+// SAFETY: `attention_backward` makes the parameters with `check`, from the views that it launches
+// with. One block writes each element.
 static BACKWARD_QUERIES: [Kernel<Attention, 8>; WIDTHS.len()] = unsafe {
     let hosts = hosts!(F16 | BF16, T => cpu::backward_queries::<T>);
     Kernel::array(&ATTENTION_BACKWARD, ["queries_64", "queries_128"], hosts)
 };
-// SAFETY: as `FORWARD`.
+// SAFETY: `attention_backward` makes the parameters with `check`, from the views that it launches
+// with. One block writes each element.
 static BACKWARD_KEYS: [Kernel<Attention, 8>; WIDTHS.len()] = unsafe {
     let hosts = hosts!(F16 | BF16, T => cpu::backward_keys::<T>);
     Kernel::array(&ATTENTION_BACKWARD, ["keys_64", "keys_128"], hosts)
@@ -109,8 +113,9 @@ impl Steps {
 }
 
 cuda_struct! {
-    /// `outer` times `inner` batches of `queries` and `keys`, all of `width`. Scores are multiplied by `scale`. Exponentials
-    /// are of base two, and of scores times `scale_log2`. The forward pass has neither gradients nor their steps.
+    /// `outer` times `inner` batches of `queries` and `keys` of `width` elements. Scores are
+    /// multiplied by `scale`. The kernels compute base-2 exponentials of scores times `scale_log2`.
+    /// In the forward pass the strides of gradients are zero.
     struct Attention {
         outer: u64,
         inner: u64,
@@ -131,7 +136,7 @@ cuda_struct! {
     }
 }
 
-/// What a list says of the last four dimensions, of which there may be fewer.
+/// Returns the last four values of `list`. `none` fills the place of missing dimensions.
 fn last_four<T: Copy>(list: &[T], none: T) -> [T; 4] {
     let mut all = [none; 4];
     for (to, from) in all.iter_mut().rev().zip(list.iter().rev()) {
@@ -140,8 +145,9 @@ fn last_four<T: Copy>(list: &[T], none: T) -> [T; 4] {
     all
 }
 
-/// Whether [`attention`] is made for operands of a dtype and a width on this target: the half-width floats, of a multiple
-/// of 8 up to 128, where there are tensor cores that take both (compute capability 8.0).
+/// Returns whether [`attention`] supports a dtype and a width on this target. The dtype must be
+/// `float16` or `bfloat16`, and the width a multiple of 8 up to 128. A CUDA device needs compute
+/// capability 8.0 or later.
 #[must_use]
 pub fn has_attention(target: Target<'_>, dtype: DType, width: usize) -> bool {
     let newer = match target {
@@ -154,7 +160,8 @@ pub fn has_attention(target: Target<'_>, dtype: DType, width: usize) -> bool {
         && width.is_multiple_of(VECTOR)
 }
 
-/// Whether [`attention`] takes an operand as it lies: rows of whole vectors, in two to four dimensions.
+/// Returns whether [`attention`] supports the layout of an operand: two to four dimensions,
+/// contiguous rows, and rows that begin at multiples of 8 elements.
 #[must_use]
 pub fn attention_takes(view: View<'_>) -> bool {
     let &[.., step] = view.strides() else { return false };
@@ -166,23 +173,34 @@ pub fn attention_takes(view: View<'_>) -> bool {
         && rows.all(aligned)
 }
 
-/// How [`attention`] weighs.
+/// Scale and mask of the scores.
 #[derive(Clone, Copy, Debug)]
 pub struct Weighing {
-    /// What scores are multiplied by.
+    /// Factor of the scores.
     pub scale: f64,
-    /// Whether queries see keys up to their own place only.
+    /// Whether a query attends only to the keys up to its own index.
     pub is_causal: bool,
 }
 
-/// `softmax(q @ k.T * scale) @ v` (`torch.nn.functional.scaled_dot_product_attention`), of `[.., queries, width]` by
-/// `[.., keys, width]` with at most two dimensions of batches, and the logarithms to base two of what each query's
-/// exponentials add up to: of `f32`, contiguous, for [`attention_backward`]. There is at least one key. Which operands it
-/// takes [`has_attention`] and [`attention_takes`] say.
+/// Computes `softmax(q @ k.T * scale) @ v` (`torch.nn.functional.scaled_dot_product_attention`).
+///
+/// `q` and `out` are `[.., queries, width]`, `k` and `v` are `[.., keys, width]`, with at most two
+/// leading batch dimensions. There is at least one key. Their dtype and width must satisfy
+/// [`has_attention`], and their layouts [`attention_takes`]. `lse` receives, for each query, the
+/// base-2 logarithm of the sum of its exponentials, for [`attention_backward`]. `lse` is
+/// contiguous, of `float32`, with one element per query of each batch.
 ///
 /// # Errors
-/// [`ErrorKind::UnsupportedDType`], [`ErrorKind::DTypeMismatch`]; [`ErrorKind::ShapeMismatch`], also for what it does not take as it
-/// lies; [`ErrorKind::OverlappingOperands`], [`ErrorKind::OverlappingWrite`]; otherwise as [`Kernel::launch`].
+/// - [`ErrorKind::UnsupportedDType`] if `q` is not of a half-width float dtype.
+/// - [`ErrorKind::DTypeMismatch`] if `k`, `v` or `out` has another dtype than `q`, or `lse` is not
+///   of `float32`.
+/// - [`ErrorKind::ShapeMismatch`] if sizes do not fit each other, if the width or the number of
+///   keys is not supported, if [`attention_takes`] returns `false` for an operand or `out`, or if
+///   `lse` is not contiguous.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of a result overlap each other.
+/// - [`ErrorKind::OverlappingOperands`] if a result shares memory with another operand.
+/// - The errors of [`Kernel::launch`].
 #[track_caller]
 pub fn attention(
     target: Target<'_>,
@@ -198,11 +216,13 @@ pub fn attention(
     run(target, OP, &FORWARD, &operands, &params, params.queries)
 }
 
-/// The gradients of [`attention`] with respect to its three operands for `grad`, that of its result `out`. `delta` is
-/// memory for it, and lies as `lse` does.
+/// Computes the gradients of [`attention`] with respect to `q`, `k` and `v` into `dq`, `dk` and
+/// `dv`. `out` and `lse` are the results of the forward pass, and `grad` is the gradient of `out`.
+/// `delta` is scratch memory with the layout of `lse`.
 ///
 /// # Errors
-/// As there.
+/// The errors of [`attention`]. The conditions on `out` hold for `grad` and `dq` too, those on `k`
+/// for `dk` and `dv`, and those on `lse` for `delta`.
 #[track_caller]
 pub fn attention_backward(
     target: Target<'_>,
@@ -232,7 +252,8 @@ pub fn attention_backward(
     run(target, OP, &BACKWARD_KEYS, &operands, &params, params.keys)
 }
 
-/// Checks the operands: `others` lie as queries do or as keys, `sums` have a number for each query.
+/// Checks the operands and makes the parameters. Each of `others` has the sizes of the queries if
+/// its flag is set, otherwise those of the keys. Each of `sums` has one element per query.
 #[track_caller]
 fn check(
     op: &'static str,
@@ -293,7 +314,7 @@ fn check(
     })
 }
 
-/// Launches the kernel for the width, with blocks for this number of `rows`.
+/// Launches the kernel for the width, with one block per [`ROWS`] of the `rows` in each batch.
 #[track_caller]
 fn run<const N: usize>(
     target: Target<'_>,
@@ -304,7 +325,7 @@ fn run<const N: usize>(
     rows: u64,
 ) -> Result<()> {
     check_operands(op, operands)?;
-    // `rows` are queries or keys, fewer than 2³¹ of each.
+    // `check` limits both queries and keys to fewer than 2³¹, so `blocks` fits 32 bits.
     let blocks = rows.div_ceil(ROWS as u64) as u32;
     let batches = params.outer.saturating_mul(params.inner);
     if blocks == 0 || batches == 0 {

@@ -1,4 +1,4 @@
-//! Cases for attention, the same on every target.
+//! Tests of fused attention that run on every target.
 
 use super::*;
 use warpline_runtime::DType::{BF16, F16, F32};
@@ -7,8 +7,8 @@ use warpline_runtime::{ErrorKind, Layout, ResultExt as _};
 
 const SCALE: f64 = 0.25;
 
-/// Batches in two dimensions, queries, keys, width: less than a block and more, no whole tiles, both kernels' widths,
-/// fewer queries than keys and more.
+/// Outer and inner batches, queries, keys, width. Sizes are below and above a block, not multiples
+/// of a tile, for both kernel widths, and with more queries than keys and fewer.
 const SIZES: [[usize; 5]; 8] = [
     [1, 1, 1, 1, 8],
     [2, 3, 5, 7, 16],
@@ -20,34 +20,34 @@ const SIZES: [[usize; 5]; 8] = [
     [3, 2, 33, 64, 32],
 ];
 
-/// Numbers around zero, as small as those of operands are, which every dtype holds.
+/// Small values around zero that every dtype represents exactly.
 fn values(n: usize, seed: usize) -> Vec<f64> {
     (0..n).map(|i| ((i * 37 + seed * 11 + i / 97) % 61) as f64 / 32.0 - 0.9375).collect()
 }
 
-/// How operands lie: one after the other, or heads beside each other in rows that belong to other operands too.
+/// Layout of operands: contiguous, or heads side by side in rows that also hold another operand.
 #[derive(Clone, Copy, Debug)]
-enum Lies {
+enum OperandLayout {
     Contiguous,
     Packed,
 }
 
-/// A tensor of `[outer, inner, rows, width]`.
+/// Creates a tensor of `[outer, inner, rows, width]`.
 fn made(
     target: Target<'_>,
     dtype: DType,
     sizes: [usize; 4],
-    lies: Lies,
+    layout: OperandLayout,
     values: Option<&[f64]>,
 ) -> Tensor {
     let [outer, inner, rows, width] = sizes;
     let n = sizes.iter().product::<usize>();
-    match lies {
-        Lies::Contiguous => match values {
+    match layout {
+        OperandLayout::Contiguous => match values {
             Some(values) => Tensor::new(target, dtype, &sizes, values),
             None => Tensor::garbage(target, dtype, &sizes),
         },
-        Lies::Packed => {
+        OperandLayout::Packed => {
             let mut all = vec![f64::NAN; 2 * n];
             for (i, at) in (0..n).zip(0..) {
                 let [w, r, h, o] =
@@ -61,7 +61,7 @@ fn made(
     }
 }
 
-/// What there is to compare with, in `f64`.
+/// Expected results in `f64`.
 struct Expected {
     out: Vec<f64>,
     lse: Vec<f64>,
@@ -109,25 +109,33 @@ fn expected(
 fn agrees(target: Target<'_>) {
     for dtype in [F16, BF16] {
         for sizes in SIZES {
-            for (is_causal, lies) in
-                [(false, Lies::Contiguous), (true, Lies::Contiguous), (true, Lies::Packed)]
-            {
-                agrees_for(target, dtype, sizes, is_causal, lies);
+            for (is_causal, layout) in [
+                (false, OperandLayout::Contiguous),
+                (true, OperandLayout::Contiguous),
+                (true, OperandLayout::Packed),
+            ] {
+                agrees_for(target, dtype, sizes, is_causal, layout);
             }
         }
     }
 }
 
-fn agrees_for(target: Target<'_>, dtype: DType, sizes: [usize; 5], is_causal: bool, lies: Lies) {
+fn agrees_for(
+    target: Target<'_>,
+    dtype: DType,
+    sizes: [usize; 5],
+    is_causal: bool,
+    layout: OperandLayout,
+) {
     let [outer, inner, queries, keys, width] = sizes;
-    let context = format!("{dtype} {sizes:?}, causal {is_causal}, {lies:?}");
+    let context = format!("{dtype} {sizes:?}, causal {is_causal}, {layout:?}");
     let of = |rows| [outer, inner, rows, width];
     let numbers = [queries, keys, keys, queries].map(of).map(|s| s.iter().product::<usize>());
     let numbers: Vec<Vec<f64>> =
         numbers.iter().zip(1..).map(|(&n, seed)| values(n, seed)).collect();
-    let input = |i: usize, rows| made(target, dtype, of(rows), lies, Some(&numbers[i]));
+    let input = |i: usize, rows| made(target, dtype, of(rows), layout, Some(&numbers[i]));
     let [q, k, v, grad] = [input(0, queries), input(1, keys), input(2, keys), input(3, queries)];
-    let result = |rows| made(target, dtype, of(rows), lies, None);
+    let result = |rows| made(target, dtype, of(rows), layout, None);
     let [out, dq, dk, dv] = [queries, queries, keys, keys].map(result);
     let [lse, delta] = [(); 2].map(|()| Tensor::garbage(target, F32, &[outer, inner, queries]));
     let operands = [q.view(), k.view(), v.view()];
@@ -167,8 +175,8 @@ fn gpu_fused_attention_agrees_with_its_formula() {
     on_gpu(agrees);
 }
 
-/// Scores far apart, and some that are infinite.
-fn extremes(target: Target<'_>) {
+/// Scores that are far apart, and infinite ones.
+pub(in crate::attention) fn extremes(target: Target<'_>) {
     let mut q = vec![0.0; 3 * 8];
     q[0] = 1000.0;
     q[8] = 1.0;
@@ -189,57 +197,37 @@ fn extremes(target: Target<'_>) {
     }
 }
 
-#[test]
-fn infinite_and_large_scores_do_not_affect_others() {
-    on_every_target(extremes);
-}
-
-#[test]
-#[ignore = "needs a GPU"]
-fn gpu_infinite_and_large_scores_do_not_affect_others() {
-    on_gpu(extremes);
-}
-
-#[test]
-fn operands_outside_the_kernels_range_are_refused() {
-    on_every_target(|target| {
-        let of = |dtype, sizes: &[usize]| Tensor::garbage(target, dtype, sizes);
-        let lse = of(F32, &[2, 3]);
-        let weighing = Weighing { scale: 1.0, is_causal: false };
-        let run = |[q, k, v]: [&Tensor; 3], out: &Tensor| {
-            attention(target, [q, k, v].map(|t| t.view()), weighing, out.view(), lse.view())
-        };
-        let (q, k, out) = (of(F16, &[2, 3, 16]), of(F16, &[2, 5, 16]), of(F16, &[2, 3, 16]));
-        run([&q, &k, &k], &out).unwrap();
-        run([&q, &q, &q], &out).unwrap();
-        let floats = of(F32, &[2, 3, 16]);
-        assert!(matches!(
-            run([&floats; 3], &floats).kind(),
-            Some(ErrorKind::UnsupportedDType { .. })
-        ));
-        assert!(matches!(
-            run([&q, &floats, &k], &out).kind(),
-            Some(ErrorKind::DTypeMismatch { .. })
-        ));
-        let none = of(F16, &[2, 0, 16]);
-        let odd = of(F16, &[2, 3, 12]);
-        let wide = of(F16, &[2, 3, 136]);
-        let turned = of(F16, &[2, 16, 3]).with(|l| l.transpose(1, 2));
-        for (operands, result) in [
-            ([&q, &k, &q], &out),
-            ([&q, &none, &none], &out),
-            ([&odd; 3], &odd),
-            ([&wide; 3], &wide),
-            ([&turned, &k, &k], &out),
-        ] {
-            let error = run(operands, result).unwrap_err();
-            assert!(matches!(error.kind(), ErrorKind::ShapeMismatch { .. }), "{error}");
-        }
-        assert!(matches!(run([&q; 3], &q).kind(), Some(ErrorKind::OverlappingOperands)));
-        assert!(has_attention(target, F16, 128));
-        for (dtype, width) in [(F32, 64), (BF16, 0), (BF16, 12), (F16, 136)] {
-            assert!(!has_attention(target, dtype, width), "{dtype} {width}");
-        }
-        assert!(!attention_takes(turned.view()));
-    });
+pub(in crate::attention) fn rejected_operands(target: Target<'_>) {
+    let of = |dtype, sizes: &[usize]| Tensor::garbage(target, dtype, sizes);
+    let lse = of(F32, &[2, 3]);
+    let weighing = Weighing { scale: 1.0, is_causal: false };
+    let run = |[q, k, v]: [&Tensor; 3], out: &Tensor| {
+        attention(target, [q, k, v].map(|t| t.view()), weighing, out.view(), lse.view())
+    };
+    let (q, k, out) = (of(F16, &[2, 3, 16]), of(F16, &[2, 5, 16]), of(F16, &[2, 3, 16]));
+    run([&q, &k, &k], &out).unwrap();
+    run([&q, &q, &q], &out).unwrap();
+    let floats = of(F32, &[2, 3, 16]);
+    assert!(matches!(run([&floats; 3], &floats).kind(), Some(ErrorKind::UnsupportedDType { .. })));
+    assert!(matches!(run([&q, &floats, &k], &out).kind(), Some(ErrorKind::DTypeMismatch { .. })));
+    let none = of(F16, &[2, 0, 16]);
+    let odd = of(F16, &[2, 3, 12]);
+    let wide = of(F16, &[2, 3, 136]);
+    let turned = of(F16, &[2, 16, 3]).with(|l| l.transpose(1, 2));
+    for (operands, result) in [
+        ([&q, &k, &q], &out),
+        ([&q, &none, &none], &out),
+        ([&odd; 3], &odd),
+        ([&wide; 3], &wide),
+        ([&turned, &k, &k], &out),
+    ] {
+        let error = run(operands, result).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::ShapeMismatch { .. }), "{error}");
+    }
+    assert!(matches!(run([&q; 3], &q).kind(), Some(ErrorKind::OverlappingOperands)));
+    assert!(has_attention(target, F16, 128));
+    for (dtype, width) in [(F32, 64), (BF16, 0), (BF16, 12), (F16, 136)] {
+        assert!(!has_attention(target, dtype, width), "{dtype} {width}");
+    }
+    assert!(!attention_takes(turned.view()));
 }

@@ -1,11 +1,11 @@
-//! The weights of attention (the softmax of scaled scores), and the gradient of the scores, for
-//! attention that is two products with a softmax between them.
+//! The weights of attention (the softmax of scaled scores) and the gradient of the scores, for
+//! attention that is computed as two matrix products with a softmax between them.
 //!
-//! The kernels know how far a query sees under a causal mask. Weights of half-width floats are kept
-//! in that dtype; scores, and the gradient of the weights, are products in `f32`.
+//! The kernels apply the causal mask. Weights of half-width floats are stored in that dtype. Scores
+//! and the gradient of the weights are matrix products in `f32`.
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use warpline_cuda_sys_safe::HostLaunch;
 
@@ -21,10 +21,11 @@ use warpline_runtime::launch::{Grid, Kernel, blocks, check_operands};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{DType, Error, Operand, Result, Target, View, cuda_struct, hosts};
 
-/// Rows that a few lanes have in registers, and those of a block; and the same of no whole vectors.
+/// The kernels: `short` keeps a row in the registers of a few lanes, `long` uses one block per row.
+/// The `_odd` kernels are for rows that do not consist of whole vectors.
 const KERNELS: [&str; 4] = ["short", "long", "short_odd", "long_odd"];
 
-/// Bytes of a row that a lane has in registers at most.
+/// Bytes of a row that a lane keeps in registers at most.
 const HELD_BYTES: usize = 128;
 const SHORT_THREADS: u32 = 128;
 const LONG_THREADS: u32 = 256;
@@ -47,17 +48,21 @@ fn source() -> Source {
     of.push(&format!("#define HELD_BYTES {HELD_BYTES}")).push(include_str!("weights.cuh"))
 }
 
-// SAFETY: `params` makes all `Attention`s, with the sizes of the views that are launched with, which are contiguous. Each element
-// of the last operand is written by one thread. `run` launches kernels for whole vectors only where rows consist of such.
+// SAFETY: `params` makes all `Attention`s, with the sizes of the views that are launched with,
+// which are contiguous. One thread writes each element of the last operand. `run` launches kernels
+// for whole vectors only if all rows consist of whole vectors.
 static FORWARD: [Kernel<Attention, 2>; KERNELS.len()] = by_weights(unsafe {
     Kernel::array(&ATTENTION_WEIGHTS, KERNELS, hosts!(float T => forward::<T>))
 });
-// SAFETY: as `FORWARD`.
+// SAFETY: `params` makes all `Attention`s, from the contiguous views that are launched with. One
+// thread writes each element of the last operand. `run` launches kernels for whole vectors only if
+// all rows consist of whole vectors.
 static BACKWARD: [Kernel<Attention, 3>; KERNELS.len()] = by_weights(unsafe {
     Kernel::array(&ATTENTION_WEIGHTS_BACKWARD, KERNELS, hosts!(float T => backward::<T>))
 });
 
-/// Lets the dtype of the weights select variants: that of the scores is `f32` for three of them.
+/// Selects the variant by the dtype of the weights, because scores are of `f32` for three of the
+/// four dtypes.
 const fn by_weights<const N: usize>(
     [a, b, c, d]: [Kernel<Attention, N>; KERNELS.len()],
 ) -> [Kernel<Attention, N>; KERNELS.len()] {
@@ -65,8 +70,8 @@ const fn by_weights<const N: usize>(
 }
 
 cuda_struct! {
-    /// `batch` matrices of `queries` rows of `keys`. `team` is the logarithm of the number of lanes that share a row, `scale`
-    /// the bits of an `f64`.
+    /// `batch` matrices of `queries` rows of `keys` elements. `team` is the binary logarithm of the
+    /// number of lanes per row, `scale` the bits of an `f64`.
     struct Attention {
         batch: u64,
         queries: u64,
@@ -78,25 +83,33 @@ cuda_struct! {
 }
 
 impl Attention {
-    /// Number of keys that the query of this row sees.
-    fn seen(&self, row: usize) -> usize {
+    /// Returns the number of keys that the query of a row attends to.
+    fn visible_keys(&self, row: usize) -> usize {
         let query = row % self.queries as usize;
         if self.causal != 0 { self.keys.min(query as u64 + 1) as usize } else { self.keys as usize }
     }
 }
 
-/// The dtype of scores for weights of a dtype: `f32` for the halves.
+/// Returns the dtype of scores for weights of a dtype: `float32` for the half-width floats.
 fn scores_dtype(weights: DType) -> DType {
     if weights == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-/// The weights with which `torch.nn.functional.scaled_dot_product_attention` adds up values: softmax of `scale` times the
-/// scores of `[batch, queries, keys]`, over the keys. Where it `is_causal` query `i` sees keys up to `i`, and the others
-/// have a weight of 0. The scores of half-width weights are of `f32`. Both views are contiguous.
+/// Computes the attention weights of `torch.nn.functional.scaled_dot_product_attention`: the
+/// softmax of `scale` times the scores, over the keys.
+///
+/// `scores` and `weights` are `[batch, queries, keys]` and contiguous. With `is_causal`, query `i`
+/// attends to the keys up to `i`, and all other weights are 0. Scores are of `float32` if the
+/// weights are half-width floats, otherwise of the dtype of the weights.
 ///
 /// # Errors
-/// [`ErrorKind::UnsupportedDType`] for what is not a float, [`ErrorKind::DTypeMismatch`]; [`ErrorKind::ShapeMismatch`], also for
-/// views that are not contiguous; [`ErrorKind::OverlappingOperands`]; otherwise as [`Kernel::launch`].
+/// - [`ErrorKind::UnsupportedDType`] if the weights are not of a floating-point dtype.
+/// - [`ErrorKind::DTypeMismatch`] if the scores do not have the dtype that belongs to the weights.
+/// - [`ErrorKind::ShapeMismatch`] if the sizes differ, are not three, or include 2³¹ keys or more,
+///   or if a view is not contiguous.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - [`ErrorKind::OverlappingOperands`] if the views share memory.
+/// - The errors of [`Kernel::launch`].
 #[track_caller]
 pub fn attention_weights(
     target: Target<'_>,
@@ -112,11 +125,12 @@ pub fn attention_weights(
     run(target, OP, &FORWARD, &[scores.read(), weights.write()], params)
 }
 
-/// The gradient of [`attention_weights`] with respect to the scores, in the weights' dtype, for `grad`, that of the
-/// weights, which is of the scores' dtype. All views are contiguous.
+/// Computes the gradient of [`attention_weights`] with respect to the scores into `result`, which
+/// has the dtype of the weights. `grad` is the gradient of the weights and has the dtype of the
+/// scores. All views are contiguous and `[batch, queries, keys]`.
 ///
 /// # Errors
-/// As there.
+/// The errors of [`attention_weights`], with `grad` in the place of the scores.
 #[track_caller]
 pub fn attention_weights_backward(
     target: Target<'_>,
@@ -134,7 +148,7 @@ pub fn attention_weights_backward(
     run(target, OP, &BACKWARD, &[grad.read(), weights.read(), result.write()], params)
 }
 
-/// Checks views, each with the dtype that it must have.
+/// Checks the views, each against its required dtype, and makes the parameters.
 #[track_caller]
 fn params(
     op: &'static str,
@@ -206,7 +220,8 @@ fn run<const N: usize>(
 }
 
 /// # Safety
-/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): scores of what `T` is computed in, and weights of `T`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are scores,
+/// of the compute type of `T`, and weights, of `T`.
 unsafe fn forward<T>(launch: &HostLaunch<'_>, p: &Attention)
 where
     T: HostElement<Compute: Float>,
@@ -221,23 +236,23 @@ where
         let mut block =
             vec![[lowest::<T::Compute>(); HOST_LANES]; keys.min(BLOCK).div_ceil(HOST_LANES)];
         for row in rows {
-            let (at, size) = ((row * keys) as isize, p.seen(row));
+            let (at, size) = ((row * keys) as isize, p.visible_keys(row));
             let read = |first: usize, values: &mut [T::Compute]| {
                 for (i, x) in (first as isize..).zip(values) {
-                    // SAFETY: an element of the scores.
+                    // SAFETY: the row has `keys` elements, which the launch declares as read.
                     *x = unsafe { scores.read(at + i) }.mul(scale);
                 }
             };
             let write = |first: usize, values: &[T::Compute]| {
                 for (i, &x) in (first as isize..).zip(values) {
-                    // SAFETY: a weight, in a row that is this thread's.
+                    // SAFETY: the row has `keys` weights and belongs to this thread.
                     unsafe { weights.write(at + i, T::put(x)) };
                 }
             };
             let block = &mut block[..size.min(BLOCK).div_ceil(HOST_LANES)];
             vectorized(Row { size, log: false, block, read: &read, write: &write });
             for i in size..keys {
-                // SAFETY: as above.
+                // SAFETY: `i` is less than `keys`, and the row belongs to this thread.
                 unsafe { weights.write(at + i as isize, zero) };
             }
         }
@@ -245,7 +260,8 @@ where
 }
 
 /// # Safety
-/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): a gradient of what `T` is computed in, weights and a result of `T`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
+/// gradient, of the compute type of `T`, then weights and result, of `T`.
 unsafe fn backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Attention) {
     let grad = Shared::<T::Compute>::operand(launch, 0);
     let [weights, result] = [1, 2].map(|i| Shared::<T>::operand(launch, i));
@@ -253,9 +269,9 @@ unsafe fn backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Attention) {
     let grain = (GRAIN / 4 / keys).max(1);
     host::parallel_for(launch.parallel, (p.batch * p.queries) as usize, grain, |rows| {
         for row in rows {
-            let (at, size) = ((row * keys) as isize, p.seen(row) as isize);
+            let (at, size) = ((row * keys) as isize, p.visible_keys(row) as isize);
             let pair = |i: isize| -> (f64, f64) {
-                // SAFETY: an element of each.
+                // SAFETY: `i` is less than `keys`, and the launch declares both operands as read.
                 let (g, w) = unsafe { (grad.read(at + i), weights.read(at + i)) };
                 (g.cast(), w.get().cast())
             };
@@ -267,7 +283,7 @@ unsafe fn backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Attention) {
                 } else {
                     0.0
                 };
-                // SAFETY: an element of the result, in a row that is this thread's.
+                // SAFETY: `i` is less than `keys`, and the row belongs to this thread.
                 unsafe { result.write(at + i, T::put(T::Compute::from_number(slope))) };
             }
         }

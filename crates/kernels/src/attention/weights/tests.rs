@@ -1,4 +1,4 @@
-//! Cases for attention's weights, the same on every target.
+//! Tests of attention weights that run on every target.
 
 use super::*;
 use warpline_runtime::DType::{BF16, F16, F32, F64, I64};
@@ -7,12 +7,12 @@ use warpline_runtime::{ErrorKind, ResultExt};
 
 const SCALE: f64 = 0.375;
 
-/// Numbers that every float holds.
+/// Values that every floating-point dtype represents exactly.
 fn values(n: usize, seed: usize) -> Vec<f64> {
     (0..n).map(|i| ((i * 31 + seed) % 97) as f64 / 16.0 - 3.0).collect()
 }
 
-/// Rows of lanes, of blocks and longer ones, with and without whole vectors, that begin anywhere.
+/// Rows of a few lanes, of a block and longer ones, with and without whole vectors.
 const SIZES: [[usize; 3]; 9] = [
     [2, 3, 1],
     [3, 5, 4],
@@ -34,12 +34,12 @@ fn each(body: impl Fn(DType, DType, [usize; 3], bool, usize)) {
             }
         }
     }
-    // Queries of which the last see all keys.
+    // More queries than keys: the last queries attend to all keys.
     body(BF16, F32, [2, 40, 24], true, 0);
     body(BF16, F32, [70_000, 1, 2], false, 0);
 }
 
-/// A contiguous tensor that begins `start` elements into its memory.
+/// Creates a contiguous tensor that begins `start` elements into its memory.
 fn made(
     target: Target<'_>,
     dtype: DType,
@@ -53,7 +53,7 @@ fn made(
     base.with(|l| Ok(l.narrow(0, start as isize, values.len())?.view(&sizes).unwrap()))
 }
 
-/// Weights of rows, in `f64`.
+/// Computes the weights of each row in `f64`.
 fn weights_of(scores: &[f64], [_, queries, keys]: [usize; 3], is_causal: bool) -> Vec<f64> {
     let mut out = vec![0.0; scores.len()];
     for (row, scores) in scores.chunks(keys).enumerate() {
@@ -96,7 +96,7 @@ fn gradients(target: Target<'_>) {
         let weights = weights_of(&values(n, 5), sizes, is_causal);
         let grads = values(n, 11);
         let weights = made(target, dtype, sizes, &weights, start);
-        // What is not seen has no say, whatever it is.
+        // Gradients of masked weights must not matter, so they are NaN.
         let given: Vec<f64> = (0..n)
             .map(|i| {
                 let hidden = is_causal && i % keys > i / keys % sizes[1];
@@ -132,11 +132,11 @@ fn gpu_gradients_of_scores_are_right() {
     on_gpu(gradients);
 }
 
-fn extremes(target: Target<'_>) {
+pub(in crate::attention) fn extremes(target: Target<'_>) {
     let (low, high) = (f64::NEG_INFINITY, 1e30);
     for keys in [4, 1500] {
         let mut numbers = vec![low; 3 * keys];
-        // The first two keys of the first query, one of the second, none of the last.
+        // The first query attends to its first two keys, the second to one, and the last to none.
         numbers[..2].fill(high);
         numbers[keys + 1] = -high;
         let scores = Tensor::new(target, F32, &[1, 3, keys], &numbers);
@@ -149,43 +149,29 @@ fn extremes(target: Target<'_>) {
     }
 }
 
-#[test]
-fn infinite_and_large_scores_do_not_affect_others() {
-    on_every_target(extremes);
-}
-
-#[test]
-#[ignore = "needs a GPU"]
-fn gpu_infinite_and_large_scores_do_not_affect_others() {
-    on_gpu(extremes);
-}
-
-#[test]
-fn operands_outside_the_kernels_range_are_refused() {
-    on_every_target(|target| {
-        let of = |dtype, sizes: &[usize]| Tensor::garbage(target, dtype, sizes);
-        let run =
-            |a: &Tensor, out: &Tensor| attention_weights(target, a.view(), 1.0, false, out.view());
-        let scores = of(F32, &[2, 3, 3]);
-        assert!(matches!(
-            run(&scores, &of(I64, &[2, 3, 3])).kind(),
-            Some(ErrorKind::UnsupportedDType { .. })
-        ));
-        assert!(matches!(
-            run(&scores, &of(F64, &[2, 3, 3])).kind(),
-            Some(ErrorKind::DTypeMismatch { .. })
-        ));
-        let halves = of(F16, &[2, 3, 3]);
-        assert!(matches!(run(&halves, &halves).kind(), Some(ErrorKind::DTypeMismatch { .. })));
-        assert!(matches!(
-            run(&scores, &of(F16, &[2, 3, 4])).kind(),
-            Some(ErrorKind::ShapeMismatch { .. })
-        ));
-        let turned = scores.with(|l| l.transpose(1, 2));
-        assert!(matches!(run(&turned, &halves).kind(), Some(ErrorKind::ShapeMismatch { .. })));
-        assert!(matches!(run(&scores, &scores).kind(), Some(ErrorKind::OverlappingOperands)));
-        run(&of(F32, &[2, 0, 3]), &of(F16, &[2, 0, 3])).unwrap();
-        let none = of(BF16, &[2, 3, 0]);
-        run(&of(F32, &[2, 3, 0]), &none).unwrap();
-    });
+pub(in crate::attention) fn rejected_operands(target: Target<'_>) {
+    let of = |dtype, sizes: &[usize]| Tensor::garbage(target, dtype, sizes);
+    let run =
+        |a: &Tensor, out: &Tensor| attention_weights(target, a.view(), 1.0, false, out.view());
+    let scores = of(F32, &[2, 3, 3]);
+    assert!(matches!(
+        run(&scores, &of(I64, &[2, 3, 3])).kind(),
+        Some(ErrorKind::UnsupportedDType { .. })
+    ));
+    assert!(matches!(
+        run(&scores, &of(F64, &[2, 3, 3])).kind(),
+        Some(ErrorKind::DTypeMismatch { .. })
+    ));
+    let halves = of(F16, &[2, 3, 3]);
+    assert!(matches!(run(&halves, &halves).kind(), Some(ErrorKind::DTypeMismatch { .. })));
+    assert!(matches!(
+        run(&scores, &of(F16, &[2, 3, 4])).kind(),
+        Some(ErrorKind::ShapeMismatch { .. })
+    ));
+    let turned = scores.with(|l| l.transpose(1, 2));
+    assert!(matches!(run(&turned, &halves).kind(), Some(ErrorKind::ShapeMismatch { .. })));
+    assert!(matches!(run(&scores, &scores).kind(), Some(ErrorKind::OverlappingOperands)));
+    run(&of(F32, &[2, 0, 3]), &of(F16, &[2, 0, 3])).unwrap();
+    let none = of(BF16, &[2, 3, 0]);
+    run(&of(F32, &[2, 3, 0]), &none).unwrap();
 }

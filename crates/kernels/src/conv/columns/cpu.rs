@@ -1,4 +1,4 @@
-//! The CPU implementation.
+//! CPU implementations of both conversions.
 
 use warpline_cuda_sys_safe::HostLaunch;
 use warpline_runtime::host::{GRAIN, HostElement, Number, Shared, parallel_for};
@@ -6,7 +6,8 @@ use warpline_runtime::host::{GRAIN, HostElement, Number, Shared, parallel_for};
 use super::Columns;
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: image and columns, of elements of the size of `T`.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are image and columns, of
+/// elements of the size of `T`.
 pub(super) unsafe fn im2col<T: Copy + Default>(launch: &HostLaunch<'_>, p: &Columns) {
     let (image, columns) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     let (t, channels) = (p.taps, p.channels as usize);
@@ -20,7 +21,8 @@ pub(super) unsafe fn im2col<T: Copy + Default>(launch: &HostLaunch<'_>, p: &Colu
             let from = n as i64 * p.image[0] + c as i64 * p.image[1];
             let to = n as i64 * p.columns[0] + (c * taps) as i64 * p.columns[1];
             let to = columns.at((to + i64::from(tap) * p.columns[1]) as isize);
-            // SAFETY: a row of the columns, which is this thread's, and whose elements lie side by side.
+            // SAFETY: the columns have a row of `places` adjacent elements here, and the row
+            // belongs to this thread.
             let row = unsafe { std::slice::from_raw_parts_mut(to, places) };
             let [i, j, k] = [tap / (height * width), tap / width % height, tap % width];
             let lines = row.chunks_exact_mut(t.output[2] as usize);
@@ -43,12 +45,13 @@ pub(super) unsafe fn im2col<T: Copy + Default>(launch: &HostLaunch<'_>, p: &Colu
                 let first = image.at(first as isize);
                 let step = step * t.stride[2] as isize;
                 if step == 1 {
-                    // SAFETY: elements of a line of the image, side by side.
+                    // SAFETY: `inside` limits the range to adjacent elements of one line of the
+                    // image.
                     to.copy_from_slice(unsafe { std::slice::from_raw_parts(first, to.len()) });
                     continue;
                 }
                 for (x, to) in (0..).zip(to) {
-                    // SAFETY: an element of a line of the image.
+                    // SAFETY: `inside` limits `x` to elements of one line of the image.
                     *to = unsafe { first.offset(x * step).read() };
                 }
             }
@@ -57,7 +60,8 @@ pub(super) unsafe fn im2col<T: Copy + Default>(launch: &HostLaunch<'_>, p: &Colu
 }
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: columns and image, of `T`s.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are columns and image, of
+/// `T`.
 pub(super) unsafe fn col2im<T: HostElement>(launch: &HostLaunch<'_>, p: &Columns) {
     let (columns, image) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     let (t, channels) = (p.taps, p.channels as usize);
@@ -86,7 +90,8 @@ pub(super) unsafe fn col2im<T: HostElement>(launch: &HostLaunch<'_>, p: &Columns
                         let (d, h) = (t.at(0, od, i) as usize, t.at(1, oh, j) as usize);
                         let at = (d * t.input[1] as usize + h) * t.input[2] as usize;
                         let at = at + t.at(2, inside.start, k) as usize;
-                        // SAFETY: elements of a row of the columns, side by side.
+                        // SAFETY: `inside` limits the range to adjacent elements of one row of the
+                        // columns.
                         let from = unsafe {
                             let from = row.add(line + inside.start as usize);
                             std::slice::from_raw_parts(from, inside.len())
@@ -104,7 +109,7 @@ pub(super) unsafe fn col2im<T: HostElement>(launch: &HostLaunch<'_>, p: &Columns
                 let (d, h) = (i64::from(line / t.input[1]), i64::from(line % t.input[1]));
                 let to = to + d * p.image[2] + h * p.image[3];
                 for (w, &sum) in (0..i64::from(t.input[2])).zip(&mut sums) {
-                    // SAFETY: an element of the image, in a plane that is this thread's.
+                    // SAFETY: the image has this element, and the plane belongs to this thread.
                     unsafe { image.write((to + w * p.image[4]) as isize, T::put(sum)) };
                 }
             }

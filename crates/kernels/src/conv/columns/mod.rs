@@ -1,8 +1,8 @@
-//! Images to the columns that a convolution multiplies (`im2col`, PyTorch's `unfold`), and the transpose (`col2im`,
-//! `fold`).
+//! Conversion of images to the columns that a convolution multiplies (`im2col`, PyTorch's
+//! `unfold`), and the transpose (`col2im`, `fold`).
 //!
-//! The transpose gathers: each element of the image has one thread, which adds its contributions in
-//! a fixed order, so sums are the same in each run. Pools and resizing work the same way.
+//! The transpose gathers: one thread per image element adds the contributions in a fixed order, so
+//! sums are the same in each run. Pools and resizing gather their gradients in the same way.
 
 mod cpu;
 #[cfg(test)]
@@ -33,18 +33,20 @@ fn source() -> Source {
     Source::new().with::<Columns>().push(module::ELEMENT)
 }
 
-// SAFETY: `check` makes all `Columns`, of the views that are launched with: their strides and sizes. The image is read
-// where an element of the window is inside of it, the columns are written once each.
+// SAFETY: `check` makes all `Columns`, with strides and sizes of the views that are launched with.
+// The kernel reads the image only where the window lies inside, and one thread writes each element
+// of the columns.
 static TO_COLUMNS: Kernel<Columns, 2> =
     unsafe { Kernel::new(&IM2COL, "", hosts!(bits T => cpu::im2col::<T>)) };
-// SAFETY: as `TO_COLUMNS`. Of the columns those elements are read that have a row and a place, each element of the image
-// is written once.
+// SAFETY: `check` makes all `Columns`, with strides and sizes of the views that are launched with.
+// The kernel reads only elements of the columns with a valid row and position, and one thread
+// writes each element of the image.
 static TO_IMAGE: Kernel<Columns, 2> =
     unsafe { Kernel::new(&COL2IM, "", hosts!(float T => cpu::col2im::<T>)) };
 
 cuda_struct! {
-    /// The parameters of both. `image` are strides of batch, channel and the three dimensions, `columns` of
-    /// batch and row.
+    /// The parameters of both kernels. `image` holds the strides of batch, channel and the three
+    /// spatial dimensions, `columns` those of batch and row.
     struct Columns {
         taps: Taps,
         batch: u32,
@@ -54,14 +56,23 @@ cuda_struct! {
     }
 }
 
-/// The elements of `image` under a window, for all of its places (`torch.nn.functional.unfold`). `image` is
-/// `[batch, channels, …]` with one to three dimensions more; `columns` is `[batch, rows, places]`, a row for each
-/// element of the window in each channel, the channels after each other; its last dimension has stride 1.
-/// Outside of the image are zeros. Any dtype.
+/// Copies the elements of `image` under each position of a window to `columns`
+/// (`torch.nn.functional.unfold`).
+///
+/// `image` is `[batch, channels, …]` with one to three spatial dimensions of the sizes
+/// `window.input`. `columns` is `[batch, rows, places]` with stride 1 in the last dimension, one
+/// row for each channel and window element, in this order, and one column for each position of the
+/// window. Elements outside of the image are 0. Supports every dtype.
 ///
 /// # Errors
-/// [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`], [`ErrorKind::InvalidArgument`], [`ErrorKind::OutOfStorage`],
-/// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`], and what a launch can fail with.
+/// - [`ErrorKind::DTypeMismatch`] if the dtypes differ.
+/// - [`ErrorKind::ShapeMismatch`] if sizes do not fit the window, if the last dimension of
+///   `columns` has another stride than 1, or if [`Window::check`] finds the window too large.
+/// - [`ErrorKind::InvalidArgument`] if a stride or a dilation is 0.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of the result overlap each other.
+/// - [`ErrorKind::OverlappingOperands`] if the views share memory.
+/// - The errors of [`Kernel::launch`].
 #[track_caller]
 pub fn im2col(
     target: Target<'_>,
@@ -80,11 +91,13 @@ pub fn im2col(
     TO_COLUMNS.launch(target, OP, &operands, &params, grid)
 }
 
-/// The transpose of [`im2col`] (`torch.nn.functional.fold`): each element of `image` is the sum of the columns'
-/// elements that `im2col` would make of it. Floats; the halves are added in `f32`.
+/// The transpose of [`im2col`] (`torch.nn.functional.fold`): sets each element of `image` to the
+/// sum of the elements of `columns` to which [`im2col`] copies it. The dtype is floating-point.
+/// Half-width floats are summed in `float32`.
 ///
 /// # Errors
-/// [`ErrorKind::UnsupportedDType`], otherwise as [`im2col`].
+/// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.
+/// - The errors of [`im2col`], with `image` as the result.
 #[track_caller]
 pub fn col2im(
     target: Target<'_>,

@@ -1,4 +1,4 @@
-//! Cases for both, the same on every target.
+//! Tests of both conversions that run on every target.
 
 use warpline_runtime::DType::{self, BF16, F16, F32, F64, I32, U8};
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu};
@@ -6,7 +6,7 @@ use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu};
 use super::*;
 use warpline_runtime::{Error, ErrorKind};
 
-/// Windows of one to three dimensions, with all that moves them.
+/// Windows of one to three dimensions with strides, paddings and dilations.
 fn windows() -> Vec<Window> {
     let one = |n: usize| [1, 1, n];
     let mut windows = vec![
@@ -43,12 +43,12 @@ fn windows() -> Vec<Window> {
             dilation: [1; 3],
         },
     ];
-    // A window that is mostly outside.
+    // A window that is mostly outside of the image.
     windows.push(Window { padding: [0, 0, 30], output: one(30), ..windows[0] });
     windows
 }
 
-/// What `im2col` is to write, by the definition.
+/// Computes the columns by the definition of `im2col`.
 fn reference(image: &[f64], [batch, channels]: [usize; 2], w: &Window) -> Vec<f64> {
     let mut columns = Vec::new();
     let plane: usize = w.input.iter().product();
@@ -94,7 +94,7 @@ fn images_to_columns_and_back(target: Target<'_>) {
             im2col(target, image.view(), &w, columns.view()).unwrap();
             let expected = reference(&values, [batch, channels], &w);
             assert_eq!(columns.floats(target), expected, "{dtype} {w:?}");
-            // Rows first, then the batch, of an image whose channels are the other way round.
+            // Row-major columns of an image whose channels and spatial dimensions are exchanged.
             let base = Tensor::garbage(target, dtype, &[rows, batch, w.places()]);
             let swapped = base.with(|l| l.transpose(0, 1));
             im2col(target, image.view(), &w, swapped.view()).unwrap();
@@ -102,7 +102,8 @@ fn images_to_columns_and_back(target: Target<'_>) {
             if !dtype.is_float() {
                 continue;
             }
-            // Each element as often as windows have it.
+            // `col2im` of the columns multiplies each element by the number of windows that contain
+            // it.
             let ones = vec![1.0; values.len()];
             let mut counts = vec![0.0; values.len()];
             let places: Vec<f64> = (0..values.len()).map(|i| i as f64 + 1.0).collect();

@@ -13,7 +13,8 @@ use crate::elementwise::entry::Output;
 use crate::elementwise::formula::{Formula, MAX_OPERANDS, Step};
 use crate::programs::cuda_type;
 
-/// The counts of inputs and results that programs have: no more than five and three, whose dtypes are four bits each of 32. Calls a macro with them.
+/// Calls a macro with the numbers of inputs and results for which programs exist. There are at most
+/// five inputs and three results, because their dtype codes share 32 bits, four bits each.
 macro_rules! for_counts {
     ($macro:ident) => {
         $macro! {
@@ -23,7 +24,7 @@ macro_rules! for_counts {
 }
 pub(super) use for_counts;
 
-/// The source of a backward pass's kernels for a dtype. `None` has no kernels.
+/// Returns the source of a backward pass's kernels for a dtype. `None` has no kernels.
 pub fn source(backward: Option<&Backward>, variant: &str) -> Source {
     let Some(backward) = backward else { return Source::new() };
     let formula = backward.formula();
@@ -49,7 +50,7 @@ pub fn source(backward: Option<&Backward>, variant: &str) -> Source {
     around(structs, &expressions.join("\n"), &(function + &kernels.source()))
 }
 
-/// The ops of a formula, each once.
+/// Returns the ops of a formula, without duplicates.
 fn ops(formula: &Formula) -> Vec<&'static Op> {
     let uses = formula.uses(0..MAX_OPERANDS);
     let mut ops: Vec<&Op> = Vec::new();
@@ -64,7 +65,7 @@ fn ops(formula: &Formula) -> Vec<&'static Op> {
     ops
 }
 
-/// A function of an op's expression.
+/// Returns a CUDA function with an op's expression.
 fn helper(op: &Op) -> String {
     let parameters: Vec<String> = op
         .entry
@@ -81,7 +82,7 @@ fn helper(op: &Op) -> String {
     )
 }
 
-/// The function that computes the gradients of one element.
+/// Returns the CUDA function that computes the gradients of one element.
 fn body(formula: &Formula, inputs: &[(bool, &str)]) -> String {
     let leaves = formula.leaves();
     let mut parameters: Vec<String> = leaves
@@ -119,7 +120,7 @@ fn literal(number: f64) -> String {
     }
 }
 
-/// Whether there are kernels of so many inputs and results.
+/// Returns whether kernels exist for this number of inputs and results.
 pub(super) fn has_kernels(inputs: usize, results: usize) -> bool {
     macro_rules! find {
         ($($counts:tt)*) => {

@@ -1,4 +1,5 @@
-//! The CPU implementation of backward passes: the ops' loops over slices that stay in the nearest cache.
+//! The CPU implementation of backward passes: the ops' loops over slices that stay in the level 1
+//! cache.
 
 use std::marker::PhantomData;
 
@@ -47,16 +48,17 @@ unsafe fn over<T: HostElement, const I: usize, const N: usize>(
 ) {
     let strides = index.inner_strides();
     let memory: [Shared<T>; N] = std::array::from_fn(|k| Shared::operand(launch, k));
-    // Each wanted result: its place among the views, and the step that computes it.
+    // For each wanted result: its index among the views, the operand, and the step that computes
+    // the gradient.
     let results: Vec<(usize, usize, usize)> = (I..N)
         .zip(formula.computed())
         .filter(|(k, _)| numbers.code(*k) != NUMBER)
         .filter_map(|(k, &operand)| Some((k, operand, formula.gradient(operand)?)))
         .collect();
     let uses = formula.uses(results.iter().map(|(_, operand, _)| *operand));
-    let steps: Vec<(usize, Code)> = (formula.steps().iter().enumerate())
+    let steps: Vec<(usize, CpuStep)> = (formula.steps().iter().enumerate())
         .filter(|(k, _)| uses[*k] > 0)
-        .filter_map(|(k, step)| Some((k, code::<T>(step)?)))
+        .filter_map(|(k, step)| Some((k, cpu_step::<T>(step)?)))
         .collect();
     parallel_for(launch.parallel, index.numel(), GRAIN, |range| {
         let mut inputs: [Reader<T>; I] = std::array::from_fn(|k| {
@@ -69,15 +71,17 @@ unsafe fn over<T: HostElement, const I: usize, const N: usize>(
             .collect();
         let zero = T::Compute::from_bits(0);
         let mut buffers: Vec<Slice<T>> = vec![[zero; SLICE]; formula.steps().len()];
-        for (k, code) in &steps {
-            if let Code::Constant(number) = code {
+        for (k, step_code) in &steps {
+            if let CpuStep::Constant(number) = step_code {
                 buffers[*k] = [T::Compute::from_scalar((*number).into()); SLICE];
             }
         }
         let buffers = buffers.as_mut_ptr();
-        // SAFETY: there is a buffer for each step. From here on, they are reached through these pointers alone.
+        // SAFETY: `k` is less than the number of buffers. From here on, the buffers are accessed
+        // only through these pointers.
         let buffer = |k: usize| unsafe { buffers.add(k) }.cast::<T::Compute>();
-        // The values of each step: a buffer's, or those of an input in its place.
+        // Address of the values of each step: its buffer, or the memory of an input that is read in
+        // place.
         let mut values: Vec<*const u8> =
             (0..formula.steps().len()).map(|k| buffer(k).cast_const().cast()).collect();
         rows(index, range, |at, n| {
@@ -86,16 +90,18 @@ unsafe fn over<T: HostElement, const I: usize, const N: usize>(
                 let offset = |k: usize| at[k] + first as isize * strides[k];
                 for (k, &leaf) in formula.leaves().iter().enumerate().take(I) {
                     if uses[leaf] > 0 {
-                        // SAFETY: elements of the row from `first` on, as the caller promises.
+                        // SAFETY: the caller guarantees the elements of the row, and `n` is at most
+                        // [`SLICE`].
                         values[leaf] = unsafe { inputs[k].read(offset(k), n) }.cast();
                     }
                 }
-                for (k, code) in &steps {
-                    match code {
-                        Code::Constant(_) => {}
-                        Code::Single(step) => {
+                for (k, step_code) in &steps {
+                    match step_code {
+                        CpuStep::Constant(_) => {}
+                        CpuStep::Single(step) => {
                             for i in 0..n {
-                                // SAFETY: a step before has as many values, and the buffer has room for them.
+                                // SAFETY: an earlier step has `n` values, and the buffer of this
+                                // step has room for them.
                                 unsafe {
                                     let wide = values[*step].cast::<T::Compute>().add(i).read();
                                     let single = T::Compute::from_number(Cast::<f32>::cast(wide));
@@ -103,18 +109,20 @@ unsafe fn over<T: HostElement, const I: usize, const N: usize>(
                                 }
                             }
                         }
-                        Code::Apply(slices, reads) => {
+                        CpuStep::Apply(slices, reads) => {
                             let mut inputs = [std::ptr::null(); 4];
                             for (input, read) in inputs.iter_mut().zip(reads) {
                                 *input = values[*read];
                             }
-                            // SAFETY: steps before have as many values, in other buffers or in inputs.
+                            // SAFETY: the earlier steps have `n` values, in inputs or in other
+                            // buffers than this step's.
                             unsafe { slices(&inputs[..reads.len()], buffer(*k).cast(), n) };
                         }
                     }
                 }
                 for ((k, _, step), out) in results.iter().zip(&mut outs) {
-                    // SAFETY: elements of the row from `first` on, as the caller promises.
+                    // SAFETY: the caller guarantees the elements of the row, and the step has `n`
+                    // values.
                     unsafe {
                         let place = out.place(offset(*k));
                         values[*step].cast::<T::Compute>().copy_to_nonoverlapping(place, n);
@@ -126,22 +134,22 @@ unsafe fn over<T: HostElement, const I: usize, const N: usize>(
     });
 }
 
-/// How the CPU computes a step.
-enum Code {
+/// A step in the form that the CPU executes.
+enum CpuStep {
     Constant(f64),
     Single(usize),
     Apply(Slices, Vec<usize>),
 }
 
-/// `None` for a leaf.
-fn code<T: HostElement>(step: &Step) -> Option<Code> {
+/// Converts a step. `None` for a leaf.
+fn cpu_step<T: HostElement>(step: &Step) -> Option<CpuStep> {
     match step {
         Step::Gradient | Step::Operand(_) | Step::Result => None,
-        Step::Constant(number) => Some(Code::Constant(*number)),
-        Step::Single(step) => Some(Code::Single(*step)),
+        Step::Constant(number) => Some(CpuStep::Constant(*number)),
+        Step::Single(step) => Some(CpuStep::Single(*step)),
         Step::Apply(op, _) => {
             let host = (op.entry.host)(T::DTYPE)?;
-            Some(Code::Apply(host.slices, step.reads().to_vec()))
+            Some(CpuStep::Apply(host.slices, step.reads().to_vec()))
         }
     }
 }

@@ -1,16 +1,16 @@
 //! Backward passes in one launch: programs that compute the gradients of all operands of an op from
 //! its formulas.
 //!
-//! A backward pass that would take several launches has a program, `NAME_backward`, for float
-//! dtypes. Its inputs are the leaves that the formulas read, its results the gradients that are
-//! computed; gradients that are not wanted, and their inputs, are not touched. Each step is printed
-//! as a call of its entry's CUDA expression (`cuda.rs`), and the kernels around it are those of
-//! entries. On the CPU, the entries' loops run over slices of 512 elements, a step after the other,
-//! so that no whole intermediate is in memory (`host.rs`). Halves are computed in `float32` and
-//! rounded once, when a gradient is written.
+//! An op whose backward pass would take several launches has a program `NAME_backward` for
+//! floating-point dtypes. The program's inputs are the leaves that the formulas read. Its results
+//! are the computed gradients. Unwanted gradients, and inputs that only these read, are not
+//! accessed. Each step is printed as a call of its entry's CUDA expression (`cuda.rs`), inside the
+//! kernels that entries use too. On the CPU, the entries' loops run over slices of 512 elements,
+//! step by step, so that intermediates need no memory (`host.rs`). Halves are computed in `float32`
+//! and rounded once, when a gradient is written.
 //!
-//! The kernels' arguments hold the address of the [`Backward`], by which the common CPU function
-//! finds the formula.
+//! The kernels' arguments contain the address of the [`Backward`], through which the CPU
+//! implementation finds the formula.
 
 mod cuda;
 mod host;
@@ -29,7 +29,8 @@ use crate::programs::FLOATS;
 pub use cuda::source;
 pub use run::apply_backward;
 
-/// The backward formulas of an op, built on first use, and the program that computes them.
+/// The gradient formulas of an op, which are built on first use, and the program that computes
+/// them.
 #[derive(Debug)]
 pub struct Backward {
     name: &'static str,
@@ -39,43 +40,45 @@ pub struct Backward {
 }
 
 impl Backward {
-    /// Makes the backward pass of an op.
+    /// Creates the backward pass of an op.
     ///
     /// # Safety
-    /// `program` is [`program_of`](Self::program_of) this with [`source`], and its committed PTX was made from that. `build` is the
-    /// same whenever it is called.
+    /// `program` is made by [`program_of`](Self::program_of) with the [`source`] of this backward
+    /// pass, and its committed PTX was compiled from that source. `build` builds the same formula
+    /// on each call.
     #[doc(hidden)]
     #[must_use]
     pub const unsafe fn new(name: &'static str, program: Program, build: fn(&mut Builder)) -> Self {
         Self { name, build, formula: OnceLock::new(), program }
     }
 
-    /// The program of a backward pass, of this name and source.
+    /// Creates the program of a backward pass with this name and source.
     #[doc(hidden)]
     #[must_use]
     pub const fn program_of(name: &'static str, source: fn(&Program, &str) -> Source) -> Program {
         Program::new(name, FLOATS, CONVERTING_KERNELS, source)
     }
 
-    /// Name of the op.
+    /// Returns the name of the op.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         self.name
     }
 
-    /// The steps of all gradients.
+    /// Returns the steps of all gradients.
     pub fn formula(&self) -> &Formula {
         self.formula.get_or_init(|| Formula::new(self.build))
     }
 
-    /// The program that computes the gradients, with a variant for each float dtype.
+    /// Returns the program that computes the gradients, which has a variant for each floating-point
+    /// dtype.
     #[must_use]
     pub const fn program(&self) -> &Program {
         &self.program
     }
 
-    /// Whether the program computes the gradients: they take several launches without it, and there are kernels for as many
-    /// inputs and results.
+    /// Returns whether the program computes the gradients. If so, they would take several launches
+    /// without the program, and kernels exist for this number of inputs and results.
     #[must_use]
     pub fn is_fused(&self) -> bool {
         let formula = self.formula();
@@ -84,13 +87,13 @@ impl Backward {
     }
 }
 
-/// The backward passes of the table that run programs.
+/// Returns the backward passes of the table that have programs.
 pub(super) fn fused() -> impl Iterator<Item = &'static Backward> {
     let all = table().filter_map(|op| op.backward()).chain(extremes::OTHERS.iter().copied());
     all.filter(|backward| backward.is_fused())
 }
 
-/// The variant of the program that computes in a dtype. `None` if the dtype is not a float.
+/// Returns the variant of the program for a dtype. `None` if the dtype is not floating-point.
 fn variant(dtype: DType) -> Option<usize> {
     FLOATS.iter().position(|suffix| *suffix == dtype.suffix())
 }

@@ -1,4 +1,4 @@
-//! Launches a backward pass.
+//! Launches backward passes.
 
 use std::panic::Location;
 
@@ -11,7 +11,7 @@ use super::{Backward, host, variant};
 use crate::elementwise::Arg;
 use crate::elementwise::run::{NUMBER, Numbers, bits, truth};
 
-/// The kernels' arguments besides the views.
+/// The kernels' arguments apart from the views.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct Fused<const N: usize> {
@@ -23,33 +23,41 @@ pub(super) struct Fused<const N: usize> {
 cuda_struct!(Fused<N> { numbers, backward });
 
 impl<const N: usize> Fused<N> {
+    /// Returns the backward pass.
+    ///
     /// # Safety
-    /// The arguments are those of a launch of a backward pass.
+    /// `run` made the arguments.
     pub(super) unsafe fn backward(&self) -> &'static Backward {
         let address = u64::from(self.backward) as usize;
-        // SAFETY: `run` has taken the address of a static from a reference and exposed it.
+        // SAFETY: `run` has exposed the address of a `&'static Backward`.
         unsafe { &*std::ptr::with_exposed_provenance(address) }
     }
 }
 
-// SAFETY: all fields are numbers, so zeros are valid.
+// SAFETY: all fields are integers, for which zero bits are valid.
 unsafe impl<const N: usize> Zeroable for Fused<N> {}
 // SAFETY: `repr(C)` of 32-bit integers: no padding, every bit pattern is valid.
 unsafe impl<const N: usize> Pod for Fused<N> {}
 
 /// Computes the wanted gradients of an op's operands in one launch.
 ///
-/// `inputs` has the values of [`leaves`](crate::elementwise::Formula::leaves), and `results` the memory for the
-/// gradients of [`computed`](crate::elementwise::Formula::computed) operands, `None` for unwanted ones. Inputs that only
-/// unwanted gradients read may be any number. The views have the same sizes. All is computed in `dtype`: elements of
-/// other dtypes are converted as they are read and written. Conditions are bools.
+/// `inputs` has a value for each of [`leaves`](crate::elementwise::Formula::leaves), and `results`
+/// memory for each of [`computed`](crate::elementwise::Formula::computed), `None` if that gradient
+/// is unwanted. An input that only unwanted gradients read may be any number. All views have the
+/// same sizes. The computation is in `dtype`; elements of other dtypes are converted as they are
+/// read and written. Conditions are of bools.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] if the formulas have no program because they are a single op, if the number of inputs or
-/// results is not that of the formulas, or if no result is wanted; [`ErrorKind::UnsupportedDType`] if `dtype` is not a float;
-/// [`ErrorKind::DTypeMismatch`] for a condition that is not of bools; [`ErrorKind::ShapeMismatch`] if the sizes differ;
-/// [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`] or [`ErrorKind::OutOfStorage`] for the memory of the results;
-/// errors of the launch.
+/// - [`ErrorKind::InvalidArgument`] if `backward` has no program ([`Backward::is_fused`]), if the
+///   number of inputs or results is not that of the formulas, or if no result is wanted.
+/// - [`ErrorKind::UnsupportedDType`] if `dtype` is not floating-point.
+/// - [`ErrorKind::DTypeMismatch`] if a condition is not of bools.
+/// - [`ErrorKind::ShapeMismatch`] if the sizes differ.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of a result overlap each other.
+/// - [`ErrorKind::OverlappingOperands`] if a result overlaps another view without being the same
+///   elements.
+/// - The errors of the launch.
 #[track_caller]
 pub fn apply_backward(
     target: Target<'_>,

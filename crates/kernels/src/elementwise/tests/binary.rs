@@ -1,4 +1,4 @@
-//! Cases for ops of two operands, the same on every target.
+//! Tests of binary ops that run on every target.
 
 use warpline_runtime::Layout;
 use warpline_runtime::testing::{
@@ -10,7 +10,7 @@ use super::super::*;
 
 const OPS: [&Op; 12] = [&ADD, &SUB, &MUL, &DIV, &MAXIMUM, &MINIMUM, &EQ, &NE, &LT, &LE, &GT, &GE];
 
-/// One op in exact arithmetic; integers wrap when the result is stored.
+/// Computes one op in exact arithmetic. Integers wrap when the result is stored.
 fn reference(op: &str, dtype: DType, a: f64, b: f64) -> f64 {
     if dtype == DType::Bool {
         let (a, b) = (a != 0.0, b != 0.0);
@@ -70,7 +70,7 @@ fn every_shape_and_dtype(target: Target<'_>) {
                 let context = format!("{} of {} {dtype}", op.name(), shape.name);
                 assert_close(to, &out.floats(target), &expected, &context);
 
-                // The same with a number on either side.
+                // The same, with a number as either operand.
                 for (i, number) in [Scalar::Int(3), Scalar::Float(0.5), Scalar::Bool(true)]
                     .into_iter()
                     .filter(|s| s.category() <= dtype.category())
@@ -138,7 +138,7 @@ fn integers_wrap_at_the_ends_of_their_range() {
         let one = Tensor::new(target, DType::I32, &[2], &[1.0, -1.0]);
         apply(target, &ADD, DType::I32, &[a.view().into(), one.view().into()], a.view()).unwrap();
         assert_eq!(a.floats(target), [f64::from(i32::MIN), f64::from(i32::MAX)]);
-        // Exact where a float would round.
+        // Exact integers beyond the precision of floats.
         let big = Tensor::new(target, DType::I64, &[1], &[(1u64 << 62) as f64]);
         let operands = [big.view().into(), Scalar::Int(1).into()];
         apply(target, &ADD, DType::I64, &operands, big.view()).unwrap();
@@ -214,7 +214,7 @@ fn dtypes_follow_pytorch() {
 fn tensors_beyond_32_bits_are_computed_in_parts() {
     on_every_target(|target| {
         let Target::Cpu(runtime) = target else { return };
-        // Three bytes a gibibyte apart; of the memory between them nothing is touched.
+        // Three bytes a gibibyte apart. The op does not touch the memory between them.
         let storage = warpline_runtime::Storage::pageable(runtime, (1 << 31) + 1).unwrap();
         let layout =
             Layout::from_parts([3].into_iter().collect(), [1 << 30].into_iter().collect(), 0);

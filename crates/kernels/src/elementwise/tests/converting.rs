@@ -1,4 +1,4 @@
-//! Operands of other dtypes: what an op makes of them is what it makes of copies of its own dtype.
+//! Operands of other dtypes give the same result as copies that are converted to the op's dtype.
 
 use warpline_runtime::testing::{Shape, Tensor, on_every_target, on_gpu, samples, shapes};
 use warpline_runtime::{ErrorKind, ResultExt as _, Scalar, Target};
@@ -20,7 +20,7 @@ fn copied(target: Target<'_>, from: &Tensor, dtype: DType) -> Tensor {
     to
 }
 
-/// The values as they are printed, so that NaN is NaN.
+/// Formats the values, so that NaN equals NaN.
 fn text(target: Target<'_>, tensor: &Tensor) -> Vec<String> {
     tensor.values(target).iter().map(|value| format!("{value:?}")).collect()
 }

@@ -1,4 +1,4 @@
-//! Ops of the table, against plain arithmetic.
+//! Ops of the table compared with plain arithmetic.
 
 mod binary;
 mod converting;

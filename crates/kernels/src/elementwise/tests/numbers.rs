@@ -1,4 +1,4 @@
-//! Numbers among the operands: an op makes of one what it makes of a tensor full of it.
+//! A number as an operand gives the same result as a tensor filled with that number.
 
 use warpline_runtime::testing::{Tensor, on_every_target, samples};
 use warpline_runtime::{Scalar, Target};
@@ -6,10 +6,10 @@ use warpline_runtime::{Scalar, Target};
 use super::super::*;
 use crate::fill::fill;
 
-/// More than a vector, so that there are elements beside whole ones.
+/// More than a vector, so that some elements are beside whole vectors.
 const N: usize = 37;
 
-/// Those at the edges of a dtype, all of which it holds.
+/// Values at the edges of a dtype, which the dtype represents exactly.
 fn edges(dtype: DType) -> Vec<Scalar> {
     let ints = |least: i64, most: i64| [least, most, 0, 1].map(Scalar::Int).to_vec();
     let floats = |least: f64, most: f64| {
@@ -48,7 +48,7 @@ fn of_op(target: Target<'_>, op: &'static Op, dtype: DType) {
                 let out = Tensor::garbage(target, to, &[N * step])
                     .with(|l| l.slice(0, 0, N * step, step));
                 apply(target, op, dtype, args, out.view()).unwrap();
-                // As they are printed, so that NaN is NaN, and zeros have signs.
+                // Formats the values, so that NaN equals NaN and zeros show their signs.
                 format!("{:?}", out.values(target))
             };
             let expected = run(&args, 1);
@@ -64,7 +64,7 @@ fn of_op(target: Target<'_>, op: &'static Op, dtype: DType) {
 #[test]
 fn numbers_are_like_tensors_filled_with_them() {
     on_every_target(|target| {
-        // Of one operand there would be no tensor to say what the dtype is.
+        // A unary op with a number has no tensor to determine the dtype.
         for op in table().filter(|op| op.inputs() > 1) {
             for dtype in DType::ALL {
                 if op.dtypes(dtype).is_ok_and(|(compute, _)| compute == dtype) {

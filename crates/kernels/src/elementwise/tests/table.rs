@@ -1,5 +1,5 @@
-//! Every op of the table, on every dtype and layout: what it computes there is what the CPU computes of
-//! the same elements side by side.
+//! Every op of the table, for every dtype and layout. The CPU's result for contiguous operands is
+//! the reference.
 
 use warpline_cuda_sys_safe::DriverError;
 use warpline_runtime::testing::{
@@ -26,7 +26,7 @@ fn close(op: &Op, dtype: DType, actual: &[Scalar], expected: &[Scalar], context:
     let floats = |values: &[Scalar]| values.iter().map(|v| v.to_f64()).collect::<Vec<_>>();
     let (actual, mut expected) = (floats(actual), floats(expected));
     for (e, &a) in expected.iter_mut().zip(&actual) {
-        // As in PyTorch: of infinity its CPU library makes NaN, its CUDA kernel does not.
+        // As in PyTorch, the CPU returns NaN for infinity, and the CUDA kernel returns infinity.
         if op.name() == "gelu" && e.is_nan() && a == f64::INFINITY {
             *e = a;
         }
@@ -38,7 +38,7 @@ fn operand_dtype(op: &Op, k: usize, dtype: DType) -> DType {
     if op.is_condition(k) { DType::Bool } else { dtype }
 }
 
-/// What the CPU computes of contiguous operands.
+/// Computes the op for contiguous operands on the CPU.
 fn expected(
     cpu: Target<'_>,
     op: &'static Op,
@@ -87,7 +87,7 @@ fn every_layout(
     let context = format!("{} of {} {dtype}", op.name(), shape.name);
     compare(op, to, &run(&args), &expected(cpu, op, dtype, &values), &context);
 
-    // The same with a number in each place, one after the other; at least one tensor stays.
+    // The same with a number in the place of each operand but one.
     for k in (0..op.inputs()).rev().take(op.inputs() - 1) {
         let number = match operand_dtype(op, k, dtype) {
             DType::Bool => Scalar::Bool(true),
@@ -102,7 +102,7 @@ fn every_layout(
 }
 
 fn all(target: Target<'_>, compare: Compare) {
-    // Threads are shared in one loop of all ops, which other tests have on many elements.
+    // All ops share the loop over threads, which other tests run on many elements.
     let small = |shape: &Shape| shape.memory[2].iter().product::<usize>() < 10_000;
     let shapes: Vec<Shape> = shapes().into_iter().filter(small).collect();
     for op in table() {
@@ -212,7 +212,7 @@ fn floats_at_their_edges() {
     let x = [0.125, 2.5, -2.5, 1234.5, -0.04];
     assert_eq!(on(&ROUND_DECIMALS, &[&x, &[10.0; 5]]), [0.1, 2.5, -2.5, 1234.5, -0.0]);
     assert_eq!(on(&ROUND_DECIMALS, &[&x, &[-10.0; 5]]), [0.0, 0.0, -0.0, 1230.0, -0.0]);
-    // Log-sigmoid keeps what the direct formula loses.
+    // Log-sigmoid keeps the precision that the direct formula loses.
     assert_eq!(on(&LOGSIGMOID, &[&[-1000.0]]), [-1000.0]);
     assert!(on(&LOGSIGMOID, &[&[nan]])[0].is_nan());
 }

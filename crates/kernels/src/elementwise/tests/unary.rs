@@ -1,4 +1,4 @@
-//! Cases for ops of one operand, the same on every target.
+//! Tests of unary ops that run on every target.
 
 use warpline_runtime::testing::{
     Tensor, assert_close, on_every_target, on_gpu, samples, shapes, stored,
@@ -68,7 +68,7 @@ fn reference(op: &str, x: f64) -> f64 {
     }
 }
 
-/// `gelu_of_infinity` is NaN from PyTorch's CPU library, infinity from its CUDA kernel.
+/// `gelu_of_infinity` is NaN in PyTorch's CPU library, and infinity in its CUDA kernel.
 fn every_shape_and_dtype(target: Target<'_>, gelu_of_infinity: f64) {
     for shape in shapes() {
         for dtype in DType::ALL {
@@ -95,7 +95,7 @@ fn every_shape_and_dtype(target: Target<'_>, gelu_of_infinity: f64) {
 }
 
 fn large_arguments(target: Target<'_>) {
-    // Where a naive reduction of the argument, or an overflowing exponential, would show.
+    // Arguments that reveal a naive range reduction or an overflowing exponential.
     let x: Vec<f64> = [1e4, -1e4, 123.456, -90.0, 88.0, 1e-7, -1e-7, 30.5, 0.5, 1.5, 2.5]
         .iter()
         .map(|&x| stored(DType::F32, x))

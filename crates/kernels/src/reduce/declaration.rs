@@ -1,4 +1,4 @@
-//! The parts of a reduction's declaration, for the macro [`reductions!`].
+//! Components of a reduction's declaration, for the macro [`reductions!`].
 
 use warpline_runtime::launch::{Hosts, Kernel};
 use warpline_runtime::module::{self, Program, Source};
@@ -10,38 +10,38 @@ use crate::turn::TURN;
 
 /// The declaration of a reduction.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct Declaration {
     pub(super) name: &'static str,
     pub(super) result: Output,
     pub(super) flags: Flags,
-    /// Returns the bits of an element that changes no result, repeated to eight bytes.
+    /// Returns the bits of an element that does not change a result, repeated to eight bytes.
     pub(super) neutral: fn(DType) -> u64,
     pub(super) kernels: Kernels,
 }
 
-/// The dtype of the results.
+/// Dtype of the results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Output {
-    /// The dtype of the elements.
+    /// Dtype of the elements.
     Same,
-    /// The dtype of the elements, which are floats.
+    /// Dtype of the elements, which must be floating-point.
     Float,
     /// `int64` for integers and bool, otherwise the dtype of the elements.
     Wide,
-    /// `int64`, for indices. Elements are not bools.
+    /// `int64`, for indices. Elements must not be bools.
     Index,
-    /// Bool. `uint8` for `uint8`, as in PyTorch, which is older than its bool.
+    /// Bool, except `uint8` for `uint8`: PyTorch had that result before it had bools.
     Truth,
 }
 
 /// Properties of a reduction. Default: false.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flags {
-    /// CUDA's fold computes the opposite: the flag inverts elements and result.
+    /// CUDA's fold computes the opposite, so the kernel inverts elements and result.
     pub(super) flips: bool,
     /// The result is divided by the number of elements.
     pub(super) averages: bool,
-    /// There is no result over no elements.
+    /// A result needs at least one element.
     pub(super) needs_elements: bool,
 }
 
@@ -49,13 +49,13 @@ impl Flags {
     pub(super) const NONE: Self = Self { flips: false, averages: false, needs_elements: false };
 }
 
-impl Entry {
-    /// Returns the kernel for an access pattern. `split` says that blocks share results.
+impl Declaration {
+    /// Returns the kernel for an access pattern. With `split`, several blocks share each result.
     pub(super) fn kernel(&self, access: Access, split: bool) -> &Kernel<Plan, 3> {
         &self.kernels[access as usize][usize::from(split)]
     }
 
-    /// [`ReduceOp::result_dtype`](super::ReduceOp::result_dtype).
+    /// Returns [`ReduceOp::result_dtype`](super::ReduceOp::result_dtype) of the reduction.
     #[track_caller]
     pub(super) fn result_dtype(&self, dtype: DType) -> Result<DType> {
         let unsupported = ErrorKind::UnsupportedDType { dtype };
@@ -70,16 +70,17 @@ impl Entry {
     }
 }
 
-/// By [`Access`]: the kernel whose blocks have results of their own, and the one whose blocks share results.
+/// Kernels by [`Access`]. The first of each pair has one block per result or for several results;
+/// the second has several blocks per result.
 type Kernels = [[Kernel<Plan, 3>; 2]; 3];
 
-/// The kernels of three programs of a fold, which are listed by [`Access`].
+/// Creates the kernels of a fold from its three programs, which are listed by [`Access`].
 ///
 /// # Safety
-/// As [`Kernel::new`].
+/// The conditions of [`Kernel::new`] hold for each program's kernels and `hosts`.
 pub(super) const unsafe fn kernels(programs: &'static [Program; 3], hosts: Hosts<Plan>) -> Kernels {
     let names = ["", "split"];
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the conditions of `Kernel::new` for each of these kernels.
     unsafe {
         [
             Kernel::array(&programs[Access::Rows as usize], names, hosts),
@@ -89,8 +90,8 @@ pub(super) const unsafe fn kernels(programs: &'static [Program; 3], hosts: Hosts
     }
 }
 
-/// Returns the CUDA source of a program: `fold`, which `own` defines if `fold.cuh` does not, with the access pattern
-/// `access` of `reduce.cuh`.
+/// Returns the CUDA source of a program: the fold `fold`, which `own` defines unless `fold.cuh`
+/// does, with the access pattern `access` of `reduce.cuh`.
 pub(super) fn source(
     program: &Program,
     variant: &str,
@@ -109,13 +110,14 @@ pub(super) fn source(
         .push(&format!("{own}{access}({name}_{variant}, {fold}, {element})"))
 }
 
-/// Declares reductions, in groups that share the programs of one of CUDA's folds. `docs/add-an-op.md` explains the
-/// parts. A module has one invocation, because the reductions are the variants of its `ReduceOp`.
+/// Declares reductions, grouped by the CUDA fold whose programs they share. `docs/add-an-op.md`
+/// explains the parts of a declaration. A module has at most one invocation, because the macro
+/// defines the enum `ReduceOp`.
 macro_rules! reductions {
     ($($programs:ident = $program:literal, $fold:literal $(($own:literal))?, $elements:ident {
         $($(#[$doc:meta])* $op:ident = $name:literal => $output:ident, $cpu:tt $(, $flag:ident)*;)*
     })*) => {
-        /// A reduction of all elements that go into one result.
+        /// A reduction of elements to one result.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[cfg_attr(test, allow(unreachable_pub))]
         pub enum ReduceOp {$($($(#[$doc])* $op,)*)*}
@@ -125,36 +127,37 @@ macro_rules! reductions {
             #[cfg(test)]
             pub(in $crate::reduce) const ALL: &[Self] = &[$($(Self::$op),*),*];
 
-            /// The declaration.
-            pub(in $crate::reduce) fn entry(self) -> &'static $crate::reduce::entry::Entry {
-                use $crate::reduce::entry::{self, Entry, Flags, Output};
+            /// Returns the declaration.
+            pub(in $crate::reduce) fn declaration(self) -> &'static $crate::reduce::declaration::Declaration {
+                use $crate::reduce::declaration::{self, Declaration, Flags, Output};
                 match self {$($(Self::$op => {
-                    static ENTRY: Entry = Entry {
+                    static DECLARATION: Declaration = Declaration {
                         name: $name,
                         result: Output::$output,
                         flags: Flags { $($flag: true,)* ..Flags::NONE },
                         neutral: |dtype| warpline_runtime::dispatch!(dtype, all T => {
                             $crate::reduce::fold::neutral::<folds::$op, T>()
                         }),
-                        // SAFETY: `reduce::run` makes the plans, of the views that it launches with. A plan reaches
-                        // the elements of these views and no others. The kernels keep counters and partial results
-                        // in the scratch memory, which has a word for each. The CPU implementation needs none.
+                        // SAFETY: `reduce::run` makes the plans, from the views that it launches
+                        // with. A plan reaches only elements of these views. The kernels keep
+                        // counters and partial results in the scratch memory, which has a word for
+                        // each. The CPU implementation uses no scratch memory.
                         kernels: unsafe {
-                            entry::kernels(&$programs, reductions!(@hosts $elements folds::$op))
+                            declaration::kernels(&$programs, reductions!(@hosts $elements folds::$op))
                         },
                     };
-                    &ENTRY
+                    &DECLARATION
                 })*)*}
             }
         }
 
-        /// The CPU implementations, each of the name of its reduction.
+        /// The CPU implementations, named after their reductions.
         pub(in $crate::reduce) mod folds {
             use warpline_runtime::host::Number;
 
-            use $crate::reduce::entry::reductions;
+            use $crate::reduce::declaration::reductions;
             #[allow(unused_imports)] // by declarations without extremes
-            use $crate::reduce::fold::{Arg, Fold, Ordered, Source};
+            use $crate::reduce::fold::{Arg, Fold, Ordered, ReduceElement};
 
             $($(reductions! { @fold $op $cpu })*)*
         }
@@ -163,7 +166,7 @@ macro_rules! reductions {
         pub(crate) const PROGRAMS: &[&Program] =
             &[$(&$programs[0], &$programs[1], &$programs[2]),*];
 
-        // By `Access`.
+        // By [`Access`].
         $(static $programs: [Program; 3] = [
             reductions!(@program $program "_rows", $fold, concat!($($own, "\n")?), $elements, "ROWS"),
             reductions!(@program $program "_columns", $fold, concat!($($own, "\n")?), $elements, "COLUMNS"),
@@ -175,7 +178,7 @@ macro_rules! reductions {
             concat!($name, $suffix),
             reductions!(@variants $elements),
             &["", "split"],
-            |program, variant| $crate::reduce::entry::source(program, variant, $fold, $own, $access),
+            |program, variant| $crate::reduce::declaration::source(program, variant, $fold, $own, $access),
         )
         .with_ptx($crate::programs::committed)
     };
@@ -198,7 +201,7 @@ macro_rules! reductions {
     }) => {
         pub(in $crate::reduce) struct $op;
 
-        impl<T: Source> Fold<T> for $op {
+        impl<T: ReduceElement> Fold<T> for $op {
             type Acc = $acc;
             type Result = $acc;
             #[inline(always)]
