@@ -6,7 +6,7 @@ use warpline_runtime::CudaDevice;
 
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::autograd::{self, Backward, Gradients, Inputs, saved};
+use crate::autograd::{self, Gradients, NodeInputs, OpBackward, saved};
 use crate::called::Called;
 use crate::exec::Exec;
 use crate::{DType, Error, Result, Tensor};
@@ -69,7 +69,7 @@ fn fused(op: &'static str, input: &Tensor, p: f64, device: &CudaDevice) -> Resul
     let kept = exec.empty(x.size(), DType::Bool).of(op)?;
     let results = (out.as_view(), kept.as_view());
     random::dropout((exec.target(), device), x.as_view(), results, p).of(op)?;
-    if !autograd::wanted(&[input]) {
+    if !autograd::should_record(&[input]) {
         return Ok(out);
     }
     autograd::record("native_dropout", out, &[input], Dropout { kept, p })
@@ -80,8 +80,8 @@ saved! {
     struct Dropout { kept: Tensor, p: f64 }
 }
 
-impl Backward for Dropout {
-    fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Dropout {
+    fn backward(&self, grad: &Tensor, _: &NodeInputs<'_>) -> Result<Gradients> {
         let kept = self.kept.to(grad.dtype())?;
         Ok(smallvec![Some(grad.mul(&kept.mul(1.0 / self.p)?)?)])
     }

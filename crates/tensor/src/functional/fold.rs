@@ -5,7 +5,7 @@ use std::panic::Location;
 use warpline_kernels::conv::{Window, col2im, im2col};
 
 use super::conv::{batched, last, mismatch, positive, window};
-use crate::autograd::{linear, no_grad, record, wanted};
+use crate::autograd::{linear, no_grad, record, should_record};
 use crate::called::Called;
 use crate::{ErrorKind, Result, Tensor};
 
@@ -127,7 +127,7 @@ fn spread(x: &Tensor, of: Window) -> Result<Tensor> {
     let (exec, rows) = (x.exec()?, x.size()[1].saturating_mul(of.taps()));
     let out = exec.empty(&[x.size()[0], rows, of.places()], x.dtype())?;
     im2col(exec.target(), x.as_view(), &of, out.as_view())?;
-    if !wanted(&[x]) {
+    if !should_record(&[x]) {
         return Ok(out);
     }
     record("im2col", out, &[x], linear(move |grad, _| sums(grad, of)))
@@ -142,7 +142,7 @@ fn sums(x: &Tensor, of: Window) -> Result<Tensor> {
     // The last dimension must have stride 1.
     let dense = no_grad(|| x.contiguous())?;
     col2im(exec.target(), dense.as_view(), &of, out.as_view())?;
-    if !wanted(&[x]) {
+    if !should_record(&[x]) {
         return Ok(out);
     }
     record("col2im", out, &[x], linear(move |grad, _| spread(grad, of)))

@@ -5,7 +5,7 @@ use std::panic::Location;
 use warpline_kernels::resample::{Kind, resample, resample_backward};
 
 use super::pool::{adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d};
-use crate::autograd::{linear, no_grad, record, wanted};
+use crate::autograd::{linear, no_grad, record, should_record};
 use crate::called::Called;
 use crate::methods::composite::signed;
 use crate::{Error, ErrorKind, Result, Tensor};
@@ -205,7 +205,7 @@ fn resized(image: &Tensor, of: Along) -> Result<Tensor> {
     let out = exec.empty(&[image.size()[0], of.to, image.size()[2]], image.dtype())?;
     let how = (of.kind, of.align_corners, of.scale);
     resample(exec.target(), x.as_view(), how, out.as_view())?;
-    if !wanted(&[image]) {
+    if !should_record(&[image]) {
         return Ok(out);
     }
     record("interpolate", out, &[image], linear(move |grad, _| resized_gradient(grad, of)))
@@ -219,7 +219,7 @@ fn resized_gradient(grad: &Tensor, of: Along) -> Result<Tensor> {
     let out = exec.empty(&[grad.size()[0], of.from, grad.size()[2]], grad.dtype())?;
     let how = (of.kind, of.align_corners, of.scale);
     resample_backward(exec.target(), y.as_view(), how, out.as_view())?;
-    if !wanted(&[grad]) {
+    if !should_record(&[grad]) {
         return Ok(out);
     }
     record("interpolate_backward", out, &[grad], linear(move |grad, _| resized(grad, of)))

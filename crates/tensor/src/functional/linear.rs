@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 use warpline_kernels::matmul::matmul;
 use warpline_runtime::{Layout, Sizes};
 
-use crate::autograd::{Backward, Gradients, Inputs, record, saved, wanted};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
 use crate::called::Called;
 use crate::methods::composite::signed;
 use crate::{Result, Tensor};
@@ -72,7 +72,7 @@ fn one_node(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Op
     }
     // The bias comes first, as among the edges of PyTorch's `addmm`: this decides which gradient is added first.
     let inputs: SmallVec<[&Tensor; 3]> = bias.into_iter().chain([input, weight]).collect();
-    if !wanted(&inputs) {
+    if !should_record(&inputs) {
         return Ok(Some(out));
     }
     let saved = Linear {
@@ -102,8 +102,8 @@ saved! {
     }
 }
 
-impl Backward for Linear {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Linear {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         // The bias, if there is one, is the first input.
         let biased = inputs.len() > 2;
         let grad = grad.reshape([self.rows, self.features])?;

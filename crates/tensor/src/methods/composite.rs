@@ -2,7 +2,7 @@
 
 use warpline_kernels::fill;
 
-use crate::autograd::wanted;
+use crate::autograd::should_record;
 use crate::{DType, Result, Scalar, Tensor};
 
 impl Tensor {
@@ -33,7 +33,7 @@ impl Tensor {
     /// Returns the square root, with gradient 0 at zero.
     #[track_caller]
     pub(crate) fn sqrt_or_flat(&self) -> Result<Self> {
-        if !wanted(&[self]) {
+        if !should_record(&[self]) {
             return self.sqrt();
         }
         let zero = self.eq(0)?;

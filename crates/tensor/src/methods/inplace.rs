@@ -5,7 +5,7 @@ use warpline_kernels::{fill, random};
 use super::elementwise::check_fits;
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::autograd::{check_in_place, record_overwritten, wanted_in_place};
+use crate::autograd::{check_in_place, record_overwritten, should_record_in_place};
 use crate::{DType, Error, Result, Scalar, Tensor};
 
 impl Tensor {
@@ -121,7 +121,7 @@ impl Tensor {
 #[inline]
 #[track_caller]
 fn check_overwritten(op: &'static str, tensor: &Tensor) -> Result<bool> {
-    let tracked = wanted_in_place(tensor, &[]);
+    let tracked = should_record_in_place(tensor, &[]);
     if tracked {
         check_in_place(op, tensor)?;
     }

@@ -4,7 +4,7 @@ use smallvec::{SmallVec, smallvec};
 use warpline_kernels::matmul as kernel;
 use warpline_runtime::{Sizes, broadcast, checked_numel};
 
-use crate::autograd::{Backward, Gradients, Inputs, linear, record, saved, wanted};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, linear, record, saved, should_record};
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Error, ErrorKind, Result, Tensor};
@@ -88,7 +88,7 @@ fn product(a: &Tensor, b: &Tensor, sizes: &[usize]) -> Result<Tensor> {
     let exec = a.exec()?;
     let out = exec.empty(sizes, a.dtype()).of("matmul")?;
     kernel::matmul(exec.target(), a.as_view(), b.as_view(), out.as_view())?;
-    if !wanted(&[a, b]) {
+    if !should_record(&[a, b]) {
         return Ok(out);
     }
     let name = if a.dim() == 2 { "mm" } else { "bmm" };
@@ -111,8 +111,8 @@ saved! {
     }
 }
 
-impl Backward for MatMul {
-    fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for MatMul {
+    fn backward(&self, grad: &Tensor, _: &NodeInputs<'_>) -> Result<Gradients> {
         // The gradient of a transposed view is computed as its base lies, and so needs no copy there.
         let of_a = |b: &Tensor| match self.transposed.0 {
             true => b.matmul(&grad.transpose(-2, -1)?)?.transpose(-2, -1),

@@ -8,7 +8,7 @@ use warpline_runtime::{Layout, Sizes};
 use super::reduce_backward::{Extreme, Mean, Product, Reduced, Softmax, Sum};
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::autograd::{record, wanted};
+use crate::autograd::{record, should_record};
 use crate::called::Called;
 use crate::{Error, Result, Tensor};
 
@@ -129,7 +129,7 @@ fn apply(op: ReduceOp, a: &Tensor, dims: &[isize], keepdim: bool) -> Result<Tens
         let kept: Sizes = (0..a.dim()).filter(|&d| !reduced[d]).map(|d| a.size()[d]).collect();
         out.with_layout(Layout::contiguous(&kept)?)
     };
-    if !out.dtype().is_float() || !wanted(&[a]) {
+    if !out.dtype().is_float() || !should_record(&[a]) {
         return Ok(out);
     }
     record_reduction(op, a, out, Reduced(which))
@@ -266,7 +266,7 @@ impl Tensor {
         let exec = self.exec()?;
         let out = exec.empty(self.size(), self.dtype()).of(name)?;
         kernel::softmax(exec.target(), self.as_view(), d, out.as_view(), log)?;
-        if !wanted(&[self]) {
+        if !should_record(&[self]) {
             return Ok(out);
         }
         let saved = out.clone();

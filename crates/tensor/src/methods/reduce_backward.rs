@@ -3,7 +3,7 @@
 use smallvec::{SmallVec, smallvec};
 use warpline_kernels::softmax as kernel;
 
-use crate::autograd::{Backward, Gradients, Inputs, Saved, saved};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, Saved, saved};
 use crate::{Result, Tensor, cat, where_cond};
 
 /// The reduced dimensions.
@@ -46,24 +46,24 @@ saved! {
     pub(super) struct Product { pub(super) x: Tensor, pub(super) reduced: Reduced }
 }
 
-impl Backward for Sum {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Sum {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let sizes = inputs.sizes(0);
         Ok(smallvec![Some(expand(&self.reduced.kept(grad, sizes)?, sizes)?)])
     }
 }
 
-impl Backward for Mean {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Mean {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let sizes = inputs.sizes(0);
         let share = self.reduced.kept(&grad.div(self.count)?, sizes)?;
         Ok(smallvec![Some(expand(&share, sizes)?)])
     }
 }
 
-impl Backward for Extreme {
+impl OpBackward for Extreme {
     /// Equal elements share the gradient equally.
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let (reduced, sizes) = (&self.reduced, inputs.sizes(0));
         let equal = self.x.eq(&reduced.kept(&self.out, sizes)?)?.to(grad.dtype())?;
         let share = reduced.kept(grad, sizes)?.div(&reduced.sum(&equal)?)?;
@@ -71,9 +71,9 @@ impl Backward for Extreme {
     }
 }
 
-impl Backward for Product {
+impl OpBackward for Product {
     /// The slope of an element is the product of the other elements.
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let slope = match self.x.numel() {
             0 => self.x.clone(),
             _ => product_of_others(&self.x, &self.reduced.0)?,
@@ -84,7 +84,7 @@ impl Backward for Product {
     /// Divides the product of all elements by the element. Beside a zero, the slope is zero; the only zero has
     /// the product of the other elements. This formula is not differentiable where an element is zero;
     /// `backward` is.
-    fn fused(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Option<Gradients>> {
+    fn fused(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Option<Gradients>> {
         let (x, reduced) = (&self.x, &self.reduced);
         let zero = x.eq(0.0)?;
         let others = reduced.product(&where_cond(&zero, 1.0, x)?)?;
@@ -149,12 +149,12 @@ impl Softmax {
     }
 }
 
-impl Backward for Softmax {
-    fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Softmax {
+    fn backward(&self, grad: &Tensor, _: &NodeInputs<'_>) -> Result<Gradients> {
         Ok(smallvec![Some(self.composed(grad)?)])
     }
 
-    fn fused(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Option<Gradients>> {
+    fn fused(&self, grad: &Tensor, _: &NodeInputs<'_>) -> Result<Option<Gradients>> {
         Ok(Some(smallvec![Some(self.launched(grad)?)]))
     }
 }

@@ -9,8 +9,8 @@ use warpline_kernels::copy;
 use warpline_runtime::{Layout, MemoryFormat, Storage, launch};
 
 use crate::autograd::{
-    Backward, Gradients, Inputs, Saved, check_in_place, linear, record, record_in_place, wanted,
-    wanted_in_place,
+    Gradients, NodeInputs, OpBackward, Saved, check_in_place, linear, record, record_in_place,
+    should_record, should_record_in_place,
 };
 use crate::called::Called;
 use crate::exec::{Exec, empty_in, reaches};
@@ -41,7 +41,7 @@ impl Tensor {
     /// Records, if a gradient is wanted, that `copy` has this tensor's elements.
     #[track_caller]
     pub(super) fn recorded_copy(&self, name: &'static str, copy: Self) -> Result<Self> {
-        if !copy.dtype().is_float() || !wanted(&[self]) {
+        if !copy.dtype().is_float() || !should_record(&[self]) {
             return Ok(copy);
         }
         record(
@@ -251,7 +251,7 @@ impl Tensor {
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn copy_(&self, src: &Tensor, non_blocking: bool) -> Result<&Self> {
-        if !wanted_in_place(self, &[src]) {
+        if !should_record_in_place(self, &[src]) {
             self.overwrite(src, non_blocking)?;
             return Ok(self);
         }
@@ -486,8 +486,8 @@ struct Overwrite;
 
 impl Saved for Overwrite {}
 
-impl Backward for Overwrite {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Overwrite {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         Ok(smallvec![inputs.gradient(0, || grad.zeros_like(()))?, Some(grad.clone())])
     }
 }

@@ -7,7 +7,7 @@ use warpline_kernels::attention::{
 use warpline_runtime::Layout;
 
 use super::plain::gradients;
-use crate::autograd::{Backward, Gradients, Inputs, Saved, record, saved, wanted};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, Saved, record, saved, should_record};
 use crate::called::Called;
 use crate::exec::Exec;
 use crate::{DType, Result, Tensor};
@@ -47,7 +47,7 @@ pub(super) fn flash_attention(
     let operands = [q.as_view(), k.as_view(), v.as_view()];
     attention(exec.target(), operands, weighing, out.as_view(), lse.as_view()).of(OP)?;
     let inputs = [&q, &k, &v];
-    if !wanted(&inputs) {
+    if !should_record(&inputs) {
         return Ok(Some(out));
     }
     let saved = Flash { q: q.clone(), k: k.clone(), v: v.clone(), out: out.clone(), lse, weighing };
@@ -68,8 +68,8 @@ saved! {
 
 impl Saved for Weighing {}
 
-impl Backward for Flash {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Flash {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let operands = [self.q.widened()?, self.k.widened()?, self.v.widened()?];
         let scores = operands[0].mul(self.weighing.scale)?;
         let scores = scores.matmul(&operands[1].transpose(-2, -1)?)?;
@@ -83,7 +83,7 @@ impl Backward for Flash {
         gradients(inputs, &operands, &weights, scale, Some(&grad.widened()?), None)
     }
 
-    fn fused(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Option<Gradients>> {
+    fn fused(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Option<Gradients>> {
         let Self { q, k, v, out, lse, weighing } = self;
         let grad = taken(grad)?;
         let exec = q.exec()?;

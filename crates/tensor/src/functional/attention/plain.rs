@@ -7,7 +7,7 @@ use warpline_kernels::attention::{attention_weights, attention_weights_backward}
 use warpline_kernels::matmul::{matmul, needs_contiguous};
 use warpline_runtime::checked_numel;
 
-use crate::autograd::{Backward, Gradients, Inputs, record_all, saved, wanted};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, should_record};
 use crate::called::Called;
 use crate::{DType, Result, Tensor};
 
@@ -55,7 +55,7 @@ impl PlainAttention {
             attention_weights(exec.target(), of, self.0.scale, self.0.is_causal, to).of(OP)?;
         }
         let out = product(&weights, &v, q.dtype())?;
-        if wanted(&[&q, &k, &v]) {
+        if should_record(&[&q, &k, &v]) {
             // The weights are a result too, so that gradients of gradients know what they depend on.
             let saved = Plain {
                 q: q.clone(),
@@ -76,8 +76,8 @@ saved! {
     struct Plain { q: Tensor, k: Tensor, v: Tensor, weights: Tensor, weighing: Weighing }
 }
 
-impl Backward<[Option<Tensor>]> for Plain {
-    fn backward(&self, grads: &[Option<Tensor>], inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward<[Option<Tensor>]> for Plain {
+    fn backward(&self, grads: &[Option<Tensor>], inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let widened = |t: &Option<Tensor>| t.as_ref().map(Tensor::widened).transpose();
         let [grad, of_weights] = grads else { return Ok(Gradients::new()) };
         let (grad, of_weights) = (widened(grad)?, widened(of_weights)?);
@@ -87,7 +87,11 @@ impl Backward<[Option<Tensor>]> for Plain {
     }
 
     /// Computes the gradients if only the result has a gradient.
-    fn fused(&self, grads: &[Option<Tensor>], inputs: &Inputs<'_>) -> Result<Option<Gradients>> {
+    fn fused(
+        &self,
+        grads: &[Option<Tensor>],
+        inputs: &NodeInputs<'_>,
+    ) -> Result<Option<Gradients>> {
         let [Some(grad), None] = grads else { return Ok(None) };
         let Self { q, k, v, weights, weighing: Weighing { scale, is_causal } } = self;
         let (grad, dtype) = (dense(grad)?, inputs.dtype(0));
@@ -112,7 +116,7 @@ impl Backward<[Option<Tensor>]> for Plain {
 /// Computes the gradients of query, key and value from those of the result and the weights, in ops that have
 /// gradients.
 pub(super) fn gradients(
-    inputs: &Inputs<'_>,
+    inputs: &NodeInputs<'_>,
     [q, k, v]: &[Tensor; 3],
     weights: &Tensor,
     scale: f64,

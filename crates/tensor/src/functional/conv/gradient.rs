@@ -7,7 +7,9 @@
 use warpline_kernels::conv::{Window, conv, conv_input_backward, conv_weight_backward};
 use warpline_runtime::Sizes;
 
-use crate::autograd::{Backward, Gradients, Inputs, Saved, no_grad, record, saved, wanted};
+use crate::autograd::{
+    Gradients, NodeInputs, OpBackward, Saved, no_grad, record, saved, should_record,
+};
 use crate::{Result, Tensor};
 
 /// A convolution of `[batch, channels, …]` to `[batch, outputs, …]`, with `dims` spatial dimensions.
@@ -31,7 +33,7 @@ pub(super) fn convolution(
     let out = of.forward(x, weight)?;
     of.add_bias(&out, bias)?;
     let inputs: Vec<&Tensor> = [x, weight].into_iter().chain(bias).collect();
-    if !wanted(&inputs) {
+    if !should_record(&inputs) {
         return Ok(out);
     }
     record("convolution", out, &inputs, Convolution { operands: Operands::new(x, weight, of) })
@@ -49,7 +51,7 @@ pub(super) fn transposed(
     let out = of.backward(y, weight)?;
     of.add_bias(&out, bias)?;
     let inputs: Vec<&Tensor> = [y, weight].into_iter().chain(bias).collect();
-    if !wanted(&inputs) {
+    if !should_record(&inputs) {
         return Ok(out);
     }
     record("convolution", out, &inputs, Transposed { operands: Operands::new(y, weight, of) })
@@ -59,7 +61,7 @@ pub(super) fn transposed(
 #[track_caller]
 fn weight_gradient(x: &Tensor, y: &Tensor, of: Geometry) -> Result<Tensor> {
     let out = of.weight(x, y)?;
-    if !wanted(&[x, y]) {
+    if !should_record(&[x, y]) {
         return Ok(out);
     }
     record(
@@ -88,7 +90,7 @@ impl Operands {
     fn gradients(
         &self,
         grad: &Tensor,
-        inputs: &Inputs<'_>,
+        inputs: &NodeInputs<'_>,
         of_first: impl FnOnce(&Tensor) -> Result<Tensor>,
         of_second: impl FnOnce(&Tensor) -> Result<Tensor>,
     ) -> Result<Gradients> {
@@ -107,24 +109,24 @@ saved! {
     struct WeightGradient { operands: Operands }
 }
 
-impl Backward for Convolution {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Convolution {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let of = self.operands.of;
         let of_x = |weight: &Tensor| transposed(grad, weight, None, of);
         self.operands.gradients(grad, inputs, of_x, |x| weight_gradient(x, grad, of))
     }
 }
 
-impl Backward for Transposed {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Transposed {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let of = self.operands.of;
         let of_y = |weight: &Tensor| convolution(grad, weight, None, of);
         self.operands.gradients(grad, inputs, of_y, |y| weight_gradient(grad, y, of))
     }
 }
 
-impl Backward for WeightGradient {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for WeightGradient {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let of = self.operands.of;
         let of_x = |y: &Tensor| transposed(y, grad, None, of);
         self.operands.gradients(grad, inputs, of_x, |x| convolution(x, grad, None, of))

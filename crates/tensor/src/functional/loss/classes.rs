@@ -5,7 +5,7 @@ use smallvec::smallvec;
 use super::{Reduction, fused};
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::autograd::{Backward, Gradients, Inputs, record_all, saved, wanted};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, should_record};
 use crate::called::Called;
 use crate::{DType, Error, Result, Tensor};
 
@@ -137,7 +137,7 @@ impl Known {
 fn picked_log_softmax(input: &Tensor, dim: isize, index: &Tensor) -> Result<(Tensor, Tensor)> {
     let log = input.detach().log_softmax(dim)?;
     let picked = log.gather_as("cross_entropy", dim, index)?;
-    if wanted(&[input]) {
+    if should_record(&[input]) {
         let saved = PickedLogSoftmax { log: log.clone(), index: index.clone(), dim };
         record_all("cross_entropy", &[&log, &picked], &[input], saved)?;
     }
@@ -148,8 +148,8 @@ saved! {
     struct PickedLogSoftmax { log: Tensor, index: Tensor, dim: isize }
 }
 
-impl Backward<[Option<Tensor>]> for PickedLogSoftmax {
-    fn backward(&self, grads: &[Option<Tensor>], _: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward<[Option<Tensor>]> for PickedLogSoftmax {
+    fn backward(&self, grads: &[Option<Tensor>], _: &NodeInputs<'_>) -> Result<Gradients> {
         let Self { log, index, dim } = self;
         let [of_log, of_picked] = grads else { return Ok(Gradients::new()) };
         // Through the softmax, each class gets a share of the sum of all gradients.

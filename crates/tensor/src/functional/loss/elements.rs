@@ -6,7 +6,7 @@ use smallvec::smallvec;
 
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::autograd::{Backward, Gradients, Inputs, record, saved, wanted};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
 use crate::called::Called;
 use crate::{Error, Result, Tensor, where_cond};
 
@@ -186,7 +186,7 @@ fn entropy_of_two(x: &Tensor, t: &Tensor) -> Result<Tensor> {
     let [of_one, of_zero] = logs_above(&x.detach())?;
     let target = t.detach();
     let losses = target.mul(&of_one)?.add(&target.neg()?.add(1)?.mul(&of_zero)?)?.neg()?;
-    if !wanted(&[x, t]) {
+    if !should_record(&[x, t]) {
         return Ok(losses);
     }
     let saved = EntropyOfTwo { x: x.clone(), t: x.requires_grad().then(|| t.clone()) };
@@ -201,8 +201,8 @@ saved! {
     }
 }
 
-impl Backward for EntropyOfTwo {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for EntropyOfTwo {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let x = &self.x;
         let of_x = |t: &Tensor| {
             let slope = x.neg()?.add(1)?.mul(x)?.clamp_min(1e-12)?;

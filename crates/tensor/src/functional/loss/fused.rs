@@ -4,7 +4,7 @@ use smallvec::smallvec;
 use warpline_kernels::loss::{self as kernel, Nll};
 
 use super::{CrossEntropyOptions, Reduction};
-use crate::autograd::{Backward, Gradients, Inputs, record_all, saved, wanted};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, should_record};
 use crate::methods::Softmax;
 use crate::{DType, Result, Tensor};
 
@@ -24,7 +24,8 @@ pub(super) fn fused(
         t.device() == input.device() && t.storage().runtime().same_as(input.storage().runtime())
     };
     let weight = options.weight;
-    let weighs = weight.is_none_or(|w| w.dtype() == input.dtype() && beside(w) && !wanted(&[w]));
+    let weighs =
+        weight.is_none_or(|w| w.dtype() == input.dtype() && beside(w) && !should_record(&[w]));
     let fits = input.dim() == 2
         && input.numel() > 0
         && input.size()[0] <= MOST_ROWS
@@ -50,7 +51,7 @@ pub(super) fn fused(
     };
     let (of_loss, of_total) = (loss.as_view(), saved.total.as_view());
     kernel::nll_loss(exec.target(), "cross_entropy", &saved.nll(), of_loss, of_total)?;
-    if wanted(&[input]) {
+    if should_record(&[input]) {
         // The logarithms are a result too, so that gradients of gradients know what they depend on.
         record_all("cross_entropy", &[&loss, &log], &[input], saved)?;
     }
@@ -121,12 +122,12 @@ impl ClassLoss {
     }
 }
 
-impl Backward<[Option<Tensor>]> for ClassLoss {
-    fn backward(&self, grads: &[Option<Tensor>], _: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward<[Option<Tensor>]> for ClassLoss {
+    fn backward(&self, grads: &[Option<Tensor>], _: &NodeInputs<'_>) -> Result<Gradients> {
         self.gradients(grads, Self::composed, Softmax::composed)
     }
 
-    fn fused(&self, grads: &[Option<Tensor>], _: &Inputs<'_>) -> Result<Option<Gradients>> {
+    fn fused(&self, grads: &[Option<Tensor>], _: &NodeInputs<'_>) -> Result<Option<Gradients>> {
         self.gradients(grads, Self::launched, Softmax::launched).map(Some)
     }
 }

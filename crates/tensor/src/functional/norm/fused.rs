@@ -5,7 +5,7 @@ use smallvec::{SmallVec, smallvec};
 use warpline_kernels::norm::{self as kernel, LayerNorm};
 
 use super::per_sample::standardized;
-use crate::autograd::{Backward, Gradients, Inputs, Saved, record, saved, wanted};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, Saved, record, saved, should_record};
 use crate::{Result, Tensor};
 
 /// The dimensions and the parameters of a normalization.
@@ -54,7 +54,7 @@ impl RowNorm {
         kernel::layer_norm(exec.target(), &parts.norm(&saved), of_bias, out.as_view())?;
         let inputs: SmallVec<[&Tensor; 3]> =
             [input].into_iter().chain(weight).chain(bias).collect();
-        if !wanted(&inputs) {
+        if !should_record(&inputs) {
             return Ok(Some(out));
         }
         let name = if saved.of.centred { "layer_norm" } else { "rms_norm" };
@@ -75,9 +75,9 @@ saved! {
 
 impl Saved for RowNorm {}
 
-impl Backward for Normalized {
+impl OpBackward for Normalized {
     /// The engine sums the gradients over rows.
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let RowNorm { dims, eps, centred } = &self.of;
         let grad = grad.widened()?;
         let made = standardized(&self.input.widened()?, dims, *eps, *centred)?;
@@ -98,7 +98,7 @@ impl Backward for Normalized {
         Ok(grads)
     }
 
-    fn fused(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Option<Gradients>> {
+    fn fused(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Option<Gradients>> {
         let (parts, grad) = (Parts::of(self)?, grad.contiguous()?);
         let (norm, exec) = (parts.norm(self), grad.exec()?);
         let mut grads: Gradients = smallvec![None; inputs.len()];

@@ -5,7 +5,7 @@ use smallvec::{SmallVec, smallvec};
 use super::fused::RowNorm;
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::autograd::{Backward, Gradients, Inputs, record_all, saved, wanted};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, should_record};
 use crate::called::Called;
 use crate::methods::composite::signed;
 use crate::{DType, Error, IntoShape, Result, Tensor};
@@ -89,7 +89,7 @@ pub(super) fn standardized(
         let scale = plain.square()?.mean_keepdim(dims)?.add(eps)?.rsqrt()?;
         (plain.mul(&scale)?, scale, None)
     };
-    if wanted(&[x]) {
+    if should_record(&[x]) {
         let count = x.numel() as f64 / scale.numel().max(1) as f64;
         let dims: SmallVec<[isize; 6]> = dims.into();
         // The scale is a result of the node too, so that gradients of gradients know what it depends on.
@@ -110,8 +110,8 @@ saved! {
     }
 }
 
-impl Backward<[Option<Tensor>]> for Standardize {
-    fn backward(&self, grads: &[Option<Tensor>], _: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward<[Option<Tensor>]> for Standardize {
+    fn backward(&self, grads: &[Option<Tensor>], _: &NodeInputs<'_>) -> Result<Gradients> {
         let Self { y, scale, .. } = self;
         let mut of_x = None;
         if let Some(grad) = &grads[0] {

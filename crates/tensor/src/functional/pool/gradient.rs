@@ -5,7 +5,9 @@ use smallvec::smallvec;
 use warpline_kernels::pool::{self, Divisor, Places, Window};
 use warpline_runtime::Sizes;
 
-use crate::autograd::{Backward, Gradients, Inputs, Saved, linear, no_grad, record, saved, wanted};
+use crate::autograd::{
+    Gradients, NodeInputs, OpBackward, Saved, linear, no_grad, record, saved, should_record,
+};
 use crate::methods::composite::signed;
 use crate::{DType, Result, Tensor};
 
@@ -31,7 +33,7 @@ pub(super) fn largest(x: &Tensor, of: Pooling) -> Result<(Tensor, Tensor)> {
     let (values, indices) = (exec.empty(&sizes, x.dtype())?, exec.empty(&sizes, DType::I64)?);
     let (image, target) = (x.as_view(), exec.target());
     pool::max_pool(target, image, &of.window, of.places, values.as_view(), indices.as_view())?;
-    if !wanted(&[x]) {
+    if !should_record(&[x]) {
         return Ok((values, indices));
     }
     let values = record("max_pool", values, &[x], MaxPool { indices: indices.clone(), of })?;
@@ -46,14 +48,14 @@ saved! {
     struct MaxPoolBackward { indices: Tensor }
 }
 
-impl Backward for MaxPool {
-    fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for MaxPool {
+    fn backward(&self, grad: &Tensor, _: &NodeInputs<'_>) -> Result<Gradients> {
         Ok(smallvec![Some(largest_gradient(grad, &self.indices, self.of)?)])
     }
 }
 
-impl Backward for MaxPoolBackward {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for MaxPoolBackward {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let indices = self.indices.flatten(2, -1)?;
         let picked = grad.contiguous()?.flatten(2, -1)?.gather(2, &indices)?;
         Ok(smallvec![Some(picked.reshape(signed(inputs.sizes(0)))?)])
@@ -68,7 +70,7 @@ fn largest_gradient(y: &Tensor, indices: &Tensor, of: Pooling) -> Result<Tensor>
     let out = exec.empty(&of.sizes(y, of.window.input), y.dtype())?;
     let (grad, index, target) = (grad.as_view(), indices.as_view(), exec.target());
     pool::max_pool_backward(target, grad, index, &of.window, of.places, out.as_view())?;
-    if !wanted(&[y]) {
+    if !should_record(&[y]) {
         return Ok(out);
     }
     record("max_pool_backward", out, &[y], MaxPoolBackward { indices: indices.clone() })
@@ -81,7 +83,7 @@ pub(super) fn averages(x: &Tensor, of: Pooling, divisor: Divisor) -> Result<Tens
     let out = exec.empty(&of.sizes(x, of.window.output), x.dtype())?;
     let (image, target) = (x.as_view(), exec.target());
     pool::avg_pool(target, image, &of.window, of.places, divisor, out.as_view())?;
-    if !wanted(&[x]) {
+    if !should_record(&[x]) {
         return Ok(out);
     }
     record("avg_pool", out, &[x], linear(move |grad, _| averages_gradient(grad, of, divisor)))
@@ -95,7 +97,7 @@ fn averages_gradient(y: &Tensor, of: Pooling, divisor: Divisor) -> Result<Tensor
     let out = exec.empty(&of.sizes(y, of.window.input), y.dtype())?;
     let (grad, target) = (grad.as_view(), exec.target());
     pool::avg_pool_backward(target, grad, &of.window, of.places, divisor, out.as_view())?;
-    if !wanted(&[y]) {
+    if !should_record(&[y]) {
         return Ok(out);
     }
     record("avg_pool_backward", out, &[y], linear(move |grad, _| averages(grad, of, divisor)))

@@ -5,7 +5,7 @@ use std::ops::{Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToIncl
 use smallvec::{SmallVec, smallvec};
 use warpline_runtime::Layout;
 
-use crate::autograd::{Backward, Gradients, Inputs, Saved, embed};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, Saved, embed};
 use crate::called::Called;
 use crate::{Error, ErrorKind, Result, Tensor};
 
@@ -182,8 +182,8 @@ struct Indexed(SmallVec<[Index; 6]>);
 
 impl Saved for Indexed {}
 
-impl Backward for Indexed {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Indexed {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         Ok(smallvec![Some(embed(grad, inputs.sizes(0), |whole| whole.i(&self.0[..]))?)])
     }
 }

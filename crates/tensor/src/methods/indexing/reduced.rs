@@ -4,7 +4,7 @@ use smallvec::smallvec;
 
 use super::ScatterReduce;
 use super::scatter::within;
-use crate::autograd::{Backward, Gradients, Inputs, saved};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, saved};
 use crate::{Result, Tensor, where_cond};
 
 saved! {
@@ -19,9 +19,9 @@ saved! {
     }
 }
 
-impl Backward for Reduced {
+impl OpBackward for Reduced {
     /// Equal extremes share the gradient equally, as in PyTorch.
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let Self { x, index, out, dim, .. } = self;
         let dim = *dim;
         let narrowed = |t: Tensor, (d, &n): (usize, &usize)| t.narrow(d as isize, 0, n);

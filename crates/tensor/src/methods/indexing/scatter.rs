@@ -9,8 +9,8 @@ use super::reduced::Reduced;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::autograd::{
-    Backward, Gradients, Inputs, Saved, check_in_place, record, record_in_place, saved, wanted,
-    wanted_in_place,
+    Gradients, NodeInputs, OpBackward, Saved, check_in_place, record, record_in_place, saved,
+    should_record, should_record_in_place,
 };
 use crate::called::Called;
 use crate::exec::check_together;
@@ -129,7 +129,7 @@ impl Tensor {
         let index = &as_indices(OP, self, index)?;
         let out = self.duplicate()?;
         out.reduce_in(OP, dim, index, src, reduce, include_self)?;
-        if !self.dtype().is_float() || !wanted(&[self, src]) {
+        if !self.dtype().is_float() || !should_record(&[self, src]) {
             return Ok(out);
         }
         let saved = Reduced {
@@ -158,7 +158,7 @@ impl Tensor {
         include_self: bool,
     ) -> Result<&Self> {
         const OP: &str = "scatter_reduce_";
-        if wanted_in_place(self, &[src]) {
+        if should_record_in_place(self, &[src]) {
             // The gradient may need the elements that are overwritten.
             let former = self.copy().of(OP)?;
             let out = former.scatter_reduce(dim, index, src, reduce, include_self).of(OP)?;
@@ -201,7 +201,11 @@ impl Tensor {
         in_place: bool,
     ) -> Result<Self> {
         let wanted = self.dtype().is_float()
-            && if in_place { wanted_in_place(self, &[src]) } else { wanted(&[self, src]) };
+            && if in_place {
+                should_record_in_place(self, &[src])
+            } else {
+                should_record(&[self, src])
+            };
         if wanted && in_place {
             check_in_place(op, self)?;
         }
@@ -305,8 +309,8 @@ saved! {
     }
 }
 
-impl Backward for Scatter {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Scatter {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let of_self = inputs.gradient(0, || match &self.index {
             Some(index) if self.replaces => grad.scatter(self.dim, index, 0),
             _ => Ok(grad.clone()),

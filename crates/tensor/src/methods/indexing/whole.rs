@@ -7,8 +7,8 @@ use super::{as_indices, spread};
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::autograd::{
-    Backward, Gradients, Inputs, check_in_place, record, record_in_place, saved, wanted,
-    wanted_in_place,
+    Gradients, NodeInputs, OpBackward, check_in_place, record, record_in_place, saved,
+    should_record, should_record_in_place,
 };
 use crate::called::Called;
 use crate::exec::check_together;
@@ -137,7 +137,11 @@ impl Tensor {
         in_place: bool,
     ) -> Result<Self> {
         let wanted = self.dtype().is_float()
-            && if in_place { wanted_in_place(self, &[source]) } else { wanted(&[self, source]) };
+            && if in_place {
+                should_record_in_place(self, &[source])
+            } else {
+                should_record(&[self, source])
+            };
         if wanted && in_place {
             check_in_place(op, self)?;
         }
@@ -197,8 +201,8 @@ saved! {
     }
 }
 
-impl Backward for IndexAdd {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for IndexAdd {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let of_source = self.index.as_ref().map(|index| grad.index_select(self.dim, index));
         let of_source = of_source.transpose()?;
         Ok(smallvec![inputs.needs(0).then(|| grad.clone()), of_source])

@@ -5,7 +5,7 @@ use warpline_runtime::{Layout, Strides};
 
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::autograd::{Backward, Gradients, Inputs, record, saved, wanted};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
 use crate::called::Called;
 use crate::{Error, IntoDims, Result, Tensor, cat};
 
@@ -45,7 +45,7 @@ impl Tensor {
         let turned = self.with_layout(layout);
         let dense = Layout::contiguous(self.size())?;
         let out = turned.copied_to(&self.exec()?, dense, self.dtype()).of("flip")?;
-        if !out.dtype().is_float() || !wanted(&[self]) {
+        if !out.dtype().is_float() || !should_record(&[self]) {
             return Ok(out);
         }
         record("flip", out, &[self], Flip { dims })
@@ -115,8 +115,8 @@ saved! {
     struct Flip { dims: SmallVec<[isize; 6]> }
 }
 
-impl Backward for Flip {
-    fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Flip {
+    fn backward(&self, grad: &Tensor, _: &NodeInputs<'_>) -> Result<Gradients> {
         Ok(smallvec![Some(grad.flip(&self.dims[..])?)])
     }
 }

@@ -139,7 +139,7 @@ impl Tensor {
         for i in 0..own {
             layouts.push(self.layout().select(dim, i as isize).of("unbind")?);
         }
-        self.viewed_shares("unbind", layouts, move |grads| stack(grads, dim))
+        self.viewed_partition("unbind", layouts, move |grads| stack(grads, dim))
     }
 
     /// Returns consecutive views of the given lengths along a dimension.
@@ -156,7 +156,7 @@ impl Tensor {
             layouts.push(self.layout().narrow(dim, start as isize, length).of(op)?);
             start += length;
         }
-        self.viewed_shares(op, layouts, move |grads| cat(grads, dim))
+        self.viewed_partition(op, layouts, move |grads| cat(grads, dim))
     }
 
     #[track_caller]

@@ -1,6 +1,6 @@
 //! The logarithm of a sum of powers.
 
-use crate::autograd::wanted;
+use crate::autograd::should_record;
 use crate::called::Called;
 use crate::{DType, IntoDims, Result, Tensor};
 
@@ -45,7 +45,7 @@ impl Tensor {
         let most = x.detach().amax_keepdim(dims)?;
         let most = most.masked_fill(&most.isinf()?, 0)?;
         let sum = x.sub(&most)?.exp()?.sum_keepdim(dims)?;
-        let log = if wanted(&[&sum]) {
+        let log = if should_record(&[&sum]) {
             // If all elements are -inf, the gradient is 0, not NaN.
             let none = sum.eq(0)?;
             sum.masked_fill(&none, 1)?.log()?.masked_fill(&none, f64::NEG_INFINITY)?

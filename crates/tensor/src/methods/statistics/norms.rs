@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use crate::autograd::wanted;
+use crate::autograd::should_record;
 use crate::called::Called;
 use crate::{DType, Error, ErrorKind, IntoDims, Result, Tensor, cat};
 
@@ -85,7 +85,7 @@ impl Tensor {
     /// Raises non-negative elements to a power, with gradient 0 at zero.
     #[track_caller]
     fn pow_or_flat(&self, exponent: f64) -> Result<Self> {
-        if !(0.0..1.0).contains(&exponent) || !wanted(&[self]) {
+        if !(0.0..1.0).contains(&exponent) || !should_record(&[self]) {
             return self.pow(exponent);
         }
         let zero = self.eq(0)?;
