@@ -1,27 +1,32 @@
-//! The semaphores of a channel, by which streams of both processes wait for each other
+//! The semaphores of a channel. Streams of the two processes wait for each other through semaphores
 //! (`semaphore/` of `warpline-runtime`).
 //!
-//! A host read waits for the numbers that its bytes depend on, within the channel's timeout, before
-//! it waits for a stream. One deadline bounds each call (`socket.rs`).
+//! A host read first waits for the semaphore numbers on which its bytes depend, within the channel's
+//! timeout, and then for the stream. One deadline limits each call (`socket.rs`).
 //!
 //! # A peer that is gone
 //!
-//! A thread of the channel watches the socket. When the peer is gone, the thread notes the number
-//! that was there, and writes the number that this process's streams wait for, so that they
-//! continue. Everything that was not signalled by then is `PeerGone`. The mark on a shared storage
-//! itself survives overwriting, because kernels of a dying process may still run.
+//! A thread of the channel watches the socket. When the peer is gone, the thread records the number
+//! that each semaphore has reached. It then writes the numbers for which this process's streams wait,
+//! so that these streams continue. Work that was not signalled by then fails with `PeerGone`.
+//! Overwriting a shared storage does not clear this failure, because kernels of the dying process may
+//! still write to the storage.
 //!
 //! # Dropping a channel
 //!
-//! A dropped channel waits, within its timeout, for the numbers that it has signalled and for those
-//! that are signalled to it. Then the thread releases its streams, as if the peer were gone.
+//! The drop of a channel waits, within the timeout, until all numbers are reached that either process
+//! signals. Then the thread releases waiting streams, as if the peer were gone.
 //!
 //! # When the host waits
 //!
-//! The host waits where streams cannot wait for each other: for host memory; under
-//! `SyncPolicy::Manual`; for a captured stream of the receiver; on a driver without waits for
-//! words; and before sending a tensor that depends on a check, a collective or a third process,
-//! because the receiver could not be told of its failure.
+//! The host waits where streams cannot wait for each other:
+//!
+//! - for host memory;
+//! - under `SyncPolicy::Manual`;
+//! - for a captured stream of the receiver;
+//! - on a driver whose streams cannot wait for a value in memory;
+//! - before sending a tensor that depends on a check, a collective or a third process, because the
+//!   receiver would not learn of a failure.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -36,39 +41,39 @@ use warpline_runtime::{
     CudaDevice, Error, OwnSemaphore, PeerSemaphore, Runtime, SharedSemaphore, Storage,
 };
 
-use super::message::{Signal, nonsense};
+use super::message::{Signal, invalid_message};
 use super::socket::Deadline;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::Result;
 
-/// The semaphores that this process signals, one per device.
+/// Semaphores that this process signals, one per device.
 #[derive(Debug, Default)]
-pub(super) struct Own {
+pub(super) struct OwnSemaphores {
     semaphores: Vec<OwnSemaphore>,
-    /// Whether the system has no memory for semaphores.
-    none: bool,
+    /// Whether creating a semaphore has failed.
+    unsupported: bool,
 }
 
-impl Own {
-    /// Returns the semaphore for work on a storage, and its index; announces a new semaphore to the other
-    /// process. `None` for host memory, and if the system has no memory for semaphores.
+impl OwnSemaphores {
+    /// Returns the semaphore for work on a storage, and the semaphore's index. Creates the semaphore on first use and
+    /// announces it to the other process. `None` for host memory, and if a semaphore cannot be created.
     #[track_caller]
-    pub(super) fn of(
+    pub(super) fn get_or_announce(
         &mut self,
         runtime: &Runtime,
         device: usize,
         storage: &Storage,
         announce: impl FnOnce(u32, &OwnSemaphore) -> Result<()>,
     ) -> Result<Option<(u32, &OwnSemaphore)>> {
-        if self.none || storage.cuda_device().is_none() {
+        if self.unsupported || storage.cuda_device().is_none() {
             return Ok(None);
         }
         let known = self.semaphores.iter().position(|semaphore| semaphore.serves(storage));
         let at = known.unwrap_or(self.semaphores.len());
         if known.is_none() {
             let Ok(semaphore) = OwnSemaphore::new(runtime, device) else {
-                self.none = true;
+                self.unsupported = true;
                 return Ok(None);
             };
             announce(at as u32, &semaphore)?;
@@ -77,7 +82,7 @@ impl Own {
         Ok(self.semaphores.get(at).map(|semaphore| (at as u32, semaphore)))
     }
 
-    /// Waits until all signalled numbers have been reached, or the deadline has passed.
+    /// Waits until the semaphores have reached all signalled numbers, or the deadline has passed.
     pub(super) fn settle(&self, deadline: Deadline) {
         if deadline.instant().is_none() {
             return self.semaphores.iter().for_each(OwnSemaphore::settle);
@@ -86,53 +91,53 @@ impl Own {
     }
 }
 
-/// The semaphores that the other process signals.
+/// Semaphores that the other process signals.
 #[derive(Debug, Default)]
-pub(super) struct Peers {
-    state: Arc<Mutex<State>>,
-    watch: Mutex<Option<Watch>>,
+pub(super) struct PeerSemaphores {
+    state: Arc<Mutex<PeerState>>,
+    watch: Mutex<Option<PeerWatcher>>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// The semaphores, by index.
-    semaphores: Vec<Announced>,
+struct PeerState {
+    /// Announced semaphores, by index.
+    semaphores: Vec<AnnouncedSemaphore>,
     /// Whether the other process is gone.
     ended: bool,
 }
 
 #[derive(Debug)]
-struct Announced {
+struct AnnouncedSemaphore {
     /// UUID of the semaphore's device.
     device: [u8; 16],
-    /// The last number that a message has named.
+    /// Number in the last message that named this semaphore.
     last: u32,
-    semaphore: Known,
+    import: ImportState,
 }
 
 #[derive(Debug)]
-enum Known {
-    /// Not used so far.
-    Unopened(SharedSemaphore),
-    Open(PeerSemaphore),
-    /// Cannot be opened, or belongs to a device that is not visible here.
-    Nothing,
+enum ImportState {
+    /// Imported on first use.
+    NotImported(SharedSemaphore),
+    Imported(PeerSemaphore),
+    /// The import failed or is in progress, or the semaphore's device is not visible here.
+    Unavailable,
 }
 
-/// Maximum number of semaphores that a peer may announce for one device: one for each of its runtimes. Each
-/// keeps a descriptor open, and later a page of memory and a stream.
-const MOST_OF_DEVICE: usize = 4;
+/// Maximum number of semaphores that a peer may announce for one device: one per runtime of the peer. An announced
+/// semaphore costs a descriptor, and an imported semaphore a page of memory and a stream.
+const MAX_PER_DEVICE: usize = 4;
 
-/// Maximum number of semaphores that a peer may announce for all devices, visible or not.
-const MOST: usize = 1024;
+/// Maximum number of semaphores that a peer may announce for all devices, including devices that are not visible here.
+const MAX_SEMAPHORES: usize = 1024;
 
-/// A thread that lets this process's streams continue once the other process is gone.
+/// A thread that releases this process's streams once the other process is gone.
 #[derive(Debug)]
-struct Watch {
-    /// The process in which the thread runs. A forked child does not have the thread.
+struct PeerWatcher {
+    /// Identifier of the process in which the thread runs. A forked child does not have the thread.
     process: u32,
     thread: JoinHandle<()>,
-    /// A socket that is closed to make the thread count the other process as gone.
+    /// Socket whose closing makes the thread treat the other process as gone.
     end: UnixStream,
 }
 
@@ -140,9 +145,10 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Interval at which a waiting thread polls.
-const SLICE: Duration = Duration::from_micros(100);
+/// Interval between polls of a waiting thread.
+const POLL_INTERVAL: Duration = Duration::from_micros(100);
 
+/// Polls until `is_over` returns `true`, or the deadline has passed. Returns whether `is_over` did.
 fn wait_until(deadline: Deadline, is_over: impl Fn() -> bool) -> bool {
     loop {
         if is_over() {
@@ -151,24 +157,24 @@ fn wait_until(deadline: Deadline, is_over: impl Fn() -> bool) -> bool {
         if deadline.has_passed() {
             return false;
         }
-        std::thread::sleep(SLICE);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
-impl State {
-    fn open(&self) -> impl Iterator<Item = &PeerSemaphore> {
-        self.semaphores.iter().filter_map(|announced| match &announced.semaphore {
-            Known::Open(semaphore) => Some(semaphore),
+impl PeerState {
+    fn imported(&self) -> impl Iterator<Item = &PeerSemaphore> {
+        self.semaphores.iter().filter_map(|announced| match &announced.import {
+            ImportState::Imported(semaphore) => Some(semaphore),
             _ => None,
         })
     }
 }
 
-impl Peers {
-    /// Adds an announced semaphore. Semaphores arrive in the order of their indices. One that could not be sent
-    /// is sent again.
+impl PeerSemaphores {
+    /// Adds an announced semaphore. Semaphores arrive in the order of their indices. After a failed announcement, the
+    /// sender announces a semaphore with the same index again.
     #[track_caller]
-    pub(super) fn announced(
+    pub(super) fn add_announced(
         &self,
         runtime: &Runtime,
         index: u32,
@@ -178,79 +184,82 @@ impl Peers {
         let mut visible = (0..runtime.device_count()).filter_map(|at| runtime.device(at).ok());
         let is_visible = visible.any(|visible| visible.properties().uuid == device);
         let mut state = locked(&self.state);
-        let of_device = state.semaphores.iter().filter(|known| known.device == device).count();
-        if of_device >= MOST_OF_DEVICE || state.semaphores.len() >= MOST {
-            return Err(nonsense("it announces more semaphores than a process has"));
+        let of_device =
+            state.semaphores.iter().filter(|announced| announced.device == device).count();
+        if of_device >= MAX_PER_DEVICE || state.semaphores.len() >= MAX_SEMAPHORES {
+            return Err(invalid_message("it announces more semaphores than a process has"));
         }
         if index as usize != state.semaphores.len() {
-            return Err(nonsense("a semaphore came out of order"));
+            return Err(invalid_message("a semaphore came out of order"));
         }
-        let semaphore = if is_visible { Known::Unopened(shared) } else { Known::Nothing };
-        state.semaphores.push(Announced { device, last: 0, semaphore });
+        let import =
+            if is_visible { ImportState::NotImported(shared) } else { ImportState::Unavailable };
+        state.semaphores.push(AnnouncedSemaphore { device, last: 0, import });
         Ok(())
     }
 
-    /// Notes the number that a message names. Each message of a semaphore names a greater number than the
-    /// previous one; numbers wrap around.
+    /// Checks and records the number in a message. Each message that names a semaphore has a greater number than the
+    /// previous such message, modulo 2³².
     #[track_caller]
-    pub(super) fn named(&self, signal: Signal) -> Result<()> {
+    pub(super) fn check_number(&self, signal: Signal) -> Result<()> {
         let mut state = locked(&self.state);
-        // An index that was never announced is refused by `of`.
-        let Some(known) = state.semaphores.get_mut(signal.semaphore as usize) else {
+        // `import` refuses an index that was never announced.
+        let Some(announced) = state.semaphores.get_mut(signal.semaphore as usize) else {
             return Ok(());
         };
-        if signal.number.wrapping_sub(known.last) as i32 <= 0 {
-            return Err(nonsense("it names a number that is not above the last one"));
+        if signal.number.wrapping_sub(announced.last) as i32 <= 0 {
+            return Err(invalid_message("it names a number that is not above the last one"));
         }
-        known.last = signal.number;
+        announced.last = signal.number;
         Ok(())
     }
 
     pub(super) fn all(&self) -> Vec<PeerSemaphore> {
-        locked(&self.state).open().cloned().collect()
+        locked(&self.state).imported().cloned().collect()
     }
 
-    /// Returns the semaphore with this index, for streams of this device to wait for.
+    /// Returns the semaphore with this index, for waits of streams of `device`. Imports the semaphore on first use.
     #[track_caller]
-    pub(super) fn of(
+    pub(super) fn import(
         &self,
         runtime: &Runtime,
         device: &CudaDevice,
         index: u32,
         socket: &UnixStream,
     ) -> Result<PeerSemaphore> {
-        let _one_at_a_time = self.watch(socket)?;
+        let _one_import_at_a_time = self.start_watcher(socket)?;
         let uuid = device.properties().uuid;
         let shared = {
             let mut state = locked(&self.state);
-            let known = state.semaphores.get_mut(index as usize);
-            let Some(known) = known.filter(|known| known.device == uuid) else {
-                return Err(nonsense(NEVER_CAME));
+            let announced = state.semaphores.get_mut(index as usize);
+            let Some(announced) = announced.filter(|announced| announced.device == uuid) else {
+                return Err(invalid_message(NOT_ANNOUNCED));
             };
-            match std::mem::replace(&mut known.semaphore, Known::Nothing) {
-                Known::Unopened(shared) => shared,
-                Known::Open(semaphore) => {
-                    known.semaphore = Known::Open(semaphore.clone());
+            match std::mem::replace(&mut announced.import, ImportState::Unavailable) {
+                ImportState::NotImported(shared) => shared,
+                ImportState::Imported(semaphore) => {
+                    announced.import = ImportState::Imported(semaphore.clone());
                     return Ok(semaphore);
                 }
-                Known::Nothing => return Err(nonsense(NEVER_CAME)),
+                ImportState::Unavailable => return Err(invalid_message(NOT_ANNOUNCED)),
             }
         };
-        // The driver may wait here for streams that the thread lets continue, and the thread needs the lock.
+        // Imported without the lock. The driver may wait here for streams that the watching thread has to release, and the
+        // thread needs the lock for that.
         let semaphore = PeerSemaphore::import(runtime, device.index(), shared)?;
         let mut state = locked(&self.state);
         if state.ended {
             semaphore.end();
         }
-        if let Some(known) = state.semaphores.get_mut(index as usize) {
-            known.semaphore = Known::Open(semaphore.clone());
+        if let Some(announced) = state.semaphores.get_mut(index as usize) {
+            announced.import = ImportState::Imported(semaphore.clone());
         }
         Ok(semaphore)
     }
 
-    /// Starts the thread, before any stream waits.
+    /// Starts the watching thread if it does not run. Called before any stream waits.
     #[track_caller]
-    fn watch(&self, socket: &UnixStream) -> Result<MutexGuard<'_, Option<Watch>>> {
+    fn start_watcher(&self, socket: &UnixStream) -> Result<MutexGuard<'_, Option<PeerWatcher>>> {
         let mut watch = locked(&self.watch);
         if watch.is_some() {
             return Ok(watch);
@@ -263,39 +272,39 @@ impl Peers {
         let socket = socket.as_fd().try_clone_to_owned().map_err(failed)?;
         let (end, ended) = UnixStream::pair().map_err(failed)?;
         let state = Arc::clone(&self.state);
-        let run = move || watch_for_end(&state, socket, ended);
+        let run = move || watch_peer(&state, socket, ended);
         let thread = std::thread::Builder::new().name("warpline-peer".into()).spawn(run);
         let (process, thread) = (std::process::id(), thread.map_err(failed)?);
-        *watch = Some(Watch { process, thread, end });
+        *watch = Some(PeerWatcher { process, thread, end });
         Ok(watch)
     }
 
-    /// Waits until no stream waits for the other process, or the deadline has passed. Then the other process
-    /// counts as gone: work that it has not completed by now is [`ErrorKind::PeerGone`].
+    /// Waits until no stream waits for the other process, or the deadline has passed. Then treats the other process as
+    /// gone: work that it has not completed by now fails with [`ErrorKind::PeerGone`].
     pub(super) fn settle(&mut self, deadline: Deadline) {
         let watch = self.watch.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(Watch { process, thread, end }) = watch else { return }; // no stream waits
+        let Some(PeerWatcher { process, thread, end }) = watch else { return };
         if process != std::process::id() {
-            return; // the parent does it
+            return; // the thread runs in the parent process
         }
         let all = self.all();
         let settled = wait_until(deadline, || all.iter().all(PeerSemaphore::is_settled));
         drop(end);
-        // Otherwise it goes on until each stream has passed its waits.
+        // Otherwise the thread continues until it has released all streams.
         if settled {
-            let _ = thread.join(); // it does not panic
+            let _ = thread.join(); // the thread does not panic
         }
     }
 }
 
-const NEVER_CAME: &str = "it waits for a semaphore that never came";
+const NOT_ANNOUNCED: &str = "it waits for a semaphore that never came";
 
-/// Interval at which streams are released again, because a GPU of a process that is gone may still stop them.
-const AGAIN: Duration = Duration::from_millis(1);
+/// Interval between releases of streams. A GPU of the process that is gone may still overwrite the semaphore, so one
+/// release may not be enough.
+const RELEASE_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Waits until the other process is gone or the channel is dropped. Then releases streams until no stream
-/// waits.
-fn watch_for_end(state: &Mutex<State>, socket: OwnedFd, dropped: UnixStream) {
+/// Waits until the other process is gone or the channel is dropped. Then releases streams until none waits.
+fn watch_peer(state: &Mutex<PeerState>, socket: OwnedFd, dropped: UnixStream) {
     loop {
         let mut fds =
             [PollFd::new(&dropped, PollFlags::RDHUP), PollFd::new(&socket, PollFlags::RDHUP)];
@@ -308,12 +317,12 @@ fn watch_for_end(state: &Mutex<State>, socket: OwnedFd, dropped: UnixStream) {
         let waiting = {
             let mut state = locked(state);
             state.ended = true;
-            // Ends each semaphore, whatever the results of the others.
-            state.open().filter(|semaphore| semaphore.end()).count()
+            // `count`, because `any` would stop before it has ended every semaphore.
+            state.imported().filter(|semaphore| semaphore.end()).count()
         };
         if waiting == 0 {
             return;
         }
-        std::thread::sleep(AGAIN);
+        std::thread::sleep(RELEASE_INTERVAL);
     }
 }
