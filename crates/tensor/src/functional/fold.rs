@@ -139,7 +139,7 @@ fn sums(x: &Tensor, of: Window) -> Result<Tensor> {
     let [batch, rows] = [x.size()[0], x.size()[1]];
     let [_, height, width] = of.input;
     let out = exec.empty(&[batch, rows / of.taps(), height, width], x.dtype())?;
-    // The last dimension must have stride 1.
+    // The kernel requires stride 1 in the last dimension.
     let dense = no_grad(|| x.contiguous())?;
     col2im(exec.target(), dense.as_view(), &of, out.as_view())?;
     if !should_record(&[x]) {

@@ -7,11 +7,11 @@ use warpline_runtime::printed;
 use super::indexing::basic::row_major;
 use crate::{Category, RaceReport, Result, Scalar, SyncPolicy, Tensor};
 
-/// Largest number of elements that print in full. Beyond, only the edges of each dimension print.
+/// Maximum number of elements that are printed in full. A larger tensor prints only the edges of each dimension.
 const THRESHOLD: usize = 1000;
-/// Number of elements at each edge.
+/// Number of elements that are printed at each edge.
 const EDGE: usize = 3;
-/// Columns per line.
+/// Maximum line length, in characters.
 const LINE_WIDTH: usize = 80;
 const PREFIX: &str = "tensor(";
 
@@ -70,14 +70,14 @@ impl fmt::Debug for Tensor {
     }
 }
 
-/// The elements that print: all, or the edges of the dimensions that are `cut`.
+/// The printed elements: all of them, or only the edges of dimensions that are `cut`.
 struct Shown {
     values: Vec<Scalar>,
     sizes: Vec<usize>,
     cut: Vec<bool>,
 }
 
-/// [`shown`] for printing. Reports of races name the caller's line, not a line of this file.
+/// Calls [`shown`]. Race reports name the caller's line, not a line of this file.
 #[track_caller]
 fn shown_to_print(tensor: &Tensor) -> Result<Shown> {
     let runtime = tensor.storage().runtime();
@@ -100,7 +100,8 @@ fn shown(tensor: &Tensor) -> Result<Shown> {
     Ok(Shown { values, sizes, cut })
 }
 
-/// Copies the corners of `part` that lie in dimension `dim` and above into `values`, at `at`.
+/// Copies the edges of the dimensions of `part` from `dim` on to `values`, which has `sizes`. `at` is the position of
+/// `part` in `values`.
 #[track_caller]
 fn corner(
     part: &Tensor,
@@ -137,7 +138,7 @@ fn corner(
     Ok(())
 }
 
-/// The text between `tensor(` and the suffixes.
+/// Returns the text between `tensor(` and the suffixes.
 fn format_values(shown: &Shown, category: Category) -> String {
     let formatter = Formatter::new(&shown.values, category);
     let mut out = String::new();
@@ -145,7 +146,7 @@ fn format_values(shown: &Shown, category: Category) -> String {
     out
 }
 
-enum Mode {
+enum NumberFormat {
     Exact,
     Integral,
     Fixed,
@@ -153,18 +154,18 @@ enum Mode {
 }
 
 struct Formatter {
-    mode: Mode,
+    format: NumberFormat,
     width: usize,
 }
 
 impl Formatter {
     fn new(values: &[Scalar], category: Category) -> Self {
-        let mut out = Self { mode: Mode::Exact, width: 1 };
+        let mut out = Self { format: NumberFormat::Exact, width: 1 };
         if category != Category::Float {
             out.width = out.widest(values.iter().copied(), 0);
             return out;
         }
-        out.mode = Mode::Integral;
+        out.format = NumberFormat::Integral;
         let finite = || values.iter().map(|v| v.to_f64()).filter(|v| v.is_finite() && *v != 0.0);
         let (mut low, mut high, mut integral) = (f64::INFINITY, 0f64, true);
         for v in finite() {
@@ -176,9 +177,9 @@ impl Formatter {
             return out;
         }
         if high / low > 1000.0 || high > 1.0e8 || (!integral && low < 1.0e-4) {
-            out.mode = Mode::Scientific;
+            out.format = NumberFormat::Scientific;
         } else if !integral {
-            out.mode = Mode::Fixed;
+            out.format = NumberFormat::Fixed;
         }
         out.width = out.widest(finite().map(Scalar::Float), 1);
         out
@@ -201,10 +202,10 @@ impl Formatter {
         if v.is_infinite() {
             return if v > 0.0 { "inf" } else { "-inf" }.into();
         }
-        match self.mode {
-            Mode::Integral => format!("{v:.0}."),
-            Mode::Fixed | Mode::Exact => format!("{v:.4}"),
-            Mode::Scientific => {
+        match self.format {
+            NumberFormat::Integral => format!("{v:.0}."),
+            NumberFormat::Fixed | NumberFormat::Exact => format!("{v:.4}"),
+            NumberFormat::Scientific => {
                 let text = format!("{v:.4e}");
                 let Some((mantissa, exponent)) = text.split_once('e') else { return text };
                 let (sign, digits) = match exponent.strip_prefix('-') {
@@ -220,7 +221,7 @@ impl Formatter {
         format!("{:>1$}", self.text(value), self.width)
     }
 
-    /// Writes dimension `dim` and those inside it; `values` are its elements.
+    /// Writes the elements `values` of dimension `dim` and its inner dimensions.
     fn tensor(
         &self,
         shown: &Shown,
@@ -262,9 +263,9 @@ impl Formatter {
     }
 }
 
-/// Adds the suffixes, each on the last line if it fits, and the closing parenthesis.
+/// Appends the suffixes and the closing parenthesis. A suffix that does not fit on the line starts a new line.
 fn append_suffixes(text: &mut String, suffixes: &[String]) {
-    // PyTorch counts two more columns than the last line has.
+    // PyTorch adds 2 to the length of the last line.
     let mut column = text.len() - text.rfind('\n').map_or(0, |i| i + 1) + 2;
     for suffix in suffixes {
         if column + suffix.len() + 2 > LINE_WIDTH {

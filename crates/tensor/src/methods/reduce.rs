@@ -5,7 +5,7 @@ use warpline_kernels::reduce::{ReduceOp, reduce};
 use warpline_kernels::softmax as kernel;
 use warpline_runtime::{Layout, Sizes};
 
-use super::reduce_backward::{Extreme, Mean, Product, Reduced, Softmax, Sum};
+use super::reduce_backward::{Extreme, Mean, Product, ReducedDims, Softmax, Sum};
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::autograd::{record, should_record};
@@ -107,7 +107,7 @@ fn apply(op: ReduceOp, a: &Tensor, dims: &[isize], keepdim: bool) -> Result<Tens
     let mut reduced: SmallVec<[bool; 6]> = SmallVec::from_elem(dims.is_empty(), a.dim());
     for &dim in dims {
         let d = a.layout().dim(dim).of(op.name())?;
-        // A scalar has a dimension to name, but none to reduce.
+        // A tensor without dimensions accepts 0 and -1, but has no dimension to reduce.
         if let Some(slot) = reduced.get_mut(d)
             && std::mem::replace(slot, true)
         {
@@ -132,7 +132,7 @@ fn apply(op: ReduceOp, a: &Tensor, dims: &[isize], keepdim: bool) -> Result<Tens
     if !out.dtype().is_float() || !should_record(&[a]) {
         return Ok(out);
     }
-    record_reduction(op, a, out, Reduced(which))
+    record_reduction(op, a, out, ReducedDims(which))
 }
 
 /// Declares the methods of each reduction, and its gradient: the struct that the backward pass saves, made of the
@@ -167,7 +167,7 @@ macro_rules! reductions {
 
         /// Records a reduction of `a`, whose result is `out`.
         #[track_caller]
-        fn record_reduction(op: ReduceOp, a: &Tensor, out: Tensor, reduced: Reduced) -> Result<Tensor> {
+        fn record_reduction(op: ReduceOp, a: &Tensor, out: Tensor, reduced: ReducedDims) -> Result<Tensor> {
             match op {$(
                 ReduceOp::$op => reductions!(@gradient $gradient, op, a, out, reduced),
             )*}

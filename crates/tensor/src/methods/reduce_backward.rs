@@ -8,13 +8,12 @@ use crate::{Result, Tensor, cat, where_cond};
 
 /// The reduced dimensions.
 #[derive(Clone)]
-pub(super) struct Reduced(pub(super) SmallVec<[usize; 6]>);
+pub(super) struct ReducedDims(pub(super) SmallVec<[usize; 6]>);
 
-impl Saved for Reduced {}
+impl Saved for ReducedDims {}
 
-impl Reduced {
-    /// Reshapes the result of a reduction, or its gradient, to size 1 in the reduced dimensions of a tensor of
-    /// `sizes`.
+impl ReducedDims {
+    /// Reshapes the result of a reduction, or its gradient, so that it broadcasts to the input, whose sizes are `sizes`.
     fn kept(&self, t: &Tensor, sizes: &[usize]) -> Result<Tensor> {
         let size = |(d, &n): (usize, &usize)| if self.0.contains(&d) { 1 } else { n as isize };
         t.reshape(&sizes.iter().enumerate().map(size).collect::<SmallVec<[isize; 6]>>()[..])
@@ -36,14 +35,14 @@ impl Reduced {
 }
 
 saved! {
-    pub(super) struct Sum { pub(super) reduced: Reduced }
+    pub(super) struct Sum { pub(super) reduced: ReducedDims }
 
-    pub(super) struct Mean { pub(super) count: f64, pub(super) reduced: Reduced }
+    pub(super) struct Mean { pub(super) count: f64, pub(super) reduced: ReducedDims }
 
-    /// The largest or smallest element.
-    pub(super) struct Extreme { pub(super) x: Tensor, pub(super) out: Tensor, pub(super) reduced: Reduced }
+    /// The largest or smallest element, `out`, of `x`.
+    pub(super) struct Extreme { pub(super) x: Tensor, pub(super) out: Tensor, pub(super) reduced: ReducedDims }
 
-    pub(super) struct Product { pub(super) x: Tensor, pub(super) reduced: Reduced }
+    pub(super) struct Product { pub(super) x: Tensor, pub(super) reduced: ReducedDims }
 }
 
 impl OpBackward for Sum {
@@ -62,7 +61,7 @@ impl OpBackward for Mean {
 }
 
 impl OpBackward for Extreme {
-    /// Equal elements share the gradient equally.
+    /// Distributes the gradient equally among equal elements.
     fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let (reduced, sizes) = (&self.reduced, inputs.sizes(0));
         let equal = self.x.eq(&reduced.kept(&self.out, sizes)?)?.to(grad.dtype())?;
@@ -72,7 +71,7 @@ impl OpBackward for Extreme {
 }
 
 impl OpBackward for Product {
-    /// The slope of an element is the product of the other elements.
+    /// Multiplies the gradient by the product of the other elements.
     fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let slope = match self.x.numel() {
             0 => self.x.clone(),
@@ -81,9 +80,8 @@ impl OpBackward for Product {
         Ok(smallvec![Some(slope.mul(&self.reduced.kept(grad, inputs.sizes(0))?)?)])
     }
 
-    /// Divides the product of all elements by the element. Beside a zero, the slope is zero; the only zero has
-    /// the product of the other elements. This formula is not differentiable where an element is zero;
-    /// `backward` is.
+    /// Divides the product of all elements by the element. If there is one zero, its factor is the product of the other
+    /// elements, and all other factors are 0. This formula is not differentiable where an element is zero; `backward` is.
     fn fused(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Option<Gradients>> {
         let (x, reduced) = (&self.x, &self.reduced);
         let zero = x.eq(0.0)?;
@@ -96,8 +94,8 @@ impl OpBackward for Product {
     }
 }
 
-/// Returns for each element the product of the other elements along the dimensions `which`: of those before it
-/// and of those after it.
+/// Returns, for each element, the product of the other elements along the dimensions `which`. Multiplies the cumulative
+/// products before and after the element.
 #[track_caller]
 fn product_of_others(x: &Tensor, which: &[usize]) -> Result<Tensor> {
     let kept = (0..x.dim()).filter(|d| !which.contains(d));
@@ -120,7 +118,7 @@ fn expand(t: &Tensor, sizes: &[usize]) -> Result<Tensor> {
 }
 
 saved! {
-    /// The result of softmax over dimension `dim`, or its logarithm.
+    /// The result of softmax over dimension `dim`, or of its logarithm if `log`.
     pub(crate) struct Softmax {
         pub(crate) out: Tensor,
         pub(crate) dim: usize,
@@ -138,7 +136,7 @@ impl Softmax {
         Ok(result)
     }
 
-    /// Computes the gradient of the input in ops that have gradients themselves.
+    /// Computes the gradient of the input with differentiable ops.
     pub(crate) fn composed(&self, grad: &Tensor) -> Result<Tensor> {
         let (out, dim) = (&self.out, self.dim as isize);
         if self.log {

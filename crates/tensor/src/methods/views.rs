@@ -56,8 +56,8 @@ impl Tensor {
         self.viewed_reshaped("view", layout)
     }
 
-    /// Returns a contiguous tensor that has no other handle in another shape (`torch._unsafe_view`). Autograd
-    /// does not treat the result as a view, so an in-place op on the result is one on a separate tensor.
+    /// Reshapes a contiguous tensor to which no other handle exists (`torch._unsafe_view`). Autograd does not treat the
+    /// result as a view, so an in-place op on the result does not affect the original.
     #[track_caller]
     pub(crate) fn unsafe_view(&self, sizes: &[usize]) -> Result<Self> {
         let view = self.with_layout(Layout::contiguous(sizes)?);
@@ -67,7 +67,7 @@ impl Tensor {
         record("view", view, &[self], linear(reshape_back))
     }
 
-    /// Replaces the one −1 in a shape.
+    /// Computes the size that a shape gives as -1.
     #[track_caller]
     fn infer_sizes(&self, shape: &[isize]) -> Result<Sizes> {
         let numel = self.numel();
@@ -171,7 +171,7 @@ impl Tensor {
                 }
             });
         }
-        // The engine sums each gradient to the sizes of its tensor.
+        // The identity is enough as the gradient, because the engine sums gradients over broadcast dimensions.
         let layout = self.layout().expand(&to).of("expand")?;
         self.viewed("expand", layout, linear(|grad, _| Ok(grad.clone())))
     }
@@ -388,7 +388,7 @@ pub fn cat<T: Borrow<Tensor>>(tensors: &[T], dim: isize) -> Result<Tensor> {
     }
     if tensors.iter().any(|t| t.storage().is_shared_host()) {
         let apart = tensors.iter().map(|t| match t.storage().is_shared_host() {
-            true => t.of_this_process(),
+            true => t.copy_from_shared_host(),
             false => Ok((*t).clone()),
         });
         return cat(&apart.collect::<Result<Vec<_>>>().of("cat")?, dim);

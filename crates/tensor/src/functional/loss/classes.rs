@@ -78,14 +78,14 @@ pub fn cross_entropy(
     if let Some(loss) = fused::fused(input, target, options).of(op)? {
         return Ok(loss);
     }
-    let known = Known::new(target, dim, options.ignore_index).of(op)?;
-    let (log, picked) = picked_log_softmax(input, dim, &known.index).of(op)?;
-    let losses = Losses::of(picked, known, target.size(), weight).of(op)?;
+    let targets = ClassTargets::new(target, dim, options.ignore_index).of(op)?;
+    let (log, picked) = picked_log_softmax(input, dim, &targets.index).of(op)?;
+    let losses = WeightedLosses::of(picked, targets, target.size(), weight).of(op)?;
     if smoothing == 0.0 {
         return losses.reduced(op, options.reduction).of(op)?.to(input.dtype()).of(op);
     }
     let classes = input.size()[dim as usize] as f64;
-    // The loss of a target that is the same for all classes.
+    // Label smoothing adds the loss of a target with the same probability for all classes.
     let log = log.widened().of(op)?;
     let spread = match weight {
         None => log.sum(dim).of(op)?,
@@ -93,7 +93,8 @@ pub fn cross_entropy(
     };
     let spread = spread.neg().of(op)?.masked_fill(&losses.ignored, 0).of(op)?;
     let smooth = losses.losses.mul(1.0 - smoothing).of(op)?;
-    let losses = Losses { losses: smooth.add(&spread.mul(smoothing / classes)?).of(op)?, ..losses };
+    let losses =
+        WeightedLosses { losses: smooth.add(&spread.mul(smoothing / classes)?).of(op)?, ..losses };
     losses.reduced(op, options.reduction).of(op)?.to(input.dtype()).of(op)
 }
 
@@ -108,20 +109,20 @@ pub fn nll_loss(input: &Tensor, target: &Tensor, options: &NllLossOptions<'_>) -
     let dim = class_dim(op, input)?;
     check_weight(op, input.size()[dim as usize], options.weight)?;
     check_target(op, input, target, dim)?;
-    let known = Known::new(target, dim, options.ignore_index).of(op)?;
-    let picked = input.gather_as(op, dim, &known.index)?;
-    let losses = Losses::of(picked, known, target.size(), options.weight).of(op)?;
+    let targets = ClassTargets::new(target, dim, options.ignore_index).of(op)?;
+    let picked = input.gather_as(op, dim, &targets.index)?;
+    let losses = WeightedLosses::of(picked, targets, target.size(), options.weight).of(op)?;
     losses.reduced(op, options.reduction).of(op)?.to(input.dtype()).of(op)
 }
 
 /// Class indices, and a mask of the ignored ones.
-struct Known {
+struct ClassTargets {
     ignored: Tensor,
-    /// The indices, with a dimension of size 1 for the classes. Ignored elements have some valid class.
+    /// The indices, with a dimension of size 1 for the classes. Ignored elements have index 0, which is valid.
     index: Tensor,
 }
 
-impl Known {
+impl ClassTargets {
     #[track_caller]
     fn new(target: &Tensor, dim: isize, ignore_index: i64) -> Result<Self> {
         let target = target.to(DType::I64)?;
@@ -131,8 +132,8 @@ impl Known {
     }
 }
 
-/// [`Tensor::log_softmax`], and its elements at `index`. Both are one step of the graph, because the gradient
-/// of both together costs little more than the softmax.
+/// Returns [`Tensor::log_softmax`] of the input, and its elements at `index`. Both are results of one node, because their
+/// joint gradient costs little more than that of the softmax.
 #[track_caller]
 fn picked_log_softmax(input: &Tensor, dim: isize, index: &Tensor) -> Result<(Tensor, Tensor)> {
     let log = input.detach().log_softmax(dim)?;
@@ -152,7 +153,7 @@ impl OpBackward<[Option<Tensor>]> for PickedLogSoftmax {
     fn backward(&self, grads: &[Option<Tensor>], _: &NodeInputs<'_>) -> Result<Gradients> {
         let Self { log, index, dim } = self;
         let [of_log, of_picked] = grads else { return Ok(Gradients::new()) };
-        // Through the softmax, each class gets a share of the sum of all gradients.
+        // The gradient of the normalizer is the sum of all gradients, distributed by the softmax.
         let sum = of_log.as_ref().map(|grad| grad.sum_keepdim(*dim)).transpose()?;
         let sum = match (sum, of_picked) {
             (Some(sum), Some(grad)) => sum.add(grad)?,
@@ -171,19 +172,24 @@ impl OpBackward<[Option<Tensor>]> for PickedLogSoftmax {
     }
 }
 
-/// The losses of class indices, each times its weight, which is 0 for ignored targets. In `f32` for half-width
-/// inputs, because sums may exceed their dtype.
-struct Losses {
+/// The losses of class indices, multiplied by their weights. Ignored targets have weight 0. For half-width inputs, the
+/// losses are `f32`, because sums may exceed the range of the input's dtype.
+struct WeightedLosses {
     losses: Tensor,
     ignored: Tensor,
-    /// `None` if every element that is not ignored has weight 1.
+    /// Weight of each loss. `None` if all targets that are not ignored have weight 1.
     weights: Option<Tensor>,
 }
 
-impl Losses {
+impl WeightedLosses {
     #[track_caller]
-    fn of(picked: Tensor, known: Known, sizes: &[usize], weight: Option<&Tensor>) -> Result<Self> {
-        let Known { ignored, index } = known;
+    fn of(
+        picked: Tensor,
+        targets: ClassTargets,
+        sizes: &[usize],
+        weight: Option<&Tensor>,
+    ) -> Result<Self> {
+        let ClassTargets { ignored, index } = targets;
         let losses = picked.reshape(sizes)?.widened()?.neg()?;
         let (losses, weights) = match weight {
             None => (losses, None),
@@ -209,7 +215,7 @@ impl Losses {
     }
 }
 
-/// The cross entropy with a probability for each class.
+/// Computes the cross entropy of targets that are class probabilities.
 #[track_caller]
 fn of_probabilities(
     log: &Tensor,
@@ -248,7 +254,7 @@ fn check_target(op: &'static str, input: &Tensor, target: &Tensor, dim: isize) -
     let mut sizes = input.size().to_vec();
     sizes.remove(dim as usize);
     if target.size() == &sizes[..] {
-        // PyTorch also takes bytes, but only for a vector of targets.
+        // PyTorch also accepts `uint8`, but only for at most one dimension of targets.
         let bytes = target.dtype() == DType::U8 && target.dim() <= 1;
         if target.dtype() == DType::I64 || bytes {
             return Ok(());
@@ -284,7 +290,7 @@ fn check_weight(op: &'static str, classes: usize, weight: Option<&Tensor>) -> Re
     }
 }
 
-/// Reshapes a vector to lie along dimension `dim` of `dims` dimensions.
+/// Reshapes a vector to `dims` dimensions, of which `dim` has the vector's size and the others have size 1.
 #[track_caller]
 fn along(vector: &Tensor, dim: isize, dims: usize) -> Result<Tensor> {
     let mut sizes = vec![1; dims];

@@ -1,4 +1,4 @@
-//! The cross entropy of class indices in few launches: two forward and one backward.
+//! The cross entropy of class indices in few launches: two in the forward pass, and one in the backward pass.
 
 use smallvec::smallvec;
 use warpline_kernels::loss::{self as kernel, Nll};
@@ -8,12 +8,11 @@ use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, shou
 use crate::methods::Softmax;
 use crate::{DType, Result, Tensor};
 
-/// Largest number of rows whose losses one block adds. With more rows, several launches that use the whole GPU
-/// are faster.
+/// Maximum number of rows whose losses one block adds. For more rows, several launches that use the whole GPU are faster.
 const MOST_ROWS: usize = 1 << 16;
 
-/// Computes the loss if the kernels support it: reduced, of a matrix, and with a weight of its dtype that has
-/// no gradient. All sizes were checked.
+/// Computes the loss if the kernels support it: the input is a matrix, the loss is reduced, and the weight has the
+/// input's dtype and requires no gradient. The caller has checked all sizes.
 #[track_caller]
 pub(super) fn fused(
     input: &Tensor,
@@ -52,7 +51,7 @@ pub(super) fn fused(
     let (of_loss, of_total) = (loss.as_view(), saved.total.as_view());
     kernel::nll_loss(exec.target(), "cross_entropy", &saved.nll(), of_loss, of_total)?;
     if should_record(&[input]) {
-        // The logarithms are a result too, so that gradients of gradients know what they depend on.
+        // The logarithms are also a result of the node, so that gradients of gradients flow through them.
         record_all("cross_entropy", &[&loss, &log], &[input], saved)?;
     }
     Ok(Some(loss))
@@ -62,7 +61,7 @@ saved! {
     struct ClassLoss {
         log: Tensor,
         classes: Tensor,
-        /// The sum of the weights.
+        /// The sum of the weights of all targets that are not ignored.
         total: Tensor,
         weight: Option<Tensor>,
         ignore_index: i64,
@@ -99,12 +98,12 @@ impl ClassLoss {
         };
         let own = own.masked_fill(&ignored, 0)?;
         let own = if self.mean { own.div(total)? } else { own };
-        let every = log.arange_beside(0, log.size()[1])?;
+        let every = log.arange_on_device(0, log.size()[1])?;
         let is_own = index.unsqueeze(1)?.eq(&every)?.to(log.dtype())?;
         log.exp()?.sub(&is_own)?.mul(&own.mul(grad)?.unsqueeze(1)?)
     }
 
-    /// The gradient of the input: the sum of the gradients for the loss and for the logarithms.
+    /// Computes the gradient of the input: the sum of the gradients through the loss and through the logarithms.
     fn gradients(
         &self,
         grads: &[Option<Tensor>],

@@ -1,5 +1,5 @@
-//! Pools and their gradients, which are linear. The gradient of an average's gradient is the average. The
-//! gradient of a maximum's gradient is the elements at its indices.
+//! Pools and their gradients. Gradients of pools are linear ops. The gradient of an average pool's gradient is the
+//! average pool. The gradient of a maximum pool's gradient gathers the elements at the indices of the maxima.
 
 use smallvec::smallvec;
 use warpline_kernels::pool::{self, Divisor, Places, Window};
@@ -25,7 +25,7 @@ impl Pooling {
     }
 }
 
-/// Computes the largest element under each position, and its index.
+/// Computes the largest element of each window, and its index.
 #[track_caller]
 pub(super) fn largest(x: &Tensor, of: Pooling) -> Result<(Tensor, Tensor)> {
     let exec = x.exec()?;
@@ -62,7 +62,7 @@ impl OpBackward for MaxPoolBackward {
     }
 }
 
-/// Computes the gradient of [`largest`]'s image.
+/// Computes the gradient of the image of [`largest`].
 #[track_caller]
 fn largest_gradient(y: &Tensor, indices: &Tensor, of: Pooling) -> Result<Tensor> {
     let exec = y.exec()?;
@@ -76,7 +76,7 @@ fn largest_gradient(y: &Tensor, indices: &Tensor, of: Pooling) -> Result<Tensor>
     record("max_pool_backward", out, &[y], MaxPoolBackward { indices: indices.clone() })
 }
 
-/// Computes the average under each position.
+/// Computes the average of each window.
 #[track_caller]
 pub(super) fn averages(x: &Tensor, of: Pooling, divisor: Divisor) -> Result<Tensor> {
     let exec = x.exec()?;
@@ -89,7 +89,7 @@ pub(super) fn averages(x: &Tensor, of: Pooling, divisor: Divisor) -> Result<Tens
     record("avg_pool", out, &[x], linear(move |grad, _| averages_gradient(grad, of, divisor)))
 }
 
-/// Computes the gradient of [`averages`]'s image.
+/// Computes the gradient of the image of [`averages`].
 #[track_caller]
 fn averages_gradient(y: &Tensor, of: Pooling, divisor: Divisor) -> Result<Tensor> {
     let exec = y.exec()?;

@@ -82,12 +82,12 @@ impl Tensor {
             let reason = format!("{bins} bins from {min} to {max}");
             return Err(Error::invalid(OP, reason));
         }
-        // More bins than memory has room for are refused here.
+        // Fails if there is no memory for so many bins.
         let counts = self.new_zeros([bins], DType::I64).of(OP)?;
         let x = self.reshape([self.numel() as isize]).of(OP)?;
         let counted = x.ge(min).of(OP)?.logical_and(&x.le(max).of(OP)?).of(OP)?;
         let place = x.sub(min).of(OP)?.mul(bins as f64).of(OP)?.div(max - min).of(OP)?;
-        // The upper bound belongs to the last one; what does not count is nowhere.
+        // Elements outside the bounds get bin 0 and are added as zeros. `clamp_max` puts `max` itself into the last bin.
         let place = crate::where_cond(&counted, &place, 0.0).of(OP)?;
         let place = place.to(DType::I64).of(OP)?.clamp_max(bins as i64 - 1).of(OP)?;
         counts.index_add_(0, &place, &counted.to(DType::I64).of(OP)?).of(OP)?;

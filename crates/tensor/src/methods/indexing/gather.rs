@@ -75,7 +75,7 @@ impl Tensor {
         self.gather_as("gather", dim, index)
     }
 
-    /// [`Tensor::gather`] as part of the op `op`.
+    /// Calls [`Tensor::gather`] on behalf of the op `op`.
     #[track_caller]
     pub(crate) fn gather_as(&self, op: &'static str, dim: isize, index: &Tensor) -> Result<Self> {
         check_together(op, self, index)?;
@@ -98,7 +98,7 @@ saved! {
     struct Gather {
         dim: isize,
         index: Tensor,
-        /// The op that gathers. The node has the name of PyTorch's, which is the same within other ops.
+        /// The calling op, for errors. The node is named after PyTorch's node, whichever op gathers.
         call: Site,
     }
 }
@@ -139,7 +139,7 @@ pub fn embedding(weight: &Tensor, indices: &Tensor) -> Result<Tensor> {
     embedding_padded(weight, indices, None)
 }
 
-/// [`embedding`] whose row `padding`, an index in range, gets no gradient.
+/// Computes [`embedding`]. The row `padding`, an index in range, gets no gradient.
 #[track_caller]
 pub(crate) fn embedding_padded(
     weight: &Tensor,
@@ -179,8 +179,8 @@ impl OpBackward for EmbeddingBackward {
     }
 }
 
-/// The gradient of an embedding's weight of `rows` rows, from the gradient of its result. It is 0 for the row
-/// `padding`. Sums are in the order of the indices, so that training runs are reproducible.
+/// Computes the gradient of an embedding's weight, which has `rows` rows, from the gradient of the result. The gradient
+/// of the row `padding` is 0. Gradients are added in the order of the indices, so that training is reproducible.
 #[track_caller]
 fn embedding_backward(
     grad: &Tensor,

@@ -1,9 +1,9 @@
-//! Slices along a dimension, named by a vector of indices: `index_add` and similar methods.
+//! Ops on slices along a dimension, selected by a vector of indices: `index_add` and similar methods.
 
 use smallvec::smallvec;
 use warpline_kernels::scatter;
 
-use super::{as_indices, spread};
+use super::{as_indices, expand_index};
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::autograd::{
@@ -162,8 +162,8 @@ impl Tensor {
         record(op, out, &[self, source], saved)
     }
 
-    /// Expands a vector of indices to one index per element of the named slices. `sizes`, if given, must be
-    /// those of the slices.
+    /// Expands a vector of indices to one index per element of the selected slices. Fails if `sizes` is given and differs
+    /// from the sizes of the slices.
     #[track_caller]
     fn parts(
         &self,
@@ -189,14 +189,14 @@ impl Tensor {
             );
             return Err(Error::shape(op, reason));
         }
-        Ok(spread(&index, d, &all))
+        Ok(expand_index(&index, d, &all))
     }
 }
 
 saved! {
     struct IndexAdd {
         dim: isize,
-        /// `None` if the source wants no gradient.
+        /// `None` if the source requires no gradient.
         index: Option<Tensor>,
     }
 }

@@ -74,7 +74,7 @@ impl Tensor {
         if k == size {
             return Ok((values, indices));
         }
-        // Copies, so that the memory of the other elements is freed.
+        // Copies the selected elements, so that the memory of the other elements can be freed.
         let first = |t: &Tensor| {
             if t.dim() == 0 { t.reshape([1])?.narrow(0, 0, k) } else { t.narrow(dim, 0, k) }
         };

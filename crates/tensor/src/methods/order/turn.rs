@@ -35,7 +35,7 @@ impl Tensor {
             }
             seen.push(d);
             if self.numel() > 0 && d < self.dim() {
-                // The stride of a single index may be anything and is never taken.
+                // Wraps, because the stride of a dimension of size 1 is arbitrary. The stride is then multiplied by 0.
                 offset =
                     offset.wrapping_add((self.size()[d] as isize - 1).wrapping_mul(strides[d]));
                 strides[d] = strides[d].wrapping_neg();
@@ -101,7 +101,7 @@ impl Tensor {
             if size == 0 || self.dim() == 0 {
                 continue;
             }
-            // From here on they are in front.
+            // First index of the elements that move to the front.
             let start = (size - shift.rem_euclid(size)) % size;
             let behind = out.narrow(dim, 0, start as usize).of(OP)?;
             let front = out.narrow(dim, start, (size - start) as usize).of(OP)?;

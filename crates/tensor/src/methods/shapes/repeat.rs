@@ -34,7 +34,7 @@ impl Tensor {
                 ),
             ));
         };
-        // Inserts an expanded dimension before each dimension; the two merge to the repeated dimension.
+        // Inserts a dimension of size `times` before each dimension, and merges both into the repeated dimension.
         let mut apart: SmallVec<[isize; 12]> = SmallVec::new();
         let mut expanded: SmallVec<[isize; 12]> = SmallVec::new();
         let mut sizes: SmallVec<[isize; 6]> = SmallVec::new();
@@ -47,7 +47,7 @@ impl Tensor {
         }
         let expanded = self.reshape(&apart[..]).of("repeat")?.expand(&expanded[..]).of("repeat")?;
         let out = expanded.reshape(&sizes[..]).of("repeat")?;
-        // Repeating once gives a view so far, but a copy in PyTorch.
+        // Without repetition, `out` is a view. PyTorch returns a copy.
         if repeats.iter().all(|&times| times == 1) { out.copy().of("repeat") } else { out_of(out) }
     }
 
@@ -97,7 +97,7 @@ impl Tensor {
     }
 }
 
-/// Returns a number of repetitions as a size.
+/// Converts a number of repetitions to a size.
 #[track_caller]
 fn counted(op: &'static str, times: usize, of: &Tensor) -> Result<isize> {
     let location = Location::caller();
@@ -107,7 +107,7 @@ fn counted(op: &'static str, times: usize, of: &Tensor) -> Result<isize> {
     })
 }
 
-/// Copies a result that expanding left as a view, for instance of a dimension of size 1. PyTorch copies it.
+/// Copies a result that is still an expanded view, such as a repeated dimension of size 1. PyTorch returns a copy.
 #[track_caller]
 fn out_of(out: Tensor) -> Result<Tensor> {
     out.contiguous()

@@ -116,7 +116,7 @@ impl Tensor {
             });
             return self.shares("tensor_split_at", dim, lengths);
         }
-        // Views that have some elements several times, or not at all.
+        // These views may overlap or leave elements out, so they are recorded separately.
         let mut parts = Vec::new();
         let mut start = 0;
         for end in ends {

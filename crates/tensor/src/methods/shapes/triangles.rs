@@ -69,7 +69,7 @@ impl Tensor {
         columns.lt(&rows).of(op)
     }
 
-    /// Returns the rows of a matrix as a column, and its columns minus `diagonal` as a row.
+    /// Returns the row indices of a matrix as a column, and the column indices minus `diagonal` as a row.
     #[track_caller]
     fn places(&self, op: &'static str, diagonal: isize) -> Result<(Self, Self)> {
         let &[.., rows, columns] = self.size() else {
@@ -78,10 +78,10 @@ impl Tensor {
                 format!("the tensor must have at least 2 dimensions, but has {}", self.dim()),
             ));
         };
-        // All diagonals outside the matrix are the same.
+        // Clamping avoids overflow, because all diagonals outside the matrix are equivalent.
         let most = rows.max(columns) as isize;
-        let rows = self.arange_beside(0, rows).of(op)?.unsqueeze(1)?;
-        let columns = self.arange_beside(-diagonal.clamp(-most, most), columns).of(op)?;
+        let rows = self.arange_on_device(0, rows).of(op)?.unsqueeze(1)?;
+        let columns = self.arange_on_device(-diagonal.clamp(-most, most), columns).of(op)?;
         Ok((rows, columns))
     }
 }
@@ -142,7 +142,7 @@ fn below(rows: usize, columns: usize, offset: i128) -> u128 {
         + (rows - full) as u128 * columns as u128
 }
 
-/// Returns the first column right of the diagonal in a row.
+/// Returns the first column to the right of the diagonal `offset` in a row.
 fn after(row: usize, offset: isize, columns: usize) -> usize {
     offset
         .saturating_add(1)
@@ -150,8 +150,8 @@ fn after(row: usize, offset: isize, columns: usize) -> usize {
         .clamp(0, isize::try_from(columns).unwrap_or(isize::MAX)) as usize
 }
 
-/// Makes the indices of `count` elements. Each row has at least one element, except the first row of a lower
-/// triangle.
+/// Creates the indices of `count` elements. Each of `rows` has at least one element, except perhaps the first row of a
+/// lower triangle.
 #[track_caller]
 fn indices(
     rows: Range<usize>,

@@ -55,7 +55,7 @@ impl Tensor {
             return Err(crate::ErrorKind::UnsupportedDType { dtype }.of(op).at(location));
         }
         let nan = self.isnan()?;
-        // A sum of half-width floats may exceed their dtype although the mean does not.
+        // Widened, because the sum of half-width floats may overflow even if the mean does not.
         let (numbers, counted) = (self.masked_fill(&nan, 0)?.widened()?, nan.logical_not()?);
         let count = counted.sum_kept(dims, keepdim)?;
         numbers.sum_kept(dims, keepdim)?.div(&count)?.to(self.dtype())
@@ -119,7 +119,7 @@ impl Tensor {
         let mut out = self.clone();
         let all = self.size().get(d).copied().unwrap_or_default();
         if all > 0 && n >= all {
-            // No element is left after so many rounds. One round of an empty slice gives the same.
+            // The result is empty. One round on an empty slice gives the same shape and dtype.
             return out.narrow(dim, 0, 0).of("diff")?.diff(1, dim);
         }
         for _ in 0..n.min(all.max(1)) {
