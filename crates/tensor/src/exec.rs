@@ -140,7 +140,7 @@ pub(crate) fn empty_in(
 
 /// Returns whether ops on the device of `a` may read `b`: both are on the same device, or the device of `a` has peer
 /// access to the device of `b`.
-pub(crate) fn reaches(a: &Tensor, b: &Tensor) -> bool {
+pub(crate) fn can_read(a: &Tensor, b: &Tensor) -> bool {
     match (a.storage().cuda_device(), b.storage().cuda_device()) {
         (Some(device), Some(peer)) => {
             a.storage().runtime().peer_access_enabled(device.index(), peer.index())
@@ -156,7 +156,7 @@ pub(crate) fn check_together(op: &'static str, a: &Tensor, b: &Tensor) -> Result
     if !a.storage().runtime().same_as(b.storage().runtime()) {
         return Err(ErrorKind::RuntimeMismatch.of(op));
     }
-    if reaches(a, b) {
+    if can_read(a, b) {
         return Ok(());
     }
     let (first, second) = (a.device(), b.device());

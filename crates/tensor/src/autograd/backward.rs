@@ -117,18 +117,18 @@ pub(super) trait GradFn: Send + Sync {
 }
 
 /// A type of incoming gradients of [`OpBackward`].
-pub(super) trait Incoming {
+pub(super) trait IncomingGrad {
     /// Converts the gradients of all results to this type; `None` if there is no gradient to compute from.
     fn of(grads: &[Option<Tensor>]) -> Option<&Self>;
 }
 
-impl Incoming for Tensor {
+impl IncomingGrad for Tensor {
     fn of(grads: &[Option<Tensor>]) -> Option<&Self> {
         grads.first().and_then(Option::as_ref)
     }
 }
 
-impl Incoming for [Option<Tensor>] {
+impl IncomingGrad for [Option<Tensor>] {
     fn of(grads: &[Option<Tensor>]) -> Option<&Self> {
         Some(grads)
     }
@@ -143,26 +143,26 @@ struct RecordedOp<S, G: ?Sized> {
 
 /// Creates the gradient function of op `op` with results `outputs`.
 #[track_caller]
-pub(super) fn grad_fn<G: Incoming + ?Sized + 'static>(
+pub(super) fn grad_fn<G: IncomingGrad + ?Sized + 'static>(
     op: &'static str,
     outputs: &[&Tensor],
     mut saved: impl OpBackward<G>,
 ) -> Result<Arc<dyn GradFn>> {
     let (mut infos, location) = (SmallVec::new(), Location::caller());
-    saved.each(&mut |tensor| {
+    saved.for_each_tensor(&mut |tensor| {
         infos.push(SavedTensorInfo::pack(op, tensor, outputs).map_err(|error| error.at(location))?);
         Ok(())
     })?;
     Ok(Arc::new(RecordedOp { saved, infos, grad: PhantomData }))
 }
 
-impl<G: Incoming + ?Sized, S: OpBackward<G>> GradFn for RecordedOp<S, G> {
+impl<G: IncomingGrad + ?Sized, S: OpBackward<G>> GradFn for RecordedOp<S, G> {
     fn run(&self, grads: &[Option<Tensor>], inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let Some(grad) = G::of(grads) else { return Ok(Gradients::new()) };
         let mut saved = Cow::Borrowed(&self.saved);
         if !self.infos.is_empty() {
             let mut infos = self.infos.iter();
-            saved.to_mut().each(&mut |tensor| {
+            saved.to_mut().for_each_tensor(&mut |tensor| {
                 infos.next().map_or(Ok(()), |info| info.unpack(tensor, inputs.node))
             })?;
         }

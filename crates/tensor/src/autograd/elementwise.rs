@@ -9,8 +9,8 @@ use warpline_kernels::elementwise::{self as entries, Op, Step};
 use super::formula::{self, FormulaLeaves, StepValue};
 use super::fused;
 use crate::autograd::{
-    Gradients, NodeInputs, OpBackward, check_in_place, record, record_in_place, refuse, saved,
-    should_record, should_record_in_place,
+    Gradients, NodeInputs, OpBackward, check_in_place, record, record_in_place, refuse_gradient,
+    saved, should_record, should_record_in_place,
 };
 use crate::{Result, Tensor, TensorOrScalar};
 
@@ -94,7 +94,7 @@ pub(crate) fn elementwise(
     }
     match op.backward() {
         Some(backward) => elementwise_as(backward, operands, out),
-        None => refuse(op.name(), &tensors(operands)).map(|()| out),
+        None => refuse_gradient(op.name(), &tensors(operands)).map(|()| out),
     }
 }
 
@@ -124,7 +124,7 @@ fn check_differentiable(
         if let TensorOrScalar::Tensor(tensor) = operand
             && backward.formula().gradient(k).is_none()
         {
-            refuse(backward.name(), &[tensor])?;
+            refuse_gradient(backward.name(), &[tensor])?;
         }
     }
     Ok(())
@@ -189,7 +189,7 @@ impl<'a> InPlaceRecord<'a> {
         }
         check_in_place(name, a)?;
         let Some(backward) = backward else {
-            return refuse(name, &tensors(operands)).map(|()| None);
+            return refuse_gradient(name, &tensors(operands)).map(|()| None);
         };
         check_differentiable(backward, operands)?;
         let mut args = RecordArgs::new(backward, operands, a);

@@ -21,7 +21,7 @@ pub(super) enum StepValue {
 }
 
 impl Saved for StepValue {
-    fn each(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
+    fn for_each_tensor(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
         match self {
             Self::Number(_) => Ok(()),
             Self::Tensor(tensor) => f(tensor),

@@ -117,8 +117,8 @@ impl<F> Clone for AppliedFunction<F> {
 }
 
 impl<F: Function> Saved for AppliedFunction<F> {
-    fn each(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
-        self.saved.each(f)
+    fn for_each_tensor(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
+        self.saved.for_each_tensor(f)
     }
 }
 

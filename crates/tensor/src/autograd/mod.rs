@@ -55,8 +55,8 @@ pub(crate) use elementwise::{elementwise, elementwise_as, finish_in_place, prepa
 pub(crate) use meta::AutogradSlot;
 pub(crate) use reclaim::Reclaimed;
 pub(crate) use record::{
-    check_in_place, record, record_all, record_in_place, record_overwritten, refuse, should_record,
-    should_record_in_place,
+    check_in_place, record, record_all, record_in_place, record_overwritten, refuse_gradient,
+    should_record, should_record_in_place,
 };
 pub(crate) use saved::{Saved, saved};
 pub(crate) use views::{embed, reshape_back};

@@ -2,7 +2,7 @@
 //!
 //! An op computes its result and calls [`should_record`]. If it returns `true`, the op calls [`record`]
 //! with its inputs and saved state. An op that consists of recorded ops saves nothing. An op without a
-//! gradient calls [`refuse`], which fails if an input requires a gradient.
+//! gradient calls [`refuse_gradient`], which fails if an input requires a gradient.
 //!
 //! Invariant: gradients never stop silently. An op with an input that requires a gradient is recorded,
 //! or fails in the forward pass.
@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use warpline_stream::Stream;
 
-use super::backward::{self, Incoming, OpBackward, linear};
+use super::backward::{self, IncomingGrad, OpBackward, linear};
 use super::meta::AutogradMeta;
 use super::node::{Edge, GradNode, NodeInput, TensorSpec};
 use super::{mode, views};
@@ -39,7 +39,7 @@ pub(crate) fn should_record_in_place(tensor: &Tensor, others: &[&Tensor]) -> boo
 
 /// Fails if an input requires a gradient, because the op `op` has none.
 #[track_caller]
-pub(crate) fn refuse(op: &'static str, inputs: &[&Tensor]) -> Result<()> {
+pub(crate) fn refuse_gradient(op: &'static str, inputs: &[&Tensor]) -> Result<()> {
     if !should_record(inputs) {
         return Ok(());
     }
@@ -59,7 +59,7 @@ impl Tensor {
 
 /// Creates the node of an op that computed `outputs` from `inputs`.
 #[track_caller]
-fn node<G: Incoming + ?Sized + 'static>(
+fn node<G: IncomingGrad + ?Sized + 'static>(
     name: &'static str,
     outputs: &[&Tensor],
     inputs: &[&Tensor],

@@ -21,7 +21,7 @@ use crate::{Error, Result, Site, Tensor};
 /// implement this trait does not compile, so every tensor in the state is visited.
 pub(crate) trait Saved: Clone + Send + Sync + 'static {
     /// Calls `f` on each tensor, always in the same order.
-    fn each(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
+    fn for_each_tensor(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
         let _ = f;
         Ok(())
     }
@@ -37,11 +37,10 @@ macro_rules! saved {
         $vis struct $name { $($(#[$field_doc])* $field_vis $field: $type),* }
 
         impl $crate::autograd::Saved for $name {
-            fn each(
-                &mut self,
+            fn for_each_tensor(&mut self,
                 f: &mut dyn FnMut(&mut $crate::Tensor) -> $crate::Result<()>,
             ) -> $crate::Result<()> {
-                $($crate::autograd::Saved::each(&mut self.$field, f)?;)*
+                $($crate::autograd::Saved::for_each_tensor(&mut self.$field, f)?;)*
                 Ok(())
             }
         }
@@ -58,20 +57,20 @@ without_tensors!(bool, usize, isize, i64, f64, Scalar, Site, Layout);
 impl<T: Sync + ?Sized> Saved for &'static T {}
 
 impl Saved for Tensor {
-    fn each(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
+    fn for_each_tensor(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
         f(self)
     }
 }
 
 impl<T: Saved> Saved for Option<T> {
-    fn each(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
-        self.iter_mut().try_for_each(|item| item.each(f))
+    fn for_each_tensor(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
+        self.iter_mut().try_for_each(|item| item.for_each_tensor(f))
     }
 }
 
 impl<T: Saved> Saved for Vec<T> {
-    fn each(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
-        self.iter_mut().try_for_each(|item| item.each(f))
+    fn for_each_tensor(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
+        self.iter_mut().try_for_each(|item| item.for_each_tensor(f))
     }
 }
 
@@ -79,15 +78,15 @@ impl<T: Saved, const N: usize> Saved for SmallVec<[T; N]>
 where
     [T; N]: smallvec::Array<Item = T>,
 {
-    fn each(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
-        self.iter_mut().try_for_each(|item| item.each(f))
+    fn for_each_tensor(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
+        self.iter_mut().try_for_each(|item| item.for_each_tensor(f))
     }
 }
 
 impl<A: Saved, B: Saved> Saved for (A, B) {
-    fn each(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
-        self.0.each(f)?;
-        self.1.each(f)
+    fn for_each_tensor(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
+        self.0.for_each_tensor(f)?;
+        self.1.for_each_tensor(f)
     }
 }
 

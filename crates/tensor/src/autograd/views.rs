@@ -9,7 +9,7 @@ use std::sync::Arc;
 use smallvec::{SmallVec, smallvec};
 use warpline_runtime::{Layout, Sizes, Strides};
 
-use super::backward::{GradFn, Incoming, NodeInputs, OpBackward, linear};
+use super::backward::{GradFn, IncomingGrad, NodeInputs, OpBackward, linear};
 use super::meta::AutogradMeta;
 use super::node::{Edge, GradNode, Gradients, NodeInput, TensorSpec};
 use super::record::{record, record_all, should_record};

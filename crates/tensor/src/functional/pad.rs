@@ -63,7 +63,7 @@ pub fn pad(input: &Tensor, pad: &[isize], mode: PadMode) -> Result<Tensor> {
         }
         out = match mode {
             PadMode::Constant(value) => constant(&out, d, before, after, value).of(op)?,
-            _ => by_index(&out, d, before, after, mode).of(op)?,
+            _ => pad_by_gather(&out, d, before, after, mode).of(op)?,
         };
     }
     // Without positive padding, `out` is the tensor itself or a view. The result must be a new tensor.
@@ -93,7 +93,13 @@ fn constant(t: &Tensor, d: usize, before: isize, after: isize, value: Scalar) ->
 
 /// Pads a dimension by gathering its elements.
 #[track_caller]
-fn by_index(t: &Tensor, d: usize, before: isize, after: isize, mode: PadMode) -> Result<Tensor> {
+fn pad_by_gather(
+    t: &Tensor,
+    d: usize,
+    before: isize,
+    after: isize,
+    mode: PadMode,
+) -> Result<Tensor> {
     let size = t.size()[d] as isize;
     let most = match mode {
         PadMode::Reflect => size - 1,

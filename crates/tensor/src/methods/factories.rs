@@ -173,7 +173,7 @@ pub fn arange_start_step(
     let dtype = if floats { DType::F32 } else { DType::I64 };
     let length = range_length(start, end, step, floats)?;
     let out = empty_in(&runtime(), &[length], &options, dtype).of("arange")?;
-    // `range_length` has refused numbers beyond `i64`, so only smaller integer dtypes are checked.
+    // Integer bounds fit `i64`, so only smaller integer dtypes are checked.
     let small = out.dtype().category() == Category::Int && out.dtype() != DType::I64;
     if let (Some(last), true) = (length.checked_sub(1), small) {
         check_filled("arange", start, out.dtype())?;

@@ -40,8 +40,8 @@ impl Tensor {
         let (row, column) = (self.dim() == 1, other.dim() == 1);
         let a = if row { self.unsqueeze(0)? } else { self.clone() };
         let b = if column { other.unsqueeze(1)? } else { other.clone() };
-        let (batch_a, [m, k]) = split(a.size());
-        let (batch_b, [k2, n]) = split(b.size());
+        let (batch_a, [m, k]) = split_batch(a.size());
+        let (batch_b, [k2, n]) = split_batch(b.size());
         if k != k2 {
             return Err(Error::shape(
                 "matmul",
@@ -132,7 +132,7 @@ fn is_transposed(t: &Tensor) -> Result<bool> {
 }
 
 /// Splits sizes into batch sizes, and rows and columns. There must be at least two dimensions.
-fn split(sizes: &[usize]) -> (&[usize], [usize; 2]) {
+fn split_batch(sizes: &[usize]) -> (&[usize], [usize; 2]) {
     let at = sizes.len() - 2;
     (&sizes[..at], [sizes[at], sizes[at + 1]])
 }

@@ -38,7 +38,7 @@ impl fmt::Display for Tensor {
             if !matches!(self.dtype(), crate::DType::F32 | crate::DType::I64 | crate::DType::Bool) {
                 suffixes.push(name());
             }
-            match shown_to_print(&self.detach()) {
+            match collect_for_print(&self.detach()) {
                 Ok(values) => text.push_str(&format_values(&values, self.dtype().category())),
                 Err(error) => text.push_str(&format!("<{error}>")),
             }
@@ -71,7 +71,7 @@ impl fmt::Debug for Tensor {
 }
 
 /// The printed elements: all of them, or only the edges of dimensions that are `cut`.
-struct Shown {
+struct PrintedElements {
     values: Vec<Scalar>,
     sizes: Vec<usize>,
     cut: Vec<bool>,
@@ -79,25 +79,25 @@ struct Shown {
 
 /// Calls [`shown`]. Race reports name the caller's line, not a line of this file.
 #[track_caller]
-fn shown_to_print(tensor: &Tensor) -> Result<Shown> {
+fn collect_for_print(tensor: &Tensor) -> Result<PrintedElements> {
     let runtime = tensor.storage().runtime();
     let watched = runtime.sync_policy() == SyncPolicy::Manual
         && runtime.race_report() != RaceReport::Off
         && (tensor.is_cuda() || tensor.is_pinned());
     if watched {
-        return printed("methods/print.rs", || shown(tensor));
+        return printed("methods/print.rs", || collect_elements(tensor));
     }
-    shown(tensor)
+    collect_elements(tensor)
 }
 
-fn shown(tensor: &Tensor) -> Result<Shown> {
+fn collect_elements(tensor: &Tensor) -> Result<PrintedElements> {
     let summarize = tensor.numel() > THRESHOLD;
     let cut: Vec<bool> = tensor.size().iter().map(|&n| summarize && n > 2 * EDGE).collect();
     let sizes: Vec<usize> =
         tensor.size().iter().zip(&cut).map(|(&n, &c)| if c { 2 * EDGE } else { n }).collect();
     let mut values = vec![Scalar::Int(0); sizes.iter().product()];
     corner(tensor, &cut, 0, &mut vec![0; sizes.len()], &sizes, &mut values)?;
-    Ok(Shown { values, sizes, cut })
+    Ok(PrintedElements { values, sizes, cut })
 }
 
 /// Copies the edges of the dimensions of `part` from `dim` on to `values`, which has `sizes`. `at` is the position of
@@ -139,7 +139,7 @@ fn corner(
 }
 
 /// Returns the text between `tensor(` and the suffixes.
-fn format_values(shown: &Shown, category: Category) -> String {
+fn format_values(shown: &PrintedElements, category: Category) -> String {
     let formatter = Formatter::new(&shown.values, category);
     let mut out = String::new();
     formatter.tensor(shown, 0, &shown.values, PREFIX.len(), &mut out);
@@ -224,7 +224,7 @@ impl Formatter {
     /// Writes the elements `values` of dimension `dim` and its inner dimensions.
     fn tensor(
         &self,
-        shown: &Shown,
+        shown: &PrintedElements,
         dim: usize,
         values: &[Scalar],
         indent: usize,

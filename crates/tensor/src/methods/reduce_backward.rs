@@ -128,7 +128,7 @@ saved! {
 
 impl Softmax {
     /// Computes the gradient of the input in one launch.
-    pub(crate) fn launched(&self, grad: &Tensor) -> Result<Tensor> {
+    pub(crate) fn fused_gradient(&self, grad: &Tensor) -> Result<Tensor> {
         let exec = self.out.exec()?;
         let result = exec.empty(self.out.size(), self.out.dtype())?;
         let views = [grad, &self.out, &result].map(Tensor::as_view);
@@ -137,7 +137,7 @@ impl Softmax {
     }
 
     /// Computes the gradient of the input with differentiable ops.
-    pub(crate) fn composed(&self, grad: &Tensor) -> Result<Tensor> {
+    pub(crate) fn differentiable_gradient(&self, grad: &Tensor) -> Result<Tensor> {
         let (out, dim) = (&self.out, self.dim as isize);
         if self.log {
             grad.sub(&out.exp()?.mul(&grad.sum_keepdim(dim)?)?)
@@ -149,10 +149,10 @@ impl Softmax {
 
 impl OpBackward for Softmax {
     fn backward(&self, grad: &Tensor, _: &NodeInputs<'_>) -> Result<Gradients> {
-        Ok(smallvec![Some(self.composed(grad)?)])
+        Ok(smallvec![Some(self.differentiable_gradient(grad)?)])
     }
 
     fn fused(&self, grad: &Tensor, _: &NodeInputs<'_>) -> Result<Option<Gradients>> {
-        Ok(Some(smallvec![Some(self.launched(grad)?)]))
+        Ok(Some(smallvec![Some(self.fused_gradient(grad)?)]))
     }
 }

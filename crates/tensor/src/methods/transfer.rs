@@ -13,7 +13,7 @@ use crate::autograd::{
     should_record, should_record_in_place,
 };
 use crate::called::Called;
-use crate::exec::{Exec, empty_in, reaches};
+use crate::exec::{Exec, can_read, empty_in};
 use crate::{DType, Device, Element, Error, ErrorKind, Result, Scalar, Tensor, TensorOptions};
 
 impl Tensor {
@@ -333,7 +333,7 @@ impl Tensor {
         let dense = self.layout().is_dense();
         let alike = |from: &Self, to: &Self| from.layout().strides() == to.layout().strides();
         let plain = self.dtype() == src.dtype() && dense && alike(src, self);
-        if !plain && reaches(self, src) {
+        if !plain && can_read(self, src) {
             let (from, exec) = (src.exec()?, self.exec()?);
             if let (Exec::Cuda(_, _, other), Exec::Cuda(_, _, stream)) = (&from, &exec) {
                 stream.wait_stream(other)?;

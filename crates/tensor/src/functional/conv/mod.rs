@@ -180,7 +180,7 @@ fn forward<const D: usize>(
     for d in 0..D {
         positive(op, "stride", stride[d])?;
         positive(op, "dilation", dilation[d])?;
-        let reach = reach(kernel[d], dilation[d]);
+        let reach = window_extent(kernel[d], dilation[d]);
         match padding {
             Padding::Same if stride[d] != 1 => {
                 let reason = "padding as `Same` needs a stride of 1";
@@ -244,7 +244,7 @@ fn transpose<const D: usize>(
         }
         let moved = sizes[d].saturating_sub(1).saturating_mul(stride[d]);
         let all = moved
-            .saturating_add(reach(kernel[d], dilation[d]))
+            .saturating_add(window_extent(kernel[d], dilation[d]))
             .saturating_add(output_padding[d])
             .checked_sub(padding[d].saturating_mul(2));
         let Some(size) = all.filter(|n| *n > 0 && sizes[d] > 0 && kernel[d] > 0) else {
@@ -260,7 +260,7 @@ fn transpose<const D: usize>(
 }
 
 /// Returns the extent of a window of `kernel` elements with this dilation.
-fn reach(kernel: usize, dilation: usize) -> usize {
+fn window_extent(kernel: usize, dilation: usize) -> usize {
     kernel.max(1).saturating_sub(1).saturating_mul(dilation).saturating_add(1)
 }
 

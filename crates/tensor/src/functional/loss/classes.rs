@@ -89,7 +89,9 @@ pub fn cross_entropy(
     let log = log.widened().of(op)?;
     let spread = match weight {
         None => log.sum(dim).of(op)?,
-        Some(weight) => log.mul(&along(weight, dim, log.dim())?).of(op)?.sum(dim).of(op)?,
+        Some(weight) => {
+            log.mul(&broadcast_along(weight, dim, log.dim())?).of(op)?.sum(dim).of(op)?
+        }
     };
     let spread = spread.neg().of(op)?.masked_fill(&losses.ignored, 0).of(op)?;
     let smooth = losses.losses.mul(1.0 - smoothing).of(op)?;
@@ -231,7 +233,7 @@ fn of_probabilities(
     }
     let mut products = log.mul(&target)?;
     if let Some(weight) = options.weight {
-        products = products.mul(&along(weight, dim, log.dim())?)?;
+        products = products.mul(&broadcast_along(weight, dim, log.dim())?)?;
     }
     let losses = products.sum(dim)?.neg()?;
     options.reduction.of("cross_entropy", &losses)
@@ -292,7 +294,7 @@ fn check_weight(op: &'static str, classes: usize, weight: Option<&Tensor>) -> Re
 
 /// Reshapes a vector to `dims` dimensions, of which `dim` has the vector's size and the others have size 1.
 #[track_caller]
-fn along(vector: &Tensor, dim: isize, dims: usize) -> Result<Tensor> {
+fn broadcast_along(vector: &Tensor, dim: isize, dims: usize) -> Result<Tensor> {
     let mut sizes = vec![1; dims];
     sizes[dim as usize] = -1;
     vector.reshape(&sizes)

@@ -80,7 +80,7 @@ impl ClassLoss {
         }
     }
 
-    fn launched(&self, grad: &Tensor) -> Result<Tensor> {
+    fn fused_gradient(&self, grad: &Tensor) -> Result<Tensor> {
         let exec = self.log.exec()?;
         let out = exec.empty(self.log.size(), self.log.dtype())?;
         let [grad, total] = [grad, &self.total].map(Tensor::as_view);
@@ -88,7 +88,7 @@ impl ClassLoss {
         Ok(out)
     }
 
-    fn composed(&self, grad: &Tensor) -> Result<Tensor> {
+    fn differentiable_gradient(&self, grad: &Tensor) -> Result<Tensor> {
         let Self { log, classes, total, weight, .. } = self;
         let ignored = classes.eq(self.ignore_index)?;
         let index = classes.masked_fill(&ignored, 0)?;
@@ -123,10 +123,10 @@ impl ClassLoss {
 
 impl OpBackward<[Option<Tensor>]> for ClassLoss {
     fn backward(&self, grads: &[Option<Tensor>], _: &NodeInputs<'_>) -> Result<Gradients> {
-        self.gradients(grads, Self::composed, Softmax::composed)
+        self.gradients(grads, Self::differentiable_gradient, Softmax::differentiable_gradient)
     }
 
     fn fused(&self, grads: &[Option<Tensor>], _: &NodeInputs<'_>) -> Result<Option<Gradients>> {
-        self.gradients(grads, Self::launched, Softmax::launched).map(Some)
+        self.gradients(grads, Self::fused_gradient, Softmax::fused_gradient).map(Some)
     }
 }

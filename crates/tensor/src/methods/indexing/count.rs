@@ -48,7 +48,7 @@ impl Tensor {
             Some(weights) if weights.dtype() == DType::F32 => weights.clone(),
             Some(weights) => weights.in_dtype(DType::F64).of(OP)?,
         };
-        crate::autograd::refuse(OP, &[&weights])?;
+        crate::autograd::refuse_gradient(OP, &[&weights])?;
         let index = as_indices(OP, &weights, &index)?;
         let counts = weights.new_zeros([length], ()).of(OP)?;
         counts.index_add_(0, &index, &weights).of(OP)?;
@@ -65,7 +65,7 @@ impl Tensor {
     #[track_caller]
     pub fn histc(&self, bins: usize, min: f64, max: f64) -> Result<Self> {
         const OP: &str = "histc";
-        crate::autograd::refuse(OP, &[self])?;
+        crate::autograd::refuse_gradient(OP, &[self])?;
         if !self.dtype().is_float() {
             let (location, dtype) = (std::panic::Location::caller(), self.dtype());
             return Err(ErrorKind::UnsupportedDType { dtype }.of(OP).at(location));

@@ -1,6 +1,6 @@
 //! Distinct values: `unique`, `unique_consecutive`.
 
-use crate::autograd::refuse;
+use crate::autograd::refuse_gradient;
 use crate::called::Called;
 use crate::{DType, Result, Tensor, arange, cat, ones};
 
@@ -29,7 +29,7 @@ impl Tensor {
         return_counts: bool,
     ) -> Result<(Self, Option<Self>, Option<Self>)> {
         const OP: &str = "unique";
-        refuse(OP, &[self])?;
+        refuse_gradient(OP, &[self])?;
         let (sorted, from) = self.reshape([self.numel() as isize]).of(OP)?.sort(0, false).of(OP)?;
         let runs = EqualRuns::of(&sorted).of(OP)?;
         let inverse = if return_inverse {
@@ -54,7 +54,7 @@ impl Tensor {
         return_counts: bool,
     ) -> Result<(Self, Option<Self>, Option<Self>)> {
         const OP: &str = "unique_consecutive";
-        refuse(OP, &[self])?;
+        refuse_gradient(OP, &[self])?;
         let runs = EqualRuns::of(&self.reshape([self.numel() as isize]).of(OP)?).of(OP)?;
         let inverse = return_inverse.then(|| runs.inverse.reshape(sizes(self)));
         let inverse = inverse.transpose().of(OP)?;

@@ -59,19 +59,19 @@ impl Tensor {
     /// Returns a mask of the elements above a diagonal of a matrix.
     #[track_caller]
     pub(crate) fn above(&self, op: &'static str, diagonal: isize) -> Result<Self> {
-        let (rows, columns) = self.places(op, diagonal)?;
+        let (rows, columns) = self.row_and_column_indices(op, diagonal)?;
         columns.gt(&rows).of(op)
     }
 
     #[track_caller]
     fn below(&self, op: &'static str, diagonal: isize) -> Result<Self> {
-        let (rows, columns) = self.places(op, diagonal)?;
+        let (rows, columns) = self.row_and_column_indices(op, diagonal)?;
         columns.lt(&rows).of(op)
     }
 
     /// Returns the row indices of a matrix as a column, and the column indices minus `diagonal` as a row.
     #[track_caller]
-    fn places(&self, op: &'static str, diagonal: isize) -> Result<(Self, Self)> {
+    fn row_and_column_indices(&self, op: &'static str, diagonal: isize) -> Result<(Self, Self)> {
         let &[.., rows, columns] = self.size() else {
             return Err(Error::shape(
                 op,
@@ -107,9 +107,10 @@ pub fn tril_indices(
     offset: isize,
     options: impl Into<TensorOptions>,
 ) -> Result<Tensor> {
-    let count = below(row, col, offset as i128);
+    let count = count_on_and_below(row, col, offset as i128);
     let first = offset.min(0).unsigned_abs().min(row);
-    indices(first..row, count, |i| 0..after(i, offset, col), options.into()).of("tril_indices")
+    indices(first..row, count, |i| 0..first_column_after(i, offset, col), options.into())
+        .of("tril_indices")
 }
 
 /// Makes the indices of the upper triangle of a matrix of `row` rows and `col` columns (`torch.triu_indices`).
@@ -125,14 +126,14 @@ pub fn triu_indices(
     offset: isize,
     options: impl Into<TensorOptions>,
 ) -> Result<Tensor> {
-    let count = (row as u128 * col as u128) - below(row, col, offset as i128 - 1);
+    let count = (row as u128 * col as u128) - count_on_and_below(row, col, offset as i128 - 1);
     let end = (col as i128 - offset as i128).clamp(0, row as i128) as usize;
-    let first = |i| if offset == isize::MIN { 0 } else { after(i, offset - 1, col) };
+    let first = |i| if offset == isize::MIN { 0 } else { first_column_after(i, offset - 1, col) };
     indices(0..end, count, |i| first(i)..col, options.into()).of("triu_indices")
 }
 
 /// Returns the number of elements on and below the diagonal `offset` of a matrix.
-fn below(rows: usize, columns: usize, offset: i128) -> u128 {
+fn count_on_and_below(rows: usize, columns: usize, offset: i128) -> u128 {
     let (rows, columns, width) = (rows as i128, columns as i128, offset + 1);
     // Row `i` has `i + width` elements, clamped to the range from 0 to `columns`.
     let first = (-width).clamp(0, rows);
@@ -143,7 +144,7 @@ fn below(rows: usize, columns: usize, offset: i128) -> u128 {
 }
 
 /// Returns the first column to the right of the diagonal `offset` in a row.
-fn after(row: usize, offset: isize, columns: usize) -> usize {
+fn first_column_after(row: usize, offset: isize, columns: usize) -> usize {
     offset
         .saturating_add(1)
         .saturating_add_unsigned(row)

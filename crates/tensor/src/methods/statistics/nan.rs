@@ -17,7 +17,7 @@ impl Tensor {
     /// The same as [`Tensor::sum`].
     #[track_caller]
     pub fn nansum(&self, dims: impl IntoDims) -> Result<Self> {
-        self.numbers().of("nansum")?.sum(dims).of("nansum")
+        self.nan_as_zero().of("nansum")?.sum(dims).of("nansum")
     }
 
     /// [`Tensor::nansum`] that keeps the dimensions, with size 1.
@@ -26,7 +26,7 @@ impl Tensor {
     /// The same as [`Tensor::sum`].
     #[track_caller]
     pub fn nansum_keepdim(&self, dims: impl IntoDims) -> Result<Self> {
-        self.numbers().of("nansum_keepdim")?.sum_keepdim(dims).of("nansum_keepdim")
+        self.nan_as_zero().of("nansum_keepdim")?.sum_keepdim(dims).of("nansum_keepdim")
     }
 
     /// [`Tensor::mean`] of the elements that are not NaN (`torch.nanmean`). Floats only.
@@ -63,7 +63,7 @@ impl Tensor {
 
     /// Replaces NaN with 0.
     #[track_caller]
-    fn numbers(&self) -> Result<Self> {
+    fn nan_as_zero(&self) -> Result<Self> {
         if self.dtype().is_float() { self.masked_fill(&self.isnan()?, 0) } else { Ok(self.clone()) }
     }
 
