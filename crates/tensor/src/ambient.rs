@@ -34,8 +34,8 @@ thread_local! {
     static OVERRIDE: RefCell<Option<Rc<Runtime>>> = const { RefCell::new(None) };
 }
 
-/// A handle to the current runtime for the duration of a call. The override has a reference count that is not atomic, so
-/// a call costs no atomic operation.
+/// A handle to the current runtime for the duration of a call. The override has a reference count that is not
+/// atomic, so a call costs no atomic operation.
 pub(crate) enum CurrentRuntime {
     Override(Rc<Runtime>),
     Process(&'static Runtime),
@@ -143,7 +143,8 @@ pub fn open(spec: &str, config: &RuntimeConfig) -> Result<Runtime> {
     Runtime::new(driver, config.clone())
 }
 
-/// Creates the runtime of the process. `names` yields the names of all variables, and `read` returns a variable's value.
+/// Creates the runtime of the process. `names` yields the names of all variables, and `read` returns a
+/// variable's value.
 #[track_caller]
 fn from_environment(
     read: impl Fn(&str) -> Result<String, VarError>,
@@ -216,8 +217,8 @@ fn open_from_environment(
     })
 }
 
-/// Returns the user's cache folder, by the system's convention. A relative path is ignored, because its meaning
-/// depends on the current folder.
+/// Returns the user's cache folder, by the system's convention. A relative path is ignored, because its
+/// meaning depends on the current folder.
 fn user_cache_dir(read: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
     let folder = |name| read(name).map(PathBuf::from).filter(|folder| folder.is_absolute());
     if cfg!(windows) {

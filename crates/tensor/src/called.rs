@@ -1,8 +1,8 @@
 //! Gives errors the name of the called function and the location of the call.
 //!
 //! Every function that can fail is `#[track_caller]`, and so is every function between a public function and
-//! the failing code. A closure takes the location as an argument, or its caller adds the location to the error.
-//! A function that calls other public functions replaces the op's name in their errors by its own.
+//! the failing code. A closure takes the location as an argument, or its caller adds the location to the
+//! error. A function that calls other public functions replaces the op's name in their errors by its own.
 
 use std::panic::Location;
 
@@ -10,8 +10,9 @@ use crate::Result;
 
 /// Sets the op and the location of an error.
 pub(crate) trait Called {
-    /// Returns the same result. Sets the op of an error to `op` ([`crate::Error::of`]), and its location to the caller
-    /// of the current function. This also corrects the location of errors that were created in closures.
+    /// Returns the same result. Sets the op of an error to `op` ([`crate::Error::of`]), and its location to
+    /// the caller of the current function. This also corrects the location of errors that were created in
+    /// closures.
     #[track_caller]
     fn of(self, op: &'static str) -> Self;
 }

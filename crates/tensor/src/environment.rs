@@ -17,8 +17,8 @@ const SETTINGS: &[&str] = &[
     "WARPLINE_SECRET",
 ];
 
-/// Variables that launchers, builds and tests of this workspace set. Names that begin with `WARPLINE_TEST_` are also
-/// accepted.
+/// Variables that launchers, builds and tests of this workspace set. Names that begin with `WARPLINE_TEST_`
+/// are also accepted.
 const INTERNAL: &[&str] = &[
     "WARPLINE_CUDA_INCLUDE",
     "WARPLINE_FUZZ",
@@ -33,8 +33,8 @@ const INTERNAL: &[&str] = &[
     "WARPLINE_SLOW",
 ];
 
-/// Returns the alphabetically first unknown name that begins with `WARPLINE_`, and the reason for refusing it. No code
-/// reads such a variable, so the name is probably a typing error.
+/// Returns the alphabetically first unknown name that begins with `WARPLINE_`, and the reason for refusing
+/// it. No code reads such a variable, so the name is probably a typing error.
 pub(crate) fn unknown(names: impl Iterator<Item = impl AsRef<OsStr>>) -> Option<(String, String)> {
     let ours = |name: &str| {
         name.starts_with("WARPLINE_TEST_") || SETTINGS.contains(&name) || INTERNAL.contains(&name)
@@ -61,8 +61,8 @@ fn edit_distance(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-/// Returns whether a value of `CUDA_VISIBLE_DEVICES` is a common way to hide all devices. Other values, such as `all` or
-/// `cuda:1`, also hide all devices, but by mistake.
+/// Returns whether a value of `CUDA_VISIBLE_DEVICES` is a common way to hide all devices. Other values, such
+/// as `all` or `cuda:1`, also hide all devices, but by mistake.
 pub(crate) fn hides_on_purpose(value: &str) -> bool {
     let value = value.trim();
     value.is_empty()

@@ -27,7 +27,8 @@ impl<'a> Exec<'a> {
         }
     }
 
-    /// Returns the target of ops that create tensors on `device`. `cuda` without an index is the current device.
+    /// Returns the target of ops that create tensors on `device`. `cuda` without an index is the current
+    /// device.
     #[track_caller]
     pub(crate) fn on(runtime: &'a Runtime, device: Device) -> Result<Self> {
         match device {
@@ -118,7 +119,8 @@ pub(crate) fn empty(
     empty_in(runtime, Layout::in_format(sizes, format)?, options, dtype)
 }
 
-/// Creates a tensor with these options and a dense layout, like [`empty`]. Ignores the memory format of the options.
+/// Creates a tensor with these options and a dense layout, like [`empty`]. Ignores the memory format of the
+/// options.
 #[track_caller]
 pub(crate) fn empty_in(
     runtime: &Runtime,
@@ -138,8 +140,8 @@ pub(crate) fn empty_in(
     Ok(Tensor::from_parts(storage, layout, dtype))
 }
 
-/// Returns whether ops on the device of `a` may read `b`: both are on the same device, or the device of `a` has peer
-/// access to the device of `b`.
+/// Returns whether ops on the device of `a` may read `b`: both are on the same device, or the device of `a`
+/// has peer access to the device of `b`.
 pub(crate) fn can_read(a: &Tensor, b: &Tensor) -> bool {
     match (a.storage().cuda_device(), b.storage().cuda_device()) {
         (Some(device), Some(peer)) => {

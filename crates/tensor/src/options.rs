@@ -25,7 +25,8 @@ use crate::{DType, Device, Error, IntoDevice, MemoryFormat, Result};
 #[derive(Clone, Debug, Default)]
 pub struct TensorOptions {
     dtype: Option<DType>,
-    /// The requested device. An invalid name is stored as an error, which the call that uses the options returns.
+    /// The requested device. An invalid name is stored as an error, which the call that uses the options
+    /// returns.
     device: Option<Result<Device, Box<Error>>>,
     pin_memory: bool,
     memory_format: Option<MemoryFormat>,

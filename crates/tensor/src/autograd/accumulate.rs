@@ -5,9 +5,9 @@ use super::mode;
 use super::moved::check_not_moved;
 use crate::{Result, Tensor};
 
-/// Adds `grad` to a leaf's gradient. The first gradient is stored without a copy if it has no other owner and the
-/// expected strides. Later gradients are added in place, unless the sum is recorded (`create_graph`). The caller sets
-/// the op of errors.
+/// Adds `grad` to a leaf's gradient. The first gradient is stored without a copy if it has no other owner and
+/// the expected strides. Later gradients are added in place, unless the sum is recorded (`create_graph`). The
+/// caller sets the op of errors.
 pub(super) fn accumulate(leaf: &Tensor, grad: Tensor, create_graph: bool) -> Result<()> {
     check_not_moved("", leaf)?;
     let meta = AutogradMeta::of(leaf);
@@ -42,8 +42,8 @@ fn without_base(grad: Tensor) -> Tensor {
     if grad.base().is_some() { grad.with_layout(grad.layout().clone()) } else { grad }
 }
 
-/// Returns whether a gradient has the strides that PyTorch gives a leaf's gradient: the leaf's, if the leaf is dense, or
-/// else row-major strides.
+/// Returns whether a gradient has the strides that PyTorch gives a leaf's gradient: the leaf's, if the leaf
+/// is dense, or else row-major strides.
 fn has_leaf_strides(leaf: &Tensor, grad: &Tensor) -> bool {
     if leaf.layout().is_dense() {
         grad.stride() == leaf.layout().preserved().strides()

@@ -23,8 +23,8 @@ use crate::{DType, Device, Result, Tensor};
 
 /// Computes the gradients of an op's inputs. The state that the op saves implements this trait.
 ///
-/// `G` is the type of the incoming gradient: `Tensor` for an op with one result, or a slice with one gradient per
-/// result.
+/// `G` is the type of the incoming gradient: `Tensor` for an op with one result, or a slice with one gradient
+/// per result.
 pub(crate) trait OpBackward<G: ?Sized = Tensor>: Saved {
     /// Returns the gradients of the inputs, in their order, computed with differentiable ops.
     fn backward(&self, grad: &G, inputs: &NodeInputs<'_>) -> Result<Gradients>;
@@ -37,8 +37,8 @@ pub(crate) trait OpBackward<G: ?Sized = Tensor>: Saved {
     }
 }
 
-/// Creates the state of a linear op with one input. `gradient` computes the input's gradient from the result's. A
-/// function that is `Copy` owns no tensor, so no saved tensor is missed.
+/// Creates the state of a linear op with one input. `gradient` computes the input's gradient from the
+/// result's. A function that is `Copy` owns no tensor, so no saved tensor is missed.
 pub(crate) fn linear<F>(gradient: F) -> impl OpBackward
 where
     F: Fn(&Tensor, &NodeInputs<'_>) -> Result<Tensor> + Copy + Send + Sync + 'static,
@@ -104,13 +104,14 @@ impl NodeInputs<'_> {
     }
 }
 
-/// The gradient function of a node, as a trait object: an [`OpBackward`] with its saved tensors, or one of `views.rs`.
+/// The gradient function of a node, as a trait object: an [`OpBackward`] with its saved tensors, or one of
+/// `views.rs`.
 pub(super) trait GradFn: Send + Sync {
     /// Computes the gradients of the inputs from those of the results.
     fn run(&self, grads: &[Option<Tensor>], inputs: &NodeInputs<'_>) -> Result<Gradients>;
 
-    /// Ends a pass without `retain_graph`. Returns whether the node should drop this function, because it owns saved
-    /// tensors.
+    /// Ends a pass without `retain_graph`. Returns whether the node should drop this function, because it
+    /// owns saved tensors.
     fn release(&self) -> bool {
         false
     }

@@ -158,8 +158,8 @@ impl GeneratorPositions {
     }
 }
 
-/// Calls `f` with the sequence from which random ops on a tensor's device draw: the device's generator, or the sequence
-/// of a capture. Returns `None` on the CPU.
+/// Calls `f` with the sequence from which random ops on a tensor's device draw: the device's generator, or
+/// the sequence of a capture. Returns `None` on the CPU.
 fn sequence<R>(
     tensor: &Tensor,
     f: impl FnOnce(&mut Sequence<'_>) -> Result<R>,

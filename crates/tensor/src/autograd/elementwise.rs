@@ -1,4 +1,5 @@
-//! Recording of elementwise ops. The table of ops has the formulas of their gradients ([`entries::Backward`]).
+//! Recording of elementwise ops. The table of ops has the formulas of their gradients
+//! ([`entries::Backward`]).
 //!
 //! All ops of the table save the same state, `Elementwise`: the operands and results that the wanted
 //! gradients read (`Formula::uses`). The forward pass fails if a wanted gradient has no formula.
@@ -98,7 +99,8 @@ pub(crate) fn elementwise(
     }
 }
 
-/// Records an op with the formulas of `backward`, which need not be those of the table entry that computed `out`.
+/// Records an op with the formulas of `backward`, which need not be those of the table entry that computed
+/// `out`.
 #[cold]
 #[track_caller]
 pub(crate) fn elementwise_as(
@@ -152,8 +154,8 @@ pub(crate) struct InPlaceRecord<'a> {
     args: RecordArgs<'a>,
 }
 
-/// Prepares the record of an op that will write to its operand `a`. Call [`finish_in_place`] after the op. The op is not
-/// passed as a closure, because `#[track_caller]` does not work through closures.
+/// Prepares the record of an op that will write to its operand `a`. Call [`finish_in_place`] after the op.
+/// The op is not passed as a closure, because `#[track_caller]` does not work through closures.
 #[inline]
 #[track_caller]
 pub(crate) fn prepare_in_place<'a>(

@@ -54,9 +54,9 @@ fn address(node: &Arc<GradNode>) -> NodeAddress {
 
 /// A node whose gradients have all arrived.
 ///
-/// The order is total: the highest sequence number first, then the earliest arrival. Accumulators have equal numbers,
-/// and so may nodes that several threads recorded. PyTorch does not define the order of equal numbers; its heap decides
-/// as soon as more than three nodes are ready.
+/// The order is total: the highest sequence number first, then the earliest arrival. Accumulators have equal
+/// numbers, and so may nodes that several threads recorded. PyTorch does not define the order of equal
+/// numbers; its heap decides as soon as more than three nodes are ready.
 struct ReadyNode {
     node: Arc<GradNode>,
     /// Number of nodes that became ready earlier in this pass.
@@ -136,8 +136,8 @@ impl std::hash::Hasher for AddressHasher {
     }
 }
 
-/// Runs a backward pass from `roots` with their gradients. Without `inputs`, leaves accumulate their gradients. With
-/// `inputs`, returns the gradients of `inputs` and changes no leaf.
+/// Runs a backward pass from `roots` with their gradients. Without `inputs`, leaves accumulate their
+/// gradients. With `inputs`, returns the gradients of `inputs` and changes no leaf.
 pub(super) fn run(
     op: &'static str,
     location: &'static Location<'static>,
@@ -383,8 +383,8 @@ fn with_node_stream<R>(
     f()
 }
 
-/// Makes the stream `to` wait for the work that computed a gradient on `from`. Does nothing if the runtime orders
-/// streams itself.
+/// Makes the stream `to` wait for the work that computed a gradient on `from`. Does nothing if the runtime
+/// orders streams itself.
 fn order_streams(grad: &Tensor, from: Option<&Stream>, to: Option<&Stream>) -> Result<()> {
     let (Some(from), Some(to)) = (from, to) else { return Ok(()) };
     let manual = grad.storage().runtime().sync_policy() == SyncPolicy::Manual;
@@ -452,8 +452,8 @@ fn sum_to(node: &GradNode, grad: &Tensor, sizes: &[usize]) -> Result<Tensor> {
     summed.reshape(&sizes[..]).of("sum_to_size")
 }
 
-/// Attributes an error in an op's gradient to the op and the location of its forward call, because the program did not
-/// call the ops that compute the gradient.
+/// Attributes an error in an op's gradient to the op and the location of its forward call, because the
+/// program did not call the ops that compute the gradient.
 fn attribute_to_op(node: &Arc<GradNode>, error: Error) -> Error {
     match error.kind() {
         ErrorKind::Gradient { .. } => error,

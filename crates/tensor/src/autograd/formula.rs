@@ -1,4 +1,5 @@
-//! Evaluation of gradient formulas with tensor ops. These ops are recorded, which gives gradients of gradients.
+//! Evaluation of gradient formulas with tensor ops. These ops are recorded, which gives gradients of
+//! gradients.
 //!
 //! Each value is dropped at its last use. Steps whose operands are all numbers are computed on the CPU in
 //! `float64`, without a launch.

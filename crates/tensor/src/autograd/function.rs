@@ -88,7 +88,8 @@ pub trait Function: Send + Sync + Sized + 'static {
         if !should_record(inputs) {
             return Ok(outputs);
         }
-        // Recording a result that is also an input would make the node its own input.
+        // Replaces a result that is an input or already in the graph by an alias. Recording the tensor itself
+        // would make it its own input, or turn a leaf into a result.
         let known = |output: &Tensor| {
             output.requires_grad() || inputs.iter().any(|input| input.is_same(output))
         };
@@ -163,8 +164,8 @@ fn check(inputs: &NodeInputs<'_>, returned: &[Option<Tensor>]) -> Result<()> {
     Ok(())
 }
 
-/// Wraps an error of a custom function's gradient. The program calls the ops in the gradient, so the message includes
-/// their names and locations.
+/// Wraps an error of a custom function's gradient. The program calls the ops in the gradient, so the message
+/// includes their names and locations.
 fn failed(inputs: &NodeInputs<'_>, error: Error) -> Error {
     if !is_bad_argument(error.kind()) {
         return error;
@@ -173,8 +174,8 @@ fn failed(inputs: &NodeInputs<'_>, error: Error) -> Error {
     Error::gradient(name, format!("its gradient failed: {error}")).at(location)
 }
 
-/// Returns whether an op refused its arguments. In a backward pass, these arguments come from the gradient function, not
-/// from the program.
+/// Returns whether an op refused its arguments. In a backward pass, these arguments come from the gradient
+/// function, not from the program.
 pub(super) const fn is_bad_argument(kind: &ErrorKind) -> bool {
     matches!(
         kind,

@@ -16,7 +16,8 @@ enum ProgramInput {
     Number(Scalar),
 }
 
-/// Computes the gradients of the operands in `wanted` with the op's backward program, one for each element of `wanted`.
+/// Computes the gradients of the operands in `wanted` with the op's backward program, one for each element of
+/// `wanted`.
 ///
 /// Returns `None` if the gradients take at most one launch without the program.
 pub(super) fn evaluate(
@@ -45,7 +46,8 @@ pub(super) fn evaluate(
             },
         };
         inputs.push(match tensor {
-            // Formulas compute half-width floats in `float32`, but comparisons read tensors in their own dtype.
+            // Formulas compute half-width floats in `float32`, but comparisons read tensors in their own
+            // dtype.
             Some(tensor)
                 if !counts_as_number(&tensor, grad, grad.dtype(), || {
                     !is_compared(formula, step)

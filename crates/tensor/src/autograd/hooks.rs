@@ -22,8 +22,8 @@ pub(super) struct NodeHook {
     id: u64,
     pub(super) output: usize,
     pub(super) call: GradHook,
-    /// Whether this hook stores the gradient of a tensor (`retain_grad`). Such a hook runs after all others, and moves to
-    /// the tensor's new node after an in-place op.
+    /// Whether this hook stores the gradient of a tensor (`retain_grad`). Such a hook runs after all others,
+    /// and moves to the tensor's new node after an in-place op.
     retains_grad: bool,
 }
 
@@ -45,8 +45,8 @@ enum HookOwner {
     Leaf(Weak<LeafHooks>),
 }
 
-/// The hooks of a leaf. When the leaf is moved, this list is shared with the replacing tensor, so handles can still
-/// remove hooks.
+/// The hooks of a leaf. When the leaf is moved, this list is shared with the replacing tensor, so handles can
+/// still remove hooks.
 #[derive(Default)]
 pub(super) struct LeafHooks(Mutex<HookLists>);
 
@@ -61,8 +61,8 @@ impl LeafHooks {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Removes a hook from the lists and returns it. The caller drops the hook without the lock, because the hook may own
-    /// user values.
+    /// Removes a hook from the lists and returns it. The caller drops the hook without the lock, because the
+    /// hook may own user values.
     fn take(&self, id: u64) -> (Option<GradHook>, Option<LeafHook>) {
         let mut lists = self.lists();
         let grad = lists.grad.iter().position(|hook| hook.0 == id);
@@ -109,7 +109,8 @@ impl HookHandle {
     }
 }
 
-/// Calls the hooks of a node, and of its leaf if the node is an accumulator, with the gradients that have arrived.
+/// Calls the hooks of a node, and of its leaf if the node is an accumulator, with the gradients that have
+/// arrived.
 pub(super) fn call_hooks(node: &Arc<GradNode>, grads: &mut [Option<Tensor>]) -> Result<()> {
     let hooks: SmallVec<[_; 1]> = {
         let hooks = node.hooks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -148,7 +149,8 @@ impl GradNode {
         self.hooks.lock().unwrap_or_else(PoisonError::into_inner).push(hook);
     }
 
-    /// Removes a hook and returns it. The caller drops the hook without the lock, because the hook owns user values.
+    /// Removes a hook and returns it. The caller drops the hook without the lock, because the hook owns user
+    /// values.
     fn take_hook(&self, which: impl Fn(&NodeHook) -> bool) -> Option<NodeHook> {
         let mut hooks = self.hooks.lock().unwrap_or_else(PoisonError::into_inner);
         let index = hooks.iter().position(which)?;
@@ -156,7 +158,8 @@ impl GradNode {
     }
 }
 
-/// Replaces a gradient with the tensor that a hook returned, if any. Fails if their sizes, dtypes or devices differ.
+/// Replaces a gradient with the tensor that a hook returned, if any. Fails if their sizes, dtypes or devices
+/// differ.
 fn replace_with_returned(
     node: &GradNode,
     grad: &mut Tensor,

@@ -59,8 +59,8 @@ impl Drop for AutogradSlot {
 pub(crate) struct AutogradMeta {
     /// Whether the tensor requires a gradient, as a leaf or because it was computed from one.
     tracked: AtomicBool,
-    /// For a base: number of in-place ops that have replaced its node. For a view: the base's number when the view's
-    /// node was created.
+    /// For a base: number of in-place ops that have replaced its node. For a view: the base's number when the
+    /// view's node was created.
     history: AtomicU32,
     state: Mutex<GradState>,
     /// Locked by an accumulation, from reading the gradient until the sum is stored.
@@ -203,14 +203,15 @@ impl Tensor {
         self.with_layout(self.layout().clone())
     }
 
-    /// Returns a view with this layout. The view is not recorded as an op, but in-place ops on it are recorded for its
-    /// base.
+    /// Returns a view with this layout. The view is not recorded as an op, but in-place ops on it are
+    /// recorded for its base.
     pub(crate) fn view_with(&self, layout: warpline_runtime::Layout) -> Tensor {
         let base = self.base().unwrap_or(self).clone();
         Tensor::with_slot(self, layout, AutogradSlot::view(base))
     }
 
-    /// Returns whether an in-place op has changed the base or another view of it since this view's node was created.
+    /// Returns whether an in-place op has changed the base or another view of it since this view's node was
+    /// created.
     #[inline]
     fn is_stale(&self) -> bool {
         let Some(view) = &self.inner().autograd.view_base else { return false };

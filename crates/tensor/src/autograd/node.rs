@@ -85,15 +85,16 @@ pub(crate) struct GradNode {
     pub(super) hooks: Mutex<Vec<NodeHook>>,
 }
 
-/// Sequence number of all accumulators. It is the highest, so that gradients are added to leaves as early as possible.
+/// Sequence number of all accumulators. It is the highest, so that gradients are added to leaves as early as
+/// possible.
 pub(super) const ACCUMULATOR: u64 = u64::MAX;
 
 thread_local! {
     static NEXT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Returns the sequence number of this thread's next node. Each thread counts its own nodes, so the order of a backward
-/// pass does not depend on thread timing.
+/// Returns the sequence number of this thread's next node. Each thread counts its own nodes, so the order of
+/// a backward pass does not depend on thread timing.
 pub(super) fn next_sequence_nr() -> u64 {
     NEXT.replace(NEXT.get() + 1)
 }

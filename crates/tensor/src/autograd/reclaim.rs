@@ -21,8 +21,8 @@ use std::thread;
 use super::meta::AutogradMeta;
 use super::node::NodeParts;
 
-/// Values that a dropped tensor, node or [`Reclaimed`] owned. Dropping them may run user code, and may drop more tensors
-/// and nodes.
+/// Values that a dropped tensor, node or [`Reclaimed`] owned. Dropping them may run user code, and may drop
+/// more tensors and nodes.
 #[expect(dead_code, reason = "owned only to be dropped")]
 #[expect(clippy::large_enum_variant, reason = "a box would cost each node an allocation")]
 pub(super) enum DeferredDrop {
@@ -64,16 +64,16 @@ impl Drop for LastReference {
 }
 
 thread_local! {
-    /// Values that this thread has yet to drop. `None` while the thread drops nothing. The list has no destructor, so
-    /// destructors of other thread-locals can still use it while the thread ends.
+    /// Values that this thread has yet to drop. `None` while the thread drops nothing. The list has no
+    /// destructor, so destructors of other thread-locals can still use it while the thread ends.
     static DEFERRED: RefCell<Option<ManuallyDrop<Vec<DeferredDrop>>>> = const { RefCell::new(None) };
 }
 
 /// Drops `owned` at once, or after the value that this thread is currently dropping.
 ///
-/// If the `Drop` of a user value panics, the remaining values are dropped first. Then the panic continues; of several
-/// panics, the last. While the thread is already panicking, the panic is discarded, because a second panic would abort
-/// the process.
+/// If the `Drop` of a user value panics, the remaining values are dropped first. Then the panic continues; of
+/// several panics, the last. While the thread is already panicking, the panic is discarded, because a second
+/// panic would abort the process.
 pub(super) fn reclaim(owned: DeferredDrop) {
     let first = DEFERRED.with_borrow_mut(|deferred| {
         if let Some(deferred) = deferred {

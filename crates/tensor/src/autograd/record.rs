@@ -28,8 +28,8 @@ pub(crate) fn should_record(inputs: &[&Tensor]) -> bool {
     inputs.iter().any(|tensor| tensor.requires_grad()) && mode::is_grad_enabled()
 }
 
-/// Returns whether an op that changes `tensor` in place has to be recorded or refused. `others` are the op's other
-/// operands.
+/// Returns whether an op that changes `tensor` in place has to be recorded or refused. `others` are the op's
+/// other operands.
 #[inline]
 pub(crate) fn should_record_in_place(tensor: &Tensor, others: &[&Tensor]) -> bool {
     let hidden = || tensor.is_unrecorded_view() && tensor.base().is_some_and(Tensor::requires_grad);
@@ -79,8 +79,8 @@ fn node<G: IncomingGrad + ?Sized + 'static>(
     )))
 }
 
-/// Records that `output` was computed from `inputs`. `saved` computes the gradients of `inputs` from the gradient of
-/// `output`, and may contain `output`.
+/// Records that `output` was computed from `inputs`. `saved` computes the gradients of `inputs` from the
+/// gradient of `output`, and may contain `output`.
 #[track_caller]
 pub(crate) fn record(
     name: &'static str,
@@ -119,12 +119,13 @@ pub(super) fn attach(tensor: &Tensor, edge: Edge) {
     meta.set_edge(edge);
 }
 
-/// Fails if an in-place op on `tensor` would lose a gradient. Call this function before the op writes anything.
+/// Fails if an in-place op on `tensor` would lose a gradient. Call this function before the op writes
+/// anything.
 #[track_caller]
 pub(crate) fn check_in_place(name: &'static str, tensor: &Tensor) -> Result<()> {
     let base = tensor.base().unwrap_or(tensor);
-    // A leaf may be a view of a tensor that requires no gradient. An in-place op would lose the leaf's gradient and
-    // the gradients of its views.
+    // A leaf may be a view of a tensor that requires no gradient. An in-place op would lose the leaf's
+    // gradient and the gradients of its views.
     let reason = if base.is_leaf() && (base.requires_grad() || tensor.requires_grad()) {
         if tensor.base().is_some() && !tensor.is_leaf() {
             "a view of a leaf that wants a gradient is being changed in place; do it in `no_grad`"
@@ -141,8 +142,8 @@ pub(crate) fn check_in_place(name: &'static str, tensor: &Tensor) -> Result<()> 
     Err(Error::gradient(name, reason))
 }
 
-/// Records that an op has changed `inputs[0]` in place. If the gradient reads the elements from before the change,
-/// `saved` contains a copy of them. Call this function after the change.
+/// Records that an op has changed `inputs[0]` in place. If the gradient reads the elements from before the
+/// change, `saved` contains a copy of them. Call this function after the change.
 #[track_caller]
 pub(crate) fn record_in_place(
     name: &'static str,
@@ -162,8 +163,8 @@ pub(crate) fn record_in_place(
     }
 }
 
-/// Records an in-place op that overwrites all elements, such as `fill_`. The former inputs of the tensor get zeros as
-/// gradients, as in PyTorch.
+/// Records an in-place op that overwrites all elements, such as `fill_`. The former inputs of the tensor get
+/// zeros as gradients, as in PyTorch.
 #[track_caller]
 pub(crate) fn record_overwritten(name: &'static str, tensor: &Tensor) -> Result<()> {
     record_in_place(name, &[tensor], linear(|grad, _| grad.zeros_like(())))

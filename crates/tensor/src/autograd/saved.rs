@@ -17,8 +17,8 @@ use super::mode;
 use super::node::{Edge, GradNode};
 use crate::{Error, Result, Site, Tensor};
 
-/// State that an op saves for its gradient. The [`saved!`] macro declares such structs. A field whose type does not
-/// implement this trait does not compile, so every tensor in the state is visited.
+/// State that an op saves for its gradient. The [`saved!`] macro declares such structs. A field whose type
+/// does not implement this trait does not compile, so every tensor in the state is visited.
 pub(crate) trait Saved: Clone + Send + Sync + 'static {
     /// Calls `f` on each tensor, always in the same order.
     fn for_each_tensor(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
@@ -109,8 +109,9 @@ enum SavedOrigin {
 impl SavedTensorInfo {
     /// Prepares a tensor to be saved by the op `op`. The tensor may be one of the op's results.
     ///
-    /// Replaces the tensor by an alias without autograd state and base, unless the tensor is a leaf. An in-place op may
-    /// later give the autograd state a node that leads back to the saving node. That cycle would never be freed.
+    /// Replaces the tensor by an alias without autograd state and base, unless the tensor is a leaf. An
+    /// in-place op may later give the autograd state a node that leads back to the saving node. That cycle
+    /// would never be freed.
     pub(super) fn pack(op: &'static str, tensor: &mut Tensor, outputs: &[&Tensor]) -> Result<Self> {
         if tensor.is_inference() {
             let reason = "a tensor that was made in inference mode cannot be saved for a gradient; use a copy of it";
@@ -129,8 +130,8 @@ impl SavedTensorInfo {
         Ok(Self { version, origin })
     }
 
-    /// Checks that a tensor has not changed since the op saved it. In a recorded pass, connects the tensor to its
-    /// origin in the graph.
+    /// Checks that a tensor has not changed since the op saved it. In a recorded pass, connects the tensor to
+    /// its origin in the graph.
     pub(super) fn unpack(&self, tensor: &mut Tensor, node: &Arc<GradNode>) -> Result<()> {
         let storage = tensor.storage();
         if !self.version.is_of(storage) && !storage.is_shared() {

@@ -38,8 +38,8 @@ impl Tensor {
         self.viewed(name, layout, linear(reshape_back))
     }
 
-    /// Returns a view of some elements, each at most once, like [`Tensor::viewed`]. `part` creates the same view of
-    /// another tensor.
+    /// Returns a view of some elements, each at most once, like [`Tensor::viewed`]. `part` creates the same
+    /// view of another tensor.
     #[track_caller]
     pub(crate) fn viewed_part(
         &self,
@@ -50,8 +50,8 @@ impl Tensor {
         self.viewed(name, layout, linear(move |grad, inputs| embed(grad, inputs.sizes(0), part)))
     }
 
-    /// Returns views that partition the elements, recorded as one op if a gradient is wanted. `whole` computes this
-    /// tensor's gradient from the gradients of all views.
+    /// Returns views that partition the elements, recorded as one op if a gradient is wanted. `whole`
+    /// computes this tensor's gradient from the gradients of all views.
     #[track_caller]
     pub(crate) fn viewed_partition(
         &self,
@@ -74,8 +74,8 @@ impl Tensor {
         Ok(views)
     }
 
-    /// Returns a view of any elements of the storage, like [`Tensor::viewed`]. The gradient uses `from` as the layout of
-    /// this tensor, and `as_if` as the layout of the view.
+    /// Returns a view of any elements of the storage, like [`Tensor::viewed`]. The gradient uses `from` as
+    /// the layout of this tensor, and `as_if` as the layout of the view.
     #[track_caller]
     pub(crate) fn viewed_strided(
         &self,
@@ -162,8 +162,8 @@ impl ViewGeometry {
         Self { base: base.layout().clone(), view: view.layout().clone() }
     }
 
-    /// Returns zeros with the layout of the base, and the view of these zeros. Both are autograd views of one new tensor,
-    /// so a recorded write to either is part of the other's gradient.
+    /// Returns zeros with the layout of the base, and the view of these zeros. Both are autograd views of one
+    /// new tensor, so a recorded write to either is part of the other's gradient.
     fn base_and_view(&self, like: &Tensor) -> Result<(Tensor, Tensor)> {
         let start = self.base.offset().min(self.view.offset());
         let end = [&self.base, &self.view].into_iter().map(end_offset).max().unwrap_or(start);
@@ -242,7 +242,8 @@ fn scatter_to_base(geometry: &ViewGeometry, grad: &Tensor) -> Result<Tensor> {
     Ok(whole)
 }
 
-/// Returns dimensions, in ascending order, such that elements with the same indices in them do not share memory.
+/// Returns dimensions, in ascending order, such that elements with the same indices in them do not share
+/// memory.
 fn overlapping_dims(layout: &Layout) -> SmallVec<[usize; 6]> {
     let stride = |d: usize| layout.strides()[d].unsigned_abs();
     let mut dims: SmallVec<[usize; 6]> =
@@ -260,8 +261,9 @@ fn overlapping_dims(layout: &Layout) -> SmallVec<[usize; 6]> {
     dims
 }
 
-/// Records an in-place op on a view in a new node of the base. The node passes on the gradient of elements outside the
-/// view unchanged, and computes the gradient of elements inside the view with `op`, the op's own node.
+/// Records an in-place op on a view in a new node of the base. The node passes on the gradient of elements
+/// outside the view unchanged, and computes the gradient of elements inside the view with `op`, the op's own
+/// node.
 pub(super) fn rebase(view: &Tensor, base: &Tensor, op: Arc<GradNode>) -> Result<()> {
     let mut inputs: SmallVec<[NodeInput; 2]> =
         smallvec![NodeInput { edge: base.edge(), spec: TensorSpec::of(base) }];

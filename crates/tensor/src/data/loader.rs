@@ -229,8 +229,9 @@ struct LoadJob<D> {
 type BatchOf<D> = <<D as Dataset>::Sample as Collate>::Batch;
 
 impl<D: Dataset> LoadJob<D> {
-    /// Loads a batch. Errors that are created in this file get `location`, because `#[track_caller]` does not work through
-    /// threads and closures. Errors of a user-defined dataset or collation keep their own locations.
+    /// Loads a batch. Errors that are created in this file get `location`, because `#[track_caller]` does not
+    /// work through threads and closures. Errors of a user-defined dataset or collation keep their own
+    /// locations.
     fn load(&self, batch: usize, location: &'static Location<'static>) -> Result<BatchOf<D>> {
         let start = batch * self.batch_size;
         let end = start.saturating_add(self.batch_size).min(self.samples);

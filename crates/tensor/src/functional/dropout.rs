@@ -59,8 +59,8 @@ pub fn dropout3d(input: &Tensor, p: f64, training: bool) -> Result<Tensor> {
     drop_elements("dropout3d", input, p, training, 2)
 }
 
-/// Drops elements in one launch, with the same random numbers as PyTorch's kernel. Keeps each element with probability
-/// `p`.
+/// Drops elements in one launch, with the same random numbers as PyTorch's kernel. Keeps each element with
+/// probability `p`.
 #[track_caller]
 fn fused(op: &'static str, input: &Tensor, p: f64, device: &CudaDevice) -> Result<Tensor> {
     let x = input.detach().contiguous().of(op)?;
@@ -87,8 +87,8 @@ impl OpBackward for Dropout {
     }
 }
 
-/// Drops elements with probability `p`. The mask has the first `own` sizes of the input, and broadcasts over the other
-/// dimensions.
+/// Drops elements with probability `p`. The mask has the first `own` sizes of the input, and broadcasts over
+/// the other dimensions.
 #[track_caller]
 fn drop_elements(
     op: &'static str,

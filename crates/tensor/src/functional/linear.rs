@@ -41,8 +41,9 @@ pub fn linear<'a>(
     }
 }
 
-/// Computes the result as one node of the graph, which replaces the nodes of a transpose, a product, an addition and two
-/// views. Returns `None` unless the weight is one matrix and all operands have the same float dtype and device.
+/// Computes the result as one node of the graph, which replaces the nodes of a transpose, a product, an
+/// addition and two views. Returns `None` unless the weight is one matrix and all operands have the same
+/// float dtype and device.
 #[track_caller]
 fn linear_as_one_node(
     input: &Tensor,
@@ -74,7 +75,8 @@ fn linear_as_one_node(
     if let Some(bias) = bias {
         out.add_(&bias.detach())?;
     }
-    // The bias comes first, as in PyTorch's `addmm`. The order of inputs decides the order in which gradients are added.
+    // The bias comes first, as in PyTorch's `addmm`. The order of inputs decides the order in which gradients
+    // are added.
     let inputs: SmallVec<[&Tensor; 3]> = bias.into_iter().chain([input, weight]).collect();
     if !should_record(&inputs) {
         return Ok(Some(out));

@@ -54,8 +54,8 @@ pub fn apply_elementwise(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> Re
     apply(op, operands, common_dtype_of(op, operands))
 }
 
-/// Returns the dtype to which operands are promoted (`torch.result_type`). Numbers and tensors without dimensions count
-/// only if their category is higher.
+/// Returns the dtype to which operands are promoted (`torch.result_type`). Numbers and tensors without
+/// dimensions count only if their category is higher.
 pub(crate) fn common_dtype(operands: &[TensorOrScalar<'_>]) -> DType {
     let (mut full, mut single, mut number) = (None, None, None);
     for operand in operands {
@@ -90,8 +90,8 @@ struct CheckedOperands<'a, 'o> {
     main: &'a Tensor,
 }
 
-/// The layout of each operand that has to be broadcast. Empty in the common case without broadcasting, because layouts
-/// are large.
+/// The layout of each operand that has to be broadcast. Empty in the common case without broadcasting,
+/// because layouts are large.
 type Layouts = Vec<Option<Layout>>;
 
 impl<'a, 'o> CheckedOperands<'a, 'o> {
@@ -125,9 +125,9 @@ impl<'a, 'o> CheckedOperands<'a, 'o> {
                         k == 1 && op.has_rule(Rule::WideSecond)
                     }) =>
                 {
-                    // Converts as PyTorch does. An integer tensor wraps in a smaller dtype, whereas a number would be
-                    // refused. Kernels with two operands read a float without rounding; `lerp` and `addcmul` convert it
-                    // first.
+                    // Converts as PyTorch does. An integer tensor wraps in a smaller dtype, whereas a number
+                    // would be refused. Kernels with two operands read a float without rounding; `lerp` and
+                    // `addcmul` convert it first.
                     let converts = dtype.category() == Category::Int || operands.len() > 2;
                     let number =
                         if converts { t.in_dtype(dtype)?.to_scalar() } else { t.to_scalar() };
@@ -222,7 +222,8 @@ pub(crate) fn apply(
     elementwise(op, operands, out)
 }
 
-/// Applies an op to operands promoted to `common`. Writes the result to `a`, which may be one of the operands.
+/// Applies an op to operands promoted to `common`. Writes the result to `a`, which may be one of the
+/// operands.
 #[track_caller]
 pub(super) fn apply_in_place(
     op: &'static Op,
@@ -290,9 +291,9 @@ pub(super) fn apply_in_place_as(
     finish_in_place(record)
 }
 
-/// Returns whether a tensor without dimensions is passed to the kernel as a number. This applies to a CPU tensor among
-/// GPU tensors, as in PyTorch. On the CPU, it applies to a tensor among half-width floats, if the op reads the tensor in
-/// `float32` (`is_wide`).
+/// Returns whether a tensor without dimensions is passed to the kernel as a number. This applies to a CPU
+/// tensor among GPU tensors, as in PyTorch. On the CPU, it applies to a tensor among half-width floats, if
+/// the op reads the tensor in `float32` (`is_wide`).
 #[inline]
 pub(crate) fn counts_as_number(
     t: &Tensor,
@@ -338,7 +339,8 @@ fn check_divisor(op: &'static Op, k: usize, number: Scalar, compute: DType) -> R
     Ok(())
 }
 
-/// Fails if an integer dtype cannot represent an integer. For `uint8`, negative numbers down to -255 wrap, as in PyTorch.
+/// Fails if an integer dtype cannot represent an integer. For `uint8`, negative numbers down to -255 wrap, as
+/// in PyTorch.
 #[track_caller]
 pub(super) fn check_fits(op: &'static str, number: Scalar, dtype: DType) -> Result<()> {
     let Scalar::Int(v) = number else { return Ok(()) };
@@ -358,8 +360,8 @@ pub(super) fn check_fits(op: &'static str, number: Scalar, dtype: DType) -> Resu
     ))
 }
 
-/// Returns whether a kernel may overwrite `a` while it reads `b`: they share no memory, or each element of `b` is the
-/// element of `a` with the same index.
+/// Returns whether a kernel may overwrite `a` while it reads `b`: they share no memory, or each element of
+/// `b` is the element of `a` with the same index.
 fn may_overwrite(a: &Tensor, b: &Tensor) -> bool {
     !a.storage().same_as(b.storage()) || (a.layout() == b.layout() && a.dtype() == b.dtype())
 }

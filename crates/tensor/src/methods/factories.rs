@@ -108,8 +108,8 @@ pub(super) fn tensor_in<D: TensorData>(
     let mut elements = Vec::new();
     data.append_to(&mut elements);
     let own = <D::Elem as Element>::DTYPE;
-    // The elements are first written to host memory in their own dtype. That memory is page-locked at once if no
-    // conversion follows.
+    // The elements are first written to host memory in their own dtype. That memory is page-locked at once if
+    // no conversion follows.
     let pin = options.pins_memory() && options.requested_dtype().is_none_or(|d| d == own);
     let host = TensorOptions::new().pin_memory(pin);
     let source = empty_in(runtime, &sizes, &host, own).of("tensor")?;

@@ -1,4 +1,5 @@
-//! Fills in place. All methods take `&self`, because a change is visible through all handles and views anyway.
+//! Fills in place. All methods take `&self`, because a change is visible through all handles and views
+//! anyway.
 
 use warpline_kernels::{fill, random};
 
@@ -116,8 +117,8 @@ impl Tensor {
     }
 }
 
-/// Returns whether autograd has to record an op that overwrites every element of `tensor`. Fails if the op would lose a
-/// gradient.
+/// Returns whether autograd has to record an op that overwrites every element of `tensor`. Fails if the op
+/// would lose a gradient.
 #[inline]
 #[track_caller]
 fn check_overwritten(op: &'static str, tensor: &Tensor) -> Result<bool> {

@@ -36,7 +36,8 @@ impl Tensor {
                 ),
             ));
         }
-        // A vector on the left becomes a row, and a vector on the right a column. The result lacks the added dimension.
+        // A vector on the left becomes a row, and a vector on the right a column. The result lacks the added
+        // dimension.
         let (row, column) = (self.dim() == 1, other.dim() == 1);
         let a = if row { self.unsqueeze(0)? } else { self.clone() };
         let b = if column { other.unsqueeze(1)? } else { other.clone() };

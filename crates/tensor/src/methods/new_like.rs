@@ -1,5 +1,5 @@
-//! Tensors like a given tensor. The defaults of `new_*` methods are its dtype and device. `*_like` methods also
-//! use its sizes.
+//! Tensors like a given tensor. The defaults of `new_*` methods are its dtype and device. `*_like` methods
+//! also use its sizes.
 
 use super::data::TensorData;
 use super::factories::tensor_in;

@@ -7,7 +7,8 @@ use warpline_runtime::printed;
 use super::indexing::basic::row_major;
 use crate::{Category, RaceReport, Result, Scalar, SyncPolicy, Tensor};
 
-/// Maximum number of elements that are printed in full. A larger tensor prints only the edges of each dimension.
+/// Maximum number of elements that are printed in full. A larger tensor prints only the edges of each
+/// dimension.
 const THRESHOLD: usize = 1000;
 /// Number of elements that are printed at each edge.
 const EDGE: usize = 3;
@@ -100,8 +101,8 @@ fn collect_elements(tensor: &Tensor) -> Result<PrintedElements> {
     Ok(PrintedElements { values, sizes, cut })
 }
 
-/// Copies the edges of the dimensions of `part` from `dim` on to `values`, which has `sizes`. `at` is the position of
-/// `part` in `values`.
+/// Copies the edges of the dimensions of `part` from `dim` on to `values`, which has `sizes`. `at` is the
+/// position of `part` in `values`.
 #[track_caller]
 fn corner(
     part: &Tensor,
@@ -263,7 +264,8 @@ impl Formatter {
     }
 }
 
-/// Appends the suffixes and the closing parenthesis. A suffix that does not fit on the line starts a new line.
+/// Appends the suffixes and the closing parenthesis. A suffix that does not fit on the line starts a new
+/// line.
 fn append_suffixes(text: &mut String, suffixes: &[String]) {
     // PyTorch adds 2 to the length of the last line.
     let mut column = text.len() - text.rfind('\n').map_or(0, |i| i + 1) + 2;

@@ -13,7 +13,8 @@ pub(super) struct ReducedDims(pub(super) SmallVec<[usize; 6]>);
 impl Saved for ReducedDims {}
 
 impl ReducedDims {
-    /// Reshapes the result of a reduction, or its gradient, so that it broadcasts to the input, whose sizes are `sizes`.
+    /// Reshapes the result of a reduction, or its gradient, so that it broadcasts to the input, whose sizes
+    /// are `sizes`.
     fn kept(&self, t: &Tensor, sizes: &[usize]) -> Result<Tensor> {
         let size = |(d, &n): (usize, &usize)| if self.0.contains(&d) { 1 } else { n as isize };
         t.reshape(&sizes.iter().enumerate().map(size).collect::<SmallVec<[isize; 6]>>()[..])
@@ -80,8 +81,9 @@ impl OpBackward for Product {
         Ok(smallvec![Some(slope.mul(&self.reduced.kept(grad, inputs.sizes(0))?)?)])
     }
 
-    /// Divides the product of all elements by the element. If there is one zero, its factor is the product of the other
-    /// elements, and all other factors are 0. This formula is not differentiable where an element is zero; `backward` is.
+    /// Divides the product of all elements by the element. If there is one zero, its factor is the product of
+    /// the other elements, and all other factors are 0. This formula is not differentiable where an element
+    /// is zero; `backward` is.
     fn fused(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Option<Gradients>> {
         let (x, reduced) = (&self.x, &self.reduced);
         let zero = x.eq(0.0)?;
@@ -94,8 +96,8 @@ impl OpBackward for Product {
     }
 }
 
-/// Returns, for each element, the product of the other elements along the dimensions `which`. Multiplies the cumulative
-/// products before and after the element.
+/// Returns, for each element, the product of the other elements along the dimensions `which`. Multiplies the
+/// cumulative products before and after the element.
 #[track_caller]
 fn product_of_others(x: &Tensor, which: &[usize]) -> Result<Tensor> {
     let kept = (0..x.dim()).filter(|d| !which.contains(d));

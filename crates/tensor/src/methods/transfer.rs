@@ -63,8 +63,8 @@ impl Tensor {
         self.converted_by(&self.exec()?, dtype)
     }
 
-    /// Converts the tensor to another dtype on `exec`, which must be able to read this tensor. Keeps the order of dimensions
-    /// in memory.
+    /// Converts the tensor to another dtype on `exec`, which must be able to read this tensor. Keeps the
+    /// order of dimensions in memory.
     #[track_caller]
     pub(crate) fn converted_by(&self, exec: &Exec<'_>, dtype: DType) -> Result<Self> {
         self.copied_to(exec, self.layout().preserved(), dtype)
@@ -81,8 +81,8 @@ impl Tensor {
         Ok(out)
     }
 
-    /// Returns the layout for a copy of this tensor: in the requested format, or else with the same order of dimensions in
-    /// memory.
+    /// Returns the layout for a copy of this tensor: in the requested format, or else with the same order of
+    /// dimensions in memory.
     #[track_caller]
     pub(crate) fn layout_in(&self, format: Option<MemoryFormat>) -> Result<Layout> {
         match format {
@@ -301,7 +301,8 @@ impl Tensor {
         copy::copy(exec.target(), src.as_view(), self.as_view())
     }
 
-    /// Copies shared host memory to memory of this process, while other processes may write to it. Keeps the layout.
+    /// Copies shared host memory to memory of this process, while other processes may write to it. Keeps the
+    /// layout.
     #[track_caller]
     pub(super) fn copy_from_shared_host(&self) -> Result<Self> {
         let mut bytes = vec![0; self.storage().bytes()];
@@ -311,8 +312,8 @@ impl Tensor {
         Ok(Self::from_parts(copy, self.layout().clone(), self.dtype()))
     }
 
-    /// Writes the elements of a CPU tensor with the same sizes to this tensor in shared host memory. Other processes may
-    /// write to this memory at the same time.
+    /// Writes the elements of a CPU tensor with the same sizes to this tensor in shared host memory. Other
+    /// processes may write to this memory at the same time.
     #[track_caller]
     fn write_shared_host(&self, src: &Tensor) -> Result<()> {
         if !self.is_contiguous() {
@@ -324,9 +325,9 @@ impl Tensor {
         launch::write_bytes((self.storage(), self.byte_offset()), &bytes)
     }
 
-    /// Copies between two devices. Copies bytes if both tensors are dense, with the same strides and dtype. Otherwise the
-    /// source's device converts the elements, and the destination's device writes them to their positions. If the
-    /// destination's device can read the source's memory, one kernel does both.
+    /// Copies between two devices. Copies bytes if both tensors are dense, with the same strides and dtype.
+    /// Otherwise the source's device converts the elements, and the destination's device writes them to their
+    /// positions. If the destination's device can read the source's memory, one kernel does both.
     #[track_caller]
     fn copy_across(&self, src: &Tensor, non_blocking: bool) -> Result<()> {
         let location = Location::caller();

@@ -56,8 +56,8 @@ impl Tensor {
         self.viewed_reshaped("view", layout)
     }
 
-    /// Reshapes a contiguous tensor to which no other handle exists (`torch._unsafe_view`). Autograd does not treat the
-    /// result as a view, so an in-place op on the result does not affect the original.
+    /// Reshapes a contiguous tensor to which no other handle exists (`torch._unsafe_view`). Autograd does not
+    /// treat the result as a view, so an in-place op on the result does not affect the original.
     #[track_caller]
     pub(crate) fn unsafe_view(&self, sizes: &[usize]) -> Result<Self> {
         let view = self.with_layout(Layout::contiguous(sizes)?);
@@ -171,7 +171,8 @@ impl Tensor {
                 }
             });
         }
-        // The identity is enough as the gradient, because the engine sums gradients over broadcast dimensions.
+        // The identity is enough as the gradient, because the engine sums gradients over broadcast
+        // dimensions.
         let layout = self.layout().expand(&to).of("expand")?;
         self.viewed("expand", layout, linear(|grad, _| Ok(grad.clone())))
     }

@@ -214,8 +214,8 @@ impl Channel {
         (limit, Deadline::after(limit))
     }
 
-    /// Sends a message that orders all enqueued work on a tensor before the receiver's. The work is signalled by a
-    /// semaphore, or is complete before the message is sent.
+    /// Sends a message that orders all enqueued work on a tensor before the receiver's. The work is signalled
+    /// by a semaphore, or is complete before the message is sent.
     #[track_caller]
     fn send_message(
         &self,
@@ -231,8 +231,8 @@ impl Channel {
         let signal = self.signal(call, tensor, &mut guard)?;
         if signal.is_none() {
             drop(guard);
-            // Waits for reads too, because the receiver may write at once. The timeout limits only waits for the other
-            // process, so it starts again after this wait for the own GPU.
+            // Waits for reads too, because the receiver may write at once. The timeout limits only waits for
+            // the other process, so it starts again after this wait for the own GPU.
             tensor.storage().wait_until_unused()?;
             call.1 = deadline();
             guard = self.sending.acquire(op, call.1)?;
@@ -285,8 +285,8 @@ impl Channel {
         semaphore.wait((storage, stream), number, limits, op, location)
     }
 
-    /// Receives a message of the `expected` kind, with its descriptor. Also processes announcements of semaphores that
-    /// arrive before the message. `decode` returns the message's content and signal.
+    /// Receives a message of the `expected` kind, with its descriptor. Also processes announcements of
+    /// semaphores that arrive before the message. `decode` returns the message's content and signal.
     #[track_caller]
     fn read<T>(
         &self,
@@ -312,7 +312,8 @@ impl Channel {
                 return Err(Error::invalid(call.0, reason));
             }
             let (content, signal) = decode(&body)?;
-            // Checked under the guard of `receiving`, because numbers must be checked in the order of arrival.
+            // Checked under the guard of `receiving`, because numbers must be checked in the order of
+            // arrival.
             signal.map_or(Ok(()), |signal| self.peers.check_number(signal))?;
             return Ok((content, handle));
         }
@@ -322,7 +323,8 @@ impl Channel {
 impl Drop for Channel {
     fn drop(&mut self) {
         let deadline = self.limits().1;
-        // Waits for the other process's signals first, because own signals may be enqueued after work that waits for them.
+        // Waits for the other process's signals first, because own signals may be enqueued after work that
+        // waits for them.
         self.peers.settle(deadline);
         self.own.get_mut().unwrap_or_else(PoisonError::into_inner).settle(deadline);
     }

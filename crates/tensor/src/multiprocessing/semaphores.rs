@@ -56,8 +56,9 @@ pub(super) struct OwnSemaphores {
 }
 
 impl OwnSemaphores {
-    /// Returns the semaphore for work on a storage, and the semaphore's index. Creates the semaphore on first use and
-    /// announces it to the other process. `None` for host memory, and if a semaphore cannot be created.
+    /// Returns the semaphore for work on a storage, and the semaphore's index. Creates the semaphore on first
+    /// use and announces it to the other process. `None` for host memory, and if a semaphore cannot be
+    /// created.
     #[track_caller]
     pub(super) fn get_or_announce(
         &mut self,
@@ -124,11 +125,12 @@ enum ImportState {
     Unavailable,
 }
 
-/// Maximum number of semaphores that a peer may announce for one device: one per runtime of the peer. An announced
-/// semaphore costs a descriptor, and an imported semaphore a page of memory and a stream.
+/// Maximum number of semaphores that a peer may announce for one device: one per runtime of the peer. An
+/// announced semaphore costs a descriptor, and an imported semaphore a page of memory and a stream.
 const MAX_PER_DEVICE: usize = 4;
 
-/// Maximum number of semaphores that a peer may announce for all devices, including devices that are not visible here.
+/// Maximum number of semaphores that a peer may announce for all devices, including devices that are not
+/// visible here.
 const MAX_SEMAPHORES: usize = 1024;
 
 /// A thread that releases this process's streams once the other process is gone.
@@ -171,8 +173,8 @@ impl PeerState {
 }
 
 impl PeerSemaphores {
-    /// Adds an announced semaphore. Semaphores arrive in the order of their indices. After a failed announcement, the
-    /// sender announces a semaphore with the same index again.
+    /// Adds an announced semaphore. Semaphores arrive in the order of their indices. After a failed
+    /// announcement, the sender announces a semaphore with the same index again.
     #[track_caller]
     pub(super) fn add_announced(
         &self,
@@ -198,8 +200,8 @@ impl PeerSemaphores {
         Ok(())
     }
 
-    /// Checks and records the number in a message. Each message that names a semaphore has a greater number than the
-    /// previous such message, modulo 2³².
+    /// Checks and records the number in a message. Each message that names a semaphore has a greater number
+    /// than the previous such message, modulo 2³².
     #[track_caller]
     pub(super) fn check_number(&self, signal: Signal) -> Result<()> {
         let mut state = locked(&self.state);
@@ -218,7 +220,8 @@ impl PeerSemaphores {
         locked(&self.state).imported().cloned().collect()
     }
 
-    /// Returns the semaphore with this index, for waits of streams of `device`. Imports the semaphore on first use.
+    /// Returns the semaphore with this index, for waits of streams of `device`. Imports the semaphore on
+    /// first use.
     #[track_caller]
     pub(super) fn import(
         &self,
@@ -244,8 +247,8 @@ impl PeerSemaphores {
                 ImportState::Unavailable => return Err(invalid_message(NOT_ANNOUNCED)),
             }
         };
-        // Imported without the lock. The driver may wait here for streams that the watching thread has to release, and the
-        // thread needs the lock for that.
+        // Imported without the lock. The driver may wait here for streams that the watching thread has to
+        // release, and the thread needs the lock for that.
         let semaphore = PeerSemaphore::import(runtime, device.index(), shared)?;
         let mut state = locked(&self.state);
         if state.ended {
@@ -279,8 +282,8 @@ impl PeerSemaphores {
         Ok(watch)
     }
 
-    /// Waits until no stream waits for the other process, or the deadline has passed. Then treats the other process as
-    /// gone: work that it has not completed by now fails with [`ErrorKind::PeerGone`].
+    /// Waits until no stream waits for the other process, or the deadline has passed. Then treats the other
+    /// process as gone: work that it has not completed by now fails with [`ErrorKind::PeerGone`].
     pub(super) fn settle(&mut self, deadline: Deadline) {
         let watch = self.watch.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let Some(PeerWatcher { process, thread, end }) = watch else { return };
@@ -299,8 +302,8 @@ impl PeerSemaphores {
 
 const NOT_ANNOUNCED: &str = "it waits for a semaphore that never came";
 
-/// Interval between releases of streams. A GPU of the process that is gone may still overwrite the semaphore, so one
-/// release may not be enough.
+/// Interval between releases of streams. A GPU of the process that is gone may still write an earlier number,
+/// so one release may not be enough.
 const RELEASE_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Waits until the other process is gone or the channel is dropped. Then releases streams until none waits.

@@ -175,7 +175,8 @@ impl DirectionGuard<'_> {
     ) -> Result<(MessageKind, Vec<u8>, Option<OwnedFd>)> {
         let mut header = [0; HEADER_LEN];
         let (first, handle) = self.read_first((op, deadline), socket, &mut header)?;
-        // An error from here on leaves the rest of the message unread. This does not matter if the peer is gone.
+        // An error from here on leaves the rest of the message unread. This does not matter if the peer is
+        // gone.
         let mut read = || {
             read_exact((op, deadline), socket, &mut header[first..])?;
             let (kind, length) = message::decode_header(header)?;

@@ -1,5 +1,5 @@
-//! Attention of half-width floats in one launch, and its gradients in two. The kernels read rows as vectors, so
-//! operands with other strides are copied first.
+//! Attention of half-width floats in one launch, and its gradients in two. The kernels read rows as vectors,
+//! so operands with other strides are copied first.
 
 use warpline_kernels::attention::{
     Weighing, attention, attention_backward, attention_takes, has_attention,
@@ -113,8 +113,8 @@ fn with_supported_strides(t: &Tensor) -> Result<Tensor> {
     if attention_takes(t.as_view()) { Ok(t) } else { t.copy().of(OP) }
 }
 
-/// Allocates a tensor with the dimension order of an operand. If the operand is a transposed view, the same transpose of
-/// the result is contiguous.
+/// Allocates a tensor with the dimension order of an operand. If the operand is a transposed view, the same
+/// transpose of the result is contiguous.
 #[track_caller]
 fn empty_result(exec: &Exec<'_>, like: &Tensor) -> Result<Tensor> {
     let layout = like.layout().preserved();

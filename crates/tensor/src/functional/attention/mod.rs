@@ -108,8 +108,8 @@ pub fn scaled_dot_product_attention(
     out.to(query.dtype()).of(op)
 }
 
-/// Applies a mask to scores. Also returns a mask of the queries that attend to no key. The returned scores let such a
-/// query attend to all keys, so that no gradient is NaN. The caller discards the query's result.
+/// Applies a mask to scores. Also returns a mask of the queries that attend to no key. The returned scores
+/// let such a query attend to all keys, so that no gradient is NaN. The caller discards the query's result.
 #[track_caller]
 fn masked(scores: &Tensor, mask: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
     if mask.dtype() == DType::Bool {

@@ -1,5 +1,5 @@
-//! Attention without mask and dropout in few launches: three in the forward pass; in the backward pass two, and one
-//! per gradient. Operands whose strides a matrix product does not support are copied first.
+//! Attention without mask and dropout in few launches: three in the forward pass; in the backward pass two,
+//! and one per gradient. Operands whose strides a matrix product does not support are copied first.
 
 use smallvec::{SmallVec, smallvec};
 use warpline_kernels::attention::Weighing;
@@ -114,8 +114,8 @@ impl OpBackward<[Option<Tensor>]> for Plain {
     }
 }
 
-/// Computes the gradients of query, key and value from the gradients of the result and the weights, with differentiable
-/// ops.
+/// Computes the gradients of query, key and value from the gradients of the result and the weights, with
+/// differentiable ops.
 pub(super) fn gradients(
     inputs: &NodeInputs<'_>,
     [q, k, v]: &[Tensor; 3],
@@ -165,8 +165,8 @@ fn transposed(t: &Tensor) -> Result<Tensor> {
     t.detach().transpose(1, 2)
 }
 
-/// Multiplies pairs of matrices. The product has this dtype, which may be `f32` for half-width floats, and is not
-/// recorded.
+/// Multiplies pairs of matrices. The product has this dtype, which may be `f32` for half-width floats, and is
+/// not recorded.
 #[track_caller]
 fn product(a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
     let (exec, sizes) = (a.exec()?, [a.size()[0], a.size()[1], b.size()[2]]);

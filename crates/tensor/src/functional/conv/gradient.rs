@@ -1,8 +1,9 @@
 //! The convolution and its two gradients.
 //!
 //! Each of these three ops is linear in both operands, and its gradients are the other two ops. Gradients of
-//! gradients therefore need no further code. A convolution saves the images if the weight requires a gradient, and
-//! the weight if the images require a gradient. Columns (im2col) are recomputed instead of saved.
+//! gradients therefore need no further code. A convolution saves the images if the weight requires a
+//! gradient, and the weight if the images require a gradient. Columns (im2col) are recomputed instead of
+//! saved.
 
 use warpline_kernels::conv::{Window, conv, conv_input_backward, conv_weight_backward};
 use warpline_runtime::Sizes;

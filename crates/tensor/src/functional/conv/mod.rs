@@ -283,8 +283,8 @@ pub(super) fn last<const D: usize>(tensor: &Tensor) -> [usize; D] {
     std::array::from_fn(|d| tensor.size()[at + d])
 }
 
-/// Creates and checks a three-dimensional window from input sizes, output sizes, kernel, stride, padding and dilation,
-/// in this order.
+/// Creates and checks a three-dimensional window from input sizes, output sizes, kernel, stride, padding and
+/// dilation, in this order.
 #[track_caller]
 pub(super) fn window<const D: usize>(op: &'static str, of: [[usize; D]; 6]) -> Result<Window> {
     let filled = |values: [usize; D], none: usize| {

@@ -120,7 +120,8 @@ pub fn nll_loss(input: &Tensor, target: &Tensor, options: &NllLossOptions<'_>) -
 /// Class indices, and a mask of the ignored ones.
 struct ClassTargets {
     ignored: Tensor,
-    /// The indices, with a dimension of size 1 for the classes. Ignored elements have index 0, which is valid.
+    /// The indices, with a dimension of size 1 for the classes. Ignored elements have index 0, which is
+    /// valid.
     index: Tensor,
 }
 
@@ -134,8 +135,8 @@ impl ClassTargets {
     }
 }
 
-/// Returns [`Tensor::log_softmax`] of the input, and its elements at `index`. Both are results of one node, because their
-/// joint gradient costs little more than that of the softmax.
+/// Returns [`Tensor::log_softmax`] of the input, and its elements at `index`. Both are results of one node,
+/// because their joint gradient costs little more than that of the softmax.
 #[track_caller]
 fn picked_log_softmax(input: &Tensor, dim: isize, index: &Tensor) -> Result<(Tensor, Tensor)> {
     let log = input.detach().log_softmax(dim)?;
@@ -174,8 +175,8 @@ impl OpBackward<[Option<Tensor>]> for PickedLogSoftmax {
     }
 }
 
-/// The losses of class indices, multiplied by their weights. Ignored targets have weight 0. For half-width inputs, the
-/// losses are `f32`, because sums may exceed the range of the input's dtype.
+/// The losses of class indices, multiplied by their weights. Ignored targets have weight 0. For half-width
+/// inputs, the losses are `f32`, because sums may exceed the range of the input's dtype.
 struct WeightedLosses {
     losses: Tensor,
     ignored: Tensor,

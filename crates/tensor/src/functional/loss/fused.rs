@@ -8,11 +8,12 @@ use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, shou
 use crate::methods::Softmax;
 use crate::{DType, Result, Tensor};
 
-/// Maximum number of rows whose losses one block adds. For more rows, several launches that use the whole GPU are faster.
+/// Maximum number of rows whose losses one block adds. For more rows, several launches that use the whole GPU
+/// are faster.
 const MOST_ROWS: usize = 1 << 16;
 
-/// Computes the loss if the kernels support it: the input is a matrix, the loss is reduced, and the weight has the
-/// input's dtype and requires no gradient. The caller has checked all sizes.
+/// Computes the loss if the kernels support it: the input is a matrix, the loss is reduced, and the weight
+/// has the input's dtype and requires no gradient. The caller has checked all sizes.
 #[track_caller]
 pub(super) fn fused(
     input: &Tensor,
@@ -103,7 +104,8 @@ impl ClassLoss {
         log.exp()?.sub(&is_own)?.mul(&own.mul(grad)?.unsqueeze(1)?)
     }
 
-    /// Computes the gradient of the input: the sum of the gradients through the loss and through the logarithms.
+    /// Computes the gradient of the input: the sum of the gradients through the loss and through the
+    /// logarithms.
     fn gradients(
         &self,
         grads: &[Option<Tensor>],

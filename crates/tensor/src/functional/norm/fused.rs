@@ -1,5 +1,5 @@
-//! `layer_norm` and `rms_norm` in few launches: one in the forward pass; in the backward pass one for the input, and
-//! one for weight and bias.
+//! `layer_norm` and `rms_norm` in few launches: one in the forward pass; in the backward pass one for the
+//! input, and one for weight and bias.
 
 use smallvec::{SmallVec, smallvec};
 use warpline_kernels::norm::{self as kernel, LayerNorm};
@@ -17,7 +17,8 @@ pub(super) struct RowNorm {
 }
 
 impl RowNorm {
-    /// Computes the result if weight and bias have the input's dtype and device. The caller has checked all sizes.
+    /// Computes the result if weight and bias have the input's dtype and device. The caller has checked all
+    /// sizes.
     #[track_caller]
     pub(super) fn fused(
         self,

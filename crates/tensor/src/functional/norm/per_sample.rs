@@ -69,8 +69,8 @@ pub(super) struct Standardized {
     pub(super) scale: Tensor,
 }
 
-/// Subtracts the mean over dimensions if `centred`, then divides by the root mean square. Recorded as one node, whose
-/// gradient takes a few launches.
+/// Subtracts the mean over dimensions if `centred`, then divides by the root mean square. Recorded as one
+/// node, whose gradient takes a few launches.
 #[track_caller]
 pub(super) fn standardized(
     x: &Tensor,

@@ -1,5 +1,6 @@
-//! Pools and their gradients. Gradients of pools are linear ops. The gradient of an average pool's gradient is the
-//! average pool. The gradient of a maximum pool's gradient gathers the elements at the indices of the maxima.
+//! Pools and their gradients. Gradients of pools are linear ops. The gradient of an average pool's gradient
+//! is the average pool. The gradient of a maximum pool's gradient gathers the elements at the indices of the
+//! maxima.
 
 use smallvec::smallvec;
 use warpline_kernels::pool::{self, Divisor, Places, Window};

@@ -14,8 +14,8 @@ use super::as_indices;
 use crate::called::Called;
 use crate::{DType, Error, ErrorKind, Result, Tensor};
 
-/// A checked indexing. The indexed dimensions are moved to the front and merged into one, and the indices are linear
-/// indices into the merged dimension.
+/// A checked indexing. The indexed dimensions are moved to the front and merged into one, and the indices are
+/// linear indices into the merged dimension.
 struct AdvancedIndexing {
     /// Permutation that moves the indexed dimensions to the front.
     order: SmallVec<[isize; 6]>,
@@ -178,7 +178,8 @@ impl Tensor {
         Ok(Some(AdvancedIndexing { order, count: each.len(), sizes, at, linear }))
     }
 
-    /// Returns the indexed dimensions with their indices. Converts each mask to the indices of its true elements.
+    /// Returns the indexed dimensions with their indices. Converts each mask to the indices of its true
+    /// elements.
     #[track_caller]
     fn each_index(
         &self,
@@ -246,7 +247,8 @@ impl AdvancedIndexing {
         self.sizes.iter().copied().chain(self.unindexed_sizes(sizes)).map(|n| n as isize).collect()
     }
 
-    /// Returns the permutation that moves the dimensions of the indices from the front to their position in the result.
+    /// Returns the permutation that moves the dimensions of the indices from the front to their position in
+    /// the result.
     fn result_order(&self) -> Vec<isize> {
         let (n, whole) = (self.sizes.len(), self.order.len() - self.count);
         let before = (n..n + self.at).chain(0..n).chain(n + self.at..n + whole);

@@ -188,8 +188,8 @@ impl OpBackward for BasicIndexing {
     }
 }
 
-/// Selects one index of `dim`. Errors name the dimension `own` of the original tensor, because the layout lacks the
-/// dimensions that were already selected.
+/// Selects one index of `dim`. Errors name the dimension `own` of the original tensor, because the layout
+/// lacks the dimensions that were already selected.
 fn select(layout: &Layout, dim: isize, index: isize, own: usize) -> Result<Layout> {
     layout.select(dim, index).map_err(|error| match *error.kind() {
         ErrorKind::IndexOutOfRange { index, length, size, .. } => {

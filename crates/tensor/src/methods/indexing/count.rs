@@ -87,7 +87,8 @@ impl Tensor {
         let x = self.reshape([self.numel() as isize]).of(OP)?;
         let counted = x.ge(min).of(OP)?.logical_and(&x.le(max).of(OP)?).of(OP)?;
         let place = x.sub(min).of(OP)?.mul(bins as f64).of(OP)?.div(max - min).of(OP)?;
-        // Elements outside the bounds get bin 0 and are added as zeros. `clamp_max` puts `max` itself into the last bin.
+        // Elements outside the bounds get bin 0 and are added as zeros. `clamp_max` puts `max` itself into
+        // the last bin.
         let place = crate::where_cond(&counted, &place, 0.0).of(OP)?;
         let place = place.to(DType::I64).of(OP)?.clamp_max(bins as i64 - 1).of(OP)?;
         counts.index_add_(0, &place, &counted.to(DType::I64).of(OP)?).of(OP)?;

@@ -179,8 +179,9 @@ impl OpBackward for EmbeddingBackward {
     }
 }
 
-/// Computes the gradient of an embedding's weight, which has `rows` rows, from the gradient of the result. The gradient
-/// of the row `padding` is 0. Gradients are added in the order of the indices, so that training is reproducible.
+/// Computes the gradient of an embedding's weight, which has `rows` rows, from the gradient of the result.
+/// The gradient of the row `padding` is 0. Gradients are added in the order of the indices, so that training
+/// is reproducible.
 #[track_caller]
 fn embedding_backward(
     grad: &Tensor,

@@ -20,8 +20,8 @@ pub use gather::embedding;
 pub(crate) use gather::embedding_padded;
 pub use scatter::ScatterReduce;
 
-/// Converts indices to `int64`, which kernels require. Fails if they cannot be used on the device of `of`. Converts only
-/// `int32`; kernels refuse other dtypes.
+/// Converts indices to `int64`, which kernels require. Fails if they cannot be used on the device of `of`.
+/// Converts only `int32`; kernels refuse other dtypes.
 #[track_caller]
 pub(super) fn as_indices(op: &'static str, of: &Tensor, index: &Tensor) -> Result<Tensor> {
     check_together(op, of, index)?;

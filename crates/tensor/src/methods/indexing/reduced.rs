@@ -47,8 +47,8 @@ impl OpBackward for ScatterReduced {
 }
 
 impl ScatterReduced {
-    /// Computes the gradients of a product. The factor of an element is the product divided by the element. For a single
-    /// zero, the factor is the product without the zero.
+    /// Computes the gradients of a product. The factor of an element is the product divided by the element.
+    /// For a single zero, the factor is the product without the zero.
     fn of_products(&self, grad: &Tensor, src: &Tensor) -> Result<(Tensor, Tensor)> {
         let Self { x, index, out, dim, .. } = self;
         let dim = *dim;

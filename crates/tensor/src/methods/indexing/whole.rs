@@ -162,8 +162,8 @@ impl Tensor {
         record(op, out, &[self, source], saved)
     }
 
-    /// Expands a vector of indices to one index per element of the selected slices. Fails if `sizes` is given and differs
-    /// from the sizes of the slices.
+    /// Expands a vector of indices to one index per element of the selected slices. Fails if `sizes` is given
+    /// and differs from the sizes of the slices.
     #[track_caller]
     fn parts(
         &self,

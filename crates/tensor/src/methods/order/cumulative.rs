@@ -126,8 +126,9 @@ saved! {
 }
 
 impl OpBackward for CumProd {
-    /// Before the first zero of a row, computes the gradient by dividing by the element. At the first zero, uses the
-    /// products without this zero, up to the second zero. After the first zero, the gradient is zero.
+    /// Before the first zero of a row, computes the gradient by dividing by the element. At the first zero,
+    /// uses the products without this zero, up to the second zero. After the first zero, the gradient is
+    /// zero.
     fn backward(&self, grad: &Tensor, _: &NodeInputs<'_>) -> Result<Gradients> {
         let Self { x, out, dim } = self;
         let zero = x.eq(0.0)?;

@@ -35,7 +35,8 @@ impl Tensor {
             }
             seen.push(d);
             if self.numel() > 0 && d < self.dim() {
-                // Wraps, because the stride of a dimension of size 1 is arbitrary. The stride is then multiplied by 0.
+                // Wraps, because the stride of a dimension of size 1 is arbitrary. The stride is then
+                // multiplied by 0.
                 offset =
                     offset.wrapping_add((self.size()[d] as isize - 1).wrapping_mul(strides[d]));
                 strides[d] = strides[d].wrapping_neg();

@@ -97,8 +97,8 @@ fn free_and_summed(tensor: &Tensor, dims: &[isize]) -> Result<(Vec<isize>, Vec<i
     Ok((free, summed))
 }
 
-/// Multiplies two broadcasting tensors with the same number of dimensions, and sums over the dimensions `summed`, which
-/// stay with size 1.
+/// Multiplies two broadcasting tensors with the same number of dimensions, and sums over the dimensions
+/// `summed`, which stay with size 1.
 #[track_caller]
 pub(super) fn sum_of_products(a: &Tensor, b: &Tensor, summed: &[usize]) -> Result<Tensor> {
     let (mut a, mut b) = (a.clone(), b.clone());
@@ -114,7 +114,8 @@ pub(super) fn sum_of_products(a: &Tensor, b: &Tensor, summed: &[usize]) -> Resul
     if inner.is_empty() {
         return a.mul(&b);
     }
-    // Dimensions of both tensors are a batch, dimensions of `a` alone are rows, and all other dimensions are columns.
+    // Dimensions of both tensors are a batch, dimensions of `a` alone are rows, and all other dimensions are
+    // columns.
     let (mut batch, mut rows, mut columns) = (Vec::new(), Vec::new(), Vec::new());
     for d in (0..a.dim()).filter(|d| !inner.contains(d)) {
         match (a.size()[d] != 1, b.size()[d] != 1) {

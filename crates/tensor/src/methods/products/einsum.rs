@@ -158,8 +158,8 @@ fn letter_of(letter: char) -> Result<DimLabel, String> {
     }
 }
 
-/// Returns an operand with one dimension per label in `order`. Dimensions of labels that the operand lacks have size 1.
-/// For a letter that appears twice, takes the diagonal.
+/// Returns an operand with one dimension per label in `order`. Dimensions of labels that the operand lacks
+/// have size 1. For a letter that appears twice, takes the diagonal.
 #[track_caller]
 fn align(tensor: &Tensor, mut labels: Vec<DimLabel>, order: &[DimLabel]) -> Result<Tensor> {
     let mut tensor = tensor.clone();

@@ -34,7 +34,8 @@ impl Tensor {
                 ),
             ));
         };
-        // Inserts a dimension of size `times` before each dimension, and merges both into the repeated dimension.
+        // Inserts a dimension of size `times` before each dimension, and merges both into the repeated
+        // dimension.
         let mut apart: SmallVec<[isize; 12]> = SmallVec::new();
         let mut expanded: SmallVec<[isize; 12]> = SmallVec::new();
         let mut sizes: SmallVec<[isize; 6]> = SmallVec::new();
@@ -111,7 +112,8 @@ fn checked_count(op: &'static str, times: usize, of: &Tensor) -> Result<isize> {
     })
 }
 
-/// Copies a result that is still an expanded view, such as a repeated dimension of size 1. PyTorch returns a copy.
+/// Copies a result that is still an expanded view, such as a repeated dimension of size 1. PyTorch returns a
+/// copy.
 #[track_caller]
 fn copy_if_view(out: Tensor) -> Result<Tensor> {
     out.contiguous()

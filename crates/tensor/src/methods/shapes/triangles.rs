@@ -151,8 +151,8 @@ fn first_column_after(row: usize, offset: isize, columns: usize) -> usize {
         .clamp(0, isize::try_from(columns).unwrap_or(isize::MAX)) as usize
 }
 
-/// Creates the indices of `count` elements. Each of `rows` has at least one element, except perhaps the first row of a
-/// lower triangle.
+/// Creates the indices of `count` elements. Each of `rows` has at least one element, except perhaps the first
+/// row of a lower triangle.
 #[track_caller]
 fn indices(
     rows: Range<usize>,

@@ -134,7 +134,8 @@ impl Tensor {
         if !dtype.is_float() {
             return Err(ErrorKind::UnsupportedDType { dtype }.of(op));
         }
-        // Uses a matrix product for many rows, as PyTorch does. It takes less memory and is slightly less exact.
+        // Uses a matrix product for many rows, as PyTorch does. It takes less memory and is slightly less
+        // exact.
         if p == 2.0 && (rows > 25 || others > 25) {
             return self.distances_by_product(other).of(op);
         }

@@ -114,7 +114,8 @@ impl Tensor {
         Ok((spread.to(self.dtype())?, mean.to(self.dtype())?))
     }
 
-    /// Returns the mean over dimensions, which stay with size 1, the differences from the mean, and their squares.
+    /// Returns the mean over dimensions, which stay with size 1, the differences from the mean, and their
+    /// squares.
     #[track_caller]
     pub(crate) fn moments(&self, dims: &[isize]) -> Result<Moments> {
         let mean = self.mean_keepdim(dims)?;
