@@ -24,7 +24,7 @@ use std::sync::OnceLock;
 use warpline_alloc::{AllocatorConfig, ConfigError};
 use warpline_cuda_sys_safe::DriverError;
 
-use crate::environment::{hides_on_purpose, unknown, why_hidden};
+use crate::environment::{hides_on_purpose, unknown_variable, why_hidden};
 use crate::{Error, Result, Runtime, RuntimeConfig};
 
 /// Created on first use and never destroyed, because tensors in statics and threads may outlive `main`.
@@ -151,7 +151,7 @@ fn from_environment(
     names: impl Iterator<Item = impl AsRef<OsStr>>,
 ) -> Runtime {
     let mut config = RuntimeConfig::default();
-    let opened = match unknown(names) {
+    let opened = match unknown_variable(names) {
         None => open_from_environment(read, &mut config),
         Some((name, reason)) => {
             let value = read(&name).unwrap_or_default();
@@ -250,7 +250,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn what_is_compiled_is_kept_where_the_user_keeps_caches() {
+    fn compiled_code_is_kept_in_the_users_cache_folder() {
         let folder = |variables: &[(&str, &str)]| {
             let mut config = RuntimeConfig::default();
             let all = [&[("WARPLINE_DRIVER", "sim:1")], variables].concat();
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_option_is_blamed_on_the_variable_that_was_read() {
+    fn an_invalid_option_names_the_variable_that_was_read() {
         for variable in ["WARPLINE_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"] {
             let reason = unavailable_reason(&with(&[
                 ("WARPLINE_DRIVER", "sim:1"),
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_means_nothing_is_an_error_of_what_asks_for_a_device() {
+    fn an_unknown_variable_is_an_error_of_device_calls() {
         let runtime = with(&[("WARPLINE_DRIVER", "sim:1"), ("WARPLINE_ALOC_CONF", "x:1")]);
         let reason = unavailable_reason(&runtime);
         let start =
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_hides_devices_on_purpose_is_told_from_a_slip() {
+    fn hiding_devices_on_purpose_is_no_mistake() {
         let asked = |visible| {
             let runtime = with(&[("WARPLINE_DRIVER", "sim:2"), ("CUDA_VISIBLE_DEVICES", visible)]);
             runtime.devices().map(|devices| devices.count())
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_box_without_simulated_gpus_is_not_told_to_find_a_real_one() {
+    fn no_simulated_gpus_does_not_suggest_a_real_gpu() {
         let error = with(&[("WARPLINE_DRIVER", "sim:0")]).devices().map(|d| d.count()).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::CudaUnavailable { .. }), "{error}");
         let text = error.to_string();
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_no_text_is_an_error_that_names_its_variable() {
+    fn a_value_that_is_not_unicode_names_its_variable() {
         for variable in [
             "CUDA_LAUNCH_BLOCKING",
             "CUDA_VISIBLE_DEVICES",

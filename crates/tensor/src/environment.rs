@@ -35,7 +35,9 @@ const INTERNAL: &[&str] = &[
 
 /// Returns the alphabetically first unknown name that begins with `WARPLINE_`, and the reason for refusing
 /// it. No code reads such a variable, so the name is probably a typing error.
-pub(crate) fn unknown(names: impl Iterator<Item = impl AsRef<OsStr>>) -> Option<(String, String)> {
+pub(crate) fn unknown_variable(
+    names: impl Iterator<Item = impl AsRef<OsStr>>,
+) -> Option<(String, String)> {
     let ours = |name: &str| {
         name.starts_with("WARPLINE_TEST_") || SETTINGS.contains(&name) || INTERNAL.contains(&name)
     };
@@ -118,15 +120,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_nothing_reads_is_told_with_the_one_that_was_meant() {
-        let (name, reason) = unknown(["HOME", "WARPLINE_DRIVR"].iter()).unwrap();
+    fn unknown_variables_are_refused_with_a_suggestion() {
+        let (name, reason) = unknown_variable(["HOME", "WARPLINE_DRIVR"].iter()).unwrap();
         assert_eq!(name, "WARPLINE_DRIVR");
         assert!(reason.starts_with("there is no such variable; did you mean WARPLINE_DRIVER? There are WARPLINE_ALLOC_CONF, "), "{reason}");
-        let (_, reason) = unknown(["WARPLINE_ALLOCATOR_CONFIG"].iter()).unwrap();
+        let (_, reason) = unknown_variable(["WARPLINE_ALLOCATOR_CONFIG"].iter()).unwrap();
         assert!(reason.starts_with("there is no such variable. There are "), "{reason}");
-        assert_eq!(unknown(["WARPLINE_B", "WARPLINE_A"].iter()).unwrap().0, "WARPLINE_A");
+        assert_eq!(unknown_variable(["WARPLINE_B", "WARPLINE_A"].iter()).unwrap().0, "WARPLINE_A");
         for name in SETTINGS.iter().chain(INTERNAL).chain(&["WARPLINE_TEST_DATA", "WARPLINES"]) {
-            assert_eq!(unknown([name].iter()), None, "{name}");
+            assert_eq!(unknown_variable([name].iter()), None, "{name}");
         }
     }
 

@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_come_back_as_they_were() {
+    fn messages_round_trip() {
         assert_eq!(TensorMessage::decode(&body(&sent().encode())).unwrap(), sent());
         for signal in [None, sent().signal, Some(Signal { semaphore: 0, number: 0 })] {
             let event = body(&event(1 << 100, signal));
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_need_any_amount_of_memory_is_refused() {
+    fn unbounded_sizes_are_refused() {
         let mut huge = sent();
         huge.layout = Layout::from_parts([1 << 40].into_iter().collect(), Strides::new(), 0);
         assert!(TensorMessage::decode(&body(&huge.encode())).is_err());

@@ -54,12 +54,19 @@ pub(super) fn flash_attention(
     if !should_record(&inputs) {
         return Ok(Some(out));
     }
-    let saved = Flash { q: q.clone(), k: k.clone(), v: v.clone(), out: out.clone(), lse, weighing };
+    let saved = SavedFlashAttention {
+        q: q.clone(),
+        k: k.clone(),
+        v: v.clone(),
+        out: out.clone(),
+        lse,
+        weighing,
+    };
     record(OP, out, &inputs, saved).map(Some)
 }
 
 saved! {
-    struct Flash {
+    struct SavedFlashAttention {
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -72,13 +79,13 @@ saved! {
 
 impl Saved for Weighing {}
 
-impl OpBackward for Flash {
+impl OpBackward for SavedFlashAttention {
     fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let operands = [self.q.widened()?, self.k.widened()?, self.v.widened()?];
         let scores = operands[0].mul(self.weighing.scale)?;
         let scores = scores.matmul(&operands[1].transpose(-2, -1)?)?;
         let scores = if self.weighing.is_causal {
-            let hidden = scores.above(OP, 0)?;
+            let hidden = scores.mask_above(OP, 0)?;
             scores.masked_fill(&hidden, f64::NEG_INFINITY)?
         } else {
             scores

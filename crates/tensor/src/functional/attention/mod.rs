@@ -84,7 +84,7 @@ pub fn scaled_dot_product_attention(
     let scores = q.mul(scale).of(op)?.matmul(&k.transpose(-2, -1)?).of(op)?;
     let (scores, blind) = match options.attn_mask {
         None if options.is_causal => {
-            let hidden = scores.above(op, 0)?;
+            let hidden = scores.mask_above(op, 0)?;
             (scores.masked_fill(&hidden, f64::NEG_INFINITY).of(op)?, None)
         }
         None => (scores, None),

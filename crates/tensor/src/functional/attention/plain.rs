@@ -58,7 +58,7 @@ impl PlainAttention {
         let out = product(&weights, &v, q.dtype())?;
         if should_record(&[&q, &k, &v]) {
             // The weights are also a result of the node, so that gradients of gradients flow through them.
-            let saved = Plain {
+            let saved = SavedPlainAttention {
                 q: q.clone(),
                 k: k.clone(),
                 v: v.clone(),
@@ -74,10 +74,10 @@ impl PlainAttention {
 }
 
 saved! {
-    struct Plain { q: Tensor, k: Tensor, v: Tensor, weights: Tensor, weighing: Weighing }
+    struct SavedPlainAttention { q: Tensor, k: Tensor, v: Tensor, weights: Tensor, weighing: Weighing }
 }
 
-impl OpBackward<[Option<Tensor>]> for Plain {
+impl OpBackward<[Option<Tensor>]> for SavedPlainAttention {
     fn backward(&self, grads: &[Option<Tensor>], inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let widened = |t: &Option<Tensor>| t.as_ref().map(Tensor::widened).transpose();
         let [grad, of_weights] = grads else { return Ok(Gradients::new()) };

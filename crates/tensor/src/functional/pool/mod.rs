@@ -189,7 +189,7 @@ macro_rules! adaptive {
         #[track_caller]
         pub fn $with_indices(input: &Tensor, output_size: [usize; $d]) -> Result<(Tensor, Tensor)> {
             let op = stringify!($with_indices);
-            let run = |pooling| both::<$d>(input, pooling);
+            let run = |pooling| max_with_indices::<$d>(input, pooling);
             adaptive_pool(op, input, output_size).and_then(run).of(op)
         }
     )*};
@@ -211,11 +211,11 @@ fn max<const D: usize>(
     let &MaxPoolOptions { stride, padding, dilation, ceil_mode } = options;
     let window =
         pool_window(op, input, [kernel, stride.unwrap_or(kernel), padding, dilation], ceil_mode)?;
-    both::<D>(input, Pooling { window, places: Places::Moving, dims: D })
+    max_with_indices::<D>(input, Pooling { window, places: Places::Moving, dims: D })
 }
 
 #[track_caller]
-fn both<const D: usize>(input: &Tensor, pooling: Pooling) -> Result<(Tensor, Tensor)> {
+fn max_with_indices<const D: usize>(input: &Tensor, pooling: Pooling) -> Result<(Tensor, Tensor)> {
     if input.dim() == D + 2 {
         return largest(input, pooling);
     }

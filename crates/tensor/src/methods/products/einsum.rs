@@ -140,18 +140,18 @@ fn labels(term: &str, spread: usize) -> Result<Vec<DimLabel>, String> {
     };
     let mut labels = Vec::new();
     for letter in before.chars() {
-        labels.push(letter_of(letter)?);
+        labels.push(parse_letter(letter)?);
     }
     if let Some(after) = after {
         labels.extend((0..spread).rev().map(DimLabel::Ellipsis));
         for letter in after.chars() {
-            labels.push(letter_of(letter)?);
+            labels.push(parse_letter(letter)?);
         }
     }
     Ok(labels)
 }
 
-fn letter_of(letter: char) -> Result<DimLabel, String> {
+fn parse_letter(letter: char) -> Result<DimLabel, String> {
     match letter {
         'a'..='z' | 'A'..='Z' => Ok(DimLabel::Letter(letter)),
         other => Err(format!("'{other}' is no letter, and no ellipsis of three dots")),

@@ -24,7 +24,7 @@ impl Tensor {
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn tril(&self, diagonal: isize) -> Result<Self> {
-        self.masked_fill(&self.above("tril", diagonal)?, 0).of("tril")
+        self.masked_fill(&self.mask_above("tril", diagonal)?, 0).of("tril")
     }
 
     /// The upper triangles of matrices, with 0 below a diagonal (`torch.triu`). `diagonal` 0 is the main
@@ -34,7 +34,7 @@ impl Tensor {
     /// The same as [`Tensor::tril`].
     #[track_caller]
     pub fn triu(&self, diagonal: isize) -> Result<Self> {
-        self.masked_fill(&self.below("triu", diagonal)?, 0).of("triu")
+        self.masked_fill(&self.mask_below("triu", diagonal)?, 0).of("triu")
     }
 
     /// [`Tensor::tril`] in place.
@@ -44,7 +44,7 @@ impl Tensor {
     /// address.
     #[track_caller]
     pub fn tril_(&self, diagonal: isize) -> Result<&Self> {
-        self.masked_fill_(&self.above("tril_", diagonal)?, 0).of("tril_")
+        self.masked_fill_(&self.mask_above("tril_", diagonal)?, 0).of("tril_")
     }
 
     /// [`Tensor::triu`] in place.
@@ -53,18 +53,18 @@ impl Tensor {
     /// The same as [`Tensor::tril_`].
     #[track_caller]
     pub fn triu_(&self, diagonal: isize) -> Result<&Self> {
-        self.masked_fill_(&self.below("triu_", diagonal)?, 0).of("triu_")
+        self.masked_fill_(&self.mask_below("triu_", diagonal)?, 0).of("triu_")
     }
 
     /// Returns a mask of the elements above a diagonal of a matrix.
     #[track_caller]
-    pub(crate) fn above(&self, op: &'static str, diagonal: isize) -> Result<Self> {
+    pub(crate) fn mask_above(&self, op: &'static str, diagonal: isize) -> Result<Self> {
         let (rows, columns) = self.row_and_column_indices(op, diagonal)?;
         columns.gt(&rows).of(op)
     }
 
     #[track_caller]
-    fn below(&self, op: &'static str, diagonal: isize) -> Result<Self> {
+    fn mask_below(&self, op: &'static str, diagonal: isize) -> Result<Self> {
         let (rows, columns) = self.row_and_column_indices(op, diagonal)?;
         columns.lt(&rows).of(op)
     }
