@@ -1,4 +1,4 @@
-//! Warpline's chores: `cargo xtask ptx | tidy | prose | gpu-test | package | outside | custom-op | ci`.
+//! Warpline's maintenance commands: `cargo xtask ptx | tidy | prose | gpu-test | package | outside | custom-op | ci`.
 
 #![forbid(unsafe_code)]
 
@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 #[derive(Debug, Parser)]
-#[command(name = "cargo xtask", about = "Warpline's chores")]
+#[command(name = "cargo xtask", about = "Warpline's maintenance commands")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -25,21 +25,21 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Compile the CUDA source of every op to the PTX that is committed, or check that they agree
+    /// Compile the CUDA source of every op to the committed PTX, or check that source and PTX agree
     Ptx(ptx::Args),
-    /// Check layering, file headers, file lengths and the use of unsafe
+    /// Check layers, dependencies, file headers, file lengths, locks, links and the use of unsafe
     Tidy,
     /// Count words that make comments and pages hard to read
     Prose(prose::Args),
-    /// Run the GPU tests of every layer, here or from an archive
+    /// Run the GPU tests of every crate, from the workspace or from an archive
     GpuTest(Box<gpu_test::Args>),
-    /// Package the crates, check what the packages hold, and build from them
+    /// Package the crates, check the content of the packages, and build from them
     Package(package::Args),
-    /// Test projects that have the allocator alone against its package
+    /// Test projects that depend only on the allocator against its package
     Outside(outside::Args),
-    /// Test a crate with an op of its own against the packages
+    /// Test a crate that defines its own op against the packages
     CustomOp(outside::Args),
-    /// Run what continuous integration runs
+    /// Run the checks and tests of continuous integration
     Ci(ci::Args),
 }
 

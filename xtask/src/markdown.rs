@@ -1,6 +1,6 @@
 //! Markdown text without its code.
 
-/// Returns the lines outside code blocks, with their numbers and without inline code.
+/// Returns the lines outside code blocks, without inline code. Each line has its number, from 1.
 pub(crate) fn prose(text: &str) -> impl Iterator<Item = (usize, String)> {
     let mut fenced = false;
     text.lines().enumerate().filter_map(move |(at, line)| {

@@ -1,5 +1,5 @@
-//! `cargo xtask outside` and `cargo xtask custom-op`: projects of others, built and tested against the
-//! crates as they would be published.
+//! `cargo xtask outside` and `cargo xtask custom-op`: projects outside the workspace, built and tested against the
+//! packages that would be published.
 
 use std::fs;
 use std::path::Path;
@@ -9,27 +9,27 @@ use xshell::{Shell, cmd};
 
 use crate::{package, workspace};
 
-/// Projects that have the allocator alone, each with a lock file of its own.
+/// Projects that depend only on the allocator. Each has its own lock file.
 const ALLOC_ALONE: [&str; 2] = ["crates/alloc/tests/outside", "crates/alloc/examples/cudarc"];
-/// A crate with an op of its own.
+/// A crate that defines its own op.
 const CUSTOM_OP: &str = "tests/custom-op";
-/// Arguments to clippy: the workspace's lints that are off by default.
+/// Arguments to clippy: those lints of the workspace that are off by default.
 const LINTS: [&str; 5] =
     ["--", "-Dwarnings", "-Dclippy::dbg_macro", "-Dclippy::todo", "-Dclippy::unimplemented"];
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What `cargo test` is given after its own options, such as `-- --ignored gpu_`
+    /// Further arguments for `cargo test`, such as `-- --ignored gpu_`
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     test: Vec<String>,
 }
 
 pub(crate) fn custom_op(args: &Args) -> Result<()> {
-    // The versions that the workspace was built with, which are there without a network; cargo leaves out
-    // what this project does not need.
+    // The workspace's lock file names versions that are already downloaded, so the build needs no network. Cargo drops
+    // the entries that the project does not need.
     let root = workspace::root()?;
     fs::copy(root.join("Cargo.lock"), root.join(CUSTOM_OP).join("Cargo.lock"))?;
-    // The crates that others wrote are those of the workspace's own build.
+    // The workspace's target folder already contains the third-party crates.
     test(CUSTOM_OP, &["--offline", "--target-dir", "target"], &args.test)
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn alloc_alone(args: &Args) -> Result<()> {
     })
 }
 
-/// Tests a project with the packages of the crates that its manifest says are not the registry's.
+/// Tests a project with packages in place of the crates that its manifest patches.
 fn test(project: &str, options: &[&str], test: &[String]) -> Result<()> {
     let root = workspace::root()?;
     let manifest = root.join(project).join("Cargo.toml");
@@ -50,13 +50,13 @@ fn test(project: &str, options: &[&str], test: &[String]) -> Result<()> {
     crates.retain(|member| used.contains(&member.name));
     ensure!(
         crates.len() == used.len() && !used.is_empty(),
-        "{project} takes the place of crates that are not here"
+        "{project} must patch at least one crate, and only crates of this workspace"
     );
     let sh = Shell::new()?;
     sh.change_dir(&root);
     package::pack(&sh, &crates)?;
     let packages = package::unpack_all(&root, &crates)?;
-    let patches = packages.iter().flat_map(|(name, path)| patch(name, path));
+    let patches = packages.iter().flat_map(|(name, path)| patch_option(name, path));
     let patches = &patches.collect::<Vec<_>>();
     let cargo = workspace::cargo();
     cmd!(sh, "{cargo} fmt --check --manifest-path {manifest}").run()?;
@@ -68,15 +68,15 @@ fn test(project: &str, options: &[&str], test: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The crates for which a manifest names other places than the registry.
+/// Returns the crates that a manifest patches.
 fn patched(manifest: &str) -> Vec<String> {
     let lines = manifest.lines().skip_while(|line| line.trim() != "[patch.crates-io]").skip(1);
     let names = lines.take_while(|line| !line.starts_with('[')).filter_map(|l| l.split_once(" = "));
     names.map(|(name, _)| name.trim().to_owned()).collect()
 }
 
-/// What tells cargo so on the command line, which comes before the manifest's word.
-fn patch(name: &str, path: &Path) -> [String; 2] {
+/// Returns the cargo option that patches a crate. The option overrides the manifest.
+fn patch_option(name: &str, path: &Path) -> [String; 2] {
     let path = path.to_string_lossy();
     ["--config".to_owned(), format!("patch.crates-io.{name}.path='{path}'")]
 }
@@ -89,6 +89,6 @@ mod tests {
     fn the_patched_crates_are_read_from_the_manifest() {
         let manifest = "[dependencies]\na = \"1\"\n[patch.crates-io]\nb = { path = \"b\" }\nc = { path = \"c\" }\n\n[profile.dev]\nx = 1\n";
         assert_eq!(patched(manifest), ["b", "c"]);
-        assert_eq!(patch("b", Path::new("/p/b-1"))[1], "patch.crates-io.b.path='/p/b-1'");
+        assert_eq!(patch_option("b", Path::new("/p/b-1"))[1], "patch.crates-io.b.path='/p/b-1'");
     }
 }

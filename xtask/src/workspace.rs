@@ -1,4 +1,4 @@
-//! The workspace: its root, its crates, its files.
+//! The workspace: its root, crates and files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,9 +7,9 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-/// Every crate, from the bottom up, with the workspace crates it may depend on.
+/// The layers from the bottom up. Each crate has a list of the workspace crates that it may depend on.
 ///
-/// `alloc` and `stream` do not know each other. `xtask` is not a layer: it may use any.
+/// `alloc` and `stream` do not depend on each other. `xtask` is not a layer and may depend on any crate.
 pub(crate) const LAYERS: &[(&str, &[&str])] = &[
     ("warpline-sync", &[]),
     ("warpline-files", &[]),
@@ -96,23 +96,23 @@ pub(crate) struct Crate {
     pub(crate) targets: Vec<Target>,
 }
 
-/// One line of a crate's dependencies, of any kind.
+/// A dependency of a crate.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Dependency {
     pub(crate) name: String,
     #[serde(default)]
     pub(crate) optional: bool,
-    /// `None`: of the library or program. Otherwise `dev` or `build`.
+    /// `dev` or `build`. `None`: a normal dependency.
     #[serde(default)]
     pub(crate) kind: Option<String>,
 }
 
-/// What a crate builds: its library, a test, an example.
+/// A cargo target of a crate, such as its library, a test or an example.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Target {
     pub(crate) name: String,
     pub(crate) kind: Vec<String>,
-    /// The file it begins with.
+    /// The crate root of the target.
     pub(crate) src_path: PathBuf,
 }
 
@@ -127,23 +127,23 @@ impl Crate {
 }
 
 #[derive(Deserialize)]
-struct Metadata {
+struct CargoMetadata {
     packages: Vec<Crate>,
 }
 
-/// The folder of the workspace around the current one.
+/// Returns the root of the workspace that contains the current folder.
 pub(crate) fn root() -> Result<PathBuf> {
-    let here = std::env::current_dir().context("no current directory")?;
+    let here = std::env::current_dir().context("there is no current folder")?;
     here.ancestors()
         .find(|dir| {
             fs::read_to_string(dir.join("Cargo.toml"))
                 .is_ok_and(|text| text.lines().any(|line| line.trim() == "[workspace]"))
         })
         .map(Path::to_path_buf)
-        .with_context(|| format!("no Cargo workspace at or above {}", here.display()))
+        .with_context(|| format!("there is no Cargo workspace at or above {}", here.display()))
 }
 
-/// The crates of the workspace, as cargo sees them, from the bottom layer up.
+/// Returns the crates of the workspace from `cargo metadata`, from the bottom layer up.
 pub(crate) fn crates(root: &Path) -> Result<Vec<Crate>> {
     let output = Command::new(cargo())
         .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
@@ -155,20 +155,20 @@ pub(crate) fn crates(root: &Path) -> Result<Vec<Crate>> {
         "cargo metadata failed: {}",
         String::from_utf8_lossy(&output.stderr)
     );
-    let metadata: Metadata = serde_json::from_slice(&output.stdout)?;
+    let metadata: CargoMetadata = serde_json::from_slice(&output.stdout)?;
     let mut crates = metadata.packages;
     let height = |name: &str| LAYERS.iter().position(|(layer, _)| *layer == name);
     crates.sort_by_key(|c| (height(&c.name).unwrap_or(LAYERS.len()), c.name.clone()));
     Ok(crates)
 }
 
-/// The cargo that runs us, or the one on the path.
+/// Returns the cargo that runs this program. Outside cargo, returns the cargo on the path.
 pub(crate) fn cargo() -> String {
     std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned())
 }
 
-/// The files below `dir` with one of these extensions (all files when there are none), sorted.
-/// Hidden folders and `target` are left out; a folder that is not there has no files.
+/// Returns the files below `dir` with one of these extensions, sorted. Without extensions, returns all files. Skips
+/// hidden files, hidden folders and `target`. Returns no files if `dir` does not exist.
 pub(crate) fn files(dir: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     collect(dir, extensions, &mut found)?;
@@ -196,12 +196,12 @@ fn collect(dir: &Path, extensions: &[&str], found: &mut Vec<PathBuf>) -> Result<
     Ok(())
 }
 
-/// `path` below `root`, with forward slashes.
+/// Returns `path` relative to `root`, with forward slashes.
 pub(crate) fn relative(root: &Path, path: &Path) -> String {
     path.strip_prefix(root).unwrap_or(path).to_string_lossy().replace('\\', "/")
 }
 
-/// `text` as a file holds it on Linux, so that hashes do not depend on a checkout's line ends.
+/// Reads a text file and converts its line ends to those of Linux, so that hashes do not depend on the checkout.
 pub(crate) fn read(path: &Path) -> Result<String> {
     let text =
         fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;

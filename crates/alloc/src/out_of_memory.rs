@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_not_said() {
+    fn unknown_figures_are_left_out() {
         let facts = OutOfMemory { free: None, total: None, ..facts() };
         assert_eq!(
             facts.to_string(),
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_told_to_end_processes_that_use_nothing() {
+    fn no_hint_names_processes_that_use_nothing() {
         // All that others use is this process's by other ways.
         let text = OutOfMemory { process: Some(70 * MIB), ..facts() }.to_string();
         assert!(text.contains("and other processes 0 bytes"), "{text}");
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_help_follows_from_the_facts() {
+    fn hints_follow_from_the_facts() {
         let first = |facts: OutOfMemory| {
             let hint = facts.hints()[0];
             hint.split(':').next().unwrap_or_default().to_owned()

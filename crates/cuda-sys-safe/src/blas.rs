@@ -236,8 +236,9 @@ impl Blas {
         if let Some((_, handle)) = handles.iter().find(|(of, _)| *of == device) {
             return Ok(handle.clone());
         }
-        // cuBLAS works in the current context, which any call for the device makes current. This
-        // one also lets the handle allocate while a stream is captured.
+        // cuBLAS uses the current context, and every driver call for the device makes its context
+        // current. This call also permits the allocations of the new handle while a stream is
+        // captured.
         let mode = driver.exchange_capture_mode(device, CaptureMode::Relaxed)?;
         let mut raw: cublasHandle_t = ptr::null_mut();
         // SAFETY: the pointer is valid for writes; the device's context is current.
@@ -254,7 +255,8 @@ impl Blas {
 #[derive(Debug)]
 struct RawHandle(cublasHandle_t);
 
-// SAFETY: a handle may be used from any thread, one at a time, which the mutex around it sees to.
+// SAFETY: cuBLAS allows calls from any thread, one at a time. The mutex around the handle
+// serializes them.
 unsafe impl Send for RawHandle {}
 
 /// A cuBLAS handle of one device. Clones share the handle, and any thread may use them.
@@ -313,17 +315,19 @@ impl BlasHandle {
 
         let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
         let status =
-            // SAFETY: handle and stream are alive.
+            // SAFETY: the handle is never destroyed, and the caller guarantees that the stream is
+            // alive.
             unsafe { (api.cublasSetStream_v2)(raw.0, stream.raw() as usize as cudaStream_t) };
         check(api, "cublasSetStream_v2", status, String::new)?;
-        // Setting the stream went back to the handle's own workspace.
+        // `cublasSetStream` has reset the handle to its own workspace.
         if let Some((workspace, bytes)) = args.workspace {
-            // SAFETY: the caller vouches for the workspace.
+            // SAFETY: the caller guarantees that the workspace has this size and is valid on the
+            // device.
             let status = unsafe { (api.cublasSetWorkspace_v2)(raw.0, mutable(workspace), bytes) };
             check(api, "cublasSetWorkspace_v2", status, what)?;
         }
-        // SAFETY: the caller vouches for the matrices; the factors are live and of the type that
-        // the compute type asks for, and read before the call returns.
+        // SAFETY: the caller guarantees that the matrices are valid on the device. The factors have
+        // the type that the compute type requires, and cuBLAS reads them before the call returns.
         let status = unsafe {
             (api.cublasGemmStridedBatchedEx)(
                 raw.0,
@@ -379,12 +383,12 @@ fn check(
     if status == 0 {
         return Ok(());
     }
-    // SAFETY: returns a static string for every status, unknown ones included.
+    // SAFETY: the function accepts every status, and returns null or a static string.
     let text = unsafe { (api.cublasGetStatusString)(status) };
     let status = if text.is_null() {
         format!("status {status}")
     } else {
-        // SAFETY: a static NUL-terminated string, as above.
+        // SAFETY: cuBLAS returned a static NUL-terminated string.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     };
     Err(DriverError::LibraryCall { call, status, detail: detail(), location: None })
@@ -398,8 +402,8 @@ fn open_lt_beside(candidates: &[PathBuf]) {
     };
     let Some(name) = path.file_name().and_then(OsStr::to_str) else { return };
     let lt = path.with_file_name(name.replacen("cublas", "cublasLt", 1));
-    // SAFETY: opening runs the initialisers of NVIDIA's library, which are sound. Without it, or
-    // where it does not open, opening cuBLAS says what is missing.
+    // SAFETY: opening runs the initialisers of NVIDIA's library, which are sound.
+    // An error is ignored: opening cuBLAS then reports the missing library.
     if let Ok(library) = unsafe { system::open_library(&lt) } {
         std::mem::forget(library);
     }

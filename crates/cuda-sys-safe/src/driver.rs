@@ -28,7 +28,7 @@ use crate::*;
 /// # Safety
 /// Safe code relies on an implementation for these facts:
 /// - [`Driver::host_alloc`] returns as many initialised bytes as requested, aligned for any
-///   primitive type. Nobody else uses the bytes until [`Driver::host_free`].
+///   primitive type. No other code uses the bytes until [`Driver::host_free`].
 /// - Device addresses, reservations and mappings that are returned do not overlap others that are
 ///   alive.
 /// - A wait that returns `Ok` returns after the work that it waits for.

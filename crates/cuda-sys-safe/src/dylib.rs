@@ -42,7 +42,8 @@ impl Search {
             None => {
                 let mut all: Vec<PathBuf> = self.names.iter().map(PathBuf::from).collect();
                 all.extend(self.folders.iter().flat_map(|folder| inside(Path::new(folder))));
-                // Of these there may be many: only what is there is worth a word in an error.
+                // The environment may name many folders. Only existing files are tried, to keep
+                // error messages short.
                 let from_env = system::library_folders().into_iter().flat_map(|f| inside(&f));
                 all.extend(from_env.filter(|file| file.is_file()));
                 all
@@ -85,11 +86,13 @@ impl Search {
     pub(crate) fn open(&self, candidates: &[PathBuf]) -> Result<Library> {
         let mut reason: Option<String> = None;
         for path in candidates {
-            // SAFETY: opening runs the library's initialisers. The names are those of NVIDIA's
-            // libraries, whose initialisers are sound, or a path that the user vouches for.
+            // SAFETY: opening runs the library's initialisers. The library is NVIDIA's, whose
+            // initialisers are sound, or the user chose it by an environment variable or an
+            // explicit path.
             match unsafe { system::open_library(path) } {
                 Ok(library) => return Ok(library),
-                // A file that is there but does not open says more than one that is missing.
+                // The error of an existing file that does not open is more useful than that of a
+                // missing file.
                 Err(error) => {
                     if reason.is_none() || path.exists() {
                         reason = Some(complaint(&error));
@@ -144,14 +147,13 @@ macro_rules! function_table {
             $($vis $name: unsafe extern "C" fn($($arg),*) -> function_table!(@ret $($ret)?),)*
             $($opt: Option<unsafe extern "C" fn($($opt_arg),*) -> $crate::dylib::Status>,)*
             /// The library's version, for error messages.
-            #[allow(dead_code)] // only where something is optional
+            #[allow(dead_code)] // unused in tables without optional functions
             version: String,
         }
 
         #[allow(non_snake_case, dead_code)]
         impl $table {
             /// Resolves the table. `version` returns the library's version for error messages.
-            /// with optional symbols.
             ///
             /// # Safety
             /// Functions of these names in `library` must have these signatures.
@@ -161,7 +163,8 @@ macro_rules! function_table {
             ) -> $crate::Result<Self> {
                 let table = Self {
                     $($name: {
-                        // SAFETY: the caller vouches for the signature.
+                        // SAFETY: the caller of `resolve` guarantees that the declared signature is
+                        // the library's.
                         match unsafe { library.get(concat!(stringify!($name), "\0")) } {
                             Ok(symbol) => *symbol,
                             Err(_) => return Err($crate::DriverError::MissingSymbol {
@@ -173,12 +176,14 @@ macro_rules! function_table {
                         }
                     },)*
                     $($opt: {
-                        // SAFETY: the caller vouches for the signature.
+                        // SAFETY: the caller of `resolve` guarantees that the declared signature is
+                        // the library's.
                         unsafe { library.get(concat!(stringify!($opt), "\0")) }.ok().map(|s| *s)
                     },)*
                     version: version(&library),
                 };
-                // The table's pointers must stay good for the life of the process.
+                // Never unload the library: the table's function pointers stay in use until the
+                // process ends.
                 std::mem::forget(library);
                 Ok(table)
             }

@@ -297,7 +297,7 @@ pub enum DriverError {
     },
     /// There is no device with this index.
     #[error(
-        "invalid device ordinal: cuda:{device} was asked for, but {count} device(s) are visible"
+        "invalid device ordinal: cuda:{device} was requested, but {count} device(s) are visible"
     )]
     InvalidDevice {
         /// The requested index.

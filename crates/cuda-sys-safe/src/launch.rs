@@ -15,8 +15,7 @@ use std::panic::Location;
 use crate::{DevicePtr, FunctionHandle, Result, StreamHandle};
 
 /// The access of work to an operand.
-//
-// As wide as the neighbouring fields of a `Footprint`, so that copies move whole words.
+// `usize` is as wide as the adjacent fields of `Footprint`, so copies move whole words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(usize)]
 pub enum Access {
@@ -103,7 +102,7 @@ pub struct HostLaunch<'a> {
 ///
 /// # Safety
 /// Each pointer is valid for the declared elements of its footprint, with the declared access.
-/// Nobody else touches the elements meanwhile. `params` holds the parameter block that the kernel
+/// No other code accesses the elements meanwhile. `params` holds the parameter block that the kernel
 /// expects. Operands may alias each other.
 pub type HostKernel = unsafe fn(&HostLaunch<'_>);
 

@@ -100,7 +100,7 @@ mod host {
     use super::*;
 
     pub(super) fn alloc(bytes: usize) -> Result<NonNull<u8>> {
-        // SAFETY: calloc takes any size; a null answer is handled.
+        // SAFETY: `calloc` accepts any size, and a null result is handled.
         NonNull::new(unsafe { libc::calloc(bytes.max(1), 1) }.cast())
             .ok_or_else(|| DriverError::cuda("cuMemHostAlloc", CudaCode::OUT_OF_MEMORY, None))
     }
@@ -114,13 +114,13 @@ mod host {
 /// Makes a new handle of a kind.
 macro_rules! handle {
     ($self:ident, $kind:ident, $device:expr) => {
-        // SAFETY: every handle of this driver is good for nothing but its number.
+        // SAFETY: this driver never looks behind a handle, so any number is valid.
         unsafe { $kind::from_raw($device, $self.next(0)) }
     };
 }
 
-// SAFETY: host memory comes from `calloc`; no work runs, so that every wait may return at once,
-// and addresses are counted up.
+// SAFETY: host memory comes from `calloc`. No work runs, so every wait may return at once. Each
+// address is given out once.
 unsafe impl Driver for NullDriver {
     fn name(&self) -> &'static str {
         "null"
@@ -176,7 +176,8 @@ unsafe impl Driver for NullDriver {
     }
 
     unsafe fn host_free(&self, _device: usize, ptr: NonNull<u8>) -> Result<()> {
-        // SAFETY: the caller owns the memory, as the contract says.
+        // SAFETY: by the contract of `host_free`, `ptr` came from `host_alloc` and is not yet
+        // freed.
         unsafe { host::free(ptr) };
         Ok(())
     }
@@ -481,7 +482,7 @@ mod tests {
         assert!(event.query().unwrap());
         assert_ne!(stream.handle().raw(), event.handle().raw());
         let host = HostMemory::pinned(&driver, 0, 3).unwrap();
-        // SAFETY: three bytes, and nobody else touches them.
+        // SAFETY: the allocation has three bytes, and no other code accesses them.
         unsafe { host.as_ptr().as_ptr().write_bytes(7, 3) };
     }
 

@@ -104,7 +104,7 @@ impl Nvrtc {
             });
         };
         let text = |_: &Library| format!("{}.{}", version.0, version.1);
-        // SAFETY: the signatures are those of nvrtc.h, which are the same in 12 and 13.
+        // SAFETY: nvrtc.h declares these signatures in versions 12 and 13.
         let api = unsafe { Api::resolve(library, text) }?;
         Ok(Self { api, version })
     }
@@ -150,7 +150,7 @@ impl Nvrtc {
         let options: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
 
         let mut program = Program { api: &self.api, raw: ptr::null_mut() };
-        // SAFETY: the strings are NUL-terminated and outlive the call; there are no headers.
+        // SAFETY: the strings are NUL-terminated and outlive the call. There are no headers.
         let status = unsafe {
             (self.api.nvrtcCreateProgram)(
                 &mut program.raw,
@@ -176,12 +176,12 @@ impl Nvrtc {
     }
 
     fn error(&self, call: &'static str, status: Status, detail: String) -> DriverError {
-        // SAFETY: returns a static string for every status, unknown ones included.
+        // SAFETY: the function accepts every status, and returns null or a static string.
         let text = unsafe { (self.api.nvrtcGetErrorString)(status) };
         let text = if text.is_null() {
             format!("status {status}")
         } else {
-            // SAFETY: a static NUL-terminated string, as above.
+            // SAFETY: NVRTC returned a static NUL-terminated string.
             unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
         };
         DriverError::LibraryCall { call, status: text, detail, location: None }
@@ -213,7 +213,7 @@ impl Program<'_> {
             return Err(status);
         }
         let mut out = vec![0u8; bytes];
-        // SAFETY: the program is alive and the buffer has the size it was just said to need.
+        // SAFETY: the program is alive, and the buffer has the size that NVRTC just returned.
         let status = unsafe { get(self.raw, out.as_mut_ptr().cast()) };
         if status != 0 {
             return Err(status);
@@ -238,10 +238,10 @@ impl Drop for Program<'_> {
 
 fn version_of(library: &Library) -> Option<(u32, u32)> {
     type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status;
-    // SAFETY: the signature is that of nvrtc.h.
+    // SAFETY: nvrtc.h declares this signature in all versions.
     let version = unsafe { library.get::<Version>(c"nvrtcVersion") }.ok()?;
     let (mut major, mut minor) = (0, 0);
-    // SAFETY: both are valid for writes.
+    // SAFETY: both pointers are valid for writes.
     let status = unsafe { version(&mut major, &mut minor) };
     (status == 0).then_some((major as u32, minor as u32))
 }

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_names_simulated_devices_and_what_is_seen_of_them() {
+    fn a_text_names_simulated_devices_and_their_visibility() {
         let count = |spec, visible| open(Some(spec), visible).map(|driver| driver.device_count());
         assert_eq!(count("sim", None).unwrap(), 1);
         assert_eq!(count(" sim:3,lazy ", None).unwrap(), 3);
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_driver_is_refused() {
+    fn a_text_that_names_no_driver_is_refused() {
         for spec in ["simulated", "cpu", "sim:x", "sim:1,fast", "CUDA:0"] {
             let error = open(Some(spec), None).unwrap_err();
             assert!(matches!(error, DriverError::InvalidArgument { .. }), "{spec}: {error}");

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 /// this function.
 pub(crate) unsafe fn copy(src: *const u8, dst: *mut u8, bytes: usize) {
     for at in 0..bytes {
-        // SAFETY: inside the ranges; an atomic byte needs no alignment, and what else touches it
-        // here meanwhile is an atomic byte too, as the caller promises.
+        // SAFETY: the byte lies inside the ranges, and an atomic byte needs no alignment. The
+        // caller guarantees that all concurrent accesses of this process are atomic bytes, too.
         unsafe {
             let byte = AtomicU8::from_ptr(src.add(at).cast_mut()).load(Relaxed);
             AtomicU8::from_ptr(dst.add(at)).store(byte, Relaxed);
@@ -29,7 +29,7 @@ mod tests {
         for (from, to) in (0..9).flat_map(|from| (0..9).map(move |to| (from, to))) {
             for bytes in 0..=40 {
                 let mut out = vec![0; 64];
-                // SAFETY: inside two vectors.
+                // SAFETY: both ranges lie inside their vectors.
                 unsafe {
                     super::copy(source.as_ptr().add(from), out.as_mut_ptr().add(to), bytes);
                 }

@@ -1,4 +1,5 @@
-//! Releases that the driver refuses: what was to go stays, is counted, and goes later.
+//! Releases that the driver refuses: the object stays alive, the release is counted, and a retry
+//! releases the object.
 
 use std::sync::{Arc, Barrier};
 
@@ -19,7 +20,7 @@ fn refuse(sim: &SimDriver, call: CallKind, times: usize) {
     sim.inject(Fault::new(call, REFUSED).times(times));
 }
 
-/// Whether the process has something mapped at an address.
+/// Returns `true` if the process has a mapping at an address.
 fn mapped(at: usize) -> bool {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines().any(|line| {
@@ -60,7 +61,7 @@ fn a_capture_on_another_thread_makes_releases_wait() {
     let (began, dropped) = (Barrier::new(2), Barrier::new(2));
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // SAFETY: nothing is captured.
+            // SAFETY: the capture contains no work.
             let token = unsafe { LaunchToken::new() };
             let capture = stream.begin_capture(CaptureMode::Global, token).unwrap();
             began.wait();
@@ -77,7 +78,7 @@ fn a_capture_on_another_thread_makes_releases_wait() {
     assert!(sim.usage().all_released());
 }
 
-/// One of each kind, with what it needs.
+/// Creates and drops an object of each kind, with its dependencies.
 fn one_of_each(driver: &Arc<dyn Driver>) {
     let page = driver.mem_granularity(0).unwrap();
     let stream = Stream::new(driver, 0, StreamFlags { non_blocking: true, priority: 0 }).unwrap();
@@ -86,7 +87,7 @@ fn one_of_each(driver: &Arc<dyn Driver>) {
     let mapping = reservation.map(page, &physical, 0, page).unwrap();
     let pool = MemPool::new(driver, 0).unwrap();
     let pooled = pool.alloc(4096, &stream).unwrap();
-    // SAFETY: nothing is captured.
+    // SAFETY: the capture contains no work.
     let token = unsafe { LaunchToken::new() };
     let graph = stream.begin_capture(CaptureMode::Relaxed, token).unwrap().end().unwrap();
     let exec = graph.instantiate().unwrap();
@@ -104,7 +105,7 @@ fn one_of_each(driver: &Arc<dyn Driver>) {
 fn whatever_is_refused_is_kept_counted_and_released_later() {
     for &call in CallKind::ALL.iter().filter(|call| call.is_release()) {
         if call == CallKind::IpcCloseMem {
-            continue; // the simulator has no other process
+            continue; // the simulator cannot open IPC handles
         }
         let (sim, driver) = world();
         refuse(&sim, call, ALWAYS);
@@ -114,9 +115,9 @@ fn whatever_is_refused_is_kept_counted_and_released_later() {
         assert!(!sim.usage().all_released(), "{call:?}");
         sim.clear_faults();
         assert_eq!(retry_refused(&driver), RefusedCount::default(), "{call:?}");
-        driver.synchronize(0).unwrap(); // a free in stream order
+        driver.synchronize(0).unwrap(); // run frees in stream order
         assert!(sim.usage().all_released(), "{call:?}: {:?}", sim.usage());
-        // Nothing keeps the driver alive any more.
+        // No refused release keeps the driver alive any more.
         assert_eq!(Arc::strong_count(&driver), 2, "{call:?}");
     }
 }
@@ -129,7 +130,7 @@ fn the_next_release_or_allocation_of_a_kind_tries_again() {
     refuse(&sim, CallKind::MemFree, 3);
     drop(a); // refused
     assert_eq!(driver.refused().all().count, 1);
-    drop(b); // tries the first again, and is refused too
+    drop(b); // retries the first release, and is refused, too
     assert_eq!(driver.refused().all(), RefusedCount { count: 2, bytes: 2 * MIB });
     drop(HostMemory::pinned(&driver, 0, MIB).unwrap());
     assert_eq!(driver.refused().all().count, 2, "another kind's affair");
@@ -174,7 +175,7 @@ fn addresses_stay_reserved_while_something_is_mapped_there() {
 }
 
 #[test]
-fn an_explicit_release_gives_back_what_was_refused() {
+fn an_explicit_release_retries_refused_releases() {
     let (sim, driver) = world();
     let page = driver.mem_granularity(0).unwrap();
     for (call, release) in [
@@ -201,7 +202,7 @@ fn an_explicit_release_gives_back_what_was_refused() {
             3 => {
                 let memory = PhysicalMemory::new(&driver, 0, page).unwrap();
                 let other = memory.clone();
-                other.release().unwrap(); // of two clones one: nothing to do
+                other.release().unwrap(); // does nothing, because another clone exists
                 memory.release().unwrap_err().0.release().unwrap();
             }
             _ => {
@@ -215,7 +216,7 @@ fn an_explicit_release_gives_back_what_was_refused() {
 }
 
 #[test]
-fn what_a_lost_device_had_is_not_kept() {
+fn objects_of_a_lost_device_are_not_kept() {
     let (sim, driver) = world();
     let memory = DeviceMemory::new(&driver, 0, MIB).unwrap();
     let pinned = HostMemory::pinned(&driver, 0, MIB).unwrap();
@@ -229,7 +230,7 @@ fn threads_that_try_again_at_once_release_once() {
     let (sim, driver) = world();
     let all: Vec<_> = (0..200).map(|_| DeviceMemory::new(&driver, 0, 512).unwrap()).collect();
     refuse(&sim, CallKind::MemFree, 200);
-    // Each free tries an older one again first.
+    // Each free first retries an older one.
     drop(all);
     std::thread::scope(|scope| {
         for _ in 0..4 {

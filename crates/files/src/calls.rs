@@ -1,4 +1,4 @@
-//! The system calls of a save. Tests observe them and make them fail (`watch`).
+//! The system calls of a save. Tests observe these calls and make them fail (`watch`).
 
 use std::fs;
 use std::io;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::calls::{Call, begin, remove};
 
-/// Maximum number of temporary names to try. A random 64-bit name is in use only if another process aims at it.
+/// Maximum number of temporary names to try. A random 64-bit name is in use only if another process guesses names.
 const ATTEMPTS: usize = 16;
 
 /// A new file that [`commit`](NewFile::commit) moves to its path. Before the commit the file has a temporary name in
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
     use crate::watch;
 
-    /// A new, empty folder that is removed on drop.
+    /// A new folder that is removed on drop.
     struct Folder(PathBuf);
 
     impl Folder {
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_fails_leaves_one_complete_file_and_no_temporary_one() {
+    fn a_failed_call_leaves_one_complete_file_and_no_temporary_file() {
         let folder = Folder::new();
         let path = folder.0.join("a");
         for failing in 0.. {
@@ -215,7 +215,7 @@ mod tests {
             let mut calls = 0;
             let fail = move |call| {
                 calls += 1;
-                // The removal of the temporary file comes after the error.
+                // The removal of the temporary file follows the injected error, so it does not fail itself.
                 if calls == failing + 1 && call != Call::Remove {
                     return Err(io::Error::other("injected"));
                 }
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     #[cfg(unix)]
-    fn temporary_files_have_names_of_their_own_and_links_to_elsewhere_are_replaced() {
+    fn temporary_names_are_unique_and_symbolic_links_are_replaced() {
         let folder = Folder::new();
         let (path, elsewhere) = (folder.0.join("a"), folder.0.join("elsewhere"));
         fs::write(&elsewhere, "mine").unwrap();

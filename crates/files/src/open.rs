@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 pub fn open(path: &Path) -> io::Result<File> {
     let file = open_at_once(path)?;
     if !file.metadata()?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path is not a regular file"));
     }
     Ok(file)
 }
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_that_somebody_keeps_and_a_fifo_are_errors_in_time() {
+    fn a_locked_folder_and_a_fifo_are_errors_without_blocking() {
         let folder = std::env::temp_dir().join(format!("warpline-lock-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let kept = lock_folder(&folder, Duration::ZERO).unwrap();

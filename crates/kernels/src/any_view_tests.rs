@@ -56,7 +56,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(192))]
 
     #[test]
-    fn elementwise((sizes, [a, b, out]) in case(6)) {
+    fn elementwise_ops_take_any_view((sizes, [a, b, out]) in case(6)) {
         on_every_target(|target| {
             let (x, y) = (
                 tensor(target, DType::F32, &sizes, &a, false),
@@ -75,7 +75,7 @@ proptest! {
     }
 
     #[test]
-    fn reductions((sizes, [a, out, _]) in case(6), mask in any::<u8>(), keepdim: bool) {
+    fn reductions_take_any_view((sizes, [a, out, _]) in case(6), mask in any::<u8>(), keepdim: bool) {
         let n = sizes.len();
         let dims: Vec<usize> = (0..n).filter(|d| mask >> d & 1 == 1).collect();
         let reduced = |d: usize| dims.is_empty() || dims.contains(&d);
@@ -128,7 +128,7 @@ proptest! {
     }
 
     #[test]
-    fn rows((sizes, [a, out, _]) in case(5), dim in 0usize..5) {
+    fn ops_over_rows_take_any_view((sizes, [a, out, _]) in case(5), dim in 0usize..5) {
         let dim = dim % sizes.len().max(1);
         on_every_target(|target| {
             let x = tensor(target, DType::F64, &sizes, &a, false);
@@ -151,7 +151,7 @@ proptest! {
     }
 
     #[test]
-    fn picked((sizes, [a, b, out]) in case(5), dim in 0usize..5) {
+    fn gathers_take_any_view((sizes, [a, b, out]) in case(5), dim in 0usize..5) {
         let dim = dim % sizes.len().max(1);
         on_every_target(|target| {
             let x = tensor(target, DType::I16, &sizes, &a, false);
@@ -177,7 +177,7 @@ proptest! {
     }
 
     #[test]
-    fn products(
+    fn products_take_any_view(
         [batch, m, n, k] in [0usize..3, 0usize..6, 0usize..6, 0usize..6],
         [a, b, out] in [how(3), how(3), how(3)],
         dtype in prop::sample::select(vec![DType::F16, DType::F32, DType::F64, DType::I32]),

@@ -115,7 +115,7 @@ fn a_child_of_one_of_rayons_threads_uses_cpu_tensors() {
 }
 
 #[test]
-fn a_child_drops_what_its_parent_was_allocating_beside() {
+fn a_child_drops_memory_while_its_parent_was_allocating() {
     let _alone = alone();
     let runtime = Runtime::new(SimConfig::new(1).build(), RuntimeConfig::default()).unwrap();
     let stream = runtime.device(0).unwrap().device().default_stream();

@@ -13,16 +13,16 @@ use syn::{Data, DeriveInput, Error, Field, Fields, Index, LitStr, Member, parse_
 #[proc_macro_derive(Module, attributes(module))]
 pub fn derive_module(input: TokenStream) -> TokenStream {
     let input = syn::parse_macro_input!(input as DeriveInput);
-    implementation(input).unwrap_or_else(Error::into_compile_error).into()
+    expand(input).unwrap_or_else(Error::into_compile_error).into()
 }
 
-fn implementation(mut input: DeriveInput) -> Result<Tokens, Error> {
+fn expand(mut input: DeriveInput) -> Result<Tokens, Error> {
     let Data::Struct(data) = &input.data else {
         return Err(Error::new_spanned(&input.ident, "a module is a struct"));
     };
     let members = members(&data.fields)?;
     let names: Vec<&String> = members.iter().map(|(name, _)| name).collect();
-    let places: Vec<&Member> = members.iter().map(|(_, place)| place).collect();
+    let fields: Vec<&Member> = members.iter().map(|(_, member)| member).collect();
     for parameter in input.generics.type_params_mut() {
         parameter.bounds.push(parse_quote!(::warpline_nn::Module));
     }
@@ -32,12 +32,12 @@ fn implementation(mut input: DeriveInput) -> Result<Tokens, Error> {
         impl #generics ::warpline_nn::Module for #ident #arguments #bounds {
             fn visit(&self, visitor: &mut ::warpline_nn::Visitor<'_>) {
                 let _ = &visitor;
-                #(visitor.member(#names, &self.#places);)*
+                #(visitor.member(#names, &self.#fields);)*
             }
 
             fn visit_mut(&mut self, visitor: &mut ::warpline_nn::VisitorMut<'_>) {
                 let _ = &visitor;
-                #(visitor.member(#names, &mut self.#places);)*
+                #(visitor.member(#names, &mut self.#fields);)*
             }
         }
     })
@@ -47,11 +47,11 @@ fn implementation(mut input: DeriveInput) -> Result<Tokens, Error> {
 fn members(fields: &Fields) -> Result<Vec<(String, Member)>, Error> {
     let mut members = Vec::new();
     for (i, field) in fields.iter().enumerate() {
-        let marks = Marks::of(field)?;
-        if marks.skip {
+        let attributes = FieldAttributes::of(field)?;
+        if attributes.skip {
             continue;
         }
-        let (name, place) = match &field.ident {
+        let (name, member) = match &field.ident {
             Some(ident) => {
                 let name = ident.to_string();
                 let name = name.strip_prefix("r#").map(str::to_owned).unwrap_or(name);
@@ -59,33 +59,33 @@ fn members(fields: &Fields) -> Result<Vec<(String, Member)>, Error> {
             }
             None => (i.to_string(), Member::Unnamed(Index::from(i))),
         };
-        members.push((marks.name.unwrap_or(name), place));
+        members.push((attributes.name.unwrap_or(name), member));
     }
     Ok(members)
 }
 
 /// The `#[module(…)]` attributes of a field.
 #[derive(Default)]
-struct Marks {
+struct FieldAttributes {
     skip: bool,
     name: Option<String>,
 }
 
-impl Marks {
+impl FieldAttributes {
     fn of(field: &Field) -> Result<Self, Error> {
-        let mut marks = Self::default();
+        let mut attributes = Self::default();
         for attribute in field.attrs.iter().filter(|a| a.path().is_ident("module")) {
             attribute.parse_nested_meta(|meta| {
                 if meta.path.is_ident("skip") {
-                    marks.skip = true;
+                    attributes.skip = true;
                 } else if meta.path.is_ident("name") {
-                    marks.name = Some(meta.value()?.parse::<LitStr>()?.value());
+                    attributes.name = Some(meta.value()?.parse::<LitStr>()?.value());
                 } else {
                     return Err(meta.error("expected `skip` or `name = \"…\"`"));
                 }
                 Ok(())
             })?;
         }
-        Ok(marks)
+        Ok(attributes)
     }
 }

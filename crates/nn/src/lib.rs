@@ -14,17 +14,17 @@
 
 #![forbid(unsafe_code)]
 
-// Lets `#[derive(Module)]`, whose code names `::warpline_nn`, work inside this crate.
+// The code of `#[derive(Module)]` names `::warpline_nn`; this makes the name valid inside this crate.
 extern crate self as warpline_nn;
 
 mod called;
 mod files;
 pub mod init;
+mod input_device;
 mod module;
 mod modules;
 pub mod optim;
 mod parameter;
-mod place;
 
 pub use files::{
     FileError, LoadOptions, Progress, load_file, load_file_with, save_file, save_file_with,
@@ -37,12 +37,12 @@ pub use modules::*;
 pub use parameter::{Buffer, Parameter, Training};
 pub use warpline_nn_derive::Module;
 
-/// The programs of `docs/training.md` run.
+/// Runs the programs of `docs/training.md` as documentation tests.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/training.md")]
 struct TrainingPage;
 
-/// The program of `docs/from-candle.md` runs.
+/// Runs the program of `docs/from-candle.md` as a documentation test.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/from-candle.md")]
 struct FromCandle;

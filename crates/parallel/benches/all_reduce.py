@@ -1,4 +1,4 @@
-"""Measures PyTorch with the sizes and in the way of examples/all_reduce_speed.rs."""
+"""Measures PyTorch with the sizes and methods of examples/all_reduce_speed.rs."""
 
 import argparse
 import ctypes
@@ -12,7 +12,7 @@ LIMIT = 60
 
 
 class Start:
-    """A barrier of all ranks that does not sleep."""
+    """A spinning barrier of all ranks."""
 
     def __init__(self, came, rank):
         self.came, self.rank, self.round = came, rank, 0

@@ -1,4 +1,4 @@
-"""Measures PyTorch with the shapes and in the way of examples/data_parallel_speed.rs."""
+"""Measures PyTorch with the shapes and methods of examples/data_parallel_speed.rs."""
 
 import argparse
 import time

@@ -52,20 +52,20 @@ struct Args {
 }
 
 /// Time limit of every wait.
-const LIMIT: Duration = Duration::from_secs(60);
+const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
-/// A barrier of all ranks that does not sleep.
-struct Start {
+/// A spinning barrier of all ranks.
+struct SpinBarrier {
     ranks: usize,
-    came: AtomicUsize,
+    arrivals: AtomicUsize,
 }
 
-impl Start {
+impl SpinBarrier {
     fn wait(&self) -> anyhow::Result<()> {
         let begun = Instant::now();
-        let round = self.came.fetch_add(1, Ordering::AcqRel) / self.ranks + 1;
-        while self.came.load(Ordering::Acquire) < round * self.ranks {
-            ensure!(begun.elapsed() < LIMIT, "another rank is gone");
+        let round = self.arrivals.fetch_add(1, Ordering::AcqRel) / self.ranks + 1;
+        while self.arrivals.load(Ordering::Acquire) < round * self.ranks {
+            ensure!(begun.elapsed() < WAIT_LIMIT, "another rank is gone");
             std::hint::spin_loop();
         }
         Ok(())
@@ -73,9 +73,9 @@ impl Start {
 }
 
 /// A way to call an all-reduce: its name and the call.
-type Way<'a> = (&'static str, Box<dyn Fn() -> anyhow::Result<()> + 'a>);
+type Method<'a> = (&'static str, Box<dyn Fn() -> anyhow::Result<()> + 'a>);
 
-/// Times of each way: of a single call, per call in a loop, and the host's part of the latter.
+/// Times of each method: of a single call, per call in a loop, and the host's share of the latter.
 type Times = Vec<[Duration; 3]>;
 
 fn median(times: &mut [Duration]) -> Duration {
@@ -83,17 +83,22 @@ fn median(times: &mut [Duration]) -> Duration {
     times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
-fn time(args: &Args, start: &Start, stream: &Stream, ways: &[Way<'_>]) -> anyhow::Result<Times> {
-    let mut all = vec![[const { Vec::new() }; 3]; ways.len()];
+fn time(
+    args: &Args,
+    start: &SpinBarrier,
+    stream: &Stream,
+    methods: &[Method<'_>],
+) -> anyhow::Result<Times> {
+    let mut all = vec![[const { Vec::new() }; 3]; methods.len()];
     for _ in 0..5 {
-        for (_, call) in ways {
+        for (_, call) in methods {
             call()?;
             stream.raw().synchronize()?;
         }
     }
-    // Alternates between the ways, so that changes of the GPU's clock affect all of them.
+    // Alternate between the methods, so that changes of the GPU's clock affect all of them.
     for _ in 0..args.runs {
-        for ((_, call), times) in ways.iter().zip(&mut all) {
+        for ((_, call), times) in methods.iter().zip(&mut all) {
             start.wait()?;
             let begun = Instant::now();
             call()?;
@@ -103,7 +108,7 @@ fn time(args: &Args, start: &Start, stream: &Stream, ways: &[Way<'_>]) -> anyhow
     }
     let calls = args.calls.max(1) as u32;
     for _ in 0..args.loops {
-        for ((_, call), times) in ways.iter().zip(&mut all) {
+        for ((_, call), times) in methods.iter().zip(&mut all) {
             start.wait()?;
             let begun = Instant::now();
             for _ in 0..calls {
@@ -118,7 +123,7 @@ fn time(args: &Args, start: &Start, stream: &Stream, ways: &[Way<'_>]) -> anyhow
 }
 
 /// NCCL called directly, with a blocking communicator.
-struct Bare {
+struct RawNccl {
     library: Library,
     comm: *mut c_void,
 }
@@ -139,15 +144,15 @@ type AllReduce = unsafe extern "C" fn(
 ) -> c_int;
 type Destroy = unsafe extern "C" fn(*mut c_void) -> c_int;
 
-impl Bare {
+impl RawNccl {
     /// Creates a communicator on the device that is current for the driver on this thread.
     fn new(id: &UniqueId, ranks: usize, rank: usize) -> anyhow::Result<Self> {
-        // SAFETY: the library is NCCL, which is already loaded, so no initializer runs.
+        // SAFETY: the driver has already loaded this library, so no initializer runs.
         let library = unsafe { Library::new("libnccl.so.2") }?;
         let mut comm = ptr::null_mut();
-        // SAFETY: the signature is nccl.h's.
+        // SAFETY: `Init` is the signature of `ncclCommInitRank` in nccl.h.
         let init = *unsafe { library.get::<Init>(b"ncclCommInitRank\0") }?;
-        // SAFETY: the pointer is valid for writes; all ranks call it, each on a thread of its own.
+        // SAFETY: `comm` is valid for writes, and every rank makes this call on its own thread.
         let status =
             unsafe { init(&mut comm, ranks as c_int, RawId(*id.as_bytes()), rank as c_int) };
         ensure!(status == 0, "ncclCommInitRank: status {status}");
@@ -163,13 +168,14 @@ impl Bare {
     ) -> anyhow::Result<impl Fn() -> anyhow::Result<()>> {
         const F32: c_int = 7;
         const SUM: c_int = 0;
-        // SAFETY: the signature is nccl.h's.
+        // SAFETY: `AllReduce` is the signature of `ncclAllReduce` in nccl.h.
         let call = *unsafe { self.library.get::<AllReduce>(b"ncclAllReduce\0") }?;
         let pointer = |raw: u64| ptr::without_provenance_mut::<c_void>(raw as usize);
         let at = pointer(memory.ptr().addr());
         let (comm, stream) = (self.comm, pointer(stream.raw().handle().raw()));
         Ok(move || {
-            // SAFETY: the caller keeps communicator, memory and stream until it has synchronised.
+            // SAFETY: the caller keeps the communicator, the memory and the stream alive until the stream is
+            // synchronised.
             let status = unsafe { call(at, at, count, F32, SUM, comm, stream) };
             ensure!(status == 0, "ncclAllReduce: status {status}");
             Ok(())
@@ -177,22 +183,22 @@ impl Bare {
     }
 }
 
-impl Drop for Bare {
+impl Drop for RawNccl {
     fn drop(&mut self) {
-        // SAFETY: the signature is nccl.h's.
+        // SAFETY: `Destroy` is the signature of `ncclCommDestroy` in nccl.h.
         if let Ok(destroy) = unsafe { self.library.get::<Destroy>(b"ncclCommDestroy\0") } {
-            // SAFETY: the signature is nccl.h's; the communicator is not used afterwards.
+            // SAFETY: `ncclCommInitRank` created the communicator, which is not used afterwards.
             unsafe { destroy(self.comm) };
         }
     }
 }
 
 /// The data that all ranks share.
-struct Shared {
+struct RankInputs {
     args: Args,
     store: Arc<HashStore>,
     ids: [UniqueId; 2],
-    start: Start,
+    start: SpinBarrier,
 }
 
 fn check(group: &ProcessGroup) -> anyhow::Result<()> {
@@ -203,22 +209,22 @@ fn check(group: &ProcessGroup) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn rank(shared: &Shared, rank: usize) -> anyhow::Result<Vec<(Vec<&'static str>, Times)>> {
-    let Shared { args, store, ids, start } = shared;
+fn rank(shared: &RankInputs, rank: usize) -> anyhow::Result<Vec<(Vec<&'static str>, Times)>> {
+    let RankInputs { args, store, ids, start } = shared;
     cuda::set_device(rank)?;
     let mut options = InitOptions::new(store.clone(), rank, args.ranks);
-    (options.device, options.timeout) = (Some(rank), LIMIT);
+    (options.device, options.timeout) = (Some(rank), WAIT_LIMIT);
     let group = init_process_group(options)?;
     if !args.null {
         check(&group)?;
     }
     let (runtime, stream) = (runtime(), cuda::current_stream(rank)?);
     let driver = runtime.driver()?;
-    let comm = Communicator::new(driver, rank, &ids[0], args.ranks, rank, LIMIT)?;
+    let comm = Communicator::new(driver, rank, &ids[0], args.ranks, rank, WAIT_LIMIT)?;
     // This driver call makes the device current on this thread, which NCCL requires.
     stream.raw().synchronize()?;
     let real = driver.name() == "cuda";
-    let bare = real.then(|| Bare::new(&ids[1], args.ranks, rank)).transpose()?;
+    let raw = real.then(|| RawNccl::new(&ids[1], args.ranks, rank)).transpose()?;
     let mut all = Vec::new();
     for kib in &args.kib {
         let count = kib * 1024 / size_of::<f32>();
@@ -227,24 +233,25 @@ fn rank(shared: &Shared, rank: usize) -> anyhow::Result<Vec<(Vec<&'static str>, 
         let (send, recv) = (memory.ptr(), memory.ptr());
         let (dtype, op) = (NcclType::F32, ReduceOp::Sum);
         let call = [Collective::AllReduce { send, recv, count, dtype, op }];
-        let mut ways: Vec<Way<'_>> = Vec::new();
-        if let Some(bare) = &bare {
-            ways.push(("NCCL", Box::new(bare.all_reduce(&memory, count, &stream)?)));
+        let mut methods: Vec<Method<'_>> = Vec::new();
+        if let Some(raw) = &raw {
+            methods.push(("NCCL", Box::new(raw.all_reduce(&memory, count, &stream)?)));
         }
-        ways.push((
+        methods.push((
             "Communicator",
             Box::new(|| {
                 // SAFETY: the stream, and `count` elements of memory, stay alive until the stream is synchronised.
                 Ok(unsafe { comm.enqueue(&call, stream.raw().handle()) }?)
             }),
         ));
-        ways.push(("process group", Box::new(|| Ok(group.all_reduce(&x, op, false).map(drop)?))));
-        ways.push((
+        methods
+            .push(("process group", Box::new(|| Ok(group.all_reduce(&x, op, false).map(drop)?))));
+        methods.push((
             "process group, async_op",
             Box::new(|| Ok(group.all_reduce(&x, op, true)?.wait()?)),
         ));
-        let times = time(args, start, &stream, &ways)?;
-        all.push((ways.iter().map(|way| way.0).collect(), times));
+        let times = time(args, start, &stream, &methods)?;
+        all.push((methods.iter().map(|method| method.0).collect(), times));
     }
     if !args.null {
         check(&group)?;
@@ -265,8 +272,8 @@ fn main() -> anyhow::Result<()> {
     let name = with_runtime(&runtime, || cuda::get_device_name(0))?;
     println!("{} x {}, NCCL {}", args.ranks, name, nccl.version()?);
     let ids = [nccl.unique_id()?, nccl.unique_id()?];
-    let start = Start { ranks: args.ranks, came: AtomicUsize::new(0) };
-    let shared = Shared { store: Arc::new(HashStore::new()), ids, start, args };
+    let start = SpinBarrier { ranks: args.ranks, arrivals: AtomicUsize::new(0) };
+    let shared = RankInputs { store: Arc::new(HashStore::new()), ids, start, args };
     let results = std::thread::scope(|scope| {
         let begin = |number| {
             let (shared, runtime) = (&shared, &runtime);

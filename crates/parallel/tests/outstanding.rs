@@ -1,5 +1,5 @@
-//! The cost of a collective does not grow with the collectives that are outstanding. The driver
-//! completes nothing, and the cost is counted in allocations: lists that grow have to be allocated anew.
+//! The cost of a collective does not grow with the number of outstanding collectives. The driver completes no work. The
+//! test measures allocated bytes, because a growing list is reallocated.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
@@ -10,34 +10,34 @@ use warpline::{Result, Runtime, RuntimeConfig, ones, with_runtime};
 use warpline_cuda_sys_safe::null::NullDriver;
 use warpline_parallel::distributed::{HashStore, InitOptions, ReduceOp, init_process_group};
 
-/// The system's allocator, which counts bytes.
-struct Counting;
+/// The system's allocator, with a counter of allocated bytes.
+struct CountingAllocator;
 
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: all is the system's.
-unsafe impl GlobalAlloc for Counting {
+// SAFETY: every call is forwarded to `System` with the same arguments, and `System` is a valid allocator.
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATED.fetch_add(layout.size(), Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that `layout` has a nonzero size.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that `alloc` returned `at` for `layout`; `alloc` returns memory of `System`.
         unsafe { System.dealloc(at, layout) }
     }
 }
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const BLOCK: usize = 512;
 const BLOCKS: usize = 8;
 
-/// Runs `item` many times without a wait. The median of the bytes that a block of items allocates may
-/// not grow.
-fn flat(name: &str, mut item: impl FnMut() -> Result<()>) -> Result<()> {
+/// Runs `item` many times without waiting. Asserts that the median of the bytes allocated per block of items does not
+/// grow.
+fn assert_constant_cost(name: &str, mut item: impl FnMut() -> Result<()>) -> Result<()> {
     let mut blocks = Vec::new();
     for _ in 0..BLOCKS {
         let before = ALLOCATED.load(Relaxed);
@@ -54,9 +54,9 @@ fn flat(name: &str, mut item: impl FnMut() -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-// One test, since the counter is the process's.
+// One test, because the whole process shares the counter.
 #[test]
-fn the_cost_of_collectives_does_not_grow_with_those_that_are_outstanding() {
+fn the_cost_of_a_collective_does_not_depend_on_outstanding_collectives() {
     let driver = Arc::new(NullDriver::without_completion(1));
     let runtime = Runtime::new(driver, RuntimeConfig::default()).expect("a runtime");
     with_runtime(&runtime, all).expect("no error");
@@ -67,13 +67,13 @@ fn all() -> Result<()> {
     options.device = Some(0);
     let group = init_process_group(options)?;
     let x = ones([16], 0)?;
-    flat("all_reduce", || group.all_reduce(&x, ReduceOp::Sum, true).map(drop))?;
+    assert_constant_cost("all_reduce", || group.all_reduce(&x, ReduceOp::Sum, true).map(drop))?;
     let mut works = Vec::new();
-    flat("all_reduce, kept", || {
+    assert_constant_cost("all_reduce, kept", || {
         works.push(group.all_reduce(&ones([16], 0)?, ReduceOp::Sum, true)?);
         Ok(())
     })?;
-    flat("all_reduce, used", || {
+    assert_constant_cost("all_reduce, used", || {
         group.all_reduce(&x, ReduceOp::Sum, false)?;
         x.add_(1.0).map(drop)
     })?;
@@ -82,6 +82,6 @@ fn all() -> Result<()> {
         group.all_reduce(&x, ReduceOp::Sum, false).expect("it is captured");
         Ok(())
     })?;
-    flat("replay", || graph.replay())?;
+    assert_constant_cost("replay", || graph.replay())?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What DataParallel warns of once in a process, which this test has to itself.
+//! The warning that `DataParallel` logs once per process. The test is the only one in its process.
 
 use std::fmt::{Debug, Write};
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use warpline::{Result, RuntimeConfig, Tensor, ones, open, with_runtime};
 use warpline_nn::{Forward, Module};
 use warpline_parallel::DataParallel;
 
-/// Keeps the text of warnings.
+/// Collects the text of warnings.
 #[derive(Clone, Default)]
 struct Warnings(Arc<Mutex<Vec<String>>>);
 
@@ -44,7 +44,7 @@ impl Subscriber for Warnings {
     fn exit(&self, _: &Id) {}
 }
 
-/// Sums, to a scalar or to a vector of one.
+/// Sums the input to a scalar or to a vector of one element.
 #[derive(Clone, Module)]
 struct Sums;
 

@@ -12,10 +12,10 @@ use crate::{Error, ErrorKind, Site};
 /// Progress of the collectives of a communicator, and the error that ended it. Kept apart from the
 /// driver, for which aborted work ends like any other. Clones share the state.
 #[derive(Clone, Debug, Default)]
-pub struct Completion(Arc<Shared>);
+pub struct Completion(Arc<CompletionState>);
 
 #[derive(Debug, Default)]
-struct Shared {
+struct CompletionState {
     /// Number of the last completed collective.
     done: AtomicU64,
     failed: OnceLock<Arc<dyn StdError + Send + Sync>>,
@@ -34,20 +34,20 @@ impl Completion {
     /// From then on, uses of their results, and of data computed from them, fail with
     /// [`ErrorKind::Collective`]. Only the first error is kept.
     pub fn fail(&self, why: Arc<dyn StdError + Send + Sync>) {
-        let _ = self.0.failed.set(why); // the first counts
+        let _ = self.0.failed.set(why); // the first error is kept
     }
 }
 
 /// A collective on whose result data depends.
 #[derive(Clone, Debug)]
-pub(crate) struct Pending {
+pub(crate) struct PendingCollective {
     completion: Completion,
     number: u64,
     op: &'static str,
     location: &'static Location<'static>,
 }
 
-impl Pending {
+impl PendingCollective {
     pub(crate) fn new(
         (completion, number): (&Completion, u64),
         op: &'static str,
@@ -68,47 +68,47 @@ impl Pending {
         (!self.is_done()).then(error)
     }
 
-    /// Returns whether `other` completes or fails with this collective, because it came before on
-    /// the same communicator.
+    /// Returns whether the completion of this collective implies that of `other`, because `other`
+    /// came before it on the same communicator.
     pub(crate) fn covers(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.completion.0, &other.completion.0) && self.number >= other.number
     }
 }
 
-impl Pending {
-    /// Returns this captured collective as `replay` runs it. `None` if `replay` is on another
-    /// communicator.
+impl PendingCollective {
+    /// Returns this captured collective with the number of a replay. `None` if `replay` is on
+    /// another communicator.
     pub(crate) fn in_replay(&self, replay: &Self) -> Option<Self> {
         Arc::ptr_eq(&self.completion.0, &replay.completion.0)
             .then(|| Self { number: replay.number, ..self.clone() })
     }
 }
 
-impl PartialEq for Pending {
+impl PartialEq for PendingCollective {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.completion.0, &other.completion.0) && self.number == other.number
     }
 }
 
-impl Eq for Pending {}
+impl Eq for PendingCollective {}
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_done_when_a_communicator_fails_never_is() {
+    fn a_failed_communicator_completes_no_collective() {
         let (completion, other) = (Completion::default(), Completion::default());
         let pending = |completion, number| {
-            Pending::new((completion, number), "all_reduce", Location::caller())
+            PendingCollective::new((completion, number), "all_reduce", Location::caller())
         };
         let [first, second, third] = [1, 2, 3].map(|number| pending(&completion, number));
         completion.done_up_to(1);
-        completion.done_up_to(0); // of a slower thread
+        completion.done_up_to(0); // a slower thread reports late
         assert!(first.is_done() && !second.is_done());
         assert!(second.failed().is_none());
         completion.fail(Arc::new(std::fmt::Error));
-        completion.done_up_to(3); // aborted work counts as done for the driver
+        completion.done_up_to(3); // the driver reports aborted work as complete
         assert!(first.failed().is_none());
         for pending in [&second, &third] {
             let text = pending.failed().unwrap().to_string();

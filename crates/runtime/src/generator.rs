@@ -43,7 +43,7 @@ impl CpuGenerator {
     /// matter.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        // The words that the first numbers are made of, as if a block of numbers had come before.
+        // The engine's state words, stored as the outputs of a block before the first.
         let mut word = seed as u32;
         let mut block = Box::new([temper(word); BLOCK]);
         for (i, number) in block.iter_mut().enumerate().skip(1) {
@@ -111,7 +111,7 @@ impl CpuGenerator {
         let mut state = Vec::with_capacity(STATE);
         state.extend(self.seed.to_le_bytes());
         state.extend(left.to_le_bytes());
-        // That it has been seeded.
+        // PyTorch's field `seeded`.
         state.extend(1u32.to_le_bytes());
         state.extend((self.taken as u64 % BLOCK as u64).to_le_bytes());
         for number in self.block.iter() {
@@ -122,7 +122,7 @@ impl CpuGenerator {
             state.extend(field.to_le_bytes());
         }
         state.extend(u64::from(normal.is_some()).to_le_bytes());
-        // A kept value of `f32`, which there is none of.
+        // PyTorch's kept normal value of `f32`, which Warpline never keeps.
         state.extend([0; 8]);
         state
     }
@@ -181,7 +181,7 @@ fn temper(mut word: u32) -> u32 {
 fn untemper(mut number: u32) -> u32 {
     number ^= number >> 18;
     number ^= number << 15 & 0xefc6_0000;
-    // Each round has 7 more bits right.
+    // Each round recovers 7 more bits.
     let shifted = number;
     for _ in 0..4 {
         number = shifted ^ (number << 7 & 0x9d2c_5680);
@@ -294,16 +294,16 @@ mod tests {
     }
 
     #[test]
-    fn words_of_a_state_are_what_numbers_are_made_of() {
+    fn untemper_inverts_temper() {
         for word in [0, 1, 0x8000_0000, 0xdead_beef, u32::MAX] {
             assert_eq!(untemper(temper(word)), word);
         }
-        // Of a fresh generator the first word is the seed.
+        // The first state word of a new generator is its seed.
         assert_eq!(CpuGenerator::new(42).state()[24..32], 42u64.to_le_bytes());
     }
 
     #[test]
-    fn what_is_no_state_is_an_error_and_changes_nothing() {
+    fn an_invalid_state_is_an_error_and_changes_nothing() {
         let mut generator = CpuGenerator::new(42);
         let state = generator.state();
         assert!(generator.set_state(&state[1..]).is_err());

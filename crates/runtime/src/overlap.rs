@@ -16,7 +16,7 @@ pub enum Overlap {
     Some,
 }
 
-/// Steps after which the search gives up. Layouts of real programs need a handful.
+/// Maximum number of steps of the search. Layouts of real programs need a handful.
 const MAX_STEPS: usize = 4096;
 
 /// Compares two layouts of one storage, each with its element size in bytes.
@@ -62,8 +62,9 @@ pub(crate) fn share_a_byte(a: &Span, b: &Span) -> Option<bool> {
     solve(terms, target)
 }
 
-/// Returns whether both reach a byte: offset_a + Σ i·stride_a + x = offset_b + Σ j·stride_b + y,
-/// solved as Σ coefficient · unknown = target with each unknown in 0..=its bound.
+/// Decides whether two views share a byte. They do if indices i and j and bytes x and y of an
+/// element exist with offset_a + Σ i·stride_a + x = offset_b + Σ j·stride_b + y. The terms are this
+/// equation in the form Σ coefficient · unknown = target, with each unknown from 0 to its bound.
 fn solve(mut terms: Terms, target: i128) -> Option<bool> {
     terms.sort_unstable_by_key(|t| std::cmp::Reverse(t.coefficient));
     let mut reach = 0;
@@ -77,7 +78,7 @@ fn solve(mut terms: Terms, target: i128) -> Option<bool> {
 
 /// Returns whether two indices of a layout may be the same element. `false` is exact: each step of
 /// a dimension is then larger than the reach of all dimensions with smaller steps.
-pub(crate) fn within(layout: &Layout) -> bool {
+pub(crate) fn may_overlap_itself(layout: &Layout) -> bool {
     if layout.is_contiguous() {
         return false;
     }
@@ -169,7 +170,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// The bytes of a layout, one by one.
+    /// Returns each byte offset of a layout.
     pub(crate) fn bytes(layout: &Layout, item: usize) -> HashSet<isize> {
         let mut starts = vec![layout.offset() as isize];
         for (&size, &stride) in layout.sizes().iter().zip(layout.strides()) {
@@ -180,7 +181,7 @@ pub(crate) mod tests {
         starts.iter().flat_map(|s| s * item as isize..(s + 1) * item as isize).collect()
     }
 
-    /// Small layouts of any strides.
+    /// Generates small layouts with any strides.
     pub(crate) fn layout() -> impl Strategy<Value = Layout> {
         (prop::collection::vec((0usize..4, -6isize..12), 0..4), 20usize..60).prop_map(
             |(dims, offset)| {
@@ -204,7 +205,7 @@ pub(crate) mod tests {
 
         #[test]
         fn a_layout_said_to_be_apart_is(a in layout()) {
-            if !within(&a) {
+            if !may_overlap_itself(&a) {
                 prop_assert_eq!(bytes(&a, 1).len(), a.numel());
             }
         }
@@ -222,10 +223,14 @@ pub(crate) mod tests {
             Layout::from_parts(smallvec![1, 3], smallvec![0, -2], 9),
             Layout::contiguous(&[4, 0, 5]).unwrap(),
         ];
-        assert!(views.iter().all(|v| !within(v)));
+        assert!(views.iter().all(|v| !may_overlap_itself(v)));
         for strides in [[0, 1], [1, 1], [3, 1], [2, -1]] {
             assert!(
-                within(&Layout::from_parts(smallvec![4, 4], SmallVec::from_slice(&strides), 8)),
+                may_overlap_itself(&Layout::from_parts(
+                    smallvec![4, 4],
+                    SmallVec::from_slice(&strides),
+                    8
+                )),
                 "{strides:?}"
             );
         }

@@ -1,4 +1,4 @@
-//! Replays of captured collectives, which are watched like calls.
+//! Replays of captured collectives. A watcher of the communicator sees them like calls.
 
 use std::fmt;
 use std::panic::Location;
@@ -7,8 +7,8 @@ use std::sync::Arc;
 use warpline_cuda_sys_safe::owned::Communicator;
 use warpline_stream::Stream;
 
-use crate::completion::{Completion, Pending};
-use crate::storage::{Source, Sources};
+use crate::completion::{Completion, PendingCollective};
+use crate::storage::{Dependencies, Dependency};
 use crate::{Result, Site};
 
 /// A watcher of the calls on a communicator, such as a process group. Graphs that captured some of
@@ -32,37 +32,37 @@ pub trait Replays: Send + Sync {
 /// Names of captured calls, in order.
 pub type Calls = Arc<[&'static str]>;
 
-/// A communicator used in a graph.
+/// A communicator that a graph uses.
 #[derive(Clone)]
-pub(crate) struct Captured {
+pub(crate) struct CapturedCommunicator {
     pub(crate) comm: Communicator,
     /// The watcher, and the names of its calls.
     pub(crate) watched: Option<(Arc<dyn Replays>, Calls)>,
 }
 
-impl fmt::Debug for Captured {
+impl fmt::Debug for CapturedCommunicator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Captured").field("comm", &self.comm).finish_non_exhaustive()
     }
 }
 
-/// Calls `launch`, which enqueues a replay that uses the communicators, under all their watchers.
-/// Passes `launch` the replay's number on each watched communicator.
+/// Launches a replay through the watchers of all its communicators. `launch` enqueues the replay;
+/// it receives the replay's number on each watched communicator.
 #[track_caller]
-pub(crate) fn watched(
-    communicators: &[Captured],
+pub(crate) fn replay_watched(
+    communicators: &[CapturedCommunicator],
     stream: &Stream,
     site: Site,
-    numbers: &mut Sources,
-    launch: &mut dyn FnMut(&Sources) -> Result<()>,
+    numbers: &mut Dependencies,
+    launch: &mut dyn FnMut(&Dependencies) -> Result<()>,
 ) -> Result<()> {
     let Some((first, rest)) = communicators.split_first() else { return launch(numbers) };
     let Some((replays, calls)) = &first.watched else {
-        return watched(rest, stream, site, numbers, launch);
+        return replay_watched(rest, stream, site, numbers, launch);
     };
     replays.replay(calls, stream, site.location, &mut |completion, number| {
-        let replay = Pending::new((completion, number), site.op, site.location);
-        numbers.push(Source::Collective(replay));
-        watched(rest, stream, site, numbers, launch)
+        let replay = PendingCollective::new((completion, number), site.op, site.location);
+        numbers.push(Dependency::Collective(replay));
+        replay_watched(rest, stream, site, numbers, launch)
     })
 }

@@ -3,13 +3,15 @@
 use std::panic::Location;
 use std::sync::PoisonError;
 
-use crate::host::{self, Cast, HostElement, Number, Shared};
-use crate::iter::{self, Flat, Index, Params, Space};
+use crate::host::{Cast, HostElement, Number, Shared};
+use crate::iter::{self, HostLoop, HostLoops, Index, Kernels};
 use crate::module::{Program, Source};
-use crate::{DType, Layout, Result, Runtime, RuntimeConfig, Scalar, Storage, Target, View, launch};
+use crate::{
+    DType, Layout, Result, Runtime, RuntimeConfig, Scalar, Site, Storage, Target, View, launch,
+};
 use warpline_alloc::AllocatorConfig;
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
-use warpline_cuda_sys_safe::{DriverError, HostKernel, HostLaunch};
+use warpline_cuda_sys_safe::{DriverError, HostLaunch};
 
 /// Returns simulated devices with 8 GiB of memory, less than the default: the simulator reserves
 /// addresses for all of it, and valgrind has few.
@@ -64,21 +66,21 @@ pub(crate) static KERNELS: Program =
 /// The same as [`launch::run`].
 #[track_caller]
 pub fn fill(target: Target<'_>, out: View<'_>, byte: u8) -> Result<()> {
-    unsafe fn set<S: Space<1>>(launch: &HostLaunch<'_>) {
-        let Params { space, args, .. }: Params<S, [u32; 2]> = host::params(launch);
-        let [byte, size] = args;
-        each(space.index(), |[at]| {
-            // SAFETY: the launch's own element.
-            unsafe {
-                Shared::<u8>::operand(launch, 0)
-                    .at(at * size as isize)
-                    .write_bytes(byte as u8, size as usize)
-            };
-        });
+    struct Set;
+    // SAFETY: writes the `size` bytes of each element of the operand.
+    unsafe impl HostLoop<[u32; 2], 1> for Set {
+        unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<1>, &[byte, size]: &[u32; 2]) {
+            each(index, |[at]| {
+                let at = Shared::<u8>::operand(launch, 0).at(at * size as isize);
+                // SAFETY: an element of the operand, of `size` bytes.
+                unsafe { at.write_bytes(byte as u8, size as usize) };
+            });
+        }
     }
-    let host = [set::<Flat> as HostKernel, set::<Index<1>>];
     let args = [byte.into(), out.dtype.size() as u32];
-    run(target, ("fill_", 0), host, [out], args, Location::caller())
+    // SAFETY: the loop writes the operand, whose elements have the size in `args`. No GPU runs the kernels.
+    let kernels = unsafe { Kernels::new(&KERNELS, 0, HostLoops::of::<Set>()) };
+    kernels.launch(target, Site::here("fill_"), [out], args)
 }
 
 /// Copies a view to another view of the same sizes and dtype, on the CPU and on simulated devices.
@@ -87,47 +89,26 @@ pub fn fill(target: Target<'_>, out: View<'_>, byte: u8) -> Result<()> {
 /// The same as [`launch::run`].
 #[track_caller]
 pub fn copy(target: Target<'_>, from: View<'_>, to: View<'_>) -> Result<()> {
-    unsafe fn put<S: Space<2>>(launch: &HostLaunch<'_>) {
-        let Params { space, args, .. }: Params<S, [u32; 2]> = host::params(launch);
-        let size = args[1] as usize;
-        let at = |operand, element: isize| {
-            Shared::<u8>::operand(launch, operand).at(element * size as isize)
-        };
-        each(space.index(), |[from, to]| {
-            // SAFETY: the launch's own elements, of which one may be the other.
-            unsafe { at(0, from).copy_to(at(1, to), size) };
-        });
+    struct Put;
+    // SAFETY: reads the bytes of each element of the first operand, and writes those of the second.
+    unsafe impl HostLoop<u32, 2> for Put {
+        unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<2>, &size: &u32) {
+            let at = |operand, element: isize| {
+                Shared::<u8>::operand(launch, operand).at(element * size as isize)
+            };
+            each(index, |[from, to]| {
+                // SAFETY: elements of the operands, of `size` bytes. Both may be the same.
+                unsafe { at(0, from).copy_to(at(1, to), size as usize) };
+            });
+        }
     }
-    let host = [put::<Flat> as HostKernel, put::<Index<2>>];
-    let args = [0, to.dtype.size() as u32];
-    run(target, ("copy_", 1), host, [from, to], args, Location::caller())
-}
-
-#[track_caller]
-fn run<const N: usize>(
-    target: Target<'_>,
-    (name, variant): (&'static str, usize),
-    host: [HostKernel; 2],
-    views: [View<'_>; N],
-    args: [u32; 2],
-    location: &'static Location<'static>,
-) -> Result<()> {
-    let op = iter::Op {
-        name,
-        program: (&KERNELS, variant),
-        host,
-        vector: 1,
-        run: 1,
-        results: 1,
-        converts: false,
-        location,
-    };
-    // SAFETY: the functions read all operands but the last, which they write, and take such parameters.
-    unsafe { iter::run(target, &op, views, args) }
+    // SAFETY: the loop reads and writes elements of the size in its argument. No GPU runs the kernels.
+    let kernels = unsafe { Kernels::new(&KERNELS, 1, HostLoops::of::<Put>()) };
+    kernels.launch(target, Site::here("copy_"), [from, to], to.dtype.size() as u32)
 }
 
 /// Calls `f` with the offsets of each element.
-fn each<const N: usize>(index: Index<N>, mut f: impl FnMut([isize; N])) {
+fn each<const N: usize>(index: &Index<N>, mut f: impl FnMut([isize; N])) {
     (0..index.numel()).for_each(|i| f(index.offsets(i)));
 }
 
@@ -219,7 +200,7 @@ impl Tensor {
 fn with_bytes<R>(storage: &Storage, f: impl FnOnce(&mut [u8]) -> R) -> R {
     let _lock = storage.host_lock().write().unwrap_or_else(PoisonError::into_inner);
     let pointer = storage.host_ptr().unwrap();
-    // SAFETY: the storage's own bytes, for which the lock is held.
+    // SAFETY: the bytes lie inside the storage, whose write lock is held.
     f(unsafe { std::slice::from_raw_parts_mut(pointer, storage.bytes()) })
 }
 
@@ -232,7 +213,7 @@ fn bytes<T: HostElement>(values: impl Iterator<Item = T>) -> Vec<u8> {
 
 fn element<T: HostElement>(memory: &[u8], index: usize) -> T {
     let bytes = &memory[index * size_of::<T>()..][..size_of::<T>()];
-    // SAFETY: as many bytes as a `T` has, of which any are valid.
+    // SAFETY: the slice has as many bytes as a `T`, and every byte pattern is a valid `T`.
     unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
 }
 

@@ -107,7 +107,7 @@ impl<'a> View<'a> {
         let offset = isize::try_from(self.layout.offset()).ok()?;
         if self.sizes().contains(&0) {
             checked_numel(self.sizes()).ok()?;
-            // Its address is still computed.
+            // The address of its first element is still computed, so it must not overflow.
             return self.layout.offset().checked_mul(self.dtype.size()).map(|_| 0);
         }
         let (mut low, mut high, mut numel) = (offset, offset, 1isize);
@@ -129,7 +129,11 @@ impl<'a> View<'a> {
     /// [`ErrorKind::OverlappingWrite`] if indices share an address, or may share one.
     #[track_caller]
     pub fn check_writable(&self, op: &'static str) -> Result<()> {
-        if overlap::within(self.layout) { Err(ErrorKind::OverlappingWrite.of(op)) } else { Ok(()) }
+        if overlap::may_overlap_itself(self.layout) {
+            Err(ErrorKind::OverlappingWrite.of(op))
+        } else {
+            Ok(())
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Time to create and drop a guard, on a driver that does nothing. Goals: at most 10 ns if the
 //! guard changes nothing, at most 40 ns if it does.
 //!
-//! The driver takes no part: its calls name their device, so a guard makes none.
+//! Guards make no driver calls, because every driver call names its device.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -20,12 +20,12 @@ fn guards(c: &mut Criterion) {
     let device = |index: usize| drop(devices.device_guard(black_box(index)).expect("a guard"));
     let on = |stream: &Stream| drop(devices.stream_guard(black_box(stream)).expect("a guard"));
 
-    let mut group = c.benchmark_group("guards, nothing chosen before");
+    let mut group = c.benchmark_group("guards, nothing set before");
     group.bench_function("same device", |b| b.iter(|| device(0)));
     group.bench_function("same stream", |b| b.iter(|| on(default)));
     group.finish();
 
-    // The thread is not at what it starts with, so that its table is looked at.
+    // The thread has set devices and streams, so guards look up its table.
     devices.set_device(1).and_then(|_| devices.set_device(0)).expect("a device");
     devices.set_current_stream(&there).expect("a stream");
     devices.set_current_stream(&here).expect("a stream");

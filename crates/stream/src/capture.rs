@@ -1,14 +1,14 @@
 //! Stream capture: work is recorded into a graph instead of run.
 //!
-//! During a capture, a *twin* stands for each captured stream: the same driver's stream with its
-//! own numbers, checkpoints and clock. Waits within the capture use the twin and are captured.
-//! Earlier work of the stream keeps its numbers, so other streams can still wait for it. A stream
-//! joins the capture when it waits for an event of the capture. Only the `CaptureGuard` that began
-//! the capture ends it.
+//! During a capture, each captured stream has a *twin*: a second `Stream` of the same driver's
+//! stream, with its own numbers, checkpoints and clock. Waits within the capture use the twin and
+//! are captured. Earlier work of the stream keeps its numbers, so other streams can still wait for
+//! it. A stream joins the capture when it waits for an event of the capture. Only the
+//! `CaptureGuard` of the capture ends it.
 //!
-//! An operation that would invalidate the capture is refused before the driver hears of it. A
-//! capture begins, ends and takes streams in under locks, so an operation of another thread is
-//! either captured and numbered by the twin, or run and numbered by the stream.
+//! An operation that would invalidate the capture is refused without a call of the driver. Streams
+//! enter and leave a capture under their locks. An operation of another thread is therefore either
+//! captured and numbered by the twin, or run and numbered by the stream.
 
 use std::any::Any;
 use std::panic::Location;
@@ -30,11 +30,11 @@ pub(crate) struct Capture {
     /// Token of the caller that began the capture, for the streams that join.
     token: LaunchToken,
     device: usize,
-    /// Set when the capture has ended, under the locks of all its streams and twins.
-    over: AtomicBool,
-    /// The streams with their twins; first the stream that the capture began on. `None` after the
-    /// end. Locked before any stream's lock, and held while a stream joins, so that the capture
-    /// does not end meanwhile.
+    /// Whether the capture has ended. Set under the locks of all its streams and twins.
+    ended: AtomicBool,
+    /// The streams with their twins, beginning with the stream that the capture began on. `None`
+    /// after the end. Locked before any stream's lock. A stream that joins holds this lock, so that
+    /// the capture does not end meanwhile.
     streams: Mutex<Option<Vec<(Stream, Stream)>>>,
 }
 
@@ -93,7 +93,7 @@ impl Capture {
 
 /// Capture state of a stream.
 #[derive(Debug, Default)]
-pub(crate) struct Slot {
+pub(crate) struct CaptureState {
     /// Whether `captured` is `Some`.
     capturing: AtomicBool,
     captured: Mutex<Option<Captured>>,
@@ -101,7 +101,7 @@ pub(crate) struct Slot {
     twin_in: Option<Weak<Capture>>,
 }
 
-impl Slot {
+impl CaptureState {
     pub(crate) fn new(twin_in: Option<Weak<Capture>>) -> Self {
         Self { twin_in, ..Self::default() }
     }
@@ -118,8 +118,8 @@ impl Slot {
         self.captured.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Fails if this is a twin whose capture has ended, because the driver's stream runs work
-    /// again. The result stays valid while the caller holds the submit lock.
+    /// Fails for a twin of an ended capture, because the driver's stream runs work again. The
+    /// result stays valid while the caller holds the submit lock.
     pub(crate) fn refuse_ended(
         &self,
         call: &'static str,
@@ -134,18 +134,18 @@ impl Slot {
     #[inline]
     fn is_capturing(&self) -> bool {
         let under_way = |capture: &Weak<Capture>| {
-            capture.upgrade().is_some_and(|capture| !capture.over.load(Ordering::Acquire))
+            capture.upgrade().is_some_and(|capture| !capture.ended.load(Ordering::Acquire))
         };
         self.capturing.load(Ordering::Acquire) || self.twin_in.as_ref().is_some_and(under_way)
     }
 
     fn set(&self, captured: Option<Captured>) {
-        let there = captured.is_some();
-        let mut slot = self.captured.lock().unwrap_or_else(PoisonError::into_inner);
-        // Dropped without the lock, because a capture owns its caller's log.
-        let _former = std::mem::replace(&mut *slot, captured);
-        drop(slot);
-        self.capturing.store(there, Ordering::Release);
+        let capturing = captured.is_some();
+        let mut current = self.captured.lock().unwrap_or_else(PoisonError::into_inner);
+        // Dropped after the lock is released, because it may drop the log, which is the caller's.
+        let _former = std::mem::replace(&mut *current, captured);
+        drop(current);
+        self.capturing.store(capturing, Ordering::Release);
     }
 }
 
@@ -155,14 +155,14 @@ impl Stream {
     #[inline]
     #[must_use]
     pub fn is_capturing(&self) -> bool {
-        self.slot().is_capturing()
+        self.capture_state().is_capturing()
     }
 
     /// Returns this stream's part in the capture in progress. `None` if the stream is not captured.
     #[inline]
     #[must_use]
     pub fn captured(&self) -> Option<Captured> {
-        self.slot().captured()
+        self.capture_state().captured()
     }
 
     /// Returns whether this is the twin of a stream in a capture ([`Captured::twin`]). A twin only
@@ -174,7 +174,7 @@ impl Stream {
     }
 
     pub(crate) fn twin_in(&self) -> Option<&Weak<Capture>> {
-        self.slot().twin_in()
+        self.capture_state().twin_in()
     }
 
     /// Fails for a twin: captured work does not run, so the host would wait forever.
@@ -183,8 +183,7 @@ impl Stream {
         if self.is_twin() { Err(ErrorKind::Capturing.of(call)) } else { Ok(()) }
     }
 
-    /// Fails while the stream is captured, when the host can neither query the stream nor wait for
-    /// it.
+    /// Fails while the stream is captured. The host can neither query nor wait for captured work.
     #[track_caller]
     pub(crate) fn refuse_capturing(&self, call: &'static str) -> Result<()> {
         if self.is_capturing() { Err(ErrorKind::Capturing.of(call)) } else { Ok(()) }
@@ -203,15 +202,15 @@ impl Stream {
     #[track_caller]
     pub fn begin_capture(&self, log: CaptureLog, token: LaunchToken) -> Result<CaptureGuard> {
         let streams = Mutex::new(Some(Vec::new()));
-        let (device, over) = (self.device_index(), AtomicBool::new(false));
-        let capture = Arc::new(Capture { log, token, device, over, streams });
+        let (device, ended) = (self.device_index(), AtomicBool::new(false));
+        let capture = Arc::new(Capture { log, token, device, ended, streams });
         let captures = &self.core().captures;
         captures.fetch_add(1, Ordering::SeqCst);
         let begun = match &mut *capture.lock() {
             Some(streams) => self.enter_capture(&capture, streams, |_| {
                 Ok(Some(self.raw().begin_capture(CaptureMode::Relaxed, token)?))
             }),
-            // Not reached: no other thread has the capture yet.
+            // Unreachable, because no other thread has the capture yet.
             None => Ok(None),
         };
         match begun {
@@ -224,7 +223,7 @@ impl Stream {
         })
     }
 
-    /// Adds this stream to a capture, by a wait for an event that was recorded there.
+    /// Adds this stream to a capture. `wait` makes the twin wait for an event of the capture.
     #[track_caller]
     pub(crate) fn join_capture(
         &self,
@@ -240,14 +239,15 @@ impl Stream {
             return Err(ErrorKind::CapturedEvent.of(call));
         };
         if capture.device != self.device_index() {
-            let object = "a capture is of one device: the stream that waits";
+            let object = "the stream that joins the capture";
             let (expected, found) = (capture.device, self.device_index());
             return Err(ErrorKind::WrongDevice { object, expected, found }.of(call));
         }
         self.enter_capture(&capture, streams, |twin| wait(twin, capture.token))
     }
 
-    /// Creates a twin and calls `enter` with it, which makes the driver's stream join the capture.
+    /// Creates a twin and calls `enter` with the twin. `enter` begins the driver's capture, or makes
+    /// the driver's stream join.
     #[track_caller]
     fn enter_capture<R>(
         &self,
@@ -256,27 +256,28 @@ impl Stream {
         enter: impl FnOnce(&Stream) -> Result<R>,
     ) -> Result<R> {
         if self.is_default() {
-            let reason = "it is the default stream; use another";
+            let reason = "it is the default stream; use another stream";
             return Err(ErrorKind::CannotCapture { reason }.of("begin_capture"));
         }
         if self.is_twin() {
-            // The twin's stream would not know of the capture, and its work would be captured.
-            let reason = "it stands for a stream in a capture; use that stream";
+            // The driver would capture the stream's work, while the stream numbers the work as if
+            // it ran.
+            let reason = "it is the twin of a captured stream; use the captured stream";
             return Err(ErrorKind::CannotCapture { reason }.of("begin_capture"));
         }
         let twin = Stream::twin(self, Arc::downgrade(capture));
         let location = Location::caller();
-        self.change_capture(|slot| {
-            if let Some(there) = slot.captured().filter(|c| Arc::ptr_eq(&c.capture, capture)) {
-                // Another thread took it in just now.
-                return enter(&there.twin);
+        self.change_capture(|state| {
+            // Another thread may have added the stream to this capture meanwhile.
+            if let Some(captured) = state.captured().filter(|c| Arc::ptr_eq(&c.capture, capture)) {
+                return enter(&captured.twin);
             }
             if self.is_capturing() {
-                let reason = "it is being captured already";
+                let reason = "another capture of the stream is in progress";
                 return Err(ErrorKind::CannotCapture { reason }.of("begin_capture").at(location));
             }
             let entered = enter(&twin)?;
-            slot.set(Some(Captured { capture: Arc::clone(capture), twin: twin.clone() }));
+            state.set(Some(Captured { capture: Arc::clone(capture), twin: twin.clone() }));
             streams.push((self.clone(), twin));
             Ok(entered)
         })
@@ -317,8 +318,8 @@ impl CaptureGuard {
         let (Some(raw), Some(streams)) = (self.raw.take(), self.capture.lock().take()) else {
             return Err(not_capturing);
         };
-        // Held until the end, so that no thread enqueues work after the joins, or takes later work
-        // for captured work.
+        // The locks are held until the capture has ended, so that no thread enqueues work after the
+        // joins, or numbers later work as captured.
         let mut held: Vec<_> = streams.iter().map(|(s, twin)| (s.hold(), twin.hold())).collect();
         let mut joined = Ok(());
         if let (true, Some(((_, twin), others)), Some(((_, first), rest))) =
@@ -328,9 +329,9 @@ impl CaptureGuard {
                 joined = joined.and(twin.wait_held(first, other, held));
             }
         }
-        self.capture.over.store(true, Ordering::Release);
+        self.capture.ended.store(true, Ordering::Release);
         let graph = raw.end();
-        streams.iter().for_each(|(stream, _)| stream.slot().set(None));
+        streams.iter().for_each(|(stream, _)| stream.capture_state().set(None));
         drop(held);
         self.stream.core().captures.fetch_sub(1, Ordering::SeqCst);
         joined?;

@@ -1,12 +1,13 @@
 //! The reports of failed checks by the captured kernels of a graph.
 //!
-//! A captured kernel has fixed arguments, so it has one place for all replays. A failure of one of
-//! several overlapping replays therefore also marks the later replays, and earlier ones whose
-//! outcome is not known yet. Once the failure is known, the next replay waits for the running ones,
-//! so that it has an outcome of its own.
+//! The arguments of a captured kernel are fixed, so all replays share one slot per kernel. If one of
+//! several overlapping replays fails, the failure therefore also marks the later replays, and the
+//! earlier replays whose outcome is not known yet. Once the failure is known, the next replay waits
+//! until no replay runs, so that its outcome is its own.
 //!
-//! Bytes that depend on a replay need not depend on earlier replays on the same stream that it
-//! overlaps (`CheckedLaunch::covers`). Replays in a row therefore leave one dependency.
+//! A replay covers the earlier replays on the same stream that it overlaps
+//! (`CheckedLaunch::covers`). Bytes that depend on it need no dependency on them, so consecutive
+//! replays leave one dependency.
 
 use std::sync::{Arc, PoisonError, Weak};
 
@@ -15,39 +16,39 @@ use warpline_cuda_sys_safe::owned::LaunchToken;
 use warpline_sync::atomic::{AtomicBool, Ordering};
 use warpline_sync::{Mutex, MutexGuard};
 
-use crate::checked::{At, CheckedLaunch};
-use crate::devices::World;
-use crate::index_check::{Failure, Place, REPLAYED};
+use crate::checked::{CheckedLaunch, StreamOp};
+use crate::devices::SharedState;
+use crate::index_check::{Failure, REPLAYED, ReportSlot};
 use crate::{CheckOwner, IndexCheck, OpNumber, Site, Stream};
 
 /// The failures of a replay, with the numbers of their kernels.
 pub(crate) type KernelFailures = Box<[(usize, Arc<Failure>)]>;
 
-/// Reports of failed checks by the captured kernels of a graph. All replays share one place per
+/// Reports of failed checks by the captured kernels of a graph. All replays share one slot per
 /// kernel, so a failure of one of several overlapping replays marks all of them.
 #[derive(Debug, Default)]
 pub struct CapturedChecks {
-    state: Mutex<State>,
+    state: Mutex<CapturedChecksState>,
     /// Whether `failed` has entries.
     any_failed: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// Indexed by the kernels' numbers.
-    places: Vec<(Place, Site)>,
+struct CapturedChecksState {
+    /// Slot and site of each kernel, indexed by the kernel's number.
+    slots: Vec<(ReportSlot, Site)>,
     /// Number of replays that are not known to be complete.
     running: usize,
-    /// Number of times that the last running replay has ended. A report belongs to all replays of
-    /// its period.
-    periods: u64,
+    /// Number of the current period. A period ends when no replay runs any more. Replays of one
+    /// period share their reports.
+    period: u64,
     /// Known failures of this period, at most one per kernel and owner.
     failed: Vec<(usize, Arc<Failure>)>,
-    world: Weak<World>,
+    shared: Weak<SharedState>,
 }
 
 impl CapturedChecks {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, CapturedChecksState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -57,13 +58,13 @@ impl CapturedChecks {
     /// # Errors
     /// The driver's error if mapped memory is needed and cannot be allocated.
     pub fn add(&self, stream: &Stream, site: Site) -> Result<(usize, [u64; 3]), DriverError> {
-        let world = &stream.core().world;
-        let place = world.checks.places(stream.core(), 1)?.pop();
-        let address = place.as_ref().map_or(0, Place::address);
+        let shared = &stream.core().shared;
+        let slot = shared.checks.take_slots(stream.core(), 1)?.pop();
+        let address = slot.as_ref().map_or(0, ReportSlot::address);
         let mut state = self.state();
-        state.world = Arc::downgrade(world);
-        state.places.extend(place.map(|place| (place, site)));
-        Ok((state.places.len().saturating_sub(1), [address, REPLAYED, 0]))
+        state.shared = Arc::downgrade(shared);
+        state.slots.extend(slot.map(|slot| (slot, site)));
+        Ok((state.slots.len().saturating_sub(1), [address, REPLAYED, 0]))
     }
 
     /// Returns whether an earlier replay that overlaps the running ones is known to have failed.
@@ -89,39 +90,39 @@ impl CapturedChecks {
 
     pub(crate) fn begin(self: &Arc<Self>, stream: &Stream, op: OpNumber) -> Option<CheckedLaunch> {
         let mut state = self.state();
-        if state.places.is_empty() {
+        if state.slots.is_empty() {
             return None;
         }
         state.running += 1;
-        let period = state.periods;
+        let period = state.period;
         drop(state);
-        let at = At { progress: Arc::clone(stream.progress()), op };
+        let at = StreamOp { progress: Arc::clone(stream.progress()), op };
         let replay = CheckedLaunch::replay(self, period, at);
         stream.mailbox().run(stream, replay.clone());
         Some(replay)
     }
 
-    /// Ends a replay whose outcome was recorded. The places are cleared only when no replay runs,
-    /// because a report does not name its replay.
+    /// Ends a replay whose outcome was recorded. Clears the slots only when no replay runs, because
+    /// a report does not name its replay.
     pub(crate) fn end_replay(&self) {
         let mut state = self.state();
         state.running = state.running.saturating_sub(1);
         if state.running == 0 {
-            state.places.iter().for_each(|(place, _)| place.clear());
-            state.periods += 1;
+            state.slots.iter().for_each(|(slot, _)| slot.clear());
+            state.period += 1;
             state.failed.clear();
             self.any_failed.store(false, Ordering::Relaxed);
         }
     }
 
-    /// Returns the failures of a replay that is complete but not ended. Overlapping replays of one
-    /// owner share their failures, because they share the report.
+    /// Returns the failures of a complete replay, before [`CapturedChecks::end_replay`]. Overlapping
+    /// replays of one owner share their failures, because they share the report.
     pub(crate) fn failures(&self, owner: &CheckOwner) -> KernelFailures {
         let mut state = self.state();
-        let State { places, failed, .. } = &mut *state;
+        let CapturedChecksState { slots, failed, .. } = &mut *state;
         let mut all = Vec::new();
-        for (kernel, (place, site)) in places.iter().enumerate() {
-            let Some(check) = place.report(REPLAYED, *site) else { continue };
+        for (kernel, (slot, site)) in slots.iter().enumerate() {
+            let Some(check) = slot.report(REPLAYED, *site) else { continue };
             let known = failed.iter().find(|(k, f)| *k == kernel && f.owner == *owner);
             let failure = known.map(|(_, failure)| Arc::clone(failure)).unwrap_or_else(|| {
                 let failure = Failure::new(check, owner.clone());
@@ -140,28 +141,28 @@ impl CapturedChecks {
             return Vec::new();
         }
         let state = self.state();
-        if state.periods == period { state.failed.clone() } else { Vec::new() }
+        if state.period == period { state.failed.clone() } else { Vec::new() }
     }
 
     #[cfg(test)]
-    pub(crate) fn with_place(&self, kernel: usize, f: impl FnOnce(&Place)) {
-        f(&self.state().places[kernel].0);
+    pub(crate) fn with_slot(&self, kernel: usize, f: impl FnOnce(&ReportSlot)) {
+        f(&self.state().slots[kernel].0);
     }
 
-    /// Returns the present reports, with the numbers of their kernels.
+    /// Returns the reports that have arrived, with the numbers of their kernels.
     pub(crate) fn reports(&self) -> Vec<(usize, IndexCheck)> {
         let state = self.state();
-        let places = state.places.iter().enumerate();
-        places.filter_map(|(k, (place, site))| Some((k, place.report(REPLAYED, *site)?))).collect()
+        let slots = state.slots.iter().enumerate();
+        slots.filter_map(|(k, (slot, site))| Some((k, slot.report(REPLAYED, *site)?))).collect()
     }
 }
 
 impl Drop for CapturedChecks {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // While a replay runs, its launch keeps this.
-        if let Some(world) = state.world.upgrade() {
-            world.checks.give_back(state.places.drain(..).map(|(place, _)| place));
+        // No replay runs: the `CheckedLaunch` of a running replay keeps `self` alive.
+        if let Some(shared) = state.shared.upgrade() {
+            shared.checks.return_slots(state.slots.drain(..).map(|(slot, _)| slot));
         }
     }
 }

@@ -1,11 +1,12 @@
 //! All mailboxes of the devices of one driver, and the handling of their reports at waits.
 //!
-//! Invariant: `synchronize` alone reports a failure, once, to its owner (`owner.rs`). A read or a
-//! launch that returned the failure to its owner counts as that report. If the owner's thread has
-//! ended, the next `synchronize` of any thread that covers the launch reports it. Of several
-//! failures of one owner on one stream, the oldest is reported. All other waits and queries only
-//! record outcomes. Reads of the data always report, see `launch/marks.rs` of `warpline-runtime`.
-//! Until a kernel that checks is launched, a wait costs one load more.
+//! Invariant: among waits and queries, only `synchronize` reports a failure, once, to its owner
+//! (`owner.rs`). All others only record outcomes. A read or a launch that returned the failure to
+//! its owner counts as that report. If the owner's thread has ended, the failure is reported by the
+//! next `synchronize` of any thread that covers the launch. If an owner has several failures on a
+//! stream, only the oldest is reported. Reads of the data always report the failure; see
+//! `launch/marks.rs` of `warpline-runtime`. Until a kernel that checks indices is launched, checks
+//! cost a wait one load.
 
 use std::sync::{Arc, PoisonError};
 
@@ -16,24 +17,24 @@ use warpline_sync::{Mutex, MutexGuard};
 
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::checked::At;
-use crate::clock::{Clock, Point};
-use crate::device::Core;
-use crate::index_check::Place;
+use crate::checked::StreamOp;
+use crate::clock::{Clock, StreamPoint};
+use crate::device::DeviceCore;
+use crate::index_check::ReportSlot;
 use crate::{CheckOwner, Mailbox, Result};
 
-/// Places that are allocated together.
-const PAGE: usize = 512;
+/// Number of slots that are allocated together.
+const SLOTS_PER_PAGE: usize = 512;
 
 /// All mailboxes of the devices of one driver.
 #[derive(Debug, Default)]
 pub(crate) struct Checks {
-    /// Whether there is a mailbox. Without one, no wait locks the list.
+    /// Whether a mailbox exists. Until then, no wait locks the list.
     any: AtomicBool,
     /// Locked before any mailbox.
     mailboxes: Mutex<Vec<Arc<Mailbox>>>,
-    /// Places that belong to no mailbox. No lock is taken under this one.
-    free: Mutex<Vec<Place>>,
+    /// Slots that belong to no mailbox and no graph. Only driver locks are taken under this lock.
+    free: Mutex<Vec<ReportSlot>>,
 }
 
 impl Checks {
@@ -41,65 +42,70 @@ impl Checks {
         self.mailboxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn free(&self) -> MutexGuard<'_, Vec<Place>> {
+    fn free(&self) -> MutexGuard<'_, Vec<ReportSlot>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a new mailbox.
-    pub(crate) fn enter(&self, mailbox: &Arc<Mailbox>) {
+    pub(crate) fn add(&self, mailbox: &Arc<Mailbox>) {
         self.mailboxes().push(Arc::clone(mailbox));
         self.any.store(true, Ordering::Relaxed);
     }
 
-    /// Reclaims the places of mailboxes whose stream is gone.
-    fn sweep(&self) {
+    /// Drops the mailboxes of dropped streams and reclaims their slots.
+    fn reclaim_abandoned(&self) {
         self.mailboxes().retain(|mailbox| {
-            let places = mailbox.abandoned();
-            let keeps = places.is_none();
-            self.give_back(places.into_iter().flatten());
+            let slots = mailbox.abandoned_slots();
+            let keeps = slots.is_none();
+            self.return_slots(slots.into_iter().flatten());
             keeps
         });
     }
 
-    /// Returns `count` empty places.
-    pub(crate) fn places(&self, core: &Core, count: usize) -> Result<Vec<Place>, DriverError> {
+    /// Returns `count` empty slots.
+    pub(crate) fn take_slots(
+        &self,
+        core: &DeviceCore,
+        count: usize,
+    ) -> Result<Vec<ReportSlot>, DriverError> {
         if self.free().len() < count {
-            self.sweep();
+            self.reclaim_abandoned();
         }
         let mut free = self.free();
         if free.len() < count {
-            let places = count.max(PAGE);
-            let page = MappedWords::new(&core.driver, core.index, places * Place::WORDS)?;
+            let slots = count.max(SLOTS_PER_PAGE);
+            let page = MappedWords::new(&core.driver, core.index, slots * ReportSlot::WORDS)?;
             let page = Arc::new(page);
-            let place = |n: usize| Place { page: Arc::clone(&page), first: n * Place::WORDS };
-            free.extend((0..places).rev().map(place));
+            let slot =
+                |n: usize| ReportSlot { page: Arc::clone(&page), first: n * ReportSlot::WORDS };
+            free.extend((0..slots).rev().map(slot));
         }
         let rest = free.len() - count;
         Ok(free.split_off(rest))
     }
 
-    /// Reclaims places that no kernel writes to any more.
-    pub(crate) fn give_back(&self, places: impl Iterator<Item = Place>) {
-        self.free().extend(places.inspect(Place::clear));
+    /// Reclaims slots that no kernel writes to any more.
+    pub(crate) fn return_slots(&self, slots: impl Iterator<Item = ReportSlot>) {
+        self.free().extend(slots.inspect(ReportSlot::clear));
     }
 
-    /// Records the outcomes of launches before any of these points, which are complete.
+    /// Records the outcomes of the launches before these points. The points are complete.
     #[inline]
-    pub(crate) fn settle(&self, points: &[Point]) {
+    pub(crate) fn settle(&self, points: &[StreamPoint]) {
         if self.any.load(Ordering::Relaxed) {
             let covers =
-                |at: &At| points.iter().any(|point| point.covers(at.progress.stream, at.op));
+                |at: &StreamOp| points.iter().any(|point| point.covers(at.progress.stream, at.op));
             self.mailboxes().iter().for_each(|mailbox| mailbox.settle(&covers));
         }
     }
 
-    /// Returns a failed check of launches before any of these points, which are complete and
-    /// settled, to its owner, or to any thread if the owner has ended.
+    /// Reports a failed check among the launches before these points. The points are complete and
+    /// settled. A failure is reported to its owner, or to any thread if the owner has ended.
     ///
     /// # Errors
-    /// [`ErrorKind::IndexCheck`], for one failure per call. Others are left for the next call.
+    /// [`ErrorKind::IndexCheck`] for one failure. The next call reports the next failure.
     #[inline]
-    pub(crate) fn report(&self, points: &[Point]) -> Result<()> {
+    pub(crate) fn report(&self, points: &[StreamPoint]) -> Result<()> {
         if !self.any.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -112,13 +118,15 @@ impl Checks {
         }
     }
 
-    /// Returns the ends of the streams of a device that have a mailbox, dropped streams included.
-    pub(crate) fn points(&self, device: usize) -> Vec<Point> {
+    /// Returns the current ends of a device's streams with a mailbox, including dropped streams.
+    pub(crate) fn points(&self, device: usize) -> Vec<StreamPoint> {
         let all = self.mailboxes();
         let progress = all.iter().map(|mailbox| mailbox.progress());
         let of_device = progress.filter(|progress| progress.device == device);
         of_device
-            .map(|progress| Point::at(progress.last(), Arc::clone(progress), Clock::default()))
+            .map(|progress| {
+                StreamPoint::at(progress.last(), Arc::clone(progress), Clock::default())
+            })
             .collect()
     }
 }

@@ -1,56 +1,56 @@
-//! Vector clocks: which operations of which streams come before a stream's work.
+//! Vector clocks: the operations of other streams that come before a stream's next operation.
 //!
-//! A wait raises the waiting stream's clock to that of the event's record. Work that the host has
-//! seen complete comes before everything that is enqueued later, on any stream; each stream's
-//! [`Progress`] says how far that goes. A clock is copied only when it changes, so each event and
-//! checkpoint can keep the clock of its record.
+//! A wait raises the waiting stream's clock to the clock of the event's record. Work that the host
+//! has seen complete comes before all work enqueued later, on any stream; each stream's
+//! [`Progress`] has the last such operation. A clock is copied only when it changes, so each event
+//! and checkpoint can keep the clock of its record.
 
 use std::sync::{Arc, Weak};
 
 use crate::capture::Capture;
-use crate::device::Core;
+use crate::device::DeviceCore;
 use crate::order::Progress;
 use crate::{OpNumber, Result, Stream};
 
-/// All work of a stream up to operation `op`.
+/// An entry of a clock: all work of a stream up to operation `op`.
 #[derive(Clone, Debug)]
-struct Reach {
+struct ClockEntry {
     stream: Arc<Progress>,
     op: OpNumber,
 }
 
-/// For each other stream, the last operation that comes before. Clones share the list until one of
-/// them changes.
+/// The last operation of each other stream that comes before. Clones share the list until one of
+/// the clones changes.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Clock(Option<Arc<Vec<Reach>>>);
+pub(crate) struct Clock(Option<Arc<Vec<ClockEntry>>>);
 
 impl Clock {
-    fn iter(&self) -> impl Iterator<Item = &Reach> {
-        self.0.iter().flat_map(|reaches| reaches.iter())
+    fn iter(&self) -> impl Iterator<Item = &ClockEntry> {
+        self.0.iter().flat_map(|entries| entries.iter())
     }
 
     /// Returns whether operation `op` of a stream comes before.
     pub(crate) fn covers(&self, stream: u64, op: OpNumber) -> bool {
-        self.iter().any(|reach| reach.stream.stream == stream && reach.op >= op)
+        self.iter().any(|entry| entry.stream.stream == stream && entry.op >= op)
     }
 
     fn raise(&mut self, stream: &Arc<Progress>, op: OpNumber) {
         if stream.is_known_done(op) || self.covers(stream.stream, op) {
             return;
         }
-        let reaches = Arc::make_mut(self.0.get_or_insert_default());
-        if let Some(reach) = reaches.iter_mut().find(|r| r.stream.stream == stream.stream) {
-            reach.op = op;
+        let entries = Arc::make_mut(self.0.get_or_insert_default());
+        if let Some(entry) = entries.iter_mut().find(|r| r.stream.stream == stream.stream) {
+            entry.op = op;
             return;
         }
         // Entries for work that is known to be complete are redundant.
-        reaches.retain(|r| !r.stream.is_known_done(r.op));
-        reaches.push(Reach { stream: Arc::clone(stream), op });
+        entries.retain(|r| !r.stream.is_known_done(r.op));
+        entries.push(ClockEntry { stream: Arc::clone(stream), op });
     }
 
     /// Records that all later work on the stream `own` comes after `point`.
-    pub(crate) fn join(&mut self, own: &Progress, point: &Point) {
-        let before = point.before.iter().map(|reach| (&reach.stream, reach.op));
+    pub(crate) fn join(&mut self, own: &Progress, point: &StreamPoint) {
+        let before = point.before.iter().map(|entry| (&entry.stream, entry.op));
         for (stream, op) in before.chain([(&point.progress, point.op)]) {
             if stream.stream != own.stream {
                 self.raise(stream, op);
@@ -61,7 +61,7 @@ impl Clock {
 
 /// A position in a stream, with the work that comes before.
 #[derive(Clone, Debug)]
-pub(crate) struct Point {
+pub(crate) struct StreamPoint {
     pub(crate) progress: Arc<Progress>,
     /// The last operation of the stream that the point covers.
     pub(crate) op: OpNumber,
@@ -70,35 +70,36 @@ pub(crate) struct Point {
     pub(crate) capture: Option<Weak<Capture>>,
 }
 
-impl Point {
+impl StreamPoint {
     /// Creates a point outside a capture.
     pub(crate) fn at(op: OpNumber, progress: Arc<Progress>, before: Clock) -> Self {
         Self { progress, op, before, capture: None }
     }
 
     /// Records that the host has observed the completion of the point and of all work before it.
-    pub(crate) fn mark_done(&self, core: &Core) {
+    pub(crate) fn mark_done(&self, core: &DeviceCore) {
         self.progress.mark_done(self.op);
-        for reach in self.before.iter() {
-            // Waits for a lost device return although its work is not complete.
-            let device = reach.stream.device;
+        for entry in self.before.iter() {
+            // If the other device is lost, this stream's wait for it may have returned before the
+            // awaited work was complete.
+            let device = entry.stream.device;
             if device == self.progress.device || core.driver.lost(device).is_none() {
-                reach.stream.mark_done(reach.op);
+                entry.stream.mark_done(entry.op);
             }
         }
     }
 
-    /// Calls [`Point::mark_done`] and records the outcomes of the completed checks.
-    pub(crate) fn settle(&self, core: &Core) {
+    /// Calls [`StreamPoint::mark_done`] and records the outcomes of the completed checks.
+    pub(crate) fn settle(&self, core: &DeviceCore) {
         self.mark_done(core);
-        core.world.checks.settle(std::slice::from_ref(self));
+        core.shared.checks.settle(std::slice::from_ref(self));
     }
 
-    /// Calls [`Point::settle`] and returns a failed check that this thread has to be told, for
-    /// `synchronize`.
-    pub(crate) fn settle_and_report(&self, core: &Core) -> Result<()> {
+    /// Calls [`StreamPoint::settle`], then fails with a failed check that must be reported to this
+    /// thread. For `synchronize`.
+    pub(crate) fn settle_and_report(&self, core: &DeviceCore) -> Result<()> {
         self.settle(core);
-        core.world.checks.report(std::slice::from_ref(self))
+        core.shared.checks.report(std::slice::from_ref(self))
     }
 
     /// Returns whether operation `op` of a stream comes before the point or is covered by it.
@@ -110,7 +111,7 @@ impl Point {
 
 /// A snapshot of the operations that come before a stream's next operation.
 #[derive(Clone, Debug)]
-pub struct Before(pub(crate) Point);
+pub struct Before(pub(crate) StreamPoint);
 
 impl Before {
     /// Returns whether operation `op` of a stream comes before: by stream order, by a chain of
@@ -129,12 +130,12 @@ mod tests {
         (0..n).map(|id| Arc::new(Progress::new(id, 0))).collect()
     }
 
-    fn point(progress: &Arc<Progress>, op: OpNumber) -> Point {
-        Point { progress: Arc::clone(progress), op, before: Clock::default(), capture: None }
+    fn point(progress: &Arc<Progress>, op: OpNumber) -> StreamPoint {
+        StreamPoint { progress: Arc::clone(progress), op, before: Clock::default(), capture: None }
     }
 
     #[test]
-    fn a_clock_forgets_what_the_host_has_seen_done() {
+    fn a_clock_drops_entries_of_work_that_is_known_to_be_complete() {
         let mut clock = Clock::default();
         let streams = streams(100);
         for other in &streams[1..] {
@@ -142,7 +143,7 @@ mod tests {
             assert!(clock.covers(other.stream, 7));
             other.mark_done(if other.stream == 50 { 6 } else { 7 });
         }
-        assert!(clock.covers(50, 7), "not done, not forgotten");
+        assert!(clock.covers(50, 7), "operation 7 of stream 50 is not known to be complete");
         assert_eq!(clock.iter().count(), 2);
     }
 
@@ -154,13 +155,13 @@ mod tests {
         let snapshot = clock.clone();
         clock.join(&streams[0], &point(&streams[1], 5));
         assert!(clock.covers(1, 7) && !clock.covers(1, 8));
-        let third = Point { before: clock.clone(), ..point(&streams[2], 3) };
+        let third = StreamPoint { before: clock.clone(), ..point(&streams[2], 3) };
         clock.join(&streams[0], &point(&streams[1], 9));
         assert!(clock.covers(1, 9) && snapshot.covers(1, 7) && !snapshot.covers(1, 8));
         let mut other = Clock::default();
         other.join(&streams[0], &third);
         assert!(other.covers(2, 3) && other.covers(1, 7) && !other.covers(1, 8));
         clock.join(&streams[1], &point(&streams[1], 99));
-        assert!(!clock.covers(1, 99), "of its own work a stream need not be told");
+        assert!(!clock.covers(1, 99), "a clock has no entry for its own stream");
     }
 }

@@ -7,37 +7,38 @@ use std::sync::{Arc, Weak};
 use smallvec::SmallVec;
 use warpline_sync::thread_local;
 
-use crate::devices::Inner;
+use crate::devices::DevicesInner;
 use crate::{Error, ErrorKind, Result, Stream};
 
-/// The choices of a thread in one `Devices`. A thread without an entry uses device 0 and the
-/// default streams.
-struct Current {
+/// The current device and streams of a thread in one `Devices`. A thread without an entry uses
+/// device 0 and the default streams.
+struct ThreadState {
     id: u64,
-    /// A `Weak` of the devices, not of the `World` that streams share: a current stream would keep
-    /// that alive.
-    devices: Weak<Inner>,
+    /// Shows whether the `Devices` still exists. A reference to `SharedState` would not: the
+    /// current streams of this entry keep that alive.
+    devices: Weak<DevicesInner>,
     device: usize,
-    /// Indexed by device. `None`, and any device beyond the end, is the default stream.
+    /// Indexed by device. `None` stands for the default stream, as does an index beyond the end.
     ///
     /// `Rc`, so that a call can use the stream without atomics and without borrowing the table.
     streams: SmallVec<[Option<Rc<Stream>>; 8]>,
 }
 
 thread_local! {
-    /// One entry per `Devices` that still exists; nearly always one.
-    static CURRENT: RefCell<Vec<Current>> = const { RefCell::new(Vec::new()) };
+    /// One entry per `Devices`. Entries of dropped `Devices` are removed when an entry is added.
+    static CURRENT: RefCell<Vec<ThreadState>> = const { RefCell::new(Vec::new()) };
 
-    /// Whether the thread has ever made a choice. Without one, a thread never initializes
+    /// Whether the thread has ever set a device or a stream. Until then it never initializes
     /// `CURRENT`, which needs a destructor.
     static CHOSEN: Cell<bool> = const { Cell::new(false) };
 }
 
-// No function here runs foreign code while the table is borrowed: streams are dropped afterwards.
+// No function of this module runs other code while it borrows the table. Streams are therefore
+// dropped after the borrow.
 
 /// Runs `f` on the entry of a `Devices`, if there is one.
 #[inline]
-fn read<R>(id: u64, f: impl FnOnce(&Current) -> R) -> Option<R> {
+fn read<R>(id: u64, f: impl FnOnce(&ThreadState) -> R) -> Option<R> {
     if !CHOSEN.with(Cell::get) {
         return None;
     }
@@ -46,7 +47,7 @@ fn read<R>(id: u64, f: impl FnOnce(&Current) -> R) -> Option<R> {
 
 /// Runs `f` on the entry of a `Devices`, mutably, if there is one.
 #[inline]
-fn change<R>(id: u64, f: impl FnOnce(&mut Current) -> R) -> Option<R> {
+fn change<R>(id: u64, f: impl FnOnce(&mut ThreadState) -> R) -> Option<R> {
     if !CHOSEN.with(Cell::get) {
         return None;
     }
@@ -59,9 +60,9 @@ fn change<R>(id: u64, f: impl FnOnce(&mut Current) -> R) -> Option<R> {
 /// Runs `f` on the entry of a `Devices`, which is created if there is none.
 #[cold]
 fn write<R>(
-    devices: &Arc<Inner>,
+    devices: &Arc<DevicesInner>,
     call: &'static str,
-    f: impl FnOnce(&mut Current) -> R,
+    f: impl FnOnce(&mut ThreadState) -> R,
 ) -> Result<R> {
     let ending = |_| Error::unlocated(ErrorKind::ThreadEnding).of(call);
     let id = devices.id();
@@ -73,14 +74,14 @@ fn write<R>(
             }
             let dead = table.extract_if(.., |c| c.devices.strong_count() == 0).collect();
             let devices = Arc::downgrade(devices);
-            let mut new = Current { id, devices, device: 0, streams: SmallVec::new() };
+            let mut new = ThreadState { id, devices, device: 0, streams: SmallVec::new() };
             let result = f(&mut new);
             table.push(new);
             CHOSEN.with(|chosen| chosen.set(true));
             (result, dead)
         })
         .map_err(ending)?;
-    drop::<Vec<Current>>(dead);
+    drop::<Vec<ThreadState>>(dead);
     Ok(result)
 }
 
@@ -98,8 +99,8 @@ pub(crate) fn stream(id: u64, device: usize) -> Option<Rc<Stream>> {
 
 /// Changes the current device and returns the previous one.
 #[inline]
-pub(crate) fn set_device(devices: &Arc<Inner>, index: usize) -> Result<usize> {
-    let set = |c: &mut Current| std::mem::replace(&mut c.device, index);
+pub(crate) fn set_device(devices: &Arc<DevicesInner>, index: usize) -> Result<usize> {
+    let set = |c: &mut ThreadState| std::mem::replace(&mut c.device, index);
     match change(devices.id(), set) {
         Some(previous) => Ok(previous),
         // Every thread starts on device 0.
@@ -110,8 +111,8 @@ pub(crate) fn set_device(devices: &Arc<Inner>, index: usize) -> Result<usize> {
 
 /// Changes the current stream of the stream's own device, and returns the previous one.
 #[inline]
-pub(crate) fn set_stream(devices: &Arc<Inner>, new: &Stream) -> Result<Option<Rc<Stream>>> {
-    let set = |c: &mut Current| put(c, new);
+pub(crate) fn set_stream(devices: &Arc<DevicesInner>, new: &Stream) -> Result<Option<Rc<Stream>>> {
+    let set = |c: &mut ThreadState| set_if_different(c, new);
     match change(devices.id(), set) {
         Some(previous) => Ok(previous),
         None if new.is_default() => Ok(None),
@@ -119,15 +120,15 @@ pub(crate) fn set_stream(devices: &Arc<Inner>, new: &Stream) -> Result<Option<Rc
     }
 }
 
-/// State that a guard restores: the current device, and the current stream of the guarded device.
-pub(crate) type Former = (usize, Option<Rc<Stream>>);
+/// State that a guard restores: the current device, and the current stream of the stream's device.
+pub(crate) type SavedState = (usize, Option<Rc<Stream>>);
 
 /// Makes a stream the current stream of its device, and that device the current device.
 #[inline(always)]
-pub(crate) fn enter(devices: &Arc<Inner>, new: &Stream) -> Result<Former> {
-    let set = |c: &mut Current| {
+pub(crate) fn enter(devices: &Arc<DevicesInner>, new: &Stream) -> Result<SavedState> {
+    let set = |c: &mut ThreadState| {
         let device = std::mem::replace(&mut c.device, new.device_index());
-        (device, put(c, new))
+        (device, set_if_different(c, new))
     };
     match change(devices.id(), set) {
         Some(former) => Ok(former),
@@ -138,7 +139,7 @@ pub(crate) fn enter(devices: &Arc<Inner>, new: &Stream) -> Result<Former> {
 
 /// Replaces the current stream of a device. Clones the stream only if it differs.
 #[inline(always)]
-fn put(current: &mut Current, new: &Stream) -> Option<Rc<Stream>> {
+fn set_if_different(current: &mut ThreadState, new: &Stream) -> Option<Rc<Stream>> {
     let index = new.device_index();
     match current.streams.get(index) {
         Some(Some(old)) if **old == *new => return Some(Rc::clone(old)),
@@ -149,7 +150,11 @@ fn put(current: &mut Current, new: &Stream) -> Option<Rc<Stream>> {
 }
 
 #[inline]
-fn replace(current: &mut Current, device: usize, new: Option<Rc<Stream>>) -> Option<Rc<Stream>> {
+fn replace(
+    current: &mut ThreadState,
+    device: usize,
+    new: Option<Rc<Stream>>,
+) -> Option<Rc<Stream>> {
     if current.streams.len() <= device {
         current.streams.resize(device + 1, None);
     }
@@ -165,7 +170,7 @@ pub(crate) fn restore_device(id: u64, device: usize) {
 
 /// Restores the current device, and the current stream of device `on`.
 #[inline]
-pub(crate) fn restore(id: u64, on: usize, (device, mut stream): Former) {
+pub(crate) fn restore(id: u64, on: usize, (device, mut stream): SavedState) {
     change(id, |c| {
         c.device = device;
         stream = replace(c, on, stream.take());
@@ -192,14 +197,14 @@ pub(crate) fn restore(id: u64, on: usize, (device, mut stream): Former) {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn apart<R>(f: impl FnOnce() -> R) -> R {
-    struct Restore(Vec<Current>);
+    struct Restore(Vec<ThreadState>);
     impl Drop for Restore {
         fn drop(&mut self) {
             swap(&mut self.0);
         }
     }
-    fn swap(other: &mut Vec<Current>) {
-        // The thread may be ending: nothing is current any more.
+    fn swap(other: &mut Vec<ThreadState>) {
+        // Fails if the thread is ending and its table is destroyed.
         let _ = CURRENT.try_with(|table| std::mem::swap(&mut *table.borrow_mut(), other));
     }
     let mut restore = Restore(Vec::new());

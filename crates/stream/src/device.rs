@@ -9,9 +9,9 @@ use warpline_cuda_sys_safe::{
 use warpline_sync::Mutex;
 use warpline_sync::atomic::{AtomicUsize, Ordering};
 
-use crate::devices::World;
+use crate::devices::SharedState;
 use crate::event_pool::EventPool;
-use crate::stream::{Inner, Stream};
+use crate::stream::{Stream, StreamInner};
 use crate::{Error, ErrorKind, Result};
 
 /// Number of streams in the pool of one priority of one device. The next request after the last
@@ -23,21 +23,21 @@ const PRIORITIES: usize = 4;
 
 /// Device state that streams and events share.
 #[derive(Debug)]
-pub(crate) struct Core {
+pub(crate) struct DeviceCore {
     pub(crate) index: usize,
     pub(crate) driver: Arc<dyn Driver>,
     pub(crate) properties: DeviceProperties,
-    pub(crate) world: Arc<World>,
+    pub(crate) shared: Arc<SharedState>,
     pub(crate) events: EventPool,
-    /// All streams of the device, for `synchronize`, which completes the work of each.
-    streams: Mutex<Vec<Weak<Inner>>>,
+    /// All streams of the device. `synchronize` records that their work is complete.
+    streams: Mutex<Vec<Weak<StreamInner>>>,
     /// Number of captures in progress.
     pub(crate) captures: AtomicUsize,
 }
 
-impl Core {
+impl DeviceCore {
     /// Adds a new stream.
-    pub(crate) fn register(&self, stream: Weak<Inner>) {
+    pub(crate) fn register(&self, stream: Weak<StreamInner>) {
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         if streams.len() == streams.capacity() {
             streams.retain(|s| s.strong_count() > 0);
@@ -51,15 +51,15 @@ impl Core {
         streams.iter().filter_map(Weak::upgrade).map(Stream::from_inner).collect()
     }
 
-    /// Adds the launches that may have failed to a driver's error. If `asked` is a stream's id,
-    /// lists the launches of that stream and, if the device is lost, those of the other streams
-    /// after them. If `asked` is `None`, lists the launches of all streams.
+    /// Adds the launches that may have failed to a driver's error. If `stream` is a stream's id,
+    /// lists the launches of that stream first, and those of the other streams only if the device
+    /// is lost. If `stream` is `None`, lists the launches of all streams.
     #[cold]
-    pub(crate) fn surfaced(&self, asked: Option<u64>, source: DriverError) -> Error {
+    pub(crate) fn surfaced(&self, stream: Option<u64>, source: DriverError) -> Error {
         let lost = source.loses_device();
         let mut streams = self.streams();
-        streams.retain(|s| lost || asked.is_none_or(|id| id == s.id()));
-        streams.sort_by_key(|s| (Some(s.id()) != asked, s.id()));
+        streams.retain(|s| lost || stream.is_none_or(|id| id == s.id()));
+        streams.sort_by_key(|s| (Some(s.id()) != stream, s.id()));
         let pending: Arc<[_]> = streams.iter().filter_map(Stream::pending).collect();
         if pending.is_empty() {
             return source.into();
@@ -68,10 +68,11 @@ impl Core {
     }
 }
 
-/// Pool of the streams of one priority.
+/// The pool of one priority's streams.
 #[derive(Debug, Default)]
-struct Pool {
+struct StreamPool {
     streams: Vec<Stream>,
+    /// Index of the stream that the next request receives.
     next: usize,
 }
 
@@ -83,18 +84,22 @@ struct Pool {
 pub struct Device(Arc<DeviceInner>);
 
 struct DeviceInner {
-    core: Arc<Core>,
+    core: Arc<DeviceCore>,
     default: Stream,
-    pools: [Mutex<Pool>; PRIORITIES],
+    pools: [Mutex<StreamPool>; PRIORITIES],
 }
 
 impl Device {
-    pub(crate) fn new(driver: &Arc<dyn Driver>, index: usize, world: &Arc<World>) -> Result<Self> {
-        let core = Arc::new(Core {
+    pub(crate) fn new(
+        driver: &Arc<dyn Driver>,
+        index: usize,
+        shared: &Arc<SharedState>,
+    ) -> Result<Self> {
+        let core = Arc::new(DeviceCore {
             index,
             driver: Arc::clone(driver),
             properties: driver.properties(index)?,
-            world: Arc::clone(world),
+            shared: Arc::clone(shared),
             events: EventPool::default(),
             streams: Mutex::default(),
             captures: AtomicUsize::new(0),
@@ -112,7 +117,7 @@ impl Device {
     /// Returns the [`Devices::id`](crate::Devices::id) of the devices that this device belongs to.
     #[must_use]
     pub fn devices_id(&self) -> u64 {
-        self.0.core.world.id()
+        self.0.core.shared.id()
     }
 
     /// Returns the driver.
@@ -216,18 +221,18 @@ impl Device {
             return Err(ErrorKind::Capturing.of("synchronize"));
         }
         let mut before: Vec<_> = core.streams().iter().map(Stream::now).collect();
-        before.extend(core.world.checks.points(core.index));
+        before.extend(core.shared.checks.points(core.index));
         core.driver.synchronize(core.index).map_err(|e| core.surfaced(None, e))?;
         before.iter().for_each(|point| point.mark_done(core));
-        core.world.checks.settle(&before);
-        core.world.checks.report(&before)
+        core.shared.checks.settle(&before);
+        core.shared.checks.report(&before)
     }
 
     /// Returns whether work was enqueued on more than one stream of the same [`crate::Devices`], on
     /// any device. If so, a checkpoint follows every operation.
     #[must_use]
     pub fn uses_many_streams(&self) -> bool {
-        self.0.core.world.uses_many_streams()
+        self.0.core.shared.uses_many_streams()
     }
 }
 

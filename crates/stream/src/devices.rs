@@ -13,7 +13,7 @@ use crate::{Device, DeviceGuard, Error, ErrorKind, Result, Stream, StreamGuard};
 
 /// State that all devices of one `Devices` share.
 #[derive(Debug)]
-pub(crate) struct World {
+pub(crate) struct SharedState {
     id: u64,
     /// Number of streams with at least one operation.
     streams_used: AtomicUsize,
@@ -21,7 +21,7 @@ pub(crate) struct World {
     pub(crate) checks: Checks,
 }
 
-impl World {
+impl SharedState {
     fn new() -> Self {
         // From std rather than `warpline_sync`: identifiers are unique in the whole process.
         static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -37,7 +37,8 @@ impl World {
         self.streams_used.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A stale answer costs a less exact wait, never a missing one.
+    /// Returns whether more than one stream has operations. A stale `false` makes a wait cover more
+    /// work than needed, but never loses a wait.
     pub(crate) fn uses_many_streams(&self) -> bool {
         self.streams_used.load(Ordering::Relaxed) > 1
     }
@@ -48,17 +49,17 @@ impl World {
 /// Each thread has a current device, at first device 0, and a current stream on each device, at
 /// first the default stream.
 #[derive(Clone)]
-pub struct Devices(Arc<Inner>);
+pub struct Devices(Arc<DevicesInner>);
 
-pub(crate) struct Inner {
-    world: Arc<World>,
+pub(crate) struct DevicesInner {
+    shared: Arc<SharedState>,
     driver: Arc<dyn Driver>,
     devices: Vec<Device>,
 }
 
-impl Inner {
+impl DevicesInner {
     pub(crate) fn id(&self) -> u64 {
-        self.world.id
+        self.shared.id
     }
 }
 
@@ -68,18 +69,18 @@ impl Devices {
     /// # Errors
     /// [`ErrorKind::Driver`] if the driver cannot report a device's properties.
     pub fn new(driver: Arc<dyn Driver>) -> Result<Self> {
-        let world = Arc::new(World::new());
+        let shared = Arc::new(SharedState::new());
         let devices = (0..driver.device_count())
-            .map(|index| Device::new(&driver, index, &world))
+            .map(|index| Device::new(&driver, index, &shared))
             .collect::<Result<_>>()?;
-        Ok(Self(Arc::new(Inner { world, driver, devices })))
+        Ok(Self(Arc::new(DevicesInner { shared, driver, devices })))
     }
 
     /// Returns an identifier that is unique among all `Devices` of the process, past and future.
     /// Clones have the same identifier.
     #[must_use]
     pub fn id(&self) -> u64 {
-        self.0.world.id
+        self.0.shared.id
     }
 
     /// Returns the driver.
@@ -175,7 +176,7 @@ impl Devices {
     #[inline]
     #[track_caller]
     fn check(&self, stream: &Stream, call: &'static str) -> Result<()> {
-        if Arc::ptr_eq(&stream.core().world, &self.0.world) {
+        if Arc::ptr_eq(&stream.core().shared, &self.0.shared) {
             return Ok(());
         }
         Err(ErrorKind::RuntimeMismatch.of(call))

@@ -5,8 +5,8 @@ use std::sync::{Arc, PoisonError};
 use warpline_cuda_sys_safe::EventFlags;
 use warpline_sync::{Mutex, MutexGuard};
 
-use crate::clock::Point;
-use crate::device::Core;
+use crate::clock::StreamPoint;
+use crate::device::DeviceCore;
 use crate::event_pool::PooledEvent;
 use crate::stream::Stream;
 use crate::{ErrorKind, Result};
@@ -16,26 +16,26 @@ use crate::{ErrorKind, Result};
 /// The first [`Event::record`] creates the driver's event and binds it to the stream's device. Each
 /// record replaces the previous record.
 #[derive(Clone, Debug, Default)]
-pub struct Event(Arc<Shared>);
+pub struct Event(Arc<EventInner>);
 
 #[derive(Debug, Default)]
-struct Shared {
+struct EventInner {
     flags: EventFlags,
-    /// Taken before any stream's lock, never after.
-    recorded: Mutex<Option<Recorded>>,
+    /// Locked before any stream's lock, never while one is held.
+    recorded: Mutex<Option<EventRecord>>,
 }
 
 #[derive(Debug)]
-struct Recorded {
+struct EventRecord {
     event: Arc<PooledEvent>,
     /// The stream's end at the latest record.
-    point: Point,
+    point: StreamPoint,
     device: usize,
     /// Number of records so far.
     generation: u64,
 }
 
-impl Recorded {
+impl EventRecord {
     /// Fails if the latest record is captured, because captured work does not run and the host
     /// would wait forever.
     #[track_caller]
@@ -62,7 +62,7 @@ impl Event {
     /// Creates an event with the given flags.
     #[must_use]
     pub fn with_flags(flags: EventFlags) -> Self {
-        Self(Arc::new(Shared { flags, recorded: Mutex::new(None) }))
+        Self(Arc::new(EventInner { flags, recorded: Mutex::new(None) }))
     }
 
     /// Returns the event's flags.
@@ -77,7 +77,7 @@ impl Event {
         self.lock().as_ref().map(|r| r.device)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Recorded>> {
+    fn lock(&self) -> MutexGuard<'_, Option<EventRecord>> {
         self.0.recorded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -115,7 +115,7 @@ impl Event {
             None => (Arc::new(PooledEvent::take(stream.core(), self.0.flags)?), 1),
         };
         let point = stream.record_into(&event, call)?;
-        *recorded = Some(Recorded { event, point, device: stream.device_index(), generation });
+        *recorded = Some(EventRecord { event, point, device: stream.device_index(), generation });
         Ok(())
     }
 
@@ -132,7 +132,8 @@ impl Event {
     /// Waits as [`Event::wait`] does. Errors name the operation `call`.
     #[track_caller]
     pub(crate) fn wait_as(&self, stream: &Stream, call: &'static str) -> Result<()> {
-        // Held throughout, so that no other thread records the event meanwhile.
+        // Held until the wait is enqueued, so that `point` describes the record that the driver
+        // waits for.
         let recorded = self.lock();
         let Some(recorded) = &*recorded else { return Ok(()) };
         stream.check_same_devices(recorded.event.core(), call)?;
@@ -168,7 +169,7 @@ impl Event {
     /// - The errors of [`Event::query`].
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
-        self.wait_on_host("synchronize", Point::settle_and_report)
+        self.wait_on_host("synchronize", StreamPoint::settle_and_report)
     }
 
     /// Waits as [`Event::synchronize`] does, and leaves failed checks for a later `synchronize` to
@@ -188,7 +189,7 @@ impl Event {
     fn wait_on_host(
         &self,
         call: &'static str,
-        settle: impl FnOnce(&Point, &Core) -> Result<()>,
+        settle: impl FnOnce(&StreamPoint, &DeviceCore) -> Result<()>,
     ) -> Result<()> {
         let (event, generation) = match &*self.lock() {
             Some(recorded) => {
@@ -198,7 +199,7 @@ impl Event {
             None => return Ok(()),
         };
         event.synchronize().map_err(|e| event.core().surfaced(None, e))?;
-        // If the event was recorded again meanwhile, the awaited record is not known.
+        // If another thread recorded the event again, the driver may have waited for either record.
         if let Some(recorded) = self.lock().as_ref().filter(|r| r.generation == generation) {
             settle(&recorded.point, event.core())?;
         }
@@ -226,7 +227,7 @@ impl Event {
         let (Some(from), Some(to)) = (event_of(self), event_of(end)) else {
             return Err(ErrorKind::EventNotRecorded.of(CALL));
         };
-        if from.core().world.id() != to.core().world.id() {
+        if from.core().shared.id() != to.core().shared.id() {
             return Err(ErrorKind::RuntimeMismatch.of(CALL));
         }
         if from.device() != to.device() {

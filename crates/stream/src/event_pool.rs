@@ -8,9 +8,9 @@ use warpline_cuda_sys_safe::owned;
 use warpline_cuda_sys_safe::{DriverError, EventFlags};
 use warpline_sync::Mutex;
 
-use crate::device::Core;
+use crate::device::DeviceCore;
 
-/// Maximum number of idle events of one kind. Further ones are released to the driver.
+/// Maximum number of idle events per combination of flags. Further events are destroyed.
 const MAX_IDLE: usize = 1024;
 
 /// The idle events of one device, in one list per combination of timing and blocking.
@@ -22,7 +22,7 @@ pub(crate) struct EventPool {
 impl EventPool {
     /// Returns the list for events with these flags. `None` for interprocess events, which are not
     /// reused.
-    fn slot(&self, flags: EventFlags) -> Option<&Mutex<Vec<Arc<owned::Event>>>> {
+    fn list(&self, flags: EventFlags) -> Option<&Mutex<Vec<Arc<owned::Event>>>> {
         if flags.interprocess {
             return None;
         }
@@ -32,24 +32,24 @@ impl EventPool {
 
 /// An event that returns to its device's pool when dropped.
 ///
-/// The event may be recorded again while a stream still waits for the last record, because a wait
-/// refers to the record at the time that the wait was enqueued.
+/// The next owner may record the event again while a stream still waits for an earlier record: an
+/// enqueued wait is for the record that was the latest when the wait was enqueued.
 #[derive(Debug)]
 pub(crate) struct PooledEvent {
     event: Arc<owned::Event>,
     flags: EventFlags,
-    core: Arc<Core>,
+    core: Arc<DeviceCore>,
 }
 
 impl PooledEvent {
     /// Takes an idle event of the device, or creates one.
     #[track_caller]
-    pub(crate) fn take(core: &Arc<Core>, flags: EventFlags) -> Result<Self, DriverError> {
+    pub(crate) fn take(core: &Arc<DeviceCore>, flags: EventFlags) -> Result<Self, DriverError> {
         let location = Location::caller();
         let idle = core
             .events
-            .slot(flags)
-            .and_then(|slot| slot.lock().unwrap_or_else(PoisonError::into_inner).pop());
+            .list(flags)
+            .and_then(|list| list.lock().unwrap_or_else(PoisonError::into_inner).pop());
         let event = match idle {
             Some(event) => event,
             None => Arc::new(
@@ -59,7 +59,7 @@ impl PooledEvent {
         Ok(Self { event, flags, core: Arc::clone(core) })
     }
 
-    pub(crate) fn core(&self) -> &Core {
+    pub(crate) fn core(&self) -> &DeviceCore {
         &self.core
     }
 }
@@ -74,8 +74,8 @@ impl Deref for PooledEvent {
 
 impl Drop for PooledEvent {
     fn drop(&mut self) {
-        if let Some(slot) = self.core.events.slot(self.flags) {
-            let mut idle = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(list) = self.core.events.list(self.flags) {
+            let mut idle = list.lock().unwrap_or_else(PoisonError::into_inner);
             if idle.len() < MAX_IDLE {
                 idle.push(Arc::clone(&self.event));
             }

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use crate::current::{self, Former};
+use crate::current::{self, SavedState};
 
 /// Restores this thread's current device when dropped, also while panicking.
 ///
@@ -45,26 +45,26 @@ pub struct StreamGuard {
     devices: u64,
     on: usize,
     /// Contains an `Rc`, so the guard is not `Send`.
-    former: Former,
+    saved: SavedState,
 }
 
 impl StreamGuard {
     #[inline]
-    pub(crate) fn new(devices: u64, on: usize, former: Former) -> Self {
-        Self { devices, on, former }
+    pub(crate) fn new(devices: u64, on: usize, saved: SavedState) -> Self {
+        Self { devices, on, saved }
     }
 
     /// Returns the index of the device that will be restored.
     #[must_use]
     pub fn previous_device(&self) -> usize {
-        self.former.0
+        self.saved.0
     }
 }
 
 impl Drop for StreamGuard {
     #[inline]
     fn drop(&mut self) {
-        let (device, stream) = (self.former.0, self.former.1.take());
+        let (device, stream) = (self.saved.0, self.saved.1.take());
         current::restore(self.devices, self.on, (device, stream));
     }
 }

@@ -1,7 +1,8 @@
-//! Failed index checks: the kernel's report, its place in memory, and the thread that is told.
+//! Failed index checks, the report slots that kernels write to, and the owners of failures.
 
 use std::panic::Location;
-// A cache key: schedules need not be checked around it.
+// From std rather than `warpline_sync`: the counter orders no memory, so shuttle need not switch
+// threads at its uses.
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -10,11 +11,11 @@ use warpline_sync::atomic::{AtomicBool, Ordering};
 
 use crate::{CheckOwner, Error, ErrorKind, Site};
 
-/// The launch number that all replays of a captured kernel report.
+/// The launch number that a captured kernel reports in every replay.
 pub(crate) const REPLAYED: u64 = u64::MAX;
 
-/// Number of checks of this process that are known to have failed. A pending union is examined
-/// again only if this number has changed.
+/// Counter of the failed checks that this process knows, from 1. A pending union is examined again
+/// only if the counter has changed.
 pub(crate) static FAILURES: AtomicU64 = AtomicU64::new(1);
 
 /// A failed index check: an index that is out of range for its dimension. Converts into
@@ -53,33 +54,34 @@ impl From<IndexCheck> for Error {
     }
 }
 
-/// The words of mapped memory in which a kernel reports a failed check: launch, index, call,
-/// dimension, size. The first word of an empty place is 0.
+/// Words of mapped memory in which a kernel reports a failed check: the launch's number, the index,
+/// a word that the caller chose, the dimension and its size. The first word of an empty slot is 0.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct ReportSlot {
     pub(crate) page: Arc<MappedWords>,
+    /// Index of the slot's first word in the page.
     pub(crate) first: usize,
 }
 
-impl Place {
-    /// Words per place.
+impl ReportSlot {
+    /// Words per slot.
     pub(crate) const WORDS: usize = 8;
 
     pub(crate) fn address(&self) -> u64 {
         self.page.address(self.first)
     }
 
-    /// Empties the place. Its report must be kept elsewhere by then.
+    /// Empties the slot. The caller has stored the report elsewhere.
     pub(crate) fn clear(&self) {
         if self.page.load(self.first) != 0 {
             self.page.store(self.first, 0);
         }
     }
 
-    /// Returns the report of the launch with number `says`, if the place has one.
-    pub(crate) fn report(&self, says: u64, Site { op, location }: Site) -> Option<IndexCheck> {
+    /// Returns the report of launch `number`. `None` if the slot has none.
+    pub(crate) fn report(&self, number: u64, Site { op, location }: Site) -> Option<IndexCheck> {
         let Self { page, first } = self;
-        if page.load(*first) != says {
+        if page.load(*first) != number {
             return None;
         }
         let [index, dim, size] = [1, 3, 4].map(|word| page.load(first + word));
@@ -88,27 +90,27 @@ impl Place {
     }
 }
 
-/// A failed check and the thread that is told of it.
+/// A failed check and its owner, the thread that it is reported to.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) check: IndexCheck,
     pub(crate) owner: CheckOwner,
     /// Whether the failure was reported.
-    told: AtomicBool,
+    reported: AtomicBool,
 }
 
 impl Failure {
     pub(crate) fn new(check: IndexCheck, owner: CheckOwner) -> Arc<Self> {
         FAILURES.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Self { check, owner, told: AtomicBool::new(false) })
+        Arc::new(Self { check, owner, reported: AtomicBool::new(false) })
     }
 
-    pub(crate) fn was_told(&self) -> bool {
-        self.told.load(Ordering::Relaxed)
+    pub(crate) fn is_reported(&self) -> bool {
+        self.reported.load(Ordering::Relaxed)
     }
 
     /// Marks the failure as reported.
-    pub(crate) fn tell(&self) {
-        self.told.store(true, Ordering::Relaxed);
+    pub(crate) fn mark_reported(&self) {
+        self.reported.store(true, Ordering::Relaxed);
     }
 }

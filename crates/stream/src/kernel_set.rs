@@ -15,7 +15,7 @@ impl KernelSet {
         Self(Arc::new(words))
     }
 
-    /// Returns an identifier that shared sets have in common.
+    /// Returns an identifier that clones of a set have in common.
     pub(crate) fn key(&self) -> usize {
         Arc::as_ptr(&self.0).addr()
     }

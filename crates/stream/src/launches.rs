@@ -3,8 +3,8 @@
 //! A driver's error surfaces at a later wait, query or launch, which cannot know the launch that
 //! failed. The message therefore lists the launches that are not known to be complete, oldest
 //! first, with op, dtypes, shapes and call site, and counts the launches that were dropped from the
-//! list. If the device is lost, it also lists the launches of the device's other streams. A launch
-//! is noted under the submit lock, without an allocation.
+//! list. If the device is lost, the message also lists the launches of the device's other streams.
+//! Recording a launch holds the submit lock and allocates nothing.
 
 use std::sync::PoisonError;
 
@@ -13,27 +13,28 @@ use warpline_sync::{Mutex, MutexGuard};
 use crate::{Launch, OpNumber, Site};
 
 /// Number of launches that are kept per stream.
-const KEPT: usize = 64;
-/// The last launches of a stream. Only the first `note` allocates memory.
+const CAPACITY: usize = 64;
+
+/// The last launches of a stream. Only the first `record` allocates memory.
 #[derive(Debug, Default)]
-pub(crate) struct Launches(Mutex<Ring>);
+pub(crate) struct Launches(Mutex<LaunchRing>);
 
 #[derive(Debug, Default)]
-struct Ring {
-    kept: Vec<Launch>,
+struct LaunchRing {
+    launches: Vec<Launch>,
     /// Index of the oldest entry, which the next launch replaces once the list is full.
     next: usize,
     /// Number of the last dropped launch.
-    fallen: OpNumber,
+    last_dropped: OpNumber,
 }
 
 impl Launches {
-    fn lock(&self) -> MutexGuard<'_, Ring> {
+    fn lock(&self) -> MutexGuard<'_, LaunchRing> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a launch. The caller has the exclusive right to enqueue on the stream.
-    pub(crate) fn note<'a>(
+    pub(crate) fn record<'a>(
         &self,
         number: OpNumber,
         site: Site,
@@ -41,17 +42,17 @@ impl Launches {
     ) {
         let mut ring = self.lock();
         let ring = &mut *ring;
-        let entry = if ring.kept.len() < KEPT {
-            if ring.kept.is_empty() {
-                ring.kept.reserve_exact(KEPT);
+        let entry = if ring.launches.len() < CAPACITY {
+            if ring.launches.is_empty() {
+                ring.launches.reserve_exact(CAPACITY);
             }
-            ring.kept.push(Launch::new(number, site));
-            let last = ring.kept.len() - 1;
-            &mut ring.kept[last]
+            ring.launches.push(Launch::new(number, site));
+            let last = ring.launches.len() - 1;
+            &mut ring.launches[last]
         } else {
-            let entry = &mut ring.kept[ring.next];
-            ring.next = (ring.next + 1) % KEPT;
-            ring.fallen = entry.number;
+            let entry = &mut ring.launches[ring.next];
+            ring.next = (ring.next + 1) % CAPACITY;
+            ring.last_dropped = entry.number;
             entry
         };
         entry.replace(number, site, operands);
@@ -61,10 +62,10 @@ impl Launches {
     /// after `done` that are no longer in the list.
     pub(crate) fn after(&self, done: OpNumber) -> (Vec<Launch>, u64) {
         let ring = self.lock();
-        let (newer, older) = ring.kept.split_at(ring.next);
+        let (newer, older) = ring.launches.split_at(ring.next);
         let in_order = older.iter().chain(newer);
         let pending = in_order.filter(|l| l.number > done).copied().collect();
-        (pending, ring.fallen.saturating_sub(done))
+        (pending, ring.last_dropped.saturating_sub(done))
     }
 }
 
@@ -72,41 +73,41 @@ impl Launches {
 mod tests {
     use super::*;
 
-    /// Against a plain list, at every length up to three times around.
+    /// Compares with a plain list, at every length up to three times the capacity.
     #[test]
-    fn the_last_ones_are_kept_in_order_and_the_others_counted() {
-        for noted in 0..3 * KEPT as u64 {
+    fn the_last_launches_are_kept_in_order_and_older_ones_counted() {
+        for recorded in 0..3 * CAPACITY as u64 {
             let launches = Launches::default();
-            for number in 1..=noted {
-                launches.note(number, Site::here("add"), std::iter::empty());
+            for number in 1..=recorded {
+                launches.record(number, Site::here("add"), std::iter::empty());
             }
-            for done in 0..=noted {
+            for done in 0..=recorded {
                 let (pending, older) = launches.after(done);
                 let numbers: Vec<_> = pending.iter().map(|l| l.number).collect();
-                let all: Vec<_> = (done + 1..=noted).collect();
-                let lost = all.len().saturating_sub(KEPT);
-                assert_eq!((numbers.as_slice(), older), (&all[lost..], lost as u64));
+                let all: Vec<_> = (done + 1..=recorded).collect();
+                let dropped = all.len().saturating_sub(CAPACITY);
+                assert_eq!((numbers.as_slice(), older), (&all[dropped..], dropped as u64));
             }
         }
     }
 
     #[test]
-    fn a_launch_says_what_it_was_given() {
+    fn a_launch_prints_its_op_operands_and_location() {
         let launches = Launches::default();
         let here = Site::here("");
         let at = |op| Site { op, ..here };
         let here = here.location;
         let text = || launches.after(0).0.last().map(ToString::to_string).unwrap_or_default();
         let shapes: [(&str, &[usize]); 2] = [("float32", &[2, 3]), ("bool", &[])];
-        launches.note(1, at("mul"), shapes.into_iter());
+        launches.record(1, at("mul"), shapes.into_iter());
         assert_eq!(text(), format!("mul(float32[2, 3], bool[]) at {here}"));
         let large: (&str, &[usize]) = ("int64", &[1, 2, 3, 4, 5]);
-        launches.note(2, at("cat"), std::iter::repeat_n(large, 5));
+        launches.record(2, at("cat"), std::iter::repeat_n(large, 5));
         let one = "int64[1, 2, 3, 4, ..]";
         assert_eq!(text(), format!("cat({one}, {one}, {one}, {one}, ..) at {here}"));
-        // A place that is taken anew keeps nothing of the launch before.
+        // A reused entry keeps nothing of the previous launch.
         for number in 3..=200 {
-            launches.note(number, at("neg"), shapes.into_iter().skip(1));
+            launches.record(number, at("neg"), shapes.into_iter().skip(1));
         }
         assert_eq!(text(), format!("neg(bool[]) at {here}"));
     }

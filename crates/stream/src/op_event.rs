@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::clock::Point;
+use crate::clock::StreamPoint;
 use crate::event_pool::PooledEvent;
 use crate::stream::Stream;
 use crate::{OpNumber, Result};
@@ -23,7 +23,7 @@ use crate::{OpNumber, Result};
 #[derive(Clone, Debug)]
 pub struct OpEvent {
     event: Arc<PooledEvent>,
-    point: Point,
+    point: StreamPoint,
 }
 
 impl Stream {

@@ -1,9 +1,8 @@
-//! The progress of each stream, and the events with which one stream waits for part of another's
-//! work.
+//! The progress of each stream, and the events recorded after single operations.
 //!
 //! Once a second stream is in use, each operation is followed by a pooled event, a *checkpoint*. A
-//! wait for an operation uses the checkpoint that follows it, so the wait covers the producer's
-//! last use of a tensor and not its later work.
+//! wait for an operation uses the checkpoint that follows the operation, so the wait covers the
+//! producer's last use of a tensor, but not the producer's later work.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,11 +12,11 @@ use warpline_sync::atomic::{AtomicU64, Ordering};
 
 use crate::OpNumber;
 use crate::clock::Clock;
-use crate::device::Core;
+use crate::device::DeviceCore;
 use crate::event_pool::PooledEvent;
 
-/// Maximum number of checkpoints per stream. A wait for an operation older than all of them uses
-/// the oldest, and so covers more work than needed, never less.
+/// Maximum number of checkpoints per stream. A wait for an operation older than all checkpoints
+/// uses the oldest, and so covers more work than needed, never less.
 const MAX_CHECKPOINTS: usize = 64;
 
 /// Progress of a stream. Outlives the stream, because clocks refer to it.
@@ -88,16 +87,15 @@ impl Checkpoints {
     #[track_caller]
     pub(crate) fn record(
         &mut self,
-        core: &Arc<Core>,
+        core: &Arc<DeviceCore>,
         stream: &owned::Stream,
         op: OpNumber,
         before: &Clock,
     ) -> Result<(), DriverError> {
-        // The oldest event may be recorded again even if a waiter has just received it: the waiter
-        // then waits for later work of the same stream.
         let oldest = if self.0.len() < MAX_CHECKPOINTS { None } else { self.0.pop_front() };
         let event = match oldest {
-            // An event shared with an `OpEvent` is not reused: its queries would never return true.
+            // Reused only if no waiter and no `OpEvent` shares the event. Each new record postpones
+            // completion, so a query of an `OpEvent` might never return `true`.
             Some(oldest) if Arc::strong_count(&oldest.event) == 1 => oldest.event,
             _ => Arc::new(PooledEvent::take(core, EventFlags::default())?),
         };

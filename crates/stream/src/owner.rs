@@ -26,15 +26,15 @@ use warpline_sync::thread_local;
 pub struct CheckOwner(Weak<()>);
 
 #[derive(Default)]
-struct Identity {
-    /// Ends with the thread.
+struct ThreadIdentity {
+    /// Dropped when the thread ends.
     own: Option<Arc<()>>,
-    /// The owner that the thread works for, if that is another thread.
+    /// The owner that the thread works for. `None`: the thread itself.
     inherited: Option<CheckOwner>,
 }
 
 thread_local! {
-    static IDENTITY: RefCell<Identity> = RefCell::new(Identity::default());
+    static IDENTITY: RefCell<ThreadIdentity> = RefCell::new(ThreadIdentity::default());
 }
 
 impl CheckOwner {
@@ -42,7 +42,7 @@ impl CheckOwner {
     /// has ended.
     #[must_use]
     pub fn current() -> Self {
-        let current = |identity: &RefCell<Identity>| {
+        let current = |identity: &RefCell<ThreadIdentity>| {
             let mut identity = identity.borrow_mut();
             if let Some(inherited) = &identity.inherited {
                 return inherited.clone();
@@ -62,7 +62,7 @@ impl CheckOwner {
             }
         }
         fn replace(inherited: Option<CheckOwner>) -> Option<CheckOwner> {
-            let swap = |identity: &RefCell<Identity>| {
+            let swap = |identity: &RefCell<ThreadIdentity>| {
                 std::mem::replace(&mut identity.borrow_mut().inherited, inherited)
             };
             IDENTITY.try_with(swap).unwrap_or_default()

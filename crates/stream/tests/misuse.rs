@@ -1,5 +1,5 @@
-//! Checks that safe code cannot claim that work is done or captured, what is replayed, or that
-//! bytes are machine code for the driver.
+//! Checks that safe code cannot declare work complete or captured, replay graphs, or load machine
+//! code.
 
 #[test]
 fn safe_code_cannot_vouch_for_work() {

@@ -7,7 +7,7 @@ use shuttle::sync::atomic::{AtomicBool, Ordering};
 
 /// Marks a point where the checker may switch to another thread. Does nothing in builds without the checker.
 pub fn let_others_run() {
-    // The checker may switch threads at any access to an atomic. A yield would tell it that this thread has to wait.
+    // The checker may switch threads at any access to an atomic. A yield would mean that this thread has to wait.
     AtomicBool::new(false).load(Ordering::SeqCst);
 }
 
@@ -63,8 +63,8 @@ impl<T> OnceLock<T> {
             return value;
         }
         let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
-        // Other threads wait for `making`, so that no thread blocks inside the standard library, which the checker
-        // cannot see.
+        // Threads block on `making`, never inside the standard library's `OnceLock`, where the checker cannot switch
+        // threads.
         self.value.get_or_init(make)
     }
 }

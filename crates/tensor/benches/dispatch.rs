@@ -1,5 +1,5 @@
-//! What an op costs above the driver, with one that does nothing. The goals are 420 ns for `add` of two
-//! small tensors into a new one, and 85 for a view.
+//! Cost of an op above the driver, measured with a driver that does nothing. Goals: 420 ns for
+//! `add` of two small tensors into a new one, 85 ns for a view.
 
 use std::sync::Arc;
 

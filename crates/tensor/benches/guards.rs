@@ -1,6 +1,7 @@
-//! What `cuda::device` and `cuda::stream` cost, from making the guard to dropping it: above those of
-//! `warpline-stream`, the look-up of the runtime in use. That is one of a driver that does nothing,
-//! entered by `with_runtime`; with `WARPLINE_DRIVER=sim:2` also the process's own.
+//! Cost of `cuda::device` and `cuda::stream` guards, from creation to drop. Above the guards of
+//! `warpline-stream`, they look up the runtime in use. The runtime has a driver that does nothing
+//! and is entered by `with_runtime`; with `WARPLINE_DRIVER=sim:2`, the default runtime is measured
+//! as well.
 
 use std::hint::black_box;
 use std::sync::Arc;

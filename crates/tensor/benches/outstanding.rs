@@ -1,12 +1,12 @@
-//! What work costs the host while other work is outstanding.
+//! Cost of a call for the host while other work is outstanding.
 //!
 //! `cargo bench -p warpline --bench outstanding` runs on a driver that completes nothing. With
 //! `WARPLINE_DRIVER=cuda` it runs on the machine's first GPU, with `WARPLINE_DRIVER=sim:1,lazy` on a
 //! simulated one.
 //!
-//! The first table shows the time of a graph's replay and of a bare `cuGraphLaunch` of the same graph, with up to a
-//! thousand replays outstanding. The second one shows, for each kind of
-//! work, the time per item of a thousand, ten thousand and a hundred thousand items without a wait. An
+//! The first table shows the time of a graph's replay and of a bare `cuGraphLaunch` of the same
+//! graph, with up to a thousand replays outstanding. The second table shows the time per item, for
+//! each kind of work, of a thousand, ten thousand and a hundred thousand items without a wait. An
 //! argument runs only the rows that contain it.
 
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use warpline::{DType, Error, Result, Runtime, RuntimeConfig, ones, with_runtime,
 use warpline_cuda_sys_safe::null::NullDriver;
 
 const ITEMS: [usize; 3] = [1_000, 10_000, 100_000];
-/// Kernels of a graph.
+/// Number of kernels in the measured graphs.
 const KERNELS: [usize; 7] = [1, 10, 100, 300, 740, 1_000, 2_000];
-/// Replays that are outstanding.
+/// Number of outstanding replays.
 const OUTSTANDING: [usize; 6] = [0, 1, 10, 100, 300, 1_000];
-/// Replays that are timed.
+/// Number of timed replays.
 const TIMED: usize = 21;
 
 fn main() -> Result<()> {
@@ -29,7 +29,7 @@ fn main() -> Result<()> {
     let filter = std::env::args().skip(1).find(|arg| !arg.starts_with("--")).unwrap_or_default();
     let bench = || {
         if filter.is_empty() || "replays".contains(&filter) {
-            // First, because they are to be the work of the only stream.
+            // Run the replays first, while no other stream has work.
             replays()?;
         }
         growth(&filter)
@@ -41,7 +41,7 @@ fn main() -> Result<()> {
     with_runtime(&Runtime::new(driver, RuntimeConfig::default())?, bench)
 }
 
-/// Prints the nanoseconds per item of each number of items.
+/// Prints the nanoseconds per item, for each number of items.
 fn row(filter: &str, name: &str, mut item: impl FnMut() -> Result<()>) -> Result<()> {
     if !name.contains(filter) {
         return Ok(());
@@ -107,8 +107,8 @@ fn growth(filter: &str) -> Result<()> {
     row(filter, "replay of 8 kernels", || graph.replay())
 }
 
-/// A graph of kernels over as many tensors: a gather, and layers that write a row into a cache, read
-/// it and add.
+/// Captures a graph of `kernels` kernels over as many tensors: a gather, and layers that write a
+/// row into a cache, read it and add.
 fn decoder(kernels: usize) -> Result<CudaGraph> {
     let index = zeros([1], (DType::I64, 0))?;
     let table = ones([8, 4], 0)?;
@@ -141,8 +141,9 @@ fn occupy(stream: &Stream, kernels: usize) -> Result<()> {
     })
 }
 
-/// Prints microseconds per replay and per `cuGraphLaunch` of the same executable graph, by the replays that are
-/// outstanding: on the program's only stream, and after another stream was used.
+/// Prints microseconds per replay and per `cuGraphLaunch` of the same executable graph, by the
+/// number of outstanding replays. The first measurement is on the program's only stream, the second
+/// after another stream was used.
 fn replays() -> Result<()> {
     println!(
         "\nmicroseconds per replay, per cuGraphLaunch, and their ratio, by the number of replays outstanding"
@@ -168,13 +169,13 @@ fn replays() -> Result<()> {
     Ok(())
 }
 
-/// Medians in microseconds of [`TIMED`] replays and of [`TIMED`] bare launches of the same graph, which take turns,
-/// for each number of replays outstanding.
+/// Returns medians in microseconds of [`TIMED`] replays and of [`TIMED`] bare launches of the same
+/// graph, in turns, for each number of outstanding replays.
 fn timed(graph: &CudaGraph, stream: &Stream, kernels: usize) -> Result<Vec<[f64; 2]>> {
     let (raw, exec) = (stream.raw(), graph.raw_cuda_graph_exec()?);
     let bare = || {
-        // SAFETY: the graph is kept, its tensors are used on this stream alone, and the stream is synchronized below,
-        // before anything is dropped.
+        // SAFETY: the graph stays alive, its tensors are used on this stream alone, and the stream
+        // is synchronized below, before anything is dropped.
         let launched = unsafe { raw.driver().graph_launch(exec, raw.handle()) };
         launched.map_err(|error| Error::driver("outstanding", error))
     };

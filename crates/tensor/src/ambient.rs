@@ -250,7 +250,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn compiled_code_is_kept_in_the_users_cache_folder() {
+    fn compiled_programs_are_kept_in_the_users_cache_folder() {
         let folder = |variables: &[(&str, &str)]| {
             let mut config = RuntimeConfig::default();
             let all = [&[("WARPLINE_DRIVER", "sim:1")], variables].concat();
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn hiding_devices_on_purpose_is_no_mistake() {
+    fn values_that_hide_devices_are_told_from_typing_errors() {
         let asked = |visible| {
             let runtime = with(&[("WARPLINE_DRIVER", "sim:2"), ("CUDA_VISIBLE_DEVICES", visible)]);
             runtime.devices().map(|devices| devices.count())
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn no_simulated_gpus_does_not_suggest_a_real_gpu() {
+    fn the_error_of_a_box_without_gpus_suggests_no_real_gpu() {
         let error = with(&[("WARPLINE_DRIVER", "sim:0")]).devices().map(|d| d.count()).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::CudaUnavailable { .. }), "{error}");
         let text = error.to_string();

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unknown_variables_are_refused_with_a_suggestion() {
+    fn an_unknown_variable_is_reported_with_the_nearest_name() {
         let (name, reason) = unknown_variable(["HOME", "WARPLINE_DRIVR"].iter()).unwrap();
         assert_eq!(name, "WARPLINE_DRIVR");
         assert!(reason.starts_with("there is no such variable; did you mean WARPLINE_DRIVER? There are WARPLINE_ALLOC_CONF, "), "{reason}");

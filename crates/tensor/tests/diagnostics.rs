@@ -1,6 +1,6 @@
-//! What the compiler says of arguments of the wrong type: what would be right, not which traits there are.
+//! For an argument of a wrong type, the compiler's message names the types that are accepted.
 
 #[test]
-fn wrong_arguments_are_told_what_would_be_right() {
+fn wrong_arguments_name_the_accepted_types() {
     trybuild::TestCases::new().compile_fail("tests/diagnostics/*.rs");
 }

@@ -1,16 +1,16 @@
-//! The programs that are there to be copied run as they are, on simulated GPUs.
+//! Example programs of the documentation run unchanged on simulated GPUs.
 
 use std::env::consts::EXE_EXTENSION;
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 
-/// Each is under 80 lines, and shown in the documentation.
+/// Programs that the documentation shows, each under 80 lines.
 const PROGRAMS: [&str; 5] =
     ["overlapped_loader", "server_threads", "simulated_race", "kv_cache", "allocator_backend"];
 
 #[test]
-fn they_run() {
+fn the_example_programs_run() {
     let own = std::env::current_exe().expect("this test's file");
     let folder = own.parent().and_then(Path::parent).expect("target folder, profile, deps");
     let target = folder.parent().expect("target folder");
@@ -18,7 +18,8 @@ fn they_run() {
         "debug" => "dev",
         other => other,
     };
-    // With the whole workspace's features, as `cargo test --workspace` has built them.
+    // Build with the features of the whole workspace, which `cargo test --workspace` has built
+    // already.
     let mut build = Command::new(option_env!("CARGO").unwrap_or("cargo"));
     build.args(["build", "--quiet", "--workspace", "--profile", profile, "--target-dir"]);
     build.arg(target);
@@ -38,7 +39,7 @@ fn they_run() {
 }
 
 #[test]
-fn they_are_short_and_shown() {
+fn the_example_programs_are_short_and_shown() {
     let read = |path: &str| std::fs::read_to_string(path).expect(path);
     for name in PROGRAMS {
         assert!(read(&format!("examples/{name}.rs")).lines().count() < 80, "{name}");

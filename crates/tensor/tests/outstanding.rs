@@ -1,5 +1,5 @@
-//! The cost of work does not grow with the work that is outstanding. The driver completes nothing, and
-//! the cost is counted in allocations: lists that grow have to be allocated anew.
+//! The cost of a call does not grow with the amount of outstanding work. The driver completes
+//! nothing, and the test measures allocated bytes: a list that grows has to be reallocated.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
@@ -9,24 +9,25 @@ use warpline::cuda::{self, CudaGraph, Stream};
 use warpline::{DType, Result, Runtime, RuntimeConfig, Tensor, ones, with_runtime, zeros};
 use warpline_cuda_sys_safe::null::NullDriver;
 
-/// The system's allocator, which counts.
+/// The system's allocator, with counters.
 struct Counting;
 
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: all is the system's.
+// SAFETY: both methods pass their arguments to `System`, which implements the trait.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATED.fetch_add(layout.size(), Relaxed);
         LIVE.fetch_add(layout.size(), Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller of `alloc` guarantees a layout of nonzero size.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         LIVE.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: `at` came from `System.alloc` with this layout, because `alloc` passes every
+        // request on.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -34,12 +35,13 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Items between two looks at the counters, and looks.
+/// Items of one block. The counters are read after each of `BLOCKS` blocks.
 const BLOCK: usize = 512;
 const BLOCKS: usize = 8;
 
-/// Runs `item` many times without a wait. Neither the bytes that a block of items allocates nor those
-/// that it leaves may grow from block to block. Lower medians leave out the blocks in which a table doubles.
+/// Runs `item` many times without a wait. Neither the bytes that a block of items allocates nor the
+/// bytes that stay allocated after it may grow from block to block. The lower median ignores blocks
+/// in which a table doubles.
 fn flat(name: &str, mut item: impl FnMut() -> Result<()>) -> Result<()> {
     let mut blocks = Vec::new();
     for _ in 0..BLOCKS {
@@ -60,7 +62,7 @@ fn flat(name: &str, mut item: impl FnMut() -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// A graph like a decoder's: each layer gathers rows, writes into a cache, and adds.
+/// A graph like that of a decoder: each layer gathers rows, writes into a cache, and adds.
 fn decoder(layers: usize) -> Result<CudaGraph> {
     let index = zeros([1], (DType::I64, 0))?;
     let table = ones([8, 4], 0)?;
@@ -79,7 +81,7 @@ fn decoder(layers: usize) -> Result<CudaGraph> {
     Ok(graph)
 }
 
-// One test, since the counters are the process's.
+// Keep a single test in this binary: the counters are global to the process.
 #[test]
 fn the_cost_of_work_does_not_grow_with_the_work_that_is_outstanding() {
     let driver = Arc::new(NullDriver::without_completion(2));

@@ -82,13 +82,13 @@ impl FromStr for Device {
             None => (text, None),
         };
         if kind != "cpu" && kind != "cuda" {
-            return Err(bad("expected one of cpu, cuda at the start of the string"));
+            return Err(bad("the name of a device begins with cpu or cuda"));
         }
         let index = match index {
             None => None,
             Some(digits) => {
                 if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
-                    return Err(bad("after the colon must come an index, a number from 0 on"));
+                    return Err(bad("the colon must be followed by an index, such as 0"));
                 }
                 if digits.len() > 1 && digits.starts_with('0') {
                     return Err(bad("the index must not start with a zero"));

@@ -7,8 +7,8 @@ use half::{bf16, f16};
 
 /// The type of a tensor's elements (`torch.dtype`).
 //
-// As wide as a reference, so that a view, which holds both, has no padding and is copied word by word. With padding,
-// dispatching an op took a fifth more time.
+// As wide as a reference, so that a view, which contains both, has no padding and is copied word by word. Padding made
+// the dispatch of an op a fifth slower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u64)]
 pub enum DType {
@@ -149,7 +149,7 @@ impl DType {
         match (low, high) {
             (F16, BF16) => F32,
             (U8, I8) => I16,
-            // The order of the enum is the order of promotion for every other pair.
+            // All other pairs promote to the dtype that is declared later.
             _ => high,
         }
     }
@@ -167,7 +167,7 @@ mod sealed {
 
 /// A Rust type that corresponds to a dtype.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no element type of tensors",
+    message = "`{Self}` is not an element type of tensors",
     label = "expected `bool`, `u8`, `i8`, `i16`, `i32`, `i64`, `f16`, `bf16`, `f32` or `f64`"
 )]
 pub trait Element:
@@ -187,7 +187,7 @@ pub trait Element:
 
 fn integer<T: TryFrom<i64>>(scalar: Scalar) -> Option<T> {
     let whole = match scalar {
-        // 2^63 is the first float that an `i64` does not hold; its negative still is one.
+        // Floats from 2^63 on overflow `i64`. -2^63 is in range.
         Scalar::Float(v) if v.fract() != 0.0 || !(-TWO_63..TWO_63).contains(&v) => return None,
         other => other.to_i64(),
     };

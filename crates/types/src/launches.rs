@@ -10,15 +10,15 @@ const OPERANDS: usize = 4;
 /// Maximum number of sizes recorded per operand.
 const DIMS: usize = 4;
 
-/// The dtype and the shape of an operand.
+/// The dtype and the shape of an operand, without the sizes beyond [`DIMS`].
 #[derive(Clone, Copy, Debug, Default)]
-struct Shape {
+struct OperandShape {
     dtype: &'static str,
     ndim: usize,
     sizes: [usize; DIMS],
 }
 
-impl fmt::Display for Shape {
+impl fmt::Display for OperandShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}[", self.dtype)?;
         for (i, size) in self.sizes.iter().take(self.ndim).enumerate() {
@@ -37,15 +37,16 @@ pub struct Launch {
     pub number: u64,
     /// Source location of the call.
     pub location: &'static Location<'static>,
+    /// Number of operands, including those beyond [`OPERANDS`].
     count: usize,
-    operands: [Shape; OPERANDS],
+    operands: [OperandShape; OPERANDS],
 }
 
 impl Launch {
     /// Creates a launch without operands.
     #[must_use]
     pub fn new(number: u64, Site { op, location }: Site) -> Self {
-        Self { op, number, location, count: 0, operands: [Shape::default(); OPERANDS] }
+        Self { op, number, location, count: 0, operands: [OperandShape::default(); OPERANDS] }
     }
 
     /// Overwrites this record with another launch. `operands` yields a dtype name and a shape per operand. Does not
@@ -94,9 +95,9 @@ pub struct PendingLaunches {
 
 impl fmt::Display for PendingLaunches {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "not known to be complete on {}, oldest first:", self.stream)?;
+        write!(f, "launches on {} that are not known to be complete, oldest first:", self.stream)?;
         if self.older > 0 {
-            write!(f, "\n  {} older operation(s), not kept", self.older)?;
+            write!(f, "\n  {} older operation(s) without a record", self.older)?;
         }
         self.launches.iter().try_for_each(|launch| write!(f, "\n  {launch}"))
     }

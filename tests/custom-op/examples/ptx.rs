@@ -1,4 +1,4 @@
-//! Compiles the CUDA source of the op by NVRTC, where it or its PTX has changed.
+//! Compiles the op's CUDA source with NVRTC if the source or its PTX has changed.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use custom_op::embedding_bag::PROGRAM;
 use warpline_runtime::module::{Compiler, update};
 
 fn main() -> warpline_runtime::Result<()> {
-    // The folder at run time: the checkout may have moved since it was built.
+    // Use the folder at run time, because the checkout may have moved since the build.
     let root = std::env::var_os("CARGO_MANIFEST_DIR");
     let root = root.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
     let folder = root.join("ptx");

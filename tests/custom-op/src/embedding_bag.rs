@@ -1,4 +1,4 @@
-//! Sums of rows that indices name: `torch.nn.functional.embedding_bag(mode="sum")`.
+//! Sums of rows selected by indices: `torch.nn.functional.embedding_bag(mode="sum")`.
 
 use std::ops::AddAssign;
 use std::panic::Location;
@@ -21,7 +21,7 @@ cuda_struct! {
     }
 }
 
-/// A thread makes elements of the result, neighbours of a row next to each other.
+/// Each thread computes elements of the result. Neighbouring threads compute neighbours of a row.
 const CUDA: &str = r#"
 template <class T>
 __device__ void embedding_bag(const T* weight, const i64* indices, T* out, const Bags& p) {
@@ -38,7 +38,7 @@ __device__ void embedding_bag(const T* weight, const i64* indices, T* out, const
 }
 "#;
 
-/// The kernel of a variant, which is called `embedding_bag_f32` or `embedding_bag_f64`.
+/// Returns the source of one variant, the kernel `embedding_bag_f32` or `embedding_bag_f64`.
 fn source(_: &Program, dtype: &str) -> Source {
     Source::new().with::<Bags>().push(module::REPORT).push(CUDA).push(&format!(
         r#"extern "C" __global__ void embedding_bag_{dtype}(
@@ -48,20 +48,21 @@ fn source(_: &Program, dtype: &str) -> Source {
     ))
 }
 
-/// The GPU code, which `cargo run --example ptx` compiles.
+/// GPU code of the op. `cargo run --example ptx` compiles it.
 pub static PROGRAM: Program = Program::new("embedding_bag", &["f32", "f64"], &[""], source)
     .with_ptx(|_| Some(include_bytes!("../ptx/embedding_bag.ptx.lzma")));
 
-// SAFETY: `embedding_bag` launches this kernel, and nothing else does. It makes the `Bags` of the views with which it
-// launches. With their sizes and strides, both functions reach no elements but the operands', the weight's only where an
-// index was found to be of one of its rows. Each element of `out` is written by one thread.
+// SAFETY: only `embedding_bag` launches this kernel, with `Bags` made from the launched views. With these sizes and
+// strides, both functions access only elements of the operands; rows of the weight are read only after their index was
+// checked. Each element of `out` is written by one thread.
 static KERNEL: Kernel<Bags, 3> =
     unsafe { Kernel::new(&PROGRAM, "", hosts!(F32 | F64, T => on_host::<T>)) };
 
-/// The same on the CPU.
+/// The CPU implementation.
 ///
 /// # Safety
-/// As [`HostKernel`](warpline_runtime::host::HostKernel): a weight of `T`, indices of `i64`, and a result of `T`.
+/// The rules of [`HostKernel`](warpline_runtime::host::HostKernel) hold. The operands are a weight of `T`, indices of
+/// `i64`, and a result of `T`.
 unsafe fn on_host<T: Copy + Default + AddAssign>(launch: &HostLaunch<'_>, p: &Bags) {
     let (weight, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 2));
     let indices = Shared::<i64>::operand(launch, 1);
@@ -72,8 +73,8 @@ unsafe fn on_host<T: Copy + Default + AddAssign>(launch: &HostLaunch<'_>, p: &Ba
         {
             let mut sum = T::default();
             for k in 0..p.bag as i64 {
-                // SAFETY: an element of the indices; one of the weight, as the index was found to be
-                // of one of its rows. The report's mailbox is there for the launch.
+                // SAFETY: `row` and `k` are inside the indices. The element of the weight exists,
+                // because its row was checked. The report's mailbox lives as long as the launch.
                 unsafe {
                     let at = indices.read(place(p.indices, [row, k]));
                     if p.report.check_index(at) {
@@ -81,18 +82,19 @@ unsafe fn on_host<T: Copy + Default + AddAssign>(launch: &HostLaunch<'_>, p: &Ba
                     }
                 }
             }
-            // SAFETY: an element of the result that is this thread's alone.
+            // SAFETY: `row` and `column` are inside the result, and no other thread writes this element.
             unsafe { out.write(place(p.out, [row, column]), sum) };
         }
     });
 }
 
-/// For each row of `indices`, an `int64` matrix, the sum of the rows of `weight` that it names, into
-/// that row of `out`. `weight` and `out` are matrices of `f32` or `f64`, of any strides.
+/// Writes to each row of `out` the sum of the rows of `weight` that the same row of `indices` names. `indices` is an
+/// `int64` matrix. `weight` and `out` are matrices of `f32` or `f64`. All strides are allowed.
 ///
 /// # Errors
-/// [`ErrorKind::UnsupportedDType`], [`ErrorKind::DTypeMismatch`], [`ErrorKind::ShapeMismatch`]; those of
-/// [`check_operands`] and [`Kernel::launch`]; [`ErrorKind::IndexCheck`] for an index that is no row of `weight`.
+/// [`ErrorKind::UnsupportedDType`], [`ErrorKind::DTypeMismatch`] or [`ErrorKind::ShapeMismatch`] if the operands do not
+/// fit, [`ErrorKind::IndexCheck`] if an index is no row of `weight`, and the errors of [`check_operands`] and
+/// [`Kernel::launch`].
 #[track_caller]
 pub fn embedding_bag(
     target: Target<'_>,

@@ -1,4 +1,4 @@
-//! Ops of another crate than Warpline's. `embedding_bag` needs `warpline-runtime` alone.
+//! Ops in a crate outside Warpline. `embedding_bag` needs only `warpline-runtime`.
 
 pub mod embedding_bag;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The op as a user of tensors has it, on the CPU and on simulated devices.
+//! The op on tensors, on the CPU and on simulated devices.
 
 use std::panic::Location;
 use std::path::Path;
@@ -18,7 +18,7 @@ use warpline_runtime::{Target, View};
 
 use crate::embedding_bag::{PROGRAM, embedding_bag};
 
-/// The op on tensors.
+/// Applies the op to tensors.
 #[track_caller]
 fn bags(weight: &Tensor, indices: &Tensor) -> Result<Tensor> {
     let out = zeros([indices.size()[0], weight.size()[1]], (weight.dtype(), weight.device()))?;
@@ -58,7 +58,7 @@ const SCHEDULES: [Schedule; 6] = [
     Schedule::Seeded(4),
 ];
 
-/// A simulated device that checks what kernels touch.
+/// Returns a simulated device that checks the accesses of kernels.
 fn simulated(schedule: Schedule, sync_policy: SyncPolicy) -> (Arc<SimDriver>, Runtime) {
     let sim = SimConfig { schedule, check_footprints: true, ..SimConfig::new(1) }.build();
     let race_report = RaceReport::Error;
@@ -66,7 +66,8 @@ fn simulated(schedule: Schedule, sync_policy: SyncPolicy) -> (Arc<SimDriver>, Ru
     (sim.clone(), Runtime::new(sim, config).unwrap())
 }
 
-/// On a simulated device under each schedule, where no kernel may touch what it did not declare.
+/// Runs `body` on a simulated device under each schedule, with accesses checked against
+/// declarations.
 fn on_simulated(body: impl Fn() -> Result<()>) {
     for schedule in SCHEDULES {
         let (sim, runtime) = simulated(schedule, SyncPolicy::Auto);
@@ -76,7 +77,7 @@ fn on_simulated(body: impl Fn() -> Result<()>) {
     }
 }
 
-/// By a plain loop over row-major values.
+/// Computes the result with a plain loop over row-major values.
 fn expected(weight: &[f64], width: usize, indices: &[i64], bag: usize) -> Vec<f64> {
     let row = |of: &[i64], c: usize| of.iter().map(|i| weight[*i as usize * width + c]).sum();
     indices.chunks(bag).flat_map(|of| (0..width).map(move |c| row(of, c))).collect()
@@ -87,7 +88,7 @@ const WIDTH: usize = 5;
 const ROWS: usize = 150;
 const BAG: usize = 4;
 
-/// Every layout, against the plain loop. Sums of such numbers are exact.
+/// Compares every layout with the plain loop. Sums of these numbers are exact.
 fn is_the_plain_loop(device: &str) -> Result<()> {
     let values: Vec<f64> = (0..SIZE * WIDTH).map(|i| (i as f64 - 11.0) / 4.0).collect();
     let indices: Vec<i64> = (0..ROWS * BAG).map(|i| (i * i % SIZE) as i64).collect();
@@ -117,7 +118,7 @@ fn is_the_plain_loop(device: &str) -> Result<()> {
 }
 
 #[test]
-fn the_cpu_computes_what_a_plain_loop_does() {
+fn the_cpu_agrees_with_a_plain_loop() {
     is_the_plain_loop("cpu").unwrap();
 }
 
@@ -161,7 +162,7 @@ fn an_index_that_is_out_of_range_is_an_error_with_the_place_of_the_call() {
         let (sums, line) = (bags(&weight, &index)?, line!());
         assert_is_of(&failed(sums.to_vec::<f32>()), line);
         assert_is_of(&failed((&sums + 1.0).and_then(|more| more.to_vec::<f32>())), line);
-        // The device goes on.
+        // The device stays usable.
         let index = tensor([[0i64, 1]], "cuda")?;
         assert_eq!(bags(&weight, &index)?.to_vec::<f32>()?, [2.0; 3]);
         Ok(())
@@ -224,23 +225,23 @@ fn operands_that_do_not_fit_are_refused() {
     assert!(matches!(refused(run(&out, &index, &out)).kind(), ErrorKind::OverlappingOperands));
 }
 
-/// Sets the element after the one that it declares to write, too.
+/// Writes its element and the next, although it declares only its element.
 ///
 /// # Safety
-/// There is such an element.
+/// Operand 1 has a second element of `f32`.
 unsafe fn writes_two(launch: &HostLaunch<'_>) {
     let out = Shared::<f32>::operand(launch, 1);
-    // SAFETY: the caller's promise.
+    // SAFETY: operand 1 has two elements of `f32`, as the caller guarantees.
     unsafe { (out.write(0, 1.0), out.write(1, 1.0)) };
 }
 
-/// Reads the element after the one that it declares, and writes what depends on it.
+/// Reads the element after the declared one, and writes its complement.
 ///
 /// # Safety
-/// There is such an element.
+/// Operand 0 has a second element of `u32`.
 unsafe fn reads_next(launch: &HostLaunch<'_>) {
     let (of, out) = (Shared::<u32>::operand(launch, 0), Shared::<u32>::operand(launch, 1));
-    // SAFETY: the caller's promise.
+    // SAFETY: operand 0 has two elements of `u32`, as the caller guarantees.
     unsafe { out.write(0, !of.read(1)) };
 }
 
@@ -250,7 +251,7 @@ unsafe fn reads_next(launch: &HostLaunch<'_>) {
 /// None.
 unsafe fn writes_none(_: &HostLaunch<'_>) {}
 
-/// Has no code for GPUs.
+/// A program without GPU code, for kernels whose declarations are wrong.
 static LIES: Program = Program::new("lies", &[""], &[""], |_, _| Source::new());
 
 #[track_caller]
@@ -268,7 +269,8 @@ fn lie(target: Target<'_>, host: HostKernel, of: View<'_>, out: View<'_>) -> Res
         code: Code::Kernel { kernel: (&LIES, 0, 0), grid: [1; 3], block: [1; 3], shared_bytes: 0 },
         location: Location::caller(),
     };
-    // SAFETY: it is not as the call says, but the tensors are larger, and nobody else uses them.
+    // SAFETY: the declaration of the call is wrong, but the tensors are large enough for the
+    // accesses, and no other work uses them.
     unsafe { launch::run(target, &call) }
 }
 
@@ -309,7 +311,7 @@ fn its_ptx_is_of_its_source() {
 }
 
 #[test]
-fn crates_come_with_what_their_programs_were_compiled_to() {
+fn crates_contain_the_ptx_of_their_programs() {
     let programs = [warpline_kernels::programs(), warpline_runtime::module::programs()].concat();
     for program in programs {
         assert!(program.ptx(0).is_some(), "{} has no PTX", program.name());
@@ -329,7 +331,7 @@ fn its_gradients_agree_with_differences() {
     on_simulated(|| check("cuda"));
 }
 
-/// All Rust of the page is what is built and tested here.
+/// The page's Rust is the code that is built and tested here.
 #[test]
 fn the_page_shows_this_code() {
     let page = include_str!("../../../docs/custom-ops.md");
@@ -349,7 +351,7 @@ fn the_page_shows_this_code() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_computes_what_a_plain_loop_does() {
+fn gpu_agrees_with_a_plain_loop() {
     is_the_plain_loop("cuda").unwrap();
     let (weight, index) =
         (full([2, 3], 1.0, "cuda").unwrap(), tensor([[0i64, 9]], "cuda").unwrap());

@@ -1,4 +1,4 @@
-//! `cargo xtask ci`: what continuous integration runs, in one command.
+//! `cargo xtask ci`: the checks and tests of continuous integration, in one command.
 
 mod sanitizers;
 mod systems;
@@ -12,55 +12,57 @@ use crate::workspace;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Everything: 64 schedules on one, two and three devices, soak tests, the PTX rebuilt, the host's
-    /// sanitizers and a check for other systems, where they are installed
+    /// Run everything: 64 schedules on one, two and three devices, soak tests and a rebuild of the PTX; also host
+    /// sanitizers and checks for other systems, if their tools are installed
     #[arg(long)]
     full: bool,
-    /// Leave the tests out; the caller runs `cargo test --workspace` itself
+    /// Skip the tests; the caller runs `cargo test --workspace` itself
     #[arg(long, conflicts_with = "full")]
     no_test: bool,
-    /// Print the steps and run none
+    /// Print the steps without running them
     #[arg(long)]
     list: bool,
 }
 
-/// A command with the variables it runs under.
+/// A cargo command of a run.
 #[derive(Debug, PartialEq, Eq)]
-struct Step {
+struct CiStep {
     name: String,
     args: Vec<&'static str>,
     env: Vec<(&'static str, &'static str)>,
-    /// What it may take at most.
+    /// Time limit. A step that takes longer fails.
     limit: Option<Duration>,
-    /// Another toolchain than this one.
+    /// A toolchain of rustup. `None`: the current toolchain.
     toolchain: Option<&'static str>,
 }
 
-fn step(
-    name: impl Into<String>,
-    args: &[&'static str],
-    env: &[(&'static str, &'static str)],
-) -> Step {
-    Step { name: name.into(), args: args.to_vec(), env: env.to_vec(), limit: None, toolchain: None }
+impl CiStep {
+    fn new(
+        name: impl Into<String>,
+        args: &[&'static str],
+        env: &[(&'static str, &'static str)],
+    ) -> Self {
+        let (args, env) = (args.to_vec(), env.to_vec());
+        Self { name: name.into(), args, env, limit: None, toolchain: None }
+    }
 }
 
-/// Projects of others that have the allocator alone. Where all is there that they need, they must build
-/// within a minute.
-fn alloc_alone(limit: Option<Duration>) -> Step {
-    Step { limit, ..step("alloc alone", &["xtask", "outside"], &[]) }
+/// Tests the projects that depend only on the allocator, within a time limit.
+fn alloc_alone(limit: Option<Duration>) -> CiStep {
+    CiStep { limit, ..CiStep::new("projects with alloc alone", &["xtask", "outside"], &[]) }
 }
 
-/// What threads share, under many schedules of theirs. It is a build of its own, in a folder of its
-/// own, so that the usual one is not thrown away.
-fn shuttle(crate_name: &'static str, schedules: &'static str) -> Step {
+/// Tests a crate's shared state under many thread schedules. Has its own target folder, because its `RUSTFLAGS` would
+/// invalidate the usual build.
+fn shuttle(crate_name: &'static str, schedules: &'static str) -> CiStep {
     let args = ["test", "-p", crate_name, "--test", "shuttle", "--target-dir", "target/shuttle"];
-    let name = format!("schedules of threads, {crate_name}");
-    step(name, &args, &[("RUSTFLAGS", "--cfg shuttle"), ("WARPLINE_SHUTTLE", schedules)])
+    let name = format!("thread schedules, {crate_name}");
+    CiStep::new(name, &args, &[("RUSTFLAGS", "--cfg shuttle"), ("WARPLINE_SHUTTLE", schedules)])
 }
 
-/// The table of extreme integers where arithmetic wraps (dev without overflow checks), and where the code that users
-/// run is checked (release with them). Each is a build of its own, in a folder of its own.
-fn extremes() -> [Step; 2] {
+/// Tests extreme integers in a dev build without overflow checks, where arithmetic wraps, and in a release build with
+/// overflow checks. Each build has its own target folder.
+fn extremes() -> [CiStep; 2] {
     let dev =
         ["test", "-p", "warpline-nn", "--test", "extremes", "--target-dir", "target/wrapping"];
     let release = [
@@ -74,36 +76,44 @@ fn extremes() -> [Step; 2] {
         "target/checked",
     ];
     [
-        step(
-            "extremes, dev, no overflow checks",
+        CiStep::new(
+            "extreme integers, dev, wrapping",
             &dev,
             &[("CARGO_PROFILE_DEV_OVERFLOW_CHECKS", "false")],
         ),
-        step(
-            "extremes, release, overflow checks",
+        CiStep::new(
+            "extreme integers, release, checked",
             &release,
             &[("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "true")],
         ),
     ]
 }
 
-/// The steps, the quick ones first.
-fn steps(full: bool, test: bool) -> Vec<Step> {
+/// Returns the steps, quick steps first.
+fn steps(full: bool, test: bool) -> Vec<CiStep> {
     let mut steps = vec![
-        step("format", &["fmt", "--all", "--check"], &[]),
-        step("tidy", &["xtask", "tidy"], &[]),
-        step("ptx", &["xtask", "ptx", "--check"], &[]),
-        step("clippy", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[]),
-        step("docs", &["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")]),
+        CiStep::new("format", &["fmt", "--all", "--check"], &[]),
+        CiStep::new("tidy", &["xtask", "tidy"], &[]),
+        CiStep::new("ptx", &["xtask", "ptx", "--check"], &[]),
+        CiStep::new(
+            "clippy",
+            &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
+            &[],
+        ),
+        CiStep::new(
+            "docs",
+            &["doc", "--workspace", "--no-deps"],
+            &[("RUSTDOCFLAGS", "-D warnings")],
+        ),
     ];
-    // With each package built from nothing but itself it takes minutes.
+    // Building every package from scratch takes minutes.
     let packages: &[&str] =
         if full { &["xtask", "package"] } else { &["xtask", "package", "--no-verify"] };
-    steps.push(step("packages", packages, &[]));
+    steps.push(CiStep::new("packages", packages, &[]));
     steps.push(alloc_alone((full || test).then_some(Duration::from_secs(60))));
     if full || test {
-        steps.push(step("an op of another crate", &["xtask", "custom-op"], &[]));
-        // Whose schedules take longest comes last, and has the fewest.
+        steps.push(CiStep::new("custom op", &["xtask", "custom-op"], &[]));
+        // The schedules of kernels take longest, so kernels comes last and has the fewest.
         let crates = [
             ("warpline-alloc", "1000", "20000"),
             ("warpline-stream", "1000", "20000"),
@@ -116,7 +126,7 @@ fn steps(full: bool, test: bool) -> Vec<Step> {
     let all = ["test", "--workspace"];
     if full {
         for devices in ["1", "2", "3"] {
-            steps.push(step(
+            steps.push(CiStep::new(
                 format!("tests, {devices} simulated devices, 64 schedules"),
                 &all,
                 &[("WARPLINE_SCHEDULES", "64"), ("WARPLINE_SIM_DEVICES", devices)],
@@ -124,13 +134,13 @@ fn steps(full: bool, test: bool) -> Vec<Step> {
         }
         steps.extend(extremes());
         let soak = [&all[..], &["--", "--ignored", "soak_"]].concat();
-        steps.push(step("soak tests", &soak, &[]));
+        steps.push(CiStep::new("soak tests", &soak, &[]));
         let programs = ["test", "-p", "warpline-cuda-sys-safe", "--test", "driver_fuzz"];
         let many = [("WARPLINE_FUZZ", "programs=50000 sticky=500")];
-        steps.push(step("random driver programs", &programs, &many));
-        steps.push(step("ptx, rebuilt", &["xtask", "ptx", "--check", "--rebuild"], &[]));
+        steps.push(CiStep::new("random driver programs", &programs, &many));
+        steps.push(CiStep::new("ptx, rebuilt", &["xtask", "ptx", "--check", "--rebuild"], &[]));
     } else if test {
-        steps.push(step("tests", &all, &[("WARPLINE_SCHEDULES", "8")]));
+        steps.push(CiStep::new("tests", &all, &[("WARPLINE_SCHEDULES", "8")]));
     }
     steps
 }
@@ -172,7 +182,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let time = begun.elapsed();
         let over = step.limit.filter(|limit| time > *limit);
         if let Some(limit) = over {
-            eprintln!("it took {time:.1?}, more than {limit:?}");
+            eprintln!("{} took {time:.1?}; the limit is {limit:?}", step.name);
         }
         done.push((&step.name, time, passed.is_ok() && over.is_none()));
     }
@@ -194,7 +204,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn named<'a>(steps: &'a [Step], part: &str) -> Vec<&'a Step> {
+    fn named<'a>(steps: &'a [CiStep], part: &str) -> Vec<&'a CiStep> {
         steps.iter().filter(|s| s.name.contains(part)).collect()
     }
 
@@ -202,11 +212,12 @@ mod tests {
     fn the_usual_run_has_eight_schedules_and_no_rebuild() {
         let steps = steps(false, true);
         let names: Vec<_> = steps.iter().map(|s| s.name.as_str()).collect();
-        let checks = ["format", "tidy", "ptx", "clippy", "docs", "packages", "alloc alone"];
+        let checks =
+            ["format", "tidy", "ptx", "clippy", "docs", "packages", "projects with alloc alone"];
         let threads =
-            ["alloc", "stream", "kernels"].map(|c| format!("schedules of threads, warpline-{c}"));
+            ["alloc", "stream", "kernels"].map(|c| format!("thread schedules, warpline-{c}"));
         assert_eq!(names[..7], checks);
-        assert_eq!(names[7], "an op of another crate");
+        assert_eq!(names[7], "custom op");
         assert_eq!(names[8..11], threads);
         assert_eq!(names[11..], ["tests"]);
         assert_eq!(named(&steps, "tests")[0].env, [("WARPLINE_SCHEDULES", "8")]);
@@ -214,7 +225,7 @@ mod tests {
         let untested = super::steps(false, false);
         assert_eq!(named(&untested, "alone")[0].limit, None);
         assert!(
-            ["tests", "another crate", "threads"]
+            ["tests", "custom op", "thread schedules"]
                 .iter()
                 .all(|part| named(&untested, part).is_empty())
         );
@@ -226,9 +237,10 @@ mod tests {
         let devices: Vec<_> = named(&steps, "64 schedules").iter().map(|s| s.env[1]).collect();
         assert_eq!(devices, ["1", "2", "3"].map(|n| ("WARPLINE_SIM_DEVICES", n)));
         assert_eq!(named(&steps, "soak").len(), 1);
-        let checks: Vec<_> = named(&steps, "extremes").iter().map(|s| s.env[0].1).collect();
+        let checks: Vec<_> = named(&steps, "extreme").iter().map(|s| s.env[0].1).collect();
         assert_eq!(checks, ["false", "true"]);
-        let schedules: Vec<_> = named(&steps, "threads").iter().map(|s| s.env[1].1).collect();
+        let schedules: Vec<_> =
+            named(&steps, "thread schedules").iter().map(|s| s.env[1].1).collect();
         assert_eq!(schedules, ["20000", "20000", "6000"]);
         assert!(named(&steps, "rebuilt")[0].args.contains(&"--rebuild"));
     }

@@ -1,16 +1,15 @@
-//! The host's own sanitizers, over what needs no GPU: CPU kernels, layouts, the allocator, streams and
-//! the simulator.
+//! Host sanitizers, for code that needs no GPU: CPU kernels, layouts, the allocator, streams and the simulator.
 
 use std::path::Path;
 
 use xshell::{Shell, cmd};
 
-use super::{Step, step};
+use super::CiStep;
 
-/// The target must be named: build scripts and macros are then built without the sanitizer.
+/// The host's target. Cargo builds build scripts and macros without the sanitizer only if the target is named.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Under AddressSanitizer, all tests of these crates that make no program of their own.
+/// The tests that run under AddressSanitizer: all tests of these crates that compile no program themselves.
 const ADDRESS: &[&str] = &[
     "test",
     "--target",
@@ -32,7 +31,8 @@ const ADDRESS: &[&str] = &[
     "safe_code_cannot_vouch_for_work",
 ];
 
-/// Under valgrind, which takes some thirty times as long: what reads and writes raw memory.
+/// The tests that run under valgrind, which is about thirty times slower: unit tests of the crates that access raw
+/// memory.
 const VALGRIND: &[&str] = &[
     "test",
     "--target",
@@ -48,38 +48,38 @@ const VALGRIND: &[&str] = &[
     "--test-threads=2",
 ];
 
-/// The steps, and what to say of those whose tool is not here.
-pub(super) fn steps(sh: &Shell) -> (Vec<Step>, Vec<String>) {
+/// Returns the steps whose tool is installed, and a message for each skipped step.
+pub(super) fn steps(sh: &Shell) -> (Vec<CiStep>, Vec<String>) {
     let libdir = cmd!(sh, "rustup run nightly rustc --print target-libdir --target {TARGET}");
     let libdir = libdir.quiet().ignore_stderr().read().unwrap_or_default();
     let has_address = Path::new(&libdir).join("librustc-nightly_rt.asan.a").is_file();
     let has_valgrind = cmd!(sh, "valgrind --version").quiet().ignore_stdout().run().is_ok();
-    chosen(cfg!(all(target_os = "linux", target_arch = "x86_64")), has_address, has_valgrind)
+    available(cfg!(all(target_os = "linux", target_arch = "x86_64")), has_address, has_valgrind)
 }
 
-fn chosen(here: bool, has_address: bool, has_valgrind: bool) -> (Vec<Step>, Vec<String>) {
-    let address = Step {
+fn available(is_target: bool, has_address: bool, has_valgrind: bool) -> (Vec<CiStep>, Vec<String>) {
+    let address = CiStep {
         toolchain: Some("nightly"),
-        ..step(
+        ..CiStep::new(
             "AddressSanitizer",
             ADDRESS,
-            // A test that forks ends its child at once, with what the parent had allocated.
+            // A test forks, and its child exits without freeing the parent's allocations.
             &[("RUSTFLAGS", "-Zsanitizer=address"), ("ASAN_OPTIONS", "detect_leaks=0")],
         )
     };
     let runner = "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER";
-    let valgrind = step(
+    let valgrind = CiStep::new(
         "valgrind",
         VALGRIND,
         &[(runner, "valgrind --quiet --error-exitcode=9 --leak-check=no"), ("WARPLINE_SLOW", "1")],
     );
     let all = [
-        (has_address, address, "the nightly toolchain with its AddressSanitizer"),
+        (has_address, address, "the nightly toolchain with AddressSanitizer"),
         (has_valgrind, valgrind, "valgrind"),
     ];
     let (mut steps, mut skipped) = (Vec::new(), Vec::new());
     for (has, step, needs) in all {
-        match here && has {
+        match is_target && has {
             true => steps.push(step),
             false => skipped.push(format!("{:<40} SKIPPED  needs {needs}", step.name)),
         }
@@ -92,14 +92,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_sanitizer_runs_where_it_is_and_is_skipped_aloud_elsewhere() {
-        let names = |steps: &[Step]| steps.iter().map(|s| s.name.clone()).collect::<Vec<_>>();
-        let (steps, skipped) = chosen(true, true, true);
+    fn a_sanitizer_that_is_not_installed_is_skipped_with_a_message() {
+        let names = |steps: &[CiStep]| steps.iter().map(|s| s.name.clone()).collect::<Vec<_>>();
+        let (steps, skipped) = available(true, true, true);
         assert_eq!((names(&steps).len(), skipped.len()), (2, 0));
         assert!(steps.iter().all(|step| step.args.contains(&TARGET)));
-        let (steps, skipped) = chosen(true, false, true);
+        let (steps, skipped) = available(true, false, true);
         assert_eq!(names(&steps), ["valgrind"]);
         assert!(skipped[0].contains("SKIPPED  needs the nightly"), "{skipped:?}");
-        assert_eq!(chosen(false, true, true).1.len(), 2);
+        assert_eq!(available(false, true, true).1.len(), 2);
     }
 }

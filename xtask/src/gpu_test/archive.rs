@@ -1,9 +1,9 @@
-//! The tests in one file, for a host with neither cargo nor a network.
+//! An archive of the tests, for a host with neither cargo nor a network.
 //!
-//! The archive holds `xtask` (first, so that `tar xf FILE xtask` is quick), and in `files.tar.lzma`
-//! `manifest.json`, `tests/`, `examples/`, `benches/`, and the test data of every crate below
-//! `crates/`. All programs have the same code below them, which gzip is too short-sighted to write
-//! once; LZMA is not, and `xtask` brings it along to hosts that have no tool for it.
+//! The archive is a `.tar.gz` file with two entries. `xtask` comes first, so that `tar xf FILE xtask` is quick.
+//! `files.tar.lzma` contains `manifest.json`, `tests/`, `examples/`, `benches/`, and the test data of every crate below
+//! `crates/`. The programs share most of their code, at distances that exceed the window of gzip but not that of LZMA.
+//! `xtask` unpacks LZMA itself, so the host needs no tool for it.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -19,30 +19,30 @@ use lzma_rust2::{LzmaOptions, LzmaReader, LzmaWriter};
 use serde::{Deserialize, Serialize};
 use warpline_files::NewFile;
 
-use super::build::{self, ARCHIVE_PROFILE, Binary};
+use super::build::{self, ARCHIVE_PROFILE, TestProgram};
 use crate::workspace::{self, Crate};
 
-/// What an archive holds. Its paths are below the folder it is unpacked into.
+/// The content of an archive. Paths are relative to the folder that the archive is unpacked into.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Manifest {
-    /// The commit it was made from.
+pub(super) struct ArchiveManifest {
+    /// The commit that the programs were built from.
     pub(super) commit: String,
-    /// The kind of machine it runs on.
+    /// Architecture and system that the programs run on.
     pub(super) host: String,
-    pub(super) tests: Vec<Binary>,
-    pub(super) examples: Vec<Binary>,
-    pub(super) benches: Vec<Binary>,
+    pub(super) tests: Vec<TestProgram>,
+    pub(super) examples: Vec<TestProgram>,
+    pub(super) benches: Vec<TestProgram>,
 }
 
 /// A file and its name in the archive.
-type Entry = (PathBuf, String);
+type ArchiveEntry = (PathBuf, String);
 
 const MANIFEST: &str = "manifest.json";
 
 const FILES: &str = "files.tar.lzma";
 
-/// How far apart two places may lie that are alike and written once: more than a few programs.
-const REACH: u32 = 64 << 20;
+/// Size of the LZMA dictionary, in bytes: larger than several programs, so that their common code is stored once.
+const DICTIONARY_BYTES: u32 = 64 << 20;
 
 pub(super) fn write(root: &Path, file: &Path) -> Result<()> {
     let layers = build::layers(root)?;
@@ -50,7 +50,7 @@ pub(super) fn write(root: &Path, file: &Path) -> Result<()> {
     let xtask: Vec<Crate> = xtask.into_iter().filter(|c| c.name == "xtask").collect();
     let programs = build::targets(root, ARCHIVE_PROFILE, "bin", &xtask)?;
     let program = programs.first().context("cargo built no xtask")?;
-    let built = Manifest {
+    let built = ArchiveManifest {
         commit: commit(root),
         host: host(),
         tests: build::tests(root, ARCHIVE_PROFILE)?,
@@ -83,8 +83,8 @@ fn host() -> String {
     format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS)
 }
 
-/// All files below the crates' `tests` that are no source.
-fn test_data(root: &Path, layers: &[Crate]) -> Result<Vec<Entry>> {
+/// Returns the files below the `tests` folders of the crates, except Rust sources.
+fn test_data(root: &Path, layers: &[Crate]) -> Result<Vec<ArchiveEntry>> {
     let mut data = Vec::new();
     for layer in layers {
         for path in workspace::files(&layer.dir().join("tests"), &[])? {
@@ -96,32 +96,38 @@ fn test_data(root: &Path, layers: &[Crate]) -> Result<Vec<Entry>> {
     Ok(data)
 }
 
-/// Writes the archive with its files in their places.
-fn pack(root: &Path, file: &Path, xtask: &Path, built: &Manifest, data: &[Entry]) -> Result<()> {
-    let mut entries: Vec<Entry> = vec![(xtask.to_owned(), "xtask".to_owned())];
-    let mut place = |folder: &str, binaries: &[Binary]| -> Vec<Binary> {
-        let placed = binaries.iter().map(|binary| {
+/// Writes the archive. The manifest in the archive has relative paths.
+fn pack(
+    root: &Path,
+    file: &Path,
+    xtask: &Path,
+    built: &ArchiveManifest,
+    data: &[ArchiveEntry],
+) -> Result<()> {
+    let mut entries: Vec<ArchiveEntry> = vec![(xtask.to_owned(), "xtask".to_owned())];
+    let mut add = |folder: &str, binaries: &[TestProgram]| -> Vec<TestProgram> {
+        let relative = binaries.iter().map(|binary| {
             let path = match folder {
                 "examples" => format!("{folder}/{}", binary.name),
                 _ => format!("{folder}/{}/{}", binary.package, binary.name),
             };
             entries.push((binary.path.clone(), path.clone()));
             let dir = workspace::relative(root, &binary.dir).into();
-            Binary { path: path.into(), dir, ..binary.clone() }
+            TestProgram { path: path.into(), dir, ..binary.clone() }
         });
-        placed.collect()
+        relative.collect()
     };
-    let manifest = Manifest {
+    let manifest = ArchiveManifest {
         commit: built.commit.clone(),
         host: built.host.clone(),
-        tests: place("tests", &built.tests),
-        examples: place("examples", &built.examples),
-        benches: place("benches", &built.benches),
+        tests: add("tests", &built.tests),
+        examples: add("examples", &built.examples),
+        benches: add("benches", &built.benches),
     };
     entries.extend_from_slice(data);
     let mut names = BTreeSet::new();
     if let Some((_, twice)) = entries.iter().find(|(_, name)| !names.insert(name)) {
-        bail!("two files would be {twice} in the archive: rename a target");
+        bail!("two files have the name {twice} in the archive; rename one of the targets");
     }
 
     let target =
@@ -137,8 +143,8 @@ fn pack(root: &Path, file: &Path, xtask: &Path, built: &Manifest, data: &[Entry]
     target.commit().with_context(|| format!("cannot write {}", file.display()))
 }
 
-fn pack_files(manifest: &[u8], entries: &[Entry]) -> Result<Vec<u8>> {
-    let options = LzmaOptions { dict_size: REACH, ..LzmaOptions::with_preset(3) };
+fn pack_files(manifest: &[u8], entries: &[ArchiveEntry]) -> Result<Vec<u8>> {
+    let options = LzmaOptions { dict_size: DICTIONARY_BYTES, ..LzmaOptions::with_preset(3) };
     let mut tar = tar::Builder::new(LzmaWriter::new_use_header(Vec::new(), &options, None)?);
     append(&mut tar, MANIFEST, manifest)?;
     for (path, name) in entries {
@@ -155,8 +161,8 @@ fn append(tar: &mut tar::Builder<impl Write>, name: &str, bytes: &[u8]) -> Resul
     Ok(tar.append_data(&mut header, name, bytes)?)
 }
 
-/// Unpacks into `dir` and makes the manifest's paths absolute.
-pub(super) fn unpack(file: &Path, dir: &Path) -> Result<Manifest> {
+/// Unpacks an archive into `dir` and returns its manifest with absolute paths.
+pub(super) fn unpack(file: &Path, dir: &Path) -> Result<ArchiveManifest> {
     fs::create_dir_all(dir)?;
     let dir = dir.canonicalize()?;
     let reader = GzDecoder::new(BufReader::new(File::open(file)?));
@@ -167,14 +173,20 @@ pub(super) fn unpack(file: &Path, dir: &Path) -> Result<Manifest> {
             false => drop(entry.unpack_in(&dir)?),
         }
     }
-    let text = fs::read(dir.join(MANIFEST)).context("it is no archive of gpu-test")?;
-    let mut manifest: Manifest = serde_json::from_slice(&text)?;
-    ensure!(manifest.host == host(), "it was made for {}, and this is {}", manifest.host, host());
-    let Manifest { tests, examples, benches, .. } = &mut manifest;
+    let text =
+        fs::read(dir.join(MANIFEST)).context("the file is not an archive made by gpu-test")?;
+    let mut manifest: ArchiveManifest = serde_json::from_slice(&text)?;
+    ensure!(
+        manifest.host == host(),
+        "the archive was built for {}, but this host is {}",
+        manifest.host,
+        host()
+    );
+    let ArchiveManifest { tests, examples, benches, .. } = &mut manifest;
     for binary in tests.iter_mut().chain(examples).chain(benches) {
         binary.path = dir.join(&binary.path);
         binary.dir = dir.join(&binary.dir);
-        // A crate without test data has no folder yet, and its tests run in it.
+        // The tests run in this folder. A crate without test data has no folder in the archive.
         fs::create_dir_all(&binary.dir)?;
     }
     Ok(manifest)
@@ -199,8 +211,8 @@ mod tests {
         path
     }
 
-    fn binary(root: &Path, name: &str) -> Binary {
-        Binary {
+    fn binary(root: &Path, name: &str) -> TestProgram {
+        TestProgram {
             package: "warpline".to_owned(),
             name: name.to_owned(),
             path: put(root.join("target").join(name), name),
@@ -209,10 +221,10 @@ mod tests {
     }
 
     #[test]
-    fn what_was_packed_comes_out_in_its_place() {
+    fn an_unpacked_archive_has_every_file_at_its_path() {
         let (from, to) = (temp(), temp());
         let root = from.path();
-        let built = Manifest {
+        let built = ArchiveManifest {
             commit: "abc".to_owned(),
             host: host(),
             tests: vec![binary(root, "ops")],
@@ -243,7 +255,7 @@ mod tests {
         let from = temp();
         let root = from.path();
         let tests = vec![binary(root, "warpline"), binary(root, "warpline")];
-        let built = Manifest { tests, ..Manifest::default() };
+        let built = ArchiveManifest { tests, ..ArchiveManifest::default() };
         let xtask = put(root.join("target/xtask"), "program");
         let error = pack(root, &root.join("tests.tar.gz"), &xtask, &built, &[]).unwrap_err();
         assert!(error.to_string().contains("tests/warpline/warpline"), "{error}");
@@ -254,14 +266,14 @@ mod tests {
         let (from, to) = (temp(), temp());
         let xtask = put(from.path().join("xtask"), "program");
         let file = from.path().join("tests.tar.gz");
-        let built = Manifest { host: "vax-vms".to_owned(), ..Manifest::default() };
+        let built = ArchiveManifest { host: "vax-vms".to_owned(), ..ArchiveManifest::default() };
         pack(from.path(), &file, &xtask, &built, &[]).unwrap();
         let error = unpack(&file, to.path()).unwrap_err().to_string();
         assert!(error.contains("vax-vms"), "{error}");
     }
 
     #[test]
-    fn test_data_is_what_is_no_source() {
+    fn test_data_excludes_rust_sources() {
         let dir = temp();
         let layer = Crate {
             name: "warpline".to_owned(),

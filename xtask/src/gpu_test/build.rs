@@ -1,4 +1,4 @@
-//! Building the tests and listing what was built.
+//! Builds test programs and lists them.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,31 +10,31 @@ use serde::{Deserialize, Serialize};
 use super::output;
 use crate::workspace::{self, Crate, Target};
 
-/// The profile in the root `Cargo.toml` for binaries that travel.
+/// The profile in the root `Cargo.toml` for programs that run on another host.
 pub(super) const ARCHIVE_PROFILE: &str = "gpu";
 
-/// A program that cargo built.
+/// A test, example, bench or other program that cargo built.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Binary {
-    /// The crate it belongs to.
+pub(super) struct TestProgram {
+    /// Name of the program's crate.
     pub(super) package: String,
-    /// The target's name: the library's, or the test's.
+    /// Name of the cargo target. For unit tests, the name of the library.
     pub(super) name: String,
-    /// Where the program is.
+    /// Path of the program.
     pub(super) path: PathBuf,
-    /// The crate's folder.
+    /// Folder of the crate.
     pub(super) dir: PathBuf,
 }
 
-/// The crates that have GPU tests, from the bottom layer up.
+/// Returns all crates except `xtask`, from the bottom layer up.
 pub(super) fn layers(root: &Path) -> Result<Vec<Crate>> {
     let mut crates = workspace::crates(root)?;
     crates.retain(|c| c.name != "xtask");
     Ok(crates)
 }
 
-/// Builds the unit tests and the integration tests that hold GPU tests, of every layer.
-pub(super) fn tests(root: &Path, profile: &str) -> Result<Vec<Binary>> {
+/// Builds the unit tests and integration tests of all crates that contain GPU tests.
+pub(super) fn tests(root: &Path, profile: &str) -> Result<Vec<TestProgram>> {
     let layers = layers(root)?;
     let (mut args, mut chosen) = (strings(&["test", "--no-run"]), BTreeSet::new());
     for layer in &layers {
@@ -52,13 +52,13 @@ pub(super) fn tests(root: &Path, profile: &str) -> Result<Vec<Binary>> {
     }
     let mut binaries =
         in_order(cargo(root, profile, &args)?, &layers, |artifact| artifact.profile.test);
-    // Cargo takes the targets' names of all crates.
+    // Cargo applies a target's name to all crates, so it may have built more than was chosen.
     binaries.retain(|binary| chosen.contains(&(binary.package.clone(), binary.name.clone())));
     Ok(binaries)
 }
 
-/// Whether a library's unit tests or an integration test hold a GPU test: a function of such a name
-/// stands in a file of theirs.
+/// Returns whether the target is a library or an integration test with a GPU test in its files: a function with the
+/// name of a GPU test.
 fn has_gpu_tests(target: &Target) -> Result<bool> {
     let is = |wanted: &str| target.kind.iter().any(|kind| kind == wanted);
     let root = &target.src_path;
@@ -77,26 +77,26 @@ fn has_gpu_tests(target: &Target) -> Result<bool> {
     Ok(false)
 }
 
-/// Builds one integration test, of whichever layer has it.
-pub(super) fn test(root: &Path, profile: &str, name: &str) -> Result<Vec<Binary>> {
+/// Builds the integration test with this name.
+pub(super) fn test(root: &Path, profile: &str, name: &str) -> Result<Vec<TestProgram>> {
     let layers = layers(root)?;
     let args = strings(&["test", "--no-run", "--test", name]);
     let built = cargo(root, profile, &args)?;
     Ok(in_order(built, &layers, |artifact| artifact.profile.test))
 }
 
-/// Builds the targets of this kind (`example`, `bench`, `bin`) of these crates.
+/// Builds the targets of a kind (`example`, `bench` or `bin`) of these crates.
 pub(super) fn targets(
     root: &Path,
     profile: &str,
     kind: &str,
     crates: &[Crate],
-) -> Result<Vec<Binary>> {
+) -> Result<Vec<TestProgram>> {
     let crates: Vec<Crate> = crates.iter().filter(|c| c.has(kind)).cloned().collect();
     if crates.is_empty() {
         return Ok(Vec::new());
     }
-    // By their names: other crates' programs would need what these do not.
+    // By name, because building all targets of the kind would also build the dependencies of other crates' programs.
     let targets = crates.iter().flat_map(|member| &member.targets);
     let names = targets.filter(|target| target.kind.iter().any(|k| k == kind));
     let names = names.flat_map(|target| [format!("--{kind}"), target.name.clone()]);
@@ -109,7 +109,7 @@ fn strings(texts: &[&str]) -> Vec<String> {
     texts.iter().map(|&text| text.to_owned()).collect()
 }
 
-/// One line of cargo's messages, as far as it concerns us.
+/// The used fields of cargo's `compiler-artifact` message.
 #[derive(Debug, Deserialize)]
 struct Artifact {
     manifest_path: PathBuf,
@@ -129,8 +129,8 @@ struct ArtifactProfile {
     test: bool,
 }
 
-/// Always of the whole workspace: for some of its crates alone, those below might have other features
-/// and would be built again.
+/// Runs cargo and returns the programs that it built. Always builds with `--workspace`: a build of some crates alone may
+/// enable other features in their dependencies, and would compile these again.
 fn cargo(root: &Path, profile: &str, args: &[String]) -> Result<Vec<Artifact>> {
     let output = Command::new(workspace::cargo())
         .args(args)
@@ -146,15 +146,15 @@ fn cargo(root: &Path, profile: &str, args: &[String]) -> Result<Vec<Artifact>> {
     artifacts(&String::from_utf8_lossy(&output.stdout))
 }
 
-/// The programs in cargo's JSON messages.
+/// Returns the programs in cargo's JSON messages.
 fn artifacts(messages: &str) -> Result<Vec<Artifact>> {
     #[derive(Deserialize)]
-    struct Message {
+    struct CargoMessage {
         reason: String,
     }
     let mut found = Vec::new();
     for line in messages.lines().filter(|line| line.starts_with('{')) {
-        let message: Message = serde_json::from_str(line).context("cargo's message")?;
+        let message: CargoMessage = serde_json::from_str(line).context("cargo's message")?;
         if message.reason == "compiler-artifact" {
             let artifact: Artifact = serde_json::from_str(line).context("cargo's artifact")?;
             if artifact.executable.is_some() {
@@ -165,19 +165,19 @@ fn artifacts(messages: &str) -> Result<Vec<Artifact>> {
     Ok(found)
 }
 
-/// The chosen programs in the crates' order, then by name.
+/// Returns the programs that `choose` accepts, in the order of the crates, then by name.
 fn in_order(
     built: Vec<Artifact>,
     crates: &[Crate],
     choose: impl Fn(&Artifact) -> bool,
-) -> Vec<Binary> {
+) -> Vec<TestProgram> {
     let mut binaries = Vec::new();
     for member in crates {
-        let mut own: Vec<Binary> = built
+        let mut own: Vec<TestProgram> = built
             .iter()
             .filter(|a| a.manifest_path == member.manifest_path && choose(a))
             .filter_map(|a| {
-                Some(Binary {
+                Some(TestProgram {
                     package: member.name.clone(),
                     name: a.target.name.clone(),
                     path: a.executable.clone()?,
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_on_the_host_alone_is_not_built() {
+    fn targets_without_gpu_tests_are_not_built() {
         let layers = layers(&workspace::root().unwrap()).unwrap();
         let found = |package: &str, name: &str| {
             let layer = layers.iter().find(|layer| layer.name == package).unwrap();
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn xtask_is_no_layer() {
+    fn xtask_is_not_a_layer() {
         let layers = layers(&workspace::root().unwrap()).unwrap();
         assert!(layers.iter().any(|c| c.name == "warpline"));
         assert!(layers.iter().all(|c| c.name != "xtask"));

@@ -4,43 +4,44 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::build::Binary;
-use super::suite::Suite;
+use super::build::TestProgram;
+use super::runner::TestRunner;
 
-/// The test target that makes the programs.
+/// The test target that generates and runs the programs.
 pub(super) const TARGET: &str = "driver_fuzz";
 
-/// What to run.
+/// Options for random driver programs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
-pub(super) struct Fuzz {
-    /// Run N random driver programs on the simulator and on the GPUs, instead of the tests
+pub(super) struct FuzzOptions {
+    /// Instead of the tests, run N random driver programs on the simulator and on the GPUs
     #[arg(long, value_name = "N")]
     pub(super) fuzz: Option<u64>,
-    /// Of programs that end with a sticky error, each in a process of its own, run N
+    /// Instead of the tests, run N random driver programs that end with a sticky error, each in a new process
     #[arg(long, value_name = "N")]
     pub(super) fuzz_sticky: Option<u64>,
-    /// The first program's seed; each later one's is one more
+    /// Seed of the first program; each further program has the next number
     #[arg(long, value_name = "S", default_value_t = 1)]
     pub(super) seed: u64,
-    /// Leave out these groups of steps, such as "captures,pools"
+    /// Generate no steps of these groups, such as "captures,pools"
     #[arg(long, value_name = "GROUPS")]
     pub(super) without: Option<String>,
-    /// Processes that run programs side by side, up to 16 unless said
+    /// Number of processes that run programs in parallel; default: up to 16
     #[arg(long, value_name = "N")]
     pub(super) workers: Option<u16>,
 }
 
-/// The most devices that programs use.
-const MOST: usize = 3;
+/// Maximum number of devices that a program uses.
+const MAX_DEVICES: usize = 3;
 
-impl Fuzz {
-    pub(super) fn asked(&self) -> bool {
+impl FuzzOptions {
+    /// Returns whether programs run instead of the tests.
+    pub(super) fn is_requested(&self) -> bool {
         self.fuzz.is_some() || self.fuzz_sticky.is_some()
     }
 
-    /// The tests to run, each with its settings.
+    /// Returns the tests to run, each with its `WARPLINE_FUZZ` settings.
     fn runs(&self, gpus: usize) -> Vec<(&'static str, String)> {
-        let mut common = format!("seed={} devices={}", self.seed, gpus.clamp(1, MOST));
+        let mut common = format!("seed={} devices={}", self.seed, gpus.clamp(1, MAX_DEVICES));
         if let Some(without) = &self.without {
             common += &format!(" without={without}");
         }
@@ -57,15 +58,15 @@ impl Fuzz {
         runs
     }
 
-    pub(super) fn run(&self, binaries: &[Binary], suite: &Suite) -> Result<()> {
+    pub(super) fn run(&self, binaries: &[TestProgram], runner: &TestRunner) -> Result<()> {
         let binary = binaries.iter().find(|binary| binary.name == TARGET);
         let binary = binary.with_context(|| format!("there is no test target {TARGET}"))?;
-        let runs = self.runs(suite.gpus);
-        ensure!(!runs.is_empty(), "no program was asked for");
+        let runs = self.runs(runner.gpus);
+        ensure!(!runs.is_empty(), "no programs to run: both numbers are 0");
         let mut failed = Vec::new();
         for (test, settings) in runs {
             println!("\n{test}: {settings}");
-            let mut command: Command = suite.command(binary, &suite.wrapper);
+            let mut command: Command = runner.command(binary, &runner.wrapper);
             let status = command
                 .args([test, "--exact", "--include-ignored", "--nocapture"])
                 .env("WARPLINE_FUZZ", settings)
@@ -77,7 +78,10 @@ impl Fuzz {
             }
         }
         if !failed.is_empty() {
-            bail!("the drivers differ: {}", failed.join(", "));
+            bail!(
+                "the simulator and the real driver differ, or a run failed: {}",
+                failed.join(", ")
+            );
         }
         Ok(())
     }
@@ -88,16 +92,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_kind_of_program_is_a_run_of_its_own() {
-        let fuzz = Fuzz { fuzz: Some(5), seed: 7, ..Fuzz::default() };
+    fn each_kind_of_program_is_a_separate_run() {
+        let fuzz = FuzzOptions { fuzz: Some(5), seed: 7, ..FuzzOptions::default() };
         let expected = [("gpu_random_programs", "programs=5 seed=7 devices=2".to_owned())];
         assert_eq!(fuzz.runs(2), expected);
-        let sticky = Fuzz {
+        let sticky = FuzzOptions {
             fuzz: Some(0),
             fuzz_sticky: Some(3),
             without: Some("pools,ipc".to_owned()),
             workers: Some(4),
-            ..Fuzz::default()
+            ..FuzzOptions::default()
         };
         let settings = "sticky=3 seed=0 devices=3 without=pools,ipc workers=4".to_owned();
         assert_eq!(sticky.runs(8), [("gpu_sticky_programs", settings)]);
@@ -105,9 +109,9 @@ mod tests {
 
     #[test]
     fn an_archive_without_the_target_is_an_error() {
-        let fuzz = Fuzz { fuzz: Some(5), ..Fuzz::default() };
-        assert!(fuzz.asked() && !Fuzz::default().asked());
-        let suite = Suite {
+        let fuzz = FuzzOptions { fuzz: Some(5), ..FuzzOptions::default() };
+        assert!(fuzz.is_requested() && !FuzzOptions::default().is_requested());
+        let runner = TestRunner {
             gpus: 1,
             simulated: true,
             sanitizer: None,
@@ -116,6 +120,6 @@ mod tests {
             env: Vec::new(),
             timeout: std::time::Duration::from_secs(1),
         };
-        assert!(fuzz.run(&[], &suite).unwrap_err().to_string().contains(TARGET));
+        assert!(fuzz.run(&[], &runner).unwrap_err().to_string().contains(TARGET));
     }
 }

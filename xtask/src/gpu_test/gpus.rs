@@ -3,11 +3,14 @@
 use anyhow::{Result, ensure};
 use warpline_cuda_sys_safe::real;
 
-/// Their names, as many as the driver shows, at least one.
-pub(super) fn find() -> Result<Vec<String>> {
+/// Returns the names and compute capabilities of the visible GPUs.
+///
+/// # Errors
+/// If the driver cannot be loaded or no GPU is visible.
+pub(super) fn names() -> Result<Vec<String>> {
     let driver = real::load()?;
     let count = driver.device_count();
-    ensure!(count > 0, "the driver shows no device");
+    ensure!(count > 0, "no GPU is visible to the driver");
     let mut names = Vec::new();
     for index in 0..count {
         let properties = driver.properties(index)?;
@@ -17,7 +20,8 @@ pub(super) fn find() -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// What `CUDA_VISIBLE_DEVICES` must say to show the first `count` of what it shows now.
+/// Returns the value of `CUDA_VISIBLE_DEVICES` that leaves only the first `count` GPUs visible. `visible` is the
+/// current value.
 pub(super) fn first(count: usize, visible: Option<&str>) -> String {
     match visible {
         Some(list) => list.split(',').take(count).map(str::trim).collect::<Vec<_>>().join(","),

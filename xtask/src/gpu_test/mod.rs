@@ -1,22 +1,24 @@
-//! `cargo xtask gpu-test`: the tests that need a GPU, layer by layer.
+//! `cargo xtask gpu-test`: the tests that need a GPU, crate by crate.
 //!
-//! A GPU test is one whose name begins with `gpu_`, or with `gpu2_` (`gpu3_`, ...) when it needs so
-//! many GPUs. A test sees as many GPUs as its name declares, so one that opens more fails. GPU tests are
-//! `#[ignore]`d, so that `cargo test` passes without a GPU, and take the driver that `WARPLINE_DRIVER`
-//! names: `sim:N`, or the real one when that is unset. A target is built where
-//! `fn gpu_…` stands in one of its own files. Tests that only make sense on a real GPU are in a test
-//! target whose own name begins with `gpu_`. A test reads its data
-//! below the folder that the *run-time* environment variable `CARGO_MANIFEST_DIR` names
-//! (`WARPLINE_TEST_DATA` holds the same), and falls back to `env!("CARGO_MANIFEST_DIR")`: when the
-//! tests come out of an archive, the folder they were built in does not exist.
+//! The name of a GPU test begins with `gpu_`, or with `gpu2_`, `gpu3_` and so on if the test needs several GPUs. Each
+//! test sees exactly as many GPUs as its name declares, so a test that opens more fails. GPU tests are `#[ignore]`d, so
+//! that `cargo test` passes without a GPU. They open the driver that `WARPLINE_DRIVER` names: `sim:N`, or the real driver
+//! if the variable is unset.
+//!
+//! A target is built if one of its files contains `fn gpu_…`. Tests that need a real GPU, not a simulated one, are in a
+//! test target whose name begins with `gpu_`.
+//!
+//! A test reads its data below the folder in the environment variable `CARGO_MANIFEST_DIR` at run time
+//! (`WARPLINE_TEST_DATA` has the same value), and falls back to `env!("CARGO_MANIFEST_DIR")`. For tests from an archive
+//! the folder that they were built in does not exist.
 
 mod archive;
 mod build;
 mod fuzz;
 mod gpus;
 mod output;
+mod runner;
 mod sanitizer;
-mod suite;
 mod summary;
 
 use std::path::{Path, PathBuf};
@@ -24,10 +26,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use self::build::Binary;
-use self::fuzz::Fuzz;
-use self::sanitizer::Sanitizer;
-use self::suite::Suite;
+use self::build::TestProgram;
+use self::fuzz::FuzzOptions;
+use self::runner::TestRunner;
+use self::sanitizer::SanitizerTool;
 use crate::workspace;
 
 #[derive(Debug, clap::Args)]
@@ -42,45 +44,45 @@ pub(crate) struct Args {
         value_parser = clap::value_parser!(u16).range(1..)
     )]
     sim: Option<u16>,
-    /// Only the tests whose name contains S
+    /// Run only tests whose name contains S
     #[arg(long, value_name = "S")]
     filter: Option<String>,
-    /// Show the tests exactly N GPUs, and fail when there are fewer
+    /// Use exactly N GPUs; an error if fewer are visible
     #[arg(long, value_name = "N", conflicts_with = "sim",
         value_parser = clap::value_parser!(u16).range(1..))]
     gpus: Option<u16>,
-    /// Build the tests into FILE (.tar.gz) for a host without cargo, and run nothing
+    /// Build an archive of the tests (.tar.gz) for a host without cargo, and run nothing
     #[arg(long, value_name = "FILE", conflicts_with_all = ["from", "sim", "filter", "gpus"])]
     archive: Option<PathBuf>,
-    /// Run the tests in an archive; needs neither cargo nor a network
+    /// Run the tests of an archive; needs neither cargo nor a network
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
-    /// With --from: unpack into this folder and leave it there, with examples/ and benches/
+    /// With --from: unpack the archive into this folder and keep it, including examples/ and benches/
     #[arg(long, value_name = "DIR", requires = "from")]
     unpack: Option<PathBuf>,
-    /// Build optimised, as for an archive
+    /// Build with optimizations, as for an archive
     #[arg(long, conflicts_with_all = ["archive", "from"])]
     release: bool,
-    /// Run each test binary under this command, such as "compute-sanitizer --tool memcheck"
+    /// Run each test program under this command, such as "compute-sanitizer --tool memcheck"
     #[arg(long, value_name = "COMMAND")]
     wrapper: Option<String>,
-    /// Run each test binary under a tool of compute-sanitizer; what it finds is a failure
+    /// Run each test program under a tool of compute-sanitizer; each reported error is a failure
     #[arg(long, value_name = "TOOL", conflicts_with_all = ["wrapper", "sim", "fuzz", "fuzz_sticky"])]
-    sanitizer: Option<Sanitizer>,
-    /// Set an environment variable for the tests; may be repeated
+    sanitizer: Option<SanitizerTool>,
+    /// Set an environment variable for the tests; can be repeated
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_variable)]
     env: Vec<(String, String)>,
-    /// Seconds one test binary may run
+    /// Time limit for each run of a test program, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     timeout: u64,
     #[command(flatten)]
-    fuzz: Fuzz,
+    fuzz: FuzzOptions,
 }
 
 fn parse_variable(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
-        _ => Err(format!("{text:?} is not NAME=VALUE")),
+        _ => Err(format!("{text:?} does not have the form NAME=VALUE")),
     }
 }
 
@@ -88,53 +90,56 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if let Some(file) = &args.archive {
         return archive::write(&workspace::root()?, file);
     }
-    // Before anything is built or unpacked: without a GPU there is nothing to wait for.
-    let suite = suite(args)?;
+    // First, so that a missing GPU is reported before a long build.
+    let runner = test_runner(args)?;
     let Some(file) = &args.from else {
         let root = workspace::root()?;
         let profile = if args.release { build::ARCHIVE_PROFILE } else { "dev" };
-        if args.fuzz.asked() {
-            return args.fuzz.run(&build::test(&root, profile, fuzz::TARGET)?, &suite);
+        if args.fuzz.is_requested() {
+            return args.fuzz.run(&build::test(&root, profile, fuzz::TARGET)?, &runner);
         }
-        return run_all(&build::tests(&root, profile)?, &suite);
+        return run_all(&build::tests(&root, profile)?, &runner);
     };
     match &args.unpack {
-        Some(dir) => run_archive(file, dir, &args.fuzz, &suite),
+        Some(dir) => run_archive(file, dir, &args.fuzz, &runner),
         None => {
             let dir = xshell::Shell::new()?.create_temp_dir()?;
-            run_archive(file, dir.path(), &args.fuzz, &suite)
+            run_archive(file, dir.path(), &args.fuzz, &runner)
         }
     }
 }
 
-fn run_archive(file: &Path, dir: &Path, fuzz: &Fuzz, suite: &Suite) -> Result<()> {
+fn run_archive(file: &Path, dir: &Path, fuzz: &FuzzOptions, runner: &TestRunner) -> Result<()> {
     let manifest =
         archive::unpack(file, dir).with_context(|| format!("cannot unpack {}", file.display()))?;
-    println!("{}: made from {} for {}", file.display(), manifest.commit, manifest.host);
-    if fuzz.asked() {
-        return fuzz.run(&manifest.tests, suite);
+    println!("{}: built from commit {} for {}", file.display(), manifest.commit, manifest.host);
+    if fuzz.is_requested() {
+        return fuzz.run(&manifest.tests, runner);
     }
-    run_all(&manifest.tests, suite)
+    run_all(&manifest.tests, runner)
 }
 
-fn suite(args: &Args) -> Result<Suite> {
+fn test_runner(args: &Args) -> Result<TestRunner> {
     let mut env = Vec::new();
     let gpus = if let Some(count) = args.sim {
         println!("{count} simulated GPUs");
         env.push(("WARPLINE_DRIVER".to_owned(), Some(format!("sim:{count}"))));
         usize::from(count)
     } else {
-        // The driver of choice is the real one, whatever the caller's environment says.
+        // Without --sim the tests use the real driver, even if the caller's environment names another.
         env.push(("WARPLINE_DRIVER".to_owned(), None));
-        let found = gpus::find().context(
-            "no GPU to test on; run on a machine with one, or ask for simulated ones with --sim",
-        )?;
+        let found = gpus::names()
+            .context("no GPU found; run on a machine with a GPU, or simulate GPUs with --sim")?;
         for (index, name) in found.iter().enumerate() {
             println!("GPU {index}: {name}");
         }
         match args.gpus.map(usize::from) {
             Some(wanted) => {
-                ensure!(found.len() >= wanted, "{wanted} GPUs asked for, {} found", found.len());
+                ensure!(
+                    found.len() >= wanted,
+                    "{wanted} GPUs were requested, but {} are visible",
+                    found.len()
+                );
                 let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
                 let first = gpus::first(wanted, visible.as_deref());
                 env.push(("CUDA_VISIBLE_DEVICES".to_owned(), Some(first)));
@@ -149,7 +154,7 @@ fn suite(args: &Args) -> Result<Suite> {
         Some(sanitizer) => sanitizer.wrapper()?,
         None => wrapper.split_whitespace().map(str::to_owned).collect(),
     };
-    Ok(Suite {
+    Ok(TestRunner {
         gpus,
         simulated: args.sim.is_some(),
         sanitizer: args.sanitizer,
@@ -160,10 +165,10 @@ fn suite(args: &Args) -> Result<Suite> {
     })
 }
 
-fn run_all(binaries: &[Binary], suite: &Suite) -> Result<()> {
+fn run_all(binaries: &[TestProgram], runner: &TestRunner) -> Result<()> {
     let mut outcomes = Vec::new();
     for binary in binaries {
-        let outcome = suite
+        let outcome = runner
             .run(binary)
             .with_context(|| format!("cannot run {} of {}", binary.name, binary.package))?;
         outcomes.push((binary.package.clone(), outcome));
@@ -173,7 +178,7 @@ fn run_all(binaries: &[Binary], suite: &Suite) -> Result<()> {
     if summary.failed() > 0 {
         bail!("{} GPU tests failed", summary.failed());
     }
-    ensure!(summary.passed() > 0, "no GPU test ran, so nothing is known");
+    ensure!(summary.passed() > 0, "no GPU test ran");
     Ok(())
 }
 
@@ -184,17 +189,17 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Parser)]
-    struct Line {
+    struct TestCli {
         #[command(flatten)]
         args: Args,
     }
 
     fn parse(line: &[&str]) -> Result<Args, clap::Error> {
-        Line::try_parse_from([&["gpu-test"], line].concat()).map(|line| line.args)
+        TestCli::try_parse_from([&["gpu-test"], line].concat()).map(|line| line.args)
     }
 
     #[test]
-    fn sim_may_have_a_count() {
+    fn the_count_of_sim_is_optional() {
         assert_eq!(parse(&[]).unwrap().sim, None);
         assert_eq!(parse(&["--sim"]).unwrap().sim, Some(3));
         assert_eq!(parse(&["--sim=2"]).unwrap().sim, Some(2));
@@ -211,24 +216,24 @@ mod tests {
     }
 
     #[test]
-    fn the_simulator_is_asked_for_and_otherwise_kept_out() {
-        let driver = |suite: &Suite| {
-            suite.env.iter().find(|(name, _)| name == "WARPLINE_DRIVER").map(|(_, v)| v.clone())
+    fn sim_selects_the_simulator() {
+        let driver = |runner: &TestRunner| {
+            runner.env.iter().find(|(name, _)| name == "WARPLINE_DRIVER").map(|(_, v)| v.clone())
         };
-        let suite = suite(&parse(&["--sim=2", "--env", "A=b"]).unwrap()).unwrap();
-        assert_eq!(driver(&suite), Some(Some("sim:2".to_owned())));
-        assert_eq!(suite.gpus, 2);
-        assert!(suite.env.contains(&("A".to_owned(), Some("b".to_owned()))));
+        let runner = test_runner(&parse(&["--sim=2", "--env", "A=b"]).unwrap()).unwrap();
+        assert_eq!(driver(&runner), Some(Some("sim:2".to_owned())));
+        assert_eq!(runner.gpus, 2);
+        assert!(runner.env.contains(&("A".to_owned(), Some("b".to_owned()))));
     }
 
     #[test]
-    fn what_contradicts_itself_is_refused() {
+    fn contradictory_options_are_refused() {
         assert!(parse(&["--archive", "a", "--from", "b"]).is_err());
         assert!(parse(&["--sim", "--gpus", "1"]).is_err());
         assert!(parse(&["--unpack", "a"]).is_err());
         assert!(parse(&["--sanitizer", "memcheck", "--fuzz", "5"]).is_err());
         assert!(parse(&["--sanitizer", "initcheck"]).is_err());
         let args = parse(&["--sanitizer", "racecheck"]).unwrap();
-        assert_eq!(args.sanitizer, Some(Sanitizer::Racecheck));
+        assert_eq!(args.sanitizer, Some(SanitizerTool::Racecheck));
     }
 }

@@ -1,23 +1,23 @@
-//! Reading what a test binary prints.
+//! Parses the output of test programs.
 
 use std::collections::BTreeSet;
 
-/// What one run of a test binary told.
+/// The results in the output of one run of a test program.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Report {
+pub(super) struct RunResults {
     pub(super) passed: BTreeSet<String>,
     pub(super) failed: BTreeSet<String>,
-    /// The test that was begun and never ended: it took the process with it.
-    pub(super) broke: Option<String>,
+    /// The test that was running when the process ended.
+    pub(super) interrupted: Option<String>,
 }
 
-/// Reads the output of a run of the tests `names`, one at a time.
+/// Parses the output of a run of the tests `names`, one at a time.
 ///
-/// The closing lines are believed first, since what tests print can tear the lines before them.
-pub(super) fn report(output: &str, names: &[String]) -> Report {
+/// Prefers the summary at the end: output of the tests can break the lines of single results.
+pub(super) fn results(output: &str, names: &[String]) -> RunResults {
     let lines: Vec<&str> = output.lines().collect();
     let ended = lines.iter().rposition(|line| line.starts_with("test result: "));
-    let Some(ended) = ended else { return broken(&lines, names) };
+    let Some(ended) = ended else { return results_by_line(&lines, names) };
     let mut failed = BTreeSet::new();
     if let Some(list) = lines[..ended].iter().rposition(|line| *line == "failures:") {
         failed.extend(lines[list..ended].iter().map(|l| l.trim().to_owned()));
@@ -29,15 +29,15 @@ pub(super) fn report(output: &str, names: &[String]) -> Report {
         before.rsplit(' ').next().and_then(|n| n.parse::<usize>().ok())
     };
     if (count("passed"), count("failed")) == (Some(passed.len()), Some(failed.len())) {
-        return Report { passed, failed, broke: None };
+        return RunResults { passed, failed, interrupted: None };
     }
-    // The closing lines do not cover what was asked for: only what was seen to pass has passed.
-    broken(&lines, names)
+    // The summary does not cover all requested tests, so only the lines of single results count.
+    results_by_line(&lines, names)
 }
 
-/// What the lines of a run that did not end tell.
-fn broken(lines: &[&str], names: &[String]) -> Report {
-    let mut report = Report::default();
+/// Returns the results in the lines of single tests, for a run without a complete summary.
+fn results_by_line(lines: &[&str], names: &[String]) -> RunResults {
+    let mut results = RunResults::default();
     for line in lines {
         let Some((name, result)) = line.strip_prefix("test ").and_then(|l| l.split_once(" ... "))
         else {
@@ -47,19 +47,20 @@ fn broken(lines: &[&str], names: &[String]) -> Report {
         if !names.contains(&name) {
             continue;
         }
-        report.broke = None;
+        results.interrupted = None;
         if result.trim_end().ends_with("ok") {
-            report.passed.insert(name);
+            results.passed.insert(name);
         } else if result.trim_end().ends_with("FAILED") {
-            report.failed.insert(name);
+            results.failed.insert(name);
         } else {
-            report.broke = Some(name);
+            results.interrupted = Some(name);
         }
     }
-    report
+    results
 }
 
-/// How many errors compute-sanitizer counted; it ends well all the same unless told otherwise.
+/// Returns the number of errors that compute-sanitizer counted. Its exit status is 0 even with errors, unless
+/// `--error-exitcode` is given.
 pub(super) fn sanitizer_errors(output: &str) -> usize {
     let count = |line: &str| {
         let rest = line.split_once("ERROR SUMMARY: ")?.1;
@@ -68,12 +69,12 @@ pub(super) fn sanitizer_errors(output: &str) -> usize {
     output.lines().filter_map(count).sum()
 }
 
-/// The names that are printed for `--list --format terse`.
+/// Returns the test names in the output of `--list --format terse`.
 pub(super) fn listed(output: &str) -> Vec<String> {
     output.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect()
 }
 
-/// How many GPUs the test needs, or `None` when it is no GPU test.
+/// Returns the number of GPUs that a test's name declares. `None` if the name is not that of a GPU test.
 pub(super) fn gpus_needed(name: &str) -> Option<usize> {
     let own = name.rsplit("::").next()?;
     let (count, _) = own.strip_prefix("gpu")?.split_once('_')?;
@@ -89,12 +90,12 @@ mod tests {
     }
 
     fn read(output: &str, names: &[&str]) -> (Vec<String>, Vec<String>, Option<String>) {
-        let report = report(output, &strings(names));
-        (report.passed.into_iter().collect(), report.failed.into_iter().collect(), report.broke)
+        let RunResults { passed, failed, interrupted } = results(output, &strings(names));
+        (passed.into_iter().collect(), failed.into_iter().collect(), interrupted)
     }
 
     #[test]
-    fn a_run_that_ends_well() {
+    fn a_run_without_failures() {
         let output = "\nrunning 2 tests\ntest a::gpu_x ... ok\ntest gpu_y ... noise\nok\n\n\
             test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 3 filtered out; finished in 0.1s\n";
         assert_eq!(
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_breaks_names_its_last_test() {
+    fn an_interrupted_run_names_its_last_test() {
         let output = "test gpu_a ... ok\ntest gpu_b ... FAILED\ntest gpu_c ... thread panicked\n";
         let expected = (strings(&["gpu_a"]), strings(&["gpu_b"]), Some("gpu_c".to_owned()));
         assert_eq!(read(output, &["gpu_a", "gpu_b", "gpu_c", "gpu_d"]), expected);
@@ -124,13 +125,13 @@ mod tests {
     fn tests_that_did_not_run_have_not_passed() {
         let output = "test gpu_a ... ok\ntest gpu_b ... ignored, needs a GPU\n\n\
             test result: ok. 1 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out\n";
-        let (passed, failed, broke) = read(output, &["gpu_a", "gpu_b"]);
+        let (passed, failed, interrupted) = read(output, &["gpu_a", "gpu_b"]);
         assert_eq!((passed, failed), (strings(&["gpu_a"]), vec![]));
-        assert_eq!(broke.as_deref(), Some("gpu_b"));
+        assert_eq!(interrupted.as_deref(), Some("gpu_b"));
     }
 
     #[test]
-    fn names_say_how_many_gpus() {
+    fn names_declare_the_number_of_gpus() {
         assert_eq!(gpus_needed("gpu_add"), Some(1));
         assert_eq!(gpus_needed("a::tests::gpu2_copy"), Some(2));
         assert_eq!(gpus_needed("gpu12_all"), Some(12));
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_holds_tests_only() {
+    fn benchmarks_are_not_listed() {
         let output = "a::gpu_x: test\nb: benchmark\n\n1 test, 1 benchmark\n";
         assert_eq!(listed(output), ["a::gpu_x"]);
     }

@@ -4,26 +4,27 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 
-/// Its tools that the tests are made for.
+/// The tools of compute-sanitizer that the tests support.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Sanitizer {
-    /// Kernels' accesses out of bounds or misaligned
+pub(super) enum SanitizerTool {
+    /// Finds out-of-bounds and misaligned accesses of kernels
     Memcheck,
-    /// Races between a block's threads on shared memory
+    /// Finds races on shared memory between the threads of a block
     Racecheck,
 }
 
 const PROGRAM: &str = "compute-sanitizer";
-/// Where CUDA's toolkit puts it.
+/// Folders where the CUDA toolkit installs the program.
 const FOLDERS: [&str; 2] = ["/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer"];
 
-/// Tests that see work of large products still running. Under the tools each launch waits for its end.
+/// Tests that observe large products while they run. Under the tools each launch is synchronous.
 const NEED_OVERLAP: [&str; 2] =
     ["gpu_s07_ops_return_before_they_run", "gpu_s12_streams_overlap_past_a_wait"];
-/// Tests whose large products take racecheck minutes each. It would check cuBLAS's kernels, not ours.
+/// Tests whose large products take minutes each under racecheck, which would check kernels of cuBLAS, not of this
+/// workspace.
 const LARGE_PRODUCTS: [&str; 8] = [
-    "gpu_s13_synchronize_waits_for_all",
-    "gpu_s13_an_event_covers_what_came_before",
+    "gpu_s13_synchronize_waits_for_all_streams",
+    "gpu_s13_an_event_covers_earlier_work",
     "gpu_s13_wait_stream_orders",
     "gpu_s13_wait_event_orders",
     "gpu2_s13_wait_event_orders_across_devices",
@@ -32,28 +33,28 @@ const LARGE_PRODUCTS: [&str; 8] = [
     "gpu_s14_by_default_nothing_need_be_recorded",
 ];
 
-impl Sanitizer {
-    /// The command that a test binary runs under.
+impl SanitizerTool {
+    /// Returns the command that a test program runs under.
     pub(super) fn wrapper(self) -> Result<Vec<String>> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let folders = std::env::split_paths(&path).chain(FOLDERS.map(PathBuf::from));
         let Some(program) = find(folders) else {
             bail!(
-                "{PROGRAM} is neither on the PATH nor in {}: install it with CUDA's toolkit",
+                "{PROGRAM} is neither on the PATH nor in {}; install the CUDA toolkit",
                 FOLDERS.join(" or ")
             );
         };
         Ok(self.command(&program))
     }
 
-    /// What a test, by its path, would need that the tool takes away.
-    pub(super) fn takes_from(self, test: &str) -> Option<&'static str> {
+    /// Returns a requirement of the test with this path that the tool does not meet.
+    pub(super) fn unmet_requirement(self, test: &str) -> Option<&'static str> {
         let name = test.rsplit("::").next().unwrap_or(test);
         if NEED_OVERLAP.contains(&name) {
-            return Some("launches that return at once");
+            return Some("asynchronous launches");
         }
         let slow = self == Self::Racecheck && LARGE_PRODUCTS.contains(&name);
-        slow.then_some("large products in reasonable time")
+        slow.then_some("fast large products")
     }
 
     fn command(self, program: &Path) -> Vec<String> {
@@ -62,12 +63,12 @@ impl Sanitizer {
             Self::Racecheck => "racecheck",
         };
         let mut command = vec![program.to_string_lossy().into_owned()];
-        // What tests start as processes of their own is to fail: it is not looked at.
+        // Child processes are not checked, because tests start children that fail on purpose.
         let options =
             ["--tool", tool, "--error-exitcode", "86", "--target-processes", "application-only"];
         command.extend(options.map(str::to_owned));
         if self == Self::Memcheck {
-            // Tests make calls that are refused.
+            // Tests make driver calls that fail on purpose.
             command.extend(["--report-api-errors", "no"].map(str::to_owned));
         }
         command
@@ -83,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_on_the_path_is_taken() {
+    fn the_first_program_on_the_path_is_used() {
         let dir = xshell::Shell::new().unwrap().create_temp_dir().unwrap();
         let folders = || [dir.path().join("none"), dir.path().to_owned()].into_iter();
         assert_eq!(find(folders()), None);
@@ -92,32 +93,32 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_there() {
+    fn excluded_tests_exist() {
         let root = crate::workspace::root().unwrap();
         let folder = root.join("crates/tensor/tests/semantics");
         let files = crate::workspace::files(&folder, &["rs"]).unwrap();
         let text: String =
             files.iter().map(|file| std::fs::read_to_string(file).unwrap()).collect();
         for name in NEED_OVERLAP.iter().chain(&LARGE_PRODUCTS) {
-            assert!(text.contains(name), "{name} is no test");
+            assert!(text.contains(name), "{name} is not a test");
         }
     }
 
     #[test]
-    fn memcheck_has_time_for_large_products() {
-        let of = |sanitizer: Sanitizer, test: &str| sanitizer.takes_from(&format!("s::{test}"));
-        for sanitizer in [Sanitizer::Memcheck, Sanitizer::Racecheck] {
+    fn memcheck_runs_tests_with_large_products() {
+        let of = |tool: SanitizerTool, test: &str| tool.unmet_requirement(&format!("s::{test}"));
+        for sanitizer in [SanitizerTool::Memcheck, SanitizerTool::Racecheck] {
             assert!(of(sanitizer, NEED_OVERLAP[0]).is_some());
             assert_eq!(of(sanitizer, "gpu_copy"), None);
         }
-        assert!(of(Sanitizer::Racecheck, LARGE_PRODUCTS[0]).is_some());
-        assert_eq!(of(Sanitizer::Memcheck, LARGE_PRODUCTS[0]), None);
+        assert!(of(SanitizerTool::Racecheck, LARGE_PRODUCTS[0]).is_some());
+        assert_eq!(of(SanitizerTool::Memcheck, LARGE_PRODUCTS[0]), None);
     }
 
     #[test]
-    fn its_errors_end_the_run() {
+    fn the_command_exits_with_an_error_if_the_tool_finds_errors() {
         for (sanitizer, tool) in
-            [(Sanitizer::Memcheck, "memcheck"), (Sanitizer::Racecheck, "racecheck")]
+            [(SanitizerTool::Memcheck, "memcheck"), (SanitizerTool::Racecheck, "racecheck")]
         {
             let command = sanitizer.command(Path::new("/x/compute-sanitizer"));
             assert_eq!(command[..3], ["/x/compute-sanitizer", "--tool", tool]);

@@ -1,20 +1,20 @@
-//! The closing table.
+//! The table of results at the end of a run.
 
 use std::fmt;
 use std::time::Duration;
 
-use super::suite::Outcome;
+use super::runner::TestCounts;
 
-/// What came of every crate's GPU tests.
+/// The results of all crates' GPU tests.
 #[derive(Debug)]
 pub(super) struct Summary {
-    /// Crates in the order they ran.
-    crates: Vec<(String, Outcome)>,
+    /// Crates in the order of their runs.
+    crates: Vec<(String, TestCounts)>,
 }
 
 impl Summary {
-    pub(super) fn new(outcomes: Vec<(String, Outcome)>) -> Self {
-        let mut crates: Vec<(String, Outcome)> = Vec::new();
+    pub(super) fn new(outcomes: Vec<(String, TestCounts)>) -> Self {
+        let mut crates: Vec<(String, TestCounts)> = Vec::new();
         for (name, outcome) in outcomes {
             match crates.iter_mut().find(|(known, _)| *known == name) {
                 None => crates.push((name, outcome)),
@@ -33,7 +33,7 @@ impl Summary {
     }
 }
 
-fn add(sum: &mut Outcome, other: Outcome) {
+fn add(sum: &mut TestCounts, other: TestCounts) {
     sum.passed += other.passed;
     sum.failed.extend(other.failed);
     sum.not_run.extend(other.not_run);
@@ -49,7 +49,7 @@ impl fmt::Display for Summary {
             "{:<width$}  {:>6}  {:>6}  {:>7}  {:>8}  {:>9}",
             "crate", "passed", "failed", "not run", "filtered", "time"
         )?;
-        let mut total = Outcome::default();
+        let mut total = TestCounts::default();
         for (name, outcome) in &self.crates {
             row(f, width, name, outcome)?;
             add(&mut total, outcome.clone());
@@ -65,8 +65,8 @@ impl fmt::Display for Summary {
     }
 }
 
-fn row(f: &mut fmt::Formatter<'_>, width: usize, name: &str, outcome: &Outcome) -> fmt::Result {
-    let Outcome { passed, failed, not_run, filtered, time } = outcome;
+fn row(f: &mut fmt::Formatter<'_>, width: usize, name: &str, outcome: &TestCounts) -> fmt::Result {
+    let TestCounts { passed, failed, not_run, filtered, time } = outcome;
     let (failed, not_run, time) = (failed.len(), not_run.len(), seconds(*time));
     writeln!(f, "{name:<width$}  {passed:>6}  {failed:>6}  {not_run:>7}  {filtered:>8}  {time:>9}")
 }
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_crates_binaries_are_one_row() {
-        let outcome = |passed, failed: &[&str]| Outcome {
+        let outcome = |passed, failed: &[&str]| TestCounts {
             passed,
             failed: failed.iter().map(|&n| n.to_owned()).collect(),
             not_run: vec![("gpu2_c".to_owned(), "2 GPUs".to_owned())],

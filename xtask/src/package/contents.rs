@@ -1,4 +1,4 @@
-//! What a package must hold, so that it builds away from the repository and says what it is.
+//! Checks of a package's files, so that the package builds outside the repository.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -7,45 +7,46 @@ use anyhow::Result;
 
 use crate::workspace;
 
-/// The most that the registry takes, compressed.
-const MOST_BYTES: u64 = 10_000_000;
-/// Files that are the repository's own, in every package.
+/// Maximum compressed size of a package on the registry, in bytes.
+const MAX_BYTES: u64 = 10_000_000;
+/// Files of the repository's root that every package contains.
 const LICENSES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
-/// Folders of a crate whose files are needed to build it, whether or not the build says so: without its
-/// PTX `warpline-kernels` builds, and has no kernels.
-const NEEDED: [&str; 3] = ["src", "ptx", "docs"];
-/// What names a file that the compiler reads, and whose path begins right behind it.
-const READS: [&str; 4] = ["include_str!(", "include_bytes!(", "include!(", "#[path ="];
+/// Folders of a crate that its package must contain completely. A build does not reveal every missing file:
+/// `warpline-kernels` builds without its PTX, but has no kernels then.
+const COMPLETE_FOLDERS: [&str; 3] = ["src", "ptx", "docs"];
+/// Beginnings of code that names a file for the compiler. The path follows.
+const FILE_REFERENCES: [&str; 4] = ["include_str!(", "include_bytes!(", "include!(", "#[path ="];
 
-/// What is wrong with the package of the crate in `dir`, unpacked in `package`, which has `bytes` bytes.
+/// Returns the faults of the package of the crate in `dir`. `package` is the folder that the package is unpacked into,
+/// and `bytes` is its compressed size.
 pub(super) fn check(root: &Path, dir: &Path, package: &Path, bytes: u64) -> Result<Vec<String>> {
     let mut complaints = Vec::new();
-    if bytes > MOST_BYTES {
-        complaints.push(format!("{bytes} bytes, of which the registry takes {MOST_BYTES}"));
+    if bytes > MAX_BYTES {
+        complaints.push(format!("it has {bytes} bytes; the registry accepts at most {MAX_BYTES}"));
     }
     if !package.join("README.md").is_file() {
-        complaints.push("no README.md".to_owned());
+        complaints.push("README.md is missing".to_owned());
     }
     for name in LICENSES {
         let text = fs::read(package.join(name)).ok();
-        // Where a checkout has no links, what they say stands in their place.
+        // On systems without symbolic links, a checkout has a file with the link's target as its text.
         if text.is_none() || text != fs::read(root.join(name)).ok() {
-            complaints.push(format!("no {name}, or another than the repository's"));
+            complaints.push(format!("{name} is missing or differs from the repository's"));
         }
     }
-    for folder in NEEDED {
+    for folder in COMPLETE_FOLDERS {
         for file in workspace::files(&dir.join(folder), &[])? {
             let name = workspace::relative(dir, &file);
             if fs::read(package.join(&name)).ok() != fs::read(&file).ok() {
-                complaints.push(format!("{name} is not what the repository has, or is left out"));
+                complaints.push(format!("{name} is missing or differs from the repository's"));
             }
         }
     }
     for file in workspace::files(package, &["rs"])? {
         let source = workspace::read(&file)?;
-        for named in read_by(&source) {
-            let place = resolve(&file, &named);
-            if !place.as_deref().is_some_and(|p| p.starts_with(package) && p.is_file()) {
+        for named in referenced_files(&source) {
+            let path = resolve(&file, &named);
+            if !path.as_deref().is_some_and(|p| p.starts_with(package) && p.is_file()) {
                 let name = workspace::relative(package, &file);
                 complaints.push(format!("{name} reads {named}, which is not in the package"));
             }
@@ -54,44 +55,44 @@ pub(super) fn check(root: &Path, dir: &Path, package: &Path, bytes: u64) -> Resu
     Ok(complaints)
 }
 
-/// The files that a source file names literally, outside its comments.
-fn read_by(source: &str) -> Vec<String> {
+/// Returns the paths that a source file references as string literals, except in comments.
+fn referenced_files(source: &str) -> Vec<String> {
     let code: String = source
         .lines()
         .filter(|line| !line.trim_start().starts_with("//"))
         .flat_map(|line| [line, "\n"])
         .collect();
-    let behind = READS.iter().flat_map(|start| code.match_indices(start));
-    let literals = behind.filter_map(|(at, start)| {
+    let references = FILE_REFERENCES.iter().flat_map(|start| code.match_indices(start));
+    let literals = references.filter_map(|(at, start)| {
         let rest = code[at + start.len()..].trim_start().strip_prefix('"')?;
         rest.split_once('"').map(|(name, _)| name.to_owned())
     });
     literals.collect()
 }
 
-/// The file that a source file means by a relative path; `None` above the root of everything.
+/// Resolves a path relative to a source file. `None` if the path leads above the root of the file system.
 fn resolve(source: &Path, named: &str) -> Option<PathBuf> {
-    let mut place = source.parent()?.to_path_buf();
+    let mut path = source.parent()?.to_path_buf();
     for part in Path::new(named).components() {
         match part {
-            Component::ParentDir => place.pop().then_some(())?,
+            Component::ParentDir => path.pop().then_some(())?,
             Component::CurDir => {}
-            part => place.push(part),
+            part => path.push(part),
         }
     }
-    Some(place)
+    Some(path)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A repository with a crate, and its package.
-    struct Trial {
+    /// A repository with one crate, and the unpacked package of the crate.
+    struct TestRepository {
         dir: xshell::TempDir,
     }
 
-    impl Trial {
+    impl TestRepository {
         fn new() -> Self {
             let trial = Self { dir: xshell::Shell::new().unwrap().create_temp_dir().unwrap() };
             for name in LICENSES {
@@ -126,44 +127,44 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_package_is_in_order() {
-        assert_eq!(Trial::new().complaints(MOST_BYTES), [""; 0]);
+    fn a_complete_package_has_no_faults() {
+        assert_eq!(TestRepository::new().complaints(MAX_BYTES), [""; 0]);
     }
 
     #[test]
-    fn what_is_too_large_is_refused() {
-        let complaints = Trial::new().complaints(MOST_BYTES + 1);
-        assert_eq!(complaints, ["10000001 bytes, of which the registry takes 10000000"]);
+    fn a_package_that_is_too_large_is_refused() {
+        let complaints = TestRepository::new().complaints(MAX_BYTES + 1);
+        assert_eq!(complaints, ["it has 10000001 bytes; the registry accepts at most 10000000"]);
     }
 
     #[test]
-    fn what_lacks_its_readme_or_a_license_is_refused() {
-        let trial = Trial::new();
+    fn a_package_without_readme_or_license_is_refused() {
+        let trial = TestRepository::new();
         trial.remove("package/README.md");
         trial.remove("package/LICENSE-MIT");
-        // A link that the checkout did not resolve.
+        // A symbolic link that was checked out as a text file.
         trial.write("package/LICENSE-APACHE", "../../LICENSE-APACHE");
-        let license = |name| format!("no {name}, or another than the repository's");
+        let license = |name| format!("{name} is missing or differs from the repository's");
         let expected =
-            ["no README.md".to_owned(), license("LICENSE-APACHE"), license("LICENSE-MIT")];
+            ["README.md is missing".to_owned(), license("LICENSE-APACHE"), license("LICENSE-MIT")];
         assert_eq!(trial.complaints(0), expected);
     }
 
     #[test]
-    fn what_lacks_a_source_or_its_ptx_is_refused() {
-        let trial = Trial::new();
+    fn a_package_without_a_source_or_its_ptx_is_refused() {
+        let trial = TestRepository::new();
         trial.remove("package/ptx/k.ptx.lzma");
         trial.write("a/src/new.rs", "");
         let expected = ["src/new.rs", "ptx/k.ptx.lzma"]
-            .map(|name| format!("{name} is not what the repository has, or is left out"));
+            .map(|name| format!("{name} is missing or differs from the repository's"));
         assert_eq!(trial.complaints(0), expected);
     }
 
     #[test]
-    fn what_reads_files_from_elsewhere_is_refused() {
-        let trial = Trial::new();
+    fn a_package_that_references_files_outside_is_refused() {
+        let trial = TestRepository::new();
         trial.remove("package/b.rs");
-        // There it is, in the repository, but who has the package alone does not have it.
+        // The file exists in the repository, but not in the package.
         trial.write("docs.md", "D.");
         trial.write(
             "package/tests/c.rs",

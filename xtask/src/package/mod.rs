@@ -1,4 +1,4 @@
-//! `cargo xtask package`: the crates as they would be published, built from their packages alone.
+//! `cargo xtask package`: makes the packages that would be published, and builds each crate from its package alone.
 
 mod contents;
 mod pack;
@@ -11,12 +11,12 @@ use crate::workspace::{self, Crate, LAYERS};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Make the packages and check what they hold, but build nothing
+    /// Make the packages and check their content, but do not build them
     #[arg(long)]
     no_verify: bool,
 }
 
-/// The crates that are published, from the bottom up.
+/// Returns the published crates, from the bottom layer up.
 pub(crate) fn published(members: &[Crate]) -> Vec<&Crate> {
     LAYERS.iter().filter_map(|(name, _)| members.iter().find(|c| c.name == *name)).collect()
 }
@@ -30,7 +30,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if args.no_verify {
         pack(&sh, &crates)?;
     } else {
-        // Cargo unpacks each package and builds it, on the packages of the others.
+        // Cargo unpacks each package and builds it with the packages of its dependencies.
         let names: Vec<&str> = crates.iter().flat_map(|c| ["-p", c.name.as_str()]).collect();
         let cargo = workspace::cargo();
         cmd!(sh, "{cargo} package --allow-dirty --offline {names...}").run()?;
@@ -44,7 +44,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         complaints.extend(found.into_iter().map(|text| format!("{name}: {text}")));
     }
     if !complaints.is_empty() {
-        bail!("packages that could not be published:\n  {}", complaints.join("\n  "));
+        bail!("the packages cannot be published:\n  {}", complaints.join("\n  "));
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Making packages, and unpacking them where cargo can build from them.
+//! Makes packages, and unpacks them so that cargo can build from them.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -18,33 +18,33 @@ pub(crate) fn pack(sh: &Shell, crates: &[&Crate]) -> Result<()> {
     Ok(())
 }
 
-/// Unpacks the packages that were made: each crate's name, and its folder.
+/// Unpacks the packages of crates. Returns each crate's name and the folder of its package.
 pub(crate) fn unpack_all(root: &Path, crates: &[&Crate]) -> Result<Vec<(String, PathBuf)>> {
     crates.iter().map(|member| Ok((member.name.clone(), unpack(root, member)?))).collect()
 }
 
-/// A crate's package.
+/// Returns the path of a crate's package.
 pub(super) fn archive(root: &Path, member: &Crate) -> PathBuf {
     root.join("target/package").join(format!("{}-{}.crate", member.name, member.version))
 }
 
-/// Unpacks a package beside it. A file that is there with the same contents is left alone, so that cargo
-/// builds again only what has changed.
+/// Unpacks a package into the folder that contains it. Does not rewrite unchanged files, so that cargo recompiles only
+/// changed crates.
 fn unpack(root: &Path, member: &Crate) -> Result<PathBuf> {
     let packed = archive(root, member);
-    let file = File::open(&packed).with_context(|| format!("no {}", packed.display()))?;
-    let place = packed.with_extension("");
+    let file = File::open(&packed).with_context(|| format!("cannot open {}", packed.display()))?;
+    let folder = packed.with_extension("");
     let fresh = root.join("target/package/fresh");
     if fresh.exists() {
         fs::remove_dir_all(&fresh)?;
     }
     tar::Archive::new(GzDecoder::new(file)).unpack(&fresh)?;
-    update(&fresh.join(place.file_name().unwrap_or_default()), &place)?;
+    update(&fresh.join(folder.file_name().unwrap_or_default()), &folder)?;
     fs::remove_dir_all(&fresh)?;
-    Ok(place)
+    Ok(folder)
 }
 
-/// Makes `to` the same as `from`.
+/// Makes the files of `to` equal to those of `from`. Writes only files that differ.
 fn update(from: &Path, to: &Path) -> Result<()> {
     let names = |dir: &Path| -> Result<Vec<String>> {
         let files = workspace::files(dir, &[])?;
@@ -70,12 +70,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_has_changed_is_written_again() {
+    fn only_changed_files_are_written() {
         let dir = Shell::new().unwrap().create_temp_dir().unwrap();
         let (from, to) = (dir.path().join("from"), dir.path().join("to"));
-        let write = |place: &Path, text: &str| {
-            fs::create_dir_all(place.parent().unwrap()).unwrap();
-            fs::write(place, text).unwrap();
+        let write = |path: &Path, text: &str| {
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
         };
         write(&from.join("src/a.rs"), "a");
         write(&from.join("b.rs"), "new");

@@ -5,12 +5,12 @@ use std::ops::Range;
 use anyhow::{Result, anyhow};
 use proc_macro2::{TokenStream, TokenTree};
 
-/// Returns the text of all comments and doc comments. Each line of `text` is a line of the result, without its code and
-/// without the signs of the comment.
+/// Returns the text of all comments and doc comments. The result has one line per line of `text`, without code and
+/// comment markers.
 ///
 /// # Errors
-/// If `text` is not made of Rust's tokens.
-pub(super) fn of(path: &str, text: &str) -> Result<String> {
+/// If `text` does not consist of Rust tokens.
+pub(super) fn extract(path: &str, text: &str) -> Result<String> {
     let tokens: TokenStream = text.parse().map_err(|error: proc_macro2::LexError| {
         anyhow!("{path}:{}: {error}", error.span().start().line)
     })?;
@@ -25,16 +25,16 @@ pub(super) fn of(path: &str, text: &str) -> Result<String> {
     Ok(lines.collect::<Vec<_>>().join("\n"))
 }
 
-/// Replaces all code by spaces. Comments are the text between the tokens. The tokens of a doc comment are those of an
-/// attribute, and each has the place of the comment.
+/// Replaces all code by spaces. Ordinary comments are the text between tokens. A doc comment consists of the tokens of
+/// an attribute, and each of them has the span of the comment.
 fn blank(tokens: TokenStream, text: &str, comments: &mut [u8]) {
     for token in tokens {
-        let place = token.span().byte_range();
-        if text[place.clone()].starts_with("//") || text[place.clone()].starts_with("/*") {
+        let span = token.span().byte_range();
+        if text[span.clone()].starts_with("//") || text[span.clone()].starts_with("/*") {
             continue;
         }
-        let mut code = |place: Range<usize>| {
-            let bytes = comments[place].iter_mut().filter(|byte| **byte != b'\n');
+        let mut code = |span: Range<usize>| {
+            let bytes = comments[span].iter_mut().filter(|byte| **byte != b'\n');
             bytes.for_each(|byte| *byte = b' ');
         };
         match token {
@@ -43,7 +43,7 @@ fn blank(tokens: TokenStream, text: &str, comments: &mut [u8]) {
                 code(group.span_close().byte_range());
                 blank(group.stream(), text, comments);
             }
-            _ => code(place),
+            _ => code(span),
         }
     }
 }
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     fn comments(text: &str) -> Vec<String> {
-        of("a.rs", text).unwrap().split('\n').map(|line| line.trim().to_owned()).collect()
+        extract("a.rs", text).unwrap().split('\n').map(|line| line.trim().to_owned()).collect()
     }
 
     #[test]
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_not_rust_is_named() {
-        let error = of("crates/a/src/b.rs", "fn f() {\n").err().unwrap().to_string();
+        let error = extract("crates/a/src/b.rs", "fn f() {\n").err().unwrap().to_string();
         assert!(error.starts_with("crates/a/src/b.rs:"), "{error}");
     }
 }

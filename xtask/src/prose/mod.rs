@@ -1,7 +1,7 @@
-//! `cargo xtask prose`: counts of words that make comments and pages hard to read.
+//! `cargo xtask prose`: counts words that make comments and pages hard to read.
 //!
-//! The counts are a help for editors and no check: a sentence with such a word may be clear, and one without them may
-//! be hard to read. Words in code blocks and inline code are not counted.
+//! The counts help editors; they are not a check. A sentence with such a word may be clear, and a sentence without any
+//! may be hard to read. Words in code blocks and inline code are not counted.
 
 mod comments;
 mod words;
@@ -10,7 +10,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use self::words::{Prose, Rates};
+use self::words::{WordCounts, WordRates};
 use crate::{markdown, workspace};
 
 #[derive(Debug, clap::Args)]
@@ -29,21 +29,23 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     rows.push(("docs".to_owned(), read(&root, &root.join("docs"), "md", args.list)?));
     println!("{:<24} {:>8} {:>10} {:>10}", "", "words", "what", "who, …");
     for (name, prose) in &rows {
-        let Rates { what, who } = prose.per_thousand();
+        let WordRates { what, who } = prose.per_thousand();
         println!("{name:<24} {:>8} {what:>10.1} {who:>10.1}", prose.words);
     }
-    println!("`what`, and `who`, `whose`, `of which` and `so many`, per 1,000 words of prose");
+    println!(
+        "occurrences per 1,000 words; the last column counts `who`, `whose`, `of which` and `so many`"
+    );
     Ok(())
 }
 
 /// Counts the prose of all files with an extension in a folder. With `list`, prints the sentences that begin with a
 /// question word.
-fn read(root: &Path, folder: &Path, extension: &str, list: bool) -> Result<Prose> {
-    let mut total = Prose::default();
+fn read(root: &Path, folder: &Path, extension: &str, list: bool) -> Result<WordCounts> {
+    let mut total = WordCounts::default();
     for path in workspace::files(folder, &[extension])? {
         let (name, text) = (workspace::relative(root, &path), workspace::read(&path)?);
-        let text = if extension == "rs" { comments::of(&name, &text)? } else { text };
-        let prose = Prose::of(markdown::prose(&text));
+        let text = if extension == "rs" { comments::extract(&name, &text)? } else { text };
+        let prose = WordCounts::of(markdown::prose(&text));
         if list {
             prose.questions.iter().for_each(|(line, text)| println!("{name}:{line}: {text}"));
         }

@@ -1,29 +1,29 @@
-//! Words of prose, and sentences that begin with a question word.
+//! Counts words, and finds sentences that begin with a question word.
 
-/// Words that begin a question. `When` begins a condition more often, and is left out.
+/// Words that begin a question. `When` is not among them, because it usually begins a condition.
 const QUESTIONS: [&str; 8] = ["What", "Who", "Whose", "Whom", "Which", "Where", "Why", "How"];
 
-/// Counts of one or more texts.
+/// Word counts of one or more texts.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Prose {
+pub(super) struct WordCounts {
     pub(super) words: usize,
     /// Occurrences of `what`.
     pub(super) what: usize,
     /// Occurrences of `who`, `whose`, `of which` and `so many`.
     pub(super) who: usize,
-    /// Sentences that begin with a question word: the line, and its text from there on.
+    /// Sentences that begin with a question word: the line number, and the text from there to the end of the line.
     pub(super) questions: Vec<(usize, String)>,
 }
 
 /// Occurrences per 1,000 words.
 #[derive(Debug, PartialEq)]
-pub(super) struct Rates {
+pub(super) struct WordRates {
     pub(super) what: f64,
     pub(super) who: f64,
 }
 
-impl Prose {
-    /// Counts the words of lines with their numbers.
+impl WordCounts {
+    /// Counts the words of numbered lines.
     pub(super) fn of(lines: impl Iterator<Item = (usize, String)>) -> Self {
         let mut prose = Self::default();
         let mut former = String::new();
@@ -60,9 +60,9 @@ impl Prose {
         }
     }
 
-    pub(super) fn per_thousand(&self) -> Rates {
+    pub(super) fn per_thousand(&self) -> WordRates {
         let rate = |count: usize| 1e3 * count as f64 / self.words.max(1) as f64;
-        Rates { what: rate(self.what), who: rate(self.who) }
+        WordRates { what: rate(self.what), who: rate(self.who) }
     }
 }
 
@@ -70,16 +70,16 @@ impl Prose {
 mod tests {
     use super::*;
 
-    fn of(text: &str) -> Prose {
-        Prose::of(text.lines().enumerate().map(|(at, line)| (at + 1, line.to_owned())))
+    fn of(text: &str) -> WordCounts {
+        WordCounts::of(text.lines().enumerate().map(|(at, line)| (at + 1, line.to_owned())))
     }
 
     #[test]
     fn words_are_counted_over_the_ends_of_lines() {
         let prose = of("What it is, of\nwhich so many (who?) know; \"whose\" = 1 whatsoever.");
         assert_eq!((prose.words, prose.what, prose.who), (11, 1, 4));
-        assert_eq!(prose.per_thousand(), Rates { what: 1e3 / 11.0, who: 4e3 / 11.0 });
-        assert_eq!(Prose::default().per_thousand(), Rates { what: 0.0, who: 0.0 });
+        assert_eq!(prose.per_thousand(), WordRates { what: 1e3 / 11.0, who: 4e3 / 11.0 });
+        assert_eq!(WordCounts::default().per_thousand(), WordRates { what: 0.0, who: 0.0 });
     }
 
     #[test]
@@ -102,6 +102,6 @@ mod tests {
     #[test]
     fn a_line_after_code_begins_a_sentence() {
         let lines = [(1, "such as:".to_owned()), (5, "Which".to_owned()), (6, "Who".to_owned())];
-        assert_eq!(Prose::of(lines.into_iter()).questions, [(5, "Which".to_owned())]);
+        assert_eq!(WordCounts::of(lines.into_iter()).questions, [(5, "Which".to_owned())]);
     }
 }

@@ -1,6 +1,8 @@
-//! `cargo xtask ptx`: compiles the programs of all ops, which `crates/kernels/examples/ptx.rs` knows, with
-//! the NVRTC that is pinned; and the CUDA sources of the driver's tests, to a `.ptx` and a
-//! `.sm90.cubin` beside each, whose hashes are in the `.ptx`'s header.
+//! `cargo xtask ptx`: compiles CUDA sources with the pinned version of NVRTC.
+//!
+//! `crates/kernels/examples/ptx.rs` compiles the programs of all ops. This module compiles the CUDA sources of the
+//! driver's tests to a `.ptx` and a `.sm90.cubin` file beside each source. The header of the `.ptx` file has the hashes
+//! of the source and of the machine code.
 
 mod nvrtc;
 mod source;
@@ -12,21 +14,21 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use warpline_files::NewFile;
 
-use self::nvrtc::Compiler;
-use self::source::Module;
+use self::nvrtc::PinnedCompiler;
+use self::source::PtxModule;
 use crate::workspace;
 
-/// Where the driver's tests have CUDA sources.
+/// Folders with CUDA sources of the driver's tests.
 const SOURCES: &[&str] = &["crates/cuda-sys-safe/tests"];
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only the programs of these names
+    /// Compile only the programs with these names
     names: Vec<String>,
-    /// Write nothing; fail when a source and its PTX do not agree, by their hashes
+    /// Write nothing; fail if the hash of a source does not match its PTX
     #[arg(long)]
     check: bool,
-    /// With --check: compile again and compare the text
+    /// With --check: also compile every source and compare the result
     #[arg(long, requires = "check")]
     rebuild: bool,
 }
@@ -34,7 +36,8 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let root = workspace::root()?;
     let modules = modules(&root)?;
-    let compiler = (!args.check || args.rebuild).then(|| Compiler::find(&root)).transpose()?;
+    let compiler =
+        (!args.check || args.rebuild).then(|| PinnedCompiler::find(&root)).transpose()?;
     let mode = match (args.check, args.rebuild) {
         (false, _) => None,
         (true, false) => Some("--check"),
@@ -48,25 +51,25 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// The programs of all ops. What knows them is built as the workspace's tests are, for which it then need not be built
-/// again.
+/// Compiles or checks the programs of all ops. Builds the example `ptx` with the options of the workspace's tests, so
+/// that the two share their compiled crates.
 fn run_programs(
     root: &Path,
     mode: Option<&str>,
     names: &[String],
-    compiler: Option<&Compiler>,
+    compiler: Option<&PinnedCompiler>,
 ) -> Result<()> {
     let sh = xshell::Shell::new()?;
     sh.change_dir(root);
     let own = std::env::current_exe()?;
     let Some(target) = own.ancestors().nth(2) else {
-        bail!("{} is in no target folder", own.display());
+        bail!("{} is not in a target folder", own.display());
     };
     let cargo = workspace::cargo();
     xshell::cmd!(sh, "{cargo} build --quiet --workspace --example ptx --target-dir {target}")
         .run()?;
     let program = target.join("debug/examples/ptx").with_extension(std::env::consts::EXE_EXTENSION);
-    // As cargo would set it: this process has the folder of its own package.
+    // This process inherited the variable for the package `xtask`.
     let mut command = xshell::cmd!(sh, "{program} {mode...} {names...}")
         .env("CARGO_MANIFEST_DIR", root.join("crates/kernels"));
     if let Some(compiler) = compiler {
@@ -75,7 +78,7 @@ fn run_programs(
     Ok(command.run()?)
 }
 
-fn write_all(root: &Path, modules: &[Module], compiler: &Compiler) -> Result<()> {
+fn write_all(root: &Path, modules: &[PtxModule], compiler: &PinnedCompiler) -> Result<()> {
     for module in modules {
         let (text, cubin) = compile(compiler, module)?;
         write(root, &module.ptx_path(), text.as_bytes())?;
@@ -84,12 +87,12 @@ fn write_all(root: &Path, modules: &[Module], compiler: &Compiler) -> Result<()>
     Ok(())
 }
 
-/// The modules of the driver's tests.
-fn modules(root: &Path) -> Result<Vec<Module>> {
+/// Reads the modules of the driver's tests.
+fn modules(root: &Path) -> Result<Vec<PtxModule>> {
     let mut modules = Vec::new();
     for sources in SOURCES.iter().map(|sources| root.join(sources)) {
         for path in workspace::files(&sources, &["cu"])? {
-            modules.push(Module::read(&sources, &path)?);
+            modules.push(PtxModule::read(&sources, &path)?);
         }
     }
     Ok(modules)
@@ -104,39 +107,42 @@ fn write(root: &Path, path: &Path, bytes: &[u8]) -> Result<()> {
     Ok(file.commit()?)
 }
 
-/// The text and the machine code to be committed.
-fn compile(compiler: &Compiler, module: &Module) -> Result<(String, Vec<u8>)> {
+/// Returns the PTX with its header, and the machine code.
+fn compile(compiler: &PinnedCompiler, module: &PtxModule) -> Result<(String, Vec<u8>)> {
     let (ptx, cubin) = compiler.compile(module)?;
     Ok((source::with_header(module, &ptx, &cubin), cubin))
 }
 
-/// What is wrong with a module's committed files, if something is.
-fn fault(module: &Module, compiler: Option<&Compiler>) -> Result<Option<&'static str>> {
+/// Returns the fault of a module's committed files. `None` if they agree with the source.
+fn find_fault(
+    module: &PtxModule,
+    compiler: Option<&PinnedCompiler>,
+) -> Result<Option<&'static str>> {
     let (Ok(text), Ok(cubin)) =
         (workspace::read(&module.ptx_path()), fs::read(module.cubin_path()))
     else {
-        return Ok(Some("missing"));
+        return Ok(Some("this file or its .cubin is missing"));
     };
     if source::hash_in(&text) != Some(&module.hash()) {
-        return Ok(Some("made from another source or with other options"));
+        return Ok(Some("the source or the compiler's options have changed"));
     }
     if source::cubin_hash_in(&text) != Some(&source::cubin_hash(&cubin)) {
-        return Ok(Some("machine code that was not made with it"));
+        return Ok(Some("the .cubin is of another compilation"));
     }
     if let Some(compiler) = compiler
         && compile(compiler, module)? != (text, cubin)
     {
-        return Ok(Some("not what compiling its source gives"));
+        return Ok(Some("a new compilation gives another result"));
     }
     Ok(None)
 }
 
 /// Compares every module with its committed PTX.
-fn check(root: &Path, modules: &[Module], compiler: Option<&Compiler>) -> Result<()> {
+fn check(root: &Path, modules: &[PtxModule], compiler: Option<&PinnedCompiler>) -> Result<()> {
     let mut wrong = Vec::new();
     let mut expected: Vec<PathBuf> = Vec::new();
     for module in modules {
-        if let Some(fault) = fault(module, compiler)? {
+        if let Some(fault) = find_fault(module, compiler)? {
             wrong.push(format!("{}: {fault}", workspace::relative(root, &module.ptx_path())));
         }
         expected.extend([module.ptx_path(), module.cubin_path()]);
@@ -146,7 +152,7 @@ fn check(root: &Path, modules: &[Module], compiler: Option<&Compiler>) -> Result
             let by_hand =
                 || fs::read(&path).is_ok_and(|text| text.starts_with(b"// Written by hand"));
             if !expected.contains(&path) && !by_hand() {
-                wrong.push(format!("{}: no source for it", workspace::relative(root, &path)));
+                wrong.push(format!("{}: it has no source", workspace::relative(root, &path)));
             }
         }
     }
@@ -157,15 +163,15 @@ fn check(root: &Path, modules: &[Module], compiler: Option<&Compiler>) -> Result
     for line in &wrong {
         eprintln!("{line}");
     }
-    bail!("{} PTX files are wrong; run `cargo xtask ptx`", wrong.len())
+    bail!("{} compiled files do not match their sources; run `cargo xtask ptx`", wrong.len())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A workspace with one source and its header, and PTX of the right hash.
-    fn scene() -> (xshell::TempDir, PathBuf) {
+    /// Creates a workspace with one source, its header file, and PTX with the right hash.
+    fn test_workspace() -> (xshell::TempDir, PathBuf) {
         let dir = xshell::Shell::new().unwrap().create_temp_dir().unwrap();
         let sources = dir.path().join(SOURCES[0]);
         fs::create_dir_all(sources.join("unary")).unwrap();
@@ -184,25 +190,25 @@ mod tests {
     }
 
     #[test]
-    fn a_module_agrees_with_what_was_made_from_it() {
-        let (dir, sources) = scene();
+    fn unchanged_ptx_passes_the_check_and_other_machine_code_fails() {
+        let (dir, sources) = test_workspace();
         assert!(checks(dir.path()));
         assert!(sources.join("unary/neg.ptx").exists());
         assert!(sources.join("unary/neg.sm90.cubin").exists());
         fs::write(sources.join("unary/neg.sm90.cubin"), b"other").unwrap();
-        assert!(!checks(dir.path()), "the machine code is not the one it was made with");
+        assert!(!checks(dir.path()), "the machine code is of another compilation");
     }
 
     #[test]
     fn a_changed_header_file_fails_the_check() {
-        let (dir, sources) = scene();
+        let (dir, sources) = test_workspace();
         fs::write(sources.join("unary/common.cuh"), "#define ONE 2\n").unwrap();
         assert!(!checks(dir.path()));
     }
 
     #[test]
     fn missing_and_orphaned_ptx_fail_the_check() {
-        let (dir, sources) = scene();
+        let (dir, sources) = test_workspace();
         fs::rename(sources.join("unary/neg.ptx"), sources.join("unary/old.ptx")).unwrap();
         assert!(!checks(dir.path()));
         fs::copy(sources.join("unary/old.ptx"), sources.join("unary/neg.ptx")).unwrap();

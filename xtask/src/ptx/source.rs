@@ -1,4 +1,4 @@
-//! A CUDA source with the headers it includes, and the hash over them.
+//! CUDA sources with the header files that they include, and their hashes.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -9,27 +9,26 @@ use sha2::{Digest, Sha256};
 use super::nvrtc::{NVRTC_VERSION, RUNTIME_VERSION};
 use crate::workspace;
 
-/// Options of every compilation. Fast math stays off: results must not depend on the compiler's
-/// liberties.
+/// Options of every compilation. Fast math stays off, so that the precision of results does not depend on the compiler.
 pub(super) const OPTIONS: &[&str] = &["-std=c++17", "--fmad=true"];
 
-/// What PTX is made for; every device of that capability or a later one runs it.
+/// The architecture of the PTX. Devices of this compute capability or a later one run it.
 pub(super) const PTX_ARCHITECTURE: &str = "compute_75";
-/// What machine code is made for as well, so that the driver need not compile PTX there.
+/// The architecture of the machine code, where the driver then need not compile the PTX.
 pub(super) const CUBIN_ARCHITECTURE: &str = "sm_90";
 
-/// One `.cu` file.
+/// A `.cu` file with the header files that it includes.
 #[derive(Debug)]
-pub(super) struct Module {
+pub(super) struct PtxModule {
     pub(super) path: PathBuf,
     pub(super) text: String,
-    /// The folder that the source is below.
+    /// The folder that contains all sources. Paths in the hash are relative to it.
     sources: PathBuf,
-    /// The headers it includes, directly or not, with their text, each once.
+    /// The included header files, direct and indirect, with their text. Each file occurs once.
     headers: Vec<(PathBuf, String)>,
 }
 
-impl Module {
+impl PtxModule {
     pub(super) fn read(sources: &Path, path: &Path) -> Result<Self> {
         let text = workspace::read(path)?;
         let mut headers = Vec::new();
@@ -50,7 +49,7 @@ impl Module {
         self.path.with_extension("sm90.cubin")
     }
 
-    /// The hash over source, headers, options and compiler.
+    /// Returns a hash of the source, the header files, the options and the compiler's version.
     pub(super) fn hash(&self) -> String {
         let mut hash = Sha256::new();
         let mut add = |part: &str| {
@@ -72,7 +71,7 @@ impl Module {
     }
 }
 
-/// The hash by which a PTX file names the machine code beside it.
+/// Returns the hash of machine code, which the header of the PTX file contains.
 pub(super) fn cubin_hash(cubin: &[u8]) -> String {
     hex(&Sha256::digest(cubin))
 }
@@ -84,13 +83,13 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Adds the headers that `text` includes in quotes, and those that these include. The ones in
-/// angle brackets are the toolkit's, whose version is part of the hash.
+/// Adds the header files that `text` includes in quotes, directly and indirectly. Header files in angle brackets belong
+/// to the toolkit, whose version is part of the hash.
 fn add_headers(path: &Path, text: &str, headers: &mut Vec<(PathBuf, String)>) -> Result<()> {
     for name in text.lines().filter_map(quoted_include) {
         let header = path.with_file_name(name);
         if !header.is_file() {
-            bail!("{} includes {name:?}, which is not beside it", path.display());
+            bail!("{} includes {name:?}, but its folder has no such file", path.display());
         }
         let header = header.canonicalize()?;
         if !headers.iter().any(|(known, _)| *known == header) {
@@ -107,10 +106,10 @@ fn quoted_include(line: &str) -> Option<&str> {
     rest.trim_start().strip_prefix('"')?.split('"').next()
 }
 
-/// `ptx` with our header instead of the compiler's, which names a build; without the constants that
-/// `cuda_fp16.h` brings and nothing uses; and without the numbers of calls, which count on through
-/// all that one process compiles.
-pub(super) fn with_header(module: &Module, ptx: &str, cubin: &[u8]) -> String {
+/// Makes compiled PTX reproducible. Replaces the compiler's header, which names a build of the compiler, by a header
+/// with hashes. Removes unused constants of the toolkit's header files. Removes the `callseq` numbers of calls, which
+/// NVRTC continues from one compilation of a process to the next.
+pub(super) fn with_header(module: &PtxModule, ptx: &str, cubin: &[u8]) -> String {
     let body: Vec<&str> = ptx
         .lines()
         .skip_while(|line| line.trim().is_empty() || line.starts_with("//"))
@@ -128,7 +127,7 @@ pub(super) fn with_header(module: &Module, ptx: &str, cubin: &[u8]) -> String {
     )
 }
 
-/// Whether the line defines a constant of the header `nv/target` that no other line names.
+/// Returns whether a line defines a constant of the header file `nv/target` that no other line uses.
 fn is_unused_constant(line: &str, ptx: &str) -> bool {
     if !line.starts_with(".global .align 8 ") || !line.ends_with(';') {
         return false;
@@ -137,12 +136,12 @@ fn is_unused_constant(line: &str, ptx: &str) -> bool {
     name.is_some_and(|name| ptx.matches(name).count() == 1)
 }
 
-/// The source hash in a PTX file's header.
+/// Returns the hash of the source in the header of a PTX file.
 pub(super) fn hash_in(ptx: &str) -> Option<&str> {
     ptx.lines().take(5).find_map(|line| line.strip_prefix("// source-hash: "))
 }
 
-/// The hash of the machine code in a PTX file's header.
+/// Returns the hash of the machine code in the header of a PTX file.
 pub(super) fn cubin_hash_in(ptx: &str) -> Option<&str> {
     ptx.lines().take(5).find_map(|line| line.strip_prefix("// cubin-hash: "))
 }
@@ -153,18 +152,18 @@ mod tests {
 
     use super::*;
 
-    fn module(files: &[(&str, &str)]) -> Result<Module> {
+    fn module(files: &[(&str, &str)]) -> Result<PtxModule> {
         let dir = xshell::Shell::new().unwrap().create_temp_dir().unwrap();
         let root = dir.path().canonicalize().unwrap();
         for (name, text) in files {
             fs::create_dir_all(root.join(name).parent().unwrap()).unwrap();
             fs::write(root.join(name), text).unwrap();
         }
-        Module::read(&root, &root.join(files[0].0))
+        PtxModule::read(&root, &root.join(files[0].0))
     }
 
     #[test]
-    fn headers_are_followed_once_each() {
+    fn each_included_header_is_read_once() {
         let files = [
             (
                 "add/add.cu",
@@ -180,13 +179,13 @@ mod tests {
 
         let mut changed = files;
         changed[2].1 = "#include \"all.cuh\"\nint y;\n";
-        let hash = Module::hash;
+        let hash = PtxModule::hash;
         assert_ne!(hash(&read), hash(&module(&changed).unwrap()));
-        assert_eq!(hash(&read), hash(&module(&files).unwrap()), "the folder's place is no part");
+        assert_eq!(hash(&read), hash(&module(&files).unwrap()), "the folder's path is not hashed");
     }
 
     #[test]
-    fn what_was_compiled_before_leaves_no_trace() {
+    fn call_numbers_of_earlier_compilations_are_removed() {
         let module = module(&[("a.cu", "")]).unwrap();
         let compiled = |number: u32| {
             let ptx = format!(
@@ -212,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn the_compilers_header_gives_way_to_ours() {
+    fn the_compilers_header_is_replaced() {
         let module = module(&[("a.cu", "int x;\n")]).unwrap();
         let ptx = "//\n// Compiler Build ID: CL-1\n//\n\n.version 8.0\n\t// inline asm  \nret;\n\n";
         let text = with_header(&module, ptx, b"code");
@@ -224,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn only_unused_constants_of_the_toolkit_are_left_out() {
+    fn only_unused_constants_of_the_toolkit_are_removed() {
         let constant =
             |name: &str| format!(".global .align 8 .u64 _ZN1k2nv6target6detail{name} = 1;");
         let (used, unused) = (constant("4usedE"), constant("6unusedE"));

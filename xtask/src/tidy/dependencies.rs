@@ -1,7 +1,7 @@
-//! Every dependency is used.
+//! Checks that every dependency is used.
 
 use super::layers::line_of;
-use super::{Complaint, Source};
+use super::{Complaint, SourceFile};
 use crate::workspace::Crate;
 
 const RULE: &str = "dependencies";
@@ -10,7 +10,7 @@ const RULE: &str = "dependencies";
 /// `text` the content.
 pub(super) fn check(
     member: &Crate,
-    sources: &[Source],
+    sources: &[SourceFile],
     manifest: &str,
     text: &str,
 ) -> Vec<Complaint> {
@@ -19,36 +19,36 @@ pub(super) fn check(
         let name = dependency.name.as_str();
         let is_product = dependency.kind.is_none();
         let mut sources = sources.iter().filter(|source| source.in_src() || !is_product);
-        // A crate names itself for the features that its tests need.
+        // A crate is its own dev-dependency if its tests need optional features.
         if name == member.name || sources.any(|source| names(source, &name.replace('-', "_"))) {
             continue;
         }
-        let place = if is_product { "its library or program" } else { "any of its sources" };
-        let complaint = format!("{} does not use {name} in {place}", member.name);
+        let scope = if is_product { "its library or program" } else { "any of its sources" };
+        let complaint = format!("{} does not use {name} in {scope}", member.name);
         complaints.push(Complaint::error(manifest, line_of(text, name), RULE, complaint));
     }
     complaints
 }
 
-/// Finds dependencies that the workspace's manifest offers and no crate takes.
-pub(super) fn unclaimed(manifest: &str, text: &str, crates: &[Crate]) -> Vec<Complaint> {
+/// Finds entries of `[workspace.dependencies]` that no crate uses.
+pub(super) fn unused_entries(manifest: &str, text: &str, crates: &[Crate]) -> Vec<Complaint> {
     let table =
         text.lines().enumerate().skip_while(|(_, line)| *line != "[workspace.dependencies]");
     let entries = table.skip(1).take_while(|(_, line)| !line.starts_with('['));
     let named = entries.filter_map(|(at, line)| Some((at, line.split_once([' ', '='])?.0)));
-    let claimed =
+    let used =
         |name: &str| crates.iter().flat_map(|member| &member.dependencies).any(|d| d.name == name);
-    let is_unclaimed =
-        |(_, name): &(usize, &str)| !name.is_empty() && !name.starts_with('#') && !claimed(name);
+    let is_unused =
+        |(_, name): &(usize, &str)| !name.is_empty() && !name.starts_with('#') && !used(name);
     let complaint = |(at, name): (usize, &str)| {
         let text = format!("no crate of the workspace depends on {name}");
         Complaint::error(manifest, at + 1, RULE, text)
     };
-    named.filter(is_unclaimed).map(complaint).collect()
+    named.filter(is_unused).map(complaint).collect()
 }
 
-/// Whether a source names a crate, in code or in a documented example.
-fn names(source: &Source, crate_name: &str) -> bool {
+/// Returns whether a source names a crate, in code or in a documented example.
+fn names(source: &SourceFile, crate_name: &str) -> bool {
     source.lines_with(crate_name).next().is_some() || source.documents(&format!("{crate_name}::"))
 }
 
@@ -75,9 +75,9 @@ mod tests {
     fn complaints(dependencies: &[(&str, Option<&str>)]) -> Vec<String> {
         let text = "[dependencies]\nused-crate = \"1\"\nunused = \"1\"\n";
         let sources = [
-            Source::new("crates/a/src/lib.rs", "// unused\nuse used_crate::Name;\n"),
-            Source::new("crates/a/tests/b.rs", "use of_tests::Name;\n"),
-            Source::new("crates/a/src/c.rs", "//! ```\n//! use of_examples::Name;\n//! ```\n"),
+            SourceFile::new("crates/a/src/lib.rs", "// unused\nuse used_crate::Name;\n"),
+            SourceFile::new("crates/a/tests/b.rs", "use of_tests::Name;\n"),
+            SourceFile::new("crates/a/src/c.rs", "//! ```\n//! use of_examples::Name;\n//! ```\n"),
         ]
         .map(Result::unwrap);
         let found = check(&member(dependencies), &sources, "Cargo.toml", text);
@@ -85,23 +85,23 @@ mod tests {
     }
 
     #[test]
-    fn an_unused_dependency_is_named_with_its_line() {
+    fn an_unused_dependency_is_reported_with_its_line() {
         let text =
             "Cargo.toml:3: error [dependencies] a does not use unused in its library or program";
         assert_eq!(complaints(&[("used-crate", None), ("unused", None)]), [text]);
     }
 
     #[test]
-    fn only_tests_need_a_dependency_of_tests() {
+    fn dev_dependencies_may_be_used_by_tests_alone() {
         assert!(complaints(&[("of-tests", Some("dev")), ("of-examples", Some("dev"))]).is_empty());
         assert_eq!(complaints(&[("of-tests", None)]).len(), 1);
         assert_eq!(complaints(&[("unused", Some("dev"))]).len(), 1);
     }
 
     #[test]
-    fn an_offer_that_no_crate_takes_is_named() {
+    fn an_unused_workspace_dependency_is_reported() {
         let text = "[workspace.dependencies]\n# First.\nused = \"1\"\nunused = { path = \"b\" }\n\n[profile]\nx = 1\n";
-        let found = unclaimed("Cargo.toml", text, &[member(&[("used", None)])]);
+        let found = unused_entries("Cargo.toml", text, &[member(&[("used", None)])]);
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].line, found[0].rule), (4, RULE));
     }

@@ -1,12 +1,12 @@
-//! Dependencies point down only.
+//! Checks that crates depend only on lower layers.
 
 use super::Complaint;
 use crate::workspace::{Crate, LAYERS};
 
 const RULE: &str = "layers";
 
-/// Checks the dependencies of `member` on other crates of the workspace, whose names are
-/// `members`. `manifest` is the path of its `Cargo.toml`, `text` what stands there.
+/// Checks the dependencies of `member` on other crates of the workspace. `members` are the names of all crates,
+/// `manifest` is the path of the crate's `Cargo.toml`, and `text` the content.
 pub(super) fn check(
     member: &Crate,
     members: &[&str],
@@ -18,30 +18,31 @@ pub(super) fn check(
     }
     let complaint = |line, text: String| Complaint::error(manifest, line, RULE, text);
     let Some((_, allowed)) = LAYERS.iter().find(|(name, _)| *name == member.name) else {
-        let text = format!("{} is in no layer: give it a place in LAYERS", member.name);
+        let text = format!("{} has no layer; add it to LAYERS", member.name);
         return vec![complaint(1, text)];
     };
     let mut complaints = Vec::new();
     for dependency in &member.dependencies {
         let name = dependency.name.as_str();
-        // A crate names itself for the features that its tests need.
+        // A crate is its own dev-dependency if its tests need optional features.
         if !members.contains(&name) || name == member.name {
             continue;
         }
         let line = line_of(text, name);
         if !allowed.contains(&name) {
-            let text = format!("{} must not depend on {name}: that is not below it", member.name);
+            let text =
+                format!("{} must not depend on {name}, which is not a lower layer", member.name);
             complaints.push(complaint(line, text));
         } else if member.name == "warpline-alloc" && name != "warpline-sync" && !dependency.optional
         {
-            let text = format!("{} must depend on {name} as an option only", member.name);
+            let text = format!("the dependency of {} on {name} must be optional", member.name);
             complaints.push(complaint(line, text));
         }
     }
     complaints
 }
 
-/// The line that names the dependency.
+/// Returns the line of a manifest that names a dependency.
 pub(super) fn line_of(manifest: &str, name: &str) -> usize {
     let names = |line: &str| {
         line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['.', ' ', '=']))
@@ -49,7 +50,7 @@ pub(super) fn line_of(manifest: &str, name: &str) -> usize {
             || line.ends_with(&format!("dependencies.{name}]"))
     };
     let mut lines = manifest.lines().enumerate();
-    // The package's own table comes first and holds names, too.
+    // Skip the table of the package, which may contain the same names.
     lines.find(|(_, line)| line.contains("dependencies")).map_or(1, |(start, line)| {
         if names(line) {
             return start + 1;
@@ -92,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn upward_edges_are_named_with_their_line() {
+    fn upward_edges_are_reported_with_their_line() {
         let found = complaints("warpline-stream", &[("half", false), ("warpline-kernels", false)]);
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].line, found[0].rule), (6, RULE));
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn alloc_and_stream_do_not_know_each_other() {
+    fn alloc_and_stream_do_not_depend_on_each_other() {
         assert_eq!(complaints("warpline-alloc", &[("warpline-stream", true)]).len(), 1);
         assert_eq!(complaints("warpline-stream", &[("warpline-alloc", false)]).len(), 1);
     }

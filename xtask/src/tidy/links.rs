@@ -1,12 +1,12 @@
-//! Links of Markdown files: to files, and to headings in them, that there are.
+//! Checks that the links of Markdown files lead to existing files and headings.
 
 use std::path::Path;
 
 use super::Complaint;
 use crate::markdown::prose;
 
-/// Complains of what the links of a file lead to. `read` has the text of a file, and `None` where there is
-/// none; of a folder, or of what is no Markdown, any text.
+/// Checks the links of a Markdown file. `read` returns the text of a file, or `None` if there is no such file. For
+/// folders and files that are not text, `read` returns any text.
 pub(super) fn check(
     path: &str,
     text: &str,
@@ -19,13 +19,15 @@ pub(super) fn check(
             complaints.push(Complaint { path, line, rule, text, warning: false });
         };
         let (file, heading) = target.split_once('#').unwrap_or((&target, ""));
-        let there = match file {
+        let linked = match file {
             "" => Some(text.to_owned()),
-            file => below(path, file).and_then(|file| read(&file)),
+            file => resolve(path, file).and_then(|file| read(&file)),
         };
-        match there {
+        match linked {
             None => complain(format!("`{target}` leads to no file")),
-            Some(there) if !heading.is_empty() && !anchors(&there).iter().any(|a| a == heading) => {
+            Some(linked)
+                if !heading.is_empty() && !anchors(&linked).iter().any(|a| a == heading) =>
+            {
                 complain(format!("`{target}` leads to no heading"));
             }
             Some(_) => {}
@@ -34,8 +36,8 @@ pub(super) fn check(
     complaints
 }
 
-/// The file that a link of `path` leads to, below the workspace's root.
-fn below(path: &str, link: &str) -> Option<String> {
+/// Resolves a link in the file `path`. The result is relative to the root of the workspace; `None` above the root.
+fn resolve(path: &str, link: &str) -> Option<String> {
     let folder = Path::new(path).parent()?.to_str()?;
     let mut parts: Vec<&str> = folder.split('/').filter(|part| !part.is_empty()).collect();
     for part in link.split('/') {
@@ -48,7 +50,7 @@ fn below(path: &str, link: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// What relative links lead to: `[text](target)` and `[name]: target`.
+/// Returns the targets of relative links, `[text](target)` and `[name]: target`, with their lines.
 fn links(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for (line, prose) in prose(text) {
@@ -60,7 +62,7 @@ fn links(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// What headings are called in links, as GitHub makes it of them.
+/// Returns the link anchors of the headings, which GitHub derives from their text.
 fn anchors(text: &str) -> Vec<String> {
     let mut fenced = false;
     let headings = text.lines().filter(|line| {
@@ -83,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_of_ops_shows_the_entry_that_is_tested() {
+    fn the_page_of_ops_shows_the_tested_code() {
         let root = crate::workspace::root().expect("the workspace");
         let read = |path: &str| std::fs::read_to_string(root.join(path)).expect("a file");
         let page = read("docs/add-an-op.md");
@@ -96,7 +98,7 @@ mod tests {
         ] {
             let entry = blocks.get(block).expect("a block");
             assert!(entry.contains(name), "{entry}");
-            assert!(read(path).contains(entry), "not as in {path}:\n{entry}");
+            assert!(read(path).contains(entry), "{path} does not contain:\n{entry}");
         }
     }
 
@@ -112,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn links_lead_to_files_that_there_are() {
+    fn links_lead_to_existing_files() {
         assert_eq!(found("[x](b.md) and [y](../README.md), [z](../src)\n[n]: b.md\n"), []);
         assert_eq!(found("[x](https://a.b/c) [y](mailto:a@b)\n"), []);
         let none = |target: &str| format!("`{target}` leads to no file");
@@ -121,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn links_lead_to_headings_that_there_are() {
+    fn links_lead_to_existing_headings() {
         assert_eq!(found("# Own\n[x](b.md#the-title-twice) [y](b.md#a-b) [z](#own)\n"), []);
         let none = |target: &str| format!("`{target}` leads to no heading");
         let text = "[x](b.md#no-heading) [y](#own)\n";
@@ -130,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn code_has_no_links() {
+    fn links_in_code_are_not_checked() {
         assert_eq!(found("`[x](c.md)`\n```text\n[y](c.md)\n```\n"), []);
     }
 }

@@ -1,27 +1,28 @@
-//! `cargo xtask tidy`: what the compiler does not check about the workspace.
+//! `cargo xtask tidy`: checks of the workspace that the compiler does not make.
 
 mod dependencies;
 mod layers;
 mod links;
+mod rows;
 mod rules;
-mod source;
+mod source_file;
 mod unsafety;
 
 use std::fmt;
 
 use anyhow::{Result, bail};
 
-use self::source::Source;
+use self::source_file::SourceFile;
 use crate::workspace;
 
-/// One thing that is wrong, and where.
+/// A violation of a rule, with its file and line.
 #[derive(Debug, PartialEq, Eq)]
 struct Complaint {
     path: String,
     line: usize,
     rule: &'static str,
     text: String,
-    /// Said, but no failure.
+    /// A warning is printed, but `tidy` does not fail.
     warning: bool,
 }
 
@@ -44,6 +45,7 @@ pub(crate) fn run() -> Result<()> {
     let names: Vec<&str> = crates.iter().map(|member| member.name.as_str()).collect();
     let mut complaints = Vec::new();
     let mut files = 0;
+    let mut rust_files = Vec::new();
     let mut unsafe_files = Vec::new();
     let outside = root.join("tests");
     let folders = crates.iter().map(|member| (member.dir(), Some(member)));
@@ -54,12 +56,13 @@ pub(crate) fn run() -> Result<()> {
             complaints.extend(rules::length(&name, &text));
             files += 1;
             if name.ends_with(".rs") {
-                let source = Source::new(&name, &text)?;
+                let source = SourceFile::new(&name, &text)?;
                 complaints.extend(rules::check(&source));
                 complaints.extend(unsafety::check(&source));
                 if unsafety::has_unsafe(&source) {
-                    unsafe_files.push(name);
+                    unsafe_files.push(name.clone());
                 }
+                rust_files.push(name);
                 sources.push(source);
             }
         }
@@ -71,10 +74,12 @@ pub(crate) fn run() -> Result<()> {
         }
     }
     let text = workspace::read(&root.join("Cargo.toml"))?;
-    complaints.extend(dependencies::unclaimed("Cargo.toml", &text, &crates));
+    complaints.extend(dependencies::unused_entries("Cargo.toml", &text, &crates));
     complaints.extend(unsafety::stale(&unsafe_files));
+    let page = workspace::read(&root.join(rows::PAGE))?;
+    complaints.extend(rows::check(&page, &rust_files, |path| root.join(path).exists()));
     for path in workspace::files(&root, &["md"])? {
-        // What a symbolic link stands for is looked at where it is.
+        // The target of a symbolic link is checked at its own path.
         if !path.is_symlink() {
             let (name, text) = (workspace::relative(&root, &path), workspace::read(&path)?);
             let read = |name: &str| {
@@ -92,9 +97,9 @@ pub(crate) fn run() -> Result<()> {
     }
     let errors = complaints.iter().filter(|c| !c.warning).count();
     if errors > 0 {
-        bail!("tidy: {errors} complaints about {files} files");
+        bail!("tidy found {errors} errors in {files} files");
     }
-    println!("tidy: {} crates and {files} files in order", crates.len());
+    println!("tidy: no errors in {} crates and {files} files", crates.len());
     Ok(())
 }
 
@@ -103,8 +108,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_complaint_names_place_and_rule() {
-        let source = Source::new("crates/a/src/b.rs", "fn f() {}\n").unwrap();
+    fn a_complaint_names_file_line_and_rule() {
+        let source = SourceFile::new("crates/a/src/b.rs", "fn f() {}\n").unwrap();
         let text = source.complaint(3, "header", "no header").to_string();
         assert_eq!(text, "crates/a/src/b.rs:3: error [header] no header");
     }

@@ -1,33 +1,33 @@
-//! Rules about single files: header, length, locks.
+//! Rules for single files: header, length and locks.
 
 use proc_macro2::Ident;
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 use syn::{Attribute, ItemMod, ItemUse, Macro, Meta, Path, UseTree};
 
-use super::{Complaint, Source, source};
+use super::{Complaint, SourceFile, source_file};
 
-/// Lines a file may have.
-const MOST_LINES: usize = 600;
-/// Lines from which on we say so.
-const MANY_LINES: usize = 400;
+/// Maximum number of lines of a file.
+const MAX_LINES: usize = 600;
+/// A longer file gets a warning.
+const WARNING_LINES: usize = 400;
 
-/// Crates whose locks a checker of schedules must know.
-const CHECKED: &[&str] =
+/// Crates that shuttle tests under many thread schedules. Shuttle must control all locks of these crates.
+const SHUTTLE_CRATES: &[&str] =
     &["crates/alloc/src/", "crates/stream/src/", "crates/runtime/src/", "crates/kernels/src/"];
-/// What they take from `warpline-sync`. Other things of the standard library stop no thread.
-const LOCKS: &[&str] = &["Mutex", "RwLock", "Condvar", "MutexGuard", "Barrier"];
+/// Types that block a thread. The crates must use those of `warpline-sync`.
+const BLOCKING_TYPES: &[&str] = &["Mutex", "RwLock", "Condvar", "MutexGuard", "Barrier"];
 
-pub(super) fn check(source: &Source) -> Vec<Complaint> {
+pub(super) fn check(source: &SourceFile) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     if source.in_src() && !has_header(source) {
-        let text = "the file must begin with a `//!` line that says what it holds";
+        let text = "the file must begin with a `//!` comment that describes the module";
         complaints.push(source.complaint(1, "header", text));
     }
-    if CHECKED.iter().any(|dir| source.path.starts_with(dir)) && !source.is_test() {
-        let mut locks = Locks::default();
+    if SHUTTLE_CRATES.iter().any(|dir| source.path.starts_with(dir)) && !source.is_test() {
+        let mut locks = LockVisitor::default();
         locks.visit_file(&source.file);
-        let text = "a lock of the standard library's: take `warpline_sync`'s";
+        let text = "use the lock of `warpline_sync` instead of the standard library's";
         complaints.extend(locks.lines.iter().map(|line| source.complaint(*line, "locks", text)));
     }
     complaints
@@ -35,17 +35,19 @@ pub(super) fn check(source: &Source) -> Vec<Complaint> {
 
 pub(super) fn length(path: &str, text: &str) -> Option<Complaint> {
     let lines = text.lines().count();
-    (lines > MANY_LINES).then(|| Complaint {
+    (lines > WARNING_LINES).then(|| Complaint {
         path: path.to_owned(),
         line: lines,
         rule: "length",
-        text: format!("{lines} lines; at most {MOST_LINES}, better under {MANY_LINES}: split it"),
-        warning: lines <= MOST_LINES,
+        text: format!(
+            "the file has {lines} lines; split it (at most {MAX_LINES}, better {WARNING_LINES})"
+        ),
+        warning: lines <= MAX_LINES,
     })
 }
 
 /// Returns whether the file begins with a module comment. Other inner attributes may precede it.
-fn has_header(source: &Source) -> bool {
+fn has_header(source: &SourceFile) -> bool {
     let attributes = &source.file.attrs;
     let before = attributes.first().map_or(0, |first| first.span().start().line - 1);
     attributes.iter().any(|attribute| attribute.path().is_ident("doc"))
@@ -54,11 +56,11 @@ fn has_header(source: &Source) -> bool {
 
 /// Lines outside tests that name a lock of the standard library.
 #[derive(Debug, Default)]
-struct Locks {
+struct LockVisitor {
     lines: Vec<usize>,
 }
 
-impl Locks {
+impl LockVisitor {
     /// Visits the names that a `use` imports from the module `path`.
     fn import(&mut self, path: &[&Ident], tree: &UseTree) {
         match tree {
@@ -74,14 +76,14 @@ impl Locks {
         if let [root, module, item, ..] = path
             && *root == "std"
             && *module == "sync"
-            && LOCKS.iter().any(|lock| *item == lock)
+            && BLOCKING_TYPES.iter().any(|lock| *item == lock)
         {
             self.lines.push(item.span().start().line);
         }
     }
 }
 
-impl<'ast> Visit<'ast> for Locks {
+impl<'ast> Visit<'ast> for LockVisitor {
     fn visit_item_mod(&mut self, module: &'ast ItemMod) {
         if !module.attrs.iter().any(is_test_only) {
             visit::visit_item_mod(self, module);
@@ -98,7 +100,7 @@ impl<'ast> Visit<'ast> for Locks {
     }
 
     fn visit_macro(&mut self, call: &'ast Macro) {
-        let names = source::idents(call.tokens.clone());
+        let names = source_file::idents(call.tokens.clone());
         names.windows(3).for_each(|path| self.name(&path.iter().collect::<Vec<_>>()));
     }
 }
@@ -106,7 +108,7 @@ impl<'ast> Visit<'ast> for Locks {
 /// Returns whether an attribute is `#[cfg(test)]` or `#[cfg(all(test, …))]`.
 fn is_test_only(attribute: &Attribute) -> bool {
     let Meta::List(list) = &attribute.meta else { return false };
-    let names = source::idents(list.tokens.clone());
+    let names = source_file::idents(list.tokens.clone());
     let all = usize::from(names.first().is_some_and(|name| name == "all"));
     list.path.is_ident("cfg") && names.get(all).is_some_and(|name| name == "test")
 }
@@ -116,7 +118,7 @@ mod tests {
     use super::*;
 
     fn rules(path: &str, text: &str) -> Vec<(usize, &'static str)> {
-        check(&Source::new(path, text).unwrap()).iter().map(|c| (c.line, c.rule)).collect()
+        check(&SourceFile::new(path, text).unwrap()).iter().map(|c| (c.line, c.rule)).collect()
     }
 
     #[test]
@@ -130,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn locks_are_those_that_the_checker_knows() {
+    fn locks_of_the_standard_library_are_refused_in_shuttle_crates() {
         let text = "//! A.\nuse std::sync::{Arc, Mutex};\nuse std::sync::Arc;\n";
         assert_eq!(rules("crates/alloc/src/b.rs", text), [(2, "locks")]);
         assert_eq!(rules("crates/cuda-sys-safe/src/b.rs", text), []);
@@ -140,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn locks_are_found_wherever_they_are_named() {
+    fn locks_are_found_in_imports_paths_and_macros() {
         let found = |text: &str| rules("crates/alloc/src/b.rs", &format!("//! A.\n{text}\n"));
         assert_eq!(found("use std::{\nsync::{Mutex as M, Condvar},\n};"), [(3, "locks"); 2]);
         assert_eq!(found("fn f(a: &std::sync::RwLock<u8>) {}"), [(2, "locks")]);
@@ -150,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn only_tests_have_locks_of_the_standard_library() {
+    fn tests_may_use_locks_of_the_standard_library() {
         let text = "//! A.\n#[cfg(test)]\nmod tests {\n    use std::sync::Mutex;\n}\n";
         assert_eq!(rules("crates/alloc/src/b.rs", text), []);
         assert_eq!(rules("crates/alloc/src/b.rs", &text.replace("test)", "all(test, unix))")), []);

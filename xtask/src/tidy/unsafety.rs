@@ -1,4 +1,4 @@
-//! Where `unsafe` may stand, and what must stand above it.
+//! Rules for `unsafe`: its allowed places, and the `// SAFETY:` comment above each use.
 
 use std::mem;
 
@@ -7,20 +7,20 @@ use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 use syn::{Attribute, ExprUnsafe, ItemImpl, ItemStatic, Meta, Stmt};
 
-use super::{Complaint, Source};
+use super::{Complaint, SourceFile};
 
-/// The only places below a crate's `src` where `unsafe` may stand, each with its reason.
+/// The only files and folders below a crate's `src` that may contain `unsafe`, each with the reason.
 pub(super) const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("crates/cuda-sys-safe/src/", "the layer that calls CUDA"),
-    ("crates/runtime/src/launch/", "the launch edge: raw addresses meet kernels"),
-    ("crates/runtime/src/graph/mod.rs", "replays, whose memory the graph keeps"),
-    ("crates/runtime/src/host/", "host views of storages, under their locks"),
-    ("crates/runtime/src/storage/", "shares what the locks guard between threads"),
-    ("crates/runtime/src/semaphore/mod.rs", "numbers that streams write and wait for"),
-    ("crates/runtime/src/testing.rs", "reads and writes tensors' bytes"),
-    ("crates/runtime/src/graph/philox.rs", "the launch that sets where random ops start"),
-    ("crates/runtime/src/iter/", "the launches of elementwise kernels"),
-    // A family's launch edge and its CPU implementations over raw operands.
+    ("crates/runtime/src/launch/", "launches that pass raw addresses to kernels"),
+    ("crates/runtime/src/graph/mod.rs", "graph replays that use memory kept by the graph"),
+    ("crates/runtime/src/host/", "host views of storages, under the storages' locks"),
+    ("crates/runtime/src/storage/", "data that locks guard and threads share"),
+    ("crates/runtime/src/semaphore/mod.rs", "words that streams write and wait for"),
+    ("crates/runtime/src/testing.rs", "test access to the bytes of tensors"),
+    ("crates/runtime/src/graph/philox.rs", "the launch that sets the random generator's offset"),
+    ("crates/runtime/src/iter/", "launches of elementwise kernels"),
+    // The launches and CPU implementations of a family of ops work on raw operands.
     ("crates/kernels/src/attention/", "a family's launches and CPU implementations"),
     ("crates/kernels/src/cat/", "a family's launches and CPU implementations"),
     ("crates/kernels/src/collective/", "launches of collectives"),
@@ -41,12 +41,12 @@ pub(super) const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("crates/kernels/src/scatter/", "a family's launches and CPU implementations"),
     ("crates/kernels/src/softmax/", "a family's launches and CPU implementations"),
     ("crates/kernels/src/sort/", "a family's launches and CPU implementations"),
-    ("crates/alloc/examples/cudarc/src/", "another project: its backend, launches and copies"),
+    ("crates/alloc/examples/cudarc/src/", "a separate project: its backend, launches and copies"),
     ("tests/custom-op/src/", "an op of another crate: its launch and its CPU implementation"),
 ];
 
-/// Libraries that must forbid it.
-const FORBIDS: &[&str] = &[
+/// Crate roots that must forbid `unsafe`.
+const SAFE_CRATES: &[&str] = &[
     "crates/sync/src/lib.rs",
     "crates/files/src/lib.rs",
     "crates/alloc/src/lib.rs",
@@ -58,27 +58,28 @@ const FORBIDS: &[&str] = &[
     "xtask/src/main.rs",
 ];
 
-pub(super) fn check(source: &Source) -> Vec<Complaint> {
+pub(super) fn check(source: &SourceFile) -> Vec<Complaint> {
     let mut complaints = Vec::new();
-    if FORBIDS.contains(&source.path.as_str()) && !source.file.attrs.iter().any(forbids_unsafe) {
-        let text = "the crate must carry `#![forbid(unsafe_code)]`";
+    if SAFE_CRATES.contains(&source.path.as_str()) && !source.file.attrs.iter().any(forbids_unsafe)
+    {
+        let text = "the crate must have `#![forbid(unsafe_code)]`";
         complaints.push(source.complaint(1, "forbid-unsafe", text));
     }
     if source.in_src() && allowance(&source.path).is_none() {
-        let text = "`unsafe` outside the places in UNSAFE_ALLOWED";
+        let text = "`unsafe` is allowed only in the files and folders of UNSAFE_ALLOWED";
         let lines = source.lines_with("unsafe");
         complaints.extend(lines.map(|line| source.complaint(line, "unsafe", text)));
     }
     let text = source.text.lines().collect();
     let mut undocumented = UndocumentedUnsafe { text, statement: 1, found: Vec::new() };
     undocumented.visit_file(&source.file);
-    let text = "no `// SAFETY:` comment directly above";
+    let text = "the `unsafe` has no `// SAFETY:` comment directly above it";
     let lines = undocumented.found.into_iter();
     complaints.extend(lines.map(|line| source.complaint(line, "safety", text)));
     complaints
 }
 
-pub(super) fn has_unsafe(source: &Source) -> bool {
+pub(super) fn has_unsafe(source: &SourceFile) -> bool {
     source.lines_with("unsafe").next().is_some()
 }
 
@@ -87,27 +88,27 @@ fn forbids_unsafe(attribute: &Attribute) -> bool {
         if list.path.is_ident("forbid") && list.tokens.to_string() == "unsafe_code")
 }
 
-/// Complains about allowances that no file makes use of.
+/// Finds entries of [`UNSAFE_ALLOWED`] without `unsafe` in their files.
 pub(super) fn stale(files_with_unsafe: &[String]) -> Vec<Complaint> {
     let unused = |prefix: &str| !files_with_unsafe.iter().any(|file| file.starts_with(prefix));
     UNSAFE_ALLOWED
         .iter()
         .filter(|(prefix, _)| unused(prefix))
         .map(|(prefix, _)| {
-            let text = "nothing here is unsafe: take it off UNSAFE_ALLOWED";
+            let text = "there is no `unsafe` here; remove the entry from UNSAFE_ALLOWED";
             Complaint::error(prefix, 1, "unsafe", text)
         })
         .collect()
 }
 
-/// Why `unsafe` may stand in this file.
+/// Returns the reason why a file may contain `unsafe`. `None` if it may not.
 fn allowance(path: &str) -> Option<&'static str> {
     UNSAFE_ALLOWED.iter().find(|(prefix, _)| path.starts_with(prefix)).map(|(_, why)| *why)
 }
 
-/// Lines of unsafe blocks and impls without a comment that says why they are sound. Clippy's
-/// `undocumented_unsafe_blocks` checks the workspace as it is compiled here, macros included. This check adds
-/// code for other systems and projects outside the workspace.
+/// Lines of unsafe blocks and impls without a `// SAFETY:` comment. Clippy's `undocumented_unsafe_blocks` finds them in
+/// the code of the workspace that is compiled for this system, macros included. This check also covers code for other
+/// systems and projects outside the workspace.
 struct UndocumentedUnsafe<'a> {
     text: Vec<&'a str>,
     /// First line of the innermost statement or `static`.
@@ -116,7 +117,7 @@ struct UndocumentedUnsafe<'a> {
 }
 
 impl UndocumentedUnsafe<'_> {
-    /// Expects a comment with `SAFETY:` on the line of `unsafe`, above it or above the statement.
+    /// Expects a `SAFETY:` comment on the line of `unsafe`, above this line, or above the statement.
     fn expect_comment(&mut self, keyword: Span, statement: usize) {
         let line = keyword.start().line;
         let explained = |line: &usize| {
@@ -161,7 +162,7 @@ mod tests {
     use super::*;
 
     fn rules(path: &str, text: &str) -> Vec<(usize, &'static str)> {
-        check(&Source::new(path, text).unwrap()).iter().map(|c| (c.line, c.rule)).collect()
+        check(&SourceFile::new(path, text).unwrap()).iter().map(|c| (c.line, c.rule)).collect()
     }
 
     const DRIVER: &str = "crates/cuda-sys-safe/src/a.rs";
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn unsafe_stays_in_its_places() {
+    fn unsafe_is_refused_outside_the_allowed_places() {
         let text = "unsafe fn f() {}\n";
         assert_eq!(rules("crates/kernels/src/unary/neg.rs", text), [(1, "unsafe")]);
         assert_eq!(rules("crates/alloc/src/a.rs", text), [(1, "unsafe")]);
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_and_impls_say_why() {
+    fn blocks_and_impls_need_a_comment() {
         assert_eq!(rules(DRIVER, "fn f() {\n    unsafe { g() }\n}\n"), [(2, "safety")]);
         assert_eq!(rules(DRIVER, "unsafe impl Send for A {}\n"), [(1, "safety")]);
         assert_eq!(rules(DRIVER, "// SAFETY: a\nunsafe impl Send for A {}\n"), []);
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn unused_allowances_are_named() {
+    fn unused_allowances_are_reported() {
         let all: Vec<String> = UNSAFE_ALLOWED.iter().map(|(p, _)| format!("{p}a.rs")).collect();
         assert!(stale(&all).is_empty());
         assert_eq!(stale(&all[1..])[0].path, UNSAFE_ALLOWED[0].0);

@@ -69,7 +69,7 @@ fn a_bad_option_is_named() {
 }
 
 #[test]
-fn what_is_not_there_is_refused_with_the_reason() {
+fn options_without_support_are_refused_with_the_reason() {
     for text in [
         "graph_capture_record_stream_reuse:True",
         "expandable_segments_reserve:0.5",

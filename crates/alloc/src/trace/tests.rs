@@ -104,7 +104,7 @@ fn skipped_actions_leave_no_entry_but_their_origin() {
 }
 
 #[test]
-fn what_is_freed_is_forgotten() {
+fn freed_blocks_are_forgotten() {
     let mut ring = ring(0, Backtraces::Off);
     ring.record(step(TraceAction::SegmentMap, 0));
     ring.record(step(TraceAction::Alloc, 0));

@@ -37,7 +37,7 @@ fn a_seed_makes_one_trace_and_another_seed_another() {
 }
 
 #[test]
-fn what_cannot_be_made_is_named() {
+fn malformed_names_of_traces_are_refused() {
     for (name, message) in [
         ("moe:dense", "there is no shape `dense`; there are coarse, fine, recomputed"),
         ("moe:fine:x", "the seed `x` is not a whole number from 1"),

@@ -68,7 +68,7 @@ fn a_full_device_is_not_asked_again_and_again() {
 
 /// The callers' sums are not what the policy goes by.
 #[test]
-fn sums_that_start_anew_do_not_change_what_is_reserved() {
+fn resetting_sums_does_not_change_the_reserved_memory() {
     let reserved = |resets: bool| {
         let fake = Fake::with_pages(1 << 40);
         let mut churn = Churn::new(&fake);
@@ -88,7 +88,7 @@ fn sums_that_start_anew_do_not_change_what_is_reserved() {
 
 /// Threads that take turns at misses would otherwise take each other's memory for ever.
 #[test]
-fn what_other_threads_wait_for_counts_as_asked_for() {
+fn requests_of_waiting_threads_count_as_requested() {
     let reserved = |waits: bool| {
         let fake = Fake::with_pages(1 << 40);
         let allocator = fake.allocator("policy:default");

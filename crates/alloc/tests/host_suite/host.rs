@@ -48,7 +48,7 @@ fn a_large_block_has_a_segment_of_its_size() {
 }
 
 #[test]
-fn what_was_idle_longest_goes_before_more_is_held_than_was_ever_in_use() {
+fn the_longest_idle_memory_is_freed_before_the_cache_exceeds_the_peak() {
     let fake = Fake::new(1 << 40);
     let cache = HostCache::new(fake.clone());
     let blocks = [100, 200, 300].map(|mib| cache.alloc(mib * MIB).unwrap());
@@ -63,7 +63,7 @@ fn what_was_idle_longest_goes_before_more_is_held_than_was_ever_in_use() {
 }
 
 #[test]
-fn not_while_a_stream_uses_it() {
+fn host_memory_in_use_by_a_stream_is_not_reused() {
     let fake = Fake::new(1 << 40);
     let cache = HostCache::new(fake.clone());
     let block = cache.alloc(MIB).unwrap();
@@ -196,7 +196,7 @@ fn the_statistics_are_exact() {
 }
 
 #[test]
-fn empty_cache_leaves_what_is_in_use() {
+fn empty_cache_leaves_memory_in_use() {
     let fake = Fake::new(1 << 40);
     let cache = HostCache::new(fake.clone());
     let held = cache.alloc(20 * MIB).unwrap();

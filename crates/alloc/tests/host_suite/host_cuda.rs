@@ -57,7 +57,7 @@ fn whether_to_register_is_an_option() {
 }
 
 #[test]
-fn what_cannot_be_registered_is_allocated() {
+fn memory_that_cannot_be_registered_is_allocated() {
     let (sim, driver) = sim(1);
     let forbidden = || Fault::new(CallKind::HostRegister, CudaCode::NOT_PERMITTED).times(2);
     sim.inject(forbidden());

@@ -237,7 +237,7 @@ proptest! {
 
     /// Where memory is short, streams are waited for and some requests fail.
     #[test]
-    fn in_little_memory_too(
+    fn the_model_holds_in_little_memory_too(
         options in options(),
         steps in prop::collection::vec(step(), 1..120),
     ) {

@@ -9,7 +9,7 @@ fn host(text: &str) -> HostConfig {
 }
 
 #[test]
-fn each_is_read() {
+fn every_option_is_read() {
     let config = host(
         "pinned_use_cuda_host_register:True,pinned_num_register_threads:8,\
          pinned_use_background_threads:True,pinned_reserve_segment_size_mb:64,\
@@ -90,7 +90,7 @@ fn a_cap_waits_for_streams_too() {
 }
 
 #[test]
-fn a_reserve_serves_what_fits_and_stays() {
+fn a_reserve_serves_requests_that_fit_and_stays() {
     let fake = Fake::new(1 << 40);
     let config = host("pinned_reserve_segment_size_mb:64,pinned_max_cached_size_mb:0");
     let cache = HostCache::with_config(fake.clone(), config);

@@ -116,7 +116,7 @@ impl Program {
 }
 
 #[test]
-fn while_it_grows() {
+fn a_growing_live_set_wastes_little() {
     for seed in 0..5 {
         let mut p = Program::new(seed);
         for _ in 0..600 {
@@ -130,7 +130,7 @@ fn while_it_grows() {
 }
 
 #[test]
-fn while_the_live_set_churns() {
+fn a_churning_live_set_wastes_little() {
     for live in [4, 16, 64, 400] {
         for seed in 0..5 {
             let mut p = Program::new(seed);
@@ -146,7 +146,7 @@ fn while_the_live_set_churns() {
 }
 
 #[test]
-fn in_a_queue() {
+fn a_queue_wastes_little() {
     for seed in 0..5 {
         let mut p = Program::new(seed);
         for _ in 0..2000 {
@@ -160,7 +160,7 @@ fn in_a_queue() {
 }
 
 #[test]
-fn over_phases_of_other_sizes() {
+fn phases_of_other_sizes_waste_little() {
     const PHASES: [(usize, usize, usize); 6] = [
         (4 * KIB, GIB, 40),
         (4 * KIB, MIB, 4000),
@@ -189,7 +189,7 @@ fn over_phases_of_other_sizes() {
 }
 
 #[test]
-fn in_bursts() {
+fn bursts_waste_little() {
     for seed in 0..5 {
         let mut p = Program::new(seed);
         for _ in 0..40 {
@@ -207,7 +207,7 @@ fn in_bursts() {
 
 /// Blocks that a stream still uses when they are freed count as in use until it is done.
 #[test]
-fn with_streams_that_lag() {
+fn lagging_streams_waste_little() {
     for seed in 0..5 {
         let mut p = Program::new(seed);
         let mut peak_active = 0;
@@ -252,7 +252,7 @@ fn batches_of_varying_size_come_from_the_cache() {
 
 /// Small blocks share segments, where holes cannot be given back.
 #[test]
-fn among_small_blocks() {
+fn large_blocks_among_small_ones_waste_little() {
     for (least, most, live) in [
         (4 * KIB, MIB, 2000),
         (4 * KIB, 16 * MIB, 200),

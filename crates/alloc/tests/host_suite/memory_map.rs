@@ -29,7 +29,7 @@ fn the_picture_shows_pages_that_migrate_and_aliases() {
 }
 
 #[test]
-fn the_committed_picture_is_what_is_drawn() {
+fn the_committed_picture_is_up_to_date() {
     let picture = svg::draw(&map::record(&map::program(), DEFAULT).unwrap());
     assert!(
         picture == DRAWN,
@@ -40,7 +40,7 @@ fn the_committed_picture_is_what_is_drawn() {
 
 /// The page traces the example's program through: with its addresses, which must be these.
 #[test]
-fn the_documented_run_is_what_happens() {
+fn the_documented_run_is_up_to_date() {
     let table = map::record(&map::program(), DEFAULT).unwrap().table();
     assert!(PAGE.contains(&table), "docs/default-policy.md has another table than:\n{table}");
 }

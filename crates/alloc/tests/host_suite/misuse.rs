@@ -15,7 +15,7 @@ use warpline_alloc::{
 use crate::common::{Event, Fake, FakeError, MIB, Memory, check_disjoint, check_state};
 
 #[test]
-fn an_observer_that_fails_the_same_way_is_not_told_of_itself() {
+fn an_observer_is_not_notified_of_its_own_failure() {
     let allocator = Fake::new(50 * MIB).allocator("");
     let (inner, told) = (allocator.clone(), Arc::new(AtomicUsize::new(0)));
     let count = Arc::clone(&told);
@@ -31,7 +31,7 @@ fn an_observer_that_fails_the_same_way_is_not_told_of_itself() {
 }
 
 #[test]
-fn an_observer_that_panicked_is_told_of_the_next_failure() {
+fn an_observer_that_panicked_is_notified_of_the_next_failure() {
     let allocator = Fake::new(50 * MIB).allocator("");
     let told = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&told);
@@ -324,7 +324,7 @@ proptest! {
 }
 
 #[test]
-fn whatever_is_dropped_in_whatever_order_everything_goes_back() {
+fn everything_is_returned_in_any_order_of_drops() {
     for options in ["policy:torch", "expandable_segments:True", "policy:default"] {
         for order in 0..120 {
             let fake = Fake::with_pages(1 << 30);

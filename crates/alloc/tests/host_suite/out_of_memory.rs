@@ -177,7 +177,7 @@ fn too_few_oversize_segments_are_followed_by_the_rest() {
 }
 
 #[test]
-fn garbage_collection_frees_what_has_been_idle_longest() {
+fn garbage_collection_frees_the_longest_idle_blocks() {
     let fake = Fake::new(1000 * MIB);
     let allocator =
         fake.allocator("garbage_collection_threshold:0.5,per_process_memory_fraction:0.8");

@@ -105,7 +105,7 @@ fn a_remainder_of_one_mebibyte_stays_with_a_large_block() {
 }
 
 #[test]
-fn freed_neighbours_merge_whatever_the_order() {
+fn freed_neighbours_merge_in_any_order() {
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
         let fake = Fake::new(1 << 40);
         let allocator = fake.allocator("");
@@ -198,7 +198,7 @@ fn the_rounding_allowance_is_an_option() {
 }
 
 #[test]
-fn divisions_change_what_is_allocated() {
+fn divisions_change_the_allocated_sizes() {
     let allocator = Fake::new(1 << 40).allocator("roundup_power2_divisions:[64:8,128:2,>:1]");
     let size = |bytes| allocator.malloc(bytes, &0).unwrap().size();
     assert_eq!(size(66 * MIB), 72 * MIB);
@@ -360,7 +360,7 @@ fn a_lost_device_leaves_nothing_counted_on_drop() {
 }
 
 #[test]
-fn empty_cache_gives_back_what_is_whole_and_free() {
+fn empty_cache_gives_back_entirely_free_segments() {
     let fake = Fake::new(1 << 40);
     let allocator = fake.allocator("");
     let kept = allocator.malloc(512, &0).unwrap();

@@ -158,7 +158,7 @@ fn nothing_goes_back_and_no_event_is_touched_while_a_capture_is_under_way() {
 }
 
 #[test]
-fn what_happens_in_a_pool_is_traced_as_well() {
+fn actions_in_a_pool_are_traced_as_well() {
     let fake = Fake::new(1 << 40);
     let allocator = fake.allocator("");
     allocator.record_memory_history(Some(TraceConfig::default()));

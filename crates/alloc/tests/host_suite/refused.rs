@@ -88,7 +88,7 @@ fn a_refused_segment_counts_and_serves_and_goes_later() {
 
 /// Without a cache, from a pool that is no more, or after a capture, memory serves nobody.
 #[test]
-fn what_serves_nobody_any_more_is_tried_again() {
+fn refused_releases_of_unused_memory_are_retried() {
     for case in 0..3 {
         let fake = Fake::new(100 * MIB);
         let allocator = fake.allocator("policy:torch");
@@ -126,7 +126,7 @@ fn what_serves_nobody_any_more_is_tried_again() {
 }
 
 #[test]
-fn a_cache_of_host_memory_keeps_what_is_refused() {
+fn a_cache_of_host_memory_keeps_refused_releases() {
     let fake = Fake::new(1 << 30);
     let cache = HostCache::new(fake.clone());
     drop([3 * MIB, 5 * MIB].map(|bytes| cache.alloc(bytes).unwrap()));
@@ -191,7 +191,7 @@ fn an_event_that_cannot_be_asked_keeps_no_later_ones() {
 
 /// The fake asserts that no work uses what is unmapped.
 #[test]
-fn work_that_nobody_told_of_is_waited_for_before_pages_go() {
+fn unrecorded_work_is_waited_for_before_pages_go() {
     let fake = Fake::with_pages(1 << 40);
     fake.world().waits_for_device = true;
     let allocator = fake.allocator("policy:default");
@@ -290,7 +290,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(160))]
 
     #[test]
-    fn whatever_is_refused_no_byte_is_given_out_twice_and_all_goes_in_the_end(
+    fn refused_releases_give_no_byte_out_twice_and_all_goes_in_the_end(
         steps in prop::collection::vec(any_step(), 1..120),
         options in prop::sample::select(&OPTIONS[..]),
         pages in prop::bool::weighted(0.8),
@@ -323,7 +323,7 @@ proptest! {
     }
 
     #[test]
-    fn a_cache_of_host_memory_settles_whatever_is_refused(
+    fn a_cache_of_host_memory_settles_after_refused_releases(
         steps in prop::collection::vec((0usize..5, any::<usize>()), 1..120),
         most in prop::option::of(0usize..20 * MIB),
         seed in any::<u64>(),

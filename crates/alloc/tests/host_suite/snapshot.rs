@@ -92,7 +92,7 @@ fn writing_json_gives_the_same_text() {
 }
 
 #[test]
-fn the_pickle_holds_what_the_json_holds() {
+fn the_pickle_and_the_json_hold_the_same() {
     let (allocator, _blocks) = used(&Fake::new(1 << 40));
     let snapshot = allocator.snapshot();
     let mut pickle = Vec::new();

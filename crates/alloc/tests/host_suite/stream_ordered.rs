@@ -77,7 +77,7 @@ fn memory_that_another_stream_uses_goes_back_after_it_is_done() {
 }
 
 #[test]
-fn what_the_pool_keeps_serves_before_a_request_fails() {
+fn memory_kept_by_the_pool_serves_before_a_request_fails() {
     let program = Program::new(SimConfig { capacity: 64 * MIB, ..SimConfig::new(1) });
     let (allocator, [first, second]) = (&program.allocator, &program.streams);
     drop(allocator.malloc(50 * MIB, first).unwrap());
@@ -90,7 +90,7 @@ fn what_the_pool_keeps_serves_before_a_request_fails() {
 }
 
 #[test]
-fn the_memory_fraction_limits_what_callers_have() {
+fn the_memory_fraction_limits_the_callers_memory() {
     let program = Program::new(SimConfig { capacity: 64 * MIB, ..SimConfig::new(1) });
     program.allocator.set_memory_fraction(0.5).unwrap();
     let stream = &program.streams[0];

@@ -80,7 +80,7 @@ fn memory_goes_back_to_where_it_was() {
 }
 
 #[test]
-fn what_other_streams_use_goes_back_when_they_are_done() {
+fn windows_of_other_streams_are_returned_when_these_are_done() {
     let fake = Fake::with_pages(1 << 40);
     let (allocator, _blocks) = comb(&fake, 8);
     let large = allocator.malloc(8 * PAGE, &0).unwrap();
@@ -197,7 +197,7 @@ fn windows_that_were_given_up_stay_mapped_until_their_work_is_done() {
 
 /// Nor while a stream is at work that nobody told of: the device is waited for, once for many.
 #[test]
-fn windows_that_were_given_up_stay_mapped_for_work_that_nobody_told_of() {
+fn retired_windows_stay_mapped_for_unrecorded_work() {
     let fake = Fake::with_pages(1 << 40);
     fake.world().waits_for_device = true;
     let allocator = fake.allocator("policy:default");

@@ -68,7 +68,7 @@ fn assert_holds(block: &Block, value: u8) {
 /// Blocks are used by streams, freed, and given to others, while the cache is emptied, captures
 /// begin and end, and now and then there is no memory. A block is its owner's alone.
 #[test]
-fn a_page_locked_block_is_given_away_once_streams_are_done_with_it() {
+fn a_page_locked_block_is_reused_only_after_its_streams() {
     check(|| {
         let sim = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(1) }.build();
         let driver: Arc<dyn Driver> = sim.clone();

@@ -172,7 +172,7 @@ impl ReduceOp {
 
 /// A call on a communicator. Counts are in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // as in NCCL's documentation
+#[allow(missing_docs)] // fields are named as NCCL's parameters
 pub enum Collective {
     /// Combines `count` elements of each rank, with the result on every rank.
     AllReduce { send: DevicePtr, recv: DevicePtr, count: usize, dtype: NcclType, op: ReduceOp },

@@ -38,7 +38,7 @@ impl Hanging {
     }
 }
 
-// SAFETY: it enqueues nothing and touches nothing.
+// SAFETY: this implementation enqueues no work and accesses no memory.
 unsafe impl Nccl for NullDriver {
     fn version(&self) -> Result<u32> {
         Ok(0)
@@ -55,7 +55,7 @@ unsafe impl Nccl for NullDriver {
         ranks: usize,
         rank: usize,
     ) -> Result<CommHandle> {
-        // SAFETY: this is how this implementation numbers them.
+        // SAFETY: this implementation encodes a communicator as its number of ranks and its rank.
         let comm = unsafe { CommHandle::new((ranks as u64) << RANKS_SHIFT | rank as u64, device) };
         if let Some(hanging) = &self.hanging {
             hanging.begin(comm);
@@ -107,7 +107,7 @@ mod tests {
     use crate::owned::Communicator;
 
     #[test]
-    fn ranks_know_their_numbers_and_wait_for_nobody() {
+    fn ranks_know_their_numbers_and_do_not_wait() {
         let driver: Arc<dyn Driver> = Arc::new(NullDriver::new(3));
         let id = driver.nccl().unwrap().unique_id().unwrap();
         let comm = Communicator::new(&driver, 2, &id, 7, 5, Duration::ZERO).unwrap();

@@ -1,6 +1,6 @@
 //! A rank's end of an NCCL communicator. One thread at a time calls NCCL. A new communicator is
 //! polled until it is ready or a timeout has passed. Dropping the last clone aborts the
-//! communicator, on a thread of its own where the abort could take long.
+//! communicator, on a new thread if the abort may take long.
 
 use std::fmt;
 use std::panic::Location;
@@ -58,10 +58,10 @@ struct Handle {
 }
 
 /// Time for which NCCL is polled without sleeping.
-const SPIN: Duration = Duration::from_micros(100);
+const SPIN_TIME: Duration = Duration::from_micros(100);
 
 /// Longest sleep between two polls.
-const NAP: Duration = Duration::from_millis(1);
+const MAX_SLEEP: Duration = Duration::from_millis(1);
 
 impl Communicator {
     /// Joins a communicator of `ranks` ranks as rank `rank`, on `device`, and waits until all ranks
@@ -86,7 +86,7 @@ impl Communicator {
         const CALL: &str = "ncclCommInitRankConfig";
         let location = Location::caller();
         let join = || {
-            // NCCL counts in C's ints.
+            // NCCL takes both numbers as `int`.
             if rank >= ranks || i32::try_from(ranks).is_err() {
                 let reason = format!("rank {rank} was asked for of {ranks} ranks");
                 return Err(DriverError::InvalidArgument { call: CALL, reason });
@@ -94,7 +94,7 @@ impl Communicator {
             let nccl = driver.nccl()?;
             let new = Shared::new(driver, nccl.comm_init(device, id, ranks, rank)?);
             let who = format!("rank {rank} of {ranks} (cuda:{device})");
-            new.made(nccl, CALL, (timeout, &who))
+            new.into_ready(nccl, CALL, (timeout, &who))
         };
         join().map_err(|e: DriverError| e.at(location))
     }
@@ -116,13 +116,14 @@ impl Communicator {
         let split = || {
             let nccl = shared.driver.nccl()?;
             let child = shared.handle.with(CALL, |handle| {
-                // SAFETY: alive, and used by nobody else while it is locked.
+                // SAFETY: the communicator is alive, and the lock keeps other threads from using
+                // it.
                 unsafe { nccl.comm_split(handle, color, key) }
             })?;
             let child = child.map(|handle| Shared::new(&shared.driver, handle));
-            shared.handle.ready(nccl, CALL, timeout, &self.who())?;
+            shared.handle.ready(nccl, CALL, timeout, &self.describe())?;
             let Some(child) = child else { return Ok(None) };
-            child.made(nccl, CALL, (timeout, &self.who())).map(Some)
+            child.into_ready(nccl, CALL, (timeout, &self.describe())).map(Some)
         };
         split().map_err(|e: DriverError| e.at(location))
     }
@@ -187,7 +188,8 @@ impl Communicator {
         let shared = &*self.0;
         let nccl = shared.driver.nccl()?;
         shared.handle.with(CALL, |handle| {
-            // SAFETY: alive, and used by nobody else while it is locked; the rest is the caller's.
+            // SAFETY: the communicator is alive, and the lock keeps other threads from using it.
+            // The caller guarantees that the stream is alive and the memory valid.
             unsafe { nccl.enqueue(handle, calls, stream) }
         })
     }
@@ -232,7 +234,7 @@ impl Communicator {
         Arc::as_ptr(&self.0).addr()
     }
 
-    fn who(&self) -> String {
+    fn describe(&self) -> String {
         format!("rank {} of {} (cuda:{})", self.0.rank, self.0.ranks, self.0.device)
     }
 }
@@ -249,7 +251,7 @@ impl fmt::Debug for Communicator {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        Handle::abandon(&self.handle, &self.driver);
+        Handle::abort_in_background(&self.handle, &self.driver);
     }
 }
 
@@ -261,7 +263,7 @@ impl Shared {
     }
 
     /// Waits until the communicator is ready.
-    fn made(
+    fn into_ready(
         mut self,
         nccl: &dyn Nccl,
         call: &'static str,
@@ -269,7 +271,7 @@ impl Shared {
     ) -> Result<Communicator> {
         self.handle.ready(nccl, call, timeout, who)?;
         (self.rank, self.ranks) = self.handle.with("ncclCommUserRank", |comm| {
-            // SAFETY: alive, and used by nobody else while it is locked.
+            // SAFETY: the communicator is alive, and the lock keeps other threads from using it.
             unsafe { nccl.comm_rank(comm) }
         })?;
         Ok(Communicator(Arc::new(self)))
@@ -307,7 +309,7 @@ impl Handle {
         if self.is_aborted() {
             return Err(aborted());
         }
-        // What an abort has ended has failed of that, whatever NCCL makes of it.
+        // A call that an abort ended reports the abort, whatever error NCCL returns.
         f(self.comm).map_err(|error| if self.is_aborted() { aborted() } else { error })
     }
 
@@ -316,7 +318,7 @@ impl Handle {
         let calling = match self.calling.try_lock() {
             Ok(calling) => calling,
             Err(TryLockError::Poisoned(calling)) => calling.into_inner(),
-            // Another thread is in a call, perhaps for long; or it aborts.
+            // Another thread holds the lock: for a call, perhaps for long, or for an abort.
             Err(TryLockError::WouldBlock) if !self.is_aborted() => {
                 return Ok(CommState::InProgress);
             }
@@ -326,7 +328,7 @@ impl Handle {
             }
         };
         self.with_locked(CALL, calling, |comm| {
-            // SAFETY: alive, and used by nobody else while it is locked.
+            // SAFETY: the communicator is alive, and the lock keeps other threads from using it.
             unsafe { nccl.comm_state(comm) }
         })
     }
@@ -346,10 +348,10 @@ impl Handle {
                 let why = format!("{who} has waited {waited:.1?} for the other ranks");
                 return Err(failed(call, "ncclInProgress", why));
             }
-            if waited < SPIN {
+            if waited < SPIN_TIME {
                 std::thread::yield_now();
             } else {
-                std::thread::sleep((waited / 4).min(NAP));
+                std::thread::sleep((waited / 4).min(MAX_SLEEP));
             }
         }
         Ok(())
@@ -358,32 +360,36 @@ impl Handle {
     fn abort(&self, driver: &dyn Driver) {
         self.freed.get_or_init(|| {
             self.aborted.store(true, Ordering::Release);
-            // Errors change nothing: nobody uses it any more.
+            // Errors are ignored, because the communicator is not used any more.
             let Ok(nccl) = driver.nccl() else { return };
-            // SAFETY: alive until it is freed below, and only here.
+            // SAFETY: only `comm_abort` below frees the communicator, and `get_or_init` runs this
+            // once.
             let interrupted = unsafe { nccl.comm_interrupt(self.comm) };
-            // A call on another thread soon returns. Where NCCL could not be told, it may not.
+            // After the interrupt, a call on another thread soon returns. If the interrupt failed,
+            // the call may hang forever; the communicator is then leaked.
             let calling = match interrupted {
                 Ok(()) => Some(self.lock()),
                 Err(_) => self.calling.try_lock().ok(),
             };
             let Some(calling) = calling else { return };
-            // Who gets it from now on is refused. NCCL may wait until a graph is destroyed, by a thread
-            // that may want to launch it first.
+            // Release the lock first: a thread that takes it now sees `aborted` and is refused.
+            // NCCL's abort may wait until another thread destroys a graph, and that thread may try
+            // to launch the graph first.
             drop(calling);
-            // SAFETY: alive until now, and nobody uses it any more: see `with_locked`.
+            // SAFETY: the communicator is alive. No call is using it, because this thread held the
+            // lock after it set `aborted`, and `with_locked` refuses every later call.
             let _ = unsafe { nccl.comm_abort(self.comm) };
         });
     }
 
-    /// Aborts the communicator without blocking the caller, on a thread of its own for NCCL, whose
-    /// abort may take long.
-    fn abandon(handle: &Arc<Self>, driver: &Arc<dyn Driver>) {
+    /// Aborts the communicator without blocking the caller. NCCL's abort may take long, so it runs
+    /// on a new thread.
+    fn abort_in_background(handle: &Arc<Self>, driver: &Arc<dyn Driver>) {
         if handle.is_aborted() || driver.name() != "cuda" {
             return handle.abort(&**driver);
         }
         let (handle, driver) = (Arc::clone(handle), Arc::clone(driver));
-        // Without a thread it is leaked, which is better than to hang.
+        // If no thread can be started, the communicator is leaked. An abort here could hang.
         let thread = std::thread::Builder::new().name("warpline-nccl-abort".into());
         let _ = thread.spawn(move || handle.abort(&*driver));
     }

@@ -99,8 +99,9 @@ impl Event {
         // SAFETY: both handles are alive and of this driver.
         unsafe { self.driver.event_record(self.handle, stream.handle()) }
             .map_err(|e| e.at(location))?;
-        // Asked afterwards: if that capture is over by now, no wait for the event joins it.
-        *recorded_in = stream.capture_under_way();
+        // Read after the record. If the capture has ended by now, no wait for the event can join
+        // it.
+        *recorded_in = stream.active_capture();
         Ok(())
     }
 

@@ -47,7 +47,8 @@ impl Stream {
         let location = Location::caller();
         let membership = Arc::<Membership>::default();
         let begin = || {
-            // SAFETY: the handle is alive; for replays whoever launches them vouches.
+            // SAFETY: the handle is alive. The caller of each graph launch guarantees that the
+            // captured memory is valid.
             unsafe { self.driver().begin_capture(self.handle(), mode) }
         };
         self.enter(&membership, begin).map_err(|e| e.at(location))?;
@@ -108,7 +109,7 @@ impl Capture {
         let driver = self.stream.driver();
         // SAFETY: the handle is alive.
         let ended = unsafe { driver.end_capture(self.stream.handle()) };
-        // It goes on if another thread had to end it.
+        // The capture continues if it must be ended by another thread.
         let goes_on = |status| matches!(status, Ok(CaptureStatus::Active(_)));
         if ended.is_ok() || !goes_on(self.stream.capture_status()) {
             self.membership.end();
@@ -143,7 +144,7 @@ impl Graph {
     pub fn instantiate(&self) -> Result<GraphExec> {
         let location = Location::caller();
         let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the graph is alive, and nobody else uses it while the lock is held.
+        // SAFETY: the graph is alive, and the lock keeps other threads from using it.
         let exec = unsafe { self.driver.graph_instantiate(*handle) }.map_err(|e| e.at(location))?;
         Ok(GraphExec { driver: Arc::clone(&self.driver), handle: Mutex::new(exec) })
     }
@@ -152,7 +153,7 @@ impl Graph {
 impl Drop for Graph {
     fn drop(&mut self) {
         let handle = *self.handle.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: made by this driver and not destroyed before.
+        // SAFETY: created by this driver and not destroyed before.
         let destroy = move |driver: &dyn Driver| unsafe { driver.graph_destroy(handle) };
         release(&self.driver, ReleaseKind::Graph, 0, destroy);
     }
@@ -193,7 +194,8 @@ impl GraphExec {
         same_driver("GraphExec::launch", &self.driver, stream.driver())
             .map_err(|e| e.at(location))?;
         let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: both are alive and of this driver; for what the replay uses the caller vouches.
+        // SAFETY: both handles are alive and of this driver. The caller guarantees that the replay
+        // may use the captured memory.
         unsafe { self.driver.graph_launch(*handle, stream.handle()) }.map_err(|e| e.at(location))
     }
 }
@@ -201,7 +203,7 @@ impl GraphExec {
 impl Drop for GraphExec {
     fn drop(&mut self) {
         let handle = *self.handle.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: made by this driver and not destroyed before.
+        // SAFETY: created by this driver and not destroyed before.
         let destroy = move |driver: &dyn Driver| unsafe { driver.graph_exec_destroy(handle) };
         release(&self.driver, ReleaseKind::GraphExec, 0, destroy);
     }

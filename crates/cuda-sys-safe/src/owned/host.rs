@@ -47,9 +47,9 @@ pub struct HostMemory {
     origin: Origin,
 }
 
-// SAFETY: the buffer is plain bytes reached only through `as_ptr`, whose users order accesses.
+// SAFETY: the buffer is plain bytes, reached only through `as_ptr`. Its users order their accesses.
 unsafe impl Send for HostMemory {}
-// SAFETY: as above.
+// SAFETY: `&HostMemory` gives out no references to the bytes, only their address.
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
@@ -60,7 +60,7 @@ impl HostMemory {
     /// # Errors
     /// [`DriverError::HostMemory`] if the size overflows or the system is out of memory.
     pub fn pageable(bytes: usize) -> Result<Self> {
-        // Where the system has no more mappings to give, there may still be memory.
+        // If the system refuses another mapping, the heap may still have memory.
         if bytes >= MAPPED
             && let Ok(pages) = Pages::map(bytes)
         {
@@ -159,16 +159,18 @@ impl HostMemory {
         let released = match &self.origin {
             Origin::Pageable(_) | Origin::Mapped { .. } | Origin::Released => return Ok(()),
             Origin::Pinned { driver, device } => {
-                // SAFETY: as in `drop`, which does nothing once this succeeded.
+                // SAFETY: allocated by this driver and not freed before. `drop` does not free it
+                // again after a success.
                 accepted(unsafe { driver.host_free(*device, self.ptr) })
             }
             Origin::Registered { driver, device, .. } => {
-                // SAFETY: as above.
+                // SAFETY: registered with this driver and not unregistered before. `drop` does not
+                // unregister it again after a success.
                 accepted(unsafe { driver.host_unregister(*device, self.ptr) })
             }
         };
         match released {
-            // Registered pages go with their origin.
+            // Dropping the old origin unmaps registered pages.
             Ok(()) => self.origin = Origin::Released,
             Err(error) => return Err(Box::new((self, error))),
         }
@@ -192,7 +194,8 @@ impl Drop for HostMemory {
     fn drop(&mut self) {
         /// Address of memory that a refused release keeps.
         struct Address(NonNull<u8>);
-        // SAFETY: only the release uses it, and whoever has that has the memory alone.
+        // SAFETY: only the release uses the address, and the release is the sole owner of the
+        // memory.
         unsafe impl Send for Address {}
 
         let address = Address(self.ptr);
@@ -211,15 +214,15 @@ impl Drop for HostMemory {
             }
             Origin::Registered { driver, device, pages } => {
                 let bytes = pages.bytes();
-                // The pages stay mapped until the driver has let go of them: what comes to lie at
-                // their addresses would otherwise be taken for them.
+                // Keep the pages mapped until the driver has unregistered them. Otherwise a new
+                // mapping at the same addresses would count as registered.
                 let unregister = move |driver: &dyn Driver| {
                     // SAFETY: registered with this driver and not unregistered before.
                     unsafe { driver.host_unregister(device, pages.start()) }
                 };
                 release(&driver, ReleaseKind::RegisteredMemory, bytes, unregister);
             }
-            // Pages go with their origin.
+            // Dropping the origin unmaps the pages.
             Origin::Mapped { .. } | Origin::Released => {}
         }
     }

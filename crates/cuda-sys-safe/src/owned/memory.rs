@@ -68,7 +68,7 @@ impl DeviceMemory {
                 ),
             });
         }
-        // SAFETY: inside the allocation that `self` owns, as just checked.
+        // SAFETY: the offset was just checked to lie inside the allocation, which `self` owns.
         Ok(unsafe { self.ptr.offset(offset as i64) })
     }
 
@@ -80,7 +80,7 @@ impl DeviceMemory {
     #[track_caller]
     pub fn ipc_handle(&self) -> Result<IpcMemHandle> {
         let location = Location::caller();
-        // SAFETY: the start of an allocation that is alive.
+        // SAFETY: the address is the start of a live allocation.
         unsafe { self.driver.ipc_mem_handle(self.device, self.ptr) }.map_err(|e| e.at(location))
     }
 
@@ -90,7 +90,8 @@ impl DeviceMemory {
     /// # Errors
     /// The unchanged memory and the driver's error, if the driver refuses the release.
     pub fn release(mut self) -> Result<(), Box<(Self, DriverError)>> {
-        // SAFETY: as in `drop`, which does nothing once this succeeded.
+        // SAFETY: allocated by this driver and not freed before. `drop` does not free it again
+        // after a success.
         match accepted(unsafe { self.driver.mem_free(self.device, self.ptr) }) {
             Ok(()) => self.released = true,
             Err(error) => return Err(Box::new((self, error))),
@@ -105,7 +106,8 @@ impl Drop for DeviceMemory {
             return;
         }
         let (device, ptr) = (self.device, self.ptr);
-        // SAFETY: `ptr` is this driver's and was not freed before; `mem_free` waits for its users.
+        // SAFETY: allocated by this driver and not freed before. `mem_free` waits for the memory's
+        // users.
         let free = move |driver: &dyn Driver| unsafe { driver.mem_free(device, ptr) };
         release(&self.driver, ReleaseKind::DeviceMemory, self.bytes, free);
     }

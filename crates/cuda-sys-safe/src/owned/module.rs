@@ -28,7 +28,7 @@ impl Module {
     pub fn load_ptx(driver: &Arc<dyn Driver>, device: usize, ptx: &str) -> Result<Self> {
         let location = Location::caller();
         check_ptx(ptx).map_err(|e| e.at(location))?;
-        // SAFETY: the driver takes it for text, as just checked, and reads it up to its end.
+        // SAFETY: the driver treats the image as text, as just checked, and reads it up to its end.
         unsafe { Self::load_image(driver, device, ptx.as_bytes()) }
     }
 
@@ -49,7 +49,7 @@ impl Module {
         image: &[u8],
     ) -> Result<Self> {
         let location = Location::caller();
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that the image is valid.
         let handle = unsafe { driver.module_load(device, image) }.map_err(|e| e.at(location))?;
         Ok(Self(Arc::new(Inner { driver: Arc::clone(driver), handle })))
     }

@@ -13,9 +13,9 @@ pub(super) struct Pages {
     bytes: usize,
 }
 
-// SAFETY: the pages are plain bytes; who touches them when is for their owner to order.
+// SAFETY: the pages are plain bytes. Their owner orders all accesses.
 unsafe impl Send for Pages {}
-// SAFETY: as above.
+// SAFETY: `&Pages` gives out no references to the bytes, only their address.
 unsafe impl Sync for Pages {}
 
 impl Pages {
@@ -27,8 +27,8 @@ impl Pages {
     }
 
     /// Maps memory as [`Self::map`] does, for use by devices. A forked child finds zeros there, or
-    /// a copy if the system cannot provide zeros. The pages themselves stay with this process,
-    /// because devices use their physical addresses.
+    /// a copy if the system cannot provide zeros. The pages stay with this process, because devices
+    /// use their physical addresses.
     pub(super) fn map_for_devices(bytes: usize) -> io::Result<Self> {
         let bytes = system::in_pages(bytes).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { start: system::map_for_devices(bytes)?, bytes })
@@ -45,24 +45,24 @@ impl Pages {
     /// Has the system provide all pages, on `threads` threads.
     pub(super) fn populate(&mut self, threads: usize) -> io::Result<()> {
         let share = self.bytes.div_ceil(threads.max(1)).next_multiple_of(HUGE);
-        let parts: Vec<Part> = (0..self.bytes)
+        let ranges: Vec<PageRange> = (0..self.bytes)
             .step_by(share)
             // SAFETY: the offset is within the mapping.
-            .map(|at| Part(unsafe { self.start.add(at) }, share.min(self.bytes - at)))
+            .map(|at| PageRange(unsafe { self.start.add(at) }, share.min(self.bytes - at)))
             .collect();
-        let Some((first, others)) = parts.split_first() else { return Ok(()) };
+        let Some((first, others)) = ranges.split_first() else { return Ok(()) };
         thread::scope(|scope| {
-            let spawn = |part: &'_ Part| {
-                let part = Part(part.0, part.1);
-                // A thread that the system does not give is done without.
-                thread::Builder::new().spawn_scoped(scope, move || part.populate())
+            let spawn = |range: &'_ PageRange| {
+                let range = PageRange(range.0, range.1);
+                // If no thread can be started, the parent thread populates the part.
+                thread::Builder::new().spawn_scoped(scope, move || range.populate())
             };
-            let running: Vec<_> = others.iter().map(|part| (part, spawn(part))).collect();
+            let running: Vec<_> = others.iter().map(|range| (range, spawn(range))).collect();
             let mut result = first.populate();
-            for (part, thread) in running {
+            for (range, thread) in running {
                 let done = match thread {
-                    Ok(thread) => thread.join().unwrap_or_else(|_| part.populate()),
-                    Err(_) => part.populate(),
+                    Ok(thread) => thread.join().unwrap_or_else(|_| range.populate()),
+                    Err(_) => range.populate(),
                 };
                 result = result.and(done);
             }
@@ -72,23 +72,25 @@ impl Pages {
 }
 
 /// A part of the pages: address and size in bytes.
-struct Part(NonNull<u8>, usize);
+struct PageRange(NonNull<u8>, usize);
 
-// SAFETY: each part is worked on by one thread, while `populate` has the pages for itself.
-unsafe impl Send for Part {}
-// SAFETY: as above.
-unsafe impl Sync for Part {}
+// SAFETY: one thread populates each part, and `populate` borrows the pages exclusively.
+unsafe impl Send for PageRange {}
+// SAFETY: a part is only an address and a size; `populate` alone accesses the bytes.
+unsafe impl Sync for PageRange {}
 
-impl Part {
+impl PageRange {
     fn populate(&self) -> io::Result<()> {
-        // SAFETY: our own mapping, which nobody else uses yet.
+        // SAFETY: the range lies in a mapping that `populate` borrows exclusively, so its bytes are
+        // not in use.
         unsafe { system::populate(self.0, self.1) }
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: mapped by us and not unmapped before. A forked child has the mapping, too.
+        // SAFETY: mapped by `map` or `map_for_devices` and not unmapped before. A forked child
+        // unmaps its own copy of the mapping.
         unsafe { system::unmap(self.start, self.bytes) };
     }
 }
@@ -98,7 +100,8 @@ mod tests {
     use super::*;
 
     fn bytes_of(pages: &Pages) -> &[u8] {
-        // SAFETY: the tests' pages are theirs alone, and are not written while this is looked at.
+        // SAFETY: the pages are mapped, and the test does not write to them while the slice is in
+        // use.
         unsafe { std::slice::from_raw_parts(pages.start().as_ptr(), pages.bytes()) }
     }
 
@@ -106,7 +109,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     fn resident(pages: &Pages) -> usize {
         let mut state = vec![0u8; pages.bytes() / system::page_size()];
-        // SAFETY: our own mapping, and a byte for each of its pages.
+        // SAFETY: the range is a live mapping, and the vector has a byte for each page.
         let asked = unsafe {
             libc::mincore(pages.start().as_ptr().cast(), pages.bytes(), state.as_mut_ptr())
         };
@@ -156,34 +159,35 @@ mod tests {
         let mut pages = Pages::map_for_devices(64 * system::page_size()).unwrap();
         pages.populate(1).unwrap();
         let fill = |pages: &Pages, value| {
-            // SAFETY: all of pages that are ours alone.
+            // SAFETY: the range is all of a mapping that only this test uses.
             unsafe { pages.start().write_bytes(value, pages.bytes()) };
         };
         fill(&pages, 7);
         let mut pipe = [0; 2];
         // SAFETY: the pointer is valid for two descriptors.
         assert_eq!(unsafe { libc::pipe(pipe.as_mut_ptr()) }, 0);
-        // SAFETY: the child calls nothing but the system.
+        // SAFETY: the child calls only functions that are allowed after a fork.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let mut told = 0u8;
-            // SAFETY: waits until the parent has written, at most until it ends.
+            // SAFETY: the descriptors are open. The read ends when the parent writes or exits.
             let read = unsafe {
                 libc::close(pipe[1]);
                 libc::read(pipe[0], (&raw mut told).cast(), 1)
             };
             let zeros = bytes_of(&pages).iter().all(|&byte| byte == 0);
-            // Its own to write to and to give back.
+            // The child can write to its copy and unmap it.
             fill(&pages, 9);
             drop(pages);
-            // SAFETY: ends the child at once, running nothing of the parent's.
+            // SAFETY: `_exit` ends the child without running the parent's handlers.
             unsafe { libc::_exit(if read == 1 && zeros { 0 } else { 1 }) };
         }
         assert!(child > 0);
         let before = faults();
         fill(&pages, 8);
         let faults = faults() - before;
-        // SAFETY: writes one byte, waits for the child made above, and closes what was made above.
+        // SAFETY: the descriptors are open, the buffers are valid, and `child` is a child of this
+        // process.
         let status = unsafe {
             let mut status = 0;
             assert_eq!(libc::write(pipe[1], [1u8].as_ptr().cast(), 1), 1);

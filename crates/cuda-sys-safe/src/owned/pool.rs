@@ -99,7 +99,7 @@ impl MemPool {
             // SAFETY: pool and stream are alive.
             unsafe { driver.mem_alloc_async(self.0.handle, bytes, stream.handle()) }
         };
-        // Memory of a capture exists in its replays only.
+        // Memory that is allocated in a capture exists only in replays.
         let allocated = stream.outside_captures("MemPool::alloc", alloc);
         let ptr = allocated.map_err(|e| e.at(location))?;
         Ok(PoolMemory { ptr, bytes, stream: stream.clone(), pool: self.clone() })
@@ -109,7 +109,8 @@ impl MemPool {
 impl Drop for Inner {
     fn drop(&mut self) {
         let handle = self.handle;
-        // SAFETY: made by this driver and not destroyed before; allocations held an `Arc` of this.
+        // SAFETY: created by this driver and not destroyed before. Every allocation holds an `Arc`
+        // of the pool.
         let destroy = move |driver: &dyn Driver| unsafe { driver.mempool_destroy(handle) };
         release(&self.driver, ReleaseKind::MemPool, 0, destroy);
     }
@@ -154,18 +155,19 @@ impl PoolMemory {
 
 impl Drop for PoolMemory {
     fn drop(&mut self) {
-        // Of no bytes: nothing was allocated.
+        // An empty allocation has no memory to release.
         if self.bytes == 0 {
             return;
         }
-        // Pool and stream stay until the release is accepted.
+        // The call keeps pool and stream alive until the release is accepted.
         let (ptr, stream, pool) = (self.ptr, self.stream.clone(), self.pool.clone());
         let driver = Arc::clone(self.stream.driver());
         let free = move |driver: &dyn Driver| {
             let _kept = &pool;
-            // Each replay of a capture would release it again.
+            // If the release were captured, each replay would free the memory again.
             stream.outside_captures("PoolMemory", || {
-                // SAFETY: this driver's and not freed before; the release runs in stream order.
+                // SAFETY: allocated by this driver and not freed before. The release runs in stream
+                // order, after all uses.
                 unsafe { driver.mem_free_async(ptr, stream.handle()) }
             })
         };

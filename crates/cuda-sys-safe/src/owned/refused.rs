@@ -81,31 +81,31 @@ pub struct RefusedCount {
 /// the same kind is released or allocated, and by [`retry_refused`]. Refused releases keep the
 /// driver alive.
 #[derive(Debug, Default)]
-pub struct Refused([List; KINDS]);
+pub struct Refused([ReleaseQueue; KINDS]);
 
-/// The refused releases of one kind. Lists are separate, so that a retry in a call makes only
-/// driver calls of the kind that the call makes anyway.
+/// The refused releases of one kind. Each kind has its own queue, so that a retry in a call makes
+/// only driver calls of the kind that the call makes anyway.
 #[derive(Debug, Default)]
-struct List {
+struct ReleaseQueue {
     count: AtomicUsize,
     bytes: AtomicUsize,
     /// The waiting releases, without those that a thread is retrying at the moment. Not locked
     /// during a driver call.
-    waiting: Mutex<VecDeque<Entry>>,
+    waiting: Mutex<VecDeque<RefusedRelease>>,
 }
 
-type Call = dyn FnMut(&dyn Driver) -> Result<()> + Send;
+type ReleaseCall = dyn FnMut(&dyn Driver) -> Result<()> + Send;
 
 /// A refused release. Its call owns everything that must live until the release is accepted.
-struct Entry {
+struct RefusedRelease {
     driver: Arc<dyn Driver>,
     bytes: usize,
-    call: Box<Call>,
+    call: Box<ReleaseCall>,
 }
 
-impl fmt::Debug for Entry {
+impl fmt::Debug for RefusedRelease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Entry").field("bytes", &self.bytes).finish_non_exhaustive()
+        f.debug_struct("RefusedRelease").field("bytes", &self.bytes).finish_non_exhaustive()
     }
 }
 
@@ -122,29 +122,29 @@ impl Refused {
     /// Returns the number and size of the refused releases of one kind.
     #[must_use]
     pub fn of(&self, kind: ReleaseKind) -> RefusedCount {
-        let List { count, bytes, .. } = self.list(kind);
+        let ReleaseQueue { count, bytes, .. } = self.queue(kind);
         RefusedCount { count: count.load(Ordering::Relaxed), bytes: bytes.load(Ordering::Relaxed) }
     }
 
-    fn list(&self, kind: ReleaseKind) -> &List {
+    fn queue(&self, kind: ReleaseKind) -> &ReleaseQueue {
         &self.0[kind as usize]
     }
 }
 
-impl List {
-    fn keep(&self, entry: Entry) {
-        self.bytes.fetch_add(entry.bytes, Ordering::Relaxed);
+impl ReleaseQueue {
+    fn keep(&self, release: RefusedRelease) {
+        self.bytes.fetch_add(release.bytes, Ordering::Relaxed);
         self.count.fetch_add(1, Ordering::Relaxed);
-        self.wait(entry);
+        self.wait(release);
     }
 
-    fn wait(&self, entry: Entry) {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push_back(entry);
+    fn wait(&self, release: RefusedRelease) {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push_back(release);
     }
 
     /// Takes the release that has waited longest. Does not block, because in a forked child the
     /// thread that holds the lock may not exist.
-    fn next(&self) -> Option<Entry> {
+    fn next(&self) -> Option<RefusedRelease> {
         match self.waiting.try_lock() {
             Ok(mut waiting) => waiting.pop_front(),
             Err(TryLockError::Poisoned(waiting)) => waiting.into_inner().pop_front(),
@@ -154,13 +154,13 @@ impl List {
 
     /// Retries one release. Returns `false` if there is none, or if the driver refuses it again.
     fn retry_next(&self) -> bool {
-        let Some(mut entry) = self.next() else { return false };
-        let accepted = accepted((entry.call)(&*entry.driver)).is_ok();
+        let Some(mut release) = self.next() else { return false };
+        let accepted = accepted((release.call)(&*release.driver)).is_ok();
         if accepted {
             self.count.fetch_sub(1, Ordering::Relaxed);
-            self.bytes.fetch_sub(entry.bytes, Ordering::Relaxed);
+            self.bytes.fetch_sub(release.bytes, Ordering::Relaxed);
         } else {
-            self.wait(entry);
+            self.wait(release);
         }
         accepted
     }
@@ -172,7 +172,7 @@ impl List {
     }
 
     fn retry_all(&self) {
-        // Each once: those that are refused again come last.
+        // A release that is refused again moves to the end of the queue, so each is retried once.
         for _ in 0..self.count.load(Ordering::Relaxed) {
             self.retry_next();
         }
@@ -184,16 +184,16 @@ impl List {
 /// A release that waits for the device waits here, too.
 pub fn retry_refused(driver: &Arc<dyn Driver>) -> RefusedCount {
     let refused = driver.refused();
-    ReleaseKind::ALL.iter().for_each(|&kind| refused.list(kind).retry_all());
+    ReleaseKind::ALL.iter().for_each(|&kind| refused.queue(kind).retry_all());
     refused.all()
 }
 
 /// Retries refused releases of a kind. Called before an object of that kind is allocated.
 #[inline]
 pub(super) fn retry(driver: &Arc<dyn Driver>, kind: ReleaseKind) {
-    let list = driver.refused().list(kind);
-    if list.count.load(Ordering::Relaxed) > 0 {
-        list.retry_some();
+    let queue = driver.refused().queue(kind);
+    if queue.count.load(Ordering::Relaxed) > 0 {
+        queue.retry_some();
     }
 }
 
@@ -219,7 +219,7 @@ pub(super) fn release(
 ) {
     retry(driver, kind);
     if accepted(call(&**driver)).is_err() {
-        let entry = Entry { driver: Arc::clone(driver), bytes, call: Box::new(call) };
-        driver.refused().list(kind).keep(entry);
+        let release = RefusedRelease { driver: Arc::clone(driver), bytes, call: Box::new(call) };
+        driver.refused().queue(kind).keep(release);
     }
 }

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::refused::{ReleaseKind, release, retry};
-use crate::system::{self, Behind, HUGE, SharedFile};
+use crate::system::{self, Backing, HUGE, SharedFile};
 use crate::{Driver, DriverError, HostFlags, OsHandle, Result, racy};
 
 /// Host memory that can be given to other processes ([`SharedHostMemory::export`]). It is
@@ -19,7 +19,7 @@ use crate::{Driver, DriverError, HostFlags, OsHandle, Result, racy};
 #[derive(Debug)]
 pub struct SharedHostMemory {
     /// The mapping; `None` in `drop`.
-    pages: Option<Pages>,
+    pages: Option<SharedPages>,
     file: SharedFile,
     /// The driver and device for which the memory is page-locked.
     driver: Option<(Arc<dyn Driver>, usize)>,
@@ -27,28 +27,29 @@ pub struct SharedHostMemory {
 
 /// A mapping of the file, unmapped on drop.
 #[derive(Debug)]
-struct Pages {
+struct SharedPages {
     start: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: plain bytes; this process touches them by atomics, and who orders other accesses says so.
-unsafe impl Send for Pages {}
-// SAFETY: as above.
-unsafe impl Sync for Pages {}
+// SAFETY: the pages are plain bytes. This process accesses them atomically, or the caller of an
+// `unsafe` method orders the accesses.
+unsafe impl Send for SharedPages {}
+// SAFETY: `&SharedPages` gives out no references to the bytes, only their address.
+unsafe impl Sync for SharedPages {}
 
-impl Pages {
+impl SharedPages {
     fn map(file: &SharedFile, bytes: usize) -> std::io::Result<Self> {
-        let pages = Self { start: system::map(bytes, Behind::Nothing)?, bytes };
-        // SAFETY: all of a mapping of our own, in whole pages, that nobody uses yet.
-        unsafe { system::place(pages.start, bytes, &file.file, 0) }?;
+        let pages = Self { start: system::map(bytes, Backing::Inaccessible)?, bytes };
+        // SAFETY: the range is a whole mapping by `system::map`, and no code uses it yet.
+        unsafe { system::map_file(pages.start, bytes, &file.file, 0) }?;
         Ok(pages)
     }
 }
 
-impl Drop for Pages {
+impl Drop for SharedPages {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map` and not unmapped before; nobody uses it any more.
+        // SAFETY: mapped by `map` and not unmapped before. No address in it is in use any more.
         unsafe { system::unmap(self.start, self.bytes) };
     }
 }
@@ -70,8 +71,8 @@ impl SharedHostMemory {
         let whole = whole.ok_or_else(|| refused(bytes, "the size overflows"))?;
         let failed = |error: std::io::Error| refused(bytes, &error.to_string());
         let file = SharedFile::create(whole).map_err(failed)?;
-        let pages = Pages::map(&file, whole).map_err(failed)?;
-        // SAFETY: a new mapping of a new file, all zeros, that nobody uses yet.
+        let pages = SharedPages::map(&file, whole).map_err(failed)?;
+        // SAFETY: the range is a new mapping of a new file of zeros, and no code uses it yet.
         unsafe { system::populate(pages.start, whole) }.map_err(failed)?;
         Self::locked(driver, file, pages)
     }
@@ -94,7 +95,7 @@ impl SharedHostMemory {
         }
         let failed = |error: std::io::Error| refused(bytes, &error.to_string());
         let file = SharedFile::import(handle, bytes).map_err(failed)?;
-        let pages = Pages::map(&file, bytes).map_err(failed)?;
+        let pages = SharedPages::map(&file, bytes).map_err(failed)?;
         Self::locked(driver, file, pages)
     }
 
@@ -102,7 +103,7 @@ impl SharedHostMemory {
     fn locked(
         driver: Option<(&Arc<dyn Driver>, usize)>,
         file: SharedFile,
-        pages: Pages,
+        pages: SharedPages,
     ) -> Result<Self> {
         let location = Location::caller();
         if let Some((driver, device)) = driver {
@@ -146,7 +147,7 @@ impl SharedHostMemory {
     /// Returns the address of the range of `bytes` bytes at `offset`.
     fn range(&self, offset: usize, bytes: usize) -> Result<*mut u8> {
         match offset.checked_add(bytes) {
-            // SAFETY: inside the mapping.
+            // SAFETY: the range was just checked to lie inside the mapping.
             Some(end) if end <= self.bytes() => Ok(unsafe { self.as_ptr().add(offset) }.as_ptr()),
             _ => Err(refused(bytes, &format!("from byte {offset} on they lie outside"))),
         }
@@ -162,8 +163,9 @@ impl SharedHostMemory {
     /// [`DriverError::InvalidArgument`] if the range does not lie inside the memory.
     pub unsafe fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         let from = self.range(offset, out.len())?;
-        // SAFETY: inside the mapping, of which nobody has a reference, so that `out` is elsewhere; this
-        // process touches it by such copies, and by its devices, which the caller keeps from it.
+        // SAFETY: the range lies inside the mapping. No references to the mapping exist, so `out`
+        // does not overlap it. This process accesses the mapping only by such copies. The caller
+        // guarantees that no device writes to these bytes.
         unsafe { racy::copy(from, out.as_mut_ptr(), out.len()) };
         Ok(())
     }
@@ -178,9 +180,11 @@ impl SharedHostMemory {
     /// The same as [`SharedHostMemory::read`].
     pub unsafe fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         let to = self.range(offset, bytes.len())?;
-        // Atomics may not be made of what is borrowed for reading.
+        // `racy::copy` forms atomics on both ranges, which a shared borrow does not permit.
         let mut own = bytes.to_vec();
-        // SAFETY: a vector, and bytes inside the mapping; as above.
+        // SAFETY: `own` is a vector of this function, and the other range lies inside the mapping,
+        // to which no references exist. The caller guarantees that no other thread and no device
+        // accesses these bytes.
         unsafe { racy::copy(own.as_mut_ptr(), to, own.len()) };
         Ok(())
     }
@@ -192,7 +196,7 @@ impl Drop for SharedHostMemory {
             return;
         };
         let bytes = pages.bytes;
-        // The pages stay mapped until the driver has let go of them.
+        // Keep the pages mapped until the driver has unregistered them.
         let unregister = move |driver: &dyn Driver| {
             let pages = &pages;
             // SAFETY: registered with this driver and not unregistered before.

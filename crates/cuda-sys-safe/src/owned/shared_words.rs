@@ -69,8 +69,9 @@ impl SharedWords {
             let reason = format!("there is no word {at} among {}", self.count());
             return Err(DriverError::InvalidArgument { call, reason });
         }
-        // SAFETY: inside the pages, which live as long as `self` and are aligned; this process touches
-        // them by atomics of this size alone, and its devices by whole words.
+        // SAFETY: the word lies inside the pages, which live as long as `self`, and is aligned.
+        // This process accesses the pages only by atomics of this size, and its devices access
+        // whole words.
         Ok(unsafe { self.memory.as_ptr().cast::<AtomicU32>().add(at).as_ref() })
     }
 
@@ -108,7 +109,8 @@ impl SharedWords {
         let location = Location::caller();
         same_driver(CALL, &self.driver, stream.driver()).map_err(|e| e.at(location))?;
         let word = NonNull::from(self.word(CALL, at)?).cast();
-        // SAFETY: a live stream, and a word in page-locked memory of its driver, which the caller keeps.
+        // SAFETY: the stream is alive. The word lies in page-locked memory of this driver, which
+        // the caller keeps until the write is done.
         let write = || unsafe { self.driver.stream_write_value32(stream.handle(), word, value) };
         stream.outside_captures(CALL, write).map_err(|e| e.at(location))
     }
@@ -127,7 +129,8 @@ impl SharedWords {
         let location = Location::caller();
         same_driver(CALL, &self.driver, stream.driver()).map_err(|e| e.at(location))?;
         let word = NonNull::from(self.word(CALL, at)?).cast();
-        // SAFETY: as above.
+        // SAFETY: the stream is alive. The word lies in page-locked memory of this driver, which
+        // the caller keeps until the wait is done.
         let wait = || unsafe { self.driver.stream_wait_value32(stream.handle(), word, value) };
         stream.outside_captures(CALL, wait).map_err(|e| e.at(location))
     }

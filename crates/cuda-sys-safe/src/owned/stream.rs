@@ -30,7 +30,7 @@ struct Inner {
     /// Whether the stream was ever captured. If not, records of events need not look at
     /// `membership`.
     was_captured: AtomicBool,
-    /// The capture in which the stream takes part, or last took part.
+    /// The current or last capture of the stream.
     membership: Mutex<Option<Arc<Membership>>>,
 }
 
@@ -39,18 +39,18 @@ fn next_id() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// All streams except default streams, by driver and handle, so that a driver's stream is one
-/// object, however often it is wrapped. Neither driver nor handle is reused while the object lives.
-static ALIVE: std::sync::Mutex<Alive> = std::sync::Mutex::new(BTreeMap::new());
+/// All streams except default streams, by driver and handle. All wrappers of a driver's stream share
+/// one object. Neither driver nor handle is reused while the object lives.
+static REGISTRY: std::sync::Mutex<StreamRegistry> = std::sync::Mutex::new(BTreeMap::new());
 
-type Key = (usize, usize, u64);
-type Alive = BTreeMap<Key, Weak<Inner>>;
+type RegistryKey = (usize, usize, u64);
+type StreamRegistry = BTreeMap<RegistryKey, Weak<Inner>>;
 
-fn alive() -> std::sync::MutexGuard<'static, Alive> {
-    ALIVE.lock().unwrap_or_else(PoisonError::into_inner)
+fn registry() -> std::sync::MutexGuard<'static, StreamRegistry> {
+    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn key(driver: &Arc<dyn Driver>, handle: StreamHandle) -> Key {
+fn registry_key(driver: &Arc<dyn Driver>, handle: StreamHandle) -> RegistryKey {
     (Arc::as_ptr(driver).cast::<()>().addr(), handle.device(), handle.raw())
 }
 
@@ -69,7 +69,7 @@ impl Stream {
     pub fn new(driver: &Arc<dyn Driver>, device: usize, flags: StreamFlags) -> Result<Self> {
         let location = Location::caller();
         let handle = driver.stream_create(device, flags).map_err(|e| e.at(location))?;
-        Ok(Self::enter_alive(&mut alive(), driver, handle, true))
+        Ok(Self::enter_alive(&mut registry(), driver, handle, true))
     }
 
     /// Wraps a stream that other code owns, and does not destroy it on drop. Wrapping a handle that
@@ -82,21 +82,21 @@ impl Stream {
         if handle == StreamHandle::default_of(handle.device()) {
             return Self::build(driver, handle, false);
         }
-        let mut alive = alive();
-        match alive.get(&key(driver, handle)).and_then(Weak::upgrade) {
+        let mut registry = registry();
+        match registry.get(&registry_key(driver, handle)).and_then(Weak::upgrade) {
             Some(there) => Self(there),
-            None => Self::enter_alive(&mut alive, driver, handle, false),
+            None => Self::enter_alive(&mut registry, driver, handle, false),
         }
     }
 
     fn enter_alive(
-        alive: &mut Alive,
+        registry: &mut StreamRegistry,
         driver: &Arc<dyn Driver>,
         handle: StreamHandle,
         owned: bool,
     ) -> Self {
         let stream = Self::build(driver, handle, owned);
-        alive.insert(key(driver, handle), Arc::downgrade(&stream.0));
+        registry.insert(registry_key(driver, handle), Arc::downgrade(&stream.0));
         stream
     }
 
@@ -125,7 +125,8 @@ impl Stream {
         membership: &Arc<Membership>,
         f: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        // Before the driver captures anything: whoever asks after a record then waits for the lock.
+        // Set the flag before the driver captures anything. A thread that reads the flag after a
+        // record then takes the lock and waits.
         self.0.was_captured.store(true, Ordering::SeqCst);
         let mut slot = self.0.membership.lock().unwrap_or_else(PoisonError::into_inner);
         f()?;
@@ -148,8 +149,8 @@ impl Stream {
         f()
     }
 
-    /// Returns the capture in which the stream takes part.
-    pub(super) fn capture_under_way(&self) -> Option<Arc<Membership>> {
+    /// Returns the capture that the stream is in.
+    pub(super) fn active_capture(&self) -> Option<Arc<Membership>> {
         if !self.0.was_captured.load(Ordering::SeqCst) {
             return None;
         }
@@ -223,7 +224,7 @@ impl Stream {
         }
         let recorded_in = event.recorded_in();
         if let Some(other) = recorded_in.as_ref().filter(|other| other.is_active())
-            && !self.capture_under_way().is_some_and(|own| Arc::ptr_eq(&own, other))
+            && !self.active_capture().is_some_and(|own| Arc::ptr_eq(&own, other))
         {
             let reason = "the event was recorded in a capture that this stream has no part in";
             let reason = reason.to_owned();
@@ -267,13 +268,13 @@ impl std::fmt::Debug for Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Before the driver may give its handle to another stream.
-        let key = key(&self.driver, self.handle);
-        let mut alive = alive();
-        if alive.get(&key).is_some_and(|there| there.strong_count() == 0) {
-            alive.remove(&key);
+        // Remove the entry before the handle is destroyed, because the driver may reuse the handle.
+        let registry_key = registry_key(&self.driver, self.handle);
+        let mut registry = registry();
+        if registry.get(&registry_key).is_some_and(|there| there.strong_count() == 0) {
+            registry.remove(&registry_key);
         }
-        drop(alive);
+        drop(registry);
         if self.owned {
             let handle = self.handle;
             // SAFETY: created by this driver and not destroyed before.

@@ -77,7 +77,8 @@ impl Reservation {
     /// [`DriverError::InvalidArgument`] if the range does not lie inside.
     pub fn range(&self, offset: usize, bytes: usize) -> Result<DevicePtr> {
         inside("Reservation::range", offset, bytes, self.0.bytes)?;
-        // SAFETY: inside the reservation that `self` keeps, as just checked.
+        // SAFETY: the offset was just checked to lie inside the reservation, which `self` keeps
+        // alive.
         Ok(unsafe { self.0.ptr.offset(offset as i64) })
     }
 
@@ -100,7 +101,7 @@ impl Reservation {
         const CALL: &str = "Reservation::map";
         let location = Location::caller();
         let driver = &self.0.driver;
-        // Those may be at these addresses.
+        // A refused unmapping may still occupy these addresses.
         retry(driver, ReleaseKind::Mapping);
         if !Arc::ptr_eq(driver, &memory.0.driver) {
             let reason = "reservation and memory belong to different drivers".to_owned();
@@ -108,9 +109,9 @@ impl Reservation {
         }
         inside(CALL, offset, bytes, self.0.bytes)?;
         inside(CALL, memory_offset, bytes, memory.0.bytes)?;
-        // SAFETY: inside the reservation, as just checked.
+        // SAFETY: the offset was just checked to lie inside the reservation.
         let ptr = unsafe { self.0.ptr.offset(offset as i64) };
-        // SAFETY: both ranges lie inside, as just checked, and the result keeps both alive.
+        // SAFETY: both ranges were just checked, and the result keeps reservation and memory alive.
         unsafe { driver.mem_map(ptr, bytes, memory_offset, memory.0.handle) }
             .map_err(|e| e.at(location))?;
         let (reservation, memory) = (self.clone(), memory.clone());
@@ -125,7 +126,8 @@ impl Reservation {
     /// The unchanged reservation and the driver's error, if the driver refuses the release.
     pub fn release(mut self) -> Result<(), Box<(Self, DriverError)>> {
         let Some(range) = Arc::get_mut(&mut self.0) else { return Ok(()) };
-        // SAFETY: as in `drop`, which does nothing once this succeeded.
+        // SAFETY: reserved by this driver and not freed before. `drop` does not free it again after
+        // a success.
         match accepted(unsafe { range.driver.address_free(range.device, range.ptr, range.bytes) }) {
             Ok(()) => range.released = true,
             Err(error) => return Err(Box::new((self, error))),
@@ -148,8 +150,8 @@ impl Drop for Range {
             return;
         }
         let (device, ptr, bytes) = (self.device, self.ptr, self.bytes);
-        // SAFETY: reserved by this driver and not freed before; every mapping held an `Arc` of
-        // this until it was unmapped, so none is left.
+        // SAFETY: reserved by this driver and not freed before. Every mapping holds an `Arc` of the
+        // reservation until it is unmapped, so no mapping is left.
         let free = move |driver: &dyn Driver| unsafe { driver.address_free(device, ptr, bytes) };
         release(&self.driver, ReleaseKind::Reservation, bytes, free);
     }
@@ -260,7 +262,8 @@ impl PhysicalMemory {
     /// The unchanged memory and the driver's error, if the driver refuses the release.
     pub fn release(mut self) -> Result<(), Box<(Self, DriverError)>> {
         let Some(physical) = Arc::get_mut(&mut self.0) else { return Ok(()) };
-        // SAFETY: as in `drop`, which does nothing once this succeeded.
+        // SAFETY: created by this driver and not released before. `drop` does not release it again
+        // after a success.
         match accepted(unsafe { physical.driver.mem_release(physical.handle) }) {
             Ok(()) => physical.released = true,
             Err(error) => return Err(Box::new((self, error))),
@@ -283,7 +286,7 @@ impl Drop for Physical {
             return;
         }
         let handle = self.handle;
-        // SAFETY: made by this driver and not released before.
+        // SAFETY: created by this driver and not released before.
         let give_back = move |driver: &dyn Driver| unsafe { driver.mem_release(handle) };
         release(&self.driver, ReleaseKind::PhysicalMemory, self.bytes, give_back);
     }
@@ -295,7 +298,7 @@ impl Drop for Physical {
 /// Unmapping does not wait. Before you drop a mapping, wait for all work that uses its addresses.
 #[derive(Debug)]
 pub struct Mapping {
-    // Dropped in this order, after `drop` below has unmapped.
+    // Memory and reservation are dropped after `drop` has unmapped the range.
     memory: PhysicalMemory,
     reservation: Reservation,
     offset: usize,
@@ -351,7 +354,7 @@ impl Mapping {
     pub fn set_access(&self, access: &[(usize, MemAccess)]) -> Result<()> {
         let location = Location::caller();
         let range = &self.reservation.0;
-        // SAFETY: the whole of a mapping that is alive.
+        // SAFETY: the range is a whole mapping, which is alive.
         unsafe { range.driver.mem_set_access(range.device, self.ptr, self.bytes, access) }
             .map_err(|e| e.at(location))
     }
@@ -362,7 +365,7 @@ impl Mapping {
     /// [`DriverError::InvalidArgument`] if the range does not lie inside.
     pub fn range(&self, offset: usize, bytes: usize) -> Result<DevicePtr> {
         inside("Mapping::range", offset, bytes, self.bytes)?;
-        // SAFETY: inside the mapping, as just checked.
+        // SAFETY: the offset was just checked to lie inside the mapping.
         Ok(unsafe { self.ptr.offset(offset as i64) })
     }
 
@@ -373,7 +376,8 @@ impl Mapping {
     /// The unchanged mapping and the driver's error, if the driver refuses the release.
     pub fn release(mut self) -> Result<(), Box<(Self, DriverError)>> {
         let range = &self.reservation.0;
-        // SAFETY: as in `drop`, which does nothing once this succeeded.
+        // SAFETY: the range is a whole mapping of this driver, not unmapped before. `drop` does not
+        // unmap it again after a success.
         match accepted(unsafe { range.driver.mem_unmap(range.device, self.ptr, self.bytes) }) {
             Ok(()) => self.released = true,
             Err(error) => return Err(Box::new((self, error))),
@@ -387,12 +391,12 @@ impl Drop for Mapping {
         if self.released {
             return;
         }
-        // Addresses and memory stay until the driver has unmapped them.
+        // The call keeps addresses and memory alive until the driver has unmapped them.
         let (memory, reservation) = (self.memory.clone(), self.reservation.clone());
         let (device, ptr, bytes) = (reservation.0.device, self.ptr, self.bytes);
         let unmap = move |driver: &dyn Driver| {
             let _kept = (&memory, &reservation);
-            // SAFETY: mapped by this driver, as one piece, and not unmapped before.
+            // SAFETY: the range is a whole mapping of this driver, not unmapped before.
             unsafe { driver.mem_unmap(device, ptr, bytes) }
         };
         release(&self.reservation.0.driver, ReleaseKind::Mapping, bytes, unmap);

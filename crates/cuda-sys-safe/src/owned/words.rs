@@ -29,8 +29,8 @@ impl MappedWords {
 
     fn word(&self, at: usize) -> Option<&AtomicU64> {
         let ptr = self.memory.ptr_at(at * 8).filter(|_| at < self.count)?;
-        // SAFETY: 8 bytes of this memory, which lives as long as `self`, aligned as the memory is for
-        // any primitive type; host code touches them as atomics only.
+        // SAFETY: the 8 bytes lie in this memory, which lives as long as `self` and is aligned to 8
+        // bytes. Host code accesses them only as atomics.
         Some(unsafe { ptr.cast::<AtomicU64>().as_ref() })
     }
 

@@ -36,9 +36,9 @@ pub(super) const SEARCH: Search = Search {
     },
 };
 
-// Enums that the driver writes are declared as integers, since a newer driver may write a value
-// that the enum lacks. Names are those that libcuda exports: where cuda.h has a macro to a `_v2`,
-// the `_v2`.
+// Enums that the driver writes are declared as integers, because a newer driver may write a value
+// that the enum lacks. The names are the exported ones: `_v2` where a macro of cuda.h maps a name
+// to a `_v2`.
 function_table! {
     pub(super) struct Api of "CUDA driver";
     required "CUDA 11.4 (driver 470)" {
@@ -200,15 +200,15 @@ function_table! {
 /// Opens the first candidate and resolves the table.
 pub(super) fn open(candidates: &[PathBuf]) -> Result<Api> {
     let library = SEARCH.open(candidates)?;
-    // SAFETY: the signatures are those of cuda.h, where a name's signature never changes: a new
-    // one gets a new suffix.
+    // SAFETY: cuda.h declares these signatures. The signature of a name never changes, because a
+    // new signature gets a new suffix.
     unsafe { Api::resolve(library, version_of) }
 }
 
 fn version_of(library: &Library) -> String {
     type GetVersion = unsafe extern "C" fn(*mut c_int) -> Status;
     let mut version = 0;
-    // SAFETY: the signature is that of cuda.h.
+    // SAFETY: cuda.h declares this signature.
     match unsafe { library.get::<GetVersion>(c"cuDriverGetVersion") } {
         // SAFETY: the pointer is valid for writes; the call needs no initialisation.
         Ok(get) if unsafe { get(&mut version) } == 0 => version_text(version as u32),

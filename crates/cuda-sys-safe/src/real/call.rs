@@ -7,15 +7,16 @@ macro_rules! call {
         let device: usize = $device;
         $self.enter(stringify!($name), device)?;
         let function = $self.api.$name()?;
-        // SAFETY: handles and addresses are live as the trait's contract has it, out-pointers are
-        // to locals, and the device's context is current.
+        // SAFETY: handles and addresses are live by the contract of `Driver`, out-pointers point to
+        // locals, and the device's context is current.
         let status = unsafe { function($($arg),*) };
         $self.check(stringify!($name), device, status)
     }};
     ($self:ident, $device:expr, $name:ident($($arg:expr),* $(,)?)) => {{
         let device: usize = $device;
         $self.enter(stringify!($name), device)?;
-        // SAFETY: as above.
+        // SAFETY: handles and addresses are live by the contract of `Driver`, and out-pointers
+        // point to locals.
         let status = unsafe { ($self.api.$name)($($arg),*) };
         $self.check(stringify!($name), device, status)
     }};
@@ -24,7 +25,7 @@ macro_rules! call {
 /// Calls a driver function that releases an object. Does nothing if the device is lost.
 macro_rules! release {
     ($self:ident, $device:expr, $($rest:tt)*) => {
-        if $self.settled($device) { Ok(()) } else { call!($self, $device, $($rest)*) }
+        if $self.is_lost($device) { Ok(()) } else { call!($self, $device, $($rest)*) }
     };
 }
 

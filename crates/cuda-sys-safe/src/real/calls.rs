@@ -25,7 +25,8 @@ fn ready(answer: Result<()>) -> Result<bool> {
     }
 }
 
-// SAFETY: each method is the driver call that its documentation names, whose promises these are.
+// SAFETY: each method makes the driver call that its documentation names. CUDA guarantees the
+// properties that the contract requires of these calls.
 unsafe impl Driver for CudaDriver {
     fn name(&self) -> &'static str {
         "cuda"
@@ -76,7 +77,7 @@ unsafe impl Driver for CudaDriver {
         let mut ptr = 0;
         call!(self, device, cuMemAlloc_v2(&mut ptr, bytes))
             .map_err(|e| e.with_detail(|| format!("{bytes} bytes")))?;
-        // SAFETY: just allocated by this driver.
+        // SAFETY: this driver has just allocated the memory.
         Ok(unsafe { DevicePtr::from_raw(ptr) })
     }
 
@@ -88,7 +89,7 @@ unsafe impl Driver for CudaDriver {
         let mut ptr = ptr::null_mut();
         call!(self, device, cuMemHostAlloc(&mut ptr, bytes, host_flags(flags)))
             .map_err(|e| e.with_detail(|| format!("{bytes} bytes")))?;
-        // The driver accepts to allocate nothing, and there is no address to return.
+        // The driver accepts a size of zero and returns null.
         NonNull::new(ptr.cast()).ok_or_else(|| {
             let code = if bytes == 0 { CudaCode::INVALID_VALUE } else { CudaCode::OUT_OF_MEMORY };
             DriverError::cuda("cuMemHostAlloc", code, Some(device))
@@ -119,8 +120,8 @@ unsafe impl Driver for CudaDriver {
     fn pointer_kind(&self, address: u64) -> Result<PointerKind> {
         const CALL: &str = "cuPointerGetAttribute";
         self.admit_process(CALL)?;
-        // The call wants a current context. Where no device has one nothing can be page-locked,
-        // and none is made for asking.
+        // The call needs a current context. If no device has a context, no memory is page-locked,
+        // and a query should not create one.
         let mut lost = None;
         let mut active = None;
         for (device, state) in self.devices.iter().enumerate() {
@@ -147,7 +148,7 @@ unsafe impl Driver for CudaDriver {
                 Ok(PointerKind::Device(owner as usize))
             }
             Ok(_) => Ok(PointerKind::Pageable),
-            // The driver's way to say that it does not know the address.
+            // The driver returns this code for an address that it does not know.
             Err(e) if e.code() == Some(CudaCode::INVALID_VALUE) => Ok(PointerKind::Pageable),
             Err(e) => Err(e),
         }
@@ -155,13 +156,13 @@ unsafe impl Driver for CudaDriver {
 
     unsafe fn memcpy_async(&self, copy: &Copy, stream: StreamHandle) -> Result<()> {
         self.enter("cuMemcpyAsync", stream.device())?;
-        // SAFETY: the caller's contract is the same; the stream's device is entered.
+        // SAFETY: the caller satisfies the same contract, and the stream's device is entered.
         unsafe { self.copy(stream.device(), copy, Some(raw_stream(stream))) }
     }
 
     unsafe fn memcpy(&self, device: usize, copy: &Copy) -> Result<()> {
         self.enter("cuMemcpy", device)?;
-        // SAFETY: the caller's contract is the same; the device is entered.
+        // SAFETY: the caller satisfies the same contract, and the device is entered.
         unsafe { self.copy(device, copy, None) }
     }
 
@@ -198,7 +199,7 @@ unsafe impl Driver for CudaDriver {
         let mut stream: CUstream = ptr::null_mut();
         let non_blocking = u32::from(flags.non_blocking);
         call!(self, device, cuStreamCreateWithPriority(&mut stream, non_blocking, flags.priority))?;
-        // SAFETY: just made by this driver.
+        // SAFETY: this driver has just created the object.
         Ok(unsafe { StreamHandle::from_raw(device, stream as usize as u64) })
     }
 
@@ -254,7 +255,7 @@ unsafe impl Driver for CudaDriver {
         stream: StreamHandle,
         f: Box<dyn FnOnce() + Send>,
     ) -> Result<()> {
-        // SAFETY: the caller's contract is the same.
+        // SAFETY: the caller satisfies the same contract.
         unsafe { self.enqueue_host(stream, f) }
     }
 
@@ -267,7 +268,7 @@ unsafe impl Driver for CudaDriver {
             + u32::from(flags.interprocess) * INTERPROCESS;
         let mut event: CUevent = ptr::null_mut();
         call!(self, device, cuEventCreate(&mut event, bits))?;
-        // SAFETY: just made by this driver.
+        // SAFETY: this driver has just created the object.
         Ok(unsafe { EventHandle::from_raw(device, event as usize as u64) })
     }
 
@@ -309,7 +310,7 @@ unsafe impl Driver for CudaDriver {
         let mut function: CUfunction = ptr::null_mut();
         let raw = module.raw() as usize as CUmodule;
         call!(self, module.device(), cuModuleGetFunction(&mut function, raw, name.as_ptr()))?;
-        // SAFETY: just found by this driver.
+        // SAFETY: this driver has just returned the function.
         Ok(unsafe { FunctionHandle::from_raw(module.device(), function as usize as u64) })
     }
 
@@ -322,7 +323,7 @@ unsafe impl Driver for CudaDriver {
     }
 
     unsafe fn launch(&self, stream: StreamHandle, launch: &Launch<'_>) -> Result<()> {
-        // SAFETY: the caller's contract is the same.
+        // SAFETY: the caller satisfies the same contract.
         unsafe { self.enqueue(stream, launch) }
     }
 
@@ -368,7 +369,7 @@ unsafe impl Driver for CudaDriver {
         let mut ptr = 0;
         call!(self, device, cuMemAddressReserve?(&mut ptr, bytes, 0, 0, 0))
             .map_err(|e| e.with_detail(|| format!("{bytes} bytes")))?;
-        // SAFETY: just reserved by this driver.
+        // SAFETY: this driver has just reserved the addresses.
         Ok(unsafe { DevicePtr::from_raw(ptr) })
     }
 
@@ -380,7 +381,7 @@ unsafe impl Driver for CudaDriver {
         let (mut handle, prop) = (0, pinned_on(device));
         call!(self, device, cuMemCreate?(&mut handle, bytes, &prop, 0))
             .map_err(|e| e.with_detail(|| format!("{bytes} bytes")))?;
-        // SAFETY: just made by this driver.
+        // SAFETY: this driver has just created the object.
         Ok(unsafe { PhysicalHandle::from_raw(device, handle) })
     }
 
@@ -391,7 +392,7 @@ unsafe impl Driver for CudaDriver {
 
     #[cfg(unix)]
     unsafe fn mem_export(&self, memory: PhysicalHandle) -> Result<OsHandle> {
-        // SAFETY: the caller's contract is the same.
+        // SAFETY: the caller satisfies the same contract.
         unsafe { self.export(memory) }
     }
 
@@ -432,13 +433,14 @@ unsafe impl Driver for CudaDriver {
     // ---- stream-ordered pools -----------------------------------------------------------
 
     fn mempool_create(&self, device: usize) -> Result<MemPoolHandle> {
-        // SAFETY: integers, enums with a zero variant and a pointer: zero is valid and means none.
+        // SAFETY: the fields are integers, enums with a zero variant, and a pointer. Zero is valid
+        // for each and means the default.
         let mut props: CUmemPoolProps = unsafe { std::mem::zeroed() };
         props.allocType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
         props.location = on_device(device);
         let mut pool: CUmemoryPool = ptr::null_mut();
         call!(self, device, cuMemPoolCreate?(&mut pool, &props))?;
-        // SAFETY: just made by this driver.
+        // SAFETY: this driver has just created the object.
         Ok(unsafe { MemPoolHandle::from_raw(device, pool as usize as u64) })
     }
 
@@ -478,7 +480,7 @@ unsafe impl Driver for CudaDriver {
         let device = stream.device();
         call!(self, device, cuMemAllocFromPoolAsync?(&mut ptr, bytes, raw_pool(pool), raw))
             .map_err(|e| e.with_detail(|| format!("{bytes} bytes")))?;
-        // SAFETY: just allocated by this driver.
+        // SAFETY: this driver has just allocated the memory.
         Ok(unsafe { DevicePtr::from_raw(ptr) })
     }
 
@@ -496,7 +498,7 @@ unsafe impl Driver for CudaDriver {
     unsafe fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle> {
         let mut graph: CUgraph = ptr::null_mut();
         call!(self, stream.device(), cuStreamEndCapture(raw_stream(stream), &mut graph))?;
-        // SAFETY: just made by this driver.
+        // SAFETY: this driver has just created the object.
         Ok(unsafe { GraphHandle::from_raw(stream.device(), graph as usize as u64) })
     }
 
@@ -535,7 +537,7 @@ unsafe impl Driver for CudaDriver {
         let mut exec: CUgraphExec = ptr::null_mut();
         let raw = graph.raw() as usize as CUgraph;
         call!(self, graph.device(), cuGraphInstantiateWithFlags(&mut exec, raw, 0))?;
-        // SAFETY: just made by this driver.
+        // SAFETY: this driver has just created the object.
         Ok(unsafe { GraphExecHandle::from_raw(graph.device(), exec as usize as u64) })
     }
 
@@ -561,12 +563,12 @@ unsafe impl Driver for CudaDriver {
     }
 
     fn ipc_open_mem(&self, device: usize, handle: IpcMemHandle) -> Result<DevicePtr> {
-        // The only flag there is, and required: peers are enabled as needed.
+        // The only flag, which the call requires. The driver then enables peer access as needed.
         const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
         let raw = CUipcMemHandle { reserved: handle.0.map(|byte| byte as _) };
         let mut ptr = 0;
         call!(self, device, cuIpcOpenMemHandle_v2?(&mut ptr, raw, LAZY_ENABLE_PEER_ACCESS))?;
-        // SAFETY: just mapped by this driver.
+        // SAFETY: this driver has just mapped the memory.
         Ok(unsafe { DevicePtr::from_raw(ptr) })
     }
 
@@ -584,7 +586,7 @@ unsafe impl Driver for CudaDriver {
         let raw = CUipcEventHandle { reserved: handle.0.map(|byte| byte as _) };
         let mut event: CUevent = ptr::null_mut();
         call!(self, device, cuIpcOpenEventHandle?(&mut event, raw))?;
-        // SAFETY: just opened by this driver.
+        // SAFETY: this driver has just opened the event.
         Ok(unsafe { EventHandle::from_raw(device, event as usize as u64) })
     }
 

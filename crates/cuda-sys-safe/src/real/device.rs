@@ -23,9 +23,9 @@ pub(super) struct Device {
 #[derive(Clone, Copy, Debug)]
 struct Context(CUcontext);
 
-// SAFETY: a context may be used from any thread.
+// SAFETY: CUDA allows the use of a context from any thread.
 unsafe impl Send for Context {}
-// SAFETY: as above.
+// SAFETY: a context is an opaque handle, and CUDA allows its use from several threads at once.
 unsafe impl Sync for Context {}
 
 impl Device {
@@ -58,10 +58,10 @@ impl CudaDriver {
     /// Returns an error in a forked child.
     #[inline]
     pub(super) fn admit_process(&self, call: &'static str) -> Result<()> {
-        if self.birth.is_here() {
+        if self.owner.is_here() {
             Ok(())
         } else {
-            Err(DriverError::ForkedChild { call, parent: self.birth.pid })
+            Err(DriverError::ForkedChild { call, parent: self.owner.pid })
         }
     }
 
@@ -86,7 +86,8 @@ impl CudaDriver {
     pub(super) fn enter(&self, call: &'static str, device: usize) -> Result<()> {
         let state = self.admit(call, device)?;
         let context = self.context_of(state, device)?;
-        // SAFETY: a retained primary context, which is never released.
+        // SAFETY: the context is a primary context, which this driver has retained and never
+        // releases.
         let status = unsafe { (self.api.cuCtxSetCurrent)(context) };
         self.check("cuCtxSetCurrent", device, status)
     }
@@ -115,7 +116,8 @@ impl CudaDriver {
         // SAFETY: the pointer is valid for writes.
         let status = unsafe { (self.api.cuDevicePrimaryCtxRetain)(&mut context, state.raw) };
         if status != 0 {
-            // Not through `check`: a device that is busy now may be free later.
+            // Not through `check`, which would count the device as lost: a device that is busy now
+            // may be free later.
             let code = CudaCode(status);
             return Err(DriverError::cuda("cuDevicePrimaryCtxRetain", code, Some(device)));
         }
@@ -160,7 +162,7 @@ impl CudaDriver {
     }
 
     /// Returns `true` if the device is lost, so that releases have nothing to do.
-    pub(super) fn settled(&self, device: usize) -> bool {
+    pub(super) fn is_lost(&self, device: usize) -> bool {
         self.devices.get(device).is_some_and(|state| state.lost.get().is_some())
     }
 }

@@ -13,7 +13,7 @@ static GENERATION: AtomicU32 = AtomicU32::new(0);
 #[inline]
 #[must_use]
 pub fn fork_generation() -> u32 {
-    // No `Once`: a child of a process that was just in there would wait for ever.
+    // A `Once` would deadlock in a child that was forked while another thread was inside.
     static WATCHED: AtomicBool = AtomicBool::new(false);
     if !WATCHED.load(Ordering::Acquire) {
         watch();
@@ -33,12 +33,12 @@ fn watch() {
 
 /// The process in which a driver was loaded.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Birth {
+pub(super) struct OwnerProcess {
     generation: u32,
     pub(super) pid: u32,
 }
 
-impl Birth {
+impl OwnerProcess {
     /// Remembers this process, and begins to count forks.
     pub(super) fn here() -> Self {
         Self { generation: fork_generation(), pid: std::process::id() }
@@ -56,21 +56,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_knows_that_it_is_one() {
-        let birth = Birth::here();
-        assert!(birth.is_here());
-        // SAFETY: the child calls nothing but atomics and `_exit`.
+    fn a_forked_process_knows_that_it_is_a_child() {
+        let owner = OwnerProcess::here();
+        assert!(owner.is_here());
+        // SAFETY: the child calls only atomics and `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let code = if birth.is_here() { 1 } else { 0 };
-            // SAFETY: ends the child at once, running nothing of the parent's.
+            let code = if owner.is_here() { 1 } else { 0 };
+            // SAFETY: `_exit` ends the child without running the parent's handlers.
             unsafe { libc::_exit(code) };
         }
         assert!(child > 0);
         let mut status = 0;
-        // SAFETY: waits for the child made above.
+        // SAFETY: `child` is a child of this process, and the pointer is valid for writes.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "status {status}");
-        assert!(birth.is_here());
+        assert!(owner.is_here());
     }
 }

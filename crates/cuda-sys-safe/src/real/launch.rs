@@ -29,8 +29,8 @@ impl CudaDriver {
     ) -> Result<()> {
         let (api, bytes) = (&self.api, copy.bytes);
         use CopyEnd::{Device, Host};
-        // SAFETY: the caller vouches for the ends and the stream; which function takes which kind
-        // of end is what the patterns say.
+        // SAFETY: the caller guarantees that both ends and the stream are valid. Each pattern
+        // passes its ends to the function that takes ends of these kinds.
         let (call, status) = unsafe {
             match (copy.dst, copy.src, stream) {
                 (Device { ptr, .. }, Host(src), Some(stream)) => (
@@ -52,7 +52,7 @@ impl CudaDriver {
                 (Device { device: to, ptr: dst }, Device { device: from, ptr: src }, _) => {
                     return self.copy_between((to, dst), (from, src), bytes, device, stream);
                 }
-                // Under unified addressing the untyped copy takes host addresses as they are.
+                // With unified addressing, the untyped copy accepts host addresses.
                 (Host(dst), Host(src), Some(stream)) => (
                     "cuMemcpyAsync",
                     (api.cuMemcpyAsync)(
@@ -82,7 +82,8 @@ impl CudaDriver {
         stream: Option<CUstream>,
     ) -> Result<()> {
         let (api, dst, src) = (&self.api, dst.addr(), src.addr());
-        // SAFETY: the caller vouches for both ranges and the stream; contexts are retained.
+        // SAFETY: the caller guarantees that both ranges and the stream are valid. The contexts are
+        // retained and never released.
         let (call, status) = unsafe {
             match (to == from, stream) {
                 (true, Some(stream)) => {
@@ -115,15 +116,16 @@ impl CudaDriver {
             launch.footprints.iter().map(|footprint| footprint.ptr).collect();
         match launch.code {
             DeviceCode::Kernel { function, grid, block, shared_bytes } => {
-                // One address per argument; the driver copies the arguments before it returns,
-                // byte by byte, so that the parameter block needs no alignment.
+                // An address for each argument. The driver copies the arguments byte by byte before
+                // it returns, so the parameter block needs no alignment.
                 let mut arguments: SmallVec<[*mut c_void; INLINE + 1]> =
                     pointers.iter_mut().map(|pointer| (&raw mut *pointer).cast()).collect();
                 if !launch.params.is_empty() {
                     arguments.push(launch.params.as_ptr().cast_mut().cast());
                 }
-                // SAFETY: the caller vouches for function and operands. Each argument points to a
-                // live value: `DevicePtr` is a 64-bit address, `params` the kernel's block.
+                // SAFETY: the caller guarantees that the function and the operands are valid. Each
+                // argument points to a live value: a `DevicePtr` is a 64-bit address, and `params`
+                // is the kernel's block.
                 let status = unsafe {
                     (self.api.cuLaunchKernel)(
                         function.raw() as usize as CUfunction,
@@ -171,16 +173,17 @@ impl CudaDriver {
         let status = unsafe { (self.api.cuStreamIsCapturing)(raw_stream(stream), &mut capturing) };
         self.check("cuStreamIsCapturing", device, status)?;
         if capturing != 0 {
-            // A graph would run it at every replay, and it can run but once.
+            // A graph would run the function at every replay, but it can run only once.
             let code = CudaCode::STREAM_CAPTURE_UNSUPPORTED;
             return Err(DriverError::cuda(CALL, code, Some(device)));
         }
         let data = Box::into_raw(Box::new(f)).cast::<c_void>();
         let status =
-            // SAFETY: the stream is alive; the function takes what `data` is, and runs at most once.
+            // SAFETY: the stream is alive. `run_boxed` expects the type of `data`, and the driver
+            // calls it at most once.
             unsafe { (self.api.cuLaunchHostFunc)(raw_stream(stream), Some(run_boxed), data) };
         self.check(CALL, device, status).inspect_err(|_| {
-            // SAFETY: refused, so nobody else has it.
+            // SAFETY: the driver refused the call, so it will never use `data`.
             drop(unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) });
         })
     }
@@ -192,7 +195,7 @@ impl CudaDriver {
             return Err(DriverError::InvalidArgument { call: CALL, reason });
         }
         self.enter(CALL, device)?;
-        // A copy ends in the NUL that PTX text needs, and is aligned as cubins may need.
+        // The copy adds the NUL that PTX text needs, and has the alignment that a cubin may need.
         let mut text = Vec::with_capacity(image.len() + 1);
         text.extend_from_slice(image);
         text.push(0);
@@ -205,8 +208,8 @@ impl CudaDriver {
         let mut values: [*mut c_void; 2] =
             [log.as_mut_ptr().cast(), std::ptr::without_provenance_mut(log.len())];
         let mut module: CUmodule = std::ptr::null_mut();
-        // SAFETY: the image ends in NUL and outlives the call, as does the log buffer, whose size
-        // is passed with it.
+        // SAFETY: the image ends in NUL. The image and the log buffer outlive the call, and the
+        // buffer's size is passed.
         let status = unsafe {
             (self.api.cuModuleLoadDataEx)(
                 &mut module,
@@ -221,17 +224,17 @@ impl CudaDriver {
             let log = String::from_utf8_lossy(&log[..end]);
             if log.trim().is_empty() { e } else { e.with_detail(|| log.trim().to_owned()) }
         })?;
-        // SAFETY: just made by this driver.
+        // SAFETY: this driver has just created the object.
         Ok(unsafe { ModuleHandle::from_raw(device, module as usize as u64) })
     }
 }
 
-/// Callback of `cuLaunchHostFunc`, whose argument is a `Box<Box<dyn FnOnce() + Send>>`.
+/// Callback of `cuLaunchHostFunc`. `data` is a `Box<Box<dyn FnOnce() + Send>>`.
 extern "C" fn run_boxed(data: *mut c_void) {
-    // SAFETY: `enqueue_host` boxed it, and the driver calls this once.
+    // SAFETY: `enqueue_host` leaked this box, and the driver calls this function once.
     let f = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };
-    // A panic must not unwind into the driver; the panic hook has reported it by now. Its payload
-    // is leaked, since dropping it could panic again.
+    // A panic must not unwind into the driver. The panic hook has already reported it. The payload
+    // is leaked, because dropping it could panic again.
     if let Err(payload) = std::panic::catch_unwind(AssertUnwindSafe(*f)) {
         std::mem::forget(payload);
     }

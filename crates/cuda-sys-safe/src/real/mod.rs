@@ -42,7 +42,7 @@ use std::sync::{Arc, OnceLock};
 
 use self::api::Api;
 use self::device::Device;
-use self::fork::Birth;
+use self::fork::OwnerProcess;
 pub use self::fork::fork_generation;
 use crate::blas;
 use crate::dylib::{Status, version_text};
@@ -64,7 +64,7 @@ pub struct CudaDriver {
     api: Api,
     version: u32,
     devices: Vec<Device>,
-    birth: Birth,
+    owner: OwnerProcess,
     refused: Refused,
 }
 
@@ -86,7 +86,8 @@ pub fn load() -> Result<Arc<dyn Driver>> {
             let named = api::SEARCH.named_in_env();
             let driver = load_from(&search_paths(named.as_deref()));
             let driver = driver.map_err(|error| api::SEARCH.blame(named.as_deref(), error))?;
-            // Where these are missing others do their work, and nobody would hear of the variable.
+            // Check these variables now. A missing cuBLAS or NVML is replaced silently, so an
+            // invalid variable would go unnoticed.
             for search in [blas::SEARCH, nvml::SEARCH] {
                 search.check_named()?;
             }
@@ -109,11 +110,11 @@ pub fn search_paths(named: Option<&Path>) -> Vec<PathBuf> {
 /// # Errors
 /// The errors of [`load`], except [`DriverError::InvalidVariable`].
 pub fn load_from(paths: &[PathBuf]) -> Result<Arc<dyn Driver>> {
-    // First, so that a fork at any time after cuInit is noticed.
-    let birth = Birth::here();
+    // Start to watch for forks before cuInit.
+    let owner = OwnerProcess::here();
     let api = api::open(paths)?;
 
-    // SAFETY: takes no pointer.
+    // SAFETY: the function takes no pointers.
     let status = unsafe { (api.cuInit)(0) };
     let mut version = 0;
     // SAFETY: the pointer is valid for writes.
@@ -135,7 +136,7 @@ pub fn load_from(paths: &[PathBuf]) -> Result<Arc<dyn Driver>> {
         initialised("cuDeviceGet", unsafe { (api.cuDeviceGet)(&mut raw, ordinal) }, version)?;
         devices.push(Device::new(raw));
     }
-    Ok(Arc::new(CudaDriver { api, version, devices, birth, refused: Refused::default() }))
+    Ok(Arc::new(CudaDriver { api, version, devices, owner, refused: Refused::default() }))
 }
 
 fn initialised(call: &'static str, status: Status, version: u32) -> Result<()> {

@@ -51,9 +51,9 @@ fn api() -> Option<&'static Api> {
     static API: OnceLock<Option<Api>> = OnceLock::new();
     let load = || {
         let library = SEARCH.open(&SEARCH.candidates(SEARCH.named_in_env().as_deref())).ok()?;
-        // SAFETY: the signatures are those of nvml.h, in which a version is a part of the name.
+        // SAFETY: nvml.h declares these signatures, and has a new name for each version.
         let api = unsafe { Api::resolve(library, |_| "unknown".to_owned()) }.ok()?;
-        // SAFETY: takes no pointer.
+        // SAFETY: the function takes no pointers.
         (unsafe { (api.nvmlInit_v2)() } == SUCCESS).then_some(api)
     };
     API.get_or_init(load).as_ref()
@@ -61,7 +61,7 @@ fn api() -> Option<&'static Api> {
 
 impl Api {
     fn used_by(&self, pid: u32, pci: &str) -> Option<usize> {
-        // One entry for each instance that a device is divided into.
+        // A device that is partitioned into instances has one entry per instance.
         let own = self.processes(pci)?.into_iter().filter(|process| process.pid == pid);
         let used: Vec<u64> = own.map(|process| process.used_gpu_memory).collect();
         if used.is_empty() || used.contains(&NOT_AVAILABLE) {
@@ -74,7 +74,7 @@ impl Api {
     fn processes(&self, pci: &str) -> Option<Vec<ProcessInfo>> {
         let pci = CString::new(pci).ok()?;
         let mut device = ptr::null_mut();
-        // SAFETY: the text ends with a zero, and the pointer is valid for writes.
+        // SAFETY: the string is NUL-terminated, and the pointer is valid for writes.
         let status = unsafe { (self.nvmlDeviceGetHandleByPciBusId_v2)(pci.as_ptr(), &mut device) };
         if status != SUCCESS {
             return None;
@@ -84,13 +84,13 @@ impl Api {
             let mut processes = vec![ProcessInfo::default(); room as usize];
             let mut count = room;
             let list = self.nvmlDeviceGetComputeRunningProcesses_v3;
-            // SAFETY: the handle is NVML's, and there is room for as many entries as `count` says.
+            // SAFETY: the handle came from NVML, and the vector has room for `count` entries.
             match unsafe { list(device, &mut count, processes.as_mut_ptr()) } {
                 SUCCESS => {
                     processes.truncate(count as usize);
                     return Some(processes);
                 }
-                // More may come meanwhile.
+                // Processes may have started since the last call, so ask for twice as many.
                 INSUFFICIENT_SIZE if count > room => room = count.saturating_mul(2),
                 _ => return None,
             }
@@ -110,7 +110,7 @@ mod tests {
     }
 
     unsafe extern "C" fn find(pci: *const c_char, device: *mut *mut c_void) -> Status {
-        // SAFETY: what the code under test passes.
+        // SAFETY: the code under test passes valid pointers.
         unsafe {
             *device = ptr::dangling_mut();
             if CStr::from_ptr(pci) == c"00000000:1b:00.0" { SUCCESS } else { 6 }
@@ -119,7 +119,7 @@ mod tests {
 
     /// A hundred processes. Number 7 has two entries, and the memory of number 8 is unknown.
     unsafe extern "C" fn list(_: *mut c_void, count: *mut c_uint, to: *mut ProcessInfo) -> Status {
-        // SAFETY: what the code under test passes.
+        // SAFETY: the code under test passes valid pointers.
         unsafe {
             let room = std::mem::replace(&mut *count, 100);
             if room < 100 {

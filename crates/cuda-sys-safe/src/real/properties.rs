@@ -67,7 +67,7 @@ impl CudaDriver {
     fn device_name(&self, device: usize, raw: i32) -> Result<String> {
         let mut name = [0u8; 256];
         let status =
-            // SAFETY: the buffer has the length that is passed with it.
+            // SAFETY: the buffer has the length that is passed.
             unsafe { (self.api.cuDeviceGetName)(name.as_mut_ptr().cast(), name.len() as i32, raw) };
         self.check("cuDeviceGetName", device, status)?;
         let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());

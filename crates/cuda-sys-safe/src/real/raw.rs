@@ -55,7 +55,7 @@ pub(super) fn pinned_on(device: usize) -> CUmemAllocationProp {
         requestedHandleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
         location: on_device(device),
         win32HandleMetaData: ptr::null_mut(),
-        // SAFETY: plain integers, for which zero is valid and means no wish.
+        // SAFETY: the fields are plain integers. Zero is valid for each and means the default.
         allocFlags: unsafe { std::mem::zeroed() },
     }
 }

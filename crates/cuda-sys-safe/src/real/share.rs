@@ -19,11 +19,11 @@ impl CudaDriver {
         self.enter(CALL, device)?;
         let function = self.api.cuMemCreate()?;
         let (mut raw, properties) = (0, shareable_on(device));
-        // SAFETY: the pointers are to locals, and the device's context is current.
+        // SAFETY: the pointers point to locals, and the device's context is current.
         let status = unsafe { function(&mut raw, bytes, &properties, 0) };
         self.check(CALL, device, status)
             .map_err(|e| e.with_detail(|| format!("{bytes} bytes for other processes")))?;
-        // SAFETY: just made by this driver.
+        // SAFETY: this driver has just created the object.
         Ok(unsafe { PhysicalHandle::from_raw(device, raw) })
     }
 
@@ -35,14 +35,15 @@ impl CudaDriver {
         self.enter(CALL, device)?;
         let function = self.api.cuMemExportToShareableHandle()?;
         let mut fd: c_int = -1;
-        // SAFETY: the handle is live; a descriptor of this type is written as an `int`.
+        // SAFETY: the handle is live. For this handle type the driver writes an `int`.
         let status =
             unsafe { function(ptr::from_mut(&mut fd).cast(), memory.raw(), DESCRIPTOR, 0) };
         self.check(CALL, device, status)?;
-        // SAFETY: made by the call, for us alone.
+        // SAFETY: the call created the descriptor, and no other code owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        // The driver leaves it open to programs that this one starts.
-        // SAFETY: takes an open descriptor and a number.
+        // Programs that this process starts must not inherit the descriptor. The driver leaves it
+        // inheritable.
+        // SAFETY: the descriptor is open.
         unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) };
         Ok(fd)
     }
@@ -56,12 +57,13 @@ impl CudaDriver {
         let release = self.api.cuMemRelease()?;
         let mut raw = 0;
         let descriptor = fd.as_raw_fd() as usize as *mut c_void;
-        // SAFETY: of this type it takes an open descriptor in place of an address.
+        // SAFETY: for this handle type the call takes an open descriptor in place of an address.
         let status = unsafe { import(&mut raw, descriptor, DESCRIPTOR) };
         self.check(CALL, device, status)
             .map_err(|e| e.with_detail(|| "what another process sent".into()))?;
         let mut properties = WrittenProperties::default();
-        // SAFETY: the handle was just made, and the struct is as large as what is written.
+        // SAFETY: the handle was just created, and the struct has room for everything that the
+        // driver writes.
         let status = unsafe { ask(&mut properties, raw) };
         let asked = self.check(ASK, device, status).and_then(|()| match properties.device() {
             Some(owner) if owner == device => Ok(()),
@@ -69,11 +71,11 @@ impl CudaDriver {
                 .with_detail(|| "the memory that another process sent is elsewhere".into())),
         });
         if let Err(error) = asked {
-            // SAFETY: just made, and nobody has it.
+            // SAFETY: the handle was just created, and no other code has it.
             unsafe { release(raw) };
             return Err(error);
         }
-        // SAFETY: just made by this driver.
+        // SAFETY: this driver has just created the object.
         Ok(unsafe { PhysicalHandle::from_raw(device, raw) })
     }
 }

@@ -1,4 +1,4 @@
-//! Tests that need no GPU. The others are in `tests/gpu_driver.rs`.
+//! Tests that need no GPU. Tests on a GPU are in `tests/gpu_driver/`.
 
 use super::*;
 
@@ -21,7 +21,7 @@ fn another_library_lacks_the_symbols() {
 }
 
 #[test]
-fn the_search_is_the_documented_one() {
+fn libraries_are_searched_as_documented() {
     if cfg!(target_os = "linux") {
         let paths = search_paths(None);
         assert_eq!(paths[0], Path::new("libcuda.so.1"));

@@ -110,7 +110,7 @@ impl SimConfig {
         let mut seen: Vec<(&str, &str)> = Vec::new();
         for option in parts {
             let name = option.split_once('=').map_or(option, |(name, _)| name);
-            // When work runs can be said once.
+            // These three options all set the schedule, so at most one may occur.
             let sets = if matches!(name, "eager" | "lazy" | "seed") { "schedule" } else { name };
             if let Some((_, first)) = seen.iter().find(|(other, _)| *other == sets) {
                 return Err(SpecError::SaidTwice {
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn specs() {
+    fn specs_are_read() {
         let read = SimConfig::from_spec;
         assert_eq!(read("sim").unwrap(), SimConfig::new(1));
         assert_eq!(read("sim:0").unwrap().devices, 0);

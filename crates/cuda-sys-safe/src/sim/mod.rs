@@ -142,8 +142,8 @@
 //! peer. IPC handles can be created, but not opened. The check of footprints does not notice that
 //! two addresses are mapped to the same memory.
 
-// Layers, from below: `state` is plain data with its invariants, `exec` runs work on `state`, and
-// `driver` has the driver's calls. No layer imports a later one.
+// Layers, from the bottom: `state` holds data and its invariants, `exec` runs work on the state,
+// and `driver` implements the driver's calls. No layer imports a later one.
 mod backing;
 mod calls;
 mod config;

@@ -53,7 +53,7 @@ mod tests {
     use crate::sim::h200;
 
     #[test]
-    fn rules() {
+    fn indices_follow_the_rules_of_cuda() {
         let devices: Vec<_> = (0..3).map(h200).collect();
         let see = |text: &str| visible(text, &devices);
         assert_eq!(see("0,1,2"), [0, 1, 2]);
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn uuids() {
+    fn uuids_may_be_abbreviated() {
         let devices: Vec<_> = (0..3).map(h200).collect();
         let see = |text: &str| visible(text, &devices);
         let text: Vec<_> = devices.iter().map(|d| uuid_text(&d.uuid)).collect();

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 /// Requests huge pages.
 pub(super) fn advise_huge(start: NonNull<u8>, bytes: usize) {
-    // SAFETY: advice on a mapping of ours. Without huge pages it only takes longer.
+    // SAFETY: this is advice on a mapping of the caller. A failure only makes accesses slower.
     unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
 }
 
@@ -17,14 +17,14 @@ pub(super) fn advise_huge(start: NonNull<u8>, bytes: usize) {
 /// child may still hold the addresses, so nothing else may appear there. With either, a fork leaves
 /// this process's pages in place.
 pub(super) fn advise_for_devices(start: NonNull<u8>, bytes: usize) {
-    // SAFETY: advice on a mapping of ours that nobody uses yet. Before Linux 4.14 children share the
-    // pages until one side writes.
+    // SAFETY: the mapping is new, and no code uses it. Before Linux 4.14 the advice fails, and a
+    // child shares the pages until one side writes.
     unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_WIPEONFORK) };
 }
 
 /// Has the system provide pages in one call. Returns `false` if it cannot (before Linux 5.14).
 pub(super) fn populate(start: NonNull<u8>, bytes: usize) -> io::Result<bool> {
-    // SAFETY: changes no byte of the mapping.
+    // SAFETY: the call changes no byte of the mapping.
     if unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_POPULATE_WRITE) } == 0 {
         return Ok(true);
     }
@@ -39,7 +39,7 @@ pub(super) fn memory_file() -> io::Result<File> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: the descriptor was just created, and no other code owns it.
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
@@ -51,16 +51,16 @@ pub(super) fn shared_file() -> io::Result<File> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: the descriptor was just created, and no other code owns it.
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
 /// Seals that fix a file's size.
 const FIXED: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
-/// Fixes the size of such a file for good, for all processes.
+/// Fixes the size of a file by [`shared_file`] permanently, for all processes.
 pub(super) fn fix_size(file: &File) -> io::Result<()> {
-    // SAFETY: takes an open file and a number.
+    // SAFETY: the file is open.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, FIXED) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -71,11 +71,11 @@ pub(super) fn fix_size(file: &File) -> io::Result<()> {
 /// on huge pages of a separate pool: that pool may be exhausted when a released page is accessed
 /// again.
 pub(super) fn has_fixed_size(file: &File) -> bool {
-    // SAFETY: takes an open file. For what is no file in memory the result is negative.
+    // SAFETY: the file is open. The result is negative if it is not a file in memory.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-    // SAFETY: plain integers, for which zero is valid.
+    // SAFETY: the fields are plain integers, for which zero is valid.
     let mut system: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: takes an open file and a place for the result.
+    // SAFETY: the file is open, and the pointer is valid for writes.
     let known = unsafe { libc::fstatfs(file.as_raw_fd(), &mut system) } == 0;
     seals == FIXED && known && system.f_type == libc::TMPFS_MAGIC
 }
@@ -90,13 +90,13 @@ pub(super) fn open_again(file: &File) -> io::Result<File> {
 pub(super) fn punch(file: &File, offset: u64, bytes: usize) {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     let (offset, bytes) = (offset as libc::off_t, bytes as libc::off_t);
-    // SAFETY: takes an open file and numbers.
+    // SAFETY: the file is open.
     unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, bytes) };
 }
 
 /// Returns `true` in the cases in which `secure_getenv` ignores the environment: setuid, setgid,
 /// file capabilities, a request of a security module.
 pub(super) fn has_elevated_rights() -> bool {
-    // SAFETY: takes and returns plain numbers.
+    // SAFETY: the call takes and returns plain numbers.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }

@@ -57,12 +57,12 @@ pub(super) fn punch(file: &File, offset: u64, bytes: usize) {
         fp_offset: offset as libc::off_t,
         fp_length: bytes as libc::off_t,
     };
-    // SAFETY: takes an open file and a hole that outlives the call.
+    // SAFETY: the file is open, and the hole outlives the call.
     unsafe { libc::fcntl(file.as_raw_fd(), libc::F_PUNCHHOLE, &raw const hole) };
 }
 
 /// Returns `true` if the program is or was setuid or setgid.
 pub(super) fn has_elevated_rights() -> bool {
-    // SAFETY: takes nothing and returns a plain number.
+    // SAFETY: the call takes no arguments and returns a plain number.
     unsafe { libc::issetugid() != 0 }
 }

@@ -44,17 +44,17 @@ use windows as this;
 compile_error!("Warpline knows Linux, macOS and Windows; crates/cuda-sys-safe/src/system says how");
 
 pub(crate) use this::{
-    CAN_MAP_TWICE, MemoryFile, SharedFile, has_elevated_rights, hide, library_folders, map,
-    map_for_devices, map_large, on_fork, open_library, page_size, place, populate, unmap,
+    CAN_MAP_TWICE, MemoryFile, SharedFile, has_elevated_rights, library_folders, make_inaccessible,
+    map, map_file, map_for_devices, map_large, on_fork, open_library, page_size, populate, unmap,
 };
 
 /// The memory behind new addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Behind {
+pub(crate) enum Backing {
     /// No memory. An access faults.
-    Nothing,
+    Inaccessible,
     /// Zeroed memory that is committed when it is touched, on systems that support this.
-    Untouched,
+    OnTouch,
     /// Zeroed memory. A size that the system could never provide is refused.
     Memory,
 }
@@ -73,7 +73,7 @@ pub(crate) fn in_pages(bytes: usize) -> Option<usize> {
 /// The range is mapped, writable, all zeros, and not in use by other code.
 unsafe fn touch(start: NonNull<u8>, bytes: usize) {
     for at in (0..bytes).step_by(page_size()) {
-        // SAFETY: within the range, as the caller promises.
+        // SAFETY: the byte lies in the range, which the caller allows to be overwritten.
         unsafe { start.add(at).write_volatile(0) };
     }
 }

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use libloading::Library;
 
-use super::{Behind, HUGE, touch, variant};
+use super::{Backing, HUGE, touch, variant};
 
 /// Whether memory can be mapped at several addresses, and at chosen addresses.
 pub(crate) const CAN_MAP_TWICE: bool = true;
@@ -22,20 +22,20 @@ const NOTHING: i32 = libc::MAP_PRIVATE | libc::MAP_ANON | libc::MAP_NORESERVE;
 pub(crate) fn page_size() -> usize {
     static SIZE: OnceLock<usize> = OnceLock::new();
     *SIZE.get_or_init(|| {
-        // SAFETY: takes and returns plain numbers.
+        // SAFETY: the call takes and returns plain numbers.
         let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         usize::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
     })
 }
 
 /// Maps new addresses, chosen by the system. Release them with [`unmap`].
-pub(crate) fn map(bytes: usize, behind: Behind) -> io::Result<NonNull<u8>> {
-    let (protection, flags) = match behind {
-        Behind::Nothing => (libc::PROT_NONE, NOTHING),
-        Behind::Untouched => (READ_WRITE, NOTHING),
-        Behind::Memory => (READ_WRITE, libc::MAP_PRIVATE | libc::MAP_ANON),
+pub(crate) fn map(bytes: usize, backing: Backing) -> io::Result<NonNull<u8>> {
+    let (protection, flags) = match backing {
+        Backing::Inaccessible => (libc::PROT_NONE, NOTHING),
+        Backing::OnTouch => (READ_WRITE, NOTHING),
+        Backing::Memory => (READ_WRITE, libc::MAP_PRIVATE | libc::MAP_ANON),
     };
-    // SAFETY: a new mapping where the system chooses.
+    // SAFETY: the system chooses addresses that are not in use.
     mapped(unsafe { libc::mmap(null_mut(), bytes, protection, flags, -1, 0) })
 }
 
@@ -49,22 +49,23 @@ fn mapped(base: *mut libc::c_void) -> io::Result<NonNull<u8>> {
 /// Releases addresses.
 ///
 /// # Safety
-/// The range is all that is left of a mapping by [`map`], [`map_large`] or [`map_for_devices`], and
-/// is not in use.
+/// The range is a whole mapping by [`map`], [`map_large`] or [`map_for_devices`], or the remainder
+/// of a mapping, and is not in use.
 pub(crate) unsafe fn unmap(start: NonNull<u8>, bytes: usize) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees that the range is a whole mapping and not in use.
     unsafe { libc::munmap(start.as_ptr().cast(), bytes) };
 }
 
 /// Maps zeroed memory in whole pages, as huge pages where possible.
 pub(crate) fn map_large(bytes: usize) -> io::Result<NonNull<u8>> {
-    // Mapped with room to align in, which is then unmapped.
+    // Map enough to align the start to a huge page, then unmap the excess.
     let room = if bytes >= HUGE { HUGE } else { 0 };
     let length = bytes.checked_add(room).ok_or(io::ErrorKind::OutOfMemory)?;
-    let base = map(length, Behind::Memory)?;
+    let base = map(length, Backing::Memory)?;
     let before = if room == 0 { 0 } else { base.as_ptr().align_offset(HUGE).min(room) };
     let after = room - before;
-    // SAFETY: all of it lies in the mapping just made; what is unmapped is not kept.
+    // SAFETY: all addresses lie in the mapping that was just made. The unmapped parts are not used
+    // again.
     let start = unsafe {
         let start = base.add(before);
         if before > 0 {
@@ -96,7 +97,7 @@ pub(crate) fn map_for_devices(bytes: usize) -> io::Result<NonNull<u8>> {
 /// The range may be overwritten with zeros, and is not in use.
 pub(crate) unsafe fn populate(start: NonNull<u8>, bytes: usize) -> io::Result<()> {
     if !variant::populate(start, bytes)? {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller allows the range to be overwritten with zeros.
         unsafe { touch(start, bytes) };
     }
     Ok(())
@@ -106,7 +107,7 @@ pub(crate) unsafe fn populate(start: NonNull<u8>, bytes: usize) -> io::Result<()
 ///
 /// # Safety
 /// The range lies in a mapping by [`map`], consists of whole pages, and is not in use.
-pub(crate) unsafe fn place(
+pub(crate) unsafe fn map_file(
     start: NonNull<u8>,
     bytes: usize,
     file: &MemoryFile,
@@ -114,7 +115,7 @@ pub(crate) unsafe fn place(
 ) -> io::Result<()> {
     let (fd, from) = (file.file.as_raw_fd(), from as libc::off_t);
     let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
-    // SAFETY: the caller owns the addresses.
+    // SAFETY: the caller guarantees that the range lies in its own mapping and is not in use.
     mapped(unsafe { libc::mmap(start.as_ptr().cast(), bytes, READ_WRITE, flags, fd, from) })
         .map(drop)
 }
@@ -122,11 +123,11 @@ pub(crate) unsafe fn place(
 /// Makes addresses fault, and releases the memory behind them.
 ///
 /// # Safety
-/// The same as [`place`].
-pub(crate) unsafe fn hide(start: NonNull<u8>, bytes: usize) {
+/// The same as [`map_file`].
+pub(crate) unsafe fn make_inaccessible(start: NonNull<u8>, bytes: usize) {
     let (at, flags) = (start.as_ptr().cast(), NOTHING | libc::MAP_FIXED);
-    // SAFETY: the caller owns the addresses. Where the system has no room for the change, they stay
-    // as they are.
+    // SAFETY: the caller guarantees that the range lies in its own mapping and is not in use. If
+    // the system refuses the change, the addresses stay as they are.
     unsafe { libc::mmap(at, bytes, libc::PROT_NONE, flags, -1, 0) };
 }
 
@@ -191,7 +192,8 @@ impl SharedFile {
         if !variant::has_fixed_size(&received) || received.metadata()?.len() != bytes as u64 {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        // Opened anew: a lock belongs to whoever opened the file.
+        // Open the file again: a file lock belongs to the open file description, which the received
+        // descriptor shares with the sender.
         Self::new(variant::open_again(&received)?)
     }
 
@@ -212,8 +214,9 @@ impl SharedFile {
 
 /// Calls `in_child` in every forked child from now on. `in_child` may only change atomics.
 pub(crate) fn on_fork(in_child: extern "C" fn()) {
-    // SAFETY: the handler does what is allowed after a fork. It fails only for want of memory; forks
-    // then go unnoticed and the driver's own CUDA_ERROR_NOT_INITIALIZED is what a child gets.
+    // SAFETY: the handler does only what is allowed after a fork.
+    // Registration fails only without memory. Forks then go unnoticed, and a child gets the
+    // driver's own CUDA_ERROR_NOT_INITIALIZED.
     let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
 }
 
@@ -234,7 +237,7 @@ pub(crate) fn library_folders() -> Vec<PathBuf> {
 /// # Safety
 /// The library's initialisers run, and must be sound.
 pub(crate) unsafe fn open_library(path: &Path) -> Result<Library, libloading::Error> {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees that the library's initialisers are sound.
     unsafe { Library::new(path) }
 }
 
@@ -248,17 +251,17 @@ mod tests {
         let mut file = MemoryFile::new().unwrap();
         let (first, second) = (file.extend(page).unwrap(), file.extend(2 * page).unwrap());
         assert_eq!((first, second), (0, page as u64));
-        let range = map(4 * page, Behind::Nothing).unwrap();
-        // SAFETY: the range is ours; only what is placed is touched.
+        let range = map(4 * page, Backing::Inaccessible).unwrap();
+        // SAFETY: the test owns the range, and accesses only pages to which the file is mapped.
         unsafe {
-            place(range, page, &file, first).unwrap();
-            place(range.add(2 * page), page, &file, first).unwrap();
+            map_file(range, page, &file, first).unwrap();
+            map_file(range.add(2 * page), page, &file, first).unwrap();
             range.write(7);
             assert_eq!(range.add(2 * page).read(), 7, "one memory, two addresses");
-            hide(range, page);
+            make_inaccessible(range, page);
             assert_eq!(range.add(2 * page).read(), 7);
             file.punch(first, page);
-            place(range, page, &file, first).unwrap();
+            map_file(range, page, &file, first).unwrap();
             assert_eq!(range.read(), 0, "punched");
             unmap(range, 4 * page);
         }

@@ -15,7 +15,7 @@ use windows_sys::Win32::System::Memory::{
 };
 use windows_sys::Win32::System::SystemInformation::{GetSystemInfo, SYSTEM_INFO};
 
-use super::{Behind, touch};
+use super::{Backing, touch};
 
 /// Whether memory can be mapped at several addresses, and at chosen addresses. Windows can do this
 /// with placeholders, but simulated virtual memory has not been needed there.
@@ -33,12 +33,12 @@ pub(crate) fn page_size() -> usize {
 }
 
 /// Maps new addresses, chosen by the system. Release them with [`unmap`].
-pub(crate) fn map(bytes: usize, behind: Behind) -> io::Result<NonNull<u8>> {
-    let (kind, protection) = match behind {
-        Behind::Nothing => (MEM_RESERVE, PAGE_NOACCESS),
-        Behind::Untouched | Behind::Memory => (MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE),
+pub(crate) fn map(bytes: usize, backing: Backing) -> io::Result<NonNull<u8>> {
+    let (kind, protection) = match backing {
+        Backing::Inaccessible => (MEM_RESERVE, PAGE_NOACCESS),
+        Backing::OnTouch | Backing::Memory => (MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE),
     };
-    // SAFETY: a new allocation where the system chooses.
+    // SAFETY: the system chooses addresses that are not in use.
     let base = unsafe { VirtualAlloc(null(), bytes, kind, protection) };
     NonNull::new(base.cast()).ok_or_else(io::Error::last_os_error)
 }
@@ -49,13 +49,14 @@ pub(crate) fn map(bytes: usize, behind: Behind) -> io::Result<NonNull<u8>> {
 /// The range is a whole mapping by [`map`], [`map_large`] or [`map_for_devices`], and is not in
 /// use.
 pub(crate) unsafe fn unmap(start: NonNull<u8>, _bytes: usize) {
-    // SAFETY: as the caller promises. The size must be 0, and means all of it.
+    // SAFETY: the caller guarantees that the range is a whole mapping and not in use. The size must
+    // be 0, which means the whole mapping.
     unsafe { VirtualFree(start.as_ptr().cast(), 0, MEM_RELEASE) };
 }
 
 /// Maps zeroed memory in whole pages. Huge pages would need a privilege that few programs have.
 pub(crate) fn map_large(bytes: usize) -> io::Result<NonNull<u8>> {
-    map(bytes, Behind::Memory)
+    map(bytes, Backing::Memory)
 }
 
 /// The same as [`map_large`], because there are no forks.
@@ -68,7 +69,7 @@ pub(crate) fn map_for_devices(bytes: usize) -> io::Result<NonNull<u8>> {
 /// # Safety
 /// The range may be overwritten with zeros, and is not in use.
 pub(crate) unsafe fn populate(start: NonNull<u8>, bytes: usize) -> io::Result<()> {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller allows the range to be overwritten with zeros.
     unsafe { touch(start, bytes) };
     Ok(())
 }
@@ -77,7 +78,7 @@ pub(crate) unsafe fn populate(start: NonNull<u8>, bytes: usize) -> io::Result<()
 ///
 /// # Safety
 /// No requirement, because this function cannot be called.
-pub(crate) unsafe fn place(
+pub(crate) unsafe fn map_file(
     _start: NonNull<u8>,
     _bytes: usize,
     file: &MemoryFile,
@@ -90,8 +91,8 @@ pub(crate) unsafe fn place(
 ///
 /// # Safety
 /// The range lies in a mapping by [`map`], consists of whole pages, and is not in use.
-pub(crate) unsafe fn hide(start: NonNull<u8>, bytes: usize) {
-    // SAFETY: as the caller promises.
+pub(crate) unsafe fn make_inaccessible(start: NonNull<u8>, bytes: usize) {
+    // SAFETY: the caller guarantees that the range lies in its own mapping and is not in use.
     unsafe { VirtualFree(start.as_ptr().cast(), bytes, MEM_DECOMMIT) };
 }
 
@@ -169,10 +170,10 @@ pub(crate) unsafe fn open_library(path: &Path) -> Result<Library, libloading::Er
     let mut flags = dll::LOAD_LIBRARY_SEARCH_DEFAULT_DIRS;
     let mut path = path.to_owned();
     if path.components().count() > 1 {
-        // What it needs itself lies beside it.
+        // The library's own dependencies lie in the same folder.
         flags |= dll::LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR;
         path = absolute(&path).unwrap_or(path);
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees that the library's initialisers are sound.
     unsafe { dll::Library::load_with_flags(path, flags) }.map(Library::from)
 }

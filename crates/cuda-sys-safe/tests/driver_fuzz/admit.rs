@@ -1,22 +1,22 @@
-//! Whether a step may be done now. It may be refused by the driver, that is what many steps are
-//! for, but it must be sound, and what comes of it must be determined.
+//! Decides whether a step may run now. The driver may refuse an admitted step; many steps exist to
+//! be refused. But the call must be sound, and its result must be determined.
 
-use crate::model::{Kind, Model, Region, StreamState, Work};
+use crate::model::{MemoryKind, Model, Region, StreamState, WorkAccess};
 use crate::step::*;
 
-/// What a step does to memory where the driver accepts it.
+/// The effect of an accepted step on memory.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Plan {
-    pub(crate) work: Option<Work>,
-    /// Of a read by the host: which bytes are determined.
+pub(crate) struct StepEffect {
+    pub(crate) work: Option<WorkAccess>,
+    /// For a read by the host: whether each byte is determined.
     pub(crate) mask: Vec<bool>,
 }
 
 impl Model {
-    /// What the step is to do, or `None` where it must be left out.
-    pub(crate) fn admit(&self, step: &Step) -> Option<Plan> {
+    /// Returns the effect of the step, or `None` if the step must be left out.
+    pub(crate) fn admit(&self, step: &Step) -> Option<StepEffect> {
         use Step::*;
-        let plain = |fine: bool| fine.then(Plan::default);
+        let plain = |fine: bool| fine.then(StepEffect::default);
         match *step {
             StreamCreate { .. } | EventCreate { .. } | Pageable { .. } | ThreadMode { .. } => {
                 plain(true)
@@ -26,7 +26,7 @@ impl Model {
             PoolCreate { .. } | PeerCan { .. } | Ask { .. } => plain(true),
             OpenGate => plain(self.gate.is_some()),
             StreamDestroy { stream } => {
-                // A default stream's handle is never destroyed: the driver may crash.
+                // The driver may crash if a default stream is destroyed.
                 plain(self.gate.is_none() && self.stream(stream).is_some_and(|s| !s.legacy))
             }
             StreamPriority { stream } | CaptureStatus { stream } => {
@@ -71,47 +71,53 @@ impl Model {
             MemFree { buf, device: _, at } => {
                 let b = self.buf(buf)?;
                 let safe = match b.kind {
-                    Kind::Alloc => at > 0 || self.used_only_on(b.content, b.device),
-                    Kind::Pool => at == 0 && self.idle(b.content) && self.host.covers(&b.since),
+                    MemoryKind::Alloc => at > 0 || self.used_only_on(b.content, b.device),
+                    MemoryKind::Pool => {
+                        at == 0 && self.idle(b.content) && self.host.covers(&b.since)
+                    }
                     _ => false,
                 };
                 plain(safe)
             }
-            // The step's device need not be the one that the memory was registered with.
+            // The device of the step may differ from the device of the registration.
             HostFree { .. } | HostUnregister { .. } if self.gate.is_some() && self.devices > 1 => {
                 None
             }
             HostFree { buf, .. } | HostUnregister { buf, .. } => {
                 let b = self.buf(buf)?;
-                plain(!matches!(b.kind, Kind::Alloc | Kind::Pool) && self.idle(b.content))
+                plain(
+                    !matches!(b.kind, MemoryKind::Alloc | MemoryKind::Pool) && self.idle(b.content),
+                )
             }
             HostRegister { buf, .. } => {
                 let b = self.buf(buf)?;
-                plain(!matches!(b.kind, Kind::Alloc | Kind::Pool) && self.idle(b.content))
+                plain(
+                    !matches!(b.kind, MemoryKind::Alloc | MemoryKind::Pool) && self.idle(b.content),
+                )
             }
             HostWrite { buf, .. } => {
                 let b = self.buf(buf)?;
-                let host = !matches!(b.kind, Kind::Alloc | Kind::Pool);
+                let host = !matches!(b.kind, MemoryKind::Alloc | MemoryKind::Pool);
                 let len = b.bytes;
                 plain(host && !self.contents[b.content].read_by_others(0, len, &self.host))
             }
             HostRead { buf } => {
                 let b = self.buf(buf)?;
-                let host = !matches!(b.kind, Kind::Alloc | Kind::Pool);
-                host.then(|| Plan { mask: self.known(b), ..Plan::default() })
+                let host = !matches!(b.kind, MemoryKind::Alloc | MemoryKind::Pool);
+                host.then(|| StepEffect { mask: self.known(b), ..StepEffect::default() })
             }
             Copy { dst, src, bytes, by } => self.admit_copy(dst, src, bytes, by),
             Memset { dst, width, count, stream, .. } => {
                 let s = self.stream(stream)?;
                 let writes = self.find(dst, width * count)?;
-                if matches!(writes.kind, Kind::Pageable | Kind::Registered) {
+                if matches!(writes.kind, MemoryKind::Pageable | MemoryKind::Registered) {
                     return None;
                 }
                 if count == 0 {
                     return plain(true);
                 }
-                let work = Work { device: s.device, kernel: false, reads: None, writes };
-                // Whether the device has access to the memory is asked at some later time.
+                let work = WorkAccess { device: s.device, kernel: false, reads: None, writes };
+                // The driver checks the access of a captured memset later, at an unspecified time.
                 if s.capture.is_some() && !self.reachable(&writes, s.device, true) {
                     return None;
                 }
@@ -122,7 +128,8 @@ impl Model {
                 let (writes, reads) = (self.find(dst, 4 * words)?, self.find(src, 4 * words)?);
                 let aligned = writes.at % 4 == 0 && reads.at % 4 == 0;
                 let same = writes.content == reads.content && writes.at == reads.at;
-                let work = Work { device: s.device, kernel: true, reads: Some(reads), writes };
+                let work =
+                    WorkAccess { device: s.device, kernel: true, reads: Some(reads), writes };
                 if !aligned || (overlap(&work) && !same) {
                     return None;
                 }
@@ -139,15 +146,16 @@ impl Model {
             }
             Instantiate { graph, .. } => {
                 let g = self.graphs.get(&graph).filter(|g| g.alive)?;
-                plain(g.work.iter().all(|work| self.there(work)))
+                plain(g.work.iter().all(|work| self.capturable(work)))
             }
             GraphDestroy { graph } => plain(self.graphs.get(&graph)?.alive),
             GraphLaunch { exec, stream } => {
                 let (x, s) = (self.execs.get(&exec).filter(|x| x.alive)?, self.stream(stream)?);
                 let host = |r: &Region| r.device.is_none();
-                let by_host = |w: &Work| {
+                let by_host = |w: &WorkAccess| {
                     let pageable = [Some(&w.writes), w.reads.as_ref()];
-                    let pageable = pageable.into_iter().flatten().any(|r| r.kind == Kind::Pageable);
+                    let pageable =
+                        pageable.into_iter().flatten().any(|r| r.kind == MemoryKind::Pageable);
                     pageable || (!w.kernel && host(&w.writes) && w.reads.as_ref().is_some_and(host))
                 };
                 if self.gate.is_some() && x.work.iter().any(by_host) {
@@ -156,8 +164,8 @@ impl Model {
                 let mut clock = self.before(s);
                 clock.join(&x.latest);
                 let captured = s.capture.is_some();
-                let fine = |work: &Work| match captured {
-                    true => self.there(work),
+                let fine = |work: &WorkAccess| match captured {
+                    true => self.capturable(work),
                     false => self.safe(work, &clock),
                 };
                 plain(x.work.iter().all(fine))
@@ -194,12 +202,13 @@ impl Model {
             }
             FreeAsync { buf, stream } => {
                 let (b, s) = (self.buf(buf)?, self.stream(stream)?);
-                // Not what comes before by the default stream's rule alone.
+                // Without the implicit order of the default stream, which does not suffice for a
+                // free.
                 let mut clock = s.clock;
                 clock.join(&self.host);
                 let ordered =
                     clock.covers(&b.since) && self.contents[b.content].untouched_since(&clock);
-                let device = matches!(b.kind, Kind::Alloc | Kind::Pool);
+                let device = matches!(b.kind, MemoryKind::Alloc | MemoryKind::Pool);
                 plain(device && ordered && s.capture.is_none())
             }
             PeerEnable { .. } => plain(self.gate.is_none()),
@@ -211,10 +220,10 @@ impl Model {
             Module { .. } => plain(self.gate.is_none() && !self.capturing()),
             IpcMemory { buf, .. } => {
                 let b = self.buf(buf)?;
-                plain(matches!(b.kind, Kind::Alloc | Kind::Pool) && !self.capturing())
+                plain(matches!(b.kind, MemoryKind::Alloc | MemoryKind::Pool) && !self.capturing())
             }
             IpcEvent { event } => plain(self.event(event).is_some() && !self.capturing()),
-            Strike { stream, .. } => plain(
+            Fail { stream, .. } => plain(
                 !self.lost
                     && self.gate.is_none()
                     && !self.capturing()
@@ -223,16 +232,16 @@ impl Model {
         }
     }
 
-    fn admit_copy(&self, dst: Place, src: Place, bytes: usize, by: By) -> Option<Plan> {
+    fn admit_copy(&self, dst: Place, src: Place, bytes: usize, by: By) -> Option<StepEffect> {
         let stream = match by {
             By::Stream(stream) => stream,
             By::Device(device) => device as Id,
         };
         let s = self.stream(stream)?;
         let (writes, reads) = (self.find(dst, bytes)?, self.find(src, bytes)?);
-        let work = Work { device: s.device, kernel: false, reads: Some(reads), writes };
+        let work = WorkAccess { device: s.device, kernel: false, reads: Some(reads), writes };
         if bytes == 0 {
-            return Some(Plan::default());
+            return Some(StepEffect::default());
         }
         if overlap(&work) {
             return None;
@@ -244,7 +253,8 @@ impl Model {
             return None;
         }
         let between_hosts = reads.device.is_none() && writes.device.is_none();
-        let waits = matches!(by, By::Device(_)) || writes.kind == Kind::Pageable || between_hosts;
+        let waits =
+            matches!(by, By::Device(_)) || writes.kind == MemoryKind::Pageable || between_hosts;
         let held = self.gate.is_some() && !self.behind_gate(&self.before(s));
         if s.capture.is_none() && waits && held {
             return None;
@@ -252,26 +262,27 @@ impl Model {
         self.admit_work(s, work)
     }
 
-    fn admit_work(&self, s: &StreamState, work: Work) -> Option<Plan> {
+    fn admit_work(&self, s: &StreamState, work: WorkAccess) -> Option<StepEffect> {
         let fine = match s.capture {
-            Some(_) => self.there(&work),
+            Some(_) => self.capturable(&work),
             None => self.safe(&work, &self.before(s)),
         };
-        fine.then(|| Plan { work: Some(work), ..Plan::default() })
+        fine.then(|| StepEffect { work: Some(work), ..StepEffect::default() })
     }
 
-    /// Whether captured work finds what it touches, and may be kept in a graph.
-    fn there(&self, work: &Work) -> bool {
+    /// Returns `true` if captured work can reach its memory, and a graph may keep the work.
+    fn capturable(&self, work: &WorkAccess) -> bool {
         let mut regions = work.reads.iter().chain([&work.writes]);
-        regions.all(|r| r.kind != Kind::Pool && self.reachable(r, work.device, work.kernel))
+        regions.all(|r| r.kind != MemoryKind::Pool && self.reachable(r, work.device, work.kernel))
     }
 
-    /// A stream's own work and, of the default stream, what it takes part in.
+    /// Returns the work of the stream. For a default stream, includes the work of blocking streams.
     fn own_and_implicit(&self, s: &StreamState) -> crate::order::Clock {
         if s.legacy { self.before(s) } else { s.clock }
     }
 
-    /// Whether a query must say so or so: all is done, or `own` is held back.
+    /// Returns `true` if the result of a query is determined: all work is done, or `own` is held
+    /// back.
     fn decided(&self, all: &crate::order::Clock, own: &crate::order::Clock) -> bool {
         self.host.covers(all) || self.behind_gate(own)
     }
@@ -281,14 +292,14 @@ impl Model {
         capture.is_some_and(|&(id, _)| self.streams.values().any(|s| s.capture == Some(id)))
     }
 
-    /// Whether all that uses the memory behind a range is known to be done.
+    /// Returns `true` if all work on the memory mapped in a range is known to be done.
     fn mappings_idle(&self, range: Id) -> bool {
         let mappings = self.ranges[&range].mappings.values();
         mappings.flat_map(|m| &self.physical[&m.memory].contents).all(|&content| self.idle(content))
     }
 }
 
-fn overlap(work: &Work) -> bool {
+fn overlap(work: &WorkAccess) -> bool {
     let Some(r) = work.reads else { return false };
     let w = work.writes;
     r.content == w.content && r.at < w.at + w.len && w.at < r.at + r.len

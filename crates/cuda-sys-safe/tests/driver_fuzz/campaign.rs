@@ -1,4 +1,4 @@
-//! Many programs in several processes, and what to make of the differences.
+//! Runs many programs in several processes, and investigates the differences.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -8,40 +8,40 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::generate::{Options, generate};
-use crate::process::{Answer, Ask, Worker};
-use crate::report::{Again, GONE, Report, Seen};
+use crate::process::{ProgramRequest, Worker, WorkerAnswer};
+use crate::report::{PROCESS_ENDED, Report, Rerun, SeenDifference};
 use crate::step::Step;
-use crate::worker::{First, ROLE, role};
+use crate::worker::{ROLE, ReferenceDriver, role};
 
-/// Programs that a worker is asked for at once.
+/// Number of programs that a worker runs per request.
 const BATCH: u64 = 16;
-/// How long a call may take before it counts as waiting: at first, to be sure of it, and while a
-/// program is made smaller.
+/// Time after which a call counts as waiting: in the first run, in a run that confirms a
+/// difference, and while a program is shrunk.
 const PATIENCE: [Duration; 3] =
     [Duration::from_millis(400), Duration::from_secs(2), Duration::from_millis(200)];
-/// How long may be spent on making programs smaller, in all and of each difference; and where a
-/// process is needed for every try.
+/// Time limits for shrinking, in total and per difference. The second pair applies if each attempt
+/// needs a new process.
 const SHRINKING: [[Duration; 2]; 2] = [
     [Duration::from_secs(30), Duration::from_secs(2)],
     [Duration::from_secs(10), Duration::from_secs(4)],
 ];
-/// The same of each difference from a simulator, which may run on a slow machine.
-const UNHURRIED: Duration = Duration::from_secs(10);
+/// Time limit for shrinking a difference from a simulator, which may run on a slow machine.
+const SIMULATOR_SHRINKING: Duration = Duration::from_secs(10);
 
-/// How long the programs that a process ran before it ended are run again.
-const HISTORY: Duration = Duration::from_secs(10);
+/// Time limit for rerunning the programs that a process ran before it ended.
+const HISTORY_LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Campaign {
     pub(crate) options: Options,
-    pub(crate) first: First,
-    /// What the first driver is, instead of what the environment says.
+    pub(crate) first: ReferenceDriver,
+    /// Overrides the reference driver that the environment names.
     pub(crate) driver: Option<&'static str>,
-    /// The first program's seed.
+    /// Seed of the first program.
     pub(crate) start: u64,
     pub(crate) programs: u64,
     pub(crate) workers: usize,
-    /// No program is begun after so long.
+    /// Time after which no program begins.
     pub(crate) limit: Duration,
 }
 
@@ -62,10 +62,11 @@ impl Campaign {
                 });
             }
             drop(done);
-            // Ends when all have dropped their ends.
+            // The channel disconnects when all workers have dropped their senders.
             while over.recv_timeout(Duration::from_secs(10)) == Err(RecvTimeoutError::Timeout) {
                 let report = report.lock().unwrap_or_else(PoisonError::into_inner);
-                // Not what a test's output goes through: it is to be seen now.
+                // Written to standard error directly, because the test harness would hold back the
+                // output.
                 let _ = writeln!(std::io::stderr(), "{}", report.progress(self, began));
             }
         });
@@ -92,16 +93,16 @@ impl Campaign {
             while seed < end && began.elapsed() < self.limit {
                 let mut running = worker.take().unwrap_or_else(|| self.spawn());
                 let (count, patience) = (end - seed, PATIENCE[0]);
-                running.ask(&Ask { seed, count, keep: None, patience });
+                running.ask(&ProgramRequest { seed, count, keep: None, patience });
                 let mut lives = true;
                 while seed < end && lives {
-                    let answer = running.hear(seed);
+                    let answer = running.receive(seed);
                     lives = answer.lives();
                     let found = self.differences(seed, &answer, None);
                     let seen =
                         report.lock().unwrap_or_else(PoisonError::into_inner).note(seed, found);
                     for class in seen {
-                        self.look_into(&class, seed, &running.served, report, shrinking);
+                        self.investigate(&class, seed, &running.served, report, shrinking);
                     }
                     seed += 1;
                 }
@@ -112,8 +113,13 @@ impl Campaign {
         }
     }
 
-    /// The differences in an answer: classes and texts.
-    fn differences(&self, seed: u64, answer: &Answer, keep: Option<&[usize]>) -> Vec<Seen> {
+    /// Returns the class and the text of each difference in an answer.
+    fn differences(
+        &self,
+        seed: u64,
+        answer: &WorkerAnswer,
+        keep: Option<&[usize]>,
+    ) -> Vec<SeenDifference> {
         let named = |step: usize| {
             let steps = generate(seed, &self.options);
             let step = keep.map_or(Some(step), |keep| keep.get(step).copied());
@@ -121,20 +127,20 @@ impl Campaign {
             step.map_or("the end".to_owned(), Step::kind)
         };
         match answer {
-            Answer::Same | Answer::Last => Vec::new(),
-            Answer::Diff { found, .. } => {
+            WorkerAnswer::Same | WorkerAnswer::Last => Vec::new(),
+            WorkerAnswer::Diff { found, .. } => {
                 let mut seen = BTreeSet::new();
                 found.iter().filter(|(class, _)| seen.insert(class.clone())).cloned().collect()
             }
-            Answer::Hang { step, lane } => {
-                vec![(format!("hang in {}, lane {lane}", named(*step)), format!("step {step}"))]
+            WorkerAnswer::Hang { step, subject } => {
+                vec![(format!("hang in {}, lane {subject}", named(*step)), format!("step {step}"))]
             }
-            Answer::Gone(how) => vec![(GONE.to_owned(), how.clone())],
+            WorkerAnswer::Gone(how) => vec![(PROCESS_ENDED.to_owned(), how.clone())],
         }
     }
 
-    /// Finds out whether a difference comes again, and how little it takes.
-    fn look_into(
+    /// Checks whether a difference repeats, and shrinks the program.
+    fn investigate(
         &self,
         class: &str,
         seed: u64,
@@ -147,11 +153,11 @@ impl Campaign {
         let mut worker = None;
         let mut again = |keep: &[usize], patience: Duration| {
             let running: &mut Worker = worker.get_or_insert_with(|| self.spawn());
-            running.ask(&Ask { seed, count: 1, keep: Some(keep), patience });
-            let answer = running.hear(seed);
+            running.ask(&ProgramRequest { seed, count: 1, keep: Some(keep), patience });
+            let answer = running.receive(seed);
             let found = self.differences(seed, &answer, Some(keep));
-            if let Answer::Gone(_) = answer
-                && class != GONE
+            if let WorkerAnswer::Gone(_) = answer
+                && class != PROCESS_ENDED
             {
                 report.lock().unwrap_or_else(PoisonError::into_inner).gone(seed, &found);
             }
@@ -168,7 +174,7 @@ impl Campaign {
             let began = Instant::now();
             let left = || shrinking.lock().unwrap_or_else(PoisonError::into_inner);
             let each = match self.driver {
-                Some(_) => UNHURRIED,
+                Some(_) => SIMULATOR_SHRINKING,
                 None => SHRINKING[usize::from(self.options.sticky)][1],
             };
             let limit = each.min(*left());
@@ -180,25 +186,25 @@ impl Campaign {
             if keep.len() < steps.len() && again(&keep, PATIENCE[1]).is_none() {
                 note = "what it was shrunk to does not differ each time".to_owned();
             }
-        } else if class == GONE {
-            note = self.once_more(served);
+        } else if class == PROCESS_ENDED {
+            note = self.rerun_history(served);
         }
         let program = keep.iter().map(|&k| steps[k].clone()).collect();
         let mut report = report.lock().unwrap_or_else(PoisonError::into_inner);
-        report.settle(class, Again { repeats, text, note, program });
+        report.update(class, Rerun { repeats, text, note, program });
     }
 
-    /// Whether a process ends again that runs the same programs one after another.
-    fn once_more(&self, served: &[u64]) -> String {
-        let until = Instant::now() + HISTORY;
+    /// Checks whether a process ends again if it runs the same programs in the same order.
+    fn rerun_history(&self, served: &[u64]) -> String {
+        let until = Instant::now() + HISTORY_LIMIT;
         let mut worker = self.spawn();
         for (number, &seed) in served.iter().enumerate() {
             if Instant::now() > until {
                 return format!("alone it ends well; {number} programs before it do too");
             }
-            worker.ask(&Ask { seed, count: 1, keep: None, patience: PATIENCE[0] });
-            let answer = worker.hear(seed);
-            if let Answer::Gone(how) = &answer {
+            worker.ask(&ProgramRequest { seed, count: 1, keep: None, patience: PATIENCE[0] });
+            let answer = worker.receive(seed);
+            if let WorkerAnswer::Gone(how) = &answer {
                 let all = &served[..=number];
                 return format!("alone it ends well; again in a process that runs {all:?}: {how}");
             }
@@ -215,7 +221,8 @@ impl Campaign {
     }
 }
 
-/// Leaves out what a difference does not need. What it said last.
+/// Removes steps that a difference does not need. Returns the remaining steps and the text of the
+/// last run that differed.
 fn shrink(
     mut keep: Vec<usize>,
     until: Instant,

@@ -1,13 +1,13 @@
-//! Giving back what a program has left.
+//! Releases the objects that a program has left.
 
 use warpline_cuda_sys_safe::*;
 
-use crate::lane::{Bytes, Lane, layout, name};
 use crate::model::PAGE;
 use crate::step::FIRST_STREAM;
+use crate::subject::{BufferMemory, Subject, layout, name};
 
-impl Lane {
-    /// Releases everything, in an order that must be accepted. What was refused.
+impl Subject {
+    /// Releases all objects, in an order that the driver must accept. Returns the refused releases.
     pub(crate) fn clean(&mut self) -> Vec<String> {
         let mut refused = Vec::new();
         let driver = self.driver.clone();
@@ -21,24 +21,25 @@ impl Lane {
         if let Some(gate) = self.gate.take() {
             gate.open();
         }
-        // SAFETY: what is released is alive, and nothing uses it any more: all devices are waited
-        // for first, once no stream is captured.
+        // SAFETY: all released objects are alive. No work uses them: captures are ended and all
+        // devices are synchronized first.
         unsafe {
             for (&id, &stream) in self.streams.range(FIRST_STREAM..) {
                 let captured = d.capture_status(stream);
                 if captured.is_ok_and(|status| status != CaptureStatus::None) {
-                    // Ends it if this is where it began, and otherwise with that one below.
+                    // A stream that joined a capture leaves it when the origin's capture ends.
                     if let Ok(graph) = d.end_capture(stream) {
                         self.graphs.insert(u16::MAX - id, graph);
                     }
                 }
             }
-            // Those that nobody can end any more go first: nothing can be waited for with them.
+            // Destroy streams with a capture that cannot be ended. No synchronization succeeds
+            // before.
             self.streams.retain(|&id, stream| {
                 let captured = id >= FIRST_STREAM
                     && d.capture_status(*stream).is_ok_and(|s| s != CaptureStatus::None);
                 if captured {
-                    self.spoiled = true;
+                    self.undefined_state = true;
                     note("StreamDestroy", d.stream_destroy(*stream));
                 }
                 !captured
@@ -50,7 +51,7 @@ impl Lane {
                 );
                 let idle = d.synchronize(device);
                 if idle.is_err() {
-                    // What still runs may use all the rest: it is left behind.
+                    // Running work may use the other objects, so they are leaked.
                     note("Synchronize", idle);
                     return refused;
                 }
@@ -71,17 +72,19 @@ impl Lane {
             }
             while let Some((_, buf)) = self.bufs.pop_first() {
                 match buf {
-                    // What no bytes are in was not allocated.
-                    Bytes::Device { ptr: DevicePtr::NULL, .. } => {}
-                    Bytes::Device { device, ptr, pool: false } => {
+                    // An empty buffer has no allocation.
+                    BufferMemory::Device { ptr: DevicePtr::NULL, .. } => {}
+                    BufferMemory::Device { device, ptr, pool: false } => {
                         note("MemFree", d.mem_free(device, ptr));
                     }
-                    Bytes::Device { device, ptr, pool: true } => {
+                    BufferMemory::Device { device, ptr, pool: true } => {
                         let default = StreamHandle::default_of(device);
                         note("FreeAsync", d.mem_free_async(ptr, default));
                     }
-                    Bytes::Pinned { device, ptr, .. } => note("HostFree", d.host_free(device, ptr)),
-                    Bytes::Own { ptr, bytes, registered } => {
+                    BufferMemory::Pinned { device, ptr, .. } => {
+                        note("HostFree", d.host_free(device, ptr))
+                    }
+                    BufferMemory::Own { ptr, bytes, registered } => {
                         let unknown = if registered { d.host_unregister(0, ptr) } else { Ok(()) };
                         if unknown.is_ok() {
                             std::alloc::dealloc(ptr.as_ptr(), layout(bytes));
@@ -91,7 +94,7 @@ impl Lane {
                 }
             }
             if !self.pools.is_empty() {
-                // A pool is destroyed once all its memory is back.
+                // Pools are destroyed after all their memory is freed.
                 for device in 0..devices {
                     note("Synchronize", d.synchronize(device));
                 }
@@ -117,8 +120,8 @@ impl Lane {
                 note("the last Synchronize", d.synchronize(device));
             }
         }
-        self.heard.lock().expect("nobody panics with it").clear();
-        if let Some(sim) = self.sim.clone().filter(|_| !self.lasting) {
+        self.host_fn_log.lock().expect("nobody panics with it").clear();
+        if let Some(sim) = self.sim.clone().filter(|_| !self.reused) {
             self.settled(&sim, &mut refused);
         } else {
             self.add_default_streams();
@@ -126,10 +129,10 @@ impl Lane {
         refused
     }
 
-    /// A simulator is of one program: it must be empty now.
+    /// Checks that the simulator, which serves only one program, has no objects left.
     fn settled(&mut self, sim: &sim::SimDriver, refused: &mut Vec<String>) {
         for kernels in self.kernels.drain(..) {
-            // SAFETY: nothing uses the module any more.
+            // SAFETY: all work is done, so no kernel of the module is running.
             if let Err(error) = unsafe { self.driver.module_unload(kernels.module) } {
                 refused.push(format!("ModuleUnload: {}", name(&error)));
             }
@@ -141,7 +144,7 @@ impl Lane {
         refused.extend(sim.overruns().iter().map(|o| format!("{o:?}")));
     }
 
-    /// Forgets everything, in a process that is lost.
+    /// Forgets all objects without releasing them, because the process has lost its devices.
     pub(crate) fn forget(&mut self) {
         self.bufs.clear();
     }

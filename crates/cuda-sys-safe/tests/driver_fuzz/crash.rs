@@ -1,4 +1,4 @@
-//! Where a process was when it died: its call stack on standard error.
+//! Prints the call stack to standard error when the process crashes.
 
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 mod linux {
@@ -9,8 +9,8 @@ mod linux {
 
     extern "C" fn died(signal: c_int) {
         let mut frames = [std::ptr::null_mut(); 48];
-        // SAFETY: the functions were called before, so that they need no memory now, or at worst
-        // the process dies here instead of below.
+        // SAFETY: an earlier call has loaded everything that these functions need, so they allocate
+        // no memory. If they fail, the process dies here instead of below.
         unsafe {
             let count = libc::backtrace(frames.as_mut_ptr(), frames.len() as c_int);
             libc::backtrace_symbols_fd(frames.as_ptr(), count, 2);
@@ -21,7 +21,8 @@ mod linux {
 
     pub(crate) fn report() {
         let mut frames = [std::ptr::null_mut(); 2];
-        // SAFETY: the handler takes a signal's number; the first call loads what it needs.
+        // SAFETY: the handler takes a signal number. The first call of `backtrace` loads all that
+        // the handler needs.
         unsafe {
             libc::backtrace(frames.as_mut_ptr(), 2);
             for signal in SIGNALS {
@@ -31,7 +32,7 @@ mod linux {
     }
 }
 
-/// Has the process print its call stack when a signal ends it.
+/// Makes the process print its call stack when a signal ends it.
 pub(crate) fn report() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     linux::report();

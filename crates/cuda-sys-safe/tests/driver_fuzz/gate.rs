@@ -1,15 +1,15 @@
-//! Holding a stream back on a real driver: a host function that waits.
+//! Gates, which hold a stream back. On a real driver, a gate is a host function that blocks.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use warpline_cuda_sys_safe::sim::Hold;
 
-/// How long a call may take before it counts as waiting for the gate, where the simulator's waits.
-const SURE: Duration = Duration::from_millis(5);
+/// Time after which a call counts as waiting for the gate, if the call waits on the simulator.
+const EXPECTED_WAIT: Duration = Duration::from_millis(5);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Door {
+enum LatchState {
     Closed,
     Open,
     Needed,
@@ -17,37 +17,37 @@ enum Door {
 
 #[derive(Debug)]
 pub(crate) struct Latch {
-    door: Mutex<Door>,
-    moved: Condvar,
+    state: Mutex<LatchState>,
+    changed: Condvar,
 }
 
 impl Latch {
     fn new() -> Arc<Self> {
-        Arc::new(Self { door: Mutex::new(Door::Closed), moved: Condvar::new() })
+        Arc::new(Self { state: Mutex::new(LatchState::Closed), changed: Condvar::new() })
     }
 
-    fn leave_closed(&self, to: Door) {
-        let mut door = self.door.lock().unwrap_or_else(PoisonError::into_inner);
-        if *door == Door::Closed {
-            *door = to;
+    fn leave_closed(&self, to: LatchState) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if *state == LatchState::Closed {
+            *state = to;
         }
-        self.moved.notify_all();
+        self.changed.notify_all();
     }
 
-    /// What the host function does.
+    /// Blocks until the latch opens. Runs as a host function.
     pub(crate) fn pass(&self) {
-        let mut door = self.door.lock().unwrap_or_else(PoisonError::into_inner);
-        while *door == Door::Closed {
-            door = self.moved.wait(door).unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        while *state == LatchState::Closed {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     fn needed(&self) -> bool {
-        *self.door.lock().unwrap_or_else(PoisonError::into_inner) == Door::Needed
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) == LatchState::Needed
     }
 }
 
-/// The gate of a lane.
+/// The gate of one driver.
 #[derive(Clone, Debug)]
 pub(crate) enum Gate {
     Simulated(Hold),
@@ -63,11 +63,11 @@ impl Gate {
     pub(crate) fn open(&self) {
         match self {
             Self::Simulated(hold) => hold.open(),
-            Self::Real(latch) => latch.leave_closed(Door::Open),
+            Self::Real(latch) => latch.leave_closed(LatchState::Open),
         }
     }
 
-    /// Whether a call waited for it, and thereby opened it.
+    /// Returns `true` if a call waited for the gate, and thereby opened it.
     pub(crate) fn was_needed(&self) -> bool {
         match self {
             Self::Simulated(hold) => hold.was_needed(),
@@ -76,22 +76,22 @@ impl Gate {
     }
 }
 
-/// A latch, and until when it may stay closed.
+/// A latch and the time at which it is opened.
 type Watched = Option<(Instant, Arc<Latch>)>;
 
-/// A thread that opens a gate for which a call has waited too long.
+/// A thread that opens a gate when a call has waited too long.
 #[derive(Debug)]
-pub(crate) struct Porter {
-    /// How long a call may take that should not wait. A busy machine makes calls slow.
+pub(crate) struct Watchdog {
+    /// Time that a call may take if it should not wait. A busy machine makes calls slow.
     pub(crate) patience: Duration,
     shared: Arc<(Mutex<Watched>, Condvar)>,
 }
 
-impl Porter {
+impl Watchdog {
     pub(crate) fn new() -> Self {
         let shared = Arc::new((Mutex::new(Watched::None), Condvar::new()));
         let own = Arc::clone(&shared);
-        // Ends with the process.
+        // The thread ends with the process.
         std::thread::spawn(move || {
             let (watch, changed) = &*own;
             let mut armed = watch.lock().unwrap_or_else(PoisonError::into_inner);
@@ -102,7 +102,7 @@ impl Porter {
                     None => changed.wait(armed).unwrap_or_else(PoisonError::into_inner),
                     Some(Duration::ZERO) => {
                         if let Some((_, latch)) = armed.take() {
-                            latch.leave_closed(Door::Needed);
+                            latch.leave_closed(LatchState::Needed);
                         }
                         armed
                     }
@@ -116,12 +116,12 @@ impl Porter {
         Self { patience: Duration::from_secs(1), shared }
     }
 
-    /// For lanes whose gates open by themselves.
+    /// Creates a watchdog for drivers whose gates open by themselves.
     pub(crate) fn idle() -> Self {
-        Self { patience: SURE, shared: Arc::default() }
+        Self { patience: EXPECTED_WAIT, shared: Arc::default() }
     }
 
-    /// Makes a call that may wait for the gate, and should where it is `expected` to.
+    /// Makes a call that may wait for the gate. `expected` tells whether it should wait.
     pub(crate) fn watch<T>(
         &self,
         gate: Option<&Gate>,
@@ -129,7 +129,7 @@ impl Porter {
         call: impl FnOnce() -> T,
     ) -> T {
         let Some(Gate::Real(latch)) = gate else { return call() };
-        let patience = if expected { SURE } else { self.patience };
+        let patience = if expected { EXPECTED_WAIT } else { self.patience };
         self.arm(Some((Instant::now() + patience, Arc::clone(latch))));
         let result = call();
         self.arm(None);

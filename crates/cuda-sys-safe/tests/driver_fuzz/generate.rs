@@ -1,21 +1,21 @@
-//! Random programs. A program is a function of its seed and the options alone: it is made while it
-//! runs on a simulator, whose results say what is alive.
+//! Random programs. A program depends only on its seed and the options. While it is generated, it
+//! runs on a simulator, whose results tell which objects are alive.
 
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
 
-use crate::gate::Porter;
-use crate::lane::Lane;
-use crate::model::{Kind, Model};
-use crate::pick::Pick;
+use crate::gate::Watchdog;
+use crate::model::{MemoryKind, Model};
+use crate::picker::StepPicker;
 use crate::step::*;
+use crate::subject::Subject;
 
-/// What programs may hold.
+/// Contents of generated programs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Options {
     pub(crate) devices: usize,
-    /// Groups of steps, and of their odd variants, that are left out.
+    /// Groups of steps, and of their unusual variants, to leave out.
     pub(crate) without: Vec<String>,
-    /// Whether it ends with a sticky error and what can be done after it.
+    /// Whether a program ends with a sticky error and calls after it.
     pub(crate) sticky: bool,
 }
 
@@ -25,7 +25,7 @@ impl Options {
     }
 }
 
-/// Random numbers, the same for the same seed everywhere.
+/// A random number generator that depends only on its seed.
 #[derive(Clone, Debug)]
 pub(crate) struct Rng(pub(crate) u64);
 
@@ -38,7 +38,7 @@ impl Rng {
         ((x ^ (x >> 31)) % bound.max(1) as u64) as usize
     }
 
-    /// One time in `n`.
+    /// Returns `true` once in `n` calls on average.
     pub(crate) fn rarely(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
@@ -48,21 +48,21 @@ impl Rng {
     }
 }
 
-/// The program of a seed.
+/// Generates the program of a seed.
 pub(crate) fn generate(seed: u64, options: &Options) -> Vec<Step> {
     generate_with(seed, options).into_iter().map(|(step, _)| step).collect()
 }
 
-/// The same, with what the maker's simulator said.
+/// Generates the program of a seed, with the results on the generator's simulator.
 fn generate_with(seed: u64, options: &Options) -> Vec<(Step, Result<String, String>)> {
     let config = SimConfig { schedule: Schedule::Eager, ..SimConfig::new(options.devices) };
     let mut rng = Rng(seed ^ 0x5eed_0000);
     let length = 4 + rng.below(if options.sticky { 12 } else { 36 });
-    let mut maker = Maker {
-        pick: Pick::new(rng, options.clone()),
+    let mut maker = Generator {
+        pick: StepPicker::new(rng, options.clone()),
         model: Model::new(options.devices),
-        lane: Lane::simulated("the maker", config),
-        porter: Porter::idle(),
+        subject: Subject::simulated("the maker", config),
+        watchdog: Watchdog::idle(),
         steps: Vec::new(),
     };
     maker.prologue();
@@ -77,22 +77,22 @@ fn generate_with(seed: u64, options: &Options) -> Vec<(Step, Result<String, Stri
         }
     }
     if options.sticky {
-        maker.strike();
+        maker.inject_fault();
     }
-    maker.lane.clean();
+    maker.subject.clean();
     maker.steps
 }
 
-pub(crate) struct Maker {
-    pub(crate) pick: Pick,
+pub(crate) struct Generator {
+    pub(crate) pick: StepPicker,
     pub(crate) model: Model,
-    lane: Lane,
-    porter: Porter,
+    subject: Subject,
+    watchdog: Watchdog,
     steps: Vec<(Step, Result<String, String>)>,
 }
 
-impl Maker {
-    /// Adds a step, if it may be done now.
+impl Generator {
+    /// Runs and adds a step, if the model admits it.
     pub(crate) fn take(&mut self, step: Step) {
         if !self.pick.options.may(step.group()) {
             return;
@@ -101,13 +101,13 @@ impl Maker {
         let index = self.steps.len();
         let ask = !self.model.lost
             && (self.model.capturing() || matches!(step, Step::BeginCapture { .. }));
-        let outcome = self.lane.run(index, &step, &plan.mask, ask, (&self.porter, false));
+        let outcome = self.subject.run(index, &step, &plan.mask, ask, (&self.watchdog, false));
         let fine = outcome.result.is_ok();
-        self.model.settle(index, &step, &plan, fine, outcome.waited, &outcome.status);
+        self.model.update(index, &step, &plan, fine, outcome.waited, &outcome.status);
         self.steps.push((step, outcome.result));
     }
 
-    /// Something to work with.
+    /// Creates objects for later steps to use.
     fn prologue(&mut self) {
         let devices = self.model.devices;
         for _ in 0..1 + self.pick.rng.below(3) {
@@ -131,7 +131,7 @@ impl Maker {
         let bufs: Vec<Id> = self.model.bufs.keys().copied().collect();
         for buf in bufs {
             let b = &self.model.bufs[&buf];
-            if b.kind == Kind::Alloc {
+            if b.kind == MemoryKind::Alloc {
                 let (stream, count) = (b.device as Id, b.bytes / 4);
                 let dst = Place::Buf { buf, at: 0 };
                 let value = 0x0101_0101 * u32::from(buf as u8);
@@ -140,8 +140,8 @@ impl Maker {
         }
     }
 
-    /// A fault, a call that must notice it, and whatever comes to mind then.
-    fn strike(&mut self) {
+    /// Adds a sticky fault, a call that must report it, and random steps after it.
+    fn inject_fault(&mut self) {
         if self.model.gate.is_some() {
             self.take(Step::OpenGate);
         }
@@ -160,19 +160,21 @@ impl Maker {
             self.take(Step::ThreadMode { device, mode: Mode::Relaxed });
             self.take(Step::Synchronize { device });
         }
-        let blows = [Blow::Nowhere, Blow::Misaligned, Blow::Trap, Blow::Unmapped, Blow::InGraph];
-        let how = self.pick.rng.of(&blows).unwrap_or(Blow::Nowhere);
+        let blows =
+            [Fault::Nowhere, Fault::Misaligned, Fault::Trap, Fault::Unmapped, Fault::InGraph];
+        let how = self.pick.rng.of(&blows).unwrap_or(Fault::Nowhere);
         let streams: Vec<Id> = self
             .model
             .streams
             .iter()
-            .filter(|(_, s)| s.alive && (!s.legacy || how != Blow::InGraph))
+            .filter(|(_, s)| s.alive && (!s.legacy || how != Fault::InGraph))
             .map(|(&id, _)| id)
             .collect();
         let Some(stream) = self.pick.rng.of(&streams) else { return };
         let device = self.model.streams[&stream].device;
-        self.take(Step::Strike { stream, how });
-        // Another device need not know of it before this one does.
+        self.take(Step::Fail { stream, how });
+        // The failing device must report the fault first, because other devices may not know it
+        // yet.
         let notices = [Step::StreamSynchronize { stream }, Step::Synchronize { device }];
         let first = self.pick.rng.of(&notices).unwrap_or(Step::Synchronize { device });
         self.take(first);
@@ -185,7 +187,7 @@ impl Maker {
             }
         }
         for device in 0..self.model.devices {
-            self.take(Step::Ask { device, what: Question::Lost });
+            self.take(Step::Ask { device, what: DeviceQuery::Lost });
             self.take(Step::Synchronize { device });
         }
     }
@@ -197,7 +199,7 @@ mod coverage {
 
     use super::*;
 
-    /// What comes up in 3000 programs: how often each kind was accepted, and how it was refused.
+    /// Prints, for 3000 programs, how often each kind of step was accepted and refused.
     #[test]
     fn programs_hold_steps_of_every_kind() {
         let mut seen: BTreeMap<String, BTreeMap<String, usize>> = BTreeMap::new();
@@ -209,7 +211,7 @@ mod coverage {
         for (kind, results) in &seen {
             println!("{kind}: {results:?}");
         }
-        // All kinds of steps but the one of sticky programs.
+        // All kinds except the step that only sticky programs contain.
         assert_eq!(seen.len(), 58, "{:?}", seen.keys());
         let refused = |kind: &str, code: &str| {
             assert!(seen[kind].get(code).is_some_and(|&n| n > 2), "{kind}: {:?}", seen[kind]);

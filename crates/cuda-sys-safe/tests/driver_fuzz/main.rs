@@ -1,69 +1,72 @@
-//! Programs that nobody wrote: random driver calls, legal ones and others, on several drivers at
-//! once. Results, error codes, captures' states, what waits for what, and all bytes that order
-//! determines must be the same.
+//! Runs random programs of driver calls, legal and illegal, on several drivers side by side. All
+//! drivers must agree on results, error codes, capture states, waits, and all bytes that the order
+//! of operations determines.
 //!
-//! On the simulator alone, its schedules are compared with one another. `cargo xtask gpu-test --fuzz
-//! N` compares it with the real driver. `model.rs` knows which steps are sound and what is
-//! determined; `lane.rs` is a driver with its objects; `run.rs` takes drivers through a program side
-//! by side; `campaign.rs` runs many in several processes (`process.rs`, `worker.rs`) and shrinks
-//! what differs; `report.rs` counts and prints it.
+//! Without a GPU, the schedules of the simulator are compared with one another. `cargo xtask
+//! gpu-test --fuzz N` compares the simulator with the real driver.
 //!
-//! # What is not compared
+//! `model.rs` knows which steps are sound and which results are determined. `subject.rs` is a driver
+//! with its objects. `run.rs` runs a program on several drivers. `campaign.rs` runs many programs
+//! in several processes (`process.rs`, `worker.rs`) and shrinks those that differ. `report.rs`
+//! counts and prints the differences.
 //!
-//! - Waits of another device's stream for events for other processes: the driver (580) crashes. And
-//!   for such events that were never recorded, which keep a stream busy for a moment.
-//! - What a copy reads of page-locked memory where nothing but the default stream's rule puts the
-//!   write before it: a few bytes were seen to be read too early.
-//! - Whether launches of graphs wait that copy pageable memory, or from host memory to host memory.
-//! - Whether destroying streams and executables waits: now and then it does.
-//! - What else waits for a copy that touches another device's memory.
-//! - Copies between devices on a default stream, which may wait for the other device's as well.
-//! - What other devices say before the lost one does.
-//! - Whether a call that runs out of memory waits: it takes long, and the less there is the longer.
-//! - Whether freeing or unregistering page-locked memory waits, where there are several devices: for devices
-//!   other than the one it was allocated on or registered with it mostly does, and now and then not.
-//! - Whether a call of the real driver waits that does not wait on the simulator. Only the time that it takes
-//!   would tell. Such calls are printed as `late` and do not fail a campaign. The opposite is compared: a call
-//!   that returns while the stream is held back has not waited for it.
-//! - Pools with memory that is not freed are not destroyed. That is allowed, but the driver (580)
-//!   then crashes when another pool is destroyed later.
-//! - Graphs of work whose memory was freed are not instantiated: the real driver may crash then.
-//! - Memsets of memory that their device has no access to are not captured: the real driver accepts
-//!   them, and asks about the access at some later time.
+//! # Not compared
 //!
-//! # What is done about a difference
+//! - Waits of another device's stream for interprocess events, because the driver (580) crashes;
+//!   and waits for interprocess events that were never recorded, which keep a stream busy for a
+//!   moment.
+//! - Bytes that a copy reads from page-locked memory, if only the rule of the default stream orders
+//!   the write before the copy. The driver was seen to read a few bytes too early.
+//! - Whether a graph launch waits if the graph copies pageable memory, or copies from host to host.
+//! - Whether destroying a stream or an executable graph waits. The driver waits only sometimes.
+//! - Other calls that wait for a copy of another device's memory.
+//! - Copies between devices on a default stream, which may also wait for the other device.
+//! - Results on other devices before the lost device has reported its error.
+//! - Whether a call that runs out of memory waits. Its time grows as memory runs short.
+//! - Whether freeing or unregistering page-locked memory waits, if there are several devices. For
+//!   devices other than its own, the driver usually waits.
+//! - Calls that wait on the real driver and not on the simulator. Only their duration shows this,
+//!   so they are printed as `late` and do not fail a campaign. The opposite is compared: a call
+//!   that returns while the stream is held back has not waited.
+//! - Destroying a pool with live memory. This is allowed, but the driver (580) crashes when another
+//!   pool is destroyed later.
+//! - Instantiating a graph with work on freed memory, because the real driver may crash.
+//! - Capturing a memset of memory that the device cannot access. The real driver accepts the memset
+//!   and checks the access at an unspecified later time.
 //!
-//! A difference is mended in the simulator's files of that subject (`src/sim/`), written down in
-//! `src/sim/mod.rs`, and its program is added to `found/`.
+//! # Fixing a difference
+//!
+//! Fix the simulator's module for the subject (`src/sim/`), document the behaviour in
+//! `src/sim/mod.rs`, and add the program to `regressions/`.
 
 mod admit;
 mod campaign;
 mod clean;
 mod crash;
-mod found;
 mod gate;
 mod generate;
-mod lane;
 mod model;
 mod order;
 mod perform;
-mod pick;
+mod picker;
 mod process;
 mod recipes;
+mod regressions;
 mod report;
 mod run;
-mod settle;
 mod step;
+mod subject;
+mod update;
 mod worker;
 
 use campaign::Campaign;
 use generate::Options;
-use worker::First;
+use worker::ReferenceDriver;
 
-/// What `cargo xtask gpu-test --fuzz` says, as `name=value` set apart by spaces.
+/// Settings from `cargo xtask gpu-test --fuzz`, as `name=value` separated by spaces.
 const SETTINGS: &str = "WARPLINE_FUZZ";
 
-fn campaign(first: First, sticky: bool, devices: usize, programs: u64) -> Campaign {
+fn campaign(first: ReferenceDriver, sticky: bool, devices: usize, programs: u64) -> Campaign {
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
     let mut campaign = Campaign {
         options: Options { devices, without: Vec::new(), sticky },
@@ -97,8 +100,9 @@ fn campaign(first: First, sticky: bool, devices: usize, programs: u64) -> Campai
 
 fn agree(campaign: &Campaign) {
     let report = campaign.run();
-    // Simulators have no reason to differ but once; a busy GPU has.
-    let strict = campaign.first == First::Simulator;
+    // A simulator is deterministic, so even a difference that does not repeat counts. A busy GPU
+    // may differ once.
+    let strict = campaign.first == ReferenceDriver::Simulator;
     assert!(report.print(campaign, strict), "the drivers differ");
     assert!(report.agree > 0, "no program was run");
 }
@@ -106,19 +110,19 @@ fn agree(campaign: &Campaign) {
 #[test]
 fn programs_agree_under_every_schedule() {
     for devices in [1, 2] {
-        agree(&campaign(First::Simulator, false, devices, 300));
+        agree(&campaign(ReferenceDriver::Simulator, false, devices, 300));
     }
 }
 
 #[test]
 fn sticky_programs_agree_under_every_schedule() {
-    agree(&campaign(First::Simulator, true, 2, 20));
+    agree(&campaign(ReferenceDriver::Simulator, true, 2, 20));
 }
 
-/// Against a driver whose launches and copies all wait, programs differ in just that.
+/// If all launches and copies of a driver wait, programs differ only in their waits.
 #[test]
 fn differences_are_found_and_shrunk() {
-    let mut campaign = campaign(First::Driver, false, 1, 400);
+    let mut campaign = campaign(ReferenceDriver::Driver, false, 1, 400);
     campaign.driver = Some("sim:1,blocking");
     let report = campaign.run();
     assert!(!report.print(&campaign, true), "no difference was found");
@@ -126,7 +130,7 @@ fn differences_are_found_and_shrunk() {
     let mut kinds = Vec::new();
     for (class, program) in report.shrunk() {
         assert!(class.ends_with("waits / does not wait"), "{class}");
-        // Most take four. To launch a graph takes ten: capturing it is most of them.
+        // Most differences need four steps. A graph launch needs ten, mostly for the capture.
         assert!((1..=10).contains(&program.len()), "{class}: {program:?}");
         kinds.extend(program.last().map(step::Step::kind));
     }
@@ -138,22 +142,22 @@ fn differences_are_found_and_shrunk() {
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_random_programs() {
-    agree(&campaign(First::Driver, false, 1, 300));
+    agree(&campaign(ReferenceDriver::Driver, false, 1, 300));
 }
 
 #[test]
 #[ignore = "needs two GPUs"]
 fn gpu2_random_programs() {
-    agree(&campaign(First::Driver, false, 2, 300));
+    agree(&campaign(ReferenceDriver::Driver, false, 2, 300));
 }
 
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_sticky_programs() {
-    agree(&campaign(First::Driver, true, 1, 8));
+    agree(&campaign(ReferenceDriver::Driver, true, 1, 8));
 }
 
-/// No test of its own: the process that the others start.
+/// The entry point of the worker processes that the other tests start.
 #[test]
 #[ignore = "the tests here start it"]
 fn fuzz_worker() {

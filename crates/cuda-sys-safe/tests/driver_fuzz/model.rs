@@ -1,12 +1,12 @@
-//! What a program has done so far, as far as its rules go: what is alive, what is ordered, what may
-//! be asked. It follows the results that all drivers gave, and predicts none of them.
+//! A model of the program so far: live objects, order of operations, and admissible calls. It
+//! follows the results that all drivers returned, and predicts none.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::order::{Bytes, Clock, HOST, Op, TIMELINES};
+use crate::order::{Clock, ContentHistory, HOST, OpId, TIMELINES};
 use crate::step::*;
 
-/// What pages of virtual memory have.
+/// Size of a page of virtual memory.
 pub(crate) const PAGE: usize = 2 << 20;
 
 #[derive(Clone, Debug)]
@@ -31,7 +31,7 @@ pub(crate) struct EventState {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum MemoryKind {
     Alloc,
     Pool,
     Pinned,
@@ -41,12 +41,12 @@ pub(crate) enum Kind {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Buf {
-    pub(crate) kind: Kind,
+    pub(crate) kind: MemoryKind,
     pub(crate) device: usize,
     pub(crate) bytes: usize,
     pub(crate) content: usize,
     pub(crate) alive: bool,
-    /// Of pool memory: when it was allocated, or freed.
+    /// For pool memory: the point of the allocation, or of the free.
     pub(crate) since: Clock,
 }
 
@@ -78,32 +78,32 @@ pub(crate) struct Physical {
 pub(crate) struct PoolState {
     pub(crate) device: usize,
     pub(crate) alive: bool,
-    /// All memory that was allocated from it.
+    /// All buffers that were allocated from the pool.
     pub(crate) bufs: Vec<Id>,
 }
 
-/// Whose addresses a region has.
+/// The object that a region's addresses belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     Buf(Id),
     Mapping(Id, usize),
 }
 
-/// A place, found.
+/// The memory at a [`Place`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Region {
     pub(crate) origin: Origin,
-    /// The device that owns it; none of host memory.
+    /// The owning device, or `None` for host memory.
     pub(crate) device: Option<usize>,
-    pub(crate) kind: Kind,
+    pub(crate) kind: MemoryKind,
     pub(crate) content: usize,
     pub(crate) at: usize,
     pub(crate) len: usize,
 }
 
-/// What work does to memory.
+/// The memory accesses of an operation.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Work {
+pub(crate) struct WorkAccess {
     pub(crate) device: usize,
     pub(crate) kernel: bool,
     pub(crate) reads: Option<Region>,
@@ -112,7 +112,7 @@ pub(crate) struct Work {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
-    pub(crate) work: Vec<Work>,
+    pub(crate) work: Vec<WorkAccess>,
     pub(crate) after: BTreeSet<usize>,
     pub(crate) racy: bool,
 }
@@ -120,17 +120,17 @@ pub(crate) struct Node {
 #[derive(Clone, Debug)]
 pub(crate) struct GraphState {
     pub(crate) alive: bool,
-    pub(crate) work: Vec<Work>,
+    pub(crate) work: Vec<WorkAccess>,
     pub(crate) racy: bool,
-    /// Of executables: the latest launch.
+    /// For executable graphs: the latest launch.
     pub(crate) latest: Clock,
 }
 
-/// A host function that was given to a stream.
+/// A host function on a stream.
 #[derive(Clone, Debug)]
 pub(crate) struct HostFn {
     pub(crate) step: usize,
-    pub(crate) op: Op,
+    pub(crate) op: OpId,
     pub(crate) clock: Clock,
 }
 
@@ -146,16 +146,16 @@ pub(crate) struct Model {
     pub(crate) graphs: BTreeMap<Id, GraphState>,
     pub(crate) execs: BTreeMap<Id, GraphState>,
     pub(crate) captures: Vec<Vec<Node>>,
-    pub(crate) contents: Vec<Bytes>,
+    pub(crate) contents: Vec<ContentHistory>,
     pub(crate) host: Clock,
-    /// How many operations each timeline has had.
+    /// Number of operations in each timeline.
     counts: [u32; TIMELINES],
-    /// Where a stream is held back.
-    pub(crate) gate: Option<Op>,
+    /// The operation that holds a stream back.
+    pub(crate) gate: Option<OpId>,
     pub(crate) gated_device: usize,
     pub(crate) peers: BTreeSet<(usize, usize)>,
     pub(crate) host_fns: Vec<HostFn>,
-    /// Whether a sticky error has been met.
+    /// Whether a call has reported a sticky error.
     pub(crate) lost: bool,
     next: usize,
 }
@@ -195,14 +195,14 @@ impl Model {
         }
     }
 
-    /// A number that nothing else has.
+    /// Returns a number that was not used before.
     pub(crate) fn fresh(&mut self) -> usize {
         self.next += 1;
         self.next
     }
 
     pub(crate) fn content(&mut self, bytes: usize, determined: bool) -> usize {
-        self.contents.push(Bytes::new(bytes, determined));
+        self.contents.push(ContentHistory::new(bytes, determined));
         self.contents.len() - 1
     }
 
@@ -218,12 +218,12 @@ impl Model {
         self.bufs.get(&id).filter(|b| b.alive)
     }
 
-    /// Whether any stream is being captured, or was until that failed.
+    /// Returns `true` if a stream is in a capture, valid or not.
     pub(crate) fn capturing(&self) -> bool {
         self.streams.values().any(|s| s.alive && s.capture.is_some())
     }
 
-    /// What a stream's next operation comes after.
+    /// Returns all operations before the next operation of a stream.
     pub(crate) fn before(&self, stream: &StreamState) -> Clock {
         let mut clock = stream.clock;
         clock.join(&self.host);
@@ -237,13 +237,14 @@ impl Model {
         clock
     }
 
-    /// The next operation of a stream, and all that it comes after with itself.
-    pub(crate) fn advance(&mut self, id: Id) -> (Op, Clock) {
+    /// Adds an operation to a stream. Returns the operation, and the clock that includes it and all
+    /// operations before it.
+    pub(crate) fn advance(&mut self, id: Id) -> (OpId, Clock) {
         let stream = &self.streams[&id];
         let mut clock = self.before(stream);
         let timeline = stream.timeline;
         self.counts[timeline] += 1;
-        let op = Op { timeline, number: self.counts[timeline] };
+        let op = OpId { timeline, number: self.counts[timeline] };
         clock.0[timeline] = op.number;
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.clock = clock;
@@ -251,7 +252,8 @@ impl Model {
         (op, clock)
     }
 
-    /// The same for what may take no part in the rule of the default stream.
+    /// Adds an operation that may ignore the implicit order of the default stream. Returns its
+    /// clock.
     pub(crate) fn advance_alone(&mut self, id: Id) -> Clock {
         let (host, streams) = (self.host, &mut self.streams);
         let Some(stream) = streams.get_mut(&id) else { return host };
@@ -261,33 +263,36 @@ impl Model {
         stream.clock
     }
 
-    /// The same for something that the host does itself.
-    pub(crate) fn advance_host(&mut self) -> (Op, Clock) {
+    /// Adds an operation of the host.
+    pub(crate) fn advance_host(&mut self) -> (OpId, Clock) {
         self.counts[HOST] += 1;
-        let op = Op { timeline: HOST, number: self.counts[HOST] };
+        let op = OpId { timeline: HOST, number: self.counts[HOST] };
         self.host.0[HOST] = op.number;
         (op, self.host)
     }
 
-    /// Whether what comes after `clock` is held back.
+    /// Returns `true` if operations after `clock` are held back.
     pub(crate) fn behind_gate(&self, clock: &Clock) -> bool {
         self.gate.is_some_and(|gate| clock.has(gate))
     }
 
-    /// Whether a call that waits for `clock` may be made now: nothing is held back, or it certainly
-    /// is this, or there is nothing left to wait for. Otherwise it is for the hardware to say
-    /// whether streams hold each other up.
+    /// Returns `true` if a call may wait for `clock` now: no stream is held back, or `clock`
+    /// certainly is, or all its work is done. In other cases, streams may share hardware queues and
+    /// hold each other back.
     pub(crate) fn may_wait_for(&self, clock: &Clock) -> bool {
         self.gate.is_none() || self.behind_gate(clock) || self.host.covers(clock)
     }
 
-    /// Finds a place, with all its bytes in memory that is alive.
+    /// Finds the memory of `len` bytes at a place, if all of it is alive.
     pub(crate) fn find(&self, place: Place, len: usize) -> Option<Region> {
         match place {
             Place::Buf { buf, at } => {
                 let b = self.buf(buf)?;
                 let fits = at.checked_add(len)? <= b.bytes;
-                let host = matches!(b.kind, Kind::Pinned | Kind::Pageable | Kind::Registered);
+                let host = matches!(
+                    b.kind,
+                    MemoryKind::Pinned | MemoryKind::Pageable | MemoryKind::Registered
+                );
                 fits.then_some(Region {
                     origin: Origin::Buf(buf),
                     device: (!host).then_some(b.device),
@@ -305,7 +310,7 @@ impl Model {
                 fits.then(|| Region {
                     origin: Origin::Mapping(range, mapping.id),
                     device: Some(memory.device),
-                    kind: Kind::Alloc,
+                    kind: MemoryKind::Alloc,
                     content: memory.contents[page - first],
                     at,
                     len,
@@ -314,24 +319,24 @@ impl Model {
         }
     }
 
-    /// The mapping behind a region, if it still is the same.
+    /// Returns the mapping of a region, if it has not been replaced.
     pub(crate) fn mapping(&self, range: Id, id: usize) -> Option<&Mapping> {
         let range = self.ranges.get(&range).filter(|r| r.alive)?;
         range.mappings.values().find(|m| m.id == id)
     }
 
-    /// Whether a region is still there and work on `device` may touch it.
+    /// Returns `true` if a region still exists and work on `device` may access it.
     pub(crate) fn reachable(&self, region: &Region, device: usize, kernel: bool) -> bool {
         match region.origin {
             Origin::Buf(buf) => {
                 let Some(b) = self.buf(buf) else { return false };
                 match b.kind {
-                    Kind::Pinned => true,
-                    Kind::Pageable | Kind::Registered => !kernel,
-                    Kind::Alloc => {
+                    MemoryKind::Pinned => true,
+                    MemoryKind::Pageable | MemoryKind::Registered => !kernel,
+                    MemoryKind::Alloc => {
                         !kernel || b.device == device || self.peers.contains(&(device, b.device))
                     }
-                    Kind::Pool => b.device == device,
+                    MemoryKind::Pool => b.device == device,
                 }
             }
             Origin::Mapping(range, id) => self.mapping(range, id).is_some_and(|mapping| {
@@ -341,9 +346,9 @@ impl Model {
         }
     }
 
-    /// Whether work may come after `clock`: all it touches is there, and no earlier read of what it
-    /// writes could see the new bytes.
-    pub(crate) fn safe(&self, work: &Work, clock: &Clock) -> bool {
+    /// Returns `true` if work may run after `clock`: all its memory is accessible, and no unordered
+    /// earlier read could see the bytes that it writes.
+    pub(crate) fn safe(&self, work: &WorkAccess, clock: &Clock) -> bool {
         let regions = work.reads.iter().chain([&work.writes]);
         let there = |r: &Region| {
             self.reachable(r, work.device, work.kernel)
@@ -357,25 +362,25 @@ impl Model {
             && !self.contents[writes.content].read_by_others(writes.at, writes.len, clock)
     }
 
-    /// Notes that work was enqueued as part of `op`.
-    pub(crate) fn run(&mut self, work: &Work, op: Op, clock: &Clock) {
+    /// Records work as part of the operation `op`.
+    pub(crate) fn run(&mut self, work: &WorkAccess, op: OpId, clock: &Clock) {
         let known =
             work.reads.is_none_or(|r| self.contents[r.content].read(r.at, r.len, op, clock));
         let w = work.writes;
         self.contents[w.content].write(w.at, w.len, op, clock, known);
     }
 
-    /// The bytes of a buffer that the host knows.
+    /// Returns which bytes of a buffer are determined for the host.
     pub(crate) fn known(&self, buf: &Buf) -> Vec<bool> {
         self.contents[buf.content].seen(&self.host, buf.bytes)
     }
 
-    /// Whether all that uses a buffer is known to be done.
+    /// Returns `true` if all uses of a content are known to be done.
     pub(crate) fn idle(&self, content: usize) -> bool {
         self.contents[content].untouched_since(&self.host)
     }
 
-    /// Whether all that may still use it runs on one device.
+    /// Returns `true` if all pending uses of a content run on one device.
     pub(crate) fn used_only_on(&self, content: usize, device: usize) -> bool {
         let pending = self.contents[content].pending(&self.host);
         let of = |timeline: usize| {
@@ -384,7 +389,7 @@ impl Model {
         pending.into_iter().all(|timeline| of(timeline) == Some(device))
     }
 
-    /// All that the streams of a device were given.
+    /// Returns the clock of all work that is enqueued on a device.
     pub(crate) fn device_clock(&self, device: usize) -> Clock {
         let mut clock = Clock::default();
         for stream in self.streams.values().filter(|s| s.device == device) {

@@ -1,10 +1,10 @@
-//! What comes before what, and which bytes that determines.
+//! The order of operations, and the bytes that the order determines.
 
-/// Streams of one program, and the host as the last.
+/// Number of timelines: the streams of a program, and the host as the last.
 pub(crate) const TIMELINES: usize = 24;
 pub(crate) const HOST: usize = TIMELINES - 1;
 
-/// How far each timeline had come.
+/// A vector clock: the position of each timeline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Clock(pub(crate) [u32; TIMELINES]);
 
@@ -15,45 +15,45 @@ impl Clock {
         }
     }
 
-    /// Whether all of `other` comes before.
+    /// Returns `true` if this clock includes all operations of `other`.
     pub(crate) fn covers(&self, other: &Clock) -> bool {
         self.0.iter().zip(other.0).all(|(&mine, theirs)| mine >= theirs)
     }
 
-    pub(crate) fn has(&self, op: Op) -> bool {
+    pub(crate) fn has(&self, op: OpId) -> bool {
         self.0[op.timeline] >= op.number
     }
 }
 
-/// One operation: the `number`-th of its timeline.
+/// Operation `number` of a timeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Op {
+pub(crate) struct OpId {
     pub(crate) timeline: usize,
     pub(crate) number: u32,
 }
 
-/// Bytes whose order is looked at together.
+/// Granularity of tracking, in bytes.
 pub(crate) const CELL: usize = 16;
-/// Of larger memory, only the beginning is used.
+/// Size of the tracked part of a content. Programs use no more of larger memory.
 pub(crate) const TRACKED: usize = 4096;
 
 #[derive(Clone, Debug, Default)]
 struct Cell {
-    /// Those writes that the latest ordered one does not stand in for.
-    writes: Vec<Op>,
+    /// The latest writes: those that no later ordered write has replaced.
+    writes: Vec<OpId>,
     /// The last read of each timeline.
-    reads: Vec<Op>,
+    reads: Vec<OpId>,
     determined: bool,
 }
 
-/// Some memory, whatever addresses it has.
+/// The access history of some memory, independent of its addresses.
 #[derive(Clone, Debug)]
-pub(crate) struct Bytes {
+pub(crate) struct ContentHistory {
     cells: Vec<Cell>,
 }
 
-impl Bytes {
-    /// Nobody knows what is in it.
+impl ContentHistory {
+    /// Creates a history without accesses.
     pub(crate) fn new(bytes: usize, determined: bool) -> Self {
         let count = bytes.min(TRACKED).div_ceil(CELL);
         let cell = Cell { determined, ..Cell::default() };
@@ -66,8 +66,8 @@ impl Bytes {
         &mut self.cells[from.min(count)..to.min(count)]
     }
 
-    /// A read; whether order determines what it sees.
-    pub(crate) fn read(&mut self, at: usize, len: usize, op: Op, clock: &Clock) -> bool {
+    /// Records a read. Returns `true` if the order determines the bytes.
+    pub(crate) fn read(&mut self, at: usize, len: usize, op: OpId, clock: &Clock) -> bool {
         let mut known = true;
         for cell in self.range(at, len) {
             known &= cell.determined && cell.writes.iter().all(|&write| clock.has(write));
@@ -77,8 +77,8 @@ impl Bytes {
         known
     }
 
-    /// A write of something that is determined or not.
-    pub(crate) fn write(&mut self, at: usize, len: usize, op: Op, clock: &Clock, known: bool) {
+    /// Records a write. `known` tells whether the written bytes are determined.
+    pub(crate) fn write(&mut self, at: usize, len: usize, op: OpId, clock: &Clock, known: bool) {
         for (index, cell) in self.range(at, len).iter_mut().enumerate() {
             let start = (at / CELL + index) * CELL;
             let whole = at <= start && start + CELL <= at + len;
@@ -91,7 +91,8 @@ impl Bytes {
         }
     }
 
-    /// Whether a write would race with an earlier read, whose result nobody could then know.
+    /// Returns `true` if a write would race with an earlier read. The result of the read would be
+    /// undetermined.
     pub(crate) fn read_by_others(&self, at: usize, len: usize, clock: &Clock) -> bool {
         let count = self.cells.len();
         let (from, to) = (at / CELL, (at + len).div_ceil(CELL));
@@ -99,14 +100,14 @@ impl Bytes {
         all.any(|&read| !clock.has(read))
     }
 
-    /// Nothing is known of it any more.
-    pub(crate) fn spoil(&mut self, at: usize, len: usize) {
+    /// Marks a range as undetermined.
+    pub(crate) fn make_undetermined(&mut self, at: usize, len: usize) {
         for cell in self.range(at, len) {
             cell.determined = false;
         }
     }
 
-    /// Which of its first bytes a reader sees that knows of `clock`.
+    /// Returns which of the first bytes are determined for a reader at `clock`.
     pub(crate) fn seen(&self, clock: &Clock, bytes: usize) -> Vec<bool> {
         let seen =
             |cell: &Cell| cell.determined && cell.writes.iter().all(|&write| clock.has(write));
@@ -114,17 +115,17 @@ impl Bytes {
         (0..bytes.min(TRACKED)).map(|i| cells[i / CELL]).collect()
     }
 
-    /// Whether all that touched it comes before.
+    /// Returns `true` if `clock` includes all accesses.
     pub(crate) fn untouched_since(&self, clock: &Clock) -> bool {
         self.touched().all(|op| clock.has(op))
     }
 
-    /// The timelines of accesses that do not come before.
+    /// Returns the timelines of all accesses that `clock` does not include.
     pub(crate) fn pending(&self, clock: &Clock) -> Vec<usize> {
         self.touched().filter(|&op| !clock.has(op)).map(|op| op.timeline).collect()
     }
 
-    fn touched(&self) -> impl Iterator<Item = Op> + '_ {
+    fn touched(&self) -> impl Iterator<Item = OpId> + '_ {
         self.cells.iter().flat_map(|cell| cell.writes.iter().chain(&cell.reads).copied())
     }
 }

@@ -1,4 +1,4 @@
-//! The other end of a worker: a process that is asked for programs and may die of them.
+//! The parent's side of a worker process, which runs programs and may crash.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -7,18 +7,18 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A worker that says nothing for so long is given up.
-const SILENCE: Duration = Duration::from_secs(40);
-/// How long a process may take to end. A GPU's driver may need some time to clear up after one.
-const ENDING: Duration = Duration::from_secs(3);
-/// Of what it writes on standard error, how many lines are kept.
-const TAIL: usize = 60;
+/// Time without output after which a worker counts as hung.
+const OUTPUT_LIMIT: Duration = Duration::from_secs(40);
+/// Time for a process to end. The driver may need some time to clean up after a crash.
+const EXIT_LIMIT: Duration = Duration::from_secs(3);
+/// Number of lines of standard error that are kept.
+const ERROR_LINES: usize = 60;
 
-/// What a worker says of one program.
+/// A worker's answer about one program.
 #[derive(Clone, Debug)]
-pub(crate) enum Answer {
+pub(crate) enum WorkerAnswer {
     Same,
-    /// The same, and the worker has ended.
+    /// No difference, but the worker has ended.
     Last,
     Diff {
         dirty: bool,
@@ -26,27 +26,27 @@ pub(crate) enum Answer {
     },
     Hang {
         step: usize,
-        lane: String,
+        subject: String,
     },
-    /// The process ended in the middle: how, and where.
+    /// The process ended during the program. Contains its exit status and the last step.
     Gone(String),
 }
 
-impl Answer {
-    /// Whether the worker can be asked again.
+impl WorkerAnswer {
+    /// Returns `true` if the worker can run another program.
     pub(crate) fn lives(&self) -> bool {
         matches!(self, Self::Same | Self::Diff { dirty: false, .. })
     }
 }
 
-/// What is to be run.
+/// A request to run programs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ask<'a> {
+pub(crate) struct ProgramRequest<'a> {
     pub(crate) seed: u64,
     pub(crate) count: u64,
-    /// The steps that are not left out; all, if none are named.
+    /// The steps to run. `None`: all steps.
     pub(crate) keep: Option<&'a [usize]>,
-    /// How long a call may take before it counts as waiting.
+    /// Time after which a call counts as waiting.
     pub(crate) patience: Duration,
 }
 
@@ -56,14 +56,14 @@ pub(crate) struct Worker {
     input: ChildStdin,
     lines: Receiver<String>,
     errors: Arc<Mutex<VecDeque<String>>>,
-    /// The step that the first driver has begun last.
+    /// The last step that the reference driver has begun.
     at: String,
-    /// The programs that it has run.
+    /// Seeds of the programs that the worker has run.
     pub(crate) served: Vec<u64>,
 }
 
 impl Worker {
-    /// Starts a process that serves `role`.
+    /// Starts a process with the role `role`.
     pub(crate) fn spawn(role: (&str, String), driver: Option<&str>) -> Self {
         for _ in 0..2 {
             match Self::try_spawn(&role, driver) {
@@ -98,40 +98,40 @@ impl Worker {
         let (tail, output) = (Arc::clone(&errors), child.stderr.take().expect("piped"));
         each_line(output, move |line| {
             let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
-            if tail.len() == TAIL {
-                // The first lines say what it is about.
-                tail.remove(TAIL / 2);
+            if tail.len() == ERROR_LINES {
+                // Keep the first lines, which name the error, and drop a line from the middle.
+                tail.remove(ERROR_LINES / 2);
             }
             tail.push_back(line);
             true
         });
         let (at, served) = ("the beginning".to_owned(), Vec::new());
         let mut worker = Self { child, input, lines, errors, at, served };
-        match worker.lines.recv_timeout(SILENCE) {
+        match worker.lines.recv_timeout(OUTPUT_LIMIT) {
             Ok(line) if line == "@ready" => Ok(worker),
             _ => Err(worker.end()),
         }
     }
 
-    pub(crate) fn ask(&mut self, ask: &Ask<'_>) {
+    pub(crate) fn ask(&mut self, ask: &ProgramRequest<'_>) {
         let keep = ask.keep.map_or("-".to_owned(), |keep| {
-            // A leading comma: no step at all is a list too.
+            // The leading comma distinguishes an empty list from no list.
             keep.iter().map(|k| format!(",{k}")).collect::<String>() + ","
         });
         let patience = ask.patience.as_millis();
-        // Where it has ended, the answer says so.
+        // If the worker has ended, reading its answer reports that.
         let _ = writeln!(self.input, "{} {} {keep} {patience}", ask.seed, ask.count);
         let _ = self.input.flush();
     }
 
-    /// What it says of the next program, which is that of `seed`.
-    pub(crate) fn hear(&mut self, seed: u64) -> Answer {
+    /// Reads the answer about the next program, which has this seed.
+    pub(crate) fn receive(&mut self, seed: u64) -> WorkerAnswer {
         self.served.push(seed);
         "the beginning".clone_into(&mut self.at);
         loop {
-            let line = match self.lines.recv_timeout(SILENCE) {
+            let line = match self.lines.recv_timeout(OUTPUT_LIMIT) {
                 Ok(line) => line,
-                Err(_) => return Answer::Gone(self.end()),
+                Err(_) => return WorkerAnswer::Gone(self.end()),
             };
             let fields: Vec<&str> = line[1..].split('\t').collect();
             return match fields[..] {
@@ -139,23 +139,24 @@ impl Worker {
                     step.clone_into(&mut self.at);
                     continue;
                 }
-                ["same", _] => Answer::Same,
-                ["last", _] => Answer::Last,
-                ["hang", _, step, lane] => {
-                    Answer::Hang { step: step.parse().unwrap_or(0), lane: lane.to_owned() }
-                }
+                ["same", _] => WorkerAnswer::Same,
+                ["last", _] => WorkerAnswer::Last,
+                ["hang", _, step, subject] => WorkerAnswer::Hang {
+                    step: step.parse().unwrap_or(0),
+                    subject: subject.to_owned(),
+                },
                 ["diff", _, state, ref rest @ ..] => {
                     let pairs = rest.chunks_exact(2).map(|p| (p[0].to_owned(), p[1].to_owned()));
-                    Answer::Diff { dirty: state == "dirty", found: pairs.collect() }
+                    WorkerAnswer::Diff { dirty: state == "dirty", found: pairs.collect() }
                 }
-                _ => Answer::Gone(format!("it said {line:?}")),
+                _ => WorkerAnswer::Gone(format!("it said {line:?}")),
             };
         }
     }
 
-    /// How the process ended, and what it said last.
+    /// Waits for the process to end. Returns its exit status and last output.
     fn end(&mut self) -> String {
-        let until = Instant::now() + ENDING;
+        let until = Instant::now() + EXIT_LIMIT;
         let mut ended = None;
         while ended.is_none() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(20));
@@ -173,7 +174,7 @@ impl Worker {
     }
 }
 
-/// Hands on the lines of an output until it ends or nobody wants them.
+/// Passes each line of an output to `take`, until the output ends or `take` returns `false`.
 fn each_line(
     output: impl Read + Send + 'static,
     mut take: impl FnMut(String) -> bool + Send + 'static,
@@ -190,7 +191,7 @@ fn each_line(
 impl Drop for Worker {
     fn drop(&mut self) {
         let _ = self.child.kill();
-        let until = Instant::now() + ENDING;
+        let until = Instant::now() + EXIT_LIMIT;
         while self.child.try_wait().is_ok_and(|ended| ended.is_none()) && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(5));
         }

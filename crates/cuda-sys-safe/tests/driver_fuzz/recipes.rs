@@ -1,9 +1,9 @@
-//! Runs of steps that chance alone would hardly put together, with others in between.
+//! Sequences of steps that are unlikely to occur by chance, mixed with random steps.
 
-use crate::generate::Maker;
+use crate::generate::Generator;
 use crate::step::*;
 
-impl Maker {
+impl Generator {
     pub(crate) fn recipe(&mut self) {
         match self.pick.rng.below(7) {
             0..3 => self.capture(),
@@ -14,7 +14,7 @@ impl Maker {
         }
     }
 
-    /// Sometimes a random step.
+    /// Adds a random step, once in `one_in` calls.
     fn perhaps(&mut self, one_in: usize) {
         if self.pick.rng.rarely(one_in)
             && let Some(step) = self.pick.any(&self.model)
@@ -29,7 +29,7 @@ impl Maker {
         self.pick.rng.of(&all)
     }
 
-    /// A few operations on a stream.
+    /// Adds a few operations on a stream.
     fn work(&mut self, stream: Id) {
         let device = self.model.streams[&stream].device;
         for _ in 0..1 + self.pick.rng.below(3) {
@@ -49,7 +49,7 @@ impl Maker {
         }
     }
 
-    /// A capture, with a second stream or without, and its replays.
+    /// Adds a capture, with or without a second stream, and replays of its graph.
     fn capture(&mut self) {
         let Some(stream) = self.some_stream(true) else { return };
         let modes = [Mode::ThreadLocal, Mode::Relaxed, Mode::Relaxed, Mode::Global];
@@ -97,7 +97,7 @@ impl Maker {
         }
     }
 
-    /// Memory mapped by hand, perhaps at two addresses.
+    /// Adds virtual memory, possibly mapped at two addresses.
     fn map(&mut self) {
         let device = self.pick.rng.below(self.model.devices);
         let [range, memory] = [self.pick.fresh(), self.pick.fresh()];
@@ -132,7 +132,7 @@ impl Maker {
         }
     }
 
-    /// Memory of a pool, used and freed in stream order.
+    /// Adds memory of a pool that is used and freed in stream order.
     fn pool(&mut self) {
         let Some(stream) = self.some_stream(true) else { return };
         let device = self.model.streams[&stream].device;
@@ -154,7 +154,7 @@ impl Maker {
         }
     }
 
-    /// A kernel that reads another device's memory.
+    /// Adds a kernel that reads another device's memory.
     fn peers(&mut self) {
         let device = self.pick.rng.below(self.model.devices);
         let peer = (device + 1) % self.model.devices;
@@ -178,7 +178,7 @@ impl Maker {
         }
     }
 
-    /// Work behind a gate, and what has to do with it.
+    /// Adds work behind a gate, and calls that depend on the work.
     fn hold_back(&mut self) {
         let Some(stream) = self.some_stream(false) else { return };
         let device = self.model.streams[&stream].device;

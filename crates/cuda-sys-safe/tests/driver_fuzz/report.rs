@@ -1,4 +1,4 @@
-//! What a campaign has found.
+//! The results of a campaign.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -7,24 +7,24 @@ use crate::campaign::Campaign;
 use crate::run::LATE;
 use crate::step::Step;
 
-/// The difference that a worker's process has ended.
-pub(crate) const GONE: &str = "the process ended";
-/// How many kinds of differences are looked into.
+/// Class of a worker process that ended.
+pub(crate) const PROCESS_ENDED: &str = "the process ended";
+/// Largest number of classes that are investigated.
 const CLASSES: usize = 60;
-/// How many programs are run again for a kind of difference that has not come again.
+/// Largest number of reruns for a class that has not repeated.
 const TRIES: usize = 3;
 
-/// A difference's class and text.
-pub(crate) type Seen = (String, String);
+/// Class and text of a difference.
+pub(crate) type SeenDifference = (String, String);
 
-/// What running a program again came to.
+/// The result of rerunning a program.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Again {
-    /// Whether the difference came each time.
+pub(crate) struct Rerun {
+    /// Whether the difference occurred in each run.
     pub(crate) repeats: bool,
     pub(crate) text: Option<String>,
     pub(crate) note: String,
-    /// How much of the program it takes.
+    /// The shrunk program.
     pub(crate) program: Vec<Step>,
 }
 
@@ -32,27 +32,27 @@ pub(crate) struct Again {
 struct Class {
     programs: u64,
     tries: usize,
-    /// Whether somebody is looking into it.
+    /// Whether a worker is investigating the class.
     busy: bool,
     seed: u64,
     text: String,
-    again: Again,
+    again: Rerun,
 }
 
-/// What came of it.
+/// The results of a campaign.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
-    /// Programs without a difference.
+    /// Number of programs without a difference.
     pub(crate) agree: u64,
     classes: BTreeMap<String, Class>,
-    /// The classes in each program that had any.
+    /// The classes of each program that differs.
     differing: Vec<BTreeSet<String>>,
     pub(crate) took: Duration,
 }
 
 impl Report {
-    /// Counts a program; which of its differences are to be looked into.
-    pub(crate) fn note(&mut self, seed: u64, found: Vec<Seen>) -> Vec<String> {
+    /// Counts a program. Returns the classes to investigate.
+    pub(crate) fn note(&mut self, seed: u64, found: Vec<SeenDifference>) -> Vec<String> {
         if found.is_empty() {
             self.agree += 1;
             return Vec::new();
@@ -70,7 +70,7 @@ impl Report {
                 (entry.seed, entry.text) = (seed, text);
                 look.push(name.clone());
             } else if !room {
-                // Nobody looks, so it counts.
+                // This class is not investigated, so it counts as repeating.
                 (entry.seed, entry.text, entry.again.repeats) = (seed, text, true);
             }
             classes.insert(name);
@@ -79,19 +79,19 @@ impl Report {
         look
     }
 
-    /// Counts a program whose process ended when it was run again.
-    pub(crate) fn gone(&mut self, seed: u64, found: &[Seen]) {
+    /// Counts a program whose process ended during a rerun.
+    pub(crate) fn gone(&mut self, seed: u64, found: &[SeenDifference]) {
         let look = self.note(seed, found.to_vec());
-        if let Some(class) = self.classes.get_mut(GONE) {
+        if let Some(class) = self.classes.get_mut(PROCESS_ENDED) {
             if !look.is_empty() {
                 class.busy = false;
             }
-            print(GONE, class);
+            print(PROCESS_ENDED, class);
         }
     }
 
-    /// What was found out about a class, which is printed at once.
-    pub(crate) fn settle(&mut self, class: &str, mut again: Again) {
+    /// Records and prints the result of an investigation.
+    pub(crate) fn update(&mut self, class: &str, mut again: Rerun) {
         let Some(entry) = self.classes.get_mut(class) else { return };
         entry.busy = false;
         if entry.again.repeats {
@@ -104,12 +104,13 @@ impl Report {
         print(class, entry);
     }
 
-    /// How many programs differ each time, how many have differed and then not, and how many only have calls that
-    /// were late.
+    /// Returns the numbers of programs that differ in each run, that differed once, and that only
+    /// have late calls.
     fn differ(&self) -> [u64; 3] {
         let late = |class: &String| class.starts_with(LATE);
-        let sure =
-            |class: &String| !late(class) && (class == GONE || self.classes[class].again.repeats);
+        let sure = |class: &String| {
+            !late(class) && (class == PROCESS_ENDED || self.classes[class].again.repeats)
+        };
         let mut counts = [0; 3];
         for classes in &self.differing {
             let kind = match () {
@@ -122,7 +123,7 @@ impl Report {
         counts
     }
 
-    /// A line on how far it has come.
+    /// Returns a line about the progress.
     pub(crate) fn progress(&self, campaign: &Campaign, began: Instant) -> String {
         let [differ, once, late] = self.differ();
         let (agree, of, seconds) = (self.agree, campaign.programs, began.elapsed().as_secs());
@@ -132,13 +133,13 @@ impl Report {
         )
     }
 
-    /// The programs that were shrunk, by what differs in them.
+    /// Returns the shrunk programs by class.
     pub(crate) fn shrunk(&self) -> impl Iterator<Item = (&str, &[Step])> {
         self.classes.iter().map(|(class, found)| (&**class, &*found.again.program))
     }
 
-    /// Prints what came of it; whether no program differs. Where `strict`, what differed once and
-    /// not again and what was not run counts too.
+    /// Prints the results. Returns `true` if no program differs. If `strict`, differences that did
+    /// not repeat and programs that were not run count as failures, too.
     pub(crate) fn print(&self, campaign: &Campaign, strict: bool) -> bool {
         println!();
         for (class, found) in &self.classes {
@@ -179,20 +180,20 @@ fn print(class: &str, found: &Class) {
     print!("{text}");
 }
 
-/// Only the time that a call takes tells that it is late.
+/// Late calls are recognized only by their duration, so they must not fail a campaign.
 #[test]
 fn late_calls_are_shown_and_fail_no_campaign() {
-    let campaign = crate::campaign(crate::worker::First::Driver, false, 1, 3);
+    let campaign = crate::campaign(crate::worker::ReferenceDriver::Driver, false, 1, 3);
     let mut report = Report::default();
     let seen = |class: &str| vec![(class.to_owned(), String::new())];
     report.note(1, Vec::new());
     report.note(2, seen("late: HostUnregister"));
-    report.settle("late: HostUnregister", Again { repeats: true, ..Again::default() });
+    report.update("late: HostUnregister", Rerun { repeats: true, ..Rerun::default() });
     assert_eq!(report.differ(), [0, 0, 1]);
     assert!(report.print(&campaign, false));
     report.note(3, seen("HostUnregister: does not wait / waits"));
     let returned = "HostUnregister: does not wait / waits";
-    report.settle(returned, Again { repeats: true, ..Again::default() });
+    report.update(returned, Rerun { repeats: true, ..Rerun::default() });
     assert_eq!(report.differ(), [1, 0, 1]);
     assert!(!report.print(&campaign, false));
 }

@@ -1,53 +1,53 @@
-//! A program on several drivers at once, step by step.
+//! Runs a program on several drivers, step by step.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::gate::{Gate, Porter};
-use crate::lane::{Lane, Outcome};
-use crate::model::{Kind, Model, Origin};
+use crate::gate::{Gate, Watchdog};
+use crate::model::{MemoryKind, Model, Origin};
 use crate::step::*;
+use crate::subject::{Outcome, Subject};
 
-/// One way in which drivers differ.
+/// A difference between two drivers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Difference {
-    /// What kind of step and what it came to: equal for the same cause, as far as one can tell.
+    /// Kind of step and of difference. Differences with the same cause should have the same class.
     pub(crate) class: String,
-    /// The step and what each driver said.
+    /// The step, and the result of each driver.
     pub(crate) text: String,
 }
 
-/// Begins the class of a call that only its duration sets apart.
+/// Prefix of the class of a call that differs only in its duration.
 pub(crate) const LATE: &str = "late";
 
-/// What came of a program.
+/// The result of running a program.
 #[derive(Debug)]
-pub(crate) struct Ran {
+pub(crate) struct ProgramResult {
     pub(crate) found: Vec<Difference>,
-    /// Whether the first driver is not as it was before.
+    /// Whether the reference driver is in another state than before the program.
     pub(crate) dirty: bool,
-    /// What each of the program's steps came to on the first driver; `-` where it was left out.
+    /// Result of each step on the reference driver, or `-` for a step that was left out.
     pub(crate) results: Vec<String>,
 }
 
-/// Where a program is, for whoever watches that it goes on.
+/// The current position, for the thread that detects hangs.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
-    /// Counts calls; odd while one is under way.
+    /// Count of call begins and ends; odd during a call.
     pub(crate) calls: AtomicUsize,
-    /// The same of programs.
+    /// Count of program begins and ends; odd during a program.
     pub(crate) programs: AtomicUsize,
     pub(crate) step: AtomicUsize,
-    pub(crate) lane: AtomicUsize,
-    /// Is told each step that the first lane begins.
+    pub(crate) subject: AtomicUsize,
+    /// Called when the reference driver begins a step.
     pub(crate) tell: Option<fn(usize)>,
 }
 
 impl Progress {
-    fn begin(&self, step: usize, lane: usize) {
+    fn begin(&self, step: usize, subject: usize) {
         self.step.store(step, Ordering::Relaxed);
-        self.lane.store(lane, Ordering::Relaxed);
+        self.subject.store(subject, Ordering::Relaxed);
         self.calls.fetch_add(1, Ordering::Release);
-        if let Some(tell) = self.tell.filter(|_| lane == 0) {
+        if let Some(tell) = self.tell.filter(|_| subject == 0) {
             tell(step);
         }
     }
@@ -57,63 +57,70 @@ impl Progress {
     }
 }
 
-/// Runs `steps` and what brings it to an end on all lanes, and says where they differ from the
-/// first, which is clean afterwards unless it is said to be dirty.
-pub(crate) fn run(steps: &[Step], lanes: &mut [Lane], porter: &Porter, progress: &Progress) -> Ran {
-    let devices = lanes[0].devices;
+/// Runs `steps` on all drivers, completes the program, and returns the differences from the
+/// reference driver, which is the first. Afterwards the reference driver has no objects, unless the
+/// result is `dirty`.
+pub(crate) fn run(
+    steps: &[Step],
+    subjects: &mut [Subject],
+    watchdog: &Watchdog,
+    progress: &Progress,
+) -> ProgramResult {
+    let devices = subjects[0].devices;
     let mut run = Run {
         model: Model::new(devices),
-        lanes,
-        porter,
+        subjects,
+        watchdog,
         progress,
         found: Vec::new(),
-        parted: false,
+        diverged: false,
         index: 0,
         results: Vec::new(),
     };
     for step in steps {
         run.step(step);
-        if run.parted {
+        if run.diverged {
             break;
         }
     }
     let results = std::mem::take(&mut run.results);
     if run.model.lost {
-        run.lanes.iter_mut().for_each(Lane::forget);
-        return Ran { found: run.found, dirty: true, results };
+        run.subjects.iter_mut().for_each(Subject::forget);
+        return ProgramResult { found: run.found, dirty: true, results };
     }
-    if !run.parted {
-        run.close();
+    if !run.diverged {
+        run.complete();
     }
-    let parted = run.parted;
+    let diverged = run.diverged;
     let mut found = run.found;
-    let clean = |(number, lane): (usize, &mut Lane)| {
+    let clean = |(number, subject): (usize, &mut Subject)| {
         progress.begin(usize::MAX, number);
-        let refused = lane.clean();
+        let refused = subject.clean();
         progress.end();
         refused
     };
-    let refused: Vec<Vec<String>> = lanes.iter_mut().enumerate().map(clean).collect();
-    let dirty = refused.first().is_none_or(|refused| !refused.is_empty()) || lanes[0].spoiled;
-    for (lane, refused) in lanes.iter().zip(refused) {
-        // What is refused after the drivers parted follows from that.
-        if let Some(first) = refused.first().filter(|_| !parted) {
+    let refused: Vec<Vec<String>> = subjects.iter_mut().enumerate().map(clean).collect();
+    let dirty =
+        refused.first().is_none_or(|refused| !refused.is_empty()) || subjects[0].undefined_state;
+    for (subject, refused) in subjects.iter().zip(refused) {
+        // Refusals after the drivers have diverged are consequences of an earlier difference.
+        if let Some(first) = refused.first().filter(|_| !diverged) {
             let what = first.split(':').next().unwrap_or_default();
-            let class = format!("cleaning up on {}: {what}", lane.name);
-            found.push(Difference { class, text: format!("{}: {refused:?}", lane.name) });
+            let class = format!("cleaning up on {}: {what}", subject.name);
+            found.push(Difference { class, text: format!("{}: {refused:?}", subject.name) });
         }
     }
-    Ran { found, dirty, results }
+    ProgramResult { found, dirty, results }
 }
 
 struct Run<'a> {
     model: Model,
-    lanes: &'a mut [Lane],
-    porter: &'a Porter,
+    subjects: &'a mut [Subject],
+    watchdog: &'a Watchdog,
     progress: &'a Progress,
     found: Vec<Difference>,
-    /// Whether the drivers are in different states from here on.
-    parted: bool,
+    /// Whether the drivers are in different states.
+    diverged: bool,
     index: usize,
     results: Vec<String>,
 }
@@ -129,13 +136,14 @@ impl Run<'_> {
         };
         let ask = !self.model.lost
             && (self.model.capturing() || matches!(step, Step::BeginCapture { .. }));
-        let held = matches!(self.lanes[0].gate, Some(Gate::Real(_)));
+        let held = matches!(self.subjects[0].gate, Some(Gate::Real(_)));
         let mut outcomes = Vec::new();
         let mut waits = false;
-        // The first lane last: whether the others wait says how patient to be with it.
-        for (number, lane) in self.lanes.iter_mut().enumerate().rev() {
+        // The reference driver runs last, because its time limit depends on whether the others
+        // wait.
+        for (number, subject) in self.subjects.iter_mut().enumerate().rev() {
             self.progress.begin(index, number);
-            let outcome = lane.run(index, step, &plan.mask, ask, (self.porter, waits));
+            let outcome = subject.run(index, step, &plan.mask, ask, (self.watchdog, waits));
             self.progress.end();
             waits |= outcome.waited;
             outcomes.push(outcome);
@@ -145,7 +153,7 @@ impl Run<'_> {
         let first = outcomes[0].clone();
         let apart =
             |o: &Outcome| o.result.is_ok() != first.result.is_ok() || o.status != first.status;
-        self.parted |= outcomes.iter().any(apart);
+        self.diverged |= outcomes.iter().any(apart);
         for (number, other) in outcomes.iter().enumerate().skip(1) {
             if *other != first {
                 let late = held && !waits_elsewhere;
@@ -155,8 +163,8 @@ impl Run<'_> {
         }
         let waited = outcomes.iter().any(|o| o.waited);
         if waited && !outcomes.iter().all(|o| o.waited) {
-            for lane in self.lanes.iter_mut() {
-                if let Some(gate) = lane.gate.take() {
+            for subject in self.subjects.iter_mut() {
+                if let Some(gate) = subject.gate.take() {
                     gate.open();
                 }
             }
@@ -164,19 +172,19 @@ impl Run<'_> {
         let fine = first.result.is_ok();
         let said = first.result.clone().unwrap_or_else(|code| code);
         self.results.push(said + if first.waited { ", waited" } else { "" });
-        self.model.settle(index, step, &plan, fine, waited, &first.status);
+        self.model.update(index, step, &plan, fine, waited, &first.status);
     }
 
-    /// Notes how a lane differs from the first. `late`: the first did not return in time, although no other lane
-    /// waited.
+    /// Records a difference between a driver and the reference driver. `late` means that the
+    /// reference driver did not return in time, but no other driver waited.
     fn differ(
         &mut self,
         step: &Step,
-        (lane, late): (usize, bool),
+        (subject, late): (usize, bool),
         first: &Outcome,
         other: &Outcome,
     ) {
-        let names = (self.lanes[0].name.clone(), self.lanes[lane].name.clone());
+        let names = (self.subjects[0].name.clone(), self.subjects[subject].name.clone());
         let short = |o: &Outcome| match &o.result {
             Ok(value) => value.clone(),
             Err(code) => code.clone(),
@@ -197,13 +205,13 @@ impl Run<'_> {
         }
         let status = first.status != other.status;
         let class = if late && what == ["waits / does not wait"] {
-            format!("{LATE}: {}", self.about(step))
+            format!("{LATE}: {}", self.describe(step))
         } else if status && what.len() == 1 {
-            format!("{}: captures", self.about(step))
+            format!("{}: captures", self.describe(step))
         } else {
             let what: Vec<_> =
                 what.iter().filter(|w| !w.starts_with("captures")).cloned().collect();
-            format!("{}: {}", self.about(step), what.join(", "))
+            format!("{}: {}", self.describe(step), what.join(", "))
         };
         let mut text = format!("{step:?}: {}", what.join(", "));
         if let Some(at) = first.bytes.iter().zip(&other.bytes).position(|(a, b)| a != b) {
@@ -213,8 +221,8 @@ impl Run<'_> {
         self.found.push(Difference { class, text });
     }
 
-    /// What a step is, as far as it may matter to the driver.
-    fn about(&self, step: &Step) -> String {
+    /// Describes a step by the properties that may matter to a driver.
+    fn describe(&self, step: &Step) -> String {
         let m = &self.model;
         let mut about = step.kind();
         if let Step::Copy { dst, src, by, .. } = *step {
@@ -245,8 +253,9 @@ impl Run<'_> {
         if m.lost { about + ", lost" } else { about }
     }
 
-    /// Brings the program to its end, reads all memory, and looks at what ran in which order.
-    fn close(&mut self) {
+    /// Completes the program: ends captures, reads all memory, and checks the order of host
+    /// functions.
+    fn complete(&mut self) {
         let mut next: Id = 30_000;
         if self.model.gate.is_some() {
             self.step(&Step::OpenGate);
@@ -259,7 +268,7 @@ impl Run<'_> {
             next += 1;
             self.step(&Step::EndCapture { stream, graph: next });
         }
-        if self.parted || !captured(&self.model).is_empty() {
+        if self.diverged || !captured(&self.model).is_empty() {
             return;
         }
         for device in 0..self.model.devices {
@@ -267,7 +276,7 @@ impl Run<'_> {
             self.step(&Step::Synchronize { device });
         }
         for (place, bytes, device) in self.readable() {
-            if self.parted {
+            if self.diverged {
                 return;
             }
             next += 1;
@@ -284,12 +293,12 @@ impl Run<'_> {
         self.order();
     }
 
-    /// All device memory whose content can be copied out.
+    /// Returns all device memory whose content can be copied to the host.
     fn readable(&self) -> Vec<(Place, usize, usize)> {
         let m = &self.model;
         let mut all = Vec::new();
         for (&buf, b) in m.bufs.iter().filter(|(_, b)| b.alive) {
-            if matches!(b.kind, Kind::Alloc | Kind::Pool) && b.bytes <= 1 << 16 {
+            if matches!(b.kind, MemoryKind::Alloc | MemoryKind::Pool) && b.bytes <= 1 << 16 {
                 all.push((Place::Buf { buf, at: 0 }, b.bytes, b.device));
             }
         }
@@ -302,15 +311,15 @@ impl Run<'_> {
         all
     }
 
-    /// Every host function ran once, after those that come before it.
+    /// Checks that every host function ran once, and after all host functions before it.
     fn order(&mut self) {
-        for lane in self.lanes.iter() {
-            let heard = lane.heard.lock().expect("nobody panics with it").clone();
-            let place = |step| heard.iter().position(|&h| h == step);
+        for subject in self.subjects.iter() {
+            let host_fn_log = subject.host_fn_log.lock().expect("nobody panics with it").clone();
+            let place = |step| host_fn_log.iter().position(|&h| h == step);
             let mut wrong = None;
             for f in &self.model.host_fns {
-                if heard.iter().filter(|&&h| h == f.step).count() != 1 {
-                    wrong = Some(format!("step {} did not run once: {heard:?}", f.step));
+                if host_fn_log.iter().filter(|&&h| h == f.step).count() != 1 {
+                    wrong = Some(format!("step {} did not run once: {host_fn_log:?}", f.step));
                 }
                 for other in &self.model.host_fns {
                     let before = other.step != f.step && f.clock.has(other.op);
@@ -320,7 +329,7 @@ impl Run<'_> {
                 }
             }
             if let Some(text) = wrong {
-                let class = format!("order of host functions on {}", lane.name);
+                let class = format!("order of host functions on {}", subject.name);
                 self.found.push(Difference { class, text });
             }
         }

@@ -1,20 +1,20 @@
-//! The steps that programs are made of: plain data over numbered objects, which print as the Rust
-//! that makes them.
+//! The steps of programs: plain data with numbered objects. `Debug` prints a step as Rust code that
+//! creates it.
 
-/// The number of an object: each step that makes one gives it a number of its own. Stream `d` below
+/// Id of an object. The step that creates an object assigns the id. Stream `d` below
 /// [`FIRST_STREAM`] is the legacy default stream of device `d`.
 pub(crate) type Id = u16;
 
 pub(crate) const FIRST_STREAM: Id = 8;
 
-/// Memory: a buffer, or a page of a reservation.
+/// An address in a buffer, or in a page of a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Buf { buf: Id, at: usize },
     Page { range: Id, page: usize, at: usize },
 }
 
-/// `cuMemcpyAsync` on a stream, or `cuMemcpy` on a device.
+/// Selects `cuMemcpyAsync` on a stream, or `cuMemcpy` on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum By {
     Stream(Id),
@@ -28,9 +28,9 @@ pub(crate) enum Mode {
     Relaxed,
 }
 
-/// What is asked for that needs no object.
+/// A query that needs no object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Question {
+pub(crate) enum DeviceQuery {
     Priorities,
     Granularity,
     MemInfo,
@@ -38,7 +38,7 @@ pub(crate) enum Question {
     NoSuchDevice,
 }
 
-/// A launch that must be refused.
+/// A launch configuration that must be refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BadShape {
     NoBlocks,
@@ -57,18 +57,18 @@ pub(crate) enum Image {
     NoSuchKernel,
 }
 
-/// Work that loses the process.
+/// Work that loses the process's devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Blow {
-    /// A kernel writes where nothing is.
+pub(crate) enum Fault {
+    /// A kernel writes to an unmapped address.
     Nowhere,
-    /// A kernel writes at an odd address.
+    /// A kernel writes to a misaligned address.
     Misaligned,
-    /// A kernel ends itself.
+    /// A kernel traps.
     Trap,
-    /// A kernel writes to addresses that are reserved and not mapped.
+    /// A kernel writes to addresses that are reserved but not mapped.
     Unmapped,
-    /// The kernel is a node of a graph.
+    /// A graph contains a kernel that writes to an unmapped address.
     InGraph,
 }
 
@@ -131,8 +131,8 @@ pub(crate) enum Step {
     Module { device: usize, image: Image },
     IpcMemory { buf: Id, device: usize, at: usize },
     IpcEvent { event: Id },
-    Ask { device: usize, what: Question },
-    Strike { stream: Id, how: Blow },
+    Ask { device: usize, what: DeviceQuery },
+    Fail { stream: Id, how: Fault },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,13 +143,13 @@ pub(crate) enum Access {
 }
 
 impl Step {
-    /// The name of its kind.
+    /// Returns the name of the step's variant.
     pub(crate) fn kind(&self) -> String {
         let text = format!("{self:?}");
         text.split([' ', '{']).next().unwrap_or_default().to_owned()
     }
 
-    /// The stream that it is about.
+    /// Returns the stream of the step.
     pub(crate) fn stream(&self) -> Option<Id> {
         use Step::*;
         match *self {
@@ -163,14 +163,14 @@ impl Step {
             HostFunction { stream, .. } | BeginCapture { stream, .. } => Some(stream),
             EndCapture { stream, .. } | CaptureStatus { stream } => Some(stream),
             GraphLaunch { stream, .. } | AllocAsync { stream, .. } => Some(stream),
-            FreeAsync { stream, .. } | Strike { stream, .. } => Some(stream),
+            FreeAsync { stream, .. } | Fail { stream, .. } => Some(stream),
             Copy { by: By::Stream(stream), .. } => Some(stream),
             Copy { by: By::Device(device), .. } => Some(device as Id),
             _ => None,
         }
     }
 
-    /// The groups that `--without` switches off.
+    /// Returns the group of the step, which `--without` can exclude.
     pub(crate) fn group(&self) -> &'static str {
         use Step::*;
         match self {
@@ -199,7 +199,7 @@ impl Step {
             PeerCan { .. } | PeerEnable { .. } | PeerDisable { .. } => "peers",
             Module { .. } => "modules",
             IpcMemory { .. } | IpcEvent { .. } => "ipc",
-            Strike { .. } => "strikes",
+            Fail { .. } => "strikes",
         }
     }
 }

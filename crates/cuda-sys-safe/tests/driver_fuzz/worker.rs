@@ -1,10 +1,12 @@
-//! A process that runs programs, told which through its standard input.
+//! A process that runs programs on request.
 //!
-//! A line `SEED COUNT KEEP PATIENCE` asks for the programs of `COUNT` seeds from `SEED`; `KEEP` is
-//! `-`, or the steps that are not left out; `PATIENCE`, in milliseconds, is how long a call may take
-//! before it counts as waiting. The answer to each is a line of fields set apart by tabs:
-//! `@same SEED`, `@diff SEED clean|dirty CLASS TEXT ...`, or `@hang SEED STEP LANE`. Before each
-//! step on the real driver, `@at STEP` says so, in case the process does not live to say more.
+//! Each line `SEED COUNT KEEP PATIENCE` on standard input requests the programs of `COUNT` seeds
+//! from `SEED`. `KEEP` lists the steps to run, or is `-` for all. `PATIENCE` is the time in
+//! milliseconds after which a call counts as waiting.
+//!
+//! The answer about each program is a line of tab-separated fields: `@same SEED`, `@diff SEED
+//! clean|dirty CLASS TEXT ...`, or `@hang SEED STEP LANE`. `@at STEP` precedes each step on the
+//! real driver, because the process may crash in the step.
 
 use std::io::{BufRead, Write};
 use std::sync::Arc;
@@ -15,72 +17,76 @@ use warpline_cuda_sys_safe::open;
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
 
 use crate::crash;
-use crate::gate::Porter;
+use crate::gate::Watchdog;
 use crate::generate::{Options, generate};
-use crate::lane::Lane;
-use crate::run::{Difference, Progress, Ran, run};
+use crate::run::{Difference, ProgramResult, Progress, run};
+use crate::subject::Subject;
 
-/// How long one driver call may take.
-const STUCK: Duration = Duration::from_secs(6);
-/// The same of clearing up, which waits for a GPU that others use too.
-const CLEARING: Duration = Duration::from_secs(25);
+/// Time limit for one driver call.
+const CALL_LIMIT: Duration = Duration::from_secs(6);
+/// Time limit for releasing all objects, which waits for a GPU that other processes use, too.
+const CLEANUP_LIMIT: Duration = Duration::from_secs(25);
 
-/// How long a program may take, and one that ends with a sticky error.
-const LONGEST: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(8)];
+/// Time limits for a program, and for a program that ends with a sticky error.
+const PROGRAM_LIMITS: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(8)];
 
-/// What the worker is told by its environment.
+/// Environment variable with the role of a worker.
 pub(crate) const ROLE: &str = "WARPLINE_FUZZ_WORKER";
 
-/// The first lane: what the simulators are compared with.
+/// The reference driver, with which the simulators are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum First {
-    /// The driver that `WARPLINE_DRIVER` names: the real one where it is unset.
+pub(crate) enum ReferenceDriver {
+    /// The driver that `WARPLINE_DRIVER` names, or the real driver if the variable is unset.
     Driver,
-    /// A simulator under the laziest schedule.
+    /// A simulator under the lazy schedule.
     Simulator,
 }
 
-pub(crate) fn role(options: &Options, first: First) -> String {
-    let first = if first == First::Driver { "driver" } else { "simulator" };
+pub(crate) fn role(options: &Options, first: ReferenceDriver) -> String {
+    let first = if first == ReferenceDriver::Driver { "driver" } else { "simulator" };
     let sticky = if options.sticky { "sticky" } else { "" };
     format!("{first};{};{sticky};{}", options.devices, options.without.join(","))
 }
 
-fn parse(role: &str) -> Option<(Options, First)> {
+fn parse(role: &str) -> Option<(Options, ReferenceDriver)> {
     let mut parts = role.split(';');
-    let first = if parts.next()? == "driver" { First::Driver } else { First::Simulator };
+    let first = if parts.next()? == "driver" {
+        ReferenceDriver::Driver
+    } else {
+        ReferenceDriver::Simulator
+    };
     let devices = parts.next()?.parse().ok()?;
     let sticky = parts.next()? == "sticky";
     let without = parts.next()?.split(',').filter(|w| !w.is_empty()).map(str::to_owned).collect();
     Some((Options { devices, without, sticky }, first))
 }
 
-fn say(fields: &[&str]) {
+fn send_line(fields: &[&str]) {
     let clean = |field: &&str| field.replace(['\t', '\n'], " ");
     let line: Vec<String> = fields.iter().map(clean).collect();
-    // Not by print!, which a test's output goes through.
+    // `print!` would be captured by the test harness.
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "@{}", line.join("\t"));
     let _ = out.flush();
 }
 
-/// Serves until its input ends.
+/// Runs requested programs until standard input ends.
 pub(crate) fn serve(role: &str) {
     let Some((options, first)) = parse(role) else { return };
-    // What the test harness has printed ends here.
+    // End the line that the test harness has begun.
     let _ = std::io::stdout().write_all(b"\n");
     crash::report();
-    let tell = (first == First::Driver).then_some(tell as fn(usize));
+    let tell = (first == ReferenceDriver::Driver).then_some(tell as fn(usize));
     let progress = Arc::new(Progress { tell, ..Progress::default() });
     let seed = Arc::new(AtomicU64::new(0));
-    let longest = LONGEST[usize::from(options.sticky)];
+    let longest = PROGRAM_LIMITS[usize::from(options.sticky)];
     watch(Arc::clone(&progress), Arc::clone(&seed), longest);
-    let mut porter = Porter::new();
-    let mut lasting = match first {
-        First::Driver => Some(first_lane(options.devices)),
-        First::Simulator => None,
+    let mut watchdog = Watchdog::new();
+    let mut reused = match first {
+        ReferenceDriver::Driver => Some(reference_subject(options.devices)),
+        ReferenceDriver::Simulator => None,
     };
-    say(&["ready"]);
+    send_line(&["ready"]);
     for line in std::io::stdin().lock().lines() {
         let Ok(line) = line else { return };
         let mut words = line.split(' ');
@@ -91,7 +97,7 @@ pub(crate) fn serve(role: &str) {
             .filter(|k| *k != "-")
             .map(|k| k.split(',').filter_map(|n| n.parse().ok()).collect::<Vec<usize>>());
         if let Some(patience) = words.next().and_then(|w| w.parse().ok()) {
-            porter.patience = Duration::from_millis(patience);
+            watchdog.patience = Duration::from_millis(patience);
         }
         for number in start..start + count {
             seed.store(number, Ordering::Relaxed);
@@ -99,18 +105,19 @@ pub(crate) fn serve(role: &str) {
             if let Some(keep) = &keep {
                 steps = keep.iter().filter_map(|&k| steps.get(k).cloned()).collect();
             }
-            let mut lanes: Vec<Lane> = lasting.take().into_iter().collect();
-            lanes.extend(simulators(number, options.devices, first));
+            let mut subjects: Vec<Subject> = reused.take().into_iter().collect();
+            subjects.extend(simulators(number, options.devices, first));
             progress.programs.fetch_add(1, Ordering::Release);
-            let Ran { found, dirty, .. } = run(&steps, &mut lanes, &porter, &progress);
+            let ProgramResult { found, dirty, .. } =
+                run(&steps, &mut subjects, &watchdog, &progress);
             progress.programs.fetch_add(1, Ordering::Release);
-            if first == First::Driver {
-                lasting = Some(lanes.swap_remove(0));
+            if first == ReferenceDriver::Driver {
+                reused = Some(subjects.swap_remove(0));
             }
-            report(number, &found, dirty && first == First::Driver);
-            if dirty && first == First::Driver {
-                // Nothing of this process can be relied on, its end included.
-                leave();
+            report(number, &found, dirty && first == ReferenceDriver::Driver);
+            if dirty && first == ReferenceDriver::Driver {
+                // The process may be in an undefined state, so exit without cleaning up.
+                exit_now();
             }
         }
     }
@@ -119,54 +126,54 @@ pub(crate) fn serve(role: &str) {
 fn report(seed: u64, found: &[Difference], dirty: bool) {
     let seed = seed.to_string();
     if found.is_empty() {
-        return say(&[if dirty { "last" } else { "same" }, &seed]);
+        return send_line(&[if dirty { "last" } else { "same" }, &seed]);
     }
     let mut fields = vec!["diff", &seed, if dirty { "dirty" } else { "clean" }];
     for difference in found {
         fields.extend([&*difference.class, &*difference.text]);
     }
-    say(&fields);
+    send_line(&fields);
 }
 
-fn first_lane(devices: usize) -> Lane {
+fn reference_subject(devices: usize) -> Subject {
     let spec = std::env::var("WARPLINE_DRIVER").ok();
     if let Some(spec) = spec.as_deref().filter(|s| s.starts_with("sim")) {
         let config = SimConfig::from_spec(spec).unwrap_or_else(|e| panic!("{e}"));
         let sim = config.build();
-        let mut lane = Lane::over("sim", sim.clone(), Some(sim), devices);
-        lane.lasting = true;
-        return lane;
+        let mut subject = Subject::over("sim", sim.clone(), Some(sim), devices);
+        subject.reused = true;
+        return subject;
     }
     let driver = open(spec.as_deref(), None).unwrap_or_else(|e| panic!("{e}"));
     let count = driver.device_count();
     assert!(count >= devices, "{devices} GPUs are needed, and {count} visible");
-    let mut lane = Lane::over("cuda", driver, None, devices);
-    lane.lasting = true;
-    lane
+    let mut subject = Subject::over("cuda", driver, None, devices);
+    subject.reused = true;
+    subject
 }
 
-fn simulators(seed: u64, devices: usize, first: First) -> Vec<Lane> {
-    let lane = |name: &str, schedule| {
-        Lane::simulated(name, SimConfig { schedule, ..SimConfig::new(devices) })
+fn simulators(seed: u64, devices: usize, first: ReferenceDriver) -> Vec<Subject> {
+    let subject = |name: &str, schedule| {
+        Subject::simulated(name, SimConfig { schedule, ..SimConfig::new(devices) })
     };
-    let mut lanes =
-        vec![lane("sim lazy", Schedule::Lazy), lane("sim seeded", Schedule::Seeded(seed))];
-    if first == First::Simulator {
-        lanes.push(lane("sim eager", Schedule::Eager));
-        lanes.push(lane("sim seeded again", Schedule::Seeded(!seed)));
+    let mut subjects =
+        vec![subject("sim lazy", Schedule::Lazy), subject("sim seeded", Schedule::Seeded(seed))];
+    if first == ReferenceDriver::Simulator {
+        subjects.push(subject("sim eager", Schedule::Eager));
+        subjects.push(subject("sim seeded again", Schedule::Seeded(!seed)));
     }
-    lanes
+    subjects
 }
 
 fn tell(step: usize) {
-    say(&["at", &step.to_string()]);
+    send_line(&["at", &step.to_string()]);
 }
 
-/// Ends the process when a call does not return, or a program does not end.
+/// Ends the process if a call or a program exceeds its time limit.
 fn watch(progress: Arc<Progress>, seed: Arc<AtomicU64>, longest: Duration) {
-    /// A count that is odd while something is under way, and since when it is what it is.
-    struct Under(usize, Instant);
-    impl Under {
+    /// A count that is odd while something is running, and the time since it last changed.
+    struct Stopwatch(usize, Instant);
+    impl Stopwatch {
         fn longer_than(&mut self, count: usize, limit: Duration) -> bool {
             if count != self.0 || count.is_multiple_of(2) {
                 *self = Self(count, Instant::now());
@@ -175,26 +182,26 @@ fn watch(progress: Arc<Progress>, seed: Arc<AtomicU64>, longest: Duration) {
         }
     }
     std::thread::spawn(move || {
-        let (mut call, mut program) = (Under(0, Instant::now()), Under(0, Instant::now()));
+        let (mut call, mut program) = (Stopwatch(0, Instant::now()), Stopwatch(0, Instant::now()));
         loop {
             std::thread::sleep(Duration::from_millis(100));
             let clearing = progress.step.load(Ordering::Relaxed) == usize::MAX;
-            let limit = if clearing { CLEARING } else { STUCK };
+            let limit = if clearing { CLEANUP_LIMIT } else { CALL_LIMIT };
             let stuck = call.longer_than(progress.calls.load(Ordering::Acquire), limit);
             if stuck || program.longer_than(progress.programs.load(Ordering::Acquire), longest) {
                 let step = progress.step.load(Ordering::Relaxed).to_string();
-                let lane = progress.lane.load(Ordering::Relaxed).to_string();
-                say(&["hang", &seed.load(Ordering::Relaxed).to_string(), &step, &lane]);
-                leave();
+                let subject = progress.subject.load(Ordering::Relaxed).to_string();
+                send_line(&["hang", &seed.load(Ordering::Relaxed).to_string(), &step, &subject]);
+                exit_now();
             }
         }
     });
 }
 
-/// Ends the process without the driver's own clearing up, which may hang.
-fn leave() -> ! {
+/// Ends the process without the driver's exit handlers, which may hang.
+fn exit_now() -> ! {
     #[cfg(unix)]
-    // SAFETY: ends the process at once.
+    // SAFETY: `_exit` ends the process at once.
     unsafe {
         libc::_exit(3)
     }

@@ -1,17 +1,17 @@
-//! Compiles the libraries of this folder.
+//! Compiles the fake libraries in this folder.
 
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The library that `NAME.rs` becomes.
+/// Compiles `NAME.rs`, and returns the path of the library.
 pub(crate) fn library(name: &str) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
-    // Tests of this process may build the same one at once.
+    // A unique name: several tests of this process may build the same library at once.
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let (process, next) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     let out = folder.join(format!("libfake_{name}_{process}_{next}.so"));
-    // The folder at run time: the checkout may have moved since it was built.
+    // Read at run time, because the checkout may have moved since the build.
     let package = std::env::var_os("CARGO_MANIFEST_DIR");
     let package = package.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
     let source = package.join(format!("tests/fake/{name}.rs"));
@@ -24,7 +24,7 @@ pub(crate) fn library(name: &str) -> PathBuf {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{errors}");
     let built = folder.join(format!("libfake_{name}.so"));
-    // At once: other tests may load it.
+    // Renaming is atomic, so that other tests never load an incomplete library.
     std::fs::rename(out, &built).unwrap();
     built
 }

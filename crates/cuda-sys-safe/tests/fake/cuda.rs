@@ -1,5 +1,5 @@
-//! A `libcuda` without a GPU, for `fake_driver.rs`, which compiles it: every function answers
-//! success, or what the test has told it to, and counts its calls.
+//! A fake `libcuda`, compiled by `fake_driver.rs`. Every function counts its calls, and returns
+//! success or the status that the test has set.
 #![allow(missing_docs, non_snake_case, clippy::missing_safety_doc)]
 
 use std::collections::HashMap;
@@ -28,18 +28,18 @@ fn called(name: &str) -> u32 {
     })
 }
 
-/// From now on `name` answers `status`.
+/// Makes the function `name` return `status` from now on.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fake_answer(name: *const c_char, status: u32) {
-    // SAFETY: callers pass live pointers, as those of the real functions do.
+    // SAFETY: the test passes a live NUL-terminated string.
     let name = unsafe { CStr::from_ptr(name) }.to_str().unwrap().to_owned();
     with(|state| state.answers.insert(name, status));
 }
 
-/// How often `name` was called; all functions together for an empty name.
+/// Returns the number of calls of `name`, or of all functions if the name is empty.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fake_calls(name: *const c_char) -> u32 {
-    // SAFETY: callers pass live pointers, as those of the real functions do.
+    // SAFETY: the test passes a live NUL-terminated string.
     let name = unsafe { CStr::from_ptr(name) }.to_str().unwrap();
     with(|state| match name {
         "" => state.calls.values().sum(),
@@ -47,17 +47,18 @@ pub unsafe extern "C" fn fake_calls(name: *const c_char) -> u32 {
     })
 }
 
-/// The number of the latest call of `name` among all calls; the largest if there was none.
+/// Returns the position of the latest call of `name` among all calls, or the maximum if there was
+/// none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fake_latest(name: *const c_char) -> u32 {
-    // SAFETY: callers pass live pointers, as those of the real functions do.
+    // SAFETY: the test passes a live NUL-terminated string.
     let name = unsafe { CStr::from_ptr(name) }.to_str().unwrap();
     with(|state| {
         state.order.iter().rposition(|called| called == name).map_or(u32::MAX, |at| at as u32)
     })
 }
 
-/// The `index`-th argument of the last kernel, read as 64 bits.
+/// Returns argument `index` of the last kernel launch, read as 64 bits.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_argument(index: usize) -> u64 {
     with(|state| state.arguments[index])
@@ -65,7 +66,7 @@ pub extern "C" fn fake_argument(index: usize) -> u64 {
 
 macro_rules! plain {
     ($($name:ident)*) => {$(
-        // The arguments it is called with stay unread.
+        // Declared without parameters, because the arguments are not read.
         #[unsafe(no_mangle)]
         pub extern "C" fn $name() -> u32 {
             called(stringify!($name))
@@ -92,37 +93,37 @@ plain! {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> u32 {
-    // SAFETY: callers pass live pointers, as those of the real functions do.
+    // SAFETY: callers pass a pointer that is valid for writes, as the real function requires.
     unsafe { *version = 12040 };
     called("cuDriverGetVersion")
 }
 
-/// Two devices, unless `count` was told something else.
+/// Returns two devices, unless the test has set another count.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> u32 {
     let told = with(|state| state.answers.get("count").copied());
-    // SAFETY: callers pass live pointers, as those of the real functions do.
+    // SAFETY: callers pass a pointer that is valid for writes, as the real function requires.
     unsafe { *count = told.unwrap_or(2) as c_int };
     called("cuDeviceGetCount")
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> u32 {
-    // SAFETY: callers pass live pointers, as those of the real functions do.
+    // SAFETY: callers pass a pointer that is valid for writes, as the real function requires.
     unsafe { *device = ordinal };
     called("cuDeviceGet")
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) -> u32 {
-    // SAFETY: callers pass live pointers, as those of the real functions do.
+    // SAFETY: callers pass a pointer that is valid for writes, as the real function requires.
     unsafe { *context = 0x1000 + device as usize };
     called("cuDevicePrimaryCtxRetain")
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAlloc_v2(ptr: *mut u64, _: usize) -> u32 {
-    // SAFETY: callers pass live pointers, as those of the real functions do.
+    // SAFETY: callers pass a pointer that is valid for writes, as the real function requires.
     unsafe { *ptr = 0x7000_0000 };
     called("cuMemAlloc_v2")
 }
@@ -140,7 +141,7 @@ pub unsafe extern "C" fn cuLaunchHostFunc(
     status
 }
 
-/// Writes `bad line` to the error log when it fails.
+/// Writes `bad line` to the error log if the call fails.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleLoadDataEx(
     module: *mut usize,
@@ -150,7 +151,7 @@ pub unsafe extern "C" fn cuModuleLoadDataEx(
     values: *const *mut u8,
 ) -> u32 {
     const ERROR_LOG_BUFFER: u32 = 5;
-    // SAFETY: callers pass live pointers, as those of the real functions do.
+    // SAFETY: callers pass live pointers and a NUL-terminated image, as the real function requires.
     unsafe {
         *module = CStr::from_ptr(image).count_bytes();
         let status = called("cuModuleLoadDataEx");
@@ -162,7 +163,7 @@ pub unsafe extern "C" fn cuModuleLoadDataEx(
     }
 }
 
-/// Remembers two arguments.
+/// Stores the first two arguments.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuLaunchKernel(
     _: *mut c_void,
@@ -177,7 +178,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
     arguments: *const *const u64,
     _: *const *const c_void,
 ) -> u32 {
-    // SAFETY: callers pass live pointers, as those of the real functions do.
+    // SAFETY: callers pass an array of at least two argument addresses.
     let read = |i| unsafe { (*arguments.add(i)).read_unaligned() };
     with(|state| state.arguments = vec![read(0), read(1)]);
     called("cuLaunchKernel")

@@ -1,7 +1,6 @@
-//! An NCCL without GPUs, for `fake_nccl.rs`, which compiles it. Nothing is computed, and ranks do not
-//! meet; it notes which calls are made on which communicators, which are numbered in their order, what
-//! is used that is freed, and which threads are inside together. For that, the count of a call says
-//! which device it is on.
+//! A fake NCCL, compiled by `fake_nccl.rs`. It computes nothing, and ranks do not meet. It records
+//! the calls on each communicator, uses of freed communicators, and concurrent calls. Communicators
+//! are numbered in order of creation. The count of a collective is the index of the device.
 #![allow(missing_docs, non_snake_case, clippy::missing_safety_doc)]
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
@@ -15,24 +14,24 @@ const INTERNAL_ERROR: c_uint = 3;
 const INVALID_USAGE: c_uint = 5;
 const IN_PROGRESS: c_uint = 7;
 
-/// How many threads are inside, by device.
+/// Number of threads in a call, by device.
 static INSIDE: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
-/// How often there was more than one for a device.
+/// Number of times that two threads were in calls for the same device.
 static OVERLAPS: AtomicUsize = AtomicUsize::new(0);
-/// How often there was one for each device.
+/// Number of times that threads were in calls for both devices.
 static MEETINGS: AtomicUsize = AtomicUsize::new(0);
-/// How often something was called that NCCL does not allow.
+/// Number of calls that NCCL does not allow.
 static MISUSES: AtomicUsize = AtomicUsize::new(0);
-/// How many communicators are there.
+/// Number of live communicators.
 static ALIVE: AtomicUsize = AtomicUsize::new(0);
 static NUMBER: AtomicUsize = AtomicUsize::new(0);
-/// Whether all-reduces wait for ranks that never come.
+/// Whether an all-reduce waits for ranks that never come.
 static HANG: AtomicBool = AtomicBool::new(false);
-/// Whether a graph holds collectives, for whose end aborts of the communicator wait.
+/// Whether a graph contains collectives. An abort waits until it is destroyed.
 static GRAPH: AtomicBool = AtomicBool::new(false);
-/// How many aborts wait for that.
+/// Number of aborts that wait for the graph.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
-/// The communicator of this number is never ready.
+/// Number of the communicator that never becomes ready.
 static STALLED: AtomicUsize = AtomicUsize::new(0);
 static LOG: Mutex<String> = Mutex::new(String::new());
 
@@ -70,7 +69,7 @@ pub extern "C" fn fake_alive() -> usize {
     ALIVE.load(SeqCst)
 }
 
-/// How many threads are inside a call on device 0.
+/// Returns the number of threads in a call on device 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_inside() -> usize {
     INSIDE[0].load(SeqCst)
@@ -81,25 +80,26 @@ pub extern "C" fn fake_hang() -> usize {
     usize::from(HANG.swap(true, SeqCst))
 }
 
-/// From now on a graph holds collectives; the second time, none does any more.
+/// Toggles whether a graph contains collectives.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_graph() -> usize {
     usize::from(GRAPH.fetch_xor(true, SeqCst))
 }
 
-/// How many aborts wait for the graph's end.
+/// Returns the number of aborts that wait for the graph.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_waiting() -> usize {
     WAITING.load(SeqCst)
 }
 
-/// The communicator that is made next but that many is never ready.
+/// Stalls a communicator: the next one that is created, after skipping `after` of them, never
+/// becomes ready.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_stall(after: usize) {
     STALLED.store(NUMBER.load(SeqCst) + after + 1, SeqCst);
 }
 
-/// The calls until now, a line each, to be kept.
+/// Returns the calls so far, one per line. The string is never freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_log() -> *const c_char {
     CString::new(std::mem::take(&mut *lock(&LOG))).unwrap_or_default().into_raw()
@@ -119,7 +119,7 @@ pub struct Config {
     split_share: c_int,
 }
 
-/// A communicator. It is never really freed.
+/// A communicator. Its memory is never freed.
 pub struct Comm {
     number: usize,
     rank: c_int,
@@ -128,24 +128,24 @@ pub struct Comm {
     shares: bool,
     aborted: Arc<AtomicBool>,
     freed: AtomicBool,
-    /// How many threads are inside.
+    /// Number of threads in a call on the communicator.
     inside: AtomicUsize,
-    /// How often one has to ask until what is under way is through.
+    /// Number of polls until the running call is complete.
     to_ask: AtomicUsize,
-    /// Where what is being split off it is written, and what that is.
+    /// The destination and the result of a running split.
     splitting: Mutex<Option<(AtomicPtr<*mut Comm>, AtomicPtr<Comm>)>>,
 }
 
 const ASKED: usize = 2;
 
 impl Comm {
-    /// A new one, with the configuration it is to have.
+    /// Creates a communicator with the requested configuration.
     unsafe fn new(
         (rank, ranks): (c_int, c_int),
         config: *const Config,
         aborted: Arc<AtomicBool>,
     ) -> &'static Self {
-        // SAFETY: callers pass live pointers, as those of the real functions do.
+        // SAFETY: callers pass a live configuration, as the real function requires.
         let config = unsafe { &*config };
         let number = NUMBER.fetch_add(1, SeqCst) + 1;
         ALIVE.fetch_add(1, SeqCst);
@@ -171,13 +171,13 @@ impl Comm {
         format!("{}: {blocking}{}", self.number, if self.shares { ", sharing" } else { "" })
     }
 
-    /// What is called.
+    /// Returns the communicator of a call. Counts a misuse and returns `None` if it is freed.
     unsafe fn of(comm: *mut Comm) -> Option<&'static Self> {
         if comm.is_null() {
             misuse("no communicator");
             return None;
         }
-        // SAFETY: communicators are never freed.
+        // SAFETY: the memory of communicators is never freed.
         let comm = unsafe { &*comm };
         if comm.freed.load(SeqCst) {
             misuse("a communicator that is freed");
@@ -191,11 +191,11 @@ impl Comm {
     }
 }
 
-/// As the environment says.
+/// Returns the version that the environment names.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> c_uint {
     let told = std::env::var("FAKE_NCCL_VERSION").ok().and_then(|text| text.parse().ok());
-    // SAFETY: callers pass live pointers, as those of the real functions do.
+    // SAFETY: callers pass a pointer that is valid for writes, as the real function requires.
     unsafe { *version = told.unwrap_or(22_800) };
     SUCCESS
 }
@@ -212,16 +212,16 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     rank: c_int,
     config: *mut Config,
 ) -> c_uint {
-    // SAFETY: callers pass live pointers, as those of the real functions do.
+    // SAFETY: callers pass a live configuration, as the real function requires.
     let comm = unsafe { Comm::new((rank, ranks), config, Arc::default()) };
     log(format_args!("init {}", comm.kind()));
     comm.to_ask.store(ASKED, SeqCst);
-    // SAFETY: as above.
+    // SAFETY: callers pass a slot that is valid for writes.
     unsafe { *slot = comm.pointer() };
     IN_PROGRESS
 }
 
-/// The new one is written when the split is through, after somebody has asked a while.
+/// Begins a split. The new communicator is written after some polls.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommSplit(
     whole: *mut Comm,
@@ -230,7 +230,7 @@ pub unsafe extern "C" fn ncclCommSplit(
     slot: *mut *mut Comm,
     config: *mut Config,
 ) -> c_uint {
-    // SAFETY: callers pass what they were given.
+    // SAFETY: callers pass a communicator of this library.
     let Some(whole) = (unsafe { Comm::of(whole) }) else { return INVALID_USAGE };
     let mut splitting = lock(&whole.splitting);
     if whole.to_ask.load(SeqCst) > 0 || splitting.is_some() || whole.blocking {
@@ -242,7 +242,7 @@ pub unsafe extern "C" fn ncclCommSplit(
         return IN_PROGRESS;
     }
     let aborted = if whole.shares { Arc::clone(&whole.aborted) } else { Arc::default() };
-    // SAFETY: callers pass live pointers, as those of the real functions do.
+    // SAFETY: callers pass a live configuration, as the real function requires.
     let part = unsafe { Comm::new((key, whole.ranks), config, aborted) };
     log(format_args!("split {}, color {color}, key {key}, to {}", whole.number, part.kind()));
     *splitting = Some((AtomicPtr::new(slot), AtomicPtr::new(part.pointer())));
@@ -250,11 +250,11 @@ pub unsafe extern "C" fn ncclCommSplit(
 }
 
 impl Comm {
-    /// Goes on with what is under way. Whether that is through.
+    /// Continues a running call. Returns `true` if the call is complete.
     fn go_on(&self) -> bool {
         let mut splitting = lock(&self.splitting);
         let stalled = |number: usize| STALLED.load(SeqCst) == number;
-        // SAFETY: communicators are never freed.
+        // SAFETY: the memory of communicators is never freed.
         let part = splitting.as_ref().map(|(_, part)| unsafe { &*part.load(SeqCst) });
         let number = part.map_or(self.number, |part| part.number);
         if self.to_ask.load(SeqCst) == 0 {
@@ -264,7 +264,7 @@ impl Comm {
             return false;
         }
         if let Some((slot, part)) = splitting.take() {
-            // SAFETY: the caller of the split lets the slot live until now.
+            // SAFETY: the caller of the split keeps the slot alive until the split is complete.
             unsafe { *slot.load(SeqCst) = part.load(SeqCst) };
         }
         true
@@ -273,19 +273,19 @@ impl Comm {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommGetAsyncError(comm: *mut Comm, error: *mut c_uint) -> c_uint {
-    // SAFETY: callers pass what they were given.
+    // SAFETY: callers pass a communicator of this library.
     let Some(comm) = (unsafe { Comm::of(comm) }) else { return INVALID_USAGE };
     if comm.inside.load(SeqCst) > 0 && !never_blocks() {
         return misuse("a state while another thread is in a call");
     }
-    // SAFETY: callers pass live pointers, as those of the real functions do.
+    // SAFETY: callers pass a pointer that is valid for writes, as the real function requires.
     unsafe { *error = if comm.go_on() { SUCCESS } else { IN_PROGRESS } };
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommUserRank(comm: *mut Comm, rank: *mut c_int) -> c_uint {
-    // SAFETY: callers pass what they were given, and live pointers.
+    // SAFETY: callers pass a communicator of this library, and a pointer that is valid for writes.
     unsafe {
         let Some(comm) = Comm::of(comm) else { return INVALID_USAGE };
         *rank = comm.rank;
@@ -295,7 +295,7 @@ pub unsafe extern "C" fn ncclCommUserRank(comm: *mut Comm, rank: *mut c_int) -> 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommCount(comm: *mut Comm, ranks: *mut c_int) -> c_uint {
-    // SAFETY: callers pass what they were given, and live pointers.
+    // SAFETY: callers pass a communicator of this library, and a pointer that is valid for writes.
     unsafe {
         let Some(comm) = Comm::of(comm) else { return INVALID_USAGE };
         *ranks = comm.ranks;
@@ -303,15 +303,15 @@ pub unsafe extern "C" fn ncclCommCount(comm: *mut Comm, ranks: *mut c_int) -> c_
     SUCCESS
 }
 
-/// Ends splits that are under way, and calls on what shares its flag.
+/// Ends a running split, and calls on communicators that share the abort flag.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommAbort(comm: *mut Comm) -> c_uint {
-    // SAFETY: callers pass what they were given.
+    // SAFETY: callers pass a communicator of this library.
     let Some(comm) = (unsafe { Comm::of(comm) }) else { return INVALID_USAGE };
     log(format_args!("abort {}", comm.number));
     comm.aborted.store(true, SeqCst);
     if let Some((slot, part)) = lock(&comm.splitting).take() {
-        // SAFETY: the caller of the split lets the slot live until now.
+        // SAFETY: the caller of the split keeps the slot alive until the split is complete.
         unsafe { *slot.load(SeqCst) = part.load(SeqCst) };
     }
     if comm.inside.load(SeqCst) > 0 {
@@ -337,7 +337,7 @@ pub unsafe extern "C" fn ncclAllReduce(
     comm: *mut Comm,
     _: *mut c_void,
 ) -> c_uint {
-    // SAFETY: callers pass what they were given.
+    // SAFETY: callers pass a communicator of this library.
     let Some(comm) = (unsafe { Comm::of(comm) }) else { return INVALID_USAGE };
     if !comm.blocking {
         return misuse("a collective that does not block");
@@ -364,7 +364,7 @@ pub unsafe extern "C" fn ncclAllReduce(
     }
     let aborted = comm.aborted.load(SeqCst);
     if aborted {
-        // The abort is long over.
+        // Delay the return until the abort has ended.
         std::thread::sleep(Duration::from_millis(50));
         log(format_args!("all-reduce on {} has ended", comm.number));
     }
@@ -373,7 +373,8 @@ pub unsafe extern "C" fn ncclAllReduce(
     if aborted { INTERNAL_ERROR } else { SUCCESS }
 }
 
-/// As NCCL's own, it goes before what a configuration says.
+/// Returns `true` if the environment makes all communicators non-blocking. Like NCCL, ignores the
+/// configuration then.
 fn never_blocks() -> bool {
     std::env::var("NCCL_COMM_BLOCKING").is_ok_and(|text| text == "0")
 }
@@ -385,7 +386,7 @@ pub extern "C" fn ncclGroupEnd() -> c_uint {
 
 macro_rules! plain {
     ($($name:ident)*) => {$(
-        // The arguments it is called with stay unread.
+        // Declared without parameters, because the arguments are not read.
         #[unsafe(no_mangle)]
         pub extern "C" fn $name() -> c_uint {
             SUCCESS

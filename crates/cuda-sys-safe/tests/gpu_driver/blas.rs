@@ -1,4 +1,4 @@
-//! cuBLAS against products on the host.
+//! Compares cuBLAS products with products on the host.
 
 use super::*;
 
@@ -41,7 +41,7 @@ fn gpu_blas_multiplies() {
             })
             .into();
         let workspace = (dtype == BlasType::F32).then_some((workspace.ptr(), workspace.bytes()));
-        // Row-major, so the operands change places: see the module.
+        // The matrices are row-major, so the operands are swapped (see the module's documentation).
         let args = GemmArgs {
             dtype,
             result: dtype,
@@ -85,12 +85,12 @@ fn gpu_blas_multiplies() {
             params: &[],
             location: Location::caller(),
         };
-        // SAFETY: as above.
+        // SAFETY: stream and buffers are live, and the stream is synchronized below.
         unsafe { driver.launch(stream.handle(), &launch) }.unwrap();
         let mut bytes = vec![0u8; batch * m * n * size];
         let count = bytes.len();
         copy(&stream, host_mut(&mut bytes), on(0, args.c), count);
-        // Half types round what is beyond their digits.
+        // Half types round results that need more bits.
         let exact = matches!(dtype, BlasType::F32 | BlasType::F64);
         let digits = if dtype == BlasType::BF16 { 1.0 / 256.0 } else { 1.0 / 2048.0 };
         for (got, want) in decode(dtype, &bytes).iter().zip(&expected) {
@@ -98,7 +98,7 @@ fn gpu_blas_multiplies() {
             assert!((got - want).abs() <= tolerance, "{dtype:?}: {got} instead of {want}");
         }
     }
-    // A leading dimension that is too small is cuBLAS's to refuse.
+    // A leading dimension that is too small is refused by cuBLAS, not by this crate.
     let bad = GemmArgs {
         dtype: BlasType::F32,
         result: BlasType::F32,
@@ -121,12 +121,12 @@ fn gpu_blas_multiplies() {
         batch: 1,
         workspace: None,
     };
-    // SAFETY: refused before it touches anything.
+    // SAFETY: cuBLAS refuses the call before it accesses memory.
     let error = unsafe { handle.gemm_strided_batched(stream.handle(), &bad) }.unwrap_err();
     assert!(matches!(error, DriverError::LibraryCall { .. }), "{error}");
 }
 
-/// Small integers and what they sum to, in each type's bits. `half` is not a dependency here.
+/// Encodes small integers and their sums in each type. `half` is not a dependency of this test.
 fn encode(dtype: BlasType, values: &[f32]) -> Vec<u8> {
     let bytes = |&v: &f32| -> Vec<u8> {
         match dtype {

@@ -1,7 +1,7 @@
-//! The real driver on a real GPU.
+//! Tests of the real driver on a GPU.
 //!
-//! `cargo test -p warpline-cuda-sys-safe --test gpu_driver -- --ignored gpu_` on a machine with one
-//! GPU; `gpu2_` in place of `gpu_` on a machine with two.
+//! Run `cargo test -p warpline-cuda-sys-safe --test gpu_driver -- --ignored gpu_` on a machine with
+//! one GPU. Replace `gpu_` by `gpu2_` on a machine with two.
 
 mod blas;
 mod objects;
@@ -26,7 +26,7 @@ use warpline_cuda_sys_safe::*;
 const PTX: &str = include_str!("../gpu_kernels.ptx");
 const MIB: usize = 1 << 20;
 
-/// One test at a time: some look at free memory, some measure time.
+/// Serializes the tests, because some read the free memory and some measure times.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -52,9 +52,9 @@ fn host_mut<T>(values: &mut [T]) -> CopyEnd {
     CopyEnd::Host(NonNull::from(values).cast())
 }
 
-/// Enqueues a copy and waits for it.
+/// Enqueues a copy and waits for its end.
 fn copy(stream: &Stream, dst: CopyEnd, src: CopyEnd, bytes: usize) {
-    // SAFETY: the callers pass live ranges, and this waits.
+    // SAFETY: callers pass live ranges, and the copy is complete when this function returns.
     unsafe { stream.driver().memcpy_async(&Copy { dst, src, bytes }, stream.handle()) }.unwrap();
     stream.synchronize().unwrap();
 }
@@ -77,7 +77,7 @@ unsafe fn unused(_: &HostLaunch<'_>) {
     unreachable!("a GPU never runs the CPU implementation")
 }
 
-/// Enqueues a kernel with one thread per element of a single block.
+/// Enqueues a kernel in a single block, with one thread per element.
 fn launch(
     stream: &Stream,
     kernel: &Function,
@@ -109,7 +109,8 @@ fn launch(
         params,
         location: Location::caller(),
     };
-    // SAFETY: the callers pass live memory and the kernel's own parameters, and wait for it.
+    // SAFETY: callers pass live memory and the kernel's own parameters, and keep the memory until
+    // the kernel is done.
     unsafe { stream.driver().launch(stream.handle(), &launch) }
 }
 
@@ -124,7 +125,7 @@ fn add_params(n: i32, by: f32) -> [u8; 8] {
     bytes
 }
 
-/// Keeps the stream busy for about that long. Its kernel is loaded and has run once.
+/// Keeps a stream busy for a given time. The kernel is loaded and has run once.
 struct Spin {
     kernel: Function,
     scratch: DeviceMemory,
@@ -149,7 +150,7 @@ impl Spin {
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_properties_need_no_context() {
-    // A process of its own: any other test makes a context.
+    // In a child process, because any other test creates a context.
     in_child("gpu_properties_need_no_context", || {
         let driver = real::load().unwrap();
         assert!(driver.device_count() >= 1);
@@ -183,7 +184,7 @@ fn gpu_memory_is_taken_and_given_back() {
     assert_eq!(memory.ptr().addr() % 512, 0);
     let with = driver.mem_info(0).unwrap();
     assert!(before.free - with.free >= 256 * MIB, "{before:?} {with:?}");
-    // Not everywhere does NVML know this process.
+    // NVML does not know this process on all systems.
     let own = driver.process_memory(0);
     println!("this process: {own_before:?}, with 256 MiB more {own:?}");
     assert_eq!(own.is_some(), own_before.is_some());
@@ -225,18 +226,18 @@ fn gpu_copies_of_every_kind() {
     let values = ramp(n);
     let a = DeviceMemory::new(&driver, 0, bytes).unwrap();
     let b = DeviceMemory::new(&driver, 0, bytes).unwrap();
-    // Pageable to device, device to device, device to pageable.
+    // Copies from pageable memory to a device, between two places of the device, and back.
     upload(&stream, a.ptr(), &values);
     copy(&stream, on(0, b.ptr()), on(0, a.ptr()), bytes);
     assert_eq!(download(&stream, b.ptr(), n), values);
-    // Page-locked, both ways, host to host among them.
+    // Copies from and to page-locked memory, including copies from host to host.
     for pinned in [
         HostMemory::pinned(&driver, 0, bytes).unwrap(),
         HostMemory::registered(&driver, 0, bytes).unwrap(),
     ] {
         let pinned = CopyEnd::Host(pinned.as_ptr());
         copy(&stream, pinned, host(&values), bytes);
-        // SAFETY: the range is live.
+        // SAFETY: the range is live until the stream is synchronized.
         unsafe { driver.memset_async(a.ptr(), MemsetValue::U8(0), bytes, stream.handle()) }
             .unwrap();
         copy(&stream, on(0, a.ptr()), pinned, bytes);
@@ -246,7 +247,7 @@ fn gpu_copies_of_every_kind() {
         copy(&stream, host_mut(&mut back), pinned, bytes);
         assert_eq!(back, values);
     }
-    // Synchronous ones.
+    // Synchronous copies.
     let doubled: Vec<f32> = values.iter().map(|v| v * 2.0).collect();
     let mut back = vec![0f32; n];
     let mut through = vec![0f32; n];
@@ -256,7 +257,7 @@ fn gpu_copies_of_every_kind() {
         (host_mut(&mut through), on(0, b.ptr())),
         (host_mut(&mut back), host(&through)),
     ] {
-        // SAFETY: all ranges are live and `bytes` long.
+        // SAFETY: all ranges are live and have `bytes` bytes.
         unsafe { driver.memcpy(0, &Copy { dst, src, bytes }) }.unwrap();
         driver.synchronize(0).unwrap();
     }
@@ -271,7 +272,7 @@ fn gpu_memsets_of_every_width() {
     let memory = DeviceMemory::new(&driver, 0, 64).unwrap();
     let set = |offset: usize, value: MemsetValue, count: usize| {
         let ptr = memory.range(offset, count * value.size()).unwrap();
-        // SAFETY: inside `memory`, as just checked.
+        // SAFETY: the range was just checked to lie inside `memory`.
         unsafe { driver.memset_async(ptr, value, count, stream.handle()) }.unwrap();
     };
     set(0, MemsetValue::U8(0xab), 64);
@@ -341,19 +342,19 @@ fn gpu_kernels_run() {
     let x = DeviceMemory::new(&driver, 0, 4096).unwrap();
     let y = DeviceMemory::new(&driver, 0, 4096).unwrap();
     upload(&stream, x.ptr(), &ramp(1024));
-    // With a parameter block at an odd address, which must not matter.
+    // A parameter block at an odd address must work, too.
     let mut odd = [0u8; 9];
     odd[1..].copy_from_slice(&add_params(1000, 0.5));
     let add = kernel(&driver, 0, c"add");
     launch(&stream, &add, 1024, &[x.ptr()], &odd[1..]).unwrap();
-    // Without one.
+    // A kernel without a parameter block.
     let next = kernel(&driver, 0, c"next");
     launch(&stream, &next, 1024, &[y.ptr(), x.ptr()], &[]).unwrap();
     let expected: Vec<f32> =
         (0..1024).map(|i| i as f32 + if i < 1000 { 1.5 } else { 1.0 }).collect();
     assert_eq!(download(&stream, y.ptr(), 1024), expected);
 
-    // A refused launch names op and shape, and leaves the device usable.
+    // The error of a refused launch names the op and the shape. The device stays usable.
     let error = launch(&stream, &next, 4096, &[y.ptr(), x.ptr()], &[]).unwrap_err();
     assert_eq!(error.code(), Some(CudaCode::INVALID_VALUE), "{error}");
     assert!(error.to_string().contains("test with grid [1, 1, 1], block [4096, 1, 1]"), "{error}");
@@ -402,10 +403,11 @@ fn gpu_host_functions_run_in_order_and_may_panic() {
     stream.synchronize().unwrap();
     assert_eq!(receive.try_iter().collect::<Vec<_>>(), [0, 1, 2, 3]);
 
-    // Not in a capture, where it would run once per replay; and it is dropped when refused.
+    // A host function is refused in a capture, because the graph would run it once per replay. A
+    // refused function is dropped.
     let kept = Arc::new(());
     let held = Arc::clone(&kept);
-    // SAFETY: nothing is captured.
+    // SAFETY: the capture contains no work.
     let token = unsafe { LaunchToken::new() };
     let capture = stream.begin_capture(CaptureMode::ThreadLocal, token).unwrap();
     let error = enqueue(Box::new(move || drop(held))).unwrap_err();

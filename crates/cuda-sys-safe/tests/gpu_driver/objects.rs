@@ -17,13 +17,13 @@ fn gpu_memory_can_be_mapped_twice() {
     for mapping in [&first, &second] {
         mapping.set_access(&access).unwrap();
     }
-    // Across the seam of the two pages.
+    // A range across the boundary of two mappings.
     let values = ramp(1000);
     upload(&stream, first.range(page - 2000, 4000).unwrap(), &values);
     assert_eq!(download(&stream, second.range(page - 2000, 4000).unwrap(), 1000), values);
     assert_eq!(driver.pointer_kind(second.ptr().addr()).unwrap(), PointerKind::Device(0));
 
-    // Out of bounds, and mapped already.
+    // Ranges that are out of bounds or already mapped.
     for (offset, from, bytes) in
         [(3 * page, 0, 2 * page), (0, page, 2 * page), (usize::MAX, 0, page)]
     {
@@ -33,7 +33,8 @@ fn gpu_memory_can_be_mapped_twice() {
     assert!(reservation.map(0, &memory, 0, page).is_err());
     assert!(first.range(2 * page, 1).is_err());
 
-    // A mapping keeps both alive, and its addresses can be mapped anew.
+    // A mapping keeps its memory and its reservation alive. Its addresses can be mapped again
+    // later.
     drop((second, memory));
     assert_eq!(download(&stream, first.range(page - 2000, 4000).unwrap(), 1000), values);
     drop(first);
@@ -57,7 +58,7 @@ fn gpu_graphs_replay() {
     stream.synchronize().unwrap();
 
     assert_eq!(stream.capture_status().unwrap(), CaptureStatus::None);
-    // SAFETY: what is captured is not replayed after its memory is gone.
+    // SAFETY: captured work is not replayed after its memory is freed.
     let token = unsafe { LaunchToken::new() };
     let capture = stream.begin_capture(CaptureMode::Global, token).unwrap();
     assert!(matches!(stream.capture_status().unwrap(), CaptureStatus::Active(_)));
@@ -74,14 +75,14 @@ fn gpu_graphs_replay() {
     let exec = graph.instantiate().unwrap();
     drop(graph);
     for _ in 0..3 {
-        // SAFETY: the memory is there still.
+        // SAFETY: the captured memory is still alive.
         unsafe { exec.launch(&stream) }.unwrap();
     }
-    drop(exec); // while it may still run
+    drop(exec); // a replay may still be running
     let expected: Vec<f32> = (0..64).map(|i| if i < 32 { 33.0 } else { 3.0 }).collect();
     assert_eq!(download(&stream, x.ptr(), 64), expected);
 
-    // What is forbidden in a capture spoils it, and nothing else.
+    // A forbidden call invalidates the capture, and has no other effect.
     let capture = stream.begin_capture(CaptureMode::ThreadLocal, token).unwrap();
     let error = stream.synchronize().unwrap_err();
     assert_eq!(error.code(), Some(CudaCode::STREAM_CAPTURE_UNSUPPORTED));

@@ -1,4 +1,4 @@
-//! What crosses devices.
+//! Copies, events and kernels across devices.
 
 use super::*;
 
@@ -23,10 +23,11 @@ fn gpu2_copies_cross_devices() {
     assert_eq!(download(&stream, back.ptr(), n), ramp(n));
     assert_eq!(driver.pointer_kind(there.ptr().addr()).unwrap(), PointerKind::Device(1));
     let copy = Copy { dst: on(0, here.ptr()), src: on(1, there.ptr()), bytes: 4 * n };
-    // SAFETY: both ranges are live.
+    // SAFETY: both ranges are live, and the copy is synchronous.
     unsafe { driver.memcpy(0, &copy) }.unwrap();
 
-    // A stream waits for another device's event; an event is recorded on its own device only.
+    // A stream can wait for an event of another device. An event can be recorded only on its own
+    // device.
     let event = Event::new(&driver, 1, EventFlags::default()).unwrap();
     let other = Stream::new(&driver, 1, StreamFlags::default()).unwrap();
     event.record(&other).unwrap();
@@ -51,7 +52,7 @@ fn gpu2_a_kernel_reads_a_peer() {
     launch(&stream, &next, 1024, &[out.ptr(), source.ptr()], &[]).unwrap();
     let expected: Vec<f32> = (0..1024).map(|i| i as f32 + 1.0).collect();
     assert_eq!(download(&stream, out.ptr(), 1024), expected);
-    // SAFETY: no work is under way.
+    // SAFETY: no work is running.
     let disable = || unsafe { driver.disable_peer_access(0, 1) };
     disable().unwrap();
     let error = disable().unwrap_err();

@@ -1,8 +1,9 @@
-//! What needs a process or threads of its own.
+//! Tests that need a separate process or several threads.
 
 use super::*;
 
-/// Runs `body` in a process of its own: this test once more, told so by the environment.
+/// Runs `body` in a child process. The child runs the same test, and an environment variable tells
+/// it to run `body`.
 pub(super) fn in_child(name: &str, body: impl FnOnce()) {
     const INSIDE: &str = "WARPLINE_TEST_INSIDE";
     if std::env::var(INSIDE).is_ok_and(|inside| inside == name) {
@@ -29,7 +30,7 @@ fn gpu_an_illegal_address_loses_the_device_for_good() {
         let pinned = HostMemory::pinned(&driver, 0, MIB).unwrap();
         let event = Event::new(&driver, 0, EventFlags::default()).unwrap();
         let add = kernel(&driver, 0, c"add");
-        // SAFETY: not upheld, which is the point.
+        // SAFETY: violated on purpose, to make the kernel fail.
         let nowhere = unsafe { DevicePtr::from_raw(0x10) };
         launch(&stream, &add, 32, &[nowhere], &add_params(32, 1.0)).unwrap();
 
@@ -46,8 +47,8 @@ fn gpu_an_illegal_address_loses_the_device_for_good() {
         lost(DeviceMemory::new(&driver, 0, 1).unwrap_err());
         lost(driver.properties(0).unwrap_err());
         lost(launch(&stream, &add, 32, &[memory.ptr()], &add_params(0, 0.0)).unwrap_err());
-        // Releases have nothing left to do.
-        // SAFETY: freed once here, and the owner forgotten.
+        // A release on a lost device succeeds and does nothing.
+        // SAFETY: freed once here, and the owner is forgotten below.
         unsafe { driver.mem_free(0, memory.ptr()) }.unwrap();
         std::mem::forget(memory);
         drop((stream, pinned, event, add));
@@ -63,7 +64,7 @@ fn gpu2_an_illegal_address_loses_the_other_device_too() {
         let there = Stream::new(&driver, 1, StreamFlags::default()).unwrap();
         let memory = DeviceMemory::new(&driver, 1, MIB).unwrap();
         let add = kernel(&driver, 0, c"add");
-        // SAFETY: not upheld, which is the point.
+        // SAFETY: violated on purpose, to make the kernel fail.
         let nowhere = unsafe { DevicePtr::from_raw(0x10) };
         launch(&stream, &add, 32, &[nowhere], &add_params(32, 1.0)).unwrap();
         let first = stream.synchronize().unwrap_err();
@@ -77,20 +78,20 @@ fn gpu2_an_illegal_address_loses_the_other_device_too() {
 #[cfg(unix)]
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_a_forked_child_is_told_so() {
-    in_child("gpu_a_forked_child_is_told_so", || {
+fn gpu_calls_in_a_forked_child_name_the_fork() {
+    in_child("gpu_calls_in_a_forked_child_name_the_fork", || {
         let driver = real::load().unwrap();
         let memory = DeviceMemory::new(&driver, 0, MIB).unwrap();
-        // SAFETY: the child makes refused calls and ends without running anything of the parent's.
+        // SAFETY: the child makes only refused calls, and ends by `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let refused = matches!(driver.mem_info(0), Err(DriverError::ForkedChild { parent, .. })
                 if parent == std::os::unix::process::parent_id());
-            // SAFETY: ends the child at once.
+            // SAFETY: `_exit` ends the child at once.
             unsafe { libc::_exit(if refused { 0 } else { 1 }) };
         }
         let mut status = 0;
-        // SAFETY: waits for the child made above.
+        // SAFETY: `child` is a child of this process, and the pointer is valid for writes.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "status {status}");
         driver.mem_info(0).unwrap();
@@ -112,13 +113,13 @@ fn gpu_memory_and_events_cross_processes() {
         let driver = real::load().unwrap();
         let stream = stream(&driver);
         let (memory, event) = handles.split_at(128);
-        // SAFETY: the bytes of the parent's handles, in this order.
+        // SAFETY: the parent has sent the bytes of both handles, in this order.
         let (memory, event) = unsafe {
             (IpcMemHandle::from_bytes(unhex(memory)), IpcEventHandle::from_bytes(unhex(event)))
         };
         let event = Event::open_ipc(&driver, 0, event).unwrap();
         event.synchronize().unwrap();
-        // SAFETY: the parent holds an allocation of this size while it waits for this process.
+        // SAFETY: the parent keeps an allocation of this size until this process ends.
         let memory = unsafe { SharedMemory::open(&driver, 0, memory, 4000) }.unwrap();
         assert_eq!(download(&stream, memory.ptr(), 1000), ramp(1000));
         upload(&stream, memory.ptr(), &[7.0; 10]);
@@ -166,7 +167,7 @@ fn gpu_threads_share_the_driver() {
     assert_eq!(done.into_inner(), 8);
 }
 
-/// Not a test of right or wrong beyond a generous bound; prints what a launch costs.
+/// Prints the time of a launch, and checks only a generous limit.
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_a_launch_costs_microseconds() {

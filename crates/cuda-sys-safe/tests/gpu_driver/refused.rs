@@ -1,4 +1,4 @@
-//! Releases that the driver refuses, and what comes of trying again.
+//! Releases that the driver refuses, and their retries.
 
 use std::io::Write;
 
@@ -6,11 +6,10 @@ use super::*;
 
 type Release<'a> = Box<dyn Fn() -> Result<()> + 'a>;
 
-/// One of each kind of what can be released, and how.
+/// Creates an object of each kind. Returns the releases.
 fn kinds(driver: &dyn Driver, from: StreamHandle) -> Vec<(&'static str, Release<'_>)> {
     let pages = HostFlags { portable: true, mapped: true };
-    // SAFETY: nothing uses what is made here; it is released once, or again where the driver
-    // refused to.
+    // SAFETY: no work uses the objects. Each is released once, or again after a refusal.
     unsafe {
         let memory = driver.mem_alloc(0, MIB).unwrap();
         let pinned = driver.host_alloc(0, 4096, pages).unwrap();
@@ -44,8 +43,8 @@ fn kinds(driver: &dyn Driver, from: StreamHandle) -> Vec<(&'static str, Release<
     }
 }
 
-/// Each kind of release during a capture. Where it is refused, it has not happened: once the
-/// capture is over it succeeds, and what is made and released after that does too.
+/// Releases an object of each kind during a capture. A refused release has no effect: it succeeds
+/// when the capture is over, and later objects of that kind can be created and released.
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_refused_releases_can_be_tried_again() {
@@ -58,15 +57,16 @@ fn gpu_refused_releases_can_be_tried_again() {
             for index in 0..count {
                 let all = kinds(&*driver, from);
                 let (name, release) = &all[index];
-                // SAFETY: the stream is alive and captured by nobody else.
+                // SAFETY: the stream is alive, and is in no other capture.
                 unsafe { driver.begin_capture(captured, mode) }.unwrap();
                 let first = release();
-                // SAFETY: as above. A capture that the release spoiled has no graph.
+                // SAFETY: the stream is alive. If the release invalidated the capture, there is no
+                // graph.
                 if let Ok(graph) = unsafe { driver.end_capture(captured) } {
-                    // SAFETY: nothing uses the graph.
+                    // SAFETY: the graph was just created, and has no executable.
                     unsafe { driver.graph_destroy(graph) }.unwrap();
                 }
-                // What is printed last says where the process died, if it does.
+                // If the process crashes, the last line shows the release.
                 println!("{name}, {mode:?}: {first:?}");
                 std::io::stdout().flush().unwrap();
                 driver.synchronize(0).unwrap();
@@ -85,8 +85,9 @@ fn gpu_refused_releases_can_be_tried_again() {
     });
 }
 
-/// A pool is destroyed with its last memory, whose free is still under way. The driver (580) has
-/// died in `cuMemPoolDestroy` after a pool was destroyed before its memory was freed.
+/// Destroys a pool together with its last memory, while the free of that memory is pending. The
+/// driver (580) crashed in `cuMemPoolDestroy` when a pool had been destroyed before its memory was
+/// freed.
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_pools_go_after_their_memory() {

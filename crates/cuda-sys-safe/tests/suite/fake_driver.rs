@@ -1,4 +1,4 @@
-//! The real driver's bookkeeping, against a `libcuda` that does as it is told (`fake/cuda.rs`).
+//! Tests the real driver's bookkeeping with a fake `libcuda` (`fake/cuda.rs`).
 #![cfg(target_os = "linux")]
 
 use std::ffi::{CStr, CString, c_char};
@@ -12,7 +12,7 @@ use warpline_cuda_sys_safe::*;
 
 use crate::build;
 
-/// The fake and a driver on it. Each test has a copy, and so a state, of its own.
+/// A fake library, and a driver on it. Each test loads its own copy, with its own state.
 struct Fake {
     library: Library,
     path: PathBuf,
@@ -24,14 +24,14 @@ impl Fake {
         let built = BUILT.get_or_init(|| build::library("cuda"));
         let path = built.with_extension(format!("{}.{test}.so", std::process::id()));
         std::fs::copy(built, &path).unwrap();
-        // SAFETY: built from the source beside this file.
+        // SAFETY: the library is compiled from `fake/cuda.rs`, whose initialisers do nothing.
         let library = unsafe { Library::new(&path) }.unwrap();
         Self { library, path }
     }
 
     fn answer(&self, name: &str, status: u32) {
         let name = CString::new(name).unwrap();
-        // SAFETY: the signature is that of fake/cuda.rs.
+        // SAFETY: `fake/cuda.rs` defines the function with this signature.
         unsafe {
             let answer = self
                 .library
@@ -43,7 +43,7 @@ impl Fake {
 
     fn number(&self, function: &CStr, of: &str) -> u32 {
         let name = CString::new(of).unwrap();
-        // SAFETY: the signature is that of fake/cuda.rs.
+        // SAFETY: `fake/cuda.rs` defines the function with this signature.
         unsafe {
             let function =
                 self.library.get::<unsafe extern "C" fn(*const c_char) -> u32>(function).unwrap();
@@ -60,7 +60,7 @@ impl Fake {
     }
 
     fn argument(&self, index: usize) -> u64 {
-        // SAFETY: the signature is that of fake/cuda.rs.
+        // SAFETY: `fake/cuda.rs` defines the function with this signature.
         unsafe {
             let argument =
                 self.library.get::<extern "C" fn(usize) -> u64>(c"fake_argument").unwrap();
@@ -168,7 +168,7 @@ fn a_sticky_error_loses_every_device_for_good() {
         let about = (*lost, cause.call, cause.code, cause.device);
         assert_eq!(about, (device, "cuStreamSynchronize", CudaCode::ILLEGAL_ADDRESS, Some(0)));
     }
-    // SAFETY: the owner is forgotten.
+    // SAFETY: freed once here, because the owner is forgotten below.
     unsafe { driver.mem_free(0, memory.ptr()) }.unwrap();
     std::mem::forget(memory);
     drop((stream, registered, other));
@@ -201,7 +201,7 @@ fn other_errors_pass() {
 }
 
 #[test]
-fn an_old_driver_lacks_only_what_it_lacks() {
+fn an_old_driver_fails_only_in_calls_that_it_lacks() {
     let fake = Fake::new("old");
     let driver = fake.load().unwrap();
     let memory = DeviceMemory::new(&driver, 0, 64).unwrap();
@@ -217,9 +217,9 @@ fn an_old_driver_lacks_only_what_it_lacks() {
 fn modules_get_text_that_ends_and_say_why_not() {
     let fake = Fake::new("modules");
     let driver = fake.load().unwrap();
-    // A slice without a NUL; the fake answers how long it found the text.
+    // A slice without a NUL. The fake library returns the length of the text that it reads.
     let image = &b"some ptx, and more"[..8];
-    // SAFETY: text.
+    // SAFETY: the image is PTX text.
     let load = || unsafe { driver.module_load(0, image) };
     assert_eq!(load().unwrap().raw(), 8);
     fake.answer("cuModuleLoadDataEx", 218);
@@ -273,7 +273,7 @@ fn kernels_get_pointers_and_then_parameters() {
     let launch = Launch {
         op: "fill",
         code: DeviceCode::Kernel {
-            // SAFETY: the fake takes any function.
+            // SAFETY: the fake library never uses the function.
             function: unsafe { FunctionHandle::from_raw(0, 1) },
             grid: [7, 1, 1],
             block: [32, 1, 1],
@@ -284,19 +284,19 @@ fn kernels_get_pointers_and_then_parameters() {
         params: &odd[1..],
         location,
     };
-    // SAFETY: the fake runs nothing.
+    // SAFETY: the fake library runs no kernel.
     unsafe { driver.launch(stream.handle(), &launch) }.unwrap();
     assert_eq!(fake.argument(0), memory.ptr().addr() + 8);
     assert_eq!(fake.argument(1), 0x0123_4567_89ab_cdef);
 
     fake.answer("cuLaunchKernel", 701);
-    // SAFETY: as above.
+    // SAFETY: the fake library runs no kernel.
     let error = unsafe { driver.launch(stream.handle(), &launch) }.unwrap_err();
     let text = error.to_string();
     assert!(text.contains("fill with grid [7, 1, 1], block [32, 1, 1]"), "{text}");
     assert!(text.ends_with(&location.to_string()), "{text}");
 
-    // A library's call gets the same pointers, with the context made current.
+    // A library's launch gets the same pointers, and the context is current.
     let seen = std::cell::Cell::new(0);
     let call = |of: StreamHandle, pointers: &[DevicePtr]| {
         assert_eq!(of, stream.handle());
@@ -305,7 +305,7 @@ fn kernels_get_pointers_and_then_parameters() {
     };
     let launch = Launch { code: DeviceCode::Library(&call), ..launch };
     let before = fake.calls("cuCtxSetCurrent");
-    // SAFETY: as above.
+    // SAFETY: the call only records its arguments.
     unsafe { driver.launch(stream.handle(), &launch) }.unwrap();
     assert_eq!(seen.get(), memory.ptr().addr() + 8);
     assert_eq!(fake.calls("cuCtxSetCurrent"), before + 1);
@@ -356,24 +356,24 @@ fn pool_memory_keeps_its_pool_and_graphs_outlive_their_source() {
     drop(memory);
     assert!(fake.latest("cuMemFreeAsync") < fake.latest("cuMemPoolDestroy"));
 
-    // SAFETY: nothing is captured.
+    // SAFETY: the capture contains no work.
     let token = unsafe { LaunchToken::new() };
     let graph = stream.begin_capture(CaptureMode::Global, token).unwrap().end().unwrap();
     let exec = graph.instantiate().unwrap();
     drop(graph);
     assert_eq!((fake.calls("cuGraphDestroy"), fake.calls("cuGraphExecDestroy")), (1, 0));
-    // SAFETY: nothing was captured.
+    // SAFETY: the graph is empty, so a replay uses no memory.
     unsafe { exec.launch(&stream) }.unwrap();
     drop(exec);
     assert_eq!((fake.calls("cuGraphLaunch"), fake.calls("cuGraphExecDestroy")), (1, 1));
 }
 
 #[test]
-fn a_forked_child_is_told_so() {
+fn calls_in_a_forked_child_name_the_fork() {
     let fake = Fake::new("fork");
     let driver = fake.load().unwrap();
-    // SAFETY: the child makes a refused call, which takes no lock and allocates nothing, and ends
-    // without running anything of the parent's.
+    // SAFETY: the child only makes a refused call, which takes no lock and allocates nothing, and
+    // then ends by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let parent = std::os::unix::process::parent_id();
@@ -381,11 +381,11 @@ fn a_forked_child_is_told_so() {
             driver.mem_info(0),
             Err(DriverError::ForkedChild { call: "cuMemGetInfo_v2", parent: of }) if of == parent
         );
-        // SAFETY: ends the child at once.
+        // SAFETY: `_exit` ends the child at once.
         unsafe { libc::_exit(if refused { 0 } else { 1 }) };
     }
     let mut status = 0;
-    // SAFETY: waits for the child made above.
+    // SAFETY: `child` is a child of this process, and the pointer is valid for writes.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "status {status}");
     assert_eq!(fake.calls("cuMemGetInfo_v2"), 0);

@@ -1,5 +1,5 @@
-//! How the library is loaded and called, against an NCCL that does as it is told (`fake/nccl.rs`). It is
-//! loaded once per process, where the environment says, so that each test runs in one of its own.
+//! Tests how NCCL is loaded and called, with a fake NCCL (`fake/nccl.rs`). A process loads NCCL
+//! once, from the path in the environment, so each test runs in its own process.
 #![cfg(target_os = "linux")]
 
 use std::ffi::{CStr, c_char};
@@ -15,13 +15,13 @@ use warpline_cuda_sys_safe::*;
 
 use crate::build;
 
-/// No wait takes longer.
+/// Time limit of every wait.
 const LIMIT: Duration = Duration::from_secs(60);
 
 const CUDA: &str = "WARPLINE_TEST_FAKE_CUDA";
 const NCCL: &str = "WARPLINE_NCCL";
 
-/// Runs a test again in a process that has the fake NCCL, of a version, and the fake CUDA.
+/// Runs a test again in a process that uses the fake CUDA, and the fake NCCL with this version.
 fn with_fakes(test: &str, version: u32, body: fn(&Arc<dyn Driver>)) {
     if let Some(cuda) = std::env::var_os(CUDA) {
         return body(&real::load_from(&[cuda.into()]).unwrap());
@@ -72,9 +72,10 @@ fn the_oldest_that_will_do_is_taken() {
     });
 }
 
-/// Calls a function of the fake's.
+/// Calls a function of the fake library.
 fn ask<T: std::marker::Copy, R>(what: &str, f: impl FnOnce(T) -> R) -> R {
-    // SAFETY: the fake was loaded before; the signatures are those of fake/nccl.rs.
+    // SAFETY: the library is already loaded, and `fake/nccl.rs` defines the function with this
+    // signature.
     unsafe {
         let library = Library::new(std::env::var_os(NCCL).unwrap()).unwrap();
         let function = library.get::<T>(what.as_bytes()).unwrap();
@@ -82,14 +83,14 @@ fn ask<T: std::marker::Copy, R>(what: &str, f: impl FnOnce(T) -> R) -> R {
     }
 }
 
-/// What the fake has counted.
+/// Returns a counter of the fake library.
 fn counted(what: &str) -> usize {
     ask(what, |count: extern "C" fn() -> usize| count())
 }
 
-/// What was called since the last time.
+/// Returns the calls since the last time.
 fn log() -> String {
-    // SAFETY: the fake never frees it.
+    // SAFETY: the fake library returns a NUL-terminated string and never frees it.
     ask("fake_log", |log: extern "C" fn() -> *const c_char| unsafe { CStr::from_ptr(log()) })
         .to_string_lossy()
         .into_owned()
@@ -99,15 +100,16 @@ const ID: UniqueId = UniqueId::from_bytes([1; UniqueId::BYTES]);
 
 fn enqueue(comm: &Communicator) -> Result<()> {
     let device = comm.device();
-    // SAFETY: the fake reads no memory.
+    // SAFETY: the fake library accesses no device memory.
     let at = unsafe { DevicePtr::from_raw(0x1000) };
     let (dtype, op) = (NcclType::F32, ReduceOp::Sum);
     let call = Collective::AllReduce { send: at, recv: at, count: device, dtype, op };
-    // SAFETY: default streams always are; the fake uses neither them nor memory.
+    // SAFETY: a default stream is always alive, and the fake library uses neither stream nor
+    // memory.
     unsafe { comm.enqueue(&[call], StreamHandle::default_of(device)) }
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 fn until(what: &str, is_so: impl Fn() -> bool) {
     let began = Instant::now();
     while !is_so() {
@@ -116,7 +118,7 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// Threads with a communicator each use them at once, each on one of these devices.
+/// Uses communicators on several threads at once, one for each of these devices.
 fn use_at_once(driver: &Arc<dyn Driver>, devices: &[usize]) {
     std::thread::scope(|scope| {
         for &device in devices {
@@ -139,7 +141,7 @@ fn communicators_of_one_device_take_turns() {
 #[test]
 fn communicators_of_different_devices_do_not() {
     with_fakes("communicators_of_different_devices_do_not", 22_800, |driver| {
-        // Sooner or later two are inside at once.
+        // Repeat until two threads have been in calls at the same time.
         for _ in 0..100 {
             use_at_once(driver, &[0, 1]);
             if counted("fake_meetings") > 0 {
@@ -187,7 +189,7 @@ fn an_abort_ends_a_call_that_hangs() {
             until("the call is made", || counted("fake_inside") == 1);
             assert_eq!(comm.state().unwrap(), CommState::InProgress);
             assert!(!comm.is_aborted());
-            // Whoever aborts too comes back when the call has.
+            // A second abort returns after the interrupted call has returned.
             let other = scope.spawn(|| {
                 comm.abort();
                 counted("fake_alive")
@@ -207,8 +209,8 @@ fn an_abort_ends_a_call_that_hangs() {
 }
 
 #[test]
-fn an_abort_that_waits_for_a_graph_keeps_nobody_waiting() {
-    with_fakes("an_abort_that_waits_for_a_graph_keeps_nobody_waiting", 22_800, |driver| {
+fn an_abort_that_waits_for_a_graph_blocks_no_other_call() {
+    with_fakes("an_abort_that_waits_for_a_graph_blocks_no_other_call", 22_800, |driver| {
         let comm = Communicator::new(driver, 0, &ID, 2, 0, LIMIT).unwrap();
         enqueue(&comm).unwrap();
         counted("fake_graph");
@@ -216,7 +218,8 @@ fn an_abort_that_waits_for_a_graph_keeps_nobody_waiting() {
             let abort = scope.spawn(|| comm.abort());
             until("the abort waits", || counted("fake_waiting") == 1);
             assert!(comm.is_aborted() && comm.state().is_err());
-            // By who has the graph, and would never come to destroy it.
+            // The owner of the graph launches it before destroying it. The launch is refused, so it
+            // cannot block the abort.
             let launch = comm.while_usable(|| unreachable!("it is aborted"));
             assert!(launch.is_err() && enqueue(&comm).is_err());
             assert!(!abort.is_finished());
@@ -226,7 +229,7 @@ fn an_abort_that_waits_for_a_graph_keeps_nobody_waiting() {
     });
 }
 
-/// The environment may say so.
+/// The environment can make all communicators non-blocking.
 #[test]
 fn calls_that_never_block_are_waited_for_until_an_abort() {
     with_fakes("calls_that_never_block_are_waited_for_until_an_abort", 22_800, |driver| {
@@ -249,8 +252,8 @@ fn calls_that_never_block_are_waited_for_until_an_abort() {
 }
 
 #[test]
-fn what_waits_for_a_call_that_hangs_can_be_aborted() {
-    with_fakes("what_waits_for_a_call_that_hangs_can_be_aborted", 22_800, |driver| {
+fn waits_for_a_call_that_hangs_can_be_aborted() {
+    with_fakes("waits_for_a_call_that_hangs_can_be_aborted", 22_800, |driver| {
         let new = || Communicator::new(driver, 0, &ID, 2, 0, LIMIT).unwrap();
         let (first, second) = (new(), new());
         counted("fake_hang");
@@ -264,7 +267,7 @@ fn what_waits_for_a_call_that_hangs_can_be_aborted() {
                 enqueue(second)
             });
             at_it.recv().unwrap();
-            // Nor does it keep others from being made.
+            // New communicators can still be created.
             drop(new());
             second.abort();
             assert!(waiting.join().unwrap().is_err());
@@ -278,8 +281,8 @@ fn what_waits_for_a_call_that_hangs_can_be_aborted() {
 }
 
 #[test]
-fn one_that_is_never_ready_is_given_up_at_any_stage() {
-    with_fakes("one_that_is_never_ready_is_given_up_at_any_stage", 22_800, |driver| {
+fn a_communicator_that_is_never_ready_is_given_up_at_any_stage() {
+    with_fakes("a_communicator_that_is_never_ready_is_given_up_at_any_stage", 22_800, |driver| {
         let limit = Duration::from_millis(50);
         driver.nccl().unwrap();
         for stage in 0..3 {
@@ -294,7 +297,7 @@ fn one_that_is_never_ready_is_given_up_at_any_stage() {
             let error = whole.split(Some(1), 0, limit).unwrap_err();
             assert!(error.to_string().contains("ncclInProgress"), "{error}");
             if stage == 0 {
-                // NCCL never ends this split, so neither can be used until the whole is aborted.
+                // The old communicator cannot be used until the stalled split ends.
                 assert_eq!(whole.state().unwrap(), CommState::InProgress);
                 ask("fake_stall", |stall: extern "C" fn(usize)| stall(usize::MAX / 2));
                 until("the split ends", || whole.state().unwrap() == CommState::Ready);

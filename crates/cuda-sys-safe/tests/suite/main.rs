@@ -1,6 +1,6 @@
-//! The driver layer: the simulated driver, the real one's bookkeeping against libraries that do as they
-//! are told, and programs that hold both drivers to one transcript. One program of all, which is
-//! linked once.
+//! Tests of the driver layer: the simulated driver, the real driver's bookkeeping with fake
+//! libraries, and programs with one transcript for both drivers. All tests are in one program, so
+//! they are linked once.
 
 #[cfg(target_os = "linux")]
 #[path = "../fake/build.rs"]
@@ -18,7 +18,7 @@ mod sim_kernels;
 mod sim_nccl;
 mod sim_nccl_splits;
 
-/// The name that a test of a module, as of `module_path!`, has in this program.
+/// Returns the name of a test in this program. `module` is the `module_path!` of its module.
 fn named(module: &str, test: &str) -> String {
     module.split_once("::").map_or(test.to_owned(), |(_, module)| format!("{module}::{test}"))
 }

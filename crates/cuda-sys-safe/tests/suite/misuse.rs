@@ -1,4 +1,4 @@
-//! What safe code tries with owned objects and must not be able to do.
+//! Attempts to misuse owned objects from safe code. All must be refused.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ fn event(driver: &Arc<dyn Driver>) -> Event {
     Event::new(driver, 0, EventFlags::default()).unwrap()
 }
 
-// SAFETY: nothing that these tests capture uses memory, and all who use the streams are told.
+// SAFETY: captured work in these tests uses no memory, and no other code uses the streams.
 const TOKEN: LaunchToken = unsafe { LaunchToken::new() };
 
 fn begin(stream: &Stream) -> Capture {
@@ -45,19 +45,19 @@ fn a_wait_takes_no_stream_into_a_capture_unasked() {
 
     other.join_capture(&event, TOKEN).unwrap();
     assert!(matches!(other.capture_status().unwrap(), CaptureStatus::Active(_)));
-    // Those that take part wait for one another.
+    // Waits between streams of one capture are allowed.
     event.record(&other).unwrap();
     captured.wait_event(&event).unwrap();
     capture.end().unwrap();
     assert_eq!(other.capture_status().unwrap(), CaptureStatus::None);
-    // A capture that is over is joined no more.
+    // A capture that has ended can no longer be joined.
     assert!(is_refused(&other.join_capture(&event, TOKEN)));
     event.record(&captured).unwrap();
     other.wait_event(&event).unwrap();
     assert!(is_refused(&other.join_capture(&event, TOKEN)));
 }
 
-/// The driver crashes in such a wait.
+/// The driver would crash in this wait.
 #[test]
 fn an_interprocess_event_is_not_waited_for_on_another_device() {
     let sim = SimConfig::new(2).build();
@@ -76,7 +76,7 @@ fn an_interprocess_event_is_not_waited_for_on_another_device() {
 }
 
 #[test]
-fn a_capture_ends_with_what_began_it() {
+fn a_capture_ends_with_the_object_that_began_it() {
     let (_, driver) = sim();
     let stream = stream(&driver);
     drop(begin(&stream));
@@ -96,7 +96,7 @@ fn stream_ordered_memory_stays_out_of_captures() {
     drop(memory);
     let exec = capture.end().unwrap().instantiate().unwrap();
     for _ in 0..2 {
-        // SAFETY: nothing was captured, the release of the memory neither.
+        // SAFETY: the graph is empty, because the release of the memory was not captured.
         unsafe { exec.launch(&stream) }.unwrap();
     }
     assert_eq!(driver.refused().of(ReleaseKind::PoolMemory).count, 1);
@@ -122,10 +122,10 @@ fn only_text_is_loaded_as_ptx() {
 }
 
 #[test]
-fn one_handle_is_one_stream_whoever_wraps_it() {
+fn one_handle_is_one_stream_however_often_it_is_wrapped() {
     let (_, driver) = sim();
     let own = stream(&driver);
-    // SAFETY: `own` keeps the handle.
+    // SAFETY: `own` keeps the stream alive.
     let wrap = || unsafe { Stream::from_external(&driver, own.handle()) };
     assert_eq!(wrap(), own);
     drop(wrap());

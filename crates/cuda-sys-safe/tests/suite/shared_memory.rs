@@ -1,4 +1,4 @@
-//! Physical memory that two drivers have, as two processes do.
+//! Physical memory that two drivers share, as two processes would.
 #![cfg(target_os = "linux")]
 
 use std::fs::File;
@@ -26,7 +26,7 @@ fn map(driver: &Arc<dyn Driver>, memory: &PhysicalMemory) -> Result<Mapping> {
 fn fill(driver: &Arc<dyn Driver>, mapping: &Mapping, value: u8, bytes: usize) {
     let stream = Stream::new(driver, 0, StreamFlags::default()).unwrap();
     let value = MemsetValue::U8(value);
-    // SAFETY: inside the mapping, which outlives the work.
+    // SAFETY: the range lies inside the mapping, which outlives the work.
     unsafe { driver.memset_async(mapping.ptr(), value, bytes, stream.handle()) }.unwrap();
     stream.synchronize().unwrap();
 }
@@ -35,13 +35,13 @@ fn byte(driver: &Arc<dyn Driver>, mapping: &Mapping, at: usize) -> u8 {
     let mut out = 0u8;
     let src = CopyEnd::Device { device: 0, ptr: mapping.range(at, 1).unwrap() };
     let copy = Copy { dst: CopyEnd::Host(NonNull::from(&mut out)), src, bytes: 1 };
-    // SAFETY: both ends are live, and the call returns when the byte is there.
+    // SAFETY: both ends are live, and the copy is synchronous.
     unsafe { driver.memcpy(0, &copy) }.unwrap();
     out
 }
 
 #[test]
-fn both_see_what_either_writes_and_it_outlives_its_maker() {
+fn shared_memory_shows_both_sides_writes_and_outlives_its_maker() {
     let ((maker_sim, maker), (peer_sim, peer)) = (sim(), sim());
     let made = PhysicalMemory::shareable(&maker, 0, 2 * PAGE).unwrap();
     let here = map(&maker, &made).unwrap();
@@ -70,7 +70,7 @@ fn both_see_what_either_writes_and_it_outlives_its_maker() {
 }
 
 #[test]
-fn what_is_no_such_memory_is_refused() {
+fn a_descriptor_of_other_memory_is_refused() {
     let (_, driver) = sim();
     let plain = PhysicalMemory::new(&driver, 0, PAGE).unwrap();
     let code = plain.export().unwrap_err().code();
@@ -82,7 +82,7 @@ fn what_is_no_such_memory_is_refused() {
     assert_eq!(import(PAGE, null()).unwrap_err().code(), Some(CudaCode::INVALID_VALUE));
     assert_eq!(import(PAGE, executable()).unwrap_err().code(), Some(CudaCode::INVALID_VALUE));
 
-    // A file that could become smaller would let whoever sent it make this process fault.
+    // A file that could shrink would let its sender make this process fault.
     // SAFETY: the name is a literal with a NUL, and the descriptor is new.
     let unsealed: OwnedFd = unsafe {
         use std::os::fd::FromRawFd;
@@ -100,14 +100,14 @@ fn what_is_no_such_memory_is_refused() {
     import(PAGE, made.export().unwrap()).unwrap();
 }
 
-/// Exports memory, and imports it where it was made.
+/// Exports memory and imports it in the same process.
 fn comes_back(driver: &Arc<dyn Driver>) {
     let made = PhysicalMemory::shareable(driver, 0, PAGE).unwrap();
     let again = PhysicalMemory::import(driver, 0, PAGE, made.export().unwrap()).unwrap();
     let [first, second] = [&made, &again].map(|memory| map(driver, memory).unwrap());
     fill(driver, &first, 3, PAGE);
     assert_eq!(byte(driver, &second, PAGE - 1), 3);
-    drop((first, made)); // who made it is gone
+    drop((first, made)); // the exporter has released its handle
     assert_eq!(byte(driver, &second, 0), 3);
 }
 
@@ -126,7 +126,7 @@ fn gpu_memory_that_comes_back_is_the_same() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_what_is_no_such_memory_is_refused() {
+fn gpu_a_descriptor_of_other_memory_is_refused() {
     let driver = real::load().unwrap();
     let plain = PhysicalMemory::new(&driver, 0, PAGE).unwrap();
     assert!(plain.export().is_err(), "it was not created for other processes");
@@ -134,11 +134,11 @@ fn gpu_what_is_no_such_memory_is_refused() {
         let file = OwnedFd::from(File::open(path).unwrap());
         assert!(PhysicalMemory::import(&driver, 0, PAGE, file).is_err(), "{path}");
     }
-    // More than there is shows at the latest when it is mapped.
+    // A size that is too large fails on import, or at the latest on mapping.
     let made = PhysicalMemory::shareable(&driver, 0, PAGE).unwrap();
     let more = PhysicalMemory::import(&driver, 0, 2 * PAGE, made.export().unwrap());
     assert!(more.and_then(|more| map(&driver, &more)).is_err());
-    comes_back(&driver); // nothing is spoiled
+    comes_back(&driver); // the driver is still usable
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn drivers_that_cannot_share_say_so() {
     assert!(error.to_string().contains("cannot share memory"), "{error}");
 }
 
-/// Streams write words and wait for them; the host, and whoever else has them, may write them too.
+/// Streams write words and wait for them. The host and other processes may write the words, too.
 fn words_order_streams(driver: &Arc<dyn Driver>, peer: &Arc<dyn Driver>) {
     let new = |driver| Stream::new(driver, 0, StreamFlags::default()).unwrap();
     let (waits, waits_too, writes) = (new(driver), new(driver), new(peer));
@@ -158,7 +158,7 @@ fn words_order_streams(driver: &Arc<dyn Driver>, peer: &Arc<dyn Driver>) {
     assert_eq!([own.load(0), own.load(own.count() - 1)].map(Result::unwrap), [0; 2]);
     assert!(own.load(own.count()).is_err() && own.store(own.count(), 1).is_err());
 
-    // SAFETY: all streams are waited for before the words are dropped.
+    // SAFETY: all streams are synchronized before the words are dropped.
     unsafe {
         own.wait_on(&waits, 0, 5).unwrap();
         own.wait_on(&waits_too, 1, 1).unwrap();
@@ -172,13 +172,13 @@ fn words_order_streams(driver: &Arc<dyn Driver>, peer: &Arc<dyn Driver>) {
         own.wait_on(&waits, 0, 6).unwrap();
         waits.synchronize().unwrap();
 
-        // Numbers go round.
+        // The comparison is cyclic.
         words.store(0, u32::MAX).unwrap();
         own.wait_on(&waits, 0, 1).unwrap();
         assert!(!waits.query().unwrap() && !waits_too.query().unwrap());
         words.store(0, 1).unwrap();
         waits.synchronize().unwrap();
-        own.store(1, 1).unwrap(); // the host itself lets it go on
+        own.store(1, 1).unwrap(); // the host releases the stream
         waits_too.synchronize().unwrap();
         assert!(words.write_on(&writes, words.count(), 0).is_err());
     }
@@ -203,7 +203,7 @@ fn a_captured_stream_and_other_memory_have_no_words() {
     let words = SharedWords::new(&driver, 0).unwrap();
     let stream = sim.stream_create(0, StreamFlags::default()).unwrap();
     let mut own = 0;
-    // SAFETY: the stream lives, and nothing is enqueued with the word.
+    // SAFETY: the stream is alive. The driver refuses the calls, so no work uses the word.
     unsafe {
         let word = NonNull::from(&mut own);
         let refused = sim.stream_write_value32(stream, word, 1).unwrap_err();

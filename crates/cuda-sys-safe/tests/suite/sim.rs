@@ -1,4 +1,4 @@
-//! The simulated driver's own rules, those that a real GPU cannot be asked for.
+//! Rules of the simulated driver that cannot be checked on a GPU.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -23,13 +23,13 @@ fn end(memory: &DeviceMemory) -> CopyEnd {
 
 fn set(stream: &Stream, memory: &DeviceMemory, value: u8) {
     let value = MemsetValue::U8(value);
-    // SAFETY: the memory outlives the work of every test here.
+    // SAFETY: the memory outlives its work in every test here.
     unsafe { stream.driver().memset_async(memory.ptr(), value, memory.bytes(), stream.handle()) }
         .unwrap();
 }
 
 fn copy(stream: &Stream, dst: CopyEnd, src: CopyEnd, bytes: usize) -> Result<()> {
-    // SAFETY: both ends outlive the work of every test here.
+    // SAFETY: both ends outlive their work in every test here.
     unsafe { stream.driver().memcpy_async(&Copy { dst, src, bytes }, stream.handle()) }
 }
 
@@ -37,7 +37,7 @@ fn read(memory: &DeviceMemory, driver: &Arc<dyn Driver>) -> Result<Vec<u8>> {
     let mut out = vec![0u8; memory.bytes()];
     let dst = CopyEnd::Host(NonNull::new(out.as_mut_ptr()).unwrap());
     let request = Copy { dst, src: end(memory), bytes: out.len() };
-    // SAFETY: `out` has that many bytes and the call returns when it holds them.
+    // SAFETY: `out` has this many bytes, and the copy is synchronous.
     unsafe { driver.memcpy(memory.device(), &request) }?;
     Ok(out)
 }
@@ -172,8 +172,9 @@ fn an_asynchronous_fault_loses_every_device() {
             }
             let unknown = driver.pointer_kind(kept.ptr().addr()).unwrap_err();
             assert!(matches!(unknown, DriverError::DeviceLost { .. }), "{unknown}");
-            // As the real driver, which is not called: even what could not be freed is.
-            // SAFETY: nothing is freed.
+            // A lost device accepts every release, even of an invalid address. The real driver is
+            // not called in this state.
+            // SAFETY: the device is lost, so nothing is freed.
             unsafe { driver.mem_free(0, kept.ptr().offset(4)) }.unwrap();
         }
         drop((kept, memory, other, stream));
@@ -182,7 +183,7 @@ fn an_asynchronous_fault_loses_every_device() {
     }
 }
 
-/// Whatever is called first, on whatever device, returns the code; from then on all is known lost.
+/// The first call on any device returns the fault's code. All later calls report a lost device.
 #[test]
 fn the_first_call_on_any_device_returns_the_fault() {
     let (sim, driver) = sim(2, Schedule::Lazy);
@@ -229,7 +230,7 @@ fn pinned_copies_read_when_they_run_and_freed_memory_is_refused() {
     let memory = DeviceMemory::new(&driver, 0, 4).unwrap();
     let host = HostMemory::pinned(&driver, 0, 4).unwrap();
     copy(&stream, end(&memory), CopyEnd::Host(host.as_ptr()), 4).unwrap();
-    // SAFETY: under this schedule the copy has not run; this is the race that must show.
+    // SAFETY: under this schedule the copy has not run. The test shows the race with the copy.
     unsafe { host.as_ptr().as_ptr().write_bytes(9, 4) };
     stream.synchronize().unwrap();
     assert_eq!(read(&memory, &driver).unwrap(), [9; 4]);
@@ -240,7 +241,7 @@ fn pinned_copies_read_when_they_run_and_freed_memory_is_refused() {
 }
 
 #[test]
-fn capacity_and_usage() {
+fn allocations_count_against_the_capacity() {
     let sim = SimConfig { capacity: 1 << 20, ..SimConfig::new(1) }.build();
     let driver: Arc<dyn Driver> = sim.clone();
     let half = DeviceMemory::new(&driver, 0, 1 << 19).unwrap();
@@ -255,7 +256,7 @@ fn capacity_and_usage() {
     let full_size = SimConfig::new(1).build();
     let all = full_size.mem_info(0).unwrap().free;
     let ptr = full_size.mem_alloc(0, all).unwrap();
-    // SAFETY: just allocated.
+    // SAFETY: the memory was just allocated.
     unsafe { full_size.mem_free(0, ptr) }.unwrap();
 }
 
@@ -272,7 +273,7 @@ fn contexts_are_made_on_first_need() {
 }
 
 #[test]
-fn visible_devices() {
+fn visible_devices_are_chosen_and_ordered() {
     let build = |text: &str| SimConfig { visible: Some(text.into()), ..SimConfig::new(3) }.build();
     let uuid = |sim: &SimDriver, d| sim.properties(d).unwrap().uuid;
     let all = SimConfig::new(3).build();
@@ -369,10 +370,10 @@ fn unmapping_under_unfinished_work_faults() {
     let base = driver.address_reserve(0, page).unwrap();
     let piece = driver.mem_create(0, page).unwrap();
     let set = |base| {
-        // SAFETY: deliberately outlived by its work below: the simulator checks.
+        // SAFETY: the simulator checks the access. The memory is unmapped too early on purpose.
         unsafe { driver.memset_async(base, MemsetValue::U8(1), 4, stream.handle()) }
     };
-    // SAFETY: live handles; the unfinished work is the point of the test.
+    // SAFETY: the handles are live. The unfinished work is the point of the test.
     unsafe {
         driver.mem_map(base, page, 0, piece).unwrap();
         let error = set(base).and_then(|()| stream.synchronize()).unwrap_err();
@@ -382,7 +383,7 @@ fn unmapping_under_unfinished_work_faults() {
     let stream = non_blocking(&driver, 0);
     let base = driver.address_reserve(0, page).unwrap();
     let piece = driver.mem_create(0, page).unwrap();
-    // SAFETY: as above.
+    // SAFETY: the handles are live. The unfinished work is the point of the test.
     unsafe {
         driver.mem_map(base, page, 0, piece).unwrap();
         driver.mem_set_access(0, base, page, &[(0, MemAccess::ReadWrite)]).unwrap();
@@ -402,7 +403,7 @@ fn pool_memory_lives_in_stream_order() {
     let (sim, driver) = sim(1, Schedule::Lazy);
     let (a, b) = (non_blocking(&driver, 0), non_blocking(&driver, 0));
     let pool = driver.mempool_create(0).unwrap();
-    // SAFETY: live handles; the missing wait is the point of the test.
+    // SAFETY: the handles are live. The missing wait is the point of the test.
     unsafe {
         let ptr = driver.mem_alloc_async(pool, 1000, a.handle()).unwrap();
         assert_eq!(sim.usage().devices[0].used_bytes, 1024);
@@ -454,15 +455,15 @@ fn handles_for_other_processes_do_not_open_here() {
     let handle = unsafe { driver.ipc_mem_handle(0, memory.ptr()) }.unwrap();
     let error = driver.ipc_open_mem(0, handle).unwrap_err();
     assert_eq!(error.code(), Some(CudaCode::INVALID_CONTEXT));
-    // SAFETY: refused.
+    // SAFETY: the driver refuses the address.
     unsafe { driver.ipc_mem_handle(0, DevicePtr::NULL) }.unwrap_err();
 }
 
 #[cfg(unix)]
 #[test]
-fn a_forked_child_is_told_so() {
+fn calls_in_a_forked_child_name_the_fork() {
     let (_, driver) = sim(1, Schedule::Lazy);
-    // SAFETY: the child only makes one call, which answers before it takes a lock, and exits.
+    // SAFETY: the child makes only one call, which returns before it takes a lock, and then exits.
     let status = unsafe {
         let child = libc::fork();
         if child == 0 {
@@ -478,7 +479,7 @@ fn a_forked_child_is_told_so() {
 }
 
 #[test]
-fn unlinked_peers() {
+fn unlinked_peers_have_no_access() {
     let config = SimConfig { unlinked_peers: vec![(0, 2)], ..SimConfig::new(3) };
     let sim = SimConfig { visible: Some("2,1,0".into()), ..config }.build();
     assert!(!sim.can_access_peer(0, 2).unwrap() && !sim.can_access_peer(2, 0).unwrap());
@@ -515,11 +516,11 @@ fn objects_of_two_drivers_do_not_mix() {
     let (a, b) = (Event::new(&here, 0, flags).unwrap(), Event::new(&there, 0, flags).unwrap());
     a.record(&ours).unwrap();
     b.record(&theirs).unwrap();
-    // SAFETY: nothing is captured.
+    // SAFETY: the capture contains no work.
     let token = unsafe { LaunchToken::new() };
     let graph = ours.begin_capture(CaptureMode::Relaxed, token).unwrap().end().unwrap();
     let exec = graph.instantiate().unwrap();
-    // SAFETY: nothing was captured.
+    // SAFETY: the graph is empty, so a replay uses no memory.
     let launched = unsafe { exec.launch(&theirs) };
     let answers = [a.record(&theirs), a.elapsed(&b).map(drop), ours.wait_event(&b), launched];
     for answer in answers {
@@ -532,13 +533,13 @@ fn replays_of_one_executable_run_one_after_another() {
     let (sim, driver) = sim(1, Schedule::Lazy);
     let (a, b) = (non_blocking(&driver, 0), non_blocking(&driver, 0));
     let memory = DeviceMemory::new(&driver, 0, 4).unwrap();
-    // SAFETY: the memory outlives every replay.
+    // SAFETY: the captured memory outlives every replay.
     let token = unsafe { LaunchToken::new() };
     let capture = a.begin_capture(CaptureMode::Relaxed, token).unwrap();
     set(&a, &memory, 1);
     let exec = capture.end().unwrap().instantiate().unwrap();
     for stream in [&a, &b] {
-        // SAFETY: as above.
+        // SAFETY: the captured memory outlives every replay.
         unsafe { exec.launch(stream) }.unwrap();
     }
     assert_eq!(sim.pending(), 2);

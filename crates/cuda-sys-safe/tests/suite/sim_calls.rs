@@ -1,4 +1,4 @@
-//! Every kind of call can be made to fail; many threads can call at once.
+//! Every kind of call can be made to fail, and many threads can call at once.
 
 use std::ffi::CStr;
 use std::panic::Location;
@@ -16,14 +16,14 @@ const KERNEL: &CStr = c"k";
 
 unsafe fn nothing(_: &HostLaunch<'_>) {}
 
-/// Makes one call of a kind, with arguments that are right, on device 0 of a fresh box.
+/// Makes one call of a kind, with valid arguments, on device 0 of a new simulator.
 ///
 /// # Safety
-/// None of what it makes is used after it returns, but with the box.
+/// The created objects are not used afterwards, and are dropped with the simulator.
 unsafe fn call(d: &SimDriver, kind: CallKind) -> Result<()> {
     use CallKind as K;
     const PAGE: usize = 2 << 20;
-    // What calls need is made before the fault is armed.
+    // Create the arguments before the fault is armed.
     let ptr = d.mem_alloc(0, 64)?;
     let stream = d.stream_create(0, StreamFlags::default())?;
     let timing = EventFlags { timing: true, ..EventFlags::default() };
@@ -36,7 +36,7 @@ unsafe fn call(d: &SimDriver, kind: CallKind) -> Result<()> {
     let piece = d.mem_create(0, PAGE)?;
     let shareable = d.mem_create_shareable(0, PAGE)?;
     let pool = d.mempool_create(0)?;
-    // SAFETY: every handle is live; nothing runs but what is waited for or dropped with the box.
+    // SAFETY: every handle is live. All work is waited for, or dropped with the simulator.
     unsafe {
         let module = d.module_load(0, PTX)?;
         let function = d.module_function(module, KERNEL)?;
@@ -145,7 +145,7 @@ unsafe fn call(d: &SimDriver, kind: CallKind) -> Result<()> {
 fn every_kind_of_call_can_fail() {
     for &kind in CallKind::ALL {
         let sim = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(2) }.build();
-        // SAFETY: nothing outlives the box.
+        // SAFETY: the simulator is dropped below, with all created objects.
         let error = unsafe { call(&sim, kind) }.unwrap_err();
         assert_eq!(error.code(), Some(CudaCode::UNKNOWN), "{kind:?}: {error}");
         assert!(error.to_string().starts_with(kind.name()), "{kind:?}: {error}");
@@ -172,7 +172,7 @@ fn threads_share_a_box() {
                     let memory = DeviceMemory::new(driver, device, 256).unwrap();
                     let event = Event::new(driver, device, EventFlags::default()).unwrap();
                     let value = MemsetValue::U8(round);
-                    // SAFETY: handles are alive and the memory is freed after its work.
+                    // SAFETY: the handles are alive, and the memory is freed after its work.
                     unsafe {
                         driver.memset_async(memory.ptr(), value, 256, stream.handle()).unwrap();
                         let f = || {
@@ -186,7 +186,7 @@ fn threads_share_a_box() {
                     let mut out = [0u8; 256];
                     let dst = CopyEnd::Host(NonNull::from(&mut out).cast());
                     let src = CopyEnd::Device { device, ptr: memory.ptr() };
-                    // SAFETY: both ends hold 256 bytes; the call returns when they are copied.
+                    // SAFETY: both ends hold 256 bytes, and the copy is synchronous.
                     unsafe { driver.memcpy(device, &Copy { dst, src, bytes: 256 }) }.unwrap();
                     assert_eq!(out, [round; 256]);
                 }
@@ -207,9 +207,9 @@ fn captures_keep_to_their_thread() {
         std::thread::scope(|scope| scope.spawn(f).join().unwrap())
     };
     let alloc = || DeviceMemory::new(&driver, 0, 4).err().and_then(|e| e.code());
-    // SAFETY: the stream is alive, here and below.
+    // SAFETY: the stream is alive until the end of the test.
     let begin = |mode| unsafe { driver.begin_capture(stream.handle(), mode) }.unwrap();
-    // SAFETY: as above.
+    // SAFETY: the stream is alive until the end of the test.
     let end = || unsafe { driver.end_capture(stream.handle()) };
     let unsupported = Some(CudaCode::STREAM_CAPTURE_UNSUPPORTED);
 
@@ -217,7 +217,7 @@ fn captures_keep_to_their_thread() {
     assert_eq!(elsewhere(&alloc), None, "only its own thread is bound");
     let wrong = elsewhere(&|| end().err().and_then(|e| e.code()));
     assert_eq!(wrong, Some(CudaCode::STREAM_CAPTURE_WRONG_THREAD));
-    // SAFETY: just captured.
+    // SAFETY: the graph was just captured.
     unsafe { driver.graph_destroy(end().unwrap()) }.unwrap();
 
     begin(CaptureMode::Global);
@@ -226,10 +226,10 @@ fn captures_keep_to_their_thread() {
     assert_eq!(code, Some(CudaCode::STREAM_CAPTURE_INVALIDATED));
 
     begin(CaptureMode::Relaxed);
-    // SAFETY: the stream is alive; the function is refused.
+    // SAFETY: the stream is alive. The driver refuses the function.
     let error = unsafe { driver.launch_host_func(stream.handle(), Box::new(|| ())) }.unwrap_err();
     assert_eq!(error.code(), unsupported);
-    // SAFETY: just captured.
+    // SAFETY: the graph was just captured.
     unsafe { driver.graph_destroy(end().unwrap()) }.unwrap();
     drop(stream);
     assert!(sim.usage().all_released());
@@ -255,7 +255,7 @@ fn a_capture_goes_with_its_stream_or_device() {
     DeviceMemory::new(&driver, 0, 4).unwrap();
 }
 
-/// As on systems where memory cannot be mapped twice.
+/// Simulates a system that cannot map memory twice.
 #[test]
 fn a_device_without_virtual_memory_says_so() {
     let mut config = SimConfig::new(1);
@@ -295,7 +295,7 @@ fn a_host_function_that_is_dropped_unrun_may_panic_twice() {
     let f = Box::new(move || drop(captured));
     // SAFETY: the stream is alive.
     unsafe { sim.launch_host_func(stream, f) }.unwrap();
-    // SAFETY: as above.
+    // SAFETY: the stream is alive.
     let error = unsafe { sim.stream_synchronize(stream) }.unwrap_err();
     assert_eq!(error.code(), Some(CudaCode::LAUNCH_FAILED));
 }

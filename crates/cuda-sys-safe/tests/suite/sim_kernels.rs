@@ -1,4 +1,4 @@
-//! What the simulated driver checks about kernels: footprints, access, redzones, alignment.
+//! Checks of the simulated driver on kernels: footprints, access, redzones, alignment.
 
 use std::ffi::CStr;
 use std::panic::Location;
@@ -46,33 +46,34 @@ impl World {
         let code = DeviceCode::Kernel { function: function.handle(), grid, block, shared_bytes: 0 };
         let location = Location::caller();
         let launch = Launch { op: "test", code, host, footprints, params: &[], location };
-        // SAFETY: tests keep the memory until they have waited; `function` stays loaded.
+        // SAFETY: tests keep the memory until the stream is synchronized. `function` stays loaded.
         unsafe { self.driver.launch(self.stream.handle(), &launch) }?;
         self.stream.synchronize()
     }
 }
 
-/// Adds one to four bytes of its second operand, into its first.
+/// Writes four bytes of the second operand, each plus one, to the first operand.
 unsafe fn increment(launch: &HostLaunch<'_>) {
     for i in 0..4 {
-        // SAFETY: tests declare four bytes.
+        // SAFETY: tests declare four bytes per operand.
         unsafe { *launch.pointers[0].add(i) = (*launch.pointers[1].add(i)).wrapping_add(1) };
     }
 }
 
-/// Writes one byte more than that.
+/// Also writes a fifth byte.
 unsafe fn increment_too_far(launch: &HostLaunch<'_>) {
-    // SAFETY: as above; the fifth byte is in the redzone or in the copy's guard.
+    // SAFETY: tests declare four bytes per operand. The fifth byte lies in the redzone, or in the
+    // guard of the copy.
     unsafe {
         increment(launch);
         *launch.pointers[0].add(4) = 1;
     }
 }
 
-/// Leaves the last byte alone.
+/// Does not write the last byte.
 unsafe fn increment_three(launch: &HostLaunch<'_>) {
     for i in 0..3 {
-        // SAFETY: as above.
+        // SAFETY: tests declare four bytes per operand.
         unsafe { *launch.pointers[0].add(i) = (*launch.pointers[1].add(i)).wrapping_add(1) };
     }
 }
@@ -90,7 +91,7 @@ fn declared_kernels_pass_the_check() {
     let four = [4];
     let pair = |dst, src| [bytes(0, dst, &four, Access::Write), bytes(0, src, &four, Access::Read)];
     world.launch(increment, &pair(a.ptr(), b.ptr())).unwrap();
-    // In place: one operand is the other, read and written.
+    // In place: both operands are the same memory, read and written.
     world.launch(increment, &pair(a.ptr(), a.ptr())).unwrap();
     assert_eq!(world.sim.violations(), []);
 }
@@ -140,13 +141,13 @@ fn an_undeclared_read_is_found() {
 fn strided_footprints_are_exact() {
     unsafe fn every_other(launch: &HostLaunch<'_>) {
         for i in 0..3 {
-            // SAFETY: three bytes, two apart, backwards.
+            // SAFETY: the operand has three bytes with stride -2.
             unsafe { *launch.pointers[0].sub(2 * i) = 7 };
         }
     }
     unsafe fn all(launch: &HostLaunch<'_>) {
         for i in 0..5 {
-            // SAFETY: inside the hull.
+            // SAFETY: the bytes lie inside the operand's hull.
             unsafe { *launch.pointers[0].sub(i) = 7 };
         }
     }
@@ -185,7 +186,7 @@ fn redzones_catch_overruns() {
 #[test]
 fn illegal_addresses_are_found_when_the_kernel_runs() {
     let four = [4];
-    // Beyond the allocation.
+    // A range that extends beyond the allocation.
     let world_ = world(1, false);
     let memory = world_.memory(0, 4);
     let five = [5];
@@ -194,7 +195,7 @@ fn illegal_addresses_are_found_when_the_kernel_runs() {
     assert_eq!(error.code(), Some(CudaCode::ILLEGAL_ADDRESS));
     assert!(error.to_string().contains("tests/suite/sim_kernels.rs"), "{error}");
 
-    // A peer's memory, before and after access is enabled.
+    // Memory of a peer, before and after access is enabled.
     for enable in [false, true] {
         let world = world(2, false);
         let far = world.memory(1, 4);
@@ -206,8 +207,8 @@ fn illegal_addresses_are_found_when_the_kernel_runs() {
         assert_eq!(world.driver.lost(1).is_none(), enable, "the owner goes with the other");
     }
 
-    // Memory that is mapped by hand: the context's peer access does not open it, access to the
-    // mapping does.
+    // Mapped virtual memory. Peer access of the context does not apply; the access of the mapping
+    // does.
     for access in [None, Some(MemAccess::Read), Some(MemAccess::None)] {
         let world = world(2, false);
         world.driver.enable_peer_access(0, 1).unwrap();
@@ -225,7 +226,7 @@ fn illegal_addresses_are_found_when_the_kernel_runs() {
         assert!(code.is_none_or(|code| code == CudaCode::ILLEGAL_ADDRESS), "{code:?}");
     }
 
-    // No elements: nothing is touched.
+    // An operand without elements is not accessed.
     let world = world(1, false);
     let none = [0];
     world.launch(nothing, &[bytes(0, DevicePtr::NULL, &none, Access::Write)]).unwrap();
@@ -283,7 +284,7 @@ fn kernels_reach_mapped_host_memory() {
     let world = world(1, true);
     let word = HostMemory::pinned(&world.driver, 0, 4).unwrap();
     let source = world.memory(0, 4);
-    // SAFETY: page-locked memory is addressed alike by host and device, and outlives the work.
+    // SAFETY: page-locked memory has the same address on host and device, and outlives the work.
     let address = unsafe { DevicePtr::from_raw(word.as_ptr().as_ptr() as u64) };
     let four = [4];
     let operands =
@@ -299,13 +300,13 @@ fn an_overrun_of_pool_memory_surfaces_as_itself_first() {
     let pool = world.driver.mempool_create(0).unwrap();
     let source = world.memory(0, 4);
     let stream = world.stream.handle();
-    // SAFETY: live handles.
+    // SAFETY: pool and stream are alive.
     let ptr = unsafe { world.driver.mem_alloc_async(pool, 4, stream) }.unwrap();
     let four = [4];
     let operands =
         [bytes(0, ptr, &four, Access::Write), bytes(0, source.ptr(), &four, Access::Read)];
     world.launch(increment_too_far, &operands).unwrap();
-    // SAFETY: as above.
+    // SAFETY: the memory is live, and the stream is alive.
     unsafe { world.driver.mem_free_async(ptr, stream) }.unwrap();
     let error = world.stream.synchronize().unwrap_err();
     assert!(matches!(error, DriverError::Cuda(_)), "{error}");
@@ -314,7 +315,7 @@ fn an_overrun_of_pool_memory_surfaces_as_itself_first() {
     assert!(matches!(later, DriverError::DeviceLost { .. }), "{later}");
 }
 
-/// The driver would read beyond what it was given, and go on.
+/// The driver would read beyond the given parameters without an error.
 #[test]
 fn a_launch_with_other_parameters_than_the_kernels_is_refused() {
     const PTX: &str = "\
@@ -332,7 +333,7 @@ fn a_launch_with_other_parameters_than_the_kernels_is_refused() {
         let footprints = vec![bytes(0, memory.ptr(), &[4], Access::Read); operands];
         let (footprints, location) = (footprints.as_slice(), Location::caller());
         let launch = Launch { op: "test", code, host: nothing, footprints, params, location };
-        // SAFETY: the function does nothing.
+        // SAFETY: the CPU implementation does nothing.
         unsafe { world.driver.launch(world.stream.handle(), &launch) }
     };
     launch(1, &[0; 24]).unwrap();

@@ -1,4 +1,4 @@
-//! What the simulated NCCL finds, and what becomes of ranks whose others are gone.
+//! Checks of the simulated NCCL, and the effects of departed ranks on other ranks.
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Barrier};
@@ -11,7 +11,7 @@ use warpline_cuda_sys_safe::*;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A rank: its device with a stream and some floats.
+/// A rank: its device, with a stream and some floats.
 struct Rank {
     sim: Arc<SimDriver>,
     comm: Communicator,
@@ -50,12 +50,13 @@ impl Rank {
 
     fn copy(&self, dst: CopyEnd, src: CopyEnd, bytes: usize) {
         let copy = Copy { dst, src, bytes };
-        // SAFETY: the memory is alive; the ends in pageable memory are done with when it returns.
+        // SAFETY: the memory is alive. The call has finished with pageable memory when it returns.
         unsafe { self.sim.memcpy_async(&copy, self.stream.handle()) }.unwrap();
     }
 
     fn enqueue(&self, calls: &[Collective]) -> Result<()> {
-        // SAFETY: the stream is alive, and so is the memory until the communicator is aborted.
+        // SAFETY: the stream is alive, and the memory stays alive until the communicator is
+        // aborted.
         unsafe { self.comm.enqueue(calls, self.stream.handle()) }
     }
 
@@ -69,7 +70,7 @@ impl Rank {
         Collective::Broadcast { send, recv, count, dtype: NcclType::F32, root }
     }
 
-    /// The communicator's error, once it has one.
+    /// Waits for the communicator's error and returns it.
     fn error(&self) -> DriverError {
         let began = std::time::Instant::now();
         while began.elapsed() < LIMIT {
@@ -82,8 +83,8 @@ impl Rank {
     }
 }
 
-/// Runs a body for each rank in a thread of its own, with one device each of one box, or with a box
-/// each.
+/// Runs a body on a thread per rank, with the devices of one simulator, or with one simulator per
+/// rank.
 fn ranks<R: Send>(
     count: usize,
     schedule: Schedule,
@@ -104,10 +105,11 @@ fn ranks<R: Send>(
                     let device = if own_boxes { 0 } else { rank };
                     let comm = Communicator::new(&driver, device, id, count, rank, LIMIT).unwrap();
                     let rank = Rank::new(&sim, device, comm);
-                    // A rank that fails at once fails those that do not know yet that all are there.
+                    // If a rank failed now, ranks that do not know yet that all have joined would
+                    // fail to join.
                     joined.wait();
                     let result = body(&rank);
-                    // What stands ends before its memory goes.
+                    // End blocked operations before their memory is freed.
                     rank.comm.abort();
                     result
                 })
@@ -154,7 +156,7 @@ fn one_thread_drives_all_ranks() {
             let (send, count, dtype) = (memory[device], 1, NcclType::I32);
             let sum = ReduceOp::Sum;
             let call = Collective::AllReduce { send, recv: send, count, dtype, op: sum };
-            // SAFETY: all is alive as long as the box is.
+            // SAFETY: all handles and the memory live as long as the simulator.
             unsafe {
                 assert_eq!(nccl.comm_state(handles[device]).unwrap(), CommState::Ready);
                 sim.memset_async(send, MemsetValue::U32(device as u32 + 1), 1, stream).unwrap();
@@ -165,14 +167,14 @@ fn one_thread_drives_all_ranks() {
             let mut sum = [0u8; 4];
             let dst = CopyEnd::Host(NonNull::from(&mut sum).cast());
             let src = CopyEnd::Device { device, ptr: memory[device] };
-            // SAFETY: all is alive.
+            // SAFETY: both ends are alive, and the copy is synchronous.
             unsafe { sim.memcpy(device, &Copy { dst, src, bytes: 4 }) }.unwrap();
             assert_eq!(i32::from_ne_bytes(sum), 6, "{schedule:?}");
         }
     }
 }
 
-/// A box whose thread waits for nothing still does what others wait for.
+/// A rank still does its part of a collective while its thread blocks outside the driver.
 #[test]
 fn ranks_that_wait_on_the_host_do_not_stop_their_devices() {
     for schedule in schedules() {
@@ -190,7 +192,7 @@ fn ranks_that_wait_on_the_host_do_not_stop_their_devices() {
 }
 
 #[test]
-fn ranks_that_disagree_are_told_so() {
+fn ranks_that_disagree_get_an_error() {
     type Calls = fn(&Rank) -> Vec<Collective>;
     let cases: [(Calls, Calls, [&str; 2]); 6] = [
         (
@@ -242,7 +244,7 @@ fn ranks_that_disagree_are_told_so() {
         for (first, second, called) in &cases {
             let errors = ranks(2, schedule, false, |rank| {
                 let calls = if rank.comm.rank() == 0 { first(rank) } else { second(rank) };
-                // Eager ones may find it here already.
+                // Under the eager schedule, this call may already report the error.
                 let _ = rank.enqueue(&calls);
                 rank.error()
             });
@@ -257,7 +259,7 @@ fn ranks_that_disagree_are_told_so() {
 }
 
 #[test]
-fn a_dead_rank_is_named_to_those_who_wait_for_it() {
+fn a_wait_for_a_dead_rank_names_the_rank() {
     for schedule in schedules() {
         let texts = ranks(3, schedule, false, |rank| {
             if rank.comm.rank() == 1 {
@@ -266,7 +268,8 @@ fn a_dead_rank_is_named_to_those_who_wait_for_it() {
             }
             let enqueued = rank.enqueue(&[rank.all_reduce(1, ReduceOp::Sum)]);
             let error = rank.error();
-            // Refused if it is known by now that the rank is dead; otherwise it stands.
+            // The call was refused if the rank was already known to be dead. Otherwise the
+            // operation is blocked.
             assert_eq!(rank.stream.query().unwrap(), enqueued.is_err(), "{schedule:?}");
             rank.comm.abort();
             rank.stream.synchronize().unwrap();
@@ -281,7 +284,7 @@ fn a_dead_rank_is_named_to_those_who_wait_for_it() {
 }
 
 #[test]
-fn a_rank_that_leaves_when_it_is_done_harms_nobody() {
+fn a_rank_may_leave_when_its_work_is_done() {
     for schedule in schedules() {
         let left = Barrier::new(2);
         ranks(2, schedule, true, |rank| {
@@ -343,7 +346,7 @@ fn ranks_that_cannot_join_are_refused() {
         ((1, 2, 0), "rank 0 of 2 joins twice"),
     ] {
         let (id, (device, ranks, rank)) = (id(), second);
-        // SAFETY: the handle is alive and used here alone.
+        // SAFETY: the handle is alive, and only this thread uses it.
         let state = unsafe {
             let first = sim.nccl().unwrap().comm_init(0, &id, 2, 0).unwrap();
             let text = join(&id, device, ranks, rank, LIMIT);
@@ -357,7 +360,7 @@ fn ranks_that_cannot_join_are_refused() {
 }
 
 #[test]
-fn an_interrupted_communicator_ends_what_stands_and_is_still_to_be_freed() {
+fn an_interrupted_communicator_ends_pending_calls_and_is_still_to_be_freed() {
     let sim = SimConfig { capacity: 1 << 24, ..SimConfig::new(2) }.build();
     let driver: Arc<dyn Driver> = sim.clone();
     let nccl = driver.nccl().unwrap();
@@ -367,7 +370,7 @@ fn an_interrupted_communicator_ends_what_stands_and_is_still_to_be_freed() {
     let stream = owned::Stream::new(&driver, 0, StreamFlags::default()).unwrap();
     let (at, dtype, op) = (memory.ptr(), nccl::NcclType::F32, nccl::ReduceOp::Sum);
     let sum = nccl::Collective::AllReduce { send: at, recv: at, count: 1, dtype, op };
-    // SAFETY: handles and memory are alive, and used by this thread alone.
+    // SAFETY: handles and memory are alive, and only this thread uses them.
     unsafe {
         assert_eq!(nccl.comm_state(comms[0]).unwrap(), nccl::CommState::Ready);
         nccl.enqueue(comms[0], &[sum], stream.handle()).unwrap();
@@ -384,7 +387,7 @@ fn an_interrupted_communicator_ends_what_stands_and_is_still_to_be_freed() {
 
 const CHILD: &str = "WARPLINE_TEST_NCCL_RANK";
 
-/// Starts this test in another process, as a rank.
+/// Starts this test as a rank in another process.
 fn child(test: &str, rank: usize, seed: u64, id: &nccl::UniqueId) -> std::process::Child {
     let id: String = id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
     std::process::Command::new(std::env::current_exe().unwrap())
@@ -394,7 +397,7 @@ fn child(test: &str, rank: usize, seed: u64, id: &nccl::UniqueId) -> std::proces
         .unwrap()
 }
 
-/// What a child was started as.
+/// Returns the role of a child process.
 fn started_as() -> Option<(usize, u64, nccl::UniqueId)> {
     let text = std::env::var(CHILD).ok()?;
     let words: Vec<&str> = text.split(' ').collect();
@@ -403,7 +406,7 @@ fn started_as() -> Option<(usize, u64, nccl::UniqueId)> {
     Some((words[0].parse().unwrap(), words[1].parse().unwrap(), id))
 }
 
-/// A rank in a box of its own.
+/// Creates a rank with its own simulator.
 fn rank_of(id: &nccl::UniqueId, ranks: usize, rank: usize, seed: u64) -> Rank {
     let schedule = if seed == 0 { Schedule::Lazy } else { Schedule::Seeded(seed) };
     let sim = SimConfig { schedule, capacity: 1 << 30, ..SimConfig::new(1) }.build();
@@ -416,7 +419,7 @@ fn new_id() -> nccl::UniqueId {
     SimConfig::new(1).build().nccl().unwrap().unique_id().unwrap()
 }
 
-/// Sums, then sums of the even and of the odd ranks, then a ring.
+/// Runs sums, then sums of the even and of the odd ranks, then a ring.
 fn program(rank: &Rank) {
     let (me, n) = (rank.comm.rank(), rank.comm.ranks());
     rank.set(&[me as f32 + 1.0]);
@@ -427,13 +430,13 @@ fn program(rank: &Rank) {
     let size = (n - me % 2).div_ceil(2);
     assert_eq!((part.ranks(), part.rank()), (size, size - 1 - me / 2), "in the order of keys");
     rank.set(&[me as f32]);
-    // SAFETY: the stream and the memory are alive until the work is waited for.
+    // SAFETY: the stream and the memory stay alive until the work is done.
     unsafe { part.enqueue(&[rank.all_reduce(1, ReduceOp::Sum)], rank.stream.handle()) }.unwrap();
     let sum: usize = (0..n).filter(|other| other % 2 == me % 2).sum();
     assert_eq!(rank.get(1), [sum as f32]);
 
     let (send, count, dtype) = (rank.memory.ptr(), 1, NcclType::F32);
-    // SAFETY: within the memory.
+    // SAFETY: the offset lies inside the memory.
     let recv = unsafe { send.offset(4) };
     rank.set(&[me as f32, -1.0]);
     rank.enqueue(&[
@@ -460,7 +463,7 @@ fn threads_and_processes_run_one_program() {
         let children: Vec<_> = (1..RANKS).map(|rank| child(test, rank, seed, &id)).collect();
         let own = rank_of(&id, RANKS, 0, seed);
         program(&own);
-        // The hub is here: it has to live as long as others need it.
+        // This process owns the hub, so it must live until all other ranks have finished.
         for mut child in children {
             assert!(child.wait().unwrap().success(), "seed {seed}");
         }

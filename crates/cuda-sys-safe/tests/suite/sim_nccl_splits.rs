@@ -1,4 +1,4 @@
-//! Ranks that go while a communicator is being split: nobody else may wait for them for ever.
+//! Ranks that leave during a split. No other rank may wait for them forever.
 
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use warpline_cuda_sys_safe::*;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Three ranks, one per device, used by one thread.
+/// Three ranks on one device each, used by one thread.
 struct Ranks {
     sim: Arc<SimDriver>,
     comms: Vec<CommHandle>,
@@ -31,30 +31,31 @@ impl Ranks {
     }
 
     fn state(&self, comm: CommHandle) -> Result<CommState> {
-        // SAFETY: alive, and used by this thread alone.
+        // SAFETY: the communicator is alive, and only this thread uses it.
         unsafe { self.sim.nccl().unwrap().comm_state(comm) }
     }
 
     fn split(&self, rank: usize) -> CommHandle {
-        // SAFETY: as above.
+        // SAFETY: the communicator is alive, and only this thread uses it.
         let split = unsafe { self.sim.nccl().unwrap().comm_split(self.comms[rank], Some(0), 0) };
         split.unwrap().unwrap()
     }
 
     fn abort(&self, comm: CommHandle) {
-        // SAFETY: as above, and not used afterwards.
+        // SAFETY: the communicator is alive, only this thread uses it, and it is not used
+        // afterwards.
         unsafe { self.sim.nccl().unwrap().comm_abort(comm) }.unwrap();
     }
 
-    /// What the other ranks' state comes to once they use what rank 0 has gone from.
+    /// Uses communicators that rank 0 has left. Returns the errors of the other ranks.
     fn errors(&self, others: [CommHandle; 2]) -> [String; 2] {
         for comm in others {
             let at = self.memory[comm.device()];
             let (dtype, op) = (NcclType::F32, ReduceOp::Sum);
             let call = Collective::AllReduce { send: at, recv: at, count: 1, dtype, op };
             let stream = StreamHandle::default_of(comm.device());
-            // SAFETY: as above; the memory is alive until the communicator is aborted. The second one
-            // may be told already.
+            // SAFETY: the communicator is alive, and the memory stays alive until it is aborted.
+            // The result is ignored, because the second rank may already know of the failure.
             let _ = unsafe { self.sim.nccl().unwrap().enqueue(comm, &[call], stream) };
         }
         others.map(|comm| {
@@ -69,7 +70,7 @@ impl Ranks {
         })
     }
 
-    /// Ends what stands, and waits for it.
+    /// Aborts communicators, and waits for their operations to end.
     fn end(&self, comms: &[CommHandle]) {
         comms.iter().for_each(|&comm| self.abort(comm));
         (0..3).for_each(|device| self.sim.synchronize(device).unwrap());
@@ -100,7 +101,7 @@ fn a_part_that_is_dropped_before_it_is_made_is_missed() {
     }
 }
 
-/// Of two splits under way the one that is meant is left.
+/// Rank 0 leaves one of two unfinished splits. Only that split fails.
 #[test]
 fn the_right_one_of_two_parts_is_missed() {
     for schedule in schedules() {
@@ -141,7 +142,7 @@ fn a_part_fails_with_the_whole() {
         ranks.abort(ranks.comms[0]);
         let error = ranks.state(aborted).unwrap_err().to_string();
         assert!(error.contains("was to be split off was aborted"), "{schedule:?}: {error}");
-        // Rank 2 goes without a split: the other one's never comes.
+        // Rank 2 leaves without a split, so the split of the other rank never completes.
         ranks.abort(ranks.comms[2]);
         for comm in [ranks.comms[1], waiting] {
             let error = ranks.state(comm).unwrap_err().to_string();
@@ -152,7 +153,7 @@ fn a_part_fails_with_the_whole() {
 
 const CHILD: &str = "WARPLINE_TEST_NCCL_SPLIT";
 
-/// A rank that gives up, or whose process ends, in a split.
+/// A rank in another process aborts, or its process ends, during a split.
 #[test]
 fn ranks_of_other_processes_are_missed_too() {
     let join = |id: &UniqueId, rank| {
@@ -173,11 +174,11 @@ fn ranks_of_other_processes_are_missed_too() {
             let nccl = sim.nccl().unwrap();
             let comm = nccl.comm_init(0, &id, 2, 1).unwrap();
             let began = Instant::now();
-            // SAFETY: alive, and used by this thread alone.
+            // SAFETY: the communicator is alive, and only this thread uses it.
             while unsafe { nccl.comm_state(comm) }.unwrap() == CommState::InProgress {
                 assert!(began.elapsed() < LIMIT);
             }
-            // SAFETY: as above.
+            // SAFETY: the communicator is alive, and only this thread uses it.
             unsafe { nccl.comm_split(comm, Some(0), 0) }.unwrap();
         }
         std::process::exit(0);
@@ -203,7 +204,7 @@ fn ranks_of_other_processes_are_missed_too() {
         let at = sim.mem_alloc(0, 4).unwrap();
         let (dtype, op) = (NcclType::F32, ReduceOp::Sum);
         let call = Collective::AllReduce { send: at, recv: at, count: 1, dtype, op };
-        // SAFETY: the memory is alive until the communicator is aborted.
+        // SAFETY: the memory stays alive until the communicator is aborted.
         let _ = unsafe { part.enqueue(&[call], StreamHandle::default_of(0)) };
         let error = loop {
             match part.state() {

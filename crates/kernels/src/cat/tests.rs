@@ -98,13 +98,13 @@ fn everything(target: Target<'_>) {
 }
 
 #[test]
-fn cpu_and_simulated() {
+fn tensors_are_joined_on_every_target() {
     on_every_target(everything);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_cat() {
+fn gpu_tensors_are_joined_on_every_target() {
     on_gpu(everything);
 }
 
@@ -138,7 +138,7 @@ fn bad_input_is_an_error() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn any_sizes(
+    fn tensors_of_any_sizes_are_joined(
         sizes in prop::collection::vec(0usize..40, 1..12),
         rows in 1usize..5,
         inner in 1usize..9,

@@ -14,7 +14,7 @@ use warpline_cuda_sys_safe::nccl::{Collective, NcclType, ReduceOp};
 use warpline_cuda_sys_safe::owned::Communicator;
 use warpline_cuda_sys_safe::{DevicePtr, HostLaunch, StreamHandle};
 
-use warpline_runtime::launch::{self, Call, Code, address};
+use warpline_runtime::launch::{self, Call, address};
 use warpline_runtime::{
     Completion, DType, Device, ErrorKind, Operand, Replays, Result, Target, View,
 };
@@ -205,7 +205,7 @@ pub fn run<'a>(
         params: &[],
         checks_indices: false,
         host: no_host,
-        code: Code::Collective { enqueue: &enqueue, comm, number, replays },
+        code: launch::Collective { enqueue: &enqueue, comm, number, replays }.into(),
         location,
     };
     // SAFETY: NCCL reads inputs and writes outputs, of the sizes that were checked.

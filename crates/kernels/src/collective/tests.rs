@@ -70,7 +70,7 @@ fn sum<'a>(input: &'a Tensor, output: &'a Tensor) -> Op<'a> {
 }
 
 #[test]
-fn each_collective_gives_what_it_says() {
+fn each_collective_gives_its_documented_result() {
     for schedule in schedules() {
         ranks(3, schedule, SyncPolicy::Auto, |rank| {
             let (target, me) = (rank.target(), rank.comm.rank() as f64);
@@ -235,7 +235,7 @@ fn a_failure_names_the_collectives_that_may_have_caused_it() {
 }
 
 #[test]
-fn what_nccl_could_not_do_is_refused_before() {
+fn collectives_that_nccl_cannot_run_are_refused_beforehand() {
     ranks(1, Schedule::Lazy, SyncPolicy::Auto, |rank| {
         let x = rank.tensor(DType::F32, &[2, 2], &[0.0; 4]);
         let small = rank.tensor(DType::F32, &[3], &[0.0; 3]);

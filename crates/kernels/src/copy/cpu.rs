@@ -1,69 +1,85 @@
 //! The CPU implementation.
 
+use std::marker::PhantomData;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
-use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+use warpline_cuda_sys_safe::HostLaunch;
 
 use super::Args;
 use crate::math::{Convert, vectorized};
-use warpline_runtime::host::{Cast, GRAIN, HostElement, Shared, map1, parallel_for, params};
-use warpline_runtime::iter::{Flat, Index, Params, Space};
+use warpline_runtime::host::{Cast, GRAIN, HostElement, Shared, map1, parallel_for};
+use warpline_runtime::iter::{Flat, HostLoop, HostLoops, Index, Space};
 
-/// Of elements of `size` bytes that stay as they are: flat and strided.
-pub(super) fn same(size: usize) -> [HostKernel; 2] {
+/// Returns the loops for elements of `size` bytes that keep their dtype. Integers of the size stand for all dtypes.
+pub(super) fn same(size: usize) -> HostLoops<Args, 2> {
     match size {
-        1 => [move_bytes::<u8>, run::<u8, u8, Index<2>>],
-        // Integers of the size stand for all elements of it.
-        2 => [move_bytes::<i16>, run::<i16, i16, Index<2>>],
-        4 => [move_bytes::<i32>, run::<i32, i32, Index<2>>],
-        _ => [move_bytes::<i64>, run::<i64, i64, Index<2>>],
+        1 => HostLoops::of::<Same<u8>>(),
+        2 => HostLoops::of::<Same<i16>>(),
+        4 => HostLoops::of::<Same<i32>>(),
+        _ => HostLoops::of::<Same<i64>>(),
     }
 }
 
-/// # Safety
-/// As [`run`], of one type.
-unsafe fn move_bytes<T: HostElement>(launch: &HostLaunch<'_>) {
-    let Params { space, .. }: Params<Flat, Args> = params(launch);
-    let (a, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
-    parallel_for(launch.parallel, space.numel as usize, GRAIN, |range| {
-        let (from, n) = (range.start as isize, range.len());
-        // SAFETY: elements of both, where those of the result are this thread's. They may be the same.
-        unsafe { out.at(from).copy_from(a.at(from), n) };
-    });
-}
-
-/// From `S` to `D`: flat and strided.
-pub(super) fn cast<S, D>() -> [HostKernel; 2]
+/// Returns the loops from `S` to `D`.
+pub(super) fn cast<S, D>() -> HostLoops<Args, 2>
 where
     S: HostElement<Compute: Cast<D::Compute>>,
     D: HostElement,
 {
-    [flat::<S, D>, run::<S, D, Index<2>>]
+    HostLoops::of::<Conversion<S, D>>()
 }
 
-/// # Safety
-/// As [`run`], of elements that follow one another.
-unsafe fn flat<S, D>(launch: &HostLaunch<'_>)
+/// Copies elements of `T`'s size.
+struct Same<T>(PhantomData<T>);
+
+// SAFETY: reads the elements of the first operand and writes those of the second.
+unsafe impl<T: HostElement<Compute: Cast<T::Compute>>> HostLoop<Args, 2> for Same<T> {
+    unsafe fn flat(launch: &HostLaunch<'_>, space: &Flat, _: &Args) {
+        let (a, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
+        parallel_for(launch.parallel, space.numel as usize, GRAIN, |range| {
+            let (from, n) = (range.start as isize, range.len());
+            // SAFETY: elements of both operands; those of the result belong to this thread. Both may be the same.
+            unsafe { out.at(from).copy_from(a.at(from), n) };
+        });
+    }
+
+    unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<2>, _: &Args) {
+        // SAFETY: this function's contract.
+        unsafe { convert_all::<T, T>(launch, index) }
+    }
+}
+
+/// Converts elements of `S` to `D`.
+struct Conversion<S, D>(PhantomData<(S, D)>);
+
+// SAFETY: reads the elements of the first operand and writes those of the second.
+unsafe impl<S, D> HostLoop<Args, 2> for Conversion<S, D>
 where
     S: HostElement<Compute: Cast<D::Compute>>,
     D: HostElement,
 {
-    let Params { space, .. }: Params<Flat, Args> = params(launch);
-    let n = space.numel as usize;
-    let (a, out) = (Shared::<S>::operand(launch, 0), Shared::<D>::operand(launch, 1));
-    let (from, to) = (a.0.addr(), out.0.addr());
-    if from < to + n * size_of::<D>() && to < from + n * size_of::<S>() {
-        // SAFETY: the caller's promise.
-        return unsafe { over::<S, D>(launch, &space.index()) };
+    unsafe fn flat(launch: &HostLaunch<'_>, space: &Flat, _: &Args) {
+        let n = space.numel as usize;
+        let (a, out) = (Shared::<S>::operand(launch, 0), Shared::<D>::operand(launch, 1));
+        let (from, to) = (a.0.addr(), out.0.addr());
+        if from < to + n * size_of::<D>() && to < from + n * size_of::<S>() {
+            // SAFETY: this function's contract.
+            return unsafe { convert_all::<S, D>(launch, &space.index()) };
+        }
+        parallel_for(launch.parallel, n, GRAIN, |range| {
+            let (at, n) = (range.start as isize, range.len());
+            // SAFETY: elements of operands that share no memory; those of the result belong to this thread. Any
+            // bytes are valid elements.
+            let (from, to) =
+                unsafe { (from_raw_parts(a.at(at), n), from_raw_parts_mut(out.at(at), n)) };
+            vectorized(Convert(from, to, convert::<S, D>));
+        });
     }
-    parallel_for(launch.parallel, n, GRAIN, |range| {
-        let (at, n) = (range.start as isize, range.len());
-        // SAFETY: elements of operands that share no memory, where those of the result are this
-        // thread's; any bytes are valid elements.
-        let (from, to) =
-            unsafe { (from_raw_parts(a.at(at), n), from_raw_parts_mut(out.at(at), n)) };
-        vectorized(Convert(from, to, convert::<S, D>));
-    });
+
+    unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<2>, _: &Args) {
+        // SAFETY: this function's contract.
+        unsafe { convert_all::<S, D>(launch, index) }
+    }
 }
 
 #[inline(always)]
@@ -76,26 +92,13 @@ where
 }
 
 /// # Safety
-/// As [`HostKernel`]: an operand of `S` and a result of `D`, with [`Params`] of `P` and [`Args`].
-unsafe fn run<S, D, P>(launch: &HostLaunch<'_>)
-where
-    S: HostElement<Compute: Cast<D::Compute>>,
-    D: HostElement,
-    P: Space<2>,
-{
-    let Params { space, .. }: Params<P, Args> = params(launch);
-    // SAFETY: the caller's promise.
-    unsafe { over::<S, D>(launch, &space.index()) }
-}
-
-/// # Safety
-/// As [`run`].
-unsafe fn over<S, D>(launch: &HostLaunch<'_>, index: &Index<2>)
+/// The operands are elements of `S` and `D` at the positions of `index`, and no other thread writes to them.
+unsafe fn convert_all<S, D>(launch: &HostLaunch<'_>, index: &Index<2>)
 where
     S: HostElement<Compute: Cast<D::Compute>>,
     D: HostElement,
 {
     let (a, out) = (Shared::<S>::operand(launch, 0), Shared::<D>::operand(launch, 1));
-    // SAFETY: the caller's promise.
+    // SAFETY: this function's contract.
     unsafe { map1(a, out, index, launch.parallel, convert::<S, D>) };
 }

@@ -4,15 +4,13 @@ mod cpu;
 #[cfg(test)]
 mod tests;
 
-use std::panic::Location;
-
 use bytemuck::{Pod, Zeroable};
 
 use crate::programs::{BITS, bits, committed, cuda_type};
-use warpline_runtime::iter::{self, BLOCK, Flat, Index, Op, Params, vector_width};
+use warpline_runtime::iter::{self, BLOCK, Flat, Index, Kernels, Params, vector_width};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::overlap::{self, Overlap};
-use warpline_runtime::{DType, Result, Target, View, launch};
+use warpline_runtime::{DType, Result, Site, Target, View, launch};
 use warpline_runtime::{cuda_struct, dispatch};
 
 /// The kernels' arguments: the code of the result's [`DType`], at which only [`ANY`]'s kernels look.
@@ -86,7 +84,7 @@ fn pair(from: DType, to: DType) -> Option<usize> {
 #[track_caller]
 pub fn copy(target: Target<'_>, src: View<'_>, dst: View<'_>) -> Result<()> {
     const NAME: &str = "copy_";
-    let location = Location::caller();
+    let site = Site::here(NAME);
     for view in [src, dst] {
         view.check_inside(NAME)?;
     }
@@ -115,28 +113,31 @@ pub fn copy(target: Target<'_>, src: View<'_>, dst: View<'_>) -> Result<()> {
             (src.storage, from),
             bytes,
             true,
-            location,
+            site.location,
         );
     }
-    let (program, [vector, run], host) = if src.dtype == dst.dtype {
-        let size = src.dtype.size();
-        ((&COPY, bits(size)), [vector_width(size); 2], cpu::same(size))
+    let args = Args { to: dst.dtype as u32 };
+    kernels(src.dtype, dst.dtype).launch(target, site, [src, dst], args)
+}
+
+/// Returns the kernels that read elements of `from` and write elements of `to`.
+fn kernels(from: DType, to: DType) -> Kernels<Args, 2> {
+    let (program, variant, [vector, run], loops) = if from == to {
+        let size = from.size();
+        (&COPY, bits(size), [vector_width(size); 2], cpu::same(size))
     } else {
-        let host =
-            dispatch!(src.dtype, all S => dispatch!(dst.dtype, all D => cpu::cast::<S, D>()));
-        match pair(src.dtype, dst.dtype) {
+        let loops = dispatch!(from, all S => dispatch!(to, all D => cpu::cast::<S, D>()));
+        match pair(from, to) {
             Some(pair) => {
-                let [from, to] = [src.dtype.size(), dst.dtype.size()];
-                let run = vector_width(from.max(to));
-                // As many as the flat kernel's `EACH`.
-                ((&CAST, pair), [if from == 2 * to { 2 * run } else { run }, run], host)
+                let run = vector_width(from.size().max(to.size()));
+                // The same as the flat kernel's `EACH`.
+                let vector = if from.size() == 2 * to.size() { 2 * run } else { run };
+                (&CAST, pair, [vector, run], loops)
             }
-            None => ((&ANY, src.dtype as usize), [any_vector(src.dtype), 1], host),
+            None => (&ANY, from as usize, [any_vector(from), 1], loops),
         }
     };
-    let described =
-        Op { name: NAME, program, host, vector, run, results: 1, converts: false, location };
-    let args = Args { to: dst.dtype as u32 };
-    // SAFETY: the kernels and CPU implementations are those of this pair of dtypes.
-    unsafe { iter::run(target, &described, [src, dst], args) }
+    // SAFETY: variant and loops are those of this pair of dtypes, and `copy`, the only caller, launches with views of
+    // them. `vector` and `run` are the kernels' own numbers.
+    unsafe { Kernels::new(program, variant, loops) }.with_vector(vector).with_run(run)
 }

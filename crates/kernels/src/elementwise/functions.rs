@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_called_comes_with_what_it_calls() {
+    fn a_called_function_comes_with_the_functions_that_it_calls() {
         assert_eq!(called_by("x + y"), "");
         let gelu = called_by("gelu_of(x)");
         for part in ["#define FUNCTION(", "FUNCTION(erf_of, erf)", "C gelu_of(C x)"] {

@@ -3,12 +3,13 @@
 
 use std::any::TypeId;
 use std::array::from_fn;
+use std::marker::PhantomData;
 
 use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
 use warpline_runtime::host::{
-    GRAIN, HostElement, LANES, Number, Shared, load, parallel_for, params, rows, store,
+    GRAIN, HostElement, LANES, Number, Shared, load, parallel_for, rows, store,
 };
-use warpline_runtime::iter::{Flat, Index, Params, Space};
+use warpline_runtime::iter::{HostLoop, HostLoops, Index};
 use warpline_runtime::{DType, dispatch};
 
 use super::run::Numbers;
@@ -81,7 +82,7 @@ pub(super) fn scalars<C: Copy>(f: impl Fn(C) -> C) -> impl Fn(&mut [C]) {
     move |values| values.iter_mut().for_each(|x| *x = f(*x))
 }
 
-/// The CPU implementations of an op on elements `T`, with results `O`.
+/// Returns the CPU implementations of an op on elements `T`, with results `O`.
 pub fn kernels<F, T, O, const I: usize, const N: usize>() -> [HostKernel; 2]
 where
     T: HostElement,
@@ -89,7 +90,7 @@ where
     F: Function<T::Compute, I, Out = O::Compute>,
 {
     const { assert!(I + 1 == N) };
-    [start::<F, T, O, Flat, I, N>, start::<F, T, O, Index<N>, I, N>]
+    HostLoops::<Numbers<I>, N>::of::<FunctionLoop<F, T, O>>().into_functions()
 }
 
 /// Computes an op of slices ([`Slices`](super::entry::Slices)).
@@ -117,19 +118,21 @@ where
     }
 }
 
-/// # Safety
-/// As [`HostKernel`]: `I` operands, of which none is read that a number stands for, then the result
-/// of `O`, with [`Params`] of `S` and [`Numbers`].
-unsafe fn start<F, T, O, S, const I: usize, const N: usize>(launch: &HostLaunch<'_>)
+/// Applies `F` to operands that are computed as `T`, and writes results of `O`.
+struct FunctionLoop<F, T, O>(PhantomData<(F, T, O)>);
+
+// SAFETY: `over` reads the operands that are not numbers and writes the last one.
+unsafe impl<F, T, O, const I: usize, const N: usize> HostLoop<Numbers<I>, N>
+    for FunctionLoop<F, T, O>
 where
     T: HostElement,
     O: HostElement,
-    S: Space<N>,
     F: Function<T::Compute, I, Out = O::Compute>,
 {
-    let Params { space, args, .. }: Params<S, Numbers<I>> = params(launch);
-    // SAFETY: the caller's promise.
-    unsafe { over::<T, O, I, N>(launch, &space.index(), args, F::run) }
+    unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<N>, numbers: &Numbers<I>) {
+        // SAFETY: this function's contract.
+        unsafe { over::<T, O, I, N>(launch, index, *numbers, F::run) }
+    }
 }
 
 /// Elements that are converted at a time: enough that a call is nothing, few enough that they stay in
@@ -141,7 +144,8 @@ const _: () = assert!(SLICE == 512, "the documentation of `slices` has this numb
 /// The loop, compiled once for all ops of these types.
 ///
 /// # Safety
-/// As [`start`].
+/// The launch has `I` operands, of which none is read that a number stands for, then the result. They have the dtypes in
+/// `numbers`, and elements at the positions of `index`. No other thread writes to them.
 unsafe fn over<T: HostElement, O: HostElement, const I: usize, const N: usize>(
     launch: &HostLaunch<'_>,
     index: &Index<N>,

@@ -4,8 +4,8 @@ use std::panic::Location;
 
 use bytemuck::{Pod, Zeroable};
 use warpline_runtime::host::{HostElement, Number};
-use warpline_runtime::iter::{self, Bits};
-use warpline_runtime::{Category, DType, Error, ErrorKind, Result, Scalar, Target, View};
+use warpline_runtime::iter::{Bits, HostLoops, Kernels};
+use warpline_runtime::{Category, DType, Error, ErrorKind, Result, Scalar, Site, Target, View};
 use warpline_runtime::{cuda_struct, dispatch};
 
 use super::Op;
@@ -181,21 +181,30 @@ fn run<const I: usize, const N: usize>(
             }
         }
     }
-    let host =
-        (op.entry.host)(dtype).ok_or(ErrorKind::UnsupportedDType { dtype }.of(op.entry.name))?;
-    let described = iter::Op {
-        name: op.entry.name,
-        program: (&op.entry.program, op.entry.dtypes.variant(dtype)),
-        host: host.kernels,
-        results: 1,
-        vector: op.vector(dtype),
-        run: op.run(dtype),
-        converts,
-        location,
-    };
-    // SAFETY: kernels and loops are those of this dtype, and are told the views'; inputs that are numbers
-    // are not touched, and are said so.
-    unsafe { iter::run_some(target, &described, views, untouched, numbers) }
+    let kernels = op.kernels::<I, N>(dtype)?.converting(converts);
+    let site = Site { op: op.entry.name, location };
+    kernels.launch_some(target, site, views, untouched, numbers)
+}
+
+impl Op {
+    /// Returns the kernels of a dtype, for `I` inputs and `N` views. The arguments of their launches name the views'
+    /// dtypes.
+    #[track_caller]
+    fn kernels<const I: usize, const N: usize>(
+        &'static self,
+        dtype: DType,
+    ) -> Result<Kernels<Numbers<I>, N>> {
+        let Some(host) = (self.entry.host)(dtype) else {
+            return Err(ErrorKind::UnsupportedDType { dtype }.of(self.entry.name));
+        };
+        let variant = self.entry.dtypes.variant(dtype);
+        // SAFETY: the promise made to `Op::new`: the loops are for as many inputs as the entry has, which `run` has
+        // compared with `I`; program and loops are those of the dtype. `run` names the views' dtypes in the arguments.
+        let kernels = unsafe {
+            Kernels::new(&self.entry.program, variant, HostLoops::from_functions(host.kernels))
+        };
+        Ok(kernels.with_vector(self.vector(dtype)).with_run(self.run(dtype)))
+    }
 }
 
 /// Refuses conditions that are not of bools, and float numbers for integers.

@@ -1,13 +1,15 @@
 //! The CPU implementation.
 
-use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+use std::marker::PhantomData;
+
+#[cfg(doc)]
+use warpline_cuda_sys_safe::HostKernel;
+use warpline_cuda_sys_safe::HostLaunch;
 
 use super::{Fill, Sequence};
 use warpline_runtime::Scalar;
-use warpline_runtime::host::{
-    Cast, GRAIN, HostElement, Number, Shared, map0, parallel_for, params,
-};
-use warpline_runtime::iter::{Flat, Index, Params, Space};
+use warpline_runtime::host::{Cast, GRAIN, HostElement, Number, Shared, map0, parallel_for};
+use warpline_runtime::iter::{HostLoop, HostLoops, Index};
 
 /// The bytes of an element, in the low bytes.
 pub(super) fn bits<T: HostElement>(value: Scalar) -> u64 {
@@ -18,13 +20,13 @@ pub(super) fn bits<T: HostElement>(value: Scalar) -> u64 {
     bits
 }
 
-/// Of elements of `size` bytes: flat and strided.
-pub(super) fn fill_kernels(size: usize) -> [HostKernel; 2] {
+/// Returns the loops for elements of `size` bytes.
+pub(super) fn fill_loops(size: usize) -> HostLoops<Fill, 1> {
     match size {
-        1 => [fill::<u8, Flat>, fill::<u8, Index<1>>],
-        2 => [fill::<u16, Flat>, fill::<u16, Index<1>>],
-        4 => [fill::<u32, Flat>, fill::<u32, Index<1>>],
-        _ => [fill::<u64, Flat>, fill::<u64, Index<1>>],
+        1 => HostLoops::of::<FillLoop<u8>>(),
+        2 => HostLoops::of::<FillLoop<u16>>(),
+        4 => HostLoops::of::<FillLoop<u32>>(),
+        _ => HostLoops::of::<FillLoop<u64>>(),
     }
 }
 
@@ -45,13 +47,16 @@ macro_rules! low {
 
 low! { u8 u16 u32 u64 }
 
-/// # Safety
-/// As [`HostKernel`]: a result of elements as large as `T`, with [`Params`] of `S` and [`Fill`].
-unsafe fn fill<T: Low, S: Space<1>>(launch: &HostLaunch<'_>) {
-    let Params { space, args, .. }: Params<S, Fill> = params(launch);
-    let out = Shared::<T>::operand(launch, 0);
-    // SAFETY: the caller's promise.
-    unsafe { map0(out, &space.index(), launch.parallel, T::low(args.bits.into())) };
+/// Writes the low bytes of [`Fill::bits`] to elements of `T`'s size.
+struct FillLoop<T>(PhantomData<T>);
+
+// SAFETY: `map0` writes the elements of the index.
+unsafe impl<T: Low> HostLoop<Fill, 1> for FillLoop<T> {
+    unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<1>, args: &Fill) {
+        let out = Shared::<T>::operand(launch, 0);
+        // SAFETY: the caller promises elements of `T`'s size at the positions of `index`.
+        unsafe { map0(out, index, launch.parallel, T::low(args.bits.into())) };
+    }
 }
 
 /// # Safety

@@ -4,16 +4,14 @@ mod cpu;
 #[cfg(test)]
 mod tests;
 
-use std::panic::Location;
-
 use crate::programs::{BITS, NUMBERS, bits, committed};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
-use warpline_runtime::iter::{self, BLOCK, Bits, Flat, Index, Op, Params, run, vector_width};
+use warpline_runtime::iter::{self, BLOCK, Bits, Flat, Index, Kernels, Params, vector_width};
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{
-    DType, Error, Layout, Result, Scalar, Target, View, cuda_struct, dispatch, hosts,
+    DType, Error, Layout, Result, Scalar, Site, Target, View, cuda_struct, dispatch, hosts,
 };
 
 /// Fills for elements of 1, 2, 4 and 8 bytes, each flat and strided, then sequences per dtype.
@@ -71,31 +69,19 @@ pub(crate) fn bits_of(dtype: DType, value: Scalar) -> u64 {
 /// [`ErrorKind::OverlappingWrite`]; otherwise as [`Kernel::launch`].
 #[track_caller]
 pub fn fill(target: Target<'_>, out: View<'_>, value: Scalar) -> Result<()> {
-    fill_at(target, "fill_", out, value, Location::caller())
+    fill_at(target, Site::here("fill_"), out, value)
 }
 
 #[track_caller]
-fn fill_at(
-    target: Target<'_>,
-    name: &'static str,
-    out: View<'_>,
-    value: Scalar,
-    location: &'static Location<'static>,
-) -> Result<()> {
+fn fill_at(target: Target<'_>, site: Site, out: View<'_>, value: Scalar) -> Result<()> {
     let size = out.dtype.size();
-    let op = Op {
-        name,
-        program: (&FILL, bits(size)),
-        host: cpu::fill_kernels(size),
-        vector: vector_width(size),
-        run: vector_width(size),
-        results: 1,
-        converts: false,
-        location,
-    };
-    let value = bits_of(out.dtype, value);
-    // SAFETY: the kernels and CPU implementations are those of elements of this size.
-    unsafe { run(target, &op, [out], Fill { bits: value.into() }) }
+    // SAFETY: the variants and loops are by the elements' size, `FILL` has `vector_width` elements per thread, and both
+    // kernels write every element.
+    let kernels = unsafe { Kernels::new(&FILL, bits(size), cpu::fill_loops(size)) }
+        .with_vector(vector_width(size))
+        .with_run(vector_width(size));
+    let bits = bits_of(out.dtype, value).into();
+    kernels.launch(target, site, [out], Fill { bits })
 }
 
 /// `start + i * step` for each element `i` of a tensor of one dimension (`torch.arange`): in
@@ -170,16 +156,16 @@ fn run_sequence(
 /// [`ErrorKind::ShapeMismatch`] if `out` is no matrix, [`ErrorKind::OverlappingWrite`]; otherwise as [`Kernel::launch`].
 #[track_caller]
 pub fn eye(target: Target<'_>, out: View<'_>) -> Result<()> {
-    let location = Location::caller();
+    let site = Site::here("eye");
     let (&[n, m], &[row, column]) = (out.sizes(), out.strides()) else {
         let reason = format!("a result of two dimensions is needed, not {:?}", out.sizes());
         return Err(Error::shape("eye", reason));
     };
-    fill_at(target, "eye", out, Scalar::Int(0), location)?;
+    fill_at(target, site, out, Scalar::Int(0))?;
     let diagonal = Layout::from_parts(
         [n.min(m)].into_iter().collect(),
         [row + column].into_iter().collect(),
         out.layout.offset(),
     );
-    fill_at(target, "eye", View { layout: &diagonal, ..out }, Scalar::Int(1), location)
+    fill_at(target, site, View { layout: &diagonal, ..out }, Scalar::Int(1))
 }

@@ -245,13 +245,13 @@ fn gpu_indexing() {
 }
 
 #[test]
-fn what_is_out_of_range_is_reported() {
+fn an_index_out_of_range_is_reported() {
     on_every_target(out_of_range);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_what_is_out_of_range_is_reported() {
+fn gpu_an_index_out_of_range_is_reported() {
     on_gpu(out_of_range);
 }
 
@@ -269,19 +269,19 @@ fn many_out_of_range(target: Target<'_>) {
 }
 
 #[test]
-fn many_are_reported_as_one() {
+fn many_failed_indices_are_one_report() {
     on_every_target(many_out_of_range);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_many_are_reported_as_one() {
+fn gpu_many_failed_indices_are_one_report() {
     on_gpu(many_out_of_range);
 }
 
 /// What 32-bit offsets do not reach is launched in parts.
 #[test]
-fn far_apart() {
+fn elements_far_apart_are_indexed() {
     let reason = warpline_cuda_sys_safe::DriverError::NoDevice { reason: "not needed".into() };
     let runtime = warpline_runtime::Runtime::without_cuda(
         reason,
@@ -330,7 +330,7 @@ fn nothing_runs_on_null() {
 }
 
 #[test]
-fn bad_arguments() {
+fn bad_arguments_are_refused() {
     on_every_target(|target| {
         let make = |dtype, sizes: &[usize]| Tensor::garbage(target, dtype, sizes);
         let (a, out) = (make(F32, &[2, 3]), make(F32, &[2, 3]));

@@ -39,7 +39,7 @@ fn place(x: f32) -> i64 {
 }
 
 #[test]
-fn within_a_unit_in_the_last_place() {
+fn functions_are_within_a_unit_in_the_last_place() {
     let inputs = sweep();
     for (name, (all, _, reference)) in CASES {
         let mut outputs = inputs.clone();
@@ -57,7 +57,7 @@ fn within_a_unit_in_the_last_place() {
 }
 
 #[test]
-fn the_same_at_every_level_and_position() {
+fn functions_agree_at_every_level_and_position() {
     let inputs: Vec<f32> = sweep().into_iter().step_by(97).collect();
     for (name, (all, one, _)) in CASES {
         for n in (1..3 * LANES).chain([inputs.len()]) {

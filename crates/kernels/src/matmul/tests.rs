@@ -115,7 +115,7 @@ fn gpu_every_dtype_however_it_lies() {
 }
 
 #[test]
-fn larger_than_a_block_of_any_kind() {
+fn products_larger_than_a_block_are_right() {
     on_every_target(|target| {
         for dtype in [DType::F16, DType::F32, DType::I32] {
             for [m, n, k] in [[2, 2, 2100], [1030, 2, 3], [2, 2100, 1030], [1, 40_000, 2]] {
@@ -149,7 +149,7 @@ fn vectors_of_any_length() {
 }
 
 #[test]
-fn two_dimensions() {
+fn a_product_of_matrices_is_right() {
     on_every_target(|target| {
         let a = Tensor::new(target, DType::F32, &[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
         let b = Tensor::new(target, DType::F32, &[3, 1], &[1.0, 0.0, -1.0]);
@@ -160,7 +160,7 @@ fn two_dimensions() {
 }
 
 #[test]
-fn what_cublas_takes() {
+fn cublas_reads_five_of_six_layouts_in_place() {
     on_every_target(|target| {
         for (kind, expected) in
             [(0, false), (1, false), (2, false), (3, false), (4, false), (5, true)]

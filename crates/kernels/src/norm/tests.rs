@@ -182,7 +182,7 @@ fn columns_are_shared_out_to_all_of_a_gpu() {
 }
 
 #[test]
-fn what_is_not_contiguous_or_of_another_size_is_refused() {
+fn operands_of_other_sizes_or_layouts_are_refused() {
     on_every_target(|target| {
         let square = Tensor::garbage(target, F32, &[3, 3]);
         let moments = [(); 2].map(|()| Tensor::garbage(target, F32, &[3]));

@@ -220,7 +220,7 @@ fn nan_is_the_largest() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn operands_that_do_not_fit_are_refused() {
     on_every_target(|target| {
         let (w, kind) = windows()[0];
         let image = Tensor::garbage(target, F32, &sizes(w.input));

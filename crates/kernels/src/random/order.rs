@@ -21,7 +21,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_order_whatever_the_view() {
+    fn random_numbers_follow_memory_order_in_any_view() {
         let base = Layout::contiguous(&[2, 3, 4]).unwrap();
         let all: Vec<isize> = (0..24).collect();
         assert_eq!(offsets(&base), all);

@@ -80,7 +80,7 @@ mod tests {
 
     /// Known answers of Random123, the authors' own library.
     #[test]
-    fn known_answers() {
+    fn philox_gives_the_published_numbers() {
         assert_eq!(philox(0, 0, 0), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
         assert_eq!(
             philox(u64::MAX, u64::MAX, u64::MAX),

@@ -86,7 +86,7 @@ fn a_grid_holds_a_block_for_every_result() {
 }
 
 #[test]
-fn what_32_bits_do_not_count_is_cut_or_refused() {
+fn reductions_beyond_32_bits_are_cut_or_refused() {
     let (mut plan, kernel, [_, y, z]) = planned(&[(5 << 30) + 3], &[1], &[0], 0);
     assert_eq!((plan.run, plan.segments, plan.last_run), (1 << 30, 6, 3));
     assert_eq!((plan.segment_stride, z, kernel), (1 << 30, 6, Access::Rows));

@@ -176,13 +176,13 @@ fn alignments(target: Target<'_>) {
 }
 
 #[test]
-fn any_start_and_step() {
+fn reductions_take_any_start_and_step() {
     on_every_target(alignments);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_any_start_and_step() {
+fn gpu_reductions_take_any_start_and_step() {
     on_gpu(alignments);
 }
 
@@ -263,7 +263,7 @@ fn gpu_extremes_of_equal_elements() {
 
 /// As of more results than kernels count.
 #[test]
-fn halves_are_all_of_it() {
+fn the_halves_of_a_split_reduction_cover_all_elements() {
     on_every_target(|target| {
         let a = Tensor::new(target, DType::F32, &[5, 3, 4], &moderate(DType::F32, 60, false));
         let a = a.with(|l| l.permute(&[2, 0, 1]));

@@ -10,7 +10,7 @@ const KINDS: [Kind; 4] = [Kind::Nearest, Kind::NearestExact, Kind::Linear, Kind:
 
 /// A row made larger, by PyTorch's own numbers.
 #[test]
-fn a_row_of_each_kind() {
+fn a_row_is_resampled_in_each_mode() {
     on_every_target(|target| {
         let image = Tensor::new(target, F64, &[1, 3, 1], &[1.0, 2.0, 4.0]);
         let row = |kind, align| {
@@ -78,7 +78,7 @@ fn gpu_the_gradient_is_the_transpose() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn operands_that_do_not_fit_are_refused() {
     on_every_target(|target| {
         let refused = |dtype, input: &[usize], out_dtype, output: &[usize]| {
             let image = Tensor::garbage(target, dtype, input);

@@ -85,7 +85,7 @@ fn gpu_scan() {
 }
 
 #[test]
-fn bad_arguments() {
+fn bad_arguments_are_refused() {
     on_every_target(|target| {
         let a = Tensor::garbage(target, DType::F32, &[2]);
         let out = |dtype, sizes: &[usize]| Tensor::garbage(target, dtype, sizes);

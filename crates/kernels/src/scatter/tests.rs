@@ -258,7 +258,7 @@ fn gpu_scatter() {
 }
 
 #[test]
-fn bad_arguments() {
+fn bad_arguments_are_refused() {
     on_every_target(|target| {
         let make = |dtype, sizes: &[usize]| Tensor::garbage(target, dtype, sizes);
         let zero = |sizes: &[usize]| {

@@ -57,18 +57,18 @@ fn every_dtype_and_view(target: Target<'_>) {
 }
 
 #[test]
-fn every_float_and_view() {
+fn softmax_takes_every_float_and_view() {
     on_every_target(every_dtype_and_view);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_every_float_and_view() {
+fn gpu_softmax_takes_every_float_and_view() {
     on_gpu(every_dtype_and_view);
 }
 
 #[test]
-fn rows_longer_than_what_is_taken_at_a_time() {
+fn rows_longer_than_a_chunk_are_right() {
     on_every_target(|target| {
         for dtype in [F16, F32, F64] {
             let n = 300_000;

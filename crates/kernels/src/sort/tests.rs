@@ -112,7 +112,7 @@ fn gpu_sort() {
 }
 
 #[test]
-fn bad_arguments() {
+fn bad_arguments_are_refused() {
     on_every_target(|target| {
         let make = |dtype, sizes: &[usize]| Tensor::garbage(target, dtype, sizes);
         let (a, index) = (make(DType::F32, &[2]), make(DType::I64, &[2]));

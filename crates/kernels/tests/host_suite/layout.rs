@@ -72,7 +72,7 @@ proptest! {
     }
 
     #[test]
-    fn contiguity_is_what_the_offsets_say(layout in any_layout()) {
+    fn a_layout_is_contiguous_if_its_offsets_are(layout in any_layout()) {
         let start = layout.offset() as isize;
         let expected: Vec<isize> = (start..start + layout.numel() as isize).collect();
         prop_assert_eq!(layout.is_contiguous(), offsets(&layout) == expected);

@@ -139,7 +139,7 @@ fn a_stream_is_not_numbered_as_another_one() {
 }
 
 #[test]
-fn a_graph_keeps_what_lay_in_a_pool_of_the_programs_own() {
+fn a_graph_keeps_memory_of_the_programs_own_pool() {
     let (_sim, runtime) = lazy();
     let device = runtime.device(0).unwrap();
     let stream = device.device().stream_from_pool(0).unwrap();
@@ -286,7 +286,7 @@ fn memory_that_two_captures_used_waits_for_both() {
 }
 
 #[test]
-fn memory_of_another_device_that_is_dropped_spoils_no_capture() {
+fn dropping_memory_of_another_device_invalidates_no_capture() {
     let sim = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(2) }.build();
     let runtime = Runtime::new(sim, RuntimeConfig::default()).unwrap();
     let gpus = [0, 1].map(|index| runtime.device(index).unwrap());

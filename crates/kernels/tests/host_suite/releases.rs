@@ -59,7 +59,7 @@ fn pageable_memory_never_lies_where_something_is_registered() {
 /// Pages were unmapped under work of a stream that the allocator had not been told of, and the
 /// device was lost.
 #[test]
-fn work_of_an_untold_stream_ends_before_its_memory_goes() {
+fn work_of_an_unrecorded_stream_ends_before_its_memory_goes() {
     let sim = lazy().build();
     let runtime = Runtime::new(sim.clone(), RuntimeConfig::default()).unwrap();
     runtime.set_sync_policy(SyncPolicy::Manual);

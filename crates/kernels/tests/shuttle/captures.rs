@@ -108,7 +108,7 @@ fn a_capture_ends_while_a_stream_that_joined_is_given_work() {
 /// Two threads enter work in the notes of one capture, on two of its streams. What comes after both
 /// is captured after both.
 #[test]
-fn captured_work_of_two_threads_comes_before_what_is_captured_later() {
+fn captured_work_of_two_threads_comes_before_later_captured_work() {
     check(|| {
         let (_sim, runtime) = world();
         let streams = [(); 2].map(|()| stream(&runtime));
@@ -138,7 +138,7 @@ fn captured_work_of_two_threads_comes_before_what_is_captured_later() {
 /// A capture ends between the questions that an op asks: what reads memory that the capture made,
 /// and that holds nothing yet, is captured or refused, and never runs.
 #[test]
-fn work_on_what_a_capture_made_does_not_run_before_a_replay() {
+fn work_on_captured_results_does_not_run_before_a_replay() {
     check(|| {
         let (_sim, runtime) = world();
         let stream = stream(&runtime);

@@ -46,7 +46,7 @@ fn read_fails(stream: &Stream, result: &Storage) -> Option<i64> {
 /// Each thread waits for its own work, and by that may learn of another's. Every failure is told to
 /// somebody, if only to who reads the result; waits tell it once; and nothing else is told.
 #[test]
-fn every_failed_index_is_told_once() {
+fn every_failed_index_is_reported_once() {
     check(|| {
         let (_sim, runtime) = world();
         let streams = [(); 3].map(|()| stream(&runtime));
@@ -91,7 +91,7 @@ type Heard = (Vec<i64>, Vec<i64>, Vec<i64>);
 /// Two threads work on one stream. Every failure is told to somebody, if only to who reads the
 /// result, and nothing else is.
 #[test]
-fn failed_indices_of_a_shared_stream_are_told() {
+fn failed_indices_of_a_shared_stream_are_reported() {
     check(|| {
         let (_sim, runtime) = world();
         let first = stream(&runtime);
@@ -135,7 +135,7 @@ fn failed_indices_of_a_shared_stream_are_told() {
 
 /// Replays whose check fails, by two threads.
 #[test]
-fn every_failed_replay_is_told() {
+fn every_failed_replay_is_reported() {
     check(|| {
         let (_sim, runtime) = world();
         let streams = [(); 2].map(|()| stream(&runtime));

@@ -21,11 +21,11 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use warpline_cuda_sys_safe::HostLaunch;
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver};
-use warpline_runtime::launch::{self, Call, Code};
+use warpline_runtime::launch::{self, Grid, Kernel};
 use warpline_runtime::module::{Program, Source};
 use warpline_runtime::{
     CudaDevice, DType, ErrorKind, Layout, Operand, Result, Runtime, RuntimeConfig, Staging,
-    Storage, Target, View,
+    Storage, Target, View, cuda_struct, hosts,
 };
 use warpline_stream::Stream;
 
@@ -129,16 +129,25 @@ fn value_of(stream: &Stream, storage: &Storage) -> i64 {
     value(&host)
 }
 
-/// No GPU is given it.
-static MIX: Program = Program::new("mix", &[""], &[""], |_, _| Source::new());
+cuda_struct! {
+    struct Factors {
+        factor: i64,
+        add: i64,
+    }
+}
+
+/// Has no source, because no GPU runs it.
+static MIX: Program = Program::new("mix", &["i64"], &[""], |_, _| Source::new());
+
+// SAFETY: `mix`, the only caller, launches with two storages of [`COUNT`] elements.
+static KERNEL: Kernel<Factors, 2> = unsafe { Kernel::new(&MIX, "", hosts!(I64, T => mix_on_host)) };
 
 /// # Safety
-/// Its operands are two tensors of [`COUNT`] elements, its parameters two `i64`s.
-unsafe fn mix_on_host(launch: &HostLaunch<'_>) {
-    let (factor, add) = (read(&launch.params[..8]), read(&launch.params[8..]));
+/// The operands are two tensors of [`COUNT`] elements.
+unsafe fn mix_on_host(launch: &HostLaunch<'_>, &Factors { factor, add }: &Factors) {
     let [to, from] = [0, 1].map(|i| launch.pointers[i].cast::<i64>());
     for i in 0..COUNT {
-        // SAFETY: the caller's promise.
+        // SAFETY: an element of both operands, by this function's contract.
         unsafe { *to.add(i) = mixed(*to.add(i), *from.add(i), factor, add) };
     }
 }
@@ -153,22 +162,7 @@ fn mix(target: Target<'_>, to: &Storage, from: &Storage, factor: i64, add: i64) 
     let layout = Layout::contiguous(&[COUNT]).unwrap();
     let view = |storage| View { storage, layout: &layout, dtype: DType::I64 };
     let operands: [Operand<'_>; 2] = [view(to).read_write(), view(from).read()];
-    let call = Call {
-        op: "mix",
-        operands: &operands,
-        params: &[factor.to_ne_bytes(), add.to_ne_bytes()].concat(),
-        checks_indices: false,
-        host: mix_on_host,
-        code: Code::Kernel {
-            kernel: (&MIX, 0, 0),
-            grid: [1; 3],
-            block: [32, 1, 1],
-            shared_bytes: 0,
-        },
-        location: Location::caller(),
-    };
-    // SAFETY: it reads and writes what it declares, of storages that are as large.
-    unsafe { launch::run(target, &call) }
+    KERNEL.launch(target, "mix", &operands, &Factors { factor, add }, Grid::linear(1, 32))
 }
 
 fn mix_on(stream: &Stream, to: &Storage, from: &Storage, factor: i64, add: i64) -> Result<()> {

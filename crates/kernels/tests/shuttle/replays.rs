@@ -81,7 +81,7 @@ fn threads_replay_one_graph_on_one_stream() {
 
 /// What a graph made is dropped by one thread while another replays it.
 #[test]
-fn what_a_graph_made_is_dropped_while_it_is_replayed() {
+fn a_result_is_dropped_while_its_graph_is_replayed() {
     check(|| {
         let (sim, runtime) = world();
         let streams = [(); 2].map(|()| stream(&runtime));

@@ -17,14 +17,14 @@ use warpline::DType;
 use super::FileError;
 
 /// A JSON object whose names are unique.
-pub(super) struct Once<V>(pub(super) BTreeMap<String, V>);
+pub(super) struct UniqueMap<V>(pub(super) BTreeMap<String, V>);
 
-impl<'de, V: Deserialize<'de>> Deserialize<'de> for Once<V> {
+impl<'de, V: Deserialize<'de>> Deserialize<'de> for UniqueMap<V> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Entries<V>(PhantomData<V>);
+        struct UniqueMapVisitor<V>(PhantomData<V>);
 
-        impl<'de, V: Deserialize<'de>> Visitor<'de> for Entries<V> {
-            type Value = Once<V>;
+        impl<'de, V: Deserialize<'de>> Visitor<'de> for UniqueMapVisitor<V> {
+            type Value = UniqueMap<V>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
@@ -38,23 +38,23 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for Once<V> {
                     }
                     entries.insert(name, value);
                 }
-                Ok(Once(entries))
+                Ok(UniqueMap(entries))
             }
         }
 
-        from.deserialize_map(Entries(PhantomData))
+        from.deserialize_map(UniqueMapVisitor(PhantomData))
     }
 }
 
 /// Largest accepted header, in bytes. A larger size means that the file has another format.
-const MOST: u64 = 100 << 20;
+const MAX_HEADER: u64 = 100 << 20;
 
-/// Name of the header's entry for metadata, which is not a tensor.
+/// Name of the metadata entry in the header. All other entries are tensors.
 pub(super) const METADATA: &str = "__metadata__";
 
-/// The position of a tensor in a file.
+/// A tensor in a file: its properties and position.
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
+pub(super) struct TensorEntry {
     pub(super) name: String,
     pub(super) dtype: DType,
     pub(super) sizes: Vec<usize>,
@@ -65,14 +65,14 @@ pub(super) struct Entry {
 
 /// An open file with a valid header.
 #[derive(Debug)]
-pub(super) struct Opened {
+pub(super) struct SafetensorsFile {
     pub(super) path: PathBuf,
     pub(super) file: File,
     /// Tensors in the order of their offsets.
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<TensorEntry>,
 }
 
-impl Opened {
+impl SafetensorsFile {
     pub(super) fn new(path: &Path) -> Result<Self, FileError> {
         let mut file = warpline_files::open(path).map_err(FileError::io(path, "opening it"))?;
         let length = file.metadata().map_err(FileError::io(path, "asking for its length"))?.len();
@@ -84,7 +84,7 @@ impl Opened {
         }
         file.read_exact(&mut size).map_err(FileError::io(path, "reading the header's length"))?;
         let size = u64::from_le_bytes(size);
-        if size > MOST || size > length - 8 {
+        if size > MAX_HEADER || size > length - 8 {
             let reason = format!(
                 "it says that its header has {size} bytes, but it has {length} in all: it was cut, or is no safetensors file"
             );
@@ -92,15 +92,16 @@ impl Opened {
         }
         let mut header = vec![0; size as usize];
         file.read_exact(&mut header).map_err(FileError::io(path, "reading the header"))?;
-        let Once::<Value>(header) = serde_json::from_slice(&header)
+        let UniqueMap::<Value>(header) = serde_json::from_slice(&header)
             .map_err(|error| invalid(format!("its header (bytes 8 to {}): {error}", 8 + size)))?;
         let mut infos = Vec::new();
         for (name, value) in header.into_iter().filter(|(name, _)| name != METADATA) {
             let Some(given) = value.get("dtype").and_then(Value::as_str).map(str::to_owned) else {
                 return Err(invalid(format!("its header names no dtype of the tensor `{name}`")));
             };
-            let known =
-                serde_json::from_value::<Dtype>(Value::from(&given[..])).ok().and_then(dtype);
+            let known = serde_json::from_value::<Dtype>(Value::from(&given[..]))
+                .ok()
+                .and_then(from_file_dtype);
             let Some(dtype) = known else {
                 return Err(FileError::DType { path: path.to_owned(), name, dtype: given });
             };
@@ -123,17 +124,17 @@ impl Opened {
                 return Err(invalid(reason));
             }
             at = to;
-            let place = begin.saturating_add(from as u64);
+            let position = begin.saturating_add(from as u64);
             // `begin + to` could overflow.
             if to as u64 > length - begin {
                 let reason = format!(
-                    "the tensor `{name}` lies in bytes {place} to {} of the file, which has {length}: it was cut",
+                    "the tensor `{name}` lies in bytes {position} to {} of the file, which has {length}: it was cut",
                     begin.saturating_add(to as u64)
                 );
                 return Err(invalid(reason));
             }
             let (sizes, bytes) = (info.shape, to - from);
-            entries.push(Entry { name, dtype, sizes, begin: place, bytes });
+            entries.push(TensorEntry { name, dtype, sizes, begin: position, bytes });
         }
         if begin + at as u64 != length {
             let reason = format!(
@@ -146,7 +147,7 @@ impl Opened {
     }
 }
 
-fn dtype(dtype: Dtype) -> Option<DType> {
+fn from_file_dtype(dtype: Dtype) -> Option<DType> {
     Some(match dtype {
         Dtype::BOOL => DType::Bool,
         Dtype::U8 => DType::U8,
@@ -162,7 +163,7 @@ fn dtype(dtype: Dtype) -> Option<DType> {
     })
 }
 
-pub(super) fn of_dtype(dtype: DType) -> Dtype {
+pub(super) fn to_file_dtype(dtype: DType) -> Dtype {
     match dtype {
         DType::Bool => Dtype::BOOL,
         DType::U8 => Dtype::U8,

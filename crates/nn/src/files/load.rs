@@ -1,8 +1,8 @@
 //! Loads tensors from files.
 //!
-//! All headers are checked against the lengths of their files before anything is allocated. Then several threads read
-//! pieces of 8 MiB into page-locked memory (`launch::fill_bytes`). Each thread has two buffers: the device copies from
-//! one while the thread fills the other.
+//! All headers are checked against the lengths of their files before any memory is allocated. Then several threads read
+//! chunks of 8 MiB into page-locked memory (`launch::fill_bytes`). Each thread has two buffers: the device copies from
+//! one buffer while the thread fills the other.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -19,14 +19,14 @@ use warpline::{DType, Device, Error, Exec, IntoDevice, Result, Tensor, TensorOpt
 use warpline_runtime::launch::{copy_bytes, fill_bytes};
 
 use super::FileError;
-use super::header::{Once, Opened};
+use super::header::{SafetensorsFile, UniqueMap};
 use crate::StateDict;
 use crate::called::Called as _;
 
 /// Bytes per read, and size of a thread's page-locked buffers.
-const PIECE: usize = 8 << 20;
+const CHUNK_BYTES: usize = 8 << 20;
 /// Maximum number of reading threads. One thread copies about 8 GB/s from the page cache.
-const THREADS: usize = 8;
+const MAX_THREADS: usize = 8;
 
 /// The progress of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub struct Progress {
 pub struct LoadOptions<'a> {
     /// Device of the loaded tensors. Default: the host.
     pub device: Device,
-    /// Callback that runs on the calling thread after each piece (up to 8 MiB) has been read. Default: `None`.
+    /// Callback that runs on the calling thread after each chunk (up to 8 MiB) has been read. Default: `None`.
     pub progress: Option<&'a mut dyn FnMut(Progress)>,
 }
 
@@ -89,25 +89,25 @@ pub fn load_file_with(path: impl AsRef<Path>, options: LoadOptions<'_>) -> Resul
 
 #[track_caller]
 fn load(path: &Path, mut options: LoadOptions<'_>) -> Result<StateDict, FileError> {
-    // All headers are checked before anything is allocated.
-    let files = opened(path)?;
+    // Check all headers before any allocation.
+    let files = open_files(path)?;
     let total: usize = files.iter().flat_map(|f| &f.entries).map(|entry| entry.bytes).sum();
-    let (mut state, mut pieces) = (StateDict::new(), Vec::new());
+    let (mut state, mut chunks) = (StateDict::new(), Vec::new());
     for file in &files {
         for entry in &file.entries {
             let to = TensorOptions::new().dtype(entry.dtype).device(options.device);
             let tensor = empty(&entry.sizes[..], to).map_err(FileError::tensor(&file.path))?;
             let mut done = 0;
             while done < entry.bytes {
-                let bytes = PIECE.min(entry.bytes - done);
+                let bytes = CHUNK_BYTES.min(entry.bytes - done);
                 let (from, tensor) = (entry.begin + done as u64, tensor.clone());
-                pieces.push(Piece { file, name: &entry.name, from, tensor, at: done, bytes });
+                chunks.push(Chunk { file, name: &entry.name, from, tensor, at: done, bytes });
                 done += bytes;
             }
             state.insert(&entry.name[..], tensor);
         }
     }
-    read(&pieces, options.device, &mut |bytes| {
+    read_chunks(&chunks, options.device, &mut |bytes| {
         if let Some(progress) = &mut options.progress {
             progress(Progress { bytes: bytes as u64, total: total as u64 });
         }
@@ -117,21 +117,21 @@ fn load(path: &Path, mut options: LoadOptions<'_>) -> Result<StateDict, FileErro
 
 /// The index of several files.
 #[derive(Deserialize)]
-struct Index {
-    weight_map: Once<String>,
+struct ShardIndex {
+    weight_map: UniqueMap<String>,
 }
 
 /// Maximum number of attempts to open the files of an index that concurrent saves replace.
 const ATTEMPTS: usize = 100;
 
 /// Opens all files of a path. Checks their headers, and that they contain the tensors that an index names.
-fn opened(path: &Path) -> Result<Vec<Opened>, FileError> {
+fn open_files(path: &Path) -> Result<Vec<SafetensorsFile>, FileError> {
     if path.extension().is_none_or(|end| end != "json") {
-        return Ok(vec![Opened::new(path)?]);
+        return Ok(vec![SafetensorsFile::new(path)?]);
     }
     let mut text = read_index(path)?;
     for _ in 1..ATTEMPTS {
-        let files = indexed(path, &text);
+        let files = open_indexed_files(path, &text);
         if files.is_ok() {
             return files;
         }
@@ -142,7 +142,7 @@ fn opened(path: &Path) -> Result<Vec<Opened>, FileError> {
         }
         text = now;
     }
-    indexed(path, &text)
+    open_indexed_files(path, &text)
 }
 
 pub(super) fn read_index(path: &Path) -> Result<String, FileError> {
@@ -154,23 +154,23 @@ pub(super) fn read_index(path: &Path) -> Result<String, FileError> {
 }
 
 /// Opens the files that an index names.
-fn indexed(path: &Path, text: &str) -> Result<Vec<Opened>, FileError> {
-    let Index { weight_map: Once(places) } = serde_json::from_str(text)
+fn open_indexed_files(path: &Path, text: &str) -> Result<Vec<SafetensorsFile>, FileError> {
+    let ShardIndex { weight_map: UniqueMap(file_by_tensor) } = serde_json::from_str(text)
         .map_err(|error| FileError::invalid(path, format!("it is no index: {error}")))?;
-    let names: BTreeSet<&String> = places.values().collect();
+    let names: BTreeSet<&String> = file_by_tensor.values().collect();
     let mut files = Vec::new();
     for name in names {
         if Path::new(name).components().count() != 1 {
             let reason = format!("it names the file `{name}`, which is not beside it");
             return Err(FileError::invalid(path, reason));
         }
-        let mut file = Opened::new(&path.with_file_name(name))?;
+        let mut file = SafetensorsFile::new(&path.with_file_name(name))?;
         // A file may contain tensors that the index assigns to another file or does not name.
-        file.entries.retain(|entry| places.get(&entry.name) == Some(name));
+        file.entries.retain(|entry| file_by_tensor.get(&entry.name) == Some(name));
         files.push(file);
     }
     let found: BTreeSet<&String> = files.iter().flat_map(|f| &f.entries).map(|e| &e.name).collect();
-    if let Some((name, file)) = places.iter().find(|(name, _)| !found.contains(name)) {
+    if let Some((name, file)) = file_by_tensor.iter().find(|(name, _)| !found.contains(name)) {
         let reason = format!("the tensor `{name}` is not in `{file}`, where it says that it is");
         return Err(FileError::invalid(path, reason));
     }
@@ -178,8 +178,8 @@ fn indexed(path: &Path, text: &str) -> Result<Vec<Opened>, FileError> {
 }
 
 /// A part of a tensor and its position in a file.
-struct Piece<'a> {
-    file: &'a Opened,
+struct Chunk<'a> {
+    file: &'a SafetensorsFile,
     name: &'a str,
     from: u64,
     tensor: Tensor,
@@ -188,57 +188,58 @@ struct Piece<'a> {
     bytes: usize,
 }
 
-/// Reads all pieces. Calls `done` on this thread with the number of bytes read so far.
+/// Reads all chunks. Calls `done` on this thread with the number of bytes read so far.
 #[track_caller]
-fn read(
-    pieces: &[Piece<'_>],
+fn read_chunks(
+    chunks: &[Chunk<'_>],
     device: Device,
     done: &mut dyn FnMut(usize),
 ) -> Result<(), FileError> {
-    let Some(first) = pieces.first() else { return Ok(()) };
+    let Some(first) = chunks.first() else { return Ok(()) };
     let location = std::panic::Location::caller();
     let failed = |error| FileError::tensor(&first.file.path)(error);
-    // Each thread has its own current stream; all copies use the caller's.
+    // Use the caller's stream for all copies, because each thread has its own current stream.
     let exec = first.tensor.exec().map_err(failed)?;
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    let threads = THREADS.min(cores).min(pieces.len());
+    let threads = MAX_THREADS.min(cores).min(chunks.len());
     // Page-locked buffers, two per thread.
-    let mut rings: Vec<Vec<Tensor>> = Vec::new();
+    let mut all_buffers: Vec<Vec<Tensor>> = Vec::new();
     if device.is_cuda() {
-        let piece = pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0);
+        let chunk = chunks.iter().map(|chunk| chunk.bytes).max().unwrap_or(0);
         let pinned = TensorOptions::new().dtype(DType::U8).pin_memory(true);
-        let ring = || (0..2).map(|_| empty([piece], &pinned)).collect::<warpline::Result<_>>();
-        rings = (0..threads).map(|_| ring()).collect::<warpline::Result<_>>().map_err(failed)?;
+        let buffers = || (0..2).map(|_| empty([chunk], &pinned)).collect::<warpline::Result<_>>();
+        all_buffers =
+            (0..threads).map(|_| buffers()).collect::<warpline::Result<_>>().map_err(failed)?;
     }
     let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
     let error = Mutex::new(None);
     let (sender, received) = channel();
-    let work = |ring: Option<Vec<Tensor>>, sender: Sender<usize>| {
-        for turn in 0.. {
+    let work = |buffers: Option<Vec<Tensor>>, sender: Sender<usize>| {
+        for iteration in 0.. {
             if stop.load(Ordering::Relaxed) {
                 return;
             }
-            let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) else { return };
-            let staged = ring.as_ref().map(|ring| &ring[turn % 2]);
-            if let Err(reason) = piece.read(staged, &exec, location) {
+            let Some(chunk) = chunks.get(next.fetch_add(1, Ordering::Relaxed)) else { return };
+            let staging = buffers.as_ref().map(|buffers| &buffers[iteration % 2]);
+            if let Err(reason) = chunk.read(staging, &exec, location) {
                 stop.store(true, Ordering::Relaxed);
                 error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(reason);
                 return;
             }
             // The receiver outlives the threads.
-            let _ = sender.send(piece.bytes);
+            let _ = sender.send(chunk.bytes);
         }
     };
     thread::scope(|scope| {
-        let mut rings = rings.into_iter();
+        let mut all_buffers = all_buffers.into_iter();
         for _ in 0..threads {
-            let (ring, sender, work) = (rings.next(), sender.clone(), &work);
-            scope.spawn(move || work(ring, sender));
+            let (buffers, sender, work) = (all_buffers.next(), sender.clone(), &work);
+            scope.spawn(move || work(buffers, sender));
         }
         drop(sender);
         let mut bytes = 0;
-        for piece in received {
-            bytes += piece;
+        for chunk in received {
+            bytes += chunk;
             done(bytes);
         }
     });
@@ -248,10 +249,10 @@ fn read(
     }
 }
 
-impl Piece<'_> {
+impl Chunk<'_> {
     fn read(
         &self,
-        staged: Option<&Tensor>,
+        staging: Option<&Tensor>,
         exec: &Exec<'_>,
         location: &'static std::panic::Location<'static>,
     ) -> Result<(), FileError> {
@@ -269,11 +270,11 @@ impl Piece<'_> {
                 _ => FileError::io(path, "reading a tensor")(error),
             })
         };
-        let Some(staged) = staged else { return fill(&self.tensor, self.at) };
-        // Waits for the previous copy from this buffer.
-        fill(staged, 0)?;
+        let Some(staging) = staging else { return fill(&self.tensor, self.at) };
+        // `fill_bytes` waits for the previous copy from this buffer.
+        fill(staging, 0)?;
         let Exec::Cuda(_, _, stream) = exec else { return Ok(()) };
-        let (to, from) = ((self.tensor.storage(), self.at), (staged.storage(), 0));
+        let (to, from) = ((self.tensor.storage(), self.at), (staging.storage(), 0));
         copy_bytes(stream, to, from, self.bytes, true, location).map_err(tensor)
     }
 }

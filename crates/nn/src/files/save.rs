@@ -15,13 +15,13 @@ use warpline_files::NewFile;
 use warpline_runtime::launch::read_bytes;
 
 use super::FileError;
-use super::header::{METADATA, of_dtype};
+use super::header::{METADATA, to_file_dtype};
 use super::load::read_index;
 use crate::StateDict;
 use crate::called::Called as _;
 
 /// Bytes per write.
-const PIECE: usize = 1 << 20;
+const CHUNK_BYTES: usize = 1 << 20;
 /// The longest header that readers accept, in bytes.
 const MAX_HEADER: usize = 100_000_000;
 
@@ -36,9 +36,9 @@ fn header<'a>(
         return Err(invalid(format!("a tensor cannot be called `{METADATA}`")));
     }
     let mut tensors: Vec<(&str, &Tensor)> = state.iter().collect();
-    // The order of other writers: tensors of large alignment first.
+    // Like other writers of safetensors, put tensors of large alignment first.
     tensors.sort_by(|(a, left), (b, right)| {
-        of_dtype(right.dtype()).cmp(&of_dtype(left.dtype())).then(a.cmp(b))
+        to_file_dtype(right.dtype()).cmp(&to_file_dtype(left.dtype())).then(a.cmp(b))
     });
     let (mut infos, mut at) = (Vec::with_capacity(tensors.len()), 0usize);
     for (name, tensor) in &tensors {
@@ -46,7 +46,7 @@ fn header<'a>(
         let Some(end) = bytes.and_then(|bytes| at.checked_add(bytes)) else {
             return Err(invalid(format!("with the tensor `{name}` it would be too large")));
         };
-        let (dtype, shape) = (of_dtype(tensor.dtype()), tensor.size().to_vec());
+        let (dtype, shape) = (to_file_dtype(tensor.dtype()), tensor.size().to_vec());
         infos.push(((*name).to_owned(), TensorInfo { dtype, shape, data_offsets: (at, end) }));
         at = end;
     }
@@ -69,11 +69,11 @@ fn write(tensor: &Tensor, path: &Path, file: &mut impl Write) -> Result<(), File
     let host = tensor.map_err(FileError::tensor(path))?;
     let (from, bytes) =
         (host.storage_offset() * host.element_size(), host.numel() * host.element_size());
-    let mut piece = vec![0; bytes.min(PIECE)];
-    for at in (0..bytes).step_by(PIECE) {
-        let piece = &mut piece[..PIECE.min(bytes - at)];
-        read_bytes((host.storage(), from + at), piece).map_err(FileError::tensor(path))?;
-        file.write_all(piece).map_err(FileError::io(path, "writing it"))?;
+    let mut chunk = vec![0; bytes.min(CHUNK_BYTES)];
+    for at in (0..bytes).step_by(CHUNK_BYTES) {
+        let chunk = &mut chunk[..CHUNK_BYTES.min(bytes - at)];
+        read_bytes((host.storage(), from + at), chunk).map_err(FileError::tensor(path))?;
+        file.write_all(chunk).map_err(FileError::io(path, "writing it"))?;
     }
     Ok(())
 }
@@ -118,7 +118,7 @@ fn save_to(
 ) -> Result<(), FileError> {
     let (header, tensors) = header(state, metadata, path)?;
     let failed = |error| FileError::io(path, "writing it")(error);
-    let mut file = BufWriter::with_capacity(PIECE, NewFile::create(path).map_err(failed)?);
+    let mut file = BufWriter::with_capacity(CHUNK_BYTES, NewFile::create(path).map_err(failed)?);
     file.write_all(&header).map_err(failed)?;
     for tensor in tensors {
         write(tensor, path, &mut file)?;
@@ -144,7 +144,9 @@ const INDEX: &str = "model.safetensors.index.json";
 /// saves lock the folder for ten minutes.
 #[track_caller]
 pub fn save_sharded(state: &StateDict, folder: impl AsRef<Path>, max_bytes: usize) -> Result<()> {
-    save_within(TURN, state, folder.as_ref(), max_bytes).map_err(Error::from).of("save_sharded")
+    save_within(LOCK_TIMEOUT, state, folder.as_ref(), max_bytes)
+        .map_err(Error::from)
+        .of("save_sharded")
 }
 
 /// Saves like [`save_sharded`], but waits up to `limit` for other saves.
@@ -155,12 +157,12 @@ fn save_within(
     folder: &Path,
     max_bytes: usize,
 ) -> Result<(), FileError> {
-    let turn = match warpline_files::lock_folder(folder, limit) {
-        // Without the lock, the other save would remove the files of this one.
+    let lock = match warpline_files::lock_folder(folder, limit) {
+        // Without the lock, the other save would remove the files of this save.
         Err(error) if error.kind() == ErrorKind::WouldBlock => {
             return Err(FileError::io(folder, "waiting for other saves to it")(error));
         }
-        turn => turn,
+        lock => lock,
     };
     let mut shards: Vec<(StateDict, usize)> = Vec::new();
     for (name, tensor) in state.iter() {
@@ -183,10 +185,10 @@ fn save_within(
     // After a failed sync of the folder the new index may be in place.
     let used = saved.is_ok() || read_index(&folder.join(INDEX)).is_ok_and(|now| now.contains(&tag));
     let is_stale = |name: &str| match used {
-        true => saved.is_ok() && turn.is_ok() && is_shard(name) && !written.contains(name),
+        true => saved.is_ok() && lock.is_ok() && is_shard(name) && !written.contains(name),
         false => written.contains(name),
     };
-    // Failures to remove files are ignored: they do not affect the saved state.
+    // Ignore failures to remove files, which do not affect the saved state.
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_name().to_str().is_some_and(is_stale) {
             let _ = warpline_files::remove(&entry.path());
@@ -222,7 +224,7 @@ fn save_all(
 }
 
 /// Longest wait for other saves to the same folder.
-const TURN: Duration = Duration::from_secs(600);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(600);
 
 const PREFIX: &str = "model-";
 const SUFFIX: &str = ".safetensors";

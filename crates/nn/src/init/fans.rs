@@ -2,7 +2,7 @@
 
 use warpline::{Result, Tensor};
 
-use super::refused;
+use super::shape_error;
 
 /// The fan that Kaiming initialisation divides the variance by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub fn calculate_gain(nonlinearity: Nonlinearity) -> f64 {
 #[track_caller]
 pub(crate) fn fans(op: &'static str, tensor: &Tensor) -> Result<(usize, usize)> {
     let [out, inputs, field @ ..] = tensor.size() else {
-        return Err(refused(op, "fan in and fan out need two dimensions or more", tensor));
+        return Err(shape_error(op, "fan in and fan out need two dimensions or more", tensor));
     };
     let field: usize = field.iter().product();
     Ok((inputs * field, out * field))

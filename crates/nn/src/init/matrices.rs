@@ -2,7 +2,7 @@
 
 use warpline::{DType, Result, Tensor, eye, randn, randperm, zeros};
 
-use super::refused;
+use super::shape_error;
 
 /// Fills a matrix with the identity.
 ///
@@ -11,7 +11,7 @@ use super::refused;
 #[track_caller]
 pub fn eye_(tensor: &Tensor) -> Result<&Tensor> {
     let &[rows, columns] = tensor.size() else {
-        return Err(refused("eye_", "the identity is a matrix", tensor));
+        return Err(shape_error("eye_", "the identity is a matrix", tensor));
     };
     let identity = eye(rows, columns, (tensor.dtype(), tensor.device()))?;
     tensor.detach().copy_(&identity, false)?;
@@ -28,7 +28,7 @@ pub fn eye_(tensor: &Tensor) -> Result<&Tensor> {
 pub fn dirac_(tensor: &Tensor) -> Result<&Tensor> {
     let sizes = tensor.size();
     if !(3..=5).contains(&sizes.len()) {
-        return Err(refused("dirac_", "a filter has three to five dimensions", tensor));
+        return Err(shape_error("dirac_", "a filter has three to five dimensions", tensor));
     }
     let host = zeros(sizes, DType::F64)?;
     for channel in 0..sizes[0].min(sizes[1]) {
@@ -51,7 +51,7 @@ pub fn dirac_(tensor: &Tensor) -> Result<&Tensor> {
 #[track_caller]
 pub fn orthogonal_(tensor: &Tensor, gain: f64) -> Result<&Tensor> {
     if tensor.dim() < 2 {
-        return Err(refused("orthogonal_", "two dimensions or more are needed", tensor));
+        return Err(shape_error("orthogonal_", "two dimensions or more are needed", tensor));
     }
     if tensor.numel() == 0 {
         return Ok(tensor);
@@ -103,18 +103,18 @@ fn orthonormalise(vectors: &mut [Vec<f64>]) {
 #[track_caller]
 pub fn sparse_(tensor: &Tensor, sparsity: f64, std: f64) -> Result<&Tensor> {
     let &[rows, columns] = tensor.size() else {
-        return Err(refused("sparse_", "only matrices are supported", tensor));
+        return Err(shape_error("sparse_", "only matrices are supported", tensor));
     };
     let zeros = ((sparsity * rows as f64).ceil() as usize).min(rows);
     tensor.detach().normal_(0.0, std)?;
-    let mut kept = vec![1f64; rows * columns];
+    let mut mask = vec![1f64; rows * columns];
     for column in 0..columns {
         for row in &randperm(rows, "cpu")?.to_vec::<i64>()?[..zeros] {
-            kept[*row as usize * columns + column] = 0.0;
+            mask[*row as usize * columns + column] = 0.0;
         }
     }
-    let kept =
-        Tensor::from_vec(kept, [rows, columns], ())?.to((tensor.dtype(), tensor.device()))?;
-    tensor.detach().mul_(&kept)?;
+    let mask =
+        Tensor::from_vec(mask, [rows, columns], ())?.to((tensor.dtype(), tensor.device()))?;
+    tensor.detach().mul_(&mask)?;
     Ok(tensor)
 }

@@ -151,6 +151,6 @@ pub fn kaiming_normal_(
 
 /// Returns the error for a tensor whose shape an initialiser does not support.
 #[track_caller]
-fn refused(op: &'static str, reason: &str, tensor: &Tensor) -> Error {
+fn shape_error(op: &'static str, reason: &str, tensor: &Tensor) -> Error {
     Error::invalid(op, format!("{reason}, but the tensor's shape is {:?}", tensor.size()))
 }

@@ -5,21 +5,21 @@
 //! declaration order. All other methods are built on these two. A visit cannot fail: operations that can fail run
 //! before or after the visit, on the collected members.
 //!
-//! Settings (numbers, `bool`, `String`) are modules without members, so only fields of other types need a mark. A plain
-//! `Tensor` is not a module, so that no tensor is forgotten.
+//! Settings (numbers, `bool`, `String`) are modules without members, so only fields of other types need an attribute. A
+//! plain `Tensor` is not a module, so that no tensor is forgotten.
 //!
 //! Invariant: a parameter with several names stays one parameter. Two parameters are the same if their elements have
-//! the same addresses (`Known`), as in replicas. `parameters` lists such a parameter once, `state_dict` lists it under
-//! each name, and `to` and `share_memory` make one copy of it.
+//! the same addresses (`TensorIdentity`), as in replicas. `parameters` lists such a parameter once, `state_dict` lists
+//! it under each name, and `to` and `share_memory` make one copy of it.
 //!
-//! Invariant: a state that does not fit changes nothing. `load_state_dict` first compares all names and shapes. Then it
-//! copies into the module's own tensors, so an optimizer's references to the parameters stay valid.
+//! Invariant: a state with mismatched names or shapes changes nothing. `load_state_dict` first compares all names and
+//! shapes. Then it copies into the module's own tensors, so an optimizer's references to the parameters stay valid.
 
 mod fields;
 mod state;
 mod visitor;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::panic::Location;
 
 use warpline::autograd::mark_moved;
@@ -79,10 +79,10 @@ pub trait Module {
     /// the first name.
     fn named_parameters(&self) -> Vec<(String, Tensor)> {
         let mut all = Vec::new();
-        let mut known = Known::default();
+        let mut seen = SeenTensors::default();
         self.visit(&mut Visitor::new(&mut |name, member| {
             if let Member::Parameter(parameter) = member
-                && known.is_new(parameter)
+                && seen.insert(parameter)
             {
                 all.push((name.to_owned(), Tensor::clone(parameter)));
             }
@@ -94,10 +94,10 @@ pub trait Module {
     /// first name.
     fn named_buffers(&self) -> Vec<(String, Tensor)> {
         let mut all = Vec::new();
-        let mut known = Known::default();
+        let mut seen = SeenTensors::default();
         self.visit(&mut Visitor::new(&mut |name, member| {
             if let Member::Buffer(buffer) = member
-                && known.is_new(buffer)
+                && seen.insert(buffer)
             {
                 all.push((name.to_owned(), Tensor::clone(buffer)));
             }
@@ -207,8 +207,8 @@ pub trait Module {
         }
         let location = Location::caller();
         let device = options.requested_device().map_err(|e| e.of("Module::to"))?;
-        let moved = Exchange::new(self, |_, tensor| {
-            replacement(tensor, |t| t.to(for_tensor(&options, device, tensor)))
+        let moved = Replacements::new(self, |_, tensor| {
+            replacement(tensor, |t| t.to(options_for_tensor(&options, device, tensor)))
         });
         moved.map_err(|e| e.of("Module::to").at(location))?.apply(self);
         Ok(())
@@ -231,7 +231,7 @@ pub trait Module {
                 return Err(ErrorKind::CannotShare { reason }.of("share_memory").at(location));
             }
         }
-        let shared = Exchange::new(self, |is_parameter, tensor| match is_parameter {
+        let shared = Replacements::new(self, |is_parameter, tensor| match is_parameter {
             true => replacement(tensor, Tensor::share_memory),
             false => Ok(tensor.clone()),
         });
@@ -253,41 +253,35 @@ pub trait Forward<Input> {
     fn forward(&self, input: Input) -> Result<Self::Output>;
 }
 
-/// The identity of a tensor: address, dtype, sizes, strides, and whether it requires a gradient. The last distinguishes
-/// a parameter from a buffer that shares its memory.
-type Key = (u64, DType, Vec<usize>, Vec<isize>, bool);
+/// The identity of a tensor: address, dtype, sizes, strides, and whether the tensor requires a gradient. The last part
+/// distinguishes a parameter from a buffer in the same memory.
+type TensorIdentity = (u64, DType, Vec<usize>, Vec<isize>, bool);
 
-fn key(tensor: &Tensor) -> Key {
+fn identity(tensor: &Tensor) -> TensorIdentity {
     let (size, stride) = (tensor.size().to_vec(), tensor.stride().to_vec());
-    // Tensors without elements have no memory, so on a GPU all of them have one address.
-    let place = match tensor.numel() {
+    // On a GPU, all tensors without elements have the same address.
+    let address = match tensor.numel() {
         0 => tensor.storage().key() as u64,
         _ => tensor.data_ptr(),
     };
-    (place, tensor.dtype(), size, stride, tensor.requires_grad())
+    (address, tensor.dtype(), size, stride, tensor.requires_grad())
 }
 
 /// The set of tensors that a visit has seen.
 #[derive(Default)]
-struct Known(HashMap<Key, usize>);
+struct SeenTensors(HashSet<TensorIdentity>);
 
-impl Known {
-    fn is_new(&mut self, tensor: &Tensor) -> bool {
-        let next = self.0.len();
-        self.place(tensor) == next
-    }
-
-    /// Returns the tensor's number, in the order in which tensors were first seen.
-    fn place(&mut self, tensor: &Tensor) -> usize {
-        let next = self.0.len();
-        *self.0.entry(key(tensor)).or_insert(next)
+impl SeenTensors {
+    /// Adds a tensor. Returns `true` if it is new.
+    fn insert(&mut self, tensor: &Tensor) -> bool {
+        self.0.insert(identity(tensor))
     }
 }
 
 /// Replacements for a module's tensors, all computed before the first tensor is replaced.
-struct Exchange(HashMap<Key, Tensor>);
+struct Replacements(HashMap<TensorIdentity, Tensor>);
 
-impl Exchange {
+impl Replacements {
     /// Calls `f` once for each parameter (`true`) and each buffer (`false`), even if it has several names.
     fn new(
         module: &(impl Module + ?Sized),
@@ -296,11 +290,11 @@ impl Exchange {
         let (mut new, mut failed) = (HashMap::new(), None);
         module.visit(&mut Visitor::new(&mut |_, member| {
             let Some(tensor) = member.tensor() else { return };
-            if failed.is_some() || new.contains_key(&key(tensor)) {
+            if failed.is_some() || new.contains_key(&identity(tensor)) {
                 return;
             }
             match f(matches!(member, Member::Parameter(_)), tensor) {
-                Ok(other) => drop(new.insert(key(tensor), other)),
+                Ok(other) => drop(new.insert(identity(tensor), other)),
                 Err(error) => failed = Some(error),
             }
         }));
@@ -311,10 +305,10 @@ impl Exchange {
     fn apply(self, module: &mut (impl Module + ?Sized)) {
         module.visit_mut(&mut VisitorMut::new(&mut |name, mut member| {
             let Some(old) = member.tensor() else { return };
-            let old_key = key(old);
-            let Some(new) = self.0.get(&old_key) else { return };
+            let old_identity = identity(old);
+            let Some(new) = self.0.get(&old_identity) else { return };
             // An unchanged tensor keeps its identity, even if other tensors share its memory.
-            if key(new) == old_key {
+            if identity(new) == old_identity {
                 return;
             }
             if matches!(member, MemberMut::Parameter(_)) {
@@ -330,7 +324,7 @@ impl Exchange {
 fn replacement(tensor: &Tensor, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
     let data = tensor.detach();
     let new = f(&data)?;
-    if key(&new) == key(&data) {
+    if identity(&new) == identity(&data) {
         return Ok(tensor.clone());
     }
     if !tensor.requires_grad() {
@@ -344,7 +338,11 @@ fn replacement(tensor: &Tensor, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result
 }
 
 /// Returns the part of a module's options that applies to one of its tensors.
-fn for_tensor(options: &TensorOptions, device: Option<Device>, tensor: &Tensor) -> TensorOptions {
+fn options_for_tensor(
+    options: &TensorOptions,
+    device: Option<Device>,
+    tensor: &Tensor,
+) -> TensorOptions {
     let mut own = TensorOptions::new().pin_memory(options.pins_memory());
     if let Some(device) = device {
         own = own.device(device);

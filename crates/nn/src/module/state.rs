@@ -10,7 +10,7 @@ use warpline::{DType, Device, Error, ErrorKind, Result, Tensor};
 #[derive(Clone, Default)]
 pub struct StateDict {
     entries: Vec<(String, Tensor)>,
-    places: HashMap<String, usize>,
+    indices: HashMap<String, usize>,
 }
 
 impl StateDict {
@@ -23,10 +23,10 @@ impl StateDict {
     /// Inserts a tensor under a name. Returns the tensor that had the name before; the new one takes its position.
     pub fn insert(&mut self, name: impl Into<String>, tensor: Tensor) -> Option<Tensor> {
         let name = name.into();
-        if let Some(&place) = self.places.get(&name) {
-            return Some(std::mem::replace(&mut self.entries[place].1, tensor));
+        if let Some(&index) = self.indices.get(&name) {
+            return Some(std::mem::replace(&mut self.entries[index].1, tensor));
         }
-        self.places.insert(name.clone(), self.entries.len());
+        self.indices.insert(name.clone(), self.entries.len());
         self.entries.push((name, tensor));
         None
     }
@@ -38,7 +38,7 @@ impl StateDict {
     /// Returns the tensor with this name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Tensor> {
-        self.places.get(name).map(|&place| &self.entries[place].1)
+        self.indices.get(name).map(|&index| &self.entries[index].1)
     }
 
     /// Iterates over names and tensors, in insertion order.
@@ -106,31 +106,33 @@ impl IntoIterator for StateDict {
 /// Writes names, shapes, dtypes and devices, but no values, because reading values would wait for the device.
 impl fmt::Debug for StateDict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self.iter().map(|(name, tensor)| (name, What::of(tensor)))).finish()
+        f.debug_map()
+            .entries(self.iter().map(|(name, tensor)| (name, TensorDescription::of(tensor))))
+            .finish()
     }
 }
 
 /// Shape, dtype and device of a tensor.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct What {
+pub(crate) struct TensorDescription {
     size: Vec<usize>,
     dtype: DType,
     device: Device,
 }
 
-impl What {
+impl TensorDescription {
     pub(crate) fn of(tensor: &Tensor) -> Self {
         Self { size: tensor.size().to_vec(), dtype: tensor.dtype(), device: tensor.device() }
     }
 }
 
-impl fmt::Display for What {
+impl fmt::Display for TensorDescription {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} ({}, on {})", self.size, self.dtype, self.device)
     }
 }
 
-impl fmt::Debug for What {
+impl fmt::Debug for TensorDescription {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
@@ -141,8 +143,8 @@ impl fmt::Debug for What {
 pub struct Mismatch {
     /// Name of the tensor.
     pub name: String,
-    given: What,
-    own: What,
+    given: TensorDescription,
+    own: TensorDescription,
 }
 
 impl fmt::Debug for Mismatch {
@@ -213,7 +215,7 @@ pub(super) fn load(own: &StateDict, given: &StateDict, strict: bool) -> Result<(
         if let Some(new) = given.get(name)
             && new.size() != tensor.size()
         {
-            let (given, own) = (What::of(new), What::of(tensor));
+            let (given, own) = (TensorDescription::of(new), TensorDescription::of(tensor));
             mismatched.push(Mismatch { name: name.to_owned(), given, own });
         }
     }

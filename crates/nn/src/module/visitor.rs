@@ -63,10 +63,10 @@ pub enum MemberMut<'a> {
 
 /// The full name of the visited member.
 #[derive(Debug, Default)]
-struct Path(String);
+struct MemberPath(String);
 
-impl Path {
-    /// Appends the name of a member. Returns the argument for [`Path::leave`].
+impl MemberPath {
+    /// Appends the name of a member. Returns the argument for [`MemberPath::leave`].
     fn enter(&mut self, name: &str) -> usize {
         let before = self.0.len();
         if before > 0 && !name.is_empty() {
@@ -85,7 +85,7 @@ macro_rules! visitor {
     ($name:ident, $member:ident, $visit:ident, [$($mutable:tt)?]) => {
         #[doc = concat!("A visitor of a module's members: the argument of [`Module::", stringify!($visit), "`].")]
         pub struct $name<'v> {
-            path: Path,
+            path: MemberPath,
             see: &'v mut dyn FnMut(&str, $member<'_>),
         }
 
@@ -93,7 +93,7 @@ macro_rules! visitor {
             /// Creates a visitor that calls `see` with the name of each parameter, buffer and training flag, and the
             /// member.
             pub fn new(see: &'v mut dyn FnMut(&str, $member<'_>)) -> Self {
-                Self { path: Path::default(), see }
+                Self { path: MemberPath::default(), see }
             }
 
             /// Visits a field. `name` and a dot come before the names of its members; an empty `name` adds nothing.

@@ -134,7 +134,7 @@ pub(super) fn floats(options: impl Into<warpline::TensorOptions>) -> warpline::T
 }
 
 forward!(PReLU, this, x => {
-    crate::place::check("PReLU", x, "weight", &this.weight)?;
+    crate::input_device::check("PReLU", x, "weight", &this.weight)?;
     this.apply(x).of("PReLU")
 });
 
@@ -147,7 +147,7 @@ impl PReLU {
         }
         let slope =
             if x.dim() > 1 { self.weight.reshape(&sizes)? } else { Tensor::clone(&self.weight) };
-        // At zero the gradient is that of the slope.
+        // At zero, `clamp_max` passes the gradient on and `relu` does not, so the gradient is the slope, as in PyTorch.
         x.relu()?.add(&x.clamp_max(0.0)?.mul(&slope)?)
     }
 }

@@ -7,7 +7,7 @@ use super::activation::floats;
 use super::linear::Linear;
 use crate::called::Called;
 use crate::init::{xavier_uniform_, zeros_};
-use crate::{Module, Parameter, Training, place};
+use crate::{Module, Parameter, Training, input_device};
 
 /// Settings of [`MultiheadAttention`]. The defaults are PyTorch's.
 #[derive(Clone, Copy, Debug)]
@@ -79,7 +79,7 @@ impl MultiheadAttention {
         options: &TensorOptions,
     ) -> Result<Self> {
         let weight = empty([width.saturating_mul(3), width], options)?;
-        // PyTorch draws in this order.
+        // Draw in PyTorch's order: the output projection first.
         let out_proj = Linear::with_bias(width, width, settings.bias, options)?;
         xavier_uniform_(&weight, 1.0)?;
         let mut bias = None;
@@ -123,7 +123,7 @@ impl MultiheadAttention {
         is_causal: bool,
     ) -> Result<Tensor> {
         let op = "MultiheadAttention";
-        place::check(op, query, "in_proj_weight", &self.in_proj_weight)?;
+        input_device::check(op, query, "in_proj_weight", &self.in_proj_weight)?;
         self.apply(query, key, value, attn_mask.into(), is_causal).of(op)
     }
 
@@ -170,7 +170,7 @@ impl MultiheadAttention {
             ..AttentionOptions::default()
         };
         let out = scaled_dot_product_attention(&heads[0], &heads[1], &heads[2], &options)?;
-        // From [batch, heads, time, width / heads] back to the layout of the queries.
+        // From [batch, heads, time, width / heads] to the layout of the queries.
         let out = out.transpose(1, 2)?.flatten(2, 3)?;
         let out = self.out_proj.forward(&out)?;
         match (query.dim(), self.batch_first) {

@@ -10,7 +10,7 @@ use super::activation::forward;
 use super::linear::uniform;
 use crate::called::Called;
 use crate::init::{FanMode, Nonlinearity, fans, kaiming_uniform_};
-use crate::{Forward, Module, Parameter, place};
+use crate::{Forward, Module, Parameter, input_device};
 
 /// Draws weight and bias as PyTorch does: uniformly from ±1/√fan-in.
 #[track_caller]
@@ -38,21 +38,21 @@ fn check_groups(op: &'static str, inputs: usize, outputs: usize, groups: usize) 
     Err(Error::invalid(op, reason))
 }
 
-/// Settings of a convolution.
-trait Settings: Copy {
+/// Options of a convolution or a transposed convolution.
+trait ConvSettings: Copy {
     /// Pads the image in a mode other than zeros. Returns the padded image and the settings without the padding.
     #[track_caller]
-    fn around(self, x: &Tensor, _weight: &Tensor, _mode: PadMode) -> Result<(Tensor, Self)> {
+    fn pad_input(self, x: &Tensor, _weight: &Tensor, _mode: PadMode) -> Result<(Tensor, Self)> {
         Ok((x.clone(), self))
     }
 }
 
-impl<const D: usize> Settings for ConvTransposeOptions<D> {}
+impl<const D: usize> ConvSettings for ConvTransposeOptions<D> {}
 
-impl<const D: usize> Settings for ConvOptions<D> {
+impl<const D: usize> ConvSettings for ConvOptions<D> {
     #[track_caller]
-    fn around(self, x: &Tensor, weight: &Tensor, mode: PadMode) -> Result<(Tensor, Self)> {
-        // The convolution returns the error for strided `Same` padding.
+    fn pad_input(self, x: &Tensor, weight: &Tensor, mode: PadMode) -> Result<(Tensor, Self)> {
+        // Leave strided `Same` padding to the convolution, which refuses it.
         let strided = self.padding == Padding::Same && self.stride != [1; D];
         if mode == PadMode::default() || strided {
             return Ok((x.clone(), self));
@@ -132,8 +132,8 @@ macro_rules! convolutions {
 
         forward!($name, this, x => {
             let op = stringify!($name);
-            place::check(op, x, "weight", &this.weight)?;
-            let (x, options) = this.options.around(x, &this.weight, this.padding_mode).of(op)?;
+            input_device::check(op, x, "weight", &this.weight)?;
+            let (x, options) = this.options.pad_input(x, &this.weight, this.padding_mode).of(op)?;
             $function(&x, &this.weight, this.bias.as_deref(), &options)
         });
     )*};

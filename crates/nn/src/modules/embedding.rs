@@ -4,7 +4,7 @@ use warpline::functional::embedding;
 use warpline::{Error, Result, Tensor, TensorOptions, randn};
 
 use crate::called::Called;
-use crate::{Forward, Module, Parameter, place};
+use crate::{Forward, Module, Parameter, input_device};
 
 /// A table of vectors (`torch.nn.Embedding`). Maps integer indices `[..]` to vectors `[.., width]`.
 #[derive(Clone, Debug, Module)]
@@ -62,7 +62,7 @@ impl Embedding {
     /// access `weight`; errors of [`embedding`].
     #[track_caller]
     pub fn forward(&self, indices: &Tensor) -> Result<Tensor> {
-        place::check("Embedding", indices, "weight", &self.weight)?;
+        input_device::check("Embedding", indices, "weight", &self.weight)?;
         let padding = self.padding_idx.map(|entry| entry as isize);
         embedding(indices, &self.weight, padding)
     }

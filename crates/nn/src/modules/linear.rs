@@ -5,7 +5,7 @@ use warpline::{Error, Result, Tensor, TensorOptions, empty};
 
 use crate::called::Called;
 use crate::init::{FanMode, Nonlinearity, kaiming_uniform_, uniform_};
-use crate::{Forward, Module, Parameter, place};
+use crate::{Forward, Module, Parameter, input_device};
 
 /// The linear map `x @ weightᵀ + bias` (`torch.nn.Linear`), from `[.., in]` to `[.., out]`.
 #[derive(Clone, Debug, Module)]
@@ -54,7 +54,7 @@ impl Linear {
     /// the last size of `x` is not `in`.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        place::check("Linear", x, "weight", &self.weight)?;
+        input_device::check("Linear", x, "weight", &self.weight)?;
         linear(x, &self.weight, self.bias.as_deref())
     }
 }
@@ -108,8 +108,8 @@ impl Bilinear {
     /// on a device that cannot access `weight`; errors of [`Tensor::matmul`].
     #[track_caller]
     pub fn forward(&self, x1: &Tensor, x2: &Tensor) -> Result<Tensor> {
-        place::check("Bilinear", x1, "weight", &self.weight)?;
-        place::check("Bilinear", x2, "weight", &self.weight)?;
+        input_device::check("Bilinear", x1, "weight", &self.weight)?;
+        input_device::check("Bilinear", x2, "weight", &self.weight)?;
         self.check_sizes(x1, x2)?;
         self.apply(x1, x2).of("Bilinear")
     }

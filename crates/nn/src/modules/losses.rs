@@ -7,7 +7,7 @@ use warpline::functional::{
 };
 use warpline::{Result, Tensor};
 
-use crate::{Buffer, Forward, Module, place};
+use crate::{Buffer, Forward, Module, input_device};
 
 /// Defines losses of an input and a target: fields with PyTorch's defaults, and the computation.
 macro_rules! losses {
@@ -96,7 +96,7 @@ impl Default for CrossEntropyLoss {
 
 loss!(CrossEntropyLoss, s, x, t => {
     if let Some(weight) = &s.weight {
-        place::check("CrossEntropyLoss", x, "weight", weight)?;
+        input_device::check("CrossEntropyLoss", x, "weight", weight)?;
     }
     let weight = s.weight.as_deref();
     let (ignore_index, reduction, label_smoothing) = (s.ignore_index, s.reduction, s.label_smoothing);
@@ -123,7 +123,7 @@ impl Default for NLLLoss {
 
 loss!(NLLLoss, s, x, t => {
     if let Some(weight) = &s.weight {
-        place::check("NLLLoss", x, "weight", weight)?;
+        input_device::check("NLLLoss", x, "weight", weight)?;
     }
     let (weight, ignore_index, reduction) = (s.weight.as_deref(), s.ignore_index, s.reduction);
     nll_loss(x, t, &NllLossOptions { weight, ignore_index, reduction })

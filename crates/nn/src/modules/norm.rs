@@ -8,7 +8,7 @@ use warpline::{DType, Error, IntoShape, Result, Tensor, TensorOptions, ones, zer
 
 use super::activation::{floats, forward};
 use crate::called::Called;
-use crate::{Buffer, Forward, Module, Parameter, Training, place};
+use crate::{Buffer, Forward, Module, Parameter, Training, input_device};
 
 /// Creates a weight of ones and a bias of zeros.
 #[track_caller]
@@ -53,7 +53,7 @@ impl LayerNorm {
 
 forward!(LayerNorm, this, x => {
     if let Some(weight) = &this.weight {
-        place::check("LayerNorm", x, "weight", weight)?;
+        input_device::check("LayerNorm", x, "weight", weight)?;
     }
     layer_norm(x, &this.normalized_shape, this.weight.as_deref(), this.bias.as_deref(), this.eps)
 });
@@ -93,7 +93,7 @@ impl RMSNorm {
 
 forward!(RMSNorm, this, x => {
     if let Some(weight) = &this.weight {
-        place::check("RMSNorm", x, "weight", weight)?;
+        input_device::check("RMSNorm", x, "weight", weight)?;
     }
     rms_norm(x, &this.normalized_shape, this.weight.as_deref(), this.eps)
 });
@@ -139,7 +139,7 @@ impl GroupNorm {
 
 forward!(GroupNorm, this, x => {
     if let Some(weight) = &this.weight {
-        place::check("GroupNorm", x, "weight", weight)?;
+        input_device::check("GroupNorm", x, "weight", weight)?;
     }
     group_norm(x, this.num_groups, this.weight.as_deref(), this.bias.as_deref(), this.eps)
 });
@@ -177,7 +177,7 @@ impl NormOptions {
 
 /// The common part of batch and instance norms.
 #[derive(Clone, Debug, Module)]
-struct Channels {
+struct ChannelNorm {
     weight: Option<Parameter>,
     bias: Option<Parameter>,
     running_mean: Option<Buffer>,
@@ -189,7 +189,7 @@ struct Channels {
     momentum: Option<f64>,
 }
 
-impl Channels {
+impl ChannelNorm {
     #[track_caller]
     fn new(channels: usize, norm: NormOptions, options: TensorOptions) -> Result<Self> {
         let options = floats(options);
@@ -219,7 +219,7 @@ impl Channels {
 
     /// Counts a batch in training. Returns the weight of the batch in the running statistics.
     #[track_caller]
-    fn counted(&self) -> Result<f64> {
+    fn count_batch(&self) -> Result<f64> {
         let Some(count) = self.num_batches_tracked.as_ref().filter(|_| self.training.get()) else {
             return Ok(self.momentum.unwrap_or(0.0));
         };
@@ -233,9 +233,9 @@ impl Channels {
     #[track_caller]
     fn check(&self, op: &'static str, x: &Tensor, dims: &[usize]) -> Result<()> {
         if let Some(weight) = &self.weight {
-            place::check(op, x, "weight", weight)?;
+            input_device::check(op, x, "weight", weight)?;
         } else if let Some(mean) = &self.running_mean {
-            place::check(op, x, "running_mean", mean)?;
+            input_device::check(op, x, "running_mean", mean)?;
         }
         if dims.contains(&x.dim()) {
             return Ok(());
@@ -246,13 +246,13 @@ impl Channels {
 }
 
 /// Defines a norm of channels and its constructors. `$settings` are PyTorch's.
-macro_rules! of_channels {
+macro_rules! channel_norm {
     ($name:ident, $settings:expr, $doc:expr, $default:expr) => {
         #[doc = $doc]
         #[derive(Clone, Debug, Module)]
         pub struct $name {
             #[module(name = "")]
-            channels: Channels,
+            channels: ChannelNorm,
         }
 
         impl $name {
@@ -275,7 +275,7 @@ macro_rules! of_channels {
                 settings: NormOptions,
                 options: impl Into<TensorOptions>,
             ) -> Result<Self> {
-                let channels = Channels::new(channels, settings, options.into());
+                let channels = ChannelNorm::new(channels, settings, options.into());
                 Ok(Self { channels: channels.of(stringify!($name))? })
             }
         }
@@ -284,7 +284,7 @@ macro_rules! of_channels {
 
 macro_rules! batch_norms {
     ($($name:ident $dims:expr;)*) => {$(
-        of_channels!(
+        channel_norm!(
             $name,
             NormOptions::default(),
             concat!(
@@ -302,7 +302,7 @@ macro_rules! batch_norms {
                 weight: c.weight.as_deref(),
                 bias: c.bias.as_deref(),
                 training: own,
-                momentum: c.counted()?,
+                momentum: c.count_batch()?,
                 eps: c.eps,
             };
             batch_norm(x, c.running_mean.as_deref(), c.running_var.as_deref(), &options)
@@ -318,7 +318,7 @@ batch_norms! {
 
 macro_rules! instance_norms {
     ($($name:ident $dims:expr;)*) => {$(
-        of_channels!(
+        channel_norm!(
             $name,
             NormOptions::instance(),
             concat!(

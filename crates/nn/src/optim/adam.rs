@@ -72,7 +72,7 @@ macro_rules! options {
                 let Self { betas, eps, weight_decay, amsgrad, maximize, capturable, .. } = *self;
                 let decoupled = $decoupled;
                 let rule =
-                    Both { betas, eps, weight_decay, amsgrad, maximize, capturable, decoupled };
+                    AdamStep { betas, eps, weight_decay, amsgrad, maximize, capturable, decoupled };
                 rule.step(slots, lr)
             }
         }
@@ -90,7 +90,7 @@ options! {
 }
 
 /// The common step of Adam and AdamW.
-struct Both {
+struct AdamStep {
     betas: (f64, f64),
     eps: f64,
     weight_decay: f64,
@@ -100,13 +100,13 @@ struct Both {
     decoupled: bool,
 }
 
-impl Both {
+impl AdamStep {
     #[track_caller]
     fn step(&self, slots: &mut [Slot<'_>], lr: &Rate) -> Result<()> {
         if self.capturable {
-            count(slots)?;
+            count_steps_on_device(slots)?;
         } else {
-            uncount(slots)?;
+            move_counts_to_host(slots)?;
         }
         // Parameters with the same step count share a counter tensor.
         let (buckets, others) = buckets(slots, |slot| {
@@ -239,7 +239,7 @@ impl Both {
 
 /// Counts a step of each parameter on the device. Parameters that have always stepped together share a counter.
 #[track_caller]
-fn count(slots: &mut [Slot<'_>]) -> Result<()> {
+fn count_steps_on_device(slots: &mut [Slot<'_>]) -> Result<()> {
     let mut counted: Vec<(Option<u64>, Device, u64, Tensor)> = Vec::new();
     for slot in slots {
         let former = slot.state.counter.take();
@@ -264,7 +264,7 @@ fn count(slots: &mut [Slot<'_>]) -> Result<()> {
 
 /// Moves the step counts to the host. Returns an error during a capture, because the host does not run in a replay.
 #[track_caller]
-fn uncount(slots: &mut [Slot<'_>]) -> Result<()> {
+fn move_counts_to_host(slots: &mut [Slot<'_>]) -> Result<()> {
     for slot in slots {
         if is_capturing(slot.param)? {
             let reason =

@@ -65,14 +65,14 @@ pub fn clip_grad_value_(parameters: &[Tensor], clip_value: f64) -> Result<()> {
 #[track_caller]
 pub fn get_total_norm(tensors: &[Tensor], norm_type: f64) -> Result<Tensor> {
     let Some(first) = tensors.first() else { return zeros([], ()) };
-    let (buckets, others) = if norm_type == 2.0 && !wanted(tensors) {
-        alike(tensors)
+    let (buckets, others) = if norm_type == 2.0 && !needs_grad(tensors) {
+        group_for_launches(tensors)
     } else {
         (Vec::new(), tensors.iter().collect())
     };
     let mut norms = Vec::new();
     for bucket in &buckets {
-        norms.push(length(bucket)?.to(first.device())?);
+        norms.push(two_norm(bucket)?.to(first.device())?);
     }
     for tensor in others {
         norms.push(tensor.vector_norm(norm_type, ())?.to(first.device())?);
@@ -84,12 +84,12 @@ pub fn get_total_norm(tensors: &[Tensor], norm_type: f64) -> Result<Tensor> {
 }
 
 /// Returns `true` if the norm needs a gradient.
-fn wanted(tensors: &[Tensor]) -> bool {
+fn needs_grad(tensors: &[Tensor]) -> bool {
     is_grad_enabled() && tensors.iter().any(Tensor::requires_grad)
 }
 
-/// Groups tensors that one launch can handle. Returns the groups and the other tensors.
-fn alike(tensors: &[Tensor]) -> (Vec<Vec<&Tensor>>, Vec<&Tensor>) {
+/// Groups tensors for launches by device and dtype. Returns the groups and the tensors that the kernels do not support.
+fn group_for_launches(tensors: &[Tensor]) -> (Vec<Vec<&Tensor>>, Vec<&Tensor>) {
     let (mut buckets, mut others): (Vec<Vec<&Tensor>>, Vec<&Tensor>) = (Vec::new(), Vec::new());
     for tensor in tensors {
         let fits = |bucket: &&mut Vec<&Tensor>| {
@@ -108,7 +108,7 @@ fn alike(tensors: &[Tensor]) -> (Vec<Vec<&Tensor>>, Vec<&Tensor>) {
 
 /// Returns the 2-norm of tensors of one device and dtype as one vector.
 #[track_caller]
-fn length(tensors: &[&Tensor]) -> Result<Tensor> {
+fn two_norm(tensors: &[&Tensor]) -> Result<Tensor> {
     let views: Vec<_> = tensors.iter().map(|tensor| tensor.as_view()).collect();
     let (dtype, device) = (tensors[0].dtype(), tensors[0].device());
     let sums = empty([kernels::partial_sums(&views)], (kernels::sum_dtype(dtype), device))?;
@@ -120,7 +120,7 @@ fn length(tensors: &[&Tensor]) -> Result<Tensor> {
 /// Multiplies all tensors by a number in device memory.
 #[track_caller]
 fn scale_all(tensors: &[Tensor], by: &Tensor) -> Result<()> {
-    let (buckets, others) = alike(tensors);
+    let (buckets, others) = group_for_launches(tensors);
     for bucket in &buckets {
         let by = rate(by, bucket[0].device())?;
         let tensors = bucket.iter().map(|tensor| Tensors {

@@ -1,8 +1,8 @@
 //! Updates of several parameters in one launch.
 //!
 //! Contiguous parameters of equal device, dtype and step count are updated in launches of sixteen. The kernels of
-//! `warpline_kernels::optim` take each tensor as an operand of its own, so ordering and race detection work as for any
-//! op. Other parameters are updated with tensor ops, which compute the same formula.
+//! `warpline_kernels::optim` take each tensor as a separate operand, so ordering and race detection work as for any op.
+//! Other parameters are updated with tensor ops, which compute the same formula.
 
 use warpline::{DType, Device, Result, Tensor};
 use warpline_kernels::optim::{self as kernels, Tensors};

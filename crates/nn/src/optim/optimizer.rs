@@ -165,7 +165,7 @@ impl<R: Rule> Optimizer for Optim<R> {
         }
         let run = || {
             for (group, states) in self.groups.iter().zip(&mut self.states) {
-                part_counters(group.params(), states)?;
+                separate_counters(group.params(), states)?;
                 let slots = group.params().iter().zip(states);
                 let slots = slots.filter_map(|(param, state)| {
                     param.grad().map(|grad| Slot { param, grad: grad.detach(), state })
@@ -234,13 +234,13 @@ impl<R: Rule> Optimizer for Optim<R> {
 /// Creates a step counter on the device of a parameter.
 #[track_caller]
 pub(super) fn counter(param: &Tensor, value: f64) -> Result<Tensor> {
-    refuse_capture(param)?;
+    check_not_capturing(param)?;
     warpline::full([], value, (DType::F32, param.device()))
 }
 
 /// Returns an error during a capture. Called before state is created, because each replay would create the state anew.
 #[track_caller]
-pub(super) fn refuse_capture(param: &Tensor) -> Result<()> {
+pub(super) fn check_not_capturing(param: &Tensor) -> Result<()> {
     if !is_capturing(param)? {
         return Ok(());
     }
@@ -258,10 +258,10 @@ pub(super) fn is_capturing(tensor: &Tensor) -> Result<bool> {
     }
 }
 
-/// Gives parameters without a gradient a counter of their own, if they shared one with parameters that now step.
+/// Gives parameters without a gradient a separate counter if they shared a counter with parameters that now step.
 /// Parameters that have always stepped together share a counter.
 #[track_caller]
-fn part_counters(params: &[Tensor], states: &mut [ParamState]) -> Result<()> {
+fn separate_counters(params: &[Tensor], states: &mut [ParamState]) -> Result<()> {
     if states.iter().all(|state| state.counter.is_none()) {
         return Ok(());
     }
@@ -280,7 +280,7 @@ fn part_counters(params: &[Tensor], states: &mut [ParamState]) -> Result<()> {
         let own = match known {
             Some(own) => own,
             None => {
-                refuse_capture(counter)?;
+                check_not_capturing(counter)?;
                 let own = counter.copy()?;
                 parted.push((at, own.clone()));
                 own

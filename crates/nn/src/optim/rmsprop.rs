@@ -69,8 +69,8 @@ impl Rule for RmsPropOptions {
         for mut bucket in buckets {
             for slot in &mut bucket.slots {
                 slot.state.step += 1;
-                let kept = [true, momentum.is_some(), self.centered];
-                for which in (0..3).filter(|which| kept[*which]) {
+                let used = [true, momentum.is_some(), self.centered];
+                for which in (0..3).filter(|which| used[*which]) {
                     slot.state.zeros(which, slot.param)?;
                 }
             }

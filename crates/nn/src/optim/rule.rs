@@ -2,7 +2,7 @@
 
 use warpline::{Result, Tensor};
 
-use super::optimizer::refuse_capture;
+use super::optimizer::check_not_capturing;
 
 /// An update rule: the settings of an optimizer and the computation of its step.
 pub trait Rule: Clone + std::fmt::Debug {
@@ -68,7 +68,7 @@ impl ParamState {
         if let Some(tensor) = &self.tensors[which] {
             return Ok(tensor.clone());
         }
-        refuse_capture(param)?;
+        check_not_capturing(param)?;
         let zeros = param.zeros_like(())?;
         self.tensors[which] = Some(zeros.clone());
         Ok(zeros)

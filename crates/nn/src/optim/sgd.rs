@@ -4,7 +4,7 @@ use warpline::Result;
 use warpline_kernels::optim::Rule as Kernel;
 
 use super::fused::{buckets, rate};
-use super::optimizer::{Optim, refuse_capture};
+use super::optimizer::{Optim, check_not_capturing};
 use super::rule::{Rate, Rule, Slot, check_not_negative, descend, settings};
 
 /// Stochastic gradient descent, optionally with momentum (`torch.optim.SGD`).
@@ -66,7 +66,7 @@ impl Rule for SgdOptions {
             let first = *bucket.key();
             if self.momentum != 0.0 && first {
                 for slot in &mut bucket.slots {
-                    refuse_capture(slot.param)?;
+                    check_not_capturing(slot.param)?;
                     slot.state.tensors[0] = Some(slot.param.empty_like(())?);
                 }
             }
@@ -103,7 +103,7 @@ impl SgdOptions {
             }
             None => {
                 // The first value is the gradient, without dampening.
-                refuse_capture(slot.param)?;
+                check_not_capturing(slot.param)?;
                 let buffer = slot.param.empty_like(())?;
                 buffer.copy_(&grad, false)?;
                 slot.state.tensors[0] = Some(buffer.clone());

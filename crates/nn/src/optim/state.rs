@@ -167,21 +167,21 @@ pub(super) fn load<R: Rule>(optimizer: &mut Optim<R>, saved: &OptimizerState) ->
         for (place, number) in of.params.iter().enumerate() {
             let param = &group.params()[place];
             known += usize::from(saved.state.contains_key(number));
-            states.push(loaded::<R>(param, *number, saved.state.get(number))?);
+            states.push(load_param_state::<R>(param, *number, saved.state.get(number))?);
         }
         groups.push(new);
     }
     if known != saved.state.len() {
         return invalid("the state has parameters that are in none of its groups".into());
     }
-    // Captured steps keep reading the same memory. The exception is a shared counter whose parameters now differ in
-    // steps.
+    // Copy into the existing tensors, because captured steps read that memory. Only a shared counter whose parameters
+    // now differ in steps cannot be kept.
     let mut states = states.into_iter();
     let mut counted: Vec<(u64, u64)> = Vec::new();
     for (group, formers) in groups.iter().zip(&mut optimizer.states) {
         for former in formers {
             let Some(new) = states.next() else { break };
-            let mut state = in_place(former, new)?;
+            let mut state = reuse_tensors(former, new)?;
             if let Some(counter) = former.counter.as_ref().filter(|_| is_capturable(group)) {
                 let (at, step) = (counter.data_ptr(), state.step);
                 let earlier = counted.iter().find(|of| of.0 == at);
@@ -206,7 +206,7 @@ pub(super) fn load<R: Rule>(optimizer: &mut Optim<R>, saved: &OptimizerState) ->
 
 /// Copies the saved state of a parameter.
 #[track_caller]
-fn loaded<R: Rule>(
+fn load_param_state<R: Rule>(
     param: &Tensor,
     number: usize,
     saved: Option<&BTreeMap<String, Tensor>>,
@@ -240,9 +240,9 @@ fn is_capturable<R: Rule>(group: &ParamGroup<R>) -> bool {
     group.options.settings().iter().any(|(name, value)| *name == "capturable" && *value != 0.0)
 }
 
-/// Copies a new state into the tensors of the former one, where both have them.
+/// Copies a new state into the tensors of the former state, if both have them.
 #[track_caller]
-fn in_place(former: &ParamState, new: ParamState) -> Result<ParamState> {
+fn reuse_tensors(former: &ParamState, new: ParamState) -> Result<ParamState> {
     let mut tensors = new.tensors;
     for (tensor, former) in tensors.iter_mut().zip(&former.tensors) {
         if let (Some(new), Some(former)) = (&*tensor, former) {

@@ -7,14 +7,14 @@ use warpline::{
     rand, randint, randn, randperm, tensor, tril_indices, triu_indices, zeros,
 };
 
-use super::{Case, Look, Seen};
+use super::{Case, ResultSummary, Summarize};
 
-/// Makes a table of calls, each with its function's name.
+/// Builds a table of calls, each with the name of its function.
 macro_rules! cases {
     ($($name:literal |$at:ident, $n:ident| $call:expr;)*) => {
-        &[$(($name, |$at: &str, $n: crate::Number| -> warpline::Result<crate::Seen> {
+        &[$(($name, |$at: &str, $n: crate::Number| -> warpline::Result<crate::ResultSummary> {
             let _ = ($at, $n);
-            crate::Look::look(&$call)
+            crate::Summarize::summarize(&$call)
         })),*]
     };
 }
@@ -36,12 +36,12 @@ pub(crate) fn at2(at: &str) -> Tensor {
     tensor([0i64, 1], at).expect("two indices")
 }
 
-/// Names an error after a case's preparation, which is not the call that the case is of.
+/// Marks an error as one of the preparation, not of the tested call.
 fn made<T>(operand: Result<T>) -> Result<T> {
     operand.map_err(|error| error.of(super::PREPARATION))
 }
 
-/// A tensor without elements, of any strides.
+/// Returns a tensor without elements and with the given strides.
 fn strided(at: &str, n: crate::Number) -> Result<Tensor> {
     made(v(at).as_strided([0, 2], [n.i, n.i], 0))
 }
@@ -57,18 +57,18 @@ fn k(at: &str, dims: usize) -> Tensor {
     ones([&[2, 2][..], &[2, 2, 2][..dims]].concat(), at).expect("a kernel")
 }
 
-impl Look for Device {
-    fn look(&self) -> Result<Seen> {
-        Ok(Seen(self.to_string()))
+impl Summarize for Device {
+    fn summarize(&self) -> Result<ResultSummary> {
+        Ok(ResultSummary(self.to_string()))
     }
 }
 
 /// Values that differ between devices.
 struct Random(Tensor);
 
-impl Look for Random {
-    fn look(&self) -> Result<Seen> {
-        Seen::sizes(&self.0)
+impl Summarize for Random {
+    fn summarize(&self) -> Result<ResultSummary> {
+        ResultSummary::sizes(&self.0)
     }
 }
 
@@ -171,7 +171,7 @@ pub(crate) const TENSORS: &[Case] = cases! {
     "rot90" |at, n| m(at).rot90(1, [n.i, 1])?;
     "split" |at, n| m(at).split(n.u, 0)?;
     "split" |at, n| m(at).split(1, n.i)?;
-    "split" |at, n| made(ones([1], at)?.expand([n.i]))?.split(1, 0)?.len().min(1).look_len();
+    "split" |at, n| made(ones([1], at)?.expand([n.i]))?.split(1, 0)?.len().min(1).ignore_value();
     "chunk" |at, n| m(at).chunk(n.u, 0)?;
     "chunk" |at, n| m(at).chunk(2, n.i)?;
     "split_with_sizes" |at, n| m(at).split_with_sizes(&[n.u, 1], 0)?;
@@ -181,7 +181,7 @@ pub(crate) const TENSORS: &[Case] = cases! {
     "tensor_split_at" |at, n| m(at).tensor_split_at(&[n.i, 1], 0)?;
     "tensor_split_at" |at, n| m(at).tensor_split_at(&[1], n.i)?;
     "unbind" |at, n| m(at).unbind(n.i)?;
-    "unbind" |at, n| made(ones([1], at)?.expand([n.i]))?.unbind(0)?.len().min(1).look_len();
+    "unbind" |at, n| made(ones([1], at)?.expand([n.i]))?.unbind(0)?.len().min(1).ignore_value();
     "diagonal" |at, n| m(at).diagonal(n.i, 0, 1)?;
     "diagonal" |at, n| m(at).diagonal(0, n.i, 1)?;
     "diagonal" |at, n| m(at).diagonal(0, 0, n.i)?;
@@ -372,16 +372,16 @@ fn batches(
     first.map_or_else(|| zeros([0], ()), |(inputs, _)| Ok(inputs))
 }
 
-/// A number of views, of which there may be more than are looked at.
-trait LookLen {
-    fn look_len(self);
+/// A result whose value is not compared.
+trait IgnoreValue {
+    fn ignore_value(self);
 }
 
-impl LookLen for usize {
-    fn look_len(self) {}
+impl IgnoreValue for usize {
+    fn ignore_value(self) {}
 }
 
-/// The gradient of a convolution's weight, with this stride.
+/// Returns the gradient of a convolution's weight.
 fn gradient(at: &str, stride: usize) -> Result<Tensor> {
     let weight = k(at, 2);
     weight.requires_grad_(true)?;

@@ -60,7 +60,7 @@ fn to(
     Ok(out)
 }
 
-/// A window of one element and place over four elements, with one of its numbers replaced.
+/// Returns a window of one element over four elements, with one of its fields replaced by `n`.
 fn window(n: usize, field: usize) -> Window {
     let one = [1; 3];
     let mut window = Window {

@@ -1,6 +1,7 @@
-//! A table of extreme integers over the public functions of `warpline`, `warpline-kernels` and `warpline-nn` that take integers, on
-//! the CPU and on a simulated GPU. Each call gives a result or an error, in a second and in little memory, and the
-//! same on both. An error names the function and the line that called it. CI runs this program with overflow checks on and off.
+//! Calls all public functions of `warpline`, `warpline-kernels` and `warpline-nn` that take integers with extreme
+//! integers, on the CPU and on a simulated GPU. Each call must return the same result or error on both, within a second
+//! and in little memory. An error must name the called function and the line of the call. CI runs this program with
+//! overflow checks on and off.
 
 mod cases;
 mod kernels;
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use warpline::{DType, Error, ErrorKind, Result, Tensor, with_runtime};
 
-/// An extreme number in each type that a parameter has.
+/// An extreme number, converted to each type of parameter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Number {
     pub(crate) i: isize,
@@ -28,61 +29,61 @@ pub(crate) struct Number {
     pub(crate) n: u32,
 }
 
-/// 0, ±1, ±2³¹, ±2³², 2⁶³ − 1 and −2⁶³; unsigned ones have the same bits, so −1 is `usize::MAX`.
+/// 0, ±1, ±2³¹, ±2³², 2⁶³ − 1 and −2⁶³. Unsigned numbers have the same bits, so −1 is `usize::MAX`.
 const NUMBERS: [i64; 9] = [0, 1, -1, 1 << 31, -(1 << 31), 1 << 32, -(1 << 32), i64::MAX, i64::MIN];
 
 /// Calls one function with a number in place of one of its integers.
-pub(crate) type Case = (&'static str, fn(&str, Number) -> Result<Seen>);
+pub(crate) type Case = (&'static str, fn(&str, Number) -> Result<ResultSummary>);
 
-/// Sizes of results, and their elements where they are few and not random.
+/// A comparable result: sizes, and elements if they are few and not random.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Seen(String);
+pub(crate) struct ResultSummary(String);
 
-impl Seen {
+impl ResultSummary {
     pub(crate) fn sizes(t: &Tensor) -> Result<Self> {
         Ok(Self(format!("{:?}", t.size())))
     }
 }
 
-/// Something that a function returns.
-pub(crate) trait Look {
-    fn look(&self) -> Result<Seen>;
+/// A return type of a tested function.
+pub(crate) trait Summarize {
+    fn summarize(&self) -> Result<ResultSummary>;
 }
 
-impl Look for Tensor {
-    fn look(&self) -> Result<Seen> {
-        let sizes = Seen::sizes(self)?;
+impl Summarize for Tensor {
+    fn summarize(&self) -> Result<ResultSummary> {
+        let sizes = ResultSummary::sizes(self)?;
         if self.numel() > 1 << 12 {
             return Ok(sizes);
         }
         let _ = self.data_ptr();
         let elements = self.to(DType::F64)?.to_vec::<f64>()?;
-        Ok(Seen(format!("{} {elements:?}", sizes.0)))
+        Ok(ResultSummary(format!("{} {elements:?}", sizes.0)))
     }
 }
 
-impl Look for &Tensor {
-    fn look(&self) -> Result<Seen> {
-        (*self).look()
+impl Summarize for &Tensor {
+    fn summarize(&self) -> Result<ResultSummary> {
+        (*self).summarize()
     }
 }
 
-impl Look for (Tensor, Tensor) {
-    fn look(&self) -> Result<Seen> {
-        Ok(Seen(format!("{} {}", self.0.look()?.0, self.1.look()?.0)))
+impl Summarize for (Tensor, Tensor) {
+    fn summarize(&self) -> Result<ResultSummary> {
+        Ok(ResultSummary(format!("{} {}", self.0.summarize()?.0, self.1.summarize()?.0)))
     }
 }
 
-impl Look for Vec<Tensor> {
-    fn look(&self) -> Result<Seen> {
-        let few = self.iter().take(8).map(|t| Ok(t.look()?.0)).collect::<Result<Vec<_>>>()?;
-        Ok(Seen(format!("{} {few:?}", self.len())))
+impl Summarize for Vec<Tensor> {
+    fn summarize(&self) -> Result<ResultSummary> {
+        let few = self.iter().take(8).map(|t| Ok(t.summarize()?.0)).collect::<Result<Vec<_>>>()?;
+        Ok(ResultSummary(format!("{} {few:?}", self.len())))
     }
 }
 
-impl Look for () {
-    fn look(&self) -> Result<Seen> {
-        Ok(Seen::default())
+impl Summarize for () {
+    fn summarize(&self) -> Result<ResultSummary> {
+        Ok(ResultSummary::default())
     }
 }
 
@@ -90,9 +91,10 @@ fn all() -> Vec<Case> {
     [cases::TENSORS, cases::FUNCTIONS, kernels::KERNELS, modules::MODULES].concat()
 }
 
-/// Memory that one call may take, beyond that of its tensors' few elements.
-const MOST: usize = 64 << 20;
-/// Set in the process that makes the calls: one that never returns, or runs out of memory, ends it alone.
+/// Largest amount of memory for one call, in bytes.
+const MAX_MEMORY: usize = 64 << 20;
+/// Environment variable of the child process that makes the calls. A call that hangs or runs out of memory ends only
+/// the child.
 const CHILD: &str = "WARPLINE_EXTREMES_CHILD";
 
 #[test]
@@ -103,7 +105,8 @@ fn every_call_gives_an_error_or_the_result_in_a_second_and_in_little_memory() {
     }
     let exe = std::env::current_exe().expect("this program");
     let name = "every_call_gives_an_error_or_the_result_in_a_second_and_in_little_memory";
-    // Tensors' memory is mapped, not the allocator's, so the process is limited: 2³¹ bytes cannot be had.
+    // Memory of tensors is mapped and does not come from the counting allocator. The limit on the process makes 2³¹
+    // bytes unavailable.
     let limited = "ulimit -v 1500000 && exec \"$0\" \"$@\"";
     let mut child = Command::new("sh")
         .args(["-c", limited])
@@ -150,9 +153,10 @@ fn make_calls() {
     }));
     let mut failures = Vec::new();
     with_runtime(&runtime, || -> Result<()> {
-        // What a first call sets up counts for no case.
-        let warm =
-            |at: &str| warpline::ones([2, 2], at)?.matmul(&warpline::ones([2, 2], at)?)?.look();
+        // Run an op first, so that one-time initialization does not count towards a case.
+        let warm = |at: &str| {
+            warpline::ones([2, 2], at)?.matmul(&warpline::ones([2, 2], at)?)?.summarize()
+        };
         warm("cpu")?;
         warm("cuda")?;
         for (name, case) in all() {
@@ -174,21 +178,21 @@ fn make_calls() {
     assert!(failures.is_empty());
 }
 
-/// Calls a case and notes its failures. Returns `None` after a panic.
+/// Calls a case and records its failures. Returns `None` after a panic.
 fn call(
     name: &str,
-    case: fn(&str, Number) -> Result<Seen>,
+    case: fn(&str, Number) -> Result<ResultSummary>,
     at: &str,
     number: Number,
     failures: &mut Vec<String>,
-) -> Option<Result<Seen>> {
+) -> Option<Result<ResultSummary>> {
     let what = format!("{name} with {} on {at}", number.l);
     let _ = writeln!(std::io::stderr(), "call {what}");
     let start = Instant::now();
     let mut seen = None;
     let whole = || {
         let seen = case(at, number);
-        // An index that is out of range is reported here on a GPU.
+        // On a GPU, an index out of range is reported here.
         if at == "cuda" { warpline::cuda::synchronize(()).and(seen) } else { seen }
     };
     let bytes = memory::peak(|| seen = catch_unwind(AssertUnwindSafe(whole)).ok());
@@ -199,7 +203,7 @@ fn call(
     if time > Duration::from_secs(1) {
         failures.push(format!("{what} took {time:?}"));
     }
-    if bytes > MOST {
+    if bytes > MAX_MEMORY {
         failures.push(format!("{what} took {bytes} bytes"));
     }
     if let Some(Err(error)) = &seen
@@ -210,11 +214,11 @@ fn call(
     seen
 }
 
-/// The name of errors of a case's preparation.
+/// Op name of errors in the preparation of a case.
 const PREPARATION: &str = "preparation";
 
-/// Functions whose errors have another name: that of PyTorch's function, of an op that is an argument, or of the type
-/// that is built.
+/// Functions whose errors have another name: the name of PyTorch's function, of an op that is an argument, or of the
+/// built type.
 const OTHER_NAMES: [(&str, &str); 6] = [
     ("batch_size", "DataLoader"),
     ("index_select_sizes", "index_select"),
@@ -224,7 +228,7 @@ const OTHER_NAMES: [(&str, &str); 6] = [
     ("softmax_backward", "log_softmax_backward"),
 ];
 
-/// Whether an error is of the function that was called, at a line of the table. A driver's error has no line.
+/// Returns `true` if an error names the called function and a line of the table. A driver's error has no line.
 fn names_call(name: &str, error: &Error) -> bool {
     let (text, kind) = (error.to_string(), name.split("::").next().unwrap_or(name));
     let others = OTHER_NAMES.iter().filter(|(function, _)| *function == name).map(|(_, op)| *op);

@@ -1,47 +1,48 @@
-//! An allocator that counts, and refuses what no call should ask for.
+//! An allocator that counts bytes and refuses large allocations.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// The largest single allocation. Tensors of more are an error; a list of more ends the process.
-const LARGEST: usize = 256 << 20;
+/// Largest single allocation, in bytes. A larger tensor is an error; a larger list aborts the process.
+const MAX_ALLOCATION: usize = 256 << 20;
 
-struct Counting;
+struct CountingAllocator;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: all memory is the system's; a refused allocation is null, as the trait asks.
-unsafe impl GlobalAlloc for Counting {
+// SAFETY: every allocation comes from `System`, and a refused allocation returns null, as `GlobalAlloc` requires.
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if layout.size() > LARGEST {
+        if layout.size() > MAX_ALLOCATION {
             return std::ptr::null_mut();
         }
         PEAK.fetch_max(LIVE.fetch_add(layout.size(), Relaxed) + layout.size(), Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that `layout` has a nonzero size.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        if layout.size() > LARGEST {
+        if layout.size() > MAX_ALLOCATION {
             return std::ptr::null_mut();
         }
         PEAK.fetch_max(LIVE.fetch_add(layout.size(), Relaxed) + layout.size(), Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that `layout` has a nonzero size.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         LIVE.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that this allocator returned `at` for `layout`; all of its memory is of
+        // `System`.
         unsafe { System.dealloc(at, layout) }
     }
 }
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Returns the largest number of bytes that `f` holds at a time.
+/// Returns the peak number of bytes that `f` holds.
 pub(crate) fn peak(f: impl FnOnce()) -> usize {
     let before = LIVE.load(Relaxed);
     PEAK.store(before, Relaxed);

@@ -13,7 +13,7 @@ use warpline_nn::{
 };
 
 use super::cases::{cases, m};
-use super::{Case, Look, Seen};
+use super::{Case, ResultSummary, Summarize};
 
 pub(crate) const MODULES: &[Case] = cases! {
     "Linear::new" |at, n| Parameters(Linear::new(n.u, 2, at)?);
@@ -59,24 +59,24 @@ pub(crate) const MODULES: &[Case] = cases! {
     })?;
 };
 
-/// The sizes of a module's parameters, whose values are random.
+/// A module of which only the parameters' sizes are compared, because their values are random.
 struct Parameters<M>(M);
 
-impl<M: Module> Look for Parameters<M> {
-    fn look(&self) -> Result<Seen> {
+impl<M: Module> Summarize for Parameters<M> {
+    fn summarize(&self) -> Result<ResultSummary> {
         let sizes: Vec<String> =
             self.0.parameters().iter().map(|p| format!("{:?}", p.size())).collect();
-        Ok(Seen(sizes.join(" ")))
+        Ok(ResultSummary(sizes.join(" ")))
     }
 }
 
-impl Look for f64 {
-    fn look(&self) -> Result<Seen> {
-        Ok(Seen(self.to_string()))
+impl Summarize for f64 {
+    fn summarize(&self) -> Result<ResultSummary> {
+        Ok(ResultSummary(self.to_string()))
     }
 }
 
-/// A convolution that pads with the image itself.
+/// Runs a convolution with circular padding.
 fn circular(at: &str, n: usize) -> Result<Tensor> {
     use warpline::functional::PadMode;
     let options = ConvOptions { padding: [n, 0].into(), ..Default::default() };
@@ -97,7 +97,7 @@ fn stepped<S: Scheduler>(at: &str, make: impl FnOnce(&mut Sgd) -> Result<S>) -> 
     run()
 }
 
-/// Saves two tensors, in files of so many bytes at most.
+/// Saves two tensors in files of at most `max_bytes` bytes.
 fn saved(at: &str, max_bytes: usize) -> Result<()> {
     let name = format!("warpline-extremes-{}-{at}-{max_bytes}", std::process::id());
     let folder = std::env::temp_dir().join(name);

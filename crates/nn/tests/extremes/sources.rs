@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::parser::{self, Function};
 
-/// Functions that the table does not call, each with the reason.
+/// Functions that are not in the table, each with the reason.
 pub(crate) const ELSEWHERE: &[(&str, &str)] = &[
     ("manual_seed", "any seed is valid"),
     ("manual_seed_all", "any seed is valid"),
@@ -30,7 +30,7 @@ pub(crate) const ELSEWHERE: &[(&str, &str)] = &[
     ("device", "indices of an op's own inputs"),
 ];
 
-/// Types that hold integers which a user gives.
+/// Types of parameters that contain integers.
 const TYPES: [&str; 13] = [
     "usize",
     "isize",
@@ -47,9 +47,9 @@ const TYPES: [&str; 13] = [
     "Window",
 ];
 
-/// Returns the functions, each with its file.
+/// Returns the names of the functions, each with its file.
 pub(crate) fn functions() -> Vec<(String, String)> {
-    // Cargo runs tests in the package's folder.
+    // Cargo runs tests in the folder of the package.
     let crates = Path::new("..");
     let mut found = Vec::new();
     for name in ["tensor", "kernels", "nn"] {
@@ -63,7 +63,7 @@ pub(crate) fn functions() -> Vec<(String, String)> {
     found
 }
 
-/// Names of a file's public functions with an integer, except those that macros name.
+/// Returns the names of a file's public functions with integer parameters, except names that macros generate.
 fn in_text(text: &str) -> Vec<String> {
     let has_integer = |function: &Function| {
         let mut words = function.parameters.split(|c: char| !c.is_alphanumeric());
@@ -73,11 +73,11 @@ fn in_text(text: &str) -> Vec<String> {
     functions.filter(|f| !f.from_macro && has_integer(f)).filter_map(qualified).collect()
 }
 
-/// Names that several types have; they stand in the table with their type's.
+/// Method names of several types. The table has them with the name of the type.
 const SHARED: [&str; 6] =
     ["new", "with_settings", "with_bias", "with_padding", "set_epoch", "step_to"];
 
-/// Returns a function's name in the table; `None` for one of a type that a macro names.
+/// Returns the name of a function in the table. `None` for a method of a type whose name a macro generates.
 fn qualified(function: Function) -> Option<String> {
     match function.owner {
         Some(owner) if SHARED.contains(&function.name.as_str()) => {

@@ -1,4 +1,4 @@
-//! Tensors into files and back; files that are cut or wrong.
+//! Saving and loading of files, and truncated or invalid files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use warpline_nn::{
 
 use crate::common::{World, schedules};
 
-/// A folder that goes with the test.
+/// A folder that is removed after the test.
 pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
@@ -36,7 +36,7 @@ impl Drop for Folder {
     }
 }
 
-/// One of each dtype, among them a view, one of several pieces, a scalar and none.
+/// Returns a tensor of each dtype, a view, a tensor of several chunks, a scalar, and a tensor without elements.
 fn state() -> Result<StateDict> {
     let mut state = StateDict::new();
     for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64, DType::I64, DType::I32] {
@@ -67,7 +67,7 @@ fn check(loaded: &StateDict, device: Device) -> Result<()> {
 }
 
 #[test]
-fn what_is_saved_is_loaded_everywhere() {
+fn saved_tensors_load_on_every_device() {
     let folder = Folder::new("everywhere");
     let path = folder.file("all.safetensors");
     schedules(1, warpline::SyncPolicy::Auto, |world: &World| {
@@ -83,7 +83,7 @@ fn what_is_saved_is_loaded_everywhere() {
 }
 
 #[test]
-fn several_files_have_an_index_and_progress_is_told() {
+fn sharded_files_have_an_index_and_loading_reports_progress() {
     let folder = Folder::new("shards");
     save_sharded(&state().unwrap(), &folder.0, 1 << 20).unwrap();
     let shards = fs::read_dir(&folder.0).unwrap().count();
@@ -96,7 +96,7 @@ fn several_files_have_an_index_and_progress_is_told() {
     assert!(seen.windows(2).all(|two| two[0].bytes < two[1].bytes));
     let last = seen.last().expect("pieces");
     assert_eq!(last.bytes, last.total);
-    // A file that the index names is gone, or has not what it says.
+    // Invalid indices: a tensor that is not in its file, a name that occurs twice, a file in another folder.
     let text = fs::read_to_string(&index).unwrap();
     fs::write(&index, text.replace("\"scalar\"", "\"scaler\"")).unwrap();
     let error = load_file(&index, "cpu").unwrap_err();
@@ -148,7 +148,7 @@ fn a_file_that_is_cut_or_wrong_says_where() {
     let twice = "{\"weight\":{\"dtype\":\"F32\",\"shape\":[8],\"data_offsets\":[0,32]},\"weight";
     assert!(refused(&path, &with("{\"weight", twice)).contains("`weight` is there twice"));
     assert!(refused(&path, &u64::MAX.to_le_bytes()).contains("header"));
-    // A save that fails leaves what was there.
+    // A failed save leaves the previous file.
     fs::write(&path, &whole).unwrap();
     let mut reserved = StateDict::new();
     reserved.insert("__metadata__", arange(8f32, ()).unwrap());
@@ -159,7 +159,7 @@ fn a_file_that_is_cut_or_wrong_says_where() {
     assert_eq!(load_file(&path, "cpu").unwrap().len(), 1);
 }
 
-/// No tensor is left behind where the second file is wrong.
+/// If the second file is invalid, no tensor stays allocated.
 #[test]
 fn nothing_is_half_loaded() {
     let folder = Folder::new("half");

@@ -1,4 +1,4 @@
-//! The training script of `docs/from-pytorch.md`: the page shows what is run, and what is run has PyTorch's losses.
+//! The training script of `docs/from-pytorch.md`: the page shows the tested program, and its losses are PyTorch's.
 
 #[allow(dead_code)] // its `main` writes a file
 mod program {
@@ -11,7 +11,7 @@ mod program {
 
 use crate::common::World;
 
-/// What `train.py` prints, on the CPU and on an H200.
+/// Losses that `train.py` prints, on the CPU and on an H200.
 const LOSSES: [f32; 10] = [
     1.360006, 1.267261, 1.146315, 1.281694, 1.226438, 1.053362, 1.009402, 1.11851, 1.235786,
     1.087088,
@@ -31,7 +31,7 @@ rows! {
         |world: &World| world.places().into_iter().try_for_each(has_the_losses);
 }
 
-/// All blocks of a language on the page, without empty lines.
+/// Returns the lines of all code blocks of a language on the page, without empty lines.
 fn blocks(page: &str, language: &str) -> Vec<String> {
     let mut lines = Vec::new();
     let mut within = false;

@@ -1,4 +1,4 @@
-//! How many launches a step of `model_speed`'s small GPT takes, which is most of its time.
+//! Number of launches in a step of the small GPT of `model_speed`. Launches take most of the step's time.
 
 use warpline::{DType, randint};
 use warpline_cuda_sys_safe::sim::CallKind;
@@ -32,7 +32,7 @@ fn a_step_of_a_gpt_of_four_layers() {
             adam.step()?;
             *count = all() - before;
         }
-        // Of the second step: the first makes what AdamW keeps.
+        // Count the second step, because the first step creates AdamW's state.
         assert_eq!(counts[1], 168);
         Ok(())
     });

@@ -1,5 +1,5 @@
-//! Modules and what goes with them, on simulated boxes of one to three devices; the twins named
-//! `gpu_…` run on real ones. One program of all, which is linked once.
+//! Tests of modules, optimizers and files, on one to three simulated devices. Their variants named `gpu_…` run on real
+//! GPUs. The tests are one program, so that it is linked once.
 
 #[macro_use]
 #[path = "../common/mod.rs"]

@@ -1,4 +1,4 @@
-//! Errors of modules, losses and schedules: they name what was called, and its line.
+//! Errors of modules, losses and schedules name the called item and the line of the call.
 
 use std::panic::Location;
 
@@ -12,7 +12,7 @@ use warpline_nn::{
     MultiheadAttention, PReLU, RNNCell,
 };
 
-/// Checks that a call was refused in its own name and at its own line.
+/// Asserts that a call failed, and that the error names `op` and the caller's line.
 #[track_caller]
 fn refused<T>(op: &str, result: Result<T>) -> String {
     let here = Location::caller();
@@ -71,7 +71,7 @@ fn a_bilinear_map_refuses_batches_that_differ() -> Result<()> {
     everywhere(|at| {
         let map = Bilinear::new(3, 4, 6, true, at)?;
         let of = |a: &[usize], b: &[usize]| map.forward(&ones(a, at)?, &ones(b, at)?);
-        // As PyTorch 2.11 takes and refuses them.
+        // The same shapes are accepted and refused as in PyTorch 2.11.
         assert_eq!(of(&[3], &[4])?.size(), [6]);
         assert_eq!(of(&[2, 3], &[2, 4])?.size(), [2, 6]);
         assert_eq!(of(&[5, 2, 3], &[5, 2, 4])?.size(), [5, 2, 6]);

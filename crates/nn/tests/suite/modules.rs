@@ -1,4 +1,4 @@
-//! Modules against what they consist of, on every device; each with gradients of all parameters.
+//! Compares modules with the ops that they consist of, on every device, and checks the gradients of all parameters.
 
 use warpline::functional::{ConvOptions, MaxPoolOptions, PadMode, Padding, conv2d, pad};
 use warpline::{ErrorKind, Result, Tensor, manual_seed, ones, randn, tensor};
@@ -17,7 +17,7 @@ fn assert_close(a: &Tensor, b: &Tensor, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// Every parameter gets a gradient.
+/// Asserts that every parameter gets a gradient.
 fn assert_learns(module: &impl Module, out: &Tensor) -> Result<()> {
     module.zero_grad()?;
     out.square()?.sum(())?.backward()?;
@@ -30,7 +30,7 @@ fn assert_learns(module: &impl Module, out: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// The parameters of one layer and direction under a cell's names.
+/// Returns the parameters of one layer and direction under the names of a cell.
 fn layer(state: &StateDict, end: &str) -> StateDict {
     let own = |name: &str| name.strip_suffix(end).map(str::to_owned);
     state.iter().filter_map(|(name, t)| Some((own(name)?, t.clone()))).collect()
@@ -255,7 +255,7 @@ fn a_recurrent_network_takes_no_sequences_but_not_no_steps() {
     assert!(text.contains("one step at least") && text.contains("[0, 4, 3]"), "{text}");
 }
 
-/// Which would else be broadcast.
+/// Without the check, the ops would broadcast such states.
 #[test]
 fn a_cell_refuses_states_of_other_sizes() {
     let (x, right) = (ones([3, 4], ()).unwrap(), ones([3, 2], ()).unwrap());
@@ -292,10 +292,10 @@ fn the_gradient_of_a_learned_slope_at_zero_is_the_slope() {
 }
 
 #[test]
-fn a_convolution_may_have_something_else_than_zeros_around_the_image() {
+fn a_convolution_pads_in_every_mode() {
     let x = randn([2, 2, 6, 5], ()).unwrap();
     let plain = ConvOptions { padding: Padding::Valid, dilation: [1, 2], ..Default::default() };
-    // Of rows, then of columns: one on both sides; for windows of 2 by 3 nothing before, and so on.
+    // The padding, and the same padding in the order of `pad`: left, right, top, bottom. The window is 2 by 3.
     let cases = [([1, 2].into(), [2, 2, 1, 1]), (Padding::Same, [2, 2, 0, 1])];
     for mode in [PadMode::Reflect, PadMode::Replicate, PadMode::Circular] {
         for (padding, sides) in cases {

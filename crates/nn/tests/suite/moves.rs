@@ -1,4 +1,4 @@
-//! Modules that go from one place to another, and what is refused on the way.
+//! Moves of modules between devices and dtypes, and refused moves.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ fn network(world: &World) -> Result<()> {
     }
     Ok(())
 }
-/// Of a module floats take the dtype, and what has four dimensions the format.
+/// The dtype applies to floating-point tensors, and the memory format to tensors with four dimensions.
 #[test]
 fn a_module_goes_to_a_dtype_and_a_format() {
     #[derive(Module)]
@@ -69,7 +69,7 @@ fn a_buffer_that_shares_a_parameters_memory_stays_a_buffer() {
 }
 
 #[test]
-fn what_is_refused_names_the_call_and_the_parameter() {
+fn errors_name_the_call_and_the_parameter() {
     let error = Linear::new(2, 2, ()).unwrap().to("cuda:x").unwrap_err();
     assert!(error.to_string().starts_with("Module::to: "), "{error}");
     SimBox::lazy(1).enter(|| {
@@ -84,7 +84,7 @@ fn what_is_refused_names_the_call_and_the_parameter() {
     });
 }
 
-/// Two layers, of which both have the same weight.
+/// A network of two layers with a tied weight.
 #[derive(Clone, Module)]
 struct Net {
     layers: Vec<Linear>,
@@ -111,7 +111,8 @@ fn sgd(net: &impl Module) -> Result<Sgd> {
     Sgd::new(net.parameters(), SgdOptions { lr: 0.1, momentum: 0.9, ..SgdOptions::default() })
 }
 
-/// Checks that a call was refused in its own name, at its own line, with the parameter's name and advice.
+/// Asserts that a call failed because a parameter was moved. The error must name `op`, the parameter `name` and the
+/// caller's line, and give advice.
 #[track_caller]
 fn moved<T>(op: &str, name: &str, result: Result<T>) {
     let here = Location::caller();
@@ -121,7 +122,7 @@ fn moved<T>(op: &str, name: &str, result: Result<T>) {
     assert!(text.contains(&format!("{}:{}:", here.file(), here.line())), "{text}");
 }
 
-/// The places and dtypes to which a module moves.
+/// Runs a test for each dtype and device to which a module moves.
 fn moves(world: &World, test: impl Fn(TensorOptions) -> Result<()>) -> Result<()> {
     test(DType::F64.into())?;
     world.places().into_iter().filter(|at| at.is_cuda()).try_for_each(|at| test(at.into()))
@@ -141,7 +142,7 @@ fn an_optimizer_built_before_a_move_does_not_step_in_silence() {
             moved("step", "layers.0.weight", optimizer.step());
             moved("Sgd", "layers.0.weight", Sgd::new(old.clone(), SgdOptions::default()));
             moved("clip_grad_norm_", "layers.0.weight", clip_grad_norm_(&old, 1.0, 2.0));
-            // An optimizer of the new parameters goes on with the gradients and the state.
+            // An optimizer of the new parameters continues with the gradients and the state.
             let mut optimizer = sgd(&net)?;
             optimizer.load_state_dict(&state)?;
             assert!(net.parameters().iter().all(|parameter| parameter.grad().is_some()));
@@ -231,7 +232,7 @@ fn hooks_go_with_the_parameter_and_their_handles_still_remove_them() {
 #[test]
 fn a_move_that_changes_nothing_keeps_every_parameter() -> Result<()> {
     let mut net = Net::tied()?;
-    // A second parameter in the same memory is another tensor, and stays that.
+    // A second parameter in the same memory is a separate parameter, before and after the move.
     net.layers.push(Linear {
         weight: Parameter::new(net.layers[0].weight.clone().detach())?,
         bias: None,
@@ -249,7 +250,7 @@ fn a_move_that_changes_nothing_keeps_every_parameter() -> Result<()> {
 }
 
 #[test]
-fn shared_memory_and_set_data_leave_nobody_behind_in_silence() -> Result<()> {
+fn an_old_optimizer_fails_after_share_memory_and_set_data() -> Result<()> {
     let mut net = Net::tied()?;
     let mut optimizer = sgd(&net)?;
     net.layers[0].weight.set_data(zeros([2, 2], ())?)?;

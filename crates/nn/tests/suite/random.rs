@@ -1,5 +1,5 @@
-//! PyTorch's random values for a seed: initialisers, the initial parameters of modules, dropout, loaders' orders
-//! (`random_nn.json`).
+//! Random values are PyTorch's for the same seed: initialisers, initial parameters of modules, dropout, and the order
+//! of loaders (`random_nn.json`).
 
 use serde_json::Value;
 use warpline::data::{DataLoader, Dataset, DistributedSampler, Sampler};
@@ -15,7 +15,7 @@ use warpline_nn::{
 
 use crate::common::{World, golden_json, worlds};
 
-/// The first of what is drawn, and the sum of all.
+/// Compares the first elements of a tensor, and the sum of all elements.
 fn check(what: &str, tensor: &Tensor, values: &Value, sum: Option<&Value>) -> Result<()> {
     let all = tensor.to(DType::F64)?.to_vec::<f64>()?;
     let values: Vec<f64> = numbers(values);
@@ -35,7 +35,7 @@ fn numbers(values: &Value) -> Vec<f64> {
     values.as_array().expect("a list").iter().map(|v| v.as_f64().expect("a number")).collect()
 }
 
-/// Draws what a case of the file asks for; none of what others are tested with.
+/// Draws the tensor of a case. `None` if the case belongs to another test.
 fn drawn(what: &str) -> Result<Option<Tensor>> {
     let (matrix, default) = (zeros([6, 4], ())?, Nonlinearity::Default);
     let t = &matrix;
@@ -52,7 +52,7 @@ fn drawn(what: &str) -> Result<Option<Tensor>> {
     Ok(Some(matrix))
 }
 
-/// The parameters of a module that a case asks for, whose sizes follow from how many values there are.
+/// Creates the module of a case. `None` if the case belongs to another test.
 fn module(what: &str) -> Result<Option<Box<dyn Module>>> {
     Ok(Some(match what.strip_prefix("init of nn.") {
         Some("Linear") => Box::new(Linear::new(7, 5, ())?),
@@ -96,7 +96,7 @@ fn initial_values_are_pytorchs() {
     assert_eq!((initialisers, modules), (14, 16));
 }
 
-/// Those cases of a device that dropout is in.
+/// Checks the dropout cases of a device. Returns their number.
 fn dropouts(device: &str) -> Result<usize> {
     let mut count = 0;
     let Some(file) = golden_json("random_nn.json") else { return Ok(1) };
@@ -130,7 +130,7 @@ fn dropout_has_pytorchs_values_on_the_cpu() {
     assert_eq!(dropouts("cpu").unwrap(), 20);
 }
 
-/// Those cases of a device that draw indices by weights.
+/// Checks the `multinomial` cases of a device. Returns their number.
 fn multinomials(device: &str) -> Result<usize> {
     let mut count = 0;
     let Some(file) = golden_json("random_nn.json") else { return Ok(6) };
@@ -159,7 +159,7 @@ fn indices_by_weights_are_pytorchs() {
     warpline::with_runtime(&runtime, || assert_eq!(multinomials("cuda").unwrap(), 6));
 }
 
-/// Numbers of samples.
+/// A data set whose samples are their own indices.
 struct Numbers(usize);
 
 impl Dataset for Numbers {
@@ -174,7 +174,7 @@ impl Dataset for Numbers {
     }
 }
 
-/// The batches of an epoch.
+/// Returns the batches of an epoch.
 fn epoch(loader: &DataLoader<Numbers>) -> Result<Value> {
     let batches = loader.iter()?.map(|batch| Ok(Value::from(batch?.to_vec::<i64>()?)));
     Ok(Value::Array(batches.collect::<Result<_>>()?))

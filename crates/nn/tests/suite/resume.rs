@@ -1,10 +1,10 @@
-//! The example that learns to write goes on from a file as if it had not been stopped.
+//! A run of the example `train_gpt` that resumes from a file is identical to an uninterrupted run.
 
 #[path = "../../examples/train_gpt/checkpoint.rs"]
 mod checkpoint;
 #[path = "../../examples/train_gpt/model.rs"]
 mod model;
-#[allow(dead_code)] // nothing is written here
+#[allow(dead_code)] // this test does not decode tokens
 #[path = "../../examples/train_gpt/text.rs"]
 mod text;
 #[path = "../../examples/train_gpt/train.rs"]
@@ -17,7 +17,7 @@ use model::Sizes;
 use text::{Characters, Pieces};
 use train::{Settings, Training};
 
-/// Of 12 pieces, 5 to a batch, so that each epoch has 2 steps.
+/// A text of 12 samples. With batches of 5, an epoch has 2 steps.
 const TEXT: &str = "so shaken as we";
 
 fn training(device: Device) -> Result<Training> {
@@ -29,7 +29,7 @@ fn training(device: Device) -> Result<Training> {
     Training::new(Pieces::new(characters.encode(TEXT), context)?, &sizes, &settings, device)
 }
 
-/// The losses of so many steps.
+/// Runs `steps` steps. Returns the bits of their losses.
 fn losses(training: &mut Training, steps: usize) -> Result<Vec<u32>> {
     (0..steps).map(|_| Ok(training.step()?.item::<f32>()?.to_bits())).collect()
 }
@@ -40,7 +40,7 @@ fn weights(training: &Training) -> Result<Vec<(String, Vec<u32>)>> {
     parameters.map(|(name, tensor)| Ok((name, bits(tensor.to_vec()?)))).collect()
 }
 
-fn goes_on(device: Device) -> anyhow::Result<()> {
+fn resumes(device: Device) -> anyhow::Result<()> {
     let file =
         std::env::temp_dir().join(format!("warpline-resume-{}-{device}", std::process::id()));
     for stop in [1, 2, 3] {
@@ -52,7 +52,7 @@ fn goes_on(device: Device) -> anyhow::Result<()> {
         checkpoint::save(&first, &file)?;
         drop(first);
 
-        // Whatever happens in between.
+        // Disturb the state of a second run before it resumes.
         let mut second = training(device)?;
         losses(&mut second, 1)?;
         manual_seed(99);
@@ -67,22 +67,22 @@ fn goes_on(device: Device) -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_training_on_the_host_goes_on_bit_for_bit() -> anyhow::Result<()> {
-    goes_on(Device::Cpu)
+fn a_training_on_the_host_resumes_bit_for_bit() -> anyhow::Result<()> {
+    resumes(Device::Cpu)
 }
 
 #[test]
-fn a_training_on_a_simulated_gpu_goes_on_bit_for_bit() -> anyhow::Result<()> {
-    with_runtime(&warpline::simulated(1)?, || goes_on(Device::cuda(0)))
+fn a_training_on_a_simulated_gpu_resumes_bit_for_bit() -> anyhow::Result<()> {
+    with_runtime(&warpline::simulated(1)?, || resumes(Device::cuda(0)))
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_a_training_goes_on_bit_for_bit() -> anyhow::Result<()> {
-    goes_on(Device::cuda(0))
+fn gpu_a_training_resumes_bit_for_bit() -> anyhow::Result<()> {
+    resumes(Device::cuda(0))
 }
 
-/// Otherwise the above would hold of a training in which neither did anything.
+/// Checks that the seeds have an effect, without which the test above would prove nothing.
 #[test]
 fn seeds_decide_over_batches_and_dropout() -> anyhow::Result<()> {
     let mut one = training(Device::Cpu)?;

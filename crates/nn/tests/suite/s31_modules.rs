@@ -1,4 +1,4 @@
-//! S31: a network moves with `.to(device)`, and computes the same there.
+//! S31: a network moved with `.to(device)` computes the same results there.
 
 use warpline::{Device, ErrorKind, Result, Tensor, manual_seed, randn, tensor};
 use warpline_cuda_sys_safe::CudaCode;
@@ -32,7 +32,7 @@ fn moves(world: &World) -> Result<()> {
         net.to(place)?;
         assert!(net.parameters().iter().all(|p| p.device() == place));
         assert_eq!(values(&mut net)?, before);
-        // What is there already stays.
+        // Parameters that are on the device already stay the same.
         let addresses = |net: &mut RNNCell| -> Vec<u64> {
             net.parameters().iter().map(Tensor::data_ptr).collect()
         };
@@ -43,7 +43,7 @@ fn moves(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// `x @ wᵀ + b` in plain Rust: `x` of `[n, inputs]`, `w` of `[outputs, inputs]`.
+/// Computes `x @ wᵀ + b` in plain Rust, with `x` of `[n, inputs]` and `w` of `[outputs, inputs]`.
 fn affine(x: &[f32], w: &[f32], b: &[f32], inputs: usize) -> Vec<f32> {
     x.chunks(inputs)
         .flat_map(|row| {
@@ -98,7 +98,7 @@ fn rnn(world: &World) -> Result<()> {
         let mut hidden = None;
         for x in &steps {
             let x = x.to(place)?;
-            // As in the note: the hidden state is made where the input is.
+            // As in PyTorch's note, create the hidden state on the device of the input.
             let h = match hidden.take() {
                 Some(hidden) => hidden,
                 None => net.initial_hidden(&x)?,
@@ -116,7 +116,7 @@ fn s31_when_one_parameter_cannot_move_none_does() {
     let world = SimBox::lazy(1);
     world.enter(|| {
         let mut net = RNNCell::new(3, 4, ())?;
-        // The third parameter's copy fails.
+        // Make the copy of the third parameter fail.
         world.sim.inject(Fault::new(CallKind::MemcpyAsync, CudaCode::INVALID_VALUE).after(2));
         assert!(net.to("cuda").is_err());
         assert!(net.parameters().iter().all(|p| p.device() == Device::Cpu));

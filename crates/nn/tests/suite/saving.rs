@@ -1,4 +1,4 @@
-//! Saves by several threads and processes at once, and saves that are interrupted.
+//! Concurrent saves by several threads and processes, and interrupted saves.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -20,13 +20,13 @@ use warpline_nn::{FileError, StateDict, load_file, save_file, save_sharded};
 
 use crate::files::Folder;
 
-/// The models: of different sizes, and each of its number alone.
+/// Returns model `number`. Models differ in size, and all elements of a model are its number.
 fn model(number: usize) -> StateDict {
     let tensor = |i: usize| full([100 + 20 * number + i], number as f64, ()).unwrap();
     (0..3).map(|i| (format!("w{i}"), tensor(i))).collect()
 }
 
-/// The number of the model in a file.
+/// Returns the number of the model in a file.
 fn number(path: &Path) -> usize {
     let state = load_file(path, "cpu").unwrap();
     let values = state.iter().flat_map(|(_, tensor)| tensor.to_vec::<f32>().unwrap());
@@ -62,7 +62,7 @@ impl Saver {
         Self { child, said }
     }
 
-    /// Has it save once.
+    /// Lets the process save once.
     fn go(&mut self) {
         self.child.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
     }
@@ -83,7 +83,7 @@ impl Drop for Saver {
     }
 }
 
-/// Not a test by itself: saves a model for each line of its input, or aborts at a call of the first save.
+/// Not a test by itself. Saves a model for each line of input, or aborts at a call of the first save.
 #[test]
 fn saver() {
     let variable = |name: &str| std::env::var(format!("SAVER_{name}")).ok();
@@ -107,8 +107,8 @@ fn saver() {
     }
 }
 
-/// A folder in memory where there is one: a save syncs twice, which takes milliseconds on a disk. What this
-/// shows, the atomicity that other processes see, does not depend on it.
+/// Returns a folder and a number of rounds. Prefers a folder in memory, because a save syncs twice, which takes
+/// milliseconds on a disk. The atomicity towards other processes does not depend on the file system.
 fn in_memory(name: &str) -> (Folder, usize) {
     let memory = Path::new("/dev/shm");
     match memory.is_dir() {
@@ -117,7 +117,7 @@ fn in_memory(name: &str) -> (Folder, usize) {
     }
 }
 
-/// Has 8 threads and 4 processes save at once, and calls `check` with the path after each round.
+/// Lets 8 threads and 4 processes save at the same time, and calls `check` after each round.
 fn rounds(path: &Path, rounds: usize, check: impl Fn()) {
     let mut savers: Vec<Saver> = (8..12)
         .map(|number| {
@@ -148,7 +148,7 @@ fn rounds(path: &Path, rounds: usize, check: impl Fn()) {
                 }
             });
         }
-        // A panic has to let the threads end.
+        // Catch panics, so that the threads can end.
         let all = catch_unwind(AssertUnwindSafe(|| {
             for _ in 0..rounds {
                 savers.iter_mut().for_each(Saver::go);
@@ -190,7 +190,7 @@ fn threads_and_processes_that_save_shards_to_one_folder_leave_one_whole_model() 
     });
 }
 
-/// An index and shards may be replaced while they are loaded.
+/// The index and the shards may be replaced during a load.
 #[test]
 fn a_load_during_saves_of_shards_finds_one_whole_model() {
     let (folder, count) = in_memory("shards-read");
@@ -241,7 +241,7 @@ fn a_process_killed_at_any_call_of_a_save_leaves_the_older_or_the_newer_model() 
     }
 }
 
-/// The calls of a save, in order.
+/// Returns the file system calls of a save, in order.
 fn calls(save: impl FnOnce()) -> Vec<Call> {
     let log = Rc::new(RefCell::new(Vec::new()));
     let noted = Rc::clone(&log);
@@ -263,14 +263,14 @@ fn a_save_writes_syncs_renames_and_syncs_the_folder_in_this_order() {
     let path = folder.file("model.safetensors");
     assert_eq!(calls(|| save_file(&model(1), &path).unwrap()), one);
     assert_eq!(calls(|| save_file(&model(2), &path).unwrap()), one, "over another");
-    // Of several pieces.
+    // A tensor of several chunks.
     let large: StateDict =
         [("large".to_owned(), full([1 << 20], 1.0, ()).unwrap())].into_iter().collect();
     let mut order = calls(|| save_file(&large, &path).unwrap());
     assert!(order.iter().filter(|call| **call == Write).count() >= 4);
     order.dedup();
     assert_eq!(order, one);
-    // Three shards, the index, and then the former three.
+    // Write three shards and the index, then remove the three former shards.
     save_sharded(&model(1), &folder.0, 900).unwrap();
     let order = calls(|| save_sharded(&model(2), &folder.0, 900).unwrap());
     let mut expected = one.repeat(4);
@@ -278,7 +278,8 @@ fn a_save_writes_syncs_renames_and_syncs_the_folder_in_this_order() {
     assert_eq!(order, expected);
 }
 
-/// At every call: the former model loads, or the new one, and nothing else is left.
+/// Injects a failure at each call of a save. Afterwards the former or the new model can be loaded, and no other file is
+/// left.
 #[test]
 fn a_call_that_fails_leaves_one_whole_model_and_no_other_file() {
     let folder = Folder::new("failing");
@@ -302,7 +303,7 @@ fn a_call_that_fails_leaves_one_whole_model_and_no_other_file() {
             assert_eq!((loaded, unknown.count(), failing), (2, 0, 20));
             break;
         }
-        // Only the last sync, of the folder, fails with the new index in place; the former shards then stay.
+        // If only the last sync of the folder fails, the new index is in place, and the former shards stay.
         let last = failing == 19;
         assert_eq!((loaded, unknown.count()), if last { (2, 3) } else { (1, 0) }, "{failing}");
     }
@@ -331,11 +332,11 @@ fn loading_a_fifo_or_a_folder_is_an_error_and_does_not_wait() {
     }
     fs::create_dir(folder.file("folder.safetensors")).unwrap();
     for name in ["fifo.safetensors", "fifo.json", "folder.safetensors"] {
-        // A thread, so that a wait for the FIFO's writer fails the test.
+        // Load in a thread, so that a wait for the FIFO's writer fails the test.
         let (path, (done, outcome)) = (folder.file(name), channel());
         thread::spawn(move || done.send(load_file(path, "cpu").map(drop)));
         let error = outcome.recv_timeout(Duration::from_secs(30)).expect(name).unwrap_err();
         let source = error.find::<FileError>().expect("the file's error").to_string();
-        assert!(source.ends_with("it is not a regular file"), "{error}");
+        assert!(source.ends_with("the path is not a regular file"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! Members by name, and states that fit or do not.
+//! Names of members, and valid and invalid states.
 
 use warpline::{Device, Result, Tensor, full, ones, zeros};
 use warpline_nn::{
@@ -7,7 +7,7 @@ use warpline_nn::{
 
 use crate::common::{World, worlds};
 
-/// Of everything that a module's fields may be.
+/// A module with every type of field.
 #[derive(Clone, Module)]
 struct Net<M> {
     layers: Vec<Linear>,
@@ -92,7 +92,7 @@ fn a_state_is_loaded_in_place() {
 }
 
 #[test]
-fn what_does_not_fit_is_named_and_nothing_is_loaded() {
+fn mismatches_are_named_and_nothing_is_loaded() {
     worlds(1, |_| {
         let mut net = net()?;
         net.to("cuda:0")?;
@@ -118,7 +118,7 @@ fn what_does_not_fit_is_named_and_nothing_is_loaded() {
             assert!(text.contains(said), "{text}");
         }
         assert_eq!(net.layers[0].weight.to_vec::<f32>()?, before);
-        // Names may differ where that is asked for, shapes may not.
+        // Without `strict`, names may differ, but shapes may not.
         assert!(net.load_state_dict(&state, false).is_err());
         state.insert("final.0.bias", full([3], 9.0, ())?);
         net.load_state_dict(&state, false)?;
@@ -128,7 +128,7 @@ fn what_does_not_fit_is_named_and_nothing_is_loaded() {
     });
 }
 
-/// Two names of one parameter.
+/// A module with two names for one parameter.
 #[derive(Module)]
 struct Tied {
     wte: Linear,

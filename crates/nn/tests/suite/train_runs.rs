@@ -1,4 +1,4 @@
-//! Runs of twenty steps, which give PyTorch's losses, norms of gradients and weights.
+//! Training runs of twenty steps have PyTorch's losses, gradient norms and weights.
 
 use std::collections::BTreeMap;
 
@@ -18,14 +18,14 @@ use crate::common::{World, cpu, golden_json, goldens, gpu, worlds};
 const STEPS: usize = 20;
 const TOLERANCE: f64 = 1e-9;
 
-/// A golden run, its tensors on a device.
-struct Run {
+/// A golden run, with its tensors on a device.
+struct GoldenRun {
     tensors: BTreeMap<String, Tensor>,
     losses: Vec<f64>,
     norms: Vec<f64>,
 }
 
-impl Run {
+impl GoldenRun {
     fn load(name: &str, device: Device) -> Result<Option<Self>> {
         let Some(runs) = golden_json("train/runs.json") else { return Ok(None) };
         let path = goldens().join(format!("train/{name}.safetensors"));
@@ -53,23 +53,23 @@ impl Run {
         Ok(Some(Self { tensors, losses: numbers("losses"), norms: numbers("norms") }))
     }
 
-    /// Tensors whose names begin so, without that.
+    /// Returns the tensors whose names begin with `prefix`, with the prefix removed.
     fn under(&self, prefix: &str) -> impl Iterator<Item = (&str, &Tensor)> {
         let all = self.tensors.iter();
         all.filter_map(move |(name, tensor)| Some((name.strip_prefix(prefix)?, tensor)))
     }
 
-    /// The tensors to begin with; those that are learned want gradients.
+    /// Returns copies of the initial tensors. Learned tensors require gradients.
     fn weights(&self) -> Result<Weights> {
         let copy = |(name, tensor): (&str, &Tensor)| {
-            // Running statistics have none.
+            // Running statistics have no gradients.
             let learned = self.tensors.contains_key(&format!("grad0.{name}"));
             Ok((name.to_owned(), tensor.copy()?.requires_grad_(learned)?))
         };
         self.under("init.").map(copy).collect::<Result<_>>().map(Weights)
     }
 
-    /// Twenty steps; `step` is called between the backward pass and the next forward one.
+    /// Runs twenty steps. Calls `step` after each backward pass.
     fn train(
         &self,
         weights: &Weights,
@@ -138,7 +138,7 @@ impl Weights {
         batch_norm(x, of("running_mean"), of("running_var"), &options)
     }
 
-    /// Two convolutions, beside which goes another one.
+    /// A residual block: two convolutions, with a third convolution as the shortcut.
     fn block(&self, name: &str, x: &Tensor, stride: usize) -> Result<Tensor> {
         let of = |part: &str| format!("{name}.{part}");
         let weight = |part: &str| self.get(&format!("{name}.{part}.weight"));
@@ -170,7 +170,7 @@ fn all_near(what: &str, value: &Tensor, expected: &Tensor) -> Result<()> {
 }
 
 fn mlp(device: Device) -> Result<()> {
-    let Some(run) = Run::load("mlp", device)? else { return Ok(()) };
+    let Some(run) = GoldenRun::load("mlp", device)? else { return Ok(()) };
     let weights = run.weights()?;
     let options = SgdOptions {
         lr: 0.1,
@@ -210,7 +210,7 @@ fn gpt_forward(weights: &Weights, x: &Tensor) -> Result<Tensor> {
 }
 
 fn gpt(device: Device) -> Result<()> {
-    let Some(run) = Run::load("gpt", device)? else { return Ok(()) };
+    let Some(run) = GoldenRun::load("gpt", device)? else { return Ok(()) };
     let weights = run.weights()?;
     let options =
         AdamWOptions { lr: 3e-3, betas: (0.9, 0.95), weight_decay: 0.1, ..AdamWOptions::default() };
@@ -236,7 +236,7 @@ fn resnet_forward(weights: &Weights, x: &Tensor) -> Result<Tensor> {
 }
 
 fn resnet(device: Device) -> Result<()> {
-    let Some(run) = Run::load("resnet", device)? else { return Ok(()) };
+    let Some(run) = GoldenRun::load("resnet", device)? else { return Ok(()) };
     let weights = run.weights()?;
     let options = SgdOptions { lr: 0.05, momentum: 0.9, ..SgdOptions::default() };
     let mut sgd = Sgd::new(weights.all(), options)?;

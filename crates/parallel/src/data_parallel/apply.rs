@@ -1,10 +1,10 @@
 //! The threads that run replicas.
 //!
-//! Each device but the first has a thread. The thread is woken when the forward pass begins, polls for its call for
-//! about 50 µs, and then sleeps. Replicas run with the caller's runtime and the caller's current stream of their
-//! device. The first replica runs on the caller's thread. The current device and streams that a module sets on another
-//! thread are reset after the call (`stream::apart`). The caller waits for all replicas. If several replicas fail, the
-//! failure of the first one is returned, or its panic is resumed.
+//! Each device but the first has a thread. The thread is woken when the forward pass begins, polls for its job for
+//! about 50 µs, and then sleeps. The first replica runs on the caller's thread. Each replica runs with the caller's
+//! runtime and the caller's current stream of the replica's device. The current device and streams that a module sets
+//! on another thread are reset after the job (`stream::apart`). The caller waits for all replicas. If several replicas
+//! fail, the failure of the lowest-numbered replica is returned, or its panic is resumed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel, sync_channel};
@@ -20,12 +20,12 @@ use super::DataParallelError;
 
 /// Time for which a thread polls for a message before it sleeps. Waking a thread takes longer than enqueuing a small
 /// network.
-const SPIN: Duration = Duration::from_micros(50);
+const SPIN_TIME: Duration = Duration::from_micros(50);
 
 enum Message {
-    /// A call will follow soon.
+    /// A job will follow soon.
     Ready,
-    Call(Box<dyn FnOnce() + Send>),
+    Job(Box<dyn FnOnce() + Send>),
 }
 
 /// A thread that lives as long as the `Worker`.
@@ -42,11 +42,11 @@ impl Worker {
         let (messages, received) = channel();
         let name = format!("DataParallel cuda:{device}");
         let work = move || {
-            while let Some(message) = next(&received) {
-                if let Message::Call(call) = message {
-                    // `apart` resets the state that the call leaves on the thread. The payload of a panic
-                    // is leaked, because dropping it could panic again.
-                    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| apart(call))) {
+            while let Some(message) = next_message(&received) {
+                if let Message::Job(job) = message {
+                    // `apart` resets the state that the job leaves on the thread. Leak the payload of a panic, because
+                    // dropping it could panic again.
+                    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| apart(job))) {
                         std::mem::forget(payload);
                     }
                 }
@@ -58,9 +58,9 @@ impl Worker {
         Ok(Self { device, process: std::process::id(), messages })
     }
 
-    /// Wakes the thread ahead of a call.
+    /// Wakes the thread ahead of a job.
     pub(super) fn wake(&self) {
-        // If the thread has ended, the call returns the error.
+        // If the thread has ended, `parallel_apply` returns the error.
         let _ = self.messages.send(Message::Ready);
     }
 
@@ -76,9 +76,9 @@ impl Worker {
 }
 
 /// Returns the next message, or `None` after all senders have been dropped.
-fn next<T>(received: &Receiver<T>) -> Option<T> {
+fn next_message<T>(received: &Receiver<T>) -> Option<T> {
     let start = Instant::now();
-    while start.elapsed() < SPIN {
+    while start.elapsed() < SPIN_TIME {
         for _ in 0..32 {
             match received.try_recv() {
                 Ok(message) => return Some(message),
@@ -91,8 +91,8 @@ fn next<T>(received: &Receiver<T>) -> Option<T> {
     received.recv().ok()
 }
 
-/// The call of a replica.
-pub(super) struct Call<'a, M, I> {
+/// The forward pass of a replica.
+pub(super) struct ReplicaCall<'a, M, I> {
     pub(super) device: usize,
     /// The caller's current stream of the device.
     pub(super) stream: &'a Stream,
@@ -111,7 +111,7 @@ pub(super) struct Call<'a, M, I> {
 pub(super) fn parallel_apply<M, I>(
     workers: &[Worker],
     runtime: &Runtime,
-    calls: Vec<Call<'_, M, I>>,
+    calls: Vec<ReplicaCall<'_, M, I>>,
 ) -> Result<Vec<M::Output>>
 where
     M: Forward<I> + Send + 'static,
@@ -119,7 +119,7 @@ where
     I: Send + 'static,
 {
     let devices: Vec<usize> = calls.iter().map(|call| call.device).collect();
-    let mut outcomes: Vec<Option<Outcome<M::Output>>> = devices.iter().map(|_| None).collect();
+    let mut results: Vec<Option<ReplicaResult<M::Output>>> = devices.iter().map(|_| None).collect();
     let (sender, received) = sync_channel(devices.len());
     let mut calls = calls.into_iter();
     let own = calls.next();
@@ -128,23 +128,23 @@ where
         let (sender, runtime, stream) = (sender.clone(), runtime.clone(), call.stream.clone());
         let owner = owner.clone();
         let job = move || {
-            let run = || run(&runtime, &stream, call.replica, call.input);
-            let outcome = owner.within(|| modes.within(run));
-            let _ = sender.send((i + 1, outcome));
+            let run = || run_replica(&runtime, &stream, call.replica, call.input);
+            let result = owner.within(|| modes.within(run));
+            let _ = sender.send((i + 1, result));
         };
-        // If the thread has ended, the call is dropped, and with it the sender of its outcome.
-        let _ = worker.messages.send(Message::Call(Box::new(job)));
+        // If the thread has ended, the job is dropped together with the sender of its result.
+        let _ = worker.messages.send(Message::Job(Box::new(job)));
     }
     drop(sender);
     if let Some(call) = own {
-        outcomes[0] = Some(run(runtime, call.stream, call.replica, call.input));
+        results[0] = Some(run_replica(runtime, call.stream, call.replica, call.input));
     }
-    while let Some((i, outcome)) = next(&received) {
-        outcomes[i] = Some(outcome);
+    while let Some((i, result)) = next_message(&received) {
+        results[i] = Some(result);
     }
-    let mut outputs = Vec::with_capacity(outcomes.len());
-    for (replica, (outcome, device)) in outcomes.into_iter().zip(devices).enumerate() {
-        match outcome {
+    let mut outputs = Vec::with_capacity(results.len());
+    for (replica, (result, device)) in results.into_iter().zip(devices).enumerate() {
+        match result {
             Some(Ok(Ok(output))) => outputs.push(output),
             Some(Ok(Err(source))) => {
                 return Err(DataParallelError::Replica { replica, device, source }.into());
@@ -159,13 +159,18 @@ where
     Ok(outputs)
 }
 
-type Outcome<T> = thread::Result<warpline::Result<T>>;
+type ReplicaResult<T> = thread::Result<warpline::Result<T>>;
 
-fn run<M, I>(runtime: &Runtime, stream: &Stream, replica: M, input: I) -> Outcome<M::Output>
+fn run_replica<M, I>(
+    runtime: &Runtime,
+    stream: &Stream,
+    replica: M,
+    input: I,
+) -> ReplicaResult<M::Output>
 where
     M: Forward<I>,
 {
-    // A panic can leave only the replica in a broken state, and the replica is dropped.
+    // Unwind safe: a panic can leave only the replica in an inconsistent state, and the replica is dropped.
     catch_unwind(AssertUnwindSafe(|| {
         with_runtime(runtime, || cuda::with_stream(stream, move || replica.forward(input)))
     }))

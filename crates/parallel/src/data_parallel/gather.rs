@@ -11,7 +11,7 @@ use warpline_runtime::resolve_dim;
 
 use super::DataParallelError;
 
-const SCALARS: &str = "Was asked to gather along dimension 0, but all input tensors were scalars; \
+const SCALAR_WARNING: &str = "Was asked to gather along dimension 0, but all input tensors were scalars; \
                        will instead unsqueeze and return a vector.";
 
 /// The destination of a gather: a device and a dimension.
@@ -45,14 +45,14 @@ impl Gather for Tensor {
             return Err(DataParallelError::GatherFromCpu { replica }.into());
         }
         if to.dim == 0 && outputs.iter().all(|output| output.dim() == 0) {
-            // Once, like Python's warnings.
+            // Python, too, shows a warning once.
             static WARNED: Once = Once::new();
-            WARNED.call_once(|| tracing::warn!("{SCALARS}"));
+            WARNED.call_once(|| tracing::warn!("{SCALAR_WARNING}"));
             for output in &mut outputs {
                 *output = output.view([1])?;
             }
         }
-        let Some(first) = outputs.first() else { return Err(nothing()) };
+        let Some(first) = outputs.first() else { return Err(no_outputs_error()) };
         let dim = resolve_dim(to.dim, first.dim())?;
         let mut sizes = first.size().to_vec();
         sizes[dim] = 0;
@@ -72,32 +72,34 @@ impl Gather for Tensor {
             sizes[dim] += found[dim];
         }
         let parts: Vec<&Tensor> = outputs.iter().collect();
-        Ok(Join { device: to.device, dim: dim as isize, sizes }.apply(&parts)?.swap_remove(0))
+        Ok(Concatenation { device: to.device, dim: dim as isize, sizes }
+            .apply(&parts)?
+            .swap_remove(0))
     }
 }
 
 /// The concatenation of tensors on one device. The backward pass splits the gradient and moves the parts to the devices
 /// of the tensors.
-struct Join {
+struct Concatenation {
     device: Device,
     dim: isize,
     /// Shape of the result.
     sizes: Vec<usize>,
 }
 
-impl Function for Join {
+impl Function for Concatenation {
     const NAME: &'static str = "gather";
 
     fn forward(&self, _save: &mut ToSave, parts: &[&Tensor]) -> Result<Vec<Tensor>> {
         let joined = parts[0].new_empty(&self.sizes, self.device)?;
-        // Copies between devices are enqueued first. The host waits only if the result is in host memory.
-        for near in [false, true] {
+        // Enqueue the copies between devices first. The host waits only if the result is in host memory.
+        for to_same_device in [false, true] {
             let mut start = 0;
             for part in parts {
                 let length = part.size()[self.dim as usize];
-                if (part.device() == self.device) == near {
-                    let place = joined.narrow(self.dim, start as isize, length)?;
-                    place.copy_(part, joined.is_cuda())?;
+                if (part.device() == self.device) == to_same_device {
+                    let target = joined.narrow(self.dim, start as isize, length)?;
+                    target.copy_(part, joined.is_cuda())?;
                 }
                 start += length;
             }
@@ -108,14 +110,14 @@ impl Function for Join {
     fn backward(&self, context: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients> {
         let [Some(grad)] = grads else { return Ok((0..context.inputs()).map(|_| None).collect()) };
         let mut start = 0;
-        let mut piece = |i: usize| {
+        let mut part_grad = |i: usize| {
             let length = context.sizes(i)[self.dim as usize];
             let from = start as isize;
             start += length;
             let part = || grad.narrow(self.dim, from, length)?.to(context.device(i));
             context.needs(i).then(part).transpose()
         };
-        (0..context.inputs()).map(&mut piece).collect()
+        (0..context.inputs()).map(&mut part_grad).collect()
     }
 }
 
@@ -128,7 +130,7 @@ impl<T: Gather> Gather for Option<T> {
         let count = outputs.len();
         let outputs: Vec<T> = outputs.into_iter().flatten().collect();
         if outputs.len() < count {
-            return Err(unlike("replica 0 has an output and another has none".into()));
+            return Err(structure_error("replica 0 has an output and another has none".into()));
         }
         T::gather(outputs, to).map(Some)
     }
@@ -138,9 +140,9 @@ impl<T: Gather> Gather for Vec<T> {
     #[track_caller]
     fn gather(outputs: Vec<Self>, to: GatherTo) -> Result<Self> {
         let lengths: Vec<usize> = outputs.iter().map(Vec::len).collect();
-        let length = lengths.first().copied().ok_or_else(nothing)?;
+        let length = lengths.first().copied().ok_or_else(no_outputs_error)?;
         if lengths.iter().any(|l| *l != length) {
-            return Err(unlike(format!("lists of lengths {lengths:?}")));
+            return Err(structure_error(format!("lists of lengths {lengths:?}")));
         }
         let mut outputs: Vec<_> = outputs.into_iter().map(Vec::into_iter).collect();
         let part = |_| T::gather(outputs.iter_mut().flat_map(Iterator::next).collect(), to);
@@ -148,7 +150,7 @@ impl<T: Gather> Gather for Vec<T> {
     }
 }
 
-macro_rules! maps {
+macro_rules! impl_gather_for_maps {
     ($($map:ident: $($key:path),*;)*) => {$(
         impl<K, V> Gather for $map<K, V>
         where
@@ -158,16 +160,16 @@ macro_rules! maps {
             #[track_caller]
             fn gather(outputs: Vec<Self>, to: GatherTo) -> Result<Self> {
                 let mut outputs = outputs.into_iter();
-                let first = outputs.next().ok_or_else(nothing)?;
+                let first = outputs.next().ok_or_else(no_outputs_error)?;
                 let mut others: Vec<Self> = outputs.collect();
                 if others.iter().any(|other| other.len() != first.len()) {
-                    return Err(unlike("All dicts must have the same number of keys".into()));
+                    return Err(structure_error("All dicts must have the same number of keys".into()));
                 }
                 let mut joined = Self::new();
                 for (key, value) in first {
                     let mut parts = vec![value];
                     for other in &mut others {
-                        let missing = || unlike(format!("not all have the key {key:?}"));
+                        let missing = || structure_error(format!("not all have the key {key:?}"));
                         parts.push(other.remove(&key).ok_or_else(missing)?);
                     }
                     joined.insert(key, V::gather(parts, to)?);
@@ -178,7 +180,7 @@ macro_rules! maps {
     )*};
 }
 
-maps! {
+impl_gather_for_maps! {
     HashMap: Eq, Hash;
     BTreeMap: Ord;
 }
@@ -189,7 +191,7 @@ impl Gather for () {
     }
 }
 
-macro_rules! tuples {
+macro_rules! impl_gather_for_tuples {
     ($(($($name:ident $value:ident),*);)*) => {$(
         impl<$($name: Gather),*> Gather for ($($name,)*) {
             #[track_caller]
@@ -205,7 +207,7 @@ macro_rules! tuples {
     )*};
 }
 
-tuples! {
+impl_gather_for_tuples! {
     (A a);
     (A a, B b);
     (A a, B b, C c);
@@ -215,11 +217,11 @@ tuples! {
 }
 
 #[track_caller]
-fn unlike(reason: String) -> Error {
+fn structure_error(reason: String) -> Error {
     DataParallelError::GatherStructure { reason }.into()
 }
 
 #[track_caller]
-fn nothing() -> Error {
-    unlike("there are none".into())
+fn no_outputs_error() -> Error {
+    structure_error("there are none".into())
 }

@@ -19,8 +19,8 @@ pub use gather::{Gather, GatherTo};
 pub use options::{DataParallelOptions, OutputDevice};
 pub use scatter::{Scatter, ScatterTo};
 
-use apply::{Call, Worker, parallel_apply};
-use replicate::{Copies, Tensors, replicate};
+use apply::{ReplicaCall, Worker, parallel_apply};
+use replicate::{DeviceCopies, ModuleTensors, replicate};
 
 /// Runs a module on several GPUs (`torch.nn.DataParallel`). The input is split along the batch dimension, each GPU
 /// processes one chunk with a replica of the module, and the outputs are concatenated on one device.
@@ -66,7 +66,7 @@ pub struct DataParallel<M> {
     dim: isize,
     /// Threads of all devices but the first.
     workers: Vec<Worker>,
-    kept: Mutex<Vec<Copies>>,
+    cached: Mutex<Vec<DeviceCopies>>,
 }
 
 impl<M: Module> DataParallel<M> {
@@ -97,8 +97,8 @@ impl<M: Module> DataParallel<M> {
         }
         let others = device_ids.get(1..).unwrap_or_default();
         let workers: Vec<_> = others.iter().map(|&d| Worker::spawn(d)).collect::<Result<_, _>>()?;
-        let kept = Mutex::new(workers.iter().map(|_| Copies::default()).collect());
-        Ok(Self { module, device_ids, output_device, dim: options.dim, workers, kept })
+        let cached = Mutex::new(workers.iter().map(|_| DeviceCopies::default()).collect());
+        Ok(Self { module, device_ids, output_device, dim: options.dim, workers, cached })
     }
 }
 
@@ -164,7 +164,7 @@ impl<M> DataParallel<M> {
         }
         let runtime = warpline::runtime();
         let module = self.module.clone();
-        let tensors = Tensors::of(&module, &runtime, device)?;
+        let tensors = ModuleTensors::of(&module, &runtime, device)?;
         let streams = self.streams(&runtime)?;
         let mut inputs = if TypeId::of::<I>() == TypeId::of::<()>() {
             vec![input]
@@ -178,15 +178,15 @@ impl<M> DataParallel<M> {
         if self.device_ids.len() == 1 {
             return self.module.forward(inputs.swap_remove(0));
         }
-        // Locked until the outputs are gathered, because an output may be one of the kept copies.
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        // Keep the lock until the outputs are gathered, because an output may be one of the cached copies.
+        let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
         let streams = &streams[..inputs.len()];
-        let replicas = replicate(module, &tensors, &mut kept, streams)?;
+        let replicas = replicate(module, &tensors, &mut cached, streams)?;
         drop(tensors);
         let calls = replicas.into_iter().zip(inputs).zip(streams);
         let calls = calls.map(|((replica, input), stream)| {
             let device = stream.device_index();
-            Call { device, stream, replica, input }
+            ReplicaCall { device, stream, replica, input }
         });
         let outputs = parallel_apply(&self.workers, &runtime, calls.collect())?;
         M::Output::gather(outputs, GatherTo { device: self.output_device, dim: self.dim })
@@ -199,7 +199,7 @@ impl<M> DataParallel<M> {
         let mut streams = Vec::with_capacity(self.device_ids.len());
         for &device in &self.device_ids {
             let stream = devices.current_stream(device)?;
-            // Captured copies run only in replays, but would be recorded as up to date now.
+            // Captured copies run only in replays, but the cache would count them as up to date now.
             if self.device_ids.len() > 1 && stream.is_capturing() {
                 let reason = "a graph is of one device; capture the module by itself";
                 return Err(Error::capture("DataParallel", reason));

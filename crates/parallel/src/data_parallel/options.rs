@@ -21,10 +21,10 @@ pub struct DataParallelOptions {
 /// The device on which outputs are gathered. Converts from a [`Device`], a name such as `"cpu"`, and the index of a
 /// GPU, where -1 is the CPU.
 #[derive(Clone, Debug)]
-pub struct OutputDevice(Named);
+pub struct OutputDevice(DeviceSpec);
 
 #[derive(Clone, Debug)]
-enum Named {
+enum DeviceSpec {
     Device(Device),
     Text(String),
     Number(i32),
@@ -32,25 +32,25 @@ enum Named {
 
 impl From<Device> for OutputDevice {
     fn from(device: Device) -> Self {
-        Self(Named::Device(device))
+        Self(DeviceSpec::Device(device))
     }
 }
 
 impl From<&str> for OutputDevice {
     fn from(text: &str) -> Self {
-        Self(Named::Text(text.into()))
+        Self(DeviceSpec::Text(text.into()))
     }
 }
 
 impl From<usize> for OutputDevice {
     fn from(index: usize) -> Self {
-        Self(Named::Device(Device::cuda(index)))
+        Self(DeviceSpec::Device(Device::cuda(index)))
     }
 }
 
 impl From<i32> for OutputDevice {
     fn from(number: i32) -> Self {
-        Self(Named::Number(number))
+        Self(DeviceSpec::Number(number))
     }
 }
 
@@ -58,10 +58,10 @@ impl OutputDevice {
     #[track_caller]
     fn device(&self, runtime: &Runtime) -> Result<Device> {
         let device = match &self.0 {
-            Named::Device(device) => *device,
-            Named::Text(text) => text.into_device()?,
-            Named::Number(-1) => Device::Cpu,
-            Named::Number(number) => match usize::try_from(*number) {
+            DeviceSpec::Device(device) => *device,
+            DeviceSpec::Text(text) => text.into_device()?,
+            DeviceSpec::Number(-1) => Device::Cpu,
+            DeviceSpec::Number(number) => match usize::try_from(*number) {
                 Ok(index) => Device::cuda(index),
                 Err(_) => {
                     return Err(DataParallelError::OutputDevice { output_device: *number }.into());
@@ -133,7 +133,7 @@ impl DataParallelOptions {
             None => Device::cuda(first),
             Some(output_device) => output_device.device(runtime)?,
         };
-        let sizes = device_ids.iter().map(|&device| sizes(runtime, device));
+        let sizes = device_ids.iter().map(|&device| gpu_size(runtime, device));
         if let Some(warning) = imbalance(&sizes.collect::<Result<Vec<_>>>()?) {
             tracing::warn!("{warning}");
         }
@@ -141,10 +141,10 @@ impl DataParallelOptions {
     }
 }
 
-/// Index of a device, its memory in bytes, and its number of multiprocessors.
-type Sizes = (usize, [u64; 2]);
+/// Index of a GPU, its memory in bytes, and its number of multiprocessors.
+type GpuSize = (usize, [u64; 2]);
 
-fn sizes(runtime: &Runtime, device: usize) -> Result<Sizes> {
+fn gpu_size(runtime: &Runtime, device: usize) -> Result<GpuSize> {
     let properties = runtime.device(device)?.device().properties();
     let memory = properties.total_memory as u64;
     Ok((device, [memory, u64::from(properties.multiprocessor_count)]))
@@ -152,15 +152,15 @@ fn sizes(runtime: &Runtime, device: usize) -> Result<Sizes> {
 
 /// Returns PyTorch's warning if the smallest GPU has less than three quarters of the memory or multiprocessors of the
 /// largest GPU.
-fn imbalance(sizes: &[Sizes]) -> Option<String> {
+fn imbalance(sizes: &[GpuSize]) -> Option<String> {
     [0, 1].into_iter().find_map(|what| {
         let least = sizes.iter().min_by_key(|(_, size)| size[what])?;
         let most = sizes.iter().max_by_key(|(_, size)| size[what])?;
-        (4 * least.1[what] < 3 * most.1[what]).then(|| unbalanced(least.0, most.0))
+        (4 * least.1[what] < 3 * most.1[what]).then(|| imbalance_warning(least.0, most.0))
     })
 }
 
-fn unbalanced(least: usize, most: usize) -> String {
+fn imbalance_warning(least: usize, most: usize) -> String {
     format!(
         "There is an imbalance between your GPUs. You may want to exclude GPU {least} which has less than 75% of the memory or cores of GPU {most}. You can do so by setting the device_ids argument to DataParallel, or by setting the CUDA_VISIBLE_DEVICES environment variable."
     )
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gpus_of_less_than_three_quarters_are_warned_of() {
+    fn a_gpu_below_three_quarters_of_the_largest_causes_a_warning() {
         let device = |i, memory, cores| (i, [memory, cores]);
         assert_eq!(imbalance(&[device(0, 100, 132)]), None);
         assert_eq!(imbalance(&[device(0, 100, 132), device(1, 75, 99)]), None);

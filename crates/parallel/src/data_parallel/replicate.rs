@@ -1,16 +1,17 @@
 //! Copies of a module's parameters and buffers on other devices.
 //!
 //! A replica is a fresh clone of the module whose tensors are replaced by copies on the replica's device. The first
-//! replica has the module's own tensors. Copies are kept between forward passes. A copy is renewed only if the
-//! `Version` of the copy or of the original has changed (each launch, copy, replay and host access that writes changes
-//! it), or if the program kept a tensor of an earlier replica.
+//! replica has the module's own tensors. Copies are cached between forward passes. A copy is renewed only if the
+//! `Version` of the copy or of the original has changed, or if the program kept a tensor of an earlier replica. Each
+//! launch, copy, replay and host access that writes to a tensor changes its version.
 //!
 //! Invariant: a copy is up to date or is renewed. The version of the original is read before the copy is enqueued, so a
 //! concurrent write counts as a later write. No other code has access to a copy while it is written. Captures are
 //! refused, because captured copies run only in replays.
 //!
-//! Under `SyncPolicy::Manual` the program orders its own tensors with its current streams, as in PyTorch. A forward
-//! pass on different streams than the last one makes these streams wait for the last uses of the kept copies.
+//! Under `SyncPolicy::Manual` the program orders its own tensors with its current streams, as in PyTorch. The cached
+//! copies are ordered here: a forward pass on different streams than the last one makes its streams wait for the last
+//! uses of the copies.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,14 +25,14 @@ use warpline_stream::Stream;
 use super::DataParallelError;
 
 /// The parameters and buffers of a module.
-pub(super) struct Tensors {
+pub(super) struct ModuleTensors {
     /// The distinct tensors. Several parameters may be the same tensor.
     distinct: Vec<Tensor>,
     /// Index in `distinct` of each visited tensor.
-    places: Arc<[usize]>,
+    indices: Arc<[usize]>,
 }
 
-impl Tensors {
+impl ModuleTensors {
     /// Collects all parameters and buffers.
     ///
     /// # Errors
@@ -55,43 +56,43 @@ impl Tensors {
         type Key<'a> = (u64, DType, &'a [usize], &'a [isize]);
         let mut known: HashMap<Key<'_>, usize> = HashMap::with_capacity(all.len());
         let mut first = Vec::with_capacity(all.len());
-        let places = all.iter().enumerate().map(|(i, tensor)| {
+        let indices = all.iter().enumerate().map(|(i, tensor)| {
             let key = (tensor.data_ptr(), tensor.dtype(), tensor.size(), tensor.stride());
             *known.entry(key).or_insert_with(|| {
                 first.push(i);
                 first.len() - 1
             })
         });
-        let places: Arc<[usize]> = places.collect();
+        let indices: Arc<[usize]> = indices.collect();
         let distinct = first.iter().map(|&i| all[i].clone()).collect();
-        Self { distinct, places }
+        Self { distinct, indices }
     }
 }
 
-/// The copies on one device, kept between forward passes.
+/// The copies on one device, cached between forward passes.
 #[derive(Debug, Default)]
-pub(super) struct Copies {
-    copies: Vec<Kept>,
-    /// The stream of their last use.
+pub(super) struct DeviceCopies {
+    copies: Vec<CachedCopy>,
+    /// The stream that last used the copies.
     stream: Option<Stream>,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct CachedCopy {
     tensor: Tensor,
     /// Versions of the original and of the copy when the copy was made.
     versions: [Version; 2],
     /// Address and strides of the original.
-    place: (u64, Vec<isize>),
+    layout: (u64, Vec<isize>),
 }
 
-impl Kept {
+impl CachedCopy {
     #[track_caller]
     fn new(source: &Tensor, device: usize) -> Result<Self> {
         let version = source.storage().version();
         let tensor = source.detach().to_non_blocking(Device::cuda(device))?;
         let versions = [version, tensor.storage().version()];
-        Ok(Self { tensor, versions, place: (source.data_ptr(), source.stride().to_vec()) })
+        Ok(Self { tensor, versions, layout: (source.data_ptr(), source.stride().to_vec()) })
     }
 
     /// Renews the copy if it is out of date.
@@ -102,27 +103,27 @@ impl Kept {
         let alike = copy.size() == source.size()
             && copy.dtype() == source.dtype()
             && copy.storage().runtime().same_as(source.storage().runtime());
-        // A tensor of an earlier replica that the program kept must not change.
+        // The program may hold a tensor of an earlier replica, which must not change.
         if !alike || !copy.is_unique() {
             *self = Self::new(source, device)?;
         } else if !theirs.is_of(source.storage())
             || !own.is_of(copy.storage())
-            || (self.place.0, &*self.place.1) != (address, strides)
+            || (self.layout.0, &*self.layout.1) != (address, strides)
         {
             let version = source.storage().version();
             copy.copy_(&source.detach(), true)?;
             self.versions = [version, copy.storage().version()];
-            self.place = (address, strides.to_vec());
+            self.layout = (address, strides.to_vec());
         }
         Ok(())
     }
 }
 
-impl Copies {
+impl DeviceCopies {
     /// Brings all copies up to date, for use on `stream`.
     #[track_caller]
-    fn refresh(&mut self, tensors: &Tensors, stream: &Stream) -> Result<()> {
-        // Under `SyncPolicy::Manual` nothing else orders uses on two streams.
+    fn refresh(&mut self, tensors: &ModuleTensors, stream: &Stream) -> Result<()> {
+        // Under `SyncPolicy::Manual`, uses on two streams are not ordered automatically.
         if let Some(last) = &self.stream
             && last != stream
         {
@@ -132,8 +133,8 @@ impl Copies {
         self.copies.truncate(tensors.distinct.len());
         for (i, source) in tensors.distinct.iter().enumerate() {
             match self.copies.get_mut(i) {
-                Some(kept) => kept.refresh(source, stream.device_index())?,
-                None => self.copies.push(Kept::new(source, stream.device_index())?),
+                Some(cached) => cached.refresh(source, stream.device_index())?,
+                None => self.copies.push(CachedCopy::new(source, stream.device_index())?),
             }
         }
         Ok(())
@@ -141,21 +142,21 @@ impl Copies {
 
     /// Replaces the tensors of a replica by the copies. Gradients flow through the copies to the module's tensors.
     #[track_caller]
-    fn put(&self, module: &mut impl Module, tensors: &Tensors) -> Result<()> {
-        let tracked = self.copies.iter().zip(&tensors.distinct).map(|(kept, source)| {
-            let copy = kept.tensor.clone();
+    fn replace_tensors(&self, module: &mut impl Module, tensors: &ModuleTensors) -> Result<()> {
+        let tracked = self.copies.iter().zip(&tensors.distinct).map(|(cached, source)| {
+            let copy = cached.tensor.clone();
             if !source.requires_grad() || !is_grad_enabled() {
                 return Ok(copy);
             }
             Ok(Broadcast(copy).apply(&[source])?.swap_remove(0))
         });
         let copies = tracked.collect::<Result<Vec<Tensor>>>()?;
-        let (mut places, mut more) = (tensors.places.iter(), false);
+        let (mut indices, mut more) = (tensors.indices.iter(), false);
         module.visit_mut(&mut VisitorMut::new(&mut |_, mut member| {
             if member.tensor().is_none() {
                 return;
             }
-            match places.next().and_then(|&place| copies.get(place)) {
+            match indices.next().and_then(|&index| copies.get(index)) {
                 Some(copy) => member.replace(copy.clone()),
                 None => more = true,
             }
@@ -168,8 +169,8 @@ impl Copies {
     }
 }
 
-/// The autograd node of an existing copy on another device. The backward pass moves the gradient to the original's
-/// device, where the gradients of all replicas are added.
+/// Connects a copy on another device to its original in the autograd graph. The backward pass moves the gradient to the
+/// original's device, where the gradients of all replicas are added.
 struct Broadcast(Tensor);
 
 impl Function for Broadcast {
@@ -192,15 +193,15 @@ impl Function for Broadcast {
 #[track_caller]
 pub(super) fn replicate<M: Module + Clone>(
     module: M,
-    tensors: &Tensors,
-    kept: &mut [Copies],
+    tensors: &ModuleTensors,
+    cached: &mut [DeviceCopies],
     streams: &[Stream],
 ) -> Result<Vec<M>> {
     let mut replicas = Vec::with_capacity(streams.len());
-    for (copies, stream) in kept.iter_mut().zip(&streams[1..]) {
+    for (copies, stream) in cached.iter_mut().zip(&streams[1..]) {
         copies.refresh(tensors, stream)?;
         let mut replica = module.clone();
-        copies.put(&mut replica, tensors)?;
+        copies.replace_tensors(&mut replica, tensors)?;
         replicas.push(replica);
     }
     replicas.insert(0, module);

@@ -54,9 +54,9 @@ impl Scatter for Tensor {
     #[track_caller]
     fn scatter(self, to: ScatterTo<'_>) -> Result<Vec<Self>> {
         let mut chunks = self.chunk(to.devices(), to.dim)?;
-        // The first device usually holds its chunk already, so the other chunks go first.
-        let places = chunks.iter_mut().zip(to.device_ids).skip(1);
-        for (chunk, &device) in places {
+        // Copy the other chunks first, because the first device usually holds its chunk already.
+        let others = chunks.iter_mut().zip(to.device_ids).skip(1);
+        for (chunk, &device) in others {
             *chunk = chunk.to_non_blocking(Device::cuda(device))?;
         }
         if let (Some(chunk), Some(&device)) = (chunks.first_mut(), to.device_ids.first()) {
@@ -76,32 +76,32 @@ impl<T: Scatter + Clone> Scatter for Option<T> {
     }
 }
 
-/// Adds a part to each chunk. Drops the chunks for which there is no part.
-fn add<T, P>(
-    pieces: &mut Option<Vec<T>>,
+/// Adds a part to each chunk. Drops the chunks without a part.
+fn add_parts<T, P>(
+    chunks: &mut Option<Vec<T>>,
     parts: Vec<P>,
     new: impl Fn() -> T,
     put: impl Fn(&mut T, P),
 ) {
-    let pieces = pieces.get_or_insert_with(|| parts.iter().map(|_| new()).collect());
-    pieces.truncate(parts.len());
-    for (piece, part) in pieces.iter_mut().zip(parts) {
-        put(piece, part);
+    let chunks = chunks.get_or_insert_with(|| parts.iter().map(|_| new()).collect());
+    chunks.truncate(parts.len());
+    for (chunk, part) in chunks.iter_mut().zip(parts) {
+        put(chunk, part);
     }
 }
 
 impl<T: Scatter> Scatter for Vec<T> {
     #[track_caller]
     fn scatter(self, to: ScatterTo<'_>) -> Result<Vec<Self>> {
-        let mut pieces = None;
+        let mut chunks = None;
         for value in self {
-            add(&mut pieces, value.scatter(to)?, Vec::new, Vec::push);
+            add_parts(&mut chunks, value.scatter(to)?, Vec::new, Vec::push);
         }
-        Ok(pieces.unwrap_or_else(|| (0..to.devices()).map(|_| Vec::new()).collect()))
+        Ok(chunks.unwrap_or_else(|| (0..to.devices()).map(|_| Vec::new()).collect()))
     }
 }
 
-macro_rules! maps {
+macro_rules! impl_scatter_for_maps {
     ($($map:ident: $($key:path),*;)*) => {$(
         impl<K, V> Scatter for $map<K, V>
         where
@@ -110,37 +110,37 @@ macro_rules! maps {
         {
             #[track_caller]
             fn scatter(self, to: ScatterTo<'_>) -> Result<Vec<Self>> {
-                let mut pieces = None;
+                let mut chunks = None;
                 for (key, value) in self {
-                    let put = |piece: &mut Self, part| drop(piece.insert(key.clone(), part));
-                    add(&mut pieces, value.scatter(to)?, Self::new, put);
+                    let put = |chunk: &mut Self, part| drop(chunk.insert(key.clone(), part));
+                    add_parts(&mut chunks, value.scatter(to)?, Self::new, put);
                 }
-                Ok(pieces.unwrap_or_else(|| (0..to.devices()).map(|_| Self::new()).collect()))
+                Ok(chunks.unwrap_or_else(|| (0..to.devices()).map(|_| Self::new()).collect()))
             }
         }
     )*};
 }
 
-maps! {
+impl_scatter_for_maps! {
     HashMap: Eq, Hash;
     BTreeMap: Ord;
 }
 
-macro_rules! tuples {
+macro_rules! impl_scatter_for_tuples {
     ($(($($name:ident $value:ident),*);)*) => {$(
         impl<$($name: Scatter),*> Scatter for ($($name,)*) {
             #[track_caller]
             fn scatter(self, to: ScatterTo<'_>) -> Result<Vec<Self>> {
                 let ($($value,)*) = self;
                 $(let mut $value = $value.scatter(to)?.into_iter();)*
-                // Like Python's `zip`, ends with the shortest.
+                // Like Python's `zip`, end with the shortest list.
                 Ok(std::iter::from_fn(|| Some(($($value.next()?,)*))).collect())
             }
         }
     )*};
 }
 
-tuples! {
+impl_scatter_for_tuples! {
     (A a);
     (A a, B b);
     (A a, B b, C c);
@@ -149,7 +149,7 @@ tuples! {
     (A a, B b, C c, D d, E e, F f);
 }
 
-macro_rules! whole {
+macro_rules! impl_scatter_by_clone {
     ($($type:ty),*) => {$(
         impl Scatter for $type {
             fn scatter(self, to: ScatterTo<'_>) -> Result<Vec<Self>> {
@@ -159,7 +159,7 @@ macro_rules! whole {
     )*};
 }
 
-whole! {
+impl_scatter_by_clone! {
     (), bool, char, u8, u16, u32, u64, usize, i8, i16, i32, i64, isize, f32, f64,
     String, &'static str, Scalar, DType, Device
 }

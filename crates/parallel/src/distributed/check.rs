@@ -2,58 +2,58 @@
 
 use std::time::Duration;
 
-use super::group::Shared;
+use super::group::GroupShared;
 use super::signature::Signature;
 use super::{GroupError, RankCall, Result, StoreError};
 
-/// Time to wait for the store between two checks whether the group has failed.
-const SLICE: Duration = Duration::from_millis(100);
+/// Longest wait for the store before the group's failure is checked again.
+const STORE_WAIT: Duration = Duration::from_millis(100);
 
 /// Waits for the matching calls of the other ranks and compares them with this rank's call. Returns `false` without a
 /// comparison if the launch will refuse the call.
-pub(super) fn compare(group: &Shared, seq: u64, call: &Signature) -> Result<bool> {
-    let compared = match call.peer {
-        None => collective(group, seq, call)?,
-        Some(_) => match pairs(group, call)? {
+pub(super) fn compare(group: &GroupShared, seq: u64, call: &Signature) -> Result<bool> {
+    let differing = match call.peer {
+        None => compare_collective(group, seq, call)?,
+        Some(_) => match compare_pairs(group, call)? {
             None => return Ok(false),
             Some(differing) => differing,
         },
     };
-    if compared.is_empty() {
+    if differing.is_empty() {
         return Ok(true);
     }
     let call = call.to_string();
-    Err(GroupError::Mismatch { rank: group.rank(), seq, call, differing: compared }.into())
+    Err(GroupError::Mismatch { rank: group.rank(), seq, call, differing }.into())
 }
 
-/// Waits until a key is set, or the group has failed. Returns the value.
-fn told(group: &Shared, key: &str) -> Result<String> {
+/// Returns the value of a key. Waits until the key is set or the group has failed.
+fn wait_for_key(group: &GroupShared, key: &str) -> Result<String> {
     loop {
-        match group.parts.store.get(key, SLICE) {
+        match group.parts.store.get(key, STORE_WAIT) {
             // The watchdog enforces the group's timeout.
             Err(StoreError::Timeout { .. }) => group.check_alive()?,
-            told => return Ok(String::from_utf8_lossy(&told?).into_owned()),
+            value => return Ok(String::from_utf8_lossy(&value?).into_owned()),
         }
     }
 }
 
-/// Compares a call of all ranks. Its text must be equal on all ranks, and each rank must receive from each rank the
-/// content that this rank sends. Returns the calls that differ.
-fn collective(group: &Shared, seq: u64, call: &Signature) -> Result<Vec<RankCall>> {
+/// Compares a collective. Its description must be equal on all ranks. Between each two ranks, the sent content must
+/// equal the received content. Returns the calls that differ.
+fn compare_collective(group: &GroupShared, seq: u64, call: &Signature) -> Result<Vec<RankCall>> {
     let (parts, rank, ranks) = (&group.parts, group.rank(), group.parts.comm.ranks());
     let key = |seq: u64, rank: usize| format!("check/{seq}/{rank}");
     let own = encode(call, ranks);
     parts.store.set(&key(seq, rank), own.as_bytes())?;
-    let told = (0..ranks).map(|other| match other == rank {
+    let texts = (0..ranks).map(|other| match other == rank {
         true => Ok(own.clone()),
-        false => told(group, &key(seq, other)),
+        false => wait_for_key(group, &key(seq, other)),
     });
-    let told: Vec<_> = told.collect::<Result<_>>()?;
+    let texts: Vec<_> = texts.collect::<Result<_>>()?;
     // All ranks have reached this call, so no rank still reads the key of the previous comparison.
-    if let Some(last) = group.compared_last(seq) {
+    if let Some(last) = group.replace_last_compared(seq) {
         parts.store.delete(&key(last, rank))?;
     }
-    let calls: Vec<Vec<&str>> = told.iter().map(|told| told.split('\n').collect()).collect();
+    let calls: Vec<Vec<&str>> = texts.iter().map(|text| text.split('\n').collect()).collect();
     let mut differing = Vec::new();
     for (other, theirs) in calls.iter().enumerate().filter(|(_, c)| c[0] != calls[rank][0]) {
         differing.push(RankCall { rank: other, call: format!("called {}", theirs[0]) });
@@ -95,9 +95,9 @@ fn encode(call: &Signature, ranks: usize) -> String {
     text
 }
 
-/// Compares sends and receives. Each must match the next call of the other end between the two ranks, in that
-/// direction. Returns the calls that differ, or `None` if the launch will refuse the call.
-fn pairs(group: &Shared, call: &Signature) -> Result<Option<Vec<RankCall>>> {
+/// Compares sends and receives. The n-th send from one rank to another must match the n-th receive there. Returns the
+/// calls that differ, or `None` if the launch will refuse the call.
+fn compare_pairs(group: &GroupShared, call: &Signature) -> Result<Option<Vec<RankCall>>> {
     let (store, rank, ranks) = (&group.parts.store, group.rank(), group.parts.comm.ranks());
     let calls = if call.parts.is_empty() { std::slice::from_ref(call) } else { &call.parts };
     let count = |end| calls.iter().filter(|call| call.peer == Some(end)).count();
@@ -105,11 +105,11 @@ fn pairs(group: &Shared, call: &Signature) -> Result<Option<Vec<RankCall>>> {
     if !known || count((rank, true)) != count((rank, false)) {
         return Ok(None);
     }
-    // All keys are set before the first wait, because the calls of a batch have no order.
+    // Set all keys before the first wait, because the calls of a batch have no order.
     let mut waiting = Vec::new();
     for call in calls {
         let Some((peer, sends)) = call.peer else { continue };
-        let number = group.next_of_pair((peer, sends));
+        let number = group.next_pair_seq((peer, sends));
         let (from, to) = if sends { (rank, peer) } else { (peer, rank) };
         let key = |sends| {
             let end = if sends { "send" } else { "recv" };
@@ -120,10 +120,10 @@ fn pairs(group: &Shared, call: &Signature) -> Result<Option<Vec<RankCall>>> {
     }
     let mut differing = Vec::new();
     for (call, peer, key) in waiting {
-        let told = told(group, &key)?;
+        let value = wait_for_key(group, &key)?;
         // No other rank reads this key.
         store.delete(&key)?;
-        let (content, theirs) = told.split_once('\n').unwrap_or((&told, ""));
+        let (content, theirs) = value.split_once('\n').unwrap_or((&value, ""));
         if content != call.content() {
             let call = format!("called {theirs}, which is to meet {call}");
             differing.push(RankCall { rank: peer, call });

@@ -14,7 +14,7 @@ pub(super) struct Environment {
     pub(super) host: String,
     /// Port of the store.
     pub(super) port: u16,
-    /// The launcher hosts the store, not rank 0.
+    /// Whether the launcher hosts the store instead of rank 0.
     pub(super) launcher_hosts: bool,
     pub(super) debug: bool,
     pub(super) secret: Option<Secret>,
@@ -52,13 +52,13 @@ impl Environment {
     }
 }
 
-type Read<'a> = &'a dyn Fn(&str) -> Result<String, VarError>;
+type ReadVariable<'a> = &'a dyn Fn(&str) -> Result<String, VarError>;
 
 /// The problems found so far.
 struct Problems(Vec<String>);
 
 impl Problems {
-    fn text(&mut self, read: Read<'_>, name: &str) -> Option<String> {
+    fn text(&mut self, read: ReadVariable<'_>, name: &str) -> Option<String> {
         match read(name) {
             Ok(text) => Some(text.trim().to_string()),
             Err(VarError::NotPresent) => None,
@@ -78,18 +78,22 @@ impl Problems {
     }
 
     /// Returns the name and value of the first variable that is set.
-    fn first<'n>(&mut self, read: Read<'_>, names: &[&'n str]) -> Option<(&'n str, String)> {
+    fn first<'n>(
+        &mut self,
+        read: ReadVariable<'_>,
+        names: &[&'n str],
+    ) -> Option<(&'n str, String)> {
         names.iter().find_map(|name| Some((*name, self.text(read, name)?)))
     }
 }
 
 /// Reads the environment. Rank and number of ranks come from the same launcher. Variables of MPI and Slurm count only
 /// if `RANK` is not set.
-pub(super) fn read(read: Read<'_>) -> Result<Environment> {
+pub(super) fn read(read: ReadVariable<'_>) -> Result<Environment> {
     let mut problems = Problems(Vec::new());
     let rank = problems.first(read, &RANK);
     let launcher = rank.as_ref().and_then(|(name, _)| RANK.iter().position(|r| r == name));
-    // From the same launcher, so that a rank of one is not counted among the ranks of another.
+    // Read all variables of one launcher, so that a rank is not paired with the world size of another launcher.
     let names = |all: &[&'static str; LAUNCHERS]| launcher.map_or(vec![all[0]], |at| vec![all[at]]);
     let world_size = problems.first(read, &names(&WORLD_SIZE));
     let local_rank = problems.first(read, &names(&LOCAL_RANK));
@@ -128,7 +132,7 @@ pub(super) fn read(read: Read<'_>) -> Result<Environment> {
         Some(text) => problems.number::<u16>("WARPLINE_MASTER_PORT", &text, PORT),
         None => {
             let port = port.and_then(|text| problems.number::<u16>("MASTER_PORT", &text, PORT));
-            port.map(|port| if agent { beside(port) } else { port })
+            port.map(|port| if agent { agent_store_port(port) } else { port })
         }
     };
     if let (Some(rank), Some(world_size)) = (rank, world_size)
@@ -142,7 +146,8 @@ pub(super) fn read(read: Read<'_>) -> Result<Environment> {
         secret.map_err(|error| problems.0.push(format!("WARPLINE_SECRET: {error}"))).ok()
     });
     // torchrun sets MASTER_ADDR to the host's name. Ranks on one machine without a secret meet at the loopback address
-    // instead, which needs no secret. All ranks see the same two numbers, so they agree.
+    // instead, which needs no secret. WORLD_SIZE and LOCAL_WORLD_SIZE are the same on all ranks, so all ranks choose
+    // the same address.
     let local_world_size =
         problems.text(read, "LOCAL_WORLD_SIZE").and_then(|text| text.parse().ok());
     let one_machine = launcher == Some(0) && local_world_size == world_size;
@@ -178,8 +183,8 @@ pub(super) fn read(read: Read<'_>) -> Result<Environment> {
     }
 }
 
-/// Returns the store's port if PyTorch's agent listens on `MASTER_PORT` itself: the next port.
-fn beside(port: u16) -> u16 {
+/// Returns the store's port if torchrun's agent listens on `MASTER_PORT` itself: the next port, or 65534 after 65535.
+fn agent_store_port(port: u16) -> u16 {
     port.checked_add(1).unwrap_or(port - 1)
 }
 
@@ -222,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_mpi_starts_in_a_job_of_slurms_is_mpis() {
+    fn mpi_variables_take_precedence_within_a_slurm_job() {
         let job = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_LOCALID", "0")];
         for [rank, size, local] in [
             ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"],
@@ -235,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_missing_or_wrong_is_named() {
+    fn missing_and_invalid_variables_are_named() {
         let error = with(&[]).unwrap_err().to_string();
         for name in ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"] {
             assert!(error.contains(&format!("{name} is not set")), "{name}: {error}");

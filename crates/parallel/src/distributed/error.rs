@@ -34,7 +34,7 @@ pub enum GroupError {
         problems: Vec<String>,
     },
     /// The group could not be formed, for example because not all ranks arrived in time.
-    #[error("rank {rank} of {world_size}: {reason}{}", Ranks(missing, "; not heard of: "))]
+    #[error("rank {rank} of {world_size}: {reason}{}", RankList(missing, "; not heard of: "))]
     Init {
         /// The rank that reports the error.
         rank: usize,
@@ -80,7 +80,7 @@ impl From<GroupError> for Error {
     fn from(error: GroupError) -> Self {
         let op = match &error {
             GroupError::Environment { .. } | GroupError::Init { .. } => "init_process_group",
-            // The message names the group's call.
+            // The message already names the call and its location.
             _ => return Self::unlocated(ErrorKind::ProcessGroup).with_source(Arc::new(error)),
         };
         ErrorKind::ProcessGroup.of(op).with_source(Arc::new(error))
@@ -151,7 +151,7 @@ impl fmt::Display for Failure {
         if !self.op.is_empty() {
             write!(f, "{}, number {}, called at {}: ", self.op, self.seq, self.location)?;
         }
-        write!(f, "{}{}", self.reason, Ranks(&self.missing, "; not heard of: "))?;
+        write!(f, "{}{}", self.reason, RankList(&self.missing, "; not heard of: "))?;
         for differing in &self.differing {
             write!(f, "; {differing}")?;
         }
@@ -160,12 +160,12 @@ impl fmt::Display for Failure {
 }
 
 /// Text before a list of ranks whose state is unknown because the store failed.
-pub(super) const UNKNOWN: &str = "; the store could not be asked about ";
+pub(super) const UNKNOWN_RANKS: &str = "; the store could not be asked about ";
 
 /// Prints a text and a list of ranks. Prints nothing if the list is empty.
-pub(super) struct Ranks<'a>(pub(super) &'a [usize], pub(super) &'static str);
+pub(super) struct RankList<'a>(pub(super) &'a [usize], pub(super) &'static str);
 
-impl fmt::Display for Ranks<'_> {
+impl fmt::Display for RankList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, rank) in self.0.iter().enumerate() {
             write!(f, "{}rank {rank}", if i == 0 { self.1 } else { ", " })?;

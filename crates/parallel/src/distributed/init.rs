@@ -1,8 +1,9 @@
 //! Forms process groups.
 //!
-//! Rank 0 puts NCCL's id into the store. The n-th group that a rank forms meets the n-th group of the other ranks, so a
-//! process whose group has failed forms the next one. The device of a rank is the given device, or its local rank, or a
-//! guess: the rank modulo the number of devices.
+//! Rank 0 publishes NCCL's unique id in the store. The n-th attempt of a rank to form a group is its n-th round, in
+//! which it meets the n-th attempts of the other ranks. A process whose group has failed can therefore form a new
+//! group. The device of a rank is the given device, or its local rank, or a guess: the rank modulo the number of
+//! devices.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -15,8 +16,8 @@ use warpline_cuda_sys_safe::nccl::UniqueId;
 use warpline_cuda_sys_safe::owned::Communicator;
 
 use super::environment::{self, DEFAULT_TIMEOUT, Environment};
-use super::error::{Ranks, UNKNOWN};
-use super::group::Parts;
+use super::error::{RankList, UNKNOWN_RANKS};
+use super::group::GroupParts;
 use super::store::{Deadline, look_up};
 use super::{Error, GroupError, PrefixStore, ProcessGroup, Result, Store, StoreError, TcpStore};
 
@@ -112,9 +113,9 @@ impl InitOptions {
 
     fn read(timeout: Duration) -> Result<Self> {
         let found = environment::read(&|name| std::env::var(name))?;
-        // Checked before the store is reached, so that no other rank waits for a rank without a device.
+        // Check the device before reaching the store, so that no other rank waits for a rank without a device.
         let device = found.device(cuda::device_count()?)?;
-        let store = store_of(&found, timeout)?;
+        let store = store_from_env(&found, timeout)?;
         let mut options = Self::new(store, found.rank, found.world_size);
         options.store_host = (!found.launcher_hosts).then_some(0);
         options.timeout = timeout;
@@ -124,44 +125,44 @@ impl InitOptions {
     }
 }
 
-/// The store that this process has created from the environment, and that environment.
+/// The store that this process has created from the environment, and the settings that it was created from.
 static STORE: Mutex<Option<(Environment, Arc<TcpStore>)>> = Mutex::new(None);
 
-fn store_of(found: &Environment, timeout: Duration) -> Result<Arc<TcpStore>> {
-    let kept = || STORE.lock().unwrap_or_else(PoisonError::into_inner);
-    let made = |kept: &Option<(Environment, Arc<TcpStore>)>| {
-        let (from, store) = kept.as_ref()?;
+fn store_from_env(found: &Environment, timeout: Duration) -> Result<Arc<TcpStore>> {
+    let cached = || STORE.lock().unwrap_or_else(PoisonError::into_inner);
+    let lookup = |cached: &Option<(Environment, Arc<TcpStore>)>| {
+        let (from, store) = cached.as_ref()?;
         let same = (&from.host, from.port, from.rank) == (&found.host, found.port, found.rank);
         same.then(|| Arc::clone(store))
     };
-    if let Some(store) = made(&kept()) {
+    if let Some(store) = lookup(&cached()) {
         return Ok(store);
     }
-    // Names are looked up and connections are made without the lock, so that a thread with a shorter timeout does not
-    // wait for this thread.
+    // Look up the name and connect without the lock, so that a thread with a shorter timeout does not wait for this
+    // thread.
     let (address, secret) = ((found.host.clone(), found.port), found.secret.as_ref());
     if found.rank == 0 && !found.launcher_hosts {
-        let addresses = listening(address, Deadline::after(timeout));
+        let addresses = listen_addresses(address, Deadline::after(timeout));
         let addresses = addresses.map_err(|error| StoreError::Bind {
             address: format!("{}:{}", found.host, found.port),
             reason: error.to_string(),
         })?;
-        let mut kept = kept();
-        if let Some(store) = made(&kept) {
+        let mut cached = cached();
+        if let Some(store) = lookup(&cached) {
             return Ok(store);
         }
         let store = Arc::new(TcpStore::host_with(&*addresses, secret)?);
-        *kept = Some((found.clone(), Arc::clone(&store)));
+        *cached = Some((found.clone(), Arc::clone(&store)));
         return Ok(store);
     }
     let store = Arc::new(TcpStore::connect_with(address, secret, timeout)?);
-    *kept() = Some((found.clone(), Arc::clone(&store)));
+    *cached() = Some((found.clone(), Arc::clone(&store)));
     Ok(store)
 }
 
 /// Returns the addresses at which rank 0 may listen. Loopback addresses come last, because some systems give a host's
 /// own name a loopback address beside the address that other hosts know.
-fn listening<A>(name: A, deadline: Deadline) -> io::Result<Vec<SocketAddr>>
+fn listen_addresses<A>(name: A, deadline: Deadline) -> io::Result<Vec<SocketAddr>>
 where
     A: ToSocketAddrs + Send + Sync + 'static,
 {
@@ -213,11 +214,11 @@ where
 #[track_caller]
 pub fn init_process_group(options: InitOptions) -> Result<ProcessGroup> {
     let location = Location::caller();
-    form(options).map_err(|error| error.at(location))
+    form_group(options).map_err(|error| error.at(location))
 }
 
-/// [`init_process_group`] without the line of the call.
-fn form(options: InitOptions) -> Result<ProcessGroup> {
+/// Implements [`init_process_group`], which adds the caller's location to the error.
+fn form_group(options: InitOptions) -> Result<ProcessGroup> {
     let InitOptions { rank, world_size, timeout, .. } = options;
     let deadline = Deadline::after(timeout);
     let grace = Deadline::after(timeout.saturating_add(GRACE));
@@ -228,38 +229,39 @@ fn form(options: InitOptions) -> Result<ProcessGroup> {
     let runtime = runtime();
     let device = match options.device {
         Some(device) => device,
-        None => guessed(rank, runtime.devices()?.count()),
+        None => guess_device(rank, runtime.devices()?.count()),
     };
-    // All ranks count the same rounds; a rank that tries again continues with its next round.
+    // Each rank counts its own rounds. Ranks with equal round numbers meet.
     let name = &options.name;
     let store = deadline.bound(|| {
         loop {
             let round = options.store.add(&format!("{name}/{world_size}/{rank}"), 1)?;
             let prefix = format!("{name}/{world_size}/round {round}");
             let store = PrefixStore::new(prefix, Arc::clone(&options.store));
-            // A rank has given up this round, so it will meet the others in a later one.
+            // A round that a rank has given up cannot complete: go on to the next round.
             if !store.check(&[GIVEN_UP])? {
                 break Ok::<_, Error>(Arc::new(store));
             }
         }
     })?;
-    let meeting = Arc::<PrefixStore>::clone(&store);
-    let joined = deadline.bound(|| join(options, runtime, device, meeting, [deadline, grace]));
+    let round_store = Arc::<PrefixStore>::clone(&store);
+    let joined =
+        deadline.bound(|| join_round(options, runtime, device, round_store, [deadline, grace]));
     if joined.as_ref().is_err_and(|error| error.find::<StoreError>().is_none()) {
-        // An error of this call must not replace the returned error.
+        // Ignore this error, which must not replace the returned error.
         let _ = grace.bound(|| store.set(GIVEN_UP, b""));
     }
     joined
 }
 
-/// Time after the timeout for asking the store which ranks are missing, and for telling it that this rank has given up.
+/// Time after the timeout to ask the store for the missing ranks and to mark the round as given up.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Returns the device of a rank whose options name none.
-fn guessed(rank: usize, devices: usize) -> usize {
+/// Returns the default device of a rank whose options name none.
+fn guess_device(rank: usize, devices: usize) -> usize {
     let device = rank.checked_rem(devices).unwrap_or(0);
     if devices > 1 {
-        // PyTorch warns, too.
+        // PyTorch also warns here.
         tracing::warn!(
             "init_process_group: rank {rank} takes cuda:{device}, which is a guess by its rank; where \
              hosts have other numbers of ranks than of devices, set LOCAL_RANK or InitOptions::device"
@@ -271,8 +273,8 @@ fn guessed(rank: usize, devices: usize) -> usize {
 /// Key that a rank sets when it gives up a round.
 const GIVEN_UP: &str = "given up";
 
-/// Meets the other ranks of this round and forms the group.
-fn join(
+/// Waits for the other ranks of this round and forms the group.
+fn join_round(
     options: InitOptions,
     runtime: Runtime,
     device: usize,
@@ -290,9 +292,9 @@ fn join(
                 Ok(true) => {}
                 Ok(false) => missing.push(other),
                 Err(error) => {
-                    // Each further call would wait for the store again.
+                    // The store is lost: do not wait for its timeout once per rank.
                     let others: Vec<_> = (other..world_size).collect();
-                    reason = format!("{reason}; {error}{}", Ranks(&others, UNKNOWN));
+                    reason = format!("{reason}; {error}{}", RankList(&others, UNKNOWN_RANKS));
                     break;
                 }
             }
@@ -301,23 +303,24 @@ fn join(
     };
     let id = if rank == 0 {
         let id = driver.nccl().and_then(|nccl| nccl.unique_id());
-        // The other ranks would otherwise wait for the id in vain.
-        let told = id.as_ref().map_or_else(|e| e.to_string().into(), |id| id.as_bytes().to_vec());
-        store.set("id", &told)?;
+        // Without an id, publish the error, so that the other ranks do not wait for the id.
+        let message =
+            id.as_ref().map_or_else(|e| e.to_string().into(), |id| id.as_bytes().to_vec());
+        store.set("id", &message)?;
         id.map_err(nccl)?
     } else {
         driver.nccl().map_err(nccl)?;
-        let told = match store.get("id", deadline.left()) {
+        let message = match store.get("id", deadline.left()) {
             Err(error @ StoreError::Timeout { .. }) => return Err(failed(error.to_string())),
-            told => told?,
+            message => message?,
         };
-        let bytes = told.as_slice().try_into();
-        let text = || format!("rank 0 has no id: {}", String::from_utf8_lossy(&told));
+        let bytes = message.as_slice().try_into();
+        let text = || format!("rank 0 has no id: {}", String::from_utf8_lossy(&message));
         UniqueId::from_bytes(bytes.map_err(|_| failed(text()))?)
     };
     let comm = Communicator::new(driver, device, &id, world_size, rank, deadline.left());
     let comm = comm.map_err(|error| failed(error.to_string()))?;
-    ProcessGroup::new(Parts {
+    ProcessGroup::new(GroupParts {
         name: options.name,
         members: (0..world_size).collect(),
         runtime,
@@ -334,8 +337,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rank_0_listens_where_it_was_told() {
-        let found = |host| listening((host, 7), Deadline::after(DEFAULT_TIMEOUT));
+    fn rank_0_listens_on_the_given_address() {
+        let found = |host| listen_addresses((host, 7), Deadline::after(DEFAULT_TIMEOUT));
         let addresses = |host| found(host).unwrap();
         assert_eq!(addresses("10.1.2.3"), [SocketAddr::from(([10, 1, 2, 3], 7))]);
         assert!(addresses("localhost").iter().all(|address| address.ip().is_loopback()));
@@ -343,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_never_looked_up_does_not_hold_up_rank_0() {
+    fn a_slow_name_look_up_does_not_block_rank_0() {
         struct Slow;
         impl ToSocketAddrs for Slow {
             type Iter = std::vec::IntoIter<SocketAddr>;
@@ -352,15 +355,15 @@ mod tests {
                 Ok(Vec::new().into_iter())
             }
         }
-        let error = listening(Slow, Deadline::after(Duration::from_millis(50))).unwrap_err();
+        let error = listen_addresses(Slow, Deadline::after(Duration::from_millis(50))).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
     }
 
     #[test]
     fn ranks_are_spread_over_the_devices() {
-        // As on two hosts of three devices.
-        let all: Vec<_> = (0..6).map(|rank| guessed(rank, 3)).collect();
+        // Six ranks on two hosts with three devices each.
+        let all: Vec<_> = (0..6).map(|rank| guess_device(rank, 3)).collect();
         assert_eq!(all, [0, 1, 2, 0, 1, 2]);
-        assert_eq!(guessed(5, 1), 0);
+        assert_eq!(guess_device(5, 1), 0);
     }
 }

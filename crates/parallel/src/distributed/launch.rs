@@ -48,9 +48,8 @@ pub struct Launch {
     on_line: OnLine,
 }
 
-/// Longest wait for the end of the output after all ranks have ended, because a child process of a rank may hold it
-/// open.
-const LAST_OUTPUT: Duration = Duration::from_secs(5);
+/// Longest wait for the end of the output after all ranks have ended. A child process of a rank may hold a pipe open.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time between two checks whether ranks have ended.
 const POLL: Duration = Duration::from_millis(5);
 
@@ -63,7 +62,7 @@ impl Launch {
             variables: Vec::new(),
             ranks,
             keep_going: false,
-            on_line: Arc::new(print),
+            on_line: Arc::new(print_line),
         }
     }
 
@@ -123,10 +122,10 @@ impl Launch {
         }
         let secret = Secret::random().map_err(io::Error::other)?;
         let store = TcpStore::host_with("127.0.0.1:0", Some(&secret)).map_err(io::Error::other)?;
-        let (ended, ends) = channel();
+        let (ended, reader_ends) = channel();
         let mut ranks = Ranks {
             children: Vec::new(),
-            ends,
+            reader_ends,
             readers: 0,
             keep_going: self.keep_going,
             first_failed: None,
@@ -197,7 +196,7 @@ fn read_lines(
 }
 
 /// Prints a line in a single write, so that the lines of several ranks do not mix.
-fn print(rank: usize, output: Output, line: &str) {
+fn print_line(rank: usize, output: Output, line: &str) {
     let text = format!("[{rank}]: {line}\n");
     // An error means that the launcher's own output is closed, so it cannot be reported.
     let _ = match output {
@@ -210,7 +209,7 @@ fn print(rank: usize, output: Output, line: &str) {
 #[derive(Debug)]
 pub struct Ranks {
     children: Vec<(Child, Option<ExitStatus>)>,
-    ends: Receiver<()>,
+    reader_ends: Receiver<()>,
     readers: usize,
     keep_going: bool,
     first_failed: Option<usize>,
@@ -252,10 +251,10 @@ impl Ranks {
             }
             std::thread::sleep(POLL);
         }
-        let deadline = Instant::now() + LAST_OUTPUT;
+        let deadline = Instant::now() + OUTPUT_TIMEOUT;
         for _ in 0..self.readers {
             let left = deadline.saturating_duration_since(Instant::now());
-            if self.ends.recv_timeout(left).is_err() {
+            if self.reader_ends.recv_timeout(left).is_err() {
                 break;
             }
         }
@@ -266,7 +265,7 @@ impl Ranks {
     fn kill_all(&mut self) {
         for (child, status) in &mut self.children {
             if status.is_none() {
-                // The rank may have just ended.
+                // An error means that the rank has just ended.
                 let _ = child.kill();
             }
         }

@@ -9,14 +9,14 @@ use warpline_cuda_sys_safe::nccl::ReduceOp;
 use warpline_runtime::Calls;
 
 /// A dtype, and the sizes if they must be equal on all ranks.
-type Shape = (&'static str, Option<SmallVec<[usize; 4]>>);
+type TensorSignature = (&'static str, Option<SmallVec<[usize; 4]>>);
 
 /// The properties of a call that must be equal on all ranks.
 #[derive(Clone, Debug)]
 pub(super) struct Signature {
     pub(super) op: &'static str,
     /// Dtypes and sizes of the tensors.
-    shapes: SmallVec<[Shape; 2]>,
+    tensors: SmallVec<[TensorSignature; 2]>,
     reduce: Option<ReduceOp>,
     root: Option<usize>,
     /// For a send or receive, the other rank and whether this rank sends. The rank is `usize::MAX` for several peers.
@@ -31,7 +31,7 @@ impl Signature {
     pub(super) fn new(op: &'static str) -> Self {
         Self {
             op,
-            shapes: SmallVec::new(),
+            tensors: SmallVec::new(),
             reduce: None,
             root: None,
             peer: None,
@@ -41,13 +41,13 @@ impl Signature {
     }
 
     pub(super) fn of(mut self, tensor: &Tensor) -> Self {
-        self.shapes.push((tensor.dtype().name(), Some(SmallVec::from_slice(tensor.size()))));
+        self.tensors.push((tensor.dtype().name(), Some(SmallVec::from_slice(tensor.size()))));
         self
     }
 
     /// Adds a tensor whose sizes may differ from rank to rank.
     pub(super) fn of_dtype(mut self, tensor: &Tensor) -> Self {
-        self.shapes.push((tensor.dtype().name(), None));
+        self.tensors.push((tensor.dtype().name(), None));
         self
     }
 
@@ -58,7 +58,7 @@ impl Signature {
 
     /// Returns the content of a send or receive, which must be equal at both ends: dtype and number of elements.
     pub(super) fn content(&self) -> String {
-        let content = self.shapes.first().map(|(dtype, sizes)| {
+        let content = self.tensors.first().map(|(dtype, sizes)| {
             let count: usize = sizes.iter().flatten().product();
             format!("{count} of {dtype}")
         });
@@ -77,7 +77,7 @@ impl Signature {
 
     /// Adds the ranks of a new group.
     pub(super) fn ranks(mut self, ranks: &[usize]) -> Self {
-        self.shapes.push(("ranks ", Some(SmallVec::from_slice(ranks))));
+        self.tensors.push(("ranks ", Some(SmallVec::from_slice(ranks))));
         self
     }
 
@@ -99,7 +99,7 @@ impl fmt::Display for Signature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}(", self.op)?;
         let mut between = "";
-        for (dtype, sizes) in &self.shapes {
+        for (dtype, sizes) in &self.tensors {
             write!(f, "{between}{dtype}")?;
             sizes.iter().try_for_each(|sizes| write!(f, "{sizes:?}"))?;
             between = ", ";

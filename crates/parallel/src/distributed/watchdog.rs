@@ -6,31 +6,31 @@
 //! neither waits nor cuts off work.
 //!
 //! Invariant: aborted results are not read. The results of a collective, and everything computed from them, are marked
-//! with the collective's number (`completion.rs` of `warpline-runtime`). The watchdog enters the completed calls, fails
-//! the other calls, and only then aborts. From then on, host reads and launches of marked bytes fail with
-//! `ErrorKind::Collective`.
+//! with the collective's number (`completion.rs` of `warpline-runtime`). The watchdog first records the completed
+//! calls, then fails the other calls, then aborts the communicator. From then on, host reads and launches of marked
+//! bytes fail with `ErrorKind::Collective`.
 
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::error::{Ranks, UNKNOWN};
-use super::group::Shared;
-use super::record::{self, Call};
+use super::error::{RankList, UNKNOWN_RANKS};
+use super::flight_recorder::{self, PublishedCall};
+use super::group::GroupShared;
 use super::store::Deadline;
 use super::{Failure, GroupError, StoreError};
 
-/// Start of the reason of a failure that is only a timeout.
+/// Prefix of the reason if the failure is only a timeout.
 const TIMED_OUT: &str = "it was not done within";
 /// Key that the first rank to detect a failure sets in the store.
 const FAILED: &str = "failed";
 
 /// Time limit for asking the store whether another rank has detected a failure. Short, because a store that does not
 /// answer delays the detection of a timeout.
-const QUESTION: Duration = Duration::from_secs(5);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Returns the time that the other ranks have to publish their records.
-pub(super) fn bound(timeout: Duration) -> Duration {
+pub(super) fn publish_timeout(timeout: Duration) -> Duration {
     timeout.clamp(Duration::from_secs(1), Duration::from_secs(30))
 }
 
@@ -40,38 +40,38 @@ fn tick(timeout: Duration) -> Duration {
 }
 
 /// Starts the watchdog. It ends after the group was dropped and its work is done, or after the group has failed.
-pub(super) fn start(group: &Arc<Shared>) -> io::Result<()> {
+pub(super) fn start(group: &Arc<GroupShared>) -> io::Result<()> {
     let group = Arc::clone(group);
     let thread = std::thread::Builder::new().name("warpline-watchdog".into());
     thread.spawn(move || watch(&group)).map(drop)
 }
 
-fn watch(group: &Shared) {
+fn watch(group: &GroupShared) {
     let timeout = group.parts.timeout;
     let mut tick = tick(timeout);
     loop {
-        let (stop, trouble) = group.wanted(tick);
+        let (stop, launch_error) = group.wait_for_requests(tick);
         let unfinished = {
-            let mut ring = group.ring();
-            ring.settle();
-            ring.oldest_unfinished()
+            let mut recorder = group.recorder();
+            recorder.poll_finished();
+            recorder.oldest_unfinished()
         };
         let late = unfinished.as_ref().is_some_and(|(_, begun)| begun.elapsed() >= timeout);
-        let reason = match (trouble, group.parts.comm.state()) {
-            (Some(trouble), _) => Some(trouble),
+        let reason = match (launch_error, group.parts.comm.state()) {
+            (Some(launch_error), _) => Some(launch_error),
             (None, Err(error)) => Some(error.to_string()),
             (None, Ok(_)) if late => Some(format!("{TIMED_OUT} {timeout:?}")),
             // A lost store is not a failure: its host may have ended after the last call.
             (None, Ok(_)) => {
-                match Deadline::after(QUESTION).bound(|| group.parts.store.check(&[FAILED])) {
-                    Ok(true) => Some(reported(group)),
+                match Deadline::after(CHECK_TIMEOUT).bound(|| group.parts.store.check(&[FAILED])) {
+                    Ok(true) => Some(reported_failure(group)),
                     _ => None,
                 }
             }
         };
         if let Some(reason) = reason {
             let call = unfinished.map(|(call, _)| call);
-            return group.fail(examine(group, reason, call));
+            return group.fail(diagnose(group, reason, call));
         }
         if stop {
             if unfinished.is_none() {
@@ -84,38 +84,42 @@ fn watch(group: &Shared) {
     }
 }
 
-fn reported(group: &Shared) -> String {
-    let told = group.parts.store.get(FAILED, Duration::ZERO).unwrap_or_default();
-    String::from_utf8_lossy(&told).into_owned()
+fn reported_failure(group: &GroupShared) -> String {
+    let report = group.parts.store.get(FAILED, Duration::ZERO).unwrap_or_default();
+    String::from_utf8_lossy(&report).into_owned()
 }
 
 /// Publishes this rank's record, reads the other ranks' records, and returns the resulting error.
-fn examine(group: &Shared, mut reason: String, unfinished: Option<Call>) -> GroupError {
+fn diagnose(
+    group: &GroupShared,
+    mut reason: String,
+    unfinished: Option<PublishedCall>,
+) -> GroupError {
     let (parts, rank) = (&group.parts, group.rank());
     let (own, last) = {
-        let ring = group.ring();
-        (ring.calls(), ring.last())
+        let recorder = group.recorder();
+        (recorder.calls(), recorder.last())
     };
     let call = unfinished.clone().or(last);
-    let told = match &call {
+    let report = match &call {
         Some(call) => format!("rank {rank} has reported of {}: {reason}", call.text),
         None => format!("rank {rank} has reported: {reason}"),
     };
-    let deadline = Deadline::after(bound(parts.timeout));
+    let deadline = Deadline::after(publish_timeout(parts.timeout));
     let published = deadline.bound(|| {
-        parts.store.set(&format!("record/{rank}"), &record::encode(&own))?;
-        parts.store.compare_set(FAILED, b"", told.as_bytes())
+        parts.store.set(&format!("record/{rank}"), &flight_recorder::encode(&own))?;
+        parts.store.compare_set(FAILED, b"", report.as_bytes())
     });
     let mut lost = published.err();
     let (mut others, mut missing, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
     for other in (0..parts.comm.ranks()).filter(|other| *other != rank) {
         if lost.is_some() {
-            // Each further call would wait for the store again.
+            // The store is lost: do not wait for its timeout once per rank.
             unknown.push(other);
             continue;
         }
         match parts.store.get(&format!("record/{other}"), deadline.left()) {
-            Ok(bytes) => others.push((other, record::decode(&bytes))),
+            Ok(bytes) => others.push((other, flight_recorder::decode(&bytes))),
             Err(StoreError::Timeout { replied: true, .. }) => missing.push(other),
             Err(error) => {
                 lost = Some(error);
@@ -125,12 +129,12 @@ fn examine(group: &Shared, mut reason: String, unfinished: Option<Call>) -> Grou
     }
     let timed_out = reason.starts_with(TIMED_OUT) && missing.is_empty() && lost.is_none();
     if let Some(error) = lost {
-        reason = format!("{reason}; {error}{}", Ranks(&unknown, UNKNOWN));
+        reason = format!("{reason}; {error}{}", RankList(&unknown, UNKNOWN_RANKS));
         let host = parts.store_host.and_then(|host| parts.members.iter().position(|m| *m == host));
         missing.extend(host.filter(|host| *host != rank && !missing.contains(host)));
     }
     let differing = match &unfinished {
-        Some(unfinished) => record::differences(rank, &own, unfinished, &others),
+        Some(unfinished) => flight_recorder::differences(rank, &own, unfinished, &others),
         None => Vec::new(),
     };
     let (op, seq, location) =

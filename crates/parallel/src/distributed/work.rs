@@ -10,8 +10,8 @@ use warpline::cuda::{Event, Stream};
 use warpline_stream::OpEvent;
 
 use super::Result;
-use super::group::Shared;
-use super::record::State;
+use super::flight_recorder::CallState;
+use super::group::GroupShared;
 
 /// The tensors of a call.
 pub(super) type Tensors = SmallVec<[Tensor; 2]>;
@@ -19,9 +19,9 @@ pub(super) type Tensors = SmallVec<[Tensor; 2]>;
 /// A handle of a launched collective (`torch.distributed.Work`). Keeps the tensors of the call alive. Dropping the
 /// handle does not cancel the collective.
 pub struct Work {
-    group: Arc<Shared>,
-    done: Done,
-    /// Number of the call in the rank's record.
+    group: Arc<GroupShared>,
+    done: CompletionPoint,
+    /// Id of the call in the flight recorder.
     id: u64,
     seq: u64,
     tensors: Tensors,
@@ -29,8 +29,8 @@ pub struct Work {
 
 /// The point at which the collective is done.
 #[derive(Debug)]
-pub(super) enum Done {
-    /// An operation on the stream that was current.
+pub(super) enum CompletionPoint {
+    /// An operation on the stream that was current at the call.
     Op(Stream, u64),
     /// An event on the group's stream.
     Event(OpEvent),
@@ -39,14 +39,14 @@ pub(super) enum Done {
 }
 
 /// Time for which a host wait polls without sleeping.
-const SPIN: Duration = Duration::from_micros(100);
+const SPIN_TIME: Duration = Duration::from_micros(100);
 /// Longest sleep between two polls.
-const NAP: Duration = Duration::from_millis(1);
+const MAX_SLEEP: Duration = Duration::from_millis(1);
 
 impl Work {
     pub(super) fn new(
-        group: Arc<Shared>,
-        done: Done,
+        group: Arc<GroupShared>,
+        done: CompletionPoint,
         (id, seq): (u64, u64),
         tensors: Tensors,
     ) -> Self {
@@ -81,9 +81,9 @@ impl Work {
         let parts = &self.group.parts;
         let current = parts.runtime.devices()?.current_stream(parts.comm.device())?;
         match &self.done {
-            Done::Op(stream, op) => current.wait_for(stream, *op)?,
-            Done::Event(event) => event.wait(&current)?,
-            Done::Captured(event) => event.wait(&current)?,
+            CompletionPoint::Op(stream, op) => current.wait_for(stream, *op)?,
+            CompletionPoint::Event(event) => event.wait(&current)?,
+            CompletionPoint::Captured(event) => event.wait(&current)?,
         }
         Ok(())
     }
@@ -96,15 +96,15 @@ impl Work {
     #[track_caller]
     pub fn is_completed(&self) -> Result<bool> {
         let done = match &self.done {
-            Done::Op(stream, op) => stream.is_done(*op),
-            Done::Event(event) => event.query(),
-            Done::Captured(event) => event.query(),
+            CompletionPoint::Op(stream, op) => stream.is_done(*op),
+            CompletionPoint::Event(event) => event.query(),
+            CompletionPoint::Captured(event) => event.query(),
         };
         // The driver reports aborted work as done.
         self.group.check_alive()?;
         let done = done?;
         if done {
-            self.group.ring().set(self.id, State::Done);
+            self.group.recorder().set_state(self.id, CallState::Done);
         }
         Ok(done)
     }
@@ -118,10 +118,10 @@ impl Work {
         let begun = Instant::now();
         while !self.is_completed()? {
             let waited = begun.elapsed();
-            if waited < SPIN {
+            if waited < SPIN_TIME {
                 std::thread::yield_now();
             } else {
-                std::thread::sleep((waited / 8).min(NAP));
+                std::thread::sleep((waited / 8).min(MAX_SLEEP));
             }
         }
         Ok(())

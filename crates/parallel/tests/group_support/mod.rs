@@ -1,5 +1,5 @@
-//! Ranks that are threads, each with its end of a group.
-#![allow(dead_code)] // each test binary uses its part
+//! Test support: ranks that are threads of one process.
+#![allow(dead_code)] // each test binary uses only some items
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use warpline_parallel::distributed::{
     HashStore, InitOptions, ProcessGroup, ReduceOp, init_process_group,
 };
 
-/// Long enough to be never reached.
+/// A timeout that a passing test never reaches.
 pub(crate) const LONG: Duration = Duration::from_secs(50);
 
-/// Three times one number, on each rank.
+/// Returns a tensor of three equal elements on the rank's device.
 pub(crate) fn at(group: &ProcessGroup, value: usize) -> Result<Tensor> {
     full([3], value as f64, group.device())
 }
@@ -23,7 +23,7 @@ pub(crate) fn values(t: &Tensor) -> Result<Vec<f32>> {
     t.to_vec()
 }
 
-/// That a group is as good as any.
+/// Asserts that a group can reduce and synchronize.
 pub(crate) fn works(group: &ProcessGroup) -> Result<()> {
     let (rank, ranks) = (group.rank(), group.world_size());
     for async_op in [false, true] {
@@ -34,14 +34,14 @@ pub(crate) fn works(group: &ProcessGroup) -> Result<()> {
     group.barrier()
 }
 
-/// Ranks in one world of devices, who meet in a store of their own.
+/// Ranks that share a runtime. Each run uses a new store.
 #[derive(Clone, Debug)]
 pub(crate) struct Ranks {
     runtime: Runtime,
     ranks: usize,
     timeout: Duration,
     debug: bool,
-    /// Whether ranks say which device is theirs.
+    /// Whether ranks set [`InitOptions::device`].
     devices: bool,
 }
 
@@ -56,10 +56,9 @@ pub(crate) fn gpu_spec() -> String {
     std::env::var("WARPLINE_DRIVER").unwrap_or_else(|_| "cuda".into())
 }
 
-/// Runs a test for these numbers of ranks under the laziest schedule and `WARPLINE_SCHEDULES` (8)
-/// seeded ones.
+/// Runs a test for each number of ranks under the lazy schedule and `WARPLINE_SCHEDULES` (default: 8) seeded schedules.
 pub(crate) fn schedules(ranks: &[usize], body: impl Fn(&Ranks)) {
-    /// Names the world, its seed with it, where a test fails.
+    /// Prints the driver's specification, including the seed, if the test fails.
     struct OnPanic(String);
     impl Drop for OnPanic {
         fn drop(&mut self) {
@@ -85,7 +84,7 @@ impl Ranks {
         Self::in_runtime(runtime, ranks)
     }
 
-    /// In a world where nothing is ordered but by the program.
+    /// Creates ranks under `SyncPolicy::Manual`, where only the program orders streams.
     pub(crate) fn manual(spec: &str, ranks: usize) -> Self {
         let config = RuntimeConfig { sync_policy: SyncPolicy::Manual, ..RuntimeConfig::default() };
         Self::in_runtime(open(spec, &config).unwrap_or_else(|e| panic!("{spec}: {e}")), ranks)
@@ -116,7 +115,7 @@ impl Ranks {
         &self.runtime
     }
 
-    /// Runs `body` on each rank; what they return, in their order.
+    /// Runs `body` on each rank. Returns the results in the order of the ranks.
     pub(crate) fn run<R: Send>(&self, body: impl Fn(ProcessGroup) -> Result<R> + Sync) -> Vec<R> {
         let ranks: Vec<_> = (0..self.ranks).collect();
         let results = self.on(&ranks, |options| body(init_process_group(options)?));
@@ -126,7 +125,7 @@ impl Ranks {
         results.into_iter().enumerate().map(result).collect()
     }
 
-    /// Begins a group without one of the ranks; the others' errors.
+    /// Forms a group without rank `absent`. Returns the errors of the other ranks.
     pub(crate) fn init_without(&self, absent: usize) -> Vec<Error> {
         let ranks: Vec<_> = (0..self.ranks).filter(|rank| *rank != absent).collect();
         let results = self.on(&ranks, init_process_group);

@@ -1,4 +1,4 @@
-//! Debug mode, in which the ranks' calls are compared.
+//! Debug mode, which compares the ranks' calls.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use warpline_parallel::distributed::{
 
 use crate::group_support::{at, schedules, values, works};
 
-/// The ranks of an error in debug mode that differ, and its text.
+/// Returns the differing ranks of a [`GroupError::Mismatch`], and the error's message.
 fn mismatch<T>(result: Result<T>) -> (Vec<usize>, String) {
     let error = result.err().expect("a mismatch");
     let Some(GroupError::Mismatch { differing, .. }) = error.find() else { panic!("{error}") };
@@ -28,7 +28,7 @@ fn refused<T: std::fmt::Debug>(call: Result<T>) {
 }
 
 #[test]
-fn debug_mode_names_the_ranks_that_differ_and_launches_nothing() {
+fn debug_mode_names_the_differing_ranks_and_launches_nothing() {
     schedules(&[3], |ranks| {
         ranks.debug().run(|group| {
             let (rank, x) = (group.rank(), at(&group, 1)?);
@@ -45,7 +45,7 @@ fn debug_mode_names_the_ranks_that_differ_and_launches_nothing() {
             assert!(error.to_string().contains("all_reduce(float32[3], Sum)"), "{error}");
             assert!(error.to_string().contains("broadcast(float32[3], root 0)"), "{error}");
             assert_eq!(values(&x)?, [1.0; 3]);
-            // Dtype, shape, reduction and root count too.
+            // Dtype, shape, reduction and root are compared, too.
             let y = zeros([3], (if rank == 2 { DType::F64 } else { DType::F32 }, group.device()))?;
             assert!(group.all_reduce(&y, ReduceOp::Sum, true).is_err());
             let y = zeros([if rank == 2 { 3 } else { 4 }], group.device())?;
@@ -59,7 +59,7 @@ fn debug_mode_names_the_ranks_that_differ_and_launches_nothing() {
 }
 
 #[test]
-fn what_is_refused_in_debug_mode_does_not_disturb_what_follows() {
+fn a_refused_call_in_debug_mode_does_not_disturb_later_calls() {
     schedules(&[2], |ranks| {
         ranks.debug().run(|group| {
             let turned = zeros([2, 3], group.device())?.t()?;
@@ -80,7 +80,7 @@ fn debug_mode_compares_sends_and_receives_by_their_order_between_two_ranks() {
             let rank = group.rank();
             let of = |count: usize, dtype| zeros([count], (dtype, group.device()));
             let (three, four, int) = (of(3, DType::F32)?, of(4, DType::F32)?, of(3, DType::I32)?);
-            // Another count, and another dtype: both ends are told of it, nothing is launched.
+            // Another count and another dtype: both ranks get the error, and neither launches.
             for wrong in [&four, &int] {
                 match rank {
                     0 => {
@@ -93,7 +93,7 @@ fn debug_mode_compares_sends_and_receives_by_their_order_between_two_ranks() {
                     _ => {}
                 }
             }
-            // In another order; who sends alone meets who receives in a batch.
+            // Another order, with single sends against a batch of receives.
             match rank {
                 0 => {
                     mismatch(group.send(&three, 1, false));
@@ -105,7 +105,7 @@ fn debug_mode_compares_sends_and_receives_by_their_order_between_two_ranks() {
                 }
                 _ => {}
             }
-            // What is right works, to oneself too, and after it all the rest.
+            // Matching calls work after the mismatches, also sends of a rank to itself.
             let (x, y) = (at(&group, rank)?, at(&group, 9)?);
             let (next, last) = ((rank + 1) % 3, (rank + 2) % 3);
             for shift in 0..3 {
@@ -114,7 +114,7 @@ fn debug_mode_compares_sends_and_receives_by_their_order_between_two_ranks() {
                 group.batch_isend_irecv(&both)?.wait()?;
                 assert_eq!(values(&y)?, [from as f32; 3]);
             }
-            // What is refused by itself does not wait for anybody, and has no number.
+            // A call with invalid arguments neither waits for other ranks nor uses up a sequence number.
             refused(group.send(&x, rank, false));
             refused(group.recv(&x, 3, false));
             if rank == 0 {
@@ -131,18 +131,18 @@ fn debug_mode_compares_sends_and_receives_by_their_order_between_two_ranks() {
 }
 
 #[test]
-fn debug_mode_compares_what_each_rank_gets_not_how_splits_were_given() {
+fn debug_mode_compares_the_content_of_each_transfer_not_the_splits() {
     schedules(&[2], |ranks| {
         ranks.debug().run(|group| {
             let rank = group.rank();
             let (x, y) = (zeros([4], group.device())?, zeros([4], group.device())?);
             x.fill_(rank as f64 + 1.0)?;
-            // As the other's equal parts.
+            // Explicit equal splits match no splits.
             let splits = (rank == 0).then_some([2, 2]);
             let splits = splits.as_ref().map(<[usize; 2]>::as_slice);
             group.all_to_all_single(&y, &x, splits, splits, false)?;
             assert_eq!(values(&y)?, [1.0, 1.0, 2.0, 2.0]);
-            // Sizes of its own on each rank: 0 sends 3 to 1, 1 sends 1 to 0.
+            // Each rank has its own sizes: rank 0 sends 3 to rank 1, rank 1 sends 1 to rank 0.
             let (inputs, outputs, y) = match rank {
                 0 => ([1, 3], [1, 1], zeros([2], group.device())?),
                 _ => ([1, 3], [3, 3], zeros([6], group.device())?),
@@ -151,7 +151,7 @@ fn debug_mode_compares_what_each_rank_gets_not_how_splits_were_given() {
             let expected: &[f32] =
                 if rank == 0 { &[1.0, 2.0] } else { &[1.0, 1.0, 1.0, 2.0, 2.0, 2.0] };
             assert_eq!(values(&y)?, expected);
-            // Parts that do not meet: 0 sends 2 to 1, which receives 3.
+            // Parts that do not match: rank 0 sends 2 to rank 1, which receives 3.
             let outputs = if rank == 0 { [2, 1] } else { [3, 2] };
             let y = zeros([outputs.iter().sum()], group.device())?;
             let inputs = if rank == 0 { [2, 2] } else { [1, 2] };
@@ -171,14 +171,14 @@ fn debug_mode_compares_what_each_rank_gets_not_how_splits_were_given() {
     });
 }
 
-/// A store that knows which keys of comparisons it has.
+/// A store that tracks its keys of comparisons.
 #[derive(Debug, Default)]
-struct Listed {
+struct KeyTrackingStore {
     store: HashStore,
     keys: Mutex<BTreeSet<String>>,
 }
 
-impl Store for Listed {
+impl Store for KeyTrackingStore {
     fn set(&self, key: &str, value: &[u8]) -> StoreResult<()> {
         if key.contains("/check/") {
             self.keys.lock().unwrap().insert(key.into());
@@ -215,7 +215,7 @@ impl Store for Listed {
 #[test]
 fn debug_mode_leaves_nothing_in_the_store_between_replays() {
     schedules(&[2], |ranks| {
-        let listed = Arc::new(Listed::default());
+        let listed = Arc::new(KeyTrackingStore::default());
         let rank = |rank: usize| {
             let mut options = InitOptions::new(listed.clone(), rank, 2);
             (options.device, options.debug) = (Some(rank), true);
@@ -228,7 +228,7 @@ fn debug_mode_leaves_nothing_in_the_store_between_replays() {
             cuda::with_stream(&side, || {
                 graph.capture(|| group.all_reduce(&x, ReduceOp::Sum, false).map(drop))
             })?;
-            // Each replay has a number of its own, and nothing in the store.
+            // Each replay has its own sequence number and writes nothing to the store.
             for replays in 0..6 {
                 (0..replays).try_for_each(|_| graph.replay())?;
                 group.all_reduce(&x, ReduceOp::Sum, false)?;

@@ -1,4 +1,4 @@
-//! What becomes of process groups whose ranks disagree, are late or are gone.
+//! Failures of process groups: mismatched calls, late ranks and lost ranks.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,12 +11,12 @@ use warpline_parallel::distributed::{
 
 use crate::group_support::{LONG, Ranks, at, schedules, values, works};
 
-/// Calls that do not match are named by each rank, whoever notices.
+/// The error of every rank names the mismatched calls, whichever rank detects them.
 #[test]
 fn a_mismatch_is_an_error_on_every_rank_that_names_the_calls() {
     schedules(&[3], |ranks| {
         let errors = ranks.timeout(Duration::from_secs(5)).run(|group| {
-            // All have joined, which would otherwise fail.
+            // Wait until all ranks have joined, because joining could fail after a mismatch.
             group.barrier()?;
             let x = at(&group, 1)?;
             let work = match group.rank() {
@@ -30,7 +30,7 @@ fn a_mismatch_is_an_error_on_every_rank_that_names_the_calls() {
                 GroupError::failure(error).unwrap_or_else(|| panic!("rank {rank}: {error}"));
             assert_eq!(failure.rank, rank);
             let text = error.to_string();
-            // As the ranks' records have them, or as the simulated NCCL does.
+            // The calls are written as in the flight recorder, or as in the simulated NCCL.
             for calls in [
                 ["all_reduce(float32[3], Sum)", "AllReduce(3"],
                 ["broadcast(float32[3], root 0)", "Broadcast(3"],
@@ -42,18 +42,18 @@ fn a_mismatch_is_an_error_on_every_rank_that_names_the_calls() {
     });
 }
 
-/// Reached on purpose, but not by ranks that make their calls, however busy the machine is.
+/// A timeout that hanging calls reach soon, but matching calls do not, even on a busy machine.
 const SHORT: Duration = Duration::from_millis(1500);
 
 #[test]
-fn a_rank_that_does_not_come_is_named_at_the_timeout_and_a_new_group_works() {
+fn a_missing_rank_is_named_at_the_timeout_and_a_new_group_works() {
     schedules(&[3], |ranks| {
         let ranks = ranks.timeout(SHORT);
         ranks.run(|group| {
             let x = at(&group, 1)?;
             group.all_reduce(&x, ReduceOp::Sum, false)?.synchronize()?;
             let error = if group.rank() == 2 {
-                // Alive, but late: its watchdog hears of the others' trouble.
+                // This rank is alive but late: its watchdog reads the failure that the others reported.
                 let begun = Instant::now();
                 while group.failure().is_none() {
                     assert!(begun.elapsed() < LONG);
@@ -72,24 +72,24 @@ fn a_rank_that_does_not_come_is_named_at_the_timeout_and_a_new_group_works() {
                 assert_eq!(failure.differing[0].rank, 2, "{error}");
                 assert!(failure.location.contains("group_failures.rs:"), "{error}");
             }
-            // Everything after it is refused with the same.
+            // All later calls fail with the same error.
             assert!(GroupError::failure(&group.barrier().unwrap_err()).is_some());
             assert!(GroupError::failure(&group.new_group(&[0]).unwrap_err()).is_some());
             Ok(())
         });
-        // The process lives, and makes a new one.
+        // The process can form a new group.
         ranks.timeout(LONG).run(|group| works(&group));
     });
 }
 
-/// Runs with a rank that is gone before it makes its call: all others get an error that names it.
+/// One rank leaves before its call. All other ranks get an error that names the missing rank.
 fn a_rank_is_gone(ranks: &Ranks) {
     let gone = ranks.len() - 1;
     let errors = ranks.timeout(SHORT).run(|group| {
         let x = at(&group, 1)?;
         group.all_reduce(&x, ReduceOp::Sum, false)?.synchronize()?;
         if group.rank() == gone {
-            return Ok(None); // and drops its end
+            return Ok(None); // drops this rank's group
         }
         let begun = Instant::now();
         let failed = group.all_reduce(&x, ReduceOp::Sum, true).and_then(|work| work.synchronize());
@@ -124,8 +124,8 @@ fn gpu2_a_rank_that_is_gone_is_named_by_all_others() {
     ranks.run(|group| works(&group));
 }
 
-/// Runs with a rank that is gone: what the other's collective was to write, and what was computed from
-/// it, cannot be read, and what was done before can.
+/// One rank leaves. The other rank cannot read the result of its unfinished collective or anything computed from it,
+/// but can read earlier results.
 fn unfinished_results_are_refused(ranks: &Ranks, async_op: bool) {
     ranks.timeout(SHORT).run(|group| {
         let (x, done) = (at(&group, 1)?, at(&group, 1)?);
@@ -138,7 +138,7 @@ fn unfinished_results_are_refused(ranks: &Ranks, async_op: bool) {
         if async_op {
             work.wait()?;
         }
-        // The library's call may not return before the failure is known: then these are refused.
+        // NCCL's call may return only after the failure is known. The ops below then fail instead of the reads.
         let computed = (|| {
             let y = (&x + 1.0)?;
             Ok((y.sum(())?, y, x.to_non_blocking("cpu")?))
@@ -159,7 +159,7 @@ fn unfinished_results_are_refused(ranks: &Ranks, async_op: bool) {
             Err(error) => refused("an operand", Some(error)),
         }
         refused("the result", x.to_vec::<f32>().err());
-        // Nor is it used by what is launched now.
+        // New launches cannot use the result either.
         refused("an operand", (&x * 2.0).err());
         assert_eq!(values(&done)?, [2.0; 3]);
         assert_eq!(values(&(&done + 1.0)?)?, [3.0; 3]);
@@ -170,7 +170,7 @@ fn unfinished_results_are_refused(ranks: &Ranks, async_op: bool) {
 }
 
 #[test]
-fn what_an_aborted_collective_was_to_write_cannot_be_read() {
+fn results_of_an_aborted_collective_cannot_be_read() {
     for spec in ["sim:2,lazy", "sim:2,seed=1", "sim:2,eager"] {
         let ranks = Ranks::new(spec, 2);
         for async_op in [false, true] {
@@ -182,7 +182,7 @@ fn what_an_aborted_collective_was_to_write_cannot_be_read() {
 
 #[test]
 #[ignore = "needs two GPUs"]
-fn gpu2_what_an_aborted_collective_was_to_write_cannot_be_read() {
+fn gpu2_results_of_an_aborted_collective_cannot_be_read() {
     let ranks = Ranks::new(&crate::group_support::gpu_spec(), 2);
     for async_op in [false, true] {
         unfinished_results_are_refused(&ranks, async_op);
@@ -203,8 +203,8 @@ fn a_group_that_is_dropped_with_work_that_cannot_end_does_not_hang() {
     assert!(begun.elapsed() < LONG);
 }
 
-/// Runs with a rank that never makes its first call, for which NCCL's, which connects the ranks, waits.
-fn a_first_call_waits_in_vain(ranks: &Ranks) {
+/// One rank never makes its first call. NCCL's call on the other rank waits for the connection.
+fn a_first_call_hangs(ranks: &Ranks) {
     for async_op in [false, true] {
         let begun = Instant::now();
         let errors = ranks.timeout(SHORT).run(|group| {
@@ -236,14 +236,14 @@ fn a_first_call_waits_in_vain(ranks: &Ranks) {
 fn a_call_that_hangs_in_nccl_ends_at_the_timeout() {
     let driver = Arc::new(NullDriver::with_hanging_collectives(2));
     let runtime = Runtime::new(driver, RuntimeConfig::default()).unwrap();
-    a_first_call_waits_in_vain(&Ranks::in_runtime(runtime, 2));
+    a_first_call_hangs(&Ranks::in_runtime(runtime, 2));
 }
 
 #[test]
 #[ignore = "needs two GPUs"]
 fn gpu2_a_call_that_hangs_in_nccl_ends_at_the_timeout() {
     let ranks = Ranks::new(&crate::group_support::gpu_spec(), 2);
-    a_first_call_waits_in_vain(&ranks);
+    a_first_call_hangs(&ranks);
     ranks.run(|group| works(&group));
 }
 
@@ -263,9 +263,9 @@ fn ranks_that_do_not_join_are_named() {
     }
 }
 
-/// A rank that gave up and tries again meets those that come only then, whichever it is.
+/// A rank that gave up a round and tries again meets the ranks that come later.
 #[test]
-fn who_gave_up_waiting_meets_the_others_later() {
+fn a_rank_that_gave_up_meets_the_others_in_a_later_round() {
     let runtime = open("sim:2", &warpline::RuntimeConfig::default()).unwrap();
     for early in 0..2 {
         let store = Arc::new(HashStore::new());

@@ -1,4 +1,4 @@
-//! Graphs that hold collectives, whose replays do not end.
+//! Replays of graphs with collectives.
 
 use std::time::{Duration, Instant};
 
@@ -7,10 +7,10 @@ use warpline::cuda::{self, CudaGraph};
 use warpline::{Result, Tensor, with_runtime};
 use warpline_parallel::distributed::{GroupError, P2p, ProcessGroup, ReduceOp};
 
-/// Reached on purpose, but not by ranks that make their calls, however busy the machine is.
+/// A timeout that hanging replays reach soon, but matching calls do not, even on a busy machine.
 const SHORT: Duration = Duration::from_millis(1500);
 
-/// Captures what `body` calls, on a stream of its own.
+/// Captures the calls of `body` on a new stream.
 fn capture(group: &ProcessGroup, body: impl FnOnce() -> Result<()>) -> Result<CudaGraph> {
     cuda::set_device(group.device())?;
     let side = cuda::Stream::new(group.device())?;
@@ -19,7 +19,7 @@ fn capture(group: &ProcessGroup, body: impl FnOnce() -> Result<()>) -> Result<Cu
     Ok(graph)
 }
 
-/// That reading this is refused as what that collective has not written.
+/// Asserts that `read` failed because the collective `op` did not complete.
 fn refused<T>(what: &str, op: &str, read: warpline::Result<T>) -> warpline::Error {
     let error = read.err().unwrap_or_else(|| panic!("{what} was read"));
     assert!(matches!(error.kind(), warpline::ErrorKind::Collective), "{what}: {error}");
@@ -28,12 +28,12 @@ fn refused<T>(what: &str, op: &str, read: warpline::Result<T>) -> warpline::Erro
     error
 }
 
-/// Rank 1 replays once less than rank 0, which hangs.
+/// Rank 0 replays once more than rank 1, so its last replay hangs.
 fn a_replay_hangs(ranks: &Ranks) {
     ranks.timeout(SHORT).run(|group| {
         let (x, kept) = (at(&group, 1)?, at(&group, 1)?);
         let (y, apart) = (at(&group, 0)?, at(&group, 0)?);
-        // NCCL connects the ranks at the first calls, which cannot be captured.
+        // NCCL connects the ranks during the first calls, which cannot be captured.
         group.all_reduce(&x, ReduceOp::Max, false)?;
         group.broadcast(&x, 0, false)?.synchronize()?;
         let graph = capture(&group, || {
@@ -55,7 +55,7 @@ fn a_replay_hangs(ranks: &Ranks) {
                 assert!(begun.elapsed() < LONG);
                 std::thread::sleep(Duration::from_millis(5));
             }
-            // Nothing of its own is under way.
+            // This rank has no unfinished work, so its results can be read.
             assert_eq!((values(&x)?, values(&y)?), (vec![16.0; 3], vec![17.0; 3]));
             return Ok(());
         }
@@ -63,7 +63,7 @@ fn a_replay_hangs(ranks: &Ranks) {
         let later = (|| (&y + 1.0)?.sum(()))();
         let error = refused("the result", "all_reduce", x.to_vec::<f32>());
         let failure = GroupError::failure(&error).expect("the group's own");
-        // Two calls, three that were captured, two replays, a barrier, this one.
+        // Two calls, three captured calls, two replays, a barrier, and the hanging replay.
         assert_eq!(
             (failure.rank, failure.seq, &*failure.reason),
             (0, 9, &*format!("it was not done within {SHORT:?}"))
@@ -78,10 +78,10 @@ fn a_replay_hangs(ranks: &Ranks) {
             "all_reduce",
             later.and_then(|t: Tensor| t.item::<f32>()),
         );
-        // What does not depend on it is there, and what is overwritten.
+        // Independent and overwritten tensors can be read.
         assert_eq!(values(&kept)?, [1.0; 3]);
         assert_eq!(values(&apart)?, [3.0; 3]);
-        // No replay comes after it.
+        // Later replays are refused.
         refused("a replay", "replay", {
             x.fill_(1.0)?;
             graph.replay()
@@ -124,7 +124,7 @@ fn a_graph_of_two_groups_is_watched_by_each() {
             graph.replay()?;
             refused("the result", "all_reduce", x.to_vec::<f32>());
             assert!(group.failure().is_some());
-            // A replay is one call on each, which is done when all of it is.
+            // A replay counts as one call on each group. The call is done when the whole replay is done.
             match alone.all_reduce(&y, ReduceOp::Sum, false) {
                 Ok(work) => assert_eq!(work.seq(), 4),
                 Err(error) => {
@@ -137,7 +137,7 @@ fn a_graph_of_two_groups_is_watched_by_each() {
     }
 }
 
-/// What two ranks do in a replay is no call that the others would lack.
+/// A replay of sends and receives uses up no sequence number of the collectives.
 #[test]
 fn replays_of_sends_are_numbered_apart() {
     schedules(&[3], |ranks| {
@@ -160,7 +160,7 @@ fn replays_of_sends_are_numbered_apart() {
     });
 }
 
-/// The graph keeps the group, whose watchdog would have gone otherwise.
+/// The graph keeps the group alive, so its watchdog still runs.
 #[test]
 fn a_graph_whose_group_was_dropped_is_still_watched() {
     let ranks = Ranks::new("sim:2,seed=3", 2);
@@ -173,7 +173,7 @@ fn a_graph_whose_group_was_dropped_is_still_watched() {
     let [(graph, x), _other] = &kept[..] else { panic!("two ranks") };
     with_runtime(ranks.runtime(), || {
         cuda::set_device(0).unwrap();
-        // The last time, where a replay would otherwise wait for ever.
+        // Without the watchdog, this replay would never end.
         graph.replay().unwrap();
         refused("the result", "all_reduce", x.to_vec::<f32>());
     });

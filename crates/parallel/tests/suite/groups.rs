@@ -1,5 +1,5 @@
-//! Process groups whose ranks are threads: on simulated devices under many schedules, on two real
-//! ones in the tests named `gpu2_…`.
+//! Process groups whose ranks are threads, on simulated devices under many schedules. Tests named `gpu2_…` use two
+//! GPUs.
 
 use warpline::cuda::{self, CudaGraph};
 use warpline::{DType, Device, ErrorKind, Result, Tensor, arange, full, tensor, zeros};
@@ -11,12 +11,12 @@ fn of(group: &ProcessGroup, values: &[f32]) -> Result<Tensor> {
     tensor(values, group.device())
 }
 
-/// Ends a call in one of the ways there are.
+/// Waits for an asynchronous call.
 fn finish(work: &Work, async_op: bool) -> Result<()> {
     if async_op { work.wait() } else { Ok(()) }
 }
 
-/// Every collective against what it should be; the numbers tell ranks and places apart.
+/// Checks the result of every collective. Each element encodes its source and destination.
 fn all_collectives(group: &ProcessGroup, async_op: bool) -> Result<()> {
     let (rank, ranks) = (group.rank(), group.world_size());
     let number = |from: usize, to: usize| (from * 10 + to) as f32;
@@ -63,7 +63,7 @@ fn all_collectives(group: &ProcessGroup, async_op: bool) -> Result<()> {
         assert_eq!(values(&x)?, [number(root, rank)]);
     }
 
-    // Sizes that differ from rank to rank, where lists allow it.
+    // The sizes of lists may differ from rank to rank.
     let outputs =
         all().map(|r| zeros([r + 1], group.device())).collect::<warpline::Result<Vec<_>>>()?;
     let input = full([rank + 1], rank as f64, group.device())?;
@@ -92,7 +92,7 @@ fn all_collectives(group: &ProcessGroup, async_op: bool) -> Result<()> {
     let output = zeros([ranks], group.device())?;
     finish(&group.all_to_all_single(&output, &input, None, None, async_op)?, async_op)?;
     assert_eq!(values(&output)?, received);
-    // Rank r gets r + 1 elements of each.
+    // Rank r receives r + 1 elements from each rank.
     let splits: Vec<_> = all().map(|to| to + 1).collect();
     let input = arange((ranks * (ranks + 1) / 2) as i64, (DType::F32, group.device()))?;
     let output = zeros([ranks * (rank + 1)], group.device())?;
@@ -113,7 +113,7 @@ fn all_collectives(group: &ProcessGroup, async_op: bool) -> Result<()> {
     if ranks == 1 {
         return group.barrier();
     }
-    // Around the ring, one way by pairs and the other at once.
+    // Send around the ring: with single sends and receives in one direction, in a batch in the other.
     let (next, before) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
     let (mine, theirs) = (at(group, rank)?, zeros([3], group.device())?);
     if rank == 0 {
@@ -131,7 +131,7 @@ fn all_collectives(group: &ProcessGroup, async_op: bool) -> Result<()> {
 }
 
 #[test]
-fn every_collective_is_what_it_should_be() {
+fn every_collective_is_correct() {
     schedules(&[1, 2, 3], |ranks| {
         ranks.run(|group| all_collectives(&group, false));
         ranks.run(|group| all_collectives(&group, true));
@@ -140,7 +140,7 @@ fn every_collective_is_what_it_should_be() {
 
 #[test]
 #[ignore = "needs two GPUs"]
-fn gpu2_every_collective_is_what_it_should_be() {
+fn gpu2_every_collective_is_correct() {
     let ranks = Ranks::new(&crate::group_support::gpu_spec(), 2);
     ranks.run(|group| all_collectives(&group, false));
     ranks.run(|group| all_collectives(&group, true));
@@ -176,7 +176,7 @@ fn dtypes_are_nccls_and_bools_are_combined_by_or() {
 }
 
 #[test]
-fn what_cannot_be_done_is_refused_and_changes_nothing() {
+fn invalid_calls_are_refused_and_change_nothing() {
     schedules(&[2], |ranks| {
         ranks.run(|group| {
             let x = zeros([2, 3], group.device())?;
@@ -209,8 +209,8 @@ fn what_cannot_be_done_is_refused_and_changes_nothing() {
     });
 }
 
-/// What the group's stream is given comes after what the current one was given, and `wait` orders
-/// what comes later; under `SyncPolicy::Manual` nothing else does.
+/// Asynchronous work waits for earlier work on the current stream, and `wait` makes later work wait for it. Under
+/// `SyncPolicy::Manual` there is no other ordering.
 #[test]
 fn async_work_is_ordered_by_wait_alone() {
     for seed in 0..crate::group_support::number("WARPLINE_SCHEDULES", 8) {
@@ -233,7 +233,7 @@ fn async_work_is_ordered_by_wait_alone() {
 }
 
 #[test]
-fn what_was_dropped_still_runs() {
+fn work_of_a_dropped_group_still_runs() {
     schedules(&[2], |ranks| {
         let sums = ranks.run(|group| {
             let x = at(&group, group.rank() + 1)?;
@@ -262,7 +262,7 @@ fn host_waits_end_when_the_work_is_done() {
 }
 
 #[test]
-fn subgroups_have_the_ranks_that_were_asked_for() {
+fn subgroups_have_the_requested_ranks() {
     schedules(&[3], |ranks| {
         ranks.run(|group| {
             let world = group.rank();
@@ -294,7 +294,7 @@ fn gpu2_a_captured_collective_runs_in_each_replay() {
 }
 
 #[test]
-fn ranks_that_say_nothing_of_devices_have_one_each() {
+fn ranks_without_a_device_option_use_different_devices() {
     let ranks = Ranks::new("sim:3,seed=1", 3);
     ranks.without_devices().run(|group| {
         assert_eq!(group.device(), Device::cuda(group.rank()));
@@ -305,7 +305,7 @@ fn ranks_that_say_nothing_of_devices_have_one_each() {
 fn captured(group: &ProcessGroup) -> Result<()> {
     cuda::set_device(group.device())?;
     let x = at(group, 1)?;
-    // NCCL connects the ranks at the first call, which cannot be captured.
+    // NCCL connects the ranks during the first call, which cannot be captured.
     group.all_reduce(&x, ReduceOp::Max, false)?.synchronize()?;
     let side = cuda::Stream::new(group.device())?;
     let mut graph = CudaGraph::new();
@@ -324,7 +324,7 @@ fn captured(group: &ProcessGroup) -> Result<()> {
 }
 
 #[test]
-fn what_waits_on_the_host_is_not_captured_and_works_after() {
+fn host_waits_are_refused_during_a_capture_and_work_afterwards() {
     schedules(&[2], |ranks| {
         ranks.run(|group| {
             cuda::set_device(group.device())?;

@@ -1,4 +1,4 @@
-//! `warpline-run`, and the library under it.
+//! `warpline-run` and its library.
 #![cfg(unix)]
 
 use std::process::Command;
@@ -14,7 +14,7 @@ fn warpline_run(args: &[&str]) -> (Option<i32>, String, String) {
 }
 
 #[test]
-fn each_rank_is_told_who_it_is_and_its_lines_are_told_apart() {
+fn each_rank_gets_its_number_and_its_lines_are_labelled() {
     let script = r#"echo "$RANK $LOCAL_RANK of $WORLD_SIZE, $LOCAL_WORLD_SIZE here, $WARPLINE_DRIVER $1"
         echo "$MASTER_ADDR:$MASTER_PORT" >&2; printf unfinished"#;
     let (code, out, err) =
@@ -58,7 +58,7 @@ fn a_program_that_is_not_there_is_named() {
 }
 
 #[test]
-fn the_others_go_on_if_asked_for_and_a_rank_can_be_killed() {
+fn keep_going_lets_the_other_ranks_continue_and_a_rank_can_be_killed() {
     let lines = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&lines);
     let launch = Launch::new("sh", 2).arg("-c");

@@ -1,4 +1,4 @@
-//! Process groups, their stores and launcher, and `DataParallel`: one program of all, which is linked
+//! Tests of process groups, their stores and launcher, and `DataParallel`. They are one program, so that it is linked
 //! once.
 
 #[path = "../group_support/mod.rs"]
@@ -19,7 +19,7 @@ mod store_secret;
 mod store_tcp;
 mod store_wire;
 
-/// The name that a test of a module, as of `module_path!`, has in this program.
-fn named(module: &str, test: &str) -> String {
+/// Returns the full name of a test in this program. `module` is the `module_path!` of the test's module.
+fn full_test_name(module: &str, test: &str) -> String {
     module.split_once("::").map_or(test.to_owned(), |(_, module)| format!("{module}::{test}"))
 }

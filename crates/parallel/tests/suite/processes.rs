@@ -1,5 +1,4 @@
-//! Process groups whose ranks are processes, some of which are killed. The test starts itself again
-//! as each rank.
+//! Process groups whose ranks are processes. Some tests kill a rank. The test program starts itself as each rank.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -12,19 +11,19 @@ use warpline_parallel::distributed::{
 
 use crate::group_support::{LONG, gpu_spec, number};
 
-/// What a rank is to do.
+/// Environment variable with the part that a rank runs.
 const PART: &str = "WARPLINE_TEST_PART";
-/// What a rank prints before it is killed.
+/// Line that a rank prints before it is killed.
 const READY: &str = "ready to be killed";
 
-/// A rank that was started by the tests below.
+/// The program of a rank. The tests below start it.
 #[test]
 #[ignore = "is started by the other tests"]
 fn rank() {
     let Ok(part) = std::env::var(PART) else { return };
     let mut options = InitOptions::from_env_with(LONG).unwrap();
     if part != "sums" {
-        // All have started before a short timeout counts.
+        // Wait until all ranks have started, before a short timeout begins.
         options.store.set(&format!("started/{}", options.rank), b"").unwrap();
         for rank in 0..options.world_size {
             options.store.wait(&[&format!("started/{rank}")], LONG).unwrap();
@@ -54,7 +53,7 @@ fn sums(group: &ProcessGroup) -> Result<()> {
     group.barrier()
 }
 
-/// Goes on until a rank is killed, and then without it.
+/// Runs collectives until a rank is killed, then forms a group of the remaining ranks.
 fn survives(group: ProcessGroup, victim: usize) {
     let rank = group.rank();
     let x = full([4], 1.0, "cuda").unwrap();
@@ -72,7 +71,7 @@ fn survives(group: ProcessGroup, victim: usize) {
     assert!(failure.missing.contains(&victim), "{error}");
     assert_eq!((failure.rank, failure.seq), (rank, 2), "{error}");
     assert!(failure.location.contains("processes.rs:"), "{error}");
-    // The process lives, and makes a group with those who are left.
+    // The process forms a group with the remaining ranks.
     let ranks = group.world_size();
     drop(group);
     let mut options = InitOptions::from_env_with(LONG).unwrap();
@@ -83,13 +82,14 @@ fn survives(group: ProcessGroup, victim: usize) {
     println!("rank {rank} has survived");
 }
 
-/// Runs a part as processes; what they printed, and how they ended. The victim is killed once it is
-/// ready.
+/// Runs a part as processes. Kills the victim once it has printed [`READY`]. Returns the output and the outcome.
 fn run(driver: &str, ranks: usize, part: &str, victim: Option<usize>) -> (Vec<String>, Outcome) {
     let lines = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&lines);
     let mut launch = Launch::new(std::env::current_exe().unwrap(), ranks);
-    for arg in [&*crate::named(module_path!(), "rank"), "--exact", "--ignored", "--nocapture"] {
+    for arg in
+        [&*crate::full_test_name(module_path!(), "rank"), "--exact", "--ignored", "--nocapture"]
+    {
         launch = launch.arg(arg);
     }
     let launch = launch.driver(driver).env(PART, part).keep_going(victim.is_some());
@@ -138,7 +138,7 @@ fn processes_come_together() {
 }
 
 #[test]
-fn a_killed_process_is_named_by_all_others_who_go_on_without_it() {
+fn a_killed_process_is_named_by_all_others_which_continue() {
     for seed in 0..number("WARPLINE_SCHEDULES", 8).min(8) {
         one_is_killed(&format!("sim:3,seed={seed}"), 3, seed % 3);
     }
@@ -152,7 +152,7 @@ fn gpu2_processes_come_together() {
 
 #[test]
 #[ignore = "needs two GPUs"]
-fn gpu2_a_killed_process_is_named_by_the_other() {
+fn gpu2_a_killed_process_is_named_by_the_other_rank() {
     for victim in [0, 1] {
         one_is_killed(&gpu_spec(), 2, victim);
     }

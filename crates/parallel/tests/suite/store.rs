@@ -1,4 +1,4 @@
-//! Stores: against a map, with many clients, and files that were left half written.
+//! Stores: comparison with a map, many clients, and incomplete files.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -12,11 +12,11 @@ use warpline_parallel::distributed::{
     StoreResult, TcpStore,
 };
 
-/// Long enough to be never reached.
+/// A timeout that a passing test never reaches.
 const LONG: Duration = Duration::from_secs(60);
 const NONE: Duration = Duration::ZERO;
 
-/// A file that is not there, and is removed in the end.
+/// A path without a file. The file is removed on drop.
 pub(crate) struct TempFile(pub(crate) PathBuf);
 
 impl TempFile {
@@ -37,11 +37,11 @@ impl Drop for TempFile {
     }
 }
 
-/// A kind of store: two ends of one, and what keeps it.
-type Kind = (&'static str, [Arc<dyn Store>; 2], Box<dyn Send>);
+/// A store to test: its name, two handles, and a value that keeps the store alive.
+type StoreCase = (&'static str, [Arc<dyn Store>; 2], Box<dyn Send>);
 
-/// Each kind.
-fn stores() -> Vec<Kind> {
+/// Returns one store of each type.
+fn stores() -> Vec<StoreCase> {
     let file = TempFile::new();
     let open = || Arc::new(FileStore::open(&file.0).unwrap());
     let files: [Arc<dyn Store>; 2] = [open(), open()];
@@ -94,7 +94,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What an operation returns, as text: of errors, the kind.
+/// Runs an operation. Returns its result as text; for an error, its variant.
 fn run(store: &dyn Store, op: &Op) -> String {
     fn shown<T: std::fmt::Debug>(result: Result<T, StoreError>) -> String {
         match result {
@@ -118,7 +118,7 @@ fn run(store: &dyn Store, op: &Op) -> String {
     }
 }
 
-/// The same on a map.
+/// Runs an operation on a map, as the reference.
 fn model(map: &mut HashMap<String, Vec<u8>>, op: &Op) -> String {
     let all = |map: &HashMap<String, Vec<u8>>, keys: &[String]| {
         keys.iter().all(|key| map.contains_key(key))
@@ -197,7 +197,7 @@ fn a_wait_ends_at_its_timeout_and_names_the_keys() {
 }
 
 #[test]
-fn a_wait_holds_up_nobody() {
+fn a_wait_does_not_block_other_calls() {
     for (name, [store, other], _kept) in stores() {
         let waiting = {
             let store = Arc::clone(&store);
@@ -213,7 +213,7 @@ fn a_wait_holds_up_nobody() {
 }
 
 #[test]
-fn what_is_too_large_is_refused_and_what_just_fits_is_not() {
+fn values_above_the_limit_are_refused_and_values_at_the_limit_are_not() {
     for (name, [store, other], _kept) in stores() {
         let (key, value) = ("k".repeat(MAX_KEY - 2), vec![7; MAX_VALUE]);
         store.set(&key, &value).unwrap();
@@ -247,7 +247,7 @@ fn what_is_too_large_is_refused_and_what_just_fits_is_not() {
 #[test]
 fn a_store_refuses_values_beyond_its_limit_and_has_room_again_after_a_delete() {
     for (name, [store, other], _kept) in stores() {
-        // The others have the same code, and take long to fill.
+        // The other stores share this code and take long to fill.
         if !["hash", "tcp, two clients"].contains(&name) {
             continue;
         }
@@ -264,7 +264,7 @@ fn a_store_refuses_values_beyond_its_limit_and_has_room_again_after_a_delete() {
         assert_eq!(set, MAX_STORED / MAX_VALUE - 1, "{name}");
         let error = store.compare_set("another", b"", &value).unwrap_err();
         assert!(matches!(error, StoreError::Full { op: "compare_set", .. }), "{name}: {error}");
-        // An old value's room is its successor's.
+        // A replaced value makes room for the new value.
         store.set("0", &value).unwrap();
         assert!(other.delete("0").unwrap(), "{name}");
         other.set("another", &value).unwrap();
@@ -281,11 +281,11 @@ fn a_fifo_is_refused_as_a_stores_file() {
     assert!(matches!(error, StoreError::File { op: "open", .. }), "{error}");
 }
 
-/// A store of a program's own, which knows nothing but to say what it was asked.
+/// A user-defined store that returns its arguments.
 #[derive(Debug)]
-struct Own;
+struct EchoStore;
 
-impl Store for Own {
+impl Store for EchoStore {
     fn set(&self, key: &str, _: &[u8]) -> StoreResult<()> {
         Err(StoreError::TooLarge { op: "set", what: "this", size: key.len(), max: 0 })
     }
@@ -317,7 +317,7 @@ impl Store for Own {
 
 #[test]
 fn programs_may_have_stores_of_their_own() {
-    let store = PrefixStore::new("a", Arc::new(Own));
+    let store = PrefixStore::new("a", Arc::new(EchoStore));
     assert_eq!(store.get("k", NONE).unwrap(), b"a/k");
     assert!(store.check(&["k", "l"]).unwrap());
     assert!(matches!(store.set("k", b""), Err(StoreError::TooLarge { size: 3, .. })));
@@ -373,7 +373,7 @@ fn a_record_that_a_killed_process_left_half_written_is_passed_over() {
         let again = FileStore::open(&file.0).unwrap();
         assert!(again.check(&["whole", "next"]).unwrap(), "{cut}");
     }
-    // Cut within the file's own mark, too.
+    // Cut the file within its first bytes, too.
     for cut in 0..8 {
         std::fs::write(&file.0, &whole[..cut]).unwrap();
         let store = FileStore::open(&file.0).unwrap();

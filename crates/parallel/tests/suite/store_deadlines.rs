@@ -1,4 +1,4 @@
-//! Timeouts of stores over TCP bound the entire call, whatever the other side does.
+//! Timeouts of stores over TCP bound the entire call, whatever the peer does.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -17,7 +17,7 @@ use crate::store_wire::accept_handshake;
 const SLACK: Duration = Duration::from_millis(1500);
 const LONG: Duration = Duration::from_secs(60);
 
-/// Sends these bytes one at a time, until the peer closes.
+/// Sends bytes one at a time, until the peer closes the connection.
 fn drip(stream: &mut TcpStream, bytes: impl IntoIterator<Item = u8>, pause: Duration) {
     for byte in bytes {
         std::thread::sleep(pause);
@@ -27,7 +27,7 @@ fn drip(stream: &mut TcpStream, bytes: impl IntoIterator<Item = u8>, pause: Dura
     }
 }
 
-/// The address of a server that runs `answer` in a thread for each connection.
+/// Starts a server that runs `answer` in a thread for each connection. Returns its address.
 fn serve(answer: impl Fn(TcpStream) + Clone + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -80,7 +80,7 @@ fn a_get_from_a_silent_or_dripping_server_ends_at_its_timeout() {
     }
 }
 
-/// The error of rank 1 of 2, which is alone, and has a second.
+/// Returns the error of rank 1 of 2, which waits alone for one second.
 fn error_of_init(store: Arc<dyn Store>) -> Error {
     let runtime = open("sim:2", &RuntimeConfig::default()).unwrap();
     let mut options = InitOptions::new(store, 1, 2);
@@ -154,7 +154,7 @@ fn a_file_that_another_process_keeps_locked_does_not_hold_up_a_get_beyond_its_ti
     let error = store.get("k", timeout).unwrap_err();
     assert!(matches!(error, StoreError::Timeout { .. }), "{error}");
     assert!(begun.elapsed() < timeout + SLACK, "{:?}", begun.elapsed());
-    // Nor one of a second thread, while a call without a timeout waits for the lock.
+    // A second thread's call also ends in time while a call without a timeout waits for the lock.
     std::thread::scope(|scope| {
         let setting = scope.spawn(|| store.set("k", b"w"));
         std::thread::sleep(Duration::from_millis(20));

@@ -1,4 +1,4 @@
-//! Groups whose store fails: its error is told, and so are the ranks that nobody could ask about.
+//! Groups whose store fails: the group's error contains the store's error and the ranks of unknown state.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,15 +14,15 @@ use crate::group_support::{at, works};
 
 const SHORT: Duration = Duration::from_millis(1500);
 
-/// A store whose calls fail for keys with some text, once it is broken.
+/// A store that, once broken, fails for keys that contain a text.
 #[derive(Debug, Default)]
-struct Fragile {
+struct BreakableStore {
     below: HashStore,
     text: &'static str,
     broken: AtomicBool,
 }
 
-impl Fragile {
+impl BreakableStore {
     fn of(&self, key: &str) -> StoreResult<&HashStore> {
         if self.broken.load(Ordering::Relaxed) && key.contains(self.text) {
             let (path, reason) = ("shared".into(), "the disk is gone".into());
@@ -32,7 +32,7 @@ impl Fragile {
     }
 }
 
-impl Store for Fragile {
+impl Store for BreakableStore {
     fn set(&self, key: &str, value: &[u8]) -> StoreResult<()> {
         self.of(key)?.set(key, value)
     }
@@ -62,17 +62,18 @@ impl Store for Fragile {
     }
 }
 
-/// The error of rank 0's collective, which ranks 1 and 2 do not call, after the store has broken.
+/// Returns the error of a collective that only rank 0 of 3 calls, after the store has broken.
 fn error_of_a_timeout(text: &'static str) -> Error {
     let runtime = open("sim:3", &RuntimeConfig::default()).unwrap();
-    let store = Arc::new(Fragile { text, ..Fragile::default() });
+    let store = Arc::new(BreakableStore { text, ..BreakableStore::default() });
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let rank = |rank: usize| {
             let (runtime, store, over) = (&runtime, Arc::clone(&store), &over);
             scope.spawn(move || {
                 with_runtime(runtime, || {
-                    let mut options = InitOptions::new(Arc::<Fragile>::clone(&store), rank, 3);
+                    let mut options =
+                        InitOptions::new(Arc::<BreakableStore>::clone(&store), rank, 3);
                     (options.device, options.timeout) = (Some(rank), SHORT);
                     let group = init_process_group(options)?;
                     works(&group)?;
@@ -99,7 +100,7 @@ fn error_of_a_timeout(text: &'static str) -> Error {
 }
 
 #[test]
-fn a_timeout_without_the_store_is_not_said_to_have_all_ranks_there() {
+fn a_timeout_without_the_store_does_not_claim_that_all_ranks_responded() {
     for (text, unknown) in [("", "rank 1, rank 2"), ("record/2", "rank 2")] {
         let error = error_of_a_timeout(text);
         assert!(matches!(error.find(), Some(GroupError::PeerFailed(_))), "{text}: {error}");
@@ -112,10 +113,10 @@ fn a_timeout_without_the_store_is_not_said_to_have_all_ranks_there() {
 }
 
 #[test]
-fn ranks_that_init_could_not_ask_about_are_told() {
+fn ranks_of_unknown_state_are_named() {
     let runtime = open("sim:3", &RuntimeConfig::default()).unwrap();
     for (text, absent, unknown) in [("came/2", vec![0], "rank 2"), ("came/0", vec![], "rank 0, ")] {
-        let store = Fragile { text, broken: true.into(), ..Fragile::default() };
+        let store = BreakableStore { text, broken: true.into(), ..BreakableStore::default() };
         let mut options = InitOptions::new(Arc::new(store), 1, 3);
         (options.device, options.timeout) = (Some(1), Duration::from_millis(100));
         let error = with_runtime(&runtime, || init_process_group(options)).unwrap_err();

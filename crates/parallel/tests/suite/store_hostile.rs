@@ -1,4 +1,4 @@
-//! A store under thousands of hostile connections: ranks' calls still meet their deadlines.
+//! A store under thousands of hostile connections: calls of the ranks still meet their deadlines.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -17,13 +17,13 @@ const THREADS: usize = 4;
 /// Connections that each hostile thread holds open.
 const HELD: usize = 200;
 
-/// Begins a connection in one of several hostile ways; returns it for those that hold it open.
+/// Opens a connection in one of several hostile ways. Returns the connection, so that the caller can hold it open.
 fn attack(address: SocketAddr, number: usize, recorded: &[u8]) -> std::io::Result<TcpStream> {
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
     match number % 6 {
         // Silent.
         0 => {}
-        // Drips: another byte comes when the connection is given up.
+        // An incomplete greeting.
         1 => stream.write_all(&GREETING[..3])?,
         // Garbage.
         2 => stream.write_all(&[number as u8; 200])?,
@@ -31,7 +31,7 @@ fn attack(address: SocketAddr, number: usize, recorded: &[u8]) -> std::io::Resul
         3 => stream.write_all(recorded)?,
         // Half closed.
         4 => stream.shutdown(Shutdown::Write)?,
-        // A greeting, and then the announcement of a huge message.
+        // A greeting, then the length of a huge message.
         _ => stream.write_all(&[&GREETING[..], &[0; 32], &[0xff; 40]].concat())?,
     }
     Ok(stream)
@@ -73,14 +73,14 @@ fn ranks_meet_their_deadlines_under_ten_thousand_hostile_connections() {
                     let mut rounds = 0;
                     while !over.load(Ordering::Relaxed) || rounds == 0 {
                         most.fetch_max(host.connections(), Ordering::Relaxed);
-                        // A new client each round: it has to get through the crowd.
+                        // Each round uses a new client, which must connect among the hostile connections.
                         let begun = Instant::now();
                         let store = TcpStore::connect_with(address, Some(secret), timeout)?;
                         let key = format!("{rank}/{rounds}");
                         store.set(&key, b"v")?;
                         assert_eq!(store.get(&key, timeout)?, b"v");
                         assert_eq!(store.add(&format!("n/{rank}"), 1)?, rounds + 1);
-                        // All ranks wait for each other in the first rounds.
+                        // In the first rounds, all ranks wait for each other.
                         if rounds < 3 {
                             let barrier = |rank| format!("{rank}/{rounds}");
                             let all: Vec<_> = (0..RANKS).map(barrier).collect();
@@ -105,12 +105,12 @@ fn ranks_meet_their_deadlines_under_ten_thousand_hostile_connections() {
         }
     });
     assert_eq!(made.into_inner(), TOTAL);
-    // 128 strangers and a few of the ranks'.
+    // The limit of 128 unauthenticated connections, and a few connections of the ranks.
     assert!(most.into_inner() < 160, "the server held too many connections");
 }
 
 #[test]
-fn the_oldest_stranger_makes_room_for_a_new_client() {
+fn the_oldest_unauthenticated_connection_is_evicted_for_a_new_client() {
     let host = TcpStore::host("127.0.0.1:0").unwrap();
     let address = ("127.0.0.1", host.port());
     let silent: Vec<_> = (0..300).map(|_| TcpStream::connect(address).unwrap()).collect();
@@ -118,7 +118,7 @@ fn the_oldest_stranger_makes_room_for_a_new_client() {
     TcpStore::connect(address, LONG).unwrap().set("k", b"v").unwrap();
     assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
     assert!(host.connections() <= 129, "{}", host.connections());
-    // The first were closed.
+    // The server has closed the oldest connections.
     for mut stream in silent.into_iter().take(100) {
         stream.set_read_timeout(Some(LONG)).unwrap();
         assert!(!matches!(stream.read(&mut [0]), Ok(1..)));
@@ -142,7 +142,7 @@ fn a_slow_client_is_not_displaced_by_a_flood_from_another_address() {
     assert!(host.connections() <= 129, "{}", host.connections());
 }
 
-/// A client that has proven its right to be there, and sends these bytes of a request.
+/// Returns an authenticated connection that has sent these bytes of a request.
 fn client_that_sends(host: &TcpStore, request: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(("127.0.0.1", host.port())).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
@@ -163,13 +163,13 @@ fn values_count_until_they_are_sent() {
             break error;
         }
         assert!(clients.len() * MAX_VALUE <= MAX_STORED, "replies of any size are held");
-        // Reads no more than the beginning of its reply.
+        // Read only the beginning of the reply.
         let mut client = client_that_sends(&host, &message(&get));
         client.read_exact(&mut [0; 5]).unwrap();
         clients.push(client);
     };
     assert!(matches!(refused, StoreError::Full { .. }), "{refused}");
-    // The last client still gets the value that it asked for.
+    // The last client still receives the requested value.
     let mut rest = vec![0; 4 + MAX_VALUE];
     clients.pop().unwrap().read_exact(&mut rest).unwrap();
     assert!(rest[4..] == value);
@@ -218,7 +218,7 @@ fn a_client_whose_messages_are_mutated_harms_only_itself() {
         [&[5][..], &5i64.to_le_bytes(), &text(b"a"), &text(b"key")].concat(),
         [&[6][..], &text(b"a"), &text(b"key")].concat(),
     ];
-    // A generator with a fixed seed.
+    // A linear congruential generator with a fixed seed.
     let mut state = 1u64;
     let mut random = move |below: usize| {
         state =

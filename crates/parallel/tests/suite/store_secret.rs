@@ -1,4 +1,4 @@
-//! The secret of a store over TCP: who is let in, what is said to the others, and that it is not told.
+//! The secret of a store over TCP: accepted and refused peers, error messages, and confidentiality.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -20,7 +20,7 @@ fn host() -> (TcpStore, Secret, (&'static str, u16)) {
     (host, secret, address)
 }
 
-fn stranger(address: (&'static str, u16)) -> TcpStream {
+fn connect_raw(address: (&'static str, u16)) -> TcpStream {
     let stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
     stream
@@ -38,7 +38,7 @@ fn only_clients_with_the_secret_get_in() {
     let error = TcpStore::connect_with(address, Some(&other), LONG).unwrap_err();
     assert!(matches!(error, StoreError::WrongSecret { .. }), "{error}");
     assert!(error.to_string().contains("WARPLINE_SECRET"), "{error}");
-    // A client with a secret takes no server without it, either.
+    // A client with a secret refuses a server without the secret.
     let open = TcpStore::host("127.0.0.1:0").unwrap();
     let error = TcpStore::connect_with(("127.0.0.1", open.port()), Some(&secret), LONG);
     assert!(matches!(error, Err(StoreError::WrongSecret { .. })));
@@ -47,12 +47,12 @@ fn only_clients_with_the_secret_get_in() {
 #[test]
 fn requests_before_the_proof_change_nothing() {
     let (host, _, address) = host();
-    // A `set` of "k" to "v" in the place of each message of a client.
+    // Send a `set` of "k" to "v" in place of each message of a client.
     let set = message(&[&[0][..], &1u32.to_le_bytes(), b"k", &1u32.to_le_bytes(), b"v"].concat());
-    let mut first = stranger(address);
+    let mut first = connect_raw(address);
     first.write_all(&set.repeat(8)).unwrap();
     let _ = first.read_to_end(&mut Vec::new());
-    let mut second = stranger(address);
+    let mut second = connect_raw(address);
     assert_eq!(answer_with(&mut second, &set.repeat(8))[0], 0);
     assert!(!host.check(&["k"]).unwrap());
 }
@@ -60,13 +60,13 @@ fn requests_before_the_proof_change_nothing() {
 #[test]
 fn a_recorded_answer_and_a_returned_proof_are_refused() {
     let (_host, secret, address) = host();
-    // Both greetings and the proof of an honest client, as a listener on the wire has them.
+    // Record the greetings and the proof of an honest client, as an eavesdropper could.
     let relay = TcpListener::bind("127.0.0.1:0").unwrap();
     let relayed = relay.local_addr().unwrap();
     let honest =
         std::thread::spawn(move || TcpStore::connect_with(relayed, Some(&secret), LONG).unwrap());
     let (mut client, _) = relay.accept().unwrap();
-    let mut server = stranger(address);
+    let mut server = connect_raw(address);
     let mut pass = |count: usize, to_server: bool| {
         let mut bytes = vec![0; count];
         let (from, to) =
@@ -80,17 +80,20 @@ fn a_recorded_answer_and_a_returned_proof_are_refused() {
     let answer = pass(32, true);
     let verdict = pass(33, false);
     honest.join().unwrap();
-    // The same bytes on a new connection: the server's nonce is another one.
-    let mut replay = stranger(address);
+    // Replay the recorded bytes on a new connection, which has another server nonce.
+    let mut replay = connect_raw(address);
     replay.write_all(&[hello, answer].concat()).unwrap();
     let mut said = Vec::new();
     let _ = replay.read_to_end(&mut said);
     assert_eq!(said.len(), 41);
     assert_eq!(said[40], 0);
-    // The server's own proof is no client's.
-    assert_eq!(answer_with(&mut stranger(address), &verdict[1..]), [0]);
-    assert_eq!(answer_with(&mut stranger(address), &[0; 32]), [0]);
-    assert_eq!(answer_with(&mut stranger(address), &proof(b"", "client", &[1; 32], &[0; 32])), [0]);
+    // The server's own proof is not valid for a client.
+    assert_eq!(answer_with(&mut connect_raw(address), &verdict[1..]), [0]);
+    assert_eq!(answer_with(&mut connect_raw(address), &[0; 32]), [0]);
+    assert_eq!(
+        answer_with(&mut connect_raw(address), &proof(b"", "client", &[1; 32], &[0; 32])),
+        [0]
+    );
 }
 
 #[test]
@@ -98,7 +101,7 @@ fn a_server_without_the_secret_is_not_trusted() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let impostor = std::thread::spawn(move || {
-        // One guesses a secret, the other returns the client's own nonce and proof.
+        // The first server guesses a secret; the second returns the client's own nonce and proof.
         let (mut first, _) = listener.accept().unwrap();
         accept_handshake(&mut first, b"some other secret");
         let _ = first.read(&mut [0; 64]);
@@ -163,7 +166,7 @@ fn without_a_secret_only_the_loopback_is_listened_on_and_connected_to() {
     }
     let error = TcpStore::connect("192.0.2.1:29500", LONG).unwrap_err();
     assert!(matches!(error, StoreError::NeedsSecret { .. }), "{error}");
-    // With a secret the address counts: it is no address of this host's.
+    // With a secret, only the address is refused, because it is not an address of this host.
     let secret = Secret::random().unwrap();
     let error = TcpStore::host_with("192.0.2.1:0", Some(&secret)).unwrap_err();
     assert!(matches!(error, StoreError::Bind { .. }), "{error}");
@@ -172,14 +175,14 @@ fn without_a_secret_only_the_loopback_is_listened_on_and_connected_to() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_store_listens_on_the_address_that_it_was_told_alone() {
+fn a_store_listens_only_on_the_given_address() {
     let secret = Secret::random().unwrap();
     let host = TcpStore::host_with("127.0.0.2:0", Some(&secret)).unwrap();
     assert!(TcpStream::connect(("127.0.0.2", host.port())).is_ok());
     assert!(TcpStream::connect(("127.0.0.1", host.port())).is_err());
 }
 
-/// A rank of the tests below.
+/// The program of a rank. The tests below start it.
 #[test]
 #[ignore = "is started by the other tests"]
 fn rank() {
@@ -199,12 +202,14 @@ fn secret_of_this_process() -> String {
     std::env::var("WARPLINE_SECRET").unwrap_or_else(|_| "no secret".into())
 }
 
-/// The output of a rank that is started with these variables beside the launcher's.
-fn started(variables: &[(&str, &str)]) -> String {
+/// Starts a rank with these variables in addition to the launcher's. Returns its output.
+fn run_rank(variables: &[(&str, &str)]) -> String {
     let lines = std::sync::Arc::new(std::sync::Mutex::new(String::new()));
     let seen = std::sync::Arc::clone(&lines);
     let mut launch = Launch::new(std::env::current_exe().unwrap(), 1).driver("sim");
-    for arg in [&*crate::named(module_path!(), "rank"), "--exact", "--ignored", "--nocapture"] {
+    for arg in
+        [&*crate::full_test_name(module_path!(), "rank"), "--exact", "--ignored", "--nocapture"]
+    {
         launch = launch.arg(arg);
     }
     for (name, value) in variables {
@@ -221,21 +226,21 @@ fn started(variables: &[(&str, &str)]) -> String {
 
 #[test]
 fn the_launchers_ranks_have_its_secret_and_no_other_process_does() {
-    let lines = started(&[]);
+    let lines = run_rank(&[]);
     assert!(lines.contains("joined at 127.0.0.1"), "{lines}");
-    // Another user of the machine, who knows the port but not the secret.
-    let lines = started(&[("WARPLINE_SECRET", TEXT)]);
+    // Another user of the machine knows the port but not the secret.
+    let lines = run_rank(&[("WARPLINE_SECRET", TEXT)]);
     assert!(lines.contains("refused at 127.0.0.1: the store at 127.0.0.1:"), "{lines}");
     assert!(!lines.contains("horse"), "{lines}");
 }
 
 #[test]
 fn a_job_over_several_machines_without_a_secret_is_an_error_that_says_how_to_set_it() {
-    // The launcher sets a secret, so the rank is started without it.
+    // Start the rank without the launcher, which would set a secret.
     let run = |address: &str, rank: &str, secret: Option<&str>| {
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
         command.args([
-            &*crate::named(module_path!(), "rank"),
+            &*crate::full_test_name(module_path!(), "rank"),
             "--exact",
             "--ignored",
             "--nocapture",
@@ -257,7 +262,7 @@ fn a_job_over_several_machines_without_a_secret_is_an_error_that_says_how_to_set
         lines.contains("WARPLINE_SECRET: the secret cannot be used: it has 5 bytes"),
         "{lines}"
     );
-    // With a secret, the address is refused for what it is: another machine's.
+    // With a secret, binding fails because the address belongs to another machine.
     let lines = run("192.0.2.1", "0", Some(TEXT));
     assert!(lines.contains("cannot listen on 192.0.2.1:29511"), "{lines}");
 }
@@ -265,5 +270,5 @@ fn a_job_over_several_machines_without_a_secret_is_an_error_that_says_how_to_set
 #[test]
 fn an_open_store_speaks_the_same_protocol_with_an_empty_key() {
     let host = TcpStore::host("127.0.0.1:0").unwrap();
-    shake_hands(&mut stranger(("127.0.0.1", host.port())), b"");
+    shake_hands(&mut connect_raw(("127.0.0.1", host.port())), b"");
 }

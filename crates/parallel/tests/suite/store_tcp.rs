@@ -1,4 +1,4 @@
-//! Stores over TCP: hosts and clients that come late or go, and strangers on the port.
+//! Stores over TCP: late and lost hosts and clients, and foreign connections to the port.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -9,12 +9,12 @@ use warpline_parallel::distributed::{Store, StoreError, TcpStore};
 
 use crate::store_wire::{message, shake_hands};
 
-/// Long enough to be never reached.
+/// A timeout that a passing test never reaches.
 const LONG: Duration = Duration::from_secs(60);
 
 #[test]
 fn a_client_may_come_before_the_host() {
-    // A port that is free now.
+    // Find a free port.
     let port = TcpStore::host("127.0.0.1:0").unwrap().port();
     let client = std::thread::spawn(move || {
         let store = TcpStore::connect(("127.0.0.1", port), LONG)?;
@@ -27,7 +27,7 @@ fn a_client_may_come_before_the_host() {
 }
 
 #[test]
-fn no_host_is_an_error_that_says_where() {
+fn an_unreachable_host_is_an_error_with_the_address() {
     let port = TcpStore::host("127.0.0.1:0").unwrap().port();
     let error = TcpStore::connect(("127.0.0.1", port), Duration::from_millis(80)).unwrap_err();
     assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
@@ -43,7 +43,7 @@ fn a_port_in_use_is_an_error_that_names_it() {
 }
 
 #[test]
-fn a_host_that_goes_is_noticed_by_who_waits_and_who_asks() {
+fn a_lost_host_is_detected_by_waits_and_requests() {
     let host = TcpStore::host("127.0.0.1:0").unwrap();
     let client = Arc::new(TcpStore::connect(("127.0.0.1", host.port()), LONG).unwrap());
     let waiting = {
@@ -59,13 +59,13 @@ fn a_host_that_goes_is_noticed_by_who_waits_and_who_asks() {
 }
 
 #[test]
-fn a_client_that_goes_is_noticed_even_while_it_waits() {
+fn a_lost_client_is_detected_even_while_it_waits() {
     let host = TcpStore::host("127.0.0.1:0").unwrap();
     {
         let _idle = TcpStore::connect(("127.0.0.1", host.port()), LONG).unwrap();
         let mut waits = TcpStream::connect(("127.0.0.1", host.port())).unwrap();
         shake_hands(&mut waits, b"");
-        // A `get` of "k" for a minute.
+        // Send a `get` of "k" that waits for a minute.
         let body = [&[1][..], &60_000i64.to_le_bytes(), &1u32.to_le_bytes(), b"k"].concat();
         waits.write_all(&message(&body)).unwrap();
         assert_eq!(host.connections(), 2);
@@ -78,7 +78,7 @@ fn a_client_that_goes_is_noticed_even_while_it_waits() {
 }
 
 #[test]
-fn a_stranger_is_turned_away_and_disturbs_nobody() {
+fn a_foreign_connection_is_closed_and_disturbs_no_client() {
     let host = TcpStore::host("127.0.0.1:0").unwrap();
     let client = TcpStore::connect(("127.0.0.1", host.port()), LONG).unwrap();
     let connect = || {
@@ -87,7 +87,7 @@ fn a_stranger_is_turned_away_and_disturbs_nobody() {
         stream
     };
     let closed = |mut stream: TcpStream| {
-        // Closed, or reset where bytes were left unread.
+        // The connection is closed, or reset if it had unread bytes.
         let mut rest = Vec::new();
         if stream.read_to_end(&mut rest).is_ok() {
             assert_eq!(rest, b"");
@@ -106,14 +106,14 @@ fn a_stranger_is_turned_away_and_disturbs_nobody() {
         closed(stream);
         assert_eq!(client.add("n", 1).unwrap(), host.add("n", 0).unwrap());
     }
-    // Silent ones hold up nobody either.
+    // Silent connections delay no other client.
     let silent: Vec<_> = (0..50).map(|_| TcpStream::connect(("127.0.0.1", host.port()))).collect();
     assert_eq!(client.add("n", 1).unwrap(), 5);
     drop(silent);
 }
 
 #[test]
-fn another_server_at_the_port_is_told_from_a_store() {
+fn another_server_at_the_port_is_not_a_store() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let other = std::thread::spawn(move || {

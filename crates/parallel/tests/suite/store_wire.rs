@@ -1,5 +1,4 @@
-//! The store's protocol over TCP, written down a second time: both sides of the handshake, for tests
-//! that play a hostile client or server.
+//! An independent implementation of the store's TCP protocol, for tests with a hostile client or server.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -9,7 +8,7 @@ use sha2::Sha256;
 
 pub(crate) const GREETING: &[u8; 8] = b"WLSTORE2";
 
-/// A message with its length.
+/// Encodes a message with its length.
 pub(crate) fn message(body: &[u8]) -> Vec<u8> {
     [&(body.len() as u32).to_le_bytes(), body].concat()
 }
@@ -26,7 +25,7 @@ pub(crate) fn proof(secret: &[u8], end: &str, client: &[u8; 32], server: &[u8; 3
     mac.finalize().into_bytes().into()
 }
 
-/// Reads a greeting; returns its nonce.
+/// Reads a greeting. Returns its nonce.
 pub(crate) fn read_hello(stream: &mut TcpStream) -> [u8; 32] {
     let (mut greeting, mut nonce) = ([0; 8], [0; 32]);
     stream.read_exact(&mut greeting).unwrap();
@@ -35,7 +34,7 @@ pub(crate) fn read_hello(stream: &mut TcpStream) -> [u8; 32] {
     nonce
 }
 
-/// A client's handshake, which has to succeed.
+/// Runs a client's handshake, which must succeed.
 pub(crate) fn shake_hands(stream: &mut TcpStream, secret: &[u8]) {
     let ours = [1; 32];
     stream.write_all(&hello(&ours)).unwrap();
@@ -47,7 +46,7 @@ pub(crate) fn shake_hands(stream: &mut TcpStream, secret: &[u8]) {
     assert_eq!(verdict[1..], proof(secret, "server", &ours, &theirs));
 }
 
-/// A client's handshake with these bytes as its proof; everything that the server says to it.
+/// Runs a client's handshake with the given proof. Returns the remaining bytes from the server.
 pub(crate) fn answer_with(stream: &mut TcpStream, proof: &[u8]) -> Vec<u8> {
     stream.write_all(&hello(&[1; 32])).unwrap();
     read_hello(stream);
@@ -57,7 +56,7 @@ pub(crate) fn answer_with(stream: &mut TcpStream, proof: &[u8]) -> Vec<u8> {
     verdict
 }
 
-/// A server's handshake, which takes every client.
+/// Runs a server's handshake that accepts every client.
 pub(crate) fn accept_handshake(stream: &mut TcpStream, secret: &[u8]) {
     let ours = [2; 32];
     let theirs = read_hello(stream);

@@ -1,4 +1,4 @@
-//! The log of a capture in progress: the storages that its work uses, and their order.
+//! The log of a capture in progress: the storages of the captured work, and their uses.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
@@ -11,77 +11,81 @@ use warpline_stream::{Captured, CapturedChecks, OpNumber, Stream};
 use warpline_sync::{Mutex, MutexGuard};
 
 use super::pool::GraphPool;
-use crate::launch::{Marking, TOKEN};
-use crate::race::{Touch, Watch};
+use crate::launch::{ResultMarks, TOKEN};
+use crate::race::{CheckedAccesses, Touch};
 use crate::replays::{self, Replays};
-use crate::storage::{Marks, Member, Replayed, Uses, WeakStorage, uses_elsewhere};
+use crate::storage::{
+    PoolMembership, ReplayedFlag, StorageMarks, Uses, WeakStorage, uses_elsewhere,
+};
 use crate::{CudaDevice, Error, Result, Site, Storage, SyncPolicy};
 
 /// The log of one capture.
 pub(crate) struct Log {
     pub(super) pool: GraphPool,
-    pub(super) state: Storage,
-    pub(super) replayed: Replayed,
-    noted: Mutex<Noted>,
+    pub(super) philox_state: Storage,
+    pub(super) replayed: ReplayedFlag,
+    records: Mutex<LogRecords>,
     /// Reports of failed checks by captured kernels.
     checks: Arc<CapturedChecks>,
-    /// Communicators used in the capture. Not part of `noted`, whose lock is held while their
+    /// Communicators used in the capture. Not part of `records`, whose lock is held while their
     /// collectives are enqueued.
-    communicators: Mutex<Vec<Taking>>,
+    communicators: Mutex<Vec<UsedCommunicator>>,
 }
 
 #[derive(Default)]
-struct Noted {
-    /// By storage key. An entry holds its storage, so that no other storage gets the key.
-    entries: HashMap<usize, Entry>,
-    /// Replay flags of other captures whose results this capture uses.
-    needed: Vec<Replayed>,
+struct LogRecords {
+    /// The storages of the captured work. Each value references its storage, strongly or weakly, so
+    /// that no other storage can get the key.
+    storages_by_key: HashMap<usize, LoggedStorage>,
+    /// Replay flags of the other captures whose results this capture uses.
+    needed: Vec<ReplayedFlag>,
     /// Storages made in the capture, by key.
     made: HashMap<usize, WeakStorage>,
-    /// Twins of the streams that received memory.
+    /// Twins of the streams for which memory was allocated.
     twins: Vec<Stream>,
-    /// Dropped memory that other streams of the capture may still use, with its uses.
+    /// Memory of dropped storages that other streams of the capture may still use, with its uses.
     parked: Vec<(Arc<CudaBlock>, Uses)>,
     /// Number of values by which random ops advanced the generator.
     draws: u64,
     /// Whether the capture has ended.
-    over: bool,
+    ended: bool,
 }
 
-struct Entry {
-    storage: Held,
+/// A storage that the captured work uses.
+struct LoggedStorage {
+    storage: GraphStorage,
     writes: bool,
     /// Captured uses of the storage, on the streams' twins.
     uses: Box<Uses>,
 }
 
 /// A graph's reference to a storage.
-pub(super) enum Held {
+pub(super) enum GraphStorage {
     /// A storage from outside the capture, which replays use.
-    Kept(Storage),
+    External(Storage),
     /// A storage in the graph's pool. The pool keeps its memory, so the storage may be dropped.
-    OfPool(WeakStorage),
+    Pooled(WeakStorage),
 }
 
-/// The part of the log that the graph keeps.
-pub(super) struct Notes {
+/// The results of a capture, which the graph keeps.
+pub(super) struct CapturedWork {
     /// The storages, whether each is written, and their marks.
-    pub(super) storages: Vec<(Held, bool, Marks)>,
-    pub(super) needed: Vec<Replayed>,
+    pub(super) storages: Vec<(GraphStorage, bool, StorageMarks)>,
+    pub(super) needed: Vec<ReplayedFlag>,
     pub(super) draws: u64,
     pub(super) checks: Arc<CapturedChecks>,
-    pub(super) communicators: Vec<replays::Captured>,
+    pub(super) communicators: Vec<replays::CapturedCommunicator>,
 }
 
 /// A communicator used in the capture, its watcher, and the names of its calls.
-struct Taking {
+struct UsedCommunicator {
     comm: Communicator,
     replays: Option<Arc<dyn Replays>>,
     calls: Vec<&'static str>,
 }
 
-impl Noted {
-    /// Frees parked memory whose stream is ordered after all its uses.
+impl LogRecords {
+    /// Releases parked memory if the memory's stream is ordered after all its uses.
     fn reclaim(&mut self) {
         let twins = &self.twins;
         self.parked.retain(|(block, uses)| {
@@ -96,12 +100,12 @@ impl Noted {
 }
 
 impl Log {
-    pub(super) fn new(pool: GraphPool, state: Storage) -> Self {
+    pub(super) fn new(pool: GraphPool, philox_state: Storage) -> Self {
         Self {
             pool,
-            state,
-            replayed: Replayed::default(),
-            noted: Mutex::default(),
+            philox_state,
+            replayed: ReplayedFlag::default(),
+            records: Mutex::default(),
             checks: Arc::default(),
             communicators: Mutex::default(),
         }
@@ -117,13 +121,13 @@ impl Log {
         Arc::clone(captured.log()).downcast().ok()
     }
 
-    fn noted(&self) -> MutexGuard<'_, Noted> {
-        self.noted.lock().unwrap_or_else(PoisonError::into_inner)
+    fn records(&self) -> MutexGuard<'_, LogRecords> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Allocates memory for a captured stream, from the pool unless the program routes requests
-    /// elsewhere. Names the pool instead of routing the stream to it: a route would also redirect
-    /// requests of other threads that do not know of the capture yet, or of its end.
+    /// Allocates memory for a captured stream, from the graph's pool unless the program routes
+    /// requests to another pool. The request names the pool. A route for the stream would also
+    /// redirect requests that other threads make just before or after the capture.
     #[track_caller]
     pub(crate) fn malloc(
         &self,
@@ -131,19 +135,19 @@ impl Log {
         bytes: usize,
         stream: &Stream,
     ) -> Result<CudaBlock> {
-        let mut noted = self.noted();
-        if !noted.twins.contains(stream) {
+        let mut records = self.records();
+        if !records.twins.contains(stream) {
             let twin = stream.captured().map_or_else(|| stream.clone(), |c| c.twin().clone());
-            noted.twins.push(twin);
+            records.twins.push(twin);
         }
-        noted.reclaim();
-        drop(noted);
+        records.reclaim();
+        drop(records);
         let block = device.allocator().malloc_from(self.pool.memory(), bytes, stream.raw());
         block.map_err(crate::error::alloc("empty"))
     }
 
     /// Returns the pool membership of a storage made in the capture.
-    pub(crate) fn member(&self) -> Member {
+    pub(crate) fn member(&self) -> PoolMembership {
         self.pool.member(&self.replayed)
     }
 
@@ -153,45 +157,45 @@ impl Log {
     }
 
     /// Keeps the memory of a dropped storage if the capture uses it. The capture can reuse the
-    /// memory once the memory's stream is ordered after all these uses.
+    /// memory after the memory's stream is ordered after all these uses.
     pub(super) fn park(&self, key: usize, block: &Arc<CudaBlock>) {
-        let mut noted = self.noted();
-        if let Some(entry) = noted.entries.get_mut(&key) {
-            let uses = std::mem::take(&mut entry.uses);
-            noted.parked.push((Arc::clone(block), *uses));
+        let mut records = self.records();
+        if let Some(logged) = records.storages_by_key.get_mut(&key) {
+            let uses = std::mem::take(&mut logged.uses);
+            records.parked.push((Arc::clone(block), *uses));
         }
     }
 
-    /// Adds a storage made in the capture. Returns `false` if the capture has ended, in which case
-    /// replays may write to the memory.
-    pub(crate) fn enter_made(&self, storage: &Storage) -> bool {
-        let mut noted = self.noted();
-        if noted.over {
+    /// Adds a storage made in the capture. Returns `false` if the capture has ended: replays may
+    /// write to the memory, so the storage must not use it.
+    pub(crate) fn add_made(&self, storage: &Storage) -> bool {
+        let mut records = self.records();
+        if records.ended {
             return false;
         }
-        noted.made.insert(storage.key(), storage.downgrade());
-        drop(noted);
-        self.pool.enter(storage);
+        records.made.insert(storage.key(), storage.downgrade());
+        drop(records);
+        self.pool.add(storage);
         true
     }
 
     /// Returns the offset, relative to the replay's, of a random op whose threads take at most
     /// `values` values each.
     pub(crate) fn draw(&self, values: u64) -> u64 {
-        let mut noted = self.noted();
-        let offset = noted.draws;
-        noted.draws = offset.wrapping_add(values.next_multiple_of(4));
+        let mut records = self.records();
+        let offset = records.draws;
+        records.draws = offset.wrapping_add(values.next_multiple_of(4));
         offset
     }
 
     /// Returns the offset of the next random op.
     pub(crate) fn drawn(&self) -> u64 {
-        self.noted().draws
+        self.records().draws
     }
 
     /// Sets the offset of the next random op to a value that [`Log::drawn`] returned.
     pub(crate) fn draw_from(&self, drawn: u64) {
-        self.noted().draws = drawn;
+        self.records().draws = drawn;
     }
 
     /// Returns the reports of failed checks by captured kernels, which the graph keeps.
@@ -209,23 +213,27 @@ impl Log {
         let mut communicators = self.communicators();
         let kept = communicators.iter().position(|kept| kept.comm.id() == comm.id());
         let at = kept.unwrap_or_else(|| {
-            communicators.push(Taking { comm: comm.clone(), replays: None, calls: Vec::new() });
+            communicators.push(UsedCommunicator {
+                comm: comm.clone(),
+                replays: None,
+                calls: Vec::new(),
+            });
             communicators.len() - 1
         });
-        // What nobody watches is no call of those who do.
+        // An unwatched call has no number on the communicator.
         if let Some(replays) = replays {
             communicators[at].replays.get_or_insert_with(replays);
             communicators[at].calls.push(call);
         }
     }
 
-    fn communicators(&self) -> MutexGuard<'_, Vec<Taking>> {
+    fn communicators(&self) -> MutexGuard<'_, Vec<UsedCommunicator>> {
         self.communicators.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the memory in which kernels find the replay's seed and offset.
-    pub(crate) fn state(&self) -> &Storage {
-        &self.state
+    /// Returns the memory from which captured kernels read the replay's seed and offset.
+    pub(crate) fn philox_state(&self) -> &Storage {
+        &self.philox_state
     }
 
     /// Enqueues work on a captured stream, in order with the other captured uses of `storages`. The
@@ -235,7 +243,7 @@ impl Log {
         storages: &[(&Storage, bool)],
         touches: &[Touch<'_>],
         site: Site,
-        marking: &Marking<'_>,
+        result_marks: &ResultMarks<'_>,
         f: impl FnOnce(StreamHandle) -> Result<(), DriverError>,
     ) -> Result<OpNumber> {
         let Some(log) = Self::of_captured(captured) else {
@@ -243,76 +251,80 @@ impl Log {
             let reason = "the capture is not a graph's";
             return Err(Error::capture(op, reason).at(location));
         };
-        let mut noted = log.noted();
-        let Noted { entries, made, .. } = &mut *noted;
+        let mut records = log.records();
+        let LogRecords { storages_by_key, made, .. } = &mut *records;
         let mut uses: SmallVec<[Box<Uses>; 4]> = SmallVec::new();
         for (storage, _) in storages {
             let (key, bytes) = (storage.key(), storage.bytes());
-            let entry = entries.entry(key).or_insert_with(|| {
+            let logged = storages_by_key.entry(key).or_insert_with(|| {
                 let of_pool = storage.member().is_some_and(|member| log.pool.has(member));
                 let storage = if of_pool {
-                    Held::OfPool(storage.downgrade())
+                    GraphStorage::Pooled(storage.downgrade())
                 } else {
-                    Held::Kept((*storage).clone())
+                    GraphStorage::External((*storage).clone())
                 };
                 let mut uses = Box::<Uses>::default();
                 if !made.contains_key(&key) {
-                    uses.marks = Marks::before(bytes);
+                    uses.marks = StorageMarks::before_replay(bytes);
                 }
-                Entry { storage, writes: false, uses }
+                LoggedStorage { storage, writes: false, uses }
             });
-            uses.push(std::mem::take(&mut entry.uses));
+            uses.push(std::mem::take(&mut logged.uses));
         }
-        let op = in_order(captured, storages, touches, &mut uses, site, marking, f);
+        let op = in_order(captured, storages, touches, &mut uses, site, result_marks, f);
         for ((storage, write), uses) in storages.iter().zip(uses) {
-            if let Some(entry) = noted.entries.get_mut(&storage.key()) {
-                entry.uses = uses;
-                entry.writes |= write & op.is_ok();
+            if let Some(logged) = records.storages_by_key.get_mut(&storage.key()) {
+                logged.uses = uses;
+                logged.writes |= write & op.is_ok();
             }
         }
         for (storage, _) in storages.iter().filter(|_| op.is_ok()) {
-            let Some(replayed) = storage.member().map(Member::replayed) else { continue };
-            let known = std::iter::once(&log.replayed).chain(&noted.needed);
+            let Some(replayed) = storage.member().map(PoolMembership::replayed) else { continue };
+            let known = std::iter::once(&log.replayed).chain(&records.needed);
             if !known.into_iter().any(|known| Arc::ptr_eq(known, replayed)) {
-                noted.needed.push(Arc::clone(replayed));
+                records.needed.push(Arc::clone(replayed));
             }
         }
         op
     }
 
-    /// Takes the notes out at the end of the capture.
-    pub(super) fn take(&self) -> Notes {
-        let over = Noted { over: true, ..Noted::default() };
-        let noted = std::mem::replace(&mut *self.noted(), over);
-        let Noted { entries, needed, made, twins, parked, draws, over: _ } = noted;
+    /// Ends the log and returns its results.
+    pub(super) fn take(&self) -> CapturedWork {
+        let ended = LogRecords { ended: true, ..LogRecords::default() };
+        let records = std::mem::replace(&mut *self.records(), ended);
+        let LogRecords { storages_by_key, needed, made, twins, parked, draws, ended: _ } = records;
         let checks = Arc::clone(&self.checks);
         let mut communicators = std::mem::take(&mut *self.communicators());
-        // Replays lock them in this order.
-        communicators.sort_unstable_by_key(|taking| taking.comm.id());
-        let captured = communicators.into_iter().map(|Taking { comm, replays, calls }| {
-            replays::Captured { comm, watched: replays.map(|replays| (replays, calls.into())) }
-        });
+        // Replays lock communicators in the order of their identifiers.
+        communicators.sort_unstable_by_key(|used| used.comm.id());
+        let captured =
+            communicators.into_iter().map(|UsedCommunicator { comm, replays, calls }| {
+                replays::CapturedCommunicator {
+                    comm,
+                    watched: replays.map(|replays| (replays, calls.into())),
+                }
+            });
         let communicators = captured.collect();
         drop((made, twins, parked));
-        let storages = entries.into_values();
-        let storages = storages.map(|entry| (entry.storage, entry.writes, entry.uses.marks));
-        Notes { storages: storages.collect(), needed, draws, checks, communicators }
+        let storages = storages_by_key.into_values();
+        let storages = storages.map(|logged| (logged.storage, logged.writes, logged.uses.marks));
+        CapturedWork { storages: storages.collect(), needed, draws, checks, communicators }
     }
 }
 
-/// Enqueues captured work after the uses that it conflicts with, and records it as a use.
+/// Enqueues captured work after conflicting captured uses, and records it as a use.
 fn in_order(
     captured: &Captured,
     storages: &[(&Storage, bool)],
     touches: &[Touch<'_>],
     uses: &mut [Box<Uses>],
     site: Site,
-    marking: &Marking<'_>,
+    result_marks: &ResultMarks<'_>,
     f: impl FnOnce(StreamHandle) -> Result<(), DriverError>,
 ) -> Result<OpNumber> {
     let twin = captured.twin();
-    let carried = marking.carry(touches, storages, uses)?;
-    let mut watch = None;
+    let inputs = result_marks.input_dependencies(touches, storages, uses)?;
+    let mut accesses = None;
     if let Some((first, _)) = storages.first() {
         if first.runtime().sync_policy() == SyncPolicy::Auto {
             let all = storages.iter().zip(uses.iter());
@@ -321,16 +333,16 @@ fn in_order(
                 twin.wait_for(&used.stream, used.op)?;
             }
         } else if first.runtime().detects_races() {
-            watch = Some(Watch::new(twin, site, touches, storages, uses)?);
+            accesses = Some(CheckedAccesses::new(twin, site, touches, storages, uses)?);
         }
     }
     let ((), op) = captured.submit(TOKEN, |handle| f(handle).map_err(Error::from))?;
     for ((_, write), uses) in storages.iter().zip(uses.iter_mut()) {
-        uses.enter(twin, op, *write, site);
+        uses.record(twin, op, *write, site);
     }
-    marking.enter(carried, touches, storages, uses, None);
-    if let Some(watch) = watch {
-        watch.enter(twin, op, uses);
+    result_marks.record(inputs, touches, storages, uses, None);
+    if let Some(accesses) = accesses {
+        accesses.record(twin, op, uses);
     }
     Ok(op)
 }

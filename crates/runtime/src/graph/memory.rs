@@ -22,12 +22,14 @@ impl Storage {
         if let Some(log) = Log::of(stream) {
             let captured = log.malloc(device, bytes, stream)?;
             if bytes == 0 || log.keeps(&captured) {
-                let storage = Self::found(runtime, captured, bytes, stream, Some(log.member()));
-                if log.enter_made(&storage) {
+                let storage =
+                    Self::from_block(runtime, captured, bytes, stream, Some(log.member()));
+                if log.add_made(&storage) {
                     return Ok(storage);
                 }
             } else {
-                // The program led the request to a pool of its own: the graph has to keep it.
+                // The program routed the request to a pool of its own. The graph must keep the
+                // storage, because its own pool does not.
                 block = Some(captured);
             }
         }
@@ -38,8 +40,8 @@ impl Storage {
                 block.map_err(crate::error::alloc("empty"))?
             }
         };
-        let storage = Self::found(runtime, block, bytes, stream, None);
-        storage.enter_former_use(stream);
+        let storage = Self::from_block(runtime, block, bytes, stream, None);
+        storage.record_prior_owner(stream);
         Ok(storage)
     }
 }

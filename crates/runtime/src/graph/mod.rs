@@ -1,21 +1,21 @@
 //! Graphs: work that is captured once and replayed as a whole (CUDA graphs).
 //!
-//! While a stream is captured, the launch path enters each op's storages in the capture's `Log`.
-//! The log is the declaration of every replay: a replay is enqueued like any other op, waits for
-//! other streams' uses of the same storages, and later uses wait for it. Within a capture nothing
-//! waits for work from before it.
+//! While a stream is captured, the launch path records each op's storages in the capture's `Log`.
+//! The log declares the storages of every replay. A replay is enqueued like any other op: it waits
+//! for other streams' uses of these storages, and later uses wait for it. Captured work never waits
+//! for work from before the capture.
 //!
 //! The graph keeps storages from outside the capture. If a storage was made in another capture,
 //! that capture's graph must have been replayed before.
 //!
 //! Tensors made in the capture lie in the graph's [`GraphPool`] and may be dropped during the
-//! capture. One small storage of the pool orders the graphs of a pool with one another and with
-//! uses of dropped tensors: the place in memory from which random ops of a replay start (PyTorch's
-//! `PhiloxCudaState`). Each replay writes it.
+//! capture. The pool has one small storage with the seed and offset from which random ops of a
+//! replay start (PyTorch's `PhiloxCudaState`). Each replay writes it, so its uses order the graphs
+//! of a pool with one another and with uses of dropped tensors.
 //!
 //! `Storage` knows nothing of graphs: `memory.rs` chooses the memory during a capture, and
-//! `storage/member.rs` ties a storage to its pool. Generators know nothing of launches: `philox.rs`
-//! chooses where a random op starts.
+//! `storage/pool_membership.rs` ties a storage to its pool. Generators know nothing of launches:
+//! `philox.rs` chooses where a random op starts.
 
 mod log;
 mod memory;
@@ -34,9 +34,9 @@ use warpline_sync::atomic::{AtomicU64, Ordering};
 
 use crate::launch::{Replay, TOKEN};
 use crate::replays;
-use crate::storage::{ReplayMember, ReplayUses, Replayed, Sources};
+use crate::storage::{Dependencies, ReplayUses, ReplayedFlag, ReplayedStorage};
 use crate::{Device, Error, ErrorKind, Result, Runtime, Site, Storage, SyncPolicy, Target};
-use log::Held;
+use log::GraphStorage;
 
 pub(crate) use log::Log;
 pub(crate) use philox::PHILOX;
@@ -49,7 +49,7 @@ pub struct Capturing {
     /// `None` after the end.
     capture: Option<CaptureGuard>,
     log: Arc<Log>,
-    // What follows lets go once the driver's capture is over.
+    // Declared after `capture`, so that they are dropped after the driver's capture has ended.
     _memory: PoolRoute<CudaBackend>,
     _pinned: HostCapture<CudaBackend>,
 }
@@ -74,14 +74,14 @@ impl Capturing {
     pub fn begin(runtime: &Runtime, stream: &Stream, pool: &GraphPool) -> Result<Self> {
         runtime.check_stream(stream, "capture_begin")?;
         let device = runtime.device(stream.device_index())?;
-        pool.check_world(device.device().devices_id(), "capture_begin")?;
+        pool.check_runtime(device.device().devices_id(), "capture_begin")?;
         check_device("capture_begin", pool.device(), stream)?;
         if stream.is_capturing() {
             return Err(Error::capture("capture_begin", "the stream is captured already"));
         }
-        let state = pool.state(runtime, stream)?.clone();
+        let state = pool.philox_state(runtime, stream)?.clone();
         let log = Arc::new(Log::new(pool.clone(), state));
-        pool.enter_log(&log);
+        pool.add_log(&log);
         let memory = device.allocator().capture();
         let pinned = runtime.pinned_cache()?.capture();
         let capture = stream.begin_capture(Arc::clone(&log) as CaptureLog, TOKEN)?;
@@ -104,7 +104,7 @@ impl Capturing {
     pub fn end(mut self) -> Result<Graph> {
         let join = self.runtime.sync_policy() == SyncPolicy::Auto;
         let graph = self.capture.take().map(|capture| capture.end(join));
-        let notes = self.log.take();
+        let captured = self.log.take();
         let not_capturing = ErrorKind::NotCapturing.of("capture_end");
         let exec = graph
             .ok_or(not_capturing)??
@@ -112,20 +112,26 @@ impl Capturing {
             .map_err(|e| Error::driver("capture_end", e))?;
         let mut kept = Vec::new();
         // Every replay writes the pool's state.
-        let state = &self.log.state;
+        let state = &self.log.philox_state;
         let (storage, write) = (state.downgrade(), true);
-        let mut members = vec![ReplayMember { storage, write, of_pool: false, flow: None }];
-        for (held, write, flow) in notes.storages {
+        let mut members =
+            vec![ReplayedStorage { storage, write, of_pool: false, captured_marks: None }];
+        for (held, write, captured_marks) in captured.storages {
             let (storage, of_pool) = match held {
-                Held::Kept(storage) if storage.same_as(state) => continue,
-                Held::Kept(storage) => {
+                GraphStorage::External(storage) if storage.same_as(state) => continue,
+                GraphStorage::External(storage) => {
                     let weak = storage.downgrade();
                     kept.push((storage, write));
                     (weak, false)
                 }
-                Held::OfPool(storage) => (storage, true),
+                GraphStorage::Pooled(storage) => (storage, true),
             };
-            members.push(ReplayMember { storage, write, of_pool, flow: Some(Arc::new(flow)) });
+            members.push(ReplayedStorage {
+                storage,
+                write,
+                of_pool,
+                captured_marks: Some(Arc::new(captured_marks)),
+            });
         }
         Ok(Graph {
             exec,
@@ -133,10 +139,10 @@ impl Capturing {
             _kept: kept,
             uses: Arc::new(ReplayUses::new(members)),
             made: AtomicU64::new(0),
-            needed: notes.needed,
-            draws: notes.draws,
-            checks: notes.checks,
-            communicators: notes.communicators,
+            needed: captured.needed,
+            draws: captured.draws,
+            checks: captured.checks,
+            communicators: captured.communicators,
             runtime: self.runtime.clone(),
             log: Arc::clone(&self.log),
         })
@@ -168,16 +174,16 @@ pub struct Graph {
     pinned: Vec<(Storage, bool)>,
     /// The uses of storages by replays.
     uses: Arc<ReplayUses>,
-    /// Number of storages made in the pool as of the last replay.
+    /// Number of storages that had been made in the pool at the last replay.
     made: AtomicU64,
     /// Replay flags of the graphs whose results this graph uses.
-    needed: Vec<Replayed>,
+    needed: Vec<ReplayedFlag>,
     /// Number of values by which the graph's random ops advance the generator.
     draws: u64,
     /// Reports of failed checks by the graph's kernels.
     checks: Arc<CapturedChecks>,
     /// Communicators that replays use.
-    communicators: Vec<replays::Captured>,
+    communicators: Vec<replays::CapturedCommunicator>,
     runtime: Runtime,
     log: Arc<Log>,
 }
@@ -225,30 +231,35 @@ impl Graph {
         if !self.needed.iter().all(|replayed| replayed.load(Ordering::Relaxed)) {
             return Err(ErrorKind::NotReplayed.of(OP));
         }
-        // Not with collectives: other ranks may wait for what this thread enqueues next.
+        // A graph with collectives must not wait here: other ranks may wait for work that this
+        // thread enqueues next.
         if self.communicators.is_empty() && self.checks.has_failed() {
-            // All replays write the state.
-            self.log.state.wait_for_host(true)?;
+            // Every replay writes the state, so this waits for all replays.
+            self.log.philox_state.wait_for_host(true)?;
         }
         let site = Site { op: OP, location };
-        replays::watched(&self.communicators, stream, site, &mut Sources::new(), &mut |numbers| {
-            self.enqueue(stream, site, numbers)
-        })
+        replays::replay_watched(
+            &self.communicators,
+            stream,
+            site,
+            &mut Dependencies::new(),
+            &mut |numbers| self.enqueue(stream, site, numbers),
+        )
     }
 
     /// Enqueues a replay with these numbers on its communicators.
     #[track_caller]
-    fn enqueue(&self, stream: &Stream, site: Site, numbers: &Sources) -> Result<()> {
+    fn enqueue(&self, stream: &Stream, site: Site, numbers: &Dependencies) -> Result<()> {
         let device = self.runtime.device(stream.device_index())?;
-        let state = &self.log.state;
-        // Held until the replay is enqueued: the order of draws is the order of launches.
+        let state = &self.log.philox_state;
+        // Held until the replay is enqueued, so that the order of draws is the order of launches.
         let mut generator = None;
         if self.draws > 0 {
             let target = Target::Cuda(&self.runtime, device, stream);
             let held = generator.insert(device.generator());
             philox::set_state(target, state, held, self.draws, site.location)?;
         }
-        // Memory of the pool may have been used several times over: by all that is alive there.
+        // Storages of the pool may reuse each other's memory, so a replay may write any of them.
         let (made, new) = self.pool().made_since(self.made.load(Ordering::Relaxed));
         if let Some(new) = new {
             self.uses.add(new);
@@ -263,8 +274,9 @@ impl Graph {
             communicators: &self.communicators,
             numbers,
         };
-        // SAFETY: `Log` noted all that was captured, and the graph keeps it: storages from outside,
-        // the pool, communicators, and with the runtime the modules.
+        // SAFETY: `Log` has recorded all storages and communicators of the captured work. The graph
+        // keeps those from outside the capture, the pool, the communicators, and the runtime, which
+        // keeps the modules.
         unsafe { replay.enqueue(stream, site) }?;
         self.log.replayed.store(true, Ordering::Relaxed);
         Ok(())
@@ -273,7 +285,7 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // A forked child's copy of the locks may be locked for ever.
+        // In a forked child, a lock that another thread held during the fork stays locked.
         if self.runtime.is_own_process() {
             self.uses.detach_all();
         }

@@ -1,4 +1,4 @@
-//! Starting points of random ops on CUDA: in the generator's sequence, or in that of a replay.
+//! Starting points of random ops on CUDA, in the sequence of the generator or of a replay.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -21,8 +21,8 @@ pub(crate) static PHILOX: Program = Program::new("philox", &[""], &["set_state"]
 })
 .with_ptx(|_| Some(include_bytes!("../../ptx/philox.ptx.lzma")));
 
-// SAFETY: kernel and CPU implementation write the two words of the operand; `set_state`, which alone launches it, takes
-// a state of two words.
+// SAFETY: the kernel and the CPU implementation write the two words of the operand. Only
+// `set_state` launches it, with an operand of two words.
 static SET_STATE: Kernel<Place, 1> =
     unsafe { Kernel::new(&PHILOX, "set_state", hosts!(any write_state)) };
 
@@ -46,7 +46,7 @@ impl Place {
             return (self.seed, self.offset);
         }
         let state = Shared::<u64>::operand(launch, index);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the operand has two words, which the launch declares.
         unsafe { (state.read(0), state.read(1).wrapping_add(self.offset)) }
     }
 }
@@ -141,7 +141,7 @@ impl<'a> Sequence<'a> {
     /// Returns the kernel's second operand. Outside a graph `other` takes the place of the state.
     #[must_use]
     pub fn state<'b>(&'b self, layout: &'b Layout, other: &'b Storage) -> Operand<'b> {
-        let storage = if let Origin::Graph(log) = &self.0 { log.state() } else { other };
+        let storage = if let Origin::Graph(log) = &self.0 { log.philox_state() } else { other };
         View { storage, layout, dtype: DType::I64 }.read()
     }
 }
@@ -167,7 +167,7 @@ pub(super) fn set_state(
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operand has two words.
 unsafe fn write_state(launch: &HostLaunch<'_>, place: &Place) {
     let state = Shared::<u64>::operand(launch, 0);
-    // SAFETY: there are two words.
+    // SAFETY: the caller guarantees that the operand has two words and is declared as written.
     unsafe {
         state.write(0, place.seed);
         state.write(1, place.offset);

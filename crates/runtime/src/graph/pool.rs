@@ -8,7 +8,7 @@ use warpline_stream::Stream;
 use warpline_sync::{Mutex, MutexGuard, OnceLock};
 
 use super::{Log, check_device};
-use crate::storage::{Member, Pool, Replayed, Uses, WeakStorage};
+use crate::storage::{Pool, PoolMembership, ReplayedFlag, Uses, WeakStorage};
 use crate::{CudaDevice, ErrorKind, Result, Runtime, Storage};
 
 /// Memory that one or more graphs share (`torch.cuda.graph_pool_handle`). Clones share the pool.
@@ -24,20 +24,20 @@ struct Inner {
     device: usize,
     /// The [`Devices::id`](warpline_stream::Devices::id) of the device.
     devices_id: u64,
-    /// Seed and offset from which random ops of a replay start. Each replay writes it, so its uses
-    /// order all graphs of the pool.
-    state: OnceLock<Storage>,
-    /// The stream for captures that have no stream of their own. The same for all, because the
-    /// allocator keeps memory per stream.
+    /// Seed and offset from which random ops of a replay start. Each replay writes them, so the
+    /// uses of this storage order all graphs of the pool.
+    philox_state: OnceLock<Storage>,
+    /// The stream for captures that have no stream of their own. All of them use the same stream,
+    /// because the allocator keeps free memory per stream.
     stream: OnceLock<Stream>,
-    members: Mutex<Members>,
+    storages: Mutex<PoolStorages>,
     /// Logs of captures that may be in progress.
     logs: Mutex<Vec<Weak<Log>>>,
 }
 
 /// Storages made in captures.
 #[derive(Debug, Default)]
-struct Members {
+struct PoolStorages {
     /// Number of storages made so far.
     made: u64,
     /// Storages that may still exist, by number.
@@ -53,9 +53,9 @@ impl GraphPool {
             memory,
             device: device.index(),
             devices_id: device.device().devices_id(),
-            state: OnceLock::new(),
+            philox_state: OnceLock::new(),
             stream: OnceLock::new(),
-            members: Mutex::default(),
+            storages: Mutex::default(),
             logs: Mutex::default(),
         }))
     }
@@ -80,7 +80,7 @@ impl GraphPool {
     /// - [`ErrorKind::Driver`] if the driver cannot create the stream.
     #[track_caller]
     pub fn stream(&self, device: &CudaDevice) -> Result<&Stream> {
-        self.check_world(device.device().devices_id(), "graph_pool_handle")?;
+        self.check_runtime(device.device().devices_id(), "graph_pool_handle")?;
         check_device("graph_pool_handle", self.device(), device.device().default_stream())?;
         if let Some(stream) = self.0.stream.get() {
             return Ok(stream);
@@ -91,7 +91,7 @@ impl GraphPool {
 
     /// Checks that an object belongs to the same devices as the pool.
     #[track_caller]
-    pub(super) fn check_world(&self, devices_id: u64, op: &'static str) -> Result<()> {
+    pub(super) fn check_runtime(&self, devices_id: u64, op: &'static str) -> Result<()> {
         if self.0.devices_id == devices_id {
             Ok(())
         } else {
@@ -105,16 +105,16 @@ impl GraphPool {
 
     /// Returns the state of random ops. Allocates it on first use, which must be outside a capture.
     #[track_caller]
-    pub(super) fn state(&self, runtime: &Runtime, stream: &Stream) -> Result<&Storage> {
-        if let Some(state) = self.0.state.get() {
+    pub(super) fn philox_state(&self, runtime: &Runtime, stream: &Stream) -> Result<&Storage> {
+        if let Some(state) = self.0.philox_state.get() {
             return Ok(state);
         }
         let state = Storage::device(runtime, 2 * size_of::<u64>(), stream)?;
-        Ok(self.0.state.get_or_init(|| state))
+        Ok(self.0.philox_state.get_or_init(|| state))
     }
 
-    fn members(&self) -> MutexGuard<'_, Members> {
-        self.0.members.lock().unwrap_or_else(PoisonError::into_inner)
+    fn storages(&self) -> MutexGuard<'_, PoolStorages> {
+        self.0.storages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn logs(&self) -> MutexGuard<'_, Vec<Weak<Log>>> {
@@ -122,24 +122,24 @@ impl GraphPool {
     }
 
     /// Adds the log of a new capture.
-    pub(super) fn enter_log(&self, log: &Arc<Log>) {
+    pub(super) fn add_log(&self, log: &Arc<Log>) {
         let mut logs = self.logs();
         logs.retain(|log| log.strong_count() > 0);
         logs.push(Arc::downgrade(log));
     }
 
-    pub(super) fn enter(&self, storage: &Storage) {
-        let mut members = self.members();
-        members.made += 1;
-        let made = members.made;
-        members.alive.push((made, storage.downgrade()));
+    pub(super) fn add(&self, storage: &Storage) {
+        let mut storages = self.storages();
+        storages.made += 1;
+        let made = storages.made;
+        storages.alive.push((made, storage.downgrade()));
     }
 
-    /// Returns the number of storages made so far, and those after the first `since` that still
-    /// exist. `None` if none was made after `since`.
+    /// Returns the number of storages made so far, and the storages made after the first `since`
+    /// that still exist. The list is `None` if no storage was made after the first `since`.
     pub(super) fn made_since(&self, since: u64) -> (u64, Option<Vec<Storage>>) {
-        let mut members = self.members();
-        let Members { made, alive } = &mut *members;
+        let mut storages = self.storages();
+        let PoolStorages { made, alive } = &mut *storages;
         if *made == since {
             return (since, None);
         }
@@ -157,24 +157,24 @@ impl GraphPool {
     }
 
     /// Returns the membership of a storage made in this pool.
-    pub(super) fn member(&self, replayed: &Replayed) -> Member {
+    pub(super) fn member(&self, replayed: &ReplayedFlag) -> PoolMembership {
         let pool: Weak<Inner> = Arc::downgrade(&self.0);
-        Member::new(pool, replayed)
+        PoolMembership::new(pool, replayed)
     }
 
-    pub(super) fn has(&self, member: &Member) -> bool {
+    pub(super) fn has(&self, member: &PoolMembership) -> bool {
         member.is_of(&self.0)
     }
 }
 
 impl Pool for Inner {
     fn leave(&self, key: usize, uses: &Uses, block: CudaBlock) {
-        if let Some(state) = self.state.get() {
+        if let Some(state) = self.philox_state.get() {
             state.uses().absorb(uses);
         }
         let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let logs: Vec<_> = logs.iter().filter_map(Weak::upgrade).collect();
-        // Each that uses it keeps it until it is done with it.
+        // Each log that uses the memory keeps it as long as its capture needs it.
         let block = Arc::new(block);
         logs.iter().for_each(|log| log.park(key, &block));
     }

@@ -194,7 +194,7 @@ macro_rules! int_numbers {
             fn mul(self, b: Self) -> Self {
                 self.wrapping_mul(b)
             }
-            // No op divides integers as such; a division by zero must not stop the program.
+            // A division by zero must not panic.
             #[inline(always)]
             fn div(self, b: Self) -> Self {
                 self.checked_div(b).unwrap_or_default()

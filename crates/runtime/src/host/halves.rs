@@ -1,5 +1,6 @@
 //! Conversions of half-width floats without branches or calls, so that loops of them vectorize.
-//! The results are rounded to the nearest value, ties to even. NaNs are kept as processors do.
+//! Results are rounded to the nearest value, ties to even. NaNs stay NaNs and become quiet, as in
+//! hardware conversions.
 
 use half::{bf16, f16};
 
@@ -8,7 +9,7 @@ use half::{bf16, f16};
 pub(super) fn from_f16(value: f16) -> f32 {
     let bits = u32::from(value.to_bits());
     let (sign, rest) = ((bits & 0x8000) << 16, (bits & 0x7fff) << 13);
-    // Put right the difference of the exponents' bases; a number below the normal ones becomes one.
+    // The multiplication corrects the exponent's bias. A subnormal `f16` becomes a normal `f32`.
     let finite = (f32::from_bits(rest) * f32::from_bits((127 + 127 - 15) << 23)).to_bits();
     let quiet = if rest > 0x0f80_0000 { 0x0040_0000 } else { 0 };
     let special = rest | 0x7f80_0000 | quiet;
@@ -22,7 +23,8 @@ pub(super) fn to_f16(value: f32) -> f16 {
     let (sign, rest) = (bits >> 16 & 0x8000, bits & 0x7fff_ffff);
     let odd = rest >> 13 & 1;
     let normal = rest.wrapping_sub((127 - 15) << 23).wrapping_add(0x0fff + odd) >> 13;
-    // The sum has the units of the least `f16` as its last bit, and is rounded to it.
+    // The last bit of a number near 0.5 is the smallest positive `f16`, so the addition rounds to a
+    // multiple of this `f16`.
     let small = (f32::from_bits(rest) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
     let nan = 0x7e00 | (rest >> 13 & 0x03ff);
     let special = if rest > 0x7f80_0000 { nan } else { 0x7c00 };
@@ -68,7 +70,8 @@ mod tests {
 
     #[test]
     fn every_value_has_its_nearest_half() {
-        // Each upper half, with what decides how the lower is rounded; and some between.
+        // Every upper half, with lower halves around the rounding thresholds; then a sample of all
+        // bits.
         for upper in 0..=u32::from(u16::MAX) {
             for lower in
                 [0, 1, 0x0fff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x7fff, 0x8000, 0x8001, 0xffff]

@@ -1,7 +1,7 @@
 //! The common parts of CPU implementations: parameters, threads, loops over strided views.
 //!
 //! CPU implementations run on a thread pool of their own. If they shared the program's pool,
-//! waiting there could pick up a job of the program that needs a lock which the op holds. A forked
+//! waiting there could run a job of the program that needs a lock which the op holds. A forked
 //! child gets a new pool. A CPU implementation cannot return an error, so its own allocations must
 //! not grow with the size to which an operand is expanded.
 
@@ -22,10 +22,10 @@ pub use element::{Cast, CastAny, HostElement, Number, Truth};
 pub use strided::{GRAIN, LANES, load, map0, map1, rows, store};
 pub use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
 
-/// Returns whether an op may run on several threads. Not from inside a parallel job: waiting there
-/// could pick up another job of the program that needs a lock this thread holds.
+/// Returns whether an op may run on several threads. Returns `false` inside a parallel job: waiting
+/// there could run another job of the program, which may need a lock that this thread holds.
 pub(crate) fn may_parallel() -> bool {
-    // To a checker of schedules it is one step.
+    // The schedule checker treats an op as one step, so the op must not use more threads.
     cfg!(not(shuttle)) && rayon::current_thread_index().is_none()
 }
 
@@ -89,13 +89,13 @@ struct Pool {
 }
 
 /// The latest pool. Never freed, because a forked child could not end its parent's threads.
-// No lock or `OnceLock`: a child of a process that just had it locked would wait for ever.
+// Not a lock or `OnceLock`: if another thread held it during a fork, the child would wait forever.
 static POOL: AtomicPtr<Pool> = AtomicPtr::new(null_mut());
 
 fn threads() -> Option<&'static ThreadPool> {
     let generation = fork_generation();
     let latest = POOL.load(Ordering::Acquire);
-    // SAFETY: null, or a pool that is never freed.
+    // SAFETY: the pointer is null or points to a pool, and pools in `POOL` are never freed.
     match unsafe { latest.as_ref() } {
         Some(pool) if pool.generation == generation => pool.threads.as_ref(),
         parents => start_threads(latest, parents, generation),
@@ -108,19 +108,21 @@ fn start_threads(
     parents: Option<&Pool>,
     generation: u32,
 ) -> Option<&'static ThreadPool> {
-    // A child has as many as its parent; otherwise 0 leaves it to rayon.
+    // A forked child has as many threads as its parent. Otherwise 0 lets rayon choose.
     let count = parents.and_then(|pool| pool.threads.as_ref());
     let count = count.map_or(0, ThreadPool::current_num_threads);
     let builder = ThreadPoolBuilder::new().num_threads(count);
     let threads = builder.thread_name(|i| format!("warpline-cpu-{i}")).build().ok();
     let own = Box::into_raw(Box::new(Pool { threads, generation }));
     match POOL.compare_exchange(latest, own, Ordering::AcqRel, Ordering::Acquire) {
-        // SAFETY: just made, and never freed from now on.
+        // SAFETY: `own` was created above, and pools in `POOL` are never freed.
         Ok(_) => unsafe { &*own }.threads.as_ref(),
         Err(others) => {
-            // SAFETY: just made, and nobody knows of it.
+            // SAFETY: `own` was created above by `Box::into_raw`, and no other thread has the
+            // pointer.
             drop(unsafe { Box::from_raw(own) });
-            // SAFETY: another thread's of this process, which is never freed.
+            // SAFETY: another thread has stored this pool in `POOL`, and pools there are never
+            // freed.
             unsafe { &*others }.threads.as_ref()
         }
     }
@@ -140,7 +142,8 @@ pub fn parallel_for(parallel: bool, n: usize, grain: usize, f: impl Fn(Range<usi
     spread(parallel, n, grain, &f);
 }
 
-/// Compiled once, not for each of the thousands of loop bodies.
+/// Implements [`parallel_for`]. Takes a `dyn Fn`, so that it is compiled once and not for each of
+/// the thousands of loop bodies.
 fn spread(parallel: bool, n: usize, grain: usize, f: &(dyn Fn(Range<usize>) + Sync)) {
     let grain = grain.max(1);
     if !parallel || n <= grain || !has_threads() {
@@ -160,9 +163,11 @@ fn spread(parallel: bool, n: usize, grain: usize, f: &(dyn Fn(Range<usize>) + Sy
 #[derive(Clone, Copy, Debug)]
 pub struct Shared<T>(pub *mut T);
 
-// SAFETY: a launch's ranges are disjoint per thread, which is what its kernel promises.
+// SAFETY: threads of a launch access disjoint elements through the pointer, as the unsafe methods
+// require.
 unsafe impl<T> Send for Shared<T> {}
-// SAFETY: as above.
+// SAFETY: threads of a launch access disjoint elements through the pointer, as the unsafe methods
+// require.
 unsafe impl<T> Sync for Shared<T> {}
 
 impl<T: Copy> Shared<T> {
@@ -182,7 +187,8 @@ impl<T: Copy> Shared<T> {
     /// # Safety
     /// The element must be declared by the launch, and no thread may write it meanwhile.
     pub unsafe fn read(self, at: isize) -> T {
-        // SAFETY: the caller's promise; elements are aligned because storages are.
+        // SAFETY: the caller guarantees that the element is declared and that no thread writes it.
+        // Elements are aligned because storages are.
         unsafe { self.0.offset(at).read() }
     }
 
@@ -192,7 +198,8 @@ impl<T: Copy> Shared<T> {
     /// The element must be declared as writable by the launch, and no other thread may access it
     /// meanwhile.
     pub unsafe fn write(self, at: isize, value: T) {
-        // SAFETY: the caller's promise; elements are aligned because storages are.
+        // SAFETY: the caller guarantees that the element is declared as writable and that no other
+        // thread accesses it. Elements are aligned because storages are.
         unsafe { self.0.offset(at).write(value) };
     }
 }

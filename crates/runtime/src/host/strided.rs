@@ -30,8 +30,8 @@ pub fn rows<const N: usize>(
     }
 }
 
-// LANES elements are handled together. All of them are read before any is written, so that an
-// operand may be the result in place, and the compiler may use vector instructions.
+// Loops process LANES elements at a time. They read all of them before they write any, so that the
+// result may be written in place and the compiler can use vector instructions.
 
 /// Reads [`LANES`] elements.
 ///
@@ -41,11 +41,11 @@ pub fn rows<const N: usize>(
 #[inline(always)]
 pub unsafe fn load<T: Copy>(p: *const T, stride: isize) -> [T; LANES] {
     match stride {
-        // SAFETY: the caller's promise that LANES elements at this stride are declared.
+        // SAFETY: the caller guarantees that LANES elements at this stride are declared.
         1 => unsafe { p.cast::<[T; LANES]>().read() },
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees that LANES elements at this stride are declared.
         0 => [unsafe { p.read() }; LANES],
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees that LANES elements at this stride are declared.
         _ => std::array::from_fn(|k| unsafe { p.offset(k as isize * stride).read() }),
     }
 }
@@ -58,11 +58,13 @@ pub unsafe fn load<T: Copy>(p: *const T, stride: isize) -> [T; LANES] {
 #[inline(always)]
 pub unsafe fn store<T: Copy>(p: *mut T, stride: isize, values: [T; LANES]) {
     if stride == 1 {
-        // SAFETY: the caller's promise that LANES elements at this stride are declared.
+        // SAFETY: the caller guarantees that LANES elements at this stride are declared as
+        // writable.
         unsafe { p.cast::<[T; LANES]>().write(values) };
     } else {
         for (k, v) in values.into_iter().enumerate() {
-            // SAFETY: as above.
+            // SAFETY: the caller guarantees that LANES elements at this stride are declared as
+            // writable.
             unsafe { p.offset(k as isize * stride).write(v) };
         }
     }
@@ -78,7 +80,7 @@ pub unsafe fn map0<O: Copy + Sync>(out: Shared<O>, index: &Index<1>, parallel: b
     parallel_for(parallel, index.numel(), GRAIN, |range| {
         rows(index, range, |[o], n| {
             for k in 0..n as isize {
-                // SAFETY: within the operand, as the caller promises.
+                // SAFETY: the caller guarantees that `out` is valid at every offset of `index`.
                 unsafe { out.write(o + k * s, v) };
             }
         });
@@ -103,14 +105,16 @@ pub unsafe fn map1<A: Copy + Sync, O: Copy + Sync>(
             let (a, out) = (a.at(ia), out.at(io));
             let whole = n - n % LANES;
             for k in (0..whole as isize).step_by(LANES) {
-                // SAFETY: LANES elements of the row from `k` on, as the caller promises.
+                // SAFETY: the row has LANES elements from `k` on, and the caller guarantees that
+                // both pointers are valid at every offset of `index`.
                 unsafe {
                     let x = load(a.offset(k * sa), sa);
                     store(out.offset(k * so), so, std::array::from_fn(|j| f(x[j])));
                 }
             }
             for k in whole as isize..n as isize {
-                // SAFETY: element `k` of the row.
+                // SAFETY: the row has an element `k`, and the caller guarantees that both pointers
+                // are valid at every offset of `index`.
                 unsafe { out.offset(k * so).write(f(a.offset(k * sa).read())) };
             }
         });

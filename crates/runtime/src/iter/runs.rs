@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn more_threads_than_can_be_counted_are_none() {
+    fn thread_counts_that_overflow_are_not_used() {
         let plan = Plan::new(&[1 << 27, 2, 2], [&[4, 1, 2], &[4, 2, 1]]);
         let runs = plan.in_runs("test", 1, 0).unwrap().runs;
         assert_eq!((runs.lanes, runs.threads), (8, 1 << 29));

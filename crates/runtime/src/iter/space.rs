@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_32_bits_cannot_hold_does_not_fit() {
+    fn offsets_beyond_32_bits_do_not_fit() {
         assert!(Plan::new(&[1 << 30, 1], [&[1, 1]]).fits());
         assert!(!Plan::new(&[1 << 31], [&[1]]).fits());
         assert!(!Plan::new(&[3, 2], [&[1 << 30, 1]]).fits());

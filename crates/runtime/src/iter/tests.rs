@@ -10,17 +10,22 @@ use warpline_cuda_sys_safe::null::NullDriver;
 
 use super::*;
 use crate::testing::{self, KERNELS, Tensor, small_sim};
-use crate::{DType, ErrorKind, ResultExt as _, Runtime, RuntimeConfig, Storage};
+use crate::{DType, ErrorKind, ResultExt as _, Runtime, RuntimeConfig, Site, Storage, Target};
 
 static LAUNCHES: AtomicUsize = AtomicUsize::new(0);
 
-unsafe fn count(_: &HostLaunch<'_>) {
-    LAUNCHES.fetch_add(1, Ordering::Relaxed);
+struct Count;
+
+// SAFETY: touches no memory.
+unsafe impl HostLoop<u32, 1> for Count {
+    unsafe fn strided(_: &HostLaunch<'_>, _: &Index<1>, _: &u32) {
+        LAUNCHES.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// Few launches do where they can: far strides are cut, not what lies between them.
 #[test]
-fn what_reaches_too_far_is_cut_where_it_does() {
+fn far_strides_are_cut_into_few_launches() {
     let runtime = Runtime::new(small_sim(1).build(), RuntimeConfig::default()).unwrap();
     let device = runtime.device(0).unwrap();
     let stream = device.device().stream_from_pool(0).unwrap();
@@ -30,16 +35,8 @@ fn what_reaches_too_far_is_cut_where_it_does() {
     let memory = Storage::device(&runtime, bytes, &stream).unwrap();
     let targets =
         [(Target::Cpu(&runtime), &host), (Target::Cuda(&runtime, device, &stream), &memory)];
-    let op = Op {
-        name: "fill_",
-        program: (&KERNELS, 0),
-        host: [count, count],
-        vector: 1,
-        run: 1,
-        results: 1,
-        converts: false,
-        location: Location::caller(),
-    };
+    // SAFETY: the loop touches nothing, and no GPU runs the kernel.
+    let kernels = unsafe { Kernels::new(&KERNELS, 0, HostLoops::of::<Count>()) };
     for (target, storage) in targets {
         for (sizes, strides, launches) in [
             ([2usize, n], [1isize << 30, 1], 1),
@@ -53,8 +50,7 @@ fn what_reaches_too_far_is_cut_where_it_does() {
                 Layout::from_parts(sizes.as_slice().into(), smallvec![strides[0], strides[1]], 0);
             LAUNCHES.store(0, Ordering::Relaxed);
             let view = View { storage, layout: &layout, dtype: DType::U8 };
-            // SAFETY: the function touches nothing, and no GPU runs the kernel.
-            unsafe { run(target, &op, [view], 0u32) }.unwrap();
+            kernels.launch(target, Site::here("fill_"), [view], 0).unwrap();
             stream.synchronize().unwrap();
             let counted = LAUNCHES.load(Ordering::Relaxed);
             assert_eq!(counted, launches, "{sizes:?} {strides:?} {target:?}");

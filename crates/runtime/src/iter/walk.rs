@@ -141,7 +141,7 @@ mod tests {
 
         /// Kernels that count less take no more than this of it: what `Index` has, too.
         #[test]
-        fn the_upper_half_divides_what_31_bits_count(d in 1u32..1 << 31, small in 1u32..1000) {
+        fn the_upper_half_divides_numbers_of_31_bits(d in 1u32..1 << 31, small in 1u32..1000) {
             for d in [d, small, d.next_power_of_two()] {
                 let (m, s) = magic(d.into());
                 let half = (((m - 1) >> 32) as u32).wrapping_add(1);

@@ -7,8 +7,8 @@ use smallvec::SmallVec;
 use warpline_cuda_sys_safe::HostLaunch;
 use warpline_sync::thread_local;
 
-use super::marks::{wait_for_host, wrote_on_host};
-use super::report::Local;
+use super::marks::{record_host_writes, wait_for_host};
+use super::report::LocalMailbox;
 use super::{Call, distinct};
 use crate::race::{Touch, check_host};
 use crate::storage::not_host;
@@ -17,12 +17,13 @@ use crate::{Error, ErrorKind, IndexCheck, Operand, Result, Site, Storage, host};
 #[track_caller]
 pub(super) fn run(call: &Call<'_>) -> Result<()> {
     let site = Site { op: call.op, location: call.location };
-    let reported = Local::default();
+    let reported = LocalMailbox::default();
     let params = call.checks_indices.then(|| reported.params(call));
     let failed =
         with_checked(site, call.operands, params.as_deref().unwrap_or(call.params), |launch| {
-            // SAFETY: `with_operands` gives the pointers for as long as it lasts, and the caller of
-            // `launch::run` vouches for declaration and parameters.
+            // SAFETY: `with_checked` keeps the pointers valid and locked during this call. The
+            // caller of `launch::run` guarantees that the code matches its declaration and
+            // parameters.
             unsafe { (call.host)(launch) };
             reported.failed(call)
         })?;
@@ -47,11 +48,11 @@ pub fn with_operands(
     params: &[u8],
     f: impl FnOnce(&HostLaunch<'_>),
 ) -> Result<()> {
-    let all_right = |launch: &HostLaunch<'_>| {
+    let unchecked = |launch: &HostLaunch<'_>| {
         f(launch);
         None
     };
-    with_checked(site, operands, params, all_right).map(drop)
+    with_checked(site, operands, params, unchecked).map(drop)
 }
 
 /// Runs host code as [`with_operands`] does, and returns the failed check of an index.
@@ -70,7 +71,8 @@ fn with_checked(
             return Err(ErrorKind::RuntimeMismatch.of(op));
         }
         let Some(base) = view.storage.host_ptr() else { return Err(not_host(op, view.storage)) };
-        // The element at index zero; inside the storage because the layout is.
+        // The address of index zero. The caller has checked that the layout lies inside the
+        // storage.
         pointers.push(base.wrapping_add(view.layout.offset() * view.dtype.size()));
     }
     let storages = operands.iter().map(|o| (o.view.storage, o.access.writes()));
@@ -82,28 +84,28 @@ fn with_checked(
             wait_for_host(&Touch::from(*operand))?;
         }
         for operand in operands.iter().filter(|operand| operand.access.writes()) {
-            operand.view.storage.enter_write();
+            operand.view.storage.record_write();
         }
         let failed = f(&HostLaunch { pointers: &pointers, params, parallel: host::may_parallel() });
-        wrote_on_host(operands.iter().map(|operand| Touch::from(*operand)), failed.as_ref());
+        record_host_writes(operands.iter().map(|operand| Touch::from(*operand)), failed.as_ref());
         Ok(failed)
     })
 }
 
 thread_local! {
     /// Whether this thread holds host locks.
-    static HOLDS: Cell<bool> = const { Cell::new(false) };
+    static HOLDS_HOST_LOCKS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Marks the thread as a holder of host locks until it is dropped.
-struct Holding;
+/// Sets [`HOLDS_HOST_LOCKS`] until it is dropped.
+struct HostLockScope;
 
-impl Holding {
-    /// Fails if this thread holds host locks already: it then runs a closure of a call such as
-    /// `fill_bytes`, and would wait for itself or for a thread that waits for it.
+impl HostLockScope {
+    /// Fails if this thread already holds host locks, because it runs the closure of a call such as
+    /// `fill_bytes`. Taking more locks there could deadlock.
     #[track_caller]
     fn begin(op: &'static str) -> Result<Self> {
-        if HOLDS.try_with(|holds| holds.replace(true)).unwrap_or(false) {
+        if HOLDS_HOST_LOCKS.try_with(|holds| holds.replace(true)).unwrap_or(false) {
             let reason = "host memory was used inside a closure that is given locked host memory; use it \
                           before or after that call";
             return Err(Error::invalid(op, reason));
@@ -112,9 +114,9 @@ impl Holding {
     }
 }
 
-impl Drop for Holding {
+impl Drop for HostLockScope {
     fn drop(&mut self) {
-        let _ = HOLDS.try_with(|holds| holds.set(false));
+        let _ = HOLDS_HOST_LOCKS.try_with(|holds| holds.set(false));
     }
 }
 
@@ -130,7 +132,7 @@ pub(crate) fn with_host_locks<'a, R>(
 ) -> Result<R> {
     let distinct = distinct(storages);
     // Without storages there is no lock to wait for.
-    let _holding = if distinct.is_empty() { None } else { Some(Holding::begin(op)?) };
+    let _holding = if distinct.is_empty() { None } else { Some(HostLockScope::begin(op)?) };
     let mut reads: SmallVec<[_; 4]> = SmallVec::new();
     let mut writes: SmallVec<[_; 2]> = SmallVec::new();
     for &(storage, write) in &distinct {

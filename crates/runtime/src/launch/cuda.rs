@@ -1,4 +1,4 @@
-//! Runs an op on a stream: orders it after the uses it conflicts with, then enqueues it.
+//! Runs an op on a stream: waits for conflicting uses of its operands, then enqueues the launch.
 
 use std::sync::Arc;
 
@@ -6,25 +6,25 @@ use smallvec::SmallVec;
 use warpline_cuda_sys_safe::{DeviceCode, DevicePtr, DriverError, Footprint, Launch, StreamHandle};
 use warpline_stream::{OpNumber, Stream};
 
-use super::marks::Marking;
-use super::ordered::{check_world, in_order};
-use super::{Call, Code, Report, TOKEN, distinct};
-use crate::completion::Pending;
+use super::marks::ResultMarks;
+use super::ordered::{check_runtime, in_order};
+use super::{Call, Collective, GpuCode, Report, TOKEN, distinct};
+use crate::completion::PendingCollective;
 use crate::graph::Log;
 use crate::race::Touch;
-use crate::storage::Source;
+use crate::storage::Dependency;
 use crate::{CudaDevice, Device, Error, ErrorKind, Operand, Result, Site, Storage, View};
 
 #[track_caller]
 pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Result<()> {
-    // Streams of two worlds cannot be ordered, and a kernel means nothing to another device's stream.
+    // Streams of different runtimes cannot be ordered, and a kernel is loaded for one device.
     if device.device().devices_id() != stream.devices_id() {
         return Err(ErrorKind::RuntimeMismatch.of(call.op));
     }
     if stream.device_index() != device.index() {
         return Err(other_device(call.op, device.index(), stream.device_index()));
     }
-    if let Code::Kernel { grid: [blocks, ..], .. } = call.code
+    if let GpuCode::Kernel { grid: [blocks, ..], .. } = call.code.0
         && blocks > i32::MAX as u32
     {
         let reason = "there are more elements than one kernel launch covers: a GPU takes fewer than 2³¹ blocks";
@@ -37,24 +37,25 @@ pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Resu
             _ => e.at(call.location),
         })
     };
-    let code = match call.code {
-        Code::Kernel { kernel, grid, block, shared_bytes } => {
-            DeviceCode::Kernel { function: function(kernel)?, grid, block, shared_bytes }
+    let code = match call.code.0 {
+        GpuCode::Kernel { kernel, grid, threads } => {
+            let (function, block) = (function(kernel)?, [threads, 1, 1]);
+            DeviceCode::Kernel { function, grid, block, shared_bytes: 0 }
         }
-        Code::Library(f) => DeviceCode::Library(f),
-        Code::Collective { enqueue, .. } => DeviceCode::Collective(enqueue),
+        GpuCode::Library(f) => DeviceCode::Library(f),
+        GpuCode::Collective(Collective { enqueue, .. }) => DeviceCode::Collective(enqueue),
     };
     let mut footprints: SmallVec<[Footprint<'_>; 4]> = SmallVec::new();
     for operand in call.operands {
-        let (ptr, owner) = place(call.op, device.index(), &operand.view)?;
+        let (ptr, owner) = accessible_address(call.op, device.index(), &operand.view)?;
         footprints.push(footprint(ptr, owner, operand));
     }
-    let marking = Marking::default();
-    enqueue_marked(stream, call.operands.iter().copied(), site, &marking, |h| {
+    let result_marks = ResultMarks::default();
+    enqueue_marked(stream, call.operands.iter().copied(), site, &result_marks, |h| {
         let params = match call.checks_indices {
             true => {
                 let (params, own) = Report::on_stream(call, stream)?;
-                marking.own.borrow_mut().push(own);
+                result_marks.own.borrow_mut().push(own);
                 Some(params)
             }
             false => None,
@@ -67,23 +68,24 @@ pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Resu
             params: params.as_deref().unwrap_or(call.params),
             location: call.location,
         };
-        if let Code::Collective { comm, replays, .. } = call.code
+        if let GpuCode::Collective(Collective { comm, replays, .. }) = call.code.0
             && let Some(log) = Log::of(stream)
         {
             log.keep_communicator(comm, call.op, replays);
         }
-        // SAFETY: the handle is the stream's own, of this driver and device; the footprints lie in live storages, whose
-        // allocators have been told of this stream; the caller of `launch::run` vouches that the
-        // code does no more than declared.
-        unsafe { device.driver().launch(h, &launch) }.inspect_err(|_| marking.refused(stream))?;
-        if let Code::Collective { number: Some(number), .. } = call.code {
-            let pending = Pending::new(number, call.op, call.location);
-            // What is captured runs in replays, which have numbers of their own.
-            let source = match Log::of(stream) {
-                None => Source::Collective(pending),
-                Some(_) => Source::CapturedCollective(pending),
+        // SAFETY: the handle is the stream's, and the stream belongs to this driver and device. The
+        // footprints lie in live storages whose allocators know of this stream. The caller of
+        // `launch::run` guarantees that the code accesses only the operands, as declared.
+        unsafe { device.driver().launch(h, &launch) }
+            .inspect_err(|_| result_marks.refused(stream))?;
+        if let GpuCode::Collective(Collective { number: Some(number), .. }) = call.code.0 {
+            let pending = PendingCollective::new(number, call.op, call.location);
+            // Each replay of a captured collective has a number of its own.
+            let dependency = match Log::of(stream) {
+                None => Dependency::Collective(pending),
+                Some(_) => Dependency::CapturedCollective(pending),
             };
-            marking.own.borrow_mut().push(source);
+            result_marks.own.borrow_mut().push(dependency);
         }
         let operands = call.operands.iter().map(|o| (o.view.dtype.name(), o.view.sizes()));
         stream.note_launch(site, operands);
@@ -103,12 +105,16 @@ fn footprint<'a>(ptr: DevicePtr, device: usize, operand: &Operand<'a>) -> Footpr
 /// Returns the address of a view's first element, and its device. Fails if `device` cannot access
 /// that memory.
 #[track_caller]
-fn place(op: &'static str, device: usize, view: &View<'_>) -> Result<(DevicePtr, usize)> {
+fn accessible_address(
+    op: &'static str,
+    device: usize,
+    view: &View<'_>,
+) -> Result<(DevicePtr, usize)> {
     let ptr = address(op, view)?;
     let Some(owner) = view.storage.cuda_device() else {
         return Err(ErrorKind::device_mismatch(Device::Cuda(None), Device::Cpu).of(op));
     };
-    // A kernel that follows another device's address without peer access loses its own device.
+    // Without peer access, a kernel that accesses this address would lose its own device.
     if owner.index() != device && !view.storage.runtime().peer_access_enabled(device, owner.index())
     {
         return Err(other_device(op, device, owner.index()));
@@ -125,8 +131,8 @@ pub fn address(op: &'static str, view: &View<'_>) -> Result<DevicePtr> {
     let Some(base) = view.storage.device_ptr() else {
         return Err(ErrorKind::device_mismatch(Device::Cuda(None), Device::Cpu).of(op));
     };
-    // SAFETY: a layout with elements lies inside its storage, so its first element does. Without elements, the
-    // address may wrap, and nothing is read or written there.
+    // SAFETY: a layout with elements lies inside its storage, and so does its first element.
+    // Without elements the address may wrap, but no access is made.
     Ok(unsafe { base.offset(view.layout.offset().wrapping_mul(view.dtype.size()) as i64) })
 }
 
@@ -150,7 +156,7 @@ fn check_replayed(storages: &[(&Storage, bool)], captured: bool, site: Site) -> 
     Ok(())
 }
 
-/// Enqueues work with these arguments, in order with other uses of their storages. Returns the
+/// Enqueues work with these arguments after conflicting uses of their storages. Returns the
 /// operation's number.
 #[track_caller]
 pub(crate) fn enqueue<'a, F>(
@@ -162,35 +168,36 @@ pub(crate) fn enqueue<'a, F>(
 where
     F: FnOnce(StreamHandle) -> Result<(), DriverError>,
 {
-    enqueue_marked(stream, arguments, site, &Marking::default(), f)
+    enqueue_marked(stream, arguments, site, &ResultMarks::default(), f)
 }
 
-/// Enqueues work as [`enqueue`] does, with marks of its own.
+/// Enqueues work as [`enqueue`] does, and marks its results with its own launches.
 #[track_caller]
 fn enqueue_marked<'a, F>(
     stream: &Stream,
     arguments: impl Iterator<Item = impl Into<Touch<'a>>>,
     site: Site,
-    marking: &Marking<'_>,
+    result_marks: &ResultMarks<'_>,
     f: F,
 ) -> Result<OpNumber>
 where
     F: FnOnce(StreamHandle) -> Result<(), DriverError>,
 {
-    // Asked once: should the capture end or begin before the work is enqueued, it is refused.
+    // Queried once. If the capture begins or ends before the work is enqueued, the stream rejects
+    // the work.
     let captured = stream.captured();
     let touches: SmallVec<[Touch<'a>; 4]> = arguments.map(Into::into).collect();
     let distinct = storages(&touches);
     check_replayed(&distinct, captured.is_some(), site)?;
     if let Some(captured) = captured {
-        check_world(stream, &distinct, site.op)?;
-        // Asked again: the capture may have begun since the copy was found to be no part of one.
+        check_runtime(stream, &distinct, site.op)?;
+        // `copy_bytes` has checked this before, but the capture may have begun since then.
         if distinct.iter().any(|(s, _)| s.cuda_device().is_none() && !s.is_pinned()) {
             return Err(pageable_in_capture(site.op));
         }
-        return Log::enqueue(&captured, &distinct, &touches, site, marking, f);
+        return Log::enqueue(&captured, &distinct, &touches, site, result_marks, f);
     }
-    enqueue_now(stream, &distinct, &touches, site, marking, f)
+    enqueue_now(stream, &distinct, &touches, site, result_marks, f)
 }
 
 /// Creates the error for a copy from or to pageable memory in a capture.
@@ -207,7 +214,7 @@ pub(super) fn enqueue_now<F>(
     distinct: &[(&Storage, bool)],
     touches: &[Touch<'_>],
     site: Site,
-    marking: &Marking<'_>,
+    result_marks: &ResultMarks<'_>,
     f: F,
 ) -> Result<OpNumber>
 where
@@ -217,11 +224,11 @@ where
         refuse_captured(stream, site)?;
         f(handle).map_err(Error::from)
     };
-    in_order(stream, distinct, touches, site, marking, || Ok(stream.submit(TOKEN, submit)?.1))
+    in_order(stream, distinct, touches, site, result_marks, || Ok(stream.submit(TOKEN, submit)?.1))
 }
 
-/// Fails if the stream is captured, for work that cannot be captured, at the time of its
-/// submission: another thread may have begun a capture since the last check.
+/// Fails if the stream is captured. Called inside the closure that submits work which cannot be
+/// captured, because another thread may have begun a capture since an earlier check.
 pub(super) fn refuse_captured(stream: &Stream, site: Site) -> Result<(), Error> {
     if stream.is_capturing() {
         return Err(Error::new(ErrorKind::Capturing, site));
@@ -229,8 +236,8 @@ pub(super) fn refuse_captured(stream: &Stream, site: Site) -> Result<(), Error> 
     Ok(())
 }
 
-/// Enqueues work as [`enqueue`] does that consists of several operations or is waited for in place,
-/// and cannot be captured. `f` returns an operation that covers all of it.
+/// Enqueues work that cannot be captured, as [`enqueue`] does, for work of several operations or
+/// work that `f` waits for. `f` returns an operation that completes after all of the work.
 #[track_caller]
 pub(super) fn enqueue_with<'a, F>(
     stream: &Stream,
@@ -244,7 +251,7 @@ where
     let touches: SmallVec<[Touch<'a>; 4]> = arguments.map(Into::into).collect();
     let distinct = storages(&touches);
     check_replayed(&distinct, false, site)?;
-    in_order(stream, &distinct, &touches, site, &Marking::default(), f)
+    in_order(stream, &distinct, &touches, site, &ResultMarks::default(), f)
 }
 
 /// Adds the op, its operands and its location to the error of a failed launch.
@@ -275,7 +282,7 @@ pub(super) fn located(error: Error, stream: &Stream, site: Site) -> Error {
     else {
         return error;
     };
-    // A stream's error names no op yet; the error of an allocation does.
+    // An error of a stream has no op yet, unlike an error of an allocation.
     if error.op().is_empty() && source.loses_device() {
         let surfaced = stream.surfaced(source.clone());
         if let ErrorKind::Surfaced { pending } = surfaced.kind() {

@@ -5,7 +5,7 @@ use std::panic::Location;
 use warpline_cuda_sys_safe::Access;
 
 use super::cpu::with_host_locks;
-use super::marks::{wait_for_host, wrote_on_host};
+use super::marks::{record_host_writes, wait_for_host};
 use super::transfer::check_range;
 use crate::race::{Touch, check_host};
 use crate::storage::not_host;
@@ -36,11 +36,13 @@ pub fn read_bytes(src: (&Storage, usize), out: &mut [u8]) -> Result<()> {
         check_host(&touch, 0, site)?;
         wait_for_host(&touch)?;
         let Some(base) = base else {
-            // SAFETY: its read lock is held and device work that writes the bytes is done.
+            // SAFETY: the storage's read lock is held, and device work of this process that writes
+            // the bytes is complete. New work needs the write lock.
             return unsafe { storage.read_shared_host(offset, out) };
         };
-        // SAFETY: the bytes lie inside the storage, always initialised; its read lock is held and
-        // device work that writes them is done. `out` is a borrow, so it cannot overlap them.
+        // SAFETY: the bytes lie inside the storage and are initialized. Its read lock is held, and
+        // device work that writes the bytes is complete. `out` is a borrow, so it cannot overlap
+        // them.
         unsafe {
             std::ptr::copy_nonoverlapping(base.add(offset), out.as_mut_ptr(), out.len());
         }
@@ -66,8 +68,9 @@ pub fn write_bytes(dst: (&Storage, usize), bytes: &[u8]) -> Result<()> {
     with_host_locks(site.op, [(storage, true)].into_iter(), || {
         check_host(&touch, 0, site)?;
         wait_for_host(&touch)?;
-        storage.enter_write();
-        // SAFETY: as in `read_bytes`, with the write lock and no device work left.
+        storage.record_write();
+        // SAFETY: the bytes lie inside the storage. Its write lock is held, and device work that
+        // uses the bytes is complete. `bytes` is a borrow, so it cannot overlap them.
         unsafe {
             match base {
                 Some(base) => {
@@ -76,7 +79,7 @@ pub fn write_bytes(dst: (&Storage, usize), bytes: &[u8]) -> Result<()> {
                 None => storage.write_shared_host(offset, bytes)?,
             }
         }
-        wrote_on_host([touch].into_iter(), None);
+        record_host_writes([touch].into_iter(), None);
         Ok(())
     })
 }
@@ -111,11 +114,11 @@ pub fn fill_bytes<R>(
     with_host_locks(site.op, [(storage, true)].into_iter(), || {
         check_host(&touch, 0, site)?;
         wait_for_host(&touch)?;
-        storage.enter_write();
-        // SAFETY: as in `write_bytes`: the bytes lie inside the storage, always initialised, and with the write lock and
-        // no device work left nobody else touches them.
+        storage.record_write();
+        // SAFETY: the bytes lie inside the storage and are initialized. Its write lock is held, and
+        // device work that uses the bytes is complete, so there is no other access.
         let result = f(unsafe { std::slice::from_raw_parts_mut(base.add(offset), len) });
-        wrote_on_host([touch].into_iter(), None);
+        record_host_writes([touch].into_iter(), None);
         Ok(result)
     })
 }

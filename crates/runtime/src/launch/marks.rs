@@ -1,26 +1,26 @@
-//! Propagation of pending outcomes from the data that work reads to the data that it writes.
+//! Propagation of marks from the data that work reads to the data that it writes.
 //!
 //! A kernel that checks indices cannot stop its stream, and an aborted collective ends like any
-//! other work. Both may leave wrong bytes, so their results carry *marks*:
+//! other work. Both may leave wrong bytes. A *mark* is a range of bytes together with the work
+//! whose failure would make them wrong:
 //!
-//! - A launch of a kernel that checks, and a collective, mark the bytes that they write.
-//! - Work that reads marked bytes marks its own results with the same sources, because the outcome
-//!   is not known yet. That holds for launches, copies and replays alike.
-//! - Once the host knows of a failure, work that would read the marked bytes is refused with it:
-//!   launches, copies and replays as they are enqueued, host code after it has waited for the
-//!   bytes.
-//! - The next reader drops a mark whose check has passed. Bytes that are overwritten entirely keep
-//!   only the marks of the work that overwrote them.
+//! - A launch of a kernel that checks indices, and a collective, mark the bytes that they write.
+//! - Launches, copies and replays that read marked bytes mark their results with the same
+//!   dependencies, because the outcome is not known yet.
+//! - After the host has learned of a failure, work that reads the marked bytes fails with it.
+//!   Launches, copies and replays fail when they are enqueued. Host code fails after it has waited
+//!   for the bytes.
+//! - The next reader removes a mark whose work has succeeded. Overwriting bytes replaces their
+//!   marks by those of the new values.
 //!
-//! Dependency lists are shared (`Arc`), so passing one on costs one reference count. Where an
-//! operation would depend on more than two launches, it depends on their union. All of this happens
-//! under the locks on `Uses` that ordering takes anyway. Unmarked storages cost a look at an empty
-//! list; host code looks at a flag.
+//! Dependency lists are shared (`Arc`), so passing one on costs one reference count. If an
+//! operation would depend on more than two launches, it depends on their union. Marks change under
+//! the locks on `Uses` that ordering takes anyway. For unmarked storages, device work checks an
+//! empty list, and host code checks a flag.
 //!
-//! A capture keeps marks of its own. In them, a set of kernels that check stands for their
-//! launches, a collective for the number that its replay will have, and "before the replay" for
-//! outside dependencies. Each replay marks its results with itself, narrowed to the kernels that
-//! the bytes depend on.
+//! A capture has marks of its own. Their dependencies are captured kernels and collectives, which
+//! have not run yet, and two placeholders for dependencies from before the replay. Each replay
+//! translates them: captured kernels become this replay, limited to these kernels.
 
 use std::cell::RefCell;
 use std::ops::{DerefMut, Range};
@@ -28,76 +28,78 @@ use std::ops::{DerefMut, Range};
 use warpline_stream::{CheckedLaunch, IndexCheck, OpNumber, Stream};
 
 use crate::race::Touch;
-use crate::storage::{LAUNCHES, Replaying, Source, Sources, Uses, Visited};
+use crate::storage::{
+    Dependencies, Dependency, MAX_LAUNCHES, ReplayDependencies, Uses, VisitedStorage,
+};
 use crate::{Error, Result, Storage};
 
-/// The marks that work adds to its results, besides those of the data that it reads.
+/// The dependencies with which work marks its results, in addition to those of its inputs.
 #[derive(Default)]
-pub(crate) struct Marking<'a> {
-    /// The work's own checked launches, or those of a replay in order, and its collectives. Set
-    /// when the work is enqueued.
-    pub(crate) own: RefCell<Sources>,
-    /// The storages of a replay, which does not read and write everything that it declares.
-    pub(crate) visited: Option<&'a [Visited]>,
+pub(crate) struct ResultMarks<'a> {
+    /// The work's checked launches and collectives. Set when the work is enqueued.
+    pub(crate) own: RefCell<Dependencies>,
+    /// The storages of a replay. Their captured marks, not the touches, tell the bytes that the
+    /// replay reads and writes.
+    pub(crate) visited: Option<&'a [VisitedStorage]>,
 }
 
-impl Marking<'_> {
-    /// Withdraws the work's checked launches after the driver refused it.
+impl ResultMarks<'_> {
+    /// Withdraws the work's checked launches after the driver has refused the work.
     #[cold]
     pub(super) fn refused(&self, stream: &Stream) {
-        for source in self.own.borrow().iter() {
-            if let Source::Launch(launch) = source {
+        for dependency in self.own.borrow().iter() {
+            if let Dependency::Launch(launch) = dependency {
                 stream.mailbox().withdraw(launch);
             }
         }
     }
 
-    /// Returns the known failure of the work itself.
+    /// Returns the failure of the work itself, if it is known.
     pub(crate) fn failed(&self) -> Option<Error> {
-        self.own.borrow().iter().find_map(|source| match source {
-            Source::Launch(launch) => launch.take_failure().map(Error::from),
-            Source::Collective(pending) => pending.failed(),
-            _ => None, // a peer's work is nobody's own
+        self.own.borrow().iter().find_map(|dependency| match dependency {
+            Dependency::Launch(launch) => launch.take_failure().map(Error::from),
+            Dependency::Collective(pending) => pending.failed(),
+            _ => None, // work of another process is never this process's own
         })
     }
 
-    /// Returns the marks of all data that the work reads.
+    /// Returns the dependencies of all data that the work reads.
     ///
     /// # Errors
     /// [`crate::ErrorKind::IndexCheck`], [`crate::ErrorKind::Collective`] or
     /// [`crate::ErrorKind::PeerGone`] if one of the dependencies is known to have failed.
     #[inline]
     #[track_caller]
-    pub(crate) fn carry(
+    pub(crate) fn input_dependencies(
         &self,
         touches: &[Touch<'_>],
         storages: &[(&Storage, bool)],
         uses: &mut [impl DerefMut<Target = Uses>],
-    ) -> Result<Sources> {
-        let mut carried = Sources::new();
+    ) -> Result<Dependencies> {
+        let mut inputs = Dependencies::new();
         if uses.iter().any(|uses| !uses.marks.is_empty()) {
-            self.collect(touches, storages, uses, &mut carried)?;
+            self.collect_input_dependencies(touches, storages, uses, &mut inputs)?;
         }
-        Ok(carried)
+        Ok(inputs)
     }
 
     #[cold]
     #[track_caller]
-    fn collect(
+    fn collect_input_dependencies(
         &self,
         touches: &[Touch<'_>],
         storages: &[(&Storage, bool)],
         uses: &mut [impl DerefMut<Target = Uses>],
-        carried: &mut Sources,
+        inputs: &mut Dependencies,
     ) -> Result<()> {
         let Some(visited) = self.visited else {
             for touch in touches.iter().filter(|touch| touch.access.reads()) {
-                let Some(at) = place(storages, touch.storage) else { continue };
+                let Some(at) = storage_index(storages, touch.storage) else { continue };
                 let marks = &mut uses[at].marks;
                 if !marks.is_empty()
                     && let Some((bytes, _)) = touch.extent()
                 {
-                    marks.read(&bytes, carried)?;
+                    marks.read(&bytes, inputs)?;
                 }
             }
             return Ok(());
@@ -106,29 +108,31 @@ impl Marking<'_> {
             if uses.marks.is_empty() {
                 continue;
             }
-            uses.marks.read_awaited(carried);
-            if let Some(found) = visited.flow.as_ref().and_then(|flow| flow.found()) {
-                uses.marks.read(found, carried)?;
+            uses.marks.read_awaited(inputs);
+            if let Some(read) =
+                visited.captured_marks.as_ref().and_then(|marks| marks.replay_inputs())
+            {
+                uses.marks.read(read, inputs)?;
             }
         }
         Ok(())
     }
 
-    /// Marks the results of enqueued work: `live` is the operation on a stream, or `None` in a
-    /// capture's log.
+    /// Marks the results of enqueued work. `live` is the operation on a stream, or `None` if the
+    /// work was captured.
     #[inline]
-    pub(crate) fn enter(
+    pub(crate) fn record(
         &self,
-        carried: Sources,
+        inputs: Dependencies,
         touches: &[Touch<'_>],
         storages: &[(&Storage, bool)],
         uses: &mut [impl DerefMut<Target = Uses>],
         live: Option<(&Stream, OpNumber)>,
     ) {
         let own = self.own.borrow();
-        let none = carried.is_empty() && own.is_empty();
+        let none = inputs.is_empty() && own.is_empty();
         if !none || uses.iter().any(|uses| !uses.marks.is_empty()) {
-            self.mark(carried, &own, touches, storages, uses, live);
+            self.update_marks(inputs, &own, touches, storages, uses, live);
             if let Some((stream, _)) = live {
                 for ((storage, _), uses) in storages.iter().zip(uses) {
                     storage.set_marked(!uses.marks.is_empty());
@@ -141,74 +145,80 @@ impl Marking<'_> {
     }
 
     #[cold]
-    fn mark(
+    fn update_marks(
         &self,
-        mut carried: Sources,
-        own: &Sources,
+        mut inputs: Dependencies,
+        own: &Dependencies,
         touches: &[Touch<'_>],
         storages: &[(&Storage, bool)],
         uses: &mut [impl DerefMut<Target = Uses>],
         live: Option<(&Stream, OpNumber)>,
     ) {
         if let Some((stream, op)) = live {
-            carried.unite(LAUNCHES, stream, op);
+            inputs.merge_launches(MAX_LAUNCHES, stream, op);
         }
         let Some(visited) = self.visited else {
-            carried.join(own);
+            inputs.merge(own);
             let written = touches.iter().filter_map(|touch| {
-                let written = Written::by(touch)?;
-                Some((place(storages, touch.storage)?, written))
+                let written = WrittenBytes::by(touch)?;
+                Some((storage_index(storages, touch.storage)?, written))
             });
-            // All of a storage's old marks go before it has new ones.
-            for (at, Written { bytes, .. }) in written.clone().filter(|(_, w)| w.forgets) {
+            // All old marks are removed before any is added: two operands may lie in one storage.
+            for (at, WrittenBytes { bytes, .. }) in
+                written.clone().filter(|(_, w)| w.replaces_marks)
+            {
                 uses[at].marks.overwrite(&bytes);
             }
-            for (at, Written { bytes, .. }) in written {
+            for (at, WrittenBytes { bytes, .. }) in written {
                 let marks = &mut uses[at].marks;
-                marks.add(&bytes, &carried);
+                marks.add(&bytes, &inputs);
                 if let Some((stream, op)) = live {
-                    marks.unite(stream, op);
+                    marks.merge_launches(stream, op);
                 }
             }
             return;
         };
-        // What it reads of its own writes to memory of other processes is known no better.
-        let peers = carried.iter().filter(|source| matches!(source, Source::Peer(_)));
-        let peers: Sources = peers.cloned().collect();
-        let mut replay = Replaying::new(&carried, own);
+        // Captured marks do not tell which results depend on other processes: these may write
+        // shared memory between a write and a read by the graph. Therefore all results depend on
+        // them.
+        let peers = inputs.iter().filter(|dependency| matches!(dependency, Dependency::Peer(_)));
+        let peers: Dependencies = peers.cloned().collect();
+        let mut replay = ReplayDependencies::new(&inputs, own);
         for (visited, uses) in visited.iter().zip(uses) {
-            let Some(flow) = visited.flow.as_ref().filter(|_| visited.write) else { continue };
-            uses.marks = flow.replayed(&uses.marks, &mut replay);
+            let Some(captured_marks) = visited.captured_marks.as_ref().filter(|_| visited.write)
+            else {
+                continue;
+            };
+            uses.marks = captured_marks.after_replay(&uses.marks, &mut replay);
             uses.marks.add(&(0..visited.storage.bytes()), &peers);
             if let Some((stream, op)) = live {
-                uses.marks.unite(stream, op);
+                uses.marks.merge_launches(stream, op);
             }
         }
     }
 }
 
-/// Returns the index of a storage among those that the work uses, which are in the order of their
-/// keys.
-fn place(storages: &[(&Storage, bool)], storage: &Storage) -> Option<usize> {
+/// Returns the index of a storage in a list that is sorted by key.
+fn storage_index(storages: &[(&Storage, bool)], storage: &Storage) -> Option<usize> {
     storages.binary_search_by_key(&storage.key(), |(one, _)| one.key()).ok()
 }
 
-/// Written bytes, and whether they lose their former marks.
-struct Written {
+/// Written bytes, and whether the write replaces their former marks.
+struct WrittenBytes {
     bytes: Range<usize>,
-    forgets: bool,
+    replaces_marks: bool,
 }
 
-impl Written {
+impl WrittenBytes {
     fn by(touch: &Touch<'_>) -> Option<Self> {
         let (bytes, dense) = touch.access.writes().then(|| touch.extent()).flatten()?;
-        // What is read too has passed its marks on to the new ones.
-        Some(Self { bytes, forgets: dense || touch.access.reads() })
+        // If the bytes are also read, the new marks include the former ones.
+        Some(Self { bytes, replaces_marks: dense || touch.access.reads() })
     }
 }
 
-/// Waits for device work that an access of host code conflicts with. Fails if the bytes depend on
-/// failed work; that failure takes precedence over an error of the wait.
+/// Waits for device work that conflicts with an access by host code. If the bytes depend on failed
+/// work, returns that failure, even if the wait fails too.
 #[track_caller]
 pub(super) fn wait_for_host(touch: &Touch<'_>) -> Result<()> {
     let waited = touch.storage.wait_for_host(touch.access.writes());
@@ -220,14 +230,14 @@ pub(super) fn wait_for_host(touch: &Touch<'_>) -> Result<()> {
     waited
 }
 
-/// Records the writes of host code that ran with the storages' host locks held and read no marked
-/// bytes, and its failed check if there is one.
-pub(super) fn wrote_on_host<'a>(
+/// Updates the marks after host code has written. `failed` is the host code's failed index check.
+/// The host code must have held the host locks and must have read no marked bytes.
+pub(super) fn record_host_writes<'a>(
     touches: impl Iterator<Item = Touch<'a>> + Clone,
     failed: Option<&IndexCheck>,
 ) {
-    let own = failed.map(|failed| Source::Launch(CheckedLaunch::failed(failed.clone())));
-    let own: Sources = own.into_iter().collect();
+    let own = failed.map(|failed| Dependency::Launch(CheckedLaunch::failed(failed.clone())));
+    let own: Dependencies = own.into_iter().collect();
     for touch in touches.clone().filter(|touch| touch.access.writes()) {
         let storage = touch.storage;
         if own.is_empty() && !storage.is_marked() {
@@ -235,11 +245,11 @@ pub(super) fn wrote_on_host<'a>(
         }
         let mut uses = storage.uses();
         let of_storage = touches.clone().filter(|touch| touch.storage.same_as(storage));
-        let written = of_storage.filter_map(|touch| Written::by(&touch));
-        for Written { bytes, .. } in written.clone().filter(|w| w.forgets) {
+        let written = of_storage.filter_map(|touch| WrittenBytes::by(&touch));
+        for WrittenBytes { bytes, .. } in written.clone().filter(|w| w.replaces_marks) {
             uses.marks.overwrite(&bytes);
         }
-        written.for_each(|Written { bytes, .. }| uses.marks.add(&bytes, &own));
+        written.for_each(|WrittenBytes { bytes, .. }| uses.marks.add(&bytes, &own));
         storage.set_marked(!uses.marks.is_empty());
     }
 }

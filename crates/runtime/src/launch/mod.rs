@@ -1,6 +1,6 @@
 //! The launch path: the only way in which ops run, on the host's cores or on a stream of a device.
 //!
-//! An op describes itself in a [`Call`]: its operands with what it does to each, its plain-data
+//! An op describes itself in a [`Call`]: its operands and its access to each, its plain-data
 //! parameters, its CPU implementation, and the code that a GPU runs. The kernel's pointer
 //! arguments, the waits between streams, the reports to the allocator, the work of a simulated GPU,
 //! and the texts of errors and race reports all follow from this declaration.
@@ -10,22 +10,22 @@
 //! 1. Refuse a stream or storage of another runtime, and memory that the device cannot reach.
 //! 2. Find the kernel. After the first launch this takes no lock and compares no string.
 //! 3. Lock the `Uses` of the distinct storages, in the order of their addresses.
-//! 4. Collect the pending checks of the bytes that the op reads (`marks.rs`), and refuse the op if
-//!    one is known to have failed.
+//! 4. Collect the work that the op's inputs depend on (`marks.rs`), and refuse the op if such work
+//!    is known to have failed.
 //! 5. Under [`SyncPolicy::Manual`](crate::SyncPolicy), compare the op with the histories of its
 //!    storages and report races.
-//! 6. Under [`SyncPolicy::Auto`](crate::SyncPolicy), and for page-locked memory under either policy,
-//!    make the stream wait, on the GPU, for each conflicting use on another stream. On its own stream
-//!    a storage costs one comparison.
-//! 7. Tell the allocator of streams that it has not been told of: under `Auto`, and for page-locked
-//!    and shared memory under either policy.
-//! 8. Enqueue the work, enter it as a use of its storages, and unlock.
+//! 6. Under [`SyncPolicy::Auto`](crate::SyncPolicy), and for page-locked memory under either
+//!    policy, make the stream wait, on the GPU, for each conflicting use on another stream. On its
+//!    own stream a storage costs one comparison.
+//! 7. Tell the allocator of the stream, if the stream is new to the storage: under `Auto`, and for
+//!    page-locked and shared memory under either policy.
+//! 8. Enqueue the work, record it as a use of its storages, and unlock.
 //!
 //! On the CPU: lock the storages for the host, in the order of their addresses, wait for device
 //! copies that use the bytes, and run the CPU implementation.
 //!
-//! While a stream is captured, the storages are entered in the capture's log (`graph/log.rs`)
-//! instead of `Uses`.
+//! While a stream is captured, uses are recorded in the capture's log (`graph/log.rs`) instead of
+//! `Uses`.
 //!
 //! # Lock order
 //!
@@ -35,10 +35,9 @@
 //! earlier group while it holds one of a later group.
 //!
 //! Invariant: host memory is never raced. Host code reaches bytes only under the storage's host
-//! lock and after waiting for conflicting device work. A copy is entered in `Uses` while the host
+//! lock and after waiting for conflicting device work. A copy is recorded in `Uses` while the host
 //! lock is held.
 
-mod capture;
 mod cpu;
 mod cuda;
 mod host_bytes;
@@ -46,6 +45,7 @@ mod kernel;
 mod marks;
 mod ordered;
 mod pageable;
+mod replay;
 mod report;
 #[cfg(test)]
 mod staging_tests;
@@ -70,21 +70,20 @@ use crate::overlap::{self, Overlap};
 use crate::replays::Replays;
 use crate::{CudaDevice, Error, ErrorKind, Operand, Result, Runtime, Storage};
 
-pub(crate) use capture::Replay;
 pub use cpu::with_operands;
 pub use cuda::address;
 pub(crate) use cuda::enqueue;
 pub use host_bytes::{fill_bytes, read_bytes, write_bytes};
 pub use kernel::{Grid, Hosts, Kernel};
-pub(crate) use marks::Marking;
+pub(crate) use marks::ResultMarks;
+pub(crate) use replay::Replay;
 pub use report::{Report, report_as};
 pub use transfer::{copy_bytes, memset};
 
 /// Proof to streams that this crate's launches are sound.
-// SAFETY: what this crate submits is enqueued by the closure that it submits; a copy is said to be
-// waited for only after the driver's call for pageable memory has returned. All that it enqueues on
-// a captured stream goes through `Log`, which keeps the storages that it uses, or the pool they lie
-// in, for as long as the graph can be replayed.
+// SAFETY: each submitted closure enqueues the work of its operation. `submit_waited` is used only
+// for copies to pageable memory, whose driver call returns after the copy. All captured work goes
+// through `Log`, and the graph keeps the storages, or their pool, as long as it can be replayed.
 pub(crate) const TOKEN: LaunchToken = unsafe { LaunchToken::new() };
 
 /// The place where an op runs.
@@ -129,38 +128,64 @@ pub type LibraryCall<'a> = &'a dyn Fn(StreamHandle, &[DevicePtr]) -> Result<(), 
 /// A call of NCCL. Receives the stream.
 pub type CollectiveCall<'a> = &'a dyn Fn(StreamHandle) -> Result<(), DriverError>;
 
-/// The code that a GPU runs for an op.
+/// The code that a GPU runs for an op. [`Kernel`] and [`iter::Kernels`](crate::iter::Kernels) make
+/// it for their families; an op that consists of collectives makes it itself.
 #[derive(Clone, Copy)]
 #[allow(missing_debug_implementations)] // a closure has nothing to show
-pub enum Code<'a> {
+pub struct Code<'a>(GpuCode<'a>);
+
+/// The forms of [`Code`].
+#[derive(Clone, Copy)]
+enum GpuCode<'a> {
     /// A kernel. Its arguments are one pointer per operand, then the parameters.
     Kernel {
         /// The program, the number of the variant, and the number of the kernel in the variant.
         kernel: (&'static Program, usize, usize),
         /// Number of blocks in x, y and z.
         grid: [u32; 3],
-        /// Number of threads per block in x, y and z.
-        block: [u32; 3],
-        /// Size of dynamic shared memory, in bytes.
-        shared_bytes: u32,
+        /// Number of threads per block.
+        threads: u32,
     },
     /// A library call that enqueues its own kernels. Receives one pointer per operand.
     Library(LibraryCall<'a>),
-    /// Collectives, which enqueue themselves on the streams of every driver.
-    Collective {
-        /// Enqueues the collectives.
-        enqueue: CollectiveCall<'a>,
-        /// The communicator. A graph that captures the call keeps it.
-        comm: &'a Communicator,
-        /// Number of the call on its communicator. If the call fails, uses of its results are
-        /// refused.
-        number: Option<(&'a Completion, u64)>,
-        /// Creates the watcher for the replays of a graph that captures the call.
-        replays: Option<&'a dyn Fn() -> Arc<dyn Replays>>,
-    },
+    Collective(Collective<'a>),
 }
 
-/// Converts `n` to a number of blocks for the grid of a [`Code::Kernel`].
+/// Collectives, which enqueue themselves on the streams of every driver.
+#[derive(Clone, Copy)]
+#[allow(missing_debug_implementations)] // a closure has nothing to show
+pub struct Collective<'a> {
+    /// Enqueues the collectives.
+    pub enqueue: CollectiveCall<'a>,
+    /// The communicator. A graph that captures the call keeps it.
+    pub comm: &'a Communicator,
+    /// Number of the call on its communicator. If the call fails, uses of its results are refused.
+    pub number: Option<(&'a Completion, u64)>,
+    /// Creates the watcher for the replays of a graph that captures the call.
+    pub replays: Option<&'a dyn Fn() -> Arc<dyn Replays>>,
+}
+
+impl<'a> Code<'a> {
+    pub(crate) fn kernel(
+        kernel: (&'static Program, usize, usize),
+        grid: [u32; 3],
+        threads: u32,
+    ) -> Self {
+        Self(GpuCode::Kernel { kernel, grid, threads })
+    }
+
+    pub(crate) fn library(call: LibraryCall<'a>) -> Self {
+        Self(GpuCode::Library(call))
+    }
+}
+
+impl<'a> From<Collective<'a>> for Code<'a> {
+    fn from(collective: Collective<'a>) -> Self {
+        Self(GpuCode::Collective(collective))
+    }
+}
+
+/// Converts `n` to a number of blocks for the grid of a kernel.
 ///
 /// A GPU supports fewer than 2³¹ blocks in x. A larger `n` becomes a number that [`run`] rejects on
 /// a GPU with [`ErrorKind::InvalidArgument`]; it never wraps around to a smaller grid. On the CPU
@@ -173,7 +198,7 @@ pub fn blocks(n: usize) -> u32 {
 
 /// One launch of an op, for [`run`].
 #[derive(Clone, Copy)]
-#[allow(missing_debug_implementations)] // as `Code`
+#[allow(missing_debug_implementations)] // `Code` has none
 pub struct Call<'a> {
     /// Name of the op, for its users.
     pub op: &'static str,
@@ -192,8 +217,8 @@ pub struct Call<'a> {
     pub location: &'static Location<'static>,
 }
 
-/// Runs an op. A [`Kernel`] makes this call for its family; an op that consists of collectives makes
-/// it itself.
+/// Runs an op. A [`Kernel`] makes this call for its family; an op that consists of collectives
+/// makes it itself.
 ///
 /// If no operand has elements, does nothing. On the CPU, waits for device work that the operands
 /// conflict with and runs the CPU implementation. On a device, enqueues the launch, in order with
@@ -320,7 +345,7 @@ fn check_sharing(op: &'static str, operands: &[Operand<'_>], in_place: bool) -> 
     Ok(())
 }
 
-/// Each storage once, with whether it is written, in the order in which locks are taken: by their keys.
+/// Returns each storage once, with whether it is written, sorted by key, which is the lock order.
 fn distinct<'a>(
     storages: impl Iterator<Item = (&'a Storage, bool)>,
 ) -> SmallVec<[(&'a Storage, bool); 4]> {

@@ -1,46 +1,46 @@
 //! Order of device work after other uses of its storages.
 //!
-//! Memory from the allocator is ordered with its own stream only. The first use on another stream
-//! therefore queries the memory's own stream, and waits for it unless it is idle: work of the
-//! memory's previous owner may still run there.
+//! The allocator orders the reuse of memory only with the stream for which it was allocated. On
+//! that stream, work of the memory's previous owner may still run. The first use on another stream
+//! therefore waits for that stream, unless it is idle.
 //!
 //! Operands in another device's memory are refused unless the program enabled that pair
-//! (`runtime/peers.rs`). They are then ordered, and their allocator is told, as for any other
-//! stream's use.
+//! (`runtime/peers.rs`). If it did, they are ordered like any use by another stream, and their
+//! allocator is told of the stream.
 
 use smallvec::SmallVec;
 use warpline_stream::{OpNumber, Stream};
 use warpline_sync::MutexGuard;
 
-use super::marks::Marking;
-use crate::race::{Touch, Watch};
-use crate::storage::{FORMER, Sources, Uses, uses_elsewhere};
+use super::marks::ResultMarks;
+use crate::race::{CheckedAccesses, Touch};
+use crate::storage::{Dependencies, PRIOR_OWNER, Uses, uses_elsewhere};
 use crate::{Error, ErrorKind, Result, Runtime, Site, Storage, SyncPolicy};
 
-/// Work that is ordered after the uses that it conflicts with and is about to be enqueued. It holds
-/// the locks on its storages' uses until its own are recorded, so that another thread that shares a
-/// storage sees them.
-pub(super) struct Ordered<'a> {
+/// Work that is about to be enqueued, after the stream was made to wait for conflicting uses. Holds
+/// the locks on the storages' uses until the work is recorded there, so that no other thread can
+/// enqueue conflicting work in between.
+pub(super) struct OrderedWork<'a> {
     stream: &'a Stream,
     storages: &'a [(&'a Storage, bool)],
     touches: &'a [Touch<'a>],
     site: Site,
-    marking: &'a Marking<'a>,
+    result_marks: &'a ResultMarks<'a>,
     pub(super) uses: SmallVec<[MutexGuard<'a, Uses>; 4]>,
     /// Dependencies of the bytes that the work reads.
-    pub(super) carried: Sources,
-    // Boxed, because it is large and seldom there.
-    watch: Option<Box<Watch>>,
+    pub(super) inputs: Dependencies,
+    // Boxed, because it is large and only needed while races are detected.
+    accesses: Option<Box<CheckedAccesses>>,
 }
 
-impl<'a> Ordered<'a> {
-    /// Locks the storages, each of which occurs once in lock order. Makes the stream wait for their
-    /// uses.
+impl<'a> OrderedWork<'a> {
+    /// Locks the uses of the storages, which must be distinct and in lock order, and makes the
+    /// stream wait for conflicting uses.
     ///
     /// # Errors
     /// - [`ErrorKind::RuntimeMismatch`] if the storages belong to different runtimes.
     /// - [`ErrorKind::Race`] if the work races under [`SyncPolicy::Manual`].
-    /// - The failure of a check that the work depends on, and errors of the waits.
+    /// - The known failure of work that the inputs depend on, and errors of the waits.
     #[inline]
     #[track_caller]
     pub(super) fn begin(
@@ -49,61 +49,62 @@ impl<'a> Ordered<'a> {
         storages: &'a [(&'a Storage, bool)],
         touches: &'a [Touch<'a>],
         site: Site,
-        marking: &'a Marking<'a>,
+        result_marks: &'a ResultMarks<'a>,
     ) -> Result<Self> {
-        check_world(stream, storages, site.op)?;
+        check_runtime(stream, storages, site.op)?;
         let mut uses: SmallVec<[MutexGuard<'_, Uses>; 4]> = SmallVec::new();
         // Faster than `collect`.
         storages.iter().for_each(|(storage, _)| uses.push(storage.uses()));
-        let carried = marking.carry(touches, storages, &mut uses)?;
-        let watch = if detects_races {
-            Some(Box::new(Watch::new(stream, site, touches, storages, &uses)?))
+        let inputs = result_marks.input_dependencies(touches, storages, &mut uses)?;
+        let accesses = if detects_races {
+            Some(Box::new(CheckedAccesses::new(stream, site, touches, storages, &uses)?))
         } else {
             None
         };
         wait_for_uses(stream, policy, storages, &uses)?;
         for ((storage, write), uses) in storages.iter().zip(&mut uses) {
-            // The page-locked cache is told under either policy: what it reuses, host code writes.
-            // What lies in a graph's pool is reused by replays only, which are ordered after its uses.
-            let told = policy == SyncPolicy::Auto && storage.member().is_none();
-            // Shared memory is unmapped when the streams that it was told of are done with it.
-            if told || storage.is_pinned() || storage.is_shared() {
-                storage.note_stream(uses, stream);
+            // The page-locked cache learns of the stream under either policy, because host code may
+            // write to memory that the cache reuses. Memory in a graph's pool is reused only by
+            // replays, and they wait for its uses.
+            let tells = policy == SyncPolicy::Auto && storage.member().is_none();
+            // Shared memory is unmapped after these streams have completed their work.
+            if tells || storage.is_pinned() || storage.is_shared() {
+                storage.tell_allocator(uses, stream);
             }
-            if marking.visited.is_some() {
-                storage.enter_attached();
+            if result_marks.visited.is_some() {
+                storage.set_attached();
             }
             if *write {
-                storage.enter_write();
+                storage.record_write();
             }
         }
-        Ok(Self { stream, storages, touches, site, marking, uses, carried, watch })
+        Ok(Self { stream, storages, touches, site, result_marks, uses, inputs, accesses })
     }
 
     /// Records the work, which was enqueued as operation `op`, as a use of its storages.
     #[inline]
-    pub(super) fn enter(&mut self, op: OpNumber) {
+    pub(super) fn record(&mut self, op: OpNumber) {
         let Self { stream, storages, touches, site, uses, .. } = self;
         for ((_, write), uses) in storages.iter().zip(&mut *uses) {
-            uses.enter(stream, op, *write, *site);
+            uses.record(stream, op, *write, *site);
         }
-        let carried = std::mem::take(&mut self.carried);
-        self.marking.enter(carried, touches, storages, uses, Some((stream, op)));
-        if let Some(watch) = self.watch.take() {
-            watch.enter(stream, op, uses);
+        let inputs = std::mem::take(&mut self.inputs);
+        self.result_marks.record(inputs, touches, storages, uses, Some((stream, op)));
+        if let Some(accesses) = self.accesses.take() {
+            accesses.record(stream, op, uses);
         }
     }
 }
 
-/// Runs `f`, which enqueues work on these storages, after the uses that it conflicts with, and
-/// records it as a use.
+/// Makes the stream wait for conflicting uses, runs `f`, which enqueues the work, and records the
+/// work as a use of the storages.
 #[track_caller]
 pub(super) fn in_order<F>(
     stream: &Stream,
     storages: &[(&Storage, bool)],
     touches: &[Touch<'_>],
     site: Site,
-    marking: &Marking<'_>,
+    result_marks: &ResultMarks<'_>,
     f: F,
 ) -> Result<OpNumber>
 where
@@ -112,18 +113,18 @@ where
     let Some((first, _)) = storages.first() else { return Ok(stream.last_op()) };
     let runtime = first.runtime();
     let policy = (runtime.sync_policy(), runtime.detects_races());
-    let mut work = Ordered::begin(policy, stream, storages, touches, site, marking)?;
+    let mut work = OrderedWork::begin(policy, stream, storages, touches, site, result_marks)?;
     let op = f()?;
-    work.enter(op);
+    work.record(op);
     drop(work);
     if runtime.launch_blocking() {
-        wait_for_own(runtime, stream, op, site, marking)?;
+        wait_for_own(runtime, stream, op, site, result_marks)?;
     }
     Ok(op)
 }
 
-/// Waits for the work if each launch is waited for, and returns its own failure, not that of
-/// earlier work.
+/// Waits for the work, for blocking launches. Its own failed check takes precedence over errors of
+/// the wait, which may be those of earlier work.
 #[cold]
 #[track_caller]
 pub(super) fn wait_for_own(
@@ -131,12 +132,12 @@ pub(super) fn wait_for_own(
     stream: &Stream,
     op: OpNumber,
     site: Site,
-    marking: &Marking<'_>,
+    result_marks: &ResultMarks<'_>,
 ) -> Result<()> {
-    // A race stays one where each launch is waited for to find another mistake.
+    // A blocking launch must not hide a race, so its wait does not count as order.
     let waited =
         if runtime.detects_races() { stream.host_wait_silently(op) } else { stream.host_wait(op) };
-    if let Some(failed) = marking.failed() {
+    if let Some(failed) = result_marks.failed() {
         return Err(failed);
     }
     waited.map_err(|e| match e.driver_error() {
@@ -147,7 +148,7 @@ pub(super) fn wait_for_own(
 
 /// Fails if storages and stream belong to different runtimes.
 #[track_caller]
-pub(super) fn check_world(
+pub(super) fn check_runtime(
     stream: &Stream,
     storages: &[(&Storage, bool)],
     op: &'static str,
@@ -161,8 +162,8 @@ pub(super) fn check_world(
     }
 }
 
-/// Makes a stream wait for the uses of these storages that its next work conflicts with, as the
-/// policy requires.
+/// Makes a stream wait for the uses that its next work conflicts with, as far as the policy
+/// requires.
 #[track_caller]
 fn wait_for_uses(
     stream: &Stream,
@@ -170,16 +171,16 @@ fn wait_for_uses(
     storages: &[(&Storage, bool)],
     uses: &[MutexGuard<'_, Uses>],
 ) -> Result<()> {
-    // A write takes the place of the uses before it, and host code waits for what is left: in host
-    // memory, later uses come after earlier ones under either policy.
+    // `Uses` replaces earlier uses by a write, and host code waits only for recorded uses.
+    // Therefore uses of page-locked memory are ordered under either policy.
     let waits = |storage: &Storage| policy == SyncPolicy::Auto || storage.is_pinned();
     let all = storages.iter().zip(uses).filter(|((storage, _), _)| waits(storage));
     let all = all.flat_map(|((_, write), uses)| uses.conflicting(*write));
     for used in uses_elsewhere(stream, all) {
         match policy {
-            SyncPolicy::Auto if used.op == FORMER => stream.wait_for_all(&used.stream)?,
+            SyncPolicy::Auto if used.op == PRIOR_OWNER => stream.wait_for_all(&used.stream)?,
             SyncPolicy::Auto => match stream.wait_for(&used.stream, used.op) {
-                Err(_) if used.is_moot() => {}
+                Err(_) if used.is_read_on_lost_device() => {}
                 waited => waited?,
             },
             SyncPolicy::Manual => stream.wait_for_silently(&used.stream, used.op)?,

@@ -1,12 +1,13 @@
 //! Copies between pageable memory and a device, staged through page-locked memory.
 //!
-//! Several threads each take the next piece: they copy it into page-locked memory and start its
-//! transfer, or wait for its transfer and copy it out of page-locked memory. Each thread has two
-//! pieces, so that one is transferred while it copies the other. The driver never sees the pageable
+//! Several threads take pieces in turn. To the device, a thread copies a piece into page-locked
+//! memory and starts its transfer. From the device, a thread starts the transfer of a piece, waits
+//! for it, and copies the piece out of page-locked memory. Each thread has two buffers, so that it
+//! can copy one piece during the transfer of the other. The driver never accesses the pageable
 //! memory.
 //!
-//! The whole copy counts as one use of the device memory. It is recorded for the last operation,
-//! also if a piece failed.
+//! The whole copy counts as one use of the device memory. The recorded operation is the last one,
+//! even if a piece failed.
 
 use std::ops::Range;
 use std::panic::Location;
@@ -26,16 +27,16 @@ use crate::host::{Shared, together};
 use crate::{Error, Result, Runtime, Site};
 
 /// A staged copy.
-pub(super) struct Staged<'a> {
+pub(super) struct StagedCopy<'a> {
     stream: &'a Stream,
     device: (usize, DevicePtr),
     host: Shared<u8>,
     to_device: bool,
     bytes: usize,
     piece: usize,
-    /// Page-locked memory for two pieces per thread.
+    /// Page-locked memory for two buffers per thread.
     ring: CudaPinnedBlock,
-    /// Each thread's offset of its first piece, and the events of both pieces.
+    /// For each thread, the offset of its first buffer in the ring, and the events of both buffers.
     threads: Mutex<Vec<(usize, [Event; 2])>>,
     count: usize,
     /// Offset of the next piece to take.
@@ -45,16 +46,16 @@ pub(super) struct Staged<'a> {
     failed: OnceLock<crate::Error>,
 }
 
-/// The place of a piece in the ring, and the range in transfer.
-struct Slot {
+/// A buffer in the ring, and the range of bytes in transfer.
+struct StagingBuffer {
     memory: Shared<u8>,
     event: Event,
     pending: Option<Range<usize>>,
 }
 
-impl<'a> Staged<'a> {
-    /// Prepares a copy of `bytes` bytes. `None` if staging does not pay or there is no page-locked
-    /// memory for it.
+impl<'a> StagedCopy<'a> {
+    /// Prepares a copy of `bytes` bytes. Returns `None` if the copy is too small for staging, or if
+    /// page-locked memory cannot be allocated.
     pub(super) fn new(
         runtime: &Runtime,
         stream: &'a Stream,
@@ -97,8 +98,8 @@ impl<'a> Staged<'a> {
         self.to_device
     }
 
-    /// Copies. Returns an operation that covers all enqueued work, also after a failure, and the
-    /// failure.
+    /// Copies all pieces. Returns the result, and an operation that completes after all enqueued
+    /// work. `None` if nothing was enqueued.
     ///
     /// # Safety
     /// Both ends must be live for these bytes. No other code may access the host end, and the
@@ -107,34 +108,37 @@ impl<'a> Staged<'a> {
         together(self.count - 1, || {
             let mine = self.threads.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let Some((at, [first, second])) = mine else { return };
-            let slot = |at: usize, event| Slot {
+            let buffer = |at: usize, event| StagingBuffer {
                 memory: Shared(self.ring.as_ptr().as_ptr().wrapping_add(at)),
                 event,
                 pending: None,
             };
-            if let Err(error) = self.work([slot(at, first), slot(at + self.piece, second)]) {
+            if let Err(error) =
+                self.copy_pieces([buffer(at, first), buffer(at + self.piece, second)])
+            {
                 let _ = self.failed.set(error);
             }
         });
         let last = self.last.load(Ordering::Relaxed);
         let Some(error) = self.failed.get() else { return (Some(last), Ok(())) };
-        // Pieces may be on the wire still: the ring is not used again before they are through.
+        // Pieces may still be in transfer, so the cache must not reuse the ring before they are
+        // done.
         self.ring.record_use(self.stream.raw());
         let covered = (last > 0).then(|| self.stream.last_op());
         (covered, Err(error.clone()))
     }
 
     #[track_caller]
-    fn work(&self, mut slots: [Slot; 2]) -> Result<()> {
+    fn copy_pieces(&self, mut buffers: [StagingBuffer; 2]) -> Result<()> {
         let mut turn = 0;
         loop {
-            let slot = &mut slots[turn % 2];
-            self.finish(slot)?;
+            let buffer = &mut buffers[turn % 2];
+            self.finish(buffer)?;
             let Some(part) = self.take() else { break };
-            self.begin(slot, part)?;
+            self.begin(buffer, part)?;
             turn += 1;
         }
-        self.finish(&mut slots[(turn + 1) % 2])
+        self.finish(&mut buffers[(turn + 1) % 2])
     }
 
     /// Returns the next piece.
@@ -147,44 +151,46 @@ impl<'a> Staged<'a> {
     }
 
     #[track_caller]
-    fn begin(&self, slot: &mut Slot, part: Range<usize>) -> Result<()> {
+    fn begin(&self, buffer: &mut StagingBuffer, part: Range<usize>) -> Result<()> {
         let (start, bytes) = (part.start, part.len());
         if self.to_device {
-            // SAFETY: both are live for these bytes; the slot is this thread's, and off the wire.
-            unsafe { copy_nonoverlapping(self.host.0.add(start), slot.memory.0, bytes) };
+            // SAFETY: both ends are live for these bytes. Only this thread uses the buffer, and the
+            // buffer is in no transfer, because `finish` has waited for its event.
+            unsafe { copy_nonoverlapping(self.host.0.add(start), buffer.memory.0, bytes) };
         }
         let (device, ptr) = self.device;
-        // SAFETY: within the device's end.
+        // SAFETY: the piece lies inside the device end.
         let device = CopyEnd::Device { device, ptr: unsafe { ptr.offset(start as i64) } };
-        let Some(near) = NonNull::new(slot.memory.0).map(CopyEnd::Host) else { return Ok(()) };
+        let Some(near) = NonNull::new(buffer.memory.0).map(CopyEnd::Host) else { return Ok(()) };
         let (dst, src) = if self.to_device { (device, near) } else { (near, device) };
         let copy = Copy { dst, src, bytes };
         let raw = self.stream.raw();
         let site = Site { op: "copy_", location: Location::caller() };
         let (recorded, op) = self.stream.submit(TOKEN, |handle| {
-            // A capture would keep the ring's address.
+            // A captured copy would use the ring's address in every replay.
             refuse_captured(self.stream, site)?;
-            // SAFETY: the device's end is live and in order with the stream; the slot is used
-            // again only after its event, or a failure, which the ring's cache is told of.
+            // SAFETY: the device end is live, and its uses are ordered with the stream. The buffer
+            // is used again only after its event. After a failure, `run` tells the cache that this
+            // stream may still use the ring.
             unsafe { raw.driver().memcpy_async(&copy, handle) }.map_err(Error::from)?;
-            Ok::<_, Error>(slot.event.record(raw))
+            Ok::<_, Error>(buffer.event.record(raw))
         })?;
         self.last.fetch_max(op, Ordering::Relaxed);
         recorded.map_err(Error::from)?;
-        slot.pending = Some(part);
+        buffer.pending = Some(part);
         Ok(())
     }
 
-    /// Waits for the transfer of a piece, and copies it out.
+    /// Waits for the transfer of the buffer's piece. From a device, copies the piece out.
     #[track_caller]
-    fn finish(&self, slot: &mut Slot) -> Result<()> {
-        let Some(part) = slot.pending.take() else { return Ok(()) };
-        slot.event.synchronize().map_err(Error::from)?;
+    fn finish(&self, buffer: &mut StagingBuffer) -> Result<()> {
+        let Some(part) = buffer.pending.take() else { return Ok(()) };
+        buffer.event.synchronize().map_err(Error::from)?;
         if !self.to_device {
-            // SAFETY: both are live for these bytes; nobody else writes them, and the slot has
-            // them, as its event says.
+            // SAFETY: both ends are live for these bytes. No other thread writes this piece, and
+            // the event shows that the transfer into the buffer is complete.
             unsafe {
-                copy_nonoverlapping(slot.memory.0, self.host.0.add(part.start), part.len());
+                copy_nonoverlapping(buffer.memory.0, self.host.0.add(part.start), part.len());
             }
         }
         Ok(())

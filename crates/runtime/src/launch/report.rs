@@ -1,8 +1,8 @@
 //! The report of a kernel that checks indices.
 //!
-//! The parameters of such a kernel begin with a [`Report`]. A launch enters the address of its
-//! place in the stream's mailbox. A capture enters a place that its graph keeps. On the CPU the
-//! call itself has the place, and returns the error.
+//! The parameters of such a kernel begin with a [`Report`], which has the address of a slot for the
+//! failure. For a launch on a stream, the slot lies in the stream's mailbox; in a capture, in
+//! memory that the graph keeps; on the CPU, in the call, which returns the error.
 //!
 //! The error names the launch's op and call. The kernels of a gradient read the indices of the
 //! forward op, so while a gradient is computed, the error names the forward op and its call
@@ -20,10 +20,10 @@ use super::{Call, TOKEN};
 use crate::Site;
 use crate::graph::Log;
 use crate::module::{CudaType, Definitions, field};
-use crate::storage::Source;
+use crate::storage::Dependency;
 
 thread_local! {
-    /// The call that reports of this thread's launches name. `None`: each launch's own.
+    /// The call that index errors of this thread's launches name. `None`: each launch's own call.
     static NAMED: Cell<Option<Site>> = const { Cell::new(None) };
 }
 
@@ -46,9 +46,9 @@ fn named(call: &Call<'_>) -> Site {
     NAMED.get().unwrap_or(Site { op: call.op, location: call.location })
 }
 
-/// A place in a mailbox: launch, index, site, dimension, size. The first word is 0 while the place
-/// is empty.
-type Words = [AtomicU64; 5];
+/// A slot of a mailbox: launch, index, site, dimension, size. The first word is 0 while the slot is
+/// empty.
+type MailboxSlot = [AtomicU64; 5];
 
 /// The first parameters of a kernel that checks indices
 /// ([`checks_indices`](super::Call::checks_indices)): the size to check against, and the place for
@@ -56,7 +56,7 @@ type Words = [AtomicU64; 5];
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct Report {
-    /// Address of [`Words`].
+    /// Address of a [`MailboxSlot`].
     mailbox: u64,
     launch: u64,
     site: u64,
@@ -64,7 +64,7 @@ pub struct Report {
     size: u64,
 }
 
-// By hand for the constant alone.
+// Not by `cuda_struct!`, because of the constant.
 impl CudaType for Report {
     const BEGINS_WITH_REPORT: bool = true;
 
@@ -91,7 +91,7 @@ pub(super) type Params = SmallVec<[u8; 512]>;
 
 impl Report {
     /// Creates a report for indices of dimension `dim`, whose size is `size`. The launch sets the
-    /// place for the report.
+    /// other fields.
     pub fn new(dim: usize, size: usize) -> Self {
         Self { dim: dim as u64, size: size as u64, ..Self::zeroed() }
     }
@@ -102,36 +102,36 @@ impl Report {
         self.size as usize
     }
 
-    /// Returns a copy of parameters that begin with a report, with the place and the launch's
-    /// number set.
-    fn fill(params: &[u8], told: [u64; 3]) -> Params {
+    /// Returns a copy of parameters that begin with a report, and sets the report's first three
+    /// words: the slot's address, the launch and the site.
+    fn fill(params: &[u8], words: [u64; 3]) -> Params {
         let mut params = Params::from_slice(params);
-        for (to, word) in params.chunks_exact_mut(8).zip(told) {
+        for (to, word) in params.chunks_exact_mut(8).zip(words) {
             to.copy_from_slice(&word.to_ne_bytes());
         }
         params
     }
 
-    /// Prepares the operation that a stream's closure is about to enqueue. Returns its parameters
-    /// and the source that marks its results.
+    /// Prepares the launch that a stream's closure is about to enqueue. Returns its parameters and
+    /// the dependency that marks its results.
     #[track_caller]
     pub(super) fn on_stream(
         call: &Call<'_>,
         stream: &Stream,
-    ) -> Result<(Params, Source), DriverError> {
+    ) -> Result<(Params, Dependency), DriverError> {
         let site = named(call);
-        // By now no other thread begins a capture of the stream, or ends it.
-        let (told, source) = match Log::of(stream) {
+        // No other thread can begin or end a capture of the stream inside the stream's closure.
+        let (mailbox_words, dependency) = match Log::of(stream) {
             None => {
-                let (launch, told) = stream.mailbox().launch(TOKEN, stream, site)?;
-                (told, Source::Launch(launch))
+                let (launch, words) = stream.mailbox().launch(TOKEN, stream, site)?;
+                (words, Dependency::Launch(launch))
             }
             Some(log) => {
-                let (kernel, told) = log.checks().add(stream, site)?;
-                (told, Source::Captured(KernelSet::of(kernel)))
+                let (kernel, words) = log.checks().add(stream, site)?;
+                (words, Dependency::CapturedKernels(KernelSet::of(kernel)))
             }
         };
-        Ok((Self::fill(call.params, told), source))
+        Ok((Self::fill(call.params, mailbox_words), dependency))
     }
 
     /// Returns whether an index is in range. If not, writes the report.
@@ -143,13 +143,13 @@ impl Report {
         if (index as u64) < self.size {
             return true;
         }
-        let words = std::ptr::with_exposed_provenance::<Words>(self.mailbox as usize);
-        // SAFETY: the caller's promise; a mailbox is aligned words whose address was exposed, and
-        // all who touch them do so as atomics.
+        let words = std::ptr::with_exposed_provenance::<MailboxSlot>(self.mailbox as usize);
+        // SAFETY: the caller received this report from a running launch, so the slot is live. It is
+        // aligned, its address was exposed, and all threads access its words as atomics.
         let words = unsafe { &*words };
         if words[0].load(Ordering::Acquire) == 0 {
-            let said = [index as u64, self.site, self.dim, self.size];
-            for (word, value) in words[1..].iter().zip(said) {
+            let fields = [index as u64, self.site, self.dim, self.size];
+            for (word, value) in words[1..].iter().zip(fields) {
                 word.store(value, Ordering::Relaxed);
             }
             words[0].store(self.launch, Ordering::Release);
@@ -160,10 +160,10 @@ impl Report {
 
 /// A mailbox of a launch that runs immediately.
 #[derive(Debug, Default)]
-pub(super) struct Local(Words);
+pub(super) struct LocalMailbox(MailboxSlot);
 
-impl Local {
-    /// Returns the call's parameters, with this mailbox as the place for the report.
+impl LocalMailbox {
+    /// Returns the call's parameters, with this mailbox for the report.
     pub(super) fn params(&self, call: &Call<'_>) -> Params {
         Report::fill(call.params, [(&raw const self.0).expose_provenance() as u64, 1, 0])
     }

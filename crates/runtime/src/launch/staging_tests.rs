@@ -1,4 +1,4 @@
-//! Copies that go through page-locked memory, and those over a peer link.
+//! Tests of copies through page-locked memory and over a peer link.
 
 use std::panic::Location;
 use std::ptr::NonNull;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule, SimConfig, SimDriver};
 use warpline_cuda_sys_safe::{CopyEnd, CudaCode, MemsetValue};
 
-use super::pageable::Staged;
+use super::pageable::StagedCopy;
 use super::transfer::{FIRST_PIECE, pieces};
 use super::*;
 use crate::Site;
@@ -16,7 +16,7 @@ use crate::race::Touch;
 use crate::testing::small_sim;
 use crate::{ErrorKind, ResultExt, RuntimeConfig, Staging, SyncPolicy};
 
-/// Small enough that few bytes are many pieces.
+/// Small pieces, so that copies of few bytes have many pieces.
 pub(super) const STAGING: Staging = Staging { from: 100, chunk: 64, threads: 3 };
 
 pub(super) fn schedules() -> impl Iterator<Item = Schedule> {
@@ -50,7 +50,7 @@ pub(super) fn pageable(runtime: &Runtime, bytes: &[u8]) -> Storage {
     storage
 }
 
-/// The content of a storage, read in one driver copy.
+/// Reads a storage with one driver copy.
 pub(super) fn contents(stream: &Stream, storage: &Storage) -> Vec<u8> {
     let mut bytes = vec![0; storage.bytes()];
     let near = Storage::pinned(storage.runtime(), storage.bytes()).unwrap();
@@ -94,7 +94,7 @@ fn staging_with_any_values_copies() {
         let mut bytes = [0; 1000];
         read_bytes((&back, 0), &mut bytes).unwrap();
         assert_eq!(bytes, *pattern(1000, 3), "{staging:?}");
-        // What is made for each thread is bounded.
+        // The number of threads is bounded, and so are their buffers.
         let most = Staging { from: 1, ..*runtime.staging() };
         let pieces = (1usize << 40).div_ceil(most.piece(1 << 40)).min(most.threads);
         assert!(pieces <= 256, "{staging:?}");
@@ -113,7 +113,7 @@ fn pageable_copies_of_any_size_are_right_and_in_order() {
             let source = pageable(&runtime, &pattern(whole, bytes));
             let x = Storage::device(&runtime, whole, &a).unwrap();
             set(&a, &x, 1);
-            set(&b, &x, 2); // the copy comes after this
+            set(&b, &x, 2); // the copy must wait for this write
             let copies = sim.usage().count(CallKind::MemcpyAsync);
             copy_bytes(&a, (&x, off), (&source, 3), bytes, true, here).unwrap();
             let pieces = sim.usage().count(CallKind::MemcpyAsync) - copies;
@@ -123,7 +123,7 @@ fn pageable_copies_of_any_size_are_right_and_in_order() {
             write_bytes((&source, 0), &vec![9; whole]).unwrap();
             let back = pageable(&runtime, &vec![5; whole]);
             copy_bytes(&b, (&back, 2), (&x, off), bytes, true, here).unwrap();
-            set(&a, &x, 8); // and the other before this
+            set(&a, &x, 8); // this write must wait for the copy
             let mut seen = vec![0; whole];
             read_bytes((&back, 0), &mut seen).unwrap();
             let mut should = vec![5; whole];
@@ -134,8 +134,8 @@ fn pageable_copies_of_any_size_are_right_and_in_order() {
     }
 }
 
-/// Whatever fails and when, the call says so, no memory in flight is used by others, and later
-/// copies work.
+/// After any failed driver call, the copy returns an error, memory in transfer is not reused, and
+/// later copies work.
 #[test]
 fn a_failed_piece_leaves_nothing_behind() {
     let calls = [CallKind::MemcpyAsync, CallKind::EventRecord, CallKind::EventSynchronize];
@@ -148,7 +148,7 @@ fn a_failed_piece_leaves_nothing_behind() {
             let stream = runtime.device(0).unwrap().device().stream_from_pool(0).unwrap();
             let other = runtime.device(0).unwrap().device().stream_from_pool(0).unwrap();
             let here = Location::caller();
-            // With two streams in use, waits cover single operations.
+            // With work on two streams, waits are for single operations.
             set(&other, &Storage::device(&runtime, BYTES, &other).unwrap(), 0);
             let x = Storage::device(&runtime, BYTES, &stream).unwrap();
             set(&stream, &x, 1);
@@ -164,7 +164,7 @@ fn a_failed_piece_leaves_nothing_behind() {
             }
             drop(host);
             if after % 2 == 0 {
-                // The ring's memory, if it is given away, is written by the host at once.
+                // If the cache reused the ring too early, this code would overwrite it.
                 let junk: Vec<_> = (0..4)
                     .map(|_| {
                         let junk = Storage::pinned(&runtime, 2 * STAGING.threads * 64).unwrap();
@@ -178,7 +178,7 @@ fn a_failed_piece_leaves_nothing_behind() {
                 assert!(result.is_err() || !to_device || seen == [2; BYTES], "{what}");
                 drop(junk);
             } else {
-                // Another stream's write comes after the pieces that are still on their way.
+                // Another stream's write must wait for the pieces that are still in transfer.
                 set(&other, &x, 5);
                 other.synchronize().unwrap();
                 stream.synchronize().unwrap();
@@ -260,7 +260,7 @@ fn a_peer_link_is_opened_once_and_used() {
         (2, 6)
     );
     assert_eq!(contents(streams[1], &y), [4; 1000]);
-    // A copy lets no op read the peer.
+    // A copy does not enable peer access for ops.
     assert!(!runtime.peer_access_enabled(0, 1) && !runtime.peer_access_enabled(1, 0));
 }
 
@@ -279,7 +279,7 @@ fn pieces_grow_and_cover_all() {
     assert_eq!(end, 5000);
 }
 
-/// A large copy is one use of its storages, however many pieces the driver is given.
+/// A large copy is one use of its storages, although the driver receives several pieces.
 #[test]
 fn large_device_copies_are_given_piece_by_piece() {
     let (sim, runtime) = with(Schedule::Lazy, 2);
@@ -306,7 +306,7 @@ fn large_device_copies_are_given_piece_by_piece() {
 
 /// Another thread's capture may begin or end between the checks of a copy or an op.
 #[test]
-fn captures_that_begin_or_end_midway_hold_nothing_they_should_not() {
+fn copies_and_ops_reject_a_capture_that_begins_or_ends_midway() {
     let (sim, runtime) = with(Schedule::Eager, 1);
     let device = runtime.device(0).unwrap();
     let stream = device.device().stream_from_pool(0).unwrap();
@@ -315,12 +315,12 @@ fn captures_that_begin_or_end_midway_hold_nothing_they_should_not() {
     let source = pageable(&runtime, &pattern(1000, 0));
     let from = CopyEnd::Host(NonNull::new(source.host_ptr().unwrap()).unwrap());
     let to = CopyEnd::Device { device: 0, ptr: x.device_ptr().unwrap() };
-    let staged = Staged::new(&runtime, &stream, to, from, 1000).unwrap();
+    let staged = StagedCopy::new(&runtime, &stream, to, from, 1000).unwrap();
     let site = Site { op: "fill_", location: Location::caller() };
     let copies = sim.usage().count(CallKind::MemcpyAsync);
 
     let capturing = Capturing::begin(&runtime, &stream, &GraphPool::new(device)).unwrap();
-    // SAFETY: both ends are live, and nobody else uses them.
+    // SAFETY: both ends are live, and no other code uses them.
     let (covered, ran) = unsafe { staged.run() };
     assert_eq!(covered, None);
     assert!(matches!(ran.kind(), Some(ErrorKind::Capturing)), "{ran:?}");
@@ -332,7 +332,7 @@ fn captures_that_begin_or_end_midway_hold_nothing_they_should_not() {
 
     let late = [(&x, true)];
     let touches = late.map(Touch::from);
-    let late = Log::enqueue(&captured, &late, &touches, site, &Marking::default(), |_| {
+    let late = Log::enqueue(&captured, &late, &touches, site, &ResultMarks::default(), |_| {
         panic!("it would run")
     });
     assert!(matches!(late.kind(), Some(ErrorKind::NotCapturing)), "{late:?}");

@@ -1,4 +1,4 @@
-//! Launches that must be ordered or refused.
+//! Tests of launches that must be ordered or rejected.
 
 use std::panic::Location;
 
@@ -33,8 +33,8 @@ fn host_memory_is_not_raced_even_where_the_program_orders_streams() {
     set(&a, &x, 1);
     set(&b, &y, 2);
     let here = Location::caller();
-    // Two unordered copies into one buffer: the second takes the place of the first in the list
-    // of uses.
+    // Two unordered copies into one buffer. The second write replaces the first in `Uses`, so it
+    // must wait for the first.
     copy_bytes(&a, (&host, 0), (&x, 0), 64, true, here).unwrap();
     copy_bytes(&b, (&host, 0), (&y, 0), 64, true, here).unwrap();
     assert_eq!(runtime.take_races().len(), 1);
@@ -72,7 +72,7 @@ fn memory_of_another_runtime_is_refused() {
 }
 
 #[test]
-fn what_is_refused_deep_inside_is_so_at_the_line_of_the_call() {
+fn errors_of_inner_functions_have_the_location_of_the_call() {
     let runtime = Runtime::new(small_sim(2).build(), RuntimeConfig::default()).unwrap();
     let stream = runtime.device(0).unwrap().device().default_stream();
     let elsewhere = runtime.device(1).unwrap().device().default_stream();
@@ -95,7 +95,7 @@ fn what_is_refused_deep_inside_is_so_at_the_line_of_the_call() {
     }
 }
 
-/// Two runtimes over one driver: what their streams are given, neither knows of the other's.
+/// Two runtimes of one driver do not know of work on each other's streams.
 #[test]
 fn streams_of_another_runtime_are_refused_before_anything_is_allocated() {
     let driver = small_sim(1).build();
@@ -150,12 +150,12 @@ fn streams_of_another_runtime_are_refused_before_anything_is_allocated() {
         assert!(matches!(answer.kind(), Some(ErrorKind::RuntimeMismatch)), "{i}: {answer:?}");
     }
     assert_eq!(counted(), before);
-    // The pool that was refused is as it was.
+    // The pool is still usable after the refusal.
     Capturing::begin(&theirs, &there, &other_pool).unwrap().end().unwrap();
 }
 
 #[test]
-fn a_replay_that_uses_what_another_graph_is_yet_to_make_is_refused() {
+fn a_replay_that_uses_results_of_a_graph_without_a_replay_is_refused() {
     for (one_pool, dropped) in [(true, false), (true, true), (false, false), (false, true)] {
         let runtime = runtime(SyncPolicy::Auto);
         let device = runtime.device(0).unwrap();
@@ -187,7 +187,7 @@ fn a_replay_that_uses_what_another_graph_is_yet_to_make_is_refused() {
 }
 
 #[test]
-fn a_kernel_is_not_given_another_devices_memory() {
+fn a_kernel_does_not_receive_memory_of_another_device() {
     let sim = SimConfig { schedule: Schedule::Lazy, ..small_sim(2) }.build();
     let runtime = Runtime::new(sim, RuntimeConfig::default()).unwrap();
     let (first, second) = (runtime.device(0).unwrap(), runtime.device(1).unwrap());
@@ -201,7 +201,7 @@ fn a_kernel_is_not_given_another_devices_memory() {
 }
 
 #[test]
-fn layouts_that_mean_nothing_are_refused() {
+fn layouts_that_overflow_are_refused() {
     use smallvec::smallvec;
 
     use crate::{DType, Layout, View};
@@ -212,7 +212,7 @@ fn layouts_that_mean_nothing_are_refused() {
     let storage = Storage::pageable(&runtime, 64).unwrap();
     let other = Storage::pageable(&runtime, 64).unwrap();
     for layout in [
-        // More elements than can be counted, all of them the first.
+        // The number of elements overflows, and all of them are the first element.
         Layout::from_parts(smallvec![usize::MAX, 2], smallvec![0, 0], 0),
         Layout::from_parts(smallvec![4], smallvec![1], isize::MAX as usize),
         Layout::from_parts(smallvec![0], smallvec![1], isize::MAX as usize),
@@ -263,9 +263,9 @@ fn a_target_is_one_device_of_one_runtime() {
     there.synchronize().unwrap();
 }
 
-/// Whatever the order in which an op's storages are locked.
+/// The number of waits does not depend on the order in which the storages are locked.
 #[test]
-fn uses_on_one_stream_are_waited_for_once() {
+fn uses_on_one_stream_take_one_wait() {
     let sim = SimConfig { schedule: Schedule::Lazy, ..small_sim(1) }.build();
     let runtime = Runtime::new(sim.clone(), RuntimeConfig::default()).unwrap();
     let device = runtime.device(0).unwrap().device();
@@ -282,7 +282,7 @@ fn uses_on_one_stream_are_waited_for_once() {
     }
 }
 
-/// The driver returns from it when the bytes are there: no event is recorded to wait for.
+/// The driver call returns after the copy is complete, so no event is recorded.
 #[test]
 fn a_copy_to_pageable_memory_is_done_when_it_returns() {
     for schedule in [Schedule::Lazy, Schedule::Eager, Schedule::Seeded(3)] {
@@ -334,7 +334,7 @@ fn operands_that_overlap_or_leave_their_storage_are_refused() {
 }
 
 #[test]
-fn what_checks_indices_has_parameters_for_the_report() {
+fn ops_that_check_indices_need_parameters_for_the_report() {
     static NAMED: Program =
         Program::new("named", &[""], &[""], |_, _| crate::module::Source::new());
     unsafe fn nothing(_: &warpline_cuda_sys_safe::HostLaunch<'_>) {}
@@ -349,15 +349,10 @@ fn what_checks_indices_has_parameters_for_the_report() {
             params: &[0; 8],
             checks_indices,
             host: nothing,
-            code: Code::Kernel {
-                kernel: (&NAMED, 0, 0),
-                grid: [1; 3],
-                block: [1; 3],
-                shared_bytes: 0,
-            },
+            code: Code::kernel((&NAMED, 0, 0), [1; 3], 1),
             location: Location::caller(),
         };
-        // SAFETY: it does nothing.
+        // SAFETY: the CPU implementation does nothing.
         unsafe { super::run(Target::Cpu(&runtime), &call) }
     };
     run(false).unwrap();

@@ -1,4 +1,4 @@
-//! Copies and memsets of plain bytes, ordered as launches are.
+//! Copies and memsets of bytes, ordered like launches.
 //!
 //! A copy is one driver call where possible. Between linked devices the peer link is opened on
 //! first need, for copies only. Copies of pageable memory are staged (`pageable.rs`), and so are
@@ -14,7 +14,7 @@ use warpline_stream::{OpNumber, Stream};
 use super::TOKEN;
 use super::cpu::with_host_locks;
 use super::cuda::{enqueue, enqueue_with, located, pageable_in_capture, refuse_captured};
-use super::pageable::Staged;
+use super::pageable::StagedCopy;
 use super::unlinked;
 use crate::race::Touch;
 use crate::storage::not_host;
@@ -72,7 +72,7 @@ pub fn copy_bytes(
     {
         return unlinked::copy(stream, dst, src, [to, from], bytes, location);
     }
-    let copy = Copy { dst: end(dst)?, src: end(src)?, bytes };
+    let copy = Copy { dst: copy_end(dst)?, src: copy_end(src)?, bytes };
     let storages = [(dst.0, true), (src.0, false)];
     let touches = [
         Touch::range(dst.0, dst.1, bytes, Access::Write),
@@ -80,9 +80,9 @@ pub fn copy_bytes(
     ];
     let host_end = |s: &&Storage| s.cuda_device().is_none();
     let piece_by_piece = |handle| -> Result<(), DriverError> {
-        // SAFETY: both ends lie inside live storages, as checked above; device blocks know of the
-        // stream, page-locked ones are kept from reuse by their recorded use, pageable ones are
-        // waited for below while their host lock is held.
+        // SAFETY: both ends lie inside live storages, as checked above. The allocator of a device
+        // block or page-locked block knows of the stream. The copy of a pageable block is waited
+        // for below, while its host lock is held.
         unsafe { enqueue_pieces(stream, &copy, handle) }?;
         stream.note_launch(site, [("bytes", [bytes].as_slice())].into_iter());
         Ok(())
@@ -90,7 +90,7 @@ pub fn copy_bytes(
     let submit = || {
         let touches = touches.into_iter();
         if host_end(&dst.0) && !dst.0.is_pinned() {
-            // The driver returns once the bytes are there: nothing is left to be waited for.
+            // The driver call returns after the copy is complete, so no event is needed.
             let waited = |handle| {
                 refuse_captured(stream, site)?;
                 piece_by_piece(handle).map_err(Error::from)
@@ -111,23 +111,23 @@ pub fn copy_bytes(
     if pageable || !non_blocking {
         storages.iter().try_for_each(|(storage, _)| storage.wait_for_peers())?;
     }
-    // No host code is inside the buffers while the copy is entered; afterwards the entered use
-    // makes it wait.
+    // The locks keep host code out of the memory until the copy is recorded as a use. After that,
+    // host code waits for the copy.
     let on_host = storages.into_iter().filter(|(s, _)| host_end(s));
     with_host_locks("copy_", on_host, || {
         let staged =
-            pageable.then(|| Staged::new(runtime, stream, copy.dst, copy.src, bytes)).flatten();
+            pageable.then(|| StagedCopy::new(runtime, stream, copy.dst, copy.src, bytes)).flatten();
         let op = match &staged {
             Some(staged) => stage(stream, touches, site, staged).map_err(located)?,
             None => submit()?,
         };
         if pageable || !non_blocking {
-            // Should the wait itself fail, the copy may still be using the buffers.
+            // If the wait fails, the copy may still use the memory.
             let waited = stream.host_wait(op).inspect_err(|_| {
                 let _ = stream.raw().synchronize();
             });
             if host_end(&dst.0) {
-                // What these bytes were computed from, whatever else the wait reports.
+                // A failure that the bytes depend on takes precedence over an error of the wait.
                 dst.0.check_marks(dst.1..dst.1 + bytes)?;
             }
             waited?;
@@ -136,8 +136,8 @@ pub fn copy_bytes(
     })
 }
 
-/// Enqueues a copy. Copies within device memory are split into pieces: the driver walks all pages
-/// of a copy before it starts, so it can walk those of the next piece during a transfer.
+/// Enqueues a copy. Splits copies between device memory into pieces: the driver walks all pages of
+/// a copy before it starts, and with pieces it walks the next pages during a transfer.
 ///
 /// # Safety
 /// The conditions of the driver's `memcpy_async`.
@@ -151,13 +151,13 @@ unsafe fn enqueue_pieces(
     let (CopyEnd::Device { device: to, ptr: dst }, CopyEnd::Device { device: from, ptr: src }) =
         (copy.dst, copy.src)
     else {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees the conditions of `memcpy_async` for this copy.
         return unsafe { driver.memcpy_async(copy, handle) };
     };
-    // In a capture each piece would be a node of its own.
+    // Each captured piece would be a node of the graph, so captured copies are not split.
     let first = if stream.is_capturing() { copy.bytes } else { FIRST_PIECE };
     for part in pieces(first, copy.bytes) {
-        // SAFETY: inside the copy, so the caller's.
+        // SAFETY: the piece lies inside the copy, for which the caller guarantees the conditions.
         let enqueued = unsafe {
             let dst = CopyEnd::Device { device: to, ptr: dst.offset(part.start as i64) };
             let src = CopyEnd::Device { device: from, ptr: src.offset(part.start as i64) };
@@ -165,7 +165,7 @@ unsafe fn enqueue_pieces(
         };
         if let Err(error) = enqueued {
             if part.start > 0 {
-                // The copy will count as not made: no piece of it may be on its way.
+                // A failed copy is not recorded as a use, so none of its pieces may be in transfer.
                 let _ = stream.raw().synchronize();
             }
             return Err(error);
@@ -197,17 +197,18 @@ fn refuse_waiting_copy(pageable: bool, non_blocking: bool) -> Result<()> {
     }
 }
 
-/// Copies in pieces that count as one use of the storages. The use is recorded even if a piece
-/// failed, because others may be in transfer.
+/// Runs a staged copy as one use of the storages. The use is recorded even if a piece failed,
+/// because other pieces may be in transfer.
 #[track_caller]
 fn stage(
     stream: &Stream,
     touches: [Touch<'_>; 2],
     site: Site,
-    staged: &Staged<'_>,
+    staged: &StagedCopy<'_>,
 ) -> Result<OpNumber> {
     if !staged.to_device() {
-        // What it must come after anyway is waited for before the uses are locked.
+        // Waits for the stream before the uses are locked, so that other threads do not wait for
+        // the lock that long.
         let waited = stream.host_wait(stream.last_op());
         if let Some((bytes, _)) = touches[1].extent() {
             touches[1].storage.check_marks(bytes)?;
@@ -216,8 +217,9 @@ fn stage(
     }
     let mut result = Ok(());
     let op = enqueue_with(stream, touches.into_iter(), site, || {
-        // SAFETY: both ends lie inside live storages, whose host lock the caller holds; the device's
-        // allocator knows of the stream, and its uses are locked until this one is entered.
+        // SAFETY: both ends lie inside live storages. The caller holds the host lock. The device's
+        // allocator knows of the stream, which is ordered after conflicting uses as the policy
+        // requires. The uses stay locked until this use is recorded.
         let (covered, ran) = unsafe { staged.run() };
         match (covered, ran) {
             (None, Err(error)) => Err(error),
@@ -231,9 +233,10 @@ fn stage(
 }
 
 #[track_caller]
-pub(super) fn end((storage, offset): (&Storage, usize)) -> Result<CopyEnd> {
+pub(super) fn copy_end((storage, offset): (&Storage, usize)) -> Result<CopyEnd> {
     if let (Some(base), Some(device)) = (storage.device_ptr(), storage.cuda_device()) {
-        // SAFETY: inside the storage, as `check_range` has seen.
+        // SAFETY: the caller has checked with `check_range` that the offset lies inside the
+        // storage.
         let ptr = unsafe { base.offset(offset as i64) };
         return Ok(CopyEnd::Device { device: device.index(), ptr });
     }
@@ -285,7 +288,7 @@ pub fn memset(
         return Ok(());
     }
     let Some(base) = dst.0.device_ptr() else { return Err(not_host(op, dst.0)) };
-    // SAFETY: inside the storage, as checked above.
+    // SAFETY: `check_range` above has checked that the range lies inside the storage.
     let ptr = unsafe { base.offset(dst.1 as i64) };
     let driver = stream.raw().driver();
     let touch = Touch::range(dst.0, dst.1, count * value.size(), Access::Write);

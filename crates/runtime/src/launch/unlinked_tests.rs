@@ -1,4 +1,4 @@
-//! Copies between devices without a peer link.
+//! Tests of copies between devices without a peer link.
 
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,8 +15,8 @@ fn unlinked(schedule: Schedule) -> SimConfig {
     SimConfig { schedule, unlinked_peers: vec![(0, 1)], ..small_sim(3) }
 }
 
-/// Without a link, pieces go through page-locked memory, in order with both devices and without
-/// the host waiting, under either policy.
+/// Without a link, pieces go through page-locked memory, in order with work on both devices. The
+/// host does not wait, under either policy.
 #[test]
 fn unlinked_devices_copy_in_pieces() {
     for policy in [SyncPolicy::Auto, SyncPolicy::Manual] {
@@ -63,7 +63,7 @@ fn unlinked_devices_copy_in_pieces() {
 }
 
 #[test]
-fn a_copy_is_not_torn_by_what_another_thread_writes_meanwhile() {
+fn a_copy_is_not_torn_by_writes_of_another_thread() {
     let (_, runtime) = open(unlinked(Schedule::Eager), SyncPolicy::Auto);
     let stream = |d: usize| runtime.device(d).unwrap().device().stream_from_pool(0).unwrap();
     let [from, to, others_from, others_to] = [0, 1, 0, 1].map(stream);
@@ -105,7 +105,7 @@ fn pieces_before_one_that_failed_are_waited_for() {
         let y = Storage::device(&runtime, bytes, &to).unwrap();
         set(&from, &x, 1);
         set(&to, &y, 2);
-        // Both halves of two pieces, and of the third what comes off its device.
+        // Five transfers succeed: both transfers of two pieces, and the first of the third piece.
         sim.inject(Fault::new(CallKind::MemcpyAsync, CudaCode::INVALID_VALUE).after(5));
         let failed = copy_bytes(&to, (&y, 0), (&x, 0), bytes, true, here);
         assert!(

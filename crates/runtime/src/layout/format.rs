@@ -189,7 +189,7 @@ mod tests {
         assert!(last.is_dense());
         let last = Layout::in_format(&[2, 3, 4, 5, 6], MemoryFormat::ChannelsLast3d).unwrap();
         assert_eq!(last.strides(), [360, 1, 90, 18, 3]);
-        // One channel, or one pixel: both at once.
+        // With one channel or one pixel, the layout is in both formats.
         let both = Layout::contiguous(&[2, 1, 4, 5]).unwrap();
         assert!(both.is_contiguous_in(MemoryFormat::ChannelsLast));
         assert!(Layout::in_format(&[2, 3], MemoryFormat::ChannelsLast).is_err());
@@ -197,10 +197,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dense_is_preserved_and_the_rest_keeps_its_order() {
+    fn dense_strides_are_preserved_and_other_layouts_keep_their_order() {
         let turned = layout(&[3, 4], &[1, 3]);
         assert_eq!(turned.preserved().strides(), [1, 3]);
-        // Every second column of a transposed matrix.
+        // Every second column of a transposed matrix is not dense.
         assert_eq!(layout(&[3, 4], &[2, 6]).preserved().strides(), [1, 3]);
         // Expanded: as `torch.empty(1, 4).expand(3, 4).clone()`.
         assert_eq!(layout(&[3, 4], &[0, 1]).preserved().strides(), [4, 1]);
@@ -218,18 +218,18 @@ mod tests {
         assert_eq!(Layout::of_result(&[&turned, &turned]).strides(), [1, 3]);
         assert_eq!(Layout::of_result(&[&plain, &turned]).strides(), [4, 1]);
         assert_eq!(Layout::of_result(&[&turned, &plain]).strides(), [1, 3]);
-        // A row for all rows says nothing of the order; the other does.
+        // The broadcast row does not determine the order; the other operand does.
         assert_eq!(Layout::of_result(&[&layout(&[3, 4], &[0, 1]), &turned]).strides(), [1, 3]);
         assert_eq!(Layout::of_result(&[&layout(&[3, 4], &[0, 0])]).strides(), [4, 1]);
     }
 
     #[test]
-    fn no_elements_are_contiguous_whatever_their_strides() {
+    fn layouts_without_elements_are_contiguous() {
         let columns = Layout::contiguous(&[3, 4]).unwrap().transpose(0, 1).unwrap();
         assert!(!columns.is_contiguous());
         assert!(columns.narrow(0, 0, 0).unwrap().is_contiguous());
         assert!(columns.narrow(1, 0, 0).unwrap().is_contiguous());
-        // Sizes that come from elsewhere.
+        // The nonzero sizes overflow `isize`, which only a layout made from parts can have.
         let large = Layout::from_parts(smallvec![0, 1 << 62, 4], smallvec![4, 4, 1], 0);
         assert!(large.is_contiguous());
     }

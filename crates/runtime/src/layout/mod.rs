@@ -43,8 +43,8 @@ impl Layout {
         let mut step = 1isize;
         for d in (0..sizes.len()).rev() {
             strides[d] = step;
-            // A zero-sized dimension counts as one here, as in PyTorch; that cannot overflow
-            // either, because saturating keeps it harmless for layouts with no elements.
+            // A size of 0 counts as 1, as in PyTorch. The product saturates only in layouts without
+            // elements, whose strides are never used.
             step = step.saturating_mul(sizes[d].max(1) as isize);
         }
         Ok(Self { sizes: Sizes::from_slice(sizes), strides, offset: 0 })
@@ -52,7 +52,7 @@ impl Layout {
 
     /// Returns the same sizes and strides at offset 0.
     fn at_start(&self) -> Self {
-        // What `SmallVec` clones one by one is copied as it lies.
+        // `from_slice` copies the memory at once; `SmallVec::clone` clones element by element.
         let (sizes, strides) = (Sizes::from_slice(&self.sizes), Strides::from_slice(&self.strides));
         Self { sizes, strides, offset: 0 }
     }
@@ -209,7 +209,7 @@ impl Layout {
         let (start, end) = (start.min(size), end.min(size));
         let mut out = self.narrow(dim, start as isize, end.saturating_sub(start))?;
         out.sizes[d] = out.sizes[d].div_ceil(step);
-        // Where this saturates there is at most one element, and the stride is never used.
+        // Saturates only if the dimension has at most one index, so the stride is never used.
         let step = isize::try_from(step).unwrap_or(isize::MAX);
         out.strides[d] = out.strides[d].saturating_mul(step);
         Ok(out)
@@ -271,7 +271,8 @@ impl Layout {
     pub fn unsqueeze(&self, dim: isize) -> Result<Self> {
         let d = resolve_dim(dim, self.ndim() + 1)?;
         let stride = if d < self.ndim() {
-            // Saturates only without elements; the stride of a single index is never taken.
+            // Saturates only in layouts without elements. The stride of a single index is never
+            // used.
             self.strides[d].saturating_mul(isize::try_from(self.sizes[d]).unwrap_or(isize::MAX))
         } else {
             1
@@ -317,7 +318,7 @@ impl Layout {
         if self.sizes.contains(&0) {
             return self.offset;
         }
-        // Wraps for no layout that lies in a storage.
+        // Does not wrap for a layout that lies inside a storage.
         self.offset.wrapping_add_signed(index.wrapping_mul(stride))
     }
 
@@ -333,8 +334,8 @@ impl Layout {
             out.offset = self.offset;
             return Some(out);
         }
-        // Walk from the last dimension: each run of old dimensions that is contiguous in itself
-        // must be the product of a run of new ones.
+        // From the last dimension: each contiguous run of old dimensions must have as many elements
+        // as a run of new dimensions.
         let mut strides: Strides = SmallVec::from_elem(1, sizes.len());
         let mut new = sizes.len();
         let mut old = self.ndim();
@@ -360,7 +361,7 @@ impl Layout {
             }
         }
         while new > 0 {
-            // Only sizes of 1 can be left over.
+            // The remaining new sizes are all 1.
             if sizes[new - 1] != 1 {
                 return None;
             }
@@ -380,10 +381,10 @@ pub(crate) fn is_row_major(sizes: &[usize], strides: &[isize]) -> bool {
         }
         if size != 1 {
             if stride != step {
-                // No elements have no gaps.
+                // A layout without elements is row-major.
                 return sizes.contains(&0);
             }
-            // Without elements, sizes may be larger than memory.
+            // In a layout without elements, the other sizes may be larger than memory.
             step = step.saturating_mul(size as isize);
         }
     }

@@ -11,9 +11,10 @@ use warpline_sync::OnceLock;
 use super::{Program, artefact, compiled, newer, single};
 use crate::{Error, ErrorKind, Result};
 
-/// Number of variants per chunk, and of chunks: up to 16 Ki variants. A process has one variant per
-/// op and dtype.
+/// Number of variants per chunk.
 const CHUNK: usize = 64;
+/// Maximum number of chunks. A process has about one variant per op and dtype, far fewer than 16
+/// Ki.
 const CHUNKS: usize = 256;
 
 /// The kernels of one device, indexed by the numbers of variants.
@@ -50,7 +51,7 @@ impl KernelCache {
         }
         let name =
             program.kernel_name(variant, kernel).ok_or_else(|| none(program, "have no name"))?;
-        // Two threads may both load the kernel; one module is then dropped.
+        // If two threads load the kernel at once, one of the modules is dropped.
         let ptx = single(&self.code(driver, program, variant)?, &name.to_string_lossy());
         let found = driver.properties(device).and_then(|properties| {
             let ptx = newer::specialized(ptx, properties.compute_capability);
@@ -60,8 +61,9 @@ impl KernelCache {
         Ok(function.get_or_init(|| found).handle())
     }
 
-    /// Returns a variant's PTX: compiled ahead of time, or now. Simulated devices run no PTX:
-    /// without a compiler or kernels to compile, they receive PTX that only names the kernels.
+    /// Returns a variant's PTX, compiled ahead of time or now. Simulated devices run no PTX. If
+    /// there is no compiler, or the source has no kernels, they receive PTX that only names the
+    /// kernels.
     fn code(
         &self,
         driver: &Arc<dyn Driver>,

@@ -15,10 +15,10 @@ use crate::{Error, ErrorKind, Result};
 
 /// PTX by the hash of its source. A device looks up a kernel once, before it loads it.
 #[derive(Debug, Default)]
-pub(super) struct Compiled(Mutex<HashMap<String, Slot>>);
+pub(super) struct Compiled(Mutex<HashMap<String, PtxCell>>);
 
 /// The PTX of one source, locked while it is compiled.
-type Slot = Arc<Mutex<Option<String>>>;
+type PtxCell = Arc<Mutex<Option<String>>>;
 
 /// PTX compiled by this process.
 static PROCESS: LazyLock<Compiled> = LazyLock::new(Compiled::default);
@@ -52,21 +52,21 @@ impl Compiled {
     ) -> Result<String> {
         let hash = artefact::hash(program, variant);
         let name = format!("{hash}.ptx");
-        let slot = Arc::clone(lock(&self.0).entry(hash).or_default());
-        if let Some(known) = lock(&slot).clone() {
+        let cell = Arc::clone(lock(&self.0).entry(hash).or_default());
+        if let Some(known) = lock(&cell).clone() {
             return Ok(known);
         }
         if let Some(ptx) = folder.and_then(|folder| disk::load(folder, &name)) {
-            return Ok(lock(&slot).get_or_insert(ptx).clone());
+            return Ok(lock(&cell).get_or_insert(ptx).clone());
         }
-        let mut place = lock(&slot);
-        // Another thread may have compiled it meanwhile.
-        if let Some(known) = &*place {
+        let mut guard = lock(&cell);
+        // Another thread may have compiled the source before this thread got the lock.
+        if let Some(known) = &*guard {
             return Ok(known.clone());
         }
         let ptx = compile()?;
-        *place = Some(ptx.clone());
-        drop(place);
+        *guard = Some(ptx.clone());
+        drop(guard);
         if let Some(folder) = folder {
             disk::store(folder, &name, &ptx);
         }
@@ -107,7 +107,7 @@ mod tests {
         Source::new().push(&text.replace('T', ty))
     });
 
-    /// A folder that is not there yet, and goes with this.
+    /// A path for a new folder, which is removed on drop.
     struct Folder(PathBuf);
 
     impl Folder {
@@ -128,7 +128,7 @@ mod tests {
         }
     }
 
-    /// A process that counts what it compiles.
+    /// A simulated process that counts its compilations.
     #[derive(Default)]
     struct Process {
         compiled: Compiled,
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_kept_is_used_by_later_processes() {
+    fn later_processes_use_the_stored_ptx() {
         let folder = Folder::new("kept");
         let first = Process::default().ptx(0, Some(&folder));
         assert_eq!(folder.files().len(), 1, "and nothing was left aside");
@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn a_compilation_holds_up_no_other_program() {
         let compiled = Compiled::default();
-        // A variant that is compiled while another one is: a lock of both would never be free.
+        // Compiling a variant inside the compilation of another would deadlock on a common lock.
         let outer = compiled.get(&TWICE, 0, None, || {
             compiled.get(&TWICE, 1, None, || Ok("inner".into())).map(|inner| inner + " outer")
         });
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn without_ptx_and_compiler_the_error_says_what_to_do() {
+    fn without_ptx_and_compiler_the_error_names_a_remedy() {
         let why = DriverError::LibraryNotFound {
             library: "NVRTC",
             searched: vec!["libnvrtc.so.12".into()],

@@ -7,14 +7,14 @@ use std::path::Path;
 use sha2::{Digest, Sha256};
 use warpline_files::NewFile;
 
-/// Largest number of bytes that are read from a file. NVRTC's largest outputs have a few MB.
-const MOST: u64 = 256 << 20;
+/// Maximum number of bytes that are read from a file. NVRTC's largest outputs have a few MB.
+const MAX_FILE_BYTES: u64 = 256 << 20;
 
 /// Returns the PTX in `folder/name`. `None` if the file is missing, incomplete or changed, is not a
 /// regular file, or could have been written by another user.
 pub(super) fn load(folder: &Path, name: &str) -> Option<String> {
     let mut text = String::new();
-    system::open(folder, name).ok()?.take(MOST).read_to_string(&mut text).ok()?;
+    system::open(folder, name).ok()?.take(MAX_FILE_BYTES).read_to_string(&mut text).ok()?;
     let (first, ptx) = text.split_once('\n')?;
     (first == head(ptx)).then(|| ptx.to_owned())
 }
@@ -116,7 +116,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder below one of this test's own, which is removed at the end.
+    /// A path for a folder of this test, whose parent is removed on drop.
     struct Folder(PathBuf);
 
     impl Folder {
@@ -172,7 +172,8 @@ mod tests {
 
     #[test]
     fn a_folder_of_another_user_is_not_trusted() {
-        // Only root has such a folder at hand, and is not stopped by its mode.
+        // Only root can give files to another user. Modes do not restrict root, so only the check
+        // of the owner can reject these files.
         if !rustix::process::geteuid().is_root() {
             return;
         }
@@ -195,7 +196,7 @@ mod tests {
         let made = std::process::Command::new("mkfifo").arg(&fifo).status().unwrap();
         assert!(made.success());
         for name in ["link.ptx", "fifo.ptx"] {
-            // A thread, so that a wait for the FIFO's writer fails the test.
+            // In a thread, so that the test fails instead of waiting for a writer of the FIFO.
             let (path, (done, loaded)) = (folder.0.clone(), channel());
             thread::spawn(move || done.send(load(&path, name)));
             assert_eq!(loaded.recv_timeout(Duration::from_secs(30)), Ok(None), "{name}");

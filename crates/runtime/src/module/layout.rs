@@ -6,7 +6,8 @@ use std::fmt::Write;
 ///
 /// [`cuda_struct!`](crate::cuda_struct) declares such a struct.
 pub trait CudaType: Sized {
-    /// Whether the first bytes are a [`Report`](crate::launch::Report). A kernel with such parameters checks indices.
+    /// Whether the first bytes are a [`Report`](crate::launch::Report). A kernel with such
+    /// parameters checks indices.
     const BEGINS_WITH_REPORT: bool = false;
 
     /// Returns the CUDA declaration of a variable with this name, such as `u32 sizes[16]`.
@@ -128,8 +129,8 @@ pub const fn is_report<S, T: CudaType>(_of: fn(&S) -> &T) -> bool {
 /// assert!(source.text().contains("u32 sizes[2];"));
 /// ```
 ///
-/// For a struct that is declared elsewhere, `cuda_struct!(Args { scale, sizes })` names all its fields.
-/// A struct that is generic over a number is written `cuda_struct!(Index<N> { .. })`.
+/// For a struct that is declared elsewhere, `cuda_struct!(Args { scale, sizes })` names all its
+/// fields. A struct that is generic over a number is written `cuda_struct!(Index<N> { .. })`.
 #[macro_export]
 macro_rules! cuda_struct {
     (
@@ -158,7 +159,7 @@ macro_rules! cuda_struct {
             }
 
             fn define(definitions: &mut $crate::module::Definitions) {
-                // No field is left out.
+                // A pattern without `..` fails to compile if a field is missing.
                 let _ = |Self { $first: _, $($field: _),* }: Self| ();
                 let own = Self::declare("");
                 definitions.structure::<Self>(own.trim_end(), &[

@@ -40,7 +40,7 @@ pub fn specialized(ptx: String, (major, minor): (u32, u32)) -> String {
 fn instruction(block: &str) -> Option<(u32, &str, &str)> {
     let (needed, rest) = block.split_once(": ")?;
     let (instruction, rest) = rest.split_once(END)?;
-    // Other braces, as around the registers of a vector, are within lines.
+    // Braces around the registers of a vector stand inside a line.
     let begins_line =
         |at: usize| rest[..at].rsplit('\n').next().is_some_and(|s| s.trim().is_empty());
     let (end, _) = rest.match_indices('}').find(|&(at, _)| begins_line(at))?;
@@ -51,7 +51,8 @@ fn instruction(block: &str) -> Option<(u32, &str, &str)> {
 fn with_target(ptx: &str, least: u32) -> String {
     let line = ptx.lines().find(|line| line.starts_with(".target sm_")).unwrap_or_default();
     let number = line.trim_start_matches(".target sm_");
-    // What may follow: a comma and options, or a letter, of which there is none below `sm_90a`.
+    // A comma with options may follow the number. A letter may follow too, but only from `sm_90a`
+    // on.
     let digits = number.len() - number.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (number, others) = number.split_at(digits);
     match number.parse::<u32>() {

@@ -6,7 +6,8 @@
 pub fn single(ptx: &str, kernel: &str) -> String {
     let mut parts: Vec<&str> = parts(ptx);
     parts.retain(|part| named(part, ".entry ").is_none_or(|name| name == kernel));
-    // A function may be declared first and defined after who calls it.
+    // Repeated, because a removed function may have been the only caller of another. Order tells
+    // nothing: a function may be declared before its callers and defined after them.
     loop {
         let names: Vec<Option<&str>> = parts.iter().map(|part| function(part)).collect();
         let is_called = |name: &str| {
@@ -34,7 +35,8 @@ fn parts(ptx: &str) -> Vec<&str> {
             parts.push(before);
             (rest, end) = (after, line.len());
         }
-        // Blocks within are indented; a declaration has none, and ends in a line of its own.
+        // Inner blocks are indented, so an unindented brace ends a definition. A declaration ends
+        // with a semicolon on a line of its own.
         if matches!(line.trim_end(), "}" | ";") || line.ends_with("{ ret; }\n") {
             let (part, after) = rest.split_at(end);
             parts.push(part);
@@ -62,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn other_kernels_are_left_out_with_what_only_they_call() {
+    fn other_kernels_and_their_functions_are_left_out() {
         let of = |name: &str, calls: &str| {
             format!(
                 ".visible .entry {name}(\n\t.param .u64 {name}_param_0\n)\n{{\n\t{{\n\tcall.uni (r), \

@@ -1,4 +1,4 @@
-//! Programs without a compiler: definitions, files, what is loaded.
+//! Tests of programs that need no compiler: definitions, files, loaded kernels.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ struct Args {
 cuda_struct!(Args { scale, codes, last });
 
 #[test]
-fn structs_are_defined_once_and_what_they_hold_before_them() {
+fn structs_are_defined_once_after_their_fields() {
     let text = Source::new().with::<Params<Flat, Args>>().with::<Args>().push("// end").text();
     for line in [
         "    f32 scale;\n    u16 codes[3][2];\n    u32 last;\n};\nstatic_assert(sizeof(Args) == 20, \"\");",
@@ -87,8 +87,8 @@ fn variants_are_numbered_one_after_the_other() {
     assert!(cache.function(&driver, 0, (&PROGRAM, 1, 2)).is_err(), "there are two kernels");
 }
 
-/// A crate's file may be cut off or changed; no memory is taken for what it says of itself. There is no
-/// checksum: it is compiled in, and what comes of a repository or a package has been compared with one.
+/// The file may be truncated or corrupt, so sizes in its header are checked before any allocation.
+/// The file has no checksum: it is compiled in, and repositories and packages check their files.
 #[test]
 fn damaged_files_are_no_panic() {
     use std::sync::Mutex;
@@ -102,7 +102,7 @@ fn damaged_files_are_no_panic() {
     let text = "// made\n//! variant f32 00\none\n//! variant f64 00\ntwo two two two two two\n";
     let whole = artefact::compressed(text).unwrap();
     assert_eq!(ptx(&whole).as_deref(), Some("two two two two two two\n"));
-    // The last bytes are the encoder's rest, of which the decoder may need none.
+    // The decoder may not need the last bytes, which flush the encoder.
     for end in 0..whole.len() - 5 {
         assert_eq!(ptx(&whole[..end]), None, "cut off at {end}");
     }
@@ -110,11 +110,11 @@ fn damaged_files_are_no_panic() {
         for bit in 0..8 {
             let mut changed = whole.clone();
             changed[at] ^= 1 << bit;
-            // Whatever is made of it.
+            // Any result is fine, but no panic.
             ptx(&changed);
         }
     }
-    // What says that it needs a dictionary of 4 GiB, and a text of more.
+    // Headers that claim a dictionary of 4 GiB, and a text of 2^60 bytes.
     let mut large = whole.clone();
     large[1..13].fill(0xff);
     assert_eq!(ptx(&large), None);

@@ -1,4 +1,4 @@
-//! Comparison of new work with the history of accesses.
+//! Comparison of new accesses with the history.
 
 use std::ops::{Deref, DerefMut, Range};
 use std::panic::Location;
@@ -7,22 +7,23 @@ use smallvec::SmallVec;
 use warpline_cuda_sys_safe::Access;
 use warpline_stream::{Before, OpNumber, Stream};
 
-use super::history::Entry;
+use super::history::RecordedAccess;
 use super::{History, Race, RacingUse, Span, Touch, printed};
 use crate::storage::Uses;
 use crate::{Result, Runtime, Site, Storage};
 
-/// Accesses of work that is about to be enqueued, after the check for races.
+/// Accesses of work that is about to be enqueued. They were checked for races and are recorded when
+/// the work has been enqueued.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct CheckedAccesses {
     before: Before,
     /// For each argument that touches memory: the index of its storage, the bytes, and the use.
     touches: SmallVec<[(usize, Span, RacingUse); 4]>,
 }
 
-impl Watch {
-    /// Compares an op's accesses with the histories of its storages. `uses` has the order of
-    /// `storages`.
+impl CheckedAccesses {
+    /// Compares an op's accesses with the histories of its storages. `uses` and `storages` have the
+    /// same order.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Race`] if a certain race is found under [`crate::RaceReport::Error`].
@@ -34,7 +35,7 @@ impl Watch {
         uses: &[impl Deref<Target = Uses>],
     ) -> Result<Self> {
         let before = stream.before();
-        let mut watched = SmallVec::new();
+        let mut checked = SmallVec::new();
         let mut races: SmallVec<[Race; 1]> = SmallVec::new();
         for (argument, touch) in touches.iter().enumerate() {
             let at = storages.iter().position(|(s, _)| s.same_as(touch.storage));
@@ -43,20 +44,20 @@ impl Watch {
             if let Some(history) = uses.get(at).and_then(|u| u.history.as_deref()) {
                 let comes_before = |other: &Stream, op| before.covers(other, op);
                 let new = (&span, touch.access.writes());
-                history.conflicts(new, comes_before, |entry, certain| {
-                    races.push(Race::new(entry, user.clone(), &span, certain, touch.storage));
+                history.conflicts(new, comes_before, |access, certain| {
+                    races.push(Race::new(access, user.clone(), &span, certain, touch.storage));
                 });
             }
-            watched.push((at, span, user));
+            checked.push((at, span, user));
         }
         if let Some((storage, _)) = storages.first().filter(|_| !races.is_empty()) {
             storage.runtime().detector().note(races)?;
         }
-        Ok(Self { before, touches: watched })
+        Ok(Self { before, touches: checked })
     }
 
     /// Records the accesses of work that was enqueued as operation `op`.
-    pub(crate) fn enter(
+    pub(crate) fn record(
         self,
         stream: &Stream,
         op: OpNumber,
@@ -66,8 +67,9 @@ impl Watch {
             let Some(uses) = uses.get_mut(at) else { continue };
             let history = uses.history.get_or_insert_default();
             let within = span.hull();
-            let entry = Entry { span, within, stream: stream.clone(), op, user, freed: None };
-            history.enter(entry, &self.before);
+            let access =
+                RecordedAccess { span, within, stream: stream.clone(), op, user, freed: None };
+            history.add(access, &self.before);
         }
     }
 }
@@ -84,7 +86,7 @@ impl RacingUse {
 /// Compares an access by host code with device work that uses the same page-locked memory.
 ///
 /// # Errors
-/// The same as [`Watch::new`].
+/// The same as [`CheckedAccesses::new`].
 pub(crate) fn check_host(touch: &Touch<'_>, argument: usize, site: Site) -> Result<()> {
     let runtime = touch.storage.runtime();
     if !(touch.storage.is_pinned() && runtime.detects_races()) {
@@ -95,39 +97,39 @@ pub(crate) fn check_host(touch: &Touch<'_>, argument: usize, site: Site) -> Resu
     let mut races: SmallVec<[Race; 1]> = SmallVec::new();
     if let Some(history) = touch.storage.uses().history.as_deref() {
         let comes_before = |stream: &Stream, op| stream.is_known_done(op);
-        history.conflicts((&span, touch.access.writes()), comes_before, |entry, certain| {
-            races.push(Race::new(entry, user.clone(), &span, certain, touch.storage));
+        history.conflicts((&span, touch.access.writes()), comes_before, |access, certain| {
+            races.push(Race::new(access, user.clone(), &span, certain, touch.storage));
         });
     }
     runtime.detector().note(races)
 }
 
 impl Storage {
-    /// Gives new device memory the history of its addresses.
-    pub(crate) fn exhume(&self, device: usize, home: &Stream) {
+    /// Gives new device memory the accesses to freed memory at its addresses.
+    pub(crate) fn take_freed_history(&self, device: usize, stream: &Stream) {
         if !self.runtime().detects_races() || self.bytes() == 0 {
             return;
         }
         let start = self.address() as i64;
         let range = start..start + self.bytes() as i64;
-        let entries = self.runtime().detector().graves().exhume(device, &range, home);
-        self.uses().history = Some(Box::new(History::new(Some(home.clone()), entries)));
+        let accesses = self.runtime().detector().freed().take_freed(device, &range, stream);
+        self.uses().history = Some(Box::new(History::new(Some(stream.clone()), accesses)));
     }
 }
 
-/// Keeps the history of device memory that is about to be freed.
-pub(crate) fn bury(
+/// Records the history of device memory that is about to be freed.
+pub(crate) fn record_freed(
     runtime: &Runtime,
-    (device, range, home): (usize, Range<i64>, u64),
+    (device, range, alloc_stream_id): (usize, Range<i64>, u64),
     allocated: &'static Location<'static>,
     uses: &mut Uses,
 ) {
     let Some(history) = uses.history.take() else { return };
-    if history.entries.is_empty() {
+    if history.accesses.is_empty() {
         return;
     }
-    let History { entries, home: stream, .. } = *history;
-    let home = (home, stream.as_ref());
-    let mut graves = runtime.detector().graves();
-    graves.bury((device, range), home, allocated, uses.told(), entries);
+    let History { accesses, alloc_stream, .. } = *history;
+    let owner = (alloc_stream_id, alloc_stream.as_ref());
+    let mut freed = runtime.detector().freed();
+    freed.record_freed((device, range), owner, allocated, uses.allocator_streams(), accesses);
 }

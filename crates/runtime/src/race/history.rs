@@ -1,4 +1,4 @@
-//! Accesses to the bytes of one storage that later accesses may race with.
+//! Accesses to one storage with which later accesses may race.
 
 use std::ops::Range;
 use std::panic::Location;
@@ -9,14 +9,14 @@ use super::span::Span;
 use super::{Race, RacingUse};
 use crate::overlap;
 
-/// Minimum number of entries at which entries of complete work are dropped.
+/// Minimum number of accesses at which accesses by complete work are dropped.
 const PRUNE_AT: usize = 16;
 
-/// One access by device work.
+/// An access by device work.
 #[derive(Clone, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct RecordedAccess {
     pub(crate) span: Span,
-    /// Addresses at which the accessed memory still is.
+    /// Addresses where the accessed memory still lies. Part of it may have been moved.
     pub(crate) within: Range<i64>,
     pub(crate) stream: Stream,
     pub(crate) op: OpNumber,
@@ -25,7 +25,7 @@ pub(crate) struct Entry {
     pub(crate) freed: Option<(&'static Location<'static>, Option<Stream>)>,
 }
 
-impl Entry {
+impl RecordedAccess {
     /// Returns the range from the first to the last address, limited to `within`.
     pub(crate) fn hull(&self) -> Range<i64> {
         let hull = self.span.hull();
@@ -42,7 +42,7 @@ impl Entry {
             |hull: &Range<i64>| self.within.start <= hull.start && hull.end <= self.within.end;
         let dense = self.span.dims.is_empty() && other.dims.is_empty();
         match overlap::share_a_byte(&self.span, other) {
-            // The byte may lie where it does not count.
+            // The shared byte may lie outside `within`.
             Some(true) if !(dense || inside(&self.span.hull()) || inside(&theirs)) => None,
             met => met,
         }
@@ -51,63 +51,65 @@ impl Entry {
 
 /// The accesses to a storage, and to earlier memory at its addresses.
 ///
-/// An access is dropped if a later access is ordered after it, touches all its bytes and conflicts
-/// with the same accesses: every race with the dropped access is also a race with the later one.
+/// A later access replaces an access if it is ordered after it, touches all its bytes, and
+/// conflicts with the same accesses. Every race with the replaced access is then also a race with
+/// the later access.
 #[derive(Debug, Default)]
 pub(crate) struct History {
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) accesses: Vec<RecordedAccess>,
     prune_at: usize,
     /// The stream that the memory was allocated for, if known.
-    pub(crate) home: Option<Stream>,
+    pub(crate) alloc_stream: Option<Stream>,
 }
 
 impl History {
-    pub(crate) fn new(home: Option<Stream>, entries: Vec<Entry>) -> Self {
-        Self { entries, prune_at: PRUNE_AT, home }
+    pub(crate) fn new(alloc_stream: Option<Stream>, accesses: Vec<RecordedAccess>) -> Self {
+        Self { accesses, prune_at: PRUNE_AT, alloc_stream }
     }
 
-    /// Calls `found` for each access that conflicts with a new one and is not ordered before it
-    /// according to `comes_before`. Passes whether it is certain that both share a byte.
+    /// Calls `found` for each recorded access that conflicts with a new access and is not ordered
+    /// before it according to `comes_before`. The flag is `true` if both certainly share a byte.
     pub(crate) fn conflicts(
         &self,
         (span, writes): (&Span, bool),
         comes_before: impl Fn(&Stream, OpNumber) -> bool,
-        mut found: impl FnMut(&Entry, bool),
+        mut found: impl FnMut(&RecordedAccess, bool),
     ) {
-        for entry in &self.entries {
-            if !(writes || entry.user.access.writes()) || comes_before(&entry.stream, entry.op) {
+        for access in &self.accesses {
+            if !(writes || access.user.access.writes()) || comes_before(&access.stream, access.op) {
                 continue;
             }
-            match entry.meets(span) {
+            match access.meets(span) {
                 Some(false) => {}
-                certain => found(entry, certain.is_some()),
+                certain => found(access, certain.is_some()),
             }
         }
     }
 
-    /// Adds an access that is ordered after the operations in `before`.
-    pub(crate) fn enter(&mut self, new: Entry, before: &Before) {
+    /// Adds an access that is ordered after the operations in `before`, and removes the accesses
+    /// that it replaces.
+    pub(crate) fn add(&mut self, new: RecordedAccess, before: &Before) {
         let writes = new.user.access.writes();
-        self.entries.retain(|old| {
-            let stands_in = (writes || !old.user.access.writes()) && new.span.contains(&old.span);
-            !(stands_in && before.covers(&old.stream, old.op))
+        self.accesses.retain(|old| {
+            let replaces = (writes || !old.user.access.writes()) && new.span.contains(&old.span);
+            !(replaces && before.covers(&old.stream, old.op))
         });
-        if self.entries.len() >= self.prune_at.max(PRUNE_AT) {
-            prune(&mut self.entries);
-            self.prune_at = 2 * self.entries.len();
+        if self.accesses.len() >= self.prune_at.max(PRUNE_AT) {
+            prune(&mut self.accesses);
+            self.prune_at = 2 * self.accesses.len();
         }
-        self.entries.push(new);
+        self.accesses.push(new);
     }
 }
 
-/// Removes the accesses of complete work, which come before all later work.
-pub(crate) fn prune(entries: &mut Vec<Entry>) {
-    entries.retain(|entry| !entry.stream.is_known_done(entry.op));
+/// Removes the accesses by complete work, with which no later work can race.
+pub(crate) fn prune(accesses: &mut Vec<RecordedAccess>) {
+    accesses.retain(|access| !access.stream.is_known_done(access.op));
 }
 
 impl Race {
     pub(super) fn new(
-        first: &Entry,
+        first: &RecordedAccess,
         second: RacingUse,
         span: &Span,
         certain: bool,

@@ -1,21 +1,22 @@
 //! The race detector of [`crate::SyncPolicy::Manual`].
 //!
-//! The `Uses` of each storage hold a history of accesses: the bytes, the stream and operation, and
+//! The `Uses` of each storage have a history of accesses: the bytes, the stream and operation, and
 //! the argument of the call. Before work is enqueued, its declared accesses are compared with the
-//! history: first the hulls of the byte ranges, then the bytes themselves within a limit. An access
-//! that conflicts, shares a byte and does not come before by the streams' clocks is a race.
+//! history: first the address ranges from the first byte to the last, then the single bytes, within
+//! a limit of steps. A recorded access races with the new access if the two conflict, share a byte,
+//! and are not ordered by the streams' clocks.
 //!
-//! A history entry is dropped once a later one stands in for it: a later access that is ordered
-//! after it, touches all its bytes and conflicts with everything that it conflicts with.
+//! A recorded access is dropped when a later access replaces it: one that is ordered after it,
+//! touches all its bytes, and conflicts with the same accesses.
 //!
-//! The history of freed device memory is kept by address, for the next owner of the addresses,
-//! except for order that the allocator itself provides (`graves.rs`). If the allocator maps a free
-//! page at another address, the history moves along. Accesses by host code are compared with the
-//! history of page-locked memory. Soundness requires that host code waits for such memory; this
-//! wait does not count as order.
+//! The history of freed device memory is kept by address, and the next storage at these addresses
+//! receives it (`freed.rs`). Accesses that the allocator itself orders are left out. If the
+//! allocator maps a free page at another address, the history follows. Accesses by host code are
+//! compared with the history of page-locked memory. For soundness, host code always waits for
+//! device work on such memory; this wait does not count as order.
 
 mod check;
-mod graves;
+mod freed;
 mod history;
 mod printed;
 mod report;
@@ -34,7 +35,7 @@ use warpline_sync::{Mutex, MutexGuard};
 
 use crate::{CudaDevice, Result};
 
-pub(crate) use check::{Watch, bury, check_host};
+pub(crate) use check::{CheckedAccesses, check_host, record_freed};
 pub(crate) use history::History;
 pub use printed::printed;
 pub(crate) use span::{Span, Touch};
@@ -98,13 +99,13 @@ pub struct Race {
     freed: Option<(&'static Location<'static>, Option<Stream>)>,
 }
 
-/// Race detection state of a runtime.
+/// The race detector of a runtime: its races, and the history of freed memory.
 #[derive(Debug)]
 pub(crate) struct Detector {
     report: AtomicU8,
     certain: Mutex<Vec<Race>>,
     possible: Mutex<Vec<Race>>,
-    graves: Mutex<graves::Graves>,
+    freed: Mutex<freed::FreedMemory>,
 }
 
 impl Detector {
@@ -113,15 +114,16 @@ impl Detector {
             report: AtomicU8::new(report as u8),
             certain: Mutex::default(),
             possible: Mutex::default(),
-            graves: Mutex::default(),
+            freed: Mutex::default(),
         }
     }
 
-    /// Follows free memory that a device's allocator maps at other addresses.
+    /// Moves the history of free memory whenever the device's allocator maps the memory at another
+    /// address.
     pub(crate) fn follow(self: &Arc<Self>, device: &CudaDevice) {
         let (detector, index) = (Arc::clone(self), device.index());
         device.allocator().on_remap(move |from, to, bytes| {
-            detector.graves().moved(index, from as i64, to as i64, bytes as i64);
+            detector.freed().moved(index, from as i64, to as i64, bytes as i64);
         });
     }
 
@@ -135,7 +137,7 @@ impl Detector {
         [Off, Collect, Log, Error].into_iter().find(|r| *r as u8 == value).unwrap_or_default()
     }
 
-    /// Records races. Returns the first certain race as an error under [`RaceReport::Error`].
+    /// Records races. Under [`RaceReport::Error`], returns the first certain race as an error.
     fn note(&self, races: impl IntoIterator<Item = Race>) -> Result<()> {
         let report = self.report();
         for race in races {
@@ -159,7 +161,7 @@ impl Detector {
         std::mem::take(&mut *kept.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn graves(&self) -> MutexGuard<'_, graves::Graves> {
-        self.graves.lock().unwrap_or_else(PoisonError::into_inner)
+    fn freed(&self) -> MutexGuard<'_, freed::FreedMemory> {
+        self.freed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

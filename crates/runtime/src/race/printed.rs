@@ -1,4 +1,4 @@
-//! Reads for printing, whose caller is not visible to the op.
+//! Location of a read that prints a tensor. Formatting code does not know its caller.
 
 use std::backtrace::Backtrace;
 use std::cell::RefCell;
@@ -27,7 +27,7 @@ pub fn printed<R>(own: &str, read: impl FnOnce() -> R) -> R {
     read()
 }
 
-/// Returns the line that this thread is printing for.
+/// Returns the line for which this thread is printing.
 pub(super) fn current() -> Option<Arc<str>> {
     PRINTED.try_with(|printed| printed.borrow().clone()).ok().flatten()
 }

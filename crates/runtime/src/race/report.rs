@@ -17,7 +17,7 @@ impl RacingUse {
         }
     }
 
-    fn place(&self) -> String {
+    fn stream_name(&self) -> String {
         self.stream.as_ref().map_or_else(|| "the host".into(), Stream::to_string)
     }
 }
@@ -29,7 +29,7 @@ impl fmt::Display for RacingUse {
             Some(line) => write!(f, "`{op}` at {line}")?,
             None => write!(f, "`{op}` at {location}")?,
         }
-        write!(f, " (argument {argument}, {}) on {}", self.kind(), self.place())
+        write!(f, " (argument {argument}, {}) on {}", self.kind(), self.stream_name())
     }
 }
 
@@ -54,8 +54,8 @@ impl Race {
             );
         };
         match &self.freed {
-            // The allocator knows of the stream it was asked for, and of no other.
-            Some((allocated, home)) if home.as_ref() != Some(late) => format!(
+            // The allocator orders reuse only with the stream of the allocation.
+            Some((allocated, alloc_stream)) if alloc_stream.as_ref() != Some(late) => format!(
                 "call `record_stream` for {late} on the tensor that was allocated at {allocated}, \
                  before it is dropped"
             ),
@@ -70,7 +70,7 @@ impl Race {
     /// Returns a drawing of the two streams side by side, with time from left to right.
     #[must_use]
     pub fn picture(&self) -> String {
-        let (above, below) = (self.first.place(), self.second.place());
+        let (above, below) = (self.first.stream_name(), self.second.stream_name());
         let width = above.chars().count().max(below.chars().count());
         let (first, second) = (format!("[{}]", self.first.op), format!("[{}]", self.second.op));
         let gap = first.chars().count() + 2;
@@ -111,8 +111,8 @@ impl fmt::Display for Race {
             "bytes {} to {} of the {} allocated at {}",
             self.bytes.start, self.bytes.end, self.storage_bytes, self.allocated
         )?;
-        if let Some((before, home)) = &self.freed {
-            let early = if *home == self.first.stream { "" } else { " too early" };
+        if let Some((before, alloc_stream)) = &self.freed {
+            let early = if *alloc_stream == self.first.stream { "" } else { " too early" };
             write!(f, ", given out again{early} after those allocated at {before} were freed")?;
         }
         write!(f, ". To order them, {}", self.mend())?;

@@ -75,12 +75,12 @@ impl<'a> From<(&'a Storage, bool)> for Touch<'a> {
 
 /// `run` bytes at each address `start + Σ index · step`, with every index below its count.
 ///
-/// In normal form, if joining adjacent runs can achieve it: steps ascend, and each is longer than
-/// the reach of all smaller steps. Dense memory is one run without dimensions.
+/// Adjacent runs are joined, and steps ascend. If possible, each step is also longer than the reach
+/// of all smaller steps. Dense memory is one run without dimensions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
-    /// Signed, as all numbers here: after memory was moved, the rest of a span may have no valid
-    /// addresses.
+    /// Signed like all numbers here, because part of a span may have no valid address after the
+    /// memory was moved.
     pub(crate) start: i64,
     pub(crate) run: i64,
     /// Counts, at least 2, and steps in bytes.
@@ -124,7 +124,8 @@ impl Span {
         self.start..self.start + reach + self.run
     }
 
-    /// Returns whether this span contains all bytes of another. `false` may be wrong.
+    /// Returns whether this span contains all bytes of another. May return `false` for a span that
+    /// does.
     pub(crate) fn contains(&self, other: &Self) -> bool {
         if self == other {
             return true;

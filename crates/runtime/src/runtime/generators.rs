@@ -1,4 +1,4 @@
-//! Choice of the generators that a thread draws from: the runtime's, or its own.
+//! Choice of the generators from which a thread draws: the runtime's, or its own.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -12,37 +12,37 @@ use super::{CudaDevice, Runtime};
 use crate::generator::{CpuGenerator, CudaGenerator};
 
 /// A generator of one thread. Empty while a [`GeneratorGuard`] holds it.
-type Slot<G> = Rc<Cell<Option<Box<G>>>>;
+type GeneratorCell<G> = Rc<Cell<Option<Box<G>>>>;
 
-/// Generators that a thread uses instead of a runtime's.
-struct Own {
+/// Generators that a thread uses instead of the runtime's.
+struct ThreadGenerators {
     runtime: Runtime,
-    cpu: Slot<CpuGenerator>,
+    cpu: GeneratorCell<CpuGenerator>,
     /// Indexed by device.
-    cuda: Vec<Slot<CudaGenerator>>,
+    cuda: Vec<GeneratorCell<CudaGenerator>>,
 }
 
 thread_local! {
-    static OWN: RefCell<Option<Rc<Own>>> = const { RefCell::new(None) };
+    static THREAD_GENERATORS: RefCell<Option<Rc<ThreadGenerators>>> = const { RefCell::new(None) };
 }
 
 /// Exclusive use of a generator, until the guard is dropped.
-pub struct GeneratorGuard<'a, G>(Held<'a, G>);
+pub struct GeneratorGuard<'a, G>(GuardInner<'a, G>);
 
-enum Held<'a, G> {
-    Shared(MutexGuard<'a, G>),
+enum GuardInner<'a, G> {
+    Runtime(MutexGuard<'a, G>),
     /// `None` only within `drop`.
-    Own(Slot<G>, Option<Box<G>>),
+    Thread(GeneratorCell<G>, Option<Box<G>>),
 }
 
 impl<'a, G> GeneratorGuard<'a, G> {
-    fn new(shared: &'a Mutex<G>, own: Option<Slot<G>>) -> Self {
-        if let Some(slot) = own
-            && let Some(generator) = slot.take()
+    fn new(shared: &'a Mutex<G>, own: Option<GeneratorCell<G>>) -> Self {
+        if let Some(cell) = own
+            && let Some(generator) = cell.take()
         {
-            return Self(Held::Own(slot, Some(generator)));
+            return Self(GuardInner::Thread(cell, Some(generator)));
         }
-        Self(Held::Shared(shared.lock().unwrap_or_else(PoisonError::into_inner)))
+        Self(GuardInner::Runtime(shared.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 }
 
@@ -51,9 +51,9 @@ impl<G> Deref for GeneratorGuard<'_, G> {
 
     fn deref(&self) -> &G {
         match &self.0 {
-            Held::Shared(generator) => generator,
-            Held::Own(_, Some(generator)) => generator,
-            Held::Own(_, None) => unreachable!("only `drop` takes it"),
+            GuardInner::Runtime(generator) => generator,
+            GuardInner::Thread(_, Some(generator)) => generator,
+            GuardInner::Thread(_, None) => unreachable!("only `drop` takes it"),
         }
     }
 }
@@ -61,17 +61,17 @@ impl<G> Deref for GeneratorGuard<'_, G> {
 impl<G> DerefMut for GeneratorGuard<'_, G> {
     fn deref_mut(&mut self) -> &mut G {
         match &mut self.0 {
-            Held::Shared(generator) => generator,
-            Held::Own(_, Some(generator)) => generator,
-            Held::Own(_, None) => unreachable!("only `drop` takes it"),
+            GuardInner::Runtime(generator) => generator,
+            GuardInner::Thread(_, Some(generator)) => generator,
+            GuardInner::Thread(_, None) => unreachable!("only `drop` takes it"),
         }
     }
 }
 
 impl<G> Drop for GeneratorGuard<'_, G> {
     fn drop(&mut self) {
-        if let Held::Own(slot, generator) = &mut self.0 {
-            slot.set(generator.take());
+        if let GuardInner::Thread(cell, generator) = &mut self.0 {
+            cell.set(generator.take());
         }
     }
 }
@@ -83,9 +83,9 @@ impl<G: fmt::Debug> fmt::Debug for GeneratorGuard<'_, G> {
 }
 
 /// Returns this thread's own generators, within `with_generators` of a runtime.
-fn own(is_of: impl FnOnce(&Runtime) -> bool) -> Option<Rc<Own>> {
-    // A thread that ends has none any more.
-    let own = OWN.try_with(|own| own.borrow().clone()).ok().flatten();
+fn thread_generators(is_of: impl FnOnce(&Runtime) -> bool) -> Option<Rc<ThreadGenerators>> {
+    // Fails while the thread ends, after its thread-local values were dropped.
+    let own = THREAD_GENERATORS.try_with(|own| own.borrow().clone()).ok().flatten();
     own.filter(|own| is_of(&own.runtime))
 }
 
@@ -94,7 +94,7 @@ impl Runtime {
     /// [`with_generators`](Self::with_generators) this thread's own.
     #[must_use]
     pub fn cpu_generator(&self) -> GeneratorGuard<'_, CpuGenerator> {
-        let own = own(|runtime| runtime.same_as(self)).map(|own| Rc::clone(&own.cpu));
+        let own = thread_generators(|runtime| runtime.same_as(self)).map(|own| Rc::clone(&own.cpu));
         GeneratorGuard::new(&self.0.cpu_generator, own)
     }
 
@@ -102,41 +102,43 @@ impl Runtime {
     /// Random ops on this runtime in this thread then neither advance nor depend on the runtime's
     /// generators. Restores the thread's former generators afterwards, also if `f` panics.
     pub fn with_generators<R>(&self, seed: u64, f: impl FnOnce() -> R) -> R {
-        struct Restore(Option<Rc<Own>>);
+        struct Restore(Option<Rc<ThreadGenerators>>);
         impl Drop for Restore {
             fn drop(&mut self) {
                 let former = self.0.take();
-                // Dropped outside, because it may hold the last clone of a runtime.
-                let _ended = OWN.try_with(|own| own.replace(former));
+                // Dropped outside `try_with`, because it may hold the last clone of a runtime.
+                let _ended = THREAD_GENERATORS.try_with(|own| own.replace(former));
             }
         }
-        fn slot<G>(generator: G) -> Slot<G> {
+        fn cell<G>(generator: G) -> GeneratorCell<G> {
             Rc::new(Cell::new(Some(Box::new(generator))))
         }
         let seeded = || {
             let mut generator = CudaGenerator::default();
             generator.manual_seed(seed);
-            slot(generator)
+            cell(generator)
         };
-        let own = Own {
+        let own = ThreadGenerators {
             runtime: self.clone(),
-            cpu: slot(CpuGenerator::new(seed)),
+            cpu: cell(CpuGenerator::new(seed)),
             cuda: (0..self.device_count()).map(|_| seeded()).collect(),
         };
-        let former = OWN.try_with(|slot| slot.replace(Some(Rc::new(own)))).ok().flatten();
+        let former =
+            THREAD_GENERATORS.try_with(|cell| cell.replace(Some(Rc::new(own)))).ok().flatten();
         let _restore = Restore(former);
         f()
     }
 }
 
 impl CudaDevice {
-    /// Locks the random generator (Philox): the device's, or within [`Runtime::with_generators`] this thread's own.
+    /// Locks the random generator (Philox): the device's, or within [`Runtime::with_generators`]
+    /// this thread's own.
     #[must_use]
     pub fn generator(&self) -> GeneratorGuard<'_, CudaGenerator> {
         let is_of = |runtime: &Runtime| {
             runtime.gpu(self.index()).is_some_and(|device| std::ptr::eq(device, self))
         };
-        let own = own(is_of).and_then(|own| own.cuda.get(self.index()).cloned());
+        let own = thread_generators(is_of).and_then(|own| own.cuda.get(self.index()).cloned());
         GeneratorGuard::new(&self.generator, own)
     }
 }

@@ -1,18 +1,19 @@
 //! A cache of pageable host memory.
 //!
-//! A new block costs the system more than an op that writes it: pages are found, zeroed and mapped,
-//! and unmapped when the block is freed. Freed blocks of 64 KiB and more are therefore kept for
-//! later tensors, up to [`RuntimeConfig::host_cache_limit`](crate::RuntimeConfig) bytes and 512
-//! blocks. Beyond that, the blocks that were kept longest are released.
+//! Allocating a block from the system costs more than an op that writes the block: the system
+//! finds, zeroes and maps pages, and unmaps them when the block is freed. Freed blocks of 64 KiB
+//! and more are therefore kept for later tensors, up to
+//! [`RuntimeConfig::host_cache_limit`](crate::RuntimeConfig) bytes and 512 blocks. If a limit is
+//! exceeded, the blocks that were kept longest are released.
 //!
 //! Sizes are rounded up by at most an eighth, and a block serves only requests of its rounded size.
 //! A reused block holds the bytes of its last user, as reused device memory does: a caller that
 //! needs zeros writes them.
 //!
-//! New blocks of 1 MiB and more are mapped, in huge pages where the system has any. Their pages are
-//! provided at the first write, by the threads that share the op. Smaller blocks come from the
-//! standard library and are not kept. Neither are blocks in a forked child, where another thread of
-//! the parent may have held the cache's lock.
+//! New blocks of 1 MiB and more are mapped, in huge pages if the system has any. The system
+//! provides their pages at the first write, so the threads of an op share this cost. Smaller blocks
+//! come from the standard library. A forked child keeps no blocks, because another thread of the
+//! parent may have held the cache's lock during the fork.
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;
@@ -21,11 +22,11 @@ use warpline_cuda_sys_safe::DriverError;
 use warpline_cuda_sys_safe::owned::HostMemory;
 use warpline_sync::Mutex;
 
-/// Minimum size of a kept block, in bytes. A smaller allocation costs less than a search.
-pub(crate) const KEPT_FROM: usize = 64 << 10;
+/// Minimum size of a kept block, in bytes. Allocating a smaller block costs less than a search.
+pub(crate) const MIN_CACHED_BYTES: usize = 64 << 10;
 
 /// Maximum number of kept blocks, so that searching all of them costs less than a new block.
-const MOST_BLOCKS: usize = 512;
+const MAX_BLOCKS: usize = 512;
 
 /// Statistics of the cache of pageable host memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,11 +49,11 @@ pub struct HostCacheStats {
 }
 
 #[derive(Debug)]
-pub(crate) struct HostCache(Mutex<Kept>);
+pub(crate) struct HostCache(Mutex<CachedBlocks>);
 
 #[derive(Debug)]
-struct Kept {
-    /// In the order of their frees.
+struct CachedBlocks {
+    /// In the order in which they were freed.
     blocks: VecDeque<HostMemory>,
     stats: HostCacheStats,
 }
@@ -68,7 +69,7 @@ impl HostCache {
     /// Creates a cache that keeps up to `limit` bytes.
     pub(crate) fn new(limit: usize) -> Self {
         let stats = HostCacheStats { limit, ..HostCacheStats::default() };
-        Self(Mutex::new(Kept { blocks: VecDeque::new(), stats }))
+        Self(Mutex::new(CachedBlocks { blocks: VecDeque::new(), stats }))
     }
 
     /// Returns a block of at least `bytes` bytes: a kept block of that rounded size with its old
@@ -76,15 +77,15 @@ impl HostCache {
     pub(crate) fn take(&self, bytes: usize) -> Result<HostMemory, DriverError> {
         // The system rejects a size that overflows, with its own error.
         let bytes = rounded(bytes).unwrap_or(bytes);
-        if let Some(kept) = self.kept().reuse(bytes) {
+        if let Some(kept) = self.lock().reuse(bytes) {
             return Ok(kept);
         }
         let new = HostMemory::pageable(bytes).or_else(|_| {
-            // Kept blocks may hold the memory that the system lacks.
+            // Releasing the kept blocks may provide the memory.
             self.empty();
             HostMemory::pageable(bytes)
         })?;
-        self.kept().stats.num_alloc += 1;
+        self.lock().stats.num_alloc += 1;
         Ok(new)
     }
 
@@ -92,24 +93,24 @@ impl HostCache {
     /// the limits are exceeded.
     pub(crate) fn put(&self, block: HostMemory) {
         // Unmapped after the lock is released, so that other threads do not wait for it.
-        let _surplus = self.kept().keep(block);
+        let _surplus = self.lock().keep(block);
     }
 
     /// Releases all kept blocks to the system.
     pub(crate) fn empty(&self) {
-        let _all = self.kept().give_back(0, 0);
+        let _all = self.lock().release(0, 0);
     }
 
     pub(crate) fn stats(&self) -> HostCacheStats {
-        self.kept().stats
+        self.lock().stats
     }
 
-    fn kept(&self) -> warpline_sync::MutexGuard<'_, Kept> {
+    fn lock(&self) -> warpline_sync::MutexGuard<'_, CachedBlocks> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Kept {
+impl CachedBlocks {
     /// Returns the block of this size that was freed last, because most of it is still in the
     /// processor's caches.
     fn reuse(&mut self, bytes: usize) -> Option<HostMemory> {
@@ -127,7 +128,7 @@ impl Kept {
             self.stats.num_free += 1;
             return vec![block];
         }
-        let surplus = self.give_back(self.stats.limit - bytes, MOST_BLOCKS - 1);
+        let surplus = self.release(self.stats.limit - bytes, MAX_BLOCKS - 1);
         self.blocks.push_back(block);
         self.count();
         self.stats.cached_bytes += bytes;
@@ -137,7 +138,7 @@ impl Kept {
 
     /// Removes the blocks that were kept longest until at most `bytes` bytes and `blocks` blocks
     /// are left.
-    fn give_back(&mut self, bytes: usize, blocks: usize) -> Vec<HostMemory> {
+    fn release(&mut self, bytes: usize, blocks: usize) -> Vec<HostMemory> {
         let mut removed = Vec::new();
         while self.stats.cached_bytes > bytes || self.blocks.len() > blocks {
             let Some(block) = self.blocks.pop_front() else { break };
@@ -182,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_the_one_freed_last_is_used() {
+    fn the_block_freed_last_is_reused_first() {
         let cache = HostCache::new(64 * MIB);
         let (a, b) = (cache.take(MIB).unwrap(), cache.take(MIB).unwrap());
         let at = [address(&b), address(&a)];
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_kept_than_the_limit() {
+    fn kept_bytes_do_not_exceed_the_limit() {
         let cache = HostCache::new(4 * MIB);
         let blocks: Vec<HostMemory> = (0..6).map(|_| cache.take(MIB).unwrap()).collect();
         let last = address(&blocks[5]);
@@ -213,16 +214,18 @@ mod tests {
     fn the_number_of_blocks_is_limited_too() {
         let cache = HostCache::new(usize::MAX);
         let blocks: Vec<HostMemory> =
-            (0..MOST_BLOCKS + 3).map(|_| cache.take(KEPT_FROM).unwrap()).collect();
+            (0..MAX_BLOCKS + 3).map(|_| cache.take(MIN_CACHED_BYTES).unwrap()).collect();
         blocks.into_iter().for_each(|block| cache.put(block));
         let stats = cache.stats();
-        assert_eq!((stats.cached_blocks, stats.num_free), (MOST_BLOCKS, 3));
-        assert_eq!(stats.cached_bytes, MOST_BLOCKS * KEPT_FROM);
+        assert_eq!((stats.cached_blocks, stats.num_free), (MAX_BLOCKS, 3));
+        assert_eq!(stats.cached_bytes, MAX_BLOCKS * MIN_CACHED_BYTES);
     }
 
     #[test]
     fn sizes_are_rounded_by_an_eighth_at_most() {
-        for bytes in [KEPT_FROM, KEPT_FROM + 1, 100_000, MIB - 1, 5 * MIB + 1, (1 << 40) - 1] {
+        for bytes in
+            [MIN_CACHED_BYTES, MIN_CACHED_BYTES + 1, 100_000, MIB - 1, 5 * MIB + 1, (1 << 40) - 1]
+        {
             let rounded = rounded(bytes).unwrap();
             assert!(rounded >= bytes && rounded <= bytes + bytes / 8, "{bytes}: {rounded}");
         }
@@ -231,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_makes_room_where_the_system_has_none() {
+    fn kept_blocks_are_released_if_an_allocation_fails() {
         let cache = HostCache::new(4 * MIB);
         cache.put(cache.take(MIB).unwrap());
         assert!(cache.take(1 << 60).is_err());
@@ -257,8 +260,8 @@ mod tests {
         assert_eq!(runtime.host_cache_stats().cached_bytes, 2 * MIB, "no more than the limit");
         runtime.empty_host_cache();
         assert_eq!(runtime.host_cache_stats().cached_blocks, 0);
-        // Small ones are not looked for.
-        drop(Storage::pageable(&runtime, KEPT_FROM - 1).unwrap());
+        // Smaller blocks are not cached.
+        drop(Storage::pageable(&runtime, MIN_CACHED_BYTES - 1).unwrap());
         assert_eq!(runtime.host_cache_stats().cached_blocks, 0);
     }
 }

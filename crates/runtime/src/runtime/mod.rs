@@ -25,10 +25,10 @@ use crate::{Error, ErrorKind, Race, RaceReport, Result};
 pub use device::CudaDevice;
 pub use generators::GeneratorGuard;
 pub use host_cache::HostCacheStats;
-pub(crate) use host_cache::{HostCache, KEPT_FROM};
+pub(crate) use host_cache::{HostCache, MIN_CACHED_BYTES};
 use peers::Peers;
-use shared::Shared;
-pub(crate) use shared::{SharedMapping, Unused, new_memory_id};
+use shared::SharedMemory;
+pub(crate) use shared::{SharedMapping, UnusedMemory, new_memory_id};
 pub use staging::Staging;
 
 /// The party that orders work on different streams.
@@ -103,7 +103,7 @@ pub struct Runtime(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     /// Dropped first, because its drop waits for streams.
-    shared: Shared,
+    shared: SharedMemory,
     devices: Result<Devices, DriverError>,
     gpus: Vec<CudaDevice>,
     peers: Peers,
@@ -151,7 +151,7 @@ impl Runtime {
             detector.follow(gpu);
         }
         Self(Arc::new(Inner {
-            shared: Shared::default(),
+            shared: SharedMemory::default(),
             peers: Peers::new(gpus.len()),
             devices,
             gpus,

@@ -1,8 +1,8 @@
 //! Peer access between devices.
 //!
-//! A program enables a pair of devices for the operands of ops. `cuCtxEnablePeerAccess` opens only
-//! memory of `cuMemAlloc`. Pages that the allocator maps itself are opened one by one, including
-//! pages that are mapped later (`cuda/peers.rs` of `warpline-alloc`).
+//! A program enables a pair of devices for the operands of ops. `cuCtxEnablePeerAccess` gives
+//! access only to memory of `cuMemAlloc`. The allocator gives access to each page that it maps
+//! itself, also to pages that it maps later (`cuda/peers.rs` of `warpline-alloc`).
 
 use std::sync::PoisonError;
 
@@ -20,7 +20,7 @@ const UNKNOWN: u8 = 0;
 const UNREACHABLE: u8 = 1;
 /// Copies go over the link.
 const LINKED: u8 = 2;
-/// Ops may also take tensors of the peer.
+/// Copies go over the link, and ops may take tensors of the peer.
 const ENABLED: u8 = 3;
 
 /// State of each ordered pair of devices.
@@ -71,8 +71,8 @@ impl Runtime {
             || within && self.0.peers.pair(device, peer).load(Ordering::Acquire) == ENABLED
     }
 
-    /// Returns whether two devices can access each other's memory. Enables the access on first
-    /// need.
+    /// Returns whether two devices can access each other's memory. The first call for a pair
+    /// enables the access if it is possible.
     #[track_caller]
     pub(crate) fn link_peers(&self, a: usize, b: usize) -> Result<bool> {
         Ok(a == b || self.link(a, b)? && self.link(b, a)?)
@@ -102,7 +102,7 @@ impl Runtime {
         }
     }
 
-    /// Opens all memory of `peer` to `device`.
+    /// Lets `device` access all memory of `peer`.
     #[track_caller]
     fn connect(&self, device: usize, peer: usize) -> Result<()> {
         let peers = &self.0.peers;

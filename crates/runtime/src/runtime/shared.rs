@@ -1,8 +1,8 @@
 //! Memory shared with other processes: the devices that can access it, and its unmapping.
 //!
-//! Unmapping does not wait for work that uses the addresses. Dropped memory therefore waits here,
-//! with an event on each stream that used it, and a later call unmaps it when the events have
-//! completed. The host waits only at the end of the runtime.
+//! Unmapping does not wait for work that uses the addresses. Dropped memory is therefore *retired*:
+//! an event is recorded on each stream that used it, and a later call unmaps the memory when the
+//! events have completed. The host waits for them only at the end of the runtime.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -23,10 +23,10 @@ use crate::storage::WeakStorage;
 use crate::{ErrorKind, Result, Storage};
 
 /// Interval at which the host polls for completed work while it waits with a timeout.
-const SLICE: Duration = Duration::from_micros(100);
+const POLL_INTERVAL: Duration = Duration::from_micros(100);
 
-/// Number of retired mappings that are checked whenever memory is shared or received.
-const SWEPT: usize = 16;
+/// Maximum number of retired mappings that are checked whenever memory is shared or received.
+const SWEEP_LIMIT: usize = 16;
 
 /// A mapping of shared memory, and its device.
 #[derive(Debug)]
@@ -43,33 +43,35 @@ impl Deref for SharedMapping {
     }
 }
 
+/// All memory of a runtime that is shared with other processes.
 #[derive(Debug, Default)]
-pub(super) struct Shared {
-    state: Mutex<State>,
-    /// The storage of each memory, by identifier. Memory that is received more than once is one
-    /// storage, so that all work on it is ordered. The entry is removed after the storage is
-    /// dropped and retired.
+pub(super) struct SharedMemory {
+    state: Mutex<SharedMemoryState>,
+    /// The storage of each memory, by identifier. Memory that is received twice gets one storage,
+    /// so that all work on it is ordered. The entry is removed after the storage was dropped and
+    /// its memory retired.
     storages: Mutex<HashMap<u128, WeakStorage>>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct SharedMemoryState {
+    /// Mappings that may still exist.
     live: Vec<Weak<SharedMapping>>,
     /// Pairs of a device and an owner: the device can access the owner's memory.
     peers: Vec<(usize, usize)>,
-    /// Memory that was dropped and may be in use. Memory that was checked last is at the end.
-    retired: VecDeque<Retired>,
+    /// Dropped memory that work may still use. Memory that was checked last is at the end.
+    retired: VecDeque<RetiredMemory>,
 }
 
-/// Shared memory without references in this process.
+/// Shared memory that this process no longer references.
 #[derive(Debug)]
-pub(crate) enum Unused {
+pub(crate) enum UnusedMemory {
     Device(Arc<SharedMapping>),
     Host(SharedHostMemory),
     Words(SharedWords),
 }
 
-impl Unused {
+impl UnusedMemory {
     fn bytes(&self) -> usize {
         match self {
             Self::Device(mapping) => mapping.bytes(),
@@ -79,7 +81,7 @@ impl Unused {
     }
 }
 
-impl State {
+impl SharedMemoryState {
     /// Returns the streams that may still use dropped memory with this identifier.
     fn users(&self, id: u128) -> Vec<Stream> {
         let retired = self.retired.iter().filter(|retired| retired.id == id);
@@ -87,20 +89,21 @@ impl State {
     }
 }
 
-/// Dropped shared memory, and streams that may still use it.
+/// Dropped shared memory, and the streams that may still use it, with their events.
 #[derive(Debug)]
-struct Retired {
+struct RetiredMemory {
     id: u128,
-    memory: Unused,
+    memory: UnusedMemory,
     streams: SmallVec<[(Stream, Option<Event>); 2]>,
 }
 
-impl Retired {
+impl RetiredMemory {
     /// Returns whether all streams have completed their use of the memory.
     fn is_unused(&mut self) -> bool {
-        // Dropping a tensor waits for no work, but the driver may as it releases host memory: leave that
-        // to a later call. A semaphore is dropped with its channel, which has waited.
-        let at_once = !matches!(self.memory, Unused::Host(_));
+        // Dropping a tensor must not wait for work. The driver may wait when it releases host
+        // memory, so a later call releases host memory. The words of a semaphore are dropped with
+        // its channel, which has waited.
+        let at_once = !matches!(self.memory, UnusedMemory::Host(_));
         self.streams.retain(|(stream, event)| {
             if stream.raw().driver().lost(stream.device_index()).is_some() {
                 return false;
@@ -113,7 +116,8 @@ impl Retired {
             }
             match event.as_ref().map(Event::query) {
                 Some(Ok(done)) => !done,
-                // For example, the event was recorded in a capture that had just begun.
+                // For example, the event was recorded in a capture that began after the check
+                // above.
                 Some(Err(_)) => {
                     *event = None;
                     true
@@ -132,8 +136,8 @@ fn recorded(stream: &Stream) -> Result<Event, DriverError> {
     Ok(event)
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl SharedMemory {
+    fn lock(&self) -> MutexGuard<'_, SharedMemoryState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -142,7 +146,7 @@ impl Shared {
         self.storages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens all shared memory of `owner`, present and future, to `device`.
+    /// Lets `device` access all present and future shared memory of `owner`.
     pub(super) fn allow(&self, device: usize, owner: usize) -> Result<(), DriverError> {
         let mut state = self.lock();
         for mapping in state.live.iter().filter_map(Weak::upgrade) {
@@ -155,10 +159,10 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedMemory {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for Retired { memory, streams, .. } in state.retired.drain(..) {
+        for RetiredMemory { memory, streams, .. } in state.retired.drain(..) {
             let lost = |s: &Stream| s.raw().driver().lost(s.device_index()).is_some();
             if !streams.iter().all(|(s, _)| s.raw().synchronize().is_ok() || lost(s)) {
                 // Work may still use the memory, so it stays mapped as long as the process lives.
@@ -169,7 +173,8 @@ impl Drop for Shared {
 }
 
 impl Runtime {
-    /// Opens a new mapping to its device and to the devices that can access that device's memory.
+    /// Lets a mapping's device, and the devices with access to that device's memory, access a new
+    /// mapping.
     pub(crate) fn open_shared(
         &self,
         device: usize,
@@ -206,7 +211,7 @@ impl Runtime {
             match storages.get(&id).map(WeakStorage::upgrade) {
                 Some(Some(storage)) => return Ok(storage),
                 Some(None) => {
-                    // Another thread is about to retire it.
+                    // Another thread is dropping the storage and is about to retire the memory.
                     drop(storages);
                     std::thread::yield_now();
                     continue;
@@ -230,41 +235,41 @@ impl Runtime {
                         .of(op)
                         .at(location));
                 }
-                Some(_) => std::thread::sleep(SLICE),
+                Some(_) => std::thread::sleep(POLL_INTERVAL),
             }
             self.sweep(usize::MAX);
         }
     }
 
-    /// Unmaps memory after these streams have completed their work so far. Unmapping host memory
-    /// also unlocks its pages, for which the driver may wait.
+    /// Retires memory: unmaps it after these streams have completed their work so far. Unmapping
+    /// host memory also unlocks its pages, which may make the driver wait.
     pub(crate) fn retire_shared(
         &self,
         id: u128,
-        memory: Unused,
+        memory: UnusedMemory,
         streams: impl Iterator<Item = Stream>,
     ) {
-        let mut retired = Retired { id, memory, streams: SmallVec::new() };
+        let mut retired = RetiredMemory { id, memory, streams: SmallVec::new() };
         for stream in streams {
             if !retired.streams.iter().any(|(known, _)| *known == stream) {
                 retired.streams.push((stream, None));
             }
         }
         let shared = &self.0.shared;
-        // Unused memory is unmapped without the lock.
+        // Memory that is unused already is unmapped here, without the lock.
         if !retired.is_unused() {
             shared.lock().retired.push_back(retired);
         }
         shared.storages().remove(&id);
     }
 
-    /// Unmaps some of the dropped memory that no work uses any more. Checks a bounded number of
-    /// mappings, first those that were not checked for longest.
+    /// Unmaps retired memory that no work uses any more. Checks at most [`SWEEP_LIMIT`] mappings,
+    /// beginning with those that were not checked for longest.
     pub(crate) fn sweep_shared(&self) {
-        self.sweep(SWEPT);
+        self.sweep(SWEEP_LIMIT);
     }
 
-    /// Checks up to `most` mappings.
+    /// Checks up to `most` mappings, and unmaps those that no work uses.
     fn sweep(&self, most: usize) {
         let mut state = self.0.shared.lock();
         let mut unused = Vec::new();
@@ -276,7 +281,7 @@ impl Runtime {
             }
         }
         drop(state);
-        drop(unused); // without the lock
+        drop(unused); // unmapped without the lock
     }
 
     /// Releases memory that was shared with other processes, was dropped here, and is no longer
@@ -289,8 +294,8 @@ impl Runtime {
     }
 }
 
-/// Returns an identifier that is unique among all processes and cannot be guessed: a process that
-/// names it gets access to the memory.
+/// Returns an identifier that is unique among all processes. It cannot be guessed, because a
+/// process that sends an identifier gets access to the memory with that identifier.
 pub(crate) fn new_memory_id() -> u128 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let time =

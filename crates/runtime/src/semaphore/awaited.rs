@@ -4,12 +4,12 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{PeerSemaphore, SLICE, reaches};
+use super::{POLL_INTERVAL, PeerSemaphore, reaches};
 use crate::{Error, ErrorKind, Result, Site};
 
-/// A number of another process that data depends on.
+/// A number that another process signals, and on which data depends.
 #[derive(Clone, Debug)]
-pub(crate) struct Awaited {
+pub(crate) struct AwaitedSignal {
     pub(super) semaphore: PeerSemaphore,
     pub(super) number: u32,
     /// Maximum time that a host read waits for the number. `None`: until the number arrives or the
@@ -19,7 +19,7 @@ pub(crate) struct Awaited {
     pub(super) location: &'static Location<'static>,
 }
 
-impl Awaited {
+impl AwaitedSignal {
     pub(crate) fn is_there(&self) -> bool {
         self.semaphore.is_there(self.number)
     }
@@ -39,9 +39,9 @@ impl Awaited {
         self.is_of(&other.semaphore) && reaches(self.number, other.number)
     }
 
-    /// Waits for at most the time of a read, before the host waits for a stream that waits for the
-    /// number. Succeeds if the other process is gone, because that releases the stream; reads then
-    /// return the failure.
+    /// Waits for the number, for at most `limit`. Call it before the host waits for a stream that
+    /// waits for the number, because that wait has no limit. Succeeds if the other process is gone:
+    /// the stream is then released, and reads return the failure.
     ///
     /// # Errors
     /// [`ErrorKind::TimedOut`] if the number does not arrive in time.
@@ -63,7 +63,7 @@ impl Awaited {
                 let (op, location) = (self.op, self.location);
                 return Err(ErrorKind::TimedOut { reason }.of(op).at(location));
             }
-            std::thread::sleep(SLICE);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
@@ -77,10 +77,10 @@ impl Awaited {
     }
 }
 
-impl PartialEq for Awaited {
+impl PartialEq for AwaitedSignal {
     fn eq(&self, other: &Self) -> bool {
         self.is_of(&other.semaphore) && self.number == other.number
     }
 }
 
-impl Eq for Awaited {}
+impl Eq for AwaitedSignal {}

@@ -39,15 +39,15 @@ use crate::ErrorKind;
 use crate::Site;
 use crate::launch::enqueue;
 use crate::race::Touch;
-use crate::runtime::{Unused, new_memory_id};
+use crate::runtime::{UnusedMemory, new_memory_id};
 use crate::{CudaDevice, Error, Result, Runtime, Storage, SyncPolicy};
-pub(crate) use awaited::Awaited;
+pub(crate) use awaited::AwaitedSignal;
 
 /// Index of the semaphore's word that holds the number.
 const WORD: usize = 0;
 
 /// Interval at which the host polls while it waits for a number.
-const SLICE: Duration = Duration::from_micros(100);
+const POLL_INTERVAL: Duration = Duration::from_micros(100);
 
 /// A semaphore exported to another process, which creates a [`PeerSemaphore`] from it.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ pub struct SharedSemaphore {
 
 /// The memory of a semaphore, and the streams that may still use it.
 #[derive(Debug)]
-struct Page {
+struct SemaphorePage {
     words: Option<SharedWords>,
     runtime: Runtime,
     device: usize,
@@ -72,7 +72,7 @@ struct Page {
     own: OnceLock<Stream>,
 }
 
-impl Page {
+impl SemaphorePage {
     fn new(runtime: &Runtime, device: usize, words: SharedWords) -> Self {
         let (words, streams) = (Some(words), Mutex::default());
         Self { words, runtime: runtime.clone(), device, streams, own: OnceLock::new() }
@@ -105,7 +105,7 @@ impl Page {
     }
 }
 
-impl Drop for Page {
+impl Drop for SemaphorePage {
     fn drop(&mut self) {
         let Some(words) = self.words.take() else { return };
         if !self.runtime.is_own_process() {
@@ -114,7 +114,11 @@ impl Drop for Page {
         }
         let streams = self.streams.get_mut().unwrap_or_else(PoisonError::into_inner);
         let streams = std::mem::take(streams);
-        self.runtime.retire_shared(new_memory_id(), Unused::Words(words), streams.into_iter());
+        self.runtime.retire_shared(
+            new_memory_id(),
+            UnusedMemory::Words(words),
+            streams.into_iter(),
+        );
     }
 }
 
@@ -159,7 +163,7 @@ fn all_of(storage: &Storage) -> impl Iterator<Item = Touch<'_>> {
 /// A semaphore that this process signals.
 #[derive(Debug)]
 pub struct OwnSemaphore {
-    page: Page,
+    page: SemaphorePage,
     signalled: Mutex<Signalled>,
 }
 
@@ -180,7 +184,7 @@ impl OwnSemaphore {
         let driver = runtime.device(device)?.driver();
         let words = SharedWords::new(driver, device).map_err(|e| Error::driver("send", e))?;
         let signalled = Mutex::new(Signalled { number: 0, last: None });
-        Ok(Self { page: Page::new(runtime, device, words), signalled })
+        Ok(Self { page: SemaphorePage::new(runtime, device, words), signalled })
     }
 
     /// Returns whether the semaphore can order work on this storage: it has the same runtime and
@@ -233,7 +237,7 @@ impl OwnSemaphore {
         let stream = match &signalled.last {
             Some((last, op)) if last != stream => {
                 let own = self.page.stream()?;
-                own.wait_for(last, *op)?; // numbers come in order
+                own.wait_for(last, *op)?; // numbers must be signalled in order
                 own
             }
             _ => stream,
@@ -241,7 +245,8 @@ impl OwnSemaphore {
         self.page.note(stream);
         let number = signalled.number.wrapping_add(1);
         let enqueued = enqueue(stream, all_of(storage), site(op, location), |_| {
-            // SAFETY: the page knows of the stream, and goes once that is done with it.
+            // SAFETY: the page has recorded the stream, and its drop retires the words until the
+            // stream has executed the write.
             unsafe { words.write_on(stream.raw(), WORD, number) }?;
             stream.note_launch(site(op, location), std::iter::empty());
             Ok(())
@@ -254,7 +259,8 @@ impl OwnSemaphore {
         };
         *signalled = Signalled { number, last: Some((stream.clone(), enqueued)) };
         drop(signalled);
-        // Checked after the signal: later dependencies are not part of it.
+        // Checked after the signal, so that dependencies which another thread adds later do not
+        // matter.
         Ok((!storage.depends_on_others(peers)).then_some(number))
     }
 }
@@ -266,7 +272,8 @@ impl OwnSemaphore {
         let last = signalled.last.as_ref().map(|(stream, _)| stream.clone());
         drop(signalled);
         if let Some(stream) = last.filter(|_| !self.is_settled()) {
-            // If this fails, the device is lost or in a capture; the other process will notice.
+            // Fails if the device is lost or the stream is captured. The other process then sees
+            // that the number is missing.
             let _ = stream.raw().synchronize();
         }
     }
@@ -276,7 +283,8 @@ impl OwnSemaphore {
     pub fn is_settled(&self) -> bool {
         let signalled = self.signalled.lock().unwrap_or_else(PoisonError::into_inner);
         let Some((stream, _)) = &signalled.last else { return true };
-        // The other process may write the number, so an idle stream settles it too.
+        // An idle stream settles the signal too, because the other process may overwrite the
+        // number.
         !self.page.runtime.is_own_process()
             || reaches(self.page.number(), signalled.number)
             || stream.is_capturing()
@@ -290,18 +298,18 @@ pub struct PeerSemaphore(Arc<Peer>);
 
 #[derive(Debug)]
 struct Peer {
-    page: Page,
-    state: Mutex<State>,
+    page: SemaphorePage,
+    state: Mutex<WaitState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct WaitState {
     /// The last number that the semaphore's stream waits for.
     awaited: u32,
     /// A number that the stream has passed, with all numbers before it.
     passed: u32,
     /// Number of waits that are being enqueued.
-    entering: usize,
+    enqueueing: usize,
     /// The number at the time when the other process was found to be gone.
     ended_at: Option<u32>,
 }
@@ -317,11 +325,11 @@ impl PeerSemaphore {
         let driver = runtime.device(device)?.driver();
         let words = SharedWords::import(driver, device, bytes, handle);
         let words = words.map_err(|e| Error::driver("recv", e))?;
-        let page = Page::new(runtime, device, words);
+        let page = SemaphorePage::new(runtime, device, words);
         Ok(Self(Arc::new(Peer { page, state: Mutex::default() })))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, WaitState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -346,7 +354,7 @@ impl PeerSemaphore {
             return false;
         }
         if let Some(words) = &self.0.page.words {
-            let _ = words.store(WORD, state.awaited); // there is such a word
+            let _ = words.store(WORD, state.awaited); // cannot fail: the word exists
         }
         true
     }
@@ -357,18 +365,18 @@ impl PeerSemaphore {
         self.has_passed(&self.state())
     }
 
-    fn has_passed(&self, state: &State) -> bool {
-        state.entering == 0 && self.0.page.own.get().is_none_or(is_idle)
+    fn has_passed(&self, state: &WaitState) -> bool {
+        state.enqueueing == 0 && self.0.page.own.get().is_none_or(is_idle)
     }
 
-    /// Records a wait for a number that is about to be enqueued. Call [`PeerSemaphore::entered`]
+    /// Records a wait for a number that is about to be enqueued. Call [`PeerSemaphore::end_wait`]
     /// afterwards.
     ///
     /// [`PeerSemaphore::end`] releases the stream by storing the last awaited number. That releases
-    /// all waits only if their numbers lie within half of the number range.
-    /// reaches each of the others only if all lie within half the range of numbers.
+    /// all waits only if their numbers lie within half of the number range. Rejects a number
+    /// outside this half.
     #[track_caller]
-    fn enter(&self, awaited: &Awaited) -> Result<()> {
+    fn begin_wait(&self, awaited: &AwaitedSignal) -> Result<()> {
         let mut state = self.state();
         if state.ended_at.is_some() {
             return Err(awaited.gone());
@@ -388,12 +396,12 @@ impl PeerSemaphore {
             }
             state.awaited = number;
         }
-        state.entering += 1;
+        state.enqueueing += 1;
         Ok(())
     }
 
-    fn entered(&self) {
-        self.state().entering -= 1;
+    fn end_wait(&self) {
+        self.state().enqueueing -= 1;
     }
 
     /// Orders all work on the storage enqueued in this process from now on after the work that the
@@ -419,12 +427,12 @@ impl PeerSemaphore {
     ) -> Result<()> {
         let page = &self.0.page;
         let runtime = &page.runtime;
-        let awaited = Awaited { semaphore: self.clone(), number, limit, op, location };
+        let awaited = AwaitedSignal { semaphore: self.clone(), number, limit, op, location };
         if awaited.is_there() {
             return Ok(());
         }
         storage.mark_awaited(awaited.clone());
-        // With blocking launches the host would wait for the wait itself, without a limit.
+        // With blocking launches, the host would wait for the stream's wait, without a time limit.
         let streams_wait =
             page.serves(storage) && orders(runtime, stream) && !runtime.launch_blocking();
         let Some(words) = page.words.as_ref().filter(|_| streams_wait) else {
@@ -432,14 +440,15 @@ impl PeerSemaphore {
         };
         let own = page.stream()?;
         page.note(own);
-        self.enter(&awaited).map_err(|e| e.at(location))?;
+        self.begin_wait(&awaited).map_err(|e| e.at(location))?;
         let enqueued = enqueue(own, all_of(storage), site(op, location), |_| {
-            // SAFETY: the page knows of the stream, and goes once that is done with it.
+            // SAFETY: the page has recorded the stream, and its drop retires the words until the
+            // stream has executed the wait.
             unsafe { words.wait_on(own.raw(), WORD, number) }?;
             own.note_launch(site(op, location), std::iter::empty());
             Ok(())
         });
-        self.entered();
+        self.end_wait();
         match enqueued {
             Err(e) if unsupported(&e) => awaited.wait_on_host(deadline),
             enqueued => enqueued.map(drop),

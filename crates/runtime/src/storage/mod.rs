@@ -4,12 +4,12 @@
 //! and the reads since then, by stream, and the marks of pending checks (`marks.rs`). `Storage`
 //! knows nothing of graphs, see `graph/mod.rs`.
 
+mod dependencies;
 mod marks;
-mod member;
+mod pool_membership;
 mod replay_uses;
 mod shared;
 mod shared_host;
-mod sources;
 mod uses;
 mod version;
 
@@ -25,19 +25,19 @@ use warpline_stream::Stream;
 use warpline_sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use warpline_sync::{Mutex, MutexGuard, RwLock};
 
-use crate::runtime::{KEPT_FROM, Unused};
-use crate::semaphore::{Awaited, PeerSemaphore};
+use crate::runtime::{MIN_CACHED_BYTES, UnusedMemory};
+use crate::semaphore::{AwaitedSignal, PeerSemaphore};
 use crate::{CudaDevice, Error, ErrorKind, Result, Runtime, Site, race};
 
 pub use shared::ExportedStorage;
 use shared::SharedBlock;
 use shared_host::SharedHostBlock;
 
-pub(crate) use marks::{Marks, Replaying};
-pub(crate) use member::{Member, Pool, Replayed};
-pub(crate) use replay_uses::{Member as ReplayMember, ReplayUses, Turn, Visited};
-pub(crate) use sources::{LAUNCHES, Source, Sources};
-pub(crate) use uses::{FORMER, Uses, uses_elsewhere};
+pub(crate) use dependencies::{Dependencies, Dependency, MAX_LAUNCHES};
+pub(crate) use marks::{ReplayDependencies, StorageMarks};
+pub(crate) use pool_membership::{Pool, PoolMembership, ReplayedFlag};
+pub(crate) use replay_uses::{ReplayGuard, ReplayUses, ReplayedStorage, VisitedStorage};
+pub(crate) use uses::{PRIOR_OWNER, Uses, uses_elsewhere};
 pub use version::Version;
 
 /// Memory that one or more tensors share. Clones share the memory; dropping the last clone frees
@@ -47,26 +47,27 @@ pub struct Storage(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    // Dropped before `runtime`, whose caches the block goes back to.
+    // Declared before `runtime`, so that it is dropped first: the block returns to a cache of the
+    // runtime.
     memory: Memory,
     bytes: usize,
     runtime: Runtime,
-    /// Device work that used the bytes and that later work may have to wait for.
+    /// Uses by device work that later work may have to wait for.
     uses: Mutex<Uses>,
-    /// Whether bytes depend on checks that may have failed, so that host code need not lock `uses`
-    /// to find out. Changed under the lock on `uses`; for host memory, under its host lock too.
+    /// Whether `uses` has marks, so that host code need not lock `uses` to find out. Changed under
+    /// the lock on `uses`, and for host memory also under the host lock.
     marked: AtomicBool,
-    /// Whether `uses` may be attached to replays. Changed under the lock on `uses`; set before the
-    /// write of a replay is recorded.
+    /// Whether the storage may be attached to replays. Changed under the lock on `uses`. Set before
+    /// the write of a replay is counted.
     attached: AtomicBool,
     /// Number of writes, for [`Version`].
     writes: AtomicU64,
-    /// Guards host bytes against host code. Device memory does not need it.
+    /// Orders accesses by host code. Not used for device memory.
     host: RwLock<()>,
     /// Location of the allocation.
     allocated: &'static Location<'static>,
     /// Set if the storage was made in a capture.
-    member: Option<Member>,
+    member: Option<PoolMembership>,
 }
 
 /// A weak reference to a storage.
@@ -91,15 +92,15 @@ impl WeakStorage {
 impl Drop for Inner {
     fn drop(&mut self) {
         if let Memory::Pageable(memory) = &self.memory {
-            if memory.bytes() >= KEPT_FROM {
+            if memory.bytes() >= MIN_CACHED_BYTES {
                 self.keep_pageable();
             }
             return;
         }
         if !self.runtime.is_own_process() {
-            // The memory belongs to the parent process, one of whose threads may have held the
-            // cache's lock.
-            std::mem::forget(std::mem::replace(&mut self.memory, Memory::Gone));
+            // A thread of the parent may have held the cache's lock during the fork, and the lock
+            // then stays locked in this process.
+            std::mem::forget(std::mem::replace(&mut self.memory, Memory::Released));
             return;
         }
         let key = std::ptr::from_ref(self).addr();
@@ -110,20 +111,25 @@ impl Drop for Inner {
         {
             let start = block.address() as i64;
             let range = start..start + self.bytes as i64;
-            race::bury(&self.runtime, (*index, range, block.stream_id()), self.allocated, uses);
+            race::record_freed(
+                &self.runtime,
+                (*index, range, block.stream_id()),
+                self.allocated,
+                uses,
+            );
         }
         if matches!(self.memory, Memory::Shared(_) | Memory::SharedHost(_)) {
-            let (id, unused) = match std::mem::replace(&mut self.memory, Memory::Gone) {
-                Memory::Shared(block) => (block.id, Unused::Device(block.mapping)),
-                Memory::SharedHost(block) => (block.id, Unused::Host(block.memory)),
+            let (id, unused) = match std::mem::replace(&mut self.memory, Memory::Released) {
+                Memory::Shared(block) => (block.id, UnusedMemory::Device(block.mapping)),
+                Memory::SharedHost(block) => (block.id, UnusedMemory::Host(block.memory)),
                 _ => return,
             };
             let used = uses.conflicting(true).map(|used| &used.stream);
-            let streams = used.chain(uses.told()).cloned();
+            let streams = used.chain(uses.allocator_streams()).cloned();
             return self.runtime.retire_shared(id, unused, streams);
         }
         let Some(member) = &self.member else { return };
-        if let Memory::Device(_, block) = std::mem::replace(&mut self.memory, Memory::Gone) {
+        if let Memory::Device(_, block) = std::mem::replace(&mut self.memory, Memory::Released) {
             member.leave(key, uses, block);
         }
     }
@@ -133,7 +139,7 @@ impl Inner {
     #[cold]
     fn keep_pageable(&mut self) {
         if let Some(cache) = self.runtime.host_cache()
-            && let Memory::Pageable(memory) = std::mem::replace(&mut self.memory, Memory::Gone)
+            && let Memory::Pageable(memory) = std::mem::replace(&mut self.memory, Memory::Released)
         {
             cache.put(memory);
         }
@@ -149,8 +155,8 @@ enum Memory {
     Shared(SharedBlock),
     /// Host memory that other processes may have too. No Rust reference to its bytes may exist.
     SharedHost(SharedHostBlock),
-    /// During the drop.
-    Gone,
+    /// Released by `drop`.
+    Released,
 }
 
 impl Storage {
@@ -161,7 +167,7 @@ impl Storage {
     /// [`ErrorKind::Alloc`] if the system has no memory left.
     #[track_caller]
     pub fn pageable(runtime: &Runtime, bytes: usize) -> Result<Self> {
-        let memory = match (bytes >= KEPT_FROM).then(|| runtime.host_cache()).flatten() {
+        let memory = match (bytes >= MIN_CACHED_BYTES).then(|| runtime.host_cache()).flatten() {
             Some(cache) => cache.take(bytes),
             None => HostMemory::pageable(bytes),
         };
@@ -191,26 +197,27 @@ impl Storage {
 
     /// Creates a storage from a block that the allocator returned for a stream.
     #[track_caller]
-    pub(crate) fn found(
+    pub(crate) fn from_block(
         runtime: &Runtime,
         block: CudaBlock,
         bytes: usize,
         stream: &Stream,
-        member: Option<Member>,
+        member: Option<PoolMembership>,
     ) -> Self {
         let index = stream.device_index();
         let memory = Memory::Device(index, block);
         let storage = Self::build(runtime, memory, bytes, member, Location::caller());
-        storage.exhume(index, stream);
+        storage.take_freed_history(index, stream);
         storage
     }
 
-    /// Records the stream's work so far as a use: the memory's previous user may be part of it. The
-    /// allocator orders reuse with that stream alone, and partly by waits that have no number.
+    /// Records the work of the memory's previous owner as a use. The allocator orders the reuse of
+    /// memory only with its own stream, so other streams must wait for the work that this stream
+    /// has received so far.
     #[track_caller]
-    pub(crate) fn enter_former_use(&self, stream: &Stream) {
+    pub(crate) fn record_prior_owner(&self, stream: &Stream) {
         let site = Site { op: "empty", location: Location::caller() };
-        self.uses().enter(stream, FORMER, true, site);
+        self.uses().record(stream, PRIOR_OWNER, true, site);
     }
 
     #[track_caller]
@@ -222,7 +229,7 @@ impl Storage {
         runtime: &Runtime,
         memory: Memory,
         bytes: usize,
-        member: Option<Member>,
+        member: Option<PoolMembership>,
         allocated: &'static Location<'static>,
     ) -> Self {
         Self(Arc::new(Inner {
@@ -291,7 +298,7 @@ impl Storage {
             Memory::Pinned(block) => block.as_ptr().addr().get() as u64,
             Memory::SharedHost(block) => block.memory.as_ptr().addr().get() as u64,
             Memory::Pageable(memory) => memory.as_ptr().addr().get() as u64,
-            Memory::Gone => 0,
+            Memory::Released => 0,
         }
     }
 
@@ -303,17 +310,17 @@ impl Storage {
     /// [`ErrorKind::RuntimeMismatch`] if the stream belongs to another runtime.
     #[track_caller]
     pub fn record_stream(&self, stream: &Stream) -> Result<()> {
-        if matches!(self.0.memory, Memory::Pageable(_) | Memory::Gone) {
+        if matches!(self.0.memory, Memory::Pageable(_) | Memory::Released) {
             return Ok(());
         }
         self.0.runtime.check_stream(stream, "record_stream")?;
-        self.uses().first_on(stream);
+        self.uses().add_allocator_stream(stream);
         match &self.0.memory {
-            // The capture knows its uses, and there is no work to wait for.
+            // The capture's log has the use, and captured work does not run before a replay.
             Memory::Device(..) if self.0.member.is_some() && stream.is_capturing() => {}
             Memory::Device(_, block) => block.record_stream(stream.raw()),
             Memory::Pinned(block) => block.record_use(stream.raw()),
-            Memory::Shared(_) | Memory::SharedHost(_) | Memory::Pageable(_) | Memory::Gone => {}
+            Memory::Shared(_) | Memory::SharedHost(_) | Memory::Pageable(_) | Memory::Released => {}
         }
         Ok(())
     }
@@ -326,14 +333,14 @@ impl Storage {
     #[track_caller]
     pub(crate) fn wait_for_host(&self, write: bool) -> Result<()> {
         if matches!(self.0.memory, Memory::Pageable(_)) {
-            // The enqueuing thread waits for copies from and to pageable memory.
+            // The thread that enqueues a copy of pageable memory waits for the copy.
             return Ok(());
         }
         self.0.runtime.check_process("host access")?;
         self.wait_for_peers()?;
         let pending = self.uses().conflicts(write);
-        // If the program orders its streams, this wait is needed for soundness, but must not hide a
-        // race.
+        // Soundness needs this wait under either policy. While races are detected, the wait does
+        // not count as order, because it is not the program's.
         let silently = self.0.runtime.detects_races();
         for used in pending {
             let waited = if silently {
@@ -342,7 +349,7 @@ impl Storage {
                 used.stream.host_wait(used.op)
             };
             match waited {
-                Err(e) if used.is_moot() && e.driver_error().is_some() => {}
+                Err(e) if used.is_read_on_lost_device() && e.driver_error().is_some() => {}
                 waited => waited?,
             }
         }
@@ -350,8 +357,8 @@ impl Storage {
     }
 
     /// Waits for the work of other processes that the bytes depend on, within the limit set when
-    /// the storage was received. Called before the host waits for a stream, for which no limit can
-    /// be set.
+    /// the storage was received. Call it before waiting for a stream, because that wait has no
+    /// limit.
     ///
     /// # Errors
     /// [`ErrorKind::TimedOut`] if the work is not complete within the limit.
@@ -359,8 +366,8 @@ impl Storage {
         if !self.is_marked() {
             return Ok(());
         }
-        let awaited: Vec<Awaited> = self.uses().marks.awaited();
-        awaited.iter().try_for_each(Awaited::wait_within_limit)
+        let awaited: Vec<AwaitedSignal> = self.uses().marks.awaited();
+        awaited.iter().try_for_each(AwaitedSignal::wait_within_limit)
     }
 
     /// Checks that the bytes depend on no failed work, after all work that writes them is complete.
@@ -380,23 +387,23 @@ impl Storage {
         }
     }
 
-    /// Marks all bytes until work of another process is known to be complete, even if they are
-    /// overwritten before.
-    pub(crate) fn mark_awaited(&self, awaited: Awaited) {
+    /// Marks all bytes until work of another process is known to be complete. Overwriting the bytes
+    /// does not remove this mark.
+    pub(crate) fn mark_awaited(&self, awaited: AwaitedSignal) {
         let mut uses = self.uses();
-        uses.marks.await_peer(awaited);
+        uses.marks.add_awaited(awaited);
         self.set_marked(!uses.marks.is_empty());
     }
 
-    /// Returns whether some bytes depend on other work than that which `peers` signal.
+    /// Returns whether some bytes depend on work other than the work that `peers` signal.
     pub(crate) fn depends_on_others(&self, peers: &[&PeerSemaphore]) -> bool {
-        self.is_marked() && self.uses().marks.has_others(peers)
+        self.is_marked() && self.uses().marks.depends_on_others(peers)
     }
 
     /// Returns whether bytes may be marked.
     #[inline]
     pub(crate) fn is_marked(&self) -> bool {
-        // In this order: `marked` is set before a storage is detached.
+        // `attached` is read first, because `uses` sets `marked` before it clears `attached`.
         self.0.attached.load(Ordering::Acquire) || self.0.marked.load(Ordering::Relaxed)
     }
 
@@ -409,7 +416,7 @@ impl Storage {
     }
 
     /// Returns the membership of a storage that was made in a capture.
-    pub(crate) fn member(&self) -> Option<&Member> {
+    pub(crate) fn member(&self) -> Option<&PoolMembership> {
         self.0.member.as_ref()
     }
 
@@ -437,8 +444,8 @@ impl Storage {
         uses
     }
 
-    /// Records that the uses are about to be attached. Called under the lock on the uses.
-    pub(crate) fn enter_attached(&self) {
+    /// Records that the storage is about to be attached. The caller holds the lock on the uses.
+    pub(crate) fn set_attached(&self) {
         self.0.attached.store(true, Ordering::Release);
     }
 
@@ -456,15 +463,17 @@ impl Storage {
         match &self.0.memory {
             Memory::Pageable(memory) => Some(memory.as_ptr().as_ptr()),
             Memory::Pinned(block) => Some(block.as_ptr().as_ptr()),
-            Memory::Device(..) | Memory::Shared(_) | Memory::SharedHost(_) | Memory::Gone => None,
+            Memory::Device(..) | Memory::Shared(_) | Memory::SharedHost(_) | Memory::Released => {
+                None
+            }
         }
     }
 
     /// Returns the device address. `None` for host memory.
     pub(crate) fn device_ptr(&self) -> Option<DevicePtr> {
         match &self.0.memory {
-            // SAFETY: the block is alive as long as `self`, and launches that use it keep their
-            // storages alive until the work is enqueued and tell the allocator of the stream.
+            // SAFETY: the block is live as long as `self`. Launches keep their storages alive until
+            // the work is enqueued, and they tell the allocator of the stream.
             Memory::Device(_, block) => Some(unsafe { DevicePtr::from_raw(block.address()) }),
             Memory::Shared(block) => Some(block.mapping.ptr()),
             _ => None,
@@ -472,30 +481,30 @@ impl Storage {
     }
 
     /// Returns an identifier that no other living storage has. Locks of several storages are taken
-    /// in its order.
+    /// in the order of their keys.
     #[must_use]
     pub fn key(&self) -> usize {
         Arc::as_ptr(&self.0).addr()
     }
 
     /// Tells the allocator of a use by a stream that the memory was not allocated on.
-    pub(crate) fn note_stream(&self, uses: &mut Uses, stream: &Stream) {
+    pub(crate) fn tell_allocator(&self, uses: &mut Uses, stream: &Stream) {
         match &self.0.memory {
             Memory::Device(_, block) => {
-                if block.stream_id() != stream.id() && uses.first_on(stream) {
+                if block.stream_id() != stream.id() && uses.add_allocator_stream(stream) {
                     block.record_stream(stream.raw());
                 }
             }
             Memory::Pinned(block) => {
-                if uses.first_on(stream) {
+                if uses.add_allocator_stream(stream) {
                     block.record_use(stream.raw());
                 }
             }
-            // The drop waits for the streams of its uses and for these.
+            // Shared memory has no allocator. `drop` retires it until these streams are done.
             Memory::Shared(_) | Memory::SharedHost(_) => {
-                uses.first_on(stream);
+                uses.add_allocator_stream(stream);
             }
-            Memory::Pageable(_) | Memory::Gone => {}
+            Memory::Pageable(_) | Memory::Released => {}
         }
     }
 }

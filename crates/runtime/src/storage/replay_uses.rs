@@ -2,15 +2,15 @@
 //!
 //! Invariant: a replay costs the host the same, however many tensors its graph uses.
 //!
-//! A storage is *attached* to a graph while the graph's last replay is its last use. The graph's
-//! record then holds this use and its marks for all attached storages, and a replay updates only
-//! the record. Any other use locks the storage's `Uses`, which enters the last replay there and
-//! detaches the storage. The next replay orders itself after the uses of the detached storages and
-//! attaches them again.
+//! A storage is *attached* to a graph while its last use is the graph's last replay. The graph's
+//! record holds this use, and the marks that it causes, for all attached storages. A replay updates
+//! only the record. Any other use locks the storage's `Uses`; this records the last replay there
+//! and detaches the storage. The next replay waits for the uses of detached storages and attaches
+//! these storages again.
 //!
-//! A replay visits all storages if it runs on another stream than the last one, if bytes that it
-//! reads depend on pending checks other than those of the last replay's own kernels, or if the last
-//! replay failed.
+//! A replay visits all storages, attached or not, in three cases: if it runs on another stream than
+//! the last replay, if its inputs depend on pending work other than the last replay's kernels, or
+//! if the last replay failed.
 //!
 //! Graphs with collectives, and graphs under `SyncPolicy::Manual`, attach nothing. Page-locked
 //! memory, and memory that is shared with other processes, is never attached.
@@ -23,46 +23,45 @@ use slab::Slab;
 use warpline_stream::{CheckOutcome, CheckedLaunch, KernelSet, OpNumber, Stream};
 use warpline_sync::{Mutex, MutexGuard};
 
-use super::{Marks, Replaying, Source, Sources, Storage, Uses, WeakStorage};
+use super::{
+    Dependencies, Dependency, ReplayDependencies, Storage, StorageMarks, Uses, WeakStorage,
+};
 use crate::{Site, SyncPolicy};
 
-/// Uses of storages by a graph's replays. A replay is recorded here instead of in each of its
-/// storages, so that its cost does not grow with their number.
+/// Uses of storages by a graph's replays.
 ///
-/// A storage is *attached* while the graph's last replay is its last use. Its own [`Uses`] then
-/// lack the replays since it was attached, which all ran on one stream. Locking them records the
-/// last replay and detaches the storage. The next replay visits only detached storages.
+/// The [`Uses`] of an attached storage lack the replays since it was attached. All these replays
+/// ran on one stream, so recording the last of them when the storage is detached is enough.
 #[derive(Debug)]
 pub(crate) struct ReplayUses {
-    /// Kernels that check indices and write bytes that the next replay reads before it overwrites
+    /// Kernels that check indices and whose results the next replay reads before it overwrites
     /// them.
-    looped: Option<KernelSet>,
+    loop_carried: Option<KernelSet>,
     /// Locked after the uses of storages.
-    state: Mutex<State>,
+    state: Mutex<ReplayRecord>,
 }
 
 #[derive(Debug)]
-struct State {
-    storages: Slab<Member>,
+struct ReplayRecord {
+    storages: Slab<ReplayedStorage>,
     /// Detached storages, by their keys in `storages`.
     detached: Vec<usize>,
     /// `Some` while storages are attached.
     last: Option<LastReplay>,
-    /// Dependencies of the bytes of attached storages that replays read, other than replays.
-    foreign: Sources,
+    /// Dependencies of replay inputs in attached storages, other than the graph's replays.
+    external: Dependencies,
 }
 
 /// A storage that replays use.
 #[derive(Debug)]
-pub(crate) struct Member {
+pub(crate) struct ReplayedStorage {
     pub(crate) storage: WeakStorage,
     /// Whether captured work writes it.
     pub(crate) write: bool,
-    /// Whether the storage lies in the graph's pool, where several storages may have used the same
-    /// memory.
+    /// Whether the storage lies in the graph's pool, where storages may reuse each other's memory.
     pub(crate) of_pool: bool,
     /// The storage's marks in the capture. `None` if the capture did not use it.
-    pub(crate) flow: Option<Arc<Marks>>,
+    pub(crate) captured_marks: Option<Arc<StorageMarks>>,
 }
 
 /// The last enqueued replay.
@@ -71,82 +70,84 @@ struct LastReplay {
     stream: Stream,
     op: OpNumber,
     site: Site,
-    /// The replay itself, if its kernels check indices.
-    own: Sources,
-    /// Dependencies of the bytes that the replay read.
-    found: Sources,
+    /// The replay, if its kernels check indices.
+    own: Dependencies,
+    /// Dependencies of the replay's inputs.
+    inputs: Dependencies,
 }
 
 /// Link from a storage to the replays that it is attached to.
 #[derive(Debug)]
-pub(super) struct Attached {
+pub(super) struct Attachment {
     replays: Arc<ReplayUses>,
     key: usize,
-    /// The operation of the replay that attached the storage. It is recorded in the storage's uses.
+    /// The operation of the replay that attached the storage. The storage's uses contain this
+    /// operation.
     op: OpNumber,
 }
 
-/// A storage that a replay visits, with the fields of its [`Member`].
-pub(crate) struct Visited {
+/// A storage that a replay visits, with the fields of its [`ReplayedStorage`].
+pub(crate) struct VisitedStorage {
     pub(crate) storage: Storage,
     pub(crate) write: bool,
-    pub(crate) flow: Option<Arc<Marks>>,
+    pub(crate) captured_marks: Option<Arc<StorageMarks>>,
     key: usize,
 }
 
 /// Exclusive right to record the next replay.
-pub(crate) struct Turn<'a> {
+pub(crate) struct ReplayGuard<'a> {
     replays: &'a Arc<ReplayUses>,
-    state: MutexGuard<'a, State>,
+    state: MutexGuard<'a, ReplayRecord>,
     /// Whether the replay visits every attached storage.
     visits_all: bool,
 }
 
 impl ReplayUses {
-    pub(crate) fn new(members: impl IntoIterator<Item = Member>) -> Self {
-        let storages: Slab<Member> = members.into_iter().enumerate().collect();
-        let mut looped: Option<KernelSet> = None;
-        let flows = storages.iter().filter_map(|(_, member)| member.flow.as_deref());
-        for kernels in flows.flat_map(looped_in) {
-            looped.get_or_insert_with(|| kernels.clone()).join(kernels);
+    pub(crate) fn new(members: impl IntoIterator<Item = ReplayedStorage>) -> Self {
+        let storages: Slab<ReplayedStorage> = members.into_iter().enumerate().collect();
+        let mut loop_carried: Option<KernelSet> = None;
+        let captured_marks =
+            storages.iter().filter_map(|(_, member)| member.captured_marks.as_deref());
+        for kernels in captured_marks.flat_map(loop_carried_in) {
+            loop_carried.get_or_insert_with(|| kernels.clone()).join(kernels);
         }
         let detached = storages.iter().map(|(key, _)| key).collect();
-        let state = State { storages, detached, last: None, foreign: Sources::new() };
-        Self { looped, state: Mutex::new(state) }
+        let state = ReplayRecord { storages, detached, last: None, external: Dependencies::new() };
+        Self { loop_carried, state: Mutex::new(state) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ReplayRecord> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds storages made in the graph's pool, except those already known.
+    /// Adds storages made in the graph's pool. Ignores storages that were added before.
     pub(crate) fn add(&self, made: Vec<Storage>) {
         let mut state = self.state();
         let known: HashSet<usize> = state.storages.iter().map(|(_, m)| m.storage.key()).collect();
         for storage in made.iter().filter(|storage| !known.contains(&storage.key())) {
             let storage = storage.downgrade();
-            let member = Member { storage, write: true, of_pool: true, flow: None };
+            let member =
+                ReplayedStorage { storage, write: true, of_pool: true, captured_marks: None };
             let key = state.storages.insert(member);
             state.detached.push(key);
         }
     }
 
-    /// Returns the storages that a replay visits, in lock order: the detached storages, or all of
-    /// them.
-    pub(crate) fn visit(&self, policy: SyncPolicy, all: bool) -> Vec<Visited> {
+    /// Returns the detached storages, or all storages, in lock order.
+    pub(crate) fn visit(&self, policy: SyncPolicy, all: bool) -> Vec<VisitedStorage> {
         let mut state = self.state();
-        state.forget_dropped();
+        state.remove_dropped();
         let mut visited = Vec::new();
-        let mut visit = |key: usize, member: &Member| {
+        let mut visit = |key: usize, member: &ReplayedStorage| {
             let write = match policy {
                 SyncPolicy::Auto => member.writes(),
-                SyncPolicy::Manual if member.of_pool && member.flow.is_none() => return,
+                SyncPolicy::Manual if member.of_pool && member.captured_marks.is_none() => return,
                 SyncPolicy::Manual => member.write,
             };
             let storage = member.storage.upgrade();
             visited.extend(storage.map(|storage| {
-                let flow = member.flow.clone();
-                Visited { storage, write, flow, key }
+                let captured_marks = member.captured_marks.clone();
+                VisitedStorage { storage, write, captured_marks, key }
             }));
         };
         if all {
@@ -166,19 +167,24 @@ impl ReplayUses {
         }
     }
 
-    /// Begins a replay. The caller holds the locks on the uses of `visited`. `None` if storages
-    /// were detached since, so that the replay must visit more.
-    pub(crate) fn begin(self: &Arc<Self>, visited: &[Visited], all: bool) -> Option<Turn<'_>> {
+    /// Begins a replay. The caller holds the locks on the uses of `visited`. Returns `None` if
+    /// other storages were detached since the call of `visit`.
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        visited: &[VisitedStorage],
+        all: bool,
+    ) -> Option<ReplayGuard<'_>> {
         let mut state = self.state();
-        state.forget_dropped();
+        state.remove_dropped();
         let visits_all = all || state.detached.len() == state.storages.len();
-        // All visited storages are detached, because their uses are locked.
+        // Locking the uses of the visited storages has detached them, so equal numbers mean that no
+        // other storage is detached.
         let current = state.detached.len() == visited.len();
-        current.then_some(Turn { replays: self, state, visits_all })
+        current.then_some(ReplayGuard { replays: self, state, visits_all })
     }
 
-    /// Records the last replay in the uses of a storage that is detached. Replay `op` is recorded
-    /// there already.
+    /// Detaches a storage: records the last replay in its uses, unless that is replay `op`, which
+    /// the uses already contain.
     fn detach(&self, key: usize, op: OpNumber, uses: &mut Uses) {
         let mut state = self.state();
         state.detached.push(key);
@@ -186,26 +192,30 @@ impl ReplayUses {
         if last.op == op {
             return;
         }
-        uses.enter(&last.stream, last.op, member.writes(), last.site);
-        if let Some(flow) = member.flow.as_ref().filter(|_| member.writes()) {
-            uses.marks = flow.replayed(&uses.marks, &mut Replaying::new(&last.found, &last.own));
-            uses.marks.unite(&last.stream, last.op);
+        uses.record(&last.stream, last.op, member.writes(), last.site);
+        if let Some(captured_marks) = member.captured_marks.as_ref().filter(|_| member.writes()) {
+            uses.marks = captured_marks
+                .after_replay(&uses.marks, &mut ReplayDependencies::new(&last.inputs, &last.own));
+            uses.marks.merge_launches(&last.stream, last.op);
         }
     }
 }
 
-/// Returns the kernels that check indices and write bytes of a storage that the next replay reads
-/// before it overwrites them.
-fn looped_in(flow: &Marks) -> impl Iterator<Item = &KernelSet> {
-    let read = flow.found().into_iter().flat_map(|bytes| flow.sources(bytes));
-    read.filter_map(|source| match source {
-        Source::Captured(kernels) => Some(kernels),
+/// Returns the kernels that check indices and write bytes of this storage which the next replay
+/// reads before it overwrites them.
+fn loop_carried_in(captured_marks: &StorageMarks) -> impl Iterator<Item = &KernelSet> {
+    let read = captured_marks
+        .replay_inputs()
+        .into_iter()
+        .flat_map(|bytes| captured_marks.dependencies(bytes));
+    read.filter_map(|dependency| match dependency {
+        Dependency::CapturedKernels(kernels) => Some(kernels),
         _ => None,
     })
 }
 
-impl State {
-    fn forget_dropped(&mut self) {
+impl ReplayRecord {
+    fn remove_dropped(&mut self) {
         let Self { storages, detached, .. } = self;
         detached.retain(|&key| {
             let alive = storages[key].storage.is_alive();
@@ -217,51 +227,55 @@ impl State {
     }
 }
 
-impl Member {
+impl ReplayedStorage {
     fn writes(&self) -> bool {
         self.write || self.of_pool
     }
 }
 
-impl Turn<'_> {
-    /// Returns the dependencies of the bytes that the replay reads. `carried` are those in the
-    /// visited storages. `None` if the replay must visit all storages.
-    pub(crate) fn found(
+impl ReplayGuard<'_> {
+    /// Returns the dependencies of the replay's inputs, given those of the inputs in visited
+    /// storages. Returns `None` if the replay must visit all storages.
+    pub(crate) fn input_dependencies(
         &mut self,
         stream: &Stream,
-        visited: &[Visited],
-        carried: &Sources,
-    ) -> Option<Sources> {
+        visited: &[VisitedStorage],
+        visited_inputs: &Dependencies,
+    ) -> Option<Dependencies> {
         if self.visits_all {
-            return Some(carried.clone());
+            return Some(visited_inputs.clone());
         }
-        let State { last, foreign, .. } = &mut *self.state;
-        foreign.forget_passed();
+        let ReplayRecord { last, external, .. } = &mut *self.state;
+        external.remove_passed();
         let last = last.as_ref().filter(|last| last.stream == *stream)?;
-        if !carried.is_empty() || !foreign.is_empty() {
+        if !visited_inputs.is_empty() || !external.is_empty() {
             return None;
         }
-        let Some(own) = last.own.iter().find_map(Source::launch) else {
-            return Some(Sources::new());
+        let Some(own) = last.own.iter().find_map(Dependency::launch) else {
+            return Some(Dependencies::new());
         };
-        let looped = self.replays.looped.as_ref().map(|kernels| own.of_kernels(kernels));
+        let loop_carried =
+            self.replays.loop_carried.as_ref().map(|kernels| own.of_kernels(kernels));
         match own.outcome() {
             CheckOutcome::Pending => {
-                // Their bytes may have been overwritten since.
-                let mut flows = visited.iter().filter_map(|visited| visited.flow.as_deref());
-                let exact = !flows.any(|flow| looped_in(flow).next().is_some());
-                exact.then(|| looped.into_iter().map(Source::Launch).collect())
+                // A visited storage may have lost the last replay's results to an overwrite, so the
+                // loop-carried kernels would be more than its inputs depend on.
+                let mut captured_marks =
+                    visited.iter().filter_map(|visited| visited.captured_marks.as_deref());
+                let exact = !captured_marks
+                    .any(|captured_marks| loop_carried_in(captured_marks).next().is_some());
+                exact.then(|| loop_carried.into_iter().map(Dependency::Launch).collect())
             }
-            CheckOutcome::Passed => Some(Sources::new()),
+            CheckOutcome::Passed => Some(Dependencies::new()),
             CheckOutcome::Failed(_) => None,
         }
     }
 
-    /// Returns whether attached storages need no marks of the former replay: it passed, or `replay`
-    /// fails if it did.
-    pub(crate) fn succeeds(&self, replay: Option<&CheckedLaunch>) -> bool {
+    /// Returns whether the former replay need not be marked in attached storages: because it
+    /// passed, or because its failure also counts as a failure of `replay`.
+    pub(crate) fn needs_no_marks(&self, replay: Option<&CheckedLaunch>) -> bool {
         let former = self.state.last.as_ref();
-        let former = former.and_then(|last| last.own.iter().find_map(Source::launch));
+        let former = former.and_then(|last| last.own.iter().find_map(Dependency::launch));
         self.visits_all
             || former.is_none_or(|former| {
                 replay.is_some_and(|replay| replay.covers(former))
@@ -269,46 +283,53 @@ impl Turn<'_> {
             })
     }
 
-    /// Records the replay, enqueued as operation `op` of the stream, and attaches the storages that
-    /// it visited. Their uses contain the replay already.
-    pub(crate) fn enter(
+    /// Records the replay, enqueued as operation `op` of the stream, and attaches the visited
+    /// storages. Their uses must contain the replay already.
+    pub(crate) fn record(
         &mut self,
         (stream, op, site): (&Stream, OpNumber, Site),
-        (own, found): (Sources, Sources),
-        visited: &[Visited],
+        (own, inputs): (Dependencies, Dependencies),
+        visited: &[VisitedStorage],
         uses: &mut [impl DerefMut<Target = Uses>],
     ) {
-        let State { detached, foreign, last, .. } = &mut *self.state;
+        let ReplayRecord { detached, external, last, .. } = &mut *self.state;
         if self.visits_all {
-            *foreign = Sources::new();
+            *external = Dependencies::new();
         }
-        let launch = own.iter().find_map(Source::launch);
-        // The next replay finds these in attached storages.
-        let looped = launch.zip(self.replays.looped.as_ref());
-        let looped = looped.map(|(launch, kernels)| Source::Launch(launch.of_kernels(kernels)));
+        let launch = own.iter().find_map(Dependency::launch);
+        // The dependencies that the next replay assumes for its inputs in attached storages.
+        let loop_carried = launch.zip(self.replays.loop_carried.as_ref());
+        let loop_carried =
+            loop_carried.map(|(launch, kernels)| Dependency::Launch(launch.of_kernels(kernels)));
         detached.clear();
         for (visited, uses) in visited.iter().zip(uses) {
             if !visited.storage.is_device_memory() {
                 detached.push(visited.key);
                 continue;
             }
-            let read = visited.flow.as_ref().and_then(|flow| flow.found());
-            for source in read.into_iter().flat_map(|bytes| uses.marks.sources(bytes)) {
-                if !looped.as_ref().is_some_and(|looped| looped.covers(source)) {
-                    foreign.join_one(source);
+            let read = visited
+                .captured_marks
+                .as_ref()
+                .and_then(|captured_marks| captured_marks.replay_inputs());
+            for dependency in read.into_iter().flat_map(|bytes| uses.marks.dependencies(bytes)) {
+                if !loop_carried
+                    .as_ref()
+                    .is_some_and(|loop_carried| loop_carried.covers(dependency))
+                {
+                    external.insert(dependency);
                 }
             }
             uses.attached =
-                Some(Attached { replays: Arc::clone(self.replays), key: visited.key, op });
+                Some(Attachment { replays: Arc::clone(self.replays), key: visited.key, op });
         }
-        *last = Some(LastReplay { stream: stream.clone(), op, site, own, found });
+        *last = Some(LastReplay { stream: stream.clone(), op, site, own, inputs });
     }
 }
 
 impl Uses {
     /// Records the last replay if the storage is attached, and detaches the storage.
     pub(super) fn detach(&mut self) {
-        if let Some(Attached { replays, key, op }) = self.attached.take() {
+        if let Some(Attachment { replays, key, op }) = self.attached.take() {
             replays.detach(key, op, self);
         }
     }

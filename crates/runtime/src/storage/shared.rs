@@ -15,7 +15,7 @@ use warpline_stream::Stream;
 
 use super::{Memory, Storage};
 use crate::launch::TOKEN;
-use crate::runtime::{SharedMapping, Unused, new_memory_id};
+use crate::runtime::{SharedMapping, UnusedMemory, new_memory_id};
 use crate::{CudaDevice, Error, ErrorKind, Result, Runtime, Site};
 
 /// Device memory that processes share.
@@ -82,14 +82,18 @@ impl Storage {
         let cleared = clear(stream, &mapping, Site { op: OP, location: Location::caller() });
         let id = new_memory_id();
         if let Err(error) = cleared {
-            runtime.retire_shared(id, Unused::Device(mapping), std::iter::once(stream.clone()));
+            runtime.retire_shared(
+                id,
+                UnusedMemory::Device(mapping),
+                std::iter::once(stream.clone()),
+            );
             return Err(error);
         }
         let location = Location::caller();
         let storage = runtime.shared_storage(id, None, || {
             Ok(Self::of_shared(runtime, device, mapping, bytes, (id, false), location))
         })?;
-        storage.enter_former_use(stream);
+        storage.record_prior_owner(stream);
         Ok(storage)
     }
 
@@ -278,8 +282,9 @@ fn clear(stream: &Stream, mapping: &SharedMapping, site: Site) -> Result<()> {
                 return Err(Error::new(ErrorKind::Capturing, site));
             }
             let driver = stream.raw().driver();
-            // SAFETY: all of a mapping that goes only once the stream is done with it, whether or
-            // not there comes to be a storage.
+            // SAFETY: the words lie inside the mapping. The caller retires the mapping with this
+            // stream, or records a use by this stream, so it is unmapped only after the stream has
+            // completed the memset.
             unsafe { driver.memset_async(mapping.ptr(), MemsetValue::U32(0), words, handle) }?;
             stream.note_launch(site, [("bytes", [words * 4].as_slice())].into_iter());
             Ok::<_, Error>(())

@@ -1,11 +1,12 @@
 //! Host memory that is shared with other processes: a sealed file in memory, mapped and registered
 //! with the driver in each process.
+//!
 //! Invariant: no Rust reference to shared host memory is ever created, because other processes may
 //! write to it at any time. `Storage::host_ptr` returns `None`, so host kernels are refused.
 //! `launch::read_bytes` and `write_bytes`, which copies and printing use, copy it byte by byte with
-//! atomics; the simulator does the same with registered memory. They copy bytes and not words,
-//! because memory that was sent twice has two addresses, and atomics of different sizes must not
-//! overlap. For devices it is ordinary page-locked memory, and `Uses` order their copies.
+//! atomics; the simulator does the same with registered memory. They copy single bytes, because
+//! memory that was sent twice has two addresses, and atomics of different sizes must not overlap.
+//! Devices use the memory as ordinary page-locked memory, and `Uses` orders their copies.
 //!
 //! The size of the file is never a multiple of 2 MiB, and that of a simulated device's memory
 //! always is, so a peer cannot send one file as both kinds.
@@ -112,22 +113,23 @@ impl Storage {
     /// Copies bytes out of shared host memory.
     ///
     /// # Safety
-    /// The conditions of [`SharedHostMemory::read`].
+    /// Devices of this process do not write to these bytes during the call.
     #[track_caller]
     pub(crate) unsafe fn read_shared_host(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         let Memory::SharedHost(block) = &self.0.memory else { return Ok(()) };
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that no device of this process writes to these bytes.
         unsafe { block.memory.read(offset, out) }.map_err(|e| Error::driver("read_bytes", e))
     }
 
     /// Copies bytes into shared host memory.
     ///
     /// # Safety
-    /// The conditions of [`SharedHostMemory::write`].
+    /// Neither other threads nor devices of this process access these bytes during the call.
     #[track_caller]
     pub(crate) unsafe fn write_shared_host(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         let Memory::SharedHost(block) = &self.0.memory else { return Ok(()) };
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that no other thread or device of this process accesses
+        // these bytes.
         unsafe { block.memory.write(offset, bytes) }.map_err(|e| Error::driver("write_bytes", e))
     }
 }

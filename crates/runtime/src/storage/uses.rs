@@ -3,16 +3,16 @@
 use smallvec::SmallVec;
 use warpline_stream::{OpNumber, Stream};
 
-use super::Marks;
-use super::replay_uses::Attached;
+use super::StorageMarks;
+use super::replay_uses::Attachment;
 use crate::Site;
 use crate::race::History;
 
-/// Operation number that stands for use of the memory before it was allocated: all work that its
-/// stream has received by the time of the wait.
-pub(crate) const FORMER: OpNumber = OpNumber::MAX;
+/// Operation number for uses of the memory by its previous owner. A wait for this number waits for
+/// all work that the stream has received by then.
+pub(crate) const PRIOR_OWNER: OpNumber = OpNumber::MAX;
 
-/// One use: the stream, the operation's number, and its op and location.
+/// A use of a storage by an operation on a stream.
 #[derive(Clone, Debug)]
 pub(crate) struct Use {
     pub(crate) stream: Stream,
@@ -22,15 +22,16 @@ pub(crate) struct Use {
 }
 
 impl Use {
-    /// Returns whether a failed wait for this use can be ignored: a lost device reads no more. The
-    /// result of a write stays unknown.
-    pub(crate) fn is_moot(&self) -> bool {
+    /// Returns whether this is a read by a lost device. A failed wait for such a use can be
+    /// ignored, because a lost device no longer reads. After a failed wait for a write, the bytes
+    /// are unknown.
+    pub(crate) fn is_read_on_lost_device(&self) -> bool {
         !self.writes && self.stream.raw().driver().lost(self.stream.device_index()).is_some()
     }
 }
 
-/// Returns the uses on other streams than `stream`, latest first. A wait for a stream's latest use
-/// covers its earlier ones.
+/// Returns the uses on other streams than `stream`, latest first, because a wait for a stream's
+/// latest use covers its earlier uses.
 pub(crate) fn uses_elsewhere<'a>(
     stream: &Stream,
     uses: impl Iterator<Item = &'a Use>,
@@ -41,26 +42,26 @@ pub(crate) fn uses_elsewhere<'a>(
     others
 }
 
-/// The last write, and per stream the last read since.
+/// The last write of a storage, and each stream's last read since that write.
 ///
-/// A thread that enqueues work holds the lock from before it examines the uses until it has
-/// recorded its own, so that no other thread misses that use.
+/// A thread that enqueues work holds the lock from the time when it examines the uses until it has
+/// recorded its own use. Otherwise another thread could enqueue conflicting work in between.
 #[derive(Debug, Default)]
 pub(crate) struct Uses {
     write: Option<Use>,
     reads: SmallVec<[Use; 1]>,
-    /// Streams that the allocator was told of.
-    told: SmallVec<[Stream; 2]>,
-    /// Marks of bytes that depend on checks that may have failed.
-    pub(crate) marks: Marks,
-    /// The graph whose last replay is a later use that is not recorded here.
-    pub(super) attached: Option<Attached>,
+    /// Streams on which the allocator knows of a use.
+    allocator_streams: SmallVec<[Stream; 2]>,
+    /// Marks of bytes whose values depend on work that may fail.
+    pub(crate) marks: StorageMarks,
+    /// The graph whose last replay is the storage's last use, which is not recorded here.
+    pub(super) attached: Option<Attachment>,
     /// History for the race detector.
     pub(crate) history: Option<Box<History>>,
 }
 
 impl Uses {
-    /// Returns the uses that an access must come after: the last write, and for a write also the
+    /// Returns the uses that an access must wait for: the last write, and for a write also the
     /// reads.
     pub(crate) fn conflicting(&self, write: bool) -> impl Iterator<Item = &Use> {
         let reads = if write { self.reads.as_slice() } else { &[] };
@@ -73,7 +74,7 @@ impl Uses {
     }
 
     /// Records an access.
-    pub(crate) fn enter(&mut self, stream: &Stream, op: OpNumber, write: bool, site: Site) {
+    pub(crate) fn record(&mut self, stream: &Stream, op: OpNumber, write: bool, site: Site) {
         let slot = if write {
             self.reads.clear();
             self.write.as_mut()
@@ -81,7 +82,8 @@ impl Uses {
             self.reads.iter_mut().find(|r| r.stream == *stream)
         };
         if let Some(slot) = slot {
-            // The common case: the same stream again. Its handle need not be counted anew.
+            // Usually the stream is the same, and cloning its handle would cost an atomic
+            // increment.
             if slot.stream != *stream {
                 slot.stream = stream.clone();
             }
@@ -93,7 +95,7 @@ impl Uses {
         if write { self.write = Some(entry) } else { self.reads.push(entry) }
     }
 
-    /// Adds the uses of freed memory as reads, so that a write comes after all of them.
+    /// Adds the uses of freed memory as reads, so that the next write waits for all of them.
     pub(crate) fn absorb(&mut self, gone: &Uses) {
         for used in gone.conflicting(true) {
             match self.reads.iter_mut().find(|read| read.stream == used.stream) {
@@ -104,17 +106,17 @@ impl Uses {
         }
     }
 
-    /// Records that the allocator is told of the stream. Returns whether this is the first time.
-    pub(crate) fn first_on(&mut self, stream: &Stream) -> bool {
-        let new = !self.told.contains(stream);
+    /// Adds a stream on which the allocator knows of a use. Returns whether the stream is new.
+    pub(crate) fn add_allocator_stream(&mut self, stream: &Stream) -> bool {
+        let new = !self.allocator_streams.contains(stream);
         if new {
-            self.told.push(stream.clone());
+            self.allocator_streams.push(stream.clone());
         }
         new
     }
 
-    /// Returns the streams that the allocator was told of.
-    pub(crate) fn told(&self) -> &[Stream] {
-        &self.told
+    /// Returns the streams on which the allocator knows of a use.
+    pub(crate) fn allocator_streams(&self) -> &[Stream] {
+        &self.allocator_streams
     }
 }

@@ -1,23 +1,26 @@
-//! Launches of kernels that check indices, and unions of them, for the data that depends on them.
+//! Launches of kernels that check indices, and unions of such launches. Data that depends on a
+//! launch refers to it.
 //!
-//! Invariant: passing a dependency on costs the same, however many launches are outstanding. Bytes
-//! depend on at most a few [`CheckedLaunch`]es. If an operation would depend on more, it makes a
-//! *union*, which shares its inputs. A settled union drops its inputs, so only work in flight is
-//! kept. A count of all failures tells whether a pending union has to be examined again.
+//! Invariant: the cost of passing a dependency on does not grow with the number of launches in
+//! flight. Bytes depend on at most a few [`CheckedLaunch`]es. An operation that would depend on
+//! more creates a *union*, which shares its inputs. A settled union drops its inputs, so only work
+//! in flight stays in memory. A pending union is examined again only if the number of all known
+//! failures has changed.
 
 mod resolve;
 
 use std::mem::take;
-// A cache key: schedules need not be checked around it.
+// From std rather than `warpline_sync`: the counter orders no memory, so shuttle need not switch
+// threads at its uses.
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, PoisonError};
 
 use smallvec::SmallVec;
 use warpline_sync::{Mutex, OnceLock};
 
-use self::resolve::Known;
+use self::resolve::Resolution;
 use crate::captured_checks::{CapturedChecks, KernelFailures};
-use crate::index_check::{Failure, Place};
+use crate::index_check::{Failure, ReportSlot};
 use crate::order::Progress;
 use crate::{CheckOwner, IndexCheck, KernelSet, OpNumber, Site};
 
@@ -40,123 +43,130 @@ pub enum CheckOutcome {
 /// number of launches.
 #[derive(Clone, Debug)]
 pub struct CheckedLaunch {
-    node: Arc<Node>,
+    node: Arc<LaunchNode>,
     /// Kernels of a replay. `None`: all.
     kernels: Option<KernelSet>,
 }
 
 #[derive(Debug)]
-struct Node {
-    /// The operation itself for a launch or replay; for a union, the operation that follows its
-    /// last launch. `None` on the host.
-    at: Option<At>,
-    kind: Kind,
+struct LaunchNode {
+    /// The operation of the launch or replay. For a union, an operation that depends on all inputs.
+    /// `None` for a check on the host.
+    at: Option<StreamOp>,
+    kind: LaunchKind,
 }
 
 /// An operation of a stream.
 #[derive(Clone, Debug)]
-pub(crate) struct At {
+pub(crate) struct StreamOp {
     pub(crate) progress: Arc<Progress>,
     pub(crate) op: OpNumber,
 }
 
-impl At {
+impl StreamOp {
     pub(crate) fn is_known_done(&self) -> bool {
         self.progress.is_known_done(self.op)
     }
 }
 
 #[derive(Debug)]
-enum Kind {
+enum LaunchKind {
     /// A failed check on the host.
     Host(Arc<Failure>),
-    Launch(Launch),
-    Replay(Replay),
-    Union(Union),
+    Launch(SingleLaunch),
+    Replay(ReplayLaunch),
+    Union(UnionLaunch),
 }
 
 #[derive(Debug)]
-struct Launch {
+struct SingleLaunch {
     site: Site,
-    place: Place,
-    /// The number that a failing kernel writes to the first word of its place.
-    says: u64,
+    slot: ReportSlot,
+    /// The number that a failing kernel writes to the first word of its slot.
+    number: u64,
     owner: CheckOwner,
-    /// Set once, before the place is emptied.
+    /// Set once, before the slot is emptied.
     outcome: OnceLock<Option<Arc<Failure>>>,
 }
 
 #[derive(Debug)]
-struct Replay {
+struct ReplayLaunch {
     checks: Arc<CapturedChecks>,
     /// Overlapping replays have the same period.
     period: u64,
     owner: CheckOwner,
-    /// Set once, before the places are emptied.
+    /// Set once, before the slots are emptied.
     outcome: OnceLock<KernelFailures>,
 }
 
 #[derive(Debug)]
-struct Union {
+struct UnionLaunch {
     /// Empty once the outcome is known.
     inputs: Mutex<Inputs>,
     outcome: OnceLock<Option<Arc<Failure>>>,
-    /// Value of [`FAILURES`](crate::index_check::FAILURES) when all inputs were last examined.
+    /// Value of [`FAILURES`](crate::index_check::FAILURES) when the inputs were last examined.
     seen: AtomicU64,
 }
 
 type Inputs = SmallVec<[CheckedLaunch; 2]>;
 
-impl Union {
+impl UnionLaunch {
     fn inputs(&self) -> Inputs {
         self.inputs.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Sets the outcome and drops the inputs.
     fn decide(&self, outcome: Option<Arc<Failure>>) {
-        let _ = self.outcome.set(outcome); // or another thread has
+        // Fails if another thread has set the same outcome.
+        let _ = self.outcome.set(outcome);
         drop(take(&mut *self.inputs.lock().unwrap_or_else(PoisonError::into_inner)));
     }
 }
 
 impl CheckedLaunch {
-    fn new(at: Option<At>, kind: Kind) -> Self {
-        Self { node: Arc::new(Node { at, kind }), kernels: None }
+    fn new(at: Option<StreamOp>, kind: LaunchKind) -> Self {
+        Self { node: Arc::new(LaunchNode { at, kind }), kernels: None }
     }
 
     /// Creates a launch on the host whose check failed.
     #[must_use]
     pub fn failed(check: IndexCheck) -> Self {
-        Self::new(None, Kind::Host(Failure::new(check, CheckOwner::current())))
+        Self::new(None, LaunchKind::Host(Failure::new(check, CheckOwner::current())))
     }
 
     /// Creates the launch of an operation that is about to be enqueued. Reuses the memory of
     /// `former` if no other reference to it exists.
-    pub(crate) fn on(former: Option<Self>, site: Site, at: At, place: Place, says: u64) -> Self {
+    pub(crate) fn single(
+        former: Option<Self>,
+        site: Site,
+        at: StreamOp,
+        slot: ReportSlot,
+        number: u64,
+    ) -> Self {
         let (owner, outcome) = (CheckOwner::current(), OnceLock::new());
-        let launch = Kind::Launch(Launch { site, place, says, owner, outcome });
+        let launch = LaunchKind::Launch(SingleLaunch { site, slot, number, owner, outcome });
         if let Some(mut former) = former
             && let Some(node) = Arc::get_mut(&mut former.node)
         {
-            *node = Node { at: Some(at), kind: launch };
+            *node = LaunchNode { at: Some(at), kind: launch };
             return former;
         }
         Self::new(Some(at), launch)
     }
 
     /// Creates a replay of all kernels of a graph that check indices.
-    pub(crate) fn replay(checks: &Arc<CapturedChecks>, period: u64, at: At) -> Self {
+    pub(crate) fn replay(checks: &Arc<CapturedChecks>, period: u64, at: StreamOp) -> Self {
         let (checks, owner) = (Arc::clone(checks), CheckOwner::current());
-        let replay = Replay { checks, period, owner, outcome: OnceLock::new() };
-        Self::new(Some(at), Kind::Replay(replay))
+        let replay = ReplayLaunch { checks, period, owner, outcome: OnceLock::new() };
+        Self::new(Some(at), LaunchKind::Replay(replay))
     }
 
     /// Creates a union of launches, for an operation that depends on all of them.
-    pub(crate) fn union(inputs: impl IntoIterator<Item = Self>, at: At) -> Self {
+    pub(crate) fn union(inputs: impl IntoIterator<Item = Self>, at: StreamOp) -> Self {
         let inputs = Mutex::new(inputs.into_iter().collect());
-        // 0, so that the first query examines the inputs: one may have failed meanwhile.
-        let union = Union { inputs, outcome: OnceLock::new(), seen: AtomicU64::new(0) };
-        Self::new(Some(at), Kind::Union(union))
+        // The counter starts at 1, so 0 makes the first query examine the inputs.
+        let union = UnionLaunch { inputs, outcome: OnceLock::new(), seen: AtomicU64::new(0) };
+        Self::new(Some(at), LaunchKind::Union(union))
     }
 
     /// Returns the given kernels of this replay.
@@ -187,13 +197,13 @@ impl CheckedLaunch {
     }
 
     /// Returns whether this launch fails if `other` does. A replay fails with an earlier replay on
-    /// its stream that it overlaps, because they share their places. A union fails with its inputs.
+    /// its stream that it overlaps, because they share their slots. A union fails with its inputs.
     #[must_use]
     pub fn covers(&self, other: &Self) -> bool {
-        let all = |node: &Node| self.kernels.is_none() && std::ptr::eq(&*self.node, node);
+        let all = |node: &LaunchNode| self.kernels.is_none() && std::ptr::eq(&*self.node, node);
         match (&self.node.kind, &other.node.kind) {
             _ if self == other || all(&other.node) => true,
-            (Kind::Union(union), _) => {
+            (LaunchKind::Union(union), _) => {
                 let inputs = union.inputs.lock().unwrap_or_else(PoisonError::into_inner);
                 inputs.iter().any(|input| input == other || input.covers_replay(other))
             }
@@ -202,7 +212,9 @@ impl CheckedLaunch {
     }
 
     fn covers_replay(&self, other: &Self) -> bool {
-        let (Kind::Replay(own), Kind::Replay(earlier)) = (&self.node.kind, &other.node.kind) else {
+        let (LaunchKind::Replay(own), LaunchKind::Replay(earlier)) =
+            (&self.node.kind, &other.node.kind)
+        else {
             return false;
         };
         let (Some(at), Some(before)) = (&self.node.at, &other.node.at) else { return false };
@@ -218,45 +230,48 @@ impl CheckedLaunch {
             && at.op >= before.op
     }
 
-    /// Records the outcome if it is known. `over` names operations that are complete. Returns
+    /// Records the outcome if it is known. `is_complete` names operations that are complete. Returns
     /// `false` while the operation is not complete.
-    pub(crate) fn settle(&self, over: &dyn Fn(&At) -> bool) -> bool {
-        let known = !matches!(self.resolve(over), Known::Pending);
+    pub(crate) fn settle(&self, is_complete: &dyn Fn(&StreamOp) -> bool) -> bool {
+        let known = !matches!(self.resolve(is_complete), Resolution::Pending);
         match &self.node.kind {
-            // It may be known to fail while it runs.
-            Kind::Replay(replay) => replay.outcome.get().is_some(),
-            // Inputs may be pending on a stream that nothing orders: readers look at them.
-            Kind::Union(_) => known || self.is_done(over),
-            Kind::Host(_) | Kind::Launch(_) => known,
+            // A running replay may be known to fail, but it settles only when it is complete.
+            LaunchKind::Replay(replay) => replay.outcome.get().is_some(),
+            // An input may be pending on another stream without an order to this one. Readers
+            // examine such inputs.
+            LaunchKind::Union(_) => known || self.is_done(is_complete),
+            LaunchKind::Host(_) | LaunchKind::Launch(_) => known,
         }
     }
 
-    fn is_done(&self, over: &dyn Fn(&At) -> bool) -> bool {
-        self.node.at.as_ref().is_none_or(|at| at.is_known_done() || over(at))
+    fn is_done(&self, is_complete: &dyn Fn(&StreamOp) -> bool) -> bool {
+        self.node.at.as_ref().is_none_or(|at| at.is_known_done() || is_complete(at))
     }
 
     /// Visits the failures of a launch or replay that has an outcome. Visits nothing for a union.
     pub(crate) fn own_failures(&self, mut visit: impl FnMut(&Arc<Failure>)) {
         match &self.node.kind {
-            Kind::Launch(launch) => launch.outcome.get().into_iter().flatten().for_each(visit),
-            Kind::Replay(replay) => {
+            LaunchKind::Launch(launch) => {
+                launch.outcome.get().into_iter().flatten().for_each(visit)
+            }
+            LaunchKind::Replay(replay) => {
                 replay.outcome.get().into_iter().flatten().for_each(|(_, failure)| visit(failure));
             }
-            Kind::Host(_) | Kind::Union(_) => {}
+            LaunchKind::Host(_) | LaunchKind::Union(_) => {}
         }
     }
 
-    /// Returns the place of a single launch.
-    pub(crate) fn place(&self) -> Option<&Place> {
+    /// Returns the slot of a single launch.
+    pub(crate) fn slot(&self) -> Option<&ReportSlot> {
         match &self.node.kind {
-            Kind::Launch(launch) => Some(&launch.place),
+            LaunchKind::Launch(launch) => Some(&launch.slot),
             _ => None,
         }
     }
 
-    /// Ends a replay that has an outcome, or that the driver refused.
+    /// Ends a replay that has an outcome or that the driver refused. Does nothing for others.
     pub(crate) fn end_replay(&self) {
-        if let Kind::Replay(replay) = &self.node.kind {
+        if let LaunchKind::Replay(replay) = &self.node.kind {
             replay.checks.end_replay();
         }
     }
@@ -267,13 +282,13 @@ impl CheckedLaunch {
 }
 
 /// Drops chains of unions without recursion.
-impl Drop for Node {
+impl Drop for LaunchNode {
     fn drop(&mut self) {
-        let Kind::Union(union) = &mut self.kind else { return };
+        let LaunchKind::Union(union) = &mut self.kind else { return };
         let mut open = take(union.inputs.get_mut().unwrap_or_else(PoisonError::into_inner));
         while let Some(launch) = open.pop() {
             if let Some(mut node) = Arc::into_inner(launch.node)
-                && let Kind::Union(union) = &mut node.kind
+                && let LaunchKind::Union(union) = &mut node.kind
             {
                 open.extend(take(union.inputs.get_mut().unwrap_or_else(PoisonError::into_inner)));
             }

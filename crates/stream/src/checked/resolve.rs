@@ -1,23 +1,23 @@
-//! Resolution of outcomes: of launches by the reports in their places, of unions by their inputs.
+//! Resolves outcomes: of launches from the reports in their slots, of unions from their inputs.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use warpline_sync::atomic::Ordering;
 
-use super::{At, CheckOutcome, CheckedLaunch, Inputs, Kind};
+use super::{CheckOutcome, CheckedLaunch, Inputs, LaunchKind, StreamOp};
 use crate::index_check::{FAILURES, Failure};
 use crate::{CheckOwner, IndexCheck, KernelSet};
 
-/// Known state of a launch.
+/// The known outcome of a launch.
 #[derive(Clone, Debug)]
-pub(super) enum Known {
+pub(super) enum Resolution {
     Pending,
     Passed,
     Failed(Arc<Failure>),
 }
 
-impl From<Option<&Arc<Failure>>> for Known {
+impl From<Option<&Arc<Failure>>> for Resolution {
     fn from(failure: Option<&Arc<Failure>>) -> Self {
         failure.map_or(Self::Passed, |failure| Self::Failed(Arc::clone(failure)))
     }
@@ -27,10 +27,10 @@ impl CheckedLaunch {
     /// Returns the known outcome. Does not query the device.
     #[must_use]
     pub fn outcome(&self) -> CheckOutcome {
-        match self.resolve(&At::is_known_done) {
-            Known::Pending => CheckOutcome::Pending,
-            Known::Passed => CheckOutcome::Passed,
-            Known::Failed(failure) => CheckOutcome::Failed(failure.check.clone()),
+        match self.resolve(&StreamOp::is_known_done) {
+            Resolution::Pending => CheckOutcome::Pending,
+            Resolution::Passed => CheckOutcome::Passed,
+            Resolution::Failed(failure) => CheckOutcome::Failed(failure.check.clone()),
         }
     }
 
@@ -38,8 +38,8 @@ impl CheckedLaunch {
     /// counts as reported, and `synchronize` does not report it again.
     #[must_use]
     pub fn take_failure(&self) -> Option<IndexCheck> {
-        match self.resolve(&At::is_known_done) {
-            Known::Failed(failure) => Some(read(&failure)),
+        match self.resolve(&StreamOp::is_known_done) {
+            Resolution::Failed(failure) => Some(take_check(&failure)),
             _ => None,
         }
     }
@@ -52,32 +52,33 @@ impl CheckedLaunch {
         let mut open = vec![self.clone()];
         let mut seen = HashSet::new();
         while let Some(launch) = open.pop() {
-            match launch.resolve(&At::is_known_done) {
-                Known::Failed(failure) => return Some(read(&failure)),
-                Known::Passed => {}
-                Known::Pending => match &launch.node.kind {
-                    Kind::Host(_) => {}
-                    Kind::Launch(own) => {
-                        let report = own.place.report(own.says, own.site);
-                        // In this order: the outcome is set before the place is emptied.
+            match launch.resolve(&StreamOp::is_known_done) {
+                Resolution::Failed(failure) => return Some(take_check(&failure)),
+                Resolution::Passed => {}
+                Resolution::Pending => match &launch.node.kind {
+                    LaunchKind::Host(_) => {}
+                    LaunchKind::Launch(own) => {
+                        let report = own.slot.report(own.number, own.site);
+                        // Read the outcome after the slot: it is set before the slot is emptied,
+                        // so one of the two has the failure.
                         let known = own.outcome.get().map(|f| f.as_ref().map(|f| f.check.clone()));
                         if let Some(check) = known.unwrap_or(report) {
                             return Some(check);
                         }
                     }
-                    Kind::Replay(own) => {
+                    LaunchKind::Replay(own) => {
                         let reports = own.checks.reports();
                         let known = own.outcome.get().map(|outcome| {
                             outcome.iter().map(|(k, f)| (*k, f.check.clone())).collect()
                         });
                         let mut all: Vec<_> = known.unwrap_or(reports);
-                        all.retain(|(kernel, _)| launch.has(*kernel));
+                        all.retain(|(kernel, _)| launch.includes(*kernel));
                         if let Some((_, check)) = all.into_iter().next() {
                             return Some(check);
                         }
                     }
-                    Kind::Union(own) => {
-                        let new = own.inputs().into_iter().filter(|i| seen.insert(i.key_of_part()));
+                    LaunchKind::Union(own) => {
+                        let new = own.inputs().into_iter().filter(|i| seen.insert(i.visit_key()));
                         open.extend(new);
                     }
                 },
@@ -86,99 +87,102 @@ impl CheckedLaunch {
         None
     }
 
-    fn key_of_part(&self) -> (usize, Option<usize>) {
+    fn visit_key(&self) -> (usize, Option<usize>) {
         (self.key(), self.kernels.as_ref().map(KernelSet::key))
     }
 
-    fn has(&self, kernel: usize) -> bool {
+    fn includes(&self, kernel: usize) -> bool {
         self.kernels.as_ref().is_none_or(|kernels| kernels.contains(kernel))
     }
 
-    /// Returns the known state, or `None` if the inputs of a union have to be examined.
-    fn known(&self, over: &dyn Fn(&At) -> bool) -> Option<Known> {
-        let done = || self.is_done(over);
+    /// Returns the outcome, or `None` if the inputs of a union must be examined first.
+    fn resolve_directly(&self, is_complete: &dyn Fn(&StreamOp) -> bool) -> Option<Resolution> {
+        let done = || self.is_done(is_complete);
         Some(match &self.node.kind {
-            Kind::Host(failure) => Known::Failed(Arc::clone(failure)),
-            Kind::Launch(launch) => {
+            LaunchKind::Host(failure) => Resolution::Failed(Arc::clone(failure)),
+            LaunchKind::Launch(launch) => {
                 if launch.outcome.get().is_none() && !done() {
-                    return Some(Known::Pending);
+                    return Some(Resolution::Pending);
                 }
                 let failed = |check| Failure::new(check, launch.owner.clone());
                 let outcome = launch
                     .outcome
-                    .get_or_init(|| launch.place.report(launch.says, launch.site).map(failed));
+                    .get_or_init(|| launch.slot.report(launch.number, launch.site).map(failed));
                 outcome.as_ref().into()
             }
-            Kind::Replay(replay) => {
-                let has = |(kernel, _): &&(usize, _)| self.has(*kernel);
+            LaunchKind::Replay(replay) => {
+                let has = |(kernel, _): &&(usize, _)| self.includes(*kernel);
                 if replay.outcome.get().is_none() && !done() {
-                    // It will fail with the earlier replays that it overlaps: their reports stay.
+                    // The replay will fail with the earlier replays that it overlaps, because their
+                    // reports stay in the shared slots.
                     let known = replay.checks.known_failures(replay.period);
-                    return Some(known.iter().find(has).map_or(Known::Pending, |(_, failure)| {
-                        Known::Failed(Arc::clone(failure))
-                    }));
+                    return Some(
+                        known.iter().find(has).map_or(Resolution::Pending, |(_, failure)| {
+                            Resolution::Failed(Arc::clone(failure))
+                        }),
+                    );
                 }
                 let failures = || replay.checks.failures(&replay.owner);
                 let outcome = replay.outcome.get_or_init(failures);
                 outcome.iter().find(has).map(|(_, failure)| failure).into()
             }
-            Kind::Union(union) => match union.outcome.get() {
+            LaunchKind::Union(union) => match union.outcome.get() {
                 Some(outcome) => outcome.as_ref().into(),
                 None if !done()
                     && union.seen.load(Ordering::Relaxed) == FAILURES.load(Ordering::Relaxed) =>
                 {
-                    Known::Pending
+                    Resolution::Pending
                 }
                 None => return None,
             },
         })
     }
 
-    /// Returns the known state. `over` names operations that are complete.
-    pub(super) fn resolve(&self, over: &dyn Fn(&At) -> bool) -> Known {
-        if let Some(known) = self.known(over) {
+    /// Returns the known outcome. `is_complete` returns `true` for operations known to be complete.
+    pub(super) fn resolve(&self, is_complete: &dyn Fn(&StreamOp) -> bool) -> Resolution {
+        if let Some(known) = self.resolve_directly(is_complete) {
             return known;
         }
         let epoch = FAILURES.load(Ordering::Relaxed);
-        // The path from `self`: each union, its inputs not yet examined, and whether an input was
-        // pending.
-        let mut way: Vec<(Self, Inputs, bool)> = vec![(self.clone(), self.inputs(), false)];
-        let mut result = Known::Passed;
-        // Unions found pending so far. Several unions may have one of them as an input.
+        // The path from `self` down: each union, its remaining inputs, and whether an examined
+        // input is pending.
+        let mut path: Vec<(Self, Inputs, bool)> = vec![(self.clone(), self.inputs(), false)];
+        let mut result = Resolution::Passed;
+        // Unions that were found pending. A union may be an input of several others.
         let mut open: HashSet<usize> = HashSet::new();
-        while let Some((launch, inputs, pending)) = way.last_mut() {
+        while let Some((launch, inputs, pending)) = path.last_mut() {
             let Some(next) = inputs.pop() else {
                 result = match std::mem::replace(pending, false) {
-                    true => Known::Pending,
-                    false => Known::Passed,
+                    true => Resolution::Pending,
+                    false => Resolution::Passed,
                 };
-                if let Kind::Union(union) = &launch.node.kind {
+                if let LaunchKind::Union(union) = &launch.node.kind {
                     // Another thread may have set the outcome and dropped the inputs.
                     match (&result, union.outcome.get()) {
                         (_, Some(outcome)) => result = outcome.as_ref().into(),
-                        (Known::Pending, None) => {
+                        (Resolution::Pending, None) => {
                             union.seen.store(epoch, Ordering::Relaxed);
                             open.insert(launch.key());
                         }
                         (_, None) => union.decide(None),
                     }
                 }
-                way.pop();
-                give(&mut way, &mut result);
+                path.pop();
+                propagate(&mut path, &mut result);
                 continue;
             };
-            match next.known(over) {
+            match next.resolve_directly(is_complete) {
                 Some(known) => {
                     result = known;
-                    give(&mut way, &mut result);
+                    propagate(&mut path, &mut result);
                 }
                 None if open.contains(&next.key()) => {
-                    result = Known::Pending;
-                    give(&mut way, &mut result);
+                    result = Resolution::Pending;
+                    propagate(&mut path, &mut result);
                 }
                 None => {
                     let inputs = next.inputs();
-                    way.push((next, inputs, false));
+                    path.push((next, inputs, false));
                 }
             }
         }
@@ -187,24 +191,25 @@ impl CheckedLaunch {
 
     fn inputs(&self) -> Inputs {
         match &self.node.kind {
-            Kind::Union(union) => union.inputs(),
+            LaunchKind::Union(union) => union.inputs(),
             _ => Inputs::new(),
         }
     }
 }
 
-/// Passes the result of an input to the union above. A failure applies to all unions above.
-fn give(way: &mut Vec<(CheckedLaunch, Inputs, bool)>, result: &mut Known) {
+/// Passes the outcome of an input to the last union of the path. A failure applies to all unions of
+/// the path, and empties it.
+fn propagate(path: &mut Vec<(CheckedLaunch, Inputs, bool)>, result: &mut Resolution) {
     match result {
-        Known::Passed => {}
-        Known::Pending => {
-            if let Some((.., pending)) = way.last_mut() {
+        Resolution::Passed => {}
+        Resolution::Pending => {
+            if let Some((.., pending)) = path.last_mut() {
                 *pending = true;
             }
         }
-        Known::Failed(failure) => {
-            for (launch, ..) in way.drain(..) {
-                if let Kind::Union(union) = &launch.node.kind {
+        Resolution::Failed(failure) => {
+            for (launch, ..) in path.drain(..) {
+                if let LaunchKind::Union(union) = &launch.node.kind {
                     union.decide(Some(Arc::clone(failure)));
                 }
             }
@@ -213,9 +218,9 @@ fn give(way: &mut Vec<(CheckedLaunch, Inputs, bool)>, result: &mut Known) {
 }
 
 /// Returns the failed check and marks it as reported if this thread is its owner.
-fn read(failure: &Failure) -> IndexCheck {
-    if !failure.was_told() && failure.owner == CheckOwner::current() {
-        failure.tell();
+fn take_check(failure: &Failure) -> IndexCheck {
+    if !failure.is_reported() && failure.owner == CheckOwner::current() {
+        failure.mark_reported();
     }
     failure.check.clone()
 }

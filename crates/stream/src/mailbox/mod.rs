@@ -1,20 +1,21 @@
 //! The reports of failed checks by the kernels of one stream.
 //!
-//! A kernel that checks indices never traps, because a trap would lose the device. On failure it
-//! writes a report (the launch's number on its stream, the index, the dimension and its size) to
-//! the *place* of its launch: a few words of page-locked memory that no other launch has while this
-//! one may run. It uses plain stores, because not every machine makes a GPU's atomics on host
-//! memory visible to the host as such. The launch's `CheckedLaunch` keeps the report, for the data
-//! that depends on the launch and for the `synchronize` that tells the launch's owner.
+//! A kernel that checks indices never traps, because a trap would lose the device. On failure the
+//! kernel writes a report (the launch's number on its stream, the index, the dimension and its
+//! size) to the *slot* of its launch: a few words of page-locked memory that no other launch uses
+//! until this launch is complete. Kernels use plain stores, because atomics of a GPU on host memory
+//! are not atomic for the host on every machine. When the launch is complete, its `CheckedLaunch`
+//! keeps the report for the data that depends on the launch, and for the `synchronize` that reports
+//! the failure to the launch's owner.
 //!
-//! A mailbox takes more places when all are lent. It polls an event after every few launches, so a
-//! program that never waits needs only as many places as launches are in flight.
+//! A mailbox takes more slots when all of its slots are in use. It polls an event after every few
+//! launches, so a program that never waits needs only as many slots as launches are in flight.
 //!
-//! A mailbox holds launches, replays and unions (`checked/`) in the order of the stream, and
-//! settles them from the front.
+//! A mailbox keeps launches, replays and unions (`checked/`) in the order of the stream. The oldest
+//! settle first.
 //!
-//! Lock order: the lock on all mailboxes comes before that of each. Both come after a stream's
-//! submit lock and before the driver.
+//! Lock order: a stream's submit lock, the lock on the list of all mailboxes, the lock of a mailbox,
+//! the driver's locks.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError};
@@ -23,60 +24,60 @@ use warpline_cuda_sys_safe::owned::{self, LaunchToken};
 use warpline_cuda_sys_safe::{DriverError, EventFlags};
 use warpline_sync::{Mutex, MutexGuard};
 
-use crate::checked::{At, CheckedLaunch};
-use crate::clock::Point;
-use crate::index_check::{Failure, Place};
+use crate::checked::{CheckedLaunch, StreamOp};
+use crate::clock::StreamPoint;
+use crate::index_check::{Failure, ReportSlot};
 use crate::order::Progress;
 use crate::{CheckOwner, IndexCheck, OpNumber, Site, Stream};
 
-/// Number of places that a stream receives at first.
-const PLACES: usize = 16;
+/// Number of slots that a stream receives at first.
+const INITIAL_SLOTS: usize = 16;
 /// Poll for completion once per this many launches in flight.
-const ASK: usize = 4;
-/// Poll at the latest after this many operations of the stream. The cost of a poll is small beside
-/// these.
-const APART: OpNumber = 16;
+const POLL_LAUNCHES: usize = 4;
+/// Poll at the latest after this many operations of the stream. A poll costs little compared to
+/// them.
+const POLL_OPS: OpNumber = 16;
 /// Maximum number of unreported failures per owner. Data that depends on later failures still
 /// reports them.
-const UNREPORTED: usize = 8;
+const MAX_UNREPORTED: usize = 8;
 
 /// Reports of failed checks by the kernels of one stream, and the stream's checked launches in
 /// flight.
 #[derive(Debug)]
 pub struct Mailbox {
     progress: Arc<Progress>,
-    state: Mutex<State>,
+    state: Mutex<MailboxState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct MailboxState {
     /// Launches, replays and unions that are not known to be complete, oldest first.
     running: VecDeque<CheckedLaunch>,
-    /// Failures that were not reported yet, oldest first, with their operations.
+    /// Unreported failures, oldest first, with their operations.
     failed: Vec<(OpNumber, Arc<Failure>)>,
-    /// Places that no kernel writes to, each with its last launch.
-    free: VecDeque<(Place, Option<CheckedLaunch>)>,
-    /// Event of the last poll, and its point. Its completion shows which launches are complete if
-    /// the program never waits.
-    asked: Option<(owned::Event, Point)>,
-    /// The event, kept between two polls.
-    idle: Option<owned::Event>,
-    /// The stream's last operation at the time of the last poll.
-    asked_at: OpNumber,
+    /// Slots that no kernel writes to, each with its last launch.
+    free: VecDeque<(ReportSlot, Option<CheckedLaunch>)>,
+    /// The recorded event to poll, and its point. The launches before the point are complete when
+    /// the event is.
+    poll: Option<(owned::Event, StreamPoint)>,
+    /// The event, while it is not recorded for a poll.
+    idle_event: Option<owned::Event>,
+    /// The stream's last operation when the event was last recorded or polled.
+    polled_at: OpNumber,
     /// The latest union with its inputs. Operations often write several tensors with the same
     /// dependencies.
     union: Option<(Vec<CheckedLaunch>, CheckedLaunch)>,
 }
 
-impl State {
+impl MailboxState {
     /// Records the outcomes of complete launches, oldest first.
-    fn settle(&mut self, over: &dyn Fn(&At) -> bool) {
-        while let Some(launch) = self.running.pop_front_if(|launch| launch.settle(over)) {
+    fn settle(&mut self, is_complete: &dyn Fn(&StreamOp) -> bool) {
+        while let Some(launch) = self.running.pop_front_if(|launch| launch.settle(is_complete)) {
             launch.own_failures(|failure| self.note(launch.op(), Arc::clone(failure)));
             launch.end_replay();
-            if let Some(place) = launch.place().cloned() {
-                place.clear();
-                self.free.push_back((place, Some(launch)));
+            if let Some(slot) = launch.slot().cloned() {
+                slot.clear();
+                self.free.push_back((slot, Some(launch)));
             }
         }
     }
@@ -85,45 +86,45 @@ impl State {
     fn note(&mut self, op: OpNumber, failure: Arc<Failure>) {
         let mut ended = 0;
         self.failed.retain(|(_, failure)| {
-            // Owners end after their failures were kept.
+            // An owner may have ended since its failure was added.
             ended += usize::from(failure.owner.has_ended());
-            !failure.was_told() && (ended <= UNREPORTED || !failure.owner.has_ended())
+            !failure.is_reported() && (ended <= MAX_UNREPORTED || !failure.owner.has_ended())
         });
-        let same = |(_, other): &&(OpNumber, Arc<Failure>)| is_told_with(&failure, other);
+        let same = |(_, other): &&(OpNumber, Arc<Failure>)| is_reported_with(&failure, other);
         let kept = self.failed.iter().filter(same).count();
-        if kept < UNREPORTED {
+        if kept < MAX_UNREPORTED {
             self.failed.push((op, failure));
         }
     }
 
-    /// Returns whether a poll is due, even if no launch needs a place.
+    /// Returns whether a poll is due, even if no launch needs a slot.
     fn is_due(&self, last: OpNumber) -> bool {
-        last >= self.asked_at + APART
+        last >= self.polled_at + POLL_OPS
     }
 
     /// Settles launches that are known to be complete, or that a poll shows to be complete.
     fn settle_done(&mut self, last: OpNumber) {
         self.settle(&|_| false);
-        if (self.is_due(last) || self.running.len() >= ASK)
-            && let Some((event, point)) = self.asked.take()
+        if (self.is_due(last) || self.running.len() >= POLL_LAUNCHES)
+            && let Some((event, point)) = self.poll.take()
         {
             if event.query().unwrap_or(false) {
-                // The streams' progress does not change: a program that does not wait gets no order
-                // from a poll.
+                // A poll does not change the progress of streams, because it must not order the
+                // program's streams.
                 self.settle(&|at| point.covers(at.progress.stream, at.op));
-                self.idle = Some(event);
+                self.idle_event = Some(event);
             } else {
-                self.asked_at = last;
-                self.asked = Some((event, point));
+                self.polled_at = last;
+                self.poll = Some((event, point));
             }
         }
     }
 }
 
-/// Returns whether `other` counts as reported once `told` is reported: they have the same owner.
-/// Threads that have ended count as one owner.
-fn is_told_with(told: &Failure, other: &Failure) -> bool {
-    told.owner == other.owner || (told.owner.has_ended() && other.owner.has_ended())
+/// Returns whether a report of the failure `reported` also counts for `other`, because they have the
+/// same owner. Ended threads count as one owner.
+fn is_reported_with(reported: &Failure, other: &Failure) -> bool {
+    reported.owner == other.owner || (reported.owner.has_ended() && other.owner.has_ended())
 }
 
 impl Mailbox {
@@ -131,7 +132,7 @@ impl Mailbox {
         Self { progress: Arc::clone(progress), state: Mutex::default() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, MailboxState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -154,25 +155,25 @@ impl Mailbox {
     }
 
     fn begin(&self, stream: &Stream, site: Site) -> Result<(CheckedLaunch, [u64; 3]), DriverError> {
-        let (mut state, place, former) = loop {
+        let (mut state, slot, former) = loop {
             let mut state = self.state();
             let last = stream.last_op();
-            let polls = state.free.is_empty() || state.running.len().is_multiple_of(ASK);
+            let polls = state.free.is_empty() || state.running.len().is_multiple_of(POLL_LAUNCHES);
             if polls || state.is_due(last) {
                 state.settle_done(last);
             }
-            if let Some((place, former)) = state.free.pop_front() {
-                break (state, place, former);
+            if let Some((slot, former)) = state.free.pop_front() {
+                break (state, slot, former);
             }
-            let more = state.running.len().max(PLACES);
+            let more = state.running.len().max(INITIAL_SLOTS);
             drop(state);
-            let places = stream.core().world.checks.places(stream.core(), more)?;
-            self.state().free.extend(places.into_iter().map(|place| (place, None)));
+            let slots = stream.core().shared.checks.take_slots(stream.core(), more)?;
+            self.state().free.extend(slots.into_iter().map(|slot| (slot, None)));
         };
         let number = stream.last_op() + 1;
-        let at = At { progress: Arc::clone(stream.progress()), op: number };
-        let address = place.address();
-        let launch = CheckedLaunch::on(former, site, at, place, number);
+        let at = StreamOp { progress: Arc::clone(stream.progress()), op: number };
+        let address = slot.address();
+        let launch = CheckedLaunch::single(former, site, at, slot, number);
         state.running.push_back(launch.clone());
         Ok((launch, [address, number, 0]))
     }
@@ -180,7 +181,7 @@ impl Mailbox {
     /// Adds a replay that is about to be enqueued.
     pub(crate) fn run(&self, stream: &Stream, replay: CheckedLaunch) {
         let (mut state, last) = (self.state(), stream.last_op());
-        // A replay needs no place, and a poll would double its cost.
+        // A replay needs no slot, and a poll would double its cost.
         if state.is_due(last) {
             state.settle_done(last);
         }
@@ -209,10 +210,10 @@ impl Mailbox {
             return union.clone();
         }
         let last = stream.last_op();
-        if state.is_due(last) || state.running.len().is_multiple_of(ASK) {
+        if state.is_due(last) || state.running.len().is_multiple_of(POLL_LAUNCHES) {
             state.settle_done(last);
         }
-        let at = At { progress: Arc::clone(stream.progress()), op };
+        let at = StreamOp { progress: Arc::clone(stream.progress()), op };
         let union = CheckedLaunch::union(launches.iter().cloned(), at);
         state.running.push_back(union.clone());
         let former = state.union.replace((launches, union.clone()));
@@ -228,21 +229,21 @@ impl Mailbox {
         let idle = {
             let mut state = self.state();
             let due = state.is_due(last) && !state.running.is_empty();
-            if state.asked.is_some() || !(due || state.running.len() >= ASK) {
+            if state.poll.is_some() || !(due || state.running.len() >= POLL_LAUNCHES) {
                 return;
             }
-            state.asked_at = last;
-            state.idle.take()
+            state.polled_at = last;
+            state.idle_event.take()
         };
         let core = stream.core();
         let new = || owned::Event::new(&core.driver, core.index, EventFlags::default()).ok();
         let Some(event) = idle.or_else(new) else { return };
-        // If this fails, there is no poll, and the mailbox takes more places instead.
+        // Without a recorded event there is no poll, and the mailbox takes more slots instead.
         let point = stream.record_uncaptured(&event).unwrap_or(None);
         let mut state = self.state();
         match point {
-            Some(point) => state.asked = Some((event, point)),
-            None => state.idle = Some(event),
+            Some(point) => state.poll = Some((event, point)),
+            None => state.idle_event = Some(event),
         }
     }
 
@@ -252,19 +253,19 @@ impl Mailbox {
         let at = state.running.iter().rposition(|launch| launch == refused);
         let Some(launch) = at.and_then(|at| state.running.remove(at)) else { return };
         launch.end_replay();
-        if let Some(place) = launch.place().cloned() {
-            state.free.push_back((place, Some(launch)));
+        if let Some(slot) = launch.slot().cloned() {
+            state.free.push_back((slot, Some(launch)));
         }
     }
 
     /// Records the outcomes of launches that are known to be complete or that a completed wait
     /// covers.
-    pub(crate) fn settle(&self, covers: &dyn Fn(&At) -> bool) {
+    pub(crate) fn settle(&self, covers: &dyn Fn(&StreamOp) -> bool) {
         self.state().settle(covers);
     }
 
-    /// Returns the oldest failure that a wait covers to its owner, or to any thread if the owner
-    /// has ended. Later failures of the same owner count as reported too.
+    /// Returns the oldest failure that a wait covers and that belongs to `owner` or to an ended
+    /// thread. Later failures of the same owner count as reported too.
     pub(crate) fn report(
         &self,
         owner: &CheckOwner,
@@ -274,17 +275,17 @@ impl Mailbox {
         let mut oldest: Option<Arc<Failure>> = None;
         let stream = self.progress.stream;
         state.failed.retain(|(op, failure)| {
-            let told = failure.was_told();
+            let reported = failure.is_reported();
             let due = failure.owner == *owner || failure.owner.has_ended();
-            if told || !due || !covers(stream, *op) {
-                return !told;
+            if reported || !due || !covers(stream, *op) {
+                return !reported;
             }
             let first = oldest.get_or_insert_with(|| Arc::clone(failure));
-            let told = is_told_with(first, failure);
-            if told {
-                failure.tell();
+            let same_owner = is_reported_with(first, failure);
+            if same_owner {
+                failure.mark_reported();
             }
-            !told
+            !same_owner
         });
         oldest.map(|failure| failure.check.clone())
     }
@@ -294,25 +295,24 @@ impl Mailbox {
         &self.progress
     }
 
-    /// Returns the places if the stream is gone, so that no kernel will write to them.
-    pub(crate) fn abandoned(self: &Arc<Self>) -> Option<Vec<Place>> {
+    /// Takes the slots if the stream is gone, all launches are complete and all failures reported.
+    pub(crate) fn abandoned_slots(self: &Arc<Self>) -> Option<Vec<ReportSlot>> {
         let mut state = self.state();
         state.settle(&|_| false);
-        state.failed.retain(|(_, failure)| !failure.was_told());
+        state.failed.retain(|(_, failure)| !failure.is_reported());
         let idle = state.running.is_empty() && state.failed.is_empty();
         (idle && Arc::strong_count(self) == 1)
-            .then(|| state.free.drain(..).map(|(place, _)| place).collect())
+            .then(|| state.free.drain(..).map(|(slot, _)| slot).collect())
     }
 }
 
 impl Stream {
     /// Returns the stream's mailbox, which is created on first use.
     pub fn mailbox(&self) -> &Arc<Mailbox> {
-        // If two threads create a mailbox, the second one gets that of the first.
-        self.mailbox_slot().get_or_init(|| {
-            let made = Arc::new(Mailbox::new(self.progress()));
-            self.core().world.checks.enter(&made);
-            made
+        self.mailbox_cell().get_or_init(|| {
+            let mailbox = Arc::new(Mailbox::new(self.progress()));
+            self.core().shared.checks.add(&mailbox);
+            mailbox
         })
     }
 }

@@ -1,4 +1,4 @@
-//! Tests of mailboxes, and of what their launches are known to have met.
+//! Tests of mailboxes and of the outcomes of launches, replays and unions.
 
 use warpline_cuda_sys_safe::sim::SimConfig;
 
@@ -13,17 +13,17 @@ fn stream() -> Stream {
     devices.get(0).unwrap().exclusive_stream(0).unwrap()
 }
 
-/// Enqueues a wait that counts as the launch.
+/// Enqueues a wait, which stands in for the launch of a kernel.
 fn run(stream: &Stream) {
     let event = stream.record_event(None).unwrap();
     stream.wait_event(&event).unwrap();
 }
 
-/// Reports a wrong index, as a kernel does, for a dimension of size 0.
-fn say(Place { page, first }: &Place, index: u64, says: u64) {
+/// Writes a report as a kernel does, for a dimension of size 0.
+fn report(ReportSlot { page, first }: &ReportSlot, index: u64, number: u64) {
     if page.load(*first) == 0 {
         page.store(first + 1, index);
-        page.store(*first, says);
+        page.store(*first, number);
     }
 }
 
@@ -32,19 +32,19 @@ fn index(launch: &CheckedLaunch) -> Option<i64> {
     match launch.outcome() {
         CheckOutcome::Failed(failed) => Some(failed.index),
         CheckOutcome::Passed => None,
-        CheckOutcome::Pending => panic!("it is done"),
+        CheckOutcome::Pending => panic!("the launch is complete"),
     }
 }
 
 #[test]
-fn what_a_launch_said_stays_when_its_place_is_given_away() {
+fn a_report_stays_when_its_slot_is_reused() {
     let stream = stream();
     let mut launches = Vec::new();
-    for i in 0..10 * PLACES as u64 {
-        let (launch, [_, says, _]) = stream.mailbox().begin(&stream, Site::here("test")).unwrap();
+    for i in 0..10 * INITIAL_SLOTS as u64 {
+        let (launch, [_, number, _]) = stream.mailbox().begin(&stream, Site::here("test")).unwrap();
         run(&stream);
         if i % 3 == 0 {
-            say(launch.place().unwrap(), i, says);
+            report(launch.slot().unwrap(), i, number);
         }
         assert_eq!(launch.outcome(), CheckOutcome::Pending);
         launches.push(launch);
@@ -57,33 +57,33 @@ fn what_a_launch_said_stays_when_its_place_is_given_away() {
         assert_eq!(index(launch), (i % 3 == 0).then_some(i as i64));
     }
     stream.synchronize().unwrap();
-    // There never were more on their way.
-    let State { free, running, .. } = &*stream.mailbox().state();
-    assert_eq!((free.len(), running.len()), (PLACES, 0));
+    // No more launches than the initial slots were ever in flight.
+    let MailboxState { free, running, .. } = &*stream.mailbox().state();
+    assert_eq!((free.len(), running.len()), (INITIAL_SLOTS, 0));
 }
 
 #[test]
-fn a_launch_that_was_refused_leaves_its_place() {
+fn a_refused_launch_returns_its_slot() {
     let stream = stream();
-    for _ in 0..10 * PLACES {
+    for _ in 0..10 * INITIAL_SLOTS {
         let (launch, _) = stream.mailbox().begin(&stream, Site::here("test")).unwrap();
         stream.mailbox().withdraw(&launch);
     }
-    let State { free, running, .. } = &*stream.mailbox().state();
-    assert_eq!((free.len(), running.len()), (PLACES, 0));
+    let MailboxState { free, running, .. } = &*stream.mailbox().state();
+    assert_eq!((free.len(), running.len()), (INITIAL_SLOTS, 0));
 }
 
 #[test]
-fn a_replay_that_was_refused_leaves_no_failure() {
+fn a_refused_replay_leaves_no_failure() {
     let stream = stream();
     let checks = Arc::new(CapturedChecks::default());
     checks.add(&stream, Site::here("test")).unwrap();
     let replay = || checks.begin(&stream, stream.last_op() + 1).unwrap();
     let failed = replay();
     run(&stream);
-    checks.with_place(0, |place| say(place, 7, REPLAYED));
+    checks.with_slot(0, |slot| report(slot, 7, REPLAYED));
     let refused = replay();
-    // Meanwhile another thread waits.
+    // As if another thread waited before the refused replay is withdrawn.
     assert!(matches!(stream.synchronize().kind(), Some(ErrorKind::IndexCheck { .. })));
     stream.mailbox().withdraw(&refused);
     let next = replay();
@@ -93,7 +93,7 @@ fn a_replay_that_was_refused_leaves_no_failure() {
 }
 
 #[test]
-fn what_replays_say_at_once_is_said_by_each() {
+fn overlapping_replays_share_their_failure() {
     let stream = stream();
     let checks = Arc::new(CapturedChecks::default());
     checks.add(&stream, Site::here("test")).unwrap();
@@ -103,7 +103,7 @@ fn what_replays_say_at_once_is_said_by_each() {
         replay
     };
     let both = [replay(), replay()];
-    checks.with_place(0, |place| say(place, 7, REPLAYED));
+    checks.with_slot(0, |slot| report(slot, 7, REPLAYED));
     assert!(matches!(stream.synchronize().kind(), Some(ErrorKind::IndexCheck { .. })));
     assert_eq!(both.each_ref().map(index), [Some(7); 2]);
     let next = replay();
@@ -112,9 +112,9 @@ fn what_replays_say_at_once_is_said_by_each() {
 }
 
 fn launch(stream: &Stream) -> (CheckedLaunch, u64) {
-    let (launch, [_, says, _]) = stream.mailbox().begin(stream, Site::here("test")).unwrap();
+    let (launch, [_, number, _]) = stream.mailbox().begin(stream, Site::here("test")).unwrap();
     run(stream);
-    (launch, says)
+    (launch, number)
 }
 
 #[test]
@@ -124,9 +124,9 @@ fn a_union_fails_with_any_of_its_inputs_however_deep() {
         let mailbox = stream.mailbox();
         let (mut all, mut apart) = (None, None);
         for i in 0..1000 {
-            let (launch, says) = launch(&stream);
+            let (launch, number) = launch(&stream);
             if bad == Some(i) {
-                say(launch.place().unwrap(), i, says);
+                report(launch.slot().unwrap(), i, number);
                 apart = Some(launch.clone());
             }
             let inputs = all.into_iter().chain([launch]).collect();
@@ -135,8 +135,8 @@ fn a_union_fails_with_any_of_its_inputs_however_deep() {
         let all = all.unwrap();
         assert_eq!(all.outcome(), CheckOutcome::Pending);
         let (_, late) = (run(&stream), launch(&stream).0);
-        let told = stream.synchronize().is_err();
-        assert_eq!((index(&all), told), (bad.map(|i| i as i64), bad.is_some()));
+        let reported = stream.synchronize().is_err();
+        assert_eq!((index(&all), reported), (bad.map(|i| i as i64), bad.is_some()));
         assert_eq!(index(&late), None);
         assert_eq!(apart.and_then(|launch| index(&launch)), bad.map(|i| i as i64));
     }
@@ -145,8 +145,8 @@ fn a_union_fails_with_any_of_its_inputs_however_deep() {
 #[test]
 fn a_failure_is_known_to_unions_that_are_still_running() {
     let stream = stream();
-    let (bad, says) = launch(&stream);
-    say(bad.place().unwrap(), 7, says);
+    let (bad, number) = launch(&stream);
+    report(bad.slot().unwrap(), 7, number);
     let event = stream.record_event(None).unwrap();
     let mut all = bad;
     for _ in 0..10 {
@@ -154,7 +154,7 @@ fn a_failure_is_known_to_unions_that_are_still_running() {
         all = stream.mailbox().union(&stream, stream.last_op(), vec![all, next]);
     }
     assert_eq!(all.outcome(), CheckOutcome::Pending);
-    assert!(event.synchronize().is_err(), "its own");
+    assert!(event.synchronize().is_err(), "the failed launch is this thread's");
     assert_eq!(index(&all), Some(7));
 }
 
@@ -170,14 +170,14 @@ fn a_long_chain_of_unions_is_dropped_without_recursion() {
             size: 0,
             location: Location::caller(),
         });
-        let at = At { progress: Arc::clone(stream.progress()), op: stream.last_op() };
+        let at = StreamOp { progress: Arc::clone(stream.progress()), op: stream.last_op() };
         all = CheckedLaunch::union([all, next], at);
     }
     std::thread::Builder::new().stack_size(64 << 10).spawn(|| drop(all)).unwrap().join().unwrap();
 }
 
 #[test]
-fn launches_in_flight_are_all_that_is_kept() {
+fn only_launches_in_flight_are_kept() {
     let stream = stream();
     let mut all = launch(&stream).0;
     for i in 0..10_000 {
@@ -185,7 +185,8 @@ fn launches_in_flight_are_all_that_is_kept() {
         all = stream.mailbox().union(&stream, stream.last_op(), vec![all, next]);
         stream.mailbox().watch(&stream);
         if i % 10 == 0 {
-            stream.raw().synchronize().unwrap(); // which tells nobody
+            // Completes the work without recording that it is complete.
+            stream.raw().synchronize().unwrap();
         }
     }
     let kept = stream.mailbox().state().running.len();
@@ -193,14 +194,14 @@ fn launches_in_flight_are_all_that_is_kept() {
 }
 
 #[test]
-fn only_the_owner_of_a_launch_is_told_until_its_thread_ends() {
+fn a_failure_is_reported_to_its_owner_only_until_the_owner_ends() {
     let stream = stream();
     let fail = |index| {
-        let (launch, says) = launch(&stream);
-        say(launch.place().unwrap(), index, says);
+        let (launch, number) = launch(&stream);
+        report(launch.slot().unwrap(), index, number);
     };
     fail(5);
-    let told = |stream: &Stream| match stream.synchronize() {
+    let reported = |stream: &Stream| match stream.synchronize() {
         Ok(()) => None,
         Err(error) => match error.kind() {
             ErrorKind::IndexCheck { index, .. } => Some(*index),
@@ -209,25 +210,25 @@ fn only_the_owner_of_a_launch_is_told_until_its_thread_ends() {
     };
     std::thread::scope(|scope| {
         let other = scope.spawn(|| {
-            let nothing = told(&stream);
+            let nothing = reported(&stream);
             fail(6);
             nothing
         });
         assert_eq!(other.join().unwrap(), None);
-        // A thread that works for this one.
+        // A thread that works on behalf of this thread.
         let owner = CheckOwner::current();
         let helper = scope.spawn(move || owner.within(|| fail(7)));
         helper.join().unwrap();
     });
-    let all = [(); 3].map(|()| told(&stream));
-    assert_eq!(all, [Some(5), Some(6), None], "its own, and that of a thread that has ended");
+    let all = [(); 3].map(|()| reported(&stream));
+    assert_eq!(all, [Some(5), Some(6), None], "this thread's failure, then the ended thread's");
     fail(8);
-    assert_eq!(std::thread::scope(|s| s.spawn(|| told(&stream)).join().unwrap()), None);
-    assert_eq!([told(&stream), told(&stream)], [Some(8), None]);
+    assert_eq!(std::thread::scope(|s| s.spawn(|| reported(&stream)).join().unwrap()), None);
+    assert_eq!([reported(&stream), reported(&stream)], [Some(8), None]);
 }
 
 #[test]
-fn a_replay_stands_for_the_replays_that_it_overlaps() {
+fn a_replay_covers_the_earlier_replays_that_it_overlaps() {
     let devices = Devices::new(SimConfig::new(1).build()).unwrap();
     let stream = devices.get(0).unwrap().exclusive_stream(0).unwrap();
     let checks = Arc::new(CapturedChecks::default());
@@ -250,7 +251,7 @@ fn a_replay_stands_for_the_replays_that_it_overlaps() {
     assert_eq!(absorbs(&first, &second).as_ref(), Some(&second));
     assert_eq!(absorbs(&second, &first).as_ref(), Some(&second));
     let [one, other] = [0, 1].map(|k| second.of_kernels(&kernel(k)));
-    assert_eq!(absorbs(&one, &first), None, "of other kernels");
+    assert_eq!(absorbs(&one, &first), None, "`first` includes other kernels");
     assert_eq!(absorbs(&one, &first.of_kernels(&kernel(0))).as_ref(), Some(&one));
     let both = absorbs(&one, &other).unwrap();
     assert!(absorbs(&both, &first.of_kernels(&kernel(1))).is_some_and(|it| it == both));
@@ -261,7 +262,7 @@ fn a_replay_stands_for_the_replays_that_it_overlaps() {
     assert_eq!(absorbs(&union, &first), None);
 
     // The later replay is known to fail as soon as the earlier one is.
-    checks.with_place(1, |place| say(place, 7, REPLAYED));
+    checks.with_slot(1, |slot| report(slot, 7, REPLAYED));
     assert!(event.synchronize().is_err());
     assert_eq!(index(&first), Some(7));
     assert_eq!(index(&second), Some(7));
@@ -271,7 +272,7 @@ fn a_replay_stands_for_the_replays_that_it_overlaps() {
     let _ = stream.synchronize();
     assert_eq!((index(&one), index(&other)), (None, Some(7)));
 
-    // A later period, and another stream, have reports of their own.
+    // Replays of a later period or on another stream have other reports.
     let third = replay(&stream);
     assert!(absorbs(&third, &second).is_none());
     let apart = devices.get(0).unwrap().exclusive_stream(0).unwrap();
@@ -279,36 +280,36 @@ fn a_replay_stands_for_the_replays_that_it_overlaps() {
 }
 
 #[test]
-fn failures_of_many_threads_that_ended_are_bounded() {
+fn failures_of_many_ended_threads_are_bounded() {
     let stream = stream();
     for _ in 0..100 {
-        // The owner lives until its failure was noted.
+        // The owner's thread ends only after its failure was recorded.
         std::thread::scope(|scope| {
             let ended = scope.spawn(|| {
-                let (failed, says) = launch(&stream);
-                say(failed.place().unwrap(), 7, says);
-                // Takes note of the failure, and reports nothing.
+                let (failed, number) = launch(&stream);
+                report(failed.slot().unwrap(), 7, number);
+                // Records the failure without reporting it.
                 stream.host_wait(stream.last_op()).unwrap();
                 assert_eq!(stream.mailbox().state().running.len(), 0);
             });
             ended.join().unwrap();
         });
-        assert!(stream.mailbox().state().failed.len() <= UNREPORTED + 1);
+        assert!(stream.mailbox().state().failed.len() <= MAX_UNREPORTED + 1);
     }
     assert!(stream.synchronize().is_err());
     stream.synchronize().unwrap();
 }
 
 #[test]
-fn unions_that_share_inputs_are_looked_at_once() {
+fn shared_inputs_of_unions_are_examined_once() {
     let (stream, other) = (stream(), stream());
-    // Pending on a stream that nothing orders.
+    // Pending on a stream without an order to the other.
     let (open, _) = launch(&other);
     let mut last = [open.clone(), open.clone(), open];
     for _ in 0..60 {
         let (own, _) = launch(&stream);
         let union = |a: &CheckedLaunch, b: &CheckedLaunch| {
-            let at = At { progress: Arc::clone(stream.progress()), op: stream.last_op() };
+            let at = StreamOp { progress: Arc::clone(stream.progress()), op: stream.last_op() };
             CheckedLaunch::union([a.clone(), b.clone(), own.clone()], at)
         };
         let [a, b, c] = &last;

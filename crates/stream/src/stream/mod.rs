@@ -20,9 +20,9 @@ use warpline_cuda_sys_safe::owned::{self, LaunchToken};
 use warpline_cuda_sys_safe::{DriverError, StreamHandle};
 use warpline_sync::{Mutex, MutexGuard, OnceLock};
 
-use crate::capture::{Capture, Slot};
-use crate::clock::{Before, Clock, Point};
-use crate::device::Core;
+use crate::capture::{Capture, CaptureState};
+use crate::clock::{Before, Clock, StreamPoint};
+use crate::device::DeviceCore;
 use crate::event_pool::PooledEvent;
 use crate::launches::Launches;
 use crate::order::{Checkpoint, Checkpoints, Progress};
@@ -31,19 +31,19 @@ use crate::{Device, Error, ErrorKind, Event, Mailbox, OpNumber, PendingLaunches,
 /// A CUDA stream of one device (`torch.cuda.Stream`). Clones share the stream. Streams are equal if
 /// their [`Stream::id`] is equal.
 #[derive(Clone)]
-pub struct Stream(Arc<Inner>);
+pub struct Stream(Arc<StreamInner>);
 
 #[derive(Debug)]
-pub(crate) struct Inner {
+pub(crate) struct StreamInner {
     raw: owned::Stream,
-    core: Arc<Core>,
+    core: Arc<DeviceCore>,
     progress: Arc<Progress>,
-    /// The submit lock: held while work is enqueued, so that numbers follow the order of the
-    /// stream. A thread that holds it takes no other stream's submit lock, except that of this
-    /// stream's twin. The thread that ends a capture holds those of all streams in the capture.
-    state: Mutex<State>,
+    /// The submit lock, held while work is enqueued, so that numbers follow the order of the
+    /// stream. While a thread holds this lock, it takes no other submit lock except that of this
+    /// stream's twin. Only the thread that ends a capture holds the locks of all its streams.
+    state: Mutex<StreamState>,
     /// Changed under the lock on `state` only.
-    capture: Slot,
+    capture: CaptureState,
     /// Launches to list in error messages. Changed under the lock on `state` only.
     launches: Launches,
     /// Reports of failed checks by the stream's kernels. Created on first use.
@@ -51,65 +51,75 @@ pub(crate) struct Inner {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct StreamState {
     checkpoints: Checkpoints,
     clock: Clock,
 }
 
-/// The submit lock of a stream, held: no other thread can enqueue on the stream.
-pub(crate) struct Held<'a>(MutexGuard<'a, State>);
+/// Guard of a stream's submit lock. No other thread can enqueue on the stream.
+pub(crate) struct SubmitGuard<'a>(MutexGuard<'a, StreamState>);
 
-impl Inner {
+impl StreamInner {
     #[inline]
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, StreamState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     #[inline]
-    fn advance(&self, _held: &mut State) -> OpNumber {
+    fn advance(&self, _held: &mut StreamState) -> OpNumber {
         let op = self.progress.advance();
         if op == 1 && self.capture.twin_in().is_none() {
-            self.core.world.count_stream();
+            self.core.shared.count_stream();
         }
         op
     }
 
     /// Returns the current end of the stream. The caller holds the stream's lock.
-    fn point(&self, state: &State) -> Point {
+    fn point(&self, state: &StreamState) -> StreamPoint {
         self.point_at(self.progress.last(), state.clock.clone())
     }
 
-    fn point_at(&self, op: OpNumber, before: Clock) -> Point {
+    fn point_at(&self, op: OpNumber, before: Clock) -> StreamPoint {
         let (progress, capture) = (Arc::clone(&self.progress), self.capture.twin_in().cloned());
-        Point { progress, op, before, capture }
+        StreamPoint { progress, op, before, capture }
     }
 
     /// Enqueues a wait for an event that was recorded at `point`. The caller holds the lock.
     #[track_caller]
-    fn wait_at(&self, state: &mut State, event: &owned::Event, point: &Point) -> Result<()> {
+    fn wait_at(
+        &self,
+        state: &mut StreamState,
+        event: &owned::Event,
+        point: &StreamPoint,
+    ) -> Result<()> {
         self.raw.wait_event(event)?;
         self.enter_wait(state, point);
         Ok(())
     }
 
     /// Numbers a wait for `point` and adds that point to the stream's clock.
-    fn enter_wait(&self, state: &mut State, point: &Point) {
-        // The wait is an operation of its own, so that later records are known to include it.
+    fn enter_wait(&self, state: &mut StreamState, point: &StreamPoint) {
+        // The wait gets a number, so that a checkpoint recorded before it does not count as after
+        // it.
         self.advance(state);
         state.clock.join(&self.progress, point);
     }
 
     /// Returns the earliest checkpoint at or after `op`. Records a checkpoint if there is none.
     #[track_caller]
-    fn checkpoint(&self, op: OpNumber) -> Result<(Arc<PooledEvent>, Point)> {
+    fn checkpoint(&self, op: OpNumber) -> Result<(Arc<PooledEvent>, StreamPoint)> {
         self.checkpoint_in(&mut self.lock(), op)
     }
 
     #[track_caller]
-    fn checkpoint_in(&self, state: &mut State, op: OpNumber) -> Result<(Arc<PooledEvent>, Point)> {
+    fn checkpoint_in(
+        &self,
+        state: &mut StreamState,
+        op: OpNumber,
+    ) -> Result<(Arc<PooledEvent>, StreamPoint)> {
         let last = self.progress.last();
         let op = op.min(last);
-        let State { checkpoints, clock } = state;
+        let StreamState { checkpoints, clock } = state;
         if checkpoints.at_or_after(op).is_none() {
             if self.capture.captured().is_some() {
                 return Err(ErrorKind::Capturing.of("wait_for"));
@@ -118,7 +128,7 @@ impl Inner {
         }
         match checkpoints.at_or_after(op).cloned() {
             Some(Checkpoint { op, before, event }) => Ok((event, self.point_at(op, before))),
-            // Not reached: one was recorded at `last`, which is not before `op`.
+            // Unreachable, because a checkpoint was recorded at `last`, which is not before `op`.
             None => Err(ErrorKind::EventNotRecorded.of("wait_for")),
         }
     }
@@ -126,7 +136,7 @@ impl Inner {
     /// Returns a checkpoint after all work enqueued outside a capture, numbered or not. `None` if
     /// that work is complete.
     #[track_caller]
-    fn checkpoint_of_all(&self) -> Result<Option<(Arc<PooledEvent>, Point)>> {
+    fn checkpoint_of_all(&self) -> Result<Option<(Arc<PooledEvent>, StreamPoint)>> {
         let mut state = self.lock();
         if self.capture.captured().is_none() {
             if self.raw.query().unwrap_or(false) {
@@ -134,24 +144,24 @@ impl Inner {
             }
             self.record_checkpoint(&mut state)?;
         }
-        // A captured stream has the checkpoint that was recorded when its capture began.
+        // For a captured stream, this is the checkpoint that was recorded when its capture began.
         match state.checkpoints.latest().cloned() {
             Some(Checkpoint { op, before, event }) => Ok(Some((event, self.point_at(op, before)))),
             None => Err(ErrorKind::Capturing.of("wait_for_all")),
         }
     }
 
-    /// Records a checkpoint, even if one follows the last operation: the allocator enqueues waits
-    /// that have no number.
+    /// Records a checkpoint, even if the last operation has one, because the allocator enqueues
+    /// waits without numbers.
     #[track_caller]
-    fn record_checkpoint(&self, state: &mut State) -> Result<()> {
-        let State { checkpoints, clock } = state;
+    fn record_checkpoint(&self, state: &mut StreamState) -> Result<()> {
+        let StreamState { checkpoints, clock } = state;
         checkpoints.record(&self.core, &self.raw, self.progress.last(), clock)?;
         Ok(())
     }
 
     /// Returns the current end of the stream.
-    pub(crate) fn now(&self) -> Point {
+    pub(crate) fn now(&self) -> StreamPoint {
         self.point(&self.lock())
     }
 }
@@ -213,7 +223,7 @@ impl Stream {
 
 impl Stream {
     pub(crate) fn registered(
-        core: &Arc<Core>,
+        core: &Arc<DeviceCore>,
         raw: owned::Stream,
         progress: Arc<Progress>,
     ) -> Self {
@@ -223,27 +233,27 @@ impl Stream {
     }
 
     fn build(
-        core: &Arc<Core>,
+        core: &Arc<DeviceCore>,
         raw: owned::Stream,
         progress: Arc<Progress>,
         twin_in: Option<Weak<Capture>>,
     ) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(StreamInner {
             progress,
             raw,
             core: Arc::clone(core),
             state: Mutex::default(),
-            capture: Slot::new(twin_in),
+            capture: CaptureState::new(twin_in),
             launches: Launches::default(),
             mailbox: OnceLock::new(),
         }))
     }
 
-    pub(crate) fn downgrade(&self) -> Weak<Inner> {
+    pub(crate) fn downgrade(&self) -> Weak<StreamInner> {
         Arc::downgrade(&self.0)
     }
 
-    pub(crate) fn from_inner(inner: Arc<Inner>) -> Self {
+    pub(crate) fn from_inner(inner: Arc<StreamInner>) -> Self {
         Self(inner)
     }
 
@@ -253,18 +263,21 @@ impl Stream {
         Self::build(&of.0.core, of.0.raw.clone(), progress, Some(capture))
     }
 
-    pub(crate) fn slot(&self) -> &Slot {
+    pub(crate) fn capture_state(&self) -> &CaptureState {
         &self.0.capture
     }
 
     /// Runs `f` under the stream's lock, so that no other thread enqueues on it. `f` begins a
     /// capture of this stream or lets it join one.
     #[track_caller]
-    pub(crate) fn change_capture<R>(&self, f: impl FnOnce(&Slot) -> Result<R>) -> Result<R> {
+    pub(crate) fn change_capture<R>(
+        &self,
+        f: impl FnOnce(&CaptureState) -> Result<R>,
+    ) -> Result<R> {
         let inner = &*self.0;
         let mut state = inner.lock();
-        // Other streams can then wait for earlier work, numbered or not, without a call on this
-        // stream.
+        // A checkpoint after all earlier work, with or without numbers, so that other streams can
+        // wait for that work during the capture.
         if !self.is_capturing() {
             inner.record_checkpoint(&mut state)?;
         }
@@ -272,16 +285,16 @@ impl Stream {
     }
 
     /// Takes the submit lock. No other thread enqueues on this stream until the result is dropped.
-    pub(crate) fn hold(&self) -> Held<'_> {
-        Held(self.0.lock())
+    pub(crate) fn hold(&self) -> SubmitGuard<'_> {
+        SubmitGuard(self.0.lock())
     }
 
     /// Makes this stream wait for all work of `other`. The caller holds both submit locks.
     pub(crate) fn wait_held(
         &self,
-        held: &mut Held<'_>,
+        held: &mut SubmitGuard<'_>,
         other: &Self,
-        other_held: &mut Held<'_>,
+        other_held: &mut SubmitGuard<'_>,
     ) -> Result<()> {
         let last = other.last_op();
         if held.0.clock.covers(other.id(), last) {
@@ -294,10 +307,10 @@ impl Stream {
     /// Runs `f` on the stream that numbers the enqueued work, under its lock: the twin during a
     /// capture, else this stream.
     #[track_caller]
-    fn with_acting<R>(&self, f: impl FnOnce(&Inner, &mut State) -> R) -> R {
+    fn with_acting<R>(&self, f: impl FnOnce(&StreamInner, &mut StreamState) -> R) -> R {
         let mut state = self.0.lock();
         match self.captured() {
-            // The stream's own lock is kept, so that the capture does not end meanwhile.
+            // The stream's own lock stays held, so that the capture does not end meanwhile.
             Some(captured) => {
                 let twin = &captured.twin().0;
                 f(twin, &mut twin.lock())
@@ -308,15 +321,15 @@ impl Stream {
 
     /// Returns an event recorded at or after operation `op`, and its point.
     #[track_caller]
-    pub(crate) fn checkpoint(&self, op: OpNumber) -> Result<(Arc<PooledEvent>, Point)> {
+    pub(crate) fn checkpoint(&self, op: OpNumber) -> Result<(Arc<PooledEvent>, StreamPoint)> {
         self.0.checkpoint(op)
     }
 
-    pub(crate) fn core(&self) -> &Arc<Core> {
+    pub(crate) fn core(&self) -> &Arc<DeviceCore> {
         &self.0.core
     }
 
-    pub(crate) fn now(&self) -> Point {
+    pub(crate) fn now(&self) -> StreamPoint {
         self.0.now()
     }
 
@@ -336,7 +349,7 @@ impl Stream {
     /// Returns the [`Devices::id`](crate::Devices::id) of the devices that the stream belongs to.
     #[must_use]
     pub fn devices_id(&self) -> u64 {
-        self.0.core.world.id()
+        self.0.core.shared.id()
     }
 
     /// Returns the driver's stream. Safe code can use it to query, wait and record, but not to
@@ -387,14 +400,15 @@ impl Stream {
     ) -> std::result::Result<(R, OpNumber), E> {
         let location = Location::caller();
         self.with_acting(|inner, state| {
-            // What a twin numbers from then on would run, under numbers that the stream gives too.
+            // After the end of a capture, work submitted to the twin would run, under numbers that
+            // the stream also uses.
             inner.capture.refuse_ended("submit", location)?;
             let result = f(inner.raw.handle())?;
             let op = inner.advance(state);
-            if inner.core.world.uses_many_streams() || inner.capture.twin_in().is_some() {
-                // The operation is enqueued whether or not this works. Whoever waits for it finds
-                // no checkpoint, records one, and gets the error.
-                let State { checkpoints, clock } = state;
+            if inner.core.shared.uses_many_streams() || inner.capture.twin_in().is_some() {
+                // The operation is enqueued already, so a failure here is ignored. The next wait for
+                // the operation finds no checkpoint, tries to record one, and returns the error.
+                let StreamState { checkpoints, clock } = state;
                 let _ = checkpoints.record(&inner.core, &inner.raw, op, clock);
             }
             Ok((result, op))
@@ -432,11 +446,11 @@ impl Stream {
         operands: impl Iterator<Item = (&'static str, &'a [usize])>,
     ) {
         if !self.is_capturing() {
-            self.0.launches.note(self.last_op() + 1, site, operands);
+            self.0.launches.record(self.last_op() + 1, site, operands);
         }
     }
 
-    pub(crate) fn mailbox_slot(&self) -> &OnceLock<Arc<Mailbox>> {
+    pub(crate) fn mailbox_cell(&self) -> &OnceLock<Arc<Mailbox>> {
         &self.0.mailbox
     }
 
@@ -506,7 +520,7 @@ impl fmt::Display for Stream {
 
 impl PartialEq for Stream {
     fn eq(&self, other: &Self) -> bool {
-        // Nearly always it is the same handle, which is known without following it.
+        // Clones are the common case, and comparing pointers needs no access to the stream.
         Arc::ptr_eq(&self.0, &other.0) || self.id() == other.id()
     }
 }

@@ -45,7 +45,7 @@ impl Stream {
         self.check_same_devices(other.core(), "wait_for")?;
         let (event, _) = other.0.checkpoint(op)?;
         let mut state = self.0.lock();
-        // Another thread may have begun to capture it.
+        // Under the lock, because another thread may have begun a capture of this stream.
         self.refuse_capturing("wait_for")?;
         self.0.raw.wait_event(&event)?;
         self.0.advance(&mut state);
@@ -63,7 +63,7 @@ impl Stream {
             return Ok(());
         }
         self.check_same_devices(other.core(), "wait_stream")?;
-        // Always recorded anew: `other` may have work that was not numbered.
+        // Always a new record, because `other` may have work without a number.
         let event = PooledEvent::take(other.core(), crate::EventFlags::default())?;
         let point = other.record_into(&event, "wait_stream")?;
         self.enqueue_wait("wait_stream", &event, &point)
@@ -112,7 +112,11 @@ impl Stream {
 
     /// Records an event and returns its point.
     #[track_caller]
-    pub(crate) fn record_into(&self, event: &owned::Event, call: &'static str) -> Result<Point> {
+    pub(crate) fn record_into(
+        &self,
+        event: &owned::Event,
+        call: &'static str,
+    ) -> Result<StreamPoint> {
         let location = Location::caller();
         self.with_acting(|inner, state| {
             inner.capture.refuse_ended(call, location)?;
@@ -123,7 +127,7 @@ impl Stream {
 
     /// Records an event outside a capture and returns its point. `None` while the stream is
     /// captured.
-    pub(crate) fn record_uncaptured(&self, event: &owned::Event) -> Result<Option<Point>> {
+    pub(crate) fn record_uncaptured(&self, event: &owned::Event) -> Result<Option<StreamPoint>> {
         let state = self.0.lock();
         if self.is_capturing() {
             return Ok(None);
@@ -138,7 +142,7 @@ impl Stream {
         &self,
         call: &'static str,
         event: &owned::Event,
-        point: &Point,
+        point: &StreamPoint,
     ) -> Result<()> {
         let location = Location::caller();
         let joins =
@@ -163,8 +167,8 @@ impl Stream {
     }
 
     #[track_caller]
-    pub(crate) fn check_same_devices(&self, core: &Core, call: &'static str) -> Result<()> {
-        if self.0.core.world.id() == core.world.id() {
+    pub(crate) fn check_same_devices(&self, core: &DeviceCore, call: &'static str) -> Result<()> {
+        if self.0.core.shared.id() == core.shared.id() {
             return Ok(());
         }
         Err(ErrorKind::RuntimeMismatch.of(call))
@@ -237,7 +241,7 @@ impl Stream {
         self.refuse_twin("host_wait")?;
         let (event, point) = self.0.checkpoint(op)?;
         event.synchronize().map_err(|e| self.surfaced(e))?;
-        self.core().world.checks.settle(&[point]);
+        self.core().shared.checks.settle(&[point]);
         Ok(())
     }
 

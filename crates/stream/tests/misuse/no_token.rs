@@ -1,4 +1,4 @@
-//! Functions that trust a launch path accept no other caller's claims.
+//! Functions that trust their caller's claims about work need a `LaunchToken`.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Calls that their caller has to vouch for.
+//! Calls that are unsafe, because only the caller can guarantee their soundness.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ fn peers(driver: &dyn Driver) {
     let _ = driver.disable_peer_access(0, 1);
 }
 
-fn somebody_elses(driver: &Arc<dyn Driver>, handle: StreamHandle) -> Stream {
+fn external_stream(driver: &Arc<dyn Driver>, handle: StreamHandle) -> Stream {
     Stream::from_external(driver, handle)
 }
 

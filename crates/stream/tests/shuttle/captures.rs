@@ -1,14 +1,14 @@
-//! Captures that begin and end while other threads give work to the streams that take part.
+//! Captures that begin and end while other threads submit work to the same streams.
 
 use std::sync::Arc;
 
 use warpline_stream::{CaptureGuard, Devices, Error, ErrorKind, Event, ResultExt as _, Stream};
 
 use crate::fake::FakeDriver;
-use crate::{Ran, TOKEN, check, streams, task, together};
+use crate::{RunLog, TOKEN, check, streams, task, together};
 
-/// A driver that says what it captures, and two streams.
-fn world() -> (Arc<FakeDriver>, [Stream; 2]) {
+/// Creates a fake driver and two streams. The driver shows whether a stream is captured.
+fn driver_and_streams() -> (Arc<FakeDriver>, [Stream; 2]) {
     let driver = FakeDriver::new(1, 0);
     let devices = Devices::new(driver.clone()).unwrap();
     (driver, streams(&devices))
@@ -18,10 +18,10 @@ fn begin(stream: &Stream) -> CaptureGuard {
     stream.begin_capture(Arc::new(()), TOKEN).unwrap()
 }
 
-/// Asserts of a stream that was given nothing but this work that no capture holds it any more, and
-/// that it numbered what ran and nothing else.
+/// Asserts that a stream is not captured, and that it numbered exactly the work that ran. The work
+/// of `ran` is the stream's only work.
 #[track_caller]
-fn assert_numbered(driver: &FakeDriver, stream: &Stream, ran: &Ran) {
+fn assert_numbered(driver: &FakeDriver, stream: &Stream, ran: &RunLog) {
     let captured = [stream.is_capturing(), driver.is_capturing(stream.raw().handle())];
     assert_eq!(captured, [false, false]);
     ran.work(stream, 99);
@@ -33,8 +33,8 @@ fn assert_numbered(driver: &FakeDriver, stream: &Stream, ran: &Ran) {
 #[test]
 fn work_is_captured_or_runs_and_is_numbered() {
     check(|| {
-        let (driver, [stream, _]) = world();
-        let ran = Ran::default();
+        let (driver, [stream, _]) = driver_and_streams();
+        let ran = RunLog::default();
         let captures = {
             let (stream, ran) = (stream.clone(), ran.clone());
             move || {
@@ -58,9 +58,9 @@ fn work_is_captured_or_runs_and_is_numbered() {
 }
 
 #[test]
-fn what_comes_too_late_for_a_capture_is_not_enqueued() {
+fn work_for_an_ended_capture_is_not_enqueued() {
     check(|| {
-        let (driver, [stream, _]) = world();
+        let (driver, [stream, _]) = driver_and_streams();
         let capture = begin(&stream);
         let captured = stream.captured().unwrap();
         let ends = { move || drop(capture.end(true).unwrap()) };
@@ -78,19 +78,19 @@ fn what_comes_too_late_for_a_capture_is_not_enqueued() {
             }
         };
         together([task(ends), task(gives)]);
-        assert_numbered(&driver, &stream, &Ran::default());
+        assert_numbered(&driver, &stream, &RunLog::default());
     });
 }
 
 #[test]
 fn a_stream_that_joins_a_capture_leaves_it_at_its_end() {
     check(|| {
-        let (driver, [stream, joins]) = world();
-        let (ran, event) = (Ran::default(), Event::default());
+        let (driver, [stream, joins]) = driver_and_streams();
+        let (ran, event) = (RunLog::default(), Event::default());
         let capture = begin(&stream);
         event.record(&stream).unwrap();
         let ends = { move || drop(capture.end(true).unwrap()) };
-        // Two threads: the second finds the stream there, or that the capture is over.
+        // Two threads. The second finds that the stream has joined or that the capture has ended.
         let threads = [1, 2].map(|tag| {
             let (joins, event, ran) = (joins.clone(), event.clone(), ran.clone());
             task(move || {
@@ -101,31 +101,31 @@ fn a_stream_that_joins_a_capture_leaves_it_at_its_end() {
         });
         together(threads.into_iter().chain([task(ends)]));
         assert_numbered(&driver, &joins, &ran);
-        assert_numbered(&driver, &stream, &Ran::default());
+        assert_numbered(&driver, &stream, &RunLog::default());
     });
 }
 
 #[test]
-fn two_threads_take_a_stream_into_a_capture() {
+fn two_threads_make_a_stream_join_a_capture() {
     check(|| {
-        let (driver, [stream, joins]) = world();
+        let (driver, [stream, joins]) = driver_and_streams();
         let capture = begin(&stream);
         together([0, 1].map(|_| {
             let joins = joins.clone();
-            // Each with an event of its own: one event is waited for by one thread at a time.
+            // One event per thread, because threads that wait for the same event exclude each other.
             let event = stream.record_event(None).unwrap();
             task(move || joins.wait_event(&event).unwrap())
         }));
         assert!(joins.is_capturing());
         capture.end(true).unwrap();
-        assert_numbered(&driver, &joins, &Ran::default());
+        assert_numbered(&driver, &joins, &RunLog::default());
     });
 }
 
 #[test]
 fn a_capture_ends_on_the_stream_that_it_began_on() {
     check(|| {
-        let (driver, [stream, joins]) = world();
+        let (driver, [stream, joins]) = driver_and_streams();
         let captures = {
             let stream = stream.clone();
             move || {
@@ -142,15 +142,15 @@ fn a_capture_ends_on_the_stream_that_it_began_on() {
         };
         together([task(captures), task(thread)]);
         assert!(!driver.is_capturing(joins.raw().handle()) && !joins.is_capturing());
-        assert_numbered(&driver, &stream, &Ran::default());
+        assert_numbered(&driver, &stream, &RunLog::default());
     });
 }
 
 #[test]
 fn an_event_knows_whether_it_was_captured() {
     check(|| {
-        let (driver, [stream, waits]) = world();
-        let ran = Ran::default();
+        let (driver, [stream, waits]) = driver_and_streams();
+        let ran = RunLog::default();
         let captures = {
             let stream = stream.clone();
             move || {

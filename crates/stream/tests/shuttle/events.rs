@@ -1,4 +1,4 @@
-//! An event that one thread records while others wait for it or ask.
+//! An event that one thread records while others wait for it or query it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,11 +7,11 @@ use shuttle::rand::{RngCore, thread_rng};
 use warpline_stream::{Devices, ErrorKind, Event, Stream};
 
 use crate::fake::FakeDriver;
-use crate::{Ran, Task, check, streams, task, together, world};
+use crate::{RunLog, Task, check, fake_devices, streams, task, together};
 
-/// A thread that gives a stream work tagged by its number and records the event after each. The
-/// counter says how many records there were.
-fn recorder(stream: &Stream, event: &Event, ran: &Ran, count: &Arc<AtomicU64>) -> Task {
+/// Returns a thread that submits operations, tagged by their numbers, and records the event after
+/// each. `count` is the number of records so far.
+fn recorder(stream: &Stream, event: &Event, ran: &RunLog, count: &Arc<AtomicU64>) -> Task {
     let (stream, event, ran) = (stream.clone(), event.clone(), ran.clone());
     let count = Arc::clone(count);
     task(move || {
@@ -26,9 +26,9 @@ fn recorder(stream: &Stream, event: &Event, ran: &Ran, count: &Arc<AtomicU64>) -
 #[test]
 fn a_wait_covers_all_records_before_it() {
     check(|| {
-        let devices = world(1);
+        let devices = fake_devices(1);
         let [stream, waits] = streams(&devices);
-        let (event, ran, count) = (Event::default(), Ran::default(), Arc::default());
+        let (event, ran, count) = (Event::default(), RunLog::default(), Arc::default());
         let records = recorder(&stream, &event, &ran, &count);
         let thread = {
             let ran = ran.clone();
@@ -54,7 +54,7 @@ fn a_wait_claims_the_record_that_it_waits_for() {
         let driver = FakeDriver::new(1, 0);
         let devices = Devices::new(driver.clone()).unwrap();
         let [waits, first, second] = streams(&devices);
-        let (event, ran) = (Event::default(), Ran::default());
+        let (event, ran) = (Event::default(), RunLog::default());
         let recorded = [(first, 1), (second, 2)];
         for (stream, tag) in &recorded {
             ran.work(stream, *tag);
@@ -70,7 +70,7 @@ fn a_wait_claims_the_record_that_it_waits_for() {
             let claims = recorded.each_ref().map(|(stream, tag)| after(stream).then_some(*tag));
             assert!(claims.iter().flatten().count() > 0);
             ran.work(&waits, 0);
-            // The record of one stream is reached long before the other's.
+            // The record of one stream completes long before that of the other stream.
             let early = &recorded[thread_rng().next_u64() as usize % 2].0;
             driver.run_alone(early.raw().handle());
             driver.run_alone(waits.raw().handle());
@@ -82,11 +82,11 @@ fn a_wait_claims_the_record_that_it_waits_for() {
 }
 
 #[test]
-fn what_an_event_saw_done_has_run() {
+fn work_that_an_event_has_seen_complete_has_run() {
     check(|| {
-        let devices = world(1);
+        let devices = fake_devices(1);
         let [stream] = streams(&devices);
-        let (event, ran, count) = (Event::default(), Ran::default(), Arc::default());
+        let (event, ran, count) = (Event::default(), RunLog::default(), Arc::default());
         let records = recorder(&stream, &event, &ran, &count);
         let asks = |ask: fn(&Event) -> bool| {
             let (stream, event, ran) = (stream.clone(), event.clone(), ran.clone());
@@ -107,9 +107,9 @@ fn what_an_event_saw_done_has_run() {
 }
 
 #[test]
-fn the_first_record_settles_the_device() {
+fn the_first_record_determines_the_device() {
     check(|| {
-        let devices = world(2);
+        let devices = fake_devices(2);
         let event = Event::default();
         let recorded = Arc::new(AtomicU64::new(0));
         together([0, 1].map(|device| {

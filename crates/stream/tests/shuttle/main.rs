@@ -1,14 +1,15 @@
 //! Tests of state that threads share, under many schedules of the threads and of the devices' work.
 //! A deadlock fails a test.
 //!
-//! `RUSTFLAGS="--cfg shuttle" cargo test -p warpline-stream --test shuttle --target-dir
-//! target/shuttle`; `WARPLINE_SHUTTLE` is the number of schedules of each test.
+//! Run them with `RUSTFLAGS="--cfg shuttle" cargo test -p warpline-stream --test shuttle
+//! --target-dir target/shuttle`. `WARPLINE_SHUTTLE` is the number of schedules of each test.
+//! Default: 1000.
 #![cfg(shuttle)]
 
 mod captures;
 mod current;
 mod events;
-#[allow(dead_code, reason = "the other tests use the rest")]
+#[allow(dead_code, reason = "shared with `suite`, which uses the rest")]
 #[path = "../suite/fake.rs"]
 mod fake;
 mod statics;
@@ -23,7 +24,7 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use warpline_cuda_sys_safe::owned::LaunchToken;
 use warpline_stream::{Devices, Error, OpNumber, Stream};
 
-/// Runs it under random schedules, and under some with few preemptions.
+/// Runs a test under random schedules, and under schedules with few preemptions.
 fn check(test: impl Fn() + Send + Sync + Clone + 'static) {
     let schedules =
         std::env::var("WARPLINE_SHUTTLE").ok().and_then(|s| s.parse().ok()).unwrap_or(1000);
@@ -33,18 +34,19 @@ fn check(test: impl Fn() + Send + Sync + Clone + 'static) {
     Runner::new(PctScheduler::new(3, schedules / 2), config).run(test);
 }
 
-/// Devices whose work runs when a schedule lets it. Each call of their driver lets other threads in.
-fn world(devices: usize) -> Devices {
+/// Creates devices of a fake driver with a random schedule. The checker may switch threads at each
+/// driver call.
+fn fake_devices(devices: usize) -> Devices {
     Devices::new(fake::FakeDriver::new(devices, thread_rng().next_u64())).unwrap()
 }
 
-/// Streams of device 0.
+/// Creates streams of device 0.
 fn streams<const N: usize>(devices: &Devices) -> [Stream; N] {
     [(); N].map(|()| devices.get(0).unwrap().exclusive_stream(0).unwrap())
 }
 
-/// The work of the tests is enqueued as declared and touches no memory.
-// SAFETY: as just said.
+/// The token for all work of the tests.
+// SAFETY: the enqueued host functions access only memory that they own.
 const TOKEN: LaunchToken = unsafe { LaunchToken::new() };
 
 /// The work of a thread.
@@ -60,11 +62,11 @@ fn together(tasks: impl IntoIterator<Item = Task>) {
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
-/// The work that ran, in order.
+/// The tags of the work that ran, in order.
 #[derive(Clone, Debug, Default)]
-struct Ran(Arc<Mutex<Vec<u64>>>);
+struct RunLog(Arc<Mutex<Vec<u64>>>);
 
-impl Ran {
+impl RunLog {
     fn list(&self) -> Vec<u64> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -73,7 +75,7 @@ impl Ran {
         self.list().contains(&tag)
     }
 
-    /// Asserts that both ran, in this order.
+    /// Asserts that the work with both tags ran, in this order.
     #[track_caller]
     fn assert_order(&self, first: u64, second: u64) {
         let list = self.list();
@@ -81,20 +83,20 @@ impl Ran {
         assert!(at(first).is_some() && at(first) < at(second), "{first}, {second}: {list:?}");
     }
 
-    /// Asserts of a stream whose operations are tagged by their numbers that those ran which the
-    /// host is said to have seen done.
+    /// Asserts that all operations known to be complete have run. The operations of the stream are
+    /// tagged by their numbers.
     #[track_caller]
     fn assert_known(&self, stream: &Stream) {
         for op in (1..=stream.last_op()).filter(|op| stream.is_known_done(*op)) {
-            assert!(self.has(op), "operation {op} is said to be done");
+            assert!(self.has(op), "operation {op} is marked as complete but has not run");
         }
     }
 
-    /// Enqueues work that says that it ran.
+    /// Submits work that adds its tag to the list when it runs.
     fn work(&self, stream: &Stream, tag: u64) -> OpNumber {
         let (ran, driver) = (self.clone(), stream.raw().driver());
         let work = move || ran.0.lock().unwrap_or_else(PoisonError::into_inner).push(tag);
-        // SAFETY: the handle is the live stream's own.
+        // SAFETY: `submit` passes the handle of `stream`, which is alive.
         let enqueue = |handle| unsafe { driver.launch_host_func(handle, Box::new(work)) };
         let enqueue = |handle| enqueue(handle).map_err(Error::from);
         stream.submit(TOKEN, enqueue).unwrap().1

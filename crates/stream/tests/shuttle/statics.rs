@@ -1,4 +1,4 @@
-//! Statics, each of which belongs to one execution.
+//! Statics. Each execution of a test has its own values.
 
 use warpline_sync::LazyLock;
 

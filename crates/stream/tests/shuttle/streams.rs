@@ -1,18 +1,18 @@
-//! Work that several threads give to the same streams, and what the host then knows of it.
+//! Several threads submit work to the same streams. Work that the host believes complete has run.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
 use warpline_stream::{Devices, STREAMS_PER_POOL, Stream};
 
-use crate::{Ran, check, streams, task, together, world};
+use crate::{RunLog, check, fake_devices, streams, task, together};
 
 #[test]
 fn numbers_are_the_order_in_the_stream() {
     check(|| {
-        let devices = world(1);
+        let devices = fake_devices(1);
         let [stream] = streams(&devices);
-        let (ran, numbered) = (Ran::default(), Arc::new(Mutex::new(Vec::new())));
+        let (ran, numbered) = (RunLog::default(), Arc::new(Mutex::new(Vec::new())));
         together([0, 1, 2].map(|thread| {
             let (stream, ran, numbered) = (stream.clone(), ran.clone(), Arc::clone(&numbered));
             task(move || {
@@ -30,13 +30,13 @@ fn numbers_are_the_order_in_the_stream() {
     });
 }
 
-/// One thread gives a stream work, which another stream waits for, while another looks and a third
-/// reads what is known.
-fn look(look: impl Fn(&Devices, &Stream, &Stream) + Send + Sync + Clone + 'static) {
+/// Runs three threads. The first submits work to a stream and makes a second stream wait for it. The
+/// second calls `observe`. The third checks the operations known to be complete.
+fn check_observed(observe: impl Fn(&Devices, &Stream, &Stream) + Send + Sync + Clone + 'static) {
     check(move || {
-        let devices = world(1);
+        let devices = fake_devices(1);
         let [stream, waits] = streams(&devices);
-        let ran = Ran::default();
+        let ran = RunLog::default();
         let gives = {
             let (stream, waits, ran) = (stream.clone(), waits.clone(), ran.clone());
             move || {
@@ -48,11 +48,11 @@ fn look(look: impl Fn(&Devices, &Stream, &Stream) + Send + Sync + Clone + 'stati
             }
         };
         let looks = {
-            let (look, devices, ran) = (look.clone(), devices.clone(), ran.clone());
+            let (observe, devices, ran) = (observe.clone(), devices.clone(), ran.clone());
             let stream = stream.clone();
             move || {
                 for _ in 0..2 {
-                    look(&devices, &stream, &waits);
+                    observe(&devices, &stream, &waits);
                     ran.assert_known(&stream);
                 }
             }
@@ -63,40 +63,40 @@ fn look(look: impl Fn(&Devices, &Stream, &Stream) + Send + Sync + Clone + 'stati
 }
 
 #[test]
-fn what_synchronize_saw_done_has_run() {
-    look(|_, stream, _| stream.synchronize().unwrap());
+fn work_before_synchronize_has_run() {
+    check_observed(|_, stream, _| stream.synchronize().unwrap());
 }
 
 #[test]
-fn what_query_saw_done_has_run() {
-    look(|_, stream, _| _ = stream.query().unwrap());
+fn work_that_query_reports_complete_has_run() {
+    check_observed(|_, stream, _| _ = stream.query().unwrap());
 }
 
 #[test]
-fn what_a_device_saw_done_has_run() {
-    look(|devices, _, _| devices.get(0).unwrap().synchronize().unwrap());
+fn work_before_synchronize_of_the_device_has_run() {
+    check_observed(|devices, _, _| devices.get(0).unwrap().synchronize().unwrap());
 }
 
 #[test]
-fn what_a_wait_for_an_operation_saw_done_has_run() {
-    look(|_, stream, _| stream.host_wait(stream.last_op()).unwrap());
+fn an_operation_that_host_wait_awaited_has_run() {
+    check_observed(|_, stream, _| stream.host_wait(stream.last_op()).unwrap());
 }
 
 #[test]
-fn what_asking_for_an_operation_saw_done_has_run() {
-    look(|_, stream, _| _ = stream.is_done(stream.last_op()).unwrap());
+fn an_operation_that_is_done_reports_has_run() {
+    check_observed(|_, stream, _| _ = stream.is_done(stream.last_op()).unwrap());
 }
 
 #[test]
-fn what_comes_before_what_was_seen_done_has_run() {
-    look(|_, _, waits| waits.synchronize().unwrap());
-    look(|_, _, waits| _ = waits.is_done(waits.last_op()).unwrap());
+fn work_before_completed_work_has_run() {
+    check_observed(|_, _, waits| waits.synchronize().unwrap());
+    check_observed(|_, _, waits| _ = waits.is_done(waits.last_op()).unwrap());
 }
 
 #[test]
 fn a_pool_hands_out_each_stream_once() {
     check(|| {
-        let devices = world(1);
+        let devices = fake_devices(1);
         let ids = Arc::new(Mutex::new(Vec::new()));
         let take = |devices: &Devices| devices.get(0).unwrap().stream_from_pool(0).unwrap().id();
         together([2, 1].map(|count| {
@@ -111,20 +111,20 @@ fn a_pool_hands_out_each_stream_once() {
         let mut ids = ids.lock().unwrap().clone();
         ids.extend((ids.len()..STREAMS_PER_POOL).map(|_| take(&devices)));
         assert_eq!(ids.iter().collect::<HashSet<_>>().len(), STREAMS_PER_POOL);
-        assert!(ids.contains(&take(&devices)), "the 33rd is the first again");
+        assert!(ids.contains(&take(&devices)), "the 33rd stream is the first");
     });
 }
 
 #[test]
-fn a_device_knows_all_streams_made_at_once() {
+fn a_device_knows_all_streams_created_concurrently() {
     check(|| {
-        let devices = world(1);
+        let devices = fake_devices(1);
         let made = Arc::new(Mutex::new(Vec::new()));
         together([1, 2].map(|tag| {
             let (devices, made) = (devices.clone(), Arc::clone(&made));
             task(move || {
                 let [stream] = streams(&devices);
-                let op = Ran::default().work(&stream, tag);
+                let op = RunLog::default().work(&stream, tag);
                 made.lock().unwrap().push((stream, op));
             })
         }));

@@ -1,13 +1,13 @@
 //! Waits of streams for each other.
 
-use crate::{Ran, check, streams, task, together, world};
+use crate::{RunLog, check, fake_devices, streams, task, together};
 
 #[test]
-fn a_wait_covers_its_operation_while_others_give_work() {
+fn a_wait_covers_its_operation_while_others_submit_work() {
     check(|| {
-        let devices = world(1);
+        let devices = fake_devices(1);
         let [producer, first, second] = streams(&devices);
-        let ran = Ran::default();
+        let ran = RunLog::default();
         together([(10, first), (20, second)].map(|(tag, consumer)| {
             let (ran, producer) = (ran.clone(), producer.clone());
             task(move || {
@@ -25,11 +25,11 @@ fn a_wait_covers_its_operation_while_others_give_work() {
 }
 
 #[test]
-fn a_wait_is_left_out_only_where_one_is_enqueued() {
+fn a_wait_is_skipped_only_if_another_wait_is_enqueued() {
     check(|| {
-        let devices = world(1);
+        let devices = fake_devices(1);
         let [producer, consumer] = streams(&devices);
-        let ran = Ran::default();
+        let ran = RunLog::default();
         let op = ran.work(&producer, 0);
         together([1, 2].map(|tag| {
             let (ran, producer, consumer) = (ran.clone(), producer.clone(), consumer.clone());
@@ -45,11 +45,11 @@ fn a_wait_is_left_out_only_where_one_is_enqueued() {
 }
 
 #[test]
-fn order_goes_through_a_third_stream() {
+fn order_passes_through_a_third_stream() {
     check(|| {
-        let devices = world(1);
+        let devices = fake_devices(1);
         let [first, second, third] = streams(&devices);
-        let ran = Ran::default();
+        let ran = RunLog::default();
         let op = ran.work(&first, 0);
         let passes = {
             let (first, second) = (first.clone(), second.clone());
@@ -74,9 +74,9 @@ fn order_goes_through_a_third_stream() {
 #[test]
 fn two_streams_wait_for_each_other_without_a_deadlock() {
     check(|| {
-        let devices = world(1);
+        let devices = fake_devices(1);
         let [first, second] = streams(&devices);
-        let ran = Ran::default();
+        let ran = RunLog::default();
         together([(10, &first, &second), (20, &second, &first)].map(|(tag, own, other)| {
             let (ran, own, other) = (ran.clone(), own.clone(), other.clone());
             task(move || {
@@ -93,11 +93,11 @@ fn two_streams_wait_for_each_other_without_a_deadlock() {
 }
 
 #[test]
-fn an_event_of_the_pool_is_in_one_hand_at_a_time() {
+fn a_pooled_event_has_one_user_at_a_time() {
     check(|| {
-        let devices = world(1);
+        let devices = fake_devices(1);
         let [a, b, c, d] = streams(&devices);
-        let ran = Ran::default();
+        let ran = RunLog::default();
         together([(10, a, b), (20, c, d)].map(|(tag, from, to)| {
             let ran = ran.clone();
             task(move || {

@@ -1,5 +1,5 @@
-//! A driver of streams and events only, whose work runs when a seeded schedule lets it, and which
-//! counts the calls it gets.
+//! A fake driver with streams, events and captures only. A seeded schedule runs its work, and the
+//! driver counts its calls.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::CStr;
@@ -9,37 +9,38 @@ use std::sync::{Arc, PoisonError};
 use warpline_cuda_sys_safe::*;
 use warpline_sync::{Mutex, MutexGuard};
 
-type Work = Box<dyn FnOnce() + Send>;
+type HostFn = Box<dyn FnOnce() + Send>;
 
-enum Item {
-    Host(Work),
-    /// The event, and the record's own number.
+/// An operation in the queue of a stream.
+enum QueuedOp {
+    Host(HostFn),
+    /// The event and the number of the record.
     Record(u64, u64),
-    /// For a record, whatever became of its event.
+    /// Number of the awaited record. Later records of the event do not matter.
     Wait(u64),
 }
 
 #[derive(Default)]
-struct Event {
+struct FakeEvent {
     timing: bool,
-    /// The latest record; 0 if there is none.
+    /// Number of the latest record. 0: none.
     recorded: u64,
-    /// The capture that the latest record lies in; 0 for none.
+    /// The capture that the latest record is part of. 0: none.
     captured: u64,
     time: u64,
 }
 
 #[derive(Default)]
-struct State {
+struct FakeState {
     random: u64,
     clock: u64,
     next: u64,
-    queues: BTreeMap<StreamHandle, VecDeque<Item>>,
+    queues: BTreeMap<StreamHandle, VecDeque<QueuedOp>>,
     priorities: BTreeMap<StreamHandle, i32>,
-    events: BTreeMap<u64, Event>,
-    /// Records not yet reached.
+    events: BTreeMap<u64, FakeEvent>,
+    /// Numbers of the records that are not complete.
     pending: BTreeSet<u64>,
-    /// Captures under way, by the streams that take part. What they hold is not kept.
+    /// The capture of each captured stream. Captured operations are dropped.
     captures: BTreeMap<StreamHandle, u64>,
     calls: BTreeMap<&'static str, usize>,
     failing: Option<&'static str>,
@@ -49,7 +50,7 @@ struct State {
 
 pub(crate) struct FakeDriver {
     devices: usize,
-    state: Mutex<State>,
+    state: Mutex<FakeState>,
     refused: warpline_cuda_sys_safe::owned::Refused,
 }
 
@@ -59,21 +60,21 @@ impl std::fmt::Debug for FakeDriver {
     }
 }
 
-impl State {
+impl FakeState {
     fn random(&mut self, below: usize) -> usize {
         self.random =
             self.random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         ((self.random >> 33) as usize) % below.max(1)
     }
 
-    fn runnable(&self, item: &Item) -> bool {
+    fn runnable(&self, item: &QueuedOp) -> bool {
         match item {
-            Item::Wait(record) => !self.pending.contains(record),
+            QueuedOp::Wait(record) => !self.pending.contains(record),
             _ => true,
         }
     }
 
-    /// Runs one operation of some stream; false if none can run.
+    /// Runs an operation of a random stream. Returns `false` if no stream can run one.
     fn step(&mut self) -> bool {
         let ready: Vec<StreamHandle> = self
             .queues
@@ -87,14 +88,14 @@ impl State {
         let stream = ready[self.random(ready.len())];
         self.clock += 1;
         match self.queues.get_mut(&stream).and_then(VecDeque::pop_front) {
-            Some(Item::Host(f)) => f(),
-            Some(Item::Record(event, record)) => {
+            Some(QueuedOp::Host(f)) => f(),
+            Some(QueuedOp::Record(event, record)) => {
                 self.pending.remove(&record);
                 if let Some(event) = self.events.get_mut(&event) {
                     event.time = self.clock;
                 }
             }
-            Some(Item::Wait(..)) | None => {}
+            Some(QueuedOp::Wait(..)) | None => {}
         }
         true
     }
@@ -109,11 +110,11 @@ impl State {
 
     fn run_until(&mut self, done: impl Fn(&Self) -> bool) {
         while !done(self) {
-            assert!(self.step(), "every stream waits for another one");
+            assert!(self.step(), "deadlock: every stream waits for another stream");
         }
     }
 
-    /// A poll lets up to three operations run, at least one.
+    /// Polls a condition. Runs one to three operations first, until the condition holds.
     fn poll(&mut self, done: impl Fn(&Self) -> bool) -> bool {
         for _ in 0..=self.random(3) {
             if done(self) {
@@ -127,25 +128,25 @@ impl State {
 
 impl FakeDriver {
     pub(crate) fn new(devices: usize, seed: u64) -> Arc<Self> {
-        let state = State {
+        let state = FakeState {
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5eed,
             lost: vec![None; devices],
             context: vec![false; devices],
-            ..State::default()
+            ..FakeState::default()
         };
         Arc::new(Self { devices, state: Mutex::new(state), refused: Default::default() })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, FakeState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of calls of this name.
+    /// Returns the number of calls with a name.
     pub(crate) fn calls(&self, call: &str) -> usize {
         self.state().calls.get(call).copied().unwrap_or(0)
     }
 
-    /// Makes one kind of call fail from now on.
+    /// Makes all calls with a name fail from now on. `None`: no calls.
     pub(crate) fn fail(&self, call: Option<&'static str>) {
         self.state().failing = call;
     }
@@ -162,17 +163,17 @@ impl FakeDriver {
             Some(DriverError::DeviceLost { device, cause: Arc::new(cause) });
     }
 
-    #[allow(dead_code, reason = "not all that share it ask")]
+    #[allow(dead_code, reason = "only the shuttle tests call it")]
     pub(crate) fn is_capturing(&self, stream: StreamHandle) -> bool {
         self.state().captures.contains_key(&stream)
     }
 
-    /// Runs operations until the stream's queue has at most `left` items.
+    /// Runs operations until at most `left` are in the stream's queue.
     pub(crate) fn drain(&self, stream: StreamHandle, left: usize) {
         self.state().run_until(|s| s.queues.get(&stream).is_none_or(|q| q.len() <= left));
     }
 
-    /// Runs what this stream alone can run, and nothing of others.
+    /// Runs operations of one stream until it is idle or waits for another stream.
     pub(crate) fn run_alone(&self, stream: StreamHandle) {
         let mut state = self.state();
         let others: Vec<_> = state.queues.keys().copied().filter(|s| *s != stream).collect();
@@ -182,7 +183,7 @@ impl FakeDriver {
         state.queues.extend(parked);
     }
 
-    fn call(&self, name: &'static str, device: usize) -> Result<MutexGuard<'_, State>> {
+    fn call(&self, name: &'static str, device: usize) -> Result<MutexGuard<'_, FakeState>> {
         let mut state = self.state();
         *state.calls.entry(name).or_default() += 1;
         if let Some(lost) = &state.lost[device] {
@@ -206,7 +207,7 @@ macro_rules! unsupported {
     };
 }
 
-// SAFETY: it hands out no memory, and a wait returns after the work that it names.
+// SAFETY: the driver allocates no memory, and a host wait returns only after the awaited work.
 unsafe impl Driver for FakeDriver {
     fn name(&self) -> &'static str {
         "fake"
@@ -268,7 +269,7 @@ unsafe impl Driver for FakeDriver {
     fn stream_create(&self, device: usize, flags: StreamFlags) -> Result<StreamHandle> {
         let mut state = self.call("stream_create", device)?;
         state.next += 1;
-        // SAFETY: the handle is made here and lives as long as this driver.
+        // SAFETY: `state.next` is unique, and the handle stays valid as long as the driver.
         let handle = unsafe { StreamHandle::from_raw(device, state.next) };
         state.priorities.insert(handle, flags.priority.clamp(-5, 0));
         Ok(handle)
@@ -307,7 +308,7 @@ unsafe impl Driver for FakeDriver {
         if own != 0 {
             return Ok(());
         }
-        state.queues.entry(stream).or_default().push_back(Item::Wait(record));
+        state.queues.entry(stream).or_default().push_back(QueuedOp::Wait(record));
         Ok(())
     }
 
@@ -315,10 +316,10 @@ unsafe impl Driver for FakeDriver {
         Ok(self.state().priorities.get(&stream).copied().unwrap_or(0))
     }
 
-    unsafe fn launch_host_func(&self, stream: StreamHandle, f: Work) -> Result<()> {
+    unsafe fn launch_host_func(&self, stream: StreamHandle, f: HostFn) -> Result<()> {
         let mut state = self.call("launch_host_func", stream.device())?;
         if !state.captures.contains_key(&stream) {
-            state.queues.entry(stream).or_default().push_back(Item::Host(f));
+            state.queues.entry(stream).or_default().push_back(QueuedOp::Host(f));
         }
         Ok(())
     }
@@ -327,8 +328,8 @@ unsafe impl Driver for FakeDriver {
         let mut state = self.call("event_create", device)?;
         state.next += 1;
         let raw = state.next;
-        state.events.insert(raw, Event { timing: flags.timing, ..Event::default() });
-        // SAFETY: the handle is made here and lives until it is destroyed.
+        state.events.insert(raw, FakeEvent { timing: flags.timing, ..FakeEvent::default() });
+        // SAFETY: `raw` is unique, and the handle stays valid until `event_destroy`.
         Ok(unsafe { EventHandle::from_raw(device, raw) })
     }
 
@@ -349,7 +350,7 @@ unsafe impl Driver for FakeDriver {
             return Ok(());
         }
         state.pending.insert(record);
-        state.queues.entry(stream).or_default().push_back(Item::Record(event.raw(), record));
+        state.queues.entry(stream).or_default().push_back(QueuedOp::Record(event.raw(), record));
         Ok(())
     }
 
@@ -381,7 +382,7 @@ unsafe impl Driver for FakeDriver {
         let mut state = self.call("end_capture", stream.device())?;
         let id = state.captures.get(&stream).copied();
         state.captures.retain(|_, c| Some(*c) != id);
-        // SAFETY: nothing but the driver looks at it.
+        // SAFETY: the handle only returns to `graph_destroy`, which does nothing.
         Ok(unsafe { GraphHandle::from_raw(stream.device(), id.unwrap_or(0)) })
     }
 

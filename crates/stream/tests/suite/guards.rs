@@ -1,4 +1,4 @@
-//! Guards against a plain model: a stack of saved states.
+//! Compares guards with a model: a stack of saved states.
 
 use proptest::prelude::*;
 use warpline_stream::{DeviceGuard, Devices, Stream, StreamGuard};
@@ -6,7 +6,7 @@ use warpline_stream::{DeviceGuard, Devices, Stream, StreamGuard};
 use crate::support::counted;
 
 #[derive(Clone, Debug)]
-enum Step {
+enum GuardStep {
     SetDevice(usize),
     SetStream(usize),
     DeviceGuard(usize),
@@ -14,30 +14,30 @@ enum Step {
     Pop,
 }
 
-/// Dropping one restores what it saved.
+/// A guard of either kind.
 #[allow(dead_code)]
-enum Guard {
+enum AnyGuard {
     Device(DeviceGuard),
     Stream(StreamGuard),
 }
 
-/// The current device, and per device the current stream, as an index into the streams.
+/// The current device, and the current stream of each device as an index into the list of streams.
 #[derive(Clone, Debug, PartialEq)]
-struct Model {
+struct CurrentModel {
     device: usize,
     current: Vec<usize>,
 }
 
-enum Saved {
+enum SavedModel {
     Device(usize),
     Stream { device: usize, on: usize, stream: usize },
 }
 
-impl Model {
-    fn restore(&mut self, saved: Saved) {
+impl CurrentModel {
+    fn restore(&mut self, saved: SavedModel) {
         match saved {
-            Saved::Device(device) => self.device = device,
-            Saved::Stream { device, on, stream } => {
+            SavedModel::Device(device) => self.device = device,
+            SavedModel::Stream { device, on, stream } => {
                 self.device = device;
                 self.current[on] = stream;
             }
@@ -48,22 +48,22 @@ impl Model {
 const DEVICES: usize = 3;
 const STREAMS: usize = 9;
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = GuardStep> {
     prop_oneof![
-        (0..DEVICES).prop_map(Step::SetDevice),
-        (0..STREAMS).prop_map(Step::SetStream),
-        (0..DEVICES).prop_map(Step::DeviceGuard),
-        (0..STREAMS).prop_map(Step::StreamGuard),
-        Just(Step::Pop),
+        (0..DEVICES).prop_map(GuardStep::SetDevice),
+        (0..STREAMS).prop_map(GuardStep::SetStream),
+        (0..DEVICES).prop_map(GuardStep::DeviceGuard),
+        (0..STREAMS).prop_map(GuardStep::StreamGuard),
+        Just(GuardStep::Pop),
     ]
 }
 
-fn observed(devices: &Devices, streams: &[Stream]) -> Model {
+fn observed(devices: &Devices, streams: &[Stream]) -> CurrentModel {
     let index = |d| {
         let current = devices.current_stream(d).unwrap();
         streams.iter().position(|s| *s == current).unwrap()
     };
-    Model { device: devices.current_device(), current: (0..DEVICES).map(index).collect() }
+    CurrentModel { device: devices.current_device(), current: (0..DEVICES).map(index).collect() }
 }
 
 proptest! {
@@ -72,7 +72,7 @@ proptest! {
     #[test]
     fn guards_restore_like_a_stack(steps in prop::collection::vec(step(), 0..60)) {
         let (_, devices) = counted(DEVICES, 0);
-        // Streams 0, 3 and 6 are the default ones.
+        // Streams 0, 3 and 6 are the default streams.
         let streams: Vec<Stream> = devices
             .iter()
             .flat_map(|d| {
@@ -80,32 +80,32 @@ proptest! {
                 [d.default_stream().clone(), pool(), pool()]
             })
             .collect();
-        let mut model = Model { device: 0, current: vec![0, 3, 6] };
-        let mut stack: Vec<(Guard, Saved)> = Vec::new();
+        let mut model = CurrentModel { device: 0, current: vec![0, 3, 6] };
+        let mut stack: Vec<(AnyGuard, SavedModel)> = Vec::new();
         for step in steps {
             match step {
-                Step::SetDevice(index) => {
+                GuardStep::SetDevice(index) => {
                     prop_assert_eq!(devices.set_device(index).unwrap(), model.device);
                     model.device = index;
                 }
-                Step::SetStream(index) => {
+                GuardStep::SetStream(index) => {
                     devices.set_current_stream(&streams[index]).unwrap();
                     model.current[index / 3] = index;
                 }
-                Step::DeviceGuard(index) => {
-                    let guard = Guard::Device(devices.device_guard(index).unwrap());
-                    stack.push((guard, Saved::Device(model.device)));
+                GuardStep::DeviceGuard(index) => {
+                    let guard = AnyGuard::Device(devices.device_guard(index).unwrap());
+                    stack.push((guard, SavedModel::Device(model.device)));
                     model.device = index;
                 }
-                Step::StreamGuard(index) => {
-                    let guard = Guard::Stream(devices.stream_guard(&streams[index]).unwrap());
+                GuardStep::StreamGuard(index) => {
+                    let guard = AnyGuard::Stream(devices.stream_guard(&streams[index]).unwrap());
                     let on = index / 3;
                     let stream = model.current[on];
-                    stack.push((guard, Saved::Stream { device: model.device, on, stream }));
+                    stack.push((guard, SavedModel::Stream { device: model.device, on, stream }));
                     model.device = on;
                     model.current[on] = index;
                 }
-                Step::Pop => {
+                GuardStep::Pop => {
                     if let Some((guard, saved)) = stack.pop() {
                         drop(guard);
                         model.restore(saved);
@@ -123,7 +123,7 @@ proptest! {
 }
 
 #[test]
-fn dropped_out_of_order_each_guard_restores_what_it_saw() {
+fn guards_dropped_out_of_order_restore_the_state_at_their_creation() {
     let (_, devices) = counted(3, 0);
     let outer = devices.device_guard(1).unwrap();
     let inner = devices.device_guard(2).unwrap();

@@ -1,7 +1,7 @@
-//! The stream layer's tests: on simulated devices under many schedules, and on GPUs.
+//! Tests of the stream layer, on simulated devices under many schedules, and on GPUs.
 //!
-//! Tests of rows of the semantics are named after them (`s01_…`). Set `WARPLINE_SCHEDULES` to run
-//! each under more than eight schedules.
+//! A test of a row of the table of semantics has the row's number in its name (`s01_…`).
+//! `WARPLINE_SCHEDULES` is the number of schedules of each test. Default: 8.
 
 mod fake;
 mod guards;

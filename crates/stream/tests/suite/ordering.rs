@@ -2,7 +2,7 @@
 
 use warpline_stream::{Error, ErrorKind, Event};
 
-use crate::support::{Clock, TOKEN, counted, schedules, work};
+use crate::support::{RunClock, TOKEN, counted, schedules, work};
 
 #[test]
 fn operations_are_numbered_from_one() {
@@ -15,7 +15,7 @@ fn operations_are_numbered_from_one() {
         Err(ErrorKind::EventNotRecorded.of("test").at(std::panic::Location::caller()))
     });
     assert!(failed.is_err());
-    assert_eq!(stream.last_op(), 2, "what was not enqueued has no number");
+    assert_eq!(stream.last_op(), 2, "a failed submit uses no number");
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         stream.submit(TOKEN, |_| -> Result<(), Error> { panic!("on purpose") })
     }));
@@ -24,7 +24,7 @@ fn operations_are_numbered_from_one() {
 }
 
 #[test]
-fn one_stream_records_nothing() {
+fn a_single_stream_records_no_events() {
     let (driver, devices) = counted(2, 0);
     let device = devices.get(0).unwrap();
     let stream = device.stream_from_pool(0).unwrap();
@@ -34,7 +34,7 @@ fn one_stream_records_nothing() {
     }
     assert!(!device.uses_many_streams());
     assert_eq!(driver.calls("event_record") + driver.calls("stream_wait_event"), 0);
-    // The second stream with work, also of another device, brings checkpoints.
+    // Checkpoints begin with the second stream that has work, even on another device.
     work(devices.get(1).unwrap().default_stream(), || ());
     assert!(device.uses_many_streams());
     let before = driver.calls("event_record");
@@ -59,7 +59,7 @@ fn a_wait_that_already_holds_costs_nothing() {
     assert!(!to.is_ordered_after(&from, next).unwrap());
     to.wait_for(&from, next).unwrap();
     assert_eq!(driver.calls("stream_wait_event"), 2);
-    // Nor does one for work that the host has seen done.
+    // A wait for work that the host has seen complete costs nothing either.
     let seen = work(&from, || ());
     from.host_wait(seen).unwrap();
     to.wait_for(&from, seen).unwrap();
@@ -71,7 +71,7 @@ fn a_wait_that_already_holds_costs_nothing() {
 }
 
 #[test]
-fn known_order_is_the_users_doing_too() {
+fn waits_of_the_user_are_known_order() {
     let (driver, devices) = counted(1, 0);
     let device = devices.get(0).unwrap();
     let [a, b, c] = [(); 3].map(|()| device.exclusive_stream(0).unwrap());
@@ -82,7 +82,7 @@ fn known_order_is_the_users_doing_too() {
     assert!(b.is_ordered_after(&a, first).unwrap());
     assert!(!b.is_ordered_after(&a, later).unwrap());
 
-    // Through a third stream, but only from the wait on.
+    // Order passes through a third stream, but only from the wait on.
     let unrelated = c.record_event(None).unwrap();
     let before_wait = b.record_event(None).unwrap();
     c.wait_event(&unrelated).unwrap();
@@ -95,7 +95,7 @@ fn known_order_is_the_users_doing_too() {
     e.wait_event(&early).unwrap();
     assert!(!e.is_ordered_after(&a, op).unwrap(), "recorded before d waited");
 
-    // The host's seeing an event done orders everything after what the event covers.
+    // When the host sees an event complete, all later work comes after the work of the event.
     let [seen, unseen] = [(); 2].map(|()| work(&c, || ()));
     let event = c.record_event(None).unwrap();
     let after = work(&c, || ());
@@ -107,7 +107,7 @@ fn known_order_is_the_users_doing_too() {
     while !c.query().unwrap() {}
     assert!(e.is_ordered_after(&c, after).unwrap());
 
-    // Synchronising a stream completes what it waited for.
+    // A synchronized stream has completed the work that it waited for.
     d.synchronize().unwrap();
     assert!(e.is_ordered_after(&a, op).unwrap());
     let waits = driver.calls("stream_wait_event");
@@ -120,15 +120,15 @@ fn a_wait_does_not_cover_later_unrelated_work() {
     let (driver, devices) = counted(1, 0);
     let device = devices.get(0).unwrap();
     let (from, to) = (device.stream_from_pool(0).unwrap(), device.stream_from_pool(0).unwrap());
-    let clock = Clock::default();
-    work(&to, || ()); // two streams with work: checkpoints from here on
-    let (used, op) = clock.mark(&from);
-    let used = (used, op);
+    let clock = RunClock::default();
+    // The first work on a second stream, so that each later operation has a checkpoint.
+    work(&to, || ());
+    let used = clock.mark(&from);
     let later: Vec<_> = (0..10).map(|_| clock.mark(&from).0).collect();
     to.wait_for(&from, used.1).unwrap();
     let consumer = clock.mark(&to).0;
-    // The producer runs its first operation and the checkpoint after it, and no more. Before its
-    // work come two items of its own: none here.
+    // The producer runs only its first operation and the checkpoint that follows. The two items
+    // of each later operation stay in the queue.
     driver.drain(from.raw().handle(), 2 * later.len());
     driver.run_alone(to.raw().handle());
     assert!(used.0.ran_before(&consumer));
@@ -142,7 +142,7 @@ fn a_wait_for_an_operation_older_than_all_checkpoints_still_covers_it() {
         let device = devices.get(0).unwrap();
         let (from, to) = (device.stream_from_pool(0).unwrap(), device.stream_from_pool(0).unwrap());
         work(&to, || ());
-        let clock = Clock::default();
+        let clock = RunClock::default();
         let (old, op) = clock.mark(&from);
         (0..500).for_each(|_| drop(clock.mark(&from)));
         assert!(driver.calls("event_create") <= 64, "checkpoints are bounded");
@@ -154,29 +154,29 @@ fn a_wait_for_an_operation_older_than_all_checkpoints_still_covers_it() {
 }
 
 #[test]
-fn an_operations_event_is_its_checkpoint_and_says_when_it_is_done() {
+fn the_event_of_an_operation_is_its_checkpoint() {
     let (driver, devices) = counted(1, 0);
     let device = devices.get(0).unwrap();
     let [from, to, other] = [(); 3].map(|()| device.exclusive_stream(0).unwrap());
     work(&to, || ());
-    let clock = Clock::default();
+    let clock = RunClock::default();
     let (early, op) = clock.mark(&from);
     let records = driver.calls("event_record");
     let event = from.op_event(op).unwrap();
-    assert_eq!(driver.calls("event_record"), records, "the operation has one already");
-    // More than there are checkpoints: it is not recorded anew, or would be done with the last.
+    assert_eq!(driver.calls("event_record"), records, "the operation already has a checkpoint");
+    // More operations than checkpoints. If the event were reused, it would complete with the last.
     let late: Vec<_> = (0..200).map(|_| clock.mark(&from).0).collect();
-    assert!(driver.calls("event_create") <= 66, "the others are reused");
+    assert!(driver.calls("event_create") <= 66, "the other events are reused");
     driver.drain(from.raw().handle(), 2 * late.len());
     assert!(early.ran() && late.iter().all(|late| !late.ran()));
     assert!(event.query_silently().unwrap());
-    assert!(!to.is_ordered_after(&from, op).unwrap(), "that was no order");
+    assert!(!to.is_ordered_after(&from, op).unwrap(), "a silent query records no order");
     event.wait(&to).unwrap();
     assert!(to.is_ordered_after(&from, op).unwrap());
     assert!(!to.is_ordered_after(&from, op + 1).unwrap());
     assert!(!other.is_ordered_after(&from, op).unwrap());
     assert!(event.query().unwrap());
-    assert!(other.is_ordered_after(&from, op).unwrap(), "that was one");
+    assert!(other.is_ordered_after(&from, op).unwrap(), "a query records the order");
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn checkpoints_of_a_dropped_stream_are_reused() {
 }
 
 #[test]
-fn a_checkpoint_that_fails_is_made_up_for() {
+fn a_failed_checkpoint_is_recorded_at_the_next_wait() {
     let (driver, devices) = counted(1, 0);
     let device = devices.get(0).unwrap();
     let (from, to) = (device.stream_from_pool(0).unwrap(), device.stream_from_pool(0).unwrap());
@@ -208,12 +208,12 @@ fn a_checkpoint_that_fails_is_made_up_for() {
     driver.fail(Some("stream_wait_event"));
     let op = work(&from, || ());
     assert!(to.wait_for(&from, op).is_err());
-    assert!(!to.is_ordered_after(&from, op).unwrap(), "a wait that failed orders nothing");
+    assert!(!to.is_ordered_after(&from, op).unwrap(), "a failed wait orders nothing");
     driver.fail(None);
 }
 
 #[test]
-fn a_lost_device_answers_so_and_drops_quietly() {
+fn calls_on_a_lost_device_fail_and_drops_do_not_panic() {
     let (driver, devices) = counted(2, 0);
     let (lost, well) = (devices.get(0).unwrap(), devices.get(1).unwrap());
     let (one, two) = (lost.exclusive_stream(0).unwrap(), lost.exclusive_stream(0).unwrap());
@@ -243,7 +243,7 @@ fn a_lost_device_answers_so_and_drops_quietly() {
 }
 
 #[test]
-fn a_dropped_world_lets_go_of_its_driver() {
+fn dropped_devices_release_their_driver() {
     let (driver, devices) = counted(2, 0);
     let (from, to) = (devices.get(0).unwrap(), devices.get(1).unwrap());
     let (from, to) = (from.stream_from_pool(0).unwrap(), to.exclusive_stream(0).unwrap());
@@ -258,7 +258,7 @@ fn a_dropped_world_lets_go_of_its_driver() {
 }
 
 #[test]
-fn a_current_stream_of_a_dropped_world_is_let_go_of_by_the_next() {
+fn a_current_stream_of_dropped_devices_is_released_by_the_next_devices() {
     let (driver, devices) = counted(1, 0);
     devices.set_current_stream(&devices.get(0).unwrap().stream_from_pool(0).unwrap()).unwrap();
     drop(devices);

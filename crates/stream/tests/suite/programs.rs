@@ -1,4 +1,4 @@
-//! S12: random programs over several streams give what they give run one by one.
+//! S12: a random program over several streams has the same result as on one stream.
 
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +10,7 @@ use crate::support::{on_simulated, schedules, simulated, work};
 
 /// `cells[dst] = 3 * cells[dst] + cells[src] + 1` on a stream.
 #[derive(Clone, Debug)]
-struct Op {
+struct CellOp {
     stream: usize,
     dst: usize,
     src: usize,
@@ -21,19 +21,19 @@ const STREAMS: usize = 5;
 
 type Cells = Arc<Mutex<[u64; CELLS]>>;
 
-fn apply(cells: &mut [u64; CELLS], op: &Op) {
+fn apply(cells: &mut [u64; CELLS], op: &CellOp) {
     cells[op.dst] = cells[op.dst].wrapping_mul(3).wrapping_add(cells[op.src]).wrapping_add(1);
 }
 
-/// The last write of a cell, and the reads since.
+/// The last write of a cell, and the reads since then.
 #[derive(Default)]
-struct Uses {
+struct CellUses {
     write: Option<(Stream, OpNumber)>,
     reads: Vec<(Stream, OpNumber)>,
 }
 
-/// Runs a program; with `ordered`, every use of a cell waits for those it conflicts with.
-fn run(devices: &Devices, program: &[Op], ordered: bool) -> [u64; CELLS] {
+/// Runs a program. With `ordered`, every use of a cell waits for the uses that it conflicts with.
+fn run(devices: &Devices, program: &[CellOp], ordered: bool) -> [u64; CELLS] {
     let streams: Vec<Stream> = (0..STREAMS)
         .map(|i| {
             let device = devices.get(i % devices.count()).unwrap();
@@ -45,7 +45,7 @@ fn run(devices: &Devices, program: &[Op], ordered: bool) -> [u64; CELLS] {
         })
         .collect();
     let cells = Cells::default();
-    let mut uses: [Uses; CELLS] = Default::default();
+    let mut uses: [CellUses; CELLS] = Default::default();
     for op in program {
         let stream = &streams[op.stream];
         if ordered {
@@ -58,7 +58,7 @@ fn run(devices: &Devices, program: &[Op], ordered: bool) -> [u64; CELLS] {
         let (cells, op_) = (cells.clone(), op.clone());
         let number = work(stream, move || apply(&mut cells.lock().unwrap(), &op_));
         uses[op.src].reads.push((stream.clone(), number));
-        uses[op.dst] = Uses { write: Some((stream.clone(), number)), reads: Vec::new() };
+        uses[op.dst] = CellUses { write: Some((stream.clone(), number)), reads: Vec::new() };
     }
     for device in devices {
         device.synchronize().unwrap();
@@ -66,15 +66,15 @@ fn run(devices: &Devices, program: &[Op], ordered: bool) -> [u64; CELLS] {
     *cells.lock().unwrap()
 }
 
-fn expected(program: &[Op]) -> [u64; CELLS] {
+fn expected(program: &[CellOp]) -> [u64; CELLS] {
     let mut cells = [0; CELLS];
     program.iter().for_each(|op| apply(&mut cells, op));
     cells
 }
 
-fn program() -> impl Strategy<Value = Vec<Op>> {
+fn program() -> impl Strategy<Value = Vec<CellOp>> {
     let op =
-        (0..STREAMS, 0..CELLS, 0..CELLS).prop_map(|(stream, dst, src)| Op { stream, dst, src });
+        (0..STREAMS, 0..CELLS, 0..CELLS).prop_map(|(stream, dst, src)| CellOp { stream, dst, src });
     prop::collection::vec(op, 1..60)
 }
 
@@ -99,11 +99,12 @@ fn s12_random_programs_agree_with_one_stream() {
         .unwrap();
 }
 
-/// The schedules are lazy enough to tell: without waits some give something else.
+/// Checks that the schedules can reveal a missing wait.
 #[test]
-fn s12_without_waits_some_schedule_shows_it() {
-    let program: Vec<Op> =
-        (0..40).map(|i| Op { stream: i % STREAMS, dst: i % CELLS, src: (i + 1) % CELLS }).collect();
+fn s12_without_waits_some_schedule_gives_another_result() {
+    let program: Vec<CellOp> = (0..40)
+        .map(|i| CellOp { stream: i % STREAMS, dst: i % CELLS, src: (i + 1) % CELLS })
+        .collect();
     let wrong = std::cell::Cell::new(0);
     on_simulated(|devices| {
         if run(devices, &program, false) != expected(&program) {
@@ -117,8 +118,8 @@ fn s12_without_waits_some_schedule_shows_it() {
 #[ignore = "needs a GPU"]
 fn gpu_s12_a_program_agrees_with_one_stream() {
     crate::support::on_gpus(|devices| {
-        let program: Vec<Op> = (0..400)
-            .map(|i| Op { stream: i * 7 % STREAMS, dst: i * 5 % CELLS, src: i * 3 % CELLS })
+        let program: Vec<CellOp> = (0..400)
+            .map(|i| CellOp { stream: i * 7 % STREAMS, dst: i * 5 % CELLS, src: i * 3 % CELLS })
             .collect();
         assert_eq!(run(devices, &program, true), expected(&program));
     });

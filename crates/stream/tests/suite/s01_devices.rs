@@ -1,4 +1,4 @@
-//! S1: devices, the current one, and its guards.
+//! S1: devices, the current device, and its guards.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -33,7 +33,7 @@ fn nested_guards(devices: &Devices) {
         let seen = devices.with_device(0, || devices.current_device()).unwrap();
         assert_eq!(seen, 0);
         assert_eq!(devices.current_device(), last);
-        // A guard that changes nothing still restores what code under it changes.
+        // A guard that changes nothing still restores the device when dropped.
         {
             let _same = devices.device_guard(last).unwrap();
             devices.set_device(0).unwrap();
@@ -54,7 +54,7 @@ fn bad_ordinals(devices: &Devices) {
         assert_eq!(
             error.kind().to_string(),
             format!(
-                "invalid device ordinal: cuda:{count} was asked for, but {count} device(s) are visible"
+                "invalid device ordinal: cuda:{count} was requested, but {count} device(s) are visible"
             )
         );
         matches!(error.kind(), ErrorKind::NoSuchDevice { .. })
@@ -71,7 +71,7 @@ fn bad_ordinals(devices: &Devices) {
 
 /// PyTorch: cuda_set_device, lazy_init.
 #[test]
-fn s01_the_current_device_makes_no_context() {
+fn s01_the_current_device_creates_no_context() {
     let (driver, devices) = counted(3, 0);
     for device in &devices {
         devices.set_device(device.index()).unwrap();
@@ -88,7 +88,7 @@ fn s01_the_current_device_makes_no_context() {
 }
 
 #[test]
-fn s01_the_current_device_is_each_threads_own() {
+fn s01_each_thread_has_its_own_current_device() {
     let (_, devices) = counted(3, 0);
     devices.set_device(2).unwrap();
     std::thread::scope(|scope| {
@@ -102,7 +102,7 @@ fn s01_the_current_device_is_each_threads_own() {
 }
 
 #[test]
-fn worlds_do_not_share_a_current_device_or_streams() {
+fn devices_do_not_share_a_current_device_or_streams() {
     let (_, one) = counted(2, 0);
     let (_, two) = counted(2, 0);
     assert_ne!(one.id(), two.id());

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use warpline_cuda_sys_safe::{StreamFlags, owned};
 use warpline_stream::{Devices, ErrorKind, STREAMS_PER_POOL};
 
-use crate::support::{Clock, counted, on_devices, work};
+use crate::support::{RunClock, counted, on_devices, work};
 
 on_devices! {
     s11_default_streams, gpu_s11_default_streams, default_streams;
@@ -40,7 +40,7 @@ fn pool_aliases(devices: &Devices) {
             assert_eq!(first, again);
             let ids: HashSet<_> = first.iter().map(|s| s.id()).collect();
             assert_eq!(ids.len(), STREAMS_PER_POOL);
-            // An exclusive stream is nobody else's.
+            // An exclusive stream is in no pool.
             let mine = device.exclusive_stream(priority).unwrap();
             assert!(!first.contains(&mine));
             assert!(!mine.is_default());
@@ -51,9 +51,11 @@ fn pool_aliases(devices: &Devices) {
 /// PyTorch: streams_priority.
 fn priorities(devices: &Devices) {
     for device in devices {
-        for asked in -3..=0 {
-            assert_eq!(device.stream_from_pool(asked).unwrap().priority().unwrap(), asked);
-            assert_eq!(device.exclusive_stream(asked).unwrap().priority().unwrap(), asked);
+        for priority in -3..=0 {
+            let pooled = device.stream_from_pool(priority).unwrap();
+            let exclusive = device.exclusive_stream(priority).unwrap();
+            assert_eq!(pooled.priority().unwrap(), priority);
+            assert_eq!(exclusive.priority().unwrap(), priority);
         }
         assert_eq!(device.stream_from_pool(7).unwrap().priority().unwrap(), 0);
         assert_eq!(device.stream_from_pool(i32::MIN).unwrap().priority().unwrap(), -3);
@@ -62,7 +64,7 @@ fn priorities(devices: &Devices) {
 
 /// PyTorch: external_streams.
 fn external_streams(devices: &Devices) {
-    let clock = Clock::default();
+    let clock = RunClock::default();
     for device in devices {
         let flags = StreamFlags { non_blocking: true, priority: 0 };
         let raw = owned::Stream::new(device.driver(), device.index(), flags).unwrap();
@@ -102,10 +104,10 @@ fn s11_a_raw_stream_wrapped_twice_is_one_stream() {
     assert_eq!((two.last_op(), two.is_known_done(1), two.is_known_done(2)), (1, true, false));
     assert_eq!(work(&two, || ()), 2);
     assert_eq!(one.last_op(), 2);
-    assert!(!one.is_known_done(2), "the second wrapper's work was taken for the first's");
+    assert!(!one.is_known_done(2), "the first wait must not cover the second wrapper's work");
 
-    // Also if the handle was wrapped anew, and where the stream is these devices' own.
-    // SAFETY: the handle is kept by `raw`.
+    // The same holds for a new wrapper of the handle, and for a stream of the devices' own pool.
+    // SAFETY: `raw` keeps the driver's stream alive.
     let again = unsafe { owned::Stream::from_external(devices.driver(), raw.handle()) };
     assert_eq!(device.external_stream(again).unwrap().last_op(), 2);
     let pooled = device.stream_from_pool(0).unwrap();
@@ -114,7 +116,7 @@ fn s11_a_raw_stream_wrapped_twice_is_one_stream() {
 }
 
 #[test]
-fn s11_numbers_go_on_when_a_raw_stream_is_wrapped_again_later() {
+fn s11_numbers_continue_when_a_raw_stream_is_wrapped_again() {
     let (_, devices) = counted(1, 0);
     let (device, raw) = (devices.get(0).unwrap(), new_raw(&devices));
     let one = device.external_stream(raw.clone()).unwrap();
@@ -125,11 +127,11 @@ fn s11_numbers_go_on_when_a_raw_stream_is_wrapped_again_later() {
     let two = device.external_stream(raw).unwrap();
     assert_eq!(two.last_op(), 3);
     let op = work(&two, || ());
-    assert!(!other.is_ordered_after(&two, op).unwrap(), "the wait was for earlier work");
+    assert!(!other.is_ordered_after(&two, op).unwrap(), "the wait covers only earlier work");
 }
 
 #[test]
-fn s11_a_raw_stream_is_numbered_by_one_world_at_a_time() {
+fn s11_a_raw_stream_belongs_to_one_devices_at_a_time() {
     let (driver, devices) = counted(1, 0);
     let others = Devices::new(driver).unwrap();
     let raw = new_raw(&devices);
@@ -171,7 +173,7 @@ fn stream_guards(devices: &Devices) {
             let _inner = devices.stream_guard(&second).unwrap();
             assert_eq!(devices.current_device(), last);
             assert_eq!(devices.current_stream(last).unwrap(), second);
-            // Back to the default stream inside.
+            // A nested guard of the default stream.
             let default = devices.get(last).unwrap().default_stream();
             devices
                 .with_stream(default, || {
@@ -194,7 +196,7 @@ fn per_device(devices: &Devices) {
     let streams: Vec<_> = devices.iter().map(|d| d.stream_from_pool(0).unwrap()).collect();
     for stream in &streams {
         devices.set_current_stream(stream).unwrap();
-        assert_eq!(devices.current_device(), 0, "setting a stream leaves the device alone");
+        assert_eq!(devices.current_device(), 0, "setting a stream does not change the device");
     }
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -226,7 +228,7 @@ fn equality(devices: &Devices) {
 }
 
 #[test]
-fn s11_what_is_changed_inside_with_current_stream_holds_afterwards() {
+fn s11_a_stream_set_inside_with_current_stream_stays() {
     let (_, devices) = counted(1, 0);
     let device = devices.get(0).unwrap();
     let (one, two) = (device.stream_from_pool(0).unwrap(), device.stream_from_pool(0).unwrap());
@@ -241,7 +243,7 @@ fn s11_what_is_changed_inside_with_current_stream_holds_afterwards() {
 }
 
 #[test]
-fn s11_pool_streams_are_made_when_asked_for() {
+fn s11_pool_streams_are_created_on_request() {
     let (driver, devices) = counted(1, 0);
     let device = devices.get(0).unwrap();
     assert_eq!(driver.calls("stream_create"), 0);
@@ -249,9 +251,9 @@ fn s11_pool_streams_are_made_when_asked_for() {
     assert_eq!(driver.calls("stream_create"), 1);
     driver.fail(Some("stream_create"));
     let error = device.stream_from_pool(0).unwrap_err();
-    assert!(error.to_string().contains("s11_streams.rs"), "names its caller: {error}");
+    assert!(error.to_string().contains("s11_streams.rs"), "the error has its caller: {error}");
     driver.fail(None);
-    // A stream that could not be made is not counted as handed out.
+    // A failed creation does not advance the pool.
     for _ in 1..STREAMS_PER_POOL {
         device.stream_from_pool(0).unwrap();
     }
@@ -261,7 +263,7 @@ fn s11_pool_streams_are_made_when_asked_for() {
 }
 
 #[test]
-fn s11_a_thread_that_ends_lets_go_of_its_streams() {
+fn s11_an_ended_thread_releases_its_streams() {
     let (driver, devices) = counted(1, 0);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -271,12 +273,12 @@ fn s11_a_thread_that_ends_lets_go_of_its_streams() {
             assert_eq!(driver.calls("stream_destroy"), 0);
         });
     });
-    // Thread-locals go when the thread is joined; a scope only waits for its closures.
+    // A scope waits for its closures, but not for the destructors of their thread-locals.
     for _ in 0..1000 {
         if driver.calls("stream_destroy") == 1 {
             return;
         }
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
-    panic!("the stream was kept");
+    panic!("the stream was not destroyed");
 }

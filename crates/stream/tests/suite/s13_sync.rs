@@ -1,11 +1,11 @@
-//! S13: synchronize, wait_stream, wait_event, record_event, query, elapsed_time. S7: work is
-//! enqueued and runs later.
+//! S13: synchronize, wait_stream, wait_event, record_event, query, elapsed_time. S7: work runs
+//! asynchronously.
 
 use std::sync::Arc;
 
 use warpline_stream::{Devices, Error, ErrorKind, Event, EventFlags, ResultExt};
 
-use crate::support::{Clock, TOKEN, counted, on_devices, schedules, simulated};
+use crate::support::{RunClock, TOKEN, counted, on_devices, schedules, simulated};
 
 on_devices! {
     s07_work_is_done_once_waited_for, gpu_s07_work_is_done_once_waited_for, work_is_done;
@@ -20,7 +20,7 @@ on_devices! {
 }
 
 fn work_is_done(devices: &Devices) {
-    let clock = Clock::default();
+    let clock = RunClock::default();
     for device in devices {
         let stream = device.stream_from_pool(0).unwrap();
         let (by_stream, _) = clock.mark(&stream);
@@ -45,7 +45,7 @@ fn work_is_done(devices: &Devices) {
 }
 
 fn wait_stream(devices: &Devices) {
-    let clock = Clock::default();
+    let clock = RunClock::default();
     for producer in devices {
         for consumer in devices {
             let (from, to) =
@@ -61,17 +61,18 @@ fn wait_stream(devices: &Devices) {
 
 /// PyTorch: events_wait.
 fn wait_event(devices: &Devices) {
-    let clock = Clock::default();
+    let clock = RunClock::default();
     for producer in devices {
         for consumer in devices {
             let (from, to) =
                 (producer.stream_from_pool(0).unwrap(), consumer.stream_from_pool(0).unwrap());
             let event = Event::default();
-            to.wait_event(&event).unwrap(); // nothing: it was never recorded
+            // No effect, because the event was never recorded.
+            to.wait_event(&event).unwrap();
             let first = clock.mark(&from).0;
             event.record(&from).unwrap();
             to.wait_event(&event).unwrap();
-            // A later record does not change a wait that is enqueued.
+            // A later record does not change an enqueued wait.
             from.record_event(Some(&event)).unwrap();
             let second = clock.mark(&to).0;
             to.synchronize().unwrap();
@@ -83,7 +84,7 @@ fn wait_event(devices: &Devices) {
 }
 
 fn wait_for(devices: &Devices) {
-    let clock = Clock::default();
+    let clock = RunClock::default();
     for producer in devices {
         for consumer in devices {
             let (from, to) =
@@ -102,13 +103,13 @@ fn wait_for(devices: &Devices) {
 
 /// PyTorch: streams_multi_gpu_query, events_multi_gpu_query.
 fn query(devices: &Devices) {
-    let clock = Clock::default();
+    let clock = RunClock::default();
     for device in devices {
         let stream = device.stream_from_pool(0).unwrap();
         assert!(stream.query().unwrap());
         let (mark, op) = clock.mark(&stream);
         let event = stream.record_event(None).unwrap();
-        // Polling comes to an end, and what it says is so.
+        // Polling ends, and the work is complete then.
         while !event.query().unwrap() {
             std::thread::yield_now();
         }
@@ -142,7 +143,7 @@ fn lazily_made(devices: &Devices) {
 
 /// PyTorch: events, events_multi_gpu_elapsed_time.
 fn elapsed_time(devices: &Devices) {
-    let clock = Clock::default();
+    let clock = RunClock::default();
     for device in devices {
         let stream = device.stream_from_pool(0).unwrap();
         let (start, end) = (Event::timing(), Event::timing());
@@ -180,12 +181,12 @@ fn elapsed_time_errors(devices: &Devices) {
 
 #[test]
 fn s13_elapsed_time_of_unfinished_work_is_an_error() {
-    // A poll lets a few operations run, never a hundred.
+    // A poll of the fake driver runs at most three operations.
     let (_, devices) = counted(1, 0);
     let stream = devices.get(0).unwrap().stream_from_pool(0).unwrap();
     let (start, end) = (Event::timing(), Event::timing());
     start.record(&stream).unwrap();
-    let clock = Clock::default();
+    let clock = RunClock::default();
     (0..100).for_each(|_| drop(clock.mark(&stream)));
     end.record(&stream).unwrap();
     let error = start.elapsed_time(&end).unwrap_err();
@@ -193,7 +194,7 @@ fn s13_elapsed_time_of_unfinished_work_is_an_error() {
 }
 
 #[test]
-fn what_is_refused_names_the_operation_and_the_line_of_the_call() {
+fn errors_name_the_operation_and_the_line_of_the_call() {
     let at = |error: Error, name: &str, line: u32| {
         let (text, location) = (error.to_string(), error.location().unwrap());
         assert_eq!((location.file(), location.line()), (file!(), line), "{text}");
@@ -236,12 +237,12 @@ fn s13_events_are_pooled() {
         stream.record_event(None).unwrap();
     }
     assert_eq!(driver.calls("event_create"), 1);
-    // One that is still held is not given to anyone else.
+    // An event in use is not reused.
     let held = stream.record_event(None).unwrap();
     stream.record_event(None).unwrap();
     assert_eq!(driver.calls("event_create"), 2);
     drop(held);
-    // Kinds are kept apart, and events for other processes are not kept.
+    // Events with other flags have a list of their own. Interprocess events are not pooled.
     let timed = Event::timing();
     timed.record(&stream).unwrap();
     assert_eq!(driver.calls("event_create"), 3);
@@ -253,9 +254,9 @@ fn s13_events_are_pooled() {
     assert_eq!(driver.calls("event_destroy"), 1);
 }
 
-/// A thread may hold what stood for a stream in a capture that another one has ended.
+/// A thread may still use a twin after another thread has ended the capture.
 #[test]
-fn an_ended_capture_takes_no_more() {
+fn the_twin_of_an_ended_capture_is_refused() {
     for seed in 0..schedules() {
         let driver = simulated(1, seed)[1].clone();
         let devices = Devices::new(driver).expect("devices");
@@ -269,7 +270,7 @@ fn an_ended_capture_takes_no_more() {
         assert!(!captured.twin().is_capturing() && !stream.is_capturing());
         let late = captured.twin().record_event(None);
         assert!(matches!(late.kind(), Some(ErrorKind::NotCapturing)), "{late:?}, seed {seed}");
-        // The stream itself goes on.
+        // The stream itself stays usable.
         other.wait_event(&stream.record_event(None).expect("record")).expect("wait");
     }
 }

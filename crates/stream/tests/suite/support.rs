@@ -1,4 +1,4 @@
-//! Shared parts of the tests: worlds to run in, and work to enqueue.
+//! Shared parts of the tests: devices to run on, and work to enqueue.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,10 +15,10 @@ pub(crate) fn schedules() -> u64 {
     std::env::var("WARPLINE_SCHEDULES").ok().and_then(|s| s.parse().ok()).unwrap_or(8)
 }
 
-/// Says which world a test failed in.
-struct Report(String);
+/// Prints the devices and the schedule of a failed test.
+struct FailureContext(String);
 
-impl Drop for Report {
+impl Drop for FailureContext {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("failed on {}", self.0);
@@ -26,14 +26,15 @@ impl Drop for Report {
     }
 }
 
-/// Runs a test with one, two and three devices under every schedule, of the simulated driver and of
-/// the fake one, which shares no code with it.
+/// Runs a test with one, two and three devices under every schedule, on the simulated driver and on
+/// the fake driver. The two share no code.
 pub(crate) fn on_simulated(test: impl Fn(&Devices)) {
     for count in 1..=3 {
         for seed in 0..schedules() {
             for driver in simulated(count, seed) {
                 let name = driver.name();
-                let _report = Report(format!("{count} device(s) of {name}, schedule {seed}"));
+                let context = format!("{count} device(s) of {name}, schedule {seed}");
+                let _context = FailureContext(context);
                 let devices = Devices::new(driver).expect("devices");
                 test(&devices);
                 devices.iter().for_each(|d| d.synchronize().expect("synchronize"));
@@ -51,7 +52,7 @@ pub(crate) fn on_gpus(test: impl Fn(&Devices)) {
     test(&devices);
 }
 
-/// Tests with one body that runs on simulated devices and on GPUs.
+/// Defines tests with one body that runs on simulated devices and on GPUs.
 macro_rules! on_devices {
     ($($(#[$meta:meta])* $name:ident, $gpu:ident, $body:expr;)*) => {$(
         #[test]
@@ -68,15 +69,15 @@ macro_rules! on_devices {
 }
 pub(crate) use on_devices;
 
-/// A fake world whose driver's calls can be counted.
+/// Creates devices of a fake driver, which counts its calls.
 pub(crate) fn counted(devices: usize, seed: u64) -> (Arc<FakeDriver>, Devices) {
     let driver = FakeDriver::new(devices, seed);
     let devices = Devices::new(driver.clone()).expect("devices");
     (driver, devices)
 }
 
-/// The work of the tests is enqueued as declared and touches no memory.
-// SAFETY: as just said.
+/// The token for all work of the tests.
+// SAFETY: the enqueued host functions access only memory that they own.
 pub(crate) const TOKEN: LaunchToken = unsafe { LaunchToken::new() };
 
 /// Enqueues `f` as one operation.
@@ -84,7 +85,7 @@ pub(crate) fn work(stream: &Stream, f: impl FnOnce() + Send + 'static) -> OpNumb
     let driver = stream.raw().driver();
     let ((), op) = stream
         .submit(TOKEN, |handle| {
-            // SAFETY: the handle is the live stream's own.
+            // SAFETY: `handle` is the handle of `stream`, which is alive.
             unsafe { driver.launch_host_func(handle, Box::new(f)) }.map_err(Error::from)
         })
         .expect("launch_host_func");
@@ -93,19 +94,19 @@ pub(crate) fn work(stream: &Stream, f: impl FnOnce() + Send + 'static) -> OpNumb
 
 /// Counts operations in the order in which they run.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Clock(Arc<AtomicU64>);
+pub(crate) struct RunClock(Arc<AtomicU64>);
 
 /// The time at which an operation ran; 0 if it has not run.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Mark(Arc<AtomicU64>);
+pub(crate) struct RunMark(Arc<AtomicU64>);
 
-impl Clock {
-    /// Enqueues an operation that marks when it runs.
-    pub(crate) fn mark(&self, stream: &Stream) -> (Mark, OpNumber) {
-        let (clock, mark) = (self.0.clone(), Mark::default());
+impl RunClock {
+    /// Enqueues an operation that writes the time of its run to the returned mark.
+    pub(crate) fn mark(&self, stream: &Stream) -> (RunMark, OpNumber) {
+        let (clock, mark) = (self.0.clone(), RunMark::default());
         let cell = mark.0.clone();
         let op = work(stream, move || {
-            // Slow enough that on a GPU a missing wait would show.
+            // Delays the operation, so that a missing wait is more likely to show on a GPU.
             std::thread::yield_now();
             cell.store(clock.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
         });
@@ -113,7 +114,7 @@ impl Clock {
     }
 }
 
-impl Mark {
+impl RunMark {
     pub(crate) fn time(&self) -> u64 {
         self.0.load(Ordering::SeqCst)
     }
@@ -122,12 +123,13 @@ impl Mark {
         self.time() > 0
     }
 
-    pub(crate) fn ran_before(&self, other: &Mark) -> bool {
+    pub(crate) fn ran_before(&self, other: &RunMark) -> bool {
         self.ran() && self.time() < other.time()
     }
 }
 
-/// The drivers that a schedule is tried on. The first schedule of the simulated one is the laziest.
+/// Returns the fake driver and the simulated driver with a schedule. Seed 0 is the laziest schedule
+/// of the simulated driver.
 pub(crate) fn simulated(devices: usize, seed: u64) -> [Arc<dyn Driver>; 2] {
     let schedule = if seed == 0 { Schedule::Lazy } else { Schedule::Seeded(seed) };
     let sim = SimConfig { schedule, ..SimConfig::new(devices) };

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use warpline_stream::{Devices, Event, OpNumber, Stream};
 
-use crate::support::{Clock, on_devices, work};
+use crate::support::{RunClock, on_devices, work};
 
 const THREADS: usize = 8;
 
@@ -17,7 +17,7 @@ on_devices! {
 
 fn numbering(devices: &Devices) {
     let stream = devices.get(0).unwrap().stream_from_pool(0).unwrap();
-    // What ran, in order, beside the number each was given.
+    // The operations in the order in which they ran, and the operations with their numbers.
     let ran = Arc::new(Mutex::new(Vec::new()));
     let numbered = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
@@ -38,12 +38,12 @@ fn numbering(devices: &Devices) {
     let numbers: Vec<OpNumber> = numbered.iter().map(|(op, _)| *op).collect();
     let last = (THREADS * 20) as OpNumber;
     assert_eq!(numbers, (stream.last_op() + 1 - last..=stream.last_op()).collect::<Vec<_>>());
-    let by_number: Vec<_> = numbered.into_iter().map(|(_, what)| what).collect();
+    let by_number: Vec<_> = numbered.into_iter().map(|(_, operation)| operation).collect();
     assert_eq!(*ran.lock().unwrap(), by_number);
 }
 
 fn mutual_waits(devices: &Devices) {
-    let clock = Clock::default();
+    let clock = RunClock::default();
     let streams: Vec<Stream> = (0..3)
         .map(|i| devices.get(i % devices.count()).unwrap().stream_from_pool(0).unwrap())
         .collect();
@@ -80,7 +80,7 @@ fn mutual_waits(devices: &Devices) {
 fn shared_event(devices: &Devices) {
     let device = devices.get(0).unwrap();
     let event = Event::default();
-    let clock = Clock::default();
+    let clock = RunClock::default();
     std::thread::scope(|scope| {
         for thread in 0..4 {
             let (event, clock) = (event.clone(), clock.clone());
@@ -113,7 +113,7 @@ fn init_race(devices: &Devices) {
                 scope.spawn(move || {
                     devices.set_device(device.index()).unwrap();
                     let stream = device.stream_from_pool(0).unwrap();
-                    let (mark, op) = Clock::default().mark(&stream);
+                    let (mark, op) = RunClock::default().mark(&stream);
                     stream.host_wait(op).unwrap();
                     assert!(mark.ran());
                     assert_eq!(devices.current_device(), device.index());

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The measurements of `main.rs` beside it, of PyTorch: the same lines, with "side": "torch"."""
+"""Measures in PyTorch what `main.rs` measures, and prints the same line with "side": "torch"."""
 
 import argparse
 import json

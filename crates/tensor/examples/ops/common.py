@@ -1,6 +1,6 @@
-"""What `torch.py` and `numpy.py` share, each of which follows it in the program that the example starts.
+"""The common first part of the programs `torch.py` and `numpy.py`, as the example starts them.
 
-Each line on stdin is an order in JSON, each line on stdout what came of it:
+Each line on stdin is an order in JSON, each line on stdout its reply:
 {"prepare": {...}}, {"measure": milliseconds}, {"drop": whether to empty the cache}.
 """
 
@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-# Whatever libraries print must not come between the replies.
+# Output of libraries must not come between the replies.
 replies = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 
@@ -20,14 +20,14 @@ def reply(**values):
 
 
 class Timed:
-    """A row that is being measured, as in `timing.rs`: a call of its own is `calls` of the op."""
+    """A row that is being measured, as in `timing.rs`. One call runs the op `calls` times."""
 
     calls, reps = 1, None
-    # Calls that are enqueued without a wait: with more, the host waits for the device.
+    # Maximum number of calls enqueued without a wait. With more, the host waits for the device.
     most = 500
 
     def loop(self, reps):
-        """Seconds of so many calls, by the clock."""
+        """Seconds that `reps` calls take the host."""
         call = self.call
         start = time.perf_counter()
         for _ in range(reps):
@@ -38,7 +38,7 @@ class Timed:
         return self.loop(reps)
 
     def measure(self, target_ms):
-        """Seconds of a call, of as many as take the target."""
+        """Seconds per call, measured over as many calls as fill the target time."""
         if self.reps is None:
             first = min(self.once(1), self.once(1))
             self.reps = int(max(1, min(target_ms / 1e3 / max(first, 1e-9), self.most)))
@@ -47,7 +47,7 @@ class Timed:
 
 
 def serve(new_row, drop=lambda empty: None):
-    """Carries orders out until there are no more."""
+    """Carries out orders until the end of the input."""
     row = None
     for line in sys.stdin:
         order = json.loads(line)

@@ -1,12 +1,12 @@
 """NumPy's side of the example `ops` with `--numpy`, after `common.py`.
 
-NumPy's elementwise ops take one core, its products as many as OPENBLAS_NUM_THREADS says.
+NumPy's elementwise ops use one core. Its products use the number of threads in OPENBLAS_NUM_THREADS.
 """
 
 if len(sys.argv) > 1 and sys.argv[1] != "0":
     os.environ["OPENBLAS_NUM_THREADS"] = sys.argv[1]
-# Its threads keep their cores busy for a tenth of a second after a call, and so in our turn: so many clocks,
-# as a power of two, are enough for the next call of its own.
+# NumPy's threads keep their cores busy after a call, by default for a tenth of a second, which
+# would disturb Warpline's turn. 2 to the power of 20 clocks are enough for NumPy's own next call.
 os.environ["OPENBLAS_THREAD_TIMEOUT"] = "20"
 try:
     import numpy as np
@@ -58,7 +58,7 @@ def fill_uniform(x):
     rng.random(out=x, dtype=x.dtype)
 
 
-# Under the names of `table.rs`; NumPy lacks the others.
+# Names as in `table.rs`. NumPy lacks the other ops.
 OPS = {
     "copy_": (lambda s: (s.operand(), s.operand()), lambda x, y: np.copyto(y, x)),
     "add": (lambda s: (s.operand(), s.operand()), lambda x, y: x + y),

@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_took_no_time_is_no_figure() {
+    fn a_call_without_duration_gives_no_figure() {
         let mut row = Row::new(&crate::rows::copy(), Amount::Bytes(2e9));
         row.warpline.seconds = vec![0.0, 0.0];
         row.conclude(None);

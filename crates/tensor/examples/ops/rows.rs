@@ -25,7 +25,7 @@ fn row(part: &'static str, op: &'static str, dtype: DType, sizes: &[usize]) -> S
     Spec { part, op, dtype, sizes, view: View::Contiguous, timing, target_ms }
 }
 
-/// The copy to which others are compared, which is the first row.
+/// The copy with which other rows are compared. It is the first row.
 pub(crate) fn copy() -> Spec {
     row("table", "copy_", F32, &[1 << 28])
 }

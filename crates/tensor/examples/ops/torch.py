@@ -41,7 +41,7 @@ class Spec:
         return x, x.shape[-1:], mean, rstd, weight, bias
 
     def attended(self):
-        # What is measured is in `inference_mode`, whose tensors have no gradients.
+        # Measurements run in `inference_mode`, whose tensors have no gradients.
         with torch.inference_mode(False):
             q, k, v = (self.operand().requires_grad_() for _ in range(3))
             return causal_attention(q, k, v), (q, k, v), self.operand()
@@ -178,7 +178,7 @@ class Row(Timed):
         self.synchronize = torch.cuda.synchronize if order["device"] == "cuda" else lambda: None
 
     def once(self, reps):
-        """Seconds of so many calls."""
+        """Seconds of `reps` calls."""
         self.synchronize()
         if not self.on_device:
             seconds = self.loop(reps)

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn unbounded_sizes_are_refused() {
+    fn a_message_with_unbounded_sizes_is_refused() {
         let mut huge = sent();
         huge.layout = Layout::from_parts([1 << 40].into_iter().collect(), Strides::new(), 0);
         assert!(TensorMessage::decode(&body(&huge.encode())).is_err());

@@ -1,4 +1,4 @@
-//! The worlds that tests run in, and where the goldens lie.
+//! Runtimes for tests, and the folder of the goldens.
 #![allow(dead_code)] // each test binary uses its part
 
 pub(crate) mod sources;
@@ -7,13 +7,13 @@ use std::path::PathBuf;
 
 use warpline::{Device, Result, Runtime, RuntimeConfig, SyncPolicy, with_runtime};
 
-/// A runtime of its own, with how it came about.
+/// A runtime of the test's own, with a description.
 #[derive(Debug)]
 pub(crate) struct World {
     pub(crate) runtime: Runtime,
     pub(crate) devices: usize,
     pub(crate) name: String,
-    /// Whether its GPUs are real.
+    /// Whether the GPUs are real.
     pub(crate) real: bool,
 }
 
@@ -24,14 +24,14 @@ impl World {
         Self { runtime, devices, name: spec.into(), real: spec == "cuda" }
     }
 
-    /// Every place for tensors in it.
+    /// The CPU and all GPUs.
     pub(crate) fn places(&self) -> Vec<Device> {
         let gpus = (0..self.devices).map(Device::cuda);
         std::iter::once(Device::Cpu).chain(gpus).collect()
     }
 
     fn enter(&self, body: &dyn Fn(&World) -> Result<()>) {
-        /// Names the world, its seed with it, where a test fails.
+        /// Prints the driver's specification, with its seed, if the test panics.
         struct OnPanic<'a>(&'a str);
         impl Drop for OnPanic<'_> {
             fn drop(&mut self) {
@@ -52,19 +52,19 @@ fn number(name: &str, default: usize) -> usize {
     }
 }
 
-/// The numbers of simulated devices to test with, at least `needs`. `WARPLINE_SIM_DEVICES`
-/// restricts them to one.
+/// Numbers of simulated devices to test with, at least `needs`. `WARPLINE_SIM_DEVICES` selects one
+/// number.
 fn device_counts(needs: usize) -> Vec<usize> {
     let only = number("WARPLINE_SIM_DEVICES", 0);
     (needs.max(1)..=3).filter(|n| only == 0 || *n == only).collect()
 }
 
-/// Runs a test on simulated boxes of `needs` to three devices.
+/// Runs a test on simulated boxes with `needs` to three devices.
 pub(crate) fn worlds(needs: usize, body: impl Fn(&World) -> Result<()>) {
     worlds_with(needs, &RuntimeConfig::default(), body);
 }
 
-/// [`worlds`] with settings of their own.
+/// Like [`worlds`], with these settings.
 pub(crate) fn worlds_with(
     needs: usize,
     config: &RuntimeConfig,
@@ -75,13 +75,14 @@ pub(crate) fn worlds_with(
     }
 }
 
-/// Runs a test under many schedules: the laziest, and `WARPLINE_SCHEDULES` (8) seeded ones.
+/// Runs a test under many schedules: the laziest, and `WARPLINE_SCHEDULES` (default: 8) seeded
+/// ones.
 pub(crate) fn schedules(needs: usize, policy: SyncPolicy, body: impl Fn(&World) -> Result<()>) {
     let config = RuntimeConfig { sync_policy: policy, ..RuntimeConfig::default() };
     schedules_with(needs, &config, body);
 }
 
-/// [`schedules`] with settings of their own.
+/// Like [`schedules`], with these settings.
 pub(crate) fn schedules_with(
     needs: usize,
     config: &RuntimeConfig,
@@ -95,7 +96,7 @@ pub(crate) fn schedules_with(
     }
 }
 
-/// Runs a test under the laziest schedule and 64 seeded ones, on the fewest devices.
+/// Runs a test on `needs` devices, under the laziest schedule and 64 seeded ones.
 pub(crate) fn schedules64(needs: usize, body: impl Fn(&World) -> Result<()>) {
     let config = RuntimeConfig::default();
     World::open(&format!("sim:{needs},lazy"), &config).enter(&body);
@@ -104,18 +105,18 @@ pub(crate) fn schedules64(needs: usize, body: impl Fn(&World) -> Result<()>) {
     }
 }
 
-/// Settings with which the allocator is PyTorch's, to the byte.
+/// Settings under which the allocator reserves and reuses memory exactly like PyTorch's.
 pub(crate) fn torch_config() -> RuntimeConfig {
     let allocator = warpline_alloc::AllocatorConfig::parse("policy:torch").expect("options");
     RuntimeConfig { allocator, ..RuntimeConfig::default() }
 }
 
-/// What [`gpu`] opens: the machine's GPUs, or the simulated ones that `WARPLINE_DRIVER` asks for.
+/// Driver of [`gpu`]: the real one, or the simulated one in `WARPLINE_DRIVER`.
 pub(crate) fn gpu_spec() -> String {
     std::env::var("WARPLINE_DRIVER").unwrap_or_else(|_| "cuda".into())
 }
 
-/// Runs a test on [`gpu_spec`]'s devices, with the allocator that the environment asks for.
+/// Runs a test on the devices of [`gpu_spec`], with the allocator options of the environment.
 pub(crate) fn gpu(needs: usize, policy: SyncPolicy, body: impl Fn(&World) -> Result<()>) {
     let read = |name: &str| std::env::var(name);
     let allocator = warpline_alloc::AllocatorConfig::from_env_with(read).expect("options");
@@ -123,14 +124,14 @@ pub(crate) fn gpu(needs: usize, policy: SyncPolicy, body: impl Fn(&World) -> Res
     gpu_with(needs, &config, body);
 }
 
-/// [`gpu`] with settings of their own.
+/// Like [`gpu`], with these settings.
 pub(crate) fn gpu_with(needs: usize, config: &RuntimeConfig, body: impl Fn(&World) -> Result<()>) {
     let world = World::open(&gpu_spec(), config);
     assert!(world.devices >= needs, "{needs} GPUs are needed, {} found", world.devices);
     world.enter(&body);
 }
 
-/// Runs a test where there is no CUDA at all.
+/// Runs a test on a machine without CUDA.
 pub(crate) fn cpu(body: impl Fn(&World) -> Result<()>) {
     let reason =
         warpline_cuda_sys_safe::DriverError::NoDevice { reason: "hidden by a test".into() };
@@ -138,7 +139,7 @@ pub(crate) fn cpu(body: impl Fn(&World) -> Result<()>) {
     World { runtime, devices: 0, name: "cpu".into(), real: false }.enter(&body);
 }
 
-/// The number of GPUs that a test's name declares: 1 for `gpu_…`, N for `gpuN_…`.
+/// Number of GPUs that a test's name declares: 1 for `gpu_…`, N for `gpuN_…`.
 pub(crate) const fn declared(name: &str) -> usize {
     match name.as_bytes()[3] {
         b'_' => 1,
@@ -146,7 +147,7 @@ pub(crate) const fn declared(name: &str) -> usize {
     }
 }
 
-/// Declares tests of a row: one on the simulator and its twin on real GPUs.
+/// Declares tests of a row. Each test has a simulated and a real version.
 #[macro_export]
 macro_rules! rows {
     ($($runner:ident($needs:expr) $sim:ident $gpu:ident => $body:expr;)*) => {$(
@@ -188,7 +189,7 @@ macro_rules! rows {
     };
 }
 
-/// The folder of goldens: `WARPLINE_GOLDENS`, by default the copy beside the tests.
+/// Folder of the goldens: `WARPLINE_GOLDENS`, by default the folder beside the tests.
 pub(crate) fn goldens() -> PathBuf {
     if let Some(path) = std::env::var_os("WARPLINE_GOLDENS") {
         return path.into();
@@ -198,7 +199,7 @@ pub(crate) fn goldens() -> PathBuf {
     root.join("tests/goldens")
 }
 
-/// A golden file of JSON; `None` where a folder of one's own does not have it.
+/// Reads a golden file of JSON. Returns `None` if the folder in `WARPLINE_GOLDENS` lacks the file.
 pub(crate) fn golden_json(name: &str) -> Option<serde_json::Value> {
     let path = goldens().join(name);
     let text = match std::fs::read_to_string(&path) {

@@ -1,4 +1,4 @@
-//! A parser of the public functions in a crate's sources, those that macros declare included.
+//! A parser of the public functions in a crate's sources, including functions that macros declare.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -6,18 +6,19 @@ use std::path::{Path, PathBuf};
 /// A public function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Function {
-    /// The type of the `impl` block, empty where a macro names it. `None` for a free function.
+    /// The type of the `impl` block, empty if a macro's argument names the type. `None` for a free
+    /// function.
     pub(crate) owner: Option<String>,
     pub(crate) name: String,
     /// The text between the parentheses.
     pub(crate) parameters: String,
     /// The text of the returned type. Empty for `()`.
     pub(crate) output: String,
-    /// Whether a macro's arguments hold the name.
+    /// Whether the name stands in the arguments of a macro call.
     pub(crate) from_macro: bool,
 }
 
-/// Returns the Rust files of a folder, sorted, without those of tests.
+/// Returns the Rust files of a folder, sorted, without test files.
 pub(crate) fn files(folder: &Path) -> Vec<PathBuf> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir(folder).expect("a folder of sources").flatten() {
@@ -75,7 +76,7 @@ fn without_comments(text: &str) -> String {
     code.flat_map(|line| [line, "\n"]).collect()
 }
 
-/// Returns the range between the bracket at the start of `from` and its partner.
+/// Returns the range between the bracket at the start of `from` and the closing bracket.
 fn group(text: &str, from: usize) -> Option<Range<usize>> {
     let mut depth = 0;
     let end = text[from..].find(|c| {
@@ -85,7 +86,7 @@ fn group(text: &str, from: usize) -> Option<Range<usize>> {
     Some(from + 1..from + end)
 }
 
-/// Splits the text behind a function's name into parameters and returned type.
+/// Splits the text after a function's name into the parameters and the returned type.
 fn signature(rest: &str) -> Option<(&str, &str)> {
     let parameters = group(rest, rest.find('(')?)?;
     let behind = &rest[parameters.end + 1..];
@@ -94,7 +95,7 @@ fn signature(rest: &str) -> Option<(&str, &str)> {
     Some((&rest[parameters], output.strip_prefix("->").unwrap_or_default().trim()))
 }
 
-/// Returns the blocks of `impl`, each with the name of its type.
+/// Returns each `impl` block with the name of its type.
 fn impls(text: &str) -> Vec<(Range<usize>, String)> {
     let starts = text.match_indices("impl").filter(|(at, _)| {
         let line = text[..*at].rfind('\n').map_or(0, |end| end + 1);
@@ -118,11 +119,11 @@ fn impls(text: &str) -> Vec<(Range<usize>, String)> {
     blocks.collect()
 }
 
-/// A macro whose matcher takes entries of names, each closed by a semicolon.
+/// A macro that takes entries of names, each closed by a semicolon.
 struct Rules<'a> {
     name: &'a str,
     body: Range<usize>,
-    /// The variables of identifiers, in their order.
+    /// The matcher's variables for identifiers, in order.
     variables: Vec<&'a str>,
 }
 
@@ -140,7 +141,7 @@ fn macros(text: &str) -> Vec<Rules<'_>> {
 }
 
 impl Rules<'_> {
-    /// Returns what the file's calls of the macro give for a variable.
+    /// Returns the values of a variable in all calls of the macro in a file.
     fn names<'a>(&self, text: &'a str, variable: &str) -> impl Iterator<Item = &'a str> {
         let place = self.variables.iter().position(|name| *name == variable);
         let call = format!("\n{}! {{", self.name);

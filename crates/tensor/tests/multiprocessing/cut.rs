@@ -1,9 +1,9 @@
-//! Either process is killed with -9 inside a call of the channel: before anything of a message has
-//! left, or after so many of its bytes, the descriptor with the first of them.
+//! One process is killed with -9 inside a call of the channel: before any byte of a message has
+//! left, or after some of its bytes. The descriptor travels with the first byte.
 //!
-//! The socket hands over a message of this size in one piece, so no kill can be timed to come between
-//! its bytes. In the process to be killed a channel of its own stands in: what it wrote goes on to the
-//! real socket, or what came there goes to it, only as far as the point says.
+//! The socket hands over a message of this size in one piece, so no timing makes a kill come
+//! between its bytes. Instead, the process to be killed uses a stand-in channel. Bytes pass between
+//! the stand-in and the real socket only up to the point of the kill.
 
 use std::io::{IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
@@ -22,13 +22,13 @@ use warpline::multiprocessing::Channel;
 use warpline::{DType, Error, ErrorKind, Result, ResultExt, Runtime, cuda, full, with_runtime};
 
 use crate::common;
-use crate::killed::{all, churn, descriptors, elements, files_left, or_gone};
+use crate::killed::{all, descriptors, elements, files_left, or_gone, reuse_freed_memory};
 use crate::processes::{LONG, Peer, specs};
 
-/// The bytes that all messages begin with: a mark, the kind, the length of the rest.
+/// Size of a message's header: magic bytes, kind, length of the body.
 pub(crate) const HEAD: usize = 16;
 
-/// Where a message ends, unless it is whole: after so many bytes, or so many before its end.
+/// Where a message is cut: after a number of bytes, or a number of bytes before its end.
 const CUTS: [(&str, Cut); 6] = [
     ("tensor, one byte", Cut::After(1)),
     ("tensor, nearly its head", Cut::After(HEAD - 1)),
@@ -40,7 +40,7 @@ const CUTS: [(&str, Cut); 6] = [
 const EVENT_CUTS: [(&str, Cut); 2] =
     [("event, its head", Cut::After(HEAD)), ("event, all but one byte", Cut::Before(1))];
 
-/// Ten points each: those of a message that is cut, and two more.
+/// Points of a kill outside the cuts of a message. With the cuts, each side has ten points.
 const MAKER: [&str; 2] = ["exported, and the socket takes nothing", "tensor, nothing of it"];
 const RECEIVER: [&str; 2] = ["the memory came", "it is mapped"];
 
@@ -51,7 +51,7 @@ enum Cut {
 }
 
 impl Cut {
-    /// Of the point, if a message is cut there.
+    /// Returns the cut of a point, if the point is inside a message.
     fn of(point: &str) -> Option<Self> {
         CUTS.into_iter().chain(EVENT_CUTS).find(|(name, _)| *name == point).map(|(_, cut)| cut)
     }
@@ -64,7 +64,7 @@ impl Cut {
     }
 }
 
-/// The points of one side, the two of its own first.
+/// Returns the points of one side, with the two of `own` first.
 fn points(own: [&'static str; 2]) -> impl Iterator<Item = &'static str> {
     own.into_iter().chain(CUTS.into_iter().chain(EVENT_CUTS).map(|(name, _)| name))
 }
@@ -74,7 +74,7 @@ fn kill() -> ! {
     unreachable!("it was killed");
 }
 
-/// Waits for what another thread brings about, and ends this process then.
+/// Waits for progress of another thread, then kills this process.
 fn kill_once(reached: impl Fn() -> bool) -> ! {
     let start = Instant::now();
     while !reached() {
@@ -84,8 +84,8 @@ fn kill_once(reached: impl Fn() -> bool) -> ! {
     kill()
 }
 
-/// One message and its descriptor.
-pub(crate) fn take(socket: &UnixStream) -> (Vec<u8>, Option<OwnedFd>) {
+/// Reads one message and its descriptor.
+pub(crate) fn read_message(socket: &UnixStream) -> (Vec<u8>, Option<OwnedFd>) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut message = vec![0; HEAD];
@@ -103,22 +103,25 @@ pub(crate) fn take(socket: &UnixStream) -> (Vec<u8>, Option<OwnedFd>) {
     (message, handle)
 }
 
-/// The first message that announces no semaphore; those that do go on.
-pub(crate) fn take_next(from: &UnixStream, to: Option<&UnixStream>) -> (Vec<u8>, Option<OwnedFd>) {
+/// Reads the first message that is not a semaphore's announcement. Announcements are passed on.
+pub(crate) fn read_next_message(
+    from: &UnixStream,
+    to: Option<&UnixStream>,
+) -> (Vec<u8>, Option<OwnedFd>) {
     const SEMAPHORE: u8 = 3;
     loop {
-        let (message, handle) = take(from);
+        let (message, handle) = read_message(from);
         if message[8] != SEMAPHORE {
             return (message, handle);
         }
         if let Some(to) = to {
-            pass(to, &message, handle.as_ref().map(AsFd::as_fd));
+            send_bytes(to, &message, handle.as_ref().map(AsFd::as_fd));
         }
     }
 }
 
-/// The beginning of a message.
-fn pass(socket: &UnixStream, message: &[u8], handle: Option<BorrowedFd<'_>>) {
+/// Sends bytes and a descriptor.
+fn send_bytes(socket: &UnixStream, message: &[u8], handle: Option<BorrowedFd<'_>>) {
     let handles: Vec<_> = handle.into_iter().collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -130,13 +133,13 @@ fn pass(socket: &UnixStream, message: &[u8], handle: Option<BorrowedFd<'_>>) {
     assert_eq!(sent.unwrap(), message.len());
 }
 
-fn pass_whole(from: &UnixStream, to: &UnixStream) {
-    let (message, handle) = take_next(from, Some(to));
-    pass(to, &message, handle.as_ref().map(AsFd::as_fd));
+fn forward_message(from: &UnixStream, to: &UnixStream) {
+    let (message, handle) = read_next_message(from, Some(to));
+    send_bytes(to, &message, handle.as_ref().map(AsFd::as_fd));
 }
 
-/// The socket beneath a channel, a channel that stands in for it, and that one's other end.
-fn stand_in(channel: &Channel) -> (UnixStream, Channel, UnixStream) {
+/// Returns the socket of a channel, a stand-in for the channel, and the stand-in's other end.
+fn stand_in_channel(channel: &Channel) -> (UnixStream, Channel, UnixStream) {
     let real = UnixStream::from(channel.as_fd().try_clone_to_owned().unwrap());
     let (near, far) = UnixStream::pair().unwrap();
     let near = Channel::new(near);
@@ -144,9 +147,9 @@ fn stand_in(channel: &Channel) -> (UnixStream, Channel, UnixStream) {
     (real, near, far)
 }
 
-/// In the other process: sends a tensor and its event, as far as the point says.
+/// In the other process: sends a tensor and its event, up to the point.
 pub(crate) fn maker(channel: &Channel, point: &str) -> Result<()> {
-    let (real, near, far) = stand_in(channel);
+    let (real, near, far) = stand_in_channel(channel);
     let tensor = full([elements()], 5.0, (DType::F32, "cuda:0"))?.share_memory()?;
     tensor.add_(1.0)?;
     if point == MAKER[0] {
@@ -157,57 +160,57 @@ pub(crate) fn maker(channel: &Channel, point: &str) -> Result<()> {
         unreachable!("the socket takes nothing");
     }
     near.send(&tensor)?;
-    cuda::synchronize(())?; // what it is killed in is the message
+    cuda::synchronize(())?; // so that the kill is inside the message, not in earlier work
     if point == MAKER[1] {
         kill();
     }
     if point.starts_with("event") {
-        pass_whole(&far, &real);
+        forward_message(&far, &real);
         near.send_event(&tensor)?;
         cuda::synchronize(())?;
     }
-    let (message, handle) = take_next(&far, Some(&real));
+    let (message, handle) = read_next_message(&far, Some(&real));
     let sent = Cut::of(point).expect("a point").len(message.len());
-    pass(&real, &message[..sent], handle.as_ref().map(AsFd::as_fd));
+    send_bytes(&real, &message[..sent], handle.as_ref().map(AsFd::as_fd));
     kill();
 }
 
-/// In the other process: receives a tensor, and an event of it is sent, as far as the point says.
+/// In the other process: receives a tensor and sends an event, up to the point.
 pub(crate) fn receiver(channel: &Channel, point: &str) -> Result<()> {
-    let (real, near, far) = stand_in(channel);
+    let (real, near, far) = stand_in_channel(channel);
     let runtime = warpline::runtime();
-    let (message, handle) = take_next(&real, Some(&far));
+    let (message, handle) = read_next_message(&real, Some(&far));
     let handle = handle.as_ref().map(AsFd::as_fd);
     if point.starts_with("event") {
-        pass(&far, &message, handle);
+        send_bytes(&far, &message, handle);
         let tensor = near.recv()?;
         tensor.fill_(7.0)?;
         near.send_event(&tensor)?;
         cuda::synchronize(())?;
-        let (message, _) = take_next(&far, Some(&real));
+        let (message, _) = read_next_message(&far, Some(&real));
         let sent = Cut::of(point).expect("a point").len(message.len());
-        pass(&real, &message[..sent], None);
+        send_bytes(&real, &message[..sent], None);
         kill();
     }
     if point == RECEIVER[0] {
-        kill(); // in a descriptor of this process, and nothing has been made of it
+        kill(); // this process has the descriptor and has not used it
     }
     let (near, received) = (Arc::new(near), Arc::new(AtomicBool::new(false)));
     let (inside, done) = (near.clone(), received.clone());
     std::thread::spawn(move || {
         let kept = with_runtime(&runtime, || inside.recv());
         done.store(true, Relaxed);
-        std::thread::park(); // with the tensor
+        std::thread::park(); // keeps the tensor alive
         drop(kept);
     });
     if point == RECEIVER[1] {
-        // A GPU's memory has no name there.
+        // Memory of a real GPU is not listed in `maps`, so only `received` tells there.
         let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap();
-        pass(&far, &message, handle);
+        send_bytes(&far, &message, handle);
         kill_once(|| received.load(Relaxed) || mapped().contains("warpline-shared"));
     }
     let sent = Cut::of(point).expect("a point").len(message.len());
-    pass(&far, &message[..sent], handle);
+    send_bytes(&far, &message[..sent], handle);
     kill_once(|| rustix::io::ioctl_fionread(&*near).unwrap() == 0);
 }
 
@@ -221,7 +224,7 @@ fn survive_maker(spec: &str, world: &Runtime, point: &str) -> Result<()> {
         }
         assert!(matches!(peer.channel.recv().kind(), Some(ErrorKind::PeerGone { .. })));
         assert!(!peer.ended(), "it was to be killed");
-        churn()?;
+        reuse_freed_memory()?;
         if let Some(tensor) = tensor {
             assert!(all(&tensor, 6.0)?, "stale data");
             tensor.add_(1.0)?;
@@ -242,7 +245,7 @@ fn survive_receiver(spec: &str, world: &Runtime, point: &str) -> Result<()> {
             Some(ErrorKind::PeerGone { .. })
         ));
         assert!(!peer.ended(), "it was to be killed");
-        churn()?;
+        reuse_freed_memory()?;
         assert!(all(&tensor, if point.starts_with("event") { 7.0 } else { 1.0 })?, "wrong data");
         tensor.fill_(3.0)?;
         assert!(all(&tensor, 3.0)?);
@@ -250,11 +253,11 @@ fn survive_receiver(spec: &str, world: &Runtime, point: &str) -> Result<()> {
     })
 }
 
-/// In a process of its own: it is left with the descriptors that it had.
+/// Runs alone in a process, and checks that no descriptor is left over.
 pub(crate) fn survivor(spec: &str) -> Result<()> {
     let world = warpline::runtime();
-    survive_maker(spec, &world, MAKER[0])?; // what a first use opens
-    // The real driver keeps some of its own.
+    survive_maker(spec, &world, MAKER[0])?; // opens the descriptors of a first use
+    // The real driver keeps some descriptors of its own.
     let most = descriptors() + if spec.starts_with("sim") { 0 } else { 8 };
     let left = |point: &str| {
         assert_eq!(files_left(), 0, "{spec}, {point}: memory of the dead is still here");

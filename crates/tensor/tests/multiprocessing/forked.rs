@@ -1,4 +1,4 @@
-//! A forked child that drops what it has of its parent's channels: the parent's threads are not in it.
+//! A forked child drops a channel of its parent. The parent's threads do not exist in the child.
 
 use std::time::{Duration, Instant};
 
@@ -9,22 +9,23 @@ use warpline_cuda_sys_safe::sim::Schedule;
 use crate::processes::{LONG, alone};
 use crate::threads::{pair, world};
 
-/// Whether a forked child comes to its end in which `f` is run.
+/// Whether `f` returns in a forked child.
 fn ends_in_child(f: impl FnOnce()) -> bool {
-    // SAFETY: the child runs what this test is about, and ends without the parent's cleaning up.
+    // SAFETY: the child runs only `f` and leaves through `_exit`, so no destructor or exit handler
+    // of the parent runs in it.
     let child = unsafe { libc::fork() };
     if child == 0 {
         f();
-        // SAFETY: ends the child at once.
+        // SAFETY: `_exit` takes no pointer and touches no memory of the process.
         unsafe { libc::_exit(0) };
     }
     let (begun, mut status) = (Instant::now(), 0);
-    // SAFETY: waits for the child made above.
+    // SAFETY: `status` is a valid place for the result, and `child` has not been reaped.
     while unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } != child {
         if begun.elapsed() > LONG / 4 {
-            // SAFETY: the child made above, which nobody has waited for.
+            // SAFETY: `child` has not been reaped, so its id is not reused.
             unsafe { libc::kill(child, libc::SIGKILL) };
-            // SAFETY: as above.
+            // SAFETY: `status` is a valid place for the result, and `child` has not been reaped.
             unsafe { libc::waitpid(child, &mut status, 0) };
             return false;
         }
@@ -34,8 +35,8 @@ fn ends_in_child(f: impl FnOnce()) -> bool {
 }
 
 #[test]
-fn s33_a_forked_child_drops_a_channel_and_waits_for_nobody() {
-    let _alone = alone(); // it has all descriptors of the process for a while
+fn s33_a_forked_child_drops_a_channel_without_waiting() {
+    let _alone = alone(); // the child holds copies of all descriptors
     let worlds = [0, 1].map(|_| world(1, Schedule::Lazy));
     let (here, there) = pair();
     let hold = with_runtime(&worlds[0].1, || -> Result<_> {
@@ -47,7 +48,7 @@ fn s33_a_forked_child_drops_a_channel_and_waits_for_nobody() {
     })
     .unwrap();
     let received = with_runtime(&worlds[1].1, || there.recv()).unwrap();
-    // A stream of the parent waits, and its work is still to come.
+    // A stream of the parent waits for work that is still held back.
     let mut there = Some(there);
     let ended = ends_in_child(|| drop(there.take()));
     hold.open();

@@ -16,8 +16,8 @@ use warpline::{Runtime, RuntimeConfig};
 use warpline_cuda_sys_safe::DriverError;
 use warpline_cuda_sys_safe::sim::Schedule;
 
-use crate::cut::{HEAD, take_next};
-use crate::killed::{Points, all, descriptors, files_left, or_gone};
+use crate::cut::{HEAD, read_next_message};
+use crate::killed::{KillPoint, all, descriptors, files_left, or_gone};
 use crate::processes::{Peer, specs};
 use crate::threads::{both, pair, world};
 
@@ -30,7 +30,7 @@ fn s33_host_memory_is_shared_and_devices_of_both_sides_copy_it_in_order() {
             let local = ones([600], "cuda:0")?;
             for _ in 0..3 {
                 local.add_(&tensor.to_non_blocking("cuda:0")?)?;
-                tensor.copy_(&local, true)?; // which the sending waits for
+                tensor.copy_(&local, true)?; // `send` waits for this copy
             }
             channel.send(&tensor)?;
             channel.recv_event(&tensor)?;
@@ -42,7 +42,6 @@ fn s33_host_memory_is_shared_and_devices_of_both_sides_copy_it_in_order() {
         |channel| {
             let tensor = channel.recv()?;
             assert!(tensor.is_shared() && tensor.is_pinned() && !tensor.is_cuda());
-            // What the maker made: 4 * (i + 1) after three doublings of i and of one.
             let before = tensor.to_vec::<f32>()?;
             let local = tensor.to_non_blocking("cuda:1")?;
             assert_eq!(local.to_vec::<f32>()?, before);
@@ -57,7 +56,7 @@ fn s33_host_memory_is_shared_and_devices_of_both_sides_copy_it_in_order() {
 }
 
 #[test]
-fn host_code_gets_copies_of_it_and_no_op_runs_on_it() {
+fn host_code_gets_copies_of_shared_memory_and_no_op_runs_on_it() {
     let (sim, runtime) = world(1, Schedule::Lazy);
     with_runtime(&runtime, || -> Result<()> {
         let (here, there) = pair();
@@ -80,7 +79,7 @@ fn host_code_gets_copies_of_it_and_no_op_runs_on_it() {
         }
         let message = shared.add(1.0).unwrap_err().to_string();
         assert!(message.contains("copy()"), "{message}");
-        // Nothing was written, and it can be read all the same.
+        // The refused call wrote nothing, and the tensor can still be read.
         assert_eq!(received.to_vec::<f32>()?, [0.0, 3.0, 1.0, 4.0, 2.0, 5.0]);
         assert_eq!(received.copy()?.add(1.0)?.sum(())?.item::<f32>()?, 21.0);
         assert_eq!(shared.to(DType::I64)?.to_vec::<i64>()?, [0, 1, 2, 3, 4, 5]);
@@ -88,7 +87,7 @@ fn host_code_gets_copies_of_it_and_no_op_runs_on_it() {
         let twice = cat(&[&shared, &shared], 0)?;
         assert_eq!(twice.to_vec::<f32>()?, shared.to_vec::<f32>()?.repeat(2));
         assert_eq!(shared.to_string(), shared.copy()?.to_string());
-        // One memory; a row is contiguous.
+        // Both tensors show the same memory; a row of `shared` is contiguous.
         shared.select(0, 1)?.copy_(&full([3], 9.0, DType::F64)?, false)?;
         assert_eq!(received.to_vec::<f32>()?, [0.0, 9.0, 1.0, 9.0, 2.0, 9.0]);
         let flipped = shared.copy()?.copy_(&shared, false)?.mul(-1.0)?;
@@ -128,7 +127,7 @@ fn s33_dropping_host_memory_waits_for_no_work_and_unmaps_nothing_that_work_uses(
 }
 
 #[test]
-fn s33_replays_of_a_graph_copy_it() {
+fn s33_replays_of_a_graph_copy_shared_host_memory() {
     let (_, runtime) = world(1, Schedule::Lazy);
     with_runtime(&runtime, || -> Result<()> {
         let (here, there) = pair();
@@ -163,7 +162,7 @@ fn a_process_without_gpus_shares_host_memory_too() {
     .unwrap();
 }
 
-/// What one message says came with the descriptor of another.
+/// Sends a message with the descriptor of another message, and returns the receiver's error.
 fn swapped(message: &[u8], handle: &File) -> String {
     let (raw, end) = UnixStream::pair().unwrap();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -182,7 +181,7 @@ fn other_files_are_no_host_memory_and_that_is_no_devices() {
         let sent = |tensor: &Tensor| -> Result<_> {
             let (a, b) = UnixStream::pair().unwrap();
             Channel::new(a).send(tensor)?;
-            let (message, handle) = take_next(&b, None);
+            let (message, handle) = read_next_message(&b, None);
             Ok((message, File::from(handle.expect("its memory"))))
         };
         let (host, host_file) = sent(&arange(4, ())?.share_memory()?)?;
@@ -193,10 +192,10 @@ fn other_files_are_no_host_memory_and_that_is_no_devices() {
             assert!(error.contains("host memory for several processes"), "{error}");
         }
         assert!(swapped(&device, &host_file).contains("memory of a simulated device"));
-        // A size that is right for the file, but not for what it is said to be.
+        // The size fits the file, but the message says the wrong kind of memory.
         let flipped = |message: &[u8]| {
             let mut message = message.to_vec();
-            message[HEAD + 3] ^= 1; // whether it is of the host
+            message[HEAD + 3] ^= 1; // flips the bit for host memory
             message
         };
         let error = swapped(&flipped(&device), &device_file);
@@ -212,19 +211,19 @@ fn other_files_are_no_host_memory_and_that_is_no_devices() {
 
 const POINTS: [&str; 5] = ["shared", "enqueued", "sent", "written", "told"];
 
-/// In the other process: shares host memory, and is killed.
+/// In the other process: shares host memory and is killed at the point.
 pub(crate) fn killed(channel: &Channel, point: &str) -> Result<()> {
-    let points = Points(point);
+    let kill_point = KillPoint(point);
     let tensor = full([5000], 1.0, TensorOptions::new().pin_memory(true))?.share_memory()?;
-    points.reached("shared");
+    kill_point.reached("shared");
     tensor.copy_(&full([5000], 2.0, "cuda:0")?, true)?;
-    points.reached("enqueued");
+    kill_point.reached("enqueued");
     channel.send(&tensor)?;
-    points.reached("sent");
+    kill_point.reached("sent");
     tensor.copy_(&full([5000], 3.0, ())?, false)?;
-    points.reached("written");
+    kill_point.reached("written");
     channel.send_event(&tensor)?;
-    points.reached("told");
+    kill_point.reached("told");
     unreachable!("no point is {point}");
 }
 
@@ -244,7 +243,7 @@ fn survive(spec: &str, point: &str) -> Result<usize> {
     Ok(1 + usize::from(told))
 }
 
-/// In a process of its own.
+/// Runs alone in a process.
 pub(crate) fn survivor(spec: &str) -> Result<()> {
     survive(spec, "sent")?;
     let before = descriptors();

@@ -17,14 +17,15 @@ use warpline::{
 use warpline_cuda_sys_safe::StreamHandle;
 use warpline_cuda_sys_safe::sim::{Hold, Schedule, SimDriver};
 
-use crate::cut::{HEAD, take};
+use crate::cut::{HEAD, read_message};
 use crate::threads::{pair, world};
 
-/// Longer than a call takes that is not stuck.
+/// Time after which a call counts as stuck.
 const BOUND: Duration = Duration::from_secs(20);
 const TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Bytes of a signal, counted from the end of its message: a flag, the semaphore, the number.
+/// Position of the signal in a message, in bytes from its end. A signal is a flag, the semaphore
+/// and the number.
 const NUMBER_IN_EVENT: usize = 4;
 const SIGNAL_IN_TENSOR: usize = HEAD + 36;
 
@@ -32,23 +33,23 @@ const SEMAPHORE: u8 = 3;
 
 type Message = (Vec<u8>, Option<OwnedFd>);
 
-/// Runs `f` on a thread of its own, and fails the test if it does not return.
+/// Runs `f` on its own thread, and fails the test if `f` does not return in time.
 fn bounded<T: Send + 'static>(what: &str, f: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, result) = channel();
     std::thread::spawn(move || done.send(f()));
     result.recv_timeout(BOUND).unwrap_or_else(|e| panic!("{what}: {e}"))
 }
 
-/// A sender whose GPU does not come to what it has signalled, and the messages that it sent.
-struct Stalled {
+/// A sender whose GPU never reaches the signalled work, with the messages that it sent.
+struct StalledSender {
     messages: Vec<Message>,
     hold: Hold,
     sim: Arc<SimDriver>,
     _kept: (Channel, Tensor, Runtime, UnixStream),
 }
 
-/// Sends a tensor, and then so many events of it.
-fn stalled(events: usize) -> Stalled {
+/// Sends a tensor and then `events` events of it.
+fn stalled_sender(events: usize) -> StalledSender {
     let (sim, runtime) = world(1, Schedule::Lazy);
     let (socket, tap) = UnixStream::pair().unwrap();
     let (channel, tensor, hold) = with_runtime(&runtime, || -> Result<_> {
@@ -62,14 +63,14 @@ fn stalled(events: usize) -> Stalled {
         Ok((channel, tensor, hold))
     })
     .unwrap();
-    // A semaphore comes first.
-    let messages = (0..2 + events).map(|_| take(&tap)).collect();
-    Stalled { messages, hold, sim, _kept: (channel, tensor, runtime, tap) }
+    // The first message announces the semaphore.
+    let messages = (0..2 + events).map(|_| read_message(&tap)).collect();
+    StalledSender { messages, hold, sim, _kept: (channel, tensor, runtime, tap) }
 }
 
-impl Stalled {
-    /// Names another number in a message: 0 is the semaphore's announcement, 1 the tensor.
-    fn name(&mut self, message: usize, number: u32) {
+impl StalledSender {
+    /// Changes the number in a message. Message 0 announces the semaphore, message 1 is the tensor.
+    fn set_number(&mut self, message: usize, number: u32) {
         let bytes = &mut self.messages[message].0;
         let at = match message {
             1 => SIGNAL_IN_TENSOR + 5,
@@ -78,23 +79,23 @@ impl Stalled {
         bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
     }
 
-    /// Sends all messages over a new socket: the peer's end, and the receiver's.
-    fn pass_on(&self) -> (UnixStream, UnixStream) {
+    /// Sends all messages over a new socket. Returns the peer's end and the receiver's end.
+    fn send_all(&self) -> (UnixStream, UnixStream) {
         let (peers, socket) = UnixStream::pair().unwrap();
         for (message, handle) in &self.messages {
-            pass(&peers, message, handle.as_ref());
+            send_message(&peers, message, handle.as_ref());
         }
         (peers, socket)
     }
 
-    /// Lets its GPU go on.
-    fn go_on(&self) {
+    /// Lets the sender's GPU continue.
+    fn resume(&self) {
         self.hold.open();
         self.sim.run_all();
     }
 }
 
-fn pass(socket: &UnixStream, message: &[u8], handle: Option<&OwnedFd>) {
+fn send_message(socket: &UnixStream, message: &[u8], handle: Option<&OwnedFd>) {
     let handles: Vec<_> = handle.iter().map(AsFd::as_fd).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -125,9 +126,9 @@ fn schedules() -> impl Iterator<Item = Schedule> {
 #[test]
 fn a_semaphore_number_that_is_not_above_the_last_is_refused() {
     for number in [0, 0x8000_0000, 0x8000_0001, u32::MAX] {
-        let mut peer = stalled(0);
-        peer.name(1, number);
-        let (end, socket) = peer.pass_on();
+        let mut peer = stalled_sender(0);
+        peer.set_number(1, number);
+        let (end, socket) = peer.send_all();
         let result = bounded("reading a tensor of a far number", move || {
             let (_, runtime) = world(1, Schedule::Lazy);
             with_runtime(&runtime, || Channel::new(socket).recv().and_then(|t| t.to_vec::<f32>()))
@@ -141,8 +142,8 @@ fn a_semaphore_number_that_is_not_above_the_last_is_refused() {
 #[test]
 fn only_the_tensors_of_a_peer_that_stalls_stand_still() {
     for schedule in schedules() {
-        let peer = stalled(0);
-        let (end, socket) = peer.pass_on();
+        let peer = stalled_sender(0);
+        let (end, socket) = peer.send_all();
         let (tell, told) = channel();
         let (done, is_done) = channel();
         let receiver = std::thread::spawn(move || {
@@ -154,7 +155,7 @@ fn only_the_tensors_of_a_peer_that_stalls_stand_still() {
                 own.add_(1.0)?;
                 assert_eq!(own.to_vec::<f32>()?, [2.0; 600], "on the same stream");
                 cuda::current_stream(())?.synchronize()?;
-                // Another channel's tensor.
+                // A tensor on another channel arrives meanwhile.
                 let (here, there) = pair();
                 let (_, other) = world(1, Schedule::Lazy);
                 with_runtime(&other, || here.send(&ones([5], "cuda:0")?.share_memory()?))?;
@@ -166,7 +167,7 @@ fn only_the_tensors_of_a_peer_that_stalls_stand_still() {
             })
         });
         told.recv_timeout(BOUND).expect("other tensors stand still");
-        peer.go_on();
+        peer.resume();
         is_done.recv_timeout(BOUND).expect("the tensor is never there");
         receiver.join().unwrap().unwrap();
         drop(end);
@@ -202,9 +203,9 @@ fn sending_on_one_stream_does_not_stop_another_one() {
 }
 
 #[test]
-fn a_read_of_what_a_stalled_peer_has_not_done_ends_with_the_timeout() {
-    let peer = stalled(0);
-    let (end, socket) = peer.pass_on();
+fn a_read_of_a_stalled_peers_work_ends_with_the_timeout() {
+    let peer = stalled_sender(0);
+    let (end, socket) = peer.send_all();
     let (tell, told) = channel();
     let (tell_back, told_back) = channel();
     let receiver = std::thread::spawn(move || {
@@ -222,7 +223,7 @@ fn a_read_of_what_a_stalled_peer_has_not_done_ends_with_the_timeout() {
         })
     });
     assert_eq!(told.recv_timeout(BOUND).expect("a read hangs"), [true; 2]);
-    peer.go_on();
+    peer.resume();
     tell_back.send(()).unwrap();
     bounded("the last read", || receiver.join().unwrap()).unwrap();
     drop(end);
@@ -230,8 +231,8 @@ fn a_read_of_what_a_stalled_peer_has_not_done_ends_with_the_timeout() {
 
 #[test]
 fn dropping_the_channel_of_a_stalled_peer_ends_with_the_timeout_and_lets_streams_go_on() {
-    let peer = stalled(0);
-    let (end, socket) = peer.pass_on();
+    let peer = stalled_sender(0);
+    let (end, socket) = peer.send_all();
     bounded("dropping a channel", move || {
         let (_, runtime) = world(1, Schedule::Lazy);
         with_runtime(&runtime, || -> Result<()> {
@@ -251,7 +252,7 @@ fn dropping_the_channel_of_a_stalled_peer_ends_with_the_timeout_and_lets_streams
 
 #[test]
 fn a_timeout_bounds_the_entire_call_on_a_peer_that_sends_byte_by_byte() {
-    let peer = stalled(0);
+    let peer = stalled_sender(0);
     let bytes = peer.messages[1].0.clone();
     let (mut to, from) = UnixStream::pair().unwrap();
     let dripping = std::thread::spawn(move || {
@@ -295,11 +296,11 @@ fn a_timeout_bounds_the_wait_for_other_threads_calls_too() {
 fn a_peer_cannot_open_hundreds_of_descriptors_by_announcing_semaphores() {
     const SENT: u32 = 200;
     let path = std::env::temp_dir().join(format!("warpline-announced-{}", std::process::id()));
-    let peer = stalled(0);
+    let peer = stalled_sender(0);
     let known = peer.messages[0].0.clone();
     assert_eq!(known[8], SEMAPHORE);
     let mut unknown = known.clone();
-    unknown[HEAD..HEAD + 16].fill(0x5a); // the UUID of no device
+    unknown[HEAD..HEAD + 16].fill(0x5a); // no device has this UUID
     for announcement in [known, unknown] {
         let (to, from) = UnixStream::pair().unwrap();
         let file = OwnedFd::from(File::create(&path).unwrap());
@@ -307,7 +308,7 @@ fn a_peer_cannot_open_hundreds_of_descriptors_by_announcing_semaphores() {
             for index in 0..SENT {
                 let mut message = announcement.clone();
                 message[HEAD + 16..HEAD + 20].copy_from_slice(&index.to_le_bytes());
-                pass(&to, &message, Some(&file));
+                send_message(&to, &message, Some(&file));
             }
             drop(file);
             to
@@ -380,7 +381,7 @@ fn sharing_a_leaf_keeps_whether_it_requires_a_gradient() {
 }
 
 #[test]
-fn sharing_what_was_computed_from_a_leaf_says_to_detach_it() {
+fn sharing_a_tensor_with_a_graph_says_to_detach_it() {
     let (here, _there) = pair();
     let (_, runtime) = world(1, Schedule::Lazy);
     with_runtime(&runtime, || -> Result<()> {

@@ -1,5 +1,5 @@
-//! Either process is killed with -9 at each of ten points. The other keeps what it has, with the right
-//! data, or is told that its peer is gone; nothing is left behind.
+//! One process is killed with -9 at each of ten points. The other process keeps its tensors with
+//! the right data, or learns that its peer is gone. Nothing leaks.
 
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -15,7 +15,7 @@ use warpline::{
 use crate::common;
 use crate::processes::{Peer, alone, runtime, specs};
 
-/// Elements: 64 MiB on a GPU, so that what is left behind shows.
+/// Elements of a tensor: 64 MiB on a GPU, so that a leak shows in the free memory.
 const GPU: usize = 16 << 20;
 const SIM: usize = 4 << 10;
 
@@ -44,10 +44,10 @@ const RECEIVER: [&str; 10] = [
     "closed",
 ];
 
-/// Ends this process as `kill -9` does, if this is the point.
-pub(crate) struct Points<'a>(pub(crate) &'a str);
+/// The point at which this process ends as by `kill -9`.
+pub(crate) struct KillPoint<'a>(pub(crate) &'a str);
 
-impl Points<'_> {
+impl KillPoint<'_> {
     pub(crate) fn reached(&self, point: &str) {
         if self.0 == point {
             let _ = kill_process(getpid(), Signal::KILL);
@@ -59,70 +59,70 @@ pub(crate) fn elements() -> usize {
     if warpline::runtime().driver().is_ok_and(|d| d.name() == "sim") { SIM } else { GPU }
 }
 
-/// Some bytes that begin a message.
-fn half(channel: &Channel) {
+/// Sends an incomplete message.
+fn send_half_message(channel: &Channel) {
     let mut socket = UnixStream::from(channel.as_fd().try_clone_to_owned().unwrap());
     socket.write_all(b"wrplne").unwrap();
 }
 
 /// In the other process: makes two tensors and sends them.
 pub(crate) fn maker(channel: &Channel, point: &str) -> Result<()> {
-    let points = Points(point);
-    points.reached("start");
+    let kill_point = KillPoint(point);
+    kill_point.reached("start");
     let tensor = full([elements()], 1.0, (DType::F32, "cuda:0"))?;
-    points.reached("made");
+    kill_point.reached("made");
     let tensor = tensor.share_memory()?;
-    points.reached("shared");
+    kill_point.reached("shared");
     for _ in 0..20 {
         tensor.add_(1.0)?;
     }
-    points.reached("enqueued");
+    kill_point.reached("enqueued");
     channel.send(&tensor)?;
-    points.reached("sent");
+    kill_point.reached("sent");
     let second = tensor.add(1.0)?.share_memory()?;
-    points.reached("enqueued more");
+    kill_point.reached("enqueued more");
     drop(tensor);
-    points.reached("dropped");
+    kill_point.reached("dropped");
     if point == "half sent" {
-        half(channel);
+        send_half_message(channel);
     }
-    points.reached("half sent");
+    kill_point.reached("half sent");
     channel.send(&second)?;
-    points.reached("sent both");
+    kill_point.reached("sent both");
     channel.send_event(&second)?;
-    points.reached("told");
+    kill_point.reached("told");
     unreachable!("no point is {point}");
 }
 
 /// In the other process: receives two tensors and changes the first.
 pub(crate) fn receiver(channel: &Channel, point: &str) -> Result<()> {
-    let points = Points(point);
-    points.reached("start");
+    let kill_point = KillPoint(point);
+    kill_point.reached("start");
     if point == "half sent" {
-        half(channel);
+        send_half_message(channel);
     }
-    points.reached("half sent");
+    kill_point.reached("half sent");
     let tensor = channel.recv()?;
-    points.reached("received");
+    kill_point.reached("received");
     assert!(all(&tensor, 1.0)?);
-    points.reached("read");
+    kill_point.reached("read");
     tensor.fill_(7.0)?;
-    points.reached("enqueued");
+    kill_point.reached("enqueued");
     cuda::synchronize(())?;
-    points.reached("done");
+    kill_point.reached("done");
     channel.send_event(&tensor)?;
-    points.reached("told");
+    kill_point.reached("told");
     let second = channel.recv()?;
-    points.reached("received both");
+    kill_point.reached("received both");
     drop((tensor, second));
-    points.reached("dropped");
+    kill_point.reached("dropped");
     let socket = UnixStream::from(channel.as_fd().try_clone_to_owned().unwrap());
     let _ = socket.shutdown(std::net::Shutdown::Both);
-    points.reached("closed");
+    kill_point.reached("closed");
     unreachable!("no point is {point}");
 }
 
-/// What it is, or `None` where the peer is gone.
+/// Returns the value, or `None` if the peer is gone.
 pub(crate) fn or_gone<T>(result: Result<T>) -> Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -136,8 +136,8 @@ pub(crate) fn all(tensor: &Tensor, value: f32) -> Result<bool> {
     Ok(wrong.is_none())
 }
 
-/// Memory is used anew, which must not be what is shared.
-pub(crate) fn churn() -> Result<()> {
+/// Reuses freed memory. The shared memory must not be among it.
+pub(crate) fn reuse_freed_memory() -> Result<()> {
     for i in 0..4 {
         full([elements()], 100.0 + f64::from(i), (DType::F32, "cuda:0"))?;
     }
@@ -159,17 +159,18 @@ fn survive_maker(spec: &str, world: &Runtime, point: &str) -> Result<usize> {
             Some(ErrorKind::PeerGone { .. } | ErrorKind::InvalidArgument { .. })
         ));
         assert!(!peer.ended(), "{spec}: it was to be killed when it was {point}");
-        churn()?;
+        reuse_freed_memory()?;
         for (tensor, value) in [(&first, 21.0), (&second, 22.0)] {
             let Some(tensor) = tensor else { continue };
             let Some(right) = or_gone(all(tensor, value))? else {
-                // What was to be done to it was not done. Nor is it known when that ends.
+                // The peer's work on the tensor was never completed, and nothing tells when it
+                // ends.
                 tensor.fill_(1.0)?;
                 assert!(or_gone(all(tensor, 1.0))?.is_none(), "{spec}, {point}: it is used again");
                 continue;
             };
             assert!(right, "{spec}: killed when {point}: wrong data");
-            tensor.add_(1.0)?; // and it can be used on
+            tensor.add_(1.0)?; // the tensor stays usable
             assert!(all(tensor, value + 1.0)?);
         }
         Ok(usize::from(first.is_some())
@@ -192,8 +193,8 @@ fn survive_receiver(spec: &str, world: &Runtime, point: &str) -> Result<bool> {
             Some(ErrorKind::PeerGone { .. } | ErrorKind::InvalidArgument { .. })
         ));
         assert!(!peer.ended(), "{spec}: it was to be killed when it was {point}");
-        churn()?;
-        // All that was enqueued before it was told of was done, and whether that was signalled is open.
+        reuse_freed_memory()?;
+        // Work that the peer's event covers is complete. Without an event, either value is right.
         let values = or_gone(tensor.to_vec::<f32>())?;
         let right = |v: &f32| *v == 7.0 || !told && *v == 1.0;
         assert!(values.iter().flatten().all(right), "{spec}: {point}");
@@ -205,7 +206,7 @@ fn survive_receiver(spec: &str, world: &Runtime, point: &str) -> Result<bool> {
     })
 }
 
-/// Files of shared memory that this process has open or mapped.
+/// Number of shared-memory files that this process has open or mapped.
 pub(crate) fn files_left() -> usize {
     let fds = std::fs::read_dir("/proc/self/fd").unwrap();
     let fds = fds.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
@@ -221,7 +222,7 @@ pub(crate) fn descriptors() -> usize {
 /// Kills at each point on both sides.
 fn kill_everywhere(spec: &str, world: &Runtime) {
     let failed = |point| move |e: Error| -> usize { panic!("{spec}, killed when {point}: {e}") };
-    // How much of it arrives at most if the maker is killed at each point.
+    // The most messages that arrive if the maker is killed at each point.
     let arrives = [0, 0, 0, 0, 1, 1, 1, 1, 2, 3];
     for (point, arrives) in MAKER.into_iter().zip(arrives) {
         let arrived = survive_maker(spec, world, point).unwrap_or_else(failed(point));
@@ -234,15 +235,15 @@ fn kill_everywhere(spec: &str, world: &Runtime) {
     }
 }
 
-/// In a process of its own: it is left with the descriptors that it had.
+/// Runs alone in a process, and checks that no descriptor is left over.
 pub(crate) fn survivor(spec: &str) -> Result<()> {
-    // It outlives the count: a thread of the simulator's may hold a driver, and with it the file of its
-    // memory, for a moment longer than anybody else.
+    // `world` outlives the count of descriptors: a thread of the simulator may hold the driver, and
+    // so the file of its memory, a moment longer than every other user.
     let world = runtime(spec);
-    survive_maker(spec, &world, "start")?; // what a first use opens
+    survive_maker(spec, &world, "start")?; // opens the descriptors of a first use
     let before = descriptors();
     kill_everywhere(spec, &world);
-    // A stream may still have waited for the dead when the last tensor was dropped.
+    // A stream may still have waited for the killed process when the last tensor was dropped.
     let start = Instant::now();
     while files_left() > 0 && start.elapsed() < Duration::from_secs(10) {
         with_runtime(&world, cuda::ipc_collect);
@@ -254,22 +255,22 @@ pub(crate) fn survivor(spec: &str) -> Result<()> {
 }
 
 #[test]
-fn s33_who_survives_a_kill_keeps_right_data_and_nothing_leaks() {
+fn s33_the_survivor_of_a_kill_has_right_data_and_nothing_leaks() {
     specs().iter().for_each(|spec| Peer::survives("points", spec));
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_s33_who_survives_a_kill_keeps_right_data_and_nothing_leaks() {
+fn gpu_s33_the_survivor_of_a_kill_has_right_data_and_nothing_leaks() {
     let _alone = alone();
     let spec = common::gpu_spec();
     let world = runtime(&spec);
     let free = || with_runtime(&world, || cuda::mem_get_info(0).map(|info| info.free)).unwrap();
-    survive_maker(&spec, &world, "start").unwrap(); // what a first use takes
+    survive_maker(&spec, &world, "start").unwrap(); // takes the memory of a first use
     with_runtime(&world, cuda::empty_cache);
     let (before, fds) = (free(), descriptors());
     kill_everywhere(&spec, &world);
-    // The driver gives back what the dead had soon after.
+    // The driver frees the killed process's memory after a short delay.
     let start = Instant::now();
     while free() + (256 << 20) < before && start.elapsed() < Duration::from_secs(30) {
         with_runtime(&world, cuda::empty_cache);

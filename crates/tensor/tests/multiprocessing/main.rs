@@ -1,5 +1,5 @@
-//! Tensors that several processes have. Runtimes of their own in threads stand for processes where
-//! many schedules are run; programs with real processes run on simulated and on real GPUs alike.
+//! Tensors that several processes share. Tests with many schedules run two runtimes in threads in
+//! place of processes. Programs with real processes run on simulated and on real GPUs.
 #![cfg(target_os = "linux")]
 
 #[path = "../common/mod.rs"]

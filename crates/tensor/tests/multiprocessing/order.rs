@@ -1,5 +1,5 @@
-//! Streams of both sides wait for each other, and the hosts do not; whoever is killed with work before
-//! that leaves no stale data to the other.
+//! Streams of both sides wait for each other, and their hosts do not wait. A process that is killed
+//! with unfinished work leaves no stale data to its peer.
 
 use std::net::Shutdown;
 use std::os::fd::AsFd;
@@ -22,22 +22,22 @@ use crate::killed::or_gone;
 use crate::processes::{LONG, Peer, alone, runtime};
 use crate::threads::{pair, world};
 
-/// One of two processes.
+/// One of the two processes.
 struct Side {
     channel: Channel,
     sim: Arc<SimDriver>,
-    /// To tell the other side of things that the channel is not to know of.
+    /// A path around the channel, for signals between the two sides' test code.
     tell: Sender<()>,
     told: Receiver<()>,
 }
 
 impl Side {
-    /// Holds back all that the current stream is given from now on.
+    /// Holds back all later work of the current stream.
     fn hold(&self) -> Hold {
         self.sim.hold(StreamHandle::default_of(0)).unwrap()
     }
 
-    /// Runs `f`, in which the host waits for no work.
+    /// Runs `f` and checks that the host waits for no work in it.
     fn unwaited<T>(&self, f: impl FnOnce(&Channel) -> Result<T>) -> Result<T> {
         let before = self.sim.usage().host_waits;
         let result = f(&self.channel);
@@ -127,7 +127,7 @@ fn s33_an_event_is_sent_and_received_while_work_is_under_way() {
             side.channel.send(&tensor)?;
             side.unwaited(|channel| channel.recv_event(&tensor))?;
             let copy = side.unwaited(|_| tensor.add(1.0))?;
-            // Comes after what the other one reads.
+            // This write is ordered after the peer's read.
             side.unwaited(|_| tensor.fill_(-7.0).map(drop))?;
             side.unwaited(|channel| channel.send_event(&tensor))?;
             side.tell();
@@ -155,7 +155,7 @@ fn s33_an_event_is_sent_and_received_while_work_is_under_way() {
     );
 }
 
-/// Many turns, of which neither host waits for one.
+/// Passes a tensor back and forth many times. Neither host waits for a turn.
 #[test]
 fn s33_turns_are_ordered_by_streams_alone() {
     const TURNS: usize = 10;
@@ -215,9 +215,9 @@ fn s33_streams_signal_in_the_order_in_which_tensors_are_sent() {
     );
 }
 
-/// Whether a check failed is known only once it has run: the host waits for that.
+/// The outcome of an index check is known only after it has run, so the host waits for it.
 #[test]
-fn s33_what_failed_is_not_sent() {
+fn s33_a_tensor_with_a_failed_check_is_not_sent() {
     let (_, runtime) = world(1, Schedule::Lazy);
     with_runtime(&runtime, || -> Result<()> {
         let (here, _there) = pair();
@@ -231,9 +231,10 @@ fn s33_what_failed_is_not_sent() {
     .unwrap();
 }
 
-/// What depends on a third process is sent once that has done its part, and not if it is gone.
+/// Work that depends on a third process is sent once the third process has completed its part. It
+/// is refused if the third process is gone.
 #[test]
-fn s33_what_another_process_has_not_done_is_not_sent_on() {
+fn s33_unfinished_work_of_another_process_is_not_sent_on() {
     let worlds = [0, 1, 2].map(|_| world(1, Schedule::Lazy));
     let (third, (second, to_third)) = (pair(), pair());
     let (from_third, to_second) = third;
@@ -248,7 +249,7 @@ fn s33_what_another_process_has_not_done_is_not_sent_on() {
     with_runtime(&worlds[1].1, || -> Result<()> {
         let tensor = from_third.recv()?;
         let own = tensor.add(1.0)?.share_memory()?;
-        // As if it were killed: it does no more, and its end is closed.
+        // Closing the socket without further work has the effect of a kill.
         let socket = UnixStream::from(to_second.as_fd().try_clone_to_owned().unwrap());
         socket.shutdown(Shutdown::Both).unwrap();
         for _ in 0..2 {
@@ -266,8 +267,8 @@ fn s33_what_another_process_has_not_done_is_not_sent_on() {
     hold.open();
 }
 
-/// What the GPU of a process that is gone still does stops nobody: a signal before the one that is
-/// waited for makes the number smaller again.
+/// The GPU of a process that is gone may signal late and lower the semaphore's number again. No
+/// stream of the peer may hang on this.
 #[test]
 fn s33_a_late_signal_of_a_process_that_is_gone_stops_no_stream() {
     for drops in [false, true] {
@@ -289,7 +290,7 @@ fn s33_a_late_signal_of_a_process_that_is_gone_stops_no_stream() {
             let received = there.recv()?;
             let own = hold(1); // behind other work
             there.recv_event(&received)?;
-            // As if it were killed.
+            // Closing the socket has the effect of a kill.
             let socket = UnixStream::from(here.as_fd().try_clone_to_owned().unwrap());
             socket.shutdown(Shutdown::Both).unwrap();
             let start = Instant::now();
@@ -321,9 +322,9 @@ fn s33_a_late_signal_of_a_process_that_is_gone_stops_no_stream() {
     }
 }
 
-/// What a graph reads and overwrites is known no better for that.
+/// A graph that reads and overwrites the tensor does not make its bytes known.
 #[test]
-fn s33_replays_pass_on_what_a_process_that_is_gone_has_not_done() {
+fn s33_replays_pass_on_marks_of_a_peer_that_is_gone() {
     let worlds = [0, 1].map(|_| world(1, Schedule::Lazy));
     let (here, there) = pair();
     let tensor = with_runtime(&worlds[0].1, || shared(1.0)).unwrap();
@@ -341,12 +342,12 @@ fn s33_replays_pass_on_what_a_process_that_is_gone_has_not_done() {
         send(&|| tensor.add_(1.0).and_then(|_| here.send_event(&tensor)));
         there.recv_event(&received)?;
         graph.replay()?;
-        // As if it were killed.
+        // Closing the socket has the effect of a kill.
         let socket = UnixStream::from(here.as_fd().try_clone_to_owned().unwrap());
         socket.shutdown(Shutdown::Both).unwrap();
         assert!(gone(received.to_vec::<f32>()), "its work may still come");
         assert!(gone(received.add(1.0).and_then(|sum| sum.to_vec::<f32>())));
-        // Between the graph's two kernels the other one may have written.
+        // The peer may have written between the graph's two kernels.
         assert!(gone(out.to_vec::<f32>()));
         Ok(())
     })
@@ -354,9 +355,9 @@ fn s33_replays_pass_on_what_a_process_that_is_gone_has_not_done() {
     hold.inspect(Hold::open);
 }
 
-/// A capture can hold no such wait: there the host waits, as before.
+/// A capture cannot hold a wait for another process, so the host waits.
 #[test]
-fn s33_what_arrives_in_a_capture_is_waited_for() {
+fn s33_a_capture_waits_for_a_received_tensor() {
     both(
         |side| {
             let tensor = shared(1.0)?;
@@ -380,7 +381,8 @@ fn s33_what_arrives_in_a_capture_is_waited_for() {
     );
 }
 
-/// Work that takes a second or so on a GPU; in the simulator, until somebody needs it.
+/// Enqueues work that takes about a second on a GPU. The simulator holds the work back until
+/// something waits for it.
 fn long_work(sim: Option<&SimDriver>) -> Result<Option<Hold>> {
     if let Some(sim) = sim {
         return Ok(Some(sim.hold(StreamHandle::default_of(0)).unwrap()));
@@ -392,7 +394,7 @@ fn long_work(sim: Option<&SimDriver>) -> Result<Option<Hold>> {
     Ok(None)
 }
 
-/// The other process: it is killed by the one that watches it, or does so itself.
+/// The other process. It kills itself, or its peer kills it.
 pub(crate) fn killed(channel: &Channel, side: &str) -> Result<()> {
     let is_sim = warpline::runtime().driver().is_ok_and(|driver| driver.name() == "sim");
     let (sim, own) = if is_sim {
@@ -444,8 +446,9 @@ fn gone<T: std::fmt::Debug>(result: Result<T>) -> bool {
     }
 }
 
-/// What was computed from a tensor, or is to be, once its other user was killed with work before it.
-fn nothing_stale(tensor: &Tensor, results: &[Tensor], value: f32) -> Result<()> {
+/// Checks that results computed from a tensor, before or after its other user was killed, are right
+/// or refused.
+fn assert_nothing_stale(tensor: &Tensor, results: &[Tensor], value: f32) -> Result<()> {
     let refused = gone(tensor.to_vec::<f32>());
     for result in results {
         match result.to_vec::<f32>() {
@@ -455,7 +458,7 @@ fn nothing_stale(tensor: &Tensor, results: &[Tensor], value: f32) -> Result<()> 
         }
     }
     if refused {
-        // The one that is gone may be writing to it still.
+        // The killed process's GPU may still be writing to the tensor.
         tensor.fill_(3.0)?;
         assert!(gone(tensor.to_vec::<f32>()), "it is used again");
         assert!(gone(tensor.add(1.0).and_then(|sum| sum.to_vec::<f32>())));
@@ -464,7 +467,8 @@ fn nothing_stale(tensor: &Tensor, results: &[Tensor], value: f32) -> Result<()> 
     Ok(())
 }
 
-/// A kill with work under way: on a GPU that may still be done, in the simulator it never is.
+/// Kills the peer with work under way. A GPU may still complete that work; the simulator never
+/// does.
 fn kills(spec: &str, world: &Runtime) -> Result<()> {
     let sim = spec.starts_with("sim");
     let killed = |peer: &mut Peer| {
@@ -472,28 +476,28 @@ fn kills(spec: &str, world: &Runtime) -> Result<()> {
         let _ = peer.process.wait();
     };
     with_runtime(world, || {
-        // What was received is in use already.
+        // The survivor already uses the tensor when its peer is killed.
         let mut peer = Peer::start("order@before", spec);
         let tensor = peer.channel.recv()?;
         let results = [tensor.add(1.0)?, tensor.add(0.5)?.add(0.5)?];
         killed(&mut peer);
-        nothing_stale(&tensor, &results, 6.0)?;
+        assert_nothing_stale(&tensor, &results, 6.0)?;
         assert!(!sim || gone(tensor.to_vec::<f32>()), "{spec}: nothing ran");
         drop((peer, tensor, results));
 
-        // It is received from the dead.
+        // The peer is gone before the tensor is received.
         let mut peer = Peer::start("order@before, by itself", spec);
         let _ = peer.process.wait();
         match peer.channel.recv() {
             Ok(tensor) => {
                 let results = or_gone(tensor.add(1.0))?;
-                nothing_stale(&tensor, results.as_slice(), 6.0)?;
+                assert_nothing_stale(&tensor, results.as_slice(), 6.0)?;
             }
             other => assert!(gone(other)),
         }
         drop(peer);
 
-        // Its work was done.
+        // The peer's work is complete before the kill.
         let mut peer = Peer::start("order@after", spec);
         let tensor = peer.channel.recv()?;
         peer.channel.recv_event(&tensor)?;
@@ -503,21 +507,21 @@ fn kills(spec: &str, world: &Runtime) -> Result<()> {
         assert!(held(&tensor, 6.0)?);
         drop((peer, tensor));
 
-        // The other direction.
+        // The killed process is the receiver.
         let mut peer = Peer::start("order@receiver", spec);
         let tensor = shared(1.0)?;
         peer.channel.send(&tensor)?;
         peer.channel.recv_event(&tensor)?;
         let results = [tensor.add(1.0)?];
         killed(&mut peer);
-        nothing_stale(&tensor, &results, 6.0)?;
+        assert_nothing_stale(&tensor, &results, 6.0)?;
         assert!(!sim || gone(tensor.to_vec::<f32>()), "{spec}: nothing ran");
         Ok(())
     })
 }
 
 #[test]
-fn s33_what_a_killed_process_had_not_done_is_never_read() {
+fn s33_unfinished_work_of_a_killed_process_is_never_read() {
     let _alone = alone();
     for spec in crate::processes::specs() {
         kills(&spec, &runtime(&spec)).unwrap_or_else(|e| panic!("{spec}: {e}"));
@@ -526,22 +530,22 @@ fn s33_what_a_killed_process_had_not_done_is_never_read() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_s33_what_a_killed_process_had_not_done_is_never_read() {
+fn gpu_s33_unfinished_work_of_a_killed_process_is_never_read() {
     let _alone = alone();
     let spec = common::gpu_spec();
     kills(&spec, &runtime(&spec)).unwrap();
 }
 
-/// Neither host waits, although a second's work is under way.
+/// Neither host waits, although work of about a second is under way.
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_s33_sending_and_receiving_wait_for_no_work() {
     let _alone = alone();
     let spec = common::gpu_spec();
     with_runtime(&runtime(&spec), || -> Result<()> {
-        // What is loaded on first use may wait for the device.
+        // Loading a kernel on its first use may wait for the device, so load all of them now.
         ones([600], (DType::F32, "cuda:0"))?.share_memory()?.sum(())?.item::<f32>()?;
-        // It asserts that it has sent with work under way, or never comes to that.
+        // The peer asserts that its work was still under way when it had sent.
         let mut peer = Peer::start("order@before", &spec);
         let tensor = peer.channel.recv()?;
         let sum = tensor.sum(())?;

@@ -1,4 +1,4 @@
-//! Programs of two processes: this test's, and one that runs [`child`] alone.
+//! Programs of two processes: the test itself, and a process that runs only [`child`].
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -14,10 +14,10 @@ use crate::{common, cut, host, killed, order};
 const PROGRAM: &str = "WARPLINE_TEST_SHARE";
 const SPEC: &str = "WARPLINE_TEST_SHARE_SPEC";
 
-/// Longer than any of it takes.
+/// Longer than any step of these tests takes.
 pub(crate) const LONG: Duration = Duration::from_secs(120);
 
-/// These tests look at all descriptors of the process.
+/// Locks out the other tests here, because these tests count all descriptors of the process.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -27,7 +27,7 @@ pub(crate) fn runtime(spec: &str) -> Runtime {
     warpline::open(spec, &RuntimeConfig::default()).unwrap_or_else(|e| panic!("{spec}: {e}"))
 }
 
-/// Another process that runs a program of [`child`], and the channel to it.
+/// Another process that runs a program of [`child`], and the channel to that process.
 pub(crate) struct Peer {
     pub(crate) process: Child,
     pub(crate) channel: Channel,
@@ -49,12 +49,12 @@ impl Peer {
         Self { process, channel }
     }
 
-    /// Runs the side that survives, so that nothing but it opens descriptors there.
+    /// Runs the surviving side in a process of its own, where no other test opens descriptors.
     pub(crate) fn survives(program: &str, spec: &str) {
         assert!(Self::start(&format!("survivor@{program}"), spec).ended(), "{spec}: see above");
     }
 
-    /// Waits until it has ended; whether it did so well.
+    /// Waits for the process's end. Returns whether it exited successfully.
     pub(crate) fn ended(mut self) -> bool {
         let start = Instant::now();
         loop {
@@ -71,7 +71,7 @@ impl Peer {
     }
 }
 
-/// What the other process runs; nothing where this is a test among others.
+/// The other process's program. Does nothing as a test among others.
 #[test]
 fn child() {
     let (Ok(program), Ok(spec)) = (std::env::var(PROGRAM), std::env::var(SPEC)) else { return };
@@ -93,7 +93,7 @@ fn child() {
     ran.unwrap_or_else(|e| panic!("{spec}, {program}: {e}"));
 }
 
-/// The other process's part in [`exchanges`].
+/// The other process's side of [`exchanges`].
 fn exchange(channel: &Channel) -> Result<()> {
     let tensor = channel.recv()?;
     assert_eq!(tensor.size(), [100, 1000]);
@@ -107,7 +107,7 @@ fn exchange(channel: &Channel) -> Result<()> {
     channel.send(&tensor.copy()?.share_memory()?)
 }
 
-/// Both processes change one tensor in turns.
+/// Lets both processes change one tensor in turns.
 fn exchanges(spec: &str) {
     let _alone = alone();
     let peer = Peer::start("exchange", spec);
@@ -133,7 +133,7 @@ fn s33_two_processes_change_one_tensor_in_turns() {
     specs().iter().for_each(|spec| exchanges(spec));
 }
 
-/// The laziest schedule and seeded ones, eight in all.
+/// The laziest schedule and seven seeded ones.
 pub(crate) fn specs() -> Vec<String> {
     let seeded = (1..8).map(|seed| format!("sim:1,seed={seed}"));
     std::iter::once("sim:1,lazy".to_owned()).chain(seeded).collect()

@@ -1,4 +1,4 @@
-//! What cannot be shared says why; what a peer sends cannot do harm.
+//! Tensors that cannot be shared are refused with the reason, and messages of a peer do no harm.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -8,7 +8,7 @@ use warpline::multiprocessing::Channel;
 use warpline::{DType, ErrorKind, Result, ResultExt, arange, cuda, ones, with_runtime, zeros};
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
 
-use crate::cut::take_next;
+use crate::cut::read_next_message;
 use crate::threads::{pair, world};
 
 /// Runs on one simulated GPU.
@@ -28,7 +28,7 @@ fn reason(result: Result<impl Sized>) -> String {
 }
 
 #[test]
-fn what_cannot_be_sent_says_why() {
+fn refusals_to_send_name_the_reason() {
     alone(|| {
         let (here, there) = pair();
         assert!(reason(here.send(&ones([2], ())?)).contains("host memory"));
@@ -49,7 +49,7 @@ fn what_cannot_be_sent_says_why() {
 }
 
 #[test]
-fn what_cannot_be_received_says_why() {
+fn refusals_to_receive_name_the_reason() {
     let (here, there) = pair();
     let (_, two) = world(2, Schedule::Lazy);
     with_runtime(&two, || here.send(&ones([2], "cuda:1")?.share_memory()?)).unwrap();
@@ -57,7 +57,7 @@ fn what_cannot_be_received_says_why() {
         assert!(reason(there.recv()).contains("not visible to this process"));
         Ok(())
     });
-    // What was refused is not lost for others of the channel.
+    // The channel works on after a refused message.
     with_runtime(&two, || here.send(&ones([2], "cuda:0")?.share_memory()?)).unwrap();
     alone(|| {
         assert_eq!(there.recv()?.to_vec::<f32>()?, [1.0; 2]);
@@ -66,7 +66,7 @@ fn what_cannot_be_received_says_why() {
 }
 
 #[test]
-fn it_is_on_the_same_gpu_whatever_its_number() {
+fn a_tensor_arrives_on_the_same_gpu_whatever_its_number() {
     let (here, there) = pair();
     let [all, second] = [None, Some("1")].map(|v| warpline::simulated_with(2, v).unwrap());
     with_runtime(&all, || here.send(&ones([2], "cuda:1")?.share_memory()?)).unwrap();
@@ -91,7 +91,7 @@ fn a_device_without_virtual_memory_says_so() {
 }
 
 #[test]
-fn captures_refuse_what_the_host_waits_for() {
+fn captures_refuse_calls_that_wait_on_the_host() {
     alone(|| {
         let (here, _there) = pair();
         let shared = zeros([4], "cuda")?.share_memory()?;
@@ -143,11 +143,12 @@ fn a_peer_that_does_nothing_is_waited_for_as_long_as_was_said() {
 #[test]
 fn nonsense_is_an_error() {
     alone(|| {
-        // A message as it should be, but for the memory, and each with one byte changed.
+        // A valid message in which the descriptor is missing, and copies of it with one byte
+        // changed.
         let shared = ones([2], "cuda")?.share_memory()?;
         let (a, b) = UnixStream::pair().unwrap();
         Channel::new(a).send(&shared)?;
-        let (good, _) = take_next(&b, None);
+        let (good, _) = read_next_message(&b, None);
         for at in 0..=good.len() {
             let mut bytes = good.clone();
             if let Some(byte) = bytes.get_mut(at) {
@@ -158,7 +159,7 @@ fn nonsense_is_an_error() {
             drop(raw);
             assert!(Channel::new(end).recv().is_err(), "byte {at}: no memory came along");
         }
-        // Half a message, and then nothing more.
+        // Half a message, then the end of the stream.
         let (mut raw, end) = UnixStream::pair().unwrap();
         raw.write_all(&good[..good.len() / 2]).unwrap();
         drop(raw);
@@ -166,7 +167,7 @@ fn nonsense_is_an_error() {
         for _ in 0..2 {
             assert!(matches!(end.recv().kind(), Some(ErrorKind::PeerGone { .. })));
         }
-        // Nonsense from a peer that is there.
+        // Bytes that are no message, from a peer that stays connected.
         let (mut raw, end) = UnixStream::pair().unwrap();
         raw.write_all(&[0; 100]).unwrap();
         let end = Channel::new(end);
@@ -199,7 +200,7 @@ fn memory_has_no_neighbours_and_no_past() {
     alone(|| {
         let (here, there) = pair();
         for _ in 0..3 {
-            // Memory of the device that has been in use.
+            // The device has memory that was in use before.
             drop(ones([4 << 20], "cuda")?);
             cuda::empty_cache();
             let (one, other) =

@@ -1,4 +1,4 @@
-//! Two runtimes with a driver each, in two threads, stand for two processes.
+//! Two runtimes in two threads, with a driver each, stand for two processes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub(crate) fn pair() -> (Channel, Channel) {
     (a, b)
 }
 
-/// Runs both sides under 64 pairs of schedules, and looks whether both worlds are settled after.
+/// Runs both sides under 64 pairs of schedules, and checks that both worlds are settled afterwards.
 pub(crate) fn both(
     maker: impl Fn(Channel) -> Result<()> + Sync,
     peer: impl Fn(Channel) -> Result<()> + Sync,
@@ -83,7 +83,7 @@ fn s33_both_sides_have_the_same_memory_in_the_order_that_events_give() {
 }
 
 #[test]
-fn s33_what_other_streams_were_given_comes_before_the_sending() {
+fn s33_work_of_other_streams_comes_before_the_sending() {
     both(
         |channel| {
             let tensor = zeros([1000], "cuda:0")?.share_memory()?;
@@ -107,7 +107,7 @@ fn s33_what_other_streams_were_given_comes_before_the_sending() {
 }
 
 #[test]
-fn s33_what_reads_it_comes_before_the_sending_too() {
+fn s33_reads_come_before_the_sending_too() {
     both(
         |channel| {
             let tensor = numbers(100)?.share_memory()?;
@@ -152,9 +152,9 @@ fn s33_views_arrive_as_they_are() {
     );
 }
 
-/// Memory that comes more than once is one storage, on which all work is ordered.
+/// Memory that is received more than once is one storage, on which all work is ordered.
 #[test]
-fn s33_what_comes_again_is_ordered_with_what_came_before() {
+fn s33_memory_received_again_is_ordered_with_its_earlier_uses() {
     both(
         |channel| {
             let tensor = zeros([100], "cuda:0")?.share_memory()?;
@@ -169,7 +169,7 @@ fn s33_what_comes_again_is_ordered_with_what_came_before() {
             assert!(all.storage().same_as(half.storage()));
             cuda::with_stream(&side, || all.add_(1.0).map(drop))?;
             assert_eq!(half.to_vec::<f32>()?, [1.0; 50]);
-            // Dropped, with work on it under way.
+            // Drop the tensors while work on them is under way.
             cuda::with_stream(&side, || all.add_(1.0).map(drop))?;
             drop((all, half));
             let again = channel.recv()?;
@@ -180,7 +180,7 @@ fn s33_what_comes_again_is_ordered_with_what_came_before() {
 }
 
 #[test]
-fn s33_what_comes_back_is_what_was_sent() {
+fn s33_a_tensor_that_comes_back_is_the_same_storage() {
     let (_, runtime) = world(1, Schedule::Lazy);
     with_runtime(&runtime, || -> Result<()> {
         let (here, there) = pair();
@@ -188,7 +188,7 @@ fn s33_what_comes_back_is_what_was_sent() {
         here.send(&tensor)?;
         let back = there.recv()?;
         assert!(back.storage().same_as(tensor.storage()));
-        // And after it was dropped on its way.
+        // Drop the tensor while it is on its way back.
         here.send(&tensor)?;
         tensor.add_(1.0)?;
         drop((tensor, back));
@@ -211,7 +211,7 @@ fn s33_memory_outlives_its_maker_and_then_is_gone() {
     maker.join().unwrap();
     let (sim, runtime) = world(1, Schedule::Lazy);
     with_runtime(&runtime, || -> Result<()> {
-        let tensor = b.recv()?; // it was on its way when its maker ended
+        let tensor = b.recv()?; // in flight when its maker ended
         assert_eq!(tensor.to_vec::<f32>()?, [0.0, 1.0, 2.0, 3.0, 4.0]);
         tensor.add_(1.0)?;
         assert_eq!(tensor.sum(())?.item::<f32>()?, 15.0);
@@ -272,7 +272,7 @@ fn s33_several_are_shared_and_read_where_they_are() {
 }
 
 #[test]
-fn s33_replays_of_a_graph_use_it_and_the_graph_keeps_it() {
+fn s33_replays_of_a_graph_use_a_shared_tensor_and_the_graph_keeps_it() {
     both(
         |channel| {
             let tensor = zeros([64], "cuda:0")?.share_memory()?;
@@ -293,7 +293,7 @@ fn s33_replays_of_a_graph_use_it_and_the_graph_keeps_it() {
 }
 
 #[test]
-fn s33_other_devices_read_and_copy_it() {
+fn s33_other_devices_read_and_copy_a_shared_tensor() {
     both(
         |channel| {
             let tensor = numbers(100)?.share_memory()?;
@@ -306,7 +306,7 @@ fn s33_other_devices_read_and_copy_it() {
         |channel| {
             let before = channel.recv()?;
             assert_eq!(before.to("cuda:1")?.sum(())?.item::<f32>()?, 4950.0);
-            cuda::enable_peer_access(1, 0)?; // opens what is there already
+            cuda::enable_peer_access(1, 0)?; // the peer maps memory that exists already
             let local = zeros([100], "cuda:1")?;
             local.add_(&before)?;
             assert_eq!(local.sum(())?.item::<f32>()?, 4950.0);

@@ -1,4 +1,4 @@
-//! Bad input: a typed error, nothing changed, counters exact.
+//! Bad input gives a typed error, changes nothing and leaves the counters exact.
 
 use warpline::{
     DType, ErrorKind, Result, Tensor, TensorOptions, arange, arange_start_step, cuda, empty,
@@ -8,11 +8,11 @@ use warpline::{
 use crate::common::World;
 
 rows! {
-    worlds(1) bad_devices gpu_bad_devices => devices;
-    worlds(1) bad_sizes gpu_bad_sizes => sizes;
-    worlds(1) bad_shapes gpu_bad_shapes => shapes;
-    worlds(1) bad_numbers gpu_bad_numbers => numbers;
-    worlds(1) bad_dtypes gpu_bad_dtypes => dtypes;
+    worlds(1) bad_devices_are_refused gpu_bad_devices => devices;
+    worlds(1) bad_sizes_are_refused gpu_bad_sizes => sizes;
+    worlds(1) bad_shapes_are_refused gpu_bad_shapes => shapes;
+    worlds(1) bad_numbers_are_refused gpu_bad_numbers => numbers;
+    worlds(1) bad_dtypes_are_refused gpu_bad_dtypes => dtypes;
 }
 
 macro_rules! fails {
@@ -45,7 +45,7 @@ fn sizes(world: &World) -> Result<()> {
         fails!(empty([usize::MAX, 2], at), ErrorKind::SizeOverflow { .. });
         fails!(empty([1 << 62], (DType::F64, at)), ErrorKind::SizeOverflow { .. });
         fails!(empty([isize::MAX as usize], at), ErrorKind::SizeOverflow { .. });
-        // Over 1 EB, and more than any device has.
+        // The size is above 1 EB, more than any device has.
         assert!(empty([1 << 59], at).is_err());
         if at.is_cuda() {
             let error = empty([1 << 45], at).expect_err("128 TiB");
@@ -130,7 +130,7 @@ fn numbers(world: &World) -> Result<()> {
             cuda::set_per_process_memory_fraction(f64::NAN, ()),
             ErrorKind::InvalidArgument { .. }
         );
-        // Division by zero is no error.
+        // Division by zero gives infinity, not an error.
         assert_eq!((ones([1], at)? / 0)?.item::<f32>()?, f32::INFINITY);
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! Simulated boxes whose driver a test can look into: what ran, what was waited for, what is
-//! alive, and what is to fail.
+//! Simulated boxes whose driver a test can inspect: executed work, waits, live objects, injected
+//! failures.
 #![allow(dead_code)] // each test binary uses its part
 
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use warpline::{Result, Runtime, RuntimeConfig, SyncPolicy, with_runtime};
 use warpline_cuda_sys_safe::sim::{CallKind, Schedule, SimConfig, SimDriver};
 
-/// A runtime over a simulated driver of its own.
+/// A runtime with its own simulated driver.
 #[derive(Debug)]
 pub(crate) struct SimBox {
     pub(crate) sim: Arc<SimDriver>,
@@ -27,7 +27,7 @@ impl SimBox {
         Self { sim, runtime, devices, schedule }
     }
 
-    /// Nothing runs before something waits for it.
+    /// Opens a box that runs no work before something waits for it.
     pub(crate) fn lazy(devices: usize) -> Self {
         Self::with(devices, Schedule::Lazy, SyncPolicy::Auto)
     }
@@ -37,7 +37,7 @@ impl SimBox {
         Self::new(SimConfig { schedule, ..SimConfig::new(devices) }, &config)
     }
 
-    /// Runs a test with this box's runtime; a failure names the schedule.
+    /// Runs a test in this box's runtime. A failed test prints the schedule.
     pub(crate) fn enter(&self, body: impl FnOnce() -> Result<()>) {
         struct OnPanic(usize, Schedule);
         impl Drop for OnPanic {
@@ -51,25 +51,25 @@ impl SimBox {
         with_runtime(&self.runtime, body).unwrap_or_else(|e| panic!("{e}"));
     }
 
-    /// How often a kind of call was made.
+    /// Number of driver calls of a kind.
     pub(crate) fn count(&self, call: CallKind) -> u64 {
         self.sim.usage().count(call)
     }
 
-    /// How often the host waited for a device.
+    /// Number of times the host waited for a device.
     pub(crate) fn host_waits(&self) -> u64 {
         self.sim.usage().host_waits
     }
 }
 
-/// Every schedule worth a test: the laziest, the most eager, and `WARPLINE_SCHEDULES` (8) seeded.
+/// The laziest schedule, the most eager one, and `WARPLINE_SCHEDULES` (default: 8) seeded ones.
 pub(crate) fn schedules() -> Vec<Schedule> {
     let seeds = std::env::var("WARPLINE_SCHEDULES").ok().and_then(|s| s.parse().ok()).unwrap_or(8);
     let seeded = (0..seeds).map(Schedule::Seeded);
     [Schedule::Lazy, Schedule::Eager].into_iter().chain(seeded).collect()
 }
 
-/// Runs `f` in a thread; panics if it has not come back after a minute.
+/// Runs `f` in a thread. Panics if `f` does not return within a minute.
 pub(crate) fn within_a_minute(f: impl FnOnce() + Send + 'static) {
     let (done, wait) = channel();
     let thread = std::thread::spawn(move || {
@@ -78,7 +78,7 @@ pub(crate) fn within_a_minute(f: impl FnOnce() + Send + 'static) {
     });
     match wait.recv_timeout(Duration::from_secs(60)) {
         Err(RecvTimeoutError::Timeout) => panic!("it hangs"),
-        // Done, or panicked; joining says which.
+        // The thread returned or panicked; `join` tells which.
         _ => {
             if let Err(panic) = thread.join() {
                 std::panic::resume_unwind(panic);

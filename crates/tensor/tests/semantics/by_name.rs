@@ -1,4 +1,4 @@
-//! The elementwise methods by their names. The registry's test of completeness fails if one is missing here.
+//! Elementwise methods by name. The registry's completeness test fails if a method is missing here.
 
 use warpline::{Result, Tensor, TensorOrScalar};
 

@@ -1,4 +1,5 @@
-//! Convolutions, pools, resizing: what goldens do not have. Gradients against differences, the gradients' own too.
+//! Convolutions, pools and resizing: cases that the goldens lack. Gradients, and gradients of
+//! gradients, are compared with finite differences.
 
 use warpline::autograd::{GradcheckOptions, gradcheck, gradgradcheck};
 use warpline::functional::{
@@ -17,12 +18,12 @@ fn on(device: Device, dtype: DType) -> TensorOptions {
     (dtype, device).into()
 }
 
-/// Random elements that want a gradient.
+/// Returns random elements that want a gradient.
 fn leaf<const D: usize>(device: Device, sizes: [usize; D]) -> Result<Tensor> {
     randn(sizes, on(device, DType::F64))?.requires_grad_(true)
 }
 
-/// No two of them alike.
+/// Returns elements that are all different.
 fn distinct<const D: usize>(device: Device, sizes: [usize; D]) -> Result<Tensor> {
     let count: usize = sizes.iter().product();
     let values = arange(count as f64, on(device, DType::F64))?.mul(0.37)?.sin()?;
@@ -79,7 +80,7 @@ fn gradients_of_transposed_convolutions() {
     });
 }
 
-/// Images whose columns are made one after the other, and all at once.
+/// The columns of a batch are computed image by image, or all at once.
 #[test]
 fn a_batch_is_its_images() {
     places(|device| {
@@ -171,7 +172,7 @@ fn gradients_of_resizing_and_folding() {
     });
 }
 
-/// Sizes as PyTorch has them.
+/// Output sizes follow PyTorch's rounding.
 #[test]
 fn windows_at_the_edge() {
     common::cpu(|_| {
@@ -183,14 +184,14 @@ fn windows_at_the_edge() {
         };
         assert_eq!(size(false, 3)?, [1.0, 4.0]);
         assert_eq!(size(true, 3)?, [1.0, 4.0, 6.0]);
-        // A window that begins beyond the end does not count.
+        // A window that starts beyond the end is dropped.
         assert_eq!(size(true, 7)?, [1.0]);
         let pair = arange(2f32, ())?.reshape([1, 2])?;
         let options = MaxPoolOptions { ceil_mode: true, ..Default::default() };
         assert_eq!(max_pool1d(&pair, [3], &options)?.to_vec::<f32>()?, [1.0]);
         let same = ConvOptions { padding: Padding::Same, ..Default::default() };
         let weight = arange(4f32, ())?.reshape([1, 1, 4])?;
-        // One zero before, two behind.
+        // One zero is padded in front, two behind.
         let out = conv1d(&x, &weight, None, &same)?.to_vec::<f32>()?;
         assert_eq!(out, [8.0, 14.0, 20.0, 26.0, 32.0, 17.0, 6.0]);
         Ok(())
@@ -198,7 +199,7 @@ fn windows_at_the_edge() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_by_name() {
+fn operands_that_do_not_fit_are_refused_by_name() {
     common::cpu(|_| {
         let x = randn([1, 4, 5, 5], ())?;
         let weight = |channels: usize, kernel: usize| randn([6, channels, kernel, kernel], ());

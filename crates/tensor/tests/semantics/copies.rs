@@ -1,4 +1,4 @@
-//! S5, S9, S10: copies in every pairing of places, dtypes and layouts.
+//! S5, S9, S10: copies between all pairs of devices, dtypes and layouts.
 
 use warpline::{
     DType, Device, ErrorKind, Result, ResultExt as _, Tensor, arange, cuda, empty, zeros,
@@ -7,12 +7,12 @@ use warpline::{
 use crate::common::World;
 
 rows! {
-    schedules(1) s05_every_pairing gpu_s05_every_pairing => pairings;
+    schedules(1) s05_copies_between_all_pairs_of_devices_are_right gpu_s05_copies_between_all_pairs_of_devices_are_right => pairings;
     schedules(1) s05_dtypes_and_layouts_convert gpu_s05_dtypes_and_layouts_convert => converting;
     schedules(1) s09_copies_are_in_order gpu_s09_copies_are_in_order => in_order;
-    schedules(2) s09_device_copies_meet_both_streams gpu2_s09_device_copies_meet_both_streams => both_streams;
+    schedules(2) s09_device_copies_synchronise_with_both_streams gpu2_s09_device_copies_synchronise_with_both_streams => both_streams;
     schedules(1) s10_non_blocking_is_correct gpu_s10_non_blocking_is_correct => non_blocking;
-    worlds(1) s05_large_copies gpu_s05_large_copies => large;
+    worlds(1) s05_large_copies_are_right gpu_s05_large_copies_are_right => large;
     worlds(1) s05_copies_broadcast_and_refuse gpu_s05_copies_broadcast_and_refuse => refusals;
 }
 
@@ -28,7 +28,7 @@ fn pairings(world: &World) -> Result<()> {
             let moved = source.to(to)?;
             assert_eq!(moved.device(), to);
             assert_eq!(moved.to_vec::<i64>()?, expected, "{from} to {to}");
-            // Nothing is copied where nothing changes.
+            // `to` returns the same tensor if neither device nor dtype changes.
             assert_eq!(moved.data_ptr() == source.data_ptr(), from == to, "{from} to {to}");
             let into = zeros([2, 3, 4], (DType::I64, to))?;
             into.copy_(&source, false)?;
@@ -41,7 +41,7 @@ fn pairings(world: &World) -> Result<()> {
 fn converting(world: &World) -> Result<()> {
     for from in world.places() {
         for to in world.places() {
-            // Neither end contiguous, and of different dtypes.
+            // Both sides are non-contiguous, and their dtypes differ.
             let source = numbers(from)?.transpose(0, 2)?;
             let into = zeros([3, 4, 5], (DType::F16, to))?;
             let view = into.permute([1, 0, 2])?.narrow(2, 1, 2)?;
@@ -58,7 +58,7 @@ fn converting(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// A copy sees what was enqueued before it, and not what is enqueued after.
+/// A copy reads the results of work enqueued before it, and is not affected by later work.
 fn in_order(world: &World) -> Result<()> {
     for i in 0..world.devices {
         let a = zeros([1000], i)?;
@@ -69,7 +69,7 @@ fn in_order(world: &World) -> Result<()> {
             assert_eq!(host.to_vec::<f32>()?, vec![step as f32; 1000]);
             a.sub_(100.0)?;
         }
-        // The host may change its end as soon as a blocking copy has returned.
+        // The host may change the source once a blocking copy has returned.
         let host = warpline::ones([1000], ())?;
         let device = host.to(i)?;
         host.fill_(7.0)?;
@@ -86,9 +86,9 @@ fn both_streams(_: &World) -> Result<()> {
     let b = zeros([512], 1)?;
     for step in 1..6 {
         a.fill_(f64::from(step))?;
-        b.fill_(-1.0)?; // the copy must come after this too
+        b.fill_(-1.0)?; // before the copy
         b.copy_(&a, false)?;
-        a.fill_(-2.0)?; // and before this
+        a.fill_(-2.0)?; // after the copy
         assert_eq!((&b + 0.0)?.to_vec::<f32>()?, vec![step as f32; 512]);
     }
     Ok(())
@@ -99,7 +99,7 @@ fn non_blocking(world: &World) -> Result<()> {
         let pinned = arange(1000, ())?.pin_memory()?;
         let expected: Vec<i64> = (0..1000).collect();
         let device = pinned.to_non_blocking(i)?;
-        // Host code that changes the source comes after the copy by itself.
+        // Host code that changes the source waits for the copy.
         pinned.fill_(0)?;
         assert_eq!(device.to_vec::<i64>()?, expected);
         let back = device.to_non_blocking("cpu")?;
@@ -111,7 +111,7 @@ fn non_blocking(world: &World) -> Result<()> {
         device.copy_(&pageable, true)?;
         pageable.fill_(0)?;
         assert_eq!(device.to_vec::<i64>()?, expected, "a pageable source is read at once");
-        // A dropped page-locked source is not given to anyone before the copy is done.
+        // The memory of a dropped page-locked source is not reused before the copy is done.
         let moved = arange(1000, ())?.pin_memory()?.to_non_blocking(i)?;
         let other = zeros([1000], DType::I64)?.pin_memory()?;
         other.fill_(-1)?;
@@ -120,7 +120,7 @@ fn non_blocking(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Sizes from which pageable copies go through page-locked memory.
+/// Sizes around the limit from which pageable copies are staged through page-locked memory.
 fn large(world: &World) -> Result<()> {
     for elements in [(1 << 17) - 1, 1 << 17, (1 << 17) + 1, 700_001] {
         let expected: Vec<i64> = (0..elements).collect();
@@ -150,7 +150,7 @@ fn refusals(world: &World) -> Result<()> {
         let expanded = zeros([1], (DType::I64, at))?.expand([3])?;
         let shared = expanded.copy_(&arange(3, ())?, false);
         assert!(matches!(shared.kind(), Some(ErrorKind::OverlappingWrite)));
-        // Its own transpose is copied as it was before.
+        // The source is the transpose of the destination; the copy reads the old elements.
         let square = arange(9, at)?.reshape([3, 3])?;
         square.copy_(&square.t()?, false)?;
         assert_eq!(square.to_vec::<i64>()?, [0, 3, 6, 1, 4, 7, 2, 5, 8]);

@@ -1,4 +1,4 @@
-//! S1–S4: which device is current, and where tensors and results live.
+//! S1–S4: the current device, and the devices of tensors and results.
 
 use warpline::{Device, ErrorKind, Result, ResultExt, cuda, full, ones, zeros};
 
@@ -6,7 +6,7 @@ use crate::common::{self, World};
 
 rows! {
     worlds(1) s01_device_guard_restores gpu_s01_device_guard_restores => guards;
-    worlds(1) s01_each_thread_has_its_own gpu_s01_each_thread_has_its_own => threads;
+    worlds(1) s01_each_thread_has_its_own_current_device gpu_s01_each_thread_has_its_own_current_device => threads;
     worlds(1) s02_cuda_is_the_current_device gpu_s02_cuda_is_the_current_device => lands;
     worlds(1) s03_ops_run_where_their_inputs_are gpu_s03_ops_run_where_their_inputs_are => ops;
     worlds(2) s04_mixed_devices_are_refused gpu2_s04_mixed_devices_are_refused => mixed;
@@ -31,13 +31,13 @@ fn guards(world: &World) -> Result<()> {
     assert_eq!(cuda::current_device()?, 0);
     cuda::set_device(last)?;
     assert_eq!(cuda::current_device()?, last);
-    // A panic inside puts the device back too.
+    // A panic in the closure also restores the device.
     let inside = std::panic::catch_unwind(|| {
         let _ = cuda::with_device(0, || -> Result<()> { panic!("on purpose") });
     });
     assert!(inside.is_err());
     assert_eq!(cuda::current_device()?, last);
-    // A device that is not there changes nothing.
+    // A refused device leaves the current device unchanged.
     assert!(matches!(cuda::set_device(world.devices).kind(), Some(ErrorKind::NoSuchDevice { .. })));
     assert!(cuda::device("cpu").is_err());
     assert_eq!(cuda::current_device()?, last);
@@ -116,7 +116,7 @@ fn mixed(_: &World) -> Result<()> {
         }
         assert!(matches!(x.add_(y).kind(), Some(ErrorKind::DeviceMismatch { .. })));
     }
-    // What was refused changed nothing.
+    // The refused ops changed nothing.
     assert_eq!(a.to_vec::<f32>()?, [1.0; 2]);
     let other = warpline::simulated(1)?;
     let foreign = warpline::with_runtime(&other, || zeros([2], 0))?;
@@ -131,7 +131,8 @@ fn scalars(_: &World) -> Result<()> {
     let sum = (&a + &half)?;
     assert_eq!((sum.device(), sum.to_vec::<f32>()?), (Device::cuda(0), vec![3.5; 2]));
     assert_eq!((&half - &a)?.to_vec::<f32>()?, [-2.5; 2]);
-    // Only a CPU tensor counts as a number: one on a device is not read for the CPU's sake.
+    // A tensor without dimensions counts as a number only on the CPU. One on a device is not read
+    // for an op on the CPU.
     assert!(matches!(
         (&ones([2], ())? + &half.cuda()?).kind(),
         Some(ErrorKind::DeviceMismatch { .. })

@@ -1,4 +1,4 @@
-//! What elementwise methods do beside computing: dtypes, broadcasts, results in place, refusals.
+//! Elementwise methods beyond their values: dtypes, broadcasting, in-place results, refusals.
 
 use warpline::{
     DType, Error, ErrorKind, Result, ResultExt, RoundingMode, Tensor, TensorOrScalar, arange, cuda,
@@ -48,7 +48,8 @@ rows! {
     worlds(1) s32_in_place_of_other_dtypes_and_views gpu_s32_in_place_of_other_dtypes_and_views => |world| {
         let values = |t: &Tensor| t.to(DType::F64)?.to_vec::<f64>();
         let counted = ints(&[0, 1, 2, 3, 4, 5, 6, 7, 8], world)?;
-        // Results wrap in what they are written to; they are computed in what all meet in.
+        // Operands are computed in their common dtype, and the result wraps in the dtype of the
+        // destination.
         let bytes = counted.to(DType::U8)?;
         bytes.add_(&ints(&[250; 9], world)?)?;
         assert_eq!(values(&bytes)?, [250.0, 251.0, 252.0, 253.0, 254.0, 255.0, 0.0, 1.0, 2.0]);
@@ -57,7 +58,7 @@ rows! {
         assert_eq!(halves.dtype(), DType::F16);
         assert!(matches!(counted.add_(&halves).kind(), Some(ErrorKind::CannotCast { .. })));
         assert!(matches!(counted.gt(1)?.add_(&counted).kind(), Some(ErrorKind::CannotCast { .. })));
-        // Views of one storage that are not in step.
+        // Overlapping views of one storage, shifted against each other.
         let square = || counted.to(DType::F32)?.reshape([3, 3]);
         let sum = [0.0, 4.0, 8.0, 4.0, 8.0, 12.0, 8.0, 12.0, 16.0];
         let a = square()?;
@@ -78,7 +79,7 @@ rows! {
         let a = square()?;
         a.add_(&a.gt(&a.t()?)?)?;
         assert_eq!(values(&a)?, [0.0, 1.0, 2.0, 4.0, 4.0, 5.0, 7.0, 8.0, 8.0]);
-        // Without dimensions, without elements, of one element for all.
+        // Operands without dimensions, without elements, and with one element that broadcasts.
         let one = full([], 1, DType::F16)?.to(a.device())?;
         one.add_(&full([], 2, DType::F64)?.to(a.device())?)?.add_(&full([], 4, DType::F64)?)?;
         assert_eq!((one.dtype(), values(&one)?), (DType::F16, vec![7.0]));
@@ -99,7 +100,7 @@ rows! {
         assert_eq!(a.clamp_min(0)?.to_vec::<i64>()?, [0, 0, 3]);
         let low = ints(&[-1], world)?.expand([2, 1])?;
         assert_eq!(a.clamp(&low, 1)?.size(), [2, 3]);
-        // Numbers and tensors without dimensions only raise the category.
+        // A number or a tensor without dimensions changes the dtype only if its category is higher.
         let condition = a.gt(0)?;
         let half = full([3], 1, DType::F16)?.to(a.device())?;
         let one = full([], 1, DType::F64)?.to(a.device())?;
@@ -164,7 +165,8 @@ rows! {
         assert!(matches!(matrix.addmm_(&matrix, &matrix, 1, 0.5).kind(), Some(ErrorKind::InvalidArgument { .. })));
         assert!(matches!(b.lerp_(&b, 0.5).kind(), Some(ErrorKind::UnsupportedDType { .. })));
         assert!(matches!(b.addcmul_(&mean, &mean, 1).kind(), Some(ErrorKind::CannotCast { .. })));
-        // An operand that overlaps out of step is read first.
+        // An operand that overlaps the result at other positions is read before the result is
+        // written.
         let c = arange(6, a.device())?;
         c.narrow(0, 1, 5)?.clamp_(&c.narrow(0, 0, 5)?, &c.narrow(0, 0, 5)?)?;
         assert_eq!(c.to_vec::<i64>()?, [0, 0, 1, 2, 3, 4]);
@@ -190,7 +192,7 @@ rows! {
         assert!(matches!(a.pow_(-1).kind(), Some(ErrorKind::InvalidArgument { .. })));
         assert!(matches!(a.remainder(0).kind(), Some(ErrorKind::InvalidArgument { .. })));
         assert!(matches!(a.bitwise_and(0.5).kind(), Some(ErrorKind::UnsupportedDType { .. })));
-        // As in PyTorch a root is taken, which of -inf is NaN.
+        // PyTorch computes `pow(0.5)` as a square root, which is NaN for -inf.
         let root = floats(&[f32::NEG_INFINITY, 4.0], world)?.pow(0.5)?.to_vec::<f32>()?;
         assert!(root[0].is_nan() && root[1] == 2.0);
         Ok(())
@@ -204,7 +206,7 @@ rows! {
         assert!(hard[0].is_nan() && hard[1..] == [-1.0, 0.0, 0.0, 0.75], "{hard:?}");
         let above: Vec<f32> = x.threshold(0.25, -7)?.to_vec()?;
         assert!(above[0].is_nan() && above[1..] == [-7.0, -7.0, -7.0, 0.75], "{above:?}");
-        // The number is rounded as the elements were: 0.3 is more than itself in 16 bits.
+        // The threshold is rounded like the elements: as a half, 0.3 does not exceed itself.
         let half = full([2], 0.3, DType::F16)?.to(x.device())?;
         assert_eq!(half.threshold(0.3, 1)?.to_scalars()?, half.full_like(1, ())?.to_scalars()?);
         assert_eq!(half.hardshrink(0.3)?.to_scalars()?, half.zeros_like(())?.to_scalars()?);
@@ -218,14 +220,14 @@ rows! {
         Ok(())
     };
 
-    worlds(1) s32_decimals gpu_s32_decimals => |world| {
+    worlds(1) s32_rounding_to_decimals_follows_pytorch gpu_s32_rounding_to_decimals_follows_pytorch => |world| {
         let x = floats(&[1.25, -1.35, 1234.5678, f32::INFINITY], world)?;
         let one: Vec<f32> = x.round_decimals(1)?.to_vec()?;
         assert!(one[..3] == [1.2, -1.4, 1234.6] && one[3] == f32::INFINITY, "{one:?}");
         let hundreds: Vec<f32> = x.round_decimals(-2)?.to_vec()?;
         assert_eq!(hundreds, [0.0, 0.0, 1200.0, f32::INFINITY]);
         assert_eq!(x.round_decimals(0)?.to_vec::<f32>()?, x.round()?.to_vec::<f32>()?);
-        // As in PyTorch: ten to the power of 39 is infinite.
+        // As in PyTorch, 10³⁹ overflows to infinity, so the result is NaN.
         assert!(x.round_decimals(39)?.to_vec::<f32>()?.iter().all(|v| v.is_nan()));
         x.round_decimals_(1)?;
         assert_eq!(x.to_vec::<f32>()?, one);

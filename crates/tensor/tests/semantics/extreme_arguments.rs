@@ -20,7 +20,8 @@ fn everywhere(test: impl Fn(&str) -> Result<()>) -> Result<()> {
     })
 }
 
-/// A step between two windows, or two elements of one, is never taken where there is one of them.
+/// A stride matters only with more than one window, and a dilation only with more than one element
+/// of a kernel.
 #[test]
 fn a_stride_or_dilation_of_two_to_the_31_has_no_effect_where_there_is_one_place() -> Result<()> {
     everywhere(|at| {
@@ -47,7 +48,7 @@ fn a_stride_or_dilation_of_two_to_the_31_has_no_effect_where_there_is_one_place(
             let columns = unfold(&image, [6, 6], &options)?;
             let back = fold(&columns, [6, 6], [6, 6], &options)?;
             assert_eq!(back.to_vec::<f32>()?, image.to_vec::<f32>()?, "stride of {step}");
-            // Where it is taken, it does not fit.
+            // With two elements in the kernel, the dilation is used and does not fit.
             let options = FoldOptions { dilation: [1, step], ..Default::default() };
             assert!(unfold(&image, [1, 2], &options).is_err());
         }
@@ -153,7 +154,7 @@ fn views_of_nothing_with_huge_strides_are_made_and_used() -> Result<()> {
 fn roll_by_any_number_moves_by_its_remainder() -> Result<()> {
     everywhere(|at| {
         let t = arange(3, at)?;
-        // Both are 1 more than a multiple of 3.
+        // Both shifts are 1 more than a multiple of 3.
         for shift in [isize::MIN, isize::MAX] {
             assert_eq!(t.roll(shift, 0)?.to_vec::<i64>()?, [2, 0, 1]);
             assert_eq!(t.roll(shift, ())?.to_vec::<i64>()?, [2, 0, 1]);

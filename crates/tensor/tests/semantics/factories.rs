@@ -1,4 +1,4 @@
-//! S22–S24: what new tensors take after.
+//! S22–S24: dtypes and devices of new tensors.
 
 use warpline::{
     DType, Device, Result, Tensor, TensorOptions, arange, arange_start_step, empty, eye, full,
@@ -11,7 +11,7 @@ rows! {
     worlds(1) s22_new_keeps_dtype_and_device gpu_s22_new_keeps_dtype_and_device => new;
     worlds(1) s23_like_keeps_dtype_and_device gpu_s23_like_keeps_dtype_and_device => like;
     worlds(1) s24_factories_follow_their_arguments gpu_s24_factories_follow_their_arguments => arguments;
-    worlds(1) s24_values gpu_s24_values => values;
+    worlds(1) s24_factories_give_pytorchs_values gpu_s24_factories_give_pytorchs_values => values;
 }
 
 fn kind(t: &Tensor) -> (DType, Device) {
@@ -37,7 +37,7 @@ fn new(world: &World) -> Result<()> {
             assert_eq!(made[3].to(DType::I64)?.to_vec::<i64>()?, [1; 6]);
             assert_eq!(made[4].to(DType::I64)?.to_vec::<i64>()?, [0, 1, 1, 1, 0, 1]);
         }
-        // What is asked for wins.
+        // An explicit dtype or device takes precedence.
         let x = zeros([1], (DType::F64, at))?;
         assert_eq!(kind(&x.new_ones([1], DType::I8)?), (DType::I8, at));
         assert_eq!(kind(&x.new_tensor([1.0], "cpu")?), (DType::F64, Device::Cpu));

@@ -1,6 +1,6 @@
-//! What fails, and leaves everything else as it was: allocations, launches, copies, operands that
-//! cannot meet. Each is a typed error that states the facts; tensors made before stay usable, and
-//! the counters return to their start.
+//! Failed allocations, launches and copies, and operands that cannot be combined. Each failure is a
+//! typed error that states the facts. Existing tensors stay usable, and the counters return to
+//! their start.
 
 use warpline::{
     DType, Error, ErrorKind, Result, RuntimeConfig, Tensor, TensorOptions, cuda, empty, full,
@@ -15,7 +15,7 @@ use crate::common::World;
 
 crate::rows! {
     worlds(1) bad_arguments_change_nothing gpu_bad_arguments_change_nothing => arguments;
-    worlds(1) more_than_an_exabyte gpu_more_than_an_exabyte => exabyte;
+    worlds(1) more_than_an_exabyte_is_refused gpu_more_than_an_exabyte_is_refused => exabyte;
     worlds(1) tensors_of_two_runtimes gpu_tensors_of_two_runtimes => two_runtimes;
     worlds(2) tensors_of_two_devices gpu2_tensors_of_two_devices => two_devices;
 }
@@ -144,7 +144,7 @@ fn two_runtimes(world: &World) -> Result<()> {
         refused!(ones([1], "cpu")?.add(&foreign_host), ErrorKind::RuntimeMismatch, "add");
         Ok(())
     })?;
-    // Its own runtime is still what it runs in.
+    // The op runs in the tensor's own runtime.
     assert_eq!((&foreign + 1.0)?.sum(())?.item::<f32>()?, 200.0);
     assert!(foreign.cpu()?.storage().runtime().same_as(&other));
     Ok(())
@@ -169,7 +169,7 @@ fn two_devices(world: &World) -> Result<()> {
     })
 }
 
-/// A box with little memory.
+/// Opens a box with 64 MiB per device.
 fn small(schedule: Schedule) -> SimBox {
     let config = SimConfig { schedule, capacity: 64 << 20, ..SimConfig::new(2) };
     SimBox::new(config, &warpline::RuntimeConfig::default())
@@ -191,12 +191,12 @@ fn a_failed_allocation_states_the_facts() {
                 for fact in ["out of memory", "cuda:0", "75.00 MiB", "64.00 MiB"] {
                     assert!(text.contains(fact), "no `{fact}` in: {text}");
                 }
-                // An op whose result does not fit.
+                // The result of this op does not fit.
                 let big = ones([38 << 18], 0)?;
                 refused!(&big + 1.0, ErrorKind::Alloc, "38.00 MiB");
                 assert_eq!(big.sum(())?.item::<f32>()?, (38 << 18) as f32);
                 drop(big);
-                // And when it is given back, it fits again: the cache does not stand in the way.
+                // After the drop, the memory can be allocated again: the cache gives it back.
                 assert_eq!(ones([50 << 18], 0)?.sum(())?.item::<f32>()?, (50 << 18) as f32);
                 assert_eq!(kept.sum(())?.item::<f32>()?, 300.0);
                 Ok(())
@@ -218,7 +218,7 @@ fn an_injected_failure_of_an_allocation_is_harmless() {
         let world = SimBox::new(config, &RuntimeConfig { allocator, ..RuntimeConfig::default() });
         world.enter(|| {
             harmless(0, |kept| {
-                // Neither the first attempt nor the one after the cache was emptied succeeds.
+                // Both attempts fail: the first, and the one after the cache is emptied.
                 world.sim.inject(Fault::new(call, CudaCode::OUT_OF_MEMORY).times(5));
                 refused!(empty([50 << 20], 0), ErrorKind::Alloc, "out of memory");
                 world.sim.clear_faults();
@@ -242,7 +242,7 @@ fn a_rejected_launch_is_harmless() {
         let world = SimBox::with(1, schedule, warpline::SyncPolicy::Auto);
         world.enter(|| {
             harmless(0, |kept| {
-                assert_eq!(kept.mul(1.0)?.numel(), 100); // what it needs is loaded
+                assert_eq!(kept.mul(1.0)?.numel(), 100); // loads the kernel
                 let fault = Fault::new(CallKind::Launch, CudaCode::LAUNCH_OUT_OF_RESOURCES);
                 world.sim.inject(fault);
                 let (line, result) = (line!(), kept.mul(2.0));
@@ -258,7 +258,7 @@ fn a_rejected_launch_is_harmless() {
                     &site
                 );
                 assert_eq!(kept.mul(2.0)?.to_vec::<f32>()?, [6.0; 100]);
-                // In place: it either happened or it did not.
+                // A failed in-place op leaves its tensor unchanged.
                 world.sim.inject(fault);
                 assert!(kept.add_(1.0).is_err());
                 assert_eq!(kept.to_vec::<f32>()?, [3.0; 100]);
@@ -268,7 +268,7 @@ fn a_rejected_launch_is_harmless() {
     }
 }
 
-/// Every kind of call a program like this makes, failing once: the program's next attempt works.
+/// Each kind of driver call fails once. The next run of the program succeeds.
 #[test]
 fn one_failed_call_of_any_kind_is_survived() {
     let program = || -> Result<Vec<f32>> {
@@ -295,7 +295,7 @@ fn one_failed_call_of_any_kind_is_survived() {
                 let fault = Fault::new(call, CudaCode::INVALID_VALUE).after(after);
                 world.sim.inject(fault);
                 match program() {
-                    // Some failures are made up for, such as that of a query.
+                    // Some failures, such as that of a query, are recovered without an error.
                     Ok(values) => assert_eq!(values, expected, "{call:?} after {after}"),
                     Err(error) => {
                         let text = error.to_string();

@@ -1,6 +1,5 @@
-//! Every op keeps to the footprints it declares: the simulator runs each kernel on poisoned copies
-//! too, and says what was touched that was not declared. What it checks itself is in its own
-//! tests.
+//! Every op touches only the footprints that it declares. The simulator also runs each kernel on
+//! poisoned copies and reports undeclared accesses. The check itself has its own tests.
 
 use warpline::{
     DType, Device, ErrorKind, Result, RuntimeConfig, Tensor, arange, cuda, embedding, empty, eye,
@@ -11,7 +10,7 @@ use warpline_cuda_sys_safe::sim::{CallKind, Schedule, SimConfig};
 use crate::boxes::SimBox;
 use crate::goldens_suite;
 
-/// Runs a program with every kernel checked; it launches at least `launches`.
+/// Runs a program with every kernel checked, and asserts at least `launches` launches.
 fn checked(launches: u64, program: impl FnOnce() -> Result<()>) {
     let config = SimConfig {
         schedule: Schedule::Eager,
@@ -39,7 +38,8 @@ fn goldens_keep_to_their_footprints() {
 
 const FLOATS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 
-/// Views of a `[12, 10]` tensor that a kernel must not step outside of, each of 2 dimensions.
+/// Returns views of a `[12, 10]` tensor, each with 2 dimensions. A kernel must not touch elements
+/// outside a view.
 fn views(base: &Tensor) -> Result<Vec<Tensor>> {
     Ok(vec![
         base.clone(),
@@ -101,7 +101,7 @@ fn views_keep_to_their_footprints() {
                     )?;
                 }
                 embedding(&a, &index)?;
-                // Beyond the end where the view is narrow: nothing is read there either.
+                // In a narrow view the index is out of range, so nothing is read there.
                 match cuda::synchronize(0) {
                     Err(error) if matches!(error.kind(), ErrorKind::IndexCheck { .. }) => {}
                     synchronized => synchronized?,

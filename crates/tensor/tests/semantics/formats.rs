@@ -1,4 +1,4 @@
-//! Memory formats, and the strides of results: those that PyTorch gives.
+//! Memory formats, and the strides of results, which are PyTorch's.
 
 use warpline::{DType, MemoryFormat, Result, Tensor, TensorOptions, arange, ones, zeros};
 
@@ -22,13 +22,14 @@ fn results(_: &World) -> Result<()> {
             assert_eq!((y.size(), y.stride()), (&[4, 3][..], &[1, 4][..]));
         }
         assert_eq!((&turned + 1)?.to_vec::<f32>()?, x.add(1)?.transpose(0, 1)?.to_vec::<f32>()?);
-        // The first operand's order comes first; a row for all rows has none.
+        // The first operand with an order decides. A row that broadcasts over all rows has no
+        // order.
         let plain = turned.contiguous()?;
         assert_eq!((&turned + &plain)?.stride(), [1, 4]);
         assert_eq!((&plain + &turned)?.stride(), [3, 1]);
         let row = ones([3], (DType::F32, device))?;
         assert_eq!((&row + &turned)?.stride(), [1, 4]);
-        // Through a conversion.
+        // The order stays through a conversion of the dtype.
         let integers = turned.to(DType::I64)?;
         assert_eq!(integers.stride(), [1, 4]);
         assert_eq!(integers.sqrt()?.stride(), [1, 4]);

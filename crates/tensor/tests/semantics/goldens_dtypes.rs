@@ -9,7 +9,7 @@ fn dtype(name: &str) -> DType {
     DType::from_name(name).unwrap_or_else(|| panic!("no dtype {name}"))
 }
 
-/// Each entry of a table: the names in its key, and the dtype.
+/// Returns each entry of a table: the names in its key, and the dtype.
 fn entries(table: &Value) -> Vec<(Vec<&str>, DType)> {
     let table = table.as_object().expect("a table");
     assert!(!table.is_empty());
@@ -20,7 +20,7 @@ fn entries(table: &Value) -> Vec<(Vec<&str>, DType)> {
 }
 
 #[test]
-fn s32_promotion() {
+fn s32_promotion_follows_pytorch() {
     let Some(goldens) = common::golden_json("dtypes.json") else { return };
     common::cpu(|_| {
         let of = |name: &str| empty([1], dtype(name));

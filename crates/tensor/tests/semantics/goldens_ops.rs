@@ -1,12 +1,12 @@
-//! Every op that exists against PyTorch's outputs, on each kind of device. The folder may be
-//! chosen with `WARPLINE_GOLDENS`; its form is described in `tests/goldens/README.md`.
+//! Results of all ops on each kind of device, compared with PyTorch's. `WARPLINE_GOLDENS` names
+//! another folder of goldens; `tests/goldens/README.md` describes its format.
 
 use warpline::{Device, SyncPolicy};
 
 use crate::{common, goldens_suite};
 
 #[test]
-fn cpu() {
+fn ops_on_the_cpu_agree_with_pytorch() {
     common::cpu(|_| {
         goldens_suite::run(Device::Cpu);
         Ok(())
@@ -14,7 +14,7 @@ fn cpu() {
 }
 
 #[test]
-fn simulated_cuda() {
+fn ops_on_a_simulated_gpu_agree_with_pytorch() {
     common::worlds(1, |world| {
         goldens_suite::run(Device::cuda(world.devices - 1));
         Ok(())

@@ -1,5 +1,5 @@
-//! How tensors print, against PyTorch's own text. The expressions of `print.json` are Python; the
-//! part of it that they use is read here.
+//! Printed tensors, compared with PyTorch's text. The expressions in `print.json` are Python; the
+//! module `python` evaluates them.
 
 use warpline::{SyncPolicy, Tensor};
 
@@ -37,7 +37,7 @@ fn shown(tensor: &Tensor) -> String {
 }
 
 #[test]
-fn s25_print_cpu() {
+fn s25_cpu_tensors_print_as_in_pytorch() {
     common::cpu(|_| {
         run(false);
         Ok(())
@@ -45,7 +45,7 @@ fn s25_print_cpu() {
 }
 
 #[test]
-fn s25_print_simulated() {
+fn s25_tensors_on_a_device_print_as_in_pytorch() {
     common::worlds(1, |_| {
         run(true);
         Ok(())
@@ -77,7 +77,7 @@ fn s25_every_case_of_the_copy_is_understood() {
 }
 
 #[test]
-fn s25_what_the_goldens_leave_out() {
+fn s25_cases_outside_the_goldens_print_as_in_pytorch() {
     common::cpu(|_| {
         use warpline::{DType, full, tensor, zeros};
         let cases = [
@@ -92,7 +92,7 @@ fn s25_what_the_goldens_leave_out() {
         for (tensor, expected) in cases {
             assert_eq!(tensor.to_string(), expected);
         }
-        // A suffix that does not fit goes to a line of its own.
+        // A suffix that does not fit in the line goes to a line of its own.
         let long = full([7], 12345678, DType::I32)?.to_string();
         assert!(long.ends_with("12345678],\n       dtype=torch.int32)"), "{long}");
         Ok(())

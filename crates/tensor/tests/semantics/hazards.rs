@@ -1,12 +1,13 @@
-//! Which uses of memory on different streams are ordered, and which are a race: the cases that
-//! PyTorch's own checker is tested with, under `SyncPolicy::Manual`.
+//! Ordered uses and races of memory on several streams: the cases of PyTorch's tests of its own
+//! checker, under `SyncPolicy::Manual`.
 
 use warpline::cuda::{Event, Stream};
 use warpline::{Race, Result, RuntimeConfig, SyncPolicy, Tensor, cuda, zeros};
 
 use crate::common::World;
 
-/// What is ordered is decided when work is enqueued, whatever runs when: one schedule is enough.
+/// Order is decided when work is enqueued and does not depend on its execution, so one schedule
+/// suffices.
 macro_rules! cases {
     ($($sim:ident $gpu:ident => $body:expr;)*) => {$(
         #[test]
@@ -37,14 +38,14 @@ cases! {
     hazard_multiple_wait gpu_hazard_multiple_wait => multiple_wait;
 }
 
-/// Streams, and a tensor whose making is over.
-struct Case {
+/// Four streams, and a tensor that the device has finished writing.
+struct HazardCase {
     streams: [Stream; 4],
     tensor: Tensor,
     made: Vec<Tensor>,
 }
 
-impl Case {
+impl HazardCase {
     fn new(device: usize) -> Result<Self> {
         let stream = || cuda::exclusive_stream(device, 0);
         let streams = [stream()?, stream()?, stream()?, stream()?];
@@ -53,13 +54,13 @@ impl Case {
         Ok(Self { streams, tensor, made: Vec::new() })
     }
 
-    /// Writes on a stream; the races that came of it.
+    /// Writes the tensor on a stream. Returns the races of the write.
     fn write(&self, on: &Stream) -> Result<Vec<Race>> {
         cuda::with_stream(on, || self.tensor.add_(1.0).map(drop))?;
         Ok(cuda::take_races())
     }
 
-    /// Reads on a stream; the races that came of it.
+    /// Reads the tensor on a stream. Returns the races of the read.
     fn read(&mut self, on: &Stream) -> Result<Vec<Race>> {
         let made = cuda::with_stream(on, || self.tensor.exp())?;
         self.made.push(made);
@@ -71,10 +72,10 @@ impl Case {
     }
 }
 
-/// Runs a case on every device; what it made is dropped once the device is done.
-fn each(world: &World, case: impl Fn(&mut Case) -> Result<()>) -> Result<()> {
+/// Runs a case on every device. Its results are dropped after the device has finished.
+fn each(world: &World, case: impl Fn(&mut HazardCase) -> Result<()>) -> Result<()> {
     for device in 0..world.devices {
-        let mut it = Case::new(device)?;
+        let mut it = HazardCase::new(device)?;
         case(&mut it)?;
         cuda::synchronize(device)?;
         assert!(cuda::take_races().is_empty(), "a race that the case did not look at");
@@ -82,7 +83,7 @@ fn each(world: &World, case: impl Fn(&mut Case) -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// `on` waits for what `after` has been given so far.
+/// Lets `on` wait for all work that `after` has so far.
 fn wait(on: &Stream, after: &Stream) -> Result<()> {
     on.wait_event(&after.record_event(None)?)
 }
@@ -109,7 +110,7 @@ fn simple_sync(world: &World) -> Result<()> {
     })
 }
 
-/// Two streams may read what both have waited for; neither may write before the other has read.
+/// Two streams may read after waits for the same write. Neither may write before the other's read.
 fn branch_sync(world: &World) -> Result<()> {
     each(world, |case| {
         let [a, b, c, _] = case.streams();
@@ -138,7 +139,7 @@ fn chain_sync(world: &World) -> Result<()> {
     })
 }
 
-/// An event covers what came before its record, not after.
+/// An event covers the work before its record, not the work after.
 fn expired_record(world: &World) -> Result<()> {
     each(world, |case| {
         let [a, b, ..] = case.streams();
@@ -150,7 +151,7 @@ fn expired_record(world: &World) -> Result<()> {
     })
 }
 
-/// A new event is not the one that is gone.
+/// A new event does not stand for a deleted one, even if it reuses its handle.
 fn deleted_record(world: &World) -> Result<()> {
     each(world, |case| {
         let [a, b, ..] = case.streams();
@@ -176,7 +177,7 @@ fn all_reads_checked(world: &World) -> Result<()> {
     })
 }
 
-/// What a stream knows of two others adds up.
+/// A stream's knowledge of two other streams is combined.
 fn state_merging(world: &World) -> Result<()> {
     each(world, |case| {
         let [a, b, c, d] = case.streams();
@@ -190,7 +191,7 @@ fn state_merging(world: &World) -> Result<()> {
     })
 }
 
-/// An event that is recorded again stands for its latest record only.
+/// A second record replaces the first.
 fn record_override(world: &World) -> Result<()> {
     each(world, |case| {
         let [a, b, c, _] = case.streams();
@@ -204,7 +205,7 @@ fn record_override(world: &World) -> Result<()> {
     })
 }
 
-/// A wait stays good when the event is waited for again, or recorded anew.
+/// An earlier wait stays valid when the event is waited for again or recorded again.
 fn multiple_wait(world: &World) -> Result<()> {
     each(world, |case| {
         let [a, b, c, _] = case.streams();

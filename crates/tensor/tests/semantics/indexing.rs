@@ -1,5 +1,5 @@
-//! Indexing by tensors, scattering, masks and the order of elements beyond the goldens: edges, in-place
-//! forms, and their gradients against differences.
+//! Indexing by tensors, scattering, masks and sorting beyond the goldens: edges, in-place forms,
+//! and gradients compared with finite differences.
 
 use warpline::autograd::{GradcheckOptions, gradcheck, gradgradcheck};
 use warpline::{
@@ -10,7 +10,7 @@ use warpline_runtime::IndexCheck;
 
 use crate::common;
 
-/// Runs a body on the host and on a simulated device.
+/// Runs `body` on the CPU and on a simulated device.
 fn everywhere(body: impl Fn(Device) -> Result<()>) {
     common::cpu(|_| body(Device::Cpu));
     common::worlds(1, |world| body(Device::cuda(world.devices - 1)));
@@ -20,7 +20,7 @@ fn ints(values: &[i64], device: Device) -> Result<Tensor> {
     tensor(values, device)
 }
 
-/// 0, 1, 2 … of these sizes.
+/// Returns 0, 1, 2, … in these sizes.
 fn numbers(sizes: &[isize], device: Device) -> Result<Tensor> {
     arange(sizes.iter().product::<isize>() as i64, device)?.reshape(sizes)
 }
@@ -78,13 +78,13 @@ fn masks_stand_for_indices() {
     });
 }
 
-/// On a device an error is known when somebody reads.
+/// Reads the result. On a device, a failed index check is reported here.
 fn read(result: Result<Tensor>) -> Result<Vec<i64>> {
     result?.to_vec::<i64>()
 }
 
 #[test]
-fn what_is_out_of_range_says_dimension_and_index() {
+fn an_index_out_of_range_names_dimension_and_index() {
     everywhere(|device| {
         let t = numbers(&[2, 3], device)?;
         let (zero, bad) = (ints(&[0], device)?, ints(&[-4], device)?);
@@ -117,7 +117,8 @@ fn in_place_forms_write_where_the_others_copy() {
         let both = [Some(&rows), Some(&columns)];
         t.index_put_(&both, &tensor(1i64, device)?, true)?;
         assert_eq!(t.to_vec::<i64>()?, [0, 0, 2, 1, 0, 0]);
-        // Of a view, whose memory it is; of one whose dimensions do not go together, too.
+        // In-place ops on a transposed view, and on a view that is not contiguous, write the base's
+        // memory.
         t.t()?.index_put_(&[Some(&ints(&[1], device)?)], &ints(&[7, 8], device)?, false)?;
         assert_eq!(t.to_vec::<i64>()?, [0, 7, 2, 1, 8, 0]);
         let part = zeros([2, 4], (DType::I64, device))?;
@@ -192,7 +193,7 @@ fn order_at_its_edges() {
         );
         assert_eq!(functional::one_hot(&ints(&[], device)?, Some(3))?.size(), [0, 3]);
         if !device.is_cuda() {
-            // A GPU tells later.
+            // On a GPU the failure would be reported by a later call.
             assert!(functional::one_hot(&ints(&[-1], device)?, None).is_err());
         }
         assert!(functional::one_hot(&ints(&[i64::MAX], device)?, None).is_err());
@@ -200,7 +201,7 @@ fn order_at_its_edges() {
     });
 }
 
-/// Where differences are to be taken: no two elements are equal, and none is zero.
+/// Returns elements for finite differences: all different, none zero.
 fn apart(sizes: &[isize], device: Device) -> Result<Tensor> {
     let t = numbers(sizes, device)?.mul(7)?.remainder(11)?.to(DType::F64)?;
     t.add(&numbers(sizes, device)?.mul(0.01)?)?.sub(4.3)
@@ -208,7 +209,7 @@ fn apart(sizes: &[isize], device: Device) -> Result<Tensor> {
 
 type Checked = (&'static str, fn(&[Tensor]) -> Result<Tensor>);
 
-/// The first input is 3 × 4, the second 2 × 4, the third one are indices of three rows, 2 × 4.
+/// The inputs are 3 × 4 numbers, 2 × 4 numbers, and 2 × 4 indices of three rows.
 const FUNCTIONS: &[Checked] = &[
     ("gather", |x| x[0].gather(0, &x[2])),
     ("index_select", |x| x[0].index_select(1, &x[2].select(0, 0)?)),
@@ -235,7 +236,7 @@ const FUNCTIONS: &[Checked] = &[
     ("scatter_reduce, prod", |x| reduced(x, ScatterReduce::Prod, false)),
     ("scatter_reduce, amax", |x| reduced(x, ScatterReduce::Amax, true)),
     ("scatter_reduce, amin", |x| reduced(x, ScatterReduce::Amin, false)),
-    // In place, of what is no leaf and of views of it.
+    // In-place ops on tensors that are no leaves, and on views of them.
     ("scatter_", |x| x[0].square()?.scatter_(0, &x[2].narrow(0, 0, 1)?, &x[1]).cloned()),
     ("index_add_", |x| {
         let t = x[0].square()?;
@@ -270,7 +271,7 @@ fn gradients_are_differences() {
             let f = |x: &[Tensor]| Ok(vec![f(x)?]);
             let options = GradcheckOptions::default();
             gradcheck(f, &inputs, options).unwrap_or_else(|e| panic!("{name}: {e}"));
-            // Of the host alone, since it takes long: rules are the same.
+            // Only on the CPU, because it takes long and the formulas are the same.
             if device == Device::Cpu {
                 gradgradcheck(f, &inputs, options).unwrap_or_else(|e| panic!("{name}, twice: {e}"));
             }
@@ -298,7 +299,7 @@ fn products_with_zeros_have_gradients() {
 }
 
 #[test]
-fn what_has_no_gradient_says_so_or_gives_none() {
+fn ops_without_gradient_fail_or_return_tensors_without_one() {
     common::cpu(|_| {
         let x = tensor([1f64, 2.0], ())?.requires_grad_(true)?;
         let error = x.unique(false, false).unwrap_err();

@@ -1,4 +1,4 @@
-//! Arguments that losses refuse or warn of, as PyTorch 2.11 does.
+//! Arguments that losses refuse or warn about, as in PyTorch 2.11.
 
 use std::fmt::{Debug, Write};
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use warpline::{DType, Result, ones, tensor, zeros};
 
 use crate::messages::{everywhere, refused};
 
-/// Keeps the text of warnings.
+/// Collects the texts of warnings.
 #[derive(Clone, Default)]
 struct Warnings(Arc<Mutex<Vec<String>>>);
 

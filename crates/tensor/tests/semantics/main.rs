@@ -1,7 +1,6 @@
-//! The rows of the semantics, each by its number, on simulated boxes of one to three devices; the
-//! twins named `gpu_…` run on real ones, those named `gpu2_…` on two. Those that need to see inside
-//! the simulated driver use [`boxes`]. With them, goldens, graphs and footprints: one program of
-//! all, which is linked once.
+//! Tests of the semantic rows on simulated boxes of one to three devices. Tests named `gpu_…` run
+//! on real devices, those named `gpu2_…` on two. Tests that inspect the simulated driver use
+//! [`boxes`]. Goldens, graphs and footprints are in the same binary, so that only one is linked.
 
 #[macro_use]
 #[path = "../common/mod.rs"]

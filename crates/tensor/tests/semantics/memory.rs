@@ -1,4 +1,4 @@
-//! S14–S18: what the caching allocator holds.
+//! S14–S18: memory counters of the caching allocator.
 
 use warpline::{Result, RuntimeConfig, SyncPolicy, cuda, empty, ones, rand};
 
@@ -10,10 +10,10 @@ rows! {
     worlds(1) s15_allocated_and_its_peak gpu_s15_allocated_and_its_peak => allocated;
     worlds(1) s16_cached_memory_counts_as_used gpu_s16_cached_memory_counts_as_used => cached;
     worlds(1) s17_figures_of_the_note gpu_s17_figures_of_the_note => figures;
-    worlds(1) s18_empty_cache gpu_s18_empty_cache => empties;
+    worlds(1) s18_empty_cache_leaves_memory_in_use gpu_s18_empty_cache_leaves_memory_in_use => empties;
 }
 
-/// The rows hold under PyTorch's own policy as well.
+/// The rows also hold under PyTorch's allocator policy.
 #[test]
 fn s15_to_s18_with_segments() {
     let allocator = cuda::AllocatorConfig::parse("policy:torch").expect("options");
@@ -43,7 +43,7 @@ fn allocated(world: &World) -> Result<()> {
         assert_eq!(cuda::max_memory_allocated(i)?, 1536);
         drop((b, c));
         assert_eq!(cuda::memory_allocated(i)?, start);
-        // The other devices saw nothing of it.
+        // The counters of the other devices did not change.
         for j in i + 1..world.devices {
             assert_eq!(cuda::max_memory_allocated(j)?, 0);
         }
@@ -57,7 +57,7 @@ fn allocated(world: &World) -> Result<()> {
 
 fn cached(world: &World) -> Result<()> {
     for i in 0..world.devices {
-        // The context's own share is taken before the first measurement.
+        // Create the context before the first measurement, because it takes memory of its own.
         drop(empty([1], i)?);
         cuda::synchronize(i)?;
         cuda::empty_cache();
@@ -69,7 +69,8 @@ fn cached(world: &World) -> Result<()> {
         assert_eq!(cuda::memory_cached(i)?, 32 * MIB);
         assert_eq!(cuda::max_memory_cached(i)?, cuda::max_memory_reserved(i)?);
         if !world.real {
-            // A real GPU may be shared with others, whose use is not ours to count.
+            // Other processes may use a real GPU, so its free memory is checked only on the
+            // simulator.
             let after = cuda::mem_get_info(i)?;
             assert_eq!((before.free - after.free, before.total), (32 * MIB, after.total));
         }
@@ -96,7 +97,7 @@ fn figures(world: &World) -> Result<()> {
 fn empties(world: &World) -> Result<()> {
     for i in 0..world.devices {
         let kept = ones([1000], i)?;
-        // A segment, or a page.
+        // 2 MiB is a segment, 4 MiB a page.
         let small = cuda::memory_reserved(i)?;
         assert!([2 * MIB, 4 * MIB].contains(&small), "{small}");
         let gone = ones([8 << 20], i)?;
@@ -109,7 +110,7 @@ fn empties(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// A tensor used on a second stream is not given away before that stream is done with it.
+/// Memory of a tensor that a second stream uses is not reused before that stream has finished.
 fn second_stream(record: bool) -> impl Fn(&World) -> Result<()> {
     move |_| {
         let s = cuda::Stream::new(())?;
@@ -122,7 +123,7 @@ fn second_stream(record: bool) -> impl Fn(&World) -> Result<()> {
                 a.record_stream(&s)?;
             }
             drop(a);
-            let b = ones([4096], "cuda")?; // must not be the same memory yet, or come after
+            let b = ones([4096], "cuda")?; // other memory, or ordered after the use on `s`
             b.fill_(-7.0)?;
             s.synchronize()?;
             assert_eq!(sum.item::<f32>()?, expected);

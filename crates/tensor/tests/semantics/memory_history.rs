@@ -39,7 +39,7 @@ fn history(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// PyTorch's file starts with the protocol's number and ends with a stop.
+/// The file starts with the pickle protocol's number and ends with the stop opcode.
 #[test]
 fn a_snapshot_is_dumped_as_a_pickle() {
     common::worlds(1, |world| {

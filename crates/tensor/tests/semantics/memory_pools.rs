@@ -1,4 +1,4 @@
-//! Private pools, through tensors.
+//! Private memory pools, through tensors.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,14 +10,14 @@ use warpline::{ErrorKind, Result, cuda, ones};
 use crate::common::World;
 
 rows! {
-    worlds(1) mem_pools_serve_what_is_made_in_them gpu_mem_pools_serve_what_is_made_in_them => serve;
+    worlds(1) mem_pools_serve_tensors_made_in_them gpu_mem_pools_serve_tensors_made_in_them => serve;
     worlds(1) mem_pools_are_left_on_panic gpu_mem_pools_are_left_on_panic => panics;
     worlds(1) mem_pools_over_sources gpu_mem_pools_over_sources => sources;
     worlds(1) mem_pools_over_bad_sources gpu_mem_pools_over_bad_sources => bad_sources;
     worlds(2) mem_pools_are_of_one_device gpu2_mem_pools_are_of_one_device => one_device;
 }
 
-/// Whether a pool holds this tensor.
+/// Whether the tensor's memory is in a pool.
 fn holds(pool: &MemPool, tensor: &warpline::Tensor) -> bool {
     let address = tensor.data_ptr();
     let segments = pool.snapshot();
@@ -40,7 +40,7 @@ fn serve(world: &World) -> Result<()> {
         assert!(holds(&first, &a));
         assert!(!holds(&first, &outside) && !holds(&second, &outside));
         assert_eq!(outside.to_vec::<f32>()?, vec![2.0; 1000]);
-        // It outlives its pool.
+        // The tensors outlive their pool.
         drop((first, second));
         let pools = |s: &cuda::SegmentInfo| s.device == device && s.segment_pool_id.1 != 0;
         assert_eq!(cuda::memory_snapshot()?.iter().filter(|s| pools(s)).count(), 1);
@@ -74,13 +74,13 @@ fn one_device(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// Counts itself out as it is dropped, after what it owns.
-struct Counted {
+/// Decrements the counter of live memory when dropped.
+struct CountedMemory {
     _memory: DeviceMemory,
     live: Arc<AtomicUsize>,
 }
 
-impl Drop for Counted {
+impl Drop for CountedMemory {
     fn drop(&mut self) {
         self.live.fetch_sub(1, Ordering::SeqCst);
     }
@@ -97,14 +97,15 @@ fn sources(_: &World) -> Result<()> {
         let _memory = DeviceMemory::new(driver, device, bytes)?;
         let ptr = _memory.ptr();
         counter.fetch_add(1, Ordering::SeqCst);
-        let owner = Counted { _memory, live: Arc::clone(&counter) };
-        // SAFETY: the owner's, who frees it when dropped; that waits for the device.
+        let owner = CountedMemory { _memory, live: Arc::clone(&counter) };
+        // SAFETY: `ptr` is the start of the `bytes` bytes that `owner` holds. The owner's drop
+        // waits for the device before it frees them.
         Ok(unsafe { ForeignMemory::new(driver, device, ptr, bytes, owner) }.into())
     })?;
     for pool in [&plain, &foreign] {
         let a = cuda::with_mem_pool(pool, || ones([1000], 0))?;
         assert!(holds(pool, &a));
-        // Freed memory of the pool serves it again.
+        // Freed memory of the pool is reused for the next request in it.
         let address = a.data_ptr();
         drop(a);
         let b = cuda::with_mem_pool(pool, || ones([1000], 0))?;
@@ -169,10 +170,10 @@ fn a_chain_of_pools_whose_sources_own_tensors_is_dropped_without_recursion() {
     assert!(thread.join().expect("no panic").expect("no error"));
 }
 
-/// Uses the allocator when it is dropped.
-struct Allocates;
+/// Allocates memory when dropped.
+struct AllocateOnDrop;
 
-impl Drop for Allocates {
+impl Drop for AllocateOnDrop {
     fn drop(&mut self) {
         cuda::empty_cache();
         let _ = ones([1 << 20], 0);
@@ -185,13 +186,14 @@ fn a_source_is_dropped_outside_the_locks_of_the_allocator() {
     std::thread::spawn(move || {
         let runtime = warpline::open("sim:1,lazy", &Default::default()).expect("a simulated GPU");
         let run = || {
-            let value = Allocates;
+            let value = AllocateOnDrop;
             let pool = MemPool::over(0, PoolOptions::default(), move |driver, device, bytes| {
                 let _ = &value;
                 Ok(DeviceMemory::new(driver, device, bytes)?.into())
             })?;
             let x = cuda::with_mem_pool(&pool, || ones([1000], 0))?;
-            // Freed while another stream uses it: the allocator keeps it after the pool.
+            // Freed while another stream uses it, so the allocator keeps the memory after the pool
+            // is gone.
             let side = cuda::Stream::new(())?;
             cuda::with_stream(&side, || x.add(1.0).map(drop))?;
             drop((x, pool));

@@ -1,5 +1,4 @@
-//! What errors say where people see them first: the op that was called, what was wrong with it, and the
-//! line of the call.
+//! Error messages name the called op, the fault, and the line of the call.
 
 use std::error::Error as _;
 use std::panic::Location;
@@ -14,7 +13,7 @@ use warpline::{
 use warpline_runtime::View;
 use warpline_runtime::iter::halves;
 
-/// Checks that a call was refused in its own name and at its own line, and returns what was said.
+/// Asserts that the error names the op and this call's line. Returns the message.
 #[track_caller]
 pub(crate) fn refused<T>(op: &str, result: Result<T>) -> String {
     let here = Location::caller();
@@ -157,7 +156,7 @@ fn ops_fail_under_their_own_names() -> Result<()> {
 }
 
 #[test]
-fn devices_that_do_not_meet_are_named_with_the_op_and_the_line() -> Result<()> {
+fn mixed_devices_are_named_with_the_op_and_the_line() -> Result<()> {
     with_runtime(&simulated(2)?, || {
         let (a, b) = (ones([2, 2], "cuda:0")?, ones([2, 2], "cpu")?);
         let text = refused("add", &a + &b);
@@ -170,9 +169,9 @@ fn devices_that_do_not_meet_are_named_with_the_op_and_the_line() -> Result<()> {
     })
 }
 
-/// A device that is not there, or whose name means nothing, by every way to name one.
+/// Unknown devices and malformed device names, in every function that takes a device.
 #[test]
-fn devices_that_are_not_there_are_named_with_the_op_and_the_line() -> Result<()> {
+fn unknown_devices_are_named_with_the_op_and_the_line() -> Result<()> {
     with_runtime(&simulated(2)?, || {
         for (name, said) in [("cuda:x", "'cuda:x'"), ("gpu", "'gpu'"), ("cuda:7", "cuda:7")] {
             let t = ones([2], ())?;
@@ -232,14 +231,14 @@ fn without_cuda_the_op_and_the_line_are_named() {
     });
 }
 
-/// What is asked for is said in words, by the op that asked.
+/// The op that allocates names itself and the size.
 #[test]
 fn without_memory_the_op_the_size_and_the_line_are_named() -> Result<()> {
     everywhere(|at| {
         let text = refused("zeros", zeros([1 << 60], (DType::U8, at)));
         assert!(text.contains("1073741824.00 GiB") && text.contains("out of memory"), "{text}");
         let t = zeros([1], at)?;
-        // 4 EiB: more than any address space, even of a system that promises what it has not.
+        // 4 EiB exceeds any address space, even on a system that overcommits memory.
         let wide = t.expand([1isize << 60])?;
         refused("full", full([1 << 60], 1, at));
         refused("new_empty", t.new_empty([1 << 60], ()));
@@ -266,7 +265,7 @@ fn without_memory_the_op_the_size_and_the_line_are_named() -> Result<()> {
     })
 }
 
-/// Closures do not know who called the function that they are in.
+/// A closure does not know the caller of its function, so the location must be passed explicitly.
 #[test]
 fn loaders_fail_at_the_line_that_asks_for_a_batch() -> Result<()> {
     struct Ragged;
@@ -290,15 +289,14 @@ fn loaders_fail_at_the_line_that_asks_for_a_batch() -> Result<()> {
         let text = batch.expect_err("ragged").to_string();
         assert!(text.contains("messages.rs:"), "{text}");
     }
-    // What one launch cannot do is done in two, in a closure.
+    // `halves` splits a large launch in two and runs each in a closure.
     let t = ones([4], ())?;
     let fails = |_: [View<'_>; 1]| Err(Error::invalid("half", "no"));
     refused("half", halves(&[t.as_view()], fails));
     Ok(())
 }
 
-/// `fn main() -> warpline::Result<()>` prints `Debug`, and reports of several lines go through `source`.
-/// A peer that is gone, and one that sends what is no message.
+/// The peer is gone, or sends bytes that are no message.
 #[cfg(target_os = "linux")]
 #[test]
 fn channels_fail_at_the_line_of_the_call() -> Result<()> {
@@ -318,6 +316,8 @@ fn channels_fail_at_the_line_of_the_call() -> Result<()> {
     Ok(())
 }
 
+/// `fn main() -> warpline::Result<()>` prints `Debug`, and error reports of several lines follow
+/// `source`.
 #[test]
 fn debug_is_the_message_and_no_source_repeats_it() -> Result<()> {
     with_runtime(&simulated(1)?, || {
@@ -389,7 +389,7 @@ fn a_closure_uses_streams_and_tensors_with_one_error_type() -> Result<()> {
     })
 }
 
-/// A race that printing completes is one of the line that prints.
+/// Printing a tensor can complete a race. The race names the line that prints.
 #[test]
 fn a_race_completed_by_printing_is_reported_at_the_line_that_prints() -> Result<()> {
     with_runtime(&simulated(1)?, || {

@@ -1,5 +1,5 @@
-//! Errors of functions that consist of other ops, of gradients, and of indices that a kernel finds: they name the function
-//! that the program called, and its line.
+//! Errors of composed functions, of gradients, and of failed index checks name the function that
+//! the program called, and its line.
 
 use warpline::autograd::{self, Context, Function, GradOptions, Gradients, ToSave, no_grad};
 use warpline::functional::{
@@ -11,7 +11,8 @@ use warpline::{
 
 use crate::messages::{everywhere, refused};
 
-/// Reads a result: on a GPU an index that is out of range is reported there, as an error of the call that made it.
+/// Reads a result. On a GPU, an index out of range is reported here as an error of the original
+/// call.
 fn read(result: Result<Tensor>) -> Result<Vec<f64>> {
     result?.to(DType::F64)?.to_vec::<f64>()
 }
@@ -83,7 +84,7 @@ fn functions_that_consist_of_others_fail_under_their_own_names() -> Result<()> {
     })
 }
 
-/// Multiplies by a matrix that does not fit, backwards alone.
+/// A function whose backward pass multiplies by a matrix of a wrong size.
 struct Misfit;
 
 impl Function for Misfit {
@@ -115,7 +116,7 @@ fn a_gradient_fails_under_the_name_and_at_the_line_of_its_op() -> Result<()> {
     })
 }
 
-/// The gradient of a convolution needs memory that is not there.
+/// The gradient of a convolution does not fit in memory.
 #[test]
 fn a_gradient_without_memory_names_its_op_and_no_line_of_ours() -> Result<()> {
     let runtime = warpline::open("sim:1,memory=64MiB", &warpline::RuntimeConfig::default())?;
@@ -170,7 +171,8 @@ fn a_moved_leaf_within_a_checkpoint_is_refused_at_the_line_of_the_checkpoint() -
     })
 }
 
-/// On a GPU the pass runs before the index is reported, and its kernels find the index, too.
+/// On a GPU, the backward pass runs before the failure is reported, and its kernels check the same
+/// index.
 #[test]
 fn an_index_out_of_range_names_the_forward_call_after_a_pass() -> Result<()> {
     with_runtime(&simulated(1)?, || {
@@ -196,7 +198,8 @@ fn an_index_out_of_range_names_the_forward_call_after_a_pass() -> Result<()> {
         refused("take_along_dim", grad(table.take_along_dim(&wide, 0)?));
         table.set_grad(None)?;
         let next = table.add(1)?;
-        // Nothing read the results of the calls themselves. The report of the first stands for all.
+        // The calls' results were never read, so `synchronize` reports the failures: the first
+        // stands for all.
         let error = cuda::synchronize(()).expect_err("failures that were not reported").to_string();
         assert!(error.starts_with("embedding: "), "{error}");
         cuda::synchronize(())?;
@@ -205,7 +208,7 @@ fn an_index_out_of_range_names_the_forward_call_after_a_pass() -> Result<()> {
     })
 }
 
-/// A function whose gradient takes rows of its own.
+/// A function whose backward pass selects rows.
 struct Rows;
 
 impl Function for Rows {

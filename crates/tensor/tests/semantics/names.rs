@@ -1,4 +1,4 @@
-//! What people who know PyTorch, candle or ndarray type first.
+//! Names and forms of calls that users of PyTorch, candle or ndarray try first.
 
 use warpline::{
     DType, ErrorKind, Result, ResultExt, Tensor, arange, cuda, ones, simulated, tensor,
@@ -119,7 +119,7 @@ fn a_step_of_gradient_descent_in_place() -> Result<()> {
         assert!(matches!(whole.add_scaled_(&grad, 1).kind(), Some(ErrorKind::CannotCast { .. })));
         let error = weight.add_scaled_(&ones([2], at)?, 1).unwrap_err();
         assert!(error.to_string().starts_with("add_scaled_: "), "{error}");
-        // A tensor that is added to itself, and one of another order in memory.
+        // The operand is the tensor itself.
         assert_eq!(weight.add_scaled_(&weight, 1)?.to_vec::<f32>()?, [1.0, 0.0, -2.0]);
         Ok(())
     })
@@ -137,7 +137,7 @@ fn streams_and_events_are_made_by_their_types() -> Result<()> {
         assert!(cuda::Stream::new(7).is_err());
         let (start, end) = (cuda::Event::timing(), cuda::Event::timing());
         start.record(&stream)?;
-        // A closure that may fail, and one `?`.
+        // The closure may fail, and one `?` handles both errors.
         let sum = cuda::with_stream(&stream, || ones([4], "cuda")?.sum(()))?;
         end.record(&stream)?;
         end.synchronize()?;

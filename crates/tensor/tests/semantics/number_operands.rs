@@ -1,18 +1,18 @@
-//! Numbers, and tensors without dimensions, beside tensors of halves: against PyTorch's rounding.
+//! Halves combined with numbers or with tensors without dimensions are rounded as in PyTorch.
 
 use serde_json::Value;
 use warpline::{
     DType, Result, RoundingMode, Tensor, TensorOrScalar, simulated, tensor, with_runtime,
 };
 
-/// Made by `number_operands.py` beside it.
+/// Written by `goldens/number_operands.py`.
 const GOLDENS: &str = include_str!("../goldens/number_operands.json");
 
 fn numbers(value: &Value) -> Vec<f64> {
     value.as_array().expect("a list").iter().map(number).collect()
 }
 
-/// A number, or a bool as one.
+/// Reads a number. A bool counts as 0 or 1.
 fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| f64::from(value.as_bool().expect("a number or a bool")))
 }
@@ -80,7 +80,7 @@ impl<'a> Golden<'a> {
         tensor(numbers(&self.case["input"]), (self.dtype, at))
     }
 
-    /// The tensor without dimensions, if it is one.
+    /// Returns the operand as a tensor without dimensions, if the case has one.
     fn tensor(&self) -> Result<Option<Tensor>> {
         let Some(dtype) = self.case["number_dtype"].as_str() else { return Ok(None) };
         let dtype = DType::from_name(dtype).expect("a dtype");
@@ -116,7 +116,7 @@ impl<'a> Golden<'a> {
         let dtype = self.case["output_dtype"].as_str().and_then(DType::from_name);
         assert_eq!(Some(out.dtype()), dtype, "{}", self.case);
         let own = out.to(DType::F32)?.to_vec::<f32>()?;
-        // In `f32`, since `serde_json` rounds long numbers wrongly in their last bit.
+        // Compare in `f32`, because `serde_json` misreads the last bit of long numbers.
         let expected: Vec<f32> = numbers(&self.case["output"]).iter().map(|&x| x as f32).collect();
         assert_eq!(own, expected, "{} on {}", self.case, out.device());
         Ok(())
@@ -140,8 +140,9 @@ fn a_number_is_rounded_as_in_pytorch() {
     });
 }
 
-/// PyTorch's CUDA kernels of `add` and its like read a number in `f32`. Those of comparisons, `remainder`, `fmod`, `pow`
-/// and `lerp` with a tensor without dimensions round it to the halves first, as on the CPU.
+/// As in PyTorch's CUDA kernels, `add` and similar ops read a number in `f32`. Comparisons,
+/// `remainder`, `fmod`, `pow`, and `lerp` with a tensor without dimensions round it to the dtype of
+/// the halves first, as on the CPU.
 #[test]
 fn a_number_beside_a_gpus_halves_is_rounded_as_pytorchs_kernels_do() -> Result<()> {
     let goldens: Value = serde_json::from_str(GOLDENS).expect("JSON");

@@ -1,4 +1,4 @@
-//! Sizes and numbers at the edge of what fits, on the CPU and on a simulated GPU.
+//! Sizes and numbers at the limits of their types, on the CPU and on a simulated GPU.
 
 use warpline::data::{DataLoader, Dataset};
 use warpline::{
@@ -57,7 +57,8 @@ fn a_slice_beyond_the_end() -> Result<()> {
     })
 }
 
-/// What does not fit is an error, in whatever dtype it is read, or made.
+/// A value that does not fit the requested type is an error, both when it is read and when it is
+/// made.
 #[test]
 fn a_value_that_the_type_cannot_hold() -> Result<()> {
     fn refused<T: Element>(t: &Tensor) {
@@ -90,7 +91,7 @@ fn a_value_that_the_type_cannot_hold() -> Result<()> {
         }
         refused::<half::f16>(&tensor(70_000i64, at)?);
         refused::<f32>(&tensor(1e300f64, at)?);
-        // Many are read as what they are.
+        // Several elements are read only in the tensor's own dtype.
         let error = tensor([300i64, 1], at)?.to_vec::<u8>().expect_err("another dtype");
         assert!(
             matches!((error.op(), error.kind()), ("to_vec", ErrorKind::DTypeMismatch { .. })),
@@ -101,7 +102,7 @@ fn a_value_that_the_type_cannot_hold() -> Result<()> {
             matches!((error.op(), error.kind()), ("to_vec_async", ErrorKind::DTypeMismatch { .. })),
             "{error}"
         );
-        // Nor are they made of what they cannot hold.
+        // Making a tensor from values outside its dtype is an error, too.
         assert!(tensor([300i64, 1], (DType::U8, at)).is_err());
         assert!(tensor([f32::NAN], (DType::I32, at)).is_err());
         assert_eq!(tensor([255i64, 1], (DType::U8, at))?.to_vec::<u8>()?, [255, 1]);

@@ -5,7 +5,7 @@ use warpline::{DType, Device, ErrorKind, Result, ResultExt, TensorOptions, arang
 use crate::common::World;
 
 rows! {
-    worlds(1) s26_pin_memory gpu_s26_pin_memory => pin;
+    worlds(1) s26_pin_memory_returns_a_page_locked_copy gpu_s26_pin_memory_returns_a_page_locked_copy => pin;
 }
 
 fn pin(_: &World) -> Result<()> {
@@ -18,7 +18,7 @@ fn pin(_: &World) -> Result<()> {
     assert_eq!(pinned.pin_memory()?.data_ptr(), pinned.data_ptr(), "pinned already");
     assert!(pinned.t()?.narrow(0, 2, 3)?.is_pinned(), "views are, too");
     assert_eq!(t.t()?.pin_memory()?.to_vec::<i64>()?, t.t()?.to_vec::<i64>()?);
-    // Ops on it are the CPU's, into ordinary memory.
+    // An op on a page-locked tensor runs on the CPU, and its result is in ordinary memory.
     let sum = (&pinned + 1)?;
     assert!(!sum.is_pinned());
     assert_eq!(sum.i((0, 0))?.item::<i64>()?, 1);

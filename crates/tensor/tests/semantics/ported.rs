@@ -1,4 +1,5 @@
-//! Behaviours that PyTorch tests and that belong to no one row, on boxes that can be looked into.
+//! Behaviours that PyTorch tests and that belong to no single row. The tests inspect the simulated
+//! driver.
 
 use warpline::{
     DType, ErrorKind, Result, RuntimeConfig, SyncPolicy, arange, cuda, empty, full, ones, zeros,
@@ -12,8 +13,8 @@ fn small(capacity: usize) -> SimBox {
     SimBox::new(config, &RuntimeConfig::default())
 }
 
-/// PyTorch: copy_non_blocking, to_non_blocking, to_cpu_blocking_by_default: the stream is busy
-/// exactly when the copy is asynchronous.
+/// PyTorch: copy_non_blocking, to_non_blocking, to_cpu_blocking_by_default. After an asynchronous
+/// copy the stream is busy; after any other copy it is not.
 #[test]
 fn copies_are_asynchronous_only_between_pinned_memory_and_a_device() {
     let world = SimBox::lazy(1);
@@ -43,7 +44,7 @@ fn copies_are_asynchronous_only_between_pinned_memory_and_a_device() {
             out.copy_(&device, true)?;
             Ok(out)
         })?);
-        // Into part of a page-locked tensor.
+        // The destination is part of a page-locked tensor.
         let into = zeros([1000], DType::I64)?.pin_memory()?;
         assert!(busy(&|| {
             let slot = into.narrow(0, 300, 500)?;
@@ -54,8 +55,8 @@ fn copies_are_asynchronous_only_between_pinned_memory_and_a_device() {
     });
 }
 
-/// PyTorch: caching_pinned_memory, caching_pinned_memory_multi_gpu: a page-locked block is used
-/// again, but not while a copy uses it.
+/// PyTorch: caching_pinned_memory, caching_pinned_memory_multi_gpu. A page-locked block is reused
+/// only after its copies have finished.
 #[test]
 fn a_pinned_block_is_used_again_once_its_copies_are_done() {
     for device in 0..2 {
@@ -80,8 +81,8 @@ fn a_pinned_block_is_used_again_once_its_copies_are_done() {
     }
 }
 
-/// PyTorch: caching_allocator_record_stream_oom: what other streams have yet to finish with is
-/// waited for before an allocation fails.
+/// PyTorch: caching_allocator_record_stream_oom. Before an allocation fails, it waits for memory
+/// that other streams still use.
 #[test]
 fn pending_frees_are_reclaimed_under_pressure() {
     let world = small(256 << 20);
@@ -92,7 +93,8 @@ fn pending_frees_are_reclaimed_under_pressure() {
             let y = &x + 1.0;
             let y = y?;
             cuda::with_stream(&s, || y.add_(1.0).map(drop))?;
-            // Freed while `s` is still at it; more than fits altogether.
+            // `y` is freed while `s` still uses it. Without a wait, the freed tensors would not
+            // fit.
         }
         cuda::synchronize(0)?;
         assert_eq!(x.sum(())?.item::<f32>()?, 0.0);
@@ -145,7 +147,7 @@ fn devices_are_counted_apart() {
 
 /// PyTorch: mem_get_info.
 #[test]
-fn free_memory_is_what_the_driver_says() {
+fn free_memory_is_the_drivers_figure() {
     let world = SimBox::lazy(2);
     world.enter(|| {
         for device in 0..2 {
@@ -188,7 +190,7 @@ fn devices_may_be_used_first_at_once() {
     }
 }
 
-/// One cache serves all: page-locked memory that one thread frees, another may be given.
+/// All threads share one cache: page-locked memory that one thread frees may serve another.
 #[test]
 fn threads_share_tensors_and_caches() {
     for seed in 0..4 {

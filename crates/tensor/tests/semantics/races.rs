@@ -1,4 +1,5 @@
-//! What the race detector of `SyncPolicy::Manual` says of tensors, and what it does not.
+//! Tensor programs that the race detector of `SyncPolicy::Manual` reports, and programs that it
+//! accepts.
 
 use warpline::{Device, Result, cuda, ones, zeros};
 
@@ -33,7 +34,7 @@ fn allocation(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// A tensor that another stream still reads is freed; its memory goes to the next one.
+/// A tensor is freed while another stream reads it, and the next tensor receives its memory.
 fn freed(world: &World) -> Result<()> {
     for device in 0..world.devices {
         for record in [true, false] {
@@ -85,13 +86,13 @@ fn host_code(world: &World) -> Result<()> {
         let races = cuda::take_races();
         assert_eq!(races.len(), 1, "{races:?}");
         assert_eq!((races[0].second.location.line(), races[0].second.stream.clone()), (line, None));
-        // In order: the copy is waited for.
+        // With a wait for the copy there is no race.
         pinned.copy_(&a, true)?;
         cuda::current_stream(device)?.synchronize()?;
         pinned.add_(1.0)?;
         assert_eq!(pinned.to_vec::<f32>()?[7], 2.0);
         assert!(cuda::take_races().is_empty());
-        // What is being sent may be read, not written.
+        // The source of a copy in flight may be read, not written.
         a.copy_(&pinned, true)?;
         assert_eq!(pinned.to_vec::<f32>()?[7], 2.0);
         assert!(cuda::take_races().is_empty());
@@ -102,7 +103,7 @@ fn host_code(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// A copy between devices is ordered on both current streams, and on no others.
+/// A copy between devices is ordered on both current streams, and on no other stream.
 fn peers(world: &World) -> Result<()> {
     for device in 1..world.devices {
         let a = ones([1000], 0)?;
@@ -126,14 +127,14 @@ fn peers(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// One stream per device, memory that comes and goes, a cache that is emptied.
+/// One stream per device, with frequent allocations and an emptied cache, has no race.
 fn plain(world: &World) -> Result<()> {
     for round in 0..3 {
         for device in 0..world.devices {
             let a = ones([300, 7], device)?;
             let b = (&(&a * 2.0)?.t()?.contiguous()? + 1.0)?;
             assert_eq!(b.sum(())?.item::<f32>()?, 6300.0);
-            // Another stream's allocations get what this one's freed.
+            // Another stream of the device allocates the memory that this stream freed.
             let s = cuda::exclusive_stream(device, 0)?;
             drop((a, b));
             cuda::empty_cache();

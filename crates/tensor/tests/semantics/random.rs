@@ -1,4 +1,4 @@
-//! S30: random fills, their seeds, and PyTorch's own values.
+//! S30: random fills in place, seeds, and PyTorch's values.
 
 use serde_json::Value;
 use warpline::{
@@ -10,9 +10,9 @@ use crate::common::{self, World};
 
 rows! {
     worlds(1) s30_seeds_repeat gpu_s30_seeds_repeat => seeds;
-    worlds(1) s30_fills gpu_s30_fills => fills;
+    worlds(1) s30_fills_follow_their_distributions gpu_s30_fills_follow_their_distributions => fills;
     worlds(1) s30_values_are_pytorchs gpu_s30_values_are_pytorchs => goldens;
-    worlds(1) s30_bad_arguments gpu_s30_bad_arguments => refusals;
+    worlds(1) s30_bad_arguments_are_refused gpu_s30_bad_arguments_are_refused => refusals;
 }
 
 fn seeds(world: &World) -> Result<()> {
@@ -26,7 +26,7 @@ fn seeds(world: &World) -> Result<()> {
         manual_seed(6);
         assert_ne!(rand([100], at)?.to_vec::<f32>()?, a.to_vec::<f32>()?);
     }
-    // Every device has a generator of its own, from the same seed.
+    // Every device has its own generator with the same seed.
     manual_seed(5);
     let firsts =
         (0..world.devices).map(|i| rand([100], i)?.to_vec::<f32>()).collect::<Result<Vec<_>>>()?;
@@ -64,7 +64,7 @@ fn fills(world: &World) -> Result<()> {
         assert_eq!(mean_of(&t)?, 4.0);
         t.zero_()?;
         assert_eq!(mean_of(&t)?, 0.0);
-        // A fill of a view leaves the rest alone.
+        // A fill of a view leaves the other elements unchanged.
         let columns = t.narrow(1, 0, 2)?;
         columns.fill_(1.0)?;
         columns.normal_(0.0, 1.0)?;
@@ -82,15 +82,15 @@ fn doubles(t: &Tensor) -> Result<Vec<f64>> {
     t.to(DType::F64)?.to_vec()
 }
 
-/// The first values, and where given the last and the sum, as PyTorch has them.
+/// PyTorch's first values, and for some cases the last value and the sum.
 fn check(case: &Value, name: &str, t: &Tensor, tolerance: f64) -> Result<()> {
     let got = doubles(t)?;
-    // The values are those of `float32`; their text carries a few digits more.
+    // The values are `float32`, written with a few digits more.
     let close =
         |a: f64, b: f64| a as f32 == b as f32 || (a - b).abs() <= tolerance * b.abs().max(1.0);
     let want = list(&case[name]);
     assert!(!want.is_empty(), "{name} of {case}");
-    // Long rows list values at even distances, and their sum.
+    // Long rows list values at equal distances, and their sum.
     let sum = case[format!("{name}_sum")].as_f64();
     let step = if sum.is_some() { got.len() / want.len() + 1 } else { 1 };
     for (i, (g, w)) in got.iter().step_by(step).zip(&want).enumerate() {
@@ -109,14 +109,14 @@ fn check(case: &Value, name: &str, t: &Tensor, tolerance: f64) -> Result<()> {
 fn golden(at: Device) -> Result<()> {
     let Some(goldens) = common::golden_json("rng.json") else { return Ok(()) };
     let kind = if at.is_cuda() { "cuda" } else { "cpu" };
-    // Normal values pass through the machine's own logarithm, sine and cosine.
+    // Normal values depend on the machine's logarithm, sine and cosine.
     let near = 1e-5;
     let cases = goldens["cases"].as_array().expect("cases");
     let mut seen = 0;
     for case in cases.iter().filter(|c| c["device"] == kind) {
         let n = case["n"].as_i64().expect("n");
         if n == -1 {
-            continue; // particular fills, whose calls the kernels' own tests make
+            continue; // the kernels' tests cover these fills
         }
         seen += 1;
         let n = n as usize;
@@ -140,7 +140,7 @@ fn goldens(world: &World) -> Result<()> {
     golden(Device::cuda(world.devices - 1))
 }
 
-/// Values on CUDA depend on the multiprocessors of the GPU, as in PyTorch.
+/// As in PyTorch, values on CUDA depend on the GPU's number of multiprocessors.
 fn cuda_is_not_the_goldens() -> Result<bool> {
     Ok(warpline::cuda::get_device_properties(())?.multiprocessor_count != 132)
 }

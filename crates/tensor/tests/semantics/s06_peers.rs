@@ -1,4 +1,4 @@
-//! S6: ops that read a peer's memory, where that was enabled.
+//! S6: ops that read a peer's memory, with peer access enabled.
 
 use warpline::cuda::AllocatorConfig;
 use warpline::{
@@ -10,7 +10,7 @@ use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
 use crate::boxes::{SimBox, schedules};
 use crate::common;
 
-/// Mapped memory, segments, and segments that grow.
+/// Policies with mapped pages, with segments, and with expandable segments.
 const POLICIES: [&str; 4] = [
     "policy:default",
     "policy:torch",
@@ -37,7 +37,7 @@ rows! {
     s06_ops_read_a_peer gpu2_s06_ops_read_a_peer => every_op;
     s06_peer_reads_are_in_order gpu2_s06_peer_reads_are_in_order => in_order;
     s06_freed_peers_are_not_reused_early gpu2_s06_freed_peers_are_not_reused_early => freed;
-    s06_random_programs gpu2_s06_random_programs => random_programs;
+    s06_random_programs_agree_with_one_by_one gpu2_s06_random_programs_agree_with_one_by_one => random_programs;
 }
 
 fn everywhere(sync_policy: SyncPolicy, body: impl Fn(usize) -> Result<()>) {
@@ -56,7 +56,7 @@ fn everywhere(sync_policy: SyncPolicy, body: impl Fn(usize) -> Result<()>) {
 }
 
 fn every_op(devices: usize) -> Result<()> {
-    // Memory from before and from after the enabling.
+    // `x` and `y` were allocated before peer access was enabled, the other operands after.
     let x = arange(6, (DType::F32, Device::cuda(0)))?.reshape([2, 3])?;
     let y = full([2, 3], 10.0, 1)?;
     let refused = (&x + &y).err();
@@ -77,7 +77,7 @@ fn every_op(devices: usize) -> Result<()> {
         let _current = cuda::device(current)?;
         let cases = [
             ((&x + &y)?, vec![10.0, 11.0, 12.0, 13.0, 14.0, 15.0]),
-            // Broadcast and of another dtype.
+            // A broadcast operand of another dtype.
             ((&x * &z)?, vec![0.0, 1.0, 4.0, 0.0, 4.0, 10.0]),
             (x.matmul(&y.t()?)?, vec![30.0, 30.0, 120.0, 120.0]),
             (
@@ -101,7 +101,7 @@ fn every_op(devices: usize) -> Result<()> {
         into.t()?.copy_(&arange(6, 1)?.reshape([3, 2])?, false)?;
         assert_eq!(into.to_vec::<f32>()?, [0.0, 2.0, 4.0, 1.0, 3.0, 5.0]);
     }
-    // One direction, and one pair.
+    // Access was enabled in one direction, for one pair of devices.
     assert!(matches!((&y + &x).kind(), Some(ErrorKind::DeviceMismatch { .. })));
     if devices > 2 {
         assert!(matches!((&x + &ones_on(2)?).kind(), Some(ErrorKind::DeviceMismatch { .. })));
@@ -125,14 +125,14 @@ trait First {
 }
 
 impl First for Tensor {
-    /// The first of a batch.
+    /// Returns the first element along dimension 0.
     fn i_first(&self) -> Result<Tensor> {
         self.narrow(0, 0, 1)
     }
 }
 
-/// The op comes after what was enqueued on both devices, and what is enqueued later on either
-/// comes after it, whatever streams are current.
+/// The op is ordered after earlier work of both devices, and later work of both is ordered after
+/// it, on any current streams.
 fn in_order(_devices: usize) -> Result<()> {
     cuda::enable_peer_access(0, 1)?;
     let (here, there) = (cuda::exclusive_stream(0, 0)?, cuda::exclusive_stream(1, 0)?);
@@ -151,7 +151,7 @@ fn in_order(_devices: usize) -> Result<()> {
     Ok(())
 }
 
-/// Memory that a foreign stream reads is not given away before it has.
+/// Memory that a peer's stream reads is not reused before the read.
 fn freed(_devices: usize) -> Result<()> {
     cuda::enable_peer_access(0, 1)?;
     let here = cuda::exclusive_stream(0, 0)?;
@@ -161,7 +161,7 @@ fn freed(_devices: usize) -> Result<()> {
         let y = full([5000], f64::from(step), 1)?;
         sums.push(cuda::with_stream(&here, || &x + &y)?);
         drop(y);
-        let other = full([5000], -7.0, 1)?; // perhaps the same block
+        let other = full([5000], -7.0, 1)?; // may receive the same block
         other.add_(1.0)?;
     }
     for (step, sum) in sums.iter().enumerate() {
@@ -170,7 +170,7 @@ fn freed(_devices: usize) -> Result<()> {
     Ok(())
 }
 
-/// Random programs over devices and streams give what they give one op after another.
+/// Random programs over devices and streams give the same values as the ops one after another.
 fn random_programs(devices: usize) -> Result<()> {
     for a in 0..devices {
         for b in 0..devices {
@@ -200,7 +200,7 @@ fn random_programs(devices: usize) -> Result<()> {
                         model[i] = model[i].wrapping_add(model[j]);
                     }
                     1 => {
-                        // The former tensor is dropped.
+                        // The assignment drops the old tensor.
                         tensors[i] = (&tensors[i] - &tensors[j])?;
                         model[i] = model[i].wrapping_sub(model[j]);
                     }
@@ -223,7 +223,7 @@ fn random_programs(devices: usize) -> Result<()> {
     Ok(())
 }
 
-/// Nothing waits on the host for any of it.
+/// No peer read makes the host wait.
 #[test]
 fn s06_a_peer_read_does_not_wait_on_the_host() {
     let world = SimBox::lazy(2);
@@ -239,7 +239,7 @@ fn s06_a_peer_read_does_not_wait_on_the_host() {
     });
 }
 
-/// The program's own ordering is checked across devices too.
+/// The race detector checks the program's order across devices, too.
 #[test]
 fn s06_manual_order_is_the_programs() {
     let world = SimBox::with(2, Schedule::Lazy, SyncPolicy::Manual);

@@ -1,4 +1,5 @@
-//! S7: ops are enqueued and return before they run; results look as if each had run at once.
+//! S7: ops are enqueued and return before they run. Their results are as if each op had run at
+//! once.
 
 use warpline::{DType, Device, Result, RuntimeConfig, arange, cuda, full, ones};
 use warpline_cuda_sys_safe::sim::CallKind;
@@ -10,7 +11,7 @@ crate::rows! {
     schedules(1) s07_results_look_sequential gpu_s07_results_look_sequential => sequential;
 }
 
-/// In-place ops, views and fills whose order matters; every number in it is exact.
+/// In-place ops, views and fills whose order matters. All numbers are exact.
 fn program(device: Device) -> Result<Vec<f32>> {
     let a = arange(48, (DType::F32, device))?;
     let b = (&a + 1.0)?;
@@ -23,7 +24,7 @@ fn program(device: Device) -> Result<Vec<f32>> {
     e.i(1)?.copy_(&e.i(2)?, false)?;
     e.t()?.i(3)?.mul_(0.5)?;
     let f = warpline::cat(&[&e, &e.t()?.reshape([6, 8])?], 0)?;
-    d.fill_(-1.0)?; // `e` shares its memory no more than `d - b` did
+    d.fill_(-1.0)?; // must not change `e`, which has its own memory
     (&f + &f.sum(0)?)?.to_vec()
 }
 
@@ -59,13 +60,13 @@ fn s07_nothing_runs_before_something_waits() {
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_s07_ops_return_before_they_run() {
-    // Simulated devices run what they are given when they please: here as late as they may.
+    // A simulated device may run work early, so the test asks for the laziest schedule.
     let spec = crate::common::gpu_spec();
     let (spec, n) = if spec.starts_with("sim") { (spec + ",lazy", 16) } else { (spec, 4096) };
     let runtime = warpline::open(&spec, &RuntimeConfig::default()).expect("a GPU");
     warpline::with_runtime(&runtime, || -> Result<()> {
         let a = full([n, n], 1e-3, (DType::F32, "cuda"))?;
-        a.matmul(&a)?; // loads what it needs
+        a.matmul(&a)?; // loads the kernels
         cuda::synchronize(())?;
         let products = (0..20).map(|_| a.matmul(&a)).collect::<Result<Vec<_>>>()?;
         assert!(!cuda::current_stream(())?.query()?, "20 products were done at once");

@@ -1,4 +1,5 @@
-//! S8: `synchronize` reports a failed index to the thread that made the call, and to no other.
+//! S8: `synchronize` reports a failed index check to the thread that made the call, and to no other
+//! thread.
 
 use std::thread::scope;
 
@@ -22,12 +23,12 @@ crate::rows! {
 }
 
 /// Runs `f` in another thread.
-fn there<R: Send>(runtime: &Runtime, f: impl FnOnce() -> R + Send) -> R {
+fn in_other_thread<R: Send>(runtime: &Runtime, f: impl FnOnce() -> R + Send) -> R {
     scope(|s| s.spawn(|| with_runtime(runtime, f)).join().expect("no panic"))
 }
 
-/// Everything that a thread does which waits by itself.
-fn work() -> Result<()> {
+/// Runs all calls of a thread that wait implicitly.
+fn wait_implicitly() -> Result<()> {
     let x = tensor([1.0f32, 2.0], 0)?;
     assert_eq!(x.add(1.0)?.to_vec::<f32>()?, [2.0, 3.0]);
     assert_eq!(x.sum(())?.item::<f32>()?, 3.0);
@@ -40,7 +41,7 @@ fn work() -> Result<()> {
     cuda::synchronize(0)
 }
 
-/// Waits between its replays.
+/// Replays a graph, with waits between the replays.
 fn replay() -> Result<()> {
     let (x, mut graph) = (zeros([2], 0)?, CudaGraph::new());
     graph.capture(|| x.add_(1.0).map(drop))?;
@@ -56,23 +57,23 @@ fn own_tensors(_: &World) -> Result<()> {
     let t = table(0)?;
     for index in [9, 10] {
         let bad = picked(&t, index)?;
-        there(&runtime, work)?;
-        there(&runtime, replay)?;
+        in_other_thread(&runtime, wait_implicitly)?;
+        in_other_thread(&runtime, replay)?;
         assert_eq!(failed(cuda::synchronize(0)).index, index);
-        work()?;
+        wait_implicitly()?;
         assert_marked(&bad, index);
     }
     Ok(())
 }
 
-/// Tests of one process, some of which expect a failure.
+/// Several tests run in one process, and some of them expect a failure.
 fn parallel(_: &World) -> Result<()> {
     let runtime = runtime();
     let test = |number: i64| -> Result<()> {
         let t = arange(12.0f32, 0)?.view([4, 3])?;
         for turn in 0..2 {
             if number % 2 == 0 {
-                work()?;
+                wait_implicitly()?;
                 continue;
             }
             let index = 100 * number + turn;
@@ -82,7 +83,7 @@ fn parallel(_: &World) -> Result<()> {
             } else {
                 assert_eq!(failed(cuda::synchronize(0)).index, index);
             }
-            work()?;
+            wait_implicitly()?;
         }
         Ok(())
     };
@@ -102,8 +103,8 @@ fn ended(_: &World) -> Result<()> {
     let runtime = runtime();
     let (t, stream) = (table(0)?, Stream::new(0)?);
     cuda::synchronize(0)?;
-    let bad = there(&runtime, || cuda::with_stream(&stream, || picked(&t, 9)))?;
-    Stream::new(0)?.synchronize()?; // of another stream
+    let bad = in_other_thread(&runtime, || cuda::with_stream(&stream, || picked(&t, 9)))?;
+    Stream::new(0)?.synchronize()?; // another stream reports nothing
     assert_eq!(failed(stream.synchronize()).index, 9);
     stream.synchronize()?;
     cuda::synchronize(0)?;
@@ -111,10 +112,10 @@ fn ended(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// Gathers on the device, by an index that is out of range.
-struct Gathering(Tensor);
+/// A dataset that gathers on the device, with an index that may be out of range.
+struct GatherDataset(Tensor);
 
-impl Dataset for Gathering {
+impl Dataset for GatherDataset {
     type Sample = Tensor;
 
     fn len(&self) -> usize {
@@ -128,9 +129,9 @@ impl Dataset for Gathering {
 
 fn workers(_: &World) -> Result<()> {
     for workers in [0, 1] {
-        let loader = DataLoader::new(Gathering(table(0)?)).batch_size(1)?.num_workers(workers);
+        let loader = DataLoader::new(GatherDataset(table(0)?)).batch_size(1)?.num_workers(workers);
         let batches = loader.iter()?.collect::<Result<Vec<_>>>()?;
-        there(&runtime(), || cuda::synchronize(0))?;
+        in_other_thread(&runtime(), || cuda::synchronize(0))?;
         assert_eq!(failed(cuda::synchronize(0)).index, 20, "{workers}");
         assert_marked(&batches[0], 20);
         assert_marked(&batches[1], 21);

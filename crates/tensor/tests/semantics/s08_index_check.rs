@@ -1,6 +1,6 @@
-//! S8: an index that is out of range is an error with the index and the call's place: on the CPU
-//! of the call; on a GPU of each read of the result, and of the next `synchronize` by the thread that
-//! made the call. The device stays usable.
+//! S8: an index out of range is an error that names the index and the line of the call. On the CPU,
+//! the call itself fails. On a GPU, each read of the result fails, and so does the next
+//! `synchronize` of the thread that made the call. The device stays usable.
 
 use warpline::cuda::{self, CudaGraph, Stream};
 use warpline::{
@@ -17,14 +17,14 @@ crate::rows! {
     schedules(1) s08_an_index_out_of_range_names_its_call gpu_s08_an_index_out_of_range_names_its_call
         => every_op_and_wait;
     schedules(1) s08_streams_are_blamed_apart gpu_s08_streams_are_blamed_apart => streams;
-    schedules(1) s08_a_wait_reports_what_it_covers gpu_s08_a_wait_reports_what_it_covers => covered;
+    schedules(1) s08_a_wait_reports_the_failures_that_it_covers gpu_s08_a_wait_reports_the_failures_that_it_covers => covered;
     schedules(1) s08_a_replay_names_the_captured_call gpu_s08_a_replay_names_the_captured_call
         => replays;
     manual(1) s08_index_checks_in_manual_mode gpu_s08_index_checks_in_manual_mode => every_op_and_wait;
     schedules(2) s08_devices_are_blamed_apart gpu2_s08_devices_are_blamed_apart => devices;
 }
 
-/// `[[0, 1, 2], [3, 4, 5], ..]`, four rows.
+/// `[[0, 1, 2], [3, 4, 5], …]`, four rows.
 pub(crate) fn table(device: usize) -> Result<Tensor> {
     arange(12.0f32, device)?.view([4, 3])
 }
@@ -33,7 +33,7 @@ pub(crate) fn indices(device: usize, values: &[i64]) -> Result<Tensor> {
     tensor(values, device)
 }
 
-/// The failed check; anything else is a wrong answer.
+/// Returns the failed check. Panics on success and on other errors.
 #[track_caller]
 pub(crate) fn failed<R: std::fmt::Debug, E: Into<Error> + std::fmt::Debug>(
     answer: Result<R, E>,
@@ -58,8 +58,7 @@ fn until(mut done: impl FnMut() -> Result<bool>) -> Result<()> {
     Ok(())
 }
 
-/// Every wait that learns that a tensor's work is done and reports no failure: some are for other
-/// tensors.
+/// Waits and queries that report no failure of the tensor. Some of them wait for other tensors.
 fn silent_waits() -> Vec<Wait> {
     vec![
         |_| until(|| cuda::current_stream(())?.query()),
@@ -83,7 +82,7 @@ fn silent_waits() -> Vec<Wait> {
     ]
 }
 
-/// Every way of waiting for a tensor that reports its failure.
+/// Waits that report a tensor's failure.
 fn waits() -> Vec<Wait> {
     vec![
         |_| cuda::synchronize(()),
@@ -111,7 +110,8 @@ fn every_op_and_wait(_: &World) -> Result<()> {
         let (line, picked) = (line!(), t.index_select(0, &bad)?);
         let after = t.index_select(0, &good)?;
         assert_is(&failed(wait(&picked)), "index_select", 4, [0, 4], line);
-        // Once, but for what depends on it; and the results of what was right are right.
+        // The failure is reported once by waits, and by each read of dependent data. Other results
+        // are right.
         wait(&after)?;
         assert_is(&failed(picked.to_vec::<f32>()), "index_select", 4, [0, 4], line);
         for right in [before, after, t.index_select(0, &good)?] {
@@ -129,7 +129,7 @@ fn every_op_and_wait(_: &World) -> Result<()> {
         wait(&picked)?;
         assert_is(&failed(cuda::synchronize(())), "index_select", 4, [0, 4], line);
         wait(&picked)?;
-        cuda::synchronize(())?; // once
+        cuda::synchronize(())?; // reported only once
         assert_is(&failed(picked.to_vec::<f32>()), "index_select", 4, [0, 4], line);
     }
     Ok(())
@@ -152,7 +152,7 @@ fn s08_on_the_cpu_the_call_itself_fails() {
     });
 }
 
-/// With `launch_blocking` it is the call's own, on whatever stream.
+/// With `launch_blocking`, the call itself fails, on any stream.
 fn blocking(_: &World) -> Result<()> {
     let (t, bad) = (table(0)?, indices(0, &[-7])?);
     for _ in 0..3 {
@@ -196,7 +196,7 @@ fn streams(_: &World) -> Result<()> {
     for turn in 0..4 {
         let (first, _) = (line!(), cuda::with_stream(&a, || embedding(&t, &bad))?);
         let (second, _) = (line!(), cuda::with_stream(&b, || embedding(&t, &bad))?);
-        // Each stream has its own, whatever has run meanwhile, in either order.
+        // Each stream reports its own failure, in either order.
         let mut order = [(&a, first), (&b, second)];
         if turn % 2 == 1 {
             order.reverse();
@@ -205,16 +205,16 @@ fn streams(_: &World) -> Result<()> {
             assert_is(&failed(stream.synchronize()), "embedding", 9, [0, 4], line);
             stream.synchronize()?;
         }
-        // The device's wait reports them one after the other.
+        // Waits for the device report the two failures one after the other.
         let (first, _) = (line!(), cuda::with_stream(&a, || embedding(&t, &bad))?);
         let (second, _) = (line!(), cuda::with_stream(&b, || embedding(&t, &bad))?);
         let mut lines = [0, 1].map(|_| failed(cuda::synchronize(0)).location.line());
         lines.sort_unstable();
         assert_eq!(lines, [first, second]);
         cuda::synchronize(0)?;
-        // A stream that is gone is among those that the device waits for.
+        // A dropped stream is among those that a wait for the device covers.
         let gone = cuda::exclusive_stream(0, 0)?;
-        let (t, bad) = (t.copy()?, bad.copy()?); // they remember the stream
+        let (t, bad) = (t.copy()?, bad.copy()?); // the originals must not record a use by `gone`
         let (line, _) = (line!(), cuda::with_stream(&gone, || embedding(&t, &bad))?);
         drop((gone, t, bad));
         assert_is(&failed(cuda::synchronize(0)), "embedding", 9, [0, 4], line);
@@ -228,15 +228,15 @@ fn covered(_: &World) -> Result<()> {
     cuda::synchronize(0)?;
     let [a, b] = pool_streams()?;
     for _ in 0..4 {
-        // What b was given before is not the event's, nor what a is given after it.
+        // The event covers neither earlier work of `b` nor later work of `a`.
         let (early, _) = (line!(), cuda::with_stream(&b, || embedding(&t, &bad))?);
         let event = a.record_event(None)?;
         let (late, picked) = (line!(), cuda::with_stream(&a, || embedding(&t, &bad))?);
         event.synchronize()?;
-        // A copy on a waits for `picked`, and for no other stream.
+        // The copy on `a` waits for `picked` and for no other stream.
         let read = cuda::with_stream(&a, || picked.to_vec::<f32>());
         assert_is(&failed(read), "embedding", 5, [0, 4], late);
-        // Nor is b's before something waits for it through a.
+        // The failure on `b` is not reported before something waits for `b` through `a`.
         a.wait_stream(&b)?;
         assert_is(&failed(a.synchronize()), "embedding", 5, [0, 4], early);
         cuda::synchronize(0)?;
@@ -270,12 +270,12 @@ fn replays(_: &World) -> Result<()> {
         assert_eq!(read(&rows)?, [3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
         which.copy_(&indices(0, &[bad, 0])?, false)?;
         graph.replay()?;
-        cuda::Stream::new(0)?.synchronize()?; // which covers no replay
+        cuda::Stream::new(0)?.synchronize()?; // covers no replay
         for _ in 0..2 {
             assert_is(&failed(read(&rows)), "index_select", bad, [0, 4], line);
         }
-        assert_eq!(read(&columns)?, [0.0, 3.0, 6.0, 9.0]); // the other call's
-        // Each replay reports anew. Both calls of a graph mark their results.
+        assert_eq!(read(&columns)?, [0.0, 3.0, 6.0, 9.0]); // the other call succeeded
+        // Each replay reports its own failure. Both calls in the graph mark their results.
         other.copy_(&indices(0, &[3])?, false)?;
         graph.replay()?;
         assert_is(&failed(cuda::synchronize(0)), "index_select", bad, [0, 4], line);
@@ -287,7 +287,7 @@ fn replays(_: &World) -> Result<()> {
     }
     graph.replay()?;
     assert_eq!(read(&columns)?, [0.0, 3.0, 6.0, 9.0]);
-    // A graph may be dropped while it runs.
+    // A graph may be dropped during its replay.
     which.copy_(&indices(0, &[7, 7])?, false)?;
     graph.replay()?;
     drop(graph);
@@ -295,7 +295,7 @@ fn replays(_: &World) -> Result<()> {
     cuda::synchronize(0)
 }
 
-/// No wait that was not asked for, and pages for what is under way and no more.
+/// Checks add no host waits, and reserve pages only for launches in flight.
 #[test]
 fn s08_checks_cost_nothing_where_there_are_none() {
     let world = SimBox::lazy(2);
@@ -307,13 +307,13 @@ fn s08_checks_cost_nothing_where_there_are_none() {
         for _ in 0..2000 {
             embedding(&t, &good)?;
         }
-        // Nothing has run: each launch has its place, of 512 in a page.
+        // No launch has run, so each takes one place, and a page has 512 places.
         let pages = world.count(CallKind::HostAlloc) - before;
         assert!((1..=4).contains(&pages), "{pages}");
         assert_eq!(world.host_waits(), waits);
-        // Streams that are gone leave their place to others.
+        // A dropped stream gives up its places.
         for turn in 0..200 {
-            let t = table(0)?; // it remembers who reads it
+            let t = table(0)?; // new, because a tensor records its readers
             let stream = cuda::exclusive_stream(0, 0)?;
             let bad = indices(0, &[100 + turn])?;
             cuda::with_stream(&stream, || embedding(&t, &bad))?;
@@ -327,7 +327,7 @@ fn s08_checks_cost_nothing_where_there_are_none() {
     assert_eq!(alive.count(CallKind::HostAlloc), alive.count(CallKind::HostFree));
 }
 
-/// What has run is known without a wait.
+/// Completed launches are noticed without a wait.
 #[test]
 fn s08_a_program_that_never_waits_needs_no_more_places() {
     let world = SimBox::with(1, Schedule::Eager, SyncPolicy::Auto);
@@ -345,7 +345,7 @@ fn s08_a_program_that_never_waits_needs_no_more_places() {
     });
 }
 
-/// No page-locked memory: the launch is refused, and nothing else is wrong.
+/// Without page-locked memory for the report, the launch is refused, and everything else works.
 #[test]
 fn s08_without_a_place_to_report_the_launch_fails() {
     let world = SimBox::lazy(1);
@@ -363,7 +363,7 @@ fn s08_without_a_place_to_report_the_launch_fails() {
     });
 }
 
-/// Each thread waits for its own stream, and hears of its own indices only.
+/// Each thread waits for its own stream and receives only its own failures.
 fn threads(_: &World) -> Result<()> {
     let t = table(0)?;
     cuda::synchronize(0)?;

@@ -1,5 +1,5 @@
-//! S8: failed index checks at the edges: what a wait does not cover stays for the one that does,
-//! whatever other threads and waits do meanwhile.
+//! S8: edge cases of failed index checks. A failure that one wait does not cover is kept for a
+//! later wait, whatever other threads and waits do meanwhile.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,9 +15,9 @@ use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule, SimConfig};
 use crate::boxes::{SimBox, schedules};
 use crate::s08_index_check::{failed, indices, table};
 
-/// What runs ahead fails too, and each value's own wait says so.
+/// Failures of launches that run before the wait are reported by the wait for each value.
 #[test]
-fn s08_what_a_wait_does_not_cover_stays_for_a_later_one() {
+fn s08_failures_outside_a_wait_stay_for_a_later_wait() {
     for schedule in schedules() {
         SimBox::with(1, schedule, SyncPolicy::Auto).enter(|| {
             let t = table(0)?;
@@ -37,7 +37,8 @@ fn s08_what_a_wait_does_not_cover_stays_for_a_later_one() {
     }
 }
 
-/// A replay may fail before its launch has returned: nobody else's wait takes that.
+/// A replay may fail before its launch has returned. Waits of other threads do not take that
+/// failure.
 #[test]
 fn s08_only_a_wait_for_the_replay_reports_it() {
     SimBox::with(1, Schedule::Eager, SyncPolicy::Auto).enter(|| {
@@ -68,7 +69,7 @@ fn s08_only_a_wait_for_the_replay_reports_it() {
     });
 }
 
-/// A replay that was refused changes nothing about the one before.
+/// A refused replay does not affect the replay before it.
 #[test]
 fn s08_a_refused_replay_hides_no_earlier_one() {
     let world = SimBox::lazy(1);
@@ -84,14 +85,15 @@ fn s08_a_refused_replay_hides_no_earlier_one() {
     });
 }
 
-/// While one thread begins and ends captures of a stream, another launches there: whether that is
-/// captured or runs, its failure is reported, of the run or of the replay.
+/// One thread begins and ends captures of a stream while another launches on the stream. A launch
+/// is captured or runs at once; its failure is reported by the replay or by the run.
 #[test]
-fn s08_a_launch_that_meets_a_capture_reports_where_it_runs() {
+fn s08_a_launch_beside_a_capture_reports_its_failure() {
     SimBox::with(1, Schedule::Eager, SyncPolicy::Auto).enter(|| {
         let (t, bad) = (table(0)?, indices(0, &[7])?);
         let s = cuda::exclusive_stream(0, 0)?;
-        // The allocator has memory for what runs, and the tables their places.
+        // Fill the allocator's cache and the tables first, so that the loop below allocates
+        // nothing.
         let warm = cuda::with_stream(&s, || embedding(&t, &bad))?;
         assert_eq!(failed(s.synchronize()).index, 7);
         drop(warm);
@@ -123,7 +125,7 @@ fn s08_a_launch_that_meets_a_capture_reports_where_it_runs() {
                 captured?;
                 Ok::<_, Error>(launcher.join().expect("no panic"))
             })?;
-            let Ok(_kept) = launched else { continue }; // too early or too late, and it said so
+            let Ok(_kept) = launched else { continue }; // the launch met a change of the capture and was refused
             let ran = s.synchronize();
             let other = cuda::exclusive_stream(0, 0)?;
             cuda::with_stream(&other, || graph.replay())?;
@@ -134,9 +136,9 @@ fn s08_a_launch_that_meets_a_capture_reports_where_it_runs() {
     });
 }
 
-/// The failures that one wait leaves over are for the next one: queries report none.
+/// Failures left by one wait are reported by the next. Queries report none.
 #[test]
-fn s08_what_is_left_over_is_reported_by_the_next_wait() {
+fn s08_remaining_failures_are_reported_by_the_next_wait() {
     SimBox::lazy(1).enter(|| {
         let (t, bad) = (table(0)?, indices(0, &[7])?);
         let streams = [cuda::exclusive_stream(0, 0)?, cuda::exclusive_stream(0, 0)?];
@@ -152,10 +154,10 @@ fn s08_what_is_left_over_is_reported_by_the_next_wait() {
     });
 }
 
-/// A wait that is moot, its device being lost, does not swallow another device's.
+/// A wait that a lost device ends does not consume the report of another device.
 #[test]
 fn s08_a_moot_wait_swallows_no_report() {
-    // Were all devices lost together, as they are on hardware, there would be no report left.
+    // Faults are isolated here. On hardware all devices are lost together, and no report remains.
     let config = SimConfig { schedule: Schedule::Lazy, isolate_faults: true, ..SimConfig::new(2) };
     let world = SimBox::new(config, &RuntimeConfig::default());
     world.enter(|| {

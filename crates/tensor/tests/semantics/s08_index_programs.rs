@@ -1,5 +1,5 @@
-//! S8: random programs with indices out of range on several streams, against a model of who is
-//! blamed and when.
+//! S8: random programs with indices out of range on several streams. A model predicts which call
+//! reports which failure.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use warpline_cuda_sys_safe::sim::Schedule;
 use crate::boxes::{SimBox, schedules};
 use crate::s08_index_check::{failed, indices, table};
 
-/// What a random program does.
+/// A step of a random program.
 #[derive(Clone, Debug)]
 enum Step {
     Good(usize),
@@ -32,9 +32,9 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// A stream's first bad index since it was last waited for is reported, by the wait for it.
+    /// A wait for a stream reports the stream's first failure since the last wait.
     #[test]
-    fn s08_every_wait_reports_what_a_model_says(steps in prop::collection::vec(step(), 0..40)) {
+    fn s08_every_wait_reports_the_failure_that_a_model_predicts(steps in prop::collection::vec(step(), 0..40)) {
         for schedule in schedules() {
             SimBox::with(1, schedule, SyncPolicy::Auto).enter(|| run(&steps, schedule));
         }

@@ -1,5 +1,5 @@
-//! S8: with `launch_blocking`, every launch is waited for and reports its own failure at its call
-//! site; without, the failure comes up at the next synchronisation and names the launch.
+//! S8: with `launch_blocking`, every launch waits for its completion and reports its failure at its
+//! call site. Otherwise the next synchronisation reports the failure and names the launch.
 
 use warpline::{Error, ErrorKind, Result, RuntimeConfig, cuda, ones};
 use warpline_cuda_sys_safe::CudaCode;
@@ -16,7 +16,7 @@ fn illegal_address() -> Fault {
     Fault::new(CallKind::Launch, CudaCode::ILLEGAL_ADDRESS).at_run()
 }
 
-/// Whether an error names the op, the code and the place of the call.
+/// Asserts that an error names the op, the code and the line of the call.
 fn assert_names(error: &Error, op: &str, line: u32) {
     let text = error.to_string();
     let site = format!("{}:{line}:", file!());
@@ -43,7 +43,7 @@ fn s08_a_blocking_launch_reports_its_own_failure() {
 }
 
 #[test]
-fn s08_without_it_the_next_synchronisation_reports_it() {
+fn s08_without_launch_blocking_the_next_synchronisation_reports_the_failure() {
     let world = boxed(Schedule::Lazy, false);
     world.enter(|| {
         let (a, b) = (ones([8], "cuda")?, ones([8], "cuda")?);
@@ -60,7 +60,7 @@ fn s08_without_it_the_next_synchronisation_reports_it() {
     });
 }
 
-/// Whatever it waits for is done when an op returns.
+/// All work of an op is complete when the op returns.
 fn nothing_is_left() -> Result<()> {
     let stream = cuda::current_stream(())?;
     let a = ones([64, 64], "cuda")?;

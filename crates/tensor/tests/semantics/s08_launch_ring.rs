@@ -1,5 +1,5 @@
-//! S8: an error that surfaces after its launch lists the launches on the stream that are not known
-//! to be complete, oldest first, each with its shapes and call site.
+//! S8: an error that surfaces after its launch lists the stream's launches that may be incomplete,
+//! oldest first, with shapes and call sites.
 
 use warpline::{Error, ErrorKind, Result, SyncPolicy, Tensor, cuda, ones};
 use warpline_cuda_sys_safe::CudaCode;
@@ -15,15 +15,15 @@ fn pending(error: &Error) -> &[PendingLaunches] {
     }
 }
 
-/// What is listed of a stream: op and line.
+/// Returns op and line of each listed launch.
 fn listed(of: &PendingLaunches) -> Vec<(&'static str, u32)> {
     of.launches.iter().map(|l| (l.op, l.location.line())).collect()
 }
 
-/// A device whose next kernel fails when it runs, and a tensor there.
+/// Injects a fault into the next kernel of the device, and returns a tensor there.
 fn struck(world: &SimBox) -> Result<Tensor> {
     let a = ones([2, 3], 0)?;
-    cuda::synchronize(0)?; // what is known to be complete is not listed
+    cuda::synchronize(0)?; // completed launches are not listed
     world.sim.inject(Fault::new(CallKind::Launch, CudaCode::ILLEGAL_ADDRESS).at_run().on(0));
     Ok(a)
 }
@@ -69,9 +69,9 @@ fn s08_an_error_lists_the_launches_it_may_be_of() {
     }
 }
 
-/// A copy that goes through page-locked pieces waits for what was given before by itself.
+/// A copy that is staged through page-locked memory waits for earlier work by itself.
 #[test]
-fn s08_a_large_copy_lists_them_too() {
+fn s08_a_large_copy_lists_pending_launches_too() {
     for to_device in [false, true] {
         let world = SimBox::lazy(1);
         world.enter(|| {
@@ -90,7 +90,7 @@ fn s08_a_large_copy_lists_them_too() {
 }
 
 #[test]
-fn s08_a_later_launch_lists_them_too() {
+fn s08_a_later_launch_lists_pending_launches_too() {
     let world = SimBox::lazy(1);
     world.enter(|| {
         let a = struck(&world)?;
@@ -109,7 +109,7 @@ fn s08_a_later_launch_lists_them_too() {
 }
 
 #[test]
-fn s08_the_ring_is_bounded_and_counts_what_fell_out() {
+fn s08_the_ring_is_bounded_and_counts_dropped_launches() {
     let world = SimBox::lazy(1);
     world.enter(|| {
         let a = struck(&world)?;
@@ -125,7 +125,8 @@ fn s08_the_ring_is_bounded_and_counts_what_fell_out() {
     });
 }
 
-/// The stream that is asked comes first; its device is lost, so others may be to blame.
+/// The synchronised stream is listed first. The whole device is lost, so other streams are listed
+/// too.
 #[test]
 fn s08_other_streams_of_a_lost_device_come_after() {
     for schedule in schedules() {
@@ -140,7 +141,7 @@ fn s08_other_streams_of_a_lost_device_come_after() {
                 .inject(Fault::new(CallKind::Launch, CudaCode::ILLEGAL_ADDRESS).at_run().on(0));
             let (line, failed) = (line!(), a.mul_(2.0));
             if failed.is_err() {
-                return Ok(()); // it ran at once and has said so
+                return Ok(()); // the launch ran at once and returned the error
             }
             let (other, failed) = (line!(), cuda::with_stream(&s, || b.neg()));
             let error = match failed {
@@ -149,7 +150,7 @@ fn s08_other_streams_of_a_lost_device_come_after() {
             };
             let lists: Vec<_> = pending(&error).iter().map(listed).collect();
             let all = [vec![("neg", other)], vec![("mul", line)]];
-            // Where `neg` was refused, only the launch before is listed.
+            // If `neg` was refused, only the launch before it is listed.
             assert!(lists == all || lists == all[1..], "{error}");
             if schedule == Schedule::Lazy {
                 assert_eq!(lists, all);

@@ -1,5 +1,5 @@
-//! S8: random programs over tensors on a device and on the host, with indices out of range, against a
-//! model of which of them are marked with what.
+//! S8: random programs over tensors on a device and on the host, with indices out of range. A model
+//! predicts the marks of each tensor.
 
 use std::collections::BTreeSet;
 
@@ -17,10 +17,10 @@ use crate::s08_marked_tensors::{assert_marked, picked, which};
 
 const TENSORS: usize = 4;
 const WIDTH: usize = 4;
-/// Which elements the middle is.
+/// Indices of the middle elements.
 const MIDDLE: [usize; 2] = [1, 2];
 
-/// What a random program does, to tensors by their numbers; the last of them is page-locked.
+/// A step of a random program. Tensors have numbers, and the last tensor is page-locked.
 #[derive(Clone, Debug)]
 enum Step {
     Pick {
@@ -31,7 +31,7 @@ enum Step {
     AddInto(usize, usize),
     Copy(usize, usize),
     Middle(usize, usize),
-    /// Replays the graph with an index.
+    /// Replays the graph a number of times with a good or a bad index.
     Replay {
         bad: bool,
         times: u8,
@@ -63,7 +63,8 @@ fn step() -> impl Strategy<Value = (usize, Step)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// A marked tensor fails with what marked it however often it is read, and another is right.
+    /// Each read of a marked tensor fails with one of its marks. An unmarked tensor has the right
+    /// values.
     #[test]
     fn s08_tensors_are_marked_as_a_model_says(steps in prop::collection::vec(step(), 0..60)) {
         for schedule in schedules() {
@@ -74,7 +75,7 @@ proptest! {
 
 type Indices = BTreeSet<i64>;
 
-/// What a tensor should hold, and the indices that mark all of it, and its middle.
+/// Expected values of a tensor, with the bad indices that mark the whole tensor and its middle.
 #[derive(Clone, Debug, Default)]
 struct Model {
     values: [f32; WIDTH],
@@ -95,13 +96,14 @@ struct Program {
     /// The index of the row.
     index: Tensor,
     models: Vec<Model>,
-    /// What the host knows to have failed.
+    /// Failures that the host knows of.
     known: Indices,
     issued: Indices,
 }
 
 impl Program {
-    /// Whether work that depends on `marks` was done: it must not be if that is known.
+    /// Whether work that depends on `marks` was enqueued. It must be refused if the host knows of
+    /// one of them.
     fn done<R: std::fmt::Debug>(&self, answer: Result<R>, marks: &Indices, context: &str) -> bool {
         if answer.is_ok() {
             assert!(marks.is_disjoint(&self.known), "{context}: {marks:?} not refused");
@@ -112,7 +114,7 @@ impl Program {
     }
 }
 
-/// Tries again what only says what it has waited for.
+/// Retries a call that failed only with the report of a wait.
 fn again<R>(mut f: impl FnMut() -> Result<R>) -> Result<R> {
     for _ in 0..8 {
         match f() {
@@ -219,7 +221,7 @@ impl Program {
                 }
             }
             Step::Replay { bad, times } => {
-                // Replays that overlap would share their failures.
+                // Overlapping replays would share their failures, so wait first.
                 let _ = cuda::synchronize(0);
                 self.known = self.issued.clone();
                 let index = if *bad { 100 + i } else { i % 4 };
@@ -269,7 +271,7 @@ impl Program {
     }
 }
 
-/// A program that runs ahead reads what it reads.
+/// A program that never waits for its launches reads the right data or the failure.
 #[test]
 fn s08_marks_of_a_program_that_never_waits() {
     common::schedules_with(1, &RuntimeConfig::default(), |_| {
@@ -279,7 +281,7 @@ fn s08_marks_of_a_program_that_never_waits() {
         for turn in 0..300 {
             right.add_(&embedding(&t, &good)?)?;
             let row = picked(&t, if turn == 123 { 77 } else { 1 })?;
-            // It may be found out that the launch is over without anybody having waited.
+            // The launch may be known to be complete although the host has not waited.
             if let Err(refused) = sum.add_(&row) {
                 assert!(turn >= 123, "{turn}: {refused}");
                 assert_eq!(failed(Err::<(), _>(refused)).index, 77);

@@ -1,4 +1,5 @@
-//! S8: graphs with indices out of range: what a replay marks, and what it needs new values of.
+//! S8: graphs with indices out of range: the tensors that a replay marks, and the inputs that must
+//! be overwritten before the next replay.
 
 use warpline::cuda::{self, CudaGraph};
 use warpline::{Result, RuntimeConfig, embedding, zeros};
@@ -8,8 +9,8 @@ use crate::s08_index_check::{failed, table};
 use crate::s08_marked_tensors::{assert_marked, picked, which};
 
 crate::rows! {
-    schedules(1) s08_replays_mark_what_they_write gpu_s08_replays_mark_what_they_write => replays;
-    schedules(1) s08_replays_of_marked_inputs gpu_s08_replays_of_marked_inputs => marked_inputs;
+    schedules(1) s08_replays_mark_their_results gpu_s08_replays_mark_their_results => replays;
+    schedules(1) s08_replays_of_marked_inputs_fail gpu_s08_replays_of_marked_inputs_fail => marked_inputs;
     schedules(1) s08_replays_in_a_row_fail_from_the_bad_index_on
         gpu_s08_replays_in_a_row_fail_from_the_bad_index_on => in_a_row;
     schedules(1) s08_a_failed_replay_spoils_none_that_begins_after_it
@@ -40,10 +41,10 @@ fn replays(_: &World) -> Result<()> {
             assert_marked(marked, 8);
         }
         assert_eq!(failed(row.add(1.0)).index, 8);
-        // What does not depend on it.
+        // Results that do not depend on the failed check are right.
         assert_eq!(kept.narrow(0, 1, 1)?.to_vec::<f32>()?, [0.0; 3]);
         assert_eq!(other.to_vec::<f32>()?[0], 1.0);
-        // A replay overwrites what it writes; of what it reads it needs new values.
+        // A replay overwrites its results. Marked inputs must be overwritten before it.
         set(2)?;
         assert_eq!(failed(graph.replay()).index, 8);
         sum.zero_()?;
@@ -54,14 +55,14 @@ fn replays(_: &World) -> Result<()> {
         assert_eq!(twice.to_vec::<f32>()?, [12.0, 14.0, 16.0]);
         sum.zero_()?;
     }
-    // Of several under way, the last one's failure is not lost.
+    // If several replays are in flight, the failure of the last one is not lost.
     for index in [1, 8] {
         set(index)?;
         graph.replay()?;
     }
     assert_marked(&twice, 8);
     cuda::synchronize(0)?;
-    // Who is told at a wait takes nothing, and a copy to the host keeps it.
+    // A report at a wait removes no mark, and a copy to the host keeps the mark.
     sum.zero_()?;
     set(9)?;
     graph.replay()?;
@@ -74,7 +75,7 @@ fn replays(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// What a graph reads may be marked: not known yet when it is replayed, or known.
+/// A graph's input is marked, and its failure is known or unknown at the replay.
 fn marked_inputs(_: &World) -> Result<()> {
     let (t, input, out) = (table(0)?, zeros([1, 3], 0)?, zeros([1, 3], 0)?);
     let (mut graph, mut second) = (CudaGraph::new(), CudaGraph::new());
@@ -105,9 +106,9 @@ fn marked_inputs(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// Where each launch is waited for, its tensor fails too.
+/// With blocking launches, the tensor of a failed launch is marked as well.
 #[test]
-fn s08_a_blocking_launch_marks_what_it_wrote() {
+fn s08_a_blocking_launch_marks_its_result() {
     let config = RuntimeConfig { launch_blocking: true, ..RuntimeConfig::default() };
     common::schedules_with(1, &config, |_| {
         let (t, which, out) = (table(0)?, which(1)?, zeros([1, 3], 0)?);
@@ -124,13 +125,13 @@ fn s08_a_blocking_launch_marks_what_it_wrote() {
     });
 }
 
-/// Nothing but the graph uses its tensors meanwhile.
+/// Consecutive replays; nothing else uses the graph's tensors between them.
 fn in_a_row(_: &World) -> Result<()> {
     let (t, which, sum) = (table(0)?, which(-1)?, zeros([1, 3], 0)?);
     let (rounds, twice) = (zeros([1], 0)?, zeros([1, 3], 0)?);
     let mut graph = CudaGraph::new();
     graph.capture(|| {
-        // The former replay's sum.
+        // The sum of the previous replay.
         twice.copy_(&(&sum * 2.0)?, false)?;
         which.add_(1)?;
         sum.add_(&embedding(&t, &which)?)?;
@@ -146,7 +147,7 @@ fn in_a_row(_: &World) -> Result<()> {
                 assert_eq!(which.item::<i64>()?, 1);
             }
         }
-        // Uses on another stream come after the last replay.
+        // Uses on another stream are ordered after the last replay.
         let other = cuda::Stream::new(0)?;
         cuda::with_stream(&other, || {
             assert_eq!((&sum + 1.0)?.to_vec::<f32>()?, [19.0, 23.0, 27.0]);
@@ -155,7 +156,7 @@ fn in_a_row(_: &World) -> Result<()> {
         })?;
         graph.replay()?;
         assert_eq!(twice.to_vec::<f32>()?, [36.0, 44.0, 52.0]);
-        // The rows that were read are right; the sum is not, nor is a sum that comes after it.
+        // Rows read by earlier replays are right. The sum, and every later sum, is marked.
         assert_marked(&sum, 4);
         assert_eq!(rounds.to_vec::<f32>()?, [5.0]);
         assert_eq!(failed(graph.replay()).index, 4);
@@ -166,7 +167,7 @@ fn in_a_row(_: &World) -> Result<()> {
             graph.replay()?;
         }
         assert_eq!(sum.to_vec::<f32>()?, [9.0, 12.0, 15.0]);
-        // Several overlap the one that fails.
+        // Several replays overlap the one that fails.
         let overlapping = (0..4).try_for_each(|_| graph.replay());
         let index = overlapping.map_or_else(|error| failed::<(), _>(Err(error)).index, |()| 4);
         assert_eq!(index, 4);
@@ -182,7 +183,7 @@ fn in_a_row(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// A program that is never done with all its replays.
+/// A program that always has replays in flight.
 fn pipelined(_: &World) -> Result<()> {
     let (t, which) = (table(0)?, which(1)?);
     let mut graph = CudaGraph::new();
@@ -201,7 +202,7 @@ fn pipelined(_: &World) -> Result<()> {
     for (round, row) in rows.into_iter().enumerate() {
         match row.and_then(|row| row.to_vec::<f32>()) {
             Ok(values) if round != 3 => assert_eq!(values, [3.0, 4.0, 5.0], "{round}"),
-            // One place is for the reports of those that overlap.
+            // Overlapping replays share one report slot.
             answer if [2, 3, 4].contains(&round) => assert_eq!(failed(answer).index, 8),
             answer => panic!("{round}: {answer:?}"),
         }
@@ -209,13 +210,13 @@ fn pipelined(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// A result of a replay, or something right, is written to an input before the next.
+/// Between replays, the graph's input is overwritten with a result of a replay or with good values.
 fn between(_: &World) -> Result<()> {
     let (t, which, x) = (table(0)?, which(8)?, zeros([1, 3], 0)?);
     let mut graph = CudaGraph::new();
     let (twice, row) = graph.capture(|| Ok(((&x * 2.0)?, embedding(&t, &which)?)))?;
     graph.replay()?;
-    // Once the failure is known, whatever reads the row is refused.
+    // Once the failure is known, calls that read the row are refused.
     let copied = x.copy_(&row, false).map(drop);
     let replayed = copied.and_then(|()| (0..3).try_for_each(|_| graph.replay()));
     match replayed {

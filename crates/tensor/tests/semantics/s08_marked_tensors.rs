@@ -1,6 +1,7 @@
-//! S8: an index that was out of range marks the tensor that the failed kernel wrote. Until it is
-//! overwritten, each host read of it or of anything computed from it, and each launch made after the
-//! failure is known, on any thread, is the same error; whoever was told before.
+//! S8: a failed index check marks the tensor that the kernel wrote. Until the tensor is
+//! overwritten, each host read of it, or of data computed from it, returns the error. Once the
+//! failure is known, so does each launch that reads them. This holds on any thread, whether or not
+//! the error was reported before.
 
 use warpline::cuda::{self, Stream};
 use warpline::{
@@ -16,16 +17,16 @@ use crate::s08_index_check::{failed, indices, table};
 crate::rows! {
     schedules(1) s08_no_wait_takes_a_failure_from_its_tensor
         gpu_s08_no_wait_takes_a_failure_from_its_tensor => told_elsewhere;
-    manual(1) s08_marks_in_manual_mode gpu_s08_marks_in_manual_mode => told_elsewhere;
-    schedules(1) s08_four_threads_read_what_is_theirs gpu_s08_four_threads_read_what_is_theirs
+    manual(1) s08_marks_work_in_manual_mode gpu_s08_marks_work_in_manual_mode => told_elsewhere;
+    schedules(1) s08_four_threads_read_their_own_tensors gpu_s08_four_threads_read_their_own_tensors
         => four_threads;
     schedules(1) s08_what_is_computed_from_a_failure_fails
         gpu_s08_what_is_computed_from_a_failure_fails => derived;
     schedules(1) s08_launches_on_a_known_failure_are_refused
         gpu_s08_launches_on_a_known_failure_are_refused => refused;
     schedules(1) s08_host_copies_of_a_failure_fail gpu_s08_host_copies_of_a_failure_fail => on_host;
-    schedules(1) s08_more_failures_than_are_reported gpu_s08_more_failures_than_are_reported => many;
-    schedules(1) s08_what_is_overwritten_is_right_again gpu_s08_what_is_overwritten_is_right_again
+    schedules(1) s08_more_failures_than_are_reported_stay_with_their_tensors gpu_s08_more_failures_than_are_reported_stay_with_their_tensors => many;
+    schedules(1) s08_overwritten_tensors_are_right_again gpu_s08_overwritten_tensors_are_right_again
         => overwritten;
     schedules(1) s08_pending_values_fail_as_their_tensor gpu_s08_pending_values_fail_as_their_tensor
         => pending;
@@ -33,17 +34,17 @@ crate::rows! {
         => between_devices;
 }
 
-/// A row picked by an index that is out of range: it is to fail with this index.
+/// Picks a row by an index out of range. Reads of the result fail with this index.
 pub(crate) fn picked(t: &Tensor, index: i64) -> Result<Tensor> {
     embedding(t, &which(index)?)
 }
 
-/// Made without a copy from the host, which would wait.
+/// Makes an index on the device, without a copy from the host, which would wait.
 pub(crate) fn which(index: i64) -> Result<Tensor> {
     full([1], index, (DType::I64, 0))
 }
 
-/// It fails with this index however it is read, and again.
+/// Asserts that every read of the tensor fails with this index, repeatedly.
 #[track_caller]
 pub(crate) fn assert_marked(t: &Tensor, index: i64) {
     for _ in 0..2 {
@@ -56,7 +57,7 @@ pub(crate) fn assert_marked(t: &Tensor, index: i64) {
     }
 }
 
-/// Other threads wait and are not told; each read of the tensor fails, on any thread.
+/// Other threads wait and receive no report. Each read of the tensor fails, on any thread.
 fn told_elsewhere(_: &World) -> Result<()> {
     let (t, runtime) = (table(0)?, warpline::runtime());
     let other = cuda::Stream::new(0)?;
@@ -70,11 +71,11 @@ fn told_elsewhere(_: &World) -> Result<()> {
         in_thread(&|| cuda::synchronize(0))?;
         if turn % 2 == 0 {
             assert_eq!(failed(cuda::synchronize(0)).index, 40 + turn);
-            cuda::synchronize(0)?; // once
+            cuda::synchronize(0)?; // reported only once
         }
         assert_marked(&u, 40 + turn);
         assert_eq!(failed(in_thread(&|| u.to_vec::<f32>().map(drop))).index, 40 + turn);
-        cuda::synchronize(0)?; // the read has told
+        cuda::synchronize(0)?; // the read has reported the failure
     }
     Ok(())
 }
@@ -108,7 +109,7 @@ fn four_threads(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// Over several ops, streams, dtypes and views, in place and not.
+/// Marks propagate through ops, streams, dtypes, views and in-place ops.
 fn derived(_: &World) -> Result<()> {
     let t = table(0)?;
     let right = zeros([1, 3], 0)?;
@@ -131,7 +132,8 @@ fn derived(_: &World) -> Result<()> {
             assert_marked(marked, 7);
         }
         for right in [&right, &apart] {
-            // What the reads of the others have waited for, they were told.
+            // The reads of marked tensors have already reported the failures that these reads wait
+            // for.
             right.to_vec::<f32>()?;
         }
         cuda::synchronize(0)?;
@@ -139,7 +141,7 @@ fn derived(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// Before it is known work runs, afterwards it is refused, on whatever thread and stream.
+/// Launches run before the failure is known and are refused afterwards, on any thread and stream.
 fn refused(_: &World) -> Result<()> {
     let (t, runtime) = (table(0)?, warpline::runtime());
     let u = picked(&t, 4)?;
@@ -170,14 +172,14 @@ fn refused(_: &World) -> Result<()> {
     for launch in here.into_iter().chain(there) {
         assert_eq!(failed(launch).index, 4);
     }
-    // Refused work has changed nothing.
+    // The refused launch changed nothing.
     assert_eq!(right.to_vec::<f32>()?, [0.0; 3]);
-    u.narrow(1, 0, 2)?.fill_(1.0)?; // which reads nothing
+    u.narrow(1, 0, 2)?.fill_(1.0)?; // a fill reads nothing, so it is allowed
     assert_marked(&u, 4);
     Ok(())
 }
 
-/// Page-locked or not, waited for or not; and what host code makes of it.
+/// Copies to host memory, page-locked or pageable, blocking or not, and host code that reads them.
 fn on_host(_: &World) -> Result<()> {
     let t = table(0)?;
     for known in [false, true] {
@@ -195,18 +197,18 @@ fn on_host(_: &World) -> Result<()> {
             assert_eq!(failed(marked.add(1.0)).index, 5);
             assert_eq!(failed(marked.cuda()).index, 5);
         }
-        // The other row is what it was.
+        // The other row is unchanged.
         assert_eq!(rows[0].to_vec::<f32>()?, [3.0, 4.0, 5.0]);
         let plain = zeros([1, 3], ())?;
         assert_eq!(failed(plain.copy_(&u, false)).index, 5);
         assert_eq!(failed(plain.copy_(&host, false)).index, 5);
-        // Host code overwrites, and so does a copy from a device.
+        // Host code that overwrites the row removes its mark, and so does a copy from a device.
         rows[1].fill_(2.0)?;
         assert_eq!(pinned.to_vec::<f32>()?, [3.0, 4.0, 5.0, 2.0, 2.0, 2.0]);
         host.copy_(&zeros([1, 3], 0)?, true)?;
         assert_eq!(host.to_vec::<f32>()?, [0.0; 3]);
     }
-    // From page-locked memory on to a device, not knowing; and a copy that is waited for.
+    // A non-blocking copy back to a device keeps the mark, and a blocking copy fails.
     let u = picked(&t, 6)?;
     let host = u.to_non_blocking("cpu")?;
     let back = host.to_non_blocking(0)?;
@@ -219,7 +221,7 @@ fn on_host(_: &World) -> Result<()> {
     cuda::synchronize(0)
 }
 
-/// None is lost, none is another's, and what is right between them is right.
+/// Each of many failures stays with its own tensor, and the tensors between them are right.
 fn many(_: &World) -> Result<()> {
     let t = table(0)?;
     for by_wait in [false, true] {
@@ -228,9 +230,9 @@ fn many(_: &World) -> Result<()> {
             .collect::<Result<_>>()?;
         if by_wait {
             assert_eq!(failed(cuda::synchronize(0)).index, 101);
-            cuda::synchronize(0)?; // the others' count as reported
+            cuda::synchronize(0)?; // the other failures count as reported
         } else {
-            // Its own, though the wait for it covers others.
+            // The read reports the failure of its own tensor, although its wait covers all.
             assert_eq!(failed(all[99].1.to_vec::<f32>()).index, 199);
         }
         for (i, row) in &all {
@@ -248,14 +250,14 @@ fn many(_: &World) -> Result<()> {
 
 fn overwritten(_: &World) -> Result<()> {
     let t = table(0)?;
-    type Heal = fn(&Tensor, &Tensor) -> Result<()>;
-    let ways: [Heal; 7] = [
+    type Overwrite = fn(&Tensor, &Tensor) -> Result<()>;
+    let ways: [Overwrite; 7] = [
         |u, _| u.zero_().map(drop),
         |u, _| u.fill_(3.0).map(drop),
         |u, _| u.normal_(0.0, 1.0).map(drop),
         |u, row| u.copy_(row, false).map(drop),
         |u, _| u.copy_(&zeros([1, 3], ())?.pin_memory()?, true).map(drop),
-        // Piece by piece.
+        // Overwrite it piece by piece.
         |u, row| {
             u.narrow(1, 0, 1)?.fill_(1.0)?;
             u.narrow(1, 2, 1)?.fill_(1.0)?;
@@ -286,13 +288,13 @@ fn overwritten(_: &World) -> Result<()> {
             }
         }
     }
-    // A part of it is not enough, and parts share what marks them.
+    // Overwriting a part keeps the mark of the whole.
     let u = table(0)?.index_select(0, &indices(0, &[0, 9, 1])?)?;
     u.narrow(0, 0, 1)?.fill_(1.0)?;
     for view in [&u, &u.narrow(0, 1, 1)?, &u.t()?, &u.view([9])?, &u.narrow(1, 1, 1)?] {
         assert_marked(view, 9);
     }
-    // Nor is what reads it, unless it is all replaced.
+    // An op that also reads the tensor is refused. A complete overwrite removes the mark.
     failed(u.mul_(0.0));
     u.copy_(&zeros([3, 3], 0)?, false)?;
     assert_eq!(u.to_vec::<f32>()?, [0.0; 9]);
@@ -309,7 +311,7 @@ fn pending(_: &World) -> Result<()> {
         if ask {
             assert_eq!(failed(cuda::synchronize(0)).index, 11);
         }
-        // Each its own, in any order.
+        // Each value reports its own failure, in any order.
         let mut values: Vec<_> = values.into_iter().map(Pending::wait).collect();
         assert_eq!(failed(values.remove(2)).index, 12);
         assert_eq!(values.remove(1)?, [3.0, 4.0, 5.0]);
@@ -342,7 +344,7 @@ fn between_devices(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// Without a link, through page-locked memory.
+/// Without a peer link, the copy goes through page-locked memory.
 #[test]
 fn s08_copies_without_a_link_are_marked() {
     for schedule in schedules() {
@@ -359,7 +361,7 @@ fn s08_copies_without_a_link_are_marked() {
     }
 }
 
-/// Large enough to be staged, where pieces are small.
+/// The tensor is large enough for a staged copy, because the pieces are small.
 #[test]
 fn s08_staged_copies_are_marked() {
     let staging = Staging { from: 1, chunk: 64, threads: 2 };
@@ -375,7 +377,7 @@ fn s08_staged_copies_are_marked() {
             }
             assert_eq!(failed(host.copy_(&u, false)).index, 32);
             assert_marked(&u, 32);
-            assert_eq!(host.to_vec::<f32>()?, [0.0; 1000]); // known before it began
+            assert_eq!(host.to_vec::<f32>()?, [0.0; 1000]); // the failure was known before the copy
             u.copy_(&zeros([1, 1000], ())?, false)?;
             assert_eq!(u.to_vec::<f32>()?, [0.0; 1000]);
         }

@@ -1,5 +1,5 @@
-//! S10: copies in flight. Host memory that a device writes or reads cannot be seen half done, nor
-//! given to anyone else.
+//! S10: copies in flight. Host memory that a device writes or reads is neither visible half written
+//! nor reused.
 
 use warpline::{
     DType, ErrorKind, Pending, Result, SyncPolicy, Tensor, arange, cuda, full, ones, zeros,
@@ -17,10 +17,10 @@ crate::rows! {
     schedules(1) s10_pending_values_may_be_dropped gpu_s10_pending_values_may_be_dropped => dropped;
     schedules(1) s10_pending_values_move_between_threads gpu_s10_pending_values_move_between_threads => moved;
     schedules(1) s10_a_dropped_pinned_source_is_kept gpu_s10_a_dropped_pinned_source_is_kept => source;
-    worlds(1) s10_what_is_on_the_host_is_ready gpu_s10_what_is_on_the_host_is_ready => ready;
+    worlds(1) s10_values_on_the_host_are_ready gpu_s10_values_on_the_host_are_ready => ready;
 }
 
-/// Polls, as a program would that has other things to do.
+/// Polls, like a program that does other work meanwhile.
 fn poll<T>(pending: Pending<T>) -> Result<T> {
     while !pending.query()? {
         std::thread::yield_now();
@@ -36,9 +36,9 @@ fn arrive(world: &World) -> Result<()> {
             let t = arange(N as i64, device)?;
             let vec = cuda::with_stream(&s, || t.to_vec_async::<i64>())?;
             let host = t.cpu_async()?;
-            // Neither contiguous nor at the start of its memory.
+            // The source is neither contiguous nor at the start of its memory.
             let part = t.reshape([10, 100])?.t()?.narrow(0, 3, 2)?.to_vec_async::<i64>()?;
-            t.fill_(-1)?; // after all three
+            t.fill_(-1)?; // after all three copies
             let host = if by_query { poll(host)? } else { host.wait()? };
             assert!(host.is_pinned() && host.device().is_cpu());
             assert_eq!(host.to_vec::<i64>()?, expected);
@@ -58,7 +58,7 @@ fn arrive(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// The next owner's bytes are its own, whatever the copy still had to write.
+/// The next owner of the memory sees its own values, even if the copy was not complete at the drop.
 fn dropped(world: &World) -> Result<()> {
     for device in 0..world.devices {
         let t = full([N], 7.0, (DType::F32, device))?;
@@ -89,7 +89,7 @@ fn moved(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// What the device is to read is kept, and not given away, until it has been read.
+/// The source of a copy stays allocated until the device has read it.
 fn source(world: &World) -> Result<()> {
     let s = cuda::Stream::new(0)?;
     for device in 0..world.devices {
@@ -98,7 +98,7 @@ fn source(world: &World) -> Result<()> {
             let value = step as f32;
             let pinned = full([N], f64::from(value), ())?.pin_memory()?;
             copies.push((value, pinned.to_non_blocking(device)?));
-            // A second reader, on another stream or device.
+            // A second copy reads the source on another stream or device.
             copies.push((value, cuda::with_stream(&s, || pinned.to_non_blocking(0))?));
             drop(pinned);
             let next = zeros([N], ())?.pin_memory()?;
@@ -121,7 +121,8 @@ fn ready(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// The page-locked block is out of the cache while the device uses it, and back afterwards.
+/// The page-locked block is out of the cache while the device uses it, and is back in the cache
+/// afterwards.
 #[test]
 fn s10_the_block_is_out_of_the_cache_until_done() {
     let lazy = SimBox::lazy(1);
@@ -137,7 +138,7 @@ fn s10_the_block_is_out_of_the_cache_until_done() {
         cuda::synchronize(0)?;
         assert_eq!(pin()?.data_ptr(), address, "nobody uses it any more");
         drop(other);
-        // The same where the device writes.
+        // The same for a copy that the device writes.
         let pending = device.cpu_async()?;
         let before = lazy.sim.usage().host_allocations;
         drop(pending);
@@ -152,8 +153,8 @@ fn s10_the_block_is_out_of_the_cache_until_done() {
     });
 }
 
-/// Making one and asking for it makes the host wait for nothing; waiting does once, and not at all
-/// after a query that answered true.
+/// Neither creating nor querying a pending value makes the host wait. `wait` waits once, and not at
+/// all after a query that returned true.
 #[test]
 fn s10_a_pending_value_waits_only_when_asked() {
     for schedule in schedules() {
@@ -180,7 +181,7 @@ fn s10_a_pending_value_waits_only_when_asked() {
     }
 }
 
-/// Waiting is for the copy, not for what its stream was given later.
+/// A wait covers the copy and not later work of its stream.
 #[test]
 fn s10_later_work_is_not_waited_for() {
     let lazy = SimBox::lazy(1);
@@ -198,7 +199,7 @@ fn s10_later_work_is_not_waited_for() {
     });
 }
 
-/// The copy's failure is the value's, however it is asked for; the memory stays safe to drop.
+/// If the copy fails, the value reports the error, and its memory can be dropped safely.
 #[test]
 fn s10_a_failed_copy_gives_no_value() {
     for schedule in schedules() {
@@ -208,7 +209,7 @@ fn s10_a_failed_copy_gives_no_value() {
             cuda::synchronize(0)?;
             let illegal = Fault::new(CallKind::MemcpyAsync, CudaCode::ILLEGAL_ADDRESS);
             world.sim.inject(illegal.at_run());
-            // The schedule may run the copy while it is enqueued.
+            // The schedule may run the copy as soon as it is enqueued.
             let (Ok(waited), Ok(dropped)) = (t.to_vec_async::<f32>(), t.cpu_async()) else {
                 return Ok(());
             };

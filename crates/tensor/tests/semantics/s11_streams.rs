@@ -1,5 +1,5 @@
-//! S11: default, pool, exclusive and external streams; the current stream is per thread and
-//! device; guards.
+//! S11: default, pool, exclusive and external streams; stream guards. The current stream is per
+//! thread and device.
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,10 +12,10 @@ use crate::common::World;
 crate::rows! {
     schedules(1) s11_the_default_stream_is_current gpu_s11_the_default_stream_is_current => default;
     schedules(1) s11_pool_streams_alias_at_the_33rd gpu_s11_pool_streams_alias_at_the_33rd => pool;
-    schedules(1) s11_exclusive_streams gpu_s11_exclusive_streams => exclusive;
+    schedules(1) s11_exclusive_streams_are_not_shared gpu_s11_exclusive_streams_are_not_shared => exclusive;
     schedules(1) s11_external_streams gpu_s11_external_streams => external;
-    schedules(1) s11_each_thread_has_its_own gpu_s11_each_thread_has_its_own => per_thread;
-    schedules(2) s11_each_device_has_its_own gpu2_s11_each_device_has_its_own => per_device;
+    schedules(1) s11_each_thread_has_its_own_current_streams gpu_s11_each_thread_has_its_own_current_streams => per_thread;
+    schedules(2) s11_each_device_has_its_own_current_stream gpu2_s11_each_device_has_its_own_current_stream => per_device;
     schedules(1) s11_guards_restore gpu_s11_guards_restore => guards;
 }
 
@@ -104,7 +104,7 @@ fn per_device(_: &World) -> Result<()> {
     cuda::set_stream(&s0)?;
     assert_eq!(cuda::current_device()?, 0);
     assert_eq!((cuda::current_stream(0)?, cuda::current_stream(1)?), (s0.clone(), s1.clone()));
-    // Ops run on their device's current stream, whichever device is current.
+    // An op runs on its device's current stream, whichever device is current.
     let before = (s0.last_op(), s1.last_op());
     let t = ones([2], 1)?;
     assert!(s1.last_op() > before.1);

@@ -1,5 +1,6 @@
-//! S12: the note's incorrect example. `normal_` runs on the default stream and `sum` on another,
-//! with nothing to order them: right by default, reported as a race under `SyncPolicy::Manual`.
+//! S12: the note's incorrect example. `normal_` runs on the default stream and `sum` on another
+//! stream, without a wait. The result is right by default, and a race is reported under
+//! `SyncPolicy::Manual`.
 
 use warpline::{Device, Race, Result, SyncPolicy, Tensor, cuda, empty, manual_seed};
 use warpline_cuda_sys_safe::sim::Schedule;
@@ -8,10 +9,10 @@ use crate::boxes::SimBox;
 use crate::common::World;
 
 crate::rows! {
-    schedules(1) s12_right_by_default gpu_s12_right_by_default => right_by_default;
-    schedules(2) s12_right_across_devices gpu2_s12_right_across_devices => right_across_devices;
-    manual(1) s12_reported_in_manual_mode gpu_s12_reported_in_manual_mode => reported;
-    manual(1) s12_wait_stream_mends_it gpu_s12_wait_stream_mends_it => mended;
+    schedules(1) s12_the_example_is_right_by_default gpu_s12_the_example_is_right_by_default => right_by_default;
+    schedules(2) s12_the_example_is_right_across_devices gpu2_s12_the_example_is_right_across_devices => right_across_devices;
+    manual(1) s12_the_race_is_reported_in_manual_mode gpu_s12_the_race_is_reported_in_manual_mode => reported;
+    manual(1) s12_wait_stream_removes_the_race gpu_s12_wait_stream_removes_the_race => mended;
     manual(1) s12_a_write_after_a_read_is_a_race gpu_s12_a_write_after_a_read_is_a_race
         => write_after_read;
     manual(1) s12_two_reads_are_no_race gpu_s12_two_reads_are_no_race => two_reads;
@@ -25,7 +26,7 @@ fn filled(device: usize) -> Result<Tensor> {
     Ok(a)
 }
 
-/// The sum as one stream computes it.
+/// Computes the sum on one stream.
 fn expected(device: usize) -> Result<f32> {
     filled(device)?.sum(())?.item()
 }
@@ -37,7 +38,7 @@ fn right_by_default(world: &World) -> Result<()> {
         let a = filled(device)?;
         let b = cuda::with_stream(&s, || a.sum(()))?;
         assert_eq!(b.item::<f32>()?, expected);
-        // Back on the default stream, written while `s` may still read.
+        // Write on the default stream while `s` may still read.
         let c = cuda::with_stream(&s, || a.add(1.0))?;
         a.zero_()?;
         let again = (&c - 1.0)?.sum(())?.item::<f32>()?;
@@ -48,7 +49,7 @@ fn right_by_default(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// A tensor made on one device's pool stream, moved and used on another's.
+/// A tensor is made on a pool stream of one device, then moved to another device and used there.
 fn right_across_devices(world: &World) -> Result<()> {
     let expected = expected(0)?;
     for device in 1..world.devices {
@@ -62,7 +63,7 @@ fn right_across_devices(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// That there is a race between two calls in this file, and nothing else.
+/// Asserts that the only race is between these two calls in this file.
 fn assert_race(races: &[Race], first: (&str, u32), second: (&str, u32)) {
     assert!(!races.is_empty(), "no race was reported");
     for race in races {
@@ -85,7 +86,7 @@ fn reported(world: &World) -> Result<()> {
         let _on_s = cuda::stream(&s)?;
         let (read, b) = (line!(), a.sum(())?);
         assert_race(&world.runtime.take_races(), ("normal_", write), ("sum", read));
-        // As PyTorch asks: memory that another stream uses is told of it.
+        // PyTorch requires `record_stream` for memory that another stream uses.
         a.record_stream(&s)?;
         drop(b);
         cuda::synchronize(device)?;
@@ -140,7 +141,7 @@ fn two_reads(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// A view is the same memory, whatever its address.
+/// A view shares memory with its base, although their addresses differ.
 fn views(world: &World) -> Result<()> {
     let s = cuda::Stream::new(0)?;
     let a = empty([100, 100], 0)?;
@@ -156,7 +157,7 @@ fn views(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// That the simulator shows the mistake: the laziest schedule reads what is not written yet.
+/// The simulator shows the mistake: under the laziest schedule, `sum` reads unwritten memory.
 #[test]
 fn s12_without_a_wait_the_data_is_wrong() {
     let run = |policy| {
@@ -188,7 +189,7 @@ fn s12_a_race_can_be_an_error() {
         let a = filled(0)?;
         let error = cuda::with_stream(&s, || a.sum(())).expect_err("a race");
         assert_eq!(error.find::<warpline::Race>().map(|race| race.first.op), Some("normal_"));
-        // The op was not enqueued; ordered, it is.
+        // The refused op was not enqueued. After a wait, it is.
         s.wait_stream(&cuda::default_stream(0)?)?;
         cuda::with_stream(&s, || a.sum(()))?;
         a.record_stream(&s)?;

@@ -1,5 +1,5 @@
-//! S12: random programs over several streams, devices and threads give what they give run one by
-//! one, and the host waits for nothing but what they ask for.
+//! S12: random programs over several streams, devices and threads give the same values as their ops
+//! one after another. The host waits only where the program asks for it.
 
 use std::sync::{Condvar, Mutex};
 
@@ -14,92 +14,93 @@ use crate::boxes::{SimBox, schedules};
 const TENSORS: usize = 5;
 const STREAMS: usize = 3;
 const THREADS: usize = 3;
-/// Elements of every tensor.
+/// Elements of each tensor.
 const N: usize = 8;
 
-/// What is done to tensor `dst`, reading tensor `src`.
+/// An action on tensor `dst` that may read tensor `src`.
 #[derive(Clone, Debug)]
-enum What {
+enum Action {
     /// `dst += src`
     Add,
-    /// The first half of `dst` takes the second half of `src`, doubled.
+    /// Assigns twice the second half of `src` to the first half of `dst`.
     Halves,
-    /// `dst` is a new tensor, on a device of its own: `src * 3 + 1`. The old one is freed.
+    /// Replaces `dst` by a new tensor `src * 3 + 1` on a device. The old tensor is freed.
     Replace { device: usize },
-    /// `dst` takes the elements of `src`.
+    /// Copies `src` to `dst`.
     Copy { non_blocking: bool },
-    /// `dst` takes those of `src` by way of page-locked memory that nobody holds on to.
+    /// Copies `src` to `dst` through a page-locked tensor that is dropped at once.
     ThroughHost,
-    /// All elements of `dst` become one number.
+    /// Sets all elements of `dst` to one number.
     Fill(i64),
-    /// The elements of `src` go to the host, and are waited for at the end.
+    /// Copies `src` to the host, and waits at the end of the program.
     Ask,
-    /// The elements of `src` go to the host, and are waited for now.
+    /// Copies `src` to the host, and waits at once.
     Read,
 }
 
 #[derive(Clone, Debug)]
-struct Op {
+struct Operation {
     thread: usize,
     stream: usize,
     dst: usize,
     src: usize,
-    what: What,
+    action: Action,
 }
 
-impl Op {
+impl Operation {
     fn writes(&self) -> bool {
-        !matches!(self.what, What::Ask | What::Read)
+        !matches!(self.action, Action::Ask | Action::Read)
     }
 
-    /// Whether it makes a difference which of the two is called first.
-    fn conflicts(&self, other: &Op) -> bool {
-        let touches = |a: &Op, b: &Op| a.writes() && [b.dst, b.src].contains(&a.dst);
+    /// Whether the order of the two calls matters.
+    fn conflicts(&self, other: &Operation) -> bool {
+        let touches = |a: &Operation, b: &Operation| a.writes() && [b.dst, b.src].contains(&a.dst);
         touches(self, other) || touches(other, self)
     }
 }
 
-fn program() -> impl Strategy<Value = Vec<Op>> {
-    let what = prop_oneof![
-        4 => Just(What::Add),
-        3 => Just(What::Halves),
-        3 => (0..3usize).prop_map(|device| What::Replace { device }),
-        3 => any::<bool>().prop_map(|non_blocking| What::Copy { non_blocking }),
-        2 => Just(What::ThroughHost),
-        1 => (-9..9i64).prop_map(What::Fill),
-        2 => Just(What::Ask),
-        1 => Just(What::Read),
+fn program() -> impl Strategy<Value = Vec<Operation>> {
+    let action = prop_oneof![
+        4 => Just(Action::Add),
+        3 => Just(Action::Halves),
+        3 => (0..3usize).prop_map(|device| Action::Replace { device }),
+        3 => any::<bool>().prop_map(|non_blocking| Action::Copy { non_blocking }),
+        2 => Just(Action::ThroughHost),
+        1 => (-9..9i64).prop_map(Action::Fill),
+        2 => Just(Action::Ask),
+        1 => Just(Action::Read),
     ];
-    let op = (0..THREADS, 0..STREAMS, 0..TENSORS, 0..TENSORS, what)
-        .prop_map(|(thread, stream, dst, src, what)| Op { thread, stream, dst, src, what });
+    let op = (0..THREADS, 0..STREAMS, 0..TENSORS, 0..TENSORS, action).prop_map(
+        |(thread, stream, dst, src, action)| Operation { thread, stream, dst, src, action },
+    );
     prop::collection::vec(op, 1..50)
 }
 
-/// What is left in the tensors, and what each operation that looks at one has seen.
+/// The final tensors, and the values that each reading operation saw.
 #[derive(Debug, PartialEq)]
 struct Outcome {
     tensors: Vec<Vec<i64>>,
     seen: Vec<Option<Vec<i64>>>,
 }
 
-/// One by one, with plain numbers.
-fn expected(program: &[Op]) -> Outcome {
+/// Runs the program one operation after another on plain numbers.
+fn expected(program: &[Operation]) -> Outcome {
     let mut tensors: Vec<Vec<i64>> = (0..TENSORS).map(|i| vec![i as i64; N]).collect();
-    let see = |op: &Op| {
+    let see = |op: &Operation| {
         let src = tensors[op.src].clone();
         let dst = &mut tensors[op.dst];
-        match op.what {
-            What::Add => dst.iter_mut().zip(&src).for_each(|(d, s)| *d = d.wrapping_add(*s)),
-            What::Halves => {
+        match op.action {
+            Action::Add => dst.iter_mut().zip(&src).for_each(|(d, s)| *d = d.wrapping_add(*s)),
+            Action::Halves => {
                 let (first, second) = (&mut dst[..N / 2], &src[N / 2..]);
                 first.iter_mut().zip(second).for_each(|(d, s)| *d = s.wrapping_mul(2));
             }
-            What::Replace { .. } => {
+            Action::Replace { .. } => {
                 *dst = src.iter().map(|s| s.wrapping_mul(3).wrapping_add(1)).collect();
             }
-            What::Copy { .. } | What::ThroughHost => *dst = src,
-            What::Fill(value) => dst.fill(value),
-            What::Ask | What::Read => return Some(src),
+            Action::Copy { .. } | Action::ThroughHost => *dst = src,
+            Action::Fill(value) => dst.fill(value),
+            Action::Ask | Action::Read => return Some(src),
         }
         None
     };
@@ -107,20 +108,20 @@ fn expected(program: &[Op]) -> Outcome {
     Outcome { tensors, seen }
 }
 
-/// What an operation that looks at a tensor is given.
-enum Seen {
+/// The result of a reading operation.
+enum ReadResult {
     Now(Vec<i64>),
     Later(Pending<Vec<i64>>),
 }
 
-/// What the threads of a run share.
+/// State that the threads of a run share.
 struct Run<'a> {
     world: &'a SimBox,
-    program: &'a [Op],
+    program: &'a [Operation],
     streams: Vec<Vec<Stream>>,
     tensors: Vec<Mutex<Tensor>>,
-    /// Which operations were called; those that conflict are called in the program's order, others
-    /// as the threads come.
+    /// The operations that were called. Conflicting operations are called in the program's order,
+    /// the others in any order.
     called: Mutex<Vec<bool>>,
     progress: Condvar,
 }
@@ -130,31 +131,32 @@ impl Run<'_> {
         self.tensors[index].lock().unwrap().clone()
     }
 
-    fn call(&self, op: &Op) -> Result<Option<Seen>> {
-        // On every device, so that those of `src`, of `dst` and of what is made are all chosen.
+    fn call(&self, op: &Operation) -> Result<Option<ReadResult>> {
+        // Select the stream on every device, since the op may run on the device of `src`, of `dst`
+        // or of the result.
         let _guards: Vec<_> =
             self.streams.iter().map(|of| cuda::stream(&of[op.stream])).collect::<Result<_>>()?;
         let (dst, src) = (self.tensor(op.dst), self.tensor(op.src));
-        match op.what {
-            What::Add => drop(dst.add_(&src.to_non_blocking(dst.device())?)?),
-            What::Halves => {
+        match op.action {
+            Action::Add => drop(dst.add_(&src.to_non_blocking(dst.device())?)?),
+            Action::Halves => {
                 let second = src.narrow(0, N as isize / 2, N / 2)?.mul(2)?;
                 dst.narrow(0, 0, N / 2)?.copy_(&second, true)?;
             }
-            What::Replace { device } => {
+            Action::Replace { device } => {
                 let moved = src.to_non_blocking(device % self.world.devices)?;
                 *self.tensors[op.dst].lock().unwrap() = moved.mul(3)?.add(1)?;
             }
-            What::Copy { non_blocking } => drop(dst.copy_(&src, non_blocking)?),
-            What::ThroughHost => drop(dst.copy_(&src.to_non_blocking("cpu")?, true)?),
-            What::Fill(value) => drop(dst.fill_(value)?),
-            What::Ask => return Ok(Some(Seen::Later(src.to_vec_async()?))),
-            What::Read => return Ok(Some(Seen::Now(src.to_vec_async()?.wait()?))),
+            Action::Copy { non_blocking } => drop(dst.copy_(&src, non_blocking)?),
+            Action::ThroughHost => drop(dst.copy_(&src.to_non_blocking("cpu")?, true)?),
+            Action::Fill(value) => drop(dst.fill_(value)?),
+            Action::Ask => return Ok(Some(ReadResult::Later(src.to_vec_async()?))),
+            Action::Read => return Ok(Some(ReadResult::Now(src.to_vec_async()?.wait()?))),
         }
         Ok(None)
     }
 
-    /// Waits until the operations that have to come before this one were called.
+    /// Waits until all earlier conflicting operations have been called.
     fn turn(&self, index: usize) {
         let blocked = |called: &mut Vec<bool>| {
             let before = self.program[..index].iter().zip(called.iter());
@@ -163,12 +165,12 @@ impl Run<'_> {
         drop(self.progress.wait_while(self.called.lock().unwrap(), blocked).unwrap());
     }
 
-    fn thread(&self, thread: usize) -> Result<Vec<(usize, Option<Seen>)>> {
+    fn thread(&self, thread: usize) -> Result<Vec<(usize, Option<ReadResult>)>> {
         let own = self.program.iter().enumerate().filter(|(_, op)| op.thread == thread);
         own.map(|(index, op)| {
             self.turn(index);
             let seen = with_runtime(&self.world.runtime, || self.call(op));
-            // Whether or not it worked: nobody is to wait for ever.
+            // Mark the operation as called even if it failed, so that no thread waits forever.
             self.called.lock().unwrap()[index] = true;
             self.progress.notify_all();
             Ok((index, seen?))
@@ -177,8 +179,8 @@ impl Run<'_> {
     }
 }
 
-/// Runs a program on threads; also, how often it made the host wait.
-fn run(world: &SimBox, program: &[Op]) -> Result<(Outcome, u64)> {
+/// Runs a program on threads. Also returns the number of host waits.
+fn run(world: &SimBox, program: &[Operation]) -> Result<(Outcome, u64)> {
     let mut tensors = Vec::new();
     let mut streams = Vec::new();
     for device in 0..world.devices {
@@ -209,8 +211,8 @@ fn run(world: &SimBox, program: &[Op]) -> Result<(Outcome, u64)> {
     let mut seen: Vec<Option<Vec<i64>>> = vec![None; program.len()];
     for (index, value) in parts.into_iter().flatten() {
         seen[index] = match value {
-            Some(Seen::Now(vec)) => Some(vec),
-            Some(Seen::Later(pending)) => Some(pending.wait()?),
+            Some(ReadResult::Now(vec)) => Some(vec),
+            Some(ReadResult::Later(pending)) => Some(pending.wait()?),
             None => None,
         };
     }
@@ -219,10 +221,10 @@ fn run(world: &SimBox, program: &[Op]) -> Result<(Outcome, u64)> {
 }
 
 #[test]
-fn s12_random_programs_agree_with_one_by_one() {
+fn s12_random_programs_agree_with_their_ops_one_by_one() {
     let config = Config { cases: 8, failure_persistence: None, ..Config::default() };
     let checked = TestRunner::new(config).run(&program(), |program| {
-        let reads = program.iter().filter(|op| matches!(op.what, What::Read)).count() as u64;
+        let reads = program.iter().filter(|op| matches!(op.action, Action::Read)).count() as u64;
         let expected = expected(&program);
         for devices in 1..=3 {
             for schedule in schedules() {
@@ -241,7 +243,7 @@ fn s12_random_programs_agree_with_one_by_one() {
     checked.unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// The programs and schedules can tell: without the waits that are inserted, some come out wrong.
+/// Without the inserted waits, some programs under some schedules give wrong values.
 #[test]
 fn s12_random_programs_need_their_waits() {
     let wrong = std::cell::Cell::new(0);
@@ -249,7 +251,7 @@ fn s12_random_programs_need_their_waits() {
     let ran = TestRunner::new(config).run(&program(), |program| {
         let world = SimBox::with(2, Schedule::Lazy, SyncPolicy::Manual);
         let outcome = with_runtime(&world.runtime, || run(&world, &program));
-        // Memory that is reused too early may also be seen as an error.
+        // Memory that is reused too early may also show as an error.
         let right = outcome.is_ok_and(|(outcome, _)| outcome == expected(&program));
         wrong.set(wrong.get() + usize::from(!right));
         Ok(())
@@ -258,12 +260,12 @@ fn s12_random_programs_need_their_waits() {
     assert!(wrong.get() > 0, "no program came out wrong");
 }
 
-/// What a producer's stream is given after the use that a consumer waits for.
+/// Operations that the producer's stream has after the one that the consumer waits for.
 const LATER: usize = 20;
 
-/// Lets a consumer use what a producer made, while the producer goes on with work that has nothing
-/// to do with it. How long all of it takes in virtual milliseconds, and how many operations the
-/// producer has left when the consumer is done.
+/// A consumer uses a producer's result while the producer continues with unrelated work. Returns
+/// the total virtual time in milliseconds, and the producer's remaining operations when the
+/// consumer is done.
 fn consume(wait_for_all: bool) -> (f64, usize) {
     const SIZE: [usize; 1] = [1 << 18];
     let world = SimBox::lazy(1);
@@ -303,7 +305,7 @@ fn consume(wait_for_all: bool) -> (f64, usize) {
     (time, left)
 }
 
-/// A wait covers the producer's last use, not what its stream was given after.
+/// A wait covers the producer's last use and not its later work.
 #[test]
 fn s12_streams_overlap_past_a_wait() {
     let (serial, left) = consume(true);
@@ -321,7 +323,7 @@ fn gpu_s12_streams_overlap_past_a_wait() {
     crate::common::gpu(1, SyncPolicy::Auto, |_| {
         let (producer, consumer) = (cuda::Stream::new(0)?, cuda::Stream::new(0)?);
         let big = full([n, n], 1e-3, (DType::F32, 0))?;
-        // Loads what is needed, and makes the memory for the results, on both streams.
+        // Load the kernels and allocate the results' memory on both streams beforehand.
         let products = || (0..20).map(|_| big.matmul(&big)).collect::<Result<Vec<_>>>();
         drop(cuda::with_stream(&producer, products)?);
         drop(cuda::with_stream(&consumer, || full([64], 0.0, 0)?.add(1.0)?.sum(()))?);
@@ -331,7 +333,8 @@ fn gpu_s12_streams_overlap_past_a_wait() {
         let sum = cuda::with_stream(&consumer, || used.add(1.0)?.sum(()))?;
         consumer.synchronize()?;
         let overlap = !producer.query()?;
-        // A schedule of the simulator may have run anything.
+        // A simulated schedule may have run everything, so the overlap is asserted only on a real
+        // GPU.
         assert!(overlap || !real, "the consumer waited for 20 unrelated products");
         assert_eq!(sum.item::<f32>()?, 192.0);
         drop(products);

@@ -7,8 +7,8 @@ use crate::boxes::SimBox;
 use crate::common::World;
 
 crate::rows! {
-    schedules(1) s13_synchronize_waits_for_all gpu_s13_synchronize_waits_for_all => device;
-    schedules(1) s13_an_event_covers_what_came_before gpu_s13_an_event_covers_what_came_before
+    schedules(1) s13_synchronize_waits_for_all_streams gpu_s13_synchronize_waits_for_all_streams => device;
+    schedules(1) s13_an_event_covers_earlier_work gpu_s13_an_event_covers_earlier_work
         => event;
     manual(1) s13_wait_stream_orders gpu_s13_wait_stream_orders => wait_stream;
     manual(1) s13_wait_event_orders gpu_s13_wait_event_orders => wait_event;
@@ -17,7 +17,7 @@ crate::rows! {
     schedules(1) s13_elapsed_time gpu_s13_elapsed_time => elapsed_time;
 }
 
-/// Enqueues enough on the current stream to be busy for a while: 20 products.
+/// Enqueues 20 products on the current stream, which keep it busy for a while.
 fn busy(world: &World, device: usize) -> Result<Tensor> {
     let size = if world.real { 2048 } else { 4 };
     let a = full([size, size], 0.5 / size as f64, (DType::F32, device))?;
@@ -66,7 +66,7 @@ fn event(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// One stream produces, another consumes; `order` stands between them.
+/// One stream produces and another consumes; `order` orders the two.
 fn produce_and_consume(
     world: &World,
     from: usize,
@@ -103,18 +103,18 @@ fn wait_event(world: &World) -> Result<()> {
         })?;
         produce_and_consume(world, device, device, |s, t| {
             let event = Event::default();
-            // An event that was never recorded is not waited for.
+            // A wait for an event without a record does nothing.
             t.wait_event(&event)?;
             event.record(s)?;
             event.wait(t)
         })?;
-        // Through a third stream.
+        // Order through a third stream.
         produce_and_consume(world, device, device, |s, t| {
             let between = cuda::Stream::new(device)?;
             between.wait_stream(s)?;
             t.wait_stream(&between)
         })?;
-        // Through the host.
+        // Order through the host.
         produce_and_consume(world, device, device, |s, _| s.synchronize())?;
     }
     Ok(())
@@ -123,7 +123,7 @@ fn wait_event(world: &World) -> Result<()> {
 fn across_devices(world: &World) -> Result<()> {
     for to in 1..world.devices {
         produce_and_consume(world, 0, to, |s, t| {
-            // The copy runs on the source's current stream.
+            // The copy runs on the current stream of the source's device.
             let default = cuda::default_stream(0)?;
             let event = s.record_event(None)?;
             default.wait_event(&event)?;
@@ -171,7 +171,7 @@ fn s13_waiting_for_a_stream_leaves_the_others_alone() {
         assert!(after >= 10 && before >= after + 10, "{before} pending before, {after} after");
         assert!(s.query()?);
         assert!(!t.query()?);
-        // Queries make progress, so that loops over them end.
+        // On the simulator, each query lets work progress, so that polling loops end.
         let mut queries = 0;
         while !t.query()? {
             queries += 1;
@@ -199,7 +199,7 @@ fn s13_elapsed_time_of_unfinished_work_is_an_error() {
         assert!(start.elapsed_time(&end)? > 0.0);
         cuda::synchronize(1)?;
         assert!(start.elapsed_time(&elsewhere).is_err(), "events of two devices");
-        // An event stays with the device that recorded it first.
+        // An event belongs to the device of its first record.
         let error = start.record(&cuda::current_stream(1)?).expect_err("moved");
         assert!(error.to_string().contains("cuda:0"), "{error}");
         drop(a);

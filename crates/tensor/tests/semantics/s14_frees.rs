@@ -13,11 +13,11 @@ crate::rows! {
         => automatic;
 }
 
-/// 4 MiB: a few of them share a segment.
+/// Elements of 4 MiB. A segment holds several such blocks.
 const COUNT: usize = 1 << 20;
 
 #[test]
-fn s14_frees_make_nobody_wait() {
+fn s14_frees_do_not_wait() {
     for devices in 1..=3 {
         let world = SimBox::lazy(devices);
         world.enter(|| {
@@ -49,7 +49,7 @@ fn s14_frees_make_nobody_wait() {
     }
 }
 
-/// Keeps the current stream busy, then adds 1 to `a` and sums it up.
+/// Keeps the current stream busy, then adds 1 to `a` and sums the elements.
 fn slow_sum(world_is_real: bool, a: &Tensor) -> Result<(Tensor, Tensor)> {
     let size = if world_is_real { 2048 } else { 4 };
     let m = full([size, size], 0.5 / size as f64, (DType::F32, a.device()))?;
@@ -60,7 +60,7 @@ fn slow_sum(world_is_real: bool, a: &Tensor) -> Result<(Tensor, Tensor)> {
     Ok((a.sum(())?, product))
 }
 
-/// The memory of a tensor that another stream reads goes to nobody else before that is done.
+/// The memory of a tensor that another stream reads is not reused before the read.
 fn freed_early(world: &World, record: bool) -> Result<()> {
     for device in 0..world.devices {
         let s = cuda::Stream::new(device)?;
@@ -71,7 +71,7 @@ fn freed_early(world: &World, record: bool) -> Result<()> {
             a.record_stream(&s)?;
         }
         drop(a);
-        // Were the memory handed out again at once, this would write into it too early.
+        // If the memory were reused at once, this fill would overwrite it before the read.
         let b = full([COUNT], 7.0, device)?;
         assert_eq!(b.sum(())?.item::<f32>()?, 7.0 * COUNT as f32);
         assert_eq!(cuda::with_stream(&s, || sum.item::<f32>())?, COUNT as f32);
@@ -90,8 +90,8 @@ fn automatic(world: &World) -> Result<()> {
     freed_early(world, false)
 }
 
-/// PyTorch: record_stream. Where the next tensor of that size lies while the stream is busy, and
-/// where one lies afterwards, against where the freed one lay.
+/// PyTorch: record_stream. Returns whether the next tensor of the same size reuses the freed
+/// address, while the stream is busy and afterwards.
 fn addresses(policy: SyncPolicy, record: bool) -> (bool, bool) {
     let world = SimBox::with(1, Schedule::Lazy, policy);
     let mut same = (false, false);
@@ -120,7 +120,7 @@ fn addresses(policy: SyncPolicy, record: bool) -> (bool, bool) {
 fn s14_record_stream_defers_reuse() {
     assert_eq!(addresses(SyncPolicy::Manual, true), (false, true));
     assert_eq!(addresses(SyncPolicy::Auto, false), (false, true));
-    // PyTorch's raw rule: what is not recorded is handed out again at once.
+    // PyTorch's rule: memory without a record is reused at once.
     assert_eq!(addresses(SyncPolicy::Manual, false), (true, false));
 }
 
@@ -145,9 +145,9 @@ fn s14_a_view_records_for_its_memory() {
     });
 }
 
-/// Freed memory is used again on its own stream at once: order there needs no wait.
+/// Freed memory is reused at once on its own stream, without a wait.
 #[test]
-fn s14_on_one_stream_memory_is_used_again_at_once() {
+fn s14_memory_is_reused_at_once_on_its_own_stream() {
     let world = SimBox::lazy(1);
     world.enter(|| {
         let a = ones([COUNT], 0)?;

@@ -1,4 +1,4 @@
-//! S19: `is_available`; one program runs on cpu or cuda, with a `--disable-cuda` flag.
+//! S19: `is_available`, and one program for CPU and CUDA with a `--disable-cuda` flag.
 
 use warpline::{
     Device, Error, ErrorKind, Result, ResultExt, Runtime, RuntimeConfig, cuda, tensor,
@@ -12,7 +12,7 @@ crate::rows! {
     worlds(1) s19_one_program_on_either gpu_s19_one_program_on_either => either;
 }
 
-/// The note's device-agnostic program: the device is chosen once and used everywhere.
+/// The note's device-agnostic program. It chooses the device once.
 fn program(disable_cuda: bool) -> Result<(Device, Vec<f32>)> {
     let device =
         if !disable_cuda && cuda::is_available()? { Device::Cuda(None) } else { Device::Cpu };
@@ -38,12 +38,12 @@ fn either(world: &World) -> Result<()> {
 }
 
 #[test]
-fn s19_without_cuda() {
+fn s19_the_program_runs_without_cuda() {
     crate::common::cpu(|_| {
         assert!(!cuda::is_available()?);
         assert_eq!(cuda::device_count()?, 0);
         assert_eq!(program(false)?, (Device::Cpu, EXPECTED.to_vec()));
-        // Nothing of these fails or panics without a device.
+        // Without a device, these calls neither fail nor panic.
         cuda::empty_cache();
         cuda::manual_seed_all(1);
         assert!(cuda::take_races().is_empty());
@@ -51,7 +51,7 @@ fn s19_without_cuda() {
     });
 }
 
-/// Asking makes no context (PyTorch: lazy_init, is_pinned_no_context).
+/// Queries create no context. PyTorch: lazy_init, is_pinned_no_context.
 #[test]
 fn s19_asking_makes_no_context() {
     let world = crate::boxes::SimBox::lazy(2);
@@ -73,9 +73,9 @@ fn s19_asking_makes_no_context() {
     });
 }
 
-/// With no libcuda nothing panics, and `cuda` says why and what to do.
+/// Without libcuda, nothing panics, and the error says the reason and the remedy.
 #[test]
-fn s19_no_libcuda() {
+fn s19_without_libcuda_the_error_says_why() {
     let missing = std::path::PathBuf::from("/nonexistent/libcuda.so.1");
     let reason = real::load_from(&[missing]).expect_err("no library");
     assert!(matches!(reason, DriverError::LibraryNotFound { .. }), "{reason:?}");

@@ -1,10 +1,10 @@
-//! S21: `CUDA_VISIBLE_DEVICES`: indices, UUIDs, order, empty, invalid tail.
+//! S21: `CUDA_VISIBLE_DEVICES` with indices, UUIDs, any order, an empty value, and invalid entries.
 
 use std::process::Command;
 
 use warpline::{Device, Error, ErrorKind, cuda, ones, simulated_with, with_runtime};
 
-/// The UUIDs of the devices that a box of three shows, in order.
+/// Returns the UUIDs of the visible devices of a box with three devices, in order.
 fn visible(text: Option<&str>) -> Vec<[u8; 16]> {
     let runtime = simulated_with(3, text).expect("a runtime");
     with_runtime(&runtime, || {
@@ -68,11 +68,10 @@ fn s21_hidden_devices_are_not_there() {
     });
 }
 
-/// What the process's own runtime found in its environment. Run by the tests below, in a process
-/// of its own each.
+/// Prints the state of the default runtime. The tests below run this test in a process of its own.
 #[test]
 #[ignore = "other tests run it in processes of their own"]
-fn what_the_environment_gives() {
+fn the_default_runtime_follows_the_environment() {
     let runtime = warpline::runtime();
     match cuda::is_available() {
         Ok(available) => println!("available={available}"),
@@ -93,7 +92,7 @@ fn what_the_environment_gives() {
 
 fn child(variables: &[(&str, &str)]) -> String {
     let mut command = Command::new(std::env::current_exe().expect("this binary"));
-    let name = concat!(module_path!(), "::what_the_environment_gives");
+    let name = concat!(module_path!(), "::the_default_runtime_follows_the_environment");
     let name = name.split_once("::").map_or(name, |(_, name)| name);
     command.args(["--exact", name, "--ignored", "--nocapture", "--test-threads=1"]);
     for name in
@@ -136,8 +135,8 @@ fn s19_a_driver_that_means_nothing_is_named() {
     wrong("WARPLINE_DRIVER", "sim:2,lazy,eager", "`lazy` and `eager`");
 }
 
-/// What is set up wrong is no machine without GPUs: asking for one, and using one, is an error that
-/// says which variable holds what, and what it may hold.
+/// Asserts that an invalid setting is not taken for a machine without GPUs. Listing devices and
+/// using one both fail with an error that names the variable, its value and the allowed values.
 #[track_caller]
 fn wrong(variable: &str, value: &str, may_hold: &str) {
     let mut variables = vec![("WARPLINE_DRIVER", "sim:2")];
@@ -167,8 +166,8 @@ fn s19_a_wrong_setting_is_no_machine_without_gpus() {
     wrong("WARPLINE_LIBCUDA", "/nonexistent/libcuda.so", "may hold the path");
 }
 
-/// Nothing asked for: the machine's driver where there is one, otherwise the reason; no panic, and
-/// never a simulated device.
+/// Without settings, the machine's driver is used, or the reason for its absence is reported.
+/// Nothing panics, and no device is simulated.
 #[test]
 fn s19_nothing_is_simulated_unasked() {
     let text = child(&[]);

@@ -46,13 +46,13 @@ fn a_sample_past_the_end_is_an_error_at_any_index() -> Result<()> {
     Ok(())
 }
 
-/// The numbers from 0 on, as `int64`, with something wrong at one of them.
+/// The numbers from 0 on as `int64`. One sample may fail or panic.
 #[derive(Debug, Default)]
 struct Numbers {
     len: usize,
     error_at: Option<usize>,
     panic_at: Option<usize>,
-    /// Later samples come sooner.
+    /// Delays early samples, so that later samples are ready first.
     slow: bool,
     loaded: Arc<AtomicUsize>,
 }
@@ -94,7 +94,7 @@ fn s27_batches_come_in_order() {
                 assert_eq!(loader.len(), 4);
                 let expected = [vec![0, 1, 2], vec![3, 4, 5], vec![6, 7, 8], vec![9, 10]];
                 assert_eq!(numbers(&loader)?, expected);
-                // Again: a loader can be iterated more than once.
+                // A loader can be iterated again.
                 let (x, _) = loader.iter()?.nth(1).expect("a second batch")?;
                 assert_eq!(x.to_vec::<f32>()?, [3.0, -3.0, 4.0, -4.0, 5.0, -5.0]);
                 assert_eq!(loader.iter()?.size_hint(), (4, Some(4)));
@@ -174,7 +174,7 @@ fn s27_workers_draw_from_seeds_of_their_own() {
             if workers == 0 {
                 continue;
             }
-            // PyTorch's rule: an iteration draws a base seed, to which a worker adds its number.
+            // As in PyTorch, an iteration draws a base seed, and each worker adds its number.
             manual_seed(5);
             let base = world.runtime.cpu_generator().random64() & i64::MAX as u64;
             for worker in 0..workers {
@@ -191,7 +191,7 @@ fn s27_workers_draw_from_seeds_of_their_own() {
     });
 }
 
-/// As PyTorch 2.11 has them.
+/// The expected orders are from PyTorch 2.11.
 #[test]
 fn s27_the_order_is_pytorchs_for_a_seed() {
     cpu(|_| {
@@ -261,7 +261,7 @@ trait Pass: Sized {
 impl Pass for DataLoader<Numbers> {}
 
 #[test]
-fn s27_drop_last() {
+fn s27_drop_last_leaves_out_the_incomplete_batch() {
     cpu(|_| {
         let loader = |len, drop_last| -> Result<_> {
             let data = Numbers { len, ..Numbers::default() };
@@ -348,7 +348,7 @@ fn s27_a_dataset_that_panics_does_not_hang() {
 
 #[test]
 fn s27_dropping_the_iterator_early_joins_the_workers() {
-    /// Says when the last worker has let go of it.
+    /// Sets a flag when the last worker has dropped it.
     struct Watched(Arc<AtomicBool>);
     impl Drop for Watched {
         fn drop(&mut self) {

@@ -7,12 +7,12 @@ use crate::common::World;
 
 crate::rows! {
     schedules(1) s35_backward_ops_run_on_their_streams gpu_s35_backward_ops_run_on_their_streams => streams;
-    manual(1) s35_the_notes_examples gpu_s35_the_notes_examples => examples;
-    manual(1) s35_gradients_meet_from_several_streams gpu_s35_gradients_meet_from_several_streams => meet;
-    schedules(2) s35_across_devices gpu2_s35_across_devices => devices;
+    manual(1) s35_the_notes_examples_race_only_where_it_says_unsafe gpu_s35_the_notes_examples_race_only_where_it_says_unsafe => examples;
+    manual(1) s35_gradients_from_several_streams_are_summed_in_order gpu_s35_gradients_from_several_streams_are_summed_in_order => meet;
+    schedules(2) s35_gradients_cross_devices gpu2_s35_gradients_cross_devices => devices;
 }
 
-/// Where a hook of a gradient finds itself.
+/// A hook of a gradient runs on the stream of the forward op.
 fn streams(world: &World) -> Result<()> {
     for device in 0..world.devices {
         let (s, t) = (Stream::new(device)?, Stream::new(device)?);
@@ -34,10 +34,10 @@ fn streams(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// The examples of PyTorch's note on stream semantics of backward passes.
+/// The examples in PyTorch's note on streams of backward passes.
 fn examples(world: &World) -> Result<()> {
     for device in 0..world.devices {
-        // The forward pass, and so the gradient, on `s`.
+        // The forward pass runs on `s`, so the gradient is computed on `s`.
         let s = Stream::new(device)?;
         let forward = || {
             cuda::with_stream(&s, || {
@@ -51,7 +51,7 @@ fn examples(world: &World) -> Result<()> {
             Ok::<_, warpline::Error>(cuda::take_races())
         };
 
-        // Safe: used where `backward` was called.
+        // Safe: the gradient is used on the stream on which `backward` was called.
         let (x, loss) = forward()?;
         cuda::with_stream(&s, || {
             loss.backward()?;
@@ -59,7 +59,7 @@ fn examples(world: &World) -> Result<()> {
         })?;
         assert!(settle()?.is_empty());
 
-        // Unsafe: used elsewhere.
+        // Unsafe: the gradient is used on another stream.
         let (x, loss) = forward()?;
         cuda::with_stream(&s, || loss.backward())?;
         let grad = x.grad().unwrap();
@@ -68,7 +68,7 @@ fn examples(world: &World) -> Result<()> {
         assert!(!races.is_empty(), "the gradient was not waited for");
         drop((used, grad));
 
-        // Safe: waited for.
+        // Safe: the other stream waits first.
         let (x, loss) = forward()?;
         cuda::with_stream(&s, || loss.backward())?;
         cuda::current_stream(device)?.wait_stream(&s)?;
@@ -77,7 +77,8 @@ fn examples(world: &World) -> Result<()> {
         drop(grad.mul(2.0)?);
         assert!(settle()?.is_empty());
 
-        // Safe: called where the gradient is used, which waits for the passes' streams.
+        // Safe: `backward` is called on the stream that uses the gradient, and orders that stream
+        // after the pass.
         let (x, loss) = forward()?;
         loss.backward()?;
         let grad = x.grad().unwrap();
@@ -85,13 +86,13 @@ fn examples(world: &World) -> Result<()> {
         drop(grad.mul(2.0)?);
         assert!(settle()?.is_empty(), "{:?}", settle()?);
 
-        // Unsafe: the gradient to begin with is made elsewhere.
+        // Unsafe: the initial gradient is made on another stream.
         let (_x, loss) = forward()?;
         let initial = zeros((), device)?.add(1.0)?;
         cuda::with_stream(&s, || loss.backward_with(Some(&initial), false, false))?;
         assert!(!settle()?.is_empty(), "the first gradient was not waited for");
 
-        // Safe: waited for before.
+        // Safe: `s` waits for the initial gradient.
         let (_x, loss) = forward()?;
         let initial = zeros((), device)?.add(1.0)?;
         s.wait_stream(&cuda::current_stream(device)?)?;
@@ -102,7 +103,7 @@ fn examples(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Under `SyncPolicy::Manual` the pass itself orders what it does on several streams.
+/// Under `SyncPolicy::Manual`, the backward pass itself orders its work on several streams.
 fn meet(world: &World) -> Result<()> {
     for device in 0..world.devices {
         let own = cuda::current_stream(device)?;
@@ -146,7 +147,7 @@ fn devices(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// A program of ops on several streams and devices, drawn from a seed.
+/// Runs random ops on several streams and devices. The seed determines the program.
 fn program(seed: u64, streams: &[Stream], places: &[usize]) -> Result<Vec<Vec<f64>>> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut draw = |below: usize| {
@@ -201,7 +202,7 @@ fn program(seed: u64, streams: &[Stream], places: &[usize]) -> Result<Vec<Vec<f6
     leaves.iter().map(grad).collect()
 }
 
-/// Whatever the order in which a device runs its streams, gradients are those of one stream.
+/// Gradients do not depend on the order in which a device runs its streams.
 #[test]
 fn s35_random_programs_have_one_streams_gradients() {
     let config = RuntimeConfig::default();

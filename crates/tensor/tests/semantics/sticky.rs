@@ -1,7 +1,6 @@
-//! After an illegal address or a lost device, every device of the process fails with `DeviceLost` and
-//! the cause for good, as on hardware; CPU tensors go on; dropping everything leaves nothing alive.
-//! Nothing panics, nothing hangs. Where the simulator is asked to keep devices apart, the others go
-//! on.
+//! After an illegal address or a lost device, every device of the process fails with `DeviceLost`
+//! and the cause, as on hardware. CPU tensors stay usable, nothing panics or hangs, and after all
+//! drops no object is alive. If the simulator isolates faults, the other devices stay usable.
 
 use warpline::{Error, Result, RuntimeConfig, SyncPolicy, Tensor, cuda, full, ones, tensor, zeros};
 use warpline_alloc::AllocError;
@@ -10,15 +9,15 @@ use warpline_cuda_sys_safe::{CudaCode, DriverError};
 
 use crate::boxes::{SimBox, schedules, within_a_minute};
 
-/// How a device goes.
+/// The cause of a device's loss.
 #[derive(Clone, Copy, Debug)]
-enum Blow {
+enum LossCause {
     Kernel,
     Copy,
     Gone,
 }
 
-impl Blow {
+impl LossCause {
     fn code(self) -> CudaCode {
         match self {
             Self::Kernel | Self::Copy => CudaCode::ILLEGAL_ADDRESS,
@@ -26,13 +25,13 @@ impl Blow {
         }
     }
 
-    /// Strikes cuda:0; the work it fails is enqueued, not run.
-    fn strike(self, world: &SimBox, a: &Tensor) {
+    /// Injects the fault on cuda:0 and enqueues work that fails when it runs.
+    fn inject(self, world: &SimBox, a: &Tensor) {
         let fault = |call| Fault::new(call, self.code()).at_run().on(0);
         match self {
             Self::Kernel => {
                 world.sim.inject(fault(CallKind::Launch));
-                // An eager schedule may already say so here.
+                // An eager schedule may report the failure here.
                 let _ = a.mul_(2.0);
             }
             Self::Copy => {
@@ -45,7 +44,7 @@ impl Blow {
     }
 }
 
-/// The driver's error behind any of ours.
+/// Returns the driver's error among the error's sources.
 fn driver_error(error: &Error) -> &DriverError {
     match error.find::<AllocError>() {
         Some(source) => source.backend().unwrap_or_else(|| panic!("not the driver's: {error}")),
@@ -53,45 +52,45 @@ fn driver_error(error: &Error) -> &DriverError {
     }
 }
 
-fn assert_lost<T>(result: Result<T>, what: &str, blow: Blow) {
-    assert_lost_on(0, result, what, blow);
+fn assert_lost<T>(result: Result<T>, what: &str, loss: LossCause) {
+    assert_lost_on(0, result, what, loss);
 }
 
-fn assert_lost_on<T>(on: usize, result: Result<T>, what: &str, blow: Blow) {
+fn assert_lost_on<T>(on: usize, result: Result<T>, what: &str, loss: LossCause) {
     let Err(error) = result else { panic!("{what} succeeded on a lost device") };
     match driver_error(&error) {
         DriverError::DeviceLost { device, cause } if *device == on => {
-            assert_eq!(cause.code, blow.code(), "{what}")
+            assert_eq!(cause.code, loss.code(), "{what}")
         }
         other => panic!("{what}: {other:?}"),
     }
     let text = error.to_string();
     let lost = format!("cuda:{on} is lost");
-    for fact in [&lost, "the process has to end", blow.code().name()] {
+    for fact in [&lost, "the process has to end", loss.code().name()] {
         assert!(text.contains(fact), "{what}: no `{fact}` in: {text}");
     }
 }
 
-fn each(test: fn(&SimBox, Blow) -> Result<()>) {
+fn each(test: fn(&SimBox, LossCause) -> Result<()>) {
     each_with(false, test);
 }
 
-/// The same with devices kept apart, unlike on hardware.
-fn each_isolated(test: fn(&SimBox, Blow) -> Result<()>) {
+/// Runs a test with isolated faults, unlike on hardware.
+fn each_isolated(test: fn(&SimBox, LossCause) -> Result<()>) {
     each_with(true, test);
 }
 
-fn each_with(isolate_faults: bool, test: fn(&SimBox, Blow) -> Result<()>) {
+fn each_with(isolate_faults: bool, test: fn(&SimBox, LossCause) -> Result<()>) {
     within_a_minute(move || {
-        for blow in [Blow::Kernel, Blow::Copy, Blow::Gone] {
+        for loss in [LossCause::Kernel, LossCause::Copy, LossCause::Gone] {
             for schedule in schedules() {
                 let config = SimConfig { schedule, isolate_faults, ..SimConfig::new(2) };
                 let world = SimBox::new(config, &RuntimeConfig::default());
                 let sim = world.sim.clone();
-                world.enter(|| test(&world, blow));
+                world.enter(|| test(&world, loss));
                 drop(world);
                 let usage = sim.usage();
-                assert!(usage.all_released(), "{blow:?}, {schedule:?}: {usage:#?}");
+                assert!(usage.all_released(), "{loss:?}, {schedule:?}: {usage:#?}");
             }
         }
     });
@@ -99,7 +98,7 @@ fn each_with(isolate_faults: bool, test: fn(&SimBox, Blow) -> Result<()>) {
 
 #[test]
 fn sticky_the_device_answers_with_its_cause_for_good() {
-    each(|world, blow| {
+    each(|world, loss| {
         let s = cuda::Stream::new(0)?;
         let event = cuda::Event::default();
         let a = ones([1000], 0)?;
@@ -107,26 +106,26 @@ fn sticky_the_device_answers_with_its_cause_for_good() {
         let b = cuda::with_stream(&s, || a.add(1.0))?;
         event.record(&s)?;
         cuda::synchronize(0)?;
-        blow.strike(world, &a);
+        loss.inject(world, &a);
         let first = cuda::synchronize(0).expect_err("the device is lost");
-        assert_eq!(driver_error(&first).code(), Some(blow.code()), "{first}");
+        assert_eq!(driver_error(&first).code(), Some(loss.code()), "{first}");
         for _ in 0..2 {
-            assert_lost(cuda::synchronize(0), "synchronize", blow);
-            assert_lost(a.to_vec::<f32>(), "to_vec", blow);
-            assert_lost(&a + &b, "add", blow);
-            assert_lost(a.zero_(), "zero_", blow);
-            assert_lost(a.sum(()), "sum", blow);
-            assert_lost(b.cpu(), "cpu", blow);
-            assert_lost_on(1, b.to("cuda:1"), "to a peer", blow);
-            assert_lost(pinned.to_non_blocking("cuda:0"), "to", blow);
-            assert_lost(zeros([50 << 20], 0), "an allocation", blow);
-            assert_lost(s.synchronize(), "stream.synchronize", blow);
-            assert_lost(s.query(), "stream.query", blow);
-            assert_lost(event.record(&s), "event.record", blow);
-            assert_lost(s.record_event(None), "record_event", blow);
-            assert_lost(cuda::exclusive_stream(0, 0), "a new stream", blow);
+            assert_lost(cuda::synchronize(0), "synchronize", loss);
+            assert_lost(a.to_vec::<f32>(), "to_vec", loss);
+            assert_lost(&a + &b, "add", loss);
+            assert_lost(a.zero_(), "zero_", loss);
+            assert_lost(a.sum(()), "sum", loss);
+            assert_lost(b.cpu(), "cpu", loss);
+            assert_lost_on(1, b.to("cuda:1"), "to a peer", loss);
+            assert_lost(pinned.to_non_blocking("cuda:0"), "to", loss);
+            assert_lost(zeros([50 << 20], 0), "an allocation", loss);
+            assert_lost(s.synchronize(), "stream.synchronize", loss);
+            assert_lost(s.query(), "stream.query", loss);
+            assert_lost(event.record(&s), "event.record", loss);
+            assert_lost(s.record_event(None), "record_event", loss);
+            assert_lost(cuda::exclusive_stream(0, 0), "a new stream", loss);
         }
-        // What asks no device still answers.
+        // Calls that ask no device still succeed.
         assert!(cuda::is_available()?);
         assert_eq!(cuda::current_device()?, 0);
         assert!(cuda::memory_allocated(0)? > 0);
@@ -138,21 +137,21 @@ fn sticky_the_device_answers_with_its_cause_for_good() {
 
 #[test]
 fn sticky_all_devices_go_and_cpu_tensors_stay() {
-    each(|world, blow| {
+    each(|world, loss| {
         let host = ones([10], ())?;
         let (other, lost) = (ones([10], 1)?, ones([10], 0)?);
         let s = cuda::Stream::new(1)?;
         cuda::synchronize(0)?;
         cuda::synchronize(1)?;
-        blow.strike(world, &lost);
+        loss.inject(world, &lost);
         assert!(cuda::synchronize(0).is_err());
         for _ in 0..2 {
-            assert_lost_on(1, cuda::synchronize(1), "synchronize", blow);
-            assert_lost_on(1, other.sum(()), "sum", blow);
-            assert_lost_on(1, other.to_vec::<f32>(), "to_vec", blow);
-            assert_lost_on(1, host.to(1), "to", blow);
-            assert_lost_on(1, zeros([50 << 20], 1), "an allocation", blow);
-            assert_lost_on(1, s.synchronize(), "stream.synchronize", blow);
+            assert_lost_on(1, cuda::synchronize(1), "synchronize", loss);
+            assert_lost_on(1, other.sum(()), "sum", loss);
+            assert_lost_on(1, other.to_vec::<f32>(), "to_vec", loss);
+            assert_lost_on(1, host.to(1), "to", loss);
+            assert_lost_on(1, zeros([50 << 20], 1), "an allocation", loss);
+            assert_lost_on(1, s.synchronize(), "stream.synchronize", loss);
             assert!(host.pin_memory().is_err(), "nothing can be page-locked any more");
             assert_eq!((&host + 1.0)?.sum(())?.item::<f32>()?, 20.0);
             assert_eq!(host.matmul(&full([10], 2.0, ())?)?.item::<f32>()?, 20.0);
@@ -167,14 +166,14 @@ fn sticky_all_devices_go_and_cpu_tensors_stay() {
 }
 
 #[test]
-fn sticky_everything_else_goes_on_where_devices_are_kept_apart() {
-    each_isolated(|world, blow| {
+fn sticky_other_devices_stay_usable_with_isolated_faults() {
+    each_isolated(|world, loss| {
         let host = ones([10], ())?;
         let pinned = ones([10], ())?.pin_memory()?;
         let other = ones([10], 1)?;
         let lost = ones([10], 0)?;
         cuda::synchronize(0)?;
-        blow.strike(world, &lost);
+        loss.inject(world, &lost);
         assert!(cuda::synchronize(0).is_err());
         for _ in 0..3 {
             assert_eq!((&host + 1.0)?.sum(())?.item::<f32>()?, 20.0);
@@ -185,7 +184,7 @@ fn sticky_everything_else_goes_on_where_devices_are_kept_apart() {
             assert!(lost.sum(()).is_err());
         }
         assert_eq!(zeros([2], "cuda:1")?.to_non_blocking("cpu")?.to_vec::<f32>()?, [0.0; 2]);
-        // Page-locked memory of before is used again.
+        // The cache can reuse page-locked memory of before the fault.
         drop(pinned);
         assert_eq!(host.pin_memory()?.to_non_blocking(1)?.to_vec::<f32>()?, [1.0; 10]);
         cuda::synchronize(1)?;
@@ -197,20 +196,20 @@ fn sticky_everything_else_goes_on_where_devices_are_kept_apart() {
     });
 }
 
-/// Memory that a lost device's stream used, and threads that wait for it.
+/// Threads wait for a lost device, and use memory of its stream.
 #[test]
-fn sticky_nobody_waits_for_a_lost_device() {
-    each(|world, blow| {
+fn sticky_waits_for_a_lost_device_end() {
+    each(|world, loss| {
         let s = cuda::Stream::new(0)?;
         let a = ones([1000], 0)?;
         let b = cuda::with_stream(&s, || a.add(1.0))?;
-        blow.strike(world, &a);
+        loss.inject(world, &a);
         let runtime = &world.runtime;
         std::thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
                     warpline::with_runtime(runtime, || {
-                        // Fails or not, it comes back.
+                        // The calls may fail, but they return.
                         let _ = cuda::synchronize(0);
                         let _ = s.synchronize();
                         let _ = a.to_vec::<f32>();
@@ -220,23 +219,24 @@ fn sticky_nobody_waits_for_a_lost_device() {
                 });
             }
         });
-        drop((a, b)); // pending uses by `s` must not hold the memory for ever
+        drop((a, b)); // pending uses by `s` must not keep the memory forever
         assert_eq!(cuda::memory_allocated(0)?, 0);
         Ok(())
     });
 }
 
-/// Page-locked memory that copies of the lost device were still to use: what it only read is the
-/// host's again, what it was to write is never taken for written.
+/// Copies of the lost device still used page-locked memory. The host may write their sources again,
+/// and reads of their destinations fail.
 #[test]
 fn sticky_page_locked_memory_is_the_hosts_again() {
-    each_isolated(|world, blow| {
+    each_isolated(|world, loss| {
         let source = ones([10], ())?.pin_memory()?;
         let (there, a) = (source.to_non_blocking(0)?, ones([10], 0)?);
         let back = a.to_non_blocking("cpu")?;
         let moved = a.to(1)?;
-        blow.strike(world, &a);
-        // Another device's wait for the lost one ends; that says nothing of the lost one's work.
+        loss.inject(world, &a);
+        // A wait of another device for the lost one ends, which does not make the lost device's
+        // work complete.
         cuda::synchronize(1)?;
         assert!(cuda::synchronize(0).is_err());
         assert_eq!(source.to_vec::<f32>()?, [1.0; 10]);
@@ -244,8 +244,8 @@ fn sticky_page_locked_memory_is_the_hosts_again() {
         source.copy_(&full([10], 3.0, 1)?, true)?;
         assert_eq!(source.to_vec::<f32>()?, [3.0; 10]);
         match back.to_vec::<f32>() {
-            Ok(values) => assert_eq!(values, [1.0; 10], "{blow:?}"),
-            Err(error) => assert_lost::<()>(Err(error), "a copy's result", blow),
+            Ok(values) => assert_eq!(values, [1.0; 10], "{loss:?}"),
+            Err(error) => assert_lost::<()>(Err(error), "a copy's result", loss),
         }
         drop((there, a, back, moved));
         assert!(source.pin_memory()?.is_pinned());
@@ -253,14 +253,14 @@ fn sticky_page_locked_memory_is_the_hosts_again() {
     });
 }
 
-/// The same between devices: another may overwrite what the lost one was to read.
+/// The same with two devices: another device may overwrite memory that the lost device was to read.
 #[test]
-fn sticky_another_device_may_overwrite_what_was_read() {
-    each_isolated(|world, blow| {
+fn sticky_another_device_may_overwrite_a_source_of_a_lost_copy() {
+    each_isolated(|world, loss| {
         let pinned = ones([10], ())?.pin_memory()?;
         let (there, a) = (pinned.to_non_blocking(0)?, ones([10], 0)?);
         let other = full([10], 3.0, 1)?;
-        blow.strike(world, &a);
+        loss.inject(world, &a);
         pinned.copy_(&other, true)?;
         assert_eq!(pinned.to_vec::<f32>()?, [3.0; 10]);
         assert!(cuda::synchronize(0).is_err());
@@ -269,7 +269,7 @@ fn sticky_another_device_may_overwrite_what_was_read() {
     });
 }
 
-/// A tensor may outlive everything else of its runtime.
+/// A tensor may be the last live object of its runtime.
 #[test]
 fn sticky_a_tensor_may_be_the_last_to_go() {
     within_a_minute(|| {
@@ -300,7 +300,7 @@ fn sticky_a_tensor_may_be_the_last_to_go() {
     });
 }
 
-/// A healthy world leaves nothing alive either.
+/// After all drops, no object of a healthy box is alive.
 #[test]
 fn nothing_is_alive_when_all_is_dropped() {
     for schedule in schedules() {

@@ -1,16 +1,16 @@
-//! S7, S8, S11–S13: streams, and what orders work on them.
+//! S7, S8, S11–S13: streams, and the order of work on them.
 
 use warpline::{Result, RuntimeConfig, SyncPolicy, cuda, empty, manual_seed, ones, zeros};
 
 use crate::common::{self, World};
 
 rows! {
-    schedules(1) s07_results_look_as_if_each_had_run_at_once gpu_s07_results_look_as_if_each_had_run_at_once => as_if_at_once;
-    worlds(1) s11_stream_guard gpu_s11_stream_guard => guard;
-    schedules(1) s12_right_by_default gpu_s12_right_by_default => right_by_default;
-    manual(1) s12_reported_in_manual_mode gpu_s12_reported_in_manual_mode => reported;
+    schedules(1) s07_results_are_as_if_each_op_had_run_at_once gpu_s07_results_are_as_if_each_op_had_run_at_once => as_if_at_once;
+    worlds(1) s11_a_stream_guard_restores gpu_s11_a_stream_guard_restores => guard;
+    schedules(1) s12_the_example_is_right_by_default gpu_s12_the_example_is_right_by_default => right_by_default;
+    manual(1) s12_the_race_is_reported_in_manual_mode gpu_s12_the_race_is_reported_in_manual_mode => reported;
     manual(1) s13_wait_stream_orders gpu_s13_wait_stream_orders => wait_stream;
-    schedules(1) s13_events gpu_s13_events => events;
+    schedules(1) s13_events_order_streams gpu_s13_events_order_streams => events;
 }
 
 fn as_if_at_once(world: &World) -> Result<()> {
@@ -83,7 +83,7 @@ fn guard(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// The note's example, with a fill whose sum is known.
+/// The note's example with a fixed seed, so that the expected sum is known.
 fn right_by_default(_: &World) -> Result<()> {
     manual_seed(0);
     let a = empty([100, 100], "cuda")?;
@@ -95,7 +95,7 @@ fn right_by_default(_: &World) -> Result<()> {
         let a = zeros([100, 100], "cuda")?;
         a.normal_(0.0, 1.0)?;
         let b = cuda::with_stream(&s, || a.sum(()))?;
-        // And back: the default stream meets what `s` wrote, and overwrites what `s` read.
+        // The default stream reads the result of `s`, and overwrites the operand of `s`.
         a.fill_(0.0)?;
         assert_eq!((&b + 0.0)?.item::<f32>()?, expected);
     }

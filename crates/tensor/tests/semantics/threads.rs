@@ -1,5 +1,5 @@
-//! Streams, tensors and events in several threads: they move freely, one stream may be used by
-//! all, and each thread keeps its own current ones.
+//! Streams, tensors and events in several threads. All of them may move between threads, and
+//! threads may share a stream. Each thread has its own current streams.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Barrier, Mutex};
@@ -13,10 +13,10 @@ use crate::common::World;
 const THREADS: usize = 8;
 
 crate::rows! {
-    schedules(1) threads_pass_on_what_they_have gpu_threads_pass_on_what_they_have => passing;
+    schedules(1) threads_pass_on_tensors_streams_and_events gpu_threads_pass_on_tensors_streams_and_events => passing;
     schedules(1) threads_share_one_stream gpu_threads_share_one_stream => one_stream;
     schedules(1) threads_of_a_pool_keep_their_streams gpu_threads_of_a_pool_keep_their_streams => pool;
-    schedules(1) threads_read_what_one_has_written gpu_threads_read_what_one_has_written => readers;
+    schedules(1) threads_read_the_writes_of_one_thread gpu_threads_read_the_writes_of_one_thread => readers;
 }
 
 /// Runs `f` in eight threads, each in the test's runtime.
@@ -24,13 +24,13 @@ fn in_threads(world: &World, f: impl Fn(usize) -> Result<()> + Sync) -> Result<(
     std::thread::scope(|scope| {
         let run = |i: usize| with_runtime(&world.runtime, || f(i));
         let threads: Vec<_> = (0..THREADS).map(|i| scope.spawn(move || run(i))).collect();
-        // All are waited for before the first failure is passed on.
+        // Join all threads before returning the first error.
         let ends: Vec<_> = threads.into_iter().map(|t| t.join().expect("no panic")).collect();
         ends.into_iter().collect()
     })
 }
 
-/// What a thread hands to the next: a tensor, the stream that wrote it, an event after that.
+/// A tensor, the stream that wrote it, and an event after the write, passed from thread to thread.
 struct Parcel {
     tensor: Tensor,
     stream: Stream,
@@ -38,8 +38,8 @@ struct Parcel {
     hops: usize,
 }
 
-/// Parcels go round a ring of threads. Each adds one on a stream of its own, or on the one that
-/// came along, and some move the tensor to another device.
+/// Parcels go around a ring of threads. Each thread adds one on its own stream or on the parcel's
+/// stream, and some threads move the tensor to another device.
 fn passing(world: &World) -> Result<()> {
     const HOPS: usize = 3 * THREADS;
     let (senders, receivers): (Vec<Sender<Parcel>>, Vec<Receiver<Parcel>>) =
@@ -54,7 +54,7 @@ fn passing(world: &World) -> Result<()> {
         let first = Parcel { tensor, stream: own.clone(), event, hops: 0 };
         let _ = next.send(first);
         let receiver = receivers[i].lock().expect("one thread");
-        // Each parcel comes by as often as the others.
+        // Each thread receives every parcel equally often.
         for _ in 0..HOPS {
             let mut parcel = receiver.recv_timeout(Duration::from_secs(60)).expect("a parcel");
             let _ = parcel.event.query()?;
@@ -67,7 +67,7 @@ fn passing(world: &World) -> Result<()> {
                 parcel.tensor = parcel.tensor.add(1.0)?;
                 parcel.tensor.add_(1.0).map(drop)
             })?;
-            // The thread's own stream goes away with the parcel; it gets another.
+            // The thread's own stream leaves with the parcel, so the thread takes a new one.
             parcel.event = stream.record_event(None)?;
             parcel.stream = std::mem::replace(&mut own, cuda::exclusive_stream(device, 0)?);
             parcel.hops += 1;
@@ -90,8 +90,8 @@ fn passing(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Eight threads enqueue on one stream. What each gives it stays in order, and an op is never torn
-/// by another thread's.
+/// Eight threads enqueue on one stream. Each thread's ops stay in order, and no other op runs
+/// inside an op.
 fn one_stream(world: &World) -> Result<()> {
     const STEPS: usize = 12;
     for device in 0..world.devices {
@@ -104,7 +104,7 @@ fn one_stream(world: &World) -> Result<()> {
             let mut own = full([100], i as i64, device)?;
             for step in 0..STEPS {
                 total.add_(1)?;
-                // New memory each time: freed and used again on the stream all share.
+                // Each step allocates, frees and reuses memory on the shared stream.
                 own = own.mul(2)?.sub(&own)?.add(1)?;
                 if step % 4 == 3 {
                     assert_eq!(own.to_vec::<i64>()?, vec![(i + step + 1) as i64; 100]);
@@ -117,8 +117,8 @@ fn one_stream(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// The workers of a pool choose their streams once; jobs that come to them in any order find that
-/// choice, whatever earlier jobs did inside guards.
+/// Workers of a pool set their streams once. Every job finds its worker's streams current, whatever
+/// earlier jobs did inside guards.
 fn pool(world: &World) -> Result<()> {
     type Job = (usize, Tensor);
     let (jobs, taken) = channel::<Job>();
@@ -148,7 +148,7 @@ fn pool(world: &World) -> Result<()> {
             let earlier = own[device].last_op();
             let result = tensor.mul(3)?;
             assert!(own[device].last_op() > earlier, "it ran on the worker's own stream");
-            // A guard, another inside it, and a stream that is set and not put back.
+            // A guard, a guard inside it, and a stream that is set without a guard.
             let other = cuda::Stream::new(device)?;
             cuda::with_stream(&other, || cuda::set_stream(&cuda::default_stream(device)?))?;
             cuda::with_device((home + 1) % world.devices, || cuda::set_device(home))?;
@@ -166,7 +166,7 @@ fn pool(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Eight readers on eight streams, one writer after all of them, over and over.
+/// Eight readers on eight streams, then one writer, repeatedly.
 fn readers(world: &World) -> Result<()> {
     let shared = arange(256, (DType::I64, 0))?;
     let expected: Vec<i64> = (0..256).collect();
@@ -180,7 +180,7 @@ fn readers(world: &World) -> Result<()> {
             copies.lock().expect("no panic").push((copy, pending));
             Ok(())
         })?;
-        // Enqueued after the reads; nobody has waited for these.
+        // The write is enqueued after the reads; the host has not waited for the reads.
         shared.fill_(-1)?;
         for (copy, pending) in copies.into_inner().expect("no panic") {
             assert_eq!(copy.to_vec::<i64>()?, expected, "round {round}");

@@ -1,14 +1,14 @@
-//! S19, S21: which devices there are.
+//! S19, S21: availability and visibility of devices.
 
 use warpline::{Device, Result, cuda, ones, simulated_with, with_runtime};
 
 use crate::common::{self, World};
 
 rows! {
-    worlds(1) s19_available gpu_s19_available => available;
+    worlds(1) s19_devices_are_available gpu_s19_devices_are_available => available;
 }
 
-/// One program, with and without CUDA.
+/// A program that runs with and without CUDA.
 fn program() -> Result<(Device, f32)> {
     let device = if cuda::is_available()? { Device::Cuda(None) } else { Device::Cpu };
     let x = ones([4, 4], device)?;
@@ -51,7 +51,7 @@ fn s21_visible_devices_choose_and_order() {
         ("1", pick(&[1])),
         ("", pick(&[])),
         ("-1", pick(&[])),
-        // What comes after something invalid is not seen.
+        // An invalid entry ends the list.
         ("0,-1,1", pick(&[0])),
         ("0,7,1", pick(&[0])),
         ("0,0", pick(&[])),

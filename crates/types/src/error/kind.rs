@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Error;
-use super::words::{Devices, Length, Negative};
+use super::words::{DevicePair, NegativeSizes, RangeLength};
 use crate::{DType, Device, PendingLaunches, Scalar, Site};
 
 /// The kind of an [`Error`], with shapes, dtypes, indices or devices.
@@ -13,7 +13,7 @@ use crate::{DType, Device, PendingLaunches, Scalar, Site};
 #[non_exhaustive]
 pub enum ErrorKind {
     /// A driver call failed. The source is a [`DriverError`](warpline_cuda_sys_safe::DriverError).
-    #[error("the driver failed")]
+    #[error("a driver call failed")]
     Driver,
     /// A wait, a query or a launch reported a driver failure. Any launch that was not known to be complete may have
     /// caused the failure; if the failure lost the device, so may launches on other streams. The source is a
@@ -51,7 +51,7 @@ pub enum ErrorKind {
     /// Each host read of a result, or of a tensor computed from a result, returns this error until the result is
     /// overwritten. So does each launch that reads a result, once the failure is known. The source is the error of the
     /// process group.
-    #[error("its results cannot be used")]
+    #[error("the results cannot be used")]
     Collective,
     /// An op has no code for this GPU: no code was compiled ahead of time, and none can be compiled at run time.
     #[error("there is no GPU code: {reason}")]
@@ -64,7 +64,7 @@ pub enum ErrorKind {
     Alloc,
     /// An environment variable has an invalid value. Every call that needs a device, or asks for the number of devices,
     /// returns this error. The source is an [`InvalidVariable`](warpline_cuda_sys_safe::InvalidVariable).
-    #[error("a variable of the environment has an invalid value")]
+    #[error("an environment variable has an invalid value")]
     InvalidVariable,
     /// A GPU was requested, but none can be used.
     #[error("CUDA is not available. {hint}. The cause: {reason}")]
@@ -84,7 +84,7 @@ pub enum ErrorKind {
     },
     /// There is no device with this index.
     #[error(
-        "invalid device ordinal: cuda:{index} was asked for, but {count} device(s) are visible"
+        "invalid device ordinal: cuda:{index} was requested, but {count} device(s) are visible"
     )]
     NoSuchDevice {
         /// The index.
@@ -95,7 +95,7 @@ pub enum ErrorKind {
     /// Operands are on different devices.
     #[error(
         "Expected all tensors to be on the same device, but found at least two devices, {}!",
-        Devices(*first, *second, parameter)
+        DevicePair(*first, *second, parameter)
     )]
     DeviceMismatch {
         /// The first operand's device; a module's input, if `parameter` is not empty.
@@ -106,7 +106,7 @@ pub enum ErrorKind {
         parameter: String,
     },
     /// A stream or event is on a different device than the call needs.
-    #[error("{object} is on cuda:{found}, but one on cuda:{expected} is needed")]
+    #[error("{object} is on cuda:{found}, but must be on cuda:{expected}")]
     WrongDevice {
         /// The object, such as `the stream`.
         object: &'static str,
@@ -121,16 +121,16 @@ pub enum ErrorKind {
     )]
     RuntimeMismatch,
     /// An event has never been recorded.
-    #[error("both events must have been recorded; record them with `record` first")]
+    #[error("both events must be recorded first; call `record`")]
     EventNotRecorded,
     /// An event has no timing.
-    #[error("both events must keep times; make them with `Event::timing()`")]
+    #[error("both events need timing; create them with `Event::timing()`")]
     NoTiming,
     /// An event has not completed yet.
-    #[error("both events must have been completed; `synchronize` them first")]
+    #[error("both events must be complete; call `synchronize` first")]
     EventNotFinished,
     /// The thread is ending, and its current device and streams are gone.
-    #[error("this thread is ending; it has no current device or stream any more")]
+    #[error("this thread is ending and has no current device or stream any more")]
     ThreadEnding,
     /// A stream cannot be captured.
     #[error("the stream cannot be captured: {reason}")]
@@ -139,20 +139,21 @@ pub enum ErrorKind {
         reason: &'static str,
     },
     /// No capture is in progress that began on the stream.
-    #[error("no capture that is still under way began on this stream")]
+    #[error("no capture that began on this stream is in progress")]
     NotCapturing,
     /// The host would wait for captured work, which does not run during the capture.
     #[error(
-        "operation not permitted when stream is capturing; do it before the capture or after it"
+        "operation not permitted when stream is capturing; call it before or after the capture"
     )]
     Capturing,
     /// A captured stream would wait for work that is not part of its capture.
     #[error(
-        "the stream is being captured and cannot depend on work outside its capture; wait for that before the capture begins"
+        "the stream is being captured and cannot depend on work outside its capture; wait for that work before the \
+         capture begins"
     )]
     OutsideCapture,
     /// An event was last recorded in a capture, so it cannot be used outside the capture.
-    #[error("the event was last recorded in a capture; record it anew outside")]
+    #[error("the event was last recorded in a capture; record it again outside the capture")]
     CapturedEvent,
     /// An op that cannot be part of a graph was called on a stream that is being captured. The capture continues
     /// without the op.
@@ -162,12 +163,10 @@ pub enum ErrorKind {
         reason: String,
     },
     /// A tensor was created in a capture whose graph has not been replayed yet.
-    #[error(
-        "the tensor was made while a graph was captured and holds nothing yet; replay the graph first"
-    )]
+    #[error("the tensor was created in a capture and has no data yet; replay the graph first")]
     NotReplayed,
     /// Two uses of the same memory are not ordered, under `SyncPolicy::Manual`. The source is a `Race`.
-    #[error("a race")]
+    #[error("two uses of the same memory are not ordered")]
     Race,
     /// Shapes do not broadcast.
     #[error(
@@ -196,7 +195,7 @@ pub enum ErrorKind {
         reason: String,
     },
     /// The requested shape does not have the tensor's number of elements.
-    #[error("shape '{shape:?}' is invalid for input of size {numel}{}", Negative(shape))]
+    #[error("shape '{shape:?}' is invalid for input of size {numel}{}", NegativeSizes(shape))]
     InvalidReshape {
         /// The requested shape.
         shape: Vec<isize>,
@@ -205,7 +204,7 @@ pub enum ErrorKind {
     },
     /// The tensor's strides do not allow a view of the requested shape.
     #[error(
-        "shape {from:?} with strides {strides:?} cannot be seen as {to:?} without a copy; use reshape"
+        "shape {from:?} with strides {strides:?} cannot be viewed as {to:?} without a copy; use reshape"
     )]
     ViewNeedsCopy {
         /// The tensor's shape.
@@ -216,7 +215,7 @@ pub enum ErrorKind {
         to: Vec<usize>,
     },
     /// A dimension is out of range.
-    #[error("Dimension out of range: {dim} was asked for, but the tensor has {ndim} dimension(s)")]
+    #[error("Dimension out of range: {dim} was requested, but the tensor has {ndim} dimension(s)")]
     DimOutOfRange {
         /// The requested dimension.
         dim: isize,
@@ -224,7 +223,7 @@ pub enum ErrorKind {
         ndim: usize,
     },
     /// An index, or a range of indices, is out of bounds for its dimension.
-    #[error("index {index}{} is out of bounds for dimension {dim} with size {size}", Length(*length))]
+    #[error("index {index}{} is out of bounds for dimension {dim} with size {size}", RangeLength(*length))]
     IndexOutOfRange {
         /// The dimension.
         dim: usize,
@@ -242,13 +241,13 @@ pub enum ErrorKind {
         sizes: Vec<usize>,
     },
     /// An op does not support a dtype.
-    #[error("it does not support {dtype}; convert with `to`")]
+    #[error("{dtype} is not supported; convert with `to`")]
     UnsupportedDType {
         /// The dtype.
         dtype: DType,
     },
     /// A result's dtype cannot be converted to the dtype of the tensor that the op writes to.
-    #[error("a result of {from} cannot be stored in a tensor of {to}")]
+    #[error("a result of dtype {from} cannot be stored in a tensor of dtype {to}")]
     CannotCast {
         /// The result's dtype.
         from: DType,
@@ -256,7 +255,7 @@ pub enum ErrorKind {
         to: DType,
     },
     /// A tensor does not have the expected dtype.
-    #[error("the tensor holds {actual}, not {expected}")]
+    #[error("the tensor has dtype {actual}, not {expected}")]
     DTypeMismatch {
         /// The expected dtype.
         expected: DType,
@@ -265,7 +264,7 @@ pub enum ErrorKind {
     },
     /// Operands that must have the same dtype have different dtypes.
     #[error(
-        "both tensors must have the same dtype, but they are of {first} and {second}; convert one with `to`"
+        "both tensors must have the same dtype, but they have {first} and {second}; convert one with `to`"
     )]
     OperandDTypes {
         /// The first operand's dtype.
@@ -291,7 +290,8 @@ pub enum ErrorKind {
     },
     /// Several elements of a written-to tensor share one address.
     #[error(
-        "more than one element of the written-to tensor refers to a single memory location; write to a `copy()` of it"
+        "more than one element of the written-to tensor refers to a single memory location; write to a `copy()` of the \
+         tensor"
     )]
     OverlappingWrite,
     /// An operand and the written-to tensor share some, but not all, of their memory.
@@ -315,7 +315,8 @@ pub enum ErrorKind {
     },
     /// The operands have more dimensions than a kernel supports.
     #[error(
-        "the operands' memory has {ndim} dimensions that do not merge; at most {max} are supported: make them contiguous first"
+        "the operands have {ndim} dimensions after merging, but at most {max} are supported; make the operands \
+         contiguous first"
     )]
     TooManyDims {
         /// Number of dimensions after merging.
@@ -331,8 +332,8 @@ pub enum ErrorKind {
     },
     /// A host op was called on host memory that other processes may write to at any time.
     #[error(
-        "the tensor is in host memory that other processes may write to at any time; use a `copy()` of it, and \
-         `copy_` to write to it"
+        "the tensor is in host memory that other processes may write to at any time; read a `copy()` of the tensor, \
+         and write with `copy_`"
     )]
     SharedHostMemory,
     /// A tensor cannot be shared with another process.
@@ -363,7 +364,7 @@ pub enum ErrorKind {
     },
     /// A parameter was used after its module was moved, which replaced the parameter by another tensor.
     #[error(
-        "the parameter `{name}` was moved, and its module has another tensor in its place; build the optimizer, \
+        "the parameter `{name}` was moved, and the module now has another tensor with this name; build the optimizer, \
          register hooks and run the forward pass after the move"
     )]
     Moved {

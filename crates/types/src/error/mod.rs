@@ -35,10 +35,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 //
 // Boxed, so that a `Result` of a pointer fits two registers and success costs nothing.
 #[derive(Clone)]
-pub struct Error(Box<Inner>);
+pub struct Error(Box<ErrorInner>);
 
 #[derive(Clone)]
-struct Inner {
+struct ErrorInner {
     kind: ErrorKind,
     /// Empty if the error does not name an op.
     op: &'static str,
@@ -51,14 +51,14 @@ impl Error {
     #[cold]
     #[must_use]
     pub fn new(kind: ErrorKind, Site { op, location }: Site) -> Self {
-        Self(Box::new(Inner { kind, op, location: Some(location), source: None }))
+        Self(Box::new(ErrorInner { kind, op, location: Some(location), source: None }))
     }
 
     /// Creates an error without an op and a location. [`Error::of`] and [`Error::at`] set them later.
     #[cold]
     #[must_use]
     pub fn unlocated(kind: ErrorKind) -> Self {
-        Self(Box::new(Inner { kind, op: "", location: None, source: None }))
+        Self(Box::new(ErrorInner { kind, op: "", location: None, source: None }))
     }
 
     /// Creates an [`ErrorKind::InvalidArgument`] in a call of `op`, located as by [`Site::here`].
@@ -189,7 +189,7 @@ impl Error {
 /// call. [`ErrorKind::NotStarted`], [`ErrorKind::Surfaced`] and [`ErrorKind::Collective`] print both texts.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { kind, op, location, source } = &*self.0;
+        let ErrorInner { kind, op, location, source } = &*self.0;
         let source = source.as_deref();
         match (kind, source, location) {
             (ErrorKind::NotStarted { .. }, Some(source), Some(location)) => {
@@ -199,7 +199,7 @@ impl fmt::Display for Error {
                 );
             }
             (ErrorKind::Surfaced { .. }, Some(source), _) => return write!(f, "{source}; {kind}"),
-            // The source names the calls, or no call is at fault.
+            // A race names both calls itself, and no call is at fault for an invalid variable.
             (ErrorKind::Race | ErrorKind::InvalidVariable, Some(source), _) => {
                 return write!(f, "{source}");
             }
@@ -216,12 +216,12 @@ impl fmt::Display for Error {
             None => write!(f, "{kind}")?,
         }
         // The message of a source may already contain the location.
-        let said = [
+        let printed = [
             self.driver_error().and_then(DriverError::location),
             self.find::<Self>().and_then(Self::location),
         ];
         match *location {
-            Some(location) if !said.contains(&Some(location)) => {
+            Some(location) if !printed.contains(&Some(location)) => {
                 write!(f, " (called at {location})")
             }
             _ => Ok(()),

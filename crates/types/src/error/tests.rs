@@ -16,7 +16,7 @@ fn a_message_has_op_text_and_line() {
     let error = ErrorKind::UnsupportedDType { dtype: DType::I64 }.of("exp");
     let (line, text) = (line!() - 1, error.to_string());
     let expected = format!(
-        "exp: it does not support torch.int64; convert with `to` (called at {}:{line}:",
+        "exp: torch.int64 is not supported; convert with `to` (called at {}:{line}:",
         file!()
     );
     assert!(text.starts_with(&expected), "{text}");
@@ -32,7 +32,7 @@ fn a_message_has_its_source_once() {
     let here = Location::caller();
     let both = error.clone().at(here).to_string();
     assert_eq!(both, format!("add: {} (called at {here})", driver_error()));
-    // A driver's error that knows the line says so itself.
+    // A driver error with a location prints the location itself.
     let known = Error::driver("add", driver_error().at(here)).at(here).to_string();
     assert_eq!(known.matches(&here.to_string()).count(), 1, "{known}");
     // A nested error is found through the outer one.
@@ -57,7 +57,7 @@ fn a_result_is_two_words() {
     assert_eq!(size_of::<Result<()>>(), size_of::<usize>());
 }
 
-/// An error of a crate above, which contains the error of an op.
+/// An error type of a higher layer that contains the error of an op.
 #[derive(Debug, thiserror::Error)]
 #[error("a.bin: {source}")]
 struct Wrapped {
@@ -79,7 +79,7 @@ fn a_source_is_found_through_the_error_that_wraps_it() {
 }
 
 #[test]
-fn an_error_without_a_call_takes_the_first_that_is_named() {
+fn an_error_without_an_op_takes_the_first_op() {
     let error = Error::unlocated(ErrorKind::Race).of("add").of("mul");
     assert_eq!(error.op(), "add");
 }

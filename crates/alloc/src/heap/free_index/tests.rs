@@ -109,7 +109,7 @@ fn sizes() -> impl Strategy<Value = usize> {
 
 proptest! {
     #[test]
-    fn it_is_an_ordered_set(
+    fn the_free_index_is_an_ordered_set(
         steps in proptest::collection::vec((0u8..20, sizes(), 0u64..9), 1..300),
         recent in any::<bool>(),
     ) {

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_a_share_of_the_peak_and_at_least_two_pages() {
+    fn headroom_is_a_share_of_the_peak_and_at_least_two_pages() {
         let mut headroom = Headroom::default();
         assert_eq!(headroom.bytes(demand(0, 0), 0, None), LEAST);
         assert_eq!(headroom.bytes(demand(GIB, 0), GIB, None), GIB / 64);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn it_counts_from_what_fragmentation_costs_anyway() {
+    fn the_cost_of_fragmentation_counts_toward_headroom() {
         let mut headroom = Headroom::default();
         headroom.forced_to(GIB + GIB / 32);
         assert_eq!(headroom.bytes(demand(GIB, 0), GIB + GIB / 32, None), 0);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_what_the_caller_wants() {
+    fn headroom_is_the_percentage_that_the_caller_sets() {
         let mut headroom = Headroom::default();
         for (percent, bytes) in [(0.0, LEAST), (5.0, GIB / 20), (100.0, GIB)] {
             assert_eq!(headroom.bytes(demand(GIB, 0), GIB, Some(percent)), bytes);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn it_grows_while_pages_are_mapped_without_end() {
+    fn headroom_grows_while_pages_are_mapped_without_end() {
         // One page for so many requests, and a burst of less than each page 8 times.
         let [first, second, third] = [64, 80, 100].map(|it| GIB / 64 / 64 * it);
         assert_eq!(after(1_000_000, 1000 / REQUESTS_PER_REMAP, 1000), first);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn it_pauses_after_a_refusal() {
+    fn headroom_pauses_after_a_refusal() {
         let mut headroom = Headroom::default();
         headroom.refuse(demand(GIB, 5000));
         assert_eq!(headroom.bytes(demand(GIB, 5000), GIB, None), 0);

@@ -18,7 +18,7 @@ static ENDING: AtomicBool = AtomicBool::new(false);
 static CALLS: RwLock<()> = RwLock::new(());
 
 /// Longest time to wait for running calls.
-const PATIENCE: Duration = Duration::from_secs(10);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A running call.
 pub(super) type Call = RwLockReadGuard<'static, ()>;
@@ -46,7 +46,7 @@ fn ending() -> DriverError {
 /// registration, so `end` runs before the handlers of all libraries loaded so far.
 pub(super) fn register() {
     #[cfg(unix)]
-    // SAFETY: the function takes nothing, and does not unwind.
+    // SAFETY: `end` takes no arguments and does not unwind.
     unsafe {
         libc::atexit(end);
     }
@@ -56,9 +56,9 @@ pub(super) fn register() {
 extern "C" fn end() {
     let start = Instant::now();
     ENDING.store(true, Ordering::Release);
-    while start.elapsed() < PATIENCE {
+    while start.elapsed() < EXIT_TIMEOUT {
         if let Ok(calls) = CALLS.try_write() {
-            // No abort begins any more either.
+            // Keep the lock forever, so that no abort can begin any more.
             return std::mem::forget(calls);
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -83,15 +83,15 @@ mod tests {
                 let call = enter().expect("the process is not ending yet");
                 entered.send(()).expect("somebody waits");
                 let began = Instant::now();
-                while enter().is_ok() && began.elapsed() < PATIENCE / 2 {
+                while enter().is_ok() && began.elapsed() < EXIT_TIMEOUT / 2 {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 eprintln!("a call: {}, an abort: {}", enter().is_ok(), enter_to_abort().is_ok());
                 drop(call);
-                while enter_to_abort().is_ok() && began.elapsed() < PATIENCE {
+                while enter_to_abort().is_ok() && began.elapsed() < EXIT_TIMEOUT {
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                // Nobody comes to this if the process has ended by now.
+                // The process should have ended by now. If it has not, this line fails the test.
                 eprintln!("then an abort: {}", enter_to_abort().is_ok());
             });
             wait.recv().expect("it begins");

@@ -21,12 +21,13 @@ pub(super) fn candidates() -> Vec<PathBuf> {
     if named.is_none() {
         let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         let mut roots: Vec<PathBuf> = vec!["/usr/local".into(), "/usr".into()];
-        // A program with its caller's rights and more takes no library from where the caller says.
+        // A program with elevated rights must not load a library from a folder that its caller
+        // chose.
         if !system::has_elevated_rights() {
             let own = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(variable);
             roots.splice(0..0, own.map(PathBuf::from));
         }
-        // There may be many: only what is there is worth a word in an error.
+        // There may be many wheels. Only existing files are tried, to keep error messages short.
         all.extend(roots.iter().flat_map(|root| in_wheels(root)).filter(|file| file.is_file()));
     }
     all
@@ -62,7 +63,7 @@ pub(super) fn text(version: u32) -> String {
 /// Returns the version that a library reports, as text.
 pub(super) fn version_text(library: &Library) -> String {
     type GetVersion = unsafe extern "C" fn(*mut std::ffi::c_int) -> Status;
-    // SAFETY: the signature is that of nccl.h, in all versions.
+    // SAFETY: nccl.h declares this signature in all versions.
     let Ok(get) = (unsafe { library.get::<GetVersion>(b"ncclGetVersion\0") }) else {
         return "unknown".to_owned();
     };

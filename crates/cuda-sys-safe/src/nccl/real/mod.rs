@@ -29,7 +29,7 @@ use std::sync::{MutexGuard, OnceLock};
 use std::time::Duration;
 
 use self::api::{Api, Config, RawId, reduce_op, status_name, type_code};
-use self::stages::Stages;
+use self::stages::CommStages;
 use super::{Collective, CommHandle, CommState, Nccl, UniqueId};
 use crate::dylib::Status;
 use crate::real::CudaDriver;
@@ -77,7 +77,7 @@ fn library_to_abort() -> Result<Entered> {
 
 fn load(candidates: &[std::path::PathBuf]) -> Result<Library> {
     let library = find::SEARCH.open(candidates)?;
-    // SAFETY: the signatures are those of nccl.h, the same in all versions since 2.18.
+    // SAFETY: nccl.h has declared these signatures in all versions since 2.18.
     let api = unsafe { Api::resolve(library, find::version_text) }?;
     let mut version = 0;
     // SAFETY: the pointer is valid for writes.
@@ -115,10 +115,10 @@ impl Library {
                     if text.is_null() {
                         return String::new();
                     }
-                    // SAFETY: NCCL's own NUL-terminated string.
+                    // SAFETY: NCCL returned a static NUL-terminated string.
                     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
                 };
-                // SAFETY: takes any status, and any communicator or null.
+                // SAFETY: both functions accept any status, and any live communicator or null.
                 let (what, last) = unsafe {
                     (
                         text((self.api.ncclGetErrorString)(status)),
@@ -141,7 +141,8 @@ impl Library {
         stream: *mut c_void,
     ) -> (&'static str, Status) {
         let api = &self.api;
-        // SAFETY: the caller vouches for the communicator, the stream and the memory.
+        // SAFETY: the caller guarantees that the communicator and the stream are alive, and that
+        // the memory is valid until the work is done.
         unsafe {
             match *call {
                 Collective::AllReduce { send, recv, count, dtype, op } => {
@@ -196,7 +197,8 @@ fn relaxed<R>(driver: &CudaDriver, device: usize, f: impl FnOnce() -> Result<R>)
     result
 }
 
-// SAFETY: NCCL enqueues on the stream that it is given, and touches what its calls name.
+// SAFETY: NCCL enqueues work only on the given stream, and the work accesses only the memory that
+// the calls name.
 unsafe impl Nccl for CudaDriver {
     fn version(&self) -> Result<u32> {
         library().map(|library| library.version)
@@ -225,14 +227,14 @@ unsafe impl Nccl for CudaDriver {
             return Err(DriverError::InvalidArgument { call: CALL, reason });
         };
         relaxed(self, device, || {
-            let (stages, comm) = Stages::open(device);
+            let (stages, comm) = CommStages::open(device);
             let (root, id) = (stages.root.as_ptr(), RawId(*id.as_bytes()));
             let mut config = Config::non_blocking();
-            // SAFETY: the slot is never freed while NCCL may write it; the configuration is read
-            // before the call returns; the device's context is current.
+            // SAFETY: the slot is freed only after NCCL has written it. NCCL reads the
+            // configuration before the call returns. The device's context is current.
             let status =
                 unsafe { (library.api.ncclCommInitRankConfig)(root, count, id, own, &mut config) };
-            // Where the call failed it is leaked, for NCCL may still know it.
+            // After a failed call the stages are leaked, because NCCL may still write the slot.
             library.check(CALL, status, ptr::null_mut()).map(|_| comm)
         })
     }
@@ -250,14 +252,14 @@ unsafe impl Nccl for CudaDriver {
         let number = color.map_or(Ok(NO_COLOR), c_int::try_from);
         let number = number.map_err(|_| refuse(format!("color {color:?} is too large")))?;
         let key = c_int::try_from(key).map_err(|_| refuse(format!("key {key} is too large")))?;
-        // SAFETY: the caller vouches for the communicator.
-        let whole = unsafe { Stages::of(comm) };
+        // SAFETY: the caller guarantees that the communicator is alive.
+        let whole = unsafe { CommStages::of(comm) };
         relaxed(self, comm.device(), || {
-            let (part, child) = Stages::open(comm.device());
+            let (part, child) = CommStages::open(comm.device());
             let (root, slot) = (whole.root.load(Ordering::Acquire), part.root.as_ptr());
             let mut config = Config::non_blocking();
-            // SAFETY: the caller vouches for the communicator; the slot is never freed while NCCL may
-            // write it; the configuration is read before the call returns.
+            // SAFETY: the caller guarantees that the communicator is alive. The slot is freed only
+            // after NCCL has written it. NCCL reads the configuration before the call returns.
             let status =
                 unsafe { (library.api.ncclCommSplit)(root, number, key, slot, &mut config) };
             library.check(CALL, status, root)?;
@@ -268,9 +270,10 @@ unsafe impl Nccl for CudaDriver {
     unsafe fn comm_rank(&self, comm: CommHandle) -> Result<(usize, usize)> {
         let library = library()?;
         let (mut rank, mut ranks) = (0, 0);
-        // SAFETY: the caller vouches for the communicator; both pointers are valid for writes.
+        // SAFETY: the caller guarantees that the communicator is alive. Both pointers are valid for
+        // writes.
         let (comm, first, second) = unsafe {
-            let comm = Stages::of(comm).comm.load(Ordering::Acquire);
+            let comm = CommStages::of(comm).comm.load(Ordering::Acquire);
             let first = (library.api.ncclCommUserRank)(comm, &mut rank);
             (comm, first, (library.api.ncclCommCount)(comm, &mut ranks))
         };
@@ -281,8 +284,8 @@ unsafe impl Nccl for CudaDriver {
 
     unsafe fn comm_state(&self, comm: CommHandle) -> Result<CommState> {
         let library = library()?;
-        // SAFETY: the caller vouches for the communicator.
-        unsafe { Stages::of(comm).state(&library, self, comm.device()) }
+        // SAFETY: the caller guarantees that the communicator is alive and used by one thread.
+        unsafe { CommStages::of(comm).state(&library, self, comm.device()) }
     }
 
     unsafe fn enqueue(
@@ -300,26 +303,27 @@ unsafe impl Nccl for CudaDriver {
             );
             return Err(DriverError::InvalidArgument { call: CALL, reason });
         }
-        // SAFETY: the caller vouches for the communicator.
-        let stages = unsafe { Stages::of(comm) };
-        // Held until the other ranks have come, where this is the first call that needs them.
+        // SAFETY: the caller guarantees that the communicator is alive.
+        let stages = unsafe { CommStages::of(comm) };
+        // The first call of a kind holds the turn until the other ranks have made the call, too.
         let _turn = self.turn_of(CALL, stages, device)?;
         relaxed(self, device, || {
             let comm = stages.comm.load(Ordering::Acquire);
             let stream = ptr::without_provenance_mut(stream.raw() as usize);
-            // SAFETY: takes nothing.
+            // SAFETY: the function takes no arguments.
             library.check("ncclGroupStart", unsafe { (library.api.ncclGroupStart)() }, comm)?;
             let called = calls.iter().try_for_each(|call| {
-                // SAFETY: the caller vouches for the stream and the memory; a group was begun.
+                // SAFETY: the caller guarantees that the communicator and the stream are alive and
+                // that the memory is valid. A group has begun.
                 let (name, status) = unsafe { library.one(comm, call, stream) };
                 library.check(name, status, comm).map(drop)
             });
-            // SAFETY: a group was begun, and has to end whatever happened.
+            // SAFETY: a group has begun. It must end even if a call failed.
             let status = unsafe { (library.api.ncclGroupEnd)() };
             called?;
             match library.check(CALL, status, comm)? {
                 CommState::Ready => Ok(()),
-                // `NCCL_COMM_BLOCKING=0` in the environment goes before what we ask for.
+                // `NCCL_COMM_BLOCKING=0` in the environment overrides the requested blocking mode.
                 CommState::InProgress => stages.wait(&library, CALL),
             }
         })
@@ -327,14 +331,14 @@ unsafe impl Nccl for CudaDriver {
 
     unsafe fn comm_interrupt(&self, comm: CommHandle) -> Result<()> {
         let (library, device) = (library_to_abort()?, comm.device());
-        // It takes no turn: the call that it ends has the turn.
+        // Takes no turn, because the call to interrupt holds the turn.
         let mode = match self.exchange_capture_mode(device, CaptureMode::Relaxed) {
-            // What waits for other ranks does so on a lost device too.
+            // A call that waits for other ranks must be interrupted even if the device is lost.
             Err(error) if error.loses_device() => None,
             mode => Some(mode?),
         };
-        // SAFETY: the caller vouches for the communicator.
-        let result = unsafe { Stages::of(comm).interrupt(&library) };
+        // SAFETY: the caller guarantees that the communicator is alive and interrupted once.
+        let result = unsafe { CommStages::of(comm).interrupt(&library) };
         if let Some(mode) = mode {
             self.exchange_capture_mode(device, mode)?;
         }
@@ -343,10 +347,12 @@ unsafe impl Nccl for CudaDriver {
 
     unsafe fn comm_abort(&self, comm: CommHandle) -> Result<()> {
         let library = library_to_abort()?;
-        // It takes no turn: it may be what ends the work that a thread which has the turn waits for.
+        // Takes no turn: the thread that holds the turn may wait for work that only this abort
+        // ends.
         relaxed(self, comm.device(), || {
-            // SAFETY: the caller vouches for the communicator.
-            unsafe { Stages::close(comm, &library) }
+            // SAFETY: the caller guarantees that the communicator is alive and used by no other
+            // thread.
+            unsafe { CommStages::close(comm, &library) }
         })
     }
 }
@@ -357,7 +363,7 @@ impl CudaDriver {
     fn turn_of(
         &self,
         call: &'static str,
-        stages: &Stages,
+        stages: &CommStages,
         device: usize,
     ) -> Result<MutexGuard<'_, ()>> {
         let mut nap = Duration::from_micros(1);

@@ -2,10 +2,10 @@
 //!
 //! # Problem
 //!
-//! NCCL has two kinds of communicator. A call on a non-blocking one takes some 50 µs, a call on a
-//! blocking one a few. But a blocking call hangs as long as another rank does not make its call
-//! (the first call, which connects the ranks, always waits), and `ncclCommAbort` frees memory that
-//! a hanging call still uses.
+//! NCCL has blocking and non-blocking communicators. A call takes about 50 µs on a non-blocking
+//! communicator, and a few µs on a blocking one. But a blocking call hangs until all other ranks
+//! make the call (the first call always waits, because it connects the ranks), and `ncclCommAbort`
+//! frees memory that a hanging call still uses.
 //!
 //! # Approach
 //!
@@ -13,11 +13,11 @@
 //! with `splitShare`, so that both share one abort flag. Aborting the parent alone ends a call that
 //! hangs in *comm*, and work that hangs on the GPU, without freeing anything that the call uses.
 //!
-//! Both are split off a *root*. Communicators that the user splits are made from the root too. They
-//! share no flag with *comm*, so they survive its abort.
+//! The parent is split off a *root*. The user's splits are made from the root, too. The resulting
+//! communicators share no abort flag with *comm*, so they survive its abort.
 //!
-//! The stages are made one after another, because each split is asynchronous: `comm_state` starts
-//! the next stage when the previous one is ready.
+//! Each split is asynchronous, so the stages are made one after another: `comm_state` starts the
+//! next stage when the previous stage is ready.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -33,17 +33,17 @@ const SPLIT: &str = "ncclCommSplit";
 const STATE: &str = "ncclCommGetAsyncError";
 
 /// The place where NCCL writes a communicator. A split writes it some time after the call.
-pub(super) type Slot = AtomicPtr<c_void>;
+pub(super) type CommSlot = AtomicPtr<c_void>;
 
 /// The three communicators of a handle.
 #[derive(Debug, Default)]
-pub(super) struct Stages {
-    /// Made by the user's call. Non-blocking; it is only split.
-    pub(super) root: Slot,
-    /// Split off the root. Non-blocking; it shares its abort flag with what is split off it.
-    parent: Slot,
+pub(super) struct CommStages {
+    /// Made by the user's call. Non-blocking; used only for splits.
+    pub(super) root: CommSlot,
+    /// Split off the root. Non-blocking; shares its abort flag with `comm`.
+    parent: CommSlot,
     /// Split off the parent. Blocking; collectives run on it.
-    pub(super) comm: Slot,
+    pub(super) comm: CommSlot,
     /// A [`Stage`]. Changed by the thread that uses the communicator.
     stage: AtomicU8,
     interrupted: AtomicBool,
@@ -59,13 +59,13 @@ enum Stage {
     Ready = 3,
 }
 
-impl Stages {
-    /// Creates a handle, whose root NCCL has yet to write.
+impl CommStages {
+    /// Creates a handle. NCCL has not written its root yet.
     pub(super) fn open(device: usize) -> (&'static Self, CommHandle) {
         let new: *mut Self = Box::into_raw(Box::default());
-        // SAFETY: just made, and freed by `close` alone.
+        // SAFETY: the box was just created, and only `close` frees it.
         let stages = unsafe { &*new };
-        // SAFETY: it stands for what was just made.
+        // SAFETY: the raw value is the address of the stages, as `pointer` expects.
         (stages, unsafe { CommHandle::new(new.expose_provenance() as u64, device) })
     }
 
@@ -78,7 +78,7 @@ impl Stages {
     /// # Safety
     /// The communicator lives longer than the result is used.
     pub(super) unsafe fn of<'a>(comm: CommHandle) -> &'a Self {
-        // SAFETY: it lives as long as the communicator.
+        // SAFETY: the stages live as long as the communicator, which the caller keeps alive.
         unsafe { &*Self::pointer(comm) }
     }
 
@@ -110,12 +110,12 @@ impl Stages {
         driver: &CudaDriver,
         device: usize,
     ) -> Result<CommState> {
-        let ready = |slot: &Slot| library.state(slot.load(Ordering::Acquire));
+        let ready = |slot: &CommSlot| library.state(slot.load(Ordering::Acquire));
         let next = match self.stage() {
             Stage::Root if ready(&self.root)? == CommState::Ready => {
                 (&self.root, &self.parent, Config::sharing(), Stage::Parent)
             }
-            // The state of what is split says whether the split is through.
+            // A split is complete when both the old and the new communicator are ready.
             Stage::Parent
                 if ready(&self.root)? == CommState::Ready
                     && ready(&self.parent)? == CommState::Ready =>
@@ -125,14 +125,14 @@ impl Stages {
             Stage::Comm => {
                 let states = [ready(&self.parent)?, ready(&self.comm)?];
                 if states == [CommState::Ready; 2] {
-                    // From now on nobody but `interrupt` uses the parent.
+                    // From now on only `interrupt` uses the parent.
                     self.enter(Stage::Ready);
                     return Ok(CommState::Ready);
                 }
                 return Ok(CommState::InProgress);
             }
             Stage::Ready => {
-                // Of the root in case that the user splits it.
+                // The root is checked as well, because the user's splits run on it.
                 return match ready(&self.comm)? {
                     CommState::Ready => ready(&self.root),
                     CommState::InProgress => Ok(CommState::InProgress),
@@ -144,12 +144,13 @@ impl Stages {
         relaxed(driver, device, || {
             let whole = whole.load(Ordering::Acquire);
             let mut rank = 0;
-            // SAFETY: alive and ready; the pointer is valid for writes.
+            // SAFETY: the communicator is alive and ready, and the pointer is valid for writes.
             let status = unsafe { (library.api.ncclCommUserRank)(whole, &mut rank) };
             library.check("ncclCommUserRank", status, whole)?;
             self.enter(stage);
             const ALL: c_int = 0;
-            // SAFETY: alive and ready; the slot is never freed while NCCL may write it.
+            // SAFETY: the communicator is alive and ready. The slot is freed only after NCCL has
+            // written it.
             let status = unsafe {
                 (library.api.ncclCommSplit)(whole, ALL, rank, part.as_ptr(), &mut config)
             };
@@ -176,11 +177,11 @@ impl Stages {
     /// The same as [`Nccl::comm_interrupt`](crate::nccl::Nccl::comm_interrupt).
     pub(super) unsafe fn interrupt(&self, library: &Library) -> Result<()> {
         self.interrupted.store(true, Ordering::Release);
-        // Before that no call blocks, and the parent is used to make the last one.
+        // No call blocks in an earlier stage, and the parent is still needed for the last split.
         if self.stage() != Stage::Ready {
             return Ok(());
         }
-        // SAFETY: in the last stage nobody else uses the parent.
+        // SAFETY: in the last stage, only this function uses the parent.
         unsafe { library.abort(&self.parent) }
     }
 
@@ -189,16 +190,17 @@ impl Stages {
     /// # Safety
     /// The communicator is alive, and no other thread uses it.
     pub(super) unsafe fn close(comm: CommHandle, library: &Library) -> Result<()> {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: the caller guarantees that the communicator is alive.
         let stages = unsafe { Self::of(comm) };
         let complete = stages.stage() == Stage::Ready;
-        // The abort of what is being split ends the split.
+        // Aborting a communicator ends a split that is running on it.
         let slots = [&stages.root, &stages.parent, &stages.comm];
-        // SAFETY: the caller vouches for it. All are aborted, whatever becomes of the others.
+        // SAFETY: the caller guarantees that no other thread uses the communicators. All are
+        // aborted, even if one abort fails.
         let ended = slots.map(|slot| unsafe { library.abort(slot) });
-        // Otherwise it is leaked: NCCL may still write a slot of a split that never came to its end.
+        // If a split is incomplete, NCCL may still write its slot. The stages are leaked then.
         if complete {
-            // SAFETY: made by `open`, and never used again.
+            // SAFETY: `open` created the box, and the caller does not use the communicator again.
             drop(unsafe { Box::from_raw(Self::pointer(comm)) });
         }
         ended.into_iter().collect()
@@ -212,7 +214,7 @@ impl Library {
             return Ok(CommState::InProgress);
         }
         let mut state = 0;
-        // SAFETY: slots hold what is alive; the pointer is valid for writes.
+        // SAFETY: a slot holds null or a live communicator, and the pointer is valid for writes.
         let status = unsafe { (self.api.ncclCommGetAsyncError)(comm, &mut state) };
         self.check(STATE, status, comm)?;
         self.check(STATE, state, comm)
@@ -222,12 +224,12 @@ impl Library {
     ///
     /// # Safety
     /// No other thread uses the communicator, except in ways that NCCL allows during an abort.
-    unsafe fn abort(&self, slot: &Slot) -> Result<()> {
+    unsafe fn abort(&self, slot: &CommSlot) -> Result<()> {
         let own = slot.swap(ptr::null_mut(), Ordering::AcqRel);
         if own.is_null() {
             return Ok(());
         }
-        // SAFETY: alive, and in no slot any more.
+        // SAFETY: the communicator is alive, and no slot holds it any more.
         let status = unsafe { (self.api.ncclCommAbort)(own) };
         self.check("ncclCommAbort", status, ptr::null_mut()).map(drop)
     }

@@ -7,7 +7,7 @@ use crate::nccl::{Collective, NcclType, ReduceOp};
 
 /// The kind of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum CollectiveKind {
     AllReduce,
     Broadcast,
     Reduce,
@@ -20,7 +20,7 @@ pub(crate) enum Kind {
 /// The description of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CallDesc {
-    pub(super) kind: Kind,
+    pub(super) kind: CollectiveKind,
     pub(super) count: usize,
     pub(super) dtype: NcclType,
     pub(super) op: Option<ReduceOp>,
@@ -30,7 +30,7 @@ pub(crate) struct CallDesc {
 
 /// The memory that a call uses: address and size in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Memory {
+pub(crate) struct CallBuffers {
     pub(crate) read: Option<(DevicePtr, usize)>,
     pub(crate) write: Option<(DevicePtr, usize)>,
 }
@@ -40,32 +40,32 @@ impl CallDesc {
         let desc = |kind, count, dtype, op, rank| Self { kind, count, dtype, op, rank };
         match *call {
             Collective::AllReduce { count, dtype, op, .. } => {
-                desc(Kind::AllReduce, count, dtype, Some(op), None)
+                desc(CollectiveKind::AllReduce, count, dtype, Some(op), None)
             }
             Collective::Broadcast { count, dtype, root, .. } => {
-                desc(Kind::Broadcast, count, dtype, None, Some(root))
+                desc(CollectiveKind::Broadcast, count, dtype, None, Some(root))
             }
             Collective::Reduce { count, dtype, op, root, .. } => {
-                desc(Kind::Reduce, count, dtype, Some(op), Some(root))
+                desc(CollectiveKind::Reduce, count, dtype, Some(op), Some(root))
             }
             Collective::AllGather { count, dtype, .. } => {
-                desc(Kind::AllGather, count, dtype, None, None)
+                desc(CollectiveKind::AllGather, count, dtype, None, None)
             }
             Collective::ReduceScatter { count, dtype, op, .. } => {
-                desc(Kind::ReduceScatter, count, dtype, Some(op), None)
+                desc(CollectiveKind::ReduceScatter, count, dtype, Some(op), None)
             }
             Collective::Send { count, dtype, peer, .. } => {
-                desc(Kind::Send, count, dtype, None, Some(peer))
+                desc(CollectiveKind::Send, count, dtype, None, Some(peer))
             }
             Collective::Recv { count, dtype, peer, .. } => {
-                desc(Kind::Recv, count, dtype, None, Some(peer))
+                desc(CollectiveKind::Recv, count, dtype, None, Some(peer))
             }
         }
     }
 
     /// Returns `true` for a send or a receive.
     pub(super) fn is_between_two(&self) -> bool {
-        matches!(self.kind, Kind::Send | Kind::Recv)
+        matches!(self.kind, CollectiveKind::Send | CollectiveKind::Recv)
     }
 
     /// Returns `true` if the call does nothing, on any rank.
@@ -86,7 +86,7 @@ impl CallDesc {
     }
 
     /// Returns the memory that a rank reads and writes in a call.
-    pub(crate) fn memory(call: &Collective, rank: usize, ranks: usize) -> Memory {
+    pub(crate) fn memory(call: &Collective, rank: usize, ranks: usize) -> CallBuffers {
         let desc = Self::of(call);
         let part = desc.count * desc.dtype.size();
         let only = |root: usize, is: (DevicePtr, usize)| (root == rank).then_some(is);
@@ -108,7 +108,7 @@ impl CallDesc {
             Collective::Recv { recv, .. } => (None, Some((recv, part))),
         };
         let some = |memory: Option<(DevicePtr, usize)>| memory.filter(|&(_, bytes)| bytes > 0);
-        Memory { read: some(read), write: some(write) }
+        CallBuffers { read: some(read), write: some(write) }
     }
 }
 
@@ -119,8 +119,8 @@ impl fmt::Display for CallDesc {
             write!(f, ", {op:?}")?;
         }
         match (self.kind, self.rank) {
-            (Kind::Send, Some(peer)) => write!(f, ", to rank {peer}")?,
-            (Kind::Recv, Some(peer)) => write!(f, ", from rank {peer}")?,
+            (CollectiveKind::Send, Some(peer)) => write!(f, ", to rank {peer}")?,
+            (CollectiveKind::Recv, Some(peer)) => write!(f, ", from rank {peer}")?,
             (_, Some(root)) => write!(f, ", root {root}")?,
             (_, None) => {}
         }

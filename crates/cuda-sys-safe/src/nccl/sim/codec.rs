@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::call::{CallDesc, Kind};
-use super::hub::{Departure, Event, Member, Place};
+use super::call::{CallDesc, CollectiveKind};
+use super::hub::{Departure, DeviceId, Member, RankEvent};
 use crate::nccl::{NcclType, ReduceOp};
 use crate::{CollectiveMismatch, DriverError};
 
@@ -14,14 +14,14 @@ pub(super) struct Writer(pub(super) Vec<u8>);
 /// Reads values from bytes. A value is `None` if the bytes end too early or are invalid.
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
-const KINDS: [Kind; 7] = [
-    Kind::AllReduce,
-    Kind::Broadcast,
-    Kind::Reduce,
-    Kind::AllGather,
-    Kind::ReduceScatter,
-    Kind::Send,
-    Kind::Recv,
+const KINDS: [CollectiveKind; 7] = [
+    CollectiveKind::AllReduce,
+    CollectiveKind::Broadcast,
+    CollectiveKind::Reduce,
+    CollectiveKind::AllGather,
+    CollectiveKind::ReduceScatter,
+    CollectiveKind::Send,
+    CollectiveKind::Recv,
 ];
 
 /// The calls that errors can name.
@@ -55,8 +55,8 @@ impl Writer {
         self.size(member.comm).size(member.rank)
     }
 
-    pub(super) fn place(&mut self, place: Place) -> &mut Self {
-        self.number(place.process).number(place.driver).size(place.device)
+    pub(super) fn device_id(&mut self, device_id: DeviceId) -> &mut Self {
+        self.number(device_id.process).number(device_id.driver).size(device_id.device)
     }
 
     pub(super) fn departure(&mut self, why: Departure) -> &mut Self {
@@ -71,14 +71,16 @@ impl Writer {
         self.maybe(desc.rank.map(|rank| rank as u64))
     }
 
-    pub(super) fn event(&mut self, event: &Event) -> &mut Self {
+    pub(super) fn event(&mut self, event: &RankEvent) -> &mut Self {
         match event {
-            Event::Ready => self.size(0),
-            Event::Done { op, part, output } => self.size(1).number(*op).size(*part).bytes(output),
-            Event::Failed(error) => self.size(2).error(error),
-            Event::Split(None) => self.size(3),
-            Event::Split(Some((member, ranks))) => self.size(4).member(*member).size(*ranks),
-            Event::Wanted => self.size(5),
+            RankEvent::Ready => self.size(0),
+            RankEvent::Done { op, part, output } => {
+                self.size(1).number(*op).size(*part).bytes(output)
+            }
+            RankEvent::Failed(error) => self.size(2).error(error),
+            RankEvent::Split(None) => self.size(3),
+            RankEvent::Split(Some((member, ranks))) => self.size(4).member(*member).size(*ranks),
+            RankEvent::ProgressRequested => self.size(5),
         }
     }
 
@@ -135,8 +137,8 @@ impl<'a> Reader<'a> {
         Some(Member { comm: self.size()?, rank: self.size()? })
     }
 
-    pub(super) fn place(&mut self) -> Option<Place> {
-        Some(Place { process: self.number()?, driver: self.number()?, device: self.size()? })
+    pub(super) fn device_id(&mut self) -> Option<DeviceId> {
+        Some(DeviceId { process: self.number()?, driver: self.number()?, device: self.size()? })
     }
 
     pub(super) fn departure(&mut self) -> Option<Departure> {
@@ -153,17 +155,17 @@ impl<'a> Reader<'a> {
         })
     }
 
-    pub(super) fn event(&mut self) -> Option<Event> {
+    pub(super) fn event(&mut self) -> Option<RankEvent> {
         Some(match self.number()? {
-            0 => Event::Ready,
+            0 => RankEvent::Ready,
             1 => {
                 let (op, part) = (self.number()?, self.size()?);
-                Event::Done { op, part, output: Arc::from(self.bytes()?) }
+                RankEvent::Done { op, part, output: Arc::from(self.bytes()?) }
             }
-            2 => Event::Failed(self.error()?),
-            3 => Event::Split(None),
-            4 => Event::Split(Some((self.member()?, self.size()?))),
-            5 => Event::Wanted,
+            2 => RankEvent::Failed(self.error()?),
+            3 => RankEvent::Split(None),
+            4 => RankEvent::Split(Some((self.member()?, self.size()?))),
+            5 => RankEvent::ProgressRequested,
             _ => return None,
         })
     }

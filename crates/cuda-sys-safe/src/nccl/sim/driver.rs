@@ -4,9 +4,9 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::hub::{Ask, Hub, Place, failed};
+use super::hub::{DeviceId, Hub, RequestSink, failed};
 use super::process::{Connection, port};
-use super::{Advance, Seat, bump};
+use super::{Advance, Participant, notify_change};
 use crate::nccl::{Collective, CommHandle, CommState, Nccl, UniqueId};
 use crate::sim::SimDriver;
 use crate::{Result, StreamHandle};
@@ -51,7 +51,7 @@ impl Id {
     }
 
     /// Returns the id's hub, or a connection to it.
-    fn hub(self) -> Option<Arc<dyn Ask>> {
+    fn hub(self) -> Option<Arc<dyn RequestSink>> {
         if self.process == process() {
             return Some(Hub::find(self.number)?);
         }
@@ -63,8 +63,8 @@ fn refused(call: &'static str, why: String) -> crate::DriverError {
     failed(call, "ncclInvalidArgument", why)
 }
 
-// SAFETY: what is enqueued is an operation of the stream, which touches what the calls name when it
-// begins and when it ends.
+// SAFETY: a group is one operation of the stream. It accesses only the memory that its calls name,
+// when it begins and when it ends.
 unsafe impl Nccl for SimDriver {
     fn version(&self) -> Result<u32> {
         Ok(VERSION)
@@ -94,10 +94,10 @@ unsafe impl Nccl for SimDriver {
                        a new one";
             return Err(refused(CALL, why.to_owned()));
         };
-        let place = Place { process: process(), driver: self.number(), device };
-        let seat = Seat::new((id.process, id.number), hub, self.weak(), place);
-        seat.join(ranks, rank);
-        Ok(self.enter_seat(seat))
+        let device_id = DeviceId { process: process(), driver: self.number(), device };
+        let participant = Participant::new((id.process, id.number), hub, self.weak(), device_id);
+        participant.join(ranks, rank);
+        Ok(self.add_participant(participant))
     }
 
     unsafe fn comm_split(
@@ -106,27 +106,27 @@ unsafe impl Nccl for SimDriver {
         color: Option<u32>,
         key: usize,
     ) -> Result<Option<CommHandle>> {
-        let seat = self.ready_seat("ncclCommSplit", comm)?;
-        Ok(seat.split(color, key).map(|child| self.enter_seat(child)))
+        let participant = self.ready_participant("ncclCommSplit", comm)?;
+        Ok(participant.split(color, key).map(|child| self.add_participant(child)))
     }
 
     unsafe fn comm_rank(&self, comm: CommHandle) -> Result<(usize, usize)> {
         const CALL: &str = "ncclCommUserRank";
-        let seat = self.seat(CALL, comm)?;
-        seat.rank().ok_or_else(|| refused(CALL, "the communicator is not ready".into()))
+        let participant = self.participant(CALL, comm)?;
+        participant.rank().ok_or_else(|| refused(CALL, "the communicator is not ready".into()))
     }
 
     unsafe fn comm_state(&self, comm: CommHandle) -> Result<CommState> {
-        let seat = self.seat("ncclCommGetAsyncError", comm)?;
-        if !seat.is_ready()? {
+        let participant = self.participant("ncclCommGetAsyncError", comm)?;
+        if !participant.is_ready()? {
             return Ok(CommState::InProgress);
         }
-        // Devices work while somebody asks.
-        let (ran, behind) = self.advance(&seat, false);
+        // Work runs only inside driver calls, so a poll has to run some.
+        let (ran, behind) = self.advance(&participant, false);
         if let (false, Some(behind)) = (ran, behind) {
-            super::help(&behind, false);
+            super::drive(&behind, false);
         }
-        seat.is_ready().map(|_| CommState::Ready)
+        participant.is_ready().map(|_| CommState::Ready)
     }
 
     unsafe fn enqueue(
@@ -135,22 +135,22 @@ unsafe impl Nccl for SimDriver {
         calls: &[Collective],
         stream: StreamHandle,
     ) -> Result<()> {
-        let seat = self.ready_seat("ncclGroupEnd", comm)?;
-        self.enqueue_group(comm, seat, calls, stream)?;
-        bump();
+        let participant = self.ready_participant("ncclGroupEnd", comm)?;
+        self.enqueue_group(comm, participant, calls, stream)?;
+        notify_change();
         Ok(())
     }
 
     unsafe fn comm_interrupt(&self, comm: CommHandle) -> Result<()> {
-        // Its calls do not hang, but what they enqueued may.
-        self.seat("ncclCommAbort", comm)?.abort();
+        // Simulated calls never block, but enqueued work may wait for other ranks.
+        self.participant("ncclCommAbort", comm)?.abort();
         Ok(())
     }
 
     unsafe fn comm_abort(&self, comm: CommHandle) -> Result<()> {
-        let seat = self.seat("ncclCommAbort", comm)?;
-        self.forget_seat(comm);
-        seat.abort();
+        let participant = self.participant("ncclCommAbort", comm)?;
+        self.remove_participant(comm);
+        participant.abort();
         Ok(())
     }
 }
@@ -160,15 +160,15 @@ impl SimDriver {
     /// communicators fail. The communicators of other ranks fail if these ranks wait for a killed
     /// rank.
     pub fn kill_ranks(&self, device: usize) {
-        for seat in self.seats_on(device) {
-            seat.die();
+        for participant in self.participants_on(device) {
+            participant.die();
         }
     }
 
-    fn ready_seat(&self, call: &'static str, comm: CommHandle) -> Result<Arc<Seat>> {
-        let seat = self.seat(call, comm)?;
-        match seat.is_ready()? {
-            true => Ok(seat),
+    fn ready_participant(&self, call: &'static str, comm: CommHandle) -> Result<Arc<Participant>> {
+        let participant = self.participant(call, comm)?;
+        match participant.is_ready()? {
+            true => Ok(participant),
             false => Err(refused(call, "the communicator's last call is still in progress".into())),
         }
     }

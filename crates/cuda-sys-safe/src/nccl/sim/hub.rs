@@ -1,7 +1,7 @@
-//! The hub: a state machine of the calls and data of all ranks whose communicators have one id. The
-//! process that makes the id owns the hub. Ranks of that process call it directly; others send the
-//! same requests through a socket (`process.rs`). It matches the calls and sends results to the
-//! ranks' seats (`seat.rs`).
+//! The hub of a communicator id: it matches the calls of all ranks, computes the results and sends
+//! them to the ranks (`participant.rs`). The process that made the id owns the hub. Ranks of that
+//! process call the hub directly. Ranks of other processes send the same requests through a socket
+//! (`process.rs`).
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
@@ -20,9 +20,9 @@ pub(super) struct Member {
     pub(super) rank: usize,
 }
 
-/// The place of a rank: process, driver and device.
+/// Identifies a device among all processes. Two ranks of a communicator must not share a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct DeviceId {
     pub(super) process: u64,
     pub(super) driver: u64,
     pub(super) device: usize,
@@ -30,7 +30,7 @@ pub(super) struct Place {
 
 /// A message from the hub to a rank.
 #[derive(Clone, Debug)]
-pub(super) enum Event {
+pub(super) enum RankEvent {
     /// All ranks have joined.
     Ready,
     /// Part `part` of the rank's operation `op` is done.
@@ -40,15 +40,15 @@ pub(super) enum Event {
     /// The rank's oldest split is done. Contains the rank in the new communicator, if any, and the
     /// number of ranks.
     Split(Option<(Member, usize)>),
-    /// Another process waits for the rank.
-    Wanted,
+    /// Another process waits for work of the rank.
+    ProgressRequested,
 }
 
 /// The receiver of a rank's events.
-pub(super) trait Deliver: Send + Sync {
+pub(super) trait EventSink: Send + Sync {
     /// Delivers an event. Called with the hub locked, so the receiver must neither wait nor call
     /// the hub.
-    fn deliver(&self, event: Event);
+    fn deliver(&self, event: RankEvent);
 
     /// Returns `true` if the rank is in another process.
     fn is_elsewhere(&self) -> bool {
@@ -56,13 +56,13 @@ pub(super) trait Deliver: Send + Sync {
     }
 }
 
-pub(super) type Sink = Arc<dyn Deliver>;
+pub(super) type Sink = Arc<dyn EventSink>;
 
-/// A rank's end, as the hub knows it.
+/// A rank that can receive events: the receiver and the rank's device.
 #[derive(Clone)]
-pub(super) struct Guest {
+pub(super) struct Endpoint {
     pub(super) sink: Sink,
-    pub(super) place: Place,
+    pub(super) device_id: DeviceId,
 }
 
 /// The reason why a rank is gone.
@@ -77,7 +77,7 @@ pub(super) enum Request {
     Join {
         ranks: usize,
         rank: usize,
-        guest: Guest,
+        endpoint: Endpoint,
     },
     /// Begins a group, with its calls and their input.
     Begin {
@@ -85,12 +85,12 @@ pub(super) enum Request {
         op: u64,
         calls: Vec<(CallDesc, Vec<u8>)>,
     },
-    /// Begins a split. `guest` is the rank's end of the new communicator.
+    /// Begins a split. `endpoint` receives the events of the new communicator.
     Split {
         member: Member,
         color: Option<u32>,
         key: usize,
-        guest: Option<Guest>,
+        endpoint: Option<Endpoint>,
     },
     Leave {
         member: Member,
@@ -103,18 +103,18 @@ pub(super) enum Request {
         why: Departure,
     },
     /// Reports that a thread waits for the rank's operations.
-    Want {
+    RequestProgress {
         member: Member,
     },
 }
 
 /// A receiver of requests: a hub, or a connection to a hub.
-pub(super) trait Ask: Send + Sync + fmt::Debug {
-    fn ask(&self, request: Request);
+pub(super) trait RequestSink: Send + Sync + fmt::Debug {
+    fn submit(&self, request: Request);
 }
 
 /// A rank's call that waits for other ranks.
-pub(super) struct Given {
+pub(super) struct PendingCall {
     pub(super) desc: CallDesc,
     pub(super) op: u64,
     pub(super) part: usize,
@@ -122,13 +122,13 @@ pub(super) struct Given {
 }
 
 /// A communicator.
-pub(super) struct Comm {
-    pub(super) guests: Vec<Option<Guest>>,
-    pub(super) gone: Vec<Option<Departure>>,
+pub(super) struct HubComm {
+    pub(super) endpoints: Vec<Option<Endpoint>>,
+    pub(super) departed: Vec<Option<Departure>>,
     pub(super) failure: Option<DriverError>,
-    /// Calls of all ranks, by number: the input of each rank that has made the call.
-    pub(super) rounds: BTreeMap<u64, Vec<Option<Given>>>,
-    /// Number of each rank's next call of all ranks.
+    /// Incomplete collectives, by sequence number: the input of each rank that has made the call.
+    pub(super) rounds: BTreeMap<u64, Vec<Option<PendingCall>>>,
+    /// Sequence number of each rank's next collective.
     pub(super) next: Vec<u64>,
     /// Unmatched sends and receives, by sending and receiving rank.
     pub(super) pairs: BTreeMap<(usize, usize), Pair>,
@@ -143,23 +143,23 @@ pub(super) struct Comm {
 
 #[derive(Default)]
 pub(super) struct Pair {
-    pub(super) sends: VecDeque<Given>,
-    pub(super) recvs: VecDeque<Given>,
+    pub(super) sends: VecDeque<PendingCall>,
+    pub(super) recvs: VecDeque<PendingCall>,
 }
 
 pub(super) struct Split {
     pub(super) color: Option<u32>,
     pub(super) key: usize,
-    pub(super) guest: Option<Guest>,
+    pub(super) endpoint: Option<Endpoint>,
     number: u64,
     /// The reason if the rank left the new communicator before the split was done.
-    gone: Option<Departure>,
+    departed: Option<Departure>,
 }
 
 /// All communicators of one id. The first was made with the id; the others were split off.
 #[derive(Default)]
 pub(super) struct Hub {
-    comms: Mutex<Vec<Comm>>,
+    comms: Mutex<Vec<HubComm>>,
 }
 
 /// The hubs of this process whose ranks have not all joined yet, by number.
@@ -184,59 +184,60 @@ impl Hub {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Comm>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<HubComm>> {
         self.comms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a rank. Returns `true` if all ranks have joined now.
-    fn join(comms: &mut Vec<Comm>, ranks: usize, rank: usize, guest: Guest) -> bool {
+    fn join(comms: &mut Vec<HubComm>, ranks: usize, rank: usize, endpoint: Endpoint) -> bool {
         if comms.is_empty() {
-            comms.push(Comm::new(vec![None; ranks]));
+            comms.push(HubComm::new(vec![None; ranks]));
         }
         let comm = &mut comms[0];
-        let have = comm.guests.len();
+        let have = comm.endpoints.len();
         let refusal = if ranks != have {
             Some(format!("rank {rank} was told of {ranks} ranks, an earlier one of {have}"))
-        } else if comm.guests[rank].is_some() || comm.gone[rank].is_some() {
+        } else if comm.endpoints[rank].is_some() || comm.departed[rank].is_some() {
             Some(format!("rank {rank} of {ranks} joins twice"))
         } else {
-            comm.guests.iter().position(|g| g.as_ref().is_some_and(|g| g.place == guest.place)).map(
-                |other| {
-                    let device = guest.place.device;
+            comm.endpoints
+                .iter()
+                .position(|g| g.as_ref().is_some_and(|g| g.device_id == endpoint.device_id))
+                .map(|other| {
+                    let device = endpoint.device_id.device;
                     format!("duplicate GPU: rank {rank} and rank {other} are both on cuda:{device}")
-                },
-            )
+                })
         };
         if let Some(why) = refusal {
             let error = failed("ncclCommInitRankConfig", "ncclInvalidUsage", why);
-            guest.sink.deliver(Event::Failed(error.clone()));
+            endpoint.sink.deliver(RankEvent::Failed(error.clone()));
             comm.fail(error);
             return false;
         }
         if let Some(failure) = &comm.failure {
-            guest.sink.deliver(Event::Failed(failure.clone()));
+            endpoint.sink.deliver(RankEvent::Failed(failure.clone()));
             return false;
         }
-        comm.guests[rank] = Some(guest);
-        if comm.guests.iter().all(Option::is_some) {
-            comm.tell_all(|_| Some(Event::Ready));
+        comm.endpoints[rank] = Some(endpoint);
+        if comm.endpoints.iter().all(Option::is_some) {
+            comm.notify_all(|_| Some(RankEvent::Ready));
             return true;
         }
         false
     }
 
     fn split(
-        comms: &mut Vec<Comm>,
+        comms: &mut Vec<HubComm>,
         member: Member,
         color: Option<u32>,
         key: usize,
-        guest: Option<Guest>,
+        endpoint: Option<Endpoint>,
     ) {
         let comm = &mut comms[member.comm];
         let number = comm.begun_splits[member.rank];
         comm.begun_splits[member.rank] += 1;
-        comm.splits[member.rank].push_back(Split { color, key, guest, number, gone: None });
-        comm.miss_the_gone();
+        comm.splits[member.rank].push_back(Split { color, key, endpoint, number, departed: None });
+        comm.check_departed();
         if comm.failure.is_some() || comm.splits.iter().any(VecDeque::is_empty) {
             return;
         }
@@ -247,34 +248,34 @@ impl Hub {
             let Some(Split { color, key, .. }) = split else { continue };
             match color {
                 Some(color) => parts.entry(*color).or_default().push((*key, rank)),
-                None => comm.tell(rank, Event::Split(None)),
+                None => comm.notify(rank, RankEvent::Split(None)),
             }
         }
         for mut part in parts.into_values() {
             part.sort_unstable();
             let (id, ranks) = (comms.len(), part.len());
-            let mut comm = Comm::new(vec![None; ranks]);
+            let mut comm = HubComm::new(vec![None; ranks]);
             for (new, &(_, rank)) in part.iter().enumerate() {
                 let Some(split) = splits[rank].take() else { continue };
                 comm.origins[new] = Some((Member { comm: member.comm, rank }, split.number));
-                // Who is gone from the whole is not here either.
-                comm.gone[new] = split.gone.or(comms[member.comm].gone[rank]);
-                comm.guests[new] = split.guest.filter(|_| comm.gone[new].is_none());
+                // A rank that left the split communicator has left the new one, too.
+                comm.departed[new] = split.departed.or(comms[member.comm].departed[rank]);
+                comm.endpoints[new] = split.endpoint.filter(|_| comm.departed[new].is_none());
             }
             comms.push(comm);
             for (new, (_, rank)) in part.into_iter().enumerate() {
                 let now = (Member { comm: id, rank: new }, ranks);
-                comms[member.comm].tell(rank, Event::Split(Some(now)));
+                comms[member.comm].notify(rank, RankEvent::Split(Some(now)));
             }
         }
     }
 
     /// Makes a rank leave the communicator that its split makes or made.
-    fn abandon(comms: &mut [Comm], origin: (Member, u64), why: Departure) {
+    fn abandon(comms: &mut [HubComm], origin: (Member, u64), why: Departure) {
         let (member, number) = origin;
         let mut under_way = comms[member.comm].splits[member.rank].iter_mut();
         if let Some(split) = under_way.find(|split| split.number == number) {
-            split.gone.get_or_insert(why);
+            split.departed.get_or_insert(why);
             return;
         }
         for comm in comms {
@@ -285,12 +286,12 @@ impl Hub {
     }
 }
 
-impl Ask for Hub {
-    fn ask(&self, request: Request) {
+impl RequestSink for Hub {
+    fn submit(&self, request: Request) {
         let mut comms = self.lock();
-        // Another process may say anything.
+        // Another process may send invalid numbers.
         let known = |member: Member| {
-            comms.get(member.comm).is_some_and(|comm| member.rank < comm.guests.len())
+            comms.get(member.comm).is_some_and(|comm| member.rank < comm.endpoints.len())
         };
         match &request {
             Request::Join { ranks, rank, .. } if rank >= ranks => return,
@@ -298,7 +299,7 @@ impl Ask for Hub {
             | Request::Split { member, .. }
             | Request::Leave { member, .. }
             | Request::Abandon { member, .. }
-            | Request::Want { member }
+            | Request::RequestProgress { member }
                 if !known(*member) =>
             {
                 return;
@@ -306,23 +307,23 @@ impl Ask for Hub {
             _ => {}
         }
         match request {
-            Request::Join { ranks, rank, guest } => {
-                if Self::join(&mut comms, ranks, rank, guest) {
-                    // For its id no other rank can come.
+            Request::Join { ranks, rank, endpoint } => {
+                if Self::join(&mut comms, ranks, rank, endpoint) {
+                    // All ranks have joined, so no rank looks for the hub by its id any more.
                     Self::close(self);
                 }
             }
             Request::Begin { member, op, calls } => {
                 comms[member.comm].begin(member.rank, op, calls);
             }
-            Request::Split { member, color, key, guest } => {
-                Self::split(&mut comms, member, color, key, guest);
+            Request::Split { member, color, key, endpoint } => {
+                Self::split(&mut comms, member, color, key, endpoint);
             }
             Request::Abandon { member, split, why } => {
                 Self::abandon(&mut comms, (member, split), why);
             }
             Request::Leave { member, why } => comms[member.comm].leave(member.rank, why),
-            Request::Want { member } => comms[member.comm].want(member.rank),
+            Request::RequestProgress { member } => comms[member.comm].request_progress(member.rank),
         }
     }
 }
@@ -333,12 +334,12 @@ impl fmt::Debug for Hub {
     }
 }
 
-impl Comm {
-    fn new(guests: Vec<Option<Guest>>) -> Self {
-        let ranks = guests.len();
+impl HubComm {
+    fn new(endpoints: Vec<Option<Endpoint>>) -> Self {
+        let ranks = endpoints.len();
         Self {
-            guests,
-            gone: vec![None; ranks],
+            endpoints,
+            departed: vec![None; ranks],
             failure: None,
             rounds: BTreeMap::new(),
             next: vec![0; ranks],
@@ -349,22 +350,22 @@ impl Comm {
         }
     }
 
-    pub(super) fn tell(&self, rank: usize, event: Event) {
-        if let Some(guest) = &self.guests[rank] {
-            guest.sink.deliver(event);
+    pub(super) fn notify(&self, rank: usize, event: RankEvent) {
+        if let Some(endpoint) = &self.endpoints[rank] {
+            endpoint.sink.deliver(event);
         }
     }
 
     /// Delivers an event to all ranks, to other processes first: this process may end when its own
     /// rank receives the event.
-    pub(super) fn tell_all(&self, mut event: impl FnMut(usize) -> Option<Event>) {
+    pub(super) fn notify_all(&self, mut event: impl FnMut(usize) -> Option<RankEvent>) {
         for elsewhere in [true, false] {
-            for (rank, guest) in self.guests.iter().enumerate() {
-                let Some(guest) = guest else { continue };
-                if guest.sink.is_elsewhere() == elsewhere
+            for (rank, endpoint) in self.endpoints.iter().enumerate() {
+                let Some(endpoint) = endpoint else { continue };
+                if endpoint.sink.is_elsewhere() == elsewhere
                     && let Some(event) = event(rank)
                 {
-                    guest.sink.deliver(event);
+                    endpoint.sink.deliver(event);
                 }
             }
         }
@@ -373,26 +374,26 @@ impl Comm {
     /// Fails the communicator for all ranks. Only the first error counts.
     pub(super) fn fail(&mut self, error: DriverError) {
         if self.failure.is_none() {
-            self.tell_all(|_| Some(Event::Failed(error.clone())));
+            self.notify_all(|_| Some(RankEvent::Failed(error.clone())));
             self.failure = Some(error);
-            // Nobody will be given anything any more.
+            // No call of a failed communicator completes any more.
             self.rounds.clear();
             self.pairs.clear();
         }
     }
 
     fn leave(&mut self, rank: usize, why: Departure) {
-        self.gone[rank].get_or_insert(why);
-        self.guests[rank] = None;
-        self.miss_the_gone();
+        self.departed[rank].get_or_insert(why);
+        self.endpoints[rank] = None;
+        self.check_departed();
     }
 
     /// Asks the ranks in other processes to run the work for which this rank waits.
-    fn want(&self, rank: usize) {
-        let Some(Some(guest)) = self.guests.get(rank) else { return };
-        let elsewhere = |other: &&Guest| other.place.process != guest.place.process;
-        for other in self.guests.iter().flatten().filter(elsewhere) {
-            other.sink.deliver(Event::Wanted);
+    fn request_progress(&self, rank: usize) {
+        let Some(Some(endpoint)) = self.endpoints.get(rank) else { return };
+        let elsewhere = |other: &&Endpoint| other.device_id.process != endpoint.device_id.process;
+        for other in self.endpoints.iter().flatten().filter(elsewhere) {
+            other.sink.deliver(RankEvent::ProgressRequested);
         }
     }
 }

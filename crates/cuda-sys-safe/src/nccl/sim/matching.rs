@@ -2,56 +2,57 @@
 
 use std::sync::Arc;
 
-use super::call::{CallDesc, Kind};
-use super::hub::{Bytes, Comm, Departure, Event, Given, failed};
+use super::call::{CallDesc, CollectiveKind};
+use super::hub::{Bytes, Departure, HubComm, PendingCall, RankEvent, failed};
 use super::reduce::reduce;
 use crate::nccl::ReduceOp;
 use crate::{CollectiveMismatch, DriverError};
 
-impl Comm {
+impl HubComm {
     /// Begins a group of a rank.
     pub(super) fn begin(&mut self, rank: usize, op: u64, calls: Vec<(CallDesc, Vec<u8>)>) {
         for (part, (desc, input)) in calls.into_iter().enumerate() {
             if self.failure.is_some() {
                 return;
             }
-            let given = Given { desc, op, part, input };
+            let pending = PendingCall { desc, op, part, input };
             match (desc.kind, desc.rank) {
-                (Kind::Send, Some(peer)) => {
-                    self.pairs.entry((rank, peer)).or_default().sends.push_back(given);
+                (CollectiveKind::Send, Some(peer)) => {
+                    self.pairs.entry((rank, peer)).or_default().sends.push_back(pending);
                     self.match_pair(rank, peer);
                 }
-                (Kind::Recv, Some(peer)) => {
-                    self.pairs.entry((peer, rank)).or_default().recvs.push_back(given);
+                (CollectiveKind::Recv, Some(peer)) => {
+                    self.pairs.entry((peer, rank)).or_default().recvs.push_back(pending);
                     self.match_pair(peer, rank);
                 }
-                _ => self.enter(rank, given),
+                _ => self.enter(rank, pending),
             }
         }
-        self.miss_the_gone();
+        self.check_departed();
     }
 
-    /// Adds a rank's next call of all ranks.
-    fn enter(&mut self, rank: usize, given: Given) {
-        let ranks = self.guests.len();
+    /// Adds a rank's next collective. Completes the collective when all ranks have made the call.
+    fn enter(&mut self, rank: usize, pending: PendingCall) {
+        let ranks = self.endpoints.len();
         let number = self.next[rank];
         self.next[rank] += 1;
         let round = self.rounds.entry(number).or_insert_with(|| (0..ranks).map(|_| None).collect());
-        let differs = |other: &Option<Given>| other.as_ref().is_some_and(|o| o.desc != given.desc);
+        let differs =
+            |other: &Option<PendingCall>| other.as_ref().is_some_and(|o| o.desc != pending.desc);
         if let Some(other) = round.iter().position(differs) {
-            let first = round[other].as_ref().map_or(given.desc, |given| given.desc);
+            let first = round[other].as_ref().map_or(pending.desc, |pending| pending.desc);
             let what = format!("collective number {number}");
-            return self.fail(mismatch(what, [(other, first), (rank, given.desc)]));
+            return self.fail(mismatch(what, [(other, first), (rank, pending.desc)]));
         }
-        round[rank] = Some(given);
+        round[rank] = Some(pending);
         if round.iter().all(Option::is_some)
             && let Some(round) = self.rounds.remove(&number)
         {
-            let round: Vec<Given> = round.into_iter().flatten().collect();
+            let round: Vec<PendingCall> = round.into_iter().flatten().collect();
             let outputs = outputs(&round);
-            self.tell_all(|rank| {
+            self.notify_all(|rank| {
                 let (op, part) = (round[rank].op, round[rank].part);
-                Some(Event::Done { op, part, output: outputs[rank].clone() })
+                Some(RankEvent::Done { op, part, output: outputs[rank].clone() })
             });
         }
     }
@@ -68,15 +69,15 @@ impl Comm {
             let what = format!("what rank {from} sends to rank {to}");
             return self.fail(mismatch(what, [(from, send.desc), (to, recv.desc)]));
         }
-        let sent = Event::Done { op: send.op, part: send.part, output: Bytes::default() };
-        let got = Event::Done { op: recv.op, part: recv.part, output: send.input.into() };
+        let sent = RankEvent::Done { op: send.op, part: send.part, output: Bytes::default() };
+        let got = RankEvent::Done { op: recv.op, part: recv.part, output: send.input.into() };
         if from == to {
-            // Two parts of one group.
-            self.tell(from, sent);
-            return self.tell(to, got);
+            // A rank that sends to itself gets two events. `notify_all` would deliver only one.
+            self.notify(from, sent);
+            return self.notify(to, got);
         }
         let (mut sent, mut got) = (Some(sent), Some(got));
-        self.tell_all(|rank| match rank {
+        self.notify_all(|rank| match rank {
             _ if rank == from => sent.take(),
             _ if rank == to => got.take(),
             _ => None,
@@ -84,12 +85,13 @@ impl Comm {
     }
 
     /// Fails the communicator if a rank is gone that another rank waits for.
-    pub(super) fn miss_the_gone(&mut self) {
+    pub(super) fn check_departed(&mut self) {
         if self.failure.is_some() {
             return;
         }
-        let gone = self.gone.iter().enumerate().filter_map(|(rank, why)| Some((rank, (*why)?)));
-        let missed = gone.clone().find_map(|(rank, why)| {
+        let departed =
+            self.departed.iter().enumerate().filter_map(|(rank, why)| Some((rank, (*why)?)));
+        let missed = departed.clone().find_map(|(rank, why)| {
             let waiting = self.waiting_for(rank)?;
             Some((rank, why, waiting))
         });
@@ -98,32 +100,32 @@ impl Comm {
             Departure::Aborted => "has aborted the communicator",
             Departure::Died => "has died",
         };
-        let ranks = self.guests.len();
+        let ranks = self.endpoints.len();
         let detail = format!("rank {rank} of {ranks} {how}; {waiting}");
         self.fail(failed("ncclCommGetAsyncError", "ncclRemoteError", detail));
     }
 
-    /// Describes a rank that waits for `gone`, and its call, if there is one.
-    fn waiting_for(&self, gone: usize) -> Option<String> {
-        // Of the first communicator: it can never be complete.
-        let joined = |rank: usize| self.guests[rank].is_some() || self.gone[rank].is_some();
-        if !(0..self.guests.len()).all(joined) && self.guests.iter().any(Option::is_some) {
+    /// Describes a rank that waits for `departed`, and its call, if there is one.
+    fn waiting_for(&self, departed: usize) -> Option<String> {
+        // If a rank leaves before all have joined, the first communicator can never be complete.
+        let joined = |rank: usize| self.endpoints[rank].is_some() || self.departed[rank].is_some();
+        if !(0..self.endpoints.len()).all(joined) && self.endpoints.iter().any(Option::is_some) {
             return Some("not all ranks had joined".to_owned());
         }
-        let here = |rank: usize| self.gone[rank].is_none();
+        let here = |rank: usize| self.departed[rank].is_none();
         let in_call = |rank: usize, desc: CallDesc| format!("rank {rank} waits for it in {desc}");
-        for round in self.rounds.values().filter(|round| round[gone].is_none()) {
-            let mut given = round.iter().enumerate();
+        for round in self.rounds.values().filter(|round| round[departed].is_none()) {
+            let mut pending = round.iter().enumerate();
             if let Some((rank, desc)) =
-                given.find_map(|(r, g)| Some((r, g.as_ref().filter(|_| here(r))?.desc)))
+                pending.find_map(|(r, g)| Some((r, g.as_ref().filter(|_| here(r))?.desc)))
             {
                 return Some(in_call(rank, desc));
             }
         }
         for (&(from, to), pair) in &self.pairs {
-            let alone = match gone {
-                _ if gone == to => pair.sends.front().map(|given| (from, given.desc)),
-                _ if gone == from => pair.recvs.front().map(|given| (to, given.desc)),
+            let alone = match departed {
+                _ if departed == to => pair.sends.front().map(|pending| (from, pending.desc)),
+                _ if departed == from => pair.recvs.front().map(|pending| (to, pending.desc)),
                 _ => None,
             };
             if let Some((rank, desc)) = alone.filter(|&(rank, _)| here(rank)) {
@@ -132,7 +134,7 @@ impl Comm {
         }
         let mut ranks = 0..self.splits.len();
         let splitting = ranks.find(|&rank| here(rank) && !self.splits[rank].is_empty());
-        let rank = splitting.filter(|_| self.splits[gone].is_empty())?;
+        let rank = splitting.filter(|_| self.splits[departed].is_empty())?;
         Some(format!("rank {rank} waits for it in a split"))
     }
 }
@@ -146,26 +148,26 @@ fn mismatch(what: String, [first, second]: [(usize, CallDesc); 2]) -> DriverErro
 }
 
 /// Returns each rank's output of a call that all ranks have made.
-fn outputs(round: &[Given]) -> Vec<Bytes> {
+fn outputs(round: &[PendingCall]) -> Vec<Bytes> {
     let ranks = round.len();
-    let inputs: Vec<&[u8]> = round.iter().map(|given| &given.input[..]).collect();
+    let inputs: Vec<&[u8]> = round.iter().map(|pending| &pending.input[..]).collect();
     let CallDesc { kind, dtype, op, rank, .. } = round[0].desc;
     let combined = || reduce(dtype, op.unwrap_or(ReduceOp::Sum), &inputs);
     let root = rank.unwrap_or(0);
     let all = |bytes: Vec<u8>| vec![Bytes::from(bytes); ranks];
     match kind {
-        Kind::AllReduce => all(combined()),
-        Kind::Broadcast => all(round[root].input.clone()),
-        Kind::AllGather => all(inputs.concat()),
-        Kind::Reduce => {
+        CollectiveKind::AllReduce => all(combined()),
+        CollectiveKind::Broadcast => all(round[root].input.clone()),
+        CollectiveKind::AllGather => all(inputs.concat()),
+        CollectiveKind::Reduce => {
             let mut outputs = vec![Bytes::default(); ranks];
             outputs[root] = combined().into();
             outputs
         }
-        Kind::ReduceScatter => {
+        CollectiveKind::ReduceScatter => {
             let combined = combined();
             combined.chunks(combined.len() / ranks).map(Arc::from).collect()
         }
-        Kind::Send | Kind::Recv => vec![Bytes::default(); ranks],
+        CollectiveKind::Send | CollectiveKind::Recv => vec![Bytes::default(); ranks],
     }
 }

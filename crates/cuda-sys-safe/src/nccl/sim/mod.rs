@@ -2,7 +2,7 @@
 //!
 //! Ranks are threads, with one [`SimDriver`] or several, or processes. The process that creates a
 //! [`UniqueId`](super::UniqueId) owns its [`Hub`]. The hub knows the calls of all ranks, holds
-//! their inputs and combines them. A rank's own end is a [`Seat`].
+//! their inputs and combines them. Each rank has a [`Participant`] in its own process.
 //!
 //! # Behaviour
 //!
@@ -44,11 +44,11 @@ mod codec;
 mod driver;
 mod hub;
 mod matching;
+mod participant;
 mod process;
 mod progress;
 mod reduce;
-mod seat;
 
 pub(crate) use call::CallDesc;
-pub(crate) use progress::{bump, help, version, wait};
-pub(crate) use seat::{Advance, Outcome, Seat};
+pub(crate) use participant::{Advance, GroupOutcome, Participant};
+pub(crate) use progress::{change_count, drive, notify_change, wait_for_change};

@@ -9,14 +9,16 @@ use std::time::{Duration, Instant};
 
 use super::codec::{Reader, Writer};
 use super::driver::process;
-use super::hub::{Ask, Deliver, Departure, Event, Guest, Hub, Member, Request, failed};
+use super::hub::{
+    Departure, Endpoint, EventSink, Hub, Member, RankEvent, Request, RequestSink, failed,
+};
 
 /// Time limit for connecting, and for sending or receiving a part of a message.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Time limit for a greeting.
-const GREETING_TIME: Duration = Duration::from_secs(5);
-/// Largest number of connections without a greeting.
-const MAX_STRANGERS: usize = 64;
+const SOCKET_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time limit for a handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Largest number of connections with an unfinished handshake.
+const MAX_HANDSHAKES: usize = 64;
 /// Largest number of connections.
 const MAX_CONNECTIONS: usize = 1024;
 /// Largest size of a message in bytes. A message holds the operands of one launch.
@@ -30,15 +32,16 @@ pub(super) fn port() -> Option<u16> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
         let port = listener.local_addr().ok()?.port();
         let accept = move || {
-            // Each connection's thread holds one of both, and drops the first after the greeting.
-            let (strangers, all) = (Arc::new(()), Arc::new(()));
+            // Counts of connections. The thread of a connection holds one reference to each, and
+            // drops that to `handshakes` after the handshake.
+            let (handshakes, all) = (Arc::new(()), Arc::new(()));
             for stream in listener.incoming().flatten() {
-                let (stranger, one) = (Arc::clone(&strangers), Arc::clone(&all));
-                if Arc::strong_count(&strangers) <= 1 + MAX_STRANGERS
+                let (handshake, one) = (Arc::clone(&handshakes), Arc::clone(&all));
+                if Arc::strong_count(&handshakes) <= 1 + MAX_HANDSHAKES
                     && Arc::strong_count(&all) <= 1 + MAX_CONNECTIONS
                 {
                     start("warpline-sim-hub", move || {
-                        serve(stream, stranger);
+                        serve(stream, handshake);
                         drop(one);
                     });
                 }
@@ -77,26 +80,27 @@ fn receive(mut stream: &TcpStream) -> io::Result<Vec<u8>> {
     if bytes.len() as u64 == size { Ok(bytes) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }
 
-// ---- the side of the hub ----------------------------------------------------------------
+// ---- hub side ---------------------------------------------------------------------------
 
 /// A rank in another process.
 struct Remote {
     stream: Arc<Mutex<TcpStream>>,
-    /// The number of the rank's end in its process.
+    /// Identifies the rank on this connection.
     token: u64,
     members: Arc<Mutex<Vec<Member>>>,
 }
 
-impl Deliver for Remote {
-    fn deliver(&self, event: Event) {
-        if let Event::Split(Some((member, _))) = &event {
+impl EventSink for Remote {
+    fn deliver(&self, event: RankEvent) {
+        if let RankEvent::Split(Some((member, _))) = &event {
             locked(&self.members).push(*member);
         }
         let mut writer = Writer::default();
         writer.number(self.token).event(&event);
         let stream = locked(&self.stream);
         if send(&stream, &writer.0).is_err() {
-            // Whoever reads from it finds that its process is gone.
+            // The thread that reads from this socket then sees the end, and reports the death of
+            // the rank.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
@@ -107,67 +111,67 @@ impl Deliver for Remote {
 }
 
 /// Serves a rank of another process, including all communicators split off its own.
-fn serve(stream: TcpStream, stranger: Arc<()>) {
+fn serve(stream: TcpStream, handshake: Arc<()>) {
     let _ = stream.set_nodelay(true);
-    let _ = stream.set_write_timeout(Some(PATIENCE));
-    let Some(hub) = greeted(&stream) else { return };
-    drop(stranger);
+    let _ = stream.set_write_timeout(Some(SOCKET_TIMEOUT));
+    let Some(hub) = accept_handshake(&stream) else { return };
+    drop(handshake);
     let Ok(own) = stream.try_clone() else { return };
     let (own, members) = (Arc::new(Mutex::new(own)), Arc::<Mutex<Vec<Member>>>::default());
-    let guest = |reader: &mut Reader<'_>| -> Option<Option<Guest>> {
+    let endpoint = |reader: &mut Reader<'_>| -> Option<Option<Endpoint>> {
         let Some(token) = reader.maybe()? else { return Some(None) };
-        let place = reader.place()?;
+        let device_id = reader.device_id()?;
         let (stream, members) = (Arc::clone(&own), Arc::clone(&members));
-        Some(Some(Guest { sink: Arc::new(Remote { stream, token, members }), place }))
+        Some(Some(Endpoint { sink: Arc::new(Remote { stream, token, members }), device_id }))
     };
     while let Ok(bytes) = receive(&stream) {
         let mut reader = Reader(&bytes);
-        let Some(request) = request(&mut reader, &guest) else { break };
+        let Some(request) = request(&mut reader, &endpoint) else { break };
         if let Request::Join { rank, .. } = &request {
             locked(&members).push(Member { comm: 0, rank: *rank });
         }
-        hub.ask(request);
+        hub.submit(request);
     }
-    // Those that have left before stay as they were. Until it has left all, a split may make it a rank
-    // of another one.
+    // Reporting the death of a rank that has already left changes nothing. Until the last report, a
+    // split may add a rank to `members`, so this is a loop.
     loop {
         let left = std::mem::take(&mut *locked(&members));
         if left.is_empty() {
             break;
         }
         for member in left {
-            hub.ask(Request::Leave { member, why: Departure::Died });
+            hub.submit(Request::Leave { member, why: Departure::Died });
         }
     }
 }
 
-/// Reads a greeting and returns the requested hub. The greeting must contain this process's number,
-/// which only owners of an id know.
-fn greeted(stream: &TcpStream) -> Option<Arc<Hub>> {
-    let deadline = Instant::now() + GREETING_TIME;
-    let (mut greeting, mut read) = ([0; 16], 0);
+/// Reads a handshake and returns the requested hub. The handshake must contain this process's
+/// number, which only the owners of an id know.
+fn accept_handshake(stream: &TcpStream) -> Option<Arc<Hub>> {
+    let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
+    let (mut handshake, mut read) = ([0; 16], 0);
     let mut reader = stream;
-    while read < greeting.len() {
+    while read < handshake.len() {
         let left = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero());
         stream.set_read_timeout(Some(left?)).ok()?;
-        match reader.read(&mut greeting[read..]).ok()? {
+        match reader.read(&mut handshake[read..]).ok()? {
             0 => return None,
             more => read += more,
         }
     }
-    let mut greeting = Reader(&greeting);
-    let known = greeting.number()? == process();
+    let mut handshake = Reader(&handshake);
+    let known = handshake.number()? == process();
     stream.set_read_timeout(None).ok()?;
-    Hub::find(greeting.number().filter(|_| known)?)
+    Hub::find(handshake.number().filter(|_| known)?)
 }
 
-type ReadGuest<'a> = &'a dyn Fn(&mut Reader<'_>) -> Option<Option<Guest>>;
+type ReadEndpoint<'a> = &'a dyn Fn(&mut Reader<'_>) -> Option<Option<Endpoint>>;
 
-fn request(reader: &mut Reader<'_>, guest: ReadGuest<'_>) -> Option<Request> {
+fn request(reader: &mut Reader<'_>, endpoint: ReadEndpoint<'_>) -> Option<Request> {
     Some(match reader.number()? {
         0 => {
             let (ranks, rank) = (reader.size()?, reader.size()?);
-            Request::Join { ranks, rank, guest: guest(reader)?? }
+            Request::Join { ranks, rank, endpoint: endpoint(reader)?? }
         }
         1 => {
             let (member, op) = (reader.member()?, reader.number()?);
@@ -180,10 +184,10 @@ fn request(reader: &mut Reader<'_>, guest: ReadGuest<'_>) -> Option<Request> {
         2 => {
             let (member, color, key) = (reader.member()?, reader.maybe()?, reader.size()?);
             let color = color.map(|color| color as u32);
-            Request::Split { member, color, key, guest: guest(reader)? }
+            Request::Split { member, color, key, endpoint: endpoint(reader)? }
         }
         3 => Request::Leave { member: reader.member()?, why: reader.departure()? },
-        4 => Request::Want { member: reader.member()? },
+        4 => Request::RequestProgress { member: reader.member()? },
         5 => {
             let (member, split) = (reader.member()?, reader.number()?);
             Request::Abandon { member, split, why: reader.departure()? }
@@ -192,51 +196,51 @@ fn request(reader: &mut Reader<'_>, guest: ReadGuest<'_>) -> Option<Request> {
     })
 }
 
-// ---- the side of the rank ---------------------------------------------------------------
+// ---- rank side --------------------------------------------------------------------------
 
-type Seats = Arc<Mutex<HashMap<u64, Weak<dyn Deliver>>>>;
+type Participants = Arc<Mutex<HashMap<u64, Weak<dyn EventSink>>>>;
 
 /// A connection to a hub of another process. Closed when the last rank that uses it is dropped.
 pub(super) struct Connection {
     stream: Mutex<TcpStream>,
-    seats: Seats,
+    participants: Participants,
 }
 
 impl Connection {
-    /// Connects to a hub. Returns `None` if the process is gone.
+    /// Connects to a hub. Returns `None` if the hub's process has ended.
     pub(super) fn open(port: u16, process: u64, number: u64) -> Option<Arc<Self>> {
         let stream =
-            TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), PATIENCE).ok()?;
+            TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), SOCKET_TIMEOUT).ok()?;
         let _ = stream.set_nodelay(true);
-        stream.set_write_timeout(Some(PATIENCE)).ok()?;
-        let mut greeting = Writer::default();
-        greeting.number(process).number(number);
-        (&stream).write_all(&greeting.0).ok()?;
-        let (incoming, seats) = (stream.try_clone().ok()?, Seats::default());
-        let known = Arc::clone(&seats);
-        let connection = Arc::new(Self { stream: Mutex::new(stream), seats });
+        stream.set_write_timeout(Some(SOCKET_TIMEOUT)).ok()?;
+        let mut handshake = Writer::default();
+        handshake.number(process).number(number);
+        (&stream).write_all(&handshake.0).ok()?;
+        let (incoming, participants) = (stream.try_clone().ok()?, Participants::default());
+        let known = Arc::clone(&participants);
+        let connection = Arc::new(Self { stream: Mutex::new(stream), participants });
         start("warpline-sim-rank", move || listen(&incoming, &known)).then_some(connection)
     }
 
-    fn guest(&self, writer: &mut Writer, guest: Option<&Guest>) {
-        let Some(guest) = guest else {
+    fn endpoint(&self, writer: &mut Writer, endpoint: Option<&Endpoint>) {
+        let Some(endpoint) = endpoint else {
             writer.maybe(None);
             return;
         };
-        let mut seats = locked(&self.seats);
-        let token = seats.len() as u64;
-        seats.insert(token, Arc::downgrade(&guest.sink));
-        writer.maybe(Some(token)).place(guest.place);
+        let mut participants = locked(&self.participants);
+        let token = participants.len() as u64;
+        participants.insert(token, Arc::downgrade(&endpoint.sink));
+        writer.maybe(Some(token)).device_id(endpoint.device_id);
     }
 }
 
-impl Ask for Connection {
-    fn ask(&self, request: Request) {
+impl RequestSink for Connection {
+    fn submit(&self, request: Request) {
         let mut writer = Writer::default();
         match &request {
-            Request::Join { ranks, rank, guest } => {
+            Request::Join { ranks, rank, endpoint } => {
                 writer.number(0).size(*ranks).size(*rank);
-                self.guest(&mut writer, Some(guest));
+                self.endpoint(&mut writer, Some(endpoint));
             }
             Request::Begin { member, op, calls } => {
                 writer.number(1).member(*member).number(*op).size(calls.len());
@@ -244,14 +248,14 @@ impl Ask for Connection {
                     writer.desc(desc).bytes(input);
                 }
             }
-            Request::Split { member, color, key, guest } => {
+            Request::Split { member, color, key, endpoint } => {
                 writer.number(2).member(*member).maybe(color.map(u64::from)).size(*key);
-                self.guest(&mut writer, guest.as_ref());
+                self.endpoint(&mut writer, endpoint.as_ref());
             }
             Request::Leave { member, why } => {
                 writer.number(3).member(*member).departure(*why);
             }
-            Request::Want { member } => {
+            Request::RequestProgress { member } => {
                 writer.number(4).member(*member);
             }
             Request::Abandon { member, split, why } => {
@@ -260,7 +264,7 @@ impl Ask for Connection {
         }
         let stream = locked(&self.stream);
         if send(&stream, &writer.0).is_err() {
-            // The thread that listens finds it, and fails the ranks.
+            // The listening thread then sees the end of the connection, and fails the ranks.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
@@ -279,19 +283,19 @@ impl fmt::Debug for Connection {
 }
 
 /// Delivers the hub's events to ranks until the connection ends.
-fn listen(stream: &TcpStream, seats: &Seats) {
+fn listen(stream: &TcpStream, participants: &Participants) {
     while let Ok(bytes) = receive(stream) {
         let mut reader = Reader(&bytes);
         let Some((token, event)) = reader.number().zip(reader.event()) else { break };
-        let seat = locked(seats).get(&token).and_then(Weak::upgrade);
-        if let Some(seat) = seat {
-            seat.deliver(event);
+        let participant = locked(participants).get(&token).and_then(Weak::upgrade);
+        if let Some(participant) = participant {
+            participant.deliver(event);
         }
     }
     let why = "the process of the rank that made the id is gone, or has no such communicator";
     let error = failed("ncclCommGetAsyncError", "ncclRemoteError", why.to_owned());
-    let all: Vec<_> = locked(seats).values().filter_map(Weak::upgrade).collect();
-    all.iter().for_each(|seat| seat.deliver(Event::Failed(error.clone())));
+    let all: Vec<_> = locked(participants).values().filter_map(Weak::upgrade).collect();
+    all.iter().for_each(|participant| participant.deliver(RankEvent::Failed(error.clone())));
 }
 
 #[cfg(test)]
@@ -310,23 +314,23 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_few_and_have_one_deadline() {
+    fn handshakes_are_few_and_have_one_deadline() {
         let begun = Instant::now();
         let mut dripping = connect();
-        let crowd: Vec<_> = (0..2 * MAX_STRANGERS).map(|_| connect()).collect();
+        let crowd: Vec<_> = (0..2 * MAX_HANDSHAKES).map(|_| connect()).collect();
         let mut bytes = 1;
         while dripping.write_all(&[0]).is_ok() && !is_closed(&dripping) {
-            assert!(begun.elapsed() < GREETING_TIME + Duration::from_secs(2));
+            assert!(begun.elapsed() < HANDSHAKE_TIMEOUT + Duration::from_secs(2));
             std::thread::sleep(Duration::from_millis(500));
             bytes += 1;
         }
         assert!((2..16).contains(&bytes), "{bytes}");
-        // They came later, so their deadlines are later, too.
+        // The crowd connected later, so its deadlines are later.
         while !crowd.iter().all(is_closed) {
-            assert!(begun.elapsed() < 2 * GREETING_TIME);
+            assert!(begun.elapsed() < 2 * HANDSHAKE_TIMEOUT);
             std::thread::sleep(Duration::from_millis(50));
         }
-        // Most were closed at once; this one has a place.
+        // All others are closed by now, so a new connection is accepted.
         let next = connect();
         std::thread::sleep(Duration::from_millis(100));
         assert!(!is_closed(&next));
@@ -337,7 +341,7 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (receiver, _) = listener.accept().unwrap();
-        receiver.set_read_timeout(Some(GREETING_TIME)).unwrap();
+        receiver.set_read_timeout(Some(HANDSHAKE_TIMEOUT)).unwrap();
         sender.write_all(&(MAX_MESSAGE + 1).to_le_bytes()).unwrap();
         assert_eq!(receive(&receiver).unwrap_err().kind(), io::ErrorKind::InvalidData);
     }

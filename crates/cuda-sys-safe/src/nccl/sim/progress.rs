@@ -4,49 +4,49 @@
 //! ranks' work itself. It runs one operation at a time, and only operations that the collective
 //! needs.
 //!
-//! Lock order: a driver's state, then a hub, then a seat, then the count of changes. Release a
-//! driver's lock before you drive other ranks.
+//! Lock order: a driver's state, then a hub, then a participant, then the count of changes. Release
+//! a driver's lock before you drive other ranks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use super::Seat;
+use super::Participant;
 
 /// Counts changes that may let a rank continue.
-static VERSION: Mutex<u64> = Mutex::new(0);
+static CHANGE_COUNT: Mutex<u64> = Mutex::new(0);
 static CHANGED: Condvar = Condvar::new();
 
 /// The ranks of this process.
-static SEATS: Mutex<Vec<Weak<Seat>>> = Mutex::new(Vec::new());
+static PARTICIPANTS: Mutex<Vec<Weak<Participant>>> = Mutex::new(Vec::new());
 
 /// Reports a change for which a thread may be waiting.
-pub(crate) fn bump() {
-    *VERSION.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+pub(crate) fn notify_change() {
+    *CHANGE_COUNT.lock().unwrap_or_else(PoisonError::into_inner) += 1;
     CHANGED.notify_all();
 }
 
-/// Returns the count of changes, for [`wait`].
-pub(crate) fn version() -> u64 {
-    *VERSION.lock().unwrap_or_else(PoisonError::into_inner)
+/// Returns the count of changes, for [`wait_for_change`].
+pub(crate) fn change_count() -> u64 {
+    *CHANGE_COUNT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits until the count of changes differs from `seen`, or for at most `limit`.
-pub(crate) fn wait(seen: u64, limit: Duration) {
-    let version = VERSION.lock().unwrap_or_else(PoisonError::into_inner);
+pub(crate) fn wait_for_change(seen: u64, limit: Duration) {
+    let version = CHANGE_COUNT.lock().unwrap_or_else(PoisonError::into_inner);
     let waited = CHANGED.wait_timeout_while(version, limit, |version| *version == seen);
     drop(waited.unwrap_or_else(PoisonError::into_inner));
 }
 
-pub(super) fn enter(seat: &Arc<Seat>) {
-    let mut seats = SEATS.lock().unwrap_or_else(PoisonError::into_inner);
-    seats.retain(|seat| seat.strong_count() > 0);
-    seats.push(Arc::downgrade(seat));
+pub(super) fn register(participant: &Arc<Participant>) {
+    let mut participants = PARTICIPANTS.lock().unwrap_or_else(PoisonError::into_inner);
+    participants.retain(|participant| participant.strong_count() > 0);
+    participants.push(Arc::downgrade(participant));
 }
 
-fn seats() -> Vec<Arc<Seat>> {
-    let seats = SEATS.lock().unwrap_or_else(PoisonError::into_inner);
-    seats.iter().filter_map(Weak::upgrade).collect()
+fn participants() -> Vec<Arc<Participant>> {
+    let participants = PARTICIPANTS.lock().unwrap_or_else(PoisonError::into_inner);
+    participants.iter().filter_map(Weak::upgrade).collect()
 }
 
 /// Makes each device of this process run one operation toward the enqueued operations of a
@@ -55,19 +55,19 @@ fn seats() -> Vec<Arc<Seat>> {
 /// this process.
 ///
 /// The caller must not hold a driver's lock.
-pub(crate) fn help(blocked: &Arc<Seat>, needed: bool) -> bool {
-    let all = seats();
+pub(crate) fn drive(blocked: &Arc<Participant>, needed: bool) -> bool {
+    let all = participants();
     let mut open = vec![Arc::clone(blocked)];
-    let mut asked: Vec<Arc<Seat>> = Vec::new();
+    let mut asked: Vec<Arc<Participant>> = Vec::new();
     let mut ran = false;
     while let Some(comm) = open.pop() {
-        if asked.iter().any(|seat| seat.is_with(&comm)) {
+        if asked.iter().any(|participant| participant.is_with(&comm)) {
             continue;
         }
-        comm.want();
-        for seat in all.iter().filter(|seat| seat.is_with(&comm)) {
-            let Some(driver) = seat.driver() else { continue };
-            let (advanced, behind) = driver.advance(seat, needed);
+        comm.request_progress();
+        for participant in all.iter().filter(|participant| participant.is_with(&comm)) {
+            let Some(driver) = participant.driver() else { continue };
+            let (advanced, behind) = driver.advance(participant, needed);
             ran |= advanced;
             open.extend(behind);
         }
@@ -84,12 +84,15 @@ pub(super) fn serve() {
     }
     let served = std::thread::Builder::new().name("warpline-sim-nccl".into()).spawn(|| {
         loop {
-            let seen = version();
-            let wanted: Vec<_> = seats().into_iter().filter(|seat| seat.is_wanted()).collect();
-            let ran = wanted.iter().fold(false, |ran, seat| help(seat, true) | ran);
+            let seen = change_count();
+            let wanted: Vec<_> = participants()
+                .into_iter()
+                .filter(|participant| participant.is_progress_requested())
+                .collect();
+            let ran = wanted.iter().fold(false, |ran, participant| drive(participant, true) | ran);
             drop(wanted);
             if !ran {
-                wait(seen, Duration::from_secs(1));
+                wait_for_change(seen, Duration::from_secs(1));
             }
         }
     });

@@ -178,7 +178,7 @@ mod tests {
     fn halves_are_summed_in_single_precision_in_the_order_of_ranks() {
         use ReduceOp::*;
         let h = f16::from_f32;
-        // In halves each step would round back to 2048.
+        // Rounding to half precision after each step would give 2048.
         assert_eq!(reduced(NcclType::F16, Sum, &[h(2048.0), h(1.0), h(1.0)]), h(2050.0));
         assert_eq!(
             reduced(NcclType::BF16, Avg, &[1.0, 2.0].map(bf16::from_f32)),

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::sim::CallKind;
-use crate::sim::state::capture::{Capture, thread_number};
-use crate::sim::state::graph::{Frontier, Graph};
-use crate::sim::state::{State, error};
+use crate::sim::state::capture::{CaptureState, thread_number};
+use crate::sim::state::graph::{Frontier, GraphNodes};
+use crate::sim::state::{SimState, error};
 use crate::*;
 
-impl State {
+impl SimState {
     pub(super) fn begin_capture(&mut self, stream: StreamHandle, mode: CaptureMode) -> Result<()> {
         let call = CallKind::BeginCapture;
         let key = self.stream_key(call, stream)?;
@@ -23,14 +23,14 @@ impl State {
             return Err(error(call, CudaCode::ILLEGAL_STATE, device, "already being captured"));
         }
         let id = self.fresh();
-        let capture = Capture {
+        let capture = CaptureState {
             origin: key,
             device,
             mode,
             thread: thread_number(),
             nodes: Vec::new(),
             frontiers: BTreeMap::from([(key, Frontier::new())]),
-            of_comms: BTreeMap::new(),
+            last_nodes: BTreeMap::new(),
             invalid: false,
         };
         self.captures.insert(id, capture);
@@ -59,7 +59,7 @@ impl State {
         if capture.mode != CaptureMode::Relaxed && capture.thread != thread_number() {
             return refuse(CudaCode::STREAM_CAPTURE_WRONG_THREAD);
         }
-        let Some(capture) = self.forget_capture(id) else {
+        let Some(capture) = self.remove_capture(id) else {
             return refuse(CudaCode::ILLEGAL_STATE);
         };
         if capture.invalid {
@@ -69,8 +69,8 @@ impl State {
             return refuse(CudaCode::STREAM_CAPTURE_UNJOINED);
         }
         let graph = self.fresh();
-        self.graphs.insert(graph, (device, Arc::new(Graph::new(capture.nodes))));
-        // SAFETY: just made.
+        self.graphs.insert(graph, (device, Arc::new(GraphNodes::new(capture.nodes))));
+        // SAFETY: this driver has just created the object.
         Ok(unsafe { GraphHandle::from_raw(device, graph) })
     }
 

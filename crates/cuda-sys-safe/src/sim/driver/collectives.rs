@@ -4,30 +4,32 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::session::{Guard, Patience, SimDriver, Step};
-use crate::nccl::sim::{Advance, CallDesc, Seat};
+use super::session::{Guard, SimDriver, StallTimer, StepResult};
+use crate::nccl::sim::{Advance, CallDesc, Participant};
 use crate::nccl::{Collective, CommHandle};
 use crate::sim::CallKind;
 use crate::sim::exec::Pick;
-use crate::sim::state::State;
-use crate::sim::state::streams::OpKind;
-use crate::sim::state::work::{Comm, Group, Label, Point, Work};
+use crate::sim::state::SimState;
+use crate::sim::state::streams::StreamOpKind;
+use crate::sim::state::work::{CommRecord, DeviceWork, Group, Label, Point};
 use crate::*;
 
-impl State {
+impl SimState {
     /// Returns the communicator that blocks the way to a point.
-    fn blocked_on(&self, point: Point) -> Option<Arc<Seat>> {
+    fn blocked_on(&self, point: Point) -> Option<Arc<Participant>> {
         let op = self.streams.get(&self.next_toward(point)?)?.queue.front()?;
         op.blocked_on().cloned()
     }
 
     /// Returns the end of the first unfinished operation of a communicator.
-    fn first_of(&self, seat: &Arc<Seat>) -> Option<Point> {
+    fn first_of(&self, participant: &Arc<Participant>) -> Option<Point> {
         let ops = self.streams.iter().flat_map(|(&stream, s)| {
             let ops = s.queue.iter().enumerate();
             ops.map(move |(i, op)| (op, Point { stream, position: s.done + i as u64 + 1 }))
         });
-        ops.filter(|(op, _)| op.is_of(seat)).min_by_key(|(op, _)| op.sequence).map(|(_, p)| p)
+        ops.filter(|(op, _)| op.is_of(participant))
+            .min_by_key(|(op, _)| op.sequence)
+            .map(|(_, p)| p)
     }
 }
 
@@ -48,44 +50,48 @@ impl SimDriver {
 
     /// Begins the call that joins a communicator.
     pub(crate) fn enter_comm_init(&self, device: usize) -> Result<()> {
-        self.settle(self.enter(CallKind::CommInit, device)?);
+        self.unlock(self.enter(CallKind::CommInit, device)?);
         Ok(())
     }
 
     /// Adds a new communicator.
-    pub(crate) fn enter_seat(&self, seat: Arc<Seat>) -> CommHandle {
-        let (mut state, device) = (self.lock(), seat.device());
+    pub(crate) fn add_participant(&self, participant: Arc<Participant>) -> CommHandle {
+        let (mut state, device) = (self.lock(), participant.device());
         let raw = state.fresh();
-        state.comms.insert(raw, Comm { seat, latest: None });
-        // SAFETY: just made.
+        state.comms.insert(raw, CommRecord { participant, latest: None });
+        // SAFETY: this driver has just created the object.
         unsafe { CommHandle::new(raw, device) }
     }
 
-    pub(crate) fn seat(&self, call: &'static str, comm: CommHandle) -> Result<Arc<Seat>> {
+    pub(crate) fn participant(
+        &self,
+        call: &'static str,
+        comm: CommHandle,
+    ) -> Result<Arc<Participant>> {
         let state = self.lock();
-        let known = state.comms.get(&comm.raw()).map(|comm| Arc::clone(&comm.seat));
-        known.filter(|seat| seat.device() == comm.device()).ok_or_else(|| {
+        let known = state.comms.get(&comm.raw()).map(|comm| Arc::clone(&comm.participant));
+        known.filter(|participant| participant.device() == comm.device()).ok_or_else(|| {
             let reason = format!("no such communicator on cuda:{}", comm.device());
             DriverError::InvalidArgument { call, reason }
         })
     }
 
-    pub(crate) fn forget_seat(&self, comm: CommHandle) {
+    pub(crate) fn remove_participant(&self, comm: CommHandle) {
         let removed = self.lock().comms.remove(&comm.raw());
         drop(removed);
     }
 
-    pub(crate) fn seats_on(&self, device: usize) -> Vec<Arc<Seat>> {
+    pub(crate) fn participants_on(&self, device: usize) -> Vec<Arc<Participant>> {
         let state = self.lock();
-        let seats = state.comms.values().map(|comm| Arc::clone(&comm.seat));
-        seats.filter(|seat| seat.device() == device).collect()
+        let participants = state.comms.values().map(|comm| Arc::clone(&comm.participant));
+        participants.filter(|participant| participant.device() == device).collect()
     }
 
     /// Enqueues calls of a communicator.
     pub(crate) fn enqueue_group(
         &self,
         comm: CommHandle,
-        seat: Arc<Seat>,
+        participant: Arc<Participant>,
         calls: &[Collective],
         stream: StreamHandle,
     ) -> Result<()> {
@@ -97,7 +103,7 @@ impl SimDriver {
                 comm.device()
             ));
         }
-        let (rank, ranks) = seat.rank().unwrap_or_default();
+        let (rank, ranks) = participant.rank().unwrap_or_default();
         if let Some(why) = calls.iter().find_map(|call| CallDesc::of(call).refusal(ranks)) {
             return refuse(why);
         }
@@ -115,17 +121,17 @@ impl SimDriver {
         let mut state = self.enter(call, device)?;
         let key = state.stream_key(call, stream)?;
         if calls.is_empty() {
-            self.settle(state);
+            self.unlock(state);
             return Ok(());
         }
         let raw = comm.raw();
-        let group = Group { comm: raw, seat, calls, rank, ranks };
-        let kind = OpKind::Work(Work::Group(Arc::new(group)));
+        let group = Group { comm: raw, participant, calls, rank, ranks };
+        let kind = StreamOpKind::Work(DeviceWork::Group(Arc::new(group)));
         let after = state.latest_of(std::iter::once(raw));
         let enqueued = state
             .check_captures(key, call)
             .and_then(|()| state.enqueue(key, Label::of(call), kind, &after))
-            .inspect_err(|_| state.spoil_capture_of(stream))?;
+            .inspect_err(|_| state.invalidate_stream_capture(stream))?;
         if let Some(point) = enqueued {
             state.note_latest(std::iter::once(raw), point);
         }
@@ -134,10 +140,10 @@ impl SimDriver {
     }
 
     /// Drives other ranks, if a query that can run no operation is blocked by them.
-    pub(super) fn ask_ranks<'a>(&'a self, state: Guard<'a>, point: Point) -> Guard<'a> {
-        let Some(seat) = state.blocked_on(point) else { return state };
-        self.settle(state);
-        nccl::sim::help(&seat, false);
+    pub(super) fn drive_ranks<'a>(&'a self, state: Guard<'a>, point: Point) -> Guard<'a> {
+        let Some(participant) = state.blocked_on(point) else { return state };
+        self.unlock(state);
+        nccl::sim::drive(&participant, false);
         self.lock()
     }
 
@@ -147,30 +153,30 @@ impl SimDriver {
         &'a self,
         mut state: Guard<'a>,
         point: Point,
-        patience: &mut Patience,
+        stall_timer: &mut StallTimer,
     ) -> (Guard<'a>, bool) {
-        let seen = nccl::sim::version();
-        let Some(seat) = state.blocked_on(point) else {
-            // They may have gone on since it was tried.
+        let seen = nccl::sim::change_count();
+        let Some(participant) = state.blocked_on(point) else {
+            // The other ranks may have continued since the last attempt.
             let can_run = state.pick(Pick::Needed(point)).is_some();
             return (state, can_run);
         };
-        self.settle(state);
-        if nccl::sim::help(&seat, true) {
-            patience.renew();
+        self.unlock(state);
+        if nccl::sim::drive(&participant, true) {
+            stall_timer.restart();
         } else {
-            nccl::sim::wait(seen, patience.left().min(SLICE));
+            nccl::sim::wait_for_change(seen, stall_timer.remaining().min(RECHECK_INTERVAL));
         }
         let mut state = self.lock();
-        if patience.left().is_zero() && !state.reached(point) {
+        if stall_timer.remaining().is_zero() && !state.reached(point) {
             let waited = state.config.collective_timeout;
-            let rank = seat.rank().map_or(0, |(rank, _)| rank);
+            let rank = participant.rank().map_or(0, |(rank, _)| rank);
             state.lose(
-                seat.device(),
+                participant.device(),
                 CudaError {
                     call: CallKind::GroupEnd.name(),
                     code: CudaCode::LAUNCH_TIMEOUT,
-                    device: Some(seat.device()),
+                    device: Some(participant.device()),
                     detail: Some(format!("rank {rank} has waited {waited:?} for other ranks")),
                     location: None,
                 },
@@ -181,16 +187,20 @@ impl SimDriver {
 }
 
 impl Advance for SimDriver {
-    fn advance(&self, seat: &Arc<Seat>, needed: bool) -> (bool, Option<Arc<Seat>>) {
+    fn advance(
+        &self,
+        participant: &Arc<Participant>,
+        needed: bool,
+    ) -> (bool, Option<Arc<Participant>>) {
         let state = self.lock();
-        let Some(point) = state.first_of(seat) else { return (false, None) };
+        let Some(point) = state.first_of(participant) else { return (false, None) };
         let pick = if needed { Pick::Needed(point) } else { Pick::Toward(point) };
         let (state, step) = self.step(state, pick);
-        let behind = if step == Step::Idle { state.blocked_on(point) } else { None };
-        self.settle(state);
-        (step == Step::Ran, behind)
+        let backing = if step == StepResult::Idle { state.blocked_on(point) } else { None };
+        self.unlock(state);
+        (step == StepResult::Ran, backing)
     }
 }
 
 /// Longest sleep before the state of other ranks is checked again.
-const SLICE: Duration = Duration::from_millis(50);
+const RECHECK_INTERVAL: Duration = Duration::from_millis(50);

@@ -4,14 +4,14 @@ use std::ptr::with_exposed_provenance;
 
 use crate::sim::CallKind;
 use crate::sim::state::memory::{DEVICE_SPACE, HostOverlap};
-use crate::sim::state::streams::OpKind;
-use crate::sim::state::work::{CopyWork, End, Label, MemsetWork, Point, Work};
-use crate::sim::state::{State, error};
+use crate::sim::state::streams::StreamOpKind;
+use crate::sim::state::work::{CopyWork, DeviceWork, Label, MemsetWork, Point, QueuedCopyEnd};
+use crate::sim::state::{SimState, error};
 use crate::*;
 
 /// The kind of memory of an end, by the rules of host synchronisation.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum MemoryKind {
     Pageable,
     Pinned,
     Device,
@@ -27,7 +27,7 @@ pub(super) enum HostWait {
     Before(Point),
 }
 
-impl State {
+impl SimState {
     /// Enqueues a copy. `synchronous` is true for `cuMemcpy`, on the default stream.
     ///
     /// # Safety
@@ -47,8 +47,8 @@ impl State {
             && captured
             && to != from
         {
-            // Of a spoiled capture too.
-            self.spoil_capture_of(stream);
+            // Applies even if the capture is already invalid.
+            self.invalidate_stream_capture(stream);
             let why = "a copy between devices cannot be captured";
             return Err(error(call, CudaCode::STREAM_CAPTURE_UNSUPPORTED, device, why));
         }
@@ -58,26 +58,32 @@ impl State {
         }
         let (dst, to) = self.copy_end(call, device, request.dst, request.bytes)?;
         let (src, from) = self.copy_end(call, device, request.src, request.bytes)?;
-        let to_device = to == Place::Device;
+        let to_device = to == MemoryKind::Device;
         let src = match (src, from) {
-            (End::Host(address), Place::Pageable) if to_device && !captured => {
+            (QueuedCopyEnd::Host(address), MemoryKind::Pageable) if to_device && !captured => {
                 let source = with_exposed_provenance::<u8>(address);
-                // SAFETY: the caller promises a readable source of that many bytes.
-                End::Staged(unsafe { std::slice::from_raw_parts(source, request.bytes) }.into())
+                // SAFETY: the caller guarantees that the source is readable and has this many
+                // bytes.
+                QueuedCopyEnd::Staged(
+                    unsafe { std::slice::from_raw_parts(source, request.bytes) }.into(),
+                )
             }
             (src, _) => src,
         };
-        let work = Work::Copy(CopyWork { dst, src, bytes: request.bytes });
-        let Some(point) = self.enqueue(key, Label::of(call), OpKind::Work(work), &[])? else {
+        let work = DeviceWork::Copy(CopyWork { dst, src, bytes: request.bytes });
+        let Some(point) = self.enqueue(key, Label::of(call), StreamOpKind::Work(work), &[])? else {
             return Ok((None, HostWait::Nothing));
         };
         let wait = match (from, to) {
-            // Host to host is synchronous, and so is what ends in pageable memory.
-            (_, Place::Pageable) | (Place::Pageable | Place::Pinned, Place::Pinned) => {
+            // Copies from host to host, and all copies to pageable memory, are synchronous.
+            (_, MemoryKind::Pageable)
+            | (MemoryKind::Pageable | MemoryKind::Pinned, MemoryKind::Pinned) => {
                 HostWait::Done(point)
             }
-            (Place::Pageable, Place::Device) if synchronous => HostWait::Before(point),
-            (Place::Pinned, Place::Device) | (Place::Device, Place::Pinned) if synchronous => {
+            (MemoryKind::Pageable, MemoryKind::Device) if synchronous => HostWait::Before(point),
+            (MemoryKind::Pinned, MemoryKind::Device) | (MemoryKind::Device, MemoryKind::Pinned)
+                if synchronous =>
+            {
                 HostWait::Done(point)
             }
             _ => HostWait::Nothing,
@@ -91,7 +97,7 @@ impl State {
         device: usize,
         end: CopyEnd,
         bytes: usize,
-    ) -> Result<(End, Place)> {
+    ) -> Result<(QueuedCopyEnd, MemoryKind)> {
         let refuse = |why: String| Err(error(call, CudaCode::INVALID_VALUE, device, &why));
         let address = match end {
             CopyEnd::Host(ptr) => {
@@ -104,7 +110,7 @@ impl State {
             CopyEnd::Device { device: owner, ptr } if ptr.addr() >= DEVICE_SPACE => {
                 return match self.owner(ptr.addr(), bytes) {
                     Some(real) if real == owner => {
-                        Ok((End::Device(owner, ptr.addr()), Place::Device))
+                        Ok((QueuedCopyEnd::Device(owner, ptr.addr()), MemoryKind::Device))
                     }
                     Some(real) => refuse(format!("{ptr:?} is of cuda:{real}, not cuda:{owner}")),
                     None => refuse(format!("{bytes} bytes at {ptr:?} are not all allocated")),
@@ -113,9 +119,9 @@ impl State {
             CopyEnd::Device { ptr, .. } => ptr.addr() as usize,
         };
         match self.memory.host_range(address, bytes) {
-            HostOverlap::Inside => Ok((End::Host(address), Place::Pinned)),
+            HostOverlap::Inside => Ok((QueuedCopyEnd::Host(address), MemoryKind::Pinned)),
             HostOverlap::None if matches!(end, CopyEnd::Host(_)) => {
-                Ok((End::Host(address), Place::Pageable))
+                Ok((QueuedCopyEnd::Host(address), MemoryKind::Pageable))
             }
             HostOverlap::None => refuse(format!("{address:#x} is not device memory")),
             HostOverlap::Partly => {
@@ -150,12 +156,12 @@ impl State {
         if !known {
             return refuse(format!("{count} elements at {dst:?} are not all allocated"));
         }
-        // A captured one is not looked at so closely.
+        // The driver does not check access for a captured memset.
         let captured = self.streams.get(&key).is_some_and(|s| s.capture.is_some());
         if !captured && !self.may_set(device, dst.addr()) {
             return refuse(format!("cuda:{device} has no access to {dst:?}"));
         }
-        let work = Work::Memset(MemsetWork { dst: dst.addr(), value, count });
-        self.enqueue(key, Label::of(call), OpKind::Work(work), &[])
+        let work = DeviceWork::Memset(MemsetWork { dst: dst.addr(), value, count });
+        self.enqueue(key, Label::of(call), StreamOpKind::Work(work), &[])
     }
 }

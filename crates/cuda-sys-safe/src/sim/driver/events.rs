@@ -1,25 +1,25 @@
 //! Events: points of streams that can be recorded again.
 
 use crate::sim::CallKind;
-use crate::sim::state::streams::{Event, OpKind};
+use crate::sim::state::streams::{EventState, StreamOpKind};
 use crate::sim::state::work::{Label, Point};
-use crate::sim::state::{State, error};
+use crate::sim::state::{SimState, error};
 use crate::*;
 
-impl State {
+impl SimState {
     pub(super) fn event_create(&mut self, device: usize, flags: EventFlags) -> Result<EventHandle> {
         if flags.interprocess && flags.timing {
             let why = "an interprocess event keeps no times";
             return Err(error(CallKind::EventCreate, CudaCode::INVALID_VALUE, device, why));
         }
         let id = self.fresh();
-        let event = Event { device, flags, latest: None, time: None, captured: None };
+        let event = EventState { device, flags, latest: None, time: None, captured: None };
         self.events.insert(id, event);
-        // SAFETY: just made.
+        // SAFETY: this driver has just created the object.
         Ok(unsafe { EventHandle::from_raw(device, id) })
     }
 
-    fn event(&self, call: CallKind, handle: EventHandle) -> Result<&Event> {
+    fn event(&self, call: CallKind, handle: EventHandle) -> Result<&EventState> {
         match self.events.get(&handle.raw()) {
             Some(event) if event.device == handle.device() => Ok(event),
             _ => Err(error(call, CudaCode::INVALID_HANDLE, handle.device(), "no such event")),
@@ -56,7 +56,7 @@ impl State {
             }
             return Ok(None);
         }
-        let point = self.enqueue(key, Label::of(call), OpKind::Record(handle.raw()), &[])?;
+        let point = self.enqueue(key, Label::of(call), StreamOpKind::Record(handle.raw()), &[])?;
         if let Some(event) = self.events.get_mut(&handle.raw()) {
             (event.latest, event.time, event.captured) = (point, None, None);
         }
@@ -74,7 +74,7 @@ impl State {
         let event = self.event(call, handle)?;
         let (latest, interprocess) = (event.latest, event.flags.interprocess);
         let captured = event.captured.clone();
-        // Refused whether or not there is something to wait for.
+        // Captures are checked even if the event has no pending work.
         self.check_captures(key, call)?;
         let capturing = self.capture_frontier(key).is_some();
         if let Some((capture, frontier)) = captured {
@@ -90,7 +90,7 @@ impl State {
             return Err(error(call, code, stream.device(), why));
         }
         let Some(point) = latest.filter(|&point| !self.reached(point)) else { return Ok(None) };
-        self.enqueue(key, Label::of(call), OpKind::Wait, &[point])
+        self.enqueue(key, Label::of(call), StreamOpKind::Wait, &[point])
     }
 
     /// Returns the point of an event, for a query or a wait; `None` if the event was never

@@ -30,6 +30,6 @@ impl SimDriver {
                 },
             );
         }
-        self.settle(state);
+        self.unlock(state);
     }
 }

@@ -3,21 +3,21 @@
 use std::sync::Arc;
 
 use crate::sim::CallKind;
-use crate::sim::state::graph::GraphExec;
-use crate::sim::state::streams::OpKind;
+use crate::sim::state::graph::GraphExecState;
+use crate::sim::state::streams::StreamOpKind;
 use crate::sim::state::work::{Label, Point};
-use crate::sim::state::{State, error};
+use crate::sim::state::{SimState, error};
 use crate::*;
 
-impl State {
+impl SimState {
     pub(super) fn graph_instantiate(&mut self, handle: GraphHandle) -> Result<GraphExecHandle> {
         let call = CallKind::GraphInstantiate;
         let Some((device, graph)) = self.graphs.get(&handle.raw()).cloned() else {
             return Err(error(call, CudaCode::INVALID_VALUE, handle.device(), "no such graph"));
         };
         let id = self.fresh();
-        self.graph_execs.insert(id, GraphExec { device, graph, latest: None });
-        // SAFETY: just made.
+        self.graph_execs.insert(id, GraphExecState { device, graph, latest: None });
+        // SAFETY: this driver has just created the object.
         Ok(unsafe { GraphExecHandle::from_raw(device, id) })
     }
 
@@ -36,10 +36,10 @@ impl State {
         let mut after = self.latest_of(comms());
         after.extend(latest);
         let point =
-            self.enqueue(key, Label::of(call), OpKind::Graph(Arc::clone(&graph)), &after)?;
+            self.enqueue(key, Label::of(call), StreamOpKind::Graph(Arc::clone(&graph)), &after)?;
         if let Some(point) = point {
             self.note_latest(comms(), point);
-            crate::nccl::sim::bump();
+            crate::nccl::sim::notify_change();
         }
         if let Some(exec) = self.graph_execs.get_mut(&handle.raw())
             && point.is_some()
@@ -87,7 +87,8 @@ mod tests {
             let stream = owned::Stream::new(&driver, 0, flags).unwrap();
             let memory = driver.mem_alloc(0, 4).unwrap();
             let handle = stream.handle();
-            // SAFETY: live memory of four bytes, a live stream, and the graph of its capture.
+            // SAFETY: the memory is live and has four bytes, the stream is live, and the graph
+            // comes from its capture.
             unsafe {
                 driver.begin_capture(handle, CaptureMode::Relaxed).unwrap();
                 for _ in 0..nodes {

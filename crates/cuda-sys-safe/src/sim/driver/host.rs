@@ -3,12 +3,12 @@
 use std::ptr::{NonNull, with_exposed_provenance_mut};
 
 use crate::sim::CallKind;
-use crate::sim::backing::Mapping;
+use crate::sim::backing::HostMapping;
 use crate::sim::state::memory::{HostOverlap, HostRange};
-use crate::sim::state::{State, error};
+use crate::sim::state::{SimState, error};
 use crate::*;
 
-impl State {
+impl SimState {
     pub(super) fn host_alloc(&mut self, device: usize, bytes: usize) -> Result<NonNull<u8>> {
         let call = CallKind::HostAlloc;
         if bytes == 0 {
@@ -17,7 +17,7 @@ impl State {
         let full = || error(call, CudaCode::OUT_OF_MEMORY, device, "");
         let mapping = isize::try_from(bytes)
             .ok()
-            .and_then(|_| Mapping::anonymous(bytes).ok())
+            .and_then(|_| HostMapping::anonymous(bytes).ok())
             .ok_or_else(full)?;
         let ptr = NonNull::new(with_exposed_provenance_mut(mapping.base)).ok_or_else(full)?;
         self.memory.host.insert(mapping.base, HostRange { bytes, owned: Some(mapping) });
@@ -44,7 +44,7 @@ impl State {
     pub(super) fn host_release(&mut self, ptr: NonNull<u8>) {
         let base = ptr.as_ptr().expose_provenance();
         if let Some(mapping) = self.memory.host.remove(&base).and_then(|range| range.owned) {
-            mapping.hide(0, mapping.bytes);
+            mapping.make_inaccessible(0, mapping.bytes);
             self.memory.freed_host.insert(base, mapping);
         }
     }

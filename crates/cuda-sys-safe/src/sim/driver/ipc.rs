@@ -2,8 +2,8 @@
 //! the same process with the real driver's error, in another process with `NOT_SUPPORTED`.
 
 use crate::sim::CallKind;
-use crate::sim::state::memory::{Kind, Region};
-use crate::sim::state::{State, error};
+use crate::sim::state::memory::{Region, RegionKind};
+use crate::sim::state::{SimState, error};
 use crate::*;
 
 fn bytes(device: usize, value: u64) -> [u8; 64] {
@@ -14,14 +14,15 @@ fn bytes(device: usize, value: u64) -> [u8; 64] {
     bytes
 }
 
-impl State {
+impl SimState {
     pub(super) fn ipc_mem_handle(&self, device: usize, ptr: DevicePtr) -> Result<IpcMemHandle> {
         match self.memory.region(ptr.addr(), 1) {
-            Some(Region { kind: Kind::Alloc { freeing: false }, device: owner, base, .. })
-                if *owner == device =>
-            {
-                Ok(IpcMemHandle(bytes(device, *base)))
-            }
+            Some(Region {
+                kind: RegionKind::Alloc { freeing: false },
+                device: owner,
+                base,
+                ..
+            }) if *owner == device => Ok(IpcMemHandle(bytes(device, *base))),
             _ => {
                 let why = format!("{ptr:?} is not in a cuMemAlloc allocation");
                 Err(error(CallKind::IpcMemHandle, CudaCode::INVALID_VALUE, device, &why))

@@ -3,9 +3,9 @@
 use super::session::SimDriver;
 use crate::sim::CallKind;
 use crate::sim::state::launch::OwnedLaunch;
-use crate::sim::state::streams::OpKind;
-use crate::sim::state::work::{Label, Point, Work};
-use crate::sim::state::{State, error};
+use crate::sim::state::streams::StreamOpKind;
+use crate::sim::state::work::{DeviceWork, Label, Point};
+use crate::sim::state::{SimState, error};
 use crate::*;
 
 /// Largest size of a kernel's parameters, in bytes.
@@ -25,18 +25,19 @@ impl SimDriver {
         let checked = state.check_captures(key, call);
         checked
             .and_then(|()| state.check_launch(device, launch))
-            .inspect_err(|_| state.spoil_capture_of(stream))?;
-        self.settle(state);
+            .inspect_err(|_| state.invalidate_stream_capture(stream))?;
+        self.unlock(state);
         enqueue(stream).map_err(|e| e.at(launch.location))?;
-        // Not in there: whoever enqueues holds the communicator, which others may have to abort.
+        // Run and wait here, not in `enqueue`: `enqueue` holds the communicator's lock, and another
+        // thread may have to abort the communicator.
         let state = self.lock();
         let captured = state.streams.get(&key).is_some_and(|s| s.capture.is_some());
         let point = (!captured).then(|| state.tail(key));
-        self.enqueued(state, call, device, point)
+        self.finish_enqueue(state, call, device, point)
     }
 }
 
-impl State {
+impl SimState {
     pub(super) fn launch(
         &mut self,
         stream: StreamHandle,
@@ -47,8 +48,8 @@ impl State {
         self.check_captures(key, call)?;
         self.check_launch(stream.device(), launch)?;
         let label = Label { call, op: launch.op, location: Some(launch.location) };
-        let work = Work::Kernel(OwnedLaunch::new(launch).into());
-        self.enqueue(key, label, OpKind::Work(work), &[])
+        let work = DeviceWork::Kernel(OwnedLaunch::new(launch).into());
+        self.enqueue(key, label, StreamOpKind::Work(work), &[])
     }
 
     fn check_launch(&self, device: usize, launch: &Launch<'_>) -> Result<()> {

@@ -1,11 +1,11 @@
 //! Device memory: allocation, freeing, and queries of addresses.
 
 use crate::sim::CallKind;
-use crate::sim::state::memory::{ALLOCATION_UNIT, HostOverlap, Kind, Region, rounded};
-use crate::sim::state::{State, error};
+use crate::sim::state::memory::{ALLOCATION_UNIT, HostOverlap, Region, RegionKind, rounded};
+use crate::sim::state::{SimState, error};
 use crate::*;
 
-impl State {
+impl SimState {
     pub(super) fn mem_alloc(&mut self, device: usize, bytes: usize) -> Result<DevicePtr> {
         let call = CallKind::MemAlloc;
         if bytes == 0 {
@@ -19,8 +19,8 @@ impl State {
             self.devices[device].used -= charged;
             return Err(full());
         };
-        self.memory.insert(device, base, bytes, Kind::Alloc { freeing: false });
-        // SAFETY: just allocated.
+        self.memory.insert(device, base, bytes, RegionKind::Alloc { freeing: false });
+        // SAFETY: this driver has just allocated the memory.
         Ok(unsafe { DevicePtr::from_raw(base) })
     }
 
@@ -28,8 +28,10 @@ impl State {
     /// which `cuMemFree` waits; `None` for memory of a pool, which is freed without waiting.
     pub(super) fn check_free(&self, device: usize, ptr: DevicePtr) -> Result<Option<usize>> {
         match self.memory.regions.get(&ptr.addr()) {
-            Some(Region { kind: Kind::Alloc { freeing: false }, device, .. }) => Ok(Some(*device)),
-            Some(Region { kind: Kind::Pool { freeing: false, .. }, .. }) => Ok(None),
+            Some(Region { kind: RegionKind::Alloc { freeing: false }, device, .. }) => {
+                Ok(Some(*device))
+            }
+            Some(Region { kind: RegionKind::Pool { freeing: false, .. }, .. }) => Ok(None),
             _ => {
                 let why = format!("{ptr:?} is not the start of a live allocation");
                 Err(error(CallKind::MemFree, CudaCode::INVALID_VALUE, device, &why))
@@ -59,7 +61,7 @@ impl State {
                 location: None,
             },
         );
-        self.surface(CallKind::MemFree, region.device)
+        self.report_loss(CallKind::MemFree, region.device)
     }
 
     /// Returns `true` if a memset of the device may write to the memory. Unlike a copy, a memset
@@ -67,11 +69,11 @@ impl State {
     pub(super) fn may_set(&self, device: usize, address: u64) -> bool {
         let Some(region) = self.memory.region(address, 1) else { return true };
         match region.kind {
-            Kind::Alloc { .. } => {
+            RegionKind::Alloc { .. } => {
                 region.device == device || self.devices[device].peers.contains(&region.device)
             }
-            Kind::Pool { pool, .. } => self.pool_allows(pool, device, true),
-            Kind::Reservation(_) => true,
+            RegionKind::Pool { pool, .. } => self.pool_allows(pool, device, true),
+            RegionKind::Reservation(_) => true,
         }
     }
 

@@ -27,7 +27,7 @@ use self::copies::HostWait;
 use self::session::{Guard, SimDriver};
 use super::CallKind;
 use super::state::error;
-use super::state::streams::{OpKind, PRIORITIES};
+use super::state::streams::{PRIORITIES, StreamOpKind};
 use super::state::work::{Label, Point};
 use crate::*;
 
@@ -49,7 +49,7 @@ macro_rules! release {
     ($self:ident, $call:ident, $device:expr, $state:ident => $body:expr) => {{
         let device = $device;
         let released = || forward!($self, $call, device, $state => $body);
-        released().or_else(|error| $self.settled(device).then_some(()).ok_or(error))
+        released().or_else(|error| $self.is_lost(device).then_some(()).ok_or(error))
     }};
 }
 
@@ -59,13 +59,13 @@ macro_rules! enqueue {
         let stream: StreamHandle = $stream;
         let mut $state = $self.enter(CallKind::$call, stream.device())?;
         let accepted: Result<Option<Point>> = $body;
-        let point = accepted.inspect_err(|_| $state.spoil_capture_of(stream))?;
-        $self.enqueued($state, CallKind::$call, stream.device(), point)
+        let point = accepted.inspect_err(|_| $state.invalidate_stream_capture(stream))?;
+        $self.finish_enqueue($state, CallKind::$call, stream.device(), point)
     }};
 }
 
-// SAFETY: memory comes from the system, zeroed, and each range of addresses is given out once;
-// waits run what they wait for.
+// SAFETY: memory comes from the system, zeroed, and each range of addresses is given out once. A
+// wait runs all work that it waits for.
 unsafe impl Driver for SimDriver {
     fn name(&self) -> &'static str {
         "sim"
@@ -101,7 +101,7 @@ unsafe impl Driver for SimDriver {
         let mut s = self.enter(call, device)?;
         s.refuse_while_capturing(call, device)?;
         let tails = s.device_tails(device);
-        self.wait(s, &tails).surface(call, device)
+        self.wait(s, &tails).report_loss(call, device)
     }
 
     fn mem_info(&self, device: usize) -> Result<MemInfo> {
@@ -161,8 +161,9 @@ unsafe impl Driver for SimDriver {
 
     fn pointer_kind(&self, address: u64) -> Result<PointerKind> {
         let state = self.lock();
-        // Asked through a device that can answer, as the real driver is.
-        if state.devices.iter().all(|d| d.surfaced)
+        // The real driver asks through any device that is not lost. This call fails only if all are
+        // lost.
+        if state.devices.iter().all(|d| d.loss_reported)
             && let Some((device, last)) = state.devices.iter().enumerate().next_back()
             && let Some(cause) = last.lost.clone()
         {
@@ -174,19 +175,19 @@ unsafe impl Driver for SimDriver {
     unsafe fn memcpy_async(&self, copy: &Copy, stream: StreamHandle) -> Result<()> {
         let (call, device) = (CallKind::MemcpyAsync, stream.device());
         let mut s = self.enter(call, device)?;
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller guarantees that a host source is readable.
         let accepted = unsafe { s.memcpy(call, copy, stream, false) };
-        let (point, wait) = accepted.inspect_err(|_| s.spoil_capture_of(stream))?;
-        self.copied(s, call, device, point, wait)
+        let (point, wait) = accepted.inspect_err(|_| s.invalidate_stream_capture(stream))?;
+        self.finish_copy(s, call, device, point, wait)
     }
 
     unsafe fn memcpy(&self, device: usize, copy: &Copy) -> Result<()> {
         let call = CallKind::Memcpy;
         let mut s = self.enter(call, device)?;
         let (point, wait) =
-            // SAFETY: the caller's promise is the same.
+            // SAFETY: the caller guarantees that a host source is readable.
             unsafe { s.memcpy(call, copy, StreamHandle::default_of(device), true) }?;
-        self.copied(s, call, device, point, wait)
+        self.finish_copy(s, call, device, point, wait)
     }
 
     unsafe fn memset_async(
@@ -196,11 +197,12 @@ unsafe impl Driver for SimDriver {
         count: usize,
         stream: StreamHandle,
     ) -> Result<()> {
-        // Unlike other work that is refused, a memset with bad arguments spoils no capture.
+        // A memset with invalid arguments does not invalidate the capture, unlike other refused
+        // work.
         let (call, device) = (CallKind::MemsetAsync, stream.device());
         let mut s = self.enter(call, device)?;
         let point = s.memset(dst, value, count, stream)?;
-        self.enqueued(s, call, device, point)
+        self.finish_enqueue(s, call, device, point)
     }
 
     fn stream_priority_range(&self, device: usize) -> Result<(i32, i32)> {
@@ -222,7 +224,7 @@ unsafe impl Driver for SimDriver {
         s.refuse_in_capture(call, key)?;
         let tail = s.tail(key);
         let (mut s, done) = self.query(s, tail);
-        s.surface(call, device)?;
+        s.report_loss(call, device)?;
         Ok(done)
     }
 
@@ -232,13 +234,13 @@ unsafe impl Driver for SimDriver {
         let key = s.stream_key(call, stream)?;
         s.refuse_in_capture(call, key)?;
         let tail = s.tail(key);
-        self.wait(s, &[tail]).surface(call, device)
+        self.wait(s, &[tail]).report_loss(call, device)
     }
 
     unsafe fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
         let (call, device) = (CallKind::StreamWaitEvent, stream.device());
         let mut s = self.enter(call, device)?;
-        s.surface(call, event.device())?;
+        s.report_loss(call, event.device())?;
         s.stream_wait_event(stream, event)?;
         self.after_enqueue(s);
         Ok(())
@@ -252,7 +254,7 @@ unsafe impl Driver for SimDriver {
     ) -> Result<()> {
         let call = CallKind::StreamWaitValue;
         let mut s = self.enter(call, stream.device())?;
-        s.stream_value(call, stream, word, |word| OpKind::WaitValue(word, value))?;
+        s.stream_value(call, stream, word, |word| StreamOpKind::WaitValue(word, value))?;
         self.after_enqueue(s);
         Ok(())
     }
@@ -265,7 +267,7 @@ unsafe impl Driver for SimDriver {
     ) -> Result<()> {
         let call = CallKind::StreamWriteValue;
         let mut s = self.enter(call, stream.device())?;
-        s.stream_value(call, stream, word, |word| OpKind::WriteValue(word, value))?;
+        s.stream_value(call, stream, word, |word| StreamOpKind::WriteValue(word, value))?;
         self.after_enqueue(s);
         self.write_values_in_time();
         Ok(())
@@ -287,8 +289,8 @@ unsafe impl Driver for SimDriver {
         let call = CallKind::LaunchHostFunc;
         let mut s = self.enter(call, stream.device())?;
         let key = s.stream_key(call, stream)?;
-        if let Err(error) = s.enqueue(key, Label::of(call), OpKind::Host(f), &[]) {
-            self.settle(s);
+        if let Err(error) = s.enqueue(key, Label::of(call), StreamOpKind::Host(f), &[]) {
+            self.unlock(s);
             return Err(error);
         }
         self.after_enqueue(s);
@@ -315,7 +317,7 @@ unsafe impl Driver for SimDriver {
         let mut s = self.enter(call, device)?;
         let Some(point) = s.event_point(call, event)? else { return Ok(true) };
         let (mut s, done) = self.query(s, point);
-        s.surface(call, device)?;
+        s.report_loss(call, device)?;
         Ok(done)
     }
 
@@ -323,7 +325,7 @@ unsafe impl Driver for SimDriver {
         let (call, device) = (CallKind::EventSynchronize, event.device());
         let mut s = self.enter(call, device)?;
         let point = s.event_point(call, event)?;
-        self.wait(s, point.as_slice()).surface(call, device)
+        self.wait(s, point.as_slice()).report_loss(call, device)
     }
 
     unsafe fn event_elapsed(&self, start: EventHandle, end: EventHandle) -> Result<f32> {
@@ -533,12 +535,12 @@ unsafe impl Driver for SimDriver {
 
 impl SimDriver {
     /// Returns `true` if a device is known to be lost, so that releases have nothing to do.
-    fn settled(&self, device: usize) -> bool {
-        self.lock().devices.get(device).is_some_and(|device| device.surfaced)
+    fn is_lost(&self, device: usize) -> bool {
+        self.lock().devices.get(device).is_some_and(|device| device.loss_reported)
     }
 
     /// Ends a copy: waits for the work for which the host must wait.
-    fn copied(
+    fn finish_copy(
         &self,
         state: Guard<'_>,
         call: CallKind,
@@ -547,12 +549,12 @@ impl SimDriver {
         wait: HostWait,
     ) -> Result<()> {
         let targets = match wait {
-            HostWait::Nothing => return self.enqueued(state, call, device, point),
+            HostWait::Nothing => return self.finish_enqueue(state, call, device, point),
             HostWait::Done(point) => vec![point],
             HostWait::Before(point) => state.before(point),
         };
         let mut state = self.wait(state, &targets);
-        state.surface(call, device)?;
-        self.enqueued(state, call, device, point)
+        state.report_loss(call, device)?;
+        self.finish_enqueue(state, call, device, point)
     }
 }

@@ -4,14 +4,14 @@ use std::ffi::CStr;
 use std::sync::Arc;
 
 use crate::sim::CallKind;
-use crate::sim::state::modules::{Entry, Function, Image, Module};
-use crate::sim::state::{State, error};
+use crate::sim::state::modules::{FunctionState, Image, ModuleState, PtxEntry};
+use crate::sim::state::{SimState, error};
 use crate::*;
 
 /// The newest PTX ISA that the simulated driver understands.
 const NEWEST_PTX: (u32, u32) = (8, 7);
 
-impl State {
+impl SimState {
     pub(super) fn module_load(&mut self, device: usize, image: &[u8]) -> Result<ModuleHandle> {
         let image = if image.starts_with(b"\x7fELF") {
             Image::Cubin(image.to_vec())
@@ -19,12 +19,12 @@ impl State {
             Image::Ptx(self.read_ptx(device, image)?)
         };
         let id = self.fresh();
-        self.modules.insert(id, Module { device, image });
-        // SAFETY: just made.
+        self.modules.insert(id, ModuleState { device, image });
+        // SAFETY: this driver has just created the object.
         Ok(unsafe { ModuleHandle::from_raw(device, id) })
     }
 
-    fn read_ptx(&self, device: usize, image: &[u8]) -> Result<Vec<Entry>> {
+    fn read_ptx(&self, device: usize, image: &[u8]) -> Result<Vec<PtxEntry>> {
         let refuse = |code, why: &str| Err(error(CallKind::ModuleLoad, code, device, why));
         let end = image.iter().position(|&b| b == 0).unwrap_or(image.len());
         let Ok(text) = std::str::from_utf8(&image[..end]) else {
@@ -57,7 +57,7 @@ impl State {
         if text.matches('{').count() != text.matches('}').count() {
             return refuse(CudaCode::INVALID_PTX, "its braces do not match");
         }
-        Ok(text.split(".entry").skip(1).filter_map(Entry::read).collect())
+        Ok(text.split(".entry").skip(1).filter_map(PtxEntry::read).collect())
     }
 
     pub(super) fn module_unload(&mut self, module: ModuleHandle) -> Result<()> {
@@ -67,7 +67,7 @@ impl State {
         Ok(())
     }
 
-    fn module(&self, call: CallKind, handle: ModuleHandle) -> Result<&Module> {
+    fn module(&self, call: CallKind, handle: ModuleHandle) -> Result<&ModuleState> {
         match self.modules.get(&handle.raw()) {
             Some(module) if module.device == handle.device() => Ok(module),
             _ => Err(error(call, CudaCode::INVALID_HANDLE, handle.device(), "no such module")),
@@ -98,8 +98,9 @@ impl State {
         };
         let id = self.fresh();
         let max_shared = self.devices[device].properties.shared_memory_per_block as u32;
-        self.functions.insert(id, Function { device, module: handle.raw(), params, max_shared });
-        // SAFETY: just made.
+        self.functions
+            .insert(id, FunctionState { device, module: handle.raw(), params, max_shared });
+        // SAFETY: this driver has just created the object.
         Ok(unsafe { FunctionHandle::from_raw(device, id) })
     }
 
@@ -119,7 +120,7 @@ impl State {
     }
 }
 
-impl Entry {
+impl PtxEntry {
     /// Parses the text after `.entry`: a name, and a list of parameters in parentheses.
     fn read(text: &str) -> Option<Self> {
         let name = text.split(['(', '{']).next()?.trim().to_owned();
@@ -160,7 +161,7 @@ mod tests {
     use super::without_comments;
 
     #[test]
-    fn comments_go() {
+    fn comments_are_removed() {
         assert_eq!(without_comments("a // .entry b(\nc /* d\n */e"), "a  \nc  e");
         assert_eq!(without_comments("a /* open"), "a  ");
     }

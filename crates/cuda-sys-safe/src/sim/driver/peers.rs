@@ -1,10 +1,10 @@
 //! Peer links and peer access.
 
 use crate::sim::CallKind;
-use crate::sim::state::{State, error};
+use crate::sim::state::{SimState, error};
 use crate::*;
 
-impl State {
+impl SimState {
     fn check_peer(&self, peer: usize) -> Result<()> {
         let count = self.devices.len();
         if peer < count { Ok(()) } else { Err(DriverError::InvalidDevice { device: peer, count }) }

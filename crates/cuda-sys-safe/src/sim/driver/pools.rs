@@ -3,24 +3,25 @@
 use std::collections::BTreeMap;
 
 use crate::sim::CallKind;
-use crate::sim::state::memory::{Kind, rounded};
-use crate::sim::state::pools::Pool;
-use crate::sim::state::streams::OpKind;
+use crate::sim::state::memory::{RegionKind, rounded};
+use crate::sim::state::pools::PoolState;
+use crate::sim::state::streams::StreamOpKind;
 use crate::sim::state::work::{Label, Point};
-use crate::sim::state::{State, error};
+use crate::sim::state::{SimState, error};
 use crate::*;
 
-impl State {
+impl SimState {
     pub(super) fn mempool_create(&mut self, device: usize) -> MemPoolHandle {
         let id = self.fresh();
         let access = BTreeMap::new();
-        let pool = Pool { device, threshold: 0, reserved: 0, used: 0, destroyed: false, access };
+        let pool =
+            PoolState { device, threshold: 0, reserved: 0, used: 0, destroyed: false, access };
         self.pools.insert(id, pool);
-        // SAFETY: just made.
+        // SAFETY: this driver has just created the object.
         unsafe { MemPoolHandle::from_raw(device, id) }
     }
 
-    fn pool(&mut self, call: CallKind, handle: MemPoolHandle) -> Result<&mut Pool> {
+    fn pool(&mut self, call: CallKind, handle: MemPoolHandle) -> Result<&mut PoolState> {
         match self.pools.get_mut(&handle.raw()) {
             Some(pool) if !pool.destroyed && pool.device == handle.device() => Ok(pool),
             _ => Err(error(call, CudaCode::INVALID_VALUE, handle.device(), "no such pool")),
@@ -101,10 +102,10 @@ impl State {
         self.charge(call, device, more)?;
         let pool = self.pool(call, handle)?;
         (pool.used, pool.reserved) = (used, pool.reserved + more);
-        let kind = Kind::Pool { pool: handle.raw(), live: false, freeing: false };
+        let kind = RegionKind::Pool { pool: handle.raw(), live: false, freeing: false };
         self.memory.insert(device, base, bytes, kind);
-        let point = self.enqueue(key, Label::of(call), OpKind::PoolAlloc(base), &[])?;
-        // SAFETY: just allocated.
+        let point = self.enqueue(key, Label::of(call), StreamOpKind::PoolAlloc(base), &[])?;
+        // SAFETY: this driver has just allocated the memory.
         Ok((unsafe { DevicePtr::from_raw(base) }, point))
     }
 
@@ -119,7 +120,7 @@ impl State {
         let device = stream.device();
         if self.devices[device].lost.is_some() {
             let region = self.memory.regions.get(&ptr.addr());
-            if region.is_some_and(|r| !matches!(r.kind, Kind::Reservation(_))) {
+            if region.is_some_and(|r| !matches!(r.kind, RegionKind::Reservation(_))) {
                 self.remove_allocation(ptr.addr());
             }
             return Ok(None);
@@ -128,13 +129,13 @@ impl State {
             return Ok(None);
         }
         let region = self.memory.regions.get_mut(&ptr.addr());
-        let Some(Kind::Alloc { freeing } | Kind::Pool { freeing, .. }) =
+        let Some(RegionKind::Alloc { freeing } | RegionKind::Pool { freeing, .. }) =
             region.map(|region| &mut region.kind).filter(|kind| !kind.freeing())
         else {
             let why = format!("{ptr:?} is not the start of a live allocation");
             return Err(error(call, CudaCode::INVALID_VALUE, device, &why));
         };
         *freeing = true;
-        self.enqueue(key, Label::of(call), OpKind::PoolFree(ptr.addr()), &[])
+        self.enqueue(key, Label::of(call), StreamOpKind::PoolFree(ptr.addr()), &[])
     }
 }

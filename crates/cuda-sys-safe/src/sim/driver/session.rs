@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use crate::sim::exec::{Pick, run_host};
 use crate::sim::state::work::{Label, Point};
-use crate::sim::state::{State, error};
+use crate::sim::state::{SimState, error};
 use crate::sim::{CallKind, Schedule, SimConfig};
 use crate::*;
 
 /// A set of simulated CUDA devices. The [module](crate::sim#behaviour) describes their behaviour.
 pub struct SimDriver {
     process: u32,
-    state: Mutex<State>,
+    state: Mutex<SimState>,
     /// Signalled when a host function has ended.
     host_fn_ended: Condvar,
     pub(super) refused: owned::Refused,
@@ -24,7 +24,7 @@ pub struct SimDriver {
     pub(super) number: u64,
 }
 
-pub(super) type Guard<'a> = MutexGuard<'a, State>;
+pub(super) type Guard<'a> = MutexGuard<'a, SimState>;
 
 thread_local! {
     /// Whether this thread is running a host function.
@@ -33,7 +33,7 @@ thread_local! {
 
 /// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum StepResult {
     Ran,
     /// No operation can run.
     Idle,
@@ -56,7 +56,7 @@ impl SimDriver {
     pub(super) fn new(config: SimConfig, me: Weak<Self>) -> Self {
         Self {
             process: std::process::id(),
-            state: Mutex::new(State::new(config)),
+            state: Mutex::new(SimState::new(config)),
             host_fn_ended: Condvar::new(),
             refused: owned::Refused::default(),
             me,
@@ -68,22 +68,22 @@ impl SimDriver {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Releases the lock, then drops the values that must not be dropped under the lock.
-    pub(super) fn settle(&self, mut state: Guard<'_>) {
-        let trash = std::mem::take(&mut state.trash);
+    /// Releases the lock, then drops cancelled host functions, because a drop may call the driver.
+    pub(super) fn unlock(&self, mut state: Guard<'_>) {
+        let cancelled_fns = std::mem::take(&mut state.cancelled_fns);
         drop(state);
-        for f in trash {
+        for f in cancelled_fns {
             run_host(Box::new(move || drop(f)));
         }
     }
 
-    /// Drops these values in the middle of a call, because a caller may wait for such a drop. Locks
-    /// again.
-    fn air<'a>(&'a self, state: Guard<'a>) -> Guard<'a> {
-        if state.trash.is_empty() {
+    /// Drops cancelled host functions during a call, because a caller may wait for the drop.
+    /// Acquires the lock again.
+    fn drop_cancelled<'a>(&'a self, state: Guard<'a>) -> Guard<'a> {
+        if state.cancelled_fns.is_empty() {
             return state;
         }
-        self.settle(state);
+        self.unlock(state);
         self.lock()
     }
 
@@ -96,7 +96,7 @@ impl SimDriver {
             let why = "a host function must not call CUDA";
             return Err(error(call, CudaCode::NOT_PERMITTED, device, why));
         }
-        // To a checker of schedules the rest of the call is one step.
+        // A schedule checker treats the rest of the call as one step.
         warpline_sync::let_others_run();
         let mut state = self.lock();
         *state.calls.entry(call).or_insert(0) += 1;
@@ -111,16 +111,16 @@ impl SimDriver {
                 let cause = DriverError::cuda(call.name(), code, Some(device));
                 if let DriverError::Cuda(cause) = cause.with_detail(|| why.into()) {
                     state.lose(device, *cause);
-                    state.surfaced(device);
+                    state.mark_loss_reported(device);
                 }
             }
-            self.settle(state);
+            self.unlock(state);
             return Err(error(call, code, device, why));
         }
         if call.needs_no_context() {
-            // They cannot fail by earlier work, but are refused once it is known to have failed.
-            if state.devices[device].surfaced {
-                state.surface(call, device)?;
+            // Earlier work cannot fail these calls until another call has reported the failure.
+            if state.devices[device].loss_reported {
+                state.report_loss(call, device)?;
             }
             return Ok(state);
         }
@@ -128,14 +128,14 @@ impl SimDriver {
             for _ in 0..state.random(4) {
                 let (next, step) = self.step(state, Pick::Random);
                 state = next;
-                if step != Step::Ran {
+                if step != StepResult::Ran {
                     break;
                 }
             }
         }
-        let mut state = self.air(state);
+        let mut state = self.drop_cancelled(state);
         if !call.is_release() {
-            state.surface(call, device)?;
+            state.report_loss(call, device)?;
         }
         if call.is_unsafe_in_capture() {
             state.check_unsafe_call(call, device)?;
@@ -145,7 +145,7 @@ impl SimDriver {
     }
 
     /// Ends a call that enqueued work.
-    pub(super) fn enqueued<'a>(
+    pub(super) fn finish_enqueue<'a>(
         &'a self,
         state: Guard<'a>,
         call: CallKind,
@@ -156,7 +156,7 @@ impl SimDriver {
             && state.config.launch_blocking
         {
             let mut state = self.wait(state, &[point]);
-            return state.surface(call, device);
+            return state.report_loss(call, device);
         }
         self.after_enqueue(state);
         Ok(())
@@ -168,32 +168,34 @@ impl SimDriver {
             loop {
                 let (next, step) = self.step(state, Pick::Oldest);
                 state = next;
-                if step != Step::Ran {
+                if step != StepResult::Ran {
                     break;
                 }
             }
         }
-        self.settle(state);
+        self.unlock(state);
     }
 
     /// Makes the host wait until all points are reached.
     pub(super) fn wait<'a>(&'a self, mut state: Guard<'a>, points: &[Point]) -> Guard<'a> {
         state.host_waits += 1;
-        let mut patience = Patience::new(state.config.collective_timeout);
+        let mut stall_timer = StallTimer::new(state.config.collective_timeout);
         while let Some(&unmet) = points.iter().find(|&&p| !state.reached(p)) {
             let (next, step) = self.step(state, Pick::Needed(unmet));
             state = match step {
-                Step::Ran => {
-                    patience.renew();
+                StepResult::Ran => {
+                    stall_timer.restart();
                     next
                 }
-                Step::Busy => self.host_fn_ended.wait(next).unwrap_or_else(PoisonError::into_inner),
-                // Waits name earlier operations only, so something can always run, or other ranks or
-                // processes have to.
-                Step::Idle if next.waits_for_value(unmet) => self.wait_for_value(next),
-                Step::Idle => match self.wait_for_ranks(next, unmet, &mut patience) {
+                StepResult::Busy => {
+                    self.host_fn_ended.wait(next).unwrap_or_else(PoisonError::into_inner)
+                }
+                // Waits name only earlier operations. If no operation can run, another rank or
+                // process must continue first.
+                StepResult::Idle if next.waits_for_value(unmet) => self.wait_for_value(next),
+                StepResult::Idle => match self.wait_for_ranks(next, unmet, &mut stall_timer) {
                     (next, true) => next,
-                    (next, false) => return self.air(next),
+                    (next, false) => return self.drop_cancelled(next),
                 },
             };
         }
@@ -201,7 +203,7 @@ impl SimDriver {
             state.host_clock = state.host_clock.max(state.ended_at(point));
         }
         state.pools_at_synchronisation();
-        self.air(state)
+        self.drop_cancelled(state)
     }
 
     /// Returns `true` if a point is reached. If it is not, runs one operation toward the point
@@ -211,26 +213,26 @@ impl SimDriver {
             return (state, true);
         }
         let (mut state, step) = self.step(state, Pick::Toward(point));
-        if step == Step::Idle {
-            state = self.ask_ranks(state, point);
+        if step == StepResult::Idle {
+            state = self.drive_ranks(state, point);
         }
         let reached = state.reached(point);
-        (self.air(state), reached)
+        (self.drop_cancelled(state), reached)
     }
 
     /// Runs one operation. A host function runs outside the lock, and no other operation runs
     /// meanwhile.
-    pub(super) fn step<'a>(&'a self, mut state: Guard<'a>, pick: Pick) -> (Guard<'a>, Step) {
+    pub(super) fn step<'a>(&'a self, mut state: Guard<'a>, pick: Pick) -> (Guard<'a>, StepResult) {
         if state.host_fn_running {
-            return (state, Step::Busy);
+            return (state, StepResult::Busy);
         }
-        let Some(key) = state.pick(pick) else { return (state, Step::Idle) };
-        let Some(f) = state.run_next(key) else { return (state, Step::Ran) };
+        let Some(key) = state.pick(pick) else { return (state, StepResult::Idle) };
+        let Some(f) = state.run_next(key) else { return (state, StepResult::Ran) };
         let begin = state.streams.get(&key).map_or(0.0, |s| s.clock);
         state.host_fn_running = true;
         drop(state);
         let _ = IN_HOST_FN.try_with(|inside| inside.set(true));
-        // The driver never sees a panic: it goes no further, as with the real one.
+        // `run_host` catches a panic, as the real driver's callback does.
         run_host(f);
         let _ = IN_HOST_FN.try_with(|inside| inside.set(false));
         let mut state = self.lock();
@@ -238,8 +240,8 @@ impl SimDriver {
         let label = Label { op: "host function", ..Label::of(CallKind::LaunchHostFunc) };
         state.ended(key, label, begin, Ok(3.0));
         self.host_fn_ended.notify_all();
-        nccl::sim::bump();
-        (state, Step::Ran)
+        nccl::sim::notify_change();
+        (state, StepResult::Ran)
     }
 
     /// Runs one operation, chosen by the schedule. Returns `false` if no operation can run.
@@ -250,8 +252,8 @@ impl SimDriver {
             _ => Pick::Oldest,
         };
         let (state, step) = self.step(state, pick);
-        self.settle(state);
-        step == Step::Ran
+        self.unlock(state);
+        step == StepResult::Ran
     }
 
     /// Runs all operations that can run.
@@ -267,21 +269,21 @@ impl fmt::Debug for SimDriver {
 }
 
 /// Limit on the time of a wait without progress.
-pub(super) struct Patience {
+pub(super) struct StallTimer {
     limit: Duration,
     since: Instant,
 }
 
-impl Patience {
+impl StallTimer {
     pub(super) fn new(limit: Duration) -> Self {
         Self { limit, since: Instant::now() }
     }
 
-    pub(super) fn renew(&mut self) {
+    pub(super) fn restart(&mut self) {
         self.since = Instant::now();
     }
 
-    pub(super) fn left(&self) -> Duration {
+    pub(super) fn remaining(&self) -> Duration {
         self.limit.saturating_sub(self.since.elapsed())
     }
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use crate::sim::CallKind;
 use crate::sim::backing::SharedFile;
-use crate::sim::state::vmm::{Physical, Source, aligned};
-use crate::sim::state::{State, error};
+use crate::sim::state::vmm::{PhysicalBacking, PhysicalState, aligned};
+use crate::sim::state::{SimState, error};
 use crate::*;
 
-impl State {
+impl SimState {
     pub(super) fn mem_create_shareable(
         &mut self,
         device: usize,
@@ -23,8 +23,8 @@ impl State {
         self.charge(call, device, bytes)?;
         match SharedFile::create(bytes) {
             Ok(file) => {
-                let source = Source::Shared { file: Arc::new(file), imported: false };
-                Ok(self.add_physical(Physical::new(device, bytes, source)))
+                let source = PhysicalBacking::Shared { file: Arc::new(file), imported: false };
+                Ok(self.add_physical(PhysicalState::new(device, bytes, source)))
             }
             Err(why) => {
                 self.devices[device].used -= bytes;
@@ -38,11 +38,13 @@ impl State {
         let refuse = |why: &str| {
             Err(error(CallKind::MemExport, CudaCode::INVALID_VALUE, memory.device(), why))
         };
-        match self.physical.get(&memory.raw()).map(|physical| &physical.source) {
-            Some(Source::Shared { file, .. }) => {
+        match self.physical.get(&memory.raw()).map(|physical| &physical.backing) {
+            Some(PhysicalBacking::Shared { file, .. }) => {
                 file.export().or_else(|why| refuse(&format!("the host refuses: {why}")))
             }
-            Some(Source::Own(_)) => refuse("the memory was not created for other processes"),
+            Some(PhysicalBacking::Own(_)) => {
+                refuse("the memory was not created for other processes")
+            }
             None => refuse("the physical memory is not live"),
         }
     }
@@ -62,7 +64,7 @@ impl State {
             let why = format!("not {bytes} bytes of memory of a simulated device: {why}");
             error(call, CudaCode::INVALID_VALUE, device, &why)
         })?;
-        let source = Source::Shared { file: Arc::new(file), imported: true };
-        Ok(self.add_physical(Physical::new(device, bytes, source)))
+        let source = PhysicalBacking::Shared { file: Arc::new(file), imported: true };
+        Ok(self.add_physical(PhysicalState::new(device, bytes, source)))
     }
 }

@@ -3,16 +3,16 @@
 use super::session::SimDriver;
 use crate::sim::CallKind;
 use crate::sim::state::hold::Hold;
-use crate::sim::state::streams::{OpKind, Stream};
-use crate::sim::state::work::{Key, Label};
-use crate::sim::state::{State, error};
+use crate::sim::state::streams::{StreamOpKind, StreamState};
+use crate::sim::state::work::{Label, StreamKey};
+use crate::sim::state::{SimState, error};
 use crate::*;
 
-impl State {
+impl SimState {
     /// Returns the stream of a handle.
-    pub(super) fn stream_key(&self, call: CallKind, handle: StreamHandle) -> Result<Key> {
+    pub(super) fn stream_key(&self, call: CallKind, handle: StreamHandle) -> Result<StreamKey> {
         if handle.raw() == 0 {
-            return Ok(Stream::legacy_key(handle.device()));
+            return Ok(StreamState::legacy_key(handle.device()));
         }
         match self.streams.get(&handle.raw()) {
             Some(s) if !s.legacy && !s.destroyed && s.device == handle.device() => Ok(handle.raw()),
@@ -22,8 +22,8 @@ impl State {
 
     pub(super) fn stream_create(&mut self, device: usize, flags: StreamFlags) -> StreamHandle {
         let key = self.fresh();
-        self.streams.insert(key, Stream::new(device, flags));
-        // SAFETY: just made.
+        self.streams.insert(key, StreamState::new(device, flags));
+        // SAFETY: this driver has just created the object.
         unsafe { StreamHandle::from_raw(device, key) }
     }
 
@@ -35,13 +35,14 @@ impl State {
             let why = "the default stream cannot be destroyed";
             return Err(error(call, CudaCode::INVALID_HANDLE, device, why));
         }
-        // The capture of another stream that this one was taken into goes on without it.
-        self.forget_captures(|origin, _| origin == key);
+        // Destroying the origin ends its own capture. A capture that the stream joined continues
+        // without it.
+        self.remove_captures(|origin, _| origin == key);
         if let Some(stream) = self.streams.get_mut(&key) {
-            // It may have work left, but is in no capture any more.
+            // Enqueued work still runs, but leaves the capture.
             (stream.destroyed, stream.capture) = (true, None);
         }
-        self.bury(key);
+        self.remove_if_done(key);
         Ok(())
     }
 }
@@ -58,9 +59,9 @@ impl SimDriver {
         let mut state = self.enter(call, stream.device())?;
         let key = state.stream_key(call, stream)?;
         let hold = Hold::new();
-        let kind = OpKind::Hold(hold.clone());
+        let kind = StreamOpKind::Hold(hold.clone());
         let held = state.enqueue(key, Label::of(call), kind, &[]);
-        self.settle(state);
+        self.unlock(state);
         held.map(|_| hold)
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::session::SimDriver;
-use crate::sim::state::memory::{Kind, Overrun};
+use crate::sim::state::memory::{Overrun, RegionKind};
 use crate::sim::state::violation::FootprintViolation;
 use crate::sim::{CallKind, Schedule};
 
@@ -87,12 +87,12 @@ impl SimDriver {
         for region in state.memory.regions.values() {
             let usage = &mut devices[region.device];
             match &region.kind {
-                Kind::Alloc { .. } => {
+                RegionKind::Alloc { .. } => {
                     usage.allocations += 1;
                     usage.allocated_bytes += region.bytes;
                 }
-                Kind::Pool { .. } => usage.pool_allocations += 1,
-                Kind::Reservation(mappings) => {
+                RegionKind::Pool { .. } => usage.pool_allocations += 1,
+                RegionKind::Reservation(mappings) => {
                     usage.reservations += 1;
                     usage.mappings += mappings.len();
                 }

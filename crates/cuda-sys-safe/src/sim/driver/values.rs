@@ -7,23 +7,23 @@
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use super::session::{Guard, SimDriver, Step};
+use super::session::{Guard, SimDriver, StepResult};
 use crate::sim::CallKind;
 use crate::sim::exec::Pick;
 use crate::sim::state::memory::HostOverlap;
-use crate::sim::state::streams::{Op, OpKind, Stream};
+use crate::sim::state::streams::{StreamOp, StreamOpKind, StreamState};
 use crate::sim::state::word::Word;
 use crate::sim::state::work::{Label, Point};
-use crate::sim::state::{State, error};
+use crate::sim::state::{SimState, error};
 use crate::*;
 
-impl State {
+impl SimState {
     pub(super) fn stream_value(
         &mut self,
         call: CallKind,
         stream: StreamHandle,
         word: NonNull<u32>,
-        kind: impl FnOnce(Word) -> OpKind,
+        kind: impl FnOnce(Word) -> StreamOpKind,
     ) -> Result<()> {
         let key = self.stream_key(call, stream)?;
         let at = word.as_ptr().expose_provenance();
@@ -32,8 +32,9 @@ impl State {
             return Err(error(call, CudaCode::INVALID_VALUE, stream.device(), why));
         }
         self.check_captures(key, call)?;
-        // SAFETY: just checked to be a multiple of 4 in page-locked memory. To unlock it waits for all enqueued work, and the
-        // driver's contract lets only atomics of this size touch the word.
+        // SAFETY: the address was just checked to be a multiple of 4 in page-locked memory.
+        // Unlocking the memory waits for all enqueued work. By the driver's contract, only atomics
+        // of this size access the word.
         let word = unsafe { Word::new(at) };
         self.enqueue(key, Label::of(call), kind(word), &[]).map(drop)
     }
@@ -41,13 +42,14 @@ impl State {
     /// Returns `true` if a wait for a word's value blocks the way to a point.
     pub(super) fn waits_for_value(&self, point: Point) -> bool {
         let next = self.next_toward(point).and_then(|key| self.streams.get(&key)?.queue.front());
-        next.is_some_and(Op::waits_for_value)
+        next.is_some_and(StreamOp::waits_for_value)
     }
 
     /// Returns the end of each stream's first write of a word.
     fn writes(&self) -> Vec<Point> {
-        let first = |(&stream, s): (&u64, &Stream)| {
-            let at = s.queue.iter().position(|op| matches!(op.kind, OpKind::WriteValue(..)))?;
+        let first = |(&stream, s): (&u64, &StreamState)| {
+            let at =
+                s.queue.iter().position(|op| matches!(op.kind, StreamOpKind::WriteValue(..)))?;
             Some(Point { stream, position: s.done + at as u64 + 1 })
         };
         self.streams.iter().filter_map(first).collect()
@@ -55,10 +57,10 @@ impl State {
 }
 
 /// Interval between two reads of a word during a wait.
-const SLICE: Duration = Duration::from_micros(200);
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// Time for which a write is left to the driver's other calls.
-const LEFT: Duration = Duration::from_millis(2);
+/// Time after which the thread runs a write that no driver call has run.
+const GRACE_PERIOD: Duration = Duration::from_millis(2);
 
 impl SimDriver {
     /// Continues a host wait that is blocked by a word: runs work toward writes, or sleeps.
@@ -67,8 +69,8 @@ impl SimDriver {
         if ran {
             return state;
         }
-        self.settle(state);
-        std::thread::sleep(SLICE);
+        self.unlock(state);
+        std::thread::sleep(POLL_INTERVAL);
         self.lock()
     }
 
@@ -78,7 +80,7 @@ impl SimDriver {
         for point in state.writes() {
             let (next, step) = self.step(state, Pick::Toward(point));
             state = next;
-            if step == Step::Ran {
+            if step == StepResult::Ran {
                 return (state, true);
             }
         }
@@ -96,12 +98,12 @@ impl SimDriver {
         let me = self.me.clone();
         let run = move || {
             loop {
-                std::thread::sleep(LEFT);
+                std::thread::sleep(GRACE_PERIOD);
                 let Some(driver) = me.upgrade() else { return };
                 let mut state = driver.lock();
                 loop {
                     let (next, ran) = driver.run_toward_writes(state);
-                    driver.settle(next);
+                    driver.unlock(next);
                     state = driver.lock();
                     if !ran {
                         break;
@@ -115,7 +117,7 @@ impl SimDriver {
         };
         let spawned = std::thread::Builder::new().name("sim-values".into()).spawn(run);
         if spawned.is_err() {
-            self.lock().writes_values = false; // calls of this process have to do
+            self.lock().writes_values = false; // only driver calls run the writes
         }
     }
 }

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use crate::sim::CallKind;
-use crate::sim::backing::{Mapping, MemoryFile};
-use crate::sim::state::memory::{Kind, Region};
-use crate::sim::state::vmm::{GRANULARITY, Mapped, Physical, Source, aligned};
-use crate::sim::state::{State, error};
+use crate::sim::backing::{HostMapping, MemoryFile};
+use crate::sim::state::memory::{Region, RegionKind};
+use crate::sim::state::vmm::{GRANULARITY, MappedRange, PhysicalBacking, PhysicalState, aligned};
+use crate::sim::state::{SimState, error};
 use crate::*;
 
-impl State {
+impl SimState {
     pub(super) fn mem_granularity(&self, device: usize) -> Result<usize> {
         self.has_virtual_memory(CallKind::MemGranularity, device).map(|()| GRANULARITY)
     }
@@ -33,13 +33,13 @@ impl State {
         let full = || error(call, CudaCode::OUT_OF_MEMORY, device, "no address range is left");
         let mapping = isize::try_from(bytes)
             .ok()
-            .and_then(|_| Mapping::inaccessible(bytes).ok())
+            .and_then(|_| HostMapping::inaccessible(bytes).ok())
             .ok_or_else(full)?;
         let base = self.memory.fresh_range(device, bytes, GRANULARITY as u64).ok_or_else(full)?;
-        let kind = Kind::Reservation(BTreeMap::new());
+        let kind = RegionKind::Reservation(BTreeMap::new());
         let region = Region { device, base, bytes, kind, backing: Some(mapping) };
         self.memory.regions.insert(base, region);
-        // SAFETY: just reserved.
+        // SAFETY: this driver has just reserved the addresses.
         Ok(unsafe { DevicePtr::from_raw(base) })
     }
 
@@ -62,7 +62,7 @@ impl State {
         let refuse = |why| Err(error(CallKind::AddressFree, CudaCode::INVALID_VALUE, device, why));
         let region = self.memory.regions.get(&ptr.addr());
         match region.map(|r| (r, &r.kind)) {
-            Some((region, Kind::Reservation(mappings))) if region.bytes == bytes => {
+            Some((region, RegionKind::Reservation(mappings))) if region.bytes == bytes => {
                 if !mappings.is_empty() {
                     return refuse("something is still mapped there");
                 }
@@ -93,13 +93,13 @@ impl State {
                 "the host has no memory file",
             ));
         };
-        Ok(self.add_physical(Physical::new(device, bytes, Source::Own(offset))))
+        Ok(self.add_physical(PhysicalState::new(device, bytes, PhysicalBacking::Own(offset))))
     }
 
-    pub(super) fn add_physical(&mut self, physical: Physical) -> PhysicalHandle {
+    pub(super) fn add_physical(&mut self, physical: PhysicalState) -> PhysicalHandle {
         let (id, device) = (self.fresh(), physical.device);
         self.physical.insert(id, physical);
-        // SAFETY: just made.
+        // SAFETY: this driver has just created the object.
         unsafe { PhysicalHandle::from_raw(device, id) }
     }
 
@@ -121,11 +121,11 @@ impl State {
         if !physical.released || physical.mappings > 0 {
             return;
         }
-        // What another process created counts there.
-        if !matches!(physical.source, Source::Shared { imported: true, .. }) {
+        // Imported memory counts in the process that created it.
+        if !matches!(physical.backing, PhysicalBacking::Shared { imported: true, .. }) {
             self.devices[physical.device].used -= physical.bytes;
         }
-        if let (Source::Own(offset), Some(file)) = (&physical.source, &self.memory.file) {
+        if let (PhysicalBacking::Own(offset), Some(file)) = (&physical.backing, &self.memory.file) {
             file.punch(*offset, physical.bytes);
         }
         self.physical.remove(&id);
@@ -163,8 +163,9 @@ impl State {
         };
         let base = self.memory.region(ptr.addr(), bytes).map(|r| r.base);
         let region = base.and_then(|base| self.memory.regions.get_mut(&base));
-        let Some(Region { base, kind: Kind::Reservation(mappings), backing: Some(host), .. }) =
-            region
+        let Some(Region {
+            base, kind: RegionKind::Reservation(mappings), backing: Some(host), ..
+        }) = region
         else {
             return refuse("the addresses are not reserved");
         };
@@ -173,17 +174,21 @@ impl State {
         if before.is_some_and(|(&start, mapped)| start + mapped.bytes > at) {
             return refuse("something is already mapped there");
         }
-        let placed = match (&physical.source, &self.memory.file) {
-            (Source::Own(offset), Some(file)) => host.place(at, bytes, file, *offset).is_ok(),
-            (Source::Own(_), None) => false,
-            (Source::Shared { file, .. }, _) => host.place(at, bytes, &file.file, 0).is_ok(),
+        let placed = match (&physical.backing, &self.memory.file) {
+            (PhysicalBacking::Own(offset), Some(file)) => {
+                host.map_file(at, bytes, file, *offset).is_ok()
+            }
+            (PhysicalBacking::Own(_), None) => false,
+            (PhysicalBacking::Shared { file, .. }, _) => {
+                host.map_file(at, bytes, &file.file, 0).is_ok()
+            }
         };
         if !placed {
             return Err(error(call, CudaCode::MAP_FAILED, device, "the host cannot map it"));
         }
         physical.mappings += 1;
         let access = BTreeMap::new();
-        mappings.insert(at, Mapped { physical: handle.raw(), bytes, access });
+        mappings.insert(at, MappedRange { physical: handle.raw(), bytes, access });
         Ok(())
     }
 
@@ -191,7 +196,7 @@ impl State {
     /// the range.
     fn whole_mappings(&self, ptr: DevicePtr, bytes: usize) -> Option<(u64, Vec<usize>)> {
         let region = self.memory.region(ptr.addr(), bytes)?;
-        let Kind::Reservation(mappings) = &region.kind else { return None };
+        let RegionKind::Reservation(mappings) = &region.kind else { return None };
         let at = (ptr.addr() - region.base) as usize;
         let end = at + bytes;
         let mut reached = at;
@@ -217,7 +222,8 @@ impl State {
         let Some((base, starts)) = self.whole_mappings(ptr, bytes) else {
             return refuse(CudaCode::INVALID_VALUE, "not exactly a run of whole mappings");
         };
-        let Some(Region { kind: Kind::Reservation(mappings), .. }) = self.memory.regions.get(&base)
+        let Some(Region { kind: RegionKind::Reservation(mappings), .. }) =
+            self.memory.regions.get(&base)
         else {
             return Ok(());
         };
@@ -228,7 +234,7 @@ impl State {
                 return refuse(CudaCode::INVALID_DEVICE, "a device has no link to the memory's");
             }
         }
-        let Some(Region { kind: Kind::Reservation(mappings), .. }) =
+        let Some(Region { kind: RegionKind::Reservation(mappings), .. }) =
             self.memory.regions.get_mut(&base)
         else {
             return Ok(());
@@ -245,7 +251,7 @@ impl State {
     /// `None` if a mapping crosses an end of the range.
     fn mappings_within(&self, ptr: DevicePtr, bytes: usize) -> Option<(u64, Vec<usize>)> {
         let region = self.memory.region(ptr.addr(), bytes).filter(|_| aligned(bytes))?;
-        let Kind::Reservation(mappings) = &region.kind else { return None };
+        let RegionKind::Reservation(mappings) = &region.kind else { return None };
         let at = (ptr.addr() - region.base) as usize;
         let end = at + bytes;
         let before = mappings.range(..at).next_back();
@@ -263,13 +269,14 @@ impl State {
             return Err(error(CallKind::MemUnmap, CudaCode::INVALID_VALUE, device, why));
         };
         for start in starts {
-            let Some(Region { kind: Kind::Reservation(mappings), backing: Some(host), .. }) =
-                self.memory.regions.get_mut(&base)
+            let Some(Region {
+                kind: RegionKind::Reservation(mappings), backing: Some(host), ..
+            }) = self.memory.regions.get_mut(&base)
             else {
                 continue;
             };
             let Some(mapped) = mappings.remove(&start) else { continue };
-            host.hide(start, mapped.bytes);
+            host.make_inaccessible(start, mapped.bytes);
             if let Some(physical) = self.physical.get_mut(&mapped.physical) {
                 physical.mappings -= 1;
             }

@@ -4,29 +4,32 @@ use std::ptr::{copy, with_exposed_provenance, with_exposed_provenance_mut};
 
 use super::{RunError, copy_time, kernel_time};
 use crate::MemsetValue;
-use crate::sim::state::State;
+use crate::sim::state::SimState;
 use crate::sim::state::memory::HostOverlap;
-use crate::sim::state::vmm::User;
-use crate::sim::state::work::{CopyWork, End, MemsetWork};
+use crate::sim::state::vmm::MemoryUser;
+use crate::sim::state::work::{CopyWork, MemsetWork, QueuedCopyEnd};
 
-impl State {
+impl SimState {
     pub(super) fn run_copy(&mut self, work: &CopyWork) -> Result<f64, RunError> {
-        let mut at = |end: &End, write: bool| match end {
-            End::Host(address) => match self.memory.host_range(*address, work.bytes) {
+        let mut at = |end: &QueuedCopyEnd, write: bool| match end {
+            QueuedCopyEnd::Host(address) => match self.memory.host_range(*address, work.bytes) {
                 HostOverlap::Freed => Err(format!("the host memory at {address:#x} was freed")),
                 _ => Ok(*address),
             },
-            End::Staged(bytes) => Ok(bytes.as_ptr().expose_provenance()),
-            End::Device(_, address) => self.locate(*address, work.bytes, User::Copy, write),
+            QueuedCopyEnd::Staged(bytes) => Ok(bytes.as_ptr().expose_provenance()),
+            QueuedCopyEnd::Device(_, address) => {
+                self.locate(*address, work.bytes, MemoryUser::Copy, write)
+            }
         };
         let dst = at(&work.dst, true).map_err(RunError::illegal)?;
         let src = at(&work.src, false).map_err(RunError::illegal)?;
         let mut hosts = [&work.dst, &work.src].into_iter();
-        let registered =
-            hosts.any(|end| matches!(end, End::Host(at) if self.memory.is_registered(*at)));
+        let registered = hosts
+            .any(|end| matches!(end, QueuedCopyEnd::Host(at) if self.memory.is_registered(*at)));
         if registered && dst.abs_diff(src) >= work.bytes {
-            // Another process may have it too, and write to it at any time.
-            // SAFETY: as below, and the ends do not overlap.
+            // Another process may share registered memory and write to it at any time.
+            // SAFETY: device ends lie in live backing memory, host ends are valid until the copy is
+            // done, and the ranges do not overlap.
             unsafe {
                 crate::racy::copy(
                     with_exposed_provenance::<u8>(src),
@@ -36,9 +39,9 @@ impl State {
             }
             return Ok(copy_time(work));
         }
-        // SAFETY: device ends were just checked to lie in live backing memory, and only the
-        // executor touches that; host ends are valid until the copy is done, as its caller
-        // promised. The ends may overlap.
+        // SAFETY: device ends were just checked to lie in live backing memory, which only the
+        // executor accesses. The caller of the copy keeps host ends valid until it is done. The
+        // ends may overlap.
         unsafe {
             copy(
                 with_exposed_provenance::<u8>(src),
@@ -51,9 +54,10 @@ impl State {
 
     pub(super) fn run_memset(&mut self, work: &MemsetWork) -> Result<f64, RunError> {
         let bytes = work.count * work.value.size();
-        let at = self.locate(work.dst, bytes, User::Copy, true).map_err(RunError::illegal)?;
+        let at = self.locate(work.dst, bytes, MemoryUser::Copy, true).map_err(RunError::illegal)?;
         let memory =
-            // SAFETY: just checked to lie in live backing memory, which only the executor touches.
+            // SAFETY: the range was just checked to lie in live backing memory, which only the
+            // executor accesses.
             unsafe { std::slice::from_raw_parts_mut(with_exposed_provenance_mut::<u8>(at), bytes) };
         match work.value {
             MemsetValue::U8(v) => memory.fill(v),

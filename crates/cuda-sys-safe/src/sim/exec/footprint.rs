@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::RunError;
 use super::kernels::NOWHERE;
 use crate::CudaCode;
-use crate::sim::state::State;
+use crate::sim::state::SimState;
 use crate::sim::state::launch::{Operand, OwnedLaunch};
 use crate::sim::state::violation::{FootprintViolation, ViolationKind};
 
@@ -40,7 +40,7 @@ struct Trial {
     bytes: usize,
 }
 
-impl State {
+impl SimState {
     /// Runs a kernel on its operands and on copies, and compares the results.
     pub(super) fn run_checked(
         &mut self,
@@ -51,11 +51,12 @@ impl State {
         let mut trials = POISON.map(|p| spans.iter().map(|s| Trial::new(s, p)).collect::<Vec<_>>());
         for trial in &mut trials {
             let pointers: SmallVec<[*mut u8; 8]> =
-                launch.operands.iter().map(|o| place(o, &spans, trial)).collect();
+                launch.operands.iter().map(|o| trial_pointer(o, &spans, trial)).collect();
             // SAFETY: every operand's hull lies inside its span's copy.
             unsafe { launch.call(&pointers) };
         }
-        // SAFETY: the caller checked that the operands lie in live memory that only we touch.
+        // SAFETY: the caller checked that the operands lie in live memory, which only the executor
+        // accesses.
         unsafe { launch.call(pointers) };
         let found = spans.iter().enumerate().find_map(|(i, span)| {
             span.compare(&trials[0][i], &trials[1][i])
@@ -108,7 +109,7 @@ fn spans(launch: &OwnedLaunch, pointers: &[*mut u8]) -> Vec<Span> {
         .into_iter()
         .map(|(low, high, host)| {
             let bytes = (high - low) as usize;
-            // SAFETY: the operands were located in live memory that only the executor touches.
+            // SAFETY: the operands lie in live memory, which only the executor accesses.
             let before =
                 unsafe { std::slice::from_raw_parts(with_exposed_provenance(host), bytes) };
             Span { low, before: before.to_vec(), flags: vec![0; bytes], host }
@@ -123,7 +124,7 @@ fn spans(launch: &OwnedLaunch, pointers: &[*mut u8]) -> Vec<Span> {
 }
 
 /// Returns an operand's pointer into a trial's copies.
-fn place(operand: &Operand, spans: &[Span], trial: &mut [Trial]) -> *mut u8 {
+fn trial_pointer(operand: &Operand, spans: &[Span], trial: &mut [Trial]) -> *mut u8 {
     let span = spans.iter().rposition(|s| s.low <= operand.low());
     match span {
         Some(span) if operand.bytes() > 0 => {
@@ -154,7 +155,8 @@ impl Span {
                     return;
                 }
                 dim -= 1;
-                // The stride of a single index may be anything: it is added, and taken off again.
+                // A dimension of size 1 may have any stride. Wrapping arithmetic adds it and
+                // subtracts it again.
                 let step = (operand.strides[dim] as i64).wrapping_mul(item);
                 index[dim] += 1;
                 at = at.wrapping_add(step);
@@ -180,7 +182,7 @@ impl Span {
                 return Some((ViolationKind::UndeclaredWrite, (trial.bytes + i) as i64));
             }
         }
-        // SAFETY: as when the span was made.
+        // SAFETY: the span lies in live memory, which only the executor accesses.
         let real = unsafe {
             std::slice::from_raw_parts(with_exposed_provenance::<u8>(self.host), self.flags.len())
         };

@@ -5,12 +5,12 @@ use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use super::{RunError, kernel_time};
 use crate::DevicePtr;
 use crate::nccl::Collective;
-use crate::nccl::sim::{CallDesc, Outcome};
-use crate::sim::state::State;
-use crate::sim::state::vmm::User;
+use crate::nccl::sim::{CallDesc, GroupOutcome};
+use crate::sim::state::SimState;
+use crate::sim::state::vmm::MemoryUser;
 use crate::sim::state::work::Group;
 
-impl State {
+impl SimState {
     /// Begins a group: reads its inputs. Returns `None` if the communicator has ended.
     pub(super) fn begin_group(
         &mut self,
@@ -22,8 +22,8 @@ impl State {
             let input = match CallDesc::memory(call, group.rank, group.ranks).read {
                 Some((ptr, bytes)) => {
                     let at = self.locate_operand(device, call, ptr, bytes, false)?;
-                    // SAFETY: just checked to lie in live backing memory, which only the executor
-                    // touches.
+                    // SAFETY: the range was just checked to lie in live backing memory, which only
+                    // the executor accesses.
                     unsafe { std::slice::from_raw_parts(with_exposed_provenance::<u8>(at), bytes) }
                         .to_vec()
                 }
@@ -31,7 +31,7 @@ impl State {
             };
             given.push((CallDesc::of(call), input));
         }
-        Ok(group.seat.begin(given))
+        Ok(group.participant.begin(given))
     }
 
     /// Ends a group: writes its outputs, and returns the time that the group took. Returns `None`
@@ -42,10 +42,10 @@ impl State {
         group: &Group,
         number: u64,
     ) -> Result<Option<f64>, RunError> {
-        let outputs = match group.seat.end(number) {
-            Outcome::Blocked => return Ok(None),
-            Outcome::Aborted => return Ok(Some(0.0)),
-            Outcome::Done(outputs) => outputs,
+        let outputs = match group.participant.end(number) {
+            GroupOutcome::Blocked => return Ok(None),
+            GroupOutcome::Aborted => return Ok(Some(0.0)),
+            GroupOutcome::Done(outputs) => outputs,
         };
         let mut touched = 0;
         for (call, output) in group.calls.iter().zip(outputs) {
@@ -54,7 +54,8 @@ impl State {
             };
             let at = self.locate_operand(device, call, ptr, bytes, true)?;
             let memory =
-                // SAFETY: just checked to lie in live backing memory, which only the executor touches.
+                // SAFETY: the range was just checked to lie in live backing memory, which only the
+                // executor accesses.
                 unsafe { std::slice::from_raw_parts_mut(with_exposed_provenance_mut::<u8>(at), bytes) };
             let bytes = bytes.min(output.len());
             memory[..bytes].copy_from_slice(&output[..bytes]);
@@ -71,7 +72,7 @@ impl State {
         bytes: usize,
         write: bool,
     ) -> Result<usize, RunError> {
-        self.locate(ptr.addr(), bytes, User::Kernel(device), write)
+        self.locate(ptr.addr(), bytes, MemoryUser::Kernel(device), write)
             .map_err(|why| RunError::illegal(format!("{}: {why}", CallDesc::of(call))))
     }
 }

@@ -4,11 +4,11 @@ use smallvec::SmallVec;
 
 use super::{RunError, kernel_time};
 use crate::CudaCode;
-use crate::sim::state::State;
+use crate::sim::state::SimState;
 use crate::sim::state::launch::OwnedLaunch;
-use crate::sim::state::vmm::User;
+use crate::sim::state::vmm::MemoryUser;
 
-impl State {
+impl SimState {
     pub(super) fn run_kernel(
         &mut self,
         device: usize,
@@ -31,7 +31,7 @@ impl State {
             let pointer = if operand.bytes() == 0 {
                 NOWHERE
             } else {
-                let user = User::Kernel(device);
+                let user = MemoryUser::Kernel(device);
                 let low = self
                     .locate(operand.low(), operand.bytes(), user, operand.access.writes())
                     .map_err(|why| RunError::illegal(format!("operand {index}: {why}")))?;
@@ -44,7 +44,7 @@ impl State {
             self.run_checked(launch, &pointers)?;
         } else {
             // SAFETY: each operand's hull was just checked to lie in live backing memory, which
-            // only the executor touches; the parameters are those of the launch.
+            // only the executor accesses. The parameters are those of the launch.
             unsafe { launch.call(&pointers) };
         }
         Ok(kernel_time(touched))

@@ -9,11 +9,11 @@ mod share;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::state::State;
-use super::state::graph::{Begun, Graph, Node, Replay};
-use super::state::memory::Kind;
-use super::state::streams::{Op, OpKind};
-use super::state::work::{CopyWork, Group, HostFn, Key, Label, Point, Work};
+use super::state::SimState;
+use super::state::graph::{GraphNodes, Node, OpProgress, Replay};
+use super::state::memory::RegionKind;
+use super::state::streams::{StreamOp, StreamOpKind};
+use super::state::work::{CopyWork, DeviceWork, Group, HostFn, Label, Point, StreamKey};
 use crate::*;
 
 /// The rule that picks an operation among those that can run.
@@ -43,13 +43,13 @@ impl RunError {
 }
 
 /// Number of end times that a stream stores.
-const REMEMBERED: usize = 1024;
+const MAX_END_TIMES: usize = 1024;
 
-impl State {
-    /// Returns the stream whose next operation is to run.
-    pub(super) fn pick(&mut self, pick: Pick) -> Option<Key> {
+impl SimState {
+    /// Picks a stream. Its next operation will run.
+    pub(super) fn pick(&mut self, pick: Pick) -> Option<StreamKey> {
         match pick {
-            Pick::Toward(point) => self.pick_toward(point).filter(|&key| !self.held(key)),
+            Pick::Toward(point) => self.pick_toward(point).filter(|&key| !self.is_held(key)),
             Pick::Needed(point) => self.pick_toward(point),
             Pick::Oldest => self.runnable().min_by_key(|&(_, sequence)| sequence).map(|(k, _)| k),
             Pick::Random => {
@@ -63,30 +63,30 @@ impl State {
         }
     }
 
-    fn runnable(&self) -> impl Iterator<Item = (Key, u64)> {
+    fn runnable(&self) -> impl Iterator<Item = (StreamKey, u64)> {
         self.streams.iter().filter_map(|(&key, stream)| {
             let op = stream.queue.front()?;
             let ready =
-                !self.held(key) && op.after.iter().all(|&p| self.reached(p)) && !op.is_blocked();
+                !self.is_held(key) && op.after.iter().all(|&p| self.reached(p)) && !op.is_blocked();
             ready.then_some((key, op.sequence))
         })
     }
 
     /// Returns `true` if a stream is held back.
-    fn held(&self, key: Key) -> bool {
+    fn is_held(&self, key: StreamKey) -> bool {
         let next = self.streams.get(&key).and_then(|stream| stream.queue.front());
-        matches!(next, Some(Op { kind: OpKind::Hold(hold), .. }) if !hold.is_open())
+        matches!(next, Some(StreamOp { kind: StreamOpKind::Hold(hold), .. }) if !hold.is_open())
     }
 
-    fn pick_toward(&self, point: Point) -> Option<Key> {
+    fn pick_toward(&self, point: Point) -> Option<StreamKey> {
         let key = self.next_toward(point)?;
         let blocked = self.streams.get(&key)?.queue.front()?.is_blocked();
         (!blocked).then_some(key)
     }
 
     /// Runs the next operation of a stream. Returns a host function instead of running it; the
-    /// caller runs the function outside the lock, and then calls [`State::ended`].
-    pub(super) fn run_next(&mut self, key: Key) -> Option<HostFn> {
+    /// caller runs the function outside the lock, and then calls [`SimState::ended`].
+    pub(super) fn run_next(&mut self, key: StreamKey) -> Option<HostFn> {
         let stream = self.streams.get_mut(&key)?;
         let device = stream.device;
         let mut op = stream.queue.pop_front()?;
@@ -101,63 +101,63 @@ impl State {
         let fault =
             if op.begun.is_none() { self.faults.hit(label.call, device, true) } else { None };
         if let Some(code) = fault {
-            if let OpKind::Host(f) = op.kind {
-                self.trash.push(f);
+            if let StreamOpKind::Host(f) = op.kind {
+                self.cancelled_fns.push(f);
             }
             let fault = RunError { code, why: "injected fault".into() };
             self.ended(key, label, begin, Err(fault));
             return None;
         }
         let result = match op.kind {
-            OpKind::Host(f) => return Some(f),
-            OpKind::Work(Work::Group(ref group)) => {
+            StreamOpKind::Host(f) => return Some(f),
+            StreamOpKind::Work(DeviceWork::Group(ref group)) => {
                 let begun = op.begun.take();
                 let run =
                     self.lock_shared().and_then(|_locked| self.run_group(device, group, begun));
                 match run {
-                    Ok(Ran::Stands(begun)) => {
-                        return self.stand(key, Op { begun: Some(begun), ..op });
+                    Ok(RunOutcome::Blocked(begun)) => {
+                        return self.requeue(key, StreamOp { begun: Some(begun), ..op });
                     }
-                    Ok(Ran::Ended(time)) => Ok(time),
+                    Ok(RunOutcome::Ended(time)) => Ok(time),
                     Err(error) => Err(error),
                 }
             }
-            OpKind::Work(work) => {
+            StreamOpKind::Work(work) => {
                 self.lock_shared().and_then(|_locked| self.run_work(device, &work))
             }
-            OpKind::Graph(ref graph) => {
+            StreamOpKind::Graph(ref graph) => {
                 let begun = op.begun.take();
                 let run = self.lock_shared().and_then(|_locked| self.run_graph(graph, begun));
                 match run {
-                    Ok(Ran::Stands(begun)) => {
-                        return self.stand(key, Op { begun: Some(begun), ..op });
+                    Ok(RunOutcome::Blocked(begun)) => {
+                        return self.requeue(key, StreamOp { begun: Some(begun), ..op });
                     }
-                    Ok(Ran::Ended(time)) => Ok(time),
+                    Ok(RunOutcome::Ended(time)) => Ok(time),
                     Err(error) => Err(error),
                 }
             }
-            OpKind::Wait | OpKind::WaitValue(..) => Ok(0.0),
-            OpKind::WriteValue(word, value) => {
+            StreamOpKind::Wait | StreamOpKind::WaitValue(..) => Ok(0.0),
+            StreamOpKind::WriteValue(word, value) => {
                 word.set(value);
                 Ok(0.5)
             }
-            OpKind::Hold(hold) => {
+            StreamOpKind::Hold(hold) => {
                 hold.need();
                 Ok(0.0)
             }
-            OpKind::Record(event) => {
+            StreamOpKind::Record(event) => {
                 self.mark_recorded(event, key, begin + 0.5);
                 Ok(0.5)
             }
-            OpKind::PoolAlloc(base) => {
-                if let Some(Kind::Pool { live, .. }) =
+            StreamOpKind::PoolAlloc(base) => {
+                if let Some(RegionKind::Pool { live, .. }) =
                     self.memory.regions.get_mut(&base).map(|r| &mut r.kind)
                 {
                     *live = true;
                 }
                 Ok(0.5)
             }
-            OpKind::PoolFree(base) => self.run_pool_free(base).map(|()| 0.5),
+            StreamOpKind::PoolFree(base) => self.run_pool_free(base).map(|()| 0.5),
         };
         self.ended(key, label, begin, result);
         None
@@ -166,19 +166,19 @@ impl State {
     /// Records the end of a stream's running operation, successful or not.
     pub(super) fn ended(
         &mut self,
-        key: Key,
+        key: StreamKey,
         label: Label,
         begin: f64,
         result: Result<f64, RunError>,
     ) {
         let Some(stream) = self.streams.get_mut(&key) else { return };
         let device = stream.device;
-        // A lost device has already been marked as done with everything.
+        // The loss of a device has already marked all operations as done.
         if stream.done < stream.enqueued {
             stream.done += 1;
         }
         stream.clock = begin + *result.as_ref().unwrap_or(&0.0);
-        if stream.times.len() == REMEMBERED {
+        if stream.times.len() == MAX_END_TIMES {
             stream.times.pop_front();
         }
         stream.times.push_back(stream.clock);
@@ -192,11 +192,11 @@ impl State {
             };
             self.lose(device, cause);
         }
-        self.bury(key);
+        self.remove_if_done(key);
     }
 
     /// Records the time at which a record ran, unless the event has been recorded again since.
-    pub(super) fn mark_recorded(&mut self, event: u64, stream: Key, time: f64) {
+    pub(super) fn mark_recorded(&mut self, event: u64, stream: StreamKey, time: f64) {
         let position = self.streams.get(&stream).map_or(0, |s| s.done + 1);
         if let Some(event) = self.events.get_mut(&event)
             && event.latest == Some(Point { stream, position })
@@ -213,13 +213,13 @@ impl State {
         }
     }
 
-    fn run_work(&mut self, device: usize, work: &Work) -> Result<f64, RunError> {
+    fn run_work(&mut self, device: usize, work: &DeviceWork) -> Result<f64, RunError> {
         match work {
-            Work::Copy(copy) => self.run_copy(copy),
-            Work::Memset(memset) => self.run_memset(memset),
-            // Not done in one go: see `run_group`.
-            Work::Group(_) => Ok(0.0),
-            Work::Kernel(launch) => {
+            DeviceWork::Copy(copy) => self.run_copy(copy),
+            DeviceWork::Memset(memset) => self.run_memset(memset),
+            // A group runs in several steps, in `run_group`.
+            DeviceWork::Group(_) => Ok(0.0),
+            DeviceWork::Kernel(launch) => {
                 let ran = catch_unwind(AssertUnwindSafe(|| self.run_kernel(device, launch)));
                 ran.unwrap_or_else(|_| {
                     Err(RunError {
@@ -232,27 +232,31 @@ impl State {
     }
 
     /// Runs a graph's nodes in an order that their dependencies allow, until other ranks block it.
-    fn run_graph(&mut self, graph: &Graph, begun: Option<Begun>) -> Result<Ran, RunError> {
+    fn run_graph(
+        &mut self,
+        graph: &GraphNodes,
+        begun: Option<OpProgress>,
+    ) -> Result<RunOutcome, RunError> {
         let mut replay = match begun {
-            Some(Begun::Graph(replay)) => replay,
+            Some(OpProgress::Graph(replay)) => replay,
             _ => Replay::new(graph),
         };
         while !(replay.ready.is_empty() && replay.begun.is_empty()) {
             let unblocked = |&i: &usize| {
-                let (_, seat, op) = &replay.begun[i];
-                !seat.is_blocked(*op)
+                let (_, participant, op) = &replay.begun[i];
+                !participant.is_blocked(*op)
             };
             let unblocked: Vec<usize> = (0..replay.begun.len()).filter(unblocked).collect();
             let candidates = replay.ready.len() + unblocked.len();
             if candidates == 0 {
-                return Ok(Ran::Stands(Begun::Graph(replay)));
+                return Ok(RunOutcome::Blocked(OpProgress::Graph(replay)));
             }
             let pick = self.random(candidates);
             let (node, begun) = match pick.checked_sub(replay.ready.len()) {
                 None => (replay.ready.swap_remove(pick), None),
                 Some(i) => {
                     let (node, _, op) = replay.begun.swap_remove(unblocked[i]);
-                    (node, Some(Begun::Group(op)))
+                    (node, Some(OpProgress::Group(op)))
                 }
             };
             let Node { device, label, work, .. } = &graph.nodes[node];
@@ -262,20 +266,20 @@ impl State {
                 return Err(RunError { code, why: "injected fault in a graph".into() });
             }
             let ran = match work {
-                Work::Group(group) => self.run_group(*device, group, begun),
-                work => self.run_work(*device, work).map(Ran::Ended),
+                DeviceWork::Group(group) => self.run_group(*device, group, begun),
+                work => self.run_work(*device, work).map(RunOutcome::Ended),
             };
             let ran =
                 ran.map_err(|e| RunError { why: format!("node `{}`: {}", label.op, e.why), ..e })?;
             match (ran, work) {
-                (Ran::Ended(spent), _) => self.graph_steps += replay.end(graph, node, spent),
-                (Ran::Stands(Begun::Group(op)), Work::Group(group)) => {
-                    replay.begun.push((node, Arc::clone(&group.seat), op));
+                (RunOutcome::Ended(spent), _) => self.graph_steps += replay.end(graph, node, spent),
+                (RunOutcome::Blocked(OpProgress::Group(op)), DeviceWork::Group(group)) => {
+                    replay.begun.push((node, Arc::clone(&group.participant), op));
                 }
-                (Ran::Stands(_), _) => {}
+                (RunOutcome::Blocked(_), _) => {}
             }
         }
-        Ok(Ran::Ended(replay.time))
+        Ok(RunOutcome::Ended(replay.time))
     }
 
     /// Begins a group, or ends one that has begun.
@@ -283,22 +287,22 @@ impl State {
         &mut self,
         device: usize,
         group: &Group,
-        begun: Option<Begun>,
-    ) -> Result<Ran, RunError> {
+        begun: Option<OpProgress>,
+    ) -> Result<RunOutcome, RunError> {
         match begun {
-            Some(Begun::Group(number)) => Ok(match self.end_group(device, group, number)? {
-                Some(time) => Ran::Ended(time),
-                None => Ran::Stands(Begun::Group(number)),
+            Some(OpProgress::Group(number)) => Ok(match self.end_group(device, group, number)? {
+                Some(time) => RunOutcome::Ended(time),
+                None => RunOutcome::Blocked(OpProgress::Group(number)),
             }),
             _ => Ok(match self.begin_group(device, group)? {
-                Some(number) => Ran::Stands(Begun::Group(number)),
-                None => Ran::Ended(0.0),
+                Some(number) => RunOutcome::Blocked(OpProgress::Group(number)),
+                None => RunOutcome::Ended(0.0),
             }),
         }
     }
 
     /// Puts an unfinished operation back.
-    fn stand(&mut self, key: Key, op: Op) -> Option<HostFn> {
+    fn requeue(&mut self, key: StreamKey, op: StreamOp) -> Option<HostFn> {
         if let Some(stream) = self.streams.get_mut(&key) {
             stream.queue.push_front(op);
         }
@@ -307,16 +311,16 @@ impl State {
 }
 
 /// The progress of an operation.
-enum Ran {
+enum RunOutcome {
     /// The operation ended and took this time, in microseconds.
     Ended(f64),
     /// The operation waits for other ranks.
-    Stands(Begun),
+    Blocked(OpProgress),
 }
 
 /// Runs a host function and catches its panic.
 pub(super) fn run_host(f: HostFn) {
-    // A payload is leaked, since dropping it could panic again.
+    // The payload is leaked, because dropping it could panic again.
     if let Err(payload) = catch_unwind(AssertUnwindSafe(f)) {
         std::mem::forget(payload);
     }

@@ -10,20 +10,21 @@ use std::sync::Arc;
 use super::RunError;
 use crate::CudaCode;
 use crate::sim::backing::SharedFile;
-use crate::sim::state::State;
-use crate::sim::state::vmm::Source;
+use crate::sim::state::SimState;
+use crate::sim::state::vmm::PhysicalBacking;
 
-impl State {
+impl SimState {
     /// Locks all memory that other processes may share, until the result is dropped.
-    pub(super) fn lock_shared(&self) -> Result<Locked, RunError> {
-        // Memory that was sent and came back is there twice. In one order everywhere.
+    pub(super) fn lock_shared(&self) -> Result<SharedLocks, RunError> {
+        // The map removes duplicates: memory that was exported and imported again has two entries.
+        // All processes lock in the order of ids, so that they cannot deadlock.
         let mut files = BTreeMap::new();
         for physical in self.physical.values() {
-            if let Source::Shared { file, .. } = &physical.source {
+            if let PhysicalBacking::Shared { file, .. } = &physical.backing {
                 files.insert(file.id, Arc::clone(file));
             }
         }
-        let mut locked = Locked(Vec::new());
+        let mut locked = SharedLocks(Vec::new());
         for file in files.into_values() {
             file.lock().map_err(|why| RunError {
                 code: CudaCode::LAUNCH_FAILED,
@@ -36,9 +37,9 @@ impl State {
 }
 
 /// Locked files.
-pub(super) struct Locked(Vec<Arc<SharedFile>>);
+pub(super) struct SharedLocks(Vec<Arc<SharedFile>>);
 
-impl Drop for Locked {
+impl Drop for SharedLocks {
     fn drop(&mut self) {
         self.0.iter().for_each(|file| file.unlock());
     }

@@ -1,15 +1,15 @@
 //! Addresses: the device that owns their memory, access to it, and its release.
 
-use super::State;
-use super::memory::{DEVICE_SPACE, HostOverlap, Kind, Region, rounded};
-use super::vmm::{User, covering};
+use super::SimState;
+use super::memory::{DEVICE_SPACE, HostOverlap, Region, RegionKind, rounded};
+use super::vmm::{MemoryUser, covering};
 
-impl State {
+impl SimState {
     /// Returns the device that owns a range, if all of the range is allocated or mapped.
     pub(crate) fn owner(&self, address: u64, bytes: usize) -> Option<usize> {
         let region = self.memory.region(address, bytes.max(1))?;
         match &region.kind {
-            Kind::Reservation(mappings) => {
+            RegionKind::Reservation(mappings) => {
                 let offset = (address - region.base) as usize;
                 let first = covering(mappings, offset, bytes.max(1))?.next()?;
                 Some(self.physical.get(&first.physical)?.device)
@@ -24,7 +24,7 @@ impl State {
         &mut self,
         address: u64,
         bytes: usize,
-        user: User,
+        user: MemoryUser,
         write: bool,
     ) -> Result<usize, String> {
         if address < DEVICE_SPACE {
@@ -36,22 +36,22 @@ impl State {
         let outside = || format!("{bytes} bytes at {address:#x} do not lie in live memory");
         let region = self.memory.region(address, bytes).ok_or_else(outside)?;
         let may = match &region.kind {
-            Kind::Pool { live: false, .. } => {
+            RegionKind::Pool { live: false, .. } => {
                 return Err(format!(
                     "the pool's memory at {address:#x} is not allocated at this point of stream order"
                 ));
             }
-            Kind::Pool { pool, .. } => match user {
-                User::Copy => true,
-                User::Kernel(d) => self.pool_allows(*pool, d, write),
+            RegionKind::Pool { pool, .. } => match user {
+                MemoryUser::Copy => true,
+                MemoryUser::Kernel(d) => self.pool_allows(*pool, d, write),
             },
-            Kind::Alloc { .. } => match user {
-                User::Copy => true,
-                User::Kernel(d) => {
+            RegionKind::Alloc { .. } => match user {
+                MemoryUser::Copy => true,
+                MemoryUser::Kernel(d) => {
                     d == region.device || self.devices[d].peers.contains(&region.device)
                 }
             },
-            Kind::Reservation(mappings) => {
+            RegionKind::Reservation(mappings) => {
                 let offset = (address - region.base) as usize;
                 let mut covering = covering(mappings, offset, bytes)
                     .ok_or_else(|| format!("{bytes} bytes at {address:#x} are not all mapped"))?;
@@ -60,8 +60,8 @@ impl State {
         };
         if !may {
             let who = match user {
-                User::Kernel(d) => format!("cuda:{d}"),
-                User::Copy => "a copy".into(),
+                MemoryUser::Kernel(d) => format!("cuda:{d}"),
+                MemoryUser::Copy => "a copy".into(),
             };
             return Err(format!("{who} has no access to {address:#x}, of cuda:{}", region.device));
         }
@@ -87,7 +87,7 @@ impl State {
     pub(crate) fn remove_allocation(&mut self, base: u64) -> Option<Region> {
         let region = self.memory.regions.remove(&base)?;
         match region.kind {
-            Kind::Pool { pool, .. } => self.pool_credit(pool, region.bytes),
+            RegionKind::Pool { pool, .. } => self.pool_credit(pool, region.bytes),
             _ => self.devices[region.device].used -= rounded(region.bytes).unwrap_or(0),
         }
         Some(region)

@@ -4,22 +4,22 @@ use std::collections::BTreeMap;
 use std::thread::ThreadId;
 
 use super::graph::{Frontier, Node};
-use super::work::Key;
+use super::work::StreamKey;
 use crate::CaptureMode;
 
-pub(crate) struct Capture {
-    pub(crate) origin: Key,
+pub(crate) struct CaptureState {
+    pub(crate) origin: StreamKey,
     pub(crate) device: usize,
     pub(crate) mode: CaptureMode,
     pub(crate) thread: u64,
     pub(crate) nodes: Vec<Node>,
-    pub(crate) frontiers: BTreeMap<Key, Frontier>,
+    pub(crate) frontiers: BTreeMap<StreamKey, Frontier>,
     /// The last node of each communicator.
-    pub(crate) of_comms: BTreeMap<u64, usize>,
+    pub(crate) last_nodes: BTreeMap<u64, usize>,
     pub(crate) invalid: bool,
 }
 
-impl Capture {
+impl CaptureState {
     /// Returns `true` if the origin stream depends on all captured work.
     pub(crate) fn joined(&self) -> bool {
         let mut covered = vec![false; self.nodes.len()];

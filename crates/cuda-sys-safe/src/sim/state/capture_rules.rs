@@ -2,62 +2,64 @@
 
 use std::collections::BTreeSet;
 
-use super::capture::{Capture, thread_number};
+use super::capture::{CaptureState, thread_number};
 use super::graph::{Frontier, Node};
-use super::streams::{OpKind, Stream};
-use super::work::{Key, Label};
-use super::{State, error};
+use super::streams::{StreamOpKind, StreamState};
+use super::work::{Label, StreamKey};
+use super::{SimState, error};
 use crate::sim::CallKind;
 use crate::*;
 
 const CAPTURE_OVER: &str = "the event was last recorded in a capture that is over or invalid";
 
-impl State {
+impl SimState {
     /// Adds an operation to a capture instead of a queue.
     pub(crate) fn capture_op(
         &mut self,
         id: u64,
-        key: Key,
+        key: StreamKey,
         label: Label,
-        kind: OpKind,
+        kind: StreamOpKind,
     ) -> Result<()> {
         let device = self.streams.get(&key).map_or(0, |s| s.device);
         let Some(capture) = self.captures.get_mut(&id) else { return Ok(()) };
         let refuse = |code, why| Err(error(label.call, code, device, why));
         match kind {
-            OpKind::Graph(_) => {
+            StreamOpKind::Graph(_) => {
                 let why = "a graph cannot be launched in a capture";
                 refuse(CudaCode::STREAM_CAPTURE_UNSUPPORTED, why)
             }
-            OpKind::Host(_) | OpKind::Hold(_) => {
-                if let OpKind::Host(f) = kind {
-                    self.trash.push(f);
+            StreamOpKind::Host(_) | StreamOpKind::Hold(_) => {
+                if let StreamOpKind::Host(f) = kind {
+                    self.cancelled_fns.push(f);
                 }
                 let why = "a host function that runs once cannot be captured";
                 refuse(CudaCode::STREAM_CAPTURE_UNSUPPORTED, why)
             }
-            OpKind::WaitValue(..) | OpKind::WriteValue(..) => {
+            StreamOpKind::WaitValue(..) | StreamOpKind::WriteValue(..) => {
                 let why = "a word in host memory is written and waited for outside captures";
                 refuse(CudaCode::STREAM_CAPTURE_UNSUPPORTED, why)
             }
             _ if capture.invalid => refuse(CudaCode::STREAM_CAPTURE_INVALIDATED, ""),
-            OpKind::Work(work) => {
+            StreamOpKind::Work(work) => {
                 let node = Frontier::from([capture.nodes.len()]);
                 let mut after = capture.frontiers.insert(key, node).unwrap_or_default();
-                // A communicator's work keeps its order in graphs too.
+                // The operations of a communicator keep their order in a graph, too.
                 if let Some(comm) = work.communicator() {
-                    after.extend(capture.of_comms.insert(comm, capture.nodes.len()));
+                    after.extend(capture.last_nodes.insert(comm, capture.nodes.len()));
                 }
                 capture.nodes.push(Node { device, label, work, after });
                 Ok(())
             }
-            OpKind::Record(_) | OpKind::Wait | OpKind::PoolAlloc(_) | OpKind::PoolFree(_) => Ok(()),
+            StreamOpKind::Record(_)
+            | StreamOpKind::Wait
+            | StreamOpKind::PoolAlloc(_)
+            | StreamOpKind::PoolFree(_) => Ok(()),
         }
     }
 
-    /// Returns the capture and the nodes that an event stands for when it is recorded on a captured
-    /// stream.
-    pub(crate) fn capture_frontier(&self, key: Key) -> Option<(u64, Frontier)> {
+    /// Returns the capture of a stream, and the nodes before an event that is recorded now.
+    pub(crate) fn capture_frontier(&self, key: StreamKey) -> Option<(u64, Frontier)> {
         let id = self.streams.get(&key)?.capture?;
         let capture = self.captures.get(&id)?;
         Some((id, capture.frontiers.get(&key).cloned().unwrap_or_default()))
@@ -67,7 +69,7 @@ impl State {
     pub(crate) fn capture_join(
         &mut self,
         call: CallKind,
-        key: Key,
+        key: StreamKey,
         id: u64,
         frontier: &Frontier,
     ) -> Result<()> {
@@ -95,7 +97,7 @@ impl State {
     }
 
     /// Takes all streams out of a capture.
-    pub(crate) fn forget_capture(&mut self, id: u64) -> Option<Capture> {
+    pub(crate) fn remove_capture(&mut self, id: u64) -> Option<CaptureState> {
         for stream in self.streams.values_mut().filter(|s| s.capture == Some(id)) {
             stream.capture = None;
         }
@@ -104,16 +106,16 @@ impl State {
 
     /// Removes captures that cannot be ended any more: those of a stream that is destroyed, or of a
     /// device that is lost.
-    pub(crate) fn forget_captures(&mut self, gone: impl Fn(Key, usize) -> bool) {
+    pub(crate) fn remove_captures(&mut self, gone: impl Fn(StreamKey, usize) -> bool) {
         let captures = self.captures.iter().filter(|(_, c)| gone(c.origin, c.device));
         let ids: Vec<u64> = captures.map(|(&id, _)| id).collect();
         for id in ids {
-            self.forget_capture(id);
+            self.remove_capture(id);
         }
     }
 
     /// Returns an error if the stream's capture is invalid.
-    pub(crate) fn check_valid(&self, key: Key, call: CallKind) -> Result<()> {
+    pub(crate) fn check_valid(&self, key: StreamKey, call: CallKind) -> Result<()> {
         let Some(stream) = self.streams.get(&key) else { return Ok(()) };
         match stream.capture.and_then(|id| self.captures.get(&id)) {
             Some(capture) if capture.invalid => {
@@ -125,7 +127,7 @@ impl State {
 
     /// Checks the captures of a stream to which a call gives work, before the call's other
     /// arguments are checked.
-    pub(crate) fn check_captures(&mut self, key: Key, call: CallKind) -> Result<()> {
+    pub(crate) fn check_captures(&mut self, key: StreamKey, call: CallKind) -> Result<()> {
         self.check_valid(key, call)?;
         self.check_implicit(key, call)
     }
@@ -149,7 +151,7 @@ impl State {
 
     /// Invalidates the capture of a stream whose work was refused, because the work cannot be a
     /// node.
-    pub(crate) fn spoil_capture_of(&mut self, stream: StreamHandle) {
+    pub(crate) fn invalidate_stream_capture(&mut self, stream: StreamHandle) {
         if stream.raw() != 0 {
             self.invalidate_capture_of(stream.raw());
         }
@@ -161,7 +163,7 @@ impl State {
         }
     }
 
-    pub(crate) fn invalidate_capture_of(&mut self, key: Key) {
+    pub(crate) fn invalidate_capture_of(&mut self, key: StreamKey) {
         if let Some(id) = self.streams.get(&key).and_then(|s| s.capture) {
             self.invalidate(id);
         }
@@ -174,8 +176,8 @@ impl State {
     }
 
     /// Returns an error if the call would make the legacy default stream depend on a capture.
-    pub(crate) fn check_implicit(&mut self, key: Key, call: CallKind) -> Result<()> {
-        let Some(Stream { legacy: true, device, .. }) = self.streams.get(&key) else {
+    pub(crate) fn check_implicit(&mut self, key: StreamKey, call: CallKind) -> Result<()> {
+        let Some(StreamState { legacy: true, device, .. }) = self.streams.get(&key) else {
             return Ok(());
         };
         let device = *device;
@@ -183,8 +185,8 @@ impl State {
         if captures.is_empty() {
             return Ok(());
         }
-        // A host function is preceded by the question whether its stream is captured, which fails
-        // and spoils nothing.
+        // Before a host function, the driver asks whether the stream is captured. That query fails
+        // and invalidates no capture.
         if call != CallKind::LaunchHostFunc {
             captures.into_iter().for_each(|id| self.invalidate(id));
         }
@@ -193,7 +195,7 @@ impl State {
 
     /// Returns an error for a call on a stream that is being captured, and invalidates the capture.
     /// On other streams, applies the rules that captures impose on this thread.
-    pub(crate) fn refuse_in_capture(&mut self, call: CallKind, key: Key) -> Result<()> {
+    pub(crate) fn refuse_in_capture(&mut self, call: CallKind, key: StreamKey) -> Result<()> {
         let Some(stream) = self.streams.get(&key) else { return Ok(()) };
         let device = stream.device;
         if stream.capture.is_some() {
@@ -206,10 +208,10 @@ impl State {
 
     /// Returns an error for a device-wide wait while a stream of the device is being captured.
     pub(crate) fn refuse_while_capturing(&mut self, call: CallKind, device: usize) -> Result<()> {
-        let here = |s: &&Stream| s.device == device;
+        let here = |s: &&StreamState| s.device == device;
         let ids: BTreeSet<u64> =
             self.streams.values().filter(here).filter_map(|s| s.capture).collect();
-        self.spoil(call, device, |id, _| ids.contains(&id))
+        self.invalidate_matching(call, device, |id, _| ids.contains(&id))
     }
 
     /// Returns an error if captures forbid the call to this thread, and invalidates these captures.
@@ -222,7 +224,7 @@ impl State {
         if mode == CaptureMode::Relaxed {
             return Ok(());
         }
-        self.spoil(call, device, |_, capture| {
+        self.invalidate_matching(call, device, |_, capture| {
             if capture.thread == thread {
                 capture.mode != CaptureMode::Relaxed
             } else {
@@ -231,11 +233,11 @@ impl State {
         })
     }
 
-    fn spoil(
+    fn invalidate_matching(
         &mut self,
         call: CallKind,
         device: usize,
-        which: impl Fn(u64, &Capture) -> bool,
+        which: impl Fn(u64, &CaptureState) -> bool,
     ) -> Result<()> {
         let mut any = false;
         for (_, capture) in self.captures.iter_mut().filter(|(id, c)| which(**id, c)) {

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::work::{Label, Point, Work};
-use crate::nccl::sim::Seat;
+use super::work::{DeviceWork, Label, Point};
+use crate::nccl::sim::Participant;
 
 /// The nodes that the next captured work of a stream depends on.
 pub(crate) type Frontier = BTreeSet<usize>;
@@ -13,17 +13,17 @@ pub(crate) type Frontier = BTreeSet<usize>;
 pub(crate) struct Node {
     pub(crate) device: usize,
     pub(crate) label: Label,
-    pub(crate) work: Work,
+    pub(crate) work: DeviceWork,
     pub(crate) after: Frontier,
 }
 
-pub(crate) struct Graph {
+pub(crate) struct GraphNodes {
     pub(crate) nodes: Vec<Node>,
     /// For each node, the nodes that depend on it.
     pub(crate) followers: Vec<Vec<usize>>,
 }
 
-impl Graph {
+impl GraphNodes {
     pub(crate) fn new(nodes: Vec<Node>) -> Self {
         let mut followers = vec![Vec::new(); nodes.len()];
         for (number, node) in nodes.iter().enumerate() {
@@ -33,16 +33,16 @@ impl Graph {
     }
 }
 
-pub(crate) struct GraphExec {
+pub(crate) struct GraphExecState {
     pub(crate) device: usize,
-    pub(crate) graph: Arc<Graph>,
+    pub(crate) graph: Arc<GraphNodes>,
     /// The end of the latest replay. The next replay, on any stream, runs after it. Nothing waits
     /// for the replay of an empty graph.
     pub(crate) latest: Option<Point>,
 }
 
 /// The progress of an operation that runs in several steps.
-pub(crate) enum Begun {
+pub(crate) enum OpProgress {
     /// A group, with the number that its communicator gave it.
     Group(u64),
     Graph(Replay),
@@ -55,19 +55,19 @@ pub(crate) struct Replay {
     /// Nodes that can begin.
     pub(crate) ready: Vec<usize>,
     /// Groups that have begun, by their nodes.
-    pub(crate) begun: Vec<(usize, Arc<Seat>, u64)>,
+    pub(crate) begun: Vec<(usize, Arc<Participant>, u64)>,
     pub(crate) time: f64,
 }
 
 impl Replay {
-    pub(crate) fn new(graph: &Graph) -> Self {
+    pub(crate) fn new(graph: &GraphNodes) -> Self {
         let waits: Vec<usize> = graph.nodes.iter().map(|node| node.after.len()).collect();
         let ready = (0..waits.len()).filter(|&node| waits[node] == 0).collect();
         Self { waits, ready, begun: Vec::new(), time: 2.0 }
     }
 
     /// Records the end of a node. Returns the number of visited nodes.
-    pub(crate) fn end(&mut self, graph: &Graph, node: usize, time: f64) -> usize {
+    pub(crate) fn end(&mut self, graph: &GraphNodes, node: usize, time: f64) -> usize {
         self.time += time;
         for &next in &graph.followers[node] {
             self.waits[next] -= 1;

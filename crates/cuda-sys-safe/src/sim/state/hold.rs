@@ -55,7 +55,7 @@ impl Hold {
     }
 
     fn leave_closed(&self, to: u8) {
-        // Whoever was first has opened it.
+        // The first opener wins.
         let _ = self.0.compare_exchange(CLOSED, to, Ordering::AcqRel, Ordering::Acquire);
     }
 }

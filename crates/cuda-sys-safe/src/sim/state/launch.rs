@@ -67,7 +67,8 @@ impl OwnedLaunch {
     /// The pointers are valid for the operands, and no other code accesses the operands.
     pub(crate) unsafe fn call(&self, pointers: &[*mut u8]) {
         let params = &bytemuck::cast_slice::<u128, u8>(&self.params)[..self.param_bytes];
-        // SAFETY: as the caller promises; the parameters are those of the launch.
+        // SAFETY: the caller guarantees valid pointers, which no other code accesses. The
+        // parameters are those of the launch.
         unsafe { (self.host)(&HostLaunch { pointers, params, parallel: false }) }
     }
 }

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{State, error};
+use super::{SimState, error};
 use crate::sim::CallKind;
 use crate::*;
 
-impl State {
+impl SimState {
     /// Loses a device and, as on hardware, all other devices of the process, unless faults are
     /// isolated. Queues are emptied, and every later call on these devices fails.
     pub(crate) fn lose(&mut self, device: usize, cause: CudaError) {
@@ -18,31 +18,33 @@ impl State {
         for &device in &all {
             self.devices[device].lost = Some(Arc::clone(&cause));
         }
-        self.forget_captures(|_, of| all.contains(&of));
+        self.remove_captures(|_, of| all.contains(&of));
         self.kill_ranks(&all);
         let keys: Vec<_> = self.streams.keys().copied().collect();
         for key in keys {
             if all.contains(&self.streams[&key].device) {
-                self.abandon(key);
+                self.drop_unfinished(key);
             }
         }
     }
 
     /// Marks the ranks on these devices as dead, for other ranks.
     pub(crate) fn kill_ranks(&self, devices: &[usize]) {
-        let seats = self.comms.values().map(|comm| &comm.seat);
-        seats.filter(|seat| devices.contains(&seat.device())).for_each(|seat| seat.die());
+        let participants = self.comms.values().map(|comm| &comm.participant);
+        participants
+            .filter(|participant| devices.contains(&participant.device()))
+            .for_each(|participant| participant.die());
     }
 
     /// Returns the error of a lost device: the sticky error itself on the first call,
-    /// [`DriverError::DeviceLost`] later. The first call marks all devices that were lost with the
-    /// device.
-    pub(crate) fn surface(&mut self, call: CallKind, device: usize) -> Result<()> {
+    /// [`DriverError::DeviceLost`] later. The first call marks the error as reported on all
+    /// devices that were lost with the device.
+    pub(crate) fn report_loss(&mut self, call: CallKind, device: usize) -> Result<()> {
         let Some(cause) = self.devices[device].lost.clone() else { return Ok(()) };
-        if self.devices[device].surfaced {
+        if self.devices[device].loss_reported {
             return Err(DriverError::DeviceLost { device, cause });
         }
-        self.surfaced(device);
+        self.mark_loss_reported(device);
         let mut why = format!("raised by earlier work: {}", cause.call);
         if let Some(detail) = &cause.detail {
             why = format!("{why}, {detail}");
@@ -54,10 +56,10 @@ impl State {
     }
 
     /// Records that a call has returned a device's error.
-    pub(crate) fn surfaced(&mut self, device: usize) {
+    pub(crate) fn mark_loss_reported(&mut self, device: usize) {
         let isolated = self.config.isolate_faults;
         for (index, state) in self.devices.iter_mut().enumerate() {
-            state.surfaced |= state.lost.is_some() && (index == device || !isolated);
+            state.loss_reported |= state.lost.is_some() && (index == device || !isolated);
         }
     }
 }

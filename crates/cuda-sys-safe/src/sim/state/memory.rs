@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::vmm::Mapped;
-use crate::sim::backing::{Mapping, MemoryFile, bytes_at, fill, in_pages};
+use super::vmm::MappedRange;
+use crate::sim::backing::{HostMapping, MemoryFile, bytes_at, fill, in_pages};
 
 /// Each device's addresses start at a multiple of this number. They are not canonical on any host,
 /// so host code that accesses a device address faults.
@@ -17,11 +17,11 @@ const REDZONE: usize = 4096;
 
 const REDZONE_BYTE: u8 = 0xfb;
 
-pub(crate) struct Memory {
+pub(crate) struct MemoryState {
     pub(crate) regions: BTreeMap<u64, Region>,
     pub(crate) host: BTreeMap<usize, HostRange>,
     /// Freed page-locked memory. Kept inaccessible, so that its addresses are never reused.
-    pub(crate) freed_host: BTreeMap<usize, Mapping>,
+    pub(crate) freed_host: BTreeMap<usize, HostMapping>,
     pub(crate) file: Option<MemoryFile>,
     next: Vec<u64>,
     pub(crate) redzones: bool,
@@ -32,22 +32,22 @@ pub(crate) struct Region {
     pub(crate) device: usize,
     pub(crate) base: u64,
     pub(crate) bytes: usize,
-    pub(crate) kind: Kind,
+    pub(crate) kind: RegionKind,
     /// Host memory behind the region, mapped on first access. That of a reservation is mapped at
     /// once.
-    pub(crate) backing: Option<Mapping>,
+    pub(crate) backing: Option<HostMapping>,
 }
 
-pub(crate) enum Kind {
+pub(crate) enum RegionKind {
     /// `cuMemAlloc`.
     Alloc { freeing: bool },
     /// An allocation of a pool. Live from the time the allocation runs until the free runs.
     Pool { pool: u64, live: bool, freeing: bool },
     /// `cuMemAddressReserve`, with its mappings by offset.
-    Reservation(BTreeMap<usize, Mapped>),
+    Reservation(BTreeMap<usize, MappedRange>),
 }
 
-impl Kind {
+impl RegionKind {
     /// Returns `true` if the free has been enqueued.
     pub(crate) fn freeing(&self) -> bool {
         matches!(self, Self::Alloc { freeing: true } | Self::Pool { freeing: true, .. })
@@ -58,7 +58,7 @@ impl Kind {
 pub(crate) struct HostRange {
     pub(crate) bytes: usize,
     /// The driver's own mapping; `None` for registered memory of the program.
-    pub(crate) owned: Option<Mapping>,
+    pub(crate) owned: Option<HostMapping>,
 }
 
 /// The relation of a host range to page-locked memory.
@@ -74,7 +74,7 @@ pub(crate) fn rounded(bytes: usize) -> Option<usize> {
     bytes.checked_next_multiple_of(ALLOCATION_UNIT)
 }
 
-impl Memory {
+impl MemoryState {
     pub(crate) fn new(devices: usize, redzones: bool) -> Self {
         let next = (0..devices).map(|d| (d as u64 + 1) * DEVICE_SPACE + (2 << 20)).collect();
         Self {
@@ -98,7 +98,7 @@ impl Memory {
         Some(base)
     }
 
-    pub(crate) fn insert(&mut self, device: usize, base: u64, bytes: usize, kind: Kind) {
+    pub(crate) fn insert(&mut self, device: usize, base: u64, bytes: usize, kind: RegionKind) {
         self.regions.insert(base, Region { device, base, bytes, kind, backing: None });
     }
 
@@ -143,12 +143,12 @@ impl Memory {
 impl Region {
     /// Returns the host address of an offset. Maps memory on first access.
     pub(crate) fn host_address(&mut self, offset: u64, redzones: bool) -> Option<usize> {
-        if matches!(self.kind, Kind::Reservation(_)) {
+        if matches!(self.kind, RegionKind::Reservation(_)) {
             return Some(self.backing.as_ref()?.base + offset as usize);
         }
         if self.backing.is_none() {
             let mapping =
-                Mapping::anonymous(in_pages(self.bytes)?.checked_add(2 * REDZONE)?).ok()?;
+                HostMapping::anonymous(in_pages(self.bytes)?.checked_add(2 * REDZONE)?).ok()?;
             if redzones {
                 fill(mapping.base, REDZONE, REDZONE_BYTE);
                 let tail = REDZONE + self.bytes;
@@ -162,10 +162,11 @@ impl Region {
     /// Returns an overwritten byte of the redzones, if there is one.
     pub(crate) fn overrun(&self) -> Option<Overrun> {
         let mapping = match (&self.kind, &self.backing) {
-            (Kind::Reservation(_), _) | (_, None) => return None,
+            (RegionKind::Reservation(_), _) | (_, None) => return None,
             (_, Some(mapping)) => mapping,
         };
-        // SAFETY: the mapping is live and work runs only under the lock that we hold.
+        // SAFETY: the mapping is live. Work that changes it runs only under the lock that the
+        // caller holds.
         let all = unsafe { bytes_at(mapping.base, mapping.bytes) };
         let spoiled = |bytes: &[u8]| bytes.iter().position(|&b| b != REDZONE_BYTE);
         let tail = REDZONE + self.bytes;

@@ -1,8 +1,8 @@
 //! The state of a set of simulated devices, which one lock guards.
 //!
-//! The files with plain data (`work`, `launch`, `graph`, `capture`, `streams`, `hold`, `word`, `vmm`, `memory`, `pools`,
-//! `modules`, `faults`, `violation`) do not know [`State`]. The others (`addresses`, `capture_rules`, `loss`, `queues`)
-//! change it and keep its invariants. None of them knows the executor or the driver's calls.
+//! Most modules define plain data and do not use [`SimState`]. `addresses`, `capture_rules`, `loss`
+//! and `queues` change the state and keep its invariants. No module here uses the executor or the
+//! driver's calls.
 
 mod addresses;
 pub(super) mod capture;
@@ -25,37 +25,37 @@ pub(super) mod work;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use self::capture::Capture;
+use self::capture::CaptureState;
 use self::faults::Faults;
-use self::graph::{Graph, GraphExec};
-use self::memory::{Memory, Overrun};
-use self::modules::{Function, Module};
-use self::pools::Pool;
-use self::streams::{Event, Stream};
+use self::graph::{GraphExecState, GraphNodes};
+use self::memory::{MemoryState, Overrun};
+use self::modules::{FunctionState, ModuleState};
+use self::pools::PoolState;
+use self::streams::{EventState, StreamState};
 use self::violation::FootprintViolation;
-use self::vmm::Physical;
-use self::work::{Comm, HostFn, Key};
+use self::vmm::PhysicalState;
+use self::work::{CommRecord, HostFn, StreamKey};
 use super::config::MAX_DEVICES;
 use super::visible::visible;
 use super::{CallKind, Schedule, SimConfig, h200};
 use crate::system::CAN_MAP_TWICE;
 use crate::*;
 
-pub(crate) struct State {
+pub(crate) struct SimState {
     pub(crate) config: SimConfig,
-    pub(crate) devices: Vec<Device>,
-    pub(crate) memory: Memory,
-    pub(crate) streams: BTreeMap<Key, Stream>,
-    pub(crate) events: BTreeMap<u64, Event>,
-    pub(crate) modules: BTreeMap<u64, Module>,
-    pub(crate) functions: BTreeMap<u64, Function>,
-    pub(crate) physical: BTreeMap<u64, Physical>,
-    pub(crate) pools: BTreeMap<u64, Pool>,
-    pub(crate) captures: BTreeMap<u64, Capture>,
+    pub(crate) devices: Vec<DeviceState>,
+    pub(crate) memory: MemoryState,
+    pub(crate) streams: BTreeMap<StreamKey, StreamState>,
+    pub(crate) events: BTreeMap<u64, EventState>,
+    pub(crate) modules: BTreeMap<u64, ModuleState>,
+    pub(crate) functions: BTreeMap<u64, FunctionState>,
+    pub(crate) physical: BTreeMap<u64, PhysicalState>,
+    pub(crate) pools: BTreeMap<u64, PoolState>,
+    pub(crate) captures: BTreeMap<u64, CaptureState>,
     pub(crate) capture_modes: BTreeMap<u64, CaptureMode>,
-    pub(crate) graphs: BTreeMap<u64, (usize, Arc<Graph>)>,
-    pub(crate) graph_execs: BTreeMap<u64, GraphExec>,
-    pub(crate) comms: BTreeMap<u64, Comm>,
+    pub(crate) graphs: BTreeMap<u64, (usize, Arc<GraphNodes>)>,
+    pub(crate) graph_execs: BTreeMap<u64, GraphExecState>,
+    pub(crate) comms: BTreeMap<u64, CommRecord>,
     pub(crate) faults: Faults,
     pub(crate) calls: BTreeMap<CallKind, u64>,
     pub(crate) host_waits: u64,
@@ -64,11 +64,11 @@ pub(crate) struct State {
     pub(crate) violations: Vec<FootprintViolation>,
     pub(crate) overruns: Vec<Overrun>,
     /// Host functions that will never run, to be dropped outside the lock.
-    pub(crate) trash: Vec<HostFn>,
+    pub(crate) cancelled_fns: Vec<HostFn>,
     /// Whether a thread is running a host function, outside the lock. No other operation runs
     /// meanwhile.
     pub(crate) host_fn_running: bool,
-    /// Whether the thread runs that runs the work before writes of words.
+    /// Whether the thread that runs work toward writes of words is running.
     pub(crate) writes_values: bool,
     /// Virtual time of the host, in microseconds.
     pub(crate) host_clock: f64,
@@ -78,7 +78,7 @@ pub(crate) struct State {
 }
 
 /// A visible device.
-pub(crate) struct Device {
+pub(crate) struct DeviceState {
     pub(crate) properties: DeviceProperties,
     /// Index of the device without `CUDA_VISIBLE_DEVICES`.
     pub(crate) physical: usize,
@@ -89,7 +89,7 @@ pub(crate) struct Device {
     /// The sticky error that lost the device.
     pub(crate) lost: Option<Arc<CudaError>>,
     /// Whether a call has already returned that error.
-    pub(crate) surfaced: bool,
+    pub(crate) loss_reported: bool,
     /// Devices whose memory the device's kernels may access.
     pub(crate) peers: BTreeSet<usize>,
 }
@@ -100,7 +100,7 @@ pub(crate) fn error(call: CallKind, code: CudaCode, device: usize, why: &str) ->
     if why.is_empty() { error } else { error.with_detail(|| why.to_owned()) }
 }
 
-impl State {
+impl SimState {
     pub(crate) fn new(config: SimConfig) -> Self {
         let count = config.devices.min(MAX_DEVICES);
         let boxed: Vec<_> = (0..count).map(|index| properties(&config, index)).collect();
@@ -108,15 +108,16 @@ impl State {
             Some(text) => visible(text, &boxed),
             None => (0..count).collect(),
         };
-        let devices: Vec<_> = visible.iter().map(|&i| Device::new(&boxed[i], i)).collect();
-        let streams = (0..devices.len()).map(|d| (Stream::legacy_key(d), Stream::legacy(d)));
+        let devices: Vec<_> = visible.iter().map(|&i| DeviceState::new(&boxed[i], i)).collect();
+        let streams =
+            (0..devices.len()).map(|d| (StreamState::legacy_key(d), StreamState::legacy(d)));
         let rng = match config.schedule {
             Schedule::Seeded(seed) => seed,
             _ => 0,
         };
         Self {
             streams: streams.collect(),
-            memory: Memory::new(devices.len(), config.redzones),
+            memory: MemoryState::new(devices.len(), config.redzones),
             config,
             devices,
             events: BTreeMap::new(),
@@ -135,7 +136,7 @@ impl State {
             graph_steps: 0,
             violations: Vec::new(),
             overruns: Vec::new(),
-            trash: Vec::new(),
+            cancelled_fns: Vec::new(),
             host_fn_running: false,
             writes_values: false,
             host_clock: 0.0,
@@ -179,7 +180,7 @@ impl State {
     }
 }
 
-impl Device {
+impl DeviceState {
     fn new(properties: &DeviceProperties, physical: usize) -> Self {
         Self {
             properties: properties.clone(),
@@ -187,7 +188,7 @@ impl Device {
             used: 0,
             context: false,
             lost: None,
-            surfaced: false,
+            loss_reported: false,
             peers: BTreeSet::new(),
         }
     }

@@ -4,20 +4,20 @@ use std::sync::Arc;
 
 use crate::*;
 
-pub(crate) struct Module {
+pub(crate) struct ModuleState {
     pub(crate) device: usize,
     pub(crate) image: Image,
 }
 
 pub(crate) enum Image {
     /// The entry points of PTX text.
-    Ptx(Vec<Entry>),
+    Ptx(Vec<PtxEntry>),
     /// An ELF file, with a section `.text.NAME` per kernel.
     Cubin(Vec<u8>),
 }
 
 /// A kernel as PTX declares it.
-pub(crate) struct Entry {
+pub(crate) struct PtxEntry {
     pub(crate) name: String,
     pub(crate) params: Params,
 }
@@ -26,7 +26,7 @@ pub(crate) struct Entry {
 /// cubin.
 type Params = Arc<[usize]>;
 
-pub(crate) struct Function {
+pub(crate) struct FunctionState {
     pub(crate) device: usize,
     pub(crate) module: u64,
     pub(crate) params: Params,
@@ -34,7 +34,7 @@ pub(crate) struct Function {
     pub(crate) max_shared: u32,
 }
 
-impl Function {
+impl FunctionState {
     /// Returns an error if the parameters of a launch differ from the kernel's, because the driver
     /// would read beyond them. A kernel without parameters is taken for a stand-in for missing
     /// code, and accepts any parameters.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::MemAccess;
 
-pub(crate) struct Pool {
+pub(crate) struct PoolState {
     pub(crate) device: usize,
     /// Release threshold: memory that the pool keeps at synchronisations, in bytes.
     pub(crate) threshold: u64,
@@ -17,7 +17,7 @@ pub(crate) struct Pool {
     pub(crate) access: BTreeMap<usize, MemAccess>,
 }
 
-impl Pool {
+impl PoolState {
     /// Returns `true` if a device may access the pool's memory.
     pub(crate) fn allows(&self, device: usize, write: bool) -> bool {
         device == self.device

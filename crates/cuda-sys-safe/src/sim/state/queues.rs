@@ -3,19 +3,19 @@
 
 use smallvec::SmallVec;
 
-use super::State;
-use super::streams::{Op, OpKind, Stream};
-use super::work::{Key, Label, Point};
+use super::SimState;
+use super::streams::{StreamOp, StreamOpKind, StreamState};
+use super::work::{Label, Point, StreamKey};
 use crate::*;
 
-impl State {
-    /// Adds an operation to the end of a stream, or to the capture of the stream. In a capture
-    /// there is no point to wait for.
+impl SimState {
+    /// Adds an operation to the end of a stream, or to the capture of the stream. Returns the
+    /// operation's point, or `None` in a capture.
     pub(crate) fn enqueue(
         &mut self,
-        key: Key,
+        key: StreamKey,
         label: Label,
-        kind: OpKind,
+        kind: StreamOpKind,
         after: &[Point],
     ) -> Result<Option<Point>> {
         if let Some(capture) = self.streams.get(&key).and_then(|s| s.capture) {
@@ -24,13 +24,13 @@ impl State {
         }
         self.check_implicit(key, label.call)?;
         let mut waits: SmallVec<[Point; 4]> = after.iter().copied().collect();
-        // A wait is for its event alone: work after it waits by the default stream's rule anyway, and
-        // a wait for what is done already leaves no trace. A record waits for nothing of the default
-        // stream that the work before it need not wait for.
+        // An event wait concerns only its event: the rule of the default stream holds back later
+        // work anyway, and a wait for a completed event leaves no trace. A record on a blocking
+        // stream waits only for the work before it.
         let takes_part = match &kind {
-            OpKind::Wait => false,
-            OpKind::Record(_) => self.streams.get(&key).is_some_and(|s| s.legacy),
-            OpKind::Graph(graph) => !graph.nodes.is_empty(),
+            StreamOpKind::Wait => false,
+            StreamOpKind::Record(_) => self.streams.get(&key).is_some_and(|s| s.legacy),
+            StreamOpKind::Graph(graph) => !graph.nodes.is_empty(),
             _ => true,
         };
         if takes_part {
@@ -42,24 +42,31 @@ impl State {
         let Some(stream) = self.streams.get_mut(&key) else { return Ok(None) };
         stream.enqueued += 1;
         let position = stream.enqueued;
-        stream.queue.push_back(Op { sequence, after: waits, issued, label, kind, begun: None });
+        stream.queue.push_back(StreamOp {
+            sequence,
+            after: waits,
+            issued,
+            label,
+            kind,
+            begun: None,
+        });
         Ok(Some(Point { stream: key, position }))
     }
 
     /// Adds the waits between the legacy default stream and the device's blocking streams, in both
     /// directions.
-    fn implicit_waits(&self, key: Key, waits: &mut SmallVec<[Point; 4]>) {
+    fn implicit_waits(&self, key: StreamKey, waits: &mut SmallVec<[Point; 4]>) {
         let Some(stream) = self.streams.get(&key) else { return };
         let device = stream.device;
         if stream.legacy {
             let blocking = self.streams.iter().filter(|(_, s)| s.device == device && s.blocking());
             waits.extend(blocking.map(|(&k, s)| Point { stream: k, position: s.enqueued }));
         } else if stream.blocking() {
-            waits.push(self.tail(Stream::legacy_key(device)));
+            waits.push(self.tail(StreamState::legacy_key(device)));
         }
     }
 
-    /// Returns the points before the operation that was just enqueued at `point`.
+    /// Returns the points that the newest operation, enqueued at `point`, waits for.
     pub(crate) fn before(&self, point: Point) -> Vec<Point> {
         let op = self.streams.get(&point.stream).and_then(|s| s.queue.back());
         let mut before: Vec<Point> = op.map(|op| op.after.to_vec()).unwrap_or_default();
@@ -68,7 +75,7 @@ impl State {
     }
 
     /// Returns the end of all work that is enqueued on a stream.
-    pub(crate) fn tail(&self, key: Key) -> Point {
+    pub(crate) fn tail(&self, key: StreamKey) -> Point {
         Point { stream: key, position: self.streams.get(&key).map_or(0, |s| s.enqueued) }
     }
 
@@ -89,9 +96,9 @@ impl State {
         self.streams.get(&point.stream).is_none_or(|s| s.done >= point.position)
     }
 
-    /// Returns the stream whose next operation comes first on the way to a point, even if the
-    /// operation waits for other ranks. Waits name only earlier operations, so the search ends.
-    pub(crate) fn next_toward(&self, point: Point) -> Option<Key> {
+    /// Returns the stream whose next operation must run first to reach a point. The operation may
+    /// wait for other ranks. Waits name only earlier operations, so the search ends.
+    pub(crate) fn next_toward(&self, point: Point) -> Option<StreamKey> {
         let mut point = point;
         loop {
             if self.reached(point) {
@@ -127,19 +134,19 @@ impl State {
     }
 
     /// Drops the unfinished operations of a stream whose device is lost.
-    pub(crate) fn abandon(&mut self, key: Key) {
+    pub(crate) fn drop_unfinished(&mut self, key: StreamKey) {
         let Some(stream) = self.streams.get_mut(&key) else { return };
         stream.done = stream.enqueued;
         let queue = std::mem::take(&mut stream.queue);
-        self.trash.extend(queue.into_iter().filter_map(|op| match op.kind {
-            OpKind::Host(f) => Some(f),
+        self.cancelled_fns.extend(queue.into_iter().filter_map(|op| match op.kind {
+            StreamOpKind::Host(f) => Some(f),
             _ => None,
         }));
-        self.bury(key);
+        self.remove_if_done(key);
     }
 
     /// Removes a destroyed stream when all its work is done.
-    pub(crate) fn bury(&mut self, key: Key) {
+    pub(crate) fn remove_if_done(&mut self, key: StreamKey) {
         if self.streams.get(&key).is_some_and(|s| s.destroyed && s.done == s.enqueued) {
             self.streams.remove(&key);
         }

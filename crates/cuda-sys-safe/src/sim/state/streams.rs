@@ -5,18 +5,18 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::graph::{Begun, Frontier, Graph};
+use super::graph::{Frontier, GraphNodes, OpProgress};
 use super::hold::Hold;
 use super::word::Word;
-use super::work::{HostFn, Key, Label, Point, Work};
-use crate::nccl::sim::Seat;
+use super::work::{DeviceWork, HostFn, Label, Point, StreamKey};
+use crate::nccl::sim::Participant;
 use crate::*;
 
-pub(crate) struct Stream {
+pub(crate) struct StreamState {
     pub(crate) device: usize,
     pub(crate) legacy: bool,
     pub(crate) flags: StreamFlags,
-    pub(crate) queue: VecDeque<Op>,
+    pub(crate) queue: VecDeque<StreamOp>,
     pub(crate) enqueued: u64,
     pub(crate) done: u64,
     /// Virtual time at which the latest operation ended, in microseconds.
@@ -27,25 +27,25 @@ pub(crate) struct Stream {
     pub(crate) capture: Option<u64>,
 }
 
-pub(crate) struct Op {
+pub(crate) struct StreamOp {
     pub(crate) sequence: u64,
     pub(crate) after: SmallVec<[Point; 4]>,
     pub(crate) issued: f64,
     pub(crate) label: Label,
-    pub(crate) kind: OpKind,
+    pub(crate) kind: StreamOpKind,
     /// Progress of the operation, if it has begun and not ended.
-    pub(crate) begun: Option<Begun>,
+    pub(crate) begun: Option<OpProgress>,
 }
 
-pub(crate) enum OpKind {
-    Work(Work),
+pub(crate) enum StreamOpKind {
+    Work(DeviceWork),
     Record(u64),
     Wait,
     WaitValue(Word, u32),
     WriteValue(Word, u32),
     Host(HostFn),
     Hold(Hold),
-    Graph(Arc<Graph>),
+    Graph(Arc<GraphNodes>),
     PoolAlloc(u64),
     PoolFree(u64),
 }
@@ -53,18 +53,18 @@ pub(crate) enum OpKind {
 /// The least and the greatest priority.
 pub(crate) const PRIORITIES: (i32, i32) = (0, -5);
 
-pub(crate) struct Event {
+pub(crate) struct EventState {
     pub(crate) device: usize,
     pub(crate) flags: EventFlags,
     /// Point of the latest record. A new record changes it; existing waits keep the old point.
     pub(crate) latest: Option<Point>,
     /// Virtual time at which that record ran, in microseconds.
     pub(crate) time: Option<f64>,
-    /// The capture in which the event was last recorded, and the nodes that it stands for there.
+    /// The capture in which the event was last recorded, and the nodes before the record.
     pub(crate) captured: Option<(u64, Frontier)>,
 }
 
-impl Stream {
+impl StreamState {
     pub(crate) fn new(device: usize, flags: StreamFlags) -> Self {
         let priority = flags.priority.clamp(PRIORITIES.1, PRIORITIES.0);
         Self {
@@ -85,7 +85,7 @@ impl Stream {
         Self { legacy: true, ..Self::new(device, StreamFlags::default()) }
     }
 
-    pub(crate) fn legacy_key(device: usize) -> Key {
+    pub(crate) fn legacy_key(device: usize) -> StreamKey {
         device as u64
     }
 
@@ -95,7 +95,7 @@ impl Stream {
     }
 }
 
-impl Op {
+impl StreamOp {
     /// Returns `true` if the operation waits for another rank or process.
     pub(crate) fn is_blocked(&self) -> bool {
         self.waits_for_value() || self.blocked_on().is_some()
@@ -103,30 +103,33 @@ impl Op {
 
     pub(crate) fn waits_for_value(&self) -> bool {
         match self.kind {
-            OpKind::WaitValue(word, value) => (word.get().wrapping_sub(value) as i32) < 0,
+            StreamOpKind::WaitValue(word, value) => (word.get().wrapping_sub(value) as i32) < 0,
             _ => false,
         }
     }
 
-    /// Returns the communicator whose other ranks block the operation.
-    pub(crate) fn blocked_on(&self) -> Option<&Arc<Seat>> {
+    /// Returns this rank's end of the communicator that blocks the operation.
+    pub(crate) fn blocked_on(&self) -> Option<&Arc<Participant>> {
         match (self.begun.as_ref()?, &self.kind) {
-            (Begun::Group(number), OpKind::Work(Work::Group(group))) => {
-                group.seat.is_blocked(*number).then_some(&group.seat)
+            (OpProgress::Group(number), StreamOpKind::Work(DeviceWork::Group(group))) => {
+                group.participant.is_blocked(*number).then_some(&group.participant)
             }
-            (Begun::Graph(replay), _) => {
-                let blocked = replay.begun.iter().all(|(_, seat, op)| seat.is_blocked(*op));
-                replay.begun.first().map(|(_, seat, _)| seat).filter(|_| blocked)
+            (OpProgress::Graph(replay), _) => {
+                let blocked =
+                    replay.begun.iter().all(|(_, participant, op)| participant.is_blocked(*op));
+                replay.begun.first().map(|(_, participant, _)| participant).filter(|_| blocked)
             }
             _ => None,
         }
     }
 
-    /// Returns `true` if a communicator takes part in the operation.
-    pub(crate) fn is_of(&self, seat: &Arc<Seat>) -> bool {
+    /// Returns `true` if the operation belongs to a communicator.
+    pub(crate) fn is_of(&self, participant: &Arc<Participant>) -> bool {
         match &self.kind {
-            OpKind::Work(work) => work.is_of(seat),
-            OpKind::Graph(graph) => graph.nodes.iter().any(|node| node.work.is_of(seat)),
+            StreamOpKind::Work(work) => work.is_of(participant),
+            StreamOpKind::Graph(graph) => {
+                graph.nodes.iter().any(|node| node.work.is_of(participant))
+            }
             _ => false,
         }
     }

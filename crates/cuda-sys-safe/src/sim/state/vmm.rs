@@ -12,31 +12,31 @@ use crate::sim::backing::SharedFile;
 pub(crate) const GRANULARITY: usize = crate::system::HUGE;
 
 /// Physical memory, which has no address: a piece of the driver's file, or a separate file.
-pub(crate) struct Physical {
+pub(crate) struct PhysicalState {
     pub(crate) device: usize,
     pub(crate) bytes: usize,
-    pub(crate) source: Source,
+    pub(crate) backing: PhysicalBacking,
     pub(crate) mappings: usize,
     pub(crate) released: bool,
 }
 
 /// The file of physical memory.
-pub(crate) enum Source {
+pub(crate) enum PhysicalBacking {
     /// An offset in the driver's file.
     Own(u64),
     /// A file that other processes may have open.
     Shared { file: Arc<SharedFile>, imported: bool },
 }
 
-impl Physical {
-    pub(crate) fn new(device: usize, bytes: usize, source: Source) -> Self {
-        Self { device, bytes, source, mappings: 0, released: false }
+impl PhysicalState {
+    pub(crate) fn new(device: usize, bytes: usize, backing: PhysicalBacking) -> Self {
+        Self { device, bytes, backing, mappings: 0, released: false }
     }
 }
 
 /// The user of memory.
 #[derive(Clone, Copy)]
-pub(crate) enum User {
+pub(crate) enum MemoryUser {
     /// A kernel on a device.
     Kernel(usize),
     /// A copy or memset, which can access the memory of any device.
@@ -44,34 +44,34 @@ pub(crate) enum User {
 }
 
 /// A mapping inside a reservation.
-pub(crate) struct Mapped {
+pub(crate) struct MappedRange {
     pub(crate) physical: u64,
     pub(crate) bytes: usize,
     pub(crate) access: BTreeMap<usize, MemAccess>,
 }
 
-impl Mapped {
+impl MappedRange {
     /// Returns `true` if a user may access the mapping. A copy may if any device may, because a
     /// copy engine of that device can run it.
-    pub(crate) fn allows(&self, user: User, write: bool) -> bool {
+    pub(crate) fn allows(&self, user: MemoryUser, write: bool) -> bool {
         let enough = |access: &MemAccess| match access {
             MemAccess::ReadWrite => true,
             MemAccess::Read => !write,
             MemAccess::None => false,
         };
         match user {
-            User::Kernel(device) => self.access.get(&device).is_some_and(enough),
-            User::Copy => self.access.values().any(enough),
+            MemoryUser::Kernel(device) => self.access.get(&device).is_some_and(enough),
+            MemoryUser::Copy => self.access.values().any(enough),
         }
     }
 }
 
 /// Returns the mappings that together cover a range of a reservation, or `None` if there is a gap.
 pub(crate) fn covering(
-    mappings: &BTreeMap<usize, Mapped>,
+    mappings: &BTreeMap<usize, MappedRange>,
     offset: usize,
     bytes: usize,
-) -> Option<impl Iterator<Item = &Mapped>> {
+) -> Option<impl Iterator<Item = &MappedRange>> {
     let end = offset.checked_add(bytes)?;
     let (&first, _) = mappings.range(..=offset).next_back()?;
     let mut reached = first;

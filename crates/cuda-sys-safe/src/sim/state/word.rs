@@ -18,12 +18,14 @@ impl Word {
     }
 
     pub(crate) fn get(self) -> u32 {
-        // SAFETY: as the caller of `new` promised.
+        // SAFETY: the caller of `new` guarantees that the word is aligned, that its memory stays
+        // page-locked, and that all accesses are atomics of this size.
         unsafe { &*with_exposed_provenance::<AtomicU32>(self.0) }.load(Ordering::Acquire)
     }
 
     pub(crate) fn set(self, value: u32) {
-        // SAFETY: as above.
+        // SAFETY: the caller of `new` guarantees that the word is aligned, that its memory stays
+        // page-locked, and that all accesses are atomics of this size.
         unsafe { &*with_exposed_provenance::<AtomicU32>(self.0) }.store(value, Ordering::Release);
     }
 }

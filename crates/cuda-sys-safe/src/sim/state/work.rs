@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::launch::OwnedLaunch;
 use crate::nccl::Collective;
-use crate::nccl::sim::Seat;
+use crate::nccl::sim::Participant;
 use crate::sim::CallKind;
 use crate::*;
 
@@ -13,12 +13,12 @@ use crate::*;
 pub(crate) type HostFn = Box<dyn FnOnce() + Send>;
 
 /// The key of a stream: its raw handle, or a small number for a default stream.
-pub(crate) type Key = u64;
+pub(crate) type StreamKey = u64;
 
 /// The end of a stream's first `position` operations. Events and waits refer to points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Point {
-    pub(crate) stream: Key,
+    pub(crate) stream: StreamKey,
     pub(crate) position: u64,
 }
 
@@ -38,19 +38,19 @@ impl Label {
 
 /// Work that a graph can repeat.
 #[derive(Clone)]
-pub(crate) enum Work {
+pub(crate) enum DeviceWork {
     Copy(CopyWork),
     Memset(MemsetWork),
     Kernel(Arc<OwnedLaunch>),
     Group(Arc<Group>),
 }
 
-impl Work {
-    pub(crate) fn is_of(&self, seat: &Arc<Seat>) -> bool {
-        matches!(self, Self::Group(group) if Arc::ptr_eq(&group.seat, seat))
+impl DeviceWork {
+    pub(crate) fn is_of(&self, participant: &Arc<Participant>) -> bool {
+        matches!(self, Self::Group(group) if Arc::ptr_eq(&group.participant, participant))
     }
 
-    /// Returns the handle of the communicator that takes part.
+    /// Returns the handle of the work's communicator.
     pub(crate) fn communicator(&self) -> Option<u64> {
         match self {
             Self::Group(group) => Some(group.comm),
@@ -61,14 +61,14 @@ impl Work {
 
 #[derive(Clone)]
 pub(crate) struct CopyWork {
-    pub(crate) dst: End,
-    pub(crate) src: End,
+    pub(crate) dst: QueuedCopyEnd,
+    pub(crate) src: QueuedCopyEnd,
     pub(crate) bytes: usize,
 }
 
 /// One end of an enqueued copy.
 #[derive(Clone)]
-pub(crate) enum End {
+pub(crate) enum QueuedCopyEnd {
     /// Host memory, accessed when the copy runs.
     Host(usize),
     /// Bytes of pageable host memory, read during the call.
@@ -78,7 +78,7 @@ pub(crate) enum End {
 
 impl CopyWork {
     pub(crate) fn on_one_device(&self) -> bool {
-        matches!((&self.dst, &self.src), (End::Device(a, _), End::Device(b, _)) if a == b)
+        matches!((&self.dst, &self.src), (QueuedCopyEnd::Device(a, _), QueuedCopyEnd::Device(b, _)) if a == b)
     }
 }
 
@@ -92,15 +92,15 @@ pub(crate) struct MemsetWork {
 /// Calls that begin together.
 pub(crate) struct Group {
     pub(crate) comm: u64,
-    pub(crate) seat: Arc<Seat>,
+    pub(crate) participant: Arc<Participant>,
     pub(crate) calls: Vec<Collective>,
     pub(crate) rank: usize,
     pub(crate) ranks: usize,
 }
 
-/// A rank's end of a communicator, as its driver knows it.
-pub(crate) struct Comm {
-    pub(crate) seat: Arc<Seat>,
+/// A driver's record of one of its ranks in a communicator.
+pub(crate) struct CommRecord {
+    pub(crate) participant: Arc<Participant>,
     /// The end of the latest operation of the communicator. The next operation runs after it.
     pub(crate) latest: Option<Point>,
 }

@@ -1,6 +1,6 @@
-//! Each step as the driver's call. That it is sound is the model's business.
+//! Makes the driver call of a step. The model ensures that the call is sound.
 
-mod strike;
+mod faults;
 
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
@@ -8,9 +8,9 @@ use std::ptr::NonNull;
 use warpline_cuda_sys_safe::{self as cuda, *};
 
 use crate::gate::Gate as Held;
-use crate::lane::{Bytes, Lane, Range, layout, ptx};
 use crate::model::PAGE;
-use crate::step::{self, BadShape, By, Id, Image, Place, Question, Step};
+use crate::step::{self, BadShape, By, DeviceQuery, Id, Image, Place, Step};
+use crate::subject::{BufferMemory, Range, Subject, layout, ptx};
 
 fn access(access: step::Access) -> MemAccess {
     match access {
@@ -30,8 +30,8 @@ fn mode(mode: step::Mode) -> CaptureMode {
 
 const FINE: &str = "ok";
 
-impl Lane {
-    /// Makes the step's call. What was made or released is entered in the lane.
+impl Subject {
+    /// Makes the driver call of a step, and records created and released objects.
     #[allow(clippy::too_many_lines)]
     pub(crate) fn perform(
         &mut self,
@@ -42,8 +42,8 @@ impl Lane {
         use Step::*;
         let driver = self.driver.clone();
         let d = &*driver;
-        // SAFETY: the model admits only steps whose objects are alive, whose memory is there and
-        // stays until the work is done; handles were made by this driver.
+        // SAFETY: the model admits only steps whose objects are alive and belong to this driver,
+        // and whose memory stays valid until the work is done.
         unsafe {
             match *step {
                 StreamCreate { stream, device, non_blocking, priority } => {
@@ -85,7 +85,7 @@ impl Lane {
                 Synchronize { device } => d.synchronize(device)?,
                 MemAlloc { buf, device, bytes } => {
                     let ptr = d.mem_alloc(device, bytes)?;
-                    self.bufs.insert(buf, Bytes::Device { device, ptr, pool: false });
+                    self.bufs.insert(buf, BufferMemory::Device { device, ptr, pool: false });
                 }
                 MemFree { buf, device, at } => {
                     d.mem_free(device, self.address(Place::Buf { buf, at }))?;
@@ -93,7 +93,7 @@ impl Lane {
                 }
                 HostAlloc { buf, device, bytes } => {
                     let ptr = d.host_alloc(device, bytes, HostFlags::default())?;
-                    self.bufs.insert(buf, Bytes::Pinned { device, ptr, bytes });
+                    self.bufs.insert(buf, BufferMemory::Pinned { device, ptr, bytes });
                 }
                 HostFree { buf, device } => {
                     if let Some((ptr, _)) = self.host(buf) {
@@ -104,7 +104,7 @@ impl Lane {
                 Pageable { buf, bytes } => {
                     let memory = std::alloc::alloc_zeroed(layout(bytes));
                     let ptr = NonNull::new(memory).expect("a page of memory");
-                    self.bufs.insert(buf, Bytes::Own { ptr, bytes, registered: false });
+                    self.bufs.insert(buf, BufferMemory::Own { ptr, bytes, registered: false });
                 }
                 HostRegister { buf, device, bytes } => {
                     if let Some((ptr, _)) = self.host(buf) {
@@ -161,9 +161,9 @@ impl Lane {
                     self.launch(stream, nothing, shape, [0, 0], false)?;
                 }
                 HostFunction { stream, panics } => {
-                    let heard = self.heard.clone();
+                    let host_fn_log = self.host_fn_log.clone();
                     let f = move || {
-                        heard.lock().expect("nobody panics with it").push(index);
+                        host_fn_log.lock().expect("nobody panics with it").push(index);
                         if panics {
                             std::panic::resume_unwind(Box::new("as the program wants"));
                         }
@@ -268,7 +268,7 @@ impl Lane {
                     let pool = self.pools[&pool];
                     let ptr = d.mem_alloc_async(pool, bytes, self.streams[&stream])?;
                     let device = pool.device();
-                    self.bufs.insert(buf, Bytes::Device { device, ptr, pool: true });
+                    self.bufs.insert(buf, BufferMemory::Device { device, ptr, pool: true });
                 }
                 FreeAsync { buf, stream } => {
                     let ptr = self.address(Place::Buf { buf, at: 0 });
@@ -304,28 +304,30 @@ impl Lane {
                 }
                 Ask { device, what } => {
                     return match what {
-                        Question::Priorities => {
+                        DeviceQuery::Priorities => {
                             d.stream_priority_range(device).map(|r| format!("{r:?}"))
                         }
-                        Question::Granularity => d.mem_granularity(device).map(|g| g.to_string()),
-                        Question::MemInfo => d.mem_info(device).map(|_| FINE.to_owned()),
-                        Question::Lost => Ok(d.lost(device).map_or("no", |_| "lost").to_owned()),
-                        Question::NoSuchDevice => d.synchronize(99).map(|()| FINE.to_owned()),
+                        DeviceQuery::Granularity => {
+                            d.mem_granularity(device).map(|g| g.to_string())
+                        }
+                        DeviceQuery::MemInfo => d.mem_info(device).map(|_| FINE.to_owned()),
+                        DeviceQuery::Lost => Ok(d.lost(device).map_or("no", |_| "lost").to_owned()),
+                        DeviceQuery::NoSuchDevice => d.synchronize(99).map(|()| FINE.to_owned()),
                     };
                 }
-                Strike { stream, how } => self.strike(stream, how)?,
+                Fail { stream, how } => self.inject_fault(stream, how)?,
             }
         }
         Ok(FINE.to_owned())
     }
 
     fn set_registered(&mut self, buf: Id, now: bool) {
-        if let Some(Bytes::Own { registered, .. }) = self.bufs.get_mut(&buf) {
+        if let Some(BufferMemory::Own { registered, .. }) = self.bufs.get_mut(&buf) {
             *registered = now;
         }
     }
 
-    /// The number of an address, as host code knows it.
+    /// Returns the address of a place as a number.
     fn pointer(&self, place: Place) -> u64 {
         self.address(place).addr()
     }
@@ -337,10 +339,10 @@ impl Lane {
             Image::TooNew => text.replace(".version 6.3", ".version 99.0"),
             Image::Good | Image::NoSuchKernel => text,
         };
-        // SAFETY: text.
+        // SAFETY: the image is PTX text.
         let module = unsafe { self.driver.module_load(device, text.as_bytes()) }?;
         let name = if image == Image::Good { c"stop" } else { c"start" };
-        // SAFETY: the module is alive until the second call, and its kernels are not kept.
+        // SAFETY: the module is alive until the second call, and no kernel is kept.
         unsafe {
             let found = self.driver.module_function(module, name);
             self.driver.module_unload(module)?;

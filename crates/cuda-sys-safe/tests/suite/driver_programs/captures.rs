@@ -27,7 +27,7 @@ fn status(stream: &Stream) -> Result<&'static str> {
 }
 
 fn destroy(driver: &Arc<dyn Driver>, graph: GraphHandle) -> Result<()> {
-    // SAFETY: callers own the graph.
+    // SAFETY: callers pass a live graph and do not use it afterwards.
     unsafe { driver.graph_destroy(graph) }
 }
 
@@ -52,7 +52,7 @@ programs! {
         let graph = end(&a)?;
         t.say("after", (status(&a)?, status(&b)?));
         t.say("nothing ran", words(&read(driver, &x)?)[0]);
-        // SAFETY: graph, stream and memory are alive until the work is done.
+        // SAFETY: graph, stream and memory stay alive until the work is done.
         unsafe {
             let exec = driver.graph_instantiate(graph)?;
             driver.graph_launch(exec, a.handle())?;
@@ -112,7 +112,7 @@ programs! {
                 }
                 Err(error) => t.say("captured", name(&error)),
             }
-            // SAFETY: allocated above and unused.
+            // SAFETY: the memory was allocated above, and no work uses it.
             ptr.map_or(Ok(()), |ptr| unsafe { driver.mem_free(0, ptr) })
         };
         attempt(t, "global", Global)?;

@@ -31,17 +31,17 @@ programs! {
         let pinned = HostMemory::pinned(driver, 0, 4096)?;
         set_bytes(&pinned, 5);
         let end = CopyEnd::Host(pinned.as_ptr());
-        // SAFETY: all ends outlive the calls, which wait.
+        // SAFETY: all ends outlive the synchronous call.
         unsafe { driver.memcpy(0, &Copy { dst: dev(&device), src: end, bytes: 4096 }) }?;
         set_bytes(&pinned, 6);
         t.say("source may change", read(driver, &device)?.iter().all(|&v| v == 5));
         fill(&Stream::default_of(driver, 0), &device, 7)?;
-        // SAFETY: as above.
+        // SAFETY: all ends outlive the synchronous call.
         unsafe { driver.memcpy(0, &Copy { dst: end, src: dev(&device), bytes: 4096 }) }?;
         t.say("target is ready", bytes(&pinned).iter().all(|&v| v == 7));
         let mut source = vec![8u8; 4096];
         let copy = Copy { dst: dev(&device), src: host(&mut source), bytes: 4096 };
-        // SAFETY: as above.
+        // SAFETY: all ends outlive the synchronous call.
         unsafe { driver.memcpy(0, &copy) }?;
         source.fill(9);
         t.say("pageable source may change", read(driver, &device)?.iter().all(|&v| v == 8));
@@ -77,7 +77,7 @@ programs! {
         let memory = memory(driver, 16)?;
         let set = |offset, value, count| {
             let at = memory.range(offset, 0)?;
-            // SAFETY: the memory outlives the work.
+            // SAFETY: callers keep the memory until the work is done.
             unsafe { driver.memset_async(at, value, count, stream.handle()) }
         };
         set(0, MemsetValue::U8(1), 3)?;
@@ -127,19 +127,19 @@ programs! {
         t.call("nothing", driver.mem_alloc(0, 0));
         t.call("too much", driver.mem_alloc(0, 1 << 46));
         let memory = memory(driver, 4096)?;
-        // SAFETY: refused, so nothing is freed.
+        // SAFETY: the driver refuses the call and frees nothing.
         t.call("free the middle", unsafe { driver.mem_free(0, memory.range(512, 0)?) });
         t.say("alignment", memory.ptr().addr() % 512);
         let info = driver.mem_info(0)?;
         t.say("free < total", info.free < info.total);
         let registered = HostMemory::registered(driver, 0, 4096)?;
-        // SAFETY: refused, so nothing is registered.
+        // SAFETY: the driver refuses the call and registers nothing.
         let again = unsafe {
             driver.host_register(0, registered.as_ptr(), 4096, HostFlags::default())
         };
         t.call("register twice", again);
         let pageable = HostMemory::pageable(64)?;
-        // SAFETY: refused, so nothing is unregistered.
+        // SAFETY: the driver refuses the call and unregisters nothing.
         t.call("unregister unknown", unsafe { driver.host_unregister(0, pageable.as_ptr()) });
     } => [
         "nothing: INVALID_VALUE",

@@ -1,4 +1,4 @@
-//! What captures forbid, and what they do not.
+//! Calls that captures forbid, and calls that they allow.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use warpline_cuda_sys_safe::*;
 
 use super::kit::*;
 
-/// What comes of `call` while the stream is captured, and of the capture.
+/// Runs `call` while the stream is captured. Records the result of the call and of the capture.
 fn during<T>(
     t: &mut Transcript,
     (stream, mode): (&Stream, CaptureMode),
@@ -16,7 +16,7 @@ fn during<T>(
     call: impl FnOnce() -> Result<T>,
 ) -> Result<Option<T>> {
     let driver = stream.driver();
-    // SAFETY: the stream is alive, and what is captured is destroyed unused.
+    // SAFETY: the stream is alive. The captured graph is destroyed without a replay.
     unsafe {
         driver.begin_capture(stream.handle(), mode)?;
         let result = call();
@@ -28,10 +28,10 @@ fn during<T>(
     }
 }
 
-/// An executable graph of nothing, and the graph.
+/// Creates an empty graph and its executable.
 fn graphs(driver: &Arc<dyn Driver>) -> Result<(GraphHandle, GraphExecHandle)> {
     let stream = stream(driver, 0)?;
-    // SAFETY: the stream is alive, and the graph just made.
+    // SAFETY: the stream is alive, and the graph was just captured.
     unsafe {
         driver.begin_capture(stream.handle(), Relaxed)?;
         let graph = driver.end_capture(stream.handle())?;
@@ -46,7 +46,8 @@ programs! {
         let (graph, exec) = graphs(driver)?;
         let pool = driver.mempool_create(0)?;
         let function = add_scalar(driver, 0)?;
-        // SAFETY: what is released was made here and is unused; the image is text.
+        // SAFETY: all released objects were created here, and no work uses them. The image is PTX
+        // text.
         unsafe {
             let load = || driver.module_load(0, PTX.as_bytes());
             if let Some(module) = during(t, strict, "load a module", load)? {
@@ -95,7 +96,7 @@ programs! {
     host_functions_in_the_default_stream_while_capturing(1, driver, t) {
         let blocking = blocking_stream(driver, 0)?;
         during(t, (&blocking, Relaxed), "a host function", || {
-            // SAFETY: the default stream always is.
+            // SAFETY: a default stream is always alive.
             unsafe { driver.launch_host_func(StreamHandle::default_of(0), Box::new(|| ())) }
         })?;
     } => [
@@ -105,8 +106,8 @@ programs! {
     captured_copies_of_pageable_memory(1, driver, t) {
         let (a, memory) = (stream(driver, 0)?, memory(driver, 64)?);
         let (mut source, mut target) = (vec![1u8; 64], vec![0u8; 64]);
-        // SAFETY: stream, memory and both vectors last until the replay is waited for, and nobody
-        // else uses them until then.
+        // SAFETY: stream, memory and both vectors outlive the replay, and no other code accesses
+        // them before.
         unsafe {
             driver.begin_capture(a.handle(), Relaxed)?;
             copy_async(&a, dev(&memory), host(&mut source), 64)?;

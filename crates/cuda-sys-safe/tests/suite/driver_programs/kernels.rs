@@ -89,7 +89,7 @@ programs! {
         let seen = words(&read(driver, &near)?);
         t.say("read from a peer", seen.iter().all(|&v| v == 0x0202_0203));
         here.synchronize()?;
-        // SAFETY: no work is under way.
+        // SAFETY: no work is running.
         let disable = || unsafe { driver.disable_peer_access(0, 1) };
         t.call("disable", disable());
         t.call("disable twice", disable());

@@ -1,4 +1,4 @@
-//! What the programs are written with: a transcript, and short names for the driver's calls.
+//! Helpers for the programs: a transcript, and short names for driver calls.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use warpline_cuda_sys_safe::owned::{DeviceMemory, Event, Function, HostMemory, Module, Stream};
 use warpline_cuda_sys_safe::*;
 
-/// What a program saw, line by line.
+/// The observations of a program, line by line.
 #[derive(Debug, Default)]
 pub(crate) struct Transcript(pub(crate) Vec<String>);
 
@@ -15,7 +15,7 @@ impl Transcript {
         self.0.push(format!("{what}: {seen:?}"));
     }
 
-    /// Notes how a call ended: `ok`, or the name of its error.
+    /// Records the result of a call: `ok`, or the name of its error.
     pub(crate) fn call<T>(&mut self, what: &str, result: Result<T>) {
         let seen = match result {
             Ok(_) => "ok".into(),
@@ -25,7 +25,7 @@ impl Transcript {
     }
 }
 
-/// The name of an error's code.
+/// Returns the name of an error's code.
 pub(crate) fn name(error: &DriverError) -> String {
     match error.code() {
         Some(code) => code.name().trim_start_matches("CUDA_ERROR_").into(),
@@ -59,42 +59,42 @@ pub(crate) fn dev(memory: &DeviceMemory) -> CopyEnd {
     CopyEnd::Device { device: memory.device(), ptr: memory.ptr() }
 }
 
-/// Fills all of it with a byte, on a stream.
+/// Fills memory with a byte, on a stream.
 pub(crate) fn fill(stream: &Stream, memory: &DeviceMemory, value: u8) -> Result<()> {
     let value = MemsetValue::U8(value);
-    // SAFETY: programs keep memory until its work is done; freeing waits besides.
+    // SAFETY: programs keep memory until its work is done, and freeing waits for the work, too.
     unsafe { stream.driver().memset_async(memory.ptr(), value, memory.bytes(), stream.handle()) }
 }
 
 pub(crate) fn copy_async(stream: &Stream, dst: CopyEnd, src: CopyEnd, bytes: usize) -> Result<()> {
-    // SAFETY: programs keep both ends until the work is done.
+    // SAFETY: programs keep both ends alive until the work is done.
     unsafe { stream.driver().memcpy_async(&Copy { dst, src, bytes }, stream.handle()) }
 }
 
-/// Host memory as one end of a copy.
+/// Returns host memory as an end of a copy.
 pub(crate) fn host(bytes: &mut [u8]) -> CopyEnd {
     CopyEnd::Host(NonNull::new(bytes.as_mut_ptr()).unwrap_or(NonNull::dangling()))
 }
 
-/// Waits for the whole device, then copies all of the memory out.
+/// Waits for the device, then copies all of the memory to the host.
 pub(crate) fn read(driver: &Arc<dyn Driver>, memory: &DeviceMemory) -> Result<Vec<u8>> {
     driver.synchronize(memory.device())?;
     let mut out = vec![0; memory.bytes()];
     let copy = Copy { dst: host(&mut out), src: dev(memory), bytes: memory.bytes() };
-    // SAFETY: `out` has that many bytes and is filled when the call returns.
+    // SAFETY: `out` has this many bytes, and the call is synchronous.
     unsafe { driver.memcpy(memory.device(), &copy) }?;
     Ok(out)
 }
 
-/// The bytes of a page-locked buffer, once nothing uses it.
+/// Returns the bytes of a page-locked buffer that no work uses.
 pub(crate) fn bytes(host: &HostMemory) -> &[u8] {
-    // SAFETY: initialised, and programs call this after the copies that write it.
+    // SAFETY: the bytes are initialised, and programs call this after all copies that write them.
     unsafe { std::slice::from_raw_parts(host.as_ptr().as_ptr(), host.bytes()) }
 }
 
-/// Fills a page-locked buffer that nothing uses.
+/// Fills a page-locked buffer that no work uses.
 pub(crate) fn set_bytes(host: &HostMemory, value: u8) {
-    // SAFETY: its size, and programs call this when no copy uses it.
+    // SAFETY: the buffer has this size, and programs call this when no copy uses it.
     unsafe { host.as_ptr().as_ptr().write_bytes(value, host.bytes()) };
 }
 
@@ -104,7 +104,7 @@ pub(crate) fn add_scalar(driver: &Arc<dyn Driver>, device: usize) -> Result<Func
     Module::load_ptx(driver, device, PTX)?.function(c"add_scalar")
 }
 
-/// Shape and shared memory of a launch.
+/// The launch configuration.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
     pub(crate) grid: [u32; 3],
@@ -114,7 +114,7 @@ pub(crate) struct Shape {
 
 pub(crate) const ONE_BLOCK: Shape = Shape { grid: [1, 1, 1], block: [64, 1, 1], shared_bytes: 0 };
 
-/// `dst[i] = src[i] + addend` for `n` numbers, as `add_scalar` of the PTX.
+/// Computes `dst[i] = src[i] + addend` for `n` numbers, with the kernel `add_scalar`.
 #[track_caller]
 pub(crate) fn launch_add(
     stream: &Stream,
@@ -143,22 +143,25 @@ pub(crate) fn launch_add(
         params: &params,
         location: std::panic::Location::caller(),
     };
-    // SAFETY: programs keep the memory until the work is done; the kernel takes these arguments.
+    // SAFETY: programs keep the memory until the work is done. The arguments are those of the
+    // kernel.
     unsafe { stream.driver().launch(stream.handle(), &launch) }
 }
 
+/// Runs `add_scalar` on the CPU.
+///
 /// # Safety
-/// As [`HostKernel`].
+/// The same as [`HostKernel`].
 unsafe fn add_scalar_host(launch: &HostLaunch<'_>) {
     let word = |i: usize| u32::from_ne_bytes(launch.params[4 * i..4 * i + 4].try_into().unwrap());
     let (dst, src) = (launch.pointers[0].cast::<u32>(), launch.pointers[1].cast::<u32>());
     for i in 0..word(0) as usize {
-        // SAFETY: both footprints have that many elements.
+        // SAFETY: both footprints have this many elements.
         unsafe { dst.add(i).write(src.add(i).read().wrapping_add(word(1))) };
     }
 }
 
-/// Bytes as numbers.
+/// Converts bytes to numbers.
 pub(crate) fn words(bytes: &[u8]) -> Vec<u32> {
     bytes.chunks_exact(4).map(|c| u32::from_ne_bytes(c.try_into().unwrap())).collect()
 }

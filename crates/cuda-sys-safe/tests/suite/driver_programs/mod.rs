@@ -1,14 +1,14 @@
-//! Small programs written only against the driver interface, each with the transcript that CUDA
-//! gives. Every program runs on the simulator under several schedules and, where there is a GPU,
-//! on the real driver, and must come out the same.
+//! Small programs of driver calls, each with the transcript that CUDA produces. Every program runs
+//! on the simulator under several schedules, and on the real driver if there is a GPU. All runs
+//! must produce the transcript.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
 use warpline_cuda_sys_safe::*;
 
-/// Defines programs: their name, the devices they need, what they do, and what they see. Each
-/// becomes one test on the simulator and one on a GPU.
+/// Defines programs: name, required devices, body, and expected transcript. Each program becomes
+/// one test on the simulator and one on a GPU.
 macro_rules! programs {
     ($($name:ident($devices:tt, $driver:ident, $t:ident) $body:block
         => [$($line:literal),* $(,)?])*) => {$(
@@ -32,7 +32,7 @@ macro_rules! programs {
     )*};
 }
 
-/// The test of a program on the real driver, named after the GPUs it needs.
+/// Defines the test of a program on the real driver. Its name tells the number of required GPUs.
 macro_rules! gpu_test {
     (1, $expected:expr) => {
         #[test]
@@ -86,7 +86,7 @@ fn simulated(devices: usize, program: Program, expected: &[&str]) {
 }
 
 fn real(program: Program, expected: &[&str]) {
-    // Captures and waits of one program would spoil those of another.
+    // Captures and waits of one program would affect another program on the same GPU.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let spec = std::env::var("WARPLINE_DRIVER").ok();

@@ -7,7 +7,7 @@ use super::kit::*;
 use std::sync::Arc;
 use warpline_cuda_sys_safe::*;
 
-/// Sets a byte range and reads it back from another address.
+/// Sets bytes at one address and reads them at another.
 fn through(
     driver: &Arc<dyn Driver>,
     write: DevicePtr,
@@ -15,11 +15,11 @@ fn through(
     value: u8,
 ) -> Result<Vec<u8>> {
     let stream = Stream::default_of(driver, 0);
-    // SAFETY: callers pass mapped addresses; everything is waited for.
+    // SAFETY: callers pass mapped addresses, and all work is waited for.
     unsafe { driver.memset_async(write, MemsetValue::U8(value), 4, stream.handle()) }?;
     let mut out = vec![0; 4];
     let src = CopyEnd::Device { device: 0, ptr: read };
-    // SAFETY: as above.
+    // SAFETY: callers pass mapped addresses, and the copy is synchronous.
     unsafe { driver.memcpy(0, &Copy { dst: host(&mut out), src, bytes: 4 }) }?;
     Ok(out)
 }
@@ -29,7 +29,7 @@ programs! {
         let page = driver.mem_granularity(0)?;
         let base = driver.address_reserve(0, 3 * page)?;
         let piece = driver.mem_create(0, page)?;
-        // SAFETY: everything below is live until it is released at the end, with no work left.
+        // SAFETY: all objects below are live until their release at the end, when no work is left.
         unsafe {
             let second = base.offset(2 * page as i64);
             let both = [(0, MemAccess::ReadWrite)];
@@ -69,7 +69,7 @@ programs! {
         let piece = driver.mem_create(1, page)?;
         let (near, here) = (memory(driver, 256)?, stream(driver, 0)?);
         let function = add_scalar(driver, 0)?;
-        // SAFETY: everything below is live until it is released at the end, with no work left.
+        // SAFETY: all objects below are live until their release at the end, when no work is left.
         unsafe {
             driver.mem_map(base, page, 0, piece)?;
             driver.mem_set_access(1, base, page, &[(1, MemAccess::ReadWrite)])?;
@@ -94,7 +94,7 @@ programs! {
         let page = driver.mem_granularity(0)?;
         let base = driver.address_reserve(0, 2 * page)?;
         let pieces = [driver.mem_create(0, page)?, driver.mem_create(0, page)?];
-        // SAFETY: everything below is live until it is released at the end, with no work left.
+        // SAFETY: all objects below are live until their release at the end, when no work is left.
         unsafe {
             for (i, piece) in pieces.into_iter().enumerate() {
                 driver.mem_map(base.offset((i * page) as i64), page, 0, piece)?;
@@ -118,7 +118,7 @@ programs! {
         t.call("create too much", driver.mem_create(0, page << 24));
         let base = driver.address_reserve(0, 2 * page)?;
         let piece = driver.mem_create(0, page)?;
-        // SAFETY: as above.
+        // SAFETY: the mappings are live until their release at the end, when no work is left.
         unsafe {
             t.call("map more than there is", driver.mem_map(base, 2 * page, 0, piece));
             let access = [(0, MemAccess::ReadWrite)];
@@ -140,7 +140,7 @@ programs! {
     pools_that_peers_use(2, driver, t) {
         let [own, other] = [stream(driver, 0)?, stream(driver, 1)?];
         let pool = driver.mempool_create(0)?;
-        // SAFETY: pool, streams and memory are live until they are released; devices are waited for
+        // SAFETY: pool, streams and memory are live until their release. The device is synchronized
         // between uses.
         unsafe {
             let before = driver.mem_alloc_async(pool, 1024, own.handle())?;
@@ -172,7 +172,7 @@ programs! {
         let stream = stream(driver, 0)?;
         let target = memory(driver, 1024)?;
         let pool = driver.mempool_create(0)?;
-        // SAFETY: pool, stream and memory are live until they are released, in stream order.
+        // SAFETY: pool, stream and memory are live until their release, which runs in stream order.
         unsafe {
             driver.mempool_release_threshold(pool, u64::MAX)?;
             let a = driver.mem_alloc_async(pool, 1024, stream.handle())?;

@@ -1,4 +1,4 @@
-//! Each collective with every type and reduction, in place and not.
+//! Each collective with every type and reduction, in place and out of place.
 
 use warpline_cuda_sys_safe::nccl::{Collective, NcclType, ReduceOp};
 use warpline_cuda_sys_safe::*;
@@ -8,22 +8,22 @@ use super::numbers::*;
 
 const COUNT: usize = 5;
 
-/// What is where nothing was received.
+/// Value of bytes that no rank has written.
 const UNTOUCHED: u8 = 0xa5;
 
 impl Rank {
-    /// Every type with every reduction.
+    /// Returns every type with every reduction.
     fn reductions(&self) -> impl Iterator<Item = (NcclType, ReduceOp)> {
         NcclType::ALL.into_iter().flat_map(|dtype| ReduceOp::ALL.map(|op| (dtype, op)))
     }
 
-    /// What all ranks give.
+    /// Returns the inputs of all ranks.
     fn all(&self, dtype: NcclType, op: ReduceOp, count: usize) -> Vec<Vec<i128>> {
         let ranks = self.me().1;
         (0..ranks).map(|rank| given(dtype, op, ranks, rank, count)).collect()
     }
 
-    /// Calls with these elements at the memory's begin; what is at `recv` then.
+    /// Makes a call with these elements at the start of the memory. Returns the elements at `recv`.
     fn result(
         &self,
         dtype: NcclType,
@@ -105,7 +105,7 @@ programs! {
             let inputs = rank.all(dtype, ReduceOp::Sum, COUNT);
             let expected = encode(dtype, &inputs.concat());
             let part = COUNT * dtype.size();
-            // In place: what it sends lies where it will receive it.
+            // In place: a rank's input lies where its part of the output will be.
             for (from, to) in [(0, RECV), (me * part, 0)] {
                 let (send, recv) = (rank.at(from), rank.at(to));
                 let mut front = vec![0; from / dtype.size()];
@@ -178,7 +178,7 @@ programs! {
             let root = number % ranks;
             let part = COUNT * dtype.size();
             let inputs = rank.all(dtype, ReduceOp::Sum, COUNT * ranks);
-            // To the root, each rank's first part.
+            // Gather: each rank sends its first elements to the root.
             let send = rank.at(0);
             let mut calls = vec![Collective::Send { send, count: COUNT, dtype, peer: root }];
             if me == root {
@@ -195,7 +195,7 @@ programs! {
             };
             t.check(|| format!("gather {dtype:?} on {root}"), &got, &expected);
 
-            // From the root, to each rank its part.
+            // Scatter: the root sends each rank its part.
             let recv = rank.at(RECV);
             let mut calls = vec![Collective::Recv { recv, count: COUNT, dtype, peer: root }];
             if me == root {
@@ -211,7 +211,7 @@ programs! {
     } => ["gather and scatter: right"]
 
     as_much_as_several_channels_carry([2], rank, t) {
-        // An odd number of bytes, from an odd address.
+        // An odd number of bytes at an odd address.
         let (count, dtype, op) = (100_003, NcclType::U8, ReduceOp::Sum);
         let inputs = rank.all(dtype, op, count);
         rank.put(1, &encode(dtype, &inputs[rank.me().0]))?;

@@ -11,7 +11,7 @@ fn sum(rank: &Rank) -> Collective {
     Collective::AllReduce { send: at, recv: at, count: 1, dtype, op }
 }
 
-/// A communicator of all ranks that has been used.
+/// Returns a new communicator of all ranks that has completed a collective.
 fn another(rank: &Rank) -> Result<Communicator> {
     let comm = rank.comm.split(Some(0), 0, LIMIT)?.expect("it has a color");
     rank.enqueue_on(&comm, &[sum(rank)], &rank.stream)?;
@@ -24,7 +24,7 @@ programs! {
     abort_in_the_middle([2, 3], rank, t) {
         let comm = another(rank)?;
         if rank.me().0 == 0 {
-            // The others never come.
+            // The other ranks never make this call.
             rank.enqueue_on(&comm, &[sum(rank)], &rank.stream)?;
         }
         rank.meet();
@@ -70,14 +70,14 @@ programs! {
             if rank.me().0 > 0 {
                 return comm.abort();
             }
-            // NCCL's call, which would connect the ranks, waits for the others, who never make it.
+            // NCCL's first call connects the ranks, so it waits for ranks that never make the call.
             let call = scope.spawn(|| rank.enqueue_on(&comm, &[sum(rank)], &rank.stream));
             let began = std::time::Instant::now();
             while !call.is_finished() && began.elapsed().as_millis() < 100 {
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }
             comm.abort();
-            // It has returned by now, whatever it made of it.
+            // The interrupted call has returned. Its result does not matter.
             let _ = call.join().expect("no panic");
         });
         rank.meet();
@@ -96,7 +96,7 @@ programs! {
     abort_with_a_graph_alive([2, 3], rank, t) {
         let comm = another(rank)?;
         let (driver, stream) = (&rank.driver, rank.stream.handle());
-        // SAFETY: stream, memory and graph are alive until the replays have ended.
+        // SAFETY: stream, memory and graph stay alive until the replays have ended.
         let exec = unsafe {
             driver.begin_capture(stream, CaptureMode::ThreadLocal)?;
             rank.enqueue_on(&comm, &[sum(rank)], &rank.stream)?;
@@ -105,13 +105,13 @@ programs! {
             driver.graph_destroy(graph)?;
             exec
         };
-        // SAFETY: as above.
+        // SAFETY: stream, memory and graph stay alive until the replays have ended.
         let replay = || comm.while_usable(|| unsafe { driver.graph_launch(exec, stream) });
         t.call("a replay", replay().and_then(|launched| launched));
         rank.stream.synchronize()?;
         rank.meet();
         if rank.me().0 == 0 {
-            // The others never come.
+            // The other ranks never make this call.
             replay()??;
         }
         rank.meet();

@@ -21,7 +21,7 @@ programs! {
         ];
         rank.put(0, bytemuck::bytes_of(&[1f32, me as f32]))?;
         let (driver, stream) = (&rank.driver, rank.stream.handle());
-        // SAFETY: stream, memory and graphs are alive until the replays are waited for.
+        // SAFETY: stream, memory and graphs stay alive until all replays are done.
         let (graph, exec) = unsafe {
             driver.begin_capture(stream, CaptureMode::ThreadLocal)?;
             t.call("captured", rank.enqueue(&[sum]));
@@ -33,13 +33,13 @@ programs! {
         t.check(|| "before".into(), &floats(0, 2)?, &[1.0, me as f32]);
         let (n, numbers) = (ranks as f32, (ranks * (ranks - 1) / 2) as f32);
         for replay in 0..2 {
-            // SAFETY: as above.
+            // SAFETY: stream, memory and graphs stay alive until all replays are done.
             rank.comm.while_usable(|| unsafe { driver.graph_launch(exec, stream) })??;
             let scale = n.powi(replay);
             t.check(|| format!("sum {replay}"), &floats(0, 2)?, &[n * scale, numbers * scale]);
             t.check(|| format!("ring {replay}"), &floats(RECV, 1)?, &[n * scale]);
         }
-        // Besides replays it is used as before.
+        // A communicator in a graph can still be used directly.
         rank.enqueue(&[sum])?;
         t.check(|| "after".into(), &floats(0, 1)?, &[n.powi(3)]);
         t.tally("replays");

@@ -126,9 +126,9 @@ programs! {
         t.tally("both");
         rank.meet();
         second.abort();
-        // While a rank aborts, none waits on the host for what needs it.
+        // While a rank aborts, no rank may block on work that needs the aborted communicator.
         rank.meet();
-        // The other one is as it was.
+        // The first communicator is not affected.
         rank.enqueue(&[sum(rank, 0, 1)])?;
         t.check(|| "after".into(), &floats(&rank.get(0, 4)?), &[scale * ranks as f32]);
         t.tally("the first, without the second");

@@ -1,4 +1,4 @@
-//! What the programs are written with: a rank, its memory, and a transcript.
+//! Helpers for the programs: a rank, its memory, and a transcript.
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -8,12 +8,12 @@ use warpline_cuda_sys_safe::nccl::{Collective, UniqueId};
 use warpline_cuda_sys_safe::owned::{Communicator, DeviceMemory, Stream};
 use warpline_cuda_sys_safe::*;
 
-/// No wait takes longer.
+/// Time limit of every wait.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) type Program = fn(&Rank, &mut Transcript) -> Result<()>;
 
-/// What a rank saw, line by line.
+/// The observations of a rank, line by line.
 #[derive(Debug, Default)]
 pub(crate) struct Transcript {
     pub(crate) lines: Vec<String>,
@@ -25,13 +25,13 @@ impl Transcript {
         self.lines.push(format!("{what}: {seen:?}"));
     }
 
-    /// Notes how a call ended: `ok`, or what kind of error it was.
+    /// Records the result of a call: `ok`, or the kind of its error.
     pub(crate) fn call<T>(&mut self, what: &str, result: Result<T>) {
         let seen = result.map_or_else(|error| kind(&error), |_| "ok".into());
         self.lines.push(format!("{what}: {seen}"));
     }
 
-    /// Counts what is right, and notes what is not.
+    /// Counts a correct value, and records a wrong one.
     pub(crate) fn check<T: PartialEq + std::fmt::Debug>(
         &mut self,
         what: impl FnOnce() -> String,
@@ -45,14 +45,14 @@ impl Transcript {
         }
     }
 
-    /// Notes how much was right since the last time.
+    /// Records the number of correct values since the last tally.
     pub(crate) fn tally(&mut self, what: &str) {
         let right = std::mem::take(&mut self.right);
         self.lines.push(format!("{what}: {}", if right > 0 { "right" } else { "not checked" }));
     }
 }
 
-/// What kind of error it is: the library's status, the driver's code, or the first words.
+/// Returns the kind of an error: the library's status, the driver's code, or the first words.
 pub(crate) fn kind(error: &DriverError) -> String {
     match error {
         DriverError::LibraryCall { status, .. } => status.clone(),
@@ -61,7 +61,7 @@ pub(crate) fn kind(error: &DriverError) -> String {
     }
 }
 
-/// Where ranks that are threads meet.
+/// A barrier for ranks that are threads.
 #[derive(Default)]
 pub(crate) struct Meeting {
     arrived: Mutex<usize>,
@@ -80,20 +80,20 @@ impl Meeting {
     }
 }
 
-/// A rank with a stream and memory for what it sends and receives.
+/// A rank, with a stream and memory for its inputs and outputs.
 pub(crate) struct Rank {
     pub(crate) driver: Arc<dyn Driver>,
     pub(crate) comm: Communicator,
     pub(crate) stream: Stream,
     pub(crate) memory: DeviceMemory,
-    /// None where ranks are processes.
+    /// `None` if ranks are processes.
     pub(crate) meeting: Option<Arc<Meeting>>,
 }
 
-/// The bytes of a rank's memory.
+/// Size of a rank's memory, in bytes.
 pub(crate) const MEMORY: usize = 1 << 18;
 
-/// Where in it programs receive what they do not receive in place.
+/// Offset of outputs that are not in place.
 pub(crate) const RECV: usize = MEMORY / 2;
 
 impl Rank {
@@ -104,7 +104,7 @@ impl Rank {
         Ok(Self { driver: Arc::clone(driver), comm, stream, memory, meeting: None })
     }
 
-    /// Its number, and how many there are.
+    /// Returns the rank and the number of ranks.
     pub(crate) fn me(&self) -> (usize, usize) {
         (self.comm.rank(), self.comm.ranks())
     }
@@ -139,11 +139,11 @@ impl Rank {
 
     fn copy(&self, stream: &Stream, dst: CopyEnd, src: CopyEnd, bytes: usize) -> Result<()> {
         let copy = Copy { dst, src, bytes };
-        // SAFETY: the memory is alive; ends in pageable memory are done with when it returns.
+        // SAFETY: the memory is alive. The call has finished with pageable memory when it returns.
         unsafe { self.driver.memcpy_async(&copy, stream.handle()) }
     }
 
-    /// Enqueues a group on its own communicator and stream.
+    /// Enqueues a group on the rank's communicator and stream.
     pub(crate) fn enqueue(&self, calls: &[Collective]) -> Result<()> {
         self.enqueue_on(&self.comm, calls, &self.stream)
     }
@@ -154,18 +154,19 @@ impl Rank {
         calls: &[Collective],
         stream: &Stream,
     ) -> Result<()> {
-        // SAFETY: the stream is alive, and so is the memory until the work is done or aborted.
+        // SAFETY: the stream is alive, and the memory stays alive until the work is done or
+        // aborted.
         unsafe { comm.enqueue(calls, stream.handle()) }
     }
 
-    /// Waits for the other ranks, where a program needs that.
+    /// Waits for the other ranks, if ranks are threads.
     pub(crate) fn meet(&self) {
         if let Some(meeting) = &self.meeting {
             meeting.wait(self.comm.ranks());
         }
     }
 
-    /// An id that one rank makes and all get to know.
+    /// Creates an id on one rank and sends it to all.
     pub(crate) fn new_id(&self) -> Result<UniqueId> {
         let mut bytes = [0; UniqueId::BYTES];
         if self.comm.rank() == 0 {
@@ -179,7 +180,7 @@ impl Rank {
         Ok(UniqueId::from_bytes(bytes))
     }
 
-    /// Waits until the stream has nothing to do, but not for ever.
+    /// Waits until the stream is idle, with a time limit.
     pub(crate) fn is_soon_idle(&self) -> Result<bool> {
         let began = Instant::now();
         while began.elapsed() < LIMIT {
@@ -196,7 +197,7 @@ pub(crate) fn stream(driver: &Arc<dyn Driver>, device: usize) -> Result<Stream> 
     Stream::new(driver, device, StreamFlags { non_blocking: true, ..StreamFlags::default() })
 }
 
-/// Runs a program as one rank, and compares what it saw.
+/// Runs a program as one rank, and compares its transcript.
 pub(crate) fn check(rank: &Rank, program: Program, expected: &[&str], on: &str) {
     let mut transcript = Transcript::default();
     let result = program(rank, &mut transcript);
@@ -208,7 +209,7 @@ pub(crate) fn check(rank: &Rank, program: Program, expected: &[&str], on: &str) 
     assert_eq!(seen, expected, "{who}");
 }
 
-/// Bytes as numbers.
+/// Converts bytes to numbers.
 pub(crate) fn elements<T: bytemuck::AnyBitPattern>(bytes: &[u8]) -> Vec<T> {
     bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
 }

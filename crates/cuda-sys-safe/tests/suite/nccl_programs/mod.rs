@@ -1,9 +1,10 @@
-//! Small programs of collectives, each with the transcript that NCCL gives on every rank. Every program
-//! runs on the simulated NCCL, with ranks as threads and as processes under several schedules, and with
-//! two GPUs on the library itself, and must come out the same.
+//! Small programs of collectives, each with the transcript that NCCL produces on every rank. Every
+//! program runs on the simulated NCCL under several schedules, with ranks as threads and as
+//! processes, and on the library with two GPUs. All runs must produce the transcript.
 
-/// Defines programs: their name, of how many ranks they may be, what a rank does, and what it sees. Each
-/// becomes a test with simulated ranks as threads, one with processes and one on two GPUs.
+/// Defines programs: name, possible numbers of ranks, body of a rank, and expected transcript. Each
+/// program becomes one test with simulated ranks as threads, one with processes, and one on two
+/// GPUs.
 macro_rules! programs {
     ($($name:ident($ranks:expr, $rank:ident, $t:ident) $body:block
         => [$($line:literal),* $(,)?])*) => {$(

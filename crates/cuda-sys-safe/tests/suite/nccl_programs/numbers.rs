@@ -1,9 +1,9 @@
-//! Elements of all types, and what NCCL's definition makes of them, worked out with wide integers.
+//! Elements of all types, and the results of NCCL's reductions, computed with wide integers.
 
 use half::{bf16, f16};
 use warpline_cuda_sys_safe::nccl::{NcclType, ReduceOp};
 
-/// Integers as elements; those of an integer type wrap.
+/// Encodes integers as elements. Integer types wrap.
 pub(crate) fn encode(dtype: NcclType, values: &[i128]) -> Vec<u8> {
     let one = |&value: &i128| -> Vec<u8> {
         match dtype {
@@ -19,7 +19,7 @@ pub(crate) fn encode(dtype: NcclType, values: &[i128]) -> Vec<u8> {
     values.iter().flat_map(one).collect()
 }
 
-/// Elements as people write them.
+/// Formats elements for transcripts.
 pub(crate) fn show(dtype: NcclType, bytes: &[u8]) -> String {
     macro_rules! show {
         ($($case:ident: $ty:ty),*) => {
@@ -35,8 +35,8 @@ pub(crate) fn show(dtype: NcclType, bytes: &[u8]) -> String {
           BF16: bf16)
 }
 
-/// The `count` elements that a rank gives: such that each step of each combination is exact in every
-/// float.
+/// Returns the `count` input elements of a rank. Every step of every reduction is exact in every
+/// float type.
 pub(crate) fn given(
     dtype: NcclType,
     op: ReduceOp,
@@ -47,7 +47,7 @@ pub(crate) fn given(
     let signed = !matches!(dtype, NcclType::U8 | NcclType::U32 | NcclType::U64);
     let one = |i: usize| match op {
         ReduceOp::Product => 1 + ((rank + i) % 2) as i128,
-        // The mean is an integer, and the sum no more than an `i8`.
+        // The mean must be an integer, and the sum must fit `i8`.
         ReduceOp::Avg => (i % 4 + ranks * ((rank + i) % 2)) as i128,
         _ if signed && (rank + i) % 3 == 1 => -(((rank * 3 + i * 5) % 8) as i128),
         _ => ((rank * 3 + i * 5) % 8 + 1) as i128,
@@ -55,7 +55,7 @@ pub(crate) fn given(
     (0..count).map(one).collect()
 }
 
-/// What becomes of what all ranks give.
+/// Returns the reduction of all ranks' inputs.
 pub(crate) fn combined(op: ReduceOp, inputs: &[Vec<i128>]) -> Vec<i128> {
     let column = |i: usize| inputs.iter().map(move |input| input[i]);
     let one = |i: usize| match op {

@@ -1,4 +1,4 @@
-//! Ranks that are processes, and processes with an environment of their own.
+//! Runs ranks as processes, and tests in processes with their own environment.
 
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,20 +13,20 @@ use super::kit::*;
 
 const RANK: &str = "WARPLINE_TEST_NCCL_RANK";
 
-/// How long a process may take.
+/// Time limit for a process.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// This test again, in another process.
+/// Returns a command that runs this test again.
 fn again(test: &str, options: &[&str]) -> Command {
     let (_, test) = test.split_once("::").unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([test, "--exact", "--nocapture", "--test-threads=1"]).args(options);
-    // A panic is told on standard error.
+    // A panic is reported on standard error.
     command.stdout(Stdio::null());
     command
 }
 
-/// A process that ends with the test.
+/// A process that is killed when the test ends.
 struct Process(Child);
 
 impl Process {
@@ -49,8 +49,8 @@ impl Drop for Process {
     }
 }
 
-/// Runs a body where NVLink multicast, which concerns GPUs of others too, is off: NCCL reads its
-/// environment when it is loaded.
+/// Runs a body with NVLink multicast off, because multicast affects GPUs of other users, too. In a
+/// child process, because NCCL reads the environment when it is loaded.
 pub(crate) fn without_multicast(test: &str, body: fn()) {
     const VARIABLE: &str = "NCCL_NVLS_ENABLE";
     const WITHIN: &str = "WARPLINE_TEST_NCCL_WITHIN";
@@ -58,7 +58,7 @@ pub(crate) fn without_multicast(test: &str, body: fn()) {
         assert_eq!(std::env::var(VARIABLE).as_deref(), Ok("0"));
         return body();
     }
-    // Kernels that wait for each other are slow where processes share a GPU.
+    // Kernels that wait for one another are slow when processes share a GPU.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let mut command = again(test, &["--ignored"]);
@@ -66,7 +66,7 @@ pub(crate) fn without_multicast(test: &str, body: fn()) {
     assert!(process.succeeds(), "{test} failed in its own process, or took {PATIENCE:?}");
 }
 
-/// Runs a program with ranks in two and three processes, as many as it may have.
+/// Runs a program with ranks in two and three processes, if the program allows that number.
 pub(crate) fn simulated(test: &str, counts: &[usize], program: Program, expected: &[&str]) {
     if let Ok(text) = std::env::var(RANK) {
         let words: Vec<&str> = text.split(' ').collect();
@@ -85,7 +85,7 @@ pub(crate) fn simulated(test: &str, counts: &[usize], program: Program, expected
             };
             let mut others: Vec<Process> = (1..ranks).map(start).collect();
             run(&id, ranks, 0, seed, program, expected);
-            // What the ranks have in common is here: it has to live as long as others need it.
+            // This process owns the hub, so it must live until all other ranks have finished.
             assert!(others.iter_mut().all(Process::succeeds), "seed {seed}, {ranks} ranks");
         }
     }

@@ -1,4 +1,4 @@
-//! What is refused.
+//! Calls that are refused.
 
 use warpline_cuda_sys_safe::owned::Communicator;
 use warpline_cuda_sys_safe::*;
@@ -29,7 +29,7 @@ programs! {
     ]
 }
 
-/// Both ranks of one communicator on one device.
+/// Joins both ranks of a communicator on one device.
 fn on_one_device(driver: &std::sync::Arc<dyn Driver>) {
     let id = driver.nccl().unwrap().unique_id().unwrap();
     std::thread::scope(|scope| {

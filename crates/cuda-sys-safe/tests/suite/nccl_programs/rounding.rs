@@ -1,5 +1,5 @@
-//! What does not fit: integers wrap, means are truncated, floats are rounded. Of two ranks, whose sums
-//! are rounded once however they are added.
+//! Results that do not fit: integers wrap, means are truncated, floats are rounded. Two ranks
+//! suffice, and the order of their sum does not matter.
 
 use half::{bf16, f16};
 use warpline_cuda_sys_safe::nccl::{Collective, NcclType, ReduceOp};
@@ -8,7 +8,7 @@ use warpline_cuda_sys_safe::*;
 use super::kit::*;
 use super::numbers::show;
 
-/// Combines an element of each of two ranks, and notes what comes of it.
+/// Combines one element of each rank, and records the result.
 macro_rules! combine {
     ($rank:ident, $t:ident, $ty:ident $op:ident $first:expr, $second:expr) => {{
         let own = if $rank.me().0 == 0 { $first } else { $second };

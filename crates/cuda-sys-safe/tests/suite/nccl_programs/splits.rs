@@ -6,7 +6,8 @@ use warpline_cuda_sys_safe::*;
 
 use super::kit::*;
 
-/// The numbers that the ranks of a communicator have in the whole, in their order.
+/// Returns the ranks that the members of a communicator have in the world, in the order of their
+/// new ranks.
 fn members(rank: &Rank, part: &Communicator) -> Result<Vec<u32>> {
     let dtype = NcclType::U32;
     rank.put(0, bytemuck::bytes_of(&[rank.me().0 as u32]))?;
@@ -37,7 +38,7 @@ programs! {
         let all = rank.comm.split(Some(7), ranks - me, LIMIT)?.expect("it has a color");
         let expected: Vec<u32> = (0..ranks as u32).rev().collect();
         t.check(|| "members".into(), &members(rank, &all)?, &expected);
-        // Equal keys: in the order of ranks, here that of `all`.
+        // With equal keys, ranks keep the order that they have in `all`.
         let again = all.split(Some(0), 0, LIMIT)?.expect("it has a color");
         t.check(|| "again".into(), &members(rank, &again)?, &expected);
         t.tally("members");
@@ -64,7 +65,7 @@ programs! {
         let part = whole.split(Some(0), 0, LIMIT)?.expect("it has a color");
         rank.meet();
         whole.abort();
-        // While a rank aborts, none waits on the host for what needs it.
+        // While a rank aborts, no rank may block on work that needs the aborted communicator.
         rank.meet();
         let (send, dtype, op) = (rank.at(0), NcclType::I32, ReduceOp::Sum);
         rank.put(0, bytemuck::bytes_of(&[1i32]))?;

@@ -1,4 +1,4 @@
-//! Ranks that are threads.
+//! Runs ranks as threads.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use warpline_cuda_sys_safe::*;
 
 use super::kit::*;
 
-/// How many seeds there are besides the laziest and the most eager schedule.
+/// Number of seeded schedules, in addition to the lazy and the eager one.
 pub(crate) fn seeds() -> u64 {
     std::env::var("WARPLINE_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(4)
 }
 
-/// Runs a program with a rank in each of these places.
+/// Runs a program with one rank per driver and device.
 fn run(places: &[(Arc<dyn Driver>, usize)], program: Program, expected: &[&str], on: &str) {
     let ranks = places.len();
     let id = places[0].0.nccl().unwrap().unique_id().unwrap();
@@ -26,7 +26,7 @@ fn run(places: &[(Arc<dyn Driver>, usize)], program: Program, expected: &[&str],
                 let rank = Rank { meeting, ..Rank::new(driver, comm).unwrap() };
                 check(&rank, program, expected, on);
                 rank.stream.synchronize().unwrap();
-                // Others may still read from this one's buffers.
+                // Other ranks may still read this rank's buffers.
                 rank.meet();
                 rank.comm.abort();
             });
@@ -34,7 +34,7 @@ fn run(places: &[(Arc<dyn Driver>, usize)], program: Program, expected: &[&str],
     });
 }
 
-/// Runs a program on devices of one box, and with a box for each rank.
+/// Runs a program with all ranks on one simulator, and with one simulator per rank.
 pub(crate) fn simulated(counts: &[usize], program: Program, expected: &[&str]) {
     let seeded = (0..seeds()).map(Schedule::Seeded);
     for schedule in [Schedule::Lazy, Schedule::Eager].into_iter().chain(seeded) {

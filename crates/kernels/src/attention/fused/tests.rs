@@ -157,13 +157,13 @@ fn agrees_for(target: Target<'_>, dtype: DType, sizes: [usize; 5], is_causal: bo
 }
 
 #[test]
-fn agrees_with_what_it_says() {
+fn fused_attention_agrees_with_its_formula() {
     on_every_target(agrees);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_agrees_with_what_it_says() {
+fn gpu_fused_attention_agrees_with_its_formula() {
     on_gpu(agrees);
 }
 
@@ -190,18 +190,18 @@ fn extremes(target: Target<'_>) {
 }
 
 #[test]
-fn neither_infinite_nor_large_scores_spoil_others() {
+fn infinite_and_large_scores_do_not_affect_others() {
     on_every_target(extremes);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_neither_infinite_nor_large_scores_spoil_others() {
+fn gpu_infinite_and_large_scores_do_not_affect_others() {
     on_gpu(extremes);
 }
 
 #[test]
-fn what_the_kernels_are_not_for_is_refused() {
+fn operands_outside_the_kernels_range_are_refused() {
     on_every_target(|target| {
         let of = |dtype, sizes: &[usize]| Tensor::garbage(target, dtype, sizes);
         let lse = of(F32, &[2, 3]);

@@ -67,7 +67,7 @@ fn weights_of(scores: &[f64], [_, queries, keys]: [usize; 3], is_causal: bool) -
     out
 }
 
-fn softmax_of_what_is_seen(target: Target<'_>) {
+fn softmax_of_unmasked_scores(target: Target<'_>) {
     each(|dtype, wide, sizes, is_causal, start| {
         let numbers = values(sizes.iter().product(), 5);
         let scores = made(target, wide, sizes, &numbers, start);
@@ -80,14 +80,14 @@ fn softmax_of_what_is_seen(target: Target<'_>) {
 }
 
 #[test]
-fn weights_are_softmax_of_what_is_seen() {
-    on_every_target(softmax_of_what_is_seen);
+fn weights_are_the_softmax_of_unmasked_scores() {
+    on_every_target(softmax_of_unmasked_scores);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_weights_are_softmax_of_what_is_seen() {
-    on_gpu(softmax_of_what_is_seen);
+fn gpu_weights_are_the_softmax_of_unmasked_scores() {
+    on_gpu(softmax_of_unmasked_scores);
 }
 
 fn gradients(target: Target<'_>) {
@@ -122,13 +122,13 @@ fn gradients(target: Target<'_>) {
 }
 
 #[test]
-fn gradients_of_scores() {
+fn gradients_of_scores_are_right() {
     on_every_target(gradients);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_gradients_of_scores() {
+fn gpu_gradients_of_scores_are_right() {
     on_gpu(gradients);
 }
 
@@ -150,18 +150,18 @@ fn extremes(target: Target<'_>) {
 }
 
 #[test]
-fn neither_infinite_nor_large_scores_spoil_others() {
+fn infinite_and_large_scores_do_not_affect_others() {
     on_every_target(extremes);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_neither_infinite_nor_large_scores_spoil_others() {
+fn gpu_infinite_and_large_scores_do_not_affect_others() {
     on_gpu(extremes);
 }
 
 #[test]
-fn what_the_kernels_are_not_for_is_refused() {
+fn operands_outside_the_kernels_range_are_refused() {
     on_every_target(|target| {
         let of = |dtype, sizes: &[usize]| Tensor::garbage(target, dtype, sizes);
         let run =

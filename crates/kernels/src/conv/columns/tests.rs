@@ -128,18 +128,18 @@ fn images_to_columns_and_back(target: Target<'_>) {
 }
 
 #[test]
-fn every_window_and_dtype() {
+fn columns_take_every_window_and_dtype() {
     on_every_target(images_to_columns_and_back);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_every_window_and_dtype() {
+fn gpu_columns_take_every_window_and_dtype() {
     on_gpu(images_to_columns_and_back);
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn operands_that_do_not_fit_are_refused() {
     on_every_target(|target| {
         let w = windows()[0];
         let image = Tensor::garbage(target, F32, &[2, 3, 9]);

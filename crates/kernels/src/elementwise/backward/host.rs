@@ -1,58 +1,44 @@
 //! The CPU implementation of backward passes: the ops' loops over slices that stay in the nearest cache.
 
-use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
-use warpline_runtime::host::{
-    Cast, GRAIN, HostElement, Number, Shared, parallel_for, params, rows,
-};
-use warpline_runtime::iter::{Flat, Index, Params, Space};
+use std::marker::PhantomData;
+
+use warpline_cuda_sys_safe::HostLaunch;
+use warpline_runtime::host::{Cast, GRAIN, HostElement, Number, Shared, parallel_for, rows};
+use warpline_runtime::iter::{HostLoop, HostLoops, Index};
 use warpline_runtime::{DType, dispatch};
 
-use super::cuda::for_counts;
 use super::run::Fused;
 use crate::elementwise::entry::Slices;
 use crate::elementwise::formula::{Formula, Step};
 use crate::elementwise::host::{Reader, SLICE, Writer};
 use crate::elementwise::run::NUMBER;
 
-/// The CPU implementations of a backward pass on elements of a dtype, with so many inputs and results. `None` if there
-/// is none: the dtype is not a float, or no formula has so many.
-pub(super) fn kernels(dtype: DType, inputs: usize, results: usize) -> Option<[HostKernel; 2]> {
-    dispatch!(dtype, float T => of::<T>(inputs, results), _ => None)
+/// Returns the loops of a backward pass on elements of a dtype. `None` if the dtype is not a float.
+pub(super) fn loops<const I: usize, const N: usize>(
+    dtype: DType,
+) -> Option<HostLoops<Fused<I>, N>> {
+    dispatch!(dtype, float T => Some(HostLoops::of::<Backpropagation<T>>()), _ => None)
 }
 
-fn of<T: HostElement>(inputs: usize, results: usize) -> Option<[HostKernel; 2]> {
-    macro_rules! choose {
-        ($(($i:literal, $k:literal))*) => {
-            match (inputs, results) {
-                $(($i, $k) => Some([
-                    start::<T, Flat, $i, { $i + $k }>,
-                    start::<T, Index<{ $i + $k }>, $i, { $i + $k }>,
-                ]),)*
-                _ => None,
-            }
-        };
-    }
-    for_counts!(choose)
-}
+/// Computes gradients of `T`.
+struct Backpropagation<T>(PhantomData<T>);
 
-/// # Safety
-/// As [`HostKernel`]: `I` inputs, of which none is read that a number stands for, then the results of `T`, of which
-/// unwanted ones are not written, with [`Params`] of `S` and [`Fused`].
-unsafe fn start<T, S, const I: usize, const N: usize>(launch: &HostLaunch<'_>)
-where
-    T: HostElement,
-    S: Space<N>,
+// SAFETY: `over` reads the inputs that are not numbers and writes the wanted results.
+unsafe impl<T: HostElement, const I: usize, const N: usize> HostLoop<Fused<I>, N>
+    for Backpropagation<T>
 {
-    let Params { space, args, .. }: Params<S, Fused<I>> = params(launch);
-    // SAFETY: the caller's promise.
-    unsafe { over::<T, I, N>(launch, &space.index(), args, args.backward().formula()) }
+    unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<N>, args: &Fused<I>) {
+        // SAFETY: this function's contract; launches of backward passes alone have `Fused`.
+        unsafe { over::<T, I, N>(launch, index, *args, args.backward().formula()) }
+    }
 }
 
 /// Values of a slice.
 type Slice<T> = [<T as HostElement>::Compute; SLICE];
 
 /// # Safety
-/// As [`start`].
+/// The launch has `I` inputs, of which none is read that a number stands for, then the results, of which unwanted ones are not
+/// written. They have the dtypes in the arguments, and elements at the positions of `index`. No other thread writes to them.
 unsafe fn over<T: HostElement, const I: usize, const N: usize>(
     launch: &HostLaunch<'_>,
     index: &Index<N>,

@@ -120,7 +120,6 @@ mod tests {
             let (leaves, computed) = (backward.formula().leaves(), backward.formula().computed());
             let counts = format!("{}: {} and {}", backward.name(), leaves.len(), computed.len());
             for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
-                assert!(host::kernels(dtype, leaves.len(), computed.len()).is_some(), "{counts}");
                 let variant = variant(dtype).expect("a float");
                 let kernel = format!("{}_{}_flat(", backward.program().name(), dtype.suffix());
                 let source = backward.program().source(variant).text();

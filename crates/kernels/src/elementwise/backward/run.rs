@@ -3,8 +3,8 @@
 use std::panic::Location;
 
 use bytemuck::{Pod, Zeroable};
-use warpline_runtime::iter::{self, Bits};
-use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View, cuda_struct};
+use warpline_runtime::iter::{Bits, Kernels};
+use warpline_runtime::{DType, Error, ErrorKind, Result, Site, Target, View, cuda_struct};
 
 use super::cuda::for_counts;
 use super::{Backward, host, variant};
@@ -91,7 +91,7 @@ fn run<const I: usize, const N: usize>(
     };
     let unsupported = || ErrorKind::UnsupportedDType { dtype }.of(name);
     let variant = variant(dtype).ok_or_else(unsupported)?;
-    let host = host::kernels(dtype, I, N - I).ok_or_else(unsupported)?;
+    let loops = host::loops::<I, N>(dtype).ok_or_else(unsupported)?;
     let mut numbers = Numbers::<I>::zeroed();
     let (mut views, mut untouched, mut converts) = ([out; N], 0, false);
     for ((k, input), &leaf) in inputs.iter().enumerate().zip(backward.formula().leaves()) {
@@ -129,19 +129,14 @@ fn run<const I: usize, const N: usize>(
         }
     }
     let vector = if dtype == DType::F64 { 2 } else { 4 };
-    let described = iter::Op {
-        name,
-        program: (backward.program(), variant),
-        host,
-        vector,
-        run: vector,
-        results: N - I,
-        converts,
-        location: Location::caller(),
-    };
     let address = std::ptr::from_ref(backward).expose_provenance() as u64;
     let args = Fused { numbers, backward: address.into() };
-    // SAFETY: kernels and loops are those of this dtype and these formulas, and are told the views' dtypes; inputs that
-    // are numbers and unwanted results are not touched, and are said so.
-    unsafe { iter::run_some(target, &described, views, untouched, args) }
+    // SAFETY: variant and loops are those of this dtype, and the program that of these formulas. The arguments name the
+    // views' dtypes, and the inputs that are numbers and the unwanted results, which are not touched.
+    unsafe { Kernels::new(backward.program(), variant, loops) }
+        .with_vector(vector)
+        .with_run(vector)
+        .with_results(N - I)
+        .converting(converts)
+        .launch_some(target, Site::here(name), views, untouched, args)
 }

@@ -164,7 +164,7 @@ fn a_number_meets_half_floats_unrounded_in_arithmetic_and_rounded_in_comparisons
 }
 
 #[test]
-fn what_cannot_be_done_is_an_error() {
+fn impossible_operands_are_refused() {
     on_every_target(|target| {
         let f = Tensor::garbage(target, DType::F32, &[4]);
         let i = Tensor::garbage(target, DType::I32, &[4]);
@@ -211,7 +211,7 @@ fn dtypes_follow_pytorch() {
 }
 
 #[test]
-fn what_32_bits_cannot_reach_is_done_in_parts() {
+fn tensors_beyond_32_bits_are_computed_in_parts() {
     on_every_target(|target| {
         let Target::Cpu(runtime) = target else { return };
         // Three bytes a gibibyte apart; of the memory between them nothing is touched.

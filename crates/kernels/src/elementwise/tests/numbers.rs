@@ -62,7 +62,7 @@ fn of_op(target: Target<'_>, op: &'static Op, dtype: DType) {
 }
 
 #[test]
-fn are_as_tensors_full_of_them() {
+fn numbers_are_like_tensors_filled_with_them() {
     on_every_target(|target| {
         // Of one operand there would be no tensor to say what the dtype is.
         for op in table().filter(|op| op.inputs() > 1) {

@@ -2,14 +2,14 @@
 
 use warpline::{Error, Result, Tensor, TensorOptions};
 
-use super::{Kind, Weights};
+use super::{CellKind, CellWeights};
 use crate::called::Called;
-use crate::{Forward, Module, place};
+use crate::{Forward, Module, input_device};
 
 /// Checks device and shape of an input, and the shapes of its states, which the ops would otherwise broadcast.
 #[track_caller]
-fn check(op: &'static str, weights: &Weights, x: &Tensor, states: &[&Tensor]) -> Result<()> {
-    place::check(op, x, "weight_ih", &weights.ih)?;
+fn check(op: &'static str, weights: &CellWeights, x: &Tensor, states: &[&Tensor]) -> Result<()> {
+    input_device::check(op, x, "weight_ih", &weights.ih)?;
     if !matches!(x.dim(), 1 | 2) {
         let reason = format!("expects [batch, in] or [in], not {:?}", x.size());
         return Err(Error::invalid(op, reason));
@@ -32,7 +32,7 @@ macro_rules! cells {
         #[derive(Clone, Debug, Module)]
         pub struct $name {
             #[module(name = "")]
-            weights: Weights,
+            weights: CellWeights,
         }
 
         impl $name {
@@ -42,7 +42,7 @@ macro_rules! cells {
             /// Errors of [`warpline::empty`] and [`Tensor::uniform_`].
             #[track_caller]
             pub fn new(inputs: usize, hidden: usize, options: impl Into<TensorOptions>) -> Result<Self> {
-                let weights = Weights::new(Kind::$kind, inputs, hidden, true, &options.into());
+                let weights = CellWeights::new(CellKind::$kind, inputs, hidden, true, &options.into());
                 Ok(Self { weights: weights.of(stringify!($name))? })
             }
 
@@ -78,8 +78,8 @@ macro_rules! forward {
             pub fn forward(&self, x: &Tensor, hidden: &Tensor) -> Result<Tensor> {
                 let op = stringify!($name);
                 check(op, &self.weights, x, &[hidden])?;
-                let gates = self.weights.of_input(x).of(op)?;
-                Ok(Kind::$kind.step(&self.weights, &gates, (hidden, None)).of(op)?.0)
+                let gates = self.weights.input_gates(x).of(op)?;
+                Ok(CellKind::$kind.step(&self.weights, &gates, (hidden, None)).of(op)?.0)
             }
         }
 
@@ -113,8 +113,9 @@ impl LSTMCell {
     ) -> Result<(Tensor, Tensor)> {
         let op = "LSTMCell";
         check(op, &self.weights, x, &[hidden, cell])?;
-        let gates = self.weights.of_input(x).of(op)?;
-        let (hidden, next) = Kind::Lstm.step(&self.weights, &gates, (hidden, Some(cell))).of(op)?;
+        let gates = self.weights.input_gates(x).of(op)?;
+        let (hidden, next) =
+            CellKind::Lstm.step(&self.weights, &gates, (hidden, Some(cell))).of(op)?;
         // An LSTM step always returns a cell state.
         Ok((hidden, next.unwrap_or_else(|| cell.clone())))
     }

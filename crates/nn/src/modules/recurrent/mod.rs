@@ -14,14 +14,14 @@ use crate::{Module, Parameter, Visitor, VisitorMut};
 
 /// The update rule of the hidden state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum CellKind {
     Tanh,
     ReLU,
     Lstm,
     Gru,
 }
 
-impl Kind {
+impl CellKind {
     /// Number of weight rows per hidden feature.
     fn gates(self) -> usize {
         match self {
@@ -36,7 +36,7 @@ impl Kind {
     #[track_caller]
     fn step(
         self,
-        weights: &Weights,
+        weights: &CellWeights,
         input: &Tensor,
         (hidden, cell): (&Tensor, Option<&Tensor>),
     ) -> Result<(Tensor, Option<Tensor>)> {
@@ -66,18 +66,18 @@ impl Kind {
 
 /// The parameters of one layer in one direction.
 #[derive(Clone, Debug)]
-struct Weights {
+struct CellWeights {
     ih: Parameter,
     hh: Parameter,
     bias_ih: Option<Parameter>,
     bias_hh: Option<Parameter>,
 }
 
-impl Weights {
+impl CellWeights {
     /// Draws all parameters uniformly from ±1/√hidden, in the order in which they are visited.
     #[track_caller]
     fn new(
-        kind: Kind,
+        kind: CellKind,
         inputs: usize,
         hidden: usize,
         bias: bool,
@@ -94,7 +94,7 @@ impl Weights {
 
     /// Returns the input's contribution to the gates.
     #[track_caller]
-    fn of_input(&self, x: &Tensor) -> Result<Tensor> {
+    fn input_gates(&self, x: &Tensor) -> Result<Tensor> {
         linear(x, &self.ih, self.bias_ih.as_deref())
     }
 
@@ -109,36 +109,36 @@ impl Weights {
     }
 
     /// Shows the parameters with PyTorch's names and the suffix `end`.
-    fn visit(&self, end: &str, visitor: &mut Visitor<'_>) {
-        visitor.member(&format!("weight_ih{end}"), &self.ih);
-        visitor.member(&format!("weight_hh{end}"), &self.hh);
+    fn visit(&self, suffix: &str, visitor: &mut Visitor<'_>) {
+        visitor.member(&format!("weight_ih{suffix}"), &self.ih);
+        visitor.member(&format!("weight_hh{suffix}"), &self.hh);
         if let Some(bias) = &self.bias_ih {
-            visitor.member(&format!("bias_ih{end}"), bias);
+            visitor.member(&format!("bias_ih{suffix}"), bias);
         }
         if let Some(bias) = &self.bias_hh {
-            visitor.member(&format!("bias_hh{end}"), bias);
+            visitor.member(&format!("bias_hh{suffix}"), bias);
         }
     }
 
-    fn visit_mut(&mut self, end: &str, visitor: &mut VisitorMut<'_>) {
-        visitor.member(&format!("weight_ih{end}"), &mut self.ih);
-        visitor.member(&format!("weight_hh{end}"), &mut self.hh);
+    fn visit_mut(&mut self, suffix: &str, visitor: &mut VisitorMut<'_>) {
+        visitor.member(&format!("weight_ih{suffix}"), &mut self.ih);
+        visitor.member(&format!("weight_hh{suffix}"), &mut self.hh);
         if let Some(bias) = &mut self.bias_ih {
-            visitor.member(&format!("bias_ih{end}"), bias);
+            visitor.member(&format!("bias_ih{suffix}"), bias);
         }
         if let Some(bias) = &mut self.bias_hh {
-            visitor.member(&format!("bias_hh{end}"), bias);
+            visitor.member(&format!("bias_hh{suffix}"), bias);
         }
     }
 }
 
 /// The parameters of a cell, whose names have no suffix.
-impl Module for Weights {
+impl Module for CellWeights {
     fn visit(&self, visitor: &mut Visitor<'_>) {
-        Weights::visit(self, "", visitor);
+        CellWeights::visit(self, "", visitor);
     }
 
     fn visit_mut(&mut self, visitor: &mut VisitorMut<'_>) {
-        Weights::visit_mut(self, "", visitor);
+        CellWeights::visit_mut(self, "", visitor);
     }
 }

@@ -3,9 +3,9 @@
 use warpline::functional::dropout;
 use warpline::{Error, Result, Tensor, TensorOptions, cat, stack};
 
-use super::{Kind, Weights};
+use super::{CellKind, CellWeights};
 use crate::called::Called;
-use crate::{Forward, Module, Training, Visitor, VisitorMut, place};
+use crate::{Forward, Module, Training, Visitor, VisitorMut, input_device};
 
 /// Settings of [`RNN`], [`LSTM`] and [`GRU`]. The defaults are PyTorch's.
 #[derive(Clone, Copy, Debug)]
@@ -41,21 +41,21 @@ impl Default for RecurrentOptions {
 /// The common part of [`RNN`], [`LSTM`] and [`GRU`].
 #[derive(Clone, Debug)]
 struct Stacked {
-    kind: Kind,
+    kind: CellKind,
     /// Parameters, ordered by layer, then by direction.
-    weights: Vec<Weights>,
+    weights: Vec<CellWeights>,
     options: RecurrentOptions,
     training: Training,
 }
 
 /// The last layer's hidden states at all times, the final hidden state of each layer, and an LSTM's final cell states.
-type Output = (Tensor, Tensor, Option<Tensor>);
+type StackedOutput = (Tensor, Tensor, Option<Tensor>);
 
 impl Stacked {
     #[track_caller]
     fn new(
         op: &'static str,
-        kind: Kind,
+        kind: CellKind,
         inputs: usize,
         hidden: usize,
         options: RecurrentOptions,
@@ -74,7 +74,7 @@ impl Stacked {
         for layer in 0..options.num_layers {
             let inputs = if layer == 0 { inputs } else { hidden.saturating_mul(directions) };
             for _ in 0..directions {
-                weights.push(Weights::new(kind, inputs, hidden, options.bias, tensors).of(op)?);
+                weights.push(CellWeights::new(kind, inputs, hidden, options.bias, tensors).of(op)?);
             }
         }
         Ok(Self { kind, weights, options, training: Training::default() })
@@ -85,7 +85,7 @@ impl Stacked {
     }
 
     /// Returns the suffix of the parameter names of one layer and direction.
-    fn end(&self, i: usize) -> String {
+    fn suffix(&self, i: usize) -> String {
         let (layer, direction) = (i / self.directions(), i % self.directions());
         format!("_l{layer}{}", if direction == 1 { "_reverse" } else { "" })
     }
@@ -98,20 +98,20 @@ impl Stacked {
         op: &'static str,
         x: &Tensor,
         states: Option<(&Tensor, Option<&Tensor>)>,
-    ) -> Result<Output> {
+    ) -> Result<StackedOutput> {
         let sizes = x.size();
         if !matches!(x.dim(), 2 | 3) {
             let order = if self.options.batch_first { "batch, time" } else { "time, batch" };
             let reason = format!("expects [{order}, in] or [time, in], not {sizes:?}");
             return Err(Error::invalid(op, reason));
         }
-        let turned = self.options.batch_first && x.dim() == 3;
-        if sizes[usize::from(turned)] == 0 {
+        let is_transposed = self.options.batch_first && x.dim() == 3;
+        if sizes[usize::from(is_transposed)] == 0 {
             let reason = format!("expects one step at least, not {sizes:?}");
             return Err(Error::invalid(op, reason));
         }
-        place::check(op, x, "weight_ih_l0", &self.weights[0].ih)?;
-        let mut x = if turned { x.transpose(0, 1)? } else { x.clone() };
+        input_device::check(op, x, "weight_ih_l0", &self.weights[0].ih)?;
+        let mut x = if is_transposed { x.transpose(0, 1)? } else { x.clone() };
         if let Some((hidden, cell)) = states {
             self.check_state(op, &x, hidden)?;
             if let Some(cell) = cell {
@@ -127,14 +127,14 @@ impl Stacked {
             let mut outputs = Vec::with_capacity(directions);
             for direction in 0..directions {
                 let i = layer * directions + direction;
-                let begin = match states {
+                let initial = match states {
                     Some((hidden, cell)) => {
                         let cell = cell.map(|cell| cell.select(0, i as isize)).transpose()?;
                         (hidden.select(0, i as isize)?, cell)
                     }
                     None => (self.weights[i].zeros(&x.select(0, 0)?)?, None),
                 };
-                let (output, hidden, cell) = self.direction(i, &x, begin, direction == 1)?;
+                let (output, hidden, cell) = self.run_direction(i, &x, initial, direction == 1)?;
                 outputs.push(output);
                 hiddens.push(hidden);
                 cells.extend(cell);
@@ -144,7 +144,7 @@ impl Stacked {
                 both => cat(both, -1)?,
             };
         }
-        let output = if turned { x.transpose(0, 1)? } else { x };
+        let output = if is_transposed { x.transpose(0, 1)? } else { x };
         let cell = if cells.is_empty() { None } else { Some(stack(&cells, 0)?) };
         Ok((output, stack(&hiddens, 0)?, cell))
     }
@@ -164,7 +164,7 @@ impl Stacked {
 
     /// Runs one layer in one direction.
     #[track_caller]
-    fn direction(
+    fn run_direction(
         &self,
         i: usize,
         x: &Tensor,
@@ -172,8 +172,8 @@ impl Stacked {
         backwards: bool,
     ) -> Result<(Tensor, Tensor, Option<Tensor>)> {
         let weights = &self.weights[i];
-        // One product covers the inputs of all times.
-        let gates = weights.of_input(x)?;
+        // One matrix product computes the input gates of all time steps.
+        let gates = weights.input_gates(x)?;
         let times = x.size()[0];
         let mut outputs = Vec::with_capacity(times);
         for step in 0..times {
@@ -192,15 +192,15 @@ impl Stacked {
 impl Module for Stacked {
     fn visit(&self, visitor: &mut Visitor<'_>) {
         for (i, weights) in self.weights.iter().enumerate() {
-            weights.visit(&self.end(i), visitor);
+            weights.visit(&self.suffix(i), visitor);
         }
         visitor.member("training", &self.training);
     }
 
     fn visit_mut(&mut self, visitor: &mut VisitorMut<'_>) {
-        let ends: Vec<String> = (0..self.weights.len()).map(|i| self.end(i)).collect();
-        for (end, weights) in ends.iter().zip(&mut self.weights) {
-            weights.visit_mut(end, visitor);
+        let suffixes: Vec<String> = (0..self.weights.len()).map(|i| self.suffix(i)).collect();
+        for (suffix, weights) in suffixes.iter().zip(&mut self.weights) {
+            weights.visit_mut(suffix, visitor);
         }
         visitor.member("training", &mut self.training);
     }
@@ -247,9 +247,9 @@ macro_rules! networks {
 }
 
 networks! {
-    "An Elman network, `tanh(W x + b + U h + c)`" RNN relu => if relu { Kind::ReLU } else { Kind::Tanh };
-    "A long short-term memory (LSTM) network" LSTM _relu => Kind::Lstm;
-    "A gated recurrent unit (GRU) network" GRU _relu => Kind::Gru;
+    "An Elman network, `tanh(W x + b + U h + c)`" RNN relu => if relu { CellKind::ReLU } else { CellKind::Tanh };
+    "A long short-term memory (LSTM) network" LSTM _relu => CellKind::Lstm;
+    "A gated recurrent unit (GRU) network" GRU _relu => CellKind::Gru;
 }
 
 macro_rules! forward {

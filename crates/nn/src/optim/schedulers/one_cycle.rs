@@ -69,7 +69,7 @@ pub struct OneCycleLR {
 }
 
 /// A part of the cycle: its last step, and learning rate and momentum at its ends.
-struct Phase {
+struct CyclePhase {
     end_step: f64,
     lr: (f64, f64),
     momentum: (f64, f64),
@@ -109,14 +109,14 @@ impl OneCycleLR {
         Ok(all)
     }
 
-    fn phases(&self, max: f64) -> Vec<Phase> {
+    fn phases(&self, max: f64) -> Vec<CyclePhase> {
         let OneCycleOptions { pct_start, base_momentum: low, max_momentum: high, .. } =
             self.options;
         let initial = max / self.options.div_factor;
         let min = initial / self.options.final_div_factor;
         let total = self.total_steps as f64;
         let up = pct_start * total - 1.0;
-        let phase = |end_step, lr, momentum| Phase { end_step, lr, momentum };
+        let phase = |end_step, lr, momentum| CyclePhase { end_step, lr, momentum };
         let first = phase(up, (initial, max), (high, low));
         if self.options.three_phase {
             let down = phase(2.0 * pct_start * total - 2.0, (max, initial), (low, high));

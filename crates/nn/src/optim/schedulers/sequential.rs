@@ -38,7 +38,7 @@ impl SequentialLR {
             );
             return Err(Error::invalid(NAME, reason));
         }
-        // The constructors of the schedulers have changed the learning rates.
+        // Reset the learning rates, which the constructors of the schedulers have changed.
         for (group, lr) in initial_lrs(optimizer)?.into_iter().enumerate() {
             optimizer.set_lr(group, lr).here()?;
         }

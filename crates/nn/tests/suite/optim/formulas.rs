@@ -1,4 +1,4 @@
-//! What steps compute.
+//! The formulas of optimizer steps.
 
 use warpline::{DType, Device, Result, tensor};
 use warpline_nn::optim::{
@@ -8,7 +8,7 @@ use warpline_nn::optim::{
 use super::{close, params, set_grads, values};
 use crate::common::{World, worlds};
 
-/// What an optimizer makes of numbers one by one.
+/// Runs an optimizer's formula on scalars, as the reference.
 fn by_hand(step: impl Fn(f64, f64, &mut [f64; 4]) -> f64, steps: usize) -> Vec<f64> {
     let mut p: Vec<f64> = (0..3).map(|i| (i as f64 * 0.7).sin()).collect();
     let mut state = vec![[0.0; 4]; 3];

@@ -1,4 +1,4 @@
-//! Steps of many parameters in one launch, and captured ones.
+//! Fused steps of many parameters, and captured steps.
 
 use warpline::{DType, Device, Result, Tensor, full, tensor};
 use warpline_nn::optim::{
@@ -9,7 +9,7 @@ use warpline_nn::optim::{
 use super::{close, params, set_grads, values};
 use crate::common::{World, worlds};
 
-/// A parameter that does not lie row by row is stepped by ops of its own, and comes to the same.
+/// A parameter that is not contiguous is updated with tensor ops, with the same result.
 fn alone_and_together<R: Rule>(options: R, device: Device) -> Result<()> {
     let make = || -> Result<Tensor> {
         let values: Vec<f64> = (0..600).map(|i| (f64::from(i) * 0.3).sin()).collect();
@@ -60,7 +60,7 @@ fn steps_of_many_are_those_of_each() {
     });
 }
 
-/// A step that was captured, with its clipping, is replayed as it would be taken, with another rate each time.
+/// Replays of a captured step with clipping equal direct steps, with another learning rate each time.
 fn replays<R: Rule>(options: R) -> Result<()> {
     let device = Device::cuda(0);
     let (one, two) = (params(device, DType::F32)?, params(device, DType::F32)?);
@@ -113,7 +113,7 @@ fn all_replay() -> Result<()> {
 }
 
 #[test]
-fn what_cannot_be_captured_says_so() {
+fn a_step_that_cannot_be_captured_is_an_error() {
     worlds(1, |_| {
         let params = params(Device::cuda(0), DType::F32)?;
         set_grads(&params, 0)?;
@@ -128,9 +128,9 @@ fn what_cannot_be_captured_says_so() {
     });
 }
 
-/// Parameters that stay behind are counted for themselves.
+/// Parameters without a gradient get a separate step counter.
 #[test]
-fn counters_part_where_gradients_are_missing() {
+fn counters_separate_where_gradients_are_missing() {
     worlds(1, |world: &World| {
         for place in world.places() {
             let run = |capturable: bool| -> Result<(Vec<Vec<f64>>, Vec<f64>)> {
@@ -155,7 +155,7 @@ fn counters_part_where_gradients_are_missing() {
     });
 }
 
-/// What a step costs in launches does not grow with every parameter.
+/// The number of launches does not grow with each parameter.
 #[test]
 fn sixteen_parameters_take_one_launch() {
     let sim = crate::boxes::SimBox::lazy(1);

@@ -1,4 +1,4 @@
-//! Groups of parameters, and clipping of their gradients.
+//! Parameter groups and gradient clipping.
 
 use warpline::{DType, Device, Result, full};
 use warpline_nn::optim::{
@@ -62,7 +62,7 @@ fn clipping_scales_all_gradients_together() {
                 let scale = norm / 2.0 / (norm + 1e-6);
                 let expected: Vec<f64> = before.iter().map(|g| g * scale).collect();
                 close(&p[0].grad().unwrap().to_vec::<f64>()?, &expected);
-                // What is small enough stays.
+                // Gradients within the limit do not change.
                 clip_grad_norm_(&p, norm, kind)?;
                 close(&p[0].grad().unwrap().to_vec::<f64>()?, &expected);
             }
@@ -77,7 +77,7 @@ fn clipping_scales_all_gradients_together() {
 }
 
 #[test]
-fn a_rate_in_a_tensor_is_what_is_stepped_by() {
+fn a_step_uses_the_rate_in_a_tensor() {
     worlds(1, |world: &World| {
         for place in world.places() {
             let weight = full([2], 1.0, place)?.requires_grad_(true)?;

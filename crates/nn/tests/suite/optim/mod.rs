@@ -1,4 +1,4 @@
-//! Optimizers, schedules, clipping, and states that training goes on from.
+//! Optimizers, schedules, clipping, and saved states.
 
 mod formulas;
 mod fused;
@@ -17,7 +17,7 @@ fn params(device: Device, dtype: DType) -> Result<Vec<Tensor>> {
     [3, 1, 2000].map(make).into_iter().collect()
 }
 
-/// Gradients of step `i`, none for the second parameter in every third.
+/// Sets the gradients of step `i`. In every third step, the second parameter has none.
 fn set_grads(params: &[Tensor], i: usize) -> Result<()> {
     for (k, param) in params.iter().enumerate() {
         let none = k == 1 && i % 3 == 1;

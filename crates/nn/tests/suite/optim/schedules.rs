@@ -1,4 +1,4 @@
-//! Learning rates that change with time.
+//! Learning-rate schedules.
 
 use warpline::{Result, full};
 use warpline_nn::optim::{
@@ -14,7 +14,7 @@ fn sgd_of(lr: f64) -> Result<Sgd> {
     Sgd::new(vec![weight], SgdOptions { lr, momentum: 0.9, ..SgdOptions::default() })
 }
 
-/// The rates of epochs 0 to `epochs`.
+/// Returns the learning rates of epochs 0 to `epochs`. Checks that a run restored halfway has the same rates.
 fn rates(
     lr: f64,
     epochs: usize,
@@ -32,7 +32,7 @@ fn rates(
             saved = Some((scheduler.state_dict(), sgd.state_dict()?));
         }
     }
-    // From the middle on again, with others.
+    // Continue from the middle with a new optimizer and scheduler.
     let (state, of_sgd) = saved.expect("a middle");
     let mut sgd = sgd_of(lr)?;
     let mut scheduler = make(&mut sgd)?;
@@ -60,7 +60,7 @@ fn schedules_have_pytorchs_values() {
     check(&[0.5, 0.5, 1.0, 1.0], rates(1.0, 3, boxed!(ConstantLR(0.5, 2))));
     check(&[0.5, 0.625, 0.75, 0.875, 1.0, 1.0], rates(1.0, 5, boxed!(LinearLR(0.5, 1.0, 4))));
     let cosine = |i: f64| 0.1 + 0.45 * (1.0 + (std::f64::consts::PI * i / 4.0).cos());
-    // Beyond the least rate it goes up again.
+    // After the minimum, the rate rises again.
     let expected: Vec<f64> = (0..10).map(|i| cosine(f64::from(i))).collect();
     check(&expected, rates(1.0, 9, boxed!(CosineAnnealingLR(4, 0.1))));
     let expected = [0.0, 1.0, 2.0, 3.0, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 0.0].map(cosine);
@@ -74,7 +74,7 @@ fn schedules_have_pytorchs_values() {
             Ok(Box::new(all) as Box<dyn Scheduler>)
         })
         .map(|mut rates| {
-            // A quarter, a half, three quarters, and from there the other one.
+            // The linear schedule gives 1/4, 1/2 and 3/4; the other schedule begins there.
             close(&rates[..3], &[0.25, 0.5, 0.75]);
             rates[2] = 1.0;
             rates
@@ -127,7 +127,7 @@ fn rates_go_down_on_a_plateau() {
 
 #[test]
 fn a_cycle_that_begins_at_the_top_has_rates() -> Result<()> {
-    // Its first phase has no steps: 0.1 of 10, less one.
+    // The first phase has no steps: 0.1 of 10 steps, minus one.
     let options =
         OneCycleOptions { pct_start: 0.1, anneal_strategy: Anneal::Linear, ..Default::default() };
     let rates = rates(0.1, 9, |sgd| Ok(Box::new(OneCycleLR::new(sgd, 0.1, 10, options)?)))?;

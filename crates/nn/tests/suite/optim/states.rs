@@ -1,4 +1,4 @@
-//! States that training goes on from.
+//! Saved states of optimizers.
 
 use warpline::{DType, Device, Result, Tensor, full};
 use warpline_nn::StateDict;
@@ -10,7 +10,7 @@ use warpline_nn::optim::{
 use super::{params, set_grads, values};
 use crate::common::{World, worlds};
 
-/// A run that is saved as a file's tensors and goes on gives what one gives that was not interrupted, to the bit.
+/// A run that is saved as tensors and resumed is bit-identical to an uninterrupted run.
 fn resumes<R: Rule>(options: R, other: R, device: Device) -> Result<()> {
     let (one, two) = (params(device, DType::F32)?, params(device, DType::F32)?);
     let mut whole = Optim::new(one.clone(), options.clone())?;
@@ -32,7 +32,7 @@ fn resumes<R: Rule>(options: R, other: R, device: Device) -> Result<()> {
         again.step()?;
     }
     assert_eq!(values(&one)?, values(&two)?);
-    // What was saved is a copy for who goes on.
+    // The resumed optimizer has copied the saved state.
     let (one, two) = (whole.state_dict()?.to_tensors()?, again.state_dict()?.to_tensors()?);
     assert!(one.names().eq(two.names()), "{one:?} {two:?}");
     for ((name, one), (_, two)) in one.iter().zip(two.iter()) {
@@ -60,7 +60,7 @@ fn runs_resume_to_the_bit() {
 }
 
 #[test]
-fn states_have_pytorchs_names_and_what_does_not_fit_changes_nothing() {
+fn states_have_pytorchs_names_and_invalid_states_change_nothing() {
     worlds(1, |_| {
         let params = params(Device::Cpu, DType::F32)?;
         let mut adam = Adam::new(params.clone(), AdamOptions::default())?;

@@ -167,12 +167,12 @@ impl ProcessGroup {
     pub fn barrier(&self) -> Result<()> {
         let location = Location::caller();
         let shared = self.shared();
-        self.refuse_capture("barrier")?;
+        self.check_not_capturing("barrier")?;
         if shared.barrier.get().is_none() {
             let options = (DType::U8, self.device());
-            let made = with_runtime(&shared.parts.runtime, || zeros([1], options));
-            let made = made.map_err(|e| e.of("barrier").at(location))?;
-            let _ = shared.barrier.set(made);
+            let tensor = with_runtime(&shared.parts.runtime, || zeros([1], options));
+            let tensor = tensor.map_err(|e| e.of("barrier").at(location))?;
+            let _ = shared.barrier.set(tensor);
         }
         let Some(tensor) = shared.barrier.get() else { return Ok(()) };
         let view = tensor.as_view();
@@ -192,12 +192,12 @@ impl ProcessGroup {
         let shared = Arc::clone(self.shared());
         loop {
             shared.check_alive()?;
-            let mut ring = shared.ring();
-            ring.settle();
-            if ring.oldest_unfinished().is_none() {
+            let mut recorder = shared.recorder();
+            recorder.poll_finished();
+            if recorder.oldest_unfinished().is_none() {
                 return Ok(());
             }
-            drop(ring);
+            drop(recorder);
             std::thread::sleep(std::time::Duration::from_micros(200));
         }
     }

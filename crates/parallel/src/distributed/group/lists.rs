@@ -50,8 +50,8 @@ impl ProcessGroup {
         self.check_list(NAME, "the list of outputs", outputs)?;
         let rank = self.rank();
         let ops = outputs.iter().enumerate().map(|(root, output)| {
-            let given = if root == rank { input } else { output };
-            Op::Broadcast { input: given.as_view(), output: output.as_view(), root }
+            let source = if root == rank { input } else { output };
+            Op::Broadcast { input: source.as_view(), output: output.as_view(), root }
         });
         let ops: Vec<_> = ops.collect();
         let signature = outputs.iter().fold(Signature::new(NAME), Signature::of);
@@ -84,8 +84,8 @@ impl ProcessGroup {
         self.check_list(NAME, "the list of inputs", inputs)?;
         let rank = self.rank();
         let ops = inputs.iter().enumerate().map(|(root, input)| {
-            let taken = if root == rank { output } else { input };
-            Op::Reduce { input: input.as_view(), output: taken.as_view(), op, root }
+            let target = if root == rank { output } else { input };
+            Op::Reduce { input: input.as_view(), output: target.as_view(), op, root }
         });
         let ops: Vec<_> = ops.collect();
         let signature = inputs.iter().fold(Signature::new(NAME).reduce(op), Signature::of);
@@ -138,7 +138,7 @@ impl ProcessGroup {
         let location = Location::caller();
         let outputs = self.parts(NAME, "the output", output, output_splits)?;
         let inputs = self.parts(NAME, "the input", input, input_splits)?;
-        // Ranks may have different sizes, with and without splits.
+        // The sizes may differ between ranks, so only the dtype is compared.
         let signature = Signature::new(NAME).of_dtype(input);
         let keep = smallvec![output.clone(), input.clone()];
         self.exchange((signature, async_op), (&outputs, &inputs), keep, location)

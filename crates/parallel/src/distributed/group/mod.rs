@@ -3,17 +3,17 @@
 //! Each collective is one launch of one NCCL group. `ProcessGroup::launch` gives a call its number. In debug mode it
 //! compares the call with the other ranks' calls through the store (`check.rs`; sends and receives are compared by
 //! their number between two ranks). Then it enqueues the call on the current stream, or with `async_op` on the group's
-//! own stream. It keeps the event that the stream records after each operation (`OpEvent`), which can be queried
-//! without the stream's lock.
+//! own stream. It keeps the completion event of the operation (`OpEvent`), which can be queried without the stream's
+//! lock.
 //!
 //! Invariant: a host wait on a group's work ends. The wait alternately checks whether the work is done and whether the
 //! group has failed. The failure is set before the communicator is aborted, so aborted work is never taken for
 //! completed work.
 //!
-//! Lock order: `launching` (of several groups in one graph, in the order of their communicators), then the locks of a
-//! launch, then the driver. The ring is locked briefly, and only the driver's lock is taken under it. The watchdog
-//! takes neither `launching` nor the lock of a storage or stream, because a call that hangs in NCCL holds these locks,
-//! and the watchdog must be able to end it.
+//! Lock order: `launching`, then the locks of a launch, then the driver's lock. A graph with several groups locks their
+//! `launching` in the order of their communicators. The recorder is locked briefly, and only the driver's lock is taken
+//! under it. The watchdog takes neither `launching` nor the lock of a storage or stream: a call that hangs in NCCL
+//! holds these locks, and the watchdog must be able to abort the call.
 
 mod collectives;
 mod lists;
@@ -34,10 +34,10 @@ use warpline_kernels::collective::Watched;
 use warpline_runtime::{Replays, Target};
 use warpline_stream::OpEvent;
 
-use super::record::{Ring, State};
+use super::flight_recorder::{CallState, FlightRecorder};
 use super::signature::Signature;
 use super::store::Deadline;
-use super::work::{Done, Tensors};
+use super::work::{CompletionPoint, Tensors};
 use super::{Error, GroupError, Result, Store, Work, check, watchdog};
 
 pub use pairs::P2p;
@@ -62,26 +62,26 @@ pub use pairs::P2p;
 #[derive(Clone)]
 pub struct ProcessGroup(Arc<Handle>);
 
-/// The part of a group that users own. Dropping the last handle stops the watchdog.
+/// The state that the user's handles share. Dropping the last handle stops the watchdog.
 #[derive(Debug)]
-struct Handle(Arc<Shared>);
+struct Handle(Arc<GroupShared>);
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.0.wake(|wanted| wanted.stop = true);
+        self.0.wake(|requests| requests.stop = true);
     }
 }
 
 /// The parts of a new group.
 #[derive(Debug)]
-pub(super) struct Parts {
+pub(super) struct GroupParts {
     pub(super) name: String,
-    /// Numbers of the members in the first group.
+    /// Ranks of the members in the original group, which `init_process_group` formed.
     pub(super) members: Vec<usize>,
     pub(super) runtime: Runtime,
     pub(super) comm: Communicator,
     pub(super) store: Arc<dyn Store>,
-    /// The rank of the first group whose process hosts the store, if known.
+    /// Rank in the original group whose process hosts the store, if known.
     pub(super) store_host: Option<usize>,
     pub(super) timeout: Duration,
     pub(super) debug: bool,
@@ -89,65 +89,66 @@ pub(super) struct Parts {
 
 /// The state that calling threads and the watchdog share.
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) parts: Parts,
+pub(super) struct GroupShared {
+    pub(super) parts: GroupParts,
     stream: Stream,
-    /// Locked while a call gets its number and is launched, so that numbers have the order of launches.
+    /// Locked while a call gets its sequence number and is launched, so that numbers follow the order of launches.
     launching: Mutex<()>,
-    ring: Mutex<Ring>,
+    recorder: Mutex<FlightRecorder>,
     failure: OnceLock<GroupError>,
-    wanted: Mutex<Wanted>,
+    requests: Mutex<WatchdogRequests>,
     wake: Condvar,
     barrier: OnceLock<Tensor>,
     subgroups: Mutex<u64>,
-    /// In debug mode, the number of compared sends and receives by peer and direction.
+    /// In debug mode, the count of compared sends and receives by peer and direction.
     compared: Mutex<HashMap<(usize, bool), u64>>,
-    /// In debug mode, the number of the last compared collective. Replays are not compared.
-    compared_last: Mutex<Option<u64>>,
+    /// In debug mode, the sequence number of the last compared collective. Replays are not compared.
+    last_compared: Mutex<Option<u64>>,
 }
 
 /// Requests to the watchdog.
 #[derive(Debug, Default)]
-pub(super) struct Wanted {
+pub(super) struct WatchdogRequests {
     /// The last handle was dropped.
     pub(super) stop: bool,
     /// Message of a failed launch.
-    pub(super) trouble: Option<String>,
+    pub(super) launch_error: Option<String>,
 }
 
-impl Shared {
+impl GroupShared {
     pub(super) fn rank(&self) -> usize {
         self.parts.comm.rank()
     }
 
-    pub(super) fn ring(&self) -> MutexGuard<'_, Ring> {
-        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn recorder(&self) -> MutexGuard<'_, FlightRecorder> {
+        self.recorder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the number of the next compared send to, or receive from, a rank.
-    pub(super) fn next_of_pair(&self, end: (usize, bool)) -> u64 {
+    /// Returns the sequence number of the next compared send to or receive from a rank.
+    pub(super) fn next_pair_seq(&self, end: (usize, bool)) -> u64 {
         let mut compared = self.compared.lock().unwrap_or_else(PoisonError::into_inner);
         let count = compared.entry(end).or_default();
         *count += 1;
         *count
     }
 
-    /// Records that a collective was compared. Returns the number of the collective compared before.
-    pub(super) fn compared_last(&self, seq: u64) -> Option<u64> {
-        self.compared_last.lock().unwrap_or_else(PoisonError::into_inner).replace(seq)
+    /// Records that a collective was compared. Returns the sequence number of the previous one.
+    pub(super) fn replace_last_compared(&self, seq: u64) -> Option<u64> {
+        self.last_compared.lock().unwrap_or_else(PoisonError::into_inner).replace(seq)
     }
 
-    fn wake(&self, change: impl FnOnce(&mut Wanted)) {
-        change(&mut self.wanted.lock().unwrap_or_else(PoisonError::into_inner));
+    fn wake(&self, change: impl FnOnce(&mut WatchdogRequests)) {
+        change(&mut self.requests.lock().unwrap_or_else(PoisonError::into_inner));
         self.wake.notify_all();
     }
 
     /// Waits until there is a request to the watchdog, or `tick` has passed. Returns the requests.
-    pub(super) fn wanted(&self, tick: Duration) -> (bool, Option<String>) {
-        let wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.wake.wait_timeout_while(wanted, tick, |w| !w.stop && w.trouble.is_none());
-        let mut wanted = waited.unwrap_or_else(PoisonError::into_inner).0;
-        (wanted.stop, wanted.trouble.take())
+    pub(super) fn wait_for_requests(&self, tick: Duration) -> (bool, Option<String>) {
+        let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited =
+            self.wake.wait_timeout_while(requests, tick, |w| !w.stop && w.launch_error.is_none());
+        let mut requests = waited.unwrap_or_else(PoisonError::into_inner).0;
+        (requests.stop, requests.launch_error.take())
     }
 
     /// Returns the failure of the group, if it has failed.
@@ -158,23 +159,23 @@ impl Shared {
     /// Sets the failure, so that all later calls fail, and aborts the communicator.
     pub(super) fn fail(&self, error: GroupError) {
         let completion = {
-            let mut ring = self.ring();
-            // After the abort, completed calls cannot be told from aborted calls.
-            ring.settle();
-            ring.completion().clone()
+            let mut recorder = self.recorder();
+            // Poll before the abort. Afterwards, aborted calls look completed.
+            recorder.poll_finished();
+            recorder.completion().clone()
         };
         completion.fail(Arc::new(error.clone()));
         let _ = self.failure.set(error);
         self.parts.comm.abort();
     }
 
-    /// Returns the error to report for a failed launch: the group's failure, if there is one or NCCL's error causes
-    /// one.
-    fn explained(&self, error: Error) -> Error {
-        if is_of_comm(&error) {
-            self.wake(|wanted| wanted.trouble = Some(error.to_string()));
-            // The watchdog reads the other ranks' records, which takes a bounded time.
-            let bound = watchdog::bound(self.parts.timeout) + Duration::from_secs(10);
+    /// Returns the error to report for a failed launch. An NCCL error makes the watchdog fail the group; this function
+    /// waits for that failure. The group's failure takes precedence over `error`.
+    fn error_or_failure(&self, error: Error) -> Error {
+        if is_nccl_error(&error) {
+            self.wake(|requests| requests.launch_error = Some(error.to_string()));
+            // The watchdog reads the other ranks' records first, within this time.
+            let bound = watchdog::publish_timeout(self.parts.timeout) + Duration::from_secs(10);
             let begun = Instant::now();
             while self.failure.get().is_none() && begun.elapsed() < bound {
                 std::thread::sleep(Duration::from_millis(2));
@@ -184,34 +185,34 @@ impl Shared {
     }
 }
 
-/// Returns `true` if NCCL failed, so that the communicator cannot be used any more.
-fn is_of_comm(error: &Error) -> bool {
+/// Returns `true` if NCCL failed. The communicator is unusable afterwards.
+fn is_nccl_error(error: &Error) -> bool {
     use warpline_cuda_sys_safe::DriverError::{CollectiveMismatch, LibraryCall};
     matches!(error.driver_error(), Some(LibraryCall { .. } | CollectiveMismatch(_)))
 }
 
-/// Returns the event after the operation that was just enqueued. The watchdog queries the event without the stream's
-/// lock, which a call that hangs holds.
-fn launched(stream: &Stream) -> Result<OpEvent> {
+/// Returns the completion event of the last enqueued operation. The watchdog queries this event without the stream's
+/// lock, because a hanging call holds the lock.
+fn last_op_event(stream: &Stream) -> Result<OpEvent> {
     stream.op_event(stream.last_op())
 }
 
 impl ProcessGroup {
-    pub(super) fn new(parts: Parts) -> Result<Self> {
+    pub(super) fn new(parts: GroupParts) -> Result<Self> {
         let gpu = parts.runtime.device(parts.comm.device())?;
         let stream = gpu.device().exclusive_stream(0)?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(GroupShared {
             parts,
             stream,
             launching: Mutex::default(),
-            ring: Mutex::default(),
+            recorder: Mutex::default(),
             failure: OnceLock::new(),
-            wanted: Mutex::default(),
+            requests: Mutex::default(),
             wake: Condvar::new(),
             barrier: OnceLock::new(),
             subgroups: Mutex::default(),
             compared: Mutex::default(),
-            compared_last: Mutex::default(),
+            last_compared: Mutex::default(),
         });
         watchdog::start(&shared).map_err(|error| GroupError::Init {
             rank: shared.rank(),
@@ -222,7 +223,7 @@ impl ProcessGroup {
         Ok(Self(Arc::new(Handle(shared))))
     }
 
-    pub(super) fn shared(&self) -> &Arc<Shared> {
+    pub(super) fn shared(&self) -> &Arc<GroupShared> {
         &self.0.0
     }
 
@@ -270,7 +271,7 @@ impl ProcessGroup {
     /// Returns an error while the current stream is captured. Called by functions that wait on the host, because
     /// captured work does not run.
     #[track_caller]
-    fn refuse_capture(&self, op: &'static str) -> Result<()> {
+    fn check_not_capturing(&self, op: &'static str) -> Result<()> {
         let parts = &self.shared().parts;
         let current = parts.runtime.devices()?.current_stream(parts.comm.device())?;
         if !current.is_capturing() {
@@ -299,14 +300,14 @@ impl ProcessGroup {
         let stream = if async_op { &shared.stream } else { &current };
         let checked = parts.debug.then(|| signature.clone());
         let (id, seq, completion) = {
-            let mut ring = shared.ring();
-            let (id, seq) = ring.begin(signature, location);
-            (id, seq, ring.completion().clone())
+            let mut recorder = shared.recorder();
+            let (id, seq) = recorder.begin(signature, location);
+            (id, seq, recorder.completion().clone())
         };
         let compared = checked.map_or(Ok(false), |call| {
             let deadline = Deadline::after(parts.timeout);
             let compared = deadline.bound(|| check::compare(shared, seq, &call));
-            compared.inspect_err(|_| shared.ring().set(id, State::Done))
+            compared.inspect_err(|_| shared.recorder().set_state(id, CallState::Done))
         })?;
         let enqueued = (|| {
             let _current = if async_op {
@@ -322,29 +323,29 @@ impl ProcessGroup {
             if stream.is_capturing() {
                 return Ok(None);
             }
-            launched(stream).map(Some)
+            last_op_event(stream).map(Some)
         })();
-        // Closures do not know their caller's location.
+        // `track_caller` does not reach into the closure.
         let enqueued = enqueued.map_err(|error: Error| error.at(location));
         let event = match enqueued {
             Ok(event) => event,
-            // The record of the call stays for the other ranks.
-            Err(error) if is_of_comm(&error) => return Err(shared.explained(error)),
+            // Keep the record: the watchdog publishes it to the other ranks.
+            Err(error) if is_nccl_error(&error) => return Err(shared.error_or_failure(error)),
             Err(error) => {
-                // A compared call has used up its number on all ranks.
+                // A compared call has used up its sequence number on all ranks.
                 match compared {
-                    true => shared.ring().set(id, State::Done),
-                    false => shared.ring().undo(id),
+                    true => shared.recorder().set_state(id, CallState::Done),
+                    false => shared.recorder().remove_refused(id),
                 }
                 return Err(error);
             }
         };
         let done = match &event {
-            _ if !async_op => Done::Op(stream.clone(), stream.last_op()),
-            Some(event) => Done::Event(event.clone()),
-            None => Done::Captured(stream.record_event(None)?),
+            _ if !async_op => CompletionPoint::Op(stream.clone(), stream.last_op()),
+            Some(event) => CompletionPoint::Event(event.clone()),
+            None => CompletionPoint::Captured(stream.record_event(None)?),
         };
-        shared.ring().set(id, event.map_or(State::Done, State::Launched));
+        shared.recorder().set_state(id, event.map_or(CallState::Done, CallState::Launched));
         Ok(Work::new(Arc::clone(shared), done, (id, seq), keep))
     }
 }

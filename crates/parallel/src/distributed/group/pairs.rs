@@ -12,7 +12,7 @@ use super::ProcessGroup;
 
 /// A send or receive of a batch (`torch.distributed.P2POp`).
 #[derive(Clone, Copy)]
-#[allow(missing_debug_implementations)] // tensors show their elements, which may still be written
+#[allow(missing_debug_implementations)] // `Debug` of a tensor reads elements that may still be in flight
 pub enum P2p<'a> {
     /// Sends the tensor to the rank (`isend`).
     Send(&'a Tensor, usize),

@@ -13,16 +13,17 @@ use warpline::{Error, ErrorKind, Result, Site};
 use warpline_runtime::{Calls, Completion, Replays};
 
 use super::super::GroupError;
-use super::super::record::State;
+use super::super::flight_recorder::CallState;
 use super::super::signature::Signature;
-use super::{Handle, is_of_comm, launched};
+use super::{Handle, is_nccl_error, last_op_event};
 
 const NAME: &str = "replay";
 
 /// Converts the group's failure to the error of a replay, whose results cannot be used. Returns other errors unchanged.
-fn refused(error: Error, location: &'static Location<'static>) -> Error {
+fn replay_error(error: Error, location: &'static Location<'static>) -> Error {
     match error.find::<GroupError>() {
-        // The failure of another group, whose results the replay reads, names its own call.
+        // Errors of other kinds report the failure of another group, whose results the replay reads. They already name
+        // that group's call.
         Some(failure) if matches!(error.kind(), ErrorKind::ProcessGroup) => {
             let site = Site { op: NAME, location };
             Error::new(ErrorKind::Collective, site).with_source(Arc::new(failure.clone()))
@@ -31,7 +32,6 @@ fn refused(error: Error, location: &'static Location<'static>) -> Error {
     }
 }
 
-/// Replays are not compared in debug mode, because their calls were compared when they were captured.
 impl Replays for Handle {
     fn replay(
         &self,
@@ -42,22 +42,22 @@ impl Replays for Handle {
     ) -> Result<()> {
         let shared = &self.0;
         let _in_order = shared.launching.lock().unwrap_or_else(PoisonError::into_inner);
-        shared.check_alive().map_err(|failed| refused(failed, location))?;
+        shared.check_alive().map_err(|failed| replay_error(failed, location))?;
         let (id, completion) = {
-            let mut ring = shared.ring();
-            let (id, _) = ring.begin(Signature::new(NAME).calls(calls), location);
-            (id, ring.completion().clone())
+            let mut recorder = shared.recorder();
+            let (id, _) = recorder.begin(Signature::new(NAME).calls(calls), location);
+            (id, recorder.completion().clone())
         };
         let enqueued = launch(&completion, id + 1);
-        match enqueued.and_then(|()| launched(stream)) {
-            Ok(event) => shared.ring().set(id, State::Launched(event)),
-            // The record of the replay stays for the other ranks.
-            Err(error) if is_of_comm(&error) => {
-                return Err(refused(shared.explained(error), location));
+        match enqueued.and_then(|()| last_op_event(stream)) {
+            Ok(event) => shared.recorder().set_state(id, CallState::Launched(event)),
+            // Keep the record: the watchdog publishes it to the other ranks.
+            Err(error) if is_nccl_error(&error) => {
+                return Err(replay_error(shared.error_or_failure(error), location));
             }
             Err(error) => {
-                shared.ring().undo(id);
-                return Err(refused(error, location));
+                shared.recorder().remove_refused(id);
+                return Err(replay_error(error, location));
             }
         }
         Ok(())

@@ -3,11 +3,11 @@
 use std::panic::Location;
 use std::sync::{Arc, PoisonError};
 
-use super::super::record::State;
+use super::super::flight_recorder::CallState;
 use super::super::signature::Signature;
 use super::super::store::Deadline;
 use super::super::{PrefixStore, Result, check};
-use super::{Parts, ProcessGroup};
+use super::{GroupParts, ProcessGroup};
 
 impl ProcessGroup {
     /// Forms a group of some ranks of this group (`torch.distributed.new_group`, with `ncclCommSplit`). In the new
@@ -36,31 +36,31 @@ impl ProcessGroup {
         }
         let shared = self.shared();
         let parts = &shared.parts;
-        self.refuse_capture(NAME)?;
+        self.check_not_capturing(NAME)?;
         let _in_order = shared.launching.lock().unwrap_or_else(PoisonError::into_inner);
         self.drain()?;
         let signature = Signature::new(NAME).ranks(&sorted);
-        let (id, seq) = shared.ring().begin(signature.clone(), location);
-        let made = (|| {
+        let (id, seq) = shared.recorder().begin(signature.clone(), location);
+        let split = (|| {
             if parts.debug {
                 let deadline = Deadline::after(parts.timeout);
                 deadline.bound(|| check::compare(shared, seq, &signature))?;
             }
             let color = sorted.contains(&self.rank()).then_some(0);
             let comm = parts.comm.split(color, self.rank(), parts.timeout);
-            comm.map_err(|e| shared.explained(warpline::Error::driver(NAME, e)))
+            comm.map_err(|e| shared.error_or_failure(warpline::Error::driver(NAME, e)))
         })();
-        // Done even after a failed split, because nothing of it can hang. A failure of the group can still name the
-        // call.
-        shared.ring().set(id, State::Done);
+        // A failed split leaves no work that could hang, so its call is done, too. The record stays, so that a failure
+        // of the group can name the call.
+        shared.recorder().set_state(id, CallState::Done);
         let number = {
             let mut number = shared.subgroups.lock().unwrap_or_else(PoisonError::into_inner);
             *number += 1;
             *number
         };
-        let Some(comm) = made? else { return Ok(None) };
+        let Some(comm) = split? else { return Ok(None) };
         let name = format!("{}/{number}", parts.name);
-        let group = ProcessGroup::new(Parts {
+        let group = ProcessGroup::new(GroupParts {
             members: sorted.iter().filter_map(|rank| parts.members.get(*rank).copied()).collect(),
             runtime: parts.runtime.clone(),
             comm,

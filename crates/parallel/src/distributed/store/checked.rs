@@ -74,7 +74,7 @@ fn check(op: &'static str, key: &str, values: &[&[u8]]) -> StoreResult<()> {
 
 fn check_keys(op: &'static str, keys: &[&str]) -> StoreResult<()> {
     check_size(op, "the list of keys", keys.len(), MAX_KEYS)?;
-    // A list of keys must fit into a message, as a value must.
+    // A list of keys is sent in one message, so its total size has the same limit as a value.
     let bytes = keys.iter().map(|key| key.len() + 4).sum();
     check_size(op, "the text of the keys", bytes, MAX_VALUE)?;
     keys.iter().try_for_each(|key| check(op, key, &[]))

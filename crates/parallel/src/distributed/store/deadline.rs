@@ -60,15 +60,15 @@ impl Deadline {
 
 /// A connection whose reads and writes all end at one deadline.
 #[derive(Debug)]
-pub(super) struct Timed<'a> {
+pub(super) struct TimedStream<'a> {
     pub(super) stream: &'a TcpStream,
     pub(super) deadline: Deadline,
 }
 
 /// Largest size of one write, in bytes. Some systems restart the timeout whenever a part of a write is accepted.
-const WRITE: usize = 64 << 10;
+const MAX_WRITE: usize = 64 << 10;
 
-impl Timed<'_> {
+impl TimedStream<'_> {
     /// Returns the timeout of the next system call, which must not be zero.
     fn left(&self) -> io::Result<Option<Duration>> {
         match self.deadline.left() {
@@ -78,7 +78,7 @@ impl Timed<'_> {
     }
 
     /// Repeats a system call if its own timeout, but not the deadline, has passed.
-    fn repeat(&self, mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
+    fn retry(&self, mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
         loop {
             match call() {
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock) => {}
@@ -88,22 +88,22 @@ impl Timed<'_> {
     }
 }
 
-impl Read for Timed<'_> {
+impl Read for TimedStream<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let (this, mut stream) = (&*self, self.stream);
-        this.repeat(|| {
+        this.retry(|| {
             stream.set_read_timeout(this.left()?)?;
             stream.read(buffer)
         })
     }
 }
 
-impl Write for Timed<'_> {
+impl Write for TimedStream<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let (this, mut stream) = (&*self, self.stream);
-        this.repeat(|| {
+        this.retry(|| {
             stream.set_write_timeout(this.left()?)?;
-            stream.write(&bytes[..bytes.len().min(WRITE)])
+            stream.write(&bytes[..bytes.len().min(MAX_WRITE)])
         })
     }
 
@@ -125,10 +125,10 @@ mod tests {
         (stream, listener.accept().unwrap().0)
     }
 
-    fn ends_in_time(call: impl FnOnce(&mut Timed<'_>) -> io::Result<()>, stream: &TcpStream) {
+    fn ends_in_time(call: impl FnOnce(&mut TimedStream<'_>) -> io::Result<()>, stream: &TcpStream) {
         let begun = Instant::now();
         let deadline = Deadline::after(Duration::from_millis(200));
-        let error = call(&mut Timed { stream, deadline }).unwrap_err();
+        let error = call(&mut TimedStream { stream, deadline }).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert!(begun.elapsed() >= Duration::from_millis(200));
         assert!(begun.elapsed() < Duration::from_millis(1500), "{:?}", begun.elapsed());

@@ -13,13 +13,13 @@ use super::{MAX_KEY, MAX_VALUE, StoreError, StoreResult, Unchecked, timed_out};
 /// The first bytes of the file.
 const MAGIC: &[u8; 8] = b"WLFSTOR1";
 /// Bytes of a record before its key: kind, length of the key, length of the value.
-const HEADER: usize = 9;
+const HEADER_LEN: usize = 9;
 const SET: u8 = 1;
 const DELETE: u8 = 2;
 /// Pause between two reads of the file while waiting for a key.
-const POLL: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Pause between two attempts to lock the file.
-const LOCK_POLL: Duration = Duration::from_millis(1);
+const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A store in a file that all ranks can open (`torch.distributed.FileStore`).
 ///
@@ -39,9 +39,9 @@ pub struct FileStore {
 }
 
 /// A record's kind, key and value.
-type Entry<'a> = (u8, &'a str, &'a [u8]);
+type LogRecord<'a> = (u8, &'a str, &'a [u8]);
 
-/// The file, and the values in its first `read` bytes.
+/// The file, and the values of the records in its first `read` bytes.
 #[derive(Debug)]
 struct Log {
     file: File,
@@ -58,10 +58,10 @@ impl FileStore {
         let path = path.as_ref().to_path_buf();
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
-        let file = options.open(&path).map_err(|error| failed("open", &path, &error))?;
+        let file = options.open(&path).map_err(|error| file_error("open", &path, &error))?;
         let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
         if !is_file {
-            return Err(failed("open", &path, &not_a_store("what is there")));
+            return Err(file_error("open", &path, &not_a_store("what is there")));
         }
         let log = Some(Log { file, values: Values::default(), read: 0 });
         let store = Self { path, log: Mutex::new(log), free: Condvar::new() };
@@ -76,7 +76,7 @@ impl FileStore {
     }
 
     /// Takes the log for this thread. Returns `None` if other threads use the log until the deadline.
-    fn take(&self, deadline: Deadline) -> Option<Log> {
+    fn take_log(&self, deadline: Deadline) -> Option<Log> {
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             let left = deadline.left().min(Duration::from_secs(3600));
@@ -94,8 +94,8 @@ impl FileStore {
         deadline: Deadline,
         f: impl FnOnce(&mut Log) -> StoreResult<R>,
     ) -> StoreResult<Option<R>> {
-        let Some(mut log) = self.take(deadline) else { return Ok(None) };
-        let fail = |error| failed(op, &self.path, &error);
+        let Some(mut log) = self.take_log(deadline) else { return Ok(None) };
+        let fail = |error| file_error(op, &self.path, &error);
         let result = match log.try_lock(deadline).map_err(fail) {
             Ok(true) => {
                 let result = log.catch_up().map_err(fail).and_then(|()| f(&mut log).map(Some));
@@ -116,27 +116,27 @@ impl FileStore {
     ) -> StoreResult<R> {
         let done = self.locked_until(op, Deadline::of_call(), f)?;
         let reason = "another thread or process did not release its lock in time";
-        let busy = || failed(op, &self.path, &io::Error::new(io::ErrorKind::TimedOut, reason));
+        let busy = || file_error(op, &self.path, &io::Error::new(io::ErrorKind::TimedOut, reason));
         done.ok_or_else(busy)
     }
 
-    fn append(&self, op: &'static str, log: &mut Log, entry: Entry<'_>) -> StoreResult<()> {
-        let (kind, key, value) = entry;
+    fn append(&self, op: &'static str, log: &mut Log, record: LogRecord<'_>) -> StoreResult<()> {
+        let (kind, key, value) = record;
         if kind == SET {
-            log.values.check_room(op, key, value)?;
+            log.values.check_capacity(op, key, value)?;
         }
-        log.append(entry).map_err(|error| failed(op, &self.path, &error))
+        log.append(record).map_err(|error| file_error(op, &self.path, &error))
     }
 
-    fn waited<R>(
+    fn wait_until<R>(
         &self,
         (op, keys, timeout): (&'static str, &[&str], Duration),
         found: impl Fn(&Log) -> Option<R>,
     ) -> StoreResult<R> {
         let deadline = Deadline::after(timeout);
         loop {
-            // A timeout of zero waits for no key, but still for a lock that is held for a moment.
-            let lock = Deadline::after(deadline.left().max(POLL));
+            // Even with a timeout of zero, wait briefly for the lock.
+            let lock = Deadline::after(deadline.left().max(POLL_INTERVAL));
             let replied = match self.locked_until(op, lock, |log| Ok(found(log)))? {
                 Some(Some(found)) => return Ok(found),
                 read => read.is_some(),
@@ -144,12 +144,12 @@ impl FileStore {
             if deadline.has_passed() {
                 return Err(timed_out(op, keys, timeout, replied));
             }
-            std::thread::sleep(deadline.left().min(POLL));
+            std::thread::sleep(deadline.left().min(POLL_INTERVAL));
         }
     }
 }
 
-fn failed(op: &'static str, path: &Path, error: &io::Error) -> StoreError {
+fn file_error(op: &'static str, path: &Path, error: &io::Error) -> StoreError {
     StoreError::File { op, path: path.display().to_string(), reason: error.to_string() }
 }
 
@@ -161,7 +161,7 @@ impl Log {
                 Ok(()) => return Ok(true),
                 Err(TryLockError::Error(error)) => return Err(error),
                 Err(TryLockError::WouldBlock) if deadline.has_passed() => return Ok(false),
-                Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_POLL),
+                Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_POLL_INTERVAL),
             }
         }
     }
@@ -178,7 +178,7 @@ impl Log {
             return Ok(());
         }
         self.file.seek(SeekFrom::Start(self.read))?;
-        // Records are read one by one, so that a file of any size takes the memory of its values.
+        // Read the records one by one, so that the memory use does not depend on the size of the file.
         let mut rest = BufReader::new((&self.file).take(length - self.read));
         if self.read == 0 {
             let mut magic = Vec::new();
@@ -193,7 +193,7 @@ impl Log {
             self.read = MAGIC.len() as u64;
         }
         let mut bytes = Vec::new();
-        while let Some((kind, key, value)) = record(&mut rest, &mut bytes)? {
+        while let Some((kind, key, value)) = read_record(&mut rest, &mut bytes)? {
             match kind {
                 SET => self.values.set("open", key, value).map_err(io::Error::other)?,
                 _ => drop(self.values.delete(key)),
@@ -204,10 +204,10 @@ impl Log {
     }
 
     /// Appends a record. Overwrites an incomplete record at the end.
-    fn append(&mut self, (kind, key, value): Entry<'_>) -> io::Result<()> {
+    fn append(&mut self, (kind, key, value): LogRecord<'_>) -> io::Result<()> {
         self.file.set_len(self.read)?;
         self.file.seek(SeekFrom::Start(self.read))?;
-        let mut bytes = Vec::with_capacity(MAGIC.len() + HEADER + key.len() + value.len());
+        let mut bytes = Vec::with_capacity(MAGIC.len() + HEADER_LEN + key.len() + value.len());
         if self.read == 0 {
             bytes.extend(MAGIC);
         }
@@ -229,9 +229,12 @@ impl Log {
 }
 
 /// Reads the next record into `bytes`. Returns `None` at the end of the file and for an incomplete record.
-fn record<'a>(from: &mut impl Read, bytes: &'a mut Vec<u8>) -> io::Result<Option<Entry<'a>>> {
+fn read_record<'a>(
+    from: &mut impl Read,
+    bytes: &'a mut Vec<u8>,
+) -> io::Result<Option<LogRecord<'a>>> {
     bytes.clear();
-    from.by_ref().take(HEADER as u64).read_to_end(bytes)?;
+    from.by_ref().take(HEADER_LEN as u64).read_to_end(bytes)?;
     let &[kind, k0, k1, k2, k3, v0, v1, v2, v3] = bytes.as_slice() else { return Ok(None) };
     let key = u32::from_le_bytes([k0, k1, k2, k3]) as usize;
     let value = u32::from_le_bytes([v0, v1, v2, v3]) as usize;
@@ -240,7 +243,7 @@ fn record<'a>(from: &mut impl Read, bytes: &'a mut Vec<u8>) -> io::Result<Option
     }
     from.take((key + value) as u64).read_to_end(bytes)?;
     let Some((key, value)) =
-        bytes[HEADER..].split_at_checked(key).filter(|(_, v)| v.len() == value)
+        bytes[HEADER_LEN..].split_at_checked(key).filter(|(_, v)| v.len() == value)
     else {
         return Ok(None);
     };
@@ -259,7 +262,7 @@ impl Unchecked for FileStore {
     }
 
     fn get(&self, key: &str, timeout: Duration) -> StoreResult<Vec<u8>> {
-        self.waited(("get", &[key], timeout), |log| log.values.get(key).map(|v| v.to_vec()))
+        self.wait_until(("get", &[key], timeout), |log| log.values.get(key).map(|v| v.to_vec()))
     }
 
     fn add(&self, key: &str, amount: i64) -> StoreResult<i64> {
@@ -277,7 +280,7 @@ impl Unchecked for FileStore {
         desired: &[u8],
     ) -> StoreResult<Option<Vec<u8>>> {
         self.locked("compare_set", |log| {
-            if !log.values.may_set(key, expected) {
+            if !log.values.compare_set_applies(key, expected) {
                 return Ok(log.values.get(key).map(|value| value.to_vec()));
             }
             self.append("compare_set", log, (SET, key, desired))?;
@@ -296,7 +299,7 @@ impl Unchecked for FileStore {
     }
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> StoreResult<()> {
-        self.waited(("wait", keys, timeout), |log| log.values.contains_all(keys).then_some(()))
+        self.wait_until(("wait", keys, timeout), |log| log.values.contains_all(keys).then_some(()))
     }
 
     fn check(&self, keys: &[&str]) -> StoreResult<bool> {

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::table::Table;
+use super::shared_values::SharedValues;
 use super::{StoreResult, Unchecked, timed_out};
 
 /// A store in the memory of this process, for ranks that are threads (`torch.distributed.HashStore`). Clones share the
 /// keys and values.
 #[derive(Clone, Debug, Default)]
-pub struct HashStore(Arc<Table>);
+pub struct HashStore(Arc<SharedValues>);
 
 impl HashStore {
     /// Creates an empty store.
@@ -25,7 +25,7 @@ impl Unchecked for HashStore {
     }
 
     fn get(&self, key: &str, timeout: Duration) -> StoreResult<Vec<u8>> {
-        let values = self.0.waited(&[key], timeout);
+        let values = self.0.wait_for(&[key], timeout);
         let value = values.and_then(|values| values.get(key).map(|value| value.to_vec()));
         value.ok_or_else(|| timed_out("get", &[key], timeout, true))
     }
@@ -49,7 +49,7 @@ impl Unchecked for HashStore {
     }
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> StoreResult<()> {
-        let all = self.0.waited(keys, timeout).is_some();
+        let all = self.0.wait_for(keys, timeout).is_some();
         if all { Ok(()) } else { Err(timed_out("wait", keys, timeout, true)) }
     }
 

@@ -1,9 +1,8 @@
 //! Stores: keys and values that all ranks of a group see (`torch.distributed.Store`).
 //!
-//! `values.rs` has the map and its size limit, `checked.rs` the limits on keys and values,
-//! `deadline.rs` the single deadline of all steps of a call. `FileStore` is a log under a lock; a
-//! call waits for the lock no longer than its timeout. Tests run random programs on each store and
-//! compare it with a map.
+//! `values.rs` has the map and its size limit, `checked.rs` the limits on keys and values, `deadline.rs` the single
+//! deadline of all steps of a call. `FileStore` is a log in a locked file; a call waits for the lock no longer than its
+//! timeout. Tests run random programs on each store and on a map, and compare the results.
 
 mod checked;
 mod deadline;
@@ -11,7 +10,7 @@ mod file;
 mod hash;
 mod prefix;
 mod secret;
-mod table;
+mod shared_values;
 mod tcp;
 mod values;
 
@@ -244,7 +243,7 @@ impl fmt::Debug for StoreError {
     }
 }
 
-/// Describes the event that did not happen in time.
+/// Describes a timeout.
 fn missed(keys: &[String], replied: bool) -> String {
     match replied {
         true => format!("not all of the keys {keys:?} were set"),

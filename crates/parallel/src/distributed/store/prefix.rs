@@ -18,7 +18,7 @@ impl PrefixStore {
     #[must_use]
     pub fn new(prefix: impl Into<String>, below: Arc<dyn Store>) -> Self {
         let prefix = prefix.into();
-        // Joined prefixes keep calls and the drop from recursing through nested stores.
+        // Join the prefixes of nested stores, so that neither calls nor the drop recurse.
         match (&*below as &dyn Any).downcast_ref::<Self>() {
             Some(inner) => Self { prefix: inner.key(&prefix), below: Arc::clone(&inner.below) },
             None => Self { prefix, below },

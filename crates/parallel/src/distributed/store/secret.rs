@@ -12,10 +12,10 @@ use super::{StoreError, StoreResult};
 const MIN_SECRET: usize = 16;
 
 /// Length of a [`Proof`], in bytes.
-pub(super) const PROOF: usize = 32;
+pub(super) const PROOF_LEN: usize = 32;
 
 /// A MAC over a handshake.
-pub(super) type Proof = [u8; PROOF];
+pub(super) type Proof = [u8; PROOF_LEN];
 
 /// A secret that the ranks of a job share. Both ends of a connection to a [`TcpStore`](super::TcpStore) prove that they
 /// know the secret. The secret is never sent, and `Debug` does not print it.
@@ -73,42 +73,42 @@ pub(super) fn random() -> StoreResult<[u8; 32]> {
     }
 }
 
-/// The end of a connection that makes a proof. A proof is valid for one end only, so that a peer cannot send back the
+/// The role of the prover in a connection. A proof is valid for one role only, so that a peer cannot send back the
 /// proof that it received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum Role {
     Client,
     Server,
 }
 
 /// Computes the MAC of a handshake. Each connection has new nonces.
-fn mac(secret: Option<&Secret>, end: End, nonces: [&[u8; 32]; 2]) -> Hmac<Sha256> {
-    // An empty key stands for "no secret". A `Secret` is never empty.
+fn mac(secret: Option<&Secret>, role: Role, nonces: [&[u8; 32]; 2]) -> Hmac<Sha256> {
+    // Without a secret, the key is empty. A `Secret` is never empty.
     let key = secret.map_or(&[][..], |secret| &secret.0);
     let Ok(mut mac) = Hmac::<Sha256>::new_from_slice(key) else {
         unreachable!("HMAC takes keys of every length")
     };
-    mac.update(match end {
-        End::Client => b"warpline store 2: client",
-        End::Server => b"warpline store 2: server",
+    mac.update(match role {
+        Role::Client => b"warpline store 2: client",
+        Role::Server => b"warpline store 2: server",
     });
     nonces.iter().for_each(|nonce| mac.update(*nonce));
     mac
 }
 
-/// Returns the proof of one end that it knows the secret. `nonces` are the client's and the server's.
-pub(super) fn prove(secret: Option<&Secret>, end: End, nonces: [&[u8; 32]; 2]) -> Proof {
-    mac(secret, end, nonces).finalize().into_bytes().into()
+/// Computes the proof that the peer in `role` knows the secret. `nonces` are the client's and the server's.
+pub(super) fn prove(secret: Option<&Secret>, role: Role, nonces: [&[u8; 32]; 2]) -> Proof {
+    mac(secret, role, nonces).finalize().into_bytes().into()
 }
 
 /// Returns `true` if a proof is valid. The comparison takes the same time for every invalid proof.
-pub(super) fn holds(
+pub(super) fn verify(
     secret: Option<&Secret>,
-    end: End,
+    role: Role,
     nonces: [&[u8; 32]; 2],
     proof: &[u8],
 ) -> bool {
-    mac(secret, end, nonces).verify_slice(proof).is_ok()
+    mac(secret, role, nonces).verify_slice(proof).is_ok()
 }
 
 #[cfg(test)]
@@ -116,22 +116,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_proof_holds_for_its_secret_end_and_nonces_alone() {
+    fn a_proof_is_valid_for_its_secret_role_and_nonces_only() {
         let secret = Secret::random().unwrap();
         let other = Secret::random().unwrap();
         let (a, b) = (random().unwrap(), random().unwrap());
-        let proof = prove(Some(&secret), End::Client, [&a, &b]);
-        assert!(holds(Some(&secret), End::Client, [&a, &b], &proof));
-        assert!(!holds(Some(&secret), End::Server, [&a, &b], &proof));
-        assert!(!holds(Some(&secret), End::Client, [&b, &a], &proof));
-        assert!(!holds(Some(&other), End::Client, [&a, &b], &proof));
-        assert!(!holds(None, End::Client, [&a, &b], &proof));
-        for bit in 0..8 * PROOF {
+        let proof = prove(Some(&secret), Role::Client, [&a, &b]);
+        assert!(verify(Some(&secret), Role::Client, [&a, &b], &proof));
+        assert!(!verify(Some(&secret), Role::Server, [&a, &b], &proof));
+        assert!(!verify(Some(&secret), Role::Client, [&b, &a], &proof));
+        assert!(!verify(Some(&other), Role::Client, [&a, &b], &proof));
+        assert!(!verify(None, Role::Client, [&a, &b], &proof));
+        for bit in 0..8 * PROOF_LEN {
             let mut wrong = proof;
             wrong[bit / 8] ^= 1 << (bit % 8);
-            assert!(!holds(Some(&secret), End::Client, [&a, &b], &wrong), "{bit}");
+            assert!(!verify(Some(&secret), Role::Client, [&a, &b], &wrong), "{bit}");
         }
-        assert!(!holds(Some(&secret), End::Client, [&a, &b], &proof[..31]));
+        assert!(!verify(Some(&secret), Role::Client, [&a, &b], &proof[..31]));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{MAX_STORED, StoreError, StoreResult};
 
-/// Bytes that a key costs besides its text and its value.
+/// Overhead of an entry, in bytes.
 const PER_KEY: usize = 128;
 
 /// The keys and values of one store.
@@ -19,8 +19,8 @@ pub(super) struct Values {
     replaced: Vec<Arc<[u8]>>,
 }
 
-/// Bytes that an entry counts for.
-fn size(key: &str, value: &[u8]) -> usize {
+/// Returns the size of an entry, as counted towards [`MAX_STORED`].
+fn stored_size(key: &str, value: &[u8]) -> usize {
     PER_KEY + key.len() + value.len()
 }
 
@@ -37,17 +37,17 @@ impl Values {
         keys.iter().all(|key| self.contains(key.as_ref()))
     }
 
-    /// Returns the size of the store with the new value, or an error if it would exceed [`MAX_STORED`].
-    pub(super) fn check_room(
+    /// Returns the size of the store with the new value. Returns an error if that size would exceed [`MAX_STORED`].
+    pub(super) fn check_capacity(
         &mut self,
         op: &'static str,
         key: &str,
         value: &[u8],
     ) -> StoreResult<usize> {
-        let before = self.map.get(key).map_or(0, |value| size(key, value));
-        let bytes = self.bytes - before + size(key, value);
+        let before = self.map.get(key).map_or(0, |value| stored_size(key, value));
+        let bytes = self.bytes - before + stored_size(key, value);
         self.replaced.retain(|value| Arc::strong_count(value) > 1);
-        let replaced: usize = self.replaced.iter().map(|value| size("", value)).sum();
+        let replaced: usize = self.replaced.iter().map(|value| stored_size("", value)).sum();
         match bytes + replaced > MAX_STORED {
             true => Err(StoreError::Full { op, max: MAX_STORED }),
             false => Ok(bytes),
@@ -55,7 +55,7 @@ impl Values {
     }
 
     pub(super) fn set(&mut self, op: &'static str, key: &str, value: &[u8]) -> StoreResult<()> {
-        self.bytes = self.check_room(op, key, value)?;
+        self.bytes = self.check_capacity(op, key, value)?;
         let before = self.map.insert(key.into(), value.into());
         self.replaced.extend(before.filter(|value| Arc::strong_count(value) > 1));
         Ok(())
@@ -79,7 +79,7 @@ impl Values {
     }
 
     /// Returns `true` if `compare_set` would set the key.
-    pub(super) fn may_set(&self, key: &str, expected: &[u8]) -> bool {
+    pub(super) fn compare_set_applies(&self, key: &str, expected: &[u8]) -> bool {
         self.map.get(key).map_or(expected.is_empty(), |value| **value == *expected)
     }
 
@@ -89,7 +89,7 @@ impl Values {
         expected: &[u8],
         desired: &[u8],
     ) -> StoreResult<Option<Arc<[u8]>>> {
-        if self.may_set(key, expected) {
+        if self.compare_set_applies(key, expected) {
             self.set("compare_set", key, desired)?;
         }
         Ok(self.map.get(key).cloned())
@@ -97,7 +97,7 @@ impl Values {
 
     pub(super) fn delete(&mut self, key: &str) -> bool {
         let Some(value) = self.map.remove(key) else { return false };
-        self.bytes -= size(key, &value);
+        self.bytes -= stored_size(key, &value);
         self.replaced.extend(Some(value).filter(|value| Arc::strong_count(value) > 1));
         true
     }

@@ -1,4 +1,4 @@
-//! Replicas that fail.
+//! Failing replicas.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use warpline_cuda_sys_safe::CudaCode;
 use warpline_cuda_sys_safe::sim::{CallKind, Fault};
 use warpline_parallel::{DataParallel, DataParallelError};
 
-use super::nets::{Counts, Runs};
-use super::world::{Done, SimBox, values};
+use super::nets::{Counts, FnModule};
+use super::world::{SimBox, TestResult, values};
 
 crate::on_both! {
     Auto([2, 4]) s28_the_first_error_in_replica_order gpu2_s28_the_first_error_in_replica_order => errors;
@@ -21,9 +21,9 @@ crate::on_both! {
         gpu2_s28_a_failed_index_is_reported_to_the_caller => failed_index;
 }
 
-/// Replicas' threads work for the thread that called `forward`.
-fn failed_index(devices: usize) -> Done {
-    let net = DataParallel::new(Runs(|x: Tensor| {
+/// A failed index check in a replica is reported to the thread that called `forward`, not to other threads.
+fn failed_index(devices: usize) -> TestResult {
+    let net = DataParallel::new(FnModule(|x: Tensor| {
         x.index_select(0, &tensor([9 * device_of(&x) as i64], x.device())?)?;
         Ok(x)
     }))?;
@@ -34,8 +34,8 @@ fn failed_index(devices: usize) -> Done {
             let other = scope.spawn(|| with_runtime(&runtime, || cuda::synchronize(1)));
             other.join().expect("no panic")
         })?;
-        let told = cuda::synchronize(1);
-        assert!(matches!(told.kind(), Some(ErrorKind::IndexCheck { index: 9, .. })), "{told:?}");
+        let error = cuda::synchronize(1);
+        assert!(matches!(error.kind(), Some(ErrorKind::IndexCheck { index: 9, .. })), "{error:?}");
         cuda::synchronize(1)?;
     }
     Ok(())
@@ -45,13 +45,13 @@ fn device_of(x: &Tensor) -> usize {
     x.device().index().expect("a GPU")
 }
 
-fn errors(devices: usize) -> Done {
+fn errors(devices: usize) -> TestResult {
     for first in 0..devices {
         let ran = Arc::new(AtomicUsize::new(0));
         let inside = Arc::clone(&ran);
-        let net = DataParallel::new(Runs(move |(x, fails): (Tensor, bool)| {
+        let net = DataParallel::new(FnModule(move |(x, fails): (Tensor, bool)| {
             let device = device_of(&x);
-            // The last ones fail before the first does.
+            // The first replica fails last.
             if device == first && fails {
                 std::thread::sleep(std::time::Duration::from_millis(2));
             }
@@ -77,21 +77,21 @@ fn errors(devices: usize) -> Done {
         let out = net.forward((ones([devices], 0)?, false))?;
         assert_eq!(values(&out)?, vec![1.0; devices], "usable as before");
     }
-    // One replica too has its number.
-    let net = DataParallel::new(Runs(|x: Tensor| x.reshape([7])))?;
+    // A single replica is numbered, too.
+    let net = DataParallel::new(FnModule(|x: Tensor| x.reshape([7])))?;
     let text = net.forward(ones([1], 0)?).unwrap_err().to_string();
     assert!(text.starts_with("DataParallel: in replica 0 on device cuda:0: "), "{text}");
     Ok(())
 }
 
-fn panics(devices: usize) -> Done {
+fn panics(devices: usize) -> TestResult {
     for first in 0..devices {
         let ran = Arc::new(AtomicUsize::new(0));
         let inside = Arc::clone(&ran);
-        let net = DataParallel::new(Runs(move |(x, panics): (Tensor, bool)| {
+        let net = DataParallel::new(FnModule(move |(x, panics): (Tensor, bool)| {
             inside.fetch_add(1, Ordering::SeqCst);
             assert!(!panics || device_of(&x) != first, "replica {first} panics");
-            // A later one's error, which does not count.
+            // The error of a later replica is ignored.
             if panics && device_of(&x) > first { x.reshape([1000]) } else { Ok(x) }
         }))?;
         let x = ones([devices], 0)?;
@@ -105,7 +105,7 @@ fn panics(devices: usize) -> Done {
     Ok(())
 }
 
-/// A copy that the driver refuses is made again.
+/// The next forward pass repeats a copy that the driver refused.
 #[test]
 fn copies_that_fail_are_made_by_the_next_forward() {
     for failing in 0..6 {
@@ -128,7 +128,7 @@ fn copies_that_fail_are_made_by_the_next_forward() {
     }
 }
 
-/// An input of another runtime, and a caller in another one.
+/// The input, the module and the caller must have the same runtime.
 #[test]
 fn runtimes_do_not_mix() {
     let (here, there) = (SimBox::lazy(2), SimBox::lazy(2));

@@ -4,7 +4,7 @@ use warpline::{Result, Tensor, autograd, manual_seed, randn};
 use warpline_nn::{Linear, Module, ReLU, Sequential};
 use warpline_parallel::DataParallel;
 
-use super::world::Done;
+use super::world::TestResult;
 
 fn net() -> Result<Sequential> {
     manual_seed(3);
@@ -21,7 +21,7 @@ fn gradients(module: &impl Module) -> Result<Vec<Vec<f32>>> {
     module.parameters().into_iter().map(of).collect()
 }
 
-fn check() -> Done {
+fn check() -> TestResult {
     let x = randn([10, 6], 0)?.requires_grad_(true)?;
     let (alone, own) = (net()?, x.detach().requires_grad_(true)?);
     alone.forward(&own)?.square()?.sum(())?.backward()?;

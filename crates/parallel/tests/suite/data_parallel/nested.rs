@@ -1,4 +1,4 @@
-//! Inputs and outputs that are more than a tensor.
+//! Nested inputs and outputs.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use warpline::{Result, Tensor, arange, ones};
 use warpline_parallel::DataParallel;
 
-use super::nets::Runs;
-use super::world::{Done, SimBox, values};
+use super::nets::FnModule;
+use super::world::{SimBox, TestResult, values};
 
 crate::on_both! {
     Auto([2, 5]) s28_nested_inputs_and_outputs gpu2_s28_nested_inputs_and_outputs => nested;
@@ -19,10 +19,10 @@ type Map = HashMap<String, Tensor>;
 type Ordered = BTreeMap<&'static str, (Tensor, Option<Tensor>)>;
 type Nested = (Tensor, Vec<Tensor>, Map, Option<Tensor>, (f64, Arc<Vec<f64>>));
 
-fn nested(devices: usize) -> Done {
+fn nested(devices: usize) -> TestResult {
     let shared = Arc::new(vec![1.0, 100.0]);
     let inside = Arc::clone(&shared);
-    let net = Runs(move |(x, list, map, none, (scale, table)): Nested| -> Result<_> {
+    let net = FnModule(move |(x, list, map, none, (scale, table)): Nested| -> Result<_> {
         assert!(Arc::ptr_eq(&table, &inside), "shared by reference");
         assert!(none.is_none());
         let sum = x.add(&list[0])?.add(&list[1])?.add(&map["a"])?;
@@ -51,18 +51,18 @@ fn nested(devices: usize) -> Done {
     Ok(())
 }
 
-/// As Python's `zip`: of inputs with different numbers of chunks the fewest count.
-fn shortest(devices: usize) -> Done {
+/// Like Python's `zip`, the input with the fewest chunks determines the number of replicas.
+fn shortest(devices: usize) -> TestResult {
     let (many, few) = (2 * devices, devices - 1);
-    let net = DataParallel::new(Runs(|(x, y): (Vec<Tensor>, Tensor)| {
+    let net = DataParallel::new(FnModule(|(x, y): (Vec<Tensor>, Tensor)| {
         x.first().map_or_else(|| y.clone().add(0.0), |x| x.sum(())?.add(&y.sum(())?))
     }))?;
-    // A chunk for each device beside one fewer.
+    // One input has a chunk for each device, the other one chunk fewer.
     let out = net.forward((vec![ones([many], 0)?], ones([few], 0)?))?;
     assert_eq!(values(&out)?, vec![3.0; few]);
-    // Within lists and maps too, whichever comes first.
+    // The same within lists and maps, in either order.
     for (a, b) in [(many, few), (few, many)] {
-        let net = DataParallel::new(Runs(|(list, map): (Vec<Tensor>, Map)| {
+        let net = DataParallel::new(FnModule(|(list, map): (Vec<Tensor>, Map)| {
             assert_eq!((list.len(), map.len()), (2, 2));
             Ok(vec![list[0].clone(), map["b"].clone()])
         }))?;
@@ -71,14 +71,14 @@ fn shortest(devices: usize) -> Done {
         let expected = |n: usize| if n == many { [2 * few] } else { [few] };
         assert_eq!((out[0].size(), out[1].size()), (&expected(a)[..], &expected(b)[..]));
     }
-    // An empty list is as long as there are devices.
+    // An empty list counts as one empty chunk per device.
     let out = net.forward((vec![], ones([devices], 0)?))?;
     assert_eq!(values(&out)?, vec![1.0; devices]);
     Ok(())
 }
 
-fn scalars(devices: usize) -> Done {
-    let net = DataParallel::new(Runs(|x: Tensor| x.sum(())))?;
+fn scalars(devices: usize) -> TestResult {
+    let net = DataParallel::new(FnModule(|x: Tensor| x.sum(())))?;
     let out = net.forward(ones([2 * devices], 0)?)?;
     assert_eq!((out.size(), values(&out)?), (&[devices][..], vec![2.0; devices]));
     let out = net.forward(ones([1], 0)?)?;
@@ -95,30 +95,30 @@ fn outputs_that_do_not_fit_are_refused() {
             assert!(parts.iter().all(|part| text.contains(part)), "{text}");
         };
         let first = |x: &Tensor| x.device() == warpline::Device::cuda(0);
-        let net = DataParallel::new(Runs(|x: Tensor| x.cpu()))?;
+        let net = DataParallel::new(FnModule(|x: Tensor| x.cpu()))?;
         let error = net.forward(x()?).unwrap_err();
         refused(error, &["Gather function not implemented for CPU tensors", "replica 0"]);
-        let net = DataParallel::new(Runs(
+        let net = DataParallel::new(FnModule(
             move |x: Tensor| {
                 if first(&x) { Ok(x) } else { x.narrow(1, 0, 2) }
             },
         ))?;
         refused(net.forward(x()?).unwrap_err(), &["replica 1", "[2, 2]", "[2, 3]"]);
-        let net = DataParallel::new(Runs(move |x: Tensor| Ok(first(&x).then_some(x))))?;
+        let net = DataParallel::new(FnModule(move |x: Tensor| Ok(first(&x).then_some(x))))?;
         refused(net.forward(x()?).unwrap_err(), &["another has none"]);
-        // Only the first decides, as in PyTorch.
-        let net = DataParallel::new(Runs(move |x: Tensor| Ok((!first(&x)).then_some(x))))?;
+        // Only the first replica's output decides, as in PyTorch.
+        let net = DataParallel::new(FnModule(move |x: Tensor| Ok((!first(&x)).then_some(x))))?;
         assert!(net.forward(x()?)?.is_none());
-        let net = DataParallel::new(Runs(move |x: Tensor| {
+        let net = DataParallel::new(FnModule(move |x: Tensor| {
             Ok(vec![x.clone(); if first(&x) { 2 } else { 1 }])
         }))?;
         refused(net.forward(x()?).unwrap_err(), &["[2, 1]"]);
-        let net = DataParallel::new(Runs(move |x: Tensor| {
+        let net = DataParallel::new(FnModule(move |x: Tensor| {
             let keys = if first(&x) { vec!["a", "b"] } else { vec!["a"] };
             Ok(keys.into_iter().map(|k| (k, x.clone())).collect::<HashMap<_, _>>())
         }))?;
         refused(net.forward(x()?).unwrap_err(), &["All dicts must have the same number of keys"]);
-        let net = DataParallel::new(Runs(move |x: Tensor| {
+        let net = DataParallel::new(FnModule(move |x: Tensor| {
             Ok(BTreeMap::from([(if first(&x) { "a" } else { "b" }, x)]))
         }))?;
         refused(net.forward(x()?).unwrap_err(), &["\"a\""]);

@@ -5,21 +5,21 @@ use std::sync::{Arc, Mutex};
 use warpline::{Device, Result, Tensor, cuda, full, zeros};
 use warpline_nn::{Buffer, Forward, Module, Visitor, VisitorMut};
 
-/// `x * weight + count`; each forward adds its input's first element to `count`, and notes
-/// where it ran.
+/// Computes `x * weight + count`. Each forward pass adds the first element of its input to `count`, and records its
+/// device and stream.
 #[derive(Clone, Module)]
 pub(crate) struct Counts {
     pub(crate) weight: Buffer,
     pub(crate) count: Buffer,
     #[module(skip)]
-    pub(crate) seen: Arc<Mutex<Vec<Seen>>>,
+    pub(crate) seen: Arc<Mutex<Vec<ForwardRecord>>>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Seen {
+pub(crate) struct ForwardRecord {
     pub(crate) device: Device,
     pub(crate) size: Vec<usize>,
-    /// The current one of the current device.
+    /// The current stream of the current device.
     pub(crate) stream: cuda::Stream,
 }
 
@@ -31,8 +31,8 @@ impl Counts {
         Ok(Self { weight, count, seen: Arc::default() })
     }
 
-    /// What was noted, by device.
-    pub(crate) fn take_seen(&self) -> Vec<Seen> {
+    /// Returns and clears the recorded forward passes, ordered by device.
+    pub(crate) fn take_seen(&self) -> Vec<ForwardRecord> {
         let mut seen = std::mem::take(&mut *self.seen.lock().unwrap());
         seen.sort_by_key(|seen| seen.device.index());
         seen
@@ -45,7 +45,7 @@ impl Forward<Tensor> for Counts {
     fn forward(&self, x: Tensor) -> Result<Tensor> {
         let device = x.device();
         let stream = cuda::current_stream(())?;
-        self.seen.lock().unwrap().push(Seen { device, size: x.size().to_vec(), stream });
+        self.seen.lock().unwrap().push(ForwardRecord { device, size: x.size().to_vec(), stream });
         if x.numel() > 0 {
             self.count.add_(&x.flatten(0, -1)?.select(0, 0)?)?;
         }
@@ -55,14 +55,14 @@ impl Forward<Tensor> for Counts {
 
 /// A module without tensors that runs a closure.
 #[derive(Clone)]
-pub(crate) struct Runs<F>(pub(crate) F);
+pub(crate) struct FnModule<F>(pub(crate) F);
 
-impl<F> Module for Runs<F> {
+impl<F> Module for FnModule<F> {
     fn visit(&self, _: &mut Visitor<'_>) {}
     fn visit_mut(&mut self, _: &mut VisitorMut<'_>) {}
 }
 
-impl<F: Fn(I) -> Result<O>, I, O> Forward<I> for Runs<F> {
+impl<F: Fn(I) -> Result<O>, I, O> Forward<I> for FnModule<F> {
     type Output = O;
 
     fn forward(&self, input: I) -> Result<O> {
@@ -70,11 +70,11 @@ impl<F: Fn(I) -> Result<O>, I, O> Forward<I> for Runs<F> {
     }
 }
 
-/// Two buffers that are one tensor, and one that is not.
+/// A module with two buffers that share a tensor, and a third buffer.
 #[derive(Clone, Module)]
 pub(crate) struct Tied {
     pub(crate) weights: [Buffer; 3],
-    /// Where replicas leave what they have.
+    /// Buffers of each replica that ran.
     #[module(skip)]
     pub(crate) left: Arc<Mutex<Vec<[Tensor; 3]>>>,
 }
@@ -92,7 +92,7 @@ impl Forward<Tensor> for Tied {
 
     fn forward(&self, x: Tensor) -> Result<Tensor> {
         self.left.lock().unwrap().push(self.weights.each_ref().map(|weight| Tensor::clone(weight)));
-        // In place through one, read through the other.
+        // Write in place through one buffer and read through the other.
         if x.device() != Device::cuda(0) {
             self.weights[0].add_(1.0)?;
         }

@@ -1,18 +1,18 @@
-//! Which devices are used, and what is refused.
+//! Options, invalid modules and captures.
 
 use warpline::{Device, ErrorKind, Tensor, cuda, ones, zeros};
 use warpline_nn::{Linear, Module};
 use warpline_parallel::{DataParallel, DataParallelError, DataParallelOptions};
 
-use super::nets::{Counts, Runs};
-use super::world::{Done, SimBox, values};
+use super::nets::{Counts, FnModule};
+use super::world::{SimBox, TestResult, values};
 
 crate::on_both! {
     Auto([2, 3]) s28_outputs_go_where_they_are_asked_for
         gpu2_s28_outputs_go_where_they_are_asked_for => output_device;
 }
 
-fn output_device(devices: usize) -> Done {
+fn output_device(devices: usize) -> TestResult {
     let last = devices - 1;
     let cases: [(DataParallelOptions, Device); 6] = [
         (DataParallelOptions::new(), Device::cuda(0)),
@@ -31,7 +31,7 @@ fn output_device(devices: usize) -> Done {
             let out = net.forward(ones([2 * devices], 0)?)?;
             assert_eq!((out.device(), values(&out)?), (place, vec![3.0; 2 * devices]));
         }
-        // Of the first device's chunk alone, whichever that is.
+        // Only the replica on the first device updates the module's own buffer.
         assert_eq!(values(&net.module().count)?, [1.0]);
     }
     Ok(())
@@ -72,7 +72,7 @@ fn parameters_and_buffers_must_be_on_the_first_device() {
         let net = DataParallel::new(Linear::new(1, 1, ())?)?;
         let error = net.forward(ones([2, 1], 0)?).unwrap_err();
         assert_eq!(error.find::<DataParallelError>().unwrap().to_string(), message("cpu"));
-        // Each forward looks, and at buffers too.
+        // Each forward pass checks the devices, also of buffers.
         let mut net = DataParallel::new(Counts::new(0)?)?;
         net.forward(ones([2], 0)?)?;
         net.module_mut().count.set(zeros([], 1)?);
@@ -85,7 +85,7 @@ fn parameters_and_buffers_must_be_on_the_first_device() {
 }
 
 #[test]
-fn it_is_a_module_with_pytorchs_names() {
+fn data_parallel_is_a_module_with_pytorchs_names() {
     SimBox::lazy(2).enter(|| {
         let names = |tensors: Vec<(String, Tensor)>| -> Vec<String> {
             tensors.into_iter().map(|(name, _)| name).collect()
@@ -101,11 +101,11 @@ fn it_is_a_module_with_pytorchs_names() {
 #[test]
 fn captures_are_refused_and_go_on() {
     SimBox::lazy(2).enter(|| {
-        let net = DataParallel::new(Runs(|x: Tensor| x.add(1.0)))?;
+        let net = DataParallel::new(FnModule(|x: Tensor| x.add(1.0)))?;
         let x = ones([4], 0)?;
         cuda::synchronize(0)?;
         let options = DataParallelOptions::new().device_ids(&[0]);
-        let alone = DataParallel::with_options(Runs(|x: Tensor| x.add(1.0)), options)?;
+        let alone = DataParallel::with_options(FnModule(|x: Tensor| x.add(1.0)), options)?;
         let (graph, out) = cuda::graph(|| {
             let refused = net.forward(x.clone()).map(drop).unwrap_err();
             let named = ("DataParallel", Some(file!()));

@@ -1,20 +1,20 @@
-//! Random programs, and the race detector.
+//! Random programs, with the race detector.
 
 use warpline::{Tensor, cuda, full, ones, runtime, tensor};
 use warpline_nn::Linear;
 use warpline_parallel::{DataParallel, DataParallelOptions};
 
 use super::nets::Counts;
-use super::world::{Done, on_sim, values};
+use super::world::{TestResult, on_sim, values};
 
 crate::on_both! {
-    Auto([1, 2, 3, 5, 8]) s28_random_programs gpu2_s28_random_programs => any;
-    Manual([2, 3]) s28_no_race_is_its_own gpu2_s28_no_race_is_its_own => no_race;
+    Auto([1, 2, 3, 5, 8]) s28_random_programs_agree_with_a_model gpu2_s28_random_programs_agree_with_a_model => any;
+    Manual([2, 3]) s28_data_parallel_itself_causes_no_race gpu2_s28_data_parallel_itself_causes_no_race => no_race;
     Manual([2, 3]) s28_kept_copies_are_in_order_on_other_streams
         gpu2_s28_kept_copies_are_in_order_on_other_streams => other_streams;
 }
 
-/// A small generator: xorshift.
+/// A xorshift random number generator.
 struct Random(u64);
 
 impl Random {
@@ -26,7 +26,7 @@ impl Random {
     }
 }
 
-/// What a `DataParallel` of `Counts` computes, in plain Rust.
+/// A reference implementation of `DataParallel` of [`Counts`].
 struct Model {
     weight: f32,
     count: f32,
@@ -45,7 +45,7 @@ impl Model {
     }
 }
 
-fn any(devices: usize) -> Done {
+fn any(devices: usize) -> TestResult {
     for seed in 1..4 {
         let mut random = Random(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed));
         let used = 1 + random.below(devices);
@@ -58,7 +58,7 @@ fn any(devices: usize) -> Done {
         let mut model = Model { weight: 2.0, count: 0.0 };
         let mut outputs: Vec<(Tensor, Vec<f32>)> = Vec::new();
         for step in 0..24 {
-            // Any streams, which nothing orders but the library.
+            // Change the stream at random. Only the library orders the streams.
             let device = random.below(devices);
             let stream = match random.below(2) {
                 0 => cuda::default_stream(device)?,
@@ -94,13 +94,13 @@ fn any(devices: usize) -> Done {
     Ok(())
 }
 
-/// Where the program orders streams: it does so for its own tensors, and the rest is in order.
-fn no_race(devices: usize) -> Done {
+/// Under `SyncPolicy::Manual` the program orders the streams for its own tensors only; the library orders the copies.
+fn no_race(devices: usize) -> TestResult {
     let net = DataParallel::new(Counts::new(0)?)?;
     let mut model = Model { weight: 2.0, count: 0.0 };
     for round in 0..4 {
-        // Other streams each time, which wait for the former ones of the first device alone: its
-        // tensors are the program's.
+        // Use new streams in each round. Only the stream of the first device waits for its predecessor, because the
+        // program's own tensors are on that device.
         let streams = (0..devices).map(|d| cuda::Stream::new(d));
         let streams = streams.collect::<warpline::Result<Vec<_>>>()?;
         streams[0].wait_stream(&cuda::current_stream(0)?)?;
@@ -128,9 +128,8 @@ fn no_race(devices: usize) -> Done {
     Ok(())
 }
 
-/// What is kept from one forward to the next was written on streams that the program has since left,
-/// and it knows nothing of that.
-fn other_streams(devices: usize) -> Done {
+/// The cached copies were written on streams that the program no longer uses, and the program cannot order them.
+fn other_streams(devices: usize) -> TestResult {
     let options = DataParallelOptions::new().output_device(1);
     let net = DataParallel::with_options(Linear::new(2, 2, 0)?, options)?;
     let x = ones([devices, 2], ())?.pin_memory()?;
@@ -146,7 +145,7 @@ fn other_streams(devices: usize) -> Done {
         let out = net.forward(x.clone())?;
         let races = cuda::take_races();
         assert!(races.is_empty(), "round {round}: {races:#?}");
-        outputs.push(out); // read later: what the host has seen done is in order
+        outputs.push(out); // read later, because a host read would order the streams
     }
     for device in 0..devices {
         cuda::synchronize(device)?;
@@ -156,7 +155,7 @@ fn other_streams(devices: usize) -> Done {
     Ok(())
 }
 
-/// The detector sees what the program has not ordered.
+/// The race detector reports a race of the program itself.
 #[test]
 fn a_race_of_the_programs_is_seen() {
     on_sim([2], warpline::SyncPolicy::Manual, |_| {

@@ -1,4 +1,4 @@
-//! Parameters and buffers of replicas: what they are at each forward, and what is copied for that.
+//! Parameters and buffers of replicas: their values in each forward pass, and the copies that it makes.
 
 use warpline::autograd::no_grad;
 use warpline::{Device, Tensor, cuda, full, ones, tensor};
@@ -6,29 +6,29 @@ use warpline_nn::Linear;
 use warpline_parallel::DataParallel;
 
 use super::nets::{Counts, Tied};
-use super::world::{Done, SimBox, values};
+use super::world::{SimBox, TestResult, values};
 
 crate::on_both! {
     Auto([2, 4]) s28_buffers_of_the_first_stay_and_others_are_lost
         gpu2_s28_buffers_of_the_first_stay_and_others_are_lost => buffers;
     Auto([2, 3]) s28_changes_are_seen gpu2_s28_changes_are_seen => changes;
     Auto([2, 8]) s28_tied_parameters_stay_tied gpu2_s28_tied_parameters_stay_tied => tied;
-    Auto([2]) s28_what_was_kept_from_a_replica_stays gpu2_s28_what_was_kept_from_a_replica_stays => left;
+    Auto([2]) s28_tensors_kept_from_a_replica_stay_valid gpu2_s28_tensors_kept_from_a_replica_stay_valid => left;
 }
 
-/// `[1, 10, 100, …]`, one for each device.
+/// Returns `[1, 10, 100, …]`, with one element per device.
 fn powers(devices: usize) -> warpline::Result<Tensor> {
     let powers: Vec<f32> = (0..devices).map(|i| 10f32.powi(i as i32)).collect();
     tensor(powers, 0)
 }
 
-fn buffers(devices: usize) -> Done {
+fn buffers(devices: usize) -> TestResult {
     let net = DataParallel::new(Counts::new(0)?)?;
     let x = powers(devices)?;
     for forward in 0..4 {
         let out = values(&net.forward(x.clone())?)?;
         for (i, out) in out.into_iter().enumerate() {
-            // Of the first device alone each forward's addition stays.
+            // Only the additions on the first device persist.
             let own = 10f32.powi(i as i32);
             assert_eq!(out, 2.0 * own + own + forward as f32, "replica {i}, forward {forward}");
         }
@@ -37,10 +37,10 @@ fn buffers(devices: usize) -> Done {
     Ok(())
 }
 
-fn changes(devices: usize) -> Done {
+fn changes(devices: usize) -> TestResult {
     let mut net = DataParallel::new(Counts::new(0)?)?;
     let x = ones([devices], 0)?;
-    let check = |net: &DataParallel<Counts>, weight: f32, what: &str| -> Done {
+    let check = |net: &DataParallel<Counts>, weight: f32, what: &str| -> TestResult {
         net.module().count.zero_()?;
         let out = values(&net.forward(x.clone())?)?;
         assert_eq!(out, vec![weight + 1.0; devices], "{what}");
@@ -80,13 +80,13 @@ fn changes(devices: usize) -> Done {
     check(&net, 21.0, "by a graph again")
 }
 
-fn tied(devices: usize) -> Done {
+fn tied(devices: usize) -> TestResult {
     let net = DataParallel::new(Tied::new()?)?;
     let x = ones([devices, 4], 0)?;
     for _ in 0..3 {
         let out = net.forward(x.clone())?;
         let mut expected = vec![2.0; 4 * devices];
-        expected[..4].fill(1.0); // the first device's has not added
+        expected[..4].fill(1.0); // the replica on the first device does not add
         assert_eq!(values(&out)?, expected);
         for [a, b, c] in std::mem::take(&mut *net.module().left.lock().unwrap()) {
             assert!(a.storage().same_as(b.storage()) && !a.storage().same_as(c.storage()));
@@ -97,7 +97,7 @@ fn tied(devices: usize) -> Done {
     Ok(())
 }
 
-fn left(_: usize) -> Done {
+fn left(_: usize) -> TestResult {
     let net = DataParallel::new(Tied::new()?)?;
     let x = ones([2, 4], 0)?;
     net.forward(x.clone())?;
@@ -115,32 +115,32 @@ fn left(_: usize) -> Done {
 }
 
 #[test]
-fn only_what_changed_is_copied() {
+fn only_changed_tensors_are_copied() {
     let world = SimBox::lazy(3);
     world.enter(|| {
         let net = DataParallel::new(Counts::new(0)?)?;
         let x = ones([3], 0)?;
-        let copies = |f: &dyn Fn() -> Done| -> anyhow::Result<u64> {
+        let copies = |f: &dyn Fn() -> TestResult| -> anyhow::Result<u64> {
             let before = world.copies();
             f()?;
             Ok(world.copies() - before)
         };
-        let forward = || -> Done {
+        let forward = || -> TestResult {
             drop(net.forward(x.clone())?);
             Ok(())
         };
-        // The first device's output, and of each of two others: the input and the output, and what
-        // is to be made anew; the buffer, which every forward changes, is always.
+        // Copies: the output of the first device; for each of the two other devices the input, the output and the
+        // stale tensors. The buffer is always stale, because every forward pass changes it.
         assert_eq!(copies(&forward)?, 1 + 2 * (2 + 2));
         assert_eq!(copies(&forward)?, 1 + 2 * (2 + 1));
         assert_eq!(copies(&forward)?, 1 + 2 * (2 + 1));
         no_grad(|| net.module().weight.add_(1.0).map(drop))?;
         assert_eq!(copies(&forward)?, 1 + 2 * (2 + 2));
         assert_eq!(copies(&forward)?, 1 + 2 * (2 + 1));
-        // A module whose tensors nobody changes.
+        // A forward pass of this module changes no tensor.
         let net = DataParallel::new(Linear::new(1, 1, 0)?)?;
         let x = ones([3, 1], 0)?;
-        let forward = || -> Done {
+        let forward = || -> TestResult {
             drop(net.forward(x.clone())?);
             Ok(())
         };
@@ -150,10 +150,10 @@ fn only_what_changed_is_copied() {
             assert_eq!(copies(&forward)?, 1 + 2 * 2);
         }
         assert_eq!([1, 2].map(|d| cuda::memory_allocated(d).unwrap()), allocated);
-        // A device that got no chunk is not brought up to date.
+        // The copies of a device without a chunk are not renewed.
         no_grad(|| net.module().weight.add_(1.0).map(drop))?;
         let few = x.narrow(0, 0, 2)?;
-        let with_few = || -> Done {
+        let with_few = || -> TestResult {
             drop(net.forward(few.clone())?);
             Ok(())
         };
@@ -163,7 +163,7 @@ fn only_what_changed_is_copied() {
     });
 }
 
-/// What is in other places of the same memory, with the same sizes, is another tensor.
+/// A view with the same memory and sizes but other strides is a different tensor.
 #[test]
 fn a_transposed_parameter_is_copied_anew() {
     SimBox::lazy(2).enter(|| {

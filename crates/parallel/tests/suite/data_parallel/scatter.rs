@@ -1,14 +1,14 @@
-//! How inputs are cut, and where the pieces go.
+//! Chunks of inputs and their devices.
 
 use warpline::{Device, arange, cuda, empty, full, ones, with_runtime};
 use warpline_parallel::{DataParallel, DataParallelOptions};
 
-use super::nets::{Counts, Runs};
-use super::world::{Done, SimBox, values};
+use super::nets::{Counts, FnModule};
+use super::world::{SimBox, TestResult, values};
 
 crate::on_both! {
     Auto([2, 3]) s28_inputs_from_everywhere gpu2_s28_inputs_from_everywhere => from_everywhere;
-    Auto([2, 5]) s28_along_another_dimension gpu2_s28_along_another_dimension => along_another;
+    Auto([2, 5]) s28_inputs_are_split_along_another_dimension gpu2_s28_inputs_are_split_along_another_dimension => along_another;
     Auto([2, 8]) s28_no_input_is_one_replica gpu2_s28_no_input_is_one_replica => no_input;
 }
 
@@ -31,11 +31,11 @@ fn chunks_are_pytorchs() {
             let seen = net.module().take_seen();
             let at: Vec<usize> = seen.iter().map(|seen| seen.size[0]).collect();
             assert_eq!(at, sizes, "{n} over {devices}");
-            // As many replicas as chunks, on the first devices.
+            // There is one replica per chunk, on the first devices.
             let places: Vec<Device> = seen.iter().map(|seen| seen.device).collect();
             let first: Vec<Device> = (0..sizes.len()).map(Device::cuda).collect();
             assert_eq!(places, first);
-            // Each chunk has its first element added.
+            // The first element of each chunk is added to the chunk.
             let mut expected = Vec::new();
             for size in sizes {
                 let start = expected.len();
@@ -48,7 +48,7 @@ fn chunks_are_pytorchs() {
     }
 }
 
-fn from_everywhere(devices: usize) -> Done {
+fn from_everywhere(devices: usize) -> TestResult {
     let net = DataParallel::new(Counts::new(0)?)?;
     for round in 0..2 {
         net.module().count.zero_()?;
@@ -63,17 +63,17 @@ fn from_everywhere(devices: usize) -> Done {
             assert_eq!(values(&out)?, expected, "input {i} of round {round}");
         }
     }
-    // Without elements there is still a chunk for each.
+    // An input without elements still has a chunk for each device.
     net.module().take_seen();
     let out = net.forward(empty([0, 3], 0)?)?;
     assert_eq!(out.size(), [0, 3]);
     assert_eq!(net.module().take_seen().len(), devices);
-    // Without dimensions there is nothing to cut.
+    // An input without dimensions cannot be split.
     assert!(net.forward(ones([], 0)?).is_err());
     Ok(())
 }
 
-fn along_another(_: usize) -> Done {
+fn along_another(_: usize) -> TestResult {
     for dim in [1, -1] {
         let options = DataParallelOptions::new().device_ids(&[0, 1]).dim(dim);
         let net = DataParallel::with_options(Counts::new(0)?, options)?;
@@ -86,15 +86,15 @@ fn along_another(_: usize) -> Done {
     Ok(())
 }
 
-fn no_input(devices: usize) -> Done {
-    let net = DataParallel::new(Runs(|()| full([], cuda::current_device()? as f64, "cuda")))?;
+fn no_input(devices: usize) -> TestResult {
+    let net = DataParallel::new(FnModule(|()| full([], cuda::current_device()? as f64, "cuda")))?;
     assert_eq!(net.device_ids().len(), devices);
     let out = net.forward(())?;
     assert_eq!(values(&out)?, [0.0], "one replica, whose output is gathered");
     Ok(())
 }
 
-/// The host waits for no device where it need not, and the caller's streams are used.
+/// The host does not wait for devices, and replicas use the caller's streams.
 #[test]
 fn the_host_does_not_wait_and_the_callers_streams_are_used() {
     let world = SimBox::lazy(3);
@@ -106,7 +106,7 @@ fn the_host_does_not_wait_and_the_callers_streams_are_used() {
         let inputs = [ones([6], ())?.pin_memory()?, ones([6], 0)?, ones([6], 2)?];
         net.module().take_seen();
         let mut current = streams.iter().map(cuda::stream).collect::<warpline::Result<Vec<_>>>()?;
-        // Guards leave the last one's device current.
+        // The stream guards leave the last stream's device current.
         assert_eq!(cuda::current_device()?, 2);
         for x in inputs {
             let waits = world.host_waits();
@@ -125,13 +125,13 @@ fn the_host_does_not_wait_and_the_callers_streams_are_used() {
 #[test]
 fn one_gpu_is_called_directly_and_none_is_the_cpu() {
     SimBox::lazy(2).enter(|| {
-        // The module is moved; the input too; the output is not.
+        // With one GPU, the module is moved and so is the input. The output stays on the GPU.
         let options = DataParallelOptions::new().device_ids(&[1]).output_device("cpu");
         let net = DataParallel::with_options(Counts::new(0)?, options)?;
         assert_eq!(net.module().weight.device(), Device::cuda(1));
         assert_eq!(net.module().count.device(), Device::cuda(1));
         let net_on_caller = std::thread::current().id();
-        let here = Runs(move |x: warpline::Tensor| {
+        let here = FnModule(move |x: warpline::Tensor| {
             assert_eq!(std::thread::current().id(), net_on_caller);
             Ok(x)
         });

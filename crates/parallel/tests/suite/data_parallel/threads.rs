@@ -1,4 +1,4 @@
-//! Several at once, several callers, and what is left when it goes.
+//! Threads: several modules at once, several callers, and the end of the threads.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,20 +10,20 @@ use std::time::Duration;
 use warpline::{Runtime, Tensor, cuda, full, ones, runtime, with_runtime};
 use warpline_parallel::DataParallel;
 
-use super::nets::{Counts, Runs};
-use super::world::{Done, SimBox, values};
+use super::nets::{Counts, FnModule};
+use super::world::{SimBox, TestResult, values};
 
 crate::on_both! {
-    Auto([2, 3]) s28_several_at_once gpu2_s28_several_at_once => several;
-    Auto([2, 3]) s28_what_replicas_choose_ends_with_them gpu2_s28_what_replicas_choose_ends_with_them => choices;
-    Auto([2, 8]) s28_two_threads_share_one gpu2_s28_two_threads_share_one => shared;
+    Auto([2, 3]) s28_several_modules_run_at_once gpu2_s28_several_modules_run_at_once => several;
+    Auto([2, 3]) s28_choices_of_replicas_end_with_the_replicas gpu2_s28_choices_of_replicas_end_with_the_replicas => choices;
+    Auto([2, 8]) s28_two_threads_share_one_module gpu2_s28_two_threads_share_one_module => shared;
 }
 
-/// Replicas that choose streams and devices, and panic then.
-fn choices(devices: usize) -> Done {
+/// Replicas set streams and devices, and some panic afterwards. The next forward pass is not affected.
+fn choices(devices: usize) -> TestResult {
     let caller = thread::current().id();
     let (seen, noted) = channel();
-    let net = DataParallel::new(Runs(move |(x, fails): (Tensor, bool)| {
+    let net = DataParallel::new(FnModule(move |(x, fails): (Tensor, bool)| {
         if thread::current().id() == caller {
             return Ok(x);
         }
@@ -38,7 +38,7 @@ fn choices(devices: usize) -> Done {
         Ok(x)
     }))?;
     for forward in 0..6 {
-        // Of its own device the stream that the caller has.
+        // A replica sees the caller's stream for its own device, and default streams for the others.
         let own: Vec<_> = (0..devices).map(|d| cuda::Stream::new(d)).collect::<Result<_, _>>()?;
         let devices_of = runtime();
         for stream in &own {
@@ -67,13 +67,13 @@ fn choices(devices: usize) -> Done {
 
 fn in_thread(
     runtime: &Runtime,
-    body: impl FnOnce() -> Done + Send + 'static,
+    body: impl FnOnce() -> TestResult + Send + 'static,
 ) -> thread::JoinHandle<()> {
     let runtime = runtime.clone();
     thread::spawn(move || with_runtime(&runtime, body).unwrap_or_else(|e| panic!("{e:?}")))
 }
 
-fn several(devices: usize) -> Done {
+fn several(devices: usize) -> TestResult {
     let start = Arc::new(Barrier::new(3));
     let threads: Vec<_> = (0..3)
         .map(|i| {
@@ -98,8 +98,8 @@ fn several(devices: usize) -> Done {
     Ok(())
 }
 
-/// Each on streams of its own, with an input of its own.
-fn shared(devices: usize) -> Done {
+/// Several threads share a `DataParallel`, each with its own streams and input.
+fn shared(devices: usize) -> TestResult {
     let weight = full([], 3.0, 0)?;
     let mut counts = Counts::new(0)?;
     counts.weight.set(weight.clone());
@@ -112,7 +112,7 @@ fn shared(devices: usize) -> Done {
                     runtime().devices()?.set_current_stream(&cuda::Stream::new(d)?)?;
                 }
                 for _ in 0..4 {
-                    // Its first element is zero, so that the buffer stays.
+                    // The first element is zero, so that the buffer does not change.
                     let x = full([devices, 2], f64::from(i), 0)?;
                     x.narrow(1, 0, 1)?.zero_()?;
                     let out = net.forward(x)?;
@@ -130,28 +130,30 @@ fn shared(devices: usize) -> Done {
     Ok(())
 }
 
-/// Says so when the thread ends that has it.
-struct Ends(Sender<()>);
+/// Sends a message when its thread ends.
+struct SendOnDrop(Sender<()>);
 
-impl Drop for Ends {
+impl Drop for SendOnDrop {
     fn drop(&mut self) {
         let _ = self.0.send(());
     }
 }
 
 thread_local! {
-    static ENDS: RefCell<Option<Ends>> = const { RefCell::new(None) };
+    static ENDS: RefCell<Option<SendOnDrop>> = const { RefCell::new(None) };
 }
 
 #[test]
-fn threads_are_kept_and_end_with_it() {
+fn threads_are_kept_and_end_with_their_module() {
     SimBox::lazy(4).enter(|| {
         let (sender, ended) = channel();
         let caller = thread::current().id();
         let (names, named) = channel();
-        let net = DataParallel::new(Runs(move |x: Tensor| {
+        let net = DataParallel::new(FnModule(move |x: Tensor| {
             if thread::current().id() != caller {
-                ENDS.with_borrow_mut(|ends| _ = ends.get_or_insert_with(|| Ends(sender.clone())));
+                ENDS.with_borrow_mut(|ends| {
+                    _ = ends.get_or_insert_with(|| SendOnDrop(sender.clone()))
+                });
                 let device = x.device().index();
                 names.send((device, thread::current().id())).expect("the test listens");
             }
@@ -164,7 +166,7 @@ fn threads_are_kept_and_end_with_it() {
             these.sort_by_key(|(device, _)| *device);
             assert_eq!(these.len(), 3, "one for each device but the first");
             threads.push(these);
-            // Idle for longer than they look for a message.
+            // Sleep for longer than the threads poll for a message.
             thread::sleep(Duration::from_millis(2));
         }
         assert!(threads.windows(2).all(|pair| pair[0] == pair[1]), "the same each time");
@@ -177,7 +179,7 @@ fn threads_are_kept_and_end_with_it() {
     });
 }
 
-/// Each device has its part of the work before the host waits for anything.
+/// Each device has work before the host waits for any device.
 #[test]
 fn s29_eight_gpus_are_kept_busy() {
     let world = SimBox::lazy(8);

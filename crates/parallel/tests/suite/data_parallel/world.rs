@@ -1,13 +1,13 @@
-//! The worlds that tests run in.
+//! Runtimes for tests.
 
 use std::sync::Arc;
 
 use warpline::{Runtime, RuntimeConfig, SyncPolicy, Tensor, with_runtime};
 use warpline_cuda_sys_safe::sim::{CallKind, Schedule, SimConfig, SimDriver};
 
-pub(crate) type Done = anyhow::Result<()>;
+pub(crate) type TestResult = anyhow::Result<()>;
 
-/// Simulated devices that a test can look into.
+/// A runtime with a simulated driver that the test can inspect.
 pub(crate) struct SimBox {
     pub(crate) sim: Arc<SimDriver>,
     pub(crate) runtime: Runtime,
@@ -15,7 +15,7 @@ pub(crate) struct SimBox {
 
 impl SimBox {
     pub(crate) fn new(devices: usize, schedule: Schedule, sync_policy: SyncPolicy) -> Self {
-        let capacity = 8 << 30; // addresses are taken for all of it
+        let capacity = 8 << 30; // the simulator reserves addresses for the whole capacity
         let sim = SimConfig { schedule, capacity, ..SimConfig::new(devices) }.build();
         let config = RuntimeConfig { sync_policy, ..RuntimeConfig::default() };
         let runtime = Runtime::new(sim.clone(), config).expect("a runtime");
@@ -26,17 +26,17 @@ impl SimBox {
         Self::new(devices, Schedule::Lazy, SyncPolicy::Auto)
     }
 
-    /// Runs a test here.
-    pub(crate) fn enter(&self, body: impl FnOnce() -> Done) {
+    /// Runs `body` with this runtime.
+    pub(crate) fn enter(&self, body: impl FnOnce() -> TestResult) {
         with_runtime(&self.runtime, body).unwrap_or_else(|e| panic!("{e:?}"));
     }
 
-    /// How many copies were enqueued.
+    /// Returns the number of enqueued copies.
     pub(crate) fn copies(&self) -> u64 {
         self.sim.usage().count(CallKind::MemcpyAsync)
     }
 
-    /// How often the host waited for a device.
+    /// Returns the number of host waits for a device.
     pub(crate) fn host_waits(&self) -> u64 {
         self.sim.usage().host_waits
     }
@@ -47,11 +47,11 @@ fn schedules() -> impl Iterator<Item = Schedule> {
     [Schedule::Lazy, Schedule::Eager].into_iter().chain((0..seeds).map(Schedule::Seeded))
 }
 
-/// Runs a test on so many simulated devices under many schedules; a failure names which.
+/// Runs a test for each number of simulated devices under many schedules. A failure prints both.
 pub(crate) fn on_sim(
     devices: impl IntoIterator<Item = usize>,
     policy: SyncPolicy,
-    body: impl Fn(usize) -> Done,
+    body: impl Fn(usize) -> TestResult,
 ) {
     struct OnPanic(usize, Schedule);
     impl Drop for OnPanic {
@@ -69,8 +69,8 @@ pub(crate) fn on_sim(
     }
 }
 
-/// Runs a test on the machine's GPUs, or on the simulated ones that `WARPLINE_DRIVER` asks for.
-pub(crate) fn on_gpu(needs: usize, policy: SyncPolicy, body: impl Fn(usize) -> Done) {
+/// Runs a test on the machine's GPUs, or with the driver of `WARPLINE_DRIVER`.
+pub(crate) fn on_gpu(needs: usize, policy: SyncPolicy, body: impl Fn(usize) -> TestResult) {
     let spec = std::env::var("WARPLINE_DRIVER").unwrap_or_else(|_| "cuda".into());
     let config = RuntimeConfig { sync_policy: policy, ..RuntimeConfig::default() };
     let runtime = warpline::open(&spec, &config).unwrap_or_else(|e| panic!("{spec}: {e}"));
@@ -83,7 +83,7 @@ pub(crate) fn values(tensor: &Tensor) -> anyhow::Result<Vec<f32>> {
     Ok(tensor.to_vec::<f32>()?)
 }
 
-/// Declares tests: each on simulated devices, and on two or more GPUs.
+/// Declares each test twice: for simulated devices, and for two or more GPUs.
 #[macro_export]
 macro_rules! on_both {
     ($($policy:ident($devices:expr) $sim:ident $gpu:ident => $body:expr;)*) => {$(

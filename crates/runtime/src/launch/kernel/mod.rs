@@ -272,12 +272,8 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
         grid: Grid,
     ) -> Result<()> {
         let variant = self.variant(site.op, operands[self.selector].view.dtype)?;
-        let code = Code::Kernel {
-            kernel: (self.program, variant.number, self.number),
-            grid: grid.blocks,
-            block: [grid.threads, 1, 1],
-            shared_bytes: 0,
-        };
+        let kernel = (self.program, variant.number, self.number);
+        let code = Code::kernel(kernel, grid.blocks, grid.threads);
         // SAFETY: the promise that was made to `new`, which covers all launches of this kernel. `new` took variant and
         // CPU implementation from one entry for this dtype.
         unsafe { Self::run(target, site, operands, params, variant.host, code) }
@@ -287,7 +283,7 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
     /// runs on the CPU and on a simulated GPU.
     ///
     /// # Errors
-    /// As [`Kernel::launch`]; what `call` returns, as [`ErrorKind::Driver`].
+    /// The errors of [`Kernel::launch`], and [`ErrorKind::Driver`] if `call` fails.
     ///
     /// # Safety
     /// For these operands, `call` fulfils the contract of [`run`] for GPU code and for library calls.
@@ -301,7 +297,7 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
         call: LibraryCall<'_>,
     ) -> Result<()> {
         let host = self.variant(op, operands[self.selector].view.dtype)?.host;
-        let code = Code::Library(call);
+        let code = Code::library(call);
         // SAFETY: the caller's promise for `call`, and the promise that was made to `new` for the CPU implementation.
         unsafe { Self::run(target, Site::here(op), operands, params, host, code) }
     }

@@ -1,4 +1,4 @@
-//! Tests of one kind of race, or of one order without a race, at a time.
+//! Tests of single kinds of races, and of single kinds of order.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub(super) fn view<'a>(storage: &'a Storage, layout: &'a Layout, access: Access)
     Operand { view: View { storage, layout, dtype: DType::F32 }, access }.into()
 }
 
-/// The one race there is.
+/// Returns the only race.
 #[track_caller]
 pub(super) fn the_race(runtime: &Runtime) -> Race {
     let mut races = runtime.take_races();
@@ -50,7 +50,7 @@ pub(super) fn the_race(runtime: &Runtime) -> Race {
 }
 
 #[test]
-fn a_race_says_who_where_and_what_to_do() {
+fn a_race_names_both_accesses_and_the_remedy() {
     let runtime = runtime(RaceReport::Collect);
     let [a, b] = streams(&runtime);
     let (line, x) = (line!(), Storage::device(&runtime, BYTES, &a).unwrap());
@@ -112,8 +112,8 @@ fn views_race_where_they_share_bytes() {
 }
 
 #[test]
-fn what_takes_too_long_to_tell_is_reported_apart() {
-    // Whether these steps add up to one element more is a knapsack problem.
+fn undecided_overlaps_are_reported_as_possible_races() {
+    // Whether the views share an element is a knapsack problem.
     let dims = || (smallvec![50, 50, 50, 50], smallvec![6006, 10010, 15015, 30030]);
     let (sizes, strides) = dims();
     let one = Layout::from_parts(sizes, strides, 0);
@@ -132,7 +132,8 @@ fn what_takes_too_long_to_tell_is_reported_apart() {
     }
 }
 
-/// A use on `b` of memory that was allocated on `a`, then the free, and a new tensor there.
+/// Allocates memory on `a`, uses it on `b`, frees it, and writes a new tensor at the same address.
+/// Returns the races.
 fn reuse(before_free: impl Fn(&Storage, &Stream, &Stream)) -> Vec<Race> {
     let runtime = runtime(RaceReport::Collect);
     let [a, b] = streams(&runtime);
@@ -144,7 +145,7 @@ fn reuse(before_free: impl Fn(&Storage, &Stream, &Stream)) -> Vec<Race> {
     before_free(&x, &a, &b);
     let address = x.address();
     drop(x);
-    // Half of it, twice: both parts are known to have been freed.
+    // Reused twice: the second tensor must still receive the accesses to `x`.
     for _ in 0..2 {
         let y = Storage::device(&runtime, BYTES, &a).unwrap();
         assert_eq!(y.address(), address, "the block was given out again");
@@ -173,7 +174,7 @@ fn a_block_that_is_given_out_in_time_is_not() {
     assert!(reuse(|x, _, b| x.record_stream(b).unwrap()).is_empty(), "record_stream");
     assert!(reuse(|_, a, b| a.wait_stream(b).unwrap()).is_empty(), "the owner waits");
     assert!(reuse(|_, _, b| b.synchronize().unwrap()).is_empty(), "the host has waited");
-    // What came before the recorded stream's work is done too.
+    // Work ordered before the recorded stream's work is complete too.
     let through = |x: &Storage, _: &Stream, b: &Stream| {
         let [c] = streams(x.runtime());
         c.wait_stream(b).unwrap();
@@ -184,7 +185,7 @@ fn a_block_that_is_given_out_in_time_is_not() {
     assert_eq!(races.len(), 2, "of no effect for the stream it was allocated for");
 }
 
-/// New memory is the owner's to use first: another stream that does must wait.
+/// If another stream than the stream of the allocation uses new memory first, it must wait.
 #[test]
 fn new_memory_is_ordered_only_on_the_stream_it_was_allocated_for() {
     for wait in [true, false] {
@@ -223,23 +224,23 @@ fn host_code_races_with_copies_of_page_locked_memory() {
     assert_eq!((race.second.location.line(), race.bytes.clone()), (line, 1000..1008));
     let text = race.to_string();
     assert!(text.contains("on the host reads") && text.contains("synchronise"), "{text}");
-    // The read has waited for the copy, for soundness: that mends nothing.
+    // The read has waited for the copy, for soundness. This wait does not count as order.
     run(&b, "exp", &[whole(&x, Write)]).unwrap();
     assert_eq!(the_race(&runtime).first.stream, Some(a.clone()));
     a.synchronize().unwrap();
     read_bytes((&host, 1000), &mut out).unwrap();
-    // To the device: host code may read what is being sent, not write it.
+    // During a copy to the device, host code may read the source but not write it.
     copy_bytes(&a, (&x, 0), (&host, 0), 1024, true, here).unwrap();
     read_bytes((&host, 0), &mut out).unwrap();
     runtime.take_races().iter().for_each(|r| assert_eq!(r.second.op, "copy_"));
     write_bytes((&host, 0), &out).unwrap();
     assert_eq!(the_race(&runtime).second.op, "write_bytes");
-    // A CPU op is host code too.
+    // A CPU op counts as host code.
     let layout = Layout::contiguous(&[4]).unwrap();
     let small = View { storage: &host, layout: &layout, dtype: DType::F32 };
     crate::testing::fill(crate::Target::Cpu(&runtime), small, 1).unwrap();
     assert_eq!(the_race(&runtime).second.op, "fill_");
-    // A blocking copy is a synchronisation of the program's.
+    // A blocking copy counts as a synchronization by the program.
     b.synchronize().unwrap();
     copy_bytes(&a, (&x, 0), (&host, 0), 1024, false, here).unwrap();
     write_bytes((&host, 0), &out).unwrap();
@@ -293,25 +294,25 @@ fn histories_stay_small() {
         run(&b, "exp", &[Touch::range(&x, i % 32 * 128, 128, Read)]).unwrap();
         a.wait_stream(&b).unwrap();
     }
-    let entries = x.uses().history.as_ref().unwrap().entries.len();
+    let entries = x.uses().history.as_ref().unwrap().accesses.len();
     assert!(entries <= 64, "{entries}");
     run(&a, "zero_", &[whole(&x, Write)]).unwrap();
-    assert_eq!(x.uses().history.as_ref().unwrap().entries.len(), 1, "one stands in for all");
-    // Nothing stands in for these; the host has seen them done.
+    assert_eq!(x.uses().history.as_ref().unwrap().accesses.len(), 1, "one stands in for all");
+    // No later access replaces these, but the host has seen them complete.
     for i in 0..10_000 {
         run(&a, "fill_", &[Touch::range(&x, i % 4000, 1 + i % 91, Write)]).unwrap();
         if i % 100 == 0 {
             a.synchronize().unwrap();
         }
     }
-    let entries = x.uses().history.as_ref().unwrap().entries.len();
+    let entries = x.uses().history.as_ref().unwrap().accesses.len();
     assert!(entries <= 400, "{entries}");
     drop(x);
     for _ in 0..1000 {
         let y = Storage::device(&runtime, BYTES, &a).unwrap();
         run(&a, "ones", &[whole(&y, Write)]).unwrap();
     }
-    let blocks = runtime.detector().graves().len();
+    let blocks = runtime.detector().freed().len();
     assert!(blocks <= 2, "{blocks} freed blocks are remembered");
     assert!(runtime.take_races().is_empty());
 }
@@ -331,10 +332,10 @@ fn waiting_for_each_launch_hides_no_race() {
     assert_eq!(the_race(&runtime).second.op, "sum");
 }
 
-/// Eight threads, each on its stream and with memory of its own, one that all read, and one stream
-/// that they share: all in order.
+/// Eight threads use memory of their own on streams of their own, read common memory, and share one
+/// stream. All accesses are ordered.
 #[test]
-fn threads_make_up_no_race() {
+fn ordered_threads_have_no_race() {
     let runtime = runtime(RaceReport::Collect);
     let [shared] = streams(&runtime);
     let common = Storage::device(&runtime, BYTES, &shared).unwrap();

@@ -1,4 +1,4 @@
-//! Races as log events.
+//! Tests of races that are logged.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use warpline_cuda_sys_safe::Access::{Read, Write};
 use super::cases::{BYTES, run, runtime, streams, the_race, whole};
 use crate::{RaceReport, Storage};
 
-/// Keeps the text of events.
+/// Collects the text of events.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<(Level, String)>>>);
 

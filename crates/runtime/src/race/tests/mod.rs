@@ -1,4 +1,4 @@
-//! Races of all kinds, and random programs against a model.
+//! Tests of single races, and of random programs against a model.
 
 mod cases;
 mod logged;

@@ -1,5 +1,5 @@
-//! Random programs over streams, events, views, copies, frees and host code, against paths in a
-//! graph and sets of bytes.
+//! Random programs of streams, events, views, copies, frees and host code. The model has a graph of
+//! operations and sets of bytes: two conflicting accesses race if no path connects them.
 
 use std::collections::{BTreeMap, HashSet};
 use std::panic::Location;
@@ -15,7 +15,7 @@ use crate::launch::enqueue;
 use crate::race::{Touch, check_host};
 use crate::{DType, Operand, Runtime, RuntimeConfig, Site, Storage, SyncPolicy, View};
 
-/// One argument of one op, as the model sees it.
+/// An access by one argument of an op, in the model.
 #[derive(Debug)]
 struct Accessed {
     op: &'static str,
@@ -26,7 +26,8 @@ struct Accessed {
     writes: bool,
 }
 
-/// A freed block: what then came before it on the stream that it was allocated for.
+/// A freed block: the stream of its allocation, and the nodes ordered before the free on that
+/// stream.
 type Freed = (usize, Vec<usize>);
 
 struct Model {
@@ -34,8 +35,8 @@ struct Model {
     streams: Vec<Stream>,
     events: Vec<Event>,
     slots: Vec<(Storage, usize)>,
-    told: Vec<Vec<usize>>,
-    /// The nodes that lie directly before each node.
+    allocator_streams: Vec<Vec<usize>>,
+    /// The direct predecessors of each node.
     before: Vec<Vec<usize>>,
     host: Vec<usize>,
     last: Vec<Option<usize>>,
@@ -66,15 +67,15 @@ impl Model {
             if slot == PINNED {
                 return (Storage::pinned(&runtime, BYTES).unwrap(), 0);
             }
-            let home = home_of(slot, slot);
-            (Storage::device(&runtime, BYTES, &streams[home]).unwrap(), home)
+            let alloc_stream = home_of(slot, slot);
+            (Storage::device(&runtime, BYTES, &streams[alloc_stream]).unwrap(), alloc_stream)
         });
         Self {
             slots: slots.collect(),
             runtime,
             streams,
             events: (0..EVENTS).map(|_| Event::default()).collect(),
-            told: vec![Vec::new(); SLOTS],
+            allocator_streams: vec![Vec::new(); SLOTS],
             before: Vec::new(),
             host: Vec::new(),
             last: vec![None; STREAMS],
@@ -118,7 +119,8 @@ impl Model {
         starts.into_iter().flat_map(|at| base + 4 * at as u64..base + 4 * (at as u64 + 1)).collect()
     }
 
-    /// Earlier accesses that race with these, were they made now after these nodes.
+    /// Returns the pairs of an earlier access and an argument that would race if an op with these
+    /// arguments came now, after these nodes.
     fn racing(&self, args: &[Arg], after: &[usize]) -> Vec<(usize, usize)> {
         let mut pairs = Vec::new();
         for (argument, arg) in args.iter().enumerate() {
@@ -135,8 +137,8 @@ impl Model {
         pairs
     }
 
-    /// Compares what was reported with the pairs of the model: no pair that is none, and of those
-    /// that are, each one or one that stands in for it.
+    /// Compares the reported races with the pairs of the model. Each reported race must be a pair,
+    /// and each pair must be reported, or a pair that replaces it.
     fn compare(&mut self, pairs: &[(usize, usize)], op: &str) -> Result<(), TestCaseError> {
         let races = self.runtime.take_races();
         prop_assert!(self.runtime.take_possible_races().is_empty());
@@ -202,7 +204,7 @@ impl Model {
                 let storage = &self.slots[PINNED].0;
                 let view = View { storage, layout: &layouts()[layout], dtype: DType::F32 };
                 check_host(&Touch::from(Operand { view, access }), 0, site).unwrap();
-                // That it waits is no order of the program's.
+                // This wait does not count as order.
                 storage.wait_for_host(access.writes()).unwrap();
                 self.compare(&pairs, site.op)?;
             }
@@ -244,36 +246,36 @@ impl Model {
             }
             Step::RecordStream(slot, s) => {
                 self.slots[slot].0.record_stream(&self.streams[s]).unwrap();
-                self.told[slot].push(s);
+                self.allocator_streams[slot].push(s);
             }
             Step::Realloc(slot, s) => self.realloc(slot, home_of(slot, s)),
         }
         Ok(())
     }
 
-    fn realloc(&mut self, slot: usize, home: usize) {
-        let (old, old_home) = (&self.slots[slot].0, self.slots[slot].1);
+    fn realloc(&mut self, slot: usize, alloc_stream: usize) {
+        let (old, old_stream) = (&self.slots[slot].0, self.slots[slot].1);
         let range = |base: u64| base..base + BYTES as u64;
-        // The memory goes to nobody before what streams that the allocator knows of were given is
-        // done.
-        let told = std::mem::take(&mut self.told[slot]);
-        let tails = told.into_iter().filter(|&s| s != old_home).filter_map(|s| self.last[s]);
+        // The allocator reuses the memory after these streams have completed their work so far.
+        let allocator_streams = std::mem::take(&mut self.allocator_streams[slot]);
+        let tails =
+            allocator_streams.into_iter().filter(|&s| s != old_stream).filter_map(|s| self.last[s]);
         let tails: Vec<usize> = tails.chain(self.host.iter().copied()).collect();
         let address = old.address();
         self.forget(range(address), &tails);
-        self.freed.insert(address, (old_home, self.last[old_home].into_iter().collect()));
+        self.freed.insert(address, (old_stream, self.last[old_stream].into_iter().collect()));
         let parked = Storage::pageable(&self.runtime, 1).unwrap();
-        drop(std::mem::replace(&mut self.slots[slot], (parked, home)));
-        let new = Storage::device(&self.runtime, BYTES, &self.streams[home]).unwrap();
+        drop(std::mem::replace(&mut self.slots[slot], (parked, alloc_stream)));
+        let new = Storage::device(&self.runtime, BYTES, &self.streams[alloc_stream]).unwrap();
         if let Some((freed_on, tail)) = self.freed.remove(&new.address())
-            && freed_on != home
+            && freed_on != alloc_stream
         {
             self.forget(range(new.address()), &tail);
         }
-        self.slots[slot] = (new, home);
+        self.slots[slot] = (new, alloc_stream);
     }
 
-    /// Takes from the accesses that come before these nodes the bytes in a range.
+    /// Removes a range of bytes from the accesses that are ordered before these nodes.
     fn forget(&mut self, range: std::ops::Range<u64>, tails: &[usize]) {
         for index in 0..self.accessed.len() {
             if self.reaches(self.accessed[index].node, tails.iter().copied()) {
@@ -283,7 +285,7 @@ impl Model {
     }
 }
 
-/// Runs a program and returns how many races were reported, and how many pairs there are.
+/// Runs a program. Returns the numbers of reported races and of racing pairs in the model.
 fn run(steps: &[Step]) -> Result<(usize, usize), TestCaseError> {
     let mut model = Model::new();
     for step in steps {
@@ -296,15 +298,15 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn no_race_is_missed_and_none_is_made_up(
+    fn reported_races_are_those_of_the_model(
         steps in prop::collection::vec(step(), 1..60),
     ) {
         run(&steps)?;
     }
 
-    /// Programs with the waits they need, and each of these left out in turn.
+    /// Runs each program with the waits that it needs, and again without each single wait.
     #[test]
-    fn a_program_is_right_with_its_waits_and_caught_without_any_one(
+    fn a_missing_wait_is_a_race(
         ops in prop::collection::vec(op(), 2..16),
     ) {
         let mut model = Model::new();
@@ -328,7 +330,7 @@ proptest! {
             let mut without = steps.clone();
             without.remove(wait);
             let (races, pairs) = run(&without)?;
-            // Of several before one op, the last may order what an earlier one was for.
+            // If several waits precede an op, the last may imply an earlier one.
             let needed = matches!(steps[wait + 1], Step::Op(..));
             prop_assert!(!needed || pairs > 0, "{:?} was not needed", steps[wait]);
             prop_assert_eq!(races > 0, pairs > 0, "without {:?}", steps[wait]);

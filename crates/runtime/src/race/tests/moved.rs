@@ -1,4 +1,4 @@
-//! Memory that the allocator maps at other addresses is still the memory that was used.
+//! Tests of accesses to memory that the allocator maps at other addresses afterwards.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use super::cases::{run, runtime, streams, view, whole};
 use crate::race::Touch;
 use crate::{Layout, RaceReport, Runtime, Storage};
 
-/// Bytes of a page of the default policy.
+/// Size of a page of the default policy, in bytes.
 const PAGE: usize = 4 << 20;
 
 fn remaps(runtime: &Runtime) -> i64 {
@@ -45,7 +45,7 @@ fn early_reuse_of_moved_memory_is_found() {
     }
 }
 
-/// Only a part of strided memory may have been moved.
+/// A part of the memory of a strided access may be moved.
 #[test]
 fn strided_accesses_are_followed_in_part() {
     let runtime = runtime(RaceReport::Collect);
@@ -68,16 +68,16 @@ fn strided_accesses_are_followed_in_part() {
     assert!(runtime.take_possible_races().is_empty());
     run(&a, "fill_", &[view(&large, &even, Write)]).unwrap();
     let found = runtime.take_races().len() + runtime.take_possible_races().len();
-    // Two pages that lie together are one piece.
+    // Adjacent pages are moved together.
     assert_eq!(2 * found as i64, remaps(&runtime));
 }
 
-/// Addresses whose memory was first at another address, by their start.
+/// Address ranges whose memory was first mapped elsewhere: by start, the end and the first address.
 #[derive(Default)]
-struct Places(BTreeMap<u64, (u64, u64)>);
+struct RemappedMemory(BTreeMap<u64, (u64, u64)>);
 
-impl Places {
-    /// The memory at these addresses, named by where it was first.
+impl RemappedMemory {
+    /// Returns the memory at these addresses as ranges of its first addresses.
     fn memory(&self, at: Range<u64>) -> Vec<Range<u64>> {
         let mut found = Vec::new();
         let mut start = at.start;
@@ -91,7 +91,8 @@ impl Places {
         found
     }
 
-    /// The end of what was moved to an address and where it was first; the next such address.
+    /// Returns the end and the first address of the moved range at an address, and the start of the
+    /// next moved range.
     fn split(&self, address: u64) -> (Option<(u64, u64)>, u64) {
         let below = self.0.range(..=address).next_back();
         let here = below.filter(|(_, (end, _))| address < *end);
@@ -139,19 +140,19 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    /// Against what was done to the same memory, which the model follows by itself. Nothing orders
-    /// the two streams.
+    /// Compares races with accesses to the same physical memory, which the model tracks. The two
+    /// streams are never ordered.
     #[test]
     fn uses_are_those_of_the_physical_memory(steps in prop::collection::vec(step(), 1..120)) {
         let runtime = runtime(RaceReport::Collect);
         let [a, b] = streams(&runtime);
-        let places: Arc<Mutex<Places>> = Arc::default();
+        let places: Arc<Mutex<RemappedMemory>> = Arc::default();
         let follow = Arc::clone(&places);
         runtime.device(0).unwrap().allocator().on_remap(move |from, to, bytes| {
             follow.lock().unwrap().moved(from, to, bytes as u64);
         });
         let mut live: Vec<Storage> = Vec::new();
-        // On which stream, whether it wrote, and which memory.
+        // For each access: whether it was on stream `a`, whether it wrote, and the memory.
         let mut done: Vec<(bool, bool, Range<u64>)> = Vec::new();
         for step in steps {
             match step {

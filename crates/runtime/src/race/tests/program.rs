@@ -1,4 +1,4 @@
-//! Random programs.
+//! Generation of random programs.
 
 use proptest::prelude::*;
 use smallvec::smallvec;
@@ -6,10 +6,11 @@ use warpline_cuda_sys_safe::Access;
 
 use crate::Layout;
 
-/// The last is of device 1.
+/// Number of streams. The last is on device 1.
 pub(super) const STREAMS: usize = 4;
 pub(super) const EVENTS: usize = 2;
-/// The first three are of device 0, the next of device 1; the last is page-locked.
+/// Number of storages. The first three are on device 0, the fourth is on device 1, and the last is
+/// page-locked.
 pub(super) const SLOTS: usize = 5;
 pub(super) const PINNED: usize = SLOTS - 1;
 pub(super) const BYTES: usize = 64;
@@ -35,11 +36,11 @@ pub(super) enum Step {
     QueryEvent(usize),
     SyncDevice(usize),
     RecordStream(usize, usize),
-    /// Frees a slot's memory and allocates it anew, for a stream of its device.
+    /// Frees a slot's memory and allocates memory again, for a stream of its device.
     Realloc(usize, usize),
 }
 
-/// Views of sixteen `f32`.
+/// Returns views of sixteen `f32` elements.
 pub(super) fn layouts() -> Vec<Layout> {
     vec![
         Layout::contiguous(&[4, 4]).unwrap(),

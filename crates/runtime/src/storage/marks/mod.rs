@@ -1,49 +1,56 @@
-//! Marks on the bytes of a storage that depend on index checks, collectives, or work of other
-//! processes that failed or may still fail.
+//! The marks of a storage.
+//!
+//! A *mark* is a range of bytes together with the work whose failure would make these bytes wrong:
+//! launches that check indices, collectives, and work of other processes. A mark is removed when
+//! all of this work has succeeded, or when the bytes are overwritten. `launch/marks.rs` describes
+//! how marks spread from the inputs of work to its results.
 
 use std::ops::Range;
 
 use smallvec::SmallVec;
 use warpline_stream::{OpNumber, Stream};
 
-use super::sources::{LAUNCHES, Source, Sources};
-use crate::semaphore::{Awaited, PeerSemaphore};
+use super::dependencies::{Dependencies, Dependency, MAX_LAUNCHES};
+use crate::semaphore::{AwaitedSignal, PeerSemaphore};
 use crate::{Error, Result};
 
-/// Maximum number of marks per storage. Beyond that, they merge into one mark that covers their
-/// range.
-const MOST: usize = 16;
+/// Maximum number of marks per storage. More marks are merged into one mark that covers all their
+/// bytes.
+const MAX_MARKS: usize = 16;
+
 fn hull(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     a.start.min(b.start)..a.end.max(b.end)
 }
 
-fn meet(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
+fn intersection(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     a.start.max(b.start)..a.end.min(b.end)
 }
 
+/// A range of bytes and the dependencies of their values.
 #[derive(Clone, Debug)]
 struct Mark {
     bytes: Range<usize>,
-    sources: Sources,
+    dependencies: Dependencies,
 }
 
-/// Marks of a storage. Changed together with its uses, under the same lock. Empty unless a kernel
-/// that checks indices was launched lately.
+/// The marks of a storage. Changed together with the storage's uses, under the same lock. Empty
+/// while the storage's bytes depend on no work that may fail.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Marks {
+pub(crate) struct StorageMarks {
     marks: SmallVec<[Mark; 1]>,
-    /// Pending work of other processes on the storage, or work that was pending when they ended.
-    /// Until it is complete, every byte may still be written.
-    awaited: Sources,
-    /// Only in a capture: bytes that a replay reads before it writes them.
-    found: Option<Range<usize>>,
+    /// Work of other processes that has not completed, or had not completed when its process ended.
+    /// Until the work completes, it may write any byte of the storage.
+    awaited: Dependencies,
+    /// In a capture: the range of bytes that a replay reads before it writes them.
+    replay_inputs: Option<Range<usize>>,
 }
 
-impl Marks {
-    /// Creates the marks, in a capture, of a storage that existed before the capture.
-    pub(crate) fn before(bytes: usize) -> Self {
+impl StorageMarks {
+    /// Creates the marks that a capture gives a storage allocated before the capture: all bytes
+    /// depend on their values before the replay.
+    pub(crate) fn before_replay(bytes: usize) -> Self {
         let mut marks = Self::default();
-        marks.add(&(0..bytes), &Sources::from_iter([Source::Before]));
+        marks.add(&(0..bytes), &Dependencies::from_iter([Dependency::BeforeReplay]));
         marks
     }
 
@@ -53,88 +60,101 @@ impl Marks {
     }
 
     /// Implements [`crate::Storage::mark_awaited`].
-    pub(crate) fn await_peer(&mut self, awaited: Awaited) {
-        self.forget_passed();
-        self.awaited.join_one(&Source::Peer(awaited));
+    pub(crate) fn add_awaited(&mut self, awaited: AwaitedSignal) {
+        self.remove_passed();
+        self.awaited.insert(&Dependency::Peer(awaited));
     }
 
-    /// Adds pending work of other processes on the storage to `sources`, for a read of any of its
-    /// bytes.
-    pub(crate) fn read_awaited(&mut self, sources: &mut Sources) {
-        self.forget_passed();
-        sources.join(&self.awaited);
+    /// Adds pending work of other processes on the storage to `dependencies`, for a read of any of
+    /// its bytes.
+    pub(crate) fn read_awaited(&mut self, dependencies: &mut Dependencies) {
+        self.remove_passed();
+        dependencies.merge(&self.awaited);
     }
 
-    /// Returns the numbers of other processes that any byte depends on.
-    pub(crate) fn awaited(&self) -> Vec<Awaited> {
-        let sources = self.marks.iter().flat_map(|mark| mark.sources.iter());
-        let awaited = sources.chain(self.awaited.iter()).filter_map(|source| match source {
-            Source::Peer(awaited) => Some(awaited.clone()),
-            _ => None,
-        });
+    /// Returns the signals of other processes that any byte depends on.
+    pub(crate) fn awaited(&self) -> Vec<AwaitedSignal> {
+        let dependencies = self.marks.iter().flat_map(|mark| mark.dependencies.iter());
+        let awaited =
+            dependencies.chain(self.awaited.iter()).filter_map(|dependency| match dependency {
+                Dependency::Peer(awaited) => Some(awaited.clone()),
+                _ => None,
+            });
         awaited.collect()
     }
 
     /// Implements [`crate::Storage::depends_on_others`].
-    pub(crate) fn has_others(&mut self, peers: &[&PeerSemaphore]) -> bool {
-        self.forget_passed();
-        let marked = self.marks.iter().flat_map(|mark| mark.sources.iter());
-        marked.chain(self.awaited.iter()).any(|source| match source {
-            Source::Peer(awaited) => !peers.iter().any(|peer| awaited.is_of(peer)),
+    pub(crate) fn depends_on_others(&mut self, peers: &[&PeerSemaphore]) -> bool {
+        self.remove_passed();
+        let marked = self.marks.iter().flat_map(|mark| mark.dependencies.iter());
+        marked.chain(self.awaited.iter()).any(|dependency| match dependency {
+            Dependency::Peer(awaited) => !peers.iter().any(|peer| awaited.is_of(peer)),
             _ => true,
         })
     }
 
-    /// Adds the dependencies of these bytes to `sources`.
+    /// Adds the dependencies of these bytes to `dependencies`.
     ///
     /// # Errors
     /// [`crate::ErrorKind::IndexCheck`], [`crate::ErrorKind::Collective`] or
     /// [`crate::ErrorKind::PeerGone`] if one of the dependencies is known to have failed.
     #[track_caller]
-    pub(crate) fn read(&mut self, bytes: &Range<usize>, sources: &mut Sources) -> Result<()> {
-        // The sources of another storage that was read just now.
-        if self.awaited.is_empty() && self.marks.iter().all(|mark| mark.sources.is_same(sources)) {
+    pub(crate) fn read(
+        &mut self,
+        bytes: &Range<usize>,
+        dependencies: &mut Dependencies,
+    ) -> Result<()> {
+        // The common case: the previous input of the same op had the same list.
+        if self.awaited.is_empty()
+            && self.marks.iter().all(|mark| mark.dependencies.is_same(dependencies))
+        {
             return Ok(());
         }
-        self.forget_passed();
-        self.awaited.iter().find_map(Source::failed).map_or(Ok(()), Err)?;
-        sources.join(&self.awaited);
+        self.remove_passed();
+        self.awaited.iter().find_map(Dependency::failed).map_or(Ok(()), Err)?;
+        dependencies.merge(&self.awaited);
         for mark in &self.marks {
-            let read = meet(&mark.bytes, bytes);
+            let read = intersection(&mark.bytes, bytes);
             if read.is_empty() {
                 continue;
             }
-            mark.sources.iter().find_map(Source::failed).map_or(Ok(()), Err)?;
-            if !mark.sources.contains(&Source::Before) {
-                sources.join(&mark.sources);
+            mark.dependencies.iter().find_map(Dependency::failed).map_or(Ok(()), Err)?;
+            if !mark.dependencies.contains(&Dependency::BeforeReplay) {
+                dependencies.merge(&mark.dependencies);
                 continue;
             }
-            let found = self.found.get_or_insert_with(|| read.clone());
-            *found = hull(found, &read);
-            for source in mark.sources.iter() {
-                sources.join_one(if *source == Source::Before { &Source::Found } else { source });
+            let replay_inputs = self.replay_inputs.get_or_insert_with(|| read.clone());
+            *replay_inputs = hull(replay_inputs, &read);
+            for dependency in mark.dependencies.iter() {
+                dependencies.insert(if *dependency == Dependency::BeforeReplay {
+                    &Dependency::ReplayInputs
+                } else {
+                    dependency
+                });
             }
         }
         Ok(())
     }
 
-    /// Returns the failure of a dependency of these bytes, after all work that writes them is
+    /// Returns the failure of a dependency of these bytes. All work that writes the bytes must be
     /// complete.
     pub(crate) fn failed(&mut self, bytes: &Range<usize>) -> Option<Error> {
-        self.forget_passed();
-        self.sources(bytes).chain(self.awaited.iter()).find_map(|source| match source {
-            Source::Launch(launch) => launch.take_report().map(Error::from),
-            Source::Collective(pending) => pending.failed(),
-            Source::Peer(awaited) => awaited.failed(),
-            _ => None,
-        })
+        self.remove_passed();
+        self.dependencies(bytes).chain(self.awaited.iter()).find_map(
+            |dependency| match dependency {
+                Dependency::Launch(launch) => launch.take_report().map(Error::from),
+                Dependency::Collective(pending) => pending.failed(),
+                Dependency::Peer(awaited) => awaited.failed(),
+                _ => None,
+            },
+        )
     }
 
-    fn forget_passed(&mut self) {
-        self.awaited.forget_passed();
+    fn remove_passed(&mut self) {
+        self.awaited.remove_passed();
         self.marks.retain_mut(|mark| {
-            mark.sources.forget_passed();
-            !mark.sources.is_empty()
+            mark.dependencies.remove_passed();
+            !mark.dependencies.is_empty()
         });
     }
 
@@ -150,97 +170,103 @@ impl Marks {
         });
     }
 
-    /// Records that some of these bytes also depend on `sources`.
-    pub(crate) fn add(&mut self, bytes: &Range<usize>, sources: &Sources) {
-        if bytes.is_empty() || sources.is_empty() {
+    /// Records that some of these bytes also depend on `dependencies`.
+    pub(crate) fn add(&mut self, bytes: &Range<usize>, dependencies: &Dependencies) {
+        if bytes.is_empty() || dependencies.is_empty() {
             return;
         }
         if let Some(mark) = self.marks.iter_mut().find(|mark| mark.bytes == *bytes) {
-            return mark.sources.join(sources);
+            return mark.dependencies.merge(dependencies);
         }
-        self.marks.push(Mark { bytes: bytes.clone(), sources: sources.clone() });
-        if self.marks.len() > MOST {
+        self.marks.push(Mark { bytes: bytes.clone(), dependencies: dependencies.clone() });
+        if self.marks.len() > MAX_MARKS {
             let mut marks = std::mem::take(&mut self.marks).into_iter();
             let Some(mut all) = marks.next() else { return };
             for mark in marks {
                 all.bytes = hull(&all.bytes, &mark.bytes);
-                all.sources.join(&mark.sources);
+                all.dependencies.merge(&mark.dependencies);
             }
             self.marks.push(all);
         }
     }
 
-    /// Applies [`Sources::unite`] to each mark.
-    pub(crate) fn unite(&mut self, stream: &Stream, op: OpNumber) {
-        self.marks.iter_mut().for_each(|mark| mark.sources.unite(LAUNCHES + 1, stream, op));
+    /// Applies [`Dependencies::merge_launches`] to each mark.
+    pub(crate) fn merge_launches(&mut self, stream: &Stream, op: OpNumber) {
+        self.marks
+            .iter_mut()
+            .for_each(|mark| mark.dependencies.merge_launches(MAX_LAUNCHES + 1, stream, op));
     }
 
     /// Returns the dependencies of these bytes.
-    pub(super) fn sources(&self, bytes: &Range<usize>) -> impl Iterator<Item = &Source> {
-        let read = self.marks.iter().filter(|mark| !meet(&mark.bytes, bytes).is_empty());
-        read.flat_map(|mark| mark.sources.iter())
+    pub(super) fn dependencies(&self, bytes: &Range<usize>) -> impl Iterator<Item = &Dependency> {
+        let read = self.marks.iter().filter(|mark| !intersection(&mark.bytes, bytes).is_empty());
+        read.flat_map(|mark| mark.dependencies.iter())
     }
 
-    /// Returns the bytes that a replay reads before it writes them. Only for marks of a capture.
-    pub(crate) fn found(&self) -> Option<&Range<usize>> {
-        self.found.as_ref()
+    /// Returns the range of bytes that a replay reads before it writes them. `None` for marks
+    /// outside a capture.
+    pub(crate) fn replay_inputs(&self) -> Option<&Range<usize>> {
+        self.replay_inputs.as_ref()
     }
 
-    /// Returns a storage's marks after a replay: `self` are its marks in the capture, `old` its
-    /// marks before the replay.
-    pub(crate) fn replayed(&self, old: &Self, replay: &mut Replaying<'_>) -> Self {
+    /// Returns a storage's marks after a replay, given its marks in the capture (`self`) and before
+    /// the replay (`old`).
+    pub(crate) fn after_replay(&self, old: &Self, replay: &mut ReplayDependencies<'_>) -> Self {
         let mut new = Self { awaited: old.awaited.clone(), ..Self::default() };
-        for Mark { bytes, sources } in &self.marks {
-            if sources.contains(&Source::Before) {
-                let kept = old.marks.iter();
-                kept.for_each(|mark| new.add(&meet(&mark.bytes, bytes), &mark.sources));
+        for Mark { bytes, dependencies } in &self.marks {
+            if dependencies.contains(&Dependency::BeforeReplay) {
+                let former = old.marks.iter();
+                former.for_each(|mark| {
+                    new.add(&intersection(&mark.bytes, bytes), &mark.dependencies)
+                });
             }
-            new.add(bytes, replay.sources(sources));
+            new.add(bytes, replay.dependencies(dependencies));
         }
         new
     }
 }
 
-/// A replay that marks its results.
-pub(crate) struct Replaying<'a> {
-    /// Dependencies of all bytes that the replay reads.
-    found: &'a Sources,
-    /// The replay itself, and its collectives on each communicator.
-    own: &'a [Source],
-    /// The latest sources of the capture with their equivalents in this replay. Many storages have
-    /// the same sources.
-    latest: (Sources, Sources),
+/// Translates dependencies of captured work into dependencies of one replay.
+pub(crate) struct ReplayDependencies<'a> {
+    /// Dependencies of all bytes that the replay reads before it writes them.
+    replay_inputs: &'a Dependencies,
+    /// The replay, and its collectives on each communicator.
+    own: &'a [Dependency],
+    /// The list translated last, and its translation. Many storages have the same list.
+    latest: (Dependencies, Dependencies),
 }
 
-impl<'a> Replaying<'a> {
-    pub(crate) fn new(found: &'a Sources, own: &'a [Source]) -> Self {
-        Self { found, own, latest: Default::default() }
+impl<'a> ReplayDependencies<'a> {
+    pub(crate) fn new(replay_inputs: &'a Dependencies, own: &'a [Dependency]) -> Self {
+        Self { replay_inputs, own, latest: Default::default() }
     }
 
-    /// Returns the equivalents, in this replay, of sources of the capture.
-    fn sources(&mut self, captured: &Sources) -> &Sources {
+    /// Translates a list of captured dependencies.
+    fn dependencies(&mut self, captured: &Dependencies) -> &Dependencies {
         if !self.latest.0.is_same(captured) && self.latest.0[..] != captured[..] {
-            let mut live = Sources::new();
-            for source in captured.iter() {
-                match self.live(source) {
-                    Some(source) => live.join_one(&source),
-                    None if *source == Source::Found => live.join(self.found),
+            let mut replayed = Dependencies::new();
+            for dependency in captured.iter() {
+                match self.replay_of(dependency) {
+                    Some(dependency) => replayed.insert(&dependency),
+                    None if *dependency == Dependency::ReplayInputs => {
+                        replayed.merge(self.replay_inputs)
+                    }
                     None => {}
                 }
             }
-            self.latest = (captured.clone(), live);
+            self.latest = (captured.clone(), replayed);
         }
         &self.latest.1
     }
 
-    /// Returns the replay of a captured kernel or collective.
-    fn live(&self, captured: &Source) -> Option<Source> {
+    /// Translates a captured kernel or collective.
+    fn replay_of(&self, captured: &Dependency) -> Option<Dependency> {
         self.own.iter().find_map(|own| match (own, captured) {
-            (Source::Launch(replay), Source::Captured(kernels)) => {
-                Some(Source::Launch(replay.of_kernels(kernels)))
+            (Dependency::Launch(replay), Dependency::CapturedKernels(kernels)) => {
+                Some(Dependency::Launch(replay.of_kernels(kernels)))
             }
-            (Source::Collective(replay), Source::CapturedCollective(captured)) => {
-                captured.in_replay(replay).map(Source::Collective)
+            (Dependency::Collective(replay), Dependency::CapturedCollective(captured)) => {
+                captured.in_replay(replay).map(Dependency::Collective)
             }
             _ => None,
         })

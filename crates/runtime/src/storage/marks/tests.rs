@@ -1,4 +1,4 @@
-//! Tests of marks, and of what a replay makes of them.
+//! Tests of marks, and of their translation by replays.
 
 use std::sync::Arc;
 
@@ -6,33 +6,33 @@ use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
 use warpline_stream::{CapturedChecks, Devices, KernelSet};
 
 use super::*;
-use crate::completion::{Completion, Pending};
+use crate::completion::{Completion, PendingCollective};
 use crate::launch::TOKEN;
 use crate::{ErrorKind, Site};
 
-/// A collective that is not known to be done, of a communicator of this number.
-fn pending(number: usize) -> Source {
+/// Returns a pending collective on the communicator with this number.
+fn pending(number: usize) -> Dependency {
     static ALL: std::sync::OnceLock<[Completion; 8]> = std::sync::OnceLock::new();
     let completion = &ALL.get_or_init(Default::default)[number];
     let here = std::panic::Location::caller();
-    Source::Collective(Pending::new((completion, 1), "test", here))
+    Dependency::Collective(PendingCollective::new((completion, 1), "test", here))
 }
 
-fn source(kernel: usize) -> Sources {
+fn source(kernel: usize) -> Dependencies {
     [pending(kernel)].into_iter().collect()
 }
 
-fn read(marks: &mut Marks, bytes: Range<usize>) -> Vec<Source> {
-    let mut sources = Sources::new();
-    marks.read(&bytes, &mut sources).unwrap();
-    sources.to_vec()
+fn read(marks: &mut StorageMarks, bytes: Range<usize>) -> Vec<Dependency> {
+    let mut dependencies = Dependencies::new();
+    marks.read(&bytes, &mut dependencies).unwrap();
+    dependencies.to_vec()
 }
 
 #[test]
-fn what_is_overwritten_piece_by_piece_has_no_mark() {
-    let mut marks = Marks::default();
+fn overwriting_from_the_ends_removes_marks() {
+    let mut marks = StorageMarks::default();
     marks.add(&(10..40), &source(0));
-    marks.overwrite(&(20..30)); // whose place between the others is not kept
+    marks.overwrite(&(20..30)); // ignored: removing it would split the mark
     for (overwritten, left) in [(0..15, 15..40), (35..90, 15..35), (30..35, 15..30)] {
         marks.overwrite(&overwritten);
         let hit = |at| !read(&mut marks.clone(), at..at + 1).is_empty();
@@ -43,12 +43,12 @@ fn what_is_overwritten_piece_by_piece_has_no_mark() {
 }
 
 #[test]
-fn many_marks_become_one_that_has_them_all() {
-    let mut marks = Marks::default();
+fn many_marks_merge_into_one() {
+    let mut marks = StorageMarks::default();
     for i in 0..100 {
         marks.add(&(10 * i..10 * i + 5), &source(i % 5));
     }
-    assert!(marks.marks.len() <= MOST + 1);
+    assert!(marks.marks.len() <= MAX_MARKS + 1);
     for i in 0..100 {
         assert!(read(&mut marks, 10 * i..10 * i + 1).contains(&pending(i % 5)));
     }
@@ -56,15 +56,15 @@ fn many_marks_become_one_that_has_them_all() {
 }
 
 #[test]
-fn of_a_communicators_collectives_the_last_counts() {
+fn a_collective_covers_earlier_ones_of_its_communicator() {
     let completions = [Completion::default(), Completion::default()];
     let here = std::panic::Location::caller();
     let of = |at: usize, number| {
-        Source::Collective(Pending::new((&completions[at], number), "test", here))
+        Dependency::Collective(PendingCollective::new((&completions[at], number), "test", here))
     };
-    let mut marks = Marks::default();
-    for sources in [[of(0, 1), of(1, 1)], [of(0, 3), of(0, 2)]] {
-        marks.add(&(0..8), &sources.into_iter().collect());
+    let mut marks = StorageMarks::default();
+    for dependencies in [[of(0, 1), of(1, 1)], [of(0, 3), of(0, 2)]] {
+        marks.add(&(0..8), &dependencies.into_iter().collect());
     }
     assert_eq!(read(&mut marks, 0..8), [of(0, 3), of(1, 1)]);
     completions[1].done_up_to(1);
@@ -73,7 +73,7 @@ fn of_a_communicators_collectives_the_last_counts() {
     completions[0].fail(std::sync::Arc::new(std::fmt::Error));
     assert!(matches!(marks.failed(&(7..9)), Some(e) if matches!(e.kind(), ErrorKind::Collective)));
     assert!(marks.failed(&(8..9)).is_none());
-    assert!(marks.read(&(0..1), &mut Sources::new()).is_err());
+    assert!(marks.read(&(0..1), &mut Dependencies::new()).is_err());
 }
 
 #[test]
@@ -81,20 +81,23 @@ fn captured_collectives_are_the_replays_of_their_communicator() {
     let completions = [Completion::default(), Completion::default()];
     let of = |op, at: usize, number| {
         let here = std::panic::Location::caller();
-        Pending::new((&completions[at], number), op, here)
+        PendingCollective::new((&completions[at], number), op, here)
     };
-    let mut note = Marks::default();
+    let mut note = StorageMarks::default();
     for (bytes, at, number) in [(0..8, 0, 1), (0..8, 0, 2), (8..16, 1, 1)] {
         note.add(
             &bytes,
-            &[Source::CapturedCollective(of("captured", at, number))].into_iter().collect(),
+            &[Dependency::CapturedCollective(of("captured", at, number))].into_iter().collect(),
         );
     }
     assert_eq!(read(&mut note, 0..8).len(), 1);
-    let replays = [0, 1].map(|at| Source::Collective(of("replay", at, 10 + at as u64)));
-    let mut new = note.replayed(&Marks::default(), &mut Replaying::new(&Sources::new(), &replays));
-    assert_eq!(read(&mut new, 0..8), [Source::Collective(of("captured", 0, 10))]);
-    assert_eq!(read(&mut new, 8..16), [Source::Collective(of("captured", 1, 11))]);
+    let replays = [0, 1].map(|at| Dependency::Collective(of("replay", at, 10 + at as u64)));
+    let mut new = note.after_replay(
+        &StorageMarks::default(),
+        &mut ReplayDependencies::new(&Dependencies::new(), &replays),
+    );
+    assert_eq!(read(&mut new, 0..8), [Dependency::Collective(of("captured", 0, 10))]);
+    assert_eq!(read(&mut new, 8..16), [Dependency::Collective(of("captured", 1, 11))]);
     completions[0].fail(std::sync::Arc::new(std::fmt::Error));
     let text = new.failed(&(0..8)).unwrap().to_string();
     assert!(text.contains("captured at "), "{text}");
@@ -102,26 +105,28 @@ fn captured_collectives_are_the_replays_of_their_communicator() {
 }
 
 #[test]
-fn a_replay_keeps_what_it_does_not_overwrite() {
-    let (mut old, mut note) = (Marks::default(), Marks::before(100));
+fn a_replay_keeps_marks_of_bytes_that_it_does_not_overwrite() {
+    let (mut old, mut note) = (StorageMarks::default(), StorageMarks::before_replay(100));
     old.add(&(0..60), &source(7));
     note.overwrite(&(0..50));
-    let kernel = |number| Source::Captured(KernelSet::of(number));
-    note.add(&(0..20), &[kernel(1), Source::Found].into_iter().collect());
-    assert_eq!(read(&mut note, 50..60), [Source::Found]);
-    assert_eq!(note.found(), Some(&(50..60)));
+    let kernel = |number| Dependency::CapturedKernels(KernelSet::of(number));
+    note.add(&(0..20), &[kernel(1), Dependency::ReplayInputs].into_iter().collect());
+    assert_eq!(read(&mut note, 50..60), [Dependency::ReplayInputs]);
+    assert_eq!(note.replay_inputs(), Some(&(50..60)));
     let (stream, checks) = captured(2);
     let replay = checks.begin_replay(TOKEN, &stream, 1).unwrap();
-    let mut new =
-        note.replayed(&old, &mut Replaying::new(&source(3), &[Source::Launch(replay.clone())]));
-    let second = Source::Launch(replay.of_kernels(&KernelSet::of(1)));
+    let mut new = note.after_replay(
+        &old,
+        &mut ReplayDependencies::new(&source(3), &[Dependency::Launch(replay.clone())]),
+    );
+    let second = Dependency::Launch(replay.of_kernels(&KernelSet::of(1)));
     assert_eq!(read(&mut new, 0..20), [second, pending(3)]);
     assert_eq!(read(&mut new, 20..50), []);
     assert_eq!(read(&mut new, 50..60), source(7)[..]);
     assert_eq!(read(&mut new, 60..100), []);
 }
 
-/// A graph's kernels that check, and a stream of a device on which nothing completes by itself.
+/// Returns a graph's kernels that check indices, and a stream on which no work completes by itself.
 fn captured(kernels: usize) -> (Stream, Arc<CapturedChecks>) {
     let driver = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(1) }.build();
     let stream = Devices::new(driver).unwrap().get(0).unwrap().exclusive_stream(0).unwrap();
@@ -132,24 +137,28 @@ fn captured(kernels: usize) -> (Stream, Arc<CapturedChecks>) {
     (stream, checks)
 }
 
-/// Replays write a part of the storage, and read all of it.
+/// The replays read the whole storage and write a part of it.
 #[test]
 fn marks_do_not_grow_with_the_replays_that_are_outstanding() {
     let (stream, checks) = captured(100);
-    let mut note = Marks::before(100);
+    let mut note = StorageMarks::before_replay(100);
     for kernel in 0..100 {
-        let sources = [Source::Captured(KernelSet::of(kernel)), Source::Found];
-        note.add(&(0..40), &sources.into_iter().collect());
+        let dependencies =
+            [Dependency::CapturedKernels(KernelSet::of(kernel)), Dependency::ReplayInputs];
+        note.add(&(0..40), &dependencies.into_iter().collect());
     }
-    let mut marks = Marks::default();
+    let mut marks = StorageMarks::default();
     for op in 1..=1000 {
-        let mut carried = Sources::new();
-        marks.read(&(0..100), &mut carried).unwrap();
-        carried.unite(LAUNCHES, &stream, op);
+        let mut inputs = Dependencies::new();
+        marks.read(&(0..100), &mut inputs).unwrap();
+        inputs.merge_launches(MAX_LAUNCHES, &stream, op);
         let replay = checks.begin_replay(TOKEN, &stream, op).unwrap();
-        marks = note.replayed(&marks, &mut Replaying::new(&carried, &[Source::Launch(replay)]));
-        marks.unite(&stream, op);
-        let sources = marks.marks.iter().map(|mark| mark.sources.len());
-        assert_eq!(sources.sum::<usize>(), 1, "{op}");
+        marks = note.after_replay(
+            &marks,
+            &mut ReplayDependencies::new(&inputs, &[Dependency::Launch(replay)]),
+        );
+        marks.merge_launches(&stream, op);
+        let dependencies = marks.marks.iter().map(|mark| mark.dependencies.len());
+        assert_eq!(dependencies.sum::<usize>(), 1, "{op}");
     }
 }

@@ -15,7 +15,7 @@ use super::{Inner, Storage};
 /// not counted.
 #[derive(Clone, Debug)]
 pub struct Version {
-    // While this weak reference exists, no other storage can have the same address.
+    // The weak reference keeps the address from being reused, so comparing addresses is exact.
     storage: Weak<Inner>,
     writes: u64,
 }
@@ -49,7 +49,8 @@ impl Storage {
     #[must_use]
     pub fn version(&self) -> Version {
         let mut writes = self.writes();
-        // Read after the count: replays set it before they enter the first write, and count no others.
+        // Checked after the count is read. A replay sets `attached` before it counts its write, and
+        // replays of an attached storage are not counted.
         if self.0.attached.load(Ordering::Acquire) {
             let _detached = self.uses();
             writes = self.writes();
@@ -67,9 +68,9 @@ impl Storage {
         self.0.writes.load(Ordering::Acquire)
     }
 
-    /// Records that the bytes are about to be written. Called under the lock that orders the write
-    /// with other writes: that on `uses`, or for host memory its host lock.
-    pub(crate) fn enter_write(&self) {
+    /// Counts a write that is about to be made. The caller holds the lock that orders this write
+    /// with other writes: the lock on `uses`, or the host lock for a write by host code.
+    pub(crate) fn record_write(&self) {
         self.0.writes.fetch_add(1, Ordering::Release);
     }
 }

@@ -1,4 +1,4 @@
-//! Tests of the operations that change a version, and of those that do not.
+//! Tests of operations that change a version, and of operations that do not.
 
 use std::panic::Location;
 
@@ -16,13 +16,13 @@ const BYTES: usize = 1024;
 
 fn runtime(policy: SyncPolicy, unlinked_peers: Vec<(usize, usize)>) -> Runtime {
     let sim = SimConfig { schedule: Schedule::Lazy, unlinked_peers, ..small_sim(2) }.build();
-    // So that some copies are staged and others are not.
+    // These options stage some copies of the test and not others.
     let staging = Staging { from: 512, chunk: 256, threads: 2 };
     let config = RuntimeConfig { sync_policy: policy, staging, ..RuntimeConfig::default() };
     Runtime::new(sim, config).unwrap()
 }
 
-/// Each kind of memory once: two devices', page-locked, pageable.
+/// Returns a storage on each of two devices, a page-locked storage and a pageable storage.
 fn storages(runtime: &Runtime, streams: &[Stream; 2]) -> [Storage; 4] {
     [
         Storage::device(runtime, BYTES, &streams[0]).unwrap(),
@@ -36,7 +36,7 @@ fn streams(runtime: &Runtime) -> [Stream; 2] {
     [0, 1].map(|d| runtime.device(d).unwrap().device().stream_from_pool(0).unwrap())
 }
 
-/// Runs `f`, which writes to these of the storages and to no others.
+/// Checks that `f` changes the versions of the storages `to`, and no others.
 #[track_caller]
 fn writes(all: &[Storage], to: &[usize], f: impl FnOnce()) {
     let before: Vec<Version> = all.iter().map(Storage::version).collect();
@@ -54,7 +54,7 @@ fn every_way_to_write_moves_the_version_and_reads_do_not() {
             let runtime = runtime(policy, unlinked);
             let streams = streams(&runtime);
             let all = storages(&runtime, &streams);
-            // Of the destination's device, or of the only one.
+            // The stream of device 1 if either storage is there, otherwise the stream of device 0.
             let stream = |d: usize, s: usize| &streams[if d == 1 || s == 1 { 1 } else { 0 }];
             for d in 0..4 {
                 for s in 0..4 {
@@ -79,7 +79,7 @@ fn every_way_to_write_moves_the_version_and_reads_do_not() {
                 writes(&all, &[i], || write_bytes((&all[i], 0), &[1; 8]).unwrap());
                 writes(&all, &[], || read_bytes((&all[i], 0), &mut [0; 8]).unwrap());
             }
-            // Through part of it, seen as another view.
+            // Writes through another view of a part of the storage.
             let (layout, other) = (Layout::contiguous(&[4]).unwrap(), Layout::contiguous(&[4]));
             let (gpu, cpu) = (runtime.device(0).unwrap(), Target::Cpu(&runtime));
             let gpu = Target::Cuda(&runtime, gpu, &streams[0]);
@@ -121,7 +121,7 @@ fn a_capture_writes_when_it_is_replayed() {
         all.push(made);
         writes(&all, &[0, 2, 4], || graph.replay(stream).unwrap());
         writes(&all, &[0, 2, 4], || graph.replay(stream).unwrap());
-        // Whichever of several replays in a row it lies between.
+        // A version taken after any number of replays in a row.
         for before in 0..3 {
             (0..before).for_each(|_| graph.replay(stream).unwrap());
             let version = all[0].version();
@@ -133,7 +133,7 @@ fn a_capture_writes_when_it_is_replayed() {
 }
 
 #[test]
-fn no_later_storage_has_the_version_of_one_that_is_gone() {
+fn a_new_storage_never_has_the_version_of_a_dropped_one() {
     let runtime = runtime(SyncPolicy::Auto, vec![]);
     let gone = Storage::pageable(&runtime, 8).unwrap();
     let version = gone.version();
@@ -146,7 +146,7 @@ fn no_later_storage_has_the_version_of_one_that_is_gone() {
 }
 
 #[test]
-fn a_storage_is_unique_while_nobody_else_has_it() {
+fn a_storage_is_unique_without_other_references() {
     let runtime = runtime(SyncPolicy::Auto, vec![]);
     let storage = Storage::pageable(&runtime, 8).unwrap();
     let version = storage.version();

@@ -1,4 +1,4 @@
-//! Graphs are dropped whole, without recursion, and outside of locks.
+//! Graphs are dropped entirely, without recursion, and without holding a lock.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,7 +12,7 @@ use warpline::{Result, Tensor, tensor};
 use super::leaf;
 use crate::common;
 
-/// Fails, instead of hanging, if `f` does not return.
+/// Fails if `f` does not return within a time limit.
 fn returns(f: impl FnOnce() -> Result<()> + Send + 'static) {
     let (sender, done) = mpsc::channel();
     thread::spawn(move || {
@@ -22,24 +22,24 @@ fn returns(f: impl FnOnce() -> Result<()> + Send + 'static) {
     done.recv_timeout(Duration::from_secs(30)).expect("hangs or fails");
 }
 
-/// Takes its tensor's lock when it is dropped.
-struct Clears(Tensor);
+/// Takes the lock of its tensor when dropped.
+struct LockOnDrop(Tensor);
 
-impl Drop for Clears {
+impl Drop for LockOnDrop {
     fn drop(&mut self) {
         let _ = self.0.set_grad(None);
         let _ = self.0.register_hook(|_| Ok(None));
     }
 }
 
-/// A value that a hook can own, and a look at whether it is still there.
+/// Returns a value for a hook to own, and a weak reference that shows whether the value is alive.
 fn watched() -> (Arc<()>, Weak<()>) {
     let value = Arc::new(());
     let weak = Arc::downgrade(&value);
     (value, weak)
 }
 
-/// Keeps `value` alive with the node of `tensor`.
+/// Lets a hook of `tensor` own `value`, so that `value` lives as long as the tensor's node.
 fn hold<T: Send + Sync + 'static>(tensor: &Tensor, value: T) -> Result<()> {
     tensor.register_hook(move |_| {
         let _ = &value;
@@ -53,7 +53,7 @@ fn a_removed_hook_is_dropped_outside_the_lock_of_its_tensor() {
     returns(|| {
         let x = leaf(&[1.0])?;
         for tensor in [x.clone(), x.mul(2.0)?] {
-            let value = Clears(tensor.clone());
+            let value = LockOnDrop(tensor.clone());
             tensor
                 .register_hook(move |_| {
                     let _ = &value;
@@ -61,7 +61,7 @@ fn a_removed_hook_is_dropped_outside_the_lock_of_its_tensor() {
                 })?
                 .remove();
         }
-        let value = Clears(x.clone());
+        let value = LockOnDrop(x.clone());
         let hook = x.register_post_accumulate_grad_hook(move |_| {
             let _ = &value;
             Ok(())
@@ -71,10 +71,10 @@ fn a_removed_hook_is_dropped_outside_the_lock_of_its_tensor() {
     });
 }
 
-/// Saves a tensor that nothing else owns.
-struct Saves(Tensor);
+/// Saves a tensor that has no other owner.
+struct TensorSaver(Tensor);
 
-impl Function for Saves {
+impl Function for TensorSaver {
     const NAME: &'static str = "saves";
 
     fn forward(&self, save: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
@@ -92,15 +92,15 @@ fn a_replaced_gradient_is_dropped_outside_the_lock_of_its_leaf() {
     returns(|| {
         let x = leaf(&[1.0])?;
         let former = leaf(&[0.0])?;
-        // Runs a pass that adds to the same leaf.
-        struct Passes(Tensor);
-        impl Drop for Passes {
+        // Runs a backward pass that adds to the same leaf.
+        struct PassOnDrop(Tensor);
+        impl Drop for PassOnDrop {
             fn drop(&mut self) {
                 let _ = self.0.mul(2.0).and_then(|y| y.sum(())?.backward());
             }
         }
-        hold(&former, Passes(x.clone()))?;
-        // The sum is to be no part of its graph.
+        hold(&former, PassOnDrop(x.clone()))?;
+        // Keep the accumulated sum out of the graph of `former`.
         former.requires_grad_(false)?;
         x.set_grad(Some(former))?;
         x.mul(3.0)?.sum(())?.backward_with(None, false, true)?;
@@ -110,8 +110,8 @@ fn a_replaced_gradient_is_dropped_outside_the_lock_of_its_leaf() {
 
 #[test]
 fn graphs_are_freed_after_a_panic_in_the_drop_of_a_captured_value() {
-    struct Bomb;
-    impl Drop for Bomb {
+    struct PanicOnDrop;
+    impl Drop for PanicOnDrop {
         fn drop(&mut self) {
             panic!("in drop");
         }
@@ -119,7 +119,7 @@ fn graphs_are_freed_after_a_panic_in_the_drop_of_a_captured_value() {
     common::cpu(|_| {
         let x = leaf(&[1.0])?;
         let (y, other) = (x.mul(2.0)?, x.mul(3.0)?);
-        hold(&y, Bomb)?;
+        hold(&y, PanicOnDrop)?;
         let (value, beside) = watched();
         hold(&other, value)?;
         let sum = y.add(&other)?;
@@ -140,8 +140,8 @@ fn graphs_are_freed_after_a_panic_in_the_drop_of_a_captured_value() {
 
 #[test]
 fn a_panic_in_a_drop_while_the_thread_panics_does_not_end_the_process() {
-    struct Bomb;
-    impl Drop for Bomb {
+    struct PanicOnDrop;
+    impl Drop for PanicOnDrop {
         fn drop(&mut self) {
             panic!("in drop");
         }
@@ -149,8 +149,8 @@ fn a_panic_in_a_drop_while_the_thread_panics_does_not_end_the_process() {
     let outcome = catch_unwind(|| {
         let x = leaf(&[1.0]).expect("a leaf");
         let (y, z) = (x.mul(2.0).expect("y"), x.mul(2.0).expect("z"));
-        hold(&y, Bomb).expect("a hook");
-        hold(&z, Bomb).expect("a hook");
+        hold(&y, PanicOnDrop).expect("a hook");
+        hold(&z, PanicOnDrop).expect("a hook");
         let _sum = y.add(&z).expect("a sum");
         drop((y, z));
         panic!("first");
@@ -158,10 +158,10 @@ fn a_panic_in_a_drop_while_the_thread_panics_does_not_end_the_process() {
     assert_eq!(outcome.unwrap_err().downcast_ref(), Some(&"first"));
 }
 
-/// Owns a tensor as a field.
-struct Owns(#[expect(dead_code, reason = "owned only to be dropped")] Tensor);
+/// Owns a tensor in a field.
+struct TensorOwner(#[expect(dead_code, reason = "owned only to be dropped")] Tensor);
 
-impl Function for Owns {
+impl Function for TensorOwner {
     const NAME: &'static str = "owns";
 
     fn forward(&self, _: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
@@ -173,7 +173,7 @@ impl Function for Owns {
     }
 }
 
-/// One link: a tensor that owns `former`.
+/// Makes one link of a chain: a tensor that owns `former`.
 type Link = fn(Tensor) -> Result<Tensor>;
 
 fn fresh() -> Result<Tensor> {
@@ -187,8 +187,8 @@ const LINKS: &[(&str, Link)] = &[
         y.view([1])?.add_(&former)?;
         Ok(y)
     }),
-    ("function field", |former| Ok(Owns(former).apply(&[&fresh()?])?.remove(0))),
-    ("saved tensor", |former| Ok(Saves(former).apply(&[&fresh()?])?.remove(0))),
+    ("function field", |former| Ok(TensorOwner(former).apply(&[&fresh()?])?.remove(0))),
+    ("saved tensor", |former| Ok(TensorSaver(former).apply(&[&fresh()?])?.remove(0))),
     ("checkpoint capture", |former| {
         let f = move |x: &[Tensor]| Ok(vec![x[0].mul(&former)?]);
         Ok(checkpoint(f, &[&fresh()?])?.remove(0))
@@ -225,7 +225,7 @@ const LINKS: &[(&str, Link)] = &[
     }),
 ];
 
-/// Runs `f` in a thread whose stack is too small for a frame for each link.
+/// Runs `f` in a thread whose stack has no room for one frame per link.
 fn on_a_small_stack<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'static) -> R {
     let thread = thread::Builder::new().stack_size(256 << 10).spawn(f).expect("a thread");
     thread.join().expect("no panic")
@@ -248,8 +248,8 @@ fn chains_of_every_kind_are_dropped_without_recursion() {
     }
 }
 
-/// Mixes the kinds in which a closure, a field or a gradient owns the tensor before, and returns the end and a look at
-/// the beginning.
+/// Makes a chain that mixes ownership by closures, fields and gradients. Returns the last tensor
+/// and a weak reference to the first.
 fn mixed_chain(length: usize) -> Result<(Tensor, Weak<()>)> {
     let others = ["op", "in-place op", "saved tensor"];
     let links: Vec<_> = LINKS.iter().filter(|(kind, _)| !others.contains(kind)).collect();
@@ -285,10 +285,10 @@ fn a_chain_in_a_thread_local_is_dropped_without_recursion_as_its_thread_ends() {
     assert!(weak.expect("no error").upgrade().is_none());
 }
 
-/// Saves a view of its result, and a view of that.
-struct SavesView;
+/// Saves a view of its result, and a view of that view.
+struct ViewSaver;
 
-impl Function for SavesView {
+impl Function for ViewSaver {
     const NAME: &'static str = "saves_view";
 
     fn forward(&self, save: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
@@ -308,7 +308,7 @@ impl Function for SavesView {
 fn saving_a_view_of_a_result_does_not_keep_the_graph() {
     common::cpu(|_| {
         let x = leaf(&[0.0, 1.0])?;
-        let y = SavesView.apply(&[&x])?.remove(0);
+        let y = ViewSaver.apply(&[&x])?.remove(0);
         let (value, weak) = watched();
         hold(&y, value)?;
         y.sum(())?.backward_with(None, true, false)?;

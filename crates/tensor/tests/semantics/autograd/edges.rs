@@ -1,4 +1,4 @@
-//! Gradients where formulas overflow, underflow or change their branch: against PyTorch.
+//! Gradients where a formula overflows, underflows or changes its branch, compared with PyTorch's.
 
 use serde_json::Value;
 use warpline::autograd::{self, GradOptions};
@@ -10,7 +10,7 @@ use warpline_kernels::elementwise::table;
 
 use crate::common;
 
-/// Made by `gradient_edges.py` beside it.
+/// Written by `goldens/gradient_edges.py`.
 const GOLDENS: &str = include_str!("../../goldens/gradient_edges.json");
 
 fn numbers(values: &Value) -> Vec<f64> {
@@ -78,7 +78,7 @@ fn check(case: &Value, at: &str) -> Result<()> {
         let found = found.expect("a second gradient").to(DType::F64)?.to_vec::<f64>()?;
         let inputs = wanted[k].detach().to(DType::F64)?.to_vec::<f64>()?;
         for ((found, expected), x) in found.iter().zip(numbers(&second[k])).zip(inputs) {
-            // At 0 the slope jumps, and either side's is as good.
+            // The gradient jumps at 0, and the value of either side is accepted.
             let close = (found - expected).abs() <= 4e-3 * expected.abs() + 1e-6
                 || found.is_nan() && expected.is_nan();
             assert!(close || x == 0.0, "{what}, second at {x}: {found} and not {expected}");
@@ -105,7 +105,8 @@ fn gpu_gradients_at_the_edges_of_formulas_are_pytorchs() {
     common::gpu(1, SyncPolicy::Auto, |_| check_all("cuda"));
 }
 
-/// The former elements are what the gradient needs, whichever tensor of the same memory is an operand.
+/// The gradient needs the elements from before the op, whichever operand shares memory with the
+/// result.
 #[test]
 fn in_place_ops_keep_the_operands_that_they_overwrite() -> Result<()> {
     with_runtime(&simulated(1)?, || {
@@ -139,7 +140,7 @@ fn hardtanh_in_place_has_the_slope_of_hardtanh() -> Result<()> {
     Ok(())
 }
 
-/// The gradient of `x` for the sum of `y`.
+/// Returns the gradient of `y.sum()` with respect to `x`.
 fn gradient(x: &Tensor, y: &Tensor, create_graph: bool) -> Result<Vec<f64>> {
     let options = GradOptions { create_graph, ..GradOptions::default() };
     let found = autograd::grad(&[&y.sum(())?], &[x], &[], options)?.remove(0);
@@ -148,7 +149,8 @@ fn gradient(x: &Tensor, y: &Tensor, create_graph: bool) -> Result<Vec<f64>> {
 
 fn rounded_bounds(at: &str) -> Result<()> {
     for dtype in [DType::F16, DType::BF16] {
-        // The nearest halves are above 0.3 or below it, and equal the bound as PyTorch compares them.
+        // As in PyTorch, the bound is rounded to the dtype of the elements, so it equals the
+        // rounded 0.3 and 0.1.
         let x = tensor([0.3, 0.1, -0.2], (dtype, at))?.requires_grad_(true)?;
         for create_graph in [false, true] {
             let gradient = |y: Tensor| gradient(&x, &y, create_graph);
@@ -174,8 +176,8 @@ fn gpu_a_bound_of_halves_is_rounded_in_the_backward_pass_too() {
     common::gpu(1, SyncPolicy::Auto, |_| rounded_bounds("cuda"));
 }
 
-/// As in PyTorch's kernels, which compute these in `float32`. The nearest half to 0.1 is below it, and the nearest bfloat16
-/// to 0.3 above.
+/// As in PyTorch's kernels, these ops compare in `float32` with the exact bound. The `float16`
+/// nearest to 0.1 is below 0.1, and the `bfloat16` nearest to 0.3 is above 0.3.
 fn exact_bounds(at: &str) -> Result<()> {
     type Case = (DType, f64, fn(&Tensor) -> Result<Tensor>, f64);
     let cases: [Case; 4] = [
@@ -245,7 +247,8 @@ fn an_operand_that_no_gradient_reads_may_change() -> Result<()> {
     Ok(())
 }
 
-/// The value reads such a tensor in the dtype of the halves, and so do plain and recorded gradients.
+/// A tensor without dimensions is read in the dtype of the halves: by the forward pass, and by
+/// plain and recorded backward passes.
 #[test]
 fn a_bound_without_dimensions_is_rounded_to_halves() -> Result<()> {
     let x = tensor([0.1], DType::F16)?.requires_grad_(true)?;

@@ -1,4 +1,4 @@
-//! Functions of the program's own, checkpoints, and gradients held against differences.
+//! Custom functions, checkpoints, and gradients compared with finite differences.
 
 use warpline::autograd::{
     Context, Function, GradcheckOptions, Gradients, ToSave, checkpoint, gradcheck, gradgradcheck,
@@ -13,7 +13,7 @@ use warpline::{
 use super::{grad, leaf};
 use crate::common;
 
-/// The square, with a slope that is off by `error`.
+/// The square function, with a gradient that is wrong by `error`.
 struct Square {
     error: f64,
 }
@@ -71,10 +71,10 @@ fn a_checkpoint_computes_again_what_it_does_not_keep() {
     });
 }
 
-/// A function of tensors, what it is called, and the sizes of its inputs.
+/// A name, the sizes of the inputs, and a function of tensors.
 type Checked = (&'static str, &'static [&'static [usize]], fn(&[Tensor]) -> Result<Tensor>);
 
-/// What the goldens leave open: gradients of gradients, through views, ties and in-place ops too.
+/// Cases that the goldens lack: gradients of gradients, also through views, ties and in-place ops.
 const FUNCTIONS: &[Checked] = &[
     ("arithmetic", &[&[2, 3], &[3]], |x| {
         x[0].mul(&x[1])?.sub(&x[1])?.div(&x[1].square()?.add(1.0)?)
@@ -174,7 +174,8 @@ fn a_checkpoint_draws_the_same_numbers_again() {
     let masks_agree = |device: Device| {
         let x = ones([64], (DType::F32, device))?.requires_grad_(true)?;
         let y = checkpoint(|x| Ok(vec![dropout(&x[0], 0.5, true)?]), &[&x])?.remove(0);
-        // What others draw in between goes on after the backward pass as if there had been none.
+        // Numbers drawn before the backward pass must not change the recomputed mask, and the
+        // recomputation must not change numbers drawn later.
         let next = rand([4], device)?.to_vec::<f32>()?;
         manual_seed(7);
         y.sum(())?.backward()?;
@@ -182,7 +183,7 @@ fn a_checkpoint_draws_the_same_numbers_again() {
         manual_seed(7);
         assert_eq!(drawn, rand([4], device)?.to_vec::<f32>()?);
         assert_ne!(drawn, next);
-        // Of ones, what was kept is its own gradient.
+        // The input is ones, so the gradient equals the output.
         assert_eq!(y.to_vec::<f32>()?, x.grad().unwrap().to_vec::<f32>()?);
         Ok(())
     };

@@ -1,4 +1,4 @@
-//! What a backward pass does.
+//! Graphs and backward passes: accumulation, freed graphs, gradients of gradients, deep graphs.
 
 use warpline::autograd::{self, GradOptions};
 use warpline::{DType, ErrorKind, Tensor, arange, cat, ones, tensor, zeros};
@@ -59,7 +59,7 @@ fn a_second_pass_needs_the_graph_to_be_retained() {
         y.backward_with(None, true, false)?;
         y.backward()?;
         fails(y.backward(), "freed");
-        // Without saved tensors there is nothing to be freed.
+        // A graph without saved tensors has nothing to free, so a second pass succeeds.
         let z = x.add(1.0)?.sum(())?;
         z.backward()?;
         z.backward()
@@ -111,7 +111,7 @@ fn gradients_have_gradients() {
             y = autograd::grad(&[&y], &[&x], &[], options)?.remove(0).unwrap().sum(())?;
         }
         y.backward()?;
-        // The fourth derivative of eˣ sin x is −4 of it.
+        // The fourth derivative of eˣ sin x is −4 eˣ sin x.
         for (g, x) in grad(&x)?.iter().zip([0.5f64, -1.5]) {
             assert!((g + 4.0 * x.exp() * x.sin()).abs() < 1e-12, "{g}");
         }
@@ -131,7 +131,7 @@ fn a_long_graph_runs_and_is_dropped() {
         y.sum(())?.backward()?;
         assert_eq!(grad(&x)?, [1.0]);
         drop((y, kept));
-        // Through what is saved too.
+        // A deep graph in which each node saves a tensor.
         let mut y = x.clone();
         for _ in 0..200_000 {
             y = y.mul(&x)?;
@@ -165,7 +165,7 @@ fn integers_and_bools_have_no_gradient() {
 }
 
 #[test]
-fn what_was_computed_is_no_leaf() {
+fn a_computed_tensor_is_no_leaf() {
     common::cpu(|_| {
         let x = leaf(&[1.0])?;
         assert!(x.is_leaf() && x.requires_grad() && x.grad_fn().is_none());
@@ -199,7 +199,7 @@ fn clones_of_a_handle_are_one_tensor() {
 fn a_first_gradient_is_memory_of_its_own() {
     common::cpu(|_| {
         let (x, y) = (leaf(&[1.0, 2.0])?, leaf(&[1.0, 2.0])?);
-        // Both get the same tensor.
+        // Both nodes receive the same gradient tensor.
         x.add(&y)?.backward_with(Some(&ones([2], DType::F64)?), false, false)?;
         let (a, b) = (x.grad().unwrap(), y.grad().unwrap());
         a.add_(5.0)?;

@@ -1,4 +1,4 @@
-//! Functions of the program that see gradients.
+//! Hooks on gradients.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -80,7 +80,7 @@ fn a_kept_gradient_is_the_one_that_hooks_leave() {
 }
 
 #[test]
-fn a_kept_gradient_is_that_of_the_tensor_as_in_place_ops_leave_it() {
+fn a_retained_gradient_is_that_of_the_tensor_after_in_place_ops() {
     common::cpu(|_| {
         let x = leaf(&[1.0, 2.0])?;
         let y = x.mul(2.0)?;
@@ -89,7 +89,7 @@ fn a_kept_gradient_is_that_of_the_tensor_as_in_place_ops_leave_it() {
         y.square()?.sum(())?.backward()?;
         assert_eq!((grad(&y)?, grad(&x)?), (vec![20.0, 40.0], vec![200.0, 400.0]));
 
-        // Through a view, and of a view whose base is changed.
+        // Change `y` through a view, after another view of `y` was taken.
         x.set_grad(None)?;
         let y = x.mul(2.0)?;
         let view = y.i(1..)?;
@@ -104,7 +104,7 @@ fn a_kept_gradient_is_that_of_the_tensor_as_in_place_ops_leave_it() {
 }
 
 #[test]
-fn only_what_wants_a_gradient_is_hooked() {
+fn only_tensors_that_want_a_gradient_are_hooked() {
     common::cpu(|_| {
         let plain = warpline::ones([1], ())?;
         assert!(plain.register_hook(|_| Ok(None)).is_err());

@@ -13,7 +13,7 @@ fn fails(result: warpline::Result<impl Sized>, words: &str) {
 }
 
 #[test]
-fn what_is_changed_in_place_has_another_node() {
+fn an_in_place_op_gives_its_tensor_another_node() {
     common::cpu(|_| {
         let x = leaf(&[1.0, 2.0])?;
         let y = x.mul(2.0)?;
@@ -49,7 +49,7 @@ fn a_leaf_is_changed_in_no_grad_alone() {
         assert_eq!(x.to_vec::<f64>()?, [1.0, 2.0], "and nothing is written");
         no_grad(|| x.add_(1.0).map(drop))?;
         assert_eq!(x.to_vec::<f64>()?, [2.0, 3.0]);
-        // A leaf that is itself a view, of what wants no gradient.
+        // A leaf that is a view of a tensor without gradient.
         let x = tensor([1f64, 2.0, 3.0, 4.0], ())?.view([2, 2])?.requires_grad_(true)?;
         fails(x.add_(1.0), "a leaf that wants a gradient");
         fails(x.select(0, 0)?.zero_(), "a view of a leaf");
@@ -60,19 +60,19 @@ fn a_leaf_is_changed_in_no_grad_alone() {
 }
 
 #[test]
-fn what_a_gradient_needs_is_not_to_be_changed() {
+fn operands_that_a_gradient_needs_must_not_change() {
     common::cpu(|_| {
         let x = leaf(&[1.0, 2.0])?;
         let y = x.mul(1.0)?;
         let z = y.square()?.sum(())?;
         y.add_(1.0)?;
         fails(z.backward(), "modified by an in-place operation");
-        // Through a view, and by a name that knows nothing of the graph.
+        // The change goes through a view of a detached tensor, which has no graph.
         let y = x.mul(1.0)?;
         let z = y.square()?.sum(())?;
         y.detach().select(0, 0)?.fill_(0)?;
         fails(z.backward(), "modified by an in-place operation");
-        // What is not needed may be.
+        // `add` saves no operand, so its operands may change.
         let y = x.mul(3.0)?;
         let z = y.add(1.0)?.sum(())?;
         y.zero_()?;
@@ -83,7 +83,7 @@ fn what_a_gradient_needs_is_not_to_be_changed() {
 }
 
 #[test]
-fn a_tensor_without_gradient_gets_one_from_what_is_written_to_it() {
+fn a_tensor_without_gradient_gets_one_from_an_in_place_operand() {
     common::cpu(|_| {
         let x = leaf(&[1.0, 2.0])?;
         let sum = zeros([2], DType::F64)?;
@@ -92,7 +92,7 @@ fn a_tensor_without_gradient_gets_one_from_what_is_written_to_it() {
             sum.add_(&x)?;
         }
         assert!(same.requires_grad() && !same.is_leaf());
-        // Nor is what is made of a `Vec` a view of anything.
+        // A tensor made from a `Vec` is no view of another tensor.
         let made = Tensor::from_vec(vec![1f64; 2], [2, 1], ())?;
         assert_eq!(made.mul_(&x.view([2, 1])?)?.grad_fn().as_deref(), Some("MulBackward0"));
         same.sum(())?.backward()?;
@@ -117,7 +117,7 @@ fn rows_of_a_buffer_are_written_one_by_one() {
 }
 
 #[test]
-fn views_see_what_is_done_to_their_base_and_the_other_way_round() {
+fn views_and_their_base_see_each_others_changes() {
     common::cpu(|_| {
         let x = leaf(&[1.0, 2.0, 3.0, 4.0])?;
         let y = x.mul(1.0)?;
@@ -162,14 +162,14 @@ fn a_view_made_in_no_grad_is_not_to_be_changed_where_ops_are_recorded() {
 }
 
 #[test]
-fn fills_and_draws_cut_what_was_before() {
+fn fills_and_draws_cut_the_graph() {
     common::cpu(|_| {
         let x = leaf(&[1.0, 2.0])?;
         let y = x.mul(5.0)?;
         y.select(0, 0)?.uniform_(0.0, 1.0)?;
         y.sum(())?.backward()?;
         assert_eq!(grad(&x)?, [0.0, 5.0]);
-        // Zeros, and not none, as in PyTorch: the gradient was asked for.
+        // The gradient is zeros, not `None`, as in PyTorch, because it was asked for.
         for cut in
             [|y: &Tensor| y.zero_().map(drop), |y: &Tensor| y.copy_(&y.detach(), false).map(drop)]
         {
@@ -183,7 +183,7 @@ fn fills_and_draws_cut_what_was_before() {
     });
 }
 
-/// An op of three operands, into a result and in place.
+/// An op of three operands: the function that returns a result, and the in-place function.
 type Both = (
     fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor>,
     for<'a> fn(&'a Tensor, &Tensor, &Tensor) -> Result<&'a Tensor>,

@@ -1,4 +1,4 @@
-//! How many launches a step of training takes: of small networks they are most of its time.
+//! Number of launches of a training step. They take most of the time of a small network.
 
 use warpline::autograd::{self, GradOptions};
 use warpline::functional::{
@@ -13,14 +13,14 @@ use warpline_kernels::elementwise::{Op, table};
 
 use crate::boxes::SimBox;
 
-/// Weight and bias.
+/// Returns weight and bias of a linear layer.
 fn layer(inputs: usize, outputs: usize) -> Result<[Tensor; 2]> {
     let options = (DType::F32, Device::cuda(0));
     let weight = randn([outputs, inputs], options)?.requires_grad_(true)?;
     Ok([weight, randn([outputs], options)?.requires_grad_(true)?])
 }
 
-/// What is enqueued by `f`.
+/// Runs `f` and returns the number of launches, copies and fills that it enqueued.
 fn enqueued<R>(sim: &SimBox, f: impl FnOnce() -> Result<R>) -> Result<(R, u64)> {
     let all = || {
         [CallKind::Launch, CallKind::MemcpyAsync, CallKind::MemsetAsync]
@@ -34,7 +34,7 @@ fn enqueued<R>(sim: &SimBox, f: impl FnOnce() -> Result<R>) -> Result<(R, u64)> 
 }
 
 #[test]
-fn a_linear_layer_is_two_and_three() {
+fn a_linear_layer_takes_two_and_three_launches() {
     let sim = SimBox::lazy(1);
     sim.enter(|| {
         let [weight, bias] = layer(32, 16)?;
@@ -48,7 +48,7 @@ fn a_linear_layer_is_two_and_three() {
 }
 
 #[test]
-fn a_step_of_three_layers_with_cross_entropy() {
+fn a_step_of_three_layers_takes_ten_and_twelve_launches() {
     let sim = SimBox::lazy(1);
     sim.enter(|| {
         let layers = [layer(256, 256)?, layer(256, 256)?, layer(256, 10)?];
@@ -61,8 +61,9 @@ fn a_step_of_three_layers_with_cross_entropy() {
             cross_entropy(&logits, &classes, &CrossEntropyOptions::default())
         })?;
         let ((), backward) = enqueued(&sim, || loss.backward())?;
-        // Three products, sums and two activations, and two for the loss. Backwards the loss's 1 and its
-        // gradient, three products' two but for the input, three sums and two activations.
+        // Forward: three products, three bias sums, two activations, and two launches for the loss.
+        // Backward: the loss's initial 1 and its gradient, five products (the input needs no
+        // gradient), three bias gradients and two activations.
         assert_eq!((forward, backward), (10, 12));
         loss.item::<f32>()?;
         Ok(())
@@ -70,7 +71,7 @@ fn a_step_of_three_layers_with_cross_entropy() {
 }
 
 #[test]
-fn a_layer_norm_is_one_and_two() {
+fn a_layer_norm_takes_one_and_two_launches() {
     let sim = SimBox::lazy(1);
     sim.enter(|| {
         let [weight, bias] = layer(1, 32)?;
@@ -85,7 +86,7 @@ fn a_layer_norm_is_one_and_two() {
 }
 
 #[test]
-fn parts_of_a_split_are_put_together_by_one() {
+fn parts_of_a_split_are_joined_by_one_launch() {
     let sim = SimBox::lazy(1);
     sim.enter(|| {
         let x = randn([8, 12], Device::cuda(0))?.requires_grad_(true)?;
@@ -98,7 +99,8 @@ fn parts_of_a_split_are_put_together_by_one() {
     });
 }
 
-/// Forward and backward, of heads of 8 that lie side by side with those of the other operands.
+/// Returns the launches of forward and backward pass. Each head has 8 elements, and the heads of
+/// queries, keys and values lie side by side in one tensor.
 fn attention_over_packed_heads(dtype: DType) -> Result<(u64, u64)> {
     let sim = SimBox::lazy(1);
     let mut counts = (0, 0);
@@ -123,20 +125,20 @@ fn attention_over_packed_heads(dtype: DType) -> Result<(u64, u64)> {
 }
 
 #[test]
-fn attention_of_halves_is_one_and_three() {
-    // Backwards that of the queries, that of keys and values, and the split's.
+fn attention_of_halves_takes_one_and_three_launches() {
+    // Backward: one launch for the queries, one for keys and values, and one for the split.
     assert_eq!(attention_over_packed_heads(DType::BF16).unwrap(), (1, 3));
 }
 
 #[test]
-fn attention_of_others_is_seven_and_ten() {
-    // A copy of each operand, two products and the weights, and one to where heads lie side by side. Backwards a copy of
-    // the gradient, that of the weights and of the scores, three products, a copy of each to where heads lie side by side
-    // again, and the split's.
+fn attention_of_other_dtypes_takes_seven_and_ten_launches() {
+    // Forward: copies of the three operands, two products, the weights, and a copy that puts the
+    // heads side by side. Backward: a copy of the gradient, the gradients of weights and scores,
+    // three products, three copies that put the heads side by side, and one launch for the split.
     assert_eq!(attention_over_packed_heads(DType::F32).unwrap(), (7, 10));
 }
 
-/// Operands inside the op's domain, all of which want a gradient where they can.
+/// Returns operands in the op's domain. Each operand that can have a gradient wants one.
 fn operands(op: &'static Op) -> Result<Vec<Tensor>> {
     let differentiable = |k| op.backward().is_some_and(|b| b.formula().gradient(k).is_some());
     let operand = |k: usize| {
@@ -155,7 +157,7 @@ fn operands(op: &'static Op) -> Result<Vec<Tensor>> {
 }
 
 #[test]
-fn a_backward_pass_of_an_elementwise_op_is_one() {
+fn a_backward_pass_of_an_elementwise_op_is_one_launch() {
     let sim = SimBox::lazy(1);
     sim.enter(|| {
         let ops = table().filter(|op| op.dtypes(DType::F32).is_ok() && op.backward().is_some());

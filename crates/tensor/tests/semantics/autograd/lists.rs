@@ -1,4 +1,4 @@
-//! Lists of gradients that do not fit their tensors are errors.
+//! A list of gradients that does not match its tensors is an error.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -71,10 +71,10 @@ fn a_starting_gradient_has_the_dtype_and_device_of_its_tensor() {
     });
 }
 
-/// Returns the gradients that its field makes.
-struct Returns(fn(&Tensor) -> Result<Gradients>);
+/// A function whose backward pass is the closure in its field.
+struct ReturnedGradients(fn(&Tensor) -> Result<Gradients>);
 
-impl Function for Returns {
+impl Function for ReturnedGradients {
     const NAME: &'static str = "returns";
 
     fn forward(&self, _: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
@@ -86,10 +86,11 @@ impl Function for Returns {
     }
 }
 
-/// Of two inputs, of which one needs a gradient.
+/// Applies `ReturnedGradients` to two inputs, of which only the first needs a gradient. Returns its
+/// gradient.
 fn returning(device: Device, f: fn(&Tensor) -> Result<Gradients>) -> Result<Tensor> {
     let x = ones([2], device)?.requires_grad_(true)?;
-    Returns(f).apply(&[&x, &ones([2], device)?])?[0].sum(())?.backward()?;
+    ReturnedGradients(f).apply(&[&x, &ones([2], device)?])?[0].sum(())?.backward()?;
     Ok(x.grad().expect("a gradient"))
 }
 
@@ -122,7 +123,8 @@ fn a_function_returns_a_gradient_for_each_input() {
 
 #[test]
 fn a_checkpoint_recomputes_results_like_the_first() {
-    /// Runs a checkpoint whose function returns one thing the first time and another the second.
+    /// Runs a checkpoint whose function returns different tensors in the forward pass and in the
+    /// recomputation.
     fn recomputed(f: fn(usize, &Tensor) -> Result<Vec<Tensor>>) -> Result<Tensor> {
         let x = leaf(&[1.0, 2.0])?;
         let calls = AtomicUsize::new(0);

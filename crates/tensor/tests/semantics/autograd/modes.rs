@@ -44,7 +44,7 @@ fn an_inference_tensor_enters_no_graph() {
             assert!(text.contains("inference mode"), "{text}");
         }
         assert!(y.copy()?.mul(&x)?.requires_grad());
-        // What saves nothing of it may have it.
+        // `add` does not save `y`, so an inference tensor is allowed as its operand.
         assert!(y.add(&x)?.requires_grad());
         Ok(())
     });

@@ -1,7 +1,8 @@
-//! The order in which a backward pass runs: PyTorch's, and the same each time.
+//! A backward pass runs its nodes in PyTorch's order, the same in each run.
 //!
-//! PyTorch runs the ready node with the highest sequence number. Numbers count the nodes of a thread, and accumulators
-//! have the highest of all. Nodes with equal numbers run in the order in which they became ready.
+//! PyTorch runs the ready node with the highest sequence number. A thread numbers its nodes in the
+//! order of their creation, and accumulators have the highest number. Nodes with equal numbers run
+//! in the order in which they became ready.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Barrier, Mutex};
@@ -13,16 +14,16 @@ use warpline::{Result, Tensor, ones, tensor};
 
 use crate::common;
 
-/// The nodes and leaves that a pass met, in order.
+/// Names of the nodes and leaves that a pass visited, in order.
 type Log = Arc<Mutex<Vec<String>>>;
 
-/// A sum of its inputs with factors that make rounding depend on the order of additions.
-struct Mix {
+/// A weighted sum of its inputs, whose rounding depends on the order of additions.
+struct WeightedSum {
     name: String,
     log: Log,
 }
 
-impl Function for Mix {
+impl Function for WeightedSum {
     const NAME: &'static str = "mix";
 
     fn forward(&self, _: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
@@ -50,10 +51,10 @@ fn leaf(name: String, value: f32, log: &Log) -> Result<Tensor> {
     Ok(leaf)
 }
 
-/// A small generator of numbers (splitmix64).
-struct Numbers(u64);
+/// A pseudorandom generator (splitmix64).
+struct SplitMix(u64);
 
-impl Numbers {
+impl SplitMix {
     fn below(&mut self, n: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -63,20 +64,20 @@ impl Numbers {
     }
 }
 
-/// A graph as lists: each op's inputs, which are leaves (numbers below `LEAVES`) or earlier ops.
-struct Plan {
+/// A graph: for each op its inputs, which are leaves (numbers below `LEAVES`) or earlier ops.
+struct OpGraph {
     ops: Vec<Vec<usize>>,
     roots: Vec<usize>,
 }
 
 const LEAVES: usize = 5;
 
-/// The order of hooks, and the bits of each leaf's gradient.
-type Pass = (Vec<String>, Vec<Option<Vec<u32>>>);
+/// The order of the hooks, and the bits of each leaf's gradient.
+type PassRecord = (Vec<String>, Vec<Option<Vec<u32>>>);
 
-impl Plan {
+impl OpGraph {
     fn new(seed: u64) -> Self {
-        let mut numbers = Numbers(seed);
+        let mut numbers = SplitMix(seed);
         let mut ops: Vec<Vec<usize>> = Vec::new();
         for op in 0..6 + numbers.below(10) {
             let inputs = 1 + numbers.below(5);
@@ -88,14 +89,14 @@ impl Plan {
     }
 
     /// Records the graph and runs a backward pass. Returns its order and the bits of all gradients.
-    fn run(&self) -> Result<Pass> {
+    fn run(&self) -> Result<PassRecord> {
         let log = Log::default();
         let leaves = (0..LEAVES).map(|i| leaf(format!("leaf {i}"), 0.1 + i as f32, &log));
         let leaves = leaves.collect::<Result<Vec<_>>>()?;
         let mut made = leaves.clone();
         for (i, inputs) in self.ops.iter().enumerate() {
             let inputs: Vec<&Tensor> = inputs.iter().map(|&input| &made[input]).collect();
-            let mix = Mix { name: format!("op {i}"), log: log.clone() };
+            let mix = WeightedSum { name: format!("op {i}"), log: log.clone() };
             made.push(mix.apply(&inputs)?.remove(0));
         }
         let start = tensor([1.1f32, 0.9], ())?;
@@ -110,7 +111,7 @@ impl Plan {
         Ok((order, gradients))
     }
 
-    /// The order by PyTorch's rule, from the lists alone.
+    /// Computes the order by PyTorch's rule from the lists alone.
     fn expected(&self) -> Vec<String> {
         let inputs = |node: usize| node.checked_sub(LEAVES).map_or(&[][..], |op| &self.ops[op][..]);
         let mut missing: HashMap<usize, usize> = HashMap::new();
@@ -156,7 +157,7 @@ impl Plan {
 fn passes_run_in_the_order_of_pytorchs_sequence_numbers() {
     common::cpu(|_| {
         for seed in 0..200 {
-            let plan = Plan::new(seed);
+            let plan = OpGraph::new(seed);
             assert_eq!(plan.run()?.0, plan.expected(), "seed {seed}");
         }
         Ok(())
@@ -166,8 +167,8 @@ fn passes_run_in_the_order_of_pytorchs_sequence_numbers() {
 #[test]
 fn a_thousand_passes_give_the_same_bits_in_the_same_order_in_one_thread_and_in_several() {
     common::cpu(|world| {
-        let plans: Vec<Plan> = (1000..1005).map(Plan::new).collect();
-        let first = plans.iter().map(Plan::run).collect::<Result<Vec<_>>>()?;
+        let plans: Vec<OpGraph> = (1000..1005).map(OpGraph::new).collect();
+        let first = plans.iter().map(OpGraph::run).collect::<Result<Vec<_>>>()?;
         let again = |passes: usize| {
             for i in 0..passes {
                 let (plan, first) = (&plans[i % plans.len()], &first[i % plans.len()]);
@@ -194,7 +195,7 @@ fn parts_that_several_threads_recorded_run_in_one_order() {
                 begin.wait();
                 let mut y = shared.clone();
                 for i in 0..3 + thread {
-                    let mix = Mix { name: format!("{thread}.{i}"), log: log.clone() };
+                    let mix = WeightedSum { name: format!("{thread}.{i}"), log: log.clone() };
                     y = mix.apply(&[&y, &shared])?.remove(0);
                 }
                 Ok::<_, warpline::Error>(y)
@@ -205,14 +206,14 @@ fn parts_that_several_threads_recorded_run_in_one_order() {
                 threads.into_iter().map(|t| t.join().expect("no panic")).collect::<Result<_>>()
             })?;
             let all: Vec<&Tensor> = parts.iter().collect();
-            let mix = Mix { name: "sum".into(), log: log.clone() };
+            let mix = WeightedSum { name: "sum".into(), log: log.clone() };
             mix.apply(&all)?[0].sum(())?.backward()?;
             let order = std::mem::take(&mut *log.lock().unwrap());
             let gradient = shared.grad().expect("a gradient").to_vec::<f32>()?;
             Ok((order, gradient.into_iter().map(f32::to_bits).collect()))
         };
         let first = run()?;
-        // Every thread counts from the same number, so the longest part begins.
+        // Each thread numbers from the same start, so the node of the longest chain runs first.
         let expected =
             ["sum", "2.4", "1.3", "2.3", "0.2", "1.2", "2.2", "0.1", "1.1", "2.1", "0.0", "1.0"];
         assert_eq!(first.0[..12], expected);

@@ -1,4 +1,4 @@
-//! What backward passes owe to each other, to hooks, and to what is computed again.
+//! Backward passes beside hooks, checkpoints and other passes.
 
 use std::sync::Barrier;
 
@@ -13,7 +13,8 @@ use crate::common;
 fn a_checkpoint_drops_the_same_elements_again() {
     common::worlds(1, |world| {
         for device in world.places() {
-            // What is drawn around a checkpoint, by a program that does not compute anything again too.
+            // Numbers drawn around a checkpoint must not depend on whether the checkpoint is
+            // recomputed (`again`).
             let drawn = |again: bool| {
                 manual_seed(3);
                 let x = ones([1000], device)?.requires_grad_(true)?;
@@ -34,7 +35,7 @@ fn a_checkpoint_drops_the_same_elements_again() {
 }
 
 #[test]
-fn a_gradient_of_a_part_leaves_what_it_does_not_go_through() {
+fn a_gradient_of_a_part_leaves_the_rest_of_the_graph() {
     common::cpu(|_| {
         let x = leaf(&[1.0, 2.0])?;
         let h = x.exp()?;
@@ -70,7 +71,7 @@ fn passes_of_several_threads_add_up() {
 }
 
 #[test]
-fn what_a_hook_returns_has_to_look_like_the_gradient() {
+fn a_hook_must_return_a_tensor_like_the_gradient() {
     common::cpu(|_| {
         for on_leaf in [true, false] {
             let x = leaf(&[1.0, 2.0])?;
@@ -89,7 +90,7 @@ fn what_a_hook_returns_has_to_look_like_the_gradient() {
 }
 
 #[test]
-fn a_leaf_that_a_function_returns_stays_one() {
+fn a_leaf_that_a_function_returns_stays_a_leaf() {
     common::cpu(|_| {
         let (x, weight) = (leaf(&[1.0])?, leaf(&[5.0])?);
         let own = weight.clone();
@@ -114,7 +115,8 @@ fn a_checkpoint_gives_no_gradient_that_was_not_asked_for() {
         let slope = grad(&[&make(&x)?], &[&x], &[], GradOptions::default())?.remove(0);
         assert_eq!(slope.unwrap().to_vec::<f64>()?, [20.0]);
         assert!(weight.grad().is_none() && x.grad().is_none(), "a pass for x alone changes leaves");
-        // It cannot be recorded: its gradients would have none themselves.
+        // The pass cannot be recorded, because the gradients that a checkpoint computes have no
+        // graph.
         let error = make(&x)?.backward_with(None, false, true).unwrap_err().to_string();
         assert!(error.contains("checkpoint") && error.contains("create_graph"), "{error}");
         Ok(())
@@ -127,12 +129,12 @@ fn each_leaf_has_a_gradient_of_its_own() {
         for create_graph in [false, true] {
             let (x, y) = (leaf(&[1.0, 2.0])?, leaf(&[3.0, 4.0])?);
             x.add(&y)?.sum(())?.backward_with(None, false, create_graph)?;
-            // Which clipping does to all of them.
+            // Change one gradient in place, as clipping does.
             let own = x.grad().unwrap();
             no_grad(|| own.mul_(5.0).map(drop))?;
             assert_eq!((own_grad(&x)?, own_grad(&y)?), (vec![5.0, 5.0], vec![1.0, 1.0]));
         }
-        // And it still has a graph, where it was to.
+        // With `create_graph`, the gradient has a graph.
         let x = leaf(&[2.0, 3.0])?;
         x.pow(3)?.sum(())?.backward_with(None, false, true)?;
         let slope = x.grad().unwrap();

@@ -1,4 +1,4 @@
-//! Gradients of ops of the elementwise table. The registry compares them with differences.
+//! Gradients of ops of the elementwise table. The registry compares them with finite differences.
 
 use warpline::{ErrorKind, ResultExt, apply_elementwise, tensor};
 use warpline_kernels::elementwise::table;

@@ -5,7 +5,8 @@ use warpline::{DType, Result, Tensor, arange};
 
 use crate::common;
 
-/// The gradient of the sum of squares of a view of 0, 1, … in 3 × 4, twice what the view shows.
+/// Returns the gradient of the sum of squares of a view of 0, 1, … in 3 × 4. It is twice the viewed
+/// elements.
 fn through(view: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Vec<f64>> {
     let x = arange(12, DType::F64)?.view([3, 4])?.requires_grad_(true)?;
     view(&x)?.square()?.sum(())?.backward()?;
@@ -34,7 +35,7 @@ fn each_element_that_is_shown_has_its_gradient() {
     });
 }
 
-/// Parts of 0, 1, … in 3 × 4, of which some are squared: where the gradient is twice the element.
+/// Squares the parts `used` of 0, 1, … in 3 × 4. There the gradient is twice the element.
 fn of_parts(
     parts: impl Fn(&Tensor) -> Result<Vec<Tensor>>,
     used: &[usize],
@@ -66,12 +67,12 @@ fn parts_of_a_split_share_its_gradient() {
         assert!(printed.contains("grad_fn=<UnbindBackward0>"), "{printed}");
         let (grads, _) = of_parts(|x| x.tensor_split_at(&[1, 3], 1), &[0, 2])?;
         assert_eq!(grads, at(&[0, 3, 4, 7, 8, 11]));
-        // Parts that share elements: [0, 3), none, and [1, 4).
+        // Overlapping parts: columns 0 to 3, no columns, and columns 1 to 4.
         let (grads, _) = of_parts(|x| x.tensor_split_at(&[3, 1], 1), &[0, 2])?;
         let twice: Vec<f64> =
             (0..12).map(|i| if i % 4 == 1 || i % 4 == 2 { 2.0 } else { 1.0 }).collect();
         assert_eq!(grads, (0..12).map(|i| 2.0 * i as f64 * twice[i]).collect::<Vec<_>>());
-        // All at once, and through gradients of gradients.
+        // Products across parts, and their gradients of gradients.
         let x = arange(12, DType::F64)?.view([3, 4])?.requires_grad_(true)?;
         let cross = |x: &[Tensor]| {
             let rows = x[0].unbind(0)?;
@@ -81,7 +82,7 @@ fn parts_of_a_split_share_its_gradient() {
         let inputs = std::slice::from_ref(&x);
         gradcheck(cross, inputs, GradcheckOptions::default())?;
         gradgradcheck(cross, inputs, GradcheckOptions::default())?;
-        // A part that is changed is another's gradient.
+        // Changing one part in place changes the gradient of its own elements only.
         let y = x.mul(1)?;
         let parts = y.split(2, 1)?;
         parts[0].mul_(3)?;

@@ -1,4 +1,5 @@
-//! Attention without a mask, which is computed in few launches, beside the ops that it consists of.
+//! Attention without a mask runs in few launches. These tests compare it with the ops that it
+//! consists of.
 
 use warpline::autograd::{GradOptions, GradcheckOptions, grad, gradcheck, gradgradcheck};
 use warpline::functional::{AttentionOptions, scaled_dot_product_attention};
@@ -10,7 +11,8 @@ fn options(is_causal: bool) -> AttentionOptions<'static> {
     AttentionOptions { is_causal, ..Default::default() }
 }
 
-/// Queries, keys and values of `[batch, heads, time, width]` as views of what one linear layer makes of all of them.
+/// Splits the result of one linear layer into views: queries, keys and values of `[batch, heads,
+/// time, width]`.
 fn heads_of(packed: &Tensor, heads: isize) -> Result<[Tensor; 3]> {
     let [b, l, width] = [0, 1, 2].map(|d| packed.size()[d] as isize);
     let own = width / 3;
@@ -20,7 +22,7 @@ fn heads_of(packed: &Tensor, heads: isize) -> Result<[Tensor; 3]> {
     Ok([apart(0)?, apart(1)?, apart(2)?])
 }
 
-/// What ops make of the same, given the limit as a mask.
+/// Computes the same attention with separate ops. The causal limit is a mask.
 fn by_mask([q, k, v]: &[Tensor; 3], is_causal: bool) -> Result<Tensor> {
     let sizes = [q.size()[q.dim() - 2], k.size()[k.dim() - 2]];
     let mask = ones(sizes, (DType::Bool, q.device()))?;
@@ -36,10 +38,11 @@ fn close(actual: &Tensor, expected: &Tensor, tolerance: f64, what: &str) -> Resu
     Ok(())
 }
 
-/// Result and gradient of packed queries, keys and values of each dtype beside those of ops in `f64`.
+/// Compares results and gradients of packed queries, keys and values of each dtype with ops in
+/// `f64`.
 fn packed_views(device: Device) -> Result<()> {
     manual_seed(7);
-    // Half-width floats in widths that 8 divides are another kernel's.
+    // Halves in widths that are multiples of 8 use another kernel.
     for (batch, time, width, is_causal) in [
         (2, 5, 4, true),
         (2, 5, 4, false),
@@ -62,10 +65,10 @@ fn packed_views(device: Device) -> Result<()> {
                 scaled_dot_product_attention(&heads[0], &heads[1], &heads[2], &options(is_causal))?;
             assert_eq!((out.dtype(), out.size()), (dtype, &[batch, 2, time, width][..]));
             let grad = grads.to((dtype, device))?;
-            // As it lies where heads are put beside each other again.
+            // The layout that the gradient has when the heads are put side by side again.
             let turned = grad.transpose(1, 2)?.contiguous()?.transpose(1, 2)?;
             out.backward_with(Some(&turned), false, false)?;
-            // Of what was rounded, so that rounding the input is no error.
+            // Compute from the rounded input, so that its rounding is no difference.
             let exact = packed.detach().to((DType::F64, "cpu"))?.requires_grad_(true)?;
             let expected = by_mask(&heads_of(&exact, 2)?, is_causal)?;
             expected.backward_with(Some(&grad.to((DType::F64, "cpu"))?), false, false)?;
@@ -78,13 +81,13 @@ fn packed_views(device: Device) -> Result<()> {
 }
 
 #[test]
-fn views_of_packed_heads_give_what_ops_give() {
+fn views_of_packed_heads_agree_with_separate_ops() {
     common::worlds(1, |world| world.places().into_iter().try_for_each(packed_views));
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_views_of_packed_heads_give_what_ops_give() {
+fn gpu_views_of_packed_heads_agree_with_separate_ops() {
     common::gpu(1, SyncPolicy::Auto, |_| packed_views(Device::cuda(0)));
 }
 
@@ -93,7 +96,7 @@ fn gradients_are_those_of_differences() {
     common::worlds(1, |world| {
         for place in world.places() {
             manual_seed(3);
-            // More keys than queries, fewer, one head for two.
+            // More keys than queries, fewer keys, and one head of keys for two of queries.
             for [q, k] in [[[2, 3, 4], [2, 5, 4]], [[2, 4, 3], [2, 2, 3]], [[2, 3, 2], [1, 3, 2]]] {
                 let leaf =
                     |sizes: [usize; 3]| rand(sizes, (DType::F64, place))?.requires_grad_(true);
@@ -115,7 +118,7 @@ fn gradients_are_those_of_differences() {
 }
 
 #[test]
-fn only_what_wants_a_gradient_gets_one() {
+fn only_operands_that_want_a_gradient_get_one() {
     common::worlds(1, |world| {
         for place in world.places() {
             manual_seed(4);
@@ -143,7 +146,7 @@ fn only_what_wants_a_gradient_gets_one() {
     });
 }
 
-/// Gradients of the size of the gradients, in halves beside those in `f64` of the same numbers.
+/// Compares gradients of gradients of halves with the same in `f64`.
 #[test]
 fn gradients_of_gradients_of_halves_are_those_of_ops() {
     common::worlds(1, |world| {
@@ -189,7 +192,7 @@ fn nothing_to_see_or_to_compare() {
                     let out = scaled_dot_product_attention(q, k, v, &options(true))?;
                     out.to(DType::F32)?.to_vec::<f32>()
                 };
-                // No keys; no queries; no numbers in either, so that all keys are alike.
+                // No keys, no queries, and a width of 0, where all keys have equal weight.
                 let q = of([1, 2, 3])?;
                 assert_eq!(attend(&q, &of([1, 0, 3])?, &of([1, 0, 2])?)?, [0.0; 4]);
                 assert_eq!(attend(&of([1, 0, 3])?, &q, &q)?, [0.0; 0]);
@@ -205,7 +208,8 @@ fn nothing_to_see_or_to_compare() {
     });
 }
 
-/// Rows that are no whole vectors, or begin between two, and expanded ones.
+/// Rows whose length is no multiple of a vector, rows that start inside a vector, and expanded
+/// rows.
 #[test]
 fn halves_may_lie_anyhow() {
     common::worlds(1, |world| {

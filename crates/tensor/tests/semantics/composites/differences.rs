@@ -24,7 +24,8 @@ fn writes_through_views_agree_with_differences() {
 fn elements_that_are_one_in_memory_share_a_gradient() {
     common::cpu(|_| {
         let x = tensor([1f64, 2.0], ())?.requires_grad_(true)?;
-        // PyTorch 2.11: the sum over what is one element, shared among the places that show it.
+        // As in PyTorch 2.11, the gradient of an element is divided among the positions that show
+        // it.
         let wide = x.unsqueeze(0)?.expand([3, 2])?;
         wide.as_strided([2], [1], None)?.sum(())?.backward()?;
         assert_eq!(x.grad().expect("a gradient").to_vec::<f64>()?, [1.0, 1.0]);

@@ -1,4 +1,4 @@
-//! Gradients where a formula has none: PyTorch's, or zero.
+//! Gradients where a formula is not differentiable: PyTorch's value, or zero.
 
 use warpline::functional::{
     AttentionOptions, Reduction, binary_cross_entropy, normalize, scaled_dot_product_attention,
@@ -62,7 +62,7 @@ fn certain_probabilities_have_finite_losses_and_gradients() {
         let losses = binary_cross_entropy(&p, &t, None, Reduction::None)?;
         assert_eq!(losses.to_vec::<f64>()?, [100.0, 0.0, 0.0]);
         losses.sum(())?.backward()?;
-        // As PyTorch's: the difference over no less than 1e-12.
+        // As in PyTorch, the denominator is at least 1e-12.
         assert_eq!(grad(&p)?, [-1e12, 0.0, 0.0]);
         Ok(())
     });
@@ -89,7 +89,7 @@ fn queries_that_see_no_key_get_zeros_and_finite_gradients() {
 }
 
 #[test]
-fn nothing_has_the_statistics_that_pytorch_gives_it() {
+fn statistics_of_no_elements_are_pytorchs() {
     common::cpu(|_| {
         let one = tensor([[3f32]], ())?;
         assert!(one.var(1, 1)?.item::<f32>()?.is_nan());

@@ -18,7 +18,7 @@ fn close(actual: &Tensor, expected: &[f64]) -> Result<()> {
 }
 
 #[test]
-fn what_is_ignored_counts_nowhere() {
+fn ignored_targets_count_nowhere() {
     common::worlds(1, |world| {
         for place in world.places() {
             let log = tensor([[-1f32, -2.0], [-3.0, -4.0], [-5.0, -6.0]], place)?;
@@ -34,7 +34,7 @@ fn what_is_ignored_counts_nowhere() {
             close(&nll_loss(&log, &tensor([0i64, 1, 1], place)?, &other)?, &[1.0])?;
             let all = full([3], -100, place)?;
             assert!(nll_loss(&log, &all, &plain)?.item::<f32>()?.is_nan());
-            // Of one element, without a batch.
+            // A single element without a batch dimension.
             close(&nll_loss(&log.select(0, 0)?, &tensor(1i64, place)?, &plain)?, &[2.0])?;
         }
         Ok(())
@@ -44,7 +44,7 @@ fn what_is_ignored_counts_nowhere() {
 #[test]
 fn half_width_losses_may_have_sums_that_do_not_fit() {
     common::cpu(|_| {
-        // Each loses 10, and all together 81920, more than float16 holds.
+        // Each row's loss is 10, and their sum of 81920 exceeds the range of float16.
         let logits = tensor([10f32, 0.0], DType::F16)?.unsqueeze(0)?.expand([8192, 2])?;
         let loss = cross_entropy(&logits, &ones([8192], DType::I64)?, &Default::default())?;
         assert_eq!(loss.dtype(), DType::F16);
@@ -114,7 +114,7 @@ fn a_training_step_changes_statistics_without_a_gradient() {
 }
 
 #[test]
-fn what_does_not_fit_says_so() {
+fn arguments_that_do_not_fit_are_refused() {
     common::cpu(|_| {
         let x = zeros([2, 4], ())?;
         let says = |result: Result<Tensor>, words: &str| {
@@ -142,7 +142,7 @@ fn what_does_not_fit_says_so() {
 }
 
 #[test]
-fn attention_says_what_it_cannot_do() {
+fn attention_names_unsupported_arguments() {
     common::cpu(|_| {
         let (x, mask) = (zeros([1, 2, 3], ())?, zeros([2, 2], DType::I64)?);
         let says = |options: AttentionOptions<'_>, words: &str| {

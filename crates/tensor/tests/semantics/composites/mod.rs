@@ -1,4 +1,4 @@
-//! Ops that are made of others: what the goldens leave open of them.
+//! Ops that are composed of other ops: cases that the goldens lack.
 
 mod attention;
 mod differences;
@@ -8,7 +8,7 @@ mod shapes;
 
 use warpline::{DType, Result, Tensor, tensor};
 
-/// A leaf of doubles that wants a gradient.
+/// Returns a leaf of `float64` that wants a gradient.
 fn leaf(values: &[f64]) -> Result<Tensor> {
     tensor(values, DType::F64)?.requires_grad_(true)
 }

@@ -62,7 +62,7 @@ fn triangles_beyond_the_matrix_are_all_or_nothing() {
 }
 
 #[test]
-fn splits_and_grids() {
+fn splits_and_grids_have_pytorchs_sizes() {
     common::cpu(|_| {
         let t = arange(5, ())?;
         let parts = |parts: Vec<Tensor>| parts.iter().map(Tensor::numel).collect::<Vec<_>>();
@@ -121,7 +121,7 @@ fn equations_that_cannot_be_read_say_why() {
         says("i.j->i", &[&t], "letter")?;
         says("ii->i", &[&t], "sizes 2 and 3")?;
         says("ij,kj->ik", &[&t, &t.t()?.contiguous()?], "sizes 3 and 2")?;
-        // Sizes of 1 broadcast, and what no operand needs any more is summed.
+        // Sizes of 1 broadcast, and an index is summed after its last operand.
         let one = tensor([[2f32], [3.0]], ())?;
         let ones = t.add(1)?;
         assert_eq!(einsum("ij,ij->i", &[&one, &ones])?.to_vec::<f32>()?, [6.0, 9.0]);

@@ -5,7 +5,7 @@ use warpline::{DType, IntoDims, Result, Tensor, TensorOrScalar};
 
 use crate::goldens_suite::cases::{Input, bad, int};
 
-/// What an op is called with.
+/// The arguments of one call of an op.
 pub(crate) struct Args<'a> {
     pub(crate) inputs: &'a [Input],
     pub(crate) attrs: &'a Value,
@@ -55,7 +55,7 @@ impl<'a> Args<'a> {
         int(&self.attrs["dim"])
     }
 
-    /// `dim`: absent, one, or several.
+    /// Returns `dim`, which may be absent, one number, or several.
     pub(crate) fn dims(&self) -> impl IntoDims + use<> {
         struct Dims(Vec<isize>);
         impl IntoDims for Dims {

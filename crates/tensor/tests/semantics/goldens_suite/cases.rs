@@ -20,10 +20,10 @@ pub(crate) struct Case {
     #[serde(default)]
     pub(crate) outputs: Vec<String>,
     pub(crate) error: Option<String>,
-    /// The gradients that come in, by the number of the output.
+    /// Names of the incoming gradients, by the number of the output.
     #[serde(default)]
     pub(crate) upstream: BTreeMap<String, String>,
-    /// Those that go out, by the name of the input tensor.
+    /// Names of the expected gradients, by the name of the input tensor.
     #[serde(default)]
     pub(crate) grads: BTreeMap<String, String>,
 }
@@ -58,7 +58,7 @@ pub(crate) struct Goldens {
 }
 
 impl Goldens {
-    /// A folder of cases.
+    /// Reads a folder of cases.
     pub(crate) fn load(folder: &str) -> Self {
         let folder = common::goldens().join(folder);
         let read = |name: &str| {
@@ -69,7 +69,7 @@ impl Goldens {
         Self { cases, bytes: read("tensors.safetensors") }
     }
 
-    /// A tensor by its name, on the CPU.
+    /// Reads a tensor by name, on the CPU.
     pub(crate) fn tensor(&self, name: &str) -> Result<Tensor> {
         let file = SafeTensors::deserialize(&self.bytes).map_err(|e| bad(e.to_string()))?;
         let view = file.tensor(name).map_err(|e| bad(format!("{name}: {e}")))?;
@@ -92,8 +92,8 @@ impl Goldens {
         }
     }
 
-    /// An argument, on a device, with its view steps applied there. Tensors in memory, by their names, go
-    /// into `leaves`; those that `case` has gradients for want one.
+    /// Makes an argument on a device and applies its view steps there. Enters named tensors into
+    /// `leaves`; the tensors for which `case` has gradients want one.
     pub(crate) fn input(
         &self,
         source: &Source,
@@ -136,7 +136,7 @@ fn reshaped<T: TensorData>(values: Vec<T>, sizes: &[usize]) -> Result<Tensor> {
     tensor(values, ())?.reshape(&shape)
 }
 
-/// A view step: its name, then its arguments.
+/// Applies a view step, which is a name and its arguments.
 fn step(tensor: Tensor, step: &Value) -> Result<Tensor> {
     let name = step[0].as_str().unwrap_or_default();
     let args: Vec<isize> = step.as_array().into_iter().flatten().skip(1).filter_map(int).collect();

@@ -1,4 +1,4 @@
-//! Reads cases, runs them, compares.
+//! Reads the goldens' cases, runs them, and compares the results.
 
 mod args;
 mod cases;
@@ -12,17 +12,17 @@ use cases::{Case, Goldens};
 
 use crate::common;
 
-/// Runs every case of every known op on a device, and panics with all that failed.
+/// Runs the cases of all known ops on a device. Panics with the list of failures.
 pub(crate) fn run(device: Device) {
     run_folder("ops", device);
-    // A folder of one's own may do without.
+    // A folder given by `WARPLINE_GOLDENS` may lack `breadth`.
     if std::env::var_os("WARPLINE_GOLDENS").is_none() || common::goldens().join("breadth").is_dir()
     {
         run_folder("breadth", device);
     }
 }
 
-/// Ops of the goldens that there are not: those of linear algebra.
+/// Ops of the goldens that Warpline lacks, all of linear algebra.
 const MISSING: &[&str] =
     &["cholesky", "det", "eigvalsh", "inv", "solve", "svdvals", "triangular_solve"];
 
@@ -46,7 +46,7 @@ fn run_folder(folder: &str, device: Device) {
             continue;
         }
         let verdict = match (outcome, &case.error) {
-            // A kernel that PyTorch's CPU library lacks says nothing of what is right.
+            // PyTorch's CPU library lacks this kernel, so the golden has no expected value.
             (Ok(_), Some(error)) if error.contains("not implemented for") => Ok(()),
             (Ok(_), Some(error)) => Err(format!("succeeded where PyTorch raises '{error}'")),
             (Err(_), Some(_)) => Ok(()),
@@ -83,7 +83,8 @@ fn compare_all(
     device: Device,
 ) -> Result<(), String> {
     let names = &case.outputs;
-    // Of infinity PyTorch's CPU library, which the goldens are from, makes NaN; its CUDA kernel does not.
+    // The goldens are from PyTorch's CPU library, whose `gelu` of infinity is NaN. PyTorch's CUDA
+    // kernel returns infinity.
     let nan_or_infinity = case.op == "gelu" && device.is_cuda();
     if outputs.len() != names.len() {
         return Err(format!("{} outputs instead of {}", outputs.len(), names.len()));
@@ -100,7 +101,8 @@ fn compare_all(
     Ok(())
 }
 
-/// Goes back from the outputs, and compares the gradients of the inputs. They have ten times the tolerance.
+/// Runs the backward pass and compares the inputs' gradients, with ten times the tolerance of
+/// results.
 fn compare_gradients(
     goldens: &Goldens,
     case: &Case,
@@ -130,7 +132,7 @@ fn compare_gradients(
     Ok(())
 }
 
-/// What the tolerance is multiplied with where the result is small.
+/// Returns the smallest magnitude to which the tolerance is relative.
 fn floor(case: &Case, expected: &Tensor) -> f64 {
     if !SUMS.contains(&case.op.as_str()) {
         return 1.0;
@@ -140,8 +142,8 @@ fn floor(case: &Case, expected: &Tensor) -> f64 {
     magnitudes.fold(0.0, f64::max)
 }
 
-/// Ops whose results are sums of products or of many terms: the floor of their tolerance is that of the
-/// largest element.
+/// Ops that sum products or many terms. Their tolerance is relative to at least the largest
+/// element.
 const SUMS: &[&str] = &[
     "addmm",
     "avg_pool1d",

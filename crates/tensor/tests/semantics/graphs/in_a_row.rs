@@ -1,4 +1,4 @@
-//! Replays in a row: the tensors that nothing else uses meanwhile need not be looked at.
+//! Consecutive replays. A tensor that nothing else uses between them stays attached to its graph.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -19,7 +19,7 @@ rows! {
         gpu_graphs_are_replayed_on_several_streams_in_turns => streams;
 }
 
-/// Adds one to `x`, and then `x` to `y`.
+/// Captures two ops: `x` grows by one, and `y` by `x`.
 fn chain(graph: &mut CudaGraph, x: &Tensor, y: &Tensor) -> Result<Tensor> {
     graph.capture(|| {
         x.add_(1.0)?;
@@ -69,7 +69,7 @@ fn dropped(_: &World) -> Result<()> {
     (0..2).try_for_each(|_| graph.replay())?;
     drop(half);
     (0..2).try_for_each(|_| graph.replay())?;
-    // What the replays leave is there without the graph, and so is what comes after them.
+    // The replays' results outlive the graph, and later work is ordered after them.
     let other = Stream::new(0)?;
     graph.replay()?;
     drop((graph, later));
@@ -84,10 +84,11 @@ fn threads(_: &World) -> Result<()> {
     let shared = ones([256], 0)?;
     let runtime = warpline::runtime();
     let totals: Vec<Tensor> = (0..3).map(|_| zeros([256], 0)).collect::<Result<_>>()?;
-    // Captured before the threads start: a sanitizer's own calls beside a capture invalidate it.
+    // Capture before the threads start: a sanitizer's own driver calls invalidate a capture that
+    // runs beside them.
     let capture = |total: &Tensor| {
         let (stream, mut graph) = (Stream::new(0)?, CudaGraph::new());
-        // Each graph writes its own total and reads the others' tensor.
+        // Each graph writes its own total and reads the shared tensor.
         let captured = || {
             total.add_(&shared)?;
             total.mul(1.0)
@@ -105,7 +106,8 @@ fn threads(_: &World) -> Result<()> {
                         for round in 0..ROUNDS {
                             graph.replay()?;
                             match (round + at) % 5 {
-                                // Writes what it is, on a stream that the others wait for.
+                                // Writes the same values on a stream that the other threads wait
+                                // for.
                                 0 => shared.fill_(1.0).map(drop)?,
                                 1 => assert_eq!(values(&copy)?, [round as f32 + 1.0; 256]),
                                 2 => drop(shared.add(1.0)?),
@@ -132,7 +134,7 @@ fn streams(_: &World) -> Result<()> {
     let streams = (0..3).map(|_| Stream::new(0)).collect::<std::result::Result<Vec<_>, _>>()?;
     let (mut one, mut sum) = (0.0, 1.0);
     for turn in 0..24 {
-        // Some in a row on one stream.
+        // Four consecutive replays per stream.
         cuda::with_stream(&streams[turn / 4 % 3], || graph.replay())?;
         one += 1.0;
         sum += one;

@@ -1,5 +1,4 @@
-//! Graphs: captured once, replayed, and in order with everything else. Twins named `gpu_…` run on
-//! real devices.
+//! Graphs: capture, replay, and order with other work. Tests named `gpu_…` run on real devices.
 
 mod in_a_row;
 mod model;
@@ -12,7 +11,7 @@ mod replay;
 use warpline::cuda::{self, CudaGraph, Stream};
 use warpline::{Result, Tensor};
 
-/// Captures on a stream of one's own.
+/// Captures `f` on `stream`.
 fn captured<R>(graph: &mut CudaGraph, stream: &Stream, f: impl FnOnce() -> Result<R>) -> Result<R> {
     cuda::with_stream(stream, || graph.capture(f))
 }

@@ -1,5 +1,5 @@
-//! Random programs over several streams: captured and replayed, they give what they give when run
-//! one op after the other.
+//! Random programs over several streams. A captured and replayed program gives the same values as
+//! its ops one after another.
 
 use proptest::prelude::*;
 use warpline::cuda::{self, CudaGraph};
@@ -11,52 +11,53 @@ const N: usize = 64;
 const STREAMS: usize = 3;
 const INPUTS: usize = 2;
 
-/// One op of the captured program, on one of the streams that take part.
+/// One op of the captured program; each op runs on one of the captured streams.
 #[derive(Clone, Debug)]
-enum Op {
+enum CapturedOp {
     /// `new = a + b`.
     Add(usize, usize),
     /// `a *= k`.
     Scale(usize, u8),
     /// `a.copy_(b)`.
     Copy(usize, usize),
-    /// Forgets a tensor.
+    /// Drops a tensor.
     Drop(usize),
 }
 
-/// What happens between and around replays, on one of other streams.
+/// An action between replays, on a stream outside the capture.
 #[derive(Clone, Debug)]
-enum Step {
-    /// Replays so many times.
+enum ReplayStep {
+    /// Replays a number of times.
     Replay(u8),
     /// Writes an input.
     Set(usize, u8),
-    /// Adds what is left of the program to the total.
+    /// Adds a result of the program to the total.
     Use(usize),
 }
 
-fn op() -> impl Strategy<Value = (usize, Op)> {
+fn op() -> impl Strategy<Value = (usize, CapturedOp)> {
     let at = || 0..16usize;
     let op = prop_oneof![
-        4 => (at(), at()).prop_map(|(a, b)| Op::Add(a, b)),
-        2 => (at(), 0..3u8).prop_map(|(a, k)| Op::Scale(a, k)),
-        2 => (at(), at()).prop_map(|(a, b)| Op::Copy(a, b)),
-        2 => at().prop_map(Op::Drop),
+        4 => (at(), at()).prop_map(|(a, b)| CapturedOp::Add(a, b)),
+        2 => (at(), 0..3u8).prop_map(|(a, k)| CapturedOp::Scale(a, k)),
+        2 => (at(), at()).prop_map(|(a, b)| CapturedOp::Copy(a, b)),
+        2 => at().prop_map(CapturedOp::Drop),
     ];
     (0..STREAMS, op)
 }
 
-fn step() -> impl Strategy<Value = (usize, Step)> {
+fn step() -> impl Strategy<Value = (usize, ReplayStep)> {
     let step = prop_oneof![
-        3 => (1..4u8).prop_map(Step::Replay),
-        2 => (0..INPUTS, 0..5u8).prop_map(|(i, v)| Step::Set(i, v)),
-        3 => (0..16usize).prop_map(Step::Use),
+        3 => (1..4u8).prop_map(ReplayStep::Replay),
+        2 => (0..INPUTS, 0..5u8).prop_map(|(i, v)| ReplayStep::Set(i, v)),
+        3 => (0..16usize).prop_map(ReplayStep::Use),
     ];
     (0..STREAMS, step)
 }
 
-/// The program on vectors, which hold one value each: `slots` are the inputs and what was made.
-fn run_model(ops: &[(usize, Op)], inputs: &mut [f32; INPUTS]) -> Vec<f32> {
+/// Runs the program on plain numbers, one for each tensor. Returns the values of the tensors that
+/// it made.
+fn run_model(ops: &[(usize, CapturedOp)], inputs: &mut [f32; INPUTS]) -> Vec<f32> {
     let mut made: Vec<f32> = Vec::new();
     for (_, op) in ops {
         let count = INPUTS + made.len();
@@ -65,20 +66,20 @@ fn run_model(ops: &[(usize, Op)], inputs: &mut [f32; INPUTS]) -> Vec<f32> {
             if at < INPUTS { inputs[at] } else { made[at - INPUTS] }
         };
         match *op {
-            Op::Add(a, b) => {
+            CapturedOp::Add(a, b) => {
                 let sum = get(&made, inputs, a) + get(&made, inputs, b);
                 made.push(sum);
             }
-            Op::Scale(a, k) => {
+            CapturedOp::Scale(a, k) => {
                 let value = get(&made, inputs, a) * f32::from(k);
                 *slot(&mut made, inputs, a % count) = value;
             }
-            Op::Copy(a, b) => {
+            CapturedOp::Copy(a, b) => {
                 let value = get(&made, inputs, b);
                 *slot(&mut made, inputs, a % count) = value;
             }
-            Op::Drop(a) if a % count >= INPUTS => drop(made.remove(a % count - INPUTS)),
-            Op::Drop(_) => {}
+            CapturedOp::Drop(a) if a % count >= INPUTS => drop(made.remove(a % count - INPUTS)),
+            CapturedOp::Drop(_) => {}
         }
     }
     made
@@ -88,9 +89,9 @@ fn slot<'a>(made: &'a mut [f32], inputs: &'a mut [f32; INPUTS], at: usize) -> &'
     if at < INPUTS { &mut inputs[at] } else { &mut made[at - INPUTS] }
 }
 
-/// The same on tensors; each op on its stream, which takes part from the first.
+/// Runs the program on tensors, each op on its stream. Every stream joins the capture at the start.
 fn run_ops(
-    ops: &[(usize, Op)],
+    ops: &[(usize, CapturedOp)],
     streams: &[cuda::Stream],
     inputs: &[Tensor],
 ) -> Result<Vec<Tensor>> {
@@ -106,20 +107,20 @@ fn run_ops(
         };
         let _on = cuda::stream(&streams[*stream])?;
         match *op {
-            Op::Add(a, b) => {
+            CapturedOp::Add(a, b) => {
                 let sum = (get(&made, a) + get(&made, b))?;
                 made.push(sum);
             }
-            Op::Scale(a, k) => drop(get(&made, a).mul_(f64::from(k))?.clone()),
-            Op::Copy(a, b) => drop(get(&made, a).copy_(&get(&made, b), false)?.clone()),
-            Op::Drop(a) if a % count >= INPUTS => drop(made.remove(a % count - INPUTS)),
-            Op::Drop(_) => {}
+            CapturedOp::Scale(a, k) => drop(get(&made, a).mul_(f64::from(k))?.clone()),
+            CapturedOp::Copy(a, b) => drop(get(&made, a).copy_(&get(&made, b), false)?.clone()),
+            CapturedOp::Drop(a) if a % count >= INPUTS => drop(made.remove(a % count - INPUTS)),
+            CapturedOp::Drop(_) => {}
         }
     }
     Ok(made)
 }
 
-fn check(ops: &[(usize, Op)], steps: &[(usize, Step)]) -> Result<()> {
+fn check(ops: &[(usize, CapturedOp)], steps: &[(usize, ReplayStep)]) -> Result<()> {
     let inputs: Vec<Tensor> = (0..INPUTS).map(|_| full([N], 1.0, 0)).collect::<Result<_>>()?;
     let mut expected_inputs = [1.0f32; INPUTS];
     let take = |count: usize| -> Result<Vec<cuda::Stream>> {
@@ -133,17 +134,17 @@ fn check(ops: &[(usize, Op)], steps: &[(usize, Step)]) -> Result<()> {
     for (stream, step) in steps {
         let _on = cuda::stream(&outside[*stream])?;
         match *step {
-            Step::Replay(times) => {
+            ReplayStep::Replay(times) => {
                 for _ in 0..times {
                     graph.replay()?;
                     expected = Some(run_model(ops, &mut expected_inputs));
                 }
             }
-            Step::Set(input, value) => {
+            ReplayStep::Set(input, value) => {
                 inputs[input].fill_(f64::from(value))?;
                 expected_inputs[input] = f32::from(value);
             }
-            Step::Use(at) => {
+            ReplayStep::Use(at) => {
                 let Some(expected) = expected.as_ref().filter(|e| !e.is_empty()) else { continue };
                 let at = at % expected.len();
                 total.add_(&made[at])?;

@@ -20,8 +20,8 @@ rows! {
     manual(1) graphs_races_are_reported gpu_graphs_races_are_reported => races;
 }
 
-/// Inputs are written, graphs replayed and results read, each on another stream, without a word
-/// about their order.
+/// Inputs are written, graphs replayed and results read on different streams, without explicit
+/// waits.
 fn ordered(_: &World) -> Result<()> {
     let streams: Vec<_> = (0..3).map(|_| cuda::Stream::new(())).collect::<Result<_>>()?;
     let x = zeros([4096], 0)?;
@@ -36,7 +36,7 @@ fn ordered(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// A result is read on another stream and dropped; a later capture has its memory.
+/// A result is read on another stream and dropped. A later capture reuses its memory.
 fn dropped_results(_: &World) -> Result<()> {
     let side = cuda::Stream::new(())?;
     let main = cuda::Stream::new(())?;
@@ -45,7 +45,8 @@ fn dropped_results(_: &World) -> Result<()> {
     let y = captured(&mut first, &main, || &x + 1.0)?;
     first.replay()?;
     let address = y.data_ptr();
-    // On the stream that the memory is of, so that the allocator has nothing to wait for.
+    // Copy on the stream that owns the memory, so that the allocator has no other stream to wait
+    // for.
     let kept = cuda::with_stream(&main, || {
         let mut kept = y.copy()?;
         for _ in 0..20 {
@@ -58,13 +59,13 @@ fn dropped_results(_: &World) -> Result<()> {
     let z = cuda::with_stream(&main, || second.capture_with(&pool, || &x * 100.0))?;
     assert_eq!(z.data_ptr(), address);
     cuda::with_stream(&side, || second.replay())?;
-    // The replay first: nothing but its own waits makes the other stream run.
+    // Read `z` first. Only the waits of the replay itself make the other stream run.
     assert_eq!(values(&z)?, vec![100.0; 4096]);
     assert_eq!(values(&kept)?, vec![2.0; 4096]);
     Ok(())
 }
 
-/// The only stream in use so far is captured, and another then needs what it was given before.
+/// The only stream that has work is captured, and another stream needs that stream's earlier work.
 fn earlier(_: &World) -> Result<()> {
     let (main, side) = (cuda::Stream::new(())?, cuda::Stream::new(())?);
     let x = cuda::with_stream(&main, || full([4096], 5.0, 0))?;
@@ -79,7 +80,7 @@ fn earlier(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// Threads replay one graph, each on a stream of its own; random ops go on all the while.
+/// Threads replay one graph, each on its own stream, while random ops run.
 fn threads(world: &World) -> Result<()> {
     let counter = zeros([256], 0)?;
     let (graph, noise) = cuda::graph(|| {
@@ -122,7 +123,7 @@ fn races(_: &World) -> Result<()> {
     assert_eq!(races.len(), 1, "{races:?}");
     assert_eq!((races[0].first.op, races[0].second.op), ("fill_", "replay"));
     side.synchronize()?;
-    // In order there are none.
+    // With the waits there is no race.
     side.wait_stream(&main)?;
     cuda::with_stream(&side, || graph.replay())?;
     main.wait_stream(&side)?;
@@ -132,9 +133,9 @@ fn races(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// Graphs with pools of their own do not wait for one another, and replays wait on the GPU only.
+/// Graphs with separate pools do not wait for each other, and no replay makes the host wait.
 #[test]
-fn graphs_wait_for_nothing_but_what_they_use() {
+fn graphs_wait_only_for_work_on_their_memory() {
     let world = SimBox::with(1, Schedule::Lazy, SyncPolicy::Auto);
     world.enter(|| {
         let streams = [cuda::Stream::new(())?, cuda::Stream::new(())?];
@@ -157,7 +158,7 @@ fn graphs_wait_for_nothing_but_what_they_use() {
     });
 }
 
-/// Graphs that share a pool share memory that no tensor is left of.
+/// Graphs of one pool reuse memory in which no tensor is left.
 #[test]
 fn graphs_of_one_pool_wait_for_each_other() {
     for share in [true, false] {

@@ -1,4 +1,4 @@
-//! PyTorch's tests of graphs, by their names.
+//! PyTorch's tests of graphs, under PyTorch's names.
 
 use warpline::cuda::{self, CudaGraph, MemoryStats};
 use warpline::{Result, Tensor, full, ones, zeros};
@@ -67,7 +67,7 @@ fn two_successive(_: &World) -> Result<()> {
             })
         })?;
         cuda::current_stream(())?.wait_stream(&s)?;
-        // Eager ops come between the replays.
+        // Eager ops run between the replays.
         let mut c = a.copy()?;
         let mut two_more = || -> Result<()> {
             for _ in 0..2 {
@@ -115,12 +115,13 @@ fn three_successive(_: &World) -> Result<()> {
             let f = g2.capture_with(&another()?, || &d + 4.0)?;
             Ok::<_, warpline::Error>((e, f))
         })?;
-        // In the order of the captures all is well.
+        // Replays in the order of the captures give the right results.
         for graph in [&g0, &g1, &g2] {
             graph.replay()?;
         }
         assert_eq!((sum(&e)?, sum(&f)?), (5000.0, 7000.0));
-        // Otherwise only where they share nothing: f has the memory that c had.
+        // In another order the results are right only without a shared pool: `f` reuses the memory
+        // of `c`.
         for graph in [&g0, &g2, &g1] {
             graph.replay()?;
         }
@@ -130,8 +131,8 @@ fn three_successive(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// With pools of their own both are right at once; with one pool PyTorch's results are garbage,
-/// ours wait for each other.
+/// With separate pools both results are right. With one pool PyTorch's results are garbage, and
+/// Warpline's replays wait for each other.
 fn concurrent_replay(_: &World) -> Result<()> {
     const SIZE: usize = 1 << 15;
     let s = cuda::Stream::new(())?;
@@ -161,8 +162,9 @@ fn concurrent_replay(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// One case: elements, segments and their bytes of the graph, bytes of what its result alone holds.
-struct Case {
+/// One case: number of elements, the graph's segments and their bytes, and the bytes that the
+/// result alone holds.
+struct MemoryCase {
     numel: usize,
     segments: i64,
     bytes: i64,
@@ -177,7 +179,7 @@ fn memory_stats(_: &World) -> Result<()> {
     let rounded = (MIN_LARGE + 512).next_multiple_of(2 << 20) as i64;
     let case = |bytes: usize, segments, total, after, small| {
         let numel = bytes / 4;
-        Case { numel, segments, bytes: total, bytes_after: after, small }
+        MemoryCase { numel, segments, bytes: total, bytes_after: after, small }
     };
     let cases = [
         case(512, 1, SMALL_BUFFER, SMALL_BUFFER, true),
@@ -187,7 +189,7 @@ fn memory_stats(_: &World) -> Result<()> {
         case(MIN_LARGE + 512, 3, 3 * rounded, rounded, false),
     ];
     let s = cuda::Stream::new(())?;
-    for Case { numel, segments, bytes, bytes_after, small } in cases {
+    for MemoryCase { numel, segments, bytes, bytes_after, small } in cases {
         cuda::empty_cache();
         let of = |stats: &MemoryStats| {
             let all = [stats.segment, stats.reserved_bytes, stats.active, stats.active_bytes];
@@ -200,7 +202,7 @@ fn memory_stats(_: &World) -> Result<()> {
         let mut g = CudaGraph::new();
         s.wait_stream(&cuda::current_stream(())?)?;
         let (a, before, b) = cuda::with_stream(&s, || {
-            // On the capture's stream, as what random ops start from.
+            // Allocate `a` on the stream of the capture, like the random state.
             let a = ones([numel], 0)?;
             let before = of(&stats()?);
             let b = g.capture(|| {
@@ -214,7 +216,7 @@ fn memory_stats(_: &World) -> Result<()> {
         })?;
         cuda::current_stream(())?.wait_stream(&s)?;
         let size = numel as i64 * 4;
-        // One block of the result; in the small pool also one that random ops start from, where
+        // The result is one block. The small pool also holds one block for the random state;
         // PyTorch has two.
         let state = i64::from(small);
         let expected = [segments, bytes, 1 + state, size + 512 * state];
@@ -257,7 +259,7 @@ fn record_stream(_: &World) -> Result<()> {
     drop(potential_problem);
     cuda::with_stream(&s1, || {
         g.capture(|| {
-            // Events of what was freed before are not asked about here.
+            // The allocation must not query events of earlier frees during the capture.
             let b = a.copy()?;
             s2.wait_stream(&s1)?;
             cuda::with_stream(&s2, || b.fill_(1.0).map(drop))?;
@@ -280,7 +282,7 @@ fn pinned(_: &World) -> Result<()> {
     let device = zeros([100], 0)?;
     let mut g = CudaGraph::new();
     let s = cuda::Stream::new(())?;
-    // Used before the capture too, and dropped in it.
+    // Both page-locked tensors are used before the capture and dropped in it.
     cuda::with_stream(&s, || device.copy_(&data, true).map(drop))?;
     let used = zeros([100], ())?.pin_memory()?;
     cuda::with_stream(&s, || device.copy_(&used, true).map(drop))?;
@@ -302,8 +304,8 @@ fn pinned(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// Memory that `others` more streams use in a capture is used again in it once all of them have
-/// been waited for, and not before.
+/// Memory that `others` more streams use in a capture is reused in it only after waits for all of
+/// them.
 fn reclaim(others: usize) -> Result<()> {
     let streams: Vec<_> = (0..=others).map(|_| cuda::Stream::new(())).collect::<Result<_>>()?;
     let (main, side) = streams.split_first().expect("there is one");

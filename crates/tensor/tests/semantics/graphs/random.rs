@@ -1,4 +1,4 @@
-//! Random ops in graphs: the device's sequence goes on, replay by replay.
+//! Random ops in graphs: each replay continues the device's sequence.
 
 use warpline::cuda;
 use warpline::{DType, Result, Tensor, empty, manual_seed, rand, randint, randn, randperm};
@@ -11,7 +11,7 @@ rows! {
     schedules(1) graphs_random_ops_follow_the_seed gpu_graphs_random_ops_follow_the_seed => seeds;
 }
 
-/// Every kind of random op there is.
+/// Runs every kind of random op.
 fn draws(device: usize) -> Result<Vec<Tensor>> {
     let fill = empty([300], (DType::F64, device))?;
     fill.normal_(1.0, 2.0)?;
@@ -28,7 +28,7 @@ fn draws(device: usize) -> Result<Vec<Tensor>> {
         coins,
         waits,
     ];
-    // So that all can be compared.
+    // One dtype, so that all results can be compared.
     drawn.iter().map(|t| t.to(DType::F32)).collect()
 }
 
@@ -46,7 +46,7 @@ fn go_on(world: &World) -> Result<()> {
             eager.push(vec![values(&rand([10], device)?)?]);
         }
         manual_seed(7);
-        // A capture draws nothing.
+        // A capture draws no numbers.
         let (graph, drawn) = cuda::graph(|| draws(device))?;
         for round in 0..3 {
             graph.replay()?;
@@ -68,7 +68,7 @@ fn seeds(_: &World) -> Result<()> {
     }
     assert_eq!(of[0], of[2]);
     assert_ne!(of[0], of[1]);
-    // One graph after the other over one pool, each with its part of the sequence.
+    // Two graphs of one pool, replayed one after the other, take consecutive parts of the sequence.
     let mut second = cuda::CudaGraph::new();
     let other = second.capture_with(&graph.pool()?, || rand([100], 0))?;
     manual_seed(1);

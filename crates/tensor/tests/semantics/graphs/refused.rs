@@ -1,4 +1,4 @@
-//! What cannot be captured: an error that names the op, and a capture that goes on.
+//! Calls that cannot be captured return an error that names the op, and the capture continues.
 
 use warpline::cuda::{self, CudaGraph, Event, Stream};
 use warpline::{Error, ErrorKind, Result, full, ones, tensor, zeros};
@@ -9,13 +9,13 @@ use super::{captured, values};
 use crate::common::World;
 
 rows! {
-    schedules(1) graphs_refuse_what_waits_by_name gpu_graphs_refuse_what_waits_by_name => waits;
+    schedules(1) graphs_refuse_calls_that_wait_by_name gpu_graphs_refuse_calls_that_wait_by_name => waits;
     schedules(1) graphs_do_not_depend_on_work_outside gpu_graphs_do_not_depend_on_work_outside => outside;
     schedules(1) graphs_captures_do_not_mix gpu_graphs_captures_do_not_mix => mixed;
     schedules(1) graphs_survive_want_of_memory gpu_graphs_survive_want_of_memory => memory;
 }
 
-/// That this is refused in a capture, naming the op.
+/// Asserts that a call is refused because of a capture, in the name of the op.
 #[track_caller]
 fn refused<R: std::fmt::Debug, E: Into<Error> + std::fmt::Debug>(op: &str, answer: Result<R, E>) {
     let error = answer.expect_err(op).into();
@@ -57,7 +57,7 @@ fn waits(_: &World) -> Result<()> {
         refused("query", inside.query());
         refused("synchronize", inside.synchronize());
         refused("capture_begin", CudaGraph::new().capture(|| Ok(())));
-        // What was enqueued before can be asked about, and other streams waited for.
+        // Queries of earlier events and waits for other streams are allowed.
         assert!(matches!(before.query()?, true | false));
         cuda::default_stream(())?.synchronize()?;
         &y * 2.0
@@ -79,13 +79,13 @@ fn outside(_: &World) -> Result<()> {
         refused("wait_event", main.wait_event(&event));
         refused("wait_stream", main.wait_stream(&side));
         inside.record(&main)?;
-        // It is the replay that waits for the other stream.
+        // The wait for the other stream is part of each replay, not of the capture.
         (&slow.narrow(0, 0, 100)? + &x)? + 0.0
     })?;
     refused("wait_event", side.wait_event(&inside));
     graph.replay()?;
     assert_eq!(values(&y)?, vec![4.0; 100]);
-    // Recorded anew, the event is an event again.
+    // After a new record, the event can be waited for again.
     inside.record(&main)?;
     side.wait_event(&inside)?;
     side.synchronize()?;
@@ -102,14 +102,14 @@ fn mixed(_: &World) -> Result<()> {
     let (mut outer, mut inner) = (CudaGraph::new(), CudaGraph::new());
     let (y, z) = captured(&mut outer, &one, || {
         let y = (&x + 1.0)?;
-        // Another stream can be captured meanwhile; the two do not meet.
+        // Another stream can be captured at the same time. The two captures do not meet.
         let z = captured(&mut inner, &two, || {
             let stays: &Stream = &one;
             refused("wait_stream", two.wait_stream(stays));
             &x + 2.0
         })?;
         refused("replay", done.replay());
-        // On another stream it is no part of the capture.
+        // A replay on another stream is no part of the capture.
         cuda::with_stream(&two, || done.replay())?;
         Ok(((&y * 2.0)?, z))
     })?;
@@ -118,7 +118,8 @@ fn mixed(_: &World) -> Result<()> {
     assert_eq!((values(&y)?, values(&z)?), (vec![4.0; 100], vec![3.0; 100]));
     assert_eq!(values(&d)?, vec![5.0; 100]);
     let default = cuda::default_stream(())?;
-    // SAFETY: nothing is captured.
+    // SAFETY: the token is passed only to `begin_capture` on the default stream, which refuses it,
+    // so no work is enqueued with it.
     let token = unsafe { LaunchToken::new() };
     let error = default.begin_capture(std::sync::Arc::new(()), token).expect_err("default");
     assert!(error.to_string().contains("default stream"), "{error}");

@@ -1,4 +1,4 @@
-//! What a replay does, and what is left of it.
+//! Results of replays, and the state after them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -11,7 +11,7 @@ use crate::common::World;
 rows! {
     schedules(1) graphs_replay_equals_eager gpu_graphs_replay_equals_eager => equals_eager;
     schedules(1) graphs_inputs_are_updated_in_place gpu_graphs_inputs_are_updated_in_place => inputs;
-    schedules(1) graphs_keep_what_they_use gpu_graphs_keep_what_they_use => keeps;
+    schedules(1) graphs_keep_the_memory_that_they_use gpu_graphs_keep_the_memory_that_they_use => keeps;
     schedules(1) graphs_hold_nothing_before_the_first_replay
         gpu_graphs_hold_nothing_before_the_first_replay => unreplayed;
     schedules(1) graphs_a_failing_closure_ends_the_capture
@@ -23,7 +23,7 @@ rows! {
     schedules(2) graphs_are_of_one_device gpu2_graphs_are_of_one_device => one_device;
 }
 
-/// Ops of all kinds: views, reductions, products, dtypes, in-place.
+/// Runs ops of all kinds: views, reductions, products, conversions, in-place ops.
 fn program(x: &Tensor, w: &Tensor) -> Result<Vec<Tensor>> {
     let y = ((x * 2.0)? + 1.0)?.matmul(&w.t()?)?;
     y.relu()?;
@@ -62,12 +62,12 @@ fn inputs(_: &World) -> Result<()> {
     let side = cuda::Stream::new(())?;
     for round in 0..4 {
         let new = full([1000], round as f32, 0)?;
-        // Written on one stream, replayed on another, read on the first.
+        // Write on one stream, replay on another, read on the first.
         x.copy_(&new, false)?;
         cuda::with_stream(&side, || graph.replay())?;
         assert_eq!(values(&y)?, vec![3.0 * (round as f32 + 1.0); 1000]);
     }
-    // Through pinned memory: the copies are part of the graph.
+    // Copies from and to page-locked memory are part of the graph.
     let from = ones([64], ())?.pin_memory()?;
     let to = zeros([64], ())?.pin_memory()?;
     let device = zeros([64], 0)?;
@@ -77,7 +77,8 @@ fn inputs(_: &World) -> Result<()> {
         Ok(())
     })?;
     for round in 0..4 {
-        // The host's write waits for the replay that reads, and its read for the one that writes.
+        // The host's write waits for the replay that reads `from`, and its read for the replay that
+        // writes `to`.
         from.fill_(round)?;
         graph.replay()?;
         assert_eq!(values(&to)?, vec![2.0 * round as f32; 64]);
@@ -94,7 +95,7 @@ fn keeps(_: &World) -> Result<()> {
         &x + &other
     })?;
     drop((x, pinned));
-    // Neither the device's nor the host's memory goes to anyone else.
+    // No other tensor receives the graph's memory, on the device or on the host.
     let others = [full([1000], 9.0, 0)?, full([1000], 9.0, ())?.pin_memory()?];
     for (other, address) in others.iter().zip(addresses) {
         assert_ne!(other.data_ptr(), address);
@@ -113,9 +114,9 @@ fn unreplayed(_: &World) -> Result<()> {
     for error in [(&y + 1.0).unwrap_err(), y.fill_(0.0).unwrap_err(), values(&y).unwrap_err()] {
         assert!(matches!(error.kind(), ErrorKind::NotReplayed), "{error}");
     }
-    // What was there before holds what it did.
+    // Tensors from before the capture keep their values.
     assert_eq!(values(&x)?, [1.0; 10]);
-    // Another graph may be captured over it.
+    // Another capture may read the result before the first replay.
     let (second, z) = cuda::graph(|| &y * 10.0)?;
     graph.replay()?;
     second.replay()?;
@@ -140,7 +141,7 @@ fn failing(_: &World) -> Result<()> {
     assert!(error.to_string().contains("capture something first"), "{error}");
     let lost = (&made.expect("it was made") + 1.0).expect_err("never to be replayed");
     assert!(matches!(lost.kind(), ErrorKind::NotReplayed), "{lost}");
-    // The stream runs again what it is given, and can be captured.
+    // The stream runs eagerly again, and can be captured.
     let y = cuda::with_stream(&stream, || &x * 4.0)?;
     assert_eq!(values(&y)?, [4.0; 10]);
     let z = captured(&mut graph, &stream, || &y + 1.0)?;
@@ -198,12 +199,12 @@ fn forks(_: &World) -> Result<()> {
         let mut graph = CudaGraph::new();
         let (y, z) = captured(&mut graph, &main, || {
             let y = (&x + 1.0)?;
-            // Through an event, as in PyTorch.
+            // The side stream joins through an event, as in PyTorch.
             let forked = main.record_event(None)?;
             side.wait_event(&forked)?;
             assert!(side.is_capturing());
             let z = cuda::with_stream(&side, || {
-                // Made and freed on the other stream.
+                // Allocated and freed on the side stream.
                 let t = (&y * 10.0)?;
                 let u = (&t + 1.0)?;
                 drop(t);
@@ -243,7 +244,7 @@ fn again(_: &World) -> Result<()> {
 fn one_device(_: &World) -> Result<()> {
     let x = ones([10], 0)?;
     let (graph, y) = cuda::graph(|| &x + 1.0)?;
-    // Its device's current stream counts, whatever device is current.
+    // The current stream of the graph's device is used, whatever device is current.
     cuda::with_device(1, || graph.replay())?;
     assert_eq!(values(&y)?, [2.0; 10]);
     let pool = graph.pool()?;

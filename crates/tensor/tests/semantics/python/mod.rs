@@ -1,5 +1,5 @@
-//! The Python that the print goldens are written in: `torch.f(args)` with literals, followed by
-//! `.reshape(…)` or `[:n]`.
+//! Evaluates the Python expressions of the print goldens: `torch.f(args)` with literals, optionally
+//! followed by `.reshape(…)` or `[:n]`.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ struct Args {
     named: HashMap<String, Value>,
 }
 
-/// Evaluates an expression; `None` if it is not understood.
+/// Evaluates an expression. Returns `None` if the expression is not supported.
 pub(crate) fn eval(code: &str) -> Option<Result<Tensor>> {
     let mut parser = Parser { text: code.strip_prefix("torch.")? };
     let name = parser.word()?;
@@ -92,7 +92,8 @@ fn call(name: &str, args: &Args) -> Option<Result<Tensor>> {
     })
 }
 
-/// `torch.tensor`: the dtype is that of the highest category, as Python's numbers have it.
+/// Evaluates `torch.tensor`. The dtype is that of the highest category among the numbers, as in
+/// Python.
 fn tensor(value: &Value, options: TensorOptions) -> Option<Result<Tensor>> {
     let (mut numbers, mut shape) = (Vec::new(), Vec::new());
     flatten(value, 0, &mut numbers, &mut shape)?;
@@ -102,7 +103,7 @@ fn tensor(value: &Value, options: TensorOptions) -> Option<Result<Tensor>> {
         Some(_) => options,
         None => options.dtype(dtype),
     };
-    // Through the widest type of each kind, so that nothing is lost on the way.
+    // Convert through the widest type of each kind, so that no digits are lost.
     let flat = if dtype.is_float() {
         warpline::tensor(numbers.iter().map(|n| n.to_f64()).collect::<Vec<_>>(), options)
     } else {

@@ -18,7 +18,8 @@ pub(super) fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// Returns the first difference of two tensors' elements beyond a tolerance, relative to the elements and 1.
+/// Returns the first difference beyond a tolerance, which is multiplied by 1 plus the magnitude of
+/// `b`.
 pub(super) fn difference(a: &Tensor, b: &Tensor, tolerance: f64) -> Result<Option<String>> {
     if (a.dtype(), a.size()) != (b.dtype(), b.size()) {
         let (a, b) = ((a.dtype(), a.size()), (b.dtype(), b.size()));
@@ -38,7 +39,7 @@ pub(super) fn difference(a: &Tensor, b: &Tensor, tolerance: f64) -> Result<Optio
     Ok(place.map(|i| format!("element {i} is {} and {}", a[i], b[i])))
 }
 
-/// Holds one call on both devices against each other.
+/// Runs one call on both devices and compares the results.
 fn compare(entry: &Entry, sample: &[Arg], maker: Maker) -> Result<Option<String>> {
     let call = |device| {
         let args = Maker { device, ..maker }.args(sample)?;
@@ -62,7 +63,7 @@ fn compare(entry: &Entry, sample: &[Arg], maker: Maker) -> Result<Option<String>
     }
     for (cpu, gpu) in cpu.iter().zip(&gpu) {
         let slack = if entry.differs.is_some() { f64::INFINITY } else { entry.slack };
-        // An integer's float is as exact as that float.
+        // A float result of integers has the tolerance of its own dtype.
         let tolerance = tolerance(maker.dtype).max(tolerance(gpu.dtype()));
         let different = if entry.differs.is_some() {
             let (a, b) = ((cpu.dtype(), cpu.size()), (gpu.dtype(), gpu.size()));
@@ -87,7 +88,7 @@ fn all(device: Device) -> Result<()> {
                     if !is_new && layout != Layout::Contiguous {
                         continue;
                     }
-                    // The dtype is refused whatever the layout.
+                    // A dtype that the op does not take is tested once, in one layout.
                     if !entry.takes(dtype) && (i, layout) != (0, Layout::Contiguous) {
                         continue;
                     }

@@ -27,10 +27,11 @@ const WITHOUT_GRADIENT: [(&str, &[usize], &str); 13] = [
 const NUMBER: &str = "PyTorch takes a number";
 const BOOLS: &str = "the result is of bools";
 
-/// Differences have an error of about 1e-10 here, and PyTorch's constants in single precision one of 3e-8.
+/// Finite differences have an error of about 1e-10 here. PyTorch's single-precision constants have
+/// one of 3e-8.
 pub(super) const OPTIONS: GradcheckOptions = GradcheckOptions { eps: 1e-5, atol: 1e-7, rtol: 1e-6 };
 
-/// Sizes of the operands, which are the last ones of each row.
+/// Sizes of the operands. An op of `n` operands takes the last `n` of each row.
 const SIZES: [[&[usize]; 4]; 5] = [
     [&[9], &[9], &[9], &[9]],
     [&[3], &[2, 1], &[1, 3], &[2, 3]],
@@ -44,9 +45,9 @@ pub(super) fn entries() -> Vec<Entry> {
     entries.extend(table().flat_map(with_numbers));
     for &(name, method) in by_name::UNARY {
         let op = op_of(name);
-        // Questions about floats have an answer for integers, too.
-        let is_question = is_bool(op) && op.dtypes(DType::I64).is_err();
-        let takes = move |dtype| is_question || op.dtypes(dtype).is_ok();
+        // Predicates of floats, such as `isnan`, also take integers.
+        let is_float_predicate = is_bool(op) && op.dtypes(DType::I64).is_err();
+        let takes = move |dtype| is_float_predicate || op.dtypes(dtype).is_ok();
         let call = move |x: &[Tensor]| method(&x[0]);
         let entry = Entry::new(format!("Tensor::{name}"), takes, samples(op), call);
         entries.push(with_gradient(op, entry));
@@ -77,7 +78,7 @@ fn is_bool(op: &'static Op) -> bool {
     matches!(op.dtypes(DType::F32), Ok((_, DType::Bool)))
 }
 
-/// Samples of the operands' domains.
+/// Returns samples of the operands' domains.
 pub(super) fn samples(op: &'static Op) -> Vec<Vec<Arg>> {
     let arg = |k: usize, sizes: &[usize]| {
         if op.is_condition(k) { mask(sizes) } else { within(sizes, op.domain(k)) }
@@ -93,7 +94,7 @@ fn differentiable(op: &Op, operand: usize) -> bool {
     op.backward().is_some_and(|backward| backward.formula().gradient(operand).is_some())
 }
 
-/// Declares the gradients that an op of the table has.
+/// Declares the gradients of an op of the table.
 pub(super) fn with_gradient(op: &'static Op, entry: Entry) -> Entry {
     let operands: Vec<usize> = (0..op.inputs()).filter(|&k| differentiable(op, k)).collect();
     let listed = WITHOUT_GRADIENT.iter().find(|(name, ..)| *name == op.name());
@@ -122,8 +123,9 @@ fn entry_of_table(op: &'static Op) -> Entry {
     with_gradient(op, Entry::new(name, takes(op), samples(op), call))
 }
 
-/// Entries with a number in the place of each differentiable operand, and in those of the operands without gradient.
-/// There are three of each, with different numbers.
+/// Returns entries that pass operands as numbers: all operands without gradient, and, if there are
+/// several differentiable operands, one of these. Each choice has three entries with different
+/// numbers.
 fn with_numbers(op: &'static Op) -> Vec<Entry> {
     let floats = matches!(op.dtypes(DType::F64), Ok((_, DType::F64)));
     let operands: Vec<usize> =
@@ -136,8 +138,8 @@ fn with_numbers(op: &'static Op) -> Vec<Entry> {
     entries.map(|(number, i)| with_number(op, number, i)).collect()
 }
 
-/// Takes the differentiable operands as tensors, except that `number` is a number. The numbers of the other operands
-/// are sample `i` of their domains.
+/// Returns an entry that takes the differentiable operands as tensors, except operand `number`. The
+/// numbers of the other operands are sample `i` of their domains.
 fn with_number(op: &'static Op, number: Option<usize>, i: usize) -> Entry {
     let is_tensor =
         move |k: usize| op.is_condition(k) || (differentiable(op, k) && number != Some(k));
@@ -153,7 +155,7 @@ fn with_number(op: &'static Op, number: Option<usize>, i: usize) -> Entry {
         let operands: Vec<TensorOrScalar<'_>> = (0..op.inputs()).map(operand).collect();
         apply_elementwise(op, &operands)
     };
-    // Among integers and bools a float makes the dtype.
+    // With integers or bools, a float operand determines the dtype.
     let takes = move |dtype: DType| {
         op.dtypes(if dtype.is_float() { dtype } else { DType::F32 }).is_ok()
             && !(op.has_rule(Rule::RefusesBools) && dtype == DType::Bool)

@@ -64,7 +64,8 @@ pub(super) fn entries() -> Vec<Entry> {
     entries
 }
 
-/// The dtypes of an op whose results fit in place: bools fit everywhere.
+/// Returns whether the result of an op fits into its first operand's dtype. Results of dtype bool
+/// fit every dtype.
 fn keeps(op: &'static warpline_kernels::elementwise::Op) -> impl Fn(DType) -> bool {
     let takes = takes(op);
     move |dtype| {

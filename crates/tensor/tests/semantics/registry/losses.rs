@@ -31,7 +31,7 @@ fn distances(reduction: Reduction) -> Vec<Entry> {
         Entry::new(name, numbers, two(), move |x: &[Tensor]| call(&x[0], &x[1], reduction))
             .with(format!("{reduction:?}"))
     };
-    // Integers have no mean.
+    // Integers have no mean, so a mean takes only floats.
     let means = move |dtype: DType| {
         if reduction == Reduction::Mean { floats(dtype) } else { numbers(dtype) }
     };

@@ -65,7 +65,7 @@ fn compare(
     Ok(None)
 }
 
-/// Each differentiable argument alone, and all of them.
+/// Returns the sets of arguments to test: each differentiable argument alone, and all of them.
 fn subsets(entry: &Entry) -> Vec<Vec<usize>> {
     let mut subsets: Vec<Vec<usize>> = entry.differentiable.iter().map(|&k| vec![k]).collect();
     if subsets.len() > 1 {

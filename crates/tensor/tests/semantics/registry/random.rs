@@ -40,7 +40,8 @@ pub(super) fn entries() -> Vec<Entry> {
     entries
 }
 
-/// The gradient of an overwritten tensor is zero. A seed makes the numbers the same for each difference.
+/// The gradient of an overwritten tensor is zero. The seed gives the same numbers at each
+/// evaluation of a difference.
 fn in_place() -> Vec<Entry> {
     let of = |name, takes: fn(DType) -> bool, call: fn(&Tensor) -> Result<&Tensor>| {
         let seeded = move |x: &[Tensor]| {

@@ -51,7 +51,7 @@ pub(super) fn entries() -> Vec<Entry> {
     entries
 }
 
-/// Reductions of nothing.
+/// Reductions over dimensions without elements.
 fn empty() -> Vec<Entry> {
     let none = || each(&[&[0], &[2, 0]]);
     vec![

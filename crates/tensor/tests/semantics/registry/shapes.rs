@@ -25,7 +25,7 @@ pub(super) fn entries() -> Vec<Entry> {
 fn views() -> Vec<Entry> {
     vec![
         of("Tensor::reshape", &[&[2, 3], &[3, 2, 1]], |x| x.reshape([3, -1])),
-        // A view is refused where the elements do not lie evenly.
+        // `view` refuses layouts without an even stride, so make the operand contiguous.
         of("Tensor::view", &[&[2, 3], &[0, 3]], |x| x.contiguous()?.view([-1, 3])),
         of("Tensor::transpose", &[&[2, 3], &[2, 3, 2]], |x| x.transpose(0, 1)),
         of("Tensor::t", &[&[2, 3], &[3], &[]], |x| x.t()),

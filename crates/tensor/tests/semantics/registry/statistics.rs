@@ -70,7 +70,7 @@ fn distances() -> Vec<Entry> {
                 .with(format!("p = {p}"))
         })
         .into();
-    // More than 25 points are computed by a product.
+    // Distances of more than 25 points are computed by a matrix product.
     let many = [vec![within(&[26, 2], -2.0..2.0), within(&[1, 2], 2.5..4.0)]];
     let call = |x: &[Tensor]| x[0].cdist(&x[1], 2.0);
     entries.push(Entry::new("Tensor::cdist", floats, many, call).with("by a product"));

@@ -9,18 +9,18 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::super::deadline::{Deadline, Timed};
+use super::super::deadline::{Deadline, TimedStream};
 use super::super::secret::Secret;
-use super::handshake::{self, Failed};
+use super::handshake::{self, ConnectError};
 use super::wire::{self, Reply, Request};
 
 /// Pause between two attempts to reach a server.
 const RETRY: Duration = Duration::from_millis(50);
 /// Age from which an idle connection is not used again. Less than the time after which a server closes idle
 /// connections.
-const MAX_IDLE: Duration = Duration::from_secs(60);
+const MAX_IDLE_TIME: Duration = Duration::from_secs(60);
 /// Largest number of idle connections to keep.
-const MAX_KEPT: usize = 8;
+const MAX_IDLE_CONNECTIONS: usize = 8;
 
 /// A client of one server.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl Client {
         addresses: Vec<SocketAddr>,
         secret: Option<Secret>,
         deadline: Deadline,
-    ) -> Result<Self, Failed> {
+    ) -> Result<Self, ConnectError> {
         let stream = connect(&addresses, secret.as_ref(), deadline)?;
         let idle = Mutex::new(vec![(stream, Instant::now())]);
         Ok(Self { addresses, secret, idle })
@@ -52,34 +52,36 @@ impl Client {
         &self,
         request: &Request<'_>,
         deadline: Deadline,
-    ) -> Result<Reply, Failed> {
+    ) -> Result<Reply, ConnectError> {
         let stream = self.connection(deadline)?;
-        let mut timed = Timed { stream: &stream, deadline };
+        let mut timed = TimedStream { stream: &stream, deadline };
         wire::send(&mut timed, &request.encode())?;
         let reply = Reply::decode(&wire::receive(&mut timed)?)?;
-        // A failed connection is dropped instead, because a late reply would be taken for the reply to the next
+        // Only successful connections are kept. After a failure, a late reply would be taken for the reply to the next
         // request.
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        if idle.len() < MAX_KEPT {
+        if idle.len() < MAX_IDLE_CONNECTIONS {
             idle.push((stream, Instant::now()));
         }
         Ok(reply)
     }
 
     /// Returns an idle connection, or a new one.
-    fn connection(&self, deadline: Deadline) -> Result<TcpStream, Failed> {
+    fn connection(&self, deadline: Deadline) -> Result<TcpStream, ConnectError> {
         {
             let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-            idle.retain(|(_, since)| since.elapsed() < MAX_IDLE);
+            idle.retain(|(_, since)| since.elapsed() < MAX_IDLE_TIME);
             if let Some((stream, _)) = idle.pop() {
                 return Ok(stream);
             }
         }
         loop {
             match connect(&self.addresses, self.secret.as_ref(), deadline) {
-                // The server closes handshakes if it has too many. Trying again is safe, because no request was sent
-                // yet.
-                Err(Failed::Io(error)) if was_closed(&error) && deadline.left() > RETRY => {
+                // An overloaded server closes connections during the handshake. A retry is safe, because no request was
+                // sent yet.
+                Err(ConnectError::Io(error))
+                    if is_closed_by_peer(&error) && deadline.left() > RETRY =>
+                {
                     std::thread::sleep(RETRY);
                 }
                 connected => return connected,
@@ -89,7 +91,7 @@ impl Client {
 }
 
 /// Returns `true` if the peer closed a connection that it had accepted.
-fn was_closed(error: &io::Error) -> bool {
+fn is_closed_by_peer(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
 }
@@ -102,12 +104,12 @@ pub(in crate::distributed) fn look_up<A>(
 where
     A: ToSocketAddrs + Send + Sync + 'static,
 {
-    let (found, finds) = channel();
+    let (sender, receiver) = channel();
     let name = Arc::clone(name);
     let thread = std::thread::Builder::new().name("warpline-lookup".into());
-    thread.spawn(move || found.send(name.to_socket_addrs().map(Iterator::collect)))?;
+    thread.spawn(move || sender.send(name.to_socket_addrs().map(Iterator::collect)))?;
     let timed_out = || io::Error::new(io::ErrorKind::TimedOut, "its name could not be looked up");
-    finds.recv_timeout(deadline.left()).unwrap_or_else(|_| Err(timed_out()))
+    receiver.recv_timeout(deadline.left()).unwrap_or_else(|_| Err(timed_out()))
 }
 
 /// Connects to the first address that accepts a connection, and runs the handshake.
@@ -115,15 +117,15 @@ pub(super) fn connect(
     addresses: &[SocketAddr],
     secret: Option<&Secret>,
     deadline: Deadline,
-) -> Result<TcpStream, Failed> {
+) -> Result<TcpStream, ConnectError> {
     let error = io::Error::new(io::ErrorKind::AddrNotAvailable, "its name has no address");
-    let mut last = Failed::Io(error);
+    let mut last = ConnectError::Io(error);
     for (at, address) in addresses.iter().enumerate() {
         // Each address gets a part of the time, so that an address that does not answer leaves time for the next.
         let part = deadline.left() / (addresses.len() - at) as u32;
         let deadline = deadline.at_most(part);
         let left = deadline.left().clamp(Duration::from_millis(1), Duration::from_secs(3600));
-        let connected = TcpStream::connect_timeout(address, left).map_err(Failed::Io);
+        let connected = TcpStream::connect_timeout(address, left).map_err(ConnectError::Io);
         match connected.and_then(|stream| greet(stream, secret, deadline)) {
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,
@@ -136,15 +138,15 @@ pub(super) fn greet(
     stream: TcpStream,
     secret: Option<&Secret>,
     deadline: Deadline,
-) -> Result<TcpStream, Failed> {
-    // Without a listener, the system may choose the destination port as the connection's own port, so that it connects
-    // to itself.
+) -> Result<TcpStream, ConnectError> {
+    // Without a listener, the system may choose the destination port as the connection's own port, and the connection
+    // reaches itself.
     if stream.local_addr()? == stream.peer_addr()? {
         let error = io::Error::new(io::ErrorKind::ConnectionRefused, "nothing listens there");
-        return Err(Failed::Io(error));
+        return Err(ConnectError::Io(error));
     }
     stream.set_nodelay(true)?;
-    handshake::greet(&mut Timed { stream: &stream, deadline }, secret)?;
+    handshake::greet(&mut TimedStream { stream: &stream, deadline }, secret)?;
     Ok(stream)
 }
 
@@ -155,14 +157,14 @@ pub(super) fn retry<A, E>(
     secret: Option<&Secret>,
     deadline: Deadline,
     check: impl Fn(&[SocketAddr]) -> Result<(), E>,
-) -> Result<Result<Client, (Vec<SocketAddr>, Failed)>, E>
+) -> Result<Result<Client, (Vec<SocketAddr>, ConnectError)>, E>
 where
     A: ToSocketAddrs + Send + Sync + 'static,
 {
     let name = Arc::new(name);
     loop {
         let (addresses, failed) = match look_up(&name, deadline) {
-            Err(error) => (Vec::new(), Failed::Io(error)),
+            Err(error) => (Vec::new(), ConnectError::Io(error)),
             Ok(addresses) => {
                 check(&addresses)?;
                 match Client::connect(addresses.clone(), secret.cloned(), deadline) {
@@ -171,7 +173,7 @@ where
                 }
             }
         };
-        if !matches!(failed, Failed::Io(_)) || deadline.left() <= RETRY {
+        if !matches!(failed, ConnectError::Io(_)) || deadline.left() <= RETRY {
             return Ok(Err((addresses, failed)));
         }
         std::thread::sleep(RETRY);
@@ -193,8 +195,8 @@ mod tests {
         connect(&stream, &address).unwrap();
         assert_eq!(stream.peer_addr().unwrap(), address);
         let failed = greet(stream, None, Deadline::after(Duration::from_secs(30))).unwrap_err();
-        // A client tries again.
-        let Failed::Io(error) = failed else { panic!("{failed:?}") };
+        // Clients retry after this error.
+        let ConnectError::Io(error) = failed else { panic!("{failed:?}") };
         assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{error}");
     }
 }

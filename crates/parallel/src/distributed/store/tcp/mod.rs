@@ -13,15 +13,15 @@ use super::deadline::{CALL_TIMEOUT, Deadline};
 use super::{Secret, StoreError, StoreResult, Unchecked, timed_out};
 use client::Client;
 pub(in crate::distributed) use client::look_up;
-use handshake::Failed;
+use handshake::ConnectError;
 use server::Server;
 use wire::{Reply, Request};
 
 /// Longest wait of one request. The request is repeated until the caller's timeout, so that a client detects within
 /// [`CALL_TIMEOUT`] that its server has disappeared without closing the connection.
 const WAIT_SLICE: Duration = Duration::from_secs(5);
-/// Additional time for the reply after the end of a wait.
-const SLACK: Duration = Duration::from_millis(500);
+/// Additional time for the last reply after the caller's timeout.
+const REPLY_GRACE: Duration = Duration::from_millis(500);
 
 /// A store that one process hosts and other processes reach over TCP (`torch.distributed.TCPStore`).
 ///
@@ -50,11 +50,11 @@ const SLACK: Duration = Duration::from_millis(500);
 pub struct TcpStore {
     /// Address in error messages.
     address: String,
-    ends: Ends,
+    endpoint: Endpoint,
 }
 
 #[derive(Debug)]
-enum Ends {
+enum Endpoint {
     Host(Server),
     Client(Client),
 }
@@ -96,10 +96,10 @@ impl TcpStore {
         check_loopback(&addresses, secret)?;
         let bound = Server::start(&addresses, secret.cloned());
         let server = bound.map_err(|error| StoreError::Bind {
-            address: shown(&addresses),
+            address: display_addresses(&addresses),
             reason: error.to_string(),
         })?;
-        Ok(Self { address: server.address().to_string(), ends: Ends::Host(server) })
+        Ok(Self { address: server.address().to_string(), endpoint: Endpoint::Host(server) })
     }
 
     /// Connects to a store without a secret at a loopback address. Retries until `timeout`, because the store may be
@@ -131,17 +131,20 @@ impl TcpStore {
     {
         let check = |addresses: &[SocketAddr]| check_loopback(addresses, secret);
         match client::retry(address, secret, Deadline::after(timeout), check)? {
-            Ok(client) => {
-                Ok(Self { address: shown(client.addresses()), ends: Ends::Client(client) })
-            }
+            Ok(client) => Ok(Self {
+                address: display_addresses(client.addresses()),
+                endpoint: Endpoint::Client(client),
+            }),
             Err((addresses, failed)) => {
-                let address = shown(&addresses);
+                let address = display_addresses(&addresses);
                 Err(match failed {
-                    Failed::Io(error) => {
+                    ConnectError::Io(error) => {
                         StoreError::Unreachable { address, timeout, reason: reason(&error) }
                     }
-                    Failed::Foreign(reason) => StoreError::NotAStore { address, reason },
-                    Failed::Secret(reason) => StoreError::WrongSecret { address, reason },
+                    ConnectError::WrongProtocol(reason) => {
+                        StoreError::NotAStore { address, reason }
+                    }
+                    ConnectError::Secret(reason) => StoreError::WrongSecret { address, reason },
                 })
             }
         }
@@ -150,24 +153,24 @@ impl TcpStore {
     /// Returns the port of the server.
     #[must_use]
     pub fn port(&self) -> u16 {
-        match &self.ends {
-            Ends::Host(server) => server.address().port(),
-            Ends::Client(client) => client.addresses().first().map_or(0, SocketAddr::port),
+        match &self.endpoint {
+            Endpoint::Host(server) => server.address().port(),
+            Endpoint::Client(client) => client.addresses().first().map_or(0, SocketAddr::port),
         }
     }
 
     /// Returns `true` if this process hosts the store.
     #[must_use]
     pub fn is_host(&self) -> bool {
-        matches!(self.ends, Ends::Host(_))
+        matches!(self.endpoint, Endpoint::Host(_))
     }
 
     /// Returns the number of open connections of the server. 0 if another process hosts the store.
     #[must_use]
     pub fn connections(&self) -> usize {
-        match &self.ends {
-            Ends::Host(server) => server.connections(),
-            Ends::Client(_) => 0,
+        match &self.endpoint {
+            Endpoint::Host(server) => server.connections(),
+            Endpoint::Client(_) => 0,
         }
     }
 
@@ -178,39 +181,39 @@ impl TcpStore {
         request: &Request<'_>,
         deadline: Deadline,
     ) -> StoreResult<Option<Reply>> {
-        let reply = match &self.ends {
-            Ends::Host(server) => server.answer(request, deadline).map_err(Failed::Io),
-            Ends::Client(client) => client.request(request, deadline),
+        let reply = match &self.endpoint {
+            Endpoint::Host(server) => server.answer(request, deadline).map_err(ConnectError::Io),
+            Endpoint::Client(client) => client.request(request, deadline),
         };
         let address = || self.address.clone();
         match reply {
             Ok(reply) => Ok(Some(reply)),
-            // The last of several attempts may fail with `WouldBlock` or another error.
-            Err(Failed::Io(_)) if deadline.has_passed() => Ok(None),
-            Err(Failed::Io(error)) => {
+            // After the deadline, an I/O error of any kind counts as a missing reply.
+            Err(ConnectError::Io(_)) if deadline.has_passed() => Ok(None),
+            Err(ConnectError::Io(error)) => {
                 Err(StoreError::Lost { op, address: address(), reason: reason(&error) })
             }
-            Err(Failed::Foreign(reason)) => {
+            Err(ConnectError::WrongProtocol(reason)) => {
                 Err(StoreError::NotAStore { address: address(), reason })
             }
-            Err(Failed::Secret(reason)) => {
+            Err(ConnectError::Secret(reason)) => {
                 Err(StoreError::WrongSecret { address: address(), reason })
             }
         }
     }
 
-    /// Sends a request to which the server replies at once.
+    /// Sends a request that does not wait for keys.
     fn request(&self, op: &'static str, request: &Request<'_>) -> StoreResult<Reply> {
         let reply = self.request_until(op, request, Deadline::of_call())?;
-        reply.ok_or_else(|| self.silent(op))
+        reply.ok_or_else(|| self.no_reply_error(op))
     }
 
-    fn silent(&self, op: &'static str) -> StoreError {
+    fn no_reply_error(&self, op: &'static str) -> StoreError {
         let reason = "it did not reply in time".into();
         StoreError::Lost { op, address: self.address.clone(), reason }
     }
 
-    fn unexpected(&self, op: &'static str, reply: Reply, key: &str, amount: i64) -> StoreError {
+    fn reply_error(&self, op: &'static str, reply: Reply, key: &str, amount: i64) -> StoreError {
         match reply {
             Reply::NotANumber(value) => StoreError::NotANumber { key: key.into(), value, amount },
             Reply::Full => StoreError::Full { op, max: super::MAX_STORED },
@@ -222,20 +225,20 @@ impl TcpStore {
     }
 
     /// Repeats a request that waits for keys until the keys are set or the timeout has passed.
-    fn waited<'a>(
+    fn wait_request<'a>(
         &self,
         (op, keys, timeout): (&'static str, &[&str], Duration),
         request: impl Fn(Duration) -> Request<'a>,
     ) -> StoreResult<Reply> {
         let deadline = Deadline::after(timeout);
-        let end = Deadline::after(timeout.saturating_add(SLACK));
+        let end = Deadline::after(timeout.saturating_add(REPLY_GRACE));
         loop {
             let slice = deadline.left().min(WAIT_SLICE);
             let reply =
                 self.request_until(op, &request(slice), end.at_most(slice + CALL_TIMEOUT))?;
             match reply {
                 None if end.has_passed() => return Err(timed_out(op, keys, timeout, false)),
-                None => return Err(self.silent(op)),
+                None => return Err(self.no_reply_error(op)),
                 Some(Reply::NotYet) if deadline.has_passed() => {
                     return Err(timed_out(op, keys, timeout, true));
                 }
@@ -265,7 +268,7 @@ fn reason(error: &io::Error) -> String {
     }
 }
 
-fn shown(addresses: &[SocketAddr]) -> String {
+fn display_addresses(addresses: &[SocketAddr]) -> String {
     match addresses {
         [] => "an address that cannot be looked up".into(),
         all => all.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or "),
@@ -276,22 +279,22 @@ impl Unchecked for TcpStore {
     fn set(&self, key: &str, value: &[u8]) -> StoreResult<()> {
         match self.request("set", &Request::Set { key, value })? {
             Reply::Done => Ok(()),
-            reply => Err(self.unexpected("set", reply, key, 0)),
+            reply => Err(self.reply_error("set", reply, key, 0)),
         }
     }
 
     fn get(&self, key: &str, timeout: Duration) -> StoreResult<Vec<u8>> {
         let request = |wait| Request::Get { key, wait };
-        match self.waited(("get", &[key], timeout), request)? {
+        match self.wait_request(("get", &[key], timeout), request)? {
             Reply::Value(value) => Ok(value.to_vec()),
-            reply => Err(self.unexpected("get", reply, key, 0)),
+            reply => Err(self.reply_error("get", reply, key, 0)),
         }
     }
 
     fn add(&self, key: &str, amount: i64) -> StoreResult<i64> {
         match self.request("add", &Request::Add { key, amount })? {
             Reply::Number(sum) => Ok(sum),
-            reply => Err(self.unexpected("add", reply, key, amount)),
+            reply => Err(self.reply_error("add", reply, key, amount)),
         }
     }
 
@@ -304,29 +307,29 @@ impl Unchecked for TcpStore {
         match self.request("compare_set", &Request::CompareSet { key, expected, desired })? {
             Reply::Value(value) => Ok(Some(value.to_vec())),
             Reply::NotYet => Ok(None),
-            reply => Err(self.unexpected("compare_set", reply, key, 0)),
+            reply => Err(self.reply_error("compare_set", reply, key, 0)),
         }
     }
 
     fn delete(&self, key: &str) -> StoreResult<bool> {
         match self.request("delete", &Request::Delete { key })? {
             Reply::Number(n) => Ok(n != 0),
-            reply => Err(self.unexpected("delete", reply, key, 0)),
+            reply => Err(self.reply_error("delete", reply, key, 0)),
         }
     }
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> StoreResult<()> {
         let request = |wait| Request::Wait { keys: keys.to_vec(), wait };
-        match self.waited(("wait", keys, timeout), request)? {
+        match self.wait_request(("wait", keys, timeout), request)? {
             Reply::Done => Ok(()),
-            reply => Err(self.unexpected("wait", reply, "", 0)),
+            reply => Err(self.reply_error("wait", reply, "", 0)),
         }
     }
 
     fn check(&self, keys: &[&str]) -> StoreResult<bool> {
         match self.request("check", &Request::Check { keys: keys.to_vec() })? {
             Reply::Number(n) => Ok(n != 0),
-            reply => Err(self.unexpected("check", reply, "", 0)),
+            reply => Err(self.reply_error("check", reply, "", 0)),
         }
     }
 }

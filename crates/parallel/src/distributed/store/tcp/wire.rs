@@ -77,23 +77,27 @@ pub(super) enum Reply {
 impl<'a> Request<'a> {
     pub(super) fn encode(&self) -> Vec<u8> {
         match self {
-            Self::Set { key, value } => Out::new(0).text(key).bytes(value).0,
-            Self::Get { key, wait } => Out::new(1).number(millis(*wait)).text(key).0,
-            Self::Add { key, amount } => Out::new(2).number(*amount).text(key).0,
+            Self::Set { key, value } => MessageWriter::new(0).text(key).bytes(value).0,
+            Self::Get { key, wait } => MessageWriter::new(1).number(millis(*wait)).text(key).0,
+            Self::Add { key, amount } => MessageWriter::new(2).number(*amount).text(key).0,
             Self::CompareSet { key, expected, desired } => {
-                Out::new(3).text(key).bytes(expected).bytes(desired).0
+                MessageWriter::new(3).text(key).bytes(expected).bytes(desired).0
             }
-            Self::Delete { key } => Out::new(4).text(key).0,
+            Self::Delete { key } => MessageWriter::new(4).text(key).0,
             Self::Wait { keys, wait } => {
-                keys.iter().fold(Out::new(5).number(millis(*wait)), |out, key| out.text(key)).0
+                keys.iter()
+                    .fold(MessageWriter::new(5).number(millis(*wait)), |out, key| out.text(key))
+                    .0
             }
-            Self::Check { keys } => keys.iter().fold(Out::new(6), |out, key| out.text(key)).0,
+            Self::Check { keys } => {
+                keys.iter().fold(MessageWriter::new(6), |out, key| out.text(key)).0
+            }
         }
     }
 
     pub(super) fn decode(message: &'a [u8]) -> io::Result<Self> {
         let (&kind, rest) = message.split_first().ok_or_else(|| invalid("an empty message"))?;
-        let mut rest = In(rest);
+        let mut rest = MessageReader(rest);
         let request = match kind {
             0 => Self::Set { key: rest.key()?, value: rest.value()? },
             1 => {
@@ -124,18 +128,18 @@ impl<'a> Request<'a> {
 impl Reply {
     pub(super) fn encode(&self) -> Vec<u8> {
         match self {
-            Self::Done => Out::new(0).0,
-            Self::Value(value) => Out::new(1).bytes(value).0,
-            Self::Number(number) => Out::new(2).number(*number).0,
-            Self::NotYet => Out::new(3).0,
-            Self::NotANumber(value) => Out::new(4).text(value).0,
-            Self::Full => Out::new(5).0,
+            Self::Done => MessageWriter::new(0).0,
+            Self::Value(value) => MessageWriter::new(1).bytes(value).0,
+            Self::Number(number) => MessageWriter::new(2).number(*number).0,
+            Self::NotYet => MessageWriter::new(3).0,
+            Self::NotANumber(value) => MessageWriter::new(4).text(value).0,
+            Self::Full => MessageWriter::new(5).0,
         }
     }
 
     pub(super) fn decode(message: &[u8]) -> io::Result<Self> {
         let (&kind, rest) = message.split_first().ok_or_else(|| invalid("an empty message"))?;
-        let mut rest = In(rest);
+        let mut rest = MessageReader(rest);
         let reply = match kind {
             0 => Self::Done,
             1 => Self::Value(rest.value()?.into()),
@@ -156,9 +160,9 @@ fn millis(wait: Duration) -> i64 {
 }
 
 /// A message under construction.
-struct Out(Vec<u8>);
+struct MessageWriter(Vec<u8>);
 
-impl Out {
+impl MessageWriter {
     fn new(kind: u8) -> Self {
         Self(vec![kind])
     }
@@ -180,9 +184,9 @@ impl Out {
 }
 
 /// The unread rest of a message. Enforces the limits on keys and values.
-struct In<'a>(&'a [u8]);
+struct MessageReader<'a>(&'a [u8]);
 
-impl<'a> In<'a> {
+impl<'a> MessageReader<'a> {
     fn take(&mut self, count: usize) -> io::Result<&'a [u8]> {
         let cut = self.0.split_at_checked(count);
         let (taken, rest) = cut.ok_or_else(|| invalid("a message is too short"))?;
@@ -298,7 +302,7 @@ mod tests {
             kind in 0..8u8,
             rest in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..64),
         ) {
-            // Small numbers, so that lengths fit now and then.
+            // The second mask makes small numbers, so that some lengths are valid.
             for mask in [0xff, 0x07] {
                 let rest = rest.iter().map(|byte| byte & mask);
                 let bytes: Vec<u8> = std::iter::once(kind).chain(rest).collect();

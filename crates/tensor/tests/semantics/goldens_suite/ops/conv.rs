@@ -91,7 +91,7 @@ pub(super) fn call(op: &str, args: &Args<'_>, _device: Device) -> Outcome {
     }
 }
 
-/// A number for each dimension, or one for all.
+/// Reads a number for each dimension, or one number for all.
 fn sizes<const D: usize>(args: &Args<'_>, name: &str, default: usize) -> [usize; D] {
     let (values, all) = (args.ints(name), args.int(name).ok());
     std::array::from_fn(|d| values.get(d).copied().or(all).map_or(default, |v| v as usize))
@@ -121,7 +121,7 @@ fn transposed<const D: usize>(args: &Args<'_>) -> ConvTransposeOptions<D> {
     }
 }
 
-/// `stride`, if there is one.
+/// Reads `stride`, if the case has it.
 fn stride<const D: usize>(args: &Args<'_>) -> Option<[usize; D]> {
     (!args.attrs["stride"].is_null()).then(|| sizes(args, "stride", 1))
 }

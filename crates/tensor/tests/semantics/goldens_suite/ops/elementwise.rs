@@ -1,4 +1,4 @@
-//! Ops of the table, by their names, and others that take elements one by one.
+//! Ops of the elementwise table by name, and other elementwise ops.
 
 use warpline::{Device, Result, RoundingMode, Tensor};
 
@@ -19,7 +19,7 @@ pub(super) fn call(op: &str, args: &Args<'_>, _device: Device) -> Outcome {
     }
 }
 
-/// Ops of the table: by their names, but for those with parameters.
+/// Calls an op of the table. Ops with parameters have arms of their own.
 fn elementwise(args: &Args<'_>, op: &str) -> Option<Result<Tensor>> {
     if let (Some(Input::Scalar(base)), "pow") = (args.inputs.first(), op) {
         return Some(args.tensor(1).and_then(|exponent| exponent.rpow(*base)));

@@ -1,4 +1,4 @@
-//! Tensors made of nothing.
+//! Factories.
 
 use warpline::{Device, Result, Tensor};
 

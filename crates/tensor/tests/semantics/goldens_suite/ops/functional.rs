@@ -1,4 +1,4 @@
-//! `torch.nn.functional`, what is made of other ops.
+//! Functions of `torch.nn.functional` that are composed of other ops.
 
 use warpline::functional::{
     self as f, AttentionOptions, BatchNormOptions, CrossEntropyOptions, InstanceNormOptions,

@@ -1,4 +1,4 @@
-//! Elements by their indices.
+//! Reading and writing elements by index.
 
 use warpline::{Device, Result, ScatterReduce, Tensor, functional};
 

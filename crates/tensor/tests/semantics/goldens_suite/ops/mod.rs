@@ -1,4 +1,4 @@
-//! From an op's PyTorch name to the call here: each family of ops knows its own.
+//! Calls of ops by PyTorch's name, one module for each family of ops.
 
 mod conv;
 mod elementwise;
@@ -18,10 +18,10 @@ use warpline::{Device, Result, Tensor};
 use super::args::Args;
 use super::cases::Input;
 
-/// What a call returns; `None` if the family has no op of that name.
+/// The result of a call. `None` if the family has no op of that name.
 type Outcome = Option<Result<Vec<Tensor>>>;
 
-/// Families, by the files that they are in.
+/// The families, one for each file.
 const FAMILIES: &[fn(&str, &Args<'_>, Device) -> Outcome] = &[
     conv::call,
     factories::call,
@@ -33,11 +33,11 @@ const FAMILIES: &[fn(&str, &Args<'_>, Device) -> Outcome] = &[
     shape::call,
     statistics::call,
     views::call,
-    // Last, since it takes any name that the table of ops knows.
+    // Keep this family last: it accepts every name of the elementwise table.
     elementwise::call,
 ];
 
-/// Calls an op; `None` if there is none of that name.
+/// Calls an op. Returns `None` if no family has an op of that name.
 pub(crate) fn call(op: &str, inputs: &[Input], attrs: &Value, device: Device) -> Outcome {
     let args = Args { inputs, attrs };
     FAMILIES.iter().find_map(|family| family(op, &args, device))

@@ -1,4 +1,4 @@
-//! The order of elements.
+//! Sorting, selection and search.
 
 use warpline::{Device, isin, searchsorted};
 

@@ -1,4 +1,4 @@
-//! Views, and what puts tensors together or takes them apart.
+//! Views, and functions that join or split tensors.
 
 use warpline::{Device, Result, Tensor};
 

@@ -24,7 +24,7 @@ fn truth(op: &str, args: &Args<'_>) -> Result<bool> {
 fn single(op: &str, args: &Args<'_>) -> Result<Tensor> {
     let (a, dims, keep) = (args.tensor(0)?, args.dims(), args.flag("keepdim"));
     let correction = args.int("correction").unwrap_or(1) as usize;
-    // Infinity is a text in JSON.
+    // JSON has no infinity, so the cases write it as a string.
     let ord = match &args.attrs["ord"] {
         serde_json::Value::String(text) => text.parse().unwrap_or(f64::NAN),
         number => number.as_f64().unwrap_or(2.0),

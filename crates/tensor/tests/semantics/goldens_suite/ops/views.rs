@@ -1,4 +1,4 @@
-//! Views by sizes and strides, and what repeats, joins and masks by position.
+//! Views by sizes and strides, and functions that repeat, join or mask by position.
 
 use warpline::{Device, MeshIndexing, Result, Tensor};
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use mio::net::TcpStream;
 
 use super::super::super::secret::Secret;
-use super::super::handshake::{ANSWER, Challenge, HELLO};
+use super::super::handshake::{CLIENT_PROOF_LEN, Challenge, HELLO_LEN};
 use super::super::wire::{self, Reply};
 
 /// Time limit of a handshake.
@@ -17,11 +17,11 @@ const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest time between two requests of a client.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 /// Largest number of bytes read in one turn, so that no connection blocks the others.
-const TURN: usize = 256 << 10;
+const MAX_TURN_BYTES: usize = 256 << 10;
 
 /// The step of the protocol that a connection is at.
 #[derive(Debug)]
-enum Phase {
+enum ConnectionPhase {
     /// Receives the client's greeting.
     Hello,
     /// Receives the client's proof.
@@ -31,17 +31,17 @@ enum Phase {
     /// Receives a request of this many bytes.
     Body(usize),
     /// Waits for the server's reply.
-    Asked,
+    AwaitReply,
     /// Sends a refusal, then closes.
     Refused,
 }
 
 /// The result of a turn of a connection.
 #[derive(Debug)]
-pub(super) enum Turn {
-    /// Nothing more can be read or written now.
+pub(super) enum TurnOutcome {
+    /// No more bytes can be read or written now.
     Blocked,
-    /// More may be possible at once. Other connections come first.
+    /// A reply was sent, or [`MAX_TURN_BYTES`] were read. Run another turn after the other connections.
     More,
     /// The client has proven that it knows the secret.
     Authenticated,
@@ -52,14 +52,19 @@ pub(super) enum Turn {
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) stream: TcpStream,
-    phase: Phase,
+    phase: ConnectionPhase,
     input: Vec<u8>,
-    output: Output,
+    output: SendBuffer,
 }
 
 impl Connection {
     pub(super) fn new(stream: TcpStream) -> Self {
-        Self { stream, phase: Phase::Hello, input: Vec::new(), output: Output::default() }
+        Self {
+            stream,
+            phase: ConnectionPhase::Hello,
+            input: Vec::new(),
+            output: SendBuffer::default(),
+        }
     }
 
     /// Returns the size of the buffer of an unfinished request, in bytes.
@@ -70,71 +75,76 @@ impl Connection {
     /// Returns an identifier of the current phase and its time limit. `None` while the server waits for keys.
     pub(super) fn limit(&self) -> Option<(u8, Duration)> {
         match self.phase {
-            Phase::Hello | Phase::Proof(_) | Phase::Refused => Some((0, HANDSHAKE_TIMEOUT)),
+            ConnectionPhase::Hello | ConnectionPhase::Proof(_) | ConnectionPhase::Refused => {
+                Some((0, HANDSHAKE_TIMEOUT))
+            }
             _ if !self.output.is_empty() => Some((1, MESSAGE_TIMEOUT)),
-            Phase::Length if self.input.is_empty() => Some((2, IDLE_TIMEOUT)),
-            Phase::Length | Phase::Body(_) => Some((3, MESSAGE_TIMEOUT)),
-            Phase::Asked => None,
+            ConnectionPhase::Length if self.input.is_empty() => Some((2, IDLE_TIMEOUT)),
+            ConnectionPhase::Length | ConnectionPhase::Body(_) => Some((3, MESSAGE_TIMEOUT)),
+            ConnectionPhase::AwaitReply => None,
         }
     }
 
-    /// Gives the connection the reply to its request.
+    /// Starts to send the reply to a request.
     pub(super) fn reply(&mut self, reply: Reply) {
-        self.output = Output::reply(reply);
-        self.phase = Phase::Length;
+        self.output = SendBuffer::reply(reply);
+        self.phase = ConnectionPhase::Length;
     }
 
-    /// Reads and writes as much as is possible at once, until the server has to act. An error ends the connection.
-    pub(super) fn turn(&mut self, secret: Option<&Secret>) -> io::Result<Turn> {
-        let mut budget = TURN;
+    /// Reads and writes without blocking until the server has to act. An error ends the connection.
+    pub(super) fn run_turn(&mut self, secret: Option<&Secret>) -> io::Result<TurnOutcome> {
+        let mut budget = MAX_TURN_BYTES;
         loop {
             if !self.output.is_empty() {
                 if !self.output.send(&mut self.stream)? {
-                    return Ok(Turn::Blocked);
+                    return Ok(TurnOutcome::Blocked);
                 }
-                if matches!(self.phase, Phase::Length) {
-                    return Ok(Turn::More);
+                if matches!(self.phase, ConnectionPhase::Length) {
+                    return Ok(TurnOutcome::More);
                 }
             }
             let wanted = match self.phase {
-                Phase::Hello => HELLO,
-                Phase::Proof(_) => ANSWER,
-                Phase::Length => 4,
-                Phase::Body(length) => length,
-                Phase::Asked => return self.gone().map(|()| Turn::Blocked),
-                Phase::Refused => return Err(io::ErrorKind::PermissionDenied.into()),
+                ConnectionPhase::Hello => HELLO_LEN,
+                ConnectionPhase::Proof(_) => CLIENT_PROOF_LEN,
+                ConnectionPhase::Length => 4,
+                ConnectionPhase::Body(length) => length,
+                ConnectionPhase::AwaitReply => {
+                    return self.check_open().map(|()| TurnOutcome::Blocked);
+                }
+                ConnectionPhase::Refused => return Err(io::ErrorKind::PermissionDenied.into()),
             };
             if !self.fill(wanted, &mut budget)? {
-                return Ok(if budget == 0 { Turn::More } else { Turn::Blocked });
+                return Ok(if budget == 0 { TurnOutcome::More } else { TurnOutcome::Blocked });
             }
             let input = std::mem::take(&mut self.input);
             match &self.phase {
-                Phase::Hello => {
+                ConnectionPhase::Hello => {
                     let (challenge, answer) = Challenge::new(&input)?;
-                    self.output = Output::bytes(answer);
-                    self.phase = Phase::Proof(challenge);
+                    self.output = SendBuffer::bytes(answer);
+                    self.phase = ConnectionPhase::Proof(challenge);
                 }
-                Phase::Proof(challenge) => {
+                ConnectionPhase::Proof(challenge) => {
                     let (accepted, answer) = challenge.answer(secret, &input);
-                    self.output = Output::bytes(answer);
-                    self.phase = if accepted { Phase::Length } else { Phase::Refused };
+                    self.output = SendBuffer::bytes(answer);
+                    self.phase =
+                        if accepted { ConnectionPhase::Length } else { ConnectionPhase::Refused };
                     if accepted {
-                        return Ok(Turn::Authenticated);
+                        return Ok(TurnOutcome::Authenticated);
                     }
                 }
-                Phase::Length => {
+                ConnectionPhase::Length => {
                     let length = input.as_slice().try_into().map_err(io::Error::other)?;
-                    self.phase = Phase::Body(wire::length(length)?);
+                    self.phase = ConnectionPhase::Body(wire::length(length)?);
                 }
                 _ => {
-                    self.phase = Phase::Asked;
-                    return Ok(Turn::Request(input));
+                    self.phase = ConnectionPhase::AwaitReply;
+                    return Ok(TurnOutcome::Request(input));
                 }
             }
         }
     }
 
-    /// Reads until `wanted` bytes have arrived. Returns `false` if some are still missing.
+    /// Reads until `wanted` bytes have arrived or `budget` is used up. Returns `false` if bytes are missing.
     fn fill(&mut self, wanted: usize, budget: &mut usize) -> io::Result<bool> {
         let mut scratch = [0; 16 << 10];
         while self.input.len() < wanted {
@@ -157,7 +167,7 @@ impl Connection {
     }
 
     /// Returns an error if the client has closed the connection, or sent more bytes, before its reply.
-    fn gone(&self) -> io::Result<()> {
+    fn check_open(&self) -> io::Result<()> {
         match self.stream.peek(&mut [0]) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
             Err(error) => Err(error),
@@ -167,15 +177,15 @@ impl Connection {
     }
 }
 
-/// Bytes to send: a head, then a value that may be shared with the store.
+/// Bytes to send: a head, then a value. The value may be shared with the store.
 #[derive(Debug, Default)]
-struct Output {
+struct SendBuffer {
     head: Vec<u8>,
     value: Option<Arc<[u8]>>,
     sent: usize,
 }
 
-impl Output {
+impl SendBuffer {
     fn bytes(head: Vec<u8>) -> Self {
         Self { head, ..Self::default() }
     }

@@ -15,13 +15,13 @@ use super::super::super::secret::Secret;
 use super::super::super::values::Values;
 use super::super::super::{StoreError, StoreResult};
 use super::super::wire::{Reply, Request};
-use super::connection::{Connection, Turn};
-use super::peers::{MAX_STRANGERS, Peers};
-use super::waits::{Wait, Waits};
+use super::connection::{Connection, TurnOutcome};
+use super::peers::{MAX_UNAUTHENTICATED, Peers};
+use super::waits::{KeyWait, Waits};
 
-/// Largest number of connections accepted in one iteration. Smaller than the number of strangers, so that a client that
-/// sends its greeting at once is read before newer connections displace it.
-const ACCEPTS: usize = MAX_STRANGERS / 4;
+/// Largest number of connections accepted in one iteration. Smaller than [`MAX_UNAUTHENTICATED`], so that the greeting
+/// of a prompt client is read before newer connections evict the client.
+const ACCEPTS: usize = MAX_UNAUTHENTICATED / 4;
 /// Pause after the system failed to accept a connection, for example for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 /// Longest wait of one request. Clients repeat the request.
@@ -41,25 +41,26 @@ pub(super) enum Command {
 
 /// The destination of replies.
 #[derive(Debug)]
-enum End {
+enum ReplySink {
     Socket(Connection),
     Local(Sender<Reply>),
 }
 
 /// A connection, or a request of the server's own process.
 #[derive(Debug)]
-struct Client {
-    end: End,
-    /// Time at which the connection is closed or its wait ends, and the identifier of that limit.
+struct ClientState {
+    sink: ReplySink,
+    /// Time at which the connection is closed or its wait ends, and the identifier of that limit ([`WAIT_LIMIT`] or
+    /// [`Connection::limit`]).
     deadline: Option<(u8, Instant)>,
-    /// The connection is in the queue of connections that may be able to read or write.
+    /// Whether the connection is in [`EventLoop::ready`].
     queued: bool,
-    /// Size of its unfinished request and of the keys that it waits for, in bytes.
+    /// Size of the unfinished request and of the awaited keys, in bytes.
     buffered: usize,
 }
 
-/// Identifier of the limit of a wait. [`Connection::limit`] returns the other limits.
-const WAITS: u8 = u8::MAX;
+/// Identifier of the time limit of a wait. [`Connection::limit`] returns the other identifiers.
+const WAIT_LIMIT: u8 = u8::MAX;
 
 #[derive(Debug)]
 pub(super) struct EventLoop {
@@ -69,12 +70,12 @@ pub(super) struct EventLoop {
     secret: Option<Secret>,
     values: Values,
     waits: Waits,
-    clients: HashMap<usize, Client>,
+    clients: HashMap<usize, ClientState>,
     next_id: usize,
     peers: Peers,
     deadlines: BTreeSet<(Instant, usize)>,
     ready: VecDeque<usize>,
-    /// Total size of unfinished requests and of the keys that clients wait for, in bytes.
+    /// Total of [`ClientState::buffered`], in bytes.
     buffered: usize,
     /// Time at which to accept connections again after the system failed to accept one.
     paused: Option<Instant>,
@@ -125,7 +126,7 @@ impl EventLoop {
                     Token(id) => self.queue(id),
                 }
             }
-            if !self.commands() {
+            if !self.run_commands() {
                 return;
             }
             if self.paused.is_some_and(|until| until <= Instant::now()) {
@@ -137,7 +138,7 @@ impl EventLoop {
             }
             for _ in 0..self.ready.len() {
                 if let Some(id) = self.ready.pop_front() {
-                    self.turn(id);
+                    self.run_turn(id);
                 }
             }
             self.expire();
@@ -159,12 +160,12 @@ impl EventLoop {
     }
 
     /// Runs the commands of the server's own process. Returns `false` when the server must stop.
-    fn commands(&mut self) -> bool {
+    fn run_commands(&mut self) -> bool {
         loop {
             match self.commands.try_recv() {
                 Ok(Command::Ask { message, reply }) => {
-                    let id = self.add(End::Local(reply));
-                    self.ask(id, &message);
+                    let id = self.add(ReplySink::Local(reply));
+                    self.handle(id, &message);
                 }
                 Err(TryRecvError::Empty) => return true,
                 Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return false,
@@ -172,11 +173,11 @@ impl EventLoop {
         }
     }
 
-    fn add(&mut self, end: End) -> usize {
+    fn add(&mut self, sink: ReplySink) -> usize {
         let id = self.next_id;
-        // Three numbers are never reached: the tokens above.
+        // Ids stay below the tokens `LISTENER` and `WAKER`.
         self.next_id = (self.next_id + 1) % (usize::MAX - 2);
-        self.clients.insert(id, Client { end, deadline: None, queued: false, buffered: 0 });
+        self.clients.insert(id, ClientState { sink, deadline: None, queued: false, buffered: 0 });
         id
     }
 
@@ -191,8 +192,8 @@ impl EventLoop {
                     | io::ErrorKind::ConnectionAborted
                     | io::ErrorKind::ConnectionReset => {}
                     _ => {
-                        // No file descriptor is free: close a stranger to free one.
-                        self.close_a_stranger();
+                        // Probably no file descriptor is free: evict a connection to free one.
+                        self.evict_unauthenticated();
                         self.paused = Some(Instant::now() + ACCEPT_PAUSE);
                         return false;
                     }
@@ -203,60 +204,60 @@ impl EventLoop {
     }
 
     fn admit(&mut self, mut stream: TcpStream, peer: IpAddr) {
-        if self.peers.is_crowded() {
-            self.close_a_stranger();
+        if self.peers.is_full() {
+            self.evict_unauthenticated();
         }
         let interest = Interest::READABLE | Interest::WRITABLE;
         let registered = self.poll.registry().register(&mut stream, Token(self.next_id), interest);
         if stream.set_nodelay(true).and(registered).is_err() {
             return;
         }
-        let id = self.add(End::Socket(Connection::new(stream)));
+        let id = self.add(ReplySink::Socket(Connection::new(stream)));
         self.open.fetch_add(1, Ordering::Relaxed);
-        self.peers.add_stranger(id, peer);
+        self.peers.add_unauthenticated(id, peer);
         self.set_limit(id);
         self.queue(id);
     }
 
-    fn close_a_stranger(&mut self) {
-        if let Some(stranger) = self.peers.stranger_to_close() {
-            self.close(stranger);
+    fn evict_unauthenticated(&mut self) {
+        if let Some(id) = self.peers.unauthenticated_to_evict() {
+            self.close(id);
         }
     }
 
     /// Runs a turn of a connection.
-    fn turn(&mut self, id: usize) {
+    fn run_turn(&mut self, id: usize) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         client.queued = false;
-        let End::Socket(connection) = &mut client.end else { return };
-        match connection.turn(self.secret.as_ref()) {
+        let ReplySink::Socket(connection) = &mut client.sink else { return };
+        match connection.run_turn(self.secret.as_ref()) {
             Err(_) => self.close(id),
-            Ok(Turn::Blocked) => self.set_limit(id),
-            Ok(Turn::More) => {
+            Ok(TurnOutcome::Blocked) => self.set_limit(id),
+            Ok(TurnOutcome::More) => {
                 self.set_limit(id);
                 self.queue(id);
             }
-            Ok(Turn::Authenticated) => {
+            Ok(TurnOutcome::Authenticated) => {
                 self.set_limit(id);
                 self.queue(id);
                 if !self.peers.authenticate(id) {
                     self.close(id);
                 }
             }
-            Ok(Turn::Request(message)) => {
-                self.ask(id, &message);
-                // The client may have closed the connection before.
+            Ok(TurnOutcome::Request(message)) => {
+                self.handle(id, &message);
+                // The next turn detects whether the client has closed the connection.
                 self.queue(id);
             }
         }
-        self.count(id);
+        self.update_buffered(id);
     }
 
-    /// Updates the number of bytes that the server holds for a connection. If the total exceeds the limit, closes the
-    /// connection with the most bytes, which may be another connection.
-    fn count(&mut self, id: usize) {
+    /// Updates the number of bytes that the server holds for a connection. If the total exceeds [`MAX_BUFFERED`],
+    /// closes the connection with the most bytes.
+    fn update_buffered(&mut self, id: usize) {
         let Some(client) = self.clients.get_mut(&id) else { return };
-        let End::Socket(connection) = &client.end else { return };
+        let ReplySink::Socket(connection) = &client.sink else { return };
         let bytes = connection.buffered() + self.waits.bytes(id);
         self.buffered = self.buffered + bytes - std::mem::replace(&mut client.buffered, bytes);
         if self.buffered > MAX_BUFFERED {
@@ -268,7 +269,7 @@ impl EventLoop {
     }
 
     /// Answers a request, or begins its wait.
-    fn ask(&mut self, id: usize, message: &[u8]) {
+    fn handle(&mut self, id: usize, message: &[u8]) {
         match self.answer(id, message) {
             Ok(Some(reply)) => self.reply(id, reply),
             Ok(None) => {}
@@ -280,42 +281,42 @@ impl EventLoop {
         let reply = match Request::decode(message)? {
             Request::Set { key, value } => {
                 let set = self.values.set("set", key, value);
-                self.changed(key);
-                replied(set.map(|()| Reply::Done))
+                self.answer_waits(key);
+                change_reply(set.map(|()| Reply::Done))
             }
             Request::Get { key, wait } => {
-                return Ok(self.wait(id, Wait::new(vec![key.into()], true), wait));
+                return Ok(self.wait(id, KeyWait::new(vec![key.into()], true), wait));
             }
             Request::Add { key, amount } => {
                 let sum = self.values.add(key, amount);
-                self.changed(key);
-                replied(sum.map(Reply::Number))
+                self.answer_waits(key);
+                change_reply(sum.map(Reply::Number))
             }
             Request::CompareSet { key, expected, desired } => {
                 let value = self.values.compare_set(key, expected, desired);
-                self.changed(key);
-                replied(value.map(|value| value.map_or(Reply::NotYet, Reply::Value)))
+                self.answer_waits(key);
+                change_reply(value.map(|value| value.map_or(Reply::NotYet, Reply::Value)))
             }
             Request::Delete { key } => Reply::Number(self.values.delete(key).into()),
             Request::Wait { keys, wait } => {
                 let keys = keys.into_iter().map(String::from).collect();
-                return Ok(self.wait(id, Wait::new(keys, false), wait));
+                return Ok(self.wait(id, KeyWait::new(keys, false), wait));
             }
             Request::Check { keys } => Reply::Number(self.values.contains_all(&keys).into()),
         };
         Ok(Some(reply))
     }
 
-    fn wait(&mut self, id: usize, keys: Wait, time: Duration) -> Option<Reply> {
+    fn wait(&mut self, id: usize, keys: KeyWait, time: Duration) -> Option<Reply> {
         let reply = self.waits.begin(id, keys, &self.values);
         if reply.is_none() {
-            self.set_deadline(id, Some((WAITS, Instant::now() + time.min(MAX_WAIT))));
+            self.set_deadline(id, Some((WAIT_LIMIT, Instant::now() + time.min(MAX_WAIT))));
         }
         reply
     }
 
     /// Answers the clients that waited for a key, if the key is set.
-    fn changed(&mut self, key: &str) {
+    fn answer_waits(&mut self, key: &str) {
         if self.values.contains(key) {
             for (id, reply) in self.waits.set(key, &self.values) {
                 self.reply(id, reply);
@@ -325,14 +326,14 @@ impl EventLoop {
 
     fn reply(&mut self, id: usize, reply: Reply) {
         let Some(client) = self.clients.get_mut(&id) else { return };
-        match &mut client.end {
-            End::Socket(connection) => {
+        match &mut client.sink {
+            ReplySink::Socket(connection) => {
                 connection.reply(reply);
                 self.set_limit(id);
                 self.queue(id);
-                self.count(id);
+                self.update_buffered(id);
             }
-            End::Local(sender) => {
+            ReplySink::Local(sender) => {
                 // The waiting thread may have given up.
                 let _ = sender.send(reply);
                 self.close(id);
@@ -343,7 +344,7 @@ impl EventLoop {
     /// Starts the time limit of a connection's phase, unless it is already running.
     fn set_limit(&mut self, id: usize) {
         let Some(client) = self.clients.get(&id) else { return };
-        let End::Socket(connection) = &client.end else { return };
+        let ReplySink::Socket(connection) = &client.sink else { return };
         if self.waits.contains(id) {
             return;
         }
@@ -381,15 +382,15 @@ impl EventLoop {
         self.peers.remove(id);
         let Some(mut client) = self.clients.remove(&id) else { return };
         self.buffered -= client.buffered;
-        if let End::Socket(connection) = &mut client.end {
+        if let ReplySink::Socket(connection) = &mut client.sink {
             let _ = self.poll.registry().deregister(&mut connection.stream);
             self.open.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
 
-/// Returns the reply to a change, which the store may have refused.
-fn replied(result: StoreResult<Reply>) -> Reply {
+/// Converts the result of a change to a reply. The store may have refused the change.
+fn change_reply(result: StoreResult<Reply>) -> Reply {
     match result {
         Ok(reply) => reply,
         Err(StoreError::NotANumber { value, .. }) => Reply::NotANumber(value),

@@ -2,11 +2,11 @@
 //!
 //! `connection.rs` reads and writes without blocking. `waits.rs` finds the clients that wait for a key. `event_loop.rs`
 //! accepts connections, answers requests, and closes connections after their time limits. Calls of the host's own
-//! process reach the thread by a channel.
+//! process reach the thread through a channel.
 //!
-//! Invariant: a connection without a proof of the secret costs little. Before its proof (`handshake.rs`) it gets 40
-//! bytes of buffer, five seconds, and one of 128 places. When the places are taken, a new connection displaces an old
-//! one.
+//! Invariant: an unauthenticated connection costs little. Until a client has proven that it knows the secret
+//! (`handshake.rs`), its connection gets a buffer of 40 bytes, five seconds, and one of 128 slots. When all slots are
+//! taken, a new connection evicts an old one.
 
 mod connection;
 mod event_loop;
@@ -50,8 +50,8 @@ impl Server {
             }
         }
         let listener = bound?;
-        // A short queue would overflow under a flood, and a client's connection would then take
-        // seconds. The system may allow less.
+        // A flood would overflow a short backlog, and a client would then need seconds to connect. The system may use a
+        // smaller backlog.
         #[cfg(unix)]
         rustix::net::listen(&listener, 4096)?;
         let address = listener.local_addr()?;
@@ -90,7 +90,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let stopping = self.commands.send(Command::Stop).is_ok() && self.waker.wake().is_ok();
-        // A thread that could not be woken ends with the process.
+        // Do not join a thread that could not be woken. It ends with the process.
         if let Some(thread) = self.thread.take().filter(|_| stopping) {
             let _ = thread.join();
         }

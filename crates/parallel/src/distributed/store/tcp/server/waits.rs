@@ -1,4 +1,4 @@
-//! The clients that wait for keys.
+//! Clients that wait for keys.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -7,7 +7,7 @@ use super::super::wire::Reply;
 
 /// The keys that a client waits for.
 #[derive(Debug)]
-pub(super) struct Wait {
+pub(super) struct KeyWait {
     pub(super) keys: Vec<String>,
     /// The reply is the value of the only key.
     pub(super) get: bool,
@@ -17,17 +17,17 @@ pub(super) struct Wait {
     bytes: usize,
 }
 
-/// Bytes that a key costs besides its text.
+/// Overhead of an awaited key, in bytes.
 const PER_KEY: usize = 64;
 
-impl Wait {
+impl KeyWait {
     pub(super) fn new(keys: Vec<String>, get: bool) -> Self {
         let bytes = keys.iter().map(|key| PER_KEY + key.len()).sum();
         Self { keys, get, at: 0, bytes }
     }
 
     /// Returns the reply if all keys are set. Otherwise moves `at` to a missing key. The search begins at `at`, so that
-    /// it does not check the earlier keys again and again.
+    /// repeated calls do not check the earlier keys again.
     fn reply(&mut self, values: &Values) -> Option<Reply> {
         let count = self.keys.len();
         let mut order = (0..count).map(|step| (self.at + step) % count);
@@ -42,16 +42,16 @@ impl Wait {
     }
 }
 
-/// All waits, each under one of its missing keys.
+/// All waits, each indexed by one of its missing keys.
 #[derive(Debug, Default)]
 pub(super) struct Waits {
-    waits: HashMap<usize, Wait>,
+    waits: HashMap<usize, KeyWait>,
     by_key: HashMap<String, BTreeSet<usize>>,
 }
 
 impl Waits {
     /// Begins the wait of client `id`. If all keys are set, returns the reply instead.
-    pub(super) fn begin(&mut self, id: usize, mut wait: Wait, values: &Values) -> Option<Reply> {
+    pub(super) fn begin(&mut self, id: usize, mut wait: KeyWait, values: &Values) -> Option<Reply> {
         let reply = wait.reply(values);
         if reply.is_none() {
             self.by_key.entry(wait.keys[wait.at].clone()).or_default().insert(id);
@@ -103,8 +103,8 @@ impl Waits {
 mod tests {
     use super::*;
 
-    fn wait(keys: &[&str]) -> Wait {
-        Wait::new(keys.iter().map(ToString::to_string).collect(), false)
+    fn wait(keys: &[&str]) -> KeyWait {
+        KeyWait::new(keys.iter().map(ToString::to_string).collect(), false)
     }
 
     #[test]

@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 use super::StoreResult;
 use super::values::Values;
 
+/// [`Values`] behind a lock, with a condition variable for their changes.
 #[derive(Debug, Default)]
-pub(super) struct Table {
+pub(super) struct SharedValues {
     values: Mutex<Values>,
     changed: Condvar,
 }
 
-impl Table {
+impl SharedValues {
     pub(super) fn lock(&self) -> MutexGuard<'_, Values> {
         self.values.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -28,7 +29,7 @@ impl Table {
     }
 
     /// Waits until all keys are set. Returns `None` if the time runs out.
-    pub(super) fn waited(
+    pub(super) fn wait_for(
         &self,
         keys: &[&str],
         timeout: Duration,

@@ -1,4 +1,4 @@
-//! One driver, and the objects that a program has made of it.
+//! A driver with the objects that a program has created on it.
 
 use std::alloc::Layout;
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use warpline_cuda_sys_safe::sim::{SimConfig, SimDriver};
 use warpline_cuda_sys_safe::{self as cuda, Driver, DriverError, Result};
 
-use crate::gate::{Gate, Porter};
+use crate::gate::{Gate, Watchdog};
 use crate::model::PAGE;
 use crate::step::*;
 
@@ -20,20 +20,21 @@ pub(crate) fn ptx() -> String {
     format!("{ADD}{STOP}")
 }
 
-/// What a step came to on one driver.
+/// The outcome of a step on one driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
-    /// What it returned, or the name of its error.
+    /// The returned value, or the name of the error.
     pub(crate) result: Result<String, String>,
-    /// Whether it waited for the stream that was held back.
+    /// Whether the call waited for the stream that was held back.
     pub(crate) waited: bool,
-    /// A letter for each stream that may be in a capture: `-`, `A`ctive, `!` invalidated.
+    /// A letter for each stream that can be captured: `-` for none, `A` for active, `!` for
+    /// invalidated.
     pub(crate) status: String,
-    /// Of a read: bytes that are determined, others 0.
+    /// Bytes of a read. Undetermined bytes are 0.
     pub(crate) bytes: Vec<u8>,
 }
 
-/// The add kernel and the one that traps.
+/// The kernel that adds a number, and the kernel that traps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kernels {
     pub(crate) module: cuda::ModuleHandle,
@@ -42,19 +43,19 @@ pub(crate) struct Kernels {
 }
 
 #[derive(Debug)]
-pub(crate) enum Bytes {
+pub(crate) enum BufferMemory {
     Device {
         device: usize,
         ptr: cuda::DevicePtr,
         pool: bool,
     },
-    /// The driver's own page-locked memory.
+    /// Page-locked memory that the driver allocated.
     Pinned {
         device: usize,
         ptr: NonNull<u8>,
         bytes: usize,
     },
-    /// Memory of the program, page-locked or not.
+    /// Memory that the program allocated, registered or not.
     Own {
         ptr: NonNull<u8>,
         bytes: usize,
@@ -67,26 +68,25 @@ pub(crate) struct Range {
     pub(crate) device: usize,
     pub(crate) ptr: cuda::DevicePtr,
     pub(crate) pages: usize,
-    /// Pages of each mapping, by where it begins; and the device whose memory it is.
+    /// Number of pages and owning device of each mapping, by first page.
     pub(crate) mappings: BTreeMap<usize, (usize, usize)>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct Subject {
     pub(crate) name: String,
     pub(crate) driver: Arc<dyn Driver>,
-    /// The same, where it is a simulator.
+    /// The driver, if it is a simulator.
     pub(crate) sim: Option<Arc<SimDriver>>,
     pub(crate) devices: usize,
-    /// Whether its driver serves many programs.
-    pub(crate) lasting: bool,
-    /// Whether a stream had to be destroyed while captured: what that leaves behind in a driver
-    /// nobody knows.
-    pub(crate) spoiled: bool,
+    /// Whether the driver serves several programs.
+    pub(crate) reused: bool,
+    /// Whether a captured stream was destroyed. The state of the driver is unknown then.
+    pub(crate) undefined_state: bool,
     pub(crate) kernels: Vec<Kernels>,
     pub(crate) streams: BTreeMap<Id, cuda::StreamHandle>,
     pub(crate) events: BTreeMap<Id, cuda::EventHandle>,
-    pub(crate) bufs: BTreeMap<Id, Bytes>,
+    pub(crate) bufs: BTreeMap<Id, BufferMemory>,
     pub(crate) ranges: BTreeMap<Id, Range>,
     pub(crate) physical: BTreeMap<Id, cuda::PhysicalHandle>,
     pub(crate) pools: BTreeMap<Id, cuda::MemPoolHandle>,
@@ -94,12 +94,12 @@ pub(crate) struct Lane {
     pub(crate) execs: BTreeMap<Id, cuda::GraphExecHandle>,
     pub(crate) peers: Vec<(usize, usize)>,
     pub(crate) gate: Option<Gate>,
-    /// The steps whose host functions ran, in that order.
-    pub(crate) heard: Arc<Mutex<Vec<usize>>>,
+    /// The steps whose host functions ran, in order.
+    pub(crate) host_fn_log: Arc<Mutex<Vec<usize>>>,
 }
 
-impl Lane {
-    /// A lane over a new simulator.
+impl Subject {
+    /// Creates a simulator without objects.
     pub(crate) fn simulated(name: &str, config: SimConfig) -> Self {
         let devices = config.devices;
         let sim = config.build();
@@ -114,7 +114,7 @@ impl Lane {
     ) -> Self {
         let text = ptx();
         let load = |device: usize| -> Result<Kernels> {
-            // SAFETY: text.
+            // SAFETY: the image is PTX text.
             let module = unsafe { driver.module_load(device, text.as_bytes()) }?;
             // SAFETY: the module was just loaded.
             let find = |name| unsafe { driver.module_function(module, name) };
@@ -122,13 +122,13 @@ impl Lane {
         };
         let kernels = (0..devices).map(load).collect::<Result<Vec<_>>>();
         let kernels = kernels.unwrap_or_else(|e| panic!("{name}: {e}"));
-        let mut lane = Self {
+        let mut subject = Self {
             name: name.to_owned(),
             driver,
             sim,
             devices,
-            lasting: false,
-            spoiled: false,
+            reused: false,
+            undefined_state: false,
             kernels,
             streams: BTreeMap::new(),
             events: BTreeMap::new(),
@@ -140,10 +140,10 @@ impl Lane {
             execs: BTreeMap::new(),
             peers: Vec::new(),
             gate: None,
-            heard: Arc::default(),
+            host_fn_log: Arc::default(),
         };
-        lane.add_default_streams();
-        lane
+        subject.add_default_streams();
+        subject
     }
 
     pub(crate) fn add_default_streams(&mut self) {
@@ -152,18 +152,18 @@ impl Lane {
         }
     }
 
-    /// Does a step that the model admits; `waits` is whether it should wait for the gate.
+    /// Runs a step that the model admits. `waits` tells whether the step should wait for the gate.
     pub(crate) fn run(
         &mut self,
         index: usize,
         step: &Step,
         mask: &[bool],
         ask_status: bool,
-        (porter, waits): (&Porter, bool),
+        (watchdog, waits): (&Watchdog, bool),
     ) -> Outcome {
         let gate = self.gate.clone();
         let mut bytes = Vec::new();
-        let result = porter.watch(gate.as_ref(), waits, || self.perform(index, step, &mut bytes));
+        let result = watchdog.watch(gate.as_ref(), waits, || self.perform(index, step, &mut bytes));
         for (byte, known) in bytes.iter_mut().zip(mask) {
             *byte *= u8::from(*known);
         }
@@ -175,7 +175,7 @@ impl Lane {
         Outcome { result: result.map_err(|e| name(&e)), waited, status, bytes }
     }
 
-    /// What the captures of all streams of the program are like.
+    /// Returns the capture status of all streams of the program.
     fn status(&self) -> String {
         let own = self.streams.iter().filter(|(id, _)| **id >= FIRST_STREAM);
         // SAFETY: the streams are alive.
@@ -188,32 +188,33 @@ impl Lane {
         .collect()
     }
 
-    /// The address of a place.
+    /// Returns the address of a place.
     pub(crate) fn address(&self, place: Place) -> cuda::DevicePtr {
         let nowhere = cuda::DevicePtr::NULL;
         match place {
             Place::Buf { buf, at } => match self.bufs.get(&buf) {
-                // SAFETY: only what the model admits is done with it.
-                Some(Bytes::Device { ptr, .. }) => unsafe { ptr.offset(at as i64) },
-                // SAFETY: page-locked memory is addressed alike by host and device.
-                Some(Bytes::Pinned { ptr, .. } | Bytes::Own { ptr, .. }) => unsafe {
+                // SAFETY: the model admits only accesses inside the buffer.
+                Some(BufferMemory::Device { ptr, .. }) => unsafe { ptr.offset(at as i64) },
+                // SAFETY: unified addressing gives page-locked memory the same address on host and
+                // device.
+                Some(BufferMemory::Pinned { ptr, .. } | BufferMemory::Own { ptr, .. }) => unsafe {
                     cuda::DevicePtr::from_raw(ptr.as_ptr().expose_provenance() as u64 + at as u64)
                 },
                 None => nowhere,
             },
             Place::Page { range, page, at } => match self.ranges.get(&range) {
-                // SAFETY: as above.
+                // SAFETY: the model admits only accesses inside the reservation.
                 Some(range) => unsafe { range.ptr.offset((page * PAGE + at) as i64) },
                 None => nowhere,
             },
         }
     }
 
-    /// The device that owns a place; the first for host memory.
+    /// Returns the device that owns a place, or the first device for host memory.
     pub(crate) fn owner(&self, place: Place) -> usize {
         match place {
             Place::Buf { buf, .. } => match self.bufs.get(&buf) {
-                Some(Bytes::Device { device, .. }) => *device,
+                Some(BufferMemory::Device { device, .. }) => *device,
                 _ => 0,
             },
             Place::Page { range, page, .. } => self.ranges.get(&range).map_or(0, |r| {
@@ -222,10 +223,11 @@ impl Lane {
         }
     }
 
-    /// A place as one end of a copy.
+    /// Returns the end of a copy at a place.
     pub(crate) fn end(&self, place: Place) -> cuda::CopyEnd {
         if let Place::Buf { buf, at } = place
-            && let Some(Bytes::Pinned { ptr, .. } | Bytes::Own { ptr, .. }) = self.bufs.get(&buf)
+            && let Some(BufferMemory::Pinned { ptr, .. } | BufferMemory::Own { ptr, .. }) =
+                self.bufs.get(&buf)
         {
             let address = ptr.as_ptr().wrapping_add(at);
             return cuda::CopyEnd::Host(NonNull::new(address).unwrap_or(*ptr));
@@ -233,23 +235,23 @@ impl Lane {
         cuda::CopyEnd::Device { device: self.owner(place), ptr: self.address(place) }
     }
 
-    /// The host memory of a buffer.
+    /// Returns the host memory of a buffer.
     pub(crate) fn host(&self, buf: Id) -> Option<(NonNull<u8>, usize)> {
         match self.bufs.get(&buf)? {
-            Bytes::Pinned { ptr, bytes, .. } | Bytes::Own { ptr, bytes, .. } => {
+            BufferMemory::Pinned { ptr, bytes, .. } | BufferMemory::Own { ptr, bytes, .. } => {
                 Some((*ptr, *bytes))
             }
-            Bytes::Device { .. } => None,
+            BufferMemory::Device { .. } => None,
         }
     }
 }
 
-/// Memory of the program's own, in whole pages so that it can be page-locked.
+/// Layout of memory that the program allocates: whole pages, so that it can be page-locked.
 pub(crate) fn layout(bytes: usize) -> Layout {
     Layout::from_size_align(bytes.next_multiple_of(4096).max(4096), 4096).expect("a small size")
 }
 
-/// An error as transcripts have it.
+/// Returns the name of an error in transcripts.
 pub(crate) fn name(error: &DriverError) -> String {
     let code = || error.code().map_or("", |c| c.name().trim_start_matches("CUDA_ERROR_"));
     match error {

@@ -1,14 +1,14 @@
-//! One random step after another.
+//! Random steps.
 
 mod memory;
 
 use crate::generate::{Options, Rng};
-use crate::model::{Kind, Model, Region};
+use crate::model::{MemoryKind, Model, Region};
 use crate::order::{HOST, TRACKED};
 use crate::step::*;
 
 #[derive(Debug)]
-pub(crate) struct Pick {
+pub(crate) struct StepPicker {
     pub(crate) rng: Rng,
     pub(crate) options: Options,
     next: Id,
@@ -16,7 +16,7 @@ pub(crate) struct Pick {
 
 const MODES: [Mode; 3] = [Mode::Global, Mode::ThreadLocal, Mode::Relaxed];
 
-impl Pick {
+impl StepPicker {
     pub(crate) fn new(rng: Rng, options: Options) -> Self {
         Self { rng, options, next: FIRST_STREAM }
     }
@@ -26,15 +26,15 @@ impl Pick {
         self.next
     }
 
-    /// A number that only a step may take that is to be refused.
+    /// Returns an id that no object has, for steps that must be refused.
     pub(crate) fn peek(&self) -> Id {
         Id::MAX / 2 + self.next
     }
 
-    /// Buffers that a device's kernels can use.
+    /// Returns the buffers that kernels of a device can use.
     pub(crate) fn memory_of(&self, m: &Model, device: usize) -> Vec<Id> {
         let own = m.bufs.iter().filter(|(_, b)| b.alive && b.device == device);
-        own.filter(|(_, b)| b.kind == Kind::Alloc).map(|(&id, _)| id).collect()
+        own.filter(|(_, b)| b.kind == MemoryKind::Alloc).map(|(&id, _)| id).collect()
     }
 
     pub(crate) fn size(&mut self) -> usize {
@@ -57,7 +57,7 @@ impl Pick {
         if self.rng.rarely(4) || made.is_empty() { self.rng.of(&all) } else { self.rng.of(&made) }
     }
 
-    /// Mostly a stream of that device.
+    /// Picks a stream, usually of this device.
     fn stream_of(&mut self, m: &Model, device: usize) -> Option<Id> {
         if self.options.may("far") && self.rng.rarely(8) {
             return self.stream(m);
@@ -72,14 +72,14 @@ impl Pick {
         self.rng.of(&all)
     }
 
-    fn buf(&mut self, m: &Model, kinds: &[Kind]) -> Option<Id> {
+    fn buf(&mut self, m: &Model, kinds: &[MemoryKind]) -> Option<Id> {
         let all = m.bufs.iter().filter(|(_, b)| b.alive && kinds.contains(&b.kind));
         let all: Vec<Id> = all.map(|(&id, _)| id).collect();
         self.rng.of(&all)
     }
 
-    /// Memory for a copy or kernel, and how much of it there is.
-    fn place(&mut self, m: &Model, kinds: &[Kind]) -> Option<(Place, usize)> {
+    /// Picks memory for a copy or kernel. Returns the place and its size.
+    fn place(&mut self, m: &Model, kinds: &[MemoryKind]) -> Option<(Place, usize)> {
         let pages: Vec<(Id, usize)> = m
             .ranges
             .iter()
@@ -102,7 +102,7 @@ impl Pick {
         m.find(place, 16)
     }
 
-    /// Any step, more often those that programs are made of.
+    /// Picks any step. Common steps are more likely.
     pub(crate) fn any(&mut self, m: &Model) -> Option<Step> {
         match self.rng.below(100) {
             0..16 => self.copy(m),
@@ -119,7 +119,7 @@ impl Pick {
     }
 
     fn copy(&mut self, m: &Model) -> Option<Step> {
-        use Kind::*;
+        use MemoryKind::*;
         let all = [Alloc, Alloc, Pool, Pinned, Pageable, Registered];
         let (dst, room) = self.place(m, &all)?;
         let (src, more) = self.place(m, &all)?;
@@ -150,7 +150,7 @@ impl Pick {
     }
 
     fn memset_or_launch(&mut self, m: &Model) -> Option<Step> {
-        use Kind::*;
+        use MemoryKind::*;
         let (dst, room) = self.place(m, &[Alloc, Alloc, Alloc, Pool, Pinned])?;
         let region = self.found(m, dst)?;
         let device = region.device.unwrap_or_else(|| self.device(m));
@@ -239,13 +239,13 @@ impl Pick {
             9 => Step::CaptureStatus { stream: any },
             10 => Step::ThreadMode { device: self.device(m), mode: self.rng.of(&MODES)? },
             11..14 => {
-                let (dst, room) = self.place(m, &[Kind::Alloc])?;
+                let (dst, room) = self.place(m, &[MemoryKind::Alloc])?;
                 let count = room / 16 * 4;
                 let value = self.rng.below(1 << 32) as u32;
                 Step::Memset { dst, width: 4, value, count, stream: captured? }
             }
             14 | 15 => {
-                let (dst, room) = self.place(m, &[Kind::Alloc])?;
+                let (dst, room) = self.place(m, &[MemoryKind::Alloc])?;
                 let words = (room / 16 * 4).min(256);
                 Step::Launch { stream: captured?, dst, src: dst, words, addend: 1 }
             }
@@ -261,7 +261,7 @@ impl Pick {
     }
 
     fn others(&mut self, m: &Model) -> Option<Step> {
-        use Question::*;
+        use DeviceQuery::*;
         let (device, peer) = (self.device(m), self.device(m));
         Some(match self.rng.below(20) {
             0..3 => Step::PeerCan { device, peer },
@@ -272,7 +272,7 @@ impl Pick {
                 Step::Module { device, image: self.rng.of(&images)? }
             }
             10 => {
-                let buf = self.buf(m, &[Kind::Alloc, Kind::Alloc, Kind::Pool])?;
+                let buf = self.buf(m, &[MemoryKind::Alloc, MemoryKind::Alloc, MemoryKind::Pool])?;
                 let at = if self.rng.rarely(4) { 32 } else { 0 };
                 Step::IpcMemory { buf, device: m.bufs[&buf].device, at }
             }

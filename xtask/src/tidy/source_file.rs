@@ -6,24 +6,24 @@ use proc_macro2::{Ident, TokenStream, TokenTree};
 use super::Complaint;
 
 /// A parsed Rust source file.
-pub(super) struct Source {
+pub(super) struct SourceFile {
     /// Relative to the workspace root, with forward slashes.
     pub(super) path: String,
     pub(super) text: String,
     pub(super) file: syn::File,
-    words: Words,
+    words: SourceWords,
 }
 
-/// Words of a token stream, including those in macro calls and macro definitions.
+/// SourceWords of a token stream, including those in macro calls and macro definitions.
 #[derive(Debug, Default)]
-struct Words {
+struct SourceWords {
     /// Identifiers and keywords.
     idents: Vec<Ident>,
     /// Texts of doc comments.
     docs: Vec<String>,
 }
 
-impl Source {
+impl SourceFile {
     /// Parses a file.
     ///
     /// # Errors
@@ -36,7 +36,7 @@ impl Source {
         let (tokens, file) =
             parse().map_err(|error| anyhow!("{path}:{}: {error}", error.span().start().line))?;
         let (path, text) = (path.to_owned(), text.to_owned());
-        Ok(Self { path, text, file, words: Words::of(tokens) })
+        Ok(Self { path, text, file, words: SourceWords::of(tokens) })
     }
 
     /// Returns whether the file belongs to a crate's library or program.
@@ -72,10 +72,10 @@ impl Source {
 
 /// Returns the identifiers and keywords of a token stream.
 pub(super) fn idents(tokens: TokenStream) -> Vec<Ident> {
-    Words::of(tokens).idents
+    SourceWords::of(tokens).idents
 }
 
-impl Words {
+impl SourceWords {
     fn of(tokens: TokenStream) -> Self {
         let mut words = Self::default();
         words.add(tokens);
@@ -102,9 +102,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comments_and_literals_are_no_code() {
+    fn comments_and_literals_are_not_code() {
         let text = "fn f<'a>() { g(\"un\\\"safe\", 'u', br#\"a\" // \"#, r#type) } // b\n/* c /* d */ */ m!(x);";
-        let source = Source::new("a.rs", text).unwrap();
+        let source = SourceFile::new("a.rs", text).unwrap();
         let words: Vec<_> = source.words.idents.iter().map(ToString::to_string).collect();
         assert_eq!(words, ["fn", "f", "a", "g", "r#type", "m", "x"]);
         assert_eq!(source.lines_with("x").collect::<Vec<_>>(), [2]);
@@ -112,14 +112,15 @@ mod tests {
 
     #[test]
     fn doc_comments_are_kept_and_others_are_not() {
-        let source = Source::new("a.rs", "//! a::b\n// c::d\n/// e::f\nfn g() {}\n").unwrap();
+        let source = SourceFile::new("a.rs", "//! a::b\n// c::d\n/// e::f\nfn g() {}\n").unwrap();
         let documented = ["a::b", "c::d", "e::f"].map(|text| source.documents(text));
         assert_eq!(documented, [true, false, true]);
     }
 
     #[test]
-    fn names_stand_alone() {
-        let source = Source::new("a.rs", "const A: u8 = unsafe_code;\nunsafe fn not_unsafe() {}\n");
+    fn only_whole_identifiers_match() {
+        let source =
+            SourceFile::new("a.rs", "const A: u8 = unsafe_code;\nunsafe fn not_unsafe() {}\n");
         let source = source.unwrap();
         assert_eq!(source.lines_with("unsafe").collect::<Vec<_>>(), [2]);
         assert_eq!(source.lines_with("code").count(), 0);
@@ -128,14 +129,14 @@ mod tests {
     #[test]
     fn a_file_that_is_not_rust_is_named() {
         for text in ["use a;\nfn f( {}\n", "use a;\nfn f() { let }\n"] {
-            let error = Source::new("crates/a/src/b.rs", text).err().unwrap().to_string();
+            let error = SourceFile::new("crates/a/src/b.rs", text).err().unwrap().to_string();
             assert!(error.starts_with("crates/a/src/b.rs:2: "), "{error}");
         }
     }
 
     #[test]
     fn tests_and_benches_are_test_code() {
-        let is_test = |path| Source::new(path, "fn f() {}\n").unwrap().is_test();
+        let is_test = |path| SourceFile::new(path, "fn f() {}\n").unwrap().is_test();
         assert!(is_test("crates/a/tests/b.rs"));
         assert!(is_test("crates/a/benches/b.rs"));
         assert!(is_test("crates/a/src/b/tests.rs"));

@@ -1,40 +1,40 @@
-//! Programs on which drivers once differed, and what is right. Each runs on the simulator under
-//! several schedules, and on a GPU.
+//! Programs on which drivers once differed, with the right results. Each program runs on the
+//! simulator under several schedules, and on a GPU.
 
 mod captures;
+mod invalidated;
 mod memory;
 mod releases;
-mod spoiled;
 
 use warpline_cuda_sys_safe::open;
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
 
-use crate::gate::Porter;
-use crate::lane::Lane;
+use crate::gate::Watchdog;
 use crate::run::{Progress, run};
 use crate::step::Step::*;
 use crate::step::*;
+use crate::subject::Subject;
 
-/// A program, and what each of its steps comes to.
-struct Found {
+/// A program, with the expected result of each step.
+struct Regression {
     name: &'static str,
     devices: usize,
     steps: Vec<Step>,
     results: &'static [&'static str],
 }
 
-fn all() -> Vec<Found> {
+fn all() -> Vec<Regression> {
     let mut all = first();
     all.extend(memory::all());
     all.extend(releases::all());
     all.extend(captures::all());
-    all.extend(spoiled::all());
+    all.extend(invalidated::all());
     all
 }
 
-fn first() -> Vec<Found> {
+fn first() -> Vec<Regression> {
     vec![
-        Found {
+        Regression {
             name: "whether the default stream may wait for an event does not depend on whether the \
                    event is done",
             devices: 1,
@@ -47,7 +47,7 @@ fn first() -> Vec<Found> {
             ],
             results: &["ok", "ok", "ok", "ok", "STREAM_CAPTURE_IMPLICIT"],
         },
-        Found {
+        Regression {
             name: "a host function's panic goes no further",
             devices: 1,
             steps: vec![
@@ -58,7 +58,7 @@ fn first() -> Vec<Found> {
             ],
             results: &["ok", "ok", "ok", "ok"],
         },
-        Found {
+        Regression {
             name: "the default stream waits for blocking streams, and a free for the device",
             devices: 1,
             steps: vec![
@@ -71,7 +71,7 @@ fn first() -> Vec<Found> {
             ],
             results: &["ok", "ok", "ok", "ok", "false", "ok, waited"],
         },
-        Found {
+        Regression {
             name: "a stream that waits for an event waits for nothing else",
             devices: 1,
             steps: vec![
@@ -86,7 +86,7 @@ fn first() -> Vec<Found> {
             ],
             results: &["ok", "ok", "ok", "ok", "ok", "ok", "ok", "true"],
         },
-        Found {
+        Regression {
             name: "a destroyed stream leaves a capture as it is, whatever it still has to do",
             devices: 1,
             steps: vec![
@@ -106,33 +106,33 @@ fn first() -> Vec<Found> {
     ]
 }
 
-fn simulated(devices: usize) -> Vec<Lane> {
+fn simulated(devices: usize) -> Vec<Subject> {
     let schedules = [Schedule::Lazy, Schedule::Eager, Schedule::Seeded(1), Schedule::Seeded(2)];
-    let lane = |schedule| {
+    let subject = |schedule| {
         let config = SimConfig { schedule, ..SimConfig::new(devices) };
-        Lane::simulated(&format!("{schedule:?}"), config)
+        Subject::simulated(&format!("{schedule:?}"), config)
     };
-    schedules.map(lane).into_iter().collect()
+    schedules.map(subject).into_iter().collect()
 }
 
-fn check(found: &Found, first: Option<Lane>, porter: &Porter) -> Option<Lane> {
+fn check(found: &Regression, first: Option<Subject>, watchdog: &Watchdog) -> Option<Subject> {
     let given = first.is_some();
-    let mut lanes: Vec<Lane> = first.into_iter().chain(simulated(found.devices)).collect();
-    let ran = run(&found.steps, &mut lanes, porter, &Progress::default());
+    let mut subjects: Vec<Subject> = first.into_iter().chain(simulated(found.devices)).collect();
+    let ran = run(&found.steps, &mut subjects, watchdog, &Progress::default());
     assert!(ran.found.is_empty(), "{}: {:#?}", found.name, ran.found);
     assert_eq!(ran.results, found.results, "{}", found.name);
-    given.then(|| lanes.swap_remove(0))
+    given.then(|| subjects.swap_remove(0))
 }
 
 #[test]
 fn found_programs_on_the_simulator() {
     for found in all() {
-        check(&found, None, &Porter::idle());
+        check(&found, None, &Watchdog::idle());
     }
 }
 
 fn on_the_driver(devices: usize) {
-    let porter = Porter::new();
+    let watchdog = Watchdog::new();
     let spec = std::env::var("WARPLINE_DRIVER").ok();
     let sim = spec
         .as_deref()
@@ -142,12 +142,12 @@ fn on_the_driver(devices: usize) {
         Some(sim) => sim.clone(),
         None => open(spec.as_deref(), None).unwrap_or_else(|e| panic!("{e}")),
     };
-    let mut lane = Some(Lane::over("the driver", driver, sim, devices));
+    let mut subject = Some(Subject::over("the driver", driver, sim, devices));
     for found in all().iter().filter(|found| found.devices == devices) {
-        if let Some(lane) = &mut lane {
-            lane.lasting = true;
+        if let Some(subject) = &mut subject {
+            subject.reused = true;
         }
-        lane = check(found, lane, &porter);
+        subject = check(found, subject, &watchdog);
     }
 }
 

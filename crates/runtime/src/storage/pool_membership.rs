@@ -1,4 +1,4 @@
-//! Membership of a storage that was made in a capture in its graph's pool.
+//! Membership of a storage in the memory pool of the graph that captured its allocation.
 
 use std::fmt::Debug;
 use std::sync::{Arc, Weak};
@@ -8,29 +8,29 @@ use warpline_sync::atomic::{AtomicBool, Ordering};
 
 use super::Uses;
 
-/// Whether the captured work has run since. Shared by all storages made in the capture.
-pub(crate) type Replayed = Arc<AtomicBool>;
+/// Whether the captured work has run. Shared by all storages made in the capture.
+pub(crate) type ReplayedFlag = Arc<AtomicBool>;
 
 /// The pool that the storages of a capture lie in.
 pub(crate) trait Pool: Debug + Send + Sync {
-    /// Takes over the remains of a dropped storage: its uses, because later replays write its
-    /// memory, and its memory, for a capture in progress that uses it.
+    /// Takes over the uses and the memory of a dropped storage. Later replays write the memory, so
+    /// they must wait for its uses. A capture in progress that uses the memory keeps it.
     fn leave(&self, key: usize, uses: &Uses, block: CudaBlock);
 }
 
 /// A storage's membership in its pool.
 #[derive(Debug)]
-pub(crate) struct Member {
+pub(crate) struct PoolMembership {
     pool: Weak<dyn Pool>,
-    replayed: Replayed,
+    replayed: ReplayedFlag,
 }
 
-impl Member {
-    pub(crate) fn new(pool: Weak<dyn Pool>, replayed: &Replayed) -> Self {
+impl PoolMembership {
+    pub(crate) fn new(pool: Weak<dyn Pool>, replayed: &ReplayedFlag) -> Self {
         Self { pool, replayed: Arc::clone(replayed) }
     }
 
-    pub(crate) fn replayed(&self) -> &Replayed {
+    pub(crate) fn replayed(&self) -> &ReplayedFlag {
         &self.replayed
     }
 

@@ -1,6 +1,6 @@
-//! About memory, copies and peers.
+//! Memory, copies and peers.
 
-use super::Found;
+use super::Regression;
 use crate::step::Step::*;
 use crate::step::*;
 
@@ -8,15 +8,15 @@ fn at(buf: Id, at: usize) -> Place {
     Place::Buf { buf, at }
 }
 
-pub(super) fn all() -> Vec<Found> {
+pub(super) fn all() -> Vec<Regression> {
     vec![
-        Found {
+        Regression {
             name: "a device is not its own peer",
             devices: 1,
             steps: vec![PeerEnable { device: 0, peer: 0 }],
             results: &["PEER_ACCESS_UNSUPPORTED"],
         },
-        Found {
+        Regression {
             name: "page-locked memory of the driver is not registered, memory of the program but once",
             devices: 1,
             steps: vec![
@@ -28,7 +28,7 @@ pub(super) fn all() -> Vec<Found> {
             ],
             results: &["ok", "INVALID_VALUE", "ok", "ok", "HOST_MEMORY_ALREADY_REGISTERED"],
         },
-        Found {
+        Regression {
             name: "memory is shared with other processes by any address in it, and not opened here",
             devices: 1,
             steps: vec![
@@ -38,7 +38,7 @@ pub(super) fn all() -> Vec<Found> {
             ],
             results: &["ok", "INVALID_CONTEXT", "INVALID_CONTEXT"],
         },
-        Found {
+        Regression {
             name: "nothing can be allocated from a pool, and not otherwise",
             devices: 1,
             steps: vec![
@@ -49,7 +49,7 @@ pub(super) fn all() -> Vec<Found> {
             ],
             results: &["ok", "ok", "INVALID_VALUE", "INVALID_VALUE"],
         },
-        Found {
+        Regression {
             name: "memory that is not of a pool is freed in stream order too",
             devices: 1,
             steps: vec![
@@ -58,7 +58,7 @@ pub(super) fn all() -> Vec<Found> {
             ],
             results: &["ok", "ok"],
         },
-        Found {
+        Regression {
             name: "addresses that nothing is mapped to are unmapped",
             devices: 1,
             steps: vec![
@@ -67,7 +67,7 @@ pub(super) fn all() -> Vec<Found> {
             ],
             results: &["ok", "ok"],
         },
-        Found {
+        Regression {
             name: "a copy between host memories waits for what comes before it on its stream",
             devices: 1,
             steps: vec![
@@ -78,7 +78,7 @@ pub(super) fn all() -> Vec<Found> {
             ],
             results: &["ok", "ok", "ok", "ok, waited"],
         },
-        Found {
+        Regression {
             name: "a pool's memory is allocated on another device's stream",
             devices: 2,
             steps: vec![
@@ -87,7 +87,7 @@ pub(super) fn all() -> Vec<Found> {
             ],
             results: &["ok", "ok"],
         },
-        Found {
+        Regression {
             name: "a device does not set memory that it has no access to",
             devices: 2,
             steps: vec![
@@ -97,7 +97,7 @@ pub(super) fn all() -> Vec<Found> {
             ],
             results: &["ok", "ok", "INVALID_VALUE"],
         },
-        Found {
+        Regression {
             name: "freeing memory does not wait for devices that have access to it",
             devices: 2,
             steps: vec![

@@ -8,11 +8,11 @@ use warpline_stream::{CapturedChecks, OpNumber, Stream};
 
 use super::cpu::with_host_locks;
 use super::cuda::{located, refuse_captured};
-use super::ordered::{Ordered, wait_for_own};
-use super::{Marking, TOKEN};
+use super::ordered::{OrderedWork, wait_for_own};
+use super::{ResultMarks, TOKEN};
 use crate::race::Touch;
-use crate::replays::Captured;
-use crate::storage::{ReplayUses, Source, Sources, Turn};
+use crate::replays::CapturedCommunicator;
+use crate::storage::{Dependencies, Dependency, ReplayGuard, ReplayUses};
 use crate::{Error, Runtime, Site, Storage, SyncPolicy};
 
 type Result<T, E = crate::Error> = std::result::Result<T, E>;
@@ -27,21 +27,21 @@ pub(crate) struct Replay<'a> {
     pub(crate) pinned: &'a [(Storage, bool)],
     /// Reports of failed checks by the graph's kernels.
     pub(crate) checks: &'a Arc<CapturedChecks>,
-    pub(crate) communicators: &'a [Captured],
+    pub(crate) communicators: &'a [CapturedCommunicator],
     /// Numbers of the replay on the watched communicators.
-    pub(crate) numbers: &'a Sources,
+    pub(crate) numbers: &'a Dependencies,
 }
 
-/// Result of an attempt to launch a replay.
+/// Outcome of an attempt to launch a replay.
 enum Attempt {
     Launched,
-    /// Other uses of the storages came in between.
+    /// Another thread used storages of the graph meanwhile and detached them.
     Overtaken,
     /// The replay must visit the attached storages too.
     MustVisitAll,
 }
 
-/// The cause why a replay was not launched.
+/// Reason why a replay was not launched.
 enum Unlaunched {
     Failed(Error),
     MustVisitAll,
@@ -57,12 +57,12 @@ impl Replay<'_> {
     /// Enqueues the replay.
     ///
     /// # Safety
-    /// The storages and communicators must be all that were captured, and the pool's memory and the
-    /// modules must be kept.
+    /// `uses` and `communicators` must contain all storages and communicators of the captured work.
+    /// The pool's memory and the modules must be kept until the replay is complete.
     #[track_caller]
     pub(crate) unsafe fn enqueue(&self, stream: &Stream, site: Site) -> Result<()> {
         let pinned = self.pinned.iter().map(|(storage, write)| (storage, *write));
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees the conditions of `enqueue`.
         with_host_locks(site.op, pinned, || unsafe { self.in_order(stream, site) })
             .map_err(|e| located(e, stream, site))
     }
@@ -73,13 +73,14 @@ impl Replay<'_> {
     /// The conditions of [`Replay::enqueue`].
     #[track_caller]
     unsafe fn in_order(&self, stream: &Stream, site: Site) -> Result<()> {
-        // The numbers of collectives differ from replay to replay: each storage is marked with them.
-        // Read once: another thread may change the policy meanwhile.
+        // Read once, because another thread may change the policy.
         let policy = self.runtime.sync_policy();
+        // A graph with collectives attaches nothing: each replay marks the results with new
+        // numbers.
         let attaches = policy == SyncPolicy::Auto && self.communicators.is_empty();
         let mut all = !attaches;
         loop {
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees the conditions of `enqueue`.
             match unsafe { self.attempt(stream, site, policy, [attaches, all]) }? {
                 Attempt::Launched => return Ok(()),
                 Attempt::Overtaken => {}
@@ -109,36 +110,43 @@ impl Replay<'_> {
             true => storages.iter().copied().map(Touch::from).collect(),
             false => Vec::new(),
         };
-        let marking = Marking { visited: Some(&visited), ..Marking::default() };
-        let mut work =
-            Ordered::begin((policy, detects_races), stream, &storages, &touches, site, &marking)?;
-        let mut turn = None;
+        let result_marks = ResultMarks { visited: Some(&visited), ..ResultMarks::default() };
+        let mut work = OrderedWork::begin(
+            (policy, detects_races),
+            stream,
+            &storages,
+            &touches,
+            site,
+            &result_marks,
+        )?;
+        let mut guard = None;
         if attaches {
             let Some(mut begun) = self.uses.begin(&visited, all) else {
                 return Ok(Attempt::Overtaken);
             };
-            let Some(found) = begun.found(stream, &visited, &work.carried) else {
+            let Some(inputs) = begun.input_dependencies(stream, &visited, &work.inputs) else {
                 return Ok(Attempt::MustVisitAll);
             };
-            work.carried = found;
-            turn = Some(begun);
+            work.inputs = inputs;
+            guard = Some(begun);
         }
-        // SAFETY: the caller's; the replay is entered as a use of the storages, so that their
-        // memory goes to nobody else before it is done.
-        let op = match unsafe { self.submit(stream, site, &marking, turn.as_ref()) } {
+        // SAFETY: the caller guarantees the conditions of `enqueue`. The replay is recorded as a
+        // use of the storages below, before their locks are released, so their memory is not reused
+        // before the replay is complete.
+        let op = match unsafe { self.submit(stream, site, &result_marks, guard.as_ref()) } {
             Ok(op) => op,
             Err(Unlaunched::Failed(error)) => return Err(error),
             Err(Unlaunched::MustVisitAll) => return Ok(Attempt::MustVisitAll),
         };
-        let found = work.carried.clone();
-        work.enter(op);
-        if let Some(turn) = &mut turn {
-            let own = marking.own.borrow().clone();
-            turn.enter((stream, op, site), (own, found), &visited, &mut work.uses);
+        let inputs = work.inputs.clone();
+        work.record(op);
+        if let Some(guard) = &mut guard {
+            let own = result_marks.own.borrow().clone();
+            guard.record((stream, op, site), (own, inputs), &visited, &mut work.uses);
         }
-        drop((turn, work));
+        drop((guard, work));
         if runtime.launch_blocking() {
-            wait_for_own(runtime, stream, op, site, &marking)?;
+            wait_for_own(runtime, stream, op, site, &result_marks)?;
         }
         Ok(Attempt::Launched)
     }
@@ -151,26 +159,27 @@ impl Replay<'_> {
         &self,
         stream: &Stream,
         site: Site,
-        marking: &Marking<'_>,
-        turn: Option<&Turn<'_>>,
+        result_marks: &ResultMarks<'_>,
+        guard: Option<&ReplayGuard<'_>>,
     ) -> Result<OpNumber, Unlaunched> {
         let launch = |_| {
             refuse_captured(stream, site)?;
-            // Before the launch: it may have failed by the time that this returns.
+            // Called before the launch, because the replay may fail before `launch` returns.
             let replay = self.checks.begin_replay(TOKEN, stream, stream.last_op() + 1);
             let withdraw = || replay.iter().for_each(|replay| stream.mailbox().withdraw(replay));
-            if turn.is_some_and(|turn| !turn.succeeds(replay.as_ref())) {
+            if guard.is_some_and(|guard| !guard.needs_no_marks(replay.as_ref())) {
                 withdraw();
                 return Err(Unlaunched::MustVisitAll);
             }
-            // SAFETY: the caller's; no communicator is aborted meanwhile.
+            // SAFETY: the caller guarantees that all storages, communicators, memory and modules of
+            // the graph are kept. `while_usable` prevents aborts of the communicators meanwhile.
             let launch = || unsafe { self.exec.launch(stream.raw()) };
             while_usable(self.communicators, &launch).map_err(|error| {
                 withdraw();
                 Error::from(error)
             })?;
-            let own = replay.into_iter().map(Source::Launch);
-            marking.own.borrow_mut().extend(own.chain(self.numbers.iter().cloned()));
+            let own = replay.into_iter().map(Dependency::Launch);
+            result_marks.own.borrow_mut().extend(own.chain(self.numbers.iter().cloned()));
             stream.note_launch(site, std::iter::empty());
             Ok(())
         };
@@ -182,7 +191,7 @@ impl Replay<'_> {
 /// meanwhile.
 #[track_caller]
 fn while_usable(
-    communicators: &[Captured],
+    communicators: &[CapturedCommunicator],
     launch: &dyn Fn() -> Result<(), DriverError>,
 ) -> Result<(), DriverError> {
     match communicators {

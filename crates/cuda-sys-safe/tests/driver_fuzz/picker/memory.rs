@@ -1,10 +1,10 @@
-//! Steps that make, map and release memory.
+//! Random steps that allocate, map and release memory.
 
-use super::Pick;
-use crate::model::{Kind, Model};
+use super::StepPicker;
+use crate::model::{MemoryKind, Model};
 use crate::step::*;
 
-impl Pick {
+impl StepPicker {
     pub(super) fn memory(&mut self, m: &Model) -> Option<Step> {
         let device = self.device(m);
         Some(match self.rng.below(16) {
@@ -14,7 +14,7 @@ impl Pick {
                 Step::MemAlloc { buf: self.fresh(), device, bytes: bytes / 16 * 16 }
             }
             3..6 => {
-                let buf = self.buf(m, &[Kind::Alloc, Kind::Alloc, Kind::Pool])?;
+                let buf = self.buf(m, &[MemoryKind::Alloc, MemoryKind::Alloc, MemoryKind::Pool])?;
                 let own = m.bufs[&buf].device;
                 let wrong = self.options.may("wrong-device") && self.rng.rarely(10);
                 let device = if wrong { device } else { own };
@@ -27,14 +27,14 @@ impl Pick {
             }
             7 => {
                 let odd = self.options.may("wrong-release") && self.rng.rarely(4);
-                let kinds = [Kind::Pinned, Kind::Pageable, Kind::Registered];
+                let kinds = [MemoryKind::Pinned, MemoryKind::Pageable, MemoryKind::Registered];
                 let buf = self.buf(m, if odd { &kinds } else { &kinds[..1] })?;
                 Step::HostFree { buf, device }
             }
             8 => Step::Pageable { buf: self.fresh(), bytes: self.size() },
             9 | 10 => {
                 let odd = self.options.may("wrong-release") && self.rng.rarely(4);
-                let kinds = [Kind::Pageable, Kind::Registered, Kind::Pinned];
+                let kinds = [MemoryKind::Pageable, MemoryKind::Registered, MemoryKind::Pinned];
                 let buf = self.buf(m, if odd { &kinds } else { &kinds[..1] })?;
                 let all = m.bufs[&buf].bytes;
                 let bytes = if self.rng.rarely(10) { 0 } else { all };
@@ -42,23 +42,31 @@ impl Pick {
             }
             11 => {
                 let odd = self.options.may("wrong-release") && self.rng.rarely(4);
-                let kinds = [Kind::Registered, Kind::Pageable, Kind::Pinned];
+                let kinds = [MemoryKind::Registered, MemoryKind::Pageable, MemoryKind::Pinned];
                 let buf = self.buf(m, if odd { &kinds } else { &kinds[..1] })?;
                 Step::HostUnregister { buf, device }
             }
             12..15 => {
-                let buf = self.buf(m, &[Kind::Pinned, Kind::Pageable, Kind::Registered])?;
+                let buf = self
+                    .buf(m, &[MemoryKind::Pinned, MemoryKind::Pageable, MemoryKind::Registered])?;
                 Step::HostWrite { buf, value: self.rng.below(256) as u8 }
             }
             _ => {
-                let all = [Kind::Alloc, Kind::Pool, Kind::Pinned, Kind::Pageable, Kind::Registered];
+                let all = [
+                    MemoryKind::Alloc,
+                    MemoryKind::Pool,
+                    MemoryKind::Pinned,
+                    MemoryKind::Pageable,
+                    MemoryKind::Registered,
+                ];
                 Step::PointerKind { place: self.place(m, &all)?.0 }
             }
         })
     }
 
     pub(super) fn host(&mut self, m: &Model) -> Option<Step> {
-        let buf = self.buf(m, &[Kind::Pinned, Kind::Pageable, Kind::Registered])?;
+        let buf =
+            self.buf(m, &[MemoryKind::Pinned, MemoryKind::Pageable, MemoryKind::Registered])?;
         Some(if self.rng.rarely(2) {
             Step::HostRead { buf }
         } else {
@@ -149,7 +157,7 @@ impl Pick {
             }
             5..9 => {
                 let odd = self.options.may("pool-odd") && self.rng.rarely(8);
-                let kinds = [Kind::Pool, Kind::Alloc];
+                let kinds = [MemoryKind::Pool, MemoryKind::Alloc];
                 let buf = self.buf(m, if odd { &kinds } else { &kinds[..1] })?;
                 let stream = self.stream_of(m, m.bufs[&buf].device)?;
                 Step::FreeAsync { buf, stream }

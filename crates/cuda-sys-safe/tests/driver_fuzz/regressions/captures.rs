@@ -1,6 +1,6 @@
-//! About captures: what spoils one, and with which error.
+//! Captures: calls that invalidate a capture, and their errors.
 
-use super::Found;
+use super::Regression;
 use crate::step::Mode::*;
 use crate::step::Step::*;
 use crate::step::*;
@@ -34,7 +34,7 @@ pub(super) fn copy(dst: Id, src: Id, by: By) -> Step {
     Step::Copy { dst: place(dst, 0), src: place(src, 64), bytes: 64, by }
 }
 
-/// A stream is captured, and then this.
+/// Returns a program that begins a capture and then runs `steps`.
 pub(super) fn captured(non_blocking: bool, mode: Mode, steps: Vec<Step>) -> Vec<Step> {
     let mut all = vec![create(STREAM, non_blocking), begin(mode)];
     all.extend(steps);
@@ -42,7 +42,7 @@ pub(super) fn captured(non_blocking: bool, mode: Mode, steps: Vec<Step>) -> Vec<
     all
 }
 
-/// The same, with other objects made before the capture begins.
+/// Returns a program that runs `made` before the capture begins.
 pub(super) fn after(
     made: Vec<Step>,
     non_blocking: bool,
@@ -56,7 +56,7 @@ pub(super) const UNSUPPORTED: &str = "STREAM_CAPTURE_UNSUPPORTED";
 pub(super) const IMPLICIT: &str = "STREAM_CAPTURE_IMPLICIT";
 pub(super) const INVALIDATED: &str = "STREAM_CAPTURE_INVALIDATED";
 
-pub(super) fn all() -> Vec<Found> {
+pub(super) fn all() -> Vec<Regression> {
     let mut all = unsafe_calls();
     all.extend(events());
     all.extend(copies());
@@ -64,16 +64,16 @@ pub(super) fn all() -> Vec<Found> {
     all
 }
 
-fn unsafe_calls() -> Vec<Found> {
+fn unsafe_calls() -> Vec<Regression> {
     let pool = || PoolCreate { pool: 22, device: 0 };
     vec![
-        Found {
+        Regression {
             name: "pools are not made while a capture is under way, nor once it is spoiled",
             devices: 1,
             steps: captured(true, Global, vec![pool(), pool()]),
             results: &["ok", "ok", UNSUPPORTED, UNSUPPORTED, "invalidated"],
         },
-        Found {
+        Regression {
             name: "other streams are not waited for while a capture is under way",
             devices: 1,
             steps: after(
@@ -84,7 +84,7 @@ fn unsafe_calls() -> Vec<Found> {
             ),
             results: &["ok", "ok", "ok", UNSUPPORTED, "invalidated"],
         },
-        Found {
+        Regression {
             name: "other streams are not asked about while a capture is under way",
             devices: 1,
             steps: after(
@@ -95,7 +95,7 @@ fn unsafe_calls() -> Vec<Found> {
             ),
             results: &["ok", "ok", "ok", UNSUPPORTED, "invalidated"],
         },
-        Found {
+        Regression {
             name: "other streams are waited for and asked about while a relaxed capture is under way",
             devices: 1,
             steps: after(
@@ -106,7 +106,7 @@ fn unsafe_calls() -> Vec<Found> {
             ),
             results: &["ok", "ok", "ok", "ok", "true", "ok", "active"],
         },
-        Found {
+        Regression {
             name: "graphs are not instantiated while a capture is under way, but destroyed",
             devices: 1,
             steps: after(
@@ -121,13 +121,13 @@ fn unsafe_calls() -> Vec<Found> {
             ),
             results: &["ok", "ok", "ok", "ok", "ok", UNSUPPORTED, "ok", "invalidated"],
         },
-        Found {
+        Regression {
             name: "a device is not its own peer, whatever is captured",
             devices: 1,
             steps: captured(true, ThreadLocal, vec![PeerEnable { device: 0, peer: 0 }]),
             results: &["ok", "ok", "PEER_ACCESS_UNSUPPORTED", "active"],
         },
-        Found {
+        Regression {
             name: "peers are not opened while a capture of another device is under way",
             devices: 2,
             steps: vec![
@@ -138,7 +138,7 @@ fn unsafe_calls() -> Vec<Found> {
             ],
             results: &["ok", "ok", UNSUPPORTED, "invalidated"],
         },
-        Found {
+        Regression {
             name: "mappings are made and removed while a capture is under way",
             devices: 1,
             steps: captured(
@@ -163,11 +163,11 @@ fn unsafe_calls() -> Vec<Found> {
     ]
 }
 
-fn events() -> Vec<Found> {
+fn events() -> Vec<Regression> {
     let record = |event, stream| EventRecord { event, stream };
     let wait = |stream, event| EventWait { stream, event };
     vec![
-        Found {
+        Regression {
             name: "an event of a capture that has ended stands for nothing",
             devices: 1,
             steps: vec![
@@ -195,7 +195,7 @@ fn events() -> Vec<Found> {
                 "ok",
             ],
         },
-        Found {
+        Regression {
             name: "an event of a capture that is spoiled stands for nothing",
             devices: 1,
             steps: after(
@@ -223,13 +223,13 @@ fn events() -> Vec<Found> {
                 "invalidated",
             ],
         },
-        Found {
+        Regression {
             name: "the default stream waits for nothing while a blocking stream is captured",
             devices: 1,
             steps: after(vec![event(EVENT)], false, Global, vec![wait(0, EVENT)]),
             results: &["ok", "ok", "ok", IMPLICIT, "invalidated"],
         },
-        Found {
+        Regression {
             name: "streams of a spoiled capture wait for nothing, not even what was never recorded",
             devices: 1,
             steps: after(
@@ -256,7 +256,7 @@ fn events() -> Vec<Found> {
                 "invalidated",
             ],
         },
-        Found {
+        Regression {
             name: "an event for other processes is not waited for in a capture",
             devices: 1,
             steps: after(
@@ -270,19 +270,19 @@ fn events() -> Vec<Found> {
     ]
 }
 
-fn copies() -> Vec<Found> {
+fn copies() -> Vec<Regression> {
     let device = || MemAlloc { buf: BUF, device: 0, bytes: 128 };
     let pinned = || HostAlloc { buf: HOST, device: 0, bytes: 128 };
     let pageable = |buf| Pageable { buf, bytes: 128 };
     let now = By::Device(0);
     vec![
-        Found {
+        Regression {
             name: "synchronous copies use the default stream: refused while a blocking one is captured",
             devices: 1,
             steps: after(vec![device()], false, ThreadLocal, vec![copy(BUF, BUF, now)]),
             results: &["ok", "ok", "ok", IMPLICIT, "invalidated"],
         },
-        Found {
+        Regression {
             name: "synchronous copies use the default stream: others may be captured",
             devices: 1,
             steps: after(
@@ -293,7 +293,7 @@ fn copies() -> Vec<Found> {
             ),
             results: &["ok", "ok", "ok", "ok", "ok", "ok", "ok", "ok", "active"],
         },
-        Found {
+        Regression {
             name: "copies from and to pageable memory are captured",
             devices: 1,
             steps: after(
@@ -308,7 +308,7 @@ fn copies() -> Vec<Found> {
             ),
             results: &["ok", "ok", "ok", "ok", "ok", "ok", "ok", "ok", "ok", "active"],
         },
-        Found {
+        Regression {
             name: "copies between devices are not captured",
             devices: 2,
             steps: after(
@@ -322,7 +322,7 @@ fn copies() -> Vec<Found> {
     ]
 }
 
-fn refused_work() -> Vec<Found> {
+fn refused_work() -> Vec<Regression> {
     let executable = || {
         vec![
             create(OTHER, true),
@@ -336,7 +336,7 @@ fn refused_work() -> Vec<Found> {
         Memset { dst, width: 1, value: 7, count: 64, stream }
     };
     vec![
-        Found {
+        Regression {
             name: "a launch that is refused spoils the capture",
             devices: 1,
             steps: captured(
@@ -346,7 +346,7 @@ fn refused_work() -> Vec<Found> {
             ),
             results: &["ok", "ok", "INVALID_VALUE", "invalidated"],
         },
-        Found {
+        Regression {
             name: "graphs are not launched in a capture, whether it is spoiled or not",
             devices: 1,
             steps: after(
@@ -360,7 +360,7 @@ fn refused_work() -> Vec<Found> {
             ),
             results: &["ok", "ok", "ok", "ok", "ok", "ok", UNSUPPORTED, UNSUPPORTED, "invalidated"],
         },
-        Found {
+        Regression {
             name: "host functions are not captured, whether the capture is spoiled or not",
             devices: 1,
             steps: after(

@@ -1,6 +1,6 @@
-//! About captures: which of several are spoiled, and what is asked before a call's arguments.
+//! Captures: the captures that a call invalidates, and the order of checks.
 
-use super::Found;
+use super::Regression;
 use super::captures::*;
 use crate::step::Mode::*;
 use crate::step::Step::*;
@@ -21,7 +21,7 @@ fn refused(stream: Id) -> Step {
     LaunchRefused { stream, shape: BadShape::NoThreads }
 }
 
-/// Spoils the captures of this thread that are not relaxed.
+/// Invalidates the captures of this thread that are not relaxed.
 fn spoil() -> Step {
     PoolCreate { pool: POOL, device: 0 }
 }
@@ -38,7 +38,7 @@ fn other_status() -> Step {
     CaptureStatus { stream: OTHER }
 }
 
-pub(super) fn all() -> Vec<Found> {
+pub(super) fn all() -> Vec<Regression> {
     let mut all = before_arguments();
     all.extend(which());
     all.extend(events());
@@ -46,9 +46,9 @@ pub(super) fn all() -> Vec<Found> {
     all
 }
 
-fn before_arguments() -> Vec<Found> {
+fn before_arguments() -> Vec<Regression> {
     let mut all = vec![
-        Found {
+        Regression {
             name: "a spoiled capture is noticed before bad arguments and empty work",
             devices: 1,
             steps: after(
@@ -77,7 +77,7 @@ fn before_arguments() -> Vec<Found> {
                 "invalidated",
             ],
         },
-        Found {
+        Regression {
             name: "a spoiled capture is noticed before an event's device",
             devices: 2,
             steps: after(
@@ -88,14 +88,14 @@ fn before_arguments() -> Vec<Found> {
             ),
             results: &["ok", "ok", "ok", UNSUPPORTED, INVALIDATED, "invalidated"],
         },
-        Found {
+        Regression {
             name: "a memset at an odd address spoils no capture",
             devices: 1,
             steps: after(vec![device()], true, ThreadLocal, vec![memset(1, 4, 2, STREAM)]),
             results: &["ok", "ok", "ok", "INVALID_VALUE", "active"],
         },
     ];
-    // Each on the default stream while a blocking stream is captured.
+    // Each runs on the default stream while a blocking stream is captured.
     let implicit = [
         ("the default stream is not asked for its priority", StreamPriority { stream: 0 }),
         ("an empty memset uses the default stream", memset(0, 1, 0, 0)),
@@ -106,7 +106,7 @@ fn before_arguments() -> Vec<Found> {
         ("the default stream is not captured", BeginCapture { stream: 0, mode: ThreadLocal }),
         ("the default stream is not waited for", StreamSynchronize { stream: 0 }),
     ];
-    all.extend(implicit.map(|(name, step)| Found {
+    all.extend(implicit.map(|(name, step)| Regression {
         name,
         devices: 1,
         steps: after(vec![device()], false, ThreadLocal, vec![step]),
@@ -115,7 +115,7 @@ fn before_arguments() -> Vec<Found> {
     all
 }
 
-fn which() -> Vec<Found> {
+fn which() -> Vec<Regression> {
     let two = |first, second, non_blocking, steps: Vec<Step>| {
         let mut all = vec![device(), create(OTHER, non_blocking)];
         all.extend(other(first));
@@ -124,19 +124,19 @@ fn which() -> Vec<Found> {
         after(all, non_blocking, second, steps)
     };
     vec![
-        Found {
+        Regression {
             name: "waiting for a captured stream spoils its capture alone",
             devices: 1,
             steps: two(ThreadLocal, Global, true, vec![StreamSynchronize { stream: STREAM }]),
             results: &["ok", "ok", "ok", "ok", "ok", UNSUPPORTED, "active", "invalidated"],
         },
-        Found {
+        Regression {
             name: "asking about a captured stream spoils its capture alone",
             devices: 1,
             steps: two(ThreadLocal, ThreadLocal, true, vec![StreamQuery { stream: OTHER }]),
             results: &["ok", "ok", "ok", "ok", "ok", UNSUPPORTED, "invalidated", "active"],
         },
-        Found {
+        Regression {
             name: "using the default stream spoils the captures of all blocking streams",
             devices: 1,
             steps: two(Relaxed, ThreadLocal, false, vec![memset(0, 1, 8, 0)]),
@@ -145,13 +145,13 @@ fn which() -> Vec<Found> {
     ]
 }
 
-fn events() -> Vec<Found> {
+fn events() -> Vec<Regression> {
     let record = EventRecord { event: EVENT, stream: STREAM };
     let untimed = |event| EventCreate { event, device: 0, timing: false, interprocess: false };
     let query = EventQuery { event: EVENT };
     let synchronize = EventSynchronize { event: EVENT };
     vec![
-        Found {
+        Regression {
             name: "asking about a captured event spoils its capture, by whatever mode",
             devices: 1,
             steps: after(
@@ -162,7 +162,7 @@ fn events() -> Vec<Found> {
             ),
             results: &["ok", "ok", "ok", "ok", "CAPTURED_EVENT", "INVALID_VALUE", "invalidated"],
         },
-        Found {
+        Regression {
             name: "an event of a capture that is over spoils no other",
             devices: 1,
             steps: after(
@@ -179,7 +179,7 @@ fn events() -> Vec<Found> {
             ),
             results: &["ok", "ok", "ok", "ok", "ok", "ok", "ok", "INVALID_VALUE", "active"],
         },
-        Found {
+        Regression {
             name: "a captured event has no time, which spoils nothing",
             devices: 1,
             steps: after(
@@ -190,7 +190,7 @@ fn events() -> Vec<Found> {
             ),
             results: &["ok", "ok", "ok", "ok", "CAPTURED_EVENT", "active"],
         },
-        Found {
+        Regression {
             name: "that an event keeps no times is noticed before that it is captured",
             devices: 1,
             steps: after(
@@ -201,7 +201,7 @@ fn events() -> Vec<Found> {
             ),
             results: &["ok", "ok", "ok", "ok", "ok", "INVALID_HANDLE", "active"],
         },
-        Found {
+        Regression {
             name: "an event for other processes is not recorded in a capture",
             devices: 1,
             steps: after(
@@ -215,23 +215,23 @@ fn events() -> Vec<Found> {
     ]
 }
 
-fn pools() -> Vec<Found> {
+fn pools() -> Vec<Regression> {
     let pool = || PoolCreate { pool: POOL, device: 0 };
     let alloc = |stream| AllocAsync { buf: HOST, pool: POOL, bytes: 64, stream };
     vec![
-        Found {
+        Regression {
             name: "nothing is allocated of pools while a capture of another stream is under way",
             devices: 1,
             steps: after(vec![pool(), create(OTHER, true)], true, Global, vec![alloc(OTHER)]),
             results: &["ok", "ok", "ok", "ok", UNSUPPORTED, "invalidated"],
         },
-        Found {
+        Regression {
             name: "nothing is allocated on the default stream while a capture is under way",
             devices: 1,
             steps: after(vec![pool()], true, Global, vec![alloc(0)]),
             results: &["ok", "ok", "ok", UNSUPPORTED, "invalidated"],
         },
-        Found {
+        Regression {
             name: "nothing is freed on other streams while a capture is under way",
             devices: 1,
             steps: after(
@@ -242,7 +242,7 @@ fn pools() -> Vec<Found> {
             ),
             results: &["ok", "ok", "ok", "ok", UNSUPPORTED, "invalidated"],
         },
-        Found {
+        Regression {
             name: "pools are not changed while a capture is under way",
             devices: 1,
             steps: after(
@@ -253,7 +253,7 @@ fn pools() -> Vec<Found> {
             ),
             results: &["ok", "ok", "ok", UNSUPPORTED, "invalidated"],
         },
-        Found {
+        Regression {
             name: "pools are not destroyed while a capture is under way",
             devices: 1,
             steps: after(vec![pool()], true, ThreadLocal, vec![PoolDestroy { pool: POOL }]),

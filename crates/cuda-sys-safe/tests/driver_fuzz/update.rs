@@ -1,20 +1,21 @@
-//! What a step changed, by the result that the drivers gave.
+//! Updates the model with the result of a step.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::admit::Plan;
+use crate::admit::StepEffect;
 use crate::model::*;
-use crate::order::{Clock, Op, TIMELINES};
+use crate::order::{Clock, OpId, TIMELINES};
 use crate::step::*;
 
 impl Model {
-    /// Follows a step that was accepted (`fine`) or refused. `waited`: it opened the gate.
-    /// `status`: what every stream's capture is like now, one letter each, where that was asked.
-    pub(crate) fn settle(
+    /// Updates the model. `fine` tells whether the step was accepted, and `waited` whether it
+    /// opened the gate. `status` has a letter per stream with its capture status, if it was
+    /// queried.
+    pub(crate) fn update(
         &mut self,
         index: usize,
         step: &Step,
-        plan: &Plan,
+        plan: &StepEffect,
         fine: bool,
         waited: bool,
         status: &str,
@@ -28,7 +29,7 @@ impl Model {
         self.follow(status);
     }
 
-    fn done(&mut self, index: usize, step: &Step, plan: &Plan) {
+    fn done(&mut self, index: usize, step: &Step, plan: &StepEffect) {
         use Step::*;
         match *step {
             StreamCreate { stream, device, non_blocking, .. } => {
@@ -88,7 +89,7 @@ impl Model {
                 self.host.join(&clock);
             }
             MemAlloc { buf, device, bytes } => {
-                self.add_buf(buf, Kind::Alloc, device, bytes, false);
+                self.add_buf(buf, MemoryKind::Alloc, device, bytes, false);
             }
             MemFree { buf, .. } | HostFree { buf, .. } | FreeAsync { buf, .. } => {
                 if let Some(b) = self.bufs.get_mut(&buf) {
@@ -102,11 +103,11 @@ impl Model {
                 }
             }
             HostAlloc { buf, device, bytes } => {
-                self.add_buf(buf, Kind::Pinned, device, bytes, false);
+                self.add_buf(buf, MemoryKind::Pinned, device, bytes, false);
             }
-            Pageable { buf, bytes } => self.add_buf(buf, Kind::Pageable, 0, bytes, true),
-            HostRegister { buf, .. } => self.set_kind(buf, Kind::Registered),
-            HostUnregister { buf, .. } => self.set_kind(buf, Kind::Pageable),
+            Pageable { buf, bytes } => self.add_buf(buf, MemoryKind::Pageable, 0, bytes, true),
+            HostRegister { buf, .. } => self.set_kind(buf, MemoryKind::Registered),
+            HostUnregister { buf, .. } => self.set_kind(buf, MemoryKind::Pageable),
             HostWrite { buf, .. } => {
                 let (content, len) = (self.bufs[&buf].content, self.bufs[&buf].bytes);
                 let (op, clock) = self.advance_host();
@@ -148,7 +149,7 @@ impl Model {
             GraphLaunch { exec, stream } => {
                 let x = self.execs[&exec].clone();
                 if x.work.is_empty() {
-                    // Replays of an empty graph do not come one after another.
+                    // Replays of an empty graph are not ordered.
                     match self.streams[&stream].capture {
                         Some(_) => _ = self.enqueued(stream, Vec::new(), false),
                         None => _ = self.advance_alone(stream),
@@ -222,7 +223,7 @@ impl Model {
             }
             AllocAsync { buf, pool, bytes, stream } => {
                 let (device, since) = (self.pools[&pool].device, self.advance_alone(stream));
-                self.add_buf(buf, Kind::Pool, device, bytes, false);
+                self.add_buf(buf, MemoryKind::Pool, device, bytes, false);
                 if let Some(b) = self.bufs.get_mut(&buf) {
                     b.since = since;
                 }
@@ -236,7 +237,7 @@ impl Model {
             PeerDisable { device, peer } => {
                 self.peers.remove(&(device, peer));
             }
-            Strike { .. } => self.lost = true,
+            Fail { .. } => self.lost = true,
             StreamQuery { .. } | StreamPriority { .. } | EventQuery { .. } => {}
             EventElapsed { .. } | HostRead { .. } | LaunchRefused { .. } => {}
             CaptureStatus { .. } | ThreadMode { .. } | PoolThreshold { .. } => {}
@@ -245,13 +246,20 @@ impl Model {
         }
     }
 
-    fn add_buf(&mut self, buf: Id, kind: Kind, device: usize, bytes: usize, determined: bool) {
+    fn add_buf(
+        &mut self,
+        buf: Id,
+        kind: MemoryKind,
+        device: usize,
+        bytes: usize,
+        determined: bool,
+    ) {
         let content = self.content(bytes, determined);
         let since = Clock::default();
         self.bufs.insert(buf, Buf { kind, device, bytes, content, alive: true, since });
     }
 
-    fn set_kind(&mut self, buf: Id, kind: Kind) {
+    fn set_kind(&mut self, buf: Id, kind: MemoryKind) {
         if let Some(b) = self.bufs.get_mut(&buf) {
             b.kind = kind;
         }
@@ -280,9 +288,8 @@ impl Model {
         }
     }
 
-    /// Work that a stream was given: done in its order, or a node of a capture. The clock of what
-    /// runs.
-    fn enqueued(&mut self, stream: Id, work: Vec<Work>, racy: bool) -> Option<Clock> {
+    /// Adds work to a stream, or to the stream's capture. Returns the clock of work that runs.
+    fn enqueued(&mut self, stream: Id, work: Vec<WorkAccess>, racy: bool) -> Option<Clock> {
         if let Some(id) = self.streams[&stream].capture {
             let after = self.streams[&stream].frontier.clone();
             self.captures[id].push(Node { work, after, racy });
@@ -297,12 +304,12 @@ impl Model {
             self.run(work, op, &clock);
         }
         for w in work.iter().map(|work| work.writes).filter(|_| racy) {
-            self.contents[w.content].spoil(w.at, w.len);
+            self.contents[w.content].make_undetermined(w.at, w.len);
         }
         Some(clock)
     }
 
-    fn copied(&mut self, by: By, plan: &Plan) {
+    fn copied(&mut self, by: By, plan: &StepEffect) {
         let stream = match by {
             By::Stream(stream) => stream,
             By::Device(device) => device as Id,
@@ -311,9 +318,9 @@ impl Model {
         let Some(from) = work.reads else { return };
         let early = self.may_be_read_early(stream, &work);
         let captured = self.streams[&stream].capture.is_some();
-        if captured || from.kind != Kind::Pageable || work.writes.device.is_none() {
+        if captured || from.kind != MemoryKind::Pageable || work.writes.device.is_none() {
             if let Some(clock) = self.enqueued(stream, vec![work], early) {
-                let pageable = |kind| kind == Kind::Pageable;
+                let pageable = |kind| kind == MemoryKind::Pageable;
                 let host = from.device.is_none() || work.writes.device.is_none();
                 let waited = pageable(work.writes.kind)
                     || (from.device.is_none() && work.writes.device.is_none())
@@ -324,16 +331,17 @@ impl Model {
             }
             return;
         }
-        // The source is read before the call returns.
+        // The driver reads a pageable source before the call returns.
         let (op, clock) = self.advance_host();
         let known = self.contents[from.content].read(from.at, from.len, op, &clock);
         work.reads = None;
         self.enqueued(stream, vec![work], !known);
     }
 
-    /// Whether the driver may read the source before the work that only the default stream's rule
-    /// puts before the copy: it was seen to, of a few bytes of page-locked memory.
-    fn may_be_read_early(&self, stream: Id, work: &Work) -> bool {
+    /// Returns `true` if the driver may read the source too early: before work that only the rule
+    /// of the default stream orders before the copy. This was seen for a few bytes of page-locked
+    /// memory.
+    fn may_be_read_early(&self, stream: Id, work: &WorkAccess) -> bool {
         let s = &self.streams[&stream];
         let takes_part = s.legacy || !s.non_blocking;
         let Some(from) = work.reads.filter(|from| takes_part && from.device.is_none()) else {
@@ -341,12 +349,12 @@ impl Model {
         };
         let mut alone = s.clock;
         alone.join(&self.host);
-        let op = Op { timeline: s.timeline, number: 0 };
+        let op = OpId { timeline: s.timeline, number: 0 };
         !self.contents[from.content].clone().read(from.at, from.len, op, &alone)
     }
 
-    /// Takes over which streams are being captured: one letter per stream made by the program, in
-    /// the order of their numbers.
+    /// Updates the capture of each stream. `status` has one letter per stream that the program
+    /// created, in the order of ids.
     fn follow(&mut self, status: &str) {
         let letters: Vec<char> = status.chars().collect();
         let alive = self.streams.values_mut().filter(|s| s.alive && !s.legacy);
@@ -358,7 +366,8 @@ impl Model {
                 _ => {}
             }
         }
-        // Taken into a capture by a rule that is not known here: its work is of no other's graph.
+        // The model does not know the rule by which these streams joined a capture, so their work
+        // belongs to no known graph.
         for s in strays {
             self.captures.push(Vec::new());
             s.capture = Some(self.captures.len() - 1);
@@ -366,7 +375,7 @@ impl Model {
     }
 }
 
-/// All of a capture's work, and whether parts of it run side by side on the same memory.
+/// Returns the graph of a capture. It is racy if unordered nodes access the same memory.
 fn graph_of(nodes: &[Node]) -> GraphState {
     let mut before: Vec<BTreeSet<usize>> = Vec::new();
     let mut racy = nodes.iter().any(|n| n.racy);
@@ -384,11 +393,11 @@ fn graph_of(nodes: &[Node]) -> GraphState {
     GraphState { alive: true, work, racy, latest: Clock::default() }
 }
 
-fn conflict(a: &Work, b: &Work) -> bool {
+fn conflict(a: &WorkAccess, b: &WorkAccess) -> bool {
     let meet = |x: &Region, y: &Region| {
         x.content == y.content && x.at < y.at + y.len && y.at < x.at + x.len
     };
-    let touches = |w: &Region, other: &Work| {
+    let touches = |w: &Region, other: &WorkAccess| {
         meet(w, &other.writes) || other.reads.is_some_and(|r| meet(w, &r))
     };
     touches(&a.writes, b) || touches(&b.writes, a)

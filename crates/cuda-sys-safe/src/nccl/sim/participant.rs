@@ -1,11 +1,13 @@
-//! A rank's own end of a communicator.
+//! The state of a rank in a communicator, in the rank's own process.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::call::CallDesc;
-use super::hub::{Ask, Bytes, Deliver, Departure, Event, Guest, Member, Place, Request};
+use super::hub::{
+    Bytes, Departure, DeviceId, Endpoint, EventSink, Member, RankEvent, Request, RequestSink,
+};
 use super::progress;
 use crate::{DriverError, Result};
 
@@ -14,21 +16,25 @@ pub(crate) trait Advance: Send + Sync {
     /// Runs one operation toward the first unfinished operation of a communicator. `needed` lets
     /// streams continue that are held back. Returns whether an operation ran and, if none did, the
     /// communicator that blocks it.
-    fn advance(&self, seat: &Arc<Seat>, needed: bool) -> (bool, Option<Arc<Seat>>);
+    fn advance(
+        &self,
+        participant: &Arc<Participant>,
+        needed: bool,
+    ) -> (bool, Option<Arc<Participant>>);
 }
 
-/// A rank's end of a communicator, with the events delivered to it.
-pub(crate) struct Seat {
+/// A rank of a communicator, in its own process. Receives the events that the hub sends to it.
+pub(crate) struct Participant {
     /// Identifies the communicators of one id.
     id: (u64, u64),
-    hub: Arc<dyn Ask>,
+    hub: Arc<dyn RequestSink>,
     driver: Weak<dyn Advance>,
-    place: Place,
-    state: Mutex<State>,
+    device_id: DeviceId,
+    state: Mutex<ParticipantState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ParticipantState {
     member: Option<(Member, usize)>,
     ready: bool,
     failure: Option<DriverError>,
@@ -36,19 +42,19 @@ struct State {
     next_op: u64,
     /// Unfinished operations, with the output of each call that is done.
     begun: BTreeMap<u64, Vec<Option<Bytes>>>,
-    /// The rank whose split made this end, and the number of the split.
+    /// The rank that made this rank by a split, and the number of the split.
     origin: Option<(Member, u64)>,
     begun_splits: u64,
-    /// Ends of unfinished splits, oldest first.
-    splits: VecDeque<Option<Arc<Seat>>>,
+    /// This rank's children by unfinished splits, oldest first.
+    splits: VecDeque<Option<Arc<Participant>>>,
     /// Whether another process waits for this rank.
-    wanted: bool,
+    progress_requested: bool,
     /// Whether other processes know that a thread of this process waits.
-    asked: bool,
+    progress_announced: bool,
 }
 
 /// The outcome of an operation.
-pub(crate) enum Outcome {
+pub(crate) enum GroupOutcome {
     /// The operation waits for other ranks.
     Blocked,
     /// The operation is done. Contains the output of each call.
@@ -57,31 +63,31 @@ pub(crate) enum Outcome {
     Aborted,
 }
 
-impl Seat {
+impl Participant {
     pub(super) fn new(
         id: (u64, u64),
-        hub: Arc<dyn Ask>,
+        hub: Arc<dyn RequestSink>,
         driver: Weak<dyn Advance>,
-        place: Place,
+        device_id: DeviceId,
     ) -> Arc<Self> {
         let state = Mutex::default();
-        let seat = Arc::new(Self { id, hub, driver, place, state });
-        progress::enter(&seat);
-        seat
+        let participant = Arc::new(Self { id, hub, driver, device_id, state });
+        progress::register(&participant);
+        participant
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ParticipantState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn guest(self: &Arc<Self>) -> Guest {
-        Guest { sink: Arc::clone(self) as Arc<dyn Deliver>, place: self.place }
+    fn endpoint(self: &Arc<Self>) -> Endpoint {
+        Endpoint { sink: Arc::clone(self) as Arc<dyn EventSink>, device_id: self.device_id }
     }
 
     /// Begins to join the communicator.
     pub(super) fn join(self: &Arc<Self>, ranks: usize, rank: usize) {
         self.lock().member = Some((Member { comm: 0, rank }, ranks));
-        self.hub.ask(Request::Join { ranks, rank, guest: self.guest() });
+        self.hub.submit(Request::Join { ranks, rank, endpoint: self.endpoint() });
     }
 
     /// Returns the rank and the number of ranks.
@@ -108,7 +114,7 @@ impl Seat {
             state.begun.insert(op, vec![None; calls.len()]);
             (member, op)
         };
-        self.hub.ask(Request::Begin { member, op, calls });
+        self.hub.submit(Request::Begin { member, op, calls });
         Some(op)
     }
 
@@ -120,23 +126,24 @@ impl Seat {
     }
 
     /// Ends an operation that is not blocked.
-    pub(crate) fn end(&self, op: u64) -> Outcome {
+    pub(crate) fn end(&self, op: u64) -> GroupOutcome {
         let mut state = self.lock();
         if state.over {
-            return Outcome::Aborted;
+            return GroupOutcome::Aborted;
         }
-        let Some(parts) = state.begun.remove(&op) else { return Outcome::Aborted };
+        let Some(parts) = state.begun.remove(&op) else { return GroupOutcome::Aborted };
         if parts.iter().any(Option::is_none) {
             state.begun.insert(op, parts);
-            return Outcome::Blocked;
+            return GroupOutcome::Blocked;
         }
-        Outcome::Done(parts.into_iter().flatten().collect())
+        GroupOutcome::Done(parts.into_iter().flatten().collect())
     }
 
     /// Begins to split the communicator.
     pub(super) fn split(self: &Arc<Self>, color: Option<u32>, key: usize) -> Option<Arc<Self>> {
-        let child = color
-            .map(|_| Self::new(self.id, Arc::clone(&self.hub), self.driver.clone(), self.place));
+        let child = color.map(|_| {
+            Self::new(self.id, Arc::clone(&self.hub), self.driver.clone(), self.device_id)
+        });
         let member = {
             let mut state = self.lock();
             let (member, _) = state.member?;
@@ -147,8 +154,8 @@ impl Seat {
             state.splits.push_back(child.clone());
             member
         };
-        let guest = child.as_ref().map(Self::guest);
-        self.hub.ask(Request::Split { member, color, key, guest });
+        let endpoint = child.as_ref().map(Self::endpoint);
+        self.hub.submit(Request::Split { member, color, key, endpoint });
         child
     }
 
@@ -163,9 +170,9 @@ impl Seat {
         let why = "the communicator that it was to be split off was aborted";
         let error = super::hub::failed("ncclCommGetAsyncError", "ncclInvalidUsage", why.to_owned());
         for child in splits.into_iter().flatten() {
-            child.deliver(Event::Failed(error.clone()));
+            child.deliver(RankEvent::Failed(error.clone()));
         }
-        progress::bump();
+        progress::notify_change();
     }
 
     /// Leaves the communicator as if the process had died. Operations that have begun stay blocked.
@@ -175,7 +182,7 @@ impl Seat {
         let dead = || super::hub::failed("ncclCommGetAsyncError", "ncclSystemError", DEAD.into());
         state.failure.get_or_insert_with(dead);
         drop(state);
-        progress::bump();
+        progress::notify_change();
     }
 
     fn leave(&self, why: Departure) {
@@ -184,36 +191,36 @@ impl Seat {
             (state.member, state.origin)
         };
         match (member, origin) {
-            (Some((member, _)), _) => self.hub.ask(Request::Leave { member, why }),
-            // The split that it is to come of is under way, or was a moment ago.
+            (Some((member, _)), _) => self.hub.submit(Request::Leave { member, why }),
+            // The split that makes this rank is unfinished, or its end has not been delivered yet.
             (None, Some((member, split))) => {
-                self.hub.ask(Request::Abandon { member, split, why });
+                self.hub.submit(Request::Abandon { member, split, why });
             }
             (None, None) => {}
         }
     }
 
     /// Tells other processes that a thread of this process waits.
-    pub(super) fn want(&self) {
+    pub(super) fn request_progress(&self) {
         let member = {
             let mut state = self.lock();
-            // They remember it.
-            if std::mem::replace(&mut state.asked, true) { None } else { state.member }
+            // One request suffices, because the other processes remember it.
+            if std::mem::replace(&mut state.progress_announced, true) { None } else { state.member }
         };
         if let Some((member, _)) = member {
-            self.hub.ask(Request::Want { member });
+            self.hub.submit(Request::RequestProgress { member });
         }
     }
 
     /// Returns `true` if another process waits for this rank.
-    pub(super) fn is_wanted(&self) -> bool {
+    pub(super) fn is_progress_requested(&self) -> bool {
         let state = self.lock();
-        state.wanted && !state.over
+        state.progress_requested && !state.over
     }
 
     /// Returns `true` if both are ranks of the same communicator.
     pub(super) fn is_with(&self, other: &Self) -> bool {
-        let comm = |seat: &Self| seat.lock().member.map(|(member, _)| member.comm);
+        let comm = |participant: &Self| participant.lock().member.map(|(member, _)| member.comm);
         self.id == other.id && comm(self).is_some_and(|own| Some(own) == comm(other))
     }
 
@@ -223,48 +230,48 @@ impl Seat {
     }
 
     pub(crate) fn device(&self) -> usize {
-        self.place.device
+        self.device_id.device
     }
 }
 
 const DEAD: &str = "this rank has died";
 
-impl Deliver for Seat {
-    fn deliver(&self, event: Event) {
+impl EventSink for Participant {
+    fn deliver(&self, event: RankEvent) {
         let mut state = self.lock();
         match event {
-            Event::Ready => state.ready = true,
-            Event::Done { op, part, output } => {
+            RankEvent::Ready => state.ready = true,
+            RankEvent::Done { op, part, output } => {
                 if let Some(parts) = state.begun.get_mut(&op) {
                     parts[part] = Some(output);
                 }
             }
-            Event::Failed(error) => {
-                // What was to be split off never comes.
+            RankEvent::Failed(error) => {
+                // The unfinished splits never complete.
                 for child in state.splits.iter().flatten() {
                     child.lock().failure.get_or_insert_with(|| error.clone());
                 }
                 state.failure.get_or_insert(error);
             }
-            Event::Split(now) => {
+            RankEvent::Split(now) => {
                 if let Some(Some(child)) = state.splits.pop_front() {
                     let mut child = child.lock();
                     (child.member, child.ready) = (now, true);
                 }
             }
-            Event::Wanted => state.wanted = true,
+            RankEvent::ProgressRequested => state.progress_requested = true,
         }
-        let wanted = state.wanted;
+        let progress_requested = state.progress_requested;
         drop(state);
-        if wanted {
+        if progress_requested {
             progress::serve();
         }
-        progress::bump();
+        progress::notify_change();
     }
 }
 
-impl fmt::Debug for Seat {
+impl fmt::Debug for Participant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Seat").field("place", &self.place).finish_non_exhaustive()
+        f.debug_struct("Participant").field("device_id", &self.device_id).finish_non_exhaustive()
     }
 }

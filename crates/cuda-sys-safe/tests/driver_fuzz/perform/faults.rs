@@ -1,17 +1,19 @@
-//! Kernel launches, and work that loses the process.
+//! Kernel launches, and work that loses the process's devices.
 
 use std::panic::Location;
 use std::time::Duration;
 
 use warpline_cuda_sys_safe::{self as cuda, *};
 
-use crate::lane::Lane;
 use crate::model::PAGE;
-use crate::step::{Blow, Id};
+use crate::step::{Fault, Id};
+use crate::subject::Subject;
 
-impl Lane {
+impl Subject {
+    /// Launches one of the kernels.
+    ///
     /// # Safety
-    /// The addresses are what the kernel may touch, where it is to end well.
+    /// The kernel may access the addresses, unless the launch is meant to fail.
     pub(super) unsafe fn launch(
         &self,
         stream: Id,
@@ -40,29 +42,30 @@ impl Lane {
             params: &params.map(u32::to_ne_bytes).concat(),
             location: Location::caller(),
         };
-        // SAFETY: as the caller promises; the kernel takes these arguments.
+        // SAFETY: the caller guarantees that the kernel may access the addresses. The arguments are
+        // those of the kernel.
         unsafe { self.driver.launch(stream, &launch) }
     }
 
-    /// Enqueues work that fails when it runs, and gives it the time to.
+    /// Enqueues work that fails when it runs, and waits for the failure.
     ///
     /// # Safety
-    /// The process is of no use afterwards.
-    pub(super) unsafe fn strike(&mut self, stream: Id, how: Blow) -> Result<()> {
+    /// The process must not use its devices afterwards.
+    pub(super) unsafe fn inject_fault(&mut self, stream: Id, how: Fault) -> Result<()> {
         let driver = self.driver.clone();
         let device = self.streams[&stream].device();
         let one = ([1; 3], [32, 1, 1], 0);
-        // SAFETY: the accesses fail, and harm nobody else.
+        // SAFETY: the device refuses the accesses, so they change no memory.
         unsafe {
             let memory = driver.mem_alloc(device, 4096)?;
             let nowhere = DevicePtr::from_raw(16);
             let target = match how {
-                Blow::Nowhere | Blow::InGraph => nowhere,
-                Blow::Trap => memory,
-                Blow::Misaligned => memory.offset(2),
-                Blow::Unmapped => driver.address_reserve(device, PAGE)?,
+                Fault::Nowhere | Fault::InGraph => nowhere,
+                Fault::Trap => memory,
+                Fault::Misaligned => memory.offset(2),
+                Fault::Unmapped => driver.address_reserve(device, PAGE)?,
             };
-            if how == Blow::InGraph {
+            if how == Fault::InGraph {
                 let raw = self.streams[&stream];
                 driver.begin_capture(raw, CaptureMode::Relaxed)?;
                 self.launch(stream, [(device, target); 2], one, [32, 1], false)?;
@@ -70,7 +73,7 @@ impl Lane {
                 driver.graph_launch(exec, raw)?;
             } else {
                 let ends = [(device, target), (device, memory)];
-                self.launch(stream, ends, one, [32, 1], how == Blow::Trap)?;
+                self.launch(stream, ends, one, [32, 1], how == Fault::Trap)?;
             }
         }
         match &self.sim {
@@ -81,19 +84,23 @@ impl Lane {
     }
 }
 
+/// Runs the add kernel on the CPU.
+///
 /// # Safety
-/// As [`HostKernel`].
+/// The same as [`HostKernel`].
 unsafe fn add_host(launch: &HostLaunch<'_>) {
     let word = |i: usize| u32::from_ne_bytes(launch.params[4 * i..4 * i + 4].try_into().unwrap());
     let (dst, src) = (launch.pointers[0].cast::<u32>(), launch.pointers[1].cast::<u32>());
     for i in 0..word(0) as usize {
-        // SAFETY: both footprints have that many elements.
+        // SAFETY: both footprints have this many elements.
         unsafe { dst.add(i).write(src.add(i).read().wrapping_add(word(1))) };
     }
 }
 
+/// Panics, because the kernel traps.
+///
 /// # Safety
-/// As [`HostKernel`].
+/// The same as [`HostKernel`].
 unsafe fn stop_host(_: &HostLaunch<'_>) {
     std::panic::resume_unwind(Box::new("as the kernel traps"));
 }

@@ -1,4 +1,4 @@
-//! Running the GPU tests of one binary.
+//! Runs the GPU tests of a test program.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
@@ -9,55 +9,55 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::build::Binary;
-use super::output::{self, Report};
-use super::sanitizer::Sanitizer;
+use super::build::TestProgram;
+use super::output::{self, RunResults};
+use super::sanitizer::SanitizerTool;
 
-/// How the tests are run.
+/// Runs GPU tests with the options of the command line.
 #[derive(Debug)]
-pub(super) struct Suite {
-    /// GPUs that the tests see.
+pub(super) struct TestRunner {
+    /// Number of available GPUs.
     pub(super) gpus: usize,
-    /// Whether they are simulated.
+    /// Whether the GPUs are simulated.
     pub(super) simulated: bool,
-    /// The tool of compute-sanitizer they run under, if any.
-    pub(super) sanitizer: Option<Sanitizer>,
-    /// Only tests whose name contains this.
+    /// The tool of compute-sanitizer that the tests run under.
+    pub(super) sanitizer: Option<SanitizerTool>,
+    /// Runs only tests whose name contains this text.
     pub(super) filter: Option<String>,
-    /// The command that each test binary runs under, if any.
+    /// The command that each test program runs under. Empty: none.
     pub(super) wrapper: Vec<String>,
-    /// Variables to set, or to take away.
+    /// Environment variables to set, or to remove (`None`).
     pub(super) env: Vec<(String, Option<String>)>,
-    /// How long one test binary may run.
+    /// Time limit for each run of a test program.
     pub(super) timeout: Duration,
 }
 
-/// What came of one binary's GPU tests.
+/// Results of the GPU tests of one test program or crate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Outcome {
+pub(super) struct TestCounts {
     pub(super) passed: usize,
-    /// What failed, and how.
+    /// Descriptions of the failures.
     pub(super) failed: Vec<String>,
-    /// Tests that need what is not here, and what they need.
+    /// Names of the tests that could not run, each with the missing requirement.
     pub(super) not_run: Vec<(String, String)>,
-    /// GPU tests that the filter left out.
+    /// Number of GPU tests that the filter excluded.
     pub(super) filtered: usize,
     pub(super) time: Duration,
 }
 
-/// One run of a binary, ended or killed.
-struct Ran {
+/// A finished or killed run of a test program.
+struct ProgramRun {
     output: String,
-    /// `None` when it ran out of time.
+    /// `None` after a timeout.
     status: Option<ExitStatus>,
 }
 
-impl Suite {
-    /// Runs the binary's GPU tests one at a time. Tests see only as many GPUs as their names declare, so each number
-    /// of GPUs has a process of its own. After a test that takes the process with it, the rest runs in a new process.
-    pub(super) fn run(&self, binary: &Binary) -> Result<Outcome> {
+impl TestRunner {
+    /// Runs the program's GPU tests one at a time. Tests see only as many GPUs as their names declare, so there is one
+    /// process per number of GPUs. If a test ends the process, the remaining tests run in a new process.
+    pub(super) fn run(&self, binary: &TestProgram) -> Result<TestCounts> {
         let listed = self.list(binary)?;
-        let (mut outcome, chosen) = self.choose(&binary.name, &listed);
+        let (mut counts, chosen) = self.choose(&binary.name, &listed);
         let mut by_gpus = BTreeMap::<usize, Vec<String>>::new();
         for name in chosen {
             by_gpus.entry(output::gpus_needed(&name).unwrap_or(1)).or_default().push(name);
@@ -66,17 +66,17 @@ impl Suite {
         for (gpus, mut pending) in by_gpus {
             while !pending.is_empty() {
                 let (package, name, count) = (&binary.package, &binary.name, pending.len());
-                println!("\n{package} {name}: {count} tests of {gpus} GPUs");
-                let ran = self.execute(binary, &pending, gpus)?;
-                let report = output::report(&ran.output, &pending);
-                settle(&mut outcome, &mut pending, report, &ran, (&binary.name, gpus));
+                println!("\n{package} {name}: {count} tests with {gpus} GPUs");
+                let run = self.execute(binary, &pending, gpus)?;
+                let results = output::results(&run.output, &pending);
+                add_run(&mut counts, &mut pending, results, &run, (&binary.name, gpus));
             }
         }
-        outcome.time = start.elapsed();
-        Ok(outcome)
+        counts.time = start.elapsed();
+        Ok(counts)
     }
 
-    /// The variable that shows the tests this many GPUs, and its value.
+    /// Returns the environment variable, and its value, that makes this many GPUs visible to the tests.
     fn visible(&self, gpus: usize) -> (&'static str, String) {
         let set = |wanted: &str| {
             let value = self.env.iter().rev().find(|(name, _)| name == wanted);
@@ -93,7 +93,7 @@ impl Suite {
         (VISIBLE, super::gpus::first(gpus, visible.as_deref()))
     }
 
-    fn list(&self, binary: &Binary) -> Result<Vec<String>> {
+    fn list(&self, binary: &TestProgram) -> Result<Vec<String>> {
         let output = self
             .command(binary, &[])
             .args(["--list", "--format", "terse", "--include-ignored"])
@@ -104,27 +104,28 @@ impl Suite {
         Ok(output::listed(&String::from_utf8_lossy(&output.stdout)))
     }
 
-    /// Sorts the tests of a binary into those to run and those that are only counted.
-    fn choose(&self, binary: &str, listed: &[String]) -> (Outcome, Vec<String>) {
-        let (mut outcome, mut chosen) = (Outcome::default(), Vec::new());
+    /// Returns the tests of a program to run, and counts the filtered tests and those that cannot run.
+    fn choose(&self, binary: &str, listed: &[String]) -> (TestCounts, Vec<String>) {
+        let (mut counts, mut chosen) = (TestCounts::default(), Vec::new());
         for name in listed {
             let Some(needed) = output::gpus_needed(name) else { continue };
             if self.filter.as_ref().is_some_and(|filter| !name.contains(filter)) {
-                outcome.filtered += 1;
+                counts.filtered += 1;
             } else if self.simulated && binary.starts_with("gpu_") {
-                outcome.not_run.push((name.clone(), "a real GPU".to_owned()));
-            } else if let Some(needed) = self.sanitizer.and_then(|tool| tool.takes_from(name)) {
-                outcome.not_run.push((name.clone(), needed.to_owned()));
+                counts.not_run.push((name.clone(), "a real GPU".to_owned()));
+            } else if let Some(unmet) = self.sanitizer.and_then(|tool| tool.unmet_requirement(name))
+            {
+                counts.not_run.push((name.clone(), unmet.to_owned()));
             } else if needed > self.gpus {
-                outcome.not_run.push((name.clone(), format!("{needed} GPUs")));
+                counts.not_run.push((name.clone(), format!("{needed} GPUs")));
             } else {
                 chosen.push(name.clone());
             }
         }
-        (outcome, chosen)
+        (counts, chosen)
     }
 
-    pub(super) fn command(&self, binary: &Binary, wrapper: &[String]) -> Command {
+    pub(super) fn command(&self, binary: &TestProgram, wrapper: &[String]) -> Command {
         let mut command = match wrapper {
             [] => Command::new(&binary.path),
             [program, args @ ..] => {
@@ -144,7 +145,7 @@ impl Suite {
         command
     }
 
-    fn execute(&self, binary: &Binary, names: &[String], gpus: usize) -> Result<Ran> {
+    fn execute(&self, binary: &TestProgram, names: &[String], gpus: usize) -> Result<ProgramRun> {
         let (variable, value) = self.visible(gpus);
         let mut child = self
             .command(binary, &self.wrapper)
@@ -160,7 +161,7 @@ impl Suite {
             thread::spawn(move || {
                 let mut buffer = [0; 4096];
                 while let Ok(count @ 1..) = pipe.read(&mut buffer) {
-                    // By print!, which a test of ours captures.
+                    // `print!`, because the test harness captures its output in the tests of this module.
                     print!("{}", String::from_utf8_lossy(&buffer[..count]));
                     let _ = std::io::stdout().flush();
                     let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
@@ -180,48 +181,48 @@ impl Suite {
             }
             thread::sleep(Duration::from_millis(5));
         };
-        // After a kill a grandchild may hold the pipe for ever: take what has come so far.
+        // After a kill, a grandchild may keep the pipe open forever. Use the output so far.
         if status.is_some()
             && let Some(reader) = reader
         {
             let _ = reader.join();
         }
         let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(Ran { output: String::from_utf8_lossy(&seen).into_owned(), status })
+        Ok(ProgramRun { output: String::from_utf8_lossy(&seen).into_owned(), status })
     }
 }
 
-/// Adds a run to the outcome and takes what is settled off `pending`.
-fn settle(
-    outcome: &mut Outcome,
+/// Adds the results of a run to the counts and removes tests with a result from `pending`.
+fn add_run(
+    counts: &mut TestCounts,
     pending: &mut Vec<String>,
-    report: Report,
-    ran: &Ran,
+    results: RunResults,
+    run: &ProgramRun,
     (binary, gpus): (&str, usize),
 ) {
-    let (before, failed_before) = (pending.len(), outcome.failed.len());
-    let mut settled: BTreeSet<String> = report.passed;
-    outcome.passed += settled.len();
-    for name in report.failed {
-        outcome.failed.push(format!("{name} (shown as many GPUs as its name declares: {gpus})"));
-        settled.insert(name);
+    let (before, failed_before) = (pending.len(), counts.failed.len());
+    let mut finished: BTreeSet<String> = results.passed;
+    counts.passed += finished.len();
+    for name in results.failed {
+        counts.failed.push(format!("{name} (visible GPUs: {gpus}, as its name declares)"));
+        finished.insert(name);
     }
-    pending.retain(|name| !settled.contains(name));
-    let how = match &ran.status {
-        None => "ran out of time".to_owned(),
+    pending.retain(|name| !finished.contains(name));
+    let how = match &run.status {
+        None => "timed out".to_owned(),
         Some(status) => format!("ended with {status}"),
     };
-    let errors = output::sanitizer_errors(&ran.output);
+    let errors = output::sanitizer_errors(&run.output);
     if !pending.is_empty() {
-        // It broke off. The one it broke in is not run again.
-        let broke = report.broke.unwrap_or_else(|| pending[0].clone());
-        pending.retain(|name| *name != broke);
-        outcome.failed.push(format!("{broke}: the process {how} in it"));
-    } else if outcome.failed.len() == failed_before && !ran.status.is_some_and(|s| s.success()) {
-        outcome.failed.push(format!("{binary}: its {before} tests passed, but the process {how}"));
+        // The process ended early. The interrupted test counts as failed and does not run again.
+        let interrupted = results.interrupted.unwrap_or_else(|| pending[0].clone());
+        pending.retain(|name| *name != interrupted);
+        counts.failed.push(format!("{interrupted}: the process {how} during this test"));
+    } else if counts.failed.len() == failed_before && !run.status.is_some_and(|s| s.success()) {
+        counts.failed.push(format!("{binary}: all {before} tests passed, but the process {how}"));
     }
     if errors > 0 {
-        outcome.failed.push(format!("{binary}: the sanitizer counted {errors} errors"));
+        counts.failed.push(format!("{binary}: the sanitizer counted {errors} errors"));
     }
 }
 
@@ -232,8 +233,8 @@ mod tests {
 
     use super::*;
 
-    fn suite(gpus: usize) -> Suite {
-        Suite {
+    fn runner(gpus: usize) -> TestRunner {
+        TestRunner {
             gpus,
             simulated: false,
             sanitizer: None,
@@ -244,15 +245,15 @@ mod tests {
         }
     }
 
-    /// A shell script in the place of a test binary. `$*` are the names to run.
-    fn binary(dir: &xshell::TempDir, list: &str, body: &str) -> Binary {
+    /// Creates a shell script that stands in for a test program. `$*` are the names of the tests to run.
+    fn binary(dir: &xshell::TempDir, list: &str, body: &str) -> TestProgram {
         let path = dir.path().join("fake");
         let text = format!(
             "#!/bin/sh\nif [ \"$1\" = --list ]; then printf '{list}'; exit 0; fi\nshift 3\n{body}\n"
         );
         fs::write(&path, text).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-        Binary {
+        TestProgram {
             package: "warpline".to_owned(),
             name: "fake".to_owned(),
             path,
@@ -269,16 +270,16 @@ mod tests {
         "for n; do echo \"test $n ... ok\"; done; echo \"test result: ok. $# passed; 0 failed;\"";
 
     #[test]
-    fn tests_without_their_gpus_are_not_run_and_said_so() {
+    fn tests_that_need_more_gpus_are_listed_as_not_run() {
         let dir = temp();
-        let outcome = suite(1).run(&binary(&dir, LIST, ALL_PASS)).unwrap();
+        let outcome = runner(1).run(&binary(&dir, LIST, ALL_PASS)).unwrap();
         assert_eq!((outcome.passed, outcome.failed.len()), (2, 0));
         assert_eq!(outcome.not_run, [("gpu2_c".to_owned(), "2 GPUs".to_owned())]);
-        let outcome = suite(2).run(&binary(&dir, LIST, ALL_PASS)).unwrap();
+        let outcome = runner(2).run(&binary(&dir, LIST, ALL_PASS)).unwrap();
         assert_eq!((outcome.passed, outcome.not_run.len()), (3, 0));
     }
 
-    /// A fake test that passes if it is shown two GPUs.
+    /// A fake test that passes if it sees at least two GPUs.
     const NEEDS_TWO: &str = "case \"$CUDA_VISIBLE_DEVICES|$WARPLINE_DRIVER\" in \
         *,*\\|*|*sim:[23]*) for n; do echo \"test $n ... ok\"; done; \
         echo \"test result: ok. $# passed; 0 failed;\";; \
@@ -289,51 +290,51 @@ mod tests {
     fn a_test_that_opens_more_gpus_than_its_name_declares_fails() {
         let dir = temp();
         let binary = binary(&dir, "gpu_a: test\\ngpu2_b: test\\n", NEEDS_TWO);
-        let mut simulated = Suite { simulated: true, ..suite(3) };
+        let mut simulated = TestRunner { simulated: true, ..runner(3) };
         simulated.env = vec![("WARPLINE_DRIVER".to_owned(), Some("sim:3,lazy".to_owned()))];
         assert_eq!(simulated.visible(2), ("WARPLINE_DRIVER", "sim:2,lazy".to_owned()));
-        for suite in [suite(3), simulated] {
-            let outcome = suite.run(&binary).unwrap();
+        for runner in [runner(3), simulated] {
+            let outcome = runner.run(&binary).unwrap();
             assert_eq!(outcome.passed, 1);
-            assert_eq!(outcome.failed, ["gpu_a (shown as many GPUs as its name declares: 1)"]);
+            assert_eq!(outcome.failed, ["gpu_a (visible GPUs: 1, as its name declares)"]);
         }
     }
 
     #[test]
     fn tests_of_the_real_driver_are_not_run_on_the_simulated_one() {
         let dir = temp();
-        let real = Binary { name: "gpu_driver".to_owned(), ..binary(&dir, LIST, ALL_PASS) };
-        assert_eq!(suite(2).run(&real).unwrap().passed, 3);
-        let outcome = Suite { simulated: true, ..suite(2) }.run(&real).unwrap();
+        let real = TestProgram { name: "gpu_driver".to_owned(), ..binary(&dir, LIST, ALL_PASS) };
+        assert_eq!(runner(2).run(&real).unwrap().passed, 3);
+        let outcome = TestRunner { simulated: true, ..runner(2) }.run(&real).unwrap();
         assert_eq!((outcome.passed, outcome.not_run.len()), (0, 3));
         assert_eq!(outcome.not_run[0].1, "a real GPU");
     }
 
     #[test]
-    fn tests_that_a_sanitizer_leaves_nothing_to_see_are_not_run() {
+    fn tests_that_a_sanitizer_cannot_run_are_listed_as_not_run() {
         let dir = temp();
         let name = "here::gpu_s07_ops_return_before_they_run";
         let binary = binary(&dir, &format!("gpu_a: test\\n{name}: test\\n"), ALL_PASS);
-        assert_eq!(suite(1).run(&binary).unwrap().passed, 2);
-        let sanitized = Suite { sanitizer: Some(Sanitizer::Memcheck), ..suite(1) };
+        assert_eq!(runner(1).run(&binary).unwrap().passed, 2);
+        let sanitized = TestRunner { sanitizer: Some(SanitizerTool::Memcheck), ..runner(1) };
         let outcome = sanitized.run(&binary).unwrap();
         assert_eq!((outcome.passed, outcome.not_run.len()), (1, 1));
         assert_eq!(outcome.not_run[0].0, name);
     }
 
     #[test]
-    fn the_filter_counts_what_it_leaves_out() {
+    fn filtered_tests_are_counted() {
         let dir = temp();
-        let suite = Suite { filter: Some("_b".to_owned()), ..suite(1) };
-        let outcome = suite.run(&binary(&dir, LIST, ALL_PASS)).unwrap();
+        let runner = TestRunner { filter: Some("_b".to_owned()), ..runner(1) };
+        let outcome = runner.run(&binary(&dir, LIST, ALL_PASS)).unwrap();
         assert_eq!((outcome.passed, outcome.filtered), (1, 2));
     }
 
     #[test]
-    fn after_a_crash_the_rest_runs() {
+    fn after_a_crash_the_remaining_tests_run() {
         let dir = temp();
         let body = format!("[ $1 = gpu_a ] && printf 'test gpu_a ... ' && kill -9 $$\n{ALL_PASS}");
-        let outcome = suite(2).run(&binary(&dir, LIST, &body)).unwrap();
+        let outcome = runner(2).run(&binary(&dir, LIST, &body)).unwrap();
         assert_eq!(outcome.passed, 2);
         assert_eq!(outcome.failed.len(), 1);
         assert!(outcome.failed[0].contains("gpu_a") && outcome.failed[0].contains("signal"));
@@ -342,34 +343,34 @@ mod tests {
     #[test]
     fn a_hang_is_a_failure() {
         let dir = temp();
-        let suite = Suite { timeout: Duration::from_millis(100), ..suite(1) };
+        let runner = TestRunner { timeout: Duration::from_millis(100), ..runner(1) };
         let body = "echo 'test gpu_a ... ok'; printf 'test gpu_b ... '; exec sleep 30";
-        let outcome = suite.run(&binary(&dir, LIST, body)).unwrap();
+        let outcome = runner.run(&binary(&dir, LIST, body)).unwrap();
         assert_eq!(outcome.passed, 1);
-        assert_eq!(outcome.failed, ["gpu_b: the process ran out of time in it"]);
+        assert_eq!(outcome.failed, ["gpu_b: the process timed out during this test"]);
     }
 
     #[test]
-    fn a_bad_end_after_good_tests_is_a_failure() {
+    fn a_failed_process_after_passed_tests_is_a_failure() {
         let dir = temp();
-        let outcome = suite(1).run(&binary(&dir, LIST, &format!("{ALL_PASS}; exit 3"))).unwrap();
+        let outcome = runner(1).run(&binary(&dir, LIST, &format!("{ALL_PASS}; exit 3"))).unwrap();
         assert_eq!(outcome.failed.len(), 1, "{outcome:?}");
         let body = format!("{ALL_PASS}; echo '========= ERROR SUMMARY: 2 errors'");
-        let outcome = suite(1).run(&binary(&dir, LIST, &body)).unwrap();
+        let outcome = runner(1).run(&binary(&dir, LIST, &body)).unwrap();
         assert!(outcome.failed[0].contains("2 errors"), "{outcome:?}");
     }
 
     #[test]
-    fn tests_see_their_folder_their_variables_and_the_wrapper() {
+    fn tests_run_in_their_folder_with_the_variables_and_the_wrapper() {
         let dir = temp();
         let body = format!(
             "[ \"$PWD|$CARGO_MANIFEST_DIR|$A|$WRAPPED\" = \"{0}|{0}|b|yes\" ] || exit 9\n{ALL_PASS}",
             dir.path().display()
         );
-        let mut suite = suite(1);
-        suite.env.push(("A".to_owned(), Some("b".to_owned())));
-        suite.wrapper = ["env", "WRAPPED=yes"].map(str::to_owned).to_vec();
-        let outcome = suite.run(&binary(&dir, LIST, &body)).unwrap();
+        let mut runner = runner(1);
+        runner.env.push(("A".to_owned(), Some("b".to_owned())));
+        runner.wrapper = ["env", "WRAPPED=yes"].map(str::to_owned).to_vec();
+        let outcome = runner.run(&binary(&dir, LIST, &body)).unwrap();
         assert_eq!((outcome.passed, outcome.failed.len()), (2, 0), "{outcome:?}");
     }
 }

@@ -1,6 +1,6 @@
-//! About freeing memory, and what is refused or waited for besides.
+//! Releases of memory: refusals and implicit waits.
 
-use super::Found;
+use super::Regression;
 use crate::step::Step::*;
 use crate::step::*;
 
@@ -8,9 +8,9 @@ fn at(buf: Id, at: usize) -> Place {
     Place::Buf { buf, at }
 }
 
-pub(super) fn all() -> Vec<Found> {
+pub(super) fn all() -> Vec<Regression> {
     vec![
-        Found {
+        Regression {
             name: "memory of the driver cannot be unregistered, as it was not registered",
             devices: 1,
             steps: vec![
@@ -21,7 +21,7 @@ pub(super) fn all() -> Vec<Found> {
             ],
             results: &["ok", "INVALID_VALUE", "ok", "HOST_MEMORY_NOT_REGISTERED"],
         },
-        Found {
+        Regression {
             name: "freeing no bytes in stream order does nothing",
             devices: 1,
             steps: vec![
@@ -32,7 +32,7 @@ pub(super) fn all() -> Vec<Found> {
             ],
             results: &["ok", "ok", "ok", "ok"],
         },
-        Found {
+        Regression {
             name: "freeing a pool's memory at once waits for nothing",
             devices: 1,
             steps: vec![
@@ -45,7 +45,7 @@ pub(super) fn all() -> Vec<Found> {
             ],
             results: &["ok", "ok", "ok", "ok", "ok", "ok"],
         },
-        Found {
+        Regression {
             name: "a copy of pageable memory at once waits for blocking streams",
             devices: 1,
             steps: vec![
@@ -57,7 +57,7 @@ pub(super) fn all() -> Vec<Found> {
             ],
             results: &["ok", "ok", "ok", "ok", "ok, waited"],
         },
-        Found {
+        Regression {
             name: "mapping more than there is from an offset is not supported",
             devices: 1,
             steps: vec![
@@ -67,7 +67,7 @@ pub(super) fn all() -> Vec<Found> {
             ],
             results: &["ok", "ok", "NOT_SUPPORTED"],
         },
-        Found {
+        Regression {
             name: "no time between events that keep none, captured or not",
             devices: 1,
             steps: vec![
@@ -81,7 +81,7 @@ pub(super) fn all() -> Vec<Found> {
             ],
             results: &["ok", "ok", "ok", "ok", "ok", "ok", "INVALID_HANDLE"],
         },
-        Found {
+        Regression {
             name: "whether releases of page-locked memory wait is not compared on two devices",
             devices: 2,
             steps: vec![
@@ -90,7 +90,7 @@ pub(super) fn all() -> Vec<Found> {
                 HostRegister { buf: 10, device: 1, bytes: 64 },
                 HostAlloc { buf: 11, device: 0, bytes: 64 },
                 Gate { stream: 9 },
-                // Registered with the other device.
+                // The buffer was registered with the other device.
                 HostUnregister { buf: 10, device: 0 },
                 HostFree { buf: 11, device: 0 },
                 OpenGate,
@@ -99,7 +99,7 @@ pub(super) fn all() -> Vec<Found> {
             ],
             results: &["ok", "ok", "ok", "ok", "ok", "-", "-", "ok", "ok", "ok"],
         },
-        Found {
+        Regression {
             name: "memory is freed whatever device is named, and its own is waited for",
             devices: 2,
             steps: vec![

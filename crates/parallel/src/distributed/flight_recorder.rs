@@ -1,5 +1,5 @@
-//! Records of each rank's last calls on a group, and the comparison of several ranks' records. Sends and receives are
-//! numbered for each pair of ranks and direction.
+//! The flight recorder: a record of each rank's last calls on a group, and the comparison of the ranks' records. Sends
+//! and receives are numbered separately for each sender and receiver.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::Location;
@@ -13,57 +13,58 @@ use super::RankCall;
 use super::signature::Signature;
 
 /// Maximum number of finished calls in a record.
-const KEPT: usize = 256;
-/// Number of calls between two checks for finished calls, if nothing else checks.
-const LOOK: u64 = 16;
-/// Number of calls in one check.
-const WINDOW: usize = 2 * LOOK as usize;
+const MAX_FINISHED: usize = 256;
+/// A new call polls for finished calls once per this many calls.
+const POLL_INTERVAL: u64 = 16;
+/// Number of calls that one poll examines at a time.
+const POLL_WINDOW: usize = 2 * POLL_INTERVAL as usize;
 
 /// The state of a call.
 #[derive(Debug)]
-pub(super) enum State {
+pub(super) enum CallState {
     /// Not yet launched: the ranks' calls are being compared.
     Preparing,
-    /// Enqueued on its stream. The event comes after the call.
+    /// Enqueued. The event completes after the call.
     Launched(OpEvent),
-    /// Done, or captured, so that it runs in replays.
+    /// Completed, failed before its launch, or captured. A captured call runs in replays, which have their own records.
     Done,
 }
 
 #[derive(Debug)]
-struct Entry {
-    /// Number among all calls of this rank on the group, from 0.
+struct RecordedCall {
+    /// Index among all calls of this rank on the group.
     id: u64,
-    /// Number of a collective in the group. For a send or receive, the number between the two ranks, in that direction.
+    /// Sequence number among the group's collectives. For a send or receive: among the calls between the two ranks in
+    /// that direction.
     seq: u64,
     signature: Signature,
     location: &'static Location<'static>,
     begun: Instant,
-    state: State,
+    state: CallState,
 }
 
 /// The last calls of a rank, oldest first.
 #[derive(Debug, Default)]
-pub(super) struct Ring {
-    entries: VecDeque<Entry>,
+pub(super) struct FlightRecorder {
+    calls: VecDeque<RecordedCall>,
     next_id: u64,
     collectives: u64,
     pairs: HashMap<(usize, bool), u64>,
     /// Number of entries at the front that are done.
     finished: usize,
-    /// Completion of the calls for code that depends on their results. Uses ids plus 1.
+    /// Completion of the calls, for the tracking of their results. Call `id` has number `id + 1` there.
     completion: Completion,
 }
 
-impl Ring {
-    /// Adds a call. Returns its id and its number.
+impl FlightRecorder {
+    /// Adds a call. Returns its id and its sequence number.
     pub(super) fn begin(
         &mut self,
         signature: Signature,
         location: &'static Location<'static>,
     ) -> (u64, u64) {
-        if self.next_id.is_multiple_of(LOOK) {
-            self.settle();
+        if self.next_id.is_multiple_of(POLL_INTERVAL) {
+            self.poll_finished();
         }
         let counter = match signature.peer {
             Some(pair) => self.pairs.entry(pair).or_default(),
@@ -72,123 +73,124 @@ impl Ring {
         *counter += 1;
         let (id, seq) = (self.next_id, *counter);
         self.next_id += 1;
-        let (begun, state) = (Instant::now(), State::Preparing);
-        self.entries.push_back(Entry { id, seq, signature, location, begun, state });
+        let (begun, state) = (Instant::now(), CallState::Preparing);
+        self.calls.push_back(RecordedCall { id, seq, signature, location, begun, state });
         (id, seq)
     }
 
-    /// Returns the completion of the calls, for code that depends on their results.
+    /// Returns the completion of the calls, for the tracking of their results.
     pub(super) fn completion(&self) -> &Completion {
         &self.completion
     }
 
     fn find(&self, id: u64) -> Option<usize> {
-        self.entries.iter().rposition(|entry| entry.id == id)
+        self.calls.iter().rposition(|call| call.id == id)
     }
 
     /// Sets the state of a call.
-    pub(super) fn set(&mut self, id: u64, state: State) {
+    pub(super) fn set_state(&mut self, id: u64, state: CallState) {
         if let Some(at) = self.find(id) {
-            self.entries[at].state = state;
+            self.calls[at].state = state;
         }
     }
 
-    /// Removes the last call, which was not launched, and frees its number.
-    pub(super) fn undo(&mut self, id: u64) {
-        let Some(entry) = self.find(id).and_then(|at| self.entries.remove(at)) else { return };
-        self.finished = self.finished.min(self.entries.len());
-        match entry.signature.peer {
+    /// Removes the last call, whose launch was refused, and frees its sequence number.
+    pub(super) fn remove_refused(&mut self, id: u64) {
+        let Some(call) = self.find(id).and_then(|at| self.calls.remove(at)) else { return };
+        self.finished = self.finished.min(self.calls.len());
+        match call.signature.peer {
             Some(pair) => *self.pairs.entry(pair).or_insert(1) -= 1,
             None => self.collectives -= 1,
         }
     }
 
-    /// Marks calls that are done, oldest first, and removes finished calls beyond [`KEPT`].
-    pub(super) fn settle(&mut self) {
-        // Window by window, so that the cost does not grow with the number of outstanding calls.
-        while self.settle_window() {}
-        while self.entries.len() > KEPT && self.finished > 0 {
-            self.entries.pop_front();
+    /// Marks calls that are done, oldest first, and removes finished calls beyond [`MAX_FINISHED`].
+    pub(super) fn poll_finished(&mut self) {
+        // Poll in windows, so that the cost does not grow with the number of outstanding calls.
+        while self.poll_window() {}
+        while self.calls.len() > MAX_FINISHED && self.finished > 0 {
+            self.calls.pop_front();
             self.finished -= 1;
         }
     }
 
-    /// Marks those of the oldest unfinished calls that are done. Returns `true` if a whole window is done.
-    fn settle_window(&mut self) -> bool {
-        let open = self.entries.range(self.finished..).take(WINDOW);
-        let begun = open.take_while(|entry| !matches!(entry.state, State::Preparing));
+    /// Polls the oldest unfinished calls, at most [`POLL_WINDOW`]. Returns `true` if the window is full and all of its
+    /// calls are done.
+    fn poll_window(&mut self) -> bool {
+        let open = self.calls.range(self.finished..).take(POLL_WINDOW);
+        let begun = open.take_while(|call| !matches!(call.state, CallState::Preparing));
         let end = self.finished + begun.count();
-        let whole = end - self.finished == WINDOW;
-        let launched = (self.finished..end).filter_map(|at| match &self.entries[at].state {
-            State::Launched(event) => Some((at, event)),
+        let whole = end - self.finished == POLL_WINDOW;
+        let launched = (self.finished..end).filter_map(|at| match &self.calls[at].state {
+            CallState::Launched(event) => Some((at, event)),
             _ => None,
         });
-        let launched: SmallVec<[_; WINDOW]> = launched.collect();
-        // NCCL runs the calls of a communicator one after the other, so a few queries suffice. An error means a lost
-        // device, which launches report.
+        let launched: SmallVec<[_; POLL_WINDOW]> = launched.collect();
+        // NCCL runs the calls of a communicator in order, so a binary search over the events suffices. A query error
+        // means a lost device, which the next launch reports.
         let done = |(_, event): &(usize, &OpEvent)| event.query_silently().unwrap_or(true);
-        let finished = launched.get(done_of(&launched, done)).map_or(end, |open| open.0);
+        let finished = launched.get(count_done(&launched, done)).map_or(end, |open| open.0);
         drop(launched);
-        for entry in self.entries.range_mut(self.finished..finished) {
-            entry.state = State::Done;
+        for call in self.calls.range_mut(self.finished..finished) {
+            call.state = CallState::Done;
         }
         if finished > self.finished {
-            self.completion.done_up_to(self.entries[finished - 1].id + 1);
+            self.completion.done_up_to(self.calls[finished - 1].id + 1);
             self.finished = finished;
         }
         whole && finished == end
     }
 
-    /// Returns the oldest call that is not done, and its start. Call [`Ring::settle`] first.
-    pub(super) fn oldest_unfinished(&self) -> Option<(Call, Instant)> {
-        let mut unfinished = self.entries.iter().filter(|e| !matches!(e.state, State::Done));
-        unfinished.next().map(|entry| (Call::of(entry), entry.begun))
+    /// Returns the oldest call that is not done, and its start. Call [`FlightRecorder::poll_finished`] first.
+    pub(super) fn oldest_unfinished(&self) -> Option<(PublishedCall, Instant)> {
+        let mut unfinished = self.calls.iter().filter(|e| !matches!(e.state, CallState::Done));
+        unfinished.next().map(|call| (PublishedCall::of(call), call.begun))
     }
 
     /// Returns the last call.
-    pub(super) fn last(&self) -> Option<Call> {
-        self.entries.back().map(Call::of)
+    pub(super) fn last(&self) -> Option<PublishedCall> {
+        self.calls.back().map(PublishedCall::of)
     }
 
-    pub(super) fn calls(&self) -> Vec<Call> {
-        self.entries.iter().map(Call::of).collect()
+    pub(super) fn calls(&self) -> Vec<PublishedCall> {
+        self.calls.iter().map(PublishedCall::of).collect()
     }
 }
 
-/// Returns how many elements are done. Elements must become done in order.
-fn done_of<T>(all: &[T], done: impl Fn(&T) -> bool) -> usize {
+/// Returns the number of done elements. All done elements must come before the others.
+fn count_done<T>(all: &[T], done: impl Fn(&T) -> bool) -> usize {
     match all.last() {
         Some(last) if done(last) => all.len(),
         _ => all.partition_point(done),
     }
 }
 
-/// A published entry of a record.
+/// A call as published in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Call {
+pub(super) struct PublishedCall {
     pub(super) seq: u64,
     /// For a send or receive, the other rank and whether this rank sends.
     pub(super) peer: Option<(usize, bool)>,
-    /// Description of the call, equal on all ranks if the calls match.
+    /// Description of the call. Equal on all ranks if the calls match.
     pub(super) text: String,
     pub(super) location: String,
     pub(super) done: bool,
 }
 
-impl Call {
-    fn of(entry: &Entry) -> Self {
+impl PublishedCall {
+    fn of(call: &RecordedCall) -> Self {
         Self {
-            seq: entry.seq,
-            peer: entry.signature.peer,
-            text: entry.signature.to_string(),
-            location: entry.location.to_string(),
-            done: matches!(entry.state, State::Done),
+            seq: call.seq,
+            peer: call.signature.peer,
+            text: call.signature.to_string(),
+            location: call.location.to_string(),
+            done: matches!(call.state, CallState::Done),
         }
     }
 }
 
 /// Encodes the calls of a rank for the store: one line per call, with fields separated by tabs.
-pub(super) fn encode(calls: &[Call]) -> Vec<u8> {
+pub(super) fn encode(calls: &[PublishedCall]) -> Vec<u8> {
     let mut text = String::new();
     for call in calls {
         let peer = call.peer.map_or(String::new(), |(rank, sends)| {
@@ -204,7 +206,7 @@ pub(super) fn encode(calls: &[Call]) -> Vec<u8> {
 }
 
 /// Decodes the output of [`encode`]. Skips invalid lines.
-pub(super) fn decode(bytes: &[u8]) -> Vec<Call> {
+pub(super) fn decode(bytes: &[u8]) -> Vec<PublishedCall> {
     let text = String::from_utf8_lossy(bytes);
     let call = |line: &str| {
         let fields: Vec<_> = line.split('\t').collect();
@@ -215,7 +217,7 @@ pub(super) fn decode(bytes: &[u8]) -> Vec<Call> {
         };
         let seq = seq.parse().ok()?;
         let (text, location) = (text.into(), location.into());
-        Some(Call { seq, peer, text, location, done: done == "done" })
+        Some(PublishedCall { seq, peer, text, location, done: done == "done" })
     };
     text.lines().filter_map(call).collect()
 }
@@ -224,15 +226,16 @@ pub(super) fn decode(bytes: &[u8]) -> Vec<Call> {
 /// of `rank`; `others` are the records of the ranks that published one.
 pub(super) fn differences(
     rank: usize,
-    own: &[Call],
-    unfinished: &Call,
-    others: &[(usize, Vec<Call>)],
+    own: &[PublishedCall],
+    unfinished: &PublishedCall,
+    others: &[(usize, Vec<PublishedCall>)],
 ) -> Vec<RankCall> {
     if let Some((peer, sends)) = unfinished.peer {
         let Some((_, calls)) = others.iter().find(|(other, _)| *other == peer) else {
             return Vec::new();
         };
-        let matching = |c: &&Call| c.peer == Some((rank, !sends)) && c.seq == unfinished.seq;
+        let matching =
+            |c: &&PublishedCall| c.peer == Some((rank, !sends)) && c.seq == unfinished.seq;
         if calls.iter().any(|c| matching(&c)) {
             return Vec::new();
         }
@@ -240,7 +243,7 @@ pub(super) fn differences(
         let call = format!("has not called the {op} that goes with it; {}", last(calls));
         return vec![RankCall { rank: peer, call }];
     }
-    // Looks for the first collective in which the ranks' calls differ.
+    // Report only the first collective that differs, because later collectives may differ as a consequence.
     let own = own.iter().filter(|c| c.peer.is_none() && c.seq <= unfinished.seq);
     for call in own {
         let found = others.iter().filter_map(|(rank, calls)| {
@@ -269,7 +272,7 @@ pub(super) fn differences(
         .collect()
 }
 
-fn last(calls: &[Call]) -> String {
+fn last(calls: &[PublishedCall]) -> String {
     match calls.last() {
         None => "it has called nothing on the group".into(),
         Some(call) => format!(
@@ -291,12 +294,12 @@ mod tests {
 
     use super::*;
 
-    fn call(seq: u64, text: &str) -> Call {
+    fn call(seq: u64, text: &str) -> PublishedCall {
         let (text, location) = (text.into(), format!("main.rs:{seq}:1"));
-        Call { seq, peer: None, text, location, done: false }
+        PublishedCall { seq, peer: None, text, location, done: false }
     }
 
-    /// Two streams of a simulated device that does nothing by itself.
+    /// Returns two streams of a simulated device that runs work only on request.
     fn streams() -> (Arc<SimDriver>, [Stream; 2]) {
         let sim = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(1) }.build();
         let devices = Devices::new(sim.clone()).unwrap();
@@ -304,66 +307,66 @@ mod tests {
         (sim, [(); 2].map(|()| device.exclusive_stream(0).unwrap()))
     }
 
-    fn begin(ring: &mut Ring) -> (u64, u64) {
-        ring.begin(Signature::new("barrier"), Location::caller())
+    fn begin(recorder: &mut FlightRecorder) -> (u64, u64) {
+        recorder.begin(Signature::new("barrier"), Location::caller())
     }
 
     #[test]
-    fn few_have_to_be_asked_which_are_done() {
+    fn few_events_are_queried() {
         for total in 0..40 {
             for done in 0..=total {
-                let asked = std::cell::Cell::new(0);
+                let queries = std::cell::Cell::new(0);
                 let is_done = |number: &usize| {
-                    asked.set(asked.get() + 1);
+                    queries.set(queries.get() + 1);
                     *number < done
                 };
-                assert_eq!(done_of(&(0..total).collect::<Vec<_>>(), is_done), done);
-                assert!(asked.get() <= if done == total { 1 } else { 8 }, "{total}, {done}");
+                assert_eq!(count_done(&(0..total).collect::<Vec<_>>(), is_done), done);
+                assert!(queries.get() <= if done == total { 1 } else { 8 }, "{total}, {done}");
             }
         }
     }
 
     #[test]
-    fn what_is_not_launched_is_not_done_and_what_is_captured_is() {
+    fn preparing_calls_are_unfinished_and_captured_calls_are_done() {
         let (sim, [stream, other]) = streams();
-        let mut ring = Ring::default();
+        let mut recorder = FlightRecorder::default();
         for call in 0..10 {
-            let (id, _) = begin(&mut ring);
-            stream.wait_stream(&other).unwrap(); // an operation
+            let (id, _) = begin(&mut recorder);
+            stream.wait_stream(&other).unwrap(); // enqueues an operation
             let event = stream.op_event(stream.last_op()).unwrap();
             match call {
-                4 | 9 => ring.set(id, State::Done),
+                4 | 9 => recorder.set_state(id, CallState::Done),
                 7 => {}
-                _ => ring.set(id, State::Launched(event)),
+                _ => recorder.set_state(id, CallState::Launched(event)),
             }
         }
         sim.run_all();
-        ring.settle();
-        assert_eq!(ring.oldest_unfinished().map(|(call, _)| call.seq), Some(8));
-        assert_eq!(ring.finished, 7);
-        ring.set(7, State::Done);
-        ring.settle();
-        assert!(ring.oldest_unfinished().is_none() && ring.finished == 10);
+        recorder.poll_finished();
+        assert_eq!(recorder.oldest_unfinished().map(|(call, _)| call.seq), Some(8));
+        assert_eq!(recorder.finished, 7);
+        recorder.set_state(7, CallState::Done);
+        recorder.poll_finished();
+        assert!(recorder.oldest_unfinished().is_none() && recorder.finished == 10);
     }
 
     #[test]
     fn the_record_stays_short() {
         let (_, [stream, _]) = streams();
-        let mut ring = Ring::default();
-        for _ in 0..10 * KEPT {
-            let (id, _) = begin(&mut ring);
-            ring.set(id, State::Launched(stream.op_event(stream.last_op()).unwrap()));
+        let mut recorder = FlightRecorder::default();
+        for _ in 0..10 * MAX_FINISHED {
+            let (id, _) = begin(&mut recorder);
+            recorder.set_state(id, CallState::Launched(stream.op_event(stream.last_op()).unwrap()));
             stream.synchronize().unwrap();
         }
-        assert!(ring.entries.len() as u64 <= KEPT as u64 + LOOK);
-        ring.settle();
-        assert!(ring.oldest_unfinished().is_none());
-        // A refused call leaves the numbers as they were.
-        let (id, seq) = begin(&mut ring);
-        ring.undo(id);
-        let (_, again) = begin(&mut ring);
+        assert!(recorder.calls.len() as u64 <= MAX_FINISHED as u64 + POLL_INTERVAL);
+        recorder.poll_finished();
+        assert!(recorder.oldest_unfinished().is_none());
+        // A refused call does not use up a sequence number.
+        let (id, seq) = begin(&mut recorder);
+        recorder.remove_refused(id);
+        let (_, again) = begin(&mut recorder);
         assert_eq!(seq, again);
-        assert!(ring.oldest_unfinished().is_some());
+        assert!(recorder.oldest_unfinished().is_some());
     }
 
     #[test]
@@ -371,19 +374,19 @@ mod tests {
         let mut calls = vec![call(1, "all_reduce(float32[2], Sum)"), call(2, "barrier()")];
         calls[0].done = true;
         for peer in [(3, true), (12, false)] {
-            calls.push(Call { peer: Some(peer), ..call(7, "p2p") });
+            calls.push(PublishedCall { peer: Some(peer), ..call(7, "p2p") });
         }
         assert_eq!(decode(&encode(&calls)), calls);
         assert_eq!(decode(b"nonsense\n\xff\t\t"), []);
     }
 
     #[test]
-    fn the_ranks_that_differ_are_named() {
+    fn differing_ranks_are_named() {
         let own = [call(1, "a"), call(2, "b"), call(3, "c")];
         let same = own.to_vec();
         let other = vec![call(1, "a"), call(2, "x"), call(3, "c")];
         let behind = vec![call(1, "a")];
-        let found = |others: &[(usize, Vec<Call>)]| differences(0, &own, &own[2], others);
+        let found = |others: &[(usize, Vec<PublishedCall>)]| differences(0, &own, &own[2], others);
         assert_eq!(found(&[(1, same.clone())]), []);
         let differing = found(&[(1, same.clone()), (2, other)]);
         assert_eq!(differing.len(), 1);
@@ -395,11 +398,11 @@ mod tests {
 
     #[test]
     fn a_send_needs_its_own_recv() {
-        let send = Call { peer: Some((1, true)), ..call(2, "send") };
-        let recv = |seq| Call { peer: Some((0, false)), ..call(seq, "recv") };
-        let found = |calls: Vec<Call>| differences(0, &[], &send, &[(1, calls)]);
+        let send = PublishedCall { peer: Some((1, true)), ..call(2, "send") };
+        let recv = |seq| PublishedCall { peer: Some((0, false)), ..call(seq, "recv") };
+        let found = |calls: Vec<PublishedCall>| differences(0, &[], &send, &[(1, calls)]);
         assert_eq!(found(vec![recv(1), recv(2)]), []);
         assert_eq!(found(vec![recv(1)])[0].rank, 1);
-        assert_eq!(found(vec![Call { peer: Some((0, true)), ..recv(2) }]).len(), 1);
+        assert_eq!(found(vec![PublishedCall { peer: Some((0, true)), ..recv(2) }]).len(), 1);
     }
 }

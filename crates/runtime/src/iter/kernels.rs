@@ -1,0 +1,277 @@
+//! The kernels of an op over elements, and their launch.
+
+use std::marker::PhantomData;
+
+use bytemuck::Pod;
+use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+
+use super::{BLOCK, Flat, Index, Params, Plan, Space, halves};
+#[cfg(doc)]
+use crate::ErrorKind;
+use crate::host::params;
+use crate::launch::{self, Call, Code};
+use crate::module::Program;
+use crate::{Error, Operand, Result, Site, Target, View};
+
+/// Numbers of the kernels in their programs.
+const FLAT: usize = 0;
+const STRIDED: usize = 1;
+const CONVERTING: usize = 2;
+
+/// A CPU implementation for `N` operands of common sizes, with the arguments `A`.
+///
+/// # Safety
+/// Both functions do no more than read elements of the operands and write those of the results, in
+/// their own element types, at the positions that they receive. They write every result.
+pub unsafe trait HostLoop<A, const N: usize> {
+    /// Runs over operands that are contiguous.
+    ///
+    /// # Safety
+    /// The operands of `launch` have the loop's element types, the elements of `space`, and nobody
+    /// else writes to them.
+    unsafe fn flat(launch: &HostLaunch<'_>, space: &Flat, args: &A) {
+        // SAFETY: the index has the elements of `space`; the rest is this function's contract.
+        unsafe { Self::strided(launch, &space.index(), args) }
+    }
+
+    /// Runs over operands with any strides.
+    ///
+    /// # Safety
+    /// The conditions of [`HostLoop::flat`], for the elements of `index`.
+    unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<N>, args: &A);
+}
+
+/// A [`HostLoop`] in the form that launches take: one function for the flat kernel, one for the
+/// others.
+#[derive(Clone, Copy, Debug)]
+pub struct HostLoops<A, const N: usize> {
+    functions: [HostKernel; 2],
+    args: PhantomData<fn(&A)>,
+}
+
+impl<A: Pod, const N: usize> HostLoops<A, N> {
+    /// Creates the functions of a loop.
+    #[must_use]
+    pub const fn of<L: HostLoop<A, N>>() -> Self {
+        unsafe fn flat<L: HostLoop<A, N>, A: Pod, const N: usize>(launch: &HostLaunch<'_>) {
+            let Params { space, args, .. }: Params<Flat, A> = params(launch);
+            // SAFETY: `Kernels::enqueue` passes these parameters to this function; the caller
+            // of `Kernels::new` promises that the operands have the loop's types.
+            unsafe { L::flat(launch, &space, &args) }
+        }
+        unsafe fn strided<L: HostLoop<A, N>, A: Pod, const N: usize>(launch: &HostLaunch<'_>) {
+            let Params { space, args, .. }: Params<Index<N>, A> = params(launch);
+            // SAFETY: `Kernels::enqueue` passes these parameters to this function; the caller
+            // of `Kernels::new` promises that the operands have the loop's types.
+            unsafe { L::strided(launch, &space, &args) }
+        }
+        Self { functions: [flat::<L, A, N>, strided::<L, A, N>], args: PhantomData }
+    }
+
+    /// Returns the functions without the types of their parameters, for tables of loops with
+    /// different arguments.
+    #[must_use]
+    pub const fn into_functions(self) -> [HostKernel; 2] {
+        self.functions
+    }
+
+    /// Restores the type of functions.
+    ///
+    /// # Safety
+    /// `functions` are from [`HostLoops::into_functions`] of the same `A` and `N`.
+    #[must_use]
+    pub const unsafe fn from_functions(functions: [HostKernel; 2]) -> Self {
+        Self { functions, args: PhantomData }
+    }
+}
+
+/// The kernels of an op on `N` views, of one variant of a program. They take [`Params`] of the
+/// arguments `A`, with [`Flat`] or an [`Index`]. The views are first the operands, which are read,
+/// then the [results](Kernels::with_results).
+///
+/// Creating it is unsafe, launching it is safe, as for [`Kernel`](launch::Kernel): keep it private
+/// to the family.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernels<A, const N: usize> {
+    program: &'static Program,
+    variant: usize,
+    hosts: HostLoops<A, N>,
+    vector: usize,
+    run: usize,
+    results: usize,
+    converts: bool,
+}
+
+impl<A: Pod, const N: usize> Kernels<A, N> {
+    /// Describes the kernels of a variant: [`KERNELS`](super::KERNELS) or
+    /// [`CONVERTING_KERNELS`](super::CONVERTING_KERNELS).
+    ///
+    /// # Safety
+    /// - The variant's kernels take `N` pointers and then [`Params`] of `A`, with the CUDA
+    ///   definition that is generated from them.
+    /// - Kernels and loops do no more than read the elements of all operands and write those of the
+    ///   results, at the same index, and write all of them.
+    /// - The numbers that are set afterwards ([`with_vector`](Self::with_vector) and others) are
+    ///   those of the kernels.
+    /// - Every launch has views with the dtypes of kernels and loops. Views that are said to be
+    ///   untouched are not accessed for the arguments of the launch.
+    #[must_use]
+    pub const unsafe fn new(
+        program: &'static Program,
+        variant: usize,
+        hosts: HostLoops<A, N>,
+    ) -> Self {
+        Self { program, variant, hosts, vector: 1, run: 1, results: 1, converts: false }
+    }
+
+    /// Sets the number of elements that a thread of the flat kernel processes. Operands of this
+    /// kernel are aligned to as many elements. Default: 1.
+    #[must_use]
+    pub const fn with_vector(self, vector: usize) -> Self {
+        Self { vector, ..self }
+    }
+
+    /// Sets the number of elements that a thread of the strided kernel processes. Default: 1.
+    #[must_use]
+    pub const fn with_run(self, run: usize) -> Self {
+        Self { run, ..self }
+    }
+
+    /// Sets the number of results. Default: 1.
+    #[must_use]
+    pub const fn with_results(self, results: usize) -> Self {
+        Self { results, ..self }
+    }
+
+    /// Sets whether views have other dtypes than the kernels. The third kernel then runs, with one
+    /// element per thread, and with the parameters and the loop of the strided kernel. Default:
+    /// false.
+    #[must_use]
+    pub const fn converting(self, converts: bool) -> Self {
+        Self { converts, ..self }
+    }
+
+    /// Runs the op on views of the same sizes.
+    ///
+    /// # Errors
+    /// - [`ErrorKind::ShapeMismatch`] if the views have different sizes.
+    /// - [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`] or
+    ///   [`ErrorKind::OutOfStorage`] by the rules of [`launch::check_in_place`].
+    /// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+    /// - The errors of [`launch::run`].
+    #[track_caller]
+    pub fn launch(
+        &self,
+        target: Target<'_>,
+        site: Site,
+        views: [View<'_>; N],
+        args: A,
+    ) -> Result<()> {
+        self.launch_some(target, site, views, 0, args)
+    }
+
+    /// Runs the op as [`Kernels::launch`] does, without access to the views whose bit in
+    /// `untouched` is set. These are operands for which the arguments have numbers, and unwanted
+    /// results. `views` has a wanted result in their place.
+    ///
+    /// # Errors
+    /// The same as [`Kernels::launch`].
+    #[track_caller]
+    pub fn launch_some(
+        &self,
+        target: Target<'_>,
+        site: Site,
+        views: [View<'_>; N],
+        untouched: u64,
+        args: A,
+    ) -> Result<()> {
+        let out = views[N - 1];
+        for view in &views[..N - 1] {
+            if view.sizes() != out.sizes() {
+                let reason = format!("operands of {:?} and {:?}", view.sizes(), out.sizes());
+                return Err(Error::shape(site.op, reason));
+            }
+        }
+        let declared = self.operands(views, untouched);
+        launch::check_in_place(site.op, &declared)?;
+        self.launch_part(target, site, views, &declared, untouched, args)
+    }
+
+    /// Returns the kernels' access to each view.
+    fn operands<'a>(&self, views: [View<'a>; N], untouched: u64) -> [Operand<'a>; N] {
+        std::array::from_fn(|k| match views[k] {
+            view if untouched >> k & 1 == 1 => view.untouched(),
+            view if k + self.results >= N => view.write(),
+            view => view.read(),
+        })
+    }
+
+    #[track_caller]
+    fn launch_part(
+        &self,
+        target: Target<'_>,
+        site: Site,
+        views: [View<'_>; N],
+        declared: &[Operand<'_>; N],
+        untouched: u64,
+        args: A,
+    ) -> Result<()> {
+        let sizes = views[N - 1].sizes();
+        let numel = views[N - 1].numel();
+        if numel == 0 {
+            return Ok(());
+        }
+        let plan = Plan::new(sizes, views.map(|v| v.strides()));
+        if !plan.fits() {
+            return halves(&views, |part| {
+                let declared = self.operands(part, untouched);
+                self.launch_part(target, site, part, &declared, untouched, args)
+            });
+        }
+        let aligned = |v: &View<'_>| v.layout.offset().is_multiple_of(self.vector);
+        if !self.converts && plan.is_contiguous() && views.iter().all(aligned) {
+            // Fewer than 2³¹ elements, because the plan fits.
+            let space = Flat { numel: numel as u32 };
+            let threads = numel.div_ceil(self.vector);
+            // SAFETY: `space` has the elements of the views, which `launch_some` has checked.
+            return unsafe { self.enqueue(target, site, FLAT, declared, space, args, threads) };
+        }
+        let (kernel, index, threads) = if self.converts {
+            (CONVERTING, plan.index(site.op)?, numel)
+        } else {
+            let index = plan.in_runs(site.op, self.run, views[N - 1].layout.offset())?;
+            (STRIDED, index, index.runs().threads())
+        };
+        // SAFETY: `index` has the elements of the views, which `launch_some` has checked.
+        unsafe { self.enqueue(target, site, kernel, declared, index, args, threads) }
+    }
+
+    /// Launches a kernel with one thread per element or run: a device is busier with many blocks
+    /// than with fewer that loop.
+    ///
+    /// # Safety
+    /// `kernel` and its loop take a `space` of this type, which has the elements of the operands.
+    /// The operands lie in their storages and overlap only as the kernels allow.
+    #[track_caller]
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn enqueue<S: Pod>(
+        &self,
+        target: Target<'_>,
+        Site { op, location }: Site,
+        kernel: usize,
+        operands: &[Operand<'_>; N],
+        space: S,
+        args: A,
+        threads: usize,
+    ) -> Result<()> {
+        let host = self.hosts.functions[kernel.min(STRIDED)];
+        let blocks = launch::blocks(threads.div_ceil(BLOCK as usize));
+        let kernel = (self.program, self.variant, kernel);
+        let code = Code::kernel(kernel, [blocks, 1, 1], BLOCK);
+        let (params, checks_indices) = (Params::new(space, args), false);
+        let params = bytemuck::bytes_of(&params);
+        let call = Call { op, operands, params, checks_indices, host, code, location };
+        // SAFETY: the promises of this function's caller and of the caller of `new`.
+        unsafe { launch::run(target, &call) }
+    }
+}
