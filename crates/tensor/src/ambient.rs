@@ -24,7 +24,7 @@ use std::sync::OnceLock;
 use warpline_alloc::{AllocatorConfig, ConfigError};
 use warpline_cuda_sys_safe::DriverError;
 
-use crate::environment::{hides_on_purpose, unknown, why_hidden};
+use crate::environment::{hides_on_purpose, unknown_variable, why_hidden};
 use crate::{Error, Result, Runtime, RuntimeConfig};
 
 /// Created on first use and never destroyed, because tensors in statics and threads may outlive `main`.
@@ -34,18 +34,19 @@ thread_local! {
     static OVERRIDE: RefCell<Option<Rc<Runtime>>> = const { RefCell::new(None) };
 }
 
-/// The runtime in use, for the length of a call. Its reference count is not atomic.
-pub(crate) enum InUse {
-    Own(Rc<Runtime>),
+/// A handle to the current runtime for the duration of a call. The override has a reference count that is not
+/// atomic, so a call costs no atomic operation.
+pub(crate) enum CurrentRuntime {
+    Override(Rc<Runtime>),
     Process(&'static Runtime),
 }
 
-impl InUse {
+impl CurrentRuntime {
     #[inline]
     pub(crate) fn get() -> Self {
-        // The override is gone while the thread is being torn down.
+        // Thread-locals may already be destroyed if the thread is ending.
         match OVERRIDE.try_with(|own| own.borrow().clone()).ok().flatten() {
-            Some(own) => Self::Own(own),
+            Some(own) => Self::Override(own),
             None => {
                 let names = || std::env::vars_os().map(|(name, _)| name);
                 let read = |name: &str| std::env::var(name);
@@ -55,13 +56,13 @@ impl InUse {
     }
 }
 
-impl Deref for InUse {
+impl Deref for CurrentRuntime {
     type Target = Runtime;
 
     #[inline]
     fn deref(&self) -> &Runtime {
         match self {
-            Self::Own(runtime) => runtime,
+            Self::Override(runtime) => runtime,
             Self::Process(runtime) => runtime,
         }
     }
@@ -71,7 +72,7 @@ impl Deref for InUse {
 /// from the environment on first use.
 #[must_use]
 pub fn runtime() -> Runtime {
-    InUse::get().clone()
+    CurrentRuntime::get().clone()
 }
 
 /// Runs `f` with another runtime in this thread. Runtimes share no devices and no caches. Threads that `f`
@@ -142,14 +143,15 @@ pub fn open(spec: &str, config: &RuntimeConfig) -> Result<Runtime> {
     Runtime::new(driver, config.clone())
 }
 
-/// Creates the process's runtime. `names` are the names of all variables; `read` returns a variable's value.
+/// Creates the runtime of the process. `names` yields the names of all variables, and `read` returns a
+/// variable's value.
 #[track_caller]
 fn from_environment(
     read: impl Fn(&str) -> Result<String, VarError>,
     names: impl Iterator<Item = impl AsRef<OsStr>>,
 ) -> Runtime {
     let mut config = RuntimeConfig::default();
-    let opened = match unknown(names) {
+    let opened = match unknown_variable(names) {
         None => open_from_environment(read, &mut config),
         Some((name, reason)) => {
             let value = read(&name).unwrap_or_default();
@@ -189,7 +191,7 @@ fn open_from_environment(
     })?;
     config.compile_cache = match value("WARPLINE_CACHE")? {
         Some(folder) => Some(PathBuf::from(folder)).filter(|folder| !folder.as_os_str().is_empty()),
-        None => caches(|name| read(name).ok()).map(|caches| caches.join("warpline")),
+        None => user_cache_dir(|name| read(name).ok()).map(|caches| caches.join("warpline")),
     };
     config.compile_cache.take_if(|_| warpline_cuda_sys_safe::has_elevated_rights());
     let (spec, visible) = (value("WARPLINE_DRIVER")?, value("CUDA_VISIBLE_DEVICES")?);
@@ -215,9 +217,9 @@ fn open_from_environment(
     })
 }
 
-/// Returns the user's cache folder, by the system's convention. A relative folder is ignored, because its
-/// meaning changes with the current folder.
-fn caches(read: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
+/// Returns the user's cache folder, by the system's convention. A relative path is ignored, because its
+/// meaning depends on the current folder.
+fn user_cache_dir(read: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
     let folder = |name| read(name).map(PathBuf::from).filter(|folder| folder.is_absolute());
     if cfg!(windows) {
         folder("LOCALAPPDATA")
@@ -265,8 +267,8 @@ mod tests {
         assert_eq!(folder(&[home, ("WARPLINE_CACHE", "")]), None);
     }
 
-    /// The reason why there is no CUDA.
-    fn reason(runtime: &Runtime) -> String {
+    /// Returns the reason why CUDA is not available.
+    fn unavailable_reason(runtime: &Runtime) -> String {
         runtime.devices().unwrap_err().to_string()
     }
 
@@ -281,9 +283,12 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_option_is_blamed_on_the_variable_that_was_read() {
+    fn an_invalid_option_names_the_variable_that_was_read() {
         for variable in ["WARPLINE_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"] {
-            let reason = reason(&with(&[("WARPLINE_DRIVER", "sim:1"), (variable, "polisy:torch")]));
+            let reason = unavailable_reason(&with(&[
+                ("WARPLINE_DRIVER", "sim:1"),
+                (variable, "polisy:torch"),
+            ]));
             assert!(reason.contains(variable) && reason.contains("`polisy`"), "{reason}");
             assert!(reason.contains("is `polisy:torch`") && reason.contains("policy,"), "{reason}");
             let named = reason.matches("ALLOC_CONF").count();
@@ -292,9 +297,9 @@ mod tests {
     }
 
     #[test]
-    fn a_malformed_device_name_is_an_error_of_the_call_that_uses_it() {
+    fn an_unknown_variable_is_an_error_of_device_calls() {
         let runtime = with(&[("WARPLINE_DRIVER", "sim:1"), ("WARPLINE_ALOC_CONF", "x:1")]);
-        let reason = reason(&runtime);
+        let reason = unavailable_reason(&runtime);
         let start =
             "the environment variable WARPLINE_ALOC_CONF is `x:1`: there is no such variable";
         assert!(reason.starts_with(start), "{reason}");
@@ -330,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_no_text_is_an_error_that_names_its_variable() {
+    fn a_value_that_is_not_unicode_names_its_variable() {
         for variable in [
             "CUDA_LAUNCH_BLOCKING",
             "CUDA_VISIBLE_DEVICES",
@@ -345,7 +350,7 @@ mod tests {
                 _ => Err(VarError::NotPresent),
             };
             let runtime = from_environment(read, [variable].iter());
-            let reason = reason(&runtime);
+            let reason = unavailable_reason(&runtime);
             assert!(reason.contains(variable) && reason.contains("UTF-8"), "{reason}");
         }
     }

@@ -1,18 +1,18 @@
 //! Gives errors the name of the called function and the location of the call.
 //!
 //! Every function that can fail is `#[track_caller]`, and so is every function between a public function and
-//! it. A closure takes the location as an argument, or its caller adds the location to the error. A function
-//! that is made of other public functions puts its own name on their errors.
+//! the failing code. A closure takes the location as an argument, or its caller adds the location to the
+//! error. A function that calls other public functions replaces the op's name in their errors by its own.
 
 use std::panic::Location;
 
 use crate::Result;
 
-/// Names the op of an error.
+/// Sets the op and the location of an error.
 pub(crate) trait Called {
-    /// Returns the same result. An error gets the name `op` ([`crate::Error::of`]) and the location of the
-    /// caller of the calling function. This also corrects errors made in a closure, which does not know that
-    /// location.
+    /// Returns the same result. Sets the op of an error to `op` ([`crate::Error::of`]), and its location to
+    /// the caller of the current function. This also corrects the location of errors that were created in
+    /// closures.
     #[track_caller]
     fn of(self, op: &'static str) -> Self;
 }

@@ -17,8 +17,8 @@ const SETTINGS: &[&str] = &[
     "WARPLINE_SECRET",
 ];
 
-/// Variables that launchers, builds and tests of this workspace set for themselves. Names that begin with
-/// `WARPLINE_TEST_` count too.
+/// Variables that launchers, builds and tests of this workspace set. Names that begin with `WARPLINE_TEST_`
+/// are also accepted.
 const INTERNAL: &[&str] = &[
     "WARPLINE_CUDA_INCLUDE",
     "WARPLINE_FUZZ",
@@ -33,22 +33,24 @@ const INTERNAL: &[&str] = &[
     "WARPLINE_SLOW",
 ];
 
-/// Returns the first unknown name that begins with `WARPLINE_`, in alphabetical order, and the reason to refuse
-/// it. No code reads such a variable, so the name is a typing error.
-pub(crate) fn unknown(names: impl Iterator<Item = impl AsRef<OsStr>>) -> Option<(String, String)> {
+/// Returns the alphabetically first unknown name that begins with `WARPLINE_`, and the reason for refusing
+/// it. No code reads such a variable, so the name is probably a typing error.
+pub(crate) fn unknown_variable(
+    names: impl Iterator<Item = impl AsRef<OsStr>>,
+) -> Option<(String, String)> {
     let ours = |name: &str| {
         name.starts_with("WARPLINE_TEST_") || SETTINGS.contains(&name) || INTERNAL.contains(&name)
     };
     let names = names.map(|name| name.as_ref().to_string_lossy().into_owned());
     let name = names.filter(|name| name.starts_with("WARPLINE_") && !ours(name)).min()?;
-    let nearest = SETTINGS.iter().min_by_key(|known| edits(known, &name));
-    let meant = nearest.filter(|known| edits(known, &name) <= 3);
+    let nearest = SETTINGS.iter().min_by_key(|known| edit_distance(known, &name));
+    let meant = nearest.filter(|known| edit_distance(known, &name) <= 3);
     let meant = meant.map_or(".".into(), |known| format!("; did you mean {known}?"));
     Some((name, format!("there is no such variable{meant} There are {}", SETTINGS.join(", "))))
 }
 
 /// Returns the edit distance: the number of insertions, deletions and substitutions between two names.
-fn edits(a: &str, b: &str) -> usize {
+fn edit_distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {
         let mut diagonal = std::mem::replace(&mut row[0], i + 1);
@@ -61,8 +63,8 @@ fn edits(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-/// Returns whether a value of `CUDA_VISIBLE_DEVICES` is one that programs use to hide all devices. CUDA shows
-/// no device for other values too, such as `all` or `cuda:1`, but these were meant to show some.
+/// Returns whether a value of `CUDA_VISIBLE_DEVICES` is a common way to hide all devices. Other values, such
+/// as `all` or `cuda:1`, also hide all devices, but by mistake.
 pub(crate) fn hides_on_purpose(value: &str) -> bool {
     let value = value.trim();
     value.is_empty()
@@ -70,7 +72,7 @@ pub(crate) fn hides_on_purpose(value: &str) -> bool {
         || ["none", "void", "NoDevFiles"].iter().any(|word| value.eq_ignore_ascii_case(word))
 }
 
-/// Returns the reason why a value shows none of the `count` devices, if it does not hide them on purpose.
+/// Returns the reason why a value hides all of the `count` devices by mistake.
 pub(crate) fn why_hidden(value: &str, count: usize) -> String {
     const MAY: &str = "It may list indices or UUIDs, such as `0,1`, or be empty or -1 to hide all";
     let entries: Vec<&str> = value.split(',').map(str::trim).collect();
@@ -89,7 +91,7 @@ pub(crate) fn why_hidden(value: &str, count: usize) -> String {
             "there is no device {first} among this machine's {count}, which count from 0. {MAY}"
         );
     }
-    // CUDA shows no device if the list repeats one.
+    // CUDA shows no device if the list contains duplicates.
     let same = |a: &str, b: &str| match (index(a), index(b)) {
         (Some(a), Some(b)) => a == b,
         _ => a.eq_ignore_ascii_case(b),
@@ -119,21 +121,21 @@ mod tests {
 
     #[test]
     fn an_unknown_variable_is_reported_with_the_nearest_name() {
-        let (name, reason) = unknown(["HOME", "WARPLINE_DRIVR"].iter()).unwrap();
+        let (name, reason) = unknown_variable(["HOME", "WARPLINE_DRIVR"].iter()).unwrap();
         assert_eq!(name, "WARPLINE_DRIVR");
         assert!(reason.starts_with("there is no such variable; did you mean WARPLINE_DRIVER? There are WARPLINE_ALLOC_CONF, "), "{reason}");
-        let (_, reason) = unknown(["WARPLINE_ALLOCATOR_CONFIG"].iter()).unwrap();
+        let (_, reason) = unknown_variable(["WARPLINE_ALLOCATOR_CONFIG"].iter()).unwrap();
         assert!(reason.starts_with("there is no such variable. There are "), "{reason}");
-        assert_eq!(unknown(["WARPLINE_B", "WARPLINE_A"].iter()).unwrap().0, "WARPLINE_A");
+        assert_eq!(unknown_variable(["WARPLINE_B", "WARPLINE_A"].iter()).unwrap().0, "WARPLINE_A");
         for name in SETTINGS.iter().chain(INTERNAL).chain(&["WARPLINE_TEST_DATA", "WARPLINES"]) {
-            assert_eq!(unknown([name].iter()), None, "{name}");
+            assert_eq!(unknown_variable([name].iter()), None, "{name}");
         }
     }
 
     #[test]
     fn edits_are_counted() {
         for (a, b, count) in [("", "abc", 3), ("kitten", "sitting", 3), ("same", "same", 0)] {
-            assert_eq!((edits(a, b), edits(b, a)), (count, count), "{a} {b}");
+            assert_eq!((edit_distance(a, b), edit_distance(b, a)), (count, count), "{a} {b}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! The place where an op runs and its result is allocated. Looked up once per op.
+//! The execution target of an op: the host or a stream. Each op looks up its target once.
 
 use warpline_runtime::{CudaDevice, Layout, MemoryFormat, Target, byte_size};
 use warpline_stream::Stream;
@@ -18,7 +18,7 @@ pub enum Exec<'a> {
 }
 
 impl<'a> Exec<'a> {
-    /// Returns the place of ops on tensors in `storage`, whatever device is current.
+    /// Returns the target of ops on tensors in `storage`. Does not depend on the current device.
     #[track_caller]
     pub(crate) fn of(storage: &'a Storage) -> Result<Self> {
         match storage.cuda_device() {
@@ -27,7 +27,8 @@ impl<'a> Exec<'a> {
         }
     }
 
-    /// Returns the place of tensors made on `device`; `cuda` is the current device.
+    /// Returns the target of ops that create tensors on `device`. `cuda` without an index is the current
+    /// device.
     #[track_caller]
     pub(crate) fn on(runtime: &'a Runtime, device: Device) -> Result<Self> {
         match device {
@@ -57,7 +58,7 @@ impl<'a> Exec<'a> {
         }
     }
 
-    /// Refuses an op that the host has to wait for, while the stream is captured.
+    /// Fails if the stream is being captured, because the host would have to wait for the op `op`.
     #[track_caller]
     pub(crate) fn refuse_capture(&self, op: &'static str) -> Result<()> {
         match self {
@@ -69,7 +70,7 @@ impl<'a> Exec<'a> {
         }
     }
 
-    /// Makes a row-major tensor of zeros here, in memory that other processes can access.
+    /// Creates a row-major tensor of zeros on this target, in memory that other processes can access.
     #[track_caller]
     pub(crate) fn shared(&self, sizes: &[usize], dtype: DType) -> Result<Tensor> {
         let layout = Layout::contiguous(sizes)?;
@@ -82,19 +83,19 @@ impl<'a> Exec<'a> {
         Ok(Tensor::from_parts(storage, layout, dtype))
     }
 
-    /// Makes a row-major tensor here, with unspecified elements.
+    /// Creates a row-major tensor with unspecified elements on this target.
     #[track_caller]
     pub(crate) fn empty(&self, sizes: &[usize], dtype: DType) -> Result<Tensor> {
         self.empty_in(Layout::contiguous(sizes)?, dtype)
     }
 
-    /// Makes a tensor here for the result of an elementwise op on operands of these layouts.
+    /// Creates a tensor on this target for the result of an elementwise op on operands with these layouts.
     #[track_caller]
     pub(crate) fn empty_for(&self, operands: &[&Layout], dtype: DType) -> Result<Tensor> {
         self.empty_in(Layout::of_result(operands), dtype)
     }
 
-    /// Makes a tensor of a dense layout here, with unspecified elements.
+    /// Creates a tensor with a dense layout and unspecified elements on this target.
     #[track_caller]
     pub(crate) fn empty_in(&self, layout: Layout, dtype: DType) -> Result<Tensor> {
         let bytes = byte_size(&layout, dtype)?;
@@ -106,7 +107,7 @@ impl<'a> Exec<'a> {
     }
 }
 
-/// Makes a tensor according to options, and of `dtype` where the options name none.
+/// Creates a tensor with these options. `dtype` is the default dtype.
 #[track_caller]
 pub(crate) fn empty(
     runtime: &Runtime,
@@ -118,7 +119,8 @@ pub(crate) fn empty(
     empty_in(runtime, Layout::in_format(sizes, format)?, options, dtype)
 }
 
-/// [`empty`] of a dense layout. The memory format of the options is ignored.
+/// Creates a tensor with these options and a dense layout, like [`empty`]. Ignores the memory format of the
+/// options.
 #[track_caller]
 pub(crate) fn empty_in(
     runtime: &Runtime,
@@ -138,9 +140,9 @@ pub(crate) fn empty_in(
     Ok(Tensor::from_parts(storage, layout, dtype))
 }
 
-/// Returns whether ops on the device of `a` may read `b`: both are on the same device, or the device of `a` has
-/// access to the memory of the device of `b`.
-pub(crate) fn reaches(a: &Tensor, b: &Tensor) -> bool {
+/// Returns whether ops on the device of `a` may read `b`: both are on the same device, or the device of `a`
+/// has peer access to the device of `b`.
+pub(crate) fn can_read(a: &Tensor, b: &Tensor) -> bool {
     match (a.storage().cuda_device(), b.storage().cuda_device()) {
         (Some(device), Some(peer)) => {
             a.storage().runtime().peer_access_enabled(device.index(), peer.index())
@@ -150,13 +152,13 @@ pub(crate) fn reaches(a: &Tensor, b: &Tensor) -> bool {
     }
 }
 
-/// Refuses tensors of two runtimes, and a `b` that ops on the device of `a` cannot read.
+/// Fails if the tensors belong to different runtimes, or if ops on the device of `a` cannot read `b`.
 #[track_caller]
 pub(crate) fn check_together(op: &'static str, a: &Tensor, b: &Tensor) -> Result<()> {
     if !a.storage().runtime().same_as(b.storage().runtime()) {
         return Err(ErrorKind::RuntimeMismatch.of(op));
     }
-    if reaches(a, b) {
+    if can_read(a, b) {
         return Ok(());
     }
     let (first, second) = (a.device(), b.device());

@@ -104,7 +104,7 @@ pub fn set_rng_state(state: &Tensor) -> Result<()> {
     generator.set_state(&state)
 }
 
-/// Returns the bytes of a state.
+/// Returns the bytes of a generator state.
 #[track_caller]
 pub(crate) fn bytes(op: &'static str, state: &Tensor) -> Result<Vec<u8>> {
     if state.dtype() != DType::U8 || state.is_cuda() {

@@ -28,8 +28,8 @@ pub mod kv_cache {}
 #[doc = concat!("```no_run\n", include_str!("../examples/allocator_backend.rs"), "```")]
 pub mod allocator_backend {}
 
-// The page links to files of the repository. The first definition of a link counts, so these replace the
-// page's.
+// The page links to files of the repository. Markdown uses the first definition of a link, so these
+// definitions override the page's.
 /// [streams]: crate::SyncPolicy
 /// [settings]: crate::guide::settings
 ///

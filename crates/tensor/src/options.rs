@@ -25,7 +25,8 @@ use crate::{DType, Device, Error, IntoDevice, MemoryFormat, Result};
 #[derive(Clone, Debug, Default)]
 pub struct TensorOptions {
     dtype: Option<DType>,
-    /// An invalid name is kept here as an error, which the call that uses the options returns.
+    /// The requested device. An invalid name is stored as an error, which the call that uses the options
+    /// returns.
     device: Option<Result<Device, Box<Error>>>,
     pin_memory: bool,
     memory_format: Option<MemoryFormat>,
@@ -99,7 +100,7 @@ impl TensorOptions {
         self.pin_memory
     }
 
-    /// Sets the dtype and the device where they are not requested.
+    /// Sets the dtype and the device unless they are requested already.
     pub(crate) fn or(mut self, dtype: DType, device: Device) -> Self {
         self.dtype.get_or_insert(dtype);
         self.device.get_or_insert(Ok(device));

@@ -100,7 +100,7 @@ macro_rules! sizes {
     (@list $int:ty, [$($generic:tt)*] $ty:ty) => {
         impl $($generic)* IntoSizes for $ty {
             fn into_sizes(self) -> SmallVec<[isize; 6]> {
-                // A size that does not fit `isize` is larger than any tensor's.
+                // Saturates sizes that exceed `isize`: no tensor is as large as `isize::MAX`.
                 self.iter().map(|&size| isize::try_from(size).unwrap_or(isize::MAX)).collect()
             }
         }

@@ -40,7 +40,7 @@ use crate::{ErrorKind, SyncPolicy};
 #[derive(Clone)]
 pub struct Tensor(Arc<Inner>);
 
-/// The state of a tensor, which its handles share.
+/// The state of a tensor. All handles of the tensor share it.
 pub(crate) struct Inner {
     storage: Storage,
     layout: Layout,
@@ -54,7 +54,7 @@ impl Tensor {
         Self(Arc::new(Inner { storage, layout, dtype, autograd: AutogradSlot::new() }))
     }
 
-    /// Returns a tensor on the same memory with another layout. Gradients do not pass to it.
+    /// Returns a tensor on the same memory with another layout and without autograd state.
     pub(crate) fn with_layout(&self, layout: Layout) -> Self {
         Self::from_parts(self.0.storage.clone(), layout, self.0.dtype)
     }
@@ -180,7 +180,7 @@ impl Tensor {
     /// Returns the address of the first element, in the memory of the device or of the host.
     #[must_use]
     pub fn data_ptr(&self) -> u64 {
-        // Wraps only without elements, whose address nobody reads.
+        // Can wrap only for a tensor without elements, whose address is not used.
         let offset = self.0.layout.offset().wrapping_mul(self.0.dtype.size());
         self.0.storage.address().wrapping_add(offset as u64)
     }

@@ -1,23 +1,24 @@
 //! Accumulation of a leaf's gradient.
 
-use super::meta::Meta;
+use super::meta::AutogradMeta;
 use super::mode;
 use super::moved::check_not_moved;
 use crate::{Result, Tensor};
 
-/// Adds to a leaf's gradient. The first gradient is stored itself if it has no other owner and the leaf's
-/// strides. Later gradients are added in place, unless the sum is recorded. The caller adds its name to errors.
+/// Adds `grad` to a leaf's gradient. The first gradient is stored without a copy if it has no other owner and
+/// the expected strides. Later gradients are added in place, unless the sum is recorded (`create_graph`). The
+/// caller sets the op of errors.
 pub(super) fn accumulate(leaf: &Tensor, grad: Tensor, create_graph: bool) -> Result<()> {
     check_not_moved("", leaf)?;
-    let meta = Meta::of(leaf);
+    let meta = AutogradMeta::of(leaf);
     let grad = if create_graph { grad } else { without_base(grad) };
-    // Declared before the lock, so that an error drops it after the lock.
+    // Declared before the lock, so that an early return drops the gradient after the lock.
     let former;
-    // Passes of other threads may add a gradient to the same leaf.
+    // Backward passes of other threads may accumulate into the same leaf.
     let lock = meta.accumulating();
     former = meta.grad();
     let sum = match &former {
-        None if lies_alike(leaf, &grad) && grad.is_unique() => grad.clone(),
+        None if has_leaf_strides(leaf, &grad) && grad.is_unique() => grad.clone(),
         None => {
             let own = leaf.empty_like(())?;
             own.copy_(&grad, false)?;
@@ -30,18 +31,20 @@ pub(super) fn accumulate(leaf: &Tensor, grad: Tensor, create_graph: bool) -> Res
         }
     };
     let replaced = meta.replace_grad(Some(sum));
-    // Dropping gradients may run code of the program.
+    // Dropping gradients may run user code, which must not run under the lock.
     drop(lock);
     drop((former, replaced, grad));
     Ok(())
 }
 
-/// Drops the base of a view, so that the view may be the only owner of the memory.
+/// Returns a tensor that does not own the base of a view, so that it can be the only owner of the memory.
 fn without_base(grad: Tensor) -> Tensor {
     if grad.base().is_some() { grad.with_layout(grad.layout().clone()) } else { grad }
 }
 
-fn lies_alike(leaf: &Tensor, grad: &Tensor) -> bool {
+/// Returns whether a gradient has the strides that PyTorch gives a leaf's gradient: the leaf's, if the leaf
+/// is dense, or else row-major strides.
+fn has_leaf_strides(leaf: &Tensor, grad: &Tensor) -> bool {
     if leaf.layout().is_dense() {
         grad.stride() == leaf.layout().preserved().strides()
     } else {

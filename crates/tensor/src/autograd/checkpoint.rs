@@ -1,16 +1,16 @@
 //! Checkpoints: the backward pass recomputes intermediate results, which takes less memory and more time.
 //!
-//! The recomputation draws the same random numbers. Generators, and the sequences that captures draw from
-//! (`graph::Sequence`), are set to their state at the first computation, and restored afterwards.
+//! The recomputation draws the same random numbers. Generators, and the sequences from which captures draw
+//! (`graph::Sequence`), are set to their positions at the first computation, and restored afterwards.
 
 use std::sync::OnceLock;
 
 use warpline_runtime::Target;
 use warpline_runtime::graph::{Position, Sequence};
 
-use super::engine::Options;
+use super::engine::PassOptions;
 use super::function::{Function, ToSave};
-use super::node::{Gradients, Like};
+use super::node::{Gradients, TensorSpec};
 use super::tensor::{backward_at, grad_at};
 use super::{Context, GradOptions, mode};
 #[cfg(doc)]
@@ -19,26 +19,26 @@ use crate::{Error, Result, Runtime, Tensor};
 
 struct Checkpoint<F> {
     f: F,
-    /// State of the generators at the first computation of `f`.
-    begin: OnceLock<Generators>,
+    /// Positions of the generators before the first computation of `f`.
+    first_positions: OnceLock<GeneratorPositions>,
     /// Sizes, dtypes and devices of the first results.
-    made: OnceLock<Vec<Like>>,
+    first_specs: OnceLock<Vec<TensorSpec>>,
 }
 
 impl<F> Checkpoint<F> {
-    /// Checks that the recomputed results are like the first.
+    /// Checks that the recomputed results have the specs of the first results.
     fn check(&self, context: &Context<'_>, again: &[Tensor]) -> Result<()> {
         let fail =
             |reason| Err(Error::gradient("checkpoint", reason).at(context.inputs.node.location));
-        let made = self.made.get().map_or(&[][..], Vec::as_slice);
-        if made.len() != again.len() {
-            let (first, now) = (made.len(), again.len());
+        let first_specs = self.first_specs.get().map_or(&[][..], Vec::as_slice);
+        if first_specs.len() != again.len() {
+            let (first, now) = (first_specs.len(), again.len());
             return fail(format!(
                 "the function returned {now} results when it was recomputed, but {first} in the forward pass"
             ));
         }
-        for (i, (first, now)) in made.iter().zip(again).enumerate() {
-            let now = Like::of(now);
+        for (i, (first, now)) in first_specs.iter().zip(again).enumerate() {
+            let now = TensorSpec::of(now);
             if *first != now {
                 return fail(format!("result {i} is {now} when recomputed, but was {first}"));
             }
@@ -60,15 +60,16 @@ where
 
     fn forward(&self, save: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
         if let Some(first) = inputs.first() {
-            let begin = Generators::of(first.storage().runtime(), inputs.iter().copied())?;
-            // Keeps the first state if there is one.
-            let _ = self.begin.set(begin);
+            let first_positions =
+                GeneratorPositions::of(first.storage().runtime(), inputs.iter().copied())?;
+            // Keeps positions that are already set.
+            let _ = self.first_positions.set(first_positions);
         }
         for input in inputs {
             save.tensor(input);
         }
         let outputs = (self.f)(&inputs.iter().map(|input| input.detach()).collect::<Vec<_>>())?;
-        let _ = self.made.set(outputs.iter().map(Like::of).collect());
+        let _ = self.first_specs.set(outputs.iter().map(TensorSpec::of).collect());
         Ok(outputs)
     }
 
@@ -84,8 +85,10 @@ where
         });
         let inputs = inputs.collect::<Result<Vec<Tensor>>>()?;
         let again = || mode::enable_grad(|| (self.f)(&inputs));
-        let outputs = match (self.begin.get(), inputs.first()) {
-            (Some(begin), Some(first)) => begin.within(first.storage().runtime(), again)?,
+        let outputs = match (self.first_positions.get(), inputs.first()) {
+            (Some(first_positions), Some(first)) => {
+                first_positions.within(first.storage().runtime(), again)?
+            }
             _ => again()?,
         };
         self.check(context, &outputs)?;
@@ -97,7 +100,7 @@ where
             }
         }
         if !context.inputs.partial {
-            backward_at(context.inputs.node.location, &roots, &given, Options::default())?;
+            backward_at(context.inputs.node.location, &roots, &given, PassOptions::default())?;
             return Ok(inputs.iter().map(Tensor::grad).collect());
         }
         let wanted: Vec<&Tensor> = inputs.iter().filter(|input| input.requires_grad()).collect();
@@ -109,15 +112,14 @@ where
     }
 }
 
-/// Positions of generators: of the CPU's, and of those that random ops on the devices of some tensors draw
-/// from.
-struct Generators {
+/// Positions of the CPU's generator and of devices' generators. A device is represented by a tensor on it.
+struct GeneratorPositions {
     cpu: Vec<u8>,
     devices: Vec<(Tensor, Position)>,
 }
 
-impl Generators {
-    /// Returns the positions of the CPU's generator and of those of the tensors' devices.
+impl GeneratorPositions {
+    /// Returns the current positions of the CPU's generator and of the generators of the tensors' devices.
     fn of<'a>(runtime: &Runtime, tensors: impl Iterator<Item = &'a Tensor>) -> Result<Self> {
         let mut devices: Vec<(Tensor, Position)> = Vec::new();
         for tensor in tensors {
@@ -140,24 +142,24 @@ impl Generators {
         })
     }
 
-    /// Runs `f` with these positions, and restores the previous ones, even if `f` panics.
+    /// Runs `f` with these positions, and restores the previous positions afterwards, even if `f` panics.
     fn within<R>(&self, runtime: &Runtime, f: impl FnOnce() -> Result<R>) -> Result<R> {
-        struct Back<'a>(Generators, &'a Runtime);
-        impl Drop for Back<'_> {
+        struct Restore<'a>(GeneratorPositions, &'a Runtime);
+        impl Drop for Restore<'_> {
             fn drop(&mut self) {
-                // The positions came from these generators, so they fit.
+                // Cannot fail: the positions were read from the same generators.
                 let _ = self.0.set(self.1);
             }
         }
         let tensors = self.devices.iter().map(|(tensor, _)| tensor);
-        let _back = Back(Self::of(runtime, tensors)?, runtime);
+        let _back = Restore(Self::of(runtime, tensors)?, runtime);
         self.set(runtime)?;
         f()
     }
 }
 
-/// Calls `f` with the sequence that random ops on a tensor's device draw from: its generator, or a capture.
-/// Returns `None` on the CPU.
+/// Calls `f` with the sequence from which random ops on a tensor's device draw: the device's generator, or
+/// the sequence of a capture. Returns `None` on the CPU.
 fn sequence<R>(
     tensor: &Tensor,
     f: impl FnOnce(&mut Sequence<'_>) -> Result<R>,
@@ -197,5 +199,5 @@ pub fn checkpoint(
     f: impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,
     inputs: &[&Tensor],
 ) -> Result<Vec<Tensor>> {
-    Checkpoint { f, begin: OnceLock::new(), made: OnceLock::new() }.apply(inputs)
+    Checkpoint { f, first_positions: OnceLock::new(), first_specs: OnceLock::new() }.apply(inputs)
 }

@@ -1,6 +1,6 @@
 //! Inputs and saved tensors of a custom function.
 
-use super::backward::Inputs;
+use super::backward::NodeInputs;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::{DType, Device, Error, Result, Tensor};
@@ -8,7 +8,7 @@ use crate::{DType, Device, Error, Result, Tensor};
 /// The inputs and saved tensors of a [`Function`](super::Function), in its backward pass.
 #[derive(Debug)]
 pub struct Context<'a> {
-    pub(super) inputs: Inputs<'a>,
+    pub(super) inputs: NodeInputs<'a>,
     pub(super) saved: &'a [Tensor],
 }
 

@@ -1,17 +1,17 @@
-//! Recording of elementwise ops. The formulas of their gradients are beside the ops ([`entries::Backward`]).
+//! Recording of elementwise ops. The table of ops has the formulas of their gradients
+//! ([`entries::Backward`]).
 //!
-//! All ops of the table share one state, `Elementwise`. `Formula::uses` tells which operands and
-//! results the wanted gradients read; only these are saved. A wanted operand without a formula is
-//! an error in the forward pass.
+//! All ops of the table save the same state, `Elementwise`: the operands and results that the wanted
+//! gradients read (`Formula::uses`). The forward pass fails if a wanted gradient has no formula.
 
 use smallvec::SmallVec;
 use warpline_kernels::elementwise::{self as entries, Op, Step};
 
-use super::formula::{self, Leaves, Value};
+use super::formula::{self, FormulaLeaves, StepValue};
 use super::fused;
 use crate::autograd::{
-    Backward, Gradients, Inputs, check_in_place, record, record_in_place, refuse, saved, wanted,
-    wanted_in_place,
+    Gradients, NodeInputs, OpBackward, check_in_place, record, record_in_place, refuse_gradient,
+    saved, should_record, should_record_in_place,
 };
 use crate::{Result, Tensor, TensorOrScalar};
 
@@ -19,45 +19,45 @@ saved! {
     /// An elementwise op.
     struct Elementwise {
         backward: &'static entries::Backward,
-        /// The operand of each input of the node.
+        /// Index of the operand for each input of the node.
         operands: SmallVec<[usize; 3]>,
         /// The values that the formulas of the wanted gradients read.
-        leaves: Leaves,
+        leaves: FormulaLeaves,
     }
 }
 
 impl Elementwise {
-    /// Returns the operands whose gradients are wanted, one entry per input.
-    fn wanted(&self, inputs: &Inputs<'_>) -> SmallVec<[Option<usize>; 3]> {
+    /// Returns one entry per input: its operand, or `None` if the input needs no gradient.
+    fn wanted(&self, inputs: &NodeInputs<'_>) -> SmallVec<[Option<usize>; 3]> {
         let wanted = |(input, &operand)| inputs.needs(input).then_some(operand);
         self.operands.iter().enumerate().map(wanted).collect()
     }
 }
 
-impl Backward for Elementwise {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Elementwise {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         formula::evaluate(self.backward.formula(), &self.wanted(inputs), &self.leaves, grad)
     }
 
-    fn fused(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Option<Gradients>> {
+    fn fused(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Option<Gradients>> {
         fused::evaluate(self.backward, &self.wanted(inputs), &self.leaves, grad)
     }
 }
 
-/// The inputs of an op's node, and its state.
-struct Plan<'a> {
+/// The arguments of [`record`] for an elementwise op.
+struct RecordArgs<'a> {
     inputs: SmallVec<[&'a Tensor; 3]>,
     saved: Elementwise,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> RecordArgs<'a> {
     fn new(
         backward: &'static entries::Backward,
         operands: &[TensorOrScalar<'a>],
         result: &Tensor,
     ) -> Self {
         let (mut inputs, mut indices) = (SmallVec::new(), SmallVec::new());
-        let mut leaves = Leaves::new();
+        let mut leaves = FormulaLeaves::new();
         for (k, operand) in operands.iter().enumerate() {
             if let TensorOrScalar::Tensor(tensor) = operand {
                 inputs.push(*tensor);
@@ -70,10 +70,10 @@ impl<'a> Plan<'a> {
         for (k, step) in formula.steps().iter().enumerate().filter(|(k, _)| uses[*k] > 0) {
             let value = match step {
                 Step::Operand(operand) => match operands[*operand] {
-                    TensorOrScalar::Scalar(number) => Value::Number(number),
-                    TensorOrScalar::Tensor(tensor) => Value::Tensor(tensor.clone()),
+                    TensorOrScalar::Scalar(number) => StepValue::Number(number),
+                    TensorOrScalar::Tensor(tensor) => StepValue::Tensor(tensor.clone()),
                 },
-                Step::Result => Value::Tensor(result.clone()),
+                Step::Result => StepValue::Tensor(result.clone()),
                 _ => continue,
             };
             leaves.push((k, value));
@@ -95,11 +95,12 @@ pub(crate) fn elementwise(
     }
     match op.backward() {
         Some(backward) => elementwise_as(backward, operands, out),
-        None => refuse(op.name(), &tensors(operands)).map(|()| out),
+        None => refuse_gradient(op.name(), &tensors(operands)).map(|()| out),
     }
 }
 
-/// Records an op that computes `out` by another op's entry, but has its own formulas.
+/// Records an op with the formulas of `backward`, which need not be those of the table entry that computed
+/// `out`.
 #[cold]
 #[track_caller]
 pub(crate) fn elementwise_as(
@@ -107,15 +108,15 @@ pub(crate) fn elementwise_as(
     operands: &[TensorOrScalar<'_>],
     out: Tensor,
 ) -> Result<Tensor> {
-    if !out.dtype().is_float() || !wanted(&tensors(operands)) {
+    if !out.dtype().is_float() || !should_record(&tensors(operands)) {
         return Ok(out);
     }
     check_differentiable(backward, operands)?;
-    let plan = Plan::new(backward, operands, &out);
-    record(backward.name(), out, &plan.inputs, plan.saved)
+    let args = RecordArgs::new(backward, operands, &out);
+    record(backward.name(), out, &args.inputs, args.saved)
 }
 
-/// Refuses an op if a gradient without a formula is wanted.
+/// Fails if an operand that requires a gradient has no formula for it.
 #[track_caller]
 fn check_differentiable(
     backward: &'static entries::Backward,
@@ -125,7 +126,7 @@ fn check_differentiable(
         if let TensorOrScalar::Tensor(tensor) = operand
             && backward.formula().gradient(k).is_none()
         {
-            refuse(backward.name(), &[tensor])?;
+            refuse_gradient(backward.name(), &[tensor])?;
         }
     }
     Ok(())
@@ -150,11 +151,11 @@ fn tensors<'a>(operands: &[TensorOrScalar<'a>]) -> SmallVec<[&'a Tensor; 4]> {
 /// The record of an in-place op, prepared before the op overwrites its operand.
 pub(crate) struct InPlaceRecord<'a> {
     name: &'static str,
-    plan: Plan<'a>,
+    args: RecordArgs<'a>,
 }
 
-/// Prepares the record of an op that will write into `a`, one of its operands. After the op has run, call
-/// [`finish_in_place`]. The op is not a closure argument, because `#[track_caller]` stops at closures.
+/// Prepares the record of an op that will write to its operand `a`. Call [`finish_in_place`] after the op.
+/// The op is not passed as a closure, because `#[track_caller]` does not work through closures.
 #[inline]
 #[track_caller]
 pub(crate) fn prepare_in_place<'a>(
@@ -163,7 +164,7 @@ pub(crate) fn prepare_in_place<'a>(
     a: &'a Tensor,
     operands: &[TensorOrScalar<'a>],
 ) -> Result<Option<Box<InPlaceRecord<'a>>>> {
-    if !any_requires_grad(operands) && !wanted_in_place(a, &[]) {
+    if !any_requires_grad(operands) && !should_record_in_place(a, &[]) {
         return Ok(None);
     }
     InPlaceRecord::new(backward, name, a, operands)
@@ -185,24 +186,24 @@ impl<'a> InPlaceRecord<'a> {
         a: &'a Tensor,
         operands: &[TensorOrScalar<'a>],
     ) -> Result<Option<Box<Self>>> {
-        if !wanted_in_place(a, &tensors(operands)) {
+        if !should_record_in_place(a, &tensors(operands)) {
             return Ok(None);
         }
         check_in_place(name, a)?;
         let Some(backward) = backward else {
-            return refuse(name, &tensors(operands)).map(|()| None);
+            return refuse_gradient(name, &tensors(operands)).map(|()| None);
         };
         check_differentiable(backward, operands)?;
-        let mut plan = Plan::new(backward, operands, a);
+        let mut args = RecordArgs::new(backward, operands, a);
         // `record_in_place` takes the overwritten tensor first.
-        let own = plan.inputs.iter().position(|tensor| tensor.is_same(a)).unwrap_or(0);
-        plan.inputs.swap(0, own);
-        plan.saved.operands.swap(0, own);
-        // Operands whose memory is overwritten are copied before, each once.
+        let own = args.inputs.iter().position(|tensor| tensor.is_same(a)).unwrap_or(0);
+        args.inputs.swap(0, own);
+        args.saved.operands.swap(0, own);
+        // Copies each saved operand whose memory the op will overwrite.
         let mut copies: SmallVec<[(Tensor, Tensor); 1]> = SmallVec::new();
         let steps = backward.formula().steps();
-        for (step, value) in &mut plan.saved.leaves {
-            let (Step::Operand(_), Value::Tensor(tensor)) = (&steps[*step], value) else {
+        for (step, value) in &mut args.saved.leaves {
+            let (Step::Operand(_), StepValue::Tensor(tensor)) = (&steps[*step], value) else {
                 continue;
             };
             if !tensor.storage().same_as(a.storage()) {
@@ -215,12 +216,12 @@ impl<'a> InPlaceRecord<'a> {
             };
             copies.push((std::mem::replace(tensor, copy.clone()), copy));
         }
-        Ok(Some(Box::new(Self { name, plan })))
+        Ok(Some(Box::new(Self { name, args })))
     }
 
     #[cold]
     #[track_caller]
     fn record(self) -> Result<()> {
-        record_in_place(self.name, &self.plan.inputs, self.plan.saved)
+        record_in_place(self.name, &self.args.inputs, self.args.saved)
     }
 }

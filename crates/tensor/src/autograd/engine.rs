@@ -2,21 +2,21 @@
 //!
 //! # Order
 //!
-//! Nodes are counted from the roots. A node runs when all its gradients have arrived, on the stream
-//! of its op. The calling thread runs all nodes: launches return at once, so one thread keeps
-//! several devices busy.
+//! The pass first counts the gradients that each node will receive. A node runs once all of them have
+//! arrived, on the stream of its op. The calling thread runs all nodes. Launches return at once, so one
+//! thread keeps several devices busy.
 //!
-//! The ready node with the highest sequence number runs first, as in PyTorch. Each
-//! thread numbers its nodes, and accumulators have the highest number of all. Equal numbers run in
-//! the order in which the nodes became ready: the order of the edges of the node before, or of the
-//! roots. Nothing depends on addresses or on the timing of threads, so sums, and the order of
-//! hooks, are the same in each pass.
+//! The ready node with the highest sequence number runs first, as in PyTorch. Each thread numbers its
+//! own nodes, and all accumulators have the highest number. Nodes with equal numbers run in the order
+//! in which they became ready, which follows the order of the roots and of each node's edges. The order
+//! depends neither on addresses nor on thread timing, so sums and the order of hook calls are
+//! reproducible.
 //!
 //! # Streams
 //!
-//! Under `SyncPolicy::Auto`, the launch path orders the streams. Under `Manual`, a node's stream
-//! waits for the stream that its gradient was made on, and at the end the caller's streams wait for
-//! those of the leaves.
+//! Under `SyncPolicy::Auto`, the launch path orders the streams. Under `Manual`, a node's stream waits
+//! for the stream that computed its gradient. At the end of the pass, the caller's streams wait for the
+//! streams of the leaves.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BinaryHeap, HashMap, HashSet};
@@ -32,91 +32,90 @@ use super::accumulate::accumulate;
 use super::function::is_bad_argument;
 use super::hooks::{call_hooks, call_leaf_hooks};
 use super::mode;
-use super::node::{Edge, Gradients, Like, Node, Work};
+use super::node::{Edge, GradNode, Gradients, NodeKind, TensorSpec};
 use crate::called::Called;
 use crate::{Error, ErrorKind, Result, Runtime, Site, Tensor};
 
 /// Options of a backward pass.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Options {
+pub(super) struct PassOptions {
     /// Keeps the saved tensors, for another pass.
     pub(super) retain_graph: bool,
     /// Records the pass itself.
     pub(super) create_graph: bool,
 }
 
-/// A node, by its address.
-type Key = *const Node;
+/// Identifies a node while the graph keeps it alive.
+type NodeAddress = *const GradNode;
 
-fn key(node: &Arc<Node>) -> Key {
+fn address(node: &Arc<GradNode>) -> NodeAddress {
     Arc::as_ptr(node)
 }
 
 /// A node whose gradients have all arrived.
 ///
-/// The order is total, and the same in each pass over the same graph: the highest sequence number runs first, as in
-/// PyTorch. Equal numbers, of accumulators or of nodes that several threads made, run in the order in which they became
-/// ready, which is that of the edges of the node before. PyTorch leaves the order of more than three of these to its
-/// heap.
-struct Ready {
-    node: Arc<Node>,
-    /// Number of nodes that were ready before.
+/// The order is total: the highest sequence number first, then the earliest arrival. Accumulators have equal
+/// numbers, and so may nodes that several threads recorded. PyTorch does not define the order of equal
+/// numbers; its heap decides as soon as more than three nodes are ready.
+struct ReadyNode {
+    node: Arc<GradNode>,
+    /// Number of nodes that became ready earlier in this pass.
     arrival: u64,
 }
 
-impl PartialEq for Ready {
+impl PartialEq for ReadyNode {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Ready {}
+impl Eq for ReadyNode {}
 
-impl PartialOrd for Ready {
+impl PartialOrd for ReadyNode {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Ready {
+impl Ord for ReadyNode {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         let later = || other.arrival.cmp(&self.arrival);
         self.node.sequence_nr.cmp(&other.node.sequence_nr).then_with(later)
     }
 }
 
-/// The state of a node during a pass.
+/// The gradients that a node has received, and those that it waits for.
 #[derive(Default)]
-struct Waiting {
-    /// Number of gradients that are still to arrive.
+struct NodeProgress {
+    /// Number of gradients that have not arrived yet.
     dependencies: usize,
     grads: SmallVec<[Option<Tensor>; 1]>,
-    /// The results whose gradients were requested, each with its index in the returned list.
+    /// Results whose gradients the caller requested, as pairs of output index and index in the returned list.
     captures: SmallVec<[(usize, usize); 1]>,
 }
 
-struct Pass {
+struct BackwardPass {
     op: &'static str,
     location: &'static Location<'static>,
     runtime: Runtime,
-    options: Options,
-    waiting: HashMap<Key, Waiting, Addresses>,
-    ready: BinaryHeap<Ready>,
+    options: PassOptions,
+    progress: HashMap<NodeAddress, NodeProgress, BuildAddressHasher>,
+    ready: BinaryHeap<ReadyNode>,
     arrivals: u64,
-    /// The nodes to run, if only the gradients of given inputs are requested. `None`: all nodes.
-    needed: Option<HashSet<Key, Addresses>>,
+    /// The nodes that lead to the requested inputs. `None`: run all nodes.
+    needed: Option<HashSet<NodeAddress, BuildAddressHasher>>,
     captured: Vec<Option<Tensor>>,
-    /// The streams of the accumulators.
-    leaves: Vec<Stream>,
+    /// Streams on which accumulators ran or requested gradients were computed.
+    leaf_streams: Vec<Stream>,
 }
 
-/// A hasher of addresses. Addresses need little mixing.
+/// Builds hashers of node addresses. One multiplication mixes an address well enough.
 #[derive(Clone, Copy, Default)]
-struct Addresses;
+struct BuildAddressHasher;
 
 struct AddressHasher(u64);
 
-impl std::hash::BuildHasher for Addresses {
+impl std::hash::BuildHasher for BuildAddressHasher {
     type Hasher = AddressHasher;
     fn build_hasher(&self) -> AddressHasher {
         AddressHasher(0)
@@ -137,92 +136,94 @@ impl std::hash::Hasher for AddressHasher {
     }
 }
 
-/// Runs a backward pass from `roots` with their gradients. Without `inputs`, leaves accumulate gradients. With
-/// `inputs`, the gradients of these are returned, and no leaf changes.
+/// Runs a backward pass from `roots` with their gradients. Without `inputs`, leaves accumulate their
+/// gradients. With `inputs`, returns the gradients of `inputs` and changes no leaf.
 pub(super) fn run(
     op: &'static str,
     location: &'static Location<'static>,
     roots: Vec<(Edge, Tensor)>,
     inputs: Option<&[Edge]>,
-    options: Options,
+    options: PassOptions,
 ) -> Result<Vec<Option<Tensor>>> {
     let Some((_, first)) = roots.first() else {
         return Ok(vec![None; inputs.map_or(0, <[_]>::len)]);
     };
-    let mut pass = Pass {
+    let mut pass = BackwardPass {
         op,
         location,
         runtime: first.storage().runtime().clone(),
         options,
-        waiting: HashMap::default(),
+        progress: HashMap::default(),
         ready: BinaryHeap::new(),
         arrivals: 0,
         needed: None,
         captured: vec![None; inputs.map_or(0, <[_]>::len)],
-        leaves: Vec::new(),
+        leaf_streams: Vec::new(),
     };
-    let mut seeds: SmallVec<[Arc<Node>; 1]> = SmallVec::new();
+    let mut seeds: SmallVec<[Arc<GradNode>; 1]> = SmallVec::new();
     for (edge, _) in &roots {
         if !seeds.iter().any(|node| Arc::ptr_eq(node, &edge.node)) {
             seeds.push(edge.node.clone());
         }
     }
-    pass.count(&seeds);
+    pass.count_dependencies(&seeds);
     if let Some(inputs) = inputs {
         for (i, edge) in inputs.iter().enumerate() {
-            let waiting = pass.waiting.entry(key(&edge.node)).or_default();
-            waiting.captures.push((edge.output, i));
+            let progress = pass.progress.entry(address(&edge.node)).or_default();
+            progress.captures.push((edge.output, i));
         }
-        pass.needed = Some(pass.leading_to(&seeds, inputs));
+        pass.needed = Some(pass.nodes_leading_to(&seeds, inputs));
     }
     let caller: SmallVec<[Option<Stream>; 1]> =
         roots.iter().map(|(_, grad)| grad.stream()).collect();
     mode::set_grad_enabled(options.create_graph, || {
         for ((edge, grad), stream) in roots.into_iter().zip(&caller) {
-            pass.give(&edge, grad, stream.as_ref()).map_err(|error| pass.own(error))?;
+            pass.add_gradient(&edge, grad, stream.as_ref())
+                .map_err(|error| pass.attribute(error))?;
         }
-        // Other nodes are given gradients by nodes before them.
+        // A root that also receives gradients from other nodes becomes ready later.
         for node in seeds {
-            if pass.waiting.get(&key(&node)).is_some_and(|waiting| waiting.dependencies == 0) {
-                pass.push(node);
+            if pass.progress.get(&address(&node)).is_some_and(|progress| progress.dependencies == 0)
+            {
+                pass.push_ready(node);
             }
         }
-        while let Some(Ready { node, .. }) = pass.ready.pop() {
-            pass.step(&node)?;
+        while let Some(ReadyNode { node, .. }) = pass.ready.pop() {
+            pass.run_node(&node)?;
         }
         Ok::<_, Error>(())
     })?;
-    pass.join(&caller).map_err(|error| pass.own(error))?;
+    pass.join(&caller).map_err(|error| pass.attribute(error))?;
     Ok(pass.captured)
 }
 
-impl Pass {
-    fn push(&mut self, node: Arc<Node>) {
-        self.ready.push(Ready { node, arrival: self.arrivals });
+impl BackwardPass {
+    fn push_ready(&mut self, node: Arc<GradNode>) {
+        self.ready.push(ReadyNode { node, arrival: self.arrivals });
         self.arrivals += 1;
     }
 
     /// Attributes an error to the pass itself, not to a recorded op.
-    fn own(&self, error: Error) -> Error {
+    fn attribute(&self, error: Error) -> Error {
         error.of(self.op).at(self.location)
     }
 
-    fn runs(&self, node: &Arc<Node>) -> bool {
-        self.needed.as_ref().is_none_or(|needed| needed.contains(&key(node)))
+    fn is_needed(&self, node: &Arc<GradNode>) -> bool {
+        self.needed.as_ref().is_none_or(|needed| needed.contains(&address(node)))
     }
 
-    /// Counts the gradients that each node is to receive.
-    fn count(&mut self, seeds: &[Arc<Node>]) {
-        let mut stack: Vec<&Arc<Node>> = seeds.iter().collect();
+    /// Counts the gradients that each node will receive.
+    fn count_dependencies(&mut self, seeds: &[Arc<GradNode>]) {
+        let mut stack: Vec<&Arc<GradNode>> = seeds.iter().collect();
         for node in seeds {
-            self.waiting.entry(key(node)).or_default();
+            self.progress.entry(address(node)).or_default();
         }
         while let Some(node) = stack.pop() {
-            for edge in node.next.iter().filter_map(|next| next.edge.as_ref()) {
-                match self.waiting.entry(key(&edge.node)) {
+            for edge in node.inputs.iter().filter_map(|input| input.edge.as_ref()) {
+                match self.progress.entry(address(&edge.node)) {
                     Entry::Occupied(mut found) => found.get_mut().dependencies += 1,
                     Entry::Vacant(place) => {
-                        place.insert(Waiting { dependencies: 1, ..Waiting::default() });
+                        place.insert(NodeProgress { dependencies: 1, ..NodeProgress::default() });
                         stack.push(&edge.node);
                     }
                 }
@@ -231,19 +232,24 @@ impl Pass {
     }
 
     /// Returns the nodes from which a path leads to an input.
-    fn leading_to(&self, seeds: &[Arc<Node>], inputs: &[Edge]) -> HashSet<Key, Addresses> {
-        let mut needed: HashSet<Key, Addresses> =
-            inputs.iter().map(|edge| key(&edge.node)).collect();
-        let mut seen: HashSet<Key, Addresses> = HashSet::default();
-        // A node is met once before what its edges lead to, and once after.
-        let mut stack: Vec<(&Arc<Node>, bool)> = seeds.iter().map(|node| (node, false)).collect();
+    fn nodes_leading_to(
+        &self,
+        seeds: &[Arc<GradNode>],
+        inputs: &[Edge],
+    ) -> HashSet<NodeAddress, BuildAddressHasher> {
+        let mut needed: HashSet<NodeAddress, BuildAddressHasher> =
+            inputs.iter().map(|edge| address(&edge.node)).collect();
+        let mut seen: HashSet<NodeAddress, BuildAddressHasher> = HashSet::default();
+        // Depth-first: each node is visited before its successors, and again after them.
+        let mut stack: Vec<(&Arc<GradNode>, bool)> =
+            seeds.iter().map(|node| (node, false)).collect();
         while let Some((node, after)) = stack.pop() {
-            let edges = || node.next.iter().filter_map(|next| next.edge.as_ref());
+            let edges = || node.inputs.iter().filter_map(|input| input.edge.as_ref());
             if after {
-                if edges().any(|edge| needed.contains(&key(&edge.node))) {
-                    needed.insert(key(node));
+                if edges().any(|edge| needed.contains(&address(&edge.node))) {
+                    needed.insert(address(node));
                 }
-            } else if seen.insert(key(node)) {
+            } else if seen.insert(address(node)) {
                 stack.push((node, true));
                 stack.extend(edges().map(|edge| (&edge.node, false)));
             }
@@ -251,19 +257,19 @@ impl Pass {
         needed
     }
 
-    /// Adds a gradient, computed on `producer`, to the gradient of a node's result.
-    fn give(&mut self, edge: &Edge, grad: Tensor, producer: Option<&Stream>) -> Result<()> {
+    /// Adds a gradient, which was computed on the stream `producer`, to the gradient of a node's result.
+    fn add_gradient(&mut self, edge: &Edge, grad: Tensor, producer: Option<&Stream>) -> Result<()> {
         let create_graph = self.options.create_graph;
-        let Some(waiting) = self.waiting.get_mut(&key(&edge.node)) else { return Ok(()) };
-        if waiting.grads.len() < edge.node.outputs {
-            waiting.grads.resize(edge.node.outputs, None);
+        let Some(progress) = self.progress.get_mut(&address(&edge.node)) else { return Ok(()) };
+        if progress.grads.len() < edge.node.outputs {
+            progress.grads.resize(edge.node.outputs, None);
         }
-        hand_over(&grad, producer, edge.node.stream.as_ref())?;
-        let Some(slot) = waiting.grads.get_mut(edge.output) else { return Ok(()) };
+        order_streams(&grad, producer, edge.node.stream.as_ref())?;
+        let Some(slot) = progress.grads.get_mut(edge.output) else { return Ok(()) };
         *slot = Some(match slot.take() {
             None => grad,
-            Some(former) => on(&self.runtime, &edge.node, || {
-                // Only a tensor without other owners may be changed.
+            Some(former) => with_node_stream(&self.runtime, &edge.node, || {
+                // In place only if nothing else owns the tensor.
                 if !create_graph && former.is_unique() && former.layout().is_dense() {
                     former.add_(&grad)?;
                     Ok(former)
@@ -275,77 +281,82 @@ impl Pass {
         Ok(())
     }
 
-    /// Runs a node, and passes the returned gradients on.
-    fn step(&mut self, node: &Arc<Node>) -> Result<()> {
-        let Some(waiting) = self.waiting.get_mut(&key(node)) else { return Ok(()) };
+    /// Runs a node, and passes the computed gradients to its inputs.
+    fn run_node(&mut self, node: &Arc<GradNode>) -> Result<()> {
+        let Some(progress) = self.progress.get_mut(&address(node)) else { return Ok(()) };
         let (mut grads, captures) =
-            (std::mem::take(&mut waiting.grads), std::mem::take(&mut waiting.captures));
+            (std::mem::take(&mut progress.grads), std::mem::take(&mut progress.captures));
         grads.resize(node.outputs, None);
-        on(&self.runtime, node, || call_hooks(node, &mut grads))?;
-        let given = !captures.is_empty();
+        with_node_stream(&self.runtime, node, || call_hooks(node, &mut grads))?;
+        let captured = !captures.is_empty();
         for (output, place) in captures {
             if let (Some(slot), Some(grad)) = (self.captured.get_mut(place), grads.get(output)) {
                 slot.clone_from(grad);
             }
         }
-        if given && let Some(stream) = &node.stream {
-            self.leaves.push(stream.clone());
+        if captured && let Some(stream) = &node.stream {
+            self.leaf_streams.push(stream.clone());
         }
-        if let Work::Accumulate(leaf) = &node.work {
+        if let NodeKind::Accumulator(leaf) = &node.kind {
             if self.needed.is_some() {
                 return Ok(());
             }
             if let Some(Some(grad)) = grads.pop() {
                 let create_graph = self.options.create_graph;
-                on(&self.runtime, node, || accumulate(leaf, grad, create_graph))
-                    .map_err(|error| self.own(error))?;
-                on(&self.runtime, node, || call_leaf_hooks(leaf))?;
-                self.leaves.extend(node.stream.clone());
+                with_node_stream(&self.runtime, node, || accumulate(leaf, grad, create_graph))
+                    .map_err(|error| self.attribute(error))?;
+                with_node_stream(&self.runtime, node, || call_leaf_hooks(leaf))?;
+                self.leaf_streams.extend(node.stream.clone());
             }
             return Ok(());
         }
         let useful = grads.iter().any(Option::is_some)
-            && node.next.iter().filter_map(|next| next.edge.as_ref()).any(|e| self.runs(&e.node));
+            && node
+                .inputs
+                .iter()
+                .filter_map(|input| input.edge.as_ref())
+                .any(|e| self.is_needed(&e.node));
         let partial = self.needed.is_some();
         let returned = if useful {
-            let returned = on(&self.runtime, node, || {
+            let returned = with_node_stream(&self.runtime, node, || {
                 let returned =
                     report_as(Some(Site { op: node.name, location: node.location }), || {
                         node.run(&grads, partial)
                     })?;
                 drop(grads);
-                fitted(node, returned)
+                fit_all(node, returned)
             });
-            returned.map_err(|error| while_running(node, error))?
+            returned.map_err(|error| attribute_to_op(node, error))?
         } else {
             Gradients::new()
         };
-        // If only given inputs were requested, another pass may still run a node that did not run.
+        // A partial pass skips nodes. A later pass may run these, so they keep their saved tensors.
         if !self.options.retain_graph && (useful || !partial) {
             node.release();
         }
         let mut returned = returned.into_iter();
-        for next in &node.next {
+        for input in &node.inputs {
             let grad = returned.next().flatten();
-            let Some(edge) = &next.edge else { continue };
+            let Some(edge) = &input.edge else { continue };
             if let Some(grad) = grad
-                && self.runs(&edge.node)
+                && self.is_needed(&edge.node)
             {
-                self.give(edge, grad, node.stream.as_ref()).map_err(|error| self.own(error))?;
+                self.add_gradient(edge, grad, node.stream.as_ref())
+                    .map_err(|error| self.attribute(error))?;
             }
-            let Some(waiting) = self.waiting.get_mut(&key(&edge.node)) else { continue };
-            waiting.dependencies -= 1;
-            if waiting.dependencies == 0 {
-                self.push(edge.node.clone());
+            let Some(progress) = self.progress.get_mut(&address(&edge.node)) else { continue };
+            progress.dependencies -= 1;
+            if progress.dependencies == 0 {
+                self.push_ready(edge.node.clone());
             }
         }
         Ok(())
     }
 
-    /// Makes the caller's streams wait for the streams on which leaves got their gradients.
+    /// Makes the caller's streams wait for the streams in `leaf_streams`.
     fn join(&mut self, caller: &[Option<Stream>]) -> Result<()> {
         let mut done: Vec<(u64, usize)> = Vec::new();
-        for leaf in &self.leaves {
+        for leaf in &self.leaf_streams {
             let Some(root) = caller.iter().flatten().next() else { return Ok(()) };
             if done.contains(&(leaf.id(), leaf.device_index())) {
                 continue;
@@ -361,16 +372,20 @@ impl Pass {
     }
 }
 
-/// Runs `f` with a node's stream as the current one.
-fn on<R>(runtime: &Runtime, node: &Node, f: impl FnOnce() -> Result<R>) -> Result<R> {
+/// Runs `f` with the node's stream as the current stream.
+fn with_node_stream<R>(
+    runtime: &Runtime,
+    node: &GradNode,
+    f: impl FnOnce() -> Result<R>,
+) -> Result<R> {
     let Some(stream) = &node.stream else { return f() };
     let _guard = runtime.devices()?.stream_guard(stream)?;
     f()
 }
 
-/// Orders the work that made a gradient before its use on another stream. Does nothing if the runtime orders
-/// streams.
-fn hand_over(grad: &Tensor, from: Option<&Stream>, to: Option<&Stream>) -> Result<()> {
+/// Makes the stream `to` wait for the work that computed a gradient on `from`. Does nothing if the runtime
+/// orders streams itself.
+fn order_streams(grad: &Tensor, from: Option<&Stream>, to: Option<&Stream>) -> Result<()> {
     let (Some(from), Some(to)) = (from, to) else { return Ok(()) };
     let manual = grad.storage().runtime().sync_policy() == SyncPolicy::Manual;
     if !manual || from.id() == to.id() {
@@ -381,14 +396,14 @@ fn hand_over(grad: &Tensor, from: Option<&Stream>, to: Option<&Stream>) -> Resul
 }
 
 /// Adapts gradients to the sizes, dtypes and devices of the inputs.
-fn fitted(node: &Arc<Node>, mut grads: Gradients) -> Result<Gradients> {
-    for (i, next) in node.next.iter().enumerate() {
+fn fit_all(node: &Arc<GradNode>, mut grads: Gradients) -> Result<Gradients> {
+    for (i, input) in node.inputs.iter().enumerate() {
         let Some(slot) = grads.get_mut(i) else { break };
-        if next.edge.is_none() {
+        if input.edge.is_none() {
             *slot = None;
         }
         let Some(grad) = slot else { continue };
-        if let Some(other) = fit(node, grad, &next.like)? {
+        if let Some(other) = fit(node, grad, &input.spec)? {
             *slot = Some(other);
         }
         if let Some(grad) = slot
@@ -402,21 +417,21 @@ fn fitted(node: &Arc<Node>, mut grads: Gradients) -> Result<Gradients> {
     Ok(grads)
 }
 
-/// Returns a gradient adapted to `like`; `None` if it fits already.
-fn fit(node: &Node, grad: &Tensor, like: &Like) -> Result<Option<Tensor>> {
-    let mut fitted = None;
-    if grad.size() != &like.sizes[..] {
-        fitted = Some(sum_to(node, grad, &like.sizes)?);
+/// Returns a gradient adapted to `spec`; `None` if it fits already.
+fn fit(node: &GradNode, grad: &Tensor, spec: &TensorSpec) -> Result<Option<Tensor>> {
+    let mut fit_all = None;
+    if grad.size() != &spec.sizes[..] {
+        fit_all = Some(sum_to(node, grad, &spec.sizes)?);
     }
-    let current = fitted.as_ref().unwrap_or(grad);
-    if current.dtype() != like.dtype || current.device() != like.device {
-        fitted = Some(current.to((like.dtype, like.device))?);
+    let current = fit_all.as_ref().unwrap_or(grad);
+    if current.dtype() != spec.dtype || current.device() != spec.device {
+        fit_all = Some(current.to((spec.dtype, spec.device))?);
     }
-    Ok(fitted)
+    Ok(fit_all)
 }
 
 /// Sums a gradient over the dimensions that were broadcast (`sum_to_size`).
-fn sum_to(node: &Node, grad: &Tensor, sizes: &[usize]) -> Result<Tensor> {
+fn sum_to(node: &GradNode, grad: &Tensor, sizes: &[usize]) -> Result<Tensor> {
     let reason = || {
         let own = grad.size();
         let reason =
@@ -437,9 +452,9 @@ fn sum_to(node: &Node, grad: &Tensor, sizes: &[usize]) -> Result<Tensor> {
     summed.reshape(&sizes[..]).of("sum_to_size")
 }
 
-/// Gives an error of an op's gradient the op's name and the location of its forward call. The ops that compute
-/// the gradient are not the program's.
-fn while_running(node: &Arc<Node>, error: Error) -> Error {
+/// Attributes an error in an op's gradient to the op and the location of its forward call, because the
+/// program did not call the ops that compute the gradient.
+fn attribute_to_op(node: &Arc<GradNode>, error: Error) -> Error {
     match error.kind() {
         ErrorKind::Gradient { .. } => error,
         kind if is_bad_argument(kind) => {

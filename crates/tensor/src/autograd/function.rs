@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use warpline_runtime::launch::report_as;
 
-use super::backward::{Backward, Inputs};
-use super::node::{Gradients, Node};
-use super::record::{record_all, wanted};
+use super::backward::{NodeInputs, OpBackward};
+use super::node::{GradNode, Gradients};
+use super::record::{record_all, should_record};
 use super::saved::Saved;
 use super::{Context, mode};
 use crate::{Error, ErrorKind, Result, Tensor};
@@ -85,10 +85,11 @@ pub trait Function: Send + Sync + Sized + 'static {
     fn apply(self, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
         let mut save = ToSave::default();
         let outputs = mode::no_grad(|| self.forward(&mut save, inputs))?;
-        if !wanted(inputs) {
+        if !should_record(inputs) {
             return Ok(outputs);
         }
-        // A result that is also an input would become its own input, and no longer be a leaf.
+        // Replaces a result that is an input or already in the graph by an alias. Recording the tensor itself
+        // would make it its own input, or turn a leaf into a result.
         let known = |output: &Tensor| {
             output.requires_grad() || inputs.iter().any(|input| input.is_same(output))
         };
@@ -98,34 +99,34 @@ pub trait Function: Send + Sync + Sized + 'static {
         };
         let outputs: Vec<Tensor> = outputs.into_iter().map(apart).collect();
         let results: Vec<&Tensor> = outputs.iter().collect();
-        let call = Call { function: Arc::new(self), saved: save.0 };
-        record_all(Self::NAME, &results, inputs, call)?;
+        let applied = AppliedFunction { function: Arc::new(self), saved: save.0 };
+        record_all(Self::NAME, &results, inputs, applied)?;
         Ok(outputs)
     }
 }
 
-/// A called function, and the tensors that it saved.
-struct Call<F> {
+/// A function that was applied, with the tensors that it saved.
+struct AppliedFunction<F> {
     function: Arc<F>,
     saved: Vec<Tensor>,
 }
 
-impl<F> Clone for Call<F> {
+impl<F> Clone for AppliedFunction<F> {
     fn clone(&self) -> Self {
         Self { function: Arc::clone(&self.function), saved: self.saved.clone() }
     }
 }
 
-impl<F: Function> Saved for Call<F> {
-    fn each(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
-        self.saved.each(f)
+impl<F: Function> Saved for AppliedFunction<F> {
+    fn for_each_tensor(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
+        self.saved.for_each_tensor(f)
     }
 }
 
-impl<F: Function> Backward<[Option<Tensor>]> for Call<F> {
-    fn backward(&self, grads: &[Option<Tensor>], inputs: &Inputs<'_>) -> Result<Gradients> {
+impl<F: Function> OpBackward<[Option<Tensor>]> for AppliedFunction<F> {
+    fn backward(&self, grads: &[Option<Tensor>], inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let context = &Context { inputs: *inputs, saved: &self.saved };
-        // The ops are the program's, so errors keep their own locations.
+        // The program calls the ops in `backward`, so errors keep the locations of these calls.
         let mut returned = report_as(None, || self.function.backward(context, grads))
             .map_err(|error| failed(inputs, error))?;
         check(inputs, &returned)?;
@@ -135,7 +136,7 @@ impl<F: Function> Backward<[Option<Tensor>]> for Call<F> {
 }
 
 /// Checks the gradients that a custom function returned, as PyTorch does. The engine checks their sizes.
-fn check(inputs: &Inputs<'_>, returned: &[Option<Tensor>]) -> Result<()> {
+fn check(inputs: &NodeInputs<'_>, returned: &[Option<Tensor>]) -> Result<()> {
     let fail = |reason| Err(Error::gradient(inputs.node.name, reason).at(inputs.node.location));
     let expected = inputs.len();
     if returned.len() < expected || returned.iter().skip(expected).any(Option::is_some) {
@@ -163,17 +164,18 @@ fn check(inputs: &Inputs<'_>, returned: &[Option<Tensor>]) -> Result<()> {
     Ok(())
 }
 
-/// Wraps an error of a custom function's gradient. Its ops are the program's, so the message has their names
-/// and locations too.
-fn failed(inputs: &Inputs<'_>, error: Error) -> Error {
+/// Wraps an error of a custom function's gradient. The program calls the ops in the gradient, so the message
+/// includes their names and locations.
+fn failed(inputs: &NodeInputs<'_>, error: Error) -> Error {
     if !is_bad_argument(error.kind()) {
         return error;
     }
-    let Node { name, location, .. } = **inputs.node;
+    let GradNode { name, location, .. } = **inputs.node;
     Error::gradient(name, format!("its gradient failed: {error}")).at(location)
 }
 
-/// Returns whether an op refused its arguments. In a gradient, the rule made these arguments.
+/// Returns whether an op refused its arguments. In a backward pass, these arguments come from the gradient
+/// function, not from the program.
 pub(super) const fn is_bad_argument(kind: &ErrorKind) -> bool {
     matches!(
         kind,

@@ -1,28 +1,29 @@
-//! Backward passes of elementwise ops in one launch, by the op's backward program. Gradients that
-//! take one launch anyway are computed by `formula.rs`.
+//! Backward passes of elementwise ops in one launch, with the op's backward program. `formula.rs` computes
+//! gradients that take one launch anyway.
 
 use smallvec::SmallVec;
 use warpline_kernels::elementwise::{self as entries, Arg, Formula, Step, apply_backward};
 use warpline_runtime::{Layout, View};
 
 use super::Gradients;
-use super::formula::{Leaves, Value, leaf};
+use super::formula::{FormulaLeaves, StepValue, leaf_value};
 use crate::methods::{common_dtype, counts_as_number};
 use crate::{Result, Scalar, Tensor, TensorOrScalar};
 
 /// A value that the program reads.
-enum Input {
+enum ProgramInput {
     Tensor(Tensor, Layout),
     Number(Scalar),
 }
 
-/// Computes the gradients of the operands in `wanted`, one for each element of `wanted`, by the op's backward program.
+/// Computes the gradients of the operands in `wanted` with the op's backward program, one for each element of
+/// `wanted`.
 ///
-/// Returns `None` if ops compute them in no more than one launch.
+/// Returns `None` if the gradients take at most one launch without the program.
 pub(super) fn evaluate(
     backward: &'static entries::Backward,
     wanted: &[Option<usize>],
-    leaves: &Leaves,
+    leaves: &FormulaLeaves,
     grad: &Tensor,
 ) -> Result<Option<Gradients>> {
     let formula = backward.formula();
@@ -31,37 +32,38 @@ pub(super) fn evaluate(
         return Ok(None);
     }
     let uses = formula.uses(operands());
-    let mut inputs: SmallVec<[Input; 4]> = SmallVec::new();
+    let mut inputs: SmallVec<[ProgramInput; 4]> = SmallVec::new();
     for &step in formula.leaves() {
         let tensor = match formula.steps()[step] {
             _ if uses[step] == 0 => None,
             Step::Gradient => Some(grad.clone()),
-            _ => match leaf(leaves, step)? {
-                Value::Number(number) => {
-                    inputs.push(Input::Number(*number));
+            _ => match leaf_value(leaves, step)? {
+                StepValue::Number(number) => {
+                    inputs.push(ProgramInput::Number(*number));
                     continue;
                 }
-                Value::Tensor(tensor) => Some(tensor.clone()),
+                StepValue::Tensor(tensor) => Some(tensor.clone()),
             },
         };
         inputs.push(match tensor {
-            // Formulas compute halves in `float32`, but comparisons read a tensor in the halves' dtype.
+            // Formulas compute half-width floats in `float32`, but comparisons read tensors in their own
+            // dtype.
             Some(tensor)
                 if !counts_as_number(&tensor, grad, grad.dtype(), || {
                     !is_compared(formula, step)
                 }) =>
             {
                 let layout = tensor.layout().expand(grad.size())?;
-                Input::Tensor(tensor, layout)
+                ProgramInput::Tensor(tensor, layout)
             }
-            Some(tensor) => Input::Number(tensor.to_scalar()?),
-            None => Input::Number(Scalar::Int(0)),
+            Some(tensor) => ProgramInput::Number(tensor.to_scalar()?),
+            None => ProgramInput::Number(Scalar::Int(0)),
         });
     }
     let mut numbers_of: SmallVec<[TensorOrScalar<'_>; 4]> = SmallVec::new();
     let mut layouts: SmallVec<[&Layout; 4]> = SmallVec::new();
     for (input, &step) in inputs.iter().zip(formula.leaves()) {
-        if let Input::Tensor(tensor, layout) = input {
+        if let ProgramInput::Tensor(tensor, layout) = input {
             layouts.push(layout);
             if !formula.is_condition(step) {
                 numbers_of.push(tensor.into());
@@ -81,8 +83,10 @@ pub(super) fn evaluate(
     let args: SmallVec<[Arg<'_>; 4]> = inputs
         .iter()
         .map(|input| match input {
-            Input::Tensor(tensor, layout) => Arg::Tensor(View { layout, ..tensor.as_view() }),
-            Input::Number(number) => Arg::Number(*number),
+            ProgramInput::Tensor(tensor, layout) => {
+                Arg::Tensor(View { layout, ..tensor.as_view() })
+            }
+            ProgramInput::Number(number) => Arg::Number(*number),
         })
         .collect();
     let results: SmallVec<[Option<View<'_>>; 4]> =
@@ -92,7 +96,7 @@ pub(super) fn evaluate(
         let operand = (*operand)?;
         match formula.computed().iter().position(|computed| *computed == operand) {
             Some(k) => computed[k].clone(),
-            // The gradients that are not computed are the result's.
+            // A gradient that the program does not compute equals the result's gradient.
             None => formula.gradient(operand).map(|_| grad.clone()),
         }
     };

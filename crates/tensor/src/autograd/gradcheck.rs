@@ -116,7 +116,7 @@ pub fn gradgradcheck(
     gradcheck(gradients, &all, options)
 }
 
-/// Returns, for each element of `output`, the gradients of the tracked inputs.
+/// Returns the gradients of the tracked inputs for each element of `output`.
 fn analytic(output: &Tensor, inputs: &[Tensor], tracked: &[usize]) -> Result<Vec<Vec<Vec<f64>>>> {
     let sizes: Vec<isize> = output.size().iter().map(|&n| n as isize).collect();
     let inputs: Vec<&Tensor> = tracked.iter().map(|&i| &inputs[i]).collect();
@@ -137,7 +137,7 @@ fn analytic(output: &Tensor, inputs: &[Tensor], tracked: &[usize]) -> Result<Vec
     (0..output.numel()).map(row).collect()
 }
 
-/// Returns the central differences of the elements of output `o` by one element of one input.
+/// Returns the central differences of all elements of output `o` with respect to one element of input `i`.
 fn difference(
     f: &impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
     inputs: &[Tensor],
@@ -152,7 +152,7 @@ fn difference(
         let mut inputs: Vec<Tensor> = inputs.to_vec();
         let tracked = tensor(values, ())?.to(inputs[i].device())?.reshape(&sizes)?;
         inputs[i] = tracked.detach().requires_grad_(true)?;
-        // Recorded, because `f` may run a backward pass itself.
+        // Enables recording, because `f` may run a backward pass itself.
         let outputs = mode::enable_grad(|| f(&inputs))?;
         outputs[o].detach().to(DType::F64)?.to_vec::<f64>()
     };

@@ -1,35 +1,35 @@
-//! Hooks: functions of the program that are called with gradients.
+//! Hooks: user functions that are called with gradients.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use smallvec::SmallVec;
 
-use super::meta::Meta;
+use super::meta::AutogradMeta;
 use super::moved::check_not_moved;
-use super::node::{Edge, Like, Node, Work};
+use super::node::{Edge, GradNode, NodeKind, TensorSpec};
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::{Error, Result, Tensor};
 
-/// A function that is called with a gradient, and may return a replacement.
+/// A function that is called with a gradient and may return a replacement.
 pub(super) type GradHook = Arc<dyn Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync>;
-/// A function that is called with a leaf after its gradient was added to.
+/// A function that is called with a leaf after an accumulation into its gradient.
 pub(super) type LeafHook = Arc<dyn Fn(&Tensor) -> Result<()> + Send + Sync>;
 
-/// A hook of one of a node's results.
-pub(super) struct Hook {
+/// A hook on the gradient of one of a node's results.
+pub(super) struct NodeHook {
     id: u64,
     pub(super) output: usize,
     pub(super) call: GradHook,
-    /// Whether the hook keeps the gradient of a tensor (`retain_grad`). Such a hook runs after all others, and
-    /// moves with the tensor's gradient.
-    keeps: bool,
+    /// Whether this hook stores the gradient of a tensor (`retain_grad`). Such a hook runs after all others,
+    /// and moves to the tensor's new node after an in-place op.
+    retains_grad: bool,
 }
 
 static IDS: AtomicU64 = AtomicU64::new(0);
 
-pub(super) fn id() -> u64 {
+pub(super) fn next_id() -> u64 {
     IDS.fetch_add(1, Ordering::Relaxed)
 }
 
@@ -37,39 +37,39 @@ pub(super) fn id() -> u64 {
 #[derive(Debug)]
 pub struct HookHandle {
     id: u64,
-    place: Place,
+    owner: HookOwner,
 }
 
-enum Place {
-    Node(Weak<Node>),
+enum HookOwner {
+    Node(Weak<GradNode>),
     Leaf(Weak<LeafHooks>),
 }
 
-/// The hooks of a leaf. When the leaf is moved, its hooks go to the tensor that replaces it, so handles still
-/// find them.
+/// The hooks of a leaf. When the leaf is moved, this list is shared with the replacing tensor, so handles can
+/// still remove hooks.
 #[derive(Default)]
-pub(super) struct LeafHooks(Mutex<Lists>);
+pub(super) struct LeafHooks(Mutex<HookLists>);
 
 #[derive(Default)]
-struct Lists {
+struct HookLists {
     grad: SmallVec<[(u64, GradHook); 1]>,
     accumulated: SmallVec<[(u64, LeafHook); 1]>,
 }
 
 impl LeafHooks {
-    fn lists(&self) -> MutexGuard<'_, Lists> {
+    fn lists(&self) -> MutexGuard<'_, HookLists> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Removes a hook from the list and returns it. The caller drops it without the lock, because it may own
-    /// values of the program.
+    /// Removes a hook from the lists and returns it. The caller drops the hook without the lock, because the
+    /// hook may own user values.
     fn take(&self, id: u64) -> (Option<GradHook>, Option<LeafHook>) {
         let mut lists = self.lists();
         let grad = lists.grad.iter().position(|hook| hook.0 == id);
         let accumulated = lists.accumulated.iter().position(|hook| hook.0 == id);
         (
-            grad.map(|place| lists.grad.remove(place).1),
-            accumulated.map(|place| lists.accumulated.remove(place).1),
+            grad.map(|index| lists.grad.remove(index).1),
+            accumulated.map(|index| lists.accumulated.remove(index).1),
         )
     }
 
@@ -82,7 +82,7 @@ impl LeafHooks {
     }
 }
 
-impl std::fmt::Debug for Place {
+impl std::fmt::Debug for HookOwner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Node(_) => "Node",
@@ -94,13 +94,13 @@ impl std::fmt::Debug for Place {
 impl HookHandle {
     /// Removes the hook.
     pub fn remove(self) {
-        match self.place {
-            Place::Node(node) => {
+        match self.owner {
+            HookOwner::Node(node) => {
                 if let Some(node) = node.upgrade() {
                     drop(node.take_hook(|hook| hook.id == self.id));
                 }
             }
-            Place::Leaf(leaf) => {
+            HookOwner::Leaf(leaf) => {
                 if let Some(leaf) = leaf.upgrade() {
                     drop(leaf.take(self.id));
                 }
@@ -109,57 +109,64 @@ impl HookHandle {
     }
 }
 
-/// Calls the hooks of a node, and those of a leaf, with the gradients that they are about to get.
-pub(super) fn call_hooks(node: &Arc<Node>, grads: &mut [Option<Tensor>]) -> Result<()> {
+/// Calls the hooks of a node, and of its leaf if the node is an accumulator, with the gradients that have
+/// arrived.
+pub(super) fn call_hooks(node: &Arc<GradNode>, grads: &mut [Option<Tensor>]) -> Result<()> {
     let hooks: SmallVec<[_; 1]> = {
         let hooks = node.hooks.lock().unwrap_or_else(PoisonError::into_inner);
-        let (keep, see): (Vec<&Hook>, Vec<&Hook>) = hooks.iter().partition(|hook| hook.keeps);
+        let (keep, see): (Vec<&NodeHook>, Vec<&NodeHook>) =
+            hooks.iter().partition(|hook| hook.retains_grad);
         see.into_iter().chain(keep).map(|hook| (hook.output, hook.call.clone())).collect()
     };
     for (output, call) in hooks {
         if let Some(Some(grad)) = grads.get_mut(output) {
-            hooked(node, grad, call(grad)?)?;
+            replace_with_returned(node, grad, call(grad)?)?;
         }
     }
-    if let (Work::Accumulate(leaf), [Some(grad)]) = (&node.work, grads) {
-        for call in Meta::of(leaf).hooks().iter().flat_map(|hooks| hooks.grad()) {
-            hooked(node, grad, call(grad)?)?;
+    if let (NodeKind::Accumulator(leaf), [Some(grad)]) = (&node.kind, grads) {
+        for call in AutogradMeta::of(leaf).hooks().iter().flat_map(|hooks| hooks.grad()) {
+            replace_with_returned(node, grad, call(grad)?)?;
         }
     }
     Ok(())
 }
 
-/// Calls the hooks of a leaf after its gradient was added to.
+/// Calls the post-accumulate hooks of a leaf.
 pub(super) fn call_leaf_hooks(leaf: &Tensor) -> Result<()> {
-    let hooks = Meta::of(leaf).hooks();
+    let hooks = AutogradMeta::of(leaf).hooks();
     hooks.iter().flat_map(|hooks| hooks.accumulated()).try_for_each(|call| call(leaf))
 }
 
-/// Moves the hook that keeps a tensor's gradient from the former edge to the new one.
-pub(super) fn keep_at(edge: &Edge, former: &Edge) {
-    let keeps = |hook: &Hook| hook.keeps && hook.output == former.output;
-    let Some(hook) = former.node.take_hook(keeps) else { return };
-    edge.node.add_hook(Hook { output: edge.output, ..hook });
+/// Moves the `retain_grad` hook of a tensor from its former edge to its new edge.
+pub(super) fn move_retain_grad_hook(edge: &Edge, former: &Edge) {
+    let retains_grad = |hook: &NodeHook| hook.retains_grad && hook.output == former.output;
+    let Some(hook) = former.node.take_hook(retains_grad) else { return };
+    edge.node.add_hook(NodeHook { output: edge.output, ..hook });
 }
 
-impl Node {
-    fn add_hook(&self, hook: Hook) {
+impl GradNode {
+    fn add_hook(&self, hook: NodeHook) {
         self.hooks.lock().unwrap_or_else(PoisonError::into_inner).push(hook);
     }
 
-    /// Removes a hook and returns it. The caller drops it without the lock, because it owns values of the
-    /// program.
-    fn take_hook(&self, which: impl Fn(&Hook) -> bool) -> Option<Hook> {
+    /// Removes a hook and returns it. The caller drops the hook without the lock, because the hook owns user
+    /// values.
+    fn take_hook(&self, which: impl Fn(&NodeHook) -> bool) -> Option<NodeHook> {
         let mut hooks = self.hooks.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = hooks.iter().position(which)?;
-        Some(hooks.remove(place))
+        let index = hooks.iter().position(which)?;
+        Some(hooks.remove(index))
     }
 }
 
-/// Replaces a gradient with the one that a hook returned, if both have the same sizes, dtype and device.
-fn hooked(node: &Node, grad: &mut Tensor, returned: Option<Tensor>) -> Result<()> {
+/// Replaces a gradient with the tensor that a hook returned, if any. Fails if their sizes, dtypes or devices
+/// differ.
+fn replace_with_returned(
+    node: &GradNode,
+    grad: &mut Tensor,
+    returned: Option<Tensor>,
+) -> Result<()> {
     let Some(other) = returned else { return Ok(()) };
-    let (own, new) = (Like::of(grad), Like::of(&other));
+    let (own, new) = (TensorSpec::of(grad), TensorSpec::of(&other));
     if own != new {
         let reason = format!("a hook returned {new} in place of a gradient, which is {own}");
         return Err(Error::gradient(node.name, reason).at(node.location));
@@ -198,18 +205,18 @@ impl Tensor {
             return Err(Error::gradient("register_hook", reason));
         }
         check_not_moved("register_hook", self)?;
-        let (id, call): (u64, GradHook) = (id(), Arc::new(hook));
+        let (id, call): (u64, GradHook) = (next_id(), Arc::new(hook));
         if self.is_leaf() {
-            let hooks = Meta::of(self).own_hooks();
+            let hooks = AutogradMeta::of(self).own_hooks();
             hooks.lists().grad.push((id, call));
-            return Ok(HookHandle { id, place: Place::Leaf(Arc::downgrade(&hooks)) });
+            return Ok(HookHandle { id, owner: HookOwner::Leaf(Arc::downgrade(&hooks)) });
         }
         let edge = self.edge();
         let Some(edge) = edge else {
             return Err(Error::gradient("register_hook", "the tensor has no graph"));
         };
-        edge.node.add_hook(Hook { id, output: edge.output, call, keeps: false });
-        Ok(HookHandle { id, place: Place::Node(Arc::downgrade(&edge.node)) })
+        edge.node.add_hook(NodeHook { id, output: edge.output, call, retains_grad: false });
+        Ok(HookHandle { id, owner: HookOwner::Node(Arc::downgrade(&edge.node)) })
     }
 
     /// Keeps the gradient of a tensor that is not a leaf in [`Tensor::grad`] (`Tensor.retain_grad`). The kept
@@ -228,14 +235,14 @@ impl Tensor {
             return Ok(());
         }
         let Some(edge) = self.edge() else { return Ok(()) };
-        if Meta::of(self).retain_grad() {
+        if AutogradMeta::of(self).retain_grad() {
             return Ok(());
         }
         let weak = Arc::downgrade(self.inner());
         let call = move |grad: &Tensor| {
             if let Some(inner) = weak.upgrade() {
                 let tensor = Tensor::from_inner(inner);
-                let meta = Meta::of(&tensor);
+                let meta = AutogradMeta::of(&tensor);
                 let sum = match meta.grad() {
                     None => grad.clone(),
                     Some(former) => former.add(grad)?,
@@ -244,11 +251,11 @@ impl Tensor {
             }
             Ok(None)
         };
-        edge.node.add_hook(Hook {
-            id: id(),
+        edge.node.add_hook(NodeHook {
+            id: next_id(),
             output: edge.output,
             call: Arc::new(call),
-            keeps: true,
+            retains_grad: true,
         });
         Ok(())
     }
@@ -274,8 +281,8 @@ impl Tensor {
             return Err(Error::gradient("register_post_accumulate_grad_hook", reason));
         }
         check_not_moved("register_post_accumulate_grad_hook", self)?;
-        let (id, hooks) = (id(), Meta::of(self).own_hooks());
+        let (id, hooks) = (next_id(), AutogradMeta::of(self).own_hooks());
         hooks.lists().accumulated.push((id, Arc::new(hook)));
-        Ok(HookHandle { id, place: Place::Leaf(Arc::downgrade(&hooks)) })
+        Ok(HookHandle { id, owner: HookOwner::Leaf(Arc::downgrade(&hooks)) })
     }
 }

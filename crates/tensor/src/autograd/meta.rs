@@ -1,32 +1,33 @@
 //! The autograd state of a tensor, allocated on first use.
 //!
-//! A `Tensor` is a handle of an `Inner`, as in Python it is a handle of a `TensorImpl`: clones are
-//! the same tensor, and a view or the result of `detach` is another tensor over the same memory.
-//! Beside storage, layout and dtype, `Inner` has a slot. The slot is empty until a gradient is
-//! wanted, and names the base of a view. A tensor that is not tracked costs one look at the slot.
+//! A `Tensor` is a handle to an `Inner`, as a Python tensor is a handle to a `TensorImpl`. Clones are
+//! the same tensor. A view or the result of `detach` is another tensor on the same memory. Beside
+//! storage, layout and dtype, `Inner` has an [`AutogradSlot`], which stores the base of a view. Its
+//! state is allocated once a gradient is required, so a tensor without gradients costs one check of
+//! the slot.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use smallvec::SmallVec;
 
-use super::hooks::{LeafHooks, keep_at};
-use super::node::{Edge, Node, Work};
-use super::reclaim::{Owned, reclaim};
+use super::hooks::{LeafHooks, move_retain_grad_hook};
+use super::node::{Edge, GradNode, NodeKind};
+use super::reclaim::{DeferredDrop, reclaim};
 use super::{mode, views};
 use crate::Tensor;
 
-/// The part of a tensor for autograd: its [`Meta`], once it has one, and the base if it is a view.
+/// The autograd fields of a tensor: its [`AutogradMeta`], if allocated, and its base, if it is a view.
 pub(crate) struct AutogradSlot {
-    meta: OnceLock<Box<Meta>>,
-    view_of: Option<ViewOf>,
+    meta: OnceLock<Box<AutogradMeta>>,
+    view_base: Option<ViewBase>,
     inference: bool,
 }
 
-struct ViewOf {
+struct ViewBase {
     /// The base, which is never a view itself.
     base: Tensor,
-    /// Whether the view was made while ops were recorded.
+    /// Whether the view was created while ops were recorded.
     recorded: bool,
 }
 
@@ -34,14 +35,14 @@ impl AutogradSlot {
     #[inline]
     pub(crate) fn new() -> Self {
         let inference = mode::get().inference;
-        Self { meta: OnceLock::new(), view_of: None, inference }
+        Self { meta: OnceLock::new(), view_base: None, inference }
     }
 
     #[inline]
     fn view(base: Tensor) -> Self {
         let mode = mode::get();
-        let view_of = Some(ViewOf { base, recorded: mode.grad });
-        Self { meta: OnceLock::new(), view_of, inference: mode.inference }
+        let view_base = Some(ViewBase { base, recorded: mode.grad });
+        Self { meta: OnceLock::new(), view_base, inference: mode.inference }
     }
 }
 
@@ -49,39 +50,39 @@ impl Drop for AutogradSlot {
     #[inline]
     fn drop(&mut self) {
         if let Some(meta) = self.meta.take() {
-            reclaim(Owned::Meta(meta));
+            reclaim(DeferredDrop::Meta(meta));
         }
     }
 }
 
 /// The autograd state of a tensor.
-pub(crate) struct Meta {
+pub(crate) struct AutogradMeta {
     /// Whether the tensor requires a gradient, as a leaf or because it was computed from one.
     tracked: AtomicBool,
-    /// For a base: how many times an in-place op has given it a new node. For a view: the base's number when
-    /// the view's node was made.
+    /// For a base: number of in-place ops that have replaced its node. For a view: the base's number when the
+    /// view's node was created.
     history: AtomicU32,
-    state: Mutex<State>,
-    /// Held from reading the gradient until the sum with another gradient is stored.
+    state: Mutex<GradState>,
+    /// Locked by an accumulation, from reading the gradient until the sum is stored.
     accumulating: Mutex<()>,
-    /// The leaf's name in a module that has replaced it with another tensor.
+    /// Name of the parameter, if a module has replaced this leaf with another tensor.
     moved: OnceLock<Arc<str>>,
 }
 
 #[derive(Default)]
-struct State {
+struct GradState {
     /// The op that computed the tensor; `None` for a leaf.
     edge: Option<Edge>,
     grad: Option<Tensor>,
-    /// For a leaf: its accumulator, which the graph owns.
-    accumulator: Weak<Node>,
-    /// The tensor's own hooks, and those of leaves that it replaced.
+    /// For a leaf: its accumulator. The graph owns the node.
+    accumulator: Weak<GradNode>,
+    /// Hooks of this leaf, and of leaves that it replaced.
     hooks: SmallVec<[Arc<LeafHooks>; 1]>,
     retains_grad: bool,
 }
 
-impl Meta {
-    /// Returns the state of a tensor, which is created on first use.
+impl AutogradMeta {
+    /// Returns the state of a tensor. Allocates it on first use.
     pub(super) fn of(tensor: &Tensor) -> &Self {
         tensor.inner().autograd.meta.get_or_init(|| {
             Box::new(Self {
@@ -94,7 +95,7 @@ impl Meta {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, GradState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -105,7 +106,7 @@ impl Meta {
         drop(state);
         self.tracked.store(true, Ordering::Release);
         if let (Some(edge), Some(former)) = (kept, former) {
-            keep_at(&edge, &former);
+            move_retain_grad_hook(&edge, &former);
         }
     }
 
@@ -117,7 +118,7 @@ impl Meta {
         self.state().grad.clone()
     }
 
-    /// Locks the gradient while something is added to it.
+    /// Excludes accumulations by other threads while the guard lives.
     pub(super) fn accumulating(&self) -> MutexGuard<'_, ()> {
         self.accumulating.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -135,7 +136,7 @@ impl Meta {
         self.state().hooks.clone()
     }
 
-    /// Returns the hooks of a leaf to which new ones are added.
+    /// Returns the list to which new hooks of this leaf are added.
     pub(super) fn own_hooks(&self) -> Arc<LeafHooks> {
         let mut state = self.state();
         if state.hooks.is_empty() {
@@ -144,15 +145,15 @@ impl Meta {
         state.hooks[0].clone()
     }
 
-    /// Marks the leaf as moved and hands its hooks to `to`. Does nothing if it is marked already.
-    pub(super) fn mark_moved(&self, name: Arc<str>, to: &Meta) {
+    /// Marks the leaf as moved and transfers its hooks to `to`. Does nothing if the leaf is already marked.
+    pub(super) fn mark_moved(&self, name: Arc<str>, to: &AutogradMeta) {
         if self.moved.set(name).is_ok() {
             let hooks = std::mem::take(&mut self.state().hooks);
             to.state().hooks.extend(hooks);
         }
     }
 
-    /// Counts an in-place op on a base. Returns the new history.
+    /// Counts an in-place op on a base, and returns the new number.
     pub(super) fn next_history(&self) -> u32 {
         self.history.fetch_add(1, Ordering::AcqRel) + 1
     }
@@ -167,11 +168,11 @@ impl Meta {
 }
 
 impl Tensor {
-    fn meta(&self) -> Option<&Meta> {
+    fn meta(&self) -> Option<&AutogradMeta> {
         self.inner().autograd.meta.get().map(|meta| &**meta)
     }
 
-    /// Returns the name under which the leaf was moved, if it was.
+    /// Returns the parameter name if the leaf was moved.
     pub(super) fn moved(&self) -> Option<&Arc<str>> {
         self.meta()?.moved.get()
     }
@@ -182,12 +183,12 @@ impl Tensor {
 
     /// Returns the base if this tensor is a view.
     pub(super) fn base(&self) -> Option<&Tensor> {
-        self.inner().autograd.view_of.as_ref().map(|view| &view.base)
+        self.inner().autograd.view_base.as_ref().map(|view| &view.base)
     }
 
-    /// Returns whether this tensor is a view that was made without recording.
+    /// Returns whether this tensor is a view that was created without recording.
     pub(super) fn is_unrecorded_view(&self) -> bool {
-        self.inner().autograd.view_of.as_ref().is_some_and(|view| !view.recorded)
+        self.inner().autograd.view_base.as_ref().is_some_and(|view| !view.recorded)
     }
 
     /// Returns whether the tensor was made in [`inference_mode`](crate::autograd::inference_mode)
@@ -197,24 +198,25 @@ impl Tensor {
         self.inner().autograd.inference
     }
 
-    /// Returns a tensor with the same memory and layout that is not in the graph.
+    /// Returns a tensor with the same memory and layout, and without autograd state.
     pub(super) fn alias(&self) -> Tensor {
         self.with_layout(self.layout().clone())
     }
 
-    /// Returns a view with this layout. The view is not recorded, but its base sees in-place ops on it.
+    /// Returns a view with this layout. The view is not recorded as an op, but in-place ops on it are
+    /// recorded for its base.
     pub(crate) fn view_with(&self, layout: warpline_runtime::Layout) -> Tensor {
         let base = self.base().unwrap_or(self).clone();
         Tensor::with_slot(self, layout, AutogradSlot::view(base))
     }
 
-    /// Returns whether an in-place op on the base, or on another view of it, came after this view's node was
-    /// made.
+    /// Returns whether an in-place op has changed the base or another view of it since this view's node was
+    /// created.
     #[inline]
     fn is_stale(&self) -> bool {
-        let Some(view) = &self.inner().autograd.view_of else { return false };
+        let Some(view) = &self.inner().autograd.view_base else { return false };
         let Some(base) = view.base.meta() else { return false };
-        view.recorded && base.history() != self.meta().map_or(0, Meta::history)
+        view.recorded && base.history() != self.meta().map_or(0, AutogradMeta::history)
     }
 
     /// Returns whether the tensor requires a gradient: it is a leaf on which `requires_grad_` was called, or it
@@ -232,12 +234,12 @@ impl Tensor {
         !self.is_stale() && self.meta().is_none_or(|meta| meta.state().edge.is_none())
     }
 
-    /// Returns the edge to which the tensor's gradient goes; `None` if it requires none.
+    /// Returns the destination of the tensor's gradient; `None` if the tensor requires no gradient.
     pub(super) fn edge(&self) -> Option<Edge> {
         if self.is_stale()
             && let Some(base) = self.base()
         {
-            views::renew(self, base);
+            views::regenerate(self, base);
         }
         let meta = self.meta()?;
         if !meta.tracked.load(Ordering::Acquire) {
@@ -248,29 +250,29 @@ impl Tensor {
             return Some(edge.clone());
         }
         let node = state.accumulator.upgrade().unwrap_or_else(|| {
-            let node = Arc::new(Node::accumulator(self));
+            let node = Arc::new(GradNode::accumulator(self));
             state.accumulator = Arc::downgrade(&node);
             node
         });
         Some(Edge { node, output: 0 })
     }
 
-    /// Returns the history that up-to-date views have.
+    /// Returns the number of in-place ops on this base. A view with another number has an outdated node.
     pub(super) fn base_history(&self) -> u32 {
-        self.meta().map_or(0, Meta::history)
+        self.meta().map_or(0, AutogradMeta::history)
     }
 }
 
-impl Node {
+impl GradNode {
     fn accumulator(leaf: &Tensor) -> Self {
         Self {
             sequence_nr: super::node::ACCUMULATOR,
             name: "AccumulateGrad",
             location: std::panic::Location::caller(),
             stream: leaf.stream(),
-            next: SmallVec::new(),
+            inputs: SmallVec::new(),
             outputs: 1,
-            work: Work::Accumulate(leaf.clone()),
+            kind: NodeKind::Accumulator(leaf.clone()),
             hooks: Mutex::default(),
         }
     }

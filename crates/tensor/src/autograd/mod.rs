@@ -50,13 +50,13 @@ pub use moved::{check_not_moved, mark_moved};
 pub use node::Gradients;
 pub use tensor::{GradOptions, backward, grad};
 
-pub(crate) use backward::{Backward, Inputs, linear};
+pub(crate) use backward::{NodeInputs, OpBackward, linear};
 pub(crate) use elementwise::{elementwise, elementwise_as, finish_in_place, prepare_in_place};
 pub(crate) use meta::AutogradSlot;
 pub(crate) use reclaim::Reclaimed;
 pub(crate) use record::{
-    check_in_place, record, record_all, record_in_place, record_overwritten, refuse, wanted,
-    wanted_in_place,
+    check_in_place, record, record_all, record_in_place, record_overwritten, refuse_gradient,
+    should_record, should_record_in_place,
 };
 pub(crate) use saved::{Saved, saved};
 pub(crate) use views::{embed, reshape_back};

@@ -3,24 +3,24 @@
 use std::cell::Cell;
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Mode {
+pub(super) struct ThreadModes {
     pub(super) grad: bool,
     pub(super) inference: bool,
     anomaly: bool,
 }
 
 thread_local! {
-    static MODE: Cell<Mode> = const { Cell::new(Mode { grad: true, inference: false, anomaly: false }) };
+    static MODE: Cell<ThreadModes> = const { Cell::new(ThreadModes { grad: true, inference: false, anomaly: false }) };
 }
 
 #[inline]
-pub(super) fn get() -> Mode {
+pub(super) fn get() -> ThreadModes {
     MODE.with(Cell::get)
 }
 
 /// Runs `f` in a mode, and restores the previous mode, even if `f` panics.
-fn within<R>(change: impl FnOnce(&mut Mode), f: impl FnOnce() -> R) -> R {
-    struct Restore(Mode);
+fn within<R>(change: impl FnOnce(&mut ThreadModes), f: impl FnOnce() -> R) -> R {
+    struct Restore(ThreadModes);
     impl Drop for Restore {
         fn drop(&mut self) {
             MODE.with(|mode| mode.set(self.0));
@@ -44,7 +44,7 @@ fn within<R>(change: impl FnOnce(&mut Mode), f: impl FnOnce() -> R) -> R {
 /// assert!(!there.join().unwrap() && is_grad_enabled());
 /// ```
 #[derive(Clone, Copy, Debug)]
-pub struct Modes(Mode);
+pub struct Modes(ThreadModes);
 
 impl Modes {
     /// Returns the modes of this thread.

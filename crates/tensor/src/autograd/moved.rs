@@ -1,16 +1,16 @@
 //! Parameters that a module has replaced with another tensor.
 //!
-//! `Module::to`, `share_memory` and `Parameter::set_data` put a new tensor in a parameter's place
-//! and mark the old one as moved, so that an optimizer that holds the old tensor fails instead of
-//! training it without effect. Hooks go over to the new tensor: both share one list (`LeafHooks`),
-//! so handles still remove them. A parameter that a move leaves as it is stays the same tensor and
-//! is not marked.
+//! `Module::to`, `share_memory` and `Parameter::set_data` replace a parameter's tensor and mark the old
+//! tensor as moved. An optimizer that holds the old tensor then fails, instead of training it without
+//! effect. Hooks transfer to the new tensor. Both tensors share one list (`LeafHooks`), so handles can
+//! still remove the hooks. If a move changes nothing, the parameter keeps its tensor, which is not
+//! marked.
 //!
-//! PyTorch exchanges the memory of the parameter instead. Here that would need a lock on each use:
-//! a tensor lends out its sizes, strides and storage by reference, and graphs, saved tensors and
-//! launches rely on all three staying as they are.
+//! PyTorch exchanges the memory of the parameter instead. Here, that would need a lock on each use: a
+//! tensor lends its sizes, strides and storage by reference, and graphs, saved tensors and launches
+//! rely on these being immutable.
 
-use super::meta::Meta;
+use super::meta::AutogradMeta;
 use crate::{ErrorKind, Result, Tensor};
 
 /// Marks the leaf `old` as moved: from now on `new` has its place in a module, under the name `name`. Hooks of
@@ -36,7 +36,7 @@ use crate::{ErrorKind, Result, Tensor};
 /// ```
 pub fn mark_moved(old: &Tensor, new: &Tensor, name: &str) {
     if !old.is_same(new) {
-        Meta::of(old).mark_moved(name.into(), Meta::of(new));
+        AutogradMeta::of(old).mark_moved(name.into(), AutogradMeta::of(new));
     }
 }
 

@@ -1,8 +1,8 @@
 //! The graph: a node for each recorded op, with edges to the nodes of its inputs.
 //!
-//! An edge holds the sizes, dtype and device that a gradient has to have there. The engine sums and
-//! converts gradients to fit, so the rules of ops need not. A node also keeps the stream that its
-//! op ran on, and the line of the call.
+//! Each input of a node has a [`TensorSpec`]: the sizes, dtype and device of its gradient. The engine
+//! sums and converts gradients to match the spec, so ops need not. A node also stores the stream on
+//! which its op ran, and the location of the call.
 
 use std::cell::Cell;
 use std::fmt;
@@ -14,108 +14,109 @@ use smallvec::SmallVec;
 use warpline_runtime::Sizes;
 use warpline_stream::Stream;
 
-use super::backward::{Inputs, Rule};
-use super::hooks::Hook;
-use super::reclaim::{Owned, reclaim};
+use super::backward::{GradFn, NodeInputs};
+use super::hooks::NodeHook;
+use super::reclaim::{DeferredDrop, reclaim};
 use crate::{DType, Device, Error, Result, Tensor};
 
 /// Gradients of an op's inputs, in their order; `None` for an input without a gradient.
 pub type Gradients = SmallVec<[Option<Tensor>; 2]>;
 
-/// The work of a node on the incoming gradients.
-pub(super) enum Work {
-    /// Computes the gradients of the inputs. `None` after a backward pass has freed the rule.
-    Rule(Mutex<Option<Arc<dyn Rule>>>),
-    /// Adds the gradient to that of a leaf.
-    Accumulate(Tensor),
+/// The kind of a node, with the data that processes incoming gradients.
+pub(super) enum NodeKind {
+    /// A recorded op. `None` after a backward pass has freed the gradient function.
+    Op(Mutex<Option<Arc<dyn GradFn>>>),
+    /// The accumulator of a leaf, which adds the gradient to the leaf's.
+    Accumulator(Tensor),
 }
 
-impl Work {
-    pub(super) fn rule(rule: Arc<dyn Rule>) -> Self {
-        Self::Rule(Mutex::new(Some(rule)))
+impl NodeKind {
+    pub(super) fn op(grad_fn: Arc<dyn GradFn>) -> Self {
+        Self::Op(Mutex::new(Some(grad_fn)))
     }
 }
 
 /// The destination of a gradient: one of a node's results.
 #[derive(Clone)]
 pub(crate) struct Edge {
-    pub(super) node: Arc<Node>,
+    pub(super) node: Arc<GradNode>,
     pub(super) output: usize,
 }
 
-/// The sizes, dtype and device of a gradient.
+/// The sizes, dtype and device of a tensor.
 #[derive(Clone, PartialEq)]
-pub(super) struct Like {
+pub(super) struct TensorSpec {
     pub(super) sizes: Sizes,
     pub(super) dtype: DType,
     pub(super) device: Device,
 }
 
-impl Like {
+impl TensorSpec {
     pub(super) fn of(tensor: &Tensor) -> Self {
         Self { sizes: tensor.size().into(), dtype: tensor.dtype(), device: tensor.device() }
     }
 }
 
-impl fmt::Display for Like {
+impl fmt::Display for TensorSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "a tensor of shape {:?}, {} on {}", &self.sizes[..], self.dtype, self.device)
     }
 }
 
 /// An input of a node.
-pub(super) struct Next {
+pub(super) struct NodeInput {
     /// The destination of the input's gradient; `None` if it requires none.
     pub(super) edge: Option<Edge>,
-    pub(super) like: Like,
+    pub(super) spec: TensorSpec,
 }
 
 /// A recorded op, or the accumulator of a leaf.
-pub(crate) struct Node {
-    /// Position in the order of a backward pass: of two ready nodes, the one with the higher number runs first.
+pub(crate) struct GradNode {
+    /// Priority in a backward pass: the ready node with the highest number runs first.
     pub(super) sequence_nr: u64,
     pub(super) name: &'static str,
     pub(super) location: &'static Location<'static>,
     /// The stream on which the forward op ran.
     pub(super) stream: Option<Stream>,
-    pub(super) next: SmallVec<[Next; 2]>,
+    pub(super) inputs: SmallVec<[NodeInput; 2]>,
     /// Number of results of the op.
     pub(super) outputs: usize,
-    pub(super) work: Work,
-    pub(super) hooks: Mutex<Vec<Hook>>,
+    pub(super) kind: NodeKind,
+    pub(super) hooks: Mutex<Vec<NodeHook>>,
 }
 
-/// Sequence number of every leaf's accumulator, so that a gradient is added to its leaf as early as possible.
+/// Sequence number of all accumulators. It is the highest, so that gradients are added to leaves as early as
+/// possible.
 pub(super) const ACCUMULATOR: u64 = u64::MAX;
 
 thread_local! {
     static NEXT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Returns the sequence number of this thread's next node. Each thread counts its own nodes, so that the order of a
-/// backward pass does not depend on the timing of other threads.
+/// Returns the sequence number of this thread's next node. Each thread counts its own nodes, so the order of
+/// a backward pass does not depend on thread timing.
 pub(super) fn next_sequence_nr() -> u64 {
     NEXT.replace(NEXT.get() + 1)
 }
 
-impl Default for Work {
+impl Default for NodeKind {
     fn default() -> Self {
-        Self::Rule(Mutex::new(None))
+        Self::Op(Mutex::new(None))
     }
 }
 
-impl Node {
-    /// Makes the node of an op with the next sequence number of this thread.
+impl GradNode {
+    /// Creates the node of an op, with the next sequence number of this thread.
     pub(super) fn new(
         name: &'static str,
         location: &'static Location<'static>,
         stream: Option<Stream>,
-        next: SmallVec<[Next; 2]>,
+        inputs: SmallVec<[NodeInput; 2]>,
         outputs: usize,
-        rule: Arc<dyn Rule>,
+        grad_fn: Arc<dyn GradFn>,
     ) -> Self {
-        let (sequence_nr, work) = (next_sequence_nr(), Work::rule(rule));
-        Self { sequence_nr, name, location, stream, next, outputs, work, hooks: Mutex::default() }
+        let (sequence_nr, kind) = (next_sequence_nr(), NodeKind::op(grad_fn));
+        Self { sequence_nr, name, location, stream, inputs, outputs, kind, hooks: Mutex::default() }
     }
 
     /// Computes the gradients of the inputs.
@@ -124,29 +125,29 @@ impl Node {
         grads: &[Option<Tensor>],
         partial: bool,
     ) -> Result<Gradients> {
-        let Work::Rule(rule) = &self.work else { return Ok(Gradients::new()) };
-        let Some(rule) = lock(rule).clone() else {
+        let NodeKind::Op(grad_fn) = &self.kind else { return Ok(Gradients::new()) };
+        let Some(grad_fn) = lock(grad_fn).clone() else {
             let reason = "its saved tensors have been freed, since backward went through the graph before; to go \
                           through it again, call that with `retain_graph`";
             return Err(Error::gradient(self.name, reason).at(self.location));
         };
-        rule.run(grads, &Inputs { node: self, partial })
+        grad_fn.run(grads, &NodeInputs { node: self, partial })
     }
 
     /// Frees the saved tensors.
     pub(super) fn release(&self) {
-        let Work::Rule(rule) = &self.work else { return };
-        // Released and dropped without the lock: saved tensors may own hooks of the program.
-        let current = lock(rule).clone();
-        if current.is_some_and(|rule| rule.release()) {
-            let freed = lock(rule).take();
+        let NodeKind::Op(grad_fn) = &self.kind else { return };
+        // Saved tensors may own user hooks, so they are dropped without the lock.
+        let current = lock(grad_fn).clone();
+        if current.is_some_and(|grad_fn| grad_fn.release()) {
+            let freed = lock(grad_fn).take();
             drop(freed);
         }
     }
 
     /// Returns PyTorch's name of the node: `MulBackward0` for `mul`.
     pub(super) fn title(&self) -> String {
-        if matches!(self.work, Work::Accumulate(_)) || self.name == "CopySlices" {
+        if matches!(self.kind, NodeKind::Accumulator(_)) || self.name == "CopySlices" {
             return self.name.to_string();
         }
         let mut title = String::new();
@@ -159,7 +160,7 @@ impl Node {
     }
 }
 
-impl fmt::Debug for Node {
+impl fmt::Debug for GradNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {} at {}", self.title(), self.name, self.location)
     }
@@ -169,14 +170,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The fields of a node that may own more of the graph.
-pub(super) type Parts = (SmallVec<[Next; 2]>, Work, Vec<Hook>);
+/// The fields of a node that may own other nodes or user values.
+pub(super) type NodeParts = (SmallVec<[NodeInput; 2]>, NodeKind, Vec<NodeHook>);
 
-impl Drop for Node {
+impl Drop for GradNode {
     fn drop(&mut self) {
-        reclaim(Owned::Node((
-            mem::take(&mut self.next),
-            mem::take(&mut self.work),
+        reclaim(DeferredDrop::Node((
+            mem::take(&mut self.inputs),
+            mem::take(&mut self.kind),
             mem::take(self.hooks.get_mut().unwrap_or_else(PoisonError::into_inner)),
         )));
     }

@@ -1,14 +1,14 @@
 //! Drops graphs without recursion.
 //!
-//! A tensor owns the node that made it, its gradient and its hooks. A node owns the nodes of its
-//! inputs, its rule with the saved tensors, and its hooks. Rules and hooks own values of the
-//! program, by closures and fields, and these may own tensors. Such a chain can be as long as the
-//! program makes it. So each drop hands its values to a list of the thread, which drops one at a
-//! time. The sources of memory pools use the same list. If a `Drop` of the program panics, the list
-//! is emptied first, and then the panic continues.
+//! A tensor owns the node that computed it, its gradient and its hooks. A node owns the nodes of its
+//! inputs, its gradient function with the saved tensors, and its hooks. Gradient functions and hooks
+//! own user values, which may own further tensors. The length of such a chain is unbounded, so each
+//! drop moves its values to a list of the thread, which drops one value at a time. Sources of memory
+//! pools use the same list. If the `Drop` of a user value panics, the rest of the list is dropped
+//! before the panic continues.
 //!
-//! Invariant: values of the program are dropped without a lock. Hooks, gradients and saved tensors
-//! are moved out from under a lock before they are dropped.
+//! Invariant: user values are dropped without a lock. Hooks, gradients and saved tensors are moved out
+//! of the locked structure first.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -18,32 +18,32 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::thread;
 
-use super::meta::Meta;
-use super::node::Parts;
+use super::meta::AutogradMeta;
+use super::node::NodeParts;
 
-/// The values that a dropped tensor or node owned. Dropping them may run code of the program, and drop more
-/// tensors and nodes.
+/// Values that a dropped tensor, node or [`Reclaimed`] owned. Dropping them may run user code, and may drop
+/// more tensors and nodes.
 #[expect(dead_code, reason = "owned only to be dropped")]
 #[expect(clippy::large_enum_variant, reason = "a box would cost each node an allocation")]
-pub(super) enum Owned {
-    Node(Parts),
-    Meta(Box<Meta>),
+pub(super) enum DeferredDrop {
+    Node(NodeParts),
+    Meta(Box<AutogradMeta>),
     Value(Arc<dyn Any + Send + Sync>),
 }
 
-/// A value of the program, stored outside of the graph, that may own tensors. [`reclaim`] drops it.
+/// A user value outside of the graph that may own tensors. [`reclaim`] drops the value.
 pub(crate) struct Reclaimed<T: Send + Sync + 'static> {
     value: Arc<T>,
-    /// Dropped after `value`, so that this is the last reference.
-    _last: Last,
+    /// Declared after `value`, and therefore dropped last.
+    _last: LastReference,
 }
 
-struct Last(Option<Arc<dyn Any + Send + Sync>>);
+struct LastReference(Option<Arc<dyn Any + Send + Sync>>);
 
 impl<T: Send + Sync> Reclaimed<T> {
     pub(crate) fn new(value: T) -> Self {
         let value = Arc::new(value);
-        Self { _last: Last(Some(Arc::clone(&value) as _)), value }
+        Self { _last: LastReference(Some(Arc::clone(&value) as _)), value }
     }
 }
 
@@ -55,32 +55,32 @@ impl<T: Send + Sync> Deref for Reclaimed<T> {
     }
 }
 
-impl Drop for Last {
+impl Drop for LastReference {
     fn drop(&mut self) {
         if let Some(last) = self.0.take() {
-            reclaim(Owned::Value(last));
+            reclaim(DeferredDrop::Value(last));
         }
     }
 }
 
 thread_local! {
-    /// Values that wait for the thread to drop them. `None` while the thread drops nothing. The list has no
-    /// destructor, so that it serves tensors in other thread-locals while the thread ends.
-    static WAITING: RefCell<Option<ManuallyDrop<Vec<Owned>>>> = const { RefCell::new(None) };
+    /// Values that this thread has yet to drop. `None` while the thread drops nothing. The list has no
+    /// destructor, so destructors of other thread-locals can still use it while the thread ends.
+    static DEFERRED: RefCell<Option<ManuallyDrop<Vec<DeferredDrop>>>> = const { RefCell::new(None) };
 }
 
-/// Drops `owned`: at once, or after the value that this thread is dropping.
+/// Drops `owned` at once, or after the value that this thread is currently dropping.
 ///
-/// If a `Drop` of the program panics, the other values are dropped first; then the panic continues, the last
-/// one of several. It does not continue if the thread is already panicking, because that would abort the
-/// process.
-pub(super) fn reclaim(owned: Owned) {
-    let first = WAITING.with_borrow_mut(|waiting| {
-        if let Some(waiting) = waiting {
-            waiting.push(owned);
+/// If the `Drop` of a user value panics, the remaining values are dropped first. Then the panic continues; of
+/// several panics, the last. While the thread is already panicking, the panic is discarded, because a second
+/// panic would abort the process.
+pub(super) fn reclaim(owned: DeferredDrop) {
+    let first = DEFERRED.with_borrow_mut(|deferred| {
+        if let Some(deferred) = deferred {
+            deferred.push(owned);
             return None;
         }
-        *waiting = Some(ManuallyDrop::default());
+        *deferred = Some(ManuallyDrop::default());
         Some(owned)
     });
     let (mut next, mut panic) = (first, None);
@@ -89,12 +89,12 @@ pub(super) fn reclaim(owned: Owned) {
     }
     while let Some(owned) = next {
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(owned))) {
-            // Leaked, because a payload may panic in its own `Drop`.
+            // Leaks a replaced payload, whose own `Drop` might panic.
             mem::forget(panic.replace(payload));
         }
-        next = WAITING.with_borrow_mut(|waiting| waiting.as_mut().and_then(|list| list.pop()));
+        next = DEFERRED.with_borrow_mut(|deferred| deferred.as_mut().and_then(|list| list.pop()));
     }
-    drop(WAITING.take().map(ManuallyDrop::into_inner));
+    drop(DEFERRED.take().map(ManuallyDrop::into_inner));
     match panic {
         Some(payload) if thread::panicking() => mem::forget(payload),
         Some(payload) => resume_unwind(payload),

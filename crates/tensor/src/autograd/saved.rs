@@ -1,27 +1,27 @@
 //! The state that an op saves for its backward pass.
 //!
-//! `record` visits each tensor of a state. A type without the trait `Saved` cannot be a field of a
-//! state, so no tensor is missed. The node keeps a [`Mark`] for each saved tensor: the version of
-//! its storage, and the place where its gradient goes. A leaf is kept itself. Any other tensor is
-//! replaced by an alias without its slot, because the slot of a result leads to its node, and the
-//! slot of an input may do so after an in-place op: a node that kept a slot could keep itself
-//! alive. A backward pass checks the versions and frees the state.
+//! `record` visits each tensor in the state. All fields of the state implement [`Saved`], so no tensor
+//! is missed. For each saved tensor, the node stores a [`SavedTensorInfo`]: the version of the
+//! tensor's storage, and its origin in the graph. A leaf is saved itself. Any other tensor is replaced
+//! by an alias without autograd state. Otherwise the node could own itself: the autograd state of a
+//! result owns the result's node, and an in-place op may give the state of an input a node that leads
+//! to this one. A backward pass checks the versions and frees the state.
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 use warpline_runtime::{Layout, Scalar, Version};
 
-use super::meta::Meta;
+use super::meta::AutogradMeta;
 use super::mode;
-use super::node::{Edge, Node};
+use super::node::{Edge, GradNode};
 use crate::{Error, Result, Site, Tensor};
 
-/// State that an op saves. The [`saved!`] macro declares structs of saved state, all of whose fields implement
-/// this trait. A tensor in a type without the trait does not compile.
+/// State that an op saves for its gradient. The [`saved!`] macro declares such structs. A field whose type
+/// does not implement this trait does not compile, so every tensor in the state is visited.
 pub(crate) trait Saved: Clone + Send + Sync + 'static {
     /// Calls `f` on each tensor, always in the same order.
-    fn each(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
+    fn for_each_tensor(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
         let _ = f;
         Ok(())
     }
@@ -37,11 +37,10 @@ macro_rules! saved {
         $vis struct $name { $($(#[$field_doc])* $field_vis $field: $type),* }
 
         impl $crate::autograd::Saved for $name {
-            fn each(
-                &mut self,
+            fn for_each_tensor(&mut self,
                 f: &mut dyn FnMut(&mut $crate::Tensor) -> $crate::Result<()>,
             ) -> $crate::Result<()> {
-                $($crate::autograd::Saved::each(&mut self.$field, f)?;)*
+                $($crate::autograd::Saved::for_each_tensor(&mut self.$field, f)?;)*
                 Ok(())
             }
         }
@@ -58,20 +57,20 @@ without_tensors!(bool, usize, isize, i64, f64, Scalar, Site, Layout);
 impl<T: Sync + ?Sized> Saved for &'static T {}
 
 impl Saved for Tensor {
-    fn each(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
+    fn for_each_tensor(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
         f(self)
     }
 }
 
 impl<T: Saved> Saved for Option<T> {
-    fn each(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
-        self.iter_mut().try_for_each(|item| item.each(f))
+    fn for_each_tensor(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
+        self.iter_mut().try_for_each(|item| item.for_each_tensor(f))
     }
 }
 
 impl<T: Saved> Saved for Vec<T> {
-    fn each(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
-        self.iter_mut().try_for_each(|item| item.each(f))
+    fn for_each_tensor(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
+        self.iter_mut().try_for_each(|item| item.for_each_tensor(f))
     }
 }
 
@@ -79,66 +78,66 @@ impl<T: Saved, const N: usize> Saved for SmallVec<[T; N]>
 where
     [T; N]: smallvec::Array<Item = T>,
 {
-    fn each(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
-        self.iter_mut().try_for_each(|item| item.each(f))
+    fn for_each_tensor(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
+        self.iter_mut().try_for_each(|item| item.for_each_tensor(f))
     }
 }
 
 impl<A: Saved, B: Saved> Saved for (A, B) {
-    fn each(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
-        self.0.each(f)?;
-        self.1.each(f)
+    fn for_each_tensor(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {
+        self.0.for_each_tensor(f)?;
+        self.1.for_each_tensor(f)
     }
 }
 
-/// The version of a saved tensor, and its place in the graph.
-pub(super) struct Mark {
+/// The version of a saved tensor's storage, and the origin of the tensor.
+pub(super) struct SavedTensorInfo {
     version: Version,
-    source: Source,
+    origin: SavedOrigin,
 }
 
-/// The destination of a saved tensor's gradient in a recorded pass.
-enum Source {
-    /// The saved tensor itself, which is a leaf.
+/// The origin of a saved tensor, which determines the destination of its gradient in a recorded pass.
+enum SavedOrigin {
+    /// A leaf, which is saved with its autograd state.
     Leaf,
-    /// A result of the op that saved the tensor.
+    /// A result of the op that saved the tensor, by its index.
     Output(usize),
-    /// A node of another op; `None`: no destination.
+    /// A result of another op; `None` if the tensor requires no gradient.
     Other(Option<Edge>),
 }
 
-impl Mark {
-    /// Marks a tensor that the op `op` saves. The tensor may be one of the op's results.
+impl SavedTensorInfo {
+    /// Prepares a tensor to be saved by the op `op`. The tensor may be one of the op's results.
     ///
-    /// Replaces the tensor, unless it is a leaf, by an alias without its autograd state and its base. An
-    /// in-place op may later give that state a node that leads back to the node that saves the tensor, and
-    /// neither would ever be freed.
-    pub(super) fn new(op: &'static str, tensor: &mut Tensor, outputs: &[&Tensor]) -> Result<Self> {
+    /// Replaces the tensor by an alias without autograd state and base, unless the tensor is a leaf. An
+    /// in-place op may later give the autograd state a node that leads back to the saving node. That cycle
+    /// would never be freed.
+    pub(super) fn pack(op: &'static str, tensor: &mut Tensor, outputs: &[&Tensor]) -> Result<Self> {
         if tensor.is_inference() {
             let reason = "a tensor that was made in inference mode cannot be saved for a gradient; use a copy of it";
             return Err(Error::gradient(op, reason));
         }
         let version = tensor.storage().version();
-        let source = match outputs.iter().position(|output| output.is_same(tensor)) {
-            Some(output) => Source::Output(output),
-            None if !tensor.requires_grad() => Source::Other(None),
-            None if tensor.is_leaf() => Source::Leaf,
-            None => Source::Other(tensor.edge()),
+        let origin = match outputs.iter().position(|output| output.is_same(tensor)) {
+            Some(output) => SavedOrigin::Output(output),
+            None if !tensor.requires_grad() => SavedOrigin::Other(None),
+            None if tensor.is_leaf() => SavedOrigin::Leaf,
+            None => SavedOrigin::Other(tensor.edge()),
         };
-        if !matches!(source, Source::Leaf) {
+        if !matches!(origin, SavedOrigin::Leaf) {
             *tensor = tensor.alias();
         }
-        Ok(Self { version, source })
+        Ok(Self { version, origin })
     }
 
-    /// Checks that a tensor was not changed since the op saved it. In a recorded pass, gives the tensor its
-    /// place in the graph.
-    pub(super) fn unpack(&self, tensor: &mut Tensor, node: &Arc<Node>) -> Result<()> {
+    /// Checks that a tensor has not changed since the op saved it. In a recorded pass, connects the tensor to
+    /// its origin in the graph.
+    pub(super) fn unpack(&self, tensor: &mut Tensor, node: &Arc<GradNode>) -> Result<()> {
         let storage = tensor.storage();
         if !self.version.is_of(storage) && !storage.is_shared() {
-            let what = match self.source {
-                Source::Output(_) => "its result",
-                Source::Leaf | Source::Other(_) => "an input",
+            let what = match self.origin {
+                SavedOrigin::Output(_) => "its result",
+                SavedOrigin::Leaf | SavedOrigin::Other(_) => "an input",
             };
             let reason = format!(
                 "one of the tensors needed for the gradient has been modified by an in-place operation: {what}, a \
@@ -148,15 +147,15 @@ impl Mark {
             );
             return Err(Error::gradient(node.name, reason).at(node.location));
         }
-        let edge = match &self.source {
+        let edge = match &self.origin {
             _ if !mode::is_grad_enabled() => None,
-            Source::Leaf | Source::Other(None) => None,
-            Source::Output(output) => Some(Edge { node: node.clone(), output: *output }),
-            Source::Other(Some(edge)) => Some(edge.clone()),
+            SavedOrigin::Leaf | SavedOrigin::Other(None) => None,
+            SavedOrigin::Output(output) => Some(Edge { node: node.clone(), output: *output }),
+            SavedOrigin::Other(Some(edge)) => Some(edge.clone()),
         };
         if let Some(edge) = edge {
             *tensor = tensor.alias();
-            Meta::of(tensor).set_edge(edge);
+            AutogradMeta::of(tensor).set_edge(edge);
         }
         Ok(())
     }

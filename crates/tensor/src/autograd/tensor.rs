@@ -2,8 +2,8 @@
 
 use std::panic::Location;
 
-use super::engine::{self, Options};
-use super::meta::Meta;
+use super::engine::{self, PassOptions};
+use super::meta::AutogradMeta;
 use super::moved::check_not_moved;
 use super::node::Edge;
 #[cfg(doc)]
@@ -53,7 +53,7 @@ impl Tensor {
             check_not_moved(op, self)?;
         }
         if requires_grad != self.requires_grad() {
-            Meta::of(self).set_leaf(requires_grad);
+            AutogradMeta::of(self).set_leaf(requires_grad);
         }
         Ok(self.clone())
     }
@@ -66,7 +66,7 @@ impl Tensor {
         if !self.requires_grad() && self.is_leaf() && !self.has_meta() {
             return None;
         }
-        Meta::of(self).grad()
+        AutogradMeta::of(self).grad()
     }
 
     /// Sets or removes the gradient (`Tensor.grad = …`).
@@ -95,7 +95,7 @@ impl Tensor {
         if grad.is_some() {
             check_not_moved("set_grad", self)?;
         }
-        drop(Meta::of(self).replace_grad(grad));
+        drop(AutogradMeta::of(self).replace_grad(grad));
         Ok(())
     }
 
@@ -144,12 +144,12 @@ impl Tensor {
         create_graph: bool,
     ) -> Result<()> {
         let root = root("backward", self, gradient)?;
-        let options = Options { retain_graph: retain_graph || create_graph, create_graph };
+        let options = PassOptions { retain_graph: retain_graph || create_graph, create_graph };
         engine::run("backward", Location::caller(), vec![root], None, options).map(drop)
     }
 }
 
-/// Returns the edge and the gradient from which a pass begins.
+/// Returns the edge and the gradient with which a pass begins at `tensor`.
 #[track_caller]
 fn root(op: &'static str, tensor: &Tensor, gradient: Option<&Tensor>) -> Result<(Edge, Tensor)> {
     let Some(edge) = tensor.edge() else {
@@ -198,7 +198,7 @@ fn start(op: &'static str, tensor: &Tensor, gradient: &Tensor) -> Result<Tensor>
     gradient.to((tensor.dtype(), tensor.device())).of(op)
 }
 
-/// Returns the edges and the gradients from which a pass begins.
+/// Returns the edges and the gradients with which a pass begins at `tensors`.
 #[track_caller]
 fn roots(
     op: &'static str,
@@ -259,7 +259,7 @@ pub fn grad(
     grad_at(Location::caller(), outputs, inputs, gradients, options)
 }
 
-/// [`grad`], called at `location`.
+/// Computes [`grad`] with errors that name `location`.
 pub(super) fn grad_at(
     location: &'static Location<'static>,
     outputs: &[&Tensor],
@@ -278,7 +278,7 @@ pub(super) fn grad_at(
         edges.push(edge);
     }
     let GradOptions { retain_graph, create_graph, allow_unused } = options;
-    let pass = Options { retain_graph: retain_graph || create_graph, create_graph };
+    let pass = PassOptions { retain_graph: retain_graph || create_graph, create_graph };
     let grads = engine::run("grad", location, roots, Some(&edges), pass)?;
     if let Some(unused) = grads.iter().position(Option::is_none)
         && !allow_unused
@@ -303,16 +303,16 @@ pub fn backward(
     retain_graph: bool,
     create_graph: bool,
 ) -> Result<()> {
-    let options = Options { retain_graph: retain_graph || create_graph, create_graph };
+    let options = PassOptions { retain_graph: retain_graph || create_graph, create_graph };
     backward_at(Location::caller(), tensors, gradients, options)
 }
 
-/// [`backward`], called at `location`.
+/// Runs [`backward`] with errors that name `location`.
 pub(super) fn backward_at(
     location: &'static Location<'static>,
     tensors: &[&Tensor],
     gradients: &[Option<&Tensor>],
-    options: Options,
+    options: PassOptions,
 ) -> Result<()> {
     let roots = roots("backward", tensors, gradients).map_err(|error| error.at(location))?;
     engine::run("backward", location, roots, None, options).map(drop)

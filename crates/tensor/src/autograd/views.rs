@@ -1,18 +1,18 @@
 //! Views, and in-place ops on them.
 //!
-//! If a view is changed in place, its base gets a new node, `CopySlices`, which passes on the gradient of the
-//! elements outside the view. The base also increments its *history*. A view that was made before has an older
-//! history. When it is used next, it gets a new node, made from the base's.
+//! An in-place op on a view gives the base a new node, `CopySlices`, and increments the base's *history*, the
+//! number of its in-place ops. All views of the base then have an older history. On its next use, such a view
+//! gets a new node whose input is the base.
 
 use std::sync::Arc;
 
 use smallvec::{SmallVec, smallvec};
 use warpline_runtime::{Layout, Sizes, Strides};
 
-use super::backward::{Backward, Incoming, Inputs, Rule, linear};
-use super::meta::Meta;
-use super::node::{Edge, Gradients, Like, Next, Node};
-use super::record::{record, record_all, wanted};
+use super::backward::{GradFn, IncomingGrad, NodeInputs, OpBackward, linear};
+use super::meta::AutogradMeta;
+use super::node::{Edge, GradNode, Gradients, NodeInput, TensorSpec};
+use super::record::{record, record_all, should_record};
 use super::saved::{Saved, saved};
 use crate::methods::composite::signed;
 use crate::methods::list;
@@ -26,19 +26,20 @@ impl Tensor {
         &self,
         name: &'static str,
         layout: Layout,
-        saved: impl Backward,
+        saved: impl OpBackward,
     ) -> Result<Tensor> {
         let view = self.view_with(layout);
-        if wanted(&[self]) { record(name, view, &[self], saved) } else { Ok(view) }
+        if should_record(&[self]) { record(name, view, &[self], saved) } else { Ok(view) }
     }
 
-    /// [`Tensor::viewed`] of all elements in their order, in another shape.
+    /// Returns a view of all elements in their order, in another shape, like [`Tensor::viewed`].
     #[track_caller]
     pub(crate) fn viewed_reshaped(&self, name: &'static str, layout: Layout) -> Result<Tensor> {
         self.viewed(name, layout, linear(reshape_back))
     }
 
-    /// [`Tensor::viewed`] of some elements, each at most once. `part` makes the same view of another tensor.
+    /// Returns a view of some elements, each at most once, like [`Tensor::viewed`]. `part` creates the same
+    /// view of another tensor.
     #[track_caller]
     pub(crate) fn viewed_part(
         &self,
@@ -49,10 +50,10 @@ impl Tensor {
         self.viewed(name, layout, linear(move |grad, inputs| embed(grad, inputs.sizes(0), part)))
     }
 
-    /// Returns views that partition the elements, recorded as one op if a gradient is wanted. `whole` computes
-    /// this tensor's gradient from those of all views.
+    /// Returns views that partition the elements, recorded as one op if a gradient is wanted. `whole`
+    /// computes this tensor's gradient from the gradients of all views.
     #[track_caller]
-    pub(crate) fn viewed_shares(
+    pub(crate) fn viewed_partition(
         &self,
         name: &'static str,
         layouts: Vec<Layout>,
@@ -60,16 +61,21 @@ impl Tensor {
     ) -> Result<Vec<Tensor>> {
         let mut views = list(name, layouts.len())?;
         views.extend(layouts.into_iter().map(|layout| self.view_with(layout)));
-        if views.is_empty() || !wanted(&[self]) {
+        if views.is_empty() || !should_record(&[self]) {
             return Ok(views);
         }
         let sizes: Vec<Sizes> = views.iter().map(|view| view.size().into()).collect();
-        record_all(name, &views.iter().collect::<Vec<_>>(), &[self], Shares { sizes, whole })?;
+        record_all(
+            name,
+            &views.iter().collect::<Vec<_>>(),
+            &[self],
+            ViewPartition { sizes, whole },
+        )?;
         Ok(views)
     }
 
-    /// [`Tensor::viewed`] of any elements of the memory. `from` is the layout of this tensor, and `as_if` that
-    /// of the view, as the gradient sees them.
+    /// Returns a view of any elements of the storage, like [`Tensor::viewed`]. The gradient uses `from` as
+    /// the layout of this tensor, and `as_if` as the layout of the view.
     #[track_caller]
     pub(crate) fn viewed_strided(
         &self,
@@ -78,29 +84,33 @@ impl Tensor {
         from: Layout,
         as_if: Layout,
     ) -> Result<Tensor> {
-        self.viewed(name, layout, Strided { geometry: Geometry { base: from, view: as_if } })
+        self.viewed(
+            name,
+            layout,
+            StridedView { geometry: ViewGeometry { base: from, view: as_if } },
+        )
     }
 }
 
-/// The gradient of a view of all elements in their order.
-pub(crate) fn reshape_back(grad: &Tensor, inputs: &Inputs<'_>) -> Result<Tensor> {
+/// Computes the gradient of a view of all elements in their order.
+pub(crate) fn reshape_back(grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Tensor> {
     grad.reshape(&signed(inputs.sizes(0))[..])
 }
 
 /// The sizes of views that partition a tensor, and the inverse of the partition.
 #[derive(Clone)]
-struct Shares<F> {
+struct ViewPartition<F> {
     sizes: Vec<Sizes>,
     whole: F,
 }
 
-impl<F: Copy + Send + Sync + 'static> Saved for Shares<F> {}
+impl<F: Copy + Send + Sync + 'static> Saved for ViewPartition<F> {}
 
-impl<F> Backward<[Option<Tensor>]> for Shares<F>
+impl<F> OpBackward<[Option<Tensor>]> for ViewPartition<F>
 where
     F: Fn(&[Tensor]) -> Result<Tensor> + Copy + Send + Sync + 'static,
 {
-    fn backward(&self, grads: &[Option<Tensor>], _: &Inputs<'_>) -> Result<Gradients> {
+    fn backward(&self, grads: &[Option<Tensor>], _: &NodeInputs<'_>) -> Result<Gradients> {
         let Some(like) = grads.iter().flatten().next() else { return Ok(Gradients::new()) };
         let share = |(grad, sizes): (&Option<Tensor>, &Sizes)| match grad {
             Some(grad) => Ok(grad.clone()),
@@ -112,25 +122,25 @@ where
 }
 
 saved! {
-    /// A view of any elements of the memory.
-    struct Strided { geometry: Geometry }
+    /// A view of any elements of the storage.
+    struct StridedView { geometry: ViewGeometry }
 }
 
-impl Backward for Strided {
-    fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for StridedView {
+    fn backward(&self, grad: &Tensor, _: &NodeInputs<'_>) -> Result<Gradients> {
         let geometry = &self.geometry;
-        let whole = scattered(geometry, grad)?;
-        if overlapping(&geometry.base).is_empty() {
+        let whole = scatter_to_base(geometry, grad)?;
+        if overlapping_dims(&geometry.base).is_empty() {
             return Ok(smallvec![Some(whole)]);
         }
-        // Elements that share memory share its gradient.
-        let itself = Geometry { base: geometry.base.clone(), view: geometry.base.clone() };
-        let shares = scattered(&itself, &grad.new_ones(geometry.base.sizes(), ())?)?;
+        // Elements of the base that share memory get equal shares of its gradient.
+        let itself = ViewGeometry { base: geometry.base.clone(), view: geometry.base.clone() };
+        let shares = scatter_to_base(&itself, &grad.new_ones(geometry.base.sizes(), ())?)?;
         Ok(smallvec![Some(whole.div(&shares)?)])
     }
 }
 
-/// Returns zeros of these sizes, with `grad` in the view that `part` makes.
+/// Returns zeros of these sizes, with `grad` copied to the view that `part` selects.
 #[track_caller]
 pub(crate) fn embed(
     grad: &Tensor,
@@ -144,19 +154,19 @@ pub(crate) fn embed(
 
 saved! {
     /// The layouts of a base and of a view of it.
-    struct Geometry { base: Layout, view: Layout }
+    struct ViewGeometry { base: Layout, view: Layout }
 }
 
-impl Geometry {
+impl ViewGeometry {
     fn new(base: &Tensor, view: &Tensor) -> Self {
         Self { base: base.layout().clone(), view: view.layout().clone() }
     }
 
-    /// Returns zeros with the layout of the base, and the view of them. Both are views of one tensor,
-    /// so a write to one appears in the gradient of the other.
-    fn windows(&self, like: &Tensor) -> Result<(Tensor, Tensor)> {
+    /// Returns zeros with the layout of the base, and the view of these zeros. Both are autograd views of one
+    /// new tensor, so a recorded write to either is part of the other's gradient.
+    fn base_and_view(&self, like: &Tensor) -> Result<(Tensor, Tensor)> {
         let start = self.base.offset().min(self.view.offset());
-        let end = [&self.base, &self.view].into_iter().map(end).max().unwrap_or(start);
+        let end = [&self.base, &self.view].into_iter().map(end_offset).max().unwrap_or(start);
         let flat = like.new_zeros([end - start.min(end)], ())?;
         let shifted = |layout: &Layout| {
             let (sizes, strides): (Sizes, Strides) =
@@ -167,8 +177,8 @@ impl Geometry {
     }
 }
 
-/// Returns the position after the last element of a layout.
-fn end(layout: &Layout) -> usize {
+/// Returns the offset after the last element of a layout.
+fn end_offset(layout: &Layout) -> usize {
     if layout.numel() == 0 {
         return layout.offset();
     }
@@ -176,31 +186,31 @@ fn end(layout: &Layout) -> usize {
     layout.offset() + 1 + layout.sizes().iter().zip(layout.strides()).map(reach).sum::<usize>()
 }
 
-/// Gives a view whose base was changed in place a new node, made from the base's.
-pub(super) fn renew(view: &Tensor, base: &Tensor) {
+/// Gives a view a new node whose input is the base, because the base was changed in place.
+pub(super) fn regenerate(view: &Tensor, base: &Tensor) {
     let history = base.base_history();
     let Some(edge) = base.edge() else { return };
-    let rule = Arc::new(Renewed(Geometry::new(base, view)));
+    let grad_fn = Arc::new(RegeneratedView(ViewGeometry::new(base, view)));
     let (location, stream) = (edge.node.location, edge.node.stream.clone());
-    let next = smallvec![Next { edge: Some(edge), like: Like::of(base) }];
-    let node = Node::new("as_strided", location, stream, next, 1, rule);
-    let meta = Meta::of(view);
+    let inputs = smallvec![NodeInput { edge: Some(edge), spec: TensorSpec::of(base) }];
+    let node = GradNode::new("as_strided", location, stream, inputs, 1, grad_fn);
+    let meta = AutogradMeta::of(view);
     meta.set_edge(Edge { node: Arc::new(node), output: 0 });
     meta.set_history(history);
 }
 
-/// The rule of a view whose base was changed in place.
-struct Renewed(Geometry);
+/// The gradient function of a view whose base was changed in place.
+struct RegeneratedView(ViewGeometry);
 
-impl Rule for Renewed {
-    fn run(&self, grads: &[Option<Tensor>], _: &Inputs<'_>) -> Result<Gradients> {
+impl GradFn for RegeneratedView {
+    fn run(&self, grads: &[Option<Tensor>], _: &NodeInputs<'_>) -> Result<Gradients> {
         let Some(grad) = Tensor::of(grads) else { return Ok(Gradients::new()) };
-        Ok(smallvec![Some(scattered(&self.0, grad)?)])
+        Ok(smallvec![Some(scatter_to_base(&self.0, grad)?)])
     }
 }
 
-/// Computes the base's gradient from a view's. Sums over elements that the view shows several times.
-fn scattered(geometry: &Geometry, grad: &Tensor) -> Result<Tensor> {
+/// Computes the base's gradient from the view's. Sums the gradients of view elements that share memory.
+fn scatter_to_base(geometry: &ViewGeometry, grad: &Tensor) -> Result<Tensor> {
     let repeated: SmallVec<[isize; 6]> = (0..geometry.view.ndim())
         .filter(|&d| geometry.view.strides()[d] == 0 && geometry.view.sizes()[d] > 1)
         .map(|d| d as isize)
@@ -209,13 +219,13 @@ fn scattered(geometry: &Geometry, grad: &Tensor) -> Result<Tensor> {
     let mut single = geometry.clone();
     let sizes: Sizes = once.size().into();
     single.view = Layout::from_parts(sizes, geometry.view.strides().into(), geometry.view.offset());
-    let (whole, part) = single.windows(&once)?;
-    let dims = overlapping(&single.view);
+    let (whole, part) = single.base_and_view(&once)?;
+    let dims = overlapping_dims(&single.view);
     if dims.is_empty() {
         part.copy_(&once, false)?;
         return Ok(whole);
     }
-    // Selects one index of these dimensions at a time, so that the elements of each write do not overlap.
+    // Writes one index of these dimensions at a time, so that the elements of each write do not overlap.
     let mut slices = vec![(part, once)];
     for &d in dims.iter().rev() {
         let mut finer = Vec::new();
@@ -232,8 +242,9 @@ fn scattered(geometry: &Geometry, grad: &Tensor) -> Result<Tensor> {
     Ok(whole)
 }
 
-/// Returns dimensions without which no two elements of a layout share memory, in ascending order.
-fn overlapping(layout: &Layout) -> SmallVec<[usize; 6]> {
+/// Returns dimensions, in ascending order, such that elements with the same indices in them do not share
+/// memory.
+fn overlapping_dims(layout: &Layout) -> SmallVec<[usize; 6]> {
     let stride = |d: usize| layout.strides()[d].unsigned_abs();
     let mut dims: SmallVec<[usize; 6]> =
         (0..layout.ndim()).filter(|&d| layout.sizes()[d] > 1).collect();
@@ -250,34 +261,38 @@ fn overlapping(layout: &Layout) -> SmallVec<[usize; 6]> {
     dims
 }
 
-/// Records an in-place op on a view. The base gets a new node, which passes the gradient of elements outside
-/// the view on unchanged, and that of elements in the view through `op`, the op's own node.
-pub(super) fn rebase(view: &Tensor, base: &Tensor, op: Arc<Node>) -> Result<()> {
-    let mut next: SmallVec<[Next; 2]> = smallvec![Next { edge: base.edge(), like: Like::of(base) }];
-    let others = op.next.iter().skip(1);
-    next.extend(others.map(|next| Next { edge: next.edge.clone(), like: next.like.clone() }));
+/// Records an in-place op on a view in a new node of the base. The node passes on the gradient of elements
+/// outside the view unchanged, and computes the gradient of elements inside the view with `op`, the op's own
+/// node.
+pub(super) fn rebase(view: &Tensor, base: &Tensor, op: Arc<GradNode>) -> Result<()> {
+    let mut inputs: SmallVec<[NodeInput; 2]> =
+        smallvec![NodeInput { edge: base.edge(), spec: TensorSpec::of(base) }];
+    let others = op.inputs.iter().skip(1);
+    inputs.extend(
+        others.map(|input| NodeInput { edge: input.edge.clone(), spec: input.spec.clone() }),
+    );
     let (location, stream) = (op.location, op.stream.clone());
-    let rule = Arc::new(CopySlices { geometry: Geometry::new(base, view), op });
-    let node = Node::new("CopySlices", location, stream, next, 1, rule);
-    let meta = Meta::of(base);
+    let grad_fn = Arc::new(CopySlices { geometry: ViewGeometry::new(base, view), op });
+    let node = GradNode::new("CopySlices", location, stream, inputs, 1, grad_fn);
+    let meta = AutogradMeta::of(base);
     let history = meta.next_history();
     meta.set_edge(Edge { node: Arc::new(node), output: 0 });
-    // The view gets its new node when it is used next.
-    Meta::of(view).set_history(history.wrapping_sub(1));
+    // An outdated history gives the view a new node on its next use.
+    AutogradMeta::of(view).set_history(history.wrapping_sub(1));
     Ok(())
 }
 
-/// The rule of a base whose view was changed in place.
+/// The gradient function of a base whose view was changed in place.
 struct CopySlices {
-    geometry: Geometry,
+    geometry: ViewGeometry,
     /// The node of the in-place op.
-    op: Arc<Node>,
+    op: Arc<GradNode>,
 }
 
-impl Rule for CopySlices {
-    fn run(&self, grads: &[Option<Tensor>], inputs: &Inputs<'_>) -> Result<Gradients> {
+impl GradFn for CopySlices {
+    fn run(&self, grads: &[Option<Tensor>], inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let Some(grad) = Tensor::of(grads) else { return Ok(Gradients::new()) };
-        let (whole, part) = self.geometry.windows(grad)?;
+        let (whole, part) = self.geometry.base_and_view(grad)?;
         whole.copy_(grad, false)?;
         let mut through = self.op.run(&[Some(part.copy()?)], inputs.partial)?;
         match through.first_mut().and_then(Option::take) {

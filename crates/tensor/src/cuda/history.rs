@@ -11,9 +11,9 @@ use crate::Error;
 use crate::called::Called as _;
 use crate::{Result, runtime};
 
-/// Calls `f` with the allocators of all devices, in order.
+/// Calls `f` with the allocator of each device, in the order of devices.
 #[track_caller]
-fn ask_all<R>(f: impl Fn(&CudaAllocator) -> R) -> Result<Vec<R>> {
+fn map_allocators<R>(f: impl Fn(&CudaAllocator) -> R) -> Result<Vec<R>> {
     let runtime = runtime();
     let mut all = Vec::new();
     for index in 0..runtime.devices()?.count() {
@@ -44,7 +44,7 @@ fn ask_all<R>(f: impl Fn(&CudaAllocator) -> R) -> Result<Vec<R>> {
 /// [`crate::ErrorKind::CudaUnavailable`] if there is no GPU.
 #[track_caller]
 pub fn memory_snapshot() -> Result<Vec<SegmentInfo>> {
-    Ok(ask_all(CudaAllocator::segments).of("memory_snapshot")?.concat())
+    Ok(map_allocators(CudaAllocator::segments).of("memory_snapshot")?.concat())
 }
 
 /// Starts to record the requests of the allocators of all devices, or stops with `None`
@@ -58,7 +58,9 @@ pub fn memory_snapshot() -> Result<Vec<SegmentInfo>> {
 #[track_caller]
 pub fn record_memory_history(config: impl Into<Option<TraceConfig>>) -> Result<()> {
     let config = config.into();
-    ask_all(|a| a.record_memory_history(config.clone())).map(drop).of("record_memory_history")
+    map_allocators(|a| a.record_memory_history(config.clone()))
+        .map(drop)
+        .of("record_memory_history")
 }
 
 /// Returns the segments of all devices and the recorded history (`torch.cuda.memory._snapshot`).
@@ -147,5 +149,5 @@ pub fn annotate(text: &str) -> Result<()> {
 /// [`crate::ErrorKind::CudaUnavailable`] if there is no GPU.
 #[track_caller]
 pub fn set_memory_metadata(text: &str) -> Result<()> {
-    ask_all(|a| a.set_memory_metadata(text)).map(drop).of("set_memory_metadata")
+    map_allocators(|a| a.set_memory_metadata(text)).map(drop).of("set_memory_metadata")
 }

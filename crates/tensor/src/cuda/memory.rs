@@ -20,7 +20,7 @@ pub use super::history::{
 
 /// Calls `f` with a device's allocator.
 #[track_caller]
-fn ask<R>(
+fn with_allocator<R>(
     device: impl CudaDeviceArg,
     f: impl FnOnce(&warpline_alloc::cuda::CudaAllocator) -> R,
 ) -> Result<R> {
@@ -35,7 +35,7 @@ fn ask<R>(
 /// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn memory_allocated(device: impl CudaDeviceArg) -> Result<usize> {
-    ask(device, |a| a.memory_allocated()).of("memory_allocated")
+    with_allocator(device, |a| a.memory_allocated()).of("memory_allocated")
 }
 
 /// Returns the peak of [`memory_allocated`] since the start or the last [`reset_peak_memory_stats`], in bytes.
@@ -44,7 +44,8 @@ pub fn memory_allocated(device: impl CudaDeviceArg) -> Result<usize> {
 /// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn max_memory_allocated(device: impl CudaDeviceArg) -> Result<usize> {
-    ask(device, |a| a.memory_stats().allocated_bytes.all.peak as usize).of("max_memory_allocated")
+    with_allocator(device, |a| a.memory_stats().allocated_bytes.all.peak as usize)
+        .of("max_memory_allocated")
 }
 
 /// Returns the memory that the allocator has obtained from the driver, in use or cached, in bytes
@@ -54,7 +55,7 @@ pub fn max_memory_allocated(device: impl CudaDeviceArg) -> Result<usize> {
 /// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn memory_reserved(device: impl CudaDeviceArg) -> Result<usize> {
-    ask(device, |a| a.memory_reserved()).of("memory_reserved")
+    with_allocator(device, |a| a.memory_reserved()).of("memory_reserved")
 }
 
 /// Returns the peak of [`memory_reserved`] since the start or the last [`reset_peak_memory_stats`], in bytes.
@@ -63,7 +64,8 @@ pub fn memory_reserved(device: impl CudaDeviceArg) -> Result<usize> {
 /// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn max_memory_reserved(device: impl CudaDeviceArg) -> Result<usize> {
-    ask(device, |a| a.memory_stats().reserved_bytes.all.peak as usize).of("max_memory_reserved")
+    with_allocator(device, |a| a.memory_stats().reserved_bytes.all.peak as usize)
+        .of("max_memory_reserved")
 }
 
 /// The same as [`memory_reserved`], under PyTorch's deprecated name.
@@ -90,7 +92,7 @@ pub fn max_memory_cached(device: impl CudaDeviceArg) -> Result<usize> {
 /// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn reset_peak_memory_stats(device: impl CudaDeviceArg) -> Result<()> {
-    ask(device, |a| a.reset_peak_stats()).of("reset_peak_memory_stats")
+    with_allocator(device, |a| a.reset_peak_stats()).of("reset_peak_memory_stats")
 }
 
 /// The same as [`reset_peak_memory_stats`], under PyTorch's deprecated name. As in PyTorch, it resets every
@@ -119,7 +121,7 @@ pub fn reset_max_memory_cached(device: impl CudaDeviceArg) -> Result<()> {
 /// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn reset_accumulated_memory_stats(device: impl CudaDeviceArg) -> Result<()> {
-    ask(device, |a| a.reset_accumulated_stats()).of("reset_accumulated_memory_stats")
+    with_allocator(device, |a| a.reset_accumulated_stats()).of("reset_accumulated_memory_stats")
 }
 
 /// Returns all statistics of a device's allocator (`torch.cuda.memory_stats`). [`MemoryStats::as_map`] has
@@ -129,7 +131,7 @@ pub fn reset_accumulated_memory_stats(device: impl CudaDeviceArg) -> Result<()> 
 /// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn memory_stats(device: impl CudaDeviceArg) -> Result<MemoryStats> {
-    ask(device, |a| a.memory_stats()).of("memory_stats")
+    with_allocator(device, |a| a.memory_stats()).of("memory_stats")
 }
 
 /// Returns the statistics of a device's allocator as a table (`torch.cuda.memory_summary`).
@@ -138,7 +140,7 @@ pub fn memory_stats(device: impl CudaDeviceArg) -> Result<MemoryStats> {
 /// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn memory_summary(device: impl CudaDeviceArg) -> Result<String> {
-    ask(device, |a| a.memory_summary()).of("memory_summary")
+    with_allocator(device, |a| a.memory_summary()).of("memory_summary")
 }
 
 /// Returns the options of a device's allocator.
@@ -147,7 +149,7 @@ pub fn memory_summary(device: impl CudaDeviceArg) -> Result<String> {
 /// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn caching_allocator_config(device: impl CudaDeviceArg) -> Result<AllocatorConfig> {
-    ask(device, |a| a.config()).of("caching_allocator_config")
+    with_allocator(device, |a| a.config()).of("caching_allocator_config")
 }
 
 /// Releases all unused segments of all devices to the driver (`torch.cuda.empty_cache`). Memory of tensors
@@ -181,7 +183,7 @@ pub fn mem_get_info(device: impl CudaDeviceArg) -> Result<MemInfo> {
 /// [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn set_per_process_memory_fraction(fraction: f64, device: impl CudaDeviceArg) -> Result<()> {
-    ask(device, |a| a.set_memory_fraction(fraction))
+    with_allocator(device, |a| a.set_memory_fraction(fraction))
         .of("set_per_process_memory_fraction")?
         .map_err(|e| Error::invalid("", e.to_string()))
         .of("set_per_process_memory_fraction")
@@ -194,5 +196,6 @@ pub fn set_per_process_memory_fraction(fraction: f64, device: impl CudaDeviceArg
 /// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn get_per_process_memory_fraction(device: impl CudaDeviceArg) -> Result<f64> {
-    ask(device, |a| a.config().memory_fraction.unwrap_or(1.0)).of("get_per_process_memory_fraction")
+    with_allocator(device, |a| a.config().memory_fraction.unwrap_or(1.0))
+        .of("get_per_process_memory_fraction")
 }

@@ -26,7 +26,7 @@ mod stream;
 
 use warpline_cuda_sys_safe::DeviceProperties;
 
-use crate::ambient::InUse;
+use crate::ambient::CurrentRuntime;
 use crate::called::Called as _;
 use crate::{
     Device, Error, ErrorKind, IntoDevice, Race, RaceReport, Result, Runtime, SyncPolicy, runtime,
@@ -130,7 +130,7 @@ pub fn is_available() -> Result<bool> {
 /// The same as [`is_available`].
 #[track_caller]
 pub fn device_count() -> Result<usize> {
-    match InUse::get().devices() {
+    match CurrentRuntime::get().devices() {
         Ok(devices) => Ok(devices.count()),
         Err(error) if matches!(error.kind(), ErrorKind::CudaUnavailable { .. }) => Ok(0),
         Err(error) => Err(error),
@@ -165,7 +165,7 @@ pub fn set_device(device: impl CudaDeviceArg) -> Result<()> {
 /// The same as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn device(device: impl CudaDeviceArg) -> Result<DeviceGuard> {
-    let runtime = InUse::get();
+    let runtime = CurrentRuntime::get();
     let index = device.index_in(&runtime).of("device")?;
     runtime.devices()?.device_guard(index)
 }

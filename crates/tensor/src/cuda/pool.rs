@@ -97,7 +97,7 @@ impl MemPool {
         let runtime = runtime();
         let index = device.index_in(&runtime).of("MemPool::over")?;
         let allocator = runtime.device(index)?.allocator().clone();
-        // Pools may form a chain, because a source may own tensors of another pool.
+        // A source may own tensors of another pool. Dropping such a chain of pools must not recurse.
         let source = Reclaimed::new(source);
         let backend = allocator
             .backend()

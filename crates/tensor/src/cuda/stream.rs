@@ -4,7 +4,7 @@ use warpline_cuda_sys_safe::owned;
 use warpline_stream::StreamDevice;
 
 use super::{CudaDeviceArg, Stream, StreamGuard};
-use crate::ambient::InUse;
+use crate::ambient::CurrentRuntime;
 use crate::called::Called as _;
 use crate::{Device, Error, Result, runtime};
 
@@ -102,7 +102,7 @@ pub fn set_stream(stream: &Stream) -> Result<()> {
 #[doc(alias = "StreamContext")]
 #[track_caller]
 pub fn stream(stream: &Stream) -> Result<StreamGuard> {
-    InUse::get().devices()?.stream_guard(stream).map_err(|e| e.of("stream"))
+    CurrentRuntime::get().devices()?.stream_guard(stream).map_err(|e| e.of("stream"))
 }
 
 /// Runs `f` with a stream as the current stream, and restores the previous one, even if `f` panics.
@@ -112,7 +112,7 @@ pub fn stream(stream: &Stream) -> Result<StreamGuard> {
 /// another runtime; `f` does not run then.
 #[track_caller]
 pub fn with_stream<R>(stream: &Stream, f: impl FnOnce() -> Result<R>) -> Result<R> {
-    let guard = InUse::get().devices()?.stream_guard(stream);
+    let guard = CurrentRuntime::get().devices()?.stream_guard(stream);
     let _guard = guard.map_err(|e| e.of("with_stream"))?;
     f()
 }

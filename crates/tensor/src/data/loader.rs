@@ -170,7 +170,7 @@ impl<D: Dataset> DataLoader<D> {
     #[track_caller]
     pub fn iter_from(&self, first: usize) -> Result<Batches<D>> {
         let n = self.dataset.len();
-        // Drawn even without workers, so that later draws are PyTorch's.
+        // Draws a seed even without workers, as PyTorch does, so that later draws are the same.
         let seed = draw(self.generator.as_ref());
         let order = match &self.sampler {
             Some(sampler) => Some(sampler.indices()),
@@ -188,7 +188,7 @@ impl<D: Dataset> DataLoader<D> {
             return Err(Error::invalid("DataLoader", reason));
         }
         let n = order.as_ref().map_or(n, Vec::len);
-        let job = Arc::new(Job {
+        let job = Arc::new(LoadJob {
             dataset: Arc::clone(&self.dataset),
             order,
             samples: n,
@@ -203,14 +203,19 @@ impl<D: Dataset> DataLoader<D> {
         let mut workers = Vec::new();
         for worker in 0..self.num_workers.min(left) {
             let seed = seed.wrapping_add(worker as u64);
-            workers.push(Worker::start(&job, first + worker, self.num_workers, (ahead, seed))?);
+            workers.push(LoaderWorker::start(
+                &job,
+                first + worker,
+                self.num_workers,
+                (ahead, seed),
+            )?);
         }
         Ok(Batches { job, workers, first, next: first })
     }
 }
 
 #[derive(Debug)]
-struct Job<D> {
+struct LoadJob<D> {
     dataset: Arc<D>,
     /// The order of the samples; `None`: the order of the dataset.
     order: Option<Vec<usize>>,
@@ -221,12 +226,13 @@ struct Job<D> {
     runtime: Runtime,
 }
 
-type Batch<D> = <<D as Dataset>::Sample as Collate>::Batch;
+type BatchOf<D> = <<D as Dataset>::Sample as Collate>::Batch;
 
-impl<D: Dataset> Job<D> {
-    /// Loads a batch. Errors made in this file get `location`, because a worker thread or a closure does not
-    /// know the caller's. Errors of the program's dataset or collation keep their own locations.
-    fn load(&self, batch: usize, location: &'static Location<'static>) -> Result<Batch<D>> {
+impl<D: Dataset> LoadJob<D> {
+    /// Loads a batch. Errors that are created in this file get `location`, because `#[track_caller]` does not
+    /// work through threads and closures. Errors of a user-defined dataset or collation keep their own
+    /// locations.
+    fn load(&self, batch: usize, location: &'static Location<'static>) -> Result<BatchOf<D>> {
         let start = batch * self.batch_size;
         let end = start.saturating_add(self.batch_size).min(self.samples);
         let index = |i: usize| self.order.as_ref().map_or(i, |order| order[i]);
@@ -242,17 +248,17 @@ impl<D: Dataset> Job<D> {
     }
 }
 
-/// A thread that loads every `step`-th batch from `first` on. Its random ops start from their own seed.
+/// A thread that loads batches `first`, `first + step`, and so on. Its random ops use a separate seed.
 #[derive(Debug)]
-struct Worker<B> {
+struct LoaderWorker<B> {
     batches: Option<Receiver<Result<B>>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl<B: Send + 'static> Worker<B> {
+impl<B: Send + 'static> LoaderWorker<B> {
     #[track_caller]
     fn start<D>(
-        job: &Arc<Job<D>>,
+        job: &Arc<LoadJob<D>>,
         first: usize,
         step: usize,
         (ahead, seed): (usize, u64),
@@ -262,13 +268,13 @@ impl<B: Send + 'static> Worker<B> {
         D::Sample: Collate<Batch = B>,
     {
         let location = Location::caller();
-        // One more batch waits in the worker.
+        // A worker holds one finished batch while the channel is full.
         let (sender, receiver) = sync_channel(ahead.saturating_sub(1));
         let (job, runtime) = (Arc::clone(job), job.runtime.clone());
         let (modes, owner) = (Modes::current(), CheckOwner::current());
         let work = move || {
             for batch in (first..job.batches).step_by(step) {
-                // The iterator was dropped.
+                // Sending fails once the iterator is dropped.
                 if sender.send(job.load(batch, location)).is_err() {
                     return;
                 }
@@ -286,8 +292,8 @@ impl<B: Send + 'static> Worker<B> {
     }
 }
 
-impl<B> Worker<B> {
-    /// Returns the panic message of a worker that has ended.
+impl<B> LoaderWorker<B> {
+    /// Joins an ended worker, and returns its panic message.
     fn panic_message(&mut self) -> String {
         let panic = self.thread.take().and_then(|t| t.join().err());
         let text = panic.as_ref().and_then(|p| {
@@ -297,9 +303,9 @@ impl<B> Worker<B> {
     }
 }
 
-impl<B> Drop for Worker<B> {
+impl<B> Drop for LoaderWorker<B> {
     fn drop(&mut self) {
-        // Closing the channel first ends a worker that waits to send.
+        // Closes the channel first, so that a worker that is blocked on sending ends.
         self.batches = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -309,8 +315,8 @@ impl<B> Drop for Worker<B> {
 
 /// An iteration over a [`DataLoader`].
 pub struct Batches<D: Dataset> {
-    job: Arc<Job<D>>,
-    workers: Vec<Worker<Batch<D>>>,
+    job: Arc<LoadJob<D>>,
+    workers: Vec<LoaderWorker<BatchOf<D>>>,
     first: usize,
     next: usize,
 }
@@ -322,7 +328,7 @@ impl<D: Dataset> fmt::Debug for Batches<D> {
 }
 
 impl<D: Dataset> Iterator for Batches<D> {
-    type Item = Result<Batch<D>>;
+    type Item = Result<BatchOf<D>>;
 
     #[track_caller]
     fn next(&mut self) -> Option<Self::Item> {

@@ -66,7 +66,7 @@ impl Sampler for RandomSampler {
             Some(generator) => {
                 let mut generator = generator.lock();
                 let order = permutation(self.samples, &mut generator);
-                // PyTorch draws a second order and does not use it.
+                // PyTorch draws a second, unused permutation. Drawing it too gives the same later draws.
                 generator.permutation(self.samples);
                 order
             }

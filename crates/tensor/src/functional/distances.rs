@@ -34,7 +34,7 @@ pub fn cosine_similarity(x1: &Tensor, x2: &Tensor, dim: isize, eps: f64) -> Resu
     let op = "cosine_similarity";
     let dtype: DType = crate::result_type(x1, x2);
     let sizes = warpline_runtime::broadcast(x1.size(), x2.size()).of(op)?;
-    // The dimension is one of the result, so both tensors are broadcast first.
+    // `dim` is a dimension of the broadcast shape, so both tensors are broadcast first.
     let a = normalize(&x1.expand(&sizes).of(op)?.widened().of(op)?, 2.0, dim, eps).of(op)?;
     let b = normalize(&x2.expand(&sizes).of(op)?.widened().of(op)?, 2.0, dim, eps).of(op)?;
     a.mul(&b).of(op)?.sum(dim).of(op)?.to(dtype).of(op)

@@ -6,7 +6,7 @@ use warpline_runtime::CudaDevice;
 
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::autograd::{self, Backward, Gradients, Inputs, saved};
+use crate::autograd::{self, Gradients, NodeInputs, OpBackward, saved};
 use crate::called::Called;
 use crate::exec::Exec;
 use crate::{DType, Error, Result, Tensor};
@@ -26,7 +26,7 @@ use crate::{DType, Error, Result, Tensor};
 /// not of floats. Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn dropout(input: &Tensor, p: f64, training: bool) -> Result<Tensor> {
-    dropped("dropout", input, p, training, input.dim())
+    drop_elements("dropout", input, p, training, input.dim())
 }
 
 /// [`dropout`] of whole channels (`torch.nn.functional.dropout1d`). A channel is everything after the first two
@@ -36,7 +36,7 @@ pub fn dropout(input: &Tensor, p: f64, training: bool) -> Result<Tensor> {
 /// The same as [`dropout`].
 #[track_caller]
 pub fn dropout1d(input: &Tensor, p: f64, training: bool) -> Result<Tensor> {
-    dropped("dropout1d", input, p, training, 2)
+    drop_elements("dropout1d", input, p, training, 2)
 }
 
 /// [`dropout`] of whole channels (`torch.nn.functional.dropout2d`). A channel is everything after the first two
@@ -46,7 +46,7 @@ pub fn dropout1d(input: &Tensor, p: f64, training: bool) -> Result<Tensor> {
 /// The same as [`dropout`].
 #[track_caller]
 pub fn dropout2d(input: &Tensor, p: f64, training: bool) -> Result<Tensor> {
-    dropped("dropout2d", input, p, training, 2)
+    drop_elements("dropout2d", input, p, training, 2)
 }
 
 /// [`dropout`] of whole channels (`torch.nn.functional.dropout3d`). A channel is everything after the first two
@@ -56,10 +56,10 @@ pub fn dropout2d(input: &Tensor, p: f64, training: bool) -> Result<Tensor> {
 /// The same as [`dropout`].
 #[track_caller]
 pub fn dropout3d(input: &Tensor, p: f64, training: bool) -> Result<Tensor> {
-    dropped("dropout3d", input, p, training, 2)
+    drop_elements("dropout3d", input, p, training, 2)
 }
 
-/// Drops elements in one launch, with the random numbers of PyTorch's kernel. Each element is kept with
+/// Drops elements in one launch, with the same random numbers as PyTorch's kernel. Keeps each element with
 /// probability `p`.
 #[track_caller]
 fn fused(op: &'static str, input: &Tensor, p: f64, device: &CudaDevice) -> Result<Tensor> {
@@ -69,27 +69,34 @@ fn fused(op: &'static str, input: &Tensor, p: f64, device: &CudaDevice) -> Resul
     let kept = exec.empty(x.size(), DType::Bool).of(op)?;
     let results = (out.as_view(), kept.as_view());
     random::dropout((exec.target(), device), x.as_view(), results, p).of(op)?;
-    if !autograd::wanted(&[input]) {
+    if !autograd::should_record(&[input]) {
         return Ok(out);
     }
     autograd::record("native_dropout", out, &[input], Dropout { kept, p })
 }
 
 saved! {
-    /// A mask of the kept elements, each kept with probability `p`.
+    /// The mask of kept elements, and the probability of keeping an element.
     struct Dropout { kept: Tensor, p: f64 }
 }
 
-impl Backward for Dropout {
-    fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Dropout {
+    fn backward(&self, grad: &Tensor, _: &NodeInputs<'_>) -> Result<Gradients> {
         let kept = self.kept.to(grad.dtype())?;
         Ok(smallvec![Some(grad.mul(&kept.mul(1.0 / self.p)?)?)])
     }
 }
 
-/// Draws a mask with the first `own` sizes of the input, and 1 for the other dimensions.
+/// Drops elements with probability `p`. The mask has the first `own` sizes of the input, and broadcasts over
+/// the other dimensions.
 #[track_caller]
-fn dropped(op: &'static str, input: &Tensor, p: f64, training: bool, own: usize) -> Result<Tensor> {
+fn drop_elements(
+    op: &'static str,
+    input: &Tensor,
+    p: f64,
+    training: bool,
+    own: usize,
+) -> Result<Tensor> {
     if !(0.0..=1.0).contains(&p) {
         let reason = format!("p is a probability, from 0 to 1, but is {p}");
         return Err(Error::invalid(op, reason));

@@ -5,7 +5,7 @@ use std::panic::Location;
 use warpline_kernels::conv::{Window, col2im, im2col};
 
 use super::conv::{batched, last, mismatch, positive, window};
-use crate::autograd::{linear, no_grad, record, wanted};
+use crate::autograd::{linear, no_grad, record, should_record};
 use crate::called::Called;
 use crate::{ErrorKind, Result, Tensor};
 
@@ -55,7 +55,7 @@ pub fn unfold(input: &Tensor, kernel_size: [usize; 2], options: &FoldOptions) ->
         return Err(mismatch(OP, reason));
     }
     let window = of_images(OP, input, last(input), kernel_size, options)?;
-    batched::<2>(input, |x| spread(x, window)).of(OP)
+    batched::<2>(input, |x| image_to_columns(x, window)).of(OP)
 }
 
 /// Adds the columns of [`unfold`] to an image of `output_size` (`torch.nn.functional.fold`), which is the
@@ -88,7 +88,7 @@ pub fn fold(
         );
         return Err(mismatch(OP, reason));
     }
-    batched::<1>(input, |x| sums(x, window)).of(OP)
+    batched::<1>(input, |x| columns_to_image(x, window)).of(OP)
 }
 
 #[track_caller]
@@ -123,27 +123,27 @@ fn of_images(
 }
 
 #[track_caller]
-fn spread(x: &Tensor, of: Window) -> Result<Tensor> {
+fn image_to_columns(x: &Tensor, of: Window) -> Result<Tensor> {
     let (exec, rows) = (x.exec()?, x.size()[1].saturating_mul(of.taps()));
     let out = exec.empty(&[x.size()[0], rows, of.places()], x.dtype())?;
     im2col(exec.target(), x.as_view(), &of, out.as_view())?;
-    if !wanted(&[x]) {
+    if !should_record(&[x]) {
         return Ok(out);
     }
-    record("im2col", out, &[x], linear(move |grad, _| sums(grad, of)))
+    record("im2col", out, &[x], linear(move |grad, _| columns_to_image(grad, of)))
 }
 
 #[track_caller]
-fn sums(x: &Tensor, of: Window) -> Result<Tensor> {
+fn columns_to_image(x: &Tensor, of: Window) -> Result<Tensor> {
     let exec = x.exec()?;
     let [batch, rows] = [x.size()[0], x.size()[1]];
     let [_, height, width] = of.input;
     let out = exec.empty(&[batch, rows / of.taps(), height, width], x.dtype())?;
-    // The last dimension must have stride 1.
+    // The kernel requires stride 1 in the last dimension.
     let dense = no_grad(|| x.contiguous())?;
     col2im(exec.target(), dense.as_view(), &of, out.as_view())?;
-    if !wanted(&[x]) {
+    if !should_record(&[x]) {
         return Ok(out);
     }
-    record("col2im", out, &[x], linear(move |grad, _| spread(grad, of)))
+    record("col2im", out, &[x], linear(move |grad, _| image_to_columns(grad, of)))
 }

@@ -5,7 +5,7 @@ use std::panic::Location;
 use warpline_kernels::resample::{Kind, resample, resample_backward};
 
 use super::pool::{adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d};
-use crate::autograd::{linear, no_grad, record, wanted};
+use crate::autograd::{linear, no_grad, record, should_record};
 use crate::called::Called;
 use crate::methods::composite::signed;
 use crate::{Error, ErrorKind, Result, Tensor};
@@ -111,17 +111,17 @@ pub fn interpolate(input: &Tensor, options: &InterpolateOptions) -> Result<Tenso
         };
         return area.of(OP);
     }
-    // Half-width floats are not rounded between the dimensions.
+    // Intermediate results are `float32`, so that half-width floats are rounded only once.
     let wide = if is_smooth { input.widened().of(OP)? } else { input.clone() };
     let mut out = wide.clone();
     for (d, (&size, &scale)) in sizes.iter().zip(&scales).enumerate().rev() {
         let from = out.size()[2 + d];
-        // The elements of this dimension stay as they are.
+        // Resampling would not change this dimension.
         let is_same = from == size && (scale == 1.0 || options.align_corners);
         if is_same {
             continue;
         }
-        let along = Along { kind, align_corners: options.align_corners, scale, from, to: size };
+        let along = DimResize { kind, align_corners: options.align_corners, scale, from, to: size };
         let mut result = signed(out.size());
         result[2 + d] = size as isize;
         let outer = out.size()[..2 + d].iter().product::<usize>() as isize;
@@ -129,11 +129,11 @@ pub fn interpolate(input: &Tensor, options: &InterpolateOptions) -> Result<Tenso
         let rows = out.reshape([outer, from as isize, inner]).of(OP)?;
         out = resized(&rows, along).and_then(|rows| rows.reshape(&result)).of(OP)?;
     }
-    // The result is never the image itself.
+    // Copies the image if no dimension was resampled, so that the result is never the image itself.
     if out.is_same(input) { out.copy().of(OP) } else { out.to(input.dtype()).of(OP) }
 }
 
-/// Returns the sizes of the result, and the number of image elements per element of the result.
+/// Returns the sizes of the result, and the scales: image elements per element of the result.
 #[track_caller]
 fn target_sizes(
     op: &'static str,
@@ -187,9 +187,9 @@ fn target_sizes(
     }
 }
 
-/// The change of size of one dimension.
+/// Parameters for resampling one dimension.
 #[derive(Clone, Copy)]
-struct Along {
+struct DimResize {
     kind: Kind,
     align_corners: bool,
     scale: f64,
@@ -197,29 +197,29 @@ struct Along {
     to: usize,
 }
 
-/// Resizes the middle dimension of `[outer, from, inner]`.
+/// Resamples the middle dimension of `[outer, from, inner]`.
 #[track_caller]
-fn resized(image: &Tensor, of: Along) -> Result<Tensor> {
+fn resized(image: &Tensor, of: DimResize) -> Result<Tensor> {
     let x = no_grad(|| image.contiguous())?;
     let exec = image.exec()?;
     let out = exec.empty(&[image.size()[0], of.to, image.size()[2]], image.dtype())?;
     let how = (of.kind, of.align_corners, of.scale);
     resample(exec.target(), x.as_view(), how, out.as_view())?;
-    if !wanted(&[image]) {
+    if !should_record(&[image]) {
         return Ok(out);
     }
     record("interpolate", out, &[image], linear(move |grad, _| resized_gradient(grad, of)))
 }
 
-/// The transpose of [`resized`], which is its gradient. The gradient of the transpose is [`resized`].
+/// Computes the gradient of [`resized`], its transpose. The gradient of the transpose is [`resized`].
 #[track_caller]
-fn resized_gradient(grad: &Tensor, of: Along) -> Result<Tensor> {
+fn resized_gradient(grad: &Tensor, of: DimResize) -> Result<Tensor> {
     let y = no_grad(|| grad.contiguous())?;
     let exec = grad.exec()?;
     let out = exec.empty(&[grad.size()[0], of.from, grad.size()[2]], grad.dtype())?;
     let how = (of.kind, of.align_corners, of.scale);
     resample_backward(exec.target(), y.as_view(), how, out.as_view())?;
-    if !wanted(&[grad]) {
+    if !should_record(&[grad]) {
         return Ok(out);
     }
     record("interpolate_backward", out, &[grad], linear(move |grad, _| resized(grad, of)))

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 use warpline_kernels::matmul::matmul;
 use warpline_runtime::{Layout, Sizes};
 
-use crate::autograd::{Backward, Gradients, Inputs, record, saved, wanted};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
 use crate::called::Called;
 use crate::methods::composite::signed;
 use crate::{Result, Tensor};
@@ -31,7 +31,7 @@ pub fn linear<'a>(
 ) -> Result<Tensor> {
     let op = "linear";
     let bias = bias.into();
-    if let Some(out) = one_node(input, weight, bias).of(op)? {
+    if let Some(out) = linear_as_one_node(input, weight, bias).of(op)? {
         return Ok(out);
     }
     let product = input.matmul(&weight.t().of(op)?).of(op)?;
@@ -41,10 +41,15 @@ pub fn linear<'a>(
     }
 }
 
-/// Computes the result as one node of the graph, if all rows meet one matrix and there is nothing to convert.
-/// The host is spared the nodes of a transpose, a product, an addition and two views.
+/// Computes the result as one node of the graph, which replaces the nodes of a transpose, a product, an
+/// addition and two views. Returns `None` unless the weight is one matrix and all operands have the same
+/// float dtype and device.
 #[track_caller]
-fn one_node(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Option<Tensor>> {
+fn linear_as_one_node(
+    input: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+) -> Result<Option<Tensor>> {
     let (&[.., width], &[features, own]) = (input.size(), weight.size()) else { return Ok(None) };
     let alike = |t: &Tensor| {
         t.dtype() == input.dtype()
@@ -70,18 +75,19 @@ fn one_node(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Op
     if let Some(bias) = bias {
         out.add_(&bias.detach())?;
     }
-    // The bias comes first, as among the edges of PyTorch's `addmm`: this decides which gradient is added first.
+    // The bias comes first, as in PyTorch's `addmm`. The order of inputs decides the order in which gradients
+    // are added.
     let inputs: SmallVec<[&Tensor; 3]> = bias.into_iter().chain([input, weight]).collect();
-    if !wanted(&inputs) {
+    if !should_record(&inputs) {
         return Ok(Some(out));
     }
-    let saved = Linear {
+    let saved = Affine {
         input: weight.requires_grad().then(|| input.clone()),
         weight: input.requires_grad().then(|| weight.clone()),
         rows,
         features,
     };
-    // The name of PyTorch's last node.
+    // The name of the last node that PyTorch records for the same operands.
     let name = match (input.dim(), bias) {
         (2, None) => "mm",
         (2, Some(_)) => "addmm",
@@ -92,19 +98,19 @@ fn one_node(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Op
 }
 
 saved! {
-    struct Linear {
-        /// Present if the weight has a gradient.
+    struct Affine {
+        /// Present if the weight requires a gradient.
         input: Option<Tensor>,
-        /// Present if the input has a gradient.
+        /// Present if the input requires a gradient.
         weight: Option<Tensor>,
         rows: usize,
         features: usize,
     }
 }
 
-impl Backward for Linear {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
-        // The bias, if there is one, is the first input.
+impl OpBackward for Affine {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
+        // The bias, if any, is the first input of the node.
         let biased = inputs.len() > 2;
         let grad = grad.reshape([self.rows, self.features])?;
         let of_input = |weight: &Tensor| {

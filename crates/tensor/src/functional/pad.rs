@@ -63,10 +63,10 @@ pub fn pad(input: &Tensor, pad: &[isize], mode: PadMode) -> Result<Tensor> {
         }
         out = match mode {
             PadMode::Constant(value) => constant(&out, d, before, after, value).of(op)?,
-            _ => by_index(&out, d, before, after, mode).of(op)?,
+            _ => pad_by_gather(&out, d, before, after, mode).of(op)?,
         };
     }
-    // Without padding, or after a cut alone, the result is a view so far.
+    // Without positive padding, `out` is the tensor itself or a view. The result must be a new tensor.
     if pad.iter().all(|n| *n <= 0) { out.copy().of(op) } else { Ok(out) }
 }
 
@@ -93,7 +93,13 @@ fn constant(t: &Tensor, d: usize, before: isize, after: isize, value: Scalar) ->
 
 /// Pads a dimension by gathering its elements.
 #[track_caller]
-fn by_index(t: &Tensor, d: usize, before: isize, after: isize, mode: PadMode) -> Result<Tensor> {
+fn pad_by_gather(
+    t: &Tensor,
+    d: usize,
+    before: isize,
+    after: isize,
+    mode: PadMode,
+) -> Result<Tensor> {
     let size = t.size()[d] as isize;
     let most = match mode {
         PadMode::Reflect => size - 1,
@@ -108,10 +114,10 @@ fn by_index(t: &Tensor, d: usize, before: isize, after: isize, mode: PadMode) ->
             format!("dimension {d} of size {size} cannot be padded by {before} and {after}"),
         ));
     }
-    let places = t.arange_beside(before.saturating_neg(), length as usize)?;
+    let places = t.arange_on_device(before.saturating_neg(), length as usize)?;
     let size = size as i64;
     let index = match mode {
-        // Distances from one end, then from the other end.
+        // Reflects at the start, then at the end.
         PadMode::Reflect => places.abs()?.sub(size - 1)?.abs()?.neg()?.add(size - 1)?,
         PadMode::Circular => places.remainder(size)?,
         _ => places.clamp(0, size - 1)?,

@@ -5,9 +5,9 @@ use crate::ErrorKind;
 use crate::called::Called;
 use crate::{Error, Result, Tensor};
 
-/// Splits sizes into those of the batch and the last three.
+/// Splits the sizes into batch sizes and the last three sizes.
 #[track_caller]
-fn picture(op: &'static str, input: &Tensor) -> Result<(Vec<usize>, [usize; 3])> {
+fn split_image_sizes(op: &'static str, input: &Tensor) -> Result<(Vec<usize>, [usize; 3])> {
     match input.size() {
         &[ref batch @ .., channels, height, width] => {
             Ok((batch.to_vec(), [channels, height, width]))
@@ -29,7 +29,7 @@ fn picture(op: &'static str, input: &Tensor) -> Result<(Vec<usize>, [usize; 3])>
 #[track_caller]
 pub fn pixel_shuffle(input: &Tensor, upscale_factor: usize) -> Result<Tensor> {
     let (op, r) = ("pixel_shuffle", upscale_factor);
-    let (batch, [channels, h, w]) = picture(op, input)?;
+    let (batch, [channels, h, w]) = split_image_sizes(op, input)?;
     let square = r.saturating_mul(r);
     if r == 0 || !channels.is_multiple_of(square) {
         let reason = format!("the square of {r} must divide {channels} channels");
@@ -50,7 +50,7 @@ pub fn pixel_shuffle(input: &Tensor, upscale_factor: usize) -> Result<Tensor> {
 #[track_caller]
 pub fn pixel_unshuffle(input: &Tensor, downscale_factor: usize) -> Result<Tensor> {
     let (op, r) = ("pixel_unshuffle", downscale_factor);
-    let (batch, [c, height, width]) = picture(op, input)?;
+    let (batch, [c, height, width]) = split_image_sizes(op, input)?;
     if r == 0 || !height.is_multiple_of(r) || !width.is_multiple_of(r) {
         let reason = format!("{r} must divide height and width, but they are {height} and {width}");
         return Err(Error::invalid(op, reason));

@@ -64,7 +64,7 @@ pub fn one_hot(input: &Tensor, num_classes: Option<usize>) -> Result<Tensor> {
         None if input.numel() == 0 => {
             return Err(Error::invalid(OP, "num_classes does not follow from no indices"));
         }
-        // Of negative indices alone there are none, and each of them is out of range.
+        // If all indices are negative, there are 0 classes, and `put` reports the indices as out of range.
         None => input.amax(()).of(OP)?.item::<i64>().of(OP)?.max(-1).saturating_add(1) as usize,
     };
     let mut sizes = input.size().to_vec();

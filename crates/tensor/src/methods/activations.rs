@@ -186,7 +186,7 @@ impl Tensor {
         Ok(self)
     }
 
-    /// Returns the bounds as numbers for this dtype; without their fractions for integers.
+    /// Converts bounds to this dtype. Truncates them for integer dtypes.
     #[track_caller]
     fn bounds(&self, op: &'static str, bounds: [f64; 2]) -> Result<[Scalar; 2]> {
         match self.dtype() {

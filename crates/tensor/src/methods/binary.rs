@@ -1,4 +1,4 @@
-//! Binary arithmetic and comparisons, as methods. Operands broadcast, and meet in the dtype of
+//! Binary arithmetic and comparisons, as methods. Operands broadcast, and are promoted to the dtype of
 //! `torch.result_type`.
 
 use warpline_kernels::elementwise::{self as table, Op};
@@ -7,7 +7,7 @@ use super::elementwise::{self, TensorOrScalar, apply_in_place, common_dtype};
 use crate::called::Called;
 use crate::{Result, Tensor};
 
-/// Applies an op of two operands, at least one of them a tensor.
+/// Applies an op with two operands. At least one operand must be a tensor.
 #[track_caller]
 pub(super) fn apply(
     op: &'static Op,

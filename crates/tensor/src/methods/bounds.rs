@@ -102,7 +102,7 @@ impl Tensor {
         self.bound_(&table::MINIMUM, &table::CLAMP_MAX, "clamp_max_", max.into())
     }
 
-    /// Applies [`table::MAXIMUM`] or [`table::MINIMUM`] with the gradients of a bound.
+    /// Applies [`table::MAXIMUM`] or [`table::MINIMUM`] with the gradient of a clamp.
     #[track_caller]
     fn bound(
         &self,
@@ -216,7 +216,7 @@ impl Tensor {
         Ok(self)
     }
 
-    /// Returns the replacements of NaN, inf and -inf. `None` if the dtype has none of them.
+    /// Returns the replacements of NaN, inf and -inf. `None` if the dtype cannot represent these.
     fn replacements(
         &self,
         [nan, posinf, neginf]: [Option<f64>; 3],
@@ -233,7 +233,7 @@ impl Tensor {
     }
 }
 
-/// Refuses a condition or mask that is not of bools. The error names the argument.
+/// Fails if a condition or mask is not a tensor of bools. The error names the argument.
 #[track_caller]
 fn check_bools(op: &'static str, argument: &str, chooses: &Tensor) -> Result<()> {
     match chooses.dtype() {

@@ -1,12 +1,12 @@
-//! Helpers of ops that are made of other ops.
+//! Helpers for ops that are composed of other ops.
 
 use warpline_kernels::fill;
 
-use crate::autograd::wanted;
+use crate::autograd::should_record;
 use crate::{DType, Result, Scalar, Tensor};
 
 impl Tensor {
-    /// Returns the tensor in the dtype in which sums of its elements are computed: `f32` for half-width floats.
+    /// Converts the tensor to the dtype in which its elements are summed: `f32` for half-width floats.
     #[track_caller]
     pub(crate) fn widened(&self) -> Result<Self> {
         match self.dtype() {
@@ -15,7 +15,7 @@ impl Tensor {
         }
     }
 
-    /// Returns the sum over dimensions, which stay with size 1 if `keepdim`.
+    /// Returns the sum over dimensions. With `keepdim`, the dimensions stay, with size 1.
     #[track_caller]
     pub(crate) fn sum_kept(&self, dims: &[isize], keepdim: bool) -> Result<Self> {
         if keepdim { self.sum_keepdim(dims) } else { self.sum(dims) }
@@ -23,7 +23,7 @@ impl Tensor {
 
     /// Returns `length` consecutive integers from `start` on, as `int64` on this tensor's device.
     #[track_caller]
-    pub(crate) fn arange_beside(&self, start: isize, length: usize) -> Result<Self> {
+    pub(crate) fn arange_on_device(&self, start: isize, length: usize) -> Result<Self> {
         let out = self.new_empty([length], DType::I64)?;
         let exec = out.exec()?;
         fill::arange(exec.target(), out.as_view(), Scalar::Int(start as i64), Scalar::Int(1))?;
@@ -32,8 +32,8 @@ impl Tensor {
 
     /// Returns the square root, with gradient 0 at zero.
     #[track_caller]
-    pub(crate) fn sqrt_or_flat(&self) -> Result<Self> {
-        if !wanted(&[self]) {
+    pub(crate) fn sqrt_zero_grad(&self) -> Result<Self> {
+        if !should_record(&[self]) {
             return self.sqrt();
         }
         let zero = self.eq(0)?;
@@ -41,7 +41,7 @@ impl Tensor {
     }
 }
 
-/// Returns sizes as views take them.
+/// Converts sizes to `isize`, the type that views accept.
 pub(crate) fn signed(sizes: &[usize]) -> Vec<isize> {
     sizes.iter().map(|&n| n as isize).collect()
 }

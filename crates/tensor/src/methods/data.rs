@@ -66,7 +66,7 @@ impl<T: TensorData> TensorData for [T] {
         sizes.push(self.len());
         let Some((first, rest)) = self.split_first() else { return Ok(sizes) };
         let inner = first.sizes()?;
-        // Numbers have no shape to compare; asking each would be slow.
+        // Skipped for numbers, which have no shape. Comparing each would be slow.
         if !inner.is_empty() {
             for (i, row) in rest.iter().enumerate() {
                 let other = row.sizes()?;

@@ -54,8 +54,8 @@ pub fn apply_elementwise(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> Re
     apply(op, operands, common_dtype_of(op, operands))
 }
 
-/// Returns the dtype in which operands meet (`torch.result_type`). A tensor without dimensions and a number
-/// count only if their category is higher.
+/// Returns the dtype to which operands are promoted (`torch.result_type`). Numbers and tensors without
+/// dimensions count only if their category is higher.
 pub(crate) fn common_dtype(operands: &[TensorOrScalar<'_>]) -> DType {
     let (mut full, mut single, mut number) = (None, None, None);
     for operand in operands {
@@ -70,31 +70,32 @@ pub(crate) fn common_dtype(operands: &[TensorOrScalar<'_>]) -> DType {
     kinds.rev().reduce(|low, high| combine(high, low)).unwrap_or(DType::F32)
 }
 
-/// Returns the dtype in which the operands of an op meet. A condition does not count.
+/// Returns the dtype to which the operands of an op are promoted. Conditions do not count.
 pub(crate) fn common_dtype_of(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> DType {
     common_dtype(&operands[usize::from(op.is_condition(0))..])
 }
 
 /// The checked operands of an op.
-struct Operands<'a, 'o> {
-    /// Tensors without dimensions that count as numbers are numbers here.
+struct CheckedOperands<'a, 'o> {
+    /// The operands. Tensors that count as numbers ([`counts_as_number`]) are replaced by their values.
     inputs: Cow<'o, [TensorOrScalar<'a>]>,
     /// The first of the tensors that are passed to the kernel.
     first: &'a Tensor,
-    /// The sizes to which the tensors broadcast. `None` if all have the same.
+    /// The sizes to which the tensors broadcast. `None` if all tensors have the same sizes.
     broadcast: Option<Sizes>,
-    /// The dtype in which the operands meet, and that of the result.
+    /// The dtype to which the operands are promoted.
     common: DType,
     result: DType,
     /// The tensor on whose device the op runs.
     main: &'a Tensor,
 }
 
-/// The layout of each operand that has to be broadcast. Empty if none has: a layout is large.
+/// The layout of each operand that has to be broadcast. Empty in the common case without broadcasting,
+/// because layouts are large.
 type Layouts = Vec<Option<Layout>>;
 
-impl<'a, 'o> Operands<'a, 'o> {
-    // Inlined, so that the large result is not copied.
+impl<'a, 'o> CheckedOperands<'a, 'o> {
+    // Inlined, because returning the large struct would copy it.
     #[inline(always)]
     #[track_caller]
     fn new(op: &'static Op, operands: &'o [TensorOrScalar<'a>], common: DType) -> Result<Self> {
@@ -124,8 +125,9 @@ impl<'a, 'o> Operands<'a, 'o> {
                         k == 1 && op.has_rule(Rule::WideSecond)
                     }) =>
                 {
-                    // Integers wrap in a smaller dtype, where a number would be refused. PyTorch's kernels of two
-                    // operands read a float unrounded, and those of `lerp` and `addcmul` convert it first.
+                    // Converts as PyTorch does. An integer tensor wraps in a smaller dtype, whereas a number
+                    // would be refused. Kernels with two operands read a float without rounding; `lerp` and
+                    // `addcmul` convert it first.
                     let converts = dtype.category() == Category::Int || operands.len() > 2;
                     let number =
                         if converts { t.in_dtype(dtype)?.to_scalar() } else { t.to_scalar() };
@@ -199,14 +201,14 @@ fn layout_of<'a>(tensor: &'a Tensor, layouts: &'a Layouts, k: usize) -> &'a Layo
     layouts.get(k).and_then(Option::as_ref).unwrap_or(tensor.layout())
 }
 
-/// Applies an op to operands that meet in `common`, into a new tensor.
+/// Applies an op to operands promoted to `common`. The result is a new tensor.
 #[track_caller]
 pub(crate) fn apply(
     op: &'static Op,
     operands: &[TensorOrScalar<'_>],
     common: DType,
 ) -> Result<Tensor> {
-    let inputs = Operands::new(op, operands, common)?;
+    let inputs = CheckedOperands::new(op, operands, common)?;
     let layouts = inputs.layouts(inputs.sizes())?;
     let mut tensors: SmallVec<[&Layout; 4]> = SmallVec::new();
     for (k, input) in inputs.inputs.iter().enumerate() {
@@ -220,7 +222,8 @@ pub(crate) fn apply(
     elementwise(op, operands, out)
 }
 
-/// Applies an op to operands that meet in `common`, and writes the result to `a`, which may be an operand.
+/// Applies an op to operands promoted to `common`. Writes the result to `a`, which may be one of the
+/// operands.
 #[track_caller]
 pub(super) fn apply_in_place(
     op: &'static Op,
@@ -232,7 +235,7 @@ pub(super) fn apply_in_place(
     apply_in_place_as(op, op.backward(), name, a, operands, common)
 }
 
-/// [`apply`] with the values of `op` and the gradients of `backward`.
+/// Computes the values of `op` like [`apply`], and records the gradients of `backward`.
 #[track_caller]
 pub(super) fn apply_as(
     op: &'static Op,
@@ -244,7 +247,7 @@ pub(super) fn apply_as(
     elementwise_as(backward, operands, out)
 }
 
-/// [`apply_in_place`] with the values of `op` and the gradients of `backward`.
+/// Computes the values of `op` like [`apply_in_place`], and records the gradients of `backward`.
 #[track_caller]
 pub(super) fn apply_in_place_as(
     op: &'static Op,
@@ -267,18 +270,18 @@ pub(super) fn apply_in_place_as(
             return Err(broadcast_error(a, b).of(name));
         }
     }
-    let inputs = Operands::new(op, operands, common).of(name)?;
+    let inputs = CheckedOperands::new(op, operands, common).of(name)?;
     if !std::ptr::eq(a, inputs.main) {
         check_together(name, a, inputs.main)?;
     }
-    // Elements in step may be overwritten; any other overlap goes through a copy.
-    let in_step = inputs.inputs.iter().all(|input| match input {
-        TensorOrScalar::Tensor(b) => in_step(a, b),
+    // An operand that overlaps `a` in any other way requires a temporary result.
+    let may_overwrite = inputs.inputs.iter().all(|input| match input {
+        TensorOrScalar::Tensor(b) => may_overwrite(a, b),
         TensorOrScalar::Scalar(_) => true,
     });
     let record = prepare_in_place(backward, name, a, operands)?;
     let (exec, layouts) = (a.exec()?, inputs.layouts(a.size())?);
-    if in_step {
+    if may_overwrite {
         inputs.run(op, exec.target(), &layouts, a)?;
     } else {
         let out = exec.empty(a.size(), inputs.result).of(name)?;
@@ -288,9 +291,9 @@ pub(super) fn apply_in_place_as(
     finish_in_place(record)
 }
 
-/// Returns whether a tensor without dimensions is passed to the kernel as a number. As in PyTorch, a CPU tensor
-/// beside a GPU tensor is. On the CPU, so is a tensor beside half-width floats, if the op reads it in `float32`
-/// (`is_wide`).
+/// Returns whether a tensor without dimensions is passed to the kernel as a number. This applies to a CPU
+/// tensor among GPU tensors, as in PyTorch. On the CPU, it applies to a tensor among half-width floats, if
+/// the op reads the tensor in `float32` (`is_wide`).
 #[inline]
 pub(crate) fn counts_as_number(
     t: &Tensor,
@@ -307,7 +310,7 @@ pub(crate) fn counts_as_number(
     main.dim() > 0 && matches!(common, DType::F16 | DType::BF16) && is_wide()
 }
 
-/// Refuses bools among the operands of an op with [`Rule::RefusesBools`].
+/// Fails if an op with [`Rule::RefusesBools`] has operands of bools.
 #[track_caller]
 fn check_no_bools(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> Result<()> {
     let is_bool = |operand: &TensorOrScalar<'_>| match operand {
@@ -320,7 +323,7 @@ fn check_no_bools(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> Result<()
     Ok(())
 }
 
-/// Refuses the number 0 as a divisor of integers, and a negative number as their exponent.
+/// Fails if operand `k` is a divisor of integers and 0, or an exponent of integers and negative.
 #[track_caller]
 fn check_divisor(op: &'static Op, k: usize, number: Scalar, compute: DType) -> Result<()> {
     if k != 1 || compute.is_float() {
@@ -336,8 +339,8 @@ fn check_divisor(op: &'static Op, k: usize, number: Scalar, compute: DType) -> R
     Ok(())
 }
 
-/// Refuses an integer that an integer dtype cannot hold. As in PyTorch, negative numbers down to -255 wrap in
-/// `uint8`.
+/// Fails if an integer dtype cannot represent an integer. For `uint8`, negative numbers down to -255 wrap, as
+/// in PyTorch.
 #[track_caller]
 pub(super) fn check_fits(op: &'static str, number: Scalar, dtype: DType) -> Result<()> {
     let Scalar::Int(v) = number else { return Ok(()) };
@@ -357,9 +360,9 @@ pub(super) fn check_fits(op: &'static str, number: Scalar, dtype: DType) -> Resu
     ))
 }
 
-/// Returns whether the elements of `a` may be overwritten while `b` is read: each element of `b` is the same
-/// element of `a`, or the two share no memory.
-fn in_step(a: &Tensor, b: &Tensor) -> bool {
+/// Returns whether a kernel may overwrite `a` while it reads `b`: they share no memory, or each element of
+/// `b` is the element of `a` with the same index.
+fn may_overwrite(a: &Tensor, b: &Tensor) -> bool {
     !a.storage().same_as(b.storage()) || (a.layout() == b.layout() && a.dtype() == b.dtype())
 }
 
@@ -389,7 +392,7 @@ pub(crate) fn rounded(number: Scalar, dtype: DType) -> Scalar {
     }
 }
 
-/// Converts a number as `fill_` does: a float loses its fraction in an integer dtype.
+/// Converts a number as `fill_` does. Truncates a float for an integer dtype.
 pub(super) fn as_filled(number: Scalar, dtype: DType) -> Scalar {
     match dtype.category() {
         Category::Bool => Scalar::Bool(number.to_bool()),

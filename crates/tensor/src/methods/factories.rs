@@ -1,4 +1,4 @@
-//! Functions that make tensors.
+//! Functions that create tensors.
 
 use std::panic::Location;
 
@@ -97,7 +97,7 @@ pub fn tensor(data: impl TensorData, options: impl Into<TensorOptions>) -> Resul
     tensor_in(&runtime(), data, &options.into()).of("tensor")
 }
 
-/// Makes a tensor like [`tensor()`] in a given runtime.
+/// Creates a tensor like [`tensor()`] in a given runtime.
 #[track_caller]
 pub(super) fn tensor_in<D: TensorData>(
     runtime: &Runtime,
@@ -108,7 +108,8 @@ pub(super) fn tensor_in<D: TensorData>(
     let mut elements = Vec::new();
     data.append_to(&mut elements);
     let own = <D::Elem as Element>::DTYPE;
-    // Host memory of the elements' own dtype first: page-locked at once if that is all asked for.
+    // The elements are first written to host memory in their own dtype. That memory is page-locked at once if
+    // no conversion follows.
     let pin = options.pins_memory() && options.requested_dtype().is_none_or(|d| d == own);
     let host = TensorOptions::new().pin_memory(pin);
     let source = empty_in(runtime, &sizes, &host, own).of("tensor")?;
@@ -172,7 +173,7 @@ pub fn arange_start_step(
     let dtype = if floats { DType::F32 } else { DType::I64 };
     let length = range_length(start, end, step, floats)?;
     let out = empty_in(&runtime(), &[length], &options, dtype).of("arange")?;
-    // Beyond the range of `i64` there is no length.
+    // Integer bounds fit `i64`, so only smaller integer dtypes are checked.
     let small = out.dtype().category() == Category::Int && out.dtype() != DType::I64;
     if let (Some(last), true) = (length.checked_sub(1), small) {
         check_filled("arange", start, out.dtype())?;
@@ -369,7 +370,7 @@ impl Tensor {
     ) -> Result<Self> {
         let options = options.into();
         let flat = tensor_in(&runtime(), elements, &options).of("from_vec")?;
-        // A tensor of its own, not a view of `flat`.
+        // Detached, so that the result is not a view of `flat`.
         let sized = flat.reshape(&sizes.into_shape()).of("from_vec")?.detach();
         match options.requested_memory_format() {
             Some(format) => sized.contiguous_in(format).of("from_vec"),

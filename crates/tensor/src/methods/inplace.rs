@@ -1,11 +1,12 @@
-//! Fills in place. All methods take `&self`, because handles and views share the memory, and so the change.
+//! Fills in place. All methods take `&self`, because a change is visible through all handles and views
+//! anyway.
 
 use warpline_kernels::{fill, random};
 
 use super::elementwise::check_fits;
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::autograd::{check_in_place, record_overwritten, wanted_in_place};
+use crate::autograd::{check_in_place, record_overwritten, should_record_in_place};
 use crate::{DType, Error, Result, Scalar, Tensor};
 
 impl Tensor {
@@ -21,7 +22,7 @@ impl Tensor {
         let exec = self.exec()?;
         let tracked = check_overwritten("fill_", self)?;
         fill::fill(exec.target(), self.as_view(), value)?;
-        self.overwritten("fill_", tracked)
+        self.record_overwrite("fill_", tracked)
     }
 
     /// Sets every element to zero (`torch.Tensor.zero_`).
@@ -47,7 +48,7 @@ impl Tensor {
         let exec = self.exec()?;
         let tracked = check_overwritten("normal_", self)?;
         random::normal(exec.target(), self.as_view(), mean, std)?;
-        self.overwritten("normal_", tracked)
+        self.record_overwrite("normal_", tracked)
     }
 
     /// Draws every element uniformly from `[from, to)` (`torch.Tensor.uniform_`).
@@ -62,7 +63,7 @@ impl Tensor {
         let exec = self.exec()?;
         let tracked = check_overwritten("uniform_", self)?;
         random::uniform(exec.target(), self.as_view(), from, to)?;
-        self.overwritten("uniform_", tracked)
+        self.record_overwrite("uniform_", tracked)
     }
 
     /// Draws every element from the integers from `low` up to but excluding `high` (`torch.Tensor.random_`).
@@ -75,7 +76,7 @@ impl Tensor {
         let exec = self.exec()?;
         let tracked = check_overwritten("random_", self)?;
         random::randint(exec.target(), self.as_view(), low, high)?;
-        self.overwritten("random_", tracked)
+        self.record_overwrite("random_", tracked)
     }
 
     /// Sets every element to 1 with probability `p`, otherwise to 0 (`torch.Tensor.bernoulli_`).
@@ -88,7 +89,7 @@ impl Tensor {
         let exec = self.exec()?;
         let tracked = check_overwritten("bernoulli_", self)?;
         random::bernoulli(exec.target(), self.as_view(), p)?;
-        self.overwritten("bernoulli_", tracked)
+        self.record_overwrite("bernoulli_", tracked)
     }
 
     /// Draws every element from the exponential distribution with rate `lambda` (`torch.Tensor.exponential_`).
@@ -102,13 +103,13 @@ impl Tensor {
         let exec = self.exec()?;
         let tracked = check_overwritten("exponential_", self)?;
         random::exponential(exec.target(), self.as_view(), lambda)?;
-        self.overwritten("exponential_", tracked)
+        self.record_overwrite("exponential_", tracked)
     }
 
-    /// Records the change of every element, if [`check_overwritten`] returned `true`.
+    /// Records that every element was overwritten, if `tracked`, the result of [`check_overwritten`].
     #[inline]
     #[track_caller]
-    fn overwritten(&self, op: &'static str, tracked: bool) -> Result<&Self> {
+    fn record_overwrite(&self, op: &'static str, tracked: bool) -> Result<&Self> {
         if tracked {
             record_overwritten(op, self)?;
         }
@@ -116,12 +117,12 @@ impl Tensor {
     }
 }
 
-/// Returns whether autograd has to record that every element of `tensor` changes. The tensor depends on no
-/// input afterwards.
+/// Returns whether autograd has to record an op that overwrites every element of `tensor`. Fails if the op
+/// would lose a gradient.
 #[inline]
 #[track_caller]
 fn check_overwritten(op: &'static str, tensor: &Tensor) -> Result<bool> {
-    let tracked = wanted_in_place(tensor, &[]);
+    let tracked = should_record_in_place(tensor, &[]);
     if tracked {
         check_in_place(op, tensor)?;
     }
@@ -136,19 +137,19 @@ fn check_finite(op: &'static str, arguments: &[(&str, f64)]) -> Result<()> {
     }
 }
 
-/// Refuses a value that a dtype cannot hold.
+/// Fails if a dtype cannot represent a value.
 #[track_caller]
 pub(super) fn check_filled(op: &'static str, value: Scalar, dtype: DType) -> Result<()> {
     check_fits(op, value, dtype)?;
     check_float_fits(op, value, dtype)
 }
 
-/// Refuses a finite float that a dtype cannot hold. Float dtypes hold infinities and NaN.
+/// Fails if a finite float is out of the range of a dtype. Infinities and NaN are valid for float dtypes.
 #[track_caller]
 fn check_float_fits(op: &'static str, value: Scalar, dtype: DType) -> Result<()> {
     let v = match value {
         Scalar::Float(v) => v,
-        // The only dtype of floats with a smaller range than the integers'.
+        // `F16` is the only float dtype whose range is smaller than that of `i64`.
         Scalar::Int(v) if dtype == DType::F16 => v as f64,
         _ => return Ok(()),
     };

@@ -1,10 +1,10 @@
-//! Matrix products, with PyTorch's rules for ranks.
+//! Matrix products, with PyTorch's rules for the number of dimensions.
 
 use smallvec::{SmallVec, smallvec};
 use warpline_kernels::matmul as kernel;
 use warpline_runtime::{Sizes, broadcast, checked_numel};
 
-use crate::autograd::{Backward, Gradients, Inputs, linear, record, saved, wanted};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, linear, record, saved, should_record};
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Error, ErrorKind, Result, Tensor};
@@ -36,12 +36,13 @@ impl Tensor {
                 ),
             ));
         }
-        // A vector is a row on the left and a column on the right; the result loses it again.
+        // A vector on the left becomes a row, and a vector on the right a column. The result lacks the added
+        // dimension.
         let (row, column) = (self.dim() == 1, other.dim() == 1);
         let a = if row { self.unsqueeze(0)? } else { self.clone() };
         let b = if column { other.unsqueeze(1)? } else { other.clone() };
-        let (batch_a, [m, k]) = split(a.size());
-        let (batch_b, [k2, n]) = split(b.size());
+        let (batch_a, [m, k]) = split_batch(a.size());
+        let (batch_b, [k2, n]) = split_batch(b.size());
         if k != k2 {
             return Err(Error::shape(
                 "matmul",
@@ -53,14 +54,14 @@ impl Tensor {
         let shape = |parts: &[usize]| -> SmallVec<[isize; 6]> {
             parts.iter().map(|&n| n as isize).collect()
         };
-        // The result's sizes, without those that only a vector's place asked for.
+        // The sizes of the result, without dimensions that were added to vectors.
         let mut sizes: Sizes = batch.clone();
         sizes.extend((!row).then_some(m));
         sizes.extend((!column).then_some(n));
         let out = if batch.is_empty() {
             product(&a, &b, &[m, n])?
         } else if batch_b.is_empty() && a.is_contiguous() {
-            // All rows of all batches meet the same matrix: one product.
+            // All batches are multiplied by the same matrix, so one product of all rows is enough.
             let rows = checked_numel(&[count, m])?;
             product(&a.reshape(&shape(&[rows, k])).of("matmul")?, &b, &[rows, n])?
         } else {
@@ -69,7 +70,7 @@ impl Tensor {
                 t.viewed("expand", t.layout().expand(&all)?, linear(|grad, _| Ok(grad.clone())))?
                     .reshape(&shape(&[count, x, y]))
             };
-            // What reshaping copies is to be on the device that multiplies.
+            // Moves `b` to the device of the product first, so that the reshape copies on that device.
             let near = if a.device() == b.device() {
                 b
             } else {
@@ -82,13 +83,13 @@ impl Tensor {
     }
 }
 
-/// Multiplies two matrices, or as many pairs of matrices.
+/// Multiplies two matrices, or two batches of matrices of the same size.
 #[track_caller]
 fn product(a: &Tensor, b: &Tensor, sizes: &[usize]) -> Result<Tensor> {
     let exec = a.exec()?;
     let out = exec.empty(sizes, a.dtype()).of("matmul")?;
     kernel::matmul(exec.target(), a.as_view(), b.as_view(), out.as_view())?;
-    if !wanted(&[a, b]) {
+    if !should_record(&[a, b]) {
         return Ok(out);
     }
     let name = if a.dim() == 2 { "mm" } else { "bmm" };
@@ -103,7 +104,7 @@ fn product(a: &Tensor, b: &Tensor, sizes: &[usize]) -> Result<Tensor> {
 
 saved! {
     struct MatMul {
-        /// Present if the other operand has a gradient.
+        /// Each operand is present if the other operand requires a gradient.
         a: Option<Tensor>,
         b: Option<Tensor>,
         /// Whether the operands are transposed views.
@@ -111,9 +112,9 @@ saved! {
     }
 }
 
-impl Backward for MatMul {
-    fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
-        // The gradient of a transposed view is computed as its base lies, and so needs no copy there.
+impl OpBackward for MatMul {
+    fn backward(&self, grad: &Tensor, _: &NodeInputs<'_>) -> Result<Gradients> {
+        // Computes the gradient of a transposed operand in the layout of its base, which saves a copy.
         let of_a = |b: &Tensor| match self.transposed.0 {
             true => b.matmul(&grad.transpose(-2, -1)?)?.transpose(-2, -1),
             false => grad.matmul(&b.transpose(-2, -1)?),
@@ -131,8 +132,8 @@ fn is_transposed(t: &Tensor) -> Result<bool> {
     Ok(!t.is_contiguous() && t.layout().transpose(-2, -1)?.is_contiguous())
 }
 
-/// Splits sizes into those of the batch, and rows and columns. There are at least two dimensions.
-fn split(sizes: &[usize]) -> (&[usize], [usize; 2]) {
+/// Splits sizes into batch sizes, and rows and columns. There must be at least two dimensions.
+fn split_batch(sizes: &[usize]) -> (&[usize], [usize; 2]) {
     let at = sizes.len() - 2;
     (&sizes[..at], [sizes[at], sizes[at + 1]])
 }

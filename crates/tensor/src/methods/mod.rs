@@ -1,4 +1,4 @@
-//! The methods of [`Tensor`](crate::Tensor), and the functions that make, join and index tensors.
+//! The methods of [`Tensor`](crate::Tensor), and the functions that create, join and index tensors.
 
 mod activations;
 mod binary;

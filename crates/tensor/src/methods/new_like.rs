@@ -1,5 +1,5 @@
-//! Tensors made like another one. `new_*` methods keep its dtype and device, and `*_like` methods its sizes
-//! too, unless the options request others.
+//! Tensors like a given tensor. The defaults of `new_*` methods are its dtype and device. `*_like` methods
+//! also use its sizes.
 
 use super::data::TensorData;
 use super::factories::tensor_in;
@@ -8,7 +8,7 @@ use crate::exec::{self, empty_in};
 use crate::{IntoShape, Result, Scalar, Tensor, TensorOptions};
 
 impl Tensor {
-    /// Returns options with this tensor's dtype and device where `asked` requests none.
+    /// Returns the options `asked`. Their default dtype and device are this tensor's.
     fn options(&self, asked: impl Into<TensorOptions>) -> TensorOptions {
         asked.into().or(self.dtype(), self.device())
     }

@@ -36,7 +36,7 @@ macro_rules! operators {
                 apply(&table::$op, (&self).into(), (&other).into())
             }
         }
-        // One implementation for all numbers, so that a literal needs no suffix.
+        // A generic implementation for all numbers, so that a literal needs no suffix.
         impl<S: Into<Scalar>> std::ops::$trait<S> for &Tensor {
             type Output = Result<Tensor>;
             #[track_caller]
@@ -53,7 +53,7 @@ macro_rules! operators {
         }
         $(operators!(@left $left $trait $method $op);)*
     )*};
-    // On the left only `f64` and `i64`, so that a literal is one of them.
+    // On the left, only `f64` and `i64` are implemented, so that the type of a literal can be inferred.
     (@left $ty:ident $trait:ident $method:ident $op:ident) => {
         impl std::ops::$trait<&Tensor> for $ty {
             type Output = Result<Tensor>;

@@ -1,4 +1,4 @@
-//! Values on their way from a device to the host.
+//! Asynchronous copies of values from a device to the host.
 
 use std::fmt;
 
@@ -44,7 +44,7 @@ impl<T> Pending<T> {
     pub fn wait(self) -> Result<T> {
         if let Some(done) = self.done {
             let waited = done.host_wait();
-            // Reports failures of the ops that computed the value, whatever else the wait reports.
+            // Reports a failure of an op that computed the value in preference to an error of the wait.
             let memory = self.host.storage();
             memory.check_marks(0..memory.bytes())?;
             waited?;
@@ -55,7 +55,7 @@ impl<T> Pending<T> {
 
 impl<T> fmt::Debug for Pending<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not the elements: they may still be written.
+        // Does not print the elements, because the copy may still be writing them.
         f.debug_struct("Pending")
             .field("size", &self.host.size())
             .field("dtype", &self.host.dtype())
@@ -88,7 +88,7 @@ impl Tensor {
             return Err(ErrorKind::DTypeMismatch { expected: T::DTYPE, actual: self.dtype() }
                 .of("to_vec_async"));
         }
-        // On the host there is nothing to wait for, but others may write to the memory.
+        // A host tensor is copied at once, because later writes must not change the value.
         let from = if self.is_cuda() { self.clone() } else { self.duplicate()? };
         from.pending(|host| host.to_vec())
     }

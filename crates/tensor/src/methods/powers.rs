@@ -36,7 +36,8 @@ impl Tensor {
         let exponent = exponent.into();
         if let TensorOrScalar::Scalar(number) = exponent {
             let common = result_type_scalar(self, number);
-            // Squares and roots have kernels of their own. PyTorch's root of -inf is NaN, unlike a power of 0.5.
+            // Uses the kernels of squares and square roots, as PyTorch does. Its square root of -inf is NaN,
+            // whereas -inf to the power of 0.5 is inf.
             if number.to_f64() == 2.0 && common == self.dtype() && common != DType::Bool {
                 return self.square();
             }
@@ -116,7 +117,7 @@ impl Tensor {
         Ok(self)
     }
 
-    /// Refuses integers even for 0 decimals, as PyTorch does.
+    /// Fails for integers, even with 0 decimals, as PyTorch does.
     #[track_caller]
     fn check_rounds(&self) -> Result<()> {
         table::ROUND_DECIMALS.dtypes(self.dtype()).map(drop)
@@ -286,8 +287,8 @@ impl Tensor {
     }
 }
 
-/// Returns the scale of [`table::ROUND_DECIMALS`]: a power of ten, negative if `decimals` is. `None` for 0
-/// decimals.
+/// Returns the scale of [`table::ROUND_DECIMALS`]: a power of ten, with a negative sign if `decimals` is
+/// negative. `None` for 0 decimals.
 fn scale(decimals: i64) -> Option<Scalar> {
     let size = 10f64.powf(decimals.unsigned_abs() as f64);
     (decimals != 0).then_some(Scalar::Float(if decimals < 0 { -size } else { size }))

@@ -7,11 +7,12 @@ use warpline_runtime::printed;
 use super::indexing::basic::row_major;
 use crate::{Category, RaceReport, Result, Scalar, SyncPolicy, Tensor};
 
-/// Largest number of elements that print in full. Beyond, only the edges of each dimension print.
+/// Maximum number of elements that are printed in full. A larger tensor prints only the edges of each
+/// dimension.
 const THRESHOLD: usize = 1000;
-/// Number of elements at each edge.
+/// Number of elements that are printed at each edge.
 const EDGE: usize = 3;
-/// Columns per line.
+/// Maximum line length, in characters.
 const LINE_WIDTH: usize = 80;
 const PREFIX: &str = "tensor(";
 
@@ -38,7 +39,7 @@ impl fmt::Display for Tensor {
             if !matches!(self.dtype(), crate::DType::F32 | crate::DType::I64 | crate::DType::Bool) {
                 suffixes.push(name());
             }
-            match shown_to_print(&self.detach()) {
+            match collect_for_print(&self.detach()) {
                 Ok(values) => text.push_str(&format_values(&values, self.dtype().category())),
                 Err(error) => text.push_str(&format!("<{error}>")),
             }
@@ -70,37 +71,38 @@ impl fmt::Debug for Tensor {
     }
 }
 
-/// The elements that print: all, or the edges of the dimensions that are `cut`.
-struct Shown {
+/// The printed elements: all of them, or only the edges of dimensions that are `cut`.
+struct PrintedElements {
     values: Vec<Scalar>,
     sizes: Vec<usize>,
     cut: Vec<bool>,
 }
 
-/// [`shown`] for printing. Reports of races name the caller's line, not a line of this file.
+/// Calls [`shown`]. Race reports name the caller's line, not a line of this file.
 #[track_caller]
-fn shown_to_print(tensor: &Tensor) -> Result<Shown> {
+fn collect_for_print(tensor: &Tensor) -> Result<PrintedElements> {
     let runtime = tensor.storage().runtime();
     let watched = runtime.sync_policy() == SyncPolicy::Manual
         && runtime.race_report() != RaceReport::Off
         && (tensor.is_cuda() || tensor.is_pinned());
     if watched {
-        return printed("methods/print.rs", || shown(tensor));
+        return printed("methods/print.rs", || collect_elements(tensor));
     }
-    shown(tensor)
+    collect_elements(tensor)
 }
 
-fn shown(tensor: &Tensor) -> Result<Shown> {
+fn collect_elements(tensor: &Tensor) -> Result<PrintedElements> {
     let summarize = tensor.numel() > THRESHOLD;
     let cut: Vec<bool> = tensor.size().iter().map(|&n| summarize && n > 2 * EDGE).collect();
     let sizes: Vec<usize> =
         tensor.size().iter().zip(&cut).map(|(&n, &c)| if c { 2 * EDGE } else { n }).collect();
     let mut values = vec![Scalar::Int(0); sizes.iter().product()];
     corner(tensor, &cut, 0, &mut vec![0; sizes.len()], &sizes, &mut values)?;
-    Ok(Shown { values, sizes, cut })
+    Ok(PrintedElements { values, sizes, cut })
 }
 
-/// Copies the corners of `part` that lie in dimension `dim` and above into `values`, at `at`.
+/// Copies the edges of the dimensions of `part` from `dim` on to `values`, which has `sizes`. `at` is the
+/// position of `part` in `values`.
 #[track_caller]
 fn corner(
     part: &Tensor,
@@ -137,15 +139,15 @@ fn corner(
     Ok(())
 }
 
-/// The text between `tensor(` and the suffixes.
-fn format_values(shown: &Shown, category: Category) -> String {
+/// Returns the text between `tensor(` and the suffixes.
+fn format_values(shown: &PrintedElements, category: Category) -> String {
     let formatter = Formatter::new(&shown.values, category);
     let mut out = String::new();
     formatter.tensor(shown, 0, &shown.values, PREFIX.len(), &mut out);
     out
 }
 
-enum Mode {
+enum NumberFormat {
     Exact,
     Integral,
     Fixed,
@@ -153,18 +155,18 @@ enum Mode {
 }
 
 struct Formatter {
-    mode: Mode,
+    format: NumberFormat,
     width: usize,
 }
 
 impl Formatter {
     fn new(values: &[Scalar], category: Category) -> Self {
-        let mut out = Self { mode: Mode::Exact, width: 1 };
+        let mut out = Self { format: NumberFormat::Exact, width: 1 };
         if category != Category::Float {
             out.width = out.widest(values.iter().copied(), 0);
             return out;
         }
-        out.mode = Mode::Integral;
+        out.format = NumberFormat::Integral;
         let finite = || values.iter().map(|v| v.to_f64()).filter(|v| v.is_finite() && *v != 0.0);
         let (mut low, mut high, mut integral) = (f64::INFINITY, 0f64, true);
         for v in finite() {
@@ -176,9 +178,9 @@ impl Formatter {
             return out;
         }
         if high / low > 1000.0 || high > 1.0e8 || (!integral && low < 1.0e-4) {
-            out.mode = Mode::Scientific;
+            out.format = NumberFormat::Scientific;
         } else if !integral {
-            out.mode = Mode::Fixed;
+            out.format = NumberFormat::Fixed;
         }
         out.width = out.widest(finite().map(Scalar::Float), 1);
         out
@@ -201,10 +203,10 @@ impl Formatter {
         if v.is_infinite() {
             return if v > 0.0 { "inf" } else { "-inf" }.into();
         }
-        match self.mode {
-            Mode::Integral => format!("{v:.0}."),
-            Mode::Fixed | Mode::Exact => format!("{v:.4}"),
-            Mode::Scientific => {
+        match self.format {
+            NumberFormat::Integral => format!("{v:.0}."),
+            NumberFormat::Fixed | NumberFormat::Exact => format!("{v:.4}"),
+            NumberFormat::Scientific => {
                 let text = format!("{v:.4e}");
                 let Some((mantissa, exponent)) = text.split_once('e') else { return text };
                 let (sign, digits) = match exponent.strip_prefix('-') {
@@ -220,10 +222,10 @@ impl Formatter {
         format!("{:>1$}", self.text(value), self.width)
     }
 
-    /// Writes dimension `dim` and those inside it; `values` are its elements.
+    /// Writes the elements `values` of dimension `dim` and its inner dimensions.
     fn tensor(
         &self,
-        shown: &Shown,
+        shown: &PrintedElements,
         dim: usize,
         values: &[Scalar],
         indent: usize,
@@ -262,9 +264,10 @@ impl Formatter {
     }
 }
 
-/// Adds the suffixes, each on the last line if it fits, and the closing parenthesis.
+/// Appends the suffixes and the closing parenthesis. A suffix that does not fit on the line starts a new
+/// line.
 fn append_suffixes(text: &mut String, suffixes: &[String]) {
-    // PyTorch counts two more columns than the last line has.
+    // PyTorch adds 2 to the length of the last line.
     let mut column = text.len() - text.rfind('\n').map_or(0, |i| i + 1) + 2;
     for suffix in suffixes {
         if column + suffix.len() + 2 > LINE_WIDTH {

@@ -1,4 +1,4 @@
-//! Promotion: the dtype in which operands meet.
+//! Type promotion: the common dtype of operands.
 
 use crate::{DType, Scalar, Tensor};
 
@@ -24,7 +24,7 @@ pub(crate) fn result_type_scalar(a: &Tensor, b: Scalar) -> DType {
     b.result_type(a.dtype())
 }
 
-/// Combines two dtypes. `low` counts only if its category is higher than that of `high`.
+/// Promotes two dtypes to one. `low` counts only if its category is higher than that of `high`.
 pub(super) fn combine(high: DType, low: DType) -> DType {
     if high == DType::Bool || low.category() > high.category() { high.promote(low) } else { high }
 }

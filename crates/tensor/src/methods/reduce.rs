@@ -5,10 +5,10 @@ use warpline_kernels::reduce::{ReduceOp, reduce};
 use warpline_kernels::softmax as kernel;
 use warpline_runtime::{Layout, Sizes};
 
-use super::reduce_backward::{Extreme, Mean, Product, Reduced, Softmax, Sum};
+use super::reduce_backward::{Extreme, Mean, Product, ReducedDims, Softmax, Sum};
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::autograd::{record, wanted};
+use crate::autograd::{record, should_record};
 use crate::called::Called;
 use crate::{Error, Result, Tensor};
 
@@ -107,7 +107,7 @@ fn apply(op: ReduceOp, a: &Tensor, dims: &[isize], keepdim: bool) -> Result<Tens
     let mut reduced: SmallVec<[bool; 6]> = SmallVec::from_elem(dims.is_empty(), a.dim());
     for &dim in dims {
         let d = a.layout().dim(dim).of(op.name())?;
-        // A scalar has a dimension to name, but none to reduce.
+        // A tensor without dimensions accepts 0 and -1, but has no dimension to reduce.
         if let Some(slot) = reduced.get_mut(d)
             && std::mem::replace(slot, true)
         {
@@ -129,10 +129,10 @@ fn apply(op: ReduceOp, a: &Tensor, dims: &[isize], keepdim: bool) -> Result<Tens
         let kept: Sizes = (0..a.dim()).filter(|&d| !reduced[d]).map(|d| a.size()[d]).collect();
         out.with_layout(Layout::contiguous(&kept)?)
     };
-    if !out.dtype().is_float() || !wanted(&[a]) {
+    if !out.dtype().is_float() || !should_record(&[a]) {
         return Ok(out);
     }
-    record_reduction(op, a, out, Reduced(which))
+    record_reduction(op, a, out, ReducedDims(which))
 }
 
 /// Declares the methods of each reduction, and its gradient: the struct that the backward pass saves, made of the
@@ -167,7 +167,7 @@ macro_rules! reductions {
 
         /// Records a reduction of `a`, whose result is `out`.
         #[track_caller]
-        fn record_reduction(op: ReduceOp, a: &Tensor, out: Tensor, reduced: Reduced) -> Result<Tensor> {
+        fn record_reduction(op: ReduceOp, a: &Tensor, out: Tensor, reduced: ReducedDims) -> Result<Tensor> {
             match op {$(
                 ReduceOp::$op => reductions!(@gradient $gradient, op, a, out, reduced),
             )*}
@@ -266,7 +266,7 @@ impl Tensor {
         let exec = self.exec()?;
         let out = exec.empty(self.size(), self.dtype()).of(name)?;
         kernel::softmax(exec.target(), self.as_view(), d, out.as_view(), log)?;
-        if !wanted(&[self]) {
+        if !should_record(&[self]) {
             return Ok(out);
         }
         let saved = out.clone();

@@ -3,18 +3,18 @@
 use smallvec::{SmallVec, smallvec};
 use warpline_kernels::softmax as kernel;
 
-use crate::autograd::{Backward, Gradients, Inputs, Saved, saved};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, Saved, saved};
 use crate::{Result, Tensor, cat, where_cond};
 
 /// The reduced dimensions.
 #[derive(Clone)]
-pub(super) struct Reduced(pub(super) SmallVec<[usize; 6]>);
+pub(super) struct ReducedDims(pub(super) SmallVec<[usize; 6]>);
 
-impl Saved for Reduced {}
+impl Saved for ReducedDims {}
 
-impl Reduced {
-    /// Reshapes the result of a reduction, or its gradient, to size 1 in the reduced dimensions of a tensor of
-    /// `sizes`.
+impl ReducedDims {
+    /// Reshapes the result of a reduction, or its gradient, so that it broadcasts to the input, whose sizes
+    /// are `sizes`.
     fn kept(&self, t: &Tensor, sizes: &[usize]) -> Result<Tensor> {
         let size = |(d, &n): (usize, &usize)| if self.0.contains(&d) { 1 } else { n as isize };
         t.reshape(&sizes.iter().enumerate().map(size).collect::<SmallVec<[isize; 6]>>()[..])
@@ -36,34 +36,34 @@ impl Reduced {
 }
 
 saved! {
-    pub(super) struct Sum { pub(super) reduced: Reduced }
+    pub(super) struct Sum { pub(super) reduced: ReducedDims }
 
-    pub(super) struct Mean { pub(super) count: f64, pub(super) reduced: Reduced }
+    pub(super) struct Mean { pub(super) count: f64, pub(super) reduced: ReducedDims }
 
-    /// The largest or smallest element.
-    pub(super) struct Extreme { pub(super) x: Tensor, pub(super) out: Tensor, pub(super) reduced: Reduced }
+    /// The largest or smallest element, `out`, of `x`.
+    pub(super) struct Extreme { pub(super) x: Tensor, pub(super) out: Tensor, pub(super) reduced: ReducedDims }
 
-    pub(super) struct Product { pub(super) x: Tensor, pub(super) reduced: Reduced }
+    pub(super) struct Product { pub(super) x: Tensor, pub(super) reduced: ReducedDims }
 }
 
-impl Backward for Sum {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Sum {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let sizes = inputs.sizes(0);
         Ok(smallvec![Some(expand(&self.reduced.kept(grad, sizes)?, sizes)?)])
     }
 }
 
-impl Backward for Mean {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Mean {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let sizes = inputs.sizes(0);
         let share = self.reduced.kept(&grad.div(self.count)?, sizes)?;
         Ok(smallvec![Some(expand(&share, sizes)?)])
     }
 }
 
-impl Backward for Extreme {
-    /// Equal elements share the gradient equally.
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Extreme {
+    /// Distributes the gradient equally among equal elements.
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let (reduced, sizes) = (&self.reduced, inputs.sizes(0));
         let equal = self.x.eq(&reduced.kept(&self.out, sizes)?)?.to(grad.dtype())?;
         let share = reduced.kept(grad, sizes)?.div(&reduced.sum(&equal)?)?;
@@ -71,9 +71,9 @@ impl Backward for Extreme {
     }
 }
 
-impl Backward for Product {
-    /// The slope of an element is the product of the other elements.
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Product {
+    /// Multiplies the gradient by the product of the other elements.
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let slope = match self.x.numel() {
             0 => self.x.clone(),
             _ => product_of_others(&self.x, &self.reduced.0)?,
@@ -81,10 +81,10 @@ impl Backward for Product {
         Ok(smallvec![Some(slope.mul(&self.reduced.kept(grad, inputs.sizes(0))?)?)])
     }
 
-    /// Divides the product of all elements by the element. Beside a zero, the slope is zero; the only zero has
-    /// the product of the other elements. This formula is not differentiable where an element is zero;
-    /// `backward` is.
-    fn fused(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Option<Gradients>> {
+    /// Divides the product of all elements by the element. If there is one zero, its factor is the product of
+    /// the other elements, and all other factors are 0. This formula is not differentiable where an element
+    /// is zero; `backward` is.
+    fn fused(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Option<Gradients>> {
         let (x, reduced) = (&self.x, &self.reduced);
         let zero = x.eq(0.0)?;
         let others = reduced.product(&where_cond(&zero, 1.0, x)?)?;
@@ -96,8 +96,8 @@ impl Backward for Product {
     }
 }
 
-/// Returns for each element the product of the other elements along the dimensions `which`: of those before it
-/// and of those after it.
+/// Returns, for each element, the product of the other elements along the dimensions `which`. Multiplies the
+/// cumulative products before and after the element.
 #[track_caller]
 fn product_of_others(x: &Tensor, which: &[usize]) -> Result<Tensor> {
     let kept = (0..x.dim()).filter(|d| !which.contains(d));
@@ -120,7 +120,7 @@ fn expand(t: &Tensor, sizes: &[usize]) -> Result<Tensor> {
 }
 
 saved! {
-    /// The result of softmax over dimension `dim`, or its logarithm.
+    /// The result of softmax over dimension `dim`, or of its logarithm if `log`.
     pub(crate) struct Softmax {
         pub(crate) out: Tensor,
         pub(crate) dim: usize,
@@ -130,7 +130,7 @@ saved! {
 
 impl Softmax {
     /// Computes the gradient of the input in one launch.
-    pub(crate) fn launched(&self, grad: &Tensor) -> Result<Tensor> {
+    pub(crate) fn fused_gradient(&self, grad: &Tensor) -> Result<Tensor> {
         let exec = self.out.exec()?;
         let result = exec.empty(self.out.size(), self.out.dtype())?;
         let views = [grad, &self.out, &result].map(Tensor::as_view);
@@ -138,8 +138,8 @@ impl Softmax {
         Ok(result)
     }
 
-    /// Computes the gradient of the input in ops that have gradients themselves.
-    pub(crate) fn composed(&self, grad: &Tensor) -> Result<Tensor> {
+    /// Computes the gradient of the input with differentiable ops.
+    pub(crate) fn differentiable_gradient(&self, grad: &Tensor) -> Result<Tensor> {
         let (out, dim) = (&self.out, self.dim as isize);
         if self.log {
             grad.sub(&out.exp()?.mul(&grad.sum_keepdim(dim)?)?)
@@ -149,12 +149,12 @@ impl Softmax {
     }
 }
 
-impl Backward for Softmax {
-    fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
-        Ok(smallvec![Some(self.composed(grad)?)])
+impl OpBackward for Softmax {
+    fn backward(&self, grad: &Tensor, _: &NodeInputs<'_>) -> Result<Gradients> {
+        Ok(smallvec![Some(self.differentiable_gradient(grad)?)])
     }
 
-    fn fused(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Option<Gradients>> {
-        Ok(Some(smallvec![Some(self.launched(grad)?)]))
+    fn fused(&self, grad: &Tensor, _: &NodeInputs<'_>) -> Result<Option<Gradients>> {
+        Ok(Some(smallvec![Some(self.fused_gradient(grad)?)]))
     }
 }

@@ -9,11 +9,11 @@ use warpline_kernels::copy;
 use warpline_runtime::{Layout, MemoryFormat, Storage, launch};
 
 use crate::autograd::{
-    Backward, Gradients, Inputs, Saved, check_in_place, linear, record, record_in_place, wanted,
-    wanted_in_place,
+    Gradients, NodeInputs, OpBackward, Saved, check_in_place, linear, record, record_in_place,
+    should_record, should_record_in_place,
 };
 use crate::called::Called;
-use crate::exec::{Exec, empty_in, reaches};
+use crate::exec::{Exec, can_read, empty_in};
 use crate::{DType, Device, Element, Error, ErrorKind, Result, Scalar, Tensor, TensorOptions};
 
 impl Tensor {
@@ -38,10 +38,10 @@ impl Tensor {
         self.recorded_copy("clone", self.duplicate().of("copy")?)
     }
 
-    /// Records, if a gradient is wanted, that `copy` has this tensor's elements.
+    /// Records `copy` as a copy of this tensor's elements, if a gradient is wanted.
     #[track_caller]
     pub(super) fn recorded_copy(&self, name: &'static str, copy: Self) -> Result<Self> {
-        if !copy.dtype().is_float() || !wanted(&[self]) {
+        if !copy.dtype().is_float() || !should_record(&[self]) {
             return Ok(copy);
         }
         record(
@@ -57,32 +57,32 @@ impl Tensor {
         self.converted(self.dtype())
     }
 
-    /// Copies to another dtype on the same device, with the dimensions in the same order.
+    /// Converts the tensor to another dtype on the same device. Keeps the order of dimensions in memory.
     #[track_caller]
     pub(crate) fn converted(&self, dtype: DType) -> Result<Self> {
         self.converted_by(&self.exec()?, dtype)
     }
 
-    /// Copies to this dtype, with the dimensions in the same order. The copy is made at `exec`, which has to
-    /// reach this tensor.
+    /// Converts the tensor to another dtype on `exec`, which must be able to read this tensor. Keeps the
+    /// order of dimensions in memory.
     #[track_caller]
     pub(crate) fn converted_by(&self, exec: &Exec<'_>, dtype: DType) -> Result<Self> {
         self.copied_to(exec, self.layout().preserved(), dtype)
     }
 
-    /// Copies to a dense layout and a dtype.
+    /// Copies the tensor to a new tensor on `exec`, with a dense layout and a dtype.
     #[track_caller]
     pub(crate) fn copied_to(&self, exec: &Exec<'_>, layout: Layout, dtype: DType) -> Result<Self> {
         if self.storage().is_shared_host() {
-            return self.of_this_process()?.copied_to(exec, layout, dtype);
+            return self.copy_from_shared_host()?.copied_to(exec, layout, dtype);
         }
         let out = exec.empty_in(layout, dtype)?;
         copy::copy(exec.target(), self.as_view(), out.as_view())?;
         Ok(out)
     }
 
-    /// Returns the layout of a tensor made from this one: in the requested format, or with the dimensions in
-    /// the same order.
+    /// Returns the layout for a copy of this tensor: in the requested format, or else with the same order of
+    /// dimensions in memory.
     #[track_caller]
     pub(crate) fn layout_in(&self, format: Option<MemoryFormat>) -> Result<Layout> {
         match format {
@@ -91,7 +91,7 @@ impl Tensor {
         }
     }
 
-    /// Returns this tensor, or a copy if its dtype is another.
+    /// Returns this tensor, or a converted copy if its dtype differs.
     #[track_caller]
     pub(crate) fn in_dtype(&self, dtype: DType) -> Result<Self> {
         if self.dtype() == dtype {
@@ -220,7 +220,7 @@ impl Tensor {
         if self.requires_grad() { out.requires_grad_(true).of("share_memory") } else { Ok(out) }
     }
 
-    /// Refuses to share a tensor that was computed from tensors that require a gradient.
+    /// Fails if the tensor requires a gradient and is not a leaf, because its graph cannot be shared.
     #[track_caller]
     pub(crate) fn refuse_unshared_graph(&self, op: &'static str) -> Result<()> {
         if !self.requires_grad() || self.is_leaf() {
@@ -251,7 +251,7 @@ impl Tensor {
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn copy_(&self, src: &Tensor, non_blocking: bool) -> Result<&Self> {
-        if !wanted_in_place(self, &[src]) {
+        if !should_record_in_place(self, &[src]) {
             self.overwrite(src, non_blocking)?;
             return Ok(self);
         }
@@ -261,7 +261,7 @@ impl Tensor {
         Ok(self)
     }
 
-    /// [`Tensor::copy_`] without recording for autograd.
+    /// Implements [`Tensor::copy_`] without recording the op for autograd.
     #[track_caller]
     pub(super) fn overwrite(&self, src: &Tensor, non_blocking: bool) -> Result<()> {
         if !self.storage().runtime().same_as(src.storage().runtime()) {
@@ -286,7 +286,7 @@ impl Tensor {
             if self.layout() == src.layout() && self.dtype() == src.dtype() {
                 return Ok(());
             }
-            // The source may overlap the destination.
+            // Copies the source first, because it may overlap the destination.
             apart = src.duplicate()?;
             src = &apart;
         }
@@ -294,16 +294,17 @@ impl Tensor {
             return self.write_shared_host(src);
         }
         if src.storage().is_shared_host() {
-            private = src.of_this_process()?;
+            private = src.copy_from_shared_host()?;
             src = &private;
         }
         let exec = self.exec()?;
         copy::copy(exec.target(), src.as_view(), self.as_view())
     }
 
-    /// Copies host memory that other processes may write to meanwhile. The layout stays.
+    /// Copies shared host memory to memory of this process, while other processes may write to it. Keeps the
+    /// layout.
     #[track_caller]
-    pub(super) fn of_this_process(&self) -> Result<Self> {
+    pub(super) fn copy_from_shared_host(&self) -> Result<Self> {
         let mut bytes = vec![0; self.storage().bytes()];
         launch::read_bytes((self.storage(), 0), &mut bytes)?;
         let copy = Storage::pageable(self.storage().runtime(), bytes.len())?;
@@ -311,7 +312,8 @@ impl Tensor {
         Ok(Self::from_parts(copy, self.layout().clone(), self.dtype()))
     }
 
-    /// Writes the elements of a CPU tensor of these sizes to host memory that other processes may write to.
+    /// Writes the elements of a CPU tensor with the same sizes to this tensor in shared host memory. Other
+    /// processes may write to this memory at the same time.
     #[track_caller]
     fn write_shared_host(&self, src: &Tensor) -> Result<()> {
         if !self.is_contiguous() {
@@ -323,16 +325,16 @@ impl Tensor {
         launch::write_bytes((self.storage(), self.byte_offset()), &bytes)
     }
 
-    /// Copies between two devices. Bytes are copied if both ends are dense, have the same strides and one
-    /// dtype. Otherwise the device of the source converts and the device of the destination scatters. If the
-    /// device of the destination may read the source's memory, one kernel does all of this.
+    /// Copies between two devices. Copies bytes if both tensors are dense, with the same strides and dtype.
+    /// Otherwise the source's device converts the elements, and the destination's device writes them to their
+    /// positions. If the destination's device can read the source's memory, one kernel does both.
     #[track_caller]
     fn copy_across(&self, src: &Tensor, non_blocking: bool) -> Result<()> {
         let location = Location::caller();
         let dense = self.layout().is_dense();
         let alike = |from: &Self, to: &Self| from.layout().strides() == to.layout().strides();
         let plain = self.dtype() == src.dtype() && dense && alike(src, self);
-        if !plain && reaches(self, src) {
+        if !plain && can_read(self, src) {
             let (from, exec) = (src.exec()?, self.exec()?);
             if let (Exec::Cuda(_, _, other), Exec::Cuda(_, _, stream)) = (&from, &exec) {
                 stream.wait_stream(other)?;
@@ -362,7 +364,7 @@ impl Tensor {
             (Exec::Cuda(_, _, stream), _) | (_, Exec::Cuda(_, _, stream)) => {
                 launch::copy_bytes(stream, ends.0, ends.1, bytes, non_blocking, location)?;
             }
-            // Never reached: two host tensors are on the same device.
+            // Unreachable: two host tensors are on the same device.
             (Exec::Cpu(_), Exec::Cpu(_)) => {}
         }
         if let Some(staged) = staged {
@@ -393,7 +395,7 @@ impl Tensor {
         }
         self.check_readable("to_vec")?;
         let host = self.cpu().of("to_vec")?.contiguous().of("to_vec")?;
-        // Aligned for every dtype.
+        // The buffer is aligned for every dtype.
         let bytes = host.numel() * host.element_size();
         let mut words = vec![0u64; bytes.div_ceil(8)];
         let out = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..bytes];
@@ -468,7 +470,7 @@ impl Tensor {
             .ok_or(ErrorKind::ValueDoesNotFit { value, dtype, asked: T::DTYPE }.of(op))
     }
 
-    /// Refuses to wait for elements on a captured stream, where they never arrive.
+    /// Fails if the stream is being captured, because the host would wait forever for elements on it.
     #[track_caller]
     fn check_readable(&self, op: &'static str) -> Result<()> {
         match self.exec()? {
@@ -486,8 +488,8 @@ struct Overwrite;
 
 impl Saved for Overwrite {}
 
-impl Backward for Overwrite {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Overwrite {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         Ok(smallvec![inputs.gradient(0, || grad.zeros_like(()))?, Some(grad.clone())])
     }
 }

@@ -138,13 +138,13 @@ methods! {
     tanhshrink TANHSHRINK;
 }
 
-/// Returns `op(a)` for floats, and `otherwise` for every element of other dtypes.
+/// Returns `op(a)` for floats. For other dtypes, every element of the result is `otherwise`.
 #[track_caller]
-fn question(op: &'static Op, a: &Tensor, otherwise: bool) -> Result<Tensor> {
+fn predicate(op: &'static Op, a: &Tensor, otherwise: bool) -> Result<Tensor> {
     if a.dtype().is_float() { apply(op, a) } else { a.full_like(otherwise, DType::Bool) }
 }
 
-macro_rules! questions {
+macro_rules! predicates {
     ($($(#[$doc:meta])* $name:ident $op:ident $otherwise:literal;)*) => {
         impl Tensor {$(
             $(#[$doc])*
@@ -153,13 +153,13 @@ macro_rules! questions {
             /// Errors of [every op](Tensor#errors-of-every-op).
             #[track_caller]
             pub fn $name(&self) -> Result<Self> {
-                question(&table::$op, self, $otherwise).of(stringify!($name))
+                predicate(&table::$op, self, $otherwise).of(stringify!($name))
             }
         )*}
     };
 }
 
-questions! {
+predicates! {
     /// Whether the element is NaN, as bools.
     isnan ISNAN false;
     /// Whether the element is inf or -inf, as bools.

@@ -9,7 +9,9 @@ use warpline_runtime::{Layout, Sizes, checked_numel, resolve_dim};
 
 use super::indexing::{IndexRange, basic};
 use super::reduce::{IntoDim, IntoDims};
-use crate::autograd::{Backward, Gradients, Inputs, linear, record, reshape_back, saved, wanted};
+use crate::autograd::{
+    Gradients, NodeInputs, OpBackward, linear, record, reshape_back, saved, should_record,
+};
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Error, ErrorKind, IntoSizes, MemoryFormat, Result, Tensor};
@@ -54,18 +56,18 @@ impl Tensor {
         self.viewed_reshaped("view", layout)
     }
 
-    /// Returns a contiguous tensor that has no other handle in another shape (`torch._unsafe_view`). Autograd
-    /// does not treat the result as a view, so an in-place op on the result is one on a separate tensor.
+    /// Reshapes a contiguous tensor to which no other handle exists (`torch._unsafe_view`). Autograd does not
+    /// treat the result as a view, so an in-place op on the result does not affect the original.
     #[track_caller]
     pub(crate) fn unsafe_view(&self, sizes: &[usize]) -> Result<Self> {
         let view = self.with_layout(Layout::contiguous(sizes)?);
-        if !wanted(&[self]) {
+        if !should_record(&[self]) {
             return Ok(view);
         }
         record("view", view, &[self], linear(reshape_back))
     }
 
-    /// Replaces the one −1 in a shape.
+    /// Computes the size that a shape gives as -1.
     #[track_caller]
     fn infer_sizes(&self, shape: &[isize]) -> Result<Sizes> {
         let numel = self.numel();
@@ -169,7 +171,8 @@ impl Tensor {
                 }
             });
         }
-        // The engine sums each gradient to the sizes of its tensor.
+        // The identity is enough as the gradient, because the engine sums gradients over broadcast
+        // dimensions.
         let layout = self.layout().expand(&to).of("expand")?;
         self.viewed("expand", layout, linear(|grad, _| Ok(grad.clone())))
     }
@@ -386,7 +389,7 @@ pub fn cat<T: Borrow<Tensor>>(tensors: &[T], dim: isize) -> Result<Tensor> {
     }
     if tensors.iter().any(|t| t.storage().is_shared_host()) {
         let apart = tensors.iter().map(|t| match t.storage().is_shared_host() {
-            true => t.of_this_process(),
+            true => t.copy_from_shared_host(),
             false => Ok((*t).clone()),
         });
         return cat(&apart.collect::<Result<Vec<_>>>().of("cat")?, dim);
@@ -398,7 +401,7 @@ pub fn cat<T: Borrow<Tensor>>(tensors: &[T], dim: isize) -> Result<Tensor> {
     if !joined.is_empty() {
         kernels::cat::cat(exec.target(), &joined, d, out.as_view())?;
     }
-    if !out.dtype().is_float() || !wanted(&tensors) {
+    if !out.dtype().is_float() || !should_record(&tensors) {
         return Ok(out);
     }
     let lengths = tensors.iter().map(|t| if skipped(t) { 0 } else { t.size()[d] }).collect();
@@ -411,8 +414,8 @@ saved! {
     struct Cat { dim: usize, lengths: SmallVec<[usize; 8]> }
 }
 
-impl Backward for Permute {
-    fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Permute {
+    fn backward(&self, grad: &Tensor, _: &NodeInputs<'_>) -> Result<Gradients> {
         let mut inverse: SmallVec<[isize; 6]> = SmallVec::from_elem(0, self.dims.len());
         for (to, &from) in self.dims.iter().enumerate() {
             inverse[resolve_dim(from, self.dims.len())?] = to as isize;
@@ -421,8 +424,8 @@ impl Backward for Permute {
     }
 }
 
-impl Backward for Cat {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Cat {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let mut start = 0;
         let mut part = |(i, &length): (usize, &usize)| {
             let from = start as isize;

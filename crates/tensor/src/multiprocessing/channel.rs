@@ -1,8 +1,8 @@
 //! A channel: a Unix socket that carries tensors.
 //!
-//! A message has the layout, dtype and sizes of a tensor, the UUID of its device and the number of its memory,
-//! with one file descriptor (`SCM_RIGHTS`). It is checked on receipt before it is used. The receiver imports
-//! and maps the memory. The end of the socket's stream is `PeerGone`.
+//! The message of a tensor has its layout, dtype and sizes, the UUID of its device, and the identifier of its
+//! memory. The memory's file descriptor is attached (`SCM_RIGHTS`). The receiver checks the message, then
+//! imports and maps the memory. End-of-file on the socket is reported as `PeerGone`.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use warpline_runtime::{ExportedStorage, OwnSemaphore, Runtime, SharedSemaphore, Storage, Target};
 
-use super::message::{self, Kind, Sent, Signal, nonsense};
-use super::order::{Own, Peers};
-use super::socket::{Deadline, Direction, Turn, failed};
+use super::message::{self, MessageKind, Signal, TensorMessage, invalid_message};
+use super::semaphores::{OwnSemaphores, PeerSemaphores};
+use super::socket::{Deadline, Direction, DirectionGuard, socket_error};
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::{Error, Result, Tensor};
@@ -33,10 +33,10 @@ use crate::{Error, Result, Tensor};
 pub struct Channel {
     sending: Direction,
     receiving: Direction,
-    /// Semaphores that this process signals. Changed by the thread that has the turn to send.
-    own: Mutex<Own>,
+    /// Semaphores that this process signals. Locked only by the thread that holds the guard of `sending`.
+    own: Mutex<OwnSemaphores>,
     /// Semaphores that the other process signals.
-    peers: Peers,
+    peers: PeerSemaphores,
     socket: UnixStream,
 }
 
@@ -45,7 +45,7 @@ impl Channel {
     #[must_use]
     pub fn new(socket: UnixStream) -> Self {
         let [sending, receiving] = [Direction::default(), Direction::default()];
-        Self { sending, receiving, own: Mutex::default(), peers: Peers::default(), socket }
+        Self { sending, receiving, own: Mutex::default(), peers: PeerSemaphores::default(), socket }
     }
 
     /// Creates two connected channels. Pass one to a child process, as an inherited descriptor.
@@ -56,7 +56,7 @@ impl Channel {
     pub fn pair() -> Result<(Self, Self)> {
         match UnixStream::pair() {
             Ok((a, b)) => Ok((Self::new(a), Self::new(b))),
-            Err(error) => Err(failed("pair", error)),
+            Err(error) => Err(socket_error("pair", error)),
         }
     }
 
@@ -73,7 +73,7 @@ impl Channel {
         let set = self.socket.set_read_timeout(timeout);
         match set.and_then(|()| self.socket.set_write_timeout(timeout)) {
             Ok(()) => Ok(()),
-            Err(error) => Err(failed("set_timeout", error)),
+            Err(error) => Err(socket_error("set_timeout", error)),
         }
     }
 
@@ -96,10 +96,11 @@ impl Channel {
         tensor.as_view().check_inside(OP)?;
         tensor.refuse_unshared_graph(OP)?;
         let exported = tensor.storage().export()?;
-        Sent::new(tensor, &exported, None)?; // or nothing is enqueued
+        // Checks the message before any work is enqueued.
+        TensorMessage::new(tensor, &exported, None)?;
         let handle = Some(exported.handle.as_fd());
         self.send_message(OP, tensor, handle, |signal| {
-            Ok(Sent::new(tensor, &exported, signal)?.encode())
+            Ok(TensorMessage::new(tensor, &exported, signal)?.encode())
         })
     }
 
@@ -134,16 +135,26 @@ impl Channel {
         let location = Location::caller();
         let runtime = crate::runtime();
         let (limit, deadline) = self.limits();
-        let read = self.read((OP, deadline), Kind::Tensor, &runtime, |body| {
-            let sent = Sent::decode(body)?;
+        let read = self.read((OP, deadline), MessageKind::Tensor, &runtime, |body| {
+            let sent = TensorMessage::decode(body)?;
             let signal = sent.signal;
             Ok((sent, signal))
         });
         let (sent, handle) = read?;
-        let Some(handle) = handle else { return Err(nonsense("no memory came with it")) };
+        let Some(handle) = handle else { return Err(invalid_message("no memory came with it")) };
         let driver = sent.driver();
-        let Sent { layout, dtype, bytes, mapped, id, device, host, signal, requires_grad, .. } =
-            sent;
+        let TensorMessage {
+            layout,
+            dtype,
+            bytes,
+            mapped,
+            id,
+            device,
+            host,
+            signal,
+            requires_grad,
+            ..
+        } = sent;
         let exported = ExportedStorage { handle, bytes, mapped, id, device, host, driver };
         let storage = Storage::import(&runtime, exported, deadline.instant())?;
         let tensor = Tensor::from_parts(storage, layout, dtype);
@@ -186,7 +197,7 @@ impl Channel {
         let id = tensor.storage().shared_id(OP)?;
         let (limit, deadline) = self.limits();
         let runtime = tensor.storage().runtime();
-        let read = self.read((OP, deadline), Kind::Event, runtime, |body| {
+        let read = self.read((OP, deadline), MessageKind::Event, runtime, |body| {
             let (sent, signal) = message::decode_event(body)?;
             Ok(((sent, signal), signal))
         });
@@ -197,13 +208,14 @@ impl Channel {
         Err(Error::invalid(OP, "the other process sent the event of another tensor"))
     }
 
-    /// Returns the timeout, and the deadline of a receiving call that begins now.
+    /// Returns the receive timeout, and the deadline of a call that begins now.
     fn limits(&self) -> (Option<Duration>, Deadline) {
         let limit = self.socket.read_timeout().ok().flatten();
         (limit, Deadline::after(limit))
     }
 
-    /// Sends a message after all work on a tensor.
+    /// Sends a message that orders all enqueued work on a tensor before the receiver's. The work is signalled
+    /// by a semaphore, or is complete before the message is sent.
     #[track_caller]
     fn send_message(
         &self,
@@ -214,28 +226,27 @@ impl Channel {
     ) -> Result<()> {
         let deadline = || Deadline::after(self.socket.write_timeout().ok().flatten());
         let mut call = (op, deadline());
-        // Numbers are signalled and sent in one turn, so that they arrive in order.
-        let mut turn = self.sending.take(op, call.1)?;
-        let signal = self.signal(call, tensor, &mut turn)?;
+        // One guard covers signalling and sending, so that numbers arrive in order.
+        let mut guard = self.sending.acquire(op, call.1)?;
+        let signal = self.signal(call, tensor, &mut guard)?;
         if signal.is_none() {
-            drop(turn);
-            // Waits for reads too, because the receiver may write at once. This wait for the own GPU does not
-            // count for the timeout.
+            drop(guard);
+            // Waits for reads too, because the receiver may write at once. The timeout limits only waits for
+            // the other process, so it starts again after this wait for the own GPU.
             tensor.storage().wait_until_unused()?;
             call.1 = deadline();
-            turn = self.sending.take(op, call.1)?;
+            guard = self.sending.acquire(op, call.1)?;
         }
-        turn.write(call, &self.socket, &encode(signal)?, handle)
+        guard.write(call, &self.socket, &encode(signal)?, handle)
     }
 
-    /// Signals on the stream that all work on a tensor is complete. `None` if only the host can wait for the
-    /// work.
+    /// Enqueues a signal after all work on a tensor. Returns `None` if only the host can wait for the work.
     #[track_caller]
     fn signal(
         &self,
         call: (&'static str, Deadline),
         tensor: &Tensor,
-        turn: &mut Turn<'_>,
+        guard: &mut DirectionGuard<'_>,
     ) -> Result<Option<Signal>> {
         let (op, location) = (call.0, Location::caller());
         let (exec, storage) = (tensor.exec()?, tensor.storage());
@@ -244,9 +255,9 @@ impl Channel {
         let announce = |index, semaphore: &OwnSemaphore| {
             let shared = semaphore.export()?;
             let message = message::semaphore(index, shared.device, shared.bytes);
-            turn.write(call, &self.socket, &message, Some(shared.handle.as_fd()))
+            guard.write(call, &self.socket, &message, Some(shared.handle.as_fd()))
         };
-        let own = own.of(runtime, device.index(), storage, announce)?;
+        let own = own.get_or_announce(runtime, device.index(), storage, announce)?;
         let Some((index, semaphore)) = own else { return Ok(None) };
         let peers = self.peers.all();
         let peers: Vec<_> = peers.iter().collect();
@@ -254,7 +265,7 @@ impl Channel {
         Ok(number.map(|number| Signal { semaphore: index, number }))
     }
 
-    /// Orders all later work on a tensor after the work that the other process has signalled.
+    /// Orders all later work on a tensor after the work that `signal` of the other process covers.
     #[track_caller]
     fn await_peer(
         &self,
@@ -267,33 +278,33 @@ impl Channel {
         let Some(Signal { semaphore, number }) = signal else { return Ok(()) };
         let (exec, storage) = (tensor.exec()?, tensor.storage());
         let Target::Cuda(runtime, device, stream) = exec.target() else {
-            return Err(nonsense("it is in host memory, where no stream signals"));
+            return Err(invalid_message("it is in host memory, where no stream signals"));
         };
-        let semaphore = self.peers.of(runtime, device, semaphore, &self.socket)?;
+        let semaphore = self.peers.import(runtime, device, semaphore, &self.socket)?;
         let limits = (deadline.instant(), limit);
         semaphore.wait((storage, stream), number, limits, op, location)
     }
 
-    /// Receives a message of a given kind with its descriptor, and the semaphores before it. `decode` returns
-    /// the content and the signal in it.
+    /// Receives a message of the `expected` kind, with its descriptor. Also processes announcements of
+    /// semaphores that arrive before the message. `decode` returns the message's content and signal.
     #[track_caller]
     fn read<T>(
         &self,
         call: (&'static str, Deadline),
-        expected: Kind,
+        expected: MessageKind,
         runtime: &Runtime,
         decode: impl FnOnce(&[u8]) -> Result<(T, Option<Signal>)>,
     ) -> Result<(T, Option<OwnedFd>)> {
-        let mut turn = self.receiving.take(call.0, call.1)?;
+        let mut guard = self.receiving.acquire(call.0, call.1)?;
         loop {
-            let (kind, body, handle) = turn.read(call, &self.socket)?;
-            if kind == Kind::Semaphore {
+            let (kind, body, handle) = guard.read(call, &self.socket)?;
+            if kind == MessageKind::Semaphore {
                 let (index, device, bytes) = message::decode_semaphore(&body)?;
                 let Some(handle) = handle else {
-                    return Err(nonsense("no semaphore came with it"));
+                    return Err(invalid_message("no semaphore came with it"));
                 };
                 let shared = SharedSemaphore { handle, bytes, device };
-                self.peers.announced(runtime, index, shared)?;
+                self.peers.add_announced(runtime, index, shared)?;
                 continue;
             }
             if kind != expected {
@@ -301,8 +312,9 @@ impl Channel {
                 return Err(Error::invalid(call.0, reason));
             }
             let (content, signal) = decode(&body)?;
-            // Within the turn, because numbers arrive in order.
-            signal.map_or(Ok(()), |signal| self.peers.named(signal))?;
+            // Checked under the guard of `receiving`, because numbers must be checked in the order of
+            // arrival.
+            signal.map_or(Ok(()), |signal| self.peers.check_number(signal))?;
             return Ok((content, handle));
         }
     }
@@ -311,7 +323,8 @@ impl Channel {
 impl Drop for Channel {
     fn drop(&mut self) {
         let deadline = self.limits().1;
-        // Own signals may come after work that waits for the other process, so that work is waited for first.
+        // Waits for the other process's signals first, because own signals may be enqueued after work that
+        // waits for them.
         self.peers.settle(deadline);
         self.own.get_mut().unwrap_or_else(PoisonError::into_inner).settle(deadline);
     }

@@ -6,56 +6,56 @@ use warpline_runtime::{ExportedStorage, Layout, Sizes, Strides, checked_numel};
 
 use crate::{DType, Error, ErrorKind, Result, Tensor};
 
-/// The first bytes of each message: a mark and the version of the format.
-const MARK: [u8; 8] = *b"wrplne\x00\x03";
+/// First bytes of each message: the format's magic number and version.
+const MAGIC: [u8; 8] = *b"wrplne\x00\x03";
 
-/// Length of the head that all messages have, in bytes: the mark, the kind, and the length of the body.
-pub(super) const HEAD: usize = 16;
+/// Length of a message header, in bytes: the magic number, the kind, and the length of the body.
+pub(super) const HEADER_LEN: usize = 16;
 
 /// Maximum number of dimensions of a tensor.
-const MOST_DIMS: usize = 64;
+const MAX_DIMS: usize = 64;
 
 /// Maximum length of a body, in bytes.
-const MOST_BYTES: usize = 128 + 16 * MOST_DIMS;
+const MAX_BODY_LEN: usize = 128 + 16 * MAX_DIMS;
 
 /// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum MessageKind {
     /// A tensor, with the descriptor of its memory.
     Tensor = 1,
-    /// All work on a tensor is complete, or a semaphore signals that it is.
+    /// The sender's work on a tensor is complete, or will be when the named signal arrives.
     Event = 2,
-    /// A semaphore, with its descriptor. Later messages name its numbers.
+    /// The announcement of a semaphore, with its descriptor. Later messages name numbers of this semaphore.
     Semaphore = 3,
 }
 
-/// A number of one of the sender's semaphores.
+/// A value that one of the sender's semaphores will reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Signal {
-    /// Index of the semaphore among those of the sender.
+    /// Index of the semaphore, in the order of announcements.
     pub(super) semaphore: u32,
     pub(super) number: u32,
 }
 
-/// A tensor without the descriptor of its memory.
+/// The message of a tensor, without the descriptor of the tensor's memory.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Sent {
+pub(super) struct TensorMessage {
     pub(super) layout: Layout,
     pub(super) dtype: DType,
     pub(super) bytes: usize,
     pub(super) mapped: usize,
     pub(super) id: u128,
     pub(super) device: [u8; 16],
-    /// Whether the memory belongs to the simulated driver instead of `cuda`.
+    /// Whether the memory belongs to the simulated driver, not to `cuda`.
     pub(super) simulated: bool,
-    /// Whether the memory is the host's instead of a device's.
+    /// Whether the memory is host memory, not device memory.
     pub(super) host: bool,
     pub(super) requires_grad: bool,
-    /// The signal that the work on the tensor is complete; `None` if it is complete already.
+    /// The signal after the sender's work on the tensor; `None` if that work is already complete.
     pub(super) signal: Option<Signal>,
 }
 
-impl Sent {
+impl TensorMessage {
     #[track_caller]
     pub(super) fn new(
         tensor: &Tensor,
@@ -74,7 +74,7 @@ impl Sent {
             requires_grad: tensor.requires_grad(),
             signal,
         };
-        // Refuses here what the receiver would refuse.
+        // Fails in the sender, instead of in the receiver.
         match sent.flaw() {
             None => Ok(sent),
             Some(flaw) => {
@@ -84,10 +84,10 @@ impl Sent {
         }
     }
 
-    /// Returns the reason why a tensor cannot have this description, if there is one. Whether it lies inside
-    /// its storage is checked later.
+    /// Returns the reason if no tensor has this description. Does not check that the tensor lies inside its
+    /// storage; the receiver does, once it has the storage.
     fn flaw(&self) -> Option<&'static str> {
-        if self.layout.ndim() > MOST_DIMS {
+        if self.layout.ndim() > MAX_DIMS {
             return Some("it has more than 64 dimensions");
         }
         if self.requires_grad && !self.dtype.is_float() {
@@ -95,7 +95,7 @@ impl Sent {
         }
         let numel = checked_numel(self.layout.sizes()).ok();
         let bytes = numel.and_then(|numel| numel.checked_mul(self.dtype.size()));
-        // Otherwise a copy of the tensor could have any size.
+        // Strides of 0 could make a copy of the tensor arbitrarily large.
         match bytes {
             Some(bytes) if bytes <= self.bytes => None,
             _ => Some("it has more elements than its storage has room for"),
@@ -116,7 +116,7 @@ impl Sent {
         let numbers = numbers.iter().chain(self.layout.sizes()).map(|&number| number as u64);
         let strides = self.layout.strides().iter().map(|&stride| stride as i64 as u64);
         body.extend(numbers.chain(strides).flat_map(u64::to_le_bytes));
-        message(Kind::Tensor, &body)
+        message(MessageKind::Tensor, &body)
     }
 
     #[track_caller]
@@ -129,20 +129,20 @@ impl Sent {
         let location = Location::caller();
         let mut size = || {
             let size = usize::try_from(number()?);
-            size.map_err(|_| nonsense("a size is too large").at(location))
+            size.map_err(|_| invalid_message("a size is too large").at(location))
         };
         let (bytes, mapped, offset) = (size()?, size()?, size()?);
         let sizes: Sizes = (0..ndim).map(|_| size()).collect::<Result<_>>()?;
         let strides = (0..ndim).map(|_| number().map(|stride| stride as i64 as isize));
         let strides: Strides = strides.collect::<Result<_>>()?;
         if !rest.is_empty() {
-            return Err(nonsense("it is longer than it says"));
+            return Err(invalid_message("it is longer than it says"));
         }
         let dtype = DType::ALL.get(usize::from(dtype)).copied();
-        let Some(dtype) = dtype else { return Err(nonsense("its dtype is unknown")) };
+        let Some(dtype) = dtype else { return Err(invalid_message("its dtype is unknown")) };
         let layout = Layout::from_parts(sizes, strides, offset);
         if flags > 3 {
-            return Err(nonsense("its flags are unknown"));
+            return Err(invalid_message("its flags are unknown"));
         }
         let sent = Self {
             layout,
@@ -158,15 +158,15 @@ impl Sent {
         };
         match sent.flaw() {
             None => Ok(sent),
-            Some(flaw) => Err(nonsense(flaw)),
+            Some(flaw) => Err(invalid_message(flaw)),
         }
     }
 }
 
-/// Encodes the event of the tensor `id`. `signal` is `None` if all work on the tensor is complete.
+/// Encodes an event of the tensor `id`. `signal` is `None` if all work on the tensor is complete.
 pub(super) fn event(id: u128, signal: Option<Signal>) -> Vec<u8> {
     let body = [id.to_le_bytes().as_slice(), &encode_signal(signal)].concat();
-    message(Kind::Event, &body)
+    message(MessageKind::Event, &body)
 }
 
 #[track_caller]
@@ -174,13 +174,13 @@ pub(super) fn decode_event(body: &[u8]) -> Result<(u128, Option<Signal>)> {
     let mut rest = body;
     let id = u128::from_le_bytes(take(&mut rest)?);
     let signal = take_signal(&mut rest)?;
-    if rest.is_empty() { Ok((id, signal)) } else { Err(nonsense("it is too long")) }
+    if rest.is_empty() { Ok((id, signal)) } else { Err(invalid_message("it is too long")) }
 }
 
-/// Encodes a semaphore, without its descriptor, and its index among those of the sender.
+/// Encodes the announcement of a semaphore, without its descriptor.
 pub(super) fn semaphore(index: u32, device: [u8; 16], bytes: usize) -> Vec<u8> {
     let (index, bytes) = (index.to_le_bytes(), (bytes as u64).to_le_bytes());
-    message(Kind::Semaphore, &[device.as_slice(), &index, &bytes].concat())
+    message(MessageKind::Semaphore, &[device.as_slice(), &index, &bytes].concat())
 }
 
 #[track_caller]
@@ -188,9 +188,13 @@ pub(super) fn decode_semaphore(body: &[u8]) -> Result<(u32, [u8; 16], usize)> {
     let mut rest = body;
     let (device, index) = (take(&mut rest)?, u32::from_le_bytes(take(&mut rest)?));
     let Ok(bytes) = usize::try_from(u64::from_le_bytes(take(&mut rest)?)) else {
-        return Err(nonsense("a size is too large"));
+        return Err(invalid_message("a size is too large"));
     };
-    if rest.is_empty() { Ok((index, device, bytes)) } else { Err(nonsense("it is too long")) }
+    if rest.is_empty() {
+        Ok((index, device, bytes))
+    } else {
+        Err(invalid_message("it is too long"))
+    }
 }
 
 fn encode_signal(signal: Option<Signal>) -> [u8; 9] {
@@ -210,40 +214,40 @@ fn take_signal(rest: &mut &[u8]) -> Result<Option<Signal>> {
     Ok((there != 0).then_some(Signal { semaphore, number }))
 }
 
-fn message(kind: Kind, body: &[u8]) -> Vec<u8> {
-    let mut message = Vec::with_capacity(HEAD + body.len());
-    message.extend_from_slice(&MARK);
+fn message(kind: MessageKind, body: &[u8]) -> Vec<u8> {
+    let mut message = Vec::with_capacity(HEADER_LEN + body.len());
+    message.extend_from_slice(&MAGIC);
     message.extend_from_slice(&(kind as u32).to_le_bytes());
     message.extend_from_slice(&(body.len() as u32).to_le_bytes());
     message.extend_from_slice(body);
     message
 }
 
-/// Decodes the kind of a message and the length of its body.
+/// Decodes a header to the kind of the message and the length of its body.
 #[track_caller]
-pub(super) fn decode_head(head: [u8; HEAD]) -> Result<(Kind, usize)> {
-    let mut rest = head.as_slice();
-    let mark: [u8; 8] = take(&mut rest)?;
-    if mark != MARK {
-        return Err(nonsense("it is none of Warpline's, or of another version"));
+pub(super) fn decode_header(header: [u8; HEADER_LEN]) -> Result<(MessageKind, usize)> {
+    let mut rest = header.as_slice();
+    let magic: [u8; 8] = take(&mut rest)?;
+    if magic != MAGIC {
+        return Err(invalid_message("it is none of Warpline's, or of another version"));
     }
     let [kind, length] = [take(&mut rest)?, take(&mut rest)?].map(u32::from_le_bytes);
     let kind = match kind {
-        1 => Kind::Tensor,
-        2 => Kind::Event,
-        3 => Kind::Semaphore,
-        _ => return Err(nonsense("its kind is unknown")),
+        1 => MessageKind::Tensor,
+        2 => MessageKind::Event,
+        3 => MessageKind::Semaphore,
+        _ => return Err(invalid_message("its kind is unknown")),
     };
     match usize::try_from(length) {
-        Ok(length) if length <= MOST_BYTES => Ok((kind, length)),
-        _ => Err(nonsense("it is longer than any")),
+        Ok(length) if length <= MAX_BODY_LEN => Ok((kind, length)),
+        _ => Err(invalid_message("it is longer than any")),
     }
 }
 
 #[track_caller]
 fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N]> {
     let Some((taken, left)) = rest.split_first_chunk() else {
-        return Err(nonsense("it is too short"));
+        return Err(invalid_message("it is too short"));
     };
     *rest = left;
     Ok(*taken)
@@ -251,7 +255,7 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N]> {
 
 #[cold]
 #[track_caller]
-pub(super) fn nonsense(why: &str) -> Error {
+pub(super) fn invalid_message(why: &str) -> Error {
     Error::invalid("recv", format!("the other process sent what is no message: {why}"))
 }
 
@@ -259,10 +263,10 @@ pub(super) fn nonsense(why: &str) -> Error {
 mod tests {
     use super::*;
 
-    fn sent() -> Sent {
+    fn sent() -> TensorMessage {
         let layout = Layout::contiguous(&[3, 4]).and_then(|l| l.transpose(0, 1)).unwrap();
         let dtype = DType::F64;
-        Sent {
+        TensorMessage {
             layout,
             dtype,
             bytes: 96,
@@ -277,14 +281,14 @@ mod tests {
     }
 
     fn body(message: &[u8]) -> Vec<u8> {
-        let (head, body) = message.split_first_chunk().unwrap();
-        assert_eq!(decode_head(*head).unwrap().1, body.len());
+        let (header, body) = message.split_first_chunk().unwrap();
+        assert_eq!(decode_header(*header).unwrap().1, body.len());
         body.to_vec()
     }
 
     #[test]
-    fn messages_come_back_as_they_were() {
-        assert_eq!(Sent::decode(&body(&sent().encode())).unwrap(), sent());
+    fn messages_round_trip() {
+        assert_eq!(TensorMessage::decode(&body(&sent().encode())).unwrap(), sent());
         for signal in [None, sent().signal, Some(Signal { semaphore: 0, number: 0 })] {
             let event = body(&event(1 << 100, signal));
             assert_eq!(decode_event(&event).unwrap(), (1 << 100, signal));
@@ -300,25 +304,25 @@ mod tests {
             for value in 0..=255 {
                 let mut bad = good.clone();
                 bad[at] = value;
-                let (head, rest) = bad.split_first_chunk().unwrap();
-                let Ok((_, length)) = decode_head(*head) else { continue };
-                assert!(length <= MOST_BYTES);
-                if let Ok(read) = Sent::decode(rest) {
+                let (header, rest) = bad.split_first_chunk().unwrap();
+                let Ok((_, length)) = decode_header(*header) else { continue };
+                assert!(length <= MAX_BODY_LEN);
+                if let Ok(read) = TensorMessage::decode(rest) {
                     assert!(read.flaw().is_none());
                 }
             }
         }
         let whole = body(&good);
         for length in 0..whole.len() {
-            assert!(Sent::decode(&whole[..length]).is_err(), "{length} bytes of it");
+            assert!(TensorMessage::decode(&whole[..length]).is_err(), "{length} bytes of it");
         }
-        assert!(Sent::decode(&[whole, vec![0]].concat()).is_err());
+        assert!(TensorMessage::decode(&[whole, vec![0]].concat()).is_err());
     }
 
     #[test]
     fn a_message_with_unbounded_sizes_is_refused() {
         let mut huge = sent();
         huge.layout = Layout::from_parts([1 << 40].into_iter().collect(), Strides::new(), 0);
-        assert!(Sent::decode(&body(&huge.encode())).is_err());
+        assert!(TensorMessage::decode(&body(&huge.encode())).is_err());
     }
 }

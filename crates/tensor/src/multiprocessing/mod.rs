@@ -81,7 +81,7 @@
 
 mod channel;
 mod message;
-mod order;
+mod semaphores;
 mod socket;
 
 pub use channel::Channel;

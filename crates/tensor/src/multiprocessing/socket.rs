@@ -1,4 +1,4 @@
-//! Bytes of messages over a Unix socket, each call within one deadline.
+//! Transport of messages over a Unix socket. One deadline limits each call.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -15,7 +15,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recv, recvmsg, sendmsg,
 };
 
-use super::message::{self, HEAD, Kind, nonsense};
+use super::message::{self, HEADER_LEN, MessageKind, invalid_message};
 use crate::{Error, ErrorKind, Result, ResultExt as _};
 
 /// The deadline of a call. `None`: no limit.
@@ -62,45 +62,49 @@ impl Deadline {
             match poll(&mut [PollFd::new(socket, flags)], left.as_ref()) {
                 Ok(0) | Err(Errno::INTR) => {}
                 Ok(_) => return Ok(()),
-                Err(error) => return Err(failed(op, error)),
+                Err(error) => return Err(socket_error(op, error)),
             }
         }
     }
 }
 
-/// One direction of a channel, which one call uses at a time.
+/// One direction of a channel. At most one call uses a direction at a time.
 #[derive(Debug, Default)]
 pub(super) struct Direction {
-    state: Mutex<State>,
+    state: Mutex<DirectionState>,
     free: Condvar,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct State {
+struct DirectionState {
     busy: bool,
-    /// Whether part of a message was lost.
+    /// Whether a message was sent or received only in part, so that later messages cannot be found.
     broken: bool,
 }
 
-/// The right to use a direction.
+/// Exclusive use of a direction, until dropped.
 #[derive(Debug)]
-pub(super) struct Turn<'a> {
+pub(super) struct DirectionGuard<'a> {
     direction: &'a Direction,
     broken: bool,
 }
 
 impl Direction {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, DirectionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the calls of other threads, and takes the direction.
+    /// Waits until no other call uses the direction, and acquires it.
     ///
     /// # Errors
     /// [`ErrorKind::TimedOut`] if the deadline passes. [`ErrorKind::InvalidArgument`] if part of a message was
     /// lost.
     #[track_caller]
-    pub(super) fn take(&self, op: &'static str, deadline: Deadline) -> Result<Turn<'_>> {
+    pub(super) fn acquire(
+        &self,
+        op: &'static str,
+        deadline: Deadline,
+    ) -> Result<DirectionGuard<'_>> {
         let mut state = self.lock();
         while state.busy {
             state = match deadline.remaining(op)? {
@@ -116,19 +120,19 @@ impl Direction {
             return Err(Error::invalid(op, reason));
         }
         state.busy = true;
-        Ok(Turn { direction: self, broken: false })
+        Ok(DirectionGuard { direction: self, broken: false })
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for DirectionGuard<'_> {
     fn drop(&mut self) {
         let mut state = self.direction.lock();
-        *state = State { busy: false, broken: self.broken };
+        *state = DirectionState { busy: false, broken: self.broken };
         self.direction.free.notify_one();
     }
 }
 
-impl Turn<'_> {
+impl DirectionGuard<'_> {
     /// Sends a message.
     #[track_caller]
     pub(super) fn write(
@@ -148,15 +152,15 @@ impl Turn<'_> {
         let mut rest = message;
         while !rest.is_empty() {
             match sendmsg(socket, &[IoSlice::new(rest)], &mut control, flags) {
-                Ok(0) => return Err(gone(op, "it takes no more")),
+                Ok(0) => return Err(peer_gone(op, "it takes no more")),
                 Ok(written) => {
                     rest = &rest[written..];
                     self.broken = !rest.is_empty();
-                    control.clear(); // it went with the first byte
+                    control.clear(); // the descriptor went with the first byte
                 }
                 Err(Errno::AGAIN) => deadline.wait(op, socket, PollFlags::OUT)?,
                 Err(Errno::INTR) => {}
-                Err(error) => return Err(failed(op, error)),
+                Err(error) => return Err(socket_error(op, error)),
             }
         }
         Ok(())
@@ -168,18 +172,19 @@ impl Turn<'_> {
         &mut self,
         (op, deadline): (&'static str, Deadline),
         socket: &UnixStream,
-    ) -> Result<(Kind, Vec<u8>, Option<OwnedFd>)> {
-        let mut head = [0; HEAD];
-        let (first, handle) = self.read_first((op, deadline), socket, &mut head)?;
-        // An error from here on loses part of a message, unless the peer is gone and sends nothing more.
+    ) -> Result<(MessageKind, Vec<u8>, Option<OwnedFd>)> {
+        let mut header = [0; HEADER_LEN];
+        let (first, handle) = self.read_first((op, deadline), socket, &mut header)?;
+        // An error from here on leaves the rest of the message unread. This does not matter if the peer is
+        // gone.
         let mut read = || {
-            read_rest((op, deadline), socket, &mut head[first..])?;
-            let (kind, length) = message::decode_head(head)?;
+            read_exact((op, deadline), socket, &mut header[first..])?;
+            let (kind, length) = message::decode_header(header)?;
             let mut body = vec![0; length];
-            read_rest((op, deadline), socket, &mut body)?;
+            read_exact((op, deadline), socket, &mut body)?;
             Ok((kind, body))
         };
-        // A closure does not know its caller's location.
+        // `#[track_caller]` does not work through the closure.
         let location = Location::caller();
         let read = read().map_err(|error: Error| error.at(location));
         self.broken = !matches!(read.kind(), None | Some(ErrorKind::PeerGone { .. }));
@@ -192,22 +197,22 @@ impl Turn<'_> {
         &mut self,
         (op, deadline): (&'static str, Deadline),
         socket: &UnixStream,
-        head: &mut [u8],
+        header: &mut [u8],
     ) -> Result<(usize, Option<OwnedFd>)> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         loop {
             let mut control = RecvAncillaryBuffer::new(&mut space);
-            let received = match recvmsg(socket, &mut [IoSliceMut::new(head)], &mut control, flags)
-            {
-                Ok(received) => received,
-                Err(Errno::AGAIN) => {
-                    deadline.wait(op, socket, PollFlags::IN)?;
-                    continue;
-                }
-                Err(Errno::INTR) => continue,
-                Err(error) => return Err(failed(op, error)),
-            };
+            let received =
+                match recvmsg(socket, &mut [IoSliceMut::new(header)], &mut control, flags) {
+                    Ok(received) => received,
+                    Err(Errno::AGAIN) => {
+                        deadline.wait(op, socket, PollFlags::IN)?;
+                        continue;
+                    }
+                    Err(Errno::INTR) => continue,
+                    Err(error) => return Err(socket_error(op, error)),
+                };
             let mut handles = Vec::new();
             for message in control.drain() {
                 if let RecvAncillaryMessage::ScmRights(fds) = message {
@@ -215,11 +220,11 @@ impl Turn<'_> {
                 }
             }
             if received.bytes == 0 {
-                return Err(gone(op, "the channel was closed at its end"));
+                return Err(peer_gone(op, "the channel was closed at its end"));
             }
             if received.flags.contains(ReturnFlags::CTRUNC) || handles.len() > 1 {
                 self.broken = true;
-                return Err(nonsense("more than one descriptor came with it"));
+                return Err(invalid_message("more than one descriptor came with it"));
             }
             return Ok((received.bytes, handles.pop()));
         }
@@ -227,7 +232,7 @@ impl Turn<'_> {
 }
 
 #[track_caller]
-fn read_rest(
+fn read_exact(
     (op, deadline): (&'static str, Deadline),
     socket: &UnixStream,
     mut rest: &mut [u8],
@@ -235,12 +240,12 @@ fn read_rest(
     while !rest.is_empty() {
         match recv(socket, &mut *rest, RecvFlags::DONTWAIT) {
             Ok((0, _)) => {
-                return Err(gone(op, "the channel was closed in the middle of a message"));
+                return Err(peer_gone(op, "the channel was closed in the middle of a message"));
             }
             Ok((read, _)) => rest = &mut rest[read..],
             Err(Errno::AGAIN) => deadline.wait(op, socket, PollFlags::IN)?,
             Err(Errno::INTR) => {}
-            Err(error) => return Err(failed(op, error)),
+            Err(error) => return Err(socket_error(op, error)),
         }
     }
     Ok(())
@@ -248,19 +253,19 @@ fn read_rest(
 
 #[cold]
 #[track_caller]
-fn gone(op: &'static str, how: &str) -> Error {
+fn peer_gone(op: &'static str, how: &str) -> Error {
     ErrorKind::PeerGone { reason: how.to_owned() }.of(op)
 }
 
 /// Converts a failure of the socket to an error.
 #[cold]
 #[track_caller]
-pub(super) fn failed(op: &'static str, error: impl Into<io::Error>) -> Error {
+pub(super) fn socket_error(op: &'static str, error: impl Into<io::Error>) -> Error {
     let error = error.into();
     match error.kind() {
         io::ErrorKind::BrokenPipe
         | io::ErrorKind::ConnectionReset
-        | io::ErrorKind::NotConnected => gone(op, &error.to_string()),
+        | io::ErrorKind::NotConnected => peer_gone(op, &error.to_string()),
         _ => Error::invalid(op, format!("the socket failed: {error}")),
     }
 }

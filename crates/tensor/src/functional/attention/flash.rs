@@ -1,5 +1,5 @@
-//! Attention of half-width floats in one launch, and its gradients in two. Operands whose rows are not whole
-//! vectors are copied first.
+//! Attention of half-width floats in one launch, and its gradients in two. The kernels read rows as vectors,
+//! so operands with other strides are copied first.
 
 use warpline_kernels::attention::{
     Weighing, attention, attention_backward, attention_takes, has_attention,
@@ -7,7 +7,7 @@ use warpline_kernels::attention::{
 use warpline_runtime::Layout;
 
 use super::plain::gradients;
-use crate::autograd::{Backward, Gradients, Inputs, Saved, record, saved, wanted};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, Saved, record, saved, should_record};
 use crate::called::Called;
 use crate::exec::Exec;
 use crate::{DType, Result, Tensor};
@@ -41,26 +41,37 @@ pub(super) fn flash_attention(
     if !fits || !has_attention(exec.target(), query.dtype(), *width) {
         return Ok(None);
     }
-    let (q, k, v) = (taken(query)?, taken(key)?, taken(value)?);
-    let out = result(&exec, &q)?;
+    let (q, k, v) = (
+        with_supported_strides(query)?,
+        with_supported_strides(key)?,
+        with_supported_strides(value)?,
+    );
+    let out = empty_result(&exec, &q)?;
     let lse = exec.empty(&q.size()[..q.dim() - 1], DType::F32).of(OP)?;
     let operands = [q.as_view(), k.as_view(), v.as_view()];
     attention(exec.target(), operands, weighing, out.as_view(), lse.as_view()).of(OP)?;
     let inputs = [&q, &k, &v];
-    if !wanted(&inputs) {
+    if !should_record(&inputs) {
         return Ok(Some(out));
     }
-    let saved = Flash { q: q.clone(), k: k.clone(), v: v.clone(), out: out.clone(), lse, weighing };
+    let saved = SavedFlashAttention {
+        q: q.clone(),
+        k: k.clone(),
+        v: v.clone(),
+        out: out.clone(),
+        lse,
+        weighing,
+    };
     record(OP, out, &inputs, saved).map(Some)
 }
 
 saved! {
-    struct Flash {
+    struct SavedFlashAttention {
         q: Tensor,
         k: Tensor,
         v: Tensor,
         out: Tensor,
-        /// Logarithms of the sums of exponentials.
+        /// Log-sum-exp of the scores of each query.
         lse: Tensor,
         weighing: Weighing,
     }
@@ -68,13 +79,13 @@ saved! {
 
 impl Saved for Weighing {}
 
-impl Backward for Flash {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for SavedFlashAttention {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let operands = [self.q.widened()?, self.k.widened()?, self.v.widened()?];
         let scores = operands[0].mul(self.weighing.scale)?;
         let scores = scores.matmul(&operands[1].transpose(-2, -1)?)?;
         let scores = if self.weighing.is_causal {
-            let hidden = scores.above(OP, 0)?;
+            let hidden = scores.mask_above(OP, 0)?;
             scores.masked_fill(&hidden, f64::NEG_INFINITY)?
         } else {
             scores
@@ -83,12 +94,12 @@ impl Backward for Flash {
         gradients(inputs, &operands, &weights, scale, Some(&grad.widened()?), None)
     }
 
-    fn fused(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Option<Gradients>> {
+    fn fused(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Option<Gradients>> {
         let Self { q, k, v, out, lse, weighing } = self;
-        let grad = taken(grad)?;
+        let grad = with_supported_strides(grad)?;
         let exec = q.exec()?;
         let delta = exec.empty(lse.size(), DType::F32)?;
-        let grads = [result(&exec, q)?, result(&exec, k)?, result(&exec, v)?];
+        let grads = [empty_result(&exec, q)?, empty_result(&exec, k)?, empty_result(&exec, v)?];
         let operands = [q, k, v].map(Tensor::as_view);
         let to = grads.each_ref().map(Tensor::as_view);
         let (of_out, sums) = ([out.as_view(), grad.as_view()], [lse.as_view(), delta.as_view()]);
@@ -100,18 +111,19 @@ impl Backward for Flash {
 
 /// Returns the tensor, or a copy if the kernels do not support its strides.
 #[track_caller]
-fn taken(t: &Tensor) -> Result<Tensor> {
+fn with_supported_strides(t: &Tensor) -> Result<Tensor> {
     if attention_takes(t.as_view()) {
         return Ok(t.clone());
     }
     let t = t.contiguous().of(OP)?;
-    // A row-major tensor may still begin between two vectors.
+    // A contiguous tensor may still begin at an address that is not aligned to a vector.
     if attention_takes(t.as_view()) { Ok(t) } else { t.copy().of(OP) }
 }
 
-/// Allocates a tensor with the dimensions of an operand in the same order, so that a transpose back is a view.
+/// Allocates a tensor with the dimension order of an operand. If the operand is a transposed view, the same
+/// transpose of the result is contiguous.
 #[track_caller]
-fn result(exec: &Exec<'_>, like: &Tensor) -> Result<Tensor> {
+fn empty_result(exec: &Exec<'_>, like: &Tensor) -> Result<Tensor> {
     let layout = like.layout().preserved();
     let by_rows = layout.strides().last() == Some(&1);
     let layout = if by_rows { layout } else { Layout::contiguous(like.size())? };

@@ -64,7 +64,7 @@ pub fn scaled_dot_product_attention(
     let op = "scaled_dot_product_attention";
     check(op, query, key, value, options)?;
     let (k, v) = if options.enable_gqa {
-        (shared_heads(op, query, key)?, shared_heads(op, query, value)?)
+        (repeat_heads(op, query, key)?, repeat_heads(op, query, value)?)
     } else {
         (key.clone(), value.clone())
     };
@@ -80,11 +80,11 @@ pub fn scaled_dot_product_attention(
         }
     }
     let (q, k, v) = (query.widened().of(op)?, k.widened().of(op)?, v.widened().of(op)?);
-    // Queries are fewer than scores.
+    // Scales the queries, which have fewer elements than the scores.
     let scores = q.mul(scale).of(op)?.matmul(&k.transpose(-2, -1)?).of(op)?;
     let (scores, blind) = match options.attn_mask {
         None if options.is_causal => {
-            let hidden = scores.above(op, 0)?;
+            let hidden = scores.mask_above(op, 0)?;
             (scores.masked_fill(&hidden, f64::NEG_INFINITY).of(op)?, None)
         }
         None => (scores, None),
@@ -94,7 +94,7 @@ pub fn scaled_dot_product_attention(
     let weights = if options.dropout_p > 0.0 {
         let kept = weights.empty_like(()).of(op)?;
         kept.bernoulli_(1.0 - options.dropout_p).of(op)?;
-        // With everything dropped there is nothing to scale up.
+        // If all weights are dropped, the scale does not matter, but must be finite.
         let scale = if options.dropout_p < 1.0 { (1.0 - options.dropout_p).recip() } else { 0.0 };
         weights.mul(&kept.mul(scale).of(op)?).of(op)?
     } else {
@@ -108,8 +108,8 @@ pub fn scaled_dot_product_attention(
     out.to(query.dtype()).of(op)
 }
 
-/// Applies a mask to scores, and returns also which queries attend to no key. Such a query attends to all keys
-/// here, so that no gradient is NaN; the caller discards its result.
+/// Applies a mask to scores. Also returns a mask of the queries that attend to no key. The returned scores
+/// let such a query attend to all keys, so that no gradient is NaN. The caller discards the query's result.
 #[track_caller]
 fn masked(scores: &Tensor, mask: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
     if mask.dtype() == DType::Bool {
@@ -122,9 +122,9 @@ fn masked(scores: &Tensor, mask: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
     Ok((scores.add(&added)?, Some(blind)))
 }
 
-/// Repeats each head for the queries' heads that it serves.
+/// Repeats each head of keys or values to match the number of query heads.
 #[track_caller]
-fn shared_heads(op: &'static str, q: &Tensor, t: &Tensor) -> Result<Tensor> {
+fn repeat_heads(op: &'static str, q: &Tensor, t: &Tensor) -> Result<Tensor> {
     let (&[.., heads, _, _], &[.., own, _, _]) = (q.size(), t.size()) else {
         let reason = "enable_gqa needs at least 3 dimensions";
         return Err(Error::invalid(op, reason));

@@ -1,5 +1,5 @@
-//! Attention without mask and dropout in few launches: three forward, and backward two and one per gradient.
-//! Operands whose strides a matrix product does not support are copied first.
+//! Attention without mask and dropout in few launches: three in the forward pass; in the backward pass two,
+//! and one per gradient. Operands whose strides a matrix product does not support are copied first.
 
 use smallvec::{SmallVec, smallvec};
 use warpline_kernels::attention::Weighing;
@@ -7,13 +7,13 @@ use warpline_kernels::attention::{attention_weights, attention_weights_backward}
 use warpline_kernels::matmul::{matmul, needs_contiguous};
 use warpline_runtime::checked_numel;
 
-use crate::autograd::{Backward, Gradients, Inputs, record_all, saved, wanted};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, should_record};
 use crate::called::Called;
 use crate::{DType, Result, Tensor};
 
 const OP: &str = "scaled_dot_product_attention";
 
-/// Attention with this scale and causality.
+/// Attention with a given scale, causal or not.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlainAttention(pub(super) Weighing);
 
@@ -45,19 +45,20 @@ impl PlainAttention {
             return Ok(None);
         }
         let count = checked_numel(batch).of(OP)?;
-        // These copies are the only ones: their gradients are views.
-        let (q, k, v) = (taken(query, count)?, taken(key, count)?, taken(value, count)?);
+        // The backward pass copies nothing, because the gradients of these reshapes are views.
+        let (q, k, v) =
+            (merge_batch(query, count)?, merge_batch(key, count)?, merge_batch(value, count)?);
         let exec = q.exec()?;
         let weights = exec.empty(&[count, *queries, *keys], q.dtype()).of(OP)?;
         {
-            let scores = product(&q, &turned(&k)?, wide(q.dtype()))?;
+            let scores = product(&q, &transposed(&k)?, score_dtype(q.dtype()))?;
             let (of, to) = (scores.as_view(), weights.as_view());
             attention_weights(exec.target(), of, self.0.scale, self.0.is_causal, to).of(OP)?;
         }
         let out = product(&weights, &v, q.dtype())?;
-        if wanted(&[&q, &k, &v]) {
-            // The weights are a result too, so that gradients of gradients know what they depend on.
-            let saved = Plain {
+        if should_record(&[&q, &k, &v]) {
+            // The weights are also a result of the node, so that gradients of gradients flow through them.
+            let saved = SavedPlainAttention {
                 q: q.clone(),
                 k: k.clone(),
                 v: v.clone(),
@@ -73,11 +74,11 @@ impl PlainAttention {
 }
 
 saved! {
-    struct Plain { q: Tensor, k: Tensor, v: Tensor, weights: Tensor, weighing: Weighing }
+    struct SavedPlainAttention { q: Tensor, k: Tensor, v: Tensor, weights: Tensor, weighing: Weighing }
 }
 
-impl Backward<[Option<Tensor>]> for Plain {
-    fn backward(&self, grads: &[Option<Tensor>], inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward<[Option<Tensor>]> for SavedPlainAttention {
+    fn backward(&self, grads: &[Option<Tensor>], inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let widened = |t: &Option<Tensor>| t.as_ref().map(Tensor::widened).transpose();
         let [grad, of_weights] = grads else { return Ok(Gradients::new()) };
         let (grad, of_weights) = (widened(grad)?, widened(of_weights)?);
@@ -86,33 +87,37 @@ impl Backward<[Option<Tensor>]> for Plain {
         gradients(inputs, &operands, &weights, scale, grad.as_ref(), of_weights.as_ref())
     }
 
-    /// Computes the gradients if only the result has a gradient.
-    fn fused(&self, grads: &[Option<Tensor>], inputs: &Inputs<'_>) -> Result<Option<Gradients>> {
+    /// Returns `None` if the weights have a gradient.
+    fn fused(
+        &self,
+        grads: &[Option<Tensor>],
+        inputs: &NodeInputs<'_>,
+    ) -> Result<Option<Gradients>> {
         let [Some(grad), None] = grads else { return Ok(None) };
         let Self { q, k, v, weights, weighing: Weighing { scale, is_causal } } = self;
         let (grad, dtype) = (dense(grad)?, inputs.dtype(0));
-        let of_value = inputs.gradient(2, || product(&turned(weights)?, &grad, dtype))?;
+        let of_value = inputs.gradient(2, || product(&transposed(weights)?, &grad, dtype))?;
         if !inputs.needs(0) && !inputs.needs(1) {
             return Ok(Some(smallvec![None, None, of_value]));
         }
         let exec = weights.exec()?;
         let of_scores = exec.empty(weights.size(), dtype)?;
         {
-            let of_weights = product(&grad, &turned(v)?, wide(dtype))?;
+            let of_weights = product(&grad, &transposed(v)?, score_dtype(dtype))?;
             let views = [&of_weights, weights, &of_scores].map(Tensor::as_view);
             let target = exec.target();
             attention_weights_backward(target, views[0], views[1], *scale, *is_causal, views[2])?;
         }
         let of_query = inputs.gradient(0, || product(&of_scores, k, dtype))?;
-        let of_key = inputs.gradient(1, || product(&turned(&of_scores)?, q, dtype))?;
+        let of_key = inputs.gradient(1, || product(&transposed(&of_scores)?, q, dtype))?;
         Ok(Some(smallvec![of_query, of_key, of_value]))
     }
 }
 
-/// Computes the gradients of query, key and value from those of the result and the weights, in ops that have
-/// gradients.
+/// Computes the gradients of query, key and value from the gradients of the result and the weights, with
+/// differentiable ops.
 pub(super) fn gradients(
-    inputs: &Inputs<'_>,
+    inputs: &NodeInputs<'_>,
     [q, k, v]: &[Tensor; 3],
     weights: &Tensor,
     scale: f64,
@@ -136,13 +141,13 @@ pub(super) fn gradients(
 }
 
 /// Returns the dtype of scores and their sums.
-fn wide(dtype: DType) -> DType {
+fn score_dtype(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-/// Merges the batch dimensions of an operand to one.
+/// Merges the batch dimensions of an operand into one dimension of size `count`.
 #[track_caller]
-fn taken(t: &Tensor, count: usize) -> Result<Tensor> {
+fn merge_batch(t: &Tensor, count: usize) -> Result<Tensor> {
     let [.., rows, columns] = t.size() else { return Ok(t.clone()) };
     let flat = t.reshape([count, *rows, *columns].map(|n| n as isize)).of(OP)?;
     dense(&flat)
@@ -154,14 +159,14 @@ fn dense(t: &Tensor) -> Result<Tensor> {
     if needs_contiguous(t.as_view()) { t.contiguous().of(OP) } else { Ok(t.clone()) }
 }
 
-/// Returns the matrices transposed, as a view without a gradient.
+/// Returns a transposed view of the matrices. The view is not recorded.
 #[track_caller]
-fn turned(t: &Tensor) -> Result<Tensor> {
+fn transposed(t: &Tensor) -> Result<Tensor> {
     t.detach().transpose(1, 2)
 }
 
-/// Multiplies pairs of matrices into a dtype, which may be `f32` for half-width floats. The product has no
-/// gradient.
+/// Multiplies pairs of matrices. The product has this dtype, which may be `f32` for half-width floats, and is
+/// not recorded.
 #[track_caller]
 fn product(a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
     let (exec, sizes) = (a.exec()?, [a.size()[0], a.size()[1], b.size()[2]]);

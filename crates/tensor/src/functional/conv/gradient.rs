@@ -1,18 +1,21 @@
 //! The convolution and its two gradients.
 //!
-//! Each of the three is linear in both of its operands, and the gradients of each are the other two. So
-//! gradients of gradients need no more code. A convolution saves the images if the weight wants a gradient, and
-//! the weight if the images want one. Columns are not saved but computed again.
+//! Each of these three ops is linear in both operands, and its gradients are the other two ops. Gradients of
+//! gradients therefore need no further code. A convolution saves the images if the weight requires a
+//! gradient, and the weight if the images require a gradient. Columns (im2col) are recomputed instead of
+//! saved.
 
 use warpline_kernels::conv::{Window, conv, conv_input_backward, conv_weight_backward};
 use warpline_runtime::Sizes;
 
-use crate::autograd::{Backward, Gradients, Inputs, Saved, no_grad, record, saved, wanted};
+use crate::autograd::{
+    Gradients, NodeInputs, OpBackward, Saved, no_grad, record, saved, should_record,
+};
 use crate::{Result, Tensor};
 
 /// A convolution of `[batch, channels, …]` to `[batch, outputs, …]`, with `dims` spatial dimensions.
 #[derive(Clone, Copy)]
-pub(super) struct Geometry {
+pub(super) struct ConvGeometry {
     pub(super) window: Window,
     pub(super) dims: usize,
     pub(super) groups: usize,
@@ -26,15 +29,20 @@ pub(super) fn convolution(
     x: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
-    of: Geometry,
+    of: ConvGeometry,
 ) -> Result<Tensor> {
     let out = of.forward(x, weight)?;
     of.add_bias(&out, bias)?;
     let inputs: Vec<&Tensor> = [x, weight].into_iter().chain(bias).collect();
-    if !wanted(&inputs) {
+    if !should_record(&inputs) {
         return Ok(out);
     }
-    record("convolution", out, &inputs, Convolution { operands: Operands::new(x, weight, of) })
+    record(
+        "convolution",
+        out,
+        &inputs,
+        Convolution { operands: BilinearOperands::new(x, weight, of) },
+    )
 }
 
 /// Computes the gradient of the images from the gradient of the results. With a bias, this is a transposed
@@ -44,51 +52,55 @@ pub(super) fn transposed(
     y: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
-    of: Geometry,
+    of: ConvGeometry,
 ) -> Result<Tensor> {
     let out = of.backward(y, weight)?;
     of.add_bias(&out, bias)?;
     let inputs: Vec<&Tensor> = [y, weight].into_iter().chain(bias).collect();
-    if !wanted(&inputs) {
+    if !should_record(&inputs) {
         return Ok(out);
     }
-    record("convolution", out, &inputs, Transposed { operands: Operands::new(y, weight, of) })
+    record(
+        "convolution",
+        out,
+        &inputs,
+        Transposed { operands: BilinearOperands::new(y, weight, of) },
+    )
 }
 
 /// Computes the gradient of the weight from the images and the gradient of the results.
 #[track_caller]
-fn weight_gradient(x: &Tensor, y: &Tensor, of: Geometry) -> Result<Tensor> {
+fn weight_gradient(x: &Tensor, y: &Tensor, of: ConvGeometry) -> Result<Tensor> {
     let out = of.weight(x, y)?;
-    if !wanted(&[x, y]) {
+    if !should_record(&[x, y]) {
         return Ok(out);
     }
     record(
         "convolution_backward",
         out,
         &[x, y],
-        WeightGradient { operands: Operands::new(x, y, of) },
+        WeightGradient { operands: BilinearOperands::new(x, y, of) },
     )
 }
 
 saved! {
-    /// The operands of a bilinear op. Each operand is saved if the other has a gradient.
-    struct Operands { first: Option<Tensor>, second: Option<Tensor>, of: Geometry }
+    /// The operands of a bilinear op. Each operand is saved if the other operand requires a gradient.
+    struct BilinearOperands { first: Option<Tensor>, second: Option<Tensor>, of: ConvGeometry }
 }
 
-impl Saved for Geometry {}
+impl Saved for ConvGeometry {}
 
-impl Operands {
-    fn new(first: &Tensor, second: &Tensor, of: Geometry) -> Self {
+impl BilinearOperands {
+    fn new(first: &Tensor, second: &Tensor, of: ConvGeometry) -> Self {
         let kept = |t: &Tensor, other: &Tensor| other.requires_grad().then(|| t.clone());
         Self { first: kept(first, second), second: kept(second, first), of }
     }
 
-    /// Returns the gradients of the operands, each computed from the other operand, and of a bias if there is
-    /// one.
+    /// Returns the gradients of the operands, each computed from the other operand, and of the bias, if any.
     fn gradients(
         &self,
         grad: &Tensor,
-        inputs: &Inputs<'_>,
+        inputs: &NodeInputs<'_>,
         of_first: impl FnOnce(&Tensor) -> Result<Tensor>,
         of_second: impl FnOnce(&Tensor) -> Result<Tensor>,
     ) -> Result<Gradients> {
@@ -100,40 +112,40 @@ impl Operands {
 }
 
 saved! {
-    struct Convolution { operands: Operands }
+    struct Convolution { operands: BilinearOperands }
 
-    struct Transposed { operands: Operands }
+    struct Transposed { operands: BilinearOperands }
 
-    struct WeightGradient { operands: Operands }
+    struct WeightGradient { operands: BilinearOperands }
 }
 
-impl Backward for Convolution {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Convolution {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let of = self.operands.of;
         let of_x = |weight: &Tensor| transposed(grad, weight, None, of);
         self.operands.gradients(grad, inputs, of_x, |x| weight_gradient(x, grad, of))
     }
 }
 
-impl Backward for Transposed {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Transposed {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let of = self.operands.of;
         let of_y = |weight: &Tensor| convolution(grad, weight, None, of);
         self.operands.gradients(grad, inputs, of_y, |y| weight_gradient(grad, y, of))
     }
 }
 
-impl Backward for WeightGradient {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for WeightGradient {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let of = self.operands.of;
         let of_x = |y: &Tensor| transposed(y, grad, None, of);
         self.operands.gradients(grad, inputs, of_x, |x| convolution(x, grad, None, of))
     }
 }
 
-// The methods below are not recorded for autograd.
-impl Geometry {
-    /// Returns the shape of a batch with this number of channels, whose last dimensions are those of the window.
+// These methods are not recorded for autograd.
+impl ConvGeometry {
+    /// Returns the shape of a batch: batch size, channels, and the last `dims` dimensions of `window`.
     fn sizes(&self, batch: usize, channels: usize, window: &[usize; 3]) -> Sizes {
         [batch, channels].iter().chain(&window[3 - self.dims..]).copied().collect()
     }

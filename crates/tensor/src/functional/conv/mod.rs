@@ -9,7 +9,7 @@ use warpline_kernels::conv::Window;
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Error, ErrorKind, Result, Tensor};
-use gradient::{Geometry, convolution, transposed};
+use gradient::{ConvGeometry, convolution, transposed};
 
 /// Padding around the image that is convolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,7 +180,7 @@ fn forward<const D: usize>(
     for d in 0..D {
         positive(op, "stride", stride[d])?;
         positive(op, "dilation", dilation[d])?;
-        let reach = reach(kernel[d], dilation[d]);
+        let reach = window_extent(kernel[d], dilation[d]);
         match padding {
             Padding::Same if stride[d] != 1 => {
                 let reason = "padding as `Same` needs a stride of 1";
@@ -203,7 +203,7 @@ fn forward<const D: usize>(
         output[d] = (padded - reach) / stride[d] + 1;
     }
     let window = window(op, [sizes, output, kernel, stride, begin, dilation])?;
-    let geometry = Geometry { window, dims: D, groups, channels, outputs };
+    let geometry = ConvGeometry { window, dims: D, groups, channels, outputs };
     batched::<D>(input, |input| convolution(input, weight, bias, geometry)).of(op)
 }
 
@@ -217,7 +217,7 @@ fn transpose<const D: usize>(
 ) -> Result<Tensor> {
     let &ConvTransposeOptions { stride, padding, output_padding, dilation, groups } = options;
     check::<D>(op, input, weight, bias, groups)?;
-    // The outputs of the convolution that is transposed.
+    // Channels of the input, which are the outputs of the convolution whose transpose this is.
     let outputs = input.size()[input.dim() - D - 1];
     let channels = weight.size()[1].saturating_mul(groups);
     if weight.size()[0] != outputs || !outputs.is_multiple_of(groups) {
@@ -244,7 +244,7 @@ fn transpose<const D: usize>(
         }
         let moved = sizes[d].saturating_sub(1).saturating_mul(stride[d]);
         let all = moved
-            .saturating_add(reach(kernel[d], dilation[d]))
+            .saturating_add(window_extent(kernel[d], dilation[d]))
             .saturating_add(output_padding[d])
             .checked_sub(padding[d].saturating_mul(2));
         let Some(size) = all.filter(|n| *n > 0 && sizes[d] > 0 && kernel[d] > 0) else {
@@ -255,12 +255,12 @@ fn transpose<const D: usize>(
         result[d] = size;
     }
     let window = window(op, [result, sizes, kernel, stride, padding, dilation])?;
-    let geometry = Geometry { window, dims: D, groups, channels, outputs };
+    let geometry = ConvGeometry { window, dims: D, groups, channels, outputs };
     batched::<D>(input, |input| transposed(input, weight, bias, geometry)).of(op)
 }
 
-/// Returns the extent of a window of `kernel` elements.
-fn reach(kernel: usize, dilation: usize) -> usize {
+/// Returns the extent of a window of `kernel` elements with this dilation.
+fn window_extent(kernel: usize, dilation: usize) -> usize {
     kernel.max(1).saturating_sub(1).saturating_mul(dilation).saturating_add(1)
 }
 
@@ -283,8 +283,8 @@ pub(super) fn last<const D: usize>(tensor: &Tensor) -> [usize; D] {
     std::array::from_fn(|d| tensor.size()[at + d])
 }
 
-/// Makes a checked window of three dimensions from input sizes, output sizes, kernel, stride, padding and
-/// dilation.
+/// Creates and checks a three-dimensional window from input sizes, output sizes, kernel, stride, padding and
+/// dilation, in this order.
 #[track_caller]
 pub(super) fn window<const D: usize>(op: &'static str, of: [[usize; D]; 6]) -> Result<Window> {
     let filled = |values: [usize; D], none: usize| {
@@ -304,7 +304,7 @@ pub(super) fn window<const D: usize>(op: &'static str, of: [[usize; D]; 6]) -> R
     Ok(window)
 }
 
-/// Calls `run` with a batch. Adds and removes a batch of one if the input has no batch.
+/// Calls `run` with a batch. Adds a batch dimension to an input without one, and removes it from the result.
 #[track_caller]
 pub(super) fn batched<const D: usize>(
     input: &Tensor,

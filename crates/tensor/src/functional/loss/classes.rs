@@ -5,7 +5,7 @@ use smallvec::smallvec;
 use super::{Reduction, fused};
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::autograd::{Backward, Gradients, Inputs, record_all, saved, wanted};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, should_record};
 use crate::called::Called;
 use crate::{DType, Error, Result, Tensor};
 
@@ -78,22 +78,25 @@ pub fn cross_entropy(
     if let Some(loss) = fused::fused(input, target, options).of(op)? {
         return Ok(loss);
     }
-    let known = Known::new(target, dim, options.ignore_index).of(op)?;
-    let (log, picked) = picked_log_softmax(input, dim, &known.index).of(op)?;
-    let losses = Losses::of(picked, known, target.size(), weight).of(op)?;
+    let targets = ClassTargets::new(target, dim, options.ignore_index).of(op)?;
+    let (log, picked) = picked_log_softmax(input, dim, &targets.index).of(op)?;
+    let losses = WeightedLosses::of(picked, targets, target.size(), weight).of(op)?;
     if smoothing == 0.0 {
         return losses.reduced(op, options.reduction).of(op)?.to(input.dtype()).of(op);
     }
     let classes = input.size()[dim as usize] as f64;
-    // The loss of a target that is the same for all classes.
+    // Label smoothing adds the loss of a target with the same probability for all classes.
     let log = log.widened().of(op)?;
     let spread = match weight {
         None => log.sum(dim).of(op)?,
-        Some(weight) => log.mul(&along(weight, dim, log.dim())?).of(op)?.sum(dim).of(op)?,
+        Some(weight) => {
+            log.mul(&broadcast_along(weight, dim, log.dim())?).of(op)?.sum(dim).of(op)?
+        }
     };
     let spread = spread.neg().of(op)?.masked_fill(&losses.ignored, 0).of(op)?;
     let smooth = losses.losses.mul(1.0 - smoothing).of(op)?;
-    let losses = Losses { losses: smooth.add(&spread.mul(smoothing / classes)?).of(op)?, ..losses };
+    let losses =
+        WeightedLosses { losses: smooth.add(&spread.mul(smoothing / classes)?).of(op)?, ..losses };
     losses.reduced(op, options.reduction).of(op)?.to(input.dtype()).of(op)
 }
 
@@ -108,20 +111,21 @@ pub fn nll_loss(input: &Tensor, target: &Tensor, options: &NllLossOptions<'_>) -
     let dim = class_dim(op, input)?;
     check_weight(op, input.size()[dim as usize], options.weight)?;
     check_target(op, input, target, dim)?;
-    let known = Known::new(target, dim, options.ignore_index).of(op)?;
-    let picked = input.gather_as(op, dim, &known.index)?;
-    let losses = Losses::of(picked, known, target.size(), options.weight).of(op)?;
+    let targets = ClassTargets::new(target, dim, options.ignore_index).of(op)?;
+    let picked = input.gather_as(op, dim, &targets.index)?;
+    let losses = WeightedLosses::of(picked, targets, target.size(), options.weight).of(op)?;
     losses.reduced(op, options.reduction).of(op)?.to(input.dtype()).of(op)
 }
 
 /// Class indices, and a mask of the ignored ones.
-struct Known {
+struct ClassTargets {
     ignored: Tensor,
-    /// The indices, with a dimension of size 1 for the classes. Ignored elements have some valid class.
+    /// The indices, with a dimension of size 1 for the classes. Ignored elements have index 0, which is
+    /// valid.
     index: Tensor,
 }
 
-impl Known {
+impl ClassTargets {
     #[track_caller]
     fn new(target: &Tensor, dim: isize, ignore_index: i64) -> Result<Self> {
         let target = target.to(DType::I64)?;
@@ -131,13 +135,13 @@ impl Known {
     }
 }
 
-/// [`Tensor::log_softmax`], and its elements at `index`. Both are one step of the graph, because the gradient
-/// of both together costs little more than the softmax.
+/// Returns [`Tensor::log_softmax`] of the input, and its elements at `index`. Both are results of one node,
+/// because their joint gradient costs little more than that of the softmax.
 #[track_caller]
 fn picked_log_softmax(input: &Tensor, dim: isize, index: &Tensor) -> Result<(Tensor, Tensor)> {
     let log = input.detach().log_softmax(dim)?;
     let picked = log.gather_as("cross_entropy", dim, index)?;
-    if wanted(&[input]) {
+    if should_record(&[input]) {
         let saved = PickedLogSoftmax { log: log.clone(), index: index.clone(), dim };
         record_all("cross_entropy", &[&log, &picked], &[input], saved)?;
     }
@@ -148,11 +152,11 @@ saved! {
     struct PickedLogSoftmax { log: Tensor, index: Tensor, dim: isize }
 }
 
-impl Backward<[Option<Tensor>]> for PickedLogSoftmax {
-    fn backward(&self, grads: &[Option<Tensor>], _: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward<[Option<Tensor>]> for PickedLogSoftmax {
+    fn backward(&self, grads: &[Option<Tensor>], _: &NodeInputs<'_>) -> Result<Gradients> {
         let Self { log, index, dim } = self;
         let [of_log, of_picked] = grads else { return Ok(Gradients::new()) };
-        // Through the softmax, each class gets a share of the sum of all gradients.
+        // The gradient of the normalizer is the sum of all gradients, distributed by the softmax.
         let sum = of_log.as_ref().map(|grad| grad.sum_keepdim(*dim)).transpose()?;
         let sum = match (sum, of_picked) {
             (Some(sum), Some(grad)) => sum.add(grad)?,
@@ -171,19 +175,24 @@ impl Backward<[Option<Tensor>]> for PickedLogSoftmax {
     }
 }
 
-/// The losses of class indices, each times its weight, which is 0 for ignored targets. In `f32` for half-width
-/// inputs, because sums may exceed their dtype.
-struct Losses {
+/// The losses of class indices, multiplied by their weights. Ignored targets have weight 0. For half-width
+/// inputs, the losses are `f32`, because sums may exceed the range of the input's dtype.
+struct WeightedLosses {
     losses: Tensor,
     ignored: Tensor,
-    /// `None` if every element that is not ignored has weight 1.
+    /// Weight of each loss. `None` if all targets that are not ignored have weight 1.
     weights: Option<Tensor>,
 }
 
-impl Losses {
+impl WeightedLosses {
     #[track_caller]
-    fn of(picked: Tensor, known: Known, sizes: &[usize], weight: Option<&Tensor>) -> Result<Self> {
-        let Known { ignored, index } = known;
+    fn of(
+        picked: Tensor,
+        targets: ClassTargets,
+        sizes: &[usize],
+        weight: Option<&Tensor>,
+    ) -> Result<Self> {
+        let ClassTargets { ignored, index } = targets;
         let losses = picked.reshape(sizes)?.widened()?.neg()?;
         let (losses, weights) = match weight {
             None => (losses, None),
@@ -209,7 +218,7 @@ impl Losses {
     }
 }
 
-/// The cross entropy with a probability for each class.
+/// Computes the cross entropy of targets that are class probabilities.
 #[track_caller]
 fn of_probabilities(
     log: &Tensor,
@@ -225,7 +234,7 @@ fn of_probabilities(
     }
     let mut products = log.mul(&target)?;
     if let Some(weight) = options.weight {
-        products = products.mul(&along(weight, dim, log.dim())?)?;
+        products = products.mul(&broadcast_along(weight, dim, log.dim())?)?;
     }
     let losses = products.sum(dim)?.neg()?;
     options.reduction.of("cross_entropy", &losses)
@@ -248,7 +257,7 @@ fn check_target(op: &'static str, input: &Tensor, target: &Tensor, dim: isize) -
     let mut sizes = input.size().to_vec();
     sizes.remove(dim as usize);
     if target.size() == &sizes[..] {
-        // PyTorch also takes bytes, but only for a vector of targets.
+        // PyTorch also accepts `uint8`, but only for at most one dimension of targets.
         let bytes = target.dtype() == DType::U8 && target.dim() <= 1;
         if target.dtype() == DType::I64 || bytes {
             return Ok(());
@@ -284,9 +293,9 @@ fn check_weight(op: &'static str, classes: usize, weight: Option<&Tensor>) -> Re
     }
 }
 
-/// Reshapes a vector to lie along dimension `dim` of `dims` dimensions.
+/// Reshapes a vector to `dims` dimensions, of which `dim` has the vector's size and the others have size 1.
 #[track_caller]
-fn along(vector: &Tensor, dim: isize, dims: usize) -> Result<Tensor> {
+fn broadcast_along(vector: &Tensor, dim: isize, dims: usize) -> Result<Tensor> {
     let mut sizes = vec![1; dims];
     sizes[dim as usize] = -1;
     vector.reshape(&sizes)

@@ -6,7 +6,7 @@ use smallvec::smallvec;
 
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::autograd::{Backward, Gradients, Inputs, record, saved, wanted};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
 use crate::called::Called;
 use crate::{Error, Result, Tensor, where_cond};
 
@@ -25,7 +25,7 @@ pub enum Reduction {
 }
 
 impl Reduction {
-    /// Reduces the losses.
+    /// Applies this reduction to the losses.
     #[track_caller]
     pub(super) fn of(self, op: &'static str, losses: &Tensor) -> Result<Tensor> {
         match self {
@@ -36,7 +36,7 @@ impl Reduction {
         }
     }
 
-    /// Reduces weighted losses, which may be of a wider dtype than the result.
+    /// Applies this reduction to weighted losses, whose dtype may be wider than the result's.
     #[track_caller]
     fn of_weighted(
         self,
@@ -51,10 +51,9 @@ impl Reduction {
     }
 }
 
-/// Warns of operands that are broadcast, as PyTorch does. Most often it is a mistake, such as `[n]` and
-/// `[n, 1]`.
+/// Warns if the operands are broadcast, as PyTorch does. This is often a mistake, such as `[n]` and `[n, 1]`.
 #[track_caller]
-fn warn_of_sizes(op: &'static str, input: &Tensor, target: &Tensor) {
+fn warn_of_broadcast(op: &'static str, input: &Tensor, target: &Tensor) {
     if input.size() != target.size() {
         tracing::warn!(
             "{op}: the target's sizes {:?} are not the input's, {:?}; they are broadcast, which likely leads to incorrect \
@@ -82,7 +81,7 @@ fn warn_of_sizes(op: &'static str, input: &Tensor, target: &Tensor) {
 #[track_caller]
 pub fn mse_loss(input: &Tensor, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
     let op = "mse_loss";
-    warn_of_sizes(op, input, target);
+    warn_of_broadcast(op, input, target);
     let losses = input.sub(target).of(op)?.square().of(op)?;
     reduction.of(op, &losses).of(op)
 }
@@ -95,7 +94,7 @@ pub fn mse_loss(input: &Tensor, target: &Tensor, reduction: Reduction) -> Result
 #[track_caller]
 pub fn l1_loss(input: &Tensor, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
     let op = "l1_loss";
-    warn_of_sizes(op, input, target);
+    warn_of_broadcast(op, input, target);
     let losses = input.sub(target).of(op)?.abs().of(op)?;
     reduction.of(op, &losses).of(op)
 }
@@ -120,7 +119,7 @@ pub fn smooth_l1_loss(
     if beta == 0.0 {
         return l1_loss(input, target, reduction).of(op);
     }
-    warn_of_sizes(op, input, target);
+    warn_of_broadcast(op, input, target);
     let apart = input.sub(target).of(op)?.abs().of(op)?;
     let near = apart.square().of(op)?.mul(0.5 / beta).of(op)?;
     let far = apart.sub(0.5 * beta).of(op)?;
@@ -145,7 +144,7 @@ pub fn huber_loss(
     if delta.is_nan() || delta <= 0.0 {
         return Err(Error::invalid(op, format!("delta must be above zero, but is {delta}")));
     }
-    warn_of_sizes(op, input, target);
+    warn_of_broadcast(op, input, target);
     let apart = input.sub(target).of(op)?.abs().of(op)?;
     let near = apart.square().of(op)?.mul(0.5).of(op)?;
     let far = apart.sub(0.5 * delta).of(op)?.mul(delta).of(op)?;
@@ -175,41 +174,41 @@ pub fn binary_cross_entropy<'a>(
     check_fractions(op, "input", input)?;
     check_fractions(op, "target", target)?;
     let (x, t) = (input.widened().of(op)?, target.widened().of(op)?);
-    let losses = entropy_of_two(&x, &t).of(op)?;
+    let losses = binary_entropy(&x, &t).of(op)?;
     let loss = reduction.of_weighted(op, losses, weight.into()).of(op)?;
     loss.to(input.dtype()).of(op)
 }
 
-/// `-(t * log(x) + (1 - t) * log(1 - x))`. As in PyTorch, the gradient is finite where `x` is 0 or 1.
+/// Returns `-(t * log(x) + (1 - t) * log(1 - x))`. The gradient is finite where `x` is 0 or 1, as in PyTorch.
 #[track_caller]
-fn entropy_of_two(x: &Tensor, t: &Tensor) -> Result<Tensor> {
-    let [of_one, of_zero] = logs_above(&x.detach())?;
+fn binary_entropy(x: &Tensor, t: &Tensor) -> Result<Tensor> {
+    let [of_one, of_zero] = clamped_logs(&x.detach())?;
     let target = t.detach();
     let losses = target.mul(&of_one)?.add(&target.neg()?.add(1)?.mul(&of_zero)?)?.neg()?;
-    if !wanted(&[x, t]) {
+    if !should_record(&[x, t]) {
         return Ok(losses);
     }
-    let saved = EntropyOfTwo { x: x.clone(), t: x.requires_grad().then(|| t.clone()) };
+    let saved = BinaryEntropy { x: x.clone(), t: x.requires_grad().then(|| t.clone()) };
     record("binary_cross_entropy", losses, &[x, t], saved)
 }
 
 saved! {
-    struct EntropyOfTwo {
+    struct BinaryEntropy {
         x: Tensor,
-        /// Present if `x` has a gradient.
+        /// Present if `x` requires a gradient.
         t: Option<Tensor>,
     }
 }
 
-impl Backward for EntropyOfTwo {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for BinaryEntropy {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let x = &self.x;
         let of_x = |t: &Tensor| {
             let slope = x.neg()?.add(1)?.mul(x)?.clamp_min(1e-12)?;
             grad.mul(&x.sub(t)?)?.div(&slope)
         };
         let of_t = || {
-            let [of_one, of_zero] = logs_above(x)?;
+            let [of_one, of_zero] = clamped_logs(x)?;
             grad.mul(&of_zero.sub(&of_one)?)
         };
         let of_x = self.t.as_ref().map(of_x).transpose()?;
@@ -217,9 +216,9 @@ impl Backward for EntropyOfTwo {
     }
 }
 
-/// The logarithms of `x` and of `1 - x`, clamped to at least -100.
+/// Returns the logarithms of `x` and of `1 - x`, clamped to at least -100.
 #[track_caller]
-fn logs_above(x: &Tensor) -> Result<[Tensor; 2]> {
+fn clamped_logs(x: &Tensor) -> Result<[Tensor; 2]> {
     Ok([x.log()?.clamp_min(-100)?, x.neg()?.log1p()?.clamp_min(-100)?])
 }
 
@@ -251,7 +250,7 @@ pub fn binary_cross_entropy_with_logits<'a>(
     loss.to(input.dtype()).of(op)
 }
 
-/// Refuses, on the CPU, elements that are not from 0 to 1, NaN among them.
+/// Fails if a CPU tensor has elements outside the range from 0 to 1, or NaN. Does not check GPU tensors.
 #[track_caller]
 fn check_fractions(op: &'static str, name: &str, tensor: &Tensor) -> Result<()> {
     if tensor.is_cuda() {

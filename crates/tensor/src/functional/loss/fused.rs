@@ -1,19 +1,19 @@
-//! The cross entropy of class indices in few launches: two forward and one backward.
+//! The cross entropy of class indices in few launches: two in the forward pass, and one in the backward pass.
 
 use smallvec::smallvec;
 use warpline_kernels::loss::{self as kernel, Nll};
 
 use super::{CrossEntropyOptions, Reduction};
-use crate::autograd::{Backward, Gradients, Inputs, record_all, saved, wanted};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, should_record};
 use crate::methods::Softmax;
 use crate::{DType, Result, Tensor};
 
-/// Largest number of rows whose losses one block adds. With more rows, several launches that use the whole GPU
+/// Maximum number of rows whose losses one block adds. For more rows, several launches that use the whole GPU
 /// are faster.
 const MOST_ROWS: usize = 1 << 16;
 
-/// Computes the loss if the kernels support it: reduced, of a matrix, and with a weight of its dtype that has
-/// no gradient. All sizes were checked.
+/// Computes the loss if the kernels support it: the input is a matrix, the loss is reduced, and the weight
+/// has the input's dtype and requires no gradient. The caller has checked all sizes.
 #[track_caller]
 pub(super) fn fused(
     input: &Tensor,
@@ -24,7 +24,8 @@ pub(super) fn fused(
         t.device() == input.device() && t.storage().runtime().same_as(input.storage().runtime())
     };
     let weight = options.weight;
-    let weighs = weight.is_none_or(|w| w.dtype() == input.dtype() && beside(w) && !wanted(&[w]));
+    let weighs =
+        weight.is_none_or(|w| w.dtype() == input.dtype() && beside(w) && !should_record(&[w]));
     let fits = input.dim() == 2
         && input.numel() > 0
         && input.size()[0] <= MOST_ROWS
@@ -50,8 +51,8 @@ pub(super) fn fused(
     };
     let (of_loss, of_total) = (loss.as_view(), saved.total.as_view());
     kernel::nll_loss(exec.target(), "cross_entropy", &saved.nll(), of_loss, of_total)?;
-    if wanted(&[input]) {
-        // The logarithms are a result too, so that gradients of gradients know what they depend on.
+    if should_record(&[input]) {
+        // The logarithms are also a result of the node, so that gradients of gradients flow through them.
         record_all("cross_entropy", &[&loss, &log], &[input], saved)?;
     }
     Ok(Some(loss))
@@ -61,7 +62,7 @@ saved! {
     struct ClassLoss {
         log: Tensor,
         classes: Tensor,
-        /// The sum of the weights.
+        /// The sum of the weights of all targets that are not ignored.
         total: Tensor,
         weight: Option<Tensor>,
         ignore_index: i64,
@@ -80,7 +81,7 @@ impl ClassLoss {
         }
     }
 
-    fn launched(&self, grad: &Tensor) -> Result<Tensor> {
+    fn fused_gradient(&self, grad: &Tensor) -> Result<Tensor> {
         let exec = self.log.exec()?;
         let out = exec.empty(self.log.size(), self.log.dtype())?;
         let [grad, total] = [grad, &self.total].map(Tensor::as_view);
@@ -88,7 +89,7 @@ impl ClassLoss {
         Ok(out)
     }
 
-    fn composed(&self, grad: &Tensor) -> Result<Tensor> {
+    fn differentiable_gradient(&self, grad: &Tensor) -> Result<Tensor> {
         let Self { log, classes, total, weight, .. } = self;
         let ignored = classes.eq(self.ignore_index)?;
         let index = classes.masked_fill(&ignored, 0)?;
@@ -98,12 +99,13 @@ impl ClassLoss {
         };
         let own = own.masked_fill(&ignored, 0)?;
         let own = if self.mean { own.div(total)? } else { own };
-        let every = log.arange_beside(0, log.size()[1])?;
+        let every = log.arange_on_device(0, log.size()[1])?;
         let is_own = index.unsqueeze(1)?.eq(&every)?.to(log.dtype())?;
         log.exp()?.sub(&is_own)?.mul(&own.mul(grad)?.unsqueeze(1)?)
     }
 
-    /// The gradient of the input: the sum of the gradients for the loss and for the logarithms.
+    /// Computes the gradient of the input: the sum of the gradients through the loss and through the
+    /// logarithms.
     fn gradients(
         &self,
         grads: &[Option<Tensor>],
@@ -121,12 +123,12 @@ impl ClassLoss {
     }
 }
 
-impl Backward<[Option<Tensor>]> for ClassLoss {
-    fn backward(&self, grads: &[Option<Tensor>], _: &Inputs<'_>) -> Result<Gradients> {
-        self.gradients(grads, Self::composed, Softmax::composed)
+impl OpBackward<[Option<Tensor>]> for ClassLoss {
+    fn backward(&self, grads: &[Option<Tensor>], _: &NodeInputs<'_>) -> Result<Gradients> {
+        self.gradients(grads, Self::differentiable_gradient, Softmax::differentiable_gradient)
     }
 
-    fn fused(&self, grads: &[Option<Tensor>], _: &Inputs<'_>) -> Result<Option<Gradients>> {
-        self.gradients(grads, Self::launched, Softmax::launched).map(Some)
+    fn fused(&self, grads: &[Option<Tensor>], _: &NodeInputs<'_>) -> Result<Option<Gradients>> {
+        self.gradients(grads, Self::fused_gradient, Softmax::fused_gradient).map(Some)
     }
 }

@@ -1,11 +1,11 @@
-//! `layer_norm` and `rms_norm` in few launches: one forward, and backward one for the input and one for weight
-//! and bias.
+//! `layer_norm` and `rms_norm` in few launches: one in the forward pass; in the backward pass one for the
+//! input, and one for weight and bias.
 
 use smallvec::{SmallVec, smallvec};
 use warpline_kernels::norm::{self as kernel, LayerNorm};
 
 use super::per_sample::standardized;
-use crate::autograd::{Backward, Gradients, Inputs, Saved, record, saved, wanted};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, Saved, record, saved, should_record};
 use crate::{Result, Tensor};
 
 /// The dimensions and the parameters of a normalization.
@@ -17,7 +17,8 @@ pub(super) struct RowNorm {
 }
 
 impl RowNorm {
-    /// Computes the result if weight and bias have the input's dtype and device. All sizes were checked.
+    /// Computes the result if weight and bias have the input's dtype and device. The caller has checked all
+    /// sizes.
     #[track_caller]
     pub(super) fn fused(
         self,
@@ -50,11 +51,11 @@ impl RowNorm {
         };
         let dense_bias = bias.map(|bias| bias.detach().contiguous()).transpose()?;
         let of_bias = dense_bias.as_ref().map(Tensor::as_view);
-        let parts = Parts::of(&saved)?;
-        kernel::layer_norm(exec.target(), &parts.norm(&saved), of_bias, out.as_view())?;
+        let operands = ContiguousOperands::of(&saved)?;
+        kernel::layer_norm(exec.target(), &operands.norm(&saved), of_bias, out.as_view())?;
         let inputs: SmallVec<[&Tensor; 3]> =
             [input].into_iter().chain(weight).chain(bias).collect();
-        if !wanted(&inputs) {
+        if !should_record(&inputs) {
             return Ok(Some(out));
         }
         let name = if saved.of.centred { "layer_norm" } else { "rms_norm" };
@@ -63,7 +64,7 @@ impl RowNorm {
 }
 
 saved! {
-    /// The tensors and the mode of a normalization.
+    /// The saved state of a normalization.
     struct Normalized {
         input: Tensor,
         weight: Option<Tensor>,
@@ -75,9 +76,9 @@ saved! {
 
 impl Saved for RowNorm {}
 
-impl Backward for Normalized {
-    /// The engine sums the gradients over rows.
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Normalized {
+    /// Returns gradients of weight and bias that are not summed over rows. The engine sums them.
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let RowNorm { dims, eps, centred } = &self.of;
         let grad = grad.widened()?;
         let made = standardized(&self.input.widened()?, dims, *eps, *centred)?;
@@ -98,9 +99,9 @@ impl Backward for Normalized {
         Ok(grads)
     }
 
-    fn fused(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Option<Gradients>> {
-        let (parts, grad) = (Parts::of(self)?, grad.contiguous()?);
-        let (norm, exec) = (parts.norm(self), grad.exec()?);
+    fn fused(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Option<Gradients>> {
+        let (operands, grad) = (ContiguousOperands::of(self)?, grad.contiguous()?);
+        let (norm, exec) = (operands.norm(self), grad.exec()?);
         let mut grads: Gradients = smallvec![None; inputs.len()];
         if inputs.needs(0) {
             let out = exec.empty(self.input.size(), self.input.dtype())?;
@@ -124,13 +125,13 @@ impl Backward for Normalized {
     }
 }
 
-/// Input and weight as the kernels take them.
-struct Parts {
+/// Contiguous input and weight, which the kernels require.
+struct ContiguousOperands {
     input: Tensor,
     weight: Option<Tensor>,
 }
 
-impl Parts {
+impl ContiguousOperands {
     #[track_caller]
     fn of(saved: &Normalized) -> Result<Self> {
         let weight =

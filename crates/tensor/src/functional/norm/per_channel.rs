@@ -88,7 +88,7 @@ pub fn batch_norm<'a>(
     };
     let centred = x.sub(&mean).of(op)?;
     let scale = var.widened().of(op)?.add(options.eps).of(op)?.rsqrt().of(op)?;
-    // One factor per channel, so that the input is read no more often than needed.
+    // Combines scale and weight to one factor per channel, which saves a pass over the input.
     let factor = match &weight {
         Some(weight) => scale.mul(weight).of(op)?,
         None => scale,
@@ -96,7 +96,7 @@ pub fn batch_norm<'a>(
     scaled(centred, Some(&factor), bias.as_ref(), input.dtype()).of(op)
 }
 
-/// `running = (1 - momentum) * running + momentum * factor * batch`, in place.
+/// Sets `running` to `(1 - momentum) * running + momentum * factor * batch`, in place.
 #[track_caller]
 fn update(running: Option<&Tensor>, batch: &Tensor, factor: f64, momentum: f64) -> Result<()> {
     let Some(running) = running else { return Ok(()) };
@@ -106,7 +106,7 @@ fn update(running: Option<&Tensor>, batch: &Tensor, factor: f64, momentum: f64) 
     Ok(())
 }
 
-/// Returns the number of channels. Refuses a tensor in `others` that does not have one element per channel.
+/// Returns the number of channels. Fails if a tensor in `others` does not have one element per channel.
 #[track_caller]
 fn check(op: &'static str, input: &Tensor, others: [Option<&Tensor>; 4]) -> Result<usize> {
     let &[_, channels, ..] = input.size() else {

@@ -1,17 +1,16 @@
-//! Normalization over dimensions of each element of a batch.
+//! Normalization over dimensions of each sample.
 
 use smallvec::{SmallVec, smallvec};
 
 use super::fused::RowNorm;
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::autograd::{Backward, Gradients, Inputs, record_all, saved, wanted};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, should_record};
 use crate::called::Called;
 use crate::methods::composite::signed;
 use crate::{DType, Error, IntoShape, Result, Tensor};
 
-/// Returns the last dimensions that `normalized_shape` names. Refuses a shape that is not that of the last
-/// dimensions.
+/// Returns the dimensions to normalize, the last of the input. Fails if `shape` does not match their sizes.
 #[track_caller]
 fn normalized_dims(op: &'static str, input: &Tensor, shape: &[usize]) -> Result<Vec<isize>> {
     if shape.is_empty() || !input.size().ends_with(shape) {
@@ -45,7 +44,7 @@ fn check_parameters(
     Ok(())
 }
 
-/// `x * weight + bias` in `dtype`, where weight or bias may be missing.
+/// Returns `x * weight + bias` in `dtype`. Weight and bias are optional.
 #[track_caller]
 pub(super) fn scaled(
     x: Tensor,
@@ -62,23 +61,23 @@ pub(super) fn scaled(
 }
 
 /// The result of [`standardized`] and its intermediates.
-pub(super) struct Standard {
+pub(super) struct Standardized {
     pub(super) result: Tensor,
-    /// Mean and variance, through which no gradient flows. `None` without a mean.
+    /// Mean and variance, detached from the graph. `None` if the mean was not subtracted.
     pub(super) moments: Option<(Tensor, Tensor)>,
-    /// One over the square root of the mean square.
+    /// Reciprocal of the root mean square.
     pub(super) scale: Tensor,
 }
 
-/// Subtracts the mean over dimensions if `centred`, then divides by the square root of the mean square. This is
-/// one step of the graph, whose gradient takes a few launches.
+/// Subtracts the mean over dimensions if `centred`, then divides by the root mean square. Recorded as one
+/// node, whose gradient takes a few launches.
 #[track_caller]
 pub(super) fn standardized(
     x: &Tensor,
     dims: &[isize],
     eps: f64,
     centred: bool,
-) -> Result<Standard> {
+) -> Result<Standardized> {
     let plain = x.detach();
     let (result, scale, moments) = if centred {
         let made = plain.moments(dims)?;
@@ -89,14 +88,14 @@ pub(super) fn standardized(
         let scale = plain.square()?.mean_keepdim(dims)?.add(eps)?.rsqrt()?;
         (plain.mul(&scale)?, scale, None)
     };
-    if wanted(&[x]) {
+    if should_record(&[x]) {
         let count = x.numel() as f64 / scale.numel().max(1) as f64;
         let dims: SmallVec<[isize; 6]> = dims.into();
-        // The scale is a result of the node too, so that gradients of gradients know what it depends on.
+        // The scale is also a result of the node, so that gradients of gradients flow through it.
         let saved = Standardize { y: result.clone(), scale: scale.clone(), dims, count, centred };
         record_all("standardize", &[&result, &scale], &[x], saved)?;
     }
-    Ok(Standard { result, moments, scale })
+    Ok(Standardized { result, moments, scale })
 }
 
 saved! {
@@ -110,8 +109,8 @@ saved! {
     }
 }
 
-impl Backward<[Option<Tensor>]> for Standardize {
-    fn backward(&self, grads: &[Option<Tensor>], _: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward<[Option<Tensor>]> for Standardize {
+    fn backward(&self, grads: &[Option<Tensor>], _: &NodeInputs<'_>) -> Result<Gradients> {
         let Self { y, scale, .. } = self;
         let mut of_x = None;
         if let Some(grad) = &grads[0] {
@@ -224,7 +223,7 @@ pub fn group_norm<'a>(
     }
     check_parameters(op, &[("weight", weight), ("bias", bias)], &[channels])?;
     let x = input.widened().of(op)?;
-    // Sizes are given by name, because -1 is ambiguous without elements.
+    // Computed here, because -1 in the shape would be ambiguous for a tensor without elements.
     let rest = input.size()[1..].iter().product::<usize>() / num_groups;
     let groups = x.reshape([batch, num_groups, rest]).of(op)?;
     let x = standardized(&groups, &[-1], eps, true).of(op)?.result;
@@ -234,7 +233,7 @@ pub fn group_norm<'a>(
     scaled(x, weight.as_ref(), bias.as_ref(), input.dtype()).of(op)
 }
 
-/// Reshapes a vector of one element per channel to lie along the second dimension.
+/// Reshapes a vector with one element per channel, so that it broadcasts along the second dimension.
 #[track_caller]
 pub(super) fn per_channel(vector: Option<&Tensor>, dims: usize) -> Result<Option<Tensor>> {
     let Some(vector) = vector else { return Ok(None) };

@@ -1,11 +1,14 @@
-//! Pools and their gradients, which are linear. The gradient of an average's gradient is the average. The
-//! gradient of a maximum's gradient is the elements at its indices.
+//! Pools and their gradients. Gradients of pools are linear ops. The gradient of an average pool's gradient
+//! is the average pool. The gradient of a maximum pool's gradient gathers the elements at the indices of the
+//! maxima.
 
 use smallvec::smallvec;
 use warpline_kernels::pool::{self, Divisor, Places, Window};
 use warpline_runtime::Sizes;
 
-use crate::autograd::{Backward, Gradients, Inputs, Saved, linear, no_grad, record, saved, wanted};
+use crate::autograd::{
+    Gradients, NodeInputs, OpBackward, Saved, linear, no_grad, record, saved, should_record,
+};
 use crate::methods::composite::signed;
 use crate::{DType, Result, Tensor};
 
@@ -23,7 +26,7 @@ impl Pooling {
     }
 }
 
-/// Computes the largest element under each position, and its index.
+/// Computes the largest element of each window, and its index.
 #[track_caller]
 pub(super) fn largest(x: &Tensor, of: Pooling) -> Result<(Tensor, Tensor)> {
     let exec = x.exec()?;
@@ -31,7 +34,7 @@ pub(super) fn largest(x: &Tensor, of: Pooling) -> Result<(Tensor, Tensor)> {
     let (values, indices) = (exec.empty(&sizes, x.dtype())?, exec.empty(&sizes, DType::I64)?);
     let (image, target) = (x.as_view(), exec.target());
     pool::max_pool(target, image, &of.window, of.places, values.as_view(), indices.as_view())?;
-    if !wanted(&[x]) {
+    if !should_record(&[x]) {
         return Ok((values, indices));
     }
     let values = record("max_pool", values, &[x], MaxPool { indices: indices.clone(), of })?;
@@ -46,21 +49,21 @@ saved! {
     struct MaxPoolBackward { indices: Tensor }
 }
 
-impl Backward for MaxPool {
-    fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for MaxPool {
+    fn backward(&self, grad: &Tensor, _: &NodeInputs<'_>) -> Result<Gradients> {
         Ok(smallvec![Some(largest_gradient(grad, &self.indices, self.of)?)])
     }
 }
 
-impl Backward for MaxPoolBackward {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for MaxPoolBackward {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let indices = self.indices.flatten(2, -1)?;
         let picked = grad.contiguous()?.flatten(2, -1)?.gather(2, &indices)?;
         Ok(smallvec![Some(picked.reshape(signed(inputs.sizes(0)))?)])
     }
 }
 
-/// Computes the gradient of [`largest`]'s image.
+/// Computes the gradient of the image of [`largest`].
 #[track_caller]
 fn largest_gradient(y: &Tensor, indices: &Tensor, of: Pooling) -> Result<Tensor> {
     let exec = y.exec()?;
@@ -68,26 +71,26 @@ fn largest_gradient(y: &Tensor, indices: &Tensor, of: Pooling) -> Result<Tensor>
     let out = exec.empty(&of.sizes(y, of.window.input), y.dtype())?;
     let (grad, index, target) = (grad.as_view(), indices.as_view(), exec.target());
     pool::max_pool_backward(target, grad, index, &of.window, of.places, out.as_view())?;
-    if !wanted(&[y]) {
+    if !should_record(&[y]) {
         return Ok(out);
     }
     record("max_pool_backward", out, &[y], MaxPoolBackward { indices: indices.clone() })
 }
 
-/// Computes the average under each position.
+/// Computes the average of each window.
 #[track_caller]
 pub(super) fn averages(x: &Tensor, of: Pooling, divisor: Divisor) -> Result<Tensor> {
     let exec = x.exec()?;
     let out = exec.empty(&of.sizes(x, of.window.output), x.dtype())?;
     let (image, target) = (x.as_view(), exec.target());
     pool::avg_pool(target, image, &of.window, of.places, divisor, out.as_view())?;
-    if !wanted(&[x]) {
+    if !should_record(&[x]) {
         return Ok(out);
     }
     record("avg_pool", out, &[x], linear(move |grad, _| averages_gradient(grad, of, divisor)))
 }
 
-/// Computes the gradient of [`averages`]'s image.
+/// Computes the gradient of the image of [`averages`].
 #[track_caller]
 fn averages_gradient(y: &Tensor, of: Pooling, divisor: Divisor) -> Result<Tensor> {
     let exec = y.exec()?;
@@ -95,7 +98,7 @@ fn averages_gradient(y: &Tensor, of: Pooling, divisor: Divisor) -> Result<Tensor
     let out = exec.empty(&of.sizes(y, of.window.input), y.dtype())?;
     let (grad, target) = (grad.as_view(), exec.target());
     pool::avg_pool_backward(target, grad, &of.window, of.places, divisor, out.as_view())?;
-    if !wanted(&[y]) {
+    if !should_record(&[y]) {
         return Ok(out);
     }
     record("avg_pool_backward", out, &[y], linear(move |grad, _| averages(grad, of, divisor)))

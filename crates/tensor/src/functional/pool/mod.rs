@@ -168,7 +168,7 @@ macro_rules! adaptive {
         #[track_caller]
         pub fn $avg(input: &Tensor, output_size: [usize; $d]) -> Result<Tensor> {
             let run = |pooling| batched::<$d>(input, |x| averages(x, pooling, Divisor::Inside));
-            parts(stringify!($avg), input, output_size).and_then(run).of(stringify!($avg))
+            adaptive_pool(stringify!($avg), input, output_size).and_then(run).of(stringify!($avg))
         }
 
         #[doc = "The largest elements of `output_size` parts of the image per dimension "]
@@ -189,8 +189,8 @@ macro_rules! adaptive {
         #[track_caller]
         pub fn $with_indices(input: &Tensor, output_size: [usize; $d]) -> Result<(Tensor, Tensor)> {
             let op = stringify!($with_indices);
-            let run = |pooling| both::<$d>(input, pooling);
-            parts(op, input, output_size).and_then(run).of(op)
+            let run = |pooling| max_with_indices::<$d>(input, pooling);
+            adaptive_pool(op, input, output_size).and_then(run).of(op)
         }
     )*};
 }
@@ -210,12 +210,12 @@ fn max<const D: usize>(
 ) -> Result<(Tensor, Tensor)> {
     let &MaxPoolOptions { stride, padding, dilation, ceil_mode } = options;
     let window =
-        moving(op, input, [kernel, stride.unwrap_or(kernel), padding, dilation], ceil_mode)?;
-    both::<D>(input, Pooling { window, places: Places::Moving, dims: D })
+        pool_window(op, input, [kernel, stride.unwrap_or(kernel), padding, dilation], ceil_mode)?;
+    max_with_indices::<D>(input, Pooling { window, places: Places::Moving, dims: D })
 }
 
 #[track_caller]
-fn both<const D: usize>(input: &Tensor, pooling: Pooling) -> Result<(Tensor, Tensor)> {
+fn max_with_indices<const D: usize>(input: &Tensor, pooling: Pooling) -> Result<(Tensor, Tensor)> {
     if input.dim() == D + 2 {
         return largest(input, pooling);
     }
@@ -232,7 +232,8 @@ fn average<const D: usize>(
 ) -> Result<Tensor> {
     let &AvgPoolOptions { stride, padding, ceil_mode, count_include_pad, divisor_override } =
         options;
-    let window = moving(op, input, [kernel, stride.unwrap_or(kernel), padding, [1; D]], ceil_mode)?;
+    let window =
+        pool_window(op, input, [kernel, stride.unwrap_or(kernel), padding, [1; D]], ceil_mode)?;
     let divisor = match divisor_override {
         Some(0) => return Err(Error::invalid(op, "divisor must be not zero")),
         Some(number) => Divisor::Number(number),
@@ -259,9 +260,9 @@ fn check<const D: usize>(op: &'static str, input: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// The window of kernel, stride, padding and dilation.
+/// Creates and checks the window of a pool from kernel, stride, padding and dilation, in this order.
 #[track_caller]
-fn moving<const D: usize>(
+fn pool_window<const D: usize>(
     op: &'static str,
     input: &Tensor,
     [kernel, stride, padding, dilation]: [[usize; D]; 4],
@@ -284,7 +285,7 @@ fn moving<const D: usize>(
         }
         let padded = padding[d].saturating_mul(2).saturating_add(sizes[d]);
         let signed = |n: usize| isize::try_from(n).unwrap_or(isize::MAX);
-        // In ceil mode a window may reach beyond the end.
+        // In ceil mode, the last window may extend beyond the padded image.
         let beyond = if ceil_mode { signed(stride[d]) - 1 } else { 0 };
         let rest = signed(padded).saturating_sub(signed(reach)).saturating_add(beyond);
         if rest < 0 || sizes[d] == 0 {
@@ -294,7 +295,7 @@ fn moving<const D: usize>(
             return Err(mismatch(op, reason));
         }
         output[d] = rest as usize / stride[d] + 1;
-        // The last window has to begin in the image or before it.
+        // The last window must begin inside the image or the padding before it.
         if ceil_mode
             && (output[d] - 1).saturating_mul(stride[d]) >= sizes[d].saturating_add(padding[d])
         {
@@ -304,9 +305,13 @@ fn moving<const D: usize>(
     window(op, [sizes, output, kernel, stride, padding, dilation])
 }
 
-/// The pool of `output` parts of the image per dimension.
+/// Creates an adaptive pool, which divides each dimension of the image into `output` windows.
 #[track_caller]
-fn parts<const D: usize>(op: &'static str, input: &Tensor, output: [usize; D]) -> Result<Pooling> {
+fn adaptive_pool<const D: usize>(
+    op: &'static str,
+    input: &Tensor,
+    output: [usize; D],
+) -> Result<Pooling> {
     check::<D>(op, input)?;
     let sizes: [usize; D] = last(input);
     if sizes.contains(&0) {

@@ -1,8 +1,8 @@
 //! Advanced indexing: `t[rows, :, columns]` by tensors of indices and masks.
 //!
-//! An op by several tensors of indices first makes one number of each tuple (`linear_index`, which
-//! checks each index against its own dimension). Then it is `index_select`, `index_copy` or
-//! `index_add` of rows.
+//! An op with several tensors of indices first combines each tuple of indices to one linear index
+//! (`linear_index`, which checks each index against its dimension). It then calls `index_select`,
+//! `index_copy` or `index_add` on rows.
 
 use std::panic::Location;
 
@@ -14,17 +14,18 @@ use super::as_indices;
 use crate::called::Called;
 use crate::{DType, Error, ErrorKind, Result, Tensor};
 
-/// An indexing: the indexed dimensions merged into one in front, and the indices as numbers in that dimension.
-struct Indexed {
-    /// Order of dimensions that puts the indexed ones first.
+/// A checked indexing. The indexed dimensions are moved to the front and merged into one, and the indices are
+/// linear indices into the merged dimension.
+struct AdvancedIndexing {
+    /// Permutation that moves the indexed dimensions to the front.
     order: SmallVec<[isize; 6]>,
     /// Number of indexed dimensions.
     count: usize,
     /// The sizes to which all indices broadcast.
     sizes: Sizes,
-    /// Position of these sizes in the result.
+    /// First dimension of the result that comes from `sizes`.
     at: usize,
-    /// One number per index, in the merged dimension.
+    /// Linear indices into the merged dimension.
     linear: Tensor,
 }
 
@@ -59,7 +60,7 @@ impl Tensor {
     #[track_caller]
     pub fn index(&self, indices: &[Option<&Tensor>]) -> Result<Self> {
         let Some(of) = self.indexed("index", indices)? else { return self.copy().of("index") };
-        let rows = self.rows_of(&of).of("index")?.index_select(0, &of.linear).of("index")?;
+        let rows = self.as_rows(&of).of("index")?.index_select(0, &of.linear).of("index")?;
         of.result(self.size(), &rows).of("index")
     }
 
@@ -81,14 +82,14 @@ impl Tensor {
         let Some(of) = self.indexed(OP, indices)? else {
             return self.put_all(OP, values, accumulate);
         };
-        let rows = self.rows_of(&of).of(OP)?;
+        let rows = self.as_rows(&of).of(OP)?;
         let values = of.values(self.size(), values).of(OP)?;
         let rows = if accumulate {
             rows.index_add(0, &of.linear, &values)
         } else {
             rows.index_copy(0, &of.linear, &values)
         };
-        of.restored(self.size(), &rows.of(OP)?).of(OP)
+        of.from_rows(self.size(), &rows.of(OP)?).of(OP)
     }
 
     /// [`Tensor::index_put`] in place: Python's `t[rows, columns] = values`, or with `accumulate` a `+=` that
@@ -111,7 +112,7 @@ impl Tensor {
             return self.copy_(&all, false).of(OP);
         };
         let moved = self.permute(&of.order[..]).of(OP)?;
-        match moved.view(of.merged(self.size())) {
+        match moved.view(of.merged_sizes(self.size())) {
             Ok(rows) => {
                 let values = of.values(self.size(), values).of(OP)?;
                 if accumulate {
@@ -121,7 +122,7 @@ impl Tensor {
                 }
                 Ok(self)
             }
-            // The strides do not allow to merge the dimensions.
+            // The strides do not allow a view that merges the dimensions.
             Err(_) => {
                 let all = self.index_put(indices, values, accumulate).of(OP)?;
                 self.copy_(&all, false).of(OP)
@@ -129,7 +130,7 @@ impl Tensor {
         }
     }
 
-    /// [`Tensor::index_put`] if there are no indices.
+    /// Implements [`Tensor::index_put`] without indices.
     #[track_caller]
     fn put_all(&self, op: &'static str, values: &Tensor, accumulate: bool) -> Result<Self> {
         check_values(op, self, values)?;
@@ -140,15 +141,19 @@ impl Tensor {
         values.expand(shape(self.size())).of(op)?.copy().of(op)
     }
 
-    /// Returns the tensor with the indexed dimensions merged in front, then the others.
+    /// Returns the tensor with the indexed dimensions merged into a first dimension.
     #[track_caller]
-    fn rows_of(&self, of: &Indexed) -> Result<Self> {
-        self.permute(&of.order[..])?.reshape(of.merged(self.size()))
+    fn as_rows(&self, of: &AdvancedIndexing) -> Result<Self> {
+        self.permute(&of.order[..])?.reshape(of.merged_sizes(self.size()))
     }
 
-    /// Returns the indexing; `None` if there are no indices.
+    /// Checks the indices and combines them. Returns `None` if there are no indices.
     #[track_caller]
-    fn indexed(&self, op: &'static str, indices: &[Option<&Tensor>]) -> Result<Option<Indexed>> {
+    fn indexed(
+        &self,
+        op: &'static str,
+        indices: &[Option<&Tensor>],
+    ) -> Result<Option<AdvancedIndexing>> {
         let each = self.each_index(op, indices)?;
         let mut sizes = Sizes::new();
         for (_, index) in &each {
@@ -170,10 +175,11 @@ impl Tensor {
         let others = (0..self.dim()).filter(|d| !is_indexed(d));
         let order = each.iter().map(|(d, _)| *d).chain(others).map(|d| d as isize).collect();
         let linear = linear.reshape(-1isize).of(op)?;
-        Ok(Some(Indexed { order, count: each.len(), sizes, at, linear }))
+        Ok(Some(AdvancedIndexing { order, count: each.len(), sizes, at, linear }))
     }
 
-    /// Returns the indexed dimensions with their indices; a mask becomes the indices of its true elements.
+    /// Returns the indexed dimensions with their indices. Converts each mask to the indices of its true
+    /// elements.
     #[track_caller]
     fn each_index(
         &self,
@@ -186,7 +192,7 @@ impl Tensor {
                 dim += 1;
                 continue;
             };
-            // As in PyTorch, indices on the host may index a tensor on a GPU.
+            // Indices on the host may index a tensor on a GPU, as in PyTorch.
             let here = if index.is_cuda() { (*index).clone() } else { index.to(self.device())? };
             if here.dtype() == DType::Bool {
                 let sizes = self.size().get(dim..dim + here.dim());
@@ -220,50 +226,55 @@ impl Tensor {
     }
 }
 
-impl Indexed {
+impl AdvancedIndexing {
     /// Returns the sizes of the dimensions without an index.
-    fn whole<'a>(&'a self, sizes: &'a [usize]) -> impl Iterator<Item = usize> + 'a {
+    fn unindexed_sizes<'a>(&'a self, sizes: &'a [usize]) -> impl Iterator<Item = usize> + 'a {
         self.order[self.count..].iter().map(|&d| sizes[d as usize])
     }
 
-    /// Returns the sizes with the indexed dimensions merged in front.
-    fn merged(&self, sizes: &[usize]) -> Vec<isize> {
+    /// Returns the sizes of the tensor with the indexed dimensions merged into a first dimension.
+    fn merged_sizes(&self, sizes: &[usize]) -> Vec<isize> {
         let indexed = self.order[..self.count].iter().map(|&d| sizes[d as usize]);
-        [indexed.product()].into_iter().chain(self.whole(sizes)).map(|n| n as isize).collect()
+        [indexed.product()]
+            .into_iter()
+            .chain(self.unindexed_sizes(sizes))
+            .map(|n| n as isize)
+            .collect()
     }
 
-    /// Returns the sizes of the result with the indices' dimensions in front.
-    fn in_front(&self, sizes: &[usize]) -> Vec<isize> {
-        self.sizes.iter().copied().chain(self.whole(sizes)).map(|n| n as isize).collect()
+    /// Returns the sizes of the result, with the dimensions of the indices moved to the front.
+    fn indices_first_sizes(&self, sizes: &[usize]) -> Vec<isize> {
+        self.sizes.iter().copied().chain(self.unindexed_sizes(sizes)).map(|n| n as isize).collect()
     }
 
-    /// Returns the order that moves the indices' dimensions from the front to their place in the result.
-    fn back(&self) -> Vec<isize> {
+    /// Returns the permutation that moves the dimensions of the indices from the front to their position in
+    /// the result.
+    fn result_order(&self) -> Vec<isize> {
         let (n, whole) = (self.sizes.len(), self.order.len() - self.count);
         let before = (n..n + self.at).chain(0..n).chain(n + self.at..n + whole);
         before.map(|d| d as isize).collect()
     }
 
-    /// Makes the result from the gathered rows.
+    /// Converts gathered rows to the result.
     #[track_caller]
     fn result(&self, sizes: &[usize], rows: &Tensor) -> Result<Tensor> {
-        rows.reshape(self.in_front(sizes))?.permute(self.back())
+        rows.reshape(self.indices_first_sizes(sizes))?.permute(self.result_order())
     }
 
-    /// Makes rows from values, which broadcast to the result.
+    /// Broadcasts values to the shape of the result, and converts them to rows.
     #[track_caller]
     fn values(&self, sizes: &[usize], values: &Tensor) -> Result<Tensor> {
-        let (front, back) = (self.in_front(sizes), self.back());
+        let (front, back) = (self.indices_first_sizes(sizes), self.result_order());
         let all: Vec<isize> = back.iter().map(|&d| front[d as usize]).collect();
         let moved = values.expand(all)?.permute(inverse(&back))?;
         let mut rows = vec![self.linear.numel() as isize];
-        rows.extend(self.whole(sizes).map(|n| n as isize));
+        rows.extend(self.unindexed_sizes(sizes).map(|n| n as isize));
         moved.reshape(rows)
     }
 
-    /// Makes the indexed tensor from its rows.
+    /// Converts rows back to the shape of the indexed tensor.
     #[track_caller]
-    fn restored(&self, sizes: &[usize], rows: &Tensor) -> Result<Tensor> {
+    fn from_rows(&self, sizes: &[usize], rows: &Tensor) -> Result<Tensor> {
         let moved: Vec<isize> = self.order.iter().map(|&d| sizes[d as usize] as isize).collect();
         rows.reshape(moved)?.permute(inverse(&self.order))
     }

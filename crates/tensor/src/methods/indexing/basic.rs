@@ -5,7 +5,7 @@ use std::ops::{Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToIncl
 use smallvec::{SmallVec, smallvec};
 use warpline_runtime::Layout;
 
-use crate::autograd::{Backward, Gradients, Inputs, Saved, embed};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, Saved, embed};
 use crate::called::Called;
 use crate::{Error, ErrorKind, Result, Tensor};
 
@@ -42,7 +42,7 @@ macro_rules! from_int {
     ($($ty:ty),*) => {$(
         impl From<$ty> for Index {
             fn from(index: $ty) -> Self {
-                // An index that does not fit `isize` is out of range of any dimension.
+                // Saturates an index that exceeds `isize`, which is out of range for any dimension.
                 Self::At(isize::try_from(index).unwrap_or(isize::MAX))
             }
         }
@@ -64,7 +64,7 @@ macro_rules! from_int {
     };
 }
 
-/// Returns the bound `beyond` indices on. After the last index, -1, comes the end.
+/// Returns the bound `end + beyond`. The bound after -1, the last index, is the end of the dimension.
 fn after(end: isize, beyond: isize) -> Option<isize> {
     if beyond == 1 && end == -1 { None } else { Some(end.saturating_add(beyond)) }
 }
@@ -173,23 +173,23 @@ impl Tensor {
                 }
             }
         }
-        self.viewed("index", layout, Indexed(indices))
+        self.viewed("index", layout, BasicIndexing(indices))
     }
 }
 
 #[derive(Clone)]
-struct Indexed(SmallVec<[Index; 6]>);
+struct BasicIndexing(SmallVec<[Index; 6]>);
 
-impl Saved for Indexed {}
+impl Saved for BasicIndexing {}
 
-impl Backward for Indexed {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for BasicIndexing {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         Ok(smallvec![Some(embed(grad, inputs.sizes(0), |whole| whole.i(&self.0[..]))?)])
     }
 }
 
-/// Selects one index of `dim`. An error names the caller's dimension `own`, because dimensions that were
-/// indexed before are gone from the layout.
+/// Selects one index of `dim`. Errors name the dimension `own` of the original tensor, because the layout
+/// lacks the dimensions that were already selected.
 fn select(layout: &Layout, dim: isize, index: isize, own: usize) -> Result<Layout> {
     layout.select(dim, index).map_err(|error| match *error.kind() {
         ErrorKind::IndexOutOfRange { index, length, size, .. } => {

@@ -48,7 +48,7 @@ impl Tensor {
             Some(weights) if weights.dtype() == DType::F32 => weights.clone(),
             Some(weights) => weights.in_dtype(DType::F64).of(OP)?,
         };
-        crate::autograd::refuse(OP, &[&weights])?;
+        crate::autograd::refuse_gradient(OP, &[&weights])?;
         let index = as_indices(OP, &weights, &index)?;
         let counts = weights.new_zeros([length], ()).of(OP)?;
         counts.index_add_(0, &index, &weights).of(OP)?;
@@ -65,7 +65,7 @@ impl Tensor {
     #[track_caller]
     pub fn histc(&self, bins: usize, min: f64, max: f64) -> Result<Self> {
         const OP: &str = "histc";
-        crate::autograd::refuse(OP, &[self])?;
+        crate::autograd::refuse_gradient(OP, &[self])?;
         if !self.dtype().is_float() {
             let (location, dtype) = (std::panic::Location::caller(), self.dtype());
             return Err(ErrorKind::UnsupportedDType { dtype }.of(OP).at(location));
@@ -82,12 +82,13 @@ impl Tensor {
             let reason = format!("{bins} bins from {min} to {max}");
             return Err(Error::invalid(OP, reason));
         }
-        // More bins than memory has room for are refused here.
+        // Fails if there is no memory for so many bins.
         let counts = self.new_zeros([bins], DType::I64).of(OP)?;
         let x = self.reshape([self.numel() as isize]).of(OP)?;
         let counted = x.ge(min).of(OP)?.logical_and(&x.le(max).of(OP)?).of(OP)?;
         let place = x.sub(min).of(OP)?.mul(bins as f64).of(OP)?.div(max - min).of(OP)?;
-        // The upper bound belongs to the last one; what does not count is nowhere.
+        // Elements outside the bounds get bin 0 and are added as zeros. `clamp_max` puts `max` itself into
+        // the last bin.
         let place = crate::where_cond(&counted, &place, 0.0).of(OP)?;
         let place = place.to(DType::I64).of(OP)?.clamp_max(bins as i64 - 1).of(OP)?;
         counts.index_add_(0, &place, &counted.to(DType::I64).of(OP)?).of(OP)?;

@@ -5,7 +5,7 @@ use warpline_kernels::{indexing, scatter};
 use warpline_runtime::launch::report_as;
 
 use super::as_indices;
-use crate::autograd::{Backward, Gradients, Inputs, record, saved, wanted};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Result, Site, Tensor};
@@ -43,7 +43,7 @@ impl Tensor {
         let exec = self.exec()?;
         let out = exec.empty(&sizes, self.dtype()).of("index_select")?;
         indexing::index_select(exec.target(), self.as_view(), dim, index.as_view(), out.as_view())?;
-        if !out.dtype().is_float() || !wanted(&[self]) {
+        if !out.dtype().is_float() || !should_record(&[self]) {
             return Ok(out);
         }
         record(
@@ -75,7 +75,7 @@ impl Tensor {
         self.gather_as("gather", dim, index)
     }
 
-    /// [`Tensor::gather`] as part of the op `op`.
+    /// Calls [`Tensor::gather`] on behalf of the op `op`.
     #[track_caller]
     pub(crate) fn gather_as(&self, op: &'static str, dim: isize, index: &Tensor) -> Result<Self> {
         check_together(op, self, index)?;
@@ -84,7 +84,7 @@ impl Tensor {
         let out = exec.empty(index.size(), self.dtype()).of(op)?;
         let (from, at, to) = (self.as_view(), index.as_view(), out.as_view());
         indexing::gather_as(op, exec.target(), from, dim, at, to)?;
-        if !out.dtype().is_float() || !wanted(&[self]) {
+        if !out.dtype().is_float() || !should_record(&[self]) {
             return Ok(out);
         }
         let (dim, index, call) = (dim as isize, index.clone(), Site::here(op));
@@ -98,20 +98,20 @@ saved! {
     struct Gather {
         dim: isize,
         index: Tensor,
-        /// The op that gathers. The node has the name of PyTorch's, which is the same within other ops.
+        /// The calling op, for errors. The node is named after PyTorch's node, whichever op gathers.
         call: Site,
     }
 }
 
-impl Backward for IndexSelect {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for IndexSelect {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let whole = grad.new_zeros(inputs.sizes(0), ())?;
         Ok(smallvec![Some(whole.index_add_(self.dim, &self.index, grad)?.clone())])
     }
 }
 
-impl Backward for Gather {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Gather {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let whole = grad.new_zeros(inputs.sizes(0), ())?;
         let add = || whole.scatter_add_(self.dim, &self.index, grad).cloned();
         Ok(smallvec![Some(report_as(Some(self.call), add)?)])
@@ -139,7 +139,7 @@ pub fn embedding(weight: &Tensor, indices: &Tensor) -> Result<Tensor> {
     embedding_padded(weight, indices, None)
 }
 
-/// [`embedding`] whose row `padding`, an index in range, gets no gradient.
+/// Computes [`embedding`]. The row `padding`, an index in range, gets no gradient.
 #[track_caller]
 pub(crate) fn embedding_padded(
     weight: &Tensor,
@@ -151,7 +151,7 @@ pub(crate) fn embedding_padded(
     let exec = weight.exec()?;
     let out = exec.empty(&sizes, weight.dtype()).of("embedding")?;
     indexing::embedding(exec.target(), weight.as_view(), indices.as_view(), out.as_view())?;
-    if !out.dtype().is_float() || !wanted(&[weight]) {
+    if !out.dtype().is_float() || !should_record(&[weight]) {
         return Ok(out);
     }
     record("embedding", out, &[weight], Embedding { indices: indices.clone(), padding })
@@ -163,15 +163,15 @@ saved! {
     struct EmbeddingBackward { indices: Tensor, padding: Option<usize> }
 }
 
-impl Backward for Embedding {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Embedding {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let rows = inputs.sizes(0)[0];
         Ok(smallvec![Some(embedding_backward(grad, &self.indices, rows, self.padding)?)])
     }
 }
 
-impl Backward for EmbeddingBackward {
-    fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for EmbeddingBackward {
+    fn backward(&self, grad: &Tensor, _: &NodeInputs<'_>) -> Result<Gradients> {
         let all = embedding(grad, &self.indices)?;
         let Some(row) = self.padding else { return Ok(smallvec![Some(all)]) };
         let skipped = self.indices.eq(row as i64)?.unsqueeze(-1)?;
@@ -179,8 +179,9 @@ impl Backward for EmbeddingBackward {
     }
 }
 
-/// The gradient of an embedding's weight of `rows` rows, from the gradient of its result. It is 0 for the row
-/// `padding`. Sums are in the order of the indices, so that training runs are reproducible.
+/// Computes the gradient of an embedding's weight, which has `rows` rows, from the gradient of the result.
+/// The gradient of the row `padding` is 0. Gradients are added in the order of the indices, so that training
+/// is reproducible.
 #[track_caller]
 fn embedding_backward(
     grad: &Tensor,
@@ -199,7 +200,7 @@ fn embedding_backward(
     let out = exec.empty(&[rows, columns], grad.dtype()).of(OP)?;
     let (to, from) = (out.as_view(), by_row.as_view());
     scatter::embedding_backward(exec.target(), to, index.as_view(), from, padding)?;
-    if !wanted(&[grad]) {
+    if !should_record(&[grad]) {
         return Ok(out);
     }
     record(OP, out, &[grad], EmbeddingBackward { indices: indices.clone(), padding })

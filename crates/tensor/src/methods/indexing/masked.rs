@@ -24,7 +24,7 @@ impl Tensor {
     #[track_caller]
     pub fn nonzero(&self) -> Result<Self> {
         const OP: &str = "nonzero";
-        let which = self.numbers_that_hold(OP)?;
+        let which = self.nonzero_positions(OP)?;
         if self.dim() == 0 {
             return which.new_empty([which.numel(), 0], ()).of(OP);
         }
@@ -61,7 +61,7 @@ impl Tensor {
         check_mask(OP, self, mask)?;
         let sizes = broadcast(self.size(), mask.size()).of(OP)?;
         let sizes: Vec<isize> = sizes.iter().map(|&n| n as isize).collect();
-        let which = mask.expand(&sizes).of(OP)?.numbers_that_hold(OP)?;
+        let which = mask.expand(&sizes).of(OP)?.nonzero_positions(OP)?;
         let all = self.expand(&sizes).of(OP)?;
         all.reshape([all.numel() as isize]).of(OP)?.index_select(0, &which).of(OP)
     }
@@ -91,7 +91,7 @@ impl Tensor {
         let flat = mask.reshape([mask.numel() as isize]).of(OP)?;
         let places = flat.cumsum(0).of(OP)?.sub(1).of(OP)?.clamp_min(0).of(OP)?;
         if source.numel() == 0 {
-            // Nothing can be picked from it, and need not where the mask holds for nothing.
+            // An empty source is valid only if the mask has no true element.
             if flat.any(()).of(OP)?.item::<bool>().of(OP)? {
                 let reason = "the source has no elements, but the mask holds for some";
                 return Err(Error::invalid(OP, reason));
@@ -118,7 +118,7 @@ impl Tensor {
 
     /// Returns the row-major positions of the nonzero elements, as `int64`.
     #[track_caller]
-    pub(in crate::methods) fn numbers_that_hold(&self, op: &'static str) -> Result<Self> {
+    pub(in crate::methods) fn nonzero_positions(&self, op: &'static str) -> Result<Self> {
         let options = (DType::I64, self.device());
         if self.numel() == 0 {
             return self.new_empty([0], options).of(op);
@@ -127,7 +127,7 @@ impl Tensor {
         let holds = if self.dtype() == DType::Bool { self.clone() } else { self.ne(0).of(op)? };
         let upto = holds.reshape([holds.numel() as isize]).of(op)?.cumsum(0).of(op)?;
         let count = upto.select(0, -1).of(op)?.item::<i64>().of(op)?;
-        // The n-th of them is where n are first reached.
+        // The n-th nonzero element is at the first position where the cumulative count reaches n.
         let each = arange_start(1i64, count + 1, options).of(op)?;
         searchsorted(&upto, &each, false).of(op)
     }

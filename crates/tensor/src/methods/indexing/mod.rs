@@ -1,4 +1,4 @@
-//! Elements named by tensors of indices or bools: reads, writes, counts.
+//! Indexing by tensors of indices or bools: reads, writes, counts.
 
 mod advanced;
 pub(super) mod basic;
@@ -20,8 +20,8 @@ pub use gather::embedding;
 pub(crate) use gather::embedding_padded;
 pub use scatter::ScatterReduce;
 
-/// Returns indices as kernels take them: `int64`, on a device that `of` can be used with. `int32` is converted;
-/// a kernel refuses other dtypes.
+/// Converts indices to `int64`, which kernels require. Fails if they cannot be used on the device of `of`.
+/// Converts only `int32`; kernels refuse other dtypes.
 #[track_caller]
 pub(super) fn as_indices(op: &'static str, of: &Tensor, index: &Tensor) -> Result<Tensor> {
     check_together(op, of, index)?;
@@ -29,7 +29,7 @@ pub(super) fn as_indices(op: &'static str, of: &Tensor, index: &Tensor) -> Resul
 }
 
 /// Expands a vector of indices along `dim` to `sizes`.
-fn spread(index: &Tensor, dim: usize, sizes: &[usize]) -> Tensor {
+fn expand_index(index: &Tensor, dim: usize, sizes: &[usize]) -> Tensor {
     let mut strides = Strides::from_elem(0, sizes.len());
     if let (Some(to), Some(&stride)) = (strides.get_mut(dim), index.stride().first()) {
         *to = stride;

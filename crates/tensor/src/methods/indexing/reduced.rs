@@ -3,12 +3,12 @@
 use smallvec::smallvec;
 
 use super::ScatterReduce;
-use super::scatter::within;
-use crate::autograd::{Backward, Gradients, Inputs, saved};
+use super::scatter::pad_gradient;
+use crate::autograd::{Gradients, NodeInputs, OpBackward, saved};
 use crate::{Result, Tensor, where_cond};
 
 saved! {
-    pub(super) struct Reduced {
+    pub(super) struct ScatterReduced {
         pub(super) x: Tensor,
         pub(super) src: Tensor,
         pub(super) index: Tensor,
@@ -19,9 +19,9 @@ saved! {
     }
 }
 
-impl Backward for Reduced {
-    /// Equal extremes share the gradient equally, as in PyTorch.
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for ScatterReduced {
+    /// Distributes the gradient of an extreme equally among equal elements, as in PyTorch.
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let Self { x, index, out, dim, .. } = self;
         let dim = *dim;
         let narrowed = |t: Tensor, (d, &n): (usize, &usize)| t.narrow(d as isize, 0, n);
@@ -42,13 +42,13 @@ impl Backward for Reduced {
             }
         };
         let of_x = if self.include_self { of_x } else { of_x.scatter(dim, index, 0)? };
-        Ok(smallvec![Some(of_x), Some(within(&of_src, inputs.sizes(1))?)])
+        Ok(smallvec![Some(of_x), Some(pad_gradient(&of_src, inputs.sizes(1))?)])
     }
 }
 
-impl Reduced {
-    /// Multiplies the other elements. Divides by an element unless it is the single zero, which is left out of
-    /// the product.
+impl ScatterReduced {
+    /// Computes the gradients of a product. The factor of an element is the product divided by the element.
+    /// For a single zero, the factor is the product without the zero.
     fn of_products(&self, grad: &Tensor, src: &Tensor) -> Result<(Tensor, Tensor)> {
         let Self { x, index, out, dim, .. } = self;
         let dim = *dim;

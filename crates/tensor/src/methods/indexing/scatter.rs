@@ -1,16 +1,15 @@
-//! Elements written, or combined with others, at the places of a tensor of indices: `scatter` and similar
-//! methods.
+//! Writes and reductions at the positions of a tensor of indices: `scatter` and similar methods.
 
 use smallvec::smallvec;
 use warpline_kernels::scatter::{self, Reduce};
 
 use super::as_indices;
-use super::reduced::Reduced;
+use super::reduced::ScatterReduced;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::autograd::{
-    Backward, Gradients, Inputs, Saved, check_in_place, record, record_in_place, saved, wanted,
-    wanted_in_place,
+    Gradients, NodeInputs, OpBackward, Saved, check_in_place, record, record_in_place, saved,
+    should_record, should_record_in_place,
 };
 use crate::called::Called;
 use crate::exec::check_together;
@@ -129,10 +128,10 @@ impl Tensor {
         let index = &as_indices(OP, self, index)?;
         let out = self.duplicate()?;
         out.reduce_in(OP, dim, index, src, reduce, include_self)?;
-        if !self.dtype().is_float() || !wanted(&[self, src]) {
+        if !self.dtype().is_float() || !should_record(&[self, src]) {
             return Ok(out);
         }
-        let saved = Reduced {
+        let saved = ScatterReduced {
             x: self.clone(),
             src: src.clone(),
             index: index.clone(),
@@ -158,8 +157,8 @@ impl Tensor {
         include_self: bool,
     ) -> Result<&Self> {
         const OP: &str = "scatter_reduce_";
-        if wanted_in_place(self, &[src]) {
-            // The gradient may need the elements that are overwritten.
+        if should_record_in_place(self, &[src]) {
+            // The gradient may read the elements that the op overwrites.
             let former = self.copy().of(OP)?;
             let out = former.scatter_reduce(dim, index, src, reduce, include_self).of(OP)?;
             return self.copy_(&out, false).of(OP);
@@ -168,7 +167,7 @@ impl Tensor {
         Ok(self)
     }
 
-    /// [`Tensor::scatter`] or [`Tensor::scatter_`] as part of the op `op`.
+    /// Calls [`Tensor::scatter`] or [`Tensor::scatter_`] on behalf of the op `op`.
     #[track_caller]
     pub(crate) fn put(
         &self,
@@ -182,14 +181,14 @@ impl Tensor {
         let src = match src {
             TensorOrScalar::Tensor(src) => src,
             TensorOrScalar::Scalar(value) => {
-                number = self.everywhere(op, value, index.size())?;
+                number = self.expanded_scalar(op, value, index.size())?;
                 &number
             }
         };
         self.scattered(op, dim, index, src, Reduce::Assign, in_place)
     }
 
-    /// [`Tensor::scatter`] or [`Tensor::scatter_add`], recorded for autograd.
+    /// Computes [`Tensor::scatter`] or [`Tensor::scatter_add`], and records the op for autograd.
     #[track_caller]
     pub(super) fn scattered(
         &self,
@@ -201,7 +200,11 @@ impl Tensor {
         in_place: bool,
     ) -> Result<Self> {
         let wanted = self.dtype().is_float()
-            && if in_place { wanted_in_place(self, &[src]) } else { wanted(&[self, src]) };
+            && if in_place {
+                should_record_in_place(self, &[src])
+            } else {
+                should_record(&[self, src])
+            };
         if wanted && in_place {
             check_in_place(op, self)?;
         }
@@ -223,7 +226,7 @@ impl Tensor {
 
     /// Returns one element of this dtype, expanded to `sizes`.
     #[track_caller]
-    pub(super) fn everywhere(
+    pub(super) fn expanded_scalar(
         &self,
         op: &'static str,
         value: Scalar,
@@ -268,20 +271,20 @@ impl Tensor {
             ScatterReduce::Amin => Reduce::Min,
         };
         if !include_self {
-            // A place without an element of `src` keeps its element.
+            // Replaces only elements that `index` names by the neutral element, so that all others stay.
             let neutral = match kind {
                 Reduce::Sum => Scalar::Int(0),
                 Reduce::Prod => Scalar::Int(1),
                 Reduce::Max => lowest(self),
                 _ => highest(self),
             };
-            let neutral = self.everywhere(op, neutral, index.size())?;
+            let neutral = self.expanded_scalar(op, neutral, index.size())?;
             self.scatter_raw(op, dim, index, &neutral, Reduce::Assign)?;
         }
         self.scatter_raw(op, dim, index, src, kind)?;
         if reduce == ScatterReduce::Mean {
             let counts = self.new_full(self.size(), i64::from(include_self), ()).of(op)?;
-            let one = self.everywhere(op, Scalar::Int(1), index.size())?;
+            let one = self.expanded_scalar(op, Scalar::Int(1), index.size())?;
             counts.scatter_raw(op, dim, index, &one, Reduce::Sum)?;
             let counts = counts.clamp_min(1).of(op)?;
             let mean = if self.dtype().is_float() {
@@ -298,20 +301,20 @@ impl Tensor {
 saved! {
     struct Scatter {
         dim: isize,
-        /// `None` if elements are added and the source wants no gradient.
+        /// `None` if elements are added and the source requires no gradient.
         index: Option<Tensor>,
-        /// Whether the elements are replaced, and not added to.
+        /// Whether elements are replaced. Otherwise the source is added to them.
         replaces: bool,
     }
 }
 
-impl Backward for Scatter {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Scatter {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let of_self = inputs.gradient(0, || match &self.index {
             Some(index) if self.replaces => grad.scatter(self.dim, index, 0),
             _ => Ok(grad.clone()),
         })?;
-        let of_src = |index| within(&grad.gather(self.dim, index)?, inputs.sizes(1));
+        let of_src = |index| pad_gradient(&grad.gather(self.dim, index)?, inputs.sizes(1));
         let index = self.index.as_ref().filter(|_| inputs.needs(1));
         Ok(smallvec![of_self, index.map(of_src).transpose()?])
     }
@@ -319,7 +322,7 @@ impl Backward for Scatter {
 
 impl Saved for ScatterReduce {}
 
-/// Returns a number that is not larger than any element.
+/// Returns the neutral element of the maximum for the dtype of `of`.
 fn lowest(of: &Tensor) -> Scalar {
     match of.dtype() {
         DType::Bool => Scalar::Bool(false),
@@ -332,7 +335,7 @@ fn lowest(of: &Tensor) -> Scalar {
     }
 }
 
-/// Returns a number that is not smaller than any element.
+/// Returns the neutral element of the minimum for the dtype of `of`.
 fn highest(of: &Tensor) -> Scalar {
     match of.dtype() {
         DType::Bool => Scalar::Bool(true),
@@ -345,8 +348,8 @@ fn highest(of: &Tensor) -> Scalar {
     }
 }
 
-/// Extends a gradient to `sizes`: it is zero beyond the sizes of the index.
-pub(super) fn within(grad: &Tensor, sizes: &[usize]) -> Result<Tensor> {
+/// Pads a gradient with zeros at the end of each dimension, to `sizes`.
+pub(super) fn pad_gradient(grad: &Tensor, sizes: &[usize]) -> Result<Tensor> {
     if grad.size() == sizes {
         return Ok(grad.clone());
     }

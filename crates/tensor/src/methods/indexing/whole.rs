@@ -1,14 +1,14 @@
-//! Slices along a dimension, named by a vector of indices: `index_add` and similar methods.
+//! Ops on slices along a dimension, selected by a vector of indices: `index_add` and similar methods.
 
 use smallvec::smallvec;
 use warpline_kernels::scatter;
 
-use super::{as_indices, spread};
+use super::{as_indices, expand_index};
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::autograd::{
-    Backward, Gradients, Inputs, check_in_place, record, record_in_place, saved, wanted,
-    wanted_in_place,
+    Gradients, NodeInputs, OpBackward, check_in_place, record, record_in_place, saved,
+    should_record, should_record_in_place,
 };
 use crate::called::Called;
 use crate::exec::check_together;
@@ -137,7 +137,11 @@ impl Tensor {
         in_place: bool,
     ) -> Result<Self> {
         let wanted = self.dtype().is_float()
-            && if in_place { wanted_in_place(self, &[source]) } else { wanted(&[self, source]) };
+            && if in_place {
+                should_record_in_place(self, &[source])
+            } else {
+                should_record(&[self, source])
+            };
         if wanted && in_place {
             check_in_place(op, self)?;
         }
@@ -158,8 +162,8 @@ impl Tensor {
         record(op, out, &[self, source], saved)
     }
 
-    /// Expands a vector of indices to one index per element of the named slices. `sizes`, if given, must be
-    /// those of the slices.
+    /// Expands a vector of indices to one index per element of the selected slices. Fails if `sizes` is given
+    /// and differs from the sizes of the slices.
     #[track_caller]
     fn parts(
         &self,
@@ -185,20 +189,20 @@ impl Tensor {
             );
             return Err(Error::shape(op, reason));
         }
-        Ok(spread(&index, d, &all))
+        Ok(expand_index(&index, d, &all))
     }
 }
 
 saved! {
     struct IndexAdd {
         dim: isize,
-        /// `None` if the source wants no gradient.
+        /// `None` if the source requires no gradient.
         index: Option<Tensor>,
     }
 }
 
-impl Backward for IndexAdd {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for IndexAdd {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let of_source = self.index.as_ref().map(|index| grad.index_select(self.dim, index));
         let of_source = of_source.transpose()?;
         Ok(smallvec![inputs.needs(0).then(|| grad.clone()), of_source])

@@ -3,7 +3,7 @@
 use smallvec::smallvec;
 use warpline_kernels::scan::{ScanOp, scan};
 
-use crate::autograd::{Backward, Gradients, Inputs, linear, record, saved, wanted};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, linear, record, saved, should_record};
 use crate::called::Called;
 use crate::{DType, Result, Tensor, where_cond};
 
@@ -22,10 +22,10 @@ impl Tensor {
     #[track_caller]
     pub fn cumsum(&self, dim: isize) -> Result<Self> {
         let out = self.scanned("cumsum", ScanOp::Sum, dim)?;
-        if !out.dtype().is_float() || !wanted(&[self]) {
+        if !out.dtype().is_float() || !should_record(&[self]) {
             return Ok(out);
         }
-        record("cumsum", out, &[self], linear(move |grad, _| from_behind(grad, dim)))
+        record("cumsum", out, &[self], linear(move |grad, _| reverse_cumsum(grad, dim)))
     }
 
     /// [`Tensor::cumsum`] in place. The dtype stays.
@@ -46,7 +46,7 @@ impl Tensor {
     #[track_caller]
     pub fn cumprod(&self, dim: isize) -> Result<Self> {
         let out = self.scanned("cumprod", ScanOp::Prod, dim)?;
-        if !out.dtype().is_float() || !wanted(&[self]) {
+        if !out.dtype().is_float() || !should_record(&[self]) {
             return Ok(out);
         }
         let saved = CumProd { x: self.clone(), out: out.clone(), dim };
@@ -59,8 +59,9 @@ impl Tensor {
     /// The same as [`Tensor::cumprod`].
     #[track_caller]
     pub fn cumprod_(&self, dim: isize) -> Result<&Self> {
-        // The gradient reads the elements that this overwrites.
-        let former = if wanted(&[self]) { self.copy().of("cumprod_")? } else { self.clone() };
+        // The gradient reads the elements that this op overwrites.
+        let former =
+            if should_record(&[self]) { self.copy().of("cumprod_")? } else { self.clone() };
         let all = former.cumprod(dim).of("cumprod_")?;
         self.copy_(&all, false).of("cumprod_")
     }
@@ -104,7 +105,7 @@ impl Tensor {
         let index = exec.empty(self.size(), DType::I64).of(op)?;
         let (values, places) = (out.as_view(), Some(index.as_view()));
         scan(exec.target(), by, self.as_view(), d, values, places)?;
-        if out.dtype().is_float() && wanted(&[self]) {
+        if out.dtype().is_float() && should_record(&[self]) {
             let out = record(op, out, &[self], Extremes { dim, indices: index.clone() })?;
             return Ok((out, index));
         }
@@ -112,8 +113,8 @@ impl Tensor {
     }
 }
 
-/// The sum of each element and all later ones.
-fn from_behind(t: &Tensor, dim: isize) -> Result<Tensor> {
+/// Returns the sum of each element and all later elements.
+fn reverse_cumsum(t: &Tensor, dim: isize) -> Result<Tensor> {
     t.flip(dim)?.cumsum(dim)?.flip(dim)
 }
 
@@ -124,26 +125,27 @@ saved! {
     struct Extremes { dim: isize, indices: Tensor }
 }
 
-impl Backward for CumProd {
-    /// Before the first zero of a row, the gradient is divided by the element. At the first zero, it is that of
-    /// the products without this zero, up to the second zero. After the first zero, it is zero.
-    fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for CumProd {
+    /// Before the first zero of a row, computes the gradient by dividing by the element. At the first zero,
+    /// uses the products without this zero, up to the second zero. After the first zero, the gradient is
+    /// zero.
+    fn backward(&self, grad: &Tensor, _: &NodeInputs<'_>) -> Result<Gradients> {
         let Self { x, out, dim } = self;
         let zero = x.eq(0.0)?;
         let zeros = zero.cumsum(*dim)?;
         let (none, one) = (zeros.eq(0)?, zeros.eq(1)?);
-        let divided = from_behind(&where_cond(&none, &out.mul(grad)?, 0.0)?, *dim)?;
+        let divided = reverse_cumsum(&where_cond(&none, &out.mul(grad)?, 0.0)?, *dim)?;
         let before = divided.div(&where_cond(&none, x, 1.0)?)?;
         let first = zero.logical_and(&one)?;
-        // From the first zero on to the second, as if the first were one.
+        // The products with the first zero replaced by 1, which are nonzero up to the second zero.
         let without = where_cond(&first.logical_or(&zeros.gt(1)?)?, 1.0, x)?.cumprod(*dim)?;
         let behind = where_cond(&one, &without.mul(grad)?, 0.0)?.sum_keepdim(*dim)?;
         Ok(smallvec![Some(where_cond(&none, &before, &where_cond(&first, &behind, 0.0)?)?)])
     }
 }
 
-impl Backward for Extremes {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Extremes {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let whole = grad.new_zeros(inputs.sizes(0), ())?;
         Ok(smallvec![Some(whole.scatter_add_(self.dim, &self.indices, grad)?.clone())])
     }

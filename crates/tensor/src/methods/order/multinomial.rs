@@ -63,7 +63,8 @@ impl Tensor {
             }
         }
         if !replacement || num_samples == 1 {
-            // The first of exponential waits, each by its weight.
+            // The index with the largest ratio of weight to exponential sample follows the multinomial
+            // distribution.
             let waits = own.empty_like(()).of(op)?;
             waits.exponential_(1.0).of(op)?;
             let order = own.div(&waits).of(op)?;
@@ -75,7 +76,8 @@ impl Tensor {
         let own = own.reshape([rows, weights]).of(op)?;
         let (sums, drawn) = if own.is_cuda() {
             let shares = own.div(&own.sum_keepdim(-1).of(op)?).of(op)?;
-            // Of four numbers that each thread draws the first is used; some threads of the last block are idle.
+            // Each thread of PyTorch's kernel draws four numbers and uses the first. Idle threads of the last
+            // block draw too.
             let threads = num_samples.div_ceil(BLOCK).saturating_mul(BLOCK);
             let drawn = own.new_empty([rows, threads], DType::F32).of(op)?;
             drawn.uniform_(0.0, 1.0).of(op)?;

@@ -44,7 +44,7 @@ pub fn isin(elements: &Tensor, test_elements: &Tensor) -> Result<Tensor> {
     const OP: &str = "isin";
     check_together(OP, elements, test_elements)?;
     let dtype = result_type(elements, test_elements);
-    // Bools have no order to search.
+    // The kernel does not compare bools.
     let dtype = if dtype == DType::Bool { DType::U8 } else { dtype };
     let of = |t: &Tensor| t.detach().in_dtype(dtype);
     let (elements, tests) = (of(elements).of(OP)?, of(test_elements).of(OP)?);

@@ -14,7 +14,7 @@ impl Tensor {
     #[track_caller]
     pub fn kthvalue(&self, k: usize, dim: isize) -> Result<(Self, Self)> {
         let (values, indices) = self.kthvalue_keepdim(k, dim).of("kthvalue")?;
-        without(&values, &indices, dim).of("kthvalue")
+        squeeze_both(&values, &indices, dim).of("kthvalue")
     }
 
     /// [`Tensor::kthvalue`] that keeps the dimension, with size 1.
@@ -46,7 +46,7 @@ impl Tensor {
     #[track_caller]
     pub fn median(&self, dim: isize) -> Result<(Self, Self)> {
         let (values, indices) = self.median_keepdim(dim).of("median")?;
-        without(&values, &indices, dim).of("median")
+        squeeze_both(&values, &indices, dim).of("median")
     }
 
     /// [`Tensor::median`] that keeps the dimension, with size 1.
@@ -66,7 +66,7 @@ impl Tensor {
             return self.kthvalue_keepdim(middle + 1, dim).of(OP);
         }
         let (values, indices) = self.sort(dim, false).of(OP)?;
-        // The first NaN, if there is one: they come last.
+        // NaNs are sorted last, so the number of other elements is the index of the first NaN.
         let numbers = self.detach().isnan().of(OP)?.logical_not().of(OP)?;
         let numbers = numbers.sum_keepdim(dim).of(OP)?;
         let full = numbers.eq(size as i64).of(OP)?;
@@ -89,6 +89,6 @@ impl Tensor {
     }
 }
 
-fn without(values: &Tensor, indices: &Tensor, dim: isize) -> Result<(Tensor, Tensor)> {
+fn squeeze_both(values: &Tensor, indices: &Tensor, dim: isize) -> Result<(Tensor, Tensor)> {
     Ok((values.squeeze(dim)?, indices.squeeze(dim)?))
 }

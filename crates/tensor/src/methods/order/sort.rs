@@ -5,7 +5,7 @@ use warpline_kernels::sort;
 
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::autograd::{Backward, Gradients, Inputs, record, saved, wanted};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
 use crate::called::Called;
 use crate::{DType, Error, Result, Tensor};
 
@@ -32,7 +32,7 @@ impl Tensor {
         let indices = exec.empty(self.size(), DType::I64).of(OP)?;
         let (to, places) = (values.as_view(), indices.as_view());
         sort::sort(exec.target(), self.as_view(), d, descending, to, places)?;
-        if values.dtype().is_float() && wanted(&[self]) {
+        if values.dtype().is_float() && should_record(&[self]) {
             let values = record(OP, values, &[self], Sort { dim, indices: indices.clone() })?;
             return Ok((values, indices));
         }
@@ -74,7 +74,7 @@ impl Tensor {
         if k == size {
             return Ok((values, indices));
         }
-        // Copies, so that the memory of the other elements is freed.
+        // Copies the selected elements, so that the memory of the other elements can be freed.
         let first = |t: &Tensor| {
             if t.dim() == 0 { t.reshape([1])?.narrow(0, 0, k) } else { t.narrow(dim, 0, k) }
         };
@@ -86,8 +86,8 @@ saved! {
     struct Sort { dim: isize, indices: Tensor }
 }
 
-impl Backward for Sort {
-    fn backward(&self, grad: &Tensor, inputs: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Sort {
+    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let whole = grad.new_zeros(inputs.sizes(0), ())?;
         Ok(smallvec![Some(whole.scatter_(self.dim, &self.indices, grad)?.clone())])
     }

@@ -5,7 +5,7 @@ use warpline_runtime::{Layout, Strides};
 
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::autograd::{Backward, Gradients, Inputs, record, saved, wanted};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
 use crate::called::Called;
 use crate::{Error, IntoDims, Result, Tensor, cat};
 
@@ -35,7 +35,8 @@ impl Tensor {
             }
             seen.push(d);
             if self.numel() > 0 && d < self.dim() {
-                // The stride of a single index may be anything and is never taken.
+                // Wraps, because the stride of a dimension of size 1 is arbitrary. The stride is then
+                // multiplied by 0.
                 offset =
                     offset.wrapping_add((self.size()[d] as isize - 1).wrapping_mul(strides[d]));
                 strides[d] = strides[d].wrapping_neg();
@@ -45,7 +46,7 @@ impl Tensor {
         let turned = self.with_layout(layout);
         let dense = Layout::contiguous(self.size())?;
         let out = turned.copied_to(&self.exec()?, dense, self.dtype()).of("flip")?;
-        if !out.dtype().is_float() || !wanted(&[self]) {
+        if !out.dtype().is_float() || !should_record(&[self]) {
             return Ok(out);
         }
         record("flip", out, &[self], Flip { dims })
@@ -101,7 +102,7 @@ impl Tensor {
             if size == 0 || self.dim() == 0 {
                 continue;
             }
-            // From here on they are in front.
+            // First index of the elements that move to the front.
             let start = (size - shift.rem_euclid(size)) % size;
             let behind = out.narrow(dim, 0, start as usize).of(OP)?;
             let front = out.narrow(dim, start, (size - start) as usize).of(OP)?;
@@ -115,8 +116,8 @@ saved! {
     struct Flip { dims: SmallVec<[isize; 6]> }
 }
 
-impl Backward for Flip {
-    fn backward(&self, grad: &Tensor, _: &Inputs<'_>) -> Result<Gradients> {
+impl OpBackward for Flip {
+    fn backward(&self, grad: &Tensor, _: &NodeInputs<'_>) -> Result<Gradients> {
         Ok(smallvec![Some(grad.flip(&self.dims[..])?)])
     }
 }

@@ -1,6 +1,6 @@
 //! Distinct values: `unique`, `unique_consecutive`.
 
-use crate::autograd::refuse;
+use crate::autograd::refuse_gradient;
 use crate::called::Called;
 use crate::{DType, Result, Tensor, arange, cat, ones};
 
@@ -29,9 +29,9 @@ impl Tensor {
         return_counts: bool,
     ) -> Result<(Self, Option<Self>, Option<Self>)> {
         const OP: &str = "unique";
-        refuse(OP, &[self])?;
+        refuse_gradient(OP, &[self])?;
         let (sorted, from) = self.reshape([self.numel() as isize]).of(OP)?.sort(0, false).of(OP)?;
-        let runs = Runs::of(&sorted).of(OP)?;
+        let runs = EqualRuns::of(&sorted).of(OP)?;
         let inverse = if return_inverse {
             let inverse = runs.inverse.scatter(0, &from, &runs.inverse).of(OP)?;
             Some(inverse.reshape(sizes(self)).of(OP)?)
@@ -54,8 +54,8 @@ impl Tensor {
         return_counts: bool,
     ) -> Result<(Self, Option<Self>, Option<Self>)> {
         const OP: &str = "unique_consecutive";
-        refuse(OP, &[self])?;
-        let runs = Runs::of(&self.reshape([self.numel() as isize]).of(OP)?).of(OP)?;
+        refuse_gradient(OP, &[self])?;
+        let runs = EqualRuns::of(&self.reshape([self.numel() as isize]).of(OP)?).of(OP)?;
         let inverse = return_inverse.then(|| runs.inverse.reshape(sizes(self)));
         let inverse = inverse.transpose().of(OP)?;
         let counts = return_counts.then(|| runs.counts()).transpose().of(OP)?;
@@ -64,16 +64,16 @@ impl Tensor {
 }
 
 /// The runs of equal neighbours in a vector.
-struct Runs {
+struct EqualRuns {
     values: Tensor,
-    /// The number of the run of each element.
+    /// Index of the run to which each element belongs.
     inverse: Tensor,
-    /// The index at which each run begins.
+    /// Index of the first element of each run.
     starts: Tensor,
     numel: usize,
 }
 
-impl Runs {
+impl EqualRuns {
     #[track_caller]
     fn of(flat: &Tensor) -> Result<Self> {
         let (numel, device) = (flat.numel(), flat.device());
@@ -84,7 +84,7 @@ impl Runs {
         let last = flat.narrow(0, 0, numel - 1)?;
         let differs = flat.narrow(0, 1, numel - 1)?.ne(&last)?;
         let begins = cat(&[ones([1], (DType::Bool, device))?, differs], 0)?;
-        let starts = begins.numbers_that_hold("unique")?;
+        let starts = begins.nonzero_positions("unique")?;
         let inverse = begins.cumsum(0)?.sub(1)?;
         Ok(Self { values: flat.index_select(0, &starts)?, inverse, starts, numel })
     }

@@ -81,7 +81,7 @@ impl Tensor {
     }
 }
 
-/// Returns the dimensions that stay, and those to sum over. Refuses a dimension that is named twice.
+/// Returns the remaining dimensions, and the dimensions to sum over. Fails if a dimension is named twice.
 #[track_caller]
 fn free_and_summed(tensor: &Tensor, dims: &[isize]) -> Result<(Vec<isize>, Vec<isize>)> {
     let mut summed = Vec::new();
@@ -97,8 +97,8 @@ fn free_and_summed(tensor: &Tensor, dims: &[isize]) -> Result<(Vec<isize>, Vec<i
     Ok((free, summed))
 }
 
-/// The products of two tensors with as many dimensions, which broadcast, summed over `summed`, which
-/// keep size 1.
+/// Multiplies two broadcasting tensors with the same number of dimensions, and sums over the dimensions
+/// `summed`, which stay with size 1.
 #[track_caller]
 pub(super) fn sum_of_products(a: &Tensor, b: &Tensor, summed: &[usize]) -> Result<Tensor> {
     let (mut a, mut b) = (a.clone(), b.clone());
@@ -114,7 +114,8 @@ pub(super) fn sum_of_products(a: &Tensor, b: &Tensor, summed: &[usize]) -> Resul
     if inner.is_empty() {
         return a.mul(&b);
     }
-    // The dimensions of both tensors (a batch), of the first alone, and of the second alone or of neither.
+    // Dimensions of both tensors are a batch, dimensions of `a` alone are rows, and all other dimensions are
+    // columns.
     let (mut batch, mut rows, mut columns) = (Vec::new(), Vec::new(), Vec::new());
     for d in (0..a.dim()).filter(|d| !inner.contains(d)) {
         match (a.size()[d] != 1, b.size()[d] != 1) {
@@ -142,7 +143,7 @@ pub(super) fn sum_of_products(a: &Tensor, b: &Tensor, summed: &[usize]) -> Resul
     };
     let ones = vec![1; inner.len()];
     let apart = [sizes(&a, &batch), sizes(&a, &rows), ones, sizes(&b, &columns)].concat();
-    // Each dimension back to its place.
+    // Moves each dimension back to its original position.
     let places = order([&batch, &rows, &inner, &columns]);
     let mut back = vec![0; places.len()];
     for (i, &d) in places.iter().enumerate() {

@@ -10,9 +10,9 @@ use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Error, Result, Tensor};
 
-/// A letter, or a position in an ellipsis, counted from its end.
+/// The label of a dimension: a letter, or a position in an ellipsis, counted from the end of the ellipsis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Label {
+enum DimLabel {
     Ellipsis(usize),
     Letter(char),
 }
@@ -41,8 +41,8 @@ pub fn einsum<T: Borrow<Tensor>>(equation: &str, operands: &[T]) -> Result<Tenso
     for pair in operands.windows(2) {
         check_together(op, pair[0], pair[1])?;
     }
-    let (order, kept, labels) = match plan(equation, &operands) {
-        Ok(plan) => plan,
+    let Equation { labels: order, kept, operands: labels } = match parse(equation, &operands) {
+        Ok(parsed) => parsed,
         Err(reason) => return Err(Error::invalid(op, format!("\"{equation}\": {reason}"))),
     };
     let mut aligned = Vec::new();
@@ -71,10 +71,17 @@ pub fn einsum<T: Borrow<Tensor>>(equation: &str, operands: &[T]) -> Result<Tenso
     out.reshape(&sizes).of(op)
 }
 
-/// All labels, those of the result first; the number of the latter; and the labels of each operand.
-type Plan = (Vec<Label>, usize, Vec<Vec<Label>>);
+/// The labels of an equation.
+struct Equation {
+    /// All labels, beginning with those of the result.
+    labels: Vec<DimLabel>,
+    /// Number of labels of the result.
+    kept: usize,
+    /// The labels of each operand.
+    operands: Vec<Vec<DimLabel>>,
+}
 
-fn plan(equation: &str, operands: &[&Tensor]) -> Result<Plan, String> {
+fn parse(equation: &str, operands: &[&Tensor]) -> Result<Equation, String> {
     let text: String = equation.chars().filter(|c| !c.is_whitespace()).collect();
     let (inputs, output) = match text.split_once("->") {
         Some((inputs, output)) => (inputs, Some(output)),
@@ -85,7 +92,7 @@ fn plan(equation: &str, operands: &[&Tensor]) -> Result<Plan, String> {
         return Err(format!("has {} operands, but {} were given", terms.len(), operands.len()));
     }
     let mut all = Vec::new();
-    let mut uses: BTreeMap<Label, usize> = BTreeMap::new();
+    let mut uses: BTreeMap<DimLabel, usize> = BTreeMap::new();
     let mut widest = 0;
     for (term, tensor) in terms.iter().zip(operands) {
         let letters = term.chars().filter(|c| *c != '.').count();
@@ -106,9 +113,9 @@ fn plan(equation: &str, operands: &[&Tensor]) -> Result<Plan, String> {
     let mut order = match output {
         Some(output) => labels(output, widest)?,
         None => {
-            let ellipsis = (0..widest).rev().map(Label::Ellipsis);
-            let single = |(label, count): (&Label, &usize)| match label {
-                Label::Letter(_) if *count == 1 => Some(*label),
+            let ellipsis = (0..widest).rev().map(DimLabel::Ellipsis);
+            let single = |(label, count): (&DimLabel, &usize)| match label {
+                DimLabel::Letter(_) if *count == 1 => Some(*label),
                 _ => None,
             };
             ellipsis.chain(uses.iter().filter_map(single)).collect()
@@ -120,41 +127,41 @@ fn plan(equation: &str, operands: &[&Tensor]) -> Result<Plan, String> {
         }
     }
     let kept = order.len();
-    let summed: Vec<Label> = uses.into_keys().filter(|label| !order.contains(label)).collect();
+    let summed: Vec<DimLabel> = uses.into_keys().filter(|label| !order.contains(label)).collect();
     order.extend(summed);
-    Ok((order, kept, all))
+    Ok(Equation { labels: order, kept, operands: all })
 }
 
-/// Returns the labels of a term, whose ellipsis stands for `spread` dimensions.
-fn labels(term: &str, spread: usize) -> Result<Vec<Label>, String> {
+/// Parses a term, whose ellipsis stands for `spread` dimensions.
+fn labels(term: &str, spread: usize) -> Result<Vec<DimLabel>, String> {
     let (before, after) = match term.split_once("...") {
         Some((before, after)) => (before, Some(after)),
         None => (term, None),
     };
     let mut labels = Vec::new();
     for letter in before.chars() {
-        labels.push(letter_of(letter)?);
+        labels.push(parse_letter(letter)?);
     }
     if let Some(after) = after {
-        labels.extend((0..spread).rev().map(Label::Ellipsis));
+        labels.extend((0..spread).rev().map(DimLabel::Ellipsis));
         for letter in after.chars() {
-            labels.push(letter_of(letter)?);
+            labels.push(parse_letter(letter)?);
         }
     }
     Ok(labels)
 }
 
-fn letter_of(letter: char) -> Result<Label, String> {
+fn parse_letter(letter: char) -> Result<DimLabel, String> {
     match letter {
-        'a'..='z' | 'A'..='Z' => Ok(Label::Letter(letter)),
+        'a'..='z' | 'A'..='Z' => Ok(DimLabel::Letter(letter)),
         other => Err(format!("'{other}' is no letter, and no ellipsis of three dots")),
     }
 }
 
-/// Returns an operand with one dimension per label, of size 1 for labels it lacks. A letter that appears twice
-/// takes a diagonal.
+/// Returns an operand with one dimension per label in `order`. Dimensions of labels that the operand lacks
+/// have size 1. For a letter that appears twice, takes the diagonal.
 #[track_caller]
-fn align(tensor: &Tensor, mut labels: Vec<Label>, order: &[Label]) -> Result<Tensor> {
+fn align(tensor: &Tensor, mut labels: Vec<DimLabel>, order: &[DimLabel]) -> Result<Tensor> {
     let mut tensor = tensor.clone();
     let mut i = 0;
     while i < labels.len() {
@@ -175,7 +182,7 @@ fn align(tensor: &Tensor, mut labels: Vec<Label>, order: &[Label]) -> Result<Ten
             }
         }
     }
-    let place = |label: &Label| labels.iter().position(|own| own == label);
+    let place = |label: &DimLabel| labels.iter().position(|own| own == label);
     let permuted: Vec<isize> = order.iter().filter_map(place).map(|d| d as isize).collect();
     let mut tensor = tensor.permute(permuted)?;
     for (d, label) in order.iter().enumerate() {
@@ -187,7 +194,7 @@ fn align(tensor: &Tensor, mut labels: Vec<Label>, order: &[Label]) -> Result<Ten
 }
 
 #[track_caller]
-fn check_sizes(equation: &str, order: &[Label], operands: &[Tensor]) -> Result<()> {
+fn check_sizes(equation: &str, order: &[DimLabel], operands: &[Tensor]) -> Result<()> {
     for (d, label) in order.iter().enumerate() {
         let mut size = 1;
         for operand in operands {

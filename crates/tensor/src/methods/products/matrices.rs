@@ -228,7 +228,7 @@ impl Tensor {
         scaled.add(&product)
     }
 
-    /// Refuses a dtype other than the product's, and floats as factors of integers.
+    /// Fails if this tensor's dtype is not the product's, or if a factor of integers is a float.
     #[track_caller]
     fn check_product(&self, product: &Tensor, beta: Scalar, alpha: Scalar) -> Result<()> {
         if self.dtype() != product.dtype() {

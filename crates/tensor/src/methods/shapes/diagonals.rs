@@ -49,7 +49,7 @@ impl Tensor {
         let Some(&length) = self.size().last() else {
             return Err(Error::shape(op, "cannot be applied to a 0-dim tensor"));
         };
-        // One row of the columns' elements per column. Elements beside the diagonal are masked.
+        // Expands the padded elements to all rows, and masks the elements that are not on the diagonal.
         let beside = offset.unsigned_abs();
         let size = length.saturating_add(beside);
         let columns = if beside == 0 {
@@ -61,8 +61,8 @@ impl Tensor {
             let parts = if offset > 0 { [&zeros, self] } else { [self, &zeros] };
             cat(&parts, -1).of(op)?
         };
-        let row = self.arange_beside(0, size).of(op)?.unsqueeze(1)?;
-        let column = self.arange_beside(-offset, size).of(op)?;
+        let row = self.arange_on_device(0, size).of(op)?.unsqueeze(1)?;
+        let column = self.arange_on_device(-offset, size).of(op)?;
         let matrices = columns.unsqueeze(-2)?.masked_fill(&column.ne(&row)?, 0).of(op)?;
         matrices.movedim([-2, -1], [dim1, dim2]).of(op)
     }

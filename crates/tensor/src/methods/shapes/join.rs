@@ -1,4 +1,4 @@
-//! Functions that join tensors along dimensions, which are added where a tensor lacks them.
+//! Functions that join tensors. They add dimensions that a tensor lacks.
 
 use std::borrow::Borrow;
 

@@ -34,21 +34,26 @@ impl Tensor {
                 ),
             ));
         };
-        // Inserts an expanded dimension before each dimension; the two merge to the repeated dimension.
+        // Inserts a dimension of size `times` before each dimension, and merges both into the repeated
+        // dimension.
         let mut apart: SmallVec<[isize; 12]> = SmallVec::new();
         let mut expanded: SmallVec<[isize; 12]> = SmallVec::new();
         let mut sizes: SmallVec<[isize; 6]> = SmallVec::new();
         for (d, &times) in repeats.iter().enumerate() {
             let own = d.checked_sub(new).map_or(1, |d| self.size()[d]);
-            let times = counted("repeat", times, self)?;
+            let times = checked_count("repeat", times, self)?;
             apart.extend([1, own as isize]);
             expanded.extend([times, own as isize]);
             sizes.push(times.saturating_mul(own as isize));
         }
         let expanded = self.reshape(&apart[..]).of("repeat")?.expand(&expanded[..]).of("repeat")?;
         let out = expanded.reshape(&sizes[..]).of("repeat")?;
-        // Repeating once gives a view so far, but a copy in PyTorch.
-        if repeats.iter().all(|&times| times == 1) { out.copy().of("repeat") } else { out_of(out) }
+        // Without repetition, `out` is a view. PyTorch returns a copy.
+        if repeats.iter().all(|&times| times == 1) {
+            out.copy().of("repeat")
+        } else {
+            copy_if_view(out)
+        }
     }
 
     /// [`Tensor::repeat`], where fewer numbers than dimensions are for the last dimensions (`torch.tile`).
@@ -87,19 +92,19 @@ impl Tensor {
             Some(dim) => (self.clone(), self.layout().dim(dim).of(op)?),
         };
         let mut sizes = signed(t.size());
-        let times = counted(op, repeats, &t)?;
+        let times = checked_count(op, repeats, &t)?;
         sizes.insert(d + 1, times);
         let expanded = t.unsqueeze(d as isize + 1)?.expand(&sizes).of(op)?;
         sizes.remove(d + 1);
         sizes[d] = sizes[d].saturating_mul(times);
         let out = expanded.reshape(&sizes).of(op)?;
-        if repeats == 1 { out.copy().of(op) } else { out_of(out) }
+        if repeats == 1 { out.copy().of(op) } else { copy_if_view(out) }
     }
 }
 
-/// Returns a number of repetitions as a size.
+/// Converts a number of repetitions to a size.
 #[track_caller]
-fn counted(op: &'static str, times: usize, of: &Tensor) -> Result<isize> {
+fn checked_count(op: &'static str, times: usize, of: &Tensor) -> Result<isize> {
     let location = Location::caller();
     isize::try_from(times).map_err(|_| {
         let sizes = [times].iter().chain(of.size()).copied().collect();
@@ -107,8 +112,9 @@ fn counted(op: &'static str, times: usize, of: &Tensor) -> Result<isize> {
     })
 }
 
-/// Copies a result that expanding left as a view, for instance of a dimension of size 1. PyTorch copies it.
+/// Copies a result that is still an expanded view, such as a repeated dimension of size 1. PyTorch returns a
+/// copy.
 #[track_caller]
-fn out_of(out: Tensor) -> Result<Tensor> {
+fn copy_if_view(out: Tensor) -> Result<Tensor> {
     out.contiguous()
 }

@@ -23,7 +23,7 @@ impl Tensor {
             return Err(Error::invalid("split", "the size must be greater than zero"));
         }
         let lengths = (0..total.div_ceil(size)).map(|i| size.min(total - i * size));
-        self.shares("split", dim, lengths)
+        self.split_lengths("split", dim, lengths)
     }
 
     /// Splits the tensor into at most `chunks` views of equal size along a dimension (`torch.chunk`). The last
@@ -66,7 +66,7 @@ impl Tensor {
             let reason = format!("the sizes {sizes:?} must add up to the dimension's, {own}");
             return Err(Error::invalid("split_with_sizes", reason));
         }
-        self.shares("split_with_sizes", dim, sizes.iter().copied())
+        self.split_lengths("split_with_sizes", dim, sizes.iter().copied())
     }
 
     /// Splits the tensor into `sections` views along a dimension (`torch.tensor_split` with a number). If the
@@ -90,7 +90,11 @@ impl Tensor {
             return Err(Error::invalid("tensor_split", reason));
         }
         let (size, longer) = (own / sections, own % sections);
-        self.shares("tensor_split", dim, (0..sections).map(|i| size + usize::from(i < longer)))
+        self.split_lengths(
+            "tensor_split",
+            dim,
+            (0..sections).map(|i| size + usize::from(i < longer)),
+        )
     }
 
     /// Splits the tensor into views along a dimension at the given indices (`torch.tensor_split` with a list).
@@ -114,9 +118,9 @@ impl Tensor {
                 *start = end;
                 Some(length)
             });
-            return self.shares("tensor_split_at", dim, lengths);
+            return self.split_lengths("tensor_split_at", dim, lengths);
         }
-        // Views that have some elements several times, or not at all.
+        // These views may overlap or leave elements out, so they are recorded separately.
         let mut parts = Vec::new();
         let mut start = 0;
         for end in ends {
@@ -139,12 +143,12 @@ impl Tensor {
         for i in 0..own {
             layouts.push(self.layout().select(dim, i as isize).of("unbind")?);
         }
-        self.viewed_shares("unbind", layouts, move |grads| stack(grads, dim))
+        self.viewed_partition("unbind", layouts, move |grads| stack(grads, dim))
     }
 
     /// Returns consecutive views of the given lengths along a dimension.
     #[track_caller]
-    fn shares(
+    fn split_lengths(
         &self,
         op: &'static str,
         dim: isize,
@@ -156,7 +160,7 @@ impl Tensor {
             layouts.push(self.layout().narrow(dim, start as isize, length).of(op)?);
             start += length;
         }
-        self.viewed_shares(op, layouts, move |grads| cat(grads, dim))
+        self.viewed_partition(op, layouts, move |grads| cat(grads, dim))
     }
 
     #[track_caller]

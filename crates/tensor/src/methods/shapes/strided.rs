@@ -40,7 +40,7 @@ impl Tensor {
         strides.push(layout.strides()[d1].saturating_add(layout.strides()[d2]));
         let mut start = layout.offset();
         if length > 0 && !sizes.contains(&0) {
-            // Both steps lie in the storage. One of the steps is 0.
+            // Cannot wrap: one of the steps is 0, and the other stays inside the storage.
             let down = (down as isize).wrapping_mul(layout.strides()[d1]);
             let right = (right as isize).wrapping_mul(layout.strides()[d2]);
             start = start.wrapping_add_signed(down).wrapping_add_signed(right);
@@ -93,7 +93,7 @@ impl Tensor {
             );
             return Err(Error::invalid("as_strided", reason));
         }
-        // The offset of an empty view stays inside the storage.
+        // Clamps the offset of an empty view to the storage.
         let offset = if sizes.contains(&0) { offset.min(available) } else { offset };
         let view = Layout::from_parts(sizes, strides, offset);
         self.viewed_strided("as_strided", view.clone(), self.layout().clone(), view)

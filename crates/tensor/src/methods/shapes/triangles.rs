@@ -24,7 +24,7 @@ impl Tensor {
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn tril(&self, diagonal: isize) -> Result<Self> {
-        self.masked_fill(&self.above("tril", diagonal)?, 0).of("tril")
+        self.masked_fill(&self.mask_above("tril", diagonal)?, 0).of("tril")
     }
 
     /// The upper triangles of matrices, with 0 below a diagonal (`torch.triu`). `diagonal` 0 is the main
@@ -34,7 +34,7 @@ impl Tensor {
     /// The same as [`Tensor::tril`].
     #[track_caller]
     pub fn triu(&self, diagonal: isize) -> Result<Self> {
-        self.masked_fill(&self.below("triu", diagonal)?, 0).of("triu")
+        self.masked_fill(&self.mask_below("triu", diagonal)?, 0).of("triu")
     }
 
     /// [`Tensor::tril`] in place.
@@ -44,7 +44,7 @@ impl Tensor {
     /// address.
     #[track_caller]
     pub fn tril_(&self, diagonal: isize) -> Result<&Self> {
-        self.masked_fill_(&self.above("tril_", diagonal)?, 0).of("tril_")
+        self.masked_fill_(&self.mask_above("tril_", diagonal)?, 0).of("tril_")
     }
 
     /// [`Tensor::triu`] in place.
@@ -53,35 +53,35 @@ impl Tensor {
     /// The same as [`Tensor::tril_`].
     #[track_caller]
     pub fn triu_(&self, diagonal: isize) -> Result<&Self> {
-        self.masked_fill_(&self.below("triu_", diagonal)?, 0).of("triu_")
+        self.masked_fill_(&self.mask_below("triu_", diagonal)?, 0).of("triu_")
     }
 
     /// Returns a mask of the elements above a diagonal of a matrix.
     #[track_caller]
-    pub(crate) fn above(&self, op: &'static str, diagonal: isize) -> Result<Self> {
-        let (rows, columns) = self.places(op, diagonal)?;
+    pub(crate) fn mask_above(&self, op: &'static str, diagonal: isize) -> Result<Self> {
+        let (rows, columns) = self.row_and_column_indices(op, diagonal)?;
         columns.gt(&rows).of(op)
     }
 
     #[track_caller]
-    fn below(&self, op: &'static str, diagonal: isize) -> Result<Self> {
-        let (rows, columns) = self.places(op, diagonal)?;
+    fn mask_below(&self, op: &'static str, diagonal: isize) -> Result<Self> {
+        let (rows, columns) = self.row_and_column_indices(op, diagonal)?;
         columns.lt(&rows).of(op)
     }
 
-    /// Returns the rows of a matrix as a column, and its columns minus `diagonal` as a row.
+    /// Returns the row indices of a matrix as a column, and the column indices minus `diagonal` as a row.
     #[track_caller]
-    fn places(&self, op: &'static str, diagonal: isize) -> Result<(Self, Self)> {
+    fn row_and_column_indices(&self, op: &'static str, diagonal: isize) -> Result<(Self, Self)> {
         let &[.., rows, columns] = self.size() else {
             return Err(Error::shape(
                 op,
                 format!("the tensor must have at least 2 dimensions, but has {}", self.dim()),
             ));
         };
-        // All diagonals outside the matrix are the same.
+        // Clamping avoids overflow, because all diagonals outside the matrix are equivalent.
         let most = rows.max(columns) as isize;
-        let rows = self.arange_beside(0, rows).of(op)?.unsqueeze(1)?;
-        let columns = self.arange_beside(-diagonal.clamp(-most, most), columns).of(op)?;
+        let rows = self.arange_on_device(0, rows).of(op)?.unsqueeze(1)?;
+        let columns = self.arange_on_device(-diagonal.clamp(-most, most), columns).of(op)?;
         Ok((rows, columns))
     }
 }
@@ -107,9 +107,10 @@ pub fn tril_indices(
     offset: isize,
     options: impl Into<TensorOptions>,
 ) -> Result<Tensor> {
-    let count = below(row, col, offset as i128);
+    let count = count_on_and_below(row, col, offset as i128);
     let first = offset.min(0).unsigned_abs().min(row);
-    indices(first..row, count, |i| 0..after(i, offset, col), options.into()).of("tril_indices")
+    indices(first..row, count, |i| 0..first_column_after(i, offset, col), options.into())
+        .of("tril_indices")
 }
 
 /// Makes the indices of the upper triangle of a matrix of `row` rows and `col` columns (`torch.triu_indices`).
@@ -125,14 +126,14 @@ pub fn triu_indices(
     offset: isize,
     options: impl Into<TensorOptions>,
 ) -> Result<Tensor> {
-    let count = (row as u128 * col as u128) - below(row, col, offset as i128 - 1);
+    let count = (row as u128 * col as u128) - count_on_and_below(row, col, offset as i128 - 1);
     let end = (col as i128 - offset as i128).clamp(0, row as i128) as usize;
-    let first = |i| if offset == isize::MIN { 0 } else { after(i, offset - 1, col) };
+    let first = |i| if offset == isize::MIN { 0 } else { first_column_after(i, offset - 1, col) };
     indices(0..end, count, |i| first(i)..col, options.into()).of("triu_indices")
 }
 
 /// Returns the number of elements on and below the diagonal `offset` of a matrix.
-fn below(rows: usize, columns: usize, offset: i128) -> u128 {
+fn count_on_and_below(rows: usize, columns: usize, offset: i128) -> u128 {
     let (rows, columns, width) = (rows as i128, columns as i128, offset + 1);
     // Row `i` has `i + width` elements, clamped to the range from 0 to `columns`.
     let first = (-width).clamp(0, rows);
@@ -142,16 +143,16 @@ fn below(rows: usize, columns: usize, offset: i128) -> u128 {
         + (rows - full) as u128 * columns as u128
 }
 
-/// Returns the first column right of the diagonal in a row.
-fn after(row: usize, offset: isize, columns: usize) -> usize {
+/// Returns the first column to the right of the diagonal `offset` in a row.
+fn first_column_after(row: usize, offset: isize, columns: usize) -> usize {
     offset
         .saturating_add(1)
         .saturating_add_unsigned(row)
         .clamp(0, isize::try_from(columns).unwrap_or(isize::MAX)) as usize
 }
 
-/// Makes the indices of `count` elements. Each row has at least one element, except the first row of a lower
-/// triangle.
+/// Creates the indices of `count` elements. Each of `rows` has at least one element, except perhaps the first
+/// row of a lower triangle.
 #[track_caller]
 fn indices(
     rows: Range<usize>,

@@ -1,6 +1,6 @@
-//! The logarithm of a sum of powers.
+//! The logarithm of a sum of exponentials.
 
-use crate::autograd::wanted;
+use crate::autograd::should_record;
 use crate::called::Called;
 use crate::{DType, IntoDims, Result, Tensor};
 
@@ -38,28 +38,28 @@ impl Tensor {
         let dtype = if self.dtype().is_float() { self.dtype() } else { DType::F32 };
         let x = self.to(dtype)?.widened()?;
         if x.numel() == 0 {
-            // There is no largest element, but there is a sum.
+            // Without elements, there is no maximum to subtract. The sum is 0.
             return x.exp()?.sum_kept(dims, keepdim)?.log()?.to(dtype);
         }
-        // An infinite element counts in the sum, but does not scale it.
+        // An infinite maximum is not subtracted, because the difference would be NaN.
         let most = x.detach().amax_keepdim(dims)?;
         let most = most.masked_fill(&most.isinf()?, 0)?;
         let sum = x.sub(&most)?.exp()?.sum_keepdim(dims)?;
-        let log = if wanted(&[&sum]) {
-            // If all elements are -inf, the gradient is 0, not NaN.
+        let log = if should_record(&[&sum]) {
+            // Where all elements are -inf, this makes the gradient 0 instead of NaN.
             let none = sum.eq(0)?;
             sum.masked_fill(&none, 1)?.log()?.masked_fill(&none, f64::NEG_INFINITY)?
         } else {
             sum.log()?
         };
         let out = log.add(&most)?;
-        let out = if keepdim { out } else { out.without(dims)? };
+        let out = if keepdim { out } else { out.drop_reduced_dims(dims)? };
         out.to(dtype)
     }
 
-    /// Removes dimensions that a reduction has kept.
+    /// Removes the dimensions that a reduction kept with size 1.
     #[track_caller]
-    pub(crate) fn without(&self, dims: &[isize]) -> Result<Self> {
+    pub(crate) fn drop_reduced_dims(&self, dims: &[isize]) -> Result<Self> {
         if dims.is_empty() {
             return self.reshape(());
         }

@@ -17,7 +17,7 @@ impl Tensor {
     /// The same as [`Tensor::sum`].
     #[track_caller]
     pub fn nansum(&self, dims: impl IntoDims) -> Result<Self> {
-        self.numbers().of("nansum")?.sum(dims).of("nansum")
+        self.nan_as_zero().of("nansum")?.sum(dims).of("nansum")
     }
 
     /// [`Tensor::nansum`] that keeps the dimensions, with size 1.
@@ -26,7 +26,7 @@ impl Tensor {
     /// The same as [`Tensor::sum`].
     #[track_caller]
     pub fn nansum_keepdim(&self, dims: impl IntoDims) -> Result<Self> {
-        self.numbers().of("nansum_keepdim")?.sum_keepdim(dims).of("nansum_keepdim")
+        self.nan_as_zero().of("nansum_keepdim")?.sum_keepdim(dims).of("nansum_keepdim")
     }
 
     /// [`Tensor::mean`] of the elements that are not NaN (`torch.nanmean`). Floats only.
@@ -55,7 +55,7 @@ impl Tensor {
             return Err(crate::ErrorKind::UnsupportedDType { dtype }.of(op).at(location));
         }
         let nan = self.isnan()?;
-        // A sum of half-width floats may exceed their dtype although the mean does not.
+        // Widened, because the sum of half-width floats may overflow even if the mean does not.
         let (numbers, counted) = (self.masked_fill(&nan, 0)?.widened()?, nan.logical_not()?);
         let count = counted.sum_kept(dims, keepdim)?;
         numbers.sum_kept(dims, keepdim)?.div(&count)?.to(self.dtype())
@@ -63,7 +63,7 @@ impl Tensor {
 
     /// Replaces NaN with 0.
     #[track_caller]
-    fn numbers(&self) -> Result<Self> {
+    fn nan_as_zero(&self) -> Result<Self> {
         if self.dtype().is_float() { self.masked_fill(&self.isnan()?, 0) } else { Ok(self.clone()) }
     }
 
@@ -119,7 +119,7 @@ impl Tensor {
         let mut out = self.clone();
         let all = self.size().get(d).copied().unwrap_or_default();
         if all > 0 && n >= all {
-            // No element is left after so many rounds. One round of an empty slice gives the same.
+            // The result is empty. One round on an empty slice gives the same shape and dtype.
             return out.narrow(dim, 0, 0).of("diff")?.diff(1, dim);
         }
         for _ in 0..n.min(all.max(1)) {

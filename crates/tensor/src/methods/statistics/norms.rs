@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use crate::autograd::wanted;
+use crate::autograd::should_record;
 use crate::called::Called;
 use crate::{DType, Error, ErrorKind, IntoDims, Result, Tensor, cat};
 
@@ -75,17 +75,17 @@ impl Tensor {
         } else if p == 1.0 {
             x.abs()?.sum_kept(dims, keepdim)?
         } else if p == 2.0 {
-            x.square()?.sum_kept(dims, keepdim)?.sqrt_or_flat()?
+            x.square()?.sum_kept(dims, keepdim)?.sqrt_zero_grad()?
         } else {
-            x.abs()?.pow_or_flat(p)?.sum_kept(dims, keepdim)?.pow_or_flat(p.recip())?
+            x.abs()?.pow_zero_grad(p)?.sum_kept(dims, keepdim)?.pow_zero_grad(p.recip())?
         };
         norm.to(self.dtype())
     }
 
     /// Raises non-negative elements to a power, with gradient 0 at zero.
     #[track_caller]
-    fn pow_or_flat(&self, exponent: f64) -> Result<Self> {
-        if !(0.0..1.0).contains(&exponent) || !wanted(&[self]) {
+    fn pow_zero_grad(&self, exponent: f64) -> Result<Self> {
+        if !(0.0..1.0).contains(&exponent) || !should_record(&[self]) {
             return self.pow(exponent);
         }
         let zero = self.eq(0)?;
@@ -134,7 +134,8 @@ impl Tensor {
         if !dtype.is_float() {
             return Err(ErrorKind::UnsupportedDType { dtype }.of(op));
         }
-        // As in PyTorch, many rows use a matrix product, which takes less memory and is slightly less exact.
+        // Uses a matrix product for many rows, as PyTorch does. It takes less memory and is slightly less
+        // exact.
         if p == 2.0 && (rows > 25 || others > 25) {
             return self.distances_by_product(other).of(op);
         }
@@ -142,7 +143,7 @@ impl Tensor {
         apart.norm_over(op, p, &[-1], false).of(op)
     }
 
-    /// The square roots of `|a|² + |b|² - 2ab`, as one product.
+    /// Returns the square roots of `|a|² + |b|² - 2ab`, computed as one matrix product.
     #[track_caller]
     fn distances_by_product(&self, other: &Tensor) -> Result<Self> {
         let (a, b) = (self.widened()?, other.widened()?);
@@ -152,6 +153,6 @@ impl Tensor {
         let right = cat(&[&b, &ones_b, &squares_b], -1)?;
         let squares = left.matmul(&right.transpose(-1, -2)?)?.clamp_min(0)?;
         let dtype: DType = self.dtype().promote(other.dtype());
-        squares.sqrt_or_flat()?.to(dtype)
+        squares.sqrt_zero_grad()?.to(dtype)
     }
 }

@@ -89,7 +89,7 @@ impl Tensor {
         self.variance(&dims.into_dims(), correction, true, true).of("std_mean_keepdim")
     }
 
-    /// Returns the variance, or its square root if `root`, and the mean.
+    /// Returns the variance, or the standard deviation if `root`, and the mean.
     #[track_caller]
     fn variance(
         &self,
@@ -106,15 +106,16 @@ impl Tensor {
         let Moments { mut mean, squares, count, .. } = self.widened()?.moments(dims)?;
         let mut spread = squares.sum_keepdim(dims)?.div(count.saturating_sub(correction) as f64)?;
         if !keepdim {
-            (spread, mean) = (spread.without(dims)?, mean.without(dims)?);
+            (spread, mean) = (spread.drop_reduced_dims(dims)?, mean.drop_reduced_dims(dims)?);
         }
         if root {
-            spread = spread.sqrt_or_flat()?;
+            spread = spread.sqrt_zero_grad()?;
         }
         Ok((spread.to(self.dtype())?, mean.to(self.dtype())?))
     }
 
-    /// Returns the mean over dimensions, which stay, the distances from the mean, and their squares.
+    /// Returns the mean over dimensions, which stay with size 1, the differences from the mean, and their
+    /// squares.
     #[track_caller]
     pub(crate) fn moments(&self, dims: &[isize]) -> Result<Moments> {
         let mean = self.mean_keepdim(dims)?;
@@ -126,7 +127,7 @@ impl Tensor {
     }
 }
 
-/// The variance's intermediates.
+/// Intermediate results of the variance.
 pub(crate) struct Moments {
     pub(crate) mean: Tensor,
     pub(crate) centred: Tensor,
