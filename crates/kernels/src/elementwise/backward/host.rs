@@ -16,8 +16,7 @@ use crate::elementwise::host::{Reader, SLICE, Writer};
 use crate::elementwise::run::NUMBER;
 
 /// Returns the flat and the strided CPU implementation for a dtype and a number of inputs and
-/// results. `None` if the dtype is not floating-point, or no formula has so many inputs and
-/// results.
+/// results. `None` if the dtype is not floating-point, or no formula has these numbers.
 pub(super) fn kernels(dtype: DType, inputs: usize, results: usize) -> Option<[HostKernel; 2]> {
     dispatch!(dtype, float T => of::<T>(inputs, results), _ => None)
 }
