@@ -13,8 +13,8 @@ use crate::fill;
 /// unroll the loop over chunks and gather elements across iterations.
 pub(super) const LANES: usize = 64;
 
-/// Rows that are processed together, so that partial results are read and written once per so many
-/// rows.
+/// Rows that are processed together, so that partial results are read and written once for all of
+/// them.
 const ROWS: usize = 8;
 
 /// Neighbouring results that are processed together at most. They fit the level 1 cache.

@@ -158,7 +158,7 @@ pub fn embedding_backward(
     run(target, OP, of, out, index, source)
 }
 
-/// Returns the number of rows per block, and the number of groups of so many rows.
+/// Returns the number of rows per block, and the number of such groups of rows.
 fn rows_of(rows: usize) -> (usize, usize) {
     let each = if rows >= 1024 * ROWS { ROWS } else { 1 };
     (each, rows.div_ceil(each))

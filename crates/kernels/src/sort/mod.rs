@@ -49,8 +49,8 @@ static PASSES: Program = Program::new("sort_passes", &[""], &["tiles", "step", "
 
 // SAFETY: `sort` makes all `Sort`s, with sizes and strides of the views that are launched with. One
 // thread owns each element of the results. `KEYS` and `WRITE` access as many pairs as the rows of a
-// launch have, and `long_rows` declares so many. The index of a pair is one of its row, as `KEYS`
-// wrote it.
+// launch have, and `long_rows` declares this number. The index of a pair is one of its row, as
+// `KEYS` wrote it.
 static ROW: Kernel<Sort, 3> = unsafe { Kernel::new(&SORT, "row", hosts!(all T => cpu::rows::<T>)) };
 // SAFETY: `sort` makes all `Sort`s, and `long_rows` declares as many pairs as the rows of a launch
 // have. One thread writes each pair.
