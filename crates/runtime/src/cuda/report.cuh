@@ -1,6 +1,6 @@
-// Reports of failed checks. A kernel never traps. The first report of a launch is kept.
+// Reports of failed checks. A kernel never traps. A report in the mailbox is not replaced.
 
-// Returns whether an index is in range. If not, writes the report.
+// Returns whether an index is in range. If not, writes a report, unless the mailbox has one.
 __device__ __forceinline__ bool check_index(i64 index, const Report& report) {
     if ((u64)index < report.size) return true;
     volatile u64* mailbox = (volatile u64*)report.mailbox;
