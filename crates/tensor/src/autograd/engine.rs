@@ -14,9 +14,16 @@
 //!
 //! # Streams
 //!
+//! A node runs with the stream of its op as the current stream. An accumulator, which has no op, has the
+//! stream that was current when the leaf was first used in the graph. A node of an op whose result is on
+//! the CPU has no stream, and runs under the streams of the calling thread. Gradients of one result are
+//! summed on the stream of the node that receives them.
+//!
 //! Under `SyncPolicy::Auto`, the launch path orders the streams. Under `Manual`, a node's stream waits
-//! for the stream that computed its gradient. At the end of the pass, the caller's streams wait for the
-//! streams of the leaves.
+//! for the stream of each node that passes it a gradient, and for the thread's current stream if the
+//! program passes the gradient. Under both policies, the pass ends with the thread's current stream of
+//! each device waiting for the device's streams on which gradients arrived. As in PyTorch, this covers
+//! devices without a root.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BinaryHeap, HashMap, HashSet};
@@ -105,7 +112,7 @@ struct BackwardPass {
     /// The nodes that lead to the requested inputs. `None`: run all nodes.
     needed: Option<HashSet<NodeAddress, BuildAddressHasher>>,
     captured: Vec<Option<Tensor>>,
-    /// Streams on which accumulators ran or requested gradients were computed.
+    /// Streams of the accumulators that ran and of the nodes whose gradients were requested.
     leaf_streams: Vec<Stream>,
 }
 
@@ -174,10 +181,9 @@ pub(super) fn run(
         }
         pass.needed = Some(pass.nodes_leading_to(&seeds, inputs));
     }
-    let caller: SmallVec<[Option<Stream>; 1]> =
-        roots.iter().map(|(_, grad)| grad.stream()).collect();
     mode::set_grad_enabled(options.create_graph, || {
-        for ((edge, grad), stream) in roots.into_iter().zip(&caller) {
+        for (edge, grad) in roots {
+            let stream = grad.current_stream();
             pass.add_gradient(&edge, grad, stream.as_ref())
                 .map_err(|error| pass.attribute(error))?;
         }
@@ -193,7 +199,7 @@ pub(super) fn run(
         }
         Ok::<_, Error>(())
     })?;
-    pass.join(&caller).map_err(|error| pass.attribute(error))?;
+    pass.join().map_err(|error| pass.attribute(error))?;
     Ok(pass.captured)
 }
 
@@ -353,19 +359,17 @@ impl BackwardPass {
         Ok(())
     }
 
-    /// Makes the caller's streams wait for the streams in `leaf_streams`.
-    fn join(&mut self, caller: &[Option<Stream>]) -> Result<()> {
-        let mut done: Vec<(u64, usize)> = Vec::new();
+    /// Makes the thread's current stream of each device wait for the device's streams in `leaf_streams`.
+    fn join(&self) -> Result<()> {
+        let mut joined: SmallVec<[u64; 4]> = SmallVec::new();
         for leaf in &self.leaf_streams {
-            let Some(root) = caller.iter().flatten().next() else { return Ok(()) };
-            if done.contains(&(leaf.id(), leaf.device_index())) {
+            if joined.contains(&leaf.id()) {
                 continue;
             }
-            done.push((leaf.id(), leaf.device_index()));
-            let own = caller.iter().flatten().find(|s| s.device_index() == leaf.device_index());
-            let own = own.unwrap_or(root);
-            if own.id() != leaf.id() {
-                own.wait_stream(leaf)?;
+            joined.push(leaf.id());
+            let caller = self.runtime.devices()?.current_stream(leaf.device_index())?;
+            if caller.id() != leaf.id() {
+                caller.wait_stream(leaf)?;
             }
         }
         Ok(())
@@ -383,15 +387,18 @@ fn with_node_stream<R>(
     f()
 }
 
-/// Makes the stream `to` wait for the work that computed a gradient on `from`. Does nothing if the runtime
-/// orders streams itself.
+/// Makes the stream `to` wait for the work that computed a gradient on `from`. Without `from`, the gradient was
+/// computed on the thread's current stream. Does nothing if the runtime orders streams itself.
 fn order_streams(grad: &Tensor, from: Option<&Stream>, to: Option<&Stream>) -> Result<()> {
-    let (Some(from), Some(to)) = (from, to) else { return Ok(()) };
-    let manual = grad.storage().runtime().sync_policy() == SyncPolicy::Manual;
-    if !manual || from.id() == to.id() {
+    let Some(to) = to.filter(|_| grad.storage().runtime().sync_policy() == SyncPolicy::Manual)
+    else {
+        return Ok(());
+    };
+    let Some(from) = from.cloned().or_else(|| grad.current_stream()) else { return Ok(()) };
+    if from.id() == to.id() {
         return Ok(());
     }
-    to.wait_stream(from)?;
+    to.wait_stream(&from)?;
     grad.record_stream(to)
 }
 

@@ -269,7 +269,7 @@ impl GradNode {
             sequence_nr: super::node::ACCUMULATOR,
             name: "AccumulateGrad",
             location: std::panic::Location::caller(),
-            stream: leaf.stream(),
+            stream: leaf.current_stream(),
             inputs: SmallVec::new(),
             outputs: 1,
             kind: NodeKind::Accumulator(leaf.clone()),

@@ -76,7 +76,9 @@ pub(crate) struct GradNode {
     pub(super) sequence_nr: u64,
     pub(super) name: &'static str,
     pub(super) location: &'static Location<'static>,
-    /// The stream on which the forward op ran.
+    /// The current stream while the node runs: the stream of the forward op, or for an accumulator the
+    /// stream that was current when the leaf was first used in the graph. `None` if the op's result is on
+    /// the CPU.
     pub(super) stream: Option<Stream>,
     pub(super) inputs: SmallVec<[NodeInput; 2]>,
     /// Number of results of the op.

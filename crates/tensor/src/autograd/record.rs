@@ -48,8 +48,8 @@ pub(crate) fn refuse_gradient(op: &'static str, inputs: &[&Tensor]) -> Result<()
 }
 
 impl Tensor {
-    /// Returns the stream of ops on this tensor; `None` on the CPU.
-    pub(super) fn stream(&self) -> Option<Stream> {
+    /// Returns this thread's current stream on the tensor's device. `None` on the CPU.
+    pub(super) fn current_stream(&self) -> Option<Stream> {
         match self.exec() {
             Ok(Exec::Cuda(_, _, stream)) => Some(stream),
             _ => None,
@@ -66,7 +66,7 @@ fn node<G: IncomingGrad + ?Sized + 'static>(
     saved: impl OpBackward<G>,
 ) -> Result<Arc<GradNode>> {
     let grad_fn = backward::grad_fn(name, outputs, saved)?;
-    let stream = outputs.first().and_then(|tensor| tensor.stream());
+    let stream = outputs.first().and_then(|tensor| tensor.current_stream());
     let node_inputs =
         inputs.iter().map(|t| NodeInput { edge: t.edge(), spec: TensorSpec::of(t) }).collect();
     Ok(Arc::new(GradNode::new(

@@ -116,8 +116,8 @@ impl Tensor {
     /// and that require a gradient (`Tensor.backward`). The gradients are added to [`Tensor::grad`] of the
     /// leaves. The saved tensors of the graph are freed.
     ///
-    /// The gradient of each op is computed on the stream of the op. The pass is enqueued like any op: it does
-    /// not wait, and later work runs after it.
+    /// The gradient of each op is computed on the stream of the op. The pass is enqueued like any op: the host
+    /// does not wait, and later work on the thread's current streams, of all devices, runs after it.
     ///
     /// # Errors
     /// [`ErrorKind::Gradient`] if the tensor has several elements or requires no gradient, if a former pass has

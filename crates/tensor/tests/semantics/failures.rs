@@ -54,7 +54,7 @@ fn arguments(world: &World) -> Result<()> {
             zeros([2], "cudaa"),
             ErrorKind::InvalidDeviceString { .. },
             "'cudaa'",
-            "cpu, cuda"
+            "begins with cpu or cuda"
         );
         refused!(kept.to("cuda:-1"), ErrorKind::InvalidDeviceString { .. }, "'cuda:-1'");
         let absent = format!("cuda:{}", last + 1);

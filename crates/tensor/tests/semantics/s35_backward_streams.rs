@@ -9,6 +9,8 @@ crate::rows! {
     schedules(1) s35_backward_ops_run_on_their_streams gpu_s35_backward_ops_run_on_their_streams => streams;
     manual(1) s35_the_notes_examples_race_only_where_it_says_unsafe gpu_s35_the_notes_examples_race_only_where_it_says_unsafe => examples;
     manual(1) s35_gradients_from_several_streams_are_summed_in_order gpu_s35_gradients_from_several_streams_are_summed_in_order => meet;
+    manual(1) s35_a_loss_on_the_cpu_orders_the_streams_of_its_leaves gpu_s35_a_loss_on_the_cpu_orders_the_streams_of_its_leaves => loss_on_the_cpu;
+    manual(2) s35_devices_without_a_root_are_ordered_too gpu2_s35_devices_without_a_root_are_ordered_too => leaf_on_another_device;
     schedules(2) s35_gradients_cross_devices gpu2_s35_gradients_cross_devices => devices;
 }
 
@@ -130,6 +132,35 @@ fn meet(world: &World) -> Result<()> {
         assert!(races.is_empty(), "{races:#?}");
     }
     Ok(())
+}
+
+/// Uses a gradient on the current stream after a pass whose leaf is on another stream, and whose loss is
+/// on `loss`.
+fn use_after_pass(leaf: usize, loss: &str) -> Result<()> {
+    let s = Stream::new(leaf)?;
+    let (x, loss) = cuda::with_stream(&s, || {
+        let x = ones([64], leaf)?.requires_grad_(true)?;
+        let loss = x.square()?.to(loss)?.sum(())?;
+        Ok::<_, warpline::Error>((x, loss))
+    })?;
+    loss.backward()?;
+    let grad = x.grad().unwrap();
+    let own = cuda::current_stream(leaf)?;
+    assert_ne!(own, s);
+    grad.record_stream(&own)?;
+    assert_eq!(grad.mul(2.0)?.to_vec::<f32>()?, [4.0; 64]);
+    cuda::synchronize(leaf)?;
+    let races = cuda::take_races();
+    assert!(races.is_empty(), "{races:#?}");
+    Ok(())
+}
+
+fn loss_on_the_cpu(_: &World) -> Result<()> {
+    use_after_pass(0, "cpu")
+}
+
+fn leaf_on_another_device(_: &World) -> Result<()> {
+    use_after_pass(1, "cuda:0")
 }
 
 fn devices(world: &World) -> Result<()> {

@@ -103,7 +103,7 @@ pub(super) enum Request {
         why: Departure,
     },
     /// Reports that a thread waits for the rank's operations.
-    RequestProgress {
+    Progress {
         member: Member,
     },
 }
@@ -299,7 +299,7 @@ impl RequestSink for Hub {
             | Request::Split { member, .. }
             | Request::Leave { member, .. }
             | Request::Abandon { member, .. }
-            | Request::RequestProgress { member }
+            | Request::Progress { member }
                 if !known(*member) =>
             {
                 return;
@@ -323,7 +323,7 @@ impl RequestSink for Hub {
                 Self::abandon(&mut comms, (member, split), why);
             }
             Request::Leave { member, why } => comms[member.comm].leave(member.rank, why),
-            Request::RequestProgress { member } => comms[member.comm].request_progress(member.rank),
+            Request::Progress { member } => comms[member.comm].request_progress(member.rank),
         }
     }
 }

@@ -208,7 +208,7 @@ impl Participant {
             if std::mem::replace(&mut state.progress_announced, true) { None } else { state.member }
         };
         if let Some((member, _)) = member {
-            self.hub.submit(Request::RequestProgress { member });
+            self.hub.submit(Request::Progress { member });
         }
     }
 

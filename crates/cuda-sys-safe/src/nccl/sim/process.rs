@@ -187,7 +187,7 @@ fn request(reader: &mut Reader<'_>, endpoint: ReadEndpoint<'_>) -> Option<Reques
             Request::Split { member, color, key, endpoint: endpoint(reader)? }
         }
         3 => Request::Leave { member: reader.member()?, why: reader.departure()? },
-        4 => Request::RequestProgress { member: reader.member()? },
+        4 => Request::Progress { member: reader.member()? },
         5 => {
             let (member, split) = (reader.member()?, reader.number()?);
             Request::Abandon { member, split, why: reader.departure()? }
@@ -255,7 +255,7 @@ impl RequestSink for Connection {
             Request::Leave { member, why } => {
                 writer.number(3).member(*member).departure(*why);
             }
-            Request::RequestProgress { member } => {
+            Request::Progress { member } => {
                 writer.number(4).member(*member);
             }
             Request::Abandon { member, split, why } => {
