@@ -4,7 +4,6 @@
 //! dtype rules, and tests that run on both. Ops take [`View`](warpline_runtime::View)s and a
 //! [`Target`](warpline_runtime::Target). The tensor crate allocates the results and chooses the
 //! target.
-//! picks the target.
 
 #[cfg(test)]
 mod any_view_tests;
