@@ -163,8 +163,8 @@ impl Taps {
 }
 
 /// Checks that `view` is a batch of images: `[batch, channels, …]` with one to three spatial
-/// dimensions of the last of `sizes`. Returns batch, channels, and the five strides; missing
-/// dimensions have stride 0.
+/// dimensions, whose sizes are the last of `sizes`. The other `sizes` are 1. Returns batch,
+/// channels, and the five strides; missing dimensions have stride 0.
 #[track_caller]
 pub(crate) fn images(
     op: &'static str,

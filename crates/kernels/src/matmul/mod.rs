@@ -180,7 +180,7 @@ pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Re
 }
 
 /// Returns whether cuBLAS is available. An environment variable that names an unusable library is
-/// an error; otherwise nobody would notice the fallback to this crate's kernels.
+/// an error; otherwise the fallback to this crate's kernels would go unnoticed.
 #[track_caller]
 fn has_cublas(device: &CudaDevice) -> Result<bool> {
     // Every other driver runs the CPU implementation instead of the library call.

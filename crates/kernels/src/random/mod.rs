@@ -290,8 +290,8 @@ fn on_cpu(
 ) -> Result<()> {
     let order = order(site.op, out.layout)?;
     let runtime = target.runtime();
-    // Every fill locks the generator before the storage, so two fills of one tensor cannot
-    // deadlock.
+    // Every fill locks the generator before the storage, so two fills of one tensor wait here and
+    // cannot deadlock.
     let mut generator = runtime.cpu_generator();
     launch::with_operands(site, &[out.write()], &[], |launch| {
         let (numel, contiguous) = (out.numel(), out.layout.is_contiguous());

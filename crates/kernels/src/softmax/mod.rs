@@ -3,8 +3,7 @@
 //! A row is read once if its values fit the registers of a warp (up to 1,024 values, 512 of `f64`)
 //! or of a block (up to 16,384 values, 8,192 of `f64`). A longer row is read twice, the second time
 //! from the end. Columns that lie side by side are read twice, and a block shares them. The
-//! gradient has few schedules, because the time of a training step with many small launches depends
-//! on the number of launches.
+//! gradient takes one launch, because the time for many small launches grows with their number.
 
 mod backward;
 mod cpu;
